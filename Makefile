@@ -1,0 +1,36 @@
+# `make demo` and `make test` are all that a newcomer types: each makes .venv when there is none.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint format types check gpu-test clean
+
+demo: $(VENV)/installed
+	$(BIN)/neula demo --out demo-output
+
+test: $(VENV)/installed
+	$(BIN)/python -m pytest -m "not gpu"
+
+gpu-test:  ## on a machine with an NVIDIA GPU, in an environment of your own
+	$(PYTHON) -m pytest -m gpu
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/installed
+	$(BIN)/mypy
+
+format: $(VENV)/installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+check: lint types test
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) demo-output
