@@ -1,0 +1,103 @@
+"""Cholesky QR panels: ``A^T A = R^T R``, ``Q = A R^-1``.
+
+Two products and one small factorization: the least communication a QR can have. Orthogonality is lost with
+the square of the condition number times the precision of the Gram matrix, hence double precision for it, or
+a second pass, or a shift (Fukaya, Kannan, Nakatsukasa, Yamamoto, Yanagisawa, "Shifted Cholesky QR for
+computing the QR factorization of ill-conditioned matrices", SIAM J. Sci. Comput. 42, 2020).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from neula.engines import Engine
+
+
+def cholesky_qr(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
+    """One pass with the Gram matrix in float64; never waits for the device.
+
+    Orthogonal to the storage precision times ``cond(A)`` up to a condition of about 1e7. Where the Gram
+    matrix is not positive definite, Q and R are NaN: the caller's certificate notices.
+
+    Parameters
+    ----------
+    a : Tensor, shape (m, n), m >= n
+    engine : Engine
+    """
+    factor, info = _cholesky(_gram64(a))
+    r = torch.where(info > 0, math.nan, factor)
+    return _apply_inverse(a, r, engine), r.to(a.dtype)
+
+
+def cholesky_qr2(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two passes with the Gram matrix as the engine likes it; a third, shifted one first where it must be.
+
+    Orthogonal to the storage precision up to a condition of about ``u**-0.5``, and with the shift up to
+    about ``1/u`` (paper above, algorithms 2.1 and 4.2).
+
+    Parameters
+    ----------
+    a : Tensor, shape (m, n), m >= n
+    engine : Engine
+    """
+    first, info = _cholesky(engine.gram(a))
+    if not bool(info == 0) or _is_graded(first, a.dtype):
+        return _shifted_first(a, engine)
+    return _second_pass(_apply_inverse(a, first, engine), first, engine)
+
+
+def shifted_cholesky_r(w: torch.Tensor, gram: torch.Tensor) -> torch.Tensor:
+    """R of a shifted Gram matrix, which always has one unless ``w`` holds NaN.
+
+    The shift is ``11 (m n + n (n + 1)) u ||w||^2`` as in the paper, at most a thousandth of ``||w||^2``
+    (single precision and large m would otherwise shift everything away).
+    """
+    m, n = w.shape
+    u = torch.finfo(w.dtype).eps / 2
+    norm2 = gram.diagonal().sum()
+    shift = norm2 * min(11 * (m * n + n * (n + 1)) * u, 1e-3)
+    factor, info = _cholesky(gram + shift * torch.eye(n, dtype=gram.dtype, device=gram.device))
+    return torch.where(info > 0, math.nan, factor)
+
+
+def _shifted_first(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
+    r = shifted_cholesky_r(a, _gram64(a))
+    q = _apply_inverse(a, r, engine)
+    for _ in range(2):
+        q, step = cholesky_qr(q, engine)
+        r = step.double() @ r
+    return q, r.to(a.dtype)
+
+
+def _second_pass(
+    q: torch.Tensor, first: torch.Tensor, engine: Engine
+) -> tuple[torch.Tensor, torch.Tensor]:
+    second, info = _cholesky(engine.gram(q))
+    second = torch.where(info > 0, math.nan, second)
+    return _apply_inverse(q, second, engine), (second @ first).to(q.dtype)
+
+
+def _is_graded(r: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether the diagonal of R says that the Gram matrix had lost its small eigenvalues to rounding."""
+    diagonal = r.diagonal()
+    return bool(diagonal.min() < 10 * torch.finfo(dtype).eps ** 0.5 * diagonal.max())
+
+
+def _gram64(a: torch.Tensor) -> torch.Tensor:
+    wide = a.double()
+    return wide.T @ wide
+
+
+def _cholesky(gram: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Upper Cholesky factor and LAPACK's info."""
+    factor, info = torch.linalg.cholesky_ex(gram, upper=True)
+    return factor, info
+
+
+def _apply_inverse(a: torch.Tensor, r: torch.Tensor, engine: Engine) -> torch.Tensor:
+    """``A R^-1`` as a product with the explicit inverse: R is small, and products are what is fast."""
+    identity = torch.eye(r.shape[0], dtype=r.dtype, device=r.device)
+    inverse = torch.linalg.solve_triangular(r, identity, upper=True)
+    return engine.gemm(engine.operand(a), engine.operand(inverse.to(a.dtype)))

@@ -1,0 +1,39 @@
+"""Direct least-squares solvers, as comparators and first approximations."""
+
+from __future__ import annotations
+
+import torch
+
+from neula.algorithms.condition import solve_normal, solve_r
+
+
+def qr_solve(q: torch.Tensor, r: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``x = R^-1 (Q^T b)``: the direct solver of the papers (formula 3), in the precision of the factors.
+
+    Parameters
+    ----------
+    q : Tensor, shape (m, n)
+    r : Tensor, shape (n, n)
+    b : Tensor, shape (m, k)
+    """
+    return solve_r(r, q.T @ b)
+
+
+def normal_equations(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``x = (A^T A)^-1 A^T b`` by Cholesky, in the precision of A: half the operations of QR, twice the
+    sensitivity.
+
+    Parameters
+    ----------
+    a : Tensor, shape (m, n)
+    b : Tensor, shape (m, k)
+
+    Returns
+    -------
+    x : Tensor, shape (n, k)
+    r : Tensor, shape (n, n)
+        The Cholesky factor; both are NaN where ``A^T A`` is not numerically positive definite.
+    """
+    r, info = torch.linalg.cholesky_ex(a.T @ a, upper=True)
+    r = torch.where(info > 0, torch.nan, r)
+    return solve_normal(r, a.T @ b), r

@@ -1,0 +1,51 @@
+"""LSQR with R as right preconditioner: the alternative to CGLS.
+
+Paige and Saunders, "LSQR: An Algorithm for Sparse Linear Equations and Sparse Least Squares", ACM TOMS 8,
+1982. Mathematically the same iterates, from a bidiagonalization whose short recurrences keep more digits.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from neula.algorithms.cgls import InnerSolution
+from neula.algorithms.condition import solve_r, solve_rt
+from neula.algorithms.operators import LeastSquaresOperator
+
+
+def lsqr(
+    operator: LeastSquaresOperator,
+    r: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    reduction: float,
+    max_iterations: int,
+) -> InnerSolution:
+    """Minimize ``||A x - b||`` from x = 0; parameters and result as those of :func:`cgls`."""
+    beta, u = _normalize(b)
+    alpha, v = _normalize(solve_rt(r, operator.rmatmul(u)))
+    w, y = v, torch.zeros_like(v)
+    phi, rho_bar = beta, alpha
+    first = alpha * beta
+    for iteration in range(1, max_iterations + 1):
+        beta, u = _normalize(operator.matmul(solve_r(r, v)) - alpha * u)
+        alpha, v = _normalize(solve_rt(r, operator.rmatmul(u)) - beta * v)
+        rho = torch.hypot(rho_bar, beta)
+        cosine, sine = _divide(rho_bar, rho), _divide(beta, rho)
+        theta, rho_bar = sine * alpha, -cosine * alpha
+        y = y + _divide(cosine * phi, rho) * w
+        phi = sine * phi
+        w = v - _divide(theta, rho) * w
+        gradient = phi * alpha * cosine.abs()
+        if bool((gradient <= reduction * first).all()):
+            return InnerSolution(solve_r(r, y), iteration, True)
+    return InnerSolution(solve_r(r, y), max_iterations, False)
+
+
+def _normalize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    norm = torch.linalg.vector_norm(x, dim=0)
+    return norm, _divide(x, norm)
+
+
+def _divide(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.where(b > 0, a / b, 0.0)

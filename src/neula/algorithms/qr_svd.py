@@ -1,0 +1,48 @@
+"""Low-rank approximation by QR and the SVD of R (HPDC 2020, section 3.4)."""
+
+from __future__ import annotations
+
+import torch
+
+
+def truncate(s: torch.Tensor, rank: int | None, tol: float | None) -> int:
+    """Number of singular values to keep.
+
+    Parameters
+    ----------
+    s : Tensor, shape (n,)
+        Singular values, descending.
+    rank : int or None
+        Keep this many.
+    tol : float or None
+        Keep the fewest for which the rest is at most ``tol`` times the whole, in the Frobenius norm.
+    """
+    if rank is not None:
+        return min(rank, s.numel())
+    if tol is None:
+        return s.numel()
+    tails = s.square().flip(0).cumsum(0).flip(0).sqrt()
+    return int((tails > tol * tails[0]).sum())
+
+
+def qr_svd(
+    q: torch.Tensor, r: torch.Tensor, *, rank: int | None = None, tol: float | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``A = Q R``, ``R = U S V^T``, hence ``A = (Q U) S V^T``, truncated.
+
+    Parameters
+    ----------
+    q : Tensor, shape (m, n)
+    r : Tensor, shape (n, n)
+    rank, tol : optional
+        See :func:`truncate`.
+
+    Returns
+    -------
+    U : Tensor, shape (m, k)
+    s : Tensor, shape (k,)
+    Vh : Tensor, shape (k, n)
+    """
+    u, s, vh = torch.linalg.svd(r, full_matrices=False)
+    k = truncate(s, rank, tol)
+    return q @ u[:, :k], s[:k], vh[:k]

@@ -1,0 +1,123 @@
+"""What multiplies: the engines, their formats, and which one to take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from neula.engines.cpu import BF16_GAIN, CpuEngine, measured_rates
+from neula.engines.cuda import CudaEngine
+from neula.engines.emulated import EmulatedEngine
+from neula.engines.engine import Engine
+from neula.engines.formats import BF16, FORMATS, FP16, FP32, FP64, TF32, Format, format_named, format_of
+from neula.errors import unknown_name
+
+ENGINES: dict[str, type[Engine]] = {e.name: e for e in (CudaEngine, CpuEngine, EmulatedEngine)}
+
+__all__ = [
+    "BF16",
+    "ENGINES",
+    "FORMATS",
+    "FP16",
+    "FP32",
+    "FP64",
+    "TF32",
+    "CpuEngine",
+    "CudaEngine",
+    "EmulatedEngine",
+    "Engine",
+    "Format",
+    "describe",
+    "format_named",
+    "format_of",
+    "select_engine",
+]
+
+
+def select_engine(engine: str | Engine, device: torch.device) -> Engine:
+    """The engine that was asked for, on the device where it works.
+
+    Parameters
+    ----------
+    engine : str or Engine
+        ``"auto"`` takes the one of the input's device; an :class:`Engine` is used as it is.
+    device : torch.device
+        Where the input lives.
+
+    Raises
+    ------
+    ValueError
+        If the name is unknown, or the engine cannot work on this machine.
+    """
+    if isinstance(engine, Engine):
+        return engine
+    if engine == "auto":
+        engine = "cuda" if device.type == "cuda" else "cpu"
+    if engine not in ENGINES:
+        raise unknown_name("engine", engine, ("auto", *ENGINES))
+    if engine != "cuda":
+        return ENGINES[engine]("cpu")
+    if device.type == "cuda":
+        return CudaEngine(device)
+    if not torch.cuda.is_available():
+        raise ValueError("engine 'cuda' needs an NVIDIA GPU that torch sees: use 'cpu' or 'emulated'")
+    return CudaEngine(torch.device("cuda", torch.cuda.current_device()))
+
+
+def describe() -> list[dict[str, Any]]:
+    """What this machine offers: every engine with its formats and their measured rates.
+
+    Returns
+    -------
+    list of dict
+        ``engine``, ``available``, ``device``, ``note`` and ``formats``: a dict from the format's name to
+        ``rate_gflops`` (float or None) and ``note``.
+    """
+    return [_describe_cuda(), _describe_cpu(), _describe_emulated()]
+
+
+def _describe_cpu() -> dict[str, Any]:
+    rates = measured_rates(1024, 4096)
+    formats = {name: {"rate_gflops": rate, "note": ""} for name, rate in rates.items()}
+    used = CpuEngine("cpu").formats
+    if "bf16" not in used:
+        formats["bf16"]["note"] = (
+            f"not used: less than {BF16_GAIN} times faster than fp32 here (no bf16 unit); fp32 takes its place"
+        )
+    formats["fp16"] = {"rate_gflops": None, "note": "not offered: CPUs emulate it, slower than fp32"}
+    threads = f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
+    return {"engine": "cpu", "available": True, "device": threads, "formats": formats, "note": ""}
+
+
+def _describe_emulated() -> dict[str, Any]:
+    note = "tensor-core numerics on any CPU; for experiments and tests, not for speed"
+    formats = {name: {"rate_gflops": None, "note": ""} for name in EmulatedEngine("cpu").formats}
+    return {"engine": "emulated", "available": True, "device": "any CPU", "formats": formats, "note": note}
+
+
+def _describe_cuda() -> dict[str, Any]:
+    if not torch.cuda.is_available():
+        note = "torch sees no NVIDIA GPU"
+        return {"engine": "cuda", "available": False, "device": "", "formats": {}, "note": note}
+    device = torch.device("cuda", torch.cuda.current_device())
+    formats = {
+        name: {"rate_gflops": _cuda_rate(CudaEngine(device, name)), "note": ""}
+        for name in CudaEngine(device).formats
+    }
+    name = torch.cuda.get_device_name(device)
+    return {"engine": "cuda", "available": True, "device": name, "formats": formats, "note": ""}
+
+
+def _cuda_rate(engine: Engine, n: int = 4096) -> float:
+    """GFLOP/s of an n x n x n product, best of three."""
+    a = engine.operand(torch.rand(n, n, device=engine.device, dtype=engine.storage))
+    best = float("inf")
+    for _ in range(4):
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        engine.gemm(a, a)
+        stop.record()
+        stop.synchronize()
+        best = min(best, start.elapsed_time(stop))
+    return 2e-6 * n**3 / best

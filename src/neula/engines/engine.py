@@ -1,0 +1,139 @@
+"""The interface between algorithms and arithmetic: an engine multiplies matrices.
+
+Everything that an algorithm multiplies goes through :meth:`Engine.gemm`, whose operands are rounded to the
+engine's low format and whose products are summed in its storage precision (float32, or float64 for fp64).
+Working matrices are column-major, as in LAPACK: a block of columns is one contiguous piece of memory.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, Self
+
+import torch
+
+from neula.engines.formats import Format, format_named
+from neula.errors import unknown_name
+
+
+CACHE_ELEMENTS = 1 << 20
+"""Elements of a block that is read, changed and written while it is in a CPU's cache."""
+
+
+class Engine(ABC):
+    """Multiplies matrices in one low format. Immutable: :meth:`using` makes one for another format.
+
+    Attributes
+    ----------
+    name : str
+        What the user calls it.
+    format : Format
+        The low format to which operands are rounded.
+    device : torch.device
+        Where its matrices live.
+    panel : str
+        The panel that measures best here (a key of :data:`neula.algorithms.panels.PANELS`).
+    cutoff : int
+        The width at which the recursion stops and the panel starts, as it measures best here.
+    """
+
+    name: ClassVar[str]
+    panel: ClassVar[str]
+    cutoff: ClassVar[int] = 128
+
+    def __init__(self, device: torch.device | str, format: Format | str | None = None) -> None:
+        self.device = torch.device(device)
+        chosen = self.formats[0] if format is None else format
+        self.format = chosen if isinstance(chosen, Format) else format_named(chosen)
+        if self.format.name not in self.formats:
+            raise unknown_name(f"format for the {self.name} engine", self.format.name, self.formats)
+
+    @property
+    @abstractmethod
+    def formats(self) -> tuple[str, ...]:
+        """The formats that it multiplies in, cheapest first; those that only lose time here are missing."""
+
+    @abstractmethod
+    def _matmul(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """Product of two operands as a new matrix, in the storage precision or narrower."""
+
+    def using(self, format: Format | str) -> Self:
+        """The same engine with another low format."""
+        return type(self)(self.device, format)
+
+    @property
+    def storage(self) -> torch.dtype:
+        """The dtype of working matrices and sums."""
+        return self.format.storage
+
+    def empty(self, m: int, n: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Uninitialized column-major m x n matrix."""
+        return torch.empty((n, m), dtype=dtype or self.storage, device=self.device).T
+
+    @property
+    def operand_dtype(self) -> torch.dtype:
+        """The dtype in which the unit reads its operands."""
+        return self.format.dtype
+
+    def round(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Round ``x`` into the operand buffer ``out``."""
+        return out.copy_(x)
+
+    def operand(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """``x`` as the unit reads it: rounded to the low format, ``x`` itself where nothing changes."""
+        if x.dtype == self.operand_dtype == self.storage:
+            return x
+        return self.round(x, self.empty(*x.shape, dtype=self.operand_dtype) if out is None else out)
+
+    def operand_buffer(self, like: torch.Tensor) -> torch.Tensor | None:
+        """Room for the rounded copy of a working matrix; None where operands are the matrix itself."""
+        if self.operand_dtype == self.storage:
+            return None
+        return self.empty(*like.shape, dtype=self.operand_dtype)
+
+    def gemm(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor | None = None,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+    ) -> torch.Tensor:
+        """``C = alpha A B + beta C`` as in BLAS, written into ``c`` where one is given.
+
+        ``a`` and ``b`` come from :meth:`operand`; ``c`` is in the storage precision.
+        """
+        # The transposed product, so that its rows are the columns of column-major C.
+        product = self._matmul(b.T, a.T).T
+        if c is None:
+            c = product.to(self.storage)
+            return c if alpha == 1.0 else c.mul_(alpha)
+        if beta == 0.0:
+            return c.copy_(product) if alpha == 1.0 else torch.mul(product, alpha, out=c)
+        if beta != 1.0:
+            c.mul_(beta)
+        return c.add_(product, alpha=alpha)
+
+    def bmm(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """Batch of small products in the engine's arithmetic: (batch, m, k) times (batch, k, n)."""
+        rounded = [self.round(x, torch.empty_like(x, dtype=self.operand_dtype)) for x in (a, b)]
+        return self._matmul(*rounded).to(self.storage)
+
+    def column_max(self, a: torch.Tensor) -> torch.Tensor:
+        """Largest magnitude in each column; NaN and Inf come through. Row blocks stay in cache."""
+        rows = max(1, CACHE_ELEMENTS // max(1, a.shape[1]))
+        return torch.stack([block.abs().amax(0) for block in a.split(rows)]).amax(0)
+
+    def fill(self, out: torch.Tensor, a: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        """Copy ``a diag(scales)`` into working storage: scaled in the wider precision, rounded once."""
+        rows = max(1, CACHE_ELEMENTS // max(1, a.shape[1]))
+        for target, block in zip(out.split(rows), a.split(rows), strict=True):
+            target.copy_((block * scales).to(out.dtype))
+        return out
+
+    def gram(self, a: torch.Tensor) -> torch.Tensor:
+        """``A^T A`` of a working matrix in float64, as accurately as is cheap here."""
+        return (a.T.double() @ a.double()) if a.dtype != torch.float64 else a.T @ a
+
+    def __repr__(self) -> str:
+        return f"{self.name}({self.format.name})"

@@ -1,0 +1,97 @@
+"""Floating-point formats and their unit roundoffs, and rounding to them on tensors that are wider."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from neula.errors import unknown_name
+
+
+@dataclass(frozen=True)
+class Format:
+    """A binary floating-point format.
+
+    Attributes
+    ----------
+    name : str
+    significand : int
+        Bits of the significand, the implicit one included.
+    max_exponent : int
+        Exponent of the largest numbers; ``2**(max_exponent + 1)`` overflows.
+    dtype : torch.dtype
+        The narrowest torch type that holds every number of the format.
+    """
+
+    name: str
+    significand: int
+    max_exponent: int
+    dtype: torch.dtype
+
+    @property
+    def u(self) -> float:
+        """Unit roundoff: the largest relative error of rounding to nearest."""
+        return 2.0**-self.significand
+
+    @property
+    def largest(self) -> float:
+        """Largest finite number."""
+        return (2.0 - 2.0 ** (1 - self.significand)) * 2.0**self.max_exponent
+
+    @property
+    def storage(self) -> torch.dtype:
+        """The type in which products of this format are summed and factors are kept."""
+        return torch.float64 if self.dtype == torch.float64 else torch.float32
+
+
+FP16 = Format("fp16", 11, 15, torch.float16)
+BF16 = Format("bf16", 8, 127, torch.bfloat16)
+TF32 = Format("tf32", 11, 127, torch.float32)
+FP32 = Format("fp32", 24, 127, torch.float32)
+FP64 = Format("fp64", 53, 1023, torch.float64)
+
+FORMATS = {f.name: f for f in (FP16, BF16, TF32, FP32, FP64)}
+_OF_DTYPE = {f.dtype: f for f in (FP16, BF16, FP32, FP64)}
+
+
+def format_named(name: str) -> Format:
+    """Look a format up by name.
+
+    Raises
+    ------
+    ValueError
+        If there is none; the message lists those that there are.
+    """
+    if name not in FORMATS:
+        raise unknown_name("format", name, FORMATS)
+    return FORMATS[name]
+
+
+def format_of(dtype: torch.dtype) -> Format:
+    """The format whose numbers ``dtype`` stores."""
+    return _OF_DTYPE[dtype]
+
+
+def round_to(x: torch.Tensor, target: Format) -> torch.Tensor:
+    """Round a float32 or float64 tensor to ``target`` (to nearest, ties to even), kept in its own dtype.
+
+    Subnormal numbers of the target are kept, and what is too large for it becomes infinite, as on tensor
+    cores.
+
+    Examples
+    --------
+    >>> round_to(torch.tensor([1 + 2.0**-11, 7e4, 1e-9]), FP16)
+    tensor([1., inf, 0.])
+    """
+    if target is not TF32:
+        return x.to(target.dtype).to(x.dtype)
+    bits = x.to(torch.float32).view(torch.int32)
+    half_of_last_bit = 0x0FFF + ((bits >> 13) & 1)
+    rounded = ((bits + half_of_last_bit) & ~0x1FFF).view(torch.float32)
+    return torch.where(torch.isfinite(x), rounded.to(x.dtype), x)
+
+
+def round_toward_zero(x: torch.Tensor) -> torch.Tensor:
+    """Truncate float64 numbers to the 24 significant bits of fp32, kept in float64."""
+    return (x.view(torch.int64) & ~((1 << 29) - 1)).view(torch.float64)
