@@ -1,0 +1,25 @@
+"""neula: dense linear algebra on neural engines.
+
+Say which accuracy you need; neula picks the cheapest arithmetic that reaches it, and the result carries
+measured evidence that it did.
+"""
+
+from neula.lstsq import lstsq
+from neula.qr import orth, qr
+from neula.result import AccuracyWarning, Attempt, LstsqResult, QRCertificate, QRResult, SVDResult
+from neula.svd import svd_lowrank
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AccuracyWarning",
+    "Attempt",
+    "LstsqResult",
+    "QRCertificate",
+    "QRResult",
+    "SVDResult",
+    "lstsq",
+    "orth",
+    "qr",
+    "svd_lowrank",
+]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import csv
 import gzip
+import itertools
 import os
 import re
 import secrets
 import shutil
 import tempfile
-import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -218,26 +219,34 @@ def _numbers(path: Path, array: np.ndarray) -> np.ndarray:
 
 
 def _read_npy(path: Path) -> np.ndarray:
-    try:
+    with _damage_reported(path, ".npy"):
         # Mapping the file first compares the size in the header with the size of the file, so a truncated
         # file of a terabyte is noticed before its memory is asked for.
         return np.array(np.load(path, mmap_mode="r", allow_pickle=False))
-    except ValueError as error:
-        if "Python objects" in str(error):
-            raise FileError(f"{path}: holds Python objects, not numbers; save it as a float array") from error
-        raise FileError(f"{path}: truncated or damaged .npy file ({error})") from error
 
 
 def _read_npz(path: Path, key: str | None) -> np.ndarray:
+    with (
+        _damage_reported(path, ".npz"),
+        path.open("rb") as stream,
+        np.load(stream, allow_pickle=False) as archive,
+    ):
+        return archive[_choose(path, list(archive.files), key)]
+
+
+@contextmanager
+def _damage_reported(path: Path, kind: str) -> Iterator[None]:
+    """Whatever NumPy raises on a damaged file becomes a FileError."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            return archive[_choose(path, list(archive.files), key)]
-    except FileError:
+        yield
+    except (FileError, OSError, MemoryError):
         raise
-    except (ValueError, zipfile.BadZipFile, zlib.error, EOFError) as error:
-        if "Object arrays" in str(error):
+    except Exception as error:
+        if "Object arrays" in str(error) or "Python objects" in str(error):
             raise FileError(f"{path}: holds Python objects, not numbers; save it as a float array") from error
-        raise FileError(f"{path}: truncated or damaged .npz file ({error})") from error
+        raise FileError(
+            f"{path}: truncated or damaged {kind} file ({str(error) or 'it ends early'})"
+        ) from error
 
 
 def _choose(path: Path, keys: list[str], key: str | None) -> str:
@@ -257,13 +266,15 @@ def _choose(path: Path, keys: list[str], key: str | None) -> str:
 
 
 def _read_csv(path: Path, tell: Message) -> np.ndarray:
-    delimiter, skip, names = _layout(path)
     try:
-        matrix = np.loadtxt(
-            path, delimiter=delimiter, skiprows=skip, ndmin=2, quotechar='"', encoding="utf-8-sig"
-        )
-    except UnicodeDecodeError as error:
-        raise _no_text(path, error) from error
+        delimiter = _delimiter(path)
+        skip, names = _header(path, delimiter)
+        lines = (text for number, text in _csv_lines(path) if number > skip)
+        matrix = np.loadtxt(lines, delimiter=delimiter, ndmin=2, quotechar='"')
+    except FileError:
+        raise
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise FileError(f"{path}: not a text in UTF-8 ({error}); convert it first") from error
     except ValueError as error:
         raise FileError(f"{path}: {_first_bad_line(path, delimiter, skip) or error}") from error
     if names:
@@ -275,30 +286,14 @@ def _read_csv(path: Path, tell: Message) -> np.ndarray:
     return matrix
 
 
-def _layout(path: Path) -> tuple[str | None, int, list[str]]:
-    """Return the delimiter, how many lines precede the numbers, and the names of the columns."""
-    try:
-        delimiter = _delimiter(path)
-        return delimiter, *_header(path, delimiter)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise _no_text(path, error) from error
-
-
-def _no_text(path: Path, error: Exception) -> FileError:
-    return FileError(f"{path}: not a text in UTF-8 ({error}); convert it first")
-
-
 def _delimiter(path: Path) -> str | None:
     """Return the delimiter of the second line, since the first may be a header; None is any white space."""
-    line = ""
-    for count, (_, text) in enumerate(_csv_lines(path)):
-        line = text
-        if count == 1:
-            break
-    return next((delimiter for delimiter in ";,\t" if delimiter in line), None)
+    first_two = [text for _, text in itertools.islice(_csv_lines(path), 2)]
+    return next((delimiter for delimiter in ";,\t" if delimiter in "".join(first_two[-1:])), None)
 
 
 def _header(path: Path, delimiter: str | None) -> tuple[int, list[str]]:
+    """Return how many lines precede the numbers, and the names of the columns."""
     lines = _csv_lines(path)
     number, text = next(lines, (0, ""))
     fields = _fields(text, delimiter)
@@ -307,11 +302,12 @@ def _header(path: Path, delimiter: str | None) -> tuple[int, list[str]]:
     if all(map(_is_number, fields)):
         return 0, []
     # A damaged line of numbers must not pass for a header: a header has a name in every column.
+    wrong = _no_number if _is_number(fields[0]) else _no_name
     for column, field in enumerate(fields, 1):
-        if not field or re.match(r"[-+]?[.,]?\d", field):
+        if wrong(field):
             raise FileError(
-                f"{path}: line {number} is neither numbers nor names of columns: column {column} is {field!r}"
-                + _hint(field)
+                f"{path}: line {number} is neither numbers nor names of columns: "
+                f"column {column} is {_shorten(field)!r}{_hint(field)}"
             )
     if next(lines, None) is None:
         raise FileError(f"{path}: holds no numbers below its header")
@@ -327,10 +323,10 @@ def _first_bad_line(path: Path, delimiter: str | None, skip: int) -> str | None:
         fields = _fields(text, delimiter)
         width = width or len(fields)
         for column, field in enumerate(fields, 1):
-            if not _is_number(field):
-                return f"line {number}, column {column}: {field!r} is not a number" + _hint(field)
+            if _no_number(field):
+                return f"line {number}, column {column}: {_shorten(field)!r} is not a number{_hint(field)}"
         if len(fields) != width:
-            return f"line {number} has {len(fields)} numbers, the lines above have {width}"
+            return f"line {number} has {_count(len(fields), 'number')}, the lines above have {width}"
     return None
 
 
@@ -365,6 +361,14 @@ def _is_number(field: str) -> bool:
     return True
 
 
+def _no_number(field: str) -> bool:
+    return not _is_number(field)
+
+
+def _no_name(field: str) -> bool:
+    return not field or re.match(r"[-+]?[.,]?\d", field) is not None
+
+
 def _shorten(text: str, width: int = 60) -> str:
     return text if len(text) <= width else text[: width - 3] + "..."
 
@@ -372,19 +376,32 @@ def _shorten(text: str, width: int = 60) -> str:
 # --- Matrix Market ----------------------------------------------------------------------------------------
 
 
+_NUMBER = rb"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|(?i:nan|inf|infinity))"
+
+
 def _read_mtx(path: Path, kind: str, tell: Message) -> np.ndarray:
-    if kind == ".mtx":
+    # scipy (1.17) ends the whole process when the last line has no newline but a blank, and when it meets
+    # an error in the middle of a Python stream: it is given plain files that end with a newline.
+    if kind == ".mtx" and _ends_with_newline(path):
         return _read_plain_mtx(path, path, tell)
     with tempfile.TemporaryDirectory(prefix="neula-") as folder:
-        # scipy (1.17) ends the whole process when an error meets it in the middle of a Python stream, so a
-        # damaged .gz must not reach it.
         plain = Path(folder) / "matrix.mtx"
         try:
-            with gzip.open(path) as packed, plain.open("wb") as unpacked:
-                shutil.copyfileobj(packed, unpacked)
+            with (
+                gzip.open(path) if kind == ".mtx.gz" else path.open("rb") as source,
+                plain.open("wb") as copy,
+            ):
+                shutil.copyfileobj(source, copy)
+                copy.write(b"\n")
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise FileError(f"{path}: truncated or damaged gzip file ({error})") from error
         return _read_plain_mtx(path, plain, tell)
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with path.open("rb") as stream:
+        stream.seek(-1, os.SEEK_END)
+        return stream.read() == b"\n"
 
 
 def _read_plain_mtx(path: Path, plain: Path, tell: Message) -> np.ndarray:
@@ -392,12 +409,13 @@ def _read_plain_mtx(path: Path, plain: Path, tell: Message) -> np.ndarray:
     import scipy.io
 
     try:
-        rows, columns, _, _, field, _ = scipy.io.mminfo(plain)
+        rows, columns, _, layout, field, _ = scipy.io.mminfo(plain)
     except (ValueError, OverflowError) as error:
         raise FileError(f"{path}: not a Matrix Market file that can be read ({error})") from error
     if field == "complex":
         raise FileError(f"{path}: holds complex numbers; complex matrices are not supported yet")
     _check_memory(path, rows, columns)
+    _check_lines(path, plain, 1 if layout == "array" else 2 if field == "pattern" else 3)
     try:
         matrix = scipy.io.mmread(plain)
     except (ValueError, OverflowError) as error:
@@ -407,6 +425,23 @@ def _read_plain_mtx(path: Path, plain: Path, tell: Message) -> np.ndarray:
     share = matrix.nnz / max(rows * columns, 1)
     tell(f"{path}: sparse, {rows} x {columns} with {matrix.nnz} entries ({share:.2%} dense), was made dense")
     return matrix.toarray().astype(np.float64, copy=False)
+
+
+def _check_lines(path: Path, plain: Path, width: int) -> None:
+    """Refuse lines that hold something else than ``width`` numbers: scipy reads ``1.5D+03`` as 1.5."""
+    blank_or_comment = re.compile(rb"\s*|%.*\s*")
+    numbers = re.compile(rb"\s*" + rb"\s+".join([_NUMBER] * width) + rb"\s*")
+    with plain.open("rb") as stream:
+        lines = ((i, line) for i, line in enumerate(stream, 1) if not blank_or_comment.fullmatch(line))
+        next(lines, None)  # the size
+        for i, line in lines:
+            if not numbers.fullmatch(line):
+                text = _shorten(line.decode(errors="replace").strip())
+                raise FileError(f"{path}: line {i} should hold {_count(width, 'number')}, it is {text!r}")
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" + "s" * (number != 1)
 
 
 def _check_memory(path: Path, rows: int, columns: int) -> None:

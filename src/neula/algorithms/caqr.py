@@ -92,7 +92,8 @@ def _tree(a: torch.Tensor, engine: Engine, tile_rows: int) -> tuple[torch.Tensor
 
 def _split_evenly(a: torch.Tensor, tile_rows: int) -> torch.Tensor:
     """Tiles of nearly equal height: cut off by the fixed height, the last one could have fewer rows than
-    columns. Zero rows fill them up."""
+    columns. Zero rows fill them up.
+    """
     m, n = a.shape
     count = -(-m // tile_rows)
     height = -(-m // count)

@@ -17,14 +17,42 @@ from neula.algorithms.operators import LeastSquaresOperator
 HOPELESS_AFTER = 8
 """Iterations after which a rate of convergence can be trusted enough to give up on it."""
 
+PATIENCE = 3
+"""Iterations without a new smallest ``||R^-T A^T r||`` after which only rounding errors are left."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """When a column is done: as soon as one of its two norms is small enough.
+
+    Attributes
+    ----------
+    preconditioned : Tensor, shape (k,)
+        For ``||R^-T A^T r||``, which is what CGLS reduces.
+    gradient : Tensor, shape (k,), or float
+        For ``||D A^T r||``, whose rounding errors R^-T does not amplify.
+    scales : Tensor, shape (n,), or float
+        The diagonal of D.
+    """
+
+    preconditioned: torch.Tensor
+    gradient: torch.Tensor | float = 0.0
+    scales: torch.Tensor | float = 1.0
+
+    def done(self, s: torch.Tensor, gradient: torch.Tensor) -> bool:
+        """Whether all columns are done, given their ``R^-T A^T r`` and ``A^T r``."""
+        if bool((_norms(s) <= self.preconditioned).all()):
+            return True
+        scaled = (gradient.T * self.scales).T
+        return bool(((_norms(s) <= self.preconditioned) | (_norms(scaled) <= self.gradient)).all())
+
 
 @dataclass(frozen=True)
 class InnerSolution:
-    """Attributes: the correction ``x`` (n, k), the iterations spent, and whether they did what was asked."""
+    """Attributes: the correction ``x``, shape (n, k), and the iterations spent on it."""
 
     x: torch.Tensor
     iterations: int
-    reduced: bool
 
 
 def cgls(
@@ -32,8 +60,9 @@ def cgls(
     r: torch.Tensor,
     b: torch.Tensor,
     *,
-    reduction: float,
+    stop: Stop,
     max_iterations: int,
+    gradient: torch.Tensor | None = None,
 ) -> InnerSolution:
     """Minimize ``||A x - b||`` from x = 0 for all columns of b together: one product an iteration.
 
@@ -44,46 +73,51 @@ def cgls(
     r : Tensor, shape (n, n)
         Upper triangular, with ``A R^-1`` well conditioned.
     b : Tensor, shape (m, k)
-    reduction : float
-        Stop when ``||R^-T A^T (b - A x)||`` has fallen to this part of its first value in every column.
+    stop : Stop
+        When all columns are done.
     max_iterations : int
-        Stop here in any case, or as soon as the rate of convergence says that it will not be met.
+        Stop here in any case, or as soon as the rate of convergence says that it will not be enough.
+    gradient : Tensor, shape (n, k), optional
+        ``A^T b`` where it is known already.
     """
     residual = b.clone()
-    s = solve_rt(r, operator.rmatmul(residual))
+    s = solve_rt(r, operator.rmatmul(b) if gradient is None else gradient)
     x = torch.zeros_like(s)
     p = s
-    gamma = _squares(s)
-    target = gamma * reduction**2
-    start = gamma
+    gamma = start = s.square().sum(0)
+    progress = [1.0]
     for iteration in range(1, max_iterations + 1):
         direction = solve_r(r, p)
         q = operator.matmul(direction)
-        alpha = _ratio(gamma, _squares(q))
+        alpha = _ratio(gamma, q.square().sum(0))
         x += alpha * direction
         residual -= alpha * q
-        s = solve_rt(r, operator.rmatmul(residual))
-        gamma, before = _squares(s), gamma
-        worst = float(_ratio(gamma, start).max())
-        if bool((gamma <= target).all()):
-            return InnerSolution(x, iteration, True)
-        if not math.isfinite(worst) or _hopeless(worst, reduction**2, iteration, max_iterations):
-            return InnerSolution(x, iteration, False)
+        gradient = operator.rmatmul(residual)
+        s = solve_rt(r, gradient)
+        gamma, before = s.square().sum(0), gamma
+        progress.append(float(_ratio(gamma, start).max()))
+        wanted = float(_ratio(stop.preconditioned.square(), start).min())
+        if stop.done(s, gradient) or _hopeless(progress, wanted, max_iterations):
+            return InnerSolution(x, iteration)
         p = s + _ratio(gamma, before) * p
-    return InnerSolution(x, max_iterations, False)
+    return InnerSolution(x, max_iterations)
 
 
-def _hopeless(progress: float, target: float, iteration: int, max_iterations: int) -> bool:
-    """Whether the mean rate so far needs more than twice the iterations that are allowed."""
-    if iteration < HOPELESS_AFTER:
-        return False
-    if progress >= 1.0:
+def _hopeless(progress: list[float], wanted: float, max_iterations: int) -> bool:
+    """Whether the slowest column stagnates, or at its mean rate needs more iterations than are allowed.
+
+    ``progress`` holds ``||R^-T A^T r||^2`` after each iteration, as a part of the first.
+    """
+    iteration, latest = len(progress) - 1, progress[-1]
+    if not min(progress[-PATIENCE:]) < min(progress[:-PATIENCE], default=math.inf):
         return True
-    return iteration * math.log(target) / math.log(progress) > 2 * max_iterations
+    if iteration < HOPELESS_AFTER or wanted <= 0:
+        return False
+    return latest >= 1.0 or iteration * math.log(wanted) / math.log(latest) > max_iterations
 
 
-def _squares(x: torch.Tensor) -> torch.Tensor:
-    return x.square().sum(0)
+def _norms(x: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.vector_norm(x, dim=0)
 
 
 def _ratio(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -71,9 +71,7 @@ def _shifted_first(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch
     return q, r.to(a.dtype)
 
 
-def _second_pass(
-    q: torch.Tensor, first: torch.Tensor, engine: Engine
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _second_pass(q: torch.Tensor, first: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
     second, info = _cholesky(engine.gram(q))
     second = torch.where(info > 0, math.nan, second)
     return _apply_inverse(q, second, engine), (second @ first).to(q.dtype)

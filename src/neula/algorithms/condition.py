@@ -7,7 +7,7 @@ import torch
 _STEPS = 4
 
 
-def largest_singular_value(r: torch.Tensor, steps: int = 2 * _STEPS) -> float:
+def largest_singular_value(r: torch.Tensor, steps: int = _STEPS + 1) -> float:
     """Estimate ``||R||_2`` from below, usually within a few percent: n^2 operations a step.
 
     Parameters
@@ -16,10 +16,10 @@ def largest_singular_value(r: torch.Tensor, steps: int = 2 * _STEPS) -> float:
     steps : int
         Steps of the power method on ``R^T R``.
     """
-    x = _random_vectors(r)
+    x = _random_vectors(r)[:, 0]
     for _ in range(steps):
-        x = r.T @ (r @ (x / torch.linalg.vector_norm(x, dim=0)))
-    return float(torch.linalg.vector_norm(x, dim=0).max().sqrt())
+        x = r.T @ (r @ (x / torch.linalg.vector_norm(x)))
+    return float(torch.linalg.vector_norm(x).sqrt())
 
 
 def smallest_singular_value(r: torch.Tensor, steps: int = _STEPS) -> float:

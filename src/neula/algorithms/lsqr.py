@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from neula.algorithms.cgls import InnerSolution
+from neula.algorithms.cgls import InnerSolution, Stop
 from neula.algorithms.condition import solve_r, solve_rt
 from neula.algorithms.operators import LeastSquaresOperator
 
@@ -18,15 +18,19 @@ def lsqr(
     r: torch.Tensor,
     b: torch.Tensor,
     *,
-    reduction: float,
+    stop: Stop,
     max_iterations: int,
+    gradient: torch.Tensor | None = None,
 ) -> InnerSolution:
-    """Minimize ``||A x - b||`` from x = 0; parameters and result as those of :func:`cgls`."""
+    """Minimize ``||A x - b||`` from x = 0; parameters and result as those of :func:`cgls`.
+
+    The bidiagonalization yields ``||R^-T A^T r||`` but not ``A^T r``, so the first bound of ``stop`` counts.
+    """
     beta, u = _normalize(b)
-    alpha, v = _normalize(solve_rt(r, operator.rmatmul(u)))
+    gradient = operator.rmatmul(b) if gradient is None else gradient
+    alpha, v = _normalize(solve_rt(r, _divide(gradient, beta)))
     w, y = v, torch.zeros_like(v)
     phi, rho_bar = beta, alpha
-    first = alpha * beta
     for iteration in range(1, max_iterations + 1):
         beta, u = _normalize(operator.matmul(solve_r(r, v)) - alpha * u)
         alpha, v = _normalize(solve_rt(r, operator.rmatmul(u)) - beta * v)
@@ -36,10 +40,9 @@ def lsqr(
         y = y + _divide(cosine * phi, rho) * w
         phi = sine * phi
         w = v - _divide(theta, rho) * w
-        gradient = phi * alpha * cosine.abs()
-        if bool((gradient <= reduction * first).all()):
-            return InnerSolution(solve_r(r, y), iteration, True)
-    return InnerSolution(solve_r(r, y), max_iterations, False)
+        if bool((phi * alpha * cosine.abs() <= stop.preconditioned).all()):
+            return InnerSolution(solve_r(r, y), iteration)
+    return InnerSolution(solve_r(r, y), max_iterations)
 
 
 def _normalize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -68,7 +68,7 @@ class LeastSquaresOperator:
 
     def fill(self, engine: Engine, scales: torch.Tensor) -> torch.Tensor:
         """The stacked matrix with its columns scaled, in the engine's working storage."""
-        m, n = self.a.shape
+        m = self.a.shape[0]
         work = engine.empty(*self.shape)
         engine.fill(work[:m], self.a, scales)
         if self.weights is not None:

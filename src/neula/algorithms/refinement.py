@@ -14,7 +14,7 @@ from typing import Protocol
 
 import torch
 
-from neula.algorithms.cgls import InnerSolution, cgls
+from neula.algorithms.cgls import InnerSolution, Stop, cgls
 from neula.algorithms.condition import solve_rt
 from neula.algorithms.operators import LeastSquaresOperator
 
@@ -34,8 +34,9 @@ class InnerSolver(Protocol):
         r: torch.Tensor,
         b: torch.Tensor,
         *,
-        reduction: float,
+        stop: Stop,
         max_iterations: int,
+        gradient: torch.Tensor | None = None,
     ) -> InnerSolution:
         """Solve for a correction."""
 
@@ -59,10 +60,49 @@ class Scale:
 
 @dataclass
 class Measures:
-    """Backward error of each right-hand side, and its optimality."""
+    """Of each right-hand side: an upper bound on its backward error, and its optimality.
+
+    Attributes
+    ----------
+    backward_error, optimality : Tensor, shape (k,)
+    """
 
     backward_error: torch.Tensor
     optimality: torch.Tensor
+
+
+@dataclass
+class _Norms:
+    """Norms of each right-hand side from which all measures follow.
+
+    Attributes
+    ----------
+    residual, gradient, preconditioned : Tensor, shape (k,)
+        ``||r||``, ``||D A^T r||`` and ``||R^-T A^T r||``.
+    image : Tensor, shape (k,)
+        ``||A D||_2 ||D^-1 x||``.
+    b : Tensor, shape (k,)
+    """
+
+    residual: torch.Tensor
+    gradient: torch.Tensor
+    preconditioned: torch.Tensor
+    image: torch.Tensor
+    b: torch.Tensor
+
+    def measures(self, scale: Scale) -> Measures:
+        optimality = _over(self.gradient, scale.norm * self.residual)
+        consistent = _over(self.residual, self.image + self.b)
+        projected = _over(self.preconditioned, self.image)
+        return Measures(torch.minimum(torch.minimum(optimality, consistent), projected), optimality)
+
+    def stop(self, scale: Scale, tolerance: float) -> Stop:
+        """What an inner solve should reach: the tolerance, or its share of the way there."""
+        return Stop(
+            preconditioned=torch.maximum(INNER_REDUCTION * self.preconditioned, tolerance * self.image),
+            gradient=tolerance * scale.norm * self.residual,
+            scales=scale.columns,
+        )
 
 
 @dataclass
@@ -110,14 +150,25 @@ def measure(
         Right-hand sides, solutions, ``b - A x`` and ``A^T (b - A x)``, one column each.
     scale : Scale
     """
+    return _norms(r, b, x, residual, gradient, scale).measures(scale)
+
+
+def _norms(
+    r: torch.Tensor,
+    b: torch.Tensor,
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    gradient: torch.Tensor,
+    scale: Scale,
+) -> _Norms:
     norm = torch.linalg.vector_norm
-    norm_r = norm(residual, dim=0)
-    norm_ax = scale.norm * norm(x / scale.columns[:, None], dim=0)
-    gradient_scaled = norm(gradient * scale.columns[:, None], dim=0)
-    optimality = _over(gradient_scaled, scale.norm * norm_r)
-    consistent = _over(norm_r, norm_ax + norm(b, dim=0))
-    projected = _over(norm(solve_rt(r, gradient), dim=0), norm_ax)
-    return Measures(torch.minimum(torch.minimum(optimality, consistent), projected), optimality)
+    return _Norms(
+        residual=norm(residual, dim=0),
+        gradient=norm(gradient * scale.columns[:, None], dim=0),
+        preconditioned=norm(solve_rt(r, gradient), dim=0),
+        image=scale.norm * norm(x / scale.columns[:, None], dim=0),
+        b=norm(b, dim=0),
+    )
 
 
 def refine(
@@ -129,8 +180,6 @@ def refine(
     tolerance: float,
     max_iterations: int,
     inner: InnerSolver = cgls,
-    x0: torch.Tensor | None = None,
-    probes: int = 0,
     on_restart: Callable[[float], None] | None = None,
 ) -> Refined:
     """Solve ``min ||A x - b||`` to a measured backward error, or as far as it goes.
@@ -150,35 +199,34 @@ def refine(
         Inner iterations in total.
     inner : InnerSolver
         :func:`cgls` or :func:`lsqr`.
-    x0 : Tensor, shape (n, k), optional
-        First approximation, zero by default.
-    probes : int
-        The last so many columns of b are refined along, but nobody waits for them.
     on_restart : callable, optional
         Called with the backward error at every restart.
     """
-    x = torch.zeros(r.shape[0], b.shape[1], dtype=b.dtype, device=b.device) if x0 is None else x0.clone()
+    x = b.new_zeros(r.shape[0], b.shape[1])
+    residual = b
     best: Refined | None = None
     history: list[float] = []
     iterations = 0
-    wanted = slice(0, b.shape[1] - probes)
     while True:
-        residual = b - operator.matmul(x)
-        measures = measure(r, b, x, residual, operator.rmatmul(residual), scale)
-        worst = float(measures.backward_error[wanted].max())
+        gradient = operator.rmatmul(residual)
+        norms = _norms(r, b, x, residual, gradient, scale)
+        measures = norms.measures(scale)
+        worst = float(measures.backward_error.max())
         history.append(worst)
         if on_restart is not None:
             on_restart(worst)
         improved = best is None or worst < STAGNATION * min(history[:-1])
         if best is None or worst < min(history[:-1]) or not math.isfinite(history[0]):
-            best = Refined(x, measures, torch.linalg.vector_norm(residual, dim=0))
+            best = Refined(x, measures, norms.residual)
         if worst <= tolerance or not improved or not math.isfinite(worst) or iterations >= max_iterations:
             break
-        step = inner(
-            operator, r, residual, reduction=INNER_REDUCTION, max_iterations=max_iterations - iterations
-        )
+        left = max_iterations - iterations
+        # Asking for more than the tolerance needs would have CGLS iterate on rounding errors.
+        stop = norms.stop(scale, 0.5 * tolerance)
+        step = inner(operator, r, residual, stop=stop, max_iterations=left, gradient=gradient)
         iterations += step.iterations
         x = x + step.x
+        residual = b - operator.matmul(x)
     best.iterations, best.history = iterations, history
     return best
 

@@ -9,14 +9,21 @@ Cholesky QR in double precision is safe on it.
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from neula.algorithms.cholesky_qr import shifted_cholesky_r
 from neula.algorithms.rgsqrf import rgsqrf
 from neula.engines import Engine
 
-
 MAX_PASSES = 5
+
+ORTHONORMAL = 1e-14
+"""``||I - W^T W||_F / sqrt(n)`` below which W is as orthonormal as double precision makes it."""
+
+PRECONDITIONED = 0.1
+"""The same measure, below which R is as good as CGLS needs it."""
 
 
 def reorthogonalize(
@@ -38,12 +45,12 @@ def reorthogonalize(
 
 
 def refine_r(
-    a: torch.Tensor, r: torch.Tensor, *, with_q: bool = False
-) -> tuple[torch.Tensor | None, torch.Tensor]:
+    a: torch.Tensor, r: torch.Tensor, *, enough: float = PRECONDITIONED
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Make R accurate to double precision: ``R <- chol((A R^-1)^T (A R^-1)) R``.
 
-    A pass squares the distance of ``A R^-1`` from orthogonality, so one or two do; a Gram matrix that is not
-    definite is shifted, and the pass counts as one more.
+    A pass squares the distance of ``W = A R^-1`` from orthogonality, so one or two do; a Gram matrix that is
+    not definite is shifted first.
 
     Parameters
     ----------
@@ -51,34 +58,32 @@ def refine_r(
         float64.
     r : Tensor, shape (n, n)
         Upper triangular, of any precision.
-    with_q : bool
-        Also return the orthonormal Q, which takes a pass more.
+    enough : float
+        Stop when ``||I - W^T W||_F / sqrt(n)`` is this small: :data:`ORTHONORMAL` for ``W`` to serve as Q.
 
     Returns
     -------
-    Q : Tensor, shape (m, n), or None
+    W : Tensor, shape (m, n)
+        ``A R^-1``: the orthonormal factor, as far as ``enough`` says.
     R : Tensor, shape (n, n)
-        float64. Holds NaN where A is too close to rank-deficient for this.
+        float64. Both hold NaN where A is too close to rank-deficient for this.
     """
-    w, r = a, r.double()
-    step = r
-    for _ in range(MAX_PASSES):
+    w, step = a, r.double()
+    r = step
+    for passes_left in reversed(range(MAX_PASSES)):
         w = torch.linalg.solve_triangular(step, w, upper=True, left=False)
         gram = w.T @ w
+        if not _deviation(gram) > enough or not passes_left:
+            break
         step, info = torch.linalg.cholesky_ex(gram, upper=True)
         if bool(info > 0):
             step = shifted_cholesky_r(w, gram)
-            deviation = float("inf")
-        else:
-            deviation = _deviation(gram)
         r = (step @ r).triu_()
-        if not deviation > (1e-6 if with_q else 1e-1):
-            break
-    q = torch.linalg.solve_triangular(step, w, upper=True, left=False) if with_q else None
-    return q, r
+    return w, r
 
 
 def _deviation(gram: torch.Tensor) -> float:
-    """``||G - I||_F``; NaN when the factorization has broken down."""
-    identity = torch.eye(gram.shape[0], dtype=gram.dtype, device=gram.device)
-    return float(torch.linalg.matrix_norm(gram - identity))
+    """``||G - I||_F / sqrt(n)``; NaN when a factorization has broken down."""
+    n = gram.shape[0]
+    identity = torch.eye(n, dtype=gram.dtype, device=gram.device)
+    return float(torch.linalg.matrix_norm(gram - identity)) / math.sqrt(n)

@@ -83,7 +83,7 @@ def _describe_cpu() -> dict[str, Any]:
     used = CpuEngine("cpu").formats
     if "bf16" not in used:
         formats["bf16"]["note"] = (
-            f"not used: less than {BF16_GAIN} times faster than fp32 here (no bf16 unit); fp32 takes its place"
+            f"not used: below {BF16_GAIN} times the rate of fp32 (no bf16 unit); fp32 takes its place"
         )
     formats["fp16"] = {"rate_gflops": None, "note": "not offered: CPUs emulate it, slower than fp32"}
     threads = f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"

@@ -19,6 +19,7 @@ class CpuEngine(Engine):
 
     name = "cpu"
     panel = "cholesky2"
+    preconditioner = "fp32"
 
     @property
     def formats(self) -> tuple[str, ...]:

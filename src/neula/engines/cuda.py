@@ -17,6 +17,7 @@ class CudaEngine(Engine):
 
     name = "cuda"
     panel = "cholesky"
+    preconditioner = "fp16"
 
     @property
     def formats(self) -> tuple[str, ...]:
@@ -47,15 +48,12 @@ class CudaEngine(Engine):
         alpha: float = 1.0,
         beta: float = 0.0,
     ) -> torch.Tensor:
-        if c is None or beta == 0.0:
+        if c is None:
             return super().gemm(a, b, c, alpha, beta)
-        # addmm adds to C inside the product: no temporary of the size of C.
+        # addmm scales and adds inside the product: no temporary of the size of C.
         if self._half:
             torch.addmm(c.T, b.T, a.T, out_dtype=torch.float32, beta=beta, alpha=alpha, out=c.T)
             return c
         with cuda_matmul_precision("tf32" if self.format is TF32 else "ieee"):
             torch.addmm(c.T, b.T, a.T, beta=beta, alpha=alpha, out=c.T)
         return c
-
-
-

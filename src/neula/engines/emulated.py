@@ -42,6 +42,7 @@ class EmulatedEngine(Engine):
 
     name = "emulated"
     panel = "caqr"
+    preconditioner = "fp16"
 
     def __init__(
         self,
@@ -104,6 +105,3 @@ def _sum_in_blocks(
         stop = start + block
         total = narrow(total + a[..., start:stop] @ b[..., start:stop, :])
     return total
-
-
-

@@ -15,7 +15,6 @@ import torch
 from neula.engines.formats import Format, format_named
 from neula.errors import unknown_name
 
-
 CACHE_ELEMENTS = 1 << 20
 """Elements of a block that is read, changed and written while it is in a CPU's cache."""
 
@@ -33,12 +32,15 @@ class Engine(ABC):
         Where its matrices live.
     panel : str
         The panel that measures best here (a key of :data:`neula.algorithms.panels.PANELS`).
+    preconditioner : str
+        The format whose R gives a refined least-squares solution soonest, as it measures here.
     cutoff : int
         The width at which the recursion stops and the panel starts, as it measures best here.
     """
 
     name: ClassVar[str]
     panel: ClassVar[str]
+    preconditioner: ClassVar[str]
     cutoff: ClassVar[int] = 128
 
     def __init__(self, device: torch.device | str, format: Format | str | None = None) -> None:

@@ -1,0 +1,31 @@
+"""``python -m benchmarks qr|lstsq [--device cuda|cpu] [--out DIR]``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+
+from benchmarks import lstsq, qr
+
+BENCHMARKS = {"qr": qr.run, "lstsq": lstsq.run}
+
+
+def main(
+    name: Annotated[str, typer.Argument(help=f"one of {', '.join(BENCHMARKS)}")],
+    device: Annotated[str, typer.Option(help="cuda or cpu; cuda where there is one")] = "",
+    out: Annotated[Path, typer.Option(help="folder for the data")] = Path("benchmarks/data"),
+) -> None:
+    """Run one benchmark, show it and write its data."""
+    if name not in BENCHMARKS:
+        raise typer.BadParameter(f"unknown benchmark {name!r}: choose one of {', '.join(BENCHMARKS)}")
+    results = BENCHMARKS[name](torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
+    Console().print(results.table())
+    Console().print(f"data: {results.write(out)}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,78 @@
+"""Least squares in double precision against the direct solvers of torch and SciPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import scipy.linalg
+import torch
+
+import neula
+from benchmarks.harness import Results, median_seconds
+from neula.matrices import random_matrix
+
+CASES = [
+    ("uniform01", 0.0),
+    ("uniform", 0.0),
+    ("normal", 0.0),
+    ("geometric", 1e3),
+    ("arithmetic", 1e5),
+    ("cluster_small", 1e6),
+    ("cluster_large", 1e5),
+    ("geometric", 1e4),
+]
+CPU_CASES = [("normal", 0.0), ("arithmetic", 1e3), ("geometric", 1e4)]
+
+
+def run(device: torch.device, shape: tuple[int, int] | None = None, repeats: int = 3) -> Results:
+    """Time ``neula.lstsq`` on the papers' matrices beside ``torch.linalg.lstsq`` (and SciPy on a CPU)."""
+    gpu = device.type == "cuda"
+    m, n = shape or ((32768, 16384) if gpu else (16384, 2048))
+    results = Results("lstsq", device)
+    for kind, cond in CASES if gpu else CPU_CASES:
+        a = random_matrix(kind, m, n, cond=max(cond, 1.0), device=device, seed=7)
+        generator = torch.Generator(device).manual_seed(8)
+        b = torch.randn(m, 1, dtype=a.dtype, device=device, generator=generator)
+        norm = _norm2(a)
+        seconds = median_seconds(lambda a=a, b=b: neula.lstsq(a, b), repeats)
+        result = neula.lstsq(a, b)
+        peer = median_seconds(lambda a=a, b=b: torch.linalg.lstsq(a, b, driver="gels"), 1 if gpu else repeats)
+        direct = torch.linalg.lstsq(a, b, driver="gels").solution
+        row = {
+            "matrix": kind,
+            "cond": cond or "",
+            "m": m,
+            "n": n,
+            "ms": 1e3 * seconds,
+            "torch_ms": 1e3 * peer,
+            "speedup": peer / seconds,
+            "optimality": _optimality(a, b, result.x, norm),
+            "torch_optimality": _optimality(a, b, direct, norm),
+        }
+        if not gpu:
+            a_np, b_np = a.numpy(), b.numpy()
+            row["scipy_ms"] = 1e3 * median_seconds(lambda: scipy.linalg.lstsq(a_np, b_np), 1, warmup=0)  # noqa: B023
+            row["speedup_scipy"] = row["scipy_ms"] / row["ms"]
+            x = torch.from_numpy(np.asarray(scipy.linalg.lstsq(a_np, b_np)[0]))
+            row["scipy_optimality"] = _optimality(a, b, x, norm)
+        row |= {
+            "iterations": result.iterations,
+            "method": result.factorization,
+            "certified": result.converged,
+        }
+        row["attempts"] = len(result.attempts)
+        results.add(**row)
+        del a, b, direct, result
+    return results
+
+
+def _norm2(a: torch.Tensor, steps: int = 10) -> float:
+    """``||A||_2`` by the power method."""
+    x = torch.ones(a.shape[1], dtype=a.dtype, device=a.device)
+    for _ in range(steps):
+        x = a.T @ (a @ (x / x.norm()))
+    return float(x.norm().sqrt())
+
+
+def _optimality(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, norm: float) -> float:
+    residual = b - a @ x
+    return float((a.T @ residual).norm() / (norm * residual.norm()))

@@ -1,0 +1,611 @@
+"""The command line: files in, a certified answer out.
+
+Exit codes: 0 solved and certified, 1 solved but not to the accuracy asked for, 2 bad input, 70 a defect of
+neula itself, 130 interrupted.
+"""
+
+# torch and scipy take seconds to import: whatever needs them is imported where it is used, so that the help
+# comes at once.
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    import numpy as np
+    from rich.progress import Progress
+
+    from neula.result import Attempt, LstsqResult, QRResult, SVDResult
+
+CERTIFIED, NOT_CERTIFIED, BAD_INPUT, DEFECT, INTERRUPTED = 0, 1, 2, 70, 130
+SHORT = 20
+"""Solutions of at most so many numbers are printed when no output file is given."""
+
+app = typer.Typer(
+    name="neula",
+    help="Dense linear algebra on neural engines: half-precision speed, certified accuracy.\n\n"
+    "Matrices are read from .npy, .npz (file.npz:key chooses an array), .csv, .mtx and .mtx.gz files, "
+    "and written to .npy, .npz, .csv and .mtx files.",
+    epilog="Exit codes: 0 solved and certified; 1 solved, but not to the accuracy asked for; 2 bad input.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+class Accuracy(StrEnum):
+    """Accuracy that the answer must have."""
+
+    fp16 = "fp16"
+    bf16 = "bf16"
+    tf32 = "tf32"
+    fp32 = "fp32"
+    fp64 = "fp64"
+
+
+class EngineName(StrEnum):
+    """What multiplies."""
+
+    auto = "auto"
+    cpu = "cpu"
+    emulated = "emulated"
+    cuda = "cuda"
+
+
+class Mode(StrEnum):
+    """Which factors ``neula qr`` computes."""
+
+    reduced = "reduced"
+    r = "r"
+
+
+MatrixFile = Annotated[str, typer.Argument(metavar="A", help="File of the matrix.")]
+AccuracyOption = Annotated[
+    Accuracy | None,
+    typer.Option("--accuracy", help="Accuracy of the answer; the default is that of the input's dtype."),
+]
+EngineOption = Annotated[EngineName, typer.Option("--engine", help="What multiplies.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on stdout and everything else on stderr.")
+]
+
+
+def main() -> None:
+    """Run the command line; the console script ``neula``."""
+    try:
+        app(prog_name="neula")
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except Exception:
+        # Python would end with 1, which promises an answer.
+        traceback.print_exc()
+        print("neula: this is a defect of neula, please report it", file=sys.stderr)
+        sys.exit(DEFECT)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"neula {version('neula')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+# --- commands ---------------------------------------------------------------------------------------------
+
+
+@app.command()
+def lstsq(
+    a: MatrixFile,
+    b: Annotated[str, typer.Argument(metavar="b", help="File of one or several right-hand sides.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File for the solution x.")] = None,
+    accuracy: AccuracyOption = None,
+    engine: EngineOption = EngineName.auto,
+    damp: Annotated[float, typer.Option(help="Minimize ||Ax - b||^2 + damp^2 ||x||^2.")] = 0.0,
+    weights: Annotated[str | None, typer.Option(metavar="FILE", help="File of one weight per row.")] = None,
+    rcond: Annotated[
+        float | None, typer.Option(help="Singular values below rcond times the largest count as zero.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Solve the least-squares problem min ||Ax - b||; with m < n, the solution of minimum norm."""
+    with _running("lstsq", as_json) as run:
+        run.check_outputs([a, b, weights], (output, 1))
+        matrix, rhs = run.read("A", a), run.read("b", b, column_as_vector=True)
+        row_weights = None if weights is None else run.read("weights", weights, column_as_vector=True)
+        result: LstsqResult = run.compute(
+            lambda neula, **common: neula.lstsq(
+                matrix, rhs, damp=damp, weights=row_weights, rcond=rcond, **common
+            ),
+            accuracy,
+            engine,
+        )
+        run.write({output: {"x": result.x}})
+    facts: dict[str, Any] = {
+        "converged": result.converged,
+        "accuracy": result.accuracy,
+        "engine": result.engine,
+        "factorization": result.factorization,
+        "iterations": result.iterations,
+        "backward_error": result.backward_error,
+        "tolerance": result.tolerance,
+        "optimality": result.optimality,
+        "residual_norm": result.residual_norm,
+        "rank": result.rank,
+        "history": result.history,
+        "attempts": result.attempts,
+    }
+    if output is None:
+        facts["x"] = result.x
+    rank, full = result.rank, min(matrix.shape[-2:])
+    rows = {
+        "engine": result.engine,
+        **_attempt_rows(result.attempts),
+        "iterations": str(result.iterations),
+        "backward error": f"{result.backward_error:.1e} (tolerance {result.tolerance:.1e})",
+        "residual norm": _norms(result.residual_norm),
+        "rank": f"{rank} of {full}" + (", solution of minimum norm" if rank < full else ""),
+    }
+    run.finish(
+        facts,
+        rows,
+        reached=None
+        if result.converged
+        else f"backward error {result.backward_error:.1e}, tolerance {result.tolerance:.1e}",
+        answer=None if output else _solution_text(result.x),
+    )
+
+
+@app.command()
+def qr(
+    a: MatrixFile,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="An .npz file for Q and R; any file with --mode r.")
+    ] = None,
+    q_file: Annotated[Path | None, typer.Option("--q", metavar="FILE", help="File for Q alone.")] = None,
+    r_file: Annotated[Path | None, typer.Option("--r", metavar="FILE", help="File for R alone.")] = None,
+    mode: Annotated[Mode, typer.Option(help="Compute Q and R, or R alone.")] = Mode.reduced,
+    accuracy: AccuracyOption = None,
+    engine: EngineOption = EngineName.auto,
+    as_json: JsonOption = False,
+) -> None:
+    """Factorize A = QR: Q with orthonormal columns, R upper triangular."""
+    with _running("qr", as_json) as run:
+        if mode is Mode.r and q_file is not None:
+            raise ValueError("--mode r computes no Q: leave out --q, or use --mode reduced")
+        run.check_outputs([a], (output, 1 if mode is Mode.r else 2), (q_file, 1), (r_file, 1))
+        matrix = run.read("A", a)
+        result: QRResult = run.compute(
+            lambda neula, **common: neula.qr(matrix, mode.value, **common), accuracy, engine
+        )
+        factors = {"R": result.R} if mode is Mode.r else {"Q": result.Q, "R": result.R}
+        run.write({output: factors, q_file: {"Q": result.Q}, r_file: {"R": result.R}})
+    _finish_qr(run, result)
+
+
+@app.command()
+def orth(
+    a: MatrixFile,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File for Q.")] = None,
+    accuracy: AccuracyOption = None,
+    engine: EngineOption = EngineName.auto,
+    as_json: JsonOption = False,
+) -> None:
+    """Orthonormalize the columns of A."""
+    with _running("orth", as_json) as run:
+        run.check_outputs([a], (output, 1))
+        matrix = run.read("A", a)
+        result: QRResult = run.compute(lambda neula, **common: neula.qr(matrix, **common), accuracy, engine)
+        run.write({output: {"Q": result.Q}})
+    _finish_qr(run, result)
+
+
+@app.command()
+def svd(
+    a: MatrixFile,
+    rank: Annotated[int | None, typer.Option(help="How many singular values and vectors.")] = None,
+    tol: Annotated[
+        float | None, typer.Option(help="As many as make the relative error of the approximation this small.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="An .npz file for U, s and Vh.")
+    ] = None,
+    accuracy: AccuracyOption = None,
+    engine: EngineOption = EngineName.auto,
+    as_json: JsonOption = False,
+) -> None:
+    """Approximate A by a product U diag(s) Vh of low rank."""
+    with _running("svd", as_json) as run:
+        if (rank is None) == (tol is None):
+            raise ValueError("give one of --rank and --tol: the rank, or the relative error to reach")
+        run.check_outputs([a], (output, 3))
+        matrix = run.read("A", a)
+        result: SVDResult = run.compute(
+            lambda neula, **common: neula.svd_lowrank(matrix, rank, tol=tol, **common), accuracy, engine
+        )
+        run.write({output: {"U": result.U, "s": result.s, "Vh": result.Vh}})
+    facts = {
+        **_qr_facts(result.qr),
+        "rank": result.s.shape[-1],
+        "relative_error": result.relative_error,
+        "s": result.s,
+    }
+    rows = {
+        **_qr_rows(result.qr),
+        "rank": str(result.s.shape[-1]),
+        "relative error": f"{result.relative_error:.1e}",
+        "singular values": _numbers(result.s),
+    }
+    run.finish(facts, rows, reached=None if result.qr.converged else _certificate_text(result.qr.certificate))
+
+
+@app.command()
+def info(as_json: JsonOption = False) -> None:
+    """Show what this machine offers: engines, formats, measured rates."""
+    with _running("info", as_json) as run:
+        run.progress("measuring the engines", 0.0)
+        from neula.engines import describe
+
+        engines = describe()
+    versions = _versions()
+    if as_json:
+        _print_json({"command": "info", "versions": versions, "engines": engines})
+        return
+    console = Console(highlight=False, markup=False)
+    console.print(_grid(versions))
+    console.print(_engine_table(engines))
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Directory for the pictures.")] = Path("demo-output"),
+    degree: Annotated[int, typer.Option(help="Degree of the gravity field.")] = 40,
+) -> None:
+    """Run the main job on real data and on a large realistic problem, beside scipy and torch."""
+    with _guarded("demo", as_json=False, err=Console(stderr=True, highlight=False, markup=False)):
+        from neula.experiments.demo import run_demo
+
+        run_demo(out, degree=degree, console=Console())
+
+
+# --- running a command ------------------------------------------------------------------------------------
+
+
+class _Progress:
+    """Reports ``progress(stage, fraction)``: a bar on a terminal, otherwise lines for what takes long."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar: Progress | None = None
+        self._task: Any = None
+        self._start = time.perf_counter()
+        self._next_line = 2.0
+
+    def __enter__(self) -> _Progress:
+        if sys.stderr.isatty() and self._console.is_interactive:
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+            columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
+            self._bar = Progress(*columns, console=self._console, transient=True)
+            self._task = self._bar.add_task("", total=None)
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, stage: str, fraction: float) -> None:
+        if self._bar is not None:
+            # A stage that has not moved yet may never tell more: its bar pulses.
+            total = 1.0 if fraction > 0 else None
+            self._bar.update(self._task, description=stage, completed=fraction, total=total)
+            return
+        elapsed = time.perf_counter() - self._start
+        if elapsed >= self._next_line:
+            self._next_line = 2 * elapsed
+            self._console.print(f"neula: {stage}, {fraction:.0%} after {elapsed:.0f} s", soft_wrap=True)
+
+
+class _Run:
+    """What the commands share: reading, computing, writing, and showing how it went."""
+
+    def __init__(self, command: str, as_json: bool, err: Console, progress: _Progress) -> None:
+        self.command = command
+        self.as_json = as_json
+        self.progress = progress
+        self._err = err
+        self._inputs: dict[str, dict[str, Any]] = {}
+        self._outputs: dict[str, list[str]] = {}
+        self._seconds: dict[str, float] = {}
+
+    def check_outputs(self, inputs: Sequence[str | None], *outputs: tuple[Path | None, int]) -> None:
+        """Notice before the work that a result could not be saved, or would replace the input."""
+        from neula.files import FileError, check_output, split_key
+
+        taken = {split_key(name)[0].resolve(): name for name in inputs if name is not None}
+        for path, arrays in outputs:
+            if path is None:
+                continue
+            check_output(path, arrays=arrays)
+            if path.resolve() in taken:
+                raise FileError(f"{path}: would replace {taken[path.resolve()]}; choose another output file")
+            taken[path.resolve()] = f"another output, {path}"
+
+    def read(self, name: str, argument: str, *, column_as_vector: bool = False) -> np.ndarray:
+        """Read the file of an argument."""
+        from neula.files import read_matrix, split_key
+
+        with self._timed("read"):
+            self.progress(f"reading {argument}", 0.0)
+            path, key = split_key(argument)
+            array = read_matrix(path, key=key, column_as_vector=column_as_vector, message=self.say)
+        self._inputs[name] = {"file": argument, "shape": array.shape, "dtype": str(array.dtype)}
+        return array
+
+    def compute(self, solve: Callable[..., Any], accuracy: Accuracy | None, engine: EngineName) -> Any:
+        """Call ``solve(neula, accuracy=..., engine=..., progress=...)``."""
+        import neula
+
+        with self._timed("compute"):
+            self.progress("starting", 0.0)
+            wanted = None if accuracy is None else accuracy.value
+            return solve(neula, accuracy=wanted, engine=engine.value, progress=self.progress)
+
+    def write(self, contents: Mapping[Path | None, Mapping[str, np.ndarray]]) -> None:
+        """Write the arrays to the files that were asked for, all or none."""
+        from neula.files import write_files
+
+        wanted = {path: arrays for path, arrays in contents.items() if path is not None}
+        if wanted:
+            with self._timed("write"):
+                self.progress("writing", 0.0)
+                write_files(wanted)
+        self._outputs = {str(path): list(arrays) for path, arrays in wanted.items()}
+
+    def say(self, text: str) -> None:
+        """Tell something on stderr."""
+        self._err.print(f"neula: {text}", soft_wrap=True)
+
+    def finish(
+        self,
+        facts: Mapping[str, Any],
+        rows: Mapping[str, str],
+        *,
+        reached: str | None,
+        answer: str | None = None,
+    ) -> NoReturn:
+        """Show the result and end.
+
+        Parameters
+        ----------
+        facts : mapping
+            The JSON object, but for what every command has.
+        rows : mapping
+            The summary for people.
+        reached : str or None
+            How far it got, when the result is not certified.
+        answer : str, optional
+            Printed below the summary.
+        """
+        if self.as_json:
+            common = {"command": self.command, "inputs": self._inputs, "outputs": self._outputs}
+            _print_json({**common, **facts, "seconds": self._seconds})
+        else:
+            self._print_summary(rows, certified=reached is None)
+            if answer is not None:
+                print(answer)
+        if reached is not None:
+            saved = "; the best that was found is in " + ", ".join(self._outputs) if self._outputs else ""
+            self.say(f"not the accuracy asked for: {reached}{saved}")
+        raise typer.Exit(CERTIFIED if reached is None else NOT_CERTIFIED)
+
+    def _print_summary(self, rows: Mapping[str, str], *, certified: bool) -> None:
+        inputs = {name: f"{_shape_text(given)}  {given['file']}" for name, given in self._inputs.items()}
+        outputs = {", ".join(names): f"saved to {path}" for path, names in self._outputs.items()}
+        seconds = {"time": ", ".join(f"{name} {_time_text(value)}" for name, value in self._seconds.items())}
+        console = Console(highlight=False, markup=False)
+        verdict, style = ("certified", "bold green") if certified else ("NOT certified", "bold yellow")
+        console.print(Text.assemble((f"neula {self.command}", "bold"), ": ", (verdict, style)))
+        console.print(_grid({**inputs, **rows, **seconds, **outputs}))
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+@contextmanager
+def _running(command: str, as_json: bool) -> Iterator[_Run]:
+    """Show progress and turn errors into a line on stderr and an exit code."""
+    err = Console(stderr=True, highlight=False, markup=False)
+    with _guarded(command, as_json, err), _Progress(err) as progress:
+        yield _Run(command, as_json, err, progress)
+
+
+@contextmanager
+def _guarded(command: str, as_json: bool, err: Console) -> Iterator[None]:
+    try:
+        with _warnings_in_one_line(err):
+            yield
+    except KeyboardInterrupt:
+        err.print("neula: interrupted")
+        raise typer.Exit(INTERRUPTED) from None
+    except Exception as error:
+        if isinstance(error, (ValueError, TypeError, ArithmeticError)):
+            text = " ".join(str(error).split())
+        elif _is_out_of_memory(error):
+            text = f"out of memory ({error}); use a smaller matrix, a narrower dtype or a larger machine"
+        else:
+            raise
+        err.print(f"neula: error: {text}", soft_wrap=True)
+        if as_json:
+            _print_json({"command": command, "error": text})
+        raise typer.Exit(BAD_INPUT) from None
+
+
+@contextmanager
+def _warnings_in_one_line(err: Console) -> Iterator[None]:
+    """Show warnings without the source line; the exit code says already what an AccuracyWarning says."""
+    from neula.result import AccuracyWarning
+
+    def show(message: Warning | str, category: type[Warning], *_: object) -> None:
+        if not issubclass(category, AccuracyWarning):
+            err.print(f"neula: warning: {message}", soft_wrap=True)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show  # type: ignore[assignment]
+        yield
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    # torch raises its own class on a GPU and a plain RuntimeError on the CPU.
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or "can't allocate memory" in str(error)
+    )
+
+
+# --- what is shown ----------------------------------------------------------------------------------------
+
+
+def _finish_qr(run: _Run, result: QRResult) -> NoReturn:
+    reached = None if result.converged else _certificate_text(result.certificate)
+    run.finish(_qr_facts(result), _qr_rows(result), reached=reached)
+
+
+def _qr_facts(result: QRResult) -> dict[str, Any]:
+    return {
+        "converged": result.converged,
+        "accuracy": result.accuracy,
+        "engine": result.engine,
+        "certificate": result.certificate,
+        "attempts": result.attempts,
+    }
+
+
+def _qr_rows(result: QRResult) -> dict[str, str]:
+    return {"engine": result.engine, **_attempt_rows(result.attempts)}
+
+
+def _certificate_text(certificate: Any) -> str:
+    return "; ".join(map(str, certificate)) if isinstance(certificate, tuple) else str(certificate)
+
+
+def _attempt_rows(attempts: Sequence[Attempt]) -> dict[str, str]:
+    verdicts = ("rejected", "accepted")
+    lines = [f"{attempt.method}: {verdicts[attempt.accepted]}, {attempt.reason}" for attempt in attempts]
+    return {"tried": "\n".join(lines)}
+
+
+def _norms(residual_norm: Any) -> str:
+    import numpy as np
+
+    return _numbers(np.atleast_1d(residual_norm))
+
+
+def _numbers(values: np.ndarray, most: int = 8) -> str:
+    flat = values.reshape(-1)
+    return " ".join(f"{value:.4g}" for value in flat[:most]) + (" ..." if flat.size > most else "")
+
+
+def _solution_text(x: np.ndarray) -> str:
+    if x.size > SHORT:
+        return f"x has {x.size} entries; save them with -o x.npy"
+    # str() of a NumPy scalar has as many digits as bring back the same number.
+    return "\n".join(" ".join(map(str, row)) for row in x.reshape(len(x), -1))
+
+
+def _shape_text(given: Mapping[str, Any]) -> str:
+    return " x ".join(map(str, given["shape"])) + f" {given['dtype']}"
+
+
+def _time_text(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 0.1 else f"{1000 * seconds:.2g} ms"
+
+
+def _grid(rows: Mapping[str, str]) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in rows.items():
+        grid.add_row(f"  {name}", value)
+    return grid
+
+
+def _versions() -> dict[str, str]:
+    import platform
+    from importlib.metadata import version
+
+    import torch
+
+    packages = {name: version(name) for name in ("neula", "torch", "numpy", "scipy")}
+    threads = f"{torch.get_num_threads()} of {os.cpu_count()} cores"
+    return {**packages, "python": platform.python_version(), "threads": threads}
+
+
+def _engine_table(engines: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table("engine", "device", "format", "rate", "note")
+    table.columns[3].justify = "right"
+    for engine in engines:
+        device = engine["device"] if engine["available"] else "not available"
+        table.add_row(engine["engine"], device, "", "", engine["note"], style="bold")
+        for name, offer in engine["formats"].items():
+            table.add_row("", "", name, _rate_text(offer["rate_gflops"]), offer["note"])
+    return table
+
+
+def _rate_text(gflops: float | None) -> str:
+    if gflops is None:
+        return ""
+    return f"{gflops / 1000:.3g} TFLOP/s" if gflops >= 1000 else f"{gflops:.3g} GFLOP/s"
+
+
+def _print_json(value: Mapping[str, Any]) -> None:
+    print(json.dumps(_plain(value), allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    """Reduce a result to what JSON has; NaN and infinities become null."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _plain(dataclasses.asdict(value))
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+if __name__ == "__main__":
+    main()

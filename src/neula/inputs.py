@@ -1,0 +1,131 @@
+"""From any array library to torch and back; everything wrong with an input is said here, before any work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """An array of the user as a tensor, and the way back.
+
+    Attributes
+    ----------
+    tensor : Tensor
+        Shares memory with the user's array where it can: never write to it.
+    give_back : callable
+        Turns a tensor of any float dtype into an array of the user's library, device and dtype.
+    """
+
+    tensor: torch.Tensor
+    give_back: Callable[[torch.Tensor], Any]
+
+
+def take(x: Any, name: str) -> Taken:
+    """Accept an array of NumPy, torch or any library that speaks DLPack.
+
+    Integers and booleans become float64, as in NumPy.
+
+    Parameters
+    ----------
+    x : array_like
+    name : str
+        What the user calls it, for messages.
+
+    Raises
+    ------
+    TypeError
+        For complex, sparse, object and other non-numeric input, and for what is no array.
+    ValueError
+        For a tensor that requires a gradient.
+    """
+    if isinstance(x, torch.Tensor):
+        return _take_tensor(x, name, lambda t: t)
+    if hasattr(x, "tocoo"):
+        raise TypeError(f"{name} is a sparse {type(x).__name__}: pass {name}.toarray()")
+    if isinstance(x, np.ndarray) or not hasattr(x, "__dlpack__"):
+        return _take_numpy(x, name)
+    library = x.__array_namespace__() if hasattr(x, "__array_namespace__") else None
+    if library is None or not hasattr(library, "from_dlpack"):
+        raise TypeError(
+            f"{name} is a {type(x).__name__}, which exports DLPack but cannot take it back: "
+            f"pass torch.from_dlpack({name})"
+        )
+    return _take_tensor(torch.from_dlpack(x), name, library.from_dlpack)
+
+
+def check_matrix(a: torch.Tensor, name: str) -> None:
+    """A matrix, or a batch of them, with at least one row and one column.
+
+    Raises
+    ------
+    ValueError
+        That repeats the shape.
+    """
+    if a.ndim < 2:
+        raise ValueError(
+            f"{name} must be a matrix (or a batch of matrices), got {a.ndim} dimension(s), "
+            f"shape {tuple(a.shape)}: reshape one column to {name}.reshape(-1, 1)"
+        )
+    if a.numel() == 0:
+        raise ValueError(f"{name} is empty, shape {tuple(a.shape)}: it needs at least one row and one column")
+
+
+def check_finite(a: torch.Tensor, column_max: torch.Tensor, name: str) -> None:
+    """Refuse NaN and Inf, given the largest magnitude of each column (into which they propagate).
+
+    Raises
+    ------
+    ValueError
+        That says where the first one is.
+    """
+    if bool(torch.isfinite(column_max).all()):
+        return
+    bad = ~torch.isfinite(a)
+    if not bool(bad.any()):
+        raise ValueError(f"{name} overflows when it is weighted: scale the weights down")
+    where = tuple(int(i) for i in bad.nonzero()[0])
+    index = ", ".join(map(str, where))
+    raise ValueError(f"{name}[{index}] is {float(a[where])}: {name} must be finite")
+
+
+def _take_numpy(x: Any, name: str) -> Taken:
+    array = np.asarray(x)
+    if array.dtype.kind in "iub":
+        array = array.astype(np.float64)
+    _refuse_unsupported(
+        array.dtype.kind == "c", array.dtype.kind == "f" and array.dtype.itemsize <= 8, array.dtype, name
+    )
+    native = array.astype(array.dtype.newbyteorder("="), copy=False)
+    # Negative strides and read-only memory are what torch cannot take.
+    if any(s < 0 for s in native.strides) or not native.flags.writeable:
+        native = native.copy()
+    return _take_tensor(torch.from_numpy(native), name, lambda t: t.numpy())
+
+
+def _take_tensor(x: torch.Tensor, name: str, wrap: Callable[[torch.Tensor], Any]) -> Taken:
+    if x.layout != torch.strided:
+        raise TypeError(f"{name} is a sparse tensor: pass {name}.to_dense()")
+    if x.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            f"{name} requires a gradient, and neula does not differentiate yet: pass {name}.detach()"
+        )
+    if not x.is_floating_point() and not x.is_complex():
+        x = x.double()
+    _refuse_unsupported(x.is_complex(), x.dtype in FLOATS, x.dtype, name)
+    dtype, device = x.dtype, x.device
+    return Taken(x.detach(), lambda t: wrap(t.to(device=device, dtype=dtype)))
+
+
+def _refuse_unsupported(is_complex: bool, is_supported: bool, dtype: Any, name: str) -> None:
+    if is_complex:
+        raise TypeError(f"{name} is complex ({dtype}), which is not supported yet: pass a real matrix")
+    if not is_supported:
+        raise TypeError(f"{name} has dtype {dtype}: pass float16, bfloat16, float32 or float64")

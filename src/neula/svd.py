@@ -1,0 +1,98 @@
+"""Low-rank approximation: check the input, factorize, truncate, measure."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from neula.accuracy import low_rank_error
+from neula.algorithms.qr_svd import qr_svd
+from neula.engines import Engine
+from neula.inputs import check_matrix, take
+from neula.qr import Progress, qr
+from neula.result import SVDResult
+
+
+def svd_lowrank(
+    A: Any,
+    rank: int | None = None,
+    *,
+    tol: float | None = None,
+    accuracy: str | None = None,
+    engine: str | Engine = "auto",
+    progress: Progress | None = None,
+) -> SVDResult:
+    """Best low-rank approximation ``A ~ U diag(s) Vh`` by QR and the SVD of R.
+
+    For tall matrices nearly all work is the QR. The truncation error usually exceeds the rounding errors by
+    far: then ``accuracy="fp16"`` loses nothing (HPDC 2020, Table 4).
+
+    Parameters
+    ----------
+    A : array_like, shape (m, n)
+        NumPy array, torch tensor or DLPack object; not modified.
+    rank : int, optional
+        Number of singular triplets, at most ``min(m, n)``.
+    tol : float, optional
+        Instead of ``rank``: the fewest for which ``||A - U diag(s) Vh||_F <= tol ||A||_F``. With neither,
+        all of them.
+    accuracy, engine, progress : optional
+        As for :func:`neula.qr`.
+
+    Returns
+    -------
+    SVDResult
+        Unpacks into ``U, s, Vh``; holds the estimated relative error.
+
+    Raises
+    ------
+    ValueError
+        If both ``rank`` and ``tol`` are given, if one is out of range, and for what :func:`neula.qr` refuses.
+    TypeError
+        For complex or sparse input.
+
+    See Also
+    --------
+    torch.svd_lowrank : randomized, faster for small ranks, approximate.
+
+    Examples
+    --------
+    >>> import numpy as np, neula
+    >>> A = np.outer(np.arange(1.0, 101.0), [3.0, 4.0, 0.0])
+    >>> U, s, Vh = neula.svd_lowrank(A, tol=1e-8)
+    >>> U.shape, bool(abs(s[0] - np.linalg.norm(A)) < 1e-9 * s[0])
+    ((100, 1), True)
+    """
+    taken = take(A, "A")
+    a = taken.tensor
+    check_matrix(a, "A")
+    if a.ndim > 2:
+        raise ValueError(f"svd_lowrank takes one matrix at a time, got shape {tuple(a.shape)}")
+    _check_truncation(rank, tol, min(a.shape))
+    transposed = a.shape[0] < a.shape[1]
+    tall = a.T if transposed else a
+    factors = qr(tall, accuracy=accuracy, engine=engine, progress=progress)
+    work = torch.float64 if a.dtype == torch.float64 else torch.float32
+    with torch.no_grad():
+        u, s, vh = qr_svd(factors.Q.to(work), factors.R.to(work), rank=rank, tol=tol)
+        if transposed:
+            u, vh = vh.T, u.T
+        error = low_rank_error(a, u, s, vh)
+    return SVDResult(
+        U=taken.give_back(u),
+        s=taken.give_back(s),
+        Vh=taken.give_back(vh),
+        relative_error=error,
+        qr=dataclasses.replace(factors, Q=None, R=None),
+    )
+
+
+def _check_truncation(rank: int | None, tol: float | None, largest: int) -> None:
+    if rank is not None and tol is not None:
+        raise ValueError(f"give rank or tol, not both (got rank={rank}, tol={tol})")
+    if rank is not None and not (isinstance(rank, int) and 1 <= rank <= largest):
+        raise ValueError(f"rank must be a whole number from 1 to min(m, n) = {largest}, got {rank!r}")
+    if tol is not None and not 0 <= tol < 1:
+        raise ValueError(f"tol must be at least 0 and below 1, got {tol}")

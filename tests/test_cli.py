@@ -1,0 +1,703 @@
+"""The command line: real files in, files and exit codes out; nothing but the answer on stdout."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+import neula
+from neula import cli
+from neula.files import read_matrix, write_files, write_matrix
+from neula.result import AccuracyWarning, Attempt, LstsqResult, QRCertificate, QRResult
+
+RNG = np.random.default_rng(20)
+A = RNG.normal(size=(60, 7))
+B = RNG.normal(size=60)
+X = np.linalg.lstsq(A, B, rcond=None)[0]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with A and b in every format."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    for extension in (".npy", ".csv", ".mtx"):
+        write_matrix(f"A{extension}", A)
+        write_matrix(f"b{extension}", B)
+    for name in ("A", "b"):
+        Path(f"{name}.mtx.gz").write_bytes(gzip.compress(Path(f"{name}.mtx").read_bytes()))
+    write_files({Path("problem.npz"): {"A": A, "b": B}})
+    return tmp_path
+
+
+def neula_cli(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, arguments)
+
+
+def succeed(*arguments: str) -> Result:
+    result = neula_cli(*arguments)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def parsed(result: Result) -> dict[str, Any]:
+    """The JSON object that must be all of stdout."""
+    assert result.stdout.count("\n") == 1
+    return json.loads(result.stdout, parse_constant=pytest.fail)
+
+
+def fake_lstsq(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> list[dict[str, Any]]:
+    """Put a stand-in in the place of ``neula.lstsq``; returns the calls that it got."""
+    calls: list[dict[str, Any]] = []
+    facts: dict[str, Any] = {
+        "x": X,
+        "converged": True,
+        "iterations": 3,
+        "backward_error": 1e-17,
+        "optimality": 1e-16,
+        "tolerance": 1e-15,
+        "residual_norm": 1.5,
+        "rank": 7,
+        "attempts": (Attempt("fake fp16", True, "it is a fake"),),
+        "engine": "cpu",
+        "accuracy": "fp64",
+    }
+
+    def lstsq(A: np.ndarray, b: np.ndarray, **options: Any) -> LstsqResult:
+        calls.append({"A": A, "b": b, **options})
+        return LstsqResult(**{**facts, **changes})
+
+    monkeypatch.setattr(neula, "lstsq", lstsq)
+    return calls
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return fail
+
+
+def assert_refused(result: Result, says: str, before: set[str], code: int = cli.BAD_INPUT) -> None:
+    """One line on stderr, nothing on stdout, no file."""
+    assert result.exit_code == code, result.output
+    assert result.stdout == ""
+    assert result.stderr.startswith("neula: error: ")
+    assert result.stderr.count("\n") == 1
+    assert says in result.stderr
+    assert set(os.listdir()) == before
+
+
+# --- lstsq ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ("A.npy", "b.npy"),
+        ("A.csv", "b.csv"),
+        ("A.mtx", "b.mtx"),
+        ("A.mtx.gz", "b.mtx.gz"),
+        ("problem.npz:A", "problem.npz:b"),
+        ("A.npy", "b.csv"),
+    ],
+)
+@pytest.mark.parametrize("output", ["x.npy", "x.npz", "x.csv", "x.mtx"])
+def test_lstsq_reads_and_writes_every_format(a: str, b: str, output: str) -> None:
+    result = succeed("lstsq", a, b, "-o", output)
+    x = read_matrix(output, column_as_vector=True)
+    np.testing.assert_allclose(x, X, rtol=1e-12)
+    assert "certified" in result.stdout
+    assert output in result.stdout
+    assert result.stderr == ""
+
+
+def test_lstsq_prints_a_short_solution_with_all_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_lstsq(monkeypatch)
+    lines = succeed("lstsq", "A.npy", "b.npy").stdout.splitlines()
+    assert [float(line) for line in lines[-7:]] == X.tolist()
+
+
+def test_lstsq_prints_several_short_solutions_as_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.float32([[0.1, 2], [3, 4]])
+    fake_lstsq(monkeypatch, x=x)
+    assert succeed("lstsq", "A.npy", "b.npy").stdout.splitlines()[-2:] == ["0.1 2.0", "3.0 4.0"]
+
+
+def test_lstsq_says_how_to_save_a_long_solution(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_lstsq(monkeypatch, x=np.arange(21.0))
+    output = succeed("lstsq", "A.npy", "b.npy").stdout
+    assert "21 entries" in output
+    assert "-o x.npy" in output
+    assert "20.0" not in output
+
+
+def test_lstsq_summary_holds_the_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = (Attempt("first", False, "too far"), Attempt("second", True, "close"))
+    fake_lstsq(monkeypatch, rank=5, attempts=attempts, residual_norm=[1.25, 2.5])
+    output = succeed("lstsq", "A.npy", "b.npy").stdout
+    for part in (
+        "60 x 7 float64  A.npy",
+        "first: rejected, too far",
+        "second: accepted, close",
+        "1.0e-17 (tolerance 1.0e-15)",
+        "1.25 2.5",
+        "5 of 7, solution of minimum norm",
+        "cpu",
+    ):
+        assert part in output
+
+
+def test_lstsq_with_several_right_hand_sides() -> None:
+    several = RNG.normal(size=(60, 3))
+    write_matrix("B.csv", several)
+    succeed("lstsq", "A.npy", "B.csv", "-o", "x.npy")
+    np.testing.assert_allclose(np.load("x.npy"), np.linalg.lstsq(A, several, rcond=None)[0], rtol=1e-11)
+
+
+def test_lstsq_with_damping_and_weights() -> None:
+    weights = RNG.uniform(0.5, 2, size=60)
+    write_matrix("w.csv", weights)
+    succeed("lstsq", "A.npy", "b.npy", "--damp", "0.7", "--weights", "w.csv", "-o", "x.npy")
+    options: dict[str, Any] = {"damp": 0.7, "weights": weights}
+    np.testing.assert_allclose(np.load("x.npy"), neula.lstsq(A, B, **options).x, rtol=1e-11)
+
+
+def test_lstsq_of_a_rank_deficient_matrix_gives_the_solution_of_minimum_norm() -> None:
+    twice = np.hstack([A, A])
+    write_matrix("twice.npy", twice)
+    facts = parsed(succeed("lstsq", "twice.npy", "b.npy", "--json"))
+    assert facts["rank"] == 7
+    np.testing.assert_allclose(facts["x"], np.concatenate([X, X]) / 2, rtol=1e-11)
+
+
+def test_lstsq_passes_every_option_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = fake_lstsq(monkeypatch)
+    write_matrix("w.npy", np.ones(60))
+    options = ["--accuracy", "fp32", "--engine", "emulated", "--damp", "2", "--rcond", "1e-3"]
+    succeed("lstsq", "A.npy", "b.npy", *options, "--weights", "w.npy")
+    (call,) = calls
+    np.testing.assert_array_equal(call["A"], A)
+    np.testing.assert_array_equal(call["b"], B)
+    np.testing.assert_array_equal(call["weights"], np.ones(60))
+    assert (call["accuracy"], call["engine"], call["damp"], call["rcond"]) == ("fp32", "emulated", 2, 1e-3)
+    assert callable(call["progress"])
+
+
+def test_lstsq_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = fake_lstsq(monkeypatch)
+    succeed("lstsq", "A.npy", "b.npy")
+    (call,) = calls
+    assert (call["accuracy"], call["engine"], call["damp"]) == (None, "auto", 0)
+    assert call["rcond"] is None
+    assert call["weights"] is None
+
+
+# --- JSON -------------------------------------------------------------------------------------------------
+
+
+def test_lstsq_json() -> None:
+    facts = parsed(succeed("lstsq", "problem.npz:A", "b.csv", "--json"))
+    assert facts["command"] == "lstsq"
+    assert facts["inputs"]["A"] == {"file": "problem.npz:A", "shape": [60, 7], "dtype": "float64"}
+    assert facts["inputs"]["b"] == {"file": "b.csv", "shape": [60], "dtype": "float64"}
+    assert facts["outputs"] == {}
+    assert facts["converged"] is True
+    assert facts["accuracy"] == "fp64"
+    assert facts["backward_error"] <= facts["tolerance"]
+    assert facts["rank"] == 7
+    assert facts["iterations"] >= 0
+    assert facts["residual_norm"] == pytest.approx(np.linalg.norm(B - A @ X))
+    assert facts["attempts"][-1]["accepted"] is True
+    assert facts["attempts"][-1]["method"] == facts["factorization"]
+    assert set(facts["seconds"]) == {"read", "compute"}
+    np.testing.assert_allclose(facts["x"], X, rtol=1e-12)
+
+
+def test_json_numbers_have_every_digit(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.array([1 / 3, 5e-324, 1.7976931348623157e308, -0.0])
+    fake_lstsq(monkeypatch, x=x)
+    assert np.array(parsed(succeed("lstsq", "A.npy", "b.npy", "--json"))["x"]).tobytes() == x.tobytes()
+
+
+def test_json_names_the_output_instead_of_repeating_it() -> None:
+    facts = parsed(succeed("lstsq", "A.npy", "b.npy", "-o", "x.npz", "--json"))
+    assert facts["outputs"] == {"x.npz": ["x"]}
+    assert "x" not in facts
+    assert "write" in facts["seconds"]
+
+
+def test_json_has_null_for_what_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_lstsq(
+        monkeypatch,
+        x=np.array([np.nan, 1.0]),
+        converged=False,
+        backward_error=float("nan"),
+        residual_norm=[np.float64(np.inf)],
+        history=(float("inf"), 1.0),
+    )
+    result = neula_cli("lstsq", "A.npy", "b.npy", "--json")
+    assert result.exit_code == cli.NOT_CERTIFIED
+    facts = parsed(result)
+    assert facts["x"] == [None, 1.0]
+    assert facts["backward_error"] is None
+    assert facts["residual_norm"] == [None]
+    assert facts["history"] == [None, 1.0]
+
+
+def test_json_is_alone_on_stdout_when_there_is_something_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("s.mtx").write_text("%%MatrixMarket matrix coordinate real general\n60 2 2\n1 1 1\n2 2 1\n")
+    Path("h.csv").write_text("rhs\n" + "1\n" * 60)
+    fake_lstsq(monkeypatch)
+    result = succeed("lstsq", "s.mtx", "h.csv", "--json")
+    assert parsed(result)["converged"] is True
+    assert "s.mtx: sparse, 60 x 2 with 2 entries (1.67% dense)" in result.stderr
+    assert "h.csv: line 1 is a header" in result.stderr
+
+
+def test_json_of_an_error() -> None:
+    result = neula_cli("lstsq", "missing.npy", "b.npy", "--json")
+    assert result.exit_code == cli.BAD_INPUT
+    assert parsed(result) == {"command": "lstsq", "error": "missing.npy: no such file"}
+    assert result.stderr == "neula: error: missing.npy: no such file\n"
+
+
+# --- qr, orth, svd ----------------------------------------------------------------------------------------
+
+
+def assert_factors(q: np.ndarray, r: np.ndarray) -> None:
+    np.testing.assert_allclose(q @ r, A, atol=1e-13)
+    np.testing.assert_allclose(q.T @ q, np.eye(7), atol=1e-13)
+    np.testing.assert_array_equal(r, np.triu(r))
+
+
+def test_qr_into_one_file() -> None:
+    facts = parsed(succeed("qr", "A.npy", "-o", "qr.npz", "--json"))
+    assert_factors(read_matrix("qr.npz", key="Q"), read_matrix("qr.npz", key="R"))
+    assert facts["command"] == "qr"
+    assert facts["outputs"] == {"qr.npz": ["Q", "R"]}
+    assert facts["converged"] is True
+    assert facts["certificate"]["orthogonality"] <= facts["certificate"]["orthogonality_bound"]
+    assert facts["attempts"][-1]["accepted"] is True
+
+
+def test_qr_into_two_files() -> None:
+    succeed("qr", "A.csv", "--q", "q.npy", "--r", "r.mtx")
+    assert_factors(np.load("q.npy"), read_matrix("r.mtx"))
+
+
+def test_qr_of_r_alone() -> None:
+    before = set(os.listdir())
+    succeed("qr", "A.npy", "--mode", "r", "-o", "r.csv")
+    assert set(os.listdir()) == before | {"r.csv"}
+    np.testing.assert_allclose(read_matrix("r.csv").T @ read_matrix("r.csv"), A.T @ A, atol=1e-12)
+
+
+def test_qr_without_a_file_shows_the_certificate() -> None:
+    before = set(os.listdir())
+    output = succeed("qr", "A.npy", "--accuracy", "fp32", "--engine", "cpu").stdout
+    assert "certified" in output
+    assert "orthogonality" in output
+    assert set(os.listdir()) == before
+
+
+def test_orth() -> None:
+    result = succeed("orth", "A.mtx", "-o", "q.npy", "--json")
+    assert parsed(result)["outputs"] == {"q.npy": ["Q"]}
+    q = np.load("q.npy")
+    np.testing.assert_allclose(q.T @ q, np.eye(7), atol=1e-13)
+    np.testing.assert_allclose(q @ (q.T @ A), A, atol=1e-12)
+
+
+def test_svd_of_given_rank() -> None:
+    facts = parsed(succeed("svd", "A.npy", "--rank", "3", "-o", "svd.npz", "--json"))
+    u, s, vh = (read_matrix("svd.npz", key=key) for key in ("U", "s", "Vh"))
+    u0, s0, vh0 = np.linalg.svd(A, full_matrices=False)
+    np.testing.assert_allclose(s, s0[:3], rtol=1e-12)
+    np.testing.assert_allclose((u * s) @ vh, (u0[:, :3] * s0[:3]) @ vh0[:3], atol=1e-12)
+    assert facts["rank"] == 3
+    assert facts["s"] == s.tolist()
+    assert facts["converged"] is True
+
+
+def test_svd_to_a_tolerance() -> None:
+    facts = parsed(succeed("svd", "A.npy", "--tol", "0.5", "--json"))
+    s = np.linalg.svd(A, compute_uv=False)
+    tails = [np.linalg.norm(s[k:]) / np.linalg.norm(s) for k in range(8)]
+    assert facts["rank"] == next(k for k in range(8) if tails[k] <= 0.5)
+    assert "singular values" in succeed("svd", "A.npy", "--tol", "0.5").stdout
+
+
+# --- exit code 1 ------------------------------------------------------------------------------------------
+
+
+def test_not_certified_is_exit_code_1_and_the_solution_is_still_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake_lstsq(monkeypatch, converged=False, backward_error=3e-9)
+    result = neula_cli("lstsq", "A.npy", "b.npy", "-o", "x.npy")
+    assert result.exit_code == cli.NOT_CERTIFIED
+    np.testing.assert_array_equal(np.load("x.npy"), X)
+    assert "NOT certified" in result.stdout
+    assert result.stderr == (
+        "neula: not the accuracy asked for: backward error 3.0e-09, tolerance 1.0e-15; "
+        "the best that was found is in x.npy\n"
+    )
+
+
+@pytest.mark.parametrize("command", ["qr", "orth"])
+def test_qr_not_certified(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = QRResult(
+        Q=A, R=np.eye(7), certificate=QRCertificate(1e-3, 2e-3, 1e-15, 1e-15), attempts=(), accuracy="fp64"
+    )
+    monkeypatch.setattr(neula, "qr", lambda *_, **__: bad)
+    result = neula_cli(command, "A.npy", "-o", "out.npz", "--json")
+    assert result.exit_code == cli.NOT_CERTIFIED
+    assert parsed(result)["converged"] is False
+    assert "orthogonality 2.0e-03 (bound 1.0e-15)" in result.stderr
+    np.testing.assert_array_equal(read_matrix("out.npz", key="Q"), A)
+
+
+def test_accuracy_warnings_are_not_said_twice_and_others_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_lstsq(monkeypatch, converged=False)
+    fake = neula.lstsq
+
+    def warn(*arguments: Any, **options: Any) -> Any:
+        warnings.warn("not certified", AccuracyWarning, stacklevel=2)
+        warnings.warn("something else", UserWarning, stacklevel=2)
+        return fake(*arguments, **options)
+
+    monkeypatch.setattr(neula, "lstsq", warn)
+    shown = warnings.showwarning
+    lines = neula_cli("lstsq", "A.npy", "b.npy").stderr.splitlines()
+    assert lines[0] == "neula: warning: something else"
+    assert lines[1].startswith("neula: not the accuracy asked for")
+    assert len(lines) == 2
+    assert warnings.showwarning is shown
+
+
+# --- exit code 2 ------------------------------------------------------------------------------------------
+
+
+def make_bad_files() -> None:
+    Path("text.npy").write_text("1,2\n3,4\n")
+    Path("empty.csv").touch()
+    Path("short.npy").write_bytes(Path("A.npy").read_bytes()[:-8])
+    Path("short.mtx.gz").write_bytes(Path("A.mtx.gz").read_bytes()[:-9])
+    Path("a.txt").write_text("1")
+    Path("words.csv").write_text("1,2\n3,four\n")
+    np.save("complex.npy", A + 1j)
+    np.save("objects.npy", np.array([None]), allow_pickle=True)
+    np.save("cube.npy", np.zeros((2, 3, 4, 5)))
+    np.save("none.npy", np.zeros((0, 7)))
+    np.save("scalar.npy", np.float64(1))
+    np.save("nan.npy", np.where(np.arange(60 * 7).reshape(60, 7) == 65, np.nan, A))
+    np.save("b59.npy", B[:-1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("lstsq missing.npy b.npy", "missing.npy: no such file"),
+        ("lstsq . b.npy", "is a directory"),
+        ("lstsq A.npy text.npy", "text.npy: not a .npy file"),
+        ("lstsq A.npy empty.csv", "empty.csv: the file is empty"),
+        ("lstsq short.npy b.npy", "short.npy: truncated or damaged .npy file"),
+        ("lstsq short.mtx.gz b.npy", "short.mtx.gz: truncated or damaged gzip file"),
+        ("lstsq a.txt b.npy", "unknown extension '.txt'; .npy, .npz, .csv, .mtx, .mtx.gz can be read"),
+        ("lstsq words.csv b.npy", "words.csv: line 2, column 2: 'four' is not a number"),
+        ("lstsq problem.npz b.npy", "holds 2 arrays (A, b); choose one, as in problem.npz:A"),
+        ("lstsq problem.npz:C b.npy", "no array is named 'C'; it holds A, b"),
+        ("lstsq complex.npy b.npy", "complex"),
+        ("lstsq objects.npy b.npy", "objects.npy: holds Python objects"),
+        ("lstsq A.npy b59.npy", "59"),
+        ("lstsq nan.npy b.npy", "[9, 2] is nan"),
+        ("lstsq b.npy b.npy", "(60,)"),
+        ("lstsq scalar.npy b.npy", "()"),
+        ("lstsq none.npy b.npy", "(0, 7)"),
+        ("lstsq A.npy b.npy --weights b59.npy", "weights"),
+        ("lstsq A.npy b.npy --weights missing.csv", "missing.csv: no such file"),
+        ("lstsq A.npy b.npy --damp -1", "damp"),
+        ("lstsq A.npy b.npy --rcond 2", "rcond"),
+        ("lstsq A.npy b.npy -o x.txt", "x.txt: unknown extension '.txt'; .npy, .npz, .csv, .mtx can be"),
+        ("lstsq A.npy b.npy -o missing/x.npy", "there is no directory missing; create it first"),
+        ("lstsq A.npy b.npy -o b.npy", "b.npy: would replace b.npy"),
+        ("lstsq problem.npz:A b.npy -o problem.npz", "problem.npz: would replace problem.npz:A"),
+        ("qr none.npy", "(0, 7)"),
+        ("qr A.npy -o qr.npy", "a .npy file holds one array, not 2; give the name of an .npz file"),
+        ("qr A.npy --q a.npy --r a.npy", "a.npy: would replace another output"),
+        ("qr A.npy --mode r --q q.npy", "--mode r computes no Q"),
+        ("qr nan.npy", "[9, 2] is nan"),
+        ("orth missing.npy -o q.npy", "missing.npy: no such file"),
+        ("svd A.npy", "give one of --rank and --tol"),
+        ("svd A.npy --rank 2 --tol 0.1", "give one of --rank and --tol"),
+        ("svd A.npy --rank 99", "99"),
+        ("svd A.npy --rank 2 -o svd.mtx", "holds one array, not 3"),
+        ("svd cube.npy --rank 2", "(2, 3, 4, 5)"),
+    ],
+)
+def test_bad_input(arguments: str, says: str) -> None:
+    make_bad_files()
+    assert_refused(neula_cli(*arguments.split()), says, before=set(os.listdir()))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_an_engine_that_this_machine_lacks() -> None:
+    before = set(os.listdir())
+    assert_refused(neula_cli("lstsq", "A.npy", "b.npy", "--engine", "cuda", "-o", "x.npy"), "cuda", before)
+
+
+@pytest.mark.parametrize("output", ["x.txt", "missing/x.npy", "A.npy"])
+def test_an_output_that_cannot_be_is_refused_before_the_work(
+    output: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = fake_lstsq(monkeypatch)
+    assert neula_cli("lstsq", "A.npy", "b.npy", "-o", output).exit_code == cli.BAD_INPUT
+    assert calls == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("lstsq A.npy b.npy --accuracy fp8", "'fp16', 'bf16', 'tf32', 'fp32', 'fp64'"),
+        ("qr A.npy --engine abacus", "'auto', 'cpu', 'emulated', 'cuda'"),
+        ("lstsq A.npy", "Missing argument"),
+        ("svd A.npy --rank two", "--rank"),
+        ("frobnicate", "frobnicate"),
+    ],
+)
+def test_usage_errors(arguments: str, says: str) -> None:
+    result = neula_cli(*arguments.split())
+    assert result.exit_code == cli.BAD_INPUT
+    assert result.stdout == ""
+    assert says in " ".join(result.stderr.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("Unable to allocate 8 EiB"),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+    ],
+)
+def test_out_of_memory(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neula, "lstsq", raising(error))
+    before = set(os.listdir())
+    assert_refused(neula_cli("lstsq", "A.npy", "b.npy", "-o", "x.npy"), "out of memory", before)
+
+
+def test_an_allocation_that_fails_in_torch_is_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neula, "lstsq", lambda *_, **__: torch.empty(1 << 60, dtype=torch.uint8))
+    result = neula_cli("lstsq", "A.npy", "b.npy")
+    assert_refused(result, "out of memory", set(os.listdir()))
+
+
+def test_messages_of_several_lines_become_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neula, "lstsq", raising(ValueError("first\n  second")))
+    result = neula_cli("lstsq", "A.npy", "b.npy")
+    assert result.stderr == "neula: error: first second\n"
+
+
+def test_a_solution_that_overflows_its_dtype_is_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neula, "lstsq", raising(OverflowError("does not fit")))
+    assert_refused(neula_cli("lstsq", "A.npy", "b.npy"), "does not fit", set(os.listdir()))
+
+
+def test_a_failed_write_leaves_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(stream: Any, *_: Any, **__: Any) -> None:
+        stream.write(b"some bytes")
+        raise OSError(28, "No space left on device")
+
+    before = set(os.listdir())
+    monkeypatch.setattr(np, "save", full)
+    result = neula_cli("lstsq", "A.csv", "b.csv", "-o", "x.npy")
+    assert_refused(result, "x.npy: cannot be written: No space left on device", before)
+
+
+# --- interruptions and defects ----------------------------------------------------------------------------
+
+
+def test_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neula, "lstsq", raising(KeyboardInterrupt()))
+    before = set(os.listdir())
+    result = neula_cli("lstsq", "A.npy", "b.npy", "-o", "x.npy")
+    assert result.exit_code == cli.INTERRUPTED
+    assert result.stdout == ""
+    assert result.stderr == "neula: interrupted\n"
+    assert set(os.listdir()) == before
+
+
+def test_a_defect_is_not_mistaken_for_an_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(neula, "lstsq", raising(RuntimeError("a bug")))
+    monkeypatch.setattr(sys, "argv", ["neula", "lstsq", "A.npy", "b.npy"])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == cli.DEFECT
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "RuntimeError: a bug" in captured.err
+    assert "please report" in captured.err
+
+
+# --- progress ---------------------------------------------------------------------------------------------
+
+
+def test_progress_lines_only_for_what_takes_longer_than_two_seconds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(cli.time, "perf_counter", lambda: now)
+    with cli._Progress(Console(stderr=True, width=100)) as progress:
+        for now in np.arange(100.0, 112.0, 0.5):
+            progress("factorizing", (now - 100) / 12)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines() == [
+        "neula: factorizing, 17% after 2 s",
+        "neula: factorizing, 33% after 4 s",
+        "neula: factorizing, 67% after 8 s",
+    ]
+
+
+def test_progress_of_the_library_does_not_reach_stdout() -> None:
+    result = succeed("lstsq", "A.npy", "b.npy", "--json")
+    assert result.stderr == ""
+    assert parsed(result)["converged"] is True
+
+
+def test_a_bar_on_a_terminal_leaves_stdout_clean() -> None:
+    pty = pytest.importorskip("pty")
+    Path("[").mkdir()
+    Path("[/]A.npy").write_bytes(Path("A.npy").read_bytes())  # looks like markup
+    terminal, stderr = pty.openpty()
+    command = [sys.executable, "-m", "neula.cli", "lstsq", "[/]A.npy", "b.npy", "--json"]
+    environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, env=environment)
+    os.close(stderr)
+    shown = b""
+    try:
+        while chunk := os.read(terminal, 4096):
+            shown += chunk
+    except OSError:  # Linux says so when the other end is closed
+        pass
+    os.close(terminal)
+    stdout, _ = process.communicate()
+    assert process.returncode == 0
+    assert json.loads(stdout)["converged"] is True
+    assert shown.startswith(b"\x1b[?25l")  # the cursor is hidden while the bar moves
+    assert shown.endswith(b"\x1b[2K")  # and the bar is wiped away
+
+
+# --- info, demo, version, help ----------------------------------------------------------------------------
+
+ENGINES = [
+    {"engine": "cuda", "available": False, "device": "", "formats": {}, "note": "no GPU"},
+    {
+        "engine": "cpu",
+        "available": True,
+        "device": "2 threads",
+        "formats": {
+            "bf16": {"rate_gflops": 1234.5, "note": "fast"},
+            "fp64": {"rate_gflops": 98.76, "note": ""},
+            "fp16": {"rate_gflops": None, "note": "not offered"},
+        },
+        "note": "",
+    },
+]
+
+
+def test_info(monkeypatch: pytest.MonkeyPatch) -> None:
+    import neula.engines
+
+    monkeypatch.setattr(neula.engines, "describe", lambda: ENGINES)
+    output = succeed("info").stdout
+    for part in ("cuda", "not available", "no GPU", "1.23 TFLOP/s", "98.8 GFLOP/s", "not offered"):
+        assert part in output
+    assert torch.__version__ in output
+    facts = parsed(succeed("info", "--json"))
+    assert facts["engines"] == ENGINES
+    assert set(facts["versions"]) == {"neula", "torch", "numpy", "scipy", "python", "threads"}
+
+
+def test_info_of_this_machine() -> None:
+    engines = {entry["engine"]: entry for entry in parsed(succeed("info", "--json"))["engines"]}
+    assert set(engines) == {"cuda", "cpu", "emulated"}
+    assert engines["cpu"]["available"] is True
+    assert engines["cpu"]["formats"]["fp64"]["rate_gflops"] > 0
+
+
+def test_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    import neula.experiments.demo
+
+    calls: list[tuple[Path, int]] = []
+    monkeypatch.setattr(
+        neula.experiments.demo, "run_demo", lambda out, *, degree, console: calls.append((out, degree))
+    )
+    succeed("demo", "--out", "pictures", "--degree", "12")
+    succeed("demo")
+    assert calls == [(Path("pictures"), 12), (Path("demo-output"), 40)]
+    monkeypatch.setattr(neula.experiments.demo, "run_demo", raising(ValueError("degree must be positive")))
+    assert_refused(neula_cli("demo"), "degree must be positive", set(os.listdir()))
+
+
+def test_version() -> None:
+    assert succeed("--version").stdout == f"neula {neula.__version__}\n"
+
+
+def test_help_names_every_command_and_the_exit_codes() -> None:
+    output = succeed("--help").stdout
+    for command in ("lstsq", "qr", "orth", "svd", "info", "demo"):
+        assert command in output
+        assert "--help" in succeed(command, "--help").stdout
+    assert "Exit codes" in output
+
+
+def test_names_that_look_like_markup_are_shown_as_they_are() -> None:
+    Path("[red]A[bold].npy").write_bytes(Path("A.npy").read_bytes())
+    assert "[red]A[bold].npy" in succeed("lstsq", "[red]A[bold].npy", "b.npy", "-o", "[x].npy").stdout
+    assert "[x][/y].npy: no such file" in neula_cli("qr", "[x][/y].npy").stderr
+
+
+# --- the installed program --------------------------------------------------------------------------------
+
+
+def run_program(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "neula.cli", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+def test_the_program_solves_and_says_so() -> None:
+    done = run_program("lstsq", "A.mtx", "b.csv", "-o", "x.npy", "--json")
+    assert done.returncode == cli.CERTIFIED
+    assert done.stderr == ""
+    assert json.loads(done.stdout)["outputs"] == {"x.npy": ["x"]}
+    np.testing.assert_allclose(np.load("x.npy"), X, rtol=1e-12)
+
+
+def test_the_program_refuses_bad_input_without_a_traceback() -> None:
+    done = run_program("lstsq", "A.npy", "missing.npy", "-o", "x.npy")
+    assert done.returncode == cli.BAD_INPUT
+    assert done.stdout == ""
+    assert done.stderr == "neula: error: missing.npy: no such file\n"
+    assert not Path("x.npy").exists()

@@ -1,0 +1,560 @@
+"""Files: exact round trips, and for every bad file a FileError that names it and says what to change."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.io
+
+from neula import files
+from neula.files import FileError, check_output, read_matrix, split_key, write_files, write_matrix
+
+BINARY = (".npy", ".npz")
+TEXT = (".csv", ".mtx")
+DTYPES = (np.float16, np.float32, np.float64)
+
+
+def awkward(dtype: type, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
+    """Random numbers over the whole range of the dtype, with its extremes among them."""
+    info = np.finfo(dtype)
+    rng = np.random.default_rng(seed)
+    exponents = rng.uniform(np.log10(info.smallest_subnormal), np.log10(info.max), shape)
+    values = (rng.choice([-1.0, 1.0], shape) * 10**exponents).astype(dtype)
+    extremes = np.array([info.max, info.tiny, info.smallest_subnormal, info.min, 1 / 3, 0.0], dtype)
+    flat = values.reshape(-1)
+    flat[: extremes.size] = extremes[: flat.size]
+    return values
+
+
+def assert_identical(read: np.ndarray, written: np.ndarray) -> None:
+    assert read.dtype == written.dtype
+    assert read.shape == written.shape
+    assert read.tobytes() == written.tobytes()
+
+
+def assert_only(folder: Path, *names: str) -> None:
+    assert sorted(path.name for path in folder.iterdir()) == sorted(names)
+
+
+# --- round trips ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(7, 3), (3, 7), (5, 1), (1, 5), (1, 1)])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("extension", BINARY)
+def test_binary_formats_return_every_bit_and_the_dtype(
+    tmp_path: Path, extension: str, dtype: type, shape: tuple[int, ...]
+) -> None:
+    matrix = awkward(dtype, shape)
+    write_matrix(tmp_path / f"a{extension}", matrix)
+    assert_identical(read_matrix(tmp_path / f"a{extension}"), matrix)
+    assert_only(tmp_path, f"a{extension}")
+
+
+@pytest.mark.parametrize("shape", [(7, 3), (3, 7), (5, 1), (1, 5), (1, 1)])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("extension", TEXT)
+def test_text_formats_return_every_bit_as_float64(
+    tmp_path: Path, extension: str, dtype: type, shape: tuple[int, ...]
+) -> None:
+    matrix = awkward(dtype, shape)
+    write_matrix(tmp_path / f"a{extension}", matrix)
+    read = read_matrix(tmp_path / f"a{extension}")
+    assert_identical(read, matrix.astype(np.float64))
+    assert_identical(read.astype(dtype), matrix)
+
+
+@pytest.mark.parametrize("extension", [*BINARY, ".csv"])
+def test_signed_zeros_and_non_finite_numbers_come_back(tmp_path: Path, extension: str) -> None:
+    matrix = np.array([[-0.0, 0.0], [np.inf, -np.inf]])
+    write_matrix(tmp_path / f"a{extension}", matrix)
+    assert_identical(read_matrix(tmp_path / f"a{extension}"), matrix)
+
+
+@pytest.mark.parametrize("extension", [*BINARY, *TEXT])
+def test_nan_is_read_so_that_the_library_can_say_where_it_is(tmp_path: Path, extension: str) -> None:
+    write_matrix(tmp_path / f"a{extension}", np.array([[1.0, np.nan], [np.inf, 4.0]]))
+    np.testing.assert_array_equal(
+        read_matrix(tmp_path / f"a{extension}"), np.array([[1.0, np.nan], [np.inf, 4.0]])
+    )
+
+
+@pytest.mark.parametrize("extension", [*BINARY, *TEXT])
+def test_column_major_and_strided_arrays(tmp_path: Path, extension: str) -> None:
+    whole = awkward(np.float64, (8, 6))
+    for matrix in (np.asfortranarray(whole), whole[::2, ::3], whole.T):
+        write_matrix(tmp_path / f"a{extension}", matrix)
+        np.testing.assert_array_equal(read_matrix(tmp_path / f"a{extension}"), matrix)
+
+
+@pytest.mark.parametrize("extension", [*BINARY, *TEXT])
+def test_vectors_come_back_as_vectors(tmp_path: Path, extension: str) -> None:
+    vector = awkward(np.float64, (6,))
+    write_matrix(tmp_path / f"b{extension}", vector)
+    assert_identical(read_matrix(tmp_path / f"b{extension}", column_as_vector=True), vector)
+
+
+def test_a_column_is_a_matrix_unless_a_vector_was_asked_for(tmp_path: Path) -> None:
+    for extension in TEXT:
+        write_matrix(tmp_path / f"b{extension}", np.arange(3.0))
+        assert read_matrix(tmp_path / f"b{extension}").shape == (3, 1)
+    write_matrix(tmp_path / "b.npy", np.ones((3, 1)))
+    assert read_matrix(tmp_path / "b.npy", column_as_vector=True).shape == (3, 1)
+
+
+def test_scipy_reads_the_matrix_market_files(tmp_path: Path) -> None:
+    matrix = awkward(np.float64, (5, 4))
+    write_matrix(tmp_path / "a.mtx", matrix)
+    assert_identical(scipy.io.mmread(tmp_path / "a.mtx"), matrix)
+
+
+def test_integers_and_booleans_of_npy_files_keep_their_dtype(tmp_path: Path) -> None:
+    for dtype in (np.int8, np.uint16, np.int64, np.bool_):
+        np.save(tmp_path / "a.npy", np.ones((2, 2), dtype))
+        assert read_matrix(tmp_path / "a.npy").dtype == dtype
+
+
+def test_foreign_byte_order_becomes_native(tmp_path: Path) -> None:
+    matrix = awkward(np.float64, (3, 2))
+    for order in "<>":
+        np.save(tmp_path / "a.npy", matrix.astype(f"{order}f8"))
+        assert_identical(read_matrix(tmp_path / "a.npy"), matrix)
+
+
+def test_the_array_is_independent_of_the_file(tmp_path: Path) -> None:
+    write_matrix(tmp_path / "a.npy", np.ones((2, 2)))
+    matrix = read_matrix(tmp_path / "a.npy")
+    matrix[0, 0] = 7.0
+    write_matrix(tmp_path / "a.npy", np.zeros((2, 2)))
+    assert matrix[0, 0] == 7.0
+    assert read_matrix(tmp_path / "a.npy")[0, 0] == 0.0
+
+
+def test_extensions_in_capitals(tmp_path: Path) -> None:
+    for extension in (".NPY", ".Npz", ".CSV", ".MTX"):
+        write_matrix(tmp_path / f"A{extension}", np.eye(2))
+        np.testing.assert_array_equal(read_matrix(tmp_path / f"A{extension}"), np.eye(2))
+    (tmp_path / "A.MTX.GZ").write_bytes(gzip.compress((tmp_path / "A.MTX").read_bytes()))
+    np.testing.assert_array_equal(read_matrix(tmp_path / "A.MTX.GZ"), np.eye(2))
+
+
+def test_arrays_of_no_and_three_dimensions_are_left_to_the_library(tmp_path: Path) -> None:
+    for shape in ((), (2, 3, 4), (0, 3)):
+        np.save(tmp_path / "a.npy", np.zeros(shape))
+        assert read_matrix(tmp_path / "a.npy").shape == shape
+
+
+# --- npz --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argument", "path", "key"),
+    [
+        ("a.npz", "a.npz", None),
+        ("a.npz:Q", "a.npz", "Q"),
+        ("A.NPZ:Q R", "A.NPZ", "Q R"),
+        ("dir:x/a.npz", "dir:x/a.npz", None),
+        ("C:/a.npz:Q", "C:/a.npz", "Q"),
+        ("a.npy:Q", "a.npy:Q", None),
+    ],
+)
+def test_split_key(argument: str, path: str, key: str | None) -> None:
+    assert split_key(argument) == (Path(path), key)
+
+
+def test_key_chooses_the_array(tmp_path: Path) -> None:
+    write_files({tmp_path / "ab.npz": {"A": np.eye(2), "b": np.ones(2)}})
+    assert_identical(read_matrix(tmp_path / "ab.npz", key="b"), np.ones(2))
+    with pytest.raises(FileError, match=r"ab.npz: holds 2 arrays \(A, b\); choose one, as in .*ab.npz:A"):
+        read_matrix(tmp_path / "ab.npz")
+    with pytest.raises(FileError, match=r"ab.npz: no array is named 'x'; it holds A, b"):
+        read_matrix(tmp_path / "ab.npz", key="x")
+
+
+def test_compressed_npz(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "a.npz", A=np.eye(3))
+    assert_identical(read_matrix(tmp_path / "a.npz"), np.eye(3))
+
+
+def test_npz_without_arrays(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz")
+    with pytest.raises(FileError, match=r"a.npz: holds no arrays"):
+        read_matrix(tmp_path / "a.npz")
+
+
+def test_key_of_another_format(tmp_path: Path) -> None:
+    write_matrix(tmp_path / "a.npy", np.eye(2))
+    with pytest.raises(FileError, match=r"only an \.npz file"):
+        read_matrix(tmp_path / "a.npy", key="A")
+
+
+# --- csv --------------------------------------------------------------------------------------------------
+
+NUMBERS = np.array([[1.0, -2.5], [3e10, 4.0]])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1,-2.5\n3e10,4\n",
+        "1;-2.5\n3e10;4\n",
+        "1\t-2.5\n3e10\t4\n",
+        "1 -2.5\n  3e10   4",
+        " 1 , -2.5 \n3e10,4\n",
+        '"1","-2.5"\n"3e10","4"\n',
+        "1,-2.5\r\n3e10,4\r\n",
+        "\ufeff1,-2.5\n3e10,4\n",
+        "# from savetxt\n1,-2.5\n\n3e10,4 # last\n\n",
+        "1,-2.5\n   \n3e10,4\n",
+    ],
+)
+def test_csv_dialects(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.csv").write_bytes(text.encode())
+    told: list[str] = []
+    assert_identical(read_matrix(tmp_path / "a.csv", message=told.append), NUMBERS)
+    assert told == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x,y\n1,-2.5\n3e10,4\n",
+        "\n# comment\nx,y\n1,-2.5\n3e10,4\n",
+        '"length; m","mass, kg"\n1,-2.5\n3e10,4\n',
+        "x y\n1 -2.5\n3e10 4\n",
+        "length m;mass (kg)\n1;-2.5\n3e10;4\n",
+        "Größe,µ\n1,-2.5\n3e10,4\n",
+    ],
+)
+def test_csv_header_is_left_out_and_said(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.csv").write_bytes(text.encode())
+    told: list[str] = []
+    assert_identical(read_matrix(tmp_path / "a.csv", message=told.append), NUMBERS)
+    assert len(told) == 1
+    assert "header" in told[0]
+    assert "a.csv" in told[0]
+
+
+def test_csv_of_one_column_with_a_header_of_words(tmp_path: Path) -> None:
+    (tmp_path / "b.csv").write_text("gravity anomaly (mGal)\n1\n2\n")
+    assert_identical(read_matrix(tmp_path / "b.csv", column_as_vector=True), np.array([1.0, 2.0]))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("1,2\n3,abc\n", r"line 2, column 2: 'abc' is not a number"),
+        ("x,y\n\n1,2\n3,4\n5,6,7\n", r"line 5 has 3 numbers, the lines above have 2"),
+        ("1,2\n3,4\n5\n", r"line 3 has 1 number, "),
+        ("1,2\n3,\n", r"line 2, column 2: '' is not a number \(empty fields"),
+        ("1,2,\n3,4,\n", r"line 1 is neither .* column 3 is ''"),
+        ("1;2\n3;4,5\n", r"line 2, column 2: '4,5' is not a number \(write a point"),
+        ("1,5;2,5\n3;4\n", r"line 1 is neither .* '1,5' \(write a point"),
+        ("1.0.2,2\n3,4\n", r"line 1 is neither numbers nor names .* column 1 is '1.0.2'"),
+        ("year,1990\n3,4\n", r"line 1 is neither numbers nor names .* column 2 is '1990'"),
+        (",x,y\n0,1,2\n", r"line 1 is neither numbers nor names .* column 1 is ''"),
+        ("x,y,z\n1,2\n", r"line 1 names 3 columns, the lines below have 2"),
+        ("x,y\n", r"holds no numbers below its header"),
+        ("# only\n\n", r"holds no numbers"),
+        ("1+2j,3\n4,5\n", r"line 1 is neither"),
+        ("1,2\n3,4+5j\n", r"line 2, column 2: '4\+5j' is not a number"),
+    ],
+)
+def test_csv_errors_name_the_line(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(FileError, match=rf"a\.csv: {says}"):
+        read_matrix(tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize("rows", [1, 5000])
+def test_csv_in_another_encoding(tmp_path: Path, rows: int) -> None:
+    (tmp_path / "a.csv").write_bytes(b"1,2\n" * rows + "3,µ\n".encode("latin-1"))
+    with pytest.raises(FileError, match=r"a\.csv: not a text in UTF-8"):
+        read_matrix(tmp_path / "a.csv")
+
+
+# --- Matrix Market ----------------------------------------------------------------------------------------
+
+MM = "%%MatrixMarket matrix "
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("array real general\n2 2\n1.5\n2\n3\n4\n", [[1.5, 3], [2, 4]]),
+        ("array integer general\n2 1\n1\n-2\n", [[1], [-2]]),
+        ("array real symmetric\n2 2\n1\n2\n3\n", [[1, 2], [2, 3]]),
+        ("coordinate real general\n% a comment\n2 3 2\n1 1 1.5\n2 3 -2\n", [[1.5, 0, 0], [0, 0, -2]]),
+        ("coordinate real symmetric\n2 2 2\n1 1 5\n2 1 7\n", [[5, 7], [7, 0]]),
+        ("coordinate real skew-symmetric\n2 2 1\n2 1 7\n", [[0, -7], [7, 0]]),
+        ("coordinate pattern general\n2 2 2\n1 2\n2 1\n", [[0, 1], [1, 0]]),
+        ("coordinate integer general\n2 2 1\n1 2 9\n", [[0, 9], [0, 0]]),
+        ("coordinate real general\n2 2 2\n1 1 1\n1 1 2\n", [[3, 0], [0, 0]]),
+    ],
+)
+def test_matrix_market_kinds_become_dense_float64(tmp_path: Path, text: str, expected: list) -> None:
+    (tmp_path / "a.mtx").write_text(MM + text)
+    (tmp_path / "b.mtx.gz").write_bytes(gzip.compress((MM + text).encode()))
+    for name in ("a.mtx", "b.mtx.gz"):
+        told: list[str] = []
+        matrix = read_matrix(tmp_path / name, message=told.append)
+        assert_identical(np.ascontiguousarray(matrix), np.array(expected, dtype=np.float64))
+        if text.startswith("coordinate"):
+            rows, columns = matrix.shape
+            assert len(told) == 1
+            assert told[0].startswith(f"{tmp_path / name}: sparse, {rows} x {columns}")
+            assert "%" in told[0]
+        else:
+            assert told == []
+
+
+@pytest.mark.parametrize("end", ["", " ", "\r", "\n \n\n"])
+def test_matrix_market_files_may_end_in_any_way(tmp_path: Path, end: str) -> None:
+    for body in ("array real general\n2 1\n1\n2", "coordinate real general\n2 1 2\n1 1 1\n2 1 2"):
+        (tmp_path / "a.mtx").write_bytes((MM + body + end).encode())
+        np.testing.assert_array_equal(read_matrix(tmp_path / "a.mtx"), [[1.0], [2.0]])
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (MM + "array complex general\n1 1\n1 2\n", "complex matrices are not supported yet"),
+        (MM + "coordinate complex hermitian\n1 1 1\n1 1 2 0\n", "complex matrices are not supported yet"),
+        (MM + "array real general\n", "not a Matrix Market file that can be read"),
+        (MM + "array strange general\n1 1\n1\n", "not a Matrix Market file that can be read .*strange"),
+        (MM + "array real general\n2 2\n1\n2\n3\n", "truncated or damaged"),
+        (MM + "array real general\n1 1\n1\n2\n", "truncated or damaged"),
+        (MM + "array real general\n2 1\n1\nabc\n", "line 4 should hold 1 number, it is 'abc'"),
+        (MM + "array real general\n%\n2 1\n1\n1.5D+03\n", "line 5 should hold 1 number, it is '1.5D"),
+        (MM + "array real general\n2 1\n1\n2.5,", "line 4 should hold 1 number, it is '2.5,'"),
+        (MM + "array real general\n2 1\n1 2\n", "line 3 should hold 1 number, it is '1 2'"),
+        (MM + "coordinate real general\n1 1 1\n1 1 5 9\n", "line 3 should hold 3 numbers, it is '1 1 5 9'"),
+        (MM + "coordinate real general\n1 1 1\n1 1 5x", "line 3 should hold 3 numbers, it is '1 1 5x'"),
+        (MM + "coordinate real general\n2 2 2\n1 1 1\n", "truncated or damaged"),
+        (MM + "coordinate real general\n2 2 1\n3 1 1\n", "truncated or damaged .*out of bounds"),
+        (MM + "array integer general\n1 1\n99999999999999999999\n", "truncated or damaged"),
+        (MM + "coordinate pattern general\n10000000 10000000 1\n1 1\n", "GiB as a dense matrix"),
+    ],
+)
+def test_matrix_market_errors(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "a.mtx").write_text(text)
+    (tmp_path / "b.mtx.gz").write_bytes(gzip.compress(text.encode()))
+    for name in ("a.mtx", "b.mtx.gz"):
+        with pytest.raises(FileError, match=rf"{name}: .*{says}"):
+            read_matrix(tmp_path / name)
+
+
+# --- files that are not what they should be ---------------------------------------------------------------
+
+
+def test_missing_directory_empty(tmp_path: Path) -> None:
+    for extension in files.READABLE:
+        path = tmp_path / f"a{extension}"
+        with pytest.raises(FileError, match=rf"a{extension}: no such file"):
+            read_matrix(path)
+        path.touch()
+        with pytest.raises(FileError, match=rf"a{extension}: the file is empty"):
+            read_matrix(path)
+    with pytest.raises(FileError, match="is a directory, not a file"):
+        read_matrix(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.mat", "a", "a.csv.gz", "a.npy.bak"])
+def test_unknown_extension_lists_the_known_ones(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("1")
+    with pytest.raises(FileError, match=r"unknown extension .*\.npy, \.npz, \.csv, \.mtx, \.mtx\.gz"):
+        read_matrix(tmp_path / name)
+    for action in (check_output, lambda path: write_matrix(path, np.eye(2))):
+        with pytest.raises(FileError, match=r"unknown extension .*\.npy, \.npz, \.csv, \.mtx can be written"):
+            action(tmp_path / name)
+
+
+def test_the_content_must_be_what_the_extension_says(tmp_path: Path) -> None:
+    for extension in (*BINARY, *TEXT):
+        write_matrix(tmp_path / f"good{extension}", np.eye(3))
+    content = {extension: (tmp_path / f"good{extension}").read_bytes() for extension in (*BINARY, *TEXT)}
+    content[".mtx.gz"] = gzip.compress(content[".mtx"])
+    for claimed in content:
+        for true in content:
+            path = tmp_path / f"a{claimed}"
+            path.write_bytes(content[true])
+            if claimed == true:
+                np.testing.assert_array_equal(read_matrix(path), np.eye(3))
+            else:
+                with pytest.raises(FileError, match=rf"a{claimed}: not a {claimed} file.*looks like {true};"):
+                    read_matrix(path)
+        path.write_bytes(b"\x00\x01\x02" * 50)
+        with pytest.raises(FileError, match=rf"a{claimed}: not a {claimed} file.*of no known kind"):
+            read_matrix(path)
+
+
+def test_gzip_of_something_else(tmp_path: Path) -> None:
+    (tmp_path / "a.mtx.gz").write_bytes(gzip.compress(b"1,2\n3,4\n"))
+    with pytest.raises(FileError, match=r"a\.mtx\.gz: not a Matrix Market file"):
+        read_matrix(tmp_path / "a.mtx.gz")
+
+
+@pytest.mark.parametrize("extension", [".npy", ".npz", ".mtx.gz"])
+def test_truncated_anywhere(tmp_path: Path, extension: str) -> None:
+    path = tmp_path / f"a{extension}"
+    if extension == ".mtx.gz":
+        write_matrix(tmp_path / "a.mtx", np.eye(3))
+        path.write_bytes(gzip.compress((tmp_path / "a.mtx").read_bytes()))
+    else:
+        write_matrix(path, np.eye(3))
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(FileError, match=rf"a{extension}: "):
+            read_matrix(path)
+
+
+def test_damaged_compressed_npz(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez_compressed(path, A=np.random.default_rng(0).normal(size=(20, 20)))
+    whole = bytearray(path.read_bytes())
+    whole[len(whole) // 2] ^= 0xFF
+    path.write_bytes(whole)
+    with pytest.raises(FileError, match=r"a\.npz: truncated or damaged"):
+        read_matrix(path)
+
+
+def test_a_header_that_promises_terabytes_is_refused_without_asking_for_memory(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    with path.open("wb") as stream:
+        header = {"descr": "<f8", "fortran_order": False, "shape": (10**6, 10**6)}
+        np.lib.format.write_array_header_1_0(stream, header)
+        stream.write(bytes(800))
+    with pytest.raises(FileError, match=r"a\.npy: truncated"):
+        read_matrix(path)
+
+
+@pytest.mark.parametrize("extension", BINARY)
+def test_pickles_are_never_loaded(tmp_path: Path, extension: str) -> None:
+    path = tmp_path / f"a{extension}"
+    objects = np.array([{"a": 1}, None], dtype=object)
+    save = np.save if extension == ".npy" else np.savez
+    save(path, objects, allow_pickle=True)  # type: ignore[operator]
+    with pytest.raises(FileError, match=rf"a{extension}: holds Python objects, not numbers"):
+        read_matrix(path)
+
+
+@pytest.mark.parametrize(
+    ("array", "says"),
+    [
+        (np.eye(2, dtype=np.complex64), "complex matrices are not supported yet"),
+        (np.array(["1", "2"]), "not numbers"),
+        (np.zeros(2, dtype=[("x", "f8"), ("y", "f8")]), "not numbers"),
+        (np.zeros(2, dtype="M8[s]"), "not numbers"),
+    ],
+)
+def test_what_is_no_array_of_real_numbers(tmp_path: Path, array: np.ndarray, says: str) -> None:
+    np.save(tmp_path / "a.npy", array)
+    np.savez(tmp_path / "a.npz", array)
+    for name in ("a.npy", "a.npz"):
+        with pytest.raises(FileError, match=rf"{name}: holds .*{says}"):
+            read_matrix(tmp_path / name)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read and write all")
+def test_no_permission(tmp_path: Path) -> None:
+    write_matrix(tmp_path / "a.npy", np.eye(2))
+    (tmp_path / "a.npy").chmod(0)
+    with pytest.raises(FileError, match=r"a\.npy: cannot be read: Permission denied"):
+        read_matrix(tmp_path / "a.npy")
+    tmp_path.chmod(0o500)
+    with pytest.raises(FileError, match="no permission"):
+        check_output(tmp_path / "b.npy")
+    tmp_path.chmod(0o700)
+
+
+# --- writing ----------------------------------------------------------------------------------------------
+
+
+def test_check_output(tmp_path: Path) -> None:
+    for extension in files.WRITABLE:
+        check_output(tmp_path / f"a{extension}")
+    assert_only(tmp_path)
+    check_output(tmp_path / "a.npz", arrays=3)
+    with pytest.raises(FileError, match=r"a\.npy: a \.npy file holds one array, not 2; .*\.npz"):
+        check_output(tmp_path / "a.npy", arrays=2)
+    with pytest.raises(FileError, match=r"there is no directory .*missing; create it first"):
+        check_output(tmp_path / "missing" / "a.npy")
+    (tmp_path / "folder.npy").mkdir()
+    with pytest.raises(FileError, match="is a directory"):
+        check_output(tmp_path / "folder.npy")
+
+
+def test_the_name_in_an_npz_file(tmp_path: Path) -> None:
+    write_matrix(tmp_path / "a.npz", np.eye(2), name="x")
+    with np.load(tmp_path / "a.npz") as archive:
+        assert archive.files == ["x"]
+
+
+@pytest.mark.parametrize("extension", TEXT)
+def test_text_formats_hold_no_three_dimensional_arrays(tmp_path: Path, extension: str) -> None:
+    with pytest.raises(FileError, match=r"shape \(2, 2, 2\)"):
+        write_matrix(tmp_path / f"a{extension}", np.zeros((2, 2, 2)))
+    assert_only(tmp_path)
+
+
+class FullDisk:
+    """Stands for a disk that is full after a number of arrays."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.save = np.save
+
+    def __call__(self, stream, array, **options) -> None:  # type: ignore[no-untyped-def]
+        stream.write(b"some bytes")
+        if self.room == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.room -= 1
+        self.save(stream, array, **options)
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_matrix(tmp_path / "a.npy", np.eye(2))
+    monkeypatch.setattr(np, "save", FullDisk(room=0))
+    with pytest.raises(FileError, match=r"a\.npy: cannot be written: No space left"):
+        write_matrix(tmp_path / "a.npy", np.ones((3, 3)))
+    assert_only(tmp_path, "a.npy")
+    assert_identical(read_matrix(tmp_path / "a.npy"), np.eye(2))
+
+
+def test_several_files_are_written_all_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(np, "save", FullDisk(room=1))
+    with pytest.raises(FileError, match=r"r\.npy: cannot be written"):
+        write_files({tmp_path / "q.npy": {"Q": np.eye(2)}, tmp_path / "r.npy": {"R": np.eye(2)}})
+    assert_only(tmp_path)
+
+
+def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(stream, array, **options) -> None:  # type: ignore[no-untyped-def]
+        stream.write(b"some bytes")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(np, "savez", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_matrix(tmp_path / "a.npz", np.eye(2))
+    assert_only(tmp_path)
+
+
+def test_writing_through_a_link_keeps_the_link(tmp_path: Path) -> None:
+    (tmp_path / "link.npy").symlink_to(tmp_path / "target.npy")
+    write_matrix(tmp_path / "link.npy", np.eye(2))
+    assert (tmp_path / "link.npy").is_symlink()
+    assert_identical(read_matrix(tmp_path / "target.npy"), np.eye(2))
+
+
+def test_files_have_the_usual_permissions(tmp_path: Path) -> None:
+    write_matrix(tmp_path / "a.npy", np.eye(2))
+    (tmp_path / "plain").touch()
+    assert (tmp_path / "a.npy").stat().st_mode == (tmp_path / "plain").stat().st_mode
