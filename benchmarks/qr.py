@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 import neula
@@ -28,9 +30,9 @@ def run(device: torch.device, accuracies: tuple[str, ...] | None = None, repeats
     results = Results("qr", device)
     for m, n in GPU_SHAPES if gpu else CPU_SHAPES:
         a = torch.randn(m, n, device=device)
-        peer = median_seconds(lambda a=a: torch.linalg.qr(a), 3 if m * n < 2**28 else 1)
+        peer = median_seconds(partial(torch.linalg.qr, a), 3 if m * n < 2**28 else 1)
         for accuracy in accuracies or (("fp16", "fp32") if gpu else ("fp32",)):
-            seconds = median_seconds(lambda a=a, accuracy=accuracy: neula.qr(a, accuracy=accuracy), repeats)
+            seconds = median_seconds(partial(neula.qr, a, accuracy=accuracy), repeats)
             factors = neula.qr(a, accuracy=accuracy)
             results.add(
                 m=m,

@@ -177,8 +177,7 @@ class _Options:
         """Formats of R to try before Householder reflections, cheapest first."""
         if self.compute is not None:
             return [self.compute]
-        first = FORMATS[self.engine.preconditioner]
-        return [first] if first.u <= 2.0**-24 else [first, FORMATS["fp32"]]
+        return [FORMATS[name] for name in self.engine.preconditioners]
 
 
 @dataclass
@@ -306,7 +305,7 @@ def _chain(problem: _Problem, bound: float) -> Iterator[_Outcome]:
     if algorithm in ("cgls", "lsqr") or (algorithm is None and m * n * n > SMALL):
         for format in options.formats:
             r = problem.factor(format)
-            yield _preconditioned(problem, f"rgsqrf {format.name} + {name}", r, bound, inner, format)
+            yield _preconditioned(problem, f"rgsqrf {format.name} + {name}", r, bound, inner)
             del r
             if algorithm is not None:
                 return
@@ -314,15 +313,25 @@ def _chain(problem: _Problem, bound: float) -> Iterator[_Outcome]:
         report = _stage(options, "factorizing in fp64")
         r = torch.linalg.qr(problem.dense(), mode="r")[1]
         report(1.0)
-        yield _preconditioned(problem, f"householder fp64 + {name}", r, bound, inner, FORMATS["fp64"])
+        yield _preconditioned(problem, f"householder fp64 + {name}", r, bound, inner, stable=True)
     if algorithm in (None, "svd"):
         yield _by_svd(problem)
 
 
 def _preconditioned(
-    problem: _Problem, label: str, r_scaled: torch.Tensor, bound: float, inner: InnerSolver, format: Format
+    problem: _Problem,
+    label: str,
+    r_scaled: torch.Tensor,
+    bound: float,
+    inner: InnerSolver,
+    *,
+    stable: bool = False,
 ) -> _Outcome:
-    """Refine with R as preconditioner, and find out whether A has full rank."""
+    """Refine with R as preconditioner, and find out whether A has full rank.
+
+    The singular values of a ``stable`` R (Householder, double precision) are those of A; any other R says so
+    only if ``A R^-1`` is well conditioned, which a problem with known solution shows.
+    """
     options, n = problem.options, problem.scales.numel()
     largest = largest_singular_value(r_scaled)
     smallest = smallest_singular_value(r_scaled)
@@ -353,7 +362,7 @@ def _preconditioned(
             f"condition number about {largest / smallest:.1e}: not of full rank to rcond {options.rcond:.1e}"
         )
         return _Outcome(label, refined, n, doubt)
-    if format.name == "fp64" or float(refined.measures.backward_error.max()) > bound:
+    if stable or float(refined.measures.backward_error.max()) > bound:
         return _Outcome(label, refined, n)
     error = _probe(problem.operator, r, options.max_iterations)
     doubt = f"a known solution comes back with error {error:.1e}: full rank in doubt"

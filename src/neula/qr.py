@@ -191,7 +191,7 @@ class _Options:
         if self.compute is not None:
             return FORMATS[self.compute]
         if self.target is FP64:
-            return FORMATS[self.engine.preconditioner]
+            return FORMATS[self.engine.preconditioners[0]]
         return next(FORMATS[f] for f in self.engine.formats if FORMATS[f].u <= self.target.u)
 
     def report(self, stage: str, n: int) -> Callable[[int], None] | None:

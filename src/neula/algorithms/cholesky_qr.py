@@ -26,8 +26,8 @@ def cholesky_qr(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Te
     a : Tensor, shape (m, n), m >= n
     engine : Engine
     """
-    factor, info = _cholesky(_gram64(a))
-    r = torch.where(info > 0, math.nan, factor)
+    factor, info = upper_cholesky(_gram64(a))
+    r = factor.masked_fill(info > 0, math.nan)
     return _apply_inverse(a, r, engine), r.to(a.dtype)
 
 
@@ -42,7 +42,7 @@ def cholesky_qr2(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.T
     a : Tensor, shape (m, n), m >= n
     engine : Engine
     """
-    first, info = _cholesky(engine.gram(a))
+    first, info = upper_cholesky(engine.gram(a))
     if not bool(info == 0) or _is_graded(first, a.dtype):
         return _shifted_first(a, engine)
     return _second_pass(_apply_inverse(a, first, engine), first, engine)
@@ -58,8 +58,8 @@ def shifted_cholesky_r(w: torch.Tensor, gram: torch.Tensor) -> torch.Tensor:
     u = torch.finfo(w.dtype).eps / 2
     norm2 = gram.diagonal().sum()
     shift = norm2 * min(11 * (m * n + n * (n + 1)) * u, 1e-3)
-    factor, info = _cholesky(gram + shift * torch.eye(n, dtype=gram.dtype, device=gram.device))
-    return torch.where(info > 0, math.nan, factor)
+    factor, info = upper_cholesky(gram + shift * torch.eye(n, dtype=gram.dtype, device=gram.device))
+    return factor.masked_fill(info > 0, math.nan)
 
 
 def _shifted_first(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
@@ -72,8 +72,8 @@ def _shifted_first(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch
 
 
 def _second_pass(q: torch.Tensor, first: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
-    second, info = _cholesky(engine.gram(q))
-    second = torch.where(info > 0, math.nan, second)
+    second, info = upper_cholesky(engine.gram(q))
+    second = second.masked_fill(info > 0, math.nan)
     return _apply_inverse(q, second, engine), (second @ first).to(q.dtype)
 
 
@@ -88,14 +88,17 @@ def _gram64(a: torch.Tensor) -> torch.Tensor:
     return wide.T @ wide
 
 
-def _cholesky(gram: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Upper Cholesky factor and LAPACK's info."""
-    factor, info = torch.linalg.cholesky_ex(gram, upper=True)
-    return factor, info
+def upper_cholesky(gram: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Upper triangular R with ``R^T R = G``, and LAPACK's info.
+
+    The lower factor is what libraries compute without extra copies: R is a view of its transpose.
+    """
+    factor, info = torch.linalg.cholesky_ex(gram)
+    return factor.T, info
 
 
 def _apply_inverse(a: torch.Tensor, r: torch.Tensor, engine: Engine) -> torch.Tensor:
     """``A R^-1`` as a product with the explicit inverse: R is small, and products are what is fast."""
     identity = torch.eye(r.shape[0], dtype=r.dtype, device=r.device)
-    inverse = torch.linalg.solve_triangular(r, identity, upper=True)
+    inverse = torch.linalg.solve_triangular(r.T, identity, upper=False).T
     return engine.gemm(engine.operand(a), engine.operand(inverse.to(a.dtype)))

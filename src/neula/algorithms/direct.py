@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from neula.algorithms.cholesky_qr import upper_cholesky
 from neula.algorithms.condition import solve_normal, solve_r
 
 
@@ -34,6 +35,6 @@ def normal_equations(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, to
     r : Tensor, shape (n, n)
         The Cholesky factor; both are NaN where ``A^T A`` is not numerically positive definite.
     """
-    r, info = torch.linalg.cholesky_ex(a.T @ a, upper=True)
-    r = torch.where(info > 0, torch.nan, r)
+    r, info = upper_cholesky(a.T @ a)
+    r = r.masked_fill(info > 0, torch.nan)
     return solve_normal(r, a.T @ b), r

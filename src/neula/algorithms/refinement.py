@@ -205,20 +205,23 @@ def refine(
     x = b.new_zeros(r.shape[0], b.shape[1])
     residual = b
     best: Refined | None = None
+    best_merit = (math.inf, math.inf)
     history: list[float] = []
     iterations = 0
     while True:
         gradient = operator.rmatmul(residual)
         norms = _norms(r, b, x, residual, gradient, scale)
         measures = norms.measures(scale)
-        worst = float(measures.backward_error.max())
-        history.append(worst)
+        error, optimality = float(measures.backward_error.max()), float(measures.optimality.max())
+        history.append(error)
         if on_restart is not None:
-            on_restart(worst)
-        improved = best is None or worst < STAGNATION * min(history[:-1])
-        if best is None or worst < min(history[:-1]) or not math.isfinite(history[0]):
-            best = Refined(x, measures, norms.residual)
-        if worst <= tolerance or not improved or not math.isfinite(worst) or iterations >= max_iterations:
+            on_restart(error)
+        # Optimality is the stronger measure: it counts once the backward error is met.
+        merit = (max(error, tolerance), max(optimality, tolerance))
+        improved = any(new < STAGNATION * old for new, old in zip(merit, best_merit, strict=True))
+        if best is None or merit < best_merit:
+            best, best_merit = Refined(x, measures, norms.residual), merit
+        if merit == (tolerance, tolerance) or not improved or iterations >= max_iterations:
             break
         left = max_iterations - iterations
         # Asking for more than the tolerance needs would have CGLS iterate on rounding errors.

@@ -13,7 +13,7 @@ import math
 
 import torch
 
-from neula.algorithms.cholesky_qr import shifted_cholesky_r
+from neula.algorithms.cholesky_qr import shifted_cholesky_r, upper_cholesky
 from neula.algorithms.rgsqrf import rgsqrf
 from neula.engines import Engine
 
@@ -75,7 +75,7 @@ def refine_r(
         gram = w.T @ w
         if not _deviation(gram) > enough or not passes_left:
             break
-        step, info = torch.linalg.cholesky_ex(gram, upper=True)
+        step, info = upper_cholesky(gram)
         if bool(info > 0):
             step = shifted_cholesky_r(w, gram)
         r = (step @ r).triu_()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from neula.engines.cpu import BF16_GAIN, CpuEngine, measured_rates
-from neula.engines.cuda import CudaEngine
+from neula.engines.cuda import CudaEngine, measured_rate
 from neula.engines.emulated import EmulatedEngine
 from neula.engines.engine import Engine
 from neula.engines.formats import BF16, FORMATS, FP16, FP32, FP64, TF32, Format, format_named, format_of
@@ -102,22 +102,8 @@ def _describe_cuda() -> dict[str, Any]:
         return {"engine": "cuda", "available": False, "device": "", "formats": {}, "note": note}
     device = torch.device("cuda", torch.cuda.current_device())
     formats = {
-        name: {"rate_gflops": _cuda_rate(CudaEngine(device, name)), "note": ""}
+        name: {"rate_gflops": measured_rate(CudaEngine(device, name)), "note": ""}
         for name in CudaEngine(device).formats
     }
     name = torch.cuda.get_device_name(device)
     return {"engine": "cuda", "available": True, "device": name, "formats": formats, "note": ""}
-
-
-def _cuda_rate(engine: Engine, n: int = 4096) -> float:
-    """GFLOP/s of an n x n x n product, best of three."""
-    a = engine.operand(torch.rand(n, n, device=engine.device, dtype=engine.storage))
-    best = float("inf")
-    for _ in range(4):
-        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        engine.gemm(a, a)
-        stop.record()
-        stop.synchronize()
-        best = min(best, start.elapsed_time(stop))
-    return 2e-6 * n**3 / best

@@ -42,7 +42,6 @@ class EmulatedEngine(Engine):
 
     name = "emulated"
     panel = "caqr"
-    preconditioner = "fp16"
 
     def __init__(
         self,
@@ -80,6 +79,10 @@ class EmulatedEngine(Engine):
 
     def round(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         return out.copy_(round_to(x.to(self.storage), self.format))
+
+    @property
+    def preconditioners(self) -> tuple[str, ...]:
+        return ("fp16", "fp32")
 
     def _matmul(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         if self.accumulate == "fp32" or self.format in (FP32, FP64):

@@ -32,15 +32,12 @@ class Engine(ABC):
         Where its matrices live.
     panel : str
         The panel that measures best here (a key of :data:`neula.algorithms.panels.PANELS`).
-    preconditioner : str
-        The format whose R gives a refined least-squares solution soonest, as it measures here.
     cutoff : int
         The width at which the recursion stops and the panel starts, as it measures best here.
     """
 
     name: ClassVar[str]
     panel: ClassVar[str]
-    preconditioner: ClassVar[str]
     cutoff: ClassVar[int] = 128
 
     def __init__(self, device: torch.device | str, format: Format | str | None = None) -> None:
@@ -55,6 +52,11 @@ class Engine(ABC):
     def formats(self) -> tuple[str, ...]:
         """The formats that it multiplies in, cheapest first; those that only lose time here are missing."""
 
+    @property
+    @abstractmethod
+    def preconditioners(self) -> tuple[str, ...]:
+        """Formats of an R that is to be refined, in the order to try: soonest to a solution first."""
+
     @abstractmethod
     def _matmul(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """Product of two operands as a new matrix, in the storage precision or narrower."""
@@ -68,7 +70,7 @@ class Engine(ABC):
         """The dtype of working matrices and sums."""
         return self.format.storage
 
-    def empty(self, m: int, n: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    def empty(self, m: int, n: int, *, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Uninitialized column-major m x n matrix."""
         return torch.empty((n, m), dtype=dtype or self.storage, device=self.device).T
 
