@@ -20,12 +20,16 @@ class Taken:
     ----------
     tensor : Tensor
         Shares memory with the user's array where it can: never write to it.
-    give_back : callable
-        Turns a tensor of any float dtype into an array of the user's library, device and dtype.
+    wrap : callable
+        Turns a tensor on the user's device into an array of the user's library.
     """
 
     tensor: torch.Tensor
-    give_back: Callable[[torch.Tensor], Any]
+    wrap: Callable[[torch.Tensor], Any]
+
+    def give_back(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> Any:
+        """A tensor as an array of the user's library, on its device, in its dtype or another."""
+        return self.wrap(x.to(device=self.tensor.device, dtype=dtype or self.tensor.dtype))
 
 
 def take(x: Any, name: str) -> Taken:
@@ -120,8 +124,7 @@ def _take_tensor(x: torch.Tensor, name: str, wrap: Callable[[torch.Tensor], Any]
     if not x.is_floating_point() and not x.is_complex():
         x = x.double()
     _refuse_unsupported(x.is_complex(), x.dtype in FLOATS, x.dtype, name)
-    dtype, device = x.dtype, x.device
-    return Taken(x.detach(), lambda t: wrap(t.to(device=device, dtype=dtype)))
+    return Taken(x.detach(), wrap)
 
 
 def _refuse_unsupported(is_complex: bool, is_supported: bool, dtype: Any, name: str) -> None:

@@ -12,13 +12,13 @@ import torch
 
 from neula.accuracy import lstsq_bound, target_format
 from neula.algorithms.cgls import Stop, cgls
-from neula.algorithms.condition import largest_singular_value, smallest_singular_value
+from neula.algorithms.condition import largest_singular_value, smallest_singular_value, solve_rt
 from neula.algorithms.craig import refine_minimum_norm
 from neula.algorithms.direct import normal_equations, qr_solve
 from neula.algorithms.lsqr import lsqr
 from neula.algorithms.operators import LeastSquaresOperator
 from neula.algorithms.rank_revealing import minimum_norm
-from neula.algorithms.refinement import InnerSolver, Measures, Refined, Scale, measure, refine
+from neula.algorithms.refinement import InnerSolver, Measures, Refined, Scale, norms_of, refine
 from neula.algorithms.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales
 from neula.engines import FORMATS, Engine, Format, format_named, format_of, select_engine
@@ -97,6 +97,8 @@ def lstsq(
         For shapes that do not fit, empty input, NaN or Inf, and unknown names.
     TypeError
         For complex or sparse input.
+    ArithmeticError
+        If a named algorithm breaks down without an answer, or the answer overflows the dtype.
 
     Warns
     -----
@@ -155,6 +157,8 @@ def lstsq(
     batch = a.tensor.shape[:-2]
     matrices = a.tensor.reshape(-1, m, n).to(chosen.device)
     columns = rhs.tensor.reshape(len(matrices), m, -1).to(chosen.device)
+    check_finite(a.tensor, chosen.column_max(matrices.reshape(-1, n)), "A")
+    check_finite(rhs.tensor, chosen.column_max(columns.reshape(-1, columns.shape[-1])), "b")
     with torch.no_grad():
         solutions = [_solve(*pair, options) for pair in zip(matrices, columns, strict=True)]
     return _collect(solutions, a, dtype, (*batch, n) if is_vector else (*batch, n, -1), options)
@@ -188,6 +192,7 @@ class _Solution:
     rank: int
     iterations: int
     history: list[float]
+    method: str
     attempts: list[Attempt]
 
 
@@ -223,10 +228,18 @@ def _solve(a: torch.Tensor, b: torch.Tensor, options: _Options) -> _Solution:
             break
     if best is None:
         raise ArithmeticError(f"no attempt gave a solution: {attempts[-1].reason}")
-    refined, rank = best[1].refined, best[1].rank
+    outcome = best[1]
+    refined = outcome.refined
     assert refined is not None
     return _Solution(
-        refined.x, refined.measures, refined.residual_norm, rank, iterations, refined.history, attempts
+        x=refined.x,
+        measures=refined.measures,
+        residual_norm=refined.residual_norm,
+        rank=outcome.rank,
+        iterations=iterations,
+        history=refined.history,
+        method=outcome.label,
+        attempts=attempts,
     )
 
 
@@ -270,11 +283,9 @@ class _Problem:
 
 
 def _prepare(a: torch.Tensor, b: torch.Tensor, options: _Options) -> _Problem:
-    """Check the numbers, go to double precision, choose the scales."""
+    """Go to double precision, apply weights and damping, choose the scales."""
     m, n = a.shape
     wide = m < n and not options.damp
-    check_finite(a, options.engine.column_max(a), "A")
-    check_finite(b, options.engine.column_max(b), "b")
     a, b = a.double(), b.double()
     if wide:
         rows = (
@@ -393,11 +404,15 @@ def _unrefined(problem: _Problem, algorithm: str) -> _Outcome:
         y = qr_solve(q, r, rhs)
     else:
         y, r = normal_equations(work, rhs)
-    r = r.double()
     label = f"{algorithm} {engine.format.name}"
     if not bool(torch.isfinite(y).all()):
         return _Outcome(label, None, n, "the factorization broke down: A is too ill-conditioned for it")
-    return _measured(problem, label, y.double() * problem.scales[:, None], n, r)
+    x, r = y.double() * problem.scales[:, None], r.double()
+    residual = problem.b - problem.operator.matmul(x)
+    gradient = problem.operator.rmatmul(residual)
+    scale = Scale(problem.scales, largest_singular_value(r))
+    norms = norms_of(scale, problem.b, x, residual, gradient, solve_rt(r / problem.scales, gradient))
+    return _Outcome(label, Refined(x, norms.measures(scale), norms.residual), n)
 
 
 def _by_svd(problem: _Problem) -> _Outcome:
@@ -408,30 +423,13 @@ def _by_svd(problem: _Problem) -> _Outcome:
         a = a.T
         scales = power_of_two_scales(options.engine.column_max(a))
     report = _stage(options, "SVD in fp64")
-    x, rank = minimum_norm(a, problem.b, scales, options.rcond)
+    found = minimum_norm(a, problem.b, scales, options.rcond)
     report(1.0)
-    if not problem.wide:
-        return _measured(problem, "svd fp64", x, rank, None)
-    norm = torch.linalg.vector_norm
-    residual = problem.b - a @ x
-    size = torch.linalg.matrix_norm(a, 2)
-    gradient = norm(a.T @ residual, dim=0) / (size * norm(residual, dim=0))
-    error = torch.minimum(norm(residual, dim=0) / (size * norm(x, dim=0) + norm(problem.b, dim=0)), gradient)
-    error = torch.nan_to_num(error, nan=0.0)
-    return _Outcome("svd fp64", Refined(x, Measures(error, error), norm(residual, dim=0)), rank)
-
-
-def _measured(
-    problem: _Problem, label: str, x: torch.Tensor, rank: int, r_scaled: torch.Tensor | None
-) -> _Outcome:
-    """An answer as it is, with its measures."""
-    if r_scaled is None:
-        r_scaled = torch.linalg.qr(problem.dense(), mode="r")[1]
-    scale = Scale(problem.scales, largest_singular_value(r_scaled))
-    residual = problem.b - problem.operator.matmul(x)
-    gradient = problem.operator.rmatmul(residual)
-    measures = measure(r_scaled / problem.scales, problem.b, x, residual, gradient, scale)
-    return _Outcome(label, Refined(x, measures, torch.linalg.vector_norm(residual, dim=0)), rank)
+    residual = problem.b - a @ found.x
+    scale = Scale(scales, found.norm)
+    projected = found.range_basis.T @ residual
+    norms = norms_of(scale, problem.b, found.x, residual, a.T @ residual, projected)
+    return _Outcome("svd fp64", Refined(found.x, norms.measures(scale), norms.residual), found.rank)
 
 
 def _stage(options: _Options, name: str) -> Callable[[float], None]:
@@ -502,7 +500,7 @@ def _collect(
     norms = torch.cat([s.residual_norm for s in solutions]).tolist()
     ranks = [s.rank for s in solutions]
     return LstsqResult(
-        x=a.give_back(x),
+        x=a.give_back(x, dtype),
         converged=converged,
         iterations=sum(s.iterations for s in solutions),
         backward_error=error,
@@ -511,9 +509,9 @@ def _collect(
         residual_norm=norms[0] if len(norms) == 1 else norms,
         rank=min(ranks),
         history=tuple(worst.history),
-        factorization=worst.attempts[-1].method,
+        factorization=worst.method,
         attempts=tuple(worst.attempts),
-        engine=repr(options.engine),
+        engine=str(options.engine),
         accuracy=options.target.name,
     )
 

@@ -12,7 +12,7 @@ import torch
 from neula.accuracy import qr_certificate, target_format
 from neula.algorithms.householder import householder
 from neula.algorithms.panels import panel_named
-from neula.algorithms.reorthogonalize import ORTHONORMAL, refine_r, reorthogonalize
+from neula.algorithms.reorthogonalize import refine_qr, reorthogonalize
 from neula.algorithms.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales
 from neula.engines import BF16, FORMATS, FP16, FP64, Engine, Format, format_named, select_engine
@@ -127,7 +127,7 @@ def qr(
     batch = taken.tensor.shape[:-2]
     matrices = taken.tensor.reshape(-1, *taken.tensor.shape[-2:]).to(chosen.device)
     with torch.no_grad():
-        results = [_factorize(a, mode, options) for a in matrices]
+        results = [_factorize(a, mode, options, f"A[{i}]" if batch else "A") for i, a in enumerate(matrices)]
     q = _assemble([f.q for f in results], batch)
     r = _assemble([f.r for f in results], batch)
     certificates = tuple(f.certificate for f in results)
@@ -138,7 +138,7 @@ def qr(
         R=taken.give_back(r),
         certificate=certificates if batch else certificates[0],
         attempts=worst.attempts,
-        engine=repr(chosen),
+        engine=str(chosen),
         accuracy=target.name,
     )
 
@@ -248,10 +248,10 @@ class _Problem:
         )
 
 
-def _factorize(a: torch.Tensor, mode: str, options: _Options) -> _Factors:
+def _factorize(a: torch.Tensor, mode: str, options: _Options, name: str) -> _Factors:
     """One matrix through the chain."""
     m, n = a.shape
-    problem = _prepare(a, options)
+    problem = _prepare(a, options, name)
     leading = problem if m >= n else _leading_block(problem)
     attempts: list[Attempt] = []
     best: tuple[float, torch.Tensor, torch.Tensor, QRCertificate] | None = None
@@ -271,11 +271,11 @@ def _factorize(a: torch.Tensor, mode: str, options: _Options) -> _Factors:
     return _Factors(q, r, certificate, tuple(attempts))
 
 
-def _prepare(a: torch.Tensor, options: _Options) -> _Problem:
+def _prepare(a: torch.Tensor, options: _Options, name: str) -> _Problem:
     """Check the numbers and choose the scales: one pass over the matrix."""
     wide_enough = a.dtype if a.dtype == torch.float64 else torch.float32
     column_max = options.engine.column_max(a).to(wide_enough)
-    check_finite(a, column_max, "A")
+    check_finite(a, column_max, name)
     zero = column_max == 0
     return _Problem(a, power_of_two_scales(column_max), zero if bool(zero.any()) else None, options)
 
@@ -304,7 +304,7 @@ def _chain(problem: _Problem) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]
     if algorithm == "cholesky-qr" or (algorithm is None and problem.options.target is FP64):
         del q
         label = f"rgsqrf {low} + cholesky-qr fp64"
-        yield label, *refine_r(problem.wide_work(), r, enough=ORTHONORMAL)
+        yield label, *refine_qr(problem.wide_work(), r)
     if algorithm is None:
         yield _householder(problem)
 
@@ -322,9 +322,7 @@ def _unscaled(problem: _Problem, leading: _Problem, q: torch.Tensor, r_scaled: t
     if m >= n:
         return r
     options = problem.options
-    engine = options.engine.using(options.target if options.target in (FP16, BF16) else FP64)
-    if engine.format.name not in engine.formats:
-        engine = engine.using(FP64)
+    engine = options.engine.using(options.low() if options.target in (FP16, BF16) else FP64)
     scales = problem.scales[m:]
     rest = engine.fill(engine.empty(m, n - m), problem.a[:, m:], scales)
     product = engine.gemm(engine.operand(q.to(engine.storage)).T, engine.operand(rest))

@@ -75,13 +75,13 @@ class QRResult:
     attempts : tuple of Attempt
         The chain that led here; the last one made the result.
     engine : str
-        The engine that multiplied, with its low format.
+        The engine that multiplied.
     accuracy : str
         The accuracy that was asked for.
     """
 
-    Q: Any
-    R: Any
+    Q: Any = field(repr=False)
+    R: Any = field(repr=False)
     certificate: Any = None
     attempts: tuple[Attempt, ...] = ()
     engine: str = ""
@@ -168,9 +168,9 @@ class SVDResult:
         The factorization behind it, with its certificate (its ``Q`` and ``R`` are dropped).
     """
 
-    U: Any
+    U: Any = field(repr=False)
     s: Any
-    Vh: Any
+    Vh: Any = field(repr=False)
     relative_error: float
     qr: QRResult = field(repr=False)
 

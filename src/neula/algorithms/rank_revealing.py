@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 
-def minimum_norm(
-    a: torch.Tensor, b: torch.Tensor, scales: torch.Tensor, rcond: float
-) -> tuple[torch.Tensor, int]:
+@dataclass(frozen=True)
+class MinimumNorm:
+    """Solution of :func:`minimum_norm`.
+
+    Attributes
+    ----------
+    x : Tensor, shape (n, k)
+    rank : int
+    range_basis : Tensor, shape (m, rank)
+        Orthonormal basis of the numerical range of A.
+    norm : float
+        ``||A D||_2``.
+    """
+
+    x: torch.Tensor
+    rank: int
+    range_basis: torch.Tensor
+    norm: float
+
+
+def minimum_norm(a: torch.Tensor, b: torch.Tensor, scales: torch.Tensor, rcond: float) -> MinimumNorm:
     """Minimum-norm solution of ``min ||A x - b||``, its rank decided in the column-scaled matrix.
 
     Householder QR, then the SVD of R, and one step of refinement with the same factors. The rank is that of
@@ -23,11 +43,6 @@ def minimum_norm(
         The diagonal of D.
     rcond : float
         Singular values of ``A D`` below ``rcond`` times the largest count as zero.
-
-    Returns
-    -------
-    x : Tensor, shape (n, k)
-    rank : int
     """
     m, n = a.shape
     if m >= n:
@@ -36,7 +51,7 @@ def minimum_norm(
         u = q @ u
     else:
         u, s, vh = torch.linalg.svd(a * scales, full_matrices=False)
-    rank = int((s > rcond * s[0]).sum())
+    rank, norm = int((s > rcond * s[0]).sum()), float(s[0])
     u, s, vh = u[:, :rank], s[:rank], vh[:rank]
     row_space = torch.linalg.qr(vh.T / scales[:, None])[0] if rank < n else None
 
@@ -45,4 +60,4 @@ def minimum_norm(
         return x if row_space is None else row_space @ (row_space.T @ x)
 
     x = apply_inverse(b)
-    return x + apply_inverse(b - a @ x), rank
+    return MinimumNorm(x + apply_inverse(b - a @ x), rank, u, norm)

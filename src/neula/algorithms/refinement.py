@@ -72,13 +72,13 @@ class Measures:
 
 
 @dataclass
-class _Norms:
+class Norms:
     """Norms of each right-hand side from which all measures follow.
 
     Attributes
     ----------
-    residual, gradient, preconditioned : Tensor, shape (k,)
-        ``||r||``, ``||D A^T r||`` and ``||R^-T A^T r||``.
+    residual, gradient, projected : Tensor, shape (k,)
+        ``||r||``, ``||D A^T r||`` and ``||P r||``, P the projector on the range of A.
     image : Tensor, shape (k,)
         ``||A D||_2 ||D^-1 x||``.
     b : Tensor, shape (k,)
@@ -86,20 +86,26 @@ class _Norms:
 
     residual: torch.Tensor
     gradient: torch.Tensor
-    preconditioned: torch.Tensor
+    projected: torch.Tensor
     image: torch.Tensor
     b: torch.Tensor
 
     def measures(self, scale: Scale) -> Measures:
+        """Upper bounds on the normwise backward error of x, the smallest of three counting.
+
+        The perturbation ``E = -r r^T A / ||r||^2`` makes x exact and has norm ``||A^T r|| / ||r||`` (Stewart,
+        1977); changing b by the residual does so too; and the optimal perturbation is at most
+        ``||P r|| / ||x||`` (Walden, Karlson, Sun, 1995).
+        """
         optimality = _over(self.gradient, scale.norm * self.residual)
         consistent = _over(self.residual, self.image + self.b)
-        projected = _over(self.preconditioned, self.image)
+        projected = _over(self.projected, self.image)
         return Measures(torch.minimum(torch.minimum(optimality, consistent), projected), optimality)
 
     def stop(self, scale: Scale, tolerance: float) -> Stop:
         """What an inner solve should reach: the tolerance, or its share of the way there."""
         return Stop(
-            preconditioned=torch.maximum(INNER_REDUCTION * self.preconditioned, tolerance * self.image),
+            preconditioned=torch.maximum(INNER_REDUCTION * self.projected, tolerance * self.image),
             gradient=tolerance * scale.norm * self.residual,
             scales=scale.columns,
         )
@@ -127,45 +133,23 @@ class Refined:
     history: list[float] = field(default_factory=list)
 
 
-def measure(
-    r: torch.Tensor,
+def norms_of(
+    scale: Scale,
     b: torch.Tensor,
     x: torch.Tensor,
     residual: torch.Tensor,
     gradient: torch.Tensor,
-    scale: Scale,
-) -> Measures:
-    """Upper bounds on the normwise backward error of ``x``, the smallest of three counting.
+    projected: torch.Tensor,
+) -> Norms:
+    """Norms of ``b``, ``x``, ``b - A x``, ``A^T (b - A x)`` and the projection of the residual.
 
-    The perturbation ``E = -r r^T A / ||r||^2`` makes x exact and has norm ``||A^T r|| / ||r||`` (Stewart,
-    1977); changing b by the residual does so too; and the optimal perturbation is at most
-    ``||P r|| / ||x||``, P the projector on the range of A (Walden, Karlson, Sun, 1995), computed as
-    ``||R^-T A^T r||``.
-
-    Parameters
-    ----------
-    r : Tensor, shape (n, n)
-        R of the preconditioner.
-    b, x, residual, gradient : Tensor
-        Right-hand sides, solutions, ``b - A x`` and ``A^T (b - A x)``, one column each.
-    scale : Scale
+    The projection on the range of A comes in coordinates: ``R^-T A^T r``, or ``U^T r`` with a basis U.
     """
-    return _norms(r, b, x, residual, gradient, scale).measures(scale)
-
-
-def _norms(
-    r: torch.Tensor,
-    b: torch.Tensor,
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    gradient: torch.Tensor,
-    scale: Scale,
-) -> _Norms:
     norm = torch.linalg.vector_norm
-    return _Norms(
+    return Norms(
         residual=norm(residual, dim=0),
         gradient=norm(gradient * scale.columns[:, None], dim=0),
-        preconditioned=norm(solve_rt(r, gradient), dim=0),
+        projected=norm(projected, dim=0),
         image=scale.norm * norm(x / scale.columns[:, None], dim=0),
         b=norm(b, dim=0),
     )
@@ -210,7 +194,7 @@ def refine(
     iterations = 0
     while True:
         gradient = operator.rmatmul(residual)
-        norms = _norms(r, b, x, residual, gradient, scale)
+        norms = norms_of(scale, b, x, residual, gradient, solve_rt(r, gradient))
         measures = norms.measures(scale)
         error, optimality = float(measures.backward_error.max()), float(measures.optimality.max())
         history.append(error)

@@ -19,11 +19,8 @@ from neula.engines import Engine
 
 MAX_PASSES = 5
 
-ORTHONORMAL = 1e-14
-"""``||I - W^T W||_F / sqrt(n)`` below which W is as orthonormal as double precision makes it."""
-
-PRECONDITIONED = 0.1
-"""The same measure, below which R is as good as CGLS needs it."""
+WELL_CONDITIONED = 0.1
+"""``||I - W^T W||_F / sqrt(n)`` below which one more pass leaves nothing but rounding errors."""
 
 
 def reorthogonalize(
@@ -44,13 +41,11 @@ def reorthogonalize(
     return q, (r2.double() @ r.double()).triu_().to(r.dtype)
 
 
-def refine_r(
-    a: torch.Tensor, r: torch.Tensor, *, enough: float = PRECONDITIONED
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Make R accurate to double precision: ``R <- chol((A R^-1)^T (A R^-1)) R``.
+def refine_qr(a: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """QR in double precision from an R of low precision: Cholesky QR of ``W = A R^-1``.
 
-    A pass squares the distance of ``W = A R^-1`` from orthogonality, so one or two do; a Gram matrix that is
-    not definite is shifted first.
+    A pass squares the distance of W from orthogonality, so one or two do; a Gram matrix that is not definite
+    is shifted first.
 
     Parameters
     ----------
@@ -58,28 +53,26 @@ def refine_r(
         float64.
     r : Tensor, shape (n, n)
         Upper triangular, of any precision.
-    enough : float
-        Stop when ``||I - W^T W||_F / sqrt(n)`` is this small: :data:`ORTHONORMAL` for ``W`` to serve as Q.
 
     Returns
     -------
-    W : Tensor, shape (m, n)
-        ``A R^-1``: the orthonormal factor, as far as ``enough`` says.
+    Q : Tensor, shape (m, n)
     R : Tensor, shape (n, n)
-        float64. Both hold NaN where A is too close to rank-deficient for this.
+        Both float64; NaN where A is too close to rank-deficient for this.
     """
     w, step = a, r.double()
     r = step
-    for passes_left in reversed(range(MAX_PASSES)):
+    for _ in range(MAX_PASSES):
         w = torch.linalg.solve_triangular(step, w, upper=True, left=False)
         gram = w.T @ w
-        if not _deviation(gram) > enough or not passes_left:
-            break
         step, info = upper_cholesky(gram)
-        if bool(info > 0):
+        definite = not bool(info > 0)
+        if not definite:
             step = shifted_cholesky_r(w, gram)
         r = (step @ r).triu_()
-    return w, r
+        if definite and not _deviation(gram) > WELL_CONDITIONED:
+            break
+    return torch.linalg.solve_triangular(step, w, upper=True, left=False), r
 
 
 def _deviation(gram: torch.Tensor) -> float:

@@ -90,9 +90,8 @@ class EmulatedEngine(Engine):
         narrow = round_toward_zero if self.accumulate == "fp32_rz" else _round_fp16
         return _sum_in_blocks(a.double(), b.double(), self.block, narrow).to(self.storage)
 
-    def __repr__(self) -> str:
-        mode = "" if self.accumulate == "fp32" else f", {self.accumulate} per {self.block}"
-        return f"{self.name}({self.format.name}{mode})"
+    def __str__(self) -> str:
+        return self.name if self.accumulate == "fp32" else f"{self.name} ({self.accumulate} per {self.block})"
 
 
 def _round_fp16(x: torch.Tensor) -> torch.Tensor:

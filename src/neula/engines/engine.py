@@ -139,5 +139,8 @@ class Engine(ABC):
         """``A^T A`` of a working matrix in float64, as accurately as is cheap here."""
         return (a.T.double() @ a.double()) if a.dtype != torch.float64 else a.T @ a
 
+    def __str__(self) -> str:
+        return self.name
+
     def __repr__(self) -> str:
-        return f"{self.name}({self.format.name})"
+        return f"{self} in {self.format.name}"

@@ -1,0 +1,99 @@
+"""What comes in, from where, and what is refused before any work."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+
+import neula
+
+
+class Foreign:
+    """An array of another library: DLPack out, and in through its namespace."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __dlpack__(self, **kwargs):
+        return self.array.__dlpack__(**kwargs)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+    def __array_namespace__(self):
+        return self
+
+    def from_dlpack(self, x):
+        return Foreign(np.from_dlpack(x))
+
+
+class OneWay:
+    """Exports DLPack and cannot take it back."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    __dlpack__ = Foreign.__dlpack__
+    __dlpack_device__ = Foreign.__dlpack_device__
+
+
+def test_dlpack_comes_back_in_its_own_library(rng):
+    A, b = rng.standard_normal((30, 4)), rng.standard_normal(30)
+    result = neula.lstsq(Foreign(A), Foreign(b))
+    assert isinstance(result.x, Foreign)
+    np.testing.assert_allclose(result.x.array, np.linalg.lstsq(A, b, rcond=None)[0], rtol=1e-10)
+    assert isinstance(neula.qr(Foreign(A)).Q, Foreign)
+
+
+def test_dlpack_that_cannot_come_back_is_refused(rng):
+    with pytest.raises(TypeError, match=r"OneWay.*torch.from_dlpack\(A\)"):
+        neula.qr(OneWay(rng.standard_normal((3, 2))))
+
+
+def test_lists_are_arrays():
+    result = neula.lstsq([[1, 0], [1, 1], [1, 2]], [1, 3, 5])
+    assert isinstance(result.x, np.ndarray)
+    np.testing.assert_allclose(result.x, [1, 2], rtol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("A", "error", "message"),
+    [
+        (np.ones((3, 2)) * 1j, TypeError, "A is complex.*not supported yet"),
+        (torch.ones(3, 2, dtype=torch.complex64), TypeError, "A is complex.*not supported yet"),
+        (np.ones((3, 2), dtype=np.longdouble), TypeError, "pass float16, bfloat16, float32 or float64"),
+        (np.array([[None, 1]]), TypeError, "dtype object"),
+        ("matrix", TypeError, "dtype <U6"),
+        (scipy.sparse.eye_array(3), TypeError, r"sparse.*A.toarray\(\)"),
+        (torch.eye(3).to_sparse(), TypeError, r"sparse.*A.to_dense\(\)"),
+        (np.ones(3), ValueError, r"1 dimension\(s\), shape \(3,\)"),
+        (np.float64(3.0), ValueError, r"0 dimension\(s\), shape \(\)"),
+        (np.ones((0, 3)), ValueError, r"empty, shape \(0, 3\)"),
+        (np.ones((3, 0)), ValueError, r"empty, shape \(3, 0\)"),
+        (np.array([[1.0, 2.0], [3.0, np.nan]]), ValueError, r"A\[1, 1\] is nan"),
+        (np.array([[1.0, -np.inf], [3.0, 4.0]]), ValueError, r"A\[0, 1\] is -inf"),
+    ],
+)
+@pytest.mark.parametrize("function", ["qr", "orth", "svd_lowrank", "lstsq"])
+def test_refused_with_a_message_that_helps(function, A, error, message):
+    arguments = (A, np.ones(3)) if function == "lstsq" else (A,)
+    if function == "lstsq" and getattr(A, "shape", (3,))[:1] == (2,):
+        arguments = (A, np.ones(2))
+    with pytest.raises(error, match=message):
+        getattr(neula, function)(*arguments)
+
+
+def test_gradients_are_not_silently_dropped():
+    A = torch.ones(4, 2, requires_grad=True)
+    with pytest.raises(ValueError, match=r"A requires a gradient.*A.detach\(\)"):
+        neula.qr(A)
+    with torch.no_grad():
+        assert neula.qr(A + torch.tril(torch.ones(4, 2))).converged
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_cuda_engine_without_a_gpu():
+    with pytest.raises(ValueError, match="engine 'cuda' needs an NVIDIA GPU"):
+        neula.qr(np.eye(3), engine="cuda")

@@ -1,0 +1,277 @@
+"""neula.qr and neula.orth: what a user of NumPy or torch relies on, and what the certificate promises."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import neula
+from neula.engines import FORMATS, EmulatedEngine
+from neula.matrices import SPECTRA, random_matrix
+
+SHAPES = [
+    (1, 1),
+    (5, 1),
+    (1, 5),
+    (7, 7),
+    (33, 32),
+    (257, 129),
+    (300, 200),
+    (200, 300),
+    (129, 700),
+    (2000, 300),
+]
+U = {"float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}
+
+
+def bound(u: float, m: int, n: int) -> float:
+    """The documented bound, plus the rounding of the returned factors to their dtype, plus what float64
+    adds to this check itself.
+    """
+    return 3 * u * (2 + math.log2(max(n, 1))) + 2 * u + math.sqrt(m) * 2.0**-53
+
+
+def errors(A: np.ndarray, Q: np.ndarray, R: np.ndarray) -> tuple[float, float]:
+    """Residual in the column scaling of the certificate, and orthogonality, both in float64."""
+    A, Q, R = (np.asarray(x, dtype=np.float64) for x in (A, Q, R))
+    norms = np.linalg.norm(A, axis=0)
+    norms[norms == 0] = 1
+    residual = np.linalg.norm((A - Q @ R) / norms) / max(np.linalg.norm(A / norms), 1e-300)
+    k = Q.shape[1]
+    return residual, np.linalg.norm(Q.T @ Q - np.eye(k)) / math.sqrt(k)
+
+
+@pytest.mark.parametrize("engine", ["cpu", "emulated"])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_accuracy_of_the_dtype_for_any_shape(shape, dtype, engine, rng):
+    A = rng.standard_normal(shape).astype(dtype)
+    before = A.copy()
+    result = neula.qr(A, engine=engine)
+    Q, R = result
+    m, n = shape
+    k = min(m, n)
+    assert Q.shape == (m, k)
+    assert R.shape == (k, n)
+    assert Q.dtype == R.dtype == A.dtype
+    assert result.converged
+    assert result.certificate.accepted
+    residual, orthogonality = errors(A, Q, R)
+    assert residual <= bound(U[dtype], m, n)
+    assert orthogonality <= bound(U[dtype], m, n)
+    assert np.array_equal(R, np.triu(R))
+    assert (np.diagonal(R) >= 0).all()
+    assert np.array_equal(A, before)
+
+
+@pytest.mark.parametrize("spectrum", SPECTRA)
+@pytest.mark.parametrize("accuracy", ["fp16", "bf16", "tf32", "fp32", "fp64"])
+def test_requested_accuracy_on_ill_conditioned_matrices(accuracy, spectrum):
+    A = random_matrix(spectrum, 600, 150, cond=1e6)
+    result = neula.qr(A, accuracy=accuracy, engine="emulated")
+    residual, orthogonality = errors(A.numpy(), result.Q.numpy(), result.R.numpy())
+    assert result.converged
+    assert residual <= bound(FORMATS[accuracy].u, *A.shape)
+    assert orthogonality <= bound(FORMATS[accuracy].u, *A.shape)
+
+
+def test_chain_falls_through_and_says_so():
+    A = random_matrix("geometric", 400, 100, cond=1e4, dtype=torch.float32)
+    result = neula.qr(A, engine="emulated")
+    assert [a.accepted for a in result.attempts] == [False, True]
+    assert result.attempts[0].method == "rgsqrf fp32"
+    assert result.attempts[1].method == "rgsqrf fp32 twice"
+    assert "orthogonality" in result.attempts[0].reason
+
+
+def test_numerically_singular_matrices_end_with_householder(rng):
+    A = rng.standard_normal((300, 40)).astype(np.float32)
+    A[:, 7] = A[:, 3]
+    A[:, 20:] = A[:, :20] @ rng.standard_normal((20, 20)).astype(np.float32)
+    result = neula.qr(A)
+    assert result.converged
+    assert result.attempts[-1].method == "householder fp64"
+    residual, orthogonality = errors(A, *result)
+    assert max(residual, orthogonality) <= bound(U["float32"], *A.shape)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_zero_columns_keep_q_orthonormal(dtype, rng):
+    A = rng.standard_normal((100, 20)).astype(dtype)
+    A[:, [0, 5, 19]] = 0
+    result = neula.qr(A)
+    assert result.converged
+    assert (result.R[:, [0, 5, 19]] == 0).all()
+    residual, orthogonality = errors(A, *result)
+    assert max(residual, orthogonality) <= bound(U[dtype], *A.shape)
+
+
+def test_zero_matrix():
+    Q, R = neula.qr(np.zeros((6, 3)))
+    assert (R == 0).all()
+    np.testing.assert_allclose(Q.T @ Q, np.eye(3), atol=1e-14)
+
+
+@pytest.mark.parametrize("accuracy", ["fp16", "fp32"])
+def test_columns_from_1e_minus_30_to_1e30(accuracy, rng):
+    scales = 10.0 ** np.linspace(-30, 30, 40)
+    A = (rng.standard_normal((500, 40)) * scales).astype(np.float32)
+    result = neula.qr(A, accuracy=accuracy, engine="emulated")
+    assert result.converged
+    residual, orthogonality = errors(A, *result)
+    assert max(residual, orthogonality) <= bound(FORMATS[accuracy].u, *A.shape)
+
+
+def test_scaling_by_powers_of_two_changes_nothing_but_r(rng):
+    A = rng.standard_normal((300, 50)).astype(np.float32)
+    powers = 2.0 ** rng.integers(-60, 60, 50)
+    Q, R = neula.qr(A, accuracy="fp16", engine="emulated")
+    Q_scaled, R_scaled = neula.qr((A * powers).astype(np.float32), accuracy="fp16", engine="emulated")
+    np.testing.assert_array_equal(Q, Q_scaled)
+    np.testing.assert_array_equal((R * powers).astype(np.float32), R_scaled)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda A: A[::-1],
+        lambda A: A[:, ::-2],
+        lambda A: A[::3],
+        lambda A: np.asfortranarray(A),
+        lambda A: A.astype(">f8"),
+        lambda A: np.broadcast_to(A[:, :1], A.shape),
+    ],
+    ids=["reversed", "every-other-column", "every-third-row", "fortran", "big-endian", "broadcast"],
+)
+def test_views_of_any_layout(view, rng):
+    A = view(rng.standard_normal((400, 30)))
+    result = neula.qr(A)
+    assert result.converged
+    assert max(errors(A, *result)) <= bound(U["float64"], *A.shape)
+
+
+def test_read_only_input(rng):
+    A = rng.standard_normal((50, 5))
+    A.flags.writeable = False
+    assert neula.qr(A).converged
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.bool_])
+def test_integers_become_float64(dtype, rng):
+    A = rng.integers(0, 2, (30, 4)).astype(dtype)
+    Q, R = neula.qr(A)
+    assert Q.dtype == R.dtype == np.float64
+    np.testing.assert_allclose(Q @ R, A.astype(float), atol=1e-13)
+
+
+@pytest.mark.parametrize("shape", [(10, 4), (4, 10), (6, 6)])
+def test_modes(shape, rng):
+    m, n = shape
+    A = rng.standard_normal(shape)
+    r_only = neula.qr(A, "r")
+    assert r_only.Q is None
+    np.testing.assert_allclose(r_only.R, neula.qr(A).R, atol=1e-13)
+    Q, R = neula.qr(A, "complete")
+    assert Q.shape == (m, m)
+    assert R.shape == (m, n)
+    np.testing.assert_allclose(Q @ R, A, atol=1e-13)
+    np.testing.assert_allclose(Q.T @ Q, np.eye(m), atol=1e-13)
+
+
+def test_batch_dimensions(rng):
+    A = rng.standard_normal((2, 3, 20, 5))
+    result = neula.qr(A)
+    assert result.Q.shape == (2, 3, 20, 5)
+    assert result.R.shape == (2, 3, 5, 5)
+    assert len(result.certificate) == 6
+    np.testing.assert_allclose(result.Q @ result.R, A, atol=1e-13)
+    np.testing.assert_allclose(result.Q[1, 2], neula.qr(A[1, 2]).Q, atol=1e-15)
+
+
+@pytest.mark.parametrize("algorithm", ["rgsqrf", "rgsqrf-reortho", "cholesky-qr", "householder"])
+def test_a_named_algorithm_is_what_runs(algorithm, rng):
+    A = rng.standard_normal((300, 60))
+    result = neula.qr(A, accuracy="fp16", algorithm=algorithm, engine="emulated")
+    assert len(result.attempts) == 1
+    expected = {
+        "rgsqrf": "rgsqrf fp16",
+        "rgsqrf-reortho": "rgsqrf fp16 twice",
+        "cholesky-qr": "rgsqrf fp16 + cholesky-qr fp64",
+        "householder": "householder fp64",
+    }
+    assert result.attempts[0].method == expected[algorithm]
+
+
+def test_a_named_algorithm_that_misses_warns():
+    A = random_matrix("geometric", 300, 80, cond=1e6)
+    with pytest.warns(neula.AccuracyWarning, match="orthogonality"):
+        result = neula.qr(A, accuracy="fp16", algorithm="rgsqrf", engine="emulated")
+    assert not result.converged
+    assert not result.certificate.accepted
+
+
+@pytest.mark.parametrize("panel", ["caqr", "cholesky", "cholesky2", "householder"])
+@pytest.mark.parametrize("cutoff", [8, 100])
+def test_every_panel_and_cutoff(panel, cutoff, rng):
+    A = rng.standard_normal((500, 130)).astype(np.float32)
+    result = neula.qr(A, panel=panel, cutoff=cutoff)
+    assert result.converged
+    assert max(errors(A, *result)) <= bound(U["float32"], *A.shape)
+
+
+def test_engine_instance_with_its_own_accumulation(rng):
+    A = rng.standard_normal((200, 64)).astype(np.float32)
+    engine = EmulatedEngine("cpu", accumulate="fp32_rz", block=4)
+    result = neula.qr(A, accuracy="fp16", engine=engine)
+    assert result.converged
+    assert "fp32_rz per 4" in result.engine
+
+
+def test_orth_spans_the_columns(rng):
+    A = rng.standard_normal((120, 11)).astype(np.float32)
+    Q = neula.orth(A)
+    assert Q.shape == A.shape
+    np.testing.assert_allclose(Q @ (Q.T @ A), A, atol=1e-5)
+
+
+def test_torch_tensors_come_back_as_torch_tensors():
+    A = torch.randn(100, 8, dtype=torch.bfloat16, generator=torch.Generator().manual_seed(0))
+    Q, R = neula.qr(A)
+    assert isinstance(Q, torch.Tensor)
+    assert Q.dtype == R.dtype == torch.bfloat16
+
+
+def test_progress_counts_up_to_one(rng):
+    seen = []
+    neula.qr(rng.standard_normal((500, 300)).astype(np.float32), progress=lambda *step: seen.append(step))
+    fractions = [fraction for _, fraction in seen]
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"accuracy": "fp8"}, "unknown accuracy 'fp8'.*'fp16', 'bf16', 'tf32', 'fp32', 'fp64'"),
+        ({"engine": "gpu"}, "unknown engine 'gpu'.*'auto', 'cuda', 'cpu', 'emulated'"),
+        ({"mode": "full"}, "unknown mode 'full'.*'reduced', 'r', 'complete'"),
+        ({"algorithm": "givens"}, "unknown algorithm 'givens'.*'rgsqrf'"),
+        ({"panel": "mgs"}, "unknown panel 'mgs'.*'caqr'"),
+        ({"compute": "fp8"}, "unknown format 'fp8'"),
+        ({"compute": "fp16"}, "cpu engine 'fp16'"),
+        ({"cutoff": 0}, "cutoff must be at least 1, got 0"),
+    ],
+)
+def test_unknown_names_list_the_known_ones(kwargs, message, rng):
+    with pytest.raises(ValueError, match=message):
+        neula.qr(rng.standard_normal((10, 3)), **kwargs)
+
+
+def test_nan_in_a_batch_says_which_matrix(rng):
+    A = rng.standard_normal((3, 10, 4))
+    A[2, 5, 1] = np.inf
+    with pytest.raises(ValueError, match=r"A\[2\]\[5, 1\] is inf"):
+        neula.qr(A)
