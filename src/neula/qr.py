@@ -42,8 +42,9 @@ def qr(
     """QR factorization ``A = Q R`` on matrix units, certified to the accuracy asked for.
 
     The cheapest arithmetic is tried first: one pass of recursive Gram-Schmidt in the lowest format that can
-    do, then re-orthogonalization, then Householder reflections in double precision. An attempt is accepted
-    when its measured residual and orthogonality are small enough.
+    do, then re-orthogonalization (for fp64, Cholesky QR of ``A R^-1`` in double precision), then Householder
+    reflections in double precision. An attempt is accepted when its measured residual and orthogonality are
+    small enough.
 
     Parameters
     ----------
@@ -184,14 +185,9 @@ class _Options:
     progress: Progress | None
 
     def low(self) -> Format:
-        """Format of the products: the one that was named, or the cheapest that reaches the target.
-
-        For fp64 R is only a preconditioner, so the format may be any.
-        """
+        """Format of the products: the one that was named, or the cheapest that reaches the target."""
         if self.compute is not None:
             return FORMATS[self.compute]
-        if self.target is FP64:
-            return FORMATS[self.engine.preconditioners[0]]
         return next(FORMATS[f] for f in self.engine.formats if FORMATS[f].u <= self.target.u)
 
     def report(self, stage: str, n: int) -> Callable[[int], None] | None:
@@ -294,17 +290,19 @@ def _chain(problem: _Problem) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]
         yield _householder(problem)
         return
     q, r = problem.rgsqrf()
-    if algorithm == "rgsqrf" or (algorithm is None and problem.options.target is not FP64):
+    if algorithm in (None, "rgsqrf"):
         yield f"rgsqrf {low}", q, r
-    if algorithm == "rgsqrf-reortho" or (algorithm is None and problem.options.target is not FP64):
-        if not bool(torch.isfinite(r).all()):
-            q, r = problem.rgsqrf("cholesky2")
+    if algorithm == "rgsqrf":
+        return
+    if not bool(torch.isfinite(r).all()):
+        q, r = problem.rgsqrf("cholesky2")
+    second = algorithm or ("cholesky-qr" if problem.options.target is FP64 else "rgsqrf-reortho")
+    if second == "rgsqrf-reortho":
         engine = problem.options.engine.using(low)
         yield f"rgsqrf {low} twice", *reorthogonalize(q, r, engine, panel=problem.options.panel)
-    if algorithm == "cholesky-qr" or (algorithm is None and problem.options.target is FP64):
+    if second == "cholesky-qr":
         del q
-        label = f"rgsqrf {low} + cholesky-qr fp64"
-        yield label, *refine_qr(problem.wide_work(), r)
+        yield f"rgsqrf {low} + cholesky-qr fp64", *refine_qr(problem.wide_work(), r)
     if algorithm is None:
         yield _householder(problem)
 
