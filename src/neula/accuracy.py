@@ -38,12 +38,17 @@ def target_format(accuracy: str | None, dtype: torch.dtype) -> Format:
     return FORMATS[accuracy]
 
 
-def qr_bound(target: Format, n: int) -> float:
-    """What residual and orthogonality of a QR may be: ``3 u (2 + log2 n)``.
+def residual_bound(target: Format, n: int) -> float:
+    """What the residual of a QR may be: ``3 u (2 + log2 n)``.
 
     A recursion of depth ``log2 n`` adds an error of order u at every level.
     """
     return 3 * target.u * (2 + math.log2(n))
+
+
+def orthogonality_bound(target: Format, n: int) -> float:
+    """What ``||I - Q^T Q||`` may be: ``6 u (2 + log2 n)``, since it counts an error of Q twice."""
+    return 2 * residual_bound(target, n)
 
 
 def measurement_error(m: int, high: torch.dtype) -> float:
@@ -90,12 +95,12 @@ def qr_certificate(
     residual, size = norm(ag - qrg), norm(ag)
     orthogonality = norm(_rmatmul(q, qh, high) - h) / norm(h)
     residual_value, size_value, orthogonality_value = torch.stack([residual, size, orthogonality]).tolist()
-    bound = qr_bound(target, n) + measurement_error(a.shape[0], high)
+    noise = measurement_error(a.shape[0], high)
     return QRCertificate(
         residual=residual_value / size_value if size_value > 0 else residual_value,
         orthogonality=orthogonality_value,
-        residual_bound=bound,
-        orthogonality_bound=bound,
+        residual_bound=residual_bound(target, n) + noise,
+        orthogonality_bound=orthogonality_bound(target, n) + noise,
     )
 
 
