@@ -1,0 +1,608 @@
+"""The engine interface on the CPU engines, and emulated tensor cores against scalar arithmetic."""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from neula.engines import (
+    BF16,
+    ENGINES,
+    FORMATS,
+    FP16,
+    FP32,
+    FP64,
+    CpuEngine,
+    CudaEngine,
+    EmulatedEngine,
+    Engine,
+    cpu,
+    describe,
+    select_engine,
+)
+from neula.engines.formats import round_to
+from neula.engines.precision import cuda_matmul_precision, exact_matmul
+
+U32, U64 = 2.0**-24, 2.0**-53
+
+
+CPU_FORMATS = {"emulated": ("fp16", "bf16", "tf32", "fp32", "fp64"), "cpu": ("bf16", "fp32", "fp64")}
+EACH = pytest.mark.parametrize(
+    "engine",
+    [(name, f) for name, formats in CPU_FORMATS.items() for f in formats],
+    ids="-".join,
+    indirect=True,
+)
+
+
+@pytest.fixture
+def engine(request: pytest.FixtureRequest) -> Engine:
+    """One engine in one format; a CPU without a bf16 unit does not offer bf16."""
+    name, format = request.param
+    if format not in ENGINES[name]("cpu").formats:
+        pytest.skip(f"the {name} engine does not offer {format} on this machine")
+    return ENGINES[name]("cpu", format)
+
+
+SHAPES = pytest.mark.parametrize(
+    ("m", "k", "n"), [(1, 1, 1), (7, 1, 5), (1, 300, 1), (33, 129, 257), (257, 33, 7), (129, 300, 1)]
+)
+
+
+def random(m: int, n: int, seed: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(m, n, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def working(engine: Engine, m: int, n: int, seed: int) -> torch.Tensor:
+    """Column-major working matrix of the engine."""
+    return engine.empty(m, n).copy_(random(m, n, seed))
+
+
+def exact(a: torch.Tensor, b: torch.Tensor) -> np.ndarray:
+    """Product in 80-bit arithmetic: 11 more bits than the most precise engine has."""
+    return a.double().numpy().astype(np.longdouble) @ b.double().numpy().astype(np.longdouble)
+
+
+def gemm_bound(
+    engine: Engine, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, alpha: float, beta: float
+) -> np.ndarray:
+    """Elementwise bound on the rounding errors of ``alpha A B + beta C`` (Higham, section 3.5).
+
+    A sum of k products, and three operations more: ``(k + 3) u (|alpha| |A| |B| + |beta| |C|)``. The CPU's
+    bf16 units also round the product to bf16: "in the storage precision or narrower".
+    """
+    u = U64 if engine.storage == torch.float64 else U32
+    size = abs(alpha) * exact(a.abs(), b.abs())
+    bound = (a.shape[1] + 3) * u * (size + (0.0 if c is None else abs(beta) * c.double().abs().numpy()))
+    narrow = isinstance(engine, CpuEngine) and engine.format is BF16
+    return bound + (2 * BF16.u * size if narrow else 0.0)
+
+
+def rounded(engine: Engine, x: torch.Tensor) -> torch.Tensor:
+    """What the unit reads, in float64."""
+    return round_to(x.to(engine.storage), engine.format).double()
+
+
+@EACH
+@SHAPES
+@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.0), (-1.0, 1.0), (0.5, -3.0), (2.5, 0.0), (1.0, 1.0)])
+def test_gemm_is_that_of_blas(engine: Engine, m: int, k: int, n: int, alpha: float, beta: float) -> None:
+    a, b, c = working(engine, m, k, 1), working(engine, k, n, 2), working(engine, m, n, 3)
+    low_a, low_b = rounded(engine, a), rounded(engine, b)
+    expected = alpha * exact(low_a, low_b) + beta * c.double().numpy()
+    bound = gemm_bound(engine, low_a, low_b, c, alpha, beta)
+    before = [x.clone() for x in (a, b)]
+
+    result = engine.gemm(engine.operand(a), engine.operand(b), c, alpha=alpha, beta=beta)
+
+    assert result.data_ptr() == c.data_ptr(), "written in place"
+    assert result.dtype == engine.storage
+    assert (np.abs(c.double().numpy() - expected) <= bound).all()
+    assert torch.equal(a, before[0])
+    assert torch.equal(b, before[1])
+
+
+@EACH
+@SHAPES
+@pytest.mark.parametrize("alpha", [1.0, -0.25])
+def test_gemm_without_c_makes_one(engine: Engine, m: int, k: int, n: int, alpha: float) -> None:
+    a, b = working(engine, m, k, 1), working(engine, k, n, 2)
+    low_a, low_b = rounded(engine, a), rounded(engine, b)
+    result = engine.gemm(engine.operand(a), engine.operand(b), alpha=alpha)
+    assert result.dtype == engine.storage
+    assert result.shape == (m, n)
+    error = np.abs(result.double().numpy() - alpha * exact(low_a, low_b))
+    assert (error <= gemm_bound(engine, low_a, low_b, None, alpha, 0.0)).all()
+
+
+@EACH
+def test_gemm_on_views_of_column_major_storage(engine: Engine) -> None:
+    """What the recursion does: transposed left operand, blocks of columns, neighbours untouched."""
+    store = working(engine, 129, 40, 4)
+    target = working(engine, 33, 30, 5)
+    a, b, c = store[:, 3:20], store[:, 20:27], target[4:21, 11:18]
+    low_a, low_b = rounded(engine, a), rounded(engine, b)
+    expected = exact(low_a.T, low_b)
+    bound = gemm_bound(engine, low_a.T, low_b, None, 1.0, 0.0)
+    untouched = target.clone()
+
+    engine.gemm(engine.operand(a).T, engine.operand(b), c)
+
+    assert (np.abs(c.double().numpy() - expected) <= bound).all()
+    untouched[4:21, 11:18] = target[4:21, 11:18]
+    assert torch.equal(untouched, target)
+
+
+@EACH
+def test_gemm_of_strided_operands(engine: Engine) -> None:
+    a, b = random(60, 90, 6).to(engine.storage), random(90, 40, 7).to(engine.storage)
+    for left, right in ((a[::2, ::3], b[::3, 1::2]), (a.T[:31], b[:60]), (a[:, 4:5], b[4:5])):
+        low_a, low_b = rounded(engine, left), rounded(engine, right)
+        result = engine.gemm(engine.operand(left), engine.operand(right))
+        error = np.abs(result.double().numpy() - exact(low_a, low_b))
+        assert (error <= gemm_bound(engine, low_a, low_b, None, 1.0, 0.0)).all()
+
+
+@EACH
+@pytest.mark.parametrize("alpha", [1.0, 2.0])
+def test_beta_zero_does_not_read_c(engine: Engine, alpha: float) -> None:
+    """As in BLAS: memory that was never written may hold NaN."""
+    a, b = engine.operand(working(engine, 5, 4, 1)), engine.operand(working(engine, 4, 3, 2))
+    c = working(engine, 5, 3, 3).fill_(math.nan)
+    assert torch.isfinite(engine.gemm(a, b, c, alpha=alpha)).all()
+
+
+@EACH
+def test_operand_is_rounded_and_kept_where_asked(engine: Engine) -> None:
+    x = working(engine, 33, 7, 8)
+    before = x.clone()
+    buffer = engine.operand_buffer(x)
+    low = engine.operand(x, buffer)
+    assert torch.equal(low.double(), rounded(engine, x))
+    assert torch.equal(x, before)
+    if buffer is None:
+        assert low.data_ptr() == x.data_ptr(), "nothing changes, so nothing is copied"
+    else:
+        assert low.data_ptr() == buffer.data_ptr()
+        assert buffer.shape == x.shape
+        assert buffer.stride() == (1, 33), "column-major"
+        part = engine.operand(x[:, 2:4], buffer[:, 2:4])
+        assert part.data_ptr() == buffer[:, 2:4].data_ptr()
+
+
+@EACH
+def test_operand_of_a_wider_matrix_is_rounded(engine: Engine) -> None:
+    x = random(20, 6, 9)
+    low = engine.operand(x)
+    assert torch.equal(low.double(), rounded(engine, x))
+    assert engine.gemm(low.T, low).dtype == engine.storage
+
+
+@EACH
+def test_bmm_multiplies_each_pair(engine: Engine) -> None:
+    a = torch.stack([working(engine, 31, 5, s) for s in range(4)])
+    b = torch.stack([working(engine, 5, 6, 10 + s) for s in range(4)])
+    product = engine.bmm(a, b)
+    assert product.dtype == engine.storage
+    for i in range(4):
+        low_a, low_b = rounded(engine, a[i]), rounded(engine, b[i])
+        error = np.abs(product[i].double().numpy() - exact(low_a, low_b))
+        assert (error <= gemm_bound(engine, low_a, low_b, None, 1.0, 0.0)).all()
+
+
+@EACH
+def test_empty_is_column_major(engine: Engine) -> None:
+    x = engine.empty(300, 7)
+    assert (x.shape, x.stride(), x.dtype) == ((300, 7), (1, 300), engine.storage)
+    assert engine.empty(2, 3, dtype=torch.float16).dtype == torch.float16
+
+
+@EACH
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_column_max(engine: Engine, dtype: torch.dtype) -> None:
+    a = random(300, 33, 11, dtype)
+    for view in (a, a.T, a[::7, 1::2], a[:1], a[:, :1]):
+        assert torch.equal(engine.column_max(view), view.abs().max(0).values)
+
+
+@EACH
+def test_column_max_in_many_blocks(engine: Engine) -> None:
+    """More elements than a cache holds: the largest one stands in the last row."""
+    a = torch.zeros(3000, 700)
+    a[-1] = -torch.arange(700.0)
+    assert torch.equal(engine.column_max(a), torch.arange(700.0))
+
+
+@EACH
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("row", [0, 1500, 2999])
+def test_column_max_lets_bad_numbers_through(engine: Engine, bad: float, row: int) -> None:
+    a = torch.ones(3000, 700)
+    a[row, 13] = bad
+    largest = engine.column_max(a)
+    assert not torch.isfinite(largest[13])
+    assert int(torch.isfinite(largest).sum()) == 699
+
+
+@EACH
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (300, 33), (3000, 700)])
+def test_fill_scales_before_it_rounds(engine: Engine, m: int, n: int) -> None:
+    """Columns of 1e-200 to 1e200 fit in float32 once they are scaled, rounded only once."""
+    sizes = 10.0 ** torch.linspace(-200, 200, n, dtype=torch.float64)
+    a = random(m, n, 12) * sizes
+    scales = torch.ldexp(torch.ones(n, dtype=torch.float64), -torch.frexp(sizes)[1].double())
+    expected = (a.numpy() * scales.numpy()).astype(np.float64 if engine.format is FP64 else np.float32)
+    out = engine.empty(m, n)
+    assert engine.fill(out, a, scales) is out
+    assert torch.equal(out, torch.from_numpy(expected))
+
+
+@EACH
+@SHAPES
+def test_gram(engine: Engine, m: int, k: int, n: int) -> None:
+    a = working(engine, max(m, n), k, 13)
+    gram = engine.gram(a)
+    assert gram.dtype == torch.float64
+    # At worst the products are summed in the storage precision.
+    u = U64 if engine.storage == torch.float64 else U32
+    bound = (a.shape[0] + 1) * u * exact(a.T.abs(), a.abs())
+    assert (np.abs(gram.numpy() - exact(a.T, a)) <= bound).all()
+
+
+@pytest.mark.parametrize("m", [300, 5000])
+def test_emulated_gram_is_as_good_as_double(m: int) -> None:
+    a = working(EmulatedEngine("cpu", "fp32"), m, 7, 14)
+    error = np.abs(EmulatedEngine("cpu", "fp32").gram(a).numpy() - exact(a.T, a))
+    assert (error <= m * U64 * exact(a.T.abs(), a.abs())).all()
+
+
+@EACH
+def test_using_makes_another_engine(engine: Engine) -> None:
+    other = engine.using("fp32")
+    assert (type(other), other.format, other.device) == (type(engine), FP32, engine.device)
+    assert other is not engine
+    assert engine.using(engine.format).format is engine.format
+
+
+def test_using_keeps_the_accumulation() -> None:
+    other = EmulatedEngine("cpu", "fp16", accumulate="fp32_rz", block=4).using("bf16")
+    assert (other.accumulate, other.block, other.format) == ("fp32_rz", 4, BF16)
+    assert all(part in repr(other) for part in ("emulated", "bf16", "fp32_rz", "4"))
+
+
+def test_unknown_names_list_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"unknown format 'int8'.*'fp16'"):
+        EmulatedEngine("cpu", "int8")
+    with pytest.raises(ValueError, match=r"unknown format for the cpu engine 'fp16'.*'fp32'"):
+        CpuEngine("cpu", "fp16")
+    with pytest.raises(ValueError, match=r"unknown accumulation 'fp8'.*'fp32', 'fp32_rz', 'fp16'"):
+        EmulatedEngine("cpu", "fp16", accumulate="fp8")
+    with pytest.raises(ValueError, match="unknown format"):
+        EmulatedEngine("cpu").using("half")
+
+
+@pytest.mark.parametrize("block", [0, -8])
+def test_block_must_be_positive(block: int) -> None:
+    with pytest.raises(ValueError, match=f"block must be at least 1, got {block}"):
+        EmulatedEngine("cpu", "fp16", accumulate="fp32_rz", block=block)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_panels_and_preconditioners_are_ones_that_exist(name: str) -> None:
+    from neula.algorithms.panels import PANELS
+
+    if name == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a GPU to measure its rates")
+    engine = ENGINES[name]("cuda" if name == "cuda" else "cpu")
+    assert engine.panel in PANELS
+    assert engine.cutoff >= 1
+    assert set(engine.preconditioners) <= set(engine.formats) <= set(FORMATS)
+
+
+# ---------------------------------------------------------------- which engine
+
+
+def test_auto_goes_by_the_device() -> None:
+    assert isinstance(select_engine("auto", torch.device("cpu")), CpuEngine)
+    assert isinstance(select_engine("emulated", torch.device("cpu")), EmulatedEngine)
+    engine = EmulatedEngine("cpu", "bf16", accumulate="fp16")
+    assert select_engine(engine, torch.device("cpu")) is engine
+
+
+def test_an_unknown_engine_lists_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"unknown engine 'tpu'.*'auto', 'cuda', 'cpu', 'emulated'"):
+        select_engine("tpu", torch.device("cpu"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_cuda_without_a_gpu_says_so() -> None:
+    with pytest.raises(ValueError, match="needs an NVIDIA GPU"):
+        select_engine("cuda", torch.device("cpu"))
+
+
+def test_a_cpu_without_bf16_unit_falls_back_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = {"bf16": 100.0, "fp32": 100.0, "fp64": 50.0}
+    monkeypatch.setattr(cpu, "measured_rates", lambda *sizes: rates)
+    monkeypatch.setattr("neula.engines.measured_rates", lambda *sizes: rates)
+    assert CpuEngine("cpu").formats == ("fp32", "fp64")
+    assert CpuEngine("cpu").format is FP32
+    with pytest.raises(ValueError, match=r"'bf16'.*'fp32', 'fp64'"):
+        CpuEngine("cpu", "bf16")
+    note = next(e for e in describe() if e["engine"] == "cpu")["formats"]["bf16"]["note"]
+    assert "not used" in note
+    assert "fp32 takes its place" in note
+
+
+def test_a_cpu_with_bf16_unit_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "measured_rates", lambda: {"bf16": 200.0, "fp32": 100.0, "fp64": 50.0})
+    assert CpuEngine("cpu").formats == ("bf16", "fp32", "fp64")
+
+
+def test_describe_names_every_engine() -> None:
+    described = {e["engine"]: e for e in describe()}
+    assert set(described) == {"cuda", "cpu", "emulated"}
+    assert described["cuda"]["available"] == torch.cuda.is_available()
+    assert all(described["cpu"]["formats"][f]["rate_gflops"] > 0 for f in ("bf16", "fp32", "fp64"))
+    assert "not offered" in described["cpu"]["formats"]["fp16"]["note"]
+    json.dumps(list(described.values()))
+
+
+# ---------------------------------------------------------------- emulated tensor cores
+
+
+def leading_exponent(x: Fraction) -> int:
+    """``floor(log2 |x|)``."""
+    exponent = abs(x.numerator).bit_length() - x.denominator.bit_length()
+    return exponent if abs(x) >= Fraction(2) ** exponent else exponent - 1
+
+
+def truncate_fp32(x: Fraction) -> Fraction:
+    """Cut off after 24 significant bits."""
+    if x == 0:
+        return x
+    unit = Fraction(2) ** (leading_exponent(x) - 23)
+    cut = abs(x) // unit * unit
+    return cut if x > 0 else -cut
+
+
+def nearest_fp16(x: Fraction) -> Fraction:
+    """Round to nearest, ties to even, down to subnormal numbers; no overflow here."""
+    if x == 0:
+        return x
+    unit = Fraction(2) ** (max(leading_exponent(x), -14) - 10)
+    return round(x / unit) * unit
+
+
+def scalar_product(
+    a: torch.Tensor, b: torch.Tensor, block: int, narrow: Callable[[Fraction], Fraction]
+) -> torch.Tensor:
+    """A tensor core as described: block products and the sum added exactly, then narrowed; one at a time."""
+    rows = [[Fraction(v) for v in row] for row in a.double().tolist()]
+    columns = [[Fraction(v) for v in column] for column in b.double().T.tolist()]
+    result = torch.empty(len(rows), len(columns), dtype=torch.float64)
+    for i, row in enumerate(rows):
+        for j, column in enumerate(columns):
+            total = Fraction(0)
+            for k in range(0, len(row), block):
+                pairs = zip(row[k : k + block], column[k : k + block], strict=True)
+                total = narrow(total + sum(x * y for x, y in pairs))
+            result[i, j] = float(total)
+    return result
+
+
+def half_operands(engine: Engine, k: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Operands of 11 bits within 2^-8 to 2^3, so that float64 holds a block's sum exactly."""
+    a, b = random(5, k, seed, torch.float32), random(k, 4, seed + 1, torch.float32)
+    a, b = (engine.operand(x.sign() * x.abs().clamp(2.0**-8, 7.0)) for x in (a, b))
+    return a, b
+
+
+@pytest.mark.parametrize("format", ["fp16", "bf16", "tf32"])
+@pytest.mark.parametrize("block", [1, 4, 8, 16])
+@pytest.mark.parametrize("k", [1, 16, 37])
+def test_rounding_toward_zero_bit_by_bit(format: str, block: int, k: int) -> None:
+    engine = EmulatedEngine("cpu", format, accumulate="fp32_rz", block=block)
+    a, b = half_operands(engine, k, seed=20 + k)
+    assert torch.equal(engine.gemm(a, b).double(), scalar_product(a, b, block, truncate_fp32))
+
+
+@pytest.mark.parametrize("block", [1, 4, 8, 16])
+@pytest.mark.parametrize("k", [1, 16, 37])
+def test_fp16_accumulation_bit_by_bit(block: int, k: int) -> None:
+    engine = EmulatedEngine("cpu", "fp16", accumulate="fp16", block=block)
+    a, b = half_operands(engine, k, seed=30 + k)
+    result = engine.gemm(a, b)
+    assert torch.equal(result.double(), scalar_product(a, b, block, nearest_fp16))
+    assert torch.equal(result, result.half().float()), "every sum is an fp16 number"
+
+
+def test_fp16_accumulation_rounds_once() -> None:
+    """``1 + 2^-11 + 2^-28``: just above a tie of fp16, a tie once float32 has swallowed the tail."""
+    engine = EmulatedEngine("cpu", "fp16", accumulate="fp16", block=4)
+    a = torch.tensor([[1.0, 2.0**-11, 2.0**-14, 0.0]])
+    b = torch.tensor([[1.0], [1.0], [2.0**-14], [0.0]])
+    assert torch.equal(scalar_product(a, b, 4, nearest_fp16), torch.tensor([[1 + 2.0**-10]]).double())
+    assert float(engine.gemm(engine.operand(a), engine.operand(b))) == 1 + 2.0**-10
+
+
+def test_fp16_accumulation_overflows() -> None:
+    engine = EmulatedEngine("cpu", "fp16", accumulate="fp16", block=4)
+    ones = torch.ones(1, 8)
+    large = torch.full((8, 1), 16384.0)
+    assert float(engine.gemm(ones[:, :3], large[:3])) == 49152.0
+    assert float(engine.gemm(ones, large)) == math.inf
+    assert float(EmulatedEngine("cpu", "fp16").gemm(ones, large)) == 131072.0
+
+
+@pytest.mark.parametrize("format", ["fp16", "bf16", "tf32"])
+@pytest.mark.parametrize("accumulate", ["fp32", "fp32_rz"])
+def test_a_single_product_is_exact(format: str, accumulate: str) -> None:
+    """Two significands of 11 bits make one of 22."""
+    engine = EmulatedEngine("cpu", format, accumulate=accumulate)
+    a, b = engine.operand(random(40, 1, 40, torch.float32)), engine.operand(random(1, 30, 41, torch.float32))
+    assert torch.equal(engine.gemm(a, b).double(), a.double() @ b.double())
+
+
+@pytest.mark.parametrize("accumulate", ["fp32_rz", "fp16"])
+@pytest.mark.parametrize("format", ["fp32", "fp64"])
+def test_wide_formats_have_no_tensor_core(format: str, accumulate: str) -> None:
+    engine = EmulatedEngine("cpu", format, accumulate=accumulate)
+    a, b = working(engine, 9, 30, 42), working(engine, 30, 8, 43)
+    assert torch.equal(engine.gemm(a, b), EmulatedEngine("cpu", format).gemm(a, b))
+
+
+def test_overflow_of_an_operand_is_infinite_and_spreads() -> None:
+    a, b = torch.tensor([[7e4, 1.0], [1.0, 1.0]]), torch.eye(2)
+    product = EmulatedEngine("cpu", "fp16").gemm(EmulatedEngine("cpu", "fp16").operand(a), b)
+    assert product[0, 0] == math.inf
+    assert product[1, 0] == 1.0
+    bf16 = EmulatedEngine("cpu", "bf16")
+    assert torch.isfinite(bf16.gemm(bf16.operand(a), b)).all()
+
+
+def test_subnormal_operands_are_kept() -> None:
+    engine = EmulatedEngine("cpu", "fp16")
+    x = torch.tensor([[2.0**-24, 3 * 2.0**-24, 2.0**-26]])
+    product = engine.gemm(engine.operand(x), torch.eye(3))
+    assert product.tolist() == [[2.0**-24, 3 * 2.0**-24, 0.0]]
+
+
+def relative_errors(engine: EmulatedEngine, k: int, seed: int) -> torch.Tensor:
+    """Relative errors of 32 x 32 sums of k products of numbers uniform in (0, 1)."""
+    generator = torch.Generator().manual_seed(seed)
+    a = engine.operand(torch.rand(32, k, generator=generator))
+    b = engine.operand(torch.rand(k, 32, generator=generator))
+    exact_product = a.double() @ b.double()
+    return (engine.gemm(a, b).double() - exact_product) / exact_product
+
+
+@pytest.mark.parametrize("block", [4, 8, 16])
+@pytest.mark.parametrize("k", [1024, 4096])
+def test_rounding_toward_zero_drifts_in_proportion_to_k(block: int, k: int) -> None:
+    """A truncation loses 0 to 1 units in the last place, a half on average; a unit is u to 2u of the sum, and
+    the sum is half of the final one on average: ``-(1/4 .. 1/2) u`` for each of ``k / block`` blocks.
+    """
+    engine = EmulatedEngine("cpu", "fp16", accumulate="fp32_rz", block=block)
+    errors = relative_errors(engine, k, seed=50)
+    steps = k // block
+    assert (errors <= 0).all(), "sums of positive numbers only ever become too small"
+    mean = float(errors.mean())
+    # 1024 errors, each a sum of many: the mean is known to a percent, and steps + 1 stands for steps.
+    assert -0.5 * 1.1 * (steps + 1) * U32 < mean < -0.25 * 0.9 * (steps - 1) * U32
+
+
+def test_rounding_to_nearest_grows_like_the_square_root_of_k() -> None:
+    """Errors of both signs: ``sqrt(k) u`` bounds their root mean square (each addition errs by at most u of
+    a partial sum, independently), and their mean is far below that of truncation.
+    """
+    for k in (256, 1024, 4096, 16384):
+        errors = relative_errors(EmulatedEngine("cpu", "fp16"), k, seed=51)
+        spread = float(errors.square().mean().sqrt())
+        assert spread <= math.sqrt(k) * U32
+        # 1024 errors of both signs: their mean is a 1/32 of their spread, 5 sigma allowed. Sums in one row
+        # share an operand, but not the rounding of partial sums.
+        assert abs(float(errors.mean())) <= 5 / 32 * spread + 0.1 * U32
+
+
+def test_truncation_grows_faster_than_rounding_to_nearest() -> None:
+    truncating = EmulatedEngine("cpu", "fp16", accumulate="fp32_rz", block=4)
+    nearest = EmulatedEngine("cpu", "fp16")
+
+    def growth(engine: EmulatedEngine) -> float:
+        short, long = (relative_errors(engine, k, 52).square().mean().sqrt() for k in (512, 8192))
+        return float(long / short)
+
+    # 16 times the products: 16 times the error by drift; random errors of both signs grow 4 times at most,
+    # 5 with what 1024 samples leave open.
+    assert growth(truncating) == pytest.approx(16, rel=0.15)
+    assert growth(nearest) < 5
+
+
+# ---------------------------------------------------------------- nothing global changes
+
+
+def global_state() -> list[object]:
+    return [
+        torch.get_default_dtype(),
+        torch.get_num_threads(),
+        torch.backends.cuda.matmul.fp32_precision,
+        torch.backends.mkldnn.matmul.fp32_precision,
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_grad_enabled(),
+        torch.get_rng_state().tolist(),
+        np.random.get_state()[1].tolist(),  # noqa: NPY002
+    ]
+
+
+@pytest.fixture
+def users_switches() -> Iterator[None]:
+    """A user who asked for fast products of his own."""
+    before = (
+        torch.backends.cuda.matmul.fp32_precision,
+        torch.backends.mkldnn.matmul.fp32_precision,
+        torch.get_default_dtype(),
+    )
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.backends.cuda.matmul.fp32_precision = before[0]
+    torch.backends.mkldnn.matmul.fp32_precision = before[1]
+    torch.set_default_dtype(before[2])
+
+
+@EACH
+def test_engines_leave_global_state_alone(engine: Engine, users_switches: None) -> None:
+    before = global_state()
+    a = working(engine, 65, 33, 60)
+    engine.gemm(engine.operand(a).T, engine.operand(a), engine.empty(33, 33))
+    engine.gram(a)
+    engine.fill(engine.empty(65, 33), a, torch.ones(33, dtype=a.dtype))
+    cpu.measured_rates.__wrapped__(64, 64)
+    assert global_state() == before
+
+
+@EACH
+def test_engines_ignore_the_users_switches(engine: Engine, users_switches: None) -> None:
+    """A switch that lets the user's products be less precise does not reach those of an engine."""
+    a, b = working(engine, 200, 300, 61), working(engine, 300, 100, 62)
+    low_a, low_b = rounded(engine, a), rounded(engine, b)
+    result = engine.gemm(engine.operand(a), engine.operand(b))
+    error = np.abs(result.double().numpy() - exact(low_a, low_b))
+    assert (error <= gemm_bound(engine, low_a, low_b, None, 1.0, 0.0)).all()
+
+
+@pytest.mark.parametrize("before", ["ieee", "tf32"])
+@pytest.mark.parametrize("inside", ["ieee", "tf32"])
+def test_the_matmul_switch_is_restored(before: str, inside: str, users_switches: None) -> None:
+    switch = torch.backends.cuda.matmul
+    switch.fp32_precision = before
+    with cuda_matmul_precision(inside):
+        assert switch.fp32_precision == inside
+        with cuda_matmul_precision("ieee"):
+            assert switch.fp32_precision == "ieee"
+        assert switch.fp32_precision == inside
+    assert switch.fp32_precision == before
+    with pytest.raises(KeyError), cuda_matmul_precision(inside):
+        raise KeyError
+    assert switch.fp32_precision == before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_exact_matmul(dtype: torch.dtype, users_switches: None) -> None:
+    a, b = random(40, 50, 63, dtype), random(50, 30, 64, dtype)
+    u = torch.finfo(dtype).eps / 2
+    error = np.abs(exact_matmul(a, b).double().numpy() - exact(a, b))
+    assert (error <= 51 * u * exact(a.abs(), b.abs())).all()
+
+
+def test_the_cuda_engine_can_be_named_without_a_gpu() -> None:
+    """Its formats and operands are known before any device is touched."""
+    engine = CudaEngine("cuda", "fp16")
+    assert (engine.format, engine.operand_dtype, engine.storage) == (FP16, torch.float16, torch.float32)
+    assert all(part in repr(engine.using("tf32")) for part in ("cuda", "tf32"))
