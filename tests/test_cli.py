@@ -643,16 +643,12 @@ def test_info_of_this_machine() -> None:
 
 
 def test_demo(monkeypatch: pytest.MonkeyPatch) -> None:
-    import neula.experiments.demo
-
     calls: list[tuple[Path, int]] = []
-    monkeypatch.setattr(
-        neula.experiments.demo, "run_demo", lambda out, *, degree, console: calls.append((out, degree))
-    )
+    monkeypatch.setattr(neula.cli, "run_demo", lambda out, *, degree, console: calls.append((out, degree)))
     succeed("demo", "--out", "pictures", "--degree", "12")
     succeed("demo")
     assert calls == [(Path("pictures"), 12), (Path("demo-output"), 40)]
-    monkeypatch.setattr(neula.experiments.demo, "run_demo", raising(ValueError("degree must be positive")))
+    monkeypatch.setattr(neula.cli, "run_demo", raising(ValueError("degree must be positive")))
     assert_refused(neula_cli("demo"), "degree must be positive", set(os.listdir()))
 
 

@@ -4,14 +4,13 @@ Exit codes: 0 solved and certified, 1 solved but not to the accuracy asked for, 
 neula itself, 130 interrupted.
 """
 
-# torch and scipy take seconds to import: whatever needs them is imported where it is used, so that the help
-# comes at once.
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
 import os
+import platform
 import sys
 import time
 import traceback
@@ -20,18 +19,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
+import numpy as np
+import scipy
+import torch
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-if TYPE_CHECKING:
-    import numpy as np
-    from rich.progress import Progress
-
-    from neula.result import Attempt, LstsqResult, QRResult, SVDResult
+import neula
+from neula import engines
+from neula.experiments.demo import run_demo
+from neula.files import FileError, check_output, read_matrix, split_key, write_files
+from neula.result import AccuracyWarning, Attempt, LstsqResult, QRResult, SVDResult
 
 CERTIFIED, NOT_CERTIFIED, BAD_INPUT, DEFECT, INTERRUPTED = 0, 1, 2, 70, 130
 SHORT = 20
@@ -101,9 +104,7 @@ def main() -> None:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        print(f"neula {version('neula')}")
+        print(f"neula {neula.__version__}")
         raise typer.Exit
 
 
@@ -269,16 +270,14 @@ def info(as_json: JsonOption = False) -> None:
     """Show what this machine offers: engines, formats, measured rates."""
     with _running("info", as_json) as run:
         run.progress("measuring the engines", 0.0)
-        from neula.engines import describe
-
-        engines = describe()
+        offers = engines.describe()
     versions = _versions()
     if as_json:
-        _print_json({"command": "info", "versions": versions, "engines": engines})
+        _print_json({"command": "info", "versions": versions, "engines": offers})
         return
     console = Console(highlight=False, markup=False)
     console.print(_grid(versions))
-    console.print(_engine_table(engines))
+    console.print(_engine_table(offers))
 
 
 @app.command()
@@ -288,8 +287,6 @@ def demo(
 ) -> None:
     """Run the main job on real data and on a large realistic problem, beside scipy and torch."""
     with _guarded("demo", as_json=False, err=Console(stderr=True, highlight=False, markup=False)):
-        from neula.experiments.demo import run_demo
-
         run_demo(out, degree=degree, console=Console())
 
 
@@ -308,8 +305,6 @@ class _Progress:
 
     def __enter__(self) -> _Progress:
         if sys.stderr.isatty() and self._console.is_interactive:
-            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
             columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
             self._bar = Progress(*columns, console=self._console, transient=True)
             self._task = self._bar.add_task("", total=None)
@@ -346,8 +341,6 @@ class _Run:
 
     def check_outputs(self, inputs: Sequence[str | None], *outputs: tuple[Path | None, int]) -> None:
         """Notice before the work that a result could not be saved, or would replace the input."""
-        from neula.files import FileError, check_output, split_key
-
         taken = {split_key(name)[0].resolve(): name for name in inputs if name is not None}
         for path, arrays in outputs:
             if path is None:
@@ -359,8 +352,6 @@ class _Run:
 
     def read(self, name: str, argument: str, *, column_as_vector: bool = False) -> np.ndarray:
         """Read the file of an argument."""
-        from neula.files import read_matrix, split_key
-
         with self._timed("read"):
             self.progress(f"reading {argument}", 0.0)
             path, key = split_key(argument)
@@ -370,8 +361,6 @@ class _Run:
 
     def compute(self, solve: Callable[..., Any], accuracy: Accuracy | None, engine: EngineName) -> Any:
         """Call ``solve(neula, accuracy=..., engine=..., progress=...)``."""
-        import neula
-
         with self._timed("compute"):
             self.progress("starting", 0.0)
             wanted = None if accuracy is None else accuracy.value
@@ -379,8 +368,6 @@ class _Run:
 
     def write(self, contents: Mapping[Path | None, Mapping[str, np.ndarray]]) -> None:
         """Write the arrays to the files that were asked for, all or none."""
-        from neula.files import write_files
-
         wanted = {path: arrays for path, arrays in contents.items() if path is not None}
         if wanted:
             with self._timed("write"):
@@ -473,7 +460,6 @@ def _guarded(command: str, as_json: bool, err: Console) -> Iterator[None]:
 @contextmanager
 def _warnings_in_one_line(err: Console) -> Iterator[None]:
     """Show warnings without the source line; the exit code says already what an AccuracyWarning says."""
-    from neula.result import AccuracyWarning
 
     def show(message: Warning | str, category: type[Warning], *_: object) -> None:
         if not issubclass(category, AccuracyWarning):
@@ -526,8 +512,6 @@ def _attempt_rows(attempts: Sequence[Attempt]) -> dict[str, str]:
 
 
 def _norms(residual_norm: Any) -> str:
-    import numpy as np
-
     return _numbers(np.atleast_1d(residual_norm))
 
 
@@ -561,20 +545,15 @@ def _grid(rows: Mapping[str, str]) -> Table:
 
 
 def _versions() -> dict[str, str]:
-    import platform
-    from importlib.metadata import version
-
-    import torch
-
-    packages = {name: version(name) for name in ("neula", "torch", "numpy", "scipy")}
+    packages = {package.__name__: package.__version__ for package in (neula, torch, np, scipy)}
     threads = f"{torch.get_num_threads()} of {os.cpu_count()} cores"
     return {**packages, "python": platform.python_version(), "threads": threads}
 
 
-def _engine_table(engines: Sequence[Mapping[str, Any]]) -> Table:
+def _engine_table(offers: Sequence[Mapping[str, Any]]) -> Table:
     table = Table("engine", "device", "format", "rate", "note")
     table.columns[3].justify = "right"
-    for engine in engines:
+    for engine in offers:
         device = engine["device"] if engine["available"] else "not available"
         table.add_row(engine["engine"], device, "", "", engine["note"], style="bold")
         for name, offer in engine["formats"].items():

@@ -53,7 +53,7 @@ def onednn_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 @lru_cache(maxsize=8)
-def measured_rates(n: int = 384, k: int = 4096) -> dict[str, float]:
+def measured_rates(n: int = 256, k: int = 1024) -> dict[str, float]:
     """GFLOP/s of a product of n x k and k x n matrices in each format; best of three, some milliseconds."""
     rates = {}
     for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32), ("fp64", torch.float64)):

@@ -1,0 +1,466 @@
+"""Algorithm 1 on the CPU engines: the error bounds of the paper's section 3.6 and its Figures 3 and 4."""
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+
+import numpy as np
+import pytest
+import torch
+from qr_measures import (
+    U32,
+    U64,
+    column_major,
+    column_residuals,
+    orthogonality,
+    orthogonality_bound,
+    panel_bound,
+    recursion_bound,
+    residual,
+)
+
+from neula.algorithms.panels import PANELS
+from neula.algorithms.rgsqrf import rgsqrf
+from neula.algorithms.scaling import power_of_two_scales
+from neula.engines import ENGINES, CpuEngine, EmulatedEngine, Engine
+from neula.matrices import SPECTRA, random_matrix
+
+LOW = pytest.mark.parametrize("format", ["fp16", "bf16", "tf32"])
+EACH_PANEL = pytest.mark.parametrize("panel", PANELS)
+SHAPES = [(1, 1), (300, 1), (7, 7), (33, 33), (257, 33), (257, 257), (300, 300), (1000, 129), (513, 257)]
+
+
+def emulated(format: str, **options: object) -> EmulatedEngine:
+    return EmulatedEngine("cpu", format, **options)  # type: ignore[arg-type]
+
+
+def bound(engine: Engine, n: int) -> float:
+    """Of the backward error: the low format's recursion and float32's panels, or all in one format."""
+    if engine.format.u <= U32:
+        return panel_bound(engine.format.u, n)
+    return recursion_bound(engine.format.u, n) + panel_bound(U32, n)
+
+
+def normal(m: int, n: int, seed: int = 0) -> torch.Tensor:
+    return random_matrix("normal", m, n, seed=seed, dtype=torch.float32)
+
+
+@lru_cache(maxsize=64)
+def spectrum(kind: str, m: int, n: int, cond: float) -> torch.Tensor:
+    return random_matrix(kind, m, n, cond=cond, seed=1).float()
+
+
+# ---------------------------------------------------------------- any shape, any parameters
+
+
+@pytest.mark.parametrize(("m", "n"), SHAPES)
+@pytest.mark.parametrize("format", ["fp16", "bf16", "tf32", "fp32", "fp64"])
+@pytest.mark.parametrize("cutoff", [1, 5, 32, 128, None])
+def test_every_shape_and_cutoff(m: int, n: int, format: str, cutoff: int | None) -> None:
+    engine = emulated(format)
+    a = normal(m, n).to(engine.storage)
+    q, r = rgsqrf(a, engine, cutoff=cutoff)
+    assert (q.shape, r.shape, q.dtype, r.dtype) == ((m, n), (n, n), engine.storage, engine.storage)
+    assert q.stride() == (1, m), "column-major"
+    assert torch.equal(r, r.triu()), "exact zeros below the diagonal"
+    assert (r.diagonal() >= 0).all()
+    assert residual(a, q, r) <= bound(engine, n)
+
+
+@EACH_PANEL
+@pytest.mark.parametrize(("m", "n"), SHAPES)
+@LOW
+def test_every_panel(panel: str, m: int, n: int, format: str) -> None:
+    engine = emulated(format)
+    a = normal(m, n)
+    q, r = rgsqrf(a, engine, panel=panel, cutoff=64)
+    assert residual(a, q, r) <= bound(engine, n)
+
+
+@EACH_PANEL
+@pytest.mark.parametrize(("m", "n"), SHAPES)
+@pytest.mark.parametrize("format", ["bf16", "fp32", "fp64"])
+def test_the_cpu_engine(panel: str, m: int, n: int, format: str) -> None:
+    if format not in CpuEngine("cpu").formats:
+        pytest.skip("no bf16 unit")
+    engine = CpuEngine("cpu", format)
+    a = normal(m, n).to(engine.storage)
+    q, r = rgsqrf(a, engine, panel=panel)
+    # bf16 units also round each product to bf16: one more rounding in R12 and one in Q1 R12.
+    assert residual(a, q, r) <= bound(engine, n) * (5 / 3 if format == "bf16" else 1)
+
+
+@pytest.mark.parametrize(("m", "n"), [(300, 100), (1000, 257)])
+@pytest.mark.parametrize("format", ["fp16", "bf16", "tf32", "fp32", "fp64"])
+def test_r_is_that_of_lapack(m: int, n: int, format: str) -> None:
+    """A wrong R with a Q to match would pass for a factorization: Sun (1991), ``sqrt(2) cond`` times the
+    backward error, which includes the lost orthogonality, again ``cond`` times that.
+    """
+    engine, cond = emulated(format), 4.0
+    a = random_matrix("arithmetic", m, n, cond=cond, seed=3).to(engine.storage)
+    reference = torch.linalg.qr(a.double(), mode="r").R
+    reference *= reference.diagonal().sign()[:, None]
+    _, r = rgsqrf(a, engine, cutoff=32)
+    error = torch.linalg.matrix_norm(r.double() - reference) / torch.linalg.matrix_norm(reference)
+    assert error <= math.sqrt(2) * cond * (1 + cond) * bound(engine, n)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_input_of_any_dtype_is_left_alone(dtype: torch.dtype) -> None:
+    a = normal(300, 40).to(dtype)
+    before = a.clone()
+    engine = emulated("fp16")
+    q, r = rgsqrf(a, engine)
+    assert torch.equal(a, before)
+    assert residual(a, q, r) <= bound(engine, 40)
+
+
+@LOW
+def test_views_give_what_their_copies_give(format: str) -> None:
+    a = normal(600, 240)
+    before = a.clone()
+    for view in (a[::2, ::3], a.T[:, :200], a[1:302, 7:140], a[:, 5:6], a[:7].T):
+        q, r = rgsqrf(view, emulated(format), cutoff=32)
+        copy_q, copy_r = rgsqrf(view.contiguous(), emulated(format), cutoff=32)
+        assert torch.equal(q, copy_q)
+        assert torch.equal(r, copy_r)
+    assert torch.equal(a, before)
+
+
+@pytest.mark.parametrize("format", ["fp16", "fp32"])
+@EACH_PANEL
+def test_in_place_is_the_same_as_out_of_place(format: str, panel: str) -> None:
+    engine = emulated(format)
+    a = column_major(normal(300, 200))
+    q, r = rgsqrf(a, engine, panel=panel, cutoff=64)
+    work = column_major(a.clone())
+    in_place_q, in_place_r = rgsqrf(work, engine, panel=panel, cutoff=64, overwrite_a=True)
+    assert in_place_q.data_ptr() == work.data_ptr()
+    assert torch.equal(in_place_q, q)
+    assert torch.equal(in_place_r, r)
+
+
+def test_in_place_within_a_larger_matrix() -> None:
+    """A block of columns, the rest untouched."""
+    store = column_major(normal(300, 100))
+    before = store.clone()
+    rgsqrf(store[:, 20:90], emulated("fp16"), cutoff=16, overwrite_a=True)
+    assert torch.equal(store[:, :20], before[:, :20])
+    assert torch.equal(store[:, 90:], before[:, 90:])
+    expected, _ = rgsqrf(before[:, 20:90], emulated("fp16"), cutoff=16)
+    assert torch.equal(store[:, 20:90], expected)
+
+
+@pytest.mark.parametrize("n", [1, 7, 33, 64, 129, 257, 300])
+@pytest.mark.parametrize("cutoff", [1, 32, 128, 1000])
+def test_progress_counts_up_to_n(n: int, cutoff: int) -> None:
+    seen: list[int] = []
+    rgsqrf(normal(300, n), emulated("fp16"), cutoff=cutoff, on_columns=seen.append)
+    widths = np.diff([0, *seen])
+    assert seen[-1] == n
+    assert len(seen) == -(-n // cutoff), "as few panels as there can be"
+    assert ((widths > 0) & (widths <= cutoff)).all()
+
+
+def test_the_engine_chooses_the_cutoff_and_the_panel() -> None:
+    engine = emulated("fp16")
+    a = normal(300, 200)
+    assert all(
+        torch.equal(x, y)
+        for x, y in zip(
+            rgsqrf(a, engine), rgsqrf(a, engine, cutoff=engine.cutoff, panel=engine.panel), strict=True
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"panel": "mgs"}, r"unknown panel 'mgs': choose one of 'caqr'"),
+        ({"panel_format": "fp8"}, r"unknown format 'fp8': choose one of 'fp16'"),
+        ({"cutoff": 0}, r"cutoff must be at least 1, got 0"),
+        ({"cutoff": -128}, r"cutoff must be at least 1, got -128"),
+    ],
+)
+@pytest.mark.parametrize("name", ["cpu", "emulated"])
+def test_bad_parameters_are_named(name: str, options: dict[str, object], message: str) -> None:
+    a = column_major(normal(30, 4))
+    before = a.clone()
+    with pytest.raises(ValueError, match=message):
+        rgsqrf(a, ENGINES[name]("cpu", "fp32"), overwrite_a=True, **options)  # type: ignore[arg-type]
+    assert torch.equal(a, before), "refused before any work"
+
+
+@pytest.mark.parametrize(("m", "n"), [(3, 4), (1, 2), (299, 300)])
+def test_more_columns_than_rows_are_refused(m: int, n: int) -> None:
+    with pytest.raises(ValueError, match=f"at least as many rows as columns, got {m} x {n}"):
+        rgsqrf(normal(m, n), emulated("fp16"))
+
+
+# ---------------------------------------------------------------- the paper's Figures 3 and 4
+
+
+@LOW
+@pytest.mark.parametrize("kind", SPECTRA)
+@pytest.mark.parametrize("cond", [1.0, 1e2, 1e4, 1e5, 1e6])
+@pytest.mark.parametrize("cutoff", [32, 128])
+def test_figure_3_backward_error_is_independent_of_the_condition(
+    format: str, kind: str, cond: float, cutoff: int
+) -> None:
+    engine = emulated(format)
+    a = spectrum(kind, 1024, 256, cond)
+    q, r = rgsqrf(a, engine, cutoff=cutoff)
+    assert residual(a, q, r) <= recursion_bound(engine.format.u, 256)
+
+
+@LOW
+@pytest.mark.parametrize("kind", ["arithmetic", "geometric", "cluster_small"])
+@pytest.mark.parametrize("cond", [2.0, 10.0, 30.0, 100.0])
+@pytest.mark.parametrize("cutoff", [32, 128])
+def test_figure_4_orthogonality_is_lost_like_the_condition(
+    format: str, kind: str, cond: float, cutoff: int
+) -> None:
+    """``u cond``, as the paper observes. The constant: a level leaves a component of at most
+    ``3 u ||A||_F`` of Q1 in A2, which is as small as ``||A||_2 / cond``, and ``||A||_F`` is 16 ``||A||_2`` at
+    most; rounding errors are spread over 256 directions, which takes that factor back. There are 1 to 4
+    levels.
+    """
+    engine = emulated(format)
+    q, _ = rgsqrf(spectrum(kind, 1024, 256, cond), engine, cutoff=cutoff)
+    levels = math.log2(256 / cutoff)
+    panels = orthogonality_bound(U32, 1024, cutoff) * cond
+    assert orthogonality(q) <= 3 * levels * engine.format.u * cond + panels
+
+
+@LOW
+@pytest.mark.parametrize("cond", [2.0, 5.0, 10.0])
+def test_orthogonality_is_at_worst_lost_like_the_square_of_the_condition(format: str, cond: float) -> None:
+    """Section 3.6: between modified and classical Gram-Schmidt. One large singular value is the worst case,
+    because all columns nearly coincide.
+    """
+    engine = emulated(format)
+    q, _ = rgsqrf(spectrum("cluster_large", 1024, 256, cond), engine, cutoff=32)
+    assert (
+        orthogonality(q) <= 3 * 3 * engine.format.u * cond**2 + orthogonality_bound(U32, 1024, 32) * cond**2
+    )
+
+
+@LOW
+def test_orthogonality_grows_in_proportion(format: str) -> None:
+    """Ten times the condition, ten times the loss: within a factor of 3, and far from 100 times."""
+    loss = [
+        orthogonality(rgsqrf(spectrum("arithmetic", 1024, 256, cond), emulated(format), cutoff=32)[0])
+        for cond in (10.0, 100.0)
+    ]
+    assert 10 / 3 <= loss[1] / loss[0] <= 30
+
+
+@LOW
+@pytest.mark.parametrize("panel", ["caqr", "cholesky2", "householder"])
+def test_tall_matrices_with_a_single_panel_have_no_low_precision(format: str, panel: str) -> None:
+    """Up to the cutoff everything happens in float32: the accuracy of float32."""
+    a = spectrum("arithmetic", 2049, 100, 10)
+    q, r = rgsqrf(a, emulated(format), panel=panel)
+    assert residual(a, q, r) <= panel_bound(U32, 100)
+    assert orthogonality(q) <= orthogonality_bound(U32, 2049, 100) * 10
+
+
+@LOW
+@pytest.mark.parametrize("kind", ["arithmetic", "geometric"])
+@pytest.mark.parametrize("cond", [1.0, 1e3, 1e6])
+@pytest.mark.parametrize("panel", ["caqr", "cholesky", "cholesky2"])
+def test_figure_7_ablation_low_format_in_the_panel(format: str, kind: str, cond: float, panel: str) -> None:
+    """Tensor cores in the panel too: more levels round, by the same unit roundoff."""
+    engine = emulated(format)
+    a = spectrum(kind, 1024, 256, cond)
+    q, r = rgsqrf(a, engine, panel=panel, panel_format=format)
+    assert residual(a, q, r) <= recursion_bound(engine.format.u, 256)
+    assert not torch.equal(q, rgsqrf(a, engine, panel=panel)[0]), "the option does something"
+
+
+# ---------------------------------------------------------------- emulated accumulation
+
+
+def test_truncating_tensor_cores_on_2048x1024() -> None:
+    """Hopper's 16 products a step. Truncation adds ``2 u32`` of the sum for each of 128 steps, at 4 levels:
+    less than fp16's rounding of the operands.
+    """
+    engine = emulated("fp16", accumulate="fp32_rz", block=16)
+    a = spectrum("arithmetic", 2048, 1024, 1e3)
+    q, r = rgsqrf(a, engine)
+    drift = math.log2(1024 / engine.cutoff) * 2 * U32 * 2048 / 16
+    assert residual(a, q, r) <= recursion_bound(engine.format.u, 1024) + drift
+    assert orthogonality(q) <= 3 * 3 * engine.format.u * 1e3
+
+
+@pytest.mark.parametrize("format", ["fp16", "bf16", "tf32"])
+@pytest.mark.parametrize("block", [4, 8, 16])
+def test_truncating_tensor_cores_of_each_generation(format: str, block: int) -> None:
+    engine = emulated(format, accumulate="fp32_rz", block=block)
+    a = spectrum("geometric", 512, 160, 1e4)
+    q, r = rgsqrf(a, engine, cutoff=32)
+    drift = 3 * 2 * U32 * 512 / block
+    assert residual(a, q, r) <= recursion_bound(engine.format.u, 160) + drift
+
+
+def test_fp16_accumulation_has_its_own_bound() -> None:
+    """TC16: the sum of m products is rounded to fp16 m / 8 times, so the bound grows with m. Worst case:
+    ``m / 8 u`` of the sum of magnitudes, at each of 2 levels.
+    """
+    a = spectrum("arithmetic", 512, 128, 10)
+    engine = emulated("fp16", accumulate="fp16", block=8)
+    q, r = rgsqrf(a, engine, cutoff=32)
+    error = residual(a, q, r)
+    assert error <= recursion_bound(engine.format.u, 128) + 2 * 2 * 512 / 8 * engine.format.u
+    assert error > residual(a, *rgsqrf(a, emulated("fp16"), cutoff=32)), "rounded sums cost accuracy"
+
+
+# ---------------------------------------------------------------- columns of any size
+
+
+@LOW
+@pytest.mark.parametrize("span", [1e4, 1e30])
+def test_scaled_columns_of_any_size(format: str, span: float) -> None:
+    """Section 3.5: powers of two for the columns, undone exactly in R; the error counts in each column."""
+    m, n = 300, 129
+    sizes = torch.logspace(-math.log10(span), math.log10(span), n, dtype=torch.float64)
+    shuffled = torch.randperm(n, generator=torch.Generator().manual_seed(4))
+    a = random_matrix("normal", m, n, seed=4) * sizes[shuffled]
+    engine = emulated(format)
+    scales = power_of_two_scales(engine.column_max(a))
+    q, r_scaled = rgsqrf(engine.fill(engine.empty(m, n), a, scales), engine, cutoff=32, overwrite_a=True)
+    r = r_scaled.double() / scales
+    assert torch.equal(r * scales, r_scaled.double()), "exact"
+    assert (column_residuals(a, q, r) <= bound(engine, n)).all()
+
+
+def test_without_scaling_fp16_overflows_and_shows_it() -> None:
+    """Never a silently wrong answer: R is not finite."""
+    a = normal(300, 64) * 1e5
+    _, r = rgsqrf(a, emulated("fp16"), cutoff=32)
+    assert not torch.isfinite(r).all()
+    q, r = rgsqrf(a, emulated("bf16"), cutoff=32)
+    assert residual(a, q, r) <= bound(emulated("bf16"), 64)
+
+
+@LOW
+@pytest.mark.parametrize("where", [0, 31, 32, 63, 128])
+def test_a_zero_column_stays_zero(format: str, where: int) -> None:
+    a = normal(300, 129)
+    a[:, where] = 0
+    engine = emulated(format)
+    q, r = rgsqrf(a, engine, cutoff=32)
+    assert not q[:, where].any()
+    assert not r[:, where].any()
+    assert residual(a, q, r) <= bound(engine, 129)
+
+
+@LOW
+def test_exact_rank_deficiency_keeps_the_backward_error(format: str) -> None:
+    """The second half repeats the first: what is left of it is rounding errors, orthogonal to nothing."""
+    half = normal(300, 64)
+    a = torch.cat([half, half], 1)
+    engine = emulated(format)
+    q, r = rgsqrf(a, engine, cutoff=32)
+    assert torch.isfinite(q).all()
+    assert residual(a, q, r) <= bound(engine, 128)
+
+
+def test_a_zero_matrix() -> None:
+    q, r = rgsqrf(torch.zeros(300, 40), emulated("fp16"), cutoff=16)
+    assert not q.any()
+    assert not r.any()
+
+
+@EACH_PANEL
+def test_nan_is_not_lost(panel: str) -> None:
+    a = normal(300, 40)
+    a[299, 39] = math.nan
+    if panel == "householder":
+        pytest.skip("LAPACK's answer to NaN is its own")
+    _, r = rgsqrf(a, emulated("fp16"), panel=panel, cutoff=16)
+    assert not torch.isfinite(r).all()
+
+
+# ---------------------------------------------------------------- no global state
+
+
+def global_state() -> list[object]:
+    return [
+        torch.get_default_dtype(),
+        torch.get_num_threads(),
+        torch.backends.cuda.matmul.fp32_precision,
+        torch.backends.mkldnn.matmul.fp32_precision,
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_grad_enabled(),
+        torch.get_rng_state().tolist(),
+        np.random.get_state()[1].tolist(),  # noqa: NPY002
+    ]
+
+
+@pytest.fixture
+def default_dtype() -> Iterator[Callable[[torch.dtype], None]]:
+    before = torch.get_default_dtype()
+    yield torch.set_default_dtype
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("name", ["cpu", "emulated"])
+@EACH_PANEL
+def test_global_state_is_left_alone(name: str, panel: str) -> None:
+    before = global_state()
+    rgsqrf(normal(300, 129), ENGINES[name]("cpu"), panel=panel, cutoff=32)
+    assert global_state() == before
+
+
+@pytest.mark.parametrize("name", ["cpu", "emulated"])
+@EACH_PANEL
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_the_users_default_dtype_and_device_do_not_matter(
+    name: str, panel: str, dtype: torch.dtype, default_dtype: Callable[[torch.dtype], None]
+) -> None:
+    a, engine = normal(300, 129), ENGINES[name]("cpu", "fp32")
+    expected = rgsqrf(a, engine, panel=panel, cutoff=32)
+    default_dtype(dtype)
+    with torch.device("meta"):  # a default device that cannot compute: whoever uses it fails
+        q, r = rgsqrf(a, engine, panel=panel, cutoff=32)
+    assert torch.equal(q, expected[0])
+    assert torch.equal(r, expected[1])
+
+
+@pytest.mark.parametrize("name", ["cpu", "emulated"])
+def test_threads_do_not_disturb_each_other(name: str) -> None:
+    """Four at once, each with its own matrix and format, against one after the other in a thread alike."""
+    formats = ENGINES[name]("cpu").formats
+    jobs = [(normal(400, 160, seed=s), ENGINES[name]("cpu", formats[s % len(formats)])) for s in range(4)]
+    results: dict[tuple[str, int], list[torch.Tensor]] = {}
+    together = threading.Barrier(len(jobs))
+
+    def work(label: str, i: int) -> None:
+        if label == "together":
+            together.wait()
+        for _ in range(3 if label == "together" else 1):
+            results[label, i] = list(rgsqrf(jobs[i][0], jobs[i][1], cutoff=32))
+
+    def run(label: str, batches: list[list[int]]) -> None:
+        for batch in batches:
+            threads = [threading.Thread(target=work, args=(label, i)) for i in batch]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+    run("alone", [[i] for i in range(4)])
+    run("together", [[0, 1, 2, 3]])
+    for i in range(4):
+        for one, many in zip(results["alone", i], results["together", i], strict=True):
+            assert torch.equal(one, many)
+
+
+def test_fp64_is_as_good_as_householder() -> None:
+    a = random_matrix("geometric", 500, 257, cond=1e3, seed=5)
+    for name in ("cpu", "emulated"):
+        q, r = rgsqrf(a, ENGINES[name]("cpu", "fp64"), cutoff=32)
+        assert residual(a, q, r) <= panel_bound(U64, 257)
+        assert orthogonality(q) <= orthogonality_bound(U64, 500, 257) * 1e3

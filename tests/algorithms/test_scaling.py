@@ -1,0 +1,91 @@
+"""Column scaling: powers of two, exact both ways."""
+
+import math
+
+import pytest
+import torch
+
+from neula.algorithms.scaling import power_of_two_scales
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+
+
+def is_power_of_two(x: torch.Tensor) -> bool:
+    return bool((torch.frexp(x).mantissa == 0.5).all())
+
+
+@DTYPES
+def test_every_normal_number_comes_into_the_upper_half_of_one(dtype: torch.dtype) -> None:
+    """All exponents whose scale has a finite reciprocal, and the edges of each binade."""
+    last = 125 if dtype == torch.float32 else 1021
+    powers = torch.ldexp(torch.ones((), dtype=dtype), torch.arange(-last, last + 1).to(dtype))
+    below = torch.nextafter(2 * powers, torch.zeros((), dtype=dtype))
+    column_max = torch.cat([powers, 1.5 * powers, below])
+    scales = power_of_two_scales(column_max)
+    assert scales.dtype == dtype
+    assert is_power_of_two(scales)
+    scaled = scales * column_max
+    assert ((scaled >= 0.5) & (scaled < 1)).all()
+
+
+@DTYPES
+def test_scales_and_their_reciprocals_are_finite_at_the_ends_of_the_range(dtype: torch.dtype) -> None:
+    info = torch.finfo(dtype)
+    column_max = torch.tensor([info.max, info.tiny, info.smallest_normal, info.tiny / 4], dtype=dtype)
+    scales = power_of_two_scales(column_max)
+    assert is_power_of_two(scales)
+    assert torch.isfinite(scales).all()
+    assert torch.isfinite(1 / scales).all()
+    assert torch.equal(1 / (1 / scales), scales)
+    # Nothing overflows fp16, whose largest number is 65504.
+    assert (scales * column_max <= 4).all()
+    assert (scales * column_max > 0).all()
+
+
+@DTYPES
+def test_zero_columns_are_left_as_they_are(dtype: torch.dtype) -> None:
+    scales = power_of_two_scales(torch.tensor([0.0, 5.0, 0.0], dtype=dtype))
+    assert scales.tolist() == [1.0, 0.125, 1.0]
+
+
+@DTYPES
+def test_a_single_column_and_none(dtype: torch.dtype) -> None:
+    assert power_of_two_scales(torch.tensor([3.0], dtype=dtype)).tolist() == [0.25]
+    assert power_of_two_scales(torch.zeros(0, dtype=dtype)).shape == (0,)
+
+
+@DTYPES
+def test_scaling_is_undone_exactly(dtype: torch.dtype) -> None:
+    """Columns of 1e-30 to 1e30: neither step rounds anything."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = 10.0 ** torch.linspace(-30, 30, 61, dtype=torch.float64)
+    a = (torch.randn(40, 61, generator=generator, dtype=torch.float64) * sizes).to(dtype)
+    scales = power_of_two_scales(a.abs().max(0).values)
+    scaled = a * scales
+    assert torch.equal(scaled / scales, a)
+    assert (scaled.abs().max(0).values < 1).all()
+
+
+def test_scaling_is_undone_exactly_over_the_whole_range_of_float64() -> None:
+    """To the square root of the range and beyond, in one call."""
+    column_max = 10.0 ** torch.linspace(-300, 300, 601, dtype=torch.float64)
+    scales = power_of_two_scales(column_max)
+    assert torch.equal(column_max * scales / scales, column_max)
+    assert ((column_max * scales >= 0.5) & (column_max * scales < 1)).all()
+
+
+def test_input_is_left_alone() -> None:
+    column_max = torch.tensor([3.0, math.pi])
+    power_of_two_scales(column_max)
+    assert column_max.tolist() == [3.0, pytest.approx(math.pi)]
+
+
+@pytest.mark.parametrize("default", [torch.float16, torch.float32, torch.float64])
+def test_the_default_dtype_does_not_matter(default: torch.dtype) -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        scales = power_of_two_scales(torch.tensor([1e-300, 1e300], dtype=torch.float64))
+    finally:
+        torch.set_default_dtype(before)
+    assert torch.equal(scales, torch.tensor([2.0**996, 2.0**-997], dtype=torch.float64))
