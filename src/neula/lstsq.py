@@ -147,12 +147,10 @@ def lstsq(
         compute=None if compute is None else format_named(compute),
         damp=_check_damp(damp),
         weights=None if weights is None else _check_weights(weights, m).to(chosen.device),
-        rcond=max(m, n) * 2.0**-52 if rcond is None else rcond,
+        rcond=_default_rcond(a.tensor) if rcond is None else rcond,
         max_iterations=max_iterations,
         progress=progress,
     )
-    if rcond is None:
-        options.rcond = max(options.rcond, 2 * format_of(a.tensor.dtype).u)
 
     batch = a.tensor.shape[:-2]
     matrices = a.tensor.reshape(-1, m, n).to(chosen.device)
@@ -164,7 +162,7 @@ def lstsq(
     return _collect(solutions, a, dtype, (*batch, n) if is_vector else (*batch, n, -1), options)
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Options:
     engine: Engine
     target: Format
@@ -184,7 +182,7 @@ class _Options:
         return [FORMATS[name] for name in self.engine.preconditioners]
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Solution:
     x: torch.Tensor
     measures: Measures
@@ -196,7 +194,7 @@ class _Solution:
     attempts: list[Attempt]
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Outcome:
     """What one attempt came to; ``doubt`` says why its rank is not to be trusted."""
 
@@ -243,7 +241,7 @@ def _solve(a: torch.Tensor, b: torch.Tensor, options: _Options) -> _Solution:
     )
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Problem:
     """A problem in double precision.
 
@@ -288,13 +286,9 @@ def _prepare(a: torch.Tensor, b: torch.Tensor, options: _Options) -> _Problem:
     wide = m < n and not options.damp
     a, b = a.double(), b.double()
     if wide:
-        rows = (
-            torch.ones(m, 1, dtype=a.dtype, device=a.device)
-            if options.weights is None
-            else (options.weights[:, None])
-        )
-        operator = LeastSquaresOperator((a if options.weights is None else a * rows).T)
-        b = b * rows
+        if options.weights is not None:
+            a, b = a * options.weights[:, None], b * options.weights[:, None]
+        operator = LeastSquaresOperator(a.T)
     else:
         operator = LeastSquaresOperator(a, options.weights, options.damp)
         b = operator.right_hand_side(b)
@@ -403,7 +397,7 @@ def _unrefined(problem: _Problem, algorithm: str) -> _Outcome:
         q, r = rgsqrf(work, engine, overwrite_a=True)
         y = qr_solve(q, r, rhs)
     else:
-        y, r = normal_equations(work, rhs)
+        y, r = normal_equations(work, rhs, engine)
     label = f"{algorithm} {engine.format.name}"
     if not bool(torch.isfinite(y).all()):
         return _Outcome(label, None, n, "the factorization broke down: A is too ill-conditioned for it")
@@ -445,6 +439,11 @@ def _log_progress(error: float, target: float) -> float:
     if not error > 0 or not math.isfinite(error):
         return 1.0
     return min(1.0, max(0.0, math.log(error) / math.log(target)))
+
+
+def _default_rcond(a: torch.Tensor) -> float:
+    """Rounding errors of the double-precision factorization, or of the data where those are larger."""
+    return max(max(a.shape[-2:]) * 2.0**-52, 2 * format_of(a.dtype).u)
 
 
 def _check_right_hand_side(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -1,0 +1,96 @@
+"""QR-SVD and truncation against the SVD and the theorem of Eckart and Young."""
+
+import pytest
+import torch
+from qr_measures import recursion_bound
+
+from neula.algorithms.qr_svd import qr_svd, truncate
+from neula.algorithms.rgsqrf import rgsqrf
+from neula.engines import EmulatedEngine
+from neula.matrices import SPECTRA, random_matrix
+
+U64 = 2.0**-53
+
+
+def norm(x: torch.Tensor) -> float:
+    return float(torch.linalg.matrix_norm(x.double()))
+
+
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (300, 1), (33, 33), (257, 129), (300, 7)])
+def test_without_truncation_it_is_the_svd(m: int, n: int) -> None:
+    a = random_matrix("normal", m, n)
+    u, s, vh = qr_svd(*torch.linalg.qr(a))
+    assert (u.shape, s.shape, vh.shape) == ((m, n), (n,), (n, n))
+    identity = torch.eye(n, dtype=torch.float64)
+    # Backward stable: multiples of n u (and of the square root of m for inner products).
+    bound = 8 * (n + m**0.5) * U64
+    assert norm(a - u * s @ vh) <= bound * norm(a)
+    assert norm(u.T @ u - identity) <= bound * n**0.5
+    assert norm(vh @ vh.T - identity) <= bound * n**0.5
+    assert (s.diff() <= 0).all()
+    assert (torch.linalg.svdvals(a) - s).abs().max() <= bound * s[0]
+
+
+@pytest.mark.parametrize("rank", [0, 1, 5, 20, 39, 40, 41, 1000])
+def test_truncation_by_rank_is_optimal(rank: int) -> None:
+    a = random_matrix("geometric", 120, 40, cond=1e4)
+    u, s, vh = qr_svd(*torch.linalg.qr(a), rank=rank)
+    k = min(rank, 40)
+    assert (u.shape, s.shape, vh.shape) == ((120, k), (k,), (k, 40))
+    optimum = float(torch.linalg.svdvals(a)[k:].square().sum().sqrt())
+    assert norm(a - u * s @ vh) == pytest.approx(optimum, abs=8 * 60 * U64 * norm(a))
+
+
+@pytest.mark.parametrize("tol", [0.5, 1e-1, 1e-3, 1e-6])
+@pytest.mark.parametrize("kind", SPECTRA)
+def test_truncation_by_tolerance_is_the_smallest_that_does(tol: float, kind: str) -> None:
+    a = random_matrix(kind, 120, 40, cond=1e4, seed=1)
+    q, r = torch.linalg.qr(a)
+    u, s, vh = qr_svd(q, r, tol=tol)
+    assert norm(a - u * s @ vh) <= tol * norm(a) * (1 + 1e-10)
+    if len(s):
+        u, s, vh = qr_svd(q, r, rank=len(s) - 1)
+        assert norm(a - u * s @ vh) > tol * norm(a) * (1 - 1e-10)
+
+
+def test_truncate_counts() -> None:
+    s = torch.tensor([4.0, 3.0, 0.0], dtype=torch.float64)  # norm 5, rests 3, 0, 0
+    assert truncate(s, None, None) == 3
+    assert truncate(s, 2, None) == 2
+    assert truncate(s, 9, None) == 3
+    assert truncate(s, None, 0.0) == 2
+    assert truncate(s, None, 0.59) == 2
+    assert truncate(s, None, 0.61) == 1
+    assert truncate(s, None, 1.0) == 0
+    assert truncate(s, 1, 0.0) == 1, "a rank that is given counts"
+
+
+def test_truncate_zeros_and_nothing() -> None:
+    assert truncate(torch.zeros(3), None, 1e-3) == 0
+    assert truncate(torch.zeros(3), None, None) == 3
+
+
+@pytest.mark.parametrize("format", ["fp16", "bf16", "tf32"])
+@pytest.mark.parametrize("rank", [4, 16, 64, 128])
+def test_table_4_low_precision_does_not_matter(format: str, rank: int) -> None:
+    """Arithmetic spectrum, cond 1e6: the truncation error of an fp16 factorization is the optimum up to the
+    backward error of the factorization.
+    """
+    engine = EmulatedEngine("cpu", format)
+    a = random_matrix("arithmetic", 1024, 256, cond=1e6)
+    q, r = rgsqrf(a, engine, cutoff=64)
+    u, s, vh = qr_svd(q, r, rank=rank)
+    optimum = float(torch.linalg.svdvals(a)[rank:].square().sum().sqrt()) / norm(a)
+    error = norm(a - (u * s @ vh).double()) / norm(a)
+    # Q is not orthonormal: what is cut off is seen through it, at most ||Q|| <= 1 + its loss, 2 here.
+    loss = float(torch.linalg.matrix_norm(q.double(), 2))
+    assert error <= loss * optimum + 2 * recursion_bound(engine.format.u, 256)
+    assert error >= optimum - 1e-12
+
+
+def test_inputs_are_left_alone() -> None:
+    q, r = torch.linalg.qr(random_matrix("normal", 50, 8))
+    kept = q.clone(), r.clone()
+    qr_svd(q, r, rank=3)
+    assert torch.equal(q, kept[0])
+    assert torch.equal(r, kept[1])

@@ -1,0 +1,639 @@
+"""CGLS, LSQR, Craig's method and the refinement around them: convergence, stopping, honest measures."""
+
+import math
+import threading
+from functools import lru_cache
+
+import numpy as np
+import pytest
+import torch
+
+from neula.algorithms.cgls import Stop, cgls
+from neula.algorithms.condition import largest_singular_value, solve_rt
+from neula.algorithms.craig import craig, refine_minimum_norm
+from neula.algorithms.lsqr import lsqr
+from neula.algorithms.operators import LeastSquaresOperator
+from neula.algorithms.refinement import STAGNATION, InnerSolver, Scale, norms_of, refine
+from neula.algorithms.rgsqrf import rgsqrf
+from neula.algorithms.scaling import power_of_two_scales
+from neula.engines import ENGINES, EmulatedEngine
+from neula.matrices import ENTRIES, SPECTRA, random_matrix
+
+U64 = 2.0**-53
+INNER = pytest.mark.parametrize("inner", [cgls, lsqr], ids=lambda f: f.__name__)
+
+
+def norm(x: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.vector_norm(x, dim=0)
+
+
+class Problem:
+    """A least-squares problem, an R of it in low precision, and LAPACK's solution."""
+
+    def __init__(self, a: torch.Tensor, format: str = "fp16", k: int = 1, engine: str = "emulated") -> None:
+        self.a = a
+        m, n = a.shape
+        self.b = random_matrix("normal", m, k, seed=77)
+        chosen = ENGINES[engine]("cpu", format)
+        self.scales = power_of_two_scales(a.abs().max(0).values)
+        _, low = rgsqrf(chosen.fill(chosen.empty(m, n), a, self.scales), chosen, cutoff=32)
+        self.r = low.double() / self.scales
+        self.operator = LeastSquaresOperator(a)
+        self.s = torch.linalg.svdvals(a * self.scales)
+        self.scale = Scale(self.scales, float(self.s[0]))
+
+    def solution(self, b: torch.Tensor | None = None) -> torch.Tensor:
+        """By Householder QR in double precision, the columns scaled."""
+        q, r = torch.linalg.qr(self.a * self.scales)
+        b = self.b if b is None else b
+        x = torch.linalg.solve_triangular(r, q.T @ b, upper=True)
+        residual = b - (self.a * self.scales) @ x
+        return self.scales[:, None] * (x + torch.linalg.solve_triangular(r, q.T @ residual, upper=True))
+
+    def optimality(self, x: torch.Tensor, b: torch.Tensor | None = None) -> torch.Tensor:
+        """``||D A^T r|| / (||A D|| ||r||)``, computed anew."""
+        residual = (self.b if b is None else b) - self.a @ x
+        return norm((self.a * self.scales).T @ residual) / (self.scale.norm * norm(residual))
+
+    def preconditioned_condition(self) -> float:
+        w = torch.linalg.solve_triangular(self.r, self.a, upper=True, left=False)
+        return float(torch.linalg.cond(w))
+
+    def refine(self, b: torch.Tensor | None = None, **options: object):
+        parameters: dict[str, object] = {"tolerance": 1e-14, "max_iterations": 100, **options}
+        b = self.b if b is None else b
+        return refine(self.operator, self.r, b, scale=self.scale, **parameters)  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=32)
+def spectrum(kind: str, cond: float, m: int = 600, n: int = 129, format: str = "fp16") -> Problem:
+    return Problem(random_matrix(kind, m, n, cond=cond, seed=1), format)
+
+
+def attainable(problem: Problem) -> float:
+    """Optimality that double precision allows: the gradient sums m products of size ``||A|| ||r||``, and the
+    residual errs by ``n u ||A|| ||x||``; both with the usual square roots and a factor of 4.
+    """
+    m, n = problem.a.shape
+    x = problem.solution()
+    residual = norm(problem.b - problem.a @ x)
+    image = problem.scale.norm * norm(x / problem.scales[:, None])
+    return 4 * U64 * (math.sqrt(m) * math.sqrt(n) + n * float((image / residual).max()))
+
+
+# ---------------------------------------------------------------- inner solvers
+
+
+def full_stop(k: int, reduction: float, start: torch.Tensor) -> Stop:
+    return Stop(reduction * norm(start))
+
+
+@INNER
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (300, 1), (33, 33), (257, 33), (300, 129)])
+@pytest.mark.parametrize("k", [1, 3])
+def test_the_solution_is_that_of_lapack(inner: InnerSolver, m: int, n: int, k: int) -> None:
+    problem = Problem(random_matrix("arithmetic", m, n, cond=100.0, seed=2), k=k)
+    start = solve_rt(problem.r, problem.a.T @ problem.b)
+    found = inner(problem.operator, problem.r, problem.b, stop=full_stop(k, 1e-12, start), max_iterations=60)
+    expected = problem.solution()
+    # ||R (x - x*)|| is at most cond(A R^-1) times what is left of R^-T A^T r, 1e-12 of the start, which is
+    # about ||b||; R^-1 adds a factor of at most 1 / s_min; then rounding, cond u times ||x|| and ||b||.
+    size = norm(problem.b) / float(problem.s[-1])
+    assert found.x.shape == (n, k)
+    assert 1 <= found.iterations < 60
+    error = norm((found.x - expected) / problem.scales[:, None])
+    assert (error <= 10 * (1e-12 + 100 * math.sqrt(m * n) * U64) * size).all()
+
+
+@INNER
+@pytest.mark.parametrize("kind", SPECTRA)
+def test_an_fp16_r_makes_cond_1e3_easy(inner: InnerSolver, kind: str) -> None:
+    """The paper's theorem: the error falls by ``(c - 1) / (c + 1)`` or more an iteration, c = cond(A R^-1)."""
+    problem = spectrum(kind, 1e3)
+    c = problem.preconditioned_condition()
+    start = solve_rt(problem.r, problem.a.T @ problem.b)
+    found = inner(problem.operator, problem.r, problem.b, stop=full_stop(1, 1e-10, start), max_iterations=200)
+    # 2 c ((sqrt(c^2) - 1) / (sqrt(c^2) + 1))^k <= 1e-10, plus one for the last test.
+    rate = (c - 1) / (c + 1)
+    allowed = 1 + math.ceil(math.log(1e-10 / (2 * c)) / math.log(rate))
+    assert found.iterations <= allowed
+    left = solve_rt(problem.r, problem.a.T @ (problem.b - problem.a @ found.x))
+    assert norm(left) <= 1.1e-10 * norm(start) + 100 * U64 * norm(problem.b)
+
+
+@pytest.mark.parametrize("kind", SPECTRA)
+@pytest.mark.parametrize("cond", [1.0, 1e2, 1e3, 1e4])
+def test_lsqr_and_cgls_have_the_same_iterates(kind: str, cond: float) -> None:
+    """Equal in exact arithmetic; while neither has converged, rounding cannot tell them apart much."""
+    problem = spectrum(kind, cond)
+    never = Stop(torch.zeros(1, dtype=torch.float64))
+    for iterations in (1, 2, 4):
+        a, b = (
+            f(problem.operator, problem.r, problem.b, stop=never, max_iterations=iterations)
+            for f in (cgls, lsqr)
+        )
+        difference = norm(problem.r @ (a.x - b.x)) / norm(problem.r @ a.x)
+        # R x, the variables in which they iterate: errors of u cond(A R^-1), a few for each iteration.
+        assert difference <= 100 * iterations * U64 * problem.preconditioned_condition() * math.sqrt(600)
+
+
+@INNER
+def test_the_stopping_rule_is_the_one_given(inner: InnerSolver) -> None:
+    """Met after the last iteration, not met before it."""
+    problem = spectrum("geometric", 1e4)
+    start = solve_rt(problem.r, problem.a.T @ problem.b)
+    for reduction in (1e-1, 1e-4, 1e-8):
+        stop = full_stop(1, reduction, start)
+        found = inner(problem.operator, problem.r, problem.b, stop=stop, max_iterations=100)
+        left = solve_rt(problem.r, problem.a.T @ (problem.b - problem.a @ found.x))
+        assert norm(left) <= 1.01 * reduction * norm(start)
+        if found.iterations > 1:
+            n = found.iterations - 1
+            earlier = inner(problem.operator, problem.r, problem.b, stop=stop, max_iterations=n)
+            left = solve_rt(problem.r, problem.a.T @ (problem.b - problem.a @ earlier.x))
+            assert earlier.iterations == n
+            assert norm(left) > 0.99 * reduction * norm(start)
+
+
+def test_cgls_stops_on_the_gradient_too() -> None:
+    problem = spectrum("geometric", 1e4)
+    target = 1e-6 * norm(problem.a.T @ problem.b)
+    stop = Stop(torch.zeros(1, dtype=torch.float64), gradient=target)
+    found = cgls(problem.operator, problem.r, problem.b, stop=stop, max_iterations=100)
+    assert found.iterations < 100
+    assert norm(problem.a.T @ (problem.b - problem.a @ found.x)) <= 1.01 * target
+
+
+@INNER
+def test_max_iterations_is_a_limit(inner: InnerSolver) -> None:
+    problem = spectrum("geometric", 1e4)
+    never = Stop(torch.zeros(1, dtype=torch.float64))
+    for limit in (1, 2, 3):
+        assert (
+            inner(problem.operator, problem.r, problem.b, stop=never, max_iterations=limit).iterations
+            == limit
+        )
+
+
+@INNER
+def test_a_gradient_that_is_known_is_not_computed_again(inner: InnerSolver) -> None:
+    problem = spectrum("arithmetic", 1e3)
+    stop = Stop(1e-8 * norm(problem.b))
+    gradient = problem.operator.rmatmul(problem.b)
+    plain = inner(problem.operator, problem.r, problem.b, stop=stop, max_iterations=50)
+    given = inner(problem.operator, problem.r, problem.b, stop=stop, max_iterations=50, gradient=gradient)
+    assert torch.equal(plain.x, given.x)
+
+
+@INNER
+def test_inputs_are_left_alone(inner: InnerSolver) -> None:
+    problem = Problem(random_matrix("normal", 300, 40), k=2)
+    given = (problem.a, problem.r, problem.b)
+    kept = [x.clone() for x in given]
+    inner(problem.operator, problem.r, problem.b, stop=Stop(1e-8 * norm(problem.b)), max_iterations=50)
+    problem.refine(inner=inner)
+    for x, before in zip(given, kept, strict=True):
+        assert torch.equal(x, before)
+
+
+@INNER
+@pytest.mark.parametrize("format", ["fp16", "bf16"])
+def test_columns_do_not_feel_each_other(inner: InnerSolver, format: str) -> None:
+    """Together or one by one, zero columns in between: the same iterates."""
+    problem = Problem(random_matrix("arithmetic", 300, 60, cond=50.0, seed=4), format, k=3)
+    b = torch.stack([problem.b[:, 0], torch.zeros(300, dtype=torch.float64), 1e8 * problem.b[:, 2]], 1)
+    never = Stop(torch.zeros(3, dtype=torch.float64))
+    together = inner(problem.operator, problem.r, b, stop=never, max_iterations=4).x
+    assert not together[:, 1].any(), "b = 0 has the solution 0"
+    for i in (0, 2):
+        alone = inner(
+            problem.operator,
+            problem.r,
+            b[:, i : i + 1],
+            stop=Stop(never.preconditioned[:1]),
+            max_iterations=4,
+        ).x[:, 0]
+        assert norm(together[:, i] - alone) <= 4 * math.sqrt(300) * 50 * U64 * norm(alone)
+
+
+@INNER
+def test_a_zero_right_hand_side(inner: InnerSolver) -> None:
+    problem = Problem(random_matrix("normal", 300, 40), k=2)
+    zero = torch.zeros(300, 2, dtype=torch.float64)
+    found = inner(problem.operator, problem.r, zero, stop=Stop(zero[0]), max_iterations=10)
+    assert not found.x.any()
+    assert torch.isfinite(found.x).all()
+
+
+@pytest.mark.parametrize(("kind", "cond"), [("geometric", 1e4), ("geometric", 1e5), ("geometric", 1e6)])
+@INNER
+def test_enough_iterations_are_enough(inner: InnerSolver, kind: str, cond: float) -> None:
+    """Slow is not hopeless: CGLS may stop early only where its rate says that the iterations that are allowed
+    do not suffice. Chebyshev's bound is ``(c / 2) ln(2 c / tolerance)``, c = cond(A R^-1); twice that is
+    allowed here, as rounding delays convergence.
+    """
+    problem = spectrum(kind, cond, 1024, 256)
+    c = problem.preconditioned_condition()
+    allowed = math.ceil(c * math.log(2 * c / 1e-6)) + 10
+    start = solve_rt(problem.r, problem.a.T @ problem.b)
+    found = inner(
+        problem.operator, problem.r, problem.b, stop=full_stop(1, 1e-6, start), max_iterations=allowed
+    )
+    left = solve_rt(problem.r, problem.a.T @ (problem.b - problem.a @ found.x))
+    assert norm(left) <= 1.01e-6 * norm(start)
+
+
+def test_cgls_gives_up_where_it_is_hopeless() -> None:
+    """A preconditioner that does nothing for cond 1e8: it does not burn all iterations that it is given."""
+    problem = spectrum("geometric", 1e8)
+    stop = Stop(1e-12 * norm(problem.b))
+    identity = torch.eye(129, dtype=torch.float64)
+    found = cgls(problem.operator, identity, problem.b, stop=stop, max_iterations=10_000)
+    assert found.iterations < 5_000
+
+
+# ---------------------------------------------------------------- refinement
+
+
+@INNER
+@pytest.mark.parametrize(
+    ("kind", "cond"),
+    [
+        *((kind, 1e3) for kind in SPECTRA),
+        *((kind, 1e4) for kind in SPECTRA),
+        *((kind, 1.0) for kind in ENTRIES),
+    ],
+)
+def test_refinement_reaches_double_precision(inner: InnerSolver, kind: str, cond: float) -> None:
+    """All eight matrices of section 4.2, with an fp16 R: the optimality that double precision allows."""
+    problem = spectrum(kind, cond)
+    found = problem.refine(inner=inner)
+    assert (found.measures.backward_error <= 1e-14).all()
+    assert (problem.optimality(found.x) <= max(1e-14, attainable(problem))).all()
+    expected = problem.solution()
+    # Wedin, with the backward error that both solutions have.
+    c = float(problem.s[0] / problem.s[-1])
+    residual, image = norm(problem.b - problem.a @ expected), norm(expected / problem.scales[:, None])
+    sensitivity = c + c**2 * residual / (problem.scale.norm * image)
+    error = norm((found.x - expected) / problem.scales[:, None])
+    assert (error <= 2 * 4e-14 * sensitivity * image).all()
+
+
+@INNER
+@pytest.mark.parametrize("format", ["bf16", "tf32", "fp32"])
+def test_an_r_of_any_format(inner: InnerSolver, format: str) -> None:
+    problem = spectrum("arithmetic", 1e3, format=format)
+    found = problem.refine(inner=inner)
+    assert (found.measures.backward_error <= 1e-14).all()
+    assert (problem.optimality(found.x) <= max(1e-14, attainable(problem))).all()
+
+
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (300, 1), (7, 7), (33, 33), (257, 129), (300, 300)])
+@INNER
+def test_every_shape(inner: InnerSolver, m: int, n: int) -> None:
+    problem = Problem(random_matrix("arithmetic", m, n, cond=30.0, seed=3), k=2)
+    found = problem.refine(inner=inner)
+    assert found.x.shape == (n, 2)
+    assert (found.measures.backward_error <= 1e-14).all()
+
+
+@INNER
+@pytest.mark.parametrize("max_iterations", [30, 200, 2000])
+def test_it_stays_converged_however_many_iterations_are_allowed(
+    inner: InnerSolver, max_iterations: int
+) -> None:
+    """The design's drift: plain CGLS comes back up from 1e-13 to 1e-4. Asked for more than there is (a
+    tolerance of 0), refinement stops by itself and returns the best that it measured.
+    """
+    problem = spectrum("arithmetic", 1e3)
+    found = problem.refine(inner=inner, tolerance=0.0, max_iterations=max_iterations)
+    assert (problem.optimality(found.x) <= max(1e-14, attainable(problem))).all()
+    assert found.iterations < 200, "it stops by itself"
+
+
+def test_plain_cgls_drifts_and_refinement_does_not() -> None:
+    """What the restart is for: the residual that CGLS carries along is no longer ``b - A x``, so its x stops
+    improving where the first solve ends; the second one, on the true residual, is better.
+    """
+    a = random_matrix("arithmetic", 600, 129, cond=1e3, seed=1)
+    problem = Problem(a)
+    b = a @ torch.ones(129, 1, dtype=torch.float64) + 1e-6 * problem.b  # a small residual: the hard case
+    stop = Stop(1e-30 * norm(b))
+    once = cgls(problem.operator, problem.r, b, stop=stop, max_iterations=100)
+    found = problem.refine(b, tolerance=0.0)
+    assert (problem.optimality(found.x, b) <= problem.optimality(once.x, b)).all()
+    x = found.x
+    residual = b - a @ x
+    # The residual errs by n u ||A|| ||x||, relative to ||r||, and this is what is left of the gradient.
+    floor = 4 * 129 * U64 * problem.scale.norm * norm(x / problem.scales[:, None]) / norm(residual)
+    assert (problem.optimality(x, b) <= floor).all()
+
+
+@INNER
+@pytest.mark.parametrize("kind", SPECTRA)
+@pytest.mark.parametrize("cond", [1e2, 1e4])
+def test_history_goes_down(inner: InnerSolver, kind: str, cond: float) -> None:
+    """Each restart but the last halves the backward error, or it is below the tolerance already (and the
+    optimality improves); the result is the best of them.
+    """
+    problem = spectrum(kind, cond)
+    restarts: list[float] = []
+    found = problem.refine(inner=inner, on_restart=restarts.append)
+    assert restarts == found.history
+    assert found.history[0] == pytest.approx(1.0, abs=0.999), "x = 0 is no solution"
+    for before, after in zip(found.history[:-2], found.history[1:-1], strict=True):
+        assert after <= STAGNATION * before or after <= 1e-14
+    assert float(found.measures.backward_error.max()) <= max(1e-14, 1.01 * min(found.history))
+
+
+@INNER
+def test_max_iterations_counts_all_restarts(inner: InnerSolver) -> None:
+    problem = spectrum("geometric", 1e4)
+    for limit in (1, 3, 10):
+        found = problem.refine(inner=inner, max_iterations=limit)
+        assert found.iterations <= limit
+        assert found.iterations == limit or (found.measures.backward_error <= 1e-14).all()
+
+
+@INNER
+@pytest.mark.parametrize("tolerance", [1e-2, 1e-5, 1e-8, 1e-11])
+def test_a_looser_tolerance_takes_fewer_iterations(inner: InnerSolver, tolerance: float) -> None:
+    problem = spectrum("geometric", 1e4)
+    found, tight = problem.refine(inner=inner, tolerance=tolerance), problem.refine(inner=inner)
+    assert (found.measures.backward_error <= tolerance).all()
+    assert found.iterations <= tight.iterations
+
+
+def orthogonal_to(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The part of b outside the range of A: its least-squares solution is 0."""
+    q = torch.linalg.qr(a)[0]
+    for _ in range(3):
+        b = b - q @ (q.T @ b)
+    return b
+
+
+@INNER
+@pytest.mark.parametrize(("kind", "cond"), [(k, c) for k in SPECTRA for c in (1e2, 1e3, 1e4)])
+@pytest.mark.parametrize("other", ["zero", "orthogonal", "consistent", "tiny", "huge"])
+def test_a_converged_column_does_not_hold_back_another(
+    inner: InnerSolver, kind: str, cond: float, other: str
+) -> None:
+    """Beside a column that is solved from the start (or later) the first one is solved as it is alone."""
+    problem = spectrum(kind, cond, 1024, 256)
+    first = problem.b
+    second = {
+        "zero": torch.zeros_like(first),
+        "orthogonal": orthogonal_to(problem.a, first),
+        "consistent": problem.a @ torch.ones(256, 1, dtype=torch.float64),
+        "tiny": 1e-100 * first,
+        "huge": 1e100 * first,
+    }[other]
+    alone = problem.refine(first, inner=inner)
+    assert (alone.measures.backward_error <= 1e-14).all()
+    together = problem.refine(torch.cat([first, second], 1), inner=inner, max_iterations=200)
+    assert (together.measures.backward_error <= 1e-14).all()
+    if other == "zero":
+        assert not together.x[:, 1].any()
+
+
+def test_a_zero_right_hand_side_takes_no_iteration() -> None:
+    problem = spectrum("arithmetic", 1e3)
+    found = problem.refine(torch.zeros_like(problem.b))
+    assert found.iterations == 0
+    assert not found.x.any()
+    assert found.measures.backward_error.tolist() == [0.0]
+    assert found.measures.optimality.tolist() == [0.0]
+    assert found.residual_norm.tolist() == [0.0]
+
+
+@INNER
+def test_a_consistent_system_is_solved_too(inner: InnerSolver) -> None:
+    """No residual to be orthogonal: the other measures decide."""
+    problem = spectrum("geometric", 1e3)
+    known = random_matrix("normal", 129, 2, seed=5)
+    found = problem.refine(problem.a @ known, inner=inner)
+    assert (found.measures.backward_error <= 1e-14).all()
+    # cond times the backward error.
+    error = norm((found.x - known) / problem.scales[:, None]) / norm(known / problem.scales[:, None])
+    assert (error <= 2 * 1e-14 * 1e3).all()
+
+
+@INNER
+@pytest.mark.parametrize("exponent", [4, 30])
+def test_columns_of_any_size(inner: InnerSolver, exponent: int) -> None:
+    """Units of 1e-30 to 1e30: the measures are those of the scaled problem."""
+    units = 10.0 ** torch.linspace(-exponent, exponent, 60, dtype=torch.float64)
+    problem = Problem(random_matrix("arithmetic", 300, 60, cond=50.0, seed=6) * units, k=2)
+    found = problem.refine(inner=inner)
+    assert (found.measures.backward_error <= 1e-14).all()
+    assert (problem.optimality(found.x) <= max(1e-14, attainable(problem))).all()
+
+
+@INNER
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("damp", [0.0, 1e-3, 1.0])
+def test_weights_and_damping(inner: InnerSolver, weighted: bool, damp: float) -> None:
+    """Against the stacked problem, solved by Householder QR."""
+    a, b = random_matrix("geometric", 300, 60, cond=1e3, seed=7), random_matrix("normal", 300, 2, seed=8)
+    weights = random_matrix("uniform01", 300, 1, seed=9)[:, 0] + 0.1 if weighted else None
+    operator = LeastSquaresOperator(a, weights, damp)
+    engine = EmulatedEngine("cpu", "fp16")
+    scales = power_of_two_scales(operator.column_max(engine))
+    _, r = rgsqrf(operator.fill(engine, scales), engine, cutoff=16, overwrite_a=True)
+    rhs, dense = operator.right_hand_side(b), operator.dense()
+    s = torch.linalg.svdvals(dense * scales)
+    found = refine(
+        operator,
+        r.double() / scales,
+        rhs,
+        scale=Scale(scales, float(s[0])),
+        tolerance=1e-14,
+        max_iterations=100,
+        inner=inner,
+    )
+    expected = torch.linalg.lstsq(dense, rhs, driver="gelsd").solution
+    c = float(s[0] / s[-1])
+    assert (found.measures.backward_error <= 1e-14).all()
+    # Wedin, with residuals of the size of b.
+    bound = 4 * 1e-14 * (c * norm(expected) + c**2 * norm(rhs) / float(s[0]))
+    assert (norm(found.x - expected) <= bound).all()
+
+
+def test_a_useless_r_comes_back_with_an_honest_measure() -> None:
+    """Never an answer that claims more than it has: the measure belongs to the x that is returned."""
+    problem = spectrum("geometric", 1e8)
+    identity = torch.eye(129, dtype=torch.float64)
+    found = refine(
+        problem.operator, identity, problem.b, scale=problem.scale, tolerance=1e-14, max_iterations=20
+    )
+    assert torch.isfinite(found.x).all()
+    assert float(problem.optimality(found.x)) == pytest.approx(float(found.measures.optimality), rel=1e-6)
+    assert norm(problem.b - problem.a @ found.x) == pytest.approx(float(found.residual_norm), rel=1e-12)
+
+
+def test_nan_in_r_does_not_pass_for_convergence() -> None:
+    problem = spectrum("arithmetic", 1e2)
+    r = problem.r.clone()
+    r[3, 7] = math.nan
+    found = refine(problem.operator, r, problem.b, scale=problem.scale, tolerance=1e-14, max_iterations=20)
+    assert not (found.measures.backward_error <= 1e-14).all()
+
+
+# ---------------------------------------------------------------- measures
+
+
+def optimal_backward_error(a: np.ndarray, b: np.ndarray, x: np.ndarray) -> float:
+    """Smallest ``||E||_F`` with which x minimizes ``||(A + E) x - b||`` (Walden, Karlson, Sun, 1995)."""
+    r = b - a @ x
+    phi = np.linalg.norm(r) / np.linalg.norm(x)
+    projector = np.eye(len(r)) - np.outer(r, r) / (r @ r)
+    return min(phi, np.linalg.svd(np.hstack([a, phi * projector]), compute_uv=False)[-1])
+
+
+@pytest.mark.parametrize("size", [1e-10, 1e-6, 1e-3, 1e-1, 1.0])
+@pytest.mark.parametrize("noise", [1e-6, 1e-2, 1.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_measure_bounds_the_backward_error(size: float, noise: float, seed: int) -> None:
+    """For any wrong x: at least the optimal backward error, and not far above it where it can be small."""
+    a = random_matrix("geometric", 40, 8, cond=100.0, seed=seed)
+    q, r = torch.linalg.qr(a)
+    b = a @ torch.ones(8, 1, dtype=torch.float64) + noise * random_matrix("normal", 40, 1, seed=seed + 10)
+    x = torch.linalg.lstsq(a, b, driver="gelsd").solution
+    x = x + size * random_matrix("normal", 8, 1, seed=seed + 20)
+    residual = b - a @ x
+    gradient = a.T @ residual
+    largest = float(torch.linalg.svdvals(a)[0])
+    scale = Scale(torch.ones(8, dtype=torch.float64), largest)
+    norms = norms_of(scale, b, x, residual, gradient, solve_rt(r, gradient))
+    measures = norms.measures(scale)
+    # Perturbations of A alone; changing b as well is the third measure, and may be smaller.
+    of_a = min(float(measures.optimality), float(norm(q.T @ residual) / (largest * norm(x))))
+    optimal = optimal_backward_error(a.numpy(), b[:, 0].numpy(), x[:, 0].numpy()) / largest
+    assert optimal <= of_a * (1 + 1e-6)
+    assert of_a <= 10 * optimal
+    assert float(measures.backward_error) <= of_a * (1 + 1e-6)
+    rigal_gaches = float(norm(residual) / (largest * norm(x) + norm(b)))
+    assert float(measures.backward_error) == pytest.approx(min(of_a, rigal_gaches), rel=1e-6)
+
+
+# ---------------------------------------------------------------- minimum norm
+
+
+def wide_problem(m: int, n: int, k: int, cond: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """B = A^T (n x m), its fp16 R, and right-hand sides."""
+    b_matrix = random_matrix("arithmetic", n, m, cond=cond, seed=11)
+    _, r = rgsqrf(b_matrix, EmulatedEngine("cpu", "fp16"), cutoff=16)
+    return b_matrix, r.double(), random_matrix("normal", m, k, seed=12)
+
+
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (1, 300), (33, 33), (33, 257), (60, 300)])
+@pytest.mark.parametrize("k", [1, 3])
+def test_craig_finds_the_minimum_norm(m: int, n: int, k: int) -> None:
+    b_matrix, r, rhs = wide_problem(m, n, k, 100.0)
+    before = rhs.clone()
+    found = craig(b_matrix, r, rhs, reduction=1e-12, max_iterations=100)
+    expected = torch.from_numpy(np.linalg.pinv(b_matrix.T.numpy()) @ rhs.numpy())
+    s_min = float(torch.linalg.svdvals(b_matrix)[-1])
+    assert found.x.shape == (n, k)
+    assert found.iterations < 100
+    assert torch.equal(rhs, before)
+    assert (norm(found.x - expected) <= 10 * (1e-12 + 100 * m * U64) * norm(rhs) / s_min).all()
+
+
+@pytest.mark.parametrize("cond", [1.0, 1e2, 1e4])
+def test_refined_minimum_norm(cond: float) -> None:
+    b_matrix, r, rhs = wide_problem(60, 300, 2, cond)
+    rhs[:, 1] = 0
+    scale = Scale(torch.ones(60, dtype=torch.float64), float(torch.linalg.svdvals(b_matrix)[0]))
+    found = refine_minimum_norm(b_matrix, r, rhs, scale=scale, tolerance=1e-15, max_iterations=100)
+    residual = norm(rhs - b_matrix.T @ found.x)
+    error = residual[0] / (scale.norm * norm(found.x)[0] + norm(rhs)[0])
+    # Double precision computes the residual to n u of what it subtracts.
+    assert error <= 4 * math.sqrt(300) * U64
+    assert float(found.measures.backward_error.max()) == pytest.approx(float(error), rel=1e-6)
+    assert not found.x[:, 1].any()
+    assert all(later < 2 * earlier for earlier, later in zip(found.history, found.history[1:], strict=False))
+    # x in the range of B: of minimum norm.
+    q = torch.linalg.qr(b_matrix)[0]
+    outside = norm(found.x[:, 0] - q @ (q.T @ found.x[:, 0]))
+    assert outside <= 16 * 300 * U64 * cond * norm(found.x[:, 0])
+
+
+def test_minimum_norm_stays_converged() -> None:
+    b_matrix, r, rhs = wide_problem(60, 300, 1, 1e3)
+    scale = Scale(torch.ones(60, dtype=torch.float64), float(torch.linalg.svdvals(b_matrix)[0]))
+    found = refine_minimum_norm(b_matrix, r, rhs, scale=scale, tolerance=0.0, max_iterations=1000)
+    assert found.iterations < 200, "it stops by itself"
+    assert float(found.measures.backward_error) <= 4 * math.sqrt(300) * U64
+    assert float(found.measures.backward_error) == min(found.history)
+
+
+def test_minimum_norm_of_zero_takes_no_iteration() -> None:
+    b_matrix, r, rhs = wide_problem(20, 50, 2, 10.0)
+    scale = Scale(torch.ones(20, dtype=torch.float64), 1.0)
+    found = refine_minimum_norm(b_matrix, r, 0 * rhs, scale=scale, tolerance=1e-14, max_iterations=10)
+    assert found.iterations == 0
+    assert not found.x.any()
+
+
+# ---------------------------------------------------------------- no global state
+
+
+def global_state() -> list[object]:
+    return [
+        torch.get_default_dtype(),
+        torch.get_num_threads(),
+        torch.backends.cuda.matmul.fp32_precision,
+        torch.backends.mkldnn.matmul.fp32_precision,
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_grad_enabled(),
+        torch.get_rng_state().tolist(),
+        np.random.get_state()[1].tolist(),  # noqa: NPY002
+    ]
+
+
+@INNER
+@pytest.mark.parametrize("engine", ["cpu", "emulated"])
+def test_global_state_is_left_alone(inner: InnerSolver, engine: str) -> None:
+    before = global_state()
+    problem = Problem(random_matrix("normal", 300, 60), "fp32", engine=engine)
+    problem.refine(inner=inner)
+    largest_singular_value(problem.r)
+    assert global_state() == before
+
+
+@INNER
+def test_the_users_default_dtype_and_device_do_not_matter(inner: InnerSolver) -> None:
+    problem = spectrum("arithmetic", 1e3)
+    expected = problem.refine(inner=inner)
+    torch.set_default_dtype(torch.float16)
+    try:
+        with torch.device("meta"):  # a default device that cannot compute: whoever uses it fails
+            found = problem.refine(inner=inner)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(found.x, expected.x)
+    assert found.history == expected.history
+
+
+@INNER
+def test_threads_do_not_disturb_each_other(inner: InnerSolver) -> None:
+    problems = [spectrum(kind, 1e3) for kind in SPECTRA]
+    results: dict[tuple[str, int], torch.Tensor] = {}
+    together = threading.Barrier(len(problems))
+
+    def work(label: str, i: int) -> None:
+        if label == "together":
+            together.wait()
+        for _ in range(5 if label == "together" else 1):
+            results[label, i] = problems[i].refine(inner=inner).x
+
+    for batch in ([0], [1], [2], [3], [0, 1, 2, 3]):
+        label = "alone" if len(batch) == 1 else "together"
+        threads = [threading.Thread(target=work, args=(label, i)) for i in batch]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for i in range(4):
+        assert torch.equal(results["alone", i], results["together", i])

@@ -1,0 +1,174 @@
+"""Second passes: the paper's Figure 4 after re-orthogonalization, and QR in double precision."""
+
+import math
+from functools import lru_cache
+
+import pytest
+import torch
+from qr_measures import (
+    U32,
+    U64,
+    column_major,
+    orthogonality,
+    orthogonality_bound,
+    panel_bound,
+    recursion_bound,
+    residual,
+)
+
+from neula.algorithms.panels import PANELS
+from neula.algorithms.reorthogonalize import refine_qr, reorthogonalize
+from neula.algorithms.rgsqrf import rgsqrf
+from neula.engines import CpuEngine, EmulatedEngine, Engine
+from neula.matrices import SPECTRA, random_matrix
+
+LOW = pytest.mark.parametrize("format", ["fp16", "bf16", "tf32"])
+
+
+@lru_cache(maxsize=64)
+def spectrum(kind: str, m: int, n: int, cond: float) -> torch.Tensor:
+    return random_matrix(kind, m, n, cond=cond, seed=1)
+
+
+def twice(a: torch.Tensor, engine: Engine, panel: str | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    return reorthogonalize(*rgsqrf(a, engine, panel=panel), engine, panel=panel)
+
+
+@LOW
+@pytest.mark.parametrize("kind", SPECTRA)
+@pytest.mark.parametrize("cond", [1.0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6])
+def test_figure_4_twice_is_enough(format: str, kind: str, cond: float) -> None:
+    """Both errors at the level of the format, whatever the condition (issue: "on all spectra")."""
+    engine = EmulatedEngine("cpu", format)
+    a = spectrum(kind, 1024, 256, cond).float()
+    q, r = twice(a, engine)
+    bound = recursion_bound(engine.format.u, 256)
+    assert residual(a, q, r) <= bound
+    assert orthogonality(q) <= bound
+
+
+@LOW
+@pytest.mark.parametrize("kind", ["arithmetic", "geometric", "cluster_small"])
+@pytest.mark.parametrize("panel", PANELS)
+def test_every_panel(format: str, kind: str, panel: str) -> None:
+    engine = EmulatedEngine("cpu", format)
+    a = spectrum(kind, 600, 257, 1e3).float()
+    q, r = twice(a, engine, panel)
+    bound = recursion_bound(engine.format.u, 257) + panel_bound(U32, 257)
+    assert residual(a, q, r) <= bound
+    assert orthogonality(q) <= bound
+
+
+@pytest.mark.parametrize("format", ["bf16", "fp32", "fp64"])
+def test_the_cpu_engine(format: str) -> None:
+    if format not in CpuEngine("cpu").formats:
+        pytest.skip("no bf16 unit")
+    engine = CpuEngine("cpu", format)
+    a = spectrum("arithmetic", 600, 257, 1e3).to(engine.storage)
+    q, r = twice(a, engine)
+    u = U64 if format == "fp64" else U32
+    # bf16 units also round each product to bf16: five roundings a level instead of three.
+    low = 5 / 3 * recursion_bound(engine.format.u, 257) if format == "bf16" else 0.0
+    assert residual(a, q, r) <= low + panel_bound(u, 257)
+    assert orthogonality(q) <= low + orthogonality_bound(u, 600, 257)
+
+
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (300, 1), (7, 7), (33, 33), (257, 129), (300, 300)])
+def test_every_shape(m: int, n: int) -> None:
+    engine = EmulatedEngine("cpu", "fp16")
+    a = random_matrix("normal", m, n, dtype=torch.float32)
+    q, r = twice(a, engine)
+    bound = recursion_bound(engine.format.u, n) + orthogonality_bound(U32, m, n)
+    assert (q.shape, r.shape, q.dtype, r.dtype) == ((m, n), (n, n), torch.float32, torch.float32)
+    assert torch.equal(r, r.triu()), "exact zeros below the diagonal"
+    assert (r.diagonal() >= 0).all()
+    assert residual(a, q, r) <= bound
+    assert orthogonality(q) <= bound
+
+
+def test_q_is_overwritten_and_r_is_not() -> None:
+    engine = EmulatedEngine("cpu", "fp16")
+    q, r = rgsqrf(random_matrix("normal", 300, 140, dtype=torch.float32), engine)
+    before = r.clone()
+    new_q, new_r = reorthogonalize(q, r, engine)
+    assert new_q.data_ptr() == q.data_ptr()
+    assert torch.equal(r, before)
+    assert new_r.data_ptr() != r.data_ptr()
+
+
+def test_an_orthonormal_matrix_stays() -> None:
+    """The second R is the identity up to the format's rounding."""
+    engine = EmulatedEngine("cpu", "fp16")
+    a = column_major(random_matrix("geometric", 500, 256, cond=1.0)).float()
+    q, r = reorthogonalize(a.clone().T.contiguous().T, torch.eye(256), engine)
+    # Off-diagonal blocks hold Q1^T A2, rounded to fp16: u for each of 256 orthonormal columns at most.
+    assert torch.linalg.matrix_norm(r - torch.eye(256), 2) <= recursion_bound(engine.format.u, 256)
+    assert residual(a, q, torch.eye(256)) <= recursion_bound(engine.format.u, 256)
+
+
+def test_nan_in_r_is_not_hidden() -> None:
+    engine = EmulatedEngine("cpu", "fp16")
+    q, r = rgsqrf(random_matrix("normal", 300, 40, dtype=torch.float32), engine)
+    r[0, 39] = math.nan
+    assert reorthogonalize(q, r, engine)[1].isnan().any()
+
+
+# ---------------------------------------------------------------- double precision from a low-precision R
+
+
+@pytest.mark.parametrize("format", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize(
+    ("kind", "cond"),
+    [
+        *((kind, cond) for kind in SPECTRA for cond in (1.0, 1e2, 1e4, 1e6)),
+        *((kind, cond) for kind in SPECTRA[:3] for cond in (1e8, 1e12)),
+    ],
+)
+def test_qr_in_double_precision(format: str, kind: str, cond: float) -> None:
+    """As good as Householder QR in double, from an R that is as bad as bf16 at any condition."""
+    a = spectrum(kind, 513, 129, cond)
+    before = a.clone()
+    _, low = rgsqrf(a, EmulatedEngine("cpu", format), cutoff=32)
+    given = low.clone()
+    q, r = refine_qr(a, low)
+    assert torch.equal(a, before)
+    assert torch.equal(low, given)
+    assert q.dtype == r.dtype == torch.float64
+    assert torch.equal(r, r.triu())
+    assert (r.diagonal() > 0).all()
+    assert residual(a, q, r) <= panel_bound(U64, 129)
+    # Cholesky QR of a matrix with cond^2 <= 3.
+    assert orthogonality(q) <= 3 * orthogonality_bound(U64, 513, 129)
+
+
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (300, 1), (7, 7), (33, 33), (300, 300)])
+def test_qr_in_double_precision_of_every_shape(m: int, n: int) -> None:
+    a = random_matrix("normal", m, n, seed=2)
+    q, r = refine_qr(a, rgsqrf(a, EmulatedEngine("cpu", "fp16"))[1])
+    assert residual(a, q, r) <= panel_bound(U64, n)
+    assert orthogonality(q) <= 3 * orthogonality_bound(U64, m, n)
+
+
+def test_the_identity_is_an_r_too() -> None:
+    """Without a preconditioner it is shifted Cholesky QR in double precision."""
+    a = spectrum("geometric", 513, 129, 1e9)
+    q, r = refine_qr(a, torch.eye(129))
+    assert residual(a, q, r) <= panel_bound(U64, 129)
+    assert orthogonality(q) <= 3 * orthogonality_bound(U64, 513, 129)
+
+
+def test_rank_deficiency_shows() -> None:
+    """NaN, or factors that a certificate can refuse: never a Q that only looks orthonormal."""
+    half = random_matrix("normal", 300, 20, seed=3)
+    a = torch.cat([half, half], 1)
+    q, r = refine_qr(a, rgsqrf(a, EmulatedEngine("cpu", "fp16"))[1])
+    good = orthogonality(q) <= 1e-10 and residual(a, q, r) <= 1e-10
+    smallest = float((r.diagonal().abs() / torch.linalg.matrix_norm(r)).min())
+    assert not good or smallest < 1e-10, "a factorization that is good shows the rank in R"
+
+
+@pytest.mark.parametrize("r", [torch.zeros(20, 20), torch.full((20, 20), math.nan)])
+def test_a_useless_r_gives_no_numbers(r: torch.Tensor) -> None:
+    q, refined = refine_qr(random_matrix("normal", 300, 20), r)
+    assert not torch.isfinite(q).all()
+    assert not torch.isfinite(refined).all()
