@@ -155,10 +155,12 @@ def lstsq(
     batch = a.tensor.shape[:-2]
     matrices = a.tensor.reshape(-1, m, n).to(chosen.device)
     columns = rhs.tensor.reshape(len(matrices), m, -1).to(chosen.device)
-    check_finite(a.tensor, chosen.column_max(matrices.reshape(-1, n)), "A")
     check_finite(rhs.tensor, chosen.column_max(columns.reshape(-1, columns.shape[-1])), "b")
     with torch.no_grad():
-        solutions = [_solve(*pair, options) for pair in zip(matrices, columns, strict=True)]
+        solutions = [
+            _solve(matrix, column, options, f"A[{i}]" if batch else "A")
+            for i, (matrix, column) in enumerate(zip(matrices, columns, strict=True))
+        ]
     return _collect(solutions, a, dtype, (*batch, n) if is_vector else (*batch, n, -1), options)
 
 
@@ -204,9 +206,9 @@ class _Outcome:
     doubt: str = ""
 
 
-def _solve(a: torch.Tensor, b: torch.Tensor, options: _Options) -> _Solution:
+def _solve(a: torch.Tensor, b: torch.Tensor, options: _Options, name: str) -> _Solution:
     """One problem through the chain."""
-    problem = _prepare(a, b, options)
+    problem = _prepare(a, b, options, name)
     bound = lstsq_bound(options.target, min(problem.operator.shape))
     attempts: list[Attempt] = []
     iterations = 0
@@ -280,8 +282,8 @@ class _Problem:
         return self.operator.dense() * self.scales
 
 
-def _prepare(a: torch.Tensor, b: torch.Tensor, options: _Options) -> _Problem:
-    """Go to double precision, apply weights and damping, choose the scales."""
+def _prepare(a: torch.Tensor, b: torch.Tensor, options: _Options, name: str) -> _Problem:
+    """Go to double precision, apply weights and damping, check the numbers, choose the scales."""
     m, n = a.shape
     wide = m < n and not options.damp
     a, b = a.double(), b.double()
@@ -293,7 +295,7 @@ def _prepare(a: torch.Tensor, b: torch.Tensor, options: _Options) -> _Problem:
         operator = LeastSquaresOperator(a, options.weights, options.damp)
         b = operator.right_hand_side(b)
     column_max = operator.column_max(options.engine)
-    check_finite(a, column_max, "A")
+    check_finite(a, column_max, name)
     return _Problem(operator, b, power_of_two_scales(column_max), wide, options)
 
 
