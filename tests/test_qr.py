@@ -36,7 +36,8 @@ def bound(u: float, m: int, n: int) -> float:
 
 def errors(A: np.ndarray, Q: np.ndarray, R: np.ndarray) -> tuple[float, float]:
     """Residual in the column scaling of the certificate, and half of ``||I - Q^T Q||`` (which counts an error
-    of Q twice), both in float64."""
+    of Q twice), both in float64.
+    """
     A, Q, R = (np.asarray(x, dtype=np.float64) for x in (A, Q, R))
     norms = np.linalg.norm(A, axis=0)
     norms[norms == 0] = 1

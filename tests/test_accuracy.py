@@ -1,0 +1,265 @@
+"""Certificates: estimates against the norms that they estimate, and never a false one."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from neula.accuracy import (
+    low_rank_error,
+    lstsq_bound,
+    measurement_error,
+    orthogonality_bound,
+    qr_certificate,
+    residual_bound,
+    target_format,
+)
+from neula.engines import BF16, FORMATS, FP16, FP32, FP64, TF32, Format
+from neula.matrices import random_matrix
+from neula.result import QRCertificate
+
+TARGETS = pytest.mark.parametrize("target", FORMATS.values(), ids=lambda f: f.name)
+
+
+def ones(n: int) -> torch.Tensor:
+    return torch.ones(n, dtype=torch.float64)
+
+
+def true_residual(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, scales: torch.Tensor) -> float:
+    scaled = a.double() * scales
+    error = scaled - q.double() @ (r.double() * scales)
+    return float(torch.linalg.matrix_norm(error) / torch.linalg.matrix_norm(scaled))
+
+
+def true_orthogonality(q: torch.Tensor) -> float:
+    q = q.double()
+    error = q.T @ q - torch.eye(q.shape[1], dtype=torch.float64)
+    return float(torch.linalg.matrix_norm(error)) / math.sqrt(q.shape[1])
+
+
+# ---------------------------------------------------------------- targets and bounds
+
+
+def test_target_is_that_of_the_input_unless_named() -> None:
+    assert target_format(None, torch.float16) is FP16
+    assert target_format(None, torch.bfloat16) is BF16
+    assert target_format(None, torch.float32) is FP32
+    assert target_format(None, torch.float64) is FP64
+    for name, target in FORMATS.items():
+        assert target_format(name, torch.float64) is target
+
+
+def test_unknown_accuracy_lists_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"unknown accuracy 'half': choose one of 'fp16', 'bf16', 'tf32'"):
+        target_format("half", torch.float32)
+
+
+@TARGETS
+def test_bounds_are_small_multiples_of_u(target: Format) -> None:
+    assert residual_bound(target, 1) == 6 * target.u
+    assert residual_bound(target, 1024) == 36 * target.u
+    assert orthogonality_bound(target, 1024) == 72 * target.u
+    assert lstsq_bound(target, 1) == 8 * target.u
+    assert lstsq_bound(target, 10_000) == pytest.approx(800 * target.u)
+    for bound in (residual_bound, orthogonality_bound, lstsq_bound):
+        assert bound(target, 100) <= 100 * 8 * target.u, "never above Householder's n u"
+
+
+def test_measurement_error_is_far_below_what_is_measured() -> None:
+    assert measurement_error(10_000, torch.float64) == 100 * 2.0**-53
+    for m in (1000, 100_000):
+        assert measurement_error(m, torch.float32) < residual_bound(FP16, 2)
+        assert measurement_error(m, torch.float64) < residual_bound(FP32, 2)
+
+
+# ---------------------------------------------------------------- QR certificates
+
+
+@TARGETS
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (300, 1), (33, 33), (257, 129), (7, 33), (20_000, 3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_good_factors_are_accepted(target: Format, m: int, n: int, dtype: torch.dtype) -> None:
+    """Householder QR in the dtype, against every target that the dtype can meet; wide matrices too."""
+    if target is FP64 and dtype == torch.float32:
+        pytest.skip("float32 factors are not of double precision")
+    a = random_matrix("normal", m, n, dtype=dtype)
+    q, r = torch.linalg.qr(a)
+    certificate = qr_certificate(a, q, r, ones(n).to(dtype), target)
+    assert certificate.accepted
+    assert certificate.residual <= certificate.residual_bound
+    assert certificate.orthogonality <= certificate.orthogonality_bound
+    bound = residual_bound(target, n)
+    assert bound <= certificate.residual_bound <= bound + measurement_error(m, torch.float32)
+
+
+@pytest.mark.parametrize("target", [FP16, BF16, TF32, FP32], ids=lambda f: f.name)
+def test_factors_of_a_lower_format_are_refused(target: Format) -> None:
+    """Elements of Q off by 100 u; by u they are as good as rounded ones."""
+    a = random_matrix("normal", 400, 100)
+    q, r = torch.linalg.qr(a)
+    noise = 2 * torch.rand(q.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64) - 1
+    worse = q * (1 + 100 * target.u * noise)
+    assert not qr_certificate(a, worse, r, ones(100), target).accepted
+    assert qr_certificate(a, q * (1 + target.u * noise), r, ones(100), target).accepted
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("target", [FP16, FP32], ids=lambda f: f.name)
+def test_spread_errors_are_estimated_within_a_few_percent(dtype: torch.dtype, target: Format) -> None:
+    """Many directions contribute: four probes of 100 dimensions average over them."""
+    a = random_matrix("normal", 300, 100).to(dtype)
+    q, r = torch.linalg.qr(a.float())
+    generator = torch.Generator().manual_seed(2)
+    q = q + 1e-3 * torch.randn(q.shape, generator=generator)
+    r = r + 1e-2 * torch.randn(r.shape, generator=generator).triu()
+    certificate = qr_certificate(a, q, r, ones(100).float(), target)
+    # 400 numbers: each norm is known to 1 / sqrt(2 * 400) = 3.5 %, quotients to 5 %; four times that.
+    assert certificate.residual == pytest.approx(true_residual(a, q, r, ones(100)), rel=0.2)
+    assert certificate.orthogonality == pytest.approx(true_orthogonality(q), rel=0.3)
+
+
+def test_one_dominant_direction_is_estimated_as_documented() -> None:
+    """PROBES: "within a factor of 3 in 99.9% of all cases". 2000 errors of rank one in random directions: 2
+    may be outside, 9 with five standard deviations.
+    """
+    generator = torch.Generator().manual_seed(3)
+    outside = 0
+    for n in range(30, 130):
+        a = torch.eye(n, dtype=torch.float64)
+        for _ in range(20):
+            left, right = (torch.randn(n, 1, generator=generator, dtype=torch.float64) for _ in range(2))
+            error = 1e-6 * left @ right.T / (left.norm() * right.norm())
+            certificate = qr_certificate(a, a, a + error, ones(n), FP16)
+            ratio = certificate.residual * math.sqrt(n) / 1e-6
+            outside += not 1 / 3 <= ratio <= 3
+    assert outside <= 9
+
+
+@TARGETS
+def test_errors_count_in_the_scaled_matrix(target: Format) -> None:
+    """Columns of 1e-30 to 1e30: an error in the smallest counts as much as one in the largest."""
+    n = 61
+    sizes = 2.0 ** torch.linspace(-99, 99, n, dtype=torch.float64).round()
+    a = random_matrix("normal", 200, n)
+    q, r = torch.linalg.qr(a)
+    scaled = (a * sizes, q, r * sizes, 1 / sizes, target)
+    assert qr_certificate(*scaled).accepted
+    for column in (0, 30, 60):
+        wrong = r.clone()
+        wrong[0, column] += 1.0
+        certificate = qr_certificate(a * sizes, q, wrong * sizes, 1 / sizes, target)
+        true = true_residual(a, q, wrong, ones(n))
+        assert certificate.residual == pytest.approx(true, rel=0.9), "one direction: a rough estimate"
+        assert certificate.accepted == (certificate.residual <= certificate.residual_bound)
+
+
+@pytest.mark.parametrize("size", [1e-300, 1e-50, 1e50, 1e300])
+@TARGETS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_numbers_beyond_float32_do_not_overflow(size: float, target: Format, dtype: torch.dtype) -> None:
+    """A float64 matrix with a column in extreme units, factorized in float32 storage or in float64."""
+    a = random_matrix("normal", 200, 20)
+    q, r = torch.linalg.qr(a)
+    scale = 2.0 ** -math.frexp(size)[1]
+    scales = ones(20)
+    scales[7] = scale
+    a[:, 7] /= scale
+    r[:, 7] /= scale
+    certificate = qr_certificate(a, q.to(dtype), r, scales, target)
+    assert math.isfinite(certificate.residual)
+    assert certificate.accepted == (dtype == torch.float64 or target is not FP64)
+
+
+@TARGETS
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("where", ["q", "r"])
+def test_bad_numbers_are_never_accepted(target: Format, bad: float, where: str) -> None:
+    a = random_matrix("normal", 50, 8, dtype=torch.float32)
+    q, r = torch.linalg.qr(a)
+    (q if where == "q" else r)[3, 5] = bad
+    assert not qr_certificate(a, q, r, ones(8).float(), target).accepted
+
+
+@TARGETS
+def test_a_zero_matrix(target: Format) -> None:
+    q = torch.linalg.qr(random_matrix("normal", 50, 8))[0]
+    zero = torch.zeros(50, 8, dtype=torch.float64)
+    certificate = qr_certificate(zero, q, torch.zeros(8, 8, dtype=torch.float64), ones(8), target)
+    assert certificate.accepted
+    wrong = qr_certificate(zero, q, torch.eye(8, dtype=torch.float64), ones(8), target)
+    assert not wrong.accepted, "R = I is no factor of zero"
+
+
+def test_a_matrix_in_many_blocks() -> None:
+    """More elements than are converted at a time: the last row counts too."""
+    m, n = 5000, 400
+    a = random_matrix("normal", m, n, dtype=torch.float32)
+    q, r = torch.linalg.qr(a)
+    assert qr_certificate(a, q, r, ones(n).float(), FP32).accepted
+    q[-1] += 1.0
+    certificate = qr_certificate(a, q, r, ones(n).float(), FP32)
+    assert certificate.residual == pytest.approx(true_residual(a, q, r, ones(n)), rel=0.9)
+    assert certificate.orthogonality == pytest.approx(true_orthogonality(q), rel=0.9)
+
+
+def test_views_and_inputs_left_alone() -> None:
+    store = random_matrix("normal", 400, 60)
+    a = store[::2, ::3]
+    q, r = torch.linalg.qr(a)
+    kept = [x.clone() for x in (store, q, r)]
+    assert qr_certificate(a, q, r, ones(20), FP64).accepted
+    for given, before in zip((store, q, r), kept, strict=True):
+        assert torch.equal(given, before)
+
+
+def test_a_certificate_with_nan_is_not_accepted() -> None:
+    assert QRCertificate(1e-9, 1e-9, 1e-8, 1e-8).accepted
+    assert not QRCertificate(math.nan, 1e-9, 1e-8, 1e-8).accepted
+    assert not QRCertificate(1e-9, math.nan, 1e-8, 1e-8).accepted
+    assert not QRCertificate(1e-7, 1e-9, 1e-8, 1e-8).accepted
+    assert not QRCertificate(1e-9, 1e-7, 1e-8, 1e-8).accepted
+
+
+# ---------------------------------------------------------------- low rank
+
+
+@pytest.mark.parametrize("rank", [0, 1, 10, 40])
+@pytest.mark.parametrize("kind", ["geometric", "arithmetic"])
+def test_low_rank_error(rank: int, kind: str) -> None:
+    """Arithmetic: many directions are cut off; geometric: few, so the estimate is rough."""
+    a = random_matrix(kind, 200, 40, cond=1e3)
+    u, s, vh = torch.linalg.svd(a, full_matrices=False)
+    estimate = low_rank_error(a, u[:, :rank], s[:rank], vh[:rank])
+    true = float(s[rank:].square().sum().sqrt() / s.square().sum().sqrt())
+    assert estimate == pytest.approx(true, rel=0.9, abs=math.sqrt(200) * 2.0**-52)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_low_rank_error_of_any_dtype_and_of_zero(dtype: torch.dtype) -> None:
+    a = torch.zeros(30, 4, dtype=dtype)
+    u, s, vh = a[:, :1], torch.zeros(1, dtype=dtype), torch.zeros(1, 4, dtype=dtype)
+    assert low_rank_error(a, u, s, vh) == 0.0
+    assert low_rank_error(a + 1, u, s, vh) == pytest.approx(1.0)
+
+
+# ---------------------------------------------------------------- no global state
+
+
+def test_global_state_is_left_alone() -> None:
+    a = random_matrix("normal", 200, 30)
+    q, r = torch.linalg.qr(a)
+    torch.manual_seed(5)
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), torch.get_num_threads()  # noqa: NPY002
+    expected = qr_certificate(a, q, r, ones(30), FP64)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert np.random.get_state()[1].tolist() == before[1]  # noqa: NPY002
+    assert torch.get_num_threads() == before[2]
+    torch.set_default_dtype(torch.float16)
+    try:
+        with torch.device("meta"):  # a default device that cannot compute: whoever uses it fails
+            again = qr_certificate(a, q, r, torch.ones(30, dtype=torch.float64, device="cpu"), FP64)
+            low_rank_error(a, q, torch.ones(30, device="cpu"), r)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert again == expected
