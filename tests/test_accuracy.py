@@ -60,8 +60,8 @@ def test_bounds_are_small_multiples_of_u(target: Format) -> None:
     assert residual_bound(target, 1) == 6 * target.u
     assert residual_bound(target, 1024) == 36 * target.u
     assert orthogonality_bound(target, 1024) == 72 * target.u
-    assert lstsq_bound(target, 1) == 8 * target.u
-    assert lstsq_bound(target, 10_000) == pytest.approx(800 * target.u)
+    assert lstsq_bound(target, 1) == 8 * target.u + 8 * 2.0**-53
+    assert lstsq_bound(target, 10_000) == 8 * target.u + 800 * 2.0**-53
     for bound in (residual_bound, orthogonality_bound, lstsq_bound):
         assert bound(target, 100) <= 100 * 8 * target.u, "never above Householder's n u"
 
@@ -120,20 +120,21 @@ def test_spread_errors_are_estimated_within_a_few_percent(dtype: torch.dtype, ta
 
 
 def test_one_dominant_direction_is_estimated_as_documented() -> None:
-    """PROBES: "within a factor of 3 in 99.9% of all cases". 2000 errors of rank one in random directions: 2
-    may be outside, 9 with five standard deviations.
+    """PROBES: at least a third in 98% of all cases, a tenth in 99.98%. Of 2000 errors of rank one in random
+    directions 43 fall short of a third, 76 with five standard deviations; of a tenth 0.4, and 4.
     """
     generator = torch.Generator().manual_seed(3)
-    outside = 0
+    ratios = []
     for n in range(30, 130):
         a = torch.eye(n, dtype=torch.float64)
         for _ in range(20):
             left, right = (torch.randn(n, 1, generator=generator, dtype=torch.float64) for _ in range(2))
             error = 1e-6 * left @ right.T / (left.norm() * right.norm())
             certificate = qr_certificate(a, a, a + error, ones(n), FP16)
-            ratio = certificate.residual * math.sqrt(n) / 1e-6
-            outside += not 1 / 3 <= ratio <= 3
-    assert outside <= 9
+            ratios.append(certificate.residual * math.sqrt(n) / 1e-6)
+    assert sum(ratio < 1 / 3 for ratio in ratios) <= 76
+    assert sum(ratio < 1 / 10 for ratio in ratios) <= 4
+    assert max(ratios) <= 3
 
 
 @TARGETS

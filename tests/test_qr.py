@@ -89,13 +89,13 @@ def test_chain_falls_through_and_says_so():
     assert "orthogonality" in result.attempts[0].reason
 
 
-def test_numerically_singular_matrices_end_with_householder(rng):
-    A = rng.standard_normal((300, 40)).astype(np.float32)
+@pytest.mark.parametrize("n", [40, 300])
+def test_numerically_singular_matrices(n, rng):
+    A = rng.standard_normal((600, n)).astype(np.float32)
     A[:, 7] = A[:, 3]
-    A[:, 20:] = A[:, :20] @ rng.standard_normal((20, 20)).astype(np.float32)
+    A[:, n // 2 :] = A[:, : n // 2] @ rng.standard_normal((n // 2, n // 2)).astype(np.float32)
     result = neula.qr(A)
     assert result.converged
-    assert result.attempts[-1].method == "householder fp64"
     residual, orthogonality = errors(A, *result)
     assert max(residual, orthogonality) <= bound(U["float32"], *A.shape)
 
@@ -275,5 +275,5 @@ def test_unknown_names_list_the_known_ones(kwargs, message, rng):
 def test_nan_in_a_batch_says_which_matrix(rng):
     A = rng.standard_normal((3, 10, 4))
     A[2, 5, 1] = np.inf
-    with pytest.raises(ValueError, match=r"A\[2\]\[5, 1\] is inf"):
+    with pytest.raises(ValueError, match=r"A\[2, 5, 1\] is inf"):
         neula.qr(A)

@@ -163,7 +163,7 @@ def lstsq(
     }
     if output is None:
         facts["x"] = result.x
-    rank, full = result.rank, min(matrix.shape[-2:])
+    rank, full = result.rank, matrix.shape[-1] if damp else min(matrix.shape[-2:])
     rows = {
         "engine": result.engine,
         **_attempt_rows(result.attempts),
@@ -445,7 +445,7 @@ def _guarded(command: str, as_json: bool, err: Console) -> Iterator[None]:
         err.print("neula: interrupted")
         raise typer.Exit(INTERRUPTED) from None
     except Exception as error:
-        if isinstance(error, (ValueError, TypeError, ArithmeticError)):
+        if isinstance(error, (ValueError, TypeError, ArithmeticError, OSError)):
             text = " ".join(str(error).split())
         elif _is_out_of_memory(error):
             text = f"out of memory ({error}); use a smaller matrix, a narrower dtype or a larger machine"

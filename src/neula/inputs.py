@@ -28,8 +28,17 @@ class Taken:
     wrap: Callable[[torch.Tensor], Any]
 
     def give_back(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> Any:
-        """A tensor as an array of the user's library, on its device, in its dtype or another."""
-        return self.wrap(x.to(device=self.tensor.device, dtype=dtype or self.tensor.dtype))
+        """A tensor as an array of the user's library, on its device, in its dtype or another.
+
+        Raises
+        ------
+        OverflowError
+            If the dtype is too narrow for it.
+        """
+        kept = x.to(device=self.tensor.device, dtype=dtype or self.tensor.dtype)
+        if kept.dtype != x.dtype and bool((kept.isinf() & x.isfinite().to(kept.device)).any()):
+            raise OverflowError(f"the result does not fit {kept.dtype}: pass the input in a wider dtype")
+        return self.wrap(kept)
 
 
 def take(x: Any, name: str) -> Taken:
@@ -52,6 +61,8 @@ def take(x: Any, name: str) -> Taken:
     """
     if isinstance(x, torch.Tensor):
         return _take_tensor(x, name, lambda t: t)
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a masked array: pass {name}.filled(...), or leave the masked rows out")
     if hasattr(x, "tocoo"):
         raise TypeError(f"{name} is a sparse {type(x).__name__}: pass {name}.toarray()")
     if isinstance(x, np.ndarray) or not hasattr(x, "__dlpack__"):

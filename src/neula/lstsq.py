@@ -22,6 +22,7 @@ from neula.algorithms.refinement import InnerSolver, Measures, Refined, Scale, n
 from neula.algorithms.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales
 from neula.engines import FORMATS, Engine, Format, format_named, format_of, select_engine
+from neula.engines.precision import plain_arithmetic
 from neula.errors import unknown_name
 from neula.inputs import Taken, check_finite, check_matrix, take
 from neula.qr import Progress
@@ -156,11 +157,10 @@ def lstsq(
     matrices = a.tensor.reshape(-1, m, n).to(chosen.device)
     columns = rhs.tensor.reshape(len(matrices), m, -1).to(chosen.device)
     check_finite(rhs.tensor, chosen.column_max(columns.reshape(-1, columns.shape[-1])), "b")
-    with torch.no_grad():
-        solutions = [
-            _solve(matrix, column, options, f"A[{i}]" if batch else "A")
-            for i, (matrix, column) in enumerate(zip(matrices, columns, strict=True))
-        ]
+    if batch:
+        check_finite(a.tensor, chosen.column_max(matrices.reshape(-1, n)), "A")
+    with plain_arithmetic(chosen.device):
+        solutions = [_solve(*pair, options) for pair in zip(matrices, columns, strict=True)]
     return _collect(solutions, a, dtype, (*batch, n) if is_vector else (*batch, n, -1), options)
 
 
@@ -206,13 +206,16 @@ class _Outcome:
     doubt: str = ""
 
 
-def _solve(a: torch.Tensor, b: torch.Tensor, options: _Options, name: str) -> _Solution:
+def _solve(a: torch.Tensor, b: torch.Tensor, options: _Options) -> _Solution:
     """One problem through the chain."""
-    problem = _prepare(a, b, options, name)
+    # Powers of two, so that norms of b and x neither overflow nor underflow.
+    b = b.double()
+    b_scales = power_of_two_scales(options.engine.column_max(b))
+    problem = _prepare(a.double(), b * b_scales, options)
     bound = lstsq_bound(options.target, min(problem.operator.shape))
     attempts: list[Attempt] = []
     iterations = 0
-    best: tuple[float, _Outcome] | None = None
+    best: tuple[tuple[bool, bool, float], _Outcome] | None = None
     for outcome in _chain(problem, bound):
         if outcome.refined is None:
             attempts.append(Attempt(outcome.label, False, outcome.doubt))
@@ -222,8 +225,10 @@ def _solve(a: torch.Tensor, b: torch.Tensor, options: _Options, name: str) -> _S
         accepted = error <= bound and not outcome.doubt
         reason = f"backward error {error:.1e} (bound {bound:.1e}), {outcome.refined.iterations} iterations"
         attempts.append(Attempt(outcome.label, accepted, "; ".join(filter(None, (reason, outcome.doubt)))))
-        if accepted or best is None or best[1].doubt or not error >= best[0]:
-            best = (error, outcome)
+        # Of rejected answers, those without doubt about their rank come first, then the smaller error.
+        merit = (not accepted, bool(outcome.doubt), error if math.isfinite(error) else math.inf)
+        if best is None or merit < best[0]:
+            best = (merit, outcome)
         if accepted:
             break
     if best is None:
@@ -232,9 +237,9 @@ def _solve(a: torch.Tensor, b: torch.Tensor, options: _Options, name: str) -> _S
     refined = outcome.refined
     assert refined is not None
     return _Solution(
-        x=refined.x,
+        x=refined.x / b_scales,
         measures=refined.measures,
-        residual_norm=refined.residual_norm,
+        residual_norm=refined.residual_norm / b_scales,
         rank=outcome.rank,
         iterations=iterations,
         history=refined.history,
@@ -282,20 +287,20 @@ class _Problem:
         return self.operator.dense() * self.scales
 
 
-def _prepare(a: torch.Tensor, b: torch.Tensor, options: _Options, name: str) -> _Problem:
-    """Go to double precision, apply weights and damping, check the numbers, choose the scales."""
-    m, n = a.shape
-    wide = m < n and not options.damp
-    a, b = a.double(), b.double()
+def _prepare(a: torch.Tensor, b: torch.Tensor, options: _Options) -> _Problem:
+    """Apply weights and damping, check the numbers, choose the scales."""
+    wide = a.shape[0] < a.shape[1] and not options.damp
+    weights = options.weights
     if wide:
-        if options.weights is not None:
-            a, b = a * options.weights[:, None], b * options.weights[:, None]
-        operator = LeastSquaresOperator(a.T)
+        weighted = a if weights is None else a * weights[:, None]
+        operator = LeastSquaresOperator(weighted.T)
+        b = b if weights is None else b * weights[:, None]
     else:
-        operator = LeastSquaresOperator(a, options.weights, options.damp)
+        operator = LeastSquaresOperator(a, weights, options.damp)
         b = operator.right_hand_side(b)
     column_max = operator.column_max(options.engine)
-    check_finite(a, column_max, name)
+    check_finite(a, column_max, "A")
+    check_finite(b, options.engine.column_max(b), "b")
     return _Problem(operator, b, power_of_two_scales(column_max), wide, options)
 
 
@@ -344,8 +349,17 @@ def _preconditioned(
     smallest = smallest_singular_value(r_scaled)
     if not (math.isfinite(largest) and smallest > 0):
         return _Outcome(label, None, n, "R is singular or not finite")
+    if smallest <= options.rcond * largest:
+        doubt = f"condition number about {largest / smallest:.1e}: not of full rank to {options.rcond:.1e}"
+        return _Outcome(label, None, n, doubt)
     r = r_scaled / problem.scales
-    scale = Scale(problem.scales, largest)
+    probe = _Probe(0.0, 1.0) if stable else _probe(problem.operator, r, options.max_iterations)
+    doubt = ""
+    if not probe.error <= PROBE_ERROR:
+        doubt = f"a known solution comes back with error {probe.error:.1e}: R is poor, or A not of full rank"
+    if doubt and options.algorithm is None:
+        return _Outcome(label, None, n, doubt)
+    scale = Scale(problem.scales, largest, probe.smallest if probe.smallest > 0 else 1.0)
     target = bound / 3
     report = _stage(options, "refining")
     if problem.wide:
@@ -364,27 +378,26 @@ def _preconditioned(
             inner=inner,
             on_restart=lambda error: report(_log_progress(error, target)),
         )
-    if smallest <= options.rcond * largest:
-        doubt = (
-            f"condition number about {largest / smallest:.1e}: not of full rank to rcond {options.rcond:.1e}"
-        )
-        return _Outcome(label, refined, n, doubt)
-    if stable or float(refined.measures.backward_error.max()) > bound:
-        return _Outcome(label, refined, n)
-    error = _probe(problem.operator, r, options.max_iterations)
-    doubt = f"a known solution comes back with error {error:.1e}: full rank in doubt"
-    return _Outcome(label, refined, n, doubt if not error <= PROBE_ERROR else "")
+    return _Outcome(label, refined, n, doubt)
 
 
-def _probe(operator: LeastSquaresOperator, r: torch.Tensor, max_iterations: int) -> float:
-    """Error, in the variables ``R x``, of the solution of a random problem whose solution is known."""
+@dataclass(frozen=True)
+class _Probe:
+    """Error of a problem with known solution; smallest singular value of ``A R^-1`` seen on the way."""
+
+    error: float
+    smallest: float
+
+
+def _probe(operator: LeastSquaresOperator, r: torch.Tensor, max_iterations: int) -> _Probe:
+    """Solve a random problem whose solution is known; the error is that in the variables ``R x``."""
     generator = torch.Generator("cpu").manual_seed(1)
     known = torch.randn(r.shape[0], 1, generator=generator, dtype=r.dtype, device="cpu").to(r.device)
     b = operator.matmul(torch.linalg.solve_triangular(r, known, upper=True))
     norm = torch.linalg.vector_norm
     stop = Stop(PROBE_ERROR / 10 * norm(known, dim=0))
     found = cgls(operator, r, b, stop=stop, max_iterations=max_iterations)
-    return float(norm(r @ found.x - known) / norm(known))
+    return _Probe(float(norm(r @ found.x - known) / norm(known)), found.smallest)
 
 
 def _unrefined(problem: _Problem, algorithm: str) -> _Outcome:
@@ -482,19 +495,18 @@ def _collect(
     """One result for the batch: the worst of its members speaks for all."""
     n = min(a.tensor.shape[-2:])
     bound = lstsq_bound(options.target, n)
+    # Rounding x to its dtype is a relative change of the columns of A.
     rounding = 0.0 if dtype == torch.float64 else format_of(dtype).u
     worst = max(
         solutions, key=lambda s: (not s.attempts[-1].accepted, float(s.measures.backward_error.max()))
     )
-    x = torch.stack([s.x for s in solutions]).to(dtype).reshape(shape)
-    if not bool(torch.isfinite(x).all()):
-        raise OverflowError(f"the solution does not fit {dtype}: pass A and b in a wider dtype")
+    x = torch.stack([s.x for s in solutions]).reshape(shape)
     converged = all(s.attempts[-1].accepted for s in solutions)
     error = float(worst.measures.backward_error.max()) + rounding
     if not converged:
         warnings.warn(
             f"least squares is not certified to {options.target.name} accuracy: backward error {error:.1e}, "
-            f"asked for {bound:.1e} ({worst.attempts[-1].reason})",
+            f"asked for {bound:.1e} ({worst.method})",
             AccuracyWarning,
             stacklevel=3,
         )

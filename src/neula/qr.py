@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from neula.algorithms.reorthogonalize import refine_qr, reorthogonalize
 from neula.algorithms.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales
 from neula.engines import BF16, FORMATS, FP16, FP64, Engine, Format, format_named, select_engine
+from neula.engines.precision import plain_arithmetic
 from neula.errors import unknown_name
 from neula.inputs import check_finite, check_matrix, take
 from neula.result import AccuracyWarning, Attempt, QRCertificate, QRResult
@@ -71,15 +73,16 @@ def qr(
     Returns
     -------
     QRResult
-        Unpacks into ``Q, R``; holds the certificate and the attempts. The diagonal of R is nonnegative,
-        except in ``"complete"`` mode.
+        Unpacks into ``Q, R``; holds the certificate and the attempts. The diagonal of R is nonnegative.
 
     Raises
     ------
     ValueError
         For a matrix that is empty, has NaN or Inf, or fewer than two dimensions, and for unknown names.
     TypeError
-        For complex or sparse input.
+        For complex, sparse or masked input.
+    OverflowError
+        If R overflows the dtype of A.
 
     Warns
     -----
@@ -127,8 +130,10 @@ def qr(
 
     batch = taken.tensor.shape[:-2]
     matrices = taken.tensor.reshape(-1, *taken.tensor.shape[-2:]).to(chosen.device)
-    with torch.no_grad():
-        results = [_factorize(a, mode, options, f"A[{i}]" if batch else "A") for i, a in enumerate(matrices)]
+    if batch:
+        check_finite(taken.tensor, chosen.column_max(matrices.reshape(-1, matrices.shape[-1])), "A")
+    with plain_arithmetic(chosen.device):
+        results = [_factorize(a, mode, options) for a in matrices]
     q = _assemble([f.q for f in results], batch)
     r = _assemble([f.r for f in results], batch)
     certificates = tuple(f.certificate for f in results)
@@ -244,10 +249,10 @@ class _Problem:
         )
 
 
-def _factorize(a: torch.Tensor, mode: str, options: _Options, name: str) -> _Factors:
+def _factorize(a: torch.Tensor, mode: str, options: _Options) -> _Factors:
     """One matrix through the chain."""
     m, n = a.shape
-    problem = _prepare(a, options, name)
+    problem = _prepare(a, options)
     leading = problem if m >= n else _leading_block(problem)
     attempts: list[Attempt] = []
     best: tuple[float, torch.Tensor, torch.Tensor, QRCertificate] | None = None
@@ -256,7 +261,8 @@ def _factorize(a: torch.Tensor, mode: str, options: _Options, name: str) -> _Fac
         certificate = qr_certificate(a, q, r, problem.scales, options.target)
         attempts.append(Attempt(label, certificate.accepted, str(certificate)))
         error = max(certificate.residual, certificate.orthogonality)
-        if certificate.accepted or best is None or not error >= best[0]:
+        error = error if math.isfinite(error) else math.inf
+        if certificate.accepted or best is None or error < best[0]:
             best = (error, q, r, certificate)
         if certificate.accepted:
             break
@@ -267,11 +273,11 @@ def _factorize(a: torch.Tensor, mode: str, options: _Options, name: str) -> _Fac
     return _Factors(q, r, certificate, tuple(attempts))
 
 
-def _prepare(a: torch.Tensor, options: _Options, name: str) -> _Problem:
+def _prepare(a: torch.Tensor, options: _Options) -> _Problem:
     """Check the numbers and choose the scales: one pass over the matrix."""
     wide_enough = a.dtype if a.dtype == torch.float64 else torch.float32
     column_max = options.engine.column_max(a).to(wide_enough)
-    check_finite(a, column_max, name)
+    check_finite(a, column_max, "A")
     zero = column_max == 0
     return _Problem(a, power_of_two_scales(column_max), zero if bool(zero.any()) else None, options)
 
@@ -285,7 +291,8 @@ def _leading_block(problem: _Problem) -> _Problem:
 
 def _chain(problem: _Problem) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
     """Attempts, cheapest first, each computed when it is asked for: label, Q, and R of the scaled matrix."""
-    algorithm, low = problem.options.algorithm, problem.options.low().name
+    options = problem.options
+    algorithm, low = options.algorithm, options.low().name
     if algorithm == "householder":
         yield _householder(problem)
         return
@@ -294,12 +301,15 @@ def _chain(problem: _Problem) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]
         yield f"rgsqrf {low}", q, r
     if algorithm == "rgsqrf":
         return
-    if not bool(torch.isfinite(r).all()):
+    if options.panel is None and not bool(torch.isfinite(r).all()):
         q, r = problem.rgsqrf("cholesky2")
-    second = algorithm or ("cholesky-qr" if problem.options.target is FP64 else "rgsqrf-reortho")
+    second = algorithm or ("cholesky-qr" if options.target is FP64 else "rgsqrf-reortho")
     if second == "rgsqrf-reortho":
-        engine = problem.options.engine.using(low)
-        yield f"rgsqrf {low} twice", *reorthogonalize(q, r, engine, panel=problem.options.panel)
+        engine = options.engine.using(low)
+        yield (
+            f"rgsqrf {low} twice",
+            *reorthogonalize(q, r, engine, panel=options.panel, cutoff=options.cutoff),
+        )
     if second == "cholesky-qr":
         del q
         yield f"rgsqrf {low} + cholesky-qr fp64", *refine_qr(problem.wide_work(), r)

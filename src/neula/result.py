@@ -73,7 +73,7 @@ class QRResult:
     certificate : QRCertificate or tuple of QRCertificate
         One for each matrix of a batch.
     attempts : tuple of Attempt
-        The chain that led here; the last one made the result.
+        The chain that led here; the last one is the accepted one, if any was accepted.
     engine : str
         The engine that multiplied.
     accuracy : str
@@ -115,8 +115,8 @@ class LstsqResult:
     iterations : int
         Refinement iterations, over all attempts.
     backward_error : float
-        Upper bound on the relative perturbation of ``A`` and ``b`` for which ``x`` is exact; the worst
-        right-hand side counts.
+        Upper bound on the relative perturbation of ``A`` and ``b`` for which ``x`` is exact (with a
+        low-precision R one of its terms is an estimate); the worst right-hand side counts.
     optimality : float
         ``||A^T r|| / (||A|| ||r||)`` in the column-scaled matrix; the worst right-hand side counts.
     tolerance : float
@@ -124,13 +124,14 @@ class LstsqResult:
     residual_norm : float or list of float
         ``||b - A x||`` of each right-hand side (with damping and weights, of the augmented problem).
     rank : int
-        Numerical rank of ``A``; below ``min(m, n)`` the minimum-norm solution was computed.
+        Numerical rank of ``A``, with damping of the stacked matrix; where it is below the largest possible
+        one, the minimum-norm solution was computed.
     history : tuple of float
         The backward error at every restart, first to last.
     factorization : str
         What the accepted attempt did, e.g. ``"rgsqrf fp16 + cgls"``.
     attempts : tuple of Attempt
-        The chain that led here; the last one made the result.
+        The chain that led here; the last one is the accepted one, if any was accepted.
     engine : str
         The engine that multiplied.
     accuracy : str

@@ -10,6 +10,7 @@ import torch
 from neula.accuracy import low_rank_error
 from neula.algorithms.qr_svd import qr_svd
 from neula.engines import Engine
+from neula.engines.precision import plain_arithmetic
 from neula.inputs import check_matrix, take
 from neula.qr import Progress, qr
 from neula.result import SVDResult
@@ -75,7 +76,7 @@ def svd_lowrank(
     tall = a.T if transposed else a
     factors = qr(tall, accuracy=accuracy, engine=engine, progress=progress)
     work = torch.float64 if a.dtype == torch.float64 else torch.float32
-    with torch.no_grad():
+    with plain_arithmetic(a.device):
         u, s, vh = qr_svd(factors.Q.to(work), factors.R.to(work), rank=rank, tol=tol)
         if transposed:
             u, vh = vh.T, u.T
@@ -92,7 +93,7 @@ def svd_lowrank(
 def _check_truncation(rank: int | None, tol: float | None, largest: int) -> None:
     if rank is not None and tol is not None:
         raise ValueError(f"give rank or tol, not both (got rank={rank}, tol={tol})")
-    if rank is not None and not (isinstance(rank, int) and 1 <= rank <= largest):
+    if rank is not None and not (hasattr(rank, "__index__") and 1 <= rank <= largest):
         raise ValueError(f"rank must be a whole number from 1 to min(m, n) = {largest}, got {rank!r}")
     if tol is not None and not 0 <= tol < 1:
         raise ValueError(f"tol must be at least 0 and below 1, got {tol}")

@@ -49,10 +49,20 @@ class Stop:
 
 @dataclass(frozen=True)
 class InnerSolution:
-    """Attributes: the correction ``x``, shape (n, k), and the iterations spent on it."""
+    """A correction, and what it cost.
+
+    Attributes
+    ----------
+    x : Tensor, shape (n, k)
+    iterations : int
+    smallest : float
+        Estimate from above of the smallest singular value of ``A R^-1``, from the coefficients of CGLS for
+        the first column; NaN where the solver gives none.
+    """
 
     x: torch.Tensor
     iterations: int
+    smallest: float = math.nan
 
 
 def cgls(
@@ -86,7 +96,8 @@ def cgls(
     p = s
     gamma = start = s.square().sum(0)
     progress = [1.0]
-    for iteration in range(1, max_iterations + 1):
+    lanczos = _Lanczos()
+    for _ in range(max_iterations):
         direction = solve_r(r, p)
         q = operator.matmul(direction)
         alpha = _ratio(gamma, q.square().sum(0))
@@ -98,9 +109,36 @@ def cgls(
         progress.append(float(_ratio(gamma, start).max()))
         wanted = float(_ratio(stop.preconditioned.square(), start).min())
         if stop.done(s, gradient) or _hopeless(progress, wanted, max_iterations):
-            return InnerSolution(x, iteration)
-        p = s + _ratio(gamma, before) * p
-    return InnerSolution(x, max_iterations)
+            break
+        beta = _ratio(gamma, before)
+        lanczos.add(alpha, beta)
+        p = s + beta * p
+    return InnerSolution(x, len(progress) - 1, lanczos.smallest_singular_value(alpha))
+
+
+class _Lanczos:
+    """The tridiagonal matrix behind CGLS: its eigenvalues approximate those of ``(A R^-1)^T (A R^-1)``, the
+    extreme ones first (Golub and Van Loan, section 11.3).
+    """
+
+    def __init__(self) -> None:
+        self._coefficients: list[torch.Tensor] = []
+
+    def add(self, alpha: torch.Tensor, beta: torch.Tensor) -> None:
+        """Step length and direction coefficient of an iteration, one a column; the first column counts."""
+        self._coefficients.append(torch.stack([alpha[0], beta[0]]))
+
+    def smallest_singular_value(self, last_alpha: torch.Tensor) -> float:
+        """From the iterations so far, the last of which has no beta yet."""
+        alpha, beta = torch.stack([*self._coefficients, last_alpha.new_tensor([0.0, 0.0])]).cpu().T
+        alpha[-1] = last_alpha[0]
+        if not bool((alpha > 0).all()):
+            return math.nan
+        diagonal = 1 / alpha
+        diagonal[1:] += beta[:-1] / alpha[:-1]
+        off = beta[:-1].sqrt() / alpha[:-1]
+        tridiagonal = torch.diag(diagonal) + torch.diag(off, 1) + torch.diag(off, -1)
+        return math.sqrt(max(0.0, float(torch.linalg.eigvalsh(tridiagonal)[0])))
 
 
 def _hopeless(progress: list[float], wanted: float, max_iterations: int) -> bool:

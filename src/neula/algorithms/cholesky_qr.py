@@ -32,7 +32,9 @@ def cholesky_qr(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Te
 
 
 def cholesky_qr2(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two passes with the Gram matrix as the engine likes it; a third, shifted one first where it must be.
+    """Two passes with the Gram matrix as the engine likes it.
+
+    Where that breaks down, three passes with it in float64, the first one shifted if it must be.
 
     Orthogonal to the storage precision up to a condition of about ``u**-0.5``, and with the shift up to
     about ``1/u`` (paper above, algorithms 2.1 and 4.2).
@@ -44,26 +46,29 @@ def cholesky_qr2(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.T
     """
     first, info = upper_cholesky(engine.gram(a))
     if not bool(info == 0) or _is_graded(first, a.dtype):
-        return _shifted_first(a, engine)
+        return _three_passes(a, engine)
     return _second_pass(_apply_inverse(a, first, engine), first, engine)
 
 
 def shifted_cholesky_r(w: torch.Tensor, gram: torch.Tensor) -> torch.Tensor:
     """R of a shifted Gram matrix, which always has one unless ``w`` holds NaN.
 
-    The shift is ``11 (m n + n (n + 1)) u ||w||^2`` as in the paper, at most a thousandth of ``||w||^2``
-    (single precision and large m would otherwise shift everything away).
+    The shift is ``11 (m n + n (n + 1)) u ||w||^2`` as in the paper, u that of the Gram matrix, and at most a
+    thousandth of ``||w||^2``.
     """
     m, n = w.shape
-    u = torch.finfo(w.dtype).eps / 2
+    u = torch.finfo(gram.dtype).eps / 2
     norm2 = gram.diagonal().sum()
     shift = norm2 * min(11 * (m * n + n * (n + 1)) * u, 1e-3)
     factor, info = upper_cholesky(gram + shift * torch.eye(n, dtype=gram.dtype, device=gram.device))
     return factor.masked_fill(info > 0, math.nan)
 
 
-def _shifted_first(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
-    r = shifted_cholesky_r(a, _gram64(a))
+def _three_passes(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
+    gram = _gram64(a)
+    r, info = upper_cholesky(gram)
+    if bool(info > 0):
+        r = shifted_cholesky_r(a, gram)
     q = _apply_inverse(a, r, engine)
     for _ in range(2):
         q, step = cholesky_qr(q, engine)
@@ -78,9 +83,13 @@ def _second_pass(q: torch.Tensor, first: torch.Tensor, engine: Engine) -> tuple[
 
 
 def _is_graded(r: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether the diagonal of R says that the Gram matrix had lost its small eigenvalues to rounding."""
+    """Whether the Gram matrix may have lost its small eigenvalues to rounding.
+
+    They are lost below ``u ||G||``; the diagonal of R is up to ``sqrt(n)`` larger than the singular value
+    behind it.
+    """
     diagonal = r.diagonal()
-    return bool(diagonal.min() < 10 * torch.finfo(dtype).eps ** 0.5 * diagonal.max())
+    return bool(diagonal.min() < 10 * (len(diagonal) * torch.finfo(dtype).eps) ** 0.5 * diagonal.max())
 
 
 def _gram64(a: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ def largest_singular_value(r: torch.Tensor, steps: int = _STEPS + 1) -> float:
     """
     x = _random_vectors(r)[:, 0]
     for _ in range(steps):
-        x = r.T @ (r @ (x / torch.linalg.vector_norm(x)))
+        x = r.T @ (r @ (x / torch.linalg.vector_norm(x).clamp_min(torch.finfo(x.dtype).tiny)))
     return float(torch.linalg.vector_norm(x).sqrt())
 
 
@@ -59,5 +59,5 @@ def solve_rt(r: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 def _random_vectors(r: torch.Tensor) -> torch.Tensor:
     """Two fixed directions that no matrix is built to avoid; the caller's random state stays untouched."""
-    generator = torch.Generator().manual_seed(20200623)
-    return torch.randn(r.shape[0], 2, generator=generator, dtype=r.dtype).to(r.device)
+    generator = torch.Generator("cpu").manual_seed(20200623)
+    return torch.randn(r.shape[0], 2, generator=generator, dtype=r.dtype, device="cpu").to(r.device)

@@ -34,11 +34,6 @@ class LeastSquaresOperator:
         m, n = self.a.shape
         return (m + n if self.damp else m), n
 
-    @property
-    def plain(self) -> bool:
-        """Whether it is ``a`` itself."""
-        return self.weights is None and not self.damp
-
     def matmul(self, x: torch.Tensor) -> torch.Tensor:
         """Apply it to the columns of x, shape (n, k)."""
         top = self.a @ x
@@ -62,24 +57,24 @@ class LeastSquaresOperator:
 
     def column_max(self, engine: Engine) -> torch.Tensor:
         """Largest magnitude in each column."""
-        weighted = self.a if self.weights is None else self.a * self.weights[:, None]
-        largest = engine.column_max(weighted)
+        largest = engine.column_max(self._weighted())
         return largest.clamp_min(abs(self.damp)) if self.damp else largest
 
     def fill(self, engine: Engine, scales: torch.Tensor) -> torch.Tensor:
         """The stacked matrix with its columns scaled, in the engine's working storage."""
         m = self.a.shape[0]
         work = engine.empty(*self.shape)
-        engine.fill(work[:m], self.a, scales)
-        if self.weights is not None:
-            work[:m] *= self.weights[:, None].to(work.dtype)
+        engine.fill(work[:m], self._weighted(), scales)
         if self.damp:
             work[m:] = torch.diag(self.damp * scales)
         return work
 
     def dense(self) -> torch.Tensor:
         """The stacked matrix itself."""
-        if self.plain:
-            return self.a
-        n = self.a.shape[1]
-        return self.matmul(torch.eye(n, dtype=self.a.dtype, device=self.a.device))
+        top = self._weighted()
+        if not self.damp:
+            return top
+        return torch.cat([top, self.damp * torch.eye(top.shape[1], dtype=top.dtype, device=top.device)])
+
+    def _weighted(self) -> torch.Tensor:
+        return self.a if self.weights is None else self.a * self.weights[:, None]

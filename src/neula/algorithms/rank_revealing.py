@@ -52,12 +52,24 @@ def minimum_norm(a: torch.Tensor, b: torch.Tensor, scales: torch.Tensor, rcond: 
     else:
         u, s, vh = torch.linalg.svd(a * scales, full_matrices=False)
     rank, norm = int((s > rcond * s[0]).sum()), float(s[0])
-    u, s, vh = u[:, :rank], s[:rank], vh[:rank]
-    row_space = torch.linalg.qr(vh.T / scales[:, None])[0] if rank < n else None
+    u, s, v = u[:, :rank], s[:rank, None], vh[:rank].T
 
-    def apply_inverse(rhs: torch.Tensor) -> torch.Tensor:
-        x = scales[:, None] * (vh.T @ ((u.T @ rhs) / s[:, None]))
-        return x if row_space is None else row_space @ (row_space.T @ x)
+    def solve(rhs: torch.Tensor) -> torch.Tensor:
+        coefficients = (u.T @ rhs) / s
+        return scales[:, None] * (v @ coefficients) if rank == n else _shortest(coefficients, v, scales)
 
-    x = apply_inverse(b)
-    return MinimumNorm(x + apply_inverse(b - a @ x), rank, u, norm)
+    x = solve(b)
+    return MinimumNorm(x + solve(b - a @ x), rank, u, norm)
+
+
+def _shortest(coefficients: torch.Tensor, v: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """The shortest x with ``V^T D^-1 x = coefficients``, by QR of ``D^-1 V``.
+
+    Rows are taken in order of size, without which Householder QR loses the small ones (Powell and Reid,
+    1969).
+    """
+    order = scales.argsort()
+    q, r = torch.linalg.qr(v[order] / scales[order, None])
+    x = v.new_empty(v.shape[0], coefficients.shape[1])
+    x[order] = q @ torch.linalg.solve_triangular(r.T, coefficients, upper=False)
+    return x

@@ -52,10 +52,14 @@ class Scale:
         small units counts as much as one in large units.
     norm : float
         ``||A D||_2``.
+    smallest : float
+        Smallest singular value of ``A R^-1``, by which ``||R^-T A^T r||`` may be smaller than the projection
+        of r on the range of A.
     """
 
     columns: torch.Tensor
     norm: float
+    smallest: float = 1.0
 
 
 @dataclass
@@ -105,7 +109,8 @@ class Norms:
     def stop(self, scale: Scale, tolerance: float) -> Stop:
         """What an inner solve should reach: the tolerance, or its share of the way there."""
         return Stop(
-            preconditioned=torch.maximum(INNER_REDUCTION * self.projected, tolerance * self.image),
+            preconditioned=scale.smallest
+            * torch.maximum(INNER_REDUCTION * self.projected, tolerance * self.image),
             gradient=tolerance * scale.norm * self.residual,
             scales=scale.columns,
         )
@@ -194,7 +199,7 @@ def refine(
     iterations = 0
     while True:
         gradient = operator.rmatmul(residual)
-        norms = norms_of(scale, b, x, residual, gradient, solve_rt(r, gradient))
+        norms = norms_of(scale, b, x, residual, gradient, solve_rt(r, gradient) / scale.smallest)
         measures = norms.measures(scale)
         error, optimality = float(measures.backward_error.max()), float(measures.optimality.max())
         history.append(error)
@@ -205,7 +210,8 @@ def refine(
         improved = any(new < STAGNATION * old for new, old in zip(merit, best_merit, strict=True))
         if best is None or merit < best_merit:
             best, best_merit = Refined(x, measures, norms.residual), merit
-        if merit == (tolerance, tolerance) or not improved or iterations >= max_iterations:
+        done = merit == (tolerance, tolerance) and (iterations > 0 or not bool(gradient.any()))
+        if done or not improved or iterations >= max_iterations:
             break
         left = max_iterations - iterations
         # Asking for more than the tolerance needs would have CGLS iterate on rounding errors.

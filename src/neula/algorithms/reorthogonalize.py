@@ -22,20 +22,19 @@ WELL_CONDITIONED = 0.5
 
 
 def reorthogonalize(
-    q: torch.Tensor, r: torch.Tensor, engine: Engine, *, panel: str | None = None
+    q: torch.Tensor, r: torch.Tensor, engine: Engine, *, panel: str | None = None, cutoff: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """RGSQRF of Q: returns an orthonormal Q and the R that belongs to it (``R_2 R``).
 
     Parameters
     ----------
     q : Tensor, shape (m, n)
-        Overwritten.
     r : Tensor, shape (n, n)
     engine : Engine
-    panel : str, optional
-        Panel of the second pass.
+    panel, cutoff : optional
+        Those of the second pass, see :func:`rgsqrf`.
     """
-    q, r2 = rgsqrf(q, engine, panel=panel, overwrite_a=True)
+    q, r2 = rgsqrf(q, engine, panel=panel, cutoff=cutoff)
     return q, (r2.double() @ r.double()).triu_().to(r.dtype)
 
 

@@ -79,8 +79,8 @@ def measured_rates(n: int = 256, k: int = 1024) -> dict[str, float]:
     """GFLOP/s of a product of n x k and k x n matrices in each format; best of three, some milliseconds."""
     rates = {}
     for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32), ("fp64", torch.float64)):
-        generator = torch.Generator().manual_seed(0)
-        a = torch.rand(n, k, generator=generator).to(dtype)
+        generator = torch.Generator("cpu").manual_seed(0)
+        a = torch.rand(n, k, generator=generator, device="cpu").to(dtype)
         multiply = onednn_matmul if dtype == torch.float32 else torch.matmul
         seconds = min(_timed(multiply, a, a.T) for _ in range(4))
         rates[name] = 2e-9 * n * n * k / seconds

@@ -70,7 +70,7 @@ class EmulatedEngine(Engine):
         return self.storage
 
     def operand(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        if self.format in (FP32, FP64):
+        if self.format in (FP32, FP64) and x.dtype == self.storage:
             return x
         return self.round(x, self.empty(*x.shape) if out is None else out)
 
@@ -78,7 +78,7 @@ class EmulatedEngine(Engine):
         return None if self.format in (FP32, FP64) else self.empty(*like.shape)
 
     def round(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        return out.copy_(round_to(x.to(self.storage), self.format))
+        return out.copy_(round_to(x, self.format))
 
     @property
     def preconditioners(self) -> tuple[str, ...]:

@@ -84,12 +84,26 @@ def round_to(x: torch.Tensor, target: Format) -> torch.Tensor:
     >>> round_to(torch.tensor([1 + 2.0**-11, 7e4, 1e-9]), FP16)
     tensor([1., inf, 0.])
     """
+    if target.dtype == x.dtype and target is not TF32:
+        return x
+    single = _to_odd(x) if x.dtype == torch.float64 and target is not FP32 else x.to(torch.float32)
     if target is not TF32:
-        return x.to(target.dtype).to(x.dtype)
-    bits = x.to(torch.float32).view(torch.int32)
+        return single.to(target.dtype).to(x.dtype)
+    bits = single.view(torch.int32)
     half_of_last_bit = 0x0FFF + ((bits >> 13) & 1)
     rounded = ((bits + half_of_last_bit) & ~0x1FFF).view(torch.float32)
     return torch.where(torch.isfinite(x), rounded.to(x.dtype), x)
+
+
+def _to_odd(x: torch.Tensor) -> torch.Tensor:
+    """float64 to float32, truncated, with the last bit set where something was cut off.
+
+    Rounding that to a narrower format gives the same as rounding once (Boldo and Melquiond, "Emulation of
+    FMA and correctly rounded sums", IEEE Trans. Comput. 57, 2008).
+    """
+    nearest = x.to(torch.float32)
+    bits = nearest.view(torch.int32) - (nearest.double().abs() > x.abs()).int()
+    return (bits | (bits.view(torch.float32).double() != x).int()).view(torch.float32)
 
 
 def round_toward_zero(x: torch.Tensor) -> torch.Tensor:

@@ -31,8 +31,15 @@ def cuda_matmul_precision(precision: str) -> Iterator[None]:
             switch.fp32_precision = before
 
 
+@contextmanager
+def plain_arithmetic(device: torch.device) -> Iterator[None]:
+    """No gradients, and no autocast that would round operands behind an engine's back."""
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        yield
+
+
 def exact_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """``a @ b`` in the full precision of its dtype, whatever the user's switches say."""
+    """``a @ b`` in the full precision of its dtype, whatever the user's switches for CUDA say."""
     if a.dtype != torch.float32 or not a.is_cuda:
         return a @ b
     with cuda_matmul_precision("ieee"):
