@@ -85,7 +85,7 @@ def test_chain_falls_through_and_says_so():
     result = neula.qr(A, engine="emulated")
     assert [a.accepted for a in result.attempts] == [False, True]
     assert result.attempts[0].method == "rgsqrf fp32"
-    assert result.attempts[1].method == "rgsqrf fp32 twice"
+    assert result.attempts[1].method == "rgsqrf fp32 + reortho"
     assert "orthogonality" in result.attempts[0].reason
 
 
@@ -200,7 +200,7 @@ def test_a_named_algorithm_is_what_runs(algorithm, rng):
     assert len(result.attempts) == 1
     expected = {
         "rgsqrf": "rgsqrf fp16",
-        "rgsqrf-reortho": "rgsqrf fp16 twice",
+        "rgsqrf-reortho": "rgsqrf fp16 + reortho",
         "cholesky-qr": "rgsqrf fp16 + cholesky-qr fp64",
         "householder": "householder fp64",
     }

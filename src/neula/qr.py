@@ -307,7 +307,7 @@ def _chain(problem: _Problem) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]
     if second == "rgsqrf-reortho":
         engine = options.engine.using(low)
         yield (
-            f"rgsqrf {low} twice",
+            f"rgsqrf {low} + reortho",
             *reorthogonalize(q, r, engine, panel=options.panel, cutoff=options.cutoff),
         )
     if second == "cholesky-qr":

@@ -18,7 +18,8 @@ HOPELESS_AFTER = 8
 """Iterations after which a rate of convergence can be trusted enough to give up on it."""
 
 PATIENCE = 3
-"""Iterations without a new smallest ``||R^-T A^T r||`` after which only rounding errors are left."""
+"""Iterations without a new smallest ``||R^-T A^T r||`` after which only rounding errors are left; and half as
+many more as it took to get there, since slow convergence is not monotone."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,10 @@ class Stop:
     gradient: torch.Tensor | float = 0.0
     scales: torch.Tensor | float = 1.0
 
-    def done(self, s: torch.Tensor, gradient: torch.Tensor) -> bool:
-        """Whether all columns are done, given their ``R^-T A^T r`` and ``A^T r``."""
-        if bool((_norms(s) <= self.preconditioned).all()):
-            return True
+    def done(self, s: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        """Which columns are done, given their ``R^-T A^T r`` and ``A^T r``."""
         scaled = (gradient.T * self.scales).T
-        return bool(((_norms(s) <= self.preconditioned) | (_norms(scaled) <= self.gradient)).all())
+        return (_norms(s) <= self.preconditioned) | (_norms(scaled) <= self.gradient)
 
 
 @dataclass(frozen=True)
@@ -84,31 +83,35 @@ def cgls(
         Upper triangular, with ``A R^-1`` well conditioned.
     b : Tensor, shape (m, k)
     stop : Stop
-        When all columns are done.
+        When a column is done.
     max_iterations : int
         Stop here in any case, or as soon as the rate of convergence says that it will not be enough.
     gradient : Tensor, shape (n, k), optional
         ``A^T b`` where it is known already.
     """
+    gradient = operator.rmatmul(b) if gradient is None else gradient
     residual = b.clone()
-    s = solve_rt(r, operator.rmatmul(b) if gradient is None else gradient)
+    s = solve_rt(r, gradient)
     x = torch.zeros_like(s)
     p = s
     gamma = start = s.square().sum(0)
+    done = gamma == 0
     progress = [1.0]
     lanczos = _Lanczos()
     for _ in range(max_iterations):
         direction = solve_r(r, p)
         q = operator.matmul(direction)
-        alpha = _ratio(gamma, q.square().sum(0))
+        # A column that is done stays as it is: further steps would only add rounding errors.
+        alpha = torch.where(done, 0.0, _ratio(gamma, q.square().sum(0)))
         x += alpha * direction
         residual -= alpha * q
         gradient = operator.rmatmul(residual)
         s = solve_rt(r, gradient)
         gamma, before = s.square().sum(0), gamma
-        progress.append(float(_ratio(gamma, start).max()))
+        done |= stop.done(s, gradient)
+        progress.append(float(torch.where(done, 0.0, _ratio(gamma, start)).max()))
         wanted = float(_ratio(stop.preconditioned.square(), start).min())
-        if stop.done(s, gradient) or _hopeless(progress, wanted, max_iterations):
+        if bool(done.all()) or _hopeless(progress, wanted, max_iterations):
             break
         beta = _ratio(gamma, before)
         lanczos.add(alpha, beta)
@@ -147,7 +150,8 @@ def _hopeless(progress: list[float], wanted: float, max_iterations: int) -> bool
     ``progress`` holds ``||R^-T A^T r||^2`` after each iteration, as a part of the first.
     """
     iteration, latest = len(progress) - 1, progress[-1]
-    if not min(progress[-PATIENCE:]) < min(progress[:-PATIENCE], default=math.inf):
+    best = progress.index(min(progress))
+    if not math.isfinite(latest) or iteration - best >= PATIENCE + best // 2:
         return True
     if iteration < HOPELESS_AFTER or wanted <= 0:
         return False

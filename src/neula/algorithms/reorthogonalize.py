@@ -17,6 +17,9 @@ from neula.engines import Engine
 
 MAX_PASSES = 5
 
+FULL_RANK = 0.5
+"""Smallest diagonal element of the second R for which the first Q spanned all directions."""
+
 WELL_CONDITIONED = 0.5
 """``||I - W^T W||_F`` below which ``cond(W)^2 <= 3``: one more pass leaves nothing but rounding errors."""
 
@@ -26,6 +29,9 @@ def reorthogonalize(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """RGSQRF of Q: returns an orthonormal Q and the R that belongs to it (``R_2 R``).
 
+    Once is enough if Q was of full rank to the precision of the products. A small number on the diagonal of
+    ``R_2`` says that it was not (a condition number beyond ``1/u``), and that another pass is needed.
+
     Parameters
     ----------
     q : Tensor, shape (m, n)
@@ -34,8 +40,13 @@ def reorthogonalize(
     panel, cutoff : optional
         Those of the second pass, see :func:`rgsqrf`.
     """
-    q, r2 = rgsqrf(q, engine, panel=panel, cutoff=cutoff)
-    return q, (r2.double() @ r.double()).triu_().to(r.dtype)
+    r = r.double()
+    for _ in range(MAX_PASSES):
+        q, step = rgsqrf(q, engine, panel=panel, cutoff=cutoff)
+        r = (step.double() @ r).triu_()
+        if not bool(step.diagonal().min() < FULL_RANK):
+            break
+    return q, r.to(q.dtype)
 
 
 def refine_qr(a: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
