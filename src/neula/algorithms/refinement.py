@@ -193,24 +193,19 @@ def refine(
     """
     x = b.new_zeros(r.shape[0], b.shape[1])
     residual = b
-    best: Refined | None = None
-    best_merit = (math.inf, math.inf)
+    best = _Best(tolerance)
     history: list[float] = []
     iterations = 0
     while True:
         gradient = operator.rmatmul(residual)
         norms = norms_of(scale, b, x, residual, gradient, solve_rt(r, gradient) / scale.smallest)
         measures = norms.measures(scale)
-        error, optimality = float(measures.backward_error.max()), float(measures.optimality.max())
-        history.append(error)
+        improved = best.take(x, measures, norms.residual)
+        history.append(float(measures.backward_error.max()))
         if on_restart is not None:
-            on_restart(error)
-        # Optimality is the stronger measure: it counts once the backward error is met.
-        merit = (max(error, tolerance), max(optimality, tolerance))
-        improved = any(new < STAGNATION * old for new, old in zip(merit, best_merit, strict=True))
-        if best is None or merit < best_merit:
-            best, best_merit = Refined(x, measures, norms.residual), merit
-        done = merit == (tolerance, tolerance) and (iterations > 0 or not bool(gradient.any()))
+            on_restart(history[-1])
+        # The first x is zero: not an answer unless it is optimal.
+        done = best.satisfied and (iterations > 0 or not bool(gradient.any()))
         if done or not improved or iterations >= max_iterations:
             break
         left = max_iterations - iterations
@@ -220,8 +215,47 @@ def refine(
         iterations += step.iterations
         x = x + step.x
         residual = b - operator.matmul(x)
-    best.iterations, best.history = iterations, history
-    return best
+    return Refined(best.x, best.measures, best.residual_norm, iterations, history)
+
+
+class _Best:
+    """The best solution so far of each right-hand side.
+
+    Backward error counts first, down to the tolerance, then optimality, which is the stronger measure.
+    """
+
+    def __init__(self, tolerance: float) -> None:
+        self._tolerance = tolerance
+        self._worst = (math.inf, math.inf)
+
+    def take(self, x: torch.Tensor, measures: Measures, residual_norm: torch.Tensor) -> bool:
+        """Keep what is no worse than before; tell whether the worst column has improved enough to go on."""
+        first = math.isinf(self._worst[0])
+        if first:
+            self.x, self.measures, self.residual_norm = x, measures, residual_norm
+        error, optimality = self._merits(measures)
+        old_error, old_optimality = self._merits(self.measures)
+        better = (error < old_error) | ((error == old_error) & (optimality <= old_optimality))
+        self.x = torch.where(better, x, self.x)
+        self.residual_norm = torch.where(better, residual_norm, self.residual_norm)
+        self.measures = Measures(
+            torch.where(better, measures.backward_error, self.measures.backward_error),
+            torch.where(better, measures.optimality, self.measures.optimality),
+        )
+        before, self._worst = self._worst, (float(error.max()), float(optimality.max()))
+        improved = any(new < STAGNATION * old for new, old in zip(self._worst, before, strict=True))
+        self._worst = (min(self._worst[0], before[0]), min(self._worst[1], before[1]))
+        return improved
+
+    @property
+    def satisfied(self) -> bool:
+        """Whether every column meets the tolerance in both measures."""
+        return all(bool((merit <= self._tolerance).all()) for merit in self._merits(self.measures))
+
+    def _merits(self, measures: Measures) -> tuple[torch.Tensor, torch.Tensor]:
+        both = (measures.backward_error, measures.optimality)
+        error, optimality = (torch.nan_to_num(m, nan=math.inf).clamp_min(self._tolerance) for m in both)
+        return error, optimality
 
 
 def _over(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
