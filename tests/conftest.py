@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+# Small problems on many threads stall in barriers as soon as anything else runs on the machine.
+torch.set_num_threads(1)
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests marked gpu are skipped, not failed, where there is none."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from neula.engines import Engine
+from neula.engines.precision import exact_matmul
 
 TILE_ROWS = 256
 TILE_COLUMNS = 32
@@ -71,7 +72,7 @@ def mgs(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         norm = torch.linalg.vector_norm(q[..., k], dim=-1, keepdim=True)
         q[..., k] /= torch.where(norm > 0, norm, 1.0)
         column, rest = q[..., k : k + 1], q[..., k + 1 :]
-        row = column.mT @ rest
+        row = exact_matmul(column.mT, rest)
         rest -= column * row
         r[..., k, k] = norm[..., 0]
         r[..., k : k + 1, k + 1 :] = row

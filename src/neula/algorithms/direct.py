@@ -7,6 +7,7 @@ import torch
 from neula.algorithms.cholesky_qr import upper_cholesky
 from neula.algorithms.condition import solve_normal, solve_r
 from neula.engines import Engine
+from neula.engines.precision import exact_matmul
 
 
 def qr_solve(q: torch.Tensor, r: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -18,7 +19,7 @@ def qr_solve(q: torch.Tensor, r: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     r : Tensor, shape (n, n)
     b : Tensor, shape (m, k)
     """
-    return solve_r(r, q.T @ b)
+    return solve_r(r, exact_matmul(q.T, b))
 
 
 def normal_equations(a: torch.Tensor, b: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
@@ -41,4 +42,4 @@ def normal_equations(a: torch.Tensor, b: torch.Tensor, engine: Engine) -> tuple[
     operand = engine.operand(a)
     r, info = upper_cholesky(engine.gemm(operand.T, operand))
     r = r.masked_fill(info > 0, torch.nan)
-    return solve_normal(r, a.T @ b), r
+    return solve_normal(r, exact_matmul(a.T, b)), r

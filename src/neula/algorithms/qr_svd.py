@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from neula.engines.precision import exact_matmul
+
 
 def truncate(s: torch.Tensor, rank: int | None, tol: float | None) -> int:
     """Number of singular values to keep.
@@ -45,4 +47,4 @@ def qr_svd(
     """
     u, s, vh = torch.linalg.svd(r, full_matrices=False)
     k = truncate(s, rank, tol)
-    return q @ u[:, :k], s[:k], vh[:k]
+    return exact_matmul(q, u[:, :k]), s[:k], vh[:k]
