@@ -17,9 +17,8 @@ from neula.engines import Engine
 
 MAX_PASSES = 5
 
-FULL_RANK = 0.05
-"""Smallest diagonal element of the second R for which the first Q spanned all directions: orthogonality
-afterwards is lost by about u over it."""
+FULL_RANK = 0.5
+"""Smallest diagonal element of the second R for which the first Q spanned all directions."""
 
 WELL_CONDITIONED = 0.5
 """``||I - W^T W||_F`` below which ``cond(W)^2 <= 3``: one more pass leaves nothing but rounding errors."""
