@@ -97,3 +97,14 @@ def test_gradients_are_not_silently_dropped():
 def test_cuda_engine_without_a_gpu():
     with pytest.raises(ValueError, match="engine 'cuda' needs an NVIDIA GPU"):
         neula.qr(np.eye(3), engine="cuda")
+
+
+def test_masked_arrays_are_refused():
+    masked = np.ma.masked_array(np.ones((4, 2)), mask=np.eye(4, 2, dtype=bool))
+    with pytest.raises(TypeError, match=r"A is a masked array: pass A.filled"):
+        neula.qr(masked)
+
+
+def test_factors_that_overflow_the_dtype_are_an_error():
+    with pytest.raises(OverflowError, match="float16: pass the input in a wider dtype"):
+        neula.qr(np.full((100, 2), 6e4, dtype=np.float16))

@@ -431,3 +431,38 @@ def test_nan_says_where(rng):
 def test_wide_refuses_unrefined_algorithms(rng):
     with pytest.raises(ValueError, match="'direct' needs at least as many rows as columns"):
         neula.lstsq(rng.standard_normal((3, 10)), np.ones(3), algorithm="direct")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_input_is_really_solved(dtype):
+    """The zero vector has a backward error that a careless bound for bf16 would accept."""
+    generator = torch.Generator("cpu").manual_seed(1)
+    A = torch.randn(3000, 100, generator=generator, dtype=torch.float64).to(dtype)
+    b = torch.randn(3000, generator=generator, dtype=torch.float64).to(dtype)
+    result = neula.lstsq(A, b)
+    reference = torch.linalg.lstsq(A.double(), b.double()[:, None]).solution[:, 0]
+    u = torch.finfo(dtype).eps / 2
+    assert result.converged
+    assert (result.x.double() - reference).norm() <= 20 * u * reference.norm()
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e-30, 1e30, 1e200])
+def test_tiny_and_huge_right_hand_sides(size, rng):
+    A, b = rng.standard_normal((600, 150)), rng.standard_normal(600)
+    result = neula.lstsq(A, size * b)
+    assert result.converged
+    np.testing.assert_allclose(result.x / size, neula.lstsq(A, b).x, rtol=1e-9)
+    np.testing.assert_allclose(result.residual_norm / size, neula.lstsq(A, b).residual_norm, rtol=1e-9)
+
+
+def test_accuracy_that_the_dtype_cannot_hold_is_refused(rng):
+    A, b = rng.standard_normal((30, 4)).astype(np.float32), rng.standard_normal(30).astype(np.float32)
+    with pytest.raises(ValueError, match=r"accuracy 'fp64' is finer .*float32: pass A in a wider"):
+        neula.lstsq(A, b, accuracy="fp64")
+
+
+def test_autocast_does_not_reach_inside(rng):
+    A, b = rng.standard_normal((600, 150)), rng.standard_normal(600)
+    expected = neula.lstsq(A, b, engine="emulated").x
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        np.testing.assert_array_equal(neula.lstsq(A, b, engine="emulated").x, expected)
