@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import types
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -50,6 +53,16 @@ def test_dlpack_comes_back_in_its_own_library(rng):
 def test_dlpack_that_cannot_come_back_is_refused(rng):
     with pytest.raises(TypeError, match=r"OneWay.*torch.from_dlpack\(A\)"):
         neula.qr(OneWay(rng.standard_normal((3, 2))))
+
+
+def test_dlpack_from_a_library_without_array_namespace(rng, monkeypatch):
+    """CuPy's arrays name no namespace: the package of their type takes the answer back."""
+    package = types.ModuleType("foreignlib")
+    package.from_dlpack = lambda x: np.from_dlpack(x).tolist()
+    monkeypatch.setitem(sys.modules, "foreignlib", package)
+    monkeypatch.setattr(OneWay, "__module__", "foreignlib.core")
+    Q, _ = neula.qr(OneWay(rng.standard_normal((3, 2))))
+    assert isinstance(Q, list)
 
 
 def test_lists_are_arrays():
@@ -108,3 +121,14 @@ def test_masked_arrays_are_refused():
 def test_factors_that_overflow_the_dtype_are_an_error():
     with pytest.raises(OverflowError, match="float16: pass the input in a wider dtype"):
         neula.qr(np.full((100, 2), 6e4, dtype=np.float16))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("library", ["cupy", "jax.numpy"])
+def test_arrays_of_other_gpu_libraries(library, rng):
+    xp = pytest.importorskip(library)
+    A, b = (xp.asarray(x.astype(np.float32)) for x in (rng.standard_normal((500, 40)), np.ones(500)))
+    result = neula.lstsq(A, b)
+    assert type(result.x) is type(A)
+    assert result.converged
+    assert "cuda" in result.engine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -67,8 +68,8 @@ def take(x: Any, name: str) -> Taken:
         raise TypeError(f"{name} is a sparse {type(x).__name__}: pass {name}.toarray()")
     if isinstance(x, np.ndarray) or not hasattr(x, "__dlpack__"):
         return _take_numpy(x, name)
-    library = x.__array_namespace__() if hasattr(x, "__array_namespace__") else None
-    if library is None or not hasattr(library, "from_dlpack"):
+    library = _library_of(x)
+    if not hasattr(library, "from_dlpack"):
         raise TypeError(
             f"{name} is a {type(x).__name__}, which exports DLPack but cannot take it back: "
             f"pass torch.from_dlpack({name})"
@@ -109,6 +110,13 @@ def check_finite(a: torch.Tensor, column_max: torch.Tensor, name: str) -> None:
     where = tuple(int(i) for i in bad.nonzero()[0])
     index = ", ".join(map(str, where))
     raise ValueError(f"{name}[{index}] is {float(a[where])}: {name} must be finite")
+
+
+def _library_of(x: Any) -> Any:
+    """The module that made an array: its array namespace, or the package of its type (CuPy has no other)."""
+    if hasattr(x, "__array_namespace__"):
+        return x.__array_namespace__()
+    return sys.modules.get(type(x).__module__.partition(".")[0])
 
 
 def _take_numpy(x: Any, name: str) -> Taken:
