@@ -102,18 +102,18 @@ def cgls(
         direction = solve_r(r, p)
         q = operator.matmul(direction)
         # A column that is done stays as it is: further steps would only add rounding errors.
-        alpha = torch.where(done, 0.0, _ratio(gamma, q.square().sum(0)))
+        alpha = torch.where(done, 0.0, ratio(gamma, q.square().sum(0)))
         x += alpha * direction
         residual -= alpha * q
         gradient = operator.rmatmul(residual)
         s = solve_rt(r, gradient)
         gamma, before = s.square().sum(0), gamma
         done |= stop.done(s, gradient)
-        progress.append(float(torch.where(done, 0.0, _ratio(gamma, start)).max()))
-        wanted = float(_ratio(stop.preconditioned.square(), start).min())
+        progress.append(float(torch.where(done, 0.0, ratio(gamma, start)).max()))
+        wanted = float(ratio(stop.preconditioned.square(), start).min())
         if bool(done.all()) or _hopeless(progress, wanted, max_iterations):
             break
-        beta = _ratio(gamma, before)
+        beta = ratio(gamma, before)
         lanczos.add(alpha, beta)
         p = s + beta * p
     return InnerSolution(x, len(progress) - 1, lanczos.smallest_singular_value(alpha))
@@ -162,6 +162,6 @@ def _norms(x: torch.Tensor) -> torch.Tensor:
     return torch.linalg.vector_norm(x, dim=0)
 
 
-def _ratio(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def ratio(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """``a / b`` where b is positive: a column that is done stays where it is."""
     return torch.where(b > 0, a / b, 0.0)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import torch
 
-from neula.algorithms.cgls import InnerSolution
+from neula.algorithms.cgls import InnerSolution, ratio
 from neula.algorithms.condition import solve_r, solve_rt
-from neula.algorithms.refinement import INNER_REDUCTION, STAGNATION, Measures, Refined, Scale
+from neula.algorithms.refinement import INNER_REDUCTION, STAGNATION, Measures, Refined, Scale, over
 
 
 def craig(
@@ -38,15 +38,14 @@ def craig(
     x = rhs.new_zeros(b_matrix.shape[0], rhs.shape[1])
     for iteration in range(1, max_iterations + 1):
         q = b_matrix @ solve_r(r, p)
-        delta = q.square().sum(0)
-        alpha = torch.where(delta > 0, gamma / delta, 0.0)
+        alpha = ratio(gamma, q.square().sum(0))
         x += alpha * q
         residual -= alpha * (b_matrix.T @ q)
         s = solve_rt(r, residual)
         gamma, before = s.square().sum(0), gamma
         if bool((gamma <= target).all()):
             return InnerSolution(x, iteration)
-        p = s + torch.where(before > 0, gamma / before, 0.0) * p
+        p = s + ratio(gamma, before) * p
     return InnerSolution(x, max_iterations)
 
 
@@ -72,7 +71,7 @@ def refine_minimum_norm(
         residual = rhs - b_matrix.T @ x
         scaled = [torch.linalg.vector_norm(v * scale.columns[:, None], dim=0) for v in (residual, rhs)]
         size = scale.norm * torch.linalg.vector_norm(x, dim=0) + scaled[1]
-        error = torch.where(scaled[0] == 0, 0.0, scaled[0] / size)
+        error = over(scaled[0], size)
         history.append(float(error.max()))
         stagnates = best is not None and not history[-1] < STAGNATION * min(history[:-1])
         if best is None or history[-1] < min(history[:-1]):

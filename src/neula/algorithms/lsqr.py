@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from neula.algorithms.cgls import InnerSolution, Stop
+from neula.algorithms.cgls import InnerSolution, Stop, ratio
 from neula.algorithms.condition import solve_r, solve_rt
 from neula.algorithms.operators import LeastSquaresOperator
 
@@ -28,18 +28,18 @@ def lsqr(
     """
     beta, u = _normalize(b)
     gradient = operator.rmatmul(b) if gradient is None else gradient
-    alpha, v = _normalize(solve_rt(r, _divide(gradient, beta)))
+    alpha, v = _normalize(solve_rt(r, ratio(gradient, beta)))
     w, y = v, torch.zeros_like(v)
     phi, rho_bar = beta, alpha
     for iteration in range(1, max_iterations + 1):
         beta, u = _normalize(operator.matmul(solve_r(r, v)) - alpha * u)
         alpha, v = _normalize(solve_rt(r, operator.rmatmul(u)) - beta * v)
         rho = torch.hypot(rho_bar, beta)
-        cosine, sine = _divide(rho_bar, rho), _divide(beta, rho)
+        cosine, sine = ratio(rho_bar, rho), ratio(beta, rho)
         theta, rho_bar = sine * alpha, -cosine * alpha
-        y = y + _divide(cosine * phi, rho) * w
+        y = y + ratio(cosine * phi, rho) * w
         phi = sine * phi
-        w = v - _divide(theta, rho) * w
+        w = v - ratio(theta, rho) * w
         if bool((phi * alpha * cosine.abs() <= stop.preconditioned).all()):
             return InnerSolution(solve_r(r, y), iteration)
     return InnerSolution(solve_r(r, y), max_iterations)
@@ -47,8 +47,4 @@ def lsqr(
 
 def _normalize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     norm = torch.linalg.vector_norm(x, dim=0)
-    return norm, _divide(x, norm)
-
-
-def _divide(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return torch.where(b > 0, a / b, 0.0)
+    return norm, ratio(x, norm)

@@ -101,9 +101,9 @@ class Norms:
         1977); changing b by the residual does so too; and the optimal perturbation is at most
         ``||P r|| / ||x||`` (Walden, Karlson, Sun, 1995).
         """
-        optimality = _over(self.gradient, scale.norm * self.residual)
-        consistent = _over(self.residual, self.image + self.b)
-        projected = _over(self.projected, self.image)
+        optimality = over(self.gradient, scale.norm * self.residual)
+        consistent = over(self.residual, self.image + self.b)
+        projected = over(self.projected, self.image)
         return Measures(torch.minimum(torch.minimum(optimality, consistent), projected), optimality)
 
     def stop(self, scale: Scale, tolerance: float) -> Stop:
@@ -258,6 +258,6 @@ class _Best:
         return error, optimality
 
 
-def _over(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def over(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """``a / b``, 0 where both vanish."""
     return torch.where(a == 0, 0.0, a / b)
