@@ -2,6 +2,7 @@
 
 import math
 import threading
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -572,22 +573,11 @@ def test_minimum_norm_of_zero_takes_no_iteration() -> None:
 # ---------------------------------------------------------------- no global state
 
 
-def global_state() -> list[object]:
-    return [
-        torch.get_default_dtype(),
-        torch.get_num_threads(),
-        torch.backends.cuda.matmul.fp32_precision,
-        torch.backends.mkldnn.matmul.fp32_precision,
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_grad_enabled(),
-        torch.get_rng_state().tolist(),
-        np.random.get_state()[1].tolist(),  # noqa: NPY002
-    ]
-
-
 @INNER
 @pytest.mark.parametrize("engine", ["cpu", "emulated"])
-def test_global_state_is_left_alone(inner: InnerSolver, engine: str) -> None:
+def test_global_state_is_left_alone(
+    inner: InnerSolver, engine: str, global_state: Callable[[], list[object]]
+) -> None:
     before = global_state()
     problem = Problem(random_matrix("normal", 300, 60), "fp32", engine=engine)
     problem.refine(inner=inner)

@@ -386,19 +386,6 @@ def test_nan_is_not_lost(panel: str) -> None:
 # ---------------------------------------------------------------- no global state
 
 
-def global_state() -> list[object]:
-    return [
-        torch.get_default_dtype(),
-        torch.get_num_threads(),
-        torch.backends.cuda.matmul.fp32_precision,
-        torch.backends.mkldnn.matmul.fp32_precision,
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_grad_enabled(),
-        torch.get_rng_state().tolist(),
-        np.random.get_state()[1].tolist(),  # noqa: NPY002
-    ]
-
-
 @pytest.fixture
 def default_dtype() -> Iterator[Callable[[torch.dtype], None]]:
     before = torch.get_default_dtype()
@@ -408,7 +395,7 @@ def default_dtype() -> Iterator[Callable[[torch.dtype], None]]:
 
 @pytest.mark.parametrize("name", ["cpu", "emulated"])
 @EACH_PANEL
-def test_global_state_is_left_alone(name: str, panel: str) -> None:
+def test_global_state_is_left_alone(name: str, panel: str, global_state: Callable[[], list[object]]) -> None:
     before = global_state()
     rgsqrf(normal(300, 129), ENGINES[name]("cpu"), panel=panel, cutoff=32)
     assert global_state() == before

@@ -526,19 +526,6 @@ def test_truncation_grows_faster_than_rounding_to_nearest() -> None:
 # ---------------------------------------------------------------- nothing global changes
 
 
-def global_state() -> list[object]:
-    return [
-        torch.get_default_dtype(),
-        torch.get_num_threads(),
-        torch.backends.cuda.matmul.fp32_precision,
-        torch.backends.mkldnn.matmul.fp32_precision,
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_grad_enabled(),
-        torch.get_rng_state().tolist(),
-        np.random.get_state()[1].tolist(),  # noqa: NPY002
-    ]
-
-
 @pytest.fixture
 def users_switches() -> Iterator[None]:
     """A user who asked for fast products of his own."""
@@ -557,7 +544,9 @@ def users_switches() -> Iterator[None]:
 
 
 @EACH
-def test_engines_leave_global_state_alone(engine: Engine, users_switches: None) -> None:
+def test_engines_leave_global_state_alone(
+    engine: Engine, users_switches: None, global_state: Callable[[], list[object]]
+) -> None:
     before = global_state()
     a = working(engine, 65, 33, 60)
     engine.gemm(engine.operand(a).T, engine.operand(a), engine.empty(33, 33))
