@@ -95,7 +95,7 @@ class _Recursion:
         n = a.shape[1]
         if n <= self.cutoff:
             return self._factorize_panel(a, r, low)
-        k = _split(n, self.cutoff)
+        k = split_columns(n, self.cutoff)
         left, right = slice(0, k), slice(k, n)
         low1, low2 = (None, None) if low is None else (low[:, left], low[:, right])
 
@@ -116,7 +116,7 @@ class _Recursion:
         return self.engine.operand(a, low)
 
 
-def _split(n: int, cutoff: int) -> int:
+def split_columns(n: int, cutoff: int) -> int:
     """Half of the columns, rounded up to whole panels."""
     panels = -(-n // cutoff)
     return (panels + 1) // 2 * cutoff
