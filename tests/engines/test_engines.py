@@ -24,6 +24,7 @@ from neula.engines import (
     describe,
     select_engine,
 )
+from neula.engines.cpu import _dense
 from neula.engines.formats import round_to
 from neula.engines.precision import cuda_matmul_precision, exact_matmul
 
@@ -595,3 +596,15 @@ def test_the_cuda_engine_can_be_named_without_a_gpu() -> None:
     engine = CudaEngine("cuda", "fp16")
     assert (engine.format, engine.operand_dtype, engine.storage) == (FP16, torch.float16, torch.float32)
     assert all(part in repr(engine.using("tf32")) for part in ("cuda", "tf32"))
+
+
+def test_cpu_products_of_blocks_with_gaps_are_made_dense_first() -> None:
+    """OneDNN's linear layer multiplies those by its reference implementation, a thousand times slower."""
+    whole = CpuEngine("cpu", "fp32").empty(96, 40).normal_(generator=torch.Generator().manual_seed(1))
+    block = whole[32:, :16]
+    for x in (block, block.T):
+        dense = _dense(x)
+        assert dense.is_contiguous() or dense.mT.is_contiguous()
+        assert dense.stride().index(1) == x.stride().index(1)
+        torch.testing.assert_close(dense, x, rtol=0, atol=0)
+    assert _dense(whole) is whole

@@ -71,7 +71,16 @@ def onednn_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """
     if not torch.backends.mkldnn.is_available():
         return a @ b
-    return torch.ops.mkldnn._linear_pointwise(a, b.T, None, "none", [], "")
+    return torch.ops.mkldnn._linear_pointwise(a, _dense(b).T, None, "none", [], "")
+
+
+def _dense(x: torch.Tensor) -> torch.Tensor:
+    """``x`` without gaps between its rows or columns: for others oneDNN's linear layer takes a reference
+    implementation, a thousand times slower.
+    """
+    if x.is_contiguous() or x.mT.is_contiguous():
+        return x
+    return x.mT.contiguous().mT if x.stride(0) == 1 else x.contiguous()
 
 
 @lru_cache(maxsize=8)
