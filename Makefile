@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format types check gpu-test clean
+.PHONY: demo test lint format types check docs docs-serve gpu-test clean
 
 demo: $(VENV)/installed
 	$(BIN)/neula demo --out demo-output
@@ -27,10 +27,16 @@ format: $(VENV)/installed
 
 check: lint types test
 
+docs: $(VENV)/installed  ## into site/; what is doubtful (a dead link, an unknown name) is an error
+	$(BIN)/mkdocs build --strict
+
+docs-serve: $(VENV)/installed  ## on http://127.0.0.1:8000, built again after every change
+	$(BIN)/mkdocs serve
+
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
 
 clean:
-	rm -rf $(VENV) demo-output
+	rm -rf $(VENV) demo-output site

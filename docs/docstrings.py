@@ -1,0 +1,54 @@
+"""From the docstrings' numpydoc markup to the Markdown that mkdocstrings reads (a Griffe extension)."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from griffe import Extension, GriffeError, Module, Object
+
+_ROLE = re.compile(r":\w+:`~?([\w.]+)`")
+_CITATION = re.compile(r"\[(\d+)\]_")
+_REFERENCE = re.compile(r"^\.\. (\[\d+\] .+(?:\n   .+)*)", re.M)
+_CHOICES = re.compile(r"^(\w+ : )\{(.+?)\}", re.M)
+_SHAPE = re.compile(r"^((?:\w[\w, ]* : )?\w+), shape \(", re.M)
+_DEFINITION = re.compile(r"^(``.+``)\n((?: {4}.+(?:\n|$))+)", re.M)
+
+
+class Numpydoc(Extension):
+    """Turns roles into links, citations and references into text, definition lists into Markdown's.
+
+    Types are kept from looking like Python, as which Griffe would read them: it takes the first of several
+    choices for the default, and a shape for a call.
+    """
+
+    def on_package(self, *, pkg: Module, **_: Any) -> None:
+        """Rewrite every docstring of a package that has been read."""
+        _rewrite(pkg)
+
+
+def _rewrite(obj: Object) -> None:
+    if obj.docstring is not None:
+        obj.docstring.value = _markdown(obj.docstring.value, obj)
+    for member in obj.members.values():
+        if not member.is_alias:
+            _rewrite(member)
+
+
+def _markdown(text: str, obj: Object) -> str:
+    text = _ROLE.sub(lambda match: _link(match[1], obj), text)
+    text = _CITATION.sub(r"[\1]", text)
+    text = _REFERENCE.sub(lambda match: match[1].replace("\n   ", "\n"), text)
+    text = _CHOICES.sub(r"\1one of \2", text)
+    text = _SHAPE.sub(r"\1 of shape (", text)
+    return _DEFINITION.sub(lambda match: f"{match[1]}\n:   {match[2].lstrip()}\n", text)
+
+
+def _link(name: str, obj: Object) -> str:
+    """A link to a name with a docstring in this package, found from where ``obj`` is; code for any other."""
+    try:
+        path = name if name.startswith("neula.") else obj.resolve(name)
+        documented = obj.modules_collection[path].has_docstring
+    except (GriffeError, KeyError):
+        documented = False
+    return f"[`{name}`][{path}]" if documented else f"`{name}`"

@@ -1,0 +1,215 @@
+"""What the site takes from the rest of the repository when it is built (``hooks`` in mkdocs.yml).
+
+- CONTRIBUTING.md and CHANGELOG.md become pages.
+- Links that lead out of ``docs/`` are turned to the page of the site that shows the same thing. Where there
+  is none they stay as they are, and mkdocs warns.
+- ``<!-- benchmark: NAME -->`` becomes the tables of ``benchmarks/data/NAME-*.json``, which can be downloaded.
+- ``<!-- modules: PACKAGE -->`` becomes the reference of every module in a package.
+- ``<!-- commands -->`` becomes the help texts of the command line.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA = ROOT / "benchmarks" / "data"
+
+PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+"""Files outside ``docs/`` that become pages."""
+
+SHOWN_AT = {
+    "README.md": "index.md",
+    "README.md#measured": "performance.md",
+    "benchmarks/data": "performance.md",
+}
+"""Pages that show what other links out of ``docs/`` lead to."""
+
+_LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s]+)(?=\))")
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages and the data that lie outside ``docs/``."""
+    from mkdocs.structure.files import File
+
+    for source, page in PAGES.items():
+        files.append(File.generated(config, page, content=site_links((ROOT / source).read_text(), source)))
+    for path in sorted(DATA.iterdir()):
+        files.append(File.generated(config, f"data/{path.name}", abs_src_path=str(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Turn links and fill in what is generated."""
+    uri = page.file.src_uri
+    if uri not in PAGES.values():
+        markdown = site_links(markdown, f"docs/{uri}")
+    for marker, fill in (
+        (r"^<!-- benchmark: (\w+) -->$", lambda match: benchmark(match[1])),
+        (r"^<!-- modules: ([\w.]+) -->$", lambda match: modules(match[1])),
+        (r"^<!-- commands -->$", lambda _: commands()),
+    ):
+        markdown = re.sub(marker, fill, markdown, flags=re.M)
+    return markdown
+
+
+def site_links(markdown: str, source: str) -> str:
+    """Links of ``source``, a path in the repository, as links between pages of the site."""
+    folder = posixpath.dirname(source)
+    page_folder = posixpath.dirname(_page(source)) or "."
+
+    def turn(match: re.Match[str]) -> str:
+        path, hash_sign, anchor = match[1].partition("#")
+        target = posixpath.normpath(posixpath.join(folder, path))
+        page = _page(target)
+        shown = page + hash_sign + anchor if page else SHOWN_AT.get(target + hash_sign + anchor)
+        return posixpath.relpath(shown, page_folder) if shown else match[1]
+
+    return _LINK.sub(turn, markdown)
+
+
+def _page(path: str) -> str:
+    """The page made from a file of the repository; empty if there is none."""
+    return path.removeprefix("docs/") if path.startswith("docs/") else PAGES.get(path, "")
+
+
+def modules(package: str) -> str:
+    """What makes mkdocstrings describe every module of a package."""
+    folder = ROOT / "src" / Path(*package.split("."))
+    names = sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("_"))
+    return "\n\n".join(f"::: {package}.{name}" for name in names)
+
+
+# --- benchmarks -------------------------------------------------------------------------------------------
+
+SOFTWARE = {
+    "neula": "neula",
+    "torch": "torch",
+    "cuda": "CUDA",
+    "numpy": "NumPy",
+    "scipy": "SciPy",
+    "python": "Python",
+}
+Column = tuple[str, Callable[[Mapping[str, Any]], Any]]
+
+
+def benchmark(name: str) -> str:
+    """The tables of one benchmark, one for each machine, with the circumstances and the command."""
+    paths = sorted(DATA.glob(f"{name}-*.json"), reverse=True)
+    if not paths:
+        raise FileNotFoundError(f"no data of the benchmark {name!r} in {DATA}")
+    return "\n\n".join(_machine(name, path) for path in paths)
+
+
+def _machine(name: str, path: Path) -> str:
+    data = json.loads(path.read_text())
+    about, rows = data["about"], data["rows"]
+    device = "cuda" if about["device"].startswith("NVIDIA") else "cpu"
+    versions = ", ".join(f"{label} {about[key]}" for key, label in SOFTWARE.items() if about.get(key))
+    circumstances = (
+        f"{datetime.fromisoformat(about['date']):%Y-%m-%d}, {about['threads']} CPU threads, {versions}. "
+        f"Command: `python -m benchmarks {name} --device {device}`. "
+        f"Data: [JSON](data/{path.name}), [CSV](data/{path.stem}.csv)."
+    )
+    return "\n\n".join((f"### {about['device']}", circumstances, _table(COLUMNS[name], rows)))
+
+
+def _table(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> str:
+    """A Markdown table; columns for which no row has a value are left out."""
+    cells = {title: [_cell(value, row) for row in rows] for title, value in columns}
+    cells = {title: column for title, column in cells.items() if any(column)}
+    lines = [tuple(cells), tuple("---" for _ in cells), *zip(*cells.values(), strict=True)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(value: Callable[[Mapping[str, Any]], Any], row: Mapping[str, Any]) -> str:
+    try:
+        return str(value(row))
+    except KeyError:
+        return ""
+
+
+def _milliseconds(key: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda row: f"{row[key]:.0f}" if row[key] >= 100 else f"{row[key]:.3g}"
+
+
+def _formatted(key: str, spec: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda row: format(row[key], spec)
+
+
+def _shape(row: Mapping[str, Any]) -> str:
+    return f"{row['m']} x {row['n']}"
+
+
+def _matrix(row: Mapping[str, Any]) -> str:
+    return f"{row['matrix']}, {row['cond']:.0e}".replace("e+0", "e") if row["cond"] else row["matrix"]
+
+
+def _method(row: Mapping[str, Any]) -> str:
+    return row["method"] if row["certified"] else f"{row['method']} (not certified)"
+
+
+COLUMNS: dict[str, Sequence[Column]] = {
+    "qr": (
+        ("shape", _shape),
+        ("accuracy", lambda row: row["accuracy"]),
+        ("neula, ms", _milliseconds("ms")),
+        ("bare pass, ms", _milliseconds("rgsqrf_ms")),
+        ("torch, ms", _milliseconds("torch_ms")),
+        ("torch / neula", _formatted("speedup", ".2f")),
+        ("residual", _formatted("residual", ".1e")),
+        ("orthogonality", _formatted("orthogonality", ".1e")),
+        ("result of", _method),
+    ),
+    "lstsq": (
+        ("matrix", _matrix),
+        ("shape", _shape),
+        ("neula, ms", _milliseconds("ms")),
+        ("torch, ms", _milliseconds("torch_ms")),
+        ("torch / neula", _formatted("speedup", ".2f")),
+        ("SciPy, ms", _milliseconds("scipy_ms")),
+        ("SciPy / neula", _formatted("speedup_scipy", ".2f")),
+        ("optimality, neula", _formatted("optimality", ".1e")),
+        ("optimality, torch", _formatted("torch_optimality", ".1e")),
+        ("optimality, SciPy", _formatted("scipy_optimality", ".1e")),
+        ("iterations", lambda row: row["iterations"]),
+        ("result of", _method),
+    ),
+}
+
+
+# --- command line -----------------------------------------------------------------------------------------
+
+
+def commands() -> str:
+    """Help texts of all commands, as the program prints them."""
+    import typer
+
+    from neula.cli import app
+
+    names = _names(typer.main.get_command(app))
+    return "\n\n".join(f"### {' '.join(words)}\n\n{_help(words)}" for words in names)
+
+
+def _names(command: Any, *before: str) -> list[tuple[str, ...]]:
+    """Names of a command and of those below it."""
+    words = (*before, command.name)
+    below = getattr(command, "commands", {})
+    return [words, *(name for child in below.values() for name in _names(child, *words))]
+
+
+def _help(words: Sequence[str]) -> str:
+    from typer.testing import CliRunner
+
+    from neula.cli import app
+
+    runner = CliRunner(env={"COLUMNS": "80", "TERMINAL_WIDTH": "80", "NO_COLOR": "1"})
+    text = runner.invoke(app, [*words[1:], "--help"], prog_name=words[0]).output
+    lines = [line.rstrip() for line in text.strip("\n").splitlines()]
+    return "\n".join(("```text", *lines, "```"))
