@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from neula.engines import Engine
-from neula.engines.precision import exact_matmul
+from neula.kernels import mgs
 
 TILE_ROWS = 256
 TILE_COLUMNS = 32
@@ -42,41 +42,27 @@ def caqr(
             f"tiles of {tile_rows} x {tile_columns} do not shrink up the tree: "
             f"take tile_rows >= {2 * tile_columns}"
         )
+    # Row-major, unlike other working matrices: a row of a tile is one contiguous piece.
+    q = a.clone(memory_format=torch.contiguous_format)
+    r = a.new_zeros(a.shape[1], a.shape[1])
+    _factorize(q, r, engine, tile_rows, tile_columns)
+    return q, r
+
+
+def _factorize(a: torch.Tensor, r: torch.Tensor, engine: Engine, tile_rows: int, tile_columns: int) -> None:
+    """Algorithm 1 in place: the columns of A become those of Q."""
     n = a.shape[1]
     if n <= tile_columns:
-        return _tree(a, engine, tile_rows)
+        for target, factor in zip((a, r), _tree(a, engine, tile_rows), strict=True):
+            target.copy_(factor)
+        return
     k = (n // tile_columns + 1) // 2 * tile_columns if n >= 2 * tile_columns else tile_columns
-    q1, r11 = caqr(a[:, :k], engine, tile_rows=tile_rows, tile_columns=tile_columns)
-    left = engine.operand(q1)
-    r12 = engine.gemm(left.T, engine.operand(a[:, k:]))
-    rest = a[:, k:] - engine.gemm(left, engine.operand(r12))
-    q2, r22 = caqr(rest, engine, tile_rows=tile_rows, tile_columns=tile_columns)
-    zero = r11.new_zeros(n - k, k)
-    r = torch.cat([torch.cat([r11, r12], 1), torch.cat([zero, r22], 1)])
-    return torch.cat([q1, q2], 1), r
-
-
-def mgs(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Modified Gram-Schmidt of a batch of tiles (Algorithm 2).
-
-    A column that vanishes gets a zero column of Q and a zero on the diagonal of R.
-
-    Parameters
-    ----------
-    a : Tensor, shape (*batch, m, n)
-    """
-    n = a.shape[-1]
-    q = a.clone()
-    r = a.new_zeros(*a.shape[:-2], n, n)
-    for k in range(n):
-        norm = torch.linalg.vector_norm(q[..., k], dim=-1, keepdim=True)
-        q[..., k] /= torch.where(norm > 0, norm, 1.0)
-        column, rest = q[..., k : k + 1], q[..., k + 1 :]
-        row = exact_matmul(column.mT, rest)
-        rest -= column * row
-        r[..., k, k] = norm[..., 0]
-        r[..., k : k + 1, k + 1 :] = row
-    return q, r
+    left, right = slice(0, k), slice(k, n)
+    _factorize(a[:, left], r[left, left], engine, tile_rows, tile_columns)
+    q1, r12, rest = engine.operand(a[:, left]), r[left, right], a[:, right]
+    engine.gemm(q1.T, engine.operand(rest), r12)
+    engine.gemm(q1, engine.operand(r12), rest, alpha=-1.0, beta=1.0)
+    _factorize(rest, r[right, right], engine, tile_rows, tile_columns)
 
 
 def _tree(a: torch.Tensor, engine: Engine, tile_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -93,11 +79,13 @@ def _tree(a: torch.Tensor, engine: Engine, tile_rows: int) -> tuple[torch.Tensor
 
 def _split_evenly(a: torch.Tensor, tile_rows: int) -> torch.Tensor:
     """Tiles of nearly equal height: cut off by the fixed height, the last one could have fewer rows than
-    columns. Zero rows fill them up.
+    columns. Zero rows fill them up; where none are needed, tiles are views.
     """
     m, n = a.shape
     count = -(-m // tile_rows)
     height = -(-m // count)
+    if m == count * height:
+        return a.unflatten(0, (count, height))
     padded = a.new_zeros(count * height, n)
     padded[:m] = a
     return padded.reshape(count, height, n)

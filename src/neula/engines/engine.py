@@ -87,13 +87,19 @@ class Engine(ABC):
         """``x`` as the unit reads it: rounded to the low format, ``x`` itself where nothing changes."""
         if x.dtype == self.operand_dtype == self.storage:
             return x
-        return self.round(x, self.empty(*x.shape, dtype=self.operand_dtype) if out is None else out)
+        return self.round(x, self._room(x) if out is None else out)
+
+    def _room(self, like: torch.Tensor) -> torch.Tensor:
+        """Room for an operand: column-major for a matrix, row-major for a batch of tiles."""
+        if like.ndim > 2:
+            return torch.empty(like.shape, dtype=self.operand_dtype, device=like.device)
+        return self.empty(*like.shape, dtype=self.operand_dtype)
 
     def operand_buffer(self, like: torch.Tensor) -> torch.Tensor | None:
         """Room for the rounded copy of a working matrix; None where operands are the matrix itself."""
         if self.operand_dtype == self.storage:
             return None
-        return self.empty(*like.shape, dtype=self.operand_dtype)
+        return self._room(like)
 
     def gemm(
         self,
@@ -120,8 +126,7 @@ class Engine(ABC):
 
     def bmm(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """Batch of small products in the engine's arithmetic: (batch, m, k) times (batch, k, n)."""
-        rounded = [self.round(x, torch.empty_like(x, dtype=self.operand_dtype)) for x in (a, b)]
-        return self._matmul(*rounded).to(self.storage)
+        return self._matmul(self.operand(a), self.operand(b)).to(self.storage)
 
     def column_max(self, a: torch.Tensor) -> torch.Tensor:
         """Largest magnitude in each column; NaN and Inf come through. Row blocks stay in cache."""

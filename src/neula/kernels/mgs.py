@@ -1,0 +1,93 @@
+"""Modified Gram-Schmidt of many small tiles at once.
+
+Zhang, Baharlouei, Wu, "High Accuracy Matrix Computations on Neural Engines" (HPDC 2020), Algorithm 2.
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import lru_cache
+
+import torch
+
+MAX_ROWS = 256
+MAX_COLUMNS = 32
+"""The paper's tile, and the largest one that the registers of a thread block hold well."""
+
+
+def mgs(tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """QR of each tile by modified Gram-Schmidt, in the full precision of its dtype.
+
+    Tiles of up to 256 x 32 on a GPU go to the Triton kernel, one thread block a tile; all others to
+    :func:`mgs_reference`.
+
+    Parameters
+    ----------
+    tiles : Tensor, shape (*batch, m, n)
+        float32 or float64, of any strides; not modified. Squares of the elements should neither overflow nor
+        underflow (float32: columns between 1e-19 and 1e19, or zero).
+
+    Returns
+    -------
+    Q : Tensor, shape (*batch, m, n)
+        Contiguous. A column that vanishes becomes a zero column.
+    R : Tensor, shape (*batch, n, n)
+        Contiguous, upper triangular with a nonnegative diagonal: zero where a column vanishes, NaN or Inf
+        where the tile holds NaN or Inf, or squares overflow. Other tiles are not affected.
+
+    Examples
+    --------
+    >>> import torch
+    >>> q, r = mgs(torch.tensor([[0.0, 3.0], [2.0, 5.0]]))
+    >>> r
+    tensor([[2., 5.],
+            [0., 3.]])
+    """
+    if tiles.is_cuda and fits(tiles) and _kernel_runs(tiles.device):
+        from neula.kernels.mgs_triton import mgs_triton
+
+        return mgs_triton(tiles)
+    return mgs_reference(tiles)
+
+
+def mgs_reference(tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`mgs` in plain torch, on any device: Algorithm 2 as it is written, for a batch."""
+    n = tiles.shape[-1]
+    q = tiles.clone(memory_format=torch.contiguous_format)
+    r = tiles.new_zeros(*tiles.shape[:-2], n, n)
+    for k in range(n):
+        norm = torch.linalg.vector_norm(q[..., k], dim=-1, keepdim=True)
+        q[..., k] /= torch.where(norm == 0, 1.0, norm)
+        column, rest = q[..., k : k + 1], q[..., k + 1 :]
+        # Not a matrix product, whose precision is the user's to choose; nor is that one faster here.
+        row = (column * rest).sum(-2, keepdim=True)
+        rest -= column * row
+        r[..., k, k] = norm[..., 0]
+        r[..., k : k + 1, k + 1 :] = row
+    return q, r
+
+
+def fits(tiles: torch.Tensor) -> bool:
+    """Whether the kernel takes tiles of this shape and dtype."""
+    m, n = tiles.shape[-2:]
+    return m <= MAX_ROWS and n <= MAX_COLUMNS and tiles.dtype in (torch.float32, torch.float64)
+
+
+@lru_cache
+def _kernel_runs(device: torch.device) -> bool:
+    """Try the kernel, once a device: Triton may be missing, too old for the GPU, or without a C compiler."""
+    try:
+        from neula.kernels.mgs_triton import mgs_triton
+
+        mgs_triton(torch.ones(1, 1, 1, device=device))
+    except ImportError:
+        return False
+    except Exception as error:
+        warnings.warn(
+            f"Triton cannot run the tile kernel on {device}; plain torch takes its place, many times slower. "
+            f"Triton says: {error}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        return False
+    return True
