@@ -10,7 +10,8 @@ import scipy.linalg
 import torch
 
 import neula
-from benchmarks.harness import Results, median_seconds
+from benchmarks.harness import Results
+from neula.experiments.measuring import median_seconds
 from neula.matrices import random_matrix
 
 CASES = [

@@ -7,9 +7,10 @@ from functools import partial
 import torch
 
 import neula
-from benchmarks.harness import Results, median_seconds
+from benchmarks.harness import Results
 from neula.algorithms.rgsqrf import rgsqrf
 from neula.engines import select_engine
+from neula.experiments.measuring import median_seconds
 
 GPU_SHAPES = [
     (32768, 32768),

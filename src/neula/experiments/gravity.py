@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from neula.experiments.drawing import new_canvas
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -363,7 +365,7 @@ def draw(problem: GravityProblem, x: Any, path: str | Path) -> None:
     ImportError
         If matplotlib is not installed.
     """
-    figure = _new_figure()
+    figure = new_canvas(13, 8.6)
     grid = figure.add_gridspec(2, 2, height_ratios=(1.0, 0.95))
     truth = synthesize(problem.truth, *_map_grid())
     error = synthesize(_vector(x) - _vector(problem.truth), *_map_grid())
@@ -438,14 +440,6 @@ def _multiples(degree: int, longitude: torch.Tensor) -> tuple[torch.Tensor, torc
 def _vector(x: Any) -> FloatArray:
     on_host = x.detach().cpu() if isinstance(x, torch.Tensor) else x
     return np.asarray(on_host, dtype=np.float64).ravel()
-
-
-def _new_figure() -> Figure:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("drawing needs matplotlib: pip install 'neula[plot]'") from error
-    return Figure(figsize=(13, 8.6), layout="constrained")
 
 
 def _map_grid() -> tuple[FloatArray, FloatArray]:

@@ -1,0 +1,77 @@
+"""Measurements as rows, and the files that they live in: CSV for spreadsheets, JSON with circumstances."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+Row = dict[str, Any]
+
+
+class Rows(list[Row]):
+    """Measurements in the order in which they were taken; a field that a row lacks is None."""
+
+    def where(self, **values: Any) -> Rows:
+        """Those that have these values."""
+        return Rows(row for row in self if all(row.get(name) == value for name, value in values.items()))
+
+    def column(self, name: str) -> list[Any]:
+        """One field of all rows."""
+        return [row.get(name) for row in self]
+
+    def by(self, name: str) -> dict[Hashable, Rows]:
+        """Rows that share a value, for each value in order of appearance."""
+        return {value: self.where(**{name: value}) for value in dict.fromkeys(self.column(name))}
+
+    @property
+    def fields(self) -> list[str]:
+        """Names of all fields in order of appearance."""
+        return list(dict.fromkeys(name for row in self for name in row))
+
+
+@dataclass(frozen=True)
+class Data:
+    """Rows with the circumstances under which they were measured."""
+
+    about: dict[str, Any]
+    rows: Rows
+
+    @classmethod
+    def of(cls, about: dict[str, Any], rows: Iterable[Row]) -> Self:
+        """Data with numbers that JSON can hold: what is not finite becomes None."""
+        return cls(about, Rows({name: _plain(value) for name, value in row.items()} for row in rows))
+
+    def write(self, path: Path) -> None:
+        """Write ``path`` (JSON) and the same with the suffix ``.csv`` (rows only)."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = {"about": self.about, "rows": self.rows}
+        path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+        with path.with_suffix(".csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, self.rows.fields)
+            writer.writeheader()
+            writer.writerows(self.rows)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read what :meth:`write` has written; a ValueError names a file that holds something else."""
+        try:
+            content = json.loads(path.read_text())
+            return cls(content["about"], Rows(content["rows"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path}: no data of an experiment ({error!r}): measure it again") from error
+
+
+def show(value: Any) -> str:
+    """A value as a person reads it: three digits."""
+    if value is None:
+        return ""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

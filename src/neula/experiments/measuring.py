@@ -1,0 +1,76 @@
+"""Times, and the circumstances under which they were taken."""
+
+from __future__ import annotations
+
+import math
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy
+import torch
+
+import neula
+
+
+def median_seconds(run: Callable[[], Any], repeats: int = 5, warmup: int = 1) -> float:
+    """Median wall-clock seconds; on a GPU the queue is drained before and after each run."""
+    for _ in range(warmup):
+        run()
+    return statistics.median(seconds_of(run) for _ in range(repeats))
+
+
+def sustained_seconds(run: Callable[[], Any], at_least: float = 0.02) -> float:
+    """Seconds that one of many queued runs takes, median of three: nobody waits for the device in between.
+
+    A run that is as short as its launch is repeated until they take ``at_least`` so many seconds.
+    """
+    run()
+    count = max(1, math.ceil(at_least / seconds_of(run)))
+
+    def several() -> None:
+        for _ in range(count):
+            run()
+
+    return median_seconds(several, repeats=3, warmup=0) / count
+
+
+def seconds_of(run: Callable[[], Any]) -> float:
+    """Wall-clock seconds of one run."""
+    _drain()
+    start = time.perf_counter()
+    run()
+    _drain()
+    return time.perf_counter() - start
+
+
+def _drain() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def circumstances(device: torch.device) -> dict[str, Any]:
+    """What the numbers depend on."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name(),
+        "threads": torch.get_num_threads(),
+        "neula": neula.__version__,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "numpy": np.__version__,
+        "scipy": scipy.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
