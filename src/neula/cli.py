@@ -33,6 +33,9 @@ from rich.text import Text
 import neula
 from neula import engines
 from neula.experiments.demo import run_demo
+from neula.experiments.figure import Scale
+from neula.experiments.qr_paper import QR_PAPER
+from neula.experiments.reproduce import Paper, reproduce
 from neula.files import FileError, check_output, read_matrix, split_key, write_files
 from neula.result import AccuracyWarning, Attempt, LstsqResult, QRResult, SVDResult
 
@@ -115,6 +118,10 @@ def _options(
     ] = False,
 ) -> None:
     pass
+
+
+def _figure_help(paper: Paper) -> str:
+    return "One of " + ", ".join(figure.name for figure in paper.figures) + ", or all of them."
 
 
 # --- commands ---------------------------------------------------------------------------------------------
@@ -290,6 +297,27 @@ def demo(
         run_demo(out, degree=degree, console=Console())
 
 
+experiments = typer.Typer(no_args_is_help=True, help="Reproduce the figures of a paper on this machine.")
+app.add_typer(experiments, name="experiment")
+
+
+@experiments.command("qr-paper")
+def qr_paper(
+    figure: Annotated[str, typer.Argument(metavar="FIGURE|all", help=_figure_help(QR_PAPER))],
+    scale: Annotated[
+        Scale, typer.Option(help="small: two cores, a minute a figure; paper: its sizes, on a GPU.")
+    ] = Scale.small,
+    out: Annotated[Path, typer.Option(help="Directory for data, pictures and the page.")] = Path("qr-paper"),
+    redraw: Annotated[
+        bool, typer.Option("--redraw", help="Draw and judge the data in the directory, measure nothing.")
+    ] = False,
+) -> None:
+    """QR factorization: Zhang, Baharlouei, Wu, HPDC 2020."""
+    err = Console(stderr=True, highlight=False, markup=False)
+    with _guarded("experiment", as_json=False, err=err), _Progress(err) as progress:
+        reproduce(QR_PAPER, figure, scale, out, redraw=redraw, console=Console(), progress=progress)
+
+
 # --- running a command ------------------------------------------------------------------------------------
 
 
@@ -316,13 +344,20 @@ class _Progress:
             self._bar.stop()
 
     def __call__(self, stage: str, fraction: float) -> None:
-        if self._bar is not None:
+        if self._bar is None:
+            self._print(stage, fraction)
+        elif not stage:
+            # Something is about to be printed where the bar is.
+            self._bar.stop()
+        else:
+            self._bar.start()
             # A stage that has not moved yet may never tell more: its bar pulses.
             total = 1.0 if fraction > 0 else None
             self._bar.update(self._task, description=stage, completed=fraction, total=total)
-            return
+
+    def _print(self, stage: str, fraction: float) -> None:
         elapsed = time.perf_counter() - self._start
-        if elapsed >= self._next_line:
+        if stage and elapsed >= self._next_line:
             self._next_line = 2 * elapsed
             self._console.print(f"neula: {stage}, {fraction:.0%} after {elapsed:.0f} s", soft_wrap=True)
 

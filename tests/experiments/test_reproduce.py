@@ -1,0 +1,558 @@
+"""Reproducing a paper: data and files, the page with its verdicts, drawing again, and the command line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+from neula import cli
+from neula.experiments.data import Data, Row, Rows, show
+from neula.experiments.drawing import grouped_bars, lines, new_canvas
+from neula.experiments.figure import Claim, Figure, Scale, Setting, Verdict
+from neula.experiments.measuring import circumstances, median_seconds, seconds_of
+from neula.experiments.qr_paper import QR_PAPER
+from neula.experiments.qr_paper.accuracy import EXPONENTS
+from neula.experiments.reproduce import LONG_TABLE, Paper, reproduce
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
+
+# --- data -------------------------------------------------------------------------------------------------
+
+ROWS = Rows(
+    [
+        {"solver": "one", "n": 1, "error": 0.5},
+        {"solver": "two", "n": 1, "error": None},
+        {"solver": "one", "n": 2, "error": 0.25, "note": "a, b"},
+    ]
+)
+
+
+def test_rows_are_selected_by_their_values() -> None:
+    assert ROWS.where(solver="one") == [ROWS[0], ROWS[2]]
+    assert ROWS.where(solver="one", n=2) == [ROWS[2]]
+    assert ROWS.where(n=3) == []
+    assert ROWS.where(note=None) == [ROWS[0], ROWS[1]]
+    assert ROWS.where() == ROWS
+    assert isinstance(ROWS.where(n=1), Rows)
+
+
+def test_columns_and_fields() -> None:
+    assert ROWS.column("error") == [0.5, None, 0.25]
+    assert ROWS.column("note") == [None, None, "a, b"]
+    assert ROWS.fields == ["solver", "n", "error", "note"]
+    assert Rows().fields == []
+
+
+def test_rows_are_grouped_in_order_of_appearance() -> None:
+    groups = ROWS.by("solver")
+    assert list(groups) == ["one", "two"]
+    assert groups["one"] == [ROWS[0], ROWS[2]]
+    assert list(ROWS.by("note")) == [None, "a, b"]
+
+
+def test_what_is_not_finite_becomes_none() -> None:
+    rows: list[Row] = [{"a": math.nan, "b": -math.inf, "c": 1e300, "d": 3, "e": "nan", "f": True}]
+    assert Data.of({}, iter(rows)).rows == [{"a": None, "b": None, "c": 1e300, "d": 3, "e": "nan", "f": True}]
+
+
+def test_data_come_back_from_their_file(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "data.json"
+    written = Data.of(
+        {"scale": "small", "notes": ["less"]}, [*ROWS, {"error": 0.1 + 0.2}, {"error": math.nan}]
+    )
+    written.write(path)
+    assert Data.read(path) == written
+    assert isinstance(Data.read(path).rows, Rows)
+    json.loads(path.read_text(), parse_constant=pytest.fail)
+
+
+def test_csv_holds_the_rows(tmp_path: Path) -> None:
+    Data.of({}, ROWS).write(tmp_path / "data.json")
+    with (tmp_path / "data.csv").open(newline="") as file:
+        assert list(csv.reader(file)) == [
+            ["solver", "n", "error", "note"],
+            ["one", "1", "0.5", ""],
+            ["two", "1", "", ""],
+            ["one", "2", "0.25", "a, b"],
+        ]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "[1, 2]", '{"rows": []}', '{"about": {}}', "\udcff"])
+def test_files_that_hold_something_else(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "data.json"
+    path.write_bytes(content.encode(errors="surrogateescape"))
+    with pytest.raises(ValueError, match=r"data\.json: no data of an experiment .* measure it again"):
+        Data.read(path)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, ""),
+        (0.000123456, "0.000123"),
+        (1234.5678, "1.23e+03"),
+        (12345, "12345"),
+        ("QR", "QR"),
+        (True, "True"),
+    ],
+)
+def test_show(value: Any, text: str) -> None:
+    assert show(value) == text
+
+
+# --- settings ---------------------------------------------------------------------------------------------
+
+
+def test_the_papers_scale_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=r"scale 'paper' needs an NVIDIA GPU .* take scale 'small' on a CPU"):
+        Setting(Scale.paper)
+
+
+def test_the_small_scale_is_that_of_a_cpu() -> None:
+    setting = Setting(Scale.small)
+    assert setting.device == torch.device("cpu")
+    assert setting.pick(small="here", paper="there") == "here"
+    assert (setting.numerics.name, setting.numerics.format.name) == ("emulated", "fp16")
+    assert (setting.speed.name, setting.speed.device) == ("cpu", setting.device)
+    assert setting.fitting(iter([(1 << 30, 1 << 30)]), 40) == [(1 << 30, 1 << 30)]
+    assert setting.notes == []
+
+
+def fake_gpu(monkeypatch: pytest.MonkeyPatch, free: int, reserved: int, allocated: int) -> None:
+    """One with so many bytes."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 2 * free))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: allocated)
+
+
+def test_what_does_not_fit_on_a_gpu_is_left_out_and_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_gpu(monkeypatch, free=7 * 10**9, reserved=4 * 10**9, allocated=10**9)
+    setting = Setting(Scale.paper)
+    assert setting.device == torch.device("cuda", 0)
+    assert setting.pick(small=1, paper=2) == 2
+    # 10 GB: what torch has reserved and does not use counts as free.
+    shapes = [(10**6, 1000), (10**6, 1001), (10**5, 1000)]
+    assert setting.fitting(shapes, 10) == [(10**6, 1000), (10**5, 1000)]
+    assert setting.notes == ["1000000 x 1001 left out: 10 GB needed, 10 free"]
+
+
+def test_tracking_reports_how_far_it_is() -> None:
+    told: list[tuple[str, float]] = []
+    setting = Setting(Scale.small, lambda step, fraction: told.append((step, fraction)))
+    seen = [(case, len(told)) for case in setting.track([10, 20, 30, 40], lambda case: f"case {case}")]
+    assert seen == [(10, 1), (20, 2), (30, 3), (40, 4)]  # told before the work, not after it
+    assert told[:4] == [("case 10", 0.0), ("case 20", 0.25), ("case 30", 0.5), ("case 40", 0.75)]
+    assert list(Setting(Scale.small).track([1, 2])) == [1, 2]
+
+
+# --- measuring --------------------------------------------------------------------------------------------
+
+
+def test_median_of_repeated_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = iter([0.0, 1.0, 10.0, 15.0, 20.0, 22.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(ticks))
+    calls: list[None] = []
+    assert median_seconds(lambda: calls.append(None), repeats=3, warmup=2) == 2.0
+    assert len(calls) == 5
+
+
+def test_seconds_of_one_run() -> None:
+    calls: list[None] = []
+    assert seconds_of(lambda: calls.append(None)) >= 0
+    assert len(calls) == 1
+
+
+def test_circumstances_are_those_of_this_machine() -> None:
+    about = circumstances(torch.device("cpu"))
+    assert about["torch"] == torch.__version__
+    assert about["threads"] == torch.get_num_threads()
+    assert {"date", "device", "neula", "cuda", "numpy", "scipy", "python"} < set(about)
+    json.dumps(about, allow_nan=False)
+
+
+# --- a tiny paper -----------------------------------------------------------------------------------------
+
+calls: list[Scale] = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_measured_yet() -> None:
+    calls.clear()
+
+
+def measure(setting: Setting) -> Iterator[Row]:
+    calls.append(setting.scale)
+    setting.notes.append("the [largest] one is left out")
+    for n in setting.track([1, 2, 4], lambda n: f"n = {n}"):
+        yield {"n": n, "method": "a|b", "error": 0.1 / n}
+    yield {"n": 8, "method": "a|b", "error": math.nan}
+
+
+def measure_more(setting: Setting) -> Iterator[Row]:
+    yield from ({"n": n, "error": 1.0} for n in range(LONG_TABLE + 1))
+
+
+def draw(rows: Rows, canvas: Canvas) -> None:
+    lines(canvas.subplots(), rows, "n", "error", "method")
+
+
+def falls(rows: Rows) -> Verdict:
+    errors = [error for error in rows.column("error") if error is not None]
+    return Verdict(errors == sorted(errors, reverse=True), f"[from] {errors[0]:.2g} to {errors[-1]:.2g}")
+
+
+def is_finite(rows: Rows) -> Verdict:
+    return Verdict(None not in rows.column("error"), f"not finite for {rows.column('error').count(None)}")
+
+
+PICTURE = Figure(
+    name="picture",
+    title="Figure 1: a picture",
+    shows="How `||e||` falls.",
+    scaled_down="4 columns instead of 4000",
+    measure=measure,
+    draw=draw,
+    claims=(Claim("the error |e| falls", falls), Claim("it is [always] finite", is_finite)),
+)
+TABLE = replace(
+    PICTURE, name="table", title="Table 1: the same in digits", draw=None, claims=PICTURE.claims[:1]
+)
+LONG = replace(PICTURE, name="long", title="Table 2: more", measure=measure_more, draw=None, claims=())
+PAPER = Paper(
+    title="A tiny paper", source="Nobody, *Nowhere*", command="tiny", figures=(PICTURE, TABLE, LONG)
+)
+
+
+def run(out: Path, name: str = "all", paper: Paper = PAPER, redraw: bool = False) -> str:
+    """What is printed."""
+    screen = io.StringIO()
+    console = Console(file=screen, width=100)
+    reproduce(paper, name, Scale.small, out, redraw=redraw, console=console, progress=lambda *_: None)
+    return screen.getvalue()
+
+
+def page(out: Path) -> str:
+    return (out / "index.md").read_text()
+
+
+def change_rows(path: Path, rows: list[Row]) -> None:
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"rows": rows}))
+
+
+def test_files(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    run(tmp_path / "a" / "b")
+    written = {f"{name}.{kind}" for name in ("picture", "table", "long") for kind in ("json", "csv")}
+    assert set(os.listdir(tmp_path / "a" / "b")) == written | {"picture.png", "index.md"}
+    assert (tmp_path / "a" / "b" / "picture.png").read_bytes().startswith(b"\x89PNG")
+    data = Data.read(tmp_path / "a" / "b" / "picture.json")
+    assert data.rows.column("error") == [0.1, 0.05, 0.025, None]
+    assert data.about["scale"] == "small"
+    assert data.about["notes"] == ["the [largest] one is left out"]
+    assert data.about["torch"] == torch.__version__
+
+
+def test_figures_that_share_their_data_are_measured_once(tmp_path: Path) -> None:
+    run(tmp_path)
+    assert len(calls) == 1
+    assert Data.read(tmp_path / "picture.json") == Data.read(tmp_path / "table.json")
+
+
+def test_one_figure(tmp_path: Path) -> None:
+    run(tmp_path, "table")
+    assert set(os.listdir(tmp_path)) == {"table.json", "table.csv", "index.md"}
+    assert "Table 1" in page(tmp_path)
+    assert "Figure 1" not in page(tmp_path)
+
+
+def test_progress(tmp_path: Path) -> None:
+    told: list[tuple[str, float]] = []
+    console = Console(file=io.StringIO())
+    reproduce(PAPER, "table", Scale.small, tmp_path, console=console, progress=lambda *x: told.append(x))
+    assert [fraction for _, fraction in told[:3]] == pytest.approx([0, 1 / 3, 2 / 3])
+    assert told[0][0] == "table: n = 1"
+    assert told[-1] == ("", 1.0)
+
+
+def test_the_page(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    run(tmp_path)
+    text = page(tmp_path)
+    assert text.startswith("# A tiny paper\n\nNobody, *Nowhere*. ")
+    assert text.endswith("\n")
+    picture, table, long = text.split("\n## ")[1:]
+    assert picture.startswith("Figure 1: a picture\n")
+    for part in (picture, table):
+        assert "\n\nHow `||e||` falls. Engines: " in part
+        assert "Scaled down: 4 columns instead of 4000" in part
+        assert "Note: the [largest] one is left out." in part
+        assert r"| the error \|e\| falls | [from] 0.1 to 0.025 | yes |" in part
+    assert "`neula experiment tiny picture --scale small` on " in picture
+    assert "[JSON](picture.json), [CSV](picture.csv)" in picture
+    assert f"torch {torch.__version__}" in picture
+    assert "![Figure 1: a picture](picture.png)" in picture
+    assert "| it is [always] finite | not finite for 1 | **no** |" in picture
+    assert "![" not in table
+    assert "| n | method | error |\n| --- | --- | --- |\n" + r"| 1 | a\|b | 0.1 |" in table
+    assert r"| 8 | a\|b |  |" in table
+    assert "| 16 | 1 |" in long
+
+
+def test_the_page_shows_what_the_folder_holds(tmp_path: Path) -> None:
+    """In the order of the paper, not in that of the runs."""
+    run(tmp_path, "table")
+    run(tmp_path, "picture")
+    assert page(tmp_path).index("Figure 1") < page(tmp_path).index("Table 1")
+
+
+def test_what_is_printed(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    screen = run(tmp_path)
+    for text in (
+        "picture  Figure 1: a picture",
+        "scaled down: 4 columns instead of 4000",
+        "note: the [largest] one is left out",
+        "holds: the error |e| falls",
+        "measured: [from] 0.1 to 0.025",
+        "does not hold here: it is [always] finite",
+        f"data: {tmp_path / 'picture.json'}",
+        f"picture: {tmp_path / 'picture.png'}",
+        "no picture: a table",
+        f"page: {tmp_path / 'index.md'}",
+    ):
+        assert text in screen
+    assert "0.025" in screen.split("Table 1")[1]
+    assert "error" not in screen.split("Table 2")[1]  # long tables are left to the files
+
+
+def test_what_looks_like_markup_is_shown_as_it_is(tmp_path: Path) -> None:
+    out = tmp_path / "[red]here[/]"
+    assert str(out / "table.json") in run(out, "table")
+
+
+# --- drawing again ----------------------------------------------------------------------------------------
+
+
+def test_redraw_judges_the_data_of_the_folder(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    run(tmp_path)
+    (tmp_path / "picture.png").unlink()
+    (tmp_path / "index.md").unlink()
+    rows: list[Row] = [{"n": n, "method": "a", "error": float(n)} for n in (1, 2)]
+    change_rows(tmp_path / "picture.json", rows)
+    calls.clear()
+    screen = run(tmp_path, "picture", redraw=True)
+    assert calls == []
+    assert "does not hold here: the error |e| falls" in screen
+    assert "| [from] 1 to 2 | **no** |" in page(tmp_path)
+    assert (tmp_path / "picture.png").exists()
+    assert Data.read(tmp_path / "picture.json").rows == rows
+
+
+def test_redraw_needs_data(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"nowhere.*picture\.json"):
+        run(tmp_path / "nowhere", "picture", redraw=True)
+    assert os.listdir(tmp_path) == []
+
+
+def test_unknown_figure(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match="unknown figure 'figure99': choose one of 'all', 'picture', 'table'"
+    ):
+        run(tmp_path / "new", "figure99")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("rows", [[], [{"n": 1}], [{"n": 1, "error": "much"}], [{"n": 1, "error": None}]])
+def test_data_that_lack_what_the_claims_need(rows: list[Row], tmp_path: Path) -> None:
+    run(tmp_path, "table")
+    change_rows(tmp_path / "table.json", rows)
+    with pytest.raises(
+        ValueError, match=r"table\.json of neula .* lacks what its claims need .*measure it again"
+    ):
+        run(tmp_path, "table", redraw=True)
+
+
+@pytest.mark.parametrize(
+    "error", [StopIteration(), ZeroDivisionError("by 0"), KeyError("B"), ValueError("empty")]
+)
+def test_whatever_a_judge_trips_over(error: Exception, tmp_path: Path) -> None:
+    def trip(rows: Rows) -> Verdict:
+        raise error
+
+    clumsy = replace(PAPER, figures=(replace(TABLE, claims=(Claim("it works", trip),)),))
+    with pytest.raises(ValueError, match=r"table\.json of neula"):
+        run(tmp_path, paper=clumsy)
+    assert (tmp_path / "table.json").exists()  # what has been measured is not lost
+
+
+def test_damaged_data(tmp_path: Path) -> None:
+    run(tmp_path, "table")
+    (tmp_path / "table.json").write_text("{")
+    with pytest.raises(ValueError, match=r"table\.json: no data of an experiment"):
+        run(tmp_path, "table", redraw=True)
+
+
+# --- drawing ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+
+
+@pytest.mark.usefixtures("no_matplotlib")
+def test_without_matplotlib_there_is_all_but_the_picture(tmp_path: Path) -> None:
+    screen = run(tmp_path, "picture")
+    assert "no picture: drawing needs matplotlib: pip install 'neula[plot]'" in screen
+    assert set(os.listdir(tmp_path)) == {"picture.json", "picture.csv", "index.md"}
+    assert "**no**" in page(tmp_path)
+    assert "![" not in page(tmp_path)  # a link to nowhere
+
+
+@pytest.mark.usefixtures("no_matplotlib")
+def test_drawing_says_how_to_get_matplotlib() -> None:
+    with pytest.raises(ImportError, match="pip install"):
+        new_canvas(1, 1)
+
+
+def test_lines_leave_out_what_is_none() -> None:
+    pytest.importorskip("matplotlib")
+    axes = new_canvas(3, 2).subplots()
+    rows = Rows([*ROWS, {"solver": "three", "n": 5}])
+    lines(axes, rows, "n", "error", "solver")
+    [line] = axes.get_lines()  # "two" and "three" have no point
+    assert line.get_label() == "one"
+    assert np.asarray(line.get_xydata()).tolist() == [[1, 0.5], [2, 0.25]]
+
+
+def test_bars_stand_side_by_side() -> None:
+    Rectangle = pytest.importorskip("matplotlib.patches").Rectangle
+    axes = new_canvas(3, 2).subplots()
+    grouped_bars(axes, ["g", "h"], {"a": [1.0, None], "b": [2.0, 3.0]}, {"b": ["two", "three"]})
+    bars = [patch.get_bbox() for patch in axes.patches if isinstance(patch, Rectangle)]
+    assert [bar.height for bar in bars] == [1.0, 0.0, 2.0, 3.0]
+    edges = sorted((bar.x0, bar.x1) for bar in bars)
+    assert all(right <= left + 1e-12 for (_, right), (left, _) in itertools.pairwise(edges))
+    assert [text.get_text() for text in axes.texts] == ["two", "three"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["g", "h"]
+
+
+# --- the command line -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    return tmp_path
+
+
+def experiment(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, ("experiment", *arguments))
+
+
+def refused(result: Result) -> str:
+    """One line on stderr, nothing on stdout."""
+    assert result.exit_code == cli.BAD_INPUT, result.output
+    assert result.stdout == ""
+    assert result.stderr.startswith("neula: error: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+def test_experiment_and_redraw(folder: Path) -> None:
+    pytest.importorskip("matplotlib")
+    result = experiment("qr-paper", "overflow", "--out", "X")
+    assert result.exit_code == 0, result.output
+    assert set(os.listdir("X")) == {"overflow.json", "overflow.csv", "overflow.png", "index.md"}
+    assert result.stdout.count("holds: ") == 3
+    assert "does not hold" not in result.stdout
+    assert "Scaled down: " in Path("X/index.md").read_text()
+    assert len(Data.read(folder / "X" / "overflow.json").rows) == 2 * len(EXPONENTS)
+    again = experiment("qr-paper", "overflow", "--out", "X", "--redraw")
+    assert again.exit_code == 0, again.output
+    assert again.stdout == result.stdout
+
+
+def test_experiment_by_default(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "QR_PAPER", PAPER)
+    result = experiment("qr-paper", "table")
+    assert result.exit_code == 0, result.output
+    assert calls == [Scale.small]
+    assert (folder / "qr-paper" / "table.json").exists()
+
+
+def test_experiment_unknown_figure(folder: Path) -> None:
+    error = refused(experiment("qr-paper", "figure99"))
+    assert "unknown figure 'figure99': choose one of 'all', " in error
+    assert all(f"'{figure.name}'" in error for figure in QR_PAPER.figures)
+    assert os.listdir(folder) == []
+
+
+@pytest.mark.usefixtures("folder")
+def test_experiment_at_the_papers_scale_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "needs an NVIDIA GPU" in refused(experiment("qr-paper", "overflow", "--scale", "paper"))
+
+
+def test_experiment_redraw_without_data(folder: Path) -> None:
+    assert "X/figure3.json" in refused(experiment("qr-paper", "figure3", "--out", "X", "--redraw"))
+    assert os.listdir(folder) == []
+
+
+@pytest.mark.usefixtures("folder")
+def test_experiment_where_no_folder_can_be() -> None:
+    Path("X").write_text("a file")
+    assert "X" in refused(experiment("qr-paper", "overflow", "--out", "X"))
+
+
+@pytest.mark.usefixtures("folder")
+def test_experiment_usage() -> None:
+    result = experiment("qr-paper", "overflow", "--scale", "huge")
+    assert result.exit_code == cli.BAD_INPUT
+    assert "'small', 'paper'" in " ".join(result.stderr.replace("│", " ").split())
+
+
+@pytest.mark.usefixtures("folder")
+def test_experiment_help() -> None:
+    result = experiment("--help")
+    assert result.exit_code == 0
+    assert "qr-paper" in result.stdout
+    result = experiment("qr-paper", "--help")
+    assert result.exit_code == 0
+    assert all(figure.name in result.stdout for figure in QR_PAPER.figures)
+    assert all(option in result.stdout for option in ("--scale", "--out", "--redraw"))
+
+
+def test_names_of_the_papers_figures() -> None:
+    names = [figure.name for figure in QR_PAPER.figures]
+    assert len(set(names)) == len(names)
+    assert QR_PAPER.named("all") == QR_PAPER.figures
+    for figure in QR_PAPER.figures:
+        assert QR_PAPER.named(figure.name) == [figure]
+        assert figure.claims
+        assert (figure.draw is None) == figure.name.startswith("table")
