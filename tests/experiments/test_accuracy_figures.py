@@ -1,0 +1,330 @@
+"""Figures 3 and 4 and section 3.5: measured on emulated tensor cores, and judges that can say no."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import pytest
+import torch
+
+from neula.experiments.data import Data, Row, Rows
+from neula.experiments.drawing import new_canvas
+from neula.experiments.figure import Figure, Scale, Setting
+from neula.experiments.qr_paper import accuracy as acc
+from neula.matrices import SPECTRA, random_matrix
+
+Doctor = Callable[[Row], Row]
+
+SHAPE = (768, 384)
+U16, U32 = 2.0**-11, 2.0**-24
+LEVELS = 2 + math.log2(SHAPE[1])
+"""Roundings of an entry, at most: a recursion of depth log2 n, and the panel."""
+
+
+def stored(rows: Iterable[Row]) -> Rows:
+    """Rows as they come back from a file."""
+    return Data.of({}, rows).rows
+
+
+@pytest.fixture(scope="module")
+def accuracy() -> Rows:
+    return stored(acc.measure_accuracy(Setting(Scale.small), SHAPE))
+
+
+@pytest.fixture(scope="module")
+def overflow() -> Rows:
+    return stored(acc.measure_overflow(Setting(Scale.small), (512, 256)))
+
+
+def every(condition: Row, change: Callable[[Row], Row]) -> Doctor:
+    """Change the rows that have the values of ``condition``."""
+
+    def doctor(row: Row) -> Row:
+        matches = all(row[name] == value for name, value in condition.items())
+        return row | change(row) if matches else row
+
+    return doctor
+
+
+def grows(method: str, quantity: str, power: float, spectrum: str = "arithmetic") -> Doctor:
+    """As ``cond^power``, from so little that no bound is exceeded."""
+    least = 1e-10
+    condition = {"method": method, "spectrum": spectrum}
+    return every(condition, lambda row: {quantity: least * row["cond"] ** power})
+
+
+def too_large(method: str, quantity: str, value: float, spectrum: str = "arithmetic") -> Doctor:
+    """At every condition number: no growth."""
+    return every({"method": method, "spectrum": spectrum}, lambda row: {quantity: value})
+
+
+def lost(method: str, quantity: str, spectrum: str = "arithmetic") -> Doctor:
+    """NaN for one matrix."""
+    return every({"method": method, "spectrum": spectrum, "cond": 1e6}, lambda row: {quantity: None})
+
+
+def exponents(power: float) -> Doctor:
+    """A loss of orthogonality that goes with a power of the condition number until it is complete."""
+    return every(
+        {"method": acc.RGSQRF}, lambda row: {"orthogonality": min(1.0, 1e-3 * (row["cond"] / 10) ** power)}
+    )
+
+
+DATA = {"figure3": "accuracy", "figure4": "accuracy", "overflow": "overflow"}
+FIGURES = [acc.FIGURE_3, acc.FIGURE_4, acc.OVERFLOW]
+ERROR, LOSS = "backward_error", "orthogonality"
+FLAT_CLAIMS = [
+    (acc.FIGURE_3, 0, acc.RGSQRF, ERROR, "arithmetic", 4 * U16 * LEVELS),
+    (acc.FIGURE_3, 1, acc.SGEQRF, ERROR, "arithmetic", 4 * U32 * LEVELS),
+    (acc.FIGURE_3, 2, acc.RGSQRF, ERROR, "geometric", 4 * U16 * LEVELS),
+    (acc.FIGURE_3, 3, acc.RHOUQR, ERROR, "cluster_large", 4 * U16 * LEVELS),
+    (acc.FIGURE_4, 2, acc.REORTHO, LOSS, "arithmetic", 8 * U16 * LEVELS),
+    (acc.FIGURE_4, 3, acc.SGEQRF, LOSS, "arithmetic", 8 * U32 * LEVELS),
+    (acc.FIGURE_4, 5, acc.UNTIL, LOSS, "geometric", 8 * U16 * LEVELS),
+    (acc.FIGURE_4, 6, acc.RHOUQR, LOSS, "geometric", 8 * U16 * LEVELS),
+]
+"""Claims of an error that does not depend on the condition number, and a little more than it may be."""
+LIES: list[tuple[Figure, int, str, Doctor]] = [
+    (figure, number, lie, doctor)
+    for figure, number, method, quantity, spectrum, bad in FLAT_CLAIMS
+    for lie, doctor in (
+        ("grows", grows(method, quantity, 0.3, spectrum)),
+        ("too large", too_large(method, quantity, bad, spectrum)),
+        ("not finite", lost(method, quantity, spectrum)),
+    )
+]
+LIES += [
+    (acc.FIGURE_4, 0, "no growth", exponents(0.0)),
+    (acc.FIGURE_4, 0, "with the root", exponents(0.4)),
+    (acc.FIGURE_4, 0, "with the cube", exponents(3.0)),
+    (acc.FIGURE_4, 0, "lost at once", every({"method": acc.RGSQRF}, lambda row: {LOSS: 1.0})),
+    (acc.FIGURE_4, 0, "not finite", every({"method": acc.RGSQRF}, lambda row: {LOSS: None})),
+    (acc.FIGURE_4, 1, "no growth", exponents(0.0)),
+    (acc.FIGURE_4, 1, "with the cube", exponents(3.0)),
+    (acc.OVERFLOW, 0, "always finite", every({}, lambda row: {"finite": True})),
+    (
+        acc.OVERFLOW,
+        0,
+        "only small columns",
+        lambda row: row | {"finite": row["scaling"] == "with" or row["exponent"] > -20},
+    ),
+    (acc.OVERFLOW, 1, "no underflow", lambda row: row | {ERROR: 1e-4}),
+    (acc.OVERFLOW, 2, "overflow", every({"scaling": "with", "exponent": 30}, lambda row: {"finite": False})),
+    (acc.OVERFLOW, 2, "underflow", every({"scaling": "with", "exponent": -30}, lambda row: {ERROR: 0.1})),
+    (acc.OVERFLOW, 2, "no number", every({"scaling": "with", "exponent": 8}, lambda row: {ERROR: None})),
+]
+
+
+TWICE_FOR_ALL = ("figure4", 4)
+"""Beyond a condition number of 1/u two passes are not enough for all spectra, as theory says."""
+
+
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
+def test_claims_hold(figure: Figure, request: pytest.FixtureRequest) -> None:
+    rows = request.getfixturevalue(DATA[figure.name])
+    for number, claim in enumerate(figure.claims):
+        verdict = claim.judge(rows)
+        expected = (figure.name, number) != TWICE_FOR_ALL
+        assert verdict.holds == expected, f"{claim.text}: {verdict.measured}"
+        assert any(character.isdigit() for character in verdict.measured)
+
+
+def test_twice_for_all_holds_below_a_condition_of_the_roundoff(accuracy: Rows) -> None:
+    mild = Rows(row for row in accuracy if row["cond"] * U16 < 0.1)
+    assert acc.FIGURE_4.claims[TWICE_FOR_ALL[1]].judge(mild).holds
+
+
+@pytest.mark.parametrize(
+    ("figure", "number", "doctor"),
+    [pytest.param(f, number, doctor, id=f"{f.name}-{number}-{lie}") for f, number, lie, doctor in LIES],
+)
+def test_judges_can_say_no(
+    figure: Figure, number: int, doctor: Doctor, request: pytest.FixtureRequest
+) -> None:
+    rows = request.getfixturevalue(DATA[figure.name])
+    doctored = Rows(doctor(row) for row in rows)
+    assert doctored != rows
+    assert not figure.claims[number].judge(doctored).holds
+
+
+def test_every_claim_is_lied_about() -> None:
+    lied_about = {(f.name, k) for f, k, *_ in LIES} | {TWICE_FOR_ALL}
+    assert lied_about == {(f.name, k) for f in FIGURES for k in range(len(f.claims))}
+
+
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
+def test_draws(figure: Figure, request: pytest.FixtureRequest) -> None:
+    pytest.importorskip("matplotlib")
+    assert figure.draw is not None
+    canvas = new_canvas(figure.width, figure.height)
+    figure.draw(request.getfixturevalue(DATA[figure.name]), canvas)
+    picture = io.BytesIO()
+    canvas.savefig(picture, dpi=30)
+    assert len(canvas.axes) == {"figure3": 4, "figure4": 4, "overflow": 2}[figure.name]
+    assert len(picture.getvalue()) > 1000
+
+
+# --- Figures 3 and 4 --------------------------------------------------------------------------------------
+
+
+def values(rows: Rows, method: str, quantity: str, spectrum: str = "arithmetic") -> np.ndarray:
+    """For conditions from 10 to 1e7; 1 is the identity up to rounding."""
+    part = [row for row in rows if (row["method"], row["spectrum"]) == (method, spectrum)]
+    assert [row["cond"] for row in part] == [10.0**k for k in range(8)]
+    return np.array([row[quantity] for row in part[1:]])
+
+
+@pytest.mark.parametrize("spectrum", SPECTRA)
+@pytest.mark.parametrize(("method", "u"), [("RGSQRF", U16), ("RHOUQR", U16), ("SGEQRF", U32)])
+def test_backward_error_does_not_depend_on_the_condition(
+    accuracy: Rows, spectrum: str, method: str, u: float
+) -> None:
+    errors = values(accuracy, method, "backward_error", spectrum)
+    assert errors.max() <= 3 * u * LEVELS
+    assert errors.max() < 10 * errors.min()  # while the condition number grows by 1e6
+
+
+def test_a_second_pass_leaves_the_backward_error(accuracy: Rows) -> None:
+    for spectrum in SPECTRA:
+        once, twice = (values(accuracy, m, "backward_error", spectrum) for m in ("RGSQRF", "RGSQRF-Reortho"))
+        # It adds the rounding errors of a Q of norm 1, which are smaller than those of the first pass.
+        assert (twice < 2 * once).all()
+
+
+def test_low_and_single_precision_are_as_far_apart_as_their_roundoffs(accuracy: Rows) -> None:
+    ratio = np.median(values(accuracy, "RGSQRF", ERROR) / values(accuracy, "SGEQRF", ERROR))
+    assert U16 / U32 / 30 < ratio < 30 * U16 / U32
+
+
+@pytest.mark.parametrize("spectrum", SPECTRA)
+def test_orthogonality_is_lost_with_the_condition(accuracy: Rows, spectrum: str) -> None:
+    once = values(accuracy, "RGSQRF", "orthogonality", spectrum)
+    assert once[0] <= 6 * U16 * LEVELS * 10  # at condition 10
+    assert (once[4:] > 0.1).all()  # far beyond 1/u nothing is left
+    growing = once[: int(np.argmax(once > 0.3)) + 1]
+    assert (np.diff(growing) > 0).all()
+
+
+def test_orthogonality_grows_in_proportion_for_the_papers_spectrum(accuracy: Rows) -> None:
+    once = values(accuracy, "RGSQRF", "orthogonality")
+    steps = once[1:3] / once[:2]  # condition 10 to 100 to 1000
+    assert ((steps > 5) & (steps < 100)).all()  # between the first and the second power
+
+
+def test_two_passes_are_flat_for_the_papers_spectrum(accuracy: Rows) -> None:
+    losses = values(accuracy, "RGSQRF-Reortho", "orthogonality")
+    assert losses.max() <= 6 * U16 * LEVELS
+    assert losses.max() < 4 * losses.min()
+
+
+@pytest.mark.parametrize("spectrum", SPECTRA)
+@pytest.mark.parametrize(
+    ("method", "u"), [("RGSQRF until orthogonal", U16), ("RHOUQR", U16), ("SGEQRF", U32)]
+)
+def test_orthogonality_is_flat(accuracy: Rows, spectrum: str, method: str, u: float) -> None:
+    losses = values(accuracy, method, "orthogonality", spectrum)
+    assert losses.max() <= 6 * u * LEVELS
+    assert np.median(losses[3:]) < 4 * np.median(losses[:3])
+
+
+def test_the_default_panel_is_compared_where_it_is_another() -> None:
+    setting = Setting(Scale.small)
+    assert setting.numerics.panel == "caqr"
+    a = random_matrix("arithmetic", 64, 16, dtype=torch.float32)
+    names = [name for name, _ in acc._factorizations(a, setting.numerics)]
+    assert names == [acc.RGSQRF, acc.REORTHO, acc.UNTIL, acc.RHOUQR, acc.SGEQRF]
+
+
+# --- the measures themselves ------------------------------------------------------------------------------
+
+
+def test_backward_error_is_that_of_numpy() -> None:
+    a = random_matrix("geometric", 40, 12, cond=1e4, seed=1)
+    q, r = torch.linalg.qr(a.float())
+    r = r * 1.01
+    expected = np.linalg.norm(a.numpy() - q.double().numpy() @ r.double().numpy()) / np.linalg.norm(a.numpy())
+    assert acc.backward_error(a, q, r) == pytest.approx(expected, rel=1e-12)
+    assert 0.009 < expected < 0.011
+    assert math.isnan(acc.backward_error(a, q * math.nan, r))
+
+
+def test_orthogonality_is_that_of_numpy() -> None:
+    generator = torch.Generator().manual_seed(2)
+    for size in (1e-6, 1e-3, 0.1):
+        q = torch.linalg.qr(random_matrix("normal", 40, 12, seed=3))[0]
+        q = q + size * torch.randn(40, 12, generator=generator, dtype=torch.float64)
+        expected = np.linalg.norm(np.eye(12) - q.numpy().T @ q.numpy(), 2)
+        # The power method errs by ln(n) / (2 (steps - 1)) = 4% on average, always from below (Kuczynski and
+        # Wozniakowski, 1992).
+        assert 0.9 * expected < acc.orthogonality(q) < (1 + 1e-9) * expected
+
+
+def test_orthogonality_of_known_matrices() -> None:
+    q = torch.linalg.qr(random_matrix("normal", 30, 8, seed=3))[0]
+    assert acc.orthogonality(q) < 30 * 2.0**-53
+    stretched = q * torch.tensor([1.0] * 7 + [1.5**0.5], dtype=torch.float64)
+    assert acc.orthogonality(stretched) == pytest.approx(0.5, rel=1e-6)
+    assert acc.orthogonality(torch.zeros(30, 8)) == pytest.approx(1.0)
+    assert math.isnan(acc.orthogonality(q * math.nan))
+
+
+def test_growth_is_the_exponent() -> None:
+    for power in (-0.5, 0.0, 1.0, 2.0):
+        rows = [{"cond": 10.0**k, "e": 3e-4 * 10 ** (power * k)} for k in range(1, 6)]
+        assert acc.growth(rows, "e") == pytest.approx(power, abs=1e-12)
+
+
+def test_worst_column_is_that_of_numpy() -> None:
+    a = random_matrix("normal", 20, 5, dtype=torch.float32, seed=4)
+    q, r = torch.linalg.qr(a)
+    r[:, 3] *= 1.25
+    assert acc._worst_column(a, q, r) == pytest.approx(0.25, rel=1e-5)
+
+
+# --- section 3.5 ------------------------------------------------------------------------------------------
+
+
+def test_overflow_is_where_the_range_ends(overflow: Rows) -> None:
+    """Entries of columns to 1e4 are below 65504, of those to 1e6 many are above."""
+    lost = [row["exponent"] for row in overflow if row["scaling"] == "without" and not row["finite"]]
+    assert min(lost) in (5, 6)
+    assert lost == [e for e in acc.EXPONENTS if e >= min(lost)]
+    assert all(row["finite"] for row in overflow if row["scaling"] == "with")
+
+
+def test_underflow_is_where_the_range_ends(overflow: Rows) -> None:
+    errors = {row["exponent"]: row["backward_error"] for row in overflow.where(scaling="without")}
+    bound = 3 * U16 * (2 + math.log2(256))
+    # Normal numbers of fp16 end at 6e-5: columns to 1e-4 lose some bits, what is below 6e-8 vanishes.
+    assert errors[-2] <= bound
+    assert all(errors[e] > 0.1 for e in acc.EXPONENTS if e <= -9)
+
+
+def test_scaling_makes_the_range_irrelevant(overflow: Rows) -> None:
+    """Scaling by powers of two changes no bit of the result, whatever the range of the columns."""
+    part = overflow.where(scaling="with")
+    errors, losses = np.array(part.column("backward_error")), np.array(part.column("orthogonality"))
+    assert part.column("exponent") == acc.EXPONENTS
+    assert (errors <= 3 * U16 * (2 + math.log2(256))).all()
+    assert errors.max() < 3 * errors.min()
+    assert losses.max() < 3 * losses.min()
+
+
+# --- on a GPU ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+def test_measured_on_a_gpu() -> None:
+    setting = Setting(Scale.paper)
+    assert (setting.numerics.name, setting.numerics.format.name) == ("cuda", "fp16")
+    rows = stored(acc.measure_accuracy(setting, (1024, 512)))
+    assert {acc.RGSQRF, acc.REORTHO, acc.RHOUQR, acc.SGEQRF} < set(rows.column("method"))
+    for claim in (acc.FIGURE_3.claims[0], acc.FIGURE_3.claims[1], *acc.FIGURE_4.claims[:3]):
+        verdict = claim.judge(rows)
+        assert verdict.holds, f"{claim.text}: {verdict.measured}"
+    graded = stored(acc.measure_overflow(setting, (1024, 512)))
+    for claim in acc.OVERFLOW.claims:
+        assert claim.judge(graded).holds, claim.text

@@ -1,0 +1,236 @@
+"""Figures 8, 9 and the iterations: measured on a small scale, and judges that can say no."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from neula.algorithms.cgls import cgls
+from neula.algorithms.lsqr import lsqr
+from neula.experiments.data import Data, Row, Rows
+from neula.experiments.drawing import new_canvas
+from neula.experiments.figure import Figure, Scale, Setting
+from neula.experiments.qr_paper import iterations as cond
+from neula.experiments.qr_paper import least_squares as ls
+from neula.matrices import random_matrix
+
+Doctor = Callable[[Row], Row]
+
+
+def stored(rows: object) -> Rows:
+    """Rows as they come back from a file."""
+    return Data.of({}, rows).rows
+
+
+@pytest.fixture(scope="module")
+def refinement() -> Rows:
+    return stored(ls.measure_refinement(Setting(Scale.small)))
+
+
+@pytest.fixture(scope="module")
+def iterations() -> Rows:
+    return stored(cond.measure_iterations(Setting(Scale.small), (512, 256)))
+
+
+def as_in_the_paper(m: int, n: int, kind: str, cond: float | None) -> list[Row]:
+    """What the paper reports: the taller the faster, many iterations only where the spectrum is geometric."""
+    stress, slow = (kind, cond) == ls.STRESS, (kind, cond) == ls.GEOMETRIC
+    speedup = 0.8 if stress else 2.0 + math.log2(m / n)
+    about = {"matrix": kind, "cond": cond, "m": m, "n": n}
+    count = 60 if stress else 25 if slow else 6
+    refined = {"ms": 10.0, "optimality": 1e-13, "iterations": count, "method": "rgsqrf fp16 + cgls"}
+    peers = {ls.SGEQRF: (speedup, 1e-6), ls.DGEQRF: (1.1 * speedup, 1e-13)}
+    return [about | {"solver": ls.RGSQRF, "converged": True} | refined] + [
+        about | {"solver": solver, "ms": 10 * ratio, "optimality": error, "speedup": ratio}
+        for solver, (ratio, error) in peers.items()
+    ]
+
+
+@pytest.fixture(scope="module")
+def solvers() -> Rows:
+    shapes = [(1024, 512), (2048, 512), (8192, 256)]
+    return Rows(row for shape in shapes for matrix in ls.MATRICES for row in as_in_the_paper(*shape, *matrix))
+
+
+def every(condition: Row, **change: Callable[[float], float]) -> Doctor:
+    """Change fields of the rows that have the values of ``condition``."""
+
+    def doctor(row: Row) -> Row:
+        if any(row.get(name) != value for name, value in condition.items()):
+            return row
+        return row | {name: function(row[name]) for name, function in change.items() if name in row}
+
+    return doctor
+
+
+DATA = {"figure8": "solvers", "figure9": "refinement", "iterations": "iterations"}
+FIGURES = [ls.FIGURE_8, ls.FIGURE_9, cond.ITERATIONS]
+LIES = [
+    (ls.FIGURE_8, 0, "slow", every({"solver": ls.SGEQRF}, speedup=lambda x: 0.2 * x)),
+    (ls.FIGURE_8, 0, "inaccurate", every({"solver": ls.RGSQRF}, optimality=lambda x: 1e-11)),
+    (ls.FIGURE_8, 0, "not finite", every({"solver": ls.RGSQRF}, optimality=lambda x: None)),
+    (ls.FIGURE_8, 1, "the taller the slower", every({}, speedup=lambda x: 10 / x)),
+    (ls.FIGURE_8, 2, "few", every({"matrix": "geometric", "cond": 1e3}, iterations=lambda x: 9)),
+    (ls.FIGURE_8, 2, "many", every({"cond": None}, iterations=lambda x: 22)),
+    (
+        ls.FIGURE_8,
+        3,
+        "profitable",
+        every({"matrix": "geometric", "cond": 1e4, "m": 8192}, speedup=lambda x: 2),
+    ),
+    (ls.FIGURE_9, 0, "as good as single", every({"solver": ls.LOW_DIRECT}, gradient=lambda x: x / 100)),
+    (ls.FIGURE_9, 0, "far worse", every({"solver": ls.LOW_DIRECT}, gradient=lambda x: 100 * x)),
+    (ls.FIGURE_9, 0, "not finite", every({"solver": ls.LOW_DIRECT}, gradient=lambda x: None)),
+    (
+        ls.FIGURE_9,
+        1,
+        "one is poor",
+        every({"solver": ls.LOW_REFINED, "cond": 1e4}, gradient=lambda x: 1e3 * x),
+    ),
+    (ls.FIGURE_9, 1, "not finite", every({"solver": ls.LOW_REFINED, "cond": 1e6}, gradient=lambda x: None)),
+    (ls.FIGURE_9, 1, "many", every({"solver": ls.LOW_REFINED, "cond": 1e4}, iterations=lambda x: 51)),
+    (cond.ITERATIONS, 0, "beyond", every({"format": "fp16", "cond": 1.0}, cgls=lambda x: x + 1)),
+    (cond.ITERATIONS, 0, "never", every({"spectrum": "arithmetic", "cond": 10.0}, cgls=lambda x: None)),
+    (cond.ITERATIONS, 1, "two more", every({"cond": 10.0}, lsqr=lambda x: x + 2)),
+    (cond.ITERATIONS, 1, "never", every({"cond": 10.0}, lsqr=lambda x: None)),
+    (cond.ITERATIONS, 2, "tf32 like bf16", every({"format": "tf32"}, cgls=lambda x: 2 * x)),
+    (cond.ITERATIONS, 2, "bf16 as few", every({"format": "bf16"}, cgls=lambda x: 3)),
+]
+
+
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
+def test_claims_hold(figure: Figure, request: pytest.FixtureRequest) -> None:
+    rows = request.getfixturevalue(DATA[figure.name])
+    for claim in figure.claims:
+        verdict = claim.judge(rows)
+        assert verdict.holds, f"{claim.text}: {verdict.measured}"
+        assert any(character.isdigit() for character in verdict.measured)
+
+
+@pytest.mark.parametrize(
+    ("figure", "number", "doctor"),
+    [pytest.param(f, number, doctor, id=f"{f.name}-{number}-{lie}") for f, number, lie, doctor in LIES],
+)
+def test_judges_can_say_no(
+    figure: Figure, number: int, doctor: Doctor, request: pytest.FixtureRequest
+) -> None:
+    rows = request.getfixturevalue(DATA[figure.name])
+    doctored = Rows(doctor(row) for row in rows)
+    assert doctored != rows
+    assert not figure.claims[number].judge(doctored).holds
+
+
+def test_every_claim_is_lied_about() -> None:
+    assert {(f.name, k) for f, k, *_ in LIES} == {(f.name, k) for f in FIGURES for k in range(len(f.claims))}
+
+
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
+def test_draws(figure: Figure, request: pytest.FixtureRequest) -> None:
+    pytest.importorskip("matplotlib")
+    assert figure.draw is not None
+    canvas = new_canvas(figure.width, figure.height)
+    figure.draw(request.getfixturevalue(DATA[figure.name]), canvas)
+    picture = io.BytesIO()
+    canvas.savefig(picture, dpi=30)
+    assert len(canvas.axes) == {"figure8": 8, "figure9": 1, "iterations": 2}[figure.name]
+    assert len(picture.getvalue()) > 1000
+
+
+# --- Figure 8 ---------------------------------------------------------------------------------------------
+
+
+def test_solvers_are_measured() -> None:
+    shapes = [(90, 12), (40, 20)]
+    rows = stored(ls.measure_solvers(Setting(Scale.small), shapes))
+    assert len(rows) == len(shapes) * len(ls.MATRICES) * 3
+    for case in ls._cases(rows):
+        assert case.refined["converged"]
+        assert case.accurate
+        assert case.single["optimality"] > 1e3 * case.double["optimality"]
+        for peer in (case.single, case.double):
+            assert peer["speedup"] == pytest.approx(peer["ms"] / case.refined["ms"])
+
+
+# --- Figure 9 ---------------------------------------------------------------------------------------------
+
+
+def gradients(rows: Rows, solver: str) -> np.ndarray:
+    return np.array([row["gradient"] for row in rows if row["solver"] == solver])
+
+
+def test_low_precision_is_worse_than_single_and_refined_is_double(refinement: Rows) -> None:
+    single, double = gradients(refinement, "SCuSOLVE"), gradients(refinement, "DCuSOLVE")
+    direct, refined = gradients(refinement, "RGSQRF direct"), gradients(refinement, "RGSQRF + CGLS")
+    assert len(single) == 7
+    assert 10 < np.median(direct / single) < 1e4
+    assert (direct > single).all()
+    assert (single > 1e6 * double).all()
+    assert (refined < 10 * double).all()
+
+
+def test_single_and_double_grow_with_the_condition(refinement: Rows) -> None:
+    for solver in ("SCuSOLVE", "DCuSOLVE", "RGSQRF + CGLS"):
+        values = gradients(refinement, solver)
+        assert 30 < values[-1] / values[0] < 3e4  # in proportion: 1e3
+
+
+def test_double_is_that_of_numpy(refinement: Rows) -> None:
+    row = refinement.where(solver="RGSQRF + CGLS", cond=1e4)[0]
+    a = random_matrix("cluster_small", row["m"], row["n"], cond=1e4, seed=3)
+    b = ls.right_hand_side(a)
+    x = np.linalg.lstsq(a.numpy(), b.numpy())[0]
+    reference = np.linalg.norm(a.numpy().T @ (a.numpy() @ x - b.numpy()))
+    assert reference / 10 < row["gradient"] < 10 * reference
+    assert ls.gradient_norm(a, b, torch.from_numpy(x)) == pytest.approx(reference, rel=0.5)
+
+
+# --- iterations -------------------------------------------------------------------------------------------
+
+
+def test_condition_is_that_of_the_product() -> None:
+    a = random_matrix("geometric", 60, 20, cond=1e3, seed=1)
+    r = torch.linalg.qr(random_matrix("arithmetic", 40, 20, cond=10.0, seed=2), mode="r")[1]
+    expected = np.linalg.cond(a.numpy() @ np.linalg.inv(r.numpy()))
+    assert cond.preconditioned_condition(a, r) == pytest.approx(expected, rel=1e-6)
+    assert cond.preconditioned_condition(a, torch.zeros_like(r)) is None
+    assert cond.preconditioned_condition(torch.ones_like(a), r) is None
+
+
+@pytest.mark.parametrize("solver", [cgls, lsqr])
+def test_iterations_of_known_problems(solver: cond.InnerSolver) -> None:
+    a = random_matrix("arithmetic", 60, 20, cond=1e3, seed=1)
+    b, identity = ls.right_hand_side(a), torch.eye(20, dtype=torch.float64)
+    assert cond.iterations_of(solver, a, torch.linalg.qr(a, mode="r")[1], b) == 1
+    # k different singular values take k iterations.
+    two_values = random_matrix("cluster_small", 60, 20, cond=3.0, seed=1)
+    assert cond.iterations_of(solver, two_values, identity, b) == 2
+    assert cond.iterations_of(solver, random_matrix("geometric", 60, 20, cond=1e9), identity, b) is None
+    assert cond.iterations_of(solver, a, identity * math.nan, b) is None
+
+
+def test_bound() -> None:
+    assert cond.iteration_bound(1.0) == 1
+    assert cond.iteration_bound(3.0) == math.ceil(math.log2(6e10))  # the error is halved
+    counts = [cond.iteration_bound(1 + 10.0**k) for k in range(-8, 4)]
+    assert counts == sorted(counts)
+
+
+def test_worst_spectrum_nears_the_bound(iterations: Rows) -> None:
+    """A bound that nothing comes near would not be a test."""
+    part = [row for row in iterations.where(spectrum="geometric") if row["cgls"] and row["cgls"] > 10]
+    assert len(part) > 3
+    for row in part:
+        assert cond.iteration_bound(row["cond_preconditioned"]) < 2 * row["cgls"]
+
+
+def test_rounding_errors_leave_condition_in_proportion(iterations: Rows) -> None:
+    """``cond(A R^-1) - 1`` goes with the unit roundoff: a factor of 8 from fp16 to bf16."""
+    fp16, bf16 = (iterations.where(spectrum="arithmetic", format=name) for name in ("fp16", "bf16"))
+    for coarse, fine in zip(bf16, fp16, strict=True):
+        ratio = (coarse["cond_preconditioned"] - 1) / (fine["cond_preconditioned"] - 1)
+        assert 4 < ratio < 16
