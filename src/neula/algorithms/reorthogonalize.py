@@ -9,6 +9,9 @@ Cholesky QR in double precision is safe on it.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
+
 import torch
 
 from neula.algorithms.cholesky_qr import shifted_cholesky_r, upper_cholesky
@@ -43,13 +46,20 @@ def reorthogonalize(
     panel, cutoff : optional
         Those of the second pass, see :func:`rgsqrf`.
     """
+    return deque(second_passes(q, r, engine, panel=panel, cutoff=cutoff), maxlen=1).pop()
+
+
+def second_passes(
+    q: torch.Tensor, r: torch.Tensor, engine: Engine, *, panel: str | None = None, cutoff: int | None = None
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Q and R after each of the passes of :func:`reorthogonalize`: at least one, at most five."""
     for _ in range(MAX_PASSES):
         q, step = rgsqrf(q, engine, panel=panel, cutoff=cutoff)
         full_rank = not bool(step.diagonal().min() < FULL_RANK)
         r = _multiply_triangular(step, r, engine)
+        yield q, r
         if full_rank:
-            break
-    return q, r
+            return
 
 
 def _multiply_triangular(step: torch.Tensor, r: torch.Tensor, engine: Engine) -> torch.Tensor:

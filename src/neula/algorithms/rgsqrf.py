@@ -28,9 +28,11 @@ def rgsqrf(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Factorize ``A = Q R`` with products in the engine's low format.
 
-    Columns should be scaled to the range of the format (:mod:`neula.algorithms.scaling`). The backward error
-    is a small multiple of the format's unit roundoff, whatever the condition number; the orthogonality of Q
-    is lost in proportion to it.
+    Columns should be scaled to the range of the format (:mod:`neula.algorithms.scaling`). The orthogonality
+    of Q is lost in proportion to the condition number. The backward error is a small multiple of the format's
+    unit roundoff all the same, unless one singular value dominates all others: then most of Q comes from
+    rounding errors, and for thousands of columns the error grows beyond a condition number of a few ``1/u``,
+    up to overflow.
 
     Parameters
     ----------
