@@ -582,7 +582,9 @@ def test_the_papers_scale_is_that_of_the_gpu() -> None:
 def test_performance_is_measured_on_a_gpu(figure: Figure) -> None:
     rows = stored(MEASURE[figure.name](Setting(Scale.paper), [(1024, 512), (4096, 128)]))
     assert set(PAPERS[figure.name]().fields) <= set(rows.fields)
-    assert all(row["ms"] > 0 for row in rows)
+    times = [row["ms"] for row in rows if row.get("ms") is not None]
+    assert len(times) >= 4
+    assert min(times) > 0
     for claim in figure.claims:
         claim.judge(rows)
 
