@@ -5,6 +5,7 @@ measured evidence that it did.
 """
 
 from neula.lstsq import lstsq
+from neula.matmul import matmul
 from neula.qr import orth, qr
 from neula.result import AccuracyWarning, Attempt, LstsqResult, QRCertificate, QRResult, SVDResult
 from neula.svd import svd_lowrank
@@ -19,6 +20,7 @@ __all__ = [
     "QRResult",
     "SVDResult",
     "lstsq",
+    "matmul",
     "orth",
     "qr",
     "svd_lowrank",

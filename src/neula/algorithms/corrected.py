@@ -1,0 +1,161 @@
+"""Products with error correction: single-precision accuracy from products in a low format.
+
+Ootomo and Yokota, "TSQR on TensorCores with error correction" (2021). With ``M_hi = fp16(M)`` and the
+remainder ``dM = fp16((M - M_hi) 2^11)``,
+
+    A B  ~  A_hi B_hi + (dA B_hi + A_hi dB) / 2^11;
+
+the product ``dA dB / 2^22`` is dropped. The paper scales the remainder by 2^10. It is at most half a unit
+in the last place, so 2^11 does not overflow either, and keeps one more bit of those that come out
+subnormal.
+
+Accuracy, in units of ``u = 2^-24`` and against ``|A| |B|``: splitting errs by at most 2 u for each operand,
+and the dropped product is at most 4 u; all three are far smaller on average. What remains is how products
+are summed. A unit that truncates adds up to 2 u for every block of products, always toward zero, so that
+the errors of a long sum do not cancel. Here it sums only ``run`` products, from zero, and the sums of the
+runs are added in float32, rounded to nearest.
+
+Elements that are small beside the largest of their row of A (or column of B) lose bits when they come close
+to the smallest numbers of fp16, and vanish below them: their absolute error is at most ``2^-50`` times that
+largest element. That is harmless for the error relative to ``max|a_i| max|b_j|``. It is not for ``|A|
+|B|``, if large elements of A meet nothing but tiny ones of B.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from neula.engines import Engine, Format
+from neula.engines.formats import round_to
+from neula.kernels.gemm import RUN, SCHEMES, Scheme, row_exponents, times_power_of_two
+
+
+def split(x: torch.Tensor, format: Format, parts: int = 2, scale: float = 2.0**11) -> list[torch.Tensor]:
+    """Numbers of ``format`` whose sum is about ``x``.
+
+    Parameters
+    ----------
+    x : Tensor
+        float32 or float64, in the range of the format.
+    format : Format
+    parts : int
+    scale : float
+        Each remainder is multiplied by it before it is rounded, so that it stays clear of subnormal numbers.
+
+    Returns
+    -------
+    list of Tensor
+        In the dtype of ``x``, which is about ``parts[0] + parts[1] / scale + parts[2] / scale**2 + ...``
+
+    Examples
+    --------
+    >>> from neula.engines import FP16
+    >>> high, low = split(torch.tensor([1.0 + 2.0**-15]), FP16)
+    >>> float(high), float(low) / 2**11 == 2.0**-15
+    (1.0, True)
+    """
+    found: list[torch.Tensor] = []
+    rest = x
+    for _ in range(parts):
+        found.append(round_to(rest, format))
+        rest = (rest - found[-1]) * scale
+    return found
+
+
+def balanced(x: torch.Tensor, top: int = 14) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scale rows by powers of two, exactly, so that their largest elements lie in ``[2**top, 2**(top + 1))``.
+
+    Parameters
+    ----------
+    x : Tensor, shape (m, k)
+        float32 or float64.
+    top : int
+        14 is as large as fp16 allows after rounding.
+
+    Returns
+    -------
+    scaled : Tensor, shape (m, k)
+        float32, rounded if ``x`` is float64.
+    exponents : Tensor, shape (m,)
+        ``x`` is about ``scaled * 2**exponents[:, None]``.
+    """
+    exponents = row_exponents(x) - top
+    return times_power_of_two(x, -exponents[:, None]).to(torch.float32), exponents
+
+
+def unbalanced(c: torch.Tensor, a_exponents: torch.Tensor, b_exponents: torch.Tensor) -> torch.Tensor:
+    """Undo :func:`balanced` in the product of scaled rows and scaled columns.
+
+    The exponents are added before anything is multiplied: nothing overflows on the way to a result that
+    does not.
+    """
+    return times_power_of_two(c, a_exponents[:, None] + b_exponents)
+
+
+def scaled_product(a: torch.Tensor, b: torch.Tensor, engine: Engine) -> torch.Tensor:
+    """``A B`` in the engine's format, uncorrected, with balanced rows and columns.
+
+    Parameters
+    ----------
+    a : Tensor, shape (m, k)
+    b : Tensor, shape (k, n)
+        float32 or float64.
+    engine : Engine
+        In any format but fp64.
+
+    Returns
+    -------
+    Tensor, shape (m, n)
+        In the dtype of ``a``.
+    """
+    a_scaled, a_exponents = balanced(a)
+    b_scaled, b_exponents = balanced(b.mT)
+    product = engine.gemm(engine.operand(a_scaled), engine.operand(b_scaled).mT)
+    return unbalanced(product.to(a.dtype), a_exponents, b_exponents)
+
+
+def corrected_product(
+    a: torch.Tensor, b: torch.Tensor, engine: Engine, scheme: Scheme | None = None, *, run: int = RUN
+) -> torch.Tensor:
+    """``A B`` from products in the engine's format, about as accurate as one in float32.
+
+    Parameters
+    ----------
+    a : Tensor, shape (m, k)
+    b : Tensor, shape (k, n)
+        float32 or float64, which is rounded to float32.
+    engine : Engine
+        In format fp16, tf32 or bf16.
+    scheme : Scheme, optional
+        Parts and scales; by default those of :data:`neula.kernels.gemm.SCHEMES` for the format.
+    run : int
+        Products of leading parts that the unit sums from zero; the sums are added in float32.
+
+    Returns
+    -------
+    Tensor, shape (m, n)
+        In the dtype of ``a``, column-major.
+
+    Examples
+    --------
+    >>> from neula.engines import EmulatedEngine
+    >>> a = torch.tensor([[1.0, 2.0**-13], [3.0, 5.0]])
+    >>> corrected_product(a, a, EmulatedEngine(format="fp16"))[0, 1] == 2.0**-13 * 6
+    tensor(True)
+    """
+    scheme = scheme or SCHEMES[f"{engine.format.name}_cor"]
+    a_scaled, a_exponents = balanced(a, scheme.top)
+    b_scaled, b_exponents = balanced(b.mT, scheme.top)
+    scale = 2.0**scheme.shift
+    a_parts = [engine.operand(part) for part in split(a_scaled, engine.format, scheme.parts, scale)]
+    b_parts = [engine.operand(part).mT for part in split(b_scaled, engine.format, scheme.parts, scale)]
+    total = engine.empty(a.shape[0], b.shape[1]).zero_()
+    for x, y in zip(a_parts[0].split(run, 1), b_parts[0].split(run, 0), strict=True):
+        engine.gemm(x, y, total, beta=1.0)
+    small = torch.zeros_like(total)
+    for i in range(scheme.parts):
+        for j in range(scheme.parts):
+            if 0 < i + j < scheme.parts:
+                engine.gemm(a_parts[i], b_parts[j], small, beta=1.0)
+    total.add_(small, alpha=1 / scale)
+    return unbalanced(total.to(a.dtype), a_exponents, b_exponents)

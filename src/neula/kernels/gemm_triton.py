@@ -1,0 +1,403 @@
+"""Corrected products on tensor cores: one kernel that splits operands, and one that multiplies the parts.
+
+*Splitting* reads float32 and writes two halves (fp16), the same number of bytes, for both operands with k
+as the contiguous dimension, whatever their strides: 1 GB of traffic for 8192 x 8192 matrices, and 0.4 GB
+for the largest elements before, a tenth of the time of the product.
+
+*Multiplying* takes ``6 m n k`` flops for two parts. The running sum, the sum of corrections and that of the
+current run are three accumulators of 64 registers a thread for a tile of 128 x 128 and eight warps: a
+larger tile does not fit, and a smaller one reads its operands too often.
+
+The sum over a run must start from zero and be added outside of the unit, which truncates. Triton would turn
+``total += tl.dot(a, b)`` into ``total = tl.dot(a, b, total)``, and has no option against it; but it leaves
+a product alone that asks for a bounded number of inexact sums, and for these operands that number has no
+other effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from neula.kernels.gemm import SCHEMES, Scheme, combine
+
+try:
+    import triton  # type: ignore[import-untyped, import-not-found]
+    import triton.language as tl  # type: ignore[import-untyped, import-not-found]
+    from triton.tools.tensor_descriptor import (  # type: ignore[import-untyped, import-not-found]
+        TensorDescriptor,
+    )
+except ImportError:  # the module can be read all the same
+    triton = None
+
+
+def jit(*sizes: str) -> Callable[[Callable], Any]:
+    """``triton.jit``, where there is Triton, without a version for each kind of number in ``sizes``."""
+
+    def compiled(function: Callable) -> Any:
+        return function if triton is None else triton.jit(function, do_not_specialize=list(sizes))
+
+    return compiled
+
+
+class Config(NamedTuple):
+    """How the product is cut up.
+
+    Attributes
+    ----------
+    rows, columns : int
+        The tile of C of a thread block.
+    run : int
+        Products that are summed on the unit before they are added outside; what is loaded at a time.
+    warps, stages : int
+        Warps of a thread block, and loads in flight.
+    """
+
+    rows: int
+    columns: int
+    run: int
+    warps: int
+    stages: int
+
+
+def configs(scheme: Scheme) -> list[Config]:
+    """What is tried for a class of shapes, what is best for large ones first."""
+    run = 128 // scheme.dtype.itemsize
+    if scheme.parts == 1:
+        return [Config(128, 256, run, 8, 3), Config(128, 128, run, 8, 4), Config(64, 64, run, 4, 3)]
+    less = scheme.parts - 2  # a third part needs the room of a stage
+    return [
+        Config(128, 128, run, 8, 3 - less),
+        Config(64, 128, run, 4, 2),
+        Config(64, 64, run, 4, 3 - less),
+        Config(64, 64, run // 2, 4, 2),
+    ]
+
+
+_chosen: dict[tuple, Config] = {}
+"""The fastest configuration of each class of shapes, as measured in this process."""
+
+PAD = 16
+"""Rows of parts are filled up with zeros to a multiple of this, so that they start where bulk copies can."""
+
+SPLIT = (32, 128)
+"""The tile of a thread block that splits: measured alike from 32 x 128 to 8 x 512."""
+
+GROUP = 8
+"""Tiles of C are taken in bands of so many rows of tiles, whose operands stay in the cache."""
+
+MIN_PIECE = 1024
+"""A long k is cut into pieces for several thread blocks, but not into shorter ones."""
+
+
+def gemm_triton(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scheme: Scheme = SCHEMES["fp16_cor"],
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    c: torch.Tensor | None = None,
+    config: Config | None = None,
+    pieces: int | None = None,
+) -> torch.Tensor:
+    """:func:`neula.kernels.gemm.corrected_gemm` by the kernels, on the current stream of the device of ``a``.
+
+    Parameters
+    ----------
+    a : Tensor, shape (m, k)
+    b : Tensor, shape (k, n)
+        float32 and not empty, of any strides. No operand is copied but into its parts.
+    scheme : Scheme
+    alpha, beta : float
+    c : Tensor, shape (m, n), optional
+    config : Config, optional
+        By default the fastest of :func:`configs` for matrices of about this shape: the first call for a
+        class of shapes (powers of two) times them all.
+    pieces : int, optional
+        Into how many pieces k is cut; by default one, or more where the tiles of C are too few for the GPU.
+
+    Returns
+    -------
+    Tensor, shape (m, n)
+
+    Raises
+    ------
+    ImportError
+        Without Triton.
+    """
+    if triton is None:
+        raise ImportError("the kernel for products needs Triton: pip install triton")
+    with torch.cuda.device_of(a):
+        product = _Product(_split(a, scheme), _split(b.mT, scheme), scheme)
+        config = config or _fastest(product)
+        target = a.new_empty(product.shape) if c is None else c
+        return product(target, alpha, beta, config, pieces or product.pieces(config))
+
+
+class _Parts(NamedTuple):
+    parts: torch.Tensor
+    """Shape (parts, rows, k), k padded."""
+    largest: torch.Tensor
+    """Of each row, from which the scale follows."""
+
+
+def _split(x: torch.Tensor, scheme: Scheme) -> _Parts:
+    """Scale the rows of ``x`` and split its elements."""
+    rows, k = x.shape
+    padded = triton.cdiv(k, PAD) * PAD
+    largest = torch.linalg.vector_norm(x, float("inf"), dim=1)
+    parts = torch.empty((scheme.parts, rows, padded), dtype=scheme.dtype, device=x.device)
+    grid = (triton.cdiv(rows, SPLIT[0]) * triton.cdiv(padded, SPLIT[1]),)
+    shape = (rows, k, padded)
+    _split_kernel[grid](
+        x,
+        largest,
+        parts,
+        *shape,
+        *x.stride(),
+        scheme.parts,
+        scheme.significand,
+        scheme.shift,
+        scheme.top,
+        *SPLIT,
+    )
+    return _Parts(parts, largest)
+
+
+class _Product:
+    """Split operands, and what it takes to multiply them."""
+
+    def __init__(self, a: _Parts, b: _Parts, scheme: Scheme) -> None:
+        self.a, self.b, self.scheme = a, b, scheme
+        self.shape = (a.parts.shape[1], b.parts.shape[1])
+        self.k = a.parts.shape[2]
+
+    def tiles(self, config: Config) -> int:
+        return triton.cdiv(self.shape[0], config.rows) * triton.cdiv(self.shape[1], config.columns)
+
+    def pieces(self, config: Config) -> int:
+        """Into how many pieces k should be cut so that every multiprocessor has something to do."""
+        if not self.a.parts.is_cuda:
+            return 1
+        units = torch.cuda.get_device_properties(self.a.parts.device).multi_processor_count
+        return max(1, min(self.k // MIN_PIECE, 2 * units // self.tiles(config)))
+
+    def __call__(
+        self, c: torch.Tensor, alpha: float, beta: float, config: Config, pieces: int
+    ) -> torch.Tensor:
+        if pieces == 1:
+            self._launch(c[None], alpha, beta, config)
+            return c
+        sums = torch.empty((pieces, *self.shape), dtype=torch.float32, device=c.device)
+        self._launch(sums, 1.0, 0.0, config)
+        return combine(sums.sum(0), alpha, beta, c)
+
+    def _launch(self, c: torch.Tensor, alpha: float, beta: float, config: Config) -> None:
+        """Products of the pieces of k into the matrices of ``c``."""
+        m, n = self.shape
+        piece = triton.cdiv(triton.cdiv(self.k, len(c)), config.run) * config.run
+        descriptors = (
+            *self._descriptors(self.a, [config.rows, config.run]),
+            *self._descriptors(self.b, [config.columns, config.run]),
+        )
+        _gemm_kernel[(self.tiles(config), len(c))](
+            *descriptors,
+            *(c, self.a.largest, self.b.largest, alpha, beta, m, n, self.k, piece),
+            *c.stride(),
+            *(self.scheme.parts, self.scheme.shift, self.scheme.top, beta != 0.0, not c.is_cuda),
+            *(config.rows, config.columns, config.run, GROUP),
+            num_warps=config.warps,
+            num_stages=config.stages,
+        )
+
+    def _descriptors(self, operand: _Parts, block: list[int]) -> list[Any]:
+        """Of three parts; the kernel does not touch those that there are not."""
+        descriptors = [TensorDescriptor.from_tensor(part, block) for part in operand.parts]
+        return descriptors + [descriptors[-1]] * (3 - len(descriptors))
+
+
+def _fastest(product: _Product) -> Config:
+    """The fastest configuration for shapes like this one: looked up, or measured once a process."""
+    parts = product.a.parts
+    candidates = configs(product.scheme)
+    if not parts.is_cuda:
+        return candidates[-1]
+    sizes = (*product.shape, product.k)
+    key = (parts.device, product.scheme.name, *((size - 1).bit_length() for size in sizes))
+    if key not in _chosen:
+        if torch.cuda.is_current_stream_capturing():  # no time can be taken inside a graph
+            return candidates[1]
+        _chosen[key] = _measured(product, candidates)
+    return _chosen[key]
+
+
+def _measured(product: _Product, candidates: list[Config]) -> Config:
+    times: dict[Config, float] = {}
+    errors: list[Exception] = []
+    c = torch.empty(product.shape, dtype=torch.float32, device=product.a.parts.device)
+    for config in candidates:
+        try:
+            times[config] = _milliseconds(partial(product, c, 1.0, 0.0, config, product.pieces(config)))
+        except Exception as error:  # more shared memory or registers than this GPU has
+            errors.append(error)
+    if not times:
+        raise errors[0]
+    return min(times, key=lambda config: times[config])
+
+
+def _milliseconds(run: Callable[[], Any], repeats: int = 3) -> float:
+    """Best of some runs, after one that compiles."""
+    run()
+    times = []
+    for _ in range(repeats):
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        run()
+        stop.record()
+        stop.synchronize()
+        times.append(start.elapsed_time(stop))
+    return min(times)
+
+
+@jit("rows", "k")
+def _split_kernel(  # type: ignore[no-untyped-def]
+    x,
+    largest,
+    parts,
+    rows,
+    k,
+    padded,
+    stride_row,
+    stride_column,
+    PARTS: tl.constexpr,
+    SIGNIFICAND: tl.constexpr,
+    SHIFT: tl.constexpr,
+    TOP: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Scale and split a tile of ``x``; columns from k on become zeros."""
+    across = tl.cdiv(padded, COLUMNS)
+    i = (tl.program_id(0) // across) * ROWS + tl.arange(0, ROWS)
+    j = (tl.program_id(0) % across) * COLUMNS + tl.arange(0, COLUMNS)
+    i_wide, j_wide = i.to(tl.int64)[:, None], j.to(tl.int64)[None, :]  # offsets may exceed 2^31
+    inside = (i < rows)[:, None]
+    rest = tl.load(
+        x + i_wide * stride_row + j_wide * stride_column, mask=inside & (j < k)[None, :], other=0.0
+    )
+    exponents = TOP - _exponents(tl.load(largest + i, mask=i < rows, other=0.0))
+    rest = _times_power_of_two(rest, exponents[:, None])
+    parts += i_wide * padded + j_wide
+    for part in tl.static_range(PARTS):
+        # bf16 and tf32 by hand (there is no type for the latter): their exponents are those of float32.
+        rounded = rest if parts.dtype.element_ty == tl.float16 else _rounded(rest, SIGNIFICAND)
+        narrow = rounded.to(parts.dtype.element_ty)
+        tl.store(parts + part * rows.to(tl.int64) * padded, narrow, mask=inside & (j < padded)[None, :])
+        rest = (rest - narrow.to(tl.float32)) * (1 << SHIFT)
+
+
+@jit("m", "n", "k", "piece", "stride_piece")
+def _gemm_kernel(  # type: ignore[no-untyped-def]
+    a1_parts,
+    a2_parts,
+    a3_parts,
+    b1_parts,
+    b2_parts,
+    b3_parts,
+    c,
+    a_largest,
+    b_largest,
+    alpha,
+    beta,
+    m,
+    n,
+    k,
+    piece,
+    stride_piece,
+    stride_row,
+    stride_column,
+    PARTS: tl.constexpr,
+    SHIFT: tl.constexpr,
+    TOP: tl.constexpr,
+    ADDS: tl.constexpr,
+    WIDEN: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    RUN: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """A tile of C, or of one of the matrices whose sum is C."""
+    down, across = tl.cdiv(m, ROWS), tl.cdiv(n, COLUMNS)
+    tile = tl.program_id(0)
+    first = tile // (GROUP * across) * GROUP
+    height = tl.minimum(down - first, GROUP)
+    row = (first + tile % (GROUP * across) % height) * ROWS
+    column = tile % (GROUP * across) // height * COLUMNS
+    start = tl.program_id(1) * piece
+
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    small = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for l in range(start, tl.minimum(start + piece, k), RUN):  # noqa: E741
+        a1, b1 = _load(a1_parts, row, l, WIDEN), _load(b1_parts, column, l, WIDEN).T
+        if PARTS == 1:
+            total = tl.dot(a1, b1, total)
+        else:
+            a2, b2 = _load(a2_parts, row, l, WIDEN), _load(b2_parts, column, l, WIDEN).T
+            # A bound on inexact sums keeps Triton from summing on the unit, which truncates.
+            total += tl.dot(a1, b1, input_precision="tf32", max_num_imprecise_acc=RUN)
+            small = tl.dot(a1, b2, small, input_precision="tf32")
+            small = tl.dot(a2, b1, small, input_precision="tf32")
+        if PARTS == 3:
+            a3, b3 = _load(a3_parts, row, l, WIDEN), _load(b3_parts, column, l, WIDEN).T
+            small = tl.dot(a2, b2, small, input_precision="tf32")
+            small = tl.dot(a1, b3, small, input_precision="tf32")
+            small = tl.dot(a3, b1, small, input_precision="tf32")
+    total += small * (1.0 / (1 << SHIFT))
+
+    i, j = row + tl.arange(0, ROWS), column + tl.arange(0, COLUMNS)
+    a_exponents = _exponents(tl.load(a_largest + i, mask=i < m, other=0.0)) - TOP
+    b_exponents = _exponents(tl.load(b_largest + j, mask=j < n, other=0.0)) - TOP
+    # Beyond 2^-252 nothing is left of sums below 2^100.
+    exponents = tl.minimum(tl.maximum(a_exponents[:, None] + b_exponents[None, :], -252), 252)
+    total = alpha * _times_power_of_two(total, exponents)
+    c += tl.program_id(1).to(tl.int64) * stride_piece
+    c += i.to(tl.int64)[:, None] * stride_row + j.to(tl.int64)[None, :] * stride_column
+    inside = (i < m)[:, None] & (j < n)[None, :]
+    if ADDS:
+        total += beta * tl.load(c, mask=inside, other=0.0)
+    tl.store(c, total, mask=inside)
+
+
+@jit()
+def _load(parts, row, column, WIDEN: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A block of parts, zeros beyond the edges; in float32 for the interpreter, which has no bf16 product."""
+    block = parts.load([row, column])
+    return block.to(tl.float32) if WIDEN else block
+
+
+@jit()
+def _exponents(largest):  # type: ignore[no-untyped-def]
+    """``e`` with ``2**e <= largest < 2**(e+1)``; less than the smallest normal number counts as that one."""
+    return tl.maximum((largest.to(tl.int32, bitcast=True) >> 23) & 255, 1) - 127
+
+
+@jit()
+def _times_power_of_two(x, exponents):  # type: ignore[no-untyped-def]
+    """``x 2**exponents``, by two factors, since one alone may be out of range."""
+    half = exponents >> 1
+    first = ((half + 127) << 23).to(tl.float32, bitcast=True)
+    second = ((exponents - half + 127) << 23).to(tl.float32, bitcast=True)
+    return x * first * second
+
+
+@jit()
+def _rounded(x, SIGNIFICAND: tl.constexpr):  # type: ignore[no-untyped-def]
+    """float32 rounded to so many bits, to nearest, ties to even; NaN stays NaN."""
+    bits = x.to(tl.int32, bitcast=True)
+    last = (bits >> (24 - SIGNIFICAND)) & 1
+    rounded = (bits + ((1 << (23 - SIGNIFICAND)) - 1) + last) & -(1 << (24 - SIGNIFICAND))
+    return tl.where(x == x, rounded.to(tl.float32, bitcast=True), x)

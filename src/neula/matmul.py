@@ -1,0 +1,281 @@
+"""Matrix products: check the input, choose the arithmetic, multiply."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from neula.algorithms.corrected import balanced, corrected_product, scaled_product, unbalanced
+from neula.engines import Engine, select_engine
+from neula.engines.precision import plain_arithmetic
+from neula.errors import unknown_name
+from neula.inputs import Taken, take
+from neula.kernels.gemm import SCHEMES, UNCORRECTED, combine, corrected_gemm, kernel_runs
+
+PLAIN = ("fp16", "tf32", "bf16", "fp32", "fp64")
+MODES = (*PLAIN, *SCHEMES)
+
+CORRECTED_FROM = 1 << 34
+"""Products ``m n k`` from which fp16_cor is the faster one on a GPU. Below, its launches cost what it
+gains: 2048^3 takes 0.4 ms either way on an H200."""
+
+THIN = 1024
+"""Dimensions below which the product is a pass over memory, of which fp16_cor makes more."""
+
+
+def matmul(
+    A: Any,
+    B: Any,
+    *,
+    compute: str | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out: Any = None,
+    engine: str | Engine = "auto",
+) -> Any:
+    """``alpha A B + beta out``, in the arithmetic that you choose.
+
+    ``fp16_cor`` gives products of float32 matrices on half-precision tensor cores: each operand is the sum
+    of two numbers of fp16, and three products of them are added (Ootomo and Yokota, "TSQR on TensorCores
+    with error correction", 2021). Sums of 64 products are made on the unit, which truncates, and added in
+    float32 outside.
+
+    Parameters
+    ----------
+    A : array_like, shape (*batch, m, k)
+    B : array_like, shape (*batch, k, n)
+        NumPy array, torch tensor or DLPack object, of any strides; not modified. Leading dimensions are
+        broadcast as by :func:`torch.matmul`. An entry of the product that depends on NaN or Inf is NaN or
+        Inf.
+    compute : str, optional
+        What operands are rounded to; sums are always float32 (float64 for fp64).
+
+        - ``"fp16"``, ``"tf32"``, ``"bf16"``: 11, 11 and 8 bits, uncorrected;
+        - ``"fp16_cor"``, ``"tf32_cor"``: two parts, 22 bits, as accurate as a float32 product;
+        - ``"bf16_cor"``: three parts, 24 bits, from six products;
+        - ``"fp32"``, ``"fp64"``.
+
+        By default the cheapest one at the accuracy of the input's dtype: for float32 ``fp16_cor`` for large
+        matrices on a GPU and ``fp32`` elsewhere, ``fp64`` for float64, and for half-precision input its own
+        format, or fp32 where the engine does not have it.
+    alpha, beta : float
+    out : torch.Tensor or numpy.ndarray, shape (*batch, m, n), optional
+        Written in place, in the dtype of the result; it may overlap the operands. It is read only if
+        ``beta`` is not zero.
+    engine : {"auto", "cpu", "cuda", "emulated"} or Engine
+        What multiplies. ``"auto"`` goes by the device of A. The CPU engine has no corrected formats, which
+        gain nothing there; ``"emulated"`` has all of them.
+
+    Returns
+    -------
+    array, shape (*batch, m, n)
+        ``out``, or a new array of the library and on the device of A, in the common dtype of A and B.
+
+    Raises
+    ------
+    ValueError
+        If shapes do not fit, for a mode that is unknown or that the engine does not have, if ``beta`` is
+        given without ``out``, or ``out`` cannot hold the result.
+    TypeError
+        For complex or sparse input.
+    OverflowError
+        If the result is too large for a half-precision dtype.
+
+    Notes
+    -----
+    For fp16, rows of A and columns of B are scaled by powers of two, exactly undone in the
+    product, so that matrices in any units can be multiplied. What is left is the range *within* a row: with
+    ``fp16_cor``, elements keep their 22 bits down to 2^-28 of the largest in their row, and have an
+    absolute error of 2^-50 of it below. That is harmless beside the rounding errors of the largest
+    products, unless these are all absent: where every large element of a row of A meets a tiny element of
+    B, use ``tf32_cor`` or ``bf16_cor``, whose exponents are those of float32.
+
+    Examples
+    --------
+    >>> import numpy as np, neula
+    >>> rng = np.random.default_rng(0)
+    >>> A, B = (rng.standard_normal((200, 200), dtype=np.float32) for _ in range(2))
+    >>> exact = A.astype(float) @ B.astype(float)
+    >>> def error(compute):
+    ...     C = neula.matmul(A, B, compute=compute, engine="emulated")
+    ...     return np.linalg.norm(C - exact) / np.linalg.norm(exact)
+    >>> bool(error("fp16") > 1e-4), bool(error("fp16_cor") < 3e-7)
+    (True, True)
+    """
+    a, b = take(A, "A"), take(B, "B")
+    shape = _result_shape(a.tensor.shape, b.tensor.shape)
+    dtype = torch.promote_types(a.tensor.dtype, b.tensor.dtype)
+    chosen = select_engine(engine, a.tensor.device)
+    mode = _check_mode(compute, chosen) if compute is not None else _cheapest(dtype, chosen, a.tensor, shape)
+    if out is None and beta != 0.0:
+        raise ValueError(f"beta={beta} scales out, and there is none: pass out=C, or leave beta out")
+    target = None if out is None else _check_out(out, shape, dtype)
+    left, right = a.tensor.to(chosen.device, dtype), b.tensor.to(chosen.device, dtype)
+    with plain_arithmetic(chosen.device):
+        if target is None:
+            return a.give_back(_batched(left, right, mode, chosen, alpha, 0.0, None, shape), dtype)
+        separate = target.device == left.device and not _overlap(target, (left, right))
+        if separate and dtype in (torch.float32, torch.float64):
+            _batched(left, right, mode, chosen, alpha, beta, target, shape)
+        else:
+            product = _batched(left, right, mode, chosen, alpha, 0.0, None, shape)
+            total = product.to(target.device)
+            total = total if beta == 0.0 else total + beta * target.to(total.dtype)
+            target.copy_(Taken(target, lambda x: x).give_back(total))
+    return out
+
+
+def _batched(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    mode: str,
+    engine: Engine,
+    alpha: float,
+    beta: float,
+    out: torch.Tensor | None,
+    shape: Sequence[int],
+) -> torch.Tensor:
+    """Products of a batch, one after the other; one product if all share B."""
+    *batch, _, n = shape
+    if 0 in (*shape, a.shape[-1]):
+        product = a.new_zeros(tuple(shape))
+        return product if out is None else combine(product, alpha, beta, out)
+    if b.ndim == 2 and (out is None or out.is_contiguous()):
+        rows = None if out is None else out.view(-1, n)
+        return _product(a.reshape(-1, a.shape[-1]), b, mode, engine, alpha, beta, rows).reshape(tuple(shape))
+    a, b = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
+    products = [
+        _product(a[index], b[index], mode, engine, alpha, beta, None if out is None else out[index])
+        for index in itertools.product(*map(range, batch))
+    ]
+    return out if out is not None else torch.stack(products).reshape(tuple(shape))
+
+
+def _product(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    mode: str,
+    engine: Engine,
+    alpha: float,
+    beta: float,
+    c: torch.Tensor | None,
+) -> torch.Tensor:
+    """``alpha A B + beta C`` of two matrices of the same dtype, at least in float32."""
+    double, half = a.dtype == torch.float64, a.dtype.itemsize == 2
+    scheme = SCHEMES.get(mode) or (UNCORRECTED if mode == "fp16" and not half else None)
+    if scheme is not None and engine.name == "cuda" and kernel_runs(engine.device):
+        if not double:
+            return corrected_gemm(a.float(), b.float(), scheme, alpha=alpha, beta=beta, c=c)
+        (a, rows), (b, columns) = balanced(a, scheme.top), balanced(b.mT, scheme.top)
+        return combine(unbalanced(corrected_gemm(a, b.mT, scheme).double(), rows, columns), alpha, beta, c)
+    engine = engine.using(mode.removesuffix("_cor"))
+    if scheme is None and a.dtype == engine.storage and c is not None and _is_dense(c):
+        # The transposed product, since engines write column-major matrices.
+        engine.gemm(engine.operand(b.mT), engine.operand(a.mT), c.mT, alpha, beta)
+        return c
+    product = _by_engine(a, b, engine, mode in SCHEMES)
+    return combine(product.double() if double else product, alpha, beta, c)
+
+
+def _is_dense(c: torch.Tensor) -> bool:
+    return c.is_contiguous() or c.mT.is_contiguous()
+
+
+def _by_engine(a: torch.Tensor, b: torch.Tensor, engine: Engine, corrected: bool) -> torch.Tensor:
+    name = engine.format.name
+    # Transposed products of transposed operands: engines make column-major matrices, users row-major ones.
+    if a.dtype == engine.format.dtype == engine.operand_dtype and not corrected and name != "tf32":
+        return engine.gemm(b.mT, a.mT).mT
+    if a.dtype not in (torch.float32, torch.float64) or name == "fp64":
+        a, b = a.to(engine.storage), b.to(engine.storage)
+    if corrected:
+        return corrected_product(b.mT, a.mT, engine).mT
+    if name == "fp16" or a.dtype != engine.storage:
+        return scaled_product(b.mT, a.mT, engine).mT
+    return engine.gemm(engine.operand(b.mT), engine.operand(a.mT)).mT
+
+
+def _result_shape(a: torch.Size, b: torch.Size) -> tuple[int, ...]:
+    for name, shape in (("A", a), ("B", b)):
+        if len(shape) < 2:
+            raise ValueError(
+                f"{name} must be a matrix (or a batch of matrices), got shape {tuple(shape)}: "
+                f"reshape a column to {name}.reshape(-1, 1), a row to {name}.reshape(1, -1)"
+            )
+    if a[-1] != b[-2]:
+        raise ValueError(
+            f"A has {a[-1]} columns and B {b[-2]} rows (shapes {tuple(a)} and {tuple(b)}): "
+            "they must be as many; pass a transposed operand, or leave rows or columns out"
+        )
+    try:
+        return (*torch.broadcast_shapes(a[:-2], b[:-2]), a[-2], b[-1])
+    except RuntimeError:
+        raise ValueError(
+            f"batches of shape {tuple(a[:-2])} and {tuple(b[:-2])} do not go together: "
+            "dimensions must be equal, or 1 in one of them"
+        ) from None
+
+
+def _check_mode(compute: str, engine: Engine) -> str:
+    if compute not in MODES:
+        raise unknown_name("compute", compute, MODES)
+    modes = _modes(engine)
+    if compute not in modes:
+        raise ValueError(
+            f"the {engine.name} engine does not multiply in {compute!r} (it gains nothing there): "
+            f"choose one of {', '.join(map(repr, modes))}, or pass engine='emulated'"
+        )
+    return compute
+
+
+def _modes(engine: Engine) -> tuple[str, ...]:
+    if engine.name == "cpu":
+        # Six bf16 products in twice the rate of float32 take three times as long as one of float32.
+        return engine.formats
+    return tuple(mode for mode in MODES if mode.removesuffix("_cor") in engine.formats)
+
+
+def _cheapest(dtype: torch.dtype, engine: Engine, a: torch.Tensor, shape: Sequence[int]) -> str:
+    """The cheapest mode whose accuracy is that of the dtype."""
+    if dtype == torch.float64:
+        return "fp64"
+    own = {torch.float16: "fp16", torch.bfloat16: "bf16"}.get(dtype)
+    if own is not None:
+        return own if own in engine.formats else "fp32"
+    if engine.name != "cuda":
+        return "fp32"
+    m, n, k = shape[-2], shape[-1], a.shape[-1]
+    large = m * n * k >= CORRECTED_FROM and min(m, n, k) >= THIN
+    return "fp16_cor" if large and kernel_runs(engine.device) else "fp32"
+
+
+def _check_out(out: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """The memory of ``out`` as a tensor."""
+    if isinstance(out, np.ndarray) and type(out) is np.ndarray:
+        if not out.flags.writeable or any(stride < 0 for stride in out.strides) or not out.dtype.isnative:
+            raise ValueError(
+                "out must be writable, in native byte order and without negative strides: pass a copy"
+            )
+    elif not isinstance(out, torch.Tensor):
+        raise TypeError(f"out is a {type(out).__name__}: pass a torch tensor or a NumPy array")
+    if tuple(out.shape) != shape:
+        raise ValueError(f"out has shape {tuple(out.shape)}, and the product {shape}: pass one of that shape")
+    target = take(out, "out").tensor
+    if target.dtype != dtype or target.data_ptr() != _pointer(out):
+        raise ValueError(f"out has dtype {out.dtype}, and the product {dtype}: pass one of that dtype")
+    if any(step == 0 < size - 1 for step, size in zip(target.stride(), target.shape, strict=True)):
+        raise ValueError("out is expanded, several elements share memory: pass out.clone()")
+    return target
+
+
+def _pointer(out: torch.Tensor | np.ndarray) -> int:
+    return out.data_ptr() if isinstance(out, torch.Tensor) else int(out.ctypes.data)
+
+
+def _overlap(out: torch.Tensor, operands: Sequence[torch.Tensor]) -> bool:
+    memory = out.untyped_storage().data_ptr()
+    return any(x.untyped_storage().data_ptr() == memory for x in operands)

@@ -1,0 +1,213 @@
+"""Corrected products against float64, in the arithmetic of tensor cores as it is emulated."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from neula.algorithms.corrected import balanced, corrected_product, scaled_product, split, unbalanced
+from neula.engines import BF16, FP16, FP32, TF32, EmulatedEngine
+from neula.engines.formats import round_to
+from neula.kernels.gemm import SCHEMES, split_reference
+
+U = FP32.u
+FORMATS = [FP16, TF32, BF16]
+BLOCK = 8
+
+
+def uniform(m: int, n: int, seed: int, low: float = -1.0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(m, n, generator=generator) * (1 - low) + low
+
+
+def wide(m: int, n: int, seed: int, decades: float = 8.0) -> torch.Tensor:
+    """Both signs, magnitudes of uniform logarithm from 10^-decades to 10^decades."""
+    return 10 ** (decades * uniform(m, n, seed)) * uniform(m, n, seed + 1000).sign()
+
+
+def errors(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``|C - A B| / (|A| |B|)`` in units of u."""
+    a, b = a.double(), b.double()
+    return (c.double() - a @ b).abs() / (a.abs() @ b.abs()) / U
+
+
+def bound(k: int, run: int = 64, block: int = 0) -> float:
+    """In units of u: 2 for splitting each operand, 4 for the dropped product, 4 for adding corrections and
+    undoing scales; k / run sums that are added to nearest err by the square root of their number (twice
+    that for all entries together); in a run each block of products is truncated, 2 at most.
+    """
+    return 12 + 2 * math.sqrt(k / run) + (2 * run / block if block else 2 * math.sqrt(run))
+
+
+# ---------------------------------------------------------------- splitting
+
+
+@pytest.mark.parametrize("format", [FP16, TF32])
+def test_two_parts_have_22_bits(format):
+    x = uniform(100, 100, 0) * 1000
+    high, low = split(x, format)
+    assert torch.equal(high, round_to(x, format))
+    assert torch.equal(low, round_to(low, format))
+    error = (x.double() - high.double() - low.double() / 2**11).abs()
+    # A remainder in [2^-12, 2^-11) of a number in [1, 2) is rounded to a multiple of 2^-22.
+    normal = x.abs() >= 2.0**-13
+    assert (error[normal] <= 2 * U * x.double().abs()[normal]).all()
+
+
+def test_three_parts_of_bf16_have_them_all():
+    x = wide(100, 100, 1, decades=30)
+    parts = split(x, BF16, 3, 1.0)
+    assert torch.equal(sum(part.double() for part in parts), x.double())
+
+
+def test_scaling_the_remainder_keeps_it_from_underflow():
+    x = uniform(300, 300, 2) * 2.0**-4
+
+    def error(scale: float) -> float:
+        high, low = split(x, FP16, scale=scale)
+        return float((x.double() - high.double() - low.double() / scale).norm() / x.double().norm())
+
+    assert error(2.0**11) <= error(2.0**10) < error(1.0) / 4
+
+
+def test_the_largest_remainder_does_not_overflow():
+    x = torch.tensor([65504.0, 65519.0, 2.0**15 + 15.9, -(2.0**15) - 16])
+    assert all(part.isfinite().all() for part in split(x, FP16))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_kernels_split_alike(format):
+    scheme = SCHEMES[f"{format.name}_cor"]
+    x = wide(60, 70, 3, decades=12)
+    scaled, exponents = balanced(x, scheme.top)
+    parts, kernel_exponents = split_reference(x, scheme)
+    assert torch.equal(exponents, kernel_exponents)
+    for part, expected in zip(parts, split(scaled, format, scheme.parts, 2.0**scheme.shift), strict=True):
+        assert torch.equal(part.float(), expected)
+
+
+# ---------------------------------------------------------------- scaling
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_scales_are_undone_exactly(dtype):
+    limit = 33 if dtype == torch.float32 else 300
+    x = (wide(50, 20, 4, 3).double() * 10 ** (limit * uniform(50, 1, 5).double())).to(dtype)
+    scaled, exponents = balanced(x)
+    largest = scaled.abs().amax(1)
+    assert ((largest >= 2.0**14) & (largest <= 2.0**15)).all()
+    back = unbalanced(scaled.to(dtype), exponents, torch.zeros(20, dtype=torch.int32))
+    assert ((back - x).abs() <= (0 if dtype == torch.float32 else U) * x.abs()).all()
+
+
+def test_one_scale_may_be_out_of_range_if_the_product_is_not():
+    """Either scale alone would overflow or leave nothing of the product."""
+    a, b = torch.full((3, 4), 1e-44), torch.full((4, 2), 3e38)
+    for engine in (EmulatedEngine(format="fp16"), EmulatedEngine(format="bf16")):
+        assert errors(corrected_product(a, b, engine), a, b).max() <= bound(4)
+        assert errors(corrected_product(b.T, a.T, engine), b.T, a.T).max() <= bound(4)
+
+
+def test_zero_rows_and_columns_stay_zero():
+    a, b = uniform(5, 6, 6), uniform(6, 4, 7)
+    a[2], b[:, 1] = 0, 0
+    c = corrected_product(a, b, EmulatedEngine())
+    assert not c[2].any()
+    assert not c[:, 1].any()
+    assert errors(c[:2], a[:2], b)[:, ::2].max() <= bound(6)
+
+
+# ---------------------------------------------------------------- products
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("low", [-1.0, 0.0])
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (3, 5, 7), (20, 30, 200), (17, 9, 2049)])
+def test_as_accurate_as_float32(format, low, m, n, k):
+    a, b = uniform(m, k, 8, low), uniform(k, n, 9, low)
+    for engine in (EmulatedEngine(format=format), EmulatedEngine("cpu", format, "fp32_rz", BLOCK)):
+        c = corrected_product(a, b, engine)
+        assert c.shape == (m, n)
+        block = BLOCK if engine.accumulate == "fp32_rz" else 0
+        assert errors(c, a, b).max() <= bound(k, block=block)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_much_worse_without_correction(format):
+    a, b = uniform(40, 300, 10), uniform(300, 40, 11)
+    engine = EmulatedEngine(format=format)
+    assert errors(scaled_product(a, b, engine), a, b).max() > 10 * bound(300)
+    assert errors(corrected_product(a, b, engine), a, b).max() <= bound(300)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_sixteen_decades(format):
+    a, b = wide(30, 300, 12), wide(300, 30, 13)
+    engine = EmulatedEngine("cpu", format, "fp32_rz", BLOCK)
+    assert errors(corrected_product(a, b, engine), a, b).max() <= bound(300, block=BLOCK)
+
+
+def test_sixteen_decades_need_scaling():
+    """The same parts without scales: too large for fp16 here, lost below its smallest number there."""
+    a, b = wide(30, 300, 12), wide(300, 30, 13)
+    engine = EmulatedEngine()
+    (a_high, _), (b_high, _) = split(a, FP16), split(b, FP16)
+    assert not engine.gemm(a_high, b_high).isfinite().all()
+    tiny = uniform(30, 300, 12) * 1e-8
+    (high, low), (b_high, b_low) = split(tiny, FP16), split(uniform(300, 30, 13), FP16)
+    c = engine.gemm(high, b_high) + (engine.gemm(high, b_low) + engine.gemm(low, b_high)) / 2**11
+    assert errors(c, tiny, uniform(300, 30, 13)).max() > 10 * bound(300)
+    assert errors(
+        corrected_product(tiny, uniform(300, 30, 13), engine), tiny, uniform(300, 30, 13)
+    ).max() <= (bound(300))
+
+
+def test_long_sums_on_a_unit_that_truncates():
+    """Errors of one sign add up; in short runs they have no time to."""
+    k = 8192
+    a, b = uniform(8, k, 14, 0.0), uniform(k, 8, 15, 0.0)
+    engine = EmulatedEngine("cpu", FP16, "fp32_rz", BLOCK)
+    assert errors(corrected_product(a, b, engine), a, b).max() <= bound(k, block=BLOCK)
+    at_once = errors(corrected_product(a, b, engine, run=k), a, b)
+    assert at_once.min() > bound(k, block=BLOCK)
+    # Rounding to nearest inside the unit would not need the runs.
+    ideal = corrected_product(a, b, EmulatedEngine(), run=k)
+    assert errors(ideal, a, b).max() <= bound(k, run=k)
+
+
+def test_the_papers_scale_loses_a_little_more():
+    a, b = wide(40, 64, 16, 4), wide(64, 40, 17, 4)
+    paper = dataclasses.replace(SCHEMES["fp16_cor"], shift=10)
+    engine = EmulatedEngine()
+    for scheme in (None, paper):
+        assert errors(corrected_product(a, b, engine, scheme), a, b).max() <= bound(64)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_tiny_elements_beside_a_large_one(format):
+    """Absolute errors of 2^-50 of the largest element in the row, in fp16."""
+    a = torch.tensor([[1.0, 1e-10, 3e-13, 7e-16, 1e-25]])
+    c = corrected_product(a, torch.eye(5), EmulatedEngine(format=format))
+    absolute = 2.0**-50 if format is FP16 else 0.0
+    assert ((c.double() - a.double()).abs() <= 2 * U * a.double() + absolute).all()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("format", FORMATS)
+def test_what_is_not_finite_stays_in_its_row(format, bad):
+    a, b = uniform(6, 9, 18), uniform(9, 4, 19)
+    a[3, 2] = bad
+    c = corrected_product(a, b, EmulatedEngine(format=format))
+    assert not c[3].isfinite().any()
+    rest = [0, 1, 2, 4, 5]
+    assert errors(c[rest], a[rest], b).max() <= bound(9)
+
+
+def test_float64_operands_are_rounded_once():
+    a, b = uniform(5, 40, 20).double() * 1e200, uniform(40, 5, 21).double() * 1e-190
+    c = corrected_product(a, b, EmulatedEngine())
+    assert c.dtype == torch.float64
+    assert errors(c, a, b).max() <= bound(40) + 2

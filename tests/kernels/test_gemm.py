@@ -1,0 +1,338 @@
+"""Corrected products by kernel and by reference, against float64.
+
+The kernels run on the GPU where there is one (``pytest -m gpu``), in Triton's interpreter elsewhere.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from neula.engines.precision import exact_matmul
+from neula.kernels.gemm import (
+    RUN,
+    SCHEMES,
+    UNCORRECTED,
+    Scheme,
+    corrected_gemm,
+    corrected_gemm_reference,
+    kernel_runs,
+    split_reference,
+    times_power_of_two,
+)
+
+HAS_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
+U = 2.0**-24
+SHAPES = [(1, 1, 1), (3, 5, 2), (16, 16, 16), (33, 17, 65), (64, 64, 128), (70, 130, 33), (129, 1, 40)]
+
+Gemm = Callable[..., torch.Tensor]
+EACH_LOW = pytest.mark.parametrize("low", [-1.0, 0.0])
+EACH_SCHEME = pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
+
+
+def kernel() -> Gemm:
+    pytest.importorskip("triton")
+    from triton.runtime.interpreter import InterpretedFunction
+
+    from neula.kernels import gemm_triton
+
+    if not HAS_GPU and not isinstance(gemm_triton._gemm_kernel, InterpretedFunction):
+        pytest.skip("Triton was imported before its interpreter could be chosen: run tests/kernels by itself")
+    return gemm_triton.gemm_triton
+
+
+@pytest.fixture(params=["reference", pytest.param("kernel", marks=[pytest.mark.gpu] if HAS_GPU else [])])
+def gemm(request: pytest.FixtureRequest) -> Gemm:
+    return corrected_gemm_reference if request.param == "reference" else kernel()
+
+
+def uniform(m: int, n: int, seed: int, low: float = -1.0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.rand(m, n, generator=generator) * (1 - low) + low).to(DEVICE)
+
+
+def wide(m: int, n: int, seed: int, decades: float = 8.0) -> torch.Tensor:
+    """Both signs, magnitudes of uniform logarithm from 10^-decades to 10^decades."""
+    return 10 ** (decades * uniform(m, n, seed)) * uniform(m, n, seed + 1000).sign()
+
+
+def errors(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``|C - A B| / (|A| |B|)`` in units of u."""
+    a, b = a.double(), b.double()
+    return (c.double() - a @ b).abs() / (a.abs() @ b.abs()) / U
+
+
+def bound(k: int) -> float:
+    """In units of u: 12 for splitting, the dropped product, corrections and scales, twice the square root
+    of the number of sums to nearest, and for a run whatever a unit that truncates after each 8 products may
+    lose.
+    """
+    return 12 + 2 * math.sqrt(k / RUN + 1) + 2 * RUN / 8
+
+
+# ---------------------------------------------------------------- both, by definition
+
+
+@EACH_SCHEME
+@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
+def test_every_shape(gemm: Gemm, scheme: Scheme, m: int, n: int, k: int) -> None:
+    a, b = uniform(m, k, 0), uniform(k, n, 1)
+    before = a.clone(), b.clone()
+    c = gemm(a, b, scheme)
+    assert (c.shape, c.dtype, c.device, c.is_contiguous()) == ((m, n), torch.float32, a.device, True)
+    assert errors(c, a, b).max() <= bound(k)
+    assert torch.equal(a, before[0])
+    assert torch.equal(b, before[1])
+
+
+@EACH_SCHEME
+def test_sixteen_decades(gemm: Gemm, scheme: Scheme) -> None:
+    a, b = wide(20, 100, 2), wide(100, 30, 3)
+    assert errors(gemm(a, b, scheme), a, b).max() <= bound(100)
+
+
+@EACH_SCHEME
+@pytest.mark.parametrize("size", [1e-42, 1e-30, 1e30, 3e38])
+def test_any_size_that_the_result_can_hold(gemm: Gemm, scheme: Scheme, size: float) -> None:
+    a, b = uniform(9, 20, 4) * size, uniform(20, 7, 5) / max(size, 1e-37)
+    # Subnormal elements of A have few bits, of which none is lost.
+    assert errors(gemm(a, b, scheme), a, b).max() <= bound(20)
+    assert errors(gemm(b.T, a.T, scheme), b.T, a.T).max() <= bound(20)
+
+
+def test_strided_operands(gemm: Gemm) -> None:
+    whole = uniform(90, 120, 6)
+    left = [whole[:40, 5:75], whole.T[:40, 3:73], whole[::2, 50:], whole[:1, :70].expand(40, 70)]
+    right = [
+        whole[:70, 1:20],
+        whole.T[10:80, :19],
+        whole[3:73, 100:62:-2].flip(1) if False else whole[3:73, ::7],
+    ]
+    for a, b in itertools.product(left, right):
+        assert errors(gemm(a, b), a, b).max() <= bound(70)
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.0), (-2.5, 0.0), (1.0, 1.0), (0.3, -4.0)])
+@pytest.mark.parametrize("layout", ["rows", "columns", "gaps"])
+def test_alpha_beta_and_a_result_in_place(gemm: Gemm, alpha: float, beta: float, layout: str) -> None:
+    a, b = uniform(37, 50, 7), uniform(50, 21, 8)
+    whole = uniform(80, 50, 9)
+    c = {
+        "rows": whole[:37, :21].clone(),
+        "columns": whole[:21, :37].clone().T,
+        "gaps": whole[1:75:2, 4:46:2],
+    }[layout]
+    before = c.double()
+    untouched = whole.clone()
+    if beta == 0.0:
+        c.fill_(math.nan)  # not read
+    assert gemm(a, b, alpha=alpha, beta=beta, c=c) is c
+    expected = alpha * (a.double() @ b.double()) + beta * before
+    size = abs(alpha) * (a.double().abs() @ b.double().abs()) + abs(beta) * before.abs()
+    assert ((c.double() - expected).abs() <= (bound(50) + 2) * U * size).all()
+    if layout == "gaps":
+        whole[1:75:2, 4:46:2] = untouched[1:75:2, 4:46:2]
+    assert torch.equal(whole, untouched)
+
+
+def test_a_result_over_an_operand(gemm: Gemm) -> None:
+    a, b = uniform(24, 24, 10), uniform(24, 24, 11)
+    kept = a.clone()
+    gemm(a, b, c=a)
+    assert errors(a, kept, b).max() <= bound(24)
+
+
+def test_zero_rows_and_columns(gemm: Gemm) -> None:
+    a, b = uniform(20, 30, 12), uniform(30, 20, 13)
+    a[3], b[:, 5] = 0, 0
+    c = gemm(a, b)
+    assert not c[3].any()
+    assert not c[:, 5].any()
+
+
+@EACH_SCHEME
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_stays_in_its_row(gemm: Gemm, scheme: Scheme, bad: float) -> None:
+    a, b = uniform(20, 30, 14), uniform(30, 20, 15)
+    a[7, 11] = bad
+    c = gemm(a, b, scheme)
+    assert not c[7].isfinite().any()
+    rest = [i for i in range(20) if i != 7]
+    assert errors(c[rest], a[rest], b).max() <= bound(30)
+
+
+def test_an_overflow_is_infinite(gemm: Gemm) -> None:
+    a, b = torch.full((3, 4), 1e20, device=DEVICE), torch.full((4, 2), -1e20, device=DEVICE)
+    assert (gemm(a, b) == -math.inf).all()
+
+
+def test_powers_of_two() -> None:
+    x = torch.tensor([1.0, -1.0, 2.0**-120, 2.0**120])
+    exponents = torch.tensor([-149, 127, 240, -252])
+    assert torch.equal(times_power_of_two(x, exponents).double(), x.double() * 2.0 ** exponents.double())
+
+
+@EACH_LOW
+def test_one_part(gemm: Gemm, low: float) -> None:
+    """Uncorrected, but scaled: operands are rounded to 11 bits, and nothing overflows."""
+    a, b = uniform(70, 100, 40, low) * 1e7, uniform(100, 90, 41, low) * 1e-9
+    c = gemm(a, b, UNCORRECTED)
+    assert bound(100) < errors(c, a, b).max() <= 2.01 * 2**13 + bound(100)
+
+
+# ---------------------------------------------------------------- the kernels
+
+
+@pytest.fixture(params=[pytest.param("kernel", marks=[pytest.mark.gpu] if HAS_GPU else [])])
+def triton_gemm() -> Gemm:
+    return kernel()
+
+
+@EACH_SCHEME
+@pytest.mark.parametrize("transposed", [False, True])
+def test_parts_are_those_of_the_reference(triton_gemm: Gemm, scheme: Scheme, transposed: bool) -> None:
+    from neula.kernels.gemm_triton import PAD, _split
+
+    x = wide(70, 150, 16)
+    x[3], x[4, 4] = 0, 2.0**20
+    x = x.T if transposed else x
+    expected, _ = split_reference(x, scheme)
+    parts = _split(x, scheme).parts
+    k = x.shape[1]
+    assert parts.shape[2] % PAD == 0
+    assert not parts[:, :, k:].any()
+    for part, reference in zip(parts, expected, strict=True):
+        assert torch.equal(part[:, :k].float(), reference.float())
+
+
+@EACH_SCHEME
+def test_every_configuration(triton_gemm: Gemm, scheme: Scheme) -> None:
+    from neula.kernels.gemm_triton import configs
+
+    a, b = uniform(150, 210, 17), uniform(210, 140, 18)
+    for config in configs(scheme):
+        for pieces in (1, 3):
+            c = torch.full((150, 140), math.nan, device=DEVICE)
+            triton_gemm(a, b, scheme, c=c, config=config, pieces=pieces)
+            assert errors(c, a, b).max() <= bound(210)
+
+
+@pytest.mark.parametrize("pieces", [2, 5, 40])
+def test_pieces_of_a_long_k(triton_gemm: Gemm, pieces: int) -> None:
+    """More pieces than runs as well: some have nothing to sum."""
+    a, b = uniform(20, 1000, 19), uniform(1000, 20, 20)
+    c = uniform(20, 20, 21)
+    before = c.double()
+    triton_gemm(a, b, alpha=2.0, beta=3.0, c=c, pieces=pieces, scheme=SCHEMES["fp16_cor"])
+    assert errors((c.double() - 3 * before) / 2, a, b).max() <= bound(1000) + 20
+
+
+# ---------------------------------------------------------------- which one
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(0, 3, 4), (3, 0, 4), (3, 4, 0)])
+def test_nothing_to_do(m: int, n: int, k: int) -> None:
+    c = corrected_gemm(torch.empty(m, k, device=DEVICE), torch.empty(k, n, device=DEVICE))
+    assert c.shape == (m, n)
+    assert not c.any()
+
+
+def test_the_reference_on_a_cpu() -> None:
+    assert not kernel_runs(torch.device("cpu"))
+    a, b = uniform(5, 6, 22).cpu(), uniform(6, 7, 23).cpu()
+    assert torch.equal(corrected_gemm(a, b), corrected_gemm_reference(a, b))
+
+
+# ---------------------------------------------------------------- on a GPU
+
+
+@pytest.mark.gpu
+def test_the_kernel_is_taken() -> None:
+    a, b = uniform(200, 300, 24), uniform(300, 100, 25)
+    assert kernel_runs(DEVICE)
+    assert torch.equal(corrected_gemm(a, b), kernel()(a, b, SCHEMES["fp16_cor"]))
+
+
+@pytest.mark.gpu
+@EACH_SCHEME
+@EACH_LOW
+@pytest.mark.parametrize(("m", "n", "k"), [(4096, 4096, 4096), (300, 500, 100_000), (100_001, 130, 129)])
+def test_as_accurate_as_cublas(scheme: Scheme, low: float, m: int, n: int, k: int) -> None:
+    """In short sums there are few roundings, and more of them here: hence another constant."""
+    a, b = uniform(m, k, 26, low), uniform(k, n, 27, low)
+    c = torch.full((m, n), math.nan, device=DEVICE)
+    corrected_gemm(a, b, scheme, c=c)
+    reference = a.double() @ b.double()
+    error, peer = ((x.double() - reference).norm() / reference.norm() for x in (c, exact_matmul(a, b)))
+    assert error <= (1.5 if k >= 4096 else 4) * peer
+    assert errors(c, a, b).max() <= bound(k)
+
+
+@pytest.mark.gpu
+@EACH_SCHEME
+def test_sixteen_decades_as_accurate_as_cublas(scheme: Scheme) -> None:
+    a, b = wide(2048, 4096, 28), wide(4096, 1024, 29)
+    c = corrected_gemm(a, b, scheme)
+    assert errors(c, a, b).max() <= 4 * errors(exact_matmul(a, b), a, b).max()
+
+
+@pytest.mark.gpu
+def test_the_unit_truncates_and_the_kernel_does_not_let_it() -> None:
+    """On positive matrices one sum over all of k is far worse than the bound, which the kernel meets."""
+    from neula.kernels.gemm_triton import _split
+
+    k = 65536
+    a, b = uniform(512, k, 30, 0.0), uniform(k, 512, 31, 0.0)
+    scheme = SCHEMES["fp16_cor"]
+    assert errors(corrected_gemm(a, b), a, b).max() <= bound(k)
+    x, y = _split(a, scheme).parts[0], _split(b.mT, scheme).parts[0]
+    at_once = torch.mm(x, y.mT, out_dtype=torch.float32)
+    assert errors(at_once, x, y.mT).max() > bound(k)
+
+
+@pytest.mark.gpu
+def test_a_choice_is_measured_once() -> None:
+    from neula.kernels.gemm_triton import _chosen, _fastest, _Product, _split
+
+    scheme = SCHEMES["fp16_cor"]
+    _chosen.clear()
+    for m in (600, 700, 1000, 1024):
+        product = _Product(_split(uniform(m, 600, 32), scheme), _split(uniform(m, 600, 33), scheme), scheme)
+        _fastest(product)
+    assert len(_chosen) == 1
+    product = _Product(_split(uniform(1025, 600, 34), scheme), _split(uniform(600, 600, 35), scheme), scheme)
+    _fastest(product)
+    assert len(_chosen) == 2
+
+
+@pytest.mark.gpu
+def test_in_a_graph() -> None:
+    a, b = uniform(333, 444, 36), uniform(444, 222, 37)
+    c = corrected_gemm(a, b)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        corrected_gemm(a, b, c=c)
+    c.fill_(math.nan)
+    graph.replay()
+    assert errors(c, a, b).max() <= bound(444)
+
+
+@pytest.mark.gpu
+def test_the_current_stream() -> None:
+    """The operand arrives late on a stream of its own: whoever works on another one multiplies zeros."""
+    source, b = uniform(500, 600, 38), uniform(600, 300, 39)
+    a = torch.zeros_like(source)
+    corrected_gemm(a, b)  # compiled before the clock runs
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(200_000_000)  # about 0.1 s
+        a.copy_(source)
+        c = corrected_gemm(a, b)
+    stream.synchronize()
+    assert errors(c, source, b).max() <= bound(600)

@@ -1,0 +1,368 @@
+"""neula.matmul against products in float64."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import neula
+from neula.engines import BF16, FP16, CpuEngine, EmulatedEngine
+from neula.kernels.gemm import SCHEMES
+from neula.matmul import MODES
+
+U = 2.0**-24
+HALF_UNIT = {"fp16": 2.0**-11, "tf32": 2.0**-11, "bf16": 2.0**-8}
+EACH_MODE = pytest.mark.parametrize("mode", MODES)
+
+
+def uniform(*shape: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(*shape, generator=generator) * 2 - 1
+
+
+def wide(*shape: int, seed: int = 0) -> torch.Tensor:
+    return 10 ** (8 * uniform(*shape, seed=seed)) * uniform(*shape, seed=seed + 1000).sign()
+
+
+def bound(mode: str, k: int) -> float:
+    """Relative to |A| |B|: two roundings of operands, or those of parts (see the tests of corrected
+    products), and sums in float32.
+    """
+    sums = (12 + 2 * math.sqrt(k)) * U
+    return {"fp64": k * 2.0**-53, "fp32": sums}.get(mode, sums + 2.01 * HALF_UNIT.get(mode, 0.0))
+
+
+def check(c, a, b, mode: str, factor: float = 1.0) -> None:
+    a, b, c = (torch.as_tensor(x).double() for x in (a, b, c))
+    assert ((c - a @ b).abs() <= factor * bound(mode, a.shape[-1]) * (a.abs() @ b.abs())).all()
+
+
+# ---------------------------------------------------------------- modes
+
+
+@EACH_MODE
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (7, 5, 3), (40, 30, 200)])
+def test_every_mode(mode, m, n, k):
+    a, b = uniform(m, k), uniform(k, n, seed=1)
+    before = a.clone(), b.clone()
+    c = neula.matmul(a, b, compute=mode, engine="emulated")
+    assert (c.shape, c.dtype, c.is_contiguous()) == ((m, n), torch.float32, True)
+    check(c, a, b, "fp32" if mode == "fp64" else mode)
+    assert torch.equal(a, before[0])
+    assert torch.equal(b, before[1])
+
+
+@pytest.mark.parametrize("mode", HALF_UNIT)
+def test_the_correction_is_what_makes_it_accurate(mode):
+    a, b = uniform(40, 200), uniform(200, 30, seed=1)
+    check(neula.matmul(a, b, compute=f"{mode}_cor", engine="emulated"), a, b, "fp32")
+    with pytest.raises(AssertionError):
+        check(neula.matmul(a, b, compute=mode, engine="emulated"), a, b, "fp32", 10)
+
+
+@EACH_MODE
+def test_sixteen_decades(mode):
+    a, b = wide(30, 100), wide(100, 20, seed=1)
+    c = neula.matmul(a, b, compute=mode, engine="emulated")
+    check(c, a, b, "fp32" if mode == "fp64" else mode)
+
+
+@EACH_MODE
+def test_units_of_rows_and_columns(mode):
+    a = uniform(30, 100) * 10 ** (18 * uniform(30, 1, seed=2))
+    b = uniform(100, 20, seed=1) * 10 ** (18 * uniform(1, 20, seed=3))
+    c = neula.matmul(a, b, compute=mode, engine="emulated")
+    check(c, a, b, "fp32" if mode == "fp64" else mode)
+
+
+@pytest.mark.parametrize("mode", SCHEMES)
+def test_on_a_unit_that_truncates(mode):
+    k = 4096
+    a, b = uniform(6, k).abs(), uniform(k, 6, seed=1).abs()
+    engine = EmulatedEngine("cpu", None, "fp32_rz", 8)
+    check(neula.matmul(a, b, compute=mode, engine=engine), a, b, "fp32")
+    # Without short runs: the plain product on the same unit, of operands that fp16 holds exactly.
+    exact = [x.half().float() for x in (a, b)]
+    with pytest.raises(AssertionError):
+        check(neula.matmul(*exact, compute="fp16", engine=engine), *exact, "fp32")
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "fp64"])
+def test_float64_operands(mode):
+    """Outside of the range of float32 as well."""
+    a, b = uniform(9, 50).double() * 1e60, uniform(50, 8, seed=1).double() * 1e-70
+    c = neula.matmul(a, b, compute=mode, engine="emulated")
+    assert c.dtype == torch.float64
+    check(c, a, b, mode)
+
+
+# ---------------------------------------------------------------- the default
+
+
+@pytest.mark.parametrize("engine", ["cpu", "emulated"])
+def test_default_is_the_accuracy_of_the_dtype(engine):
+    a, b = uniform(20, 90), uniform(90, 10, seed=1)
+    check(neula.matmul(a, b, engine=engine), a, b, "fp32")
+    check(neula.matmul(a.double(), b.double(), engine=engine), a, b, "fp64")
+    check(neula.matmul(a.double(), b, engine=engine), a, b, "fp64")
+
+
+@pytest.mark.parametrize("format", [FP16, BF16])
+@pytest.mark.parametrize("engine", ["cpu", "emulated"])
+def test_half_precision(engine, format):
+    """Operands are exact: errors are those of sums, and of rounding the result."""
+    a, b = uniform(20, 64).to(format.dtype), uniform(64, 10, seed=1).to(format.dtype)
+    c = neula.matmul(a, b, engine=engine)
+    assert c.dtype == format.dtype
+    a, b = a.double(), b.double()
+    assert ((c.double() - a @ b).abs() <= (format.u + bound("fp32", 64)) * (a.abs() @ b.abs())).all()
+
+
+def test_modes_of_the_cpu():
+    for mode in CpuEngine("cpu").formats:
+        check(neula.matmul(uniform(9, 8), uniform(8, 7), compute=mode), uniform(9, 8), uniform(8, 7), "bf16")
+    with pytest.raises(ValueError, match=r"'fp16_cor'.*choose one of.*'fp32'.*engine='emulated'"):
+        neula.matmul(uniform(3, 3), uniform(3, 3), compute="fp16_cor", engine="cpu")
+
+
+# ---------------------------------------------------------------- shapes and libraries
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [((2, 3, 4, 5), (5, 6)), ((4, 5), (2, 5, 6)), ((2, 1, 4, 5), (3, 5, 6)), ((1, 4, 5), (1, 5, 6))],
+)
+@pytest.mark.parametrize("mode", ["fp16", "fp16_cor", "fp32"])
+def test_batches_are_broadcast(left, right, mode):
+    a, b = uniform(*left), uniform(*right, seed=1)
+    c = neula.matmul(a, b, compute=mode, engine="emulated")
+    assert c.shape == torch.matmul(a, b).shape
+    check(c, a, b, mode)
+    out = torch.full(c.shape, math.nan)
+    assert neula.matmul(a, b, compute=mode, engine="emulated", out=out) is out
+    assert torch.equal(out, c)
+
+
+@pytest.mark.parametrize(
+    ("left", "right"), [((0, 3, 4), (4, 5)), ((3, 0), (0, 5)), ((0, 4), (4, 5)), ((2, 3, 4), (2, 4, 0))]
+)
+@pytest.mark.parametrize("mode", ["fp16_cor", "fp32"])
+def test_nothing_to_multiply(left, right, mode):
+    a, b = torch.ones(left), torch.ones(right)
+    assert torch.equal(neula.matmul(a, b, compute=mode, engine="emulated"), a @ b)
+    out = torch.ones((a @ b).shape)
+    neula.matmul(a, b, compute=mode, engine="emulated", out=out, beta=3.0)
+    assert (out == 3).all()
+
+
+@pytest.mark.parametrize("mode", ["fp16_cor", "fp32"])
+def test_views(mode):
+    whole = uniform(80, 90)
+    for a, b in (
+        (whole.T[:30, 5:55], whole[:50, ::7]),
+        (whole[::2, 10:60], whole.T[:50, 1:30]),
+        (whole[:1, :50].expand(6, 50), whole[10:60, :5]),
+    ):
+        check(neula.matmul(a, b, compute=mode, engine="emulated"), a, b, mode)
+
+
+def test_numpy_in_and_out():
+    a, b = uniform(9, 8).numpy(), uniform(8, 7, seed=1).numpy()
+    c = neula.matmul(a[::-1], b)
+    assert isinstance(c, np.ndarray)
+    assert c.dtype == np.float32
+    check(c, a[::-1].copy(), b, "fp32")
+    out = np.full((9, 7), np.nan, dtype=np.float32)
+    assert neula.matmul(a, b, out=out) is out
+    check(out, a, b, "fp32")
+
+
+def test_integers_become_float64():
+    c = neula.matmul(np.arange(6).reshape(2, 3), np.arange(3).reshape(3, 1))
+    assert c.dtype == np.float64
+    assert c.tolist() == [[5.0], [14.0]]
+
+
+# ---------------------------------------------------------------- alpha, beta, out
+
+
+@pytest.mark.parametrize("mode", ["fp16", "fp16_cor", "bf16_cor", "fp32", "fp64"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("alpha", "beta"), [(2.0, 0.0), (-0.5, 1.0), (1.0, -3.0)])
+def test_alpha_beta_and_out(mode, dtype, alpha, beta):
+    a, b = uniform(12, 30).to(dtype), uniform(30, 9, seed=1).to(dtype)
+    out = uniform(9, 12, seed=2).to(dtype).T
+    before = out.double().clone()
+    if beta == 0.0:
+        out.fill_(math.nan)
+    assert neula.matmul(a, b, compute=mode, alpha=alpha, beta=beta, out=out, engine="emulated") is out
+    expected = alpha * (a.double() @ b.double()) + beta * before
+    size = abs(alpha) * (a.abs() @ b.abs()).double() + abs(beta) * before.abs()
+    unit = max(bound(mode, 30), 4 * torch.finfo(dtype).eps)
+    assert ((out.double() - expected).abs() <= 2 * unit * size).all()
+
+
+def test_alpha_without_out():
+    a, b = uniform(5, 6), uniform(6, 7)
+    check(neula.matmul(a, b, alpha=-2.0) / -2, a, b, "fp32")
+
+
+@pytest.mark.parametrize("mode", ["fp16_cor", "fp32"])
+def test_out_over_an_operand(mode):
+    a, b = uniform(3, 8, 8), uniform(8, 8, seed=1)
+    kept = a.clone()
+    neula.matmul(a, b, compute=mode, out=a, engine="emulated", beta=1.0)
+    check(a - kept, kept, b, mode, 3)
+
+
+def test_a_half_precision_out_is_added_in_float32():
+    a, b = uniform(8, 8).half(), uniform(8, 8, seed=1).half()
+    out = uniform(8, 8, seed=2).half()
+    expected = a.double() @ b.double() + 0.3 * out.double()
+    neula.matmul(a, b, out=out, beta=0.3)
+    size = a.double().abs() @ b.double().abs() + 1
+    assert ((out.double() - expected).abs() <= 1.1 * FP16.u * size).all()
+
+
+def test_a_result_that_does_not_fit():
+    a = torch.full((4, 4), 1000.0, dtype=torch.float16)
+    for out in (None, torch.zeros(4, 4, dtype=torch.float16)):
+        with pytest.raises(OverflowError, match=r"float16: pass the input in a wider dtype"):
+            neula.matmul(a, a, out=out)
+
+
+# ---------------------------------------------------------------- what is not finite
+
+
+@EACH_MODE
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_stays_in_its_row_and_column(mode, bad):
+    a, b = uniform(6, 9), uniform(9, 5, seed=1)
+    a[2, 3] = bad
+    c = neula.matmul(a, b, compute=mode, engine="emulated")
+    assert not c[2].isfinite().any()
+    rest = [0, 1, 3, 4, 5]
+    check(c[rest], a[rest], b, "fp32" if mode == "fp64" else mode)
+    c = neula.matmul(b.T, a.T, compute=mode, engine="emulated")
+    assert not c[:, 2].isfinite().any()
+    assert c[:, rest].isfinite().all()
+
+
+# ---------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "options", "error", "message"),
+    [
+        ((3, 4), (5, 6), {}, ValueError, r"A has 4 columns and B 5 rows.*\(3, 4\).*\(5, 6\)"),
+        ((4,), (4, 5), {}, ValueError, r"A must be a matrix.*\(4,\).*reshape"),
+        ((3, 4), (4,), {}, ValueError, r"B must be a matrix.*\(4,\).*reshape"),
+        ((2, 3, 4), (3, 4, 5), {}, ValueError, r"batches of shape \(2,\) and \(3,\)"),
+        ((3, 3), (3, 3), {"compute": "fp8"}, ValueError, r"unknown compute 'fp8': choose one of 'fp16'"),
+        ((3, 3), (3, 3), {"engine": "tpu"}, ValueError, r"unknown engine 'tpu'"),
+        ((3, 3), (3, 3), {"beta": 2.0}, ValueError, r"beta=2.0.*pass out=C"),
+        ((3, 3), (3, 3), {"out": torch.zeros(3, 4)}, ValueError, r"\(3, 4\), and the product \(3, 3\)"),
+        (
+            (3, 3),
+            (3, 3),
+            {"out": torch.zeros(3, 3).double()},
+            ValueError,
+            r"float64, and the product.*float32",
+        ),
+        ((3, 3), (3, 3), {"out": np.zeros((3, 3), int)}, ValueError, r"int64, and the product.*float32"),
+        ((3, 3), (3, 3), {"out": torch.zeros(3, 1).expand(3, 3)}, ValueError, r"expanded.*clone"),
+        ((3, 3), (3, 3), {"out": np.zeros((3, 3), np.float32)[::-1]}, ValueError, r"out must be writable"),
+        ((3, 3), (3, 3), {"out": [[0.0] * 3] * 3}, TypeError, r"out is a list"),
+    ],
+)
+def test_bad_input(a, b, options, error, message):
+    with pytest.raises(error, match=message):
+        neula.matmul(torch.ones(a), torch.ones(b), **options)
+
+
+def test_complex_and_sparse():
+    with pytest.raises(TypeError, match="B is complex"):
+        neula.matmul(torch.ones(2, 2), torch.ones(2, 2, dtype=torch.complex64))
+    with pytest.raises(TypeError, match="A is a sparse"):
+        neula.matmul(torch.eye(2).to_sparse(), torch.ones(2, 2))
+
+
+def test_global_state(global_state):
+    before = global_state()
+    for mode in MODES:
+        neula.matmul(uniform(5, 5), uniform(5, 5), compute=mode, engine="emulated")
+    neula.matmul(uniform(5, 5), uniform(5, 5))
+    assert global_state() == before
+
+
+# ---------------------------------------------------------------- on a GPU
+
+
+@pytest.mark.gpu
+@EACH_MODE
+@pytest.mark.parametrize("users_precision", ["ieee", "tf32"])
+def test_every_mode_on_a_gpu(mode, users_precision):
+    switch = torch.backends.cuda.matmul
+    before, switch.fp32_precision = switch.fp32_precision, users_precision
+    try:
+        for make in (uniform, wide):
+            a, b = make(500, 700).cuda(), make(700, 300, seed=1).cuda()
+            out = torch.full((500, 300), math.nan, device="cuda")
+            neula.matmul(a, b, compute=mode, out=out)
+            # Tensor cores cut operands of tf32 off, and truncate sums: twice the errors.
+            check(out, a, b, "fp32" if mode == "fp64" else mode, 4)
+            check(neula.matmul(a.double(), b.double(), compute=mode), a, b, mode, 4)
+        assert switch.fp32_precision == users_precision
+    finally:
+        switch.fp32_precision = before
+
+
+@pytest.mark.gpu
+@EACH_MODE
+@pytest.mark.parametrize("layout", ["rows", "columns", "gaps"])
+@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.0), (-2.0, 0.5)])
+def test_out_on_a_gpu(mode, layout, alpha, beta):
+    a, b = uniform(130, 200).cuda(), uniform(200, 90, seed=1).cuda()
+    whole = uniform(300, 200, seed=2).cuda()
+    out = {
+        "rows": whole[:130, :90].clone(),
+        "columns": whole[:90, :130].clone().T,
+        "gaps": whole[::2, 5:185:2][:130],
+    }
+    c = out[layout]
+    before = c.double()
+    if beta == 0.0:
+        c.fill_(math.nan)
+    assert neula.matmul(a, b, compute=mode, alpha=alpha, beta=beta, out=c) is c
+    expected = alpha * (a.double() @ b.double()) + beta * before
+    size = abs(alpha) * (a.abs() @ b.abs()).double() + abs(beta) * before.abs()
+    assert ((c.double() - expected).abs() <= 4 * bound("fp32" if mode == "fp64" else mode, 200) * size).all()
+
+
+@pytest.mark.gpu
+def test_defaults_on_a_gpu():
+    a, b = uniform(3000, 3000).cuda(), uniform(3000, 2000, seed=1).cuda()
+    check(neula.matmul(a, b), a, b, "fp32", 2)
+    corrected = neula.matmul(a, b, compute="fp16_cor")
+    assert torch.equal(neula.matmul(a, b), corrected)
+    for dtype in (torch.float16, torch.bfloat16):
+        x, y = a.to(dtype), b.to(dtype)
+        c = neula.matmul(x, y)
+        assert c.dtype == dtype
+        error = (c.double() - x.double() @ y.double()).abs()
+        assert (error <= torch.finfo(dtype).eps * (x.double().abs() @ y.double().abs())).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["fp16", "fp16_cor", "fp32"])
+def test_batches_and_arrays_on_a_gpu(mode):
+    a, b = uniform(3, 200, 100).cuda(), uniform(3, 100, 50, seed=1).cuda()
+    out = torch.full((3, 200, 50), math.nan, device="cuda")
+    neula.matmul(a, b, compute=mode, out=out)
+    check(out, a, b, mode, 4)
+    c = neula.matmul(a.cpu().numpy(), b.cpu().numpy(), compute=mode, engine="cuda")
+    assert isinstance(c, np.ndarray)
+    check(c, a.cpu(), b.cpu(), mode, 4)
