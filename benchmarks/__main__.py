@@ -1,7 +1,8 @@
-"""``python -m benchmarks qr|lstsq [--device cuda|cpu] [--out DIR]``."""
+"""``python -m benchmarks qr|batched_qr|lstsq|matmul [--device cuda|cpu] [--out DIR]``."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -9,9 +10,15 @@ import torch
 import typer
 from rich.console import Console
 
-from benchmarks import lstsq, qr
+from benchmarks import batched_qr, lstsq, matmul, qr
+from benchmarks.harness import Results
 
-BENCHMARKS = {"qr": qr.run, "lstsq": lstsq.run}
+BENCHMARKS: dict[str, Callable[[torch.device], Results]] = {
+    "qr": qr.run,
+    "batched_qr": batched_qr.run,
+    "lstsq": lstsq.run,
+    "matmul": matmul.run,
+}
 
 
 def main(

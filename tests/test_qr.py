@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import neula
-from neula.engines import FORMATS, EmulatedEngine
+from neula.engines import FORMATS, CpuEngine, EmulatedEngine
 from neula.matrices import SPECTRA, random_matrix
 
 SHAPES = [
@@ -277,3 +278,191 @@ def test_nan_in_a_batch_says_which_matrix(rng):
     A[2, 5, 1] = np.inf
     with pytest.raises(ValueError, match=r"A\[2, 5, 1\] is inf"):
         neula.qr(A)
+
+
+# ---------------------------------------------------------------- batches
+
+
+def worst_errors(A: np.ndarray, Q: np.ndarray, R: np.ndarray) -> float:
+    return max(max(errors(a, q, r)) for a, q, r in zip(A, Q, R, strict=True))
+
+
+@pytest.fixture(params=["lapack", "gram-schmidt", "gram-schmidt with fast fp64"])
+def chain(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """The chain for batches of a CPU, and that of a GPU in plain torch: it goes by the name of the engine."""
+    if request.param == "lapack":
+        return {"engine": "cpu"}
+
+    class Named(CpuEngine):
+        name = "cuda"
+
+        @property
+        def preconditioners(self) -> tuple[str, ...]:
+            return ("fp64",) if "fp64" in request.param else ("fp32",)
+
+    return {"engine": Named("cpu")}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize(
+    "shape", [(4, 1, 1), (3, 7, 7), (5, 33, 32), (2, 100, 70), (3, 20, 30), (2, 5, 1), (2, 1, 5)]
+)
+def test_a_batch_together(shape, dtype, chain, rng):
+    A = rng.standard_normal(shape).astype(dtype)
+    before = A.copy()
+    result = neula.qr(A, **chain)
+    Q, R = result
+    k = min(shape[1:])
+    assert (Q.shape, R.shape) == ((shape[0], shape[1], k), (shape[0], k, shape[2]))
+    assert Q.dtype == R.dtype == A.dtype
+    assert result.converged
+    assert len(result.certificate) == shape[0]
+    assert all(c.accepted for c in result.certificate)
+    assert worst_errors(A, Q, R) <= bound(U[dtype], *shape[1:])
+    assert np.array_equal(R, np.triu(R))
+    assert (np.diagonal(R, axis1=1, axis2=2) >= 0).all()
+    assert np.array_equal(A, before)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_each_matrix_of_a_batch_gets_what_it_needs(dtype, chain, rng):
+    """Well-conditioned, ill-conditioned, singular, zero, and out of the range of squares, in one batch."""
+    spectra = [
+        random_matrix("geometric", 80, 30, cond=c, seed=i).numpy()
+        for i, c in enumerate([1e1, 1e5, 1e8, 1e12])
+    ]
+    scales = 10.0 ** np.linspace(-30, 30, 30)
+    A = np.stack([*spectra, spectra[0] * scales, spectra[0], np.zeros((80, 30))]).astype(dtype)
+    A[5, :, [4, 20]] = 0
+    A[5, :, 9] = A[5, :, 3]
+    result = neula.qr(A, **chain)
+    assert result.converged
+    assert worst_errors(A, *result) <= bound(U[dtype], 80, 30)
+    assert (result.R[5][:, [4, 20]] == 0).all()
+    assert (result.R[6] == 0).all()
+
+
+def test_good_matrices_do_not_depend_on_bad_ones(chain, rng):
+    A = rng.standard_normal((4, 60, 20)).astype(np.float32)
+    clean = neula.qr(A, **chain)
+    A[2, :, 5] = A[2, :, 4]
+    result = neula.qr(A, **chain)
+    for i in (0, 1, 3):
+        np.testing.assert_array_equal(result.Q[i], clean.Q[i])
+        np.testing.assert_array_equal(result.R[i], clean.R[i])
+        assert result.certificate[i] == clean.certificate[i]
+
+
+def test_attempts_of_a_batch_say_how_many_matrices_missed(rng):
+    class Named(CpuEngine):
+        name = "cuda"
+
+    A = rng.standard_normal((5, 80, 20)).astype(np.float32)
+    A[3] = random_matrix("geometric", 80, 20, cond=1e6).numpy()
+    result = neula.qr(A, engine=Named("cpu"))
+    assert [(a.method, a.accepted) for a in result.attempts] == [
+        ("gram-schmidt fp32", False),
+        ("gram-schmidt fp32 + reortho", True),
+    ]
+    assert result.attempts[0].reason.startswith("1 of 5 matrices rejected; the worst: residual")
+    assert result.attempts[1].reason.startswith("0 of 1 matrices rejected")
+
+
+def test_a_batch_agrees_with_its_matrices(chain, rng):
+    """R is unique: two factors differ by ``sqrt(2) cond`` times both backward errors (Sun 1991)."""
+    A = rng.standard_normal((3, 90, 12)).astype(np.float32)
+    R = neula.qr(A, **chain).R
+    for a, r in zip(A, R, strict=True):
+        alone = neula.qr(a).R
+        limit = math.sqrt(2) * np.linalg.cond(a) * 2 * bound(U["float32"], 90, 12)
+        assert np.linalg.norm(alone.astype(float) - r) <= limit * np.linalg.norm(r)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 10, 4), (2, 3, 4, 10), (1, 2, 6, 6)])
+def test_modes_of_a_batch(shape, chain, rng):
+    *batch, m, n = shape
+    A = rng.standard_normal(shape)
+    r_only = neula.qr(A, "r", **chain)
+    assert r_only.Q is None
+    np.testing.assert_allclose(r_only.R, neula.qr(A, **chain).R, atol=1e-13)
+    Q, R = neula.qr(A, "complete", **chain)
+    assert Q.shape == (*batch, m, m)
+    assert R.shape == (*batch, m, n)
+    np.testing.assert_allclose(Q @ R, A, atol=1e-13)
+    np.testing.assert_allclose(Q.mT @ Q, np.broadcast_to(np.eye(m), Q.shape), atol=1e-13)
+
+
+@pytest.mark.parametrize("mode", ["reduced", "r", "complete"])
+def test_an_empty_batch(mode):
+    result = neula.qr(np.zeros((2, 0, 7, 3), dtype=np.float32), mode)
+    assert result.converged
+    assert len(result.certificate) == 0
+    assert result.R.shape == ((2, 0, 7, 3) if mode == "complete" else (2, 0, 3, 3))
+    if mode != "r":
+        assert result.Q.shape == ((2, 0, 7, 7) if mode == "complete" else (2, 0, 7, 3))
+        assert result.Q.dtype == np.float32
+
+
+@pytest.mark.parametrize("shape", [(2, 0, 3), (2, 3, 0), (0, 0, 3)])
+def test_a_batch_of_empty_matrices(shape):
+    with pytest.raises(ValueError, match="is empty"):
+        neula.qr(np.zeros(shape))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_in_a_batch_is_named(bad, chain, rng):
+    A = rng.standard_normal((2, 3, 30, 4)).astype(np.float32)
+    A[1, 0, 5, 2] = bad
+    with pytest.raises(ValueError, match=rf"A\[1, 0, 5, 2\] is {bad}"):
+        neula.qr(A, **chain)
+
+
+def test_progress_of_a_batch(chain, rng):
+    seen = []
+    neula.qr(rng.standard_normal((3, 20, 4)), progress=lambda *step: seen.append(step), **chain)
+    assert seen[-1][1] == 1.0
+
+
+def test_a_batch_leaves_global_state_alone(chain, rng, global_state):
+    before = global_state()
+    neula.qr(rng.standard_normal((3, 200, 40)).astype(np.float32), **chain)
+    assert global_state() == before
+
+
+def test_orth_of_a_batch(rng):
+    A = rng.standard_normal((3, 40, 6)).astype(np.float32)
+    A[1, :, 2] = A[1, :, 0]
+    Q = neula.orth(A)
+    np.testing.assert_allclose(Q.mT @ Q, np.broadcast_to(np.eye(6), (3, 6, 6)), atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "shape", [(50, 32, 32), (20, 256, 32), (20, 256, 128), (3, 4096, 128), (2, 512, 512), (9, 7, 30)]
+)
+def test_a_batch_on_a_gpu(shape, dtype):
+    A = torch.stack([random_matrix("normal", *shape[1:], seed=i) for i in range(shape[0])]).to("cuda", dtype)
+    A[0, :, -1] = A[0, :, 0]
+    A[1, :, 0] = 0
+    result = neula.qr(A)
+    assert result.converged
+    limit = bound(torch.finfo(dtype).eps / 2, *shape[1:])
+    assert worst_errors(A.cpu().numpy(), result.Q.cpu().numpy(), result.R.cpu().numpy()) <= limit
+    assert not result.R[1, :, 0].any()
+
+
+@pytest.mark.gpu
+def test_a_batch_on_a_gpu_is_float32_whatever_the_switch():
+    switch = torch.backends.cuda.matmul
+    before, switch.fp32_precision = switch.fp32_precision, "tf32"
+    try:
+        A = torch.stack([random_matrix("normal", 300, 100, seed=i) for i in range(5)]).to(
+            "cuda", torch.float32
+        )
+        result = neula.qr(A)
+        assert [a.method for a in result.attempts] == ["gram-schmidt fp32"]
+        assert result.converged
+        assert switch.fp32_precision == "tf32"
+    finally:
+        switch.fp32_precision = before

@@ -7,12 +7,17 @@ format's unit roundoff, the multiple growing as theory and LAPACK's own tests le
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import overload
 
 import torch
 
 from neula.engines import BF16, FORMATS, FP16, FP64, Format, format_of
 from neula.engines.precision import exact_matmul
 from neula.errors import unknown_name
+from neula.kernels import probe_errors
 from neula.result import QRCertificate
 
 PROBES = 4
@@ -111,6 +116,106 @@ def qr_certificate(
         residual_bound=residual_bound(target, n) + noise,
         orthogonality_bound=orthogonality_bound(target, n) + noise,
     )
+
+
+@dataclass(frozen=True, eq=False)
+class QRCertificates(Sequence[QRCertificate]):
+    """A certificate for each matrix of a batch, made when it is asked for: thousands take milliseconds.
+
+    Attributes
+    ----------
+    residual, orthogonality : Tensor, shape (batch,)
+        float64, on the CPU.
+    residual_bound, orthogonality_bound : float
+        What was asked for.
+    """
+
+    residual: torch.Tensor
+    orthogonality: torch.Tensor
+    residual_bound: float
+    orthogonality_bound: float
+
+    @property
+    def accepted(self) -> torch.Tensor:
+        """Whether both measures of each matrix meet their bounds (NaN never does)."""
+        return (self.residual <= self.residual_bound) & (self.orthogonality <= self.orthogonality_bound)
+
+    @property
+    def error(self) -> torch.Tensor:
+        """The larger measure of each matrix; infinite where one is not finite."""
+        return torch.maximum(self.residual, self.orthogonality).nan_to_num_(math.inf, math.inf)
+
+    def replaced(self, where: torch.Tensor, others: QRCertificates, which: torch.Tensor) -> QRCertificates:
+        """A copy with those of ``others`` that ``which`` selects at the places ``where``."""
+        return replace(
+            self,
+            residual=self.residual.index_put((where,), others.residual[which]),
+            orthogonality=self.orthogonality.index_put((where,), others.orthogonality[which]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.residual)
+
+    @overload
+    def __getitem__(self, index: int) -> QRCertificate: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[QRCertificate, ...]: ...
+    def __getitem__(self, index: int | slice) -> QRCertificate | tuple[QRCertificate, ...]:
+        if isinstance(index, slice):
+            return tuple(self[i] for i in range(*index.indices(len(self))))
+        return QRCertificate(
+            residual=float(self.residual[index]),
+            orthogonality=float(self.orthogonality[index]),
+            residual_bound=self.residual_bound,
+            orthogonality_bound=self.orthogonality_bound,
+        )
+
+    def __repr__(self) -> str:
+        accepted = int(self.accepted.sum())
+        return f"<{len(self)} certificates, {accepted} accepted>"
+
+
+def qr_certificates(
+    a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, scales: torch.Tensor, target: Format
+) -> QRCertificates:
+    """:func:`qr_certificate` for a batch, as accurate as :mod:`neula.kernels.probes` says.
+
+    Parameters
+    ----------
+    a : Tensor, shape (batch, m, n)
+        The matrices as they were given.
+    q : Tensor, shape (batch, m, k)
+    r : Tensor, shape (batch, k, n)
+    scales : Tensor, shape (batch, n)
+        Where one is NaN, that matrix is not accepted.
+    target : Format
+
+    Returns
+    -------
+    QRCertificates
+        The measures of a matrix that is not finite are NaN or infinite.
+    """
+    k, n = r.shape[1:]
+    g, h = _gaussian_on(n, a.device), _gaussian_on(k, a.device)
+    residual, size, loss = torch.stack(probe_errors(a, q, r, scales, g, h)).cpu().double()
+    noise = measurement_error(a.shape[1], torch.float64)
+    return QRCertificates(
+        residual=residual / torch.where(size == 0, 1.0, size),
+        orthogonality=loss / _gaussian_norm(k),
+        residual_bound=residual_bound(target, n) + noise,
+        orthogonality_bound=orthogonality_bound(target, n) + noise,
+    )
+
+
+@lru_cache(maxsize=16)
+def _gaussian_on(n: int, device: torch.device) -> torch.Tensor:
+    """The random vectors stay on the device: small batches would wait for their copy."""
+    return _gaussian(n, torch.float64, device)
+
+
+@lru_cache(maxsize=16)
+def _gaussian_norm(n: int) -> float:
+    return float(torch.linalg.matrix_norm(_gaussian(n, torch.float64, torch.device("cpu"))))
 
 
 def low_rank_error(a: torch.Tensor, u: torch.Tensor, s: torch.Tensor, vh: torch.Tensor) -> float:

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+from torch.nn import functional
 
-from neula.accuracy import qr_certificate, target_format
+from neula.accuracy import QRCertificates, qr_certificate, qr_certificates, target_format
+from neula.algorithms.batched_qr import (
+    TILE_COLUMNS,
+    batched_householder,
+    batched_qr,
+    batched_reorthogonalize,
+)
 from neula.algorithms.householder import householder
 from neula.algorithms.panels import panel_named
 from neula.algorithms.reorthogonalize import refine_qr, reorthogonalize
 from neula.algorithms.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales
-from neula.engines import BF16, FORMATS, FP16, FP64, Engine, Format, format_named, select_engine
+from neula.engines import BF16, FORMATS, FP16, FP32, FP64, Engine, Format, format_named, select_engine
 from neula.engines.precision import plain_arithmetic
 from neula.errors import unknown_name
 from neula.inputs import check_finite, check_matrix, take
@@ -24,6 +32,17 @@ from neula.result import AccuracyWarning, Attempt, QRCertificate, QRResult
 
 MODES = ("reduced", "r", "complete")
 ALGORITHMS = ("rgsqrf", "rgsqrf-reortho", "cholesky-qr", "householder")
+
+BATCHED_ELEMENTS = {"cpu": 1 << 16, "cuda": 1 << 22}
+"""Elements of a matrix up to which a batch is factorized together; larger ones fill the machine one by one.
+Engines that are missing here have arithmetic of their own, which only the chain for single matrices has."""
+
+MAX_PASSES = 3
+"""Gram-Schmidt passes: twice is enough at full rank, the third is for matrices without."""
+
+SAFE_NORMS = {torch.float32: (1e-12, 1e18), torch.float64: (1e-140, 1e150)}
+"""Norms of columns whose squares are far enough from underflow, also those of what is left of a column after
+projections, and from overflow."""
 
 Progress = Callable[[str, float], None]
 """Called with the name of the stage and the part of it that is done, 0 to 1."""
@@ -52,7 +71,7 @@ def qr(
     ----------
     A : array_like, shape (..., m, n)
         NumPy array, torch tensor or DLPack object, float16 to float64; integers are taken as float64. It is
-        not modified. Leading dimensions are a batch.
+        not modified. Leading dimensions are a batch, which may be empty.
     mode : {"reduced", "r", "complete"}
         Q of shape (m, min(m, n)); only R; or Q of shape (m, m) and R of shape (m, n).
     accuracy : {"fp16", "bf16", "tf32", "fp32", "fp64"}, optional
@@ -99,6 +118,11 @@ def qr(
     Recursive Gram-Schmidt is Algorithm 1 of [1]_, re-orthogonalization its section 3.3, column scaling its
     section 3.5. A wide matrix is factorized by its leading square block, as in LAPACK.
 
+    Small matrices of a batch are factorized together, each step one launch for all of them
+    (:mod:`neula.algorithms.batched_qr`), unless an algorithm or one of its parameters is named. Each has a
+    certificate of its own; those that miss their accuracy go on to a second pass, a third, and Householder
+    reflections in double precision. The attempts are those of the batch, with the worst certificate.
+
     References
     ----------
     .. [1] S. Zhang, E. Baharlouei, P. Wu, "High Accuracy Matrix Computations on Neural Engines: A Study of QR
@@ -115,7 +139,9 @@ def qr(
     True
     """
     taken = take(A, "A")
-    check_matrix(taken.tensor, "A")
+    a = taken.tensor
+    # An empty batch is no mistake, as in torch: empty matrices are.
+    check_matrix(a.new_empty(a.shape[-2:]) if 0 in a.shape[:-2] else a, "A")
     if mode not in MODES:
         raise unknown_name("mode", mode, MODES)
     if algorithm is not None and algorithm not in ALGORITHMS:
@@ -130,20 +156,21 @@ def qr(
 
     batch = taken.tensor.shape[:-2]
     matrices = taken.tensor.reshape(-1, *taken.tensor.shape[-2:]).to(chosen.device)
-    if batch:
-        check_finite(taken.tensor, chosen.column_max(matrices.reshape(-1, matrices.shape[-1])), "A")
     with plain_arithmetic(chosen.device):
-        results = [_factorize(a, mode, options) for a in matrices]
-    q = _assemble([f.q for f in results], batch)
-    r = _assemble([f.r for f in results], batch)
-    certificates = tuple(f.certificate for f in results)
-    worst = next((f for f in results if not f.certificate.accepted), results[-1])
-    _warn_unless_accepted(worst.certificate, target)
+        if 0 in batch:
+            factors = _nothing(matrices, mode)
+        elif _go_together(matrices, options):
+            factors = _factorize_together(taken.tensor, matrices, mode, options)
+        else:
+            factors = _factorize_each(taken.tensor, matrices, mode, options)
+    if not factors.attempts[-1].accepted:
+        _warn_of_first_rejected(factors.certificate, target)
+    q, r = (x.reshape(*batch, *x.shape[-2:]) for x in (factors.q, factors.r))
     return QRResult(
         Q=None if mode == "r" else taken.give_back(q),
         R=taken.give_back(r),
-        certificate=certificates if batch else certificates[0],
-        attempts=worst.attempts,
+        certificate=factors.certificate,
+        attempts=factors.attempts,
         engine=str(chosen),
         accuracy=target.name,
     )
@@ -206,7 +233,7 @@ class _Options:
 class _Factors:
     q: torch.Tensor
     r: torch.Tensor
-    certificate: QRCertificate
+    certificate: QRCertificate | Sequence[QRCertificate]
     attempts: tuple[Attempt, ...]
 
 
@@ -339,18 +366,190 @@ def _unscaled(problem: _Problem, leading: _Problem, q: torch.Tensor, r_scaled: t
 
 def _complete(q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Add an orthonormal basis of the complement to Q, and zeros to R."""
-    m, k = q.shape
-    complement = torch.linalg.qr(q, mode="complete")[0][:, k:]
-    return torch.cat([q, complement], 1), torch.cat([r, r.new_zeros(m - k, r.shape[1])])
+    *batch, m, k = q.shape
+    complement = torch.linalg.qr(q, mode="complete")[0][..., k:]
+    return torch.cat([q, complement], -1), torch.cat([r, r.new_zeros(*batch, m - k, r.shape[-1])], -2)
 
 
-def _assemble(matrices: list[torch.Tensor], batch: torch.Size) -> torch.Tensor:
-    """The batch; a single matrix stays where it is."""
-    return torch.stack(matrices).reshape(*batch, *matrices[0].shape) if batch else matrices[0]
+def _factorize_each(given: torch.Tensor, matrices: torch.Tensor, mode: str, options: _Options) -> _Factors:
+    """One matrix after the other; the attempts are those of the first that is not accepted."""
+    if given.ndim == 2:
+        return _factorize(matrices[0], mode, options)
+    _check_batch(given, matrices, options.engine)
+    results = [_factorize(a, mode, options) for a in matrices]
+    worst = next((f for f in results if not f.attempts[-1].accepted), results[-1])
+    q, r = torch.stack([f.q for f in results]), torch.stack([f.r for f in results])
+    return _Factors(q, r, tuple(f.certificate for f in results), worst.attempts)  # type: ignore[misc]
 
 
-def _warn_unless_accepted(certificate: QRCertificate, target: Format) -> None:
-    if not certificate.accepted:
-        warnings.warn(
-            f"QR is not certified to {target.name} accuracy: {certificate}", AccuracyWarning, stacklevel=3
-        )
+def _check_batch(given: torch.Tensor, matrices: torch.Tensor, engine: Engine) -> None:
+    """Refuse NaN and Inf, and say where in the batch they are."""
+    check_finite(given, engine.column_max(matrices.reshape(-1, matrices.shape[-1])), "A")
+
+
+def _nothing(matrices: torch.Tensor, mode: str) -> _Factors:
+    """The factors of no matrices, which are as good as can be."""
+    m, n = matrices.shape[-2:]
+    k = m if mode == "complete" else min(m, n)
+    q, r = matrices.new_empty(0, m, k), matrices.new_empty(0, k, n)
+    return _Factors(q, r, (), (Attempt("nothing to do", True, "an empty batch"),))
+
+
+def _warn_of_first_rejected(certificate: QRCertificate | Sequence[QRCertificate], target: Format) -> None:
+    certificates = (certificate,) if isinstance(certificate, QRCertificate) else certificate
+    first = next(c for c in certificates if not c.accepted)
+    warnings.warn(f"QR is not certified to {target.name} accuracy: {first}", AccuracyWarning, stacklevel=3)
+
+
+# --- a batch, all matrices together ---
+
+
+def _go_together(matrices: torch.Tensor, options: _Options) -> bool:
+    """Whether each step is to be one launch for the whole batch: many small matrices, nothing named."""
+    count, m, n = matrices.shape
+    chosen = (options.algorithm, options.compute, options.panel, options.cutoff)
+    return count > 1 and chosen == (None,) * 4 and m * n <= BATCHED_ELEMENTS.get(options.engine.name, 0)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Matrices, and in what their factors are computed."""
+
+    a: torch.Tensor
+    options: _Options
+
+    @property
+    def storage(self) -> Format:
+        return FP64 if self.options.target is FP64 else FP32
+
+    @property
+    def k(self) -> int:
+        return min(self.a.shape[1:])
+
+    def leading(self, dtype: torch.dtype) -> torch.Tensor:
+        """The leading blocks that are not wide; the matrices themselves where nothing changes."""
+        return self.a[..., : self.k].to(dtype)
+
+    def scales(self) -> torch.Tensor:
+        """Column scales, shape (batch, n)."""
+        wide_enough = torch.float64 if self.a.dtype == torch.float64 else torch.float32
+        return power_of_two_scales(torch.linalg.vector_norm(self.a, math.inf, dim=1).to(wide_enough))
+
+    def scaled(self, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The leading blocks with their columns scaled."""
+        return (self.a[..., : self.k] * scales[:, None, : self.k]).to(dtype)
+
+    def certified(self, q: torch.Tensor, r: torch.Tensor, scales: torch.Tensor | None) -> _Certified:
+        """The factors as they are kept, the R of wide matrices with the columns beyond the square.
+
+        Without scales, those that make columns of norm 1: R has the norms of A's columns, unless they are out
+        of the range in which their squares can be trusted, and then there is no certificate.
+        """
+        q = q.to(self.storage.dtype)
+        r = r.to(torch.float64 if self.a.dtype == torch.float64 else torch.float32)
+        if scales is not None:
+            r = r / scales[:, None, : self.k]
+        if self.a.shape[2] > self.k:
+            r = torch.cat([r, self._projected(q, scales).to(r.dtype)], -1)
+        if scales is None:
+            norms = torch.linalg.vector_norm(r, dim=1)
+            low, high = SAFE_NORMS[q.dtype]
+            # NaN unless low < norm < high.
+            inverse = functional.threshold(norms, low, math.nan).reciprocal_()
+            scales = functional.threshold(inverse, 1 / high, math.nan)
+        return _Certified(q, r, qr_certificates(self.a, q, r, scales, self.options.target))
+
+    def _projected(self, q: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
+        """``Q^T A`` of the columns beyond the square."""
+        rest = self.a[..., self.k :].double()
+        if scales is None:
+            return q.double().mT @ rest
+        beyond = scales[:, None, self.k :]
+        return (q.double().mT @ (rest * beyond)) / beyond
+
+
+@dataclass(frozen=True)
+class _Certified:
+    q: torch.Tensor
+    r: torch.Tensor
+    certificates: QRCertificates
+
+
+_Method = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+def _factorize_together(
+    given: torch.Tensor, matrices: torch.Tensor, mode: str, options: _Options
+) -> _Factors:
+    """The chain for a batch: each link for those matrices that were not accepted before.
+
+    The first one takes the matrices as they are, and saves a scaled copy. It is right unless squares of the
+    elements leave the range of the format, and then it is not accepted.
+    """
+    batch = _Batch(matrices, options)
+    (label, dtype, first), *rest = _batch_chain(batch)
+    found = batch.certified(*first(batch.leading(dtype)), None)
+    q, r, certificates = found.q, found.r, found.certificates
+    if not bool(certificates.residual.isfinite().all()):
+        _check_batch(given, matrices, options.engine)
+    attempts = [_attempt(label, certificates, len(matrices), options)]
+    for label, dtype, method in rest:
+        if attempts[-1].accepted:
+            break
+        failed = (~certificates.accepted).nonzero()[:, 0]
+        which = failed.to(matrices.device)
+        part = _Batch(matrices[which], options)
+        scales = part.scales()
+        found = part.certified(*method(part.scaled(scales, dtype)), scales)
+        better = found.certificates.accepted | (found.certificates.error < certificates.error[failed])
+        chosen = better.to(matrices.device)
+        q[which[chosen]], r[which[chosen]] = found.q[chosen], found.r[chosen]
+        certificates = certificates.replaced(failed[better], found.certificates, better)
+        attempts.append(_attempt(label, certificates, len(failed), options))
+    if mode == "complete":
+        q, r = _complete(q, r)
+    return _Factors(q, r, certificates, tuple(attempts))
+
+
+def _batch_chain(batch: _Batch) -> list[tuple[str, torch.dtype, _Method]]:
+    """What is tried, cheapest first: label, dtype, and what is done.
+
+    Square matrices are often too ill-conditioned for one pass in float32 (the condition number of a random
+    one is about n, that of one with twice as many rows as columns less than 6). One in float64 costs less
+    than two where its products are as fast (64 of 1024 x 1024 on an H200: 7.4 ms and 11.4); elsewhere, and
+    for a single tile, which two passes do not leave, both are done before measuring.
+    """
+    name, dtype = batch.storage.name, batch.storage.dtype
+    last: list[tuple[str, torch.dtype, _Method]] = [("householder fp64", torch.float64, batched_householder)]
+    if batch.options.engine.name == "cpu":  # nothing beats LAPACK on small matrices
+        return [(f"householder {name}", dtype, batched_householder), *last]
+    square = batch.a.shape[1] < 2 * batch.k
+    doubled = square and dtype == torch.float32 and batch.k > TILE_COLUMNS
+    doubled = doubled and "fp64" in batch.options.engine.preconditioners
+    passes = 2 if square and not doubled else 1
+    labels = {
+        n: f"gram-schmidt {name}{label}" for n, label in ((1, ""), (2, " + reortho"), (3, " + 2 reortho"))
+    }
+    more = [
+        (labels[n], dtype, partial(_orthogonal_at_any_rank, passes=n))
+        for n in range(passes + 1, MAX_PASSES + 1)
+    ]
+    if doubled:
+        return [("gram-schmidt fp64", torch.float64, batched_qr), *more, *last]
+    return [(labels[passes], dtype, partial(batched_qr, passes=passes)), *more, *last]
+
+
+def _orthogonal_at_any_rank(a: torch.Tensor, passes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    q, r = batched_qr(a, overwrite_a=True)
+    for _ in range(passes - 1):
+        q, r = batched_reorthogonalize(q, r)
+    return q, r
+
+
+def _attempt(label: str, certificates: QRCertificates, tried: int, options: _Options) -> Attempt:
+    """Record a link of the chain, with the worst certificate of the batch."""
+    if options.progress is not None:
+        options.progress(label, 1.0)
+    rejected = int((~certificates.accepted).sum())
+    worst = certificates[int(certificates.error.argmax())]
+    return Attempt(label, rejected == 0, f"{rejected} of {tried} matrices rejected; the worst: {worst}")

@@ -70,7 +70,7 @@ class QRResult:
     Q, R : array
         The factors, in the library, on the device and in the dtype of the input.
         ``Q`` is ``None`` for ``mode="r"``.
-    certificate : QRCertificate or tuple of QRCertificate
+    certificate : QRCertificate or sequence of QRCertificate
         One for each matrix of a batch.
     attempts : tuple of Attempt
         The chain that led here; the last one is the accepted one, if any was accepted.

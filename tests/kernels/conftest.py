@@ -12,6 +12,7 @@ import torch
 if not torch.cuda.is_available() and "triton" not in sys.modules:
     with pytest.MonkeyPatch.context() as environment, contextlib.suppress(ImportError):
         environment.setenv("TRITON_INTERPRET", "1")
+        import neula.kernels.gemm_triton
         import neula.kernels.mgs_triton  # noqa: F401
 
 

@@ -7,6 +7,14 @@ fit on the chip, and the reference elsewhere. Triton is imported at the first ca
 works without.
 """
 
-from neula.kernels.mgs import mgs, mgs_reference
+from neula.kernels.mgs import mgs, mgs_into, mgs_reference, tallest_tile
+from neula.kernels.probes import probe_errors, probe_errors_reference
 
-__all__ = ["mgs", "mgs_reference"]
+__all__ = [
+    "mgs",
+    "mgs_into",
+    "mgs_reference",
+    "probe_errors",
+    "probe_errors_reference",
+    "tallest_tile",
+]

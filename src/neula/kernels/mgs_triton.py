@@ -73,21 +73,61 @@ def mgs_triton(tiles: torch.Tensor, *, num_warps: int | None = None) -> tuple[to
         return q, r.zero_()
     count = math.prod(batch)
     flat = tiles.reshape(count, m, n)
-    # Powers of two, not too small: each size is compiled once.
+    mgs_into_triton(flat, q.view(count, m, n), r.view(count, n, n), num_warps=num_warps)
+    return q, r
+
+
+def mgs_into_triton(
+    tiles: torch.Tensor,
+    q: torch.Tensor,
+    r: torch.Tensor,
+    *,
+    twice: bool = False,
+    num_warps: int | None = None,
+) -> None:
+    """:func:`neula.kernels.mgs.mgs_into` by the kernel, twice in float32 only.
+
+    Parameters
+    ----------
+    tiles, q : Tensor, shape (batch, m, n)
+    r : Tensor, shape (batch, n, n)
+    twice : bool
+        Factorize Q once more, and multiply the two R.
+    num_warps : int, optional
+        As for :func:`mgs_triton`.
+    """
+    count, m, n = tiles.shape
+    # Powers of two, not too small: each size is compiled once. Products in a kernel need 16 columns.
     rows = max(32, triton.next_power_of_2(m))
-    half = max(4, triton.next_power_of_2(n) // 2)
+    half = max(16 if twice else 4, triton.next_power_of_2(n) // 2)
     warps = num_warps or max(1, rows * 2 * half * tiles.element_size() // BYTES_PER_WARP)
+    strides = (*tiles.stride(), *q.stride(), *r.stride())
     with torch.cuda.device_of(tiles):
         launch = _mgs[(count,)]
-        launch(flat, q, r, m, n, *flat.stride(), rows, half, num_warps=warps, enable_fp_fusion=True)
-    return q, r
+        launch(tiles, q, r, m, n, *strides, rows, half, twice, num_warps=warps, enable_fp_fusion=True)
 
 
 @jit
 def _mgs(  # type: ignore[no-untyped-def]
-    tiles, q, r, m, n, stride_tile, stride_row, stride_column, ROWS: tl.constexpr, HALF: tl.constexpr
+    tiles,
+    q,
+    r,
+    m,
+    n,
+    stride_tile,
+    stride_row,
+    stride_column,
+    q_tile,
+    q_row,
+    q_column,
+    r_tile,
+    r_row,
+    r_column,
+    ROWS: tl.constexpr,
+    HALF: tl.constexpr,
+    TWICE: tl.constexpr,
 ):
-    """Factorize the tile of this program, padded with zeros to ROWS x 2 HALF.
+    """Factorize the tile of this program, padded with zeros to ROWS x 2 HALF, and Q once more if so asked.
 
     Its left and right half are apart, so that the steps of the right one need not touch the left one.
     """
@@ -100,6 +140,30 @@ def _mgs(  # type: ignore[no-untyped-def]
     a2 = tl.load(rows + (HALF + j).to(tl.int64) * stride_column, mask=right, other=0.0)
 
     k = tl.arange(0, HALF)[:, None]
+    q1, q2, r11, r12, r22 = _orthogonalize(a1, a2, k, j, HALF)
+    if TWICE:
+        q1, q2, s11, s12, s22 = _orthogonalize(q1, q2, k, j, HALF)
+        r12 = tl.dot(s11, r12, input_precision="ieee") + tl.dot(s12, r22, input_precision="ieee")
+        r11 = tl.dot(s11, r11, input_precision="ieee")
+        r22 = tl.dot(s22, r22, input_precision="ieee")
+
+    # The whole tile was loaded before anything is stored: Q may take its place.
+    q += tile * q_tile + i.to(tl.int64) * q_row
+    tl.store(q + j.to(tl.int64) * q_column, q1, mask=left)
+    tl.store(q + (HALF + j).to(tl.int64) * q_column, q2, mask=right)
+    r += tile * r_tile
+    upper, lower = r + k.to(tl.int64) * r_row, r + (HALF + k).to(tl.int64) * r_row
+    first, second = j.to(tl.int64) * r_column, (HALF + j).to(tl.int64) * r_column
+    top, bottom, left, right = k < n, HALF + k < n, j < n, HALF + j < n
+    tl.store(upper + first, r11, mask=top & left)
+    tl.store(upper + second, r12, mask=top & right)
+    tl.store(lower + first, tl.zeros((HALF, HALF), a1.dtype), mask=bottom & left)
+    tl.store(lower + second, r22, mask=bottom & right)
+
+
+@jit
+def _orthogonalize(a1, a2, k, j, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Q of the left and the right half, and the blocks of R; the one below the diagonal is zero."""
     w11 = tl.zeros((HALF, HALF), a1.dtype)
     w12 = tl.zeros((HALF, HALF), a1.dtype)
     w22 = tl.zeros((HALF, HALF), a1.dtype)
@@ -118,16 +182,9 @@ def _mgs(  # type: ignore[no-untyped-def]
         square = _nonzero(_column(row2, j, step))
         w22 = tl.where((k == step) & (j >= step), row2, w22)
         a2 -= v * tl.where(j > step, row2 / square, 0.0)
-
-    q += tile * m * n + i * n + j
-    tl.store(q, a1 * _inverse_norms(w11, k == j, 0), mask=left)
-    tl.store(q + HALF, a2 * _inverse_norms(w22, k == j, 0), mask=right)
-    r += tile * n * n + k * n + j
-    top, bottom, left, right = k < n, HALF + k < n, j < n, HALF + j < n
-    tl.store(r, w11 * _inverse_norms(w11, k == j, 1), mask=top & left)
-    tl.store(r + HALF, w12 * _inverse_norms(w11, k == j, 1), mask=top & right)
-    tl.store(r + HALF * n, tl.zeros((HALF, HALF), a1.dtype), mask=bottom & left)
-    tl.store(r + HALF * n + HALF, w22 * _inverse_norms(w22, k == j, 1), mask=bottom & right)
+    q1, q2 = a1 * _inverse_norms(w11, k == j, 0), a2 * _inverse_norms(w22, k == j, 0)
+    upper, lower = _inverse_norms(w11, k == j, 1), _inverse_norms(w22, k == j, 1)
+    return q1, q2, w11 * upper, w12 * upper, w22 * lower
 
 
 @jit

@@ -1,0 +1,174 @@
+"""Batched Gram-Schmidt against the definition of a QR, matrix by matrix."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from neula.accuracy import qr_certificate, qr_certificates
+from neula.algorithms.batched_qr import batched_householder, batched_qr, batched_reorthogonalize
+from neula.engines import FP32, FP64
+from neula.matrices import random_matrix
+
+DEVICE = (
+    torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+)
+DTYPES = [torch.float32, torch.float64]
+
+# n = 1, square, odd sizes, one tile and trees of one, two and three levels, even and uneven tiles.
+SHAPES = [(1, 1), (5, 1), (7, 7), (40, 33), (97, 97), (128, 96), (200, 64), (333, 31), (640, 70)]
+
+
+def normal(batch: int, m: int, n: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    tiles = [random_matrix("normal", m, n, seed=7 * n + i) for i in range(batch)]
+    return torch.stack(tiles).to(DEVICE, dtype)
+
+
+def errors(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Residual and orthogonality of each matrix, in float64."""
+    a, q, r = a.double(), q.double(), r.double()
+    norm = torch.linalg.matrix_norm
+    identity = torch.eye(q.shape[-1], dtype=torch.float64, device=q.device)
+    size = norm(a)
+    return norm(a - q @ r) / torch.where(size == 0, 1.0, size), norm(identity - q.mT @ q)
+
+
+def check_triangular(r: torch.Tensor) -> None:
+    assert torch.equal(r, r.triu()), "exact zeros below the diagonal"
+    assert (r.diagonal(dim1=-2, dim2=-1) >= 0).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("m", "n"), [*SHAPES, (1024, 32), (1500, 100), (4096, 128), (300, 300)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_shape_on_a_gpu(m: int, n: int, dtype: torch.dtype) -> None:
+    check_every_shape(m, n, dtype, None)
+
+
+@pytest.mark.parametrize(("m", "n"), SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tile_rows", [None, 64])
+def test_every_shape(m: int, n: int, dtype: torch.dtype, tile_rows: int | None) -> None:
+    check_every_shape(m, n, dtype, tile_rows)
+
+
+def check_every_shape(m: int, n: int, dtype: torch.dtype, tile_rows: int | None) -> None:
+    """Residual ``4 n u`` a pass (each projection adds a few roundings of the column). Orthogonality with one
+    pass ``4 (n + sqrt(m)) u cond`` (Björck 1967), with two that of a matrix of condition 1 and norm
+    ``sqrt(n)``.
+    """
+    a = normal(3, m, n, dtype)
+    before = a.clone()
+    u = torch.finfo(dtype).eps / 2
+    cond = torch.linalg.cond(a.double())
+    for passes, growth in ((1, cond), (2, torch.ones_like(cond))):
+        q, r = batched_qr(a, passes=passes, tile_rows=tile_rows)
+        assert (q.shape, r.shape, q.dtype, r.dtype) == ((3, m, n), (3, n, n), dtype, dtype)
+        check_triangular(r)
+        residual, orthogonality = errors(a, q, r)
+        assert (residual <= passes * 4 * n * u).all()
+        assert (orthogonality <= 4 * (n + math.sqrt(m)) * math.sqrt(n) * u * growth).all()
+    assert torch.equal(a, before)
+
+
+def test_overwriting_changes_nothing_but_a() -> None:
+    a = normal(2, 90, 50)
+    q, r = batched_qr(a)
+    work = a.clone()
+    overwritten_q, overwritten_r = batched_qr(work, overwrite_a=True)
+    assert overwritten_q.data_ptr() == work.data_ptr()
+    assert torch.equal(overwritten_q, q)
+    assert torch.equal(overwritten_r, r)
+    assert torch.equal(batched_qr(a.mT.contiguous().mT, overwrite_a=True)[0], q)
+
+
+def test_a_matrix_does_not_depend_on_its_neighbours() -> None:
+    a = normal(4, 70, 40)
+    clean_q, clean_r = batched_qr(a)
+    a[1, 3, 4] = math.nan
+    a[2, :, 7] = 0
+    q, r = batched_qr(a)
+    for i in (0, 3):
+        assert torch.equal(q[i], clean_q[i])
+        assert torch.equal(r[i], clean_r[i])
+    assert r[1].isnan().any()
+    assert not q[2, :, 7].any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_reorthogonalization_at_any_rank(dtype: torch.dtype) -> None:
+    """Twice is enough at full rank, three passes without; columns that vanished leave zeros in R."""
+    conditions = (1e2, 1e6, 1e9, 1e12)
+    a = torch.stack([random_matrix("geometric", 90, 40, cond=c, seed=3) for c in conditions])
+    a = torch.cat([a, torch.zeros(2, 90, 40, dtype=a.dtype)]).to(DEVICE, dtype)
+    a[4] = a[0]
+    a[4, :, [5, 33]] = 0
+    a[4, :, 9] = a[4, :, 2]
+    q, r = batched_qr(a)
+    for _ in range(2):
+        q, r = batched_reorthogonalize(q, r)
+    check_triangular(r)
+    u = torch.finfo(dtype).eps / 2
+    residual, orthogonality = errors(a, q, r)
+    assert (residual <= 3 * 4 * 40 * u).all()
+    assert (orthogonality <= 4 * (40 + math.sqrt(90)) * math.sqrt(40) * u).all()
+    assert not r[4][:, [5, 33]].any()
+    assert not r[5].any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_householder(dtype: torch.dtype) -> None:
+    a = normal(3, 50, 20, dtype)
+    q, r = batched_householder(a)
+    check_triangular(r)
+    residual, orthogonality = errors(a, q, r)
+    u = torch.finfo(dtype).eps / 2
+    assert max(float(residual.max()), float(orthogonality.max())) <= 4 * 20 * math.sqrt(20) * u
+
+
+def test_tiles_that_do_not_shrink() -> None:
+    with pytest.raises(ValueError, match="tile_rows >= 64"):
+        batched_qr(normal(1, 10, 3), tile_rows=63)
+
+
+# ---------------------------------------------------------------- certificates
+
+
+@pytest.mark.parametrize(("m", "n"), [(50, 20), (20, 50), (300, 70), (1, 1)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_certificates_are_those_of_single_matrices(m: int, n: int, dtype: torch.dtype) -> None:
+    """Up to the ``4 u`` of sums in float32 (see :mod:`neula.kernels.probes`), where the kernel measures."""
+    a = normal(3, m, n, dtype)
+    q, r = torch.linalg.qr(a)
+    q[1] *= 1.001
+    r[2] *= 1.001
+    scales = torch.rand(3, n, device=DEVICE) + 0.5
+    target = FP32 if dtype == torch.float32 else FP64
+    together = qr_certificates(a, q, r, scales, target)
+    assert len(together) == 3
+    for i, one in enumerate(together):
+        alone = qr_certificate(a[i], q[i], r[i], scales[i], target)
+        assert (one.residual_bound, one.orthogonality_bound) == (
+            alone.residual_bound,
+            alone.orthogonality_bound,
+        )
+        assert abs(one.residual - alone.residual) <= 4 * target.u
+        assert abs(one.orthogonality - alone.orthogonality) <= 4 * target.u
+        assert one.accepted == alone.accepted == bool(together.accepted[i])
+    assert together.accepted.tolist() == [True, False, False]
+    assert together[-1] == together[2]
+    assert together[:2] == (together[0], together[1])
+    assert repr(together) == "<3 certificates, 1 accepted>"
+
+
+def test_certificates_of_what_is_not_finite() -> None:
+    a = normal(3, 30, 8)
+    q, r = torch.linalg.qr(a)
+    r[1, 0, 0] = math.nan
+    scales = torch.ones(3, 8, device=DEVICE)
+    scales[2, 3] = math.nan
+    certificates = qr_certificates(a, q, r, scales, FP32)
+    assert certificates.accepted.tolist() == [True, False, False]
+    assert certificates.error.isinf().tolist() == [False, True, True]
