@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
+from doctored import Doctor, stored
 
-from neula.experiments.data import Data, Row, Rows
+from neula.experiments.data import Row, Rows
 from neula.experiments.drawing import new_canvas
 from neula.experiments.figure import Figure, Scale, Setting
 from neula.experiments.qr_paper import accuracy as acc
@@ -22,11 +23,6 @@ SHAPE = (768, 384)
 U16, U32 = 2.0**-11, 2.0**-24
 LEVELS = 2 + math.log2(SHAPE[1])
 """Roundings of an entry, at most: a recursion of depth log2 n, and the panel."""
-
-
-def stored(rows: Iterable[Row]) -> Rows:
-    """Rows as they come back from a file."""
-    return Data.of({}, rows).rows
 
 
 @pytest.fixture(scope="module")

@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
+from doctored import Doctor, every, stored
 
 from neula.algorithms.cgls import cgls
 from neula.algorithms.lsqr import lsqr
-from neula.experiments.data import Data, Row, Rows
+from neula.experiments.data import Row, Rows
 from neula.experiments.drawing import new_canvas
 from neula.experiments.figure import Figure, Scale, Setting
 from neula.experiments.qr_paper import iterations as cond
 from neula.experiments.qr_paper import least_squares as ls
 from neula.matrices import random_matrix
-
-Doctor = Callable[[Row], Row]
-
-
-def stored(rows: object) -> Rows:
-    """Rows as they come back from a file."""
-    return Data.of({}, rows).rows
 
 
 @pytest.fixture(scope="module")
@@ -55,17 +48,6 @@ def as_in_the_paper(m: int, n: int, kind: str, cond: float | None) -> list[Row]:
 def solvers() -> Rows:
     shapes = [(1024, 512), (2048, 512), (8192, 256)]
     return Rows(row for shape in shapes for matrix in ls.MATRICES for row in as_in_the_paper(*shape, *matrix))
-
-
-def every(condition: Row, **change: Callable[[float], float]) -> Doctor:
-    """Change fields of the rows that have the values of ``condition``."""
-
-    def doctor(row: Row) -> Row:
-        if any(row.get(name) != value for name, value in condition.items()):
-            return row
-        return row | {name: function(row[name]) for name, function in change.items() if name in row}
-
-    return doctor
 
 
 DATA = {"figure8": "solvers", "figure9": "refinement", "iterations": "iterations"}

@@ -7,29 +7,22 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import pytest
 import torch
+from doctored import Doctor, every, stored
 
 from neula.algorithms.qr_svd import qr_svd
 from neula.algorithms.rgsqrf import rgsqrf
 from neula.engines import EmulatedEngine
-from neula.experiments.data import Data, Row, Rows
+from neula.experiments.data import Row, Rows
 from neula.experiments.drawing import new_canvas
 from neula.experiments.figure import Figure, Scale, Setting
 from neula.experiments.qr_paper import low_rank, models
 from neula.experiments.qr_paper import performance as perf
 from neula.matrices import random_matrix, singular_values
-
-Doctor = Callable[[Row], Row]
-
-
-def stored(rows: Iterable[Row]) -> Rows:
-    """Rows as they come back from a file."""
-    return Data.of({}, rows).rows
-
 
 # --- what the paper reports -------------------------------------------------------------------------------
 
@@ -186,17 +179,6 @@ def test_claims_hold_for_the_papers_numbers(figure: Figure) -> None:
 
 
 # --- judges that can say no -------------------------------------------------------------------------------
-
-
-def every(condition: Row, **change: Callable[[float], float | None]) -> Doctor:
-    """Change fields of the rows that have the values of ``condition``."""
-
-    def doctor(row: Row) -> Row:
-        if any(row.get(name) != value for name, value in condition.items()):
-            return row
-        return row | {name: function(row[name]) for name, function in change.items() if name in row}
-
-    return doctor
 
 
 def times(factor: float) -> Callable[[float], float]:
