@@ -17,8 +17,6 @@ from neula.experiments.figure import Figure, Scale, Setting
 from neula.experiments.qr_paper import accuracy as acc
 from neula.matrices import SPECTRA, random_matrix
 
-Doctor = Callable[[Row], Row]
-
 SHAPE = (768, 384)
 U16, U32 = 2.0**-11, 2.0**-24
 LEVELS = 2 + math.log2(SHAPE[1])
