@@ -15,7 +15,6 @@ from torch.nn import functional
 from neula.accuracy import QRCertificates, qr_certificate, qr_certificates, target_format
 from neula.algorithms.batched_qr import (
     TILE_COLUMNS,
-    batched_householder,
     batched_qr,
     batched_reorthogonalize,
 )
@@ -520,9 +519,9 @@ def _batch_chain(batch: _Batch) -> list[tuple[str, torch.dtype, _Method]]:
     for a single tile, which two passes do not leave, both are done before measuring.
     """
     name, dtype = batch.storage.name, batch.storage.dtype
-    last: list[tuple[str, torch.dtype, _Method]] = [("householder fp64", torch.float64, batched_householder)]
+    last: list[tuple[str, torch.dtype, _Method]] = [("householder fp64", torch.float64, householder)]
     if batch.options.engine.name == "cpu":  # nothing beats LAPACK on small matrices
-        return [(f"householder {name}", dtype, batched_householder), *last]
+        return [(f"householder {name}", dtype, householder), *last]
     square = batch.a.shape[1] < 2 * batch.k
     doubled = square and dtype == torch.float32 and batch.k > TILE_COLUMNS
     doubled = doubled and "fp64" in batch.options.engine.preconditioners

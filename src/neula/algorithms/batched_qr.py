@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import torch
 
+from neula.algorithms.rgsqrf import split_columns
 from neula.engines.precision import cuda_matmul_precision
 from neula.kernels import mgs_into, tallest_tile
 
@@ -99,18 +100,6 @@ def batched_reorthogonalize(q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Ten
     return q, _triangular_product(step, r)
 
 
-def batched_householder(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The library's reflections (LAPACK's or cuSOLVER's), with the diagonal of R made nonnegative.
-
-    Parameters
-    ----------
-    a : Tensor, shape (batch, m, n), m >= n
-    """
-    q, r = torch.linalg.qr(a)
-    sign = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(a.dtype)
-    return q * sign[:, None, :], sign[:, :, None] * r
-
-
 def _orthogonalize(q: torch.Tensor, tile_rows: int) -> torch.Tensor:
     """One pass in place: returns R."""
     n = q.shape[2]
@@ -126,7 +115,7 @@ def _factorize(a: torch.Tensor, r: torch.Tensor, tile_rows: int) -> None:
     if n <= TILE_COLUMNS:
         _tree(a, r, tile_rows)
         return
-    k = (-(-n // TILE_COLUMNS) + 1) // 2 * TILE_COLUMNS
+    k = split_columns(n, TILE_COLUMNS)
     q1, rest, r12 = a[..., :k], a[..., k:], r[:, :k, k:]
     _factorize(q1, r[:, :k, :k], tile_rows)
     _inner_products(q1, rest, r12)

@@ -12,10 +12,10 @@ def householder(a: torch.Tensor, engine: Engine | None = None) -> tuple[torch.Te
 
     Parameters
     ----------
-    a : Tensor, shape (m, n), m >= n
+    a : Tensor, shape (*batch, m, n), m >= n
     engine : Engine, optional
         Unused: nothing is multiplied in a low format.
     """
     q, r = torch.linalg.qr(a)
-    sign = torch.where(r.diagonal() < 0, -1.0, 1.0).to(a.dtype)
-    return q * sign, sign[:, None] * r
+    sign = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(a.dtype)
+    return q * sign[..., None, :], sign[..., None] * r

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from rich.table import Table
 
 from neula.datasets import SURVEYING_NAMES, NistProblem, log_relative_error, nist, nist_names, surveying
 from neula.experiments import gravity
+from neula.experiments.measuring import median_seconds, timed
 from neula.lstsq import lstsq
 from neula.result import AccuracyWarning, LstsqResult
 
@@ -178,18 +177,10 @@ def _measure(problem: gravity.GravityProblem, library: str, device: str, stages:
 
 def _timed(solve: Callable[[], Any], repeats: int = 3) -> tuple[Any, float]:
     """An answer and its time: the median after a warm-up, or the only run of a slow solver."""
-    answer, warm_up = _run(solve)
+    answer, warm_up = timed(solve)
     if warm_up > SLOW:
         return answer, warm_up
-    return answer, statistics.median(_run(solve)[1] for _ in range(repeats))
-
-
-def _run(solve: Callable[[], Any]) -> tuple[Any, float]:
-    started = time.perf_counter()
-    answer = solve()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return answer, time.perf_counter() - started
+    return answer, median_seconds(solve, repeats, warmup=0)
 
 
 def _print_solution(problem: gravity.GravityProblem, ours: _Measurement, console: Console) -> None:

@@ -9,13 +9,15 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import scipy
 import torch
 
 import neula
+
+T = TypeVar("T")
 
 
 def median_seconds(run: Callable[[], Any], repeats: int = 5, warmup: int = 1) -> float:
@@ -42,11 +44,16 @@ def sustained_seconds(run: Callable[[], Any], at_least: float = 0.02) -> float:
 
 def seconds_of(run: Callable[[], Any]) -> float:
     """Wall-clock seconds of one run."""
+    return timed(run)[1]
+
+
+def timed(run: Callable[[], T]) -> tuple[T, float]:
+    """What one run returns, and its wall-clock seconds."""
     _drain()
     start = time.perf_counter()
-    run()
+    result = run()
     _drain()
-    return time.perf_counter() - start
+    return result, time.perf_counter() - start
 
 
 def _drain() -> None:

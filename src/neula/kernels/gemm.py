@@ -15,11 +15,12 @@ product:
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
+
+from neula.kernels.availability import can_run
 
 RUN = 64
 """Products that are summed on the unit before they are added outside."""
@@ -199,22 +200,14 @@ def _rounded(x: torch.Tensor, scheme: Scheme) -> torch.Tensor:
 
 @lru_cache
 def kernel_runs(device: torch.device) -> bool:
-    """Try the kernels, once a device: Triton may be missing, too old for the GPU, or without a C compiler."""
+    """Whether the kernels can run, tried once a device."""
     if device.type != "cuda":
         return False
-    try:
+
+    def attempt() -> None:
         from neula.kernels.gemm_triton import gemm_triton
 
         ones = torch.ones(16, 16, device=device)
         gemm_triton(ones, ones, SCHEMES["fp16_cor"])
-    except ImportError:
-        return False
-    except Exception as error:
-        warnings.warn(
-            f"Triton cannot run the kernel for products on {device}; slower products take its place. "
-            f"Triton says: {error}",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-        return False
-    return True
+
+    return can_run(attempt, f"the kernel for products on {device}", "slower products take its place")

@@ -5,10 +5,11 @@ Zhang, Baharlouei, Wu, "High Accuracy Matrix Computations on Neural Engines" (HP
 
 from __future__ import annotations
 
-import warnings
 from functools import lru_cache
 
 import torch
+
+from neula.kernels.availability import can_run
 
 MAX_ROWS = 256
 MAX_COLUMNS = 32
@@ -124,19 +125,11 @@ def fits(tiles: torch.Tensor) -> bool:
 
 @lru_cache
 def _kernel_runs(device: torch.device) -> bool:
-    """Try the kernel, once a device: Triton may be missing, too old for the GPU, or without a C compiler."""
-    try:
+    """Whether the kernel can run, tried once a device."""
+
+    def attempt() -> None:
         from neula.kernels.mgs_triton import mgs_triton
 
         mgs_triton(torch.ones(1, 1, 1, device=device))
-    except ImportError:
-        return False
-    except Exception as error:
-        warnings.warn(
-            f"Triton cannot run the tile kernel on {device}; plain torch takes its place, many times slower. "
-            f"Triton says: {error}",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-        return False
-    return True
+
+    return can_run(attempt, f"the tile kernel on {device}", "plain torch takes its place, many times slower")

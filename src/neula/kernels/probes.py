@@ -11,10 +11,11 @@ they make a factorization look worse rather than better.
 
 from __future__ import annotations
 
-import warnings
 from functools import lru_cache
 
 import torch
+
+from neula.kernels.availability import can_run
 
 VECTORS = 4
 """Random vectors: the kernel has this number written out."""
@@ -93,21 +94,14 @@ def norms(x: torch.Tensor) -> torch.Tensor:
 
 @lru_cache
 def _kernel_runs(device: torch.device) -> bool:
-    """Try the kernel, once a device, as :func:`neula.kernels.mgs` does."""
-    one = torch.ones(1, 1, 1, device=device, dtype=torch.float64)
-    vectors = one[0].expand(1, VECTORS)
-    try:
+    """Whether the kernel can run, tried once a device."""
+
+    def attempt() -> None:
         from neula.kernels.probes_triton import probe_errors_triton
 
+        one = torch.ones(1, 1, 1, device=device, dtype=torch.float64)
+        vectors = one[0].expand(1, VECTORS)
         probe_errors_triton(one, one, one, one[0], vectors, vectors)
-    except ImportError:
-        return False
-    except Exception as error:
-        warnings.warn(
-            f"Triton cannot run the kernel of the certificates on {device}; plain torch takes its place, "
-            f"many times slower. Triton says: {error}",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-        return False
-    return True
+
+    what = f"the kernel of the certificates on {device}"
+    return can_run(attempt, what, "plain torch takes its place, many times slower")
