@@ -101,17 +101,20 @@ def _scaled_product(  # type: ignore[no-untyped-def]
     matrix = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     rows = r + matrix * r_batch + i.to(tl.int64)[:, None] * r_row
-    p0, p1, p2, p3 = _zeros(ROWS, WIDE)
-    for start in range(0, n, COLUMNS):
-        j = start + tl.arange(0, COLUMNS)
-        inside = (i[:, None] < k) & (j[None, :] < n)
-        block = tl.load(rows + j.to(tl.int64)[None, :] * r_column, mask=inside, other=0.0).to(WIDE)
-        d = tl.load(scales + matrix * scales_batch + j * scales_column, mask=j < n, other=0.0).to(WIDE)
-        g0, g1, g2, g3 = _vectors(g + j * g_row, g_column, j < n, WIDE)
-        p0 += tl.sum(block * (d * g0)[None, :], axis=1)
-        p1 += tl.sum(block * (d * g1)[None, :], axis=1)
-        p2 += tl.sum(block * (d * g2)[None, :], axis=1)
-        p3 += tl.sum(block * (d * g3)[None, :], axis=1)
+    p0, p1, p2, p3 = _times_scaled(
+        rows,
+        r_column,
+        i < k,
+        n,
+        scales + matrix * scales_batch,
+        scales_column,
+        g,
+        g_row,
+        g_column,
+        ROWS,
+        COLUMNS,
+        WIDE,
+    )
     _store(rg + matrix * 4 * k + i, k, i < k, p0, p1, p2, p3)
 
 
@@ -150,17 +153,20 @@ def _errors(  # type: ignore[no-untyped-def]
     i = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     a_rows = a + matrix * a_batch + i.to(tl.int64)[:, None] * a_row
     q_rows = q + matrix * q_batch + i.to(tl.int64)[:, None] * q_row
-    x0, x1, x2, x3 = _zeros(ROWS, WIDE)
-    for start in range(0, n, COLUMNS):
-        j = start + tl.arange(0, COLUMNS)
-        inside = (i[:, None] < m) & (j[None, :] < n)
-        block = tl.load(a_rows + j.to(tl.int64)[None, :] * a_column, mask=inside, other=0.0).to(WIDE)
-        d = tl.load(scales + matrix * scales_batch + j * scales_column, mask=j < n, other=0.0).to(WIDE)
-        g0, g1, g2, g3 = _vectors(g + j * g_row, g_column, j < n, WIDE)
-        x0 += tl.sum(block * (d * g0)[None, :], axis=1)
-        x1 += tl.sum(block * (d * g1)[None, :], axis=1)
-        x2 += tl.sum(block * (d * g2)[None, :], axis=1)
-        x3 += tl.sum(block * (d * g3)[None, :], axis=1)
+    x0, x1, x2, x3 = _times_scaled(
+        a_rows,
+        a_column,
+        i < m,
+        n,
+        scales + matrix * scales_batch,
+        scales_column,
+        g,
+        g_row,
+        g_column,
+        ROWS,
+        COLUMNS,
+        WIDE,
+    )
     size = tl.sum(x0 * x0 + x1 * x1 + x2 * x2 + x3 * x3, axis=0)
 
     y0, y1, y2, y3 = _zeros(ROWS, WIDE)
@@ -194,6 +200,36 @@ def _errors(  # type: ignore[no-untyped-def]
         p2 = tl.sum(block * y2[:, None], axis=0) - h2
         p3 = tl.sum(block * y3[:, None], axis=0) - h3
         _store(parts + (matrix * blocks + tl.program_id(1)) * 4 * k + j, k, j < k, p0, p1, p2, p3)
+
+
+@jit
+def _times_scaled(  # type: ignore[no-untyped-def]
+    rows,
+    column,
+    exists,
+    n,
+    scales,
+    scales_column,
+    g,
+    g_row,
+    g_column,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """A block of rows, which start at ``rows`` where they exist, times ``D G``."""
+    p0, p1, p2, p3 = _zeros(ROWS, WIDE)
+    for start in range(0, n, COLUMNS):
+        j = start + tl.arange(0, COLUMNS)
+        inside = exists[:, None] & (j[None, :] < n)
+        block = tl.load(rows + j.to(tl.int64)[None, :] * column, mask=inside, other=0.0).to(WIDE)
+        d = tl.load(scales + j * scales_column, mask=j < n, other=0.0).to(WIDE)
+        g0, g1, g2, g3 = _vectors(g + j * g_row, g_column, j < n, WIDE)
+        p0 += tl.sum(block * (d * g0)[None, :], axis=1)
+        p1 += tl.sum(block * (d * g1)[None, :], axis=1)
+        p2 += tl.sum(block * (d * g2)[None, :], axis=1)
+        p3 += tl.sum(block * (d * g3)[None, :], axis=1)
+    return p0, p1, p2, p3
 
 
 @jit
