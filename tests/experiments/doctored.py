@@ -1,10 +1,15 @@
-"""Data that a judge must not be taken in by."""
+"""What the tests of all figures do: data that a judge must not be taken in by, and pictures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import io
+from collections.abc import Callable, Iterable, Sequence
+
+import pytest
 
 from neula.experiments.data import Data, Row, Rows
+from neula.experiments.drawing import new_canvas
+from neula.experiments.figure import Figure
 
 Doctor = Callable[[Row], Row]
 
@@ -23,3 +28,30 @@ def every(condition: Row, **change: Callable[[float], float | None]) -> Doctor:
         return row | {name: function(row[name]) for name, function in change.items() if name in row}
 
     return doctor
+
+
+def by_lie(lies: Sequence[tuple[Figure, int, str, Doctor]]) -> pytest.MarkDecorator:
+    """A test for each lie: the figure, the number of the claim, and what makes the data lie."""
+    cases = [
+        pytest.param(f, number, doctor, id=f"{f.name}-{number}-{lie}") for f, number, lie, doctor in lies
+    ]
+    return pytest.mark.parametrize(("figure", "number", "doctor"), cases)
+
+
+def deny(figure: Figure, number: int, doctor: Doctor, rows: Rows) -> None:
+    """The judge of a claim says no to doctored data."""
+    changed = Rows(doctor(row) for row in rows)
+    assert changed != rows
+    assert not figure.claims[number].judge(changed).holds
+
+
+def axes_drawn(figure: Figure, rows: Rows) -> int:
+    """Draw a figure and save the picture; how many axes it has."""
+    pytest.importorskip("matplotlib")
+    assert figure.draw is not None
+    canvas = new_canvas(figure.width, figure.height)
+    figure.draw(rows, canvas)
+    picture = io.BytesIO()
+    canvas.savefig(picture, dpi=30)
+    assert len(picture.getvalue()) > 1000
+    return len(canvas.axes)

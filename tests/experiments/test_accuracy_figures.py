@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from doctored import Doctor, stored
+from doctored import Doctor, axes_drawn, by_lie, deny, stored
 
 from neula.experiments.data import Row, Rows
-from neula.experiments.drawing import new_canvas
 from neula.experiments.figure import Figure, Scale, Setting
 from neula.experiments.qr_paper import accuracy as acc
 from neula.matrices import SPECTRA, random_matrix
@@ -131,17 +129,11 @@ def test_twice_for_all_holds_below_a_condition_of_the_roundoff(accuracy: Rows) -
     assert acc.FIGURE_4.claims[TWICE_FOR_ALL[1]].judge(mild).holds
 
 
-@pytest.mark.parametrize(
-    ("figure", "number", "doctor"),
-    [pytest.param(f, number, doctor, id=f"{f.name}-{number}-{lie}") for f, number, lie, doctor in LIES],
-)
+@by_lie(LIES)
 def test_judges_can_say_no(
     figure: Figure, number: int, doctor: Doctor, request: pytest.FixtureRequest
 ) -> None:
-    rows = request.getfixturevalue(DATA[figure.name])
-    doctored = Rows(doctor(row) for row in rows)
-    assert doctored != rows
-    assert not figure.claims[number].judge(doctored).holds
+    deny(figure, number, doctor, request.getfixturevalue(DATA[figure.name]))
 
 
 def test_every_claim_is_lied_about() -> None:
@@ -151,14 +143,8 @@ def test_every_claim_is_lied_about() -> None:
 
 @pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
 def test_draws(figure: Figure, request: pytest.FixtureRequest) -> None:
-    pytest.importorskip("matplotlib")
-    assert figure.draw is not None
-    canvas = new_canvas(figure.width, figure.height)
-    figure.draw(request.getfixturevalue(DATA[figure.name]), canvas)
-    picture = io.BytesIO()
-    canvas.savefig(picture, dpi=30)
-    assert len(canvas.axes) == {"figure3": 4, "figure4": 4, "overflow": 2}[figure.name]
-    assert len(picture.getvalue()) > 1000
+    rows = request.getfixturevalue(DATA[figure.name])
+    assert axes_drawn(figure, rows) == {"figure3": 4, "figure4": 4, "overflow": 2}[figure.name]
 
 
 # --- Figures 3 and 4 --------------------------------------------------------------------------------------

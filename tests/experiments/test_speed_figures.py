@@ -5,20 +5,18 @@ No test depends on a time: claims about times are put to the paper's numbers, no
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import pytest
 import torch
-from doctored import Doctor, every, stored
+from doctored import Doctor, axes_drawn, by_lie, deny, every, stored
 
 from neula.algorithms.qr_svd import qr_svd
 from neula.algorithms.rgsqrf import rgsqrf
 from neula.engines import EmulatedEngine
 from neula.experiments.data import Row, Rows
-from neula.experiments.drawing import new_canvas
 from neula.experiments.figure import Figure, Scale, Setting
 from neula.experiments.qr_paper import low_rank, models
 from neula.experiments.qr_paper import performance as perf
@@ -230,15 +228,9 @@ LIES: list[tuple[Figure, int, str, Doctor]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("figure", "number", "doctor"),
-    [pytest.param(f, number, doctor, id=f"{f.name}-{number}-{lie}") for f, number, lie, doctor in LIES],
-)
+@by_lie(LIES)
 def test_judges_can_say_no(figure: Figure, number: int, doctor: Doctor) -> None:
-    rows = PAPERS[figure.name]()
-    doctored = Rows(doctor(row) for row in rows)
-    assert doctored != rows
-    assert not figure.claims[number].judge(doctored).holds
+    deny(figure, number, doctor, PAPERS[figure.name]())
 
 
 def test_every_claim_is_lied_about() -> None:
@@ -388,13 +380,8 @@ def test_draws(figure: Figure, source: str, measured: dict[str, Rows]) -> None:
     if figure.draw is None:
         assert figure.name.startswith("table")
         return
-    pytest.importorskip("matplotlib")
-    canvas = new_canvas(figure.width, figure.height)
-    figure.draw(measured[figure.name] if source == "measured" else PAPERS[figure.name](), canvas)
-    picture = io.BytesIO()
-    canvas.savefig(picture, dpi=30)
-    assert len(canvas.axes) == 1
-    assert len(picture.getvalue()) > 1000
+    rows = measured[figure.name] if source == "measured" else PAPERS[figure.name]()
+    assert axes_drawn(figure, rows) == 1
 
 
 def test_table_3_has_the_rates_that_the_formulas_need(measured: dict[str, Rows]) -> None:
