@@ -149,7 +149,7 @@ def split_reference(x: torch.Tensor, scheme: Scheme) -> tuple[list[torch.Tensor]
     rest = times_power_of_two(x, -exponents[:, None])
     parts = []
     for _ in range(scheme.parts):
-        parts.append(_rounded(rest, scheme))
+        parts.append(round_part(rest, scheme))
         rest = (rest - parts[-1].float()) * 2.0**scheme.shift
     return parts, exponents
 
@@ -188,7 +188,7 @@ def combine(product: torch.Tensor, alpha: float, beta: float, c: torch.Tensor | 
     return c.copy_(result if beta == 0.0 else result + beta * c.to(result.dtype))
 
 
-def _rounded(x: torch.Tensor, scheme: Scheme) -> torch.Tensor:
+def round_part(x: torch.Tensor, scheme: Scheme) -> torch.Tensor:
     """float32 rounded to a part, to nearest, ties to even."""
     if scheme.dtype != torch.float32:
         return x.to(scheme.dtype)

@@ -56,10 +56,10 @@ def probe_errors_triton(
     sums = torch.empty(count, blocks, 2, dtype=precision, device=a.device)
     with torch.cuda.device_of(a):
         strides = (*r.stride(), *scales.stride(), *g.stride())
-        launch = _scaled_product[(count, triton.cdiv(k, rows_of_r))]
+        launch = _scaled_product[(count * triton.cdiv(k, rows_of_r),)]
         launch(r, scales, g, rg, k, n, *strides, rows_of_r, COLUMNS, wide, num_warps=_warps(rows_of_r))
         strides = (*a.stride(), *q.stride(), *scales.stride(), *g.stride(), *h.stride())
-        launch = _errors[(count, blocks)]
+        launch = _errors[(count * blocks,)]
         launch(
             *(a, q, scales, g, h, rg, parts, sums, m, n, k, blocks, *strides, rows, COLUMNS, wide),
             num_warps=_warps(rows),
@@ -98,8 +98,9 @@ def _scaled_product(  # type: ignore[no-untyped-def]
     WIDE: tl.constexpr,
 ):
     """A block of rows of ``R D G``."""
-    matrix = tl.program_id(0).to(tl.int64)
-    i = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    blocks = tl.cdiv(k, ROWS)
+    matrix = (tl.program_id(0) // blocks).to(tl.int64)
+    i = tl.program_id(0) % blocks * ROWS + tl.arange(0, ROWS)
     rows = r + matrix * r_batch + i.to(tl.int64)[:, None] * r_row
     p0, p1, p2, p3 = _times_scaled(
         rows,
@@ -149,8 +150,8 @@ def _errors(  # type: ignore[no-untyped-def]
     WIDE: tl.constexpr,
 ):
     """What a block of rows of A and Q adds to the squares of the norms and to ``Q^T (Q H) - H``."""
-    matrix = tl.program_id(0).to(tl.int64)
-    i = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    matrix, part = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
+    i = part * ROWS + tl.arange(0, ROWS)
     a_rows = a + matrix * a_batch + i.to(tl.int64)[:, None] * a_row
     q_rows = q + matrix * q_batch + i.to(tl.int64)[:, None] * q_row
     x0, x1, x2, x3 = _times_scaled(
@@ -185,7 +186,7 @@ def _errors(  # type: ignore[no-untyped-def]
         y2 += tl.sum(block * h2[None, :], axis=1)
         y3 += tl.sum(block * h3[None, :], axis=1)
     gap = tl.sum(x0 * x0 + x1 * x1 + x2 * x2 + x3 * x3, axis=0)
-    place = sums + (matrix * blocks + tl.program_id(1)) * 2
+    place = sums + tl.program_id(0).to(tl.int64) * 2
     tl.store(place, gap)
     tl.store(place + 1, size)
 
@@ -194,12 +195,12 @@ def _errors(  # type: ignore[no-untyped-def]
         inside = (i[:, None] < m) & (j[None, :] < k)
         block = tl.load(q_rows + j.to(tl.int64)[None, :] * q_column, mask=inside, other=0.0).to(WIDE)
         # H is subtracted once, by the first block.
-        h0, h1, h2, h3 = _vectors(h + j * h_row, h_column, j < tl.where(tl.program_id(1) == 0, k, 0), WIDE)
+        h0, h1, h2, h3 = _vectors(h + j * h_row, h_column, j < tl.where(part == 0, k, 0), WIDE)
         p0 = tl.sum(block * y0[:, None], axis=0) - h0
         p1 = tl.sum(block * y1[:, None], axis=0) - h1
         p2 = tl.sum(block * y2[:, None], axis=0) - h2
         p3 = tl.sum(block * y3[:, None], axis=0) - h3
-        _store(parts + (matrix * blocks + tl.program_id(1)) * 4 * k + j, k, j < k, p0, p1, p2, p3)
+        _store(parts + tl.program_id(0).to(tl.int64) * 4 * k + j, k, j < k, p0, p1, p2, p3)
 
 
 @jit

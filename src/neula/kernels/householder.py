@@ -1,0 +1,241 @@
+"""Householder QR of tiles in WY representation, and the way back: what TSQR needs on each level of its tree.
+
+Ootomo and Yokota, "TSQR on TensorCores with error correction" (2021): a batched QR of tiles of up to 256 x
+128 whose products run on matrix units, each operand in one part or in two (error correction). Reflectors
+``I - v v^T`` are scaled so that ``|v|^2 = 2``; those of 32 columns become ``I - V T V^T`` (Schreiber and Van
+Loan, "A Storage-Efficient WY Representation for Products of Householder Transformations", SIAM J. Sci. Stat.
+Comput. 10, 1989). Blocks of columns are taken from left to right, each reflected by all blocks before it
+(left-looking), so that a block is read and written once.
+
+What multiplies a matrix by a matrix is the chosen product. The reflections inside a block of 32 columns
+multiply by one vector at a time, which matrix units do not speed up; they are float32 throughout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from neula.errors import unknown_name
+from neula.kernels.availability import can_run
+from neula.kernels.gemm import SCHEMES, round_part
+
+WIDTH = 32
+"""Columns of a block: what is reflected column by column before products take over."""
+
+MAX_HEIGHT = 256
+"""Rows of the tallest tile that the kernels take: the paper's, and the fastest on an H200."""
+
+PRODUCTS = ("tf32", "tf32_cor", "fp16", "fp16_cor")
+"""What the kernels multiply float32 matrices with."""
+
+Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""A batch of small products, (batch, m, k) times (batch, k, n)."""
+
+
+@dataclass(frozen=True)
+class TileReflectors:
+    """Orthogonal matrices of the tiles of some matrices.
+
+    Attributes
+    ----------
+    v : Tensor, shape (batch, m, n)
+        Householder vectors in the place of the columns that they annihilate, zeros above.
+    t : Tensor, shape (batch, blocks, ceil(n / 32), 32, 32)
+        Upper triangular: columns ``32 p`` to ``32 p + 31`` of a tile make the reflector ``I - V T V^T``.
+    height : int
+        Rows of a tile; the last one of a matrix may be shorter.
+    """
+
+    v: torch.Tensor
+    t: torch.Tensor
+    height: int
+
+
+def factor_tiles(a: torch.Tensor, height: int, product: str | Product) -> tuple[TileReflectors, torch.Tensor]:
+    """Householder QR of tiles of ``height`` rows.
+
+    On a GPU one Triton kernel, one thread block a tile, if the product is named and tiles are at most 256
+    rows high; else :func:`factor_tiles_reference`.
+
+    Parameters
+    ----------
+    a : Tensor, shape (batch, m, n)
+        float32 or float64, of any strides; not modified. Squares of the elements should neither overflow nor
+        underflow, and norms of columns should be in the range of the product's format.
+    height : int
+        At least n. The last tile of a matrix may have fewer rows than columns.
+    product : {"tf32", "tf32_cor", "fp16", "fp16_cor"} or callable
+        Of a block by a block; the named ones are for float32.
+
+    Returns
+    -------
+    reflectors : TileReflectors
+    r : Tensor, shape (batch, blocks * n, n)
+        The triangular factors of the tiles one above the other. Their diagonals have any sign.
+    """
+    if not callable(product):
+        if height <= MAX_HEIGHT and _kernels_run(a.device):
+            from neula.kernels.householder_triton import factor_tiles_triton
+
+            return factor_tiles_triton(a, height, product)
+        product = product_named(product)
+    return factor_tiles_reference(a, height, product)
+
+
+def apply_tiles(reflectors: TileReflectors, c: torch.Tensor, product: str | Product) -> torch.Tensor:
+    """``Q [C; 0]`` of each tile, by a kernel or by :func:`apply_tiles_reference`.
+
+    Parameters
+    ----------
+    reflectors : TileReflectors
+    c : Tensor, shape (batch, blocks * n, n)
+        For each tile a matrix of n x n, one above the other.
+    product : {"tf32", "tf32_cor", "fp16", "fp16_cor"} or callable
+
+    Returns
+    -------
+    Tensor, shape (batch, m, n)
+        The tiles one above the other.
+    """
+    if not callable(product):
+        if reflectors.height <= MAX_HEIGHT and _kernels_run(c.device):
+            from neula.kernels.householder_triton import apply_tiles_triton
+
+            return apply_tiles_triton(reflectors, c, product)
+        product = product_named(product)
+    return apply_tiles_reference(reflectors, c, product)
+
+
+def factor_tiles_reference(
+    a: torch.Tensor, height: int, multiply: Product
+) -> tuple[TileReflectors, torch.Tensor]:
+    """:func:`factor_tiles` in plain torch, but for the blocks of columns, which have a kernel of their own."""
+    batch, m, n = a.shape
+    blocks, panels = -(-m // height), -(-n // WIDTH)
+    # Zero rows change nothing: the reflectors have zeros there.
+    v = a.new_zeros(batch, blocks * height, n)
+    v[:, :m] = a
+    tiles = v.view(batch * blocks, height, n)
+    t = a.new_zeros(len(tiles), panels, WIDTH, WIDTH)
+    r = a.new_zeros(len(tiles), n, n)
+    for p in range(panels):
+        start, stop = p * WIDTH, min((p + 1) * WIDTH, n)
+        panel = tiles[..., start:stop]
+        for q in range(p):
+            panel -= _reflected(tiles[..., q * WIDTH : (q + 1) * WIDTH], t[:, q].mT, panel, multiply)
+        r[:, :start, start:stop] = panel[:, :start]
+        panel[:, :start] = 0
+        width = stop - start
+        t[:, p, :width, :width], r[:, start:stop, start:stop] = _reflect_columns(panel[:, start:])
+    return (
+        TileReflectors(v[:, :m], t.view(batch, blocks, panels, WIDTH, WIDTH), height),
+        r.view(batch, blocks * n, n),
+    )
+
+
+def apply_tiles_reference(reflectors: TileReflectors, c: torch.Tensor, multiply: Product) -> torch.Tensor:
+    """:func:`apply_tiles` in plain torch, on any device."""
+    batch, m, n = reflectors.v.shape
+    blocks, height = reflectors.t.shape[1], reflectors.height
+    v = c.new_zeros(batch, blocks * height, n)
+    v[:, :m] = reflectors.v
+    v, t = v.view(batch * blocks, height, n), reflectors.t.flatten(0, 1)
+    q = c.new_zeros(batch * blocks, height, n)
+    q[:, :n] = c.reshape(batch * blocks, n, n)
+    for p in reversed(range(t.shape[1])):
+        block = v[..., p * WIDTH : (p + 1) * WIDTH]
+        width = block.shape[2]
+        q -= _reflected(block, t[:, p, :width, :width], q, multiply)
+    return q.view(batch, blocks * height, n)[:, :m]
+
+
+def _reflected(v: torch.Tensor, t: torch.Tensor, c: torch.Tensor, multiply: Product) -> torch.Tensor:
+    """``V (T (V^T C))``: what a block reflector subtracts."""
+    return multiply(v, multiply(t, multiply(v.mT, c)))
+
+
+def _reflect_columns(panel: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Householder QR of tall blocks of up to 32 columns, V in their place: returns T and R."""
+    if panel.shape[1] <= MAX_HEIGHT and _kernels_run(panel.device):
+        from neula.kernels.householder_triton import reflect_columns_triton
+
+        return reflect_columns_triton(panel)
+    return reflect_columns_reference(panel)
+
+
+def reflect_columns_reference(panel: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """One block of columns in plain torch, column by column.
+
+    Parameters
+    ----------
+    panel : Tensor, shape (batch, m, n), m >= n
+        Its columns become the reflectors.
+
+    Returns
+    -------
+    T, R : Tensor, shape (batch, n, n)
+    """
+    batch, _, width = panel.shape
+    t, r = panel.new_zeros(batch, width, width), panel.new_zeros(batch, width, width)
+    for k in range(width):
+        x = panel[..., k : k + 1].clone()
+        x[:, :k] = 0
+        products = (x * panel).sum(1)
+        square, alpha = products[:, k], panel[:, k, k]
+        norm = square.sqrt()
+        beta = torch.where(alpha > 0, -norm, norm)
+        root = (norm * (norm + alpha.abs())).sqrt()
+        scale = torch.where(root == 0, 0.0, 1 / root)
+        x[:, k, 0] -= beta
+        v = x * scale[:, None, None]
+        row = (products - beta[:, None] * panel[:, k]) * scale[:, None]  # V^T v left of k, v^T A right of it
+        panel[..., k + 1 :] -= v * row[:, None, k + 1 :]
+        r[:, :k, k], r[:, k, k] = panel[:, :k, k], beta
+        panel[..., k : k + 1] = v
+        t[:, :k, k] = -(t[:, :k, :k] * row[:, None, :k]).sum(2)
+        t[:, k, k] = 1.0
+    return t, r
+
+
+def product_named(name: str) -> Product:
+    """A product of :data:`PRODUCTS` in plain torch; sums are exact up to 2^-53, then rounded to float32."""
+    if name not in PRODUCTS:
+        raise unknown_name("product", name, PRODUCTS)
+    scheme = SCHEMES[f"{name.removesuffix('_cor')}_cor"]
+
+    def split(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        high = round_part(x, scheme).float()
+        low = round_part((x - high) * 2.0**scheme.shift, scheme).float()
+        return high.double(), low.double()
+
+    def multiply(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        (x_high, x_low), (y_high, y_low) = split(x), split(y)
+        total = x_high @ y_high
+        if name.endswith("_cor"):
+            total += (x_high @ y_low + x_low @ y_high) * 2.0**-scheme.shift
+        return total.float()
+
+    return multiply
+
+
+@lru_cache
+def _kernels_run(device: torch.device) -> bool:
+    """Whether the kernels can run, tried once a device."""
+    if device.type != "cuda":
+        return False
+
+    def attempt() -> None:
+        from neula.kernels.householder_triton import apply_tiles_triton, factor_tiles_triton
+
+        ones = torch.ones(1, MAX_HEIGHT, WIDTH + 1, device=device)
+        apply_tiles_triton(
+            factor_tiles_triton(ones, MAX_HEIGHT, "fp16_cor")[0], ones[:, : WIDTH + 1], "fp16_cor"
+        )
+
+    return can_run(
+        attempt, f"the reflector kernels on {device}", "plain torch takes their place, much slower"
+    )

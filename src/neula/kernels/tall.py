@@ -1,0 +1,108 @@
+"""The two passes of Cholesky QR over a tall matrix: its Gram matrix, and its product with a small one.
+
+Both in fp16 with error correction (Ootomo and Yokota, "TSQR on TensorCores with error correction", 2021), so
+that they run at the speed of memory, with sums in float32 whose errors do not grow with the number of rows.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+from neula.kernels.availability import can_run
+
+COLUMNS = (64, 128, 256)
+"""Up to how many columns the kernels have a configuration: with more, W does not fit on the chip."""
+
+_CHUNK = 1 << 22
+"""Elements that the reference converts at a time."""
+
+
+def tall_gram(a: torch.Tensor) -> torch.Tensor:
+    """``A^T A`` as accurate as a float32 product, on a GPU by a Triton kernel.
+
+    Parameters
+    ----------
+    a : Tensor, shape (m, n), n <= 256
+        float32, of any strides. Each column should be of about the same size all along: where elements are
+        larger by a factor of 256 than in a sample of some thousand rows, the result may be infinite, and
+        where they are smaller by a factor of ``2**20`` they lose bits.
+
+    Returns
+    -------
+    Tensor, shape (n, n)
+        float64, symmetric.
+
+    Examples
+    --------
+    >>> import torch
+    >>> tall_gram(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    tensor([[10., 14.],
+            [14., 20.]], dtype=torch.float64)
+    """
+    if _kernels_take(a):
+        from neula.kernels.tall_triton import tall_gram_triton
+
+        return tall_gram_triton(a)
+    return tall_gram_reference(a)
+
+
+def tall_product(a: torch.Tensor, w: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+    """``A W`` as accurate as a float32 product, on a GPU by a Triton kernel.
+
+    Parameters
+    ----------
+    a : Tensor, shape (m, n), n <= 256
+        float32, of any strides.
+    w : Tensor, shape (n, n)
+        float64.
+    sizes : Tensor, shape (n,)
+        float64, at least the largest magnitude of each column of ``a``, best not many times as large.
+
+    Returns
+    -------
+    Tensor, shape (m, n)
+        float32, contiguous. NaN where ``w`` or ``sizes`` is.
+    """
+    if _kernels_take(a):
+        from neula.kernels.tall_triton import tall_product_triton
+
+        return tall_product_triton(a, w, sizes)
+    return tall_product_reference(a, w)
+
+
+def tall_gram_reference(a: torch.Tensor) -> torch.Tensor:
+    """:func:`tall_gram` in plain torch, on any device: in float64."""
+    gram = a.new_zeros(a.shape[1], a.shape[1], dtype=torch.float64)
+    for block in _blocks(a):
+        gram += block.mT @ block
+    return gram
+
+
+def tall_product_reference(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """:func:`tall_product` in plain torch, on any device: in float64."""
+    return torch.cat([(block @ w.double()).to(a.dtype) for block in _blocks(a)])
+
+
+def _blocks(a: torch.Tensor) -> list[torch.Tensor]:
+    return [block.double() for block in a.split(max(1, _CHUNK // a.shape[1]))]
+
+
+def _kernels_take(a: torch.Tensor) -> bool:
+    columns = next((columns for columns in COLUMNS if a.shape[1] <= columns), 0)
+    return a.is_cuda and a.dtype == torch.float32 and columns > 0 and _kernels_run(a.device, columns)
+
+
+@lru_cache
+def _kernels_run(device: torch.device, columns: int) -> bool:
+    """Whether the kernels can run, tried once for a device and for each of their configurations."""
+
+    def attempt() -> None:
+        from neula.kernels.tall_triton import tall_gram_triton, tall_product_triton
+
+        a = torch.eye(columns, device=device)
+        tall_product_triton(a, tall_gram_triton(a), a[0].double())
+
+    what = f"the kernels for tall matrices of {columns} columns on {device}"
+    return can_run(attempt, what, "products in float64 take its place")
