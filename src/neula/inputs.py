@@ -78,7 +78,7 @@ def take(x: Any, name: str) -> Taken:
 
 
 def check_matrix(a: torch.Tensor, name: str) -> None:
-    """A matrix, or a batch of them, with at least one row and one column.
+    """A matrix, or a batch of them that may be empty, with at least one row and one column.
 
     Raises
     ------
@@ -90,7 +90,7 @@ def check_matrix(a: torch.Tensor, name: str) -> None:
             f"{name} must be a matrix (or a batch of matrices), got {a.ndim} dimension(s), "
             f"shape {tuple(a.shape)}: reshape one column to {name}.reshape(-1, 1)"
         )
-    if a.numel() == 0:
+    if 0 in a.shape[-2:]:
         raise ValueError(f"{name} is empty, shape {tuple(a.shape)}: it needs at least one row and one column")
 
 

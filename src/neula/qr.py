@@ -138,9 +138,7 @@ def qr(
     True
     """
     taken = take(A, "A")
-    a = taken.tensor
-    # An empty batch is no mistake, as in torch: empty matrices are.
-    check_matrix(a.new_empty(a.shape[-2:]) if 0 in a.shape[:-2] else a, "A")
+    check_matrix(taken.tensor, "A")
     if mode not in MODES:
         raise unknown_name("mode", mode, MODES)
     if algorithm is not None and algorithm not in ALGORITHMS:

@@ -2,13 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+NAMED = 5
+"""Matrices of a batch that a message names; it counts the others."""
 
 
 class AccuracyWarning(UserWarning):
     """The result is the best that was found, but it is not certified to the accuracy asked for."""
+
+
+class AccuracyError(ArithmeticError):
+    """The accuracy was not reached, and ``strict=True`` asked for an exception instead of a warning.
+
+    Attributes
+    ----------
+    result : QRResult or LstsqResult
+        The best that was found, as it would have been returned with a warning.
+    indices : tuple of tuple of int
+        Which matrices of the batch missed; of a single matrix the empty index.
+    """
+
+    def __init__(self, message: str, result: Any, indices: Sequence[Sequence[int]]) -> None:
+        super().__init__(message)
+        self.result = result
+        self.indices = tuple(tuple(index) for index in indices)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """All three arguments, so that it travels between processes."""
+        return type(self), (str(self), self.result, self.indices)
+
+
+def report_missed(
+    what: str, why: str, result: Any, indices: Sequence[Sequence[int]], *, strict: bool
+) -> None:
+    """Warn the caller of a public function, or raise, and name the matrices of a batch.
+
+    Raises
+    ------
+    AccuracyError
+        If ``strict``.
+    """
+    named = [f"A[{', '.join(map(str, index))}]" for index in indices[:NAMED] if index]
+    more = [f"{len(indices) - NAMED} more"] if len(indices) > NAMED else []
+    message = f"{what}{' for ' * bool(named)}{', '.join(named + more)}: {why}"
+    if strict:
+        raise AccuracyError(message, result, indices)
+    warnings.warn(message, AccuracyWarning, stacklevel=3)
 
 
 @dataclass(frozen=True)
@@ -104,16 +147,19 @@ class QRResult:
 
 @dataclass(frozen=True)
 class LstsqResult:
-    """Solution of a least-squares problem with the measured evidence.
+    """Solution of a least-squares problem, or of a batch of them, with the measured evidence.
+
+    Of a batch the single numbers are those of the worst problem; the arrays have one for each.
 
     Attributes
     ----------
-    x : array, shape (n,) or (n, k)
-        The solution, in the library, on the device and in the dtype of the input.
+    x : array, shape (*batch, n) or (*batch, n, k)
+        The solution, in the library, on the device and in the dtype of the input; NaN where a problem of a
+        batch holds NaN or Inf.
     converged : bool
         Whether the measured backward error meets the accuracy asked for.
     iterations : int
-        Refinement iterations, over all attempts.
+        Refinement iterations, over all attempts (and all problems that were solved alone).
     backward_error : float
         Upper bound on the relative perturbation of ``A`` and ``b`` for which ``x`` is exact (with a
         low-precision R one of its terms is an estimate); the worst right-hand side counts.
@@ -122,12 +168,13 @@ class LstsqResult:
     tolerance : float
         What ``backward_error`` was asked to be.
     residual_norm : float or list of float
-        ``||b - A x||`` of each right-hand side (with damping and weights, of the augmented problem).
+        ``||b - A x||`` of each right-hand side, flattened (with damping and weights, of the augmented
+        problem).
     rank : int
         Numerical rank of ``A``, with damping of the stacked matrix; where it is below the largest possible
-        one, the minimum-norm solution was computed.
+        one, the minimum-norm solution was computed. The smallest of a batch.
     history : tuple of float
-        The backward error at every restart, first to last.
+        The backward error at every restart, first to last; empty if all problems were solved together.
     factorization : str
         What the accepted attempt did, e.g. ``"rgsqrf fp16 + cgls"``.
     attempts : tuple of Attempt
@@ -136,6 +183,11 @@ class LstsqResult:
         The engine that multiplied.
     accuracy : str
         The accuracy that was asked for.
+    accepted : array of bool, shape (*batch,)
+        Whether each problem meets the accuracy, with no doubt about its rank.
+    backward_errors : array of float64, shape (*batch,)
+    ranks : array of int64, shape (*batch,)
+        0 where a problem holds NaN or Inf.
     """
 
     x: Any
@@ -151,6 +203,9 @@ class LstsqResult:
     attempts: tuple[Attempt, ...] = ()
     engine: str = ""
     accuracy: str = ""
+    accepted: Any = field(default=None, repr=False)
+    backward_errors: Any = field(default=None, repr=False)
+    ranks: Any = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)

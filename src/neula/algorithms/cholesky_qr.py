@@ -98,12 +98,12 @@ def _gram64(a: torch.Tensor) -> torch.Tensor:
 
 
 def upper_cholesky(gram: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Upper triangular R with ``R^T R = G``, and LAPACK's info.
+    """Upper triangular R with ``R^T R = G``, and LAPACK's info, of a matrix or each of a batch.
 
     The lower factor is what libraries compute without extra copies: R is a view of its transpose.
     """
     factor, info = torch.linalg.cholesky_ex(gram)
-    return factor.T, info
+    return factor.mT, info
 
 
 def _apply_inverse(a: torch.Tensor, r: torch.Tensor, engine: Engine) -> torch.Tensor:

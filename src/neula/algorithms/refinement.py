@@ -94,14 +94,14 @@ class Norms:
     image: torch.Tensor
     b: torch.Tensor
 
-    def measures(self, scale: Scale) -> Measures:
+    def measures(self, norm: float | torch.Tensor) -> Measures:
         """Upper bounds on the normwise backward error of x, the smallest of three counting.
 
-        The perturbation ``E = -r r^T A / ||r||^2`` makes x exact and has norm ``||A^T r|| / ||r||`` (Stewart,
-        1977); changing b by the residual does so too; and the optimal perturbation is at most
-        ``||P r|| / ||x||`` (Walden, Karlson, Sun, 1995).
+        ``norm`` is ``||A D||_2``. The perturbation ``E = -r r^T A / ||r||^2`` makes x exact and has norm
+        ``||A^T r|| / ||r||`` (Stewart, 1977); changing b by the residual does so too; and the optimal
+        perturbation is at most ``||P r|| / ||x||`` (Walden, Karlson, Sun, 1995).
         """
-        optimality = over(self.gradient, scale.norm * self.residual)
+        optimality = over(self.gradient, norm * self.residual)
         consistent = over(self.residual, self.image + self.b)
         projected = over(self.projected, self.image)
         return Measures(torch.minimum(torch.minimum(optimality, consistent), projected), optimality)
@@ -199,7 +199,7 @@ def refine(
     while True:
         gradient = operator.rmatmul(residual)
         norms = norms_of(scale, b, x, residual, gradient, solve_rt(r, gradient) / scale.smallest)
-        measures = norms.measures(scale)
+        measures = norms.measures(scale.norm)
         improved = best.take(x, measures, norms.residual)
         history.append(float(measures.backward_error.max()))
         if on_restart is not None:
