@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,9 @@ import torch
 
 import neula
 from neula import datasets
+from neula.engines import CpuEngine
 from neula.matrices import KINDS, SPECTRA, random_matrix
+from neula.result import AccuracyError
 
 U64 = 2.0**-53
 
@@ -303,6 +307,256 @@ def test_batches(rng):
     several = neula.lstsq(A, rng.standard_normal((2, 3, 20, 5)))
     assert several.x.shape == (2, 3, 4, 5)
     assert len(several.residual_norm) == 30
+
+
+@pytest.fixture(params=["cholesky", "gram-schmidt"])
+def chain(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """The chain for batches of a CPU, and that of a GPU in plain torch: it goes by the name of the engine."""
+    if request.param == "cholesky":
+        return {"engine": "cpu"}
+
+    class Named(CpuEngine):
+        name = "cuda"
+
+    return {"engine": Named("cpu")}
+
+
+def check_solutions(A: np.ndarray, b: np.ndarray, x: np.ndarray, u: float) -> None:
+    """Each within the error that a backward error of the documented bound allows."""
+    n = min(A.shape[1:])
+    eta = 8 * u + 8 * math.sqrt(n) * U64 + u
+    for a, right, got in zip(A.astype(float), b.astype(float), x.astype(float), strict=True):
+        right, got = right.reshape(len(right), -1), got.reshape(len(got), -1)
+        reference = np.linalg.lstsq(a, right, rcond=None)[0]
+        cond, norm = np.linalg.cond(a), np.linalg.norm(a, 2)
+        residual = right - a @ reference
+        for column in range(right.shape[1]):
+            size = np.linalg.norm(reference[:, column])
+            allowed = forward_bound(cond, n, size, np.linalg.norm(residual[:, column]), norm, eta)
+            assert np.linalg.norm((got - reference)[:, column]) <= allowed * size
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("shape", [(4, 1, 1), (5, 7, 7), (6, 33, 32), (2, 300, 70), (3, 5, 1), (3, 9, 30)])
+def test_a_batch_together(shape, dtype, chain, rng):
+    A = rng.standard_normal(shape).astype(dtype)
+    b = rng.standard_normal((*shape[:2], 3)).astype(dtype)
+    before = A.copy(), b.copy()
+    result = neula.lstsq(A, b, **chain)
+    assert result.converged
+    assert result.x.dtype == A.dtype
+    assert result.x.shape == (shape[0], shape[2], 3)
+    assert all("seminormal" in a.method for a in result.attempts[:1])
+    assert result.accepted.all()
+    assert (result.ranks == min(shape[1:])).all()
+    assert (result.backward_errors <= result.tolerance + np.finfo(dtype).eps / 2).all()
+    assert result.backward_error == result.backward_errors.max()
+    check_solutions(A, b, result.x, float(np.finfo(dtype).eps) / 2)
+    np.testing.assert_array_equal(A, before[0])
+    np.testing.assert_array_equal(b, before[1])
+
+
+def test_the_batch_shape_is_that_of_the_evidence(rng):
+    A, b = torch.randn(2, 3, 20, 4), torch.randn(2, 3, 20)
+    result = neula.lstsq(A, b)
+    for evidence, dtype in ((result.ranks, torch.int64), (result.accepted, torch.bool)):
+        assert isinstance(evidence, torch.Tensor)
+        assert (evidence.shape, evidence.dtype) == ((2, 3), dtype)
+    assert result.backward_errors.shape == (2, 3)
+    single = neula.lstsq(A[0, 0], b[0, 0])
+    assert single.ranks.shape == single.backward_errors.shape == ()
+    assert float(single.backward_errors) == single.backward_error
+
+
+def test_each_problem_of_a_batch_gets_what_it_needs(chain, rng):
+    """Good, ill-conditioned at several degrees, singular, zero, with columns in all units, in one batch."""
+    spectra = [
+        random_matrix("geometric", 80, 12, cond=c, seed=i).numpy()
+        for i, c in enumerate([1e1, 1e4, 1e7, 1e10, 1e13])
+    ]
+    A = np.stack([*spectra, spectra[0], np.zeros((80, 12)), spectra[0] * 10.0 ** np.linspace(-30, 30, 12)])
+    A[5, :, 3] = A[5, :, 4] + A[5, :, 1]
+    b = rng.standard_normal((8, 80))
+    result = neula.lstsq(A, b, **chain)
+    assert result.converged
+    assert result.ranks.tolist() == [12, 12, 12, 12, 12, 11, 0, 12]
+    assert (result.backward_errors <= result.tolerance).all()
+    assert result.rank == 0
+    assert [a.accepted for a in result.attempts] == [False] * (len(result.attempts) - 1) + [True]
+    check_solutions(A[:3], b[:3], result.x[:3], U64)
+    np.testing.assert_allclose(result.x[5], np.linalg.lstsq(A[5], b[5], rcond=1e-12)[0], rtol=1e-9)
+    assert (result.x[6] == 0).all()
+    alone = neula.lstsq(A[7], b[7]).x
+    np.testing.assert_allclose(result.x[7], alone, rtol=1e-10)
+
+
+def test_singular_problems_are_found_whatever_the_direction(chain, rng):
+    """200 null directions: the known solution has a component along each of them that is lost."""
+    A = rng.standard_normal((200, 30, 6))
+    weights = rng.standard_normal((200, 5, 1))
+    A[:, :, 5:] = A[:, :, :5] @ weights
+    b = rng.standard_normal((200, 30))
+    result = neula.lstsq(A, b, **chain)
+    assert result.converged
+    assert (result.ranks == 5).all()
+    np.testing.assert_allclose(result.x, (np.linalg.pinv(A, rcond=1e-12) @ b[..., None])[..., 0], rtol=1e-8)
+
+
+def test_good_problems_do_not_depend_on_bad_ones(chain, rng):
+    A = rng.standard_normal((5, 60, 10)).astype(np.float32)
+    b = rng.standard_normal((5, 60, 2)).astype(np.float32)
+    clean = neula.lstsq(A, b, **chain)
+    A[1, :, 5], A[3, 7, 7], b[4, 9, 1] = A[1, :, 4], np.nan, np.inf
+    with pytest.warns(neula.AccuracyWarning, match=r"for A\[3\], A\[4\]: 2 of 5 problems hold NaN or Inf"):
+        result = neula.lstsq(A, b, **chain)
+    assert not result.converged
+    assert result.accepted.tolist() == [True, True, True, False, False]
+    assert result.ranks.tolist() == [10, 9, 10, 0, 0]
+    for i in (0, 2):
+        np.testing.assert_array_equal(result.x[i], clean.x[i])
+        assert result.backward_errors[i] == clean.backward_errors[i]
+    assert np.isnan(result.x[3:]).all()
+    assert np.isnan(result.backward_errors[3:]).all()
+    assert math.isnan(result.backward_error)
+    with pytest.raises(ValueError, match=r"A\[3, 7, 7\] is nan"):
+        neula.lstsq(A, b, **chain, strict=True)
+    A[3] = 1.0
+    with pytest.raises(ValueError, match=r"b\[4, 9, 1\] is inf"):
+        neula.lstsq(A, b, **chain, strict=True)
+
+
+def test_problems_that_are_not_finite_one_by_one(rng):
+    A, b = rng.standard_normal((3, 20, 4)), rng.standard_normal((3, 20))
+    clean = neula.lstsq(A, b, engine="emulated")
+    A[0, 3, 3] = np.inf
+    with pytest.warns(neula.AccuracyWarning, match=r"for A\[0\]: 1 of 3 problems hold NaN or Inf"):
+        result = neula.lstsq(A, b, engine="emulated")
+    assert np.isnan(result.x[0]).all()
+    np.testing.assert_array_equal(result.x[1:], clean.x[1:])
+
+
+@pytest.mark.parametrize("shape", [(6, 40, 9), (6, 9, 40)])
+@pytest.mark.parametrize("damp", [0.0, 0.3])
+def test_weights_and_damping_of_a_batch(shape, damp, chain, rng):
+    A, b = rng.standard_normal(shape), rng.standard_normal((*shape[:2], 2))
+    weights = rng.random(shape[1]) + 0.1
+    result = neula.lstsq(A, b, weights=weights, damp=damp, **chain)
+    assert result.converged
+    assert len(result.attempts) == 1
+    for i in range(len(A)):
+        alone = neula.lstsq(A[i], b[i], weights=weights, damp=damp)
+        np.testing.assert_allclose(result.x[i], alone.x, rtol=1e-9)
+        norms = result.residual_norm[2 * i : 2 * i + 2]
+        np.testing.assert_allclose(norms, alone.residual_norm, rtol=1e-9, atol=1e-13)
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e200])
+def test_tiny_and_huge_right_hand_sides_of_a_batch(size, chain, rng):
+    A, b = rng.standard_normal((4, 30, 5)), rng.standard_normal((4, 30))
+    b[2] = 0
+    result = neula.lstsq(A, size * b, **chain)
+    assert result.converged
+    assert (result.x[2] == 0).all()
+    np.testing.assert_allclose(result.x / size, neula.lstsq(A, b, **chain).x, rtol=1e-10)
+
+
+@pytest.mark.parametrize("shape", [(0, 7, 3), (2, 0, 7, 3), (0, 3, 7)])
+def test_an_empty_batch(shape):
+    *batch, m, n = shape
+    result = neula.lstsq(np.zeros(shape, dtype=np.float32), np.zeros((*batch, m), dtype=np.float32))
+    assert result.x.shape == (*batch, n)
+    assert result.x.dtype == np.float32
+    assert result.converged
+    assert result.ranks.shape == result.backward_errors.shape == result.accepted.shape == tuple(batch)
+    assert neula.lstsq(torch.zeros(shape), torch.zeros(*batch, m, 4)).x.shape == (*batch, n, 4)
+
+
+def test_accuracy_of_a_batch_decides_how_far_it_is_refined(chain, rng):
+    A, b = rng.standard_normal((8, 50, 10)), rng.standard_normal((8, 50))
+    low, high = (neula.lstsq(A, b, accuracy=accuracy, **chain) for accuracy in ("fp16", "fp64"))
+    assert low.converged
+    assert high.converged
+    assert low.iterations <= high.iterations
+    assert high.backward_error <= low.tolerance
+
+
+def test_a_batch_larger_than_a_chunk(chain, rng, monkeypatch):
+    A, b = rng.standard_normal((11, 30, 4)), rng.standard_normal((11, 30))
+    whole = neula.lstsq(A, b, **chain)
+    for engine in ("cpu", "cuda"):
+        monkeypatch.setitem(sys.modules["neula.lstsq"].CHUNK, engine, 3 * 30 * 4)
+    pieces = neula.lstsq(A, b, **chain)
+    np.testing.assert_allclose(pieces.x, whole.x, rtol=1e-12)
+    assert pieces.attempts[0].reason.startswith("0 of 11 problems rejected")
+
+
+def test_one_by_one_and_together_agree(chain, rng):
+    A, b = rng.standard_normal((5, 70, 8)), rng.standard_normal((5, 70))
+    together, alone = neula.lstsq(A, b, **chain), neula.lstsq(A, b, algorithm="householder")
+    assert "seminormal" in together.factorization
+    assert "householder" in alone.factorization
+    np.testing.assert_allclose(together.x, alone.x, rtol=1e-11)
+    assert alone.ranks.tolist() == together.ranks.tolist() == [8] * 5
+
+
+def test_strict_raises_with_the_index(rng):
+    A, b = rng.standard_normal((2, 2, 300, 40)), rng.standard_normal((2, 2, 300))
+    A[1, 0] = random_matrix("geometric", 300, 40, cond=1e3).numpy()
+    options = {"algorithm": "normal", "accuracy": "fp32"}
+    with pytest.warns(neula.AccuracyWarning, match=r"for A\[1, 0\]: backward error"):
+        result = neula.lstsq(A, b, **options)
+    with pytest.raises(AccuracyError, match=r"fp32 accuracy for A\[1, 0\]: backward error") as caught:
+        neula.lstsq(A, b, **options, strict=True)
+    assert caught.value.indices == ((1, 0),)
+    np.testing.assert_array_equal(caught.value.result.x, result.x)
+    assert result.accepted.tolist() == [[True, True], [False, True]]
+    with pytest.raises(AccuracyError, match="not certified to fp64 accuracy: backward error") as caught:
+        neula.lstsq(A[0, 0], b[0, 0], algorithm="direct", strict=True)
+    assert caught.value.indices == ((),)
+    assert neula.lstsq(A, b, strict=True).converged
+
+
+def test_progress_of_a_batch(chain, rng):
+    seen = []
+    neula.lstsq(
+        rng.standard_normal((3, 20, 4)), np.ones((3, 20)), progress=lambda *step: seen.append(step), **chain
+    )
+    assert seen[-1][1] == 1.0
+
+
+def test_a_batch_leaves_global_state_alone(chain, rng, global_state):
+    before = global_state()
+    neula.lstsq(rng.standard_normal((3, 200, 40)), rng.standard_normal((3, 200)), **chain)
+    assert global_state() == before
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(50, 32, 32), (20, 256, 32), (20, 512, 128), (3, 4096, 128), (9, 7, 30)])
+def test_a_batch_on_a_gpu(shape, dtype):
+    A = torch.stack([random_matrix("normal", *shape[1:], seed=i) for i in range(shape[0])]).to("cuda", dtype)
+    A[0, :, -1] = A[0, :, 0]
+    b = torch.ones(*shape[:2], 2, dtype=dtype, device="cuda")
+    result = neula.lstsq(A, b)
+    assert result.converged
+    assert result.x.is_cuda
+    assert result.ranks.is_cuda
+    # A wide matrix with two equal columns has full rank.
+    assert result.ranks.tolist() == [min(shape[1], shape[2] - 1)] + [min(shape[1:])] * (shape[0] - 1)
+    check_solutions(*(t[1:].cpu().numpy() for t in (A, b, result.x)), torch.finfo(dtype).eps / 2)
+
+
+@pytest.mark.gpu
+def test_nan_on_a_gpu_stays_in_its_problem():
+    A = torch.stack([random_matrix("normal", 100, 20, seed=i) for i in range(5)]).cuda()
+    b = torch.ones(5, 100, dtype=A.dtype, device="cuda")
+    clean = neula.lstsq(A, b)
+    A[2, 3, 4] = torch.nan
+    with pytest.warns(neula.AccuracyWarning, match=r"A\[2\]"):
+        result = neula.lstsq(A, b)
+    assert result.x[2].isnan().all()
+    others = [0, 1, 3, 4]
+    assert torch.equal(result.x[others], clean.x[others])
 
 
 def test_residual_norm(rng):

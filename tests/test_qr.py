@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 import neula
 from neula.engines import FORMATS, CpuEngine, EmulatedEngine
 from neula.matrices import SPECTRA, random_matrix
+from neula.result import AccuracyError
 
 SHAPES = [
     (1, 1),
@@ -216,6 +218,29 @@ def test_a_named_algorithm_that_misses_warns():
     assert not result.certificate.accepted
 
 
+def test_strict_raises_what_would_be_a_warning():
+    A = random_matrix("geometric", 300, 80, cond=1e6)
+    with pytest.raises(AccuracyError, match=r"not certified to fp16 accuracy: residual") as caught:
+        neula.qr(A, accuracy="fp16", algorithm="rgsqrf", engine="emulated", strict=True)
+    assert not caught.value.result.converged
+    assert caught.value.indices == ((),)
+    assert neula.qr(A, accuracy="fp16", engine="emulated", strict=True).converged
+
+
+def test_strict_names_the_matrices_of_a_batch():
+    good, bad = (random_matrix("geometric", 300, 80, cond=c) for c in (2, 1e6))
+    A = torch.stack([good, bad, good, bad]).reshape(2, 2, 300, 80)
+    options = {"accuracy": "fp16", "algorithm": "rgsqrf", "engine": "emulated"}
+    with pytest.warns(neula.AccuracyWarning, match=r"for A\[0, 1\], A\[1, 1\]: residual"):
+        result = neula.qr(A, **options)
+    with pytest.raises(AccuracyError, match=r"for A\[0, 1\], A\[1, 1\]: residual") as caught:
+        neula.qr(A, **options, strict=True)
+    assert caught.value.indices == ((0, 1), (1, 1))
+    assert torch.equal(caught.value.result.Q, result.Q)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.indices) == (str(caught.value), caught.value.indices)
+
+
 @pytest.mark.parametrize("panel", ["caqr", "cholesky", "cholesky2", "householder"])
 @pytest.mark.parametrize("cutoff", [8, 100])
 def test_every_panel_and_cutoff(panel, cutoff, rng):
@@ -273,11 +298,13 @@ def test_unknown_names_list_the_known_ones(kwargs, message, rng):
         neula.qr(rng.standard_normal((10, 3)), **kwargs)
 
 
-def test_nan_in_a_batch_says_which_matrix(rng):
+@pytest.mark.parametrize("engine", ["cpu", "emulated"])
+@pytest.mark.parametrize("function", [neula.qr, neula.orth])
+def test_strict_says_where_nan_is_in_a_batch(engine, function, rng):
     A = rng.standard_normal((3, 10, 4))
     A[2, 5, 1] = np.inf
     with pytest.raises(ValueError, match=r"A\[2, 5, 1\] is inf"):
-        neula.qr(A)
+        function(A, engine=engine, strict=True)
 
 
 # ---------------------------------------------------------------- batches
@@ -410,11 +437,45 @@ def test_a_batch_of_empty_matrices(shape):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_what_is_not_finite_in_a_batch_is_named(bad, chain, rng):
-    A = rng.standard_normal((2, 3, 30, 4)).astype(np.float32)
-    A[1, 0, 5, 2] = bad
-    with pytest.raises(ValueError, match=rf"A\[1, 0, 5, 2\] is {bad}"):
-        neula.qr(A, **chain)
+@pytest.mark.parametrize("shape", [(2, 3, 30, 4), (2, 3, 4, 30)])
+@pytest.mark.parametrize("mode", ["reduced", "complete"])
+def test_what_is_not_finite_stays_in_its_matrix(bad, shape, mode, chain, rng):
+    A = rng.standard_normal(shape).astype(np.float32)
+    A[0, 1, :, 2] = A[0, 1, :, 3]
+    clean = neula.qr(A, mode, **chain)
+    A[1, 0, -1, -1] = bad
+    with pytest.warns(neula.AccuracyWarning, match=r"for A\[1, 0\]: 1 of 6 matrices hold NaN or Inf"):
+        result = neula.qr(A, mode, **chain)
+    assert not result.converged
+    for i in np.ndindex(2, 3):
+        certificate = result.certificate[int(np.ravel_multi_index(i, (2, 3)))]
+        if i == (1, 0):
+            assert np.isnan(result.Q[i]).all()
+            assert np.isnan(result.R[i]).all()
+            assert not certificate.accepted
+        else:
+            np.testing.assert_array_equal(result.Q[i], clean.Q[i])
+            np.testing.assert_array_equal(result.R[i], clean.R[i])
+            assert certificate.accepted
+    with pytest.raises(ValueError, match=rf"A\[1, 0, {shape[2] - 1}, {shape[3] - 1}\] is {bad}"):
+        neula.qr(A, mode, strict=True, **chain)
+
+
+def test_what_is_not_finite_stays_in_its_matrix_one_by_one(rng):
+    A = rng.standard_normal((3, 50, 8))
+    clean = neula.qr(A, engine="emulated")
+    A[1, 4, 2] = np.nan
+    with pytest.warns(neula.AccuracyWarning, match=r"for A\[1\]: 1 of 1 matrices hold NaN or Inf"):
+        result = neula.qr(A, engine="emulated")
+    assert np.isnan(result.Q[1]).all()
+    assert [c.accepted for c in result.certificate] == [True, False, True]
+    np.testing.assert_array_equal(result.Q[[0, 2]], clean.Q[[0, 2]])
+
+
+def test_many_bad_matrices_are_counted(rng):
+    A = np.full((9, 5, 2), np.nan)
+    with pytest.warns(neula.AccuracyWarning, match=r"A\[3\], A\[4\], 4 more: 9 of 9 matrices"):
+        neula.qr(A)
 
 
 def test_progress_of_a_batch(chain, rng):
@@ -429,11 +490,21 @@ def test_a_batch_leaves_global_state_alone(chain, rng, global_state):
     assert global_state() == before
 
 
-def test_orth_of_a_batch(rng):
-    A = rng.standard_normal((3, 40, 6)).astype(np.float32)
-    A[1, :, 2] = A[1, :, 0]
-    Q = neula.orth(A)
-    np.testing.assert_allclose(Q.mT @ Q, np.broadcast_to(np.eye(6), (3, 6, 6)), atol=1e-5)
+@pytest.mark.parametrize("shape", [(3, 40, 6), (2, 2, 6, 6), (3, 6, 40)])
+def test_orth_of_a_batch(shape, chain, rng):
+    A = rng.standard_normal(shape).astype(np.float32)
+    A[1, ..., 2] = A[1, ..., 0]
+    Q = neula.orth(A, engine=chain["engine"])
+    k = min(shape[-2:])
+    assert Q.shape == (*shape[:-1], k)
+    np.testing.assert_allclose(Q.mT @ Q, np.broadcast_to(np.eye(k), (*shape[:-2], k, k)), atol=1e-5)
+    # The columns of A lie in the span of Q.
+    np.testing.assert_allclose(Q @ (Q.mT @ A), A, atol=1e-5)
+
+
+def test_orth_of_an_empty_batch():
+    assert neula.orth(torch.zeros(0, 5, 3)).shape == (0, 5, 3)
+    assert neula.orth(np.zeros((2, 0, 3, 5))).shape == (2, 0, 3, 3)
 
 
 @pytest.mark.gpu

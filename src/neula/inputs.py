@@ -112,6 +112,11 @@ def check_finite(a: torch.Tensor, column_max: torch.Tensor, name: str) -> None:
     raise ValueError(f"{name}[{index}] is {float(a[where])}: {name} must be finite")
 
 
+def finite_members(x: torch.Tensor) -> torch.Tensor:
+    """Which members of a batch, shape (batch, ...), hold neither NaN nor Inf."""
+    return x.isfinite().flatten(1).all(1)
+
+
 def _library_of(x: Any) -> Any:
     """The module that made an array: its array namespace, or the package of its type (CuPy has no other)."""
     if hasattr(x, "__array_namespace__"):

@@ -34,7 +34,7 @@ from neula.algorithms.scaling import power_of_two_scales
 from neula.engines import FORMATS, Engine, Format, format_named, format_of, select_engine
 from neula.engines.precision import plain_arithmetic
 from neula.errors import unknown_name
-from neula.inputs import Taken, check_finite, check_matrix, take
+from neula.inputs import Taken, check_finite, check_matrix, finite_members, take
 from neula.qr import BATCHED_ELEMENTS, Progress
 from neula.result import Attempt, LstsqResult, report_missed
 
@@ -199,9 +199,12 @@ def lstsq(
         if strict:
             check_finite(a.tensor, a.tensor, "A")
             check_finite(rhs.tensor, rhs.tensor, "b")
+        error = (
+            f"backward error {result.backward_error:.1e}, asked for {result.tolerance:.1e} ({found.method})"
+        )
         report_missed(
             f"least squares is not certified to {result.accuracy} accuracy",
-            f"backward error {result.backward_error:.1e}, asked for {result.tolerance:.1e} ({found.method})",
+            found.attempts[-1].reason if batch else error,
             result,
             (~found.members.accepted).reshape(batch).nonzero().tolist(),
             strict=strict,
@@ -602,7 +605,7 @@ def _solve_batch(a: torch.Tensor, b: torch.Tensor, options: _Options) -> _Found:
         left = _solve_together(a, b, left, label, factor, found, options)
         if len(left) == 0:
             return found
-    finite = _are_finite(a[left]) & _are_finite(b[left])
+    finite = finite_members(a[left]) & finite_members(b[left])
     _solve_each(a, b, left[finite].tolist(), found, options)
     if not bool(finite.all()):
         unusable = left[~finite]
@@ -727,11 +730,6 @@ def _refined(a: torch.Tensor, b: torch.Tensor, factor: _Factor, options: _Option
         accepted=(backward_error <= bound) & of_full_rank,
     )
     return members, solved.steps
-
-
-def _are_finite(x: torch.Tensor) -> torch.Tensor:
-    """Of each member of a batch."""
-    return x.isfinite().flatten(1).all(1)
 
 
 def _bound(a: torch.Tensor, options: _Options) -> float:

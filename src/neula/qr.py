@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,8 +25,8 @@ from neula.algorithms.scaling import power_of_two_scales
 from neula.engines import BF16, FORMATS, FP16, FP32, FP64, Engine, Format, format_named, select_engine
 from neula.engines.precision import plain_arithmetic
 from neula.errors import unknown_name
-from neula.inputs import check_finite, check_matrix, take
-from neula.result import AccuracyWarning, Attempt, QRCertificate, QRResult
+from neula.inputs import check_finite, check_matrix, finite_members, take
+from neula.result import Attempt, QRCertificate, QRResult, report_missed
 
 MODES = ("reduced", "r", "complete")
 ALGORITHMS = ("rgsqrf", "rgsqrf-reortho", "cholesky-qr", "householder")
@@ -57,6 +56,7 @@ def qr(
     compute: str | None = None,
     panel: str | None = None,
     cutoff: int | None = None,
+    strict: bool = False,
     progress: Progress | None = None,
 ) -> QRResult:
     """QR factorization ``A = Q R`` on matrix units, certified to the accuracy asked for.
@@ -85,6 +85,9 @@ def qr(
         Panel of the recursion; what measures best on the engine by default.
     cutoff : int, optional
         Width of the panels.
+    strict : bool, optional
+        Raise an :class:`~neula.result.AccuracyError` where there would be a warning, and refuse NaN and Inf
+        in batches, too.
     progress : callable, optional
         Called with the name of the stage and the part of it that is done.
 
@@ -97,10 +100,14 @@ def qr(
     ------
     ValueError
         For a matrix that is empty, has NaN or Inf, or fewer than two dimensions, and for unknown names.
+        Matrices of a batch with NaN or Inf are no error unless ``strict``: their factors are NaN, and are not
+        accepted.
     TypeError
         For complex, sparse or masked input.
     OverflowError
         If R overflows the dtype of A.
+    AccuracyError
+        If the accuracy was not reached and ``strict`` is set.
 
     Warns
     -----
@@ -157,13 +164,13 @@ def qr(
         if 0 in batch:
             factors = _nothing(matrices, mode)
         elif _go_together(matrices, options):
-            factors = _factorize_together(taken.tensor, matrices, mode, options)
+            factors = _factorize_together(matrices, mode, options)
+        elif batch:
+            factors = _factorize_each(matrices, mode, options)
         else:
-            factors = _factorize_each(taken.tensor, matrices, mode, options)
-    if not factors.attempts[-1].accepted:
-        _warn_of_first_rejected(factors.certificate, target)
+            factors = _factorize(matrices[0], mode, options)
     q, r = (x.reshape(*batch, *x.shape[-2:]) for x in (factors.q, factors.r))
-    return QRResult(
+    result = QRResult(
         Q=None if mode == "r" else taken.give_back(q),
         R=taken.give_back(r),
         certificate=factors.certificate,
@@ -171,6 +178,18 @@ def qr(
         engine=str(chosen),
         accuracy=target.name,
     )
+    if not result.converged:
+        if strict:
+            check_finite(taken.tensor, taken.tensor, "A")
+        rejected = torch.tensor([not c.accepted for c in factors.certificates])
+        report_missed(
+            f"QR is not certified to {target.name} accuracy",
+            factors.attempts[-1].reason if batch else str(factors.certificate),
+            result,
+            rejected.reshape(batch).nonzero().tolist(),
+            strict=strict,
+        )
+    return result
 
 
 def orth(
@@ -178,6 +197,7 @@ def orth(
     *,
     accuracy: str | None = None,
     engine: str | Engine = "auto",
+    strict: bool = False,
     progress: Progress | None = None,
 ) -> Any:
     """Orthonormal basis of the columns of A: the Q of :func:`qr`, which see for the parameters.
@@ -185,13 +205,14 @@ def orth(
     Parameters
     ----------
     A : array_like, shape (..., m, n)
-    accuracy, engine, progress : optional
+    accuracy, engine, strict, progress : optional
         As for :func:`qr`.
 
     Returns
     -------
     array, shape (..., m, min(m, n))
         Orthonormal columns even where those of A are linearly dependent; then they span more than A does.
+        NaN where a matrix of a batch holds NaN or Inf.
 
     Examples
     --------
@@ -200,7 +221,7 @@ def orth(
     >>> bool((Q.T @ Q - torch.eye(2)).norm() < 1e-6)
     True
     """
-    return qr(A, accuracy=accuracy, engine=engine, progress=progress).Q
+    return qr(A, accuracy=accuracy, engine=engine, strict=strict, progress=progress).Q
 
 
 @dataclass(frozen=True)
@@ -232,6 +253,11 @@ class _Factors:
     r: torch.Tensor
     certificate: QRCertificate | Sequence[QRCertificate]
     attempts: tuple[Attempt, ...]
+
+    @property
+    def certificates(self) -> Sequence[QRCertificate]:
+        """One for each matrix, also where there is only one."""
+        return (self.certificate,) if isinstance(self.certificate, QRCertificate) else self.certificate
 
 
 @dataclass(frozen=True)
@@ -368,34 +394,39 @@ def _complete(q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
     return torch.cat([q, complement], -1), torch.cat([r, r.new_zeros(*batch, m - k, r.shape[-1])], -2)
 
 
-def _factorize_each(given: torch.Tensor, matrices: torch.Tensor, mode: str, options: _Options) -> _Factors:
+def _factorize_each(matrices: torch.Tensor, mode: str, options: _Options) -> _Factors:
     """One matrix after the other; the attempts are those of the first that is not accepted."""
-    if given.ndim == 2:
-        return _factorize(matrices[0], mode, options)
-    _check_batch(given, matrices, options.engine)
-    results = [_factorize(a, mode, options) for a in matrices]
+    results = [
+        _factorize(a, mode, options) if finite else _not_a_number(a, mode, options)
+        for a, finite in zip(matrices, finite_members(matrices).tolist(), strict=True)
+    ]
     worst = next((f for f in results if not f.attempts[-1].accepted), results[-1])
     q, r = torch.stack([f.q for f in results]), torch.stack([f.r for f in results])
     return _Factors(q, r, tuple(f.certificate for f in results), worst.attempts)  # type: ignore[misc]
 
 
-def _check_batch(given: torch.Tensor, matrices: torch.Tensor, engine: Engine) -> None:
-    """Refuse NaN and Inf, and say where in the batch they are."""
-    check_finite(given, engine.column_max(matrices.reshape(-1, matrices.shape[-1])), "A")
+def _empty_factors(matrices: torch.Tensor, mode: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Room for the factors of matrices of any batch shape."""
+    *batch, m, n = matrices.shape
+    k = m if mode == "complete" else min(m, n)
+    return matrices.new_empty(*batch, m, k), matrices.new_empty(*batch, k, n)
+
+
+def _not_a_number(a: torch.Tensor, mode: str, options: _Options) -> _Factors:
+    """What becomes of a matrix of a batch that holds NaN or Inf: its certificate is measured, and NaN."""
+    q, r = (x.fill_(math.nan) for x in _empty_factors(a, mode))
+    certificate = qr_certificate(a, q, r, a.new_ones(a.shape[1]), options.target)
+    return _Factors(q, r, certificate, (_unusable(1, 1),))
+
+
+def _unusable(bad: int, count: int) -> Attempt:
+    return Attempt("none", False, f"{bad} of {count} matrices hold NaN or Inf")
 
 
 def _nothing(matrices: torch.Tensor, mode: str) -> _Factors:
     """The factors of no matrices, which are as good as can be."""
-    m, n = matrices.shape[-2:]
-    k = m if mode == "complete" else min(m, n)
-    q, r = matrices.new_empty(0, m, k), matrices.new_empty(0, k, n)
+    q, r = _empty_factors(matrices, mode)
     return _Factors(q, r, (), (Attempt("nothing to do", True, "an empty batch"),))
-
-
-def _warn_of_first_rejected(certificate: QRCertificate | Sequence[QRCertificate], target: Format) -> None:
-    certificates = (certificate,) if isinstance(certificate, QRCertificate) else certificate
-    first = next(c for c in certificates if not c.accepted)
-    warnings.warn(f"QR is not certified to {target.name} accuracy: {first}", AccuracyWarning, stacklevel=3)
 
 
 # --- a batch, all matrices together ---
@@ -475,9 +506,7 @@ class _Certified:
 _Method = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
-def _factorize_together(
-    given: torch.Tensor, matrices: torch.Tensor, mode: str, options: _Options
-) -> _Factors:
+def _factorize_together(matrices: torch.Tensor, mode: str, options: _Options) -> _Factors:
     """The chain for a batch: each link for those matrices that were not accepted before.
 
     The first one takes the matrices as they are, and saves a scaled copy. It is right unless squares of the
@@ -487,13 +516,12 @@ def _factorize_together(
     (label, dtype, first), *rest = _batch_chain(batch)
     found = batch.certified(*first(batch.leading(dtype)), None)
     q, r, certificates = found.q, found.r, found.certificates
-    if not bool(certificates.residual.isfinite().all()):
-        _check_batch(given, matrices, options.engine)
+    usable = _usable(matrices, certificates)
     attempts = [_attempt(label, certificates, len(matrices), options)]
     for label, dtype, method in rest:
-        if attempts[-1].accepted:
+        failed = (~certificates.accepted & usable).nonzero()[:, 0]
+        if len(failed) == 0:
             break
-        failed = (~certificates.accepted).nonzero()[:, 0]
         which = failed.to(matrices.device)
         part = _Batch(matrices[which], options)
         scales = part.scales()
@@ -505,7 +533,20 @@ def _factorize_together(
         attempts.append(_attempt(label, certificates, len(failed), options))
     if mode == "complete":
         q, r = _complete(q, r)
+    bad = (~usable).nonzero()[:, 0]
+    if len(bad) > 0:
+        attempts.append(_unusable(len(bad), len(matrices)))
+        for factor in (q, r):
+            factor[bad.to(factor.device)] = math.nan
     return _Factors(q, r, certificates, tuple(attempts))
+
+
+def _usable(matrices: torch.Tensor, certificates: QRCertificates) -> torch.Tensor:
+    """Which matrices hold neither NaN nor Inf, both of which show in the residual: others are not read."""
+    usable = certificates.residual.isfinite()
+    doubtful = (~usable).nonzero()[:, 0]
+    usable[doubtful] = finite_members(matrices[doubtful.to(matrices.device)]).to(usable.device)
+    return usable
 
 
 def _batch_chain(batch: _Batch) -> list[tuple[str, torch.dtype, _Method]]:

@@ -23,6 +23,7 @@ def svd_lowrank(
     tol: float | None = None,
     accuracy: str | None = None,
     engine: str | Engine = "auto",
+    strict: bool = False,
     progress: Progress | None = None,
 ) -> SVDResult:
     """Best low-rank approximation ``A ~ U diag(s) Vh`` by QR and the SVD of R.
@@ -39,7 +40,7 @@ def svd_lowrank(
     tol : float, optional
         Instead of ``rank``: the fewest for which ``||A - U diag(s) Vh||_F <= tol ||A||_F``. With neither,
         all of them.
-    accuracy, engine, progress : optional
+    accuracy, engine, strict, progress : optional
         As for :func:`neula.qr`.
 
     Returns
@@ -74,7 +75,7 @@ def svd_lowrank(
     _check_truncation(rank, tol, min(a.shape))
     transposed = a.shape[0] < a.shape[1]
     tall = a.T if transposed else a
-    factors = qr(tall, accuracy=accuracy, engine=engine, progress=progress)
+    factors = qr(tall, accuracy=accuracy, engine=engine, strict=strict, progress=progress)
     work = torch.float64 if a.dtype == torch.float64 else torch.float32
     with plain_arithmetic(a.device):
         u, s, vh = qr_svd(factors.Q.to(work), factors.R.to(work), rank=rank, tol=tol)
