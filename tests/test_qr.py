@@ -461,13 +461,15 @@ def test_what_is_not_finite_stays_in_its_matrix(bad, shape, mode, chain, rng):
         neula.qr(A, mode, strict=True, **chain)
 
 
-def test_what_is_not_finite_stays_in_its_matrix_one_by_one(rng):
-    A = rng.standard_normal((3, 50, 8))
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_what_is_not_finite_stays_in_its_matrix_one_by_one(dtype, rng):
+    A = rng.standard_normal((3, 50, 8)).astype(dtype)
     clean = neula.qr(A, engine="emulated")
     A[1, 4, 2] = np.nan
     with pytest.warns(neula.AccuracyWarning, match=r"for A\[1\]: 1 of 1 matrices hold NaN or Inf"):
         result = neula.qr(A, engine="emulated")
     assert np.isnan(result.Q[1]).all()
+    assert result.Q.dtype == A.dtype
     assert [c.accepted for c in result.certificate] == [True, False, True]
     np.testing.assert_array_equal(result.Q[[0, 2]], clean.Q[[0, 2]])
 

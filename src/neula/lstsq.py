@@ -705,9 +705,10 @@ def _refined(a: torch.Tensor, b: torch.Tensor, factor: _Factor, options: _Option
         identity = torch.eye(a.shape[2], dtype=torch.float64, device=a.device)
         a = torch.cat([a.double(), (options.damp * identity).expand(len(a), -1, -1)], 1)
         b = functional.pad(b, (0, a.shape[2]))
-    tall = a.mT if wide else a
-    scales = power_of_two_scales(tall.abs().amax(1).double())[:, None]
-    scaled = tall * scales
+    scaled = (a.mT if wide else a).to(torch.float64, copy=True)
+    # Sums of columns take a fraction of the time of their maxima, and scale as well.
+    scales = power_of_two_scales(scaled.abs().sum(1))[:, None]
+    scaled *= scales
     system = (Underdetermined if wide else Overdetermined)(scaled, factor(scaled))
     bound = _bound(a, options)
     solved = refine_batch(

@@ -545,7 +545,8 @@ def _usable(matrices: torch.Tensor, certificates: QRCertificates) -> torch.Tenso
     """Which matrices hold neither NaN nor Inf, both of which show in the residual: others are not read."""
     usable = certificates.residual.isfinite()
     doubtful = (~usable).nonzero()[:, 0]
-    usable[doubtful] = finite_members(matrices[doubtful.to(matrices.device)]).to(usable.device)
+    if len(doubtful) > 0:
+        usable[doubtful] = finite_members(matrices[doubtful.to(matrices.device)]).to(usable.device)
     return usable
 
 

@@ -114,7 +114,7 @@ class QRResult:
         The factors, in the library, on the device and in the dtype of the input.
         ``Q`` is ``None`` for ``mode="r"``.
     certificate : QRCertificate or sequence of QRCertificate
-        One for each matrix of a batch.
+        One for each matrix of a batch; not accepted where that holds NaN or Inf, and its factors are NaN.
     attempts : tuple of Attempt
         The chain that led here; the last one is the accepted one, if any was accepted.
     engine : str

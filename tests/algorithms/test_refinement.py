@@ -497,7 +497,7 @@ def test_the_measure_bounds_the_backward_error(size: float, noise: float, seed: 
     largest = float(torch.linalg.svdvals(a)[0])
     scale = Scale(torch.ones(8, dtype=torch.float64), largest)
     norms = norms_of(scale, b, x, residual, gradient, solve_rt(r, gradient))
-    measures = norms.measures(scale)
+    measures = norms.measures(scale.norm)
     # Perturbations of A alone; changing b as well is the third measure, and may be smaller.
     of_a = min(float(measures.optimality), float(norm(q.T @ residual) / (largest * norm(x))))
     optimal = optimal_backward_error(a.numpy(), b[:, 0].numpy(), x[:, 0].numpy()) / largest
