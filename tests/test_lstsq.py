@@ -450,6 +450,15 @@ def test_weights_and_damping_of_a_batch(shape, damp, chain, rng):
         np.testing.assert_allclose(norms, alone.residual_norm, rtol=1e-9, atol=1e-13)
 
 
+def test_damping_that_makes_matrices_large_is_solved_one_by_one(rng):
+    A, b = rng.standard_normal((2, 3, 300)), rng.standard_normal((2, 3))
+    assert "seminormal" in neula.lstsq(A, b).factorization
+    damped = neula.lstsq(A, b, damp=2.0)
+    assert "seminormal" not in damped.factorization
+    normal = A @ A.mT + 4 * np.eye(3)
+    np.testing.assert_allclose(damped.x, (A.mT @ np.linalg.solve(normal, b[..., None]))[..., 0], rtol=1e-9)
+
+
 @pytest.mark.parametrize("size", [1e-200, 1e200])
 def test_tiny_and_huge_right_hand_sides_of_a_batch(size, chain, rng):
     A, b = rng.standard_normal((4, 30, 5)), rng.standard_normal((4, 30))

@@ -47,8 +47,9 @@ PROBE_ERROR = 1e-5
 """Error in a problem with known solution above which A may lack full rank. A null direction of A loses its
 random component, of size ``1/sqrt(n)``; a matrix of full rank is solved to ``u cond(A)``."""
 
-CHUNK = {"cpu": 1 << 18, "cuda": 1 << 26}
-"""Elements of a batch that are worked on together: what a cache holds, and what fills a GPU in 1 GB."""
+CHUNK = {"cpu": 1 << 19, "cuda": 1 << 26}
+"""Elements of a batch that are worked on together: 4 MB in double precision, which stay in a cache and hide
+the time of calls, and half a GB, which fills a GPU."""
 
 
 def lstsq(
@@ -645,7 +646,13 @@ _Factor = Callable[[torch.Tensor], torch.Tensor]
 def _go_together(a: torch.Tensor, options: _Options) -> bool:
     """Whether each step is to be one launch for the whole batch: small matrices, nothing named."""
     named = options.algorithm is not None or options.compute is not None
-    return not named and a[0].numel() <= BATCHED_ELEMENTS.get(options.engine.name, 0)
+    elements = _rows(a, options) * a.shape[2]
+    return not named and elements <= BATCHED_ELEMENTS.get(options.engine.name, 0)
+
+
+def _rows(a: torch.Tensor, options: _Options) -> int:
+    """Rows of each matrix, damping stacked below it."""
+    return a.shape[1] + (a.shape[2] if options.damp else 0)
 
 
 def _batch_chain(options: _Options) -> list[tuple[str, _Factor]]:
@@ -671,13 +678,16 @@ def _solve_together(
 ) -> torch.Tensor:
     """One link of the chain for the problems ``left``; returns those that were not accepted."""
     report = _stage(options, label)
-    size = max(1, CHUNK[options.engine.name] // a[0].numel())
+    m, n = _rows(a, options), a.shape[2]
+    size = min(len(left), max(1, CHUNK[options.engine.name] // (m * max(n, b.shape[2]))))
+    # One buffer for all chunks: on a CPU fresh memory takes longer than all passes over it.
+    work = torch.empty(size, m, n, dtype=torch.float64, device=a.device)
     iterations = 0
     for start in range(0, len(left), size):
         where = left[start : start + size]
         # Slices of what is whole: indices copy.
         chunk = slice(start, start + size) if len(left) == len(a) else where
-        parts, steps = _refined(a[chunk], b[chunk], factor, options)
+        parts, steps = _refined(a[chunk], b[chunk], work[: len(where)], factor, options)
         found.members.put(where, parts)
         iterations = max(iterations, steps)
         report(min(1.0, (start + size) / len(left)))
@@ -692,23 +702,24 @@ def _solve_together(
     return missed
 
 
-def _refined(a: torch.Tensor, b: torch.Tensor, factor: _Factor, options: _Options) -> tuple[_Members, int]:
+def _refined(
+    a: torch.Tensor, b: torch.Tensor, work: torch.Tensor, factor: _Factor, options: _Options
+) -> tuple[_Members, int]:
     """Scale, factorize, refine and measure some problems; how many steps it took."""
     # Powers of two, so that norms of b and x neither overflow nor underflow.
     b = b.mT.double()
     b_scales = power_of_two_scales(b.abs().amax(2))[..., None]
     b = b * b_scales
-    wide = a.shape[1] < a.shape[2] and not options.damp
     if options.weights is not None:
-        a, b = a * options.weights[:, None], b * options.weights
+        b = b * options.weights
     if options.damp:
-        identity = torch.eye(a.shape[2], dtype=torch.float64, device=a.device)
-        a = torch.cat([a.double(), (options.damp * identity).expand(len(a), -1, -1)], 1)
         b = functional.pad(b, (0, a.shape[2]))
-    scaled = (a.mT if wide else a).to(torch.float64, copy=True)
+    wide = a.shape[1] < a.shape[2] and not options.damp
+    _fill(work, a, options)
     # Sums of columns take a fraction of the time of their maxima, and scale as well.
-    scales = power_of_two_scales(scaled.abs().sum(1))[:, None]
-    scaled *= scales
+    scales = power_of_two_scales(work.abs_().sum(2 if wide else 1))[:, None]
+    _fill(work, a, options)
+    scaled = (work.mT if wide else work).mul_(scales)
     system = (Underdetermined if wide else Overdetermined)(scaled, factor(scaled))
     bound = _bound(a, options)
     solved = refine_batch(
@@ -731,6 +742,17 @@ def _refined(a: torch.Tensor, b: torch.Tensor, factor: _Factor, options: _Option
         accepted=(backward_error <= bound) & of_full_rank,
     )
     return members, solved.steps
+
+
+def _fill(work: torch.Tensor, a: torch.Tensor, options: _Options) -> None:
+    """The matrices with weights and damping, in double precision."""
+    top, bottom = work.tensor_split([a.shape[1]], 1)
+    if options.weights is None:
+        top.copy_(a)
+    else:
+        torch.mul(a, options.weights[:, None], out=top)
+    if options.damp:
+        bottom.copy_(options.damp * torch.eye(a.shape[2], dtype=work.dtype, device=work.device))
 
 
 def _bound(a: torch.Tensor, options: _Options) -> float:
