@@ -418,6 +418,7 @@ def test_good_problems_do_not_depend_on_bad_ones(chain, rng):
     assert np.isnan(result.x[3:]).all()
     assert np.isnan(result.backward_errors[3:]).all()
     assert math.isnan(result.backward_error)
+    assert result.rank == 9
     with pytest.raises(ValueError, match=r"A\[3, 7, 7\] is nan"):
         neula.lstsq(A, b, **chain, strict=True)
     A[3] = 1.0

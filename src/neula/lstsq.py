@@ -775,7 +775,7 @@ def _collect(
     if len(errors) > 0:
         worst = members.worst
         error, optimality = float(errors[worst]), float(members.optimality[worst])
-        rank = int(members.rank.min())
+        rank = min(members.rank[~errors.isnan()].tolist(), default=0)
     norms = members.residual_norm.flatten().tolist()
     return LstsqResult(
         x=a.give_back(members.x.reshape(shape), dtype),

@@ -172,7 +172,7 @@ class LstsqResult:
         problem).
     rank : int
         Numerical rank of ``A``, with damping of the stacked matrix; where it is below the largest possible
-        one, the minimum-norm solution was computed. The smallest of a batch.
+        one, the minimum-norm solution was computed. Of a batch the smallest of those that were solved.
     history : tuple of float
         The backward error at every restart, first to last; empty if all problems were solved together.
     factorization : str
