@@ -1,10 +1,25 @@
-"""Messages for input that cannot be used: they repeat what was given and say what to change."""
+"""What is said to the user: errors that repeat what was given and say what to change, and warnings."""
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterable
+from types import FrameType
 
 
 def unknown_name(what: str, given: object, known: Iterable[str]) -> ValueError:
     """Error for a name that is not in a table."""
     return ValueError(f"unknown {what} {given!r}: choose one of {', '.join(map(repr, known))}")
+
+
+def warn(message: str, category: type[Warning]) -> None:
+    """Warn at the line of the user's that called, whatever lies between it and here."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and _package(frame) in ("neula", "torch"):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]

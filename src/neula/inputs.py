@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd import forward_ad
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -23,10 +24,18 @@ class Taken:
         Shares memory with the user's array where it can: never write to it.
     wrap : callable
         Turns a tensor on the user's device into an array of the user's library.
+    graph : Tensor
+        The same tensor, not detached: where it requires a gradient, the answer has to be attached to it.
     """
 
     tensor: torch.Tensor
     wrap: Callable[[torch.Tensor], Any]
+    graph: torch.Tensor
+
+    @property
+    def needs_gradient(self) -> bool:
+        """Whether the answer is to be differentiated with respect to this tensor."""
+        return self.graph.requires_grad and torch.is_grad_enabled()
 
     def give_back(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> Any:
         """A tensor as an array of the user's library, on its device, in its dtype or another.
@@ -42,7 +51,7 @@ class Taken:
         return self.wrap(kept)
 
 
-def take(x: Any, name: str) -> Taken:
+def take(x: Any, name: str, *, differentiable: bool = False) -> Taken:
     """Accept an array of NumPy, torch or any library that speaks DLPack.
 
     Integers and booleans become float64, as in NumPy.
@@ -52,16 +61,21 @@ def take(x: Any, name: str) -> Taken:
     x : array_like
     name : str
         What the user calls it, for messages.
+    differentiable : bool, optional
+        Whether the caller attaches its answer to ``graph``. By default a tensor that requires a gradient is
+        refused, because the gradient would be lost without a word.
 
     Raises
     ------
     TypeError
         For complex, sparse, object and other non-numeric input, and for what is no array.
     ValueError
-        For a tensor that requires a gradient.
+        For a tensor that requires a gradient where there is none.
     """
     if isinstance(x, torch.Tensor):
-        return _take_tensor(x, name, lambda t: t)
+        if not differentiable:
+            refuse_gradient(x, name)
+        return _take_tensor(x, name, _itself)
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError(f"{name} is a masked array: pass {name}.filled(...), or leave the masked rows out")
     if hasattr(x, "tocoo"):
@@ -75,6 +89,37 @@ def take(x: Any, name: str) -> Taken:
             f"pass torch.from_dlpack({name})"
         )
     return _take_tensor(torch.from_dlpack(x), name, library.from_dlpack)
+
+
+def gradient_wanted(first: Taken, *others: Taken | None) -> bool:
+    """Whether the answer, which goes back to the library of the first operand, is to be differentiated.
+
+    Raises
+    ------
+    ValueError
+        If it is, and that library is not torch.
+    """
+    wanted = any(taken is not None and taken.needs_gradient for taken in (first, *others))
+    if wanted and first.wrap is not _itself:
+        raise ValueError(
+            "an operand requires a gradient, and the answer cannot, since A is no torch tensor: "
+            "pass torch.as_tensor(A), or detach the other"
+        )
+    return wanted
+
+
+def refuse_gradient(x: Any, name: str) -> None:
+    """A gradient that nobody computes must not be lost without a word.
+
+    Raises
+    ------
+    ValueError
+        For a tensor that requires a gradient.
+    """
+    if isinstance(x, torch.Tensor) and x.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            f"{name} requires a gradient, and this function has none for it: pass {name}.detach()"
+        )
 
 
 def check_matrix(a: torch.Tensor, name: str) -> None:
@@ -117,6 +162,10 @@ def finite_members(x: torch.Tensor) -> torch.Tensor:
     return x.isfinite().flatten(1).all(1)
 
 
+def _itself(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
 def _library_of(x: Any) -> Any:
     """The module that made an array: its array namespace, or the package of its type (CuPy has no other)."""
     if hasattr(x, "__array_namespace__"):
@@ -141,14 +190,15 @@ def _take_numpy(x: Any, name: str) -> Taken:
 def _take_tensor(x: torch.Tensor, name: str, wrap: Callable[[torch.Tensor], Any]) -> Taken:
     if x.layout != torch.strided:
         raise TypeError(f"{name} is a sparse tensor: pass {name}.to_dense()")
-    if x.requires_grad and torch.is_grad_enabled():
+    if forward_ad.unpack_dual(x).tangent is not None:
         raise ValueError(
-            f"{name} requires a gradient, and neula does not differentiate yet: pass {name}.detach()"
+            f"{name} has a tangent, and neula has no forward-mode derivatives: use backward mode "
+            f"(torch.autograd.grad), or pass torch.autograd.forward_ad.unpack_dual({name}).primal"
         )
     if not x.is_floating_point() and not x.is_complex():
         x = x.double()
     _refuse_unsupported(x.is_complex(), x.dtype in FLOATS, x.dtype, name)
-    return Taken(x.detach(), wrap)
+    return Taken(x.detach(), wrap, x)
 
 
 def _refuse_unsupported(is_complex: bool, is_supported: bool, dtype: Any, name: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
@@ -31,11 +31,21 @@ from neula.algorithms.rank_revealing import minimum_norm
 from neula.algorithms.refinement import InnerSolver, Measures, Refined, Scale, norms_of, refine
 from neula.algorithms.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales
+from neula.compilation import eager
 from neula.engines import FORMATS, Engine, Format, format_named, format_of, select_engine
 from neula.engines.precision import plain_arithmetic
 from neula.errors import unknown_name
-from neula.inputs import Taken, check_finite, check_matrix, finite_members, take
-from neula.qr import BATCHED_ELEMENTS, Progress
+from neula.gradients import attach_solution, stacked_problem
+from neula.inputs import (
+    Taken,
+    check_finite,
+    check_matrix,
+    finite_members,
+    gradient_wanted,
+    refuse_gradient,
+    take,
+)
+from neula.qr import BATCHED_ELEMENTS, Progress, qr
 from neula.result import Attempt, LstsqResult, report_missed
 
 ALGORITHMS = ("cgls", "lsqr", "direct", "normal", "householder", "svd")
@@ -52,6 +62,7 @@ CHUNK = {"cpu": 1 << 19, "cuda": 1 << 26}
 the time of calls, and half a GB, which fills a GPU."""
 
 
+@eager
 def lstsq(
     A: Any,
     b: Any,
@@ -115,8 +126,9 @@ def lstsq(
     Raises
     ------
     ValueError
-        For shapes that do not fit, empty matrices, NaN or Inf, and unknown names. Problems of a batch with
-        NaN or Inf are no error unless ``strict``: their solutions are NaN, and are not accepted.
+        For shapes that do not fit, empty matrices, NaN or Inf, and unknown names; if b or the weights require
+        a gradient and A is no torch tensor. Problems of a batch with NaN or Inf are no error unless
+        ``strict``: their solutions are NaN, and are not accepted.
     TypeError
         For complex or sparse input.
     ArithmeticError
@@ -135,6 +147,10 @@ def lstsq(
 
     Notes
     -----
+    Where A, b or the weights are torch tensors that require a gradient, x has one, of the first and of higher
+    orders. The backward pass factorizes A in double precision, and raises a ValueError where A lacks full
+    rank (:func:`neula.gradients.attach_solution`).
+
     Algorithm 3 of [1]_ with a stopping rule, restarts on the true residual, several right-hand sides and
     column scaling. Damping and weights are applied without forming the stacked matrix but in the buffer that
     the factorization overwrites.
@@ -160,7 +176,9 @@ def lstsq(
     >>> result.x.round(12), result.converged, result.rank
     (array([1., 2.]), True, 2)
     """
-    a, rhs = take(A, "A"), take(b, "b")
+    a, rhs = (take(x, name, differentiable=True) for x, name in ((A, "A"), (b, "b")))
+    w = None if weights is None else take(weights, "weights", differentiable=True)
+    differentiable = gradient_wanted(a, rhs, w)
     check_matrix(a.tensor, "A")
     is_vector = _check_right_hand_side(a.tensor, rhs.tensor)
     if algorithm is not None and algorithm not in ALGORITHMS:
@@ -178,7 +196,7 @@ def lstsq(
         algorithm=algorithm,
         compute=None if compute is None else format_named(compute),
         damp=_check_damp(damp),
-        weights=None if weights is None else _check_weights(weights, m).to(chosen.device),
+        weights=None if w is None else _check_weights(w.tensor, m).to(chosen.device),
         rcond=_default_rcond(a.tensor) if rcond is None else rcond,
         max_iterations=max_iterations,
         progress=progress,
@@ -210,7 +228,7 @@ def lstsq(
             (~found.members.accepted).reshape(batch).nonzero().tolist(),
             strict=strict,
         )
-    return result
+    return _differentiable(result, a, rhs, w, options) if differentiable else result
 
 
 @dataclass(frozen=True)
@@ -579,13 +597,13 @@ def _check_right_hand_side(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _check_damp(damp: float) -> float:
+    refuse_gradient(damp, "damp")
     if not (math.isfinite(damp) and damp >= 0):
         raise ValueError(f"damp must be finite and not negative, got {damp}")
     return float(damp)
 
 
-def _check_weights(weights: Any, m: int) -> torch.Tensor:
-    w = take(weights, "weights").tensor
+def _check_weights(w: torch.Tensor, m: int) -> torch.Tensor:
     if w.shape != (m,):
         raise ValueError(f"weights must have shape ({m},), one for each row of A, got {tuple(w.shape)}")
     check_finite(w, w.abs().max().reshape(1), "weights")
@@ -795,3 +813,15 @@ def _collect(
         backward_errors=a.give_back(errors.reshape(batch), torch.float64),
         ranks=a.give_back(members.rank.reshape(batch), torch.int64),
     )
+
+
+def _differentiable(
+    result: LstsqResult, a: Taken, b: Taken, weights: Taken | None, options: _Options
+) -> LstsqResult:
+    """The same result, its x attached to the graph of A, b and weights."""
+    is_vector = b.graph.ndim < a.graph.ndim
+    columns, x = (t.unsqueeze(-1) if is_vector else t for t in (b.graph.to(result.x.device), result.x))
+    system = stacked_problem(a.graph, columns, None if weights is None else weights.graph, options.damp)
+    factorize = partial(qr, accuracy="fp64", engine=options.engine)
+    x = attach_solution(*system, x, rank=result.rank, factorize=factorize)
+    return replace(result, x=x.squeeze(-1) if is_vector else x)

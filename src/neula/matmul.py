@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from neula.algorithms.corrected import balanced, corrected_product, scaled_product, unbalanced
+from neula.compilation import eager
 from neula.engines import Engine, select_engine
 from neula.engines.precision import plain_arithmetic
 from neula.errors import unknown_name
-from neula.inputs import Taken, take
+from neula.gradients import attach_product
+from neula.inputs import Taken, gradient_wanted, refuse_gradient, take
 from neula.kernels.gemm import SCHEMES, UNCORRECTED, combine, corrected_gemm, kernel_runs
 
 PLAIN = ("fp16", "tf32", "bf16", "fp32", "fp64")
@@ -27,6 +30,7 @@ THIN = 1024
 """Dimensions below which the product is a pass over memory, of which fp16_cor makes more."""
 
 
+@eager
 def matmul(
     A: Any,
     B: Any,
@@ -79,7 +83,7 @@ def matmul(
     ------
     ValueError
         If shapes do not fit, for a mode that is unknown or that the engine does not have, if ``beta`` is
-        given without ``out``, or ``out`` cannot hold the result.
+        given without ``out``, ``out`` cannot hold the result, or an operand of ``out`` requires a gradient.
     TypeError
         For complex or sparse input.
     OverflowError
@@ -87,6 +91,9 @@ def matmul(
 
     Notes
     -----
+    The product of torch tensors that require a gradient has one; the products of the backward pass are in
+    the same ``compute`` (:func:`neula.gradients.attach_product`).
+
     For fp16, rows of A and columns of B are scaled by powers of two, exactly undone in the
     product, so that matrices in any units can be multiplied. What is left is the range *within* a row: with
     ``fp16_cor``, elements keep their 22 bits down to 2^-28 of the largest in their row, and have an
@@ -106,27 +113,50 @@ def matmul(
     >>> bool(error("fp16") > 1e-4), bool(error("fp16_cor") < 3e-7)
     (True, True)
     """
-    a, b = take(A, "A"), take(B, "B")
+    a, b = (take(x, name, differentiable=True) for x, name in ((A, "A"), (B, "B")))
+    differentiable = gradient_wanted(a, b)
+    for factor, name in ((alpha, "alpha"), (beta, "beta")):
+        refuse_gradient(factor, name)
     shape = _result_shape(a.tensor.shape, b.tensor.shape)
     dtype = torch.promote_types(a.tensor.dtype, b.tensor.dtype)
     chosen = select_engine(engine, a.tensor.device)
     mode = _check_mode(compute, chosen) if compute is not None else _cheapest(dtype, chosen, a.tensor, shape)
     if out is None and beta != 0.0:
         raise ValueError(f"beta={beta} scales out, and there is none: pass out=C, or leave beta out")
+    if out is not None and differentiable:
+        raise ValueError(
+            "an operand requires a gradient, and out= has none: leave it out, or pass detached operands"
+        )
     target = None if out is None else _check_out(out, shape, dtype)
     left, right = a.tensor.to(chosen.device, dtype), b.tensor.to(chosen.device, dtype)
     with plain_arithmetic(chosen.device):
-        if target is None:
-            return a.give_back(_batched(left, right, mode, chosen, alpha, 0.0, None, shape), dtype)
-        separate = target.device == left.device and not _overlap(target, (left, right))
-        if separate and dtype in (torch.float32, torch.float64):
-            _batched(left, right, mode, chosen, alpha, beta, target, shape)
-        else:
-            product = _batched(left, right, mode, chosen, alpha, 0.0, None, shape)
-            total = product.to(target.device)
-            total = total if beta == 0.0 else total + beta * target.to(total.dtype)
-            target.copy_(Taken(target, lambda x: x).give_back(total))
-    return out
+        if target is not None:
+            _write(target, left, right, mode, chosen, alpha, beta)
+            return out
+        product = a.give_back(_batched(left, right, mode, chosen, alpha, 0.0, None, shape), dtype)
+    if not differentiable:
+        return product
+    again = partial(matmul, compute=mode, alpha=alpha, engine=chosen)
+    return attach_product(a.graph, b.graph, product, again)
+
+
+def _write(
+    out: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    mode: str,
+    engine: Engine,
+    alpha: float,
+    beta: float,
+) -> None:
+    """``out = alpha A B + beta out``."""
+    separate = out.device == a.device and not _overlap(out, (a, b))
+    if separate and out.dtype in (torch.float32, torch.float64):
+        _batched(a, b, mode, engine, alpha, beta, out, out.shape)
+        return
+    total = _batched(a, b, mode, engine, alpha, 0.0, None, out.shape).to(out.device)
+    total = total if beta == 0.0 else total + beta * out.to(total.dtype)
+    out.copy_(Taken(out, lambda x: x, out).give_back(total))
 
 
 def _batched(

@@ -22,9 +22,11 @@ from neula.algorithms.panels import panel_named
 from neula.algorithms.reorthogonalize import refine_qr, reorthogonalize
 from neula.algorithms.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales
+from neula.compilation import eager
 from neula.engines import BF16, FORMATS, FP16, FP32, FP64, Engine, Format, format_named, select_engine
 from neula.engines.precision import plain_arithmetic
 from neula.errors import unknown_name
+from neula.gradients import attach_factors
 from neula.inputs import check_finite, check_matrix, finite_members, take
 from neula.result import Attempt, QRCertificate, QRResult, report_missed
 
@@ -46,6 +48,7 @@ Progress = Callable[[str, float], None]
 """Called with the name of the stage and the part of it that is done, 0 to 1."""
 
 
+@eager
 def qr(
     A: Any,
     mode: str = "reduced",
@@ -99,9 +102,9 @@ def qr(
     Raises
     ------
     ValueError
-        For a matrix that is empty, has NaN or Inf, or fewer than two dimensions, and for unknown names.
-        Matrices of a batch with NaN or Inf are no error unless ``strict``: their factors are NaN, and are not
-        accepted.
+        For a matrix that is empty, has NaN or Inf, or fewer than two dimensions, and for unknown names; if
+        the complete Q of a tall matrix is to have a gradient. Matrices of a batch with NaN or Inf are no
+        error unless ``strict``: their factors are NaN, and are not accepted.
     TypeError
         For complex, sparse or masked input.
     OverflowError
@@ -121,6 +124,9 @@ def qr(
 
     Notes
     -----
+    Q and R of a torch tensor that requires a gradient have one, of the first and of higher orders; A has to
+    be of full rank, or its leading square block if it is wide (:func:`neula.gradients.attach_factors`).
+
     Recursive Gram-Schmidt is Algorithm 1 of [1]_, re-orthogonalization its section 3.3, column scaling its
     section 3.5. A wide matrix is factorized by its leading square block, as in LAPACK.
 
@@ -144,7 +150,7 @@ def qr(
     >>> bool(np.linalg.norm(Q.T @ Q - np.eye(40)) < 1e-13)
     True
     """
-    taken = take(A, "A")
+    taken = take(A, "A", differentiable=True)
     check_matrix(taken.tensor, "A")
     if mode not in MODES:
         raise unknown_name("mode", mode, MODES)
@@ -154,6 +160,11 @@ def qr(
         format_named(compute)
     if panel is not None:
         panel_named(panel)
+    if taken.needs_gradient and mode == "complete" and a.shape[-2] > a.shape[-1]:
+        raise ValueError(
+            f"A of shape {tuple(a.shape)} requires a gradient, and the columns that mode='complete' adds "
+            "to Q are not unique and have none: pass mode='reduced' or A.detach()"
+        )
     target = target_format(accuracy, taken.tensor.dtype)
     chosen = select_engine(engine, taken.tensor.device)
     options = _Options(target, chosen, algorithm, compute, panel, cutoff, progress)
@@ -170,6 +181,8 @@ def qr(
         else:
             factors = _factorize(matrices[0], mode, options)
     q, r = (x.reshape(*batch, *x.shape[-2:]) for x in (factors.q, factors.r))
+    if taken.needs_gradient:
+        q, r = attach_factors(taken.graph, q, r)
     result = QRResult(
         Q=None if mode == "r" else taken.give_back(q),
         R=taken.give_back(r),
@@ -192,6 +205,7 @@ def qr(
     return result
 
 
+@eager
 def orth(
     A: Any,
     *,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from neula.errors import warn
 
 NAMED = 5
 """Matrices of a batch that a message names; it counts the others."""
@@ -51,7 +52,7 @@ def report_missed(
     message = f"{what}{' for ' * bool(named)}{', '.join(named + more)}: {why}"
     if strict:
         raise AccuracyError(message, result, indices)
-    warnings.warn(message, AccuracyWarning, stacklevel=3)
+    warn(message, AccuracyWarning)
 
 
 @dataclass(frozen=True)

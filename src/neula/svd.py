@@ -9,6 +9,7 @@ import torch
 
 from neula.accuracy import low_rank_error
 from neula.algorithms.qr_svd import qr_svd
+from neula.compilation import eager
 from neula.engines import Engine
 from neula.engines.precision import plain_arithmetic
 from neula.inputs import check_matrix, take
@@ -16,6 +17,7 @@ from neula.qr import Progress, qr
 from neula.result import SVDResult
 
 
+@eager
 def svd_lowrank(
     A: Any,
     rank: int | None = None,

@@ -10,8 +10,6 @@ allow.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from neula.kernels.householder import WIDTH, TileReflectors
@@ -253,7 +251,7 @@ def _apply_kernel(  # type: ignore[no-untyped-def]
     v += (matrix * m + first + i) * n
     t += tile * tl.cdiv(n, WIDTH) * WIDTH * WIDTH
     x = tl.load(c + mine.to(tl.int64) * c_column, mask=(i < n) & (mine < n), other=0.0)
-    for panel in range(0, tl.cdiv(n, WIDTH)):
+    for panel in range(tl.cdiv(n, WIDTH)):
         start = (tl.cdiv(n, WIDTH) - 1 - panel) * WIDTH
         block = tl.load(v + start + j, mask=(i < here) & (start + j < n), other=0.0)
         triangle = tl.load(t + start * WIDTH + k * WIDTH + j)

@@ -1,0 +1,204 @@
+"""Gradients: answers that were computed without autograd are attached to the graph of their input.
+
+Every function here takes an answer and the input it was computed from, and returns the same numbers with a
+gradient. The backward formulas are differentiable operations on what was saved, so that gradients have
+gradients, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import reduce
+from typing import Any
+
+import torch
+from torch.autograd import Function
+
+from neula.engines.precision import exact_matmul
+
+Factorize = Callable[[torch.Tensor], Iterable[torch.Tensor]]
+"""QR factorization ``A -> Q, R`` of batches in double precision, differentiable."""
+
+Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Product of batches, broadcast and differentiable."""
+
+
+def attach_factors(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Q and R of ``A = Q R`` with the gradient of A.
+
+    With ``M = R dR^T - dQ^T Q`` and C the symmetric matrix that has the lower triangle of M,
+    ``dA = (dQ + Q C) R^-T`` [1]_. Of a wide matrix ``[X, Y] = Q [U, V]``, Q and U are the factors of X, and
+    ``V = Q^T Y``.
+
+    Parameters
+    ----------
+    a : Tensor, shape (..., m, n)
+    q : Tensor, shape (..., m, k)
+        With ``k = min(m, n)``.
+    r : Tensor, shape (..., k, n)
+        Its leading k columns upper triangular; where they are singular, the gradient is Inf or NaN.
+
+    References
+    ----------
+    .. [1] S. F. Walter, L. Lehmann, "Algorithmic differentiation of linear algebra functions with application
+       in optimum experimental design", 2010; M. Seeger et al., "Auto-differentiating linear algebra", 2017.
+    """
+    dtype = reduce(torch.promote_types, (q.dtype, r.dtype, torch.float32))
+    return _Factors.apply(a.to(q.device, dtype), q.to(dtype), r.to(dtype))
+
+
+def attach_solution(
+    a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, *, rank: int, factorize: Factorize
+) -> torch.Tensor:
+    """Least-squares solution ``x = A^+ b`` with the gradients of A and b [1]_.
+
+    With ``y = A^+T dx`` it is ``db = y``, and ``dA = (b - A x) z^T - y x^T`` where ``z = A^+ y``. For the
+    shortest solution of a wide system, ``dA = w (dx - A^T y)^T - y x^T`` where ``w = A^+T x``. Both are
+    computed in double precision through ``A = Q R``, or ``A^T = Q R``.
+
+    Parameters
+    ----------
+    a : Tensor, shape (..., m, n)
+    b : Tensor, shape (..., m, k)
+    x : Tensor, shape (..., n, k)
+    rank : int
+        Smallest rank in the batch.
+    factorize : callable
+        QR factorization in double precision of tall matrices; called in the backward pass.
+
+    References
+    ----------
+    .. [1] G. H. Golub, V. Pereyra, "The differentiation of pseudo-inverses and nonlinear least squares
+       problems whose variables separate", 1973.
+    """
+    return _Solution.apply(a, b, x, rank, factorize)
+
+
+def attach_product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, multiply: Multiply) -> torch.Tensor:
+    """``C = alpha A B`` with the gradients of A and B, ``alpha dC B^T`` and ``alpha A^T dC``.
+
+    Parameters
+    ----------
+    a : Tensor, shape (..., m, k)
+    b : Tensor, shape (..., k, n)
+    c : Tensor, shape (..., m, n)
+    multiply : callable
+        How C was computed from A and B.
+    """
+    if a.ndim > 2 and b.ndim == 2:
+        # One product for the gradient of B, not a sum over the batch.
+        rows = _Product.apply(a.reshape(-1, a.shape[-1]), b, c.reshape(-1, c.shape[-1]), multiply)
+        return rows.reshape(c.shape)
+    return _Product.apply(a, b, c, multiply)
+
+
+def stacked_problem(
+    a: torch.Tensor, b: torch.Tensor, weights: torch.Tensor | None, damp: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``[diag(w) A; damp I]`` and ``[diag(w) b; 0]`` in double precision: least squares without options.
+
+    Parameters
+    ----------
+    a : Tensor, shape (..., m, n)
+    b : Tensor, shape (..., m, k)
+    weights : Tensor, shape (m,), optional
+    damp : float
+    """
+    if weights is not None:
+        factors = weights.to(a.device, torch.float64).unsqueeze(-1)
+        a, b = factors * a, factors * b
+    if damp:
+        batch, n = a.shape[:-2], a.shape[-1]
+        eye = torch.eye(n, dtype=torch.float64, device=a.device)
+        a = torch.cat([a.double(), (damp * eye).expand(*batch, n, n)], -2)
+        b = torch.cat([b.double(), eye.new_zeros(*batch, n, b.shape[-1])], -2)
+    return a, b
+
+
+class _Factors(Function):
+    @staticmethod
+    def forward(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return q.detach(), r.detach()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*output)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        q, r = ctx.saved_tensors
+        with torch.autocast(q.device.type, enabled=False):
+            return _gradient_of_matrix(q, r, *gradients), None, None
+
+
+def _gradient_of_matrix(q: torch.Tensor, r: torch.Tensor, dq: torch.Tensor, dr: torch.Tensor) -> torch.Tensor:
+    k = q.shape[-1]
+    if r.shape[-1] > k:
+        (u, v), (du, dv) = (x.tensor_split([k], -1) for x in (r, dr))
+        dx = _gradient_of_matrix(q, u, dq + exact_matmul(q, exact_matmul(v, dv.mT)), du)
+        return torch.cat([dx, exact_matmul(q, dv)], -1)
+    m = exact_matmul(r, dr.mT) - exact_matmul(dq.mT, q)
+    symmetric = m.tril() + m.tril(-1).mT
+    right = dq + exact_matmul(q, symmetric)
+    return torch.linalg.solve_triangular(r.mT, right, upper=False, left=False)
+
+
+class _Solution(Function):
+    @staticmethod
+    def forward(
+        a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, rank: int, factorize: Factorize
+    ) -> torch.Tensor:
+        return x.detach()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
+        a, b, _, ctx.rank, ctx.factorize = inputs
+        ctx.save_for_backward(a, b, output)
+
+    @staticmethod
+    def backward(ctx: Any, dx: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        a, b, x = ctx.saved_tensors
+        full = min(a.shape[-2:])
+        if ctx.rank < full:
+            raise ValueError(
+                f"A has rank {ctx.rank}, not {full}, and the solution has no gradient where the rank can "
+                "change: leave dependent columns out, or pass damp="
+            )
+        system = a.double(), b.double(), x.double()
+        da, db = _gradients_of_system(*system, dx.double(), ctx.factorize)
+        return da.to(a.dtype), db.to(b.dtype), None, None, None
+
+
+def _gradients_of_system(
+    a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, dx: torch.Tensor, factorize: Factorize
+) -> tuple[torch.Tensor, torch.Tensor]:
+    solve = torch.linalg.solve_triangular
+    if a.shape[-2] >= a.shape[-1]:
+        q, r = factorize(a)
+        c = solve(r.mT, dx, upper=False)
+        y, z = q @ c, solve(r, c, upper=True)
+        return (b - a @ x) @ z.mT - y @ x.mT, y
+    q, r = factorize(a.mT)
+    c = q.mT @ dx
+    y = solve(r, c, upper=True)
+    w = solve(r, solve(r.mT, b, upper=False), upper=True)
+    return w @ (dx - q @ c).mT - y @ x.mT, y
+
+
+class _Product(Function):
+    @staticmethod
+    def forward(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, multiply: Multiply) -> torch.Tensor:
+        return c.detach()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
+        a, b, _, ctx.multiply = inputs
+        ctx.save_for_backward(a, b)
+
+    @staticmethod
+    def backward(ctx: Any, dc: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        a, b = ctx.saved_tensors
+        for_a, for_b = ctx.needs_input_grad[:2]
+        da = ctx.multiply(dc, b.mT).sum_to_size(a.shape).to(a) if for_a else None
+        db = ctx.multiply(a.mT, dc).sum_to_size(b.shape).to(b) if for_b else None
+        return da, db, None, None

@@ -1,0 +1,324 @@
+"""Gradients of the public functions: against finite differences, and against those of torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
+
+import neula
+
+U = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}
+
+MATRICES = [(1, 1), (4, 4), (6, 3), (3, 5), (3, 5, 2), (2, 3, 3, 2), (2, 2, 3), (0, 4, 3)]
+SYSTEMS = [(4, 4), (6, 3), (3, 5), (2, 5, 3), (2, 2, 3)]
+PRODUCTS = [
+    ((3, 4), (4, 2)),
+    ((2, 3, 4), (4, 2)),
+    ((3, 4), (2, 4, 2)),
+    ((2, 1, 3, 4), (5, 4, 2)),
+    ((0, 3, 4), (4, 2)),
+]
+
+FACTORS: dict[str, Callable] = {
+    "reduced": lambda a: tuple(neula.qr(a)),
+    "r": lambda a: neula.qr(a, mode="r").R,
+    "orth": neula.orth,
+}
+
+DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+IDS = {"ids": lambda shape: "x".join(map(str, shape)) if isinstance(shape, tuple) else None}
+
+
+def variable(*shape: int, seed: int = 0, device: str = "cpu", dtype=torch.float64) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(*shape, generator=generator, dtype=torch.float64)
+    return x.to(device, dtype).requires_grad_()
+
+
+def check(function: Callable, *inputs: torch.Tensor) -> None:
+    """First and second derivatives; sums on a GPU may change their order."""
+    assert gradcheck(function, inputs, nondet_tol=1e-12)
+    assert gradgradcheck(function, inputs, nondet_tol=1e-12)
+
+
+def gradients(loss: torch.Tensor, *inputs: torch.Tensor) -> list[torch.Tensor]:
+    return list(torch.autograd.grad(loss, inputs))
+
+
+def gap(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.double() - expected.double()).norm() / expected.double().norm())
+
+
+# ---------------------------------------------------------------- QR
+
+
+@DEVICES
+@pytest.mark.parametrize("name", FACTORS)
+@pytest.mark.parametrize("shape", MATRICES, **IDS)
+def test_factors(shape, name, device):
+    check(FACTORS[name], variable(*shape, device=device))
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (3, 5)], **IDS)
+def test_complete_factors_where_none_is_added(shape):
+    check(lambda a: tuple(neula.qr(a, mode="complete")), variable(*shape))
+
+
+def test_added_columns_have_no_gradient():
+    a = variable(5, 3)
+    with pytest.raises(ValueError, match=r"A of shape \(5, 3\).*mode='complete'.*pass mode='reduced'"):
+        neula.qr(a, mode="complete")
+    assert neula.qr(a.detach(), mode="complete").Q.shape == (5, 5)
+
+
+def test_without_contiguous_memory():
+    check(lambda a: tuple(neula.qr(a.mT)), variable(3, 6))
+    check(lambda a: tuple(neula.qr(a[::2, 1:])), variable(10, 4))
+    check(lambda a: tuple(neula.qr(a.expand(2, 5, 3))), variable(5, 3))
+
+
+@DEVICES
+@pytest.mark.parametrize("shape", [(300, 60), (4, 90, 40), (100, 100)], **IDS)
+def test_factors_agree_with_torch(shape, device):
+    """On sizes at which the chain does not begin with Householder reflections."""
+
+    def loss(q, r):
+        weight = torch.linspace(-1, 1, q.numel(), dtype=q.dtype, device=q.device).reshape(q.shape)
+        return (weight * q).sum() + r.triu().sin().sum()
+
+    a = variable(*shape, device=device)
+    q, r = torch.linalg.qr(a)
+    signs = r.diagonal(dim1=-2, dim2=-1).sign()
+    (expected,) = gradients(loss(q * signs[..., None, :], signs[..., None] * r), a)
+    (found,) = gradients(loss(*neula.qr(a)), a)
+    # Both gradients have errors of c n u cond(A)^2 (R^-T of factors that are known to u cond(A)).
+    cond = float(torch.linalg.cond(a.detach()).max())
+    assert gap(found, expected) <= 10 * shape[-1] * 2.0**-53 * cond**2
+
+
+@DEVICES
+@pytest.mark.parametrize("dtype", U, ids=str)
+def test_factors_in_low_precision(dtype, device):
+    a = variable(2, 50, 6, dtype=dtype, device=device)
+    exact = a.detach().double().requires_grad_()
+    found, expected = (
+        gradients(neula.qr(x).R.sum() + 50 * (neula.qr(x).Q ** 3).sum(), x)[0] for x in (a, exact)
+    )
+    assert found.dtype == dtype
+    # Q and R are known to u times their bound and cond(A), which R^-T brings in once more; the rest is the
+    # rounding of incoming gradients and sums.
+    cond = float(torch.linalg.cond(exact.detach()).max())
+    assert gap(found, expected) <= (6 * (2 + math.log2(6)) + 10) * cond**2 * U[dtype]
+
+
+@pytest.mark.parametrize("format", ["fp16", "bf16"])
+def test_a_named_accuracy_is_that_of_the_gradient(format):
+    a = variable(200, 10)
+    q = neula.qr(a, accuracy=format, engine="emulated").Q
+    weight = variable(200, 10, seed=1).detach()
+    found, expected = (gradients((weight * x).sum(), a)[0] for x in (q, neula.qr(a).Q))
+    u, cond = neula.engines.FORMATS[format].u, float(torch.linalg.cond(a.detach()))
+    assert 0 < gap(found, expected) <= (6 * (2 + math.log2(10)) + 10) * cond**2 * u
+
+
+def test_a_matrix_on_another_device_than_the_engine():
+    a = variable(5, 3, dtype=torch.float32)
+    assert gradients(neula.qr(a, engine="emulated").R.sum(), a)[0].device == a.device
+
+
+def test_linearly_dependent_columns_have_no_finite_gradient():
+    a = torch.zeros(4, 2, dtype=torch.float64, requires_grad=True)
+    assert not gradients(neula.qr(a).R.sum(), a)[0].isfinite().all()
+
+
+def test_the_users_autocast_does_not_round_the_gradient():
+    """What torch differentiates here are sums and powers, which it leaves alone."""
+    a = variable(40, 6, dtype=torch.float32)
+    q, r = neula.qr(a)
+    loss = (q**3).sum() + r.sum()
+    (expected,) = torch.autograd.grad(loss, a, retain_graph=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        (found,) = gradients(loss, a)
+    assert torch.equal(found, expected)
+
+
+# ---------------------------------------------------------------- least squares
+
+
+@DEVICES
+@pytest.mark.parametrize("columns", [(), (2,)], ids=["vector", "columns"])
+@pytest.mark.parametrize("shape", SYSTEMS, **IDS)
+def test_solutions(shape, columns, device):
+    a, b = variable(*shape, device=device), variable(*shape[:-1], *columns, seed=1, device=device)
+    check(lambda a, b: neula.lstsq(a, b).x, a, b)
+
+
+@pytest.mark.parametrize("damp", [0.0, 0.7])
+@pytest.mark.parametrize("shape", [(6, 3), (3, 5), (2, 5, 3)], **IDS)
+def test_damped_and_weighted_solutions(shape, damp):
+    a, b, c = variable(*shape), variable(*shape[:-1], seed=1), variable(shape[-2], seed=2)
+    check(lambda a, b, c: neula.lstsq(a, b, weights=0.5 + c**2, damp=damp).x, a, b, c)
+
+
+def test_one_operand_alone():
+    a, b = variable(6, 3), variable(6, seed=1)
+    both = gradients(neula.lstsq(a, b).x.sum(), a, b)
+    alone = gradients(neula.lstsq(a, b.detach()).x.sum(), a) + gradients(
+        neula.lstsq(a.detach(), b).x.sum(), b
+    )
+    for x, y in zip(both, alone, strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=0)
+
+
+@DEVICES
+def test_solutions_agree_with_the_normal_equations(device):
+    """On a size at which R is of low precision."""
+    a, b = variable(1000, 110, device=device), variable(1000, 2, seed=1, device=device)
+    found = gradients(neula.lstsq(a, b).x.sin().sum(), a, b)
+    expected = gradients(torch.linalg.solve(a.mT @ a, a.mT @ b).sin().sum(), a, b)
+    # Errors of the normal equations, c n u cond(A)^2, and their derivative has that factor once more.
+    cond = float(torch.linalg.cond(a.detach()))
+    for x, y in zip(found, expected, strict=True):
+        assert gap(x, y) <= 10 * 110 * 2.0**-53 * cond**4
+
+
+@pytest.mark.parametrize("dtype", U, ids=str)
+@pytest.mark.parametrize("shape", [(50, 4), (4, 50)], **IDS)
+def test_solutions_in_low_precision(shape, dtype):
+    a, b = variable(*shape, dtype=dtype), variable(shape[0], seed=1, dtype=dtype)
+    exact = [x.detach().double().requires_grad_() for x in (a, b)]
+    found, expected = (gradients(neula.lstsq(*x).x.sum(), *x) for x in ((a, b), exact))
+    # Rounded x (which the residual multiplies by |A|) and rounded results; everything else is in double.
+    cond = float(torch.linalg.cond(exact[0].detach()))
+    for x, y in zip(found, expected, strict=True):
+        assert x.dtype == dtype
+        assert gap(x, y) <= 4 * cond**2 * U[dtype]
+
+
+def test_a_solution_of_lower_rank_has_no_gradient():
+    a = variable(6, 3).detach()
+    a[:, 2] = a[:, 0] + a[:, 1]
+    a.requires_grad_()
+    b = variable(6, seed=1)
+    result = neula.lstsq(a, b)
+    assert result.rank == 2
+    with pytest.raises(ValueError, match=r"A has rank 2, not 3.*pass damp="):
+        result.x.sum().backward()
+    gradients(neula.lstsq(a, b, damp=0.1).x.sum(), a, b)
+
+
+# ---------------------------------------------------------------- products
+
+
+@DEVICES
+@pytest.mark.parametrize(("a", "b"), PRODUCTS, **IDS)
+def test_products(a, b, device):
+    a, b = variable(*a, device=device), variable(*b, seed=1, device=device)
+    check(lambda a, b: neula.matmul(a, b, alpha=1.5), a, b)
+
+
+@pytest.mark.parametrize("compute", ["fp16", "fp16_cor", "bf16", "fp32"])
+def test_the_backward_pass_multiplies_in_the_same_arithmetic(compute):
+    a, b = (variable(*shape, dtype=torch.float32) for shape in ((20, 30), (30, 10)))
+    dc = variable(20, 10, seed=2, dtype=torch.float32).detach()
+    how = {"compute": compute, "engine": "emulated"}
+    da, db = torch.autograd.grad(neula.matmul(a, b, alpha=2.0, **how), (a, b), dc)
+    assert torch.equal(da, neula.matmul(dc, b.detach().mT, alpha=2.0, **how))
+    assert torch.equal(db, neula.matmul(a.detach().mT, dc, alpha=2.0, **how))
+
+
+@pytest.mark.parametrize("dtype", U, ids=str)
+def test_products_in_low_precision(dtype):
+    a, b = variable(3, 20, 30, dtype=dtype), variable(30, 10, seed=1, dtype=torch.float32)
+    da, db = gradients(neula.matmul(a, b).sum(), a, b)
+    assert (da.dtype, db.dtype) == (dtype, torch.float32)
+    # sum(A B) has the gradients 1 1^T B^T and A^T 1 1^T: sums of 10 and 60 numbers, then rounded.
+    expected = (
+        b.detach().double().sum(1).expand(3, 20, 30),
+        a.detach().double().sum((0, 1))[:, None].expand(30, 10),
+    )
+    scale = b.detach().double().abs().sum(1), a.detach().double().abs().sum((0, 1))[:, None]
+    assert ((da.double() - expected[0]).abs() <= (U[dtype] + 10 * U[torch.float32]) * scale[0]).all()
+    assert ((db.double() - expected[1]).abs() <= 61 * U[torch.float32] * scale[1]).all()
+
+
+# ---------------------------------------------------------------- what has none, and says so
+
+
+def test_nothing_is_attached_without_need():
+    a, b = variable(5, 3), variable(5, seed=1)
+    with torch.no_grad():
+        answers = [*neula.qr(a), neula.lstsq(a, b).x, neula.matmul(a.mT, a), neula.orth(a)]
+    a, b = a.detach(), b.detach()
+    answers += [*neula.qr(a), neula.lstsq(a, b).x, neula.matmul(a.mT, a)]
+    assert not any(x.requires_grad for x in answers)
+    result = neula.qr(a.requires_grad_())
+    assert result.Q.requires_grad
+    assert result.R.requires_grad
+    assert isinstance(result.certificate.residual, float)
+
+
+def test_the_numbers_are_the_same():
+    a, b = variable(40, 6), variable(40, seed=1)
+    for function in (
+        lambda a, b: neula.qr(a).Q,
+        lambda a, b: neula.qr(a).R,
+        lambda a, b: neula.lstsq(a, b).x,
+        lambda a, b: neula.matmul(a.mT, a),
+    ):
+        assert torch.equal(function(a, b), function(a.detach(), b.detach()))
+
+
+def test_factors_that_were_overwritten_are_an_error():
+    a = variable(5, 3)
+    q, r = neula.qr(a)
+    loss = q.sum() + r.sum()
+    with torch.no_grad():
+        q.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_gradients_that_nobody_computes_are_not_lost():
+    a, b = variable(5, 3), variable(5, seed=1)
+    scalar = variable(1)
+    fixed = a.detach()
+    with pytest.raises(ValueError, match=r"A requires a gradient.*A.detach\(\)"):
+        neula.svd_lowrank(a)
+    with pytest.raises(ValueError, match=r"damp requires a gradient.*damp.detach\(\)"):
+        neula.lstsq(fixed, b, damp=scalar)
+    with pytest.raises(ValueError, match="alpha requires a gradient"):
+        neula.matmul(fixed.mT, fixed, alpha=scalar)
+    with pytest.raises(ValueError, match="out= has none: leave it out"):
+        neula.matmul(a.mT, a, out=torch.empty(3, 3, dtype=torch.float64))
+    with pytest.raises(ValueError, match="out requires a gradient"):
+        neula.matmul(fixed.mT, fixed, out=variable(3, 3))
+    with pytest.raises(ValueError, match=r"A is no torch tensor: pass torch.as_tensor\(A\)"):
+        neula.lstsq(np.ones((5, 3)), b)
+    with pytest.raises(ValueError, match="A is no torch tensor"):
+        neula.matmul(np.ones((2, 5)), a)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [neula.qr, neula.orth, neula.svd_lowrank, lambda a: neula.lstsq(a, a), lambda a: neula.matmul(a, a.mT)],
+    ids=["qr", "orth", "svd_lowrank", "lstsq", "matmul"],
+)
+def test_forward_mode_is_refused(function):
+    a = variable(5, 3).detach()
+    with forward_ad.dual_level(), pytest.raises(ValueError, match="no forward-mode derivatives"):
+        function(forward_ad.make_dual(a, a))
+
+
+def test_functional_transforms():
+    """Backward mode works under them, and a batch that torch hides does not."""
+    a = variable(5, 3)
+    f = lambda a: neula.qr(a).R.sin().sum()  # noqa: E731
+    assert torch.equal(torch.func.grad(f)(a.detach()), gradients(f(a), a)[0])
+    with pytest.raises(RuntimeError, match="vmap"):
+        torch.func.vmap(f)(a.detach().expand(2, 5, 3))
