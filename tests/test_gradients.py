@@ -126,9 +126,12 @@ def test_a_named_accuracy_is_that_of_the_gradient(format):
     assert 0 < gap(found, expected) <= (6 * (2 + math.log2(10)) + 10) * cond**2 * u
 
 
-def test_a_matrix_on_another_device_than_the_engine():
-    a = variable(5, 3, dtype=torch.float32)
-    assert gradients(neula.qr(a, engine="emulated").R.sum(), a)[0].device == a.device
+@pytest.mark.gpu
+def test_operands_on_another_device_than_the_engine():
+    a, b = variable(5, 3), variable(5, seed=1, device="cuda")
+    check(lambda a: tuple(neula.qr(a, engine="cuda")), a)
+    check(lambda a, b: neula.lstsq(a, b, engine="cuda").x, a, b)
+    check(lambda a, b: neula.matmul(a.mT, b[:, None]), a, b)
 
 
 def test_linearly_dependent_columns_have_no_finite_gradient():

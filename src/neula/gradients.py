@@ -38,10 +38,24 @@ def attach_factors(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> tuple[t
     r : Tensor, shape (..., k, n)
         Its leading k columns upper triangular; where they are singular, the gradient is Inf or NaN.
 
+    Returns
+    -------
+    q, r : Tensor
+        In their common dtype, at least float32.
+
     References
     ----------
     .. [1] S. F. Walter, L. Lehmann, "Algorithmic differentiation of linear algebra functions with application
        in optimum experimental design", 2010; M. Seeger et al., "Auto-differentiating linear algebra", 2017.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from neula.gradients import attach_factors
+    >>> A = torch.tensor([[3.0], [4.0]], requires_grad=True)
+    >>> Q, R = attach_factors(A, torch.tensor([[0.6], [0.8]]), torch.tensor([[5.0]]))
+    >>> torch.autograd.grad(R.sum(), A)[0].flatten()  # R is the norm of A
+    tensor([0.6000, 0.8000])
     """
     dtype = reduce(torch.promote_types, (q.dtype, r.dtype, torch.float32))
     return _Factors.apply(a.to(q.device, dtype), q.to(dtype), r.to(dtype))
@@ -64,7 +78,12 @@ def attach_solution(
     rank : int
         Smallest rank in the batch.
     factorize : callable
-        QR factorization in double precision of tall matrices; called in the backward pass.
+        QR factorization in double precision of tall matrices; called in the backward pass, which raises a
+        ValueError instead if the rank is below ``min(m, n)``.
+
+    Returns
+    -------
+    Tensor, shape (..., n, k)
 
     References
     ----------
@@ -84,6 +103,10 @@ def attach_product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, multiply: 
     c : Tensor, shape (..., m, n)
     multiply : callable
         How C was computed from A and B.
+
+    Returns
+    -------
+    Tensor, shape (..., m, n)
     """
     if a.ndim > 2 and b.ndim == 2:
         # One product for the gradient of B, not a sum over the batch.
@@ -103,6 +126,11 @@ def stacked_problem(
     b : Tensor, shape (..., m, k)
     weights : Tensor, shape (m,), optional
     damp : float
+
+    Returns
+    -------
+    a, b : Tensor
+        Those that were given if there is neither.
     """
     if weights is not None:
         factors = weights.to(a.device, torch.float64).unsqueeze(-1)
