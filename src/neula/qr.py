@@ -151,7 +151,8 @@ def qr(
     True
     """
     taken = take(A, "A", differentiable=True)
-    check_matrix(taken.tensor, "A")
+    a = taken.tensor
+    check_matrix(a, "A")
     if mode not in MODES:
         raise unknown_name("mode", mode, MODES)
     if algorithm is not None and algorithm not in ALGORITHMS:
@@ -165,12 +166,12 @@ def qr(
             f"A of shape {tuple(a.shape)} requires a gradient, and the columns that mode='complete' adds "
             "to Q are not unique and have none: pass mode='reduced' or A.detach()"
         )
-    target = target_format(accuracy, taken.tensor.dtype)
-    chosen = select_engine(engine, taken.tensor.device)
+    target = target_format(accuracy, a.dtype)
+    chosen = select_engine(engine, a.device)
     options = _Options(target, chosen, algorithm, compute, panel, cutoff, progress)
 
-    batch = taken.tensor.shape[:-2]
-    matrices = taken.tensor.reshape(-1, *taken.tensor.shape[-2:]).to(chosen.device)
+    batch = a.shape[:-2]
+    matrices = a.reshape(-1, *a.shape[-2:]).to(chosen.device)
     with plain_arithmetic(chosen.device):
         if 0 in batch:
             factors = _nothing(matrices, mode)

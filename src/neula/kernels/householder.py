@@ -113,7 +113,7 @@ def apply_tiles(reflectors: TileReflectors, c: torch.Tensor, product: str | Prod
 def factor_tiles_reference(
     a: torch.Tensor, height: int, multiply: Product
 ) -> tuple[TileReflectors, torch.Tensor]:
-    """:func:`factor_tiles` in plain torch, but for the blocks of columns, which have a kernel of their own."""
+    """:func:`factor_tiles` in plain torch, but for blocks of columns, which have a kernel of their own."""
     batch, m, n = a.shape
     blocks, panels = -(-m // height), -(-n // WIDTH)
     # Zero rows change nothing: the reflectors have zeros there.
