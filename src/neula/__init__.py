@@ -7,12 +7,22 @@ measured evidence that it did.
 from neula.lstsq import lstsq
 from neula.matmul import matmul
 from neula.qr import orth, qr
-from neula.result import AccuracyWarning, Attempt, LstsqResult, QRCertificate, QRResult, SVDResult
+from neula.result import (
+    AccuracyError,
+    AccuracyWarning,
+    Attempt,
+    LstsqResult,
+    QRCertificate,
+    QRResult,
+    SVDResult,
+)
 from neula.svd import svd_lowrank
+from neula.tsqr import tsqr
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AccuracyError",
     "AccuracyWarning",
     "Attempt",
     "LstsqResult",
@@ -24,4 +34,5 @@ __all__ = [
     "orth",
     "qr",
     "svd_lowrank",
+    "tsqr",
 ]

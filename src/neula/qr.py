@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch.nn import functional
 
-from neula.accuracy import QRCertificates, qr_certificate, qr_certificates, target_format
+from neula.accuracy import qr_certificate, target_format
 from neula.algorithms.batched_qr import (
     TILE_COLUMNS,
     batched_qr,
@@ -23,12 +22,23 @@ from neula.algorithms.reorthogonalize import refine_qr, reorthogonalize
 from neula.algorithms.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales
 from neula.compilation import eager
-from neula.engines import BF16, FORMATS, FP16, FP32, FP64, Engine, Format, format_named, select_engine
+from neula.engines import BF16, FORMATS, FP16, FP64, Engine, Format, format_named, select_engine
 from neula.engines.precision import plain_arithmetic
 from neula.errors import unknown_name
-from neula.gradients import attach_factors
 from neula.inputs import check_finite, check_matrix, finite_members, take
-from neula.result import Attempt, QRCertificate, QRResult, report_missed
+from neula.qr_batch import (
+    Batch,
+    Factors,
+    Link,
+    Progress,
+    as_result,
+    complete,
+    empty_factors,
+    factorize_together,
+    nothing,
+    unusable,
+)
+from neula.result import Attempt, QRCertificate, QRResult
 
 MODES = ("reduced", "r", "complete")
 ALGORITHMS = ("rgsqrf", "rgsqrf-reortho", "cholesky-qr", "householder")
@@ -39,13 +49,6 @@ Engines that are missing here have arithmetic of their own, which only the chain
 
 MAX_PASSES = 3
 """Gram-Schmidt passes: twice is enough at full rank, the third is for matrices without."""
-
-SAFE_NORMS = {torch.float32: (1e-12, 1e18), torch.float64: (1e-140, 1e150)}
-"""Norms of columns whose squares are far enough from underflow, also those of what is left of a column after
-projections, and from overflow."""
-
-Progress = Callable[[str, float], None]
-"""Called with the name of the stage and the part of it that is done, 0 to 1."""
 
 
 @eager
@@ -174,36 +177,16 @@ def qr(
     matrices = a.reshape(-1, *a.shape[-2:]).to(chosen.device)
     with plain_arithmetic(chosen.device):
         if 0 in batch:
-            factors = _nothing(matrices, mode)
+            factors = nothing(matrices, mode)
         elif _go_together(matrices, options):
-            factors = _factorize_together(matrices, mode, options)
+            factors = factorize_together(
+                matrices, mode, target, _batch_chain(Batch(matrices, target), chosen), progress
+            )
         elif batch:
             factors = _factorize_each(matrices, mode, options)
         else:
             factors = _factorize(matrices[0], mode, options)
-    q, r = (x.reshape(*batch, *x.shape[-2:]) for x in (factors.q, factors.r))
-    if taken.needs_gradient:
-        q, r = attach_factors(taken.graph, q, r)
-    result = QRResult(
-        Q=None if mode == "r" else taken.give_back(q),
-        R=taken.give_back(r),
-        certificate=factors.certificate,
-        attempts=factors.attempts,
-        engine=str(chosen),
-        accuracy=target.name,
-    )
-    if not result.converged:
-        if strict:
-            check_finite(taken.tensor, taken.tensor, "A")
-        rejected = torch.tensor([not c.accepted for c in factors.certificates])
-        report_missed(
-            f"QR is not certified to {target.name} accuracy",
-            factors.attempts[-1].reason if batch else str(factors.certificate),
-            result,
-            rejected.reshape(batch).nonzero().tolist(),
-            strict=strict,
-        )
-    return result
+    return as_result(factors, taken, mode, chosen, target, strict)
 
 
 @eager
@@ -263,19 +246,6 @@ class _Options:
 
 
 @dataclass(frozen=True)
-class _Factors:
-    q: torch.Tensor
-    r: torch.Tensor
-    certificate: QRCertificate | Sequence[QRCertificate]
-    attempts: tuple[Attempt, ...]
-
-    @property
-    def certificates(self) -> Sequence[QRCertificate]:
-        """One for each matrix, also where there is only one."""
-        return (self.certificate,) if isinstance(self.certificate, QRCertificate) else self.certificate
-
-
-@dataclass(frozen=True)
 class _Problem:
     """A tall matrix with its column scales.
 
@@ -314,7 +284,7 @@ class _Problem:
         )
 
 
-def _factorize(a: torch.Tensor, mode: str, options: _Options) -> _Factors:
+def _factorize(a: torch.Tensor, mode: str, options: _Options) -> Factors:
     """One matrix through the chain."""
     m, n = a.shape
     problem = _prepare(a, options)
@@ -334,8 +304,8 @@ def _factorize(a: torch.Tensor, mode: str, options: _Options) -> _Factors:
     assert best is not None
     _, q, r, certificate = best
     if mode == "complete":
-        q, r = _complete(q, r)
-    return _Factors(q, r, certificate, tuple(attempts))
+        q, r = complete(q, r)
+    return Factors(q, r, certificate, tuple(attempts))
 
 
 def _prepare(a: torch.Tensor, options: _Options) -> _Problem:
@@ -402,14 +372,7 @@ def _unscaled(problem: _Problem, leading: _Problem, q: torch.Tensor, r_scaled: t
     return torch.cat([r, product.to(r.dtype) / scales], 1)
 
 
-def _complete(q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Add an orthonormal basis of the complement to Q, and zeros to R."""
-    *batch, m, k = q.shape
-    complement = torch.linalg.qr(q, mode="complete")[0][..., k:]
-    return torch.cat([q, complement], -1), torch.cat([r, r.new_zeros(*batch, m - k, r.shape[-1])], -2)
-
-
-def _factorize_each(matrices: torch.Tensor, mode: str, options: _Options) -> _Factors:
+def _factorize_each(matrices: torch.Tensor, mode: str, options: _Options) -> Factors:
     """One matrix after the other; the attempts are those of the first that is not accepted."""
     results = [
         _factorize(a, mode, options) if finite else _not_a_number(a, mode, options)
@@ -417,31 +380,14 @@ def _factorize_each(matrices: torch.Tensor, mode: str, options: _Options) -> _Fa
     ]
     worst = next((f for f in results if not f.attempts[-1].accepted), results[-1])
     q, r = torch.stack([f.q for f in results]), torch.stack([f.r for f in results])
-    return _Factors(q, r, tuple(f.certificate for f in results), worst.attempts)  # type: ignore[misc]
+    return Factors(q, r, tuple(f.certificate for f in results), worst.attempts)  # type: ignore[misc]
 
 
-def _empty_factors(matrices: torch.Tensor, mode: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Room for the factors of matrices of any batch shape."""
-    *batch, m, n = matrices.shape
-    k = m if mode == "complete" else min(m, n)
-    return matrices.new_empty(*batch, m, k), matrices.new_empty(*batch, k, n)
-
-
-def _not_a_number(a: torch.Tensor, mode: str, options: _Options) -> _Factors:
+def _not_a_number(a: torch.Tensor, mode: str, options: _Options) -> Factors:
     """What becomes of a matrix of a batch that holds NaN or Inf: its certificate is measured, and NaN."""
-    q, r = (x.fill_(math.nan) for x in _empty_factors(a, mode))
+    q, r = (x.fill_(math.nan) for x in empty_factors(a, mode))
     certificate = qr_certificate(a, q, r, a.new_ones(a.shape[1]), options.target)
-    return _Factors(q, r, certificate, (_unusable(1, 1),))
-
-
-def _unusable(bad: int, count: int) -> Attempt:
-    return Attempt("none", False, f"{bad} of {count} matrices hold NaN or Inf")
-
-
-def _nothing(matrices: torch.Tensor, mode: str) -> _Factors:
-    """The factors of no matrices, which are as good as can be."""
-    q, r = _empty_factors(matrices, mode)
-    return _Factors(q, r, (), (Attempt("nothing to do", True, "an empty batch"),))
+    return Factors(q, r, certificate, (unusable(1, 1),))
 
 
 # --- a batch, all matrices together ---
@@ -454,119 +400,8 @@ def _go_together(matrices: torch.Tensor, options: _Options) -> bool:
     return count > 1 and chosen == (None,) * 4 and m * n <= BATCHED_ELEMENTS.get(options.engine.name, 0)
 
 
-@dataclass(frozen=True)
-class _Batch:
-    """Matrices, and in what their factors are computed."""
-
-    a: torch.Tensor
-    options: _Options
-
-    @property
-    def storage(self) -> Format:
-        return FP64 if self.options.target is FP64 else FP32
-
-    @property
-    def k(self) -> int:
-        return min(self.a.shape[1:])
-
-    def leading(self, dtype: torch.dtype) -> torch.Tensor:
-        """The leading blocks that are not wide; the matrices themselves where nothing changes."""
-        return self.a[..., : self.k].to(dtype)
-
-    def scales(self) -> torch.Tensor:
-        """Column scales, shape (batch, n)."""
-        wide_enough = torch.float64 if self.a.dtype == torch.float64 else torch.float32
-        return power_of_two_scales(torch.linalg.vector_norm(self.a, math.inf, dim=1).to(wide_enough))
-
-    def scaled(self, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The leading blocks with their columns scaled."""
-        return (self.a[..., : self.k] * scales[:, None, : self.k]).to(dtype)
-
-    def certified(self, q: torch.Tensor, r: torch.Tensor, scales: torch.Tensor | None) -> _Certified:
-        """The factors as they are kept, the R of wide matrices with the columns beyond the square.
-
-        Without scales, those that make columns of norm 1: R has the norms of A's columns, unless they are out
-        of the range in which their squares can be trusted, and then there is no certificate.
-        """
-        q = q.to(self.storage.dtype)
-        r = r.to(torch.float64 if self.a.dtype == torch.float64 else torch.float32)
-        if scales is not None:
-            r = r / scales[:, None, : self.k]
-        if self.a.shape[2] > self.k:
-            r = torch.cat([r, self._projected(q, scales).to(r.dtype)], -1)
-        if scales is None:
-            norms = torch.linalg.vector_norm(r, dim=1)
-            low, high = SAFE_NORMS[q.dtype]
-            # NaN unless low < norm < high.
-            inverse = functional.threshold(norms, low, math.nan).reciprocal_()
-            scales = functional.threshold(inverse, 1 / high, math.nan)
-        return _Certified(q, r, qr_certificates(self.a, q, r, scales, self.options.target))
-
-    def _projected(self, q: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
-        """``Q^T A`` of the columns beyond the square."""
-        rest = self.a[..., self.k :].double()
-        if scales is None:
-            return q.double().mT @ rest
-        beyond = scales[:, None, self.k :]
-        return (q.double().mT @ (rest * beyond)) / beyond
-
-
-@dataclass(frozen=True)
-class _Certified:
-    q: torch.Tensor
-    r: torch.Tensor
-    certificates: QRCertificates
-
-
-_Method = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-
-
-def _factorize_together(matrices: torch.Tensor, mode: str, options: _Options) -> _Factors:
-    """The chain for a batch: each link for those matrices that were not accepted before.
-
-    The first one takes the matrices as they are, and saves a scaled copy. It is right unless squares of the
-    elements leave the range of the format, and then it is not accepted.
-    """
-    batch = _Batch(matrices, options)
-    (label, dtype, first), *rest = _batch_chain(batch)
-    found = batch.certified(*first(batch.leading(dtype)), None)
-    q, r, certificates = found.q, found.r, found.certificates
-    usable = _usable(matrices, certificates)
-    attempts = [_attempt(label, certificates, len(matrices), options)]
-    for label, dtype, method in rest:
-        failed = (~certificates.accepted & usable).nonzero()[:, 0]
-        if len(failed) == 0:
-            break
-        which = failed.to(matrices.device)
-        part = _Batch(matrices[which], options)
-        scales = part.scales()
-        found = part.certified(*method(part.scaled(scales, dtype)), scales)
-        better = found.certificates.accepted | (found.certificates.error < certificates.error[failed])
-        chosen = better.to(matrices.device)
-        q[which[chosen]], r[which[chosen]] = found.q[chosen], found.r[chosen]
-        certificates = certificates.replaced(failed[better], found.certificates, better)
-        attempts.append(_attempt(label, certificates, len(failed), options))
-    if mode == "complete":
-        q, r = _complete(q, r)
-    bad = (~usable).nonzero()[:, 0]
-    if len(bad) > 0:
-        attempts.append(_unusable(len(bad), len(matrices)))
-        for factor in (q, r):
-            factor[bad.to(factor.device)] = math.nan
-    return _Factors(q, r, certificates, tuple(attempts))
-
-
-def _usable(matrices: torch.Tensor, certificates: QRCertificates) -> torch.Tensor:
-    """Which matrices hold neither NaN nor Inf, both of which show in the residual: others are not read."""
-    usable = certificates.residual.isfinite()
-    doubtful = (~usable).nonzero()[:, 0]
-    if len(doubtful) > 0:
-        usable[doubtful] = finite_members(matrices[doubtful.to(matrices.device)]).to(usable.device)
-    return usable
-
-
-def _batch_chain(batch: _Batch) -> list[tuple[str, torch.dtype, _Method]]:
-    """What is tried, cheapest first: label, dtype, and what is done.
+def _batch_chain(batch: Batch, engine: Engine) -> list[Link]:
+    """What is tried, cheapest first.
 
     Square matrices are often too ill-conditioned for one pass in float32 (the condition number of a random
     one is about n, that of one with twice as many rows as columns less than 6). One in float64 costs less
@@ -574,23 +409,25 @@ def _batch_chain(batch: _Batch) -> list[tuple[str, torch.dtype, _Method]]:
     for a single tile, which two passes do not leave, both are done before measuring.
     """
     name, dtype = batch.storage.name, batch.storage.dtype
-    last: list[tuple[str, torch.dtype, _Method]] = [("householder fp64", torch.float64, householder)]
-    if batch.options.engine.name == "cpu":  # nothing beats LAPACK on small matrices
-        return [(f"householder {name}", dtype, householder), *last]
+    last = Link("householder fp64", torch.float64, householder)
+    if engine.name == "cpu":  # nothing beats LAPACK on small matrices
+        return [Link(f"householder {name}", dtype, householder, scaled=False), last]
     square = batch.a.shape[1] < 2 * batch.k
     doubled = square and dtype == torch.float32 and batch.k > TILE_COLUMNS
-    doubled = doubled and "fp64" in batch.options.engine.preconditioners
+    doubled = doubled and "fp64" in engine.preconditioners
     passes = 2 if square and not doubled else 1
     labels = {
         n: f"gram-schmidt {name}{label}" for n, label in ((1, ""), (2, " + reortho"), (3, " + 2 reortho"))
     }
     more = [
-        (labels[n], dtype, partial(_orthogonal_at_any_rank, passes=n))
+        Link(labels[n], dtype, partial(_orthogonal_at_any_rank, passes=n))
         for n in range(passes + 1, MAX_PASSES + 1)
     ]
     if doubled:
-        return [("gram-schmidt fp64", torch.float64, batched_qr), *more, *last]
-    return [(labels[passes], dtype, partial(batched_qr, passes=passes)), *more, *last]
+        first = Link("gram-schmidt fp64", torch.float64, batched_qr, scaled=False)
+    else:
+        first = Link(labels[passes], dtype, partial(batched_qr, passes=passes), scaled=False)
+    return [first, *more, last]
 
 
 def _orthogonal_at_any_rank(a: torch.Tensor, passes: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -598,12 +435,3 @@ def _orthogonal_at_any_rank(a: torch.Tensor, passes: int) -> tuple[torch.Tensor,
     for _ in range(passes - 1):
         q, r = batched_reorthogonalize(q, r)
     return q, r
-
-
-def _attempt(label: str, certificates: QRCertificates, tried: int, options: _Options) -> Attempt:
-    """Record a link of the chain, with the worst certificate of the batch."""
-    if options.progress is not None:
-        options.progress(label, 1.0)
-    rejected = int((~certificates.accepted).sum())
-    worst = certificates[int(certificates.error.argmax())]
-    return Attempt(label, rejected == 0, f"{rejected} of {tried} matrices rejected; the worst: {worst}")

@@ -159,3 +159,23 @@ def corrected_product(
                 engine.gemm(a_parts[i], b_parts[j], small, beta=1.0)
     total.add_(small, alpha=1 / scale)
     return unbalanced(total.to(a.dtype), a_exponents, b_exponents)
+
+
+def corrected_bmm(a: torch.Tensor, b: torch.Tensor, engine: Engine) -> torch.Tensor:
+    """Batch of small products with error correction, of elements that are in the range of the format.
+
+    The paper's formula: the remainders are scaled so that they do not come out subnormal, and all sums are
+    the unit's.
+
+    Parameters
+    ----------
+    a : Tensor, shape (batch, m, k)
+    b : Tensor, shape (batch, k, n)
+        float32.
+    engine : Engine
+        In format fp16 or tf32.
+    """
+    scale = 2.0 ** SCHEMES[f"{engine.format.name}_cor"].shift
+    (a_high, a_low), (b_high, b_low) = (split(x, engine.format, scale=scale) for x in (a, b))
+    small = engine.bmm(a_low, b_high) + engine.bmm(a_high, b_low)
+    return engine.bmm(a_high, b_high) + small / scale

@@ -86,7 +86,8 @@ def cholesky_tsqr(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return tall_product(a, inverse, gram.diagonal().sqrt()), r
 
 
-def cholesky_tsqr_again(q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A second pass over the Q of :func:`cholesky_tsqr`, for its orthogonality; returns ``R_2 R`` with it."""
-    q, step = cholesky_tsqr(q)
-    return q, step @ r
+def cholesky_tsqr2(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`cholesky_tsqr` twice: orthogonal to ``u`` up to a condition of about ``u**-0.5``."""
+    q, first = cholesky_tsqr(a)
+    q, second = cholesky_tsqr(q)
+    return q, second @ first

@@ -1,0 +1,240 @@
+"""QR of a batch by a chain of methods, each for all matrices at once, with a certificate for each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch.nn import functional
+
+from neula.accuracy import QRCertificates, qr_certificates
+from neula.algorithms.scaling import power_of_two_scales
+from neula.engines import FP32, FP64, Engine, Format
+from neula.gradients import attach_factors
+from neula.inputs import Taken, check_finite, finite_members
+from neula.result import Attempt, QRCertificate, QRResult, report_missed
+
+SAFE_NORMS = {torch.float32: (1e-12, 1e18), torch.float64: (1e-140, 1e150)}
+"""Norms of columns whose squares are far enough from underflow, also those of what is left of a column after
+projections, and from overflow."""
+
+Progress = Callable[[str, float], None]
+"""Called with the name of the stage and the part of it that is done, 0 to 1."""
+
+
+@dataclass(frozen=True)
+class Factors:
+    q: torch.Tensor
+    r: torch.Tensor
+    certificate: QRCertificate | Sequence[QRCertificate]
+    attempts: tuple[Attempt, ...]
+
+    @property
+    def certificates(self) -> Sequence[QRCertificate]:
+        """One for each matrix, also where there is only one."""
+        return (self.certificate,) if isinstance(self.certificate, QRCertificate) else self.certificate
+
+
+def complete(q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add an orthonormal basis of the complement to Q, and zeros to R."""
+    *batch, m, k = q.shape
+    complement = torch.linalg.qr(q, mode="complete")[0][..., k:]
+    return torch.cat([q, complement], -1), torch.cat([r, r.new_zeros(*batch, m - k, r.shape[-1])], -2)
+
+
+def empty_factors(matrices: torch.Tensor, mode: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Room for the factors of matrices of any batch shape."""
+    *batch, m, n = matrices.shape
+    k = m if mode == "complete" else min(m, n)
+    return matrices.new_empty(*batch, m, k), matrices.new_empty(*batch, k, n)
+
+
+def nothing(matrices: torch.Tensor, mode: str) -> Factors:
+    """The factors of no matrices, which are as good as can be."""
+    q, r = empty_factors(matrices, mode)
+    return Factors(q, r, (), (Attempt("nothing to do", True, "an empty batch"),))
+
+
+def as_result(
+    factors: Factors, taken: Taken, mode: str, engine: Engine, target: Format, strict: bool
+) -> QRResult:
+    """What the user gets, attached to the graph of A; says so where the accuracy was not reached."""
+    a = taken.tensor
+    batch = a.shape[:-2]
+    q, r = (x.reshape(*batch, *x.shape[-2:]) for x in (factors.q, factors.r))
+    if taken.needs_gradient:
+        q, r = attach_factors(taken.graph, q, r)
+    result = QRResult(
+        Q=None if mode == "r" else taken.give_back(q),
+        R=taken.give_back(r),
+        certificate=factors.certificate,
+        attempts=factors.attempts,
+        engine=str(engine),
+        accuracy=target.name,
+    )
+    if not result.converged:
+        if strict:
+            check_finite(a, a, "A")
+        rejected = torch.tensor([not c.accepted for c in factors.certificates])
+        report_missed(
+            f"QR is not certified to {target.name} accuracy",
+            factors.attempts[-1].reason if batch else str(factors.certificate),
+            result,
+            rejected.reshape(batch).nonzero().tolist(),
+            strict=strict,
+        )
+    return result
+
+
+def unusable(bad: int, count: int) -> Attempt:
+    return Attempt("none", False, f"{bad} of {count} matrices hold NaN or Inf")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Matrices, and in what their factors are computed."""
+
+    a: torch.Tensor
+    target: Format
+
+    @property
+    def storage(self) -> Format:
+        return FP64 if self.target is FP64 else FP32
+
+    @property
+    def k(self) -> int:
+        return min(self.a.shape[1:])
+
+    def leading(self, dtype: torch.dtype) -> torch.Tensor:
+        """The leading blocks that are not wide; the matrices themselves where nothing changes."""
+        return self.a[..., : self.k].to(dtype)
+
+    def scales(self) -> torch.Tensor:
+        """Column scales, shape (batch, n)."""
+        wide_enough = torch.float64 if self.a.dtype == torch.float64 else torch.float32
+        return power_of_two_scales(torch.linalg.vector_norm(self.a, math.inf, dim=1).to(wide_enough))
+
+    def scaled(self, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The leading blocks with their columns scaled."""
+        return (self.a[..., : self.k] * scales[:, None, : self.k]).to(dtype)
+
+    def certified(self, q: torch.Tensor, r: torch.Tensor, scales: torch.Tensor | None) -> _Certified:
+        """The factors as they are kept, the R of wide matrices with the columns beyond the square.
+
+        Without scales, those that make columns of norm 1: R has the norms of A's columns, unless they are out
+        of the range in which their squares can be trusted, and then there is no certificate.
+        """
+        q = q.to(self.storage.dtype)
+        r = r.to(torch.float64 if self.a.dtype == torch.float64 else torch.float32)
+        if scales is not None:
+            r = r / scales[:, None, : self.k]
+        if self.a.shape[2] > self.k:
+            r = torch.cat([r, self._projected(q, scales).to(r.dtype)], -1)
+        if scales is None:
+            norms = torch.linalg.vector_norm(r, dim=1)
+            low, high = SAFE_NORMS[q.dtype]
+            # NaN unless low < norm < high.
+            inverse = functional.threshold(norms, low, math.nan).reciprocal_()
+            scales = functional.threshold(inverse, 1 / high, math.nan)
+        return _Certified(q, r, qr_certificates(self.a, q, r, scales, self.target))
+
+    def _projected(self, q: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
+        """``Q^T A`` of the columns beyond the square."""
+        rest = self.a[..., self.k :].double()
+        if scales is None:
+            return q.double().mT @ rest
+        beyond = scales[:, None, self.k :]
+        return (q.double().mT @ (rest * beyond)) / beyond
+
+
+@dataclass(frozen=True)
+class _Certified:
+    q: torch.Tensor
+    r: torch.Tensor
+    certificates: QRCertificates
+
+
+class Link(NamedTuple):
+    """A method of a chain.
+
+    Attributes
+    ----------
+    label : str
+    dtype : torch.dtype
+        Of the matrices that it takes.
+    method : callable
+        QR of a batch of matrices that are not wide; it may overwrite them where they are scaled.
+    scaled : bool
+        Whether it needs columns whose largest elements are near 1.
+    """
+
+    label: str
+    dtype: torch.dtype
+    method: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+    scaled: bool = True
+
+
+def factorize_together(
+    matrices: torch.Tensor,
+    mode: str,
+    target: Format,
+    chain: Sequence[Link],
+    progress: Progress | None = None,
+) -> Factors:
+    """Run a chain: each link for those matrices that were not accepted before.
+
+    A first link that takes matrices as they are saves a scaled copy. It is right unless squares of the
+    elements leave the range of the format, and then it is not accepted.
+    """
+    first, *rest = chain
+    found = _run(first, Batch(matrices, target))
+    q, r, certificates = found.q, found.r, found.certificates
+    usable = _usable(matrices, certificates)
+    attempts = [_attempt(first.label, certificates, len(matrices), progress)]
+    for link in rest:
+        failed = (~certificates.accepted & usable).nonzero()[:, 0]
+        if len(failed) == 0:
+            break
+        which = failed.to(matrices.device)
+        found = _run(link, Batch(matrices[which], target))
+        better = found.certificates.accepted | (found.certificates.error < certificates.error[failed])
+        chosen = better.to(matrices.device)
+        q[which[chosen]], r[which[chosen]] = found.q[chosen], found.r[chosen]
+        certificates = certificates.replaced(failed[better], found.certificates, better)
+        attempts.append(_attempt(link.label, certificates, len(failed), progress))
+    if mode == "complete":
+        q, r = complete(q, r)
+    bad = (~usable).nonzero()[:, 0]
+    if len(bad) > 0:
+        attempts.append(unusable(len(bad), len(matrices)))
+        for factor in (q, r):
+            factor[bad.to(factor.device)] = math.nan
+    return Factors(q, r, certificates, tuple(attempts))
+
+
+def _run(link: Link, batch: Batch) -> _Certified:
+    if not link.scaled:
+        return batch.certified(*link.method(batch.leading(link.dtype)), None)
+    scales = batch.scales()
+    return batch.certified(*link.method(batch.scaled(scales, link.dtype)), scales)
+
+
+def _usable(matrices: torch.Tensor, certificates: QRCertificates) -> torch.Tensor:
+    """Which matrices hold neither NaN nor Inf, both of which show in the residual: others are not read."""
+    usable = certificates.residual.isfinite()
+    doubtful = (~usable).nonzero()[:, 0]
+    if len(doubtful) > 0:
+        usable[doubtful] = finite_members(matrices[doubtful.to(matrices.device)]).to(usable.device)
+    return usable
+
+
+def _attempt(label: str, certificates: QRCertificates, tried: int, progress: Progress | None) -> Attempt:
+    """Record a link of the chain, with the worst certificate of the batch."""
+    if progress is not None:
+        progress(label, 1.0)
+    rejected = int((~certificates.accepted).sum())
+    worst = certificates[int(certificates.error.argmax())]
+    return Attempt(label, rejected == 0, f"{rejected} of {tried} matrices rejected; the worst: {worst}")

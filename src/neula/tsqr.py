@@ -1,0 +1,190 @@
+"""QR of tall and skinny matrices: check the input, choose the arithmetic, run the tree, certify."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from neula.accuracy import target_format
+from neula.algorithms.corrected import corrected_bmm
+from neula.algorithms.tsqr import cholesky_tsqr, cholesky_tsqr2
+from neula.algorithms.tsqr import tsqr as tree
+from neula.compilation import eager
+from neula.engines import FORMATS, FP64, Engine, Format, select_engine
+from neula.engines.precision import exact_matmul, plain_arithmetic
+from neula.errors import unknown_name
+from neula.inputs import check_finite, check_matrix, take
+from neula.kernels.householder import Product
+from neula.qr_batch import Link, as_result, factorize_together, nothing
+from neula.result import QRResult
+
+MODES = ("reduced", "r")
+
+COMPUTE = {
+    "fp16_cor": "fp32",
+    "fp16_nocor": "fp16",
+    "tf32_cor": "fp32",
+    "tf32_nocor": "tf32",
+    "fp32_notc": "fp32",
+}
+"""The paper's five modes, and the format whose accuracy each has."""
+
+MAX_COLUMNS = 256
+
+
+@eager
+def tsqr(
+    A: Any,
+    mode: str = "reduced",
+    *,
+    compute: str = "auto",
+    engine: str | Engine = "auto",
+    strict: bool = False,
+) -> QRResult:
+    """QR factorization of a tall and skinny matrix, certified.
+
+    By default the fastest way to the accuracy of A's dtype: R from the Gram matrix of A and ``Q = A R^-1``,
+    both in fp16 with error correction, which read A twice; a second pass over Q where the certificate asks
+    for it; and at last the tree of Householder factorizations, which is orthogonal whatever the condition of
+    A. Or, named, one of the modes of [1]_: the tree with its products in one arithmetic.
+
+    Parameters
+    ----------
+    A : array_like, shape (..., m, n), n <= 256
+        NumPy array, torch tensor or DLPack object, float16 to float64; integers are taken as float64. It is
+        not modified. Leading dimensions are a batch, which may be empty.
+    mode : {"reduced", "r"}
+        Q of shape (m, min(m, n)), or only R.
+    compute : {"auto", "fp16_cor", "fp16_nocor", "tf32_cor", "tf32_nocor", "fp32_notc"}, optional
+        What the products of block reflectors are computed in: two numbers of fp16 or of tf32 for each
+        element (error correction), one, or float32 without matrix units. A float64 matrix is rounded to
+        float32 for them.
+    engine : {"auto", "cpu", "cuda", "emulated"} or Engine, optional
+        What multiplies. ``"auto"`` goes by the device of A. The CPU engine has no fp16 and no tf32.
+    strict : bool, optional
+        Raise an AccuracyError instead of warning.
+
+    Returns
+    -------
+    QRResult
+        Unpacks into ``Q, R``; holds the certificate and the attempts. The diagonal of R is nonnegative. The
+        accuracy that is certified is that of A's dtype, or of a named ``compute`` if that is coarser.
+
+    Raises
+    ------
+    ValueError
+        For more than 256 columns, for a matrix that is empty or has NaN or Inf, and for unknown names.
+        Matrices of a batch with NaN or Inf are no error unless ``strict``: their factors are NaN, and are not
+        accepted.
+    TypeError
+        For complex, sparse or masked input.
+    AccuracyError
+        If the accuracy was not reached and ``strict`` is set.
+
+    Warns
+    -----
+    AccuracyWarning
+        If the accuracy was not reached.
+
+    See Also
+    --------
+    qr : any number of columns, and batches of small matrices.
+
+    Notes
+    -----
+    Columns are scaled by powers of two where the range of fp16 asks for it. The Gram matrix squares the
+    condition number: in float32 one pass is accepted up to a condition of about 3, two passes up to about
+    1e3. Matrices of a batch are factorized by the tree together, and one after the other by the way before.
+
+    References
+    ----------
+    .. [1] H. Ootomo, R. Yokota, "TSQR on TensorCores with error correction", 2021.
+
+    Examples
+    --------
+    >>> import numpy as np, neula
+    >>> A = np.random.default_rng(0).uniform(-1, 1, (5000, 20)).astype(np.float32)
+    >>> Q, R = neula.tsqr(A)
+    >>> bool(np.linalg.norm(A - Q @ R) < 1e-6 * np.linalg.norm(A))
+    True
+    >>> neula.tsqr(A, compute="fp16_nocor", engine="emulated").accuracy
+    'fp16'
+    """
+    taken = take(A, "A", differentiable=True)
+    a = taken.tensor
+    check_matrix(a, "A")
+    if a.shape[-1] > MAX_COLUMNS:
+        raise ValueError(
+            f"A of shape {tuple(a.shape)} has {a.shape[-1]} columns, and tsqr takes at most {MAX_COLUMNS}: "
+            "use neula.qr"
+        )
+    if mode not in MODES:
+        raise unknown_name("mode", mode, MODES)
+    if compute != "auto" and compute not in COMPUTE:
+        raise unknown_name("compute", compute, ("auto", *COMPUTE))
+    chosen = select_engine(engine, a.device)
+    target = target_format(None, a.dtype)
+    if compute != "auto":
+        target = max(target, FORMATS[COMPUTE[compute]], key=lambda format: format.u)
+    chain = _auto_chain(chosen, target) if compute == "auto" else [_named(compute, chosen)]
+
+    matrices = a.reshape(-1, *a.shape[-2:]).to(chosen.device)
+    if len(matrices) == 0:
+        return as_result(nothing(matrices, mode), taken, mode, chosen, target, strict)
+    with plain_arithmetic(chosen.device):
+        factors = factorize_together(matrices, mode, target, chain)
+    if a.ndim == 2:
+        if not factors.attempts[-1].accepted:
+            check_finite(a, a, "A")
+        factors = replace(factors, certificate=factors.certificates[0])
+    return as_result(factors, taken, mode, chosen, target, strict)
+
+
+def _auto_chain(engine: Engine, target: Format) -> list[Link]:
+    """What is tried, cheapest first."""
+    dtype = target.storage
+    arithmetic = "fp64" if target is FP64 else "fp16_cor" if engine.name == "cuda" else "fp32"
+    passes = partial(_one_by_one, method=cholesky_tsqr)
+    twice = partial(_one_by_one, method=cholesky_tsqr2)
+    return [
+        Link(f"cholesky-qr {arithmetic}", dtype, passes, scaled=False),
+        Link(f"cholesky-qr {arithmetic}, twice", dtype, twice),
+        Link(f"tsqr {'fp64' if target is FP64 else 'fp32'}", dtype, partial(tree, product=exact_matmul)),
+    ]
+
+
+def _named(compute: str, engine: Engine) -> Link:
+    """Exactly this mode of the tree."""
+    return Link(f"tsqr {compute}", torch.float32, partial(tree, product=_product(compute, engine)))
+
+
+def _product(compute: str, engine: Engine) -> str | Product:
+    """What multiplies block reflectors: a product of the kernels, or one of the engine."""
+    format, _, correction = compute.partition("_")
+    if format == "fp32":
+        return exact_matmul
+    if format not in engine.formats:
+        raise ValueError(
+            f"the {engine.name} engine does not multiply in {format!r} (it gains nothing there): "
+            "pass compute='fp32_notc' or engine='emulated'"
+        )
+    if engine.name == "cuda":
+        return format if correction == "nocor" else f"{format}_cor"
+    low = engine.using(format)
+    return low.bmm if correction == "nocor" else partial(corrected_bmm, engine=low)
+
+
+_Method = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+def _one_by_one(a: torch.Tensor, method: _Method) -> tuple[torch.Tensor, torch.Tensor]:
+    """The matrices of a batch one after the other; a single one is not copied."""
+    if len(a) == 1:
+        q, r = method(a[0])
+        return q[None], r[None]
+    factors = [method(x) for x in a]
+    return torch.stack([q for q, _ in factors]), torch.stack([r for _, r in factors])
