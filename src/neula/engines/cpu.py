@@ -19,6 +19,7 @@ class CpuEngine(Engine):
 
     name = "cpu"
     panel = "cholesky2"
+    lu_inner_panel = 64
 
     @property
     def formats(self) -> tuple[str, ...]:

@@ -20,6 +20,8 @@ class CudaEngine(Engine):
     name = "cuda"
     panel = "cholesky"
     cutoff = 256  # as fast as 128 for large matrices, and half the launches for small ones
+    lu_panel = 1024  # tensor cores reach their rate at products this wide
+    lu_inner_panel = 128
 
     @property
     def formats(self) -> tuple[str, ...]:
@@ -63,6 +65,12 @@ class CudaEngine(Engine):
             return c
         with cuda_matmul_precision("tf32" if self.format is TF32 else "ieee"):
             torch.addmm(c.T, b.T, a.T, beta=beta, alpha=alpha, out=c.T)
+        return c
+
+    def gemm_low(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        if not self._half:
+            return self.gemm(a, b, c, -1.0, 1.0)
+        torch.addmm(c.T, b.T, a.T, alpha=-1.0, out=c.T)
         return c
 
 

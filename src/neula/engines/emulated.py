@@ -10,11 +10,15 @@ what differs between machines is how products are summed:
     (block 4 on Volta, 8 on Ampere, 16 on Hopper).
 ``"fp16"``
     as before, but rounded to fp16 (the TC16 mode of the papers).
+
+:meth:`EmulatedEngine.gemm_low` rounds to the low format after every ``block`` products, whatever the mode: C
+is in that format before and after.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Self
 
 import torch
@@ -84,6 +88,16 @@ class EmulatedEngine(Engine):
     def preconditioners(self) -> tuple[str, ...]:
         return ("fp16", "fp32")
 
+    @property
+    def unblocked(self) -> Self:
+        return type(self)(self.device, self.format, self.accumulate, block=1)
+
+    def gemm_low(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        if self.format in (FP32, FP64):
+            return self.gemm(a, b, c, -1.0, 1.0)
+        narrow = partial(round_to, target=self.format)
+        return c.copy_(_sum_in_blocks(-a.double(), b.double(), self.block, narrow, start=c.double()))
+
     def _matmul(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         if self.accumulate == "fp32" or self.format in (FP32, FP64):
             return a @ b
@@ -99,11 +113,15 @@ def _round_fp16(x: torch.Tensor) -> torch.Tensor:
 
 
 def _sum_in_blocks(
-    a: torch.Tensor, b: torch.Tensor, block: int, narrow: Callable[[torch.Tensor], torch.Tensor]
+    a: torch.Tensor,
+    b: torch.Tensor,
+    block: int,
+    narrow: Callable[[torch.Tensor], torch.Tensor],
+    start: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Sum ``block`` products at a time in float64 (exact up to 2^-53) and narrow the running sum."""
-    total = a.new_zeros((*a.shape[:-1], b.shape[-1]))
-    for start in range(0, a.shape[-1], block):
-        stop = start + block
-        total = narrow(total + a[..., start:stop] @ b[..., start:stop, :])
+    total = a.new_zeros((*a.shape[:-1], b.shape[-1])) if start is None else start
+    for first in range(0, a.shape[-1], block):
+        run = slice(first, first + block)
+        total = narrow(total + a[..., run] @ b[..., run, :])
     return total

@@ -34,11 +34,15 @@ class Engine(ABC):
         The panel that measures best here (a key of :data:`neula.algorithms.panels.PANELS`).
     cutoff : int
         The width at which the recursion stops and the panel starts, as it measures best here.
+    lu_panel, lu_inner_panel : int
+        Widths r and s of the panels of LU factorizations.
     """
 
     name: ClassVar[str]
     panel: ClassVar[str]
     cutoff: ClassVar[int] = 128
+    lu_panel: ClassVar[int] = 256
+    lu_inner_panel: ClassVar[int] = 8
 
     def __init__(self, device: torch.device | str, format: Format | str | None = None) -> None:
         self.device = torch.device(device)
@@ -123,6 +127,15 @@ class Engine(ABC):
         if beta != 1.0:
             c.mul_(beta)
         return c.add_(product, alpha=alpha)
+
+    def gemm_low(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        """``C = C - A B`` for C that is in the low format too, and rounded to it as often as the unit does."""
+        return self.round(c.to(self.storage) - self.gemm(a, b), c)
+
+    @property
+    def unblocked(self) -> Engine:
+        """The same arithmetic without a matrix unit, where an engine makes a difference between the two."""
+        return self
 
     def bmm(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """Batch of small products in the engine's arithmetic: (batch, m, k) times (batch, k, n)."""

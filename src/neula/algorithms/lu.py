@@ -1,0 +1,184 @@
+"""LU factorization in mixed precision, with the matrix kept in half precision.
+
+Lopez and Mary, "Mixed Precision LU Factorization on GPU Tensor Cores: Reducing Data Movement and Memory
+Footprint" (Int. J. High Perform. Comput. Appl., 2022). The algorithms differ in three choices, and a
+:data:`VARIANTS` entry names them: when blocks are updated (right- or left-looking), where the updates are
+summed (in the matrix, rounded to its format each time, or in a float32 buffer of ``n r`` entries), and the
+arithmetic of the panels (:mod:`neula.algorithms.lu_panels`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from neula.algorithms.lu_panels import (
+    Panel,
+    Workspace,
+    left_looking,
+    low_panel,
+    partitioned_panel,
+    right_looking,
+    wide_panel,
+)
+from neula.algorithms.pivoting import Interchanges
+from neula.engines import FP32, Engine, Format
+from neula.errors import unknown_name
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One of the paper's algorithms, as the choices that it makes.
+
+    Attributes
+    ----------
+    left_looking : bool
+        Whether a panel is updated as a whole just before it is factorized.
+    buffered : bool
+        Whether updates are summed in a buffer in the engine's storage precision.
+    uniform : bool
+        Whether everything is in one precision, without a matrix unit.
+    panel : {"low", "wide"}
+        Arithmetic of the panels (of the inner ones where there are two levels).
+    partitioned : bool
+        Whether panels consist of inner panels.
+    """
+
+    left_looking: bool
+    buffered: bool
+    uniform: bool
+    panel: str
+    partitioned: bool = False
+
+
+VARIANTS = {
+    "2.1": Variant(left_looking=False, buffered=False, uniform=True, panel="low"),
+    "2.2": Variant(left_looking=True, buffered=False, uniform=True, panel="low"),
+    "3.1": Variant(left_looking=False, buffered=False, uniform=False, panel="low"),
+    "4.1": Variant(left_looking=True, buffered=True, uniform=False, panel="low"),
+    "5.1": Variant(left_looking=True, buffered=True, uniform=False, panel="wide"),
+    "5.2/4.1": Variant(left_looking=True, buffered=True, uniform=False, panel="low", partitioned=True),
+    "5.2/5.1": Variant(left_looking=True, buffered=True, uniform=False, panel="wide", partitioned=True),
+}
+
+
+@dataclass(frozen=True)
+class PackedLU:
+    """``A[permutation] = L U`` in one matrix, as LAPACK keeps it.
+
+    Attributes
+    ----------
+    lu : Tensor, shape (n, n)
+        U, and below the diagonal L, whose diagonal is 1. Column-major, in the dtype that holds ``storage``.
+    pivots : Tensor, shape (n,)
+        int64, on the CPU: row ``i`` was interchanged with row ``pivots[i]``, in this order.
+    storage : Format
+        Format of the elements of ``lu``.
+    """
+
+    lu: torch.Tensor
+    pivots: torch.Tensor
+    storage: Format
+
+    @property
+    def permutation(self) -> torch.Tensor:
+        """Rows of A in the order in which L and U have them, shape (n,), on the CPU."""
+        return Interchanges(self.pivots).permutation()
+
+    @property
+    def storage_bytes(self) -> int:
+        """Bytes of the factors in their format, also where it is emulated in a wider one."""
+        return self.lu.numel() * self.storage.dtype.itemsize
+
+
+def lu_factorize(
+    a: torch.Tensor,
+    engine: Engine,
+    *,
+    variant: str = "5.2/5.1",
+    panel: int | None = None,
+    inner_panel: int | None = None,
+    storage: Format | None = None,
+    pivoting: bool = False,
+    on_columns: Callable[[int], None] | None = None,
+) -> PackedLU:
+    """Factorize ``A = L U``, or ``A[permutation] = L U`` with pivoting, by one of the paper's algorithms.
+
+    Nothing is scaled, and nothing is checked: a zero pivot or an element beyond the range of the format
+    leaves NaN or Inf. Without pivoting nothing waits for the device.
+
+    Parameters
+    ----------
+    a : Tensor, shape (n, n)
+        Not modified.
+    engine : Engine
+        Multiplies the updates in its low format.
+    variant : str
+        A key of :data:`VARIANTS`, the number of the algorithm in the paper; for Algorithm 5.2 with that of
+        the panels: ``"2.1"``, ``"2.2"``, ``"3.1"``, ``"4.1"``, ``"5.1"``, ``"5.2/4.1"`` or ``"5.2/5.1"``.
+    panel, inner_panel : int, optional
+        Widths r and s; the engine's by default. There are at least two inner panels in a panel, which share
+        its buffer.
+    storage : Format, optional
+        Of the matrix: the engine's low format by default. Algorithm 3.1 can also keep it in float32.
+    pivoting : bool
+        Partial pivoting: whole rows of the matrix are interchanged.
+    on_columns : callable, optional
+        Called with the number of columns that are done after each panel.
+
+    Returns
+    -------
+    PackedLU
+
+    Raises
+    ------
+    ValueError
+        For an unknown variant, or panels that do not fit.
+    """
+    if variant not in VARIANTS:
+        raise unknown_name("variant", variant, VARIANTS)
+    chosen, n = VARIANTS[variant], a.shape[0]
+    r = engine.lu_panel if panel is None else panel
+    s = min(engine.lu_inner_panel, max(1, r // 2)) if inner_panel is None else inner_panel
+    check_panels(r, s)
+    kept = storage or engine.format
+    low = kept == engine.format
+    arithmetic = engine.unblocked if chosen.uniform else engine
+    matrix = arithmetic.empty(n, n, dtype=arithmetic.operand_dtype if low else arithmetic.storage)
+    work = Workspace(
+        matrix=arithmetic.round(a, matrix) if low else matrix.copy_(a),
+        engine=arithmetic,
+        low=low,
+        # Two inner panels of a matrix that is itself narrower than them.
+        buffer=matrix.new_empty(n * min(r, 2 * n), dtype=engine.storage) if chosen.buffered else None,
+        interchanges=Interchanges.none(n) if pivoting else None,
+    )
+    # What is stored in single precision has no low arithmetic.
+    factor: Panel = low_panel if chosen.panel == "low" and low and kept.u > FP32.u else wide_panel
+    if chosen.partitioned:
+        factor = partitioned_panel(s, factor)
+    algorithm = left_looking if chosen.left_looking else right_looking
+    for columns, _ in algorithm(work, slice(0, n), r, factor):
+        if on_columns is not None:
+            on_columns(columns.stop)
+    pivots = torch.arange(n, device="cpu") if work.interchanges is None else work.interchanges.pivots
+    return PackedLU(work.matrix, pivots, kept)
+
+
+def check_panels(r: int, s: int) -> None:
+    """Refuse panels that do not fit.
+
+    Raises
+    ------
+    ValueError
+        That says which, and what fits.
+    """
+    if r < 1 or s < 1:
+        raise ValueError(f"panels are at least 1 wide, got panel={r} and inner_panel={s}")
+    if r > 1 and 2 * s > r:
+        raise ValueError(
+            f"inner_panel={s} does not fit twice into panel={r}: pass an inner_panel of at most {r // 2}, "
+            "or variant '5.1', which has none"
+        )

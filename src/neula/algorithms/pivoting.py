@@ -1,0 +1,56 @@
+"""Row interchanges of partial pivoting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+
+
+@dataclass
+class Interchanges:
+    """Rows that were interchanged, as LAPACK records them.
+
+    Attributes
+    ----------
+    pivots : Tensor, shape (n,)
+        int64, on the CPU: row ``i`` was interchanged with row ``pivots[i]``, in this order.
+    """
+
+    pivots: torch.Tensor
+
+    @classmethod
+    def none(cls, n: int) -> Self:
+        """Of n rows that are all where they were."""
+        return cls(torch.arange(n, device="cpu"))
+
+    def permutation(self) -> torch.Tensor:
+        """Original places of the rows in their new order, shape (n,), on the CPU."""
+        rows = list(range(len(self.pivots)))
+        for i, pivot in enumerate(self.pivots.tolist()):
+            rows[i], rows[pivot] = rows[pivot], rows[i]
+        return torch.tensor(rows, device="cpu")
+
+    def apply(self, matrix: torch.Tensor, start: int, pivots: list[int], done: slice) -> None:
+        """Record the pivots of rows ``start, start + 1, ...``, and interchange the rows of the matrix.
+
+        Parameters
+        ----------
+        matrix : Tensor, shape (n, k)
+        start : int
+        pivots : list of int
+            Rows of the matrix.
+        done : slice
+            Columns whose rows have been interchanged already.
+        """
+        self.pivots[start : start + len(pivots)] = torch.tensor(pivots, device="cpu")
+        moved: dict[int, int] = {}
+        for i, pivot in enumerate(pivots, start):
+            moved[i], moved[pivot] = moved.get(pivot, pivot), moved.get(i, i)
+        moved = {to: origin for to, origin in moved.items() if to != origin}
+        if not moved:
+            return
+        to, origin = (torch.tensor(list(x), device=matrix.device) for x in (moved.keys(), moved.values()))
+        for columns in (matrix[:, : done.start], matrix[:, done.stop :]):
+            columns[to] = columns[origin]
