@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from neula.errors import warn
+
+if TYPE_CHECKING:
+    from neula.algorithms.lu import PackedLU
 
 NAMED = 5
 """Matrices of a batch that a message names; it counts the others."""
@@ -239,3 +242,66 @@ class SVDResult:
 
     def __len__(self) -> int:
         return 3
+
+
+@dataclass(frozen=True)
+class LUFactors:
+    """``A[permutation] = L U``: the factors as they were computed, and how.
+
+    Attributes
+    ----------
+    packed : PackedLU
+        Both factors in one matrix, in their own format: what :func:`neula.lu_solve` works with.
+    variant : str
+        The paper's algorithm.
+    panel, inner_panel : int
+        Widths of the panels; ``inner_panel`` is None where the algorithm has none.
+    compute, storage : str
+        Formats of the products' operands and of the factors.
+    engine : str
+        The engine that multiplied.
+    give_back : callable
+        Turns a tensor into an array of the library, on the device and in the dtype of A.
+    """
+
+    packed: PackedLU = field(repr=False)
+    variant: str
+    panel: int
+    inner_panel: int | None
+    compute: str
+    storage: str
+    engine: str
+    give_back: Callable[[Any], Any] = field(repr=False)
+
+    @property
+    def L(self) -> Any:
+        """Unit lower triangular, shape (n, n): made when asked for, in the dtype of A."""
+        lower = self.packed.lu.tril(-1)
+        lower.fill_diagonal_(1)
+        return self.give_back(lower)
+
+    @property
+    def U(self) -> Any:
+        """Upper triangular, shape (n, n): made when asked for, in the dtype of A."""
+        return self.give_back(self.packed.lu.triu())
+
+    @property
+    def pivots(self) -> list[int]:
+        """Row ``i`` was interchanged with row ``pivots[i]``, in this order, as in SciPy."""
+        return self.packed.pivots.tolist()
+
+    @property
+    def permutation(self) -> list[int]:
+        """Rows of A in the order in which L and U have them: ``A[permutation]`` is ``L @ U``."""
+        return self.packed.permutation.tolist()
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape of A."""
+        n = self.packed.lu.shape[0]
+        return n, n
+
+    @property
+    def storage_bytes(self) -> int:
+        """Bytes of the factors in their format, also where it is emulated in a wider one."""
+        return self.packed.storage_bytes

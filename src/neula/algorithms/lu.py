@@ -9,6 +9,7 @@ arithmetic of the panels (:mod:`neula.algorithms.lu_panels`).
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -140,9 +141,7 @@ def lu_factorize(
     if variant not in VARIANTS:
         raise unknown_name("variant", variant, VARIANTS)
     chosen, n = VARIANTS[variant], a.shape[0]
-    r = engine.lu_panel if panel is None else panel
-    s = min(engine.lu_inner_panel, max(1, r // 2)) if inner_panel is None else inner_panel
-    check_panels(r, s)
+    r, s = panel_widths(variant, engine, panel, inner_panel)
     kept = storage or engine.format
     low = kept == engine.format
     arithmetic = engine.unblocked if chosen.uniform else engine
@@ -157,7 +156,7 @@ def lu_factorize(
     )
     # What is stored in single precision has no low arithmetic.
     factor: Panel = low_panel if chosen.panel == "low" and low and kept.u > FP32.u else wide_panel
-    if chosen.partitioned:
+    if s is not None:
         factor = partitioned_panel(s, factor)
     algorithm = left_looking if chosen.left_looking else right_looking
     for columns, _ in algorithm(work, slice(0, n), r, factor):
@@ -167,18 +166,38 @@ def lu_factorize(
     return PackedLU(work.matrix, pivots, kept)
 
 
-def check_panels(r: int, s: int) -> None:
-    """Refuse panels that do not fit.
+def panel_widths(
+    variant: str, engine: Engine, panel: int | None = None, inner_panel: int | None = None
+) -> tuple[int, int | None]:
+    """The widths r and s of a variant: what is given, what suits the engine where nothing is.
+
+    Returns
+    -------
+    r : int
+    s : int or None
+        None where the algorithm has no inner panels.
 
     Raises
     ------
     ValueError
-        That says which, and what fits.
+        For widths that do not fit; the message says what fits.
     """
-    if r < 1 or s < 1:
-        raise ValueError(f"panels are at least 1 wide, got panel={r} and inner_panel={s}")
-    if r > 1 and 2 * s > r:
+    for name, width in (("panel", panel), ("inner_panel", inner_panel)):
+        if width is not None and not (hasattr(width, "__index__") and width >= 1):
+            raise ValueError(f"{name} must be a whole number, at least 1, got {width!r}")
+    r = engine.lu_panel if panel is None else operator.index(panel)
+    if not VARIANTS[variant].partitioned:
+        if inner_panel is None:
+            return r, None
         raise ValueError(
-            f"inner_panel={s} does not fit twice into panel={r}: pass an inner_panel of at most {r // 2}, "
-            "or variant '5.1', which has none"
+            f"variant {variant!r} has no inner panels, got inner_panel={inner_panel}: "
+            "leave it out, or pass variant='5.2/5.1'"
         )
+    widest = max(1, r // 2)
+    s = min(engine.lu_inner_panel, widest) if inner_panel is None else operator.index(inner_panel)
+    if s > widest:
+        raise ValueError(
+            f"inner_panel={s} does not fit twice into panel={r}: pass an inner_panel of at most {widest}, "
+            "or variant='5.1', which has none"
+        )
+    return r, s

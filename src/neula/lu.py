@@ -1,0 +1,278 @@
+"""LU factorization and solution: check the input, choose, run, look for what went wrong."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+
+from neula.algorithms.lu import VARIANTS, PackedLU, lu_factorize, panel_widths
+from neula.algorithms.substitution import solve_factored
+from neula.engines import Engine, Format, format_named, format_of, select_engine
+from neula.engines.precision import plain_arithmetic
+from neula.errors import unknown_name
+from neula.inputs import check_finite, check_matrix, take
+from neula.qr import Progress
+from neula.result import LUFactors
+
+PIVOTING = ("partial", "none")
+
+
+def lu_factor(
+    A: Any,
+    variant: str = "5.2/5.1",
+    *,
+    panel: int | None = None,
+    inner_panel: int | None = None,
+    pivot: str = "partial",
+    compute: str | None = None,
+    storage: str | None = None,
+    engine: str | Engine = "auto",
+    progress: Progress | None = None,
+) -> LUFactors:
+    """LU factorization on matrix units, with the factors kept in half precision.
+
+    The factors are as accurate as their format, and take half the memory of those in single precision. They
+    are meant to be refined with, or to be studied: nothing is scaled, and no accuracy is certified.
+
+    Parameters
+    ----------
+    A : array_like, shape (n, n)
+        NumPy array, torch tensor or DLPack object; not modified.
+    variant : str
+        The algorithm of [1]_:
+
+        - ``"5.2/5.1"``, ``"5.2/4.1"``: half-precision matrix, updates summed in a float32 buffer, panels that
+          are partitioned again, with inner panels by Algorithm 5.1 or 4.1;
+        - ``"5.1"``: the same with panels in float32; ``"4.1"``: with panels in half precision;
+        - ``"3.1"``: right-looking, half-precision products of a float32 matrix, or of a half-precision one
+          with ``storage="fp16"``;
+        - ``"2.1"``, ``"2.2"``: everything in one precision, right- and left-looking.
+    panel, inner_panel : int, optional
+        Widths r and s. What suits the engine by default: 256 and 8, as in the paper, on ``"emulated"``.
+    pivot : {"partial", "none"}
+        ``"none"`` is faster, and safe only for matrices that do not need it, such as diagonally dominant
+        ones: small pivots spoil the factors without notice.
+    compute : str, optional
+        Format of the operands of products, ``"fp16"`` or ``"bf16"`` or another that the engine has; its
+        cheapest one by default.
+    storage : str, optional
+        Format of the matrix: that of ``compute``, except for Algorithm 3.1, which by default keeps the matrix
+        in float32.
+    engine : {"auto", "cpu", "cuda", "emulated"} or Engine
+        What multiplies. ``"auto"`` goes by the device of A.
+    progress : callable, optional
+        Called with the name of the stage and the part of it that is done.
+
+    Returns
+    -------
+    LUFactors
+        Holds ``L``, ``U``, ``pivots`` and ``storage_bytes``; pass it to :func:`lu_solve`.
+
+    Raises
+    ------
+    ValueError
+        If A is not square, is empty, or has NaN or Inf, for unknown names, and for panels or formats that do
+        not go together.
+    TypeError
+        For complex or sparse input.
+    OverflowError
+        If an element of A, L or U is too large for the format.
+    numpy.linalg.LinAlgError
+        If a pivot is exactly zero.
+
+    See Also
+    --------
+    lu_solve : solve with the factors.
+
+    Notes
+    -----
+    The buffer has at most ``panel * n`` elements in float32. Error bounds are in
+    :func:`neula.accuracy.lu_bound`.
+
+    References
+    ----------
+    .. [1] F. Lopez, T. Mary, "Mixed Precision LU Factorization on GPU Tensor Cores: Reducing Data Movement
+       and Memory Footprint", Int. J. High Perform. Comput. Appl., 2022.
+
+    Examples
+    --------
+    >>> import numpy as np, neula
+    >>> from neula.lu import lu_factor
+    >>> A = np.random.default_rng(0).standard_normal((200, 200))
+    >>> F = lu_factor(A, engine="emulated")
+    >>> bool(np.linalg.norm(A[F.permutation] - F.L @ F.U) < 2e-3 * np.linalg.norm(A))
+    True
+    >>> F.storage_bytes
+    80000
+    """
+    taken = take(A, "A")
+    a = taken.tensor
+    _check_square(a)
+    if variant not in VARIANTS:
+        raise unknown_name("variant", variant, VARIANTS)
+    if pivot not in PIVOTING:
+        raise unknown_name("pivot", pivot, PIVOTING)
+    chosen, kept = _choose_formats(variant, compute, storage, select_engine(engine, a.device))
+    r, s = panel_widths(variant, chosen, panel, inner_panel)
+    n = a.shape[0]
+    with plain_arithmetic(chosen.device):
+        work = a.to(chosen.device)
+        largest = chosen.column_max(work)
+        check_finite(work, largest, "A")
+        _check_range(work, largest, kept)
+        packed = lu_factorize(
+            work,
+            chosen,
+            variant=variant,
+            panel=r,
+            inner_panel=s,
+            storage=kept,
+            pivoting=pivot == "partial",
+            on_columns=None if progress is None else lambda done: progress("lu", done / n),
+        )
+        _check_factors(packed, chosen, pivot)
+    return LUFactors(
+        packed=packed,
+        variant=variant,
+        panel=r,
+        inner_panel=s,
+        compute=chosen.format.name,
+        storage=kept.name,
+        engine=str(chosen),
+        give_back=partial(taken.give_back, dtype=a.dtype),
+    )
+
+
+def lu_solve(F: LUFactors, b: Any) -> Any:
+    """Solve ``A x = b`` with the factors of A, by substitution in float32 or float64.
+
+    The solution is as accurate as the factors are.
+
+    Parameters
+    ----------
+    F : LUFactors
+        From :func:`lu_factor`.
+    b : array_like, shape (n,) or (n, k)
+        One or several right-hand sides; not modified. Substitution is in float64 if b is, else in float32.
+
+    Returns
+    -------
+    array, shape (n,) or (n, k)
+        In the library, on the device and in the dtype of b.
+
+    Raises
+    ------
+    ValueError
+        If b does not fit, or has NaN or Inf.
+    TypeError
+        If F is not an LUFactors, and for complex or sparse b.
+    OverflowError
+        If the solution is too large for its dtype.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from neula.lu import lu_factor, lu_solve
+    >>> A = np.array([[4.0, 1.0], [2.0, 3.0]])
+    >>> F = lu_factor(A, engine="emulated")
+    >>> lu_solve(F, np.array([6.0, 8.0])).round(3)
+    array([1., 2.])
+    """
+    if not isinstance(F, LUFactors):
+        raise TypeError(f"F is a {type(F).__name__}: pass what neula.lu_factor returns")
+    taken = take(b, "b")
+    n = F.shape[0]
+    if taken.tensor.ndim not in (1, 2) or taken.tensor.shape[0] != n:
+        raise ValueError(
+            f"b has shape {tuple(taken.tensor.shape)}, and A {n} rows: pass b of shape ({n},) or ({n}, k)"
+        )
+    lu = F.packed.lu
+    work = torch.float64 if taken.tensor.dtype == torch.float64 else torch.float32
+    with plain_arithmetic(lu.device):
+        columns = taken.tensor.reshape(n, -1).to(lu.device, work)
+        if columns.shape[1] == 0:
+            return taken.give_back(columns)
+        check_finite(columns, columns.abs().amax(0), "b")
+        x = solve_factored(F.packed, columns)
+        if not bool(x.isfinite().all()):
+            raise OverflowError(
+                f"the solution overflows {work}: pass b in float64"
+                if work == torch.float32
+                else "the solution overflows float64: U is numerically singular"
+            )
+    return taken.give_back(x.reshape(taken.tensor.shape))
+
+
+def _check_square(a: torch.Tensor) -> None:
+    check_matrix(a, "A")
+    if a.ndim > 2:
+        raise ValueError(f"lu_factor takes one matrix at a time, got shape {tuple(a.shape)}")
+    if a.shape[0] != a.shape[1]:
+        raise ValueError(
+            f"A must be square, got shape {tuple(a.shape)}: for least squares use neula.lstsq, for other "
+            "shapes neula.qr"
+        )
+
+
+def _choose_formats(
+    variant: str, compute: str | None, storage: str | None, engine: Engine
+) -> tuple[Engine, Format]:
+    """The engine in the format of the products, and the format of the matrix."""
+    kept = None if storage is None else format_named(storage)
+    if variant != "3.1":
+        chosen = engine.using(compute or storage or engine.formats[0])
+        if kept not in (None, chosen.format):
+            raise ValueError(
+                f"variant {variant!r} keeps the matrix in the format of its products: "
+                f"got compute={compute!r} and storage={storage!r}; leave one out, or pass variant='3.1'"
+            )
+        return chosen, chosen.format
+    wide = kept is not None and kept == format_of(kept.storage)
+    chosen = engine.using(compute or (engine.formats[0] if wide or kept is None else kept))
+    kept = kept or format_of(chosen.storage)
+    if kept not in (chosen.format, format_of(chosen.storage)):
+        raise ValueError(
+            f"variant '3.1' with products in {chosen.format.name} keeps the matrix in "
+            f"{chosen.format.name!r} or {format_of(chosen.storage).name!r}, got storage={storage!r}"
+        )
+    return chosen, kept
+
+
+def _check_range(a: torch.Tensor, column_max: torch.Tensor, kept: Format) -> None:
+    """Refuse an A that overflows the format of the matrix."""
+    # Numbers up to half a unit in the last place above the largest one are rounded down to it.
+    if float(column_max.double().max()) < kept.largest * (1 + kept.u / 2):
+        return
+    row, column = divmod(int(a.abs().argmax()), a.shape[1])
+    _refuse_overflow(f"A[{row}, {column}] is {float(a[row, column]):.4g}, which", kept)
+
+
+def _check_factors(packed: PackedLU, engine: Engine, pivot: str) -> None:
+    """Refuse factors that are singular or not finite: the only wait for the device."""
+    lu, kept = packed.lu, packed.storage
+    diagonal = lu.diagonal()
+    unusable = (diagonal == 0) | ~diagonal.isfinite()
+    infinite = ~engine.column_max(lu).isfinite()
+    if not bool((unusable | infinite).any()):
+        return
+    first = int(unusable.int().argmax())
+    if float(diagonal[first]) != 0.0:
+        column = int(infinite.int().argmax())
+        _refuse_overflow(f"column {column} of L and U", kept)
+    where = f"pivot {first} is exactly zero in {kept.name}"
+    if pivot == "none":
+        raise np.linalg.LinAlgError(f"{where}, and there was no pivoting: pass pivot='partial'")
+    raise np.linalg.LinAlgError(
+        f"A is singular: {where}, also after interchanges; if A is not singular, its elements are too small "
+        f"or too close to each other for {kept.name}: scale A, or pass a wider compute format"
+    )
+
+
+def _refuse_overflow(what: str, kept: Format) -> NoReturn:
+    raise OverflowError(
+        f"{what} overflows {kept.name}, whose largest number is {kept.largest:.4g}: scale A down, "
+        "or pass compute='bf16', or variant='3.1', which keeps the matrix in float32"
+    )
