@@ -219,7 +219,7 @@ def _gaussian_norm(n: int) -> float:
 
 
 def componentwise_backward_error(
-    a: torch.Tensor, x: torch.Tensor, b: torch.Tensor, l: torch.Tensor, u: torch.Tensor
+    a: torch.Tensor, x: torch.Tensor, b: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor
 ) -> float:
     """The smallest ``e`` with ``(A + dA) x = b`` and ``|dA| <= e (|A| + |L| |U|)``, in float64.
 
@@ -232,7 +232,8 @@ def componentwise_backward_error(
     x : Tensor, shape (n, k)
     b : Tensor, shape (n, k)
         Rows as in ``a``.
-    l, u : Tensor, shape (n, n)
+    lower, upper : Tensor, shape (n, n)
+        L and U.
 
     Returns
     -------
@@ -248,7 +249,7 @@ def componentwise_backward_error(
     high = torch.float64
     x = x.to(high)
     residual = (_matmul(a, x, high) - b.to(high)).abs()
-    size = _abs_matmul(a, x.abs()) + _abs_matmul(l, _abs_matmul(u, x.abs()))
+    size = _abs_matmul(a, x.abs()) + _abs_matmul(lower, _abs_matmul(upper, x.abs()))
     return float(torch.where(residual == 0, 0.0, residual / size).max())
 
 

@@ -10,7 +10,7 @@ import torch
 
 from neula.algorithms.lu import VARIANTS, PackedLU, lu_factorize, panel_widths
 from neula.algorithms.substitution import solve_factored
-from neula.engines import Engine, Format, format_named, format_of, select_engine
+from neula.engines import FP16, Engine, Format, format_named, format_of, select_engine
 from neula.engines.precision import plain_arithmetic
 from neula.errors import unknown_name
 from neula.inputs import check_finite, check_matrix, take
@@ -223,7 +223,7 @@ def _choose_formats(
     """The engine in the format of the products, and the format of the matrix."""
     kept = None if storage is None else format_named(storage)
     if variant != "3.1":
-        chosen = engine.using(compute or storage or engine.formats[0])
+        chosen = engine.using(compute or storage or engine.format)
         if kept not in (None, chosen.format):
             raise ValueError(
                 f"variant {variant!r} keeps the matrix in the format of its products: "
@@ -231,7 +231,7 @@ def _choose_formats(
             )
         return chosen, chosen.format
     wide = kept is not None and kept == format_of(kept.storage)
-    chosen = engine.using(compute or (engine.formats[0] if wide or kept is None else kept))
+    chosen = engine.using(compute or (engine.format if wide or kept is None else kept))
     kept = kept or format_of(chosen.storage)
     if kept not in (chosen.format, format_of(chosen.storage)):
         raise ValueError(
@@ -261,7 +261,8 @@ def _check_factors(packed: PackedLU, engine: Engine, pivot: str) -> None:
     first = int(unusable.int().argmax())
     if float(diagonal[first]) != 0.0:
         column = int(infinite.int().argmax())
-        _refuse_overflow(f"column {column} of L and U", kept)
+        # A float32 matrix overflows where its elements become operands.
+        _refuse_overflow(f"column {column} of L and U", min(kept, engine.format, key=lambda f: f.largest))
     where = f"pivot {first} is exactly zero in {kept.name}"
     if pivot == "none":
         raise np.linalg.LinAlgError(f"{where}, and there was no pivoting: pass pivot='partial'")
@@ -272,7 +273,7 @@ def _check_factors(packed: PackedLU, engine: Engine, pivot: str) -> None:
 
 
 def _refuse_overflow(what: str, kept: Format) -> NoReturn:
+    wider = ", or pass compute='bf16', which has the range of float32" if kept is FP16 else ""
     raise OverflowError(
-        f"{what} overflows {kept.name}, whose largest number is {kept.largest:.4g}: scale A down, "
-        "or pass compute='bf16', or variant='3.1', which keeps the matrix in float32"
+        f"{what} overflows {kept.name}, whose largest number is {kept.largest:.6g}: scale A down{wider}"
     )

@@ -160,10 +160,10 @@ def no_pivoting_matrix(
 ) -> torch.Tensor:
     """A dense matrix with chosen infinity-norm condition number and no need for pivoting.
 
-    ``A = L U`` with ``-alpha`` everywhere below the unit diagonal of L, and ``-beta`` above that of U: partial
-    pivoting interchanges no rows, and the elements do not grow. From M. Fasi and N. J. Higham, "Matrices with
-    tunable infinity-norm condition number and no need for pivoting in LU factorization" (SIAM J. Matrix Anal.
-    Appl. 42, 2021).
+    ``A = L U`` with ``-alpha`` everywhere below the unit diagonal of L, and ``-beta`` above that of U:
+    partial pivoting interchanges no rows, and the elements do not grow. From M. Fasi and N. J. Higham,
+    "Matrices with tunable infinity-norm condition number and no need for pivoting in LU factorization" (SIAM
+    J. Matrix Anal. Appl. 42, 2021).
 
     Parameters
     ----------
@@ -202,8 +202,8 @@ def no_pivoting_matrix(
     alpha = ratio * beta
     index = torch.arange(n, dtype=torch.float64, device=device)
     smaller = torch.minimum(index[:, None], index)
-    a = alpha * beta * smaller
-    a -= torch.where(index[:, None] > index, alpha, beta)
+    a = alpha * beta * smaller - beta
+    a += (beta - alpha) * (index[:, None] > index).double()
     a.diagonal().copy_(1 + alpha * beta * index)
     return a.to(dtype)
 
@@ -297,13 +297,12 @@ def _serendipity_nodes(nx: int, ny: int) -> torch.Tensor:
 
     Nodes are numbered in rows: ``2 nx + 1`` on a line of the grid, then ``nx + 1`` between it and the next.
     """
-    j, i = (x.reshape(-1) for x in torch.meshgrid(torch.arange(ny), torch.arange(nx), indexing="ij"))
+    lines, columns = torch.arange(ny, device="cpu"), torch.arange(nx, device="cpu")
+    j, i = (x.reshape(-1) for x in torch.meshgrid(lines, columns, indexing="ij"))
     bottom = j * (3 * nx + 2) + 2 * i
     middle = j * (3 * nx + 2) + 2 * nx + 1 + i
     top = bottom + 3 * nx + 2
-    return torch.stack(
-        [top + 2, top + 1, top, middle, bottom, bottom + 1, bottom + 2, middle + 1], dim=1
-    )
+    return torch.stack([top + 2, top + 1, top, middle, bottom, bottom + 1, bottom + 2, middle + 1], dim=1)
 
 
 def torsion_matrix(

@@ -14,7 +14,7 @@ import torch
 
 from neula.algorithms.pivoting import Interchanges
 from neula.engines import Engine
-from neula.kernels.lu import lu_unpivoted, triangular_inverses
+from neula.kernels.lu_block import lu_unpivoted, triangular_inverses
 
 Solve = Callable[[torch.Tensor, slice], None]
 """Turns updated rows of the given columns into rows of U, and leaves them in the matrix."""
@@ -54,12 +54,12 @@ class Workspace:
         return self.matrix[columns.start :, columns]
 
     def update(self, rows: slice, columns: slice, done: slice) -> torch.Tensor:
-        """``B = A - L U`` with the columns of L and rows of U that are ``done``: in the buffer, or in place."""
+        """``B = A - L U`` with the L and U that are ``done``: in the buffer, or in place."""
         block, left, right = self.matrix[rows, columns], self.matrix[rows, done], self.matrix[done, columns]
         if self.buffer is not None:
             m, n = block.shape
             block = self.buffer[: m * n].view(n, m).T.copy_(block)
-        if block.numel() == 0 or left.shape[1] == 0:
+        if left.shape[1] == 0:
             return block
         if self.buffer is None and self.low:
             self.engine.gemm_low(left, right, block)
@@ -98,9 +98,7 @@ def blocks(whole: slice, width: int) -> Iterator[slice]:
     return (slice(start, min(start + width, whole.stop)) for start in range(whole.start, whole.stop, width))
 
 
-def left_looking(
-    work: Workspace, columns: slice, width: int, factor: Panel
-) -> Iterator[tuple[slice, Solve]]:
+def left_looking(work: Workspace, columns: slice, width: int, factor: Panel) -> Iterator[tuple[slice, Solve]]:
     """Algorithms 2.2, 4.1, 5.1 and 5.2 on the given columns: update a panel, then factorize it.
 
     The columns to the left of ``columns`` have been dealt with by who calls this. Yields each panel with the
@@ -110,7 +108,8 @@ def left_looking(
     for k in blocks(columns, width):
         done, right = slice(columns.start, k.start), slice(k.stop, columns.stop)
         solve = factor(work, work.update(slice(k.start, below), k, done), k)
-        solve(work.update(k, right, done), right)
+        if right.start < right.stop:
+            solve(work.update(k, right, done), right)
         yield k, solve
 
 
@@ -121,8 +120,9 @@ def right_looking(
     for k in blocks(columns, width):
         right = slice(k.stop, columns.stop)
         solve = factor(work, work.panel(k), k)
-        solve(work.matrix[k, right], right)
-        work.update(right, right, k)
+        if right.start < right.stop:
+            solve(work.matrix[k, right], right)
+            work.update(right, right, k)
         yield k, solve
 
 
@@ -167,11 +167,13 @@ def wide_panel(work: Workspace, block: torch.Tensor, columns: slice) -> Solve:
         lu_unpivoted(diagonal)
     factors = diagonal.clone()
     l_inverse, u_inverse = triangular_inverses(factors) if inverted else (factors, factors)
-    if work.interchanges is None and inverted:
-        below = work.wide.gemm(below, u_inverse, work.room_beside(block)[width:])
-    elif work.interchanges is None:
-        torch.linalg.solve_triangular(factors, below, upper=True, left=False, out=below)
-    work.store(diagonal, panel[:width])
+    if work.interchanges is None and below.numel() > 0:
+        if inverted:
+            below = work.wide.gemm(below, u_inverse, work.room_beside(block)[width:])
+        else:
+            # With the rows of the diagonal block, which are not read again: without gaps it needs no copy.
+            torch.linalg.solve_triangular(factors, block, upper=True, left=False, out=block)
+    work.store(factors, panel[:width])
     work.store(below, panel[width:])
 
     def solve(block: torch.Tensor, right: slice) -> None:

@@ -7,6 +7,9 @@ from typing import Self
 
 import torch
 
+MOVED_ELEMENTS = 1 << 20
+"""Elements that are copied at a time: interchanges shall not need the memory of another panel."""
+
 
 @dataclass
 class Interchanges:
@@ -52,5 +55,7 @@ class Interchanges:
         if not moved:
             return
         to, origin = (torch.tensor(list(x), device=matrix.device) for x in (moved.keys(), moved.values()))
-        for columns in (matrix[:, : done.start], matrix[:, done.stop :]):
-            columns[to] = columns[origin]
+        width = max(1, MOVED_ELEMENTS // len(moved))
+        for side in (matrix[:, : done.start], matrix[:, done.stop :]):
+            for columns in side.split(width, 1):
+                columns[to] = columns[origin]

@@ -129,7 +129,7 @@ class Engine(ABC):
         return c.add_(product, alpha=alpha)
 
     def gemm_low(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-        """``C = C - A B`` for C that is in the low format too, and rounded to it as often as the unit does."""
+        """``C = C - A B`` for C in the low format, to which it is rounded as often as the unit does."""
         return self.round(c.to(self.storage) - self.gemm(a, b), c)
 
     @property

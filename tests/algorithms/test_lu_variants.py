@@ -1,0 +1,353 @@
+"""The LU variants: error bounds of the paper's theorems, order of errors in its Figures 1 to 4, memory."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import pytest
+import torch
+
+from neula.accuracy import componentwise_backward_error, lu_bound
+from neula.algorithms import pivoting as pivoting_module
+from neula.algorithms.lu import VARIANTS, PackedLU, lu_factorize, panel_widths
+from neula.algorithms.substitution import WIDTH, solve_factored
+from neula.engines import BF16, FP16, FP32, FP64, CpuEngine, CudaEngine, EmulatedEngine, Engine, Format
+from neula.engines import cpu as cpu_engine
+from neula.matrices import hpl_ai_matrix, no_pivoting_matrix, random_matrix
+
+U32 = 2.0**-24
+EACH = pytest.mark.parametrize("variant", VARIANTS)
+PANELS = [(1, 1), (4, 2), (16, 4), (16, 8), (32, 1), (64, 8), (256, 8)]
+ORDERS = [1, 2, 7, 33, 64, 100]
+
+
+def volta(format: str = "fp16") -> EmulatedEngine:
+    """The paper's unit, which adds four products at a time."""
+    return EmulatedEngine("cpu", format, block=4)
+
+
+def factorize(a: torch.Tensor, engine: Engine, variant: str, r: int, s: int, **options: object) -> PackedLU:
+    inner = s if VARIANTS[variant].partitioned else None
+    return lu_factorize(a, engine, variant=variant, panel=r, inner_panel=inner, **options)  # type: ignore
+
+
+def unpack(factors: PackedLU) -> tuple[torch.Tensor, torch.Tensor]:
+    lu = factors.lu.double().cpu()
+    return lu.tril(-1) + torch.eye(len(lu), dtype=torch.float64), lu.triu()
+
+
+def gamma(n: int, u: float) -> float:
+    return n * u / (1 - n * u)
+
+
+def theorem(variant: str, n: int, r: int, s: int, u: float, wide_storage: bool = False) -> float:
+    """Constant f of Theorems 1 to 4 and Table 2, for ``|dA| <= u |A| + f ((1 + u) |A| + |L| |U|)``."""
+    sums, panel = gamma(n, U32), gamma(min(r, n), U32)
+    match variant:
+        case "2.1" | "2.2":
+            return gamma(n, u)
+        case "3.1" if wide_storage:
+            return 2 * u + u * u + sums * (1 + u) ** 2
+        case "3.1":
+            return 2 * u + u * u + max(gamma(min(r, n), u), sums + gamma(-(-n // 4), u)) * (1 + u) ** 2
+        case "4.1":
+            return max(u + sums + u * sums, gamma(min(r, n), u))
+        case "5.2/4.1":
+            return max(u + sums + u * sums, u + panel, gamma(min(s, n), u))
+        case _:
+            return max(u + sums + u * sums, 2 * u + u * u + panel * (1 + u) ** 2)
+
+
+def excess(a: torch.Tensor, factors: PackedLU, f: float, u: float) -> float:
+    """Largest element of ``|A - L U|`` relative to its bound; the smallest number of fp16 is 2^-24, and half
+    of it is lost where an element of L or U is below the normal range.
+    """
+    lower, upper = unpack(factors)
+    a = a.double()[factors.permutation]
+    size = lower.abs() @ upper.abs()
+    lost = 2.0**-25 * (upper.abs().sum(0) + lower.abs().sum(1, keepdim=True) + len(a))
+    bound = u * a.abs() + f * ((1 + u) * a.abs() + size) + lost
+    return float(((lower @ upper - a).abs() / bound).max())
+
+
+# ---------------------------------------------------------------- the theorems, any shape, any panels
+
+
+@EACH
+@pytest.mark.parametrize("pivoting", [False, True])
+@pytest.mark.parametrize("n", ORDERS)
+@pytest.mark.parametrize(("r", "s"), PANELS)
+def test_factors_meet_the_bound_of_their_theorem(
+    variant: str, pivoting: bool, n: int, r: int, s: int
+) -> None:
+    if 2 * s > max(r, 2):
+        pytest.skip("does not fit")
+    a = random_matrix("normal", n, n, seed=n) if pivoting else hpl_ai_matrix(n)
+    factors = factorize(a, volta(), variant, r, s, pivoting=pivoting)
+    assert excess(a, factors, theorem(variant, n, r, s, FP16.u), FP16.u) <= 1
+    assert factors.lu.stride() == (1, max(1, n)) or n == 1, "column-major"
+
+
+@EACH
+@pytest.mark.parametrize("format", [BF16, FP32, FP64])
+@pytest.mark.parametrize("pivoting", [False, True])
+def test_other_formats(variant: str, format: Format, pivoting: bool) -> None:
+    """In fp32 and fp64 all variants are standard algorithms, with the bound of Higham's Theorem 9.3."""
+    n, r, s = 100, 32, 8
+    a = random_matrix("normal", n, n, seed=1) if pivoting else hpl_ai_matrix(n)
+    factors = factorize(a, volta(format.name), variant, r, s, pivoting=pivoting)
+    f = theorem(variant, n, r, s, format.u) if format is BF16 else gamma(n, format.u)
+    assert factors.storage is format
+    assert factors.storage_bytes == n * n * format.dtype.itemsize
+    assert excess(a, factors, f, format.u) <= 1
+
+
+@pytest.mark.parametrize("format", [FP16, BF16])
+def test_algorithm_31_with_a_float32_matrix(format: Format) -> None:
+    n, r = 100, 16
+    a = hpl_ai_matrix(n).float()
+    factors = factorize(a, volta(format.name), "3.1", r, 1, storage=FP32)
+    f = theorem("3.1", n, r, 1, format.u, wide_storage=True)
+    assert excess(a, factors, f, 0.0) <= 1
+    assert factors.storage_bytes == 4 * n * n
+
+
+def test_left_and_right_looking_round_alike_in_uniform_precision() -> None:
+    """Each element takes the same operations in the same order."""
+    a = random_matrix("normal", 90, 90)
+    right, left = (factorize(a, volta(), v, 32, 1, pivoting=True) for v in ("2.1", "2.2"))
+    assert torch.equal(right.lu, left.lu)
+    assert torch.equal(right.pivots, left.pivots)
+
+
+@EACH
+def test_elements_are_numbers_of_the_format(variant: str) -> None:
+    lu = factorize(random_matrix("normal", 70, 70), volta(), variant, 16, 4, pivoting=True).lu
+    assert torch.equal(lu, lu.half().float())
+
+
+@EACH
+def test_the_input_is_not_modified(variant: str) -> None:
+    a = random_matrix("normal", 40, 40, dtype=torch.float32).T.contiguous().T
+    before = a.clone()
+    factorize(a, volta(), variant, 16, 4, pivoting=True)
+    assert torch.equal(a, before)
+
+
+@EACH
+def test_pivots_are_those_of_lapack(variant: str) -> None:
+    """Multipliers of a matrix of small integers tie nowhere, and every format agrees on the largest."""
+    a = torch.tensor([[1.0, 7.0, 3.0], [2.0, 1.0, 5.0], [4.0, 2.0, 1.0]])
+    factors = factorize(a, volta(), variant, 2, 1, pivoting=True)
+    assert (factors.pivots + 1).tolist() == torch.linalg.lu_factor(a)[1].tolist()
+    assert factors.permutation.tolist() == [2, 0, 1]
+
+
+@EACH
+def test_multipliers_are_at_most_one_with_pivoting(variant: str) -> None:
+    """At most one in the arithmetic of the panel; rounded to nearest they stay so."""
+    factors = factorize(random_matrix("normal", 80, 80, seed=3), volta(), variant, 16, 4, pivoting=True)
+    assert float(unpack(factors)[0].abs().max()) <= 1
+
+
+@EACH
+def test_progress_counts_columns(variant: str) -> None:
+    done: list[int] = []
+    factorize(hpl_ai_matrix(50), volta(), variant, 20, 5, on_columns=done.append)
+    assert done == [20, 40, 50]
+
+
+@EACH
+def test_a_zero_pivot_shows_on_the_diagonal(variant: str) -> None:
+    a = torch.eye(20)
+    a[7, 7] = 0.0
+    a[7, 9] = a[12, 7] = 1.0
+    lu = factorize(a, volta(), variant, 8, 4).lu
+    assert lu[7, 7] == 0
+    assert not lu.isfinite().all()
+
+
+def test_panels_that_do_not_fit_are_refused() -> None:
+    engine = EmulatedEngine()
+    assert panel_widths("5.2/5.1", engine) == (256, 8)
+    assert panel_widths("5.2/5.1", engine, 4) == (4, 2)
+    assert panel_widths("4.1", engine, 31) == (31, None)
+    with pytest.raises(ValueError, match=r"inner_panel=9 does not fit twice into panel=16.*at most 8"):
+        panel_widths("5.2/4.1", engine, 16, 9)
+    with pytest.raises(ValueError, match=r"variant '5.1' has no inner panels, got inner_panel=8"):
+        panel_widths("5.1", engine, 16, 8)
+    for width in (0, -3, 2.5):
+        with pytest.raises(ValueError, match=f"panel must be a whole number, at least 1, got {width}"):
+            panel_widths("4.1", engine, width)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"unknown variant '5.3': choose one of '2.1', '2.2'"):
+        lu_factorize(torch.eye(2), engine, variant="5.3")
+
+
+# ---------------------------------------------------------------- errors ordered as in the paper's figures
+
+
+@lru_cache
+def errors(kind: str, format: str, n: int, r: int, s: int) -> dict[str, float]:
+    """Formula 2.2 for each variant, with the right-hand side of the paper: all solutions are one."""
+    a = hpl_ai_matrix(n) if kind == "hpl-ai" else no_pivoting_matrix(n, 1e3)
+    b = a.sum(1, keepdim=True)
+    engine = volta(format)
+    found = {}
+    for name in ("3.1 fp32", *VARIANTS):
+        variant, wide = name.split()[0], name.endswith("fp32")
+        factors = factorize(a, engine, variant, r, s, storage=FP32 if wide else None)
+        x = solve_factored(factors, b.float())
+        found[name] = componentwise_backward_error(a, x, b, *unpack(factors))
+    return found
+
+
+@EACH
+@pytest.mark.parametrize("kind", ["hpl-ai", "fasi-higham"])
+def test_backward_errors_are_below_the_constants_of_the_tables(variant: str, kind: str) -> None:
+    """To those are added the rounding of A, and substitution in float32, ``gamma_n`` for each factor
+    (Higham, Theorem 8.5).
+    """
+    n, r, s = 512, 64, 8
+    found = errors(kind, "fp16", n, r, s)
+    extra = FP16.u + 2 * gamma(n, U32)
+    assert found[variant] <= lu_bound(variant, n, panel=r, inner_panel=s) + extra
+    assert found["3.1 fp32"] <= lu_bound("3.1", n, panel=r, storage=FP32) + extra
+
+
+def test_errors_are_ordered_as_in_the_paper() -> None:
+    """3.1 with fp32 < 5.1 ~ 5.2/5.1 < 4.1, 5.2/4.1 < 3.1 with fp16 ~ 2.1: Figures 1 to 4, at their panels.
+
+    Panels of 256 columns are a quarter of this matrix, so the errors of Algorithm 4.1 and of 3.1 with an fp16
+    matrix are still the same here: both are those of the panel.
+    """
+    e = errors("hpl-ai", "fp16", 1024, 256, 8)
+    assert e["3.1 fp32"] < 0.2 * min(e["5.1"], e["5.2/5.1"])
+    assert 0.5 < e["5.1"] / e["5.2/5.1"] < 2
+    assert max(e["5.1"], e["5.2/5.1"]) < min(e["4.1"], e["5.2/4.1"])
+    assert max(e["4.1"], e["5.2/4.1"]) <= 1.01 * e["3.1"]
+    assert e["3.1"] > 5 * e["5.2/5.1"]
+    assert 0.25 < e["3.1"] / e["2.1"] <= 1
+    assert e["2.1"] == e["2.2"]
+
+
+def test_buffers_beat_rounded_updates_once_there_are_many() -> None:
+    """The paper's gap between Algorithms 4.1 and 3.1 needs updates smaller than the last bit of what they
+    change: n in the ten thousands for fp16, an eighth of that for bf16.
+    """
+    e = errors("hpl-ai", "bf16", 768, 32, 8)
+    assert e["5.2/5.1"] <= 1.5 * e["5.1"]
+    assert e["4.1"] < 0.7 * e["3.1"]
+    assert e["5.2/5.1"] < 0.2 * e["3.1"]
+
+
+# ---------------------------------------------------------------- solving
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (5, 3), (WIDTH, 1), (WIDTH + 37, 2)])
+def test_solve_factored_solves_with_the_factors_it_has(n: int, k: int, dtype: torch.dtype) -> None:
+    a = random_matrix("geometric", n, n, cond=10.0)
+    factors = lu_factorize(a, volta(), panel=64, pivoting=True)
+    b = random_matrix("normal", n, k, dtype=dtype)
+    x = solve_factored(factors, b)
+    assert x.dtype == dtype
+    lower, upper = unpack(factors)
+    error = componentwise_backward_error(lower @ upper, x, b.double()[factors.permutation], lower, upper)
+    # Higham, Theorem 9.4: 3 gamma_n of |L| |U|.
+    assert error <= 3 * gamma(n, torch.finfo(dtype).eps / 2)
+
+
+# ---------------------------------------------------------------- real half precision
+
+
+@pytest.fixture
+def bf16_cpu(monkeypatch: pytest.MonkeyPatch) -> CpuEngine:
+    """bf16 on any CPU, however slow it is there."""
+    monkeypatch.setattr(cpu_engine, "measured_rates", lambda: {"bf16": 2.0, "fp32": 1.0, "fp64": 0.5})
+    return CpuEngine("cpu", "bf16")
+
+
+@EACH
+@pytest.mark.parametrize("pivoting", [False, True])
+def test_a_bf16_matrix_on_the_cpu(variant: str, pivoting: bool, bf16_cpu: CpuEngine) -> None:
+    """Its products come out in bf16: one more rounding of every update."""
+    n, r, s = 150, 32, 8
+    a = random_matrix("normal", n, n, dtype=torch.float32) if pivoting else hpl_ai_matrix(n).float()
+    factors = factorize(a, bf16_cpu, variant, r, s, pivoting=pivoting)
+    assert factors.lu.dtype == torch.bfloat16
+    rounded_updates = 2 * -(-n // r) * BF16.u
+    f = theorem(variant, n, r, s, BF16.u) + rounded_updates
+    assert excess(a, factors, f, BF16.u) <= 1
+    x = solve_factored(factors, a.sum(1, keepdim=True))
+    assert x.dtype == torch.float32
+
+
+@pytest.mark.parametrize("variant", ["4.1", "5.1", "5.2/4.1", "5.2/5.1"])
+@pytest.mark.parametrize("pivoting", [False, True])
+def test_peak_memory_is_the_matrix_and_the_buffer(
+    variant: str, pivoting: bool, bf16_cpu: CpuEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2 bytes for each element of the matrix and 4 for each of the buffer's ``n r``; small things are
+    ``O(r^2)``. The results of products, which a CPU adds to the buffer in a second step, are kept small.
+    """
+    monkeypatch.setattr(cpu_engine, "MIN_COLUMNS", 8)
+    monkeypatch.setattr(cpu_engine, "PRODUCT_ELEMENTS", 1 << 12)
+    monkeypatch.setattr(pivoting_module, "MOVED_ELEMENTS", 1 << 12)
+    n, r, s = 1024, 64, 8
+    a = random_matrix("normal", n, n, dtype=torch.float32) if pivoting else hpl_ai_matrix(n).float()
+    peak = peak_bytes(lambda: factorize(a, bf16_cpu, variant, r, s, pivoting=pivoting))
+    product = (2 + 4) * 8 * n
+    assert 2 * n * n + 3 * n * r <= peak <= 2 * n * n + 4 * n * r + product + 40 * r * r
+
+
+def peak_bytes(function) -> int:  # type: ignore[no-untyped-def]
+    """Most bytes that tensors on the CPU held at a time, from the allocator's own records."""
+    with torch.profiler.profile(profile_memory=True) as profile:
+        function()
+    held = peak = 0
+    for event in profile.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+    return peak
+
+
+@pytest.mark.gpu
+@EACH
+@pytest.mark.parametrize("format", ["fp16", "bf16"])
+@pytest.mark.parametrize("pivoting", [False, True])
+def test_on_a_gpu(variant: str, format: str, pivoting: bool) -> None:
+    n, r, s = 700, 128, 32
+    engine = CudaEngine("cuda", format)
+    a = random_matrix("normal", n, n) if pivoting else hpl_ai_matrix(n)
+    factors = factorize(a.float().cuda(), engine, variant, r, s, pivoting=pivoting)
+    assert factors.lu.dtype == engine.format.dtype
+    u = engine.format.u
+    # Sums on tensor cores are truncated: twice the unit roundoff of float32.
+    assert excess(a, factors, theorem(variant, n, r, s, u) + gamma(2 * n, U32), u) <= 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", ["5.1", "5.2/4.1", "5.2/5.1"])
+def test_peak_memory_on_a_gpu(variant: str) -> None:
+    n, r, s = 4096, 256, 64
+    engine, a = CudaEngine("cuda", "fp16"), hpl_ai_matrix(n, dtype=torch.float32, device="cuda")
+    factorize(a, engine, variant, r, s)  # cuBLAS allocates its workspace
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    factorize(a, engine, variant, r, s)
+    peak = torch.cuda.max_memory_allocated() - before
+    assert peak <= 2 * n * n + 4 * n * r + 32 * r * r
+
+
+@pytest.mark.gpu
+def test_nothing_waits_for_the_gpu_without_pivoting() -> None:
+    engine, a = CudaEngine("cuda", "fp16"), hpl_ai_matrix(1024, dtype=torch.float32, device="cuda")
+    lu_factorize(a, engine, panel=256, inner_panel=64)
+    torch.cuda.synchronize()
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        lu_factorize(a, engine, panel=256, inner_panel=64)
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)

@@ -1,0 +1,327 @@
+"""neula.lu_factor and neula.lu_solve: what users rely on, and every input that cannot be used."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+import scipy.sparse
+import torch
+
+from neula.algorithms.lu import VARIANTS
+from neula.engines import CpuEngine, EmulatedEngine
+from neula.lu import lu_factor, lu_solve
+from neula.matrices import hpl_ai_matrix, no_pivoting_matrix, random_matrix
+
+U16 = 2.0**-11
+EACH = pytest.mark.parametrize("variant", VARIANTS)
+
+
+def backward_error(A: Any, x: Any, b: Any) -> float:
+    A, x, b = (np.asarray(y, dtype=np.float64) for y in (A, x, b))
+    norm = np.linalg.norm
+    return float(norm(A @ x - b) / (norm(A) * norm(x) + norm(b)))
+
+
+# ---------------------------------------------------------------- what comes back
+
+
+@EACH
+@pytest.mark.parametrize("engine", ["emulated", "cpu"])
+@pytest.mark.parametrize("n", [1, 2, 9, 130])
+def test_factor_and_solve(variant: str, engine: str, n: int, rng: np.random.Generator) -> None:
+    """A backward stable solver to the format: growth with partial pivoting is below ``n^(2/3)`` for random
+    matrices (Trefethen and Schreiber 1990), and ``||L||`` at most n.
+    """
+    A, b = rng.standard_normal((n, n)), rng.standard_normal(n)
+    before = A.copy()
+    F = lu_factor(A, variant, engine=engine, panel=32)
+    L, U = F.L, F.U
+    assert type(L) is type(U) is np.ndarray
+    assert L.dtype == U.dtype == np.float64
+    assert np.array_equal(L, np.tril(L))
+    assert np.array_equal(U, np.triu(U))
+    assert (np.diagonal(L) == 1).all()
+    assert np.abs(L).max() <= 1
+    u = EmulatedEngine().using(F.compute).format.u
+    assert np.linalg.norm(A[F.permutation] - L @ U) <= 4 * max(n, 1) ** 0.5 * u * np.linalg.norm(A)
+    assert backward_error(A, lu_solve(F, b), b) <= 4 * max(n, 1) ** 0.5 * u
+    assert F.shape == (n, n)
+    assert np.array_equal(A, before)
+
+
+@pytest.mark.parametrize(
+    ("options", "compute", "storage", "element"),
+    [
+        ({}, "fp16", "fp16", 2),
+        ({"compute": "bf16"}, "bf16", "bf16", 2),
+        ({"storage": "bf16"}, "bf16", "bf16", 2),
+        ({"compute": "fp32"}, "fp32", "fp32", 4),
+        ({"compute": "fp64"}, "fp64", "fp64", 8),
+        ({"variant": "3.1"}, "fp16", "fp32", 4),
+        ({"variant": "3.1", "storage": "fp16"}, "fp16", "fp16", 2),
+        ({"variant": "3.1", "storage": "fp32", "compute": "bf16"}, "bf16", "fp32", 4),
+        ({"variant": "3.1", "compute": "tf32"}, "tf32", "fp32", 4),
+        ({"variant": "3.1", "storage": "bf16"}, "bf16", "bf16", 2),
+        ({"variant": "3.1", "compute": "fp64"}, "fp64", "fp64", 8),
+        ({"variant": "2.2", "storage": "fp32"}, "fp32", "fp32", 4),
+    ],
+)
+def test_formats(options: dict[str, str], compute: str, storage: str, element: int) -> None:
+    F = lu_factor(hpl_ai_matrix(30), engine="emulated", **options)
+    assert (F.compute, F.storage, F.engine) == (compute, storage, "emulated")
+    assert F.storage_bytes == 30 * 30 * element
+
+
+def test_panels_are_those_of_the_paper_by_default() -> None:
+    F = lu_factor(hpl_ai_matrix(30), engine="emulated")
+    assert (F.variant, F.panel, F.inner_panel) == ("5.2/5.1", 256, 8)
+    assert lu_factor(hpl_ai_matrix(30), "4.1", engine="emulated", panel=7).inner_panel is None
+
+
+@pytest.mark.parametrize("variant", ["3.1", "5.2/5.1"])
+def test_pivots_are_those_of_scipy(variant: str, rng: np.random.Generator) -> None:
+    A = rng.integers(-50, 50, (12, 12)).astype(float)
+    F = lu_factor(A, variant, engine="emulated", compute="fp64")
+    lu, pivots = scipy.linalg.lu_factor(A)
+    assert F.pivots == pivots.tolist()
+    assert np.allclose(F.U, np.triu(lu), atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_factors_come_back_in_the_dtype_of_a(dtype: torch.dtype) -> None:
+    F = lu_factor(hpl_ai_matrix(20).to(dtype), engine="emulated")
+    assert F.L.dtype == F.U.dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("shape", [(40,), (40, 1), (40, 3), (40, 0)])
+def test_solutions_come_back_like_b(dtype: str, shape: tuple[int, ...], rng: np.random.Generator) -> None:
+    F = lu_factor(hpl_ai_matrix(40), engine="emulated", pivot="none")
+    b = rng.standard_normal(shape).astype(dtype)
+    x = lu_solve(F, b)
+    assert type(x) is np.ndarray
+    assert (x.shape, x.dtype) == (shape, b.dtype)
+
+
+def test_solving_in_float64_adds_no_error_of_float32() -> None:
+    """With factors in fp64 the solution is as good as double precision makes it."""
+    A, b = random_matrix("geometric", 80, 80, cond=100.0), torch.ones(80, dtype=torch.float64)
+    F = lu_factor(A, engine="emulated", compute="fp64")
+    assert backward_error(A, lu_solve(F, b), b) <= 80 * 2.0**-53
+    assert lu_solve(F, b.float()).dtype == torch.float32
+
+
+@EACH
+def test_unpivoted_factors_need_no_interchanges(variant: str) -> None:
+    A = no_pivoting_matrix(90, 100.0)
+    F = lu_factor(A, variant, engine="emulated", pivot="none", panel=16)
+    assert F.pivots == F.permutation == list(range(90))
+    b = A.sum(1)
+    assert backward_error(A, lu_solve(F, b), b) <= 4 * 90**0.5 * U16
+
+
+@EACH
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_integers_and_memory_layout(variant: str, order: str) -> None:
+    A = np.array([[0, 2, 1], [4, 1, 0], [2, 2, 8]], order=order)
+    F = lu_factor(A, variant, engine="emulated", panel=2)
+    assert np.abs(lu_solve(F, A.sum(1)) - 1).max() < 1e-2
+
+
+def test_progress() -> None:
+    seen: list[tuple[str, float]] = []
+    lu_factor(hpl_ai_matrix(64), engine="emulated", panel=16, progress=lambda *x: seen.append(x))
+    assert seen == [("lu", 0.25), ("lu", 0.5), ("lu", 0.75), ("lu", 1.0)]
+
+
+def test_nothing_global_changes(global_state: Any) -> None:
+    before = global_state()
+    for variant in VARIANTS:
+        lu_solve(lu_factor(hpl_ai_matrix(40), variant, engine="emulated"), np.ones(40))
+    assert global_state() == before
+
+
+def test_threads_do_not_disturb_each_other() -> None:
+    matrices = [random_matrix("normal", 60, 60, seed=i) for i in range(4)]
+    alone = [lu_factor(A, engine="emulated", panel=16).packed.lu for A in matrices]
+    together: dict[int, torch.Tensor] = {}
+
+    def work(i: int) -> None:
+        together[i] = lu_factor(matrices[i], engine="emulated", panel=16).packed.lu
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(alone[i], together[i]) for i in range(4))
+
+
+# ---------------------------------------------------------------- what cannot be used
+
+
+@pytest.mark.parametrize(
+    ("A", "error", "message"),
+    [
+        (np.ones((3, 4)), ValueError, r"A must be square, got shape \(3, 4\)"),
+        (np.ones(3), ValueError, r"A must be a matrix"),
+        (np.ones((2, 3, 3)), ValueError, r"one matrix at a time, got shape \(2, 3, 3\)"),
+        (np.ones((0, 0)), ValueError, r"A is empty, shape \(0, 0\)"),
+        (np.array([[1.0, np.nan], [0.0, 1.0]]), ValueError, r"A\[0, 1\] is nan"),
+        (np.array([[1.0, 0.0], [-np.inf, 1.0]]), ValueError, r"A\[1, 0\] is -inf"),
+        (np.eye(2) * 1j, TypeError, r"A is complex"),
+        (scipy.sparse.eye_array(3), TypeError, r"A is a sparse"),
+        (torch.eye(3).to_sparse(), TypeError, r"A is a sparse"),
+        (np.array([["a"]]), TypeError, r"A has dtype"),
+        (torch.eye(2, requires_grad=True), ValueError, r"A requires a gradient"),
+    ],
+)
+def test_unusable_matrices(A: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        lu_factor(A, engine="emulated")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"variant": "5.2"}, r"unknown variant '5.2': choose one of '2.1'.*'5.2/5.1'"),
+        ({"pivot": "full"}, r"unknown pivot 'full': choose one of 'partial', 'none'"),
+        ({"engine": "tpu"}, r"unknown engine 'tpu'"),
+        ({"compute": "fp8"}, r"unknown format 'fp8'"),
+        ({"storage": "fp8"}, r"unknown format 'fp8'"),
+        ({"storage": "fp32", "compute": "fp16"}, r"keeps the matrix in the format of its products"),
+        (
+            {"variant": "3.1", "storage": "bf16", "compute": "fp16"},
+            r"in 'fp16' or 'fp32', got storage='bf16'",
+        ),
+        ({"panel": 0}, r"panel must be a whole number, at least 1, got 0"),
+        ({"panel": "wide"}, r"panel must be a whole number, at least 1, got 'wide'"),
+        ({"inner_panel": 1.5}, r"inner_panel must be a whole number, at least 1, got 1.5"),
+        (
+            {"panel": 8, "inner_panel": 8},
+            r"does not fit twice into panel=8: pass an inner_panel of at most 4",
+        ),
+        ({"variant": "4.1", "inner_panel": 4}, r"variant '4.1' has no inner panels"),
+    ],
+)
+def test_unusable_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        lu_factor(np.eye(10), **{"engine": "emulated", **options})
+
+
+@EACH
+@pytest.mark.parametrize("where", [0, 5, 13, 19])
+def test_a_zero_pivot_without_pivoting(variant: str, where: int) -> None:
+    A = np.eye(20) + np.tri(20, k=-1)
+    A[where, where] = 0.0
+    with pytest.raises(np.linalg.LinAlgError, match=rf"pivot {where} is exactly zero.*pass pivot='partial'"):
+        lu_factor(A, variant, engine="emulated", panel=8, pivot="none")
+
+
+@EACH
+@pytest.mark.parametrize("pivot", ["partial", "none"])
+def test_singular_matrices(variant: str, pivot: str) -> None:
+    """Zero columns, in exact arithmetic: no rounding hides them."""
+    A = np.eye(12)
+    A[:, 7] = 0.0
+    with pytest.raises(np.linalg.LinAlgError, match=r"pivot 7 is exactly zero"):
+        lu_factor(A, variant, engine="emulated", panel=4, pivot=pivot)
+    with pytest.raises(np.linalg.LinAlgError, match=r"A is singular: pivot 0 is exactly zero in"):
+        lu_factor(np.zeros((5, 5)), variant, engine="emulated")
+
+
+def test_what_is_too_small_for_the_format_is_zero() -> None:
+    with pytest.raises(np.linalg.LinAlgError, match=r"too small.*for fp16: scale A"):
+        lu_factor(1e-9 * np.eye(5), engine="emulated")
+
+
+@EACH
+def test_matrices_beyond_the_range_of_fp16(variant: str) -> None:
+    A = np.eye(4)
+    A[2, 1] = -1e5
+    with pytest.raises(OverflowError, match=r"A\[2, 1\] is -1e\+05, which overflows fp16.*65504"):
+        lu_factor(A, variant, engine="emulated", storage="fp16")
+    assert np.isfinite(lu_factor(A, variant, engine="emulated", storage="bf16").U).all()
+
+
+def test_the_largest_number_of_fp16_does_not_overflow() -> None:
+    assert lu_factor(65519.0 * np.eye(2), engine="emulated").U[1, 1] == 65504
+    with pytest.raises(OverflowError, match="overflows fp16"):
+        lu_factor(65520.0 * np.eye(2), engine="emulated")
+
+
+@EACH
+@pytest.mark.parametrize("pivot", ["partial", "none"])
+def test_factors_beyond_the_range_of_fp16(variant: str, pivot: str) -> None:
+    """Elements of U that double at every step (Wilkinson's example), up to 2^19."""
+    A = 2 * np.eye(20) - np.tri(20)
+    A[:, -1] = 1.0
+    with pytest.raises(OverflowError, match=r"column 19 of L and U overflows fp16.*compute='bf16'"):
+        lu_factor(A, variant, engine="emulated", storage="fp16", panel=4, pivot=pivot)
+    F = lu_factor(A, variant, engine="emulated", storage="bf16", panel=4, pivot=pivot)
+    assert F.U[-1, -1] == 2**19
+
+
+def test_operands_beyond_the_range_of_fp16() -> None:
+    """A float32 matrix holds them, its products do not."""
+    A = np.diag([1.0, 1.0, 1.0]) + np.diag([1e5, 1.0], 1)
+    with pytest.raises(OverflowError, match=r"column 1 of L and U overflows fp16"):
+        lu_factor(A + np.tri(3, k=-1), "3.1", engine="emulated", panel=1, pivot="none")
+
+
+def test_unusable_right_hand_sides() -> None:
+    F = lu_factor(np.eye(4), engine="emulated")
+    with pytest.raises(ValueError, match=r"b has shape \(5,\), and A 4 rows: pass b of shape \(4,\)"):
+        lu_solve(F, np.ones(5))
+    with pytest.raises(ValueError, match=r"b has shape \(1, 4, 1\)"):
+        lu_solve(F, np.ones((1, 4, 1)))
+    with pytest.raises(ValueError, match=r"b\[2, 0\] is nan"):
+        lu_solve(F, np.array([0, 0, np.nan, 0]))
+    with pytest.raises(TypeError, match=r"b is complex"):
+        lu_solve(F, 1j * np.ones(4))
+    with pytest.raises(TypeError, match=r"F is a tuple: pass what neula.lu_factor returns"):
+        lu_solve((1, 2), np.ones(4))  # type: ignore[arg-type]
+
+
+def test_solutions_that_overflow_say_so() -> None:
+    F = lu_factor(1e-4 * np.eye(2), engine="emulated")
+    with pytest.raises(OverflowError, match=r"does not fit torch.float16"):
+        lu_solve(F, np.full(2, 1000, dtype=np.float16))
+    with pytest.raises(OverflowError, match=r"pass b in float64"):
+        lu_solve(F, np.full(2, 1e36, dtype=np.float32))
+
+
+def test_an_engine_is_used_as_it_is() -> None:
+    engine = EmulatedEngine("cpu", accumulate="fp32_rz", block=4)
+    assert lu_factor(np.eye(3), engine=engine).engine == "emulated (fp32_rz per 4)"
+    assert lu_factor(np.eye(3), engine=CpuEngine("cpu"), compute="fp32").storage == "fp32"
+    assert lu_factor(np.eye(3), engine=EmulatedEngine("cpu", "bf16")).storage == "bf16"
+    F = lu_factor(np.eye(3), "3.1", engine=EmulatedEngine("cpu", "bf16"))
+    assert (F.compute, F.storage) == ("bf16", "fp32")
+
+
+@pytest.mark.gpu
+@EACH
+@pytest.mark.parametrize("pivot", ["partial", "none"])
+def test_on_a_gpu(variant: str, pivot: str) -> None:
+    A = hpl_ai_matrix(600, dtype=torch.float32, device="cuda")
+    F = lu_factor(A, variant, pivot=pivot)
+    assert (F.engine, F.compute) == ("cuda", "fp16")
+    assert F.L.device == A.device
+    b = A.sum(1)
+    x = lu_solve(F, b)
+    assert x.device == A.device
+    assert backward_error(A.cpu(), x.cpu(), b.cpu()) <= 4 * 600**0.5 * U16
+
+
+@pytest.mark.gpu
+@EACH
+def test_a_zero_pivot_on_a_gpu(variant: str) -> None:
+    A = torch.eye(40, device="cuda") + torch.ones(40, 40, device="cuda").tril(-1)
+    A[13, 13] = 0.0
+    with pytest.raises(np.linalg.LinAlgError, match=r"pivot 13 is exactly zero.*pass pivot='partial'"):
+        lu_factor(A, variant, panel=16, pivot="none")
