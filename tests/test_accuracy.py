@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from neula.accuracy import (
+    componentwise_backward_error,
     low_rank_error,
     lstsq_bound,
+    lu_bound,
     measurement_error,
     orthogonality_bound,
     qr_certificate,
@@ -264,3 +266,50 @@ def test_global_state_is_left_alone() -> None:
     finally:
         torch.set_default_dtype(torch.float32)
     assert again == expected
+
+
+# ---------------------------------------------------------------- LU
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_componentwise_backward_error_is_formula_22(dtype: torch.dtype) -> None:
+    a, lower, upper = (random_matrix("normal", 6, 6, seed=seed).to(dtype) for seed in range(3))
+    x, b = (random_matrix("normal", 6, 2, seed=seed).to(dtype) for seed in (3, 4))
+    expected = 0.0
+    for i in range(6):
+        for k in range(2):
+            residual = abs(sum(float(a[i, j]) * float(x[j, k]) for j in range(6)) - float(b[i, k]))
+            weights = a[i].double().abs() + lower[i].double().abs() @ upper.double().abs()
+            expected = max(expected, residual / float(weights @ x[:, k].double().abs()))
+    assert componentwise_backward_error(a, x, b, lower, upper) == pytest.approx(expected, rel=1e-12)
+
+
+def test_componentwise_backward_error_at_the_extremes() -> None:
+    one, zero = torch.ones(2, 1), torch.zeros(2, 1)
+    identity = torch.eye(2)
+    assert componentwise_backward_error(identity, one, one, identity, identity) == 0
+    assert componentwise_backward_error(identity, zero, zero, identity, identity) == 0
+    assert componentwise_backward_error(identity, zero, one, identity, identity) == math.inf
+    assert math.isnan(componentwise_backward_error(identity, math.nan * one, one, identity, identity))
+
+
+def test_lu_bounds_are_those_of_the_tables() -> None:
+    n, r, s, u16, u32 = 10000, 256, 8, 2.0**-11, 2.0**-24
+    expected = {
+        "2.1": n * u16,
+        "2.2": n * u16,
+        "3.1": n * u16 / 4,
+        "4.1": u16 + max(n * u32, r * u16),
+        "5.1": 2 * u16 + n * u32,
+        "5.2/4.1": s * u16 + n * u32,
+        "5.2/5.1": 2 * u16 + n * u32,
+    }
+    for variant, bound in expected.items():
+        assert lu_bound(variant, n, panel=r, inner_panel=s) == bound
+    assert lu_bound("3.1", n, panel=r, storage=FP32) == 2 * u16 + n * u32
+    assert lu_bound("3.1", n, panel=r, low=BF16, storage=BF16) == n * BF16.u / 4
+    assert lu_bound("5.1", n, panel=r, low=FP64) == (n + 2) * FP64.u
+    with pytest.raises(ValueError, match="unknown variant '5.2': choose one of '2.1'"):
+        lu_bound("5.2", n, panel=r)
+    with pytest.raises(ValueError, match="depends on the width of the inner panels: pass inner_panel"):
+        lu_bound("5.2/4.1", n, panel=r)

@@ -6,7 +6,19 @@ import numpy as np
 import pytest
 import torch
 
-from neula.matrices import ENTRIES, KINDS, SPECTRA, random_matrix, random_orthonormal, singular_values
+from neula.matrices import (
+    ENTRIES,
+    KINDS,
+    SPECTRA,
+    hpl_ai_matrix,
+    journal_bearing_matrix,
+    no_pivoting_matrix,
+    random_matrix,
+    random_orthonormal,
+    singular_values,
+    torsion_matrix,
+    wathen_matrix,
+)
 
 U32, U64 = 2.0**-24, 2.0**-53
 SHAPES = [(1, 1), (7, 1), (1, 7), (33, 33), (129, 7), (7, 129), (300, 257), (257, 300)]
@@ -150,3 +162,120 @@ def test_singular_vectors_have_no_preferred_direction() -> None:
     # Variance of a squared coordinate: 2 (n - 1) / (n^2 (n + 2)); five standard deviations of the mean.
     spread = math.sqrt(2 * (n - 1) / (n**2 * (n + 2)) / 200)
     assert (squares - 1 / n).abs().max() <= 5 * spread
+
+
+# ---------------------------------------------------------------- LU without pivoting
+
+
+@pytest.mark.parametrize("n", [1, 2, 200])
+def test_hpl_ai_matrix(n: int) -> None:
+    a = hpl_ai_matrix(n, seed=5)
+    off = a - n * torch.eye(n, dtype=torch.float64)
+    assert (a.diagonal() == n).all()
+    assert ((off >= 0) & (off < 1)).all()
+    assert (a.sum(1) < 2 * n).all(), "diagonally dominant"
+    assert torch.equal(a, hpl_ai_matrix(n, seed=5))
+
+
+@pytest.mark.parametrize(
+    ("n", "cond", "ratio"),
+    [
+        (1, 1.0, 0.5),
+        (2, 1.5, 0.5),
+        (50, 1.0, 0.5),
+        (50, 10.0, 1.0),
+        (100, 1e3, 0.5),
+        (300, 1e6, 0.1),
+        (300, 1e12, 0.5),
+    ],
+)
+def test_the_condition_number_is_the_one_asked_for(n: int, cond: float, ratio: float) -> None:
+    """Measured by inverting, which loses ``n cond u``."""
+    a = no_pivoting_matrix(n, cond, ratio=ratio)
+    assert float(torch.linalg.cond(a, math.inf)) == pytest.approx(cond, rel=4 * n * cond * U64 + 1e-9)
+
+
+@pytest.mark.parametrize(("n", "cond"), [(100, 1e3), (200, 1e8)])
+def test_no_pivoting_is_needed(n: int, cond: float) -> None:
+    """No interchanges, constant L and U off the diagonal, and elements that do not grow."""
+    a = no_pivoting_matrix(n, cond)
+    lu, pivots = torch.linalg.lu_factor(a)
+    assert torch.equal(pivots, torch.arange(1, n + 1, dtype=torch.int32))
+    below, above = lu[1:, 0], lu[0, 1:]
+    expected = torch.ones(n, n).double().tril(-1) * below[0] + torch.ones(n, n).double().triu(1) * above[0]
+    expected += torch.eye(n, dtype=torch.float64)
+    assert (lu - expected).abs().max() <= n * U64
+    assert below[0] == pytest.approx(above[0] / 2)
+    assert lu.abs().max() <= a.abs().max()
+
+
+def test_condition_numbers_out_of_reach_are_refused() -> None:
+    with pytest.raises(ValueError, match="a condition number is at least 1, got 0.5"):
+        no_pivoting_matrix(10, 0.5)
+    with pytest.raises(ValueError, match=r"a 3 x 3 matrix .* at most .*, got 1e\+06: pass a larger n"):
+        no_pivoting_matrix(3, 1e6)
+    with pytest.raises(ValueError, match="ratio is above 0 and at most 1, got 2"):
+        no_pivoting_matrix(10, 5.0, ratio=2)
+    with pytest.raises(ValueError, match="got n=0"):
+        no_pivoting_matrix(0, 5.0)
+
+
+@pytest.mark.parametrize(("nx", "ny"), [(1, 1), (2, 3), (5, 4)])
+def test_wathen_matrix(nx: int, ny: int) -> None:
+    """Wathen's theorem: scaled by its diagonal, its eigenvalues lie in [1/4, 9/2], whatever the densities."""
+    a = wathen_matrix(nx, ny)
+    n = 3 * nx * ny + 2 * nx + 2 * ny + 1
+    assert a.shape == (n, n)
+    assert torch.equal(a, a.T)
+    scale = a.diagonal().rsqrt()
+    eigenvalues = torch.linalg.eigvalsh(scale[:, None] * a * scale)
+    assert 0.25 - n * U64 * 8 <= eigenvalues[0]
+    assert eigenvalues[-1] <= 4.5 + n * U64 * 8
+    # A node couples with the others of its elements: 8 squared for each, less what neighbours share.
+    shared = 9 * (nx * (ny - 1) + ny * (nx - 1)) - (nx - 1) * (ny - 1)
+    assert (a != 0).sum() == 64 * nx * ny - shared
+    assert 3 * 100 * 120 + 2 * 220 + 1 == 36441, "the order of wathen120"
+
+
+@pytest.mark.parametrize("size", [1, 2, 7])
+def test_torsion_matrix_has_the_eigenvalues_of_the_laplacian(size: int) -> None:
+    a = torsion_matrix(size)
+    one = 4 * torch.sin(torch.arange(1, size + 1).double() * math.pi / (2 * (size + 1))) ** 2
+    expected = (one[:, None] + one).reshape(-1).sort().values
+    assert torch.equal(a, a.T)
+    assert (a.diagonal() == 4).all()
+    assert (torch.linalg.eigvalsh(a) - expected).abs().max() <= 8 * size**2 * U64
+
+
+@pytest.mark.parametrize("size", [1, 2, 7])
+def test_journal_bearing_matrix(size: int) -> None:
+    """Without eccentricity it is a Laplacian; with it, an edge has the weights of its two triangles."""
+    a = journal_bearing_matrix(size)
+    aspect = 20 / (2 * math.pi)
+    assert torch.equal(a, a.T)
+    assert torch.linalg.eigvalsh(a)[0] > 0
+    plain = journal_bearing_matrix(size, eccentricity=0.0)
+    assert (plain.diagonal() - 2 * (aspect + 1 / aspect)).abs().max() <= 8 * U64
+    if size > 1:
+        w = [(1 + 0.1 * math.cos(2 * math.pi * i / (size + 1))) ** 3 for i in range(4)]
+        assert float(a[0, size]) == pytest.approx(-aspect * (w[1] + w[2]) / 2)
+        assert float(a[0, 1]) == pytest.approx(-(w[0] + 4 * w[1] + w[2]) / 6 / aspect)
+        assert a[0, size + 1] == 0
+
+
+def test_grids_that_are_none_are_refused() -> None:
+    with pytest.raises(ValueError, match="got size=0"):
+        torsion_matrix(0)
+    with pytest.raises(ValueError, match="got size=-1"):
+        journal_bearing_matrix(-1)
+    with pytest.raises(ValueError, match="eccentricity is at least 0 and below 1, got 1"):
+        journal_bearing_matrix(3, eccentricity=1)
+    with pytest.raises(ValueError, match="got 0 x 2"):
+        wathen_matrix(0, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_matrices_in_other_dtypes_are_rounded_once(dtype: torch.dtype) -> None:
+    for make in (lambda d: no_pivoting_matrix(20, 9.0, dtype=d), lambda d: torsion_matrix(3, dtype=d)):
+        assert torch.equal(make(dtype), make(torch.float64).to(dtype))
+    assert wathen_matrix(2, 2, dtype=dtype).dtype == journal_bearing_matrix(2, dtype=dtype).dtype == dtype

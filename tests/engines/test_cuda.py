@@ -43,6 +43,17 @@ def users_precision(request: pytest.FixtureRequest) -> Iterator[str]:
     switch.fp32_precision = before
 
 
+@pytest.mark.parametrize("format", ["fp16", "bf16", "tf32", "fp32"])
+def test_gemm_low(format: str, device: torch.device) -> None:
+    engine = CudaEngine(device, format)
+    a, b, c = (engine.operand(normal(m, n, m, engine)) for m, n in ((300, 200), (200, 100), (300, 100)))
+    exact = c.double() - a.double() @ b.double()
+    size = c.double().abs() + a.double().abs() @ b.double().abs()
+    assert engine.gemm_low(a, b, c) is c
+    error = (c.double() - exact).abs()
+    assert (error <= (2 * unit_roundoff(engine.format) + 2 * 200 * U32) * size).all()
+
+
 def normal(m: int, n: int, seed: int, engine: CudaEngine) -> torch.Tensor:
     """Column-major working matrix with entries that no format represents exactly."""
     return engine.empty(m, n).copy_(random_matrix("normal", m, n, seed=seed))

@@ -185,6 +185,48 @@ def test_operand_of_a_wider_matrix_is_rounded(engine: Engine) -> None:
 
 
 @EACH
+def test_gemm_low_keeps_c_in_the_format(engine: Engine) -> None:
+    """However often it is rounded, by at most ``(k + 1) u`` of all that is added up."""
+    m, k, n = 20, 12, 9
+    generator = torch.Generator().manual_seed(0)
+    a, b, c = (
+        engine.operand(torch.randn(*shape, generator=generator, dtype=engine.storage))
+        for shape in ((m, k), (k, n), (m, n))
+    )
+    exact = c.double() - a.double() @ b.double()
+    size = c.double().abs() + a.double().abs() @ b.double().abs()
+    result = engine.gemm_low(a, b, c)
+    assert result is c
+    assert result.dtype == engine.operand_dtype
+    assert torch.equal(engine.operand(result.to(engine.storage)), result)
+    assert ((result.double() - exact).abs() <= (k + 1) * engine.format.u * size).all()
+
+
+@pytest.mark.parametrize("block", [1, 3, 4, 8])
+@pytest.mark.parametrize("format", ["fp16", "bf16"])
+def test_gemm_low_rounds_c_after_each_block(format: str, block: int) -> None:
+    """C takes part in every sum: what is below half its last bit is lost, block by block."""
+    engine = EmulatedEngine("cpu", format, block=block)
+    k, u = 24, engine.format.u
+    a, b = torch.full((1, k), u / 5), torch.ones(k, 1)
+    a = engine.operand(a)
+    c = engine.gemm_low(a, b, -torch.ones(1, 1))
+    expected = torch.tensor(-1.0, dtype=torch.float64)
+    for _ in range(k // block):
+        expected = round_to(expected - block * a[0, 0].double(), engine.format)
+    assert float(c) == float(expected)
+    assert (float(c) == -1.0) == (block / 5 < 1)
+    assert float(engine.unblocked.gemm_low(a, b, -torch.ones(1, 1))) == -1.0
+
+
+def test_unblocked_is_the_same_engine_but_for_the_blocks() -> None:
+    engine = EmulatedEngine("cpu", "bf16", accumulate="fp32_rz", block=4).unblocked
+    assert (engine.format, engine.accumulate, engine.block) == (BF16, "fp32_rz", 1)
+    cpu_engine = CpuEngine("cpu", "fp32")
+    assert cpu_engine.unblocked is cpu_engine
+
+
+@EACH
 def test_bmm_multiplies_each_pair(engine: Engine) -> None:
     a = torch.stack([working(engine, 31, 5, s) for s in range(4)])
     b = torch.stack([working(engine, 5, 6, 10 + s) for s in range(4)])
