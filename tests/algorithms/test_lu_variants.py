@@ -63,7 +63,7 @@ def excess(a: torch.Tensor, factors: PackedLU, f: float, u: float) -> float:
     of it is lost where an element of L or U is below the normal range.
     """
     lower, upper = unpack(factors)
-    a = a.double()[factors.permutation]
+    a = a.double().cpu()[factors.permutation.cpu()]
     size = lower.abs() @ upper.abs()
     lost = 2.0**-25 * (upper.abs().sum(0) + lower.abs().sum(1, keepdim=True) + len(a))
     bound = u * a.abs() + f * ((1 + u) * a.abs() + size) + lost

@@ -24,7 +24,7 @@ def interchanged(matrix: torch.Tensor, start: int, pivots: list[int]) -> torch.T
         (0, [5]),
         (2, [2, 3, 4]),
         (1, [4, 4, 4]),
-        (0, [1, 2, 3, 4, 5, 5]),
+        (0, [1, 2, 3, 4]),
         (3, [5, 5]),
         (0, [3, 4, 5, 3]),
     ],

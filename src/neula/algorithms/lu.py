@@ -12,6 +12,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -83,10 +84,10 @@ class PackedLU:
     pivots: torch.Tensor
     storage: Format
 
-    @property
+    @cached_property
     def permutation(self) -> torch.Tensor:
-        """Rows of A in the order in which L and U have them, shape (n,), on the CPU."""
-        return Interchanges(self.pivots).permutation()
+        """Rows of A in the order in which L and U have them, shape (n,), on the device of the factors."""
+        return Interchanges(self.pivots).permutation().to(self.lu.device)
 
     @property
     def storage_bytes(self) -> int:

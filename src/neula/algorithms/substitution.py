@@ -39,7 +39,7 @@ def solve_factored(factors: PackedLU, b: torch.Tensor) -> torch.Tensor:
             [1.]])
     """
     n = factors.lu.shape[0]
-    x = b[factors.permutation.to(b.device)]
+    x = b[factors.permutation]
     steps = list(blocks(slice(0, n), WIDTH))
     for k in steps:
         below = slice(k.stop, n)
