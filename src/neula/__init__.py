@@ -5,6 +5,7 @@ measured evidence that it did.
 """
 
 from neula.lstsq import lstsq
+from neula.lu import lu_factor, lu_solve
 from neula.matmul import matmul
 from neula.qr import orth, qr
 from neula.result import (
@@ -25,11 +26,14 @@ __all__ = [
     "AccuracyError",
     "AccuracyWarning",
     "Attempt",
+    "LUFactors",
     "LstsqResult",
     "QRCertificate",
     "QRResult",
     "SVDResult",
     "lstsq",
+    "lu_factor",
+    "lu_solve",
     "matmul",
     "orth",
     "qr",

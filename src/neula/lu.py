@@ -10,16 +10,18 @@ import torch
 
 from neula.algorithms.lu import VARIANTS, PackedLU, lu_factorize, panel_widths
 from neula.algorithms.substitution import solve_factored
+from neula.compilation import eager
 from neula.engines import FP16, Engine, Format, format_named, format_of, select_engine
 from neula.engines.precision import plain_arithmetic
 from neula.errors import unknown_name
 from neula.inputs import check_finite, check_matrix, take
-from neula.qr import Progress
+from neula.qr_batch import Progress
 from neula.result import LUFactors
 
 PIVOTING = ("partial", "none")
 
 
+@eager
 def lu_factor(
     A: Any,
     variant: str = "5.2/5.1",
@@ -100,9 +102,8 @@ def lu_factor(
     Examples
     --------
     >>> import numpy as np, neula
-    >>> from neula.lu import lu_factor
     >>> A = np.random.default_rng(0).standard_normal((200, 200))
-    >>> F = lu_factor(A, engine="emulated")
+    >>> F = neula.lu_factor(A, engine="emulated")
     >>> bool(np.linalg.norm(A[F.permutation] - F.L @ F.U) < 2e-3 * np.linalg.norm(A))
     True
     >>> F.storage_bytes
@@ -146,6 +147,7 @@ def lu_factor(
     )
 
 
+@eager
 def lu_solve(F: LUFactors, b: Any) -> Any:
     """Solve ``A x = b`` with the factors of A, by substitution in float32 or float64.
 
@@ -177,7 +179,7 @@ def lu_solve(F: LUFactors, b: Any) -> Any:
     >>> import numpy as np
     >>> from neula.lu import lu_factor, lu_solve
     >>> A = np.array([[4.0, 1.0], [2.0, 3.0]])
-    >>> F = lu_factor(A, engine="emulated")
+    >>> F = neula.lu_factor(A, engine="emulated")
     >>> lu_solve(F, np.array([6.0, 8.0])).round(3)
     array([1., 2.])
     """

@@ -257,6 +257,14 @@ def test_solve_factored_solves_with_the_factors_it_has(n: int, k: int, dtype: to
     assert error <= 3 * gamma(n, torch.finfo(dtype).eps / 2)
 
 
+def test_solve_factored_converts_some_columns_at_a_time(bf16_cpu: CpuEngine) -> None:
+    n = 3 * WIDTH
+    factors = lu_factorize(hpl_ai_matrix(n).float(), bf16_cpu)
+    b = torch.ones(n, 1)
+    # A block column at a time, of which the diagonal block is converted apart.
+    assert peak_bytes(lambda: solve_factored(factors, b)) <= 4 * n * WIDTH + 8 * WIDTH**2 + 100 * n
+
+
 # ---------------------------------------------------------------- real half precision
 
 

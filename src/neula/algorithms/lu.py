@@ -138,6 +138,17 @@ def lu_factorize(
     ------
     ValueError
         For an unknown variant, or panels that do not fit.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from neula.engines import EmulatedEngine
+    >>> factors = lu_factorize(torch.tensor([[1.0, 3.0], [2.0, 4.0]]), EmulatedEngine(), pivoting=True)
+    >>> factors.lu
+    tensor([[2.0000, 4.0000],
+            [0.5000, 1.0000]])
+    >>> factors.permutation
+    tensor([1, 0])
     """
     if variant not in VARIANTS:
         raise unknown_name("variant", variant, VARIANTS)

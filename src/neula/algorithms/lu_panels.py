@@ -107,7 +107,9 @@ def left_looking(work: Workspace, columns: slice, width: int, factor: Panel) -> 
     below = work.matrix.shape[0]
     for k in blocks(columns, width):
         done, right = slice(columns.start, k.start), slice(k.stop, columns.stop)
+        # B_ik <- A_ik - L_ij U_jk for i >= k, then L_kk U_kk = B_kk and L_ik U_kk = B_ik.
         solve = factor(work, work.update(slice(k.start, below), k, done), k)
+        # B_ki <- A_ki - L_kj U_ji for i > k, then L_kk U_ki = B_ki: after interchanges, in the same buffer.
         if right.start < right.stop:
             solve(work.update(k, right, done), right)
         yield k, solve
@@ -119,10 +121,10 @@ def right_looking(
     """Algorithms 2.1 and 3.1: factorize a panel, then update the whole trailing matrix."""
     for k in blocks(columns, width):
         right = slice(k.stop, columns.stop)
-        solve = factor(work, work.panel(k), k)
+        solve = factor(work, work.panel(k), k)  # L_kk U_kk = A_kk, L_ik U_kk = A_ik
         if right.start < right.stop:
-            solve(work.matrix[k, right], right)
-            work.update(right, right, k)
+            solve(work.matrix[k, right], right)  # L_kk U_ki = A_ki
+            work.update(right, right, k)  # A_ij <- A_ij - L_ik U_kj
         yield k, solve
 
 
@@ -135,6 +137,7 @@ def low_panel(work: Workspace, block: torch.Tensor, columns: slice) -> Solve:
             pivot = columns.start + j + int(panel[j:, j].abs().argmax())
             work.interchanges.apply(work.matrix, columns.start + j, [pivot], done=slice(0, 0))
         column, rest = panel[j + 1 :, j], panel[j + 1 :, j + 1 :]
+        # Where the matrix is stored in its format, rounding once more changes nothing and costs nothing.
         work.engine.round(column.div_(panel[j, j]), column)
         _eliminate(work, rest, column, panel[j, j + 1 :])
 
