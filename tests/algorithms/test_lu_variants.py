@@ -275,6 +275,33 @@ def bf16_cpu(monkeypatch: pytest.MonkeyPatch) -> CpuEngine:
     return CpuEngine("cpu", "bf16")
 
 
+class Half(CpuEngine):
+    """What a GPU does, on a CPU: fp16 matrices, products of which are summed in float32."""
+
+    formats = ("fp16", "fp32")  # type: ignore[assignment]
+
+    def _matmul(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a.float() @ b.float()
+
+
+@EACH
+@pytest.mark.parametrize("pivoting", [False, True])
+@pytest.mark.parametrize(("n", "r", "s"), [(5, 4, 2), (150, 32, 8), (100, 256, 8)])
+def test_an_fp16_matrix(variant: str, pivoting: bool, n: int, r: int, s: int) -> None:
+    a = random_matrix("normal", n, n) if pivoting else hpl_ai_matrix(n)
+    factors = factorize(a, Half("cpu"), variant, r, s, pivoting=pivoting)
+    assert factors.lu.dtype == torch.float16
+    assert excess(a, factors, theorem(variant, n, r, s, FP16.u), FP16.u) <= 1
+
+
+@pytest.mark.parametrize("variant", ["4.1", "5.1", "5.2/4.1", "5.2/5.1"])
+def test_the_emulation_rounds_like_fp16_storage(variant: str) -> None:
+    """Only the order of the float32 sums differs, which changes the rounding of a few elements."""
+    a = hpl_ai_matrix(150)
+    emulated, real = (factorize(a, engine, variant, 32, 8).lu.float() for engine in (volta(), Half("cpu")))
+    assert float((emulated != real).double().mean()) <= 0.01
+
+
 @EACH
 @pytest.mark.parametrize("pivoting", [False, True])
 def test_a_bf16_matrix_on_the_cpu(variant: str, pivoting: bool, bf16_cpu: CpuEngine) -> None:
