@@ -176,11 +176,10 @@ def lu_solve(F: LUFactors, b: Any) -> Any:
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from neula.lu import lu_factor, lu_solve
+    >>> import numpy as np, neula
     >>> A = np.array([[4.0, 1.0], [2.0, 3.0]])
     >>> F = neula.lu_factor(A, engine="emulated")
-    >>> lu_solve(F, np.array([6.0, 8.0])).round(3)
+    >>> neula.lu_solve(F, np.array([6.0, 8.0])).round(3)
     array([1., 2.])
     """
     if not isinstance(F, LUFactors):
