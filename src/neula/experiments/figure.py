@@ -63,6 +63,8 @@ class Figure:
     claims : tuple of Claim
     width, height : float
         Of the canvas, in inches.
+    emulated_times : bool
+        Whether times are taken with the engine of accuracy, which is emulated on a CPU.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Figure:
     claims: tuple[Claim, ...]
     width: float = 8.0
     height: float = 5.0
+    emulated_times: bool = False
 
 
 @dataclass

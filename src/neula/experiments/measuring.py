@@ -1,4 +1,4 @@
-"""Times, and the circumstances under which they were taken."""
+"""Times, what they are compared by, and the circumstances under which they were taken."""
 
 from __future__ import annotations
 
@@ -59,6 +59,11 @@ def timed(run: Callable[[], T]) -> tuple[T, float]:
 def _drain() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+def householder_flops(m: int, n: int) -> float:
+    """Operations of Householder QR without Q."""
+    return 2 * m * n * n - 2 * n**3 / 3
 
 
 def circumstances(device: torch.device) -> dict[str, Any]:

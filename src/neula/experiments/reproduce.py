@@ -119,7 +119,8 @@ def _measure(figure: Figure, scale: Scale, progress: Callable[[str, float], None
     if not rows:
         raise ValueError(f"{figure.name}: no matrix fits into memory; {'; '.join(setting.notes)}")
     about = {"scale": scale.value, "notes": setting.notes}
-    about |= {"time": repr(setting.speed), "accuracy": repr(setting.numerics)}
+    timed = setting.numerics if figure.emulated_times else setting.speed
+    about |= {"time": repr(timed), "accuracy": repr(setting.numerics)}
     return Data.of(about | circumstances(setting.device), rows)
 
 

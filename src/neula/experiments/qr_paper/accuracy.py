@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from neula.accuracy import orthogonality_bound, residual_bound
@@ -21,6 +20,7 @@ from neula.algorithms.scaling import power_of_two_scales
 from neula.engines import FP16, FP32, Engine, Format
 from neula.experiments.data import Row, Rows
 from neula.experiments.drawing import lines, log_log
+from neula.experiments.errors import backward_error, growth, orthogonality_defect
 from neula.experiments.figure import Claim, Figure, Setting, Verdict
 from neula.matrices import SPECTRA, random_matrix
 
@@ -82,16 +82,9 @@ def _factorizations(
     yield SGEQRF, householder(a)
 
 
-def backward_error(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> float:
-    """``||A - QR||_F / ||A||_F``, computed in double precision."""
-    return float(torch.linalg.matrix_norm(a - q.double() @ r.double()) / torch.linalg.matrix_norm(a))
-
-
 def orthogonality(q: torch.Tensor) -> float:
     """``||I - Q^T Q||_2``, computed in double precision."""
-    gram = q.double().T @ q.double()
-    gram.diagonal().sub_(1.0)
-    return largest_singular_value(gram, NORM_STEPS)
+    return largest_singular_value(orthogonality_defect(q), NORM_STEPS)
 
 
 def draw_backward_error(rows: Rows, canvas: Canvas) -> None:
@@ -117,12 +110,6 @@ def _draw_spectra(rows: Rows, canvas: Canvas, quantity: str, label: str) -> None
     canvas.legend(handles, names, loc="outside upper center", ncols=3, fontsize=10)
 
 
-def growth(rows: Sequence[Row], quantity: str) -> float:
-    """Exponent p of the power law ``cond^p`` that fits a quantity best."""
-    cond, values = ([math.log(row[name]) for row in rows] for name in ("cond", quantity))
-    return float(np.polyfit(cond, values, 1)[0])
-
-
 def _flat(text: str, method: str, quantity: str, format: Format, spectra: tuple[str, ...] = PAPERS) -> Claim:
     """The claim that an error does not grow with the condition number and is that of a format."""
 
@@ -136,7 +123,7 @@ def _flat(text: str, method: str, quantity: str, format: Format, spectra: tuple[
             lost = [part[0]["spectrum"] for part in parts if None in part.column(quantity)]
             text = f"not finite for {errors.count(None)} of {len(errors)} matrices: {', '.join(lost)}"
             return Verdict(False, text)
-        power = max(growth(part, quantity) for part in parts)
+        power = max(growth(part, quantity, "cond") for part in parts)
         text = f"at most {max(errors):.1e} or {max(errors) / format.u:.1f} u (to hold, below {bound:.1e}), "
         text += f"{max(errors) / min(errors):.1f} times the least, growing at most as cond^{power:.2f}"
         return Verdict(max(errors) <= bound and power < FLAT, text)
@@ -151,7 +138,7 @@ def _powers(rows: Rows, spectra: tuple[str, ...]) -> dict[str, float]:
         part = [row for row in rows.where(spectrum=spectrum, method=RGSQRF)[1:] if row["orthogonality"]]
         growing = [row for row in part if row["orthogonality"] < COMPLETE]
         growing = part[: max(2, len(growing))]
-        powers[spectrum] = growth(growing, "orthogonality") if len(growing) > 1 else math.nan
+        powers[spectrum] = growth(growing, "orthogonality", "cond") if len(growing) > 1 else math.nan
     return powers
 
 

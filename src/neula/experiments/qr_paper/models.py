@@ -18,8 +18,8 @@ from neula.engines import Engine
 from neula.experiments.data import Row, Rows
 from neula.experiments.drawing import plain_ticks
 from neula.experiments.figure import Claim, Figure, Setting, Verdict
-from neula.experiments.measuring import sustained_seconds
-from neula.experiments.qr_paper.problems import column_major_normal, householder_flops
+from neula.experiments.measuring import householder_flops, sustained_seconds
+from neula.experiments.qr_paper.problems import column_major_normal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas

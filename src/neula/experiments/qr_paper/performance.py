@@ -14,10 +14,11 @@ from neula.algorithms.rgsqrf import rgsqrf
 from neula.engines import Engine
 from neula.experiments.data import Row, Rows
 from neula.experiments.drawing import grouped_bars, plain_ticks, shape_text
+from neula.experiments.errors import backward_error
 from neula.experiments.figure import Claim, Figure, Setting, Verdict
-from neula.experiments.measuring import median_seconds
-from neula.experiments.qr_paper.accuracy import backward_error, orthogonality
-from neula.experiments.qr_paper.problems import column_major_normal, householder_flops
+from neula.experiments.measuring import householder_flops, median_seconds
+from neula.experiments.qr_paper.accuracy import orthogonality
+from neula.experiments.qr_paper.problems import column_major_normal
 from neula.matrices import random_matrix
 
 if TYPE_CHECKING:

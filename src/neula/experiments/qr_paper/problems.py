@@ -1,4 +1,4 @@
-"""Matrices and counts that several figures share."""
+"""Matrices that several figures share."""
 
 from __future__ import annotations
 
@@ -12,8 +12,3 @@ def column_major_normal(setting: Setting, m: int, n: int) -> torch.Tensor:
     """A random matrix in column-major storage, as LAPACK and the recursion have it: nobody transposes."""
     a = random_matrix("normal", m, n, dtype=torch.float32, device=setting.device, seed=m + n)
     return setting.speed.empty(m, n).copy_(a)
-
-
-def householder_flops(m: int, n: int) -> float:
-    """Operations of Householder QR without Q."""
-    return 2 * m * n * n - 2 * n**3 / 3
