@@ -36,6 +36,7 @@ from neula.experiments.demo import run_demo
 from neula.experiments.figure import Scale
 from neula.experiments.qr_paper import QR_PAPER
 from neula.experiments.reproduce import Paper, reproduce
+from neula.experiments.tsqr_paper import TSQR_PAPER
 from neula.files import FileError, check_output, read_matrix, split_key, write_files
 from neula.result import AccuracyWarning, Attempt, LstsqResult, QRResult, SVDResult
 
@@ -301,21 +302,41 @@ experiments = typer.Typer(no_args_is_help=True, help="Reproduce the figures of a
 app.add_typer(experiments, name="experiment")
 
 
+ScaleOption = Annotated[
+    Scale, typer.Option(help="small: two cores, a minute a figure; paper: its sizes, on a GPU.")
+]
+OutOption = Annotated[Path, typer.Option(help="Directory for data, pictures and the page.")]
+RedrawOption = Annotated[
+    bool, typer.Option("--redraw", help="Draw and judge the data in the directory, measure nothing.")
+]
+
+
 @experiments.command("qr-paper")
 def qr_paper(
     figure: Annotated[str, typer.Argument(metavar="FIGURE|all", help=_figure_help(QR_PAPER))],
-    scale: Annotated[
-        Scale, typer.Option(help="small: two cores, a minute a figure; paper: its sizes, on a GPU.")
-    ] = Scale.small,
-    out: Annotated[Path, typer.Option(help="Directory for data, pictures and the page.")] = Path("qr-paper"),
-    redraw: Annotated[
-        bool, typer.Option("--redraw", help="Draw and judge the data in the directory, measure nothing.")
-    ] = False,
+    scale: ScaleOption = Scale.small,
+    out: OutOption = Path("qr-paper"),
+    redraw: RedrawOption = False,
 ) -> None:
     """QR factorization: Zhang, Baharlouei, Wu, HPDC 2020."""
+    _experiment(QR_PAPER, figure, scale, out, redraw)
+
+
+@experiments.command("tsqr-paper")
+def tsqr_paper(
+    figure: Annotated[str, typer.Argument(metavar="FIGURE|all", help=_figure_help(TSQR_PAPER))],
+    scale: ScaleOption = Scale.small,
+    out: OutOption = Path("tsqr-paper"),
+    redraw: RedrawOption = False,
+) -> None:
+    """TSQR with error correction: Ootomo, Yokota, 2021."""
+    _experiment(TSQR_PAPER, figure, scale, out, redraw)
+
+
+def _experiment(paper: Paper, figure: str, scale: Scale, out: Path, redraw: bool) -> None:
     err = Console(stderr=True, highlight=False, markup=False)
     with _guarded("experiment", as_json=False, err=err), _Progress(err) as progress:
-        reproduce(QR_PAPER, figure, scale, out, redraw=redraw, console=Console(), progress=progress)
+        reproduce(paper, figure, scale, out, redraw=redraw, console=Console(), progress=progress)
 
 
 # --- running a command ------------------------------------------------------------------------------------

@@ -1,0 +1,152 @@
+"""The figures "Evaluation of accuracy": residual and orthogonality against the number of rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from neula.accuracy import orthogonality_bound, residual_bound
+from neula.engines import FP16
+from neula.experiments.data import Row, Rows
+from neula.experiments.drawing import lines, log_log
+from neula.experiments.errors import backward_error, orthogonality_defect
+from neula.experiments.figure import Claim, Figure, Setting, Verdict
+from neula.experiments.tsqr_paper.modes import (
+    BYTES,
+    COLUMNS,
+    CORRECTED,
+    FP32_NOTC,
+    HOUSEHOLDER,
+    MODES,
+    UNCORRECTED,
+    tsqr,
+)
+from neula.matrices import random_matrix
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
+
+QUANTITIES = {"residual": "||A - QR||$_F$ / ||A||$_F$", "orthogonality": "||Q$^T$Q - I||$_F$ / $\\sqrt{n}$"}
+BOUNDS = {"residual": residual_bound, "orthogonality": orthogonality_bound}
+AS_GOOD = 3.0
+"""How many times the error of another mode counts as the same level."""
+APART = 30.0
+"""The levels of fp16 and fp32 are a factor of 8192 apart."""
+
+
+def measure_accuracy(setting: Setting, exponents: range | None = None) -> Iterator[Row]:
+    """Errors of the five modes and of Householder QR in float32, for matrices of 2^e rows."""
+    powers = exponents or setting.pick(small=range(10, 14), paper=range(10, 23))
+    shapes = setting.fitting([(2**power, COLUMNS) for power in powers], BYTES)
+    for m, n in setting.track(shapes, lambda shape: f"{shape[0]} rows"):
+        a = random_matrix("uniform", m, n, dtype=torch.float32, device=setting.device, seed=m)
+        for mode in MODES:
+            yield _row(a, mode, *tsqr(a, mode, setting))
+        yield _row(a, HOUSEHOLDER, *torch.linalg.qr(a))
+
+
+def _row(a: torch.Tensor, method: str, q: torch.Tensor, r: torch.Tensor) -> Row:
+    m, n = a.shape
+    orthogonality = float(torch.linalg.matrix_norm(orthogonality_defect(q))) / math.sqrt(n)
+    errors = {"residual": backward_error(a, q, r), "orthogonality": orthogonality}
+    return {"m": m, "n": n, "method": method} | errors
+
+
+def draw_accuracy(rows: Rows, canvas: Canvas) -> None:
+    """Both errors against m, one line a mode."""
+    axes = canvas.subplots(1, 2, sharey=True)
+    for place, (quantity, label) in zip(axes, QUANTITIES.items(), strict=True):
+        lines(place, rows, "m", quantity, "method")
+        log_log(place, "m", label, quantity)
+        place.set_xscale("log", base=2)
+    canvas.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=10)
+
+
+# --- claims -----------------------------------------------------------------------------------------------
+
+
+def _errors(rows: Rows, method: str, quantity: str) -> list[float]:
+    """Of one method in the order of the rows; what is not finite is infinitely large."""
+    return [math.inf if error is None else error for error in rows.where(method=method).column(quantity)]
+
+
+def _ratios(rows: Rows, method: str, peer: str) -> dict[str, list[float]]:
+    """Errors of one method over those of another, for each m."""
+    return {
+        quantity: [
+            ours / theirs
+            for ours, theirs in zip(*(_errors(rows, x, quantity) for x in (method, peer)), strict=True)
+        ]
+        for quantity in QUANTITIES
+    }
+
+
+def _told(ratios: dict[str, list[float]]) -> str:
+    return ", ".join(f"{name} {min(part):.2f} to {max(part):.2f}" for name, part in ratios.items())
+
+
+def _at_most(factor: float, methods: tuple[str, ...], peer: str) -> Callable[[Rows], Verdict]:
+    """The claim that methods are at most so many times worse than another one, for every m."""
+
+    def judge(rows: Rows) -> Verdict:
+        found = {method: _ratios(rows, method, peer) for method in methods}
+        worst = max(max(part) for ratios in found.values() for part in ratios.values())
+        text = "; ".join(f"{method} {_told(ratios)}" for method, ratios in found.items())
+        return Verdict(worst <= factor, f"times {peer}: {text} (to hold, {factor:g})")
+
+    return judge
+
+
+def _level_of_format(rows: Rows) -> Verdict:
+    """Within the bounds of fp16, and far from those of fp32."""
+    used, gaps, texts = [], [], []
+    for method in UNCORRECTED:
+        ratios = _ratios(rows, method, FP32_NOTC)
+        for quantity, bound in BOUNDS.items():
+            errors = _errors(rows, method, quantity)
+            used.append(max(errors) / bound(FP16, rows[0]["n"]))
+            gaps.append(min(ratios[quantity]))
+            texts.append(f"{method} {quantity} {min(errors):.1e} to {max(errors):.1e}")
+    text = f"at most {max(used):.2f} of the bound of fp16, at least {min(gaps):.0f} times {FP32_NOTC}"
+    holds = max(used) <= 1.0 and min(gaps) >= APART
+    return Verdict(holds, f"{', '.join(texts)}: {text} (to hold, 1 and {APART:g})")
+
+
+def _some_loss(rows: Rows) -> Verdict:
+    """On average over m, the geometric mean."""
+    means = {
+        f"{method} {quantity}": math.exp(sum(map(math.log, part)) / len(part))
+        for method in CORRECTED
+        for quantity, part in _ratios(rows, method, FP32_NOTC).items()
+    }
+    text = ", ".join(f"{name} {mean:.2f}" for name, mean in means.items())
+    return Verdict(min(means.values()) > 1.0, f"on average, times {FP32_NOTC}: {text}")
+
+
+ACCURACY = Figure(
+    name="accuracy",
+    title="Evaluation of accuracy: residual and orthogonality against m",
+    shows="Residual `||A - QR||_F / ||A||_F` and orthogonality `||Q^T Q - I||_F / sqrt(n)`, computed in "
+    "double precision, of `neula.tsqr` in the paper's five modes and of `torch.linalg.qr` (cuSOLVER on a "
+    "GPU, LAPACK on a CPU) in float32; uniform (-1, 1) matrices of 128 columns.",
+    scaled_down="2^10 to 2^13 rows instead of 2^10 to 2^22, tensor cores emulated",
+    measure=measure_accuracy,
+    draw=draw_accuracy,
+    claims=(
+        Claim("without correction, the errors are those of the low format", _level_of_format),
+        Claim(
+            "with correction there is not much loss of accuracy (neula: three times at most)",
+            _at_most(AS_GOOD, CORRECTED, FP32_NOTC),
+        ),
+        Claim("with correction there is some loss, compared to FP32_NoTC", _some_loss),
+        Claim(
+            "(neula) in fp32 TSQR is as accurate as Householder QR",
+            _at_most(AS_GOOD, (FP32_NOTC,), HOUSEHOLDER),
+        ),
+    ),
+    width=11,
+    height=6,
+)
