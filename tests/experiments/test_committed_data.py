@@ -10,23 +10,39 @@ import pytest
 from neula.experiments.data import Data
 from neula.experiments.figure import Figure, Scale
 from neula.experiments.qr_paper import QR_PAPER
-from neula.experiments.reproduce import _page
+from neula.experiments.reproduce import Paper, _page
 
-FOLDER = Path(__file__).parents[2] / "docs" / "experiments" / "qr-paper"
-AGAIN = f"make it again: neula experiment qr-paper all --redraw --out {FOLDER.relative_to(FOLDER.parents[2])}"
+ROOT = Path(__file__).parents[2]
+PAPERS = (QR_PAPER,)
 
-every_figure = pytest.mark.parametrize("figure", QR_PAPER.figures, ids=lambda figure: figure.name)
+every_figure = pytest.mark.parametrize(
+    ("paper", "figure"),
+    [
+        pytest.param(paper, figure, id=f"{paper.command}-{figure.name}")
+        for paper in PAPERS
+        for figure in paper.figures
+    ],
+)
 
 
-def committed(figure: Figure) -> Data:
-    path = FOLDER / f"{figure.name}.json"
+def folder(paper: Paper) -> Path:
+    return ROOT / "docs" / "experiments" / paper.command
+
+
+def again(paper: Paper) -> str:
+    out = folder(paper).relative_to(ROOT)
+    return f"make it again: neula experiment {paper.command} all --redraw --out {out}"
+
+
+def committed(paper: Paper, figure: Figure) -> Data:
+    path = folder(paper) / f"{figure.name}.json"
     assert path.exists(), f"{path} is missing: measure it with --scale paper and commit it"
     return Data.read(path)
 
 
 @every_figure
-def test_claims_can_be_judged(figure: Figure) -> None:
-    rows = committed(figure).rows
+def test_claims_can_be_judged(paper: Paper, figure: Figure) -> None:
+    rows = committed(paper, figure).rows
     assert rows
     for claim in figure.claims:
         verdict = claim.judge(rows)
@@ -35,17 +51,17 @@ def test_claims_can_be_judged(figure: Figure) -> None:
 
 
 @every_figure
-def test_measured_at_the_papers_scale(figure: Figure) -> None:
-    about = committed(figure).about
+def test_measured_at_the_papers_scale(paper: Paper, figure: Figure) -> None:
+    about = committed(paper, figure).about
     assert about["scale"] == Scale.paper
     assert about["cuda"]
     assert all(about[name] for name in ("date", "device", "neula", "torch"))
 
 
 @every_figure
-def test_csv_and_json_hold_the_same(figure: Figure) -> None:
-    rows = committed(figure).rows
-    with (FOLDER / f"{figure.name}.csv").open(newline="") as file:
+def test_csv_and_json_hold_the_same(paper: Paper, figure: Figure) -> None:
+    rows = committed(paper, figure).rows
+    with (folder(paper) / f"{figure.name}.csv").open(newline="") as file:
         table = list(csv.reader(file))
     assert table[0] == rows.fields
     texts = [["" if row.get(name) is None else str(row[name]) for name in rows.fields] for row in rows]
@@ -53,20 +69,21 @@ def test_csv_and_json_hold_the_same(figure: Figure) -> None:
 
 
 @every_figure
-def test_there_is_a_picture(figure: Figure) -> None:
-    path = FOLDER / f"{figure.name}.png"
-    assert path.exists() == (figure.draw is not None), AGAIN
+def test_there_is_a_picture(paper: Paper, figure: Figure) -> None:
+    path = folder(paper) / f"{figure.name}.png"
+    assert path.exists() == (figure.draw is not None), again(paper)
 
 
 @every_figure
-def test_figures_that_share_their_measurement_share_their_data(figure: Figure) -> None:
-    for other in QR_PAPER.figures:
+def test_figures_that_share_their_measurement_share_their_data(paper: Paper, figure: Figure) -> None:
+    for other in paper.figures:
         if other.measure is figure.measure:
-            assert committed(other) == committed(figure)
+            assert committed(paper, other) == committed(paper, figure)
 
 
-def test_the_page_is_that_of_the_data() -> None:
-    for figure in QR_PAPER.figures:
-        committed(figure)
-    page = FOLDER / "index.md"
-    assert page.read_text() == _page(QR_PAPER, FOLDER), f"{page} is stale: {AGAIN}"
+@pytest.mark.parametrize("paper", PAPERS, ids=lambda paper: paper.command)
+def test_the_page_is_that_of_the_data(paper: Paper) -> None:
+    for figure in paper.figures:
+        committed(paper, figure)
+    page = folder(paper) / "index.md"
+    assert page.read_text() == _page(paper, folder(paper)), f"{page} is stale: {again(paper)}"

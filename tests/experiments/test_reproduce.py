@@ -28,6 +28,7 @@ from neula.experiments.measuring import circumstances, median_seconds, seconds_o
 from neula.experiments.qr_paper import QR_PAPER
 from neula.experiments.qr_paper.accuracy import EXPONENTS
 from neula.experiments.reproduce import LONG_TABLE, Paper, reproduce
+from neula.experiments.tsqr_paper import TSQR_PAPER
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -55,6 +56,8 @@ def test_rows_are_selected_by_their_values() -> None:
 def test_columns_and_fields() -> None:
     assert ROWS.column("error") == [0.5, None, 0.25]
     assert ROWS.column("note") == [None, None, "a, b"]
+    assert ROWS.numbers("error")[::2] == [0.5, 0.25]
+    assert math.isnan(ROWS.numbers("error")[1])
     assert ROWS.fields == ["solver", "n", "error", "note"]
     assert Rows().fields == []
 
@@ -272,6 +275,15 @@ def test_files(tmp_path: Path) -> None:
     assert data.about["torch"] == torch.__version__
 
 
+@pytest.mark.parametrize(("emulated", "engine"), [(True, "emulated in fp16"), (False, "cpu in ")])
+def test_the_engine_of_times(emulated: bool, engine: str, tmp_path: Path) -> None:
+    table = replace(TABLE, emulated_times=emulated)
+    run(tmp_path, paper=replace(PAPER, figures=(table,)))
+    about = Data.read(tmp_path / "table.json").about
+    assert about["time"].startswith(engine)
+    assert about["accuracy"] == "emulated in fp16"
+
+
 def test_figures_that_share_their_data_are_measured_once(tmp_path: Path) -> None:
     run(tmp_path)
     assert len(calls) == 1
@@ -463,6 +475,8 @@ def test_bars_stand_side_by_side() -> None:
 
 # --- the command line -------------------------------------------------------------------------------------
 
+PAPERS = (QR_PAPER, TSQR_PAPER)
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -498,12 +512,15 @@ def test_experiment_and_redraw(folder: Path) -> None:
     assert again.stdout == result.stdout
 
 
-def test_experiment_by_default(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "QR_PAPER", PAPER)
-    result = experiment("qr-paper", "table")
+@pytest.mark.parametrize(("name", "command"), [("QR_PAPER", "qr-paper"), ("TSQR_PAPER", "tsqr-paper")])
+def test_experiment_by_default(
+    name: str, command: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, name, PAPER)
+    result = experiment(command, "table")
     assert result.exit_code == 0, result.output
     assert calls == [Scale.small]
-    assert (folder / "qr-paper" / "table.json").exists()
+    assert (folder / command / "table.json").exists()
 
 
 def test_experiment_unknown_figure(folder: Path) -> None:
@@ -541,18 +558,20 @@ def test_experiment_usage() -> None:
 def test_experiment_help() -> None:
     result = experiment("--help")
     assert result.exit_code == 0
-    assert "qr-paper" in result.stdout
-    result = experiment("qr-paper", "--help")
-    assert result.exit_code == 0
-    assert all(figure.name in result.stdout for figure in QR_PAPER.figures)
-    assert all(option in result.stdout for option in ("--scale", "--out", "--redraw"))
+    assert all(paper.command in result.stdout.split() for paper in PAPERS)
+    for paper in PAPERS:
+        result = experiment(paper.command, "--help")
+        assert result.exit_code == 0
+        assert all(figure.name in result.stdout for figure in paper.figures)
+        assert all(option in result.stdout for option in ("--scale", "--out", "--redraw"))
 
 
-def test_names_of_the_papers_figures() -> None:
-    names = [figure.name for figure in QR_PAPER.figures]
+@pytest.mark.parametrize("paper", PAPERS, ids=lambda paper: paper.command)
+def test_names_of_the_papers_figures(paper: Paper) -> None:
+    names = [figure.name for figure in paper.figures]
     assert len(set(names)) == len(names)
-    assert QR_PAPER.named("all") == QR_PAPER.figures
-    for figure in QR_PAPER.figures:
-        assert QR_PAPER.named(figure.name) == [figure]
+    assert paper.named("all") == paper.figures
+    for figure in paper.figures:
+        assert paper.named(figure.name) == [figure]
         assert figure.claims
         assert (figure.draw is None) == figure.name.startswith("table")

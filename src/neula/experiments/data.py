@@ -24,6 +24,10 @@ class Rows(list[Row]):
         """One field of all rows."""
         return [row.get(name) for row in self]
 
+    def numbers(self, name: str) -> list[float]:
+        """One field of all rows; NaN, which no comparison lets pass, where it was not finite."""
+        return [math.nan if value is None else value for value in self.column(name)]
+
     def by(self, name: str) -> dict[Hashable, Rows]:
         """Rows that share a value, for each value in order of appearance."""
         return {value: self.where(**{name: value}) for value in dict.fromkeys(self.column(name))}

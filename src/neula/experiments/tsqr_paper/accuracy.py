@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -68,17 +69,14 @@ def draw_accuracy(rows: Rows, canvas: Canvas) -> None:
 # --- claims -----------------------------------------------------------------------------------------------
 
 
-def _errors(rows: Rows, method: str, quantity: str) -> list[float]:
-    """Of one method in the order of the rows; what is not finite is infinitely large."""
-    return [math.inf if error is None else error for error in rows.where(method=method).column(quantity)]
-
-
 def _ratios(rows: Rows, method: str, peer: str) -> dict[str, list[float]]:
     """Errors of one method over those of another, for each m."""
     return {
         quantity: [
             ours / theirs
-            for ours, theirs in zip(*(_errors(rows, x, quantity) for x in (method, peer)), strict=True)
+            for ours, theirs in zip(
+                *(rows.where(method=x).numbers(quantity) for x in (method, peer)), strict=True
+            )
         ]
         for quantity in QUANTITIES
     }
@@ -93,37 +91,37 @@ def _at_most(factor: float, methods: tuple[str, ...], peer: str) -> Callable[[Ro
 
     def judge(rows: Rows) -> Verdict:
         found = {method: _ratios(rows, method, peer) for method in methods}
-        worst = max(max(part) for ratios in found.values() for part in ratios.values())
         text = "; ".join(f"{method} {_told(ratios)}" for method, ratios in found.items())
-        return Verdict(worst <= factor, f"times {peer}: {text} (to hold, {factor:g})")
+        holds = all(x <= factor for ratios in found.values() for part in ratios.values() for x in part)
+        return Verdict(holds, f"times {peer}: {text} (to hold, {factor:g})")
 
     return judge
 
 
 def _level_of_format(rows: Rows) -> Verdict:
     """Within the bounds of fp16, and far from those of fp32."""
-    used, gaps, texts = [], [], []
+    shares, gaps, texts = [], [], []
     for method in UNCORRECTED:
         ratios = _ratios(rows, method, FP32_NOTC)
         for quantity, bound in BOUNDS.items():
-            errors = _errors(rows, method, quantity)
-            used.append(max(errors) / bound(FP16, rows[0]["n"]))
-            gaps.append(min(ratios[quantity]))
+            errors = rows.where(method=method).numbers(quantity)
+            shares += [error / bound(FP16, rows[0]["n"]) for error in errors]
+            gaps += ratios[quantity]
             texts.append(f"{method} {quantity} {min(errors):.1e} to {max(errors):.1e}")
-    text = f"at most {max(used):.2f} of the bound of fp16, at least {min(gaps):.0f} times {FP32_NOTC}"
-    holds = max(used) <= 1.0 and min(gaps) >= APART
+    text = f"at most {max(shares):.2f} of the bound of fp16, at least {min(gaps):.0f} times {FP32_NOTC}"
+    holds = all(share <= 1.0 for share in shares) and all(gap >= APART for gap in gaps)
     return Verdict(holds, f"{', '.join(texts)}: {text} (to hold, 1 and {APART:g})")
 
 
 def _some_loss(rows: Rows) -> Verdict:
     """On average over m, the geometric mean."""
     means = {
-        f"{method} {quantity}": math.exp(sum(map(math.log, part)) / len(part))
+        f"{method} {quantity}": statistics.geometric_mean(part)
         for method in CORRECTED
         for quantity, part in _ratios(rows, method, FP32_NOTC).items()
     }
     text = ", ".join(f"{name} {mean:.2f}" for name, mean in means.items())
-    return Verdict(min(means.values()) > 1.0, f"on average, times {FP32_NOTC}: {text}")
+    return Verdict(all(mean > 1.0 for mean in means.values()), f"on average, times {FP32_NOTC}: {text}")
 
 
 ACCURACY = Figure(

@@ -99,7 +99,7 @@ def draw_products(rows: Rows, canvas: Canvas) -> None:
 
 def _ratios(rows: Rows, product: str, peer: str = FP32_PRODUCT) -> list[float]:
     """Error of one product over that of the other, for each k."""
-    errors = [rows.where(product=name).column("error") for name in (product, peer)]
+    errors = [rows.where(product=name).numbers("error") for name in (product, peer)]
     return [ours / theirs for ours, theirs in zip(*errors, strict=True)]
 
 
@@ -109,7 +109,7 @@ def _as_fp32(product: str) -> Callable[[Rows], Verdict]:
             return _not_measured(product)
         ratios = _ratios(rows, product)
         text = f"{min(ratios):.2f} to {max(ratios):.2f} times the error of fp32 (to hold, {AS_FP32})"
-        return Verdict(max(ratios) <= AS_FP32, text)
+        return Verdict(all(ratio <= AS_FP32 for ratio in ratios), text)
 
     return judge
 
@@ -135,14 +135,14 @@ def _hardware_is_emulated(rows: Rows) -> Verdict:
     nearest = _ratios(rows, HARDWARE, NEAREST)
     text = f"{min(toward_zero):.2f} to {max(toward_zero):.2f} times the error of emulated truncation, "
     text += f"{nearest[-1]:.1f} times that of emulated rounding at the largest k"
-    return Verdict(min(toward_zero) > 0.5 and max(toward_zero) < 2.0, text)
+    return Verdict(all(0.5 < ratio < 2.0 for ratio in toward_zero), text)
 
 
 def _uncorrected(rows: Rows) -> Verdict:
     product = UNCORRECTED if rows.where(product=UNCORRECTED) else EMULATED_UNCORRECTED
-    errors = rows.where(product=product).column("error")
-    low, high = min(errors) / FP16.u, max(errors) / FP16.u
-    return Verdict(low > 0.1 and high < 2.0, f"{product}: {low:.2f} to {high:.2f} u of fp16")
+    errors = [error / FP16.u for error in rows.where(product=product).numbers("error")]
+    text = f"{product}: {min(errors):.2f} to {max(errors):.2f} u of fp16"
+    return Verdict(all(0.1 < error < 2.0 for error in errors), text)
 
 
 PRODUCTS = Figure(

@@ -1,0 +1,343 @@
+"""The TSQR slides: a formula that counts every mantissa, errors that are those of the arithmetic, judges that
+can say no.
+
+No test depends on a time: claims about times are put to made-up numbers, not to this machine's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from doctored import Doctor, axes_drawn, by_lie, deny, every, stored
+
+from neula.experiments.data import Row, Rows
+from neula.experiments.figure import Figure, Scale, Setting
+from neula.experiments.tsqr_paper import TSQR_PAPER, modes
+from neula.experiments.tsqr_paper import accuracy as acc
+from neula.experiments.tsqr_paper import performance as perf
+from neula.experiments.tsqr_paper import products as prod
+from neula.experiments.tsqr_paper import underflow as under
+
+U16, U32 = 2.0**-11, 2.0**-24
+
+# --- data that fulfil every claim -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def underflow() -> Rows:
+    return stored(under.measure_underflow(Setting(Scale.small), 1 << 16))
+
+
+@pytest.fixture(scope="module")
+def products() -> Rows:
+    return stored(prod.measure_products(Setting(Scale.small), 32, range(4, 13)))
+
+
+def on_hardware(rows: Rows) -> Rows:
+    """As if a unit had done what the emulated one did."""
+    unit = {
+        prod.TOWARD_ZERO: prod.HARDWARE,
+        prod.TOWARD_ZERO_RUNS: prod.HARDWARE_RUNS,
+        prod.EMULATED_UNCORRECTED: prod.UNCORRECTED,
+    }
+    done = [row | {"product": unit[row["product"]]} for row in rows if row["product"] in unit]
+    return Rows([*rows, *done])
+
+
+def made_up_accuracy() -> Rows:
+    """Errors of about a unit roundoff of the format, which grow a little with m."""
+    of_mode = {
+        modes.FP16_COR: 1.3 * U32,
+        modes.FP16_NOCOR: U16,
+        modes.TF32_COR: 1.2 * U32,
+        modes.TF32_NOCOR: U16,
+        modes.FP32_NOTC: U32,
+        modes.HOUSEHOLDER: U32,
+    }
+    return Rows(
+        {"m": 2**k, "n": 128, "method": method, "residual": error * k / 5, "orthogonality": error * k / 3}
+        for k in range(10, 14)
+        for method, error in of_mode.items()
+    )
+
+
+MILLISECONDS = {
+    modes.FP16_COR: 0.4,
+    modes.FP16_NOCOR: 0.2,
+    modes.TF32_COR: 0.5,
+    modes.TF32_NOCOR: 0.3,
+    modes.FP32_NOTC: 0.9,
+    modes.HOUSEHOLDER: 8.0,
+    perf.GEQRF: 5.0,
+    perf.COPY: 0.05,
+}
+"""For 1024 matrices of 256 x 128, or one of 2^18 rows."""
+
+
+def made_up_times(sizes: list[Row]) -> Rows:
+    """In proportion to the number of rows."""
+    times = [
+        size | {"method": method, "ms": ms * size["m"] * size["batch"] / 2**18}
+        for size in sizes
+        for method, ms in MILLISECONDS.items()
+    ]
+    return Rows(row | {"tflops": None if row["method"] == perf.COPY else 1 / row["ms"]} for row in times)
+
+
+TALL = [{"m": 2**k, "batch": 1} for k in range(10, 20)]
+BATCHES = [{"m": 256, "batch": 2**k} for k in range(13)]
+
+Source = Callable[[pytest.FixtureRequest], Rows]
+SOURCES: dict[str, Source] = {
+    "underflow": lambda request: request.getfixturevalue("underflow"),
+    "products": lambda request: on_hardware(request.getfixturevalue("products")),
+    "accuracy": lambda request: made_up_accuracy(),
+    "performance": lambda request: made_up_times(TALL),
+    "batched": lambda request: made_up_times(BATCHES),
+}
+
+each_figure = pytest.mark.parametrize("figure", TSQR_PAPER.figures, ids=lambda figure: figure.name)
+
+
+@each_figure
+def test_claims_hold(figure: Figure, request: pytest.FixtureRequest) -> None:
+    rows = SOURCES[figure.name](request)
+    for claim in figure.claims:
+        verdict = claim.judge(rows)
+        assert verdict.holds, f"{claim.text}: {verdict.measured}"
+        assert any(character.isdigit() for character in verdict.measured)
+
+
+@each_figure
+def test_draws(figure: Figure, request: pytest.FixtureRequest) -> None:
+    expected = 1 if figure.name == "products" else 2
+    assert axes_drawn(figure, SOURCES[figure.name](request)) == expected
+
+
+# --- data that do not -------------------------------------------------------------------------------------
+
+
+def times(factor: float) -> Callable[[float], float]:
+    return lambda value: value * factor
+
+
+def level(value: float | None) -> Callable[[float], float | None]:
+    return lambda _: value
+
+
+def product(name: str, change: Callable[[float], float | None], **condition: int) -> Doctor:
+    return every({"product": name} | condition, error=change)
+
+
+def grows(name: str, power: float) -> Doctor:
+    def doctor(row: Row) -> Row:
+        return row | {"error": 1e-6 * row["k"] ** power} if row["product"] == name else row
+
+    return doctor
+
+
+def method(name: str, **change: Callable[[float], float | None]) -> Doctor:
+    return every({"method": name}, **change)
+
+
+OURS = max(under.SHIFTS)
+LONG = 2**12
+PERFORMANCE_LIES: list[tuple[Figure, int, str, Doctor]] = [
+    (perf.PERFORMANCE, 0, "slower", method(modes.FP16_COR, ms=times(21.0))),
+    (
+        perf.PERFORMANCE,
+        0,
+        "slower once",
+        every({"method": modes.FP16_COR, "m": 1024}, ms=times(21.0)),
+    ),
+    (perf.PERFORMANCE, 1, "slower", every({"method": modes.FP16_COR, "m": 2**19}, ms=times(2.5))),
+    (perf.PERFORMANCE, 2, "expensive", every({"method": modes.FP16_COR, "m": 2**12}, ms=times(1.6))),
+    (perf.BATCHED, 0, "slower", every({"method": modes.FP16_COR, "batch": 4096}, ms=times(13.0))),
+    (perf.BATCHED, 1, "expensive", every({"method": modes.FP16_COR, "batch": 1}, ms=times(1.6))),
+    (
+        perf.BATCHED,
+        2,
+        "only uncorrected",
+        lambda row: row | {"ms": row["ms"] * (3 if row["method"] in modes.ACCURATE else 1)},
+    ),
+]
+LIES: list[tuple[Figure, int, str, Doctor]] = [
+    (under.UNDERFLOW_FIGURE, 0, "never", every({"shift": 0, "exponent": 0}, subnormal=level(0.0))),
+    (under.UNDERFLOW_FIGURE, 1, "not needed", every({"shift": 0}, underflow=times(0.1))),
+    (under.UNDERFLOW_FIGURE, 1, "no help", every({"shift": 10, "exponent": -14}, underflow=level(0.01))),
+    (under.UNDERFLOW_FIGURE, 2, "off", every({"shift": 0, "exponent": -4}, underflow=times(1.5))),
+    (under.UNDERFLOW_FIGURE, 2, "not zero", every({"shift": 0, "exponent": 10}, underflow=level(0.01))),
+    (under.UNDERFLOW_FIGURE, 3, "more", every({"shift": OURS}, subnormal=times(2.0))),
+    (prod.PRODUCTS, 0, "worse", product(prod.NEAREST, times(3.0), k=LONG)),
+    (prod.PRODUCTS, 0, "not finite", product(prod.NEAREST, level(None), k=16)),
+    (prod.PRODUCTS, 1, "no growth", grows(prod.HARDWARE, 0.1)),
+    (prod.PRODUCTS, 1, "as good as fp32", product(prod.FP32_PRODUCT, times(100.0), k=LONG)),
+    (prod.PRODUCTS, 2, "better", product(prod.UNCORRECTED, times(0.1))),
+    (prod.PRODUCTS, 2, "worse", product(prod.UNCORRECTED, times(10.0), k=LONG)),
+    (prod.PRODUCTS, 2, "not finite", product(prod.UNCORRECTED, level(None), k=LONG)),
+    (prod.PRODUCTS, 3, "better", product(prod.HARDWARE, times(0.3), k=LONG)),
+    (prod.PRODUCTS, 3, "worse", product(prod.HARDWARE, times(3.0), k=16)),
+    (prod.PRODUCTS, 4, "worse", product(prod.TOWARD_ZERO_RUNS, times(3.0), k=LONG)),
+    (prod.PRODUCTS, 5, "worse", product(prod.HARDWARE_RUNS, times(3.0), k=LONG)),
+    (prod.PRODUCTS, 5, "not finite", product(prod.HARDWARE_RUNS, level(None), k=LONG)),
+    (acc.ACCURACY, 0, "worse", method(modes.FP16_NOCOR, residual=times(50.0))),
+    (acc.ACCURACY, 0, "as good as fp32", method(modes.TF32_NOCOR, orthogonality=times(1 / 1000))),
+    (acc.ACCURACY, 0, "not finite", method(modes.FP16_NOCOR, orthogonality=level(None))),
+    (acc.ACCURACY, 1, "worse", method(modes.FP16_COR, residual=times(3.0))),
+    (acc.ACCURACY, 1, "less orthogonal", method(modes.TF32_COR, orthogonality=times(3.0))),
+    (acc.ACCURACY, 1, "not finite", method(modes.TF32_COR, residual=level(None))),
+    (acc.ACCURACY, 1, "nothing to compare with", method(modes.FP32_NOTC, residual=level(None))),
+    (acc.ACCURACY, 2, "none", method(modes.TF32_COR, residual=times(0.5))),
+    (acc.ACCURACY, 2, "not finite", method(modes.FP16_COR, residual=level(None))),
+    (acc.ACCURACY, 3, "worse", method(modes.FP32_NOTC, residual=times(4.0))),
+    *PERFORMANCE_LIES,
+]
+
+
+@by_lie(LIES)
+def test_judges_can_say_no(
+    figure: Figure, number: int, doctor: Doctor, request: pytest.FixtureRequest
+) -> None:
+    deny(figure, number, doctor, SOURCES[figure.name](request))
+
+
+def test_every_claim_is_lied_about() -> None:
+    lied_about = {(figure.name, number) for figure, number, *_ in LIES}
+    assert lied_about == {(f.name, number) for f in TSQR_PAPER.figures for number in range(len(f.claims))}
+
+
+def test_claims_about_hardware_do_not_hold_without_any(products: Rows) -> None:
+    verdicts = [claim.judge(products) for claim in prod.PRODUCTS.claims]
+    assert [verdict.holds for verdict in verdicts] == [True, True, True, False, True, False]
+    assert all("0 products measured" in verdict.measured for verdict in verdicts if not verdict.holds)
+    assert prod.TOWARD_ZERO in verdicts[1].measured
+
+
+def test_fewer_than_1024_matrices_are_extrapolated() -> None:
+    few = made_up_times(BATCHES[:5])
+    verdict = perf.BATCHED.claims[2].judge(few)
+    assert verdict.holds
+    assert verdict.measured == f"{MILLISECONDS[modes.FP16_COR]:.2f} ms with fp16_cor, from 16 matrices"
+
+
+# --- underflow --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "exponent",
+    [
+        pytest.param(under.EXPONENTS[0], id="nothing left"),
+        pytest.param(-36, id="about to vanish"),
+        pytest.param(-26, id="fp16(a) is zero"),
+        pytest.param(-25, id="fp16(a) is zero or the smallest number"),
+        pytest.param(-24, id="one bit"),
+        pytest.param(-15, id="fp16(a) is subnormal"),
+        pytest.param(-14, id="fp16(a) is normal"),
+        pytest.param(-2, id="the last to underflow"),
+        pytest.param(7, id="the last to underflow gradually"),
+        pytest.param(under.EXPONENTS[-1], id="the largest"),
+    ],
+)
+def test_formula_counts_every_mantissa(exponent: int) -> None:
+    """All 2^23 of them, so that frequencies are probabilities, exactly."""
+    a = torch.ldexp(torch.arange(1 << 23, 1 << 24).float(), torch.tensor(exponent - 23))
+    for shift in under.SHIFTS:
+        assert under._frequencies(a, shift) == under.probabilities(exponent, shift)
+
+
+def test_probabilities_by_hand() -> None:
+    """Of 13 dropped bits half reach the remainder with either sign, in units of 2^-23 for numbers near 1."""
+    # Below 2^-14 are 511 of these units; at 511.5 it would be rounded to 2^-14.
+    assert under.probabilities(0, 0) == {"underflow": 0.0, "subnormal": 2 * 511 / 2**13}
+    # A unit of 2^-25 is tied between zero and the smallest number: to zero, which is even.
+    assert under.probabilities(-2, 0)["underflow"] == 2 / 2**13
+    assert under.probabilities(-14, 0) == {"underflow": 1 - 2.0**-13, "subnormal": 1 - 2.0**-13}
+
+
+def test_scaling_shifts_the_probabilities() -> None:
+    for exponent in range(-14, 1):
+        for shift in under.SHIFTS:
+            assert under.probabilities(exponent, shift) == under.probabilities(exponent + shift, 0)
+
+
+# --- products ---------------------------------------------------------------------------------------------
+
+
+def errors_of(rows: Rows, name: str) -> dict[int, float]:
+    part = rows.where(product=name)
+    return dict(zip(part.column("k"), part.column("error"), strict=True))
+
+
+def test_truncated_sums_err_in_proportion_to_their_length(products: Rows) -> None:
+    errors = errors_of(products, prod.TOWARD_ZERO)
+    for k in (2**9, 2**11):
+        # k / BLOCK truncations of sums that grow as sqrt(k): their mean is an error of half a unit in the
+        # last place, 2^-24 to 2^-23 of the sum, for about two thirds of the final sum.
+        steps = k / prod.BLOCK
+        assert U32 * steps / 3 < errors[k] < 2 * U32 * steps
+
+
+def test_sums_in_runs_err_as_fp32_does(products: Rows) -> None:
+    runs, nearest = (errors_of(products, name) for name in (prod.TOWARD_ZERO_RUNS, prod.NEAREST))
+    for k in runs:
+        # Two truncated blocks to a run and k / 64 sums to nearest, random in sign.
+        assert runs[k] < (4 + math.sqrt(k / 64)) * U32
+    assert runs[LONG] < 1.5 * nearest[LONG]
+
+
+def test_all_products_of_a_size_multiply_the_same_matrices(products: Rows) -> None:
+    """One truncated block is one run."""
+    assert errors_of(products, prod.TOWARD_ZERO)[16] == errors_of(products, prod.TOWARD_ZERO_RUNS)[16]
+
+
+# --- factorizations ---------------------------------------------------------------------------------------
+
+
+def test_measures_of_a_factorization() -> None:
+    a = torch.randn(60, 4, generator=torch.Generator().manual_seed(1))
+    q, r = torch.linalg.qr(a)
+    row = acc._row(a, "doubled", 2 * q, r)
+    assert (row["m"], row["n"], row["method"]) == (60, 4, "doubled")
+    # 2 Q R - A = A, and 4 I - I has norm 3 sqrt(n).
+    assert row["residual"] == pytest.approx(1.0, rel=1e-5)
+    assert row["orthogonality"] == pytest.approx(3.0, rel=1e-5)
+
+
+def test_accuracy_of_the_modes() -> None:
+    rows = stored(acc.measure_accuracy(Setting(Scale.small), range(9, 10)))
+    assert rows.column("method") == [*modes.MODES, modes.HOUSEHOLDER]
+    assert set(rows.column("m")) == {512}
+    # Not that some accuracy is lost: that depends on the matrix.
+    for number in (0, 1, 3):
+        verdict = acc.ACCURACY.claims[number].judge(rows)
+        assert verdict.holds, verdict.measured
+
+
+@pytest.mark.parametrize(
+    ("figure", "measure", "size"),
+    [
+        (perf.PERFORMANCE, perf.measure_performance, {"m": 256, "batch": 1}),
+        (perf.BATCHED, perf.measure_batches, {"m": 256, "batch": 2}),
+    ],
+    ids=lambda x: getattr(x, "name", ""),
+)
+def test_times(figure: Figure, measure: Callable[..., Rows], size: Row) -> None:
+    power = 8 if figure is perf.PERFORMANCE else 1
+    rows = stored(measure(Setting(Scale.small), range(power, power + 1)))
+    assert figure.measure is measure
+    assert rows.column("method") == [*modes.MODES, modes.HOUSEHOLDER, perf.GEQRF, perf.COPY]
+    for row in rows:
+        assert row["ms"] > 0
+        assert {name: row[name] for name in size} == size
+        assert (row["tflops"] is None) == (row["method"] == perf.COPY)
+    for claim in figure.claims:
+        claim.judge(rows)
+
+
+def test_operations() -> None:
+    """2 m n^2 - 2 n^3 / 3 for R, as many for Q, for each matrix."""
+    assert perf._flops(torch.Size([3, 1]), forms_q=False) == pytest.approx(6 - 2 / 3)
+    assert perf._flops(torch.Size([5, 2, 3, 1]), forms_q=True) == pytest.approx(20 * (6 - 2 / 3))
