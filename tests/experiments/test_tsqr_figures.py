@@ -341,3 +341,37 @@ def test_operations() -> None:
     """2 m n^2 - 2 n^3 / 3 for R, as many for Q, for each matrix."""
     assert perf._flops(torch.Size([3, 1]), forms_q=False) == pytest.approx(6 - 2 / 3)
     assert perf._flops(torch.Size([5, 2, 3, 1]), forms_q=True) == pytest.approx(20 * (6 - 2 / 3))
+
+
+# --- on a GPU ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+def test_underflow_on_a_gpu() -> None:
+    rows = stored(under.measure_underflow(Setting(Scale.paper), 1 << 16))
+    assert under.UNDERFLOW_FIGURE.claims[2].judge(rows).holds
+
+
+@pytest.mark.gpu
+def test_products_on_a_gpu() -> None:
+    """All claims, also those about hardware."""
+    rows = stored(prod.measure_products(Setting(Scale.paper), 512, range(7, 14)))
+    for claim in prod.PRODUCTS.claims:
+        verdict = claim.judge(rows)
+        assert verdict.holds, f"{claim.text}: {verdict.measured}"
+
+
+@pytest.mark.gpu
+def test_accuracy_of_the_modes_on_a_gpu() -> None:
+    rows = stored(acc.measure_accuracy(Setting(Scale.paper), range(10, 17, 3)))
+    for number in (0, 1, 3):
+        verdict = acc.ACCURACY.claims[number].judge(rows)
+        assert verdict.holds, verdict.measured
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("measure", [perf.measure_performance, perf.measure_batches])
+def test_times_on_a_gpu(measure: Callable[..., Rows]) -> None:
+    rows = stored(measure(Setting(Scale.paper), range(10, 11)))
+    assert rows.column("method") == [*modes.MODES, modes.HOUSEHOLDER, perf.GEQRF, perf.COPY]
+    assert all(milliseconds > 0 for milliseconds in rows.column("ms"))

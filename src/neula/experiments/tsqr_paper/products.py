@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from neula.algorithms.corrected import corrected_product, scaled_product
-from neula.engines import FP16, CudaEngine, EmulatedEngine
+from neula.engines import FP16, CudaEngine, EmulatedEngine, Engine
 from neula.engines.precision import exact_matmul
 from neula.experiments.data import Row, Rows
 from neula.experiments.drawing import lines, log_log
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 BLOCK = 16
-"""Products that the emulated unit adds before it truncates: those of the GPU that the data are from."""
+"""Products that the emulated unit adds before it truncates, as those of Hopper GPUs do."""
 
 FP32_PRODUCT = "fp32"
 NEAREST, TOWARD_ZERO = "emulated, to nearest", "emulated, toward zero"
@@ -80,7 +80,7 @@ def _emulated() -> dict[str, Product]:
     }
 
 
-def _in_one_run(engine: CudaEngine | EmulatedEngine) -> Product:
+def _in_one_run(engine: Engine) -> Product:
     """The paper's product: the unit sums all of it."""
     return lambda a, b: corrected_product(a, b, engine, run=a.shape[1])
 
