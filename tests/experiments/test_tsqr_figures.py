@@ -55,6 +55,7 @@ def made_up_accuracy() -> Rows:
         modes.TF32_COR: 1.2 * U32,
         modes.TF32_NOCOR: U16,
         modes.FP32_NOTC: U32,
+        modes.AUTO: U32,
         modes.HOUSEHOLDER: U32,
     }
     return Rows(
@@ -70,6 +71,7 @@ MILLISECONDS = {
     modes.TF32_COR: 0.5,
     modes.TF32_NOCOR: 0.3,
     modes.FP32_NOTC: 0.9,
+    modes.AUTO: 0.2,
     modes.HOUSEHOLDER: 8.0,
     perf.GEQRF: 5.0,
     perf.COPY: 0.05,
@@ -155,6 +157,7 @@ PERFORMANCE_LIES: list[tuple[Figure, int, str, Doctor]] = [
     ),
     (perf.PERFORMANCE, 1, "slower", every({"method": modes.FP16_COR, "m": 2**19}, ms=times(2.5))),
     (perf.PERFORMANCE, 2, "expensive", every({"method": modes.FP16_COR, "m": 2**12}, ms=times(1.6))),
+    (perf.PERFORMANCE, 3, "slower", method(modes.AUTO, ms=times(2.1))),
     (perf.BATCHED, 0, "slower", every({"method": modes.FP16_COR, "batch": 4096}, ms=times(13.0))),
     (perf.BATCHED, 1, "expensive", every({"method": modes.FP16_COR, "batch": 1}, ms=times(1.6))),
     (
@@ -193,6 +196,7 @@ LIES: list[tuple[Figure, int, str, Doctor]] = [
     (acc.ACCURACY, 2, "none", method(modes.TF32_COR, residual=times(0.5))),
     (acc.ACCURACY, 2, "not finite", method(modes.FP16_COR, residual=level(None))),
     (acc.ACCURACY, 3, "worse", method(modes.FP32_NOTC, residual=times(4.0))),
+    (acc.ACCURACY, 4, "less orthogonal", method(modes.AUTO, orthogonality=times(4.0))),
     *PERFORMANCE_LIES,
 ]
 
@@ -308,10 +312,10 @@ def test_measures_of_a_factorization() -> None:
 
 def test_accuracy_of_the_modes() -> None:
     rows = stored(acc.measure_accuracy(Setting(Scale.small), range(9, 10)))
-    assert rows.column("method") == [*modes.MODES, modes.HOUSEHOLDER]
+    assert rows.column("method") == [*modes.MODES, modes.AUTO, modes.HOUSEHOLDER]
     assert set(rows.column("m")) == {512}
     # Not that some accuracy is lost: that depends on the matrix.
-    for number in (0, 1, 3):
+    for number in (0, 1, 3, 4):
         verdict = acc.ACCURACY.claims[number].judge(rows)
         assert verdict.holds, verdict.measured
 
@@ -364,7 +368,7 @@ def test_products_on_a_gpu() -> None:
 @pytest.mark.gpu
 def test_accuracy_of_the_modes_on_a_gpu() -> None:
     rows = stored(acc.measure_accuracy(Setting(Scale.paper), range(10, 17, 3)))
-    for number in (0, 1, 3):
+    for number in (0, 1, 3, 4):
         verdict = acc.ACCURACY.claims[number].judge(rows)
         assert verdict.holds, verdict.measured
 

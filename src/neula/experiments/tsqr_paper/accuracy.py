@@ -16,6 +16,7 @@ from neula.experiments.drawing import lines, log_log
 from neula.experiments.errors import backward_error, orthogonality_defect
 from neula.experiments.figure import Claim, Figure, Setting, Verdict
 from neula.experiments.tsqr_paper.modes import (
+    AUTO,
     BYTES,
     COLUMNS,
     CORRECTED,
@@ -39,12 +40,12 @@ APART = 30.0
 
 
 def measure_accuracy(setting: Setting, exponents: range | None = None) -> Iterator[Row]:
-    """Errors of the five modes and of Householder QR in float32, for matrices of 2^e rows."""
+    """Errors of the five modes, the default and Householder QR in float32, for matrices of 2^e rows."""
     powers = exponents or setting.pick(small=range(10, 14), paper=range(10, 23))
     shapes = setting.fitting([(2**power, COLUMNS) for power in powers], BYTES)
     for m, n in setting.track(shapes, lambda shape: f"{shape[0]} rows"):
         a = random_matrix("uniform", m, n, dtype=torch.float32, device=setting.device, seed=m)
-        for mode in MODES:
+        for mode in (*MODES, AUTO):
             yield _row(a, mode, *tsqr(a, mode, setting))
         yield _row(a, HOUSEHOLDER, *torch.linalg.qr(a))
 
@@ -128,7 +129,7 @@ ACCURACY = Figure(
     name="accuracy",
     title="Evaluation of accuracy: residual and orthogonality against m",
     shows="Residual `||A - QR||_F / ||A||_F` and orthogonality `||Q^T Q - I||_F / sqrt(n)`, computed in "
-    "double precision, of `neula.tsqr` in the paper's five modes and of `torch.linalg.qr` (cuSOLVER on a "
+    "double precision, of `neula.tsqr` in the paper's five modes and by default, and of `torch.linalg.qr` (cuSOLVER on a "
     "GPU, LAPACK on a CPU) in float32; uniform (-1, 1) matrices of 128 columns.",
     scaled_down="2^10 to 2^13 rows instead of 2^10 to 2^22, tensor cores emulated",
     measure=measure_accuracy,
@@ -144,6 +145,7 @@ ACCURACY = Figure(
             "(neula) in fp32 TSQR is as accurate as Householder QR",
             _at_most(AS_GOOD, (FP32_NOTC,), HOUSEHOLDER),
         ),
+        Claim("(neula) so is the default", _at_most(AS_GOOD, (AUTO,), HOUSEHOLDER)),
     ),
     width=11,
     height=6,

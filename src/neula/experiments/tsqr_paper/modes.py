@@ -18,6 +18,8 @@ MODES = FP16_COR, FP16_NOCOR, TF32_COR, TF32_NOCOR, FP32_NOTC = (
 CORRECTED = (FP16_COR, TF32_COR)
 UNCORRECTED = (FP16_NOCOR, TF32_NOCOR)
 ACCURATE = (*CORRECTED, FP32_NOTC)
+AUTO = "auto"
+"""What neula does where no mode is named."""
 
 HOUSEHOLDER = "torch.linalg.qr"
 """Householder QR of cuSOLVER on a GPU, of LAPACK on a CPU."""
