@@ -145,9 +145,9 @@ def _thousand_in_a_millisecond(rows: Rows) -> Verdict:
 PERFORMANCE = Figure(
     name="performance",
     title="Evaluation of performance: time and rate against m",
-    shows="`neula.tsqr` of float32 uniform (-1, 1) matrices of 128 columns in the paper's five modes and by default, beside "
-    "Householder QR of torch with and without Q (cuSOLVER on a GPU, LAPACK on a CPU) and a copy of A. "
-    "TFLOP/s count 4mn^2 - 4n^3/3 operations for all, and half of that without Q.",
+    shows="`neula.tsqr` of float32 uniform (-1, 1) matrices of 128 columns in the paper's five modes and by "
+    "default (auto), beside Householder QR of torch with and without Q (cuSOLVER on a GPU, LAPACK on a CPU) "
+    "and a copy of A. TFLOP/s count 4mn^2 - 4n^3/3 operations for all, and half of that without Q.",
     scaled_down="2^10 to 2^13 rows instead of 2^10 to 2^22; tensor cores are emulated, which is slow",
     measure=measure_performance,
     draw=draw_performance,
