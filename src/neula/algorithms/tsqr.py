@@ -17,6 +17,10 @@ from neula.algorithms.cholesky_qr import upper_cholesky
 from neula.kernels.householder import MAX_HEIGHT, Product, TileReflectors, apply_tiles, factor_tiles
 from neula.kernels.tall import tall_gram, tall_product
 
+RAISED = 2.0**13
+"""Factor of Q on its way down the tree: its elements shrink at each level, and would become subnormal in
+fp16. What reflectors make of a column of this length still fits."""
+
 
 def tsqr(
     a: torch.Tensor, product: str | Product, *, tile_rows: int | None = None
@@ -31,7 +35,7 @@ def tsqr(
     product : {"tf32", "tf32_cor", "fp16", "fp16_cor"} or callable
         What multiplies block reflectors (:func:`neula.kernels.householder.factor_tiles`).
     tile_rows : int, optional
-        Rows of a tile, at least 2n; by default the paper's 256, or 2n if that is more.
+        Rows of a tile, at least 2n; by default 512, or 2n if that is more.
 
     Returns
     -------
@@ -56,10 +60,10 @@ def tsqr(
         reflectors, r = factor_tiles(r, min(rows, r.shape[1]), product)
         levels.append(reflectors)
     signs = torch.where(r.diagonal(dim1=1, dim2=2) < 0, -1.0, 1.0).to(r.dtype)
-    q = torch.diag_embed(signs)
+    q = torch.diag_embed(signs * RAISED)
     for reflectors in reversed(levels):
         q = apply_tiles(reflectors, q, product)
-    return q, r * signs[..., None]
+    return q.div_(RAISED), r * signs[..., None]
 
 
 def cholesky_tsqr(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
