@@ -175,10 +175,8 @@ class QRCertificates(Sequence[QRCertificate]):
         return f"<{len(self)} certificates, {accepted} accepted>"
 
 
-def qr_certificates(
-    a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, scales: torch.Tensor, target: Format
-) -> QRCertificates:
-    """:func:`qr_certificate` for a batch, as accurate as :mod:`neula.kernels.probes` says.
+def qr_measures(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """What :func:`qr_certificates` needs to know, measured without waiting for the device.
 
     Parameters
     ----------
@@ -187,7 +185,27 @@ def qr_certificates(
     q : Tensor, shape (batch, m, k)
     r : Tensor, shape (batch, k, n)
     scales : Tensor, shape (batch, n)
-        Where one is NaN, that matrix is not accepted.
+        Where one is NaN, that matrix will not be accepted.
+
+    Returns
+    -------
+    Tensor, shape (3, batch)
+        Residuals, the sizes that they are relative to, and losses of orthogonality, along random vectors.
+    """
+    k, n = r.shape[1:]
+    g, h = _gaussian_on(n, a.device), _gaussian_on(k, a.device)
+    return torch.stack(probe_errors(a, q, r, scales, g, h))
+
+
+def qr_certificates(measures: torch.Tensor, shape: Sequence[int], target: Format) -> QRCertificates:
+    """:func:`qr_certificate` for a batch, as accurate as :mod:`neula.kernels.probes` says.
+
+    Parameters
+    ----------
+    measures : Tensor, shape (3, batch)
+        From :func:`qr_measures`.
+    shape : (int, int)
+        Of each matrix.
     target : Format
 
     Returns
@@ -195,13 +213,12 @@ def qr_certificates(
     QRCertificates
         The measures of a matrix that is not finite are NaN or infinite.
     """
-    k, n = r.shape[1:]
-    g, h = _gaussian_on(n, a.device), _gaussian_on(k, a.device)
-    residual, size, loss = torch.stack(probe_errors(a, q, r, scales, g, h)).cpu().double()
-    noise = measurement_error(a.shape[1], torch.float64)
+    m, n = shape
+    residual, size, loss = measures.cpu().double()
+    noise = measurement_error(m, torch.float64)
     return QRCertificates(
         residual=residual / torch.where(size == 0, 1.0, size),
-        orthogonality=loss / _gaussian_norm(k),
+        orthogonality=loss / _gaussian_norm(min(m, n)),
         residual_bound=residual_bound(target, n) + noise,
         orthogonality_bound=orthogonality_bound(target, n) + noise,
     )

@@ -180,7 +180,7 @@ def qr(
             factors = nothing(matrices, mode)
         elif _go_together(matrices, options):
             factors = factorize_together(
-                matrices, mode, target, _batch_chain(Batch(matrices, target), chosen), progress
+                matrices, mode, target, _batch_chain(Batch(matrices, target), chosen), chosen, progress
             )
         elif batch:
             factors = _factorize_each(matrices, mode, options)

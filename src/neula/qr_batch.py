@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
-from neula.accuracy import QRCertificates, qr_certificates
+from neula.accuracy import QRCertificates, qr_certificates, qr_measures
 from neula.algorithms.scaling import power_of_two_scales
 from neula.engines import FP32, FP64, Engine, Format
 from neula.gradients import attach_factors
@@ -121,11 +121,13 @@ class Batch:
         """The leading blocks with their columns scaled."""
         return (self.a[..., : self.k] * scales[:, None, : self.k]).to(dtype)
 
-    def certified(self, q: torch.Tensor, r: torch.Tensor, scales: torch.Tensor | None) -> _Certified:
-        """The factors as they are kept, the R of wide matrices with the columns beyond the square.
+    def measured(
+        self, q: torch.Tensor, r: torch.Tensor, scales: torch.Tensor | None
+    ) -> tuple[torch.Tensor, ...]:
+        """Factors as they are kept, the R of wide matrices with the columns beyond the square, and errors.
 
         Without scales, those that make columns of norm 1: R has the norms of A's columns, unless they are out
-        of the range in which their squares can be trusted, and then there is no certificate.
+        of the range in which their squares can be trusted, and then errors are NaN.
         """
         q = q.to(self.storage.dtype)
         r = r.to(torch.float64 if self.a.dtype == torch.float64 else torch.float32)
@@ -139,7 +141,7 @@ class Batch:
             # NaN unless low < norm < high.
             inverse = functional.threshold(norms, low, math.nan).reciprocal_()
             scales = functional.threshold(inverse, 1 / high, math.nan)
-        return _Certified(q, r, qr_certificates(self.a, q, r, scales, self.target))
+        return q, r, qr_measures(self.a, q, r, scales)
 
     def _projected(self, q: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
         """``Q^T A`` of the columns beyond the square."""
@@ -163,6 +165,7 @@ class Link(NamedTuple):
     Attributes
     ----------
     label : str
+        Says what the method does: equal labels, equal methods.
     dtype : torch.dtype
         Of the matrices that it takes.
     method : callable
@@ -182,6 +185,7 @@ def factorize_together(
     mode: str,
     target: Format,
     chain: Sequence[Link],
+    engine: Engine,
     progress: Progress | None = None,
 ) -> Factors:
     """Run a chain: each link for those matrices that were not accepted before.
@@ -190,7 +194,7 @@ def factorize_together(
     elements leave the range of the format, and then it is not accepted.
     """
     first, *rest = chain
-    found = _run(first, Batch(matrices, target))
+    found = _run(first, matrices, target, engine)
     q, r, certificates = found.q, found.r, found.certificates
     usable = _usable(matrices, certificates)
     attempts = [_attempt(first.label, certificates, len(matrices), progress)]
@@ -199,7 +203,7 @@ def factorize_together(
         if len(failed) == 0:
             break
         which = failed.to(matrices.device)
-        found = _run(link, Batch(matrices[which], target))
+        found = _run(link, matrices[which], target, engine)
         better = found.certificates.accepted | (found.certificates.error < certificates.error[failed])
         chosen = better.to(matrices.device)
         q[which[chosen]], r[which[chosen]] = found.q[chosen], found.r[chosen]
@@ -215,11 +219,18 @@ def factorize_together(
     return Factors(q, r, certificates, tuple(attempts))
 
 
-def _run(link: Link, batch: Batch) -> _Certified:
-    if not link.scaled:
-        return batch.certified(*link.method(batch.leading(link.dtype)), None)
-    scales = batch.scales()
-    return batch.certified(*link.method(batch.scaled(scales, link.dtype)), scales)
+def _run(link: Link, matrices: torch.Tensor, target: Format, engine: Engine) -> _Certified:
+    """One link for all matrices; the host waits only for its certificates."""
+
+    def factorized(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        batch = Batch(a, target)
+        if not link.scaled:
+            return batch.measured(*link.method(batch.leading(link.dtype)), None)
+        scales = batch.scales()
+        return batch.measured(*link.method(batch.scaled(scales, link.dtype)), scales)
+
+    q, r, measures = engine.replay(factorized, matrices, (link.label, link.scaled, target.name))
+    return _Certified(q, r, qr_certificates(measures, matrices.shape[1:], target))
 
 
 def _usable(matrices: torch.Tensor, certificates: QRCertificates) -> torch.Tensor:

@@ -136,7 +136,7 @@ def tsqr(
     if len(matrices) == 0:
         return as_result(nothing(matrices, mode), taken, mode, chosen, target, strict)
     with plain_arithmetic(chosen.device):
-        factors = factorize_together(matrices, mode, target, chain)
+        factors = factorize_together(matrices, mode, target, chain, chosen)
     if a.ndim == 2:
         if not factors.attempts[-1].accepted:
             check_finite(a, a, "A")

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from neula.accuracy import qr_certificate, qr_certificates
+from neula.accuracy import qr_certificate, qr_certificates, qr_measures
 from neula.algorithms.batched_qr import batched_qr, batched_reorthogonalize
 from neula.algorithms.householder import householder
 from neula.engines import FP32, FP64
@@ -147,7 +147,7 @@ def test_certificates_are_those_of_single_matrices(m: int, n: int, dtype: torch.
     r[2] *= 1.001
     scales = torch.rand(3, n, device=DEVICE) + 0.5
     target = FP32 if dtype == torch.float32 else FP64
-    together = qr_certificates(a, q, r, scales, target)
+    together = qr_certificates(qr_measures(a, q, r, scales), a.shape[1:], target)
     assert len(together) == 3
     for i, one in enumerate(together):
         alone = qr_certificate(a[i], q[i], r[i], scales[i], target)
@@ -170,6 +170,6 @@ def test_certificates_of_what_is_not_finite() -> None:
     r[1, 0, 0] = math.nan
     scales = torch.ones(3, 8, device=DEVICE)
     scales[2, 3] = math.nan
-    certificates = qr_certificates(a, q, r, scales, FP32)
+    certificates = qr_certificates(qr_measures(a, q, r, scales), a.shape[1:], FP32)
     assert certificates.accepted.tolist() == [True, False, False]
     assert certificates.error.isinf().tolist() == [False, True, True]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from functools import lru_cache
 
 import torch
 
-from neula.engines.engine import Engine
+from neula.engines import graphs
+from neula.engines.engine import Engine, Tensors
 from neula.engines.formats import TF32
 from neula.engines.precision import cuda_matmul_precision
 
@@ -72,6 +74,9 @@ class CudaEngine(Engine):
             return self.gemm(a, b, c, -1.0, 1.0)
         torch.addmm(c.T, b.T, a.T, alpha=-1.0, out=c.T)
         return c
+
+    def replay(self, function: Callable[[torch.Tensor], Tensors], x: torch.Tensor, key: Hashable) -> Tensors:
+        return graphs.replay(function, x, key)
 
 
 def measured_rate(engine: CudaEngine, n: int = 4096) -> float:
