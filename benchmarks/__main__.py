@@ -1,4 +1,4 @@
-"""``python -m benchmarks qr|batched_qr|lstsq|batched_lstsq|matmul [--device cuda|cpu] [--out DIR]``."""
+"""``python -m benchmarks NAME [--device cuda|cpu] [--out DIR]``."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ import torch
 import typer
 from rich.console import Console
 
-from benchmarks import batched_lstsq, batched_qr, lstsq, matmul, qr
+from benchmarks import batched_lstsq, batched_qr, kernels, lstsq, matmul, qr, tsqr
 from benchmarks.harness import Results
 
 BENCHMARKS: dict[str, Callable[[torch.device], Results]] = {
     "qr": qr.run,
     "batched_qr": batched_qr.run,
+    "tsqr": tsqr.run,
     "lstsq": lstsq.run,
     "batched_lstsq": batched_lstsq.run,
     "matmul": matmul.run,
+    "kernels": kernels.run,
 }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import overload
 
 import torch
@@ -135,12 +135,12 @@ class QRCertificates(Sequence[QRCertificate]):
     residual_bound: float
     orthogonality_bound: float
 
-    @property
+    @cached_property
     def accepted(self) -> torch.Tensor:
         """Whether both measures of each matrix meet their bounds (NaN never does)."""
         return (self.residual <= self.residual_bound) & (self.orthogonality <= self.orthogonality_bound)
 
-    @property
+    @cached_property
     def error(self) -> torch.Tensor:
         """The larger measure of each matrix; infinite where one is not finite."""
         return torch.maximum(self.residual, self.orthogonality).nan_to_num_(math.inf, math.inf)

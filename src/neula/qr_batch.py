@@ -152,8 +152,7 @@ class Batch:
         return (q.double().mT @ (rest * beyond)) / beyond
 
 
-@dataclass(frozen=True)
-class _Certified:
+class _Certified(NamedTuple):
     q: torch.Tensor
     r: torch.Tensor
     certificates: QRCertificates
@@ -195,10 +194,33 @@ def factorize_together(
     """
     first, *rest = chain
     found = _run(first, matrices, target, engine)
-    q, r, certificates = found.q, found.r, found.certificates
+    attempts = [_attempt(first.label, found.certificates, len(matrices), progress)]
+    lost = torch.empty(0, dtype=torch.int64)
+    if not attempts[0].accepted:
+        found, lost = _repaired(found, matrices, target, rest, engine, attempts, progress)
+    q, r, certificates = found
+    if mode == "complete":
+        q, r = complete(q, r)
+    if len(lost) > 0:
+        attempts.append(unusable(len(lost), len(matrices)))
+        for factor in (q, r):
+            factor[lost.to(factor.device)] = math.nan
+    return Factors(q, r, certificates, tuple(attempts))
+
+
+def _repaired(
+    found: _Certified,
+    matrices: torch.Tensor,
+    target: Format,
+    chain: Sequence[Link],
+    engine: Engine,
+    attempts: list[Attempt],
+    progress: Progress | None,
+) -> tuple[_Certified, torch.Tensor]:
+    """Replace the factors that were not accepted, and add attempts; also which matrices hold NaN or Inf."""
+    q, r, certificates = found
     usable = _usable(matrices, certificates)
-    attempts = [_attempt(first.label, certificates, len(matrices), progress)]
-    for link in rest:
+    for link in chain:
         failed = (~certificates.accepted & usable).nonzero()[:, 0]
         if len(failed) == 0:
             break
@@ -209,14 +231,7 @@ def factorize_together(
         q[which[chosen]], r[which[chosen]] = found.q[chosen], found.r[chosen]
         certificates = certificates.replaced(failed[better], found.certificates, better)
         attempts.append(_attempt(link.label, certificates, len(failed), progress))
-    if mode == "complete":
-        q, r = complete(q, r)
-    bad = (~usable).nonzero()[:, 0]
-    if len(bad) > 0:
-        attempts.append(unusable(len(bad), len(matrices)))
-        for factor in (q, r):
-            factor[bad.to(factor.device)] = math.nan
-    return Factors(q, r, certificates, tuple(attempts))
+    return _Certified(q, r, certificates), (~usable).nonzero()[:, 0]
 
 
 def _run(link: Link, matrices: torch.Tensor, target: Format, engine: Engine) -> _Certified:
