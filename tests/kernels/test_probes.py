@@ -65,6 +65,19 @@ def test_the_kernel_agrees_with_the_reference(kernel, m: int, n: int, dtype: tor
         assert ((found - expected).abs() <= 4 * math.sqrt(m * n) * u * expected).all()
 
 
+@pytest.mark.parametrize(("m", "n"), [(33, 32), (130, 8), (20, 52), (257, 100)])
+def test_blocks_of_rows_that_a_program_goes_through(
+    kernel, m: int, n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What matrices of many rows get, by the same bound."""
+    from neula.kernels import probes_triton
+
+    monkeypatch.setattr(probes_triton, "TALL", 1)
+    arguments = problem(3, m, n, *[torch.float32] * 3)
+    for found, expected in zip(kernel(*arguments), probe_errors_reference(*arguments), strict=True):
+        assert ((found - expected).abs() <= 4 * math.sqrt(m * n) * 2.0**-24 * expected).all()
+
+
 def test_views(kernel) -> None:
     a, q, r, scales, g, h = problem(4, 40, 36, *[torch.float32] * 3)
     views = (

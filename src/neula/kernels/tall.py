@@ -56,14 +56,14 @@ def tall_product(a: torch.Tensor, w: torch.Tensor, sizes: torch.Tensor) -> torch
     a : Tensor, shape (m, n), n <= 256
         float32, of any strides.
     w : Tensor, shape (n, n)
-        float64.
+        float64, upper triangular: what lies below is not read.
     sizes : Tensor, shape (n,)
         float64, at least the largest magnitude of each column of ``a``, best not many times as large.
 
     Returns
     -------
     Tensor, shape (m, n)
-        float32, contiguous. NaN where ``w`` or ``sizes`` is.
+        float32, contiguous. NaN where ``w`` is.
     """
     if _kernels_take(a):
         from neula.kernels.tall_triton import tall_product_triton
@@ -82,7 +82,8 @@ def tall_gram_reference(a: torch.Tensor) -> torch.Tensor:
 
 def tall_product_reference(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """:func:`tall_product` in plain torch, on any device: in float64."""
-    return torch.cat([(block @ w.double()).to(a.dtype) for block in _blocks(a)])
+    w = w.double().triu()
+    return torch.cat([(block @ w).to(a.dtype) for block in _blocks(a)])
 
 
 def _blocks(a: torch.Tensor) -> list[torch.Tensor]:

@@ -4,11 +4,14 @@
 Gram matrix as its symmetric part, up to ``L^T L``), ``4 m n`` bytes: for n = 128 128 flops a byte, of which
 an H200 can do 160.
 
-*Product*: ``6 m n^2`` flops, ``8 m n`` bytes: 96 flops a byte.
+*Product*: with W upper triangular, in halves, ``4.5 m n^2`` flops, ``8 m n`` bytes: 72 flops a byte.
 
 Parts are fp16 without a scale between them. A column is scaled as a whole so that its elements lie well above
 the subnormal numbers: an absolute error of ``2^-25`` is then far below the rounding of float32. Each thread
 block scales by what it finds in a sample of its own rows, and undoes that in its part of the sum.
+
+Elements move four at a time where a kernel can know that rows begin and end at multiples of four. Copies
+into shared memory ahead of time would move others one by one, which takes longer than to wait for them.
 """
 
 from __future__ import annotations
@@ -30,20 +33,42 @@ BLOCK_COLUMNS = 128
 
 
 class Config(NamedTuple):
-    """How a pass over the matrix is cut up: rows of a block, warps of a thread block, loads in flight.
+    """How a pass over the matrix is cut up.
 
     Rows of the Gram matrix are those that are summed on the unit, which truncates, before the sum is added
     outside.
+
+    Attributes
+    ----------
+    rows, warps, stages : int
+        Rows of a block, warps of a thread block, loads in flight.
+    blocks : int
+        Thread blocks of a multiprocessor: while one multiplies, the other loads or stores.
     """
 
     rows: int
     warps: int
     stages: int
+    blocks: int
 
 
-GRAM = {64: Config(32, 4, 3), 128: Config(64, 8, 3), 256: Config(64, 8, 3)}
-PRODUCT = {64: Config(64, 4, 3), 128: Config(128, 8, 2), 256: Config(64, 8, 1)}
-"""For matrices of up to so many columns, as measured on an H200."""
+VECTOR = 4
+"""Elements that a thread loads at a time."""
+
+GRAM = {64: Config(32, 4, 4, 2), 128: Config(64, 8, 3, 1), 256: Config(64, 8, 3, 1)}
+"""For matrices of up to so many columns, as measured on an H200: 4194304 x 128 take 0.76 ms, with blocks of
+32 rows 0.81, of 128 rows 0.88."""
+
+ACROSS = Config(64, 8, 3, 1)
+"""For the block of the Gram matrix between the first 128 columns and the others: 1048576 x 256 take 0.78 ms,
+with two stages 0.87."""
+
+PRODUCT = {64: Config(64, 4, 2, 3), 128: Config(64, 4, 2, 2), 256: Config(64, 4, 2, 2)}
+"""For the first 128 columns: 4194304 x 128 take 1.2 ms, with one thread block of 128 rows 1.6, and with W as
+a whole, which leaves no room for a second thread block with its loads in flight, 1.44 at best."""
+
+BEYOND = Config(128, 8, 1, 1)
+"""For the columns beyond: 0.9 ms for 1048576 x 256, with 64 rows 1.2."""
 
 SAMPLES = 4
 """Blocks of rows that a thread block looks at for its scales."""
@@ -51,9 +76,13 @@ SAMPLES = 4
 GRAM_TOP, PRODUCT_TOP = 7, 14
 """Exponents that the largest elements are scaled to: those of a sample, and all."""
 
+LARGEST = 126
+"""Exponent of the largest scale, so that it and its inverse are normal numbers: columns of elements less than
+``2^-112`` are scaled to less than the top and have less than the accuracy of float32."""
+
 
 def tall_gram_triton(a: torch.Tensor, *, config: Config | None = None) -> torch.Tensor:
-    """:func:`neula.kernels.tall.tall_gram` by the kernel, queued on the current stream.
+    """:func:`neula.kernels.tall.tall_gram` by the kernels, queued on the current stream.
 
     Raises
     ------
@@ -62,17 +91,25 @@ def tall_gram_triton(a: torch.Tensor, *, config: Config | None = None) -> torch.
     """
     _require_triton()
     m, n = a.shape
-    width, across = _width(n)
-    rows, warps, stages = config or _config(GRAM, n)
-    chunk = _chunk(m, rows, a.device)
+    width = _width(n, BLOCK_COLUMNS)
+    rows, warps, stages, blocks = config or _config(GRAM, n)
+    chunk = _chunk(m, max(rows, ACROSS.rows), blocks, a.device)
     parts = torch.empty(triton.cdiv(m, chunk), n, n, device=a.device)
+    arguments = (a, parts, m, n, chunk, *a.stride())
+    vector = _vector(a)
     with torch.cuda.device_of(a):
-        _gram_kernel[(len(parts), across * (across + 1) // 2)](
-            *(a, parts, m, n, chunk, *a.stride()),
-            *(rows, width, SAMPLES, GRAM_TOP),
+        _gram_kernel[(len(parts), triton.cdiv(n, width))](
+            *arguments,
+            *(rows, width, stages if vector > 1 else 1, True, SAMPLES, GRAM_TOP, vector),
             num_warps=warps,
-            num_stages=stages,
         )
+        if n > width:
+            rows, warps, stages, _ = ACROSS
+            _gram_kernel[(len(parts), 1)](
+                *arguments,
+                *(rows, width, stages if vector > 1 else 1, False, SAMPLES, GRAM_TOP, vector),
+                num_warps=warps,
+            )
     total = parts.sum(0, dtype=torch.float64)
     return total.add(total.mT).mul_(0.5)
 
@@ -80,7 +117,9 @@ def tall_gram_triton(a: torch.Tensor, *, config: Config | None = None) -> torch.
 def tall_product_triton(
     a: torch.Tensor, w: torch.Tensor, sizes: torch.Tensor, *, config: Config | None = None
 ) -> torch.Tensor:
-    """:func:`neula.kernels.tall.tall_product` by the kernel, queued on the current stream.
+    """:func:`neula.kernels.tall.tall_product` by the kernels, queued on the current stream.
+
+    Of W only the upper triangle counts, and blocks below the diagonal are not read.
 
     Raises
     ------
@@ -89,23 +128,29 @@ def tall_product_triton(
     """
     _require_triton()
     m, n = a.shape
-    width, across = _width(n)
-    exponents = PRODUCT_TOP - torch.frexp(sizes).exponent
+    exponents = (PRODUCT_TOP - torch.frexp(sizes).exponent).clamp_(-LARGEST, LARGEST)
     scaled = torch.ldexp(w, -exponents[:, None])
-    back = torch.frexp(torch.linalg.vector_norm(scaled, float("inf"), dim=0)).exponent - PRODUCT_TOP
+    largest = torch.linalg.vector_norm(scaled, float("inf"), dim=0)
+    back = (torch.frexp(largest).exponent - PRODUCT_TOP).clamp_(-LARGEST, LARGEST)
     scaled = torch.ldexp(scaled, -back).contiguous()
     high = scaled.half()
     low = (scaled - high).half()
     q = torch.empty(m, n, device=a.device)
-    rows, warps, stages = config or _config(PRODUCT, n)
-    chunk = _chunk(m, rows, a.device)
+    rows, warps, stages, blocks = config or _config(PRODUCT, n)
+    chunk = _chunk(m, rows, blocks, a.device)
+    arguments = (a, high, low, exponents, back, q, m, n)
+    vector = _vector(a)
     with torch.cuda.device_of(a):
-        _product_kernel[(triton.cdiv(m, chunk), across)](
-            *(a, high, low, exponents, back, q, m, n, chunk, *a.stride()),
-            *(rows, width, across == 2),
+        _product_kernel[(triton.cdiv(m, chunk),)](
+            *(*arguments, chunk, *a.stride(), rows, _width(n, BLOCK_COLUMNS) // 2, stages, vector),
             num_warps=warps,
-            num_stages=stages,
         )
+        if n > BLOCK_COLUMNS:
+            rows, warps, stages, blocks = BEYOND
+            chunk = _chunk(m, rows, blocks, a.device)
+            _product_beyond_kernel[(triton.cdiv(m, chunk),)](
+                *(*arguments, chunk, *a.stride(), rows, BLOCK_COLUMNS, stages, vector), num_warps=warps
+            )
     return q
 
 
@@ -118,16 +163,22 @@ def _config(table: dict[int, Config], n: int) -> Config:
     return table[next(columns for columns in COLUMNS if n <= columns)]
 
 
-def _width(n: int) -> tuple[int, int]:
-    """Columns of a block, and how many blocks there are."""
-    width = min(BLOCK_COLUMNS, max(16, int(triton.next_power_of_2(n))))
-    return width, int(triton.cdiv(n, width))
+def _width(n: int, most: int) -> int:
+    """Columns of a block: of two halves which the unit can multiply."""
+    return min(most, max(32, int(triton.next_power_of_2(n))))
 
 
-def _chunk(m: int, rows: int, device: torch.device) -> int:
-    """Rows of a thread block: so that there is one for each multiprocessor."""
+def _vector(a: torch.Tensor) -> int:
+    """How many elements a kernel can load at a time."""
+    row, column = a.stride()
+    sizes = (a.shape[1], row, a.data_ptr() // a.element_size())
+    return VECTOR if column == 1 and all(size % VECTOR == 0 for size in sizes) else 1
+
+
+def _chunk(m: int, rows: int, blocks: int, device: torch.device) -> int:
+    """Rows of a thread block: so that there are so many for each multiprocessor."""
     units = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
-    return int(triton.cdiv(triton.cdiv(m, units), rows)) * rows
+    return int(triton.cdiv(triton.cdiv(m, units * blocks), rows)) * rows
 
 
 @jit("m", "n", "chunk")
@@ -141,52 +192,52 @@ def _gram_kernel(  # type: ignore[no-untyped-def]
     stride_column,
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
+    STAGES: tl.constexpr,
+    DIAGONAL: tl.constexpr,
     SAMPLES: tl.constexpr,
     TOP: tl.constexpr,
+    VECTOR: tl.constexpr,
 ):
     """What the rows of this program add to a block of ``H^T (H + 2 L)``."""
+    n, stride_row = n // VECTOR * VECTOR, stride_row // VECTOR * VECTOR  # tells that they are multiples
     first = tl.program_id(0).to(tl.int64) * chunk
     last = tl.minimum(first + chunk, m)
-    left, right = tl.program_id(1) // 2 * WIDTH, (tl.program_id(1) + 1) // 2 * WIDTH
+    left = tl.program_id(1) * WIDTH
+    right = left if DIAGONAL else left + WIDTH
     i = tl.arange(0, ROWS)[:, None]
     j = tl.arange(0, WIDTH)[None, :]
-    x_column = a + (left + j).to(tl.int64) * stride_column
-    y_column = a + (right + j).to(tl.int64) * stride_column
-
-    x_largest = tl.zeros((WIDTH,), tl.float32)
-    y_largest = tl.zeros((WIDTH,), tl.float32)
-    for sample in range(SAMPLES):
-        row = first + (last - first) * sample // SAMPLES + i
-        x = tl.load(x_column + row * stride_row, mask=(row < last) & (left + j < n), other=0.0)
-        y = tl.load(y_column + row * stride_row, mask=(row < last) & (right + j < n), other=0.0)
-        x_largest = tl.maximum(x_largest, tl.max(tl.abs(x), axis=0))
-        y_largest = tl.maximum(y_largest, tl.max(tl.abs(y), axis=0))
-    x_exponents, y_exponents = TOP - _exponents(x_largest), TOP - _exponents(y_largest)
+    x_column, x_exists = a + (left + j).to(tl.int64) * stride_column, left + j < n
+    y_column, y_exists = a + (right + j).to(tl.int64) * stride_column, right + j < n
+    x_exponents = _sampled(x_column, x_exists, i, first, last, stride_row, WIDTH, SAMPLES, TOP)
+    y_exponents = x_exponents
+    if not DIAGONAL:
+        y_exponents = _sampled(y_column, y_exists, i, first, last, stride_row, WIDTH, SAMPLES, TOP)
+    x_scale, y_scale = _power_of_two(x_exponents)[None, :], _power_of_two(y_exponents)[None, :]
 
     total = tl.zeros((WIDTH, WIDTH), tl.float32)
-    for start in range(first, last, ROWS):
+    for start in tl.range(first, last, ROWS, num_stages=STAGES):
         row = start + i
-        x = tl.load(x_column + row * stride_row, mask=(row < last) & (left + j < n), other=0.0)
-        x_high, x_low = _split(_times_power_of_two(x, x_exponents[None, :]))
-        if left == right:
+        x = tl.load(x_column + row * stride_row, mask=(row < last) & x_exists, other=0.0)
+        if DIAGONAL:
+            x_high, x_low = _split(x * x_scale)
             run = tl.dot(tl.trans(x_high), x_low + x_low)
             run = tl.dot(tl.trans(x_high), x_high, run)
         else:
-            y = tl.load(y_column + row * stride_row, mask=(row < last) & (right + j < n), other=0.0)
-            y_high, y_low = _split(_times_power_of_two(y, y_exponents[None, :]))
+            y = tl.load(y_column + row * stride_row, mask=(row < last) & y_exists, other=0.0)
+            x_high, x_low = _split(x * x_scale)
+            y_high, y_low = _split(y * y_scale)
             run = tl.dot(tl.trans(x_high), y_low)
             run = tl.dot(tl.trans(x_low), y_high, run)
             run = tl.dot(tl.trans(x_high), y_high, run)
         total += run  # outside of the unit: rounded to nearest
 
     k = tl.arange(0, WIDTH)
-    exponents = -(x_exponents[:, None] + y_exponents[None, :])
-    total = _times_power_of_two(total, exponents)
+    total = _times_power_of_two(total, -(x_exponents[:, None] + y_exponents[None, :]))
     rows, columns = left + k[:, None], right + k[None, :]
     inside = (rows < n) & (columns < n)
     parts += tl.program_id(0).to(tl.int64) * n * n
     tl.store(parts + rows * n + columns, total, mask=inside)
-    if left != right:
+    if not DIAGONAL:
         tl.store(parts + columns * n + rows, total, mask=inside)
 
 
@@ -204,45 +255,118 @@ def _product_kernel(  # type: ignore[no-untyped-def]
     stride_row,
     stride_column,
     ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    SECOND: tl.constexpr,
+    HALF: tl.constexpr,
+    STAGES: tl.constexpr,
+    VECTOR: tl.constexpr,
 ):
-    """Some rows of a block of columns of ``A W``, W upper triangular, which stays on the chip."""
+    """Some rows of the first columns of ``A W``, W upper triangular: three quarters of it stay here."""
+    n, stride_row = n // VECTOR * VECTOR, stride_row // VECTOR * VECTOR  # tells that they are multiples
     first = tl.program_id(0).to(tl.int64) * chunk
     last = tl.minimum(first + chunk, m)
-    columns = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
     i = tl.arange(0, ROWS)[:, None]
-    k = tl.arange(0, WIDTH)
-    undo = tl.load(back + columns, mask=columns < n, other=0)
-    scale = tl.load(exponents + k, mask=k < n, other=0)
-    inside = (k[:, None] < n) & (columns < n)
-    w_high = tl.load(high + k[:, None] * n + columns, mask=inside, other=0.0)
-    w_low = tl.load(low + k[:, None] * n + columns, mask=inside, other=0.0)
-    if SECOND:
-        scale_2 = tl.load(exponents + WIDTH + k, mask=WIDTH + k < n, other=0)
-        inside = (WIDTH + k[:, None] < n) & (columns < n)
-        w_high_2 = tl.load(high + (WIDTH + k[:, None]) * n + columns, mask=inside, other=0.0)
-        w_low_2 = tl.load(low + (WIDTH + k[:, None]) * n + columns, mask=inside, other=0.0)
-    for start in range(first, last, ROWS):
+    k = tl.arange(0, HALF)
+    j_0, j_1 = k[None, :], HALF + k[None, :]
+    scale_0, scale_1 = _scale(exponents, j_0, n), _scale(exponents, j_1, n)
+    undo_0, undo_1 = _scale(back, j_0, n), _scale(back, j_1, n)
+    high_00, low_00 = _block(high, low, k[:, None], j_0, n)
+    high_01, low_01 = _block(high, low, k[:, None], j_1, n)
+    high_11, low_11 = _block(high, low, HALF + k[:, None], j_1, n)
+    for start in tl.range(first, last, ROWS, num_stages=STAGES):
         row = start + i
         rows = a + row * stride_row
-        x = tl.load(
-            rows + k[None, :].to(tl.int64) * stride_column, mask=(row < last) & (k[None, :] < n), other=0.0
-        )
-        total = _product(x, scale, w_high, w_low)
-        if SECOND:
-            x = tl.load(
-                rows + (WIDTH + k[None, :]).to(tl.int64) * stride_column,
-                mask=(row < last) & (WIDTH + k[None, :] < n),
-                other=0.0,
-            )
-            total += _product(x, scale_2, w_high_2, w_low_2)
-        tl.store(q + row * n + columns, _times_power_of_two(total, undo), mask=(row < last) & (columns < n))
+        x_0 = tl.load(rows + j_0.to(tl.int64) * stride_column, mask=(row < last) & (j_0 < n), other=0.0)
+        x_1 = tl.load(rows + j_1.to(tl.int64) * stride_column, mask=(row < last) & (j_1 < n), other=0.0)
+        x_high, x_low = _split(x_0 * scale_0)
+        y_0 = tl.dot(x_high, low_00, tl.dot(x_low, high_00))
+        y_0 = tl.dot(x_high, high_00, y_0)
+        y_1 = tl.dot(x_high, low_01, tl.dot(x_low, high_01))
+        z_high, z_low = _split(x_1 * scale_1)
+        y_1 = tl.dot(z_high, low_11, tl.dot(z_low, high_11, y_1))
+        y_1 = tl.dot(x_high, high_01, y_1)
+        y_1 = tl.dot(z_high, high_11, y_1)
+        tl.store(q + row * n + j_0, y_0 * undo_0, mask=(row < last) & (j_0 < n))
+        tl.store(q + row * n + j_1, y_1 * undo_1, mask=(row < last) & (j_1 < n))
+
+
+@jit("m", "n", "chunk")
+def _product_beyond_kernel(  # type: ignore[no-untyped-def]
+    a,
+    high,
+    low,
+    exponents,
+    back,
+    q,
+    m,
+    n,
+    chunk,
+    stride_row,
+    stride_column,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    STAGES: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
+    """Some rows of a second block of columns of ``A W``."""
+    n, stride_row = n // VECTOR * VECTOR, stride_row // VECTOR * VECTOR  # tells that they are multiples
+    first = tl.program_id(0).to(tl.int64) * chunk
+    last = tl.minimum(first + chunk, m)
+    i = tl.arange(0, ROWS)[:, None]
+    k = tl.arange(0, WIDTH)
+    j_0, j_1 = k[None, :], WIDTH + k[None, :]
+    scale_0, scale_1, undo = _scale(exponents, j_0, n), _scale(exponents, j_1, n), _scale(back, j_1, n)
+    high_0, low_0 = _block(high, low, k[:, None], j_1, n)
+    high_1, low_1 = _block(high, low, WIDTH + k[:, None], j_1, n)
+    for start in tl.range(first, last, ROWS, num_stages=STAGES):
+        row = start + i
+        rows = a + row * stride_row
+        x = tl.load(rows + j_0.to(tl.int64) * stride_column, mask=(row < last) & (j_0 < n), other=0.0)
+        z = tl.load(rows + j_1.to(tl.int64) * stride_column, mask=(row < last) & (j_1 < n), other=0.0)
+        y = _product(x * scale_0, high_0, low_0) + _product(z * scale_1, high_1, low_1)
+        tl.store(q + row * n + j_1, y * undo, mask=(row < last) & (j_1 < n))
 
 
 @jit()
-def _product(x, exponents, w_high, w_low):  # type: ignore[no-untyped-def]
-    x_high, x_low = _split(_times_power_of_two(x, exponents[None, :]))
+def _sampled(  # type: ignore[no-untyped-def]
+    column,
+    exists,
+    i,
+    first,
+    last,
+    stride_row,
+    WIDTH: tl.constexpr,
+    SAMPLES: tl.constexpr,
+    TOP: tl.constexpr,
+):
+    """Exponents of the scales of columns, by the largest elements of some blocks of rows."""
+    largest = tl.zeros((WIDTH,), tl.float32)
+    for sample in range(SAMPLES):
+        row = first + (last - first) * sample // SAMPLES + i
+        x = tl.load(column + row * stride_row, mask=(row < last) & exists, other=0.0)
+        largest = tl.maximum(largest, tl.max(tl.abs(x), axis=0))
+    return tl.minimum(TOP - _exponents(largest), 126)
+
+
+@jit()
+def _power_of_two(exponents):  # type: ignore[no-untyped-def]
+    """``2**exponents``, where that is a normal number."""
+    return ((exponents + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@jit()
+def _scale(exponents, j, n):  # type: ignore[no-untyped-def]
+    return _power_of_two(tl.load(exponents + j, mask=j < n, other=0))
+
+
+@jit()
+def _block(high, low, i, j, n):  # type: ignore[no-untyped-def]
+    """A block of both parts of W."""
+    place, inside = i * n + j, (i < n) & (j < n)
+    return tl.load(high + place, mask=inside, other=0.0), tl.load(low + place, mask=inside, other=0.0)
+
+
+@jit()
+def _product(x, w_high, w_low):  # type: ignore[no-untyped-def]
+    x_high, x_low = _split(x)
     small = tl.dot(x_high, w_low, tl.dot(x_low, w_high))
     return tl.dot(x_high, w_high, small)
 
