@@ -261,6 +261,5 @@ def _attempt(label: str, certificates: QRCertificates, tried: int, progress: Pro
     """Record a link of the chain, with the worst certificate of the batch."""
     if progress is not None:
         progress(label, 1.0)
-    rejected = int((~certificates.accepted).sum())
-    worst = certificates[int(certificates.error.argmax())]
-    return Attempt(label, rejected == 0, f"{rejected} of {tried} matrices rejected; the worst: {worst}")
+    reason = f"{certificates.rejected} of {tried} matrices rejected; the worst: {certificates.worst}"
+    return Attempt(label, certificates.rejected == 0, reason)
