@@ -50,7 +50,8 @@ def tsqr(
     By default the fastest way to the accuracy of A's dtype: R from the Gram matrix of A and ``Q = A R^-1``,
     both in fp16 with error correction, which read A twice; a second pass over Q where the certificate asks
     for it; and at last the tree of Householder factorizations, which is orthogonal whatever the condition of
-    A. Or, named, one of the modes of [1]_: the tree with its products in one arithmetic.
+    A, in float64 if float32 does not do. Or, named, one of the modes of [1]_: the tree with its products in
+    one arithmetic.
 
     Parameters
     ----------
@@ -150,10 +151,12 @@ def _auto_chain(engine: Engine, target: Format) -> list[Link]:
     arithmetic = "fp64" if target is FP64 else "fp16_cor" if engine.name == "cuda" else "fp32"
     passes = partial(_one_by_one, method=cholesky_tsqr)
     twice = partial(_one_by_one, method=cholesky_tsqr2)
+    # A reflector in float32 errs by some 10 u, no less than what a few columns are certified to.
+    trees = ("fp64",) if target is FP64 else ("fp32", "fp64")
     return [
         Link(f"cholesky-qr {arithmetic}", dtype, passes, scaled=False),
         Link(f"cholesky-qr {arithmetic}, twice", dtype, twice),
-        Link(f"tsqr {'fp64' if target is FP64 else 'fp32'}", dtype, partial(tree, product=exact_matmul)),
+        *(Link(f"tsqr {name}", FORMATS[name].storage, partial(tree, product=exact_matmul)) for name in trees),
     ]
 
 
