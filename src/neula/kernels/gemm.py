@@ -207,7 +207,7 @@ def kernel_runs(device: torch.device) -> bool:
     def attempt() -> None:
         from neula.kernels.gemm_triton import gemm_triton
 
-        ones = torch.ones(16, 16, device=device)
+        ones = torch.ones(16, 16, dtype=torch.float32, device=device)
         gemm_triton(ones, ones, SCHEMES["fp16_cor"])
 
     return can_run(attempt, f"the kernel for products on {device}", "slower products take its place")

@@ -233,7 +233,7 @@ def _kernels_run(device: torch.device) -> bool:
     def attempt() -> None:
         from neula.kernels.householder_triton import apply_tiles_triton, factor_tiles_triton
 
-        ones = torch.ones(1, MAX_HEIGHT, WIDTH + 1, device=device)
+        ones = torch.ones(1, MAX_HEIGHT, WIDTH + 1, dtype=torch.float32, device=device)
         apply_tiles_triton(
             factor_tiles_triton(ones, MAX_HEIGHT, "fp16_cor")[0], ones[:, : WIDTH + 1], "fp16_cor"
         )

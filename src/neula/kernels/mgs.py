@@ -130,6 +130,6 @@ def _kernel_runs(device: torch.device) -> bool:
     def attempt() -> None:
         from neula.kernels.mgs_triton import mgs_triton
 
-        mgs_triton(torch.ones(1, 1, 1, device=device))
+        mgs_triton(torch.ones(1, 1, 1, dtype=torch.float32, device=device))
 
     return can_run(attempt, f"the tile kernel on {device}", "plain torch takes its place, many times slower")

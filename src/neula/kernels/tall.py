@@ -102,7 +102,7 @@ def _kernels_run(device: torch.device, columns: int) -> bool:
     def attempt() -> None:
         from neula.kernels.tall_triton import tall_gram_triton, tall_product_triton
 
-        a = torch.eye(columns, device=device)
+        a = torch.eye(columns, dtype=torch.float32, device=device)
         tall_product_triton(a, tall_gram_triton(a), a[0].double())
 
     what = f"the kernels for tall matrices of {columns} columns on {device}"

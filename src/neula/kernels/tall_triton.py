@@ -94,7 +94,7 @@ def tall_gram_triton(a: torch.Tensor, *, config: Config | None = None) -> torch.
     width = _width(n, BLOCK_COLUMNS)
     rows, warps, stages, blocks = config or _config(GRAM, n)
     chunk = _chunk(m, max(rows, ACROSS.rows), blocks, a.device)
-    parts = torch.empty(triton.cdiv(m, chunk), n, n, device=a.device)
+    parts = a.new_empty(triton.cdiv(m, chunk), n, n)
     arguments = (a, parts, m, n, chunk, *a.stride())
     vector = _vector(a)
     with torch.cuda.device_of(a):
@@ -135,7 +135,7 @@ def tall_product_triton(
     scaled = torch.ldexp(scaled, -back).contiguous()
     high = scaled.half()
     low = (scaled - high).half()
-    q = torch.empty(m, n, device=a.device)
+    q = a.new_empty(m, n)
     rows, warps, stages, blocks = config or _config(PRODUCT, n)
     chunk = _chunk(m, rows, blocks, a.device)
     arguments = (a, high, low, exponents, back, q, m, n)
