@@ -8,7 +8,14 @@ import math
 import pytest
 import torch
 
-from neula.algorithms.corrected import balanced, corrected_product, scaled_product, split, unbalanced
+from neula.algorithms.corrected import (
+    balanced,
+    corrected_bmm,
+    corrected_product,
+    scaled_product,
+    split,
+    unbalanced,
+)
 from neula.engines import BF16, FP16, FP32, TF32, EmulatedEngine
 from neula.engines.formats import round_to
 from neula.kernels.gemm import SCHEMES, split_reference
@@ -211,3 +218,33 @@ def test_float64_operands_are_rounded_once():
     c = corrected_product(a, b, EmulatedEngine())
     assert c.dtype == torch.float64
     assert errors(c, a, b).max() <= bound(40) + 2
+
+
+# ---------------------------------------------------------------- batches of small products
+
+
+@pytest.mark.parametrize("format", [FP16, TF32])
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (3, 2, 5, 7), (4, 20, 256, 9), (0, 3, 4, 5)])
+def test_batches(format, shape):
+    """Without runs: all sums are the unit's."""
+    batch, m, k, n = shape
+    a, b = uniform(batch * m, k, 22).view(batch, m, k), uniform(batch * k, n, 23).view(batch, k, n)
+    for engine in (EmulatedEngine(format=format), EmulatedEngine("cpu", format, "fp32_rz", BLOCK)):
+        c = corrected_bmm(a, b, engine)
+        assert (c.shape, c.dtype) == ((batch, m, n), torch.float32)
+        block = BLOCK if engine.accumulate == "fp32_rz" else 0
+        assert (errors(c, a, b) <= bound(k, run=k, block=block)).all()
+        assert batch == 0 or k < 256 or errors(engine.bmm(a, b), a, b).max() > 10 * bound(k, run=k)
+
+
+@pytest.mark.parametrize("format", [FP16, TF32])
+def test_batches_of_transposed_views(format):
+    a, b = uniform(6, 40, 24).view(2, 3, 40), uniform(10, 40, 25).view(2, 5, 40)
+    engine = EmulatedEngine(format=format)
+    assert errors(corrected_bmm(a, b.mT, engine), a, b.mT).max() <= bound(40, run=40)
+
+
+def test_remainders_of_a_batch_stay_out_of_the_subnormal_numbers():
+    """Elements of 2^-10, of which the remainder is 2^-22: it is the scale that keeps its bits in fp16."""
+    a, b = uniform(30, 64, 26)[None] * 2.0**-10, uniform(64, 20, 27)[None]
+    assert errors(corrected_bmm(a, b, EmulatedEngine(format="fp16")), a, b).max() <= bound(64, run=64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,7 +14,22 @@ if not torch.cuda.is_available() and "triton" not in sys.modules:
     with pytest.MonkeyPatch.context() as environment, contextlib.suppress(ImportError):
         environment.setenv("TRITON_INTERPRET", "1")
         import neula.kernels.gemm_triton
-        import neula.kernels.mgs_triton  # noqa: F401
+        import neula.kernels.householder_triton
+        import neula.kernels.mgs_triton
+        import neula.kernels.tall_triton  # noqa: F401
+
+
+@pytest.fixture
+def uninitialized_is_nan() -> Iterator[None]:
+    """New memory is filled with NaN, so that what a kernel reads before it is written shows."""
+    debug = torch.utils.deterministic
+    before = torch.are_deterministic_algorithms_enabled(), debug.fill_uninitialized_memory
+    # cuBLAS is not deterministic unless the environment says so.
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    debug.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(before[0])
+    debug.fill_uninitialized_memory = before[1]
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,272 @@
+"""The tree of Householder factorizations and Cholesky QR of tall matrices, by the definition of a QR."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pytest
+import torch
+
+from neula.algorithms.corrected import corrected_bmm
+from neula.algorithms.tsqr import cholesky_tsqr, cholesky_tsqr2, tsqr
+from neula.engines import EmulatedEngine
+from neula.kernels.householder import MAX_HEIGHT, WIDTH, Product, product_named
+from neula.matrices import random_matrix
+
+DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+U16, U32, U64 = 2.0**-11, 2.0**-24, 2.0**-53
+U = {torch.float32: U32, torch.float64: U64}
+
+FP16 = EmulatedEngine(format="fp16")
+PRODUCTS: dict[str, str | Product] = {
+    **{name: product_named(name) for name in ("fp16", "tf32", "fp16_cor", "tf32_cor")},
+    "engine fp16": FP16.bmm,
+    "engine fp16_cor": partial(corrected_bmm, engine=FP16),
+    "engine fp16_cor, truncated": partial(
+        corrected_bmm, engine=EmulatedEngine("cpu", "fp16", "fp32_rz", block=8)
+    ),
+}
+
+# One tile; a last tile that is a single row, or shorter than n; trees of two, three and five levels.
+SHAPES = [
+    (1, 1, None),
+    (9, 9, None),
+    (257, 3, None),
+    (513, 33, None),
+    (300, 130, None),
+    (700, 33, 66),
+    (130, 8, 16),
+    (131, 5, 10),
+]
+
+
+def matrices(kind: str, m: int, n: int, batch: int = 2, **options) -> torch.Tensor:
+    return torch.stack([random_matrix(kind, m, n, seed=7 * n + i, **options) for i in range(batch)])
+
+
+def levels(m: int, n: int, rows: int) -> int:
+    """Of the tree: each stacks triangles of n rows for tiles of so many."""
+    count = 1
+    while m > rows:
+        m, count = math.ceil(m / rows) * n, count + 1
+    return count
+
+
+def bound(m: int, n: int, tile_rows: int | None, product: float = 0.0, u: float = U32) -> float:
+    """For each level what a tile errs by: ``4 (n + sqrt(m)) u``, as every QR, 4 roundings in a scale of a
+    reflector, and for each block of columns its reflector on the way up and on the way down, three products
+    with ``|V|^2 = 2``.
+    """
+    rows = tile_rows or max(MAX_HEIGHT, 2 * n)
+    tile = 4 * (n + math.sqrt(min(m, rows)) + 4) * u + math.ceil(n / WIDTH) * 2 * 3 * 2 * product
+    return levels(m, n, rows) * tile
+
+
+def errors(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> tuple[float, float]:
+    """The worst relative residual and loss of orthogonality of a batch; infinite for NaN."""
+    a, q, r = a.double(), q.double(), r.double()
+    norm = torch.linalg.matrix_norm
+    identity = torch.eye(q.shape[-1], dtype=torch.float64, device=q.device)
+    size = norm(a)
+    residual = norm(a - q @ r) / torch.where(size == 0, 1.0, size)
+    worst = residual.max(), norm(q.mT @ q - identity).max()
+    return tuple(float(x.nan_to_num(math.inf)) for x in worst)
+
+
+def check_triangular(r: torch.Tensor) -> None:
+    assert torch.equal(r, r.triu()), "exact zeros below the diagonal"
+    assert (r.diagonal(dim1=-2, dim2=-1) >= 0).all()
+
+
+# ---------------------------------------------------------------- the tree
+
+
+@DEVICES
+@pytest.mark.parametrize(("m", "n", "tile_rows"), SHAPES)
+@pytest.mark.parametrize("dtype", U, ids=str)
+def test_every_shape(m: int, n: int, tile_rows: int | None, dtype: torch.dtype, device: str) -> None:
+    a = matrices("uniform", m, n, dtype=dtype, device=device)
+    before = a.clone()
+    q, r = tsqr(a, torch.matmul, tile_rows=tile_rows)
+    assert (q.shape, r.shape, q.dtype, r.dtype) == ((2, m, n), (2, n, n), dtype, dtype)
+    check_triangular(r)
+    # Of the norm of the identity, which is sqrt(n) in Frobenius' norm.
+    residual, orthogonality = errors(a, q, r)
+    assert residual <= bound(m, n, tile_rows, u=U[dtype])
+    assert orthogonality <= math.sqrt(n) * bound(m, n, tile_rows, u=U[dtype])
+    assert torch.equal(a, before)
+
+
+@pytest.mark.parametrize(("m", "n", "tile_rows"), [(9, 9, None), (513, 33, None), (300, 130, None)])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_every_product(m: int, n: int, tile_rows: int | None, name: str) -> None:
+    """Uncorrected, operands err by u16 each; corrected, by 2 u, and 4 u are dropped; a unit that truncates
+    after 8 products takes up to 2 u off each time, of sums of at most 512.
+    """
+    a = matrices("uniform", m, n, dtype=torch.float32)
+    one = 2 * U16 if "cor" not in name else 8 * U32
+    if "truncated" in name:
+        one += 2 * min(m, MAX_HEIGHT) / 8 * U32
+    q, r = tsqr(a, PRODUCTS[name], tile_rows=tile_rows)
+    check_triangular(r)
+    residual, orthogonality = errors(a, q, r)
+    assert residual <= bound(m, n, tile_rows, one)
+    assert orthogonality <= math.sqrt(n) * bound(m, n, tile_rows, one)
+    reference = errors(a, *tsqr(a, torch.matmul, tile_rows=tile_rows))
+    if "cor" not in name:
+        assert residual > 100 * reference[0]
+        assert orthogonality > 100 * reference[1]
+    elif "truncated" not in name:
+        assert residual <= 3 * reference[0]
+        assert orthogonality <= 3 * reference[1]
+
+
+@DEVICES
+@pytest.mark.parametrize("product", ["fp16_cor", "tf32_cor", "fp16", "tf32"])
+def test_named_products(product: str, device: str) -> None:
+    """By kernels where there is a GPU, and there with a unit that truncates after 16 products."""
+    a = matrices("uniform", 1500, 70, dtype=torch.float32, device=device)
+    one = 8 * U32 + 2 * MAX_HEIGHT / 16 * U32 if product.endswith("cor") else 2 * U16
+    q, r = tsqr(a, product)
+    check_triangular(r)
+    residual, orthogonality = errors(a, q, r)
+    assert residual <= bound(1500, 70, None, one)
+    assert orthogonality <= math.sqrt(70) * bound(1500, 70, None, one)
+
+
+@pytest.mark.parametrize("cond", [1e1, 1e4, 1e7])
+def test_orthogonal_whatever_the_condition(cond: float) -> None:
+    a = matrices("geometric", 300, 33, cond=cond).float()
+    q, r = tsqr(a, torch.matmul, tile_rows=70)
+    assert max(errors(a, q, r)) <= math.sqrt(33) * bound(300, 33, 70)
+
+
+def test_linearly_dependent_and_zero_columns() -> None:
+    a = matrices("uniform", 300, 20, batch=3, dtype=torch.float32)
+    a[0, :, [0, 5, 19]] = 0
+    a[0, :, 9] = a[0, :, 2]
+    a[1] = 0
+    a[2, 3:] = 0  # all but the first tile is zero
+    q, r = tsqr(a, torch.matmul, tile_rows=40)
+    check_triangular(r)
+    assert max(errors(a, q, r)) <= math.sqrt(20) * bound(300, 20, 40)
+    assert not r[0][:, [0, 5, 19]].any()
+    assert not r[1].any()
+
+
+def test_r_agrees_with_lapack() -> None:
+    """R is unique: factors differ by ``sqrt(2) cond`` times both backward errors (Sun 1991)."""
+    a = matrices("uniform", 500, 20)
+    q, r = tsqr(a, torch.matmul, tile_rows=40)
+    expected_q, expected_r = torch.linalg.qr(a)
+    signs = expected_r.diagonal(dim1=1, dim2=2).sign()
+    limit = 2 * math.sqrt(2) * float(torch.linalg.cond(a).max()) * bound(500, 20, 40, u=U64)
+    norm = torch.linalg.matrix_norm
+    assert (norm(r - signs[..., None] * expected_r) <= limit * norm(r)).all()
+    assert (norm(q - expected_q * signs[:, None]) <= limit * norm(q)).all()
+
+
+def test_a_matrix_does_not_depend_on_its_neighbours() -> None:
+    a = matrices("uniform", 120, 7, batch=3, dtype=torch.float32)
+    clean_q, clean_r = tsqr(a, torch.matmul, tile_rows=20)
+    a[1, 33, 4] = math.nan
+    q, r = tsqr(a, torch.matmul, tile_rows=20)
+    assert r[1].isnan().any()
+    for i in (0, 2):
+        assert torch.equal(q[i], clean_q[i])
+        assert torch.equal(r[i], clean_r[i])
+
+
+def test_any_strides() -> None:
+    a = matrices("uniform", 120, 7, dtype=torch.float32)
+    expected = tsqr(a, torch.matmul, tile_rows=20)
+    for view in (a.mT.contiguous().mT, torch.stack([a, a], 3)[..., 0]):
+        for x, y in zip(tsqr(view, torch.matmul, tile_rows=20), expected, strict=True):
+            assert torch.equal(x, y)
+
+
+def test_tiles_that_do_not_shrink() -> None:
+    with pytest.raises(ValueError, match=r"tiles of 13 rows.*take tile_rows >= 14"):
+        tsqr(matrices("uniform", 40, 7), torch.matmul, tile_rows=13)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("product", ["fp16_cor", "tf32_cor"])
+def test_a_million_rows_on_a_gpu(product: str) -> None:
+    a = matrices("uniform", 10**6, 128, batch=1, dtype=torch.float32, device="cuda")
+    q, r = tsqr(a, product)
+    check_triangular(r)
+    one = 8 * U32 + 2 * MAX_HEIGHT / 16 * U32
+    residual, orthogonality = errors(a, q, r)
+    assert residual <= bound(10**6, 128, None, one)
+    assert orthogonality <= math.sqrt(128) * bound(10**6, 128, None, one)
+
+
+# ---------------------------------------------------------------- Cholesky QR
+
+
+def cholesky_bounds(a: torch.Tensor, r: torch.Tensor, u: float, gram: float) -> tuple[float, float]:
+    """Residual and orthogonality if the product errs by u beside ``|A| |R^-1|``, and the Gram matrix by
+    ``gram`` beside the norms of the columns, which ``R^-T`` and ``R^-1`` multiply by ``n cond^2`` (Yamamoto,
+    Nakatsukasa, Yanagisawa, Fukaya 2015).
+    """
+    size, cond = a.double().abs() @ torch.linalg.inv(r).abs(), float(torch.linalg.cond(a.double()))
+    norm = torch.linalg.matrix_norm
+    residual = u * float(norm(size @ r.abs()) / norm(a.double()))
+    return residual, 2 * u * float(norm(size)) + a.shape[1] * gram * cond**2
+
+
+def arithmetic(device: str, n: int) -> tuple[float, float]:
+    """Errors of the product and of the Gram matrix: on a CPU a sum in float64, and one rounding; on a GPU
+    float32 (:mod:`neula.kernels.tall`).
+    """
+    return (2 * U32, U64) if device == "cpu" else ((12 + 2 * n / 16) * U32, 8 * U32)
+
+
+@DEVICES
+@pytest.mark.parametrize("cond", [2.0, 1e2, 1e4, 1e6])
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (20, 20), (500, 30), (300, 130)])
+def test_cholesky_qr_once(m: int, n: int, cond: float, device: str) -> None:
+    a = random_matrix("geometric", m, n, cond=cond).to(device, torch.float32)
+    q, r = cholesky_tsqr(a)
+    assert (q.shape, r.shape, q.dtype, r.dtype) == ((m, n), (n, n), torch.float32, torch.float64)
+    if device == "cuda" and cond >= 1e4 and bool(r.isnan().all()):
+        return  # a Gram matrix in float32 of such a condition may be indefinite
+    check_triangular(r)
+    limits = cholesky_bounds(a, r, *arithmetic(device, n))
+    assert all(x <= y for x, y in zip(errors(a, q, r), limits, strict=True))
+
+
+@DEVICES
+def test_cholesky_qr_twice(device: str) -> None:
+    """Up to the square root of 1/u of the Gram matrix; the second pass meets a condition of about 1."""
+    for cond in (1e1, 1e2) if device == "cuda" else (1e2, 1e5, 1e7):
+        a = random_matrix("geometric", 500, 30, cond=cond).to(device, torch.float32)
+        q, r = cholesky_tsqr2(a)
+        check_triangular(r)
+        u, gram = arithmetic(device, 30)
+        residual, orthogonality = errors(a, q, r)
+        assert residual <= 2 * cholesky_bounds(a, r, u, gram)[0]
+        # |Q| |R^-1| of a Q that is nearly orthonormal is n at most.
+        assert orthogonality <= 2 * u * 30 + 30 * gram * 1.5
+
+
+def test_cholesky_qr_in_float64() -> None:
+    a = random_matrix("geometric", 500, 30, cond=1e4)
+    q, r = cholesky_tsqr2(a)
+    assert q.dtype == torch.float64
+    residual, orthogonality = errors(a, q, r)
+    # Sums of 30 and of 500 products, of random errors.
+    assert residual <= 2 * cholesky_bounds(a, r, math.sqrt(30) * U64, 0.0)[0]
+    assert orthogonality <= 30 * (2 * math.sqrt(30) + 1.5 * math.sqrt(500)) * U64
+
+
+@DEVICES
+def test_cholesky_qr_where_there_is_none(device: str) -> None:
+    a = random_matrix("uniform", 200, 12, dtype=torch.float32, device=device)
+    a[:, 7] = 0
+    for method in (cholesky_tsqr, cholesky_tsqr2):
+        q, r = method(a)
+        assert q.isnan().all()
+        assert r.isnan().all()

@@ -1,0 +1,157 @@
+"""Chains of methods for batches: which matrices each link gets, what is kept, and who is believed."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from neula.engines import FP32, FP64, CpuEngine
+from neula.matrices import random_matrix
+from neula.qr_batch import SAFE_NORMS, Batch, Link, complete, empty_factors, factorize_together
+
+ENGINE = CpuEngine("cpu")
+Factors = tuple[torch.Tensor, torch.Tensor]
+
+
+def normal(batch: int, m: int, n: int) -> torch.Tensor:
+    return torch.stack([random_matrix("normal", m, n, seed=i, dtype=torch.float32) for i in range(batch)])
+
+
+def exact(a: torch.Tensor) -> Factors:
+    return torch.linalg.qr(a)
+
+
+class Recorded:
+    """A method that errs by a relative ``error`` for some of its matrices, and remembers what it got."""
+
+    def __init__(self, error: float = 0.0, bad: tuple[int, ...] = ()) -> None:
+        self.error, self.bad = error, list(bad)
+        self.given: list[torch.Tensor] = []
+
+    def __call__(self, a: torch.Tensor) -> Factors:
+        self.given.append(a.clone())
+        q, r = exact(a)
+        r[self.bad] *= 1 + self.error
+        return q, r
+
+    def link(self, label: str, *, scaled: bool = True) -> Link:
+        return Link(label, torch.float32, self, scaled)
+
+
+def test_each_link_gets_what_the_one_before_missed() -> None:
+    a = normal(4, 30, 5)
+    first, second = Recorded(1e-3, bad=(1, 3)), Recorded(1e-3, bad=(0,))
+    third, never = Recorded(), Recorded()
+    chain = [method.link(str(i)) for i, method in enumerate((first, second, third, never))]
+    seen: list[tuple[str, float]] = []
+    factors = factorize_together(a, "reduced", FP32, chain, ENGINE, lambda *step: seen.append(step))
+    assert [len(method.given[0]) for method in (first, second, third)] == [4, 2, 1]
+    assert not never.given
+    assert [(x.method, x.accepted) for x in factors.attempts] == [("0", False), ("1", False), ("2", True)]
+    assert factors.attempts[1].reason.startswith("1 of 2 matrices rejected; the worst: residual")
+    assert seen == [("0", 1.0), ("1", 1.0), ("2", 1.0)]
+    assert all(c.accepted for c in factors.certificates)
+    torch.testing.assert_close(factors.q @ factors.r, a)
+
+
+def test_the_better_of_two_that_miss_is_kept() -> None:
+    a = normal(2, 30, 5)
+    chain = [Recorded(1e-3, bad=(0, 1)).link("bad"), Recorded(1e-2, bad=(0, 1)).link("worse")]
+    factors = factorize_together(a, "reduced", FP32, chain, ENGINE)
+    assert not factors.attempts[-1].accepted
+    for x, certificate in zip(factors.q @ factors.r / a, factors.certificates, strict=True):
+        assert abs(float(x.median()) - 1.001) < 1e-4
+        assert 1e-4 < certificate.residual < 3e-3
+
+
+def test_columns_are_scaled_for_those_who_need_it() -> None:
+    scales = 2.0 ** torch.tensor([-90.0, 0, 90])
+    a = normal(2, 20, 3) * scales
+    plain, scaled = Recorded(), Recorded()
+    factors = factorize_together(
+        a, "reduced", FP32, [plain.link("as it is", scaled=False), scaled.link("scaled")], ENGINE
+    )
+    assert torch.equal(plain.given[0], a)
+    largest = scaled.given[0].abs().amax(1)
+    assert ((largest >= 0.5) & (largest < 1)).all()
+    # The first is exact as well, but no certificate can be had of squares that overflow.
+    assert [x.accepted for x in factors.attempts] == [False, True]
+    torch.testing.assert_close(factors.q @ factors.r / scales, a / scales)
+
+
+@pytest.mark.parametrize("dtype", SAFE_NORMS, ids=str)
+def test_norms_out_of_range_are_not_trusted(dtype: torch.dtype) -> None:
+    low, high = SAFE_NORMS[dtype]
+    sizes = torch.tensor([low / 2, low * 2, 1.0, high / 2, high * 2], dtype=dtype)
+    a = torch.eye(4, 3, dtype=dtype).repeat(5, 1, 1)
+    a[:, 1, 1] = sizes
+    target = FP64 if dtype == torch.float64 else FP32
+    link = Link("exact", dtype, exact, scaled=False)
+    found = factorize_together(a, "reduced", target, [link], ENGINE).certificates
+    assert [c.accepted for c in found] == [False, True, True, True, False]
+
+
+def test_wide_matrices_get_the_rest_of_r() -> None:
+    a = normal(3, 4, 9)
+    for scaled in (False, True):
+        method = Recorded()
+        factors = factorize_together(a, "reduced", FP32, [method.link("square", scaled=scaled)], ENGINE)
+        assert method.given[0].shape == (3, 4, 4)
+        assert (factors.q.shape, factors.r.shape) == ((3, 4, 4), (3, 4, 9))
+        torch.testing.assert_close(factors.q @ factors.r, a)
+        assert factors.attempts[-1].accepted
+
+
+def test_what_is_not_finite_is_not_tried_again() -> None:
+    a = normal(3, 20, 3)
+    a[1, 7, 2] = math.nan
+    first, second = Recorded(), Recorded()
+    factors = factorize_together(a, "reduced", FP32, [first.link("0"), second.link("1")], ENGINE)
+    assert not second.given
+    assert factors.attempts[-1].reason == "1 of 3 matrices hold NaN or Inf"
+    assert factors.q[1].isnan().all()
+    assert factors.r[1].isnan().all()
+    assert [c.accepted for c in factors.certificates] == [True, False, True]
+
+
+def test_a_method_that_returns_nan_is_tried_again() -> None:
+    a = normal(2, 20, 3)
+    failing, second = Recorded(math.nan, bad=(0,)), Recorded()
+    factors = factorize_together(a, "reduced", FP32, [failing.link("0"), second.link("1")], ENGINE)
+    assert len(second.given[0]) == 1
+    assert factors.attempts[-1].accepted
+    torch.testing.assert_close(factors.q @ factors.r, a)
+
+
+def test_the_input_is_not_overwritten() -> None:
+    a = normal(2, 20, 3)
+    before = a.clone()
+
+    def greedy(x: torch.Tensor) -> Factors:
+        q, r = exact(x)
+        x.fill_(math.nan)
+        return q, r
+
+    factors = factorize_together(a, "reduced", FP32, [Link("greedy", torch.float32, greedy)], ENGINE)
+    assert torch.equal(a, before)
+    assert factors.attempts[-1].accepted
+
+
+@pytest.mark.parametrize(("m", "n"), [(6, 2), (2, 6), (3, 3)])
+def test_complete_factors(m: int, n: int) -> None:
+    a = normal(2, m, n)
+    factors = factorize_together(a, "complete", FP32, [Recorded().link("exact")], ENGINE)
+    assert (factors.q.shape, factors.r.shape) == ((2, m, m), (2, m, n))
+    torch.testing.assert_close(factors.q @ factors.r, a)
+    torch.testing.assert_close(factors.q.mT @ factors.q, torch.eye(m).expand(2, m, m))
+    q, r = complete(*exact(a))
+    shapes = [x.shape for x in empty_factors(a, "complete")]
+    assert shapes == [q.shape, r.shape]
+
+
+def test_scales_of_a_batch() -> None:
+    """Powers of two, also for float16 columns whose scales float16 could not hold; 1 for zeros."""
+    a = torch.tensor([[[3.0, 0.0, 6e-8], [1.0, 0.0, 0.0]]], dtype=torch.float16)
+    assert Batch(a, FP32).scales().tolist() == [[0.25, 1.0, 2.0**23]]

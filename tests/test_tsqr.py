@@ -1,0 +1,505 @@
+"""neula.tsqr: any tall matrix in every mode, what its certificate promises, and what it says to bad input."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from torch.autograd import gradcheck
+
+import neula
+from neula.engines import EmulatedEngine
+from neula.kernels.householder import MAX_HEIGHT, WIDTH
+from neula.matrices import random_matrix
+from neula.tsqr import COMPUTE
+
+U = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
+U16, U32 = 2.0**-11, 2.0**-24
+
+SHAPES = [(1, 1), (5, 1), (1, 5), (3, 7), (30, 30), (31, 40), (257, 32), (700, 33), (2000, 17), (600, 256)]
+CORRECTED, UNCORRECTED = ("fp16_cor", "tf32_cor"), ("fp16_nocor", "tf32_nocor")
+CHAIN = ["cholesky-qr fp32", "cholesky-qr fp32, twice", "tsqr fp32", "tsqr fp64"]
+EACH_MODE = pytest.mark.parametrize("compute", ["auto", *COMPUTE])
+DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+
+
+def uniform(m: int, n: int, device: str = "cpu", seed: int = 0) -> torch.Tensor:
+    return random_matrix("uniform", m, n, dtype=torch.float32, device=device, seed=seed)
+
+
+def how(compute: str, device: str = "cpu") -> dict[str, str]:
+    """The modes run on the unit of a GPU, and are emulated without one."""
+    return {"compute": compute, "engine": "cuda" if device == "cuda" else "emulated"}
+
+
+def errors(A, Q, R) -> tuple[float, float]:
+    """Residual in the column scaling of the certificate, and ``||I - Q^T Q||_F / sqrt(n)``, in float64."""
+    a, q, r = (torch.as_tensor(x).double() for x in (A, Q, R))
+    norms = a.abs().amax(0)
+    norms = norms * torch.linalg.vector_norm(a / torch.where(norms == 0, 1.0, norms), dim=0)
+    norms[norms == 0] = 1
+    residual = torch.linalg.matrix_norm((a - q @ r) / norms)
+    size = torch.linalg.matrix_norm(a / norms)
+    k = q.shape[1]
+    loss = torch.linalg.matrix_norm(q.T @ q - torch.eye(k, dtype=q.dtype, device=q.device))
+    return float(residual / (size if size > 0 else 1.0)), float(loss) / math.sqrt(k)
+
+
+def certified_bound(u: float, m: int, n: int) -> float:
+    """The documented bound of a residual; twice that for orthogonality, which counts an error of Q twice.
+    The returned factors are rounded to their dtype, float64 adds an error of this check, and the kernel that
+    measures on a GPU errs by up to 4 u.
+    """
+    return 3 * u * (2 + math.log2(n)) + (2 + 4 * torch.cuda.is_available()) * u + math.sqrt(m) * 2.0**-53
+
+
+def mode_bound(compute: str, m: int, n: int) -> float:
+    """What a mode may err by in theory, at any size.
+
+    On each of ``1 + log2(m / n)`` levels, at most: ``4 (n + sqrt(m) + 4) u`` column by column, and for each
+    block of 16 columns its reflector there and back, three products with ``|V|^2 = 2``. A product errs by 2
+    u16 for its rounded operands; with correction by 8 u, 2 for each operand and 4 for what is dropped, and by
+    2 u for each 16 products that a unit truncates. What is beyond the square of a wide matrix is projected
+    with Q and back, and a residual is relative to columns that are scaled alike: another 2.
+    """
+    k, tile = min(m, n), min(m, max(MAX_HEIGHT, 2 * n))
+    product = 2 * U16 if compute.endswith("nocor") else (8 + 2 * tile / 16) * U32
+    level = 4 * (k + math.sqrt(tile) + 4) * U32 + math.ceil(k / WIDTH) * 12 * product
+    return 2 * (1 + math.log2(m / k)) * level
+
+
+def check(A, factors, compute: str) -> None:
+    m, n = A.shape
+    Q, R = factors
+    assert (tuple(Q.shape), tuple(R.shape)) == ((m, min(m, n)), (min(m, n), n))
+    assert Q.dtype == R.dtype == A.dtype
+    R = torch.as_tensor(R)
+    assert torch.equal(R, R.triu()), "exact zeros below the diagonal"
+    assert (R.diagonal() >= 0).all()
+    residual, orthogonality = errors(A, Q, R)
+    if compute == "auto":
+        limit = certified_bound(U[str(A.dtype).removeprefix("torch.")], m, n)
+    else:
+        limit = mode_bound(compute, m, n)
+    assert residual <= limit
+    assert orthogonality <= 2 * limit
+
+
+# ---------------------------------------------------------------- accuracy
+
+
+@DEVICES
+@EACH_MODE
+@pytest.mark.parametrize(("m", "n"), SHAPES)
+@pytest.mark.filterwarnings("ignore::neula.AccuracyWarning")  # of a single number, whose bound is 6 u
+def test_every_shape_in_every_mode(m: int, n: int, compute: str, device: str) -> None:
+    A = uniform(m, n, device)
+    before = A.clone()
+    result = neula.tsqr(A, **how(compute, device))
+    check(A, result, compute)
+    assert min(m, n) == 1 or result.converged
+    assert result.certificate.accepted == result.converged
+    assert compute == "auto" or [a.method for a in result.attempts] == [f"tsqr {compute}"]
+    assert torch.equal(A, before)
+
+
+@DEVICES
+@pytest.mark.parametrize(("m", "n"), [(257, 32), (700, 33), (2000, 17), (1500, 130)])
+def test_correction_is_what_makes_the_modes_as_good_as_fp32(m: int, n: int, device: str) -> None:
+    """The paper's claim: at most 3 times the errors of fp32, on the same matrix; without, 100 at least."""
+    A = uniform(m, n, device)
+    reference = errors(A, *neula.tsqr(A, **how("fp32_notc", device)))
+    for compute in CORRECTED + UNCORRECTED:
+        found = errors(A, *neula.tsqr(A, **how(compute, device)))
+        for error, fp32 in zip(found, reference, strict=True):
+            assert error <= 3 * fp32 if compute in CORRECTED else error > 100 * 3 * fp32
+
+
+@DEVICES
+@EACH_MODE
+@pytest.mark.parametrize("cond", [1e1, 1e3, 1e5, 1e7])
+def test_any_condition_number(cond: float, compute: str, device: str) -> None:
+    """The certificate says what is measured in float64: estimates from 4 random vectors are within 3, and
+    the kernel that measures on a GPU errs by up to 4 u.
+    """
+    A = random_matrix("geometric", 700, 33, cond=cond).to(device, torch.float32)
+    result = neula.tsqr(A, **how(compute, device))
+    assert result.converged
+    check(A, result, compute)
+    noise = 4 * U32 if device == "cuda" else 0.0
+    certified = result.certificate.residual, result.certificate.orthogonality
+    for error, estimate in zip(errors(A, *result), certified, strict=True):
+        assert error / 3 - noise <= estimate <= 3 * error + noise
+
+
+def test_the_chain_falls_through_and_says_so() -> None:
+    """Gram matrices in float64 square a condition of 1e7; of singular matrices they are indefinite."""
+    for cond, links in ((1e1, 1), (1e7, 2)):
+        A = random_matrix("geometric", 500, 30, cond=cond).float()
+        result = neula.tsqr(A)
+        assert [a.method for a in result.attempts] == CHAIN[:links]
+        assert [a.accepted for a in result.attempts] == [False] * (links - 1) + [True]
+    A[:, 4] = 0
+    result = neula.tsqr(A)
+    assert [a.method for a in result.attempts] == CHAIN[:3]
+    assert result.attempts[0].reason.startswith("1 of 1 matrices rejected")
+
+
+@DEVICES
+@EACH_MODE
+def test_linearly_dependent_and_zero_columns(compute: str, device: str) -> None:
+    A = uniform(600, 20, device)
+    A[:, [0, 7, 19]] = 0
+    A[:, 9] = A[:, 3]
+    for matrix in (A, torch.zeros_like(A)):
+        result = neula.tsqr(matrix, **how(compute, device))
+        check(matrix, result, compute)
+        assert result.converged
+        assert not result.R[:, [0, 7, 19]].any()
+
+
+@DEVICES
+@EACH_MODE
+@pytest.mark.parametrize("decades", [8, 30])
+def test_columns_of_any_size(decades: int, compute: str, device: str) -> None:
+    """Squares of 1e30 overflow, and those of 1e-30 vanish: columns are scaled where that matters."""
+    A = uniform(600, 20, device) * 10.0 ** torch.linspace(-decades, decades, 20, device=device)
+    result = neula.tsqr(A, **how(compute, device))
+    check(A, result, compute)
+    assert result.converged
+    if compute == "auto" and device == "cpu":
+        assert len(result.attempts) == (1 if decades == 8 else 2)
+
+
+@DEVICES
+@pytest.mark.parametrize("size", [1e2, 1e6])
+def test_an_outlier(size: float, device: str) -> None:
+    """Where the scales of the Gram matrix come from a sample, they may not be those of all rows."""
+    A = uniform(100_000 if device == "cuda" else 1000, 9, device)
+    A[len(A) // 7, 4] = size
+    result = neula.tsqr(A)
+    assert result.converged
+    check(A, result, "auto")
+
+
+@DEVICES
+@EACH_MODE
+@pytest.mark.parametrize("dtype", U)
+def test_every_dtype(dtype: str, compute: str, device: str) -> None:
+    """A float64 matrix is rounded to float32 for the named modes; factors are rounded to their dtype."""
+    A = uniform(300, 20, device).to(getattr(torch, dtype))
+    result = neula.tsqr(A, **how(compute, device))
+    assert result.converged
+    assert result.Q.dtype == result.R.dtype == A.dtype
+    limit = certified_bound(U[dtype], 300, 20)
+    if compute != "auto":
+        limit = max(limit, mode_bound(compute, 300, 20))
+        assert dtype in ("float16", "bfloat16") or result.accuracy == COMPUTE[compute]
+    residual, orthogonality = errors(A, *result)
+    assert residual <= limit
+    assert orthogonality <= 2 * limit
+
+
+def test_integers_become_float64() -> None:
+    A = np.arange(30).reshape(10, 3) % 7
+    Q, R = neula.tsqr(A)
+    assert Q.dtype == R.dtype == np.float64
+    np.testing.assert_allclose(Q @ R, A, atol=1e-13)
+
+
+@DEVICES
+@EACH_MODE
+def test_any_strides(compute: str, device: str) -> None:
+    A = uniform(300, 20, device)
+    whole = torch.full((700, 50), math.nan, device=device)
+    whole[50:650:2, 1:41:2] = A
+    for view in (A.T.contiguous().T, whole[50:650:2, 1:41:2], A[:, :1].expand(300, 20)):
+        result = neula.tsqr(view, **how(compute, device))
+        assert result.converged
+        check(view, result, compute)
+
+
+@pytest.mark.parametrize("compute", ["auto", "fp16_cor"])
+def test_numpy_in_and_out(compute: str) -> None:
+    A = np.asfortranarray(uniform(300, 20).numpy())[::-1]
+    A.flags.writeable = False
+    result = neula.tsqr(A, **how(compute))
+    assert isinstance(result.Q, np.ndarray)
+    check(A.copy(), result, compute)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_a_few_columns_are_certified_too(n: int) -> None:
+    """Their bounds are tight: the tree in float32 misses one in some hundred, and then float64 does it."""
+    for seed in range(40):
+        A = uniform(n + seed % 3, n, seed=seed)
+        A[:, seed % n] = 0
+        result = neula.tsqr(A)
+        assert result.converged
+        assert result.attempts[-1].method in CHAIN[2:]
+        check(A, result, "auto")
+
+
+def test_the_unit_of_an_engine_of_ones_own() -> None:
+    A = uniform(300, 20)
+    result = neula.tsqr(A, compute="fp16_cor", engine=EmulatedEngine(accumulate="fp32_rz", block=4))
+    check(A, result, "fp16_cor")
+    assert "fp32_rz per 4" in result.engine
+
+
+# ---------------------------------------------------------------- modes and batches
+
+
+@EACH_MODE
+def test_only_r(compute: str) -> None:
+    A = uniform(300, 20)
+    result = neula.tsqr(A, "r", **how(compute))
+    assert result.Q is None
+    assert torch.equal(result.R, neula.tsqr(A, **how(compute)).R)
+
+
+@DEVICES
+@EACH_MODE
+@pytest.mark.parametrize("shape", [(2, 3, 300, 20), (2, 2, 5, 9)])
+def test_batches(shape: tuple[int, ...], compute: str, device: str) -> None:
+    m, n = shape[-2:]
+    A = torch.stack([uniform(m, n, device, seed=i) for i in range(math.prod(shape[:-2]))]).reshape(shape)
+    result = neula.tsqr(A, **how(compute, device))
+    assert result.converged
+    assert (result.Q.shape, result.R.shape) == ((*shape[:-1], min(m, n)), (*shape[:-2], min(m, n), n))
+    assert len(result.certificate) == math.prod(shape[:-2])
+    for i in np.ndindex(*shape[:-2]):
+        check(A[i], (result.Q[i], result.R[i]), compute)
+
+
+def test_each_matrix_of_a_batch_gets_what_it_needs() -> None:
+    A = torch.stack([uniform(400, 15, seed=i) for i in range(5)])
+    A[1] = random_matrix("geometric", 400, 15, cond=1e7).float()
+    A[2, :, 4] = 0
+    A[3] *= 10.0 ** torch.linspace(-30, 30, 15)
+    clean = neula.tsqr(A[[0, 4]])
+    result = neula.tsqr(A)
+    assert result.converged
+    for a, q, r in zip(A, *result, strict=True):
+        residual, orthogonality = errors(a, q, r)
+        assert residual <= certified_bound(U32, 400, 15)
+        assert orthogonality <= 2 * certified_bound(U32, 400, 15)
+    for i, j in ((0, 0), (4, 1)):
+        assert torch.equal(result.Q[i], clean.Q[j])
+        assert torch.equal(result.R[i], clean.R[j])
+    assert [a.reason.partition(" rejected")[0] for a in result.attempts] == [
+        "3 of 5 matrices",
+        "1 of 3 matrices",
+        "0 of 1 matrices",
+    ]
+
+
+@pytest.mark.parametrize("mode", ["reduced", "r"])
+@EACH_MODE
+def test_an_empty_batch(mode: str, compute: str) -> None:
+    result = neula.tsqr(np.zeros((2, 0, 7, 3), dtype=np.float32), mode, **how(compute))
+    assert result.converged
+    assert len(result.certificate) == 0
+    assert (result.R.shape, result.R.dtype) == ((2, 0, 3, 3), np.float32)
+    assert result.Q is None if mode == "r" else result.Q.shape == (2, 0, 7, 3)
+
+
+# ---------------------------------------------------------------- NaN and Inf, strict, messages
+
+
+@DEVICES
+@EACH_MODE
+@pytest.mark.parametrize("bad", [math.nan, -math.inf])
+@pytest.mark.parametrize(("m", "n"), [(300, 20), (5, 9)])
+def test_nan_and_infinity(m: int, n: int, bad: float, compute: str, device: str) -> None:
+    A = uniform(m, n, device)
+    A[m - 1, n - 1] = bad
+    with pytest.raises(ValueError, match=rf"A\[{m - 1}, {n - 1}\] is {bad}: A must be finite"):
+        neula.tsqr(A, **how(compute, device))
+
+
+@DEVICES
+@EACH_MODE
+def test_what_is_not_finite_stays_in_its_matrix(compute: str, device: str) -> None:
+    A = torch.stack([uniform(300, 20, device, seed=i) for i in range(3)])
+    clean = neula.tsqr(A, **how(compute, device))
+    A[1, 4, 2] = math.nan
+    with pytest.warns(neula.AccuracyWarning, match=r"for A\[1\]: 1 of 3 matrices hold NaN or Inf"):
+        result = neula.tsqr(A, **how(compute, device))
+    assert not result.converged
+    assert [c.accepted for c in result.certificate] == [True, False, True]
+    assert result.Q[1].isnan().all()
+    assert result.R[1].isnan().all()
+    for i in (0, 2):
+        assert torch.equal(result.Q[i], clean.Q[i])
+        assert torch.equal(result.R[i], clean.R[i])
+    with pytest.raises(ValueError, match=r"A\[1, 4, 2\] is nan"):
+        neula.tsqr(A, strict=True, **how(compute, device))
+
+
+def test_what_misses_warns_and_raises_if_strict() -> None:
+    """A unit that sums in fp16 loses what correction gains: a mode of float32 that is not."""
+    A = uniform(600, 40)
+    options = {"compute": "fp16_cor", "engine": EmulatedEngine(accumulate="fp16")}
+    with pytest.warns(neula.AccuracyWarning, match=r"QR is not certified to fp32 accuracy: .*residual"):
+        result = neula.tsqr(A, **options)
+    assert not result.converged
+    assert not result.certificate.accepted
+    with pytest.raises(neula.AccuracyError, match="not certified to fp32") as caught:
+        neula.tsqr(A, **options, strict=True)
+    assert torch.equal(caught.value.result.Q, result.Q)
+    assert neula.tsqr(A, strict=True).converged
+
+
+@pytest.mark.parametrize(
+    ("A", "options", "message"),
+    [
+        (np.ones((300, 257)), {}, r"A of shape \(300, 257\) has 257 columns.*at most 256: use neula.qr"),
+        (np.ones((2, 300, 300)), {}, r"A of shape \(2, 300, 300\) has 300 columns.*use neula.qr"),
+        (np.ones((9, 2)), {"mode": "complete"}, r"unknown mode 'complete': choose one of 'reduced', 'r'"),
+        (np.ones((9, 2)), {"compute": "fp8"}, r"unknown compute 'fp8'.*'auto', 'fp16_cor', .*'fp32_notc'"),
+        (np.ones((9, 2)), {"engine": "gpu"}, r"unknown engine 'gpu'"),
+        (np.ones((9, 2)), {"compute": "fp16_cor"}, r"cpu engine does not multiply in 'fp16'.*'fp32_notc'"),
+        (np.ones((9, 2)), {"compute": "tf32_nocor"}, r"'tf32'.*compute='fp32_notc' or engine='emulated'"),
+        (np.ones((9, 0)), {}, r"A is empty, shape \(9, 0\)"),
+        (np.ones((0, 3)), {}, r"A is empty, shape \(0, 3\)"),
+        (np.ones((0, 9, 2)), {"compute": "fp16_cor"}, r"cpu engine does not multiply in 'fp16'"),
+        (np.ones(9), {}, r"must be a matrix.*got 1 dimension"),
+    ],
+)
+def test_messages(A: np.ndarray, options: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        neula.tsqr(A, **{"engine": "cpu", **options})
+
+
+def test_complex_and_sparse_input() -> None:
+    with pytest.raises(TypeError, match=r"A is complex"):
+        neula.tsqr(np.ones((9, 2), dtype=complex))
+    with pytest.raises(TypeError, match=r"A is a sparse tensor"):
+        neula.tsqr(torch.eye(3).to_sparse())
+
+
+# ---------------------------------------------------------------- gradients
+
+
+@DEVICES
+@pytest.mark.parametrize("shape", [(1, 1), (6, 3), (3, 5), (2, 5, 2), (0, 4, 3)])
+def test_gradients(shape: tuple[int, ...], device: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    a = torch.randn(*shape, generator=generator, dtype=torch.float64).to(device).requires_grad_()
+    assert gradcheck(lambda a: tuple(neula.tsqr(a)), a, nondet_tol=1e-12)
+    assert gradcheck(lambda a: neula.tsqr(a, "r").R, a, nondet_tol=1e-12)
+
+
+def test_the_gradient_of_a_named_mode() -> None:
+    """Factors are known to their errors times the condition, and ``R^-T`` brings that in once more."""
+    a = uniform(100, 6).requires_grad_()
+    weight = uniform(100, 6, seed=1)
+    exact = a.detach().double().requires_grad_()
+    (expected,) = torch.autograd.grad((neula.tsqr(exact).Q * weight).sum(), exact)
+    cond = float(torch.linalg.cond(exact.detach()))
+    for compute in ("fp16_cor", "fp16_nocor"):
+        (found,) = torch.autograd.grad((neula.tsqr(a, **how(compute)).Q * weight).sum(), a)
+        gap = (found - expected).norm() / expected.norm()
+        assert 0 < gap <= 2 * mode_bound(compute, 100, 6) * cond**2
+
+
+# ---------------------------------------------------------------- state
+
+
+@contextmanager
+def settings_of_the_user() -> Iterator[None]:
+    """The precision of float32 products on a GPU, an autocast and a default dtype."""
+    switch, dtype = torch.backends.cuda.matmul, torch.get_default_dtype()
+    before, switch.fp32_precision = switch.fp32_precision, "tf32"
+    torch.set_default_dtype(torch.float16)
+    try:
+        with torch.autocast("cuda" if torch.cuda.is_available() else "cpu", dtype=torch.bfloat16):
+            yield
+        assert switch.fp32_precision == "tf32"
+    finally:
+        torch.set_default_dtype(dtype)
+        switch.fp32_precision = before
+
+
+@DEVICES
+@EACH_MODE
+def test_settings_of_the_user_do_not_matter(compute: str, device: str) -> None:
+    A = torch.stack([uniform(600, 40, device), uniform(600, 40, device)])
+    A[1, :, 3] = 0
+    expected = neula.tsqr(A, **how(compute, device))
+    with settings_of_the_user():
+        found = neula.tsqr(A, **how(compute, device))
+    for x, y in zip(found, expected, strict=True):
+        assert torch.equal(x, y)
+
+
+@EACH_MODE
+def test_global_state_is_left_alone(compute: str, global_state) -> None:
+    before = global_state()
+    neula.tsqr(uniform(600, 20), **how(compute))
+    assert global_state() == before
+
+
+# ---------------------------------------------------------------- on a GPU
+
+
+@pytest.mark.gpu
+@EACH_MODE
+@pytest.mark.parametrize(
+    ("m", "n"), [(10**6, 128), (300_001, 100), (100_003, 130), (65_537, 256), (10**6, 5)]
+)
+def test_large_on_a_gpu(m: int, n: int, compute: str) -> None:
+    A = uniform(m, n, "cuda")
+    result = neula.tsqr(A, compute=compute)
+    assert result.converged
+    check(A, result, compute)
+
+
+@pytest.mark.gpu
+def test_the_chain_on_a_gpu() -> None:
+    """One pass up to a condition of about 3, two up to 1e3, and the tree for all."""
+    for cond, links in ((1.5, 1), (1e2, 2), (1e6, 3)):
+        A = random_matrix("geometric", 20_000, 100, cond=cond, device="cuda").float()
+        result = neula.tsqr(A)
+        assert len(result.attempts) == links
+        check(A, result, "auto")
+
+
+@pytest.mark.gpu
+@EACH_MODE
+def test_repeated_runs_are_identical(compute: str) -> None:
+    """A race or a read of what was not written would show: memory comes back filled with NaN."""
+    A = uniform(50_001, 100, "cuda")
+    expected = neula.tsqr(A, compute=compute)
+    for _ in range(20):
+        # Freed memory is what comes next, in pieces of any size.
+        poison = [torch.full((2**size,), math.nan, device="cuda") for size in range(8, 26)]
+        del poison
+        result = neula.tsqr(A, compute=compute)
+        for x, y in zip(result, expected, strict=True):
+            assert torch.equal(x, y)
+        result.Q.fill_(math.nan)
+        result.R.fill_(math.nan)
+        del result, x, y
+
+
+@pytest.mark.gpu
+def test_the_current_stream() -> None:
+    """The matrix arrives late on a stream of its own: whoever works on another one factorizes zeros."""
+    source = uniform(20_000, 64, "cuda")
+    for compute in ("auto", "fp16_cor", "tf32_cor"):
+        expected = neula.tsqr(source, compute=compute)  # compiled before the clock runs
+        A = torch.zeros_like(source)
+        torch.cuda.synchronize()
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(200_000_000)  # about 0.1 s
+            A.copy_(source)
+            result = neula.tsqr(A, compute=compute)
+        stream.synchronize()
+        assert torch.equal(result.R, expected.R)
