@@ -13,6 +13,7 @@ from neula.result import (
     AccuracyWarning,
     Attempt,
     LstsqResult,
+    LUFactors,
     QRCertificate,
     QRResult,
     SVDResult,

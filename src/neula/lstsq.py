@@ -57,6 +57,10 @@ PROBE_ERROR = 1e-5
 """Error in a problem with known solution above which A may lack full rank. A null direction of A loses its
 random component, of size ``1/sqrt(n)``; a matrix of full rank is solved to ``u cond(A)``."""
 
+BLIND_STEPS = 3
+"""Steps of a batch where nobody looks: one for the solution, one to refine it, and one more for an R in
+float32. What needs more of them goes on to a better R."""
+
 CHUNK = {"cpu": 1 << 19, "cuda": 1 << 26}
 """Elements of a batch that are worked on together: 4 MB in double precision, which stay in a cache and hide
 the time of calls, and half a GB, which fills a GPU."""
@@ -249,6 +253,11 @@ class _Options:
         if self.compute is not None:
             return [self.compute]
         return [FORMATS[name] for name in self.engine.preconditioners]
+
+    @property
+    def looks(self) -> bool:
+        """Whether to look after each step of a batch if all are done, for which a GPU has to be waited for."""
+        return self.engine.device.type != "cuda"
 
 
 @dataclass(frozen=True)
@@ -699,15 +708,22 @@ def _solve_together(
     m, n = _rows(a, options), a.shape[2]
     size = min(len(left), max(1, CHUNK[options.engine.name] // (m * max(n, b.shape[2]))))
     # One buffer for all chunks: on a CPU fresh memory takes longer than all passes over it.
-    work = torch.empty(size, m, n, dtype=torch.float64, device=a.device)
-    iterations = 0
+    work = torch.empty(size, m, n, dtype=torch.float64) if options.looks else None
+    weights = () if options.weights is None else (options.weights,)
+    key = (label, options.damp, options.rcond, options.max_iterations, options.target.name)
+
+    def refined(a: torch.Tensor, b: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        room = a.new_empty(len(a), m, n, dtype=torch.float64) if work is None else work[: len(a)]
+        return _refined(a, b, room, factor, replace(options, weights=weights[0] if weights else None))
+
+    steps = torch.zeros((), dtype=torch.int64, device=a.device)
     for start in range(0, len(left), size):
         where = left[start : start + size]
         # Slices of what is whole: indices copy.
         chunk = slice(start, start + size) if len(left) == len(a) else where
-        parts, steps = _refined(a[chunk], b[chunk], work[: len(where)], factor, options)
-        found.members.put(where, parts)
-        iterations = max(iterations, steps)
+        *parts, taken = options.engine.replay(refined, (a[chunk], b[chunk], *weights), key)
+        found.members.put(where, _Members(*parts))
+        steps = torch.maximum(steps, taken)
         report(min(1.0, (start + size) / len(left)))
     missed = left[~found.members.accepted[left]]
     bound, errors = _bound(a, options), found.members.backward_error
@@ -716,14 +732,14 @@ def _solve_together(
     worst = f"the worst: backward error {float(errors[left].max()):.1e} (bound {bound:.1e})"
     found.attempts.append(Attempt(label, len(missed) == 0, f"{reason}; {worst}"))
     found.method = label
-    found.iterations += iterations
+    found.iterations += int(steps)
     return missed
 
 
 def _refined(
     a: torch.Tensor, b: torch.Tensor, work: torch.Tensor, factor: _Factor, options: _Options
-) -> tuple[_Members, int]:
-    """Scale, factorize, refine and measure some problems; how many steps it took."""
+) -> tuple[torch.Tensor, ...]:
+    """Scale, factorize, refine and measure some problems: the tensors of :class:`_Members`, and the steps."""
     # Powers of two, so that norms of b and x neither overflow nor underflow.
     b = b.mT.double()
     b_scales = power_of_two_scales(b.abs().amax(2))[..., None]
@@ -746,7 +762,8 @@ def _refined(
         unknowns=scaled.shape[2],
         tolerance=bound / 3,
         probe_tolerance=PROBE_ERROR,
-        max_steps=min(MAX_STEPS, options.max_iterations),
+        max_steps=min(MAX_STEPS if options.looks else BLIND_STEPS, options.max_iterations),
+        look=options.looks,
     )
     residual = solved.residual / scales if wide else solved.residual
     backward_error = solved.measures.backward_error.amax(1)
@@ -759,7 +776,8 @@ def _refined(
         rank=torch.full_like(backward_error, scaled.shape[2], dtype=torch.int64),
         accepted=(backward_error <= bound) & of_full_rank,
     )
-    return members, solved.steps
+    steps = torch.full((), solved.steps, dtype=torch.int64, device=a.device)
+    return *(getattr(members, f.name) for f in fields(members)), steps
 
 
 def _fill(work: torch.Tensor, a: torch.Tensor, options: _Options) -> None:

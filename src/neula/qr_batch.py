@@ -244,7 +244,7 @@ def _run(link: Link, matrices: torch.Tensor, target: Format, engine: Engine) -> 
         scales = batch.scales()
         return batch.measured(*link.method(batch.scaled(scales, link.dtype)), scales)
 
-    q, r, measures = engine.replay(factorized, matrices, (link.label, link.scaled, target.name))
+    q, r, measures = engine.replay(factorized, (matrices,), (link.label, link.scaled, target.name))
     return _Certified(q, r, qr_certificates(measures, matrices.shape[1:], target))
 
 

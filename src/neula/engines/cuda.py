@@ -75,8 +75,8 @@ class CudaEngine(Engine):
         torch.addmm(c.T, b.T, a.T, alpha=-1.0, out=c.T)
         return c
 
-    def replay(self, function: Callable[[torch.Tensor], Tensors], x: torch.Tensor, key: Hashable) -> Tensors:
-        return graphs.replay(function, x, key)
+    def replay(self, function: Callable[..., Tensors], inputs: Tensors, key: Hashable) -> Tensors:
+        return graphs.replay(function, inputs, key)
 
 
 def measured_rate(engine: CudaEngine, n: int = 4096) -> float:

@@ -160,9 +160,9 @@ class Engine(ABC):
         """``A^T A`` of a working matrix in float64, as accurately as is cheap here."""
         return (a.T.double() @ a.double()) if a.dtype != torch.float64 else a.T @ a
 
-    def replay(self, function: Callable[[torch.Tensor], Tensors], x: torch.Tensor, key: Hashable) -> Tensors:
-        """``function(x)``; a GPU may play back what it did for this key: its launches must be the same."""
-        return function(x)
+    def replay(self, function: Callable[..., Tensors], inputs: Tensors, key: Hashable) -> Tensors:
+        """``function(*inputs)``; a GPU may play back what it did for this key: launches must be the same."""
+        return function(*inputs)
 
     def __str__(self) -> str:
         return self.name

@@ -16,9 +16,9 @@ import torch
 
 from neula.engines.engine import Tensors
 
-LARGEST = 2048
-"""Inputs of up to this part of the GPU's memory are played back, 70 MB on an H200. A graph keeps a few times
-its input, and for larger ones copies take as long as what is saved: 134 MB in and out take 0.17 ms."""
+LARGEST = 512
+"""Inputs of up to this part of the GPU's memory are played back, 290 MB on an H200. A graph keeps a few times
+its input, and larger ones keep a GPU busy for longer than Python takes to launch them."""
 
 KEPT = 2
 """Inputs of the largest size whose graphs are kept, or more of smaller ones."""
@@ -30,48 +30,54 @@ _graphs: OrderedDict[Hashable, _Graph | None] = OrderedDict()
 
 @dataclass(frozen=True)
 class _Graph:
-    input: torch.Tensor
+    inputs: Tensors
     outputs: Tensors
     graph: torch.cuda.CUDAGraph
 
-    def __call__(self, x: torch.Tensor) -> Tensors:
-        self.input.copy_(x)
+    @property
+    def nbytes(self) -> int:
+        return sum(x.nbytes for x in self.inputs)
+
+    def __call__(self, inputs: Tensors) -> Tensors:
+        for own, given in zip(self.inputs, inputs, strict=True):
+            own.copy_(given)
         self.graph.replay()
         return tuple(output.clone() for output in self.outputs)
 
 
-def replay(function: Callable[[torch.Tensor], Tensors], x: torch.Tensor, key: Hashable) -> Tensors:
-    """``function(x)``, from a graph where there is one for this key, shape, dtype, device and stream.
+def replay(function: Callable[..., Tensors], inputs: Tensors, key: Hashable) -> Tensors:
+    """``function(*inputs)``, from a graph where there is one for this key, these shapes and this stream.
 
     Parameters
     ----------
     function : callable
-        Takes a tensor and returns some; its launches must not depend on the numbers, nor wait for them.
-    x : Tensor
-        On a GPU.
+        Takes tensors and returns some; its launches must not depend on the numbers, nor wait for them.
+    inputs : tuple of Tensor
+        On one GPU.
     key : hashable
         Says what function does: another function for the same key would not be called.
     """
-    largest = torch.cuda.get_device_properties(x.device).total_memory // LARGEST
-    if x.nbytes > largest or torch.cuda.is_current_stream_capturing():
-        return function(x)
-    stream = torch.cuda.current_stream(x.device)
-    full_key = (key, x.shape, x.dtype, x.device, stream.stream_id)
+    device = inputs[0].device
+    largest = torch.cuda.get_device_properties(device).total_memory // LARGEST
+    if sum(x.nbytes for x in inputs) > largest or torch.cuda.is_current_stream_capturing():
+        return function(*inputs)
+    stream = torch.cuda.current_stream(device)
+    full_key = (key, *((x.shape, x.dtype) for x in inputs), device, stream.stream_id)
     # Between the copy of the input and those of the results nobody else may use the graph.
     with _lock:
         if full_key in _graphs:
             _graphs.move_to_end(full_key)
             graph = _graphs[full_key]
         elif full_key in _seen:
-            graph = _graphs[full_key] = _captured(function, x, stream)
+            graph = _graphs[full_key] = _captured(function, inputs, stream)
             _make_room(KEPT * largest, stream)
         else:
             _seen[full_key] = graph = None
             while len(_seen) > 1024:
                 _seen.popitem(last=False)
         if graph is not None:
-            return graph(x)
-    return function(x)
+            return graph(inputs)
+    return function(*inputs)
 
 
 def clear() -> None:
@@ -83,13 +89,11 @@ def clear() -> None:
         _seen.clear()
 
 
-def _captured(
-    function: Callable[[torch.Tensor], Tensors], x: torch.Tensor, stream: torch.cuda.Stream
-) -> _Graph | None:
+def _captured(function: Callable[..., Tensors], inputs: Tensors, stream: torch.cuda.Stream) -> _Graph | None:
     """A graph of the function, or None if one of its steps cannot be recorded."""
-    given = torch.empty_like(x, memory_format=torch.contiguous_format).copy_(x)
-    function(given)  # compiles kernels and makes what is made once, neither of which a graph may do
-    side = torch.cuda.Stream(x.device)
+    own = tuple(x.clone(memory_format=torch.contiguous_format) for x in inputs)
+    function(*own)  # compiles kernels and makes what is made once, neither of which a graph may do
+    side = torch.cuda.Stream(stream.device)
     side.wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     try:
@@ -97,17 +101,17 @@ def _captured(
             # Not torch.cuda.graph, which empties the caches of the user. Other threads may go on.
             graph.capture_begin(capture_error_mode="thread_local")
             try:
-                outputs = function(given)
+                outputs = function(*own)
             finally:
                 graph.capture_end()
     except RuntimeError:
         return None
     stream.wait_stream(side)
-    return _Graph(given, outputs, graph)
+    return _Graph(own, outputs, graph)
 
 
 def _make_room(limit: int, stream: torch.cuda.Stream) -> None:
     """Forget the graphs that were not used for longest."""
-    while sum(graph.input.nbytes for graph in _graphs.values() if graph is not None) > limit:
-        stream.synchronize()  # one that still runs needs its memory
+    while sum(graph.nbytes for graph in _graphs.values() if graph is not None) > limit:
+        torch.cuda.synchronize(stream.device)  # one that still runs needs its memory
         _graphs.popitem(last=False)
