@@ -256,7 +256,7 @@ class _Options:
 
     @property
     def looks(self) -> bool:
-        """Whether to look after each step of a batch if all are done, for which a GPU has to be waited for."""
+        """Whether to look after each step of a batch if all are done: a GPU would have to be waited for."""
         return self.engine.device.type != "cuda"
 
 
