@@ -40,12 +40,14 @@ from neula.inputs import (
     Taken,
     check_finite,
     check_matrix,
+    check_right_hand_side,
     finite_members,
     gradient_wanted,
     refuse_gradient,
     take,
 )
-from neula.qr import BATCHED_ELEMENTS, Progress, qr
+from neula.progress import Progress, digits_done, stage
+from neula.qr import BATCHED_ELEMENTS, qr
 from neula.result import Attempt, LstsqResult, report_missed
 
 ALGORITHMS = ("cgls", "lsqr", "direct", "normal", "householder", "svd")
@@ -184,7 +186,7 @@ def lstsq(
     w = None if weights is None else take(weights, "weights", differentiable=True)
     differentiable = gradient_wanted(a, rhs, w)
     check_matrix(a.tensor, "A")
-    is_vector = _check_right_hand_side(a.tensor, rhs.tensor)
+    is_vector = check_right_hand_side(a.tensor, rhs.tensor)
     if algorithm is not None and algorithm not in ALGORITHMS:
         raise unknown_name("algorithm", algorithm, ALGORITHMS)
     if max_iterations < 1:
@@ -403,7 +405,7 @@ class _Problem:
         """R of the scaled matrix, in double precision but accurate to ``format``."""
         engine = self.options.engine.using(format)
         n = self.scales.numel()
-        report = _stage(self.options, f"factorizing in {format.name}")
+        report = stage(self.options.progress, f"factorizing in {format.name}")
         _, r = rgsqrf(
             self.operator.fill(engine, self.scales),
             engine,
@@ -452,7 +454,7 @@ def _chain(problem: _Problem, bound: float) -> Iterator[_Outcome]:
             if algorithm is not None:
                 return
     if algorithm in (None, "householder"):
-        report = _stage(options, "factorizing in fp64")
+        report = stage(options.progress, "factorizing in fp64")
         r = torch.linalg.qr(problem.dense(), mode="r")[1]
         report(1.0)
         yield _preconditioned(problem, f"householder fp64 + {name}", r, bound, inner, stable=True)
@@ -491,7 +493,7 @@ def _preconditioned(
         return _Outcome(label, None, n, doubt)
     scale = Scale(problem.scales, largest, probe.smallest if probe.smallest > 0 else 1.0)
     target = bound / 3
-    report = _stage(options, "refining")
+    report = stage(options.progress, "refining")
     if problem.wide:
         b_matrix = problem.operator.a
         refined = refine_minimum_norm(
@@ -506,7 +508,7 @@ def _preconditioned(
             tolerance=target,
             max_iterations=options.max_iterations,
             inner=inner,
-            on_restart=lambda error: report(_log_progress(error, target)),
+            on_restart=lambda error: report(digits_done(error, target)),
         )
     return _Outcome(label, refined, n, doubt)
 
@@ -561,7 +563,7 @@ def _by_svd(problem: _Problem) -> _Outcome:
     if problem.wide:
         a = a.T
         scales = power_of_two_scales(options.engine.column_max(a))
-    report = _stage(options, "SVD in fp64")
+    report = stage(options.progress, "SVD in fp64")
     found = minimum_norm(a, problem.b, scales, options.rcond)
     report(1.0)
     residual = problem.b - a @ found.x
@@ -571,38 +573,9 @@ def _by_svd(problem: _Problem) -> _Outcome:
     return _Outcome("svd fp64", Refined(found.x, norms.measures(scale.norm), norms.residual), found.rank)
 
 
-def _stage(options: _Options, name: str) -> Callable[[float], None]:
-    progress = options.progress
-    if progress is None:
-        return lambda fraction: None
-    progress(name, 0.0)
-    return lambda fraction: progress(name, fraction)
-
-
-def _log_progress(error: float, target: float) -> float:
-    """Part of the way from 1 down to the target, in digits."""
-    if not error > 0 or not math.isfinite(error):
-        return 1.0
-    return min(1.0, max(0.0, math.log(error) / math.log(target)))
-
-
 def _default_rcond(a: torch.Tensor) -> float:
     """Rounding errors of the double-precision factorization, or of the data where those are larger."""
     return max(max(a.shape[-2:]) * 2.0**-52, 2 * format_of(a.dtype).u)
-
-
-def _check_right_hand_side(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether b is one vector a matrix; a ValueError if it does not fit."""
-    if b.shape == a.shape[:-1]:
-        return True
-    if b.ndim == a.ndim and b.shape[:-1] == a.shape[:-1] and b.shape[-1] > 0:
-        return False
-    m = a.shape[-2]
-    batch = tuple(a.shape[:-2])
-    raise ValueError(
-        f"shapes of A and b do not fit: A is {tuple(a.shape)}, b is {tuple(b.shape)}; "
-        f"b must have shape {(*batch, m)} or {(*batch, m, 'k')}".replace("'", "")
-    )
 
 
 def _check_damp(damp: float) -> float:
@@ -704,7 +677,7 @@ def _solve_together(
     options: _Options,
 ) -> torch.Tensor:
     """One link of the chain for the problems ``left``; returns those that were not accepted."""
-    report = _stage(options, label)
+    report = stage(options.progress, label)
     m, n = _rows(a, options), a.shape[2]
     size = min(len(left), max(1, CHUNK[options.engine.name] // (m * max(n, b.shape[2]))))
     # One buffer for all chunks: on a CPU fresh memory takes longer than all passes over it.

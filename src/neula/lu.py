@@ -15,7 +15,7 @@ from neula.engines import FP16, Engine, Format, format_named, format_of, select_
 from neula.engines.precision import plain_arithmetic
 from neula.errors import unknown_name
 from neula.inputs import check_finite, check_matrix, take
-from neula.qr_batch import Progress
+from neula.progress import Progress
 from neula.result import LUFactors
 
 PIVOTING = ("partial", "none")

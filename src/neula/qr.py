@@ -26,11 +26,11 @@ from neula.engines import BF16, FORMATS, FP16, FP64, Engine, Format, format_name
 from neula.engines.precision import plain_arithmetic
 from neula.errors import unknown_name
 from neula.inputs import check_finite, check_matrix, finite_members, take
+from neula.progress import Progress
 from neula.qr_batch import (
     Batch,
     Factors,
     Link,
-    Progress,
     as_result,
     complete,
     empty_factors,

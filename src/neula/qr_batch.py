@@ -15,14 +15,12 @@ from neula.algorithms.scaling import power_of_two_scales
 from neula.engines import FP32, FP64, Engine, Format
 from neula.gradients import attach_factors
 from neula.inputs import Taken, check_finite, finite_members
+from neula.progress import Progress
 from neula.result import Attempt, QRCertificate, QRResult, report_missed
 
 SAFE_NORMS = {torch.float32: (1e-12, 1e18), torch.float64: (1e-140, 1e150)}
 """Norms of columns whose squares are far enough from underflow, also those of what is left of a column after
 projections, and from overflow."""
-
-Progress = Callable[[str, float], None]
-"""Called with the name of the stage and the part of it that is done, 0 to 1."""
 
 
 @dataclass(frozen=True)

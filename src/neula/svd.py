@@ -13,7 +13,8 @@ from neula.compilation import eager
 from neula.engines import Engine
 from neula.engines.precision import plain_arithmetic
 from neula.inputs import check_matrix, take
-from neula.qr import Progress, qr
+from neula.progress import Progress
+from neula.qr import qr
 from neula.result import SVDResult
 
 
