@@ -213,6 +213,50 @@ class LstsqResult:
 
 
 @dataclass(frozen=True)
+class SolveResult:
+    """Solution of a linear system with the measured evidence.
+
+    Attributes
+    ----------
+    x : array, shape (n,) or (n, k)
+        The solution, in the library, on the device and in the dtype of the input.
+    converged : bool
+        Whether the measured backward error meets the accuracy asked for.
+    iterations : int
+        Solves with the factors, over all attempts.
+    backward_error : float
+        ``||b - A x|| / (||A|| ||x|| + ||b||)`` in the infinity norm, of A as it was given and, where it is
+        badly scaled, with its rows and columns scaled: the larger one; the worst right-hand side counts.
+    tolerance : float
+        What ``backward_error`` was asked to be.
+    growth : float
+        Largest element of U, relative to that of the scaled A: by how much elimination magnified errors.
+    history : tuple of float
+        The backward error after every step of refinement, first to last.
+    method : str
+        What the accepted attempt did, e.g. ``"butterfly + lu fp16 + gmres"``.
+    attempts : tuple of Attempt
+        The chain that led here; the last one is the accepted one, if any was accepted.
+    engine : str
+        The engine that multiplied.
+    accuracy : str
+        The accuracy that was asked for.
+    """
+
+    x: Any
+    converged: bool
+    iterations: int
+    backward_error: float
+    tolerance: float
+    growth: float
+    history: tuple[float, ...] = ()
+    method: str = ""
+    attempts: tuple[Attempt, ...] = ()
+    engine: str = ""
+    accuracy: str = ""
+
+
+@dataclass(frozen=True)
 class SVDResult:
     """``U, s, Vh = result``: a truncated singular value decomposition.
 

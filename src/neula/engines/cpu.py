@@ -20,6 +20,7 @@ class CpuEngine(Engine):
     name = "cpu"
     panel = "cholesky2"
     lu_inner_panel = 64
+    swaps = True
 
     @property
     def formats(self) -> tuple[str, ...]:

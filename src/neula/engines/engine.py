@@ -39,6 +39,8 @@ class Engine(ABC):
         The width at which the recursion stops and the panel starts, as it measures best here.
     lu_panel, lu_inner_panel : int
         Widths r and s of the panels of LU factorizations.
+    swaps : bool
+        Whether interchanging rows costs little beside the products, so that LU need not avoid it.
     """
 
     name: ClassVar[str]
@@ -46,6 +48,7 @@ class Engine(ABC):
     cutoff: ClassVar[int] = 128
     lu_panel: ClassVar[int] = 256
     lu_inner_panel: ClassVar[int] = 8
+    swaps: ClassVar[bool] = False
 
     def __init__(self, device: torch.device | str, format: Format | str | None = None) -> None:
         self.device = torch.device(device)

@@ -1,0 +1,524 @@
+"""Linear systems: check the input, choose, factorize, refine, certify."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from neula.accuracy import solve_bound, target_format
+from neula.algorithms.blocked_lu import blocked_lu
+from neula.algorithms.butterfly import Butterflied, TwoSided, padded
+from neula.algorithms.cholesky import CholeskyFactor, NotPositiveDefiniteError, cholesky
+from neula.algorithms.equilibrate import Equilibrated, Equilibration, equilibrate, equilibrate_symmetric
+from neula.algorithms.factorization import Factorization, SingularMatrixError, library_lu
+from neula.algorithms.iterative_refinement import (
+    Correction,
+    Refined,
+    Scaling,
+    classical,
+    gmres_refinement,
+    refine,
+)
+from neula.algorithms.scaling import power_of_two_scales
+from neula.engines import FORMATS, FP64, Engine, Format, format_named, format_of, select_engine
+from neula.engines.precision import plain_arithmetic
+from neula.errors import unknown_name
+from neula.inputs import Taken, check_finite, check_matrix, check_right_hand_side, take
+from neula.progress import Progress, digits_done, stage
+from neula.result import AccuracyWarning, Attempt, SolveResult
+
+STRUCTURES = ("gen", "pos")
+PIVOTING = ("none", "butterfly", "partial")
+Pivoting = Literal["none", "butterfly", "partial"]
+
+SMALL = 10_000_000
+"""Below ``n^3`` of this size LU in double precision takes milliseconds: nothing to gain."""
+
+LEADING = 256
+"""Order of the leading block in which elimination without pivoting is tried before all of A."""
+
+HARMLESS = 8.0
+"""Growth in the leading block up to which A is taken for one that needs no pivoting, such as diagonally
+dominant matrices (growth at most 2). Random matrices grow by hundreds there."""
+
+SINGULAR = 0.01
+"""A solution so large that the condition number must exceed this multiple of 1/u64 is left to the library's
+LU in double precision: A may be singular, which factors of low precision cannot tell."""
+
+
+def solve(
+    A: Any,
+    b: Any,
+    *,
+    assume_a: str = "gen",
+    accuracy: str | None = None,
+    engine: str | Engine = "auto",
+    pivot: str | None = None,
+    compute: str | None = None,
+    max_iterations: int = 100,
+    progress: Progress | None = None,
+) -> SolveResult:
+    """Solve ``A x = b``: a fast LU (or Cholesky) in low precision, refined to the accuracy asked for.
+
+    The factors correct the solution until its backward error, computed from the true residual in double
+    precision, is small enough: by themselves (classical refinement) or, where that does not converge, as the
+    preconditioner of GMRES. If it is still not small enough, better factors are made: without pivoting where
+    the matrix allows it, of the matrix mixed by random butterflies, with partial pivoting, in single
+    precision, and at last in double precision.
+
+    Parameters
+    ----------
+    A : array_like, shape (..., n, n)
+        NumPy array, torch tensor or DLPack object, float16 to float64; integers are taken as float64. Not
+        modified. Leading dimensions are a batch.
+    b : array_like, shape (..., n) or (..., n, k)
+        One or several right-hand sides.
+    assume_a : {"gen", "pos"}
+        ``"pos"`` for a symmetric positive definite A, both of whose triangles must be there: Cholesky
+        factorization takes half the time of LU.
+    accuracy : {"fp16", "bf16", "tf32", "fp32", "fp64"}, optional
+        Accuracy of the result; by default that of the dtype.
+    engine : {"auto", "cpu", "cuda", "emulated"} or Engine, optional
+        What multiplies. ``"auto"`` goes by the device of A.
+    pivot : {"none", "butterfly", "partial"}, optional
+        Exactly this LU, accepted or not: unpivoted, unpivoted after a random butterfly transform, partial
+        pivoting. By default the chain above.
+    compute : str, optional
+        Format of the products in the first factorizations; the engine's preference by default.
+    max_iterations : int, optional
+        Solves with the factors in each attempt.
+    progress : callable, optional
+        Called with the name of the stage and the part of it that is done.
+
+    Returns
+    -------
+    SolveResult
+        The solution ``x`` with its evidence: ``converged``, ``backward_error``, ``iterations``, ``growth``...
+
+    Raises
+    ------
+    numpy.linalg.LinAlgError
+        If A is exactly singular (the message has the index of the pivot), or not positive definite with
+        ``assume_a="pos"``.
+    ValueError
+        For shapes that do not fit, empty input, NaN or Inf, and unknown names.
+    TypeError
+        For complex or sparse input.
+    ArithmeticError
+        If a named variant breaks down without an answer, or the answer overflows the dtype.
+
+    Warns
+    -----
+    AccuracyWarning
+        If the accuracy was not reached; the result says how far it got.
+
+    See Also
+    --------
+    lstsq : for matrices that are not square, or singular.
+    scipy.linalg.solve, torch.linalg.solve : LU in double precision, for small systems just as good.
+
+    Notes
+    -----
+    Refinement follows [1]_; rows and columns are scaled by powers of two before A is rounded, as in [2]_;
+    butterflies are those of [3]_, of depth 2, with fixed seeds. The backward error is the normwise one in the
+    infinity norm, ``||b - A x|| / (||A|| ||x|| + ||b||)``. Where A is badly scaled it is measured in the
+    scaled system as well, and the larger one counts: equations in small units count as much as others.
+
+    References
+    ----------
+    .. [1] E. Carson, N. J. Higham, "Accelerating the Solution of Linear Systems by Iterative Refinement in
+       Three Precisions", SIAM J. Sci. Comput. 40, 2018, algorithm 1.1.
+    .. [2] N. J. Higham, S. Pranesh, M. Zounon, "Squeezing a Matrix into Half Precision, with an Application
+       to Solving Linear Systems", SIAM J. Sci. Comput. 41, 2019.
+    .. [3] M. Baboulin, J. Dongarra, J. Herrmann, S. Tomov, "Accelerating Linear System Solutions Using
+       Randomization Techniques", ACM Trans. Math. Softw. 39, 2013.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from neula.solve import solve
+    >>> result = solve(np.array([[2.0, 1.0], [1.0, 3.0]]), np.array([4.0, 7.0]))
+    >>> result.x.round(12), result.converged
+    (array([1., 2.]), True)
+    """
+    a, rhs = take(A, "A"), take(b, "b")
+    check_matrix(a.tensor, "A")
+    _check_square(a.tensor)
+    is_vector = check_right_hand_side(a.tensor, rhs.tensor)
+    if assume_a not in STRUCTURES:
+        raise unknown_name("structure assume_a", assume_a, STRUCTURES)
+    if pivot is not None and pivot not in PIVOTING:
+        raise unknown_name("pivot", pivot, PIVOTING)
+    if pivot is not None and assume_a == "pos":
+        raise ValueError(f"pivot={pivot!r} is for LU, and assume_a='pos' asks for Cholesky: leave one out")
+    if max_iterations < 1:
+        raise ValueError(f"max_iterations must be at least 1, got {max_iterations}")
+    dtype = torch.promote_types(a.tensor.dtype, rhs.tensor.dtype)
+    chosen = select_engine(engine, a.tensor.device)
+    options = _Options(
+        engine=chosen,
+        target=target_format(accuracy, dtype),
+        positive=assume_a == "pos",
+        pivot=pivot,
+        compute=None if compute is None else format_named(compute),
+        max_iterations=max_iterations,
+        progress=progress,
+    )
+
+    batch, n = a.tensor.shape[:-2], a.tensor.shape[-1]
+    matrices = a.tensor.reshape(-1, n, n).to(chosen.device)
+    columns = rhs.tensor.reshape(len(matrices), n, -1).to(chosen.device)
+    check_finite(rhs.tensor, chosen.column_max(columns.reshape(-1, columns.shape[-1])), "b")
+    if batch:
+        check_finite(a.tensor, chosen.column_max(matrices.reshape(-1, n)), "A")
+    with plain_arithmetic(chosen.device):
+        solutions = [_solve(*pair, options) for pair in zip(matrices, columns, strict=True)]
+    return _collect(solutions, a, dtype, (*batch, n) if is_vector else (*batch, n, -1), options)
+
+
+@dataclass(frozen=True)
+class _Options:
+    engine: Engine
+    target: Format
+    positive: bool
+    pivot: str | None
+    compute: Format | None
+    max_iterations: int
+    progress: Progress | None
+
+    @property
+    def formats(self) -> list[Format]:
+        """Formats of the factors to try before the library's in double precision, cheapest first."""
+        if self.compute is not None:
+            return [self.compute]
+        formats = [FORMATS[name] for name in self.engine.preconditioners]
+        return formats[:1] if self.is_named else formats
+
+    @property
+    def is_named(self) -> bool:
+        """Whether there is one variant to compute, and no chain."""
+        return self.pivot is not None
+
+
+@dataclass(frozen=True)
+class _Solution:
+    x: torch.Tensor
+    backward_error: float
+    growth: float
+    iterations: int
+    history: list[float]
+    method: str
+    attempts: list[Attempt]
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What one attempt came to; ``doubt`` says why its answer is not to be trusted."""
+
+    label: str
+    refined: Refined | None
+    growth: float = math.nan
+    doubt: str = ""
+
+    @property
+    def error(self) -> float:
+        return math.inf if self.refined is None else float(self.refined.backward_error.max())
+
+
+@dataclass(frozen=True)
+class _System:
+    """A system in double precision.
+
+    Attributes
+    ----------
+    a : Tensor, shape (n, n)
+    b : Tensor, shape (n, k)
+        With largest elements near 1.
+    scales : Equilibration
+    scalings : list of Scaling
+        What backward errors are measured in.
+    bound : float
+        Largest backward error of an answer that is accepted.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    scales: Equilibration
+    scalings: list[Scaling]
+    bound: float
+    options: _Options
+
+    def fill(self, engine: Engine, order: int | None = None) -> torch.Tensor:
+        """The scaled matrix in the engine's working storage, in the corner of a matrix of a larger order."""
+        n, order = len(self.a), order or len(self.a)
+        work = engine.empty(order, order)
+        self.scales.fill(work[:n, :n], self.a, engine)
+        return work
+
+
+def _solve(a: torch.Tensor, b: torch.Tensor, options: _Options) -> _Solution:
+    """One system through the chain."""
+    # Powers of two, so that norms neither overflow nor underflow.
+    b_scales = power_of_two_scales(options.engine.column_max(b.double()))
+    a, row_norms, a_scale = _measured(a.double())
+    system = _prepare(a, row_norms, b.double() * b_scales, options)
+    attempts: list[Attempt] = []
+    iterations = 0
+    best: _Outcome | None = None
+    for outcome in _chain(system):
+        if outcome.refined is None:
+            attempts.append(Attempt(outcome.label, False, outcome.doubt))
+            continue
+        iterations += outcome.refined.iterations
+        accepted = outcome.error <= system.bound and not outcome.doubt
+        attempts.append(Attempt(outcome.label, accepted, _reason(outcome, system.bound)))
+        if accepted or best is None or outcome.error < best.error:
+            best = outcome
+        if accepted:
+            break
+    if best is None or best.refined is None:
+        raise ArithmeticError(f"no attempt gave a solution: {attempts[-1].reason}")
+    return _Solution(
+        x=best.refined.x * a_scale / b_scales,
+        backward_error=best.error,
+        growth=best.growth,
+        iterations=iterations,
+        history=best.refined.history,
+        method=best.label,
+        attempts=attempts,
+    )
+
+
+def _measured(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """A with the 1-norms of its rows, times a power of two where these would overflow."""
+    row_norms = torch.linalg.vector_norm(a, 1, dim=1)
+    # NaN and Inf propagate into the norms: no pass of its own looks for them.
+    if bool(torch.isfinite(row_norms).all()):
+        return a, row_norms, 1.0
+    check_finite(a, torch.linalg.vector_norm(a, math.inf, dim=0), "A")
+    scale = 0.5 ** math.ceil(math.log2(2 * len(a)))
+    a = a * scale
+    return a, torch.linalg.vector_norm(a, 1, dim=1), scale
+
+
+def _prepare(a: torch.Tensor, row_norms: torch.Tensor, b: torch.Tensor, options: _Options) -> _System:
+    """Choose the scales, measure the norms."""
+    if options.positive:
+        scales = equilibrate_symmetric(_positive_diagonal(a))
+    else:
+        scales = equilibrate(a, row_norms, options.engine)
+    scalings = [Scaling(row_norms.amax())]
+    if not scales.trivial:
+        scalings.append(Scaling(scales.norm(a), scales.rows, scales.columns))
+    return _System(a, b, scales, scalings, solve_bound(options.target, len(a)), options)
+
+
+def _chain(system: _System) -> Iterator[_Outcome]:
+    """Attempts, cheapest first, each computed when it is asked for."""
+    options = system.options
+    small = len(system.a) ** 3 < SMALL and options.pivot is None and options.compute is None
+    formats = [] if small else options.formats
+    if options.positive:
+        for format in dict.fromkeys([*formats, FP64]):
+            yield _by_cholesky(system, format)
+    else:
+        for format in formats:
+            if options.pivot in ("none", "butterfly") or not (options.is_named or options.engine.swaps):
+                yield from _without_pivoting(system, format)
+            # With partial pivoting and in double precision the library is the last link.
+            if options.pivot == "partial" or not (options.is_named or format is FP64):
+                yield _with_partial_pivoting(system, format)
+    if not options.is_named:
+        yield _by_library(system)
+
+
+def _without_pivoting(system: _System, format: Format) -> Iterator[_Outcome]:
+    """LU without interchanges: of A where its leading block allows it, else of A mixed by butterflies.
+
+    Butterflies make any matrix like a random one, whose elements grow by about ``n^1.5`` without pivoting:
+    in half precision that leaves nothing of a matrix of more than a hundred or two columns.
+    """
+    options, n = system.options, len(system.a)
+    engine = options.engine.using(format)
+    if options.pivot == "none" or (options.pivot is None and _is_harmless(system, engine)):
+        factors = _factorize(system, system.fill(engine), engine, "none")
+        yield _refined(system, f"lu {format.name}", factors, format)
+    elif options.pivot == "butterfly" or n**1.5 * format.u <= 1:
+        transform = TwoSided.random(n, system.a.device)
+        work = transform.apply_(system.fill(engine, padded(n)))
+        mixed = _factorize(system, work, engine, "none")
+        yield _refined(system, f"butterfly + lu {format.name}", Butterflied(mixed, transform), format)
+
+
+def _with_partial_pivoting(system: _System, format: Format) -> _Outcome:
+    engine = system.options.engine.using(format)
+    factors = _factorize(system, system.fill(engine), engine, "partial")
+    return _refined(system, f"lu {format.name} with pivoting", factors, format)
+
+
+def _by_library(system: _System) -> _Outcome:
+    """LU with partial pivoting in double precision: the last resort."""
+    report = stage(system.options.progress, "factorizing in fp64")
+    scales = system.scales
+    a = system.a if scales.trivial else system.fill(system.options.engine.using(FP64))
+    try:
+        lu = library_lu(a)
+    except SingularMatrixError as error:
+        raise np.linalg.LinAlgError(
+            f"A is singular: {error} (counted from 0); neula.lstsq gives the solution of minimum norm"
+        ) from None
+    report(1.0)
+    factors = lu if scales.trivial else Equilibrated(lu, scales)
+    return _refine(system, "lu fp64 with pivoting", factors)
+
+
+def _by_cholesky(system: _System, format: Format) -> _Outcome:
+    engine, label = system.options.engine.using(format), f"cholesky {format.name}"
+    report = stage(system.options.progress, f"factorizing in {format.name}")
+    n = len(system.a)
+    work = system.scales.fill(engine.empty(n, n, dtype=engine.operand_dtype), system.a, engine)
+    try:
+        factors: CholeskyFactor = cholesky(work, engine)
+    except NotPositiveDefiniteError as error:
+        if format is FP64:
+            raise np.linalg.LinAlgError(
+                f"A is not positive definite: {error}; solve it with assume_a='gen'"
+            ) from None
+        return _Outcome(label, None, doubt=str(error))
+    report(1.0)
+    return _refined(system, label, factors, format)
+
+
+def _factorize(system: _System, work: torch.Tensor, engine: Engine, pivot: Pivoting) -> Factorization:
+    """LU of a working matrix, which it overwrites."""
+    report = stage(system.options.progress, f"factorizing in {engine.format.name}")
+    factors = blocked_lu(work, engine, pivot=pivot == "partial")
+    report(1.0)
+    return factors
+
+
+def _is_harmless(system: _System, engine: Engine) -> bool:
+    """Whether A seems to be one that needs no pivoting, by its leading block."""
+    m = min(len(system.a), LEADING)
+    scales = replace(system.scales, rows=system.scales.rows[:m], columns=system.scales.columns[:m])
+    leading = scales.fill(engine.empty(m, m), system.a[:m, :m], engine)
+    return blocked_lu(leading, engine, pivot=False).growth <= HARMLESS
+
+
+def _refined(system: _System, label: str, factors: Factorization, format: Format) -> _Outcome:
+    """Refine with factors of the scaled matrix, unless growth says that they are worthless."""
+    growth = factors.growth
+    # Beyond 1/u, factors hold nothing but errors.
+    if not (math.isfinite(growth) and (system.options.is_named or growth * format.u <= 1)):
+        return _Outcome(label, None, growth, f"elements grow by {growth:.1e}")
+    outcome = _refine(system, label, Equilibrated(factors, system.scales))
+    if outcome.refined is None or format is FP64:
+        return outcome
+    condition = _condition_at_least(system, outcome.refined)
+    if condition <= SINGULAR / FP64.u:
+        return outcome
+    doubt = f"condition number at least {condition:.1e}: A may be singular"
+    return _Outcome(outcome.label, outcome.refined, growth, doubt)
+
+
+def _refine(system: _System, label: str, factors: Factorization) -> _Outcome:
+    """Classical refinement, and GMRES with the same factors where that does not do."""
+    options = system.options
+    # LAPACK's errors grow like the bound; a quarter of it is below them, and above those of the residual.
+    target = system.bound / 4
+    report = stage(options.progress, "refining")
+
+    def run(correct: Correction, start: Refined | None) -> Refined:
+        return refine(
+            system.a,
+            system.b,
+            correct,
+            scalings=system.scalings,
+            tolerance=target,
+            max_iterations=options.max_iterations,
+            start=start,
+            on_step=lambda error: report(digits_done(error, target)),
+        )
+
+    refined = run(classical(factors), None)
+    if not bool((refined.backward_error <= system.bound).all()):
+        label += " + gmres"
+        refined = run(gmres_refinement(system.a, factors), refined)
+    if not bool((refined.backward_error < 1).all()):
+        return _Outcome(label, None, factors.growth, "refinement does not converge")
+    return _Outcome(label, refined, factors.growth)
+
+
+def _condition_at_least(system: _System, refined: Refined) -> float:
+    """``||A|| ||x|| / ||b||``, a lower bound on the condition number, in the best of the scalings."""
+    bounds = [scaling.condition_at_least(system.b, refined.x).max() for scaling in system.scalings]
+    return float(torch.stack(bounds).min())
+
+
+def _reason(outcome: _Outcome, bound: float) -> str:
+    assert outcome.refined is not None
+    parts = [
+        f"backward error {outcome.error:.1e} (bound {bound:.1e})",
+        f"{outcome.refined.iterations} iterations",
+        f"growth {outcome.growth:.1e}",
+        outcome.doubt,
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def _check_square(a: torch.Tensor) -> None:
+    if a.shape[-1] != a.shape[-2]:
+        raise ValueError(
+            f"A must be square, got {a.shape[-2]} x {a.shape[-1]}: neula.lstsq solves systems that are not"
+        )
+
+
+def _positive_diagonal(a: torch.Tensor) -> torch.Tensor:
+    diagonal = a.diagonal()
+    bad = (diagonal <= 0).nonzero()[:, 0]
+    if len(bad):
+        i = int(bad[0])
+        raise np.linalg.LinAlgError(
+            f"A is not positive definite: A[{i}, {i}] is {float(diagonal[i])}; solve it with assume_a='gen'"
+        )
+    return diagonal
+
+
+def _collect(
+    solutions: list[_Solution], a: Taken, dtype: torch.dtype, shape: tuple[int, ...], options: _Options
+) -> SolveResult:
+    """One result for the batch: the worst of its members speaks for all."""
+    bound = solve_bound(options.target, a.tensor.shape[-1])
+    worst = max(solutions, key=lambda s: (not s.attempts[-1].accepted, s.backward_error))
+    # Rounding x to its dtype is a relative change of the columns of A.
+    error = worst.backward_error + (0.0 if dtype == torch.float64 else format_of(dtype).u)
+    x = torch.stack([s.x for s in solutions]).reshape(shape)
+    if not bool(torch.isfinite(x).all()):
+        raise OverflowError("the solution does not fit float64: scale b down")
+    converged = all(s.attempts[-1].accepted for s in solutions)
+    if not converged:
+        warnings.warn(
+            f"the system is not certified to be solved to {options.target.name} accuracy: backward error "
+            f"{error:.1e}, asked for {bound:.1e} ({worst.method})",
+            AccuracyWarning,
+            stacklevel=3,
+        )
+    return SolveResult(
+        x=a.give_back(x, dtype),
+        converged=converged,
+        iterations=sum(s.iterations for s in solutions),
+        backward_error=error,
+        tolerance=bound,
+        growth=worst.growth,
+        history=tuple(worst.history),
+        method=worst.method,
+        attempts=tuple(worst.attempts),
+        engine=str(options.engine),
+        accuracy=options.target.name,
+    )
