@@ -51,7 +51,7 @@ class CholeskyFactor:
         return 1.0
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:
-        x = b.to(self.storage)
+        x = b.to(self.storage, copy=True)
         starts = range(0, len(x), _SUBSTITUTION)
         for start in starts:
             stop = start + _SUBSTITUTION
