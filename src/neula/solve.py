@@ -331,11 +331,13 @@ def _chain(system: _System) -> Iterator[_Outcome]:
         for format in formats:
             if options.pivot in ("none", "butterfly") or not (options.is_named or options.engine.swaps):
                 yield from _without_pivoting(system, format)
-            # With partial pivoting and in double precision the library is the last link.
+            # Partial pivoting in double precision is the library's.
             if options.pivot == "partial" or not (options.is_named or format is FP64):
                 yield _with_partial_pivoting(system, format)
     if not options.is_named:
         yield _by_library(system)
+        # There are matrices whose elements grow exponentially with partial pivoting, and hardly when mixed.
+        yield _mixed(system, FP64)
 
 
 def _without_pivoting(system: _System, format: Format) -> Iterator[_Outcome]:
@@ -344,16 +346,22 @@ def _without_pivoting(system: _System, format: Format) -> Iterator[_Outcome]:
     Butterflies make any matrix like a random one, whose elements grow by about ``n^1.5`` without pivoting:
     in half precision that leaves nothing of a matrix of more than a hundred or two columns.
     """
-    options, n = system.options, len(system.a)
+    options = system.options
     engine = options.engine.using(format)
     if options.pivot == "none" or (options.pivot is None and _is_harmless(system, engine)):
         factors = _factorize(system, system.fill(engine), engine, "none")
         yield _refined(system, f"lu {format.name}", factors, format)
-    elif options.pivot == "butterfly" or n**1.5 * format.u <= 1:
-        transform = TwoSided.random(n, system.a.device)
-        work = transform.apply_(system.fill(engine, padded(n)))
-        mixed = _factorize(system, work, engine, "none")
-        yield _refined(system, f"butterfly + lu {format.name}", Butterflied(mixed, transform), format)
+    elif options.pivot == "butterfly" or len(system.a) ** 1.5 * format.u <= 1:
+        yield _mixed(system, format)
+
+
+def _mixed(system: _System, format: Format) -> _Outcome:
+    """LU without interchanges of A mixed by butterflies."""
+    engine, n = system.options.engine.using(format), len(system.a)
+    transform = TwoSided.random(n, system.a.device)
+    work = transform.apply_(system.fill(engine, padded(n)))
+    factors = Butterflied(_factorize(system, work, engine, "none"), transform)
+    return _refined(system, f"butterfly + lu {format.name}", factors, format)
 
 
 def _with_partial_pivoting(system: _System, format: Format) -> _Outcome:

@@ -6,6 +6,7 @@ format.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -56,7 +57,7 @@ def blocked_lu(a: torch.Tensor, engine: Engine, *, pivot: bool, panel: int = PAN
     panel : int
         Width of a panel.
     """
-    n, largest = a.shape[0], float(a.abs().amax())
+    n, largest = a.shape[0], float(torch.linalg.vector_norm(a, math.inf))
     orders: list[torch.Tensor] = []
     for k in range(0, n, panel):
         block, rest = slice(k, min(k + panel, n)), slice(min(k + panel, n), n)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
+
+_BLOCK = 1024
+"""Order of diagonal blocks, whose copies are small beside the matrix."""
 
 
 class Factorization(Protocol):
@@ -66,7 +70,7 @@ def library_lu(a: torch.Tensor) -> LibraryLU:
     lu, pivots, info = torch.linalg.lu_factor_ex(a)
     if int(info) > 0:
         raise SingularMatrixError(int(info) - 1)
-    return LibraryLU(lu, pivots, growth_of(lu, float(a.abs().amax())))
+    return LibraryLU(lu, pivots, growth_of(lu, float(torch.linalg.vector_norm(a, math.inf))))
 
 
 def growth_of(lu: torch.Tensor, largest: float) -> float:
@@ -75,11 +79,11 @@ def growth_of(lu: torch.Tensor, largest: float) -> float:
     Parameters
     ----------
     lu : Tensor, shape (n, n)
-        Column-major.
     largest : float
         Largest magnitude in A.
     """
-    n, width = lu.shape[0], max(1, (1 << 22) // lu.shape[0])
-    # Blocks of columns, which are contiguous; U^T is what is lower triangular then.
-    blocks = [lu[: i + width, i : i + width].T.tril(i).abs().amax() for i in range(0, n, width)]
+    starts = range(0, lu.shape[0], _BLOCK)
+    above = [lu[:i, i : i + _BLOCK] for i in starts[1:]]
+    diagonal = [lu[i : i + _BLOCK, i : i + _BLOCK].triu() for i in starts]
+    blocks = [torch.linalg.vector_norm(block, math.inf) for block in above + diagonal]
     return float(torch.stack(blocks).amax()) / largest if largest > 0 else 1.0

@@ -1,0 +1,192 @@
+"""Refinement of linear systems: what converges, how far, and when it stops."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from neula.algorithms.factorization import LibraryLU, library_lu
+from neula.algorithms.iterative_refinement import (
+    Refined,
+    Scaling,
+    backward_error,
+    classical,
+    gmres_refinement,
+    refine,
+)
+from neula.matrices import random_matrix
+
+U64 = 2.0**-53
+
+
+def system(cond: float, n: int = 100, k: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
+    a = random_matrix("arithmetic", n, n, cond=cond)
+    return a, torch.randn(n, k, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def rounded(a: torch.Tensor, u: float) -> LibraryLU:
+    """Factors of a matrix with relative errors u in its elements: those of a format with roundoff u."""
+    noise = 2 * torch.rand(a.shape, dtype=a.dtype, generator=torch.Generator().manual_seed(2)) - 1
+    return library_lu(a * (1 + u * noise))
+
+
+def norm(a: torch.Tensor) -> Scaling:
+    return Scaling(a.abs().sum(1).amax())
+
+
+def measured(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> float:
+    """Normwise backward error, computed here."""
+    r = (b - a @ x).abs().amax(0)
+    return float((r / (a.abs().sum(1).max() * x.abs().amax(0) + b.abs().amax(0))).max())
+
+
+@pytest.mark.parametrize("k", [1, 5])
+@pytest.mark.parametrize("u", [2.0**-11, 2.0**-24])
+def test_classical_refinement_reaches_the_working_precision(u: float, k: int) -> None:
+    a, b = system(10.0, k=k)
+    tolerance = 2 * U64
+    found = refine(a, b, classical(rounded(a, u)), scalings=[norm(a)], tolerance=tolerance, max_iterations=30)
+    assert found.backward_error.shape == (k,)
+    assert found.backward_error.max() <= tolerance
+    # Products of other columns may be summed in another order: a difference of n u64 at most.
+    assert measured(a, b, found.x) <= tolerance + 100 * U64
+    size = a.abs() @ found.x.abs() + b.abs()
+    assert ((found.residual - (b - a @ found.x)).abs() <= 2 * 100 * U64 * size).all()
+    # Each step gains the digits of the factors, but for what the condition number takes (Carson and Higham,
+    # theorem 4.1, with the 2-norm of the errors, sqrt(n) u).
+    rate = 10 * math.sqrt(100) * u * float(torch.linalg.cond(a))
+    assert found.iterations <= 1 + math.log(tolerance) / math.log(rate)
+    assert len(found.history) == found.iterations
+    assert found.history == sorted(found.history, reverse=True)
+
+
+def test_gmres_converges_where_classical_refinement_does_not() -> None:
+    """Condition number 1e5 and factors accurate to 5e-4: Carson and Higham, table 2.2."""
+    a, b = system(1e5)
+    factors, options = rounded(a, 2.0**-11), {"scalings": [norm(a)], "tolerance": 4 * U64}
+    first = refine(a, b, classical(factors), **options, max_iterations=60)
+    assert first.backward_error.max() > 1e-10
+    before, steps = first.iterations, len(first.history)
+    found = refine(a, b, gmres_refinement(a, factors), **options, max_iterations=60, start=first)
+    assert found.backward_error.max() <= 4 * U64
+    assert before < found.iterations <= 60
+    assert steps < len(found.history) < steps + 4
+
+
+def test_several_blocks_of_right_hand_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = system(1e4, k=7)
+    monkeypatch.setattr("neula.algorithms.iterative_refinement.COLUMNS", 3)
+    found = refine(
+        a,
+        b,
+        gmres_refinement(a, rounded(a, 2.0**-11)),
+        scalings=[norm(a)],
+        tolerance=4 * U64,
+        max_iterations=60,
+    )
+    assert found.backward_error.max() <= 4 * U64
+    assert found.x.shape == (100, 7)
+
+
+def test_stops_when_it_stagnates() -> None:
+    """A tolerance that rounding errors do not allow costs one step more, not all of them."""
+    a, b = system(10.0)
+    factors = rounded(a, 2.0**-24)
+    found = refine(a, b, classical(factors), scalings=[norm(a)], tolerance=0.0, max_iterations=100)
+    assert found.iterations <= 8
+    assert found.backward_error.max() <= 2 * U64
+
+
+def test_divergence_keeps_the_best_solution() -> None:
+    a, b = system(1e8)
+    found = refine(a, b, classical(rounded(a, 0.5)), scalings=[norm(a)], tolerance=1e-15, max_iterations=100)
+    assert found.iterations < 10
+    assert torch.isfinite(found.x).all()
+    assert found.backward_error.max() <= 1
+    assert measured(a, b, found.x) == pytest.approx(float(found.backward_error.max()), rel=1e-6)
+
+
+@dataclass
+class Broken:
+    value: float
+    growth: float = 1.0
+
+    def solve(self, b: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(b, self.value)
+
+    def in_double(self) -> Broken:
+        return self
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_factors_that_are_not_finite_leave_the_zero_vector(value: float) -> None:
+    a, b = system(10.0)
+    for correct in (classical(Broken(value)), gmres_refinement(a, Broken(value))):
+        found = refine(a, b, correct, scalings=[norm(a)], tolerance=1e-15, max_iterations=20)
+        assert (found.x == 0).all()
+        assert (found.backward_error == 1).all()
+
+
+def test_right_hand_sides_end_for_themselves() -> None:
+    """One that is zero needs no step, and one that is easy no more than it would alone."""
+    a, b = system(10.0, k=3)
+    b[:, 1] = 0
+    seen: list[int] = []
+    factors = rounded(a, 2.0**-11)
+
+    def correct(residual: torch.Tensor, _: int) -> tuple[torch.Tensor, int]:
+        seen.append(residual.shape[1])
+        return factors.solve(residual), 1
+
+    start = Refined.start(b)
+    start.x[:, 0] = torch.linalg.solve(a, b[:, 0])
+    start.residual[:, 0] = b[:, 0] - a @ start.x[:, 0]
+    start.backward_error[0] = 1e-9
+    found = refine(a, b, correct, scalings=[norm(a)], tolerance=1e-8, max_iterations=20, start=start)
+    assert set(seen) == {1}
+    assert (found.x[:, 1] == 0).all()
+    assert found.backward_error[1] == 0
+    assert found.backward_error[0] == 1e-9
+
+
+def test_iterations_are_limited() -> None:
+    a, b = system(1e3)
+    factors = rounded(a, 2.0**-8)
+    for correct in (classical(factors), gmres_refinement(a, factors)):
+        assert refine(a, b, correct, scalings=[norm(a)], tolerance=0.0, max_iterations=3).iterations <= 3
+
+
+def test_progress_is_told() -> None:
+    a, b = system(10.0)
+    told: list[float] = []
+    found = refine(
+        a,
+        b,
+        classical(rounded(a, 2.0**-11)),
+        scalings=[norm(a)],
+        tolerance=1e-15,
+        max_iterations=20,
+        on_step=told.append,
+    )
+    assert told == found.history
+
+
+def test_the_worst_scaling_counts() -> None:
+    """An error in an equation in small units does not show in the norm of A, but in that of the scaled A."""
+    a = torch.diag(torch.tensor([1.0, 1e-12], dtype=torch.float64))
+    b = a.sum(1, keepdim=True)
+    x = torch.tensor([[1.0], [1.5]], dtype=torch.float64)
+    plain = norm(a)
+    scaled = Scaling(
+        torch.tensor(1.0, dtype=torch.float64),
+        rows=torch.tensor([1.0, 1e12], dtype=torch.float64),
+        columns=torch.ones(2, dtype=torch.float64),
+    )
+    residual = b - a @ x
+    assert float(backward_error([plain], b, x, residual)) < 1e-12
+    # |r| = 1/2, ||A|| ||x|| + ||b|| = 3/2 + 1.
+    assert float(backward_error([plain, scaled], b, x, residual)) == pytest.approx(0.2)
+    assert float(scaled.condition_at_least(b, x)) == pytest.approx(1.5)

@@ -1,0 +1,521 @@
+"""neula.solve: certified answers on easy, hard and impossible systems."""
+
+from __future__ import annotations
+
+import math
+import threading
+
+import numpy as np
+import pytest
+import scipy.linalg
+import scipy.sparse
+import torch
+
+from neula.accuracy import componentwise_backward_error, solve_bound
+from neula.engines import FP64, EmulatedEngine
+from neula.matrices import KINDS, random_matrix
+from neula.result import AccuracyWarning
+from neula.solve import SMALL, solve
+
+U64 = 2.0**-53
+N = 300
+"""Large enough for the chain to begin with low precision."""
+
+ENGINES = ["cpu", "emulated"]
+
+
+def test_the_size_of_these_tests_is_not_small() -> None:
+    assert N**3 > SMALL
+
+
+def backward_error(A: np.ndarray, b: np.ndarray, x: np.ndarray) -> float:
+    """The normwise one in the infinity norm, computed here and not taken from the result."""
+    A, b, x = (np.asarray(v, dtype=np.float64) for v in (A, b, x))
+    r = np.abs(b - A @ x).max(0)
+    return float(np.max(r / (np.abs(A).sum(1).max() * np.abs(x).max(0) + np.abs(b).max(0))))
+
+
+def dominant(n: int, rng: np.random.Generator) -> np.ndarray:
+    """The matrices of HPL-AI: uniform (0, 1), with n on the diagonal."""
+    A = rng.random((n, n))
+    np.fill_diagonal(A, n)
+    return A
+
+
+def definite(n: int, rng: np.random.Generator, cond: float = 10.0) -> np.ndarray:
+    q = np.linalg.qr(rng.standard_normal((n, n)))[0]
+    A = (q * np.geomspace(1, 1 / cond, n)) @ q.T
+    return (A + A.T) / 2
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_double_precision_on_every_kind_of_matrix(kind, engine, rng):
+    A = random_matrix(kind, N, N, cond=1e4).numpy()
+    b = rng.standard_normal(N)
+    result = solve(A, b, engine=engine)
+    assert result.converged
+    assert backward_error(A, b, result.x) <= solve_bound(FP64, N)
+    # The forward error that such a backward error allows (Higham 2002, theorem 7.2).
+    reference = np.linalg.solve(A, b)
+    allowed = 4 * np.linalg.cond(A, np.inf) * solve_bound(FP64, N)
+    assert np.abs(result.x - reference).max() <= allowed * np.abs(reference).max()
+
+
+@pytest.mark.parametrize("cond", [1e2, 1e6, 1e10, 1e15])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_any_condition_number(cond, engine, rng):
+    A = random_matrix("geometric", N, N, cond=cond).numpy()
+    b = A @ rng.standard_normal(N)
+    result = solve(A, b, engine=engine)
+    assert result.converged
+    assert backward_error(A, b, result.x) <= solve_bound(FP64, N)
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 64, 257])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_sizes_and_dtypes(n, dtype, engine, rng):
+    A = (rng.standard_normal((n, n)) + 2 * math.sqrt(n) * np.eye(n)).astype(dtype)
+    b = rng.standard_normal((n, 3)).astype(dtype)
+    before = A.copy(), b.copy()
+    result = solve(A, b, engine=engine)
+    assert result.converged
+    assert result.x.dtype == A.dtype
+    assert result.x.shape == (n, 3)
+    u = float(np.finfo(dtype).eps) / 2
+    assert backward_error(A, b, result.x) <= 4 * u + math.sqrt(n) * U64 + u
+    assert result.backward_error <= 5 * u + math.sqrt(n) * U64
+    np.testing.assert_array_equal(A, before[0])
+    np.testing.assert_array_equal(b, before[1])
+
+
+def test_diagonally_dominant_matrices_need_no_pivoting(rng):
+    A, b = dominant(N, rng), rng.standard_normal(N)
+    result = solve(A, b, engine="emulated")
+    assert result.method == "lu fp16"
+    # Wilkinson's bound for diagonal dominance is 2.
+    assert 1 <= result.growth <= 2
+    assert len(result.attempts) == 1
+    # Half precision gains three digits a step, double precision needs sixteen.
+    assert result.iterations <= 6
+
+
+def test_matrices_that_need_pivoting_get_it(rng):
+    A, b = rng.standard_normal((N, N)), rng.standard_normal(N)
+    result = solve(A, b, engine="emulated")
+    assert result.method == "lu fp16 with pivoting"
+    assert result.growth < 50
+
+
+def test_gmres_where_classical_refinement_does_not_converge(rng):
+    A = random_matrix("geometric", N, N, cond=1e5).numpy()
+    result = solve(A, rng.standard_normal(N), engine="emulated")
+    assert result.converged
+    assert result.method == "lu fp16 with pivoting + gmres"
+    assert result.iterations < 60
+
+
+def test_falls_through_to_better_arithmetic(rng):
+    A = random_matrix("geometric", N, N, cond=1e12).numpy()
+    result = solve(A, rng.standard_normal(N), engine="emulated")
+    assert result.converged
+    methods = [a.method for a in result.attempts]
+    assert methods[0].startswith("lu fp16 with pivoting")
+    assert methods[1].startswith("butterfly + lu fp32")
+    assert methods[2].startswith("lu fp32 with pivoting")
+    assert methods[3] == result.method == "lu fp64 with pivoting"
+    assert [a.accepted for a in result.attempts] == [False, False, False, True]
+    assert all("backward error" in a.reason for a in result.attempts)
+
+
+def test_small_systems_are_solved_in_double_precision_at_once(rng):
+    result = solve(rng.standard_normal((50, 50)), rng.standard_normal(50), engine="emulated")
+    assert [a.method for a in result.attempts] == ["lu fp64 with pivoting"]
+
+
+@pytest.mark.parametrize(
+    ("pivot", "method"),
+    [("none", "lu {}"), ("butterfly", "butterfly + lu {}"), ("partial", "lu {} with pivoting")],
+)
+@pytest.mark.parametrize("n", [37, 130])
+@pytest.mark.parametrize("compute", ["fp16", "fp32", "fp64"])
+def test_named_variants(pivot, method, n, compute, rng):
+    result = solve(dominant(n, rng), np.ones(n), pivot=pivot, compute=compute, engine="emulated")
+    assert result.converged
+    assert [a.method for a in result.attempts] == [method.format(compute)]
+
+
+def test_butterflies_serve_matrices_with_singular_leading_blocks(rng):
+    """Without them the first pivot is zero, with them single precision suffices."""
+    A = np.roll(dominant(N, rng) + 20 * rng.standard_normal((N, N)), N // 2, axis=0)
+    A[: N // 2, : N // 2] = 0
+    b = rng.standard_normal(N)
+    with pytest.raises(ArithmeticError, match="no attempt gave a solution"):
+        solve(A, b, engine="emulated", pivot="none", compute="fp32")
+    result = solve(A, b, engine="emulated", pivot="butterfly", compute="fp32")
+    assert result.converged
+    assert 1 < result.growth < N**1.5
+
+
+def test_fixed_variant_that_fails_is_not_replaced(rng):
+    A = random_matrix("geometric", N, N, cond=1e10).numpy()
+    with pytest.warns(AccuracyWarning, match="not certified .* backward error"):
+        result = solve(A, rng.standard_normal(N), pivot="partial", compute="fp16", engine="emulated")
+    assert not result.converged
+    assert len(result.attempts) == 1
+    assert result.backward_error > result.tolerance
+    assert np.isfinite(result.x).all()
+
+
+@pytest.mark.parametrize("decades", [4, 20, 100])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_badly_scaled_matrices_are_squeezed(decades, engine, rng):
+    """Elements far outside the range of fp16: neither overflow nor loss, and every equation counts."""
+    rows = 10.0 ** np.linspace(-decades, decades, N)
+    columns = rng.permutation(rows)
+    well = rng.standard_normal((N, N)) + 40 * np.eye(N)
+    A, y = rows[:, None] * well * columns, rng.standard_normal(N)
+    x = y / columns
+    b = rows * (well @ y)
+    result = solve(A, b, engine=engine)
+    assert result.converged
+    assert result.method in ("lu fp16", "lu fp16 with pivoting", "lu fp32 with pivoting")
+    error = np.abs(result.x - x) * columns
+    assert error.max() <= 10 * np.linalg.cond(well, np.inf) * solve_bound(FP64, N) * np.abs(y).max()
+
+
+@pytest.mark.parametrize("size", [1e-300, 1e-30, 1e30, 1e307])
+def test_tiny_and_huge_matrices(size, rng):
+    A, x = rng.uniform(0.1, 1, (N, N)) + 20 * np.eye(N), rng.standard_normal(N)
+    result = solve(size / 21 * A, size / 21 * (A @ x))
+    assert result.converged
+    np.testing.assert_allclose(result.x, x, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e-30, 1e200])
+def test_tiny_and_huge_right_hand_sides(size, rng):
+    A, b = rng.standard_normal((N, N)), rng.standard_normal(N)
+    result = solve(A, size * b, engine="emulated")
+    assert result.converged
+    np.testing.assert_allclose(result.x / size, np.linalg.solve(A, b), rtol=1e-9, atol=1e-12)
+
+
+def test_overflow_of_the_output_dtype_is_an_error():
+    with pytest.raises(OverflowError, match="wider dtype"):
+        solve(np.full((1, 1), 1e-4, dtype=np.float16), np.full(1, 6e4, dtype=np.float16))
+    with pytest.raises(OverflowError, match="does not fit float64"):
+        solve(np.full((1, 1), 1e-200), np.full(1, 1e200))
+
+
+def test_exponential_growth_with_partial_pivoting(rng):
+    """Wilkinson's matrix, which LU with partial pivoting does not solve at all beyond n = 60."""
+    n = 120
+    A = np.eye(n) - np.tril(np.ones((n, n)), -1)
+    A[:, -1] = 1
+    b = rng.standard_normal(n)
+    assert backward_error(A, b, np.linalg.solve(A, b)) > 1e-4
+    result = solve(A, b)
+    assert result.converged
+    assert backward_error(A, b, result.x) <= solve_bound(FP64, n)
+    assert [a.method.split(" + gmres")[0] for a in result.attempts] == [
+        "lu fp64 with pivoting",
+        "butterfly + lu fp64",
+    ]
+    assert result.growth < 1e6
+
+
+# --- symmetric positive definite --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("engine", "method"), [("cpu", "cholesky fp32"), ("emulated", "cholesky fp16")])
+def test_positive_definite(engine, method, rng):
+    A, b = definite(N, rng), rng.standard_normal((N, 2))
+    result = solve(A, b, assume_a="pos", engine=engine)
+    assert result.converged
+    assert result.method == method
+    assert result.growth == 1
+    assert backward_error(A, b, result.x) <= solve_bound(FP64, N)
+    np.testing.assert_allclose(result.x, scipy.linalg.solve(A, b, assume_a="pos"), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("cond", [1e4, 1e8, 1e12])
+def test_ill_conditioned_positive_definite(cond, engine, rng):
+    A = definite(N, rng, cond)
+    result = solve(A, rng.standard_normal(N), assume_a="pos", engine=engine)
+    assert result.converged
+    assert result.method.startswith("cholesky")
+
+
+def test_badly_scaled_positive_definite(rng):
+    d = 10.0 ** rng.permutation(np.linspace(-12, 12, N))
+    A = d[:, None] * definite(N, rng) * d
+    A, y = (A + A.T) / 2, rng.standard_normal(N)
+    result = solve(A, (A * d**-1) @ y, assume_a="pos", engine="emulated")
+    assert result.converged
+    assert result.method == "cholesky fp16"
+    np.testing.assert_allclose(result.x * d, y, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("n", [20, N])
+def test_not_positive_definite_is_said(n, rng):
+    A = definite(n, rng)
+    A[:, 7] *= -1
+    A[7] *= -1
+    A[7, 7] *= -1
+    with pytest.raises(np.linalg.LinAlgError, match=r"not positive definite: A\[7, 7\] is -"):
+        solve(A, np.ones(n), assume_a="pos")
+    indefinite = 2 * np.eye(n)
+    indefinite[4, 3] = indefinite[3, 4] = 3
+    with pytest.raises(np.linalg.LinAlgError, match=r"leading minor of order 5 .* assume_a='gen'"):
+        solve(indefinite, np.ones(n), assume_a="pos", engine="emulated")
+
+
+def test_a_matrix_that_is_not_symmetric_is_still_solved(rng):
+    A = definite(N, rng) + np.triu(rng.standard_normal((N, N)), 1)
+    b = rng.standard_normal(N)
+    result = solve(A, b, assume_a="pos")
+    assert result.converged
+    assert backward_error(A, b, result.x) <= solve_bound(FP64, N)
+
+
+# --- singular ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [5, N])
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("make", "index"),
+    [
+        (lambda n, rng: np.zeros((n, n)), 0),
+        (lambda n, rng: np.ones((n, n)), 1),
+        (lambda n, rng: np.diag([1.0] * 3 + [0.0] + [1.0] * (n - 4)), 3),
+    ],
+    ids=["zero", "ones", "diagonal"],
+)
+def test_exactly_singular(make, index, engine, n, rng):
+    with pytest.raises(np.linalg.LinAlgError, match=rf"singular: pivot {index} is exactly zero.*lstsq"):
+        solve(make(n, rng), np.ones(n), engine=engine)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_numerically_singular_is_left_to_double_precision(engine, rng):
+    """Low-precision factors of a singular matrix are those of a regular one nearby."""
+    A = rng.standard_normal((N, N))
+    A[:, 9] = A[:, 3] + A[:, 4]
+    try:
+        result = solve(A, rng.standard_normal(N), engine=engine)
+    except np.linalg.LinAlgError:
+        return
+    assert result.method.startswith("lu fp64")
+
+
+# --- input and output -------------------------------------------------------------------------------------
+
+
+def test_several_right_hand_sides_and_zero_among_them(rng):
+    A, b = rng.standard_normal((N, N)), rng.standard_normal((N, 20))
+    b[:, 3] = 0
+    result = solve(A, b, engine="emulated")
+    assert result.converged
+    assert (result.x[:, 3] == 0).all()
+    assert backward_error(A, np.delete(b, 3, 1), np.delete(result.x, 3, 1)) <= solve_bound(FP64, N)
+    nothing = solve(A, np.zeros(N), engine="emulated")
+    assert nothing.converged
+    assert (nothing.x == 0).all()
+
+
+def test_batches(rng):
+    A, b = rng.standard_normal((2, 3, 8, 8)), rng.standard_normal((2, 3, 8))
+    result = solve(A, b)
+    assert result.x.shape == (2, 3, 8)
+    assert result.converged
+    np.testing.assert_allclose(result.x[1, 2], np.linalg.solve(A[1, 2], b[1, 2]), rtol=1e-9)
+    assert solve(A, rng.standard_normal((2, 3, 8, 5))).x.shape == (2, 3, 8, 5)
+
+
+def test_libraries_and_dtypes_go_in_and_out(rng):
+    A, b = rng.standard_normal((9, 9)), rng.standard_normal(9)
+    expected = np.linalg.solve(A, b)
+    x = solve(torch.from_numpy(A), torch.from_numpy(b)).x
+    assert isinstance(x, torch.Tensor)
+    np.testing.assert_allclose(x.numpy(), expected, rtol=1e-9)
+    np.testing.assert_allclose(solve(A.tolist(), b.tolist()).x, expected, rtol=1e-9)
+    assert solve(A.astype(np.float32), rng.integers(0, 9, 9)).x.dtype == np.float64
+    np.testing.assert_allclose(solve(np.asfortranarray(A), b[::-1]).x, np.linalg.solve(A, b[::-1]))
+    half = solve(torch.from_numpy(A).to(torch.bfloat16), torch.from_numpy(b).to(torch.bfloat16))
+    assert half.x.dtype == torch.bfloat16
+
+
+def test_accuracy_levels_cost_what_they_should(rng):
+    A, b = dominant(N, rng), rng.standard_normal(N)
+    iterations = [
+        solve(A, b, accuracy=accuracy, engine="emulated").iterations for accuracy in ("bf16", "fp32", "fp64")
+    ]
+    assert iterations[0] == 1
+    assert iterations == sorted(iterations)
+    assert iterations[0] < iterations[-1]
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((7,), r"A is \(10, 10\), b is \(7,\); b must have shape \(10,\) or \(10, k\)"),
+        ((10, 0), r"b is \(10, 0\)"),
+        ((), r"b is \(\)"),
+    ],
+)
+def test_right_hand_sides_that_do_not_fit(shape, message, rng):
+    with pytest.raises(ValueError, match=message):
+        solve(rng.standard_normal((10, 10)), np.zeros(shape))
+
+
+@pytest.mark.parametrize(
+    ("A", "error", "message"),
+    [
+        (np.ones((3, 4)), ValueError, "A must be square, got 3 x 4: neula.lstsq"),
+        (np.ones(3), ValueError, "A must be a matrix"),
+        (np.ones((0, 0)), ValueError, "A is empty"),
+        (np.ones((3, 3)) * 1j, TypeError, "A is complex"),
+        (scipy.sparse.eye(3).tocsr(), TypeError, "A is a sparse"),
+        (np.diag([1, np.nan, 1]), ValueError, r"A\[1, 1\] is nan"),
+        (np.diag([1, 1, -np.inf]), ValueError, r"A\[2, 2\] is -inf"),
+    ],
+)
+def test_bad_matrices(A, error, message):
+    with pytest.raises(error, match=message):
+        solve(A, np.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"assume_a": "sym"}, "unknown structure assume_a 'sym': choose one of 'gen', 'pos'"),
+        ({"accuracy": "double"}, "unknown accuracy 'double'"),
+        ({"engine": "tpu"}, "unknown engine 'tpu'"),
+        ({"pivot": "rook"}, "unknown pivot 'rook'"),
+        ({"pivot": "none", "assume_a": "pos"}, "pivot='none' is for LU"),
+        ({"compute": "int8"}, "unknown format 'int8'"),
+        ({"max_iterations": 0}, "max_iterations must be at least 1, got 0"),
+    ],
+)
+def test_bad_parameters(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        solve(np.eye(3), np.ones(3), **kwargs)
+
+
+def test_nan_in_the_right_hand_side_and_in_a_batch(rng):
+    with pytest.raises(ValueError, match=r"b\[1\] is nan"):
+        solve(np.eye(3), np.array([1, np.nan, 1]))
+    A = np.stack([np.eye(3), np.eye(3)])
+    A[1, 2, 0] = np.inf
+    with pytest.raises(ValueError, match=r"A\[1, 2, 0\] is inf"):
+        solve(A, np.ones((2, 3)))
+
+
+# --- good manners -----------------------------------------------------------------------------------------
+
+
+def test_global_state_is_left_alone(global_state, rng):
+    before = global_state()
+    for engine in ENGINES:
+        solve(rng.standard_normal((N, N)), rng.standard_normal(N), engine=engine)
+    solve(
+        rng.standard_normal((N, N)),
+        rng.standard_normal(N),
+        engine="emulated",
+        pivot="butterfly",
+        compute="fp32",
+    )
+    assert global_state() == before
+
+
+def test_default_dtype_and_autocast_do_not_matter(rng):
+    A, b = rng.standard_normal((N, N)), rng.standard_normal(N)
+    x = solve(A, b, engine="emulated").x
+    torch.set_default_dtype(torch.float64)
+    try:
+        again = solve(A, b, engine="emulated").x
+    finally:
+        torch.set_default_dtype(torch.float32)
+    np.testing.assert_array_equal(again, x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        np.testing.assert_array_equal(solve(A, b, engine="emulated").x, x)
+
+
+def test_threads_do_not_disturb_each_other(rng):
+    problems = [(rng.standard_normal((N, N)), rng.standard_normal(N)) for _ in range(3)]
+    alone = [solve(A, b).x for A, b in problems]
+    together: list = [None] * 3
+
+    def work(i: int) -> None:
+        together[i] = solve(*problems[i]).x
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for x, y in zip(alone, together, strict=True):
+        assert np.linalg.norm(x - y) <= 1e-10 * np.linalg.norm(x)
+
+
+@pytest.mark.parametrize("assume_a", ["gen", "pos"])
+def test_progress_reports_stages(assume_a, rng):
+    stages: dict[str, list[float]] = {}
+    solve(
+        definite(N, rng),
+        rng.standard_normal(N),
+        assume_a=assume_a,
+        engine="cpu",
+        progress=lambda stage, fraction: stages.setdefault(stage, []).append(fraction),
+    )
+    assert list(stages) == ["factorizing in fp32", "refining"]
+    for fractions in stages.values():
+        assert fractions == sorted(fractions)
+        assert fractions[-1] == 1.0
+
+
+def test_an_engine_of_ones_own(rng):
+    """Tensor cores that truncate their sums: the same answer, a little later."""
+    engine = EmulatedEngine(format="fp16", accumulate="fp32_rz", block=16)
+    result = solve(dominant(N, rng), rng.standard_normal(N), engine=engine)
+    assert result.converged
+    assert result.engine == "emulated (fp32_rz per 16)"
+
+
+def test_componentwise_backward_error(rng):
+    """Formula (2.2): the element-wise change of A for which x is exact, by Oettli and Prager."""
+    A, b = torch.from_numpy(rng.standard_normal((40, 40))), torch.from_numpy(rng.standard_normal((40, 3)))
+    x = torch.linalg.solve(A, b).float()
+    found = componentwise_backward_error(A, x, b)
+    assert found.shape == (3,)
+    for j in range(3):
+        r, size = b[:, j] - A @ x[:, j].double(), A.abs() @ x[:, j].double().abs()
+        change = (r / size)[:, None] * A.abs() * x[:, j].double().sign()
+        assert float((change / A).abs().max()) == pytest.approx(float(found[j]))
+        assert torch.allclose((A + change) @ x[:, j].double(), b[:, j])
+    p, lower, upper = torch.linalg.lu(A)
+    with_factors = componentwise_backward_error(A, x, b, p @ lower, upper)
+    assert (with_factors < found).all()
+    assert componentwise_backward_error(A, torch.zeros(40), torch.zeros(40)) == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["normal", "dominant", "geometric", "positive"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_on_a_gpu(kind, dtype, rng):
+    A = {
+        "normal": lambda: rng.standard_normal((700, 700)),
+        "dominant": lambda: dominant(700, rng),
+        "geometric": lambda: random_matrix("geometric", 700, 700, cond=1e8).numpy(),
+        "positive": lambda: definite(700, rng),
+    }[kind]().astype(dtype)
+    b = rng.standard_normal((700, 3)).astype(dtype)
+    assume_a = "pos" if kind == "positive" else "gen"
+    result = solve(torch.from_numpy(A).cuda(), torch.from_numpy(b).cuda(), assume_a=assume_a)
+    assert result.converged
+    assert result.x.is_cuda
+    u = float(np.finfo(dtype).eps) / 2
+    assert backward_error(A, b, result.x.cpu().numpy()) <= 5 * u + math.sqrt(700) * U64
