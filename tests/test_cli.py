@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 import os
@@ -22,6 +23,7 @@ import neula
 from neula import cli
 from neula.files import read_matrix, write_files, write_matrix
 from neula.result import AccuracyWarning, Attempt, LstsqResult, QRCertificate, QRResult
+from neula.solve import solve as neula_solve
 
 RNG = np.random.default_rng(20)
 A = RNG.normal(size=(60, 7))
@@ -204,6 +206,71 @@ def test_lstsq_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (call["accuracy"], call["engine"], call["damp"]) == (None, "auto", 0)
     assert call["rcond"] is None
     assert call["weights"] is None
+
+
+# --- solve ------------------------------------------------------------------------------------------------
+
+SQUARE = A.T @ A
+RHS = A.T @ B
+
+
+@pytest.mark.parametrize("extension", ["npy", "csv", "mtx"])
+def test_solve_reads_and_writes_every_format(extension: str) -> None:
+    write_matrix(f"S.{extension}", SQUARE)
+    write_matrix(f"c.{extension}", RHS)
+    result = succeed("solve", f"S.{extension}", f"c.{extension}", "-o", f"x.{extension}")
+    np.testing.assert_allclose(read_matrix(f"x.{extension}", column_as_vector=True), X, rtol=1e-11)
+    for part in ("neula solve: certified", "lu fp64 with pivoting: accepted", "growth", f"x.{extension}"):
+        assert part in result.stdout
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize(("assume_a", "method"), [("gen", "lu fp64 with pivoting"), ("pos", "cholesky fp64")])
+def test_solve_json(assume_a: str, method: str) -> None:
+    write_files({Path("system.npz"): {"S": SQUARE, "c": RHS}})
+    facts = parsed(succeed("solve", "system.npz:S", "system.npz:c", "--assume-a", assume_a, "--json"))
+    assert facts["command"] == "solve"
+    assert facts["converged"] is True
+    assert facts["method"] == facts["attempts"][-1]["method"] == method
+    assert facts["backward_error"] <= facts["tolerance"]
+    assert facts["growth"] > 0
+    assert len(facts["history"]) == facts["iterations"]
+    np.testing.assert_allclose(facts["x"], X, rtol=1e-11)
+
+
+def test_solve_prints_a_short_solution_and_takes_every_option() -> None:
+    write_matrix("S.npy", SQUARE.astype(np.float32))
+    write_matrix("c.npy", RHS.astype(np.float32))
+    lines = succeed(
+        "solve", "S.npy", "c.npy", "--accuracy", "fp16", "--engine", "emulated"
+    ).stdout.splitlines()
+    np.testing.assert_allclose([float(line) for line in lines[-7:]], X, rtol=1e-2, atol=1e-3)
+
+
+def test_solve_not_certified(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_matrix("S.npy", SQUARE)
+    result = neula_solve(SQUARE, RHS)
+    bad = dataclasses.replace(result, converged=False, backward_error=3e-9)
+    monkeypatch.setattr(cli, "solve_system", lambda *_, **__: bad)
+    shown = neula_cli("solve", "S.npy", "b.npy", "-o", "x.npy")
+    assert shown.exit_code == cli.NOT_CERTIFIED
+    np.testing.assert_array_equal(np.load("x.npy"), result.x)
+    assert "not the accuracy asked for: backward error 3.0e-09" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("matrix", "arguments", "says"),
+    [
+        (A, [], "A must be square, got 60 x 7: neula.lstsq"),
+        (np.ones((60, 60)), [], "A is singular: pivot 1 is exactly zero"),
+        (-np.eye(60), ["--assume-a", "pos"], "not positive definite: A[0, 0] is -1.0"),
+        (np.eye(9), [], "shapes of A and b do not fit: A is (9, 9), b is (60,)"),
+    ],
+)
+def test_solve_refuses(matrix: np.ndarray, arguments: list[str], says: str) -> None:
+    write_matrix("S.npy", matrix)
+    before = set(os.listdir())
+    assert_refused(neula_cli("solve", "S.npy", "b.npy", "-o", "x.npy", *arguments), says, before)
 
 
 # --- JSON -------------------------------------------------------------------------------------------------

@@ -38,7 +38,8 @@ from neula.experiments.qr_paper import QR_PAPER
 from neula.experiments.reproduce import Paper, reproduce
 from neula.experiments.tsqr_paper import TSQR_PAPER
 from neula.files import FileError, check_output, read_matrix, split_key, write_files
-from neula.result import AccuracyWarning, Attempt, LstsqResult, QRResult, SVDResult
+from neula.result import AccuracyWarning, Attempt, LstsqResult, QRResult, SolveResult, SVDResult
+from neula.solve import solve as solve_system
 
 CERTIFIED, NOT_CERTIFIED, BAD_INPUT, DEFECT, INTERRUPTED = 0, 1, 2, 70, 130
 SHORT = 20
@@ -75,6 +76,13 @@ class EngineName(StrEnum):
     cuda = "cuda"
 
 
+class Structure(StrEnum):
+    """What ``neula solve`` may take for granted."""
+
+    gen = "gen"
+    pos = "pos"
+
+
 class Mode(StrEnum):
     """Which factors ``neula qr`` computes."""
 
@@ -83,6 +91,10 @@ class Mode(StrEnum):
 
 
 MatrixFile = Annotated[str, typer.Argument(metavar="A", help="File of the matrix.")]
+RightHandSideFile = Annotated[
+    str, typer.Argument(metavar="b", help="File of one or several right-hand sides.")
+]
+SolutionOption = Annotated[Path | None, typer.Option("--output", "-o", help="File for the solution x.")]
 AccuracyOption = Annotated[
     Accuracy | None,
     typer.Option("--accuracy", help="Accuracy of the answer; the default is that of the input's dtype."),
@@ -131,8 +143,8 @@ def _figure_help(paper: Paper) -> str:
 @app.command()
 def lstsq(
     a: MatrixFile,
-    b: Annotated[str, typer.Argument(metavar="b", help="File of one or several right-hand sides.")],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="File for the solution x.")] = None,
+    b: RightHandSideFile,
+    output: SolutionOption = None,
     accuracy: AccuracyOption = None,
     engine: EngineOption = EngineName.auto,
     damp: Annotated[float, typer.Option(help="Minimize ||Ax - b||^2 + damp^2 ||x||^2.")] = 0.0,
@@ -169,8 +181,6 @@ def lstsq(
         "history": result.history,
         "attempts": result.attempts,
     }
-    if output is None:
-        facts["x"] = result.x
     rank, full = result.rank, matrix.shape[-1] if damp else min(matrix.shape[-2:])
     rows = {
         "engine": result.engine,
@@ -180,14 +190,51 @@ def lstsq(
         "residual norm": _norms(result.residual_norm),
         "rank": f"{rank} of {full}" + (", solution of minimum norm" if rank < full else ""),
     }
-    run.finish(
-        facts,
-        rows,
-        reached=None
-        if result.converged
-        else f"backward error {result.backward_error:.1e}, tolerance {result.tolerance:.1e}",
-        answer=None if output else _solution_text(result.x),
-    )
+    _finish_solution(run, result, facts, rows, output)
+
+
+@app.command()
+def solve(
+    a: MatrixFile,
+    b: RightHandSideFile,
+    output: SolutionOption = None,
+    assume_a: Annotated[
+        Structure, typer.Option("--assume-a", help="pos: A is symmetric positive definite.")
+    ] = Structure.gen,
+    accuracy: AccuracyOption = None,
+    engine: EngineOption = EngineName.auto,
+    as_json: JsonOption = False,
+) -> None:
+    """Solve the linear system Ax = b with a square matrix A."""
+    with _running("solve", as_json) as run:
+        run.check_outputs([a, b], (output, 1))
+        matrix, rhs = run.read("A", a), run.read("b", b, column_as_vector=True)
+        result: SolveResult = run.compute(
+            lambda _, **common: solve_system(matrix, rhs, assume_a=assume_a.value, **common),
+            accuracy,
+            engine,
+        )
+        run.write({output: {"x": result.x}})
+    facts: dict[str, Any] = {
+        "converged": result.converged,
+        "accuracy": result.accuracy,
+        "engine": result.engine,
+        "method": result.method,
+        "iterations": result.iterations,
+        "backward_error": result.backward_error,
+        "tolerance": result.tolerance,
+        "growth": result.growth,
+        "history": result.history,
+        "attempts": result.attempts,
+    }
+    rows = {
+        "engine": result.engine,
+        **_attempt_rows(result.attempts),
+        "iterations": str(result.iterations),
+        "backward error": f"{result.backward_error:.1e} (tolerance {result.tolerance:.1e})",
+        "growth": f"{result.growth:.1e}",
+    }
+    _finish_solution(run, result, facts, rows, output)
 
 
 @app.command()
@@ -536,6 +583,23 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 # --- what is shown ----------------------------------------------------------------------------------------
+
+
+def _finish_solution(
+    run: _Run,
+    result: LstsqResult | SolveResult,
+    facts: Mapping[str, Any],
+    rows: Mapping[str, str],
+    output: Path | None,
+) -> NoReturn:
+    """Show what a solver found, and x itself where it is not saved."""
+    error = f"backward error {result.backward_error:.1e}, tolerance {result.tolerance:.1e}"
+    run.finish(
+        facts if output else {**facts, "x": result.x},
+        rows,
+        reached=None if result.converged else error,
+        answer=None if output else _solution_text(result.x),
+    )
 
 
 def _finish_qr(run: _Run, result: QRResult) -> NoReturn:
