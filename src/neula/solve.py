@@ -37,9 +37,6 @@ STRUCTURES = ("gen", "pos")
 PIVOTING = ("none", "butterfly", "partial")
 Pivoting = Literal["none", "butterfly", "partial"]
 
-SMALL = 10_000_000
-"""Below ``n^3`` of this size LU in double precision takes milliseconds: nothing to gain."""
-
 LEADING = 256
 """Order of the leading block in which elimination without pivoting is tried before all of A."""
 
@@ -322,7 +319,7 @@ def _prepare(a: torch.Tensor, row_norms: torch.Tensor, b: torch.Tensor, options:
 def _chain(system: _System) -> Iterator[_Outcome]:
     """Attempts, cheapest first, each computed when it is asked for."""
     options = system.options
-    small = len(system.a) ** 3 < SMALL and options.pivot is None and options.compute is None
+    small = len(system.a) < options.engine.direct and options.pivot is None and options.compute is None
     formats = [] if small else options.formats
     if options.positive:
         for format in dict.fromkeys([*formats, FP64]):
@@ -422,8 +419,10 @@ def _is_harmless(system: _System, engine: Engine) -> bool:
 def _refined(system: _System, label: str, factors: Factorization, format: Format) -> _Outcome:
     """Refine with factors of the scaled matrix, unless growth says that they are worthless."""
     growth = factors.growth
+    if not math.isfinite(growth):
+        return _Outcome(label, None, growth, f"a pivot vanishes, or elements overflow {format.name}")
     # Beyond 1/u, factors hold nothing but errors.
-    if not (math.isfinite(growth) and (system.options.is_named or growth * format.u <= 1)):
+    if growth * format.u > 1 and not system.options.is_named:
         return _Outcome(label, None, growth, f"elements grow by {growth:.1e}")
     outcome = _refine(system, label, Equilibrated(factors, system.scales))
     if outcome.refined is None or format is FP64:

@@ -21,6 +21,7 @@ class CpuEngine(Engine):
     panel = "cholesky2"
     lu_inner_panel = 64
     swaps = True
+    direct = 1400
 
     @property
     def formats(self) -> tuple[str, ...]:

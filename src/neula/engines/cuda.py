@@ -21,6 +21,7 @@ class CudaEngine(Engine):
 
     name = "cuda"
     panel = "cholesky"
+    direct = 2048  # estimated from launches, not measured
     cutoff = 256  # as fast as 128 for large matrices, and half the launches for small ones
     lu_panel = 1024  # tensor cores reach their rate at products this wide
     lu_inner_panel = 128

@@ -41,6 +41,9 @@ class Engine(ABC):
         Widths r and s of the panels of LU factorizations.
     swaps : bool
         Whether interchanging rows costs little beside the products, so that LU need not avoid it.
+    direct : int
+        Order of linear systems below which LU of the library in double precision is as fast as a cheaper LU
+        with refinement.
     """
 
     name: ClassVar[str]
@@ -49,6 +52,7 @@ class Engine(ABC):
     lu_panel: ClassVar[int] = 256
     lu_inner_panel: ClassVar[int] = 8
     swaps: ClassVar[bool] = False
+    direct: ClassVar[int] = 256
 
     def __init__(self, device: torch.device | str, format: Format | str | None = None) -> None:
         self.device = torch.device(device)
