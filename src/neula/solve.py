@@ -373,7 +373,7 @@ def _by_library(system: _System) -> _Outcome:
     scales = system.scales
     a = system.a if scales.trivial else system.fill(system.options.engine.using(FP64))
     try:
-        lu = library_lu(a)
+        lu = library_lu(a, system.options.engine)
     except SingularMatrixError as error:
         raise np.linalg.LinAlgError(
             f"A is singular: {error} (counted from 0); neula.lstsq gives the solution of minimum norm"

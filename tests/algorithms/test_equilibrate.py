@@ -88,7 +88,7 @@ def test_blocks_of_rows_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> N
 def test_solution_of_a_badly_scaled_system() -> None:
     a = badly_scaled(40, 8)
     scales = equilibrate(a, a.abs().sum(1), ENGINE)
-    factors = Equilibrated(library_lu(scaled(a)), scales)
+    factors = Equilibrated(library_lu(scaled(a), ENGINE), scales)
     x = torch.randn(40, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     y = x * scales.columns[:, None]
     # Backward stable in the scaled system, of condition below 1e5: 1e5 * n * u64 relative to y.
@@ -103,7 +103,7 @@ def test_right_hand_sides_of_any_size(size: float) -> None:
     """Factors in single precision could not take them as they are."""
     a = badly_scaled(20, 0)
     scales = equilibrate(a, a.abs().sum(1), ENGINE)
-    factors = Equilibrated(library_lu(scaled(a).float()), scales)
+    factors = Equilibrated(library_lu(scaled(a).float(), ENGINE), scales)
     b = torch.ones(20, 1, dtype=torch.float64)
     assert torch.equal(factors.solve(size * b) / size, factors.solve(b))
 

@@ -17,6 +17,7 @@ from neula.algorithms.iterative_refinement import (
     gmres_refinement,
     refine,
 )
+from neula.engines import EmulatedEngine
 from neula.matrices import random_matrix
 
 U64 = 2.0**-53
@@ -30,7 +31,7 @@ def system(cond: float, n: int = 100, k: int = 2) -> tuple[torch.Tensor, torch.T
 def rounded(a: torch.Tensor, u: float) -> LibraryLU:
     """Factors of a matrix with relative errors u in its elements: those of a format with roundoff u."""
     noise = 2 * torch.rand(a.shape, dtype=a.dtype, generator=torch.Generator().manual_seed(2)) - 1
-    return library_lu(a * (1 + u * noise))
+    return library_lu(a * (1 + u * noise), EmulatedEngine())
 
 
 def norm(a: torch.Tensor) -> Scaling:

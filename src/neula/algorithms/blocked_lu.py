@@ -6,7 +6,6 @@ format.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -57,7 +56,7 @@ def blocked_lu(a: torch.Tensor, engine: Engine, *, pivot: bool, panel: int = PAN
     panel : int
         Width of a panel.
     """
-    n, largest = a.shape[0], float(torch.linalg.vector_norm(a, math.inf))
+    n, largest = a.shape[0], engine.column_max(a.T).amax()
     orders: list[torch.Tensor] = []
     for k in range(0, n, panel):
         block, rest = slice(k, min(k + panel, n)), slice(min(k + panel, n), n)
@@ -72,7 +71,7 @@ def blocked_lu(a: torch.Tensor, engine: Engine, *, pivot: bool, panel: int = PAN
         a[block, rest] = u
         engine.gemm(engine.operand(a[rest, block]), engine.operand(u), a[rest, rest], alpha=-1.0, beta=1.0)
     order = _permute_left(a, orders, panel) if pivot else None
-    return LUFactors(a, order, growth_of(a, largest))
+    return LUFactors(a, order, growth_of(a, largest, engine))
 
 
 def _pivoted(column: torch.Tensor) -> torch.Tensor:

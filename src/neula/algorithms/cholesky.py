@@ -26,8 +26,8 @@ relative to its elements, which could cost a matrix that is barely positive defi
 Pranesh, "Exploiting Lower Precision Arithmetic in Solving Symmetric Positive Definite Linear Systems and
 Least Squares Problems", SIAM J. Sci. Comput. 43, 2021)."""
 
-_SUBSTITUTION = 2048
-"""Rows of the factor that are solved with at a time, in the storage precision."""
+_SUBSTITUTION = 512
+"""Rows of the factor that are widened at a time for substitutions."""
 
 
 @dataclass(frozen=True)
@@ -52,15 +52,16 @@ class CholeskyFactor:
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:
         x = b.to(self.storage, copy=True)
-        starts = range(0, len(x), _SUBSTITUTION)
+        size = len(x) if self.lower.dtype == self.storage else _SUBSTITUTION
+        starts = range(0, len(x), size)
         for start in starts:
-            stop = start + _SUBSTITUTION
+            stop = start + size
             rest = x[start:stop] - exact_matmul(self._block(start, stop, 0, start), x[:start])
             x[start:stop] = torch.linalg.solve_triangular(
                 self._block(start, stop, start, stop), rest, upper=False
             )
         for start in reversed(starts):
-            stop = start + _SUBSTITUTION
+            stop = start + size
             rest = x[start:stop] - exact_matmul(self._block(stop, len(x), start, stop).T, x[stop:])
             x[start:stop] = torch.linalg.solve_triangular(
                 self._block(start, stop, start, stop).T, rest, upper=True

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 
-_BLOCK = 1024
+from neula.engines import Engine
+
+_BLOCK = 256
 """Order of diagonal blocks, whose copies are small beside the matrix."""
 
 
@@ -55,12 +56,14 @@ class LibraryLU:
         return replace(self, lu=self.lu.double())
 
 
-def library_lu(a: torch.Tensor) -> LibraryLU:
+def library_lu(a: torch.Tensor, engine: Engine) -> LibraryLU:
     """Gaussian elimination with partial pivoting as the library has it.
 
     Parameters
     ----------
     a : Tensor, shape (n, n)
+    engine : Engine
+        Measures the growth; nothing is multiplied in its format.
 
     Raises
     ------
@@ -70,20 +73,23 @@ def library_lu(a: torch.Tensor) -> LibraryLU:
     lu, pivots, info = torch.linalg.lu_factor_ex(a)
     if int(info) > 0:
         raise SingularMatrixError(int(info) - 1)
-    return LibraryLU(lu, pivots, growth_of(lu, float(torch.linalg.vector_norm(a, math.inf))))
+    return LibraryLU(lu, pivots, growth_of(lu, engine.column_max(a).amax(), engine))
 
 
-def growth_of(lu: torch.Tensor, largest: float) -> float:
+def growth_of(lu: torch.Tensor, largest: torch.Tensor, engine: Engine) -> float:
     """Largest element of U, stored in the upper triangle of ``lu``, by the largest element of A.
 
     Parameters
     ----------
     lu : Tensor, shape (n, n)
-    largest : float
-        Largest magnitude in A.
+        Column-major.
+    largest : Tensor, shape ()
+        Largest magnitude in A; where it is zero, the growth is 1.
+    engine : Engine
     """
     starts = range(0, lu.shape[0], _BLOCK)
-    above = [lu[:i, i : i + _BLOCK] for i in starts[1:]]
-    diagonal = [lu[i : i + _BLOCK, i : i + _BLOCK].triu() for i in starts]
-    blocks = [torch.linalg.vector_norm(block, math.inf) for block in above + diagonal]
-    return float(torch.stack(blocks).amax()) / largest if largest > 0 else 1.0
+    # Transposed, since the engine reads by rows.
+    above = [lu[:i, i : i + _BLOCK].T for i in starts[1:]]
+    diagonal = [lu[i : i + _BLOCK, i : i + _BLOCK].T.tril() for i in starts]
+    found = torch.stack([engine.column_max(block).amax() for block in above + diagonal]).amax()
+    return float(torch.where(largest > 0, found / largest, 1.0))
