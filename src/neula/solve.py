@@ -12,11 +12,10 @@ import numpy as np
 import torch
 
 from neula.accuracy import solve_bound, target_format
-from neula.algorithms.blocked_lu import blocked_lu
 from neula.algorithms.butterfly import Butterflied, TwoSided, padded
 from neula.algorithms.cholesky import CholeskyFactor, NotPositiveDefiniteError, cholesky
 from neula.algorithms.equilibrate import Equilibrated, Equilibration, equilibrate, equilibrate_symmetric
-from neula.algorithms.factorization import Factorization, SingularMatrixError, library_lu
+from neula.algorithms.factorization import Factorization, SingularMatrixError, library_lu, mixed_lu
 from neula.algorithms.iterative_refinement import (
     Correction,
     Refined,
@@ -251,12 +250,9 @@ class _System:
     bound: float
     options: _Options
 
-    def fill(self, engine: Engine, order: int | None = None) -> torch.Tensor:
-        """The scaled matrix in the engine's working storage, in the corner of a matrix of a larger order."""
-        n, order = len(self.a), order or len(self.a)
-        work = engine.empty(order, order)
-        self.scales.fill(work[:n, :n], self.a, engine)
-        return work
+    def fill(self, engine: Engine) -> torch.Tensor:
+        """The scaled matrix as the engine reads it."""
+        return self.scales.fill(engine.empty(*self.a.shape, dtype=engine.operand_dtype), self.a, engine)
 
 
 def _solve(a: torch.Tensor, b: torch.Tensor, options: _Options) -> _Solution:
@@ -356,8 +352,10 @@ def _mixed(system: _System, format: Format) -> _Outcome:
     """LU without interchanges of A mixed by butterflies."""
     engine, n = system.options.engine.using(format), len(system.a)
     transform = TwoSided.random(n, system.a.device)
-    work = transform.apply_(system.fill(engine, padded(n)))
-    factors = Butterflied(_factorize(system, work, engine, "none"), transform)
+    # Butterflies add and subtract: in the wider precision, before anything is rounded.
+    work = engine.empty(padded(n), padded(n))
+    system.scales.fill(work[:n, :n], system.a, engine)
+    factors = Butterflied(_factorize(system, transform.apply_(work), engine, "none"), transform)
     return _refined(system, f"butterfly + lu {format.name}", factors, format)
 
 
@@ -386,10 +384,8 @@ def _by_library(system: _System) -> _Outcome:
 def _by_cholesky(system: _System, format: Format) -> _Outcome:
     engine, label = system.options.engine.using(format), f"cholesky {format.name}"
     report = stage(system.options.progress, f"factorizing in {format.name}")
-    n = len(system.a)
-    work = system.scales.fill(engine.empty(n, n, dtype=engine.operand_dtype), system.a, engine)
     try:
-        factors: CholeskyFactor = cholesky(work, engine)
+        factors: CholeskyFactor = cholesky(system.fill(engine), engine)
     except NotPositiveDefiniteError as error:
         if format is FP64:
             raise np.linalg.LinAlgError(
@@ -403,9 +399,8 @@ def _by_cholesky(system: _System, format: Format) -> _Outcome:
 def _factorize(system: _System, work: torch.Tensor, engine: Engine, pivot: Pivoting) -> Factorization:
     """LU of a working matrix, which it overwrites."""
     report = stage(system.options.progress, f"factorizing in {engine.format.name}")
-    factors = blocked_lu(work, engine, pivot=pivot == "partial")
-    report(1.0)
-    return factors
+    n = len(work)
+    return mixed_lu(work, engine, pivoting=pivot == "partial", on_columns=lambda done: report(done / n))
 
 
 def _is_harmless(system: _System, engine: Engine) -> bool:
@@ -413,7 +408,7 @@ def _is_harmless(system: _System, engine: Engine) -> bool:
     m = min(len(system.a), LEADING)
     scales = replace(system.scales, rows=system.scales.rows[:m], columns=system.scales.columns[:m])
     leading = scales.fill(engine.empty(m, m), system.a[:m, :m], engine)
-    return blocked_lu(leading, engine, pivot=False).growth <= HARMLESS
+    return mixed_lu(leading, engine, pivoting=False).growth <= HARMLESS
 
 
 def _refined(system: _System, label: str, factors: Factorization, format: Format) -> _Outcome:

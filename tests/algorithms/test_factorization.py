@@ -1,4 +1,4 @@
-"""LU in one precision or with products of a low format: factors, growth, solves."""
+"""LU by the library and in mixed precision: factors, growth, solves."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ import math
 import pytest
 import torch
 
-from neula.algorithms.blocked_lu import LUFactors, blocked_lu
-from neula.algorithms.factorization import SingularMatrixError, growth_of, library_lu
+from neula.algorithms.factorization import MixedLU, SingularMatrixError, growth_of, library_lu, mixed_lu
 from neula.engines import CpuEngine, EmulatedEngine, Engine
 
-ENGINES = [CpuEngine("cpu", "fp32"), EmulatedEngine(format="fp16"), EmulatedEngine(format="fp64")]
+ENGINES = [
+    CpuEngine("cpu", "fp32"),
+    EmulatedEngine(format="fp16"),
+    EmulatedEngine(format="tf32"),
+    EmulatedEngine(format="fp64"),
+]
 
 
 def normal(n: int, dominant: bool = False) -> torch.Tensor:
@@ -19,41 +23,70 @@ def normal(n: int, dominant: bool = False) -> torch.Tensor:
     return a + 2 * n * torch.eye(n, dtype=torch.float64) if dominant else a
 
 
-def factorized(a: torch.Tensor, engine: Engine, *, pivot: bool, panel: int = 16) -> LUFactors:
-    return blocked_lu(engine.empty(*a.shape).copy_(a), engine, pivot=pivot, panel=panel)
+def factorized(a: torch.Tensor, engine: Engine, *, pivoting: bool) -> MixedLU:
+    work = engine.empty(*a.shape, dtype=engine.operand_dtype).copy_(a)
+    found = mixed_lu(work, engine, pivoting=pivoting)
+    assert found.substitution.factors.lu.data_ptr() == work.data_ptr()
+    return found
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=repr)
-@pytest.mark.parametrize("pivot", [False, True])
-@pytest.mark.parametrize("n", [1, 16, 33, 100])
-def test_backward_error_of_the_factors(n: int, pivot: bool, engine: Engine) -> None:
-    a = normal(n, dominant=not pivot)
-    found = factorized(a, engine, pivot=pivot)
-    lower = found.lu.double().tril(-1) + torch.eye(n, dtype=torch.float64)
-    upper = found.lu.double().triu()
-    expected = a if found.order is None else a[found.order]
-    # Lopez and Mary, formula (3.2): 2 u + n u_storage, times |A| + |L| |U|.
-    bound = 2.1 * engine.format.u + n * torch.finfo(engine.storage).eps
-    assert ((lower @ upper - expected).abs() <= bound * (expected.abs() + lower.abs() @ upper.abs())).all()
-    assert found.growth == pytest.approx(float(upper.abs().max() / a.abs().max()), rel=1e-6)
-    if pivot:
+@pytest.mark.parametrize("pivoting", [False, True])
+@pytest.mark.parametrize("n", [1, 16, 33, 300])
+def test_backward_error_of_the_factors(n: int, pivoting: bool, engine: Engine) -> None:
+    a = normal(n, dominant=not pivoting)
+    found = factorized(a, engine, pivoting=pivoting)
+    packed = found.substitution.factors
+    lower = packed.lu.double().tril(-1) + torch.eye(n, dtype=torch.float64)
+    upper = packed.lu.double().triu()
+    expected = a[packed.permutation]
+    # Lopez and Mary, Table 2: 2 u + n u_storage, times |A| + |L| |U|, and u for rounding A.
+    bound = 3.1 * engine.format.u + n * torch.finfo(engine.storage).eps
+    relative = bound * (expected.abs() + lower.abs() @ upper.abs())
+    # Elements may be subnormal: half the smallest such number in each of A, L and U.
+    tiny = 2.0 ** (1 - engine.format.max_exponent - engine.format.significand)
+    absolute = tiny * (1 + lower.abs().sum(1, keepdim=True) + upper.abs().sum(0))
+    assert ((lower @ upper - expected).abs() <= relative + absolute).all()
+    largest = float(engine.operand(a.to(engine.storage)).abs().max())
+    assert found.growth == pytest.approx(float(upper.abs().max()) / largest, rel=2 * engine.format.u)
+    if pivoting:
         assert lower.abs().max() <= 1
 
 
-@pytest.mark.parametrize("pivot", [False, True])
-def test_solves(pivot: bool) -> None:
-    a = normal(70, dominant=not pivot)
+@pytest.mark.parametrize("pivoting", [False, True])
+def test_solves(pivoting: bool) -> None:
+    a = normal(70, dominant=not pivoting)
     b = torch.ones(70, 2, dtype=torch.float64)
-    factors = factorized(a, EmulatedEngine(format="fp64"), pivot=pivot)
+    factors = factorized(a, EmulatedEngine(format="fp64"), pivoting=pivoting)
     assert torch.allclose(factors.solve(b), torch.linalg.solve(a, b), rtol=1e-9)
-    single = factorized(a, CpuEngine("cpu", "fp32"), pivot=pivot)
-    assert single.in_double().lu.dtype == torch.float64
+    single = factorized(a, CpuEngine("cpu", "fp32"), pivoting=pivoting)
+    assert single.in_double().substitution.dtype == torch.float64
     assert torch.allclose(single.in_double().solve(b), single.solve(b), rtol=1e-2)
 
 
-def test_a_zero_pivot_gives_no_finite_growth() -> None:
+def test_in_double_only_the_errors_of_the_factors_are_left() -> None:
+    a, b = normal(70, dominant=True), torch.ones(70, 1, dtype=torch.float64)
+    found = factorized(a, EmulatedEngine(format="fp16"), pivoting=False)
+    lu = found.substitution.factors.lu.double()
+    product = (lu.tril(-1) + torch.eye(70, dtype=torch.float64)) @ lu.triu()
+    expected = torch.linalg.solve(product, b)
+    # Well conditioned: some n u of the precision in which they solve.
+    assert (found.in_double().solve(b) - expected).norm() <= 70 * 2.0**-53 * expected.norm()
+    error = (found.solve(b) - expected).norm() / expected.norm()
+    assert 2.0**-53 < error <= 70 * 2.0**-24
+
+
+def test_columns_are_reported() -> None:
+    done: list[int] = []
+    engine = CpuEngine("cpu", "fp32")
+    mixed_lu(engine.empty(600, 600).copy_(normal(600)), engine, pivoting=True, on_columns=done.append)
+    assert done == [256, 512, 600]
+
+
+@pytest.mark.parametrize("format", ["fp16", "fp32"])
+def test_a_zero_pivot_gives_no_finite_growth(format: str) -> None:
     a = torch.eye(40, dtype=torch.float64).roll(1, 0)
-    assert not math.isfinite(factorized(a, EmulatedEngine(format="fp16"), pivot=False).growth)
+    assert not math.isfinite(factorized(a, EmulatedEngine(format=format), pivoting=False).growth)
 
 
 def test_library_lu_says_which_pivot_is_zero() -> None:

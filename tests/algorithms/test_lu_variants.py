@@ -9,10 +9,12 @@ import torch
 
 from neula.accuracy import componentwise_backward_error, lu_bound
 from neula.algorithms import pivoting as pivoting_module
+from neula.algorithms import substitution
 from neula.algorithms.lu import VARIANTS, PackedLU, lu_factorize, panel_widths
-from neula.algorithms.substitution import WIDTH, solve_factored
+from neula.algorithms.substitution import WIDTH, Substitution, solve_factored
 from neula.engines import BF16, FP16, FP32, FP64, CpuEngine, CudaEngine, EmulatedEngine, Engine, Format
 from neula.engines import cpu as cpu_engine
+from neula.kernels import mixed_product
 from neula.matrices import hpl_ai_matrix, no_pivoting_matrix, random_matrix
 
 U32 = 2.0**-24
@@ -263,6 +265,47 @@ def test_solve_factored_converts_some_columns_at_a_time(bf16_cpu: CpuEngine) -> 
     b = torch.ones(n, 1)
     # A block column at a time, of which the diagonal block is converted apart.
     assert peak_bytes(lambda: solve_factored(factors, b)) <= 4 * n * WIDTH + 8 * WIDTH**2 + 100 * n
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (32, 2), (70, 3), (150, 1)])
+def test_inverted_diagonal_blocks(
+    n: int, k: int, dtype: torch.dtype, bf16_cpu: CpuEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(substitution, "WIDTH", 32)
+    factors = lu_factorize(random_matrix("geometric", n, n, cond=10.0), bf16_cpu, pivoting=True)
+    b = random_matrix("normal", n, k, dtype=dtype)
+    x = Substitution(factors, dtype).solve(b)
+    assert x.dtype == dtype
+    lower, upper = (f.double() for f in unpack(factors))
+    exact = torch.linalg.solve(upper, torch.linalg.solve(lower, b.double()[factors.permutation]))
+    # Products with inverses err by gamma_n |X| |T| |X| |b| (Higham 2002, section 14.2): norms instead.
+    condition = float(torch.linalg.cond(lower) * torch.linalg.cond(upper))
+    assert (x - exact).norm() <= n * torch.finfo(dtype).eps * condition * exact.norm()
+
+
+def test_diagonal_blocks_are_inverted_once(bf16_cpu: CpuEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    n = 3 * WIDTH
+    factors = lu_factorize(hpl_ai_matrix(n).float(), bf16_cpu)
+    calls: list[torch.Size] = []
+    invert = substitution.triangular_inverses
+    monkeypatch.setattr(
+        substitution, "triangular_inverses", lambda lu: [calls.append(lu.shape), invert(lu)][1]
+    )
+    b, solver = torch.ones(n, 1), Substitution(factors, torch.float32)
+    first = solver.solve(b)
+    assert calls == [(2, WIDTH, WIDTH), (1, WIDTH, WIDTH)]
+    assert torch.equal(solver.solve(b), first)
+    assert len(calls) == 2
+    # What a solve needs beside them: some rows of a block column in float32.
+    assert peak_bytes(lambda: solver.solve(b)) <= 4 * mixed_product._CHUNK + 100 * n
+
+
+def test_factors_as_wide_as_the_solution_are_not_inverted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(substitution, "triangular_inverses", lambda lu: pytest.fail("inverted"))
+    factors = lu_factorize(hpl_ai_matrix(50), volta())
+    b = torch.ones(50, 2)
+    torch.testing.assert_close(Substitution(factors, b.dtype).solve(b), solve_factored(factors, b))
 
 
 # ---------------------------------------------------------------- real half precision

@@ -1,13 +1,16 @@
-"""What iterative refinement needs of a factorization, and those that libraries compute in one precision."""
+"""What iterative refinement needs of a factorization, and the LU factorizations that have it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 
-from neula.engines import Engine
+from neula.algorithms.lu import lu_factorize
+from neula.algorithms.substitution import Substitution
+from neula.engines import Engine, format_of
 
 _BLOCK = 256
 """Order of diagonal blocks, whose copies are small beside the matrix."""
@@ -39,6 +42,51 @@ class SingularMatrixError(ArithmeticError):
     def __init__(self, index: int) -> None:
         super().__init__(f"pivot {index} is exactly zero")
         self.index = index
+
+
+@dataclass(frozen=True)
+class MixedLU:
+    """``P A = L U`` in mixed precision."""
+
+    substitution: Substitution
+    growth: float
+
+    def solve(self, b: torch.Tensor) -> torch.Tensor:
+        return self.substitution.solve(b.to(self.substitution.dtype)).double()
+
+    def in_double(self) -> MixedLU:
+        return replace(self, substitution=replace(self.substitution, dtype=torch.float64))
+
+
+def mixed_lu(
+    a: torch.Tensor, engine: Engine, *, pivoting: bool, on_columns: Callable[[int], None] | None = None
+) -> MixedLU:
+    """LU factorization by the paper's algorithm that serves the format best.
+
+    In a low format that is Algorithm 5.2 with panels by 5.1, the most accurate one. Where the matrix is as
+    wide as the sums of its products, there is nothing to round, and a buffer would only cost its copies:
+    Algorithm 2.2.
+
+    Parameters
+    ----------
+    a : Tensor, shape (n, n)
+        Column-major in the engine's operand type or in its storage precision; overwritten.
+    engine : Engine
+    pivoting : bool
+    on_columns : callable, optional
+        As in :func:`neula.algorithms.lu.lu_factorize`.
+
+    Returns
+    -------
+    MixedLU
+        With NaN or Inf, and a growth that is not finite, where a pivot vanishes or the format overflows.
+    """
+    largest = engine.column_max(a.T).amax()
+    variant = "2.2" if engine.format == format_of(engine.storage) else "5.2/5.1"
+    packed = lu_factorize(
+        a, engine, variant=variant, pivoting=pivoting, overwrite=True, on_columns=on_columns
+    )
+    return MixedLU(Substitution(packed, engine.storage), growth_of(packed.lu, largest, engine))
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,7 @@ def lu_factorize(
     inner_panel: int | None = None,
     storage: Format | None = None,
     pivoting: bool = False,
+    overwrite: bool = False,
     on_columns: Callable[[int], None] | None = None,
 ) -> PackedLU:
     """Factorize ``A = L U``, or ``A[permutation] = L U`` with pivoting, by one of the paper's algorithms.
@@ -114,7 +115,7 @@ def lu_factorize(
     Parameters
     ----------
     a : Tensor, shape (n, n)
-        Not modified.
+        Not modified, except with ``overwrite``.
     engine : Engine
         Multiplies the updates in its low format.
     variant : str
@@ -127,6 +128,8 @@ def lu_factorize(
         Of the matrix: the engine's low format by default. Algorithm 3.1 can also keep it in float32.
     pivoting : bool
         Partial pivoting: whole rows of the matrix are interchanged.
+    overwrite : bool
+        Whether the factors may take the place of A, if that is column-major and of their dtype.
     on_columns : callable, optional
         Called with the number of columns that are done after each panel.
 
@@ -157,7 +160,9 @@ def lu_factorize(
     kept = storage or engine.format
     low = kept == engine.format
     arithmetic = engine.unblocked if chosen.uniform else engine
-    matrix = arithmetic.empty(n, n, dtype=arithmetic.operand_dtype if low else arithmetic.storage)
+    dtype = arithmetic.operand_dtype if low else arithmetic.storage
+    in_place = overwrite and a.dtype == dtype and a.T.is_contiguous()
+    matrix = a if in_place else arithmetic.empty(n, n, dtype=dtype)
     work = Workspace(
         matrix=arithmetic.round(a, matrix) if low else matrix.copy_(a),
         engine=arithmetic,

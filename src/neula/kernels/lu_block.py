@@ -62,16 +62,16 @@ def triangular_inverses(lu: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
     Parameters
     ----------
-    lu : Tensor, shape (n, n)
+    lu : Tensor, shape (..., n, n)
 
     Returns
     -------
-    l_inverse : Tensor, shape (n, n)
+    l_inverse : Tensor, shape (..., n, n)
         Unit lower triangular.
-    u_inverse : Tensor, shape (n, n)
+    u_inverse : Tensor, shape (..., n, n)
         Upper triangular; not finite where U is singular.
     """
-    identity = torch.eye(lu.shape[0], dtype=lu.dtype, device=lu.device)
+    identity = torch.eye(lu.shape[-1], dtype=lu.dtype, device=lu.device)
     lower = torch.stack([lu.tril(-1) + identity, lu.mT.tril()])
     l_inverse, u_inverse = torch.linalg.solve_triangular(lower, identity, upper=False)
     return l_inverse, u_inverse.mT
