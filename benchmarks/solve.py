@@ -6,11 +6,11 @@ from functools import partial
 
 import torch
 
+import neula
 from benchmarks.harness import Results
 from neula.algorithms.iterative_refinement import Scaling
 from neula.experiments.measuring import median_seconds
 from neula.matrices import random_matrix
-from neula.solve import solve
 
 CASES = [("normal", 0.0), ("geometric", 1e3), ("arithmetic", 1e5), ("definite", 10.0)]
 SIZES = {"cpu": (2048, 4096), "cuda": (8192, 32768)}
@@ -25,7 +25,7 @@ def run(device: torch.device, sizes: tuple[int, ...] | None = None, repeats: int
             generator = torch.Generator(device).manual_seed(8)
             b = torch.randn(n, 1, dtype=a.dtype, device=device, generator=generator)
             definite = kind == "definite"
-            mine = partial(solve, a, b, assume_a="pos" if definite else "gen")
+            mine = partial(neula.solve, a, b, assume_a="pos" if definite else "gen")
             peer = partial(_cholesky if definite else torch.linalg.solve, a, b)
             seconds, peer_seconds = (median_seconds(f, repeats) for f in (mine, peer))
             result = mine()

@@ -11,6 +11,7 @@ import torch
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 import neula
+from neula.matrices import random_matrix
 
 U = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}
 
@@ -250,6 +251,70 @@ def test_products_in_low_precision(dtype):
     assert ((db.double() - expected[1]).abs() <= 61 * U[torch.float32] * scale[1]).all()
 
 
+# ---------------------------------------------------------------- linear systems
+
+
+@DEVICES
+@pytest.mark.parametrize("assume_a", ["gen", "pos"])
+@pytest.mark.parametrize("columns", [(), (2,)], ids=["vector", "columns"])
+@pytest.mark.parametrize("shape", [(1, 1), (4, 4), (2, 3, 3), (0, 3, 3)], **IDS)
+def test_systems(shape, columns, assume_a, device):
+    a, b = variable(*shape, device=device), variable(*shape[:-1], *columns, seed=1, device=device)
+
+    def solution(a, b):
+        # A positive definite matrix that stays symmetric where elements of a are changed.
+        matrix = a @ a.mT + torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+        return neula.solve(matrix if assume_a == "pos" else a, b, assume_a=assume_a).x
+
+    check(solution, a, b)
+
+
+def test_one_operand_of_a_system_alone():
+    a, b = variable(5, 5), variable(5, seed=1)
+    both = gradients(neula.solve(a, b).x.sum(), a, b)
+    alone = gradients(neula.solve(a, b.detach()).x.sum(), a) + gradients(
+        neula.solve(a.detach(), b).x.sum(), b
+    )
+    for x, y in zip(both, alone, strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=0)
+
+
+@DEVICES
+def test_systems_agree_with_torch(device):
+    """On a size and an arithmetic where the factors are of low precision."""
+    n, options = 200, {"compute": "fp16", "engine": "cuda" if device == "cuda" else "emulated"}
+    a, b = variable(n, n, device=device), variable(n, 2, seed=1, device=device)
+    result = neula.solve(a, b, **options)
+    assert "fp64" not in result.method
+    found = gradients(result.x.sin().sum(), a, b)
+    expected = gradients(torch.linalg.solve(a, b).sin().sum(), a, b)
+    # x and y each with a backward error of sqrt(n) u, times the condition number.
+    cond = float(torch.linalg.cond(a.detach()))
+    for x, y in zip(found, expected, strict=True):
+        assert gap(x, y) <= 10 * math.sqrt(n) * 2.0**-53 * cond
+
+
+@pytest.mark.parametrize("dtype", U, ids=str)
+def test_systems_in_low_precision(dtype):
+    a, b = variable(20, 20, dtype=dtype), variable(20, seed=1, dtype=dtype)
+    exact = [x.detach().double().requires_grad_() for x in (a, b)]
+    found, expected = (gradients(neula.solve(*x).x.sum(), *x) for x in ((a, b), exact))
+    # The backward error of x is 4 u, and x and the results are rounded; y is solved for in double.
+    cond = float(torch.linalg.cond(exact[0].detach()))
+    for x, y in zip(found, expected, strict=True):
+        assert x.dtype == dtype
+        assert gap(x, y) <= 6 * cond * U[dtype]
+
+
+def test_the_backward_pass_solves_by_the_same_variant():
+    """Factors in fp16 are enough for a solution to fp16, and not for its gradient, which is in double."""
+    a = random_matrix("geometric", 100, 100, cond=1e10).requires_grad_()
+    options = {"engine": "emulated", "compute": "fp16", "pivot": "partial"}
+    result = neula.solve(a, variable(100, seed=1).detach(), accuracy="fp16", **options, strict=True)
+    with pytest.raises(neula.AccuracyError, match=r"fp64 accuracy.*fp16 with pivoting"):
+        result.x.sum().backward()
+
+
 # ---------------------------------------------------------------- what has none, and says so
 
 
@@ -257,6 +322,7 @@ def test_nothing_is_attached_without_need():
     a, b = variable(5, 3), variable(5, seed=1)
     with torch.no_grad():
         answers = [*neula.qr(a), neula.lstsq(a, b).x, neula.matmul(a.mT, a), neula.orth(a)]
+        answers.append(neula.solve(a[:3], b[:3]).x)
     a, b = a.detach(), b.detach()
     answers += [*neula.qr(a), neula.lstsq(a, b).x, neula.matmul(a.mT, a)]
     assert not any(x.requires_grad for x in answers)
@@ -272,6 +338,7 @@ def test_the_numbers_are_the_same():
         lambda a, b: neula.qr(a).Q,
         lambda a, b: neula.qr(a).R,
         lambda a, b: neula.lstsq(a, b).x,
+        lambda a, b: neula.solve(a[:6], b[:6]).x,
         lambda a, b: neula.matmul(a.mT, a),
     ):
         assert torch.equal(function(a, b), function(a.detach(), b.detach()))
@@ -303,14 +370,23 @@ def test_gradients_that_nobody_computes_are_not_lost():
         neula.matmul(fixed.mT, fixed, out=variable(3, 3))
     with pytest.raises(ValueError, match=r"A is no torch tensor: pass torch.as_tensor\(A\)"):
         neula.lstsq(np.ones((5, 3)), b)
+    with pytest.raises(ValueError, match=r"A is no torch tensor: pass torch.as_tensor\(A\)"):
+        neula.solve(np.eye(5), b)
     with pytest.raises(ValueError, match="A is no torch tensor"):
         neula.matmul(np.ones((2, 5)), a)
 
 
 @pytest.mark.parametrize(
     "function",
-    [neula.qr, neula.orth, neula.svd_lowrank, lambda a: neula.lstsq(a, a), lambda a: neula.matmul(a, a.mT)],
-    ids=["qr", "orth", "svd_lowrank", "lstsq", "matmul"],
+    [
+        neula.qr,
+        neula.orth,
+        neula.svd_lowrank,
+        lambda a: neula.lstsq(a, a),
+        lambda a: neula.solve(a[:3], a[:3]),
+        lambda a: neula.matmul(a, a.mT),
+    ],
+    ids=["qr", "orth", "svd_lowrank", "lstsq", "solve", "matmul"],
 )
 def test_forward_mode_is_refused(function):
     a = variable(5, 3).detach()

@@ -11,11 +11,11 @@ import scipy.linalg
 import scipy.sparse
 import torch
 
+import neula
 from neula.accuracy import solve_bound
 from neula.engines import FP64, CpuEngine, EmulatedEngine
 from neula.matrices import KINDS, random_matrix
 from neula.result import AccuracyWarning
-from neula.solve import solve
 
 U64 = 2.0**-53
 N = 300
@@ -56,7 +56,7 @@ def definite(n: int, rng: np.random.Generator, cond: float = 10.0) -> np.ndarray
 def test_double_precision_on_every_kind_of_matrix(kind, engine, rng):
     A = random_matrix(kind, N, N, cond=1e4).numpy()
     b = rng.standard_normal(N)
-    result = solve(A, b, engine=engine)
+    result = neula.solve(A, b, engine=engine)
     assert result.converged
     assert backward_error(A, b, result.x) <= solve_bound(FP64, N)
     # The forward error that such a backward error allows (Higham 2002, theorem 7.2).
@@ -70,7 +70,7 @@ def test_double_precision_on_every_kind_of_matrix(kind, engine, rng):
 def test_any_condition_number(cond, engine, rng):
     A = random_matrix("geometric", N, N, cond=cond).numpy()
     b = A @ rng.standard_normal(N)
-    result = solve(A, b, engine=engine)
+    result = neula.solve(A, b, engine=engine)
     assert result.converged
     assert backward_error(A, b, result.x) <= solve_bound(FP64, N)
 
@@ -82,7 +82,7 @@ def test_sizes_and_dtypes(n, dtype, engine, rng):
     A = (rng.standard_normal((n, n)) + 2 * math.sqrt(n) * np.eye(n)).astype(dtype)
     b = rng.standard_normal((n, 3)).astype(dtype)
     before = A.copy(), b.copy()
-    result = solve(A, b, engine=engine)
+    result = neula.solve(A, b, engine=engine)
     assert result.converged
     assert result.x.dtype == A.dtype
     assert result.x.shape == (n, 3)
@@ -95,7 +95,7 @@ def test_sizes_and_dtypes(n, dtype, engine, rng):
 
 def test_diagonally_dominant_matrices_need_no_pivoting(rng):
     A, b = dominant(N, rng), rng.standard_normal(N)
-    result = solve(A, b, engine="emulated")
+    result = neula.solve(A, b, engine="emulated")
     assert result.method == "lu fp16"
     # Wilkinson's bound for diagonal dominance is 2.
     assert 1 <= result.growth <= 2
@@ -106,14 +106,14 @@ def test_diagonally_dominant_matrices_need_no_pivoting(rng):
 
 def test_matrices_that_need_pivoting_get_it(rng):
     A, b = rng.standard_normal((N, N)), rng.standard_normal(N)
-    result = solve(A, b, engine="emulated")
+    result = neula.solve(A, b, engine="emulated")
     assert result.method == "lu fp16 with pivoting"
     assert result.growth < 50
 
 
 def test_gmres_where_classical_refinement_does_not_converge(rng):
     A = random_matrix("geometric", N, N, cond=3e4).numpy()
-    result = solve(A, rng.standard_normal(N), engine="emulated")
+    result = neula.solve(A, rng.standard_normal(N), engine="emulated")
     assert result.converged
     assert result.method == "lu fp16 with pivoting + gmres"
     assert result.iterations < 60
@@ -121,7 +121,7 @@ def test_gmres_where_classical_refinement_does_not_converge(rng):
 
 def test_falls_through_to_better_arithmetic(rng):
     A = random_matrix("geometric", N, N, cond=1e12).numpy()
-    result = solve(A, rng.standard_normal(N), engine="emulated")
+    result = neula.solve(A, rng.standard_normal(N), engine="emulated")
     assert result.converged
     methods = [a.method for a in result.attempts]
     assert methods[0].startswith("lu fp16 with pivoting")
@@ -135,8 +135,8 @@ def test_falls_through_to_better_arithmetic(rng):
 def test_small_systems_are_solved_in_double_precision_at_once(rng):
     A, b = rng.standard_normal((50, 50)), rng.standard_normal(50)
     for engine in ENGINES:
-        assert [a.method for a in solve(A, b, engine=engine).attempts] == ["lu fp64 with pivoting"]
-        assert "fp32" in solve(A, b, engine=engine, compute="fp32").method
+        assert [a.method for a in neula.solve(A, b, engine=engine).attempts] == ["lu fp64 with pivoting"]
+        assert "fp32" in neula.solve(A, b, engine=engine, compute="fp32").method
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_small_systems_are_solved_in_double_precision_at_once(rng):
 @pytest.mark.parametrize("n", [37, 130])
 @pytest.mark.parametrize("compute", ["fp16", "fp32", "fp64"])
 def test_named_variants(pivot, method, n, compute, rng):
-    result = solve(dominant(n, rng), np.ones(n), pivot=pivot, compute=compute, engine="emulated")
+    result = neula.solve(dominant(n, rng), np.ones(n), pivot=pivot, compute=compute, engine="emulated")
     assert result.converged
     assert [a.method for a in result.attempts] == [method.format(compute)]
 
@@ -157,8 +157,8 @@ def test_butterflies_serve_matrices_with_singular_leading_blocks(rng):
     A[: N // 2, : N // 2] = 0
     b = rng.standard_normal(N)
     with pytest.raises(ArithmeticError, match=r"no attempt gave a solution: a pivot vanishes"):
-        solve(A, b, engine="emulated", pivot="none", compute="fp32")
-    result = solve(A, b, engine="emulated", pivot="butterfly", compute="fp32")
+        neula.solve(A, b, engine="emulated", pivot="none", compute="fp32")
+    result = neula.solve(A, b, engine="emulated", pivot="butterfly", compute="fp32")
     assert result.converged
     assert 1 < result.growth < N**1.5
 
@@ -166,7 +166,7 @@ def test_butterflies_serve_matrices_with_singular_leading_blocks(rng):
 def test_fixed_variant_that_fails_is_not_replaced(rng):
     A = random_matrix("geometric", N, N, cond=1e10).numpy()
     with pytest.warns(AccuracyWarning, match="not certified .* backward error"):
-        result = solve(A, rng.standard_normal(N), pivot="partial", compute="fp16", engine="emulated")
+        result = neula.solve(A, rng.standard_normal(N), pivot="partial", compute="fp16", engine="emulated")
     assert not result.converged
     assert len(result.attempts) == 1
     assert result.backward_error > result.tolerance
@@ -183,7 +183,7 @@ def test_badly_scaled_matrices_are_squeezed(decades, engine, rng):
     A, y = rows[:, None] * well * columns, rng.standard_normal(N)
     x = y / columns
     b = rows * (well @ y)
-    result = solve(A, b, engine=engine)
+    result = neula.solve(A, b, engine=engine)
     assert result.converged
     assert result.method in ("lu fp16", "lu fp16 with pivoting", "lu fp32 with pivoting")
     error = np.abs(result.x - x) * columns
@@ -193,7 +193,7 @@ def test_badly_scaled_matrices_are_squeezed(decades, engine, rng):
 @pytest.mark.parametrize("size", [1e-300, 1e-30, 1e30, 1e307])
 def test_tiny_and_huge_matrices(size, rng):
     A, x = rng.uniform(0.1, 1, (N, N)) + 20 * np.eye(N), rng.standard_normal(N)
-    result = solve(size / 21 * A, size / 21 * (A @ x))
+    result = neula.solve(size / 21 * A, size / 21 * (A @ x))
     assert result.converged
     np.testing.assert_allclose(result.x, x, rtol=0, atol=1e-11)
 
@@ -201,16 +201,16 @@ def test_tiny_and_huge_matrices(size, rng):
 @pytest.mark.parametrize("size", [1e-200, 1e-30, 1e200])
 def test_tiny_and_huge_right_hand_sides(size, rng):
     A, b = rng.standard_normal((N, N)), rng.standard_normal(N)
-    result = solve(A, size * b, engine="emulated")
+    result = neula.solve(A, size * b, engine="emulated")
     assert result.converged
     np.testing.assert_allclose(result.x / size, np.linalg.solve(A, b), rtol=1e-9, atol=1e-12)
 
 
 def test_overflow_of_the_output_dtype_is_an_error():
     with pytest.raises(OverflowError, match="wider dtype"):
-        solve(np.full((1, 1), 1e-4, dtype=np.float16), np.full(1, 6e4, dtype=np.float16))
+        neula.solve(np.full((1, 1), 1e-4, dtype=np.float16), np.full(1, 6e4, dtype=np.float16))
     with pytest.raises(OverflowError, match="does not fit float64"):
-        solve(np.full((1, 1), 1e-200), np.full(1, 1e200))
+        neula.solve(np.full((1, 1), 1e-200), np.full(1, 1e200))
 
 
 def test_exponential_growth_with_partial_pivoting(rng):
@@ -220,7 +220,7 @@ def test_exponential_growth_with_partial_pivoting(rng):
     A[:, -1] = 1
     b = rng.standard_normal(n)
     assert backward_error(A, b, np.linalg.solve(A, b)) > 1e-4
-    result = solve(A, b)
+    result = neula.solve(A, b)
     assert result.converged
     assert backward_error(A, b, result.x) <= solve_bound(FP64, n)
     assert [a.method.split(" + gmres")[0] for a in result.attempts] == [
@@ -236,7 +236,7 @@ def test_exponential_growth_with_partial_pivoting(rng):
 @pytest.mark.parametrize(("engine", "method"), [("cpu", "cholesky fp32"), ("emulated", "cholesky fp16")])
 def test_positive_definite(engine, method, rng):
     A, b = definite(N, rng), rng.standard_normal((N, 2))
-    result = solve(A, b, assume_a="pos", engine=engine)
+    result = neula.solve(A, b, assume_a="pos", engine=engine)
     assert result.converged
     assert result.method == method
     assert result.growth == 1
@@ -248,7 +248,7 @@ def test_positive_definite(engine, method, rng):
 @pytest.mark.parametrize("cond", [1e4, 1e8, 1e12])
 def test_ill_conditioned_positive_definite(cond, engine, rng):
     A = definite(N, rng, cond)
-    result = solve(A, rng.standard_normal(N), assume_a="pos", engine=engine)
+    result = neula.solve(A, rng.standard_normal(N), assume_a="pos", engine=engine)
     assert result.converged
     assert result.method.startswith("cholesky")
 
@@ -257,7 +257,7 @@ def test_badly_scaled_positive_definite(rng):
     d = 10.0 ** rng.permutation(np.linspace(-12, 12, N))
     A = d[:, None] * definite(N, rng) * d
     A, y = (A + A.T) / 2, rng.standard_normal(N)
-    result = solve(A, (A * d**-1) @ y, assume_a="pos", engine="emulated")
+    result = neula.solve(A, (A * d**-1) @ y, assume_a="pos", engine="emulated")
     assert result.converged
     assert result.method == "cholesky fp16"
     np.testing.assert_allclose(result.x * d, y, rtol=0, atol=1e-11)
@@ -270,17 +270,17 @@ def test_not_positive_definite_is_said(n, rng):
     A[7] *= -1
     A[7, 7] *= -1
     with pytest.raises(np.linalg.LinAlgError, match=r"not positive definite: A\[7, 7\] is -"):
-        solve(A, np.ones(n), assume_a="pos")
+        neula.solve(A, np.ones(n), assume_a="pos")
     indefinite = 2 * np.eye(n)
     indefinite[4, 3] = indefinite[3, 4] = 3
     with pytest.raises(np.linalg.LinAlgError, match=r"leading minor of order 5 .* assume_a='gen'"):
-        solve(indefinite, np.ones(n), assume_a="pos", engine="emulated")
+        neula.solve(indefinite, np.ones(n), assume_a="pos", engine="emulated")
 
 
 def test_a_matrix_that_is_not_symmetric_is_still_solved(rng):
     A = definite(N, rng) + np.triu(rng.standard_normal((N, N)), 1)
     b = rng.standard_normal(N)
-    result = solve(A, b, assume_a="pos")
+    result = neula.solve(A, b, assume_a="pos")
     assert result.converged
     assert backward_error(A, b, result.x) <= solve_bound(FP64, N)
 
@@ -301,7 +301,7 @@ def test_a_matrix_that_is_not_symmetric_is_still_solved(rng):
 )
 def test_exactly_singular(make, index, engine, n, rng):
     with pytest.raises(np.linalg.LinAlgError, match=rf"singular: pivot {index} is exactly zero.*lstsq"):
-        solve(make(n, rng), np.ones(n), engine=engine)
+        neula.solve(make(n, rng), np.ones(n), engine=engine)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -310,7 +310,7 @@ def test_numerically_singular_is_left_to_double_precision(engine, rng):
     A = rng.standard_normal((N, N))
     A[:, 9] = A[:, 3] + A[:, 4]
     try:
-        result = solve(A, rng.standard_normal(N), engine=engine)
+        result = neula.solve(A, rng.standard_normal(N), engine=engine)
     except np.linalg.LinAlgError:
         return
     assert result.method.startswith("lu fp64")
@@ -322,41 +322,83 @@ def test_numerically_singular_is_left_to_double_precision(engine, rng):
 def test_several_right_hand_sides_and_zero_among_them(rng):
     A, b = rng.standard_normal((N, N)), rng.standard_normal((N, 20))
     b[:, 3] = 0
-    result = solve(A, b, engine="emulated")
+    result = neula.solve(A, b, engine="emulated")
     assert result.converged
     assert (result.x[:, 3] == 0).all()
     assert backward_error(A, np.delete(b, 3, 1), np.delete(result.x, 3, 1)) <= solve_bound(FP64, N)
-    nothing = solve(A, np.zeros(N), engine="emulated")
+    nothing = neula.solve(A, np.zeros(N), engine="emulated")
     assert nothing.converged
     assert (nothing.x == 0).all()
 
 
 def test_batches(rng):
     A, b = rng.standard_normal((2, 3, 8, 8)), rng.standard_normal((2, 3, 8))
-    result = solve(A, b)
+    result = neula.solve(A, b)
     assert result.x.shape == (2, 3, 8)
     assert result.converged
     np.testing.assert_allclose(result.x[1, 2], np.linalg.solve(A[1, 2], b[1, 2]), rtol=1e-9)
-    assert solve(A, rng.standard_normal((2, 3, 8, 5))).x.shape == (2, 3, 8, 5)
+    assert neula.solve(A, rng.standard_normal((2, 3, 8, 5))).x.shape == (2, 3, 8, 5)
+
+
+def test_an_empty_batch():
+    result = neula.solve(np.zeros((2, 0, 3, 3)), np.zeros((2, 0, 3, 4)))
+    assert result.x.shape == (2, 0, 3, 4)
+    assert result.converged
+    assert result.accepted.shape == (2, 0)
+
+
+def test_each_system_of_a_batch_has_its_evidence(rng):
+    A, b = rng.standard_normal((2, 2, N, N)), rng.standard_normal((2, 2, N))
+    A[1, 0] = random_matrix("geometric", N, N, cond=1e10).numpy()
+    options = {"pivot": "partial", "compute": "fp16", "engine": "emulated"}
+    with pytest.warns(AccuracyWarning, match=r"fp64 accuracy for A\[1, 0\]: backward error"):
+        result = neula.solve(A, b, **options)
+    assert not result.converged
+    assert result.accepted.tolist() == [[True, True], [False, True]]
+    assert result.backward_error == result.backward_errors.max() == result.backward_errors[1, 0]
+    alone = neula.solve(A[0, 1], b[0, 1], **options)
+    assert alone.accepted.shape == ()
+    assert alone.backward_errors == alone.backward_error == result.backward_errors[0, 1]
+    with pytest.raises(neula.AccuracyError, match=r"A\[1, 0\]") as caught:
+        neula.solve(A, b, **options, strict=True)
+    assert caught.value.indices == ((1, 0),)
+    np.testing.assert_array_equal(caught.value.result.x, result.x)
+    with pytest.raises(neula.AccuracyError, match="accuracy: backward error") as caught:
+        neula.solve(A[1, 0], b[1, 0], **options, strict=True)
+    assert caught.value.indices == ((),)
+
+
+def test_which_matrix_of_a_batch_is_singular(rng):
+    A = rng.standard_normal((2, 3, 5, 5))
+    A[1, 2, :, 3] = 0
+    with pytest.raises(np.linalg.LinAlgError, match=r"A\[1, 2\] of the batch: A is singular: pivot 3 is"):
+        neula.solve(A, np.ones((2, 3, 5)))
+    indefinite = np.stack([np.eye(4), -np.eye(4)])
+    with pytest.raises(np.linalg.LinAlgError, match=r"A\[1\] of the batch: .*A\[0, 0\] is -1.0"):
+        neula.solve(indefinite, np.ones((2, 4)), assume_a="pos")
+    permuted = np.stack([np.eye(4), np.roll(np.eye(4), 1, 0)])
+    with pytest.raises(ArithmeticError, match=r"A\[1\] of the batch: no attempt gave a solution"):
+        neula.solve(permuted, np.ones((2, 4)), pivot="none", compute="fp32")
 
 
 def test_libraries_and_dtypes_go_in_and_out(rng):
     A, b = rng.standard_normal((9, 9)), rng.standard_normal(9)
     expected = np.linalg.solve(A, b)
-    x = solve(torch.from_numpy(A), torch.from_numpy(b)).x
+    x = neula.solve(torch.from_numpy(A), torch.from_numpy(b)).x
     assert isinstance(x, torch.Tensor)
     np.testing.assert_allclose(x.numpy(), expected, rtol=1e-9)
-    np.testing.assert_allclose(solve(A.tolist(), b.tolist()).x, expected, rtol=1e-9)
-    assert solve(A.astype(np.float32), rng.integers(0, 9, 9)).x.dtype == np.float64
-    np.testing.assert_allclose(solve(np.asfortranarray(A), b[::-1]).x, np.linalg.solve(A, b[::-1]))
-    half = solve(torch.from_numpy(A).to(torch.bfloat16), torch.from_numpy(b).to(torch.bfloat16))
+    np.testing.assert_allclose(neula.solve(A.tolist(), b.tolist()).x, expected, rtol=1e-9)
+    assert neula.solve(A.astype(np.float32), rng.integers(0, 9, 9)).x.dtype == np.float64
+    np.testing.assert_allclose(neula.solve(np.asfortranarray(A), b[::-1]).x, np.linalg.solve(A, b[::-1]))
+    half = neula.solve(torch.from_numpy(A).to(torch.bfloat16), torch.from_numpy(b).to(torch.bfloat16))
     assert half.x.dtype == torch.bfloat16
 
 
 def test_accuracy_levels_cost_what_they_should(rng):
     A, b = dominant(N, rng), rng.standard_normal(N)
     iterations = [
-        solve(A, b, accuracy=accuracy, engine="emulated").iterations for accuracy in ("bf16", "fp32", "fp64")
+        neula.solve(A, b, accuracy=accuracy, engine="emulated").iterations
+        for accuracy in ("bf16", "fp32", "fp64")
     ]
     assert iterations[0] == 1
     assert iterations == sorted(iterations)
@@ -373,7 +415,7 @@ def test_accuracy_levels_cost_what_they_should(rng):
 )
 def test_right_hand_sides_that_do_not_fit(shape, message, rng):
     with pytest.raises(ValueError, match=message):
-        solve(rng.standard_normal((10, 10)), np.zeros(shape))
+        neula.solve(rng.standard_normal((10, 10)), np.zeros(shape))
 
 
 @pytest.mark.parametrize(
@@ -390,7 +432,7 @@ def test_right_hand_sides_that_do_not_fit(shape, message, rng):
 )
 def test_bad_matrices(A, error, message):
     with pytest.raises(error, match=message):
-        solve(A, np.ones(3))
+        neula.solve(A, np.ones(3))
 
 
 @pytest.mark.parametrize(
@@ -407,16 +449,16 @@ def test_bad_matrices(A, error, message):
 )
 def test_bad_parameters(kwargs, message):
     with pytest.raises(ValueError, match=message):
-        solve(np.eye(3), np.ones(3), **kwargs)
+        neula.solve(np.eye(3), np.ones(3), **kwargs)
 
 
 def test_nan_in_the_right_hand_side_and_in_a_batch(rng):
     with pytest.raises(ValueError, match=r"b\[1\] is nan"):
-        solve(np.eye(3), np.array([1, np.nan, 1]))
+        neula.solve(np.eye(3), np.array([1, np.nan, 1]))
     A = np.stack([np.eye(3), np.eye(3)])
     A[1, 2, 0] = np.inf
     with pytest.raises(ValueError, match=r"A\[1, 2, 0\] is inf"):
-        solve(A, np.ones((2, 3)))
+        neula.solve(A, np.ones((2, 3)))
 
 
 # --- good manners -----------------------------------------------------------------------------------------
@@ -425,8 +467,8 @@ def test_nan_in_the_right_hand_side_and_in_a_batch(rng):
 def test_global_state_is_left_alone(global_state, rng):
     before = global_state()
     for engine in ENGINES:
-        solve(rng.standard_normal((N, N)), rng.standard_normal(N), engine=engine)
-    solve(
+        neula.solve(rng.standard_normal((N, N)), rng.standard_normal(N), engine=engine)
+    neula.solve(
         rng.standard_normal((N, N)),
         rng.standard_normal(N),
         engine="emulated",
@@ -438,24 +480,24 @@ def test_global_state_is_left_alone(global_state, rng):
 
 def test_default_dtype_and_autocast_do_not_matter(rng):
     A, b = rng.standard_normal((N, N)), rng.standard_normal(N)
-    x = solve(A, b, engine="emulated").x
+    x = neula.solve(A, b, engine="emulated").x
     torch.set_default_dtype(torch.float64)
     try:
-        again = solve(A, b, engine="emulated").x
+        again = neula.solve(A, b, engine="emulated").x
     finally:
         torch.set_default_dtype(torch.float32)
     np.testing.assert_array_equal(again, x)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        np.testing.assert_array_equal(solve(A, b, engine="emulated").x, x)
+        np.testing.assert_array_equal(neula.solve(A, b, engine="emulated").x, x)
 
 
 def test_threads_do_not_disturb_each_other(rng):
     problems = [(rng.standard_normal((N, N)), rng.standard_normal(N)) for _ in range(3)]
-    alone = [solve(A, b).x for A, b in problems]
+    alone = [neula.solve(A, b).x for A, b in problems]
     together: list = [None] * 3
 
     def work(i: int) -> None:
-        together[i] = solve(*problems[i]).x
+        together[i] = neula.solve(*problems[i]).x
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
     for thread in threads:
@@ -469,7 +511,7 @@ def test_threads_do_not_disturb_each_other(rng):
 @pytest.mark.parametrize("assume_a", ["gen", "pos"])
 def test_progress_reports_stages(assume_a, rng):
     stages: dict[str, list[float]] = {}
-    solve(
+    neula.solve(
         definite(N, rng),
         rng.standard_normal(N),
         assume_a=assume_a,
@@ -485,7 +527,7 @@ def test_progress_reports_stages(assume_a, rng):
 def test_an_engine_of_ones_own(rng):
     """Tensor cores that truncate their sums: the same answer, a little later."""
     engine = EmulatedEngine(format="fp16", accumulate="fp32_rz", block=16)
-    result = solve(dominant(N, rng), rng.standard_normal(N), engine=engine)
+    result = neula.solve(dominant(N, rng), rng.standard_normal(N), engine=engine)
     assert result.converged
     assert result.engine == "emulated (fp32_rz per 16)"
 
@@ -502,7 +544,7 @@ def test_on_a_gpu(kind, dtype, rng):
     }[kind]().astype(dtype)
     b = rng.standard_normal((700, 3)).astype(dtype)
     assume_a = "pos" if kind == "positive" else "gen"
-    result = solve(torch.from_numpy(A).cuda(), torch.from_numpy(b).cuda(), assume_a=assume_a)
+    result = neula.solve(torch.from_numpy(A).cuda(), torch.from_numpy(b).cuda(), assume_a=assume_a)
     assert result.converged
     assert result.x.is_cuda
     u = float(np.finfo(dtype).eps) / 2

@@ -16,8 +16,10 @@ from neula.result import (
     LUFactors,
     QRCertificate,
     QRResult,
+    SolveResult,
     SVDResult,
 )
+from neula.solve import solve
 from neula.svd import svd_lowrank
 from neula.tsqr import tsqr
 
@@ -32,12 +34,14 @@ __all__ = [
     "QRCertificate",
     "QRResult",
     "SVDResult",
+    "SolveResult",
     "lstsq",
     "lu_factor",
     "lu_solve",
     "matmul",
     "orth",
     "qr",
+    "solve",
     "svd_lowrank",
     "tsqr",
 ]

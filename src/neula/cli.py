@@ -39,7 +39,6 @@ from neula.experiments.reproduce import Paper, reproduce
 from neula.experiments.tsqr_paper import TSQR_PAPER
 from neula.files import FileError, check_output, read_matrix, split_key, write_files
 from neula.result import AccuracyWarning, Attempt, LstsqResult, QRResult, SolveResult, SVDResult
-from neula.solve import solve as solve_system
 
 CERTIFIED, NOT_CERTIFIED, BAD_INPUT, DEFECT, INTERRUPTED = 0, 1, 2, 70, 130
 SHORT = 20
@@ -210,7 +209,7 @@ def solve(
         run.check_outputs([a, b], (output, 1))
         matrix, rhs = run.read("A", a), run.read("b", b, column_as_vector=True)
         result: SolveResult = run.compute(
-            lambda _, **common: solve_system(matrix, rhs, assume_a=assume_a.value, **common),
+            lambda neula, **common: neula.solve(matrix, rhs, assume_a=assume_a.value, **common),
             accuracy,
             engine,
         )

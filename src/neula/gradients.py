@@ -19,6 +19,9 @@ from neula.engines.precision import exact_matmul
 Factorize = Callable[[torch.Tensor], Iterable[torch.Tensor]]
 """QR factorization ``A -> Q, R`` of batches in double precision, differentiable."""
 
+Solve = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Solution of ``A x = b`` for batches in double precision, differentiable."""
+
 Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Product of batches, broadcast and differentiable."""
 
@@ -91,6 +94,40 @@ def attach_solution(
        problems whose variables separate", 1973.
     """
     return _Solution.apply(a, b, x, rank, factorize)
+
+
+def attach_system(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, solve: Solve) -> torch.Tensor:
+    """Solution ``x = A^-1 b`` of a linear system with the gradients of A and b [1]_.
+
+    With ``A^T y = dx`` they are ``db = y`` and ``dA = -y x^T``.
+
+    Parameters
+    ----------
+    a : Tensor, shape (..., n, n)
+    b : Tensor, shape (..., n, k)
+    x : Tensor, shape (..., n, k)
+    solve : callable
+        Solves for y in the backward pass.
+
+    Returns
+    -------
+    Tensor, shape (..., n, k)
+
+    References
+    ----------
+    .. [1] M. B. Giles, "Collected matrix derivative results for forward and reverse mode algorithmic
+       differentiation", 2008, section 2.3.1.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from neula.gradients import attach_system
+    >>> A = torch.tensor([[4.0]], requires_grad=True)
+    >>> x = attach_system(A, torch.tensor([[2.0]]), torch.tensor([[0.5]]), torch.linalg.solve)
+    >>> torch.autograd.grad(x.sum(), A)[0]  # of 2 / A
+    tensor([[-0.1250]])
+    """
+    return _System.apply(a, b, x, solve)
 
 
 def attach_product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, multiply: Multiply) -> torch.Tensor:
@@ -211,6 +248,25 @@ def _gradients_of_system(
     y = solve(r, c, upper=True)
     w = solve(r, solve(r.mT, b, upper=False), upper=True)
     return w @ (dx - q @ c).mT - y @ x.mT, y
+
+
+class _System(Function):
+    @staticmethod
+    def forward(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, solve: Solve) -> torch.Tensor:
+        return x.detach()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
+        a, b, _, ctx.solve = inputs
+        ctx.dtype_of_b = b.dtype
+        ctx.save_for_backward(a, output)
+
+    @staticmethod
+    def backward(ctx: Any, dx: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        a, x = ctx.saved_tensors
+        y = ctx.solve(a.double().mT, dx.double())
+        da = (-y @ x.double().mT).to(a.dtype) if ctx.needs_input_grad[0] else None
+        return da, y.to(ctx.dtype_of_b), None, None
 
 
 class _Product(Function):

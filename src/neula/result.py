@@ -24,7 +24,7 @@ class AccuracyError(ArithmeticError):
 
     Attributes
     ----------
-    result : QRResult or LstsqResult
+    result : QRResult, LstsqResult or SolveResult
         The best that was found, as it would have been returned with a warning.
     indices : tuple of tuple of int
         Which matrices of the batch missed; of a single matrix the empty index.
@@ -214,16 +214,18 @@ class LstsqResult:
 
 @dataclass(frozen=True)
 class SolveResult:
-    """Solution of a linear system with the measured evidence.
+    """Solution of a linear system, or of a batch of them, with the measured evidence.
+
+    Of a batch the single numbers are those of the worst system; the arrays have one for each.
 
     Attributes
     ----------
-    x : array, shape (n,) or (n, k)
+    x : array, shape (*batch, n) or (*batch, n, k)
         The solution, in the library, on the device and in the dtype of the input.
     converged : bool
         Whether the measured backward error meets the accuracy asked for.
     iterations : int
-        Solves with the factors, over all attempts.
+        Solves with the factors, over all attempts and all systems.
     backward_error : float
         ``||b - A x|| / (||A|| ||x|| + ||b||)`` in the infinity norm, of A as it was given and, where it is
         badly scaled, with its rows and columns scaled: the larger one; the worst right-hand side counts.
@@ -241,6 +243,9 @@ class SolveResult:
         The engine that multiplied.
     accuracy : str
         The accuracy that was asked for.
+    accepted : array of bool, shape (*batch,)
+        Whether each system is solved to the accuracy asked for.
+    backward_errors : array of float64, shape (*batch,)
     """
 
     x: Any
@@ -254,6 +259,8 @@ class SolveResult:
     attempts: tuple[Attempt, ...] = ()
     engine: str = ""
     accuracy: str = ""
+    accepted: Any = field(default=None, repr=False)
+    backward_errors: Any = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)

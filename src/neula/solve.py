@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -25,12 +25,14 @@ from neula.algorithms.iterative_refinement import (
     refine,
 )
 from neula.algorithms.scaling import power_of_two_scales
+from neula.compilation import eager
 from neula.engines import FORMATS, FP64, Engine, Format, format_named, format_of, select_engine
 from neula.engines.precision import plain_arithmetic
 from neula.errors import unknown_name
-from neula.inputs import Taken, check_finite, check_matrix, check_right_hand_side, take
+from neula.gradients import attach_system
+from neula.inputs import Taken, check_finite, check_matrix, check_right_hand_side, gradient_wanted, take
 from neula.progress import Progress, digits_done, stage
-from neula.result import AccuracyWarning, Attempt, SolveResult
+from neula.result import Attempt, SolveResult, report_missed
 
 STRUCTURES = ("gen", "pos")
 PIVOTING = ("none", "butterfly", "partial")
@@ -48,6 +50,7 @@ SINGULAR = 0.01
 LU in double precision: A may be singular, which factors of low precision cannot tell."""
 
 
+@eager
 def solve(
     A: Any,
     b: Any,
@@ -58,6 +61,7 @@ def solve(
     pivot: str | None = None,
     compute: str | None = None,
     max_iterations: int = 100,
+    strict: bool = False,
     progress: Progress | None = None,
 ) -> SolveResult:
     """Solve ``A x = b``: a fast LU (or Cholesky) in low precision, refined to the accuracy asked for.
@@ -89,25 +93,31 @@ def solve(
         Format of the products in the first factorizations; the engine's preference by default.
     max_iterations : int, optional
         Solves with the factors in each attempt.
+    strict : bool, optional
+        Raise an :class:`~neula.result.AccuracyError` where there would be a warning.
     progress : callable, optional
         Called with the name of the stage and the part of it that is done.
 
     Returns
     -------
     SolveResult
-        The solution ``x`` with its evidence: ``converged``, ``backward_error``, ``iterations``, ``growth``...
+        The solution ``x`` with its evidence: ``converged``, ``backward_error``, ``iterations``, ``growth``;
+        that of each system of a batch is in ``accepted`` and ``backward_errors``.
 
     Raises
     ------
     numpy.linalg.LinAlgError
         If A is exactly singular (the message has the index of the pivot), or not positive definite with
-        ``assume_a="pos"``.
+        ``assume_a="pos"``; of a batch the message says which matrix.
     ValueError
-        For shapes that do not fit, empty input, NaN or Inf, and unknown names.
+        For shapes that do not fit, empty matrices, NaN or Inf, and unknown names; if b requires a gradient
+        and A is no torch tensor.
     TypeError
         For complex or sparse input.
     ArithmeticError
         If a named variant breaks down without an answer, or the answer overflows the dtype.
+    AccuracyError
+        If the accuracy was not reached and ``strict`` is set.
 
     Warns
     -----
@@ -126,6 +136,8 @@ def solve(
     infinity norm, ``||b - A x|| / (||A|| ||x|| + ||b||)``. Where A is badly scaled it is measured in the
     scaled system as well, and the larger one counts: equations in small units count as much as others.
 
+    ``x`` can be differentiated with respect to A and b, see the page on gradients.
+
     References
     ----------
     .. [1] E. Carson, N. J. Higham, "Accelerating the Solution of Linear Systems by Iterative Refinement in
@@ -137,13 +149,13 @@ def solve(
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from neula.solve import solve
-    >>> result = solve(np.array([[2.0, 1.0], [1.0, 3.0]]), np.array([4.0, 7.0]))
+    >>> import numpy as np, neula
+    >>> result = neula.solve(np.array([[2.0, 1.0], [1.0, 3.0]]), np.array([4.0, 7.0]))
     >>> result.x.round(12), result.converged
     (array([1., 2.]), True)
     """
-    a, rhs = take(A, "A"), take(b, "b")
+    a, rhs = (take(x, name, differentiable=True) for x, name in ((A, "A"), (b, "b")))
+    differentiable = gradient_wanted(a, rhs)
     check_matrix(a.tensor, "A")
     _check_square(a.tensor)
     is_vector = check_right_hand_side(a.tensor, rhs.tensor)
@@ -169,13 +181,35 @@ def solve(
 
     batch, n = a.tensor.shape[:-2], a.tensor.shape[-1]
     matrices = a.tensor.reshape(-1, n, n).to(chosen.device)
-    columns = rhs.tensor.reshape(len(matrices), n, -1).to(chosen.device)
-    check_finite(rhs.tensor, chosen.column_max(columns.reshape(-1, columns.shape[-1])), "b")
-    if batch:
-        check_finite(a.tensor, chosen.column_max(matrices.reshape(-1, n)), "A")
+    k = 1 if is_vector else rhs.tensor.shape[-1]
+    columns = rhs.tensor.reshape(len(matrices), n, k).to(chosen.device)
     with plain_arithmetic(chosen.device):
-        solutions = [_solve(*pair, options) for pair in zip(matrices, columns, strict=True)]
-    return _collect(solutions, a, dtype, (*batch, n) if is_vector else (*batch, n, -1), options)
+        if len(matrices):
+            check_finite(rhs.tensor, chosen.column_max(columns.reshape(-1, k)), "b")
+            if batch:
+                check_finite(a.tensor, chosen.column_max(matrices.reshape(-1, n)), "A")
+        solutions = _solve_each(matrices, columns, batch, options)
+    result = _collect(solutions, a, dtype, tuple(rhs.tensor.shape), options)
+    if not result.converged:
+        report_missed(
+            f"the system is not certified to be solved to {result.accuracy} accuracy",
+            f"backward error {result.backward_error:.1e}, asked for {result.tolerance:.1e} ({result.method})",
+            result,
+            [index for index, s in zip(np.ndindex(batch), solutions, strict=True) if not s.accepted],
+            strict=strict,
+        )
+    if not differentiable:
+        return result
+    again = partial(
+        solve,
+        assume_a=assume_a,
+        engine=chosen,
+        pivot=pivot,
+        compute=compute,
+        max_iterations=max_iterations,
+        strict=strict,
+    )
+    return _differentiable(result, a, rhs, again)
 
 
 @dataclass(frozen=True)
@@ -211,6 +245,10 @@ class _Solution:
     history: list[float]
     method: str
     attempts: list[Attempt]
+
+    @property
+    def accepted(self) -> bool:
+        return self.attempts[-1].accepted
 
 
 @dataclass(frozen=True)
@@ -253,6 +291,21 @@ class _System:
     def fill(self, engine: Engine) -> torch.Tensor:
         """The scaled matrix as the engine reads it."""
         return self.scales.fill(engine.empty(*self.a.shape, dtype=engine.operand_dtype), self.a, engine)
+
+
+def _solve_each(
+    a: torch.Tensor, b: torch.Tensor, batch: tuple[int, ...], options: _Options
+) -> list[_Solution]:
+    """One system after the other; what is wrong with one of a batch is said with its index."""
+    solutions = []
+    for index, matrix, columns in zip(np.ndindex(batch), a, b, strict=True):
+        try:
+            solutions.append(_solve(matrix, columns, options))
+        except (np.linalg.LinAlgError, ArithmeticError) as error:
+            if not batch:
+                raise
+            raise type(error)(f"A[{', '.join(map(str, index))}] of the batch: {error}") from None
+    return solutions
 
 
 def _solve(a: torch.Tensor, b: torch.Tensor, options: _Options) -> _Solution:
@@ -496,31 +549,38 @@ def _collect(
     solutions: list[_Solution], a: Taken, dtype: torch.dtype, shape: tuple[int, ...], options: _Options
 ) -> SolveResult:
     """One result for the batch: the worst of its members speaks for all."""
-    bound = solve_bound(options.target, a.tensor.shape[-1])
-    worst = max(solutions, key=lambda s: (not s.attempts[-1].accepted, s.backward_error))
+    batch, n = a.tensor.shape[:-2], a.tensor.shape[-1]
     # Rounding x to its dtype is a relative change of the columns of A.
-    error = worst.backward_error + (0.0 if dtype == torch.float64 else format_of(dtype).u)
-    x = torch.stack([s.x for s in solutions]).reshape(shape)
+    rounding = 0.0 if dtype == torch.float64 else format_of(dtype).u
+    errors = torch.tensor([s.backward_error + rounding for s in solutions], dtype=torch.float64)
+    accepted = torch.tensor([s.accepted for s in solutions], dtype=torch.bool)
+    nothing = _Solution(a.tensor.new_empty(0, dtype=torch.float64), 0.0, math.nan, 0, [], "", [])
+    worst = max(solutions, key=lambda s: (not s.accepted, s.backward_error), default=nothing)
+    x = torch.cat([s.x.flatten() for s in solutions or [nothing]]).reshape(shape)
     if not bool(torch.isfinite(x).all()):
         raise OverflowError("the solution does not fit float64: scale b down")
-    converged = all(s.attempts[-1].accepted for s in solutions)
-    if not converged:
-        warnings.warn(
-            f"the system is not certified to be solved to {options.target.name} accuracy: backward error "
-            f"{error:.1e}, asked for {bound:.1e} ({worst.method})",
-            AccuracyWarning,
-            stacklevel=3,
-        )
     return SolveResult(
         x=a.give_back(x, dtype),
-        converged=converged,
+        converged=bool(accepted.all()),
         iterations=sum(s.iterations for s in solutions),
-        backward_error=error,
-        tolerance=bound,
+        backward_error=worst.backward_error + rounding,
+        tolerance=solve_bound(options.target, n),
         growth=worst.growth,
         history=tuple(worst.history),
         method=worst.method,
         attempts=tuple(worst.attempts),
         engine=str(options.engine),
         accuracy=options.target.name,
+        accepted=a.give_back(accepted.reshape(batch), torch.bool),
+        backward_errors=a.give_back(errors.reshape(batch), torch.float64),
     )
+
+
+def _differentiable(
+    result: SolveResult, a: Taken, b: Taken, again: Callable[..., SolveResult]
+) -> SolveResult:
+    """The same result, its x attached to the graph of A and b."""
+    is_vector = b.graph.ndim < a.graph.ndim
+    columns, x = (t.unsqueeze(-1) if is_vector else t for t in (b.graph.to(result.x.device), result.x))
+    x = attach_system(a.graph, columns, x, lambda a, b: again(a, b).x)
+    return replace(result, x=x.squeeze(-1) if is_vector else x)
