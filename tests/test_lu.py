@@ -13,6 +13,7 @@ import torch
 
 from neula.algorithms.lu import VARIANTS
 from neula.engines import CpuEngine, EmulatedEngine
+from neula.engines import cpu as cpu_engine
 from neula.lu import lu_factor, lu_solve
 from neula.matrices import hpl_ai_matrix, no_pivoting_matrix, random_matrix
 
@@ -105,6 +106,19 @@ def test_solutions_come_back_like_b(dtype: str, shape: tuple[int, ...], rng: np.
     x = lu_solve(F, b)
     assert type(x) is np.ndarray
     assert (x.shape, x.dtype) == (shape, b.dtype)
+
+
+def test_factors_are_prepared_once_for_all_solves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_engine, "measured_rates", lambda: {"bf16": 2.0, "fp32": 1.0, "fp64": 0.5})
+    A = hpl_ai_matrix(70)
+    F = lu_factor(A, engine="cpu", compute="bf16")
+    x, y = lu_solve(F, A.sum(1)), lu_solve(F, A.sum(1).float())
+    # Both with the errors of bf16 factors, which are the same.
+    torch.testing.assert_close(x.float(), y, rtol=0, atol=70 * 2.0**-22)
+    solvers = dict(F.solvers)
+    assert solvers.keys() == {torch.float32, torch.float64}
+    assert torch.equal(lu_solve(F, A.sum(1)), x)
+    assert all(F.solvers[dtype] is solver for dtype, solver in solvers.items())
 
 
 def test_solving_in_float64_adds_no_error_of_float32() -> None:

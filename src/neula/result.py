@@ -10,6 +10,7 @@ from neula.errors import warn
 
 if TYPE_CHECKING:
     from neula.algorithms.lu import PackedLU
+    from neula.algorithms.substitution import Substitution
 
 NAMED = 5
 """Matrices of a batch that a message names; it counts the others."""
@@ -313,6 +314,8 @@ class LUFactors:
         The engine that multiplied.
     give_back : callable
         Turns a tensor into an array of the library, on the device and in the dtype of A.
+    solvers : dict
+        What :func:`neula.lu_solve` keeps from one solve to the next, by precision.
     """
 
     packed: PackedLU = field(repr=False)
@@ -323,6 +326,7 @@ class LUFactors:
     storage: str
     engine: str
     give_back: Callable[[Any], Any] = field(repr=False)
+    solvers: dict[Any, Substitution] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def L(self) -> Any:
