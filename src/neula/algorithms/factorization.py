@@ -55,7 +55,12 @@ class MixedLU:
         return self.substitution.solve(b.to(self.substitution.dtype)).double()
 
     def in_double(self) -> MixedLU:
-        return replace(self, substitution=replace(self.substitution, dtype=torch.float64))
+        factors = self.substitution.factors
+        # Single precision is converted once, which many solves repay and which takes no more memory than A
+        # does. What is narrower stays as it is: it would grow fourfold.
+        if factors.lu.dtype == torch.float32:
+            factors = replace(factors, lu=factors.lu.double())
+        return replace(self, substitution=Substitution(factors, torch.float64))
 
 
 def mixed_lu(

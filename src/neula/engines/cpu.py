@@ -19,6 +19,7 @@ class CpuEngine(Engine):
 
     name = "cpu"
     panel = "cholesky2"
+    lu_panel = 384  # narrower ones copy more of L for oneDNN, wider ones take longer than that saves
     lu_inner_panel = 64
     swaps = True
     direct = 1400
