@@ -409,7 +409,7 @@ def _batch_chain(batch: Batch, engine: Engine) -> list[Link]:
     for a single tile, which two passes do not leave, both are done before measuring.
     """
     name, dtype = batch.storage.name, batch.storage.dtype
-    last = Link("householder fp64", torch.float64, householder)
+    last = Link("householder fp64", torch.float64, householder, waits=True)
     if engine.name == "cpu":  # nothing beats LAPACK on small matrices
         return [Link(f"householder {name}", dtype, householder, scaled=False), last]
     square = batch.a.shape[1] < 2 * batch.k
@@ -420,7 +420,7 @@ def _batch_chain(batch: Batch, engine: Engine) -> list[Link]:
         n: f"gram-schmidt {name}{label}" for n, label in ((1, ""), (2, " + reortho"), (3, " + 2 reortho"))
     }
     more = [
-        Link(labels[n], dtype, partial(_orthogonal_at_any_rank, passes=n))
+        Link(labels[n], dtype, partial(_orthogonal_at_any_rank, passes=n), waits=True)
         for n in range(passes + 1, MAX_PASSES + 1)
     ]
     if doubled:

@@ -169,12 +169,15 @@ class Link(NamedTuple):
         QR of a batch of matrices that are not wide; it may overwrite them where they are scaled.
     scaled : bool
         Whether it needs columns whose largest elements are near 1.
+    waits : bool
+        Whether the host waits for the device in it, or copies to it: then it cannot be played back.
     """
 
     label: str
     dtype: torch.dtype
     method: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
     scaled: bool = True
+    waits: bool = False
 
 
 def factorize_together(
@@ -242,7 +245,10 @@ def _run(link: Link, matrices: torch.Tensor, target: Format, engine: Engine) -> 
         scales = batch.scales()
         return batch.measured(*link.method(batch.scaled(scales, link.dtype)), scales)
 
-    q, r, measures = engine.replay(factorized, (matrices,), (link.label, link.scaled, target.name))
+    if link.waits:
+        q, r, measures = factorized(matrices)
+    else:
+        q, r, measures = engine.replay(factorized, (matrices,), (link.label, link.scaled, target.name))
     return _Certified(q, r, qr_certificates(measures, matrices.shape[1:], target))
 
 

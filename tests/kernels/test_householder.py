@@ -200,9 +200,10 @@ def test_any_strides(tiles: Tiles) -> None:
         a.permute(1, 2, 0).contiguous().permute(2, 0, 1),
     ):
         found, r = tiles.factor(view, 20, "fp16_cor")
-        assert torch.equal(found.v, expected.v)
-        assert torch.equal(found.t, expected.t)
-        assert torch.equal(r, expected_r)
+        # A GPU gives threads other elements where strides differ, and adds in another order: 5 columns of
+        # norm below sqrt(20), of which each is reflected by those before, with sums of 20 products.
+        for x, y in ((found.v, expected.v), (found.t, expected.t), (r, expected_r)):
+            assert float((x - y).abs().max()) <= 5 * 20 * 20**0.5 * 2.0**-24
 
 
 def test_linearly_dependent_and_zero_columns(tiles: Tiles) -> None:
