@@ -11,9 +11,10 @@ from neula.experiments.data import Data
 from neula.experiments.figure import Figure, Scale
 from neula.experiments.qr_paper import QR_PAPER
 from neula.experiments.reproduce import Paper, _page
+from neula.experiments.tsqr_paper import TSQR_PAPER
 
 ROOT = Path(__file__).parents[2]
-PAPERS = (QR_PAPER,)
+PAPERS = (QR_PAPER, TSQR_PAPER)
 
 every_figure = pytest.mark.parametrize(
     ("paper", "figure"),

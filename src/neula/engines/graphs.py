@@ -105,9 +105,19 @@ def _captured(function: Callable[..., Tensors], inputs: Tensors, stream: torch.c
             finally:
                 graph.capture_end()
     except RuntimeError:
+        _recover(side)
         return None
     stream.wait_stream(side)
     return _Graph(own, outputs, graph)
+
+
+def _recover(side: torch.cuda.Stream) -> None:
+    """After a recording that failed: torch takes random numbers to be recorded until one has succeeded."""
+    empty = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(side):
+        empty.capture_begin(capture_error_mode="thread_local")
+        torch.zeros((), device=side.device)
+        empty.capture_end()
 
 
 def _make_room(limit: int, stream: torch.cuda.Stream) -> None:
