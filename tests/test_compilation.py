@@ -23,10 +23,11 @@ def fresh_compiler() -> Iterator[None]:
 def loss(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     matrix = 2 * a + 1
     q, r = neula.qr(matrix)
+    s = neula.tsqr(matrix).R
     x = neula.lstsq(matrix, b, damp=0.1).x
     gram = neula.matmul(matrix.mT, neula.orth(matrix))
     z = neula.solve(q @ q.mT + torch.eye(q.shape[-2], dtype=q.dtype), b).x
-    return (q**3).sum() + r.sin().sum() + (x.cos().sum() + z.cos().sum()) + gram.tanh().sum()
+    return (q**3).sum() + r.sin().sum() + s.exp().sum() + (x.cos().sum() + z.cos().sum()) + gram.tanh().sum()
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

@@ -15,6 +15,7 @@ import neula
 from neula.engines import EmulatedEngine
 from neula.kernels.householder import MAX_HEIGHT, WIDTH
 from neula.matrices import random_matrix
+from neula.qr import BATCHED_ELEMENTS
 from neula.tsqr import COMPUTE
 
 U = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
@@ -22,7 +23,7 @@ U16, U32 = 2.0**-11, 2.0**-24
 
 SHAPES = [(1, 1), (5, 1), (1, 5), (3, 7), (30, 30), (31, 40), (257, 32), (700, 33), (2000, 17), (600, 256)]
 CORRECTED, UNCORRECTED = ("fp16_cor", "tf32_cor"), ("fp16_nocor", "tf32_nocor")
-CHAIN = ["cholesky-qr fp32", "cholesky-qr fp32, twice", "tsqr fp32", "tsqr fp64"]
+CHAIN = ["cholesky-qr fp64", "cholesky-qr fp64, twice", "tsqr fp32", "tsqr fp64"]
 EACH_MODE = pytest.mark.parametrize("compute", ["auto", *COMPUTE])
 DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 
@@ -276,7 +277,8 @@ def test_batches(shape: tuple[int, ...], compute: str, device: str) -> None:
         check(A[i], (result.Q[i], result.R[i]), compute)
 
 
-def test_each_matrix_of_a_batch_gets_what_it_needs() -> None:
+def test_each_matrix_of_a_batch_gets_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BATCHED_ELEMENTS, "cpu", 0)  # small ones would go the way of qr
     A = torch.stack([uniform(400, 15, seed=i) for i in range(5)])
     A[1] = random_matrix("geometric", 400, 15, cond=1e7).float()
     A[2, :, 4] = 0
@@ -296,6 +298,14 @@ def test_each_matrix_of_a_batch_gets_what_it_needs() -> None:
         "1 of 3 matrices",
         "0 of 1 matrices",
     ]
+
+
+def test_small_matrices_of_a_batch_go_the_way_of_qr() -> None:
+    A = torch.stack([uniform(60, 9, seed=i) for i in range(4)])
+    found, expected = neula.tsqr(A), neula.qr(A)
+    assert [a.method for a in found.attempts] == [a.method for a in expected.attempts]
+    assert torch.equal(found.Q, expected.Q)
+    assert torch.equal(found.R, expected.R)
 
 
 @pytest.mark.parametrize("mode", ["reduced", "r"])

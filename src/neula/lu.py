@@ -92,7 +92,7 @@ def lu_factor(
     Notes
     -----
     The buffer has at most ``panel * n`` elements in float32. Error bounds are in
-    :func:`neula.accuracy.lu_bound`.
+    ``neula.accuracy.lu_bound``.
 
     References
     ----------

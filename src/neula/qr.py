@@ -123,6 +123,7 @@ def qr(
     See Also
     --------
     orth : only the orthonormal basis.
+    tsqr : the fastest for tall matrices of up to 256 columns on a GPU.
     lstsq : least squares, which needs no orthonormal Q.
 
     Notes
@@ -180,7 +181,7 @@ def qr(
             factors = nothing(matrices, mode)
         elif _go_together(matrices, options):
             factors = factorize_together(
-                matrices, mode, target, _batch_chain(Batch(matrices, target), chosen), chosen, progress
+                matrices, mode, target, batch_chain(Batch(matrices, target), chosen), chosen, progress
             )
         elif batch:
             factors = _factorize_each(matrices, mode, options)
@@ -400,7 +401,7 @@ def _go_together(matrices: torch.Tensor, options: _Options) -> bool:
     return count > 1 and chosen == (None,) * 4 and m * n <= BATCHED_ELEMENTS.get(options.engine.name, 0)
 
 
-def _batch_chain(batch: Batch, engine: Engine) -> list[Link]:
+def batch_chain(batch: Batch, engine: Engine) -> list[Link]:
     """What is tried, cheapest first.
 
     Square matrices are often too ill-conditioned for one pass in float32 (the condition number of a random

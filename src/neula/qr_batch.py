@@ -136,9 +136,9 @@ class Batch:
         if scales is None:
             norms = torch.linalg.vector_norm(r, dim=1)
             low, high = SAFE_NORMS[q.dtype]
-            # NaN unless low < norm < high.
+            # NaN unless low < norm < high; zero columns are harmless.
             inverse = functional.threshold(norms, low, math.nan).reciprocal_()
-            scales = functional.threshold(inverse, 1 / high, math.nan)
+            scales = functional.threshold(inverse, 1 / high, math.nan).masked_fill_(norms == 0, 1.0)
         return q, r, qr_measures(self.a, q, r, scales)
 
     def _projected(self, q: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
@@ -195,7 +195,7 @@ def factorize_together(
     """
     first, *rest = chain
     found = _run(first, matrices, target, engine)
-    attempts = [_attempt(first.label, found.certificates, len(matrices), progress)]
+    attempts = [_attempt(first.label, found.certificates, progress)]
     lost = torch.empty(0, dtype=torch.int64)
     if not attempts[0].accepted:
         found, lost = _repaired(found, matrices, target, rest, engine, attempts, progress)
@@ -231,7 +231,7 @@ def _repaired(
         chosen = better.to(matrices.device)
         q[which[chosen]], r[which[chosen]] = found.q[chosen], found.r[chosen]
         certificates = certificates.replaced(failed[better], found.certificates, better)
-        attempts.append(_attempt(link.label, certificates, len(failed), progress))
+        attempts.append(_attempt(link.label, found.certificates, progress))
     return _Certified(q, r, certificates), (~usable).nonzero()[:, 0]
 
 
@@ -261,9 +261,10 @@ def _usable(matrices: torch.Tensor, certificates: QRCertificates) -> torch.Tenso
     return usable
 
 
-def _attempt(label: str, certificates: QRCertificates, tried: int, progress: Progress | None) -> Attempt:
-    """Record a link of the chain, with the worst certificate of the batch."""
+def _attempt(label: str, certificates: QRCertificates, progress: Progress | None) -> Attempt:
+    """Record a link of the chain, with the worst certificate of the matrices that it was tried on."""
     if progress is not None:
         progress(label, 1.0)
-    reason = f"{certificates.rejected} of {tried} matrices rejected; the worst: {certificates.worst}"
+    count = len(certificates)
+    reason = f"{certificates.rejected} of {count} matrices rejected; the worst: {certificates.worst}"
     return Attempt(label, certificates.rejected == 0, reason)

@@ -19,7 +19,8 @@ from neula.engines.precision import exact_matmul, plain_arithmetic
 from neula.errors import unknown_name
 from neula.inputs import check_finite, check_matrix, take
 from neula.kernels.householder import Product
-from neula.qr_batch import Link, as_result, factorize_together, nothing
+from neula.qr import BATCHED_ELEMENTS, batch_chain
+from neula.qr_batch import Batch, Link, as_result, factorize_together, nothing
 from neula.result import QRResult
 
 MODES = ("reduced", "r")
@@ -47,11 +48,11 @@ def tsqr(
 ) -> QRResult:
     """QR factorization of a tall and skinny matrix, certified.
 
-    By default the fastest way to the accuracy of A's dtype: R from the Gram matrix of A and ``Q = A R^-1``,
-    both in fp16 with error correction, which read A twice; a second pass over Q where the certificate asks
-    for it; and at last the tree of Householder factorizations, which is orthogonal whatever the condition of
-    A, in float64 if float32 does not do. Or, named, one of the modes of [1]_: the tree with its products in
-    one arithmetic.
+    By default what is fastest on a GPU to the accuracy of A's dtype: R from the Gram matrix of A and
+    ``Q = A R^-1``, which read A twice, in fp16 with error correction (elsewhere in float64); a second pass
+    over Q where the certificate asks for it; and at last the tree of Householder factorizations, which is
+    orthogonal whatever the condition of A, in float64 if float32 does not do. Or, named, one of the modes of
+    [1]_: the tree with its products in one arithmetic.
 
     Parameters
     ----------
@@ -63,7 +64,8 @@ def tsqr(
     compute : {"auto", "fp16_cor", "fp16_nocor", "tf32_cor", "tf32_nocor", "fp32_notc"}, optional
         What the products of block reflectors are computed in: two numbers of fp16 or of tf32 for each
         element (error correction), one, or float32 without matrix units. A float64 matrix is rounded to
-        float32 for them.
+        float32 for them. A reflection in float32 errs by some 10 u, more than what one to three columns are
+        certified to: those may come with a warning.
     engine : {"auto", "cpu", "cuda", "emulated"} or Engine, optional
         What multiplies. ``"auto"`` goes by the device of A. The CPU engine has no fp16 and no tf32.
     strict : bool, optional
@@ -98,8 +100,10 @@ def tsqr(
     Notes
     -----
     Columns are scaled by powers of two where the range of fp16 asks for it. The Gram matrix squares the
-    condition number: in float32 one pass is accepted up to a condition of about 3, two passes up to about
-    1e3. Matrices of a batch are factorized by the tree together, and one after the other by the way before.
+    condition number: with corrected fp16 one pass is accepted up to a condition of about 3, two passes up to
+    about 1e3. By default small matrices of a batch go the way that :func:`qr` takes them, all together.
+
+    Torch tensors that require a gradient get one, as from :func:`qr`.
 
     References
     ----------
@@ -131,9 +135,8 @@ def tsqr(
     target = target_format(None, a.dtype)
     if compute != "auto":
         target = max(target, FORMATS[COMPUTE[compute]], key=lambda format: format.u)
-    chain = _auto_chain(chosen, target) if compute == "auto" else [_named(compute, chosen)]
-
     matrices = a.reshape(-1, *a.shape[-2:]).to(chosen.device)
+    chain = _auto_chain(matrices, target, chosen) if compute == "auto" else [_named(compute, chosen)]
     if len(matrices) == 0:
         return as_result(nothing(matrices, mode), taken, mode, chosen, target, strict)
     with plain_arithmetic(chosen.device):
@@ -145,10 +148,13 @@ def tsqr(
     return as_result(factors, taken, mode, chosen, target, strict)
 
 
-def _auto_chain(engine: Engine, target: Format) -> list[Link]:
+def _auto_chain(matrices: torch.Tensor, target: Format, engine: Engine) -> list[Link]:
     """What is tried, cheapest first."""
+    count, m, n = matrices.shape
+    if count > 1 and m * n <= BATCHED_ELEMENTS.get(engine.name, 0):
+        return batch_chain(Batch(matrices, target), engine)
     dtype = target.storage
-    arithmetic = "fp64" if target is FP64 else "fp16_cor" if engine.name == "cuda" else "fp32"
+    arithmetic = "fp16_cor" if engine.name == "cuda" and target is not FP64 else "fp64"
     passes = partial(_one_by_one, method=cholesky_tsqr)
     twice = partial(_one_by_one, method=cholesky_tsqr2)
     # A reflector in float32 errs by some 10 u, no less than what a few columns are certified to.

@@ -168,6 +168,14 @@ def test_gram_with_an_outlier(gram: Gram, row: int, size: float) -> None:
     assert not g[wrong].isfinite().any()
 
 
+def test_gram_of_columns_that_the_sample_misses(gram: Gram) -> None:
+    """As of indicators: zeros but for a few rows in a piece."""
+    a = uniform(4000, 8)
+    a[:, 3] = 0
+    a[700:760, 3] = 1
+    assert gram_errors(gram(a), a).max() <= gram_bound(1)
+
+
 @OVERFLOWS
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_gram_of_what_is_not_finite(gram: Gram, bad: float) -> None:

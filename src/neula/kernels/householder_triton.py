@@ -4,7 +4,7 @@ A tile of m x n takes ``2 m n^2`` flops for the factorization and as many for Q;
 products, three times as many with error correction. Both kernels read and write a tile once, V a second
 time: ``(2 + 3) m n itemsize`` bytes, and earlier blocks of V come from the cache. For 1024 tiles of 256 x 128
 in float32 that is 0.7 GB, 0.16 ms on an H200, and 17 GFLOP of products. The bound is neither but the latency
-of n dependent reflections in a tile, about half a microsecond each, with as many tiles at a time as registers
+of n dependent reflections in a tile, about a microsecond each, with as many tiles at a time as registers
 allow.
 """
 
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import torch
 
+from neula.kernels.gemm_triton import jit
 from neula.kernels.householder import WIDTH, TileReflectors
-from neula.kernels.mgs_triton import jit
 
 try:
     import triton  # type: ignore[import-untyped, import-not-found]
@@ -123,7 +123,7 @@ def _warps(rows: int, a: torch.Tensor) -> int:
     return max(1, rows * WIDTH * a.element_size() // BYTES_PER_WARP)
 
 
-@jit
+@jit("m", "height", "blocks")
 def _factor_kernel(  # type: ignore[no-untyped-def]
     a,
     v,
@@ -172,7 +172,7 @@ def _factor_kernel(  # type: ignore[no-untyped-def]
         tl.debug_barrier()  # other threads will read V and T
 
 
-@jit
+@jit()
 def _reflect_columns(p, start, i, j, k, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
     """Reflect column by column: returns V with R above it, ``T^T``, and the diagonal of R.
 
@@ -202,7 +202,7 @@ def _reflect_columns(p, start, i, j, k, WIDTH: tl.constexpr):  # type: ignore[no
     return p, _inverse(gram * scales, k, j, WIDTH), diagonal
 
 
-@jit
+@jit()
 def _inverse(lower, k, j, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
     """``(I + L)^-1`` of a strictly lower triangular L: blocks on the diagonal grow from 1 to WIDTH."""
     inverse = tl.where(k == j, 1.0, 0.0).to(lower.dtype)
@@ -215,13 +215,13 @@ def _inverse(lower, k, j, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
     return inverse
 
 
-@jit
+@jit()
 def _sqrt(x):  # type: ignore[no-untyped-def]
     # tl.sqrt is an approximation in float32, and tl.sqrt_rn does not know float64.
     return tl.sqrt_rn(x) if x.dtype == tl.float32 else tl.sqrt(x)
 
 
-@jit
+@jit("m", "height", "blocks")
 def _apply_kernel(  # type: ignore[no-untyped-def]
     v,
     t,
@@ -259,7 +259,7 @@ def _apply_kernel(  # type: ignore[no-untyped-def]
     tl.store(q + (matrix * m + first + i) * n + mine, x, mask=(i < here) & (mine < n))
 
 
-@jit
+@jit()
 def _reflected(v, t, c, PRODUCT: tl.constexpr):  # type: ignore[no-untyped-def]
     """``V (T (V^T C))``: what a block reflector subtracts."""
     # A matrix unit truncates its sums: those over rows are cut into runs, which are added outside.
@@ -267,13 +267,13 @@ def _reflected(v, t, c, PRODUCT: tl.constexpr):  # type: ignore[no-untyped-def]
     return _multiply(v, _multiply(t, w, PRODUCT), PRODUCT)
 
 
-@jit
+@jit()
 def _runs(x):  # type: ignore[no-untyped-def]
     """Rows in groups of 32, as a third dimension."""
     return tl.reshape(x, (x.shape[0] // 32, 32, x.shape[1]))
 
 
-@jit
+@jit()
 def _multiply(x, y, PRODUCT: tl.constexpr):  # type: ignore[no-untyped-def]
     if PRODUCT == "fp16":
         z = tl.dot(x.to(tl.float16), y.to(tl.float16))
@@ -293,7 +293,7 @@ def _multiply(x, y, PRODUCT: tl.constexpr):  # type: ignore[no-untyped-def]
     return z
 
 
-@jit
+@jit()
 def _tf32(x):  # type: ignore[no-untyped-def]
     """float32 rounded to 11 bits, to nearest, ties to even; NaN stays NaN."""
     bits = x.to(tl.int32, bitcast=True)
@@ -301,7 +301,7 @@ def _tf32(x):  # type: ignore[no-untyped-def]
     return tl.where(x == x, rounded.to(tl.float32, bitcast=True), x)
 
 
-@jit
+@jit()
 def _column(a, j, k):  # type: ignore[no-untyped-def]
     """Column k, for all threads: registers have no index, but they can be summed under a mask."""
     return tl.sum(a * tl.where(j == k, 1.0, 0.0).to(a.dtype), axis=1, keep_dims=True)

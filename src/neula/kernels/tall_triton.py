@@ -343,7 +343,8 @@ def _sampled(  # type: ignore[no-untyped-def]
         row = first + (last - first) * sample // SAMPLES + i
         x = tl.load(column + row * stride_row, mask=(row < last) & exists, other=0.0)
         largest = tl.maximum(largest, tl.max(tl.abs(x), axis=0))
-    return tl.minimum(TOP - _exponents(largest), 126)
+    # Columns that are zero in the sample are taken as they are: most often they are zeros and ones.
+    return tl.where(largest == 0.0, 0, tl.minimum(TOP - _exponents(largest), 126))
 
 
 @jit()
