@@ -216,6 +216,22 @@ def test_a_solution_of_lower_rank_has_no_gradient():
     gradients(neula.lstsq(a, b, damp=0.1).x.sum(), a, b)
 
 
+def test_members_of_lower_rank_or_not_finite_leave_the_others_their_gradients():
+    a = variable(4, 6, 3).detach()
+    a[1, :, 2] = a[1, :, 0]
+    a[3, 0, 0] = torch.nan
+    a.requires_grad_()
+    b = variable(4, 6, seed=1)
+    with pytest.warns(neula.AccuracyWarning):
+        x = neula.lstsq(a, b).x
+    found = torch.autograd.grad(x[[0, 2]].cos().sum(), (a, b), retain_graph=True)
+    alone = gradients(neula.lstsq(a[[0, 2]], b[[0, 2]]).x.cos().sum(), a, b)
+    for mine, theirs in zip(found, alone, strict=True):
+        assert torch.allclose(mine, theirs, rtol=1e-12, atol=1e-12)
+    with pytest.raises(ValueError, match=r"A\[1\] has rank 2, not 3"):
+        x[1].sum().backward()
+
+
 # ---------------------------------------------------------------- products
 
 

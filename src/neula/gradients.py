@@ -65,7 +65,7 @@ def attach_factors(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> tuple[t
 
 
 def attach_solution(
-    a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, *, rank: int, factorize: Factorize
+    a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, *, ranks: torch.Tensor, factorize: Factorize
 ) -> torch.Tensor:
     """Least-squares solution ``x = A^+ b`` with the gradients of A and b [1]_.
 
@@ -78,11 +78,11 @@ def attach_solution(
     a : Tensor, shape (..., m, n)
     b : Tensor, shape (..., m, k)
     x : Tensor, shape (..., n, k)
-    rank : int
-        Smallest rank in the batch.
+    ranks : Tensor, shape (...)
+        Of each matrix; zero where there is no solution.
     factorize : callable
         QR factorization in double precision of tall matrices; called in the backward pass, which raises a
-        ValueError instead if the rank is below ``min(m, n)``.
+        ValueError instead if a solution counts whose rank is below ``min(m, n)``.
 
     Returns
     -------
@@ -93,7 +93,7 @@ def attach_solution(
     .. [1] G. H. Golub, V. Pereyra, "The differentiation of pseudo-inverses and nonlinear least squares
        problems whose variables separate", 1973.
     """
-    return _Solution.apply(a, b, x, rank, factorize)
+    return _Solution.apply(a, b, x, ranks, factorize)
 
 
 def attach_system(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, solve: Solve) -> torch.Tensor:
@@ -211,27 +211,39 @@ def _gradient_of_matrix(q: torch.Tensor, r: torch.Tensor, dq: torch.Tensor, dr: 
 class _Solution(Function):
     @staticmethod
     def forward(
-        a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, rank: int, factorize: Factorize
+        a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, ranks: torch.Tensor, factorize: Factorize
     ) -> torch.Tensor:
         return x.detach()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
-        a, b, _, ctx.rank, ctx.factorize = inputs
+        a, b, _, ctx.ranks, ctx.factorize = inputs
         ctx.save_for_backward(a, b, output)
 
     @staticmethod
     def backward(ctx: Any, dx: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         a, b, x = ctx.saved_tensors
-        full = min(a.shape[-2:])
-        if ctx.rank < full:
-            raise ValueError(
-                f"A has rank {ctx.rank}, not {full}, and the solution has no gradient where the rank can "
-                "change: leave dependent columns out, or pass damp="
-            )
+        deficient = ctx.ranks.to(a.device) < min(a.shape[-2:])
+        if bool(deficient.any()):
+            _refuse_where(deficient & (dx != 0).flatten(-2).any(-1), ctx.ranks, a.shape)
+            # Nobody asks for their gradients, which are zero: those of any matrix of full rank will do.
+            instead = torch.eye(*a.shape[-2:], dtype=a.dtype, device=a.device)
+            keep = ~deficient[..., None, None]
+            a, b, x = (torch.where(keep, t, u) for t, u in ((a, instead), (b, 0.0), (x, 0.0)))
         system = a.double(), b.double(), x.double()
         da, db = _gradients_of_system(*system, dx.double(), ctx.factorize)
         return da.to(a.dtype), db.to(b.dtype), None, None, None
+
+
+def _refuse_where(refused: torch.Tensor, ranks: torch.Tensor, shape: torch.Size) -> None:
+    if not bool(refused.any()):
+        return
+    index = refused.nonzero()[0].tolist()
+    name = f"A[{', '.join(map(str, index))}]" if index else "A"
+    raise ValueError(
+        f"{name} has rank {int(ranks[tuple(index)])}, not {min(shape[-2:])}, and the solution has no "
+        "gradient where the rank can change: leave dependent columns out, or pass damp="
+    )
 
 
 def _gradients_of_system(

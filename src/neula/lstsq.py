@@ -814,5 +814,5 @@ def _differentiable(
     columns, x = (t.unsqueeze(-1) if is_vector else t for t in (b.graph.to(result.x.device), result.x))
     system = stacked_problem(a.graph, columns, None if weights is None else weights.graph, options.damp)
     factorize = partial(qr, accuracy="fp64", engine=options.engine)
-    x = attach_solution(*system, x, rank=result.rank, factorize=factorize)
+    x = attach_solution(*system, x, ranks=result.ranks, factorize=factorize)
     return replace(result, x=x.squeeze(-1) if is_vector else x)
