@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from neula.kernels.compiled import jit
 from neula.kernels.gemm import SCHEMES, Scheme, combine
 
 try:
@@ -32,15 +33,6 @@ try:
     )
 except ImportError:  # the module can be read all the same
     triton = None
-
-
-def jit(*sizes: str) -> Callable[[Callable], Any]:
-    """``triton.jit``, where there is Triton, without a version for each kind of number in ``sizes``."""
-
-    def compiled(function: Callable) -> Any:
-        return function if triton is None else triton.jit(function, do_not_specialize=list(sizes))
-
-    return compiled
 
 
 class Config(NamedTuple):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from neula.kernels.gemm_triton import jit
+from neula.kernels.compiled import jit
 from neula.kernels.householder import WIDTH, TileReflectors
 
 try:

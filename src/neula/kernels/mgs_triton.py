@@ -20,21 +20,16 @@ latency of n dependent steps that bounds fewer tiles than fill the GPU.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import torch
+
+from neula.kernels.compiled import jit
 
 try:
     import triton  # type: ignore[import-untyped, import-not-found]
     import triton.language as tl  # type: ignore[import-untyped, import-not-found]
 except ImportError:  # the module can be read all the same
     triton = None
-
-
-def jit(function: Callable) -> Any:
-    """``triton.jit``, where there is Triton."""
-    return function if triton is None else triton.jit(function)
 
 
 BYTES_PER_WARP = 16384
@@ -107,7 +102,7 @@ def mgs_into_triton(
         launch(tiles, q, r, m, n, *strides, rows, half, twice, num_warps=warps, enable_fp_fusion=True)
 
 
-@jit
+@jit()
 def _mgs(  # type: ignore[no-untyped-def]
     tiles,
     q,
@@ -161,7 +156,7 @@ def _mgs(  # type: ignore[no-untyped-def]
     tl.store(lower + second, r22, mask=bottom & right)
 
 
-@jit
+@jit()
 def _orthogonalize(a1, a2, k, j, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
     """Q of the left and the right half, and the blocks of R; the one below the diagonal is zero."""
     w11 = tl.zeros((HALF, HALF), a1.dtype)
@@ -187,19 +182,19 @@ def _orthogonalize(a1, a2, k, j, HALF: tl.constexpr):  # type: ignore[no-untyped
     return q1, q2, w11 * upper, w12 * upper, w22 * lower
 
 
-@jit
+@jit()
 def _column(a, j, k):  # type: ignore[no-untyped-def]
     """Column k, for all threads: registers have no index, but they can be summed under a mask."""
     return tl.sum(tl.where(j == k, a, 0.0), axis=1, keep_dims=True)
 
 
-@jit
+@jit()
 def _nonzero(x):  # type: ignore[no-untyped-def]
     """The divisor for x: a column that vanishes stays zero, and nothing of it is subtracted."""
     return tl.where(x == 0.0, 1.0, x)
 
 
-@jit
+@jit()
 def _inverse_norms(w, diagonal, axis: tl.constexpr):  # type: ignore[no-untyped-def]
     """``1 / sqrt(W[k, k])``, as a row for the columns of Q (axis 0) or as a column for the rows of R."""
     square = tl.sum(tl.where(diagonal, w, 0.0), axis=axis, keep_dims=True)

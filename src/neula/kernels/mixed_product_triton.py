@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from neula.kernels.mgs_triton import jit
+from neula.kernels.compiled import jit
 
 try:
     import triton  # type: ignore[import-untyped, import-not-found]
@@ -42,7 +42,7 @@ def subtract_product_triton(a: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -
     return y
 
 
-@jit
+@jit()
 def _subtract_product(  # type: ignore[no-untyped-def]
     a,
     x,

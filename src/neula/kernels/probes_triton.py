@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import torch
 
-from neula.kernels.gemm_triton import jit as _jit
-from neula.kernels.mgs_triton import jit
+from neula.kernels.compiled import jit
 from neula.kernels.probes import norms
 
 try:
@@ -118,7 +117,7 @@ def _warps(rows: int) -> int:
     return max(1, rows * COLUMNS // 1024)
 
 
-@jit
+@jit()
 def _scaled_product(  # type: ignore[no-untyped-def]
     r,
     scales,
@@ -159,7 +158,7 @@ def _scaled_product(  # type: ignore[no-untyped-def]
     _store(rg + matrix * 4 * k + i, k, i < k, p0, p1, p2, p3)
 
 
-@jit
+@jit()
 def _errors(  # type: ignore[no-untyped-def]
     a,
     q,
@@ -243,7 +242,7 @@ def _errors(  # type: ignore[no-untyped-def]
         _store(parts + tl.program_id(0).to(tl.int64) * 4 * k + j, k, j < k, p0, p1, p2, p3)
 
 
-@_jit("m", "n", "k", "blocks", "chunk")
+@jit("m", "n", "k", "blocks", "chunk")
 def _tall_errors(  # type: ignore[no-untyped-def]
     a,
     q,
@@ -323,13 +322,13 @@ def _tall_errors(  # type: ignore[no-untyped-def]
     _store(parts + tl.program_id(0).to(tl.int64) * 4 * k + j, k, j < k, p0, p1, p2, p3)
 
 
-@jit
+@jit()
 def _along(x, vector):  # type: ignore[no-untyped-def]
     """Rows times a vector."""
     return tl.sum(tl.sum(x * vector, axis=1), axis=1)
 
 
-@jit
+@jit()
 def _times_scaled(  # type: ignore[no-untyped-def]
     rows,
     column,
@@ -359,13 +358,13 @@ def _times_scaled(  # type: ignore[no-untyped-def]
     return p0, p1, p2, p3
 
 
-@jit
+@jit()
 def _zeros(SIZE: tl.constexpr, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
     zero = tl.zeros((SIZE,), WIDE)
     return zero, zero, zero, zero
 
 
-@jit
+@jit()
 def _vectors(start, stride, mask, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
     """A piece of each of the four vectors."""
     return (
@@ -376,7 +375,7 @@ def _vectors(start, stride, mask, WIDE: tl.constexpr):  # type: ignore[no-untype
     )
 
 
-@jit
+@jit()
 def _store(start, stride, mask, x0, x1, x2, x3):  # type: ignore[no-untyped-def]
     """A piece of each of four vectors."""
     tl.store(start, x0, mask=mask)

@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 import torch
 
-from neula.kernels.gemm_triton import _exponents, _times_power_of_two, jit
+from neula.kernels.compiled import jit
+from neula.kernels.gemm_triton import _exponents, _times_power_of_two
 from neula.kernels.tall import COLUMNS
 
 try:

@@ -1,0 +1,20 @@
+"""``triton.jit``, where there is Triton: modules with kernels can be read without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+try:
+    import triton  # type: ignore[import-untyped, import-not-found]
+except ImportError:
+    triton = None
+
+
+def jit(*sizes: str) -> Callable[[Callable], Any]:
+    """Compile a function for GPUs, without a version for each kind of number in ``sizes``."""
+
+    def compiled(function: Callable) -> Any:
+        return function if triton is None else triton.jit(function, do_not_specialize=list(sizes))
+
+    return compiled
