@@ -24,21 +24,22 @@ def run(device: torch.device, repeats: int = 15) -> Results:
     results = Results("tsqr", device)
     for m, n in GPU_SHAPES if device.type == "cuda" else CPU_SHAPES:
         a = torch.rand(m, n, device=device, generator=torch.Generator(device).manual_seed(n)) * 2 - 1
+        geqrf = median_seconds(partial(torch.geqrf, a), 3)
+        peer = median_seconds(partial(torch.linalg.qr, a), 3)
+        torch_residual, torch_orthogonality = _errors(a, *torch.linalg.qr(a))
+        copy = median_seconds(partial(torch.empty_like(a).copy_, a), 5)
         for compute in ("auto", "fp16_cor", "tf32_cor") if device.type == "cuda" else ("auto",):
             seconds = median_seconds(partial(neula.tsqr, a, compute=compute), repeats, warmup=3)
             factors = neula.tsqr(a, compute=compute)
             residual, orthogonality = _errors(a, *factors)
             method, certified = factors.attempts[-1].method, factors.converged
             del factors
-            geqrf = median_seconds(partial(torch.geqrf, a), 3)
-            peer = median_seconds(partial(torch.linalg.qr, a), 3)
-            torch_residual, torch_orthogonality = _errors(a, *torch.linalg.qr(a))
             results.add(
                 m=m,
                 n=n,
                 compute=compute,
                 ms=1e3 * seconds,
-                copy_ms=1e3 * median_seconds(partial(torch.empty_like(a).copy_, a), 5),
+                copy_ms=1e3 * copy,
                 geqrf_ms=1e3 * geqrf,
                 torch_ms=1e3 * peer,
                 speedup=geqrf / seconds,

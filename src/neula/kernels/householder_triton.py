@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 
 from neula.kernels.compiled import jit
+from neula.kernels.gemm_triton import _rounded
 from neula.kernels.householder import WIDTH, TileReflectors
 
 try:
@@ -278,7 +279,7 @@ def _multiply(x, y, PRODUCT: tl.constexpr):  # type: ignore[no-untyped-def]
     if PRODUCT == "fp16":
         z = tl.dot(x.to(tl.float16), y.to(tl.float16))
     elif PRODUCT == "tf32":
-        z = tl.dot(_tf32(x), _tf32(y), input_precision="tf32")
+        z = tl.dot(_rounded(x, 11), _rounded(y, 11), input_precision="tf32")
     elif PRODUCT == "fp16_cor":
         x_high, y_high = x.to(tl.float16), y.to(tl.float16)
         x_low = ((x - x_high.to(tl.float32)) * 2048.0).to(tl.float16)
@@ -286,19 +287,11 @@ def _multiply(x, y, PRODUCT: tl.constexpr):  # type: ignore[no-untyped-def]
         small = tl.dot(x_low, y_high, tl.dot(x_high, y_low))
         z = tl.dot(x_high, y_high) + small * (1.0 / 2048.0)
     else:
-        x_high, y_high = _tf32(x), _tf32(y)
-        x_low, y_low = _tf32(x - x_high), _tf32(y - y_high)
+        x_high, y_high = _rounded(x, 11), _rounded(y, 11)
+        x_low, y_low = _rounded(x - x_high, 11), _rounded(y - y_high, 11)
         small = tl.dot(x_low, y_high, tl.dot(x_high, y_low, input_precision="tf32"), input_precision="tf32")
         z = tl.dot(x_high, y_high, input_precision="tf32") + small
     return z
-
-
-@jit()
-def _tf32(x):  # type: ignore[no-untyped-def]
-    """float32 rounded to 11 bits, to nearest, ties to even; NaN stays NaN."""
-    bits = x.to(tl.int32, bitcast=True)
-    rounded = (bits + 0xFFF + ((bits >> 13) & 1)) & -0x2000
-    return tl.where(x == x, rounded.to(tl.float32, bitcast=True), x)
 
 
 @jit()
