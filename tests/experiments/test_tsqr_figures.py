@@ -366,7 +366,7 @@ def test_products_on_a_gpu() -> None:
     """All claims, also those about hardware, but how long the library lets the unit sum: on an H200 it cuts
     sums of more than 2^13 products into pieces.
     """
-    rows = stored(prod.measure_products(Setting(Scale.paper), 512, range(7, 14)))
+    rows = stored(prod.measure_products(Setting(Scale.paper), exponents=range(7, 14)))
     for claim in (c for c in prod.PRODUCTS.claims if "hardware errs as" not in c.text):
         verdict = claim.judge(rows)
         assert verdict.holds, f"{claim.text}: {verdict.measured}"
