@@ -34,6 +34,7 @@ import neula
 from neula import engines
 from neula.experiments.demo import run_demo
 from neula.experiments.figure import Scale
+from neula.experiments.lu_paper import LU_PAPER
 from neula.experiments.qr_paper import QR_PAPER
 from neula.experiments.reproduce import Paper, reproduce
 from neula.experiments.tsqr_paper import TSQR_PAPER
@@ -379,10 +380,34 @@ def tsqr_paper(
     _experiment(TSQR_PAPER, figure, scale, out, redraw)
 
 
-def _experiment(paper: Paper, figure: str, scale: Scale, out: Path, redraw: bool) -> None:
+@experiments.command("lu-paper")
+def lu_paper(
+    figure: Annotated[str, typer.Argument(metavar="FIGURE|all", help=_figure_help(LU_PAPER))],
+    scale: ScaleOption = Scale.small,
+    out: OutOption = Path("lu-paper"),
+    redraw: RedrawOption = False,
+    matrices: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            exists=True,
+            file_okay=False,
+            help="Directory with .mtx or .mtx.gz files of the SuiteSparse matrices of table3.",
+        ),
+    ] = None,
+) -> None:
+    """LU factorization with fp16 storage: Lopez, Mary, 2022."""
+    _experiment(LU_PAPER, figure, scale, out, redraw, matrices)
+
+
+def _experiment(
+    paper: Paper, figure: str, scale: Scale, out: Path, redraw: bool, matrices: Path | None = None
+) -> None:
     err = Console(stderr=True, highlight=False, markup=False)
     with _guarded("experiment", as_json=False, err=err), _Progress(err) as progress:
-        reproduce(paper, figure, scale, out, redraw=redraw, console=Console(), progress=progress)
+        reproduce(
+            paper, figure, scale, out, redraw=redraw, matrices=matrices, console=Console(), progress=progress
+        )
 
 
 # --- running a command ------------------------------------------------------------------------------------
