@@ -116,10 +116,10 @@ def faster(text: str, name: str, *peers: str, least: float = 1.0) -> Claim:
         largest = max(ours)
         found = {peer: {n: ours[n] / rate for n, rate in rates(rows, peer).items()} for peer in peers}
         told = ", ".join(
-            f"{ratios[largest]:.2f} times {peer} (up to {max(ratios.values()):.2f} for other n)"
+            f"{ratios[largest]:.2f} times {peer} (up to {max(ratios.values()):.2f} for all n)"
             for peer, ratios in found.items()
         )
-        wanted = "" if least == 1.0 else f" ; to hold, {least:g}"
+        wanted = "" if least == 1.0 else f"; to hold, {least:g}"
         return Verdict(
             all(ratios[largest] > least for ratios in found.values()),
             f"{name} at n = {largest}: {ours[largest]:.3g} TFLOP/s, {told}{wanted}",

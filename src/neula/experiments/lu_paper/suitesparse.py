@@ -35,7 +35,8 @@ LARGEST_SMALL = 2048
 ENDINGS = (".mtx", ".mtx.gz")
 ORDER_OF_MAGNITUDE = 20.0
 """In the paper's table the ratio of errors goes up to 17."""
-TIE = 1.01
+ABOUT = 1.25
+"""In the paper's table 5.2/5.1 is ahead of 3.1 fp32 once, by 23%: as accurate, up to this factor."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,12 @@ def _pairs(rows: Rows, name: str, peer: str, field: str = "error_1e4") -> dict[s
 
 
 def _told(ratios: dict[str, float]) -> str:
-    return ", ".join(f"{matrix} {ratio:.2g}" for matrix, ratio in ratios.items())
+    """The extremes."""
+    if not ratios:
+        return "0 matrices"
+    smallest, largest = (find(ratios, key=ratios.__getitem__) for find in (min, max))
+    told = f"{ratios[smallest]:.2g} ({smallest}) to {ratios[largest]:.2g} ({largest})"
+    return f"{told} for {len(ratios)} matrices"
 
 
 def _error_ratios(text: str, name: str, *peers: str, least: float = 0.0, most: float = float("inf")) -> Claim:
@@ -202,7 +208,7 @@ def _error_ratios(text: str, name: str, *peers: str, least: float = 0.0, most: f
         holds = all(ratios for ratios in found.values()) and all(
             least <= ratio <= most for ratios in found.values() for ratio in ratios.values()
         )
-        told = "; ".join(f"{name} over {peer} for {len(r)} matrices: {_told(r)}" for peer, r in found.items())
+        told = "; ".join(f"{name} over {peer} {_told(ratios)}" for peer, ratios in found.items())
         return Verdict(holds, told)
 
     return Claim(text, judge)
@@ -220,7 +226,7 @@ def _faster_than(name: str, peer: str) -> Callable[[Rows], Verdict]:
     def judge(rows: Rows) -> Verdict:
         pairs = _pairs(rows, name, peer, "tflops")
         ratios = {matrix: ours / theirs for matrix, (ours, theirs) in pairs.items()}
-        text = f"{name} is times as fast as {peer}: {_told(ratios)}" if ratios else "0 rates measured"
+        text = f"rate of {name} over that of {peer} {_told(ratios)}"
         return Verdict(bool(ratios) and min(ratios.values()) > 1, text)
 
     return judge
@@ -244,7 +250,7 @@ TABLE_3 = Figure(
             HALF,
             DOUBLY_LOW,
             DOUBLY_WIDE,
-            most=TIE,
+            most=ABOUT,
         ),
         _error_ratios(
             "3.1 errs at most about an order of magnitude more with an fp16 matrix",
@@ -253,7 +259,7 @@ TABLE_3 = Figure(
             most=ORDER_OF_MAGNITUDE,
         ),
         _error_ratios("5.2/5.1 is more accurate than 3.1 with an fp16 matrix", DOUBLY_WIDE, HALF, most=1.0),
-        _error_ratios("5.2/4.1 is no worse than 3.1 with an fp16 matrix", DOUBLY_LOW, HALF, most=1.1),
+        _error_ratios("5.2/4.1 is no worse than 3.1 with an fp16 matrix", DOUBLY_LOW, HALF, most=ABOUT),
         Claim("5.2/5.1 factorizes what the others with an fp16 matrix do", _failures),
         Claim("5.2/4.1 is faster than 3.1 with an fp16 matrix", _faster_than(DOUBLY_LOW, HALF)),
     ),
