@@ -204,10 +204,10 @@ SHOWN = (
     "Left: componentwise backward error (formula 2.2) of the solution of `A x = b`, b = A times ones, "
     f"substituted in fp32; A as in HPL-AI, no pivoting, panels of {PANEL} columns and {INNER_PANEL} inside. "
     "Dashed: what the theorem allows, with the rounding of A and the substitutions. Dotted: tensor cores "
-    "emulated, where there are real ones: a library rounds an fp16 matrix once a product, the emulation after "
-    "every few sums, as the paper has it. 2.1 is always emulated, since its arithmetic is fp16 without tensor "
-    "cores. Not drawn: 3.1 and 4.1 in bf16, emulated. Right: TFLOP/s of `neula.lu_factor` with the panels that suit the engine, and of the "
-    "library's LU in fp32."
+    "emulated, where there are real ones: a library rounds an fp16 matrix once a product, the emulation "
+    "after every few sums, as the paper has it. 2.1 is always emulated, since its arithmetic is fp16 without "
+    "tensor cores. Not drawn: 3.1 and 4.1 in bf16, emulated. Right: TFLOP/s of `neula.lu_factor` with the "
+    "panels that suit the engine, and of the library's LU in fp32."
 )
 SCALED_DOWN = (
     "n from 512 to 2048 instead of 1024 to 32768, tensor cores emulated; times with this CPU's low format "
