@@ -17,6 +17,7 @@ import torch
 from neula.algorithms.cgls import InnerSolution, Stop, cgls
 from neula.algorithms.condition import solve_rt
 from neula.algorithms.operators import LeastSquaresOperator
+from neula.algorithms.triangular import Triangular
 
 INNER_REDUCTION = 1e-8
 """What one inner solve is asked for: the square root of double precision, far from where CGLS drifts."""
@@ -31,7 +32,7 @@ class InnerSolver(Protocol):
     def __call__(
         self,
         operator: LeastSquaresOperator,
-        r: torch.Tensor,
+        r: Triangular,
         b: torch.Tensor,
         *,
         stop: Stop,
@@ -162,12 +163,13 @@ def norms_of(
 
 def refine(
     operator: LeastSquaresOperator,
-    r: torch.Tensor,
+    r: Triangular,
     b: torch.Tensor,
     *,
     scale: Scale,
     tolerance: float,
     max_iterations: int,
+    start: torch.Tensor | None = None,
     inner: InnerSolver = cgls,
     on_restart: Callable[[float], None] | None = None,
 ) -> Refined:
@@ -177,8 +179,8 @@ def refine(
     ----------
     operator : LeastSquaresOperator
         A, shape (m, n), float64.
-    r : Tensor, shape (n, n)
-        Preconditioner, upper triangular, float64.
+    r : Triangular, shape (n, n)
+        Preconditioner.
     b : Tensor, shape (m, k)
     scale : Scale
         What errors are measured against.
@@ -186,13 +188,15 @@ def refine(
         Backward error at which to stop.
     max_iterations : int
         Inner iterations in total.
+    start : Tensor, shape (n, k), optional
+        Solutions that are known roughly; zero by default.
     inner : InnerSolver
         :func:`cgls` or :func:`lsqr`.
     on_restart : callable, optional
         Called with the backward error at every restart.
     """
-    x = b.new_zeros(r.shape[0], b.shape[1])
-    residual = b
+    x = b.new_zeros(r.shape[0], b.shape[1]) if start is None else start
+    residual = b if start is None else b - operator.matmul(x)
     best = _Best(tolerance)
     history: list[float] = []
     iterations = 0
@@ -204,8 +208,8 @@ def refine(
         history.append(float(measures.backward_error.max()))
         if on_restart is not None:
             on_restart(history[-1])
-        # The first x is zero: not an answer unless it is optimal.
-        done = best.satisfied and (iterations > 0 or not bool(gradient.any()))
+        # Zero, if that is the first x, is not an answer unless it is optimal.
+        done = best.satisfied and (start is not None or iterations > 0 or not bool(gradient.any()))
         if done or not improved or iterations >= max_iterations:
             break
         left = max_iterations - iterations

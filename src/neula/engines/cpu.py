@@ -21,6 +21,7 @@ class CpuEngine(Engine):
     panel = "cholesky2"
     lu_panel = 384  # narrower ones copy more of L for oneDNN, wider ones take longer than that saves
     lu_inner_panel = 64
+    inverted = 256
     swaps = True
     direct = 1400
 

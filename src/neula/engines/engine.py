@@ -39,6 +39,9 @@ class Engine(ABC):
         The width at which the recursion stops and the panel starts, as it measures best here.
     lu_panel, lu_inner_panel : int
         Widths r and s of the panels of LU factorizations.
+    inverted : int
+        Order of the diagonal blocks of a triangular factor that are worth inverting to solve with it some
+        dozen times.
     swaps : bool
         Whether interchanging rows costs little beside the products, so that LU need not avoid it.
     direct : int
@@ -51,6 +54,7 @@ class Engine(ABC):
     cutoff: ClassVar[int] = 128
     lu_panel: ClassVar[int] = 256
     lu_inner_panel: ClassVar[int] = 8
+    inverted: ClassVar[int] = 2048
     swaps: ClassVar[bool] = False
     direct: ClassVar[int] = 256
 
