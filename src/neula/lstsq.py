@@ -48,7 +48,7 @@ from neula.algorithms.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.triangular import BlockTriangular, Triangular
 from neula.compilation import eager
-from neula.engines import FORMATS, Engine, Format, format_of, select_engine
+from neula.engines import FORMATS, FP16, Engine, Format, format_of, select_engine
 from neula.engines.corrected import FP16_COR, arithmetic, corrects
 from neula.engines.precision import plain_arithmetic
 from neula.errors import unknown_name
@@ -77,9 +77,13 @@ PROBE_ERROR = 1e-5
 random component, of size ``1/sqrt(n)``; a matrix of full rank is solved to ``u cond(A)``."""
 
 GRAM_COLUMNS = 4096
-"""Up to as many columns R comes from the Gram matrix where corrected products are fast: for half the
-operations of a QR in fp16 at a third of the rate, but without its panels. Up to a condition of 2500 it is the
-better preconditioner of the two."""
+"""Up to as many columns R comes from the Gram matrix where half precision is fast: half the operations of a
+QR, and no panels. With error correction it is as good a preconditioner as a QR in fp16 up to a condition of
+2500."""
+
+TRUSTED_CONDITION = {("cholesky", "fp16"): 100.0, ("rgsqrf", "fp16"): 1 / FP16.u}
+"""The small singular values of an R whose condition number is larger are mostly rounding errors (those of a
+Gram matrix are random, and smaller than ``cond^2 u``): a better one is cheaper than the iterations it costs."""
 
 BLIND_STEPS = 3
 """Steps of a batch where nobody looks: one for the solution, one to refine it, and one more for an R in
@@ -422,10 +426,12 @@ class _Problem:
         engine = arithmetic(self.options.engine, compute)
         n = self.scales.numel()
         report = stage(self.options.progress, f"factorizing in {compute}")
-        work = self.operator.fill(engine, self.scales)
         if method == "cholesky":
-            r = gram_r(work, engine)
+            shape, device = self.operator.shape, self.scales.device
+            operand = torch.empty(shape, dtype=engine.operand_dtype, device=device)
+            r = gram_r(self.operator.fill(engine, self.scales, operand), engine)
         else:
+            work = self.operator.fill(engine, self.scales)
             r = rgsqrf(work, engine, overwrite_a=True, on_columns=lambda k: report((k / n) ** 2))[1]
         report(1.0)
         return r
@@ -463,9 +469,13 @@ def _chain(problem: _Problem, bound: float) -> Iterator[_Outcome]:
     inner: InnerSolver = lsqr if algorithm == "lsqr" else cgls
     name = "craig" if problem.wide else "lsqr" if inner is lsqr else "cgls"
     if algorithm in ("cgls", "lsqr") or (algorithm is None and m * n * n > SMALL):
-        for method, compute in _preconditioners(problem):
+        links = _preconditioners(problem)
+        for link in links:
+            method, compute = link
             r = problem.r(method, compute)
-            yield _preconditioned(problem, f"{method} {compute} + {name}", r, bound, inner)
+            last = algorithm is not None or link == links[-1]
+            trusted = math.inf if last else TRUSTED_CONDITION.get(link, math.inf)
+            yield _preconditioned(problem, f"{method} {compute} + {name}", r, bound, inner, trusted=trusted)
             del r
             if algorithm is not None:
                 return
@@ -482,7 +492,8 @@ def _preconditioners(problem: _Problem) -> list[tuple[str, str]]:
     """Where R comes from before Householder reflections, cheapest first: the method and its arithmetic.
 
     An R in half precision with error correction is as good as one in single precision. It takes the place of
-    that, and stands before one in double precision, which takes three times as long.
+    that, and stands before one in double precision, which takes three times as long (on an H200). A QR in
+    fp16 is no better than the Gram matrix with error correction, where that is cheaper.
     """
     options = problem.options
     if options.compute is not None:
@@ -491,9 +502,9 @@ def _preconditioners(problem: _Problem) -> list[tuple[str, str]]:
     if options.algorithm is not None or not corrects(options.engine):
         return [("rgsqrf", format) for format in formats]
     n = problem.scales.numel()
-    first = ("cholesky", FP16_COR) if n <= GRAM_COLUMNS else ("rgsqrf", formats[0])
+    cheap = [("cholesky", "fp16"), ("cholesky", FP16_COR)] if n <= GRAM_COLUMNS else [("rgsqrf", "fp16")]
     better = [("rgsqrf", format) for format in formats[1:] if format != "fp32"]
-    return [first, ("rgsqrf", FP16_COR), *better]
+    return [*cheap, ("rgsqrf", FP16_COR), *better]
 
 
 def _preconditioned(
@@ -503,9 +514,12 @@ def _preconditioned(
     bound: float,
     inner: InnerSolver,
     *,
+    trusted: float = math.inf,
     stable: bool = False,
 ) -> _Outcome:
     """Refine with R as preconditioner, and find out whether A has full rank.
+
+    An R whose condition number exceeds ``trusted`` is not tried.
 
     The singular values of a ``stable`` R (Householder, double precision) are those of A; any other R says so
     only if ``A R^-1`` is well conditioned, which a problem with known solution shows.
@@ -519,6 +533,9 @@ def _preconditioned(
     if smallest <= options.rcond * largest:
         doubt = f"condition number about {largest / smallest:.1e}: not of full rank to {options.rcond:.1e}"
         return _Outcome(label, None, n, doubt)
+    if largest > trusted * smallest:
+        reason = f"condition number about {largest / smallest:.1e}: too large for an R in this precision"
+        return _Outcome(label, None, n, reason)
     r = _unscale(triangle, problem.scales)
     target = bound / 3
     report = stage(options.progress, "refining")
@@ -583,9 +600,7 @@ class _Probed:
     iterations: int = 0
 
 
-def _probe(
-    problem: _Problem, r: Triangular, norm_a: float, tolerance: float, inner: InnerSolver
-) -> _Probed:
+def _probe(problem: _Problem, r: Triangular, norm_a: float, tolerance: float, inner: InnerSolver) -> _Probed:
     """Solve a random problem whose solution is known; the error is that in the variables ``R x``.
 
     It is one more right-hand side in the first solve by CGLS, whose products read A once for all of them.

@@ -11,7 +11,7 @@ from neula.accuracy import low_rank_error, orthogonality_bound, residual_bound, 
 from neula.algorithms.gram_svd import gram_svd
 from neula.algorithms.qr_svd import qr_svd
 from neula.compilation import eager
-from neula.engines import Engine, Format, select_engine
+from neula.engines import FP16, Engine, Format, select_engine
 from neula.engines.corrected import FP16_COR, arithmetic, corrects
 from neula.engines.precision import plain_arithmetic
 from neula.inputs import check_matrix, take
@@ -19,6 +19,9 @@ from neula.progress import Progress
 from neula.qr import qr
 from neula.result import Attempt, QRCertificate, QRResult, SVDResult
 
+CLEAR_REST = 1e-3
+"""Part of ``||A||_F^2`` that is not approximated, above which it is known to three digits or more from norms
+that were computed in half precision."""
 
 GRAM_PART = 4
 """Up to this part of all singular values is taken from the Gram matrix."""
@@ -89,9 +92,9 @@ def svd_lowrank(
     chosen, target = select_engine(engine, a.device), target_format(accuracy, a.dtype)
     work = torch.float64 if a.dtype == torch.float64 else torch.float32
     with plain_arithmetic(a.device):
-        found, factors = None, QRResult(None, None, engine=str(chosen), accuracy=target.name)
+        found, factors, error = None, QRResult(None, None, engine=str(chosen), accuracy=target.name), None
         if rank is not None and GRAM_PART * rank <= tall.shape[1] and chosen.name != "emulated":
-            found, factors = _from_gram(tall.to(chosen.device, work), rank, chosen, target)
+            found, factors, error = _from_gram(tall.to(chosen.device, work), rank, chosen, target)
         if found is None:
             before = factors.attempts
             factors = qr(tall, accuracy=accuracy, engine=engine, strict=strict, progress=progress)
@@ -100,7 +103,8 @@ def svd_lowrank(
         u, s, vh = (x.to(a.device) for x in found)
         if transposed:
             u, vh = vh.T, u.T
-        error = low_rank_error(a, u, s, vh)
+        if error is None:
+            error = low_rank_error(a, u, s, vh)
     return SVDResult(
         U=taken.give_back(u),
         s=taken.give_back(s),
@@ -115,17 +119,29 @@ _Factors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 def _from_gram(
     a: torch.Tensor, rank: int, engine: Engine, target: Format
-) -> tuple[_Factors | None, QRResult]:
-    """The leading singular triplets of a tall matrix, if they are accepted, and what was measured."""
-    compute = "fp64" if a.dtype == torch.float64 else FP16_COR if corrects(engine) else "fp32"
+) -> tuple[_Factors | None, QRResult, float | None]:
+    """The leading singular triplets of a tall matrix if they are accepted, what was measured, and the error
+    of the approximation where it follows from that.
+    """
+    compute = _gram_arithmetic(a, engine, target)
     bound, n = residual_bound(target, a.shape[1]), a.shape[1]
     found = gram_svd(a, rank, arithmetic(engine, compute), bound)
-    certificate = QRCertificate(
-        found.residual, found.orthogonality, bound, orthogonality_bound(target, n)
-    )
+    certificate = QRCertificate(found.residual, found.orthogonality, bound, orthogonality_bound(target, n))
     attempt = Attempt(f"gram-svd {compute}", certificate.accepted, str(certificate))
     result = QRResult(None, None, certificate, (attempt,), str(engine), target.name)
-    return ((found.u, found.s, found.v.T) if certificate.accepted else None), result
+    if not certificate.accepted:
+        return None, result, None
+    # By Pythagoras; but a small difference of two squares would consist of their rounding errors.
+    rest = 1 - float((found.s.double() / found.norm).square().sum())
+    return (found.u, found.s, found.v.T), result, rest**0.5 if rest > CLEAR_REST else None
+
+
+def _gram_arithmetic(a: torch.Tensor, engine: Engine, target: Format) -> str:
+    if a.dtype == torch.float64:
+        return "fp64"
+    if not corrects(engine):
+        return "fp32"
+    return "fp16" if target.u >= FP16.u else FP16_COR
 
 
 def _check_truncation(rank: int | None, tol: float | None, largest: int) -> None:

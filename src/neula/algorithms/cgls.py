@@ -148,7 +148,7 @@ class _Progress:
         self._blind = 1
 
     def ends(self, left: torch.Tensor) -> bool:
-        """Note ``||R^-T A^T r||^2`` as a part of the first, 0 where it is small enough; tell whether to end."""
+        """Whether to end, given ``||R^-T A^T r||^2`` as a part of the first, 0 where it is small enough."""
         self._unseen.append(left)
         iteration = len(self._left) - 1 + len(self._unseen)
         if len(self._unseen) < self._blind and iteration < self._max_iterations:

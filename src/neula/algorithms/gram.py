@@ -17,13 +17,13 @@ NARROWEST = 512
 """Narrower blocks run below the rate of the matrix unit."""
 
 
-def gram(a: torch.Tensor, engine: Engine) -> torch.Tensor:
+def gram(operand: torch.Tensor, engine: Engine) -> torch.Tensor:
     """Lower triangle of ``A^T A``; what is above its blocks is zero.
 
     Parameters
     ----------
-    a : Tensor, shape (m, n)
-        In the engine's storage precision.
+    operand : Tensor, shape (m, n)
+        A as an operand of the engine.
     engine : Engine
 
     Returns
@@ -38,21 +38,20 @@ def gram(a: torch.Tensor, engine: Engine) -> torch.Tensor:
     tensor([[10.,  0.],
             [14., 20.]])
     """
-    n = a.shape[1]
-    operand = engine.operand(a)
+    n = operand.shape[1]
     g = engine.empty(n, n).zero_()
     for k in blocks(slice(0, n), max(NARROWEST, -(-n // PARTS))):
         engine.gemm(operand[:, k].T, operand[:, : k.stop], g[k, : k.stop])
     return g
 
 
-def gram_r(a: torch.Tensor, engine: Engine) -> torch.Tensor:
+def gram_r(operand: torch.Tensor, engine: Engine) -> torch.Tensor:
     """R of ``A^T A = R^T R``: the R of A's QR factorization up to ``u cond(A)^2``, for half its operations.
 
     Parameters
     ----------
-    a : Tensor, shape (m, n)
-        In the engine's storage precision, its columns scaled.
+    operand : Tensor, shape (m, n)
+        A as an operand of the engine, its columns scaled.
     engine : Engine
 
     Returns
@@ -60,5 +59,5 @@ def gram_r(a: torch.Tensor, engine: Engine) -> torch.Tensor:
     Tensor, shape (n, n)
         Upper triangular; NaN where the Gram matrix is not numerically positive definite.
     """
-    r, info = upper_cholesky(gram(a, engine))
+    r, info = upper_cholesky(gram(operand, engine))
     return r.masked_fill(info > 0, math.nan)

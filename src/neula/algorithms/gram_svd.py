@@ -36,6 +36,8 @@ class Triplets:
         ``||A^T U - V diag(s)||_F / ||A||_F``: they are exact for a matrix that differs from A by so much.
     orthogonality : float
         ``||U^T U - I||_F / sqrt(k)``.
+    norm : float
+        ``||A||_F``.
     """
 
     u: torch.Tensor
@@ -43,6 +45,7 @@ class Triplets:
     v: torch.Tensor
     residual: float
     orthogonality: float
+    norm: float
 
 
 def gram_svd(a: torch.Tensor, rank: int, engine: Engine, residual: float) -> Triplets:
@@ -51,7 +54,7 @@ def gram_svd(a: torch.Tensor, rank: int, engine: Engine, residual: float) -> Tri
     Parameters
     ----------
     a : Tensor, shape (m, n), m >= n
-        In the engine's storage precision.
+        float32, or float64 for an engine in that format.
     rank : int
     engine : Engine
         Multiplies ``A^T A``.
@@ -71,11 +74,11 @@ def gram_svd(a: torch.Tensor, rank: int, engine: Engine, residual: float) -> Tri
     >>> gram_svd(a, 2, CpuEngine("cpu", "fp32"), 1e-6).s
     tensor([3., 2.])
     """
-    g = gram(a, engine).double()
+    g = gram(a.to(engine.operand_dtype), engine).double()
     norm = float(g.trace().sqrt())
     if not math.isfinite(norm):
         nan = [x.new_full((len(x), rank), math.nan) for x in (a, a.T)]
-        return Triplets(nan[0], nan[0][0], nan[1], math.nan, math.nan)
+        return Triplets(nan[0], nan[0][0], nan[1], math.nan, math.nan, norm)
     v = torch.linalg.eigh(g).eigenvectors[:, -rank:].flip(1)
     for step in range(MAX_STEPS):
         found, image = _project(a, v.to(a.dtype), norm)
@@ -96,7 +99,7 @@ def _project(a: torch.Tensor, v: torch.Tensor, norm: float) -> tuple[Triplets, t
     gap = torch.linalg.matrix_norm(image.double() - v * s)
     loss = torch.linalg.matrix_norm(_gram64(u) - torch.eye(len(s), dtype=s.dtype, device=s.device))
     residual, orthogonality = torch.stack([gap / norm if norm > 0 else gap, loss / len(s) ** 0.5]).tolist()
-    return Triplets(u, s.to(a.dtype), v, residual, orthogonality), image
+    return Triplets(u, s.to(a.dtype), v, residual, orthogonality, norm), image
 
 
 def _gram64(b: torch.Tensor) -> torch.Tensor:

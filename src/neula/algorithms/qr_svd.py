@@ -6,7 +6,6 @@ import torch
 
 from neula.engines.precision import exact_matmul
 
-
 LARGEST_RATIO = 1e4
 """Of singular values that the Gram matrix may be asked for: ``1e4**2 u64 < u32``."""
 

@@ -34,7 +34,9 @@ class CorrectedEngine(CudaEngine):
         alpha: float = 1.0,
         beta: float = 0.0,
     ) -> torch.Tensor:
-        return corrected_gemm(a, b, alpha=alpha, beta=beta, c=self.empty(len(a), b.shape[1]) if c is None else c)
+        return corrected_gemm(
+            a, b, alpha=alpha, beta=beta, c=self.empty(len(a), b.shape[1]) if c is None else c
+        )
 
     def __repr__(self) -> str:
         return f"{self} in {FP16_COR}"
