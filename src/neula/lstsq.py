@@ -83,7 +83,7 @@ QR, and no panels. With error correction it is as good a preconditioner as a QR 
 
 TRUSTED_CONDITION = {("cholesky", "fp16"): 100.0, ("rgsqrf", "fp16"): 1 / FP16.u}
 """The small singular values of an R whose condition number is larger are mostly rounding errors (those of a
-Gram matrix are random, and smaller than ``cond^2 u``): a better one is cheaper than the iterations it costs."""
+Gram matrix are random, and smaller than ``cond^2 u``): a better one is cheaper than many iterations."""
 
 BLIND_STEPS = 3
 """Steps of a batch where nobody looks: one for the solution, one to refine it, and one more for an R in
