@@ -31,7 +31,9 @@ from rich.table import Table
 from rich.text import Text
 
 import neula
+from neula import bench as benchmarks
 from neula import engines
+from neula.experiments.data import Data
 from neula.experiments.demo import run_demo
 from neula.experiments.figure import Scale
 from neula.experiments.lu_paper import LU_PAPER
@@ -81,6 +83,15 @@ class Structure(StrEnum):
 
     gen = "gen"
     pos = "pos"
+
+
+class BenchmarkName(StrEnum):
+    """What ``neula bench`` solves."""
+
+    qr = "qr"
+    lstsq = "lstsq"
+    svd = "svd"
+    gemm = "gemm"
 
 
 class Mode(StrEnum):
@@ -343,6 +354,59 @@ def demo(
     """Run the main job on real data and on a large realistic problem, beside scipy and torch."""
     with _guarded("demo", as_json=False, err=Console(stderr=True, highlight=False, markup=False)):
         run_demo(out, degree=degree, console=Console())
+
+
+@app.command()
+def bench(
+    problems: Annotated[
+        list[BenchmarkName] | None, typer.Argument(metavar="[qr|lstsq|svd|gemm]...", help="All by default.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Directory for the results as JSON and CSV.")] = None,
+    draw: Annotated[
+        Path | None, typer.Option(help="File for a picture of the results (.svg, .png or .pdf).")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Directory of results to show and draw: nothing is measured.")
+    ] = None,
+    cpu: Annotated[bool, typer.Option("--cpu", help="Measure the CPU even if there is a GPU.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure neula beside the direct solvers of torch: time, rate and accuracy, on this machine.
+
+    Without a GPU the shapes are small.
+    """
+    with _running("bench", as_json) as run:
+        if data is not None and (problems or out):
+            raise ValueError("--data measures nothing: leave out the problems and --out")
+        device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
+        names = [problem.value for problem in problems or BenchmarkName]
+        results = benchmarks.read(data) if data else [_measured(name, device, run) for name in names]
+        paths = [str(benchmarks.write(result, out)) for result in results] if out else []
+        if draw is not None:
+            _save_picture(benchmarks.draw, results, draw)
+            paths.append(str(draw))
+    if as_json:
+        _print_json({"command": "bench", "results": results, "outputs": paths})
+        return
+    console = Console(highlight=False, markup=False)
+    for result in results:
+        console.print(benchmarks.table(result))
+    for path in paths:
+        console.print(f"saved to {path}")
+
+
+def _measured(name: str, device: torch.device, run: _Run) -> Data:
+    run.progress(f"measuring {name}", 0.0)
+    return benchmarks.run(name, device, lambda row: run.say(f"{name} {benchmarks.line(row)}"))
+
+
+def _save_picture(draw: Callable[[list[Data]], Any], results: list[Data], path: Path) -> None:
+    try:
+        canvas = draw(results)
+    except ImportError as error:
+        raise ValueError(str(error)) from None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    canvas.savefig(path, dpi=160)
 
 
 experiments = typer.Typer(no_args_is_help=True, help="Reproduce the figures of a paper on this machine.")

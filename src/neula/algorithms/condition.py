@@ -18,7 +18,7 @@ def largest_singular_value(r: torch.Tensor, steps: int = _STEPS + 1) -> float:
     steps : int
         Steps of the power method on ``R^T R``.
     """
-    x = _random_vectors(r)[:, 0]
+    x = _random_vector(r)[:, 0]
     for _ in range(steps):
         x = r.T @ (r @ (x / torch.linalg.vector_norm(x).clamp_min(torch.finfo(x.dtype).tiny)))
     return float(torch.linalg.vector_norm(x).sqrt())
@@ -36,11 +36,10 @@ def smallest_singular_value(r: Triangular, steps: int = _STEPS) -> float:
     """
     if not bool((r.diagonal() != 0).all()):
         return 0.0
-    x = _random_vectors(r.r if isinstance(r, BlockTriangular) else r)
+    x = _random_vector(r.r if isinstance(r, BlockTriangular) else r)
     for _ in range(steps):
-        x = x / torch.linalg.vector_norm(x, dim=0)
-        x = solve_normal(r, x)
-    growth = float(torch.linalg.vector_norm(x, dim=0).max())
+        x = solve_normal(r, x / torch.linalg.vector_norm(x))
+    growth = float(torch.linalg.vector_norm(x))
     return growth**-0.5 if growth > 0 else 0.0
 
 
@@ -68,7 +67,7 @@ def multiply_r(r: Triangular, x: torch.Tensor) -> torch.Tensor:
     return r.matmul(x) if isinstance(r, BlockTriangular) else r @ x
 
 
-def _random_vectors(r: torch.Tensor) -> torch.Tensor:
-    """Two fixed directions that no matrix is built to avoid; the caller's random state stays untouched."""
+def _random_vector(r: torch.Tensor) -> torch.Tensor:
+    """A fixed direction that no matrix is built to avoid; the caller's random state stays untouched."""
     generator = torch.Generator("cpu").manual_seed(20200623)
-    return torch.randn(r.shape[0], 2, generator=generator, dtype=r.dtype, device="cpu").to(r.device)
+    return torch.randn(r.shape[0], 1, generator=generator, dtype=r.dtype, device="cpu").to(r.device)

@@ -26,7 +26,7 @@ memory takes, and for two columns together in 2 to 4 times that (measured on an 
 
 @dataclass(frozen=True)
 class BlockTriangular:
-    """``R D^-1`` with an upper triangular R in a narrow precision and inverted diagonal blocks.
+    """``R D^-1`` with an upper triangular R and inverted diagonal blocks.
 
     Attributes
     ----------
