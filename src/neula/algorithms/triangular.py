@@ -142,7 +142,7 @@ def _diagonal_blocks(r: torch.Tensor, size: int) -> torch.Tensor:
     """Diagonal blocks of each of some matrices, all in one batch."""
     count = r.shape[1] // size
     parts = r.unflatten(1, (count, size)).unflatten(3, (count, size))
-    return torch.stack([parts[:, i, :, i] for i in range(count)], 1).flatten(0, 1)
+    return parts.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2).flatten(0, 1)
 
 
 def _multiply(a: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> None:
@@ -155,6 +155,8 @@ def _multiply(a: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> None:
 
 def _subtract(a: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
     """``Y = Y - A X``."""
+    if y.shape[0] == 0:
+        return
     if x.shape[1] > VECTORS:
         y -= exact_matmul(a, x)
         return
