@@ -35,6 +35,7 @@ from neula import bench as benchmarks
 from neula import engines
 from neula.experiments.data import Data
 from neula.experiments.demo import run_demo
+from neula.experiments.drawing import new_canvas
 from neula.experiments.figure import Scale
 from neula.experiments.lu_paper import LU_PAPER
 from neula.experiments.qr_paper import QR_PAPER
@@ -46,6 +47,8 @@ from neula.result import AccuracyWarning, Attempt, LstsqResult, QRResult, SolveR
 CERTIFIED, NOT_CERTIFIED, BAD_INPUT, DEFECT, INTERRUPTED = 0, 1, 2, 70, 130
 SHORT = 20
 """Solutions of at most so many numbers are printed when no output file is given."""
+
+PICTURES = (".svg", ".png", ".pdf")
 
 app = typer.Typer(
     name="neula",
@@ -378,12 +381,15 @@ def bench(
     with _running("bench", as_json) as run:
         if data is not None and (problems or out):
             raise ValueError("--data measures nothing: leave out the problems and --out")
+        if draw is not None:
+            _check_picture(draw)
         device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
         names = [problem.value for problem in problems or BenchmarkName]
         results = benchmarks.read(data) if data else [_measured(name, device, run) for name in names]
         paths = [str(benchmarks.write(result, out)) for result in results] if out else []
         if draw is not None:
-            _save_picture(benchmarks.draw, results, draw)
+            draw.parent.mkdir(parents=True, exist_ok=True)
+            benchmarks.draw(results).savefig(draw, dpi=160)
             paths.append(str(draw))
     if as_json:
         _print_json({"command": "bench", "results": results, "outputs": paths})
@@ -400,13 +406,14 @@ def _measured(name: str, device: torch.device, run: _Run) -> Data:
     return benchmarks.run(name, device, lambda row: run.say(f"{name} {benchmarks.line(row)}"))
 
 
-def _save_picture(draw: Callable[[list[Data]], Any], results: list[Data], path: Path) -> None:
+def _check_picture(path: Path) -> None:
+    """Notice before the work that a picture could not be drawn."""
+    if path.suffix not in PICTURES:
+        raise ValueError(f"{path}: a picture is one of {', '.join(PICTURES)}; choose another name")
     try:
-        canvas = draw(results)
+        new_canvas(1.0, 1.0)
     except ImportError as error:
         raise ValueError(str(error)) from None
-    path.parent.mkdir(parents=True, exist_ok=True)
-    canvas.savefig(path, dpi=160)
 
 
 experiments = typer.Typer(no_args_is_help=True, help="Reproduce the figures of a paper on this machine.")

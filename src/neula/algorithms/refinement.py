@@ -75,6 +75,10 @@ class Measures:
     backward_error: torch.Tensor
     optimality: torch.Tensor
 
+    def to(self, device: torch.device) -> Measures:
+        """The same on another device."""
+        return Measures(self.backward_error.to(device), self.optimality.to(device))
+
 
 @dataclass
 class Norms:
@@ -94,6 +98,11 @@ class Norms:
     projected: torch.Tensor
     image: torch.Tensor
     b: torch.Tensor
+
+    def to_host(self) -> Norms:
+        """The same where decisions are made: a GPU is waited for once."""
+        parts = (self.residual, self.gradient, self.projected, self.image, self.b)
+        return Norms(*torch.stack(parts).cpu())
 
     def measures(self, norm: float | torch.Tensor) -> Measures:
         """Upper bounds on the normwise backward error of x, the smallest of three counting.
@@ -203,13 +212,14 @@ def refine(
     while True:
         gradient = operator.rmatmul(residual)
         norms = norms_of(scale, b, x, residual, gradient, solve_rt(r, gradient) / scale.smallest)
-        measures = norms.measures(scale.norm)
-        improved = best.take(x, measures, norms.residual)
+        known = norms.to_host()
+        measures = known.measures(scale.norm)
+        improved = best.take(x, measures, known.residual)
         history.append(float(measures.backward_error.max()))
         if on_restart is not None:
             on_restart(history[-1])
         # Zero, if that is the first x, is not an answer unless it is optimal.
-        done = best.satisfied and (start is not None or iterations > 0 or not bool(gradient.any()))
+        done = best.satisfied and (start is not None or iterations > 0 or not known.gradient.any())
         if done or not improved or iterations >= max_iterations:
             break
         left = max_iterations - iterations
@@ -219,11 +229,12 @@ def refine(
         iterations += step.iterations
         x = x + step.x
         residual = b - operator.matmul(x)
-    return Refined(best.x, best.measures, best.residual_norm, iterations, history)
+    measures, residual_norm = best.measures.to(x.device), best.residual_norm.to(x.device)
+    return Refined(best.x, measures, residual_norm, iterations, history)
 
 
 class _Best:
-    """The best solution so far of each right-hand side.
+    """The best solution so far of each right-hand side; measures and norms are on the host.
 
     Backward error counts first, down to the tolerance, then optimality, which is the stronger measure.
     """
@@ -240,7 +251,8 @@ class _Best:
         error, optimality = self._merits(measures)
         old_error, old_optimality = self._merits(self.measures)
         better = (error < old_error) | ((error == old_error) & (optimality <= old_optimality))
-        self.x = torch.where(better, x, self.x)
+        if bool(better.any()):
+            self.x = torch.where(better.to(x.device), x, self.x)
         self.residual_norm = torch.where(better, residual_norm, self.residual_norm)
         self.measures = Measures(
             torch.where(better, measures.backward_error, self.measures.backward_error),
