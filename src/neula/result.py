@@ -275,9 +275,12 @@ class SVDResult:
         Singular values, descending.
     Vh : array, shape (k, n)
     relative_error : float
-        Estimate of ``||A - U diag(s) Vh||_F / ||A||_F`` from a few random vectors.
+        ``||A - U diag(s) Vh||_F / ||A||_F``, estimated from a few random vectors, or by Pythagoras from the
+        norms of A and s, which is exact.
     qr : QRResult
-        The factorization behind it, with its certificate (its ``Q`` and ``R`` are dropped).
+        The factorization behind it, with its certificate (its ``Q`` and ``R`` are dropped). Where the
+        triplets come from the Gram matrix of A, the certificate is theirs: its residual is
+        ``||A^T U - V diag(s)||_F / ||A||_F``, its orthogonality that of U.
     """
 
     U: Any = field(repr=False)

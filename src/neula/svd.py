@@ -71,7 +71,7 @@ def svd_lowrank(
 
     See Also
     --------
-    torch.svd_lowrank : randomized, faster for small ranks, approximate.
+    torch.svd_lowrank : randomized, approximate, not certified.
 
     Examples
     --------
