@@ -276,12 +276,34 @@ def test_fixed_variant_that_fails_is_not_replaced(rng):
     assert [a.method for a in result.attempts] == ["rgsqrf fp16 + cgls"]
 
 
-def test_an_r_beyond_its_precision_is_not_iterated_with(rng):
-    A = random_matrix("geometric", 600, 150, cond=1e6).numpy()
-    result = neula.lstsq(A, rng.standard_normal(600), engine="emulated")
-    assert result.converged
-    assert result.attempts[0].method == "rgsqrf fp16 + cgls"
-    assert "too large for an R in this precision" in result.attempts[0].reason
+def test_an_r_beyond_its_precision_is_given_few_iterations(rng, monkeypatch):
+    """With half of the singular values below u it gets nowhere; with one of them it does in a few."""
+    limits = []
+    probe = sys.modules["neula.lstsq"]._probe
+
+    def counted(*arguments):
+        limits.append(arguments[-1])
+        return probe(*arguments)
+
+    monkeypatch.setattr(sys.modules["neula.lstsq"], "_probe", counted)
+    for kind, accepted in (("geometric", False), ("cluster_small", True)):
+        A = random_matrix(kind, 600, 150, cond=1e5).numpy()
+        limits.clear()
+        result = neula.lstsq(A, rng.standard_normal(600), engine="emulated")
+        assert result.converged
+        assert result.attempts[0].method == "rgsqrf fp16 + cgls"
+        assert result.attempts[0].accepted is accepted
+        assert limits[0] == 12
+
+
+def test_a_gram_matrix_that_is_too_coarse_is_not_iterated_with(half_fast, monkeypatch, rng):
+    module = sys.modules["neula.lstsq"]
+    first = ("cholesky", "fp16_cor")
+    monkeypatch.setitem(module._ITERATIONS, first, module._Limit(300.0, 0))
+    A = random_matrix("geometric", 600, 150, cond=1e3).numpy()
+    result = neula.lstsq(A, rng.standard_normal(600), engine=half_fast)
+    assert result.attempts[0].reason.endswith("too large for an R in this precision")
+    assert result.attempts[1].accepted
 
 
 class HalfFast(CudaEngine):

@@ -85,9 +85,14 @@ FP16_GRAM_COLUMNS = 2048
 """From more columns on the Gram matrix is tried in fp16 before: its product saves more than what the two or
 three more iterations read (131072 x 4096 on an H200: 33 ms and 40; 524288 x 1024: 25 and 24)."""
 
-TRUSTED_CONDITION = {("cholesky", "fp16"): 300.0, ("rgsqrf", "fp16"): 1 / FP16.u}
-"""The small singular values of an R whose condition number is larger are mostly rounding errors (those of a
-Gram matrix are random, and smaller than ``cond^2 u``): a better one is cheaper than many iterations."""
+FP16_GRAM_CONDITION = 300.0
+"""A larger condition number of its R says that the Gram matrix is too coarse in fp16. Its rounding errors are
+random and much smaller than ``cond^2 u``, but one with error correction costs no more than a few iterations.
+"""
+
+DOUBTFUL_ITERATIONS = 12
+"""What an R in fp16 with a condition number above ``1/u`` is given: its small singular values are mostly
+rounding errors. A few of them cost a few iterations, many of them more than a better R takes."""
 
 BLIND_STEPS = 3
 """Steps of a batch where nobody looks: one for the solution, one to refine it, and one more for an R in
@@ -479,8 +484,8 @@ def _chain(problem: _Problem, bound: float) -> Iterator[_Outcome]:
             method, compute = link
             r = problem.r(method, compute)
             last = algorithm is not None or link == links[-1]
-            trusted = math.inf if last else TRUSTED_CONDITION.get(link, math.inf)
-            yield _preconditioned(problem, f"{method} {compute} + {name}", r, bound, inner, trusted=trusted)
+            limit = None if last else _ITERATIONS.get(link)
+            yield _preconditioned(problem, f"{method} {compute} + {name}", r, bound, inner, limit=limit)
             del r
             if algorithm is not None:
                 return
@@ -520,12 +525,12 @@ def _preconditioned(
     bound: float,
     inner: InnerSolver,
     *,
-    trusted: float = math.inf,
+    limit: _Limit | None = None,
     stable: bool = False,
 ) -> _Outcome:
     """Refine with R as preconditioner, and find out whether A has full rank.
 
-    An R whose condition number exceeds ``trusted`` is not tried.
+    An R whose condition number exceeds that of ``limit`` is not tried for longer than that says.
 
     The singular values of a ``stable`` R (Householder, double precision) are those of A; any other R says so
     only if ``A R^-1`` is well conditioned, which a problem with known solution shows.
@@ -542,13 +547,16 @@ def _preconditioned(
     if smallest <= options.rcond * largest:
         doubt = f"condition number about {largest / smallest:.1e}: not of full rank to {options.rcond:.1e}"
         return _Outcome(label, None, n, doubt)
-    if largest > trusted * smallest:
+    iterations = options.max_iterations
+    if limit is not None and largest > limit.condition * smallest:
+        iterations = min(iterations, limit.iterations)
+    if iterations == 0:
         reason = f"condition number about {largest / smallest:.1e}: too large for an R in this precision"
         return _Outcome(label, None, n, reason)
     r = _unscale(triangle, problem.scales)
     target = bound / 3
     report = stage(options.progress, "refining")
-    probed = _Probed() if stable else _probe(problem, r, largest, target, inner)
+    probed = _Probed() if stable else _probe(problem, r, largest, target, inner, iterations)
     doubt = ""
     if not probed.error <= PROBE_ERROR:
         doubt = f"a known solution comes back with error {probed.error:.1e}: R is poor, or A not of full rank"
@@ -583,6 +591,20 @@ def _unscale(r: Triangular, scales: torch.Tensor) -> Triangular:
 
 
 @dataclass(frozen=True)
+class _Limit:
+    """Iterations of the first solve with an R of a larger condition number than this."""
+
+    condition: float
+    iterations: int
+
+
+_ITERATIONS = {
+    ("cholesky", "fp16"): _Limit(FP16_GRAM_CONDITION, 0),
+    ("rgsqrf", "fp16"): _Limit(1 / FP16.u, DOUBTFUL_ITERATIONS),
+}
+
+
+@dataclass(frozen=True)
 class _Probed:
     """A problem with known solution, solved together with the problem itself.
 
@@ -604,7 +626,14 @@ class _Probed:
     iterations: int = 0
 
 
-def _probe(problem: _Problem, r: Triangular, norm_a: float, tolerance: float, inner: InnerSolver) -> _Probed:
+def _probe(
+    problem: _Problem,
+    r: Triangular,
+    norm_a: float,
+    tolerance: float,
+    inner: InnerSolver,
+    max_iterations: int,
+) -> _Probed:
     """Solve a random problem whose solution is known; the error is that in the variables ``R x``.
 
     It is one more right-hand side in the first solve by CGLS, whose products read A once for all of them.
@@ -625,7 +654,7 @@ def _probe(problem: _Problem, r: Triangular, norm_a: float, tolerance: float, in
         reduction=INNER_REDUCTION,
     )
     rhs = torch.cat([image, b], 1)
-    found = cgls(problem.operator, r, rhs, stop=stop, max_iterations=problem.options.max_iterations)
+    found = cgls(problem.operator, r, rhs, stop=stop, max_iterations=max_iterations)
     error = float(norm(multiply_r(r, found.x[:, :1] - known)) / size)
     if not together:
         return _Probed(error, found.smallest)
