@@ -20,8 +20,8 @@ from neula.qr import qr
 from neula.result import Attempt, QRCertificate, QRResult, SVDResult
 
 CLEAR_REST = 1e-3
-"""Part of ``||A||_F^2`` that is not approximated, above which it is known to three digits or more from norms
-that were computed in half precision."""
+"""Part of ``||A||_F^2`` that is not approximated, above which it is known to three digits or more from the
+norms of A and s: these err by ``sqrt(k) u`` or less."""
 
 GRAM_PART = 4
 """Up to this part of all singular values is taken from the Gram matrix."""

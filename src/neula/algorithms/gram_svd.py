@@ -75,8 +75,8 @@ def gram_svd(a: torch.Tensor, rank: int, engine: Engine, residual: float) -> Tri
     tensor([3., 2.])
     """
     g = gram(a.to(engine.operand_dtype), engine).double()
-    norm = float(g.trace().sqrt())
-    if not math.isfinite(norm):
+    norm = float(torch.linalg.vector_norm(a, dtype=torch.float64))
+    if not math.isfinite(float(g.trace())):
         nan = [x.new_full((len(x), rank), math.nan) for x in (a, a.T)]
         return Triplets(nan[0], nan[0][0], nan[1], math.nan, math.nan, norm)
     v = torch.linalg.eigh(g).eigenvectors[:, -rank:].flip(1)

@@ -36,7 +36,8 @@ class LeastSquaresOperator:
 
     def matmul(self, x: torch.Tensor) -> torch.Tensor:
         """Apply it to the columns of x, shape (n, k)."""
-        top = self.a @ x
+        # MKL takes two thirds of the time where the columns of x are contiguous.
+        top = self.a @ x.T.contiguous().T
         if self.weights is not None:
             top *= self.weights[:, None]
         return torch.cat([top, self.damp * x]) if self.damp else top
