@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import lru_cache
 
 import torch
 
 from neula.engines import graphs
-from neula.engines.engine import Engine, Tensors
+from neula.engines.engine import Engine, Result, Tensors
 from neula.engines.formats import TF32
-from neula.engines.precision import cuda_matmul_precision
+from neula.engines.precision import cuda_matmul_precision, full_precision_sums
+from neula.kernels.transposed_copy import transposed_copy
+
+TILE = (128, 256)
+"""Elements of a product that cuBLAS computes on a multiprocessor at a time."""
+
+FREE = 4
+"""Multiprocessors that products leave to what runs beside them: cuBLAS deals tiles out to all of them before
+it starts, and those of one that is busy would wait."""
 
 
 class CudaEngine(Engine):
@@ -23,8 +31,9 @@ class CudaEngine(Engine):
     panel = "cholesky"
     direct = 2048  # estimated from launches, not measured
     cutoff = 256  # as fast as 128 for large matrices, and half the launches for small ones
-    lu_panel = 1024  # tensor cores reach their rate at products this wide
+    lu_panel = 512
     lu_inner_panel = 128
+    rounds_once = True
 
     @property
     def formats(self) -> tuple[str, ...]:
@@ -50,7 +59,10 @@ class CudaEngine(Engine):
         return torch.linalg.vector_norm(a, float("inf"), dim=0)
 
     def fill(self, out: torch.Tensor, a: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-        return torch.mul(a, scales, out=out)
+        return transposed_copy(out, a, scales)
+
+    def round(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return transposed_copy(out, x)
 
     def gemm(
         self,
@@ -73,8 +85,30 @@ class CudaEngine(Engine):
     def gemm_low(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
         if not self._half:
             return self.gemm(a, b, c, -1.0, 1.0)
-        torch.addmm(c.T, b.T, a.T, alpha=-1.0, out=c.T)
+        with full_precision_sums():
+            torch.addmm(c.T, b.T, a.T, alpha=-1.0, out=c.T)
         return c
+
+    def subtract_beside(self, products: Sequence[Tensors], other: Callable[[], Result]) -> Result:
+        current = torch.cuda.current_stream(self.device)
+        side = torch.cuda.Stream(self.device)
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            for a, b, c in products:
+                for rows, columns in self._pieces(*c.shape):
+                    self.gemm_low(a[rows], b[:, columns], c[rows, columns])
+        result = other()
+        current.wait_stream(side)
+        return result
+
+    def _pieces(self, m: int, n: int) -> Iterator[tuple[slice, slice]]:
+        """Parts of a matrix, each in so few tiles that some multiprocessors stay free for something else."""
+        units = torch.cuda.get_device_properties(self.device).multi_processor_count - FREE
+        short, long = sorted((m, n))
+        length = max(1, units // -(-short // TILE[1])) * TILE[0]
+        for start in range(0, long, length):
+            part = slice(start, start + length)
+            yield (part, slice(None)) if long == m else (slice(None), part)
 
     def replay(self, function: Callable[..., Tensors], inputs: Tensors, key: Hashable) -> Tensors:
         return graphs.replay(function, inputs, key)

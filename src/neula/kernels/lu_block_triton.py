@@ -1,0 +1,402 @@
+r"""LU of a diagonal block by one thread block, and the solution of what lies beside it by all of them.
+
+*Factorization* of r x r: a chain of r steps, each with a division and two sums across threads, some tenths of
+a microsecond, whatever the GPU can do: 2/3 r^3 flops and the bytes are nothing beside that. It runs beside
+the products that update the rest of the panel.
+
+A leaf of 32 columns stays in registers, bordered by identities: elimination in ``[[A, I], [I, 0]]``
+leaves ``[[L \\ U, L^-1], [U^-1, ...]]``, so that both inverses cost no steps of their own. Beyond it there
+are only products.
+
+*Solution* of m x r: ``2 m r^2`` flops and ``4 m r`` bytes, for r = 512 256 flops a byte: a thread block goes
+through its rows from left to right.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from neula.kernels.compiled import jit
+
+try:
+    import triton  # type: ignore[import-untyped, import-not-found]
+    import triton.language as tl  # type: ignore[import-untyped, import-not-found]
+except ImportError:  # the module can be read all the same
+    triton = None
+
+LEAF, WIDTH = 32, 128
+"""Columns that are eliminated in registers, and those that are solved for at a time."""
+
+DEPTH = 64
+"""Products that are summed at a time."""
+
+ROWS = 128
+"""Rows that a thread block solves for at a time."""
+
+PRECISION = "tf32x3"
+"""Of products inside the block: three products of parts, about as accurate as single precision."""
+
+FACTOR_WARPS, SOLVE_WARPS, STAGES = 8, 8, 3
+
+
+def factor_block_triton(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`neula.kernels.lu_block.factor_block` by the kernels, queued on the current stream.
+
+    Raises
+    ------
+    ImportError
+        Without Triton.
+    """
+    _require_triton()
+    r, width = block.shape[0], WIDTH
+    inverses = block.new_empty(2, triton.cdiv(r, width), width, width, dtype=torch.float32)
+    small = block.new_empty(2, width // LEAF, LEAF, LEAF, dtype=torch.float32)
+    work = block.new_empty(width, width, dtype=torch.float32)
+    with torch.cuda.device_of(block):
+        for start in range(0, r, width):
+            _factor_kernel[(1,)](
+                *(block, *block.stride(), small, work, start, r),
+                *(width, LEAF, DEPTH, PRECISION, STAGES),
+                num_warps=FACTOR_WARPS,
+            )
+            wide = inverses[:, start // width]
+            _join_kernel[(2,)](*(work, small, wide, wide.stride(0), width, LEAF, PRECISION), num_warps=4)
+            if start + width < r:
+                _strip_kernel[(triton.cdiv(r - start - width, ROWS), 2)](
+                    *(block, *block.stride(), wide, wide.stride(0), start, r),
+                    *(ROWS, width, DEPTH, _low(block), STAGES),
+                    num_warps=SOLVE_WARPS,
+                )
+    return inverses[0], inverses[1]
+
+
+def solve_upper_triton(b: torch.Tensor, upper: torch.Tensor, inverses: torch.Tensor) -> torch.Tensor:
+    """:func:`neula.kernels.lu_block.solve_upper` by the kernel, queued on the current stream.
+
+    Raises
+    ------
+    ImportError
+        Without Triton.
+    """
+    _require_triton()
+    (m, r), width = b.shape, inverses.shape[-1]
+    with torch.cuda.device_of(b):
+        _solve_kernel[(triton.cdiv(m, ROWS),)](
+            *(b, *b.stride(), upper, *upper.stride(), inverses, *inverses.stride(), m, r),
+            *(ROWS, width, DEPTH, _low(b), STAGES),
+            num_warps=SOLVE_WARPS,
+        )
+    return b
+
+
+def _low(block: torch.Tensor) -> object:
+    """The format of the parts in products with inverses, which have the range of single precision."""
+    # The interpreter cannot multiply in bf16.
+    return tl.bfloat16 if block.is_cuda else tl.float16
+
+
+def _require_triton() -> None:
+    if triton is None:
+        raise ImportError("the kernels for blocks of LU need Triton: pip install triton")
+
+
+@jit()
+def _products(  # type: ignore[no-untyped-def]
+    a,
+    a_row,
+    a_column,
+    b,
+    b_row,
+    b_column,
+    i,
+    j,
+    rows,
+    columns,
+    depth,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Sum of the first ``depth`` products of rows i of A with columns j of B."""
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in tl.range(0, depth, DEPTH, num_stages=STAGES):
+        k = start + tl.arange(0, DEPTH).to(tl.int64)
+        more = k < depth
+        left = tl.load(
+            a + i[:, None] * a_row + k[None, :] * a_column,
+            mask=(i < rows)[:, None] & more[None, :],
+            other=0.0,
+        )
+        right = tl.load(
+            b + k[:, None] * b_row + j[None, :] * b_column,
+            mask=more[:, None] & (j < columns)[None, :],
+            other=0.0,
+        )
+        total = tl.dot(left, right, total)
+    return total
+
+
+@jit()
+def _product(a, b, LOW: tl.constexpr):  # type: ignore[no-untyped-def]
+    """``A B`` of float32 matrices in two parts each: with bf16 to 16 bits, which hides behind fp16."""
+    a_high, b_high = a.to(LOW), b.to(LOW)
+    a_low = (a - a_high.to(tl.float32)).to(LOW)
+    b_low = (b - b_high.to(tl.float32)).to(LOW)
+    return tl.dot(a_high, b_high, tl.dot(a_high, b_low, tl.dot(a_low, b_high)))
+
+
+@jit()
+def _solve_rows(  # type: ignore[no-untyped-def]
+    b,
+    b_row,
+    b_column,
+    u,
+    u_row,
+    u_column,
+    inverse,
+    i,
+    j,
+    rows,
+    columns,
+    done,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DEPTH: tl.constexpr,
+    LOW: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """``X U = B`` for rows i and columns j, those to the left being ``done``."""
+    place = b + i[:, None] * b_row + j[None, :] * b_column
+    inside = (i < rows)[:, None] & (j < columns)[None, :]
+    known = _products(
+        b, b_row, b_column, u, u_row, u_column, i, j, rows, columns, done, ROWS, WIDTH, DEPTH, STAGES
+    )
+    rest = tl.load(place, mask=inside, other=0.0).to(tl.float32) - known
+    tl.store(place, _product(rest, inverse, LOW).to(b.dtype.element_ty), mask=inside)
+
+
+@jit()
+def _solve_kernel(  # type: ignore[no-untyped-def]
+    b,
+    b_row,
+    b_column,
+    u,
+    u_row,
+    u_column,
+    inverses,
+    stride_inverse,
+    inverse_row,
+    inverse_column,
+    m,
+    r,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DEPTH: tl.constexpr,
+    LOW: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """``X U = B`` for some rows of B, in place."""
+    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    w = tl.arange(0, WIDTH).to(tl.int64)
+    inverse = inverses + w[:, None] * inverse_row + w[None, :] * inverse_column
+    for start in range(0, r, WIDTH):
+        j = start + w
+        _solve_rows(
+            b,
+            b_row,
+            b_column,
+            u,
+            u_row,
+            u_column,
+            tl.load(inverse),
+            i,
+            j,
+            m,
+            r,
+            start,
+            ROWS,
+            WIDTH,
+            DEPTH,
+            LOW,
+            STAGES,
+        )
+        inverse += stride_inverse
+        # The next products read what all threads have stored.
+        tl.debug_barrier()
+
+
+@jit()
+def _strip_kernel(  # type: ignore[no-untyped-def]
+    a,
+    a_row,
+    a_column,
+    inverses,
+    stride_u,
+    start,
+    r,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DEPTH: tl.constexpr,
+    LOW: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Some rows of L below, or columns of U to the right of a block on the diagonal."""
+    i = start + WIDTH + tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    w = tl.arange(0, WIDTH)
+    j = start + w.to(tl.int64)
+    if tl.program_id(1) == 0:
+        inverse = tl.load(inverses + stride_u + w[:, None] * WIDTH + w[None, :])
+        _solve_rows(
+            a,
+            a_row,
+            a_column,
+            a,
+            a_row,
+            a_column,
+            inverse,
+            i,
+            j,
+            r,
+            r,
+            start,
+            ROWS,
+            WIDTH,
+            DEPTH,
+            LOW,
+            STAGES,
+        )
+    else:
+        inverse = tl.load(inverses + w[None, :] * WIDTH + w[:, None])
+        _solve_rows(
+            a,
+            a_column,
+            a_row,
+            a,
+            a_column,
+            a_row,
+            inverse,
+            i,
+            j,
+            r,
+            r,
+            start,
+            ROWS,
+            WIDTH,
+            DEPTH,
+            LOW,
+            STAGES,
+        )
+
+
+@jit()
+def _factor_kernel(  # type: ignore[no-untyped-def]
+    a,
+    a_row,
+    a_column,
+    small,
+    work,
+    start,
+    r,
+    WIDTH: tl.constexpr,
+    LEAF: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """``L U = A`` for a block on the diagonal, in place, with the inverses of the triangles of its leaves."""
+    w = tl.arange(0, WIDTH)
+    v = tl.arange(0, LEAF)
+    j = start + w.to(tl.int64)
+    tile = work + w[:, None] * WIDTH + w[None, :]
+    inside = (j < r)[:, None] & (j < r)[None, :]
+    place = a + j[:, None] * a_row + j[None, :] * a_column
+    known = _products(a, a_row, a_column, a, a_row, a_column, j, j, r, r, start, WIDTH, WIDTH, DEPTH, STAGES)
+    block = tl.load(place, mask=inside, other=0.0).to(tl.float32) - known
+    # What lies outside is an identity.
+    tl.store(tile, tl.where(inside, block, tl.where(w[:, None] == w[None, :], 1.0, 0.0)))
+    l_inverse, u_inverse = small, small + WIDTH * LEAF
+    for first in range(0, WIDTH, LEAF):
+        tl.debug_barrier()
+        _eliminate(work + first * WIDTH + first, l_inverse, u_inverse, WIDTH, LEAF)
+        tl.debug_barrier()
+        below = work + w[:, None] * WIDTH + (first + v)[None, :]
+        right = work + (first + v)[:, None] * WIDTH + w[None, :]
+        rows, columns = (w >= first + LEAF)[:, None], (w >= first + LEAF)[None, :]
+        lower = tl.load(l_inverse + v[:, None] * LEAF + v[None, :])
+        upper = tl.load(u_inverse + v[:, None] * LEAF + v[None, :])
+        rest = tl.load(tile, mask=rows & columns, other=0.0)
+        lower = tl.dot(lower, tl.load(right, mask=columns, other=0.0), input_precision=PRECISION)
+        upper = tl.dot(tl.load(below, mask=rows, other=0.0), upper, input_precision=PRECISION)
+        tl.debug_barrier()
+        tl.store(right, lower, mask=columns)
+        tl.store(below, upper, mask=rows)
+        rest -= tl.dot(upper, lower, input_precision=PRECISION)
+        tl.store(tile, rest, mask=rows & columns)
+        l_inverse += LEAF * LEAF
+        u_inverse += LEAF * LEAF
+    tl.debug_barrier()
+    tl.store(place, tl.load(tile).to(a.dtype.element_ty), mask=inside)
+
+
+@jit()
+def _eliminate(  # type: ignore[no-untyped-def]
+    a, l_inverse, u_inverse, WIDTH: tl.constexpr, LEAF: tl.constexpr
+):
+    """Elimination in a leaf bordered by identities, one column after the other."""
+    i = tl.arange(0, 2 * LEAF)
+    leaf = (i < LEAF)[:, None] & (i < LEAF)[None, :]
+    place = a + i[:, None] * WIDTH + i[None, :]
+    border = tl.where((i[:, None] == i[None, :] + LEAF) | (i[:, None] + LEAF == i[None, :]), 1.0, 0.0)
+    x = tl.where(leaf, tl.load(place, mask=leaf, other=0.0), border)
+    for j in range(LEAF):
+        here = tl.where(i == j, 1.0, 0.0)
+        row = tl.sum(x * here[:, None], 0)
+        column = tl.sum(x * here[None, :], 1)
+        pivot = tl.sum(row * here, 0)
+        # Columns of L are divided by their pivots at the end.
+        factors = tl.where(i > j, column * (1.0 / pivot), 0.0)
+        x -= factors[:, None] * tl.where(i > j, row, 0.0)[None, :]
+    diagonal = tl.sum(tl.where(i[:, None] == i[None, :], x, 0.0), 0)
+    divided = (i[:, None] > i[None, :]) & (i < LEAF)[None, :]
+    x = tl.where(divided, x * (1.0 / diagonal)[None, :], x)
+    tl.store(place, x, mask=leaf)
+    place = i[:, None] * LEAF + i[None, :]
+    tl.store(l_inverse + place - LEAF, x, mask=(i < LEAF)[:, None] & (i >= LEAF)[None, :])
+    tl.store(u_inverse + place - LEAF * LEAF, x, mask=(i >= LEAF)[:, None] & (i < LEAF)[None, :])
+
+
+@jit()
+def _join_kernel(  # type: ignore[no-untyped-def]
+    work, small, wide, stride_u, WIDTH: tl.constexpr, LEAF: tl.constexpr, PRECISION: tl.constexpr
+):
+    """The inverse of a triangle of a block from those of the triangles of its leaves."""
+    upper = tl.program_id(0)
+    w = tl.arange(0, WIDTH)
+    wide += upper * stride_u
+    small += upper * WIDTH * LEAF
+    diagonal = w[:, None] // LEAF == w[None, :] // LEAF
+    x = tl.load(small + w[:, None] * LEAF + w[None, :] % LEAF, mask=diagonal, other=0.0)
+    tl.store(wide + w[:, None] * WIDTH + w[None, :], x)
+    # An upper triangle is the transpose of a lower one.
+    down, right = tl.where(upper == 1, 1, WIDTH), tl.where(upper == 1, WIDTH, 1)
+    tl.debug_barrier()
+    for corner in range(0, WIDTH, 2 * LEAF):
+        _join(work, wide, down, right, corner, LEAF, PRECISION)
+    tl.debug_barrier()
+    _join(work, wide, down, right, 0, 2 * LEAF, PRECISION)
+
+
+@jit()
+def _join(t, x, down, right, corner, ORDER: tl.constexpr, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
+    """``-X_22 T_21 X_11``, the block of the inverse of T below those of two triangles."""
+    upper = corner + tl.arange(0, ORDER)
+    lower = upper + ORDER
+    below = lower[:, None] * down + upper[None, :] * right
+    product = tl.dot(
+        tl.load(t + below),
+        tl.load(x + upper[:, None] * down + upper[None, :] * right),
+        input_precision=PRECISION,
+    )
+    x_22 = tl.load(x + lower[:, None] * down + lower[None, :] * right)
+    tl.store(x + below, -tl.dot(x_22, product, input_precision=PRECISION))
