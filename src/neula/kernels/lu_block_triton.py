@@ -4,13 +4,16 @@ r"""LU of a diagonal block by one thread block, and the solution of what lies be
 a microsecond, whatever the GPU can do: 2/3 r^3 flops and the bytes are nothing beside that. It runs beside
 the products that update the rest of the panel.
 
-A leaf of 32 columns stays in registers, bordered by identities: elimination in ``[[A, I], [I, 0]]``
+A leaf of 16 columns stays in registers, bordered by identities: elimination in ``[[A, I], [I, 0]]``
 leaves ``[[L \\ U, L^-1], [U^-1, ...]]``, so that both inverses cost no steps of their own. Beyond it there
 are only products.
 
 *Solution* of m x r: ``2 m r^2`` flops and ``4 m r`` bytes, for r = 512 256 flops a byte: a thread block goes
 through its rows from left to right.
 """
+
+# Triton knows the sum of tuples, not their unpacking.
+# ruff: noqa: RUF005
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ try:
 except ImportError:  # the module can be read all the same
     triton = None
 
-LEAF, WIDTH = 32, 128
+LEAF, WIDTH = 16, 128
 """Columns that are eliminated in registers, and those that are solved for at a time."""
 
 DEPTH = 64
@@ -36,7 +39,7 @@ ROWS = 128
 PRECISION = "tf32x3"
 """Of products inside the block: three products of parts, about as accurate as single precision."""
 
-FACTOR_WARPS, SOLVE_WARPS, STAGES = 8, 8, 3
+FACTOR_WARPS, SOLVE_WARPS, STAGES = 4, 8, 3
 
 
 def factor_block_triton(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,14 +63,17 @@ def factor_block_triton(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
                 num_warps=FACTOR_WARPS,
             )
             wide = inverses[:, start // width]
-            _join_kernel[(2,)](*(work, small, wide, wide.stride(0), width, LEAF, PRECISION), num_warps=4)
+            _join_kernel[(2, width // LEAF // 2)](
+                *(work, small, wide, wide.stride(0), width, LEAF, PRECISION), num_warps=4
+            )
             if start + width < r:
                 _strip_kernel[(triton.cdiv(r - start - width, ROWS), 2)](
                     *(block, *block.stride(), wide, wide.stride(0), start, r),
                     *(ROWS, width, DEPTH, _low(block), STAGES),
                     num_warps=SOLVE_WARPS,
                 )
-    return inverses[0], inverses[1]
+    # As they are stored, one column after the other.
+    return inverses[0].mT, inverses[1].mT
 
 
 def solve_upper_triton(b: torch.Tensor, upper: torch.Tensor, inverses: torch.Tensor) -> torch.Tensor:
@@ -246,7 +252,7 @@ def _strip_kernel(  # type: ignore[no-untyped-def]
     w = tl.arange(0, WIDTH)
     j = start + w.to(tl.int64)
     if tl.program_id(1) == 0:
-        inverse = tl.load(inverses + stride_u + w[:, None] * WIDTH + w[None, :])
+        inverse = tl.load(inverses + stride_u + w[:, None] + w[None, :] * WIDTH)
         _solve_rows(
             a,
             a_row,
@@ -267,7 +273,7 @@ def _strip_kernel(  # type: ignore[no-untyped-def]
             STAGES,
         )
     else:
-        inverse = tl.load(inverses + w[None, :] * WIDTH + w[:, None])
+        inverse = tl.load(inverses + w[None, :] + w[:, None] * WIDTH)
         _solve_rows(
             a,
             a_column,
@@ -308,7 +314,7 @@ def _factor_kernel(  # type: ignore[no-untyped-def]
     w = tl.arange(0, WIDTH)
     v = tl.arange(0, LEAF)
     j = start + w.to(tl.int64)
-    tile = work + w[:, None] * WIDTH + w[None, :]
+    tile = work + w[:, None] + w[None, :] * WIDTH
     inside = (j < r)[:, None] & (j < r)[None, :]
     place = a + j[:, None] * a_row + j[None, :] * a_column
     known = _products(a, a_row, a_column, a, a_row, a_column, j, j, r, r, start, WIDTH, WIDTH, DEPTH, STAGES)
@@ -320,11 +326,11 @@ def _factor_kernel(  # type: ignore[no-untyped-def]
         tl.debug_barrier()
         _eliminate(work + first * WIDTH + first, l_inverse, u_inverse, WIDTH, LEAF)
         tl.debug_barrier()
-        below = work + w[:, None] * WIDTH + (first + v)[None, :]
-        right = work + (first + v)[:, None] * WIDTH + w[None, :]
+        below = work + w[:, None] + (first + v)[None, :] * WIDTH
+        right = work + (first + v)[:, None] + w[None, :] * WIDTH
         rows, columns = (w >= first + LEAF)[:, None], (w >= first + LEAF)[None, :]
-        lower = tl.load(l_inverse + v[:, None] * LEAF + v[None, :])
-        upper = tl.load(u_inverse + v[:, None] * LEAF + v[None, :])
+        lower = tl.load(l_inverse + v[:, None] + v[None, :] * LEAF)
+        upper = tl.load(u_inverse + v[:, None] + v[None, :] * LEAF)
         rest = tl.load(tile, mask=rows & columns, other=0.0)
         lower = tl.dot(lower, tl.load(right, mask=columns, other=0.0), input_precision=PRECISION)
         upper = tl.dot(tl.load(below, mask=rows, other=0.0), upper, input_precision=PRECISION)
@@ -343,60 +349,99 @@ def _factor_kernel(  # type: ignore[no-untyped-def]
 def _eliminate(  # type: ignore[no-untyped-def]
     a, l_inverse, u_inverse, WIDTH: tl.constexpr, LEAF: tl.constexpr
 ):
-    """Elimination in a leaf bordered by identities, one column after the other."""
-    i = tl.arange(0, 2 * LEAF)
-    leaf = (i < LEAF)[:, None] & (i < LEAF)[None, :]
-    place = a + i[:, None] * WIDTH + i[None, :]
-    border = tl.where((i[:, None] == i[None, :] + LEAF) | (i[:, None] + LEAF == i[None, :]), 1.0, 0.0)
-    x = tl.where(leaf, tl.load(place, mask=leaf, other=0.0), border)
-    for j in range(LEAF):
-        here = tl.where(i == j, 1.0, 0.0)
-        row = tl.sum(x * here[:, None], 0)
-        column = tl.sum(x * here[None, :], 1)
-        pivot = tl.sum(row * here, 0)
-        # Columns of L are divided by their pivots at the end.
-        factors = tl.where(i > j, column * (1.0 / pivot), 0.0)
-        x -= factors[:, None] * tl.where(i > j, row, 0.0)[None, :]
-    diagonal = tl.sum(tl.where(i[:, None] == i[None, :], x, 0.0), 0)
-    divided = (i[:, None] > i[None, :]) & (i < LEAF)[None, :]
-    x = tl.where(divided, x * (1.0 / diagonal)[None, :], x)
-    tl.store(place, x, mask=leaf)
-    place = i[:, None] * LEAF + i[None, :]
-    tl.store(l_inverse + place - LEAF, x, mask=(i < LEAF)[:, None] & (i >= LEAF)[None, :])
-    tl.store(u_inverse + place - LEAF * LEAF, x, mask=(i >= LEAF)[:, None] & (i < LEAF)[None, :])
+    """Elimination in a leaf bordered by identities, one column after the other.
+
+    Each column is a vector of its own, so that a warp has an element of it in each thread and all columns in
+    registers: an element reaches the others by a shuffle. All warps do the same.
+    """
+    i = tl.arange(0, LEAF)
+    columns, below, right = (), (), ()
+    for k in tl.static_range(LEAF):
+        unit = tl.where(i == k, 1.0, 0.0)
+        columns = columns + (tl.load(a + i + k * WIDTH),)
+        below, right = below + (unit,), right + (unit,)
+    for j in tl.static_range(LEAF):
+        here = i * 0 + j
+        reciprocal = 1.0 / tl.gather(columns[j], here, 0)
+        factors = tl.where(i > j, columns[j] * reciprocal, 0.0)
+        u_column = below[j] * reciprocal
+        new_columns, new_below, new_right = (), (), ()
+        for k in tl.static_range(LEAF):
+            if k > j:
+                row = tl.gather(columns[k], here, 0)
+                new_columns = new_columns + (columns[k] - factors * row,)
+                new_below = new_below + (below[k] - u_column * row,)
+                new_right = new_right + (right[k],)
+            elif k == j:
+                new_columns = new_columns + (tl.where(i > j, factors, columns[k]),)
+                new_below = new_below + (u_column,)
+                new_right = new_right + (right[k] - factors,)
+            else:
+                new_columns = new_columns + (columns[k],)
+                new_below = new_below + (below[k],)
+                new_right = new_right + (right[k] - factors * tl.gather(right[k], here, 0),)
+        columns, below, right = new_columns, new_below, new_right
+    for k in tl.static_range(LEAF):
+        tl.store(a + i + k * WIDTH, columns[k])
+        tl.store(u_inverse + i + k * LEAF, below[k])
+        tl.store(l_inverse + i + k * LEAF, right[k])
 
 
 @jit()
 def _join_kernel(  # type: ignore[no-untyped-def]
-    work, small, wide, stride_u, WIDTH: tl.constexpr, LEAF: tl.constexpr, PRECISION: tl.constexpr
+    work,
+    small,
+    wide,
+    stride_u,
+    WIDTH: tl.constexpr,
+    LEAF: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
-    """The inverse of a triangle of a block from those of the triangles of its leaves."""
+    """Some columns of the inverse of a triangle, from the inverses of its leaves, by substitution."""
     upper = tl.program_id(0)
-    w = tl.arange(0, WIDTH)
-    wide += upper * stride_u
-    small += upper * WIDTH * LEAF
-    diagonal = w[:, None] // LEAF == w[None, :] // LEAF
-    x = tl.load(small + w[:, None] * LEAF + w[None, :] % LEAF, mask=diagonal, other=0.0)
-    tl.store(wide + w[:, None] * WIDTH + w[None, :], x)
     # An upper triangle is the transpose of a lower one.
-    down, right = tl.where(upper == 1, 1, WIDTH), tl.where(upper == 1, WIDTH, 1)
-    tl.debug_barrier()
-    for corner in range(0, WIDTH, 2 * LEAF):
-        _join(work, wide, down, right, corner, LEAF, PRECISION)
-    tl.debug_barrier()
-    _join(work, wide, down, right, 0, 2 * LEAF, PRECISION)
+    down, right = tl.where(upper == 1, WIDTH, 1), tl.where(upper == 1, 1, WIDTH)
+    order: tl.constexpr = 2 * LEAF
+    first = tl.program_id(1) * order
+    v = tl.arange(0, order)
+    w = tl.arange(0, WIDTH)
+    x = wide + upper * stride_u + (first + v)[None, :] * right
+    tl.store(x + w[:, None] * down, tl.zeros((WIDTH, order), tl.float32), mask=(w < first)[:, None])
+    leaves = small + upper * WIDTH * LEAF
+    for start in range(first, WIDTH, order):
+        inverse = _inverse_of_two(work, leaves, down, right, upper, start, WIDTH, LEAF, PRECISION)
+        rows = work + (start + v)[:, None] * down + w[None, :] * right
+        known = (w >= first) & (w < start)
+        product = tl.dot(
+            tl.load(rows, mask=known[None, :], other=0.0),
+            tl.load(x + w[:, None] * down, mask=known[:, None], other=0.0),
+            input_precision=PRECISION,
+        )
+        # The first block on the diagonal is the inverse itself.
+        unit = tl.where((v[:, None] == v[None, :]) & (start == first), 1.0, 0.0)
+        tl.store(x + (start + v)[:, None] * down, tl.dot(inverse, unit - product, input_precision=PRECISION))
+        tl.debug_barrier()
 
 
 @jit()
-def _join(t, x, down, right, corner, ORDER: tl.constexpr, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
-    """``-X_22 T_21 X_11``, the block of the inverse of T below those of two triangles."""
-    upper = corner + tl.arange(0, ORDER)
-    lower = upper + ORDER
-    below = lower[:, None] * down + upper[None, :] * right
-    product = tl.dot(
-        tl.load(t + below),
-        tl.load(x + upper[:, None] * down + upper[None, :] * right),
-        input_precision=PRECISION,
-    )
-    x_22 = tl.load(x + lower[:, None] * down + lower[None, :] * right)
-    tl.store(x + below, -tl.dot(x_22, product, input_precision=PRECISION))
+def _inverse_of_two(  # type: ignore[no-untyped-def]
+    t,
+    leaves,
+    down,
+    right,
+    upper,
+    start,
+    WIDTH: tl.constexpr,
+    LEAF: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """``X - X T_21 X``, X holding the inverses of two leaves and T_21 the block below the first."""
+    v = tl.arange(0, 2 * LEAF)
+    row, column = tl.where(upper == 1, LEAF, 1), tl.where(upper == 1, 1, LEAF)
+    place = leaves + start * LEAF + (v // LEAF * LEAF * LEAF + v % LEAF * row)[:, None]
+    same = (v // LEAF)[:, None] == (v // LEAF)[None, :]
+    x = tl.load(place + (v % LEAF * column)[None, :], mask=same, other=0.0)
+    below = (v >= LEAF)[:, None] & (v < LEAF)[None, :]
+    place = t + (start + v)[:, None] * down + (start + v)[None, :] * right
+    product = tl.dot(tl.load(place, mask=below, other=0.0), x, input_precision=PRECISION)
+    return x - tl.dot(x, product, input_precision=PRECISION)

@@ -12,9 +12,7 @@ SMALLEST = 1 << 16
 """Elements below which the library's copy takes no longer than a launch."""
 
 
-def transposed_copy(
-    out: torch.Tensor, a: torch.Tensor, scales: torch.Tensor | None = None
-) -> torch.Tensor:
+def transposed_copy(out: torch.Tensor, a: torch.Tensor, scales: torch.Tensor | None = None) -> torch.Tensor:
     """``out = a diag(scales)`` in the dtype of ``out``, on a GPU by a Triton kernel if the order changes.
 
     Parameters
