@@ -31,9 +31,10 @@ class CudaEngine(Engine):
     panel = "cholesky"
     direct = 2048  # estimated from launches, not measured
     cutoff = 256  # as fast as 128 for large matrices, and half the launches for small ones
-    lu_panel = 512
+    lu_panel = 1024
     lu_inner_panel = 128
     rounds_once = True
+    pivoted_lu = False
 
     @property
     def formats(self) -> tuple[str, ...]:
@@ -86,17 +87,18 @@ class CudaEngine(Engine):
         if not self._half:
             return self.gemm(a, b, c, -1.0, 1.0)
         with full_precision_sums():
-            torch.addmm(c.T, b.T, a.T, alpha=-1.0, out=c.T)
-        return c
+            return _subtract(a, b, c)
 
     def subtract_beside(self, products: Sequence[Tensors], other: Callable[[], Result]) -> Result:
+        if not self._half:
+            return super().subtract_beside(products, other)
         current = torch.cuda.current_stream(self.device)
         side = torch.cuda.Stream(self.device)
         side.wait_stream(current)
-        with torch.cuda.stream(side):
+        with torch.cuda.stream(side), full_precision_sums():
             for a, b, c in products:
                 for rows, columns in self._pieces(*c.shape):
-                    self.gemm_low(a[rows], b[:, columns], c[rows, columns])
+                    _subtract(a[rows], b[:, columns], c[rows, columns])
         result = other()
         current.wait_stream(side)
         return result
@@ -112,6 +114,12 @@ class CudaEngine(Engine):
 
     def replay(self, function: Callable[..., Tensors], inputs: Tensors, key: Hashable) -> Tensors:
         return graphs.replay(function, inputs, key)
+
+
+def _subtract(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    """``C = C - A B``, all in the low format, in place."""
+    torch.addmm(c.T, b.T, a.T, alpha=-1.0, out=c.T)
+    return c
 
 
 def measured_rate(engine: CudaEngine, n: int = 4096) -> float:

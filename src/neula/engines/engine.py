@@ -48,6 +48,9 @@ class Engine(ABC):
         matrix in the low format need no buffer.
     swaps : bool
         Whether interchanging rows costs little beside the products, so that LU need not avoid it.
+    pivoted_lu : bool
+        Whether LU by panels with partial pivoting in a low format is faster than the library's in double
+        precision, so that linear systems are worth a try with it.
     direct : int
         Order of linear systems below which LU of the library in double precision is as fast as a cheaper LU
         with refinement.
@@ -61,6 +64,7 @@ class Engine(ABC):
     inverted: ClassVar[int] = 2048
     rounds_once: ClassVar[bool] = False
     swaps: ClassVar[bool] = False
+    pivoted_lu: ClassVar[bool] = True
     direct: ClassVar[int] = 256
 
     def __init__(self, device: torch.device | str, format: Format | str | None = None) -> None:

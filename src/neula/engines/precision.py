@@ -47,7 +47,7 @@ def full_precision_sums() -> Iterator[None]:
     """
     switch = torch.backends.cuda.matmul
     with _lock:
-        before = {name: getattr(switch, name) for name in _HALF_PRECISION_SUMS}
+        before = {name: True for name in _HALF_PRECISION_SUMS if getattr(switch, name)}
         cut_up = {name: getattr(switch, f"{name}_split_k", None) for name in before}
         for name in before:
             setattr(switch, name, False)

@@ -14,6 +14,7 @@ through its rows from left to right.
 
 # Triton knows the sum of tuples, not their unpacking.
 # ruff: noqa: RUF005
+# mypy: disable-error-code="assignment"
 
 from __future__ import annotations
 
@@ -381,6 +382,8 @@ def _eliminate(  # type: ignore[no-untyped-def]
                 new_below = new_below + (below[k],)
                 new_right = new_right + (right[k] - factors * tl.gather(right[k], here, 0),)
         columns, below, right = new_columns, new_below, new_right
+    # All have read what now changes.
+    tl.debug_barrier()
     for k in tl.static_range(LEAF):
         tl.store(a + i + k * WIDTH, columns[k])
         tl.store(u_inverse + i + k * LEAF, below[k])
