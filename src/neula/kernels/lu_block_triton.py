@@ -4,12 +4,12 @@ r"""LU of a diagonal block by one thread block, and the solution of what lies be
 and the bytes are nothing beside that. So it runs beside the products that update the rest of the panel.
 
 A leaf of 16 columns stays in registers, bordered by identities: elimination in ``[[A, I], [I, 0]]`` leaves
-``[[L \\ U, L^-1], [U^-1, ...]]``, so that both inverses cost no steps of their own. Beyond it there are only
-products, each of which takes 3 to 4 microseconds on an H200, however small it is: a block of 128 columns takes
-0.11 ms, and the inverses of its triangles 0.06.
+``[[L \\ U, L^-1], [U^-1, ...]]``, so that both inverses cost no steps of their own. Beyond it there are
+only products, each of which takes 3 to 4 microseconds on an H200, however small it is: a block of 128 columns
+takes 0.11 ms, and the inverses of its triangles 0.06.
 
 *Solution* of m x r: ``2 m r^2`` flops and ``4 m r`` bytes, for r = 512 256 flops a byte: a thread block goes
-through its rows from left to right. 32768 x 512 take 0.073 ms, of which the bytes are 0.016 and the flops 0.03.
+through its rows from left to right. 32768 x 512 take 0.07 ms; the bytes need 0.016, the flops 0.03.
 """
 
 # Triton knows the sum of tuples, not their unpacking.
