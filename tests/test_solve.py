@@ -28,7 +28,8 @@ ENGINES = ["cpu", "emulated"]
 def chain_from_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU systems must be larger than tests can afford before low precision pays."""
     assert EmulatedEngine.direct <= N < CpuEngine.direct
-    monkeypatch.setattr(CpuEngine, "direct", N)
+    for order in ("direct", "direct_definite"):
+        monkeypatch.setattr(CpuEngine, order, N)
 
 
 def backward_error(A: np.ndarray, b: np.ndarray, x: np.ndarray) -> float:

@@ -13,7 +13,7 @@ import torch
 
 from neula.accuracy import solve_bound, target_format
 from neula.algorithms.butterfly import Butterflied, TwoSided, padded
-from neula.algorithms.cholesky import CholeskyFactor, NotPositiveDefiniteError, cholesky
+from neula.algorithms.cholesky import PANEL, CholeskyFactor, NotPositiveDefiniteError, cholesky
 from neula.algorithms.equilibrate import Equilibrated, Equilibration, equilibrate, equilibrate_symmetric
 from neula.algorithms.factorization import Factorization, SingularMatrixError, library_lu, mixed_lu
 from neula.algorithms.iterative_refinement import (
@@ -369,17 +369,19 @@ def _prepare(a: torch.Tensor, row_norms: torch.Tensor, b: torch.Tensor, options:
 def _chain(system: _System) -> Iterator[_Outcome]:
     """Attempts, cheapest first, each computed when it is asked for."""
     options = system.options
-    small = len(system.a) < options.engine.direct and options.pivot is None and options.compute is None
+    engine = options.engine
+    direct = engine.direct_definite if options.positive else engine.direct
+    small = len(system.a) < direct and options.pivot is None and options.compute is None
     formats = [] if small else options.formats
     if options.positive:
         for format in dict.fromkeys([*formats, FP64]):
             yield _by_cholesky(system, format)
     else:
         for format in formats:
-            if options.pivot in ("none", "rbt") or not (options.is_named or options.engine.swaps):
+            if options.pivot in ("none", "rbt") or not (options.is_named or engine.swaps):
                 yield from _without_pivoting(system, format)
             # Partial pivoting in double precision is the library's.
-            pivoted = options.engine.pivoted_lu and format is not FP64
+            pivoted = engine.pivoted_lu and format is not FP64
             if options.pivot == "partial" or (pivoted and not options.is_named):
                 yield _with_partial_pivoting(system, format)
     if not options.is_named:
@@ -440,7 +442,9 @@ def _by_cholesky(system: _System, format: Format) -> _Outcome:
     engine, label = system.options.engine.using(format), f"cholesky {format.name}"
     report = stage(system.options.progress, f"factorizing in {format.name}")
     try:
-        factors: CholeskyFactor = cholesky(system.fill(engine), engine)
+        # In double precision there are no products to gain from: one panel is what the library does.
+        panel = len(system.a) if format is FP64 else PANEL
+        factors: CholeskyFactor = cholesky(system.fill(engine), engine, panel=panel)
     except NotPositiveDefiniteError as error:
         if format is FP64:
             raise np.linalg.LinAlgError(

@@ -24,6 +24,7 @@ class CpuEngine(Engine):
     inverted = 256
     swaps = True
     direct = 1400
+    direct_definite = 1400
 
     @property
     def formats(self) -> tuple[str, ...]:

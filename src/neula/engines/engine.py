@@ -51,9 +51,9 @@ class Engine(ABC):
     pivoted_lu : bool
         Whether LU by panels with partial pivoting in a low format is faster than the library's in double
         precision, so that linear systems are worth a try with it.
-    direct : int
-        Order of linear systems below which LU of the library in double precision is as fast as a cheaper LU
-        with refinement.
+    direct, direct_definite : int
+        Order of linear systems below which the library in double precision is as fast as a cheaper LU, or
+        Cholesky factorization, with refinement.
     """
 
     name: ClassVar[str]
@@ -66,6 +66,7 @@ class Engine(ABC):
     swaps: ClassVar[bool] = False
     pivoted_lu: ClassVar[bool] = True
     direct: ClassVar[int] = 256
+    direct_definite: ClassVar[int] = 256
 
     def __init__(self, device: torch.device | str, format: Format | str | None = None) -> None:
         self.device = torch.device(device)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import torch
 
 from neula.kernels.compiled import jit
+from neula.kernels.lu_block import WIDTH
 
 try:
     import triton  # type: ignore[import-untyped, import-not-found]
@@ -28,8 +29,8 @@ try:
 except ImportError:  # the module can be read all the same
     triton = None
 
-LEAF, WIDTH = 16, 128
-"""Columns that are eliminated in registers, and those that are solved for at a time."""
+LEAF = 16
+"""Columns that are eliminated in registers."""
 
 DEPTH = 64
 """Products that are summed at a time."""

@@ -62,5 +62,8 @@ def _copy_kernel(  # type: ignore[no-untyped-def]
     inside = (i < m)[:, None] & (j < n)[None, :]
     x = tl.load(a + i[:, None] * a_row + j[None, :] * a_column, mask=inside, other=0.0)
     if SCALED:
-        x = x.to(scales.dtype.element_ty) * tl.load(scales + j, mask=j < n, other=0.0)[None, :]
+        x = x * tl.load(scales + j, mask=j < n, other=0.0)[None, :]
+    if out.dtype.element_ty.primitive_bitwidth == 16:
+        # As torch does: not every GPU converts float64 to half precision at once.
+        x = x.to(tl.float32)
     tl.store(out + i[:, None] * out_row + j[None, :] * out_column, x.to(out.dtype.element_ty), mask=inside)
