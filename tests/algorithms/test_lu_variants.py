@@ -455,6 +455,7 @@ def test_peak_memory_by_blocks_on_a_gpu() -> None:
 def test_streams_are_joined_again() -> None:
     """What runs beside is done before anything that is queued afterwards; the same numbers each time."""
     engine, a = CudaEngine("cuda", "fp16"), hpl_ai_matrix(2000, dtype=torch.float32, device="cuda")
+    torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):
         first, *others = (lu_factorize(a, engine, panel=256).lu.clone() for _ in range(5))
     torch.cuda.synchronize()

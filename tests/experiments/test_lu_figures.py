@@ -628,13 +628,15 @@ def test_factors_are_those_of_the_algorithm() -> None:
 
 @pytest.mark.gpu
 def test_errors_of_the_paper_on_a_gpu() -> None:
-    """Without the claims on rounding after every few products, which hardware does not do, and on times."""
+    """Without the claims on rounding after every few products, which hardware does not do (so that 3.1 with an
+    fp16 matrix errs less than 2.1), and on times.
+    """
     rows = stored(acc.measure_dominant(Setting(Scale.paper), [1024, 2048]))
     for unit in (UNIT, EMULATED):
         assert {row["algorithm"] for row in rows.where(unit=unit)} == set(ALGORITHMS) - (
             {STANDARD} if unit == UNIT else set()
         )
-    for claim in (F1.claims[1], F1.claims[2], F3.claims[0], F4.claims[1], F4.claims[3], F4.claims[7]):
+    for claim in (F1.claims[2], F3.claims[0], F4.claims[1], F4.claims[3], F4.claims[7]):
         verdict = claim.judge(rows)
         assert verdict.holds, f"{claim.text}: {verdict.measured}"
     assert {perf.LIBRARY, perf.LIBRARY_UNPIVOTED} <= set(rows.column("algorithm"))

@@ -30,7 +30,7 @@ class CudaEngine(Engine):
 
     name = "cuda"
     panel = "cholesky"
-    direct = 8192  # where LU in fp16 with refinement takes as long as cuSOLVER in double
+    direct = 6144  # where LU in fp16 with refinement takes as long as cuSOLVER in double
     direct_definite = 20000  # likewise
     cutoff = 256  # as fast as 128 for large matrices, and half the launches for small ones
     lu_panel = 1024  # as fast as 512 up to 32768 columns, and half the launches

@@ -5,8 +5,7 @@ and the bytes are nothing beside that. So it runs beside the products that updat
 
 A leaf of 16 columns stays in registers, bordered by identities: elimination in ``[[A, I], [I, 0]]`` leaves
 ``[[L \\ U, L^-1], [U^-1, ...]]``, so that both inverses cost no steps of their own. Beyond it there are
-only products, each of which takes 3 to 4 microseconds on an H200, however small it is: a block of 128 columns
-takes 0.11 ms, and the inverses of its triangles 0.06.
+only products, each of which takes 3 to 4 microseconds on an H200, however small it is.
 
 *Solution* of m x r: ``2 m r^2`` flops and ``4 m r`` bytes, for r = 512 256 flops a byte: a thread block goes
 through its rows from left to right. 32768 x 512 take 0.07 ms; the bytes need 0.016, the flops 0.03.
@@ -55,18 +54,15 @@ def factor_block_triton(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
     _require_triton()
     r, width = block.shape[0], WIDTH
     inverses = block.new_empty(2, triton.cdiv(r, width), width, width, dtype=torch.float32)
-    small = block.new_empty(2, width // LEAF, LEAF, LEAF, dtype=torch.float32)
+    small = block.new_empty(2, LEAF, LEAF, dtype=torch.float32)
     work = block.new_empty(width, width, dtype=torch.float32)
     with torch.cuda.device_of(block):
         for start in range(0, r, width):
+            wide = inverses[:, start // width]
             _factor_kernel[(1,)](
-                *(block, *block.stride(), small, work, start, r),
+                *(block, *block.stride(), wide, wide.stride(0), small, work, start, r),
                 *(width, LEAF, DEPTH, PRECISION, STAGES),
                 num_warps=FACTOR_WARPS,
-            )
-            wide = inverses[:, start // width]
-            _join_kernel[(2, width // LEAF // 2)](
-                *(work, small, wide, wide.stride(0), width, LEAF, PRECISION), num_warps=4
             )
             if start + width < r:
                 _strip_kernel[(triton.cdiv(r - start - width, ROWS), 2)](
@@ -302,6 +298,8 @@ def _factor_kernel(  # type: ignore[no-untyped-def]
     a,
     a_row,
     a_column,
+    inverses,
+    stride_u,
     small,
     work,
     start,
@@ -312,7 +310,12 @@ def _factor_kernel(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """``L U = A`` for a block on the diagonal, in place, with the inverses of the triangles of its leaves."""
+    """``L U = A`` for a block on the diagonal, in place, with the inverses of both.
+
+    Elimination in ``[[A, I], [I, 0]]`` by leaves. As soon as rows of U and columns of L are known they leave
+    for A, and the inverses take their places: that of L below the diagonal, where the operations on rows go
+    on, that of U above it, where those on columns do.
+    """
     w = tl.arange(0, WIDTH)
     v = tl.arange(0, LEAF)
     j = start + w.to(tl.int64)
@@ -323,28 +326,45 @@ def _factor_kernel(  # type: ignore[no-untyped-def]
     block = tl.load(place, mask=inside, other=0.0).to(tl.float32) - known
     # What lies outside is an identity.
     tl.store(tile, tl.where(inside, block, tl.where(w[:, None] == w[None, :], 1.0, 0.0)))
-    l_inverse, u_inverse = small, small + WIDTH * LEAF
+    leaf = v[:, None] + v[None, :] * LEAF
     for first in range(0, WIDTH, LEAF):
+        corner = work + first * WIDTH + first + v[:, None] + v[None, :] * WIDTH
+        k = start + first + v.to(tl.int64)
         tl.debug_barrier()
-        _eliminate(work + first * WIDTH + first, l_inverse, u_inverse, WIDTH, LEAF)
+        _eliminate(work + first * WIDTH + first, small, small + LEAF * LEAF, WIDTH, LEAF)
         tl.debug_barrier()
-        below = work + w[:, None] + (first + v)[None, :] * WIDTH
-        right = work + (first + v)[:, None] + w[None, :] * WIDTH
-        rows, columns = (w >= first + LEAF)[:, None], (w >= first + LEAF)[None, :]
-        lower = tl.load(l_inverse + v[:, None] + v[None, :] * LEAF)
-        upper = tl.load(u_inverse + v[:, None] + v[None, :] * LEAF)
-        rest = tl.load(tile, mask=rows & columns, other=0.0)
-        lower = tl.dot(lower, tl.load(right, mask=columns, other=0.0), input_precision=PRECISION)
-        upper = tl.dot(tl.load(below, mask=rows, other=0.0), upper, input_precision=PRECISION)
+        lower, upper = tl.load(small + leaf), tl.load(small + LEAF * LEAF + leaf)
+        factors = tl.load(corner)
+        here, beyond = (w >= first) & (w < first + LEAF), w >= first + LEAF
+        diagonal = tl.where(w[:, None] == (first + v)[None, :], 1.0, 0.0)
+        columns = tl.load(work + w[:, None] + (first + v)[None, :] * WIDTH)
+        columns = tl.dot(tl.where(here[:, None], diagonal, columns), upper, input_precision=PRECISION)
+        diagonal = tl.where((first + v)[:, None] == w[None, :], 1.0, 0.0)
+        rows = tl.load(work + (first + v)[:, None] + w[None, :] * WIDTH)
+        rows = tl.dot(lower, tl.where(here[None, :], diagonal, rows), input_precision=PRECISION)
+        rest = tl.load(tile)
+        rest = tl.where(here[:, None] | here[None, :], 0.0, rest)
+        rest -= tl.dot(columns, rows, input_precision=PRECISION)
+        # All have read what now changes.
         tl.debug_barrier()
-        tl.store(right, lower, mask=columns)
-        tl.store(below, upper, mask=rows)
-        rest -= tl.dot(upper, lower, input_precision=PRECISION)
-        tl.store(tile, rest, mask=rows & columns)
-        l_inverse += LEAF * LEAF
-        u_inverse += LEAF * LEAF
+        changed = beyond[:, None] | beyond[None, :]
+        tl.store(tile, rest, mask=changed)
+        tl.store(work + w[:, None] + (first + v)[None, :] * WIDTH, columns, mask=(w < first)[:, None])
+        tl.store(work + (first + v)[:, None] + w[None, :] * WIDTH, rows, mask=(w < first)[None, :])
+        tl.store(corner, tl.where(v[:, None] > v[None, :], lower, upper))
+        low = a.dtype.element_ty
+        known_leaf = (k < r)[:, None] & (k < r)[None, :]
+        tl.store(a + k[:, None] * a_row + k[None, :] * a_column, factors.to(low), mask=known_leaf)
+        below = (beyond & (j < r))[:, None] & (k < r)[None, :]
+        tl.store(a + j[:, None] * a_row + k[None, :] * a_column, columns.to(low), mask=below)
+        right = (k < r)[:, None] & (beyond & (j < r))[None, :]
+        tl.store(a + k[:, None] * a_row + j[None, :] * a_column, rows.to(low), mask=right)
     tl.debug_barrier()
-    tl.store(place, tl.load(tile).to(a.dtype.element_ty), mask=inside)
+    both = tl.load(tile)
+    tile = w[:, None] + w[None, :] * WIDTH
+    identity = tl.where(w[:, None] == w[None, :], 1.0, 0.0)
+    tl.store(inverses + tile, tl.where(w[:, None] > w[None, :], both, identity))
+    tl.store(inverses + stride_u + tile, tl.where(w[:, None] <= w[None, :], both, 0.0))
 
 
 @jit()
@@ -389,63 +409,3 @@ def _eliminate(  # type: ignore[no-untyped-def]
         tl.store(a + i + k * WIDTH, columns[k])
         tl.store(u_inverse + i + k * LEAF, below[k])
         tl.store(l_inverse + i + k * LEAF, right[k])
-
-
-@jit()
-def _join_kernel(  # type: ignore[no-untyped-def]
-    work,
-    small,
-    wide,
-    stride_u,
-    WIDTH: tl.constexpr,
-    LEAF: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Some columns of the inverse of a triangle, from the inverses of its leaves, by substitution."""
-    upper = tl.program_id(0)
-    # An upper triangle is the transpose of a lower one.
-    down, right = tl.where(upper == 1, WIDTH, 1), tl.where(upper == 1, 1, WIDTH)
-    order: tl.constexpr = 2 * LEAF
-    first = tl.program_id(1) * order
-    v = tl.arange(0, order)
-    w = tl.arange(0, WIDTH)
-    x = wide + upper * stride_u + (first + v)[None, :] * right
-    tl.store(x + w[:, None] * down, tl.zeros((WIDTH, order), tl.float32), mask=(w < first)[:, None])
-    leaves = small + upper * WIDTH * LEAF
-    for start in range(first, WIDTH, order):
-        inverse = _inverse_of_two(work, leaves, down, right, upper, start, WIDTH, LEAF, PRECISION)
-        rows = work + (start + v)[:, None] * down + w[None, :] * right
-        known = (w >= first) & (w < start)
-        product = tl.dot(
-            tl.load(rows, mask=known[None, :], other=0.0),
-            tl.load(x + w[:, None] * down, mask=known[:, None], other=0.0),
-            input_precision=PRECISION,
-        )
-        # The first block on the diagonal is the inverse itself.
-        unit = tl.where((v[:, None] == v[None, :]) & (start == first), 1.0, 0.0)
-        tl.store(x + (start + v)[:, None] * down, tl.dot(inverse, unit - product, input_precision=PRECISION))
-        tl.debug_barrier()
-
-
-@jit()
-def _inverse_of_two(  # type: ignore[no-untyped-def]
-    t,
-    leaves,
-    down,
-    right,
-    upper,
-    start,
-    WIDTH: tl.constexpr,
-    LEAF: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """``X - X T_21 X``, X holding the inverses of two leaves and T_21 the block below the first."""
-    v = tl.arange(0, 2 * LEAF)
-    row, column = tl.where(upper == 1, LEAF, 1), tl.where(upper == 1, 1, LEAF)
-    place = leaves + start * LEAF + (v // LEAF * LEAF * LEAF + v % LEAF * row)[:, None]
-    same = (v // LEAF)[:, None] == (v // LEAF)[None, :]
-    x = tl.load(place + (v % LEAF * column)[None, :], mask=same, other=0.0)
-    below = (v >= LEAF)[:, None] & (v < LEAF)[None, :]
-    place = t + (start + v)[:, None] * down + (start + v)[None, :] * right
-    product = tl.dot(tl.load(place, mask=below, other=0.0), x, input_precision=PRECISION)
-    return x - tl.dot(x, product, input_precision=PRECISION)

@@ -99,7 +99,7 @@ def measure_applications(setting: Setting) -> Iterator[Row]:
     """Errors and rates of the four algorithms on what there is of the paper's matrices."""
     cases = _available(setting)
     for problem, source in setting.track(cases, lambda case: f"{case[0].name}, n = {case[1].n}"):
-        a, x = scaled_system(source.load(), setting.numerics)
+        a, x = scaled_system(source.load().to(setting.device), setting.numerics)
         for name, paper in zip(COMPARED, problem.errors, strict=True):
             factors, seconds = timed(partial(factorize, a, name, setting.numerics, Widths()))
             rate = None if factors is None else 1e-12 * operations(len(a)) / seconds
