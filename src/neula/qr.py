@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from neula.accuracy import qr_certificate, target_format
+from neula.accuracy import certificate_of, qr_certificate, single_qr_measures, target_format
 from neula.algorithms.batched_qr import (
     TILE_COLUMNS,
     batched_qr,
@@ -21,6 +21,7 @@ from neula.algorithms.panels import panel_named
 from neula.algorithms.reorthogonalize import refine_qr, reorthogonalize
 from neula.algorithms.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales
+from neula.algorithms.tsqr import cholesky_tsqr
 from neula.compilation import eager
 from neula.engines import BF16, FORMATS, FP16, FP64, Engine, Format, format_named, select_engine
 from neula.engines.precision import plain_arithmetic
@@ -36,6 +37,7 @@ from neula.qr_batch import (
     empty_factors,
     factorize_together,
     nothing,
+    run_link,
     unusable,
 )
 from neula.result import Attempt, QRCertificate, QRResult
@@ -287,14 +289,9 @@ class _Problem:
 
 def _factorize(a: torch.Tensor, mode: str, options: _Options) -> Factors:
     """One matrix through the chain."""
-    m, n = a.shape
-    problem = _prepare(a, options)
-    leading = problem if m >= n else _leading_block(problem)
     attempts: list[Attempt] = []
     best: tuple[float, torch.Tensor, torch.Tensor, QRCertificate] | None = None
-    for label, q, r_scaled in _chain(leading):
-        r = _unscaled(problem, leading, q, r_scaled)
-        certificate = qr_certificate(a, q, r, problem.scales, options.target)
+    for label, q, r, certificate in _certified(a, options):
         attempts.append(Attempt(label, certificate.accepted, str(certificate)))
         error = max(certificate.residual, certificate.orthogonality)
         error = error if math.isfinite(error) else math.inf
@@ -307,6 +304,79 @@ def _factorize(a: torch.Tensor, mode: str, options: _Options) -> Factors:
     if mode == "complete":
         q, r = complete(q, r)
     return Factors(q, r, certificate, tuple(attempts))
+
+
+_Certified = tuple[str, torch.Tensor, torch.Tensor, QRCertificate]
+
+
+def _certified(a: torch.Tensor, options: _Options) -> Iterator[_Certified]:
+    """Attempts, cheapest first, each computed and certified when it is asked for: label, Q, R, certificate."""
+    first = None
+    if _goes_unseen(a, options):
+        if _is_tall(a, options):
+            yield _tall(a, options)
+        first = _unseen(a, options)
+        yield first
+        if options.algorithm == "rgsqrf":
+            return
+    problem = _prepare(a, options)
+    leading = problem if a.shape[0] >= a.shape[1] else _leading_block(problem)
+    # Zero columns have to be replaced before the first pass.
+    done = None if first is None or problem.zero is not None else (first[1], first[2] * problem.scales)
+    del first
+    for label, q, r_scaled in _chain(leading, done):
+        r = _unscaled(problem, leading, q, r_scaled)
+        yield label, q, r, qr_certificate(a, q, r, problem.scales, options.target)
+
+
+def _goes_unseen(a: torch.Tensor, options: _Options) -> bool:
+    """Whether the first pass may be queued as a whole, before anything is known about the numbers.
+
+    NaN, Inf and zero columns then show in the certificate.
+    """
+    named = options.algorithm not in (None, "rgsqrf") or options.progress is not None
+    waits = (options.panel or options.engine.using(options.low()).panel) not in ("cholesky", "cholesky32")
+    return options.engine.replays and a.shape[0] >= a.shape[1] and not named and not waits
+
+
+def _unseen(a: torch.Tensor, options: _Options) -> _Certified:
+    """One pass in the low format, in one launch where a graph has it; the host waits for the certificate."""
+
+    def factorized(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        column_max = options.engine.column_max(a)
+        scales = power_of_two_scales(column_max.to(torch.promote_types(a.dtype, torch.float32)))
+        problem = _Problem(a, scales, None, options)
+        q, r_scaled = problem.rgsqrf()
+        r = _unscaled(problem, problem, q, r_scaled)
+        return q, r, single_qr_measures(a, q, r, scales, options.target)
+
+    key = ("qr", options.low().name, options.target.name, options.panel, options.cutoff)
+    q, r, measures = options.engine.replay(factorized, (a,), key)
+    return f"rgsqrf {options.low().name}", q, r, certificate_of(measures, a.shape, options.target)
+
+
+TALL_COLUMNS, TALL_RATIO = 256, 32
+"""Up to how many columns, and from how many rows for each, Cholesky QR of the whole matrix comes first."""
+
+
+def _is_tall(a: torch.Tensor, options: _Options) -> bool:
+    """Whether to try one pass of Cholesky QR with corrected products, as in :func:`neula.tsqr`, first."""
+    m, n = a.shape
+    named = (options.algorithm, options.compute, options.panel, options.cutoff) != (None,) * 4
+    shape = n <= TALL_COLUMNS and m >= TALL_RATIO * n
+    # Its kernels read rows.
+    return shape and a.stride(1) == 1 and not named and options.target is not FP64
+
+
+def _tall(a: torch.Tensor, options: _Options) -> _Certified:
+    link = Link("cholesky-qr fp16_cor", torch.float32, _cholesky_tsqr, scaled=False)
+    q, r, certificates = run_link(link, a[None], options.target, options.engine)
+    return link.label, q[0], r[0], certificates[0]
+
+
+def _cholesky_tsqr(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    q, r = cholesky_tsqr(a[0])
+    return q[None], r[None]
 
 
 def _prepare(a: torch.Tensor, options: _Options) -> _Problem:
@@ -325,15 +395,21 @@ def _leading_block(problem: _Problem) -> _Problem:
     return _Problem(problem.a[:, :m], problem.scales[:m], zero, problem.options)
 
 
-def _chain(problem: _Problem) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Attempts, cheapest first, each computed when it is asked for: label, Q, and R of the scaled matrix."""
+def _chain(
+    problem: _Problem, done: tuple[torch.Tensor, torch.Tensor] | None = None
+) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Attempts, cheapest first, each computed when it is asked for: label, Q, and R of the scaled matrix.
+
+    ``done`` are Q and R of the first pass, where it has been certified already.
+    """
     options = problem.options
     algorithm, low = options.algorithm, options.low().name
     if algorithm == "householder":
         yield _householder(problem)
         return
-    q, r = problem.rgsqrf()
-    if algorithm in (None, "rgsqrf"):
+    new = done is None
+    q, r = problem.rgsqrf() if done is None else done
+    if algorithm in (None, "rgsqrf") and new:
         yield f"rgsqrf {low}", q, r
     if algorithm == "rgsqrf":
         return

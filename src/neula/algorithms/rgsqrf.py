@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from neula.algorithms.cholesky_qr import cholesky_qr32, cholesky_qr32_in_place
 from neula.algorithms.panels import Panel, panel_named
 from neula.engines import Engine
 
@@ -41,7 +42,7 @@ def rgsqrf(
     cutoff : int, optional
         Width at which the recursion stops; the engine's choice by default, 128 in the paper.
     panel : str, optional
-        ``"caqr"``, ``"cholesky"``, ``"cholesky2"`` or ``"householder"``; the engine's choice by default.
+        ``"caqr"``, ``"cholesky"``, ``"cholesky2"``, ``"cholesky32"`` or ``"householder"``; the engine's choice by default.
     panel_format : str, optional
         Format of the products inside the panel: fp32 by default, as in the paper's best variant; the
         engine's own format for the paper's ablation (Figure 7).
@@ -102,20 +103,23 @@ class _Recursion:
         low1, low2 = (None, None) if low is None else (low[:, left], low[:, right])
 
         q1 = self.factorize(a[:, left], r[left, left], low1)
-        r12, a2 = r[left, right], a[:, right]
-        self.engine.gemm(q1.T, self.engine.operand(a2, low2), r12)
-        self.engine.gemm(q1, self.engine.operand(r12), a2, alpha=-1.0, beta=1.0)
-        self.factorize(a2, r[right, right], low2)
+        self.engine.project_out(q1, a[:, right], r[left, right], low2)
+        self.factorize(a[:, right], r[right, right], low2)
         return a if low is None else low
 
     def _factorize_panel(self, a: torch.Tensor, r: torch.Tensor, low: torch.Tensor | None) -> torch.Tensor:
-        q, r_panel = self.panel(a, self.panel_engine)
-        a.copy_(q)
-        r.copy_(r_panel)
+        if self.panel is cholesky_qr32 and a.dtype == torch.float32:
+            rounded = low is not None and low.dtype != a.dtype
+            cholesky_qr32_in_place(a, r, low if rounded else None)
+        else:
+            rounded = False
+            q, r_panel = self.panel(a, self.panel_engine)
+            a.copy_(q)
+            r.copy_(r_panel)
         self.columns_done += a.shape[1]
         if self.on_columns is not None:
             self.on_columns(self.columns_done)
-        return self.engine.operand(a, low)
+        return low if rounded and low is not None else self.engine.operand(a, low)
 
 
 def split_columns(n: int, cutoff: int) -> int:

@@ -47,8 +47,8 @@ class Engine(ABC):
     """
 
     name: ClassVar[str]
-    panel: ClassVar[str]
-    cutoff: ClassVar[int] = 128
+    panel: str
+    cutoff: int = 128
     lu_panel: ClassVar[int] = 256
     lu_inner_panel: ClassVar[int] = 8
     swaps: ClassVar[bool] = False
@@ -138,6 +138,17 @@ class Engine(ABC):
             c.mul_(beta)
         return c.add_(product, alpha=alpha)
 
+    def project_out(
+        self, q: torch.Tensor, a: torch.Tensor, r: torch.Tensor, room: torch.Tensor | None = None
+    ) -> None:
+        """``R = Q^T A``, then ``A = A - Q R``: what A has in the range of Q, moved to R.
+
+        ``q`` comes from :meth:`operand`, ``a`` and ``r`` are in the storage precision, and ``room`` has room
+        for ``a`` as an operand.
+        """
+        self.gemm(q.T, self.operand(a, room), r)
+        self.gemm(q, self.operand(r), a, alpha=-1.0, beta=1.0)
+
     def gemm_low(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
         """``C = C - A B`` for C in the low format, to which it is rounded as often as the unit does."""
         return self.round(c.to(self.storage) - self.gemm(a, b), c)
@@ -166,6 +177,11 @@ class Engine(ABC):
     def gram(self, a: torch.Tensor) -> torch.Tensor:
         """``A^T A`` of a working matrix in float64, as accurately as is cheap here."""
         return (a.T.double() @ a.double()) if a.dtype != torch.float64 else a.T @ a
+
+    @property
+    def replays(self) -> bool:
+        """Whether :meth:`replay` does more than to call: then it pays to queue work without looking at it."""
+        return False
 
     def replay(self, function: Callable[..., Tensors], inputs: Tensors, key: Hashable) -> Tensors:
         """``function(*inputs)``; a GPU may play back what it did for this key: launches must be the same."""

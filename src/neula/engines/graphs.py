@@ -46,7 +46,7 @@ class _Graph:
 
 
 def replay(function: Callable[..., Tensors], inputs: Tensors, key: Hashable) -> Tensors:
-    """``function(*inputs)``, from a graph where there is one for this key, these shapes and this stream.
+    """``function(*inputs)``, from a graph where there is one for this key, these shapes and strides, and this stream.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def replay(function: Callable[..., Tensors], inputs: Tensors, key: Hashable) -> 
     if sum(x.nbytes for x in inputs) > largest or torch.cuda.is_current_stream_capturing():
         return function(*inputs)
     stream = torch.cuda.current_stream(device)
-    full_key = (key, *((x.shape, x.dtype) for x in inputs), device, stream.stream_id)
+    full_key = (key, *((x.shape, x.stride(), x.dtype) for x in inputs), device, stream.stream_id)
     # Between the copy of the input and those of the results nobody else may use the graph.
     with _lock:
         if full_key in _graphs:
@@ -91,7 +91,7 @@ def clear() -> None:
 
 def _captured(function: Callable[..., Tensors], inputs: Tensors, stream: torch.cuda.Stream) -> _Graph | None:
     """A graph of the function, or None if one of its steps cannot be recorded."""
-    own = tuple(x.clone(memory_format=torch.contiguous_format) for x in inputs)
+    own = tuple(x.clone() for x in inputs)
     function(*own)  # compiles kernels and makes what is made once, neither of which a graph may do
     side = torch.cuda.Stream(stream.device)
     side.wait_stream(stream)
