@@ -18,12 +18,12 @@ from neula.algorithms.batched_qr import (
 )
 from neula.algorithms.householder import householder
 from neula.algorithms.panels import panel_named
-from neula.algorithms.reorthogonalize import refine_qr, reorthogonalize
+from neula.algorithms.reorthogonalize import refine_qr, reorthogonalize, second_pass
 from neula.algorithms.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.tsqr import cholesky_tsqr
 from neula.compilation import eager
-from neula.engines import BF16, FORMATS, FP16, FP64, Engine, Format, format_named, select_engine
+from neula.engines import BF16, FORMATS, FP16, FP32, FP64, Engine, Format, format_named, select_engine
 from neula.engines.precision import plain_arithmetic
 from neula.errors import unknown_name
 from neula.inputs import check_finite, check_matrix, finite_members, take
@@ -336,23 +336,34 @@ def _goes_unseen(a: torch.Tensor, options: _Options) -> bool:
     """
     named = options.algorithm not in (None, "rgsqrf") or options.progress is not None
     waits = (options.panel or options.engine.using(options.low()).panel) not in ("cholesky", "cholesky32")
-    return options.engine.replays and a.shape[0] >= a.shape[1] and not named and not waits
+    return options.engine.replayed_bytes > 0 and a.shape[0] >= a.shape[1] and not named and not waits
 
 
 def _unseen(a: torch.Tensor, options: _Options) -> _Certified:
-    """One pass in the low format, in one launch where a graph has it; the host waits for the certificate."""
+    """The first link, in one launch where a graph has it; the host waits for the certificate.
+
+    Square matrices are too ill-conditioned for one pass in float32 more often than not: they get two at once.
+    """
+    m, n = a.shape
+    low = options.low()
+    twice = options.algorithm is None and options.target is FP32 and m < 2 * n
 
     def factorized(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
         column_max = options.engine.column_max(a)
         scales = power_of_two_scales(column_max.to(torch.promote_types(a.dtype, torch.float32)))
         problem = _Problem(a, scales, None, options)
         q, r_scaled = problem.rgsqrf()
+        if twice:
+            q, r_scaled, _ = second_pass(
+                q, r_scaled, options.engine.using(low), panel=options.panel, cutoff=options.cutoff
+            )
         r = _unscaled(problem, problem, q, r_scaled)
         return q, r, single_qr_measures(a, q, r, scales, options.target)
 
-    key = ("qr", options.low().name, options.target.name, options.panel, options.cutoff)
+    label = f"rgsqrf {low.name}{' + reortho' if twice else ''}"
+    key = (label, options.target.name, options.panel, options.cutoff)
     q, r, measures = options.engine.replay(factorized, (a,), key)
-    return f"rgsqrf {options.low().name}", q, r, certificate_of(measures, a.shape, options.target)
+    return label, q, r, certificate_of(measures, a.shape, options.target)
 
 
 TALL_COLUMNS, TALL_RATIO = 256, 32

@@ -7,8 +7,8 @@ in products whose smallest dimension doubles from level to level: that is what m
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -77,6 +77,8 @@ def rgsqrf(
         panel=panel_named(panel or engine.panel),
         cutoff=cutoff,
         on_columns=on_columns,
+        key=("rgsqrf", engine.format.name, panel or engine.panel, panel_format, cutoff),
+        block=0 if on_columns is not None else _replayed_columns(m, n, cutoff, engine),
     )
     recursion.factorize(q, r, engine.operand_buffer(q))
     return q, r
@@ -91,6 +93,8 @@ class _Recursion:
     panel: Panel
     cutoff: int
     on_columns: Callable[[int], None] | None
+    key: Hashable
+    block: int
     columns_done: int = 0
 
     def factorize(self, a: torch.Tensor, r: torch.Tensor, low: torch.Tensor | None) -> torch.Tensor:
@@ -98,6 +102,8 @@ class _Recursion:
         n = a.shape[1]
         if n <= self.cutoff:
             return self._factorize_panel(a, r, low)
+        if n <= self.block:
+            return self._factorize_replayed(a, r, low)
         k = split_columns(n, self.cutoff)
         left, right = slice(0, k), slice(k, n)
         low1, low2 = (None, None) if low is None else (low[:, left], low[:, right])
@@ -105,6 +111,22 @@ class _Recursion:
         q1 = self.factorize(a[:, left], r[left, left], low1)
         self.engine.project_out(q1, a[:, right], r[left, right], low2)
         self.factorize(a[:, right], r[right, right], low2)
+        return a if low is None else low
+
+    def _factorize_replayed(
+        self, a: torch.Tensor, r: torch.Tensor, low: torch.Tensor | None
+    ) -> torch.Tensor:
+        """A block of columns as a function of its numbers alone, which an engine may play back."""
+        recursion = replace(self, block=0)
+
+        def factorized(block: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            n = block.shape[1]
+            room = self.engine.operand_buffer(block)
+            r = self.engine.empty(n, n).zero_()
+            recursion.factorize(block, r, room)
+            return (block, r) if room is None else (block, r, room)
+
+        self.engine.replay(factorized, (a,), self.key, (a, r) if low is None else (a, r, low))
         return a if low is None else low
 
     def _factorize_panel(self, a: torch.Tensor, r: torch.Tensor, low: torch.Tensor | None) -> torch.Tensor:
@@ -120,6 +142,14 @@ class _Recursion:
         if self.on_columns is not None:
             self.on_columns(self.columns_done)
         return low if rounded and low is not None else self.engine.operand(a, low)
+
+
+def _replayed_columns(m: int, n: int, cutoff: int, engine: Engine) -> int:
+    """Columns that are factorized together in what an engine plays back: 0 where that is all of them, or few."""
+    columns = cutoff
+    while 2 * columns * m * engine.storage.itemsize <= engine.replayed_bytes:
+        columns *= 2
+    return columns if 4 * cutoff <= columns < n else 0
 
 
 def split_columns(n: int, cutoff: int) -> int:

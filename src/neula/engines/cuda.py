@@ -104,11 +104,13 @@ class CudaEngine(Engine):
         return c
 
     @property
-    def replays(self) -> bool:
-        return True
+    def replayed_bytes(self) -> int:
+        return graphs.largest_input(self.device)
 
-    def replay(self, function: Callable[..., Tensors], inputs: Tensors, key: Hashable) -> Tensors:
-        return graphs.replay(function, inputs, key)
+    def replay(
+        self, function: Callable[..., Tensors], inputs: Tensors, key: Hashable, out: Tensors | None = None
+    ) -> Tensors:
+        return graphs.replay(function, inputs, key, out)
 
 
 def measured_rate(engine: CudaEngine, n: int = 4096) -> float:

@@ -179,13 +179,24 @@ class Engine(ABC):
         return (a.T.double() @ a.double()) if a.dtype != torch.float64 else a.T @ a
 
     @property
-    def replays(self) -> bool:
-        """Whether :meth:`replay` does more than to call: then it pays to queue work without looking at it."""
-        return False
+    def replayed_bytes(self) -> int:
+        """Size of inputs up to which :meth:`replay` does more than to call."""
+        return 0
 
-    def replay(self, function: Callable[..., Tensors], inputs: Tensors, key: Hashable) -> Tensors:
-        """``function(*inputs)``; a GPU may play back what it did for this key: launches must be the same."""
-        return function(*inputs)
+    def replay(
+        self, function: Callable[..., Tensors], inputs: Tensors, key: Hashable, out: Tensors | None = None
+    ) -> Tensors:
+        """``function(*inputs)``; a GPU may play back what it did for this key: launches must be the same.
+
+        Where there is room for the results in ``out``, the function may overwrite its inputs.
+        """
+        results = function(*inputs)
+        if out is None:
+            return results
+        for target, result in zip(out, results, strict=True):
+            if target is not result:
+                target.copy_(result)
+        return out
 
     def __str__(self) -> str:
         return self.name

@@ -7,11 +7,12 @@
 #define BLOCK 32
 #define WIDTH 128
 #define PITCH 132
-#define THREADS 256
+#define THREADS 512
 #define GROUP 64
+#define GROUPS (THREADS / GROUP)
 
-__device__ __forceinline__ void barrier_of_group(int group) {
-    asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(GROUP) : "memory");
+__device__ __forceinline__ void barrier_of_group() {
+    asm volatile("bar.sync %0, %1;" ::"r"(threadIdx.x / GROUP + 1), "n"(GROUP) : "memory");
 }
 
 struct Tile {
@@ -37,18 +38,20 @@ __device__ __forceinline__ void store(const Tile& t, float* z, float sign) {
     const int i = threadIdx.x % GROUP / 8 * 4, j = threadIdx.x % 8 * 4;
 #pragma unroll
     for (int u = 0; u < 4; ++u)
-#pragma unroll
-        for (int v = 0; v < 4; ++v) z[(i + u) * PITCH + j + v] = sign * t.x[u][v];
+        *reinterpret_cast<float4*>(z + (i + u) * PITCH + j) =
+            float4{sign * t.x[u][0], sign * t.x[u][1], sign * t.x[u][2], sign * t.x[u][3]};
 }
 
 __device__ __forceinline__ void subtract(float* z, const float* x, const float* y) {
-    Tile t = {};
-    multiply(t, x, y);
+    Tile t;
     const int i = threadIdx.x % GROUP / 8 * 4, j = threadIdx.x % 8 * 4;
 #pragma unroll
-    for (int u = 0; u < 4; ++u)
-#pragma unroll
-        for (int v = 0; v < 4; ++v) z[(i + u) * PITCH + j + v] -= t.x[u][v];
+    for (int u = 0; u < 4; ++u) {
+        const float4 c = *reinterpret_cast<const float4*>(z + (i + u) * PITCH + j);
+        t.x[u][0] = -c.x, t.x[u][1] = -c.y, t.x[u][2] = -c.z, t.x[u][3] = -c.w;
+    }
+    multiply(t, x, y);
+    store(t, z, -1.0f);
 }
 
 // One warp: G = L L^T. Only the upper triangle of G is read. L^-1 goes to v, its transpose to g; a pivot that is not positive makes NaN.
@@ -61,8 +64,7 @@ __device__ void factor_diagonal(float* g, float* v, float* lower) {
 #pragma unroll
     for (int c = 0; c < BLOCK; ++c) {
         const float d = __shfl_sync(0xffffffffu, pivot, c);
-        float s = rsqrtf(d);
-        s = s * fmaf(-0.5f * d * s, s, 1.5f);
+        const float s = rsqrtf(d);  // to 1.2 units in the last place
         const float l = lane == c ? d * s : (lane > c ? row[c] * s : 0.0f);
         if (lane == c) inverse_diagonal = s;
         pivot = fmaf(-l, l, pivot);
@@ -94,16 +96,16 @@ __device__ __forceinline__ float* at(float* matrix, int i, int j) {
     return matrix + i * BLOCK * PITCH + j * BLOCK;
 }
 
-// Row j of L^-1 left of the diagonal, from what is above: L^-1_ji = -L^-1_jj sum_k L_jk L^-1_ki.
-__device__ __forceinline__ void invert_row(float* g, float* v, int j, int group, int groups) {
-    for (int i = group; i < j; i += groups) {
+// Block i of row j of L^-1, by one group, from what is above: L^-1_ji = -L^-1_jj sum_k L_jk L^-1_ki.
+__device__ __forceinline__ void invert_row(float* g, float* v, int j, int i) {
+    if (i < j) {
         Tile t = {};
         for (int k = i; k < j; ++k) multiply(t, at(g, k, j), at(v, k, i));
         store(t, at(v, j, i), 1.0f);
-        barrier_of_group(group);
+        barrier_of_group();
         Tile u = {};
         multiply(u, at(g, j, j), at(v, j, i));
-        barrier_of_group(group);
+        barrier_of_group();
         store(u, at(v, j, i), -1.0f);
     }
 }
@@ -139,9 +141,9 @@ extern "C" __global__ void cholesky_inverse(
         } else if (j > 0) {
             int turn = 1;  // the next diagonal block has been seen to already
             for (int a = j; a < blocks; ++a)
-                for (int b = a == j ? j + 1 : a; b < blocks; ++b, turn = turn % 3 + 1)
+                for (int b = a == j ? j + 1 : a; b < blocks; ++b, turn = turn % (GROUPS - 1) + 1)
                     if (turn == group) subtract(at(g, a, b), at(g, j - 1, a), at(g, j - 1, b));
-            invert_row(g, v, j - 1, group - 1, 3);
+            invert_row(g, v, j - 1, GROUPS - 1 - group);
         }
         __syncthreads();
         Tile t = {};
@@ -153,7 +155,7 @@ extern "C" __global__ void cholesky_inverse(
         if (group == 0 && j + 1 < blocks) subtract(at(g, j + 1, j + 1), at(g, j, j + 1), at(g, j, j + 1));
         __syncthreads();
     }
-    invert_row(g, v, blocks - 1, group, 4);
+    invert_row(g, v, blocks - 1, group);
     __syncthreads();
     // Down the columns of R, along the rows of its inverse transposed.
 #pragma unroll 4

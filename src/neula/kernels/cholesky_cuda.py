@@ -15,7 +15,7 @@ import torch
 
 from neula.kernels.cholesky import MAX_COLUMNS, CholeskyFactors
 
-THREADS = 256
+THREADS = 512
 SHARED_BYTES = 4 * (2 * MAX_COLUMNS * (MAX_COLUMNS + 4) + MAX_COLUMNS * 36)
 """R, its inverse, and the diagonal blocks of R: rows of 4 more than 128 and 32 numbers."""
 
