@@ -16,6 +16,7 @@ from neula.algorithms.batched_qr import (
     batched_qr,
     batched_reorthogonalize,
 )
+from neula.algorithms.cholesky_qr import cholesky_qr_low
 from neula.algorithms.householder import householder
 from neula.algorithms.panels import panel_named
 from neula.algorithms.reorthogonalize import refine_qr, reorthogonalize, second_pass
@@ -287,6 +288,20 @@ class _Problem:
         )
 
 
+    def rgsqrf_twice(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Two passes in the low format."""
+        options = self.options
+        engine = options.engine.using(options.low())
+        q, r, _ = second_pass(*self.rgsqrf(), engine, panel=options.panel, cutoff=options.cutoff)
+        return q, r
+
+    def cholesky_qr(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """One pass of Cholesky QR in the low format."""
+        engine = self.options.engine.using(self.options.low())
+        room = engine.empty(*self.a.shape, dtype=engine.operand_dtype)
+        return cholesky_qr_low(engine.fill(room, self.a, self.scales), engine)
+
+
 def _factorize(a: torch.Tensor, mode: str, options: _Options) -> Factors:
     """One matrix through the chain."""
     attempts: list[Attempt] = []
@@ -313,10 +328,8 @@ def _certified(a: torch.Tensor, options: _Options) -> Iterator[_Certified]:
     """Attempts, cheapest first, each computed and certified when it is asked for: label, Q, R, certificate."""
     first = None
     if _goes_unseen(a, options):
-        if _is_tall(a, options):
-            yield _tall(a, options)
-        first = _unseen(a, options)
-        yield first
+        for first in _unseen(a, options):
+            yield first
         if options.algorithm == "rgsqrf":
             return
     problem = _prepare(a, options)
@@ -339,47 +352,58 @@ def _goes_unseen(a: torch.Tensor, options: _Options) -> bool:
     return options.engine.replayed_bytes > 0 and a.shape[0] >= a.shape[1] and not named and not waits
 
 
-def _unseen(a: torch.Tensor, options: _Options) -> _Certified:
-    """The first link, in one launch where a graph has it; the host waits for the certificate.
-
-    Square matrices are too ill-conditioned for one pass in float32 more often than not: they get two at once.
-    """
+def _unseen(a: torch.Tensor, options: _Options) -> Iterator[_Certified]:
+    """Links that are queued as a whole; the host waits for their certificates. The last is the recursion."""
     m, n = a.shape
     low = options.low()
-    twice = options.algorithm is None and options.target is FP32 and m < 2 * n
+    if _is_tall(a, options):
+        # The kernels of tall matrices read rows.
+        if n <= TALL_COLUMNS and a.stride(1) == 1:
+            yield _tall(a, options)
+        elif n <= LOW_COLUMNS and options.target in (FP16, BF16):
+            yield _queued(a, options, f"cholesky-qr {low.name}", _Problem.cholesky_qr)
+    # Square matrices are too ill-conditioned for one pass in float32 more often than not: they get two.
+    if options.algorithm is None and options.target is FP32 and m < 2 * n:
+        yield _queued(a, options, f"rgsqrf {low.name} + reortho", _Problem.rgsqrf_twice)
+    else:
+        yield _queued(a, options, f"rgsqrf {low.name}", _Problem.rgsqrf)
+
+
+def _queued(
+    a: torch.Tensor,
+    options: _Options,
+    label: str,
+    method: Callable[[_Problem], tuple[torch.Tensor, torch.Tensor]],
+) -> _Certified:
+    """A link with its scales and its certificate, in one launch where a graph has it."""
 
     def factorized(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
         column_max = options.engine.column_max(a)
         scales = power_of_two_scales(column_max.to(torch.promote_types(a.dtype, torch.float32)))
         problem = _Problem(a, scales, None, options)
-        q, r_scaled = problem.rgsqrf()
-        if twice:
-            q, r_scaled, _ = second_pass(
-                q, r_scaled, options.engine.using(low), panel=options.panel, cutoff=options.cutoff
-            )
+        q, r_scaled = method(problem)
         r = _unscaled(problem, problem, q, r_scaled)
         return q, r, single_qr_measures(a, q, r, scales, options.target)
 
-    label = f"rgsqrf {low.name}{' + reortho' if twice else ''}"
     key = (label, options.target.name, options.panel, options.cutoff)
     q, r, measures = options.engine.replay(factorized, (a,), key)
     return label, q, r, certificate_of(measures, a.shape, options.target)
 
 
-TALL_COLUMNS, TALL_RATIO = 256, 32
-"""Up to how many columns, and from how many rows for each, Cholesky QR of the whole matrix comes first."""
+TALL_COLUMNS, LOW_COLUMNS, TALL_RATIO = 256, 1024, 32
+"""Up to how many columns Cholesky QR of the whole matrix comes first, with corrected products and in half
+precision, and from how many rows for each column."""
 
 
 def _is_tall(a: torch.Tensor, options: _Options) -> bool:
-    """Whether to try one pass of Cholesky QR with corrected products, as in :func:`neula.tsqr`, first."""
+    """Whether to try Cholesky QR of the whole matrix first."""
     m, n = a.shape
     named = (options.algorithm, options.compute, options.panel, options.cutoff) != (None,) * 4
-    shape = n <= TALL_COLUMNS and m >= TALL_RATIO * n
-    # Its kernels read rows.
-    return shape and a.stride(1) == 1 and not named and options.target is not FP64
+    return m >= TALL_RATIO * n and not named and options.target is not FP64
 
 
 def _tall(a: torch.Tensor, options: _Options) -> _Certified:
+    """One pass with corrected products, as in :func:`neula.tsqr`."""
     link = Link("cholesky-qr fp16_cor", torch.float32, _cholesky_tsqr, scaled=False)
     q, r, certificates = run_link(link, a[None], options.target, options.engine)
     return link.label, q[0], r[0], certificates[0]

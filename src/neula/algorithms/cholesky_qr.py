@@ -58,6 +58,23 @@ def cholesky_qr32_in_place(a: torch.Tensor, r: torch.Tensor, low: torch.Tensor |
     multiply_panel(a, factors.inverse, factors.norms, low)
 
 
+def cholesky_qr_low(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
+    """One pass with both products in the engine's low format; never waits for the device.
+
+    As accurate as a pass of recursive Gram-Schmidt in that format up to a condition number of about 10, and
+    twice as fast where A is so tall that its Cholesky factor costs nothing; NaN beyond ``u**-0.5``.
+
+    Parameters
+    ----------
+    a : Tensor, shape (m, n), m >= n
+        An operand of the engine (:meth:`neula.engines.Engine.operand`).
+    engine : Engine
+    """
+    factor, info = upper_cholesky(engine.gemm(a.T, a))
+    r = factor.masked_fill(info > 0, math.nan)
+    return engine.gemm(a, engine.operand(_inverse(r))), r.triu()
+
+
 def cholesky_qr2(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
     """Two passes with the Gram matrix as the engine likes it.
 
@@ -135,6 +152,9 @@ def upper_cholesky(gram: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _apply_inverse(a: torch.Tensor, r: torch.Tensor, engine: Engine) -> torch.Tensor:
     """``A R^-1`` as a product with the explicit inverse: R is small, and products are what is fast."""
+    return engine.gemm(engine.operand(a), engine.operand(_inverse(r).to(a.dtype)))
+
+
+def _inverse(r: torch.Tensor) -> torch.Tensor:
     identity = torch.eye(r.shape[0], dtype=r.dtype, device=r.device)
-    inverse = torch.linalg.solve_triangular(r.T, identity, upper=False).T
-    return engine.gemm(engine.operand(a), engine.operand(inverse.to(a.dtype)))
+    return torch.linalg.solve_triangular(r.T, identity, upper=False).T

@@ -12,6 +12,7 @@ from neula.engines.engine import Engine, Tensors
 from neula.engines.formats import FP32, TF32, Format
 from neula.engines.precision import cuda_matmul_precision
 from neula.kernels.gemm import corrected_gemm, kernel_runs
+from neula.kernels.projection import project_out, projects
 from neula.kernels.scaled_copy import scaled_copy
 
 
@@ -96,6 +97,14 @@ class CudaEngine(Engine):
         with cuda_matmul_precision("tf32" if self.format is TF32 else "ieee"):
             torch.addmm(c.T, b.T, a.T, beta=beta, alpha=alpha, out=c.T)
         return c
+
+    def project_out(
+        self, q: torch.Tensor, a: torch.Tensor, r: torch.Tensor, room: torch.Tensor | None = None
+    ) -> None:
+        if self.format is FP32 and projects(q, a):
+            project_out(q, a, r)
+        else:
+            super().project_out(q, a, r, room)
 
     def gemm_low(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
         if not self._half:

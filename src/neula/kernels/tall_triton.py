@@ -130,16 +130,16 @@ def tall_half_gram_triton(a: torch.Tensor, *, config: Config | None = None) -> t
                 *(rows, width, stages if vector > 1 else 1, False, SAMPLES, GRAM_TOP, vector, by_columns),
                 num_warps=warps,
             )
-    return _sum(parts)
+    return _sum(parts, torch.empty(n, n, dtype=torch.float64, device=a.device))
 
 
-def _sum(parts: torch.Tensor) -> torch.Tensor:
-    """Sum of float32 matrices in float64: torch would convert them first."""
-    count, *shape = parts.shape
-    size = parts[0].numel()
-    total = torch.empty(shape, dtype=torch.float64, device=parts.device)
+def _sum(parts: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """Sum of float32 matrices in float64 into ``total``: torch would convert them first."""
+    count, m, n = parts.shape
     with torch.cuda.device_of(parts):
-        _sum_kernel[(triton.cdiv(size, SUM[1]),)](parts, total, count, size, *SUM, num_warps=4)
+        _sum_kernel[(triton.cdiv(m * n, SUM[1]),)](
+            parts, total, count, m * n, n, *total.stride(), *SUM, num_warps=4
+        )
     return total
 
 
@@ -306,9 +306,9 @@ def _gram_kernel(  # type: ignore[no-untyped-def]
         tl.store(parts + columns * n + rows, total, mask=inside)
 
 
-@jit("count", "size")
+@jit("count", "size", "n")
 def _sum_kernel(  # type: ignore[no-untyped-def]
-    parts, total, count, size, PARTS: tl.constexpr, ELEMENTS: tl.constexpr
+    parts, total, count, size, n, total_row, total_column, PARTS: tl.constexpr, ELEMENTS: tl.constexpr
 ):
     """Some elements of the sum."""
     j = tl.program_id(0) * ELEMENTS + tl.arange(0, ELEMENTS)
@@ -318,7 +318,8 @@ def _sum_kernel(  # type: ignore[no-untyped-def]
         inside = (start + i < count)[:, None] & (j < size)[None, :]
         place = parts + (start + i)[:, None].to(tl.int64) * size + j[None, :]
         sums += tl.load(place, mask=inside, other=0.0).to(tl.float64)
-    tl.store(total + j, tl.sum(sums, axis=0), mask=j < size)
+    place = total + (j // n).to(tl.int64) * total_row + (j % n).to(tl.int64) * total_column
+    tl.store(place, tl.sum(sums, axis=0).to(total.dtype.element_ty), mask=j < size)
 
 
 @jit("m", "n", "chunk")
