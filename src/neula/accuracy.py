@@ -392,4 +392,3 @@ def _row_blocks(a: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, ...]
 
 def _abs_matmul(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return torch.cat([exact_matmul(block.to(x.dtype).abs(), x) for block in _row_blocks(a, x.dtype)])
-

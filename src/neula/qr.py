@@ -264,7 +264,10 @@ class _Problem:
 
     def work(self, engine: Engine) -> torch.Tensor:
         """Scaled copy in working storage."""
-        out = engine.fill(engine.empty(*self.a.shape), self.a, self.scales)
+        return self._filled(engine.empty(*self.a.shape), engine)
+
+    def _filled(self, out: torch.Tensor, engine: Engine) -> torch.Tensor:
+        engine.fill(out, self.a, self.scales)
         if self.zero is not None:
             generator = torch.Generator("cpu").manual_seed(0)
             shape = (out.shape[0], int(self.zero.sum()))
@@ -278,15 +281,19 @@ class _Problem:
     def rgsqrf(self, panel: str | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """One pass in the low format."""
         engine = self.options.engine.using(self.options.low())
-        return rgsqrf(
-            self.work(engine),
+        m, n = self.a.shape
+        work = engine.empty(engine.rows(m), n)
+        work[m:].zero_()
+        self._filled(work[:m], engine)
+        q, r = rgsqrf(
+            work,
             engine,
             cutoff=self.options.cutoff,
             panel=panel or self.options.panel,
             overwrite_a=True,
-            on_columns=self.options.report(f"rgsqrf {engine.format.name}", self.a.shape[1]),
+            on_columns=self.options.report(f"rgsqrf {engine.format.name}", n),
         )
-
+        return q[:m], r
 
     def rgsqrf_twice(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Two passes in the low format."""
@@ -325,7 +332,7 @@ _Certified = tuple[str, torch.Tensor, torch.Tensor, QRCertificate]
 
 
 def _certified(a: torch.Tensor, options: _Options) -> Iterator[_Certified]:
-    """Attempts, cheapest first, each computed and certified when it is asked for: label, Q, R, certificate."""
+    """Attempts, cheapest first, each computed and certified when it is asked for."""
     first = None
     if _goes_unseen(a, options):
         for first in _unseen(a, options):

@@ -53,7 +53,7 @@ def cholesky_qr32(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.
 
 
 def cholesky_qr32_in_place(a: torch.Tensor, r: torch.Tensor, low: torch.Tensor | None = None) -> None:
-    """:func:`cholesky_qr32` with Q in place of a float32 matrix A, and rounded to a narrower type in ``low``."""
+    """:func:`cholesky_qr32` with Q in place of a float32 A, and rounded to a narrower type in ``low``."""
     factors = cholesky_inverse(half_gram(a), out=r)
     multiply_panel(a, factors.inverse, factors.norms, low)
 

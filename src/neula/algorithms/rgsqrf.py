@@ -42,7 +42,8 @@ def rgsqrf(
     cutoff : int, optional
         Width at which the recursion stops; the engine's choice by default, 128 in the paper.
     panel : str, optional
-        ``"caqr"``, ``"cholesky"``, ``"cholesky2"``, ``"cholesky32"`` or ``"householder"``; the engine's choice by default.
+        ``"caqr"``, ``"cholesky"``, ``"cholesky2"``, ``"cholesky32"`` or ``"householder"``; the engine's
+        choice by default.
     panel_format : str, optional
         Format of the products inside the panel: fp32 by default, as in the paper's best variant; the
         engine's own format for the paper's ablation (Figure 7).
@@ -69,19 +70,29 @@ def rgsqrf(
     cutoff = engine.cutoff if cutoff is None else cutoff
     if cutoff < 1:
         raise ValueError(f"cutoff must be at least 1, got {cutoff}")
-    q = a if overwrite_a else engine.empty(m, n).copy_(a)
+    q = a if overwrite_a else _working_copy(a, engine)
     r = engine.empty(n, n).zero_()
     recursion = _Recursion(
         engine,
         panel_engine=engine.using(panel_format or ("fp64" if engine.storage == torch.float64 else "fp32")),
         panel=panel_named(panel or engine.panel),
+        last_panel=panel_named(panel or ("cholesky" if engine.panel == "cholesky32" else engine.panel)),
         cutoff=cutoff,
         on_columns=on_columns,
-        key=("rgsqrf", engine.format.name, panel or engine.panel, panel_format, cutoff),
+        key=("rgsqrf", engine.format.name, panel, panel_format, cutoff),
         block=0 if on_columns is not None else _replayed_columns(m, n, cutoff, engine),
+        rows=m,
     )
     recursion.factorize(q, r, engine.operand_buffer(q))
-    return q, r
+    return q[:m], r
+
+
+def _working_copy(a: torch.Tensor, engine: Engine) -> torch.Tensor:
+    m, n = a.shape
+    work = engine.empty(engine.rows(m), n)
+    work[:m].copy_(a)
+    work[m:].zero_()
+    return work
 
 
 @dataclass
@@ -91,10 +102,14 @@ class _Recursion:
     engine: Engine
     panel_engine: Engine
     panel: Panel
+    last_panel: Panel
+    """For panels that have hardly more rows than columns once those of the others are projected out: they
+    are as ill-conditioned as square matrices."""
     cutoff: int
     on_columns: Callable[[int], None] | None
     key: Hashable
     block: int
+    rows: int
     columns_done: int = 0
 
     def factorize(self, a: torch.Tensor, r: torch.Tensor, low: torch.Tensor | None) -> torch.Tensor:
@@ -113,29 +128,33 @@ class _Recursion:
         self.factorize(a[:, right], r[right, right], low2)
         return a if low is None else low
 
-    def _factorize_replayed(
-        self, a: torch.Tensor, r: torch.Tensor, low: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _factorize_replayed(self, a: torch.Tensor, r: torch.Tensor, low: torch.Tensor | None) -> torch.Tensor:
         """A block of columns as a function of its numbers alone, which an engine may play back."""
-        recursion = replace(self, block=0)
 
         def factorized(block: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            n = block.shape[1]
             room = self.engine.operand_buffer(block)
-            r = self.engine.empty(n, n).zero_()
-            recursion.factorize(block, r, room)
-            return (block, r) if room is None else (block, r, room)
+            triangle = self.engine.empty(n, n).zero_()
+            replace(self, block=0).factorize(block, triangle, room)
+            return (block, triangle) if room is None else (block, triangle, room)
 
-        self.engine.replay(factorized, (a,), self.key, (a, r) if low is None else (a, r, low))
+        n = a.shape[1]
+        key = (self.key, self._rows_left() if self._rows_left() - n < 2 * self.cutoff else None)
+        self.engine.replay(factorized, (a,), key, (a, r) if low is None else (a, r, low))
+        self.columns_done += n
         return a if low is None else low
 
+    def _rows_left(self) -> int:
+        """Dimensions that the columns to come may lie in."""
+        return self.rows - self.columns_done
+
     def _factorize_panel(self, a: torch.Tensor, r: torch.Tensor, low: torch.Tensor | None) -> torch.Tensor:
-        if self.panel is cholesky_qr32 and a.dtype == torch.float32:
+        panel = self.last_panel if self._rows_left() < 2 * self.cutoff else self.panel
+        if panel is cholesky_qr32 and a.dtype == torch.float32:
             rounded = low is not None and low.dtype != a.dtype
             cholesky_qr32_in_place(a, r, low if rounded else None)
         else:
             rounded = False
-            q, r_panel = self.panel(a, self.panel_engine)
+            q, r_panel = panel(a, self.panel_engine)
             a.copy_(q)
             r.copy_(r_panel)
         self.columns_done += a.shape[1]
@@ -145,11 +164,11 @@ class _Recursion:
 
 
 def _replayed_columns(m: int, n: int, cutoff: int, engine: Engine) -> int:
-    """Columns that are factorized together in what an engine plays back: 0 where that is all of them, or few."""
+    """Columns that an engine plays back the factorization of: 0 where that is all of them, or few."""
     columns = cutoff
     while 2 * columns * m * engine.storage.itemsize <= engine.replayed_bytes:
         columns *= 2
-    return columns if 4 * cutoff <= columns < n else 0
+    return columns if 8 * cutoff <= columns < n else 0
 
 
 def split_columns(n: int, cutoff: int) -> int:

@@ -15,14 +15,18 @@ from neula.kernels.gemm import corrected_gemm, kernel_runs
 from neula.kernels.projection import project_out, projects
 from neula.kernels.scaled_copy import scaled_copy
 
-
 ALIGNED = 8
-"""Columns start at multiples of so many elements, 16 bytes in half precision."""
+"""Columns start at multiples of so many elements, 16 bytes in half precision, where bulk copies can. Working
+matrices end there as well: products over an odd number of rows take several times as long."""
 
 
 CORRECTED = 1024
 """Smallest dimension from which on a float32 product is computed in fp16 with error correction: 140 to 200
 TFLOP/s on an H200 instead of 50."""
+
+
+ORTHONORMAL = 1.5
+"""Elements of orthonormal columns are at most 1; what is not orthonormal may overflow, and is rejected."""
 
 
 class CudaEngine(Engine):
@@ -68,9 +72,11 @@ class CudaEngine(Engine):
         with cuda_matmul_precision("tf32" if self.format is TF32 else "ieee"):
             return a @ b
 
+    def rows(self, m: int) -> int:
+        return -(-m // ALIGNED) * ALIGNED
+
     def empty(self, m: int, n: int, *, dtype: torch.dtype | None = None) -> torch.Tensor:
-        # Columns that start where bulk copies can: cuBLAS takes twice the time for others.
-        return super().empty(-(-m // ALIGNED) * ALIGNED, n, dtype=dtype)[:m]
+        return super().empty(self.rows(m), n, dtype=dtype)[:m]
 
     def column_max(self, a: torch.Tensor) -> torch.Tensor:
         return torch.linalg.vector_norm(a, float("inf"), dim=0)
@@ -103,6 +109,9 @@ class CudaEngine(Engine):
     ) -> None:
         if self.format is FP32 and projects(q, a):
             project_out(q, a, r)
+        elif self._corrects(q, r):
+            corrected_gemm(q.T, a, c=r, bound=ORTHONORMAL)
+            corrected_gemm(q, r, alpha=-1.0, beta=1.0, c=a, bound=ORTHONORMAL)
         else:
             super().project_out(q, a, r, room)
 

@@ -88,6 +88,10 @@ class Engine(ABC):
         """Uninitialized column-major m x n matrix."""
         return torch.empty((n, m), dtype=dtype or self.storage, device=self.device).T
 
+    def rows(self, m: int) -> int:
+        """Rows of a working matrix for m of them: more where that is faster, the others being zero."""
+        return m
+
     @property
     def operand_dtype(self) -> torch.dtype:
         """The dtype in which the unit reads its operands."""

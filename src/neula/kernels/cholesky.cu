@@ -54,60 +54,71 @@ __device__ __forceinline__ void subtract(float* z, const float* x, const float* 
     store(t, z, -1.0f);
 }
 
-// One warp: G = L L^T. Only the upper triangle of G is read. L^-1 goes to v, its transpose to g; a pivot that is not positive makes NaN.
+__device__ __forceinline__ float reciprocal_root(float x) {
+#ifdef __CUDA_ARCH__
+    float y;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return 1.0f / sqrtf(x);
+#endif
+}
+
+// One warp: G = L L^T, a row of L in each lane, and L^-1, a column of it in each lane, from the same shuffles.
+// Only the upper triangle of G is read. L^-1 goes to v, its transpose to g; a pivot that is not positive makes
+// NaN.
 __device__ void factor_diagonal(float* g, float* v, float* lower) {
     const int lane = threadIdx.x % BLOCK;
-    float row[BLOCK], inverse_diagonal = 0.0f;
+    float row[BLOCK], x[BLOCK];
 #pragma unroll
-    for (int k = 0; k < BLOCK; ++k) row[k] = g[k * PITCH + lane];
+    for (int k = 0; k < BLOCK; ++k) {
+        row[k] = g[k * PITCH + lane];
+        x[k] = k == lane ? 1.0f : 0.0f;
+    }
     float pivot = g[lane * PITCH + lane];
 #pragma unroll
     for (int c = 0; c < BLOCK; ++c) {
         const float d = __shfl_sync(0xffffffffu, pivot, c);
-        const float s = rsqrtf(d);  // to 1.2 units in the last place
+        const float s = reciprocal_root(d);
         const float l = lane == c ? d * s : (lane > c ? row[c] * s : 0.0f);
-        if (lane == c) inverse_diagonal = s;
         pivot = fmaf(-l, l, pivot);
+        x[c] *= s;
 #pragma unroll
-        for (int k = c + 1; k < BLOCK; ++k) row[k] = fmaf(-l, __shfl_sync(0xffffffffu, l, k), row[k]);
+        for (int k = c + 1; k < BLOCK; ++k) {
+            const float below = __shfl_sync(0xffffffffu, l, k);
+            row[k] = fmaf(-l, below, row[k]);
+            x[k] = fmaf(-x[c], below, x[k]);
+        }
         row[c] = l;
     }
 #pragma unroll
-    for (int k = 0; k < BLOCK; ++k) lower[lane * 36 + k] = row[k];
-    __syncwarp();
-    // Lane c solves L x = e_c.
-    float x[BLOCK];
-#pragma unroll
-    for (int i = 0; i < BLOCK; ++i) x[i] = i == lane ? 1.0f : 0.0f;
-#pragma unroll
-    for (int i = 0; i < BLOCK; ++i) {
-        x[i] *= __shfl_sync(0xffffffffu, inverse_diagonal, i);
-#pragma unroll
-        for (int k = i + 1; k < BLOCK; ++k) x[k] = fmaf(-lower[k * 36 + i], x[i], x[k]);
+    for (int k = 0; k < BLOCK; k += 4) {
+        *reinterpret_cast<float4*>(lower + lane * 36 + k) = float4{row[k], row[k + 1], row[k + 2], row[k + 3]};
+        *reinterpret_cast<float4*>(g + lane * PITCH + k) = float4{x[k], x[k + 1], x[k + 2], x[k + 3]};
     }
 #pragma unroll
-    for (int i = 0; i < BLOCK; ++i) {
-        v[i * PITCH + lane] = x[i];
-        g[lane * PITCH + i] = x[i];
-    }
+    for (int i = 0; i < BLOCK; ++i) v[i * PITCH + lane] = x[i];
 }
 
 __device__ __forceinline__ float* at(float* matrix, int i, int j) {
     return matrix + i * BLOCK * PITCH + j * BLOCK;
 }
 
-// Block i of row j of L^-1, by one group, from what is above: L^-1_ji = -L^-1_jj sum_k L_jk L^-1_ki.
-__device__ __forceinline__ void invert_row(float* g, float* v, int j, int i) {
-    if (i < j) {
-        Tile t = {};
-        for (int k = i; k < j; ++k) multiply(t, at(g, k, j), at(v, k, i));
-        store(t, at(v, j, i), 1.0f);
-        barrier_of_group();
-        Tile u = {};
-        multiply(u, at(g, j, j), at(v, j, i));
-        barrier_of_group();
-        store(u, at(v, j, i), -1.0f);
-    }
+// Block i of row j of L^-1, L^-1_ji = -L^-1_jj sum_k L_jk L^-1_ki, in two steps by one group: the sum needs
+// nothing of row j but L, so it is ready when the diagonal block is.
+__device__ __forceinline__ void begin_inverse(float* g, float* v, int j, int i) {
+    Tile t = {};
+    for (int k = i; k < j; ++k) multiply(t, at(g, k, j), at(v, k, i));
+    store(t, at(v, j, i), 1.0f);
+    barrier_of_group();
+}
+
+__device__ __forceinline__ void finish_inverse(float* g, float* v, int j, int i) {
+    Tile t = {};
+    multiply(t, at(g, j, j), at(v, j, i));
+    barrier_of_group();
+    store(t, at(v, j, i), -1.0f);
+    barrier_of_group();
 }
 
 extern "C" __global__ void cholesky_inverse(
@@ -129,7 +140,7 @@ extern "C" __global__ void cholesky_inverse(
         v[i * PITCH + column] = 0.0f;
     }
     __syncthreads();
-#pragma unroll 4
+#pragma unroll 8
     for (int i = thread / WIDTH; i < padded; i += THREADS / WIDTH) {
         if (i < column) g[i * PITCH + column] = 0.5f * (g[i * PITCH + column] + g[column * PITCH + i]);
         if (i == column && i < n) norms[i] = sqrtf(g[i * PITCH + i]);
@@ -143,7 +154,9 @@ extern "C" __global__ void cholesky_inverse(
             for (int a = j; a < blocks; ++a)
                 for (int b = a == j ? j + 1 : a; b < blocks; ++b, turn = turn % (GROUPS - 1) + 1)
                     if (turn == group) subtract(at(g, a, b), at(g, j - 1, a), at(g, j - 1, b));
-            invert_row(g, v, j - 1, GROUPS - 1 - group);
+            const int i = GROUPS - 1 - group;
+            if (i < j - 1) finish_inverse(g, v, j - 1, i);
+            if (i < j) begin_inverse(g, v, j, i);
         }
         __syncthreads();
         Tile t = {};
@@ -155,7 +168,7 @@ extern "C" __global__ void cholesky_inverse(
         if (group == 0 && j + 1 < blocks) subtract(at(g, j + 1, j + 1), at(g, j, j + 1), at(g, j, j + 1));
         __syncthreads();
     }
-    invert_row(g, v, blocks - 1, group);
+    if (GROUPS - 1 - group < blocks - 1) finish_inverse(g, v, blocks - 1, GROUPS - 1 - group);
     __syncthreads();
     // Down the columns of R, along the rows of its inverse transposed.
 #pragma unroll 4

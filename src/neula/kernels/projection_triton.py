@@ -1,12 +1,12 @@
 """``R = Q^T A`` and ``A = A - Q R`` for narrow matrices, in fp16 with error correction.
 
-``6 m k n`` flops in fp16 each, and ``4 m (k + n)`` bytes for the first, ``4 m (k + 2 n)`` for the second: at 128
-columns 96 and 64 flops a byte, of which an H200 can do 160. Elements are split where they are used, so that
-nothing is written but the results. Scales are fixed: columns of Q have norm 1, and those of A were scaled to
-elements of about 1. What becomes infinite by them shows in the certificate.
+``6 m k n`` flops in fp16 each, and ``4 m (k + n)`` bytes for the first, ``4 m (k + 2 n)`` for the second: at
+128 columns 96 and 64 flops a byte, of which an H200 can do 160. Elements are split where they are used, so
+that nothing is written but the results. Scales are fixed: columns of Q have norm 1, and those of A were
+scaled to elements of about 1. What becomes infinite by them shows in the certificate.
 
-Sums on the unit are short, and are added outside of it (:mod:`neula.kernels.gemm`). ``Q^T A`` is the sum of what
-blocks of rows contribute, added in an order that does not depend on what finishes first.
+Sums on the unit are short, and are added outside of it (:mod:`neula.kernels.gemm`). ``Q^T A`` is the sum of
+what blocks of rows contribute, added in an order that does not depend on what finishes first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 
 from neula.kernels.compiled import jit
-from neula.kernels.tall_triton import VECTOR, _split, _sum, _vector
+from neula.kernels.tall_triton import _split, _sum, _vector
 
 try:
     import triton  # type: ignore[import-untyped, import-not-found]
@@ -32,7 +32,7 @@ ROWS = 128
 """Rows of a block of the difference."""
 
 Q_SCALE, A_SCALE = 2.0**14, 2.0**6
-"""The largest elements of A and R that do not overflow are 1023, more than the norm of a column of 2^19 rows."""
+"""Elements of A and R may be up to 1023: more than the norm of a column of 2^19 rows."""
 
 
 def project_out_triton(q: torch.Tensor, a: torch.Tensor, r: torch.Tensor) -> None:

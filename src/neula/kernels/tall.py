@@ -76,7 +76,7 @@ def tall_product(a: torch.Tensor, w: torch.Tensor, sizes: torch.Tensor) -> torch
 
 
 def half_gram(a: torch.Tensor) -> torch.Tensor:
-    """A matrix whose symmetric part is :func:`tall_gram`: what :func:`~neula.kernels.cholesky_inverse` takes."""
+    """A matrix whose symmetric part is :func:`tall_gram`, all that a Cholesky factorization needs."""
     if _kernels_take(a):
         from neula.kernels.tall_triton import tall_half_gram_triton
 

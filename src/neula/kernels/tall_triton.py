@@ -10,9 +10,9 @@ Parts are fp16 without a scale between them. A column is scaled as a whole so th
 the subnormal numbers: an absolute error of ``2^-25`` is then far below the rounding of float32. Each thread
 block scales by what it finds in a sample of its own rows, and undoes that in its part of the sum.
 
-Elements move four at a time where a kernel can know that rows, or the columns of a column-major matrix, begin
-and end at multiples of four. Copies into shared memory ahead of time would move others one by one, which takes
-longer than to wait for them.
+Elements move four at a time where a kernel can know that rows, or the columns of a column-major matrix,
+begin and end at multiples of four. Copies into shared memory ahead of time would move others one by one,
+which takes longer than to wait for them.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _sum(parts: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
     """Sum of float32 matrices in float64 into ``total``: torch would convert them first."""
     count, m, n = parts.shape
     with torch.cuda.device_of(parts):
-        _sum_kernel[(triton.cdiv(m * n, SUM[1]),)](
+        _sum_kernel[(triton.cdiv(n, SUM[1]), m)](
             parts, total, count, m * n, n, *total.stride(), *SUM, num_warps=4
         )
     return total
@@ -310,16 +310,18 @@ def _gram_kernel(  # type: ignore[no-untyped-def]
 def _sum_kernel(  # type: ignore[no-untyped-def]
     parts, total, count, size, n, total_row, total_column, PARTS: tl.constexpr, ELEMENTS: tl.constexpr
 ):
-    """Some elements of the sum."""
+    """Some elements of a row of the sum."""
     j = tl.program_id(0) * ELEMENTS + tl.arange(0, ELEMENTS)
+    parts += tl.program_id(1) * n
+    total += tl.program_id(1).to(tl.int64) * total_row
     i = tl.arange(0, PARTS)
     sums = tl.zeros((PARTS, ELEMENTS), tl.float64)
     for start in range(0, count, PARTS):
-        inside = (start + i < count)[:, None] & (j < size)[None, :]
+        inside = (start + i < count)[:, None] & (j < n)[None, :]
         place = parts + (start + i)[:, None].to(tl.int64) * size + j[None, :]
         sums += tl.load(place, mask=inside, other=0.0).to(tl.float64)
-    place = total + (j // n).to(tl.int64) * total_row + (j % n).to(tl.int64) * total_column
-    tl.store(place, tl.sum(sums, axis=0).to(total.dtype.element_ty), mask=j < size)
+    place = total + j.to(tl.int64) * total_column
+    tl.store(place, tl.sum(sums, axis=0).to(total.dtype.element_ty), mask=j < n)
 
 
 @jit("m", "n", "chunk")
@@ -357,9 +359,7 @@ def _product_kernel(  # type: ignore[no-untyped-def]
         rows = a + row * stride_row
         x_0 = tl.load(rows + j_0.to(tl.int64) * stride_column, mask=(row < last) & (j_0 < n), other=0.0)
         x_1 = tl.load(rows + j_1.to(tl.int64) * stride_column, mask=(row < last) & (j_1 < n), other=0.0)
-        y_0, y_1 = _halves(
-            x_0 * scale_0, x_1 * scale_1, high_00, low_00, high_01, low_01, high_11, low_11
-        )
+        y_0, y_1 = _halves(x_0 * scale_0, x_1 * scale_1, high_00, low_00, high_01, low_01, high_11, low_11)
         tl.store(q + row * n + j_0, y_0 * undo_0, mask=(row < last) & (j_0 < n))
         tl.store(q + row * n + j_1, y_1 * undo_1, mask=(row < last) & (j_1 < n))
 

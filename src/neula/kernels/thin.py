@@ -1,4 +1,4 @@
-"""Products of a large matrix with a few vectors in a wider precision: what certificates of large matrices are made of."""
+"""Products of a large matrix with a few vectors in a wider precision: what certificates are made of."""
 
 from __future__ import annotations
 

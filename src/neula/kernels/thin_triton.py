@@ -1,9 +1,9 @@
 """``A X`` for a few columns of X: A is read once, converted in registers, and summed in the precision of X.
 
-``4 m n`` bytes in float32, and 4 or 8 multiply-adds for each element, for which even float64 is fast enough. A
-tile is long in the direction in which A is contiguous; every thread adds up its own elements, and those of a
-row are added to each other at the end. Where rows are few, the columns are divided as well, and sums of pieces
-are added by torch, in an order that does not depend on what finishes first.
+``4 m n`` bytes in float32, and 4 or 8 multiply-adds for each element, for which even float64 is fast enough.
+A tile is long in the direction in which A is contiguous; every thread adds up its own elements, and those of
+a row are added to each other at the end. Where rows are few, the columns are divided as well, and sums of
+pieces are added by torch, in an order that does not depend on what finishes first.
 """
 
 from __future__ import annotations
