@@ -539,3 +539,66 @@ def test_a_batch_on_a_gpu_is_float32_whatever_the_switch():
         assert switch.fp32_precision == "tf32"
     finally:
         switch.fp32_precision = before
+
+
+# ---------------------------------------------------------------- first links on a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("m", "n", "dtype", "accuracy", "method"),
+    [
+        (20000, 100, torch.float32, None, "cholesky-qr fp16_cor"),
+        (20000, 300, torch.float32, "fp16", "cholesky-qr fp16"),
+        (20000, 300, torch.float32, None, "rgsqrf fp32"),
+        (3001, 1000, torch.float32, "fp16", "rgsqrf fp16"),
+        (1000, 1000, torch.float32, None, "rgsqrf fp32 + reortho"),
+        (3001, 1000, torch.float64, None, "rgsqrf fp64"),
+    ],
+)
+def test_first_links_on_a_gpu(m, n, dtype, accuracy, method):
+    """The same from a graph, which the third call plays back, in both orders of memory."""
+    for seed in range(4):
+        generator = torch.Generator("cuda").manual_seed(seed)
+        a = torch.randn(m, n, device="cuda", dtype=dtype, generator=generator)
+        result = neula.qr(a, accuracy=accuracy)
+        assert [attempt.method for attempt in result.attempts] == [method]
+        assert result.converged
+        other = neula.qr(a.mT.contiguous().mT, accuracy=accuracy)
+        assert other.converged
+        size = torch.linalg.matrix_norm(a.double())
+        assert torch.linalg.matrix_norm(a.double() - other.Q.double() @ other.R.double()) <= 0.01 * size
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("accuracy", ["fp16", None])
+def test_hard_matrices_on_a_gpu(accuracy):
+    """Zero, repeated and ill-conditioned columns go on to later links; NaN is refused with its place."""
+    a = torch.randn(5000, 200, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
+    zero, repeated, graded = (
+        a.clone(),
+        a.clone(),
+        a @ torch.diag(10.0 ** -torch.arange(200.0, device="cuda") / 30),
+    )
+    zero[:, 7] = 0
+    repeated[:, 150] = repeated[:, 3]
+    for matrix in (zero, repeated, graded @ torch.randn(200, 200, device="cuda")):
+        assert neula.qr(matrix, accuracy=accuracy).converged
+    a[17, 5] = torch.nan
+    with pytest.raises(ValueError, match="17"):
+        neula.qr(a, accuracy=accuracy)
+
+
+@pytest.mark.gpu
+def test_blocks_that_are_played_back_on_a_gpu():
+    """The recursion in blocks gives what it gives as a whole."""
+    from neula.algorithms.rgsqrf import rgsqrf
+    from neula.engines import CudaEngine, graphs
+
+    engine = CudaEngine("cuda", "fp16")
+    a = torch.randn(40000, 2500, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
+    q, r = rgsqrf(a, engine)
+    assert any(key[0][0][0] == "rgsqrf" for key in graphs._graphs)
+    whole, s = rgsqrf(a, engine, on_columns=lambda columns: None)
+    assert torch.allclose(r, s, rtol=0, atol=1e-3 * float(s.max()))
+    assert torch.allclose(q, whole, rtol=0, atol=1e-3)

@@ -388,8 +388,11 @@ def _queued(
         column_max = options.engine.column_max(a)
         scales = power_of_two_scales(column_max.to(torch.promote_types(a.dtype, torch.float32)))
         problem = _Problem(a, scales, None, options)
-        q, r_scaled = method(problem)
-        r = _unscaled(problem, problem, q, r_scaled)
+        q, r = method(problem)
+        if r.dtype == scales.dtype:  # in place, since it may be as large as A
+            options.engine.fill(r, r, scales.reciprocal())
+        else:
+            r = _unscaled(problem, problem, q, r)
         return q, r, single_qr_measures(a, q, r, scales, options.target)
 
     key = (label, options.target.name, options.panel, options.cutoff)

@@ -16,7 +16,10 @@ if not torch.cuda.is_available() and "triton" not in sys.modules:
         import neula.kernels.gemm_triton
         import neula.kernels.householder_triton
         import neula.kernels.mgs_triton
-        import neula.kernels.tall_triton  # noqa: F401
+        import neula.kernels.projection_triton
+        import neula.kernels.scaled_copy_triton
+        import neula.kernels.tall_triton
+        import neula.kernels.thin_triton  # noqa: F401
 
 
 @pytest.fixture

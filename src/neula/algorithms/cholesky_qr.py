@@ -13,6 +13,7 @@ import math
 import torch
 
 from neula.engines import Engine
+from neula.engines.precision import exact_matmul
 from neula.kernels.cholesky import cholesky_inverse
 from neula.kernels.tall import half_gram, multiply_panel
 
@@ -34,10 +35,10 @@ def cholesky_qr(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Te
 
 
 def cholesky_qr32(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
-    """One pass with everything as accurate as in float32, which on a GPU is three kernels.
+    """One pass with everything as accurate as in float32, which on a GPU is a few kernels.
 
-    Orthogonal to ``u cond(A)^2``; NaN beyond a condition of about ``u**-0.5``. In float64 it is
-    :func:`cholesky_qr`.
+    Orthogonal to ``u cond(A)^2``. Beyond a condition of about ``u**-0.5`` some columns of Q are too short;
+    A is QR all the same (:func:`neula.kernels.cholesky.cholesky_inverse`). In float64 :func:`cholesky_qr`.
 
     Parameters
     ----------
@@ -56,6 +57,14 @@ def cholesky_qr32_in_place(a: torch.Tensor, r: torch.Tensor, low: torch.Tensor |
     """:func:`cholesky_qr32` with Q in place of a float32 A, and rounded to a narrower type in ``low``."""
     factors = cholesky_inverse(half_gram(a), out=r)
     multiply_panel(a, factors.inverse, factors.norms, low)
+
+
+def cholesky_qr32_twice_in_place(a: torch.Tensor, r: torch.Tensor, low: torch.Tensor | None = None) -> None:
+    """:func:`cholesky_qr32_in_place`, and once more of Q: orthogonal to ``u`` beyond a condition of 1e5."""
+    first = torch.empty_like(r)
+    cholesky_qr32_in_place(a, first)
+    cholesky_qr32_in_place(a, r, low)
+    r.copy_(exact_matmul(r, first))
 
 
 def cholesky_qr_low(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:

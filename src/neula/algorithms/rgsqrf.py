@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from neula.algorithms.cholesky_qr import cholesky_qr32, cholesky_qr32_in_place
+from neula.algorithms.cholesky_qr import cholesky_qr32_in_place, cholesky_qr32_twice_in_place
 from neula.algorithms.panels import Panel, panel_named
 from neula.engines import Engine
 
@@ -76,7 +76,8 @@ def rgsqrf(
         engine,
         panel_engine=engine.using(panel_format or ("fp64" if engine.storage == torch.float64 else "fp32")),
         panel=panel_named(panel or engine.panel),
-        last_panel=panel_named(panel or ("cholesky" if engine.panel == "cholesky32" else engine.panel)),
+        fused=(panel or engine.panel) == "cholesky32" and engine.storage == torch.float32,
+        careful=panel is None,
         cutoff=cutoff,
         on_columns=on_columns,
         key=("rgsqrf", engine.format.name, panel, panel_format, cutoff),
@@ -102,9 +103,11 @@ class _Recursion:
     engine: Engine
     panel_engine: Engine
     panel: Panel
-    last_panel: Panel
-    """For panels that have hardly more rows than columns once those of the others are projected out: they
-    are as ill-conditioned as square matrices."""
+    fused: bool
+    """Whether a panel works in place and rounds on the way."""
+    careful: bool
+    """Whether panels that have hardly more rows than columns, once the others are projected out, are taken
+    to be as ill-conditioned as square matrices."""
     cutoff: int
     on_columns: Callable[[int], None] | None
     key: Hashable
@@ -148,19 +151,19 @@ class _Recursion:
         return self.rows - self.columns_done
 
     def _factorize_panel(self, a: torch.Tensor, r: torch.Tensor, low: torch.Tensor | None) -> torch.Tensor:
-        panel = self.last_panel if self._rows_left() < 2 * self.cutoff else self.panel
-        if panel is cholesky_qr32 and a.dtype == torch.float32:
-            rounded = low is not None and low.dtype != a.dtype
-            cholesky_qr32_in_place(a, r, low if rounded else None)
+        rounded = low if low is not None and low.dtype != a.dtype else None
+        if self.fused:
+            square = self.careful and self._rows_left() < 2 * self.cutoff
+            factorize = cholesky_qr32_twice_in_place if square else cholesky_qr32_in_place
+            factorize(a, r, rounded)
         else:
-            rounded = False
-            q, r_panel = panel(a, self.panel_engine)
+            q, r_panel = self.panel(a, self.panel_engine)
             a.copy_(q)
             r.copy_(r_panel)
         self.columns_done += a.shape[1]
         if self.on_columns is not None:
             self.on_columns(self.columns_done)
-        return low if rounded and low is not None else self.engine.operand(a, low)
+        return rounded if self.fused and rounded is not None else self.engine.operand(a, low)
 
 
 def _replayed_columns(m: int, n: int, cutoff: int, engine: Engine) -> int:

@@ -7,9 +7,10 @@
 #define BLOCK 32
 #define WIDTH 128
 #define PITCH 132
-#define THREADS 512
+#define THREADS 384
 #define GROUP 64
 #define GROUPS (THREADS / GROUP)
+#define LOST 1.9073486e-6f  // 2^-19 of a diagonal element: what a pivot may owe to rounding errors
 
 __device__ __forceinline__ void barrier_of_group() {
     asm volatile("bar.sync %0, %1;" ::"r"(threadIdx.x / GROUP + 1), "n"(GROUP) : "memory");
@@ -65,9 +66,9 @@ __device__ __forceinline__ float reciprocal_root(float x) {
 }
 
 // One warp: G = L L^T, a row of L in each lane, and L^-1, a column of it in each lane, from the same shuffles.
-// Only the upper triangle of G is read. L^-1 goes to v, its transpose to g; a pivot that is not positive makes
-// NaN.
-__device__ void factor_diagonal(float* g, float* v, float* lower) {
+// Only the upper triangle of G is read. L^-1 goes to v, its transpose to g. Pivots below the least are taken to
+// be that; what is not a number stays so, and a zero column becomes NaN.
+__device__ void factor_diagonal(float* g, float* v, float* lower, const float* least) {
     const int lane = threadIdx.x % BLOCK;
     float row[BLOCK], x[BLOCK];
 #pragma unroll
@@ -76,9 +77,10 @@ __device__ void factor_diagonal(float* g, float* v, float* lower) {
         x[k] = k == lane ? 1.0f : 0.0f;
     }
     float pivot = g[lane * PITCH + lane];
+    const float bound = least[lane];
 #pragma unroll
     for (int c = 0; c < BLOCK; ++c) {
-        const float d = __shfl_sync(0xffffffffu, pivot, c);
+        const float d = __shfl_sync(0xffffffffu, pivot < bound ? bound : pivot, c);
         const float s = reciprocal_root(d);
         const float l = lane == c ? d * s : (lane > c ? row[c] * s : 0.0f);
         pivot = fmaf(-l, l, pivot);
@@ -121,13 +123,14 @@ __device__ __forceinline__ void finish_inverse(float* g, float* v, int j, int i)
     barrier_of_group();
 }
 
-extern "C" __global__ void cholesky_inverse(
+extern "C" __global__ void __launch_bounds__(THREADS) cholesky_inverse(
     const double* gram, float* r, float* inverse, float* norms, int n, int r_row, int r_column
 ) {
     extern __shared__ float4 memory[];
     float* g = reinterpret_cast<float*>(memory);  // R above the diagonal blocks, R_jj^-1 in them
     float* v = g + WIDTH * PITCH;                 // R^-T, a lower triangle
     float* lower = v + WIDTH * PITCH;             // R_jj^T
+    float* least = lower + WIDTH * 36;            // smallest pivots
     const int thread = threadIdx.x, group = thread / GROUP;
     const int blocks = (n + BLOCK - 1) / BLOCK, padded = blocks * BLOCK;
 
@@ -143,12 +146,15 @@ extern "C" __global__ void cholesky_inverse(
 #pragma unroll 8
     for (int i = thread / WIDTH; i < padded; i += THREADS / WIDTH) {
         if (i < column) g[i * PITCH + column] = 0.5f * (g[i * PITCH + column] + g[column * PITCH + i]);
-        if (i == column && i < n) norms[i] = sqrtf(g[i * PITCH + i]);
+        if (i == column) {
+            least[i] = LOST * g[i * PITCH + i];
+            if (i < n) norms[i] = sqrtf(g[i * PITCH + i]);
+        }
     }
     __syncthreads();
     for (int j = 0; j < blocks; ++j) {
         if (group == 0) {
-            if (thread < BLOCK) factor_diagonal(at(g, j, j), at(v, j, j), lower + j * BLOCK * 36);
+            if (thread < BLOCK) factor_diagonal(at(g, j, j), at(v, j, j), lower + j * BLOCK * 36, least + j * BLOCK);
         } else if (j > 0) {
             int turn = 1;  // the next diagonal block has been seen to already
             for (int a = j; a < blocks; ++a)

@@ -23,7 +23,9 @@ class CholeskyFactors(NamedTuple):
     Attributes
     ----------
     r : Tensor, shape (n, n)
-        Upper triangular; NaN where G is not positive definite.
+        Upper triangular. Where G is not positive definite, NaN by the reference; the kernel takes a pivot
+        that is smaller than what it may owe to rounding errors, ``2**-19`` of the diagonal element, to be
+        that, and NaN comes of zero columns and of NaN.
     inverse : Tensor, shape (n, n)
         ``R^-1``.
     norms : Tensor, shape (n,)

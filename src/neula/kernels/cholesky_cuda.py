@@ -15,9 +15,9 @@ import torch
 
 from neula.kernels.cholesky import MAX_COLUMNS, CholeskyFactors
 
-THREADS = 512
-SHARED_BYTES = 4 * (2 * MAX_COLUMNS * (MAX_COLUMNS + 4) + MAX_COLUMNS * 36)
-"""R, its inverse, and the diagonal blocks of R: rows of 4 more than 128 and 32 numbers."""
+THREADS = 384
+SHARED_BYTES = 4 * (2 * MAX_COLUMNS * (MAX_COLUMNS + 4) + MAX_COLUMNS * 37)
+"""R, its inverse, and the diagonal blocks of R, in rows of 4 more than 128 and 32 numbers, and a vector."""
 
 
 def cholesky_inverse_cuda(gram: torch.Tensor, out: torch.Tensor | None = None) -> CholeskyFactors:

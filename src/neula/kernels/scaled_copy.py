@@ -1,4 +1,4 @@
-"""A matrix with scaled columns in another order of memory: row-major input becomes column-major storage."""
+"""A matrix with scaled columns, in another order of memory: row-major input becomes column-major storage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from neula.kernels.availability import can_run
 def scaled_copy(out: torch.Tensor, a: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """``A diag(scales)`` in ``out``: scaled in the wider precision, rounded once.
 
-    On a GPU a Triton kernel goes from rows to columns tile by tile, both at the speed of memory.
+    On a GPU a Triton kernel goes from any order to any other at the speed of memory.
 
     Parameters
     ----------
@@ -26,7 +26,7 @@ def scaled_copy(out: torch.Tensor, a: torch.Tensor, scales: torch.Tensor) -> tor
     Returns
     -------
     Tensor, shape (m, n)
-        ``out``.
+        ``out``, which may be ``a``.
 
     Examples
     --------
@@ -35,8 +35,7 @@ def scaled_copy(out: torch.Tensor, a: torch.Tensor, scales: torch.Tensor) -> tor
     tensor([[2., 4.],
             [2., 4.]])
     """
-    transposes = a.stride(0) != 1 and out.stride(0) == 1 and min(a.shape) > 1
-    if a.is_cuda and transposes and _kernel_runs(a.device):
+    if a.is_cuda and a.numel() > 0 and _kernel_runs(a.device):
         from neula.kernels.scaled_copy_triton import scaled_copy_triton
 
         return scaled_copy_triton(out, a, scales)
