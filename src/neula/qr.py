@@ -342,7 +342,9 @@ def _certified(a: torch.Tensor, options: _Options) -> Iterator[_Certified]:
     problem = _prepare(a, options)
     leading = problem if a.shape[0] >= a.shape[1] else _leading_block(problem)
     # Zero columns have to be replaced before the first pass.
-    done = None if first is None or problem.zero is not None else (first[1], first[2] * problem.scales)
+    done = None
+    if first is not None and problem.zero is None:
+        done = first[1], (first[2] * problem.scales).to(first[1].dtype)
     del first
     for label, q, r_scaled in _chain(leading, done):
         r = _unscaled(problem, leading, q, r_scaled)

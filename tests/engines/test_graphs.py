@@ -149,3 +149,16 @@ def test_results_in_given_room_and_inputs_that_are_overwritten() -> None:
         assert torch.equal(x, expected)
         assert torch.allclose(room, expected.sum(0), atol=1e-5)
     assert len(graphs._graphs) == 1
+
+
+def test_what_is_played_back_may_itself_ask_for_that() -> None:
+    engine = CudaEngine("cuda")
+
+    def outer(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        (y,) = engine.replay(lambda z: (z + 1,), (x,), "inner")
+        return (2 * y,)
+
+    for value in range(5):
+        x = torch.full((7,), float(value), device="cuda")
+        (y,) = engine.replay(outer, (x,), "outer")
+        assert torch.equal(y, 2 * x + 2)

@@ -24,6 +24,9 @@ KEPT = 2
 """Inputs of the largest size whose graphs are kept, or more of smaller ones."""
 
 _lock = threading.Lock()
+_recording = threading.local()
+"""What is called while something is recorded becomes a part of that, and is not recorded itself."""
+
 _seen: OrderedDict[Hashable, None] = OrderedDict()
 _graphs: OrderedDict[Hashable, _Graph | None] = OrderedDict()
 
@@ -71,7 +74,8 @@ def replay(
     """
     device = inputs[0].device
     largest = largest_input(device)
-    if sum(x.nbytes for x in inputs) > largest or torch.cuda.is_current_stream_capturing():
+    too_large = sum(x.nbytes for x in inputs) > largest
+    if too_large or getattr(_recording, "active", False) or torch.cuda.is_current_stream_capturing():
         return _called(function, inputs, out)
     stream = torch.cuda.current_stream(device)
     full_key = (key, *((x.shape, x.stride(), x.dtype) for x in inputs), device, stream.stream_id)
@@ -81,7 +85,11 @@ def replay(
             _graphs.move_to_end(full_key)
             graph = _graphs[full_key]
         elif full_key in _seen:
-            graph = _graphs[full_key] = _captured(function, inputs, stream)
+            _recording.active = True
+            try:
+                graph = _graphs[full_key] = _captured(function, inputs, stream)
+            finally:
+                _recording.active = False
             _make_room(KEPT * largest, stream)
         else:
             _seen[full_key] = graph = None

@@ -43,6 +43,14 @@ __device__ __forceinline__ void store(const Tile& t, float* z, float sign) {
             float4{sign * t.x[u][0], sign * t.x[u][1], sign * t.x[u][2], sign * t.x[u][3]};
 }
 
+__device__ __forceinline__ void scale_rows(Tile& t, const float* factors) {
+    const int i = threadIdx.x % GROUP / 8 * 4;
+#pragma unroll
+    for (int u = 0; u < 4; ++u)
+#pragma unroll
+        for (int v = 0; v < 4; ++v) t.x[u][v] *= factors[i + u];
+}
+
 __device__ __forceinline__ void subtract(float* z, const float* x, const float* y) {
     Tile t;
     const int i = threadIdx.x % GROUP / 8 * 4, j = threadIdx.x % 8 * 4;
@@ -66,9 +74,11 @@ __device__ __forceinline__ float reciprocal_root(float x) {
 }
 
 // One warp: G = L L^T, a row of L in each lane, and L^-1, a column of it in each lane, from the same shuffles.
-// Only the upper triangle of G is read. L^-1 goes to v, its transpose to g. Pivots below the least are taken to
-// be that; what is not a number stays so, and a zero column becomes NaN.
-__device__ void factor_diagonal(float* g, float* v, float* lower, const float* least) {
+// Only the upper triangle of G is read. L^-1 goes to v, its transpose to g. A pivot that is less than what comes in
+// ``keep`` is taken to be that, and what is below it, nothing but rounding errors, to be zero: otherwise errors
+// would grow from pivot to pivot. Then a zero goes out in ``keep``, else a one. What is not a number stays so, and
+// a zero column becomes NaN.
+__device__ void factor_diagonal(float* g, float* v, float* lower, float* keep) {
     const int lane = threadIdx.x % BLOCK;
     float row[BLOCK], x[BLOCK];
 #pragma unroll
@@ -77,13 +87,17 @@ __device__ void factor_diagonal(float* g, float* v, float* lower, const float* l
         x[k] = k == lane ? 1.0f : 0.0f;
     }
     float pivot = g[lane * PITCH + lane];
-    const float bound = least[lane];
+    const float bound = keep[lane];
+    float kept = 1.0f;
+    // The sign says that a pivot is lost. Each is sent on before the columns it does not depend on are updated.
+    float signed_d = __shfl_sync(0xffffffffu, pivot < bound ? -bound : pivot, 0);
 #pragma unroll
     for (int c = 0; c < BLOCK; ++c) {
-        const float d = __shfl_sync(0xffffffffu, pivot < bound ? bound : pivot, c);
-        const float s = reciprocal_root(d);
-        const float l = lane == c ? d * s : (lane > c ? row[c] * s : 0.0f);
+        const float d = fabsf(signed_d), s = reciprocal_root(d), below_s = signed_d < 0.0f ? 0.0f : s;
+        const float l = lane == c ? d * s : (lane > c ? row[c] * below_s : 0.0f);
+        if (lane == c) kept = signed_d < 0.0f ? 0.0f : 1.0f;
         pivot = fmaf(-l, l, pivot);
+        if (c + 1 < BLOCK) signed_d = __shfl_sync(0xffffffffu, pivot < bound ? -bound : pivot, c + 1);
         x[c] *= s;
 #pragma unroll
         for (int k = c + 1; k < BLOCK; ++k) {
@@ -93,6 +107,7 @@ __device__ void factor_diagonal(float* g, float* v, float* lower, const float* l
         }
         row[c] = l;
     }
+    keep[lane] = kept;
 #pragma unroll
     for (int k = 0; k < BLOCK; k += 4) {
         *reinterpret_cast<float4*>(lower + lane * 36 + k) = float4{row[k], row[k + 1], row[k + 2], row[k + 3]};
@@ -130,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) cholesky_inverse(
     float* g = reinterpret_cast<float*>(memory);  // R above the diagonal blocks, R_jj^-1 in them
     float* v = g + WIDTH * PITCH;                 // R^-T, a lower triangle
     float* lower = v + WIDTH * PITCH;             // R_jj^T
-    float* least = lower + WIDTH * 36;            // smallest pivots
+    float* keep = lower + WIDTH * 36;             // smallest pivots; which rows of R are kept
     const int thread = threadIdx.x, group = thread / GROUP;
     const int blocks = (n + BLOCK - 1) / BLOCK, padded = blocks * BLOCK;
 
@@ -140,21 +155,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) cholesky_inverse(
     for (int i = thread / WIDTH; i < WIDTH; i += THREADS / WIDTH) {
         const bool inside = i < n && column < n;
         g[i * PITCH + column] = inside ? static_cast<float>(gram[i * n + column]) : (i == column ? 1.0f : 0.0f);
-        v[i * PITCH + column] = 0.0f;
     }
     __syncthreads();
 #pragma unroll 8
     for (int i = thread / WIDTH; i < padded; i += THREADS / WIDTH) {
         if (i < column) g[i * PITCH + column] = 0.5f * (g[i * PITCH + column] + g[column * PITCH + i]);
         if (i == column) {
-            least[i] = LOST * g[i * PITCH + i];
+            keep[i] = LOST * g[i * PITCH + i];
             if (i < n) norms[i] = sqrtf(g[i * PITCH + i]);
         }
     }
     __syncthreads();
     for (int j = 0; j < blocks; ++j) {
         if (group == 0) {
-            if (thread < BLOCK) factor_diagonal(at(g, j, j), at(v, j, j), lower + j * BLOCK * 36, least + j * BLOCK);
+            if (thread < BLOCK) factor_diagonal(at(g, j, j), at(v, j, j), lower + j * BLOCK * 36, keep + j * BLOCK);
         } else if (j > 0) {
             int turn = 1;  // the next diagonal block has been seen to already
             for (int a = j; a < blocks; ++a)
@@ -169,7 +183,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) cholesky_inverse(
         const int b = j + 1 + group;
         if (b < blocks) multiply(t, at(g, j, j), at(g, j, b));
         __syncthreads();
-        if (b < blocks) store(t, at(g, j, b), 1.0f);
+        if (b < blocks) {
+            scale_rows(t, keep + j * BLOCK);
+            store(t, at(g, j, b), 1.0f);
+        }
         __syncthreads();
         if (group == 0 && j + 1 < blocks) subtract(at(g, j + 1, j + 1), at(g, j, j + 1), at(g, j, j + 1));
         __syncthreads();
@@ -184,6 +201,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) cholesky_inverse(
         const bool diagonal = i / BLOCK == j / BLOCK;
         const float x = diagonal ? lower[(j / BLOCK * BLOCK + j % BLOCK) * 36 + i % BLOCK] : g[i * PITCH + j];
         r[i * r_row + j * r_column] = i <= j ? x : 0.0f;
-        inverse[j * n + i] = v[j * PITCH + i];
+        inverse[j * n + i] = i <= j ? v[j * PITCH + i] : 0.0f;
     }
 }

@@ -168,7 +168,7 @@ def tall_product_triton(
     rows, warps, stages, blocks = config or _config(PRODUCT, n)
     chunk = _chunk(m, rows, blocks, a.device)
     arguments = (a, high, low, exponents, back, q, m, n)
-    vector = _vector(a)
+    vector = 1 if a.stride(0) == 1 else _vector(a)
     with torch.cuda.device_of(a):
         _product_kernel[(triton.cdiv(m, chunk),)](
             *(*arguments, chunk, *a.stride(), rows, _width(n, BLOCK_COLUMNS) // 2, stages, vector),
