@@ -1,8 +1,9 @@
 // R and R^-1 of a Gram matrix of up to 128 columns, by one thread block.
 //
 // Blocks of 32 columns. The diagonal blocks are a chain of square roots, which one warp follows with a row in
-// the registers of each lane; the other warps meanwhile update the blocks that are not needed next, and invert. Every product is X^T Y with the contracted index as the row
-// of both operands, so that a thread reads four numbers at a time.
+// the registers of each lane; the other warps meanwhile update the blocks that are not needed next, and invert.
+// Every product is X^T Y with the contracted index as the row of both operands, so that a thread reads four
+// numbers at a time.
 
 #define BLOCK 32
 #define WIDTH 128
@@ -74,10 +75,10 @@ __device__ __forceinline__ float reciprocal_root(float x) {
 }
 
 // One warp: G = L L^T, a row of L in each lane, and L^-1, a column of it in each lane, from the same shuffles.
-// Only the upper triangle of G is read. L^-1 goes to v, its transpose to g. A pivot that is less than what comes in
-// ``keep`` is taken to be that, and what is below it, nothing but rounding errors, to be zero: otherwise errors
-// would grow from pivot to pivot. Then a zero goes out in ``keep``, else a one. What is not a number stays so, and
-// a zero column becomes NaN.
+// Only the upper triangle of G is read. L^-1 goes to v, its transpose to g. A pivot that is less than what comes
+// in keep is taken to be that, and what is below it, nothing but rounding errors, to be zero: otherwise errors
+// would grow from pivot to pivot. Then a zero goes out in keep, else a one. What is not a number stays so, and a
+// zero column becomes NaN.
 __device__ void factor_diagonal(float* g, float* v, float* lower, float* keep) {
     const int lane = threadIdx.x % BLOCK;
     float row[BLOCK], x[BLOCK];
@@ -89,7 +90,8 @@ __device__ void factor_diagonal(float* g, float* v, float* lower, float* keep) {
     float pivot = g[lane * PITCH + lane];
     const float bound = keep[lane];
     float kept = 1.0f;
-    // The sign says that a pivot is lost. Each is sent on before the columns it does not depend on are updated.
+    // The sign says that a pivot is lost. The next one is sent before the columns that it does not depend on
+    // are updated.
     float signed_d = __shfl_sync(0xffffffffu, pivot < bound ? -bound : pivot, 0);
 #pragma unroll
     for (int c = 0; c < BLOCK; ++c) {
@@ -110,7 +112,8 @@ __device__ void factor_diagonal(float* g, float* v, float* lower, float* keep) {
     keep[lane] = kept;
 #pragma unroll
     for (int k = 0; k < BLOCK; k += 4) {
-        *reinterpret_cast<float4*>(lower + lane * 36 + k) = float4{row[k], row[k + 1], row[k + 2], row[k + 3]};
+        *reinterpret_cast<float4*>(lower + lane * 36 + k) =
+            float4{row[k], row[k + 1], row[k + 2], row[k + 3]};
         *reinterpret_cast<float4*>(g + lane * PITCH + k) = float4{x[k], x[k + 1], x[k + 2], x[k + 3]};
     }
 #pragma unroll
@@ -154,7 +157,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) cholesky_inverse(
 #pragma unroll 16
     for (int i = thread / WIDTH; i < WIDTH; i += THREADS / WIDTH) {
         const bool inside = i < n && column < n;
-        g[i * PITCH + column] = inside ? static_cast<float>(gram[i * n + column]) : (i == column ? 1.0f : 0.0f);
+        const float padding = i == column ? 1.0f : 0.0f;
+        g[i * PITCH + column] = inside ? static_cast<float>(gram[i * n + column]) : padding;
     }
     __syncthreads();
 #pragma unroll 8
@@ -168,7 +172,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) cholesky_inverse(
     __syncthreads();
     for (int j = 0; j < blocks; ++j) {
         if (group == 0) {
-            if (thread < BLOCK) factor_diagonal(at(g, j, j), at(v, j, j), lower + j * BLOCK * 36, keep + j * BLOCK);
+            if (thread < BLOCK)
+                factor_diagonal(at(g, j, j), at(v, j, j), lower + j * BLOCK * 36, keep + j * BLOCK);
         } else if (j > 0) {
             int turn = 1;  // the next diagonal block has been seen to already
             for (int a = j; a < blocks; ++a)
