@@ -541,6 +541,58 @@ def test_a_batch_on_a_gpu_is_float32_whatever_the_switch():
         switch.fp32_precision = before
 
 
+# ---------------------------------------------------------------- first links that are queued unseen
+
+
+class Queueing(EmulatedEngine):
+    """Plays nothing back, but says so: the chain of a GPU on a CPU."""
+
+    panel = "cholesky32"
+    replayed_bytes = 1 << 20
+
+
+@pytest.mark.parametrize("algorithm", [None, "rgsqrf"])
+@pytest.mark.parametrize("accuracy", ["fp16", None])
+def test_nan_and_zero_columns_where_nothing_is_looked_at_first(algorithm, accuracy):
+    engine = Queueing("cpu")
+    a = torch.randn(300, 40, generator=torch.Generator().manual_seed(0))
+    assert neula.qr(a, accuracy=accuracy, algorithm=algorithm, engine=engine).converged
+    a[:, 7] = 0
+    result = neula.qr(a, accuracy=accuracy, algorithm=algorithm, engine=engine)
+    assert result.converged
+    assert not result.R[:, 7].any()
+    assert torch.linalg.matrix_norm(result.Q.T @ result.Q - torch.eye(40)) <= 0.1
+    a[17, 5] = torch.nan
+    with pytest.raises(ValueError, match="17"):
+        neula.qr(a, accuracy=accuracy, algorithm=algorithm, engine=engine)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "accuracy", "cond", "methods"),
+    [
+        (600, 60, "fp16", 10.0, ["rgsqrf fp16"]),
+        (100, 60, None, 10.0, ["rgsqrf fp32 + reortho"]),
+        (600, 60, None, 1e6, ["rgsqrf fp32", "rgsqrf fp32 + reortho"]),
+        (12000, 300, "fp16", 2.0, ["cholesky-qr fp16"]),
+        (12000, 300, "fp16", 1e5, ["cholesky-qr fp16", "rgsqrf fp16"]),
+    ],
+)
+def test_the_chain_where_nothing_is_looked_at_first(m, n, accuracy, cond, methods):
+    a = random_matrix("geometric", m, n, cond=cond, seed=3, dtype=torch.float32)
+    result = neula.qr(a.mT.contiguous().mT, accuracy=accuracy, engine=Queueing("cpu"))
+    assert result.converged
+    assert [attempt.method for attempt in result.attempts][: len(methods)] == methods
+
+
+def test_blocks_that_could_be_played_back_change_nothing():
+    from neula.algorithms.rgsqrf import rgsqrf
+
+    a = torch.randn(300, 200, generator=torch.Generator().manual_seed(0))
+    blocked = rgsqrf(a, Queueing("cpu"), cutoff=8)
+    whole = rgsqrf(a, Queueing("cpu"), cutoff=8, on_columns=lambda columns: None)
+    assert all(torch.equal(x, y) for x, y in zip(blocked, whole, strict=True))
+
+
 # ---------------------------------------------------------------- first links on a GPU
 
 
@@ -587,6 +639,8 @@ def test_hard_matrices_on_a_gpu(accuracy):
     a[17, 5] = torch.nan
     with pytest.raises(ValueError, match="17"):
         neula.qr(a, accuracy=accuracy)
+    with pytest.raises(ValueError, match="17"):
+        neula.qr(a, accuracy=accuracy, algorithm="rgsqrf")
 
 
 @pytest.mark.gpu

@@ -50,6 +50,10 @@ BATCHED_ELEMENTS = {"cpu": 1 << 16, "cuda": 1 << 22}
 """Elements of a matrix up to which a batch is factorized together; larger ones fill the machine one by one.
 Engines that are missing here have arithmetic of their own, which only the chain for single matrices has."""
 
+TALL_COLUMNS, LOW_COLUMNS, TALL_RATIO = 256, 1024, 32
+"""Up to how many columns Cholesky QR of the whole matrix comes first, with corrected products and in half
+precision, and from how many rows for each column."""
+
 MAX_PASSES = 3
 """Gram-Schmidt passes: twice is enough at full rank, the third is for matrices without."""
 
@@ -90,7 +94,7 @@ def qr(
         Exactly this one, accepted or not; by default the chain above.
     compute : str, optional
         Format of the products: the cheapest that can give the accuracy by default.
-    panel : {"caqr", "cholesky", "cholesky2", "householder"}, optional
+    panel : {"caqr", "cholesky", "cholesky2", "cholesky32", "householder"}, optional
         Panel of the recursion; what measures best on the engine by default.
     cutoff : int, optional
         Width of the panels.
@@ -136,6 +140,10 @@ def qr(
 
     Recursive Gram-Schmidt is Algorithm 1 of [1]_, re-orthogonalization its section 3.3, column scaling its
     section 3.5. A wide matrix is factorized by its leading square block, as in LAPACK.
+
+    On a GPU tall matrices are tried first by Cholesky QR of the whole matrix: of up to 256 columns with
+    corrected products, as by :func:`tsqr`, and of up to 1024 in half precision where the accuracy allows it.
+    Square matrices in float32 get two passes before they are measured.
 
     Small matrices of a batch are factorized together, each step one launch for all of them
     (:mod:`neula.algorithms.batched_qr`), unless an algorithm or one of its parameters is named. Each has a
@@ -337,13 +345,12 @@ def _certified(a: torch.Tensor, options: _Options) -> Iterator[_Certified]:
     if _goes_unseen(a, options):
         for first in _unseen(a, options):
             yield first
-        if options.algorithm == "rgsqrf":
-            return
     problem = _prepare(a, options)
     leading = problem if a.shape[0] >= a.shape[1] else _leading_block(problem)
-    # Zero columns have to be replaced before the first pass.
     done = None
-    if first is not None and problem.zero is None:
+    if first is not None and problem.zero is None:  # else zero columns are replaced before the first pass
+        if options.algorithm == "rgsqrf":
+            return
         done = first[1], (first[2] * problem.scales).to(first[1].dtype)
     del first
     for label, q, r_scaled in _chain(leading, done):
@@ -400,11 +407,6 @@ def _queued(
     key = (label, options.target.name, options.panel, options.cutoff)
     q, r, measures = options.engine.replay(factorized, (a,), key)
     return label, q, r, certificate_of(measures, a.shape, options.target)
-
-
-TALL_COLUMNS, LOW_COLUMNS, TALL_RATIO = 256, 1024, 32
-"""Up to how many columns Cholesky QR of the whole matrix comes first, with corrected products and in half
-precision, and from how many rows for each column."""
 
 
 def _is_tall(a: torch.Tensor, options: _Options) -> bool:
