@@ -10,7 +10,7 @@ import torch
 import typer
 from rich.console import Console
 
-from benchmarks import batched_lstsq, batched_qr, kernels, lstsq, matmul, qr, solve, tsqr
+from benchmarks import batched_lstsq, batched_qr, kernels, lstsq, lu, matmul, qr, solve, tsqr
 from benchmarks.harness import Results
 
 BENCHMARKS: dict[str, Callable[[torch.device], Results]] = {
@@ -21,6 +21,7 @@ BENCHMARKS: dict[str, Callable[[torch.device], Results]] = {
     "batched_lstsq": batched_lstsq.run,
     "matmul": matmul.run,
     "kernels": kernels.run,
+    "lu": lu.run,
     "solve": solve.run,
 }
 

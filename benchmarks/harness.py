@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from neula.experiments.data import Data, Rows, show
-from neula.experiments.measuring import circumstances
+from neula.experiments.measuring import circumstances, data_file
 
 
 @dataclass
@@ -30,8 +30,7 @@ class Results:
     def write(self, folder: Path) -> Path:
         """Write NAME-DEVICE.json (rows and circumstances) and .csv (rows)."""
         about = circumstances(self.device)
-        stem = f"{self.name}-{about['device'].lower().replace(' ', '-').replace('(', '').replace(')', '')}"
-        path = folder / f"{stem}.json"
+        path = data_file(folder, self.name, about)
         Data.of(about, self.rows).write(path)
         return path
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from benchmarks.floor import Machine
 from benchmarks.harness import Results
 from neula.experiments.measuring import sustained_seconds
 from neula.kernels import mgs_into, probe_errors
@@ -42,39 +43,25 @@ def run(device: torch.device) -> Results:
     if device.type != "cuda":
         raise SystemExit("the kernels run on a GPU: --device cuda")
     results = Results("kernels", device)
-    rates = {"fp16": _product_rate(device, torch.float16), "fp32": _product_rate(device, torch.float32)}
-    bandwidth = _copy_rate(device)
+    machine = Machine.measured(device, ("fp16", "fp32"))
     for make in (_mgs, _probes, _gemm, _factor, _apply, _gram, _product):
         case = make(device)
         seconds = sustained_seconds(case.run)
-        compute, memory = case.flops / rates[case.unit], case.bytes / bandwidth
+        floor, bound = machine.floor(case.flops, case.bytes, case.unit)
         results.add(
             kernel=case.kernel,
             shape=case.shape,
             gflop=case.flops / 1e9,
             mbytes=case.bytes / 1e6,
             unit=case.unit,
-            unit_tflops=rates[case.unit] / 1e12,
-            copy_gbytes=bandwidth / 1e9,
-            floor_ms=1e3 * max(compute, memory),
-            bound_by="operations" if compute > memory else "bytes",
+            unit_tflops=machine.products[case.unit] / 1e12,
+            copy_gbytes=machine.bandwidth / 1e9,
+            floor_ms=1e3 * floor,
+            bound_by=bound,
             ms=1e3 * seconds,
-            gap=seconds / max(compute, memory),
+            gap=seconds / floor,
         )
     return results
-
-
-def _product_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """Operations a second of a large product."""
-    n = 8192
-    a = torch.rand(n, n, device=device).to(dtype)
-    return 2 * n**3 / sustained_seconds(partial(torch.mm, a, a))
-
-
-def _copy_rate(device: torch.device) -> float:
-    """Bytes a second that a large copy reads and writes."""
-    a = torch.rand(1 << 29, device=device)
-    return 2 * a.nbytes / sustained_seconds(partial(torch.empty_like(a).copy_, a))
 
 
 def _uniform(device: torch.device, *shape: int) -> torch.Tensor:

@@ -11,6 +11,7 @@ import torch
 
 import neula
 from benchmarks.harness import Results
+from neula.bench import optimality
 from neula.experiments.measuring import median_seconds
 from neula.matrices import random_matrix
 
@@ -36,7 +37,6 @@ def run(device: torch.device, shape: tuple[int, int] | None = None, repeats: int
         a = random_matrix(kind, m, n, cond=max(cond, 1.0), device=device, seed=7)
         generator = torch.Generator(device).manual_seed(8)
         b = torch.randn(m, 1, dtype=a.dtype, device=device, generator=generator)
-        norm = _norm2(a)
         seconds = median_seconds(partial(neula.lstsq, a, b), repeats)
         result = neula.lstsq(a, b)
         peer = median_seconds(partial(torch.linalg.lstsq, a, b, driver="gels"), 1 if gpu else repeats)
@@ -49,29 +49,16 @@ def run(device: torch.device, shape: tuple[int, int] | None = None, repeats: int
             "ms": 1e3 * seconds,
             "torch_ms": 1e3 * peer,
             "speedup": peer / seconds,
-            "optimality": _optimality(a, b, result.x, norm),
-            "torch_optimality": _optimality(a, b, direct, norm),
+            "optimality": optimality(a, b, result.x),
+            "torch_optimality": optimality(a, b, direct),
         }
         if not gpu:
             solve = partial(scipy.linalg.lstsq, a.numpy(), b.numpy())
             row["scipy_ms"] = 1e3 * median_seconds(solve, 1, warmup=0)
             row["speedup_scipy"] = row["scipy_ms"] / row["ms"]
-            row["scipy_optimality"] = _optimality(a, b, torch.from_numpy(np.asarray(solve()[0])), norm)
+            row["scipy_optimality"] = optimality(a, b, torch.from_numpy(np.asarray(solve()[0])))
         row |= {"iterations": result.iterations, "method": result.factorization}
         row |= {"certified": result.converged, "attempts": [a.reason for a in result.attempts]}
         results.add(**row)
         del a, b, direct, result
     return results
-
-
-def _norm2(a: torch.Tensor, steps: int = 10) -> float:
-    """``||A||_2`` by the power method."""
-    x = torch.ones(a.shape[1], dtype=a.dtype, device=a.device)
-    for _ in range(steps):
-        x = a.T @ (a @ (x / x.norm()))
-    return float(x.norm().sqrt())
-
-
-def _optimality(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, norm: float) -> float:
-    residual = b - a @ x
-    return float((a.T @ residual).norm() / (norm * residual.norm()))

@@ -10,10 +10,20 @@ import neula
 from benchmarks.harness import Results
 from neula.algorithms.iterative_refinement import Scaling
 from neula.experiments.measuring import median_seconds
-from neula.matrices import random_matrix
+from neula.matrices import SPECTRA, hpl_ai_matrix, no_pivoting_matrix, random_matrix
 
-CASES = [("normal", 0.0), ("geometric", 1e3), ("arithmetic", 1e5), ("definite", 10.0)]
-SIZES = {"cpu": (2048, 4096), "cuda": (8192, 32768)}
+CASES = [
+    ("hpl-ai", 0.0),
+    ("fasi-higham", 1e3),
+    ("normal", 0.0),
+    ("geometric", 1e3),
+    ("arithmetic", 1e5),
+    ("definite", 10.0),
+]
+SIZES = {"cpu": (2048, 4096), "cuda": (8192, 16384, 32768)}
+
+SPECTRA_UP_TO = 20000
+"""Order up to which matrices with a given spectrum are made: that takes longer than all else."""
 
 
 def run(device: torch.device, sizes: tuple[int, ...] | None = None, repeats: int = 3) -> Results:
@@ -21,6 +31,8 @@ def run(device: torch.device, sizes: tuple[int, ...] | None = None, repeats: int
     results = Results("solve", device)
     for n in sizes or SIZES[device.type]:
         for kind, cond in CASES:
+            if kind in SPECTRA and n > SPECTRA_UP_TO:
+                continue
             a = _matrix(kind, n, cond, device)
             generator = torch.Generator(device).manual_seed(8)
             b = torch.randn(n, 1, dtype=a.dtype, device=device, generator=generator)
@@ -48,6 +60,10 @@ def run(device: torch.device, sizes: tuple[int, ...] | None = None, repeats: int
 
 
 def _matrix(kind: str, n: int, cond: float, device: torch.device) -> torch.Tensor:
+    if kind == "hpl-ai":
+        return hpl_ai_matrix(n, device=device)
+    if kind == "fasi-higham":
+        return no_pivoting_matrix(n, cond, device=device)
     if kind != "definite":
         return random_matrix(kind, n, n, cond=max(cond, 1.0), device=device, seed=7)
     a = random_matrix("normal", n, n, device=device, seed=7)

@@ -718,13 +718,58 @@ def test_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_refused(neula_cli("demo"), "degree must be positive", set(os.listdir()))
 
 
+# --- bench ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    problems = cli.benchmarks.PROBLEMS
+    for name, problem in problems.items():
+        monkeypatch.setitem(problems, name, dataclasses.replace(problem, cpu=[(64, 16)]))
+
+
+def test_bench_measures_shows_and_saves(small_benchmarks: None) -> None:
+    result = succeed("bench", "qr", "lstsq", "--cpu", "--out", "results")
+    assert "qr beside torch.linalg.qr" in result.stdout
+    assert "64x16" in result.stdout
+    assert "times as fast as torch's" in result.stderr
+    names = sorted(path.name for path in Path("results").glob("*.json"))
+    assert [name.split("-")[1] for name in names] == ["lstsq", "qr"]
+    assert all(f"saved to results/{name}" in result.stdout for name in names)
+    again = succeed("bench", "--data", "results")
+    assert "lstsq beside" in again.stdout
+    assert again.stderr == ""
+
+
+def test_bench_for_machines(small_benchmarks: None) -> None:
+    facts = parsed(succeed("bench", "gemm", "--cpu", "--json"))
+    assert facts["command"] == "bench"
+    assert facts["results"][0]["about"]["problem"] == "gemm"
+    assert facts["results"][0]["rows"][0]["shape"] == "64x16x16"
+
+
+def test_bench_draws(small_benchmarks: None) -> None:
+    pytest.importorskip("matplotlib")
+    assert "saved to pictures/all.svg" in succeed("bench", "--cpu", "--draw", "pictures/all.svg").stdout
+    assert Path("pictures/all.svg").stat().st_size > 1000
+
+
+def test_bench_refuses_what_does_not_fit(monkeypatch: pytest.MonkeyPatch, small_benchmarks: None) -> None:
+    before = set(os.listdir())
+    assert_refused(neula_cli("bench", "--data", "nowhere"), "nowhere: no bench-*.json", before)
+    assert_refused(neula_cli("bench", "qr", "--data", "nowhere"), "--data measures nothing", before)
+    assert_refused(neula_cli("bench", "--draw", "x.bmp"), "x.bmp: a picture is one of .svg", before)
+    monkeypatch.setattr(cli, "new_canvas", raising(ImportError("drawing needs matplotlib")))
+    assert_refused(neula_cli("bench", "gemm", "--cpu", "--draw", "x.svg"), "drawing needs matplotlib", before)
+
+
 def test_version() -> None:
     assert succeed("--version").stdout == f"neula {neula.__version__}\n"
 
 
 def test_help_names_every_command_and_the_exit_codes() -> None:
     output = succeed("--help").stdout
-    for command in ("lstsq", "qr", "orth", "svd", "info", "demo"):
+    for command in ("lstsq", "qr", "orth", "svd", "info", "bench", "demo"):
         assert command in output
         assert "--help" in succeed(command, "--help").stdout
     assert "Exit codes" in output

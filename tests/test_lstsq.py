@@ -14,7 +14,7 @@ import torch
 
 import neula
 from neula import datasets
-from neula.engines import CpuEngine
+from neula.engines import CpuEngine, CudaEngine
 from neula.matrices import KINDS, SPECTRA, random_matrix
 from neula.result import AccuracyError
 
@@ -274,6 +274,108 @@ def test_fixed_variant_that_fails_is_not_replaced(rng):
         result = neula.lstsq(A, rng.standard_normal(600), algorithm="cgls", engine="emulated")
     assert not result.converged
     assert [a.method for a in result.attempts] == ["rgsqrf fp16 + cgls"]
+
+
+def test_an_r_beyond_its_precision_is_given_few_iterations(rng, monkeypatch):
+    """With half of the singular values below u it gets nowhere; with one of them it does in a few."""
+    limits = []
+    probe = sys.modules["neula.lstsq"]._probe
+
+    def counted(*arguments):
+        limits.append(arguments[-1])
+        return probe(*arguments)
+
+    monkeypatch.setattr(sys.modules["neula.lstsq"], "_probe", counted)
+    for kind, accepted in (("geometric", False), ("cluster_small", True)):
+        A = random_matrix(kind, 600, 150, cond=1e5).numpy()
+        limits.clear()
+        result = neula.lstsq(A, rng.standard_normal(600), engine="emulated")
+        assert result.converged
+        assert result.attempts[0].method == "rgsqrf fp16 + cgls"
+        assert result.attempts[0].accepted is accepted
+        assert limits[0] == 12
+
+
+def test_a_gram_matrix_that_is_too_coarse_is_not_iterated_with(half_fast, monkeypatch, rng):
+    module = sys.modules["neula.lstsq"]
+    first = ("cholesky", "fp16_cor")
+    monkeypatch.setitem(module._ITERATIONS, first, module._Limit(300.0, 0))
+    A = random_matrix("geometric", 600, 150, cond=1e3).numpy()
+    result = neula.lstsq(A, rng.standard_normal(600), engine=half_fast)
+    assert result.attempts[0].reason.endswith("too large for an R in this precision")
+    assert result.attempts[1].accepted
+
+
+class HalfFast(CudaEngine):
+    """A GPU's engine on a CPU, which does not multiply in fp16, but in parts of it."""
+
+    @property
+    def preconditioners(self) -> tuple[str, ...]:
+        return ("fp16", "fp64")
+
+
+@pytest.fixture
+def half_fast(monkeypatch: pytest.MonkeyPatch) -> HalfFast:
+    """Products with error correction count as fast: the chain is that of a GPU."""
+    monkeypatch.setattr(sys.modules["neula.lstsq"], "corrects", lambda engine: True)
+    return HalfFast("cpu", "fp32")
+
+
+CHAIN = [
+    "cholesky fp16_cor + cgls",
+    "rgsqrf fp16_cor + cgls",
+    "rgsqrf fp64 + cgls",
+    "householder fp64 + cgls",
+    "svd fp64",
+]
+
+
+@pytest.mark.parametrize(("cond", "links"), [(1e1, 1), (1e3, 1), (1e5, 2), (1e8, 3), (1e9, 4), (1e17, 5)])
+def test_where_r_comes_from_on_a_gpu(cond, links, half_fast, rng):
+    """The Gram matrix in single precision up to 4e3, QR up to 1e6 or so, and double precision, whose panels
+    are Cholesky QR, up to 1e8.
+    """
+    A = random_matrix("geometric", 600, 150, cond=cond)
+    b = torch.from_numpy(rng.standard_normal((600, 2)))
+    result = neula.lstsq(A, b, engine=half_fast)
+    assert result.converged
+    assert [a.method for a in result.attempts] == CHAIN[:links]
+    assert [a.accepted for a in result.attempts] == [False] * (links - 1) + [True]
+    if cond <= 1e9:
+        check_solutions(A.numpy()[None], b.numpy()[None], result.x.numpy()[None], U64)
+
+
+def test_corrected_products_can_be_named(half_fast, rng):
+    A, b = random_matrix("geometric", 300, 40, cond=1e4).numpy(), rng.standard_normal(300)
+    result = neula.lstsq(A, b, algorithm="cgls", compute="fp16_cor", engine=half_fast)
+    assert result.converged
+    assert result.factorization == "rgsqrf fp16_cor + cgls"
+    with pytest.raises(ValueError, match="the cpu engine has no products with error correction"):
+        neula.lstsq(A, b, algorithm="cgls", compute="fp16_cor", engine="cpu")
+    with pytest.raises(ValueError, match=r"unknown format 'fp12'.*fp16_cor"):
+        neula.lstsq(A, b, compute="fp12")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("kind", "shape", "method"),
+    [
+        ("normal", (8192, 1024), "cholesky fp16_cor + cgls"),
+        ("normal", (16384, 2304), "cholesky fp16 + cgls"),
+        ("uniform01", (16384, 2304), "cholesky fp16 + cgls"),
+        ("normal", (16384, 4608), "rgsqrf fp16 + cgls"),
+    ],
+)
+def test_the_first_r_does_on_a_gpu(kind, shape, method):
+    A = random_matrix(kind, *shape, device=torch.device("cuda"))
+    b = torch.randn(shape[0], 2, dtype=A.dtype, device="cuda")
+    result = neula.lstsq(A, b)
+    assert result.converged
+    assert result.factorization == method
+    # Normwise backward error of the larger of two right-hand sides, by optimality.
+    residual = b - A @ result.x
+    gradient = torch.linalg.vector_norm(A.T @ residual, dim=0) / torch.linalg.vector_norm(residual, dim=0)
+    assert float(gradient.max()) <= 8 * shape[1] ** 0.5 * U64 * float(torch.linalg.matrix_norm(A))
 
 
 def test_stops_by_itself_and_does_not_drift(rng):

@@ -139,6 +139,25 @@ def test_unpivoted_factors_need_no_interchanges(variant: str) -> None:
 
 
 @EACH
+@pytest.mark.parametrize("n", [1, 4, 50, 131])
+def test_random_butterflies_instead_of_pivots(variant: str, n: int) -> None:
+    """In single precision they bear what half precision would not: growth of about ``n^1.5``."""
+    A, b = random_matrix("normal", n, n, seed=n), torch.ones(n, dtype=torch.float64)
+    A[0, 0] = 0.0 if n > 1 else 1.0
+    F = lu_factor(A, variant, engine="emulated", compute="fp32", pivot="rbt", panel=32)
+    assert F.shape == (n, n)
+    assert F.L.shape == F.U.shape == (-(-n // 4) * 4,) * 2
+    assert F.permutation == list(range(-(-n // 4) * 4))
+    mixed = F.transform.mixed(A, EmulatedEngine(format="fp64"))
+    # Four roundings of each element in mixing.
+    bound = (4 + n) ** 2 * 2.0**-24
+    assert torch.linalg.norm(mixed - F.L @ F.U) <= bound * torch.linalg.norm(mixed)
+    assert backward_error(A, lu_solve(F, b), b) <= bound
+    several = torch.stack([b, 2 * b], 1).float()
+    assert lu_solve(F, several).shape == (n, 2)
+
+
+@EACH
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_integers_and_memory_layout(variant: str, order: str) -> None:
     A = np.array([[0, 2, 1], [4, 1, 0], [2, 2, 8]], order=order)
@@ -203,7 +222,7 @@ def test_unusable_matrices(A: Any, error: type[Exception], message: str) -> None
     ("options", "message"),
     [
         ({"variant": "5.2"}, r"unknown variant '5.2': choose one of '2.1'.*'5.2/5.1'"),
-        ({"pivot": "full"}, r"unknown pivot 'full': choose one of 'partial', 'none'"),
+        ({"pivot": "full"}, r"unknown pivot 'full': choose one of 'partial', 'none', 'rbt'"),
         ({"engine": "tpu"}, r"unknown engine 'tpu'"),
         ({"compute": "fp8"}, r"unknown format 'fp8'"),
         ({"storage": "fp8"}, r"unknown format 'fp8'"),
@@ -320,7 +339,7 @@ def test_an_engine_is_used_as_it_is() -> None:
 
 @pytest.mark.gpu
 @EACH
-@pytest.mark.parametrize("pivot", ["partial", "none"])
+@pytest.mark.parametrize("pivot", ["partial", "none", "rbt"])
 def test_on_a_gpu(variant: str, pivot: str) -> None:
     A = hpl_ai_matrix(600, dtype=torch.float32, device="cuda")
     F = lu_factor(A, variant, pivot=pivot)
@@ -339,3 +358,42 @@ def test_a_zero_pivot_on_a_gpu(variant: str) -> None:
     A[13, 13] = 0.0
     with pytest.raises(np.linalg.LinAlgError, match=r"pivot 13 is exactly zero.*pass pivot='partial'"):
         lu_factor(A, variant, panel=16, pivot="none")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("zero", [0, 130, 599])
+def test_a_zero_pivot_by_blocks_on_a_gpu(zero: int) -> None:
+    A = torch.eye(600, device="cuda") + torch.ones(600, 600, device="cuda").tril(-1)
+    A[zero, zero] = 0.0
+    with pytest.raises(np.linalg.LinAlgError, match=rf"pivot {zero} is exactly zero"):
+        lu_factor(A, pivot="none", panel=256)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("transposed", [False, True])
+def test_memory_layouts_on_a_gpu(transposed: bool) -> None:
+    A = hpl_ai_matrix(700, device="cuda")
+    A = A.T.contiguous().T if transposed else A
+    before = A.clone()
+    F = lu_factor(A, pivot="none")
+    assert torch.equal(A, before)
+    b = A.sum(1)
+    assert backward_error(A.cpu(), lu_solve(F, b).cpu(), b.cpu()) <= 4 * 700**0.5 * U16
+
+
+@pytest.mark.gpu
+def test_switches_for_sums_are_restored_on_a_gpu() -> None:
+    """The user may sum in half precision; neula does not."""
+    switch = torch.backends.cuda.matmul
+    name = "allow_fp16_reduced_precision_reduction"
+    before = getattr(switch, name)
+    A = hpl_ai_matrix(1100, device="cuda")
+    try:
+        factors = []
+        for value in (True, False):
+            setattr(switch, name, value)
+            factors.append(lu_factor(A, pivot="none", panel=256).U)
+            assert getattr(switch, name) == value
+    finally:
+        setattr(switch, name, before)
+    assert torch.equal(*factors)

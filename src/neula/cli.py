@@ -31,9 +31,13 @@ from rich.table import Table
 from rich.text import Text
 
 import neula
+from neula import bench as benchmarks
 from neula import engines
+from neula.experiments.data import Data
 from neula.experiments.demo import run_demo
+from neula.experiments.drawing import new_canvas
 from neula.experiments.figure import Scale
+from neula.experiments.lu_paper import LU_PAPER
 from neula.experiments.qr_paper import QR_PAPER
 from neula.experiments.reproduce import Paper, reproduce
 from neula.experiments.tsqr_paper import TSQR_PAPER
@@ -43,6 +47,8 @@ from neula.result import AccuracyWarning, Attempt, LstsqResult, QRResult, SolveR
 CERTIFIED, NOT_CERTIFIED, BAD_INPUT, DEFECT, INTERRUPTED = 0, 1, 2, 70, 130
 SHORT = 20
 """Solutions of at most so many numbers are printed when no output file is given."""
+
+PICTURES = (".svg", ".png", ".pdf")
 
 app = typer.Typer(
     name="neula",
@@ -80,6 +86,15 @@ class Structure(StrEnum):
 
     gen = "gen"
     pos = "pos"
+
+
+class BenchmarkName(StrEnum):
+    """What ``neula bench`` solves."""
+
+    qr = "qr"
+    lstsq = "lstsq"
+    svd = "svd"
+    gemm = "gemm"
 
 
 class Mode(StrEnum):
@@ -344,6 +359,63 @@ def demo(
         run_demo(out, degree=degree, console=Console())
 
 
+@app.command()
+def bench(
+    problems: Annotated[
+        list[BenchmarkName] | None, typer.Argument(metavar="[qr|lstsq|svd|gemm]...", help="All by default.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Directory for the results as JSON and CSV.")] = None,
+    draw: Annotated[
+        Path | None, typer.Option(help="File for a picture of the results (.svg, .png or .pdf).")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Directory of results to show and draw: nothing is measured.")
+    ] = None,
+    cpu: Annotated[bool, typer.Option("--cpu", help="Measure the CPU even if there is a GPU.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure neula beside the direct solvers of torch: time, rate and accuracy, on this machine.
+
+    Without a GPU the shapes are small.
+    """
+    with _running("bench", as_json) as run:
+        if data is not None and (problems or out):
+            raise ValueError("--data measures nothing: leave out the problems and --out")
+        if draw is not None:
+            _check_picture(draw)
+        device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
+        names = [problem.value for problem in problems or BenchmarkName]
+        results = benchmarks.read(data) if data else [_measured(name, device, run) for name in names]
+        paths = [str(benchmarks.write(result, out)) for result in results] if out else []
+        if draw is not None:
+            draw.parent.mkdir(parents=True, exist_ok=True)
+            benchmarks.draw(results).savefig(draw, dpi=160)
+            paths.append(str(draw))
+    if as_json:
+        _print_json({"command": "bench", "results": results, "outputs": paths})
+        return
+    console = Console(highlight=False, markup=False)
+    for result in results:
+        console.print(benchmarks.table(result))
+    for path in paths:
+        console.print(f"saved to {path}")
+
+
+def _measured(name: str, device: torch.device, run: _Run) -> Data:
+    run.progress(f"measuring {name}", 0.0)
+    return benchmarks.run(name, device, lambda row: run.say(f"{name} {benchmarks.line(row)}"))
+
+
+def _check_picture(path: Path) -> None:
+    """Notice before the work that a picture could not be drawn."""
+    if path.suffix not in PICTURES:
+        raise ValueError(f"{path}: a picture is one of {', '.join(PICTURES)}; choose another name")
+    try:
+        new_canvas(1.0, 1.0)
+    except ImportError as error:
+        raise ValueError(str(error)) from None
+
+
 experiments = typer.Typer(no_args_is_help=True, help="Reproduce the figures of a paper on this machine.")
 app.add_typer(experiments, name="experiment")
 
@@ -379,10 +451,34 @@ def tsqr_paper(
     _experiment(TSQR_PAPER, figure, scale, out, redraw)
 
 
-def _experiment(paper: Paper, figure: str, scale: Scale, out: Path, redraw: bool) -> None:
+@experiments.command("lu-paper")
+def lu_paper(
+    figure: Annotated[str, typer.Argument(metavar="FIGURE|all", help=_figure_help(LU_PAPER))],
+    scale: ScaleOption = Scale.small,
+    out: OutOption = Path("lu-paper"),
+    redraw: RedrawOption = False,
+    matrices: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            exists=True,
+            file_okay=False,
+            help="Directory with .mtx or .mtx.gz files of the SuiteSparse matrices of table3.",
+        ),
+    ] = None,
+) -> None:
+    """LU factorization with fp16 storage: Lopez, Mary, 2022."""
+    _experiment(LU_PAPER, figure, scale, out, redraw, matrices)
+
+
+def _experiment(
+    paper: Paper, figure: str, scale: Scale, out: Path, redraw: bool, matrices: Path | None = None
+) -> None:
     err = Console(stderr=True, highlight=False, markup=False)
     with _guarded("experiment", as_json=False, err=err), _Progress(err) as progress:
-        reproduce(paper, figure, scale, out, redraw=redraw, console=Console(), progress=progress)
+        reproduce(
+            paper, figure, scale, out, redraw=redraw, matrices=matrices, console=Console(), progress=progress
+        )
 
 
 # --- running a command ------------------------------------------------------------------------------------

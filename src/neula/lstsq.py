@@ -22,17 +22,34 @@ from neula.algorithms.batched_lstsq import (
     refine_batch,
 )
 from neula.algorithms.cgls import Stop, cgls
-from neula.algorithms.condition import largest_singular_value, smallest_singular_value, solve_rt
+from neula.algorithms.condition import (
+    largest_singular_value,
+    multiply_r,
+    smallest_singular_value,
+    solve_r,
+    solve_rt,
+)
 from neula.algorithms.craig import refine_minimum_norm
 from neula.algorithms.direct import normal_equations, qr_solve
+from neula.algorithms.gram import gram_r
 from neula.algorithms.lsqr import lsqr
 from neula.algorithms.operators import LeastSquaresOperator
 from neula.algorithms.rank_revealing import minimum_norm
-from neula.algorithms.refinement import InnerSolver, Measures, Refined, Scale, norms_of, refine
+from neula.algorithms.refinement import (
+    INNER_REDUCTION,
+    InnerSolver,
+    Measures,
+    Refined,
+    Scale,
+    norms_of,
+    refine,
+)
 from neula.algorithms.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales
+from neula.algorithms.triangular import BlockTriangular, Triangular
 from neula.compilation import eager
-from neula.engines import FORMATS, Engine, Format, format_named, format_of, select_engine
+from neula.engines import FORMATS, FP16, Engine, Format, format_of, select_engine
+from neula.engines.corrected import FP16_COR, arithmetic, corrects
 from neula.engines.precision import plain_arithmetic
 from neula.errors import unknown_name
 from neula.gradients import attach_solution, stacked_problem
@@ -58,6 +75,24 @@ SMALL = 10_000_000
 PROBE_ERROR = 1e-5
 """Error in a problem with known solution above which A may lack full rank. A null direction of A loses its
 random component, of size ``1/sqrt(n)``; a matrix of full rank is solved to ``u cond(A)``."""
+
+GRAM_COLUMNS = 4096
+"""Up to as many columns R comes from the Gram matrix where half precision is fast: half the operations of a
+QR, and no panels. With error correction it is as good a preconditioner as a QR in fp16 up to a condition of
+2500."""
+
+FP16_GRAM_COLUMNS = 2048
+"""From more columns on the Gram matrix is tried in fp16 before: its product saves more than what the two or
+three more iterations read (131072 x 4096 on an H200: 33 ms and 40; 524288 x 1024: 25 and 24)."""
+
+FP16_GRAM_CONDITION = 300.0
+"""A larger condition number of its R says that the Gram matrix is too coarse in fp16. Its rounding errors are
+random and much smaller than ``cond^2 u``, but one with error correction costs no more than a few iterations.
+"""
+
+DOUBTFUL_ITERATIONS = 12
+"""What an R in fp16 with a condition number above ``1/u`` is given: its small singular values are mostly
+rounding errors. A few of them cost a few iterations, many of them more than a better R takes."""
 
 BLIND_STEPS = 3
 """Steps of a batch where nobody looks: one for the solution, one to refine it, and one more for an R in
@@ -86,7 +121,8 @@ def lstsq(
 ) -> LstsqResult:
     """Solve ``min ||A x - b||``: a fast QR in low precision, refined to the accuracy asked for.
 
-    The R of a low-precision QR preconditions CGLS in double precision. An answer is accepted when its
+    The R of a low-precision QR (on a GPU of a Gram matrix, for up to 4096 columns) preconditions CGLS in
+    double precision. An answer is accepted when its
     backward error, computed from the true residual, is small enough and A is known to have full rank. If not,
     a better R is made: single precision, Householder reflections in double precision, and at last the SVD,
     which gives the minimum-norm solution where A lacks full rank.
@@ -107,7 +143,8 @@ def lstsq(
         Exactly this one, accepted or not: QR with CGLS or LSQR, ``R^-1 Q^T b`` without refinement, the normal
         equations, Householder QR in double precision with refinement, the SVD. By default the chain above.
     compute : str, optional
-        Format in which R (or the Gram matrix) is computed; the engine's preference by default.
+        Format in which R (or the Gram matrix) is computed, or ``"fp16_cor"``, half precision with error
+        correction on a GPU; the engine's preference by default.
     damp : float, optional
         Solve ``min ||A x - b||^2 + damp^2 ||x||^2`` (ridge regression, Tikhonov).
     weights : array_like, shape (m,), optional
@@ -200,7 +237,7 @@ def lstsq(
         engine=chosen,
         target=target_format(accuracy, dtype),
         algorithm=algorithm,
-        compute=None if compute is None else format_named(compute),
+        compute=None if compute is None else _compute_named(compute),
         damp=_check_damp(damp),
         weights=None if w is None else _check_weights(w.tensor, m).to(chosen.device),
         rcond=_default_rcond(a.tensor) if rcond is None else rcond,
@@ -242,19 +279,12 @@ class _Options:
     engine: Engine
     target: Format
     algorithm: str | None
-    compute: Format | None
+    compute: str | None
     damp: float
     weights: torch.Tensor | None
     rcond: float
     max_iterations: int
     progress: Progress | None
-
-    @property
-    def formats(self) -> list[Format]:
-        """Formats of R to try before Householder reflections, cheapest first."""
-        if self.compute is not None:
-            return [self.compute]
-        return [FORMATS[name] for name in self.engine.preconditioners]
 
     @property
     def looks(self) -> bool:
@@ -401,18 +431,20 @@ class _Problem:
     wide: bool
     options: _Options
 
-    def factor(self, format: Format) -> torch.Tensor:
-        """R of the scaled matrix, in double precision but accurate to ``format``."""
-        engine = self.options.engine.using(format)
+    def r(self, method: str, compute: str) -> torch.Tensor:
+        """R of the scaled matrix by ``"rgsqrf"`` or from the Gram matrix (``"cholesky"``)."""
+        engine = arithmetic(self.options.engine, compute)
         n = self.scales.numel()
-        report = stage(self.options.progress, f"factorizing in {format.name}")
-        _, r = rgsqrf(
-            self.operator.fill(engine, self.scales),
-            engine,
-            overwrite_a=True,
-            on_columns=lambda columns: report((columns / n) ** 2),
-        )
-        return r.double()
+        report = stage(self.options.progress, f"factorizing in {compute}")
+        if method == "cholesky":
+            shape, device = self.operator.shape, self.scales.device
+            operand = torch.empty(shape, dtype=engine.operand_dtype, device=device)
+            r = gram_r(self.operator.fill(engine, self.scales, operand), engine)
+        else:
+            work = self.operator.fill(engine, self.scales)
+            r = rgsqrf(work, engine, overwrite_a=True, on_columns=lambda k: report((k / n) ** 2))[1]
+        report(1.0)
+        return r
 
     def dense(self) -> torch.Tensor:
         """The scaled matrix in double precision."""
@@ -447,9 +479,13 @@ def _chain(problem: _Problem, bound: float) -> Iterator[_Outcome]:
     inner: InnerSolver = lsqr if algorithm == "lsqr" else cgls
     name = "craig" if problem.wide else "lsqr" if inner is lsqr else "cgls"
     if algorithm in ("cgls", "lsqr") or (algorithm is None and m * n * n > SMALL):
-        for format in options.formats:
-            r = problem.factor(format)
-            yield _preconditioned(problem, f"rgsqrf {format.name} + {name}", r, bound, inner)
+        links = _preconditioners(problem)
+        for link in links:
+            method, compute = link
+            r = problem.r(method, compute)
+            last = algorithm is not None or link == links[-1]
+            limit = None if last else _ITERATIONS.get(link)
+            yield _preconditioned(problem, f"{method} {compute} + {name}", r, bound, inner, limit=limit)
             del r
             if algorithm is not None:
                 return
@@ -462,6 +498,26 @@ def _chain(problem: _Problem, bound: float) -> Iterator[_Outcome]:
         yield _by_svd(problem)
 
 
+def _preconditioners(problem: _Problem) -> list[tuple[str, str]]:
+    """Where R comes from before Householder reflections, cheapest first: the method and its arithmetic.
+
+    An R in half precision with error correction is as good as one in single precision. It takes the place of
+    that, and stands before one in double precision, which takes three times as long (on an H200). A QR in
+    fp16 is no better than the Gram matrix with error correction, where that is cheaper.
+    """
+    options = problem.options
+    if options.compute is not None:
+        return [("rgsqrf", options.compute)]
+    formats = options.engine.preconditioners
+    if options.algorithm is not None or not corrects(options.engine):
+        return [("rgsqrf", format) for format in formats]
+    n = problem.scales.numel()
+    links = [("cholesky", "fp16")] if FP16_GRAM_COLUMNS < n <= GRAM_COLUMNS else []
+    links.append(("cholesky", FP16_COR) if n <= GRAM_COLUMNS else ("rgsqrf", "fp16"))
+    better = [("rgsqrf", format) for format in formats[1:] if format != "fp32"]
+    return [*links, ("rgsqrf", FP16_COR), *better]
+
+
 def _preconditioned(
     problem: _Problem,
     label: str,
@@ -469,35 +525,49 @@ def _preconditioned(
     bound: float,
     inner: InnerSolver,
     *,
+    limit: _Limit | None = None,
     stable: bool = False,
 ) -> _Outcome:
     """Refine with R as preconditioner, and find out whether A has full rank.
+
+    An R whose condition number exceeds that of ``limit`` is not tried for longer than that says.
 
     The singular values of a ``stable`` R (Householder, double precision) are those of A; any other R says so
     only if ``A R^-1`` is well conditioned, which a problem with known solution shows.
     """
     options, n = problem.options, problem.scales.numel()
+    if not bool(r_scaled.diagonal().isfinite().all()):
+        return _Outcome(label, None, n, "R is singular or not finite")
+    # The library's substitution is as stable as can be, and several times slower on a GPU.
+    triangle = r_scaled if stable else BlockTriangular.of(r_scaled, options.engine.inverted)
     largest = largest_singular_value(r_scaled)
-    smallest = smallest_singular_value(r_scaled)
+    smallest = smallest_singular_value(triangle)
     if not (math.isfinite(largest) and smallest > 0):
         return _Outcome(label, None, n, "R is singular or not finite")
     if smallest <= options.rcond * largest:
         doubt = f"condition number about {largest / smallest:.1e}: not of full rank to {options.rcond:.1e}"
         return _Outcome(label, None, n, doubt)
-    r = r_scaled / problem.scales
-    probe = _Probe(0.0, 1.0) if stable else _probe(problem.operator, r, options.max_iterations)
-    doubt = ""
-    if not probe.error <= PROBE_ERROR:
-        doubt = f"a known solution comes back with error {probe.error:.1e}: R is poor, or A not of full rank"
-    if doubt and options.algorithm is None:
-        return _Outcome(label, None, n, doubt)
-    scale = Scale(problem.scales, largest, probe.smallest if probe.smallest > 0 else 1.0)
+    iterations = options.max_iterations
+    if limit is not None and largest > limit.condition * smallest:
+        iterations = min(iterations, limit.iterations)
+    if iterations == 0:
+        reason = f"condition number about {largest / smallest:.1e}: too large for an R in this precision"
+        return _Outcome(label, None, n, reason)
+    r = _unscale(triangle, problem.scales)
     target = bound / 3
     report = stage(options.progress, "refining")
+    probed = _Probed() if stable else _probe(problem, r, largest, target, inner, iterations)
+    doubt = ""
+    if not probed.error <= PROBE_ERROR:
+        doubt = f"a known solution comes back with error {probed.error:.1e}: R is poor, or A not of full rank"
+    if doubt and options.algorithm is None:
+        return _Outcome(label, None, n, doubt)
+    scale = Scale(problem.scales, largest, probed.smallest if probed.smallest > 0 else 1.0)
+    left = options.max_iterations - probed.iterations
     if problem.wide:
         b_matrix = problem.operator.a
         refined = refine_minimum_norm(
-            b_matrix, r, problem.b, scale=scale, tolerance=target, max_iterations=options.max_iterations
+            b_matrix, r, problem.b, scale=scale, tolerance=target, max_iterations=left
         )
     else:
         refined = refine(
@@ -506,30 +576,89 @@ def _preconditioned(
             problem.b,
             scale=scale,
             tolerance=target,
-            max_iterations=options.max_iterations,
+            max_iterations=left,
+            start=probed.x,
             inner=inner,
             on_restart=lambda error: report(digits_done(error, target)),
         )
+    refined.iterations += probed.iterations
     return _Outcome(label, refined, n, doubt)
 
 
+def _unscale(r: Triangular, scales: torch.Tensor) -> Triangular:
+    """R of the matrix as it was given."""
+    return r.scaled(scales) if isinstance(r, BlockTriangular) else r / scales
+
+
 @dataclass(frozen=True)
-class _Probe:
-    """Error of a problem with known solution; smallest singular value of ``A R^-1`` seen on the way."""
+class _Limit:
+    """Iterations of the first solve with an R of a larger condition number than this."""
 
-    error: float
-    smallest: float
+    condition: float
+    iterations: int
 
 
-def _probe(operator: LeastSquaresOperator, r: torch.Tensor, max_iterations: int) -> _Probe:
-    """Solve a random problem whose solution is known; the error is that in the variables ``R x``."""
+_ITERATIONS = {
+    ("cholesky", "fp16"): _Limit(FP16_GRAM_CONDITION, 0),
+    ("rgsqrf", "fp16"): _Limit(1 / FP16.u, DOUBTFUL_ITERATIONS),
+}
+
+
+@dataclass(frozen=True)
+class _Probed:
+    """A problem with known solution, solved together with the problem itself.
+
+    Attributes
+    ----------
+    error : float
+        Of the known solution.
+    smallest : float
+        Smallest singular value of ``A R^-1`` seen on the way.
+    x : Tensor, shape (n, k), or None
+        Solutions of the problem, to single precision; None where they are to be found in another way.
+    iterations : int
+        Those that x took.
+    """
+
+    error: float = 0.0
+    smallest: float = 1.0
+    x: torch.Tensor | None = None
+    iterations: int = 0
+
+
+def _probe(
+    problem: _Problem,
+    r: Triangular,
+    norm_a: float,
+    tolerance: float,
+    inner: InnerSolver,
+    max_iterations: int,
+) -> _Probed:
+    """Solve a random problem whose solution is known; the error is that in the variables ``R x``.
+
+    It is one more right-hand side in the first solve by CGLS, whose products read A once for all of them.
+    """
     generator = torch.Generator("cpu").manual_seed(1)
-    known = torch.randn(r.shape[0], 1, generator=generator, dtype=r.dtype, device="cpu").to(r.device)
-    b = operator.matmul(torch.linalg.solve_triangular(r, known, upper=True))
+    n, scales = problem.scales.numel(), problem.scales
+    z = torch.randn(n, 1, generator=generator, dtype=torch.float64, device="cpu").to(scales.device)
+    known = solve_r(r, z)
+    together = inner is cgls and not problem.wide
+    image = problem.operator.matmul(known)
+    b = problem.b if together else image[:, :0]
     norm = torch.linalg.vector_norm
-    stop = Stop(PROBE_ERROR / 10 * norm(known, dim=0))
-    found = cgls(operator, r, b, stop=stop, max_iterations=max_iterations)
-    return _Probe(float(norm(r @ found.x - known) / norm(known)), found.smallest)
+    size = norm(z, dim=0)
+    stop = Stop(
+        preconditioned=functional.pad(PROBE_ERROR / 10 * size, (0, b.shape[1])),
+        gradient=functional.pad(0.5 * tolerance * norm_a * norm(b, dim=0), (1, 0)),
+        scales=scales,
+        reduction=INNER_REDUCTION,
+    )
+    rhs = torch.cat([image, b], 1)
+    found = cgls(problem.operator, r, rhs, stop=stop, max_iterations=max_iterations)
+    error = float(norm(multiply_r(r, found.x[:, :1] - known)) / size)
+    if not together:
+        return _Probed(error, found.smallest)
+    return _Probed(error, found.smallest, found.x[:, 1:], found.iterations)
 
 
 def _unrefined(problem: _Problem, algorithm: str) -> _Outcome:
@@ -537,7 +666,8 @@ def _unrefined(problem: _Problem, algorithm: str) -> _Outcome:
     options, n = problem.options, problem.scales.numel()
     if problem.wide:
         raise ValueError(f"algorithm {algorithm!r} needs at least as many rows as columns: use 'cgls'")
-    engine = options.engine.using(options.compute or FORMATS["fp32"])
+    compute = options.compute or "fp32"
+    engine = arithmetic(options.engine, compute)
     work = problem.operator.fill(engine, problem.scales)
     rhs = problem.b.to(engine.storage)
     if algorithm == "direct":
@@ -545,7 +675,7 @@ def _unrefined(problem: _Problem, algorithm: str) -> _Outcome:
         y = qr_solve(q, r, rhs)
     else:
         y, r = normal_equations(work, rhs, engine)
-    label = f"{algorithm} {engine.format.name}"
+    label = f"{algorithm} {compute}"
     if not bool(torch.isfinite(y).all()):
         return _Outcome(label, None, n, "the factorization broke down: A is too ill-conditioned for it")
     x, r = y.double() * problem.scales[:, None], r.double()
@@ -576,6 +706,12 @@ def _by_svd(problem: _Problem) -> _Outcome:
 def _default_rcond(a: torch.Tensor) -> float:
     """Rounding errors of the double-precision factorization, or of the data where those are larger."""
     return max(max(a.shape[-2:]) * 2.0**-52, 2 * format_of(a.dtype).u)
+
+
+def _compute_named(name: str) -> str:
+    if name not in (*FORMATS, FP16_COR):
+        raise unknown_name("format", name, (*FORMATS, FP16_COR))
+    return name
 
 
 def _check_damp(damp: float) -> float:

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
+from neula.algorithms.butterfly import TwoSided
 from neula.algorithms.lu import VARIANTS, PackedLU, lu_factorize, panel_widths
 from neula.algorithms.substitution import Substitution
 from neula.compilation import eager
@@ -18,7 +19,7 @@ from neula.inputs import check_finite, check_matrix, take
 from neula.progress import Progress
 from neula.result import LUFactors
 
-PIVOTING = ("partial", "none")
+PIVOTING = ("partial", "none", "rbt")
 
 
 @eager
@@ -54,9 +55,12 @@ def lu_factor(
         - ``"2.1"``, ``"2.2"``: everything in one precision, right- and left-looking.
     panel, inner_panel : int, optional
         Widths r and s. What suits the engine by default: 256 and 8, as in the paper, on ``"emulated"``.
-    pivot : {"partial", "none"}
+    pivot : {"partial", "none", "rbt"}
         ``"none"`` is faster, and safe only for matrices that do not need it, such as diagonally dominant
-        ones: small pivots spoil the factors without notice.
+        ones: small pivots spoil the factors without notice. ``"rbt"`` is ``"none"`` for A mixed by random
+        butterflies [2]_, whose pivots are as good as those of a random matrix. L and U are then those of the
+        mixed matrix ``W1^T A W2``, bordered by an identity to a multiple of four rows, and :func:`lu_solve`
+        undoes it.
     compute : str, optional
         Format of the operands of products, ``"fp16"`` or ``"bf16"`` or another that the engine has; its
         cheapest one by default.
@@ -98,6 +102,8 @@ def lu_factor(
     ----------
     .. [1] F. Lopez, T. Mary, "Mixed Precision LU Factorization on GPU Tensor Cores: Reducing Data Movement
        and Memory Footprint", Int. J. High Perform. Comput. Appl., 2022.
+    .. [2] M. Baboulin, J. Dongarra, J. Herrmann, S. Tomov, "Accelerating Linear System Solutions Using
+       Randomization Techniques", ACM Trans. Math. Softw. 39, 2013.
 
     Examples
     --------
@@ -124,15 +130,16 @@ def lu_factor(
         largest = chosen.column_max(work)
         check_finite(work, largest, "A")
         _check_range(work, largest, kept)
+        transform = TwoSided.random(n, chosen.device) if pivot == "rbt" else None
         packed = lu_factorize(
-            work,
+            work if transform is None else transform.mixed(work, chosen),
             chosen,
             variant=variant,
             panel=r,
             inner_panel=s,
             storage=kept,
             pivoting=pivot == "partial",
-            on_columns=None if progress is None else lambda done: progress("lu", done / n),
+            on_columns=None if progress is None else lambda done: progress("lu", min(1.0, done / n)),
         )
         _check_factors(packed, chosen, pivot)
     return LUFactors(
@@ -143,6 +150,7 @@ def lu_factor(
         compute=chosen.format.name,
         storage=kept.name,
         engine=str(chosen),
+        transform=transform,
         give_back=partial(taken.give_back, dtype=a.dtype),
     )
 
@@ -152,7 +160,7 @@ def lu_solve(F: LUFactors, b: Any) -> Any:
     """Solve ``A x = b`` with the factors of A, by substitution in float32 or float64.
 
     The solution is as accurate as the factors are. The first solve inverts blocks on the diagonal of factors
-    in half precision, which F keeps: ``1024 n`` numbers in the precision of the substitution.
+    in half precision, which F keeps: ``1024 n`` to ``4096 n`` numbers in the precision of the substitution.
 
     Parameters
     ----------
@@ -198,7 +206,8 @@ def lu_solve(F: LUFactors, b: Any) -> Any:
         if columns.shape[1] == 0:
             return taken.give_back(columns)
         check_finite(columns, columns.abs().amax(0), "b")
-        x = F.solvers.setdefault(work, Substitution(F.packed, work)).solve(columns)
+        solver = F.solvers.setdefault(work, Substitution(F.packed, work))
+        x = solver.solve(columns) if F.transform is None else F.transform.solve(solver.solve, columns)
         if not bool(x.isfinite().all()):
             raise OverflowError(
                 f"the solution overflows {work}: pass b in float64"
@@ -266,7 +275,7 @@ def _check_factors(packed: PackedLU, engine: Engine, pivot: str) -> None:
         # A float32 matrix overflows where its elements become operands.
         _refuse_overflow(f"column {column} of L and U", min(kept, engine.format, key=lambda f: f.largest))
     where = f"pivot {first} is exactly zero in {kept.name}"
-    if pivot == "none":
+    if pivot != "partial":
         raise np.linalg.LinAlgError(f"{where}, and there was no pivoting: pass pivot='partial'")
     raise np.linalg.LinAlgError(
         f"A is singular: {where}, also after interchanges; if A is not singular, its elements are too small "

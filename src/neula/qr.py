@@ -279,7 +279,9 @@ class _Problem:
         if self.zero is not None:
             generator = torch.Generator("cpu").manual_seed(0)
             shape = (out.shape[0], int(self.zero.sum()))
-            out[:, self.zero] = torch.randn(shape, generator=generator, device="cpu").to(out)
+            out[:, self.zero] = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").to(
+                out
+            )
         return out
 
     def wide_work(self) -> torch.Tensor:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from neula.errors import warn
 
 if TYPE_CHECKING:
+    from neula.algorithms.butterfly import TwoSided
     from neula.algorithms.lu import PackedLU
     from neula.algorithms.substitution import Substitution
 
@@ -237,7 +238,7 @@ class SolveResult:
     history : tuple of float
         The backward error after every step of refinement, first to last.
     method : str
-        What the accepted attempt did, e.g. ``"butterfly + lu fp16 + gmres"``.
+        What the accepted attempt did, e.g. ``"rbt + lu fp32 + gmres"``.
     attempts : tuple of Attempt
         The chain that led here; the last one is the accepted one, if any was accepted.
     engine : str
@@ -275,9 +276,12 @@ class SVDResult:
         Singular values, descending.
     Vh : array, shape (k, n)
     relative_error : float
-        Estimate of ``||A - U diag(s) Vh||_F / ||A||_F`` from a few random vectors.
+        ``||A - U diag(s) Vh||_F / ||A||_F``, estimated from a few random vectors, or by Pythagoras from the
+        norms of A and s, which is exact.
     qr : QRResult
-        The factorization behind it, with its certificate (its ``Q`` and ``R`` are dropped).
+        The factorization behind it, with its certificate (its ``Q`` and ``R`` are dropped). Where the
+        triplets come from the Gram matrix of A, the certificate is theirs: its residual is
+        ``||A^T U - V diag(s)||_F / ||A||_F``, its orthogonality that of U.
     """
 
     U: Any = field(repr=False)
@@ -312,6 +316,8 @@ class LUFactors:
         Formats of the products' operands and of the factors.
     engine : str
         The engine that multiplied.
+    transform : TwoSided or None
+        How A was mixed, with ``pivot="rbt"``.
     give_back : callable
         Turns a tensor into an array of the library, on the device and in the dtype of A.
     solvers : dict
@@ -326,6 +332,7 @@ class LUFactors:
     storage: str
     engine: str
     give_back: Callable[[Any], Any] = field(repr=False)
+    transform: TwoSided | None = field(default=None, repr=False)
     solvers: dict[Any, Substitution] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -347,13 +354,13 @@ class LUFactors:
 
     @property
     def permutation(self) -> list[int]:
-        """Rows of A in the order in which L and U have them: ``A[permutation]`` is ``L @ U``."""
+        """Rows of A, or of the mixed matrix, as L and U have them: ``A[permutation]`` is ``L @ U``."""
         return self.packed.permutation.tolist()
 
     @property
     def shape(self) -> tuple[int, int]:
         """Shape of A."""
-        n = self.packed.lu.shape[0]
+        n = self.packed.lu.shape[0] if self.transform is None else self.transform.n
         return n, n
 
     @property

@@ -13,7 +13,7 @@ import torch
 
 from neula.accuracy import solve_bound, target_format
 from neula.algorithms.butterfly import Butterflied, TwoSided, padded
-from neula.algorithms.cholesky import CholeskyFactor, NotPositiveDefiniteError, cholesky
+from neula.algorithms.cholesky import PANEL, CholeskyFactor, NotPositiveDefiniteError, cholesky
 from neula.algorithms.equilibrate import Equilibrated, Equilibration, equilibrate, equilibrate_symmetric
 from neula.algorithms.factorization import Factorization, SingularMatrixError, library_lu, mixed_lu
 from neula.algorithms.iterative_refinement import (
@@ -35,8 +35,8 @@ from neula.progress import Progress, digits_done, stage
 from neula.result import Attempt, SolveResult, report_missed
 
 STRUCTURES = ("gen", "pos")
-PIVOTING = ("none", "butterfly", "partial")
-Pivoting = Literal["none", "butterfly", "partial"]
+PIVOTING = ("none", "rbt", "partial")
+Pivoting = Literal["none", "rbt", "partial"]
 
 LEADING = 256
 """Order of the leading block in which elimination without pivoting is tried before all of A."""
@@ -70,7 +70,7 @@ def solve(
     precision, is small enough: by themselves (classical refinement) or, where that does not converge, as the
     preconditioner of GMRES. If it is still not small enough, better factors are made: without pivoting where
     the matrix allows it, of the matrix mixed by random butterflies, with partial pivoting, in single
-    precision, and at last in double precision.
+    precision, and at last in double precision; what an engine is slow at is left out.
 
     Parameters
     ----------
@@ -86,9 +86,9 @@ def solve(
         Accuracy of the result; by default that of the dtype.
     engine : {"auto", "cpu", "cuda", "emulated"} or Engine, optional
         What multiplies. ``"auto"`` goes by the device of A.
-    pivot : {"none", "butterfly", "partial"}, optional
-        Exactly this LU, accepted or not: unpivoted, unpivoted after a random butterfly transform, partial
-        pivoting. By default the chain above.
+    pivot : {"none", "rbt", "partial"}, optional
+        Exactly this LU, accepted or not: unpivoted, unpivoted after a random butterfly transform, with
+        partial pivoting. By default the chain above.
     compute : str, optional
         Format of the products in the first factorizations; the engine's preference by default.
     max_iterations : int, optional
@@ -228,7 +228,8 @@ class _Options:
         if self.compute is not None:
             return [self.compute]
         formats = [FORMATS[name] for name in self.engine.preconditioners]
-        return formats[:1] if self.is_named else formats
+        # The library's LU in double precision is as fast as ours in single where this one is not worth a try.
+        return formats if self.engine.pivoted_lu and not self.is_named else formats[:1]
 
     @property
     def is_named(self) -> bool:
@@ -368,17 +369,20 @@ def _prepare(a: torch.Tensor, row_norms: torch.Tensor, b: torch.Tensor, options:
 def _chain(system: _System) -> Iterator[_Outcome]:
     """Attempts, cheapest first, each computed when it is asked for."""
     options = system.options
-    small = len(system.a) < options.engine.direct and options.pivot is None and options.compute is None
+    engine = options.engine
+    direct = engine.direct_definite if options.positive else engine.direct
+    small = len(system.a) < direct and options.pivot is None and options.compute is None
     formats = [] if small else options.formats
     if options.positive:
         for format in dict.fromkeys([*formats, FP64]):
             yield _by_cholesky(system, format)
     else:
         for format in formats:
-            if options.pivot in ("none", "butterfly") or not (options.is_named or options.engine.swaps):
+            if options.pivot in ("none", "rbt") or not (options.is_named or engine.swaps):
                 yield from _without_pivoting(system, format)
             # Partial pivoting in double precision is the library's.
-            if options.pivot == "partial" or not (options.is_named or format is FP64):
+            pivoted = engine.pivoted_lu and format is not FP64
+            if options.pivot == "partial" or (pivoted and not options.is_named):
                 yield _with_partial_pivoting(system, format)
     if not options.is_named:
         yield _by_library(system)
@@ -397,7 +401,7 @@ def _without_pivoting(system: _System, format: Format) -> Iterator[_Outcome]:
     if options.pivot == "none" or (options.pivot is None and _is_harmless(system, engine)):
         factors = _factorize(system, system.fill(engine), engine, "none")
         yield _refined(system, f"lu {format.name}", factors, format)
-    elif options.pivot == "butterfly" or len(system.a) ** 1.5 * format.u <= 1:
+    elif options.pivot == "rbt" or len(system.a) ** 1.5 * format.u <= 1:
         yield _mixed(system, format)
 
 
@@ -409,7 +413,7 @@ def _mixed(system: _System, format: Format) -> _Outcome:
     work = engine.empty(padded(n), padded(n))
     system.scales.fill(work[:n, :n], system.a, engine)
     factors = Butterflied(_factorize(system, transform.apply_(work), engine, "none"), transform)
-    return _refined(system, f"butterfly + lu {format.name}", factors, format)
+    return _refined(system, f"rbt + lu {format.name}", factors, format)
 
 
 def _with_partial_pivoting(system: _System, format: Format) -> _Outcome:
@@ -438,7 +442,9 @@ def _by_cholesky(system: _System, format: Format) -> _Outcome:
     engine, label = system.options.engine.using(format), f"cholesky {format.name}"
     report = stage(system.options.progress, f"factorizing in {format.name}")
     try:
-        factors: CholeskyFactor = cholesky(system.fill(engine), engine)
+        # In double precision there are no products to gain from: one panel is what the library does.
+        panel = len(system.a) if format is FP64 else PANEL
+        factors: CholeskyFactor = cholesky(system.fill(engine), engine, panel=panel)
     except NotPositiveDefiniteError as error:
         if format is FP64:
             raise np.linalg.LinAlgError(

@@ -7,15 +7,24 @@ from typing import Any
 
 import torch
 
-from neula.accuracy import low_rank_error
+from neula.accuracy import low_rank_error, orthogonality_bound, residual_bound, target_format
+from neula.algorithms.gram_svd import gram_svd
 from neula.algorithms.qr_svd import qr_svd
 from neula.compilation import eager
-from neula.engines import Engine
+from neula.engines import FP16, Engine, Format, select_engine
+from neula.engines.corrected import FP16_COR, arithmetic, corrects
 from neula.engines.precision import plain_arithmetic
 from neula.inputs import check_matrix, take
 from neula.progress import Progress
 from neula.qr import qr
-from neula.result import SVDResult
+from neula.result import Attempt, QRCertificate, QRResult, SVDResult
+
+CLEAR_REST = 1e-3
+"""Part of ``||A||_F^2`` that is not approximated, above which it is known to three digits or more from the
+norms of A and s: these err by ``sqrt(k) u`` or less."""
+
+GRAM_PART = 4
+"""Up to this part of all singular values is taken from the Gram matrix."""
 
 
 @eager
@@ -29,10 +38,12 @@ def svd_lowrank(
     strict: bool = False,
     progress: Progress | None = None,
 ) -> SVDResult:
-    """Best low-rank approximation ``A ~ U diag(s) Vh`` by QR and the SVD of R.
+    """Best low-rank approximation ``A ~ U diag(s) Vh``: from the Gram matrix of A, or QR and the SVD of R.
 
-    For tall matrices nearly all work is the QR. The truncation error usually exceeds the rounding errors by
-    far: then ``accuracy="fp16"`` loses nothing (HPDC 2020, Table 4).
+    A few singular values (a ``rank`` of up to a quarter of the columns) come from the Gram matrix of A, if
+    what is measured says that they are as accurate as A's dtype; otherwise, from the SVD of R. For tall
+    matrices nearly all work is the Gram matrix or the QR. The truncation error usually exceeds the rounding
+    errors by far: then ``accuracy="fp16"`` loses nothing (HPDC 2020, Table 4).
 
     Parameters
     ----------
@@ -60,7 +71,7 @@ def svd_lowrank(
 
     See Also
     --------
-    torch.svd_lowrank : randomized, faster for small ranks, approximate.
+    torch.svd_lowrank : randomized, approximate, not certified.
 
     Examples
     --------
@@ -78,13 +89,22 @@ def svd_lowrank(
     _check_truncation(rank, tol, min(a.shape))
     transposed = a.shape[0] < a.shape[1]
     tall = a.T if transposed else a
-    factors = qr(tall, accuracy=accuracy, engine=engine, strict=strict, progress=progress)
+    chosen, target = select_engine(engine, a.device), target_format(accuracy, a.dtype)
     work = torch.float64 if a.dtype == torch.float64 else torch.float32
     with plain_arithmetic(a.device):
-        u, s, vh = qr_svd(factors.Q.to(work), factors.R.to(work), rank=rank, tol=tol)
+        found, factors, error = None, QRResult(None, None, engine=str(chosen), accuracy=target.name), None
+        if rank is not None and GRAM_PART * rank <= tall.shape[1] and chosen.name != "emulated":
+            found, factors, error = _from_gram(tall.to(chosen.device, work), rank, chosen, target)
+        if found is None:
+            before = factors.attempts
+            factors = qr(tall, accuracy=accuracy, engine=engine, strict=strict, progress=progress)
+            found = qr_svd(factors.Q.to(work), factors.R.to(work), rank=rank, tol=tol)
+            factors = dataclasses.replace(factors, attempts=before + factors.attempts)
+        u, s, vh = (x.to(a.device) for x in found)
         if transposed:
             u, vh = vh.T, u.T
-        error = low_rank_error(a, u, s, vh)
+        if error is None:
+            error = low_rank_error(a, u, s, vh)
     return SVDResult(
         U=taken.give_back(u),
         s=taken.give_back(s),
@@ -92,6 +112,36 @@ def svd_lowrank(
         relative_error=error,
         qr=dataclasses.replace(factors, Q=None, R=None),
     )
+
+
+_Factors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def _from_gram(
+    a: torch.Tensor, rank: int, engine: Engine, target: Format
+) -> tuple[_Factors | None, QRResult, float | None]:
+    """The leading singular triplets of a tall matrix if they are accepted, what was measured, and the error
+    of the approximation where it follows from that.
+    """
+    compute = _gram_arithmetic(a, engine, target)
+    bound, n = residual_bound(target, a.shape[1]), a.shape[1]
+    found = gram_svd(a, rank, arithmetic(engine, compute), bound)
+    certificate = QRCertificate(found.residual, found.orthogonality, bound, orthogonality_bound(target, n))
+    attempt = Attempt(f"gram-svd {compute}", certificate.accepted, str(certificate))
+    result = QRResult(None, None, certificate, (attempt,), str(engine), target.name)
+    if not certificate.accepted:
+        return None, result, None
+    # By Pythagoras; but a small difference of two squares would consist of their rounding errors.
+    rest = 1 - float((found.s.double() / found.norm).square().sum())
+    return (found.u, found.s, found.v.T), result, rest**0.5 if rest > CLEAR_REST else None
+
+
+def _gram_arithmetic(a: torch.Tensor, engine: Engine, target: Format) -> str:
+    if a.dtype == torch.float64:
+        return "fp64"
+    if not corrects(engine):
+        return "fp32"
+    return "fp16" if target.u >= FP16.u else FP16_COR
 
 
 def _check_truncation(rank: int | None, tol: float | None, largest: int) -> None:

@@ -10,11 +10,12 @@ import torch
 from neula.accuracy import componentwise_backward_error, lu_bound
 from neula.algorithms import pivoting as pivoting_module
 from neula.algorithms import substitution
-from neula.algorithms.lu import VARIANTS, PackedLU, lu_factorize, panel_widths
+from neula.algorithms.lu import VARIANTS, PackedLU, by_blocks, lu_factorize, panel_widths
 from neula.algorithms.substitution import WIDTH, Substitution
 from neula.engines import BF16, FP16, FP32, FP64, CpuEngine, CudaEngine, EmulatedEngine, Engine, Format
 from neula.engines import cpu as cpu_engine
 from neula.kernels import mixed_product
+from neula.kernels.lu_block import kernels_take
 from neula.matrices import hpl_ai_matrix, no_pivoting_matrix, random_matrix
 
 U32 = 2.0**-24
@@ -328,6 +329,17 @@ def test_an_fp16_matrix(variant: str, pivoting: bool, n: int, r: int, s: int) ->
     assert excess(a, factors, theorem(variant, n, r, s, FP16.u), FP16.u) <= 1
 
 
+@pytest.mark.parametrize(("n", "r", "s"), [(5, 4, 2), (150, 32, 8), (100, 256, 8), (97, 64, 32)])
+def test_by_blocks(n: int, r: int, s: int) -> None:
+    """Diagonal blocks first and what lies beside them afterwards: the same theorem."""
+    a, engine = hpl_ai_matrix(n), Half("cpu")
+    matrix, done = engine.empty(n, n, dtype=torch.float16).copy_(a), []
+    by_blocks(matrix, engine, r, s, done.append)
+    assert done == [*range(r, n, r), n]
+    factors = PackedLU(matrix, torch.arange(n), FP16)
+    assert excess(a, factors, theorem("5.2/5.1", n, r, s, FP16.u), FP16.u) <= 1
+
+
 @pytest.mark.parametrize("variant", ["4.1", "5.1", "5.2/4.1", "5.2/5.1"])
 def test_the_emulation_rounds_like_fp16_storage(variant: str) -> None:
     """Only the order of the float32 sums differs, which changes the rounding of a few elements."""
@@ -410,6 +422,47 @@ def test_peak_memory_on_a_gpu(variant: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("format", ["fp16", "bf16"])
+@pytest.mark.parametrize(("n", "r"), [(100, 512), (1500, 512), (2048, 256), (3001, 1024)])
+def test_by_blocks_on_a_gpu(format: str, n: int, r: int) -> None:
+    """What a GPU takes by default, with the kernels, and products that run beside them."""
+    engine, a = CudaEngine("cuda", format), hpl_ai_matrix(n)
+    s = engine.lu_inner_panel
+    assert kernels_take(engine.operand_dtype, engine.device, s)
+    done: list[int] = []
+    factors = lu_factorize(a.float().cuda(), engine, panel=r, inner_panel=s, on_columns=done.append)
+    assert done == [*range(r, n, r), n]
+    f = theorem("5.2/5.1", n, r, s, engine.format.u) + gamma(2 * n, U32)
+    # Products with inverses in two parts of bf16, 16 bits, where the theorem has substitution in float32.
+    assert excess(a, factors, f + 4 * 2.0**-16, engine.format.u) <= 1
+
+
+@pytest.mark.gpu
+def test_peak_memory_by_blocks_on_a_gpu() -> None:
+    """Without interchanges there is no buffer at all: updates are rounded as they are stored."""
+    n = 4096
+    engine, a = CudaEngine("cuda", "fp16"), hpl_ai_matrix(n, dtype=torch.float32, device="cuda")
+    lu_factorize(a, engine)  # cuBLAS allocates its workspace
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    lu_factorize(a, engine)
+    peak = torch.cuda.max_memory_allocated() - before
+    inverses = 2 * 4 * engine.lu_panel * engine.lu_inner_panel
+    assert peak <= 2 * n * n + 3 * inverses
+
+
+@pytest.mark.gpu
+def test_streams_are_joined_again() -> None:
+    """What runs beside is done before anything that is queued afterwards; the same numbers each time."""
+    engine, a = CudaEngine("cuda", "fp16"), hpl_ai_matrix(2000, dtype=torch.float32, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        first, *others = (lu_factorize(a, engine, panel=256).lu.clone() for _ in range(5))
+    torch.cuda.synchronize()
+    assert all(torch.equal(first, other) for other in others)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_solves_on_a_gpu(dtype: torch.dtype) -> None:
     """Also that only the first solve may wait, for what it keeps, and that none converts the factors."""
@@ -437,11 +490,14 @@ def test_solves_on_a_gpu(dtype: torch.dtype) -> None:
 @pytest.mark.gpu
 def test_nothing_waits_for_the_gpu_without_pivoting() -> None:
     engine, a = CudaEngine("cuda", "fp16"), hpl_ai_matrix(1024, dtype=torch.float32, device="cuda")
-    lu_factorize(a, engine, panel=256, inner_panel=64)
+    widths = ((256, 64), (256, engine.lu_inner_panel))
+    for r, s in widths:
+        lu_factorize(a, engine, panel=r, inner_panel=s)
     torch.cuda.synchronize()
     mode = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        lu_factorize(a, engine, panel=256, inner_panel=64)
+        for r, s in widths:
+            lu_factorize(a, engine, panel=r, inner_panel=s)
     finally:
         torch.cuda.set_sync_debug_mode(mode)

@@ -94,3 +94,18 @@ def test_inputs_are_left_alone() -> None:
     qr_svd(q, r, rank=3)
     assert torch.equal(q, kept[0])
     assert torch.equal(r, kept[1])
+
+
+@pytest.mark.parametrize("cond", [10.0, 1e3, 1e6])
+def test_an_r_in_single_precision(cond: float) -> None:
+    """By the Gram matrix in double precision where that does, by the SVD where it does not."""
+    a = random_matrix("geometric", 200, 60, cond=cond).float()
+    q, r = torch.linalg.qr(a)
+    u, s, vh = qr_svd(q, r)
+    assert u.dtype == s.dtype == vh.dtype == torch.float32
+    bound = 8 * (60 + 200**0.5) * 2.0**-24
+    assert norm(a - u * s @ vh) <= bound * norm(a)
+    identity = torch.eye(60)
+    assert norm(u.T @ u - identity) <= bound * 60**0.5
+    assert norm(vh @ vh.T - identity) <= bound * 60**0.5
+    assert float((torch.linalg.svdvals(a.double()) - s).abs().max()) <= bound * float(s[0])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from neula.algorithms.cgls import Stop, cgls
+from neula.algorithms.cgls import BLIND, Stop, _Progress, cgls
 from neula.algorithms.condition import largest_singular_value, solve_rt
 from neula.algorithms.craig import craig, refine_minimum_norm
 from neula.algorithms.lsqr import lsqr
@@ -248,7 +248,61 @@ def test_cgls_gives_up_where_it_is_hopeless() -> None:
     assert found.iterations < 5_000
 
 
+@pytest.mark.parametrize("rate", [1e-3, 0.1, 0.5, 0.9])
+def test_a_steady_rate_needs_few_looks(rate: float) -> None:
+    """Half of the iterations that are left go by unseen, at most :data:`BLIND`, and none is wasted."""
+    wanted = 1e-16
+    needed = math.ceil(math.log(wanted) / math.log(rate))
+    progress, looks, seen = _Progress(wanted, 1000), 0, 0
+    for iteration in range(1, needed + 1):
+        left = rate**iteration
+        ended = progress.ends(torch.tensor(0.0 if left <= wanted else left, dtype=torch.float64))
+        looks += progress.iterations > seen
+        seen = progress.iterations
+        assert ended == (iteration == needed)
+    assert progress.iterations == needed
+    assert looks <= 2 + needed / BLIND + 2 * math.log2(BLIND)
+
+
+def test_what_nobody_saw_is_not_counted() -> None:
+    """Iterations after the last one that mattered change nothing, and are no iterations of the result."""
+    problem = spectrum("arithmetic", 1e3)
+    start = solve_rt(problem.r, problem.a.T @ problem.b)
+    for reduction in (1e-2, 1e-6, 1e-10):
+        stop = full_stop(1, reduction, start)
+        found = cgls(problem.operator, problem.r, problem.b, stop=stop, max_iterations=100)
+        exactly = cgls(problem.operator, problem.r, problem.b, stop=stop, max_iterations=found.iterations)
+        assert torch.equal(found.x, exactly.x)
+        assert found.smallest == exactly.smallest
+
+
+def test_a_reduction_is_relative_to_the_first_gradient() -> None:
+    problem = spectrum("geometric", 1e4)
+    start = solve_rt(problem.r, problem.a.T @ problem.b)
+    zero = torch.zeros(1, dtype=torch.float64)
+    relative = cgls(
+        problem.operator, problem.r, problem.b, stop=Stop(zero, reduction=1e-6), max_iterations=100
+    )
+    absolute = cgls(
+        problem.operator, problem.r, problem.b, stop=full_stop(1, 1e-6, start), max_iterations=100
+    )
+    assert torch.equal(relative.x, absolute.x)
+
+
 # ---------------------------------------------------------------- refinement
+
+
+@INNER
+def test_refinement_goes_on_from_a_start(inner: InnerSolver) -> None:
+    problem = spectrum("arithmetic", 1e3)
+    found = problem.refine(inner=inner)
+    again = problem.refine(inner=inner, start=found.x)
+    assert again.iterations == 0, "nothing is left to do"
+    assert torch.equal(again.x, found.x)
+    rough = found.x * (1 + 1e-6)
+    better = problem.refine(inner=inner, start=rough)
+    assert better.iterations < found.iterations
+    assert (better.measures.backward_error <= 1e-14).all()
 
 
 @INNER

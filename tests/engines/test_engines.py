@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,12 +22,14 @@ from neula.engines import (
     EmulatedEngine,
     Engine,
     cpu,
+    cuda,
     describe,
     select_engine,
 )
 from neula.engines.cpu import _dense
 from neula.engines.formats import round_to
-from neula.engines.precision import cuda_matmul_precision, exact_matmul
+from neula.engines.precision import cuda_matmul_precision, exact_matmul, full_precision_sums
+from neula.matrices import random_matrix
 
 U32, U64 = 2.0**-24, 2.0**-53
 
@@ -650,3 +653,42 @@ def test_cpu_products_of_blocks_with_gaps_are_made_dense_first() -> None:
         assert dense.stride().index(1) == x.stride().index(1)
         torch.testing.assert_close(dense, x, rtol=0, atol=0)
     assert _dense(whole) is whole
+
+
+def test_products_beside_something_else() -> None:
+    engine = EmulatedEngine()
+    a, b, c = (engine.operand(random_matrix("normal", 8, 8, seed=i).float()) for i in range(3))
+    expected = engine.gemm_low(a, b, c.clone())
+    assert engine.subtract_beside([(a, b, c)], lambda: "done") == "done"
+    assert torch.equal(c, expected)
+
+
+@pytest.mark.parametrize("shape", [(5000, 1024), (1024, 5000), (300, 300), (70, 20000)])
+def test_pieces_of_a_product_leave_some_units_free(
+    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132)
+    )
+    covered = torch.zeros(shape, dtype=torch.int8)
+    for rows, columns in CudaEngine("cuda")._pieces(*shape):
+        covered[rows, columns] += 1
+        short, long = sorted(covered[rows, columns].shape)
+        assert -(-long // cuda.TILE[0]) * -(-short // cuda.TILE[1]) <= 132 - cuda.FREE
+    assert bool((covered == 1).all())
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_switches_for_sums_are_restored(value: bool) -> None:
+    switch = torch.backends.cuda.matmul
+    names = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
+    before = [getattr(switch, name) for name in names]
+    try:
+        for name in names:
+            setattr(switch, name, value)
+        with full_precision_sums():
+            assert not any(getattr(switch, name) for name in names)
+        assert all(getattr(switch, name) == value for name in names)
+    finally:
+        for name, old in zip(names, before, strict=True):
+            setattr(switch, name, old)

@@ -24,6 +24,7 @@ from neula import cli
 from neula.experiments.data import Data, Row, Rows, show
 from neula.experiments.drawing import grouped_bars, lines, new_canvas
 from neula.experiments.figure import Claim, Figure, Scale, Setting, Verdict
+from neula.experiments.lu_paper import LU_PAPER
 from neula.experiments.measuring import circumstances, median_seconds, seconds_of
 from neula.experiments.qr_paper import QR_PAPER
 from neula.experiments.qr_paper.accuracy import EXPONENTS
@@ -461,6 +462,14 @@ def test_lines_leave_out_what_is_none() -> None:
     assert np.asarray(line.get_xydata()).tolist() == [[1, 0.5], [2, 0.25]]
 
 
+def test_lines_look_alike_in_pictures_that_share_series() -> None:
+    pytest.importorskip("matplotlib")
+    axes = new_canvas(3, 2).subplots()
+    lines(axes, ROWS.where(solver="one"), "n", "error", "solver", styles=("two", "one"))
+    lines(axes, ROWS.where(solver="one"), "n", "error", "solver")
+    assert [(line.get_color(), line.get_marker()) for line in axes.get_lines()] == [("C1", "s"), ("C0", "o")]
+
+
 def test_bars_stand_side_by_side() -> None:
     Rectangle = pytest.importorskip("matplotlib.patches").Rectangle
     axes = new_canvas(3, 2).subplots()
@@ -475,7 +484,7 @@ def test_bars_stand_side_by_side() -> None:
 
 # --- the command line -------------------------------------------------------------------------------------
 
-PAPERS = (QR_PAPER, TSQR_PAPER)
+PAPERS = (QR_PAPER, TSQR_PAPER, LU_PAPER)
 
 
 @pytest.fixture
@@ -512,7 +521,10 @@ def test_experiment_and_redraw(folder: Path) -> None:
     assert again.stdout == result.stdout
 
 
-@pytest.mark.parametrize(("name", "command"), [("QR_PAPER", "qr-paper"), ("TSQR_PAPER", "tsqr-paper")])
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [("QR_PAPER", "qr-paper"), ("TSQR_PAPER", "tsqr-paper"), ("LU_PAPER", "lu-paper")],
+)
 def test_experiment_by_default(
     name: str, command: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -521,6 +533,25 @@ def test_experiment_by_default(
     assert result.exit_code == 0, result.output
     assert calls == [Scale.small]
     assert (folder / command / "table.json").exists()
+
+
+@pytest.mark.usefixtures("folder")
+def test_experiment_with_the_users_matrices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the paper that has some has the option, and what is no folder is refused."""
+    found: list[Path | None] = []
+
+    def remember(setting: Setting) -> Iterator[Row]:
+        found.append(setting.matrices)
+        yield from measure(setting)
+
+    paper = replace(PAPER, figures=(replace(TABLE, measure=remember),))
+    monkeypatch.setattr(cli, "LU_PAPER", paper)
+    assert experiment("lu-paper", "table").exit_code == 0
+    assert experiment("lu-paper", "table", "--matrices", str(tmp_path)).exit_code == 0
+    assert found == [None, tmp_path]
+    for command, place in (("lu-paper", "nowhere"), ("qr-paper", str(tmp_path))):
+        result = experiment(command, "table", "--matrices", place)
+        assert result.exit_code == cli.BAD_INPUT
 
 
 def test_experiment_unknown_figure(folder: Path) -> None:

@@ -15,11 +15,12 @@ if not torch.cuda.is_available() and "triton" not in sys.modules:
         environment.setenv("TRITON_INTERPRET", "1")
         import neula.kernels.gemm_triton
         import neula.kernels.householder_triton
+        import neula.kernels.lu_block_triton
         import neula.kernels.mgs_triton
         import neula.kernels.projection_triton
-        import neula.kernels.scaled_copy_triton
         import neula.kernels.tall_triton
-        import neula.kernels.thin_triton  # noqa: F401
+        import neula.kernels.thin_triton
+        import neula.kernels.transposed_copy_triton  # noqa: F401
 
 
 @pytest.fixture

@@ -285,6 +285,19 @@ def test_reflectors_have_the_length_they_should(
     assert ((squares[rest] - 2).abs() <= 2 * (math.sqrt(60) + 4) * U32).all()
 
 
+@pytest.mark.parametrize("size", [1e-10, 1e-18, 1e-21, 1e-22, 1e-23])
+def test_what_is_left_of_a_column_is_reflected_well_or_not_at_all(
+    reflect_columns: Callable[..., tuple[torch.Tensor, torch.Tensor]], size: float
+) -> None:
+    """Squares of 1e-22 have few digits, and a reflector that is made of them would not be orthogonal."""
+    panel = uniform(1, 60, 3) * size
+    panel[:, 0] = 1
+    panel[:, 1:, 0] = 0
+    reflect_columns(panel)
+    square = panel[..., 1].double().square().sum()
+    assert square == 0 if size < 1e-13 else abs(square - 2) <= 2 * (math.sqrt(60) + 4) * U32
+
+
 # ---------------------------------------------------------------- products
 
 

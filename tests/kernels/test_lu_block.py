@@ -5,10 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from neula.kernels.lu_block import lu_unpivoted, lu_unpivoted_reference, triangular_inverses
-from neula.matrices import hpl_ai_matrix, no_pivoting_matrix
+from neula.kernels import lu_block
+from neula.kernels.lu_block import (
+    factor_block_reference,
+    lu_unpivoted,
+    lu_unpivoted_reference,
+    solve_upper_reference,
+    triangular_inverses,
+)
+from neula.matrices import hpl_ai_matrix, no_pivoting_matrix, random_matrix
 
+HAS_GPU = torch.cuda.is_available()
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+U16, U32 = 2.0**-11, 2.0**-24
 
 
 def unpacked(lu: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -59,3 +68,121 @@ def test_inverses(n: int, device: str) -> None:
         # The inverse of U is made from the transposed one: residuals on the other side.
         right, left = (factor @ x - identity).abs(), (x @ factor - identity).abs()
         assert bool((right <= bound).all()) or bool((left <= n * 2.0**-24 * (x.abs() @ factor.abs())).all())
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 64, 100])
+def test_inverses_by_doubling(n: int) -> None:
+    """As above, for the way that GPUs take: products of products, hence some levels times the bound."""
+    lu = lu_unpivoted(no_pivoting_matrix(n, 4.0 if n > 1 else 1.0))
+    lower = torch.stack([unpacked(lu)[0], unpacked(lu)[1].T])
+    inverse = lu_block._inverse_by_doubling(lower)
+    bound = 8 * n * 2.0**-53 * (lower.abs() @ inverse.abs())
+    assert ((lower @ inverse - torch.eye(n, dtype=torch.float64)).abs() <= bound).all()
+
+
+# ---------------------------------------------------------------- blocks in a low format
+
+
+class Kernels:
+    """The kernels in Triton's interpreter, with blocks as small as they can have."""
+
+    width = 32
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        pytest.importorskip("triton")
+        from triton.runtime.interpreter import InterpretedFunction
+
+        from neula.kernels import lu_block_triton
+
+        if not HAS_GPU:
+            if not isinstance(lu_block_triton._factor_kernel, InterpretedFunction):
+                pytest.skip(
+                    "Triton was imported before its interpreter could be chosen: run tests/kernels alone"
+                )
+            monkeypatch.setattr(lu_block_triton, "WIDTH", self.width)
+            monkeypatch.setattr(lu_block_triton, "ROWS", 32)
+        else:
+            self.width = lu_block_triton.WIDTH
+        self.solve = lu_block_triton.solve_upper_triton
+        self.factor = lu_block_triton.factor_block_triton
+
+
+class Reference:
+    """The same in plain torch."""
+
+    width = 32
+    solve = staticmethod(solve_upper_reference)
+
+    def factor(self, block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return factor_block_reference(block, self.width)
+
+
+@pytest.fixture(params=["reference", pytest.param("kernel", marks=[pytest.mark.gpu] if HAS_GPU else [])])
+def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kernels | Reference:
+    return Reference() if request.param == "reference" else Kernels(monkeypatch)
+
+
+def dominant(r: int, seed: int = 0) -> torch.Tensor:
+    """In fp16, column-major, a block of a larger matrix; elements of L are normal numbers."""
+    device = "cuda" if HAS_GPU else "cpu"
+    whole = torch.full((r + 5, r + 3), torch.nan, dtype=torch.float16, device=device).T
+    a = random_matrix("uniform01", r, r, seed=seed) + 2 * r * torch.eye(r, dtype=torch.float64)
+    return whole[2 : r + 2, 3 : r + 3].copy_(4 * a / r)
+
+
+def tiny(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """What is lost in products of elements that are subnormal: half the smallest number of each."""
+    return 2.0**-25 * (2 + left.abs().sum(1, keepdim=True) + right.abs().sum(0))
+
+
+@pytest.mark.parametrize("r", [1, 20, 32, 75, 130])
+def test_factors_and_inverses_of_a_block(r: int, blocks: Kernels | Reference) -> None:
+    """Lopez and Mary, Table 2: 2 u + r u32 for panels by Algorithm 5.1; sums of the unit are truncated."""
+    block = dominant(r)
+    a = block.double().cpu()
+    l_inverses, u_inverses = blocks.factor(block)
+    lower, upper = unpacked(block)
+    size = a.abs() + lower.abs() @ upper.abs()
+    assert ((lower @ upper - a).abs() <= (2.1 * U16 + 2 * r * U32) * size + tiny(lower, upper)).all()
+    width = blocks.width
+    assert l_inverses.shape == u_inverses.shape == (-(-r // width), width, width)
+    for index, (l_inverse, u_inverse) in enumerate(zip(l_inverses, u_inverses, strict=True)):
+        k = slice(index * width, min(r, (index + 1) * width))
+        n = k.stop - k.start
+        for triangle, inverse in ((lower[k, k], l_inverse), (upper[k, k], u_inverse)):
+            x = inverse.double().cpu()
+            # They are the inverses of the triangles before these were rounded.
+            bound = 1.1 * U16 * (x[:n, :n].abs() @ triangle.abs()) + tiny(x[:n, :n], triangle)
+            assert ((x[:n, :n] @ triangle - torch.eye(n, dtype=torch.float64)).abs() <= bound).all()
+            assert torch.equal(x[n:, n:], torch.eye(width - n, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("m", "r"), [(1, 1), (40, 75), (70, 32), (33, 130)])
+def test_solutions_beside_a_block(m: int, r: int, blocks: Kernels | Reference) -> None:
+    """``|X U - B| <= (u + r u32 + what the inverses have lost) |X| |U|`` (Higham, Theorem 8.5)."""
+    block = dominant(r)
+    l_inverses, u_inverses = blocks.factor(block)
+    lower, upper = unpacked(block)
+    for triangle, factors, inverses in (
+        (upper, block, u_inverses),
+        (lower.T, block.T, l_inverses.mT),
+    ):
+        b = random_matrix("normal", m, r, seed=m).to(block.device, torch.float16)
+        for work in (b.clone(), b.T.clone(memory_format=torch.contiguous_format).T):
+            assert blocks.solve(work, factors, inverses) is work
+            x = work.double().cpu()
+            bound = (2.1 * U16 + 2 * r * U32) * (x.abs() @ triangle.abs()) + tiny(x, triangle)
+            assert ((x @ triangle - b.double().cpu()).abs() <= bound).all()
+
+
+def test_a_zero_pivot_stays_on_the_diagonal_of_a_block(blocks: Kernels | Reference) -> None:
+    block = dominant(70)
+    block[:, 33] = block[:, 2]
+    block.copy_(torch.eye(70))
+    block[33, 33] = 0.0
+    block[40, 33] = 1.0
+    blocks.factor(block)
+    diagonal = block.diagonal()
+    assert diagonal[33] == 0
+    assert (diagonal[:33] == 1).all()
+    assert not bool(block.isfinite().all())

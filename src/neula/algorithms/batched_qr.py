@@ -175,4 +175,4 @@ def _triangular_product(step: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
 def _noise(m: int, n: int) -> torch.Tensor:
     """Fixed random columns of length near 1."""
     generator = torch.Generator("cpu").manual_seed(0)
-    return torch.randn(m, n, generator=generator, device="cpu") / m**0.5
+    return torch.randn(m, n, generator=generator, dtype=torch.float32, device="cpu") / m**0.5

@@ -15,12 +15,13 @@ formed: ``W^T x`` costs about 4n operations, and ``U^T A V`` about ``8 n^2``.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
 
 from neula.algorithms.factorization import Factorization
+from neula.engines import Engine
 
 DEPTH = 2
 """Levels of recursion. Two are enough in practice (Baboulin et al., section 4)."""
@@ -100,6 +101,18 @@ class TwoSided:
         left, right = (Butterfly.random(padded(n), seed, device) for seed in (1, 2))
         return cls(left, right, n)
 
+    def mixed(self, a: torch.Tensor, engine: Engine) -> torch.Tensor:
+        """``U^T diag(A, I) V`` as a working matrix of order ``padded(n)``."""
+        work = engine.empty(padded(self.n), padded(self.n))
+        work[: self.n, : self.n] = a
+        return self.apply_(work)
+
+    def solve(self, solve_mixed: Callable[[torch.Tensor], torch.Tensor], b: torch.Tensor) -> torch.Tensor:
+        """``A^-1 b`` from a solver of systems with ``U^T diag(A, I) V``."""
+        rhs = b.new_zeros(padded(self.n), b.shape[1])
+        rhs[: self.n] = b
+        return self.right.apply_(solve_mixed(self.left.apply_transpose_(rhs)))[: self.n]
+
     def apply_(self, a: torch.Tensor) -> torch.Tensor:
         """``U^T diag(A, I) V`` in place, of a working matrix of order ``padded(n)`` that holds A."""
         a[self.n :] = 0
@@ -122,11 +135,7 @@ class Butterflied:
         return self.factors.growth
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:
-        n = self.transform.n
-        mixed = b.new_zeros(padded(n), b.shape[1])
-        mixed[:n] = b
-        y = self.factors.solve(self.transform.left.apply_transpose_(mixed))
-        return self.transform.right.apply_(y)[:n]
+        return self.transform.solve(self.factors.solve, b)
 
     def in_double(self) -> Butterflied:
         return replace(self, factors=self.factors.in_double())

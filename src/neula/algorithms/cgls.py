@@ -7,12 +7,14 @@ sides at once, and x in the variables of the problem (the paper's x is ``R x``).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 
 from neula.algorithms.condition import solve_r, solve_rt
 from neula.algorithms.operators import LeastSquaresOperator
+from neula.algorithms.triangular import Triangular
 
 HOPELESS_AFTER = 8
 """Iterations after which a rate of convergence can be trusted enough to give up on it."""
@@ -20,6 +22,9 @@ HOPELESS_AFTER = 8
 PATIENCE = 3
 """Iterations without a new smallest ``||R^-T A^T r||`` after which only rounding errors are left; and half as
 many more as it took to get there, since slow convergence is not monotone."""
+
+BLIND = 4
+"""At most so many iterations go by before somebody looks how far they got, for which a GPU is waited for."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +39,19 @@ class Stop:
         For ``||D A^T r||``, whose rounding errors R^-T does not amplify.
     scales : Tensor, shape (n,), or float
         The diagonal of D.
+    reduction : float
+        The part of its first value to which ``||R^-T A^T r||`` may be reduced instead.
     """
 
     preconditioned: torch.Tensor
     gradient: torch.Tensor | float = 0.0
     scales: torch.Tensor | float = 1.0
+    reduction: float = 0.0
+
+    def after(self, s: torch.Tensor) -> Self:
+        """The same for an iteration that begins with this ``R^-T A^T r``."""
+        preconditioned = torch.maximum(self.preconditioned, self.reduction * _norms(s))
+        return replace(self, preconditioned=preconditioned, reduction=0.0)
 
     def done(self, s: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         """Which columns are done, given their ``R^-T A^T r`` and ``A^T r``."""
@@ -66,7 +79,7 @@ class InnerSolution:
 
 def cgls(
     operator: LeastSquaresOperator,
-    r: torch.Tensor,
+    r: Triangular,
     b: torch.Tensor,
     *,
     stop: Stop,
@@ -79,8 +92,8 @@ def cgls(
     ----------
     operator : LeastSquaresOperator
         A, shape (m, n), float64.
-    r : Tensor, shape (n, n)
-        Upper triangular, with ``A R^-1`` well conditioned.
+    r : Triangular, shape (n, n)
+        With ``A R^-1`` well conditioned.
     b : Tensor, shape (m, k)
     stop : Stop
         When a column is done.
@@ -92,11 +105,13 @@ def cgls(
     gradient = operator.rmatmul(b) if gradient is None else gradient
     residual = b.clone()
     s = solve_rt(r, gradient)
+    stop = stop.after(s)
     x = torch.zeros_like(s)
     p = s
     gamma = start = s.square().sum(0)
     done = gamma == 0
-    progress = [1.0]
+    wanted = ratio(stop.preconditioned.square(), start).min()
+    progress = _Progress(float(wanted), max_iterations)
     lanczos = _Lanczos()
     for _ in range(max_iterations):
         direction = solve_r(r, p)
@@ -109,14 +124,47 @@ def cgls(
         s = solve_rt(r, gradient)
         gamma, before = s.square().sum(0), gamma
         done |= stop.done(s, gradient)
-        progress.append(float(torch.where(done, 0.0, ratio(gamma, start)).max()))
-        wanted = float(ratio(stop.preconditioned.square(), start).min())
-        if bool(done.all()) or _hopeless(progress, wanted, max_iterations):
-            break
         beta = ratio(gamma, before)
         lanczos.add(alpha, beta)
+        if progress.ends(torch.where(done, 0.0, ratio(gamma, start)).max()):
+            break
         p = s + beta * p
-    return InnerSolution(x, len(progress) - 1, lanczos.smallest_singular_value(alpha))
+    return InnerSolution(x, progress.iterations, lanczos.smallest_singular_value())
+
+
+class _Progress:
+    """What is left of the slowest column after each iteration, known to the host only when it looks.
+
+    A GPU that is waited for in every iteration idles in every iteration. The rate so far says how many more
+    it will take; half of them go by before the next look, since CGLS tends to become faster. What is done is
+    not changed by iterations that nobody has seen yet.
+    """
+
+    def __init__(self, wanted: float, max_iterations: int) -> None:
+        self._left = [1.0]
+        self._unseen: list[torch.Tensor] = []
+        self._wanted = wanted
+        self._max_iterations = max_iterations
+        self._blind = 1
+
+    def ends(self, left: torch.Tensor) -> bool:
+        """Whether to end, given ``||R^-T A^T r||^2`` as a part of the first, 0 where it is small enough."""
+        self._unseen.append(left)
+        iteration = len(self._left) - 1 + len(self._unseen)
+        if len(self._unseen) < self._blind and iteration < self._max_iterations:
+            return False
+        for value in torch.stack(self._unseen).tolist():
+            self._left.append(value)
+            if value == 0.0 or _hopeless(self._left, self._wanted, self._max_iterations):
+                return True
+        self._unseen.clear()
+        self._blind = max(1, math.ceil(min(BLIND, _iterations_left(self._left, self._wanted) / 2)))
+        return False
+
+    @property
+    def iterations(self) -> int:
+        """Iterations up to the last that mattered."""
+        return len(self._left) - 1
 
 
 class _Lanczos:
@@ -131,12 +179,13 @@ class _Lanczos:
         """Step length and direction coefficient of an iteration, one a column; the first column counts."""
         self._coefficients.append(torch.stack([alpha[0], beta[0]]))
 
-    def smallest_singular_value(self, last_alpha: torch.Tensor) -> float:
-        """From the iterations so far, the last of which has no beta yet."""
-        alpha, beta = torch.stack([*self._coefficients, last_alpha.new_tensor([0.0, 0.0])]).cpu().T
-        alpha[-1] = last_alpha[0]
-        if not bool((alpha > 0).all()):
+    def smallest_singular_value(self) -> float:
+        """From the iterations so far, up to the one in which the first column was done."""
+        coefficients = torch.stack(self._coefficients).cpu()
+        steps = int((coefficients[:, 0] > 0).cumprod(0).sum())
+        if steps == 0:
             return math.nan
+        alpha, beta = coefficients[:steps].T
         diagonal = 1 / alpha
         diagonal[1:] += beta[:-1] / alpha[:-1]
         off = beta[:-1].sqrt() / alpha[:-1]
@@ -155,7 +204,15 @@ def _hopeless(progress: list[float], wanted: float, max_iterations: int) -> bool
         return True
     if iteration < HOPELESS_AFTER or wanted <= 0:
         return False
-    return latest >= 1.0 or iteration * math.log(wanted) / math.log(latest) > max_iterations
+    return iteration + _iterations_left(progress, wanted) > max_iterations
+
+
+def _iterations_left(progress: list[float], wanted: float) -> float:
+    """Iterations that are still needed if they go on at the mean rate so far."""
+    latest = progress[-1]
+    if not 0.0 < latest < 1.0 or wanted <= 0:
+        return math.inf if latest >= 1.0 else 0.0
+    return max(0.0, math.log(wanted) / math.log(latest) - 1) * (len(progress) - 1)
 
 
 def _norms(x: torch.Tensor) -> torch.Tensor:

@@ -12,10 +12,11 @@ import torch
 from neula.algorithms.cgls import InnerSolution, ratio
 from neula.algorithms.condition import solve_r, solve_rt
 from neula.algorithms.refinement import INNER_REDUCTION, STAGNATION, Measures, Refined, Scale, over
+from neula.algorithms.triangular import Triangular
 
 
 def craig(
-    b_matrix: torch.Tensor, r: torch.Tensor, rhs: torch.Tensor, *, reduction: float, max_iterations: int
+    b_matrix: torch.Tensor, r: Triangular, rhs: torch.Tensor, *, reduction: float, max_iterations: int
 ) -> InnerSolution:
     """Minimize ``||x||`` subject to ``B^T x = rhs`` for all columns of rhs together.
 
@@ -23,8 +24,8 @@ def craig(
     ----------
     b_matrix : Tensor, shape (n, m), n >= m
         B, float64.
-    r : Tensor, shape (m, m)
-        Upper triangular, with ``B R^-1`` well conditioned.
+    r : Triangular, shape (m, m)
+        With ``B R^-1`` well conditioned.
     rhs : Tensor, shape (m, k)
     reduction : float
         Stop when ``||R^-T (rhs - B^T x)||`` has fallen to this part of its first value in every column.
@@ -51,7 +52,7 @@ def craig(
 
 def refine_minimum_norm(
     b_matrix: torch.Tensor,
-    r: torch.Tensor,
+    r: Triangular,
     rhs: torch.Tensor,
     *,
     scale: Scale,

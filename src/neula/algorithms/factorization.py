@@ -12,8 +12,9 @@ from neula.algorithms.lu import lu_factorize
 from neula.algorithms.substitution import Substitution
 from neula.engines import Engine, format_of
 
-_BLOCK = 256
-"""Order of diagonal blocks, whose copies are small beside the matrix."""
+_BLOCK, _BLOCKS = 256, 16
+"""Smallest order of diagonal blocks, and how many there are in a large matrix: copies of them are small
+beside it, and launches few."""
 
 
 class Factorization(Protocol):
@@ -140,9 +141,10 @@ def growth_of(lu: torch.Tensor, largest: torch.Tensor, engine: Engine) -> float:
         Largest magnitude in A; where it is zero, the growth is 1.
     engine : Engine
     """
-    starts = range(0, lu.shape[0], _BLOCK)
+    width = max(_BLOCK, lu.shape[0] // _BLOCKS)
+    starts = range(0, lu.shape[0], width)
     # Transposed, since the engine reads by rows.
-    above = [lu[:i, i : i + _BLOCK].T for i in starts[1:]]
-    diagonal = [lu[i : i + _BLOCK, i : i + _BLOCK].T.tril() for i in starts]
+    above = [lu[:i, i : i + width].T for i in starts[1:]]
+    diagonal = [lu[i : i + width, i : i + width].T.tril() for i in starts]
     found = torch.stack([engine.column_max(block).amax() for block in above + diagonal]).amax()
     return float(torch.where(largest > 0, found / largest, 1.0))

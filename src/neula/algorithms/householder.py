@@ -18,4 +18,4 @@ def householder(a: torch.Tensor, engine: Engine | None = None) -> tuple[torch.Te
     """
     q, r = torch.linalg.qr(a)
     sign = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(a.dtype)
-    return q * sign[..., None, :], sign[..., None] * r
+    return q.mul_(sign[..., None, :]), r.mul_(sign[..., None])

@@ -11,11 +11,12 @@ import torch
 from neula.algorithms.cgls import InnerSolution, Stop, ratio
 from neula.algorithms.condition import solve_r, solve_rt
 from neula.algorithms.operators import LeastSquaresOperator
+from neula.algorithms.triangular import Triangular
 
 
 def lsqr(
     operator: LeastSquaresOperator,
-    r: torch.Tensor,
+    r: Triangular,
     b: torch.Tensor,
     *,
     stop: Stop,

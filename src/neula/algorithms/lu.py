@@ -12,13 +12,14 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 
 from neula.algorithms.lu_panels import (
     Panel,
     Workspace,
+    blocks,
     left_looking,
     low_panel,
     partitioned_panel,
@@ -28,6 +29,7 @@ from neula.algorithms.lu_panels import (
 from neula.algorithms.pivoting import Interchanges
 from neula.engines import FP32, Engine, Format
 from neula.errors import unknown_name
+from neula.kernels.lu_block import factor_block, kernels_take, solve_upper
 
 
 @dataclass(frozen=True)
@@ -159,10 +161,21 @@ def lu_factorize(
     r, s = panel_widths(variant, engine, panel, inner_panel)
     kept = storage or engine.format
     low = kept == engine.format
+    at_once = (
+        variant == "5.2/5.1"
+        and not pivoting
+        and s is not None
+        and engine.rounds_once
+        and kernels_take(engine.operand_dtype, engine.device, s)
+    )
     arithmetic = engine.unblocked if chosen.uniform else engine
     dtype = arithmetic.operand_dtype if low else arithmetic.storage
     in_place = overwrite and a.dtype == dtype and a.T.is_contiguous()
     matrix = a if in_place else arithmetic.empty(n, n, dtype=dtype)
+    if at_once:
+        assert s is not None
+        by_blocks(arithmetic.round(a, matrix), engine, r, s, on_columns)
+        return PackedLU(matrix, torch.arange(n, device="cpu"), kept)
     work = Workspace(
         matrix=arithmetic.round(a, matrix) if low else matrix.copy_(a),
         engine=arithmetic,
@@ -181,6 +194,44 @@ def lu_factorize(
             on_columns(columns.stop)
     pivots = torch.arange(n, device="cpu") if work.interchanges is None else work.interchanges.pivots
     return PackedLU(work.matrix, pivots, kept)
+
+
+def by_blocks(
+    matrix: torch.Tensor, engine: Engine, r: int, s: int, on_columns: Callable[[int], None] | None = None
+) -> None:
+    """Algorithm 5.2 with panels by 5.1, in place, for a unit that rounds the sum of all updates once.
+
+    Without interchanges a diagonal block need not wait for the rows below it. So it is factorized while they
+    and the columns to its right are updated, and these are solved for afterwards: each element comes from the
+    same operations as in :func:`neula.algorithms.lu_panels.left_looking`.
+
+    Parameters
+    ----------
+    matrix : Tensor, shape (n, n)
+        Column-major in the engine's low format; overwritten.
+    engine : Engine
+    r, s : int
+        Widths of the panels.
+    on_columns : callable, optional
+    """
+    for k in blocks(slice(0, matrix.shape[0]), r):
+        done, rest = slice(0, k.start), slice(k.stop, None)
+        diagonal = matrix[k, k]
+        if k.start > 0:
+            engine.gemm_low(matrix[k, done], matrix[done, k], diagonal)
+
+        updates = [
+            (matrix[rest, done], matrix[done, k], matrix[rest, k]),
+            (matrix[k, done], matrix[done, rest], matrix[k, rest]),
+        ]
+        l_inverses, u_inverses = engine.subtract_beside(
+            [update for update in updates if k.start > 0 and update[2].numel()],
+            partial(factor_block, diagonal, s),
+        )
+        solve_upper(matrix[rest, k], diagonal, u_inverses)
+        solve_upper(matrix[k, rest].T, diagonal.T, l_inverses.mT)
+        if on_columns is not None:
+            on_columns(k.start + diagonal.shape[0])
 
 
 def panel_widths(

@@ -36,7 +36,8 @@ class LeastSquaresOperator:
 
     def matmul(self, x: torch.Tensor) -> torch.Tensor:
         """Apply it to the columns of x, shape (n, k)."""
-        top = self.a @ x
+        # MKL takes two thirds of the time where the columns of x are contiguous.
+        top = self.a @ x.T.contiguous().T
         if self.weights is not None:
             top *= self.weights[:, None]
         return torch.cat([top, self.damp * x]) if self.damp else top
@@ -60,10 +61,10 @@ class LeastSquaresOperator:
         largest = engine.column_max(self._weighted())
         return largest.clamp_min(abs(self.damp)) if self.damp else largest
 
-    def fill(self, engine: Engine, scales: torch.Tensor) -> torch.Tensor:
-        """The stacked matrix with its columns scaled, in the engine's working storage."""
+    def fill(self, engine: Engine, scales: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The stacked matrix with its columns scaled, in the engine's working storage or in ``out``."""
         m = self.a.shape[0]
-        work = engine.empty(*self.shape)
+        work = engine.empty(*self.shape) if out is None else out
         engine.fill(work[:m], self._weighted(), scales)
         if self.damp:
             work[m:] = torch.diag(self.damp * scales)

@@ -30,7 +30,11 @@ class Interchanges:
 
     def permutation(self) -> torch.Tensor:
         """Original places of the rows in their new order, shape (n,), on the CPU."""
-        rows = list(range(len(self.pivots)))
+        identity = torch.arange(len(self.pivots), device="cpu")
+        # Without interchanges there is nothing to go through, which would take as long as a solve.
+        if torch.equal(self.pivots, identity):
+            return identity
+        rows = identity.tolist()
         for i, pivot in enumerate(self.pivots.tolist()):
             rows[i], rows[pivot] = rows[pivot], rows[i]
         return torch.tensor(rows, device="cpu")

@@ -6,6 +6,9 @@ import torch
 
 from neula.engines.precision import exact_matmul
 
+LARGEST_RATIO = 1e4
+"""Of singular values that the Gram matrix may be asked for: ``1e4**2 u64 < u32``."""
+
 
 def truncate(s: torch.Tensor, rank: int | None, tol: float | None) -> int:
     """Number of singular values to keep.
@@ -45,6 +48,26 @@ def qr_svd(
     s : Tensor, shape (k,)
     Vh : Tensor, shape (k, n)
     """
-    u, s, vh = torch.linalg.svd(r, full_matrices=False)
+    u, s, vh = _svd_from_gram(r, rank, tol) or torch.linalg.svd(r, full_matrices=False)
     k = truncate(s, rank, tol)
     return exact_matmul(q, u[:, :k]), s[:k], vh[:k]
+
+
+def _svd_from_gram(
+    r: torch.Tensor, rank: int | None, tol: float | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+    """SVD of a float32 matrix from the eigenvectors of ``R^T R`` in double precision, what is kept of it.
+
+    None where that is not as accurate: ``U = R V diag(s)^-1`` loses orthogonality with the square of the
+    ratio of the singular values that are kept, times the unit roundoff of double precision.
+    """
+    if r.dtype != torch.float32:
+        return None
+    wide = r.double()
+    theta, v = torch.linalg.eigh(wide.T @ wide)
+    s, v = theta.flip(0).clamp_min(0).sqrt(), v.flip(1)
+    k = truncate(s, rank, tol)
+    if k == 0 or not bool(s[k - 1] >= LARGEST_RATIO**-1 * s[0]):
+        return None
+    s, v = s[:k], v[:, :k]
+    return (wide @ v / s).float(), s.float(), v.T.float()

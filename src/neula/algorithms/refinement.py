@@ -17,6 +17,7 @@ import torch
 from neula.algorithms.cgls import InnerSolution, Stop, cgls
 from neula.algorithms.condition import solve_rt
 from neula.algorithms.operators import LeastSquaresOperator
+from neula.algorithms.triangular import Triangular
 
 INNER_REDUCTION = 1e-8
 """What one inner solve is asked for: the square root of double precision, far from where CGLS drifts."""
@@ -31,7 +32,7 @@ class InnerSolver(Protocol):
     def __call__(
         self,
         operator: LeastSquaresOperator,
-        r: torch.Tensor,
+        r: Triangular,
         b: torch.Tensor,
         *,
         stop: Stop,
@@ -74,6 +75,10 @@ class Measures:
     backward_error: torch.Tensor
     optimality: torch.Tensor
 
+    def to(self, device: torch.device) -> Measures:
+        """The same on another device."""
+        return Measures(self.backward_error.to(device), self.optimality.to(device))
+
 
 @dataclass
 class Norms:
@@ -93,6 +98,11 @@ class Norms:
     projected: torch.Tensor
     image: torch.Tensor
     b: torch.Tensor
+
+    def to_host(self) -> Norms:
+        """The same where decisions are made: a GPU is waited for once."""
+        parts = (self.residual, self.gradient, self.projected, self.image, self.b)
+        return Norms(*torch.stack(parts).cpu())
 
     def measures(self, norm: float | torch.Tensor) -> Measures:
         """Upper bounds on the normwise backward error of x, the smallest of three counting.
@@ -162,12 +172,13 @@ def norms_of(
 
 def refine(
     operator: LeastSquaresOperator,
-    r: torch.Tensor,
+    r: Triangular,
     b: torch.Tensor,
     *,
     scale: Scale,
     tolerance: float,
     max_iterations: int,
+    start: torch.Tensor | None = None,
     inner: InnerSolver = cgls,
     on_restart: Callable[[float], None] | None = None,
 ) -> Refined:
@@ -177,8 +188,8 @@ def refine(
     ----------
     operator : LeastSquaresOperator
         A, shape (m, n), float64.
-    r : Tensor, shape (n, n)
-        Preconditioner, upper triangular, float64.
+    r : Triangular, shape (n, n)
+        Preconditioner.
     b : Tensor, shape (m, k)
     scale : Scale
         What errors are measured against.
@@ -186,26 +197,29 @@ def refine(
         Backward error at which to stop.
     max_iterations : int
         Inner iterations in total.
+    start : Tensor, shape (n, k), optional
+        Solutions that are known roughly; zero by default.
     inner : InnerSolver
         :func:`cgls` or :func:`lsqr`.
     on_restart : callable, optional
         Called with the backward error at every restart.
     """
-    x = b.new_zeros(r.shape[0], b.shape[1])
-    residual = b
+    x = b.new_zeros(r.shape[0], b.shape[1]) if start is None else start
+    residual = b if start is None else b - operator.matmul(x)
     best = _Best(tolerance)
     history: list[float] = []
     iterations = 0
     while True:
         gradient = operator.rmatmul(residual)
         norms = norms_of(scale, b, x, residual, gradient, solve_rt(r, gradient) / scale.smallest)
-        measures = norms.measures(scale.norm)
-        improved = best.take(x, measures, norms.residual)
+        known = norms.to_host()
+        measures = known.measures(scale.norm)
+        improved = best.take(x, measures, known.residual)
         history.append(float(measures.backward_error.max()))
         if on_restart is not None:
             on_restart(history[-1])
-        # The first x is zero: not an answer unless it is optimal.
-        done = best.satisfied and (iterations > 0 or not bool(gradient.any()))
+        # Zero, if that is the first x, is not an answer unless it is optimal.
+        done = best.satisfied and (start is not None or iterations > 0 or not known.gradient.any())
         if done or not improved or iterations >= max_iterations:
             break
         left = max_iterations - iterations
@@ -215,11 +229,12 @@ def refine(
         iterations += step.iterations
         x = x + step.x
         residual = b - operator.matmul(x)
-    return Refined(best.x, best.measures, best.residual_norm, iterations, history)
+    measures, residual_norm = best.measures.to(x.device), best.residual_norm.to(x.device)
+    return Refined(best.x, measures, residual_norm, iterations, history)
 
 
 class _Best:
-    """The best solution so far of each right-hand side.
+    """The best solution so far of each right-hand side; measures and norms are on the host.
 
     Backward error counts first, down to the tolerance, then optimality, which is the stronger measure.
     """
@@ -236,7 +251,8 @@ class _Best:
         error, optimality = self._merits(measures)
         old_error, old_optimality = self._merits(self.measures)
         better = (error < old_error) | ((error == old_error) & (optimality <= old_optimality))
-        self.x = torch.where(better, x, self.x)
+        if bool(better.any()):
+            self.x = torch.where(better.to(x.device), x, self.x)
         self.residual_norm = torch.where(better, residual_norm, self.residual_norm)
         self.measures = Measures(
             torch.where(better, measures.backward_error, self.measures.backward_error),

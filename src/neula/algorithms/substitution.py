@@ -17,8 +17,12 @@ from neula.engines.precision import exact_matmul
 from neula.kernels.lu_block import triangular_inverses
 from neula.kernels.mixed_product import subtract_product
 
-WIDTH = 512
-"""Unknowns in a block."""
+WIDTH, WIDEST = 512, 2048
+"""Unknowns in a block, at least and at most."""
+
+BLOCKS = 16
+"""Blocks in a factor of less than ``BLOCKS WIDEST`` columns: each is four launches, which take a GPU longer
+than what is in them."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +83,10 @@ class Substitution:
 
     @cached_property
     def _steps(self) -> list[tuple[slice, tuple[torch.Tensor, torch.Tensor]]]:
-        """Blocks of unknowns with the inverses of their L and U, together ``2 n WIDTH`` elements."""
+        """Blocks of unknowns with the inverses of their L and U, together at most ``2 n WIDEST`` elements."""
         lu = self.factors.lu
-        steps = list(blocks(slice(0, lu.shape[0]), WIDTH))
+        width = min(WIDEST, WIDTH * max(1, lu.shape[0] // (BLOCKS * WIDTH)))
+        steps = list(blocks(slice(0, lu.shape[0]), width))
         inverses: list[tuple[torch.Tensor, torch.Tensor]] = []
         # All of one width together; the last block may be narrower.
         for group in filter(None, (steps[:-1], steps[-1:])):

@@ -21,8 +21,10 @@ class CpuEngine(Engine):
     panel = "cholesky2"
     lu_panel = 384  # narrower ones copy more of L for oneDNN, wider ones take longer than that saves
     lu_inner_panel = 64
+    inverted = 256
     swaps = True
     direct = 1400
+    direct_definite = 1400
 
     @property
     def formats(self) -> tuple[str, ...]:

@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import threading
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import lru_cache
 
 import torch
 
 from neula.engines import graphs
-from neula.engines.engine import Engine, Tensors
+from neula.engines.engine import Engine, Result, Tensors
 from neula.engines.formats import FP32, TF32, Format
-from neula.engines.precision import cuda_matmul_precision
+from neula.engines.precision import cuda_matmul_precision, full_precision_sums
 from neula.kernels.gemm import corrected_gemm, kernel_runs
 from neula.kernels.projection import project_out, projects
-from neula.kernels.scaled_copy import scaled_copy
+from neula.kernels.transposed_copy import transposed_copy
 
 ALIGNED = 8
 """Columns start at multiples of so many elements, 16 bytes in half precision, where bulk copies can. Working
 matrices end there as well: products over an odd number of rows take several times as long."""
 
-
 CORRECTED = 1024
 """Smallest dimension from which on a float32 product is computed in fp16 with error correction: 140 to 200
 TFLOP/s on an H200 instead of 50."""
 
-
 ORTHONORMAL = 1.5
 """Elements of orthonormal columns are at most 1; what is not orthonormal may overflow, and is rejected."""
+
+TILE = (128, 256)
+"""Elements of a product that cuBLAS computes on a multiprocessor at a time."""
+
+FREE = 4
+"""Multiprocessors that products leave to what runs beside them: cuBLAS deals tiles out to all of them before
+it starts, and those of one that is busy would wait."""
 
 
 class CudaEngine(Engine):
@@ -36,9 +42,12 @@ class CudaEngine(Engine):
     """
 
     name = "cuda"
-    direct = 2048  # estimated from launches, not measured
-    lu_panel = 1024  # tensor cores reach their rate at products this wide
+    direct = 6144  # where LU in fp16 with refinement takes as long as cuSOLVER in double
+    direct_definite = 20000  # likewise
+    lu_panel = 1024  # as fast as 512 up to 32768 columns, and half the launches
     lu_inner_panel = 128
+    rounds_once = True
+    pivoted_lu = False
 
     def __init__(self, device: torch.device | str, format: Format | str | None = None) -> None:
         super().__init__(device, format)
@@ -82,7 +91,10 @@ class CudaEngine(Engine):
         return torch.linalg.vector_norm(a, float("inf"), dim=0)
 
     def fill(self, out: torch.Tensor, a: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-        return scaled_copy(out, a, scales)
+        return transposed_copy(out, a, scales)
+
+    def round(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return transposed_copy(out, x)
 
     def gemm(
         self,
@@ -94,12 +106,17 @@ class CudaEngine(Engine):
     ) -> torch.Tensor:
         if c is None:
             return super().gemm(a, b, c, alpha, beta)
-        # addmm scales and adds inside the product: no temporary of the size of C.
         if self._corrects(a, b):
             return corrected_gemm(a, b, alpha=alpha, beta=beta, c=c)
+        # addmm scales and adds inside the product: no temporary of the size of C.
         if self._half:
             torch.addmm(c.T, b.T, a.T, out_dtype=torch.float32, beta=beta, alpha=alpha, out=c.T)
             return c
+        return self._addmm(a, b, c, alpha, beta)
+
+    def _addmm(
+        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, alpha: float, beta: float
+    ) -> torch.Tensor:
         with cuda_matmul_precision("tf32" if self.format is TF32 else "ieee"):
             torch.addmm(c.T, b.T, a.T, beta=beta, alpha=alpha, out=c.T)
         return c
@@ -116,10 +133,33 @@ class CudaEngine(Engine):
             super().project_out(q, a, r, room)
 
     def gemm_low(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        if not self._half:  # each element as accurate as LU wants it, where a corrected one is beside its row
+            return self._addmm(a, b, c, -1.0, 1.0)
+        with full_precision_sums():
+            return _subtract(a, b, c)
+
+    def subtract_beside(self, products: Sequence[Tensors], other: Callable[[], Result]) -> Result:
         if not self._half:
-            return self.gemm(a, b, c, -1.0, 1.0)
-        torch.addmm(c.T, b.T, a.T, alpha=-1.0, out=c.T)
-        return c
+            return super().subtract_beside(products, other)
+        current, side = torch.cuda.current_stream(self.device), _side_stream(self.device)
+        side.wait_stream(current)
+        try:
+            with torch.cuda.stream(side), full_precision_sums():
+                for a, b, c in products:
+                    for rows, columns in self._pieces(*c.shape):
+                        _subtract(a[rows], b[:, columns], c[rows, columns])
+            return other()
+        finally:
+            current.wait_stream(side)
+
+    def _pieces(self, m: int, n: int) -> Iterator[tuple[slice, slice]]:
+        """Parts of a matrix, each in so few tiles that some multiprocessors stay free for something else."""
+        units = torch.cuda.get_device_properties(self.device).multi_processor_count - FREE
+        short, long = sorted((m, n))
+        length = max(1, units // -(-short // TILE[1])) * TILE[0]
+        for start in range(0, long, length):
+            part = slice(start, start + length)
+            yield (part, slice(None)) if long == m else (slice(None), part)
 
     @property
     def replayed_bytes(self) -> int:
@@ -129,6 +169,23 @@ class CudaEngine(Engine):
         self, function: Callable[..., Tensors], inputs: Tensors, key: Hashable, out: Tensors | None = None
     ) -> Tensors:
         return graphs.replay(function, inputs, key, out)
+
+
+_of_thread = threading.local()
+
+
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for each thread and device: torch keeps a workspace of cuBLAS for every stream that multiplies."""
+    streams = _of_thread.__dict__.setdefault("streams", {})
+    if device not in streams:
+        streams[device] = torch.cuda.Stream(device)
+    return streams[device]
+
+
+def _subtract(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    """``C = C - A B``, all in the low format, in place."""
+    torch.addmm(c.T, b.T, a.T, alpha=-1.0, out=c.T)
+    return c
 
 
 def measured_rate(engine: CudaEngine, n: int = 4096) -> float:

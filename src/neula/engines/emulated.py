@@ -46,6 +46,7 @@ class EmulatedEngine(Engine):
 
     name = "emulated"
     panel = "caqr"
+    inverted = 256
 
     def __init__(
         self,

@@ -8,8 +8,8 @@ Working matrices are column-major, as in LAPACK: a block of columns is one conti
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable
-from typing import ClassVar, Self
+from collections.abc import Callable, Hashable, Sequence
+from typing import ClassVar, Self, TypeVar
 
 import torch
 
@@ -17,6 +17,7 @@ from neula.engines.formats import Format, format_named
 from neula.errors import unknown_name
 
 Tensors = tuple[torch.Tensor, ...]
+Result = TypeVar("Result")
 
 CACHE_ELEMENTS = 1 << 20
 """Elements of a block that is read, changed and written while it is in a CPU's cache."""
@@ -39,11 +40,20 @@ class Engine(ABC):
         The width at which the recursion stops and the panel starts, as it measures best here.
     lu_panel, lu_inner_panel : int
         Widths r and s of the panels of LU factorizations.
+    inverted : int
+        Order of the diagonal blocks of a triangular factor that are worth inverting to solve with it some
+        dozen times.
+    rounds_once : bool
+        Whether :meth:`gemm_low` sums in the storage precision and rounds when it stores: then updates of a
+        matrix in the low format need no buffer.
     swaps : bool
         Whether interchanging rows costs little beside the products, so that LU need not avoid it.
-    direct : int
-        Order of linear systems below which LU of the library in double precision is as fast as a cheaper LU
-        with refinement.
+    pivoted_lu : bool
+        Whether LU by panels with partial pivoting in a low format is faster than the library's in double
+        precision, so that linear systems are worth a try with it.
+    direct, direct_definite : int
+        Order of linear systems below which the library in double precision is as fast as a cheaper LU, or
+        Cholesky factorization, with refinement.
     """
 
     name: ClassVar[str]
@@ -51,8 +61,12 @@ class Engine(ABC):
     cutoff: int = 128
     lu_panel: ClassVar[int] = 256
     lu_inner_panel: ClassVar[int] = 8
+    inverted: ClassVar[int] = 2048
+    rounds_once: ClassVar[bool] = False
     swaps: ClassVar[bool] = False
+    pivoted_lu: ClassVar[bool] = True
     direct: ClassVar[int] = 256
+    direct_definite: ClassVar[int] = 256
 
     def __init__(self, device: torch.device | str, format: Format | str | None = None) -> None:
         self.device = torch.device(device)
@@ -156,6 +170,16 @@ class Engine(ABC):
     def gemm_low(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
         """``C = C - A B`` for C in the low format, to which it is rounded as often as the unit does."""
         return self.round(c.to(self.storage) - self.gemm(a, b), c)
+
+    def subtract_beside(self, products: Sequence[Tensors], other: Callable[[], Result]) -> Result:
+        """:meth:`gemm_low` of each triple (A, B, C), and something else at the same time where that can be.
+
+        ``other``, whose result is returned, should keep few units busy for a long time. It may not touch
+        what the products read or write.
+        """
+        for a, b, c in products:
+            self.gemm_low(a, b, c)
+        return other()
 
     @property
     def unblocked(self) -> Engine:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from neula.experiments.data import Rows
@@ -23,17 +23,23 @@ def new_canvas(width: float, height: float) -> Canvas:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def lines(axes: Axes, rows: Rows, x: str, y: str, series: str) -> None:
+def lines(axes: Axes, rows: Rows, x: str, y: str, series: str, styles: Sequence[Hashable] = ()) -> None:
     """One line with markers for each value of ``series``; what is None is left out.
 
-    Later ones are drawn smaller, so that lines that coincide can both be seen.
+    Later ones are drawn smaller, so that lines that coincide can both be seen. Where pictures share series,
+    ``styles`` lists the values of all of them, and each has its colour and marker by its place there.
     """
-    for number, (name, part) in enumerate(rows.by(series).items()):
+    names = rows.by(series)
+    for number, (name, part) in enumerate(names.items()):
         points = [(row[x], row[y]) for row in part if row.get(x) is not None and row.get(y) is not None]
         if points:
-            size = max(3.0, 9.0 - 2 * number)
+            style = (styles or list(names)).index(name)
             axes.plot(
-                *zip(*points, strict=True), marker=MARKERS[number % 8], markersize=size, label=str(name)
+                *zip(*points, strict=True),
+                color=f"C{style}",
+                marker=MARKERS[style % 8],
+                markersize=max(3.0, 9.0 - 2 * number),
+                label=str(name),
             )
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -91,11 +92,14 @@ class Setting:
         Told the step and the part that is done.
     notes : list of str
         What the reader of the data should know: what was left out, and why.
+    matrices : Path, optional
+        Folder with matrices of the paper that the user has.
     """
 
     scale: Scale
     report: Callable[[str, float], None] = lambda step, fraction: None
     notes: list[str] = field(default_factory=list)
+    matrices: Path | None = None
 
     def __post_init__(self) -> None:
         if self.scale is Scale.small and self.speed.format is FP32:

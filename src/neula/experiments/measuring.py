@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import platform
+import re
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -79,6 +80,12 @@ def circumstances(device: torch.device) -> dict[str, Any]:
         "scipy": scipy.__version__,
         "python": platform.python_version(),
     }
+
+
+def data_file(folder: Path, name: str, about: Mapping[str, Any]) -> Path:
+    """``NAME-DEVICE.json`` for data that were measured under these circumstances."""
+    device = re.sub(r"[^a-z0-9]+", "-", about["device"].lower().replace("(r)", "")).strip("-")
+    return folder / f"{name}-{device}.json"
 
 
 def _cpu_name() -> str:

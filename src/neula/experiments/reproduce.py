@@ -60,6 +60,7 @@ def reproduce(
     out: Path,
     *,
     redraw: bool = False,
+    matrices: Path | None = None,
     console: Console,
     progress: Callable[[str, float], None],
 ) -> None:
@@ -75,6 +76,8 @@ def reproduce(
         Folder for the files; made if it does not exist. The page shows every figure whose data it holds.
     redraw : bool
         Draw and judge the data in ``out`` instead of measuring; all that there are for ``"all"``.
+    matrices : Path, optional
+        Folder with matrices of the paper that the user has.
     console : rich.console.Console
         Where verdicts go.
     progress : callable
@@ -99,7 +102,7 @@ def reproduce(
         if not redraw:
             # Figures that show the same data share their function.
             if figure.measure not in measured:
-                measured[figure.measure] = _measure(figure, scale, progress)
+                measured[figure.measure] = _measure(figure, scale, progress, matrices)
             measured[figure.measure].write(path)
         data = Data.read(path)
         _print(figure, data, console)
@@ -112,8 +115,12 @@ def reproduce(
     console.print(f"page: {escape(str(page))}", soft_wrap=True)
 
 
-def _measure(figure: Figure, scale: Scale, progress: Callable[[str, float], None]) -> Data:
-    setting = Setting(scale, lambda step, fraction: progress(f"{figure.name}: {step}", fraction))
+def _measure(
+    figure: Figure, scale: Scale, progress: Callable[[str, float], None], matrices: Path | None
+) -> Data:
+    setting = Setting(
+        scale, lambda step, fraction: progress(f"{figure.name}: {step}", fraction), matrices=matrices
+    )
     rows = list(figure.measure(setting))
     progress("", 1.0)
     if not rows:

@@ -67,8 +67,9 @@ def factor_tiles(a: torch.Tensor, height: int, product: str | Product) -> tuple[
     Parameters
     ----------
     a : Tensor, shape (batch, m, n)
-        float32 or float64, of any strides; not modified. Squares of the elements should neither overflow nor
-        underflow, and norms of columns should be in the range of the product's format.
+        float32 or float64, of any strides; not modified. Squares of the norms of columns should not overflow,
+        and norms should be in the range of the product's format: what is shorter than 1e-12 in float32, or
+        1e-138 in float64, counts as zero.
     height : int
         At least n. The last tile of a matrix may have fewer rows than columns.
     product : {"tf32", "tf32_cor", "fp16", "fp16_cor"} or callable
@@ -182,12 +183,14 @@ def reflect_columns_reference(panel: torch.Tensor) -> tuple[torch.Tensor, torch.
     T, R : Tensor, shape (batch, n, n)
     """
     batch, _, width = panel.shape
+    negligible = negligible_square(panel.dtype)
     t, r = panel.new_zeros(batch, width, width), panel.new_zeros(batch, width, width)
     for k in range(width):
         x = panel[..., k : k + 1].clone()
         x[:, :k] = 0
         products = (x * panel).sum(1)
         square, alpha = products[:, k], panel[:, k, k]
+        square = torch.where(square < negligible, 0.0, square)
         norm = square.sqrt()
         beta = torch.where(alpha > 0, -norm, norm)
         root = (norm * (norm + alpha.abs())).sqrt()
@@ -201,6 +204,15 @@ def reflect_columns_reference(panel: torch.Tensor) -> tuple[torch.Tensor, torch.
         t[:, :k, k] = -(t[:, :k, :k] * row[:, None, :k]).sum(2)
         t[:, k, k] = 1.0
     return t, r
+
+
+def negligible_square(dtype: torch.dtype) -> float:
+    """Squares of norms below this have lost digits to underflow: reflectors would not be orthogonal.
+
+    At most ``sqrt(tiny) / u`` is then left of a column of norm 1, and counts as zero.
+    """
+    info = torch.finfo(dtype)
+    return info.tiny / info.eps**2
 
 
 def product_named(name: str) -> Product:

@@ -14,7 +14,7 @@ import torch
 
 from neula.kernels.compiled import jit
 from neula.kernels.gemm_triton import _rounded
-from neula.kernels.householder import WIDTH, TileReflectors
+from neula.kernels.householder import WIDTH, TileReflectors, negligible_square
 
 try:
     import triton  # type: ignore[import-untyped, import-not-found]
@@ -81,7 +81,7 @@ def _factor(
     with torch.cuda.device_of(a):
         _factor_kernel[(batch * blocks,)](
             *(a, v, t, r, m, n, height, blocks, *a.stride(), *v.stride()),
-            *(rows, WIDTH, product, n <= WIDTH),
+            *(rows, WIDTH, product, n <= WIDTH, negligible_square(a.dtype)),
             num_warps=num_warps or _warps(rows, a),
         )
 
@@ -144,6 +144,7 @@ def _factor_kernel(  # type: ignore[no-untyped-def]
     WIDTH: tl.constexpr,
     PRODUCT: tl.constexpr,
     SINGLE: tl.constexpr,
+    NEGLIGIBLE: tl.constexpr,
 ):
     """The reflectors and R of the tile of this program, of a single block of columns or of several."""
     tile = tl.program_id(0).to(tl.int64)  # offsets may exceed 2^31
@@ -165,7 +166,7 @@ def _factor_kernel(  # type: ignore[no-untyped-def]
                 # Of T^T: the factorization applies reflectors in their order, Q in the opposite one.
                 transposed = tl.load(t + before * WIDTH + j * WIDTH + k)
                 p -= _reflected(block, transposed, p, PRODUCT)
-        p, transposed, diagonal = _reflect_columns(p, start, i, j, k, WIDTH)
+        p, transposed, diagonal = _reflect_columns(p, start, i, j, k, WIDTH, NEGLIGIBLE)
         upper = tl.where(i < start + j, p, tl.where(i == start + j, diagonal, 0.0))
         tl.store(r + start + j, upper, mask=(i < n) & (start + j < n))
         tl.store(v + (start + j) * v_column, tl.where(i < start + j, 0.0, p), mask=inside)
@@ -174,7 +175,7 @@ def _factor_kernel(  # type: ignore[no-untyped-def]
 
 
 @jit()
-def _reflect_columns(p, start, i, j, k, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+def _reflect_columns(p, start, i, j, k, WIDTH: tl.constexpr, NEGLIGIBLE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Reflect column by column: returns V with R above it, ``T^T``, and the diagonal of R.
 
     A column stays as it is when its turn has come, and becomes a reflector at the end: each step touches the
@@ -189,7 +190,7 @@ def _reflect_columns(p, start, i, j, k, WIDTH: tl.constexpr):  # type: ignore[no
         products = tl.sum(x * p, axis=0, keep_dims=True)
         top = tl.sum(tl.where(pivot, p, 0.0), axis=0, keep_dims=True)
         square, alpha = _column(products, j, step), _column(top, j, step)
-        norm = _sqrt(square)
+        norm = _sqrt(tl.where(square < NEGLIGIBLE, 0.0, square))
         beta = tl.where(alpha > 0.0, -norm, norm)
         root = _sqrt(norm * (norm + tl.abs(alpha)))
         scale = tl.where(root == 0.0, 0.0, 1.0 / tl.where(root == 0.0, 1.0, root))

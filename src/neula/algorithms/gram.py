@@ -1,0 +1,63 @@
+"""The Gram matrix in the arithmetic of an engine, and the R that Cholesky makes of it."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from neula.algorithms.cholesky_qr import upper_cholesky
+from neula.algorithms.lu_panels import blocks
+from neula.engines import Engine
+
+PARTS = 4
+"""Blocks of rows in which the lower triangle is computed: ``(1 + 1/PARTS) m n^2`` operations."""
+
+NARROWEST = 512
+"""Narrower blocks run below the rate of the matrix unit."""
+
+
+def gram(operand: torch.Tensor, engine: Engine) -> torch.Tensor:
+    """Lower triangle of ``A^T A``; what is above its blocks is zero.
+
+    Parameters
+    ----------
+    operand : Tensor, shape (m, n)
+        A as an operand of the engine.
+    engine : Engine
+
+    Returns
+    -------
+    Tensor, shape (n, n)
+
+    Examples
+    --------
+    >>> import torch
+    >>> from neula.engines import EmulatedEngine
+    >>> gram(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), EmulatedEngine()).tril()
+    tensor([[10.,  0.],
+            [14., 20.]])
+    """
+    n = operand.shape[1]
+    g = engine.empty(n, n).zero_()
+    for k in blocks(slice(0, n), max(NARROWEST, -(-n // PARTS))):
+        engine.gemm(operand[:, k].T, operand[:, : k.stop], g[k, : k.stop])
+    return g
+
+
+def gram_r(operand: torch.Tensor, engine: Engine) -> torch.Tensor:
+    """R of ``A^T A = R^T R``: the R of A's QR factorization up to ``u cond(A)^2``, for half its operations.
+
+    Parameters
+    ----------
+    operand : Tensor, shape (m, n)
+        A as an operand of the engine, its columns scaled.
+    engine : Engine
+
+    Returns
+    -------
+    Tensor, shape (n, n)
+        Upper triangular; NaN where the Gram matrix is not numerically positive definite.
+    """
+    r, info = upper_cholesky(gram(operand, engine))
+    return r.masked_fill(info > 0, math.nan)

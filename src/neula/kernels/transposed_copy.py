@@ -1,0 +1,57 @@
+"""Copies from row-major to column-major order: users have the one, factorizations work in the other."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+from neula.kernels.availability import can_run
+
+SMALLEST = 1 << 16
+"""Elements below which the library's copy takes no longer than a launch."""
+
+
+def transposed_copy(out: torch.Tensor, a: torch.Tensor, scales: torch.Tensor | None = None) -> torch.Tensor:
+    """``out = a diag(scales)`` in the dtype of ``out``, on a GPU by a Triton kernel.
+
+    Unless neither the order changes nor columns are scaled, what the library does at full speed.
+
+    Parameters
+    ----------
+    out, a : Tensor, shape (m, n)
+        Of any floating dtypes and strides; ``out`` is overwritten, and may be ``a``.
+    scales : Tensor, shape (n,), optional
+        Products are rounded to the wider of its dtype and that of ``a``, then to that of ``out``.
+
+    Returns
+    -------
+    Tensor, shape (m, n)
+        ``out``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> transposed_copy(torch.empty(2, 2).T, torch.ones(2, 2), torch.tensor([1.0, 2.0]))
+    tensor([[1., 2.],
+            [1., 2.]])
+    """
+    transposed = a.ndim == 2 and a.stride(0) > a.stride(1) and out.stride(0) < out.stride(1)
+    if (transposed or scales is not None) and a.is_cuda and a.numel() >= SMALLEST and _kernel_runs(a.device):
+        from neula.kernels.transposed_copy_triton import transposed_copy_triton
+
+        return transposed_copy_triton(out, a, scales)
+    return out.copy_(a) if scales is None else torch.mul(a, scales, out=out)
+
+
+@lru_cache
+def _kernel_runs(device: torch.device) -> bool:
+    """Whether the kernel can run, tried once a device."""
+
+    def attempt() -> None:
+        from neula.kernels.transposed_copy_triton import transposed_copy_triton
+
+        one = torch.ones(1, 1, device=device, dtype=torch.float64)
+        transposed_copy_triton(one.half(), one, one[0])
+
+    return can_run(attempt, f"transposed copies on {device}", "the library's take three times as long")

@@ -1,0 +1,69 @@
+"""Copies from row-major to column-major order, converted and scaled on the way.
+
+``m n`` elements are read and written once, in tiles that go through the chip: both sides touch whole lines
+of memory.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from neula.kernels.compiled import jit
+
+try:
+    import triton  # type: ignore[import-untyped, import-not-found]
+    import triton.language as tl  # type: ignore[import-untyped, import-not-found]
+except ImportError:  # the module can be read all the same
+    triton = None
+
+TILE, WARPS = 64, 4
+
+
+def transposed_copy_triton(
+    out: torch.Tensor, a: torch.Tensor, scales: torch.Tensor | None = None
+) -> torch.Tensor:
+    """:func:`neula.kernels.transposed_copy.transposed_copy` by the kernel, queued on the current stream.
+
+    Raises
+    ------
+    ImportError
+        Without Triton.
+    """
+    if triton is None:
+        raise ImportError("the kernel of transposed copies needs Triton: pip install triton")
+    m, n = a.shape
+    grid = (triton.cdiv(m, TILE) * triton.cdiv(n, TILE),)
+    with torch.cuda.device_of(a):
+        _copy_kernel[grid](
+            *(a, a if scales is None else scales, out, m, n, *a.stride(), *out.stride()),
+            *(scales is not None, TILE),
+            num_warps=WARPS,
+        )
+    return out
+
+
+@jit()
+def _copy_kernel(  # type: ignore[no-untyped-def]
+    a,
+    scales,
+    out,
+    m,
+    n,
+    a_row,
+    a_column,
+    out_row,
+    out_column,
+    SCALED: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    tiles = tl.cdiv(n, TILE)
+    i = (tl.program_id(0) // tiles).to(tl.int64) * TILE + tl.arange(0, TILE)
+    j = (tl.program_id(0) % tiles).to(tl.int64) * TILE + tl.arange(0, TILE)
+    inside = (i < m)[:, None] & (j < n)[None, :]
+    x = tl.load(a + i[:, None] * a_row + j[None, :] * a_column, mask=inside, other=0.0)
+    if SCALED:
+        x = x * tl.load(scales + j, mask=j < n, other=0.0)[None, :]
+    if out.dtype.element_ty.primitive_bitwidth == 16:
+        # As torch does: not every GPU converts float64 to half precision at once.
+        x = x.to(tl.float32)
+    tl.store(out + i[:, None] * out_row + j[None, :] * out_column, x.to(out.dtype.element_ty), mask=inside)
