@@ -628,8 +628,8 @@ def test_factors_are_those_of_the_algorithm() -> None:
 
 @pytest.mark.gpu
 def test_errors_of_the_paper_on_a_gpu() -> None:
-    """Without the claims on rounding after every few products, which hardware does not do (so that 3.1 with an
-    fp16 matrix errs less than 2.1), and on times.
+    """Without the claims on rounding after every few products, which hardware does not do, so that 3.1 with
+    an fp16 matrix errs less than 2.1, and on times.
     """
     rows = stored(acc.measure_dominant(Setting(Scale.paper), [1024, 2048]))
     for unit in (UNIT, EMULATED):
