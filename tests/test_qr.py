@@ -553,3 +553,120 @@ def test_default_dtype_does_not_choose_what_replaces_zero_columns(rng, engine: s
         torch.set_default_dtype(torch.float32)
     for x, y in zip(found, expected, strict=True):
         np.testing.assert_array_equal(x.Q, y.Q)
+
+
+# ---------------------------------------------------------------- first links that are queued unseen
+
+
+class Queueing(EmulatedEngine):
+    """Plays nothing back, but says so: the chain of a GPU on a CPU."""
+
+    panel = "cholesky32"
+    replayed_bytes = 1 << 20
+
+
+@pytest.mark.parametrize("algorithm", [None, "rgsqrf"])
+@pytest.mark.parametrize("accuracy", ["fp16", None])
+def test_nan_and_zero_columns_where_nothing_is_looked_at_first(algorithm, accuracy):
+    engine = Queueing("cpu")
+    a = torch.randn(300, 40, generator=torch.Generator().manual_seed(0))
+    assert neula.qr(a, accuracy=accuracy, algorithm=algorithm, engine=engine).converged
+    a[:, 7] = 0
+    result = neula.qr(a, accuracy=accuracy, algorithm=algorithm, engine=engine)
+    assert result.converged
+    assert not result.R[:, 7].any()
+    assert torch.linalg.matrix_norm(result.Q.T @ result.Q - torch.eye(40)) <= 0.1
+    a[17, 5] = torch.nan
+    with pytest.raises(ValueError, match="17"):
+        neula.qr(a, accuracy=accuracy, algorithm=algorithm, engine=engine)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "accuracy", "cond", "methods"),
+    [
+        (600, 60, "fp16", 10.0, ["rgsqrf fp16"]),
+        (100, 60, None, 10.0, ["rgsqrf fp32 + reortho"]),
+        (600, 60, None, 1e6, ["rgsqrf fp32", "rgsqrf fp32 + reortho"]),
+        (12000, 300, "fp16", 2.0, ["cholesky-qr fp16"]),
+        (12000, 300, "fp16", 1e5, ["cholesky-qr fp16", "rgsqrf fp16"]),
+    ],
+)
+def test_the_chain_where_nothing_is_looked_at_first(m, n, accuracy, cond, methods):
+    a = random_matrix("geometric", m, n, cond=cond, seed=3, dtype=torch.float32)
+    result = neula.qr(a.mT.contiguous().mT, accuracy=accuracy, engine=Queueing("cpu"))
+    assert result.converged
+    assert [attempt.method for attempt in result.attempts][: len(methods)] == methods
+
+
+def test_blocks_that_could_be_played_back_change_nothing():
+    from neula.algorithms.rgsqrf import rgsqrf
+
+    a = torch.randn(300, 200, generator=torch.Generator().manual_seed(0))
+    blocked = rgsqrf(a, Queueing("cpu"), cutoff=8)
+    whole = rgsqrf(a, Queueing("cpu"), cutoff=8, on_columns=lambda columns: None)
+    assert all(torch.equal(x, y) for x, y in zip(blocked, whole, strict=True))
+
+
+# ---------------------------------------------------------------- first links on a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("m", "n", "dtype", "accuracy", "method"),
+    [
+        (20000, 100, torch.float32, None, "cholesky-qr fp16_cor"),
+        (20000, 300, torch.float32, "fp16", "cholesky-qr fp16"),
+        (20000, 300, torch.float32, None, "rgsqrf fp32"),
+        (3001, 1000, torch.float32, "fp16", "rgsqrf fp16"),
+        (1000, 1000, torch.float32, None, "rgsqrf fp32 + reortho"),
+        (3001, 1000, torch.float64, None, "rgsqrf fp64"),
+    ],
+)
+def test_first_links_on_a_gpu(m, n, dtype, accuracy, method):
+    """The same from a graph, which the third call plays back, in both orders of memory."""
+    for seed in range(4):
+        generator = torch.Generator("cuda").manual_seed(seed)
+        a = torch.randn(m, n, device="cuda", dtype=dtype, generator=generator)
+        result = neula.qr(a, accuracy=accuracy)
+        assert [attempt.method for attempt in result.attempts] == [method]
+        assert result.converged
+        other = neula.qr(a.mT.contiguous().mT, accuracy=accuracy)
+        assert other.converged
+        size = torch.linalg.matrix_norm(a.double())
+        assert torch.linalg.matrix_norm(a.double() - other.Q.double() @ other.R.double()) <= 0.01 * size
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("accuracy", ["fp16", None])
+def test_hard_matrices_on_a_gpu(accuracy):
+    """Zero, repeated and ill-conditioned columns go on to later links; NaN is refused with its place."""
+    a = torch.randn(5000, 200, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
+    zero, repeated, graded = (
+        a.clone(),
+        a.clone(),
+        a @ torch.diag(10.0 ** -torch.arange(200.0, device="cuda") / 30),
+    )
+    zero[:, 7] = 0
+    repeated[:, 150] = repeated[:, 3]
+    for matrix in (zero, repeated, graded @ torch.randn(200, 200, device="cuda")):
+        assert neula.qr(matrix, accuracy=accuracy).converged
+    a[17, 5] = torch.nan
+    with pytest.raises(ValueError, match="17"):
+        neula.qr(a, accuracy=accuracy)
+    with pytest.raises(ValueError, match="17"):
+        neula.qr(a, accuracy=accuracy, algorithm="rgsqrf")
+
+
+@pytest.mark.gpu
+def test_blocks_that_are_played_back_on_a_gpu():
+    """The recursion in blocks gives what it gives as a whole."""
+    from neula.algorithms.rgsqrf import rgsqrf
+    from neula.engines import CudaEngine, graphs
+
+    engine = CudaEngine("cuda", "fp16")
+    a = torch.randn(40000, 2500, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
+    q, r = rgsqrf(a, engine)
+    assert any(key[0][0][0] == "rgsqrf" for key in graphs._graphs)
+    whole, s = rgsqrf(a, engine, on_columns=lambda columns: None)
+    assert torch.allclose(r, s, rtol=0, atol=1e-3 * float(s.max()))
+    assert torch.allclose(q, whole, rtol=0, atol=1e-3)

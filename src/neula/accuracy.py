@@ -19,6 +19,7 @@ from neula.engines import BF16, FORMATS, FP16, FP64, Format, format_of
 from neula.engines.precision import exact_matmul
 from neula.errors import unknown_name
 from neula.kernels import probe_errors
+from neula.kernels.thin import thin_product
 from neula.result import QRCertificate
 
 PROBES = 4
@@ -108,25 +109,47 @@ def qr_certificate(
     -------
     QRCertificate
     """
-    wide = torch.float64 in (a.dtype, q.dtype) or target not in (FP16, BF16)
-    high = torch.float64 if wide else torch.float32
+    return certificate_of(single_qr_measures(a, q, r, scales, target), a.shape, target)
+
+
+def single_qr_measures(
+    a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, scales: torch.Tensor, target: Format
+) -> torch.Tensor:
+    """What :func:`qr_certificate` needs to know, measured without waiting for the device.
+
+    Returns
+    -------
+    Tensor, shape (3,)
+        Residual, the size that it is relative to, and loss of orthogonality, along random vectors.
+    """
+    high = _certifying_dtype(a, q, target)
     k, n = r.shape
-    g = _gaussian(n, high, a.device)
-    h = _gaussian(k, high, a.device)
+    g, h = (_gaussian_on(size, a.device).to(high) for size in (n, k))
     dg = scales[:, None].to(high) * g
-    ag = _matmul(a, dg, high)
-    qrg, qh = _matmul(q, torch.cat([exact_matmul(r.to(high), dg), h], 1), high).split(PROBES, dim=1)
+    ag = thin_product(a, dg)
+    qrg, qh = thin_product(q, torch.cat([thin_product(r, dg), h], 1)).split(PROBES, dim=1)
     norm = torch.linalg.matrix_norm
-    residual, size = norm(ag - qrg), norm(ag)
-    orthogonality = norm(_rmatmul(q, qh, high) - h) / norm(h)
-    residual_value, size_value, orthogonality_value = torch.stack([residual, size, orthogonality]).tolist()
-    noise = measurement_error(a.shape[0], high)
+    orthogonality = norm(thin_product(q.T, qh) - h) / norm(h)
+    return torch.stack([norm(ag - qrg), norm(ag), orthogonality])
+
+
+def certificate_of(measures: torch.Tensor, shape: Sequence[int], target: Format) -> QRCertificate:
+    """The certificate of a matrix of this shape by what :func:`single_qr_measures` has found."""
+    m, n = shape
+    residual, size, orthogonality = measures.tolist()
+    noise = measurement_error(m, measures.dtype)
     return QRCertificate(
-        residual=residual_value / size_value if size_value > 0 else residual_value,
-        orthogonality=orthogonality_value,
+        residual=residual / size if size > 0 else residual,
+        orthogonality=orthogonality,
         residual_bound=residual_bound(target, n) + noise,
         orthogonality_bound=orthogonality_bound(target, n) + noise,
     )
+
+
+def _certifying_dtype(a: torch.Tensor, q: torch.Tensor, target: Format) -> torch.dtype:
+    """Higher precision than the target's."""
+    wide = torch.float64 in (a.dtype, q.dtype) or target not in (FP16, BF16)
+    return torch.float64 if wide else torch.float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -288,7 +311,7 @@ def componentwise_backward_error(
     """
     high = torch.float64
     x = x.to(high)
-    residual = (_matmul(a, x, high) - b.to(high)).abs()
+    residual = (thin_product(a, x) - b.to(high)).abs()
     size = _abs_matmul(a, x.abs()) + _abs_matmul(lower, _abs_matmul(upper, x.abs()))
     return float(torch.where(residual == 0, 0.0, residual / size).max())
 
@@ -349,9 +372,9 @@ def lu_bound(
 
 def low_rank_error(a: torch.Tensor, u: torch.Tensor, s: torch.Tensor, vh: torch.Tensor) -> float:
     """Estimate ``||A - U diag(s) Vh||_F / ||A||_F`` with random vectors, in float64."""
-    g = _gaussian(a.shape[1], torch.float64, a.device)
-    ag = _matmul(a, g, torch.float64)
-    approximation = _matmul(u, s.double()[:, None] * (vh.double() @ g), torch.float64)
+    g = _gaussian_on(a.shape[1], a.device)
+    ag = thin_product(a, g)
+    approximation = thin_product(u, s.double()[:, None] * thin_product(vh, g))
     size = float(torch.linalg.matrix_norm(ag))
     return float(torch.linalg.matrix_norm(ag - approximation)) / size if size > 0 else 0.0
 
@@ -367,16 +390,5 @@ def _row_blocks(a: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, ...]
     return (a,) if a.dtype == dtype else a.split(max(1, _CHUNK[a.device.type] // a.shape[1]))
 
 
-def _matmul(a: torch.Tensor, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return torch.cat([exact_matmul(block.to(dtype), x) for block in _row_blocks(a, dtype)])
-
-
 def _abs_matmul(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return torch.cat([exact_matmul(block.to(x.dtype).abs(), x) for block in _row_blocks(a, x.dtype)])
-
-
-def _rmatmul(a: torch.Tensor, y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    blocks = _row_blocks(a, dtype)
-    pieces = y.split([b.shape[0] for b in blocks])
-    products = [exact_matmul(p.T, b.to(dtype)) for b, p in zip(blocks, pieces, strict=True)]
-    return torch.stack(products).sum(0).T

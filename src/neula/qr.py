@@ -10,19 +10,21 @@ from typing import Any
 
 import torch
 
-from neula.accuracy import qr_certificate, target_format
+from neula.accuracy import certificate_of, qr_certificate, single_qr_measures, target_format
 from neula.algorithms.batched_qr import (
     TILE_COLUMNS,
     batched_qr,
     batched_reorthogonalize,
 )
+from neula.algorithms.cholesky_qr import cholesky_qr_low
 from neula.algorithms.householder import householder
 from neula.algorithms.panels import panel_named
-from neula.algorithms.reorthogonalize import refine_qr, reorthogonalize
+from neula.algorithms.reorthogonalize import refine_qr, reorthogonalize, second_pass
 from neula.algorithms.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales
+from neula.algorithms.tsqr import cholesky_tsqr
 from neula.compilation import eager
-from neula.engines import BF16, FORMATS, FP16, FP64, Engine, Format, format_named, select_engine
+from neula.engines import BF16, FORMATS, FP16, FP32, FP64, Engine, Format, format_named, select_engine
 from neula.engines.precision import plain_arithmetic
 from neula.errors import unknown_name
 from neula.inputs import check_finite, check_matrix, finite_members, take
@@ -36,6 +38,7 @@ from neula.qr_batch import (
     empty_factors,
     factorize_together,
     nothing,
+    run_link,
     unusable,
 )
 from neula.result import Attempt, QRCertificate, QRResult
@@ -46,6 +49,10 @@ ALGORITHMS = ("rgsqrf", "rgsqrf-reortho", "cholesky-qr", "householder")
 BATCHED_ELEMENTS = {"cpu": 1 << 16, "cuda": 1 << 22}
 """Elements of a matrix up to which a batch is factorized together; larger ones fill the machine one by one.
 Engines that are missing here have arithmetic of their own, which only the chain for single matrices has."""
+
+TALL_COLUMNS, LOW_COLUMNS, TALL_RATIO = 256, 1024, 32
+"""Up to how many columns Cholesky QR of the whole matrix comes first, with corrected products and in half
+precision, and from how many rows for each column."""
 
 MAX_PASSES = 3
 """Gram-Schmidt passes: twice is enough at full rank, the third is for matrices without."""
@@ -87,7 +94,7 @@ def qr(
         Exactly this one, accepted or not; by default the chain above.
     compute : str, optional
         Format of the products: the cheapest that can give the accuracy by default.
-    panel : {"caqr", "cholesky", "cholesky2", "householder"}, optional
+    panel : {"caqr", "cholesky", "cholesky2", "cholesky32", "householder"}, optional
         Panel of the recursion; what measures best on the engine by default.
     cutoff : int, optional
         Width of the panels.
@@ -133,6 +140,10 @@ def qr(
 
     Recursive Gram-Schmidt is Algorithm 1 of [1]_, re-orthogonalization its section 3.3, column scaling its
     section 3.5. A wide matrix is factorized by its leading square block, as in LAPACK.
+
+    On a GPU tall matrices are tried first by Cholesky QR of the whole matrix: of up to 256 columns with
+    corrected products, as by :func:`tsqr`, and of up to 1024 in half precision where the accuracy allows it.
+    Square matrices in float32 get two passes before they are measured.
 
     Small matrices of a batch are factorized together, each step one launch for all of them
     (:mod:`neula.algorithms.batched_qr`), unless an algorithm or one of its parameters is named. Each has a
@@ -261,7 +272,10 @@ class _Problem:
 
     def work(self, engine: Engine) -> torch.Tensor:
         """Scaled copy in working storage."""
-        out = engine.fill(engine.empty(*self.a.shape), self.a, self.scales)
+        return self._filled(engine.empty(*self.a.shape), engine)
+
+    def _filled(self, out: torch.Tensor, engine: Engine) -> torch.Tensor:
+        engine.fill(out, self.a, self.scales)
         if self.zero is not None:
             generator = torch.Generator("cpu").manual_seed(0)
             shape = (out.shape[0], int(self.zero.sum()))
@@ -277,26 +291,39 @@ class _Problem:
     def rgsqrf(self, panel: str | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """One pass in the low format."""
         engine = self.options.engine.using(self.options.low())
-        return rgsqrf(
-            self.work(engine),
+        m, n = self.a.shape
+        work = engine.empty(engine.rows(m), n)
+        work[m:].zero_()
+        self._filled(work[:m], engine)
+        q, r = rgsqrf(
+            work,
             engine,
             cutoff=self.options.cutoff,
             panel=panel or self.options.panel,
             overwrite_a=True,
-            on_columns=self.options.report(f"rgsqrf {engine.format.name}", self.a.shape[1]),
+            on_columns=self.options.report(f"rgsqrf {engine.format.name}", n),
         )
+        return q[:m], r
+
+    def rgsqrf_twice(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Two passes in the low format."""
+        options = self.options
+        engine = options.engine.using(options.low())
+        q, r, _ = second_pass(*self.rgsqrf(), engine, panel=options.panel, cutoff=options.cutoff)
+        return q, r
+
+    def cholesky_qr(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """One pass of Cholesky QR in the low format."""
+        engine = self.options.engine.using(self.options.low())
+        room = engine.empty(*self.a.shape, dtype=engine.operand_dtype)
+        return cholesky_qr_low(engine.fill(room, self.a, self.scales), engine)
 
 
 def _factorize(a: torch.Tensor, mode: str, options: _Options) -> Factors:
     """One matrix through the chain."""
-    m, n = a.shape
-    problem = _prepare(a, options)
-    leading = problem if m >= n else _leading_block(problem)
     attempts: list[Attempt] = []
     best: tuple[float, torch.Tensor, torch.Tensor, QRCertificate] | None = None
-    for label, q, r_scaled in _chain(leading):
-        r = _unscaled(problem, leading, q, r_scaled)
-        certificate = qr_certificate(a, q, r, problem.scales, options.target)
+    for label, q, r, certificate in _certified(a, options):
         attempts.append(Attempt(label, certificate.accepted, str(certificate)))
         error = max(certificate.residual, certificate.orthogonality)
         error = error if math.isfinite(error) else math.inf
@@ -309,6 +336,98 @@ def _factorize(a: torch.Tensor, mode: str, options: _Options) -> Factors:
     if mode == "complete":
         q, r = complete(q, r)
     return Factors(q, r, certificate, tuple(attempts))
+
+
+_Certified = tuple[str, torch.Tensor, torch.Tensor, QRCertificate]
+
+
+def _certified(a: torch.Tensor, options: _Options) -> Iterator[_Certified]:
+    """Attempts, cheapest first, each computed and certified when it is asked for."""
+    first = None
+    if _goes_unseen(a, options):
+        for first in _unseen(a, options):
+            yield first
+    problem = _prepare(a, options)
+    leading = problem if a.shape[0] >= a.shape[1] else _leading_block(problem)
+    done = None
+    if first is not None and problem.zero is None:  # else zero columns are replaced before the first pass
+        if options.algorithm == "rgsqrf":
+            return
+        done = first[1], (first[2] * problem.scales).to(first[1].dtype)
+    del first
+    for label, q, r_scaled in _chain(leading, done):
+        r = _unscaled(problem, leading, q, r_scaled)
+        yield label, q, r, qr_certificate(a, q, r, problem.scales, options.target)
+
+
+def _goes_unseen(a: torch.Tensor, options: _Options) -> bool:
+    """Whether the first pass may be queued as a whole, before anything is known about the numbers.
+
+    NaN, Inf and zero columns then show in the certificate.
+    """
+    named = options.algorithm not in (None, "rgsqrf") or options.progress is not None
+    waits = (options.panel or options.engine.using(options.low()).panel) not in ("cholesky", "cholesky32")
+    return options.engine.replayed_bytes > 0 and a.shape[0] >= a.shape[1] and not named and not waits
+
+
+def _unseen(a: torch.Tensor, options: _Options) -> Iterator[_Certified]:
+    """Links that are queued as a whole; the host waits for their certificates. The last is the recursion."""
+    m, n = a.shape
+    low = options.low()
+    if _is_tall(a, options):
+        # The kernels of tall matrices read rows.
+        if n <= TALL_COLUMNS and a.stride(1) == 1:
+            yield _tall(a, options)
+        elif n <= LOW_COLUMNS and options.target in (FP16, BF16):
+            yield _queued(a, options, f"cholesky-qr {low.name}", _Problem.cholesky_qr)
+    # Square matrices are too ill-conditioned for one pass in float32 more often than not: they get two.
+    if options.algorithm is None and options.target is FP32 and m < 2 * n:
+        yield _queued(a, options, f"rgsqrf {low.name} + reortho", _Problem.rgsqrf_twice)
+    else:
+        yield _queued(a, options, f"rgsqrf {low.name}", _Problem.rgsqrf)
+
+
+def _queued(
+    a: torch.Tensor,
+    options: _Options,
+    label: str,
+    method: Callable[[_Problem], tuple[torch.Tensor, torch.Tensor]],
+) -> _Certified:
+    """A link with its scales and its certificate, in one launch where a graph has it."""
+
+    def factorized(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        column_max = options.engine.column_max(a)
+        scales = power_of_two_scales(column_max.to(torch.promote_types(a.dtype, torch.float32)))
+        problem = _Problem(a, scales, None, options)
+        q, r = method(problem)
+        if r.dtype == scales.dtype:  # in place, since it may be as large as A
+            options.engine.fill(r, r, scales.reciprocal())
+        else:
+            r = _unscaled(problem, problem, q, r)
+        return q, r, single_qr_measures(a, q, r, scales, options.target)
+
+    key = (label, options.target.name, options.panel, options.cutoff)
+    q, r, measures = options.engine.replay(factorized, (a,), key)
+    return label, q, r, certificate_of(measures, a.shape, options.target)
+
+
+def _is_tall(a: torch.Tensor, options: _Options) -> bool:
+    """Whether to try Cholesky QR of the whole matrix first."""
+    m, n = a.shape
+    named = (options.algorithm, options.compute, options.panel, options.cutoff) != (None,) * 4
+    return m >= TALL_RATIO * n and not named and options.target is not FP64
+
+
+def _tall(a: torch.Tensor, options: _Options) -> _Certified:
+    """One pass with corrected products, as in :func:`neula.tsqr`."""
+    link = Link("cholesky-qr fp16_cor", torch.float32, _cholesky_tsqr, scaled=False)
+    q, r, certificates = run_link(link, a[None], options.target, options.engine)
+    return link.label, q[0], r[0], certificates[0]
+
+
+def _cholesky_tsqr(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    q, r = cholesky_tsqr(a[0])
+    return q[None], r[None]
 
 
 def _prepare(a: torch.Tensor, options: _Options) -> _Problem:
@@ -327,15 +446,21 @@ def _leading_block(problem: _Problem) -> _Problem:
     return _Problem(problem.a[:, :m], problem.scales[:m], zero, problem.options)
 
 
-def _chain(problem: _Problem) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    """Attempts, cheapest first, each computed when it is asked for: label, Q, and R of the scaled matrix."""
+def _chain(
+    problem: _Problem, done: tuple[torch.Tensor, torch.Tensor] | None = None
+) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Attempts, cheapest first, each computed when it is asked for: label, Q, and R of the scaled matrix.
+
+    ``done`` are Q and R of the first pass, where it has been certified already.
+    """
     options = problem.options
     algorithm, low = options.algorithm, options.low().name
     if algorithm == "householder":
         yield _householder(problem)
         return
-    q, r = problem.rgsqrf()
-    if algorithm in (None, "rgsqrf"):
+    new = done is None
+    q, r = problem.rgsqrf() if done is None else done
+    if algorithm in (None, "rgsqrf") and new:
         yield f"rgsqrf {low}", q, r
     if algorithm == "rgsqrf":
         return

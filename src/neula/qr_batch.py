@@ -150,7 +150,7 @@ class Batch:
         return (q.double().mT @ (rest * beyond)) / beyond
 
 
-class _Certified(NamedTuple):
+class Certified(NamedTuple):
     q: torch.Tensor
     r: torch.Tensor
     certificates: QRCertificates
@@ -194,7 +194,7 @@ def factorize_together(
     elements leave the range of the format, and then it is not accepted.
     """
     first, *rest = chain
-    found = _run(first, matrices, target, engine)
+    found = run_link(first, matrices, target, engine)
     attempts = [_attempt(first.label, found.certificates, progress)]
     lost = torch.empty(0, dtype=torch.int64)
     if not attempts[0].accepted:
@@ -210,14 +210,14 @@ def factorize_together(
 
 
 def _repaired(
-    found: _Certified,
+    found: Certified,
     matrices: torch.Tensor,
     target: Format,
     chain: Sequence[Link],
     engine: Engine,
     attempts: list[Attempt],
     progress: Progress | None,
-) -> tuple[_Certified, torch.Tensor]:
+) -> tuple[Certified, torch.Tensor]:
     """Replace the factors that were not accepted, and add attempts; also which matrices hold NaN or Inf."""
     q, r, certificates = found
     usable = _usable(matrices, certificates)
@@ -226,16 +226,16 @@ def _repaired(
         if len(failed) == 0:
             break
         which = failed.to(matrices.device)
-        found = _run(link, matrices[which], target, engine)
+        found = run_link(link, matrices[which], target, engine)
         better = found.certificates.accepted | (found.certificates.error < certificates.error[failed])
         chosen = better.to(matrices.device)
         q[which[chosen]], r[which[chosen]] = found.q[chosen], found.r[chosen]
         certificates = certificates.replaced(failed[better], found.certificates, better)
         attempts.append(_attempt(link.label, found.certificates, progress))
-    return _Certified(q, r, certificates), (~usable).nonzero()[:, 0]
+    return Certified(q, r, certificates), (~usable).nonzero()[:, 0]
 
 
-def _run(link: Link, matrices: torch.Tensor, target: Format, engine: Engine) -> _Certified:
+def run_link(link: Link, matrices: torch.Tensor, target: Format, engine: Engine) -> Certified:
     """One link for all matrices; the host waits only for its certificates."""
 
     def factorized(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -249,7 +249,7 @@ def _run(link: Link, matrices: torch.Tensor, target: Format, engine: Engine) -> 
         q, r, measures = factorized(matrices)
     else:
         q, r, measures = engine.replay(factorized, (matrices,), (link.label, link.scaled, target.name))
-    return _Certified(q, r, qr_certificates(measures, matrices.shape[1:], target))
+    return Certified(q, r, qr_certificates(measures, matrices.shape[1:], target))
 
 
 def _usable(matrices: torch.Tensor, certificates: QRCertificates) -> torch.Tensor:

@@ -310,7 +310,7 @@ def test_rgsqrf(m: int, n: int, format: str, panel: str, device: torch.device) -
     q, r = rgsqrf(a, engine, panel=panel)
     assert torch.equal(a, before)
     assert (q.shape, r.shape, q.dtype, q.device) == ((m, n), (n, n), engine.storage, device)
-    assert q.stride() == (1, m)
+    assert q.stride(0) == 1
     assert torch.equal(r, r.triu())
     assert (r.diagonal() >= 0).all()
     assert residual(a, q, r) <= recursion_bound(engine.format, n)

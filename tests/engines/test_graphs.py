@@ -132,3 +132,33 @@ def test_other_engines_just_call() -> None:
     (y,) = EmulatedEngine("cpu").replay(lambda z: (z + 1,), (x,), "plus")
     assert torch.equal(y, x + 1)
     assert not graphs._graphs
+
+
+def test_results_in_given_room_and_inputs_that_are_overwritten() -> None:
+    engine = CudaEngine("cuda")
+
+    def doubled(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.mul_(2), x.sum(0)
+
+    for seed in range(4):
+        whole = torch.randn(9, 12, device="cuda", generator=torch.Generator("cuda").manual_seed(seed)).mT
+        x, room = whole[:10], torch.empty(9, device="cuda")
+        expected = 2 * x
+        found = engine.replay(doubled, (x,), "doubled", (x, room))
+        assert found[0] is x
+        assert torch.equal(x, expected)
+        assert torch.allclose(room, expected.sum(0), atol=1e-5)
+    assert len(graphs._graphs) == 1
+
+
+def test_what_is_played_back_may_itself_ask_for_that() -> None:
+    engine = CudaEngine("cuda")
+
+    def outer(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        (y,) = engine.replay(lambda z: (z + 1,), (x,), "inner")
+        return (2 * y,)
+
+    for value in range(5):
+        x = torch.full((7,), float(value), device="cuda")
+        (y,) = engine.replay(outer, (x,), "outer")
+        assert torch.equal(y, 2 * x + 2)

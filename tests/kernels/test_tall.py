@@ -15,6 +15,8 @@ import neula
 from neula.accuracy import orthogonality_bound, residual_bound
 from neula.engines import FP32
 from neula.kernels.tall import (
+    half_gram,
+    multiply_panel,
     tall_gram,
     tall_gram_reference,
     tall_product,
@@ -353,3 +355,48 @@ def test_repeated_runs_are_identical(n: int) -> None:
         for x in results:
             x.fill_(math.nan)
         del x, results
+
+
+# ---------------------------------------------------------------- panels, in place
+
+
+def column_major(a: torch.Tensor, rows: int) -> torch.Tensor:
+    """A copy whose columns start at multiples of some rows."""
+    m, n = a.shape
+    return torch.empty(n, rows, device=DEVICE).mT[:m].copy_(a)
+
+
+@pytest.fixture(params=["dispatch", KERNEL])
+def panel(request: pytest.FixtureRequest) -> Callable[..., None]:
+    return multiply_panel if request.param == "dispatch" else kernels().multiply_panel_triton
+
+
+@pytest.mark.parametrize(("m", "n"), [(5, 3), (200, 17), (333, 64), (264, 100), (320, 128)])
+@pytest.mark.parametrize("low", [None, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("padding", [0, 3])
+def test_panels_of_every_shape(
+    panel: Callable[..., None], m: int, n: int, low: torch.dtype | None, padding: int
+) -> None:
+    scales = 10.0 ** torch.linspace(-5, 5, n, device=DEVICE)
+    a, w = uniform(m, n) * scales, (triangle(n) / scales[:, None]).float()
+    q = column_major(a, m + padding)
+    rounded = None if low is None else torch.full((n, m + padding), math.nan, device=DEVICE, dtype=low).mT[:m]
+    panel(q, w, sizes(a).float(), rounded)
+    assert product_errors(q, a, w).max() <= product_bound(n)
+    if rounded is not None:
+        # Triton's interpreter truncates to bf16.
+        spacing = torch.finfo(rounded.dtype).eps * q.abs() + torch.finfo(rounded.dtype).tiny
+        assert ((rounded.float() - q).abs() <= spacing).all()
+
+
+@pytest.mark.parametrize(("m", "n"), [(5, 3), (333, 64), (264, 128)])
+@pytest.mark.parametrize("padding", [0, 3])
+def test_gram_of_columns_in_order(gram: Gram, m: int, n: int, padding: int) -> None:
+    a = column_major(uniform(m, n), m + padding)
+    assert gram_errors(gram(a), a).max() <= gram_bound(m)
+
+
+def test_half_gram_has_the_gram_matrix_as_its_symmetric_part() -> None:
+    a = uniform(300, 40)
+    half = half_gram(a)
+    assert torch.allclose((half + half.mT) / 2, tall_gram(a), rtol=0, atol=1e-12)

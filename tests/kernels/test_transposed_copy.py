@@ -44,3 +44,25 @@ def test_infinite_where_the_format_ends() -> None:
     out = transposed_copy(torch.empty(300, 300, dtype=torch.float16, device=DEVICE).T, a)
     assert bool(out[7, 5].isnan())
     assert int(out.isinf().sum()) == a.numel() - 1
+
+
+@pytest.mark.parametrize("copy", [transposed_copy, pytest.param(kernel, marks=GPU)])
+@pytest.mark.parametrize("orders", ["rows to columns", "columns to columns", "columns to rows"])
+@pytest.mark.parametrize("into", [torch.float32, torch.float64])
+def test_scaled_copies_of_every_order(copy, orders: str, into: torch.dtype) -> None:  # type: ignore[no-untyped-def]
+    before, after = orders.split(" to ")
+    generator = torch.Generator().manual_seed(0)
+    a = torch.randn(130, 70, generator=generator).to(DEVICE)
+    a = a if before == "rows" else a.mT.contiguous().mT
+    out = torch.full((70, 130), torch.nan, dtype=into, device=DEVICE).mT
+    out = out.contiguous() if after == "rows" else out
+    scales = torch.rand(70, generator=generator, dtype=torch.float64).to(DEVICE)
+    assert torch.equal(copy(out, a, scales), (a.double() * scales).to(into))
+
+
+@pytest.mark.parametrize("copy", [transposed_copy, pytest.param(kernel, marks=GPU)])
+def test_scaled_in_place(copy) -> None:  # type: ignore[no-untyped-def]
+    a = torch.arange(300.0 * 290, device=DEVICE).reshape(290, 300).mT
+    scales = 2.0 ** torch.arange(290, device=DEVICE).remainder(40)
+    expected = a * scales
+    assert torch.equal(copy(a, a, scales), expected)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 
 from neula.algorithms.caqr import caqr
-from neula.algorithms.cholesky_qr import cholesky_qr, cholesky_qr2
+from neula.algorithms.cholesky_qr import cholesky_qr, cholesky_qr2, cholesky_qr32
 from neula.algorithms.householder import householder
 from neula.engines import Engine
 from neula.errors import unknown_name
@@ -23,6 +23,7 @@ PANELS: dict[str, Panel] = {
     "caqr": caqr,
     "cholesky": cholesky_qr,
     "cholesky2": cholesky_qr2,
+    "cholesky32": cholesky_qr32,
     "householder": householder,
 }
 

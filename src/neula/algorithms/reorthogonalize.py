@@ -54,12 +54,19 @@ def second_passes(
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Q and R after each of the passes of :func:`reorthogonalize`: at least one, at most five."""
     for _ in range(MAX_PASSES):
-        q, step = rgsqrf(q, engine, panel=panel, cutoff=cutoff)
-        full_rank = not bool(step.diagonal().min() < FULL_RANK)
-        r = _multiply_triangular(step, r, engine)
+        q, r, smallest = second_pass(q, r, engine, panel=panel, cutoff=cutoff)
         yield q, r
-        if full_rank:
+        if not bool(smallest < FULL_RANK):
             return
+
+
+def second_pass(
+    q: torch.Tensor, r: torch.Tensor, engine: Engine, *, panel: str | None = None, cutoff: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """One pass of :func:`reorthogonalize`: Q, R, and the smallest diagonal element of ``R_2``."""
+    q, step = rgsqrf(q, engine, panel=panel, cutoff=cutoff)
+    smallest = step.diagonal().min()
+    return q, _multiply_triangular(step, r, engine), smallest
 
 
 def _multiply_triangular(step: torch.Tensor, r: torch.Tensor, engine: Engine) -> torch.Tensor:

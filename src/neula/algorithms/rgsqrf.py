@@ -7,11 +7,12 @@ in products whose smallest dimension doubles from level to level: that is what m
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
 
 import torch
 
+from neula.algorithms.cholesky_qr import cholesky_qr32_in_place, cholesky_qr32_twice_in_place
 from neula.algorithms.panels import Panel, panel_named
 from neula.engines import Engine
 
@@ -41,7 +42,8 @@ def rgsqrf(
     cutoff : int, optional
         Width at which the recursion stops; the engine's choice by default, 128 in the paper.
     panel : str, optional
-        ``"caqr"``, ``"cholesky"``, ``"cholesky2"`` or ``"householder"``; the engine's choice by default.
+        ``"caqr"``, ``"cholesky"``, ``"cholesky2"``, ``"cholesky32"`` or ``"householder"``; the engine's
+        choice by default.
     panel_format : str, optional
         Format of the products inside the panel: fp32 by default, as in the paper's best variant; the
         engine's own format for the paper's ablation (Figure 7).
@@ -68,17 +70,30 @@ def rgsqrf(
     cutoff = engine.cutoff if cutoff is None else cutoff
     if cutoff < 1:
         raise ValueError(f"cutoff must be at least 1, got {cutoff}")
-    q = a if overwrite_a else engine.empty(m, n).copy_(a)
+    q = a if overwrite_a else _working_copy(a, engine)
     r = engine.empty(n, n).zero_()
     recursion = _Recursion(
         engine,
         panel_engine=engine.using(panel_format or ("fp64" if engine.storage == torch.float64 else "fp32")),
         panel=panel_named(panel or engine.panel),
+        fused=(panel or engine.panel) == "cholesky32" and engine.storage == torch.float32,
+        careful=panel is None,
         cutoff=cutoff,
         on_columns=on_columns,
+        key=("rgsqrf", engine.format.name, panel, panel_format, cutoff),
+        block=0 if on_columns is not None else _replayed_columns(m, n, cutoff, engine),
+        rows=m,
     )
     recursion.factorize(q, r, engine.operand_buffer(q))
-    return q, r
+    return q[:m], r
+
+
+def _working_copy(a: torch.Tensor, engine: Engine) -> torch.Tensor:
+    m, n = a.shape
+    work = engine.empty(engine.rows(m), n)
+    work[:m].copy_(a)
+    work[m:].zero_()
+    return work
 
 
 @dataclass
@@ -88,8 +103,16 @@ class _Recursion:
     engine: Engine
     panel_engine: Engine
     panel: Panel
+    fused: bool
+    """Whether a panel works in place and rounds on the way."""
+    careful: bool
+    """Whether panels that have hardly more rows than columns, once the others are projected out, are taken
+    to be as ill-conditioned as square matrices."""
     cutoff: int
     on_columns: Callable[[int], None] | None
+    key: Hashable
+    block: int
+    rows: int
     columns_done: int = 0
 
     def factorize(self, a: torch.Tensor, r: torch.Tensor, low: torch.Tensor | None) -> torch.Tensor:
@@ -97,25 +120,58 @@ class _Recursion:
         n = a.shape[1]
         if n <= self.cutoff:
             return self._factorize_panel(a, r, low)
+        if n <= self.block:
+            return self._factorize_replayed(a, r, low)
         k = split_columns(n, self.cutoff)
         left, right = slice(0, k), slice(k, n)
         low1, low2 = (None, None) if low is None else (low[:, left], low[:, right])
 
         q1 = self.factorize(a[:, left], r[left, left], low1)
-        r12, a2 = r[left, right], a[:, right]
-        self.engine.gemm(q1.T, self.engine.operand(a2, low2), r12)
-        self.engine.gemm(q1, self.engine.operand(r12), a2, alpha=-1.0, beta=1.0)
-        self.factorize(a2, r[right, right], low2)
+        self.engine.project_out(q1, a[:, right], r[left, right], low2)
+        self.factorize(a[:, right], r[right, right], low2)
         return a if low is None else low
 
+    def _factorize_replayed(self, a: torch.Tensor, r: torch.Tensor, low: torch.Tensor | None) -> torch.Tensor:
+        """A block of columns as a function of its numbers alone, which an engine may play back."""
+
+        def factorized(block: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            room = self.engine.operand_buffer(block)
+            triangle = self.engine.empty(n, n).zero_()
+            replace(self, block=0).factorize(block, triangle, room)
+            return (block, triangle) if room is None else (block, triangle, room)
+
+        n = a.shape[1]
+        key = (self.key, self._rows_left() if self._rows_left() - n < 2 * self.cutoff else None)
+        self.engine.replay(factorized, (a,), key, (a, r) if low is None else (a, r, low))
+        self.columns_done += n
+        return a if low is None else low
+
+    def _rows_left(self) -> int:
+        """Dimensions that the columns to come may lie in."""
+        return self.rows - self.columns_done
+
     def _factorize_panel(self, a: torch.Tensor, r: torch.Tensor, low: torch.Tensor | None) -> torch.Tensor:
-        q, r_panel = self.panel(a, self.panel_engine)
-        a.copy_(q)
-        r.copy_(r_panel)
+        rounded = low if low is not None and low.dtype != a.dtype else None
+        if self.fused:
+            square = self.careful and self._rows_left() < 2 * self.cutoff
+            factorize = cholesky_qr32_twice_in_place if square else cholesky_qr32_in_place
+            factorize(a, r, rounded)
+        else:
+            q, r_panel = self.panel(a, self.panel_engine)
+            a.copy_(q)
+            r.copy_(r_panel)
         self.columns_done += a.shape[1]
         if self.on_columns is not None:
             self.on_columns(self.columns_done)
-        return self.engine.operand(a, low)
+        return rounded if self.fused and rounded is not None else self.engine.operand(a, low)
+
+
+def _replayed_columns(m: int, n: int, cutoff: int, engine: Engine) -> int:
+    """Columns that an engine plays back the factorization of: 0 where that is all of them, or few."""
+    columns = cutoff
+    while 2 * columns * m * engine.storage.itemsize <= engine.replayed_bytes:
+        columns *= 2
+    return columns if 8 * cutoff <= columns < n else 0
 
 
 def split_columns(n: int, cutoff: int) -> int:

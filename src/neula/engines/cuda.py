@@ -10,9 +10,22 @@ import torch
 
 from neula.engines import graphs
 from neula.engines.engine import Engine, Result, Tensors
-from neula.engines.formats import TF32
+from neula.engines.formats import FP32, TF32, Format
 from neula.engines.precision import cuda_matmul_precision, full_precision_sums
+from neula.kernels.gemm import corrected_gemm, kernel_runs
+from neula.kernels.projection import project_out, projects
 from neula.kernels.transposed_copy import transposed_copy
+
+ALIGNED = 8
+"""Columns start at multiples of so many elements, 16 bytes in half precision, where bulk copies can. Working
+matrices end there as well: products over an odd number of rows take several times as long."""
+
+CORRECTED = 1024
+"""Smallest dimension from which on a float32 product is computed in fp16 with error correction: 140 to 200
+TFLOP/s on an H200 instead of 50."""
+
+ORTHONORMAL = 1.5
+"""Elements of orthonormal columns are at most 1; what is not orthonormal may overflow, and is rejected."""
 
 TILE = (128, 256)
 """Elements of a product that cuBLAS computes on a multiprocessor at a time."""
@@ -29,14 +42,17 @@ class CudaEngine(Engine):
     """
 
     name = "cuda"
-    panel = "cholesky"
     direct = 6144  # where LU in fp16 with refinement takes as long as cuSOLVER in double
     direct_definite = 20000  # likewise
-    cutoff = 256  # as fast as 128 for large matrices, and half the launches for small ones
     lu_panel = 1024  # as fast as 512 up to 32768 columns, and half the launches
     lu_inner_panel = 128
     rounds_once = True
     pivoted_lu = False
+
+    def __init__(self, device: torch.device | str, format: Format | str | None = None) -> None:
+        super().__init__(device, format)
+        # In float64 panels are library calls, and 256 columns take half of the launches of 128.
+        self.panel, self.cutoff = ("cholesky32", 128) if self.storage == torch.float32 else ("cholesky", 256)
 
     @property
     def formats(self) -> tuple[str, ...]:
@@ -51,12 +67,25 @@ class CudaEngine(Engine):
     def _half(self) -> bool:
         return self.operand_dtype != self.storage
 
+    def _corrects(self, a: torch.Tensor, b: torch.Tensor) -> bool:
+        """Whether a float32 product is faster in parts, on units that multiply fp16."""
+        large = self.format is FP32 and a.ndim == 2 and min(*a.shape, b.shape[1]) >= CORRECTED
+        return large and kernel_runs(a.device)
+
     def _matmul(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        if self._corrects(a, b):
+            return corrected_gemm(a, b)
         if self._half:
             multiply = torch.mm if a.ndim == 2 else torch.bmm
             return multiply(a, b, out_dtype=torch.float32)
         with cuda_matmul_precision("tf32" if self.format is TF32 else "ieee"):
             return a @ b
+
+    def rows(self, m: int) -> int:
+        return -(-m // ALIGNED) * ALIGNED
+
+    def empty(self, m: int, n: int, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return super().empty(self.rows(m), n, dtype=dtype)[:m]
 
     def column_max(self, a: torch.Tensor) -> torch.Tensor:
         return torch.linalg.vector_norm(a, float("inf"), dim=0)
@@ -77,17 +106,35 @@ class CudaEngine(Engine):
     ) -> torch.Tensor:
         if c is None:
             return super().gemm(a, b, c, alpha, beta)
+        if self._corrects(a, b):
+            return corrected_gemm(a, b, alpha=alpha, beta=beta, c=c)
         # addmm scales and adds inside the product: no temporary of the size of C.
         if self._half:
             torch.addmm(c.T, b.T, a.T, out_dtype=torch.float32, beta=beta, alpha=alpha, out=c.T)
             return c
+        return self._addmm(a, b, c, alpha, beta)
+
+    def _addmm(
+        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, alpha: float, beta: float
+    ) -> torch.Tensor:
         with cuda_matmul_precision("tf32" if self.format is TF32 else "ieee"):
             torch.addmm(c.T, b.T, a.T, beta=beta, alpha=alpha, out=c.T)
         return c
 
+    def project_out(
+        self, q: torch.Tensor, a: torch.Tensor, r: torch.Tensor, room: torch.Tensor | None = None
+    ) -> None:
+        if self.format is FP32 and projects(q, a):
+            project_out(q, a, r)
+        elif self._corrects(q, r):
+            corrected_gemm(q.T, a, c=r, bound=ORTHONORMAL)
+            corrected_gemm(q, r, alpha=-1.0, beta=1.0, c=a, bound=ORTHONORMAL)
+        else:
+            super().project_out(q, a, r, room)
+
     def gemm_low(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-        if not self._half:
-            return self.gemm(a, b, c, -1.0, 1.0)
+        if not self._half:  # each element as accurate as LU wants it, where a corrected one is beside its row
+            return self._addmm(a, b, c, -1.0, 1.0)
         with full_precision_sums():
             return _subtract(a, b, c)
 
@@ -114,8 +161,14 @@ class CudaEngine(Engine):
             part = slice(start, start + length)
             yield (part, slice(None)) if long == m else (slice(None), part)
 
-    def replay(self, function: Callable[..., Tensors], inputs: Tensors, key: Hashable) -> Tensors:
-        return graphs.replay(function, inputs, key)
+    @property
+    def replayed_bytes(self) -> int:
+        return graphs.largest_input(self.device)
+
+    def replay(
+        self, function: Callable[..., Tensors], inputs: Tensors, key: Hashable, out: Tensors | None = None
+    ) -> Tensors:
+        return graphs.replay(function, inputs, key, out)
 
 
 _of_thread = threading.local()

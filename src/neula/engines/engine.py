@@ -57,8 +57,8 @@ class Engine(ABC):
     """
 
     name: ClassVar[str]
-    panel: ClassVar[str]
-    cutoff: ClassVar[int] = 128
+    panel: str
+    cutoff: int = 128
     lu_panel: ClassVar[int] = 256
     lu_inner_panel: ClassVar[int] = 8
     inverted: ClassVar[int] = 2048
@@ -101,6 +101,10 @@ class Engine(ABC):
     def empty(self, m: int, n: int, *, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Uninitialized column-major m x n matrix."""
         return torch.empty((n, m), dtype=dtype or self.storage, device=self.device).T
+
+    def rows(self, m: int) -> int:
+        """Rows of a working matrix for m of them: more where that is faster, the others being zero."""
+        return m
 
     @property
     def operand_dtype(self) -> torch.dtype:
@@ -152,6 +156,17 @@ class Engine(ABC):
             c.mul_(beta)
         return c.add_(product, alpha=alpha)
 
+    def project_out(
+        self, q: torch.Tensor, a: torch.Tensor, r: torch.Tensor, room: torch.Tensor | None = None
+    ) -> None:
+        """``R = Q^T A``, then ``A = A - Q R``: what A has in the range of Q, moved to R.
+
+        ``q`` comes from :meth:`operand`, ``a`` and ``r`` are in the storage precision, and ``room`` has room
+        for ``a`` as an operand.
+        """
+        self.gemm(q.T, self.operand(a, room), r)
+        self.gemm(q, self.operand(r), a, alpha=-1.0, beta=1.0)
+
     def gemm_low(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
         """``C = C - A B`` for C in the low format, to which it is rounded as often as the unit does."""
         return self.round(c.to(self.storage) - self.gemm(a, b), c)
@@ -191,9 +206,25 @@ class Engine(ABC):
         """``A^T A`` of a working matrix in float64, as accurately as is cheap here."""
         return (a.T.double() @ a.double()) if a.dtype != torch.float64 else a.T @ a
 
-    def replay(self, function: Callable[..., Tensors], inputs: Tensors, key: Hashable) -> Tensors:
-        """``function(*inputs)``; a GPU may play back what it did for this key: launches must be the same."""
-        return function(*inputs)
+    @property
+    def replayed_bytes(self) -> int:
+        """Size of inputs up to which :meth:`replay` does more than to call."""
+        return 0
+
+    def replay(
+        self, function: Callable[..., Tensors], inputs: Tensors, key: Hashable, out: Tensors | None = None
+    ) -> Tensors:
+        """``function(*inputs)``; a GPU may play back what it did for this key: launches must be the same.
+
+        Where there is room for the results in ``out``, the function may overwrite its inputs.
+        """
+        results = function(*inputs)
+        if out is None:
+            return results
+        for target, result in zip(out, results, strict=True):
+            if target is not result:
+                target.copy_(result)
+        return out
 
     def __str__(self) -> str:
         return self.name

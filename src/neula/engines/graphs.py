@@ -24,6 +24,9 @@ KEPT = 2
 """Inputs of the largest size whose graphs are kept, or more of smaller ones."""
 
 _lock = threading.Lock()
+_recording = threading.local()
+"""What is called while something is recorded becomes a part of that, and is not recorded itself."""
+
 _seen: OrderedDict[Hashable, None] = OrderedDict()
 _graphs: OrderedDict[Hashable, _Graph | None] = OrderedDict()
 
@@ -38,15 +41,25 @@ class _Graph:
     def nbytes(self) -> int:
         return sum(x.nbytes for x in self.inputs)
 
-    def __call__(self, inputs: Tensors) -> Tensors:
-        for own, given in zip(self.inputs, inputs, strict=True):
-            own.copy_(given)
+    def __call__(self, inputs: Tensors, out: Tensors | None) -> Tensors:
+        _copy(self.inputs, inputs)
         self.graph.replay()
-        return tuple(output.clone() for output in self.outputs)
+        if out is None:
+            return tuple(output.clone() for output in self.outputs)
+        return _copy(out, self.outputs)
 
 
-def replay(function: Callable[..., Tensors], inputs: Tensors, key: Hashable) -> Tensors:
-    """``function(*inputs)``, from a graph where there is one for this key, these shapes and this stream.
+def _copy(targets: Tensors, sources: Tensors) -> Tensors:
+    for target, source in zip(targets, sources, strict=True):
+        if target is not source:
+            target.copy_(source)
+    return targets
+
+
+def replay(
+    function: Callable[..., Tensors], inputs: Tensors, key: Hashable, out: Tensors | None = None
+) -> Tensors:
+    """``function(*inputs)``, from a graph where there is one for this key, this stream and inputs like these.
 
     Parameters
     ----------
@@ -56,28 +69,45 @@ def replay(function: Callable[..., Tensors], inputs: Tensors, key: Hashable) -> 
         On one GPU.
     key : hashable
         Says what function does: another function for the same key would not be called.
+    out : tuple of Tensor, optional
+        Room for the results. Then the function may overwrite its inputs, some of which may be in ``out``.
     """
     device = inputs[0].device
-    largest = torch.cuda.get_device_properties(device).total_memory // LARGEST
-    if sum(x.nbytes for x in inputs) > largest or torch.cuda.is_current_stream_capturing():
-        return function(*inputs)
+    largest = largest_input(device)
+    too_large = sum(x.nbytes for x in inputs) > largest
+    if too_large or getattr(_recording, "active", False) or torch.cuda.is_current_stream_capturing():
+        return _called(function, inputs, out)
     stream = torch.cuda.current_stream(device)
-    full_key = (key, *((x.shape, x.dtype) for x in inputs), device, stream.stream_id)
+    full_key = (key, *((x.shape, x.stride(), x.dtype) for x in inputs), device, stream.stream_id)
     # Between the copy of the input and those of the results nobody else may use the graph.
     with _lock:
         if full_key in _graphs:
             _graphs.move_to_end(full_key)
             graph = _graphs[full_key]
         elif full_key in _seen:
-            graph = _graphs[full_key] = _captured(function, inputs, stream)
+            _recording.active = True
+            try:
+                graph = _graphs[full_key] = _captured(function, inputs, stream)
+            finally:
+                _recording.active = False
             _make_room(KEPT * largest, stream)
         else:
             _seen[full_key] = graph = None
             while len(_seen) > 1024:
                 _seen.popitem(last=False)
         if graph is not None:
-            return graph(inputs)
-    return function(*inputs)
+            return graph(inputs, out)
+    return _called(function, inputs, out)
+
+
+def largest_input(device: torch.device) -> int:
+    """Bytes of inputs up to which functions are played back."""
+    return int(torch.cuda.get_device_properties(device).total_memory // LARGEST)
+
+
+def _called(function: Callable[..., Tensors], inputs: Tensors, out: Tensors | None) -> Tensors:
+    results = function(*inputs)
+    return results if out is None else _copy(out, results)
 
 
 def clear() -> None:
@@ -91,7 +121,7 @@ def clear() -> None:
 
 def _captured(function: Callable[..., Tensors], inputs: Tensors, stream: torch.cuda.Stream) -> _Graph | None:
     """A graph of the function, or None if one of its steps cannot be recorded."""
-    own = tuple(x.clone(memory_format=torch.contiguous_format) for x in inputs)
+    own = tuple(_clone(x) for x in inputs)
     function(*own)  # compiles kernels and makes what is made once, neither of which a graph may do
     side = torch.cuda.Stream(stream.device)
     side.wait_stream(stream)
@@ -109,6 +139,13 @@ def _captured(function: Callable[..., Tensors], inputs: Tensors, stream: torch.c
         return None
     stream.wait_stream(side)
     return _Graph(own, outputs, graph)
+
+
+def _clone(x: torch.Tensor) -> torch.Tensor:
+    """A copy with the strides of the original if it is dense, or a matrix with gaps between its columns."""
+    if x.ndim == 2 and x.stride(0) == 1:
+        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
+    return x.clone()
 
 
 def _recover(side: torch.cuda.Stream) -> None:

@@ -77,6 +77,7 @@ def corrected_gemm(
     alpha: float = 1.0,
     beta: float = 0.0,
     c: torch.Tensor | None = None,
+    bound: float | None = None,
 ) -> torch.Tensor:
     """``C = alpha A B + beta C`` in parts of a low format, about as accurate as a float32 product.
 
@@ -92,6 +93,8 @@ def corrected_gemm(
         ``c`` is not read if ``beta`` is zero.
     c : Tensor, shape (m, n), optional
         float32, of any strides, written in place. It may overlap ``a`` and ``b``.
+    bound : float, optional
+        Largest magnitude in ``a``, where it is known: a kernel then need not look for it in every row.
 
     Returns
     -------
@@ -108,7 +111,7 @@ def corrected_gemm(
     if a.is_cuda and 0 not in (*a.shape, *b.shape) and kernel_runs(a.device):
         from neula.kernels.gemm_triton import gemm_triton
 
-        return gemm_triton(a, b, scheme, alpha=alpha, beta=beta, c=c)
+        return gemm_triton(a, b, scheme, alpha=alpha, beta=beta, c=c, bound=bound)
     return corrected_gemm_reference(a, b, scheme, alpha=alpha, beta=beta, c=c)
 
 

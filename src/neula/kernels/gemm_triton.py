@@ -95,6 +95,7 @@ def gemm_triton(
     c: torch.Tensor | None = None,
     config: Config | None = None,
     pieces: int | None = None,
+    bound: float | None = None,
 ) -> torch.Tensor:
     """:func:`neula.kernels.gemm.corrected_gemm` by the kernels, on the current stream of the device of ``a``.
 
@@ -111,6 +112,8 @@ def gemm_triton(
         class of shapes (powers of two) times them all.
     pieces : int, optional
         Into how many pieces k is cut; by default one, or more where the tiles of C are too few for the GPU.
+    bound : float, optional
+        Largest magnitude in ``a``, where it is known.
 
     Returns
     -------
@@ -124,7 +127,7 @@ def gemm_triton(
     if triton is None:
         raise ImportError("the kernel for products needs Triton: pip install triton")
     with torch.cuda.device_of(a):
-        product = _Product(_split(a, scheme), _split(b.mT, scheme), scheme)
+        product = _Product(_split(a, scheme, bound), _split(b.mT, scheme), scheme)
         config = config or _fastest(product)
         target = a.new_empty(product.shape) if c is None else c
         return product(target, alpha, beta, config, pieces or product.pieces(config))
@@ -137,11 +140,14 @@ class _Parts(NamedTuple):
     """Of each row, from which the scale follows."""
 
 
-def _split(x: torch.Tensor, scheme: Scheme) -> _Parts:
-    """Scale the rows of ``x`` and split its elements."""
+def _split(x: torch.Tensor, scheme: Scheme, bound: float | None = None) -> _Parts:
+    """Scale the rows of ``x``, by their largest elements or a bound on all, and split its elements."""
     rows, k = x.shape
     padded = triton.cdiv(k, PAD) * PAD
-    largest = torch.linalg.vector_norm(x, float("inf"), dim=1)
+    if bound is None:
+        largest = torch.linalg.vector_norm(x, float("inf"), dim=1)
+    else:
+        largest = torch.full((rows,), bound, dtype=x.dtype, device=x.device)
     parts = torch.empty((scheme.parts, rows, padded), dtype=scheme.dtype, device=x.device)
     grid = (triton.cdiv(rows, SPLIT[0]) * triton.cdiv(padded, SPLIT[1]),)
     shape = (rows, k, padded)

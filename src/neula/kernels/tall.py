@@ -15,6 +15,9 @@ from neula.kernels.availability import can_run
 COLUMNS = (64, 128, 256)
 """Up to how many columns the kernels have a configuration: with more, W does not fit on the chip."""
 
+PANEL_COLUMNS = 128
+"""Up to how many columns a block of rows is multiplied at once, and can take the place of what it was."""
+
 _CHUNK = 1 << 22
 """Elements that the reference converts at a time."""
 
@@ -70,6 +73,46 @@ def tall_product(a: torch.Tensor, w: torch.Tensor, sizes: torch.Tensor) -> torch
 
         return tall_product_triton(a, w, sizes)
     return tall_product_reference(a, w)
+
+
+def half_gram(a: torch.Tensor) -> torch.Tensor:
+    """A matrix whose symmetric part is :func:`tall_gram`, all that a Cholesky factorization needs."""
+    if _kernels_take(a):
+        from neula.kernels.tall_triton import tall_half_gram_triton
+
+        return tall_half_gram_triton(a)
+    return tall_gram_reference(a)
+
+
+def multiply_panel(
+    a: torch.Tensor, w: torch.Tensor, norms: torch.Tensor, low: torch.Tensor | None = None
+) -> None:
+    """``A W`` in place of A, as accurate as a float32 product, and rounded to a narrower type in ``low``.
+
+    Parameters
+    ----------
+    a : Tensor, shape (m, n), n <= 128
+        float32, column-major: ``a.stride(0)`` is 1.
+    w : Tensor, shape (n, n)
+        float32, upper triangular: what lies below is not read.
+    norms : Tensor, shape (n,)
+        float32, of the columns of ``a``.
+    low : Tensor, shape (m, n), optional
+        float16 or bfloat16, column-major.
+    """
+    if a.shape[1] <= PANEL_COLUMNS and a.stride(0) == 1 and _kernels_take(a):
+        from neula.kernels.tall_triton import multiply_panel_triton
+
+        multiply_panel_triton(a, w, norms, low)
+        return
+    multiply_panel_reference(a, w, low)
+
+
+def multiply_panel_reference(a: torch.Tensor, w: torch.Tensor, low: torch.Tensor | None = None) -> None:
+    """:func:`multiply_panel` in plain torch, on any device: in float64."""
+    a.copy_(tall_product_reference(a, w))
+    if low is not None:
+        low.copy_(a)
 
 
 def tall_gram_reference(a: torch.Tensor) -> torch.Tensor:

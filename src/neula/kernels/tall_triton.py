@@ -10,8 +10,9 @@ Parts are fp16 without a scale between them. A column is scaled as a whole so th
 the subnormal numbers: an absolute error of ``2^-25`` is then far below the rounding of float32. Each thread
 block scales by what it finds in a sample of its own rows, and undoes that in its part of the sum.
 
-Elements move four at a time where a kernel can know that rows begin and end at multiples of four. Copies
-into shared memory ahead of time would move others one by one, which takes longer than to wait for them.
+Elements move four at a time where a kernel can know that rows, or the columns of a column-major matrix,
+begin and end at multiples of four. Copies into shared memory ahead of time would move others one by one,
+which takes longer than to wait for them.
 """
 
 from __future__ import annotations
@@ -68,8 +69,14 @@ PRODUCT = {64: Config(64, 4, 2, 3), 128: Config(64, 4, 2, 2), 256: Config(64, 4,
 """For the first 128 columns: 4194304 x 128 take 1.2 ms, with one thread block of 128 rows 1.6, and with W as
 a whole, which leaves no room for a second thread block with its loads in flight, 1.44 at best."""
 
+PANEL = {64: Config(64, 4, 2, 3), 128: Config(64, 4, 2, 2)}
+"""For panels, in place."""
+
 BEYOND = Config(128, 8, 1, 1)
 """For the columns beyond: 0.9 ms for 1048576 x 256, with 64 rows 1.2."""
+
+SUM = (32, 128)
+"""Matrices that are added at a time, and elements of each."""
 
 SAMPLES = 4
 """Blocks of rows that a thread block looks at for its scales."""
@@ -90,29 +97,50 @@ def tall_gram_triton(a: torch.Tensor, *, config: Config | None = None) -> torch.
     ImportError
         Without Triton.
     """
+    total = tall_half_gram_triton(a, config=config)
+    return total.add(total.mT).mul_(0.5)
+
+
+def tall_half_gram_triton(a: torch.Tensor, *, config: Config | None = None) -> torch.Tensor:
+    """``H^T (H + 2 L)``: a matrix whose symmetric part is :func:`tall_gram_triton`.
+
+    Raises
+    ------
+    ImportError
+        Without Triton.
+    """
     _require_triton()
     m, n = a.shape
     width = _width(n, BLOCK_COLUMNS)
     rows, warps, stages, blocks = config or _config(GRAM, n)
     chunk = _chunk(m, max(rows, ACROSS.rows), blocks, a.device)
-    parts = a.new_empty(triton.cdiv(m, chunk), n, n)
+    parts = torch.empty(triton.cdiv(m, chunk), n, n, dtype=a.dtype, device=a.device)
     arguments = (a, parts, m, n, chunk, *a.stride())
-    vector = _vector(a)
+    vector, by_columns = _vector(a), a.stride(0) == 1
     with torch.cuda.device_of(a):
         _gram_kernel[(len(parts), triton.cdiv(n, width))](
             *arguments,
-            *(rows, width, stages if vector > 1 else 1, True, SAMPLES, GRAM_TOP, vector),
+            *(rows, width, stages if vector > 1 else 1, True, SAMPLES, GRAM_TOP, vector, by_columns),
             num_warps=warps,
         )
         if n > width:
             rows, warps, stages, _ = ACROSS
             _gram_kernel[(len(parts), 1)](
                 *arguments,
-                *(rows, width, stages if vector > 1 else 1, False, SAMPLES, GRAM_TOP, vector),
+                *(rows, width, stages if vector > 1 else 1, False, SAMPLES, GRAM_TOP, vector, by_columns),
                 num_warps=warps,
             )
-    total = parts.sum(0, dtype=torch.float64)
-    return total.add(total.mT).mul_(0.5)
+    return _sum(parts, torch.empty(n, n, dtype=torch.float64, device=a.device))
+
+
+def _sum(parts: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """Sum of float32 matrices in float64 into ``total``: torch would convert them first."""
+    count, m, n = parts.shape
+    with torch.cuda.device_of(parts):
+        _sum_kernel[(triton.cdiv(n, SUM[1]), m)](
+            parts, total, count, m * n, n, *total.stride(), *SUM, num_warps=4
+        )
+    return total
 
 
 def tall_product_triton(
@@ -140,7 +168,7 @@ def tall_product_triton(
     rows, warps, stages, blocks = config or _config(PRODUCT, n)
     chunk = _chunk(m, rows, blocks, a.device)
     arguments = (a, high, low, exponents, back, q, m, n)
-    vector = _vector(a)
+    vector = 1 if a.stride(0) == 1 else _vector(a)
     with torch.cuda.device_of(a):
         _product_kernel[(triton.cdiv(m, chunk),)](
             *(*arguments, chunk, *a.stride(), rows, _width(n, BLOCK_COLUMNS) // 2, stages, vector),
@@ -153,6 +181,36 @@ def tall_product_triton(
                 *(*arguments, chunk, *a.stride(), rows, BLOCK_COLUMNS, stages, vector), num_warps=warps
             )
     return q
+
+
+def multiply_panel_triton(
+    a: torch.Tensor,
+    w: torch.Tensor,
+    norms: torch.Tensor,
+    low: torch.Tensor | None,
+    *,
+    config: Config | None = None,
+) -> None:
+    """:func:`neula.kernels.tall.multiply_panel` by the kernel, queued on the current stream.
+
+    Raises
+    ------
+    ImportError
+        Without Triton.
+    """
+    _require_triton()
+    m, n = a.shape
+    rows, warps, stages, blocks = config or _config(PANEL, n)
+    chunk = _chunk(m, rows, blocks, a.device)
+    aligned = _vector(a) > 1 and (low is None or _vector(low) > 1)
+    target = a if low is None else low
+    with torch.cuda.device_of(a):
+        _panel_kernel[(triton.cdiv(m, chunk),)](
+            *(a, w, norms, target, m, n, chunk, a.stride(1), *w.stride(), target.stride(1)),
+            *(rows, _width(n, BLOCK_COLUMNS) // 2, stages, VECTOR if aligned else 1, PRODUCT_TOP),
+            low is not None,
+            num_warps=warps,
+        )
 
 
 def _require_triton() -> None:
@@ -172,8 +230,9 @@ def _width(n: int, most: int) -> int:
 def _vector(a: torch.Tensor) -> int:
     """How many elements a kernel can load at a time."""
     row, column = a.stride()
-    sizes = (a.shape[1], row, a.data_ptr() // a.element_size())
-    return VECTOR if column == 1 and all(size % VECTOR == 0 for size in sizes) else 1
+    length, next_, unit = (a.shape[0], column, row) if row == 1 else (a.shape[1], row, column)
+    sizes = (length, next_, a.data_ptr() // a.element_size())
+    return VECTOR if unit == 1 and all(size % VECTOR == 0 for size in sizes) else 1
 
 
 def _chunk(m: int, rows: int, blocks: int, device: torch.device) -> int:
@@ -198,9 +257,14 @@ def _gram_kernel(  # type: ignore[no-untyped-def]
     SAMPLES: tl.constexpr,
     TOP: tl.constexpr,
     VECTOR: tl.constexpr,
+    BY_COLUMNS: tl.constexpr,
 ):
     """What the rows of this program add to a block of ``H^T (H + 2 L)``."""
-    n, stride_row = n // VECTOR * VECTOR, stride_row // VECTOR * VECTOR  # tells that they are multiples
+    if BY_COLUMNS:  # tells what are multiples of what
+        m, stride_column, stride_row = m // VECTOR * VECTOR, stride_column // VECTOR * VECTOR, 1
+        chunk = chunk // ROWS * ROWS
+    else:
+        n, stride_row = n // VECTOR * VECTOR, stride_row // VECTOR * VECTOR
     first = tl.program_id(0).to(tl.int64) * chunk
     last = tl.minimum(first + chunk, m)
     left = tl.program_id(1) * WIDTH
@@ -242,6 +306,24 @@ def _gram_kernel(  # type: ignore[no-untyped-def]
         tl.store(parts + columns * n + rows, total, mask=inside)
 
 
+@jit("count", "size", "n")
+def _sum_kernel(  # type: ignore[no-untyped-def]
+    parts, total, count, size, n, total_row, total_column, PARTS: tl.constexpr, ELEMENTS: tl.constexpr
+):
+    """Some elements of a row of the sum."""
+    j = tl.program_id(0) * ELEMENTS + tl.arange(0, ELEMENTS)
+    parts += tl.program_id(1) * n
+    total += tl.program_id(1).to(tl.int64) * total_row
+    i = tl.arange(0, PARTS)
+    sums = tl.zeros((PARTS, ELEMENTS), tl.float64)
+    for start in range(0, count, PARTS):
+        inside = (start + i < count)[:, None] & (j < n)[None, :]
+        place = parts + (start + i)[:, None].to(tl.int64) * size + j[None, :]
+        sums += tl.load(place, mask=inside, other=0.0).to(tl.float64)
+    place = total + j.to(tl.int64) * total_column
+    tl.store(place, tl.sum(sums, axis=0).to(total.dtype.element_ty), mask=j < n)
+
+
 @jit("m", "n", "chunk")
 def _product_kernel(  # type: ignore[no-untyped-def]
     a,
@@ -277,14 +359,7 @@ def _product_kernel(  # type: ignore[no-untyped-def]
         rows = a + row * stride_row
         x_0 = tl.load(rows + j_0.to(tl.int64) * stride_column, mask=(row < last) & (j_0 < n), other=0.0)
         x_1 = tl.load(rows + j_1.to(tl.int64) * stride_column, mask=(row < last) & (j_1 < n), other=0.0)
-        x_high, x_low = _split(x_0 * scale_0)
-        y_0 = tl.dot(x_high, low_00, tl.dot(x_low, high_00))
-        y_0 = tl.dot(x_high, high_00, y_0)
-        y_1 = tl.dot(x_high, low_01, tl.dot(x_low, high_01))
-        z_high, z_low = _split(x_1 * scale_1)
-        y_1 = tl.dot(z_high, low_11, tl.dot(z_low, high_11, y_1))
-        y_1 = tl.dot(x_high, high_01, y_1)
-        y_1 = tl.dot(z_high, high_11, y_1)
+        y_0, y_1 = _halves(x_0 * scale_0, x_1 * scale_1, high_00, low_00, high_01, low_01, high_11, low_11)
         tl.store(q + row * n + j_0, y_0 * undo_0, mask=(row < last) & (j_0 < n))
         tl.store(q + row * n + j_1, y_1 * undo_1, mask=(row < last) & (j_1 < n))
 
@@ -364,6 +439,82 @@ def _block(high, low, i, j, n):  # type: ignore[no-untyped-def]
     """A block of both parts of W."""
     place, inside = i * n + j, (i < n) & (j < n)
     return tl.load(high + place, mask=inside, other=0.0), tl.load(low + place, mask=inside, other=0.0)
+
+
+@jit("m", "n", "chunk")
+def _panel_kernel(  # type: ignore[no-untyped-def]
+    a,
+    w,
+    norms,
+    q_low,
+    m,
+    n,
+    chunk,
+    a_column,
+    w_row,
+    w_column,
+    low_column,
+    ROWS: tl.constexpr,
+    HALF: tl.constexpr,
+    STAGES: tl.constexpr,
+    VECTOR: tl.constexpr,
+    TOP: tl.constexpr,
+    ROUNDS: tl.constexpr,
+):
+    """Some rows of ``A W`` in place of A, and rounded in ``q_low``; columns are contiguous."""
+    m, a_column, low_column = m // VECTOR * VECTOR, a_column // VECTOR * VECTOR, low_column // VECTOR * VECTOR
+    chunk = chunk // ROWS * ROWS
+    first = tl.program_id(0).to(tl.int64) * chunk
+    last = tl.minimum(first + chunk, m)
+    i = tl.arange(0, ROWS)[:, None]
+    k = tl.arange(0, HALF)
+    j_0, j_1 = k[None, :], HALF + k[None, :]
+    up_0 = TOP - 1 - _exponents(tl.load(norms + k, mask=k < n, other=1.0))
+    up_1 = TOP - 1 - _exponents(tl.load(norms + HALF + k, mask=HALF + k < n, other=1.0))
+    w_00 = _rows_scaled(w, k[:, None], j_0, w_row, w_column, n, up_0)
+    w_01 = _rows_scaled(w, k[:, None], j_1, w_row, w_column, n, up_0)
+    w_11 = _rows_scaled(w, HALF + k[:, None], j_1, w_row, w_column, n, up_1)
+    back_0 = _exponents(tl.max(tl.abs(w_00), axis=0)) - TOP + 1
+    back_1 = _exponents(tl.maximum(tl.max(tl.abs(w_01), axis=0), tl.max(tl.abs(w_11), axis=0))) - TOP + 1
+    high_00, low_00 = _split(_times_power_of_two(w_00, -back_0[None, :]))
+    high_01, low_01 = _split(_times_power_of_two(w_01, -back_1[None, :]))
+    high_11, low_11 = _split(_times_power_of_two(w_11, -back_1[None, :]))
+    a_0, a_1 = a + j_0.to(tl.int64) * a_column, a + j_1.to(tl.int64) * a_column
+    q_0, q_1 = q_low + j_0.to(tl.int64) * low_column, q_low + j_1.to(tl.int64) * low_column
+    for start in tl.range(first, last, ROWS, num_stages=STAGES):
+        row = start + i
+        inside_0, inside_1 = (row < last) & (j_0 < n), (row < last) & (j_1 < n)
+        x_0 = _times_power_of_two(tl.load(a_0 + row, mask=inside_0, other=0.0), up_0[None, :])
+        x_1 = _times_power_of_two(tl.load(a_1 + row, mask=inside_1, other=0.0), up_1[None, :])
+        y_0, y_1 = _halves(x_0, x_1, high_00, low_00, high_01, low_01, high_11, low_11)
+        y_0 = _times_power_of_two(y_0, back_0[None, :])
+        y_1 = _times_power_of_two(y_1, back_1[None, :])
+        tl.store(a_0 + row, y_0, mask=inside_0)
+        tl.store(a_1 + row, y_1, mask=inside_1)
+        if ROUNDS:
+            tl.store(q_0 + row, y_0.to(q_low.dtype.element_ty), mask=inside_0)
+            tl.store(q_1 + row, y_1.to(q_low.dtype.element_ty), mask=inside_1)
+
+
+@jit()
+def _rows_scaled(w, i, j, w_row, w_column, n, up):  # type: ignore[no-untyped-def]
+    """A block of W, without what the scales of the columns of A bring."""
+    block = tl.load(w + i * w_row + j * w_column, mask=(i < n) & (j < n), other=0.0)
+    return _times_power_of_two(block, -up[:, None])
+
+
+@jit()
+def _halves(x, z, high_00, low_00, high_01, low_01, high_11, low_11):  # type: ignore[no-untyped-def]
+    """Two halves of rows times an upper triangular matrix in three blocks."""
+    x_high, x_low = _split(x)
+    y_0 = tl.dot(x_high, low_00, tl.dot(x_low, high_00))
+    y_0 = tl.dot(x_high, high_00, y_0)
+    y_1 = tl.dot(x_high, low_01, tl.dot(x_low, high_01))
+    z_high, z_low = _split(z)
+    y_1 = tl.dot(z_high, low_11, tl.dot(z_low, high_11, y_1))
+    y_1 = tl.dot(x_high, high_01, y_1)
+    y_1 = tl.dot(z_high, high_11, y_1)
+    return y_0, y_1
 
 
 @jit()

@@ -13,12 +13,14 @@ SMALLEST = 1 << 16
 
 
 def transposed_copy(out: torch.Tensor, a: torch.Tensor, scales: torch.Tensor | None = None) -> torch.Tensor:
-    """``out = a diag(scales)`` in the dtype of ``out``, on a GPU by a Triton kernel if the order changes.
+    """``out = a diag(scales)`` in the dtype of ``out``, on a GPU by a Triton kernel.
+
+    Unless neither the order changes nor columns are scaled, what the library does at full speed.
 
     Parameters
     ----------
     out, a : Tensor, shape (m, n)
-        Of any floating dtypes and strides; ``out`` is overwritten.
+        Of any floating dtypes and strides; ``out`` is overwritten, and may be ``a``.
     scales : Tensor, shape (n,), optional
         Products are rounded to the wider of its dtype and that of ``a``, then to that of ``out``.
 
@@ -35,7 +37,7 @@ def transposed_copy(out: torch.Tensor, a: torch.Tensor, scales: torch.Tensor | N
             [1., 2.]])
     """
     transposed = a.ndim == 2 and a.stride(0) > a.stride(1) and out.stride(0) < out.stride(1)
-    if transposed and a.is_cuda and a.numel() >= SMALLEST and _kernel_runs(a.device):
+    if (transposed or scales is not None) and a.is_cuda and a.numel() >= SMALLEST and _kernel_runs(a.device):
         from neula.kernels.transposed_copy_triton import transposed_copy_triton
 
         return transposed_copy_triton(out, a, scales)

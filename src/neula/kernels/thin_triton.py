@@ -1,0 +1,125 @@
+"""``A X`` for a few columns of X: A is read once, converted in registers, and summed in the precision of X.
+
+``4 m n`` bytes in float32, and 4 or 8 multiply-adds for each element, for which even float64 is fast enough.
+A tile is long in the direction in which A is contiguous; every thread adds up its own elements, and those of
+a row are added to each other at the end. Where rows are few, the columns are divided as well, and sums of
+pieces are added by torch, in an order that does not depend on what finishes first.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from neula.kernels.compiled import jit
+
+try:
+    import triton  # type: ignore[import-untyped, import-not-found]
+    import triton.language as tl  # type: ignore[import-untyped, import-not-found]
+except ImportError:  # the module can be read all the same
+    triton = None
+
+ALONG, ACROSS = 128, 8
+"""A tile, in the direction in which A is contiguous and in the other."""
+
+BLOCKS = 12
+"""Thread blocks for each multiprocessor, so that enough loads are in flight."""
+
+MIN_PIECE = 512
+"""Columns of A that are not divided any further."""
+
+
+def thin_product_triton(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """:func:`neula.kernels.thin.thin_product` by the kernel, queued on the current stream.
+
+    Raises
+    ------
+    ImportError
+        Without Triton.
+    """
+    if triton is None:
+        raise ImportError("the kernel of thin products needs Triton: pip install triton")
+    m, n = a.shape
+    vectors = x.shape[1]
+    k = 4 if vectors <= 4 else 8
+    x = x if vectors == k else functional.pad(x, (0, k - vectors))
+    rows, columns = (ALONG, ACROSS) if a.stride(0) == 1 else (ACROSS, ALONG)
+    down = triton.cdiv(m, rows)
+    units = torch.cuda.get_device_properties(a.device).multi_processor_count if a.is_cuda else 1
+    pieces = max(1, min(BLOCKS * units // down, n // MIN_PIECE))
+    piece = triton.cdiv(triton.cdiv(n, pieces), columns) * columns
+    sums = torch.empty(pieces, k, m, dtype=x.dtype, device=a.device)
+    wide = tl.float64 if x.dtype == torch.float64 else tl.float32
+    with torch.cuda.device_of(a):
+        _thin_product[(down, pieces)](
+            *(a, x, sums, m, n, piece, *a.stride(), *x.stride()),
+            *(rows, columns, k, wide),
+            num_warps=4,
+        )
+    return (sums[0] if pieces == 1 else sums.sum(0)).mT[:, :vectors]
+
+
+@jit("m", "n", "piece")
+def _thin_product(  # type: ignore[no-untyped-def]
+    a,
+    x,
+    sums,
+    m,
+    n,
+    piece,
+    a_row,
+    a_column,
+    x_row,
+    x_column,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    VECTORS: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """A block of rows of the product of a piece of the columns."""
+    i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    first = tl.program_id(1) * piece
+    last = tl.minimum(first + piece, n)
+    rows = a + i.to(tl.int64)[:, None] * a_row
+    s0 = tl.zeros((ROWS, COLUMNS), WIDE)
+    s1 = tl.zeros((ROWS, COLUMNS), WIDE)
+    s2 = tl.zeros((ROWS, COLUMNS), WIDE)
+    s3 = tl.zeros((ROWS, COLUMNS), WIDE)
+    s4 = tl.zeros((ROWS, COLUMNS), WIDE)
+    s5 = tl.zeros((ROWS, COLUMNS), WIDE)
+    s6 = tl.zeros((ROWS, COLUMNS), WIDE)
+    s7 = tl.zeros((ROWS, COLUMNS), WIDE)
+    for start in range(first, last, COLUMNS):
+        j = start + tl.arange(0, COLUMNS)
+        inside = (i[:, None] < m) & (j[None, :] < last)
+        block = tl.load(rows + j.to(tl.int64)[None, :] * a_column, mask=inside, other=0.0).to(WIDE)
+        place = x + j.to(tl.int64) * x_row
+        s0 += block * _vector(place, 0, x_column, j < last)
+        s1 += block * _vector(place, 1, x_column, j < last)
+        s2 += block * _vector(place, 2, x_column, j < last)
+        s3 += block * _vector(place, 3, x_column, j < last)
+        if VECTORS == 8:
+            s4 += block * _vector(place, 4, x_column, j < last)
+            s5 += block * _vector(place, 5, x_column, j < last)
+            s6 += block * _vector(place, 6, x_column, j < last)
+            s7 += block * _vector(place, 7, x_column, j < last)
+    sums += tl.program_id(1).to(tl.int64) * VECTORS * m + i
+    _store(sums, 0, s0, i, m)
+    _store(sums, 1, s1, i, m)
+    _store(sums, 2, s2, i, m)
+    _store(sums, 3, s3, i, m)
+    if VECTORS == 8:
+        _store(sums, 4, s4, i, m)
+        _store(sums, 5, s5, i, m)
+        _store(sums, 6, s6, i, m)
+        _store(sums, 7, s7, i, m)
+
+
+@jit()
+def _vector(place, vector, x_column, mask):  # type: ignore[no-untyped-def]
+    return tl.load(place + vector * x_column, mask=mask, other=0.0)[None, :]
+
+
+@jit()
+def _store(sums, vector, total, i, m):  # type: ignore[no-untyped-def]
+    tl.store(sums + vector * m, tl.sum(total, axis=1), mask=i < m)

@@ -1,0 +1,101 @@
+"""Factors of Gram matrices with their inverses: reference and kernel against the same bounds.
+
+The kernel is CUDA C++: it runs on a GPU only (``pytest -m gpu``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from neula.kernels.cholesky import CholeskyFactors, cholesky_inverse, cholesky_inverse_reference
+from neula.matrices import random_matrix
+
+HAS_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
+U = 2.0**-24
+
+Factorize = Callable[..., CholeskyFactors]
+
+
+@pytest.fixture(params=["reference", pytest.param("kernel", marks=pytest.mark.gpu)])
+def factorize(request: pytest.FixtureRequest) -> Factorize:
+    if request.param == "reference":
+        return cholesky_inverse_reference
+    from neula.kernels.cholesky_cuda import cholesky_inverse_cuda
+
+    return cholesky_inverse_cuda
+
+
+def gram_of(a: torch.Tensor) -> torch.Tensor:
+    return a.double().mT @ a.double()
+
+
+@pytest.mark.parametrize("n", [1, 2, 31, 32, 33, 64, 65, 100, 127, 128])
+def test_factor_and_inverse(factorize: Factorize, n: int) -> None:
+    a = random_matrix("normal", 3 * n + 5, n, seed=n).to(DEVICE)
+    gram = gram_of(a)
+    before = gram.clone()
+    r, inverse, norms = factorize(gram)
+    assert torch.equal(gram, before)
+    assert (r.dtype, inverse.dtype, norms.dtype) == (torch.float32,) * 3
+    assert torch.equal(r, r.triu()), "exact zeros below the diagonal"
+    assert torch.equal(inverse, inverse.triu())
+    assert (r.diagonal() > 0).all()
+    r, inverse = r.double(), inverse.double()
+    # Rounding G, and n operations for each element of R^T R (Higham 2002, theorem 10.3), each column beside
+    # its norm.
+    size = norms.double()[:, None] * norms.double()
+    assert ((r.mT @ r - gram).abs() <= (n + 4) * U * size).all()
+    # Substitution errs by n u |R| |R^-1| (theorem 14.5).
+    unity = torch.eye(n, dtype=torch.float64, device=DEVICE)
+    assert ((r @ inverse - unity).abs() <= (n + 4) * U * (r.abs() @ inverse.abs())).all()
+    assert torch.allclose(norms.double(), torch.linalg.vector_norm(a.double(), dim=0), rtol=4 * U)
+
+
+def test_only_the_symmetric_part_counts(factorize: Factorize) -> None:
+    gram = gram_of(random_matrix("normal", 200, 70, seed=1).to(DEVICE))
+    skew = torch.randn(70, 70, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(DEVICE)
+    r = factorize(gram + (skew - skew.mT) / 16).r
+    assert torch.allclose(r, factorize(gram).r, rtol=0, atol=100 * U * float(r.max()))
+
+
+@pytest.mark.parametrize("order", ["rows", "columns", "block"])
+def test_room_of_any_strides(factorize: Factorize, order: str) -> None:
+    gram = gram_of(random_matrix("normal", 200, 40, seed=2).to(DEVICE))
+    whole = torch.full((100, 90), math.nan, device=DEVICE)
+    room = {"rows": whole[:40, :40], "columns": whole.mT[:40, :40], "block": whole[3:83:2, 7:47]}[order]
+    r = factorize(gram, room).r
+    assert r.data_ptr() == room.data_ptr()
+    assert torch.equal(r, factorize(gram).r)
+    assert int(whole.isnan().sum()) == whole.numel() - 1600
+
+
+def test_nan_and_zero_columns_show(factorize: Factorize) -> None:
+    a = random_matrix("normal", 100, 50, seed=3).to(DEVICE)
+    for value in (math.nan, 0.0):
+        bad = a.clone()
+        bad[:, 37] = value
+        r = factorize(gram_of(bad)).r
+        assert not bool(r.isfinite().all() & (r.diagonal() > 0).all())
+
+
+@pytest.mark.gpu
+def test_dependent_columns_become_short_ones() -> None:
+    """The kernel factorizes a matrix that differs by no more than what a Gram matrix in float32 may lack."""
+    a = random_matrix("normal", 300, 60, seed=4).to(DEVICE)
+    a[:, 59] = a[:, 3]
+    r, inverse, norms = cholesky_inverse(gram_of(a))
+    assert r.isfinite().all()
+    assert inverse.isfinite().all()
+    size = norms.double()[:, None] * norms.double()
+    assert ((r.double().mT @ r.double() - gram_of(a)).abs() <= (2.0**-19 + 64 * U) * size).all()
+
+
+def test_more_columns_than_the_kernel_takes() -> None:
+    gram = gram_of(random_matrix("normal", 400, 130, seed=5).to(DEVICE))
+    r = cholesky_inverse(gram).r.double()
+    assert (r.mT @ r - gram).abs().max() <= 134 * U * gram.max()
