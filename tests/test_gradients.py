@@ -300,6 +300,8 @@ def test_systems_agree_with_torch(device):
     """On a size and an arithmetic where the factors are of low precision."""
     n, options = 200, {"compute": "fp16", "engine": "cuda" if device == "cuda" else "emulated"}
     a, b = variable(n, n, device=device), variable(n, 2, seed=1, device=device)
+    # On a GPU only what needs no interchanges is factorized in low precision.
+    a = (a.detach() + 2 * n**0.5 * torch.eye(n, device=device)).requires_grad_()
     result = neula.solve(a, b, **options)
     assert "fp64" not in result.method
     found = gradients(result.x.sin().sum(), a, b)

@@ -654,7 +654,7 @@ def test_tunable_matrices_on_a_gpu() -> None:
 def test_tables_on_a_gpu() -> None:
     for figure in (bnd.TABLE_1, bnd.TABLE_2):
         measure = bnd.measure_storage if figure is bnd.TABLE_1 else bnd.measure_panels
-        rows = stored(measure(Setting(Scale.paper), 4096))
+        rows = stored(measure(Setting(Scale.paper), 8192))
         for claim in figure.claims:
             verdict = claim.judge(rows)
             assert verdict.holds, f"{claim.text}: {verdict.measured}"
