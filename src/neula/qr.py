@@ -22,7 +22,7 @@ from neula.algorithms.panels import panel_named
 from neula.algorithms.reorthogonalize import refine_qr, reorthogonalize, second_pass
 from neula.algorithms.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales
-from neula.algorithms.tsqr import cholesky_tsqr
+from neula.algorithms.tsqr import cholesky_tsqr32
 from neula.compilation import eager
 from neula.engines import BF16, FORMATS, FP16, FP32, FP64, Engine, Format, format_named, select_engine
 from neula.engines.precision import plain_arithmetic
@@ -426,7 +426,7 @@ def _tall(a: torch.Tensor, options: _Options) -> _Certified:
 
 
 def _cholesky_tsqr(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    q, r = cholesky_tsqr(a[0])
+    q, r = cholesky_tsqr32(a[0])
     return q[None], r[None]
 
 

@@ -11,7 +11,7 @@ import torch
 
 from neula.accuracy import target_format
 from neula.algorithms.corrected import corrected_bmm
-from neula.algorithms.tsqr import cholesky_tsqr, cholesky_tsqr2
+from neula.algorithms.tsqr import cholesky_tsqr, cholesky_tsqr2, cholesky_tsqr32
 from neula.algorithms.tsqr import tsqr as tree
 from neula.compilation import eager
 from neula.engines import FORMATS, FP64, Engine, Format, select_engine
@@ -156,8 +156,9 @@ def _auto_chain(matrices: torch.Tensor, target: Format, engine: Engine) -> list[
         return batch_chain(Batch(matrices, target), engine)
     dtype = target.storage
     arithmetic = "fp16_cor" if engine.name == "cuda" and target is not FP64 else "fp64"
-    passes = partial(_one_by_one, method=cholesky_tsqr)
-    twice = partial(_one_by_one, method=cholesky_tsqr2)
+    once = cholesky_tsqr32 if arithmetic == "fp16_cor" else cholesky_tsqr
+    passes = partial(_one_by_one, method=once)
+    twice = partial(_one_by_one, method=partial(cholesky_tsqr2, once=once))
     # A reflector in float32 errs by some 10 u, no less than what a few columns are certified to.
     trees = ("fp64",) if target is FP64 else ("fp32", "fp64")
     return [

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from neula.algorithms.corrected import corrected_bmm
-from neula.algorithms.tsqr import cholesky_tsqr, cholesky_tsqr2, tsqr
+from neula.algorithms.tsqr import cholesky_tsqr, cholesky_tsqr2, cholesky_tsqr32, tsqr
 from neula.engines import EmulatedEngine
 from neula.kernels.householder import MAX_HEIGHT, WIDTH, Product, product_named
 from neula.matrices import random_matrix
@@ -260,6 +260,22 @@ def test_cholesky_qr_in_float64() -> None:
     # Sums of 30 and of 500 products, of random errors.
     assert residual <= 2 * cholesky_bounds(a, r, math.sqrt(30) * U64, 0.0)[0]
     assert orthogonality <= 30 * (2 * math.sqrt(30) + 1.5 * math.sqrt(500)) * U64
+
+
+@DEVICES
+@pytest.mark.parametrize("cond", [2.0, 50.0])
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (20, 20), (500, 30), (300, 130)])
+def test_cholesky_qr_in_float32(m: int, n: int, cond: float, device: str) -> None:
+    """The inverse of R errs by ``n u cond``, and the Gram matrix by n u at most; twice makes up for both."""
+    a = random_matrix("geometric", m, n, cond=cond).to(device, torch.float32)
+    q, r = cholesky_tsqr32(a)
+    assert (q.shape, r.shape, q.dtype, r.dtype) == ((m, n), (n, n), torch.float32, torch.float32)
+    check_triangular(r)
+    residual, orthogonality = errors(a, q, r)
+    assert residual <= 4 * n * cond * U32
+    assert orthogonality <= 4 * n * cond**2 * U32
+    q, r = cholesky_tsqr2(a, cholesky_tsqr32)
+    assert all(error <= 8 * (n + 4) * U32 for error in errors(a, q, r))
 
 
 @DEVICES

@@ -11,11 +11,14 @@ Where A is well conditioned, its Gram matrix has R, and ``Q = A R^-1``: two pass
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from neula.algorithms.cholesky_qr import upper_cholesky
+from neula.kernels.cholesky import cholesky_inverse
 from neula.kernels.householder import MAX_HEIGHT, Product, TileReflectors, apply_tiles, factor_tiles
-from neula.kernels.tall import tall_gram, tall_product
+from neula.kernels.tall import half_gram, tall_gram, tall_product
 
 RAISED = 2.0**13
 """Factor of Q on its way down the tree: its elements shrink at each level, and would become subnormal in
@@ -90,8 +93,21 @@ def cholesky_tsqr(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return tall_product(a, inverse, gram.diagonal().sqrt()), r
 
 
-def cholesky_tsqr2(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`cholesky_tsqr` twice: orthogonal to ``u`` up to a condition of about ``u**-0.5``."""
-    q, first = cholesky_tsqr(a)
-    q, second = cholesky_tsqr(q)
-    return q, second @ first
+def cholesky_tsqr32(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`cholesky_tsqr` of a float32 matrix, with R and its inverse in float32: on a GPU one kernel.
+
+    Where A is too ill-conditioned some columns of Q are too short, and ``A = Q R`` all the same
+    (:func:`neula.kernels.cholesky.cholesky_inverse`).
+    """
+    factors = cholesky_inverse(half_gram(a))
+    return tall_product(a, factors.inverse, factors.norms), factors.r
+
+
+OnePass = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+def cholesky_tsqr2(a: torch.Tensor, once: OnePass = cholesky_tsqr) -> tuple[torch.Tensor, torch.Tensor]:
+    """One of the above twice: orthogonal to ``u`` up to a condition of about ``u**-0.5``."""
+    q, first = once(a)
+    q, second = once(q)
+    return q, second.double() @ first.double()

@@ -59,9 +59,9 @@ def tall_product(a: torch.Tensor, w: torch.Tensor, sizes: torch.Tensor) -> torch
     a : Tensor, shape (m, n), n <= 256
         float32, of any strides.
     w : Tensor, shape (n, n)
-        float64, upper triangular: what lies below is not read.
+        float32 or float64, upper triangular: what lies below is not read.
     sizes : Tensor, shape (n,)
-        float64, at least the largest magnitude of each column of ``a``, best not many times as large.
+        Likewise, at least the largest magnitude of each column of ``a``, best not many times as large.
 
     Returns
     -------
