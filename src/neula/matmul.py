@@ -202,7 +202,7 @@ def _product(
             return corrected_gemm(a.float(), b.float(), scheme, alpha=alpha, beta=beta, c=c)
         (a, rows), (b, columns) = balanced(a, scheme.top), balanced(b.mT, scheme.top)
         return combine(unbalanced(corrected_gemm(a, b.mT, scheme).double(), rows, columns), alpha, beta, c)
-    engine = engine.using(mode.removesuffix("_cor"))
+    engine = engine.using(mode.removesuffix("_cor")).plain()
     if scheme is None and a.dtype == engine.storage and c is not None and _is_dense(c):
         # The transposed product, since engines write column-major matrices.
         engine.gemm(engine.operand(b.mT), engine.operand(a.mT), c.mT, alpha, beta)

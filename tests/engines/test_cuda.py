@@ -526,3 +526,18 @@ def test_random_matrices_on_the_device(kind: str, device: torch.device) -> None:
     assert torch.equal(torch.cuda.get_rng_state(device), before)
     if kind in SPECTRA:
         assert float(torch.linalg.cond(a.cpu())) == pytest.approx(1e3, rel=1e3 * 4 * 500 * U64)
+
+
+def test_plain_products_are_not_made_of_parts() -> None:
+    """Where no GPU decides: whatever the size, and nothing is recorded that others would play back."""
+    engine = CudaEngine("cpu", "fp32").plain()
+    large = torch.empty(1, 1).expand(5000, 5000)
+    assert not engine._corrects(large, large)
+    assert engine.plain() is engine
+    assert engine.replayed_bytes == 0
+    assert engine.using("fp16").format.name == "fp16"
+    a = torch.randn(40, 8, generator=torch.Generator().manual_seed(0)).T.contiguous().T
+    q = torch.linalg.qr(a[:, :3])[0]
+    rest, r = a[:, 3:].clone(memory_format=torch.preserve_format), torch.empty(5, 3).T
+    engine.project_out(q, rest, r)
+    assert torch.allclose(q @ r + rest, a[:, 3:], atol=1e-6)

@@ -93,6 +93,10 @@ class Engine(ABC):
         """The same engine with another low format."""
         return type(self)(self.device, format)
 
+    def plain(self) -> Engine:
+        """The same engine, whose products in fp32 are those of float32 numbers and not of parts of them."""
+        return self
+
     @property
     def storage(self) -> torch.dtype:
         """The dtype of working matrices and sums."""

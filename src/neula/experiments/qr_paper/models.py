@@ -60,7 +60,7 @@ def _tflops(flops: float, run: Callable[[], object]) -> float:
 def measure_rates(setting: Setting, shape: Shape | None = None) -> Iterator[Row]:
     """Rates of products, of a step of the recursion, and of panels, against the width k."""
     m, n = _shape(setting, shape)
-    engines = {LOW: setting.speed, FP32: setting.speed.using("fp32")}
+    engines = {LOW: setting.speed, FP32: setting.speed.using("fp32").plain()}
     a = _matrix(setting, shape)
     widths = [2**k for k in setting.pick(small=range(5, 11), paper=range(7, 15)) if 2**k <= n]
     for k in setting.track(widths, lambda k: f"k = {k}"):
@@ -234,7 +234,7 @@ class _Study:
 
     @property
     def engines(self) -> dict[str, Engine]:
-        return {LOW: self.setting.speed, FP32: self.setting.speed.using("fp32")}
+        return {LOW: self.setting.speed, FP32: self.setting.speed.using("fp32").plain()}
 
     def blocks(self) -> Iterator[int]:
         n = self.a.shape[1]
