@@ -372,13 +372,14 @@ def draw(results: list[Data]) -> Canvas:
     canvas = new_canvas(5.5 * min(2, len(results)), 3.6 * -(-len(results) // 2))
     panels = canvas.subplots(-(-len(results) // 2), min(2, len(results)), squeeze=False).flatten()
     for axes, data in zip(panels, results, strict=False):
-        groups = [f"{row['shape']}\n{row['accuracy']}" for row in data.rows]
+        groups = [f"{row['shape']} {row['accuracy']}" for row in data.rows]
         series = {"neula": data.rows.numbers("ms"), data.about["peer"]: data.rows.numbers("torch_ms")}
         ratios = [f"{row['ratio']:.1f}x" for row in data.rows]
         grouped_bars(axes, groups, series, {"neula": ratios})
         axes.set(yscale="log", ylabel="ms", title=data.about["problem"])
         axes.margins(y=0.25)
-        axes.tick_params(axis="x", labelsize=7)
+        for label in axes.get_xticklabels():
+            label.set(rotation=40, ha="right", rotation_mode="anchor", fontsize=7)
         plain_ticks(axes)
         axes.legend(fontsize=7)
     for axes in panels[len(results) :]:
