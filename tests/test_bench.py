@@ -75,3 +75,9 @@ def test_optimality_is_what_it_says() -> None:
 def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no bench-\*\.json; measure with: neula bench --out"):
         bench.read(tmp_path)
+
+
+def test_what_bench_has_not_written(tmp_path) -> None:
+    (tmp_path / "bench-x.json").write_text('{"about": {"problem": "foo"}, "rows": []}')
+    with pytest.raises(ValueError, match=r"bench-x.json does not hold what neula bench writes"):
+        bench.read(tmp_path)

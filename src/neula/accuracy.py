@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import overload
 
 import numpy as np
@@ -270,9 +270,11 @@ def qr_certificates(measures: torch.Tensor, shape: Sequence[int], target: Format
     )
 
 
-@lru_cache(maxsize=16)
+@cache
 def _gaussian_on(n: int, device: torch.device) -> torch.Tensor:
-    """The random vectors stay on the device: small batches would wait for their copy."""
+    """The random vectors stay on the device: small batches would wait for their copy, and CUDA graphs read
+    them where they were when they were recorded.
+    """
     return _gaussian(n, torch.float64, device)
 
 

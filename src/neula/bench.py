@@ -360,11 +360,15 @@ def read(folder: Path) -> list[Data]:
     ValueError
         If there is nothing, or a file holds something else.
     """
-    found = [Data.read(path) for path in sorted(folder.glob("bench-*.json"))]
-    if not found:
+    paths = sorted(folder.glob("bench-*.json"))
+    if not paths:
         raise ValueError(f"{folder}: no bench-*.json; measure with: neula bench --out {folder}")
+    found = {path: Data.read(path) for path in paths}
+    for path, data in found.items():
+        if data.about.get("problem") not in PROBLEMS:
+            raise ValueError(f"{path} does not hold what neula bench writes: take it out of the folder")
     names = list(PROBLEMS)
-    return sorted(found, key=lambda data: names.index(data.about["problem"]))
+    return sorted(found.values(), key=lambda data: names.index(data.about["problem"]))
 
 
 def draw(results: list[Data]) -> Canvas:

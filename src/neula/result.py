@@ -337,14 +337,17 @@ class LUFactors:
 
     @property
     def L(self) -> Any:
-        """Unit lower triangular, shape (n, n): made when asked for, in the dtype of A."""
+        """Unit lower triangular, made when asked for, in the dtype of A.
+
+        Its shape is (n, n), with n rounded up to a multiple of four where butterflies have mixed the matrix.
+        """
         lower = self.packed.lu.tril(-1)
         lower.fill_diagonal_(1)
         return self.give_back(lower)
 
     @property
     def U(self) -> Any:
-        """Upper triangular, shape (n, n): made when asked for, in the dtype of A."""
+        """Upper triangular, of the shape of L: made when asked for, in the dtype of A."""
         return self.give_back(self.packed.lu.triu())
 
     @property

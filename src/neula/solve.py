@@ -229,7 +229,8 @@ class _Options:
             return [self.compute]
         formats = [FORMATS[name] for name in self.engine.preconditioners]
         # The library's LU in double precision is as fast as ours in single where this one is not worth a try.
-        return formats if self.engine.pivoted_lu and not self.is_named else formats[:1]
+        several = self.positive or self.engine.pivoted_lu
+        return formats if several and not self.is_named else formats[:1]
 
     @property
     def is_named(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from typing import Any
 
 import torch
@@ -87,11 +88,12 @@ def svd_lowrank(
     if a.ndim > 2:
         raise ValueError(f"svd_lowrank takes one matrix at a time, got shape {tuple(a.shape)}")
     _check_truncation(rank, tol, min(a.shape))
+    rank = None if rank is None else operator.index(rank)  # not an unsigned one, of which there is no -rank
     transposed = a.shape[0] < a.shape[1]
     tall = a.T if transposed else a
     chosen, target = select_engine(engine, a.device), target_format(accuracy, a.dtype)
     work = torch.float64 if a.dtype == torch.float64 else torch.float32
-    with plain_arithmetic(a.device):
+    with plain_arithmetic(a.device), plain_arithmetic(chosen.device):
         found, factors, error = None, QRResult(None, None, engine=str(chosen), accuracy=target.name), None
         if rank is not None and GRAM_PART * rank <= tall.shape[1] and chosen.name != "emulated":
             found, factors, error = _from_gram(tall.to(chosen.device, work), rank, chosen, target)

@@ -16,7 +16,7 @@ which takes half the time on a CPU.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -256,8 +256,10 @@ def _lengths(x: torch.Tensor) -> torch.Tensor:
     return torch.linalg.vector_norm(x, dim=2)
 
 
-@lru_cache(maxsize=16)
+@cache
 def _known_solution(n: int, device: torch.device) -> torch.Tensor:
-    """A random direction, shape (1, 1, n); the caller's random state stays untouched."""
+    """A random direction, shape (1, 1, n), kept for CUDA graphs, which read it where it was when they were
+    recorded; the caller's random state stays untouched.
+    """
     generator = torch.Generator("cpu").manual_seed(1)
     return torch.randn(1, 1, n, generator=generator, dtype=torch.float64, device="cpu").to(device)

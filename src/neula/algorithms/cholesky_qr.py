@@ -37,8 +37,9 @@ def cholesky_qr(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Te
 def cholesky_qr32(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
     """One pass with everything as accurate as in float32, which on a GPU is a few kernels.
 
-    Orthogonal to ``u cond(A)^2``. Beyond a condition of about ``u**-0.5`` some columns of Q are too short;
-    A is QR all the same (:func:`neula.kernels.cholesky.cholesky_inverse`). In float64 :func:`cholesky_qr`.
+    Orthogonal to ``u cond(A)^2``. Beyond a condition of about ``u**-0.5`` some columns of Q are too short,
+    and A is QR all the same (``neula.kernels.cholesky``); or, where that kernel does not run or there are too
+    many columns for it, Q and R are NaN. In float64 :func:`cholesky_qr`.
 
     Parameters
     ----------

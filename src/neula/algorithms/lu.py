@@ -163,6 +163,7 @@ def lu_factorize(
     low = kept == engine.format
     at_once = (
         variant == "5.2/5.1"
+        and low
         and not pivoting
         and s is not None
         and engine.rounds_once

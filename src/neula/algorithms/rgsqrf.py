@@ -80,7 +80,7 @@ def rgsqrf(
         careful=panel is None,
         cutoff=cutoff,
         on_columns=on_columns,
-        key=("rgsqrf", engine.format.name, panel, panel_format, cutoff),
+        key=("rgsqrf", repr(engine), panel, panel_format, cutoff),
         block=0 if on_columns is not None else _replayed_columns(m, n, cutoff, engine),
         rows=m,
     )

@@ -97,7 +97,7 @@ def cholesky_tsqr32(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """:func:`cholesky_tsqr` of a float32 matrix, with R and its inverse in float32: on a GPU one kernel.
 
     Where A is too ill-conditioned some columns of Q are too short, and ``A = Q R`` all the same
-    (:func:`neula.kernels.cholesky.cholesky_inverse`).
+    (``neula.kernels.cholesky``); or Q and R are NaN, where that kernel does not run.
     """
     factors = cholesky_inverse(half_gram(a))
     return tall_product(a, factors.inverse, factors.norms), factors.r

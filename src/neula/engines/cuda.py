@@ -47,7 +47,6 @@ class CudaEngine(Engine):
     lu_panel = 1024  # as fast as 512 up to 32768 columns, and half the launches
     lu_inner_panel = 128
     rounds_once = True
-    pivoted_lu = False
 
     def __init__(self, device: torch.device | str, format: Format | str | None = None) -> None:
         super().__init__(device, format)
@@ -65,6 +64,11 @@ class CudaEngine(Engine):
     def preconditioners(self) -> tuple[str, ...]:
         # Data-center GPUs multiply fp64 on tensor cores, as fast as fp32 without them.
         return ("fp16", "fp64" if _has_fast_fp64(self.device) else "fp32")
+
+    @property
+    def pivoted_lu(self) -> bool:
+        # Pivoted panels are library calls, and the library's LU in double takes no longer where fp64 is fast.
+        return not _has_fast_fp64(self.device)
 
     @property
     def _half(self) -> bool:
@@ -176,6 +180,12 @@ class CudaEngine(Engine):
 
 class PlainCudaEngine(CudaEngine):
     """What comparisons call fp32: no parts in fp16, and nothing that is played back."""
+
+    replay = Engine.replay
+
+    def __init__(self, device: torch.device | str, format: Format | str | None = None) -> None:
+        super().__init__(device, format)
+        self.panel, self.cutoff = "cholesky", 256
 
     def _corrects(self, a: torch.Tensor, b: torch.Tensor) -> bool:
         return False

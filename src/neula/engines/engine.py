@@ -64,7 +64,6 @@ class Engine(ABC):
     inverted: ClassVar[int] = 2048
     rounds_once: ClassVar[bool] = False
     swaps: ClassVar[bool] = False
-    pivoted_lu: ClassVar[bool] = True
     direct: ClassVar[int] = 256
     direct_definite: ClassVar[int] = 256
 
@@ -79,6 +78,11 @@ class Engine(ABC):
     @abstractmethod
     def formats(self) -> tuple[str, ...]:
         """The formats that it multiplies in, cheapest first; those that only lose time here are missing."""
+
+    @property
+    def pivoted_lu(self) -> bool:
+        """Whether LU with interchanges in a low format is worth a try."""
+        return True
 
     @property
     @abstractmethod

@@ -1,8 +1,8 @@
 """CUDA graphs of functions that are called again and again: one launch instead of dozens.
 
 A factorization of small matrices is dozens of launches of microseconds each, and Python needs longer for them
-than the GPU. The second call for a shape records them, and the following ones play them back, on a copy of
-the input, and return copies of the results.
+than the GPU. The second call for a shape records them, and it and the following ones play them back, on a
+copy of the input, and return copies of the results.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _captured(function: Callable[..., Tensors], inputs: Tensors, stream: torch.c
 
 def _clone(x: torch.Tensor) -> torch.Tensor:
     """A copy with the strides of the original if it is dense, or a matrix with gaps between its columns."""
-    if x.ndim == 2 and x.stride(0) == 1:
+    if x.ndim == 2 and x.stride(0) == 1 and x.stride(1) >= x.shape[0]:
         return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
     return x.clone()
 

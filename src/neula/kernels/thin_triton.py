@@ -59,7 +59,7 @@ def thin_product_triton(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return (sums[0] if pieces == 1 else sums.sum(0)).mT[:, :vectors]
 
 
-@jit("m", "n", "piece")
+@jit("m", "n", "piece", "x_column")
 def _thin_product(  # type: ignore[no-untyped-def]
     a,
     x,
@@ -77,6 +77,7 @@ def _thin_product(  # type: ignore[no-untyped-def]
     WIDE: tl.constexpr,
 ):
     """A block of rows of the product of a piece of the columns."""
+    m, x_column = m.to(tl.int64), x_column.to(tl.int64)  # offsets may exceed 2^31
     i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     first = tl.program_id(1) * piece
     last = tl.minimum(first + piece, n)
