@@ -24,6 +24,7 @@ from neula.engines import (
     cpu,
     cuda,
     describe,
+    graphs,
     select_engine,
 )
 from neula.engines.cpu import _dense
@@ -692,3 +693,13 @@ def test_switches_for_sums_are_restored(value: bool) -> None:
     finally:
         for name, old in zip(names, before, strict=True):
             setattr(switch, name, old)
+
+
+def test_copies_of_inputs_keep_the_order_of_memory_where_there_is_one() -> None:
+    """Of dense matrices and of columns with gaps; what shares memory with itself is spread out."""
+    a = torch.arange(24.0).reshape(4, 6)
+    for x in (a, a.T, a.T[:5], a[:, ::2], a[0, :, None].expand(6, 3)):
+        copy = graphs._clone(x)
+        assert torch.equal(copy, x)
+        copy.zero_()  # nothing is written twice
+    assert graphs._clone(a.T[:5]).stride() == a.T[:5].stride()
