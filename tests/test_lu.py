@@ -152,9 +152,19 @@ def test_random_butterflies_instead_of_pivots(variant: str, n: int) -> None:
     # Four roundings of each element in mixing.
     bound = (4 + n) ** 2 * 2.0**-24
     assert torch.linalg.norm(mixed - F.L @ F.U) <= bound * torch.linalg.norm(mixed)
+    assert F.growth == pytest.approx(float(F.U.abs().max() / mixed.abs().max()), rel=bound)
     assert backward_error(A, lu_solve(F, b), b) <= bound
     several = torch.stack([b, 2 * b], 1).float()
     assert lu_solve(F, several).shape == (n, 2)
+
+
+@pytest.mark.parametrize("pivot", ["partial", "none"])
+def test_growth(pivot: str) -> None:
+    A = random_matrix("normal", 100, 100, seed=1)
+    F = lu_factor(A, engine="emulated", compute="fp32", pivot=pivot, panel=32)
+    assert F.growth == pytest.approx(float(F.U.abs().max() / A.abs().max()), rel=2.0**-23)
+    assert (F.growth < 10) == (pivot == "partial")
+    assert lu_factor(np.zeros((3, 3)) + np.eye(3)).growth == 1
 
 
 @EACH

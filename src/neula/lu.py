@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from neula.algorithms.butterfly import TwoSided
+from neula.algorithms.factorization import growth_of
 from neula.algorithms.lu import VARIANTS, PackedLU, lu_factorize, panel_widths
 from neula.algorithms.substitution import Substitution
 from neula.compilation import eager
@@ -130,9 +131,13 @@ def lu_factor(
         largest = chosen.column_max(work)
         check_finite(work, largest, "A")
         _check_range(work, largest, kept)
+        largest = largest.amax()
         transform = TwoSided.random(n, chosen.device) if pivot == "rbt" else None
+        if transform is not None:
+            work = transform.mixed(work, chosen)
+            largest = chosen.column_max(work.T).amax()
         packed = lu_factorize(
-            work if transform is None else transform.mixed(work, chosen),
+            work,
             chosen,
             variant=variant,
             panel=r,
@@ -151,6 +156,7 @@ def lu_factor(
         storage=kept.name,
         engine=str(chosen),
         transform=transform,
+        measure_growth=partial(growth_of, packed.lu, largest, chosen),
         give_back=partial(taken.give_back, dtype=a.dtype),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from neula.errors import warn
@@ -318,6 +319,8 @@ class LUFactors:
         The engine that multiplied.
     transform : TwoSided or None
         How A was mixed, with ``pivot="rbt"``.
+    measure_growth : callable
+        Makes :attr:`growth`.
     give_back : callable
         Turns a tensor into an array of the library, on the device and in the dtype of A.
     solvers : dict
@@ -331,9 +334,19 @@ class LUFactors:
     compute: str
     storage: str
     engine: str
+    measure_growth: Callable[[], float] = field(repr=False, compare=False)
     give_back: Callable[[Any], Any] = field(repr=False)
     transform: TwoSided | None = field(default=None, repr=False)
     solvers: dict[Any, Substitution] = field(default_factory=dict, repr=False, compare=False)
+
+    @cached_property
+    def growth(self) -> float:
+        """Largest element of U by that of A, of the mixed matrix where butterflies have mixed A.
+
+        It says how much elimination magnified rounding errors; beyond the inverse of the unit roundoff of the
+        format the factors hold nothing else.
+        """
+        return self.measure_growth()
 
     @property
     def L(self) -> Any:
