@@ -311,10 +311,19 @@ def table(data: Data) -> Table:
     title = f"{about['problem']} beside {about['peer']} on {about['device']}"
     rate = f"part: of {about['tflops']:.3g} TFLOP/s, products in {about['format']}"
     caption = f"{rate}; error: {about['error']}"
-    shown = Table(*_HEADINGS.values(), title=title, caption=caption, box=SIMPLE_HEAD, pad_edge=False)
+    shown = Table(
+        *_HEADINGS.values(),
+        title=title,
+        caption=caption,
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
     shown.columns[0].no_wrap = True
     for column in shown.columns[2:]:
-        column.justify = "right"
+        column.justify, column.no_wrap = "right", True
+    for column in shown.columns[-2:]:
+        column.min_width = 7  # an error without its exponent says nothing
     for row in data.rows:
         shown.add_row(*(_cell(name, row[name]) for name in _HEADINGS))
     return shown
@@ -334,6 +343,9 @@ _HEADINGS = {
 
 
 def _cell(name: str, value: Any) -> str:
+    if name == "shape":
+        sizes = value.split("x")
+        return f"{sizes[0]}^3" if len(sizes) == 3 and len(set(sizes)) == 1 else str(value)
     if name == "of_rate":
         return f"{value:.0%}"
     return f"{value:.1e}" if name in ("error", "torch_error") else show(value)
