@@ -38,6 +38,7 @@ from neula.qr_batch import (
     empty_factors,
     factorize_together,
     nothing,
+    one_by_one,
     run_link,
     unusable,
 )
@@ -292,8 +293,7 @@ class _Problem:
         """One pass in the low format."""
         engine = self.options.engine.using(self.options.low())
         m, n = self.a.shape
-        work = engine.empty(engine.rows(m), n)
-        work[m:].zero_()
+        work = engine.padded(m, n)
         self._filled(work[:m], engine)
         q, r = rgsqrf(
             work,
@@ -396,8 +396,7 @@ def _queued(
     """A link with its scales and its certificate, in one launch where a graph has it."""
 
     def factorized(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        column_max = options.engine.column_max(a)
-        scales = power_of_two_scales(column_max.to(torch.promote_types(a.dtype, torch.float32)))
+        scales = power_of_two_scales(_column_max(a, options))
         problem = _Problem(a, scales, None, options)
         q, r = method(problem)
         if r.dtype == scales.dtype:  # in place, since it may be as large as A
@@ -420,23 +419,23 @@ def _is_tall(a: torch.Tensor, options: _Options) -> bool:
 
 def _tall(a: torch.Tensor, options: _Options) -> _Certified:
     """One pass with corrected products, as in :func:`neula.tsqr`."""
-    link = Link("cholesky-qr fp16_cor", torch.float32, _cholesky_tsqr, scaled=False)
+    method = partial(one_by_one, method=cholesky_tsqr32)
+    link = Link("cholesky-qr fp16_cor", torch.float32, method, scaled=False)
     q, r, certificates = run_link(link, a[None], options.target, options.engine)
     return link.label, q[0], r[0], certificates[0]
 
 
-def _cholesky_tsqr(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    q, r = cholesky_tsqr32(a[0])
-    return q[None], r[None]
-
-
 def _prepare(a: torch.Tensor, options: _Options) -> _Problem:
     """Check the numbers and choose the scales: one pass over the matrix."""
-    wide_enough = a.dtype if a.dtype == torch.float64 else torch.float32
-    column_max = options.engine.column_max(a).to(wide_enough)
+    column_max = _column_max(a, options)
     check_finite(a, column_max, "A")
     zero = column_max == 0
     return _Problem(a, power_of_two_scales(column_max), zero if bool(zero.any()) else None, options)
+
+
+def _column_max(a: torch.Tensor, options: _Options) -> torch.Tensor:
+    """Largest element of each column, at least in float32."""
+    return options.engine.column_max(a).to(torch.promote_types(a.dtype, torch.float32))
 
 
 def _leading_block(problem: _Problem) -> _Problem:
@@ -458,9 +457,8 @@ def _chain(
     if algorithm == "householder":
         yield _householder(problem)
         return
-    new = done is None
     q, r = problem.rgsqrf() if done is None else done
-    if algorithm in (None, "rgsqrf") and new:
+    if algorithm in (None, "rgsqrf") and done is None:
         yield f"rgsqrf {low}", q, r
     if algorithm == "rgsqrf":
         return

@@ -156,6 +156,10 @@ class Certified(NamedTuple):
     certificates: QRCertificates
 
 
+Method = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""From a matrix, or from a batch of them, to Q and R."""
+
+
 class Link(NamedTuple):
     """A method of a chain.
 
@@ -175,9 +179,18 @@ class Link(NamedTuple):
 
     label: str
     dtype: torch.dtype
-    method: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+    method: Method
     scaled: bool = True
     waits: bool = False
+
+
+def one_by_one(a: torch.Tensor, method: Method) -> tuple[torch.Tensor, torch.Tensor]:
+    """A method of single matrices as one of a batch; a single one is not copied."""
+    if len(a) == 1:
+        q, r = method(a[0])
+        return q[None], r[None]
+    factors = [method(x) for x in a]
+    return torch.stack([q for q, _ in factors]), torch.stack([r for _, r in factors])
 
 
 def factorize_together(

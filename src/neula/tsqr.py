@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,7 +19,7 @@ from neula.errors import unknown_name
 from neula.inputs import check_finite, check_matrix, take
 from neula.kernels.householder import Product
 from neula.qr import BATCHED_ELEMENTS, batch_chain
-from neula.qr_batch import Batch, Link, as_result, factorize_together, nothing
+from neula.qr_batch import Batch, Link, as_result, factorize_together, nothing, one_by_one
 from neula.result import QRResult
 
 MODES = ("reduced", "r")
@@ -157,8 +156,8 @@ def _auto_chain(matrices: torch.Tensor, target: Format, engine: Engine) -> list[
     dtype = target.storage
     arithmetic = "fp16_cor" if engine.name == "cuda" and target is not FP64 else "fp64"
     once = cholesky_tsqr32 if arithmetic == "fp16_cor" else cholesky_tsqr
-    passes = partial(_one_by_one, method=once)
-    twice = partial(_one_by_one, method=partial(cholesky_tsqr2, once=once))
+    passes = partial(one_by_one, method=once)
+    twice = partial(one_by_one, method=partial(cholesky_tsqr2, once=once))
     # A reflector in float32 errs by some 10 u, no less than what a few columns are certified to.
     trees = ("fp64",) if target is FP64 else ("fp32", "fp64")
     return [
@@ -187,15 +186,3 @@ def _product(compute: str, engine: Engine) -> str | Product:
         return format if correction == "nocor" else f"{format}_cor"
     low = engine.using(format)
     return low.bmm if correction == "nocor" else partial(corrected_bmm, engine=low)
-
-
-_Method = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-
-
-def _one_by_one(a: torch.Tensor, method: _Method) -> tuple[torch.Tensor, torch.Tensor]:
-    """The matrices of a batch one after the other; a single one is not copied."""
-    if len(a) == 1:
-        q, r = method(a[0])
-        return q[None], r[None]
-    factors = [method(x) for x in a]
-    return torch.stack([q for q, _ in factors]), torch.stack([r for _, r in factors])

@@ -89,10 +89,8 @@ def rgsqrf(
 
 
 def _working_copy(a: torch.Tensor, engine: Engine) -> torch.Tensor:
-    m, n = a.shape
-    work = engine.empty(engine.rows(m), n)
-    work[:m].copy_(a)
-    work[m:].zero_()
+    work = engine.padded(*a.shape)
+    work[: len(a)].copy_(a)
     return work
 
 

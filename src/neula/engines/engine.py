@@ -114,6 +114,12 @@ class Engine(ABC):
         """Rows of a working matrix for m of them: more where that is faster, the others being zero."""
         return m
 
+    def padded(self, m: int, n: int) -> torch.Tensor:
+        """Uninitialized working matrix, but for zeros in its rows beyond m."""
+        work = self.empty(self.rows(m), n)
+        work[m:].zero_()
+        return work
+
     @property
     def operand_dtype(self) -> torch.dtype:
         """The dtype in which the unit reads its operands."""
