@@ -122,15 +122,27 @@ def single_qr_measures(
     Tensor, shape (3,)
         Residual, the size that it is relative to, and loss of orthogonality, along random vectors.
     """
-    high = _certifying_dtype(a, q, target)
+    image = image_of(a, scales, certifying_dtype(torch.promote_types(a.dtype, q.dtype), target))
+    return image_measures(image, q, r, scales)
+
+
+def image_of(a: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """``A diag(scales) G``, shape (m, probes), for the random vectors G: what a certificate knows of A."""
+    return thin_product(a, scales[:, None].to(dtype) * _gaussian_on(a.shape[1], a.device).to(dtype))
+
+
+def image_measures(
+    image: torch.Tensor, q: torch.Tensor, r: torch.Tensor, scales: torch.Tensor
+) -> torch.Tensor:
+    """:func:`single_qr_measures` by what :func:`image_of` has kept of A, in its dtype."""
+    high = image.dtype
     k, n = r.shape
-    g, h = (_gaussian_on(size, a.device).to(high) for size in (n, k))
+    g, h = (_gaussian_on(size, q.device).to(high) for size in (n, k))
     dg = scales[:, None].to(high) * g
-    ag = thin_product(a, dg)
     qrg, qh = thin_product(q, torch.cat([thin_product(r, dg), h], 1)).split(PROBES, dim=1)
     norm = torch.linalg.matrix_norm
     orthogonality = norm(thin_product(q.T, qh) - h) / norm(h)
-    return torch.stack([norm(ag - qrg), norm(ag), orthogonality])
+    return torch.stack([norm(image - qrg), norm(image), orthogonality])
 
 
 def certificate_of(measures: torch.Tensor, shape: Sequence[int], target: Format) -> QRCertificate:
@@ -146,9 +158,9 @@ def certificate_of(measures: torch.Tensor, shape: Sequence[int], target: Format)
     )
 
 
-def _certifying_dtype(a: torch.Tensor, q: torch.Tensor, target: Format) -> torch.dtype:
-    """Higher precision than the target's."""
-    wide = torch.float64 in (a.dtype, q.dtype) or target not in (FP16, BF16)
+def certifying_dtype(given: torch.dtype, target: Format) -> torch.dtype:
+    """Higher precision than the target's, and than that of what is measured."""
+    wide = given == torch.float64 or target not in (FP16, BF16)
     return torch.float64 if wide else torch.float32
 
 

@@ -21,7 +21,7 @@ class Taken:
     Attributes
     ----------
     tensor : Tensor
-        Shares memory with the user's array where it can: never write to it.
+        Shares memory with the user's array where it can: write to it only if the user says so.
     wrap : callable
         Turns a tensor on the user's device into an array of the user's library.
     graph : Tensor

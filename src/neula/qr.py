@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
-from neula.accuracy import certificate_of, qr_certificate, single_qr_measures, target_format
+from neula.accuracy import (
+    certificate_of,
+    certifying_dtype,
+    image_measures,
+    image_of,
+    qr_certificate,
+    single_qr_measures,
+    target_format,
+)
 from neula.algorithms.batched_qr import (
     TILE_COLUMNS,
     batched_qr,
@@ -28,6 +37,7 @@ from neula.engines import BF16, FORMATS, FP16, FP32, FP64, Engine, Format, forma
 from neula.engines.precision import plain_arithmetic
 from neula.errors import unknown_name
 from neula.inputs import check_finite, check_matrix, finite_members, take
+from neula.kernels.tall import PANEL_COLUMNS
 from neula.progress import Progress
 from neula.qr_batch import (
     Batch,
@@ -70,6 +80,7 @@ def qr(
     compute: str | None = None,
     panel: str | None = None,
     cutoff: int | None = None,
+    overwrite_a: bool = False,
     strict: bool = False,
     progress: Progress | None = None,
 ) -> QRResult:
@@ -84,7 +95,7 @@ def qr(
     ----------
     A : array_like, shape (..., m, n)
         NumPy array, torch tensor or DLPack object, float16 to float64; integers are taken as float64. It is
-        not modified. Leading dimensions are a batch, which may be empty.
+        not modified, except with ``overwrite_a``. Leading dimensions are a batch, which may be empty.
     mode : {"reduced", "r", "complete"}
         Q of shape (m, min(m, n)); only R; or Q of shape (m, m) and R of shape (m, n).
     accuracy : {"fp16", "bf16", "tf32", "fp32", "fp64"}, optional
@@ -99,6 +110,11 @@ def qr(
         Panel of the recursion; what measures best on the engine by default.
     cutoff : int, optional
         Width of the panels.
+    overwrite_a : bool, optional
+        Let Q take the memory of A, whose contents are lost, where that can be: for a single NumPy array or
+        tensor without a gradient that is not wide, lies in memory column by column (Fortran order), and has
+        the dtype that Q is computed in (float64 for accuracy fp64, float32 for others). Links of the chain
+        then factorize what the one before has made of A: they repair its orthogonality, not its residual.
     strict : bool, optional
         Raise an :class:`~neula.result.AccuracyError` where there would be a warning, and refuse NaN and Inf
         in batches, too.
@@ -185,6 +201,8 @@ def qr(
     target = target_format(accuracy, a.dtype)
     chosen = select_engine(engine, a.device)
     options = _Options(target, chosen, algorithm, compute, panel, cutoff, progress)
+    if overwrite_a and isinstance(A, (np.ndarray, torch.Tensor)) and not taken.graph.requires_grad:
+        options = replace(options, in_place=_fits_in_place(a, options))
 
     batch = a.shape[:-2]
     matrices = a.reshape(-1, *a.shape[-2:]).to(chosen.device)
@@ -244,6 +262,7 @@ class _Options:
     panel: str | None
     cutoff: int | None
     progress: Progress | None
+    in_place: bool = False
 
     def low(self) -> Format:
         """Format of the products: the one that was named, or the cheapest that reaches the target."""
@@ -273,9 +292,10 @@ class _Problem:
 
     def work(self, engine: Engine) -> torch.Tensor:
         """Scaled copy in working storage."""
-        return self._filled(engine.empty(*self.a.shape), engine)
+        return self.filled(engine.empty(*self.a.shape), engine)
 
-    def _filled(self, out: torch.Tensor, engine: Engine) -> torch.Tensor:
+    def filled(self, out: torch.Tensor, engine: Engine) -> torch.Tensor:
+        """The same in ``out``, which may be A."""
         engine.fill(out, self.a, self.scales)
         if self.zero is not None:
             generator = torch.Generator("cpu").manual_seed(0)
@@ -294,7 +314,7 @@ class _Problem:
         engine = self.options.engine.using(self.options.low())
         m, n = self.a.shape
         work = engine.padded(m, n)
-        self._filled(work[:m], engine)
+        self.filled(work[:m], engine)
         q, r = rgsqrf(
             work,
             engine,
@@ -315,8 +335,13 @@ class _Problem:
     def cholesky_qr(self) -> tuple[torch.Tensor, torch.Tensor]:
         """One pass of Cholesky QR in the low format."""
         engine = self.options.engine.using(self.options.low())
-        room = engine.empty(*self.a.shape, dtype=engine.operand_dtype)
-        return cholesky_qr_low(engine.fill(room, self.a, self.scales), engine)
+        m, n = self.a.shape
+        room = engine.empty(
+            m, engine.rows(n), dtype=engine.operand_dtype
+        )  # columns are rows of its transpose
+        room[:, n:].zero_()
+        engine.fill(room[:, :n], self.a, self.scales)
+        return cholesky_qr_low(room, engine, n)
 
 
 def _factorize(a: torch.Tensor, mode: str, options: _Options) -> Factors:
@@ -327,7 +352,7 @@ def _factorize(a: torch.Tensor, mode: str, options: _Options) -> Factors:
         attempts.append(Attempt(label, certificate.accepted, str(certificate)))
         error = max(certificate.residual, certificate.orthogonality)
         error = error if math.isfinite(error) else math.inf
-        if certificate.accepted or best is None or error < best[0]:
+        if certificate.accepted or best is None or error < best[0] or options.in_place:
             best = (error, q, r, certificate)
         if certificate.accepted:
             break
@@ -343,6 +368,9 @@ _Certified = tuple[str, torch.Tensor, torch.Tensor, QRCertificate]
 
 def _certified(a: torch.Tensor, options: _Options) -> Iterator[_Certified]:
     """Attempts, cheapest first, each computed and certified when it is asked for."""
+    if options.in_place:
+        yield from _in_place(a, options)
+        return
     first = None
     if _goes_unseen(a, options):
         for first in _unseen(a, options):
@@ -360,6 +388,54 @@ def _certified(a: torch.Tensor, options: _Options) -> Iterator[_Certified]:
         yield label, q, r, qr_certificate(a, q, r, problem.scales, options.target)
 
 
+def _fits_in_place(a: torch.Tensor, options: _Options) -> bool:
+    """Whether a matrix can become its Q without a copy that is in another order, precision or alignment."""
+    engine = options.engine.using(options.low())
+    if a.ndim != 2 or options.algorithm not in (None, "rgsqrf", "rgsqrf-reortho"):
+        return False
+    m, n = a.shape
+    by_columns = a.stride(0) == 1 and a.stride(1) >= m >= n and engine.rows(m) == m
+    here = a.device.type == engine.device.type and a.dtype == engine.storage
+    # What is played back is copied anyhow.
+    return by_columns and here and a.nbytes > engine.replayed_bytes
+
+
+def _in_place(a: torch.Tensor, options: _Options) -> Iterator[_Certified]:
+    """Attempts in the memory of A, whose products with random vectors are kept to certify them.
+
+    Once ``A = Q R``, whatever orthogonalizes Q factorizes A.
+    """
+    problem = _prepare(a, options)
+    engine, scales = options.engine.using(options.low()), problem.scales
+    image = image_of(a, scales, certifying_dtype(a.dtype, options.target))
+    # Nothing can be done again from A: only panels whose residual is small whatever its rank.
+    safe = engine.storage == torch.float32 and engine.panel.startswith("cholesky")
+    panel = options.panel or (None if safe else "householder")
+
+    def certified(label: str, q: torch.Tensor, r: torch.Tensor) -> _Certified:
+        engine.fill(r, r, scales.reciprocal())
+        if problem.zero is not None:
+            r[:, problem.zero] = 0
+        measures = image_measures(image, q, r, scales)
+        return label, q, r, certificate_of(measures, a.shape, options.target)
+
+    label = f"rgsqrf {engine.format.name}"
+    report = options.report(label, a.shape[1])
+    work = problem.filled(a, engine)
+    q, r = rgsqrf(work, engine, cutoff=options.cutoff, panel=panel, overwrite_a=True, on_columns=report)
+    if options.algorithm != "rgsqrf-reortho":
+        yield certified(label, q, r)
+        engine.fill(r, r, scales)
+    if options.algorithm == "rgsqrf" or not bool(torch.isfinite(r).all()):
+        return
+    q, r = reorthogonalize(q, r, engine, panel=panel, cutoff=options.cutoff, overwrite_q=True)
+    yield certified(f"{label} + reortho", q, r)
+    if options.algorithm is None:
+        engine.fill(r, r, scales)
+        q, step = householder(q.double())
+        yield certified("householder fp64", q, (step @ r.double()).to(r.dtype))
+
+
 def _goes_unseen(a: torch.Tensor, options: _Options) -> bool:
     """Whether the first pass may be queued as a whole, before anything is known about the numbers.
 
@@ -375,8 +451,8 @@ def _unseen(a: torch.Tensor, options: _Options) -> Iterator[_Certified]:
     m, n = a.shape
     low = options.low()
     if _is_tall(a, options):
-        # The kernels of tall matrices read rows.
-        if n <= TALL_COLUMNS and a.stride(1) == 1:
+        # The kernels of tall matrices read rows, or as many columns as a panel has.
+        if n <= TALL_COLUMNS and (a.stride(1) == 1 or (n <= PANEL_COLUMNS and a.stride(0) == 1)):
             yield _tall(a, options)
         elif n <= LOW_COLUMNS and options.target in (FP16, BF16):
             yield _queued(a, options, f"cholesky-qr {low.name}", _Problem.cholesky_qr)

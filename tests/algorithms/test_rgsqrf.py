@@ -21,7 +21,7 @@ from qr_measures import (
 )
 
 from neula.algorithms.panels import PANELS
-from neula.algorithms.rgsqrf import rgsqrf
+from neula.algorithms.rgsqrf import rgsqrf, split_columns
 from neula.algorithms.scaling import power_of_two_scales
 from neula.engines import ENGINES, CpuEngine, EmulatedEngine, Engine
 from neula.matrices import SPECTRA, random_matrix
@@ -139,6 +139,24 @@ def test_in_place_is_the_same_as_out_of_place(format: str, panel: str) -> None:
     assert in_place_q.data_ptr() == work.data_ptr()
     assert torch.equal(in_place_q, q)
     assert torch.equal(in_place_r, r)
+
+
+@pytest.mark.parametrize("n", [64, 100, 129, 200])
+def test_operands_a_few_columns_at_a_time(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the columns as operands, and some more: each element comes from the same sums."""
+    a, engine = normal(300, n), emulated("fp16")
+    q, r = rgsqrf(a, engine, cutoff=16)
+    kept: list[int] = []
+    buffer = EmulatedEngine.operand_buffer
+    monkeypatch.setattr(
+        EmulatedEngine, "operand_buffer", lambda self, x: (kept.append(x.shape[1]), buffer(self, x))[1]
+    )
+    monkeypatch.setattr("neula.algorithms.rgsqrf.WIDE", 16)
+    narrow_q, narrow_r = rgsqrf(a, engine, cutoff=16)
+    assert max(kept) == split_columns(n, 16) + 16
+    # Sums of products of fp16 numbers in float32, in another order.
+    assert torch.allclose(narrow_q, q, atol=4 * 2.0**-11 * 300**-0.5)
+    assert (narrow_q @ narrow_r - q @ r).norm() <= 4 * 2.0**-11 * a.norm()
 
 
 def test_in_place_within_a_larger_matrix() -> None:

@@ -396,6 +396,16 @@ def test_gram_of_columns_in_order(gram: Gram, m: int, n: int, padding: int) -> N
     assert gram_errors(gram(a), a).max() <= gram_bound(m)
 
 
+@pytest.mark.parametrize(("m", "n"), [(5, 3), (333, 64), (264, 128)])
+@pytest.mark.parametrize("padding", [0, 3])
+def test_product_of_columns_in_order(multiply: Multiply, m: int, n: int, padding: int) -> None:
+    scales = 10.0 ** torch.linspace(-5, 5, n, device=DEVICE)
+    a, w = column_major(uniform(m, n) * scales, m + padding), triangle(n) / scales[:, None]
+    before = a.clone()
+    assert product_errors(multiply(a, w, sizes(a)), a, w).max() <= product_bound(n)
+    assert torch.equal(a, before)
+
+
 def test_half_gram_has_the_gram_matrix_as_its_symmetric_part() -> None:
     a = uniform(300, 40)
     half = half_gram(a)

@@ -68,7 +68,9 @@ def cholesky_qr32_twice_in_place(a: torch.Tensor, r: torch.Tensor, low: torch.Te
     r.copy_(exact_matmul(r, first))
 
 
-def cholesky_qr_low(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
+def cholesky_qr_low(
+    a: torch.Tensor, engine: Engine, columns: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """One pass with both products in the engine's low format; never waits for the device.
 
     As accurate as a pass of recursive Gram-Schmidt in that format up to a condition number of about 10, and
@@ -79,10 +81,15 @@ def cholesky_qr_low(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torc
     a : Tensor, shape (m, n), m >= n
         An operand of the engine (:meth:`neula.engines.Engine.operand`).
     engine : Engine
+    columns : int, optional
+        Those to factorize, if the others are zeros: products may be faster with them.
     """
-    factor, info = upper_cholesky(engine.gemm(a.T, a))
+    n = a.shape[1] if columns is None else columns
+    factor, info = upper_cholesky(engine.gemm(a.T, a)[:n, :n])
     r = factor.masked_fill(info > 0, math.nan)
-    return engine.gemm(a, engine.operand(_inverse(r))), r.triu()
+    inverse = engine.empty(a.shape[1], a.shape[1], dtype=engine.operand_dtype).zero_()
+    engine.round(_inverse(r), inverse[:n, :n])
+    return engine.gemm(a, inverse)[:, :n], r.triu()
 
 
 def cholesky_qr2(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:

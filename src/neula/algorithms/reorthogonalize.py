@@ -31,7 +31,13 @@ WELL_CONDITIONED = 0.5
 
 
 def reorthogonalize(
-    q: torch.Tensor, r: torch.Tensor, engine: Engine, *, panel: str | None = None, cutoff: int | None = None
+    q: torch.Tensor,
+    r: torch.Tensor,
+    engine: Engine,
+    *,
+    panel: str | None = None,
+    cutoff: int | None = None,
+    overwrite_q: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """RGSQRF of Q: returns an orthonormal Q and the R that belongs to it (``R_2 R``).
 
@@ -45,26 +51,41 @@ def reorthogonalize(
     engine : Engine
     panel, cutoff : optional
         Those of the second pass, see :func:`rgsqrf`.
+    overwrite_q : bool
+        Let the result take the place of ``q``, as in :func:`rgsqrf`.
     """
-    return deque(second_passes(q, r, engine, panel=panel, cutoff=cutoff), maxlen=1).pop()
+    passes = second_passes(q, r, engine, panel=panel, cutoff=cutoff, overwrite_q=overwrite_q)
+    return deque(passes, maxlen=1).pop()
 
 
 def second_passes(
-    q: torch.Tensor, r: torch.Tensor, engine: Engine, *, panel: str | None = None, cutoff: int | None = None
+    q: torch.Tensor,
+    r: torch.Tensor,
+    engine: Engine,
+    *,
+    panel: str | None = None,
+    cutoff: int | None = None,
+    overwrite_q: bool = False,
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Q and R after each of the passes of :func:`reorthogonalize`: at least one, at most five."""
     for _ in range(MAX_PASSES):
-        q, r, smallest = second_pass(q, r, engine, panel=panel, cutoff=cutoff)
+        q, r, smallest = second_pass(q, r, engine, panel=panel, cutoff=cutoff, overwrite_q=overwrite_q)
         yield q, r
         if not bool(smallest < FULL_RANK):
             return
 
 
 def second_pass(
-    q: torch.Tensor, r: torch.Tensor, engine: Engine, *, panel: str | None = None, cutoff: int | None = None
+    q: torch.Tensor,
+    r: torch.Tensor,
+    engine: Engine,
+    *,
+    panel: str | None = None,
+    cutoff: int | None = None,
+    overwrite_q: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """One pass of :func:`reorthogonalize`: Q, R, and the smallest diagonal element of ``R_2``."""
-    q, step = rgsqrf(q, engine, panel=panel, cutoff=cutoff)
+    q, step = rgsqrf(q, engine, panel=panel, cutoff=cutoff, overwrite_a=overwrite_q)
     smallest = step.diagonal().min()
     return q, _multiply_triangular(step, r, engine), smallest
 

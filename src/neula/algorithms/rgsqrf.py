@@ -16,6 +16,9 @@ from neula.algorithms.cholesky_qr import cholesky_qr32_in_place, cholesky_qr32_t
 from neula.algorithms.panels import Panel, panel_named
 from neula.engines import Engine
 
+WIDE = 4096
+"""Columns beyond which products gain nothing from more."""
+
 
 def rgsqrf(
     a: torch.Tensor,
@@ -84,7 +87,8 @@ def rgsqrf(
         block=0 if on_columns is not None else _replayed_columns(m, n, cutoff, engine),
         rows=m,
     )
-    recursion.factorize(q, r, engine.operand_buffer(q))
+    columns = _operand_columns(n, max(cutoff, recursion.block), cutoff)
+    recursion.factorize(q, r, engine.operand_buffer(q[:, :columns]), last=True)
     return q[:m], r
 
 
@@ -113,8 +117,13 @@ class _Recursion:
     rows: int
     columns_done: int = 0
 
-    def factorize(self, a: torch.Tensor, r: torch.Tensor, low: torch.Tensor | None) -> torch.Tensor:
-        """Turn ``a`` into Q, fill R, and return Q as an operand, kept in ``low`` where that differs."""
+    def factorize(
+        self, a: torch.Tensor, r: torch.Tensor, low: torch.Tensor | None, *, last: bool = False
+    ) -> torch.Tensor:
+        """Turn ``a`` into Q, fill R, and return Q as an operand, kept in ``low`` where that differs.
+
+        Where no one needs that (``last``), ``low`` may be narrower: room for the first half and some more.
+        """
         n = a.shape[1]
         if n <= self.cutoff:
             return self._factorize_panel(a, r, low)
@@ -122,11 +131,13 @@ class _Recursion:
             return self._factorize_replayed(a, r, low)
         k = split_columns(n, self.cutoff)
         left, right = slice(0, k), slice(k, n)
-        low1, low2 = (None, None) if low is None else (low[:, left], low[:, right])
+        low1, low2 = (None, None) if low is None else (low[:, left], low[:, k:])
 
         q1 = self.factorize(a[:, left], r[left, left], low1)
         self.engine.project_out(q1, a[:, right], r[left, right], low2)
-        self.factorize(a[:, right], r[right, right], low2)
+        if last and low is not None:
+            low2 = low[:, : n - k]  # nothing reads Q1 any more
+        self.factorize(a[:, right], r[right, right], low2, last=last)
         return a if low is None else low
 
     def _factorize_replayed(self, a: torch.Tensor, r: torch.Tensor, low: torch.Tensor | None) -> torch.Tensor:
@@ -170,6 +181,12 @@ def _replayed_columns(m: int, n: int, cutoff: int, engine: Engine) -> int:
     while 2 * columns * m * engine.storage.itemsize <= engine.replayed_bytes:
         columns *= 2
     return columns if 8 * cutoff <= columns < n else 0
+
+
+def _operand_columns(n: int, undivided: int, cutoff: int) -> int:
+    """Columns to keep as operands at a time: the first half, and those that it is projected out of."""
+    k = split_columns(n, cutoff)
+    return n if n <= undivided else min(n, k + WIDE)
 
 
 def split_columns(n: int, cutoff: int) -> int:

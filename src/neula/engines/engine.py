@@ -176,10 +176,12 @@ class Engine(ABC):
         """``R = Q^T A``, then ``A = A - Q R``: what A has in the range of Q, moved to R.
 
         ``q`` comes from :meth:`operand`, ``a`` and ``r`` are in the storage precision, and ``room`` has room
-        for ``a`` as an operand.
+        for ``a`` as an operand, or for as many of its columns as are to be dealt with at a time.
         """
-        self.gemm(q.T, self.operand(a, room), r)
-        self.gemm(q, self.operand(r), a, alpha=-1.0, beta=1.0)
+        width = a.shape[1] if room is None else room.shape[1]
+        for part, r_part in zip(a.split(width, 1), r.split(width, 1), strict=True):
+            self.gemm(q.T, self.operand(part, None if room is None else room[:, : part.shape[1]]), r_part)
+            self.gemm(q, self.operand(r_part), part, alpha=-1.0, beta=1.0)
 
     def gemm_low(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
         """``C = C - A B`` for C in the low format, to which it is rounded as often as the unit does."""

@@ -66,7 +66,7 @@ def tall_product(a: torch.Tensor, w: torch.Tensor, sizes: torch.Tensor) -> torch
     Returns
     -------
     Tensor, shape (m, n)
-        float32, contiguous. NaN where ``w`` is.
+        float32, contiguous, or column-major like an ``a`` of up to 128 columns. NaN where ``w`` is.
     """
     if _kernels_take(a):
         from neula.kernels.tall_triton import tall_product_triton

@@ -157,6 +157,10 @@ def tall_product_triton(
     """
     _require_triton()
     m, n = a.shape
+    if a.stride(0) == 1 and n <= BLOCK_COLUMNS:
+        q = a.new_empty(n, m).mT
+        _multiply_columns(a, w.float(), sizes.float(), q, None, config)
+        return q
     exponents = (PRODUCT_TOP - torch.frexp(sizes).exponent).clamp_(-LARGEST, LARGEST)
     scaled = torch.ldexp(w, -exponents[:, None])
     largest = torch.linalg.vector_norm(scaled, float("inf"), dim=0)
@@ -199,14 +203,26 @@ def multiply_panel_triton(
         Without Triton.
     """
     _require_triton()
+    _multiply_columns(a, w, norms, a, low, config)
+
+
+def _multiply_columns(
+    a: torch.Tensor,
+    w: torch.Tensor,
+    sizes: torch.Tensor,
+    q: torch.Tensor,
+    low: torch.Tensor | None,
+    config: Config | None,
+) -> None:
+    """``Q = A W`` for column-major A and Q, which may be one."""
     m, n = a.shape
     rows, warps, stages, blocks = config or _config(PANEL, n)
     chunk = _chunk(m, rows, blocks, a.device)
-    aligned = _vector(a) > 1 and (low is None or _vector(low) > 1)
-    target = a if low is None else low
+    aligned = all(_vector(x) > 1 for x in (a, q, low) if x is not None)
+    rounded = q if low is None else low
     with torch.cuda.device_of(a):
         _panel_kernel[(triton.cdiv(m, chunk),)](
-            *(a, w, norms, target, m, n, chunk, a.stride(1), *w.stride(), target.stride(1)),
+            *(a, w, sizes, q, rounded, m, n, chunk, a.stride(1), *w.stride(), q.stride(1), rounded.stride(1)),
             *(rows, _width(n, BLOCK_COLUMNS) // 2, stages, VECTOR if aligned else 1, PRODUCT_TOP),
             low is not None,
             num_warps=warps,
@@ -445,15 +461,17 @@ def _block(high, low, i, j, n):  # type: ignore[no-untyped-def]
 def _panel_kernel(  # type: ignore[no-untyped-def]
     a,
     w,
-    norms,
-    q_low,
+    sizes,
+    q,
+    rounded,
     m,
     n,
     chunk,
     a_column,
     w_row,
     w_column,
-    low_column,
+    q_column,
+    rounded_column,
     ROWS: tl.constexpr,
     HALF: tl.constexpr,
     STAGES: tl.constexpr,
@@ -461,16 +479,17 @@ def _panel_kernel(  # type: ignore[no-untyped-def]
     TOP: tl.constexpr,
     ROUNDS: tl.constexpr,
 ):
-    """Some rows of ``A W`` in place of A, and rounded in ``q_low``; columns are contiguous."""
-    m, a_column, low_column = m // VECTOR * VECTOR, a_column // VECTOR * VECTOR, low_column // VECTOR * VECTOR
-    chunk = chunk // ROWS * ROWS
+    """Some rows of ``Q = A W``, and rounded in ``rounded``; columns are contiguous."""
+    m, chunk = m // VECTOR * VECTOR, chunk // ROWS * ROWS
+    a_column, q_column = a_column // VECTOR * VECTOR, q_column // VECTOR * VECTOR
+    rounded_column = rounded_column // VECTOR * VECTOR
     first = tl.program_id(0).to(tl.int64) * chunk
     last = tl.minimum(first + chunk, m)
     i = tl.arange(0, ROWS)[:, None]
     k = tl.arange(0, HALF)
     j_0, j_1 = k[None, :], HALF + k[None, :]
-    up_0 = TOP - 1 - _exponents(tl.load(norms + k, mask=k < n, other=1.0))
-    up_1 = TOP - 1 - _exponents(tl.load(norms + HALF + k, mask=HALF + k < n, other=1.0))
+    up_0 = TOP - 1 - _exponents(tl.load(sizes + k, mask=k < n, other=1.0))
+    up_1 = TOP - 1 - _exponents(tl.load(sizes + HALF + k, mask=HALF + k < n, other=1.0))
     w_00 = _rows_scaled(w, k[:, None], j_0, w_row, w_column, n, up_0)
     w_01 = _rows_scaled(w, k[:, None], j_1, w_row, w_column, n, up_0)
     w_11 = _rows_scaled(w, HALF + k[:, None], j_1, w_row, w_column, n, up_1)
@@ -480,7 +499,9 @@ def _panel_kernel(  # type: ignore[no-untyped-def]
     high_01, low_01 = _split(_times_power_of_two(w_01, -back_1[None, :]))
     high_11, low_11 = _split(_times_power_of_two(w_11, -back_1[None, :]))
     a_0, a_1 = a + j_0.to(tl.int64) * a_column, a + j_1.to(tl.int64) * a_column
-    q_0, q_1 = q_low + j_0.to(tl.int64) * low_column, q_low + j_1.to(tl.int64) * low_column
+    q_0, q_1 = q + j_0.to(tl.int64) * q_column, q + j_1.to(tl.int64) * q_column
+    rounded_0 = rounded + j_0.to(tl.int64) * rounded_column
+    rounded_1 = rounded + j_1.to(tl.int64) * rounded_column
     for start in tl.range(first, last, ROWS, num_stages=STAGES):
         row = start + i
         inside_0, inside_1 = (row < last) & (j_0 < n), (row < last) & (j_1 < n)
@@ -489,11 +510,11 @@ def _panel_kernel(  # type: ignore[no-untyped-def]
         y_0, y_1 = _halves(x_0, x_1, high_00, low_00, high_01, low_01, high_11, low_11)
         y_0 = _times_power_of_two(y_0, back_0[None, :])
         y_1 = _times_power_of_two(y_1, back_1[None, :])
-        tl.store(a_0 + row, y_0, mask=inside_0)
-        tl.store(a_1 + row, y_1, mask=inside_1)
+        tl.store(q_0 + row, y_0, mask=inside_0)
+        tl.store(q_1 + row, y_1, mask=inside_1)
         if ROUNDS:
-            tl.store(q_0 + row, y_0.to(q_low.dtype.element_ty), mask=inside_0)
-            tl.store(q_1 + row, y_1.to(q_low.dtype.element_ty), mask=inside_1)
+            tl.store(rounded_0 + row, y_0.to(rounded.dtype.element_ty), mask=inside_0)
+            tl.store(rounded_1 + row, y_1.to(rounded.dtype.element_ty), mask=inside_1)
 
 
 @jit()

@@ -1,0 +1,163 @@
+"""neula.qr(overwrite_a=True): Q in the memory of A, and A left alone where that cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import neula
+from neula.algorithms.rgsqrf import WIDE
+from neula.matrices import random_matrix
+from neula.result import AccuracyWarning
+
+CASES = ["normal", "square", "geometric", "zero columns", "repeated columns", "rank one"]
+
+
+def matrix(kind: str, dtype: torch.dtype, rng: np.random.Generator) -> torch.Tensor:
+    m, n = (160, 160) if kind == "square" else (240, 160)
+    a = torch.from_numpy(rng.standard_normal((m, n)))
+    if kind == "geometric":
+        a = random_matrix("geometric", m, n, cond=1e5)
+    elif kind == "zero columns":
+        a[:, [0, 7, 159]] = 0
+    elif kind == "repeated columns":
+        a[:, 80:] = a[:, :80]
+    elif kind == "rank one":
+        a = a[:, :1] @ a[:1]
+    return a.to(dtype)
+
+
+def by_columns(a: torch.Tensor) -> torch.Tensor:
+    return a.T.contiguous().T
+
+
+@pytest.mark.parametrize("engine", ["cpu", "emulated"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", CASES)
+def test_q_takes_the_place_of_a(kind: str, dtype: torch.dtype, engine: str, rng: np.random.Generator) -> None:
+    a = matrix(kind, dtype, rng)
+    work = by_columns(a)
+    result = neula.qr(work, engine=engine, overwrite_a=True)
+    assert result.converged
+    assert result.Q.data_ptr() == work.data_ptr()
+    q, r, wide = result.Q.double(), result.R.double(), a.double()
+    n = a.shape[1]
+    # The certificate's bounds, measured here in full: 3 u (2 + log2 n), twice that of Q^T Q.
+    bound = 3 * torch.finfo(dtype).eps / 2 * (2 + np.log2(n)) + len(a) ** 0.5 * 2**-53
+    assert (wide - q @ r).norm() <= bound * wide.norm()
+    assert (q.T @ q - torch.eye(n, dtype=torch.float64)).norm() <= 2 * bound * n**0.5
+    assert torch.equal(r, r.triu())
+    assert bool((r.diagonal() >= 0).all())
+
+
+def test_the_certificate_is_that_of_the_matrix_that_was(rng: np.random.Generator) -> None:
+    a = matrix("normal", torch.float32, rng)
+    usual = neula.qr(a, accuracy="fp16", engine="emulated", panel="cholesky2")
+    in_place = neula.qr(
+        by_columns(a), accuracy="fp16", engine="emulated", panel="cholesky2", overwrite_a=True
+    )
+    assert in_place.certificate == usual.certificate
+    assert torch.equal(in_place.Q, usual.Q)
+    assert torch.equal(in_place.R, usual.R)
+    assert [attempt.method for attempt in in_place.attempts] == ["rgsqrf fp16"]
+
+
+def test_numpy_arrays_in_fortran_order(rng: np.random.Generator) -> None:
+    A = np.asfortranarray(rng.standard_normal((50, 20)))
+    before = A.copy()
+    Q, R = neula.qr(A, engine="cpu", overwrite_a=True)
+    assert np.shares_memory(Q, A)
+    assert np.linalg.norm(before - Q @ R) < 1e-13 * np.linalg.norm(before)
+
+
+def test_householder_has_the_last_word(rng: np.random.Generator) -> None:
+    """A matrix for which two passes in half precision are not enough: the third link goes on from Q."""
+    a = random_matrix("cluster_large", 300, 150, dtype=torch.float32)
+    with pytest.warns(AccuracyWarning, match="residual"):
+        result = neula.qr(by_columns(a), accuracy="fp32", engine="emulated", compute="fp16", overwrite_a=True)
+    assert [attempt.method for attempt in result.attempts][-1] == "householder fp64"
+    # What is left of Q has the residual of half precision, which nothing can make good.
+    assert result.certificate.orthogonality <= result.certificate.orthogonality_bound
+
+
+def overwritable(rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    return np.asfortranarray(rng.standard_normal((50, 20)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        np.ascontiguousarray,
+        lambda A: np.asfortranarray(A.T),
+        lambda A: np.asfortranarray(A.astype(np.float16)),
+        lambda A: A[::2],
+        lambda A: A[:, ::-1],
+        lambda A: np.stack([A, A]),
+        lambda A: torch.from_numpy(A).requires_grad_(),
+    ],
+    ids=["rows", "wide", "half", "gaps", "reversed", "batch", "gradient"],
+)
+def test_what_cannot_be_overwritten_is_left_alone(change: Any, rng: np.random.Generator) -> None:
+    A = change(overwritable(rng))
+    before = A.detach().clone() if isinstance(A, torch.Tensor) else A.copy()
+    result = neula.qr(A, engine="cpu", overwrite_a=True)
+    assert result.converged
+    assert bool((before == A).all())
+
+
+@pytest.mark.parametrize("options", [{"algorithm": "householder"}, {"accuracy": "fp32"}])
+def test_what_needs_a_copy_anyhow_leaves_a_alone(options: dict[str, str], rng: np.random.Generator) -> None:
+    A = overwritable(rng)
+    before = A.copy()
+    assert neula.qr(A, engine="cpu", overwrite_a=True, **options).converged
+    assert np.array_equal(A, before)
+
+
+def test_nothing_is_overwritten_unasked(rng: np.random.Generator) -> None:
+    A = overwritable(rng)
+    before = A.copy()
+    neula.qr(A, engine="cpu")
+    assert np.array_equal(A, before)
+
+
+def test_a_matrix_that_is_refused_is_left_alone(rng: np.random.Generator) -> None:
+    A = overwritable(rng)
+    A[3, 4] = np.nan
+    before = A.copy()
+    with pytest.raises(ValueError, match=r"A\[3, 4\] is nan"):
+        neula.qr(A, engine="cpu", overwrite_a=True)
+    assert np.array_equal(A, before, equal_nan=True)
+
+
+def test_a_named_algorithm_in_place(rng: np.random.Generator) -> None:
+    A = overwritable(rng)
+    result = neula.qr(A, algorithm="rgsqrf-reortho", engine="cpu", overwrite_a=True)
+    assert np.shares_memory(result.Q, A)
+    assert [attempt.method for attempt in result.attempts] == ["rgsqrf fp64 + reortho"]
+
+
+@pytest.mark.gpu
+def test_memory_on_a_gpu() -> None:
+    """Beside A only R, half of the columns and some as operands, and what is played back."""
+    m, n = 20480, 12288
+    a = torch.randn(n, m, device="cuda").T
+    neula.qr(a[:, :2048], accuracy="fp16")  # what is made once
+    norm = float(torch.linalg.matrix_norm(a))
+    probe = torch.randn(n, 4, device="cuda", dtype=torch.float64)
+    image = a.double() @ probe
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    result = neula.qr(a, accuracy="fp16", overwrite_a=True)
+    peak = torch.cuda.max_memory_allocated() - before
+    assert result.converged
+    assert result.Q.data_ptr() == a.data_ptr()
+    # A block, its Q, its operands and its copy when it is recorded.
+    replayed = 4 * torch.cuda.get_device_properties(0).total_memory // 512
+    operands = 2 * (m * (n // 2 + WIDE) + WIDE * n // 2)
+    assert peak <= 4 * n * n + operands + replayed
+    left = (image - result.Q.double() @ (result.R.double() @ probe)).norm() / 2
+    assert left <= 3 * 2.0**-11 * (2 + np.log2(n)) * norm
