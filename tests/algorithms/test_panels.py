@@ -8,7 +8,13 @@ import torch
 from qr_measures import U32, U64, column_major, orthogonality, orthogonality_bound, panel_bound, residual
 
 from neula.algorithms.caqr import caqr
-from neula.algorithms.cholesky_qr import cholesky_qr, cholesky_qr2, shifted_cholesky_r, upper_cholesky
+from neula.algorithms.cholesky_qr import (
+    cholesky_qr,
+    cholesky_qr2,
+    cholesky_qr_low,
+    shifted_cholesky_r,
+    upper_cholesky,
+)
 from neula.algorithms.householder import householder
 from neula.algorithms.panels import PANELS, panel_named
 from neula.engines import ENGINES, EmulatedEngine, Engine
@@ -284,6 +290,17 @@ def test_cholesky_without_a_factor_is_nan() -> None:
     q, r = cholesky_qr(a, make("emulated"))
     assert q.isnan().all()
     assert r.isnan().all()
+
+
+def test_columns_of_zeros_beside_a_matrix_change_nothing() -> None:
+    engine = make("emulated", "fp16")
+    a = engine.operand(normal(200, 13))
+    q, r = cholesky_qr_low(a, engine)
+    wide_q, wide_r = cholesky_qr_low(torch.nn.functional.pad(a, (0, 3)), engine, 13)
+    assert wide_q.shape == q.shape
+    # Sums in another order, in float32, before Q is multiplied in half precision.
+    assert (wide_r - r).norm() <= 200 * U32 * r.norm()
+    assert (wide_q - q).norm() <= 13 * 2.0**-11 * q.norm()
 
 
 def test_upper_cholesky() -> None:

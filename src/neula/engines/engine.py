@@ -114,9 +114,9 @@ class Engine(ABC):
         """Rows of a working matrix for m of them: more where that is faster, the others being zero."""
         return m
 
-    def padded(self, m: int, n: int) -> torch.Tensor:
+    def padded(self, m: int, n: int, *, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Uninitialized working matrix, but for zeros in its rows beyond m."""
-        work = self.empty(self.rows(m), n)
+        work = self.empty(self.rows(m), n, dtype=dtype)
         work[m:].zero_()
         return work
 
