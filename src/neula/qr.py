@@ -336,12 +336,12 @@ class _Problem:
         """One pass of Cholesky QR in the low format."""
         engine = self.options.engine.using(self.options.low())
         m, n = self.a.shape
-        room = engine.empty(
-            m, engine.rows(n), dtype=engine.operand_dtype
-        )  # columns are rows of its transpose
+        # Columns are filled up like rows: they are those of the Gram matrix.
+        room = engine.padded(m, engine.rows(n), dtype=engine.operand_dtype)
         room[:, n:].zero_()
-        engine.fill(room[:, :n], self.a, self.scales)
-        return cholesky_qr_low(room, engine, n)
+        engine.fill(room[:m, :n], self.a, self.scales)
+        q, r = cholesky_qr_low(room, engine, n)
+        return q[:m], r
 
 
 def _factorize(a: torch.Tensor, mode: str, options: _Options) -> Factors:
