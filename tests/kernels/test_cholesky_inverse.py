@@ -74,6 +74,15 @@ def test_room_of_any_strides(factorize: Factorize, order: str) -> None:
     assert int(whole.isnan().sum()) == whole.numel() - 1600
 
 
+def test_ill_conditioned(factorize: Factorize) -> None:
+    """cond(G) = 1e6: the residual of a Cholesky factorization does not depend on the condition number."""
+    gram = gram_of(random_matrix("geometric", 500, 128, cond=1e3, seed=6).to(DEVICE))
+    r, inverse, norms = (x.double() for x in factorize(gram))
+    assert ((r.mT @ r - gram).abs() <= 132 * U * norms[:, None] * norms).all()
+    unity = torch.eye(128, dtype=torch.float64, device=DEVICE)
+    assert ((r @ inverse - unity).abs() <= 132 * U * (r.abs() @ inverse.abs())).all()
+
+
 def test_nan_and_zero_columns_show(factorize: Factorize) -> None:
     a = random_matrix("normal", 100, 50, seed=3).to(DEVICE)
     for value in (math.nan, 0.0):
@@ -84,10 +93,24 @@ def test_nan_and_zero_columns_show(factorize: Factorize) -> None:
 
 
 @pytest.mark.gpu
-def test_dependent_columns_become_short_ones() -> None:
+def test_nan_off_the_diagonal_shows() -> None:
+    """Also below pivots that are lost, where everything else becomes zero."""
+    for gram in (torch.ones(100, 100), torch.eye(100)):
+        bad = gram.double().to(DEVICE)
+        bad[5, 3] = math.nan
+        assert bad.isnan().sum() == 1
+        assert not cholesky_inverse(bad).r.isfinite().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["repeated", "rank one"])
+def test_dependent_columns_become_short_ones(kind: str) -> None:
     """The kernel factorizes a matrix that differs by no more than what a Gram matrix in float32 may lack."""
     a = random_matrix("normal", 300, 60, seed=4).to(DEVICE)
-    a[:, 59] = a[:, 3]
+    if kind == "repeated":
+        a[:, 59] = a[:, 3]
+    else:
+        a[:, 1:] = a[:, :1] * a[:1, 1:]
     r, inverse, norms = cholesky_inverse(gram_of(a))
     assert r.isfinite().all()
     assert inverse.isfinite().all()

@@ -1,6 +1,6 @@
 """The kernel of :mod:`neula.kernels.cholesky`, in CUDA C++, compiled by NVRTC at the first call.
 
-CUDA rather than Triton: square roots follow one another, each lane of a warp holds a row in registers, and
+CUDA rather than Triton: square roots follow one another, each lane of a warp holds rows in registers, and
 other warps work meanwhile. Triton has neither lanes nor warps that do different things; what it would do for
 a column at a time takes longer than the library.
 """
@@ -15,9 +15,9 @@ import torch
 
 from neula.kernels.cholesky import MAX_COLUMNS, CholeskyFactors
 
-THREADS = 384
-SHARED_BYTES = 4 * (2 * MAX_COLUMNS * (MAX_COLUMNS + 4) + MAX_COLUMNS * 37)
-"""R, its inverse, and the diagonal blocks of R, in rows of 4 more than 128 and 32 numbers, and a vector."""
+THREADS = 512
+SHARED_BYTES = 4 * ((MAX_COLUMNS + 2 * 16) * (MAX_COLUMNS + 4) + 3 * MAX_COLUMNS)
+"""R and its inverse, their diagonal blocks of 16 columns, in rows of 4 more than 128 numbers, and vectors."""
 
 
 def cholesky_inverse_cuda(gram: torch.Tensor, out: torch.Tensor | None = None) -> CholeskyFactors:
