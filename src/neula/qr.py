@@ -144,7 +144,7 @@ def qr(
 
     On a GPU tall matrices are tried first by Cholesky QR of the whole matrix: of up to 256 columns with
     corrected products, as by :func:`tsqr`, and of up to 1024 in half precision where the accuracy allows it.
-    Square matrices in float32 get two passes before they are measured.
+    Of square matrices in float32 Q is made orthonormal by a correction before it is measured.
 
     Small matrices of a batch are factorized together, each step one launch for all of them
     (:mod:`neula.algorithms.batched_qr`), unless an algorithm or one of its parameters is named. Each has a
@@ -377,7 +377,7 @@ def _unseen(a: torch.Tensor, options: _Options) -> Iterator[_Certified]:
             yield _tall(a, options)
         elif n <= LOW_COLUMNS and options.target in (FP16, BF16):
             yield _queued(a, options, f"cholesky-qr {low.name}", _Problem.cholesky_qr)
-    # Square matrices are too ill-conditioned for one pass in float32 more often than not: Q is corrected at once.
+    # Square matrices are too ill-conditioned for one pass in float32 more often than not.
     if options.algorithm is None and options.target is FP32 and m < 2 * n:
         yield _queued(a, options, f"rgsqrf {low.name} + correction", _Problem.rgsqrf_corrected)
     else:

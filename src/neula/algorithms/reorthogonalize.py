@@ -3,8 +3,8 @@
 *Twice is enough*: a second Gram-Schmidt pass over Q brings orthogonality back to the working precision
 (section 3.3 of the HPDC 2020 paper; Giraud, Langou, Rozloznik, van den Eshof, Numer. Math. 101, 2005).
 
-*A correction*: where Q is nearly orthonormal already, Cholesky QR of Q comes down to a few products, most of them
-in a low format, since what they add is small.
+*A correction*: where Q is nearly orthonormal already, Cholesky QR of Q comes down to a few products, most of
+them in a low format, since what they add is small.
 
 *Cholesky QR of* ``A R^-1``: a low-precision R is a preconditioner, ``A R^-1`` is well conditioned, and
 Cholesky QR in double precision is safe on it.
@@ -35,7 +35,7 @@ NEARLY_ORTHONORMAL = 0.25
 """``||I - Q^T Q||_F / sqrt(2)`` up to which :func:`correct` changes anything."""
 
 LIFT = 2.0**12
-"""Elements of corrections are between rounding errors and one: so scaled, fp16 holds them to better than 1e-10."""
+"""Elements of corrections lie between rounding errors and one: so scaled, fp16 holds them up to 1e-11."""
 
 WELL_CONDITIONED = 0.5
 """``||I - W^T W||_F`` below which ``cond(W)^2 <= 3``: one more pass leaves nothing but rounding errors."""
@@ -101,11 +101,11 @@ def _multiply_triangular(step: torch.Tensor, r: torch.Tensor, engine: Engine) ->
 def correct(q: torch.Tensor, r: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
     """Cholesky QR of a Q that is nearly orthonormal, by its series: returns Q, overwritten, and ``R_2 R``.
 
-    With ``Q^T Q = I + E`` the Cholesky factor is ``R_2 = I + U``, where ``U + U^T = E - U^T U``: half of E's upper
-    triangle, then once more with that in place of U, is U up to ``|E|^3``. So is ``I - U + U^2`` the inverse of
-    ``R_2``. Only E takes the engine's format, and half of a product; what is multiplied by U or U^2 is in the cheapest
-    one, with errors of ``|E|`` times its unit roundoff. Never waits for the device: where ``|E|`` is not small,
-    which the caller's certificate notices, Q and R stay as they are.
+    With ``Q^T Q = I + E`` the Cholesky factor is ``R_2 = I + U``, where ``U + U^T = E - U^T U``: half of E's
+    upper triangle, and once more with that in place of U, is U up to ``|E|^3``. Up to that ``I - U + U^2`` is
+    the inverse of ``R_2``. Only E needs the format of the engine, and half of a product; products with U are in
+    the cheapest one, with errors of ``|E|`` times its unit roundoff. Never waits for the device: where ``|E|``
+    is not small, which the certificate of the caller notices, Q and R stay as they are.
 
     Parameters
     ----------

@@ -36,7 +36,7 @@ __device__ __forceinline__ void barrier_of_chain() {
 #ifdef __CUDA_ARCH__
     asm volatile("bar.sync 1, %0;" ::"n"(CHAIN) : "memory");
 #else
-    host_barrier_of_chain();
+    barrier_on_host();  // of the tests
 #endif
 }
 
@@ -57,7 +57,7 @@ __device__ __forceinline__ float minus_dot(float4 a, float4 b, float c) {
 }
 
 // Block (i, k) without what step j contributes, by half a warp, with four rows and four columns for each thread.
-// Loads from shared memory are what takes time.
+// What takes time are the bytes that shared memory fills registers with.
 __device__ __forceinline__ void subtract_block(int i, int k, int j) {
     const int row = threadIdx.x % 4, column = threadIdx.x % BLOCK / 4 * 4;
     const float* x = panel(i, j) + row * PITCH;
@@ -167,27 +167,18 @@ __device__ __forceinline__ void eliminate(int j) {
     if (diagonal) store(b, panel(i_b, j) + r * PITCH);
 }
 
-// What is known after step j: 16 columns of R, which are rows of L, and of R^-1, one for a warp at a time. Whole
-// columns, with their zeros: a multiprocessor writes fewer bytes in a cycle than anything else it does.
+// What step j has computed: columns of R^T and of R^-1, a row for each half of a warp at a time.
 __device__ __forceinline__ void write_step(
     int j, float* r, float* inverse, int n, int r_row, int r_column, int thread, int threads
 ) {
-    const int lane = thread % 32;
-    for (int turn = thread / 32; turn < 2 * BLOCK; turn += threads / 32) {
-        const int c = turn % BLOCK, column = j * BLOCK + c;
-        if (column >= n) continue;
-#pragma unroll
-        for (int i = lane; i < WIDTH; i += 32) {
-            if (i >= n) break;
-            const int k = i / BLOCK;
-            if (turn < BLOCK) {
-                const float* l = (k == j ? diagonal_of_l(j) : at(j, k)) + c * PITCH + i % BLOCK;
-                r[i * r_row + column * r_column] = i <= column ? *l : 0.0f;
-            } else {
-                const float* x = panel(k, j) + i % BLOCK * PITCH + c;
-                inverse[column * n + i] = i <= column ? *x : 0.0f;
-            }
-        }
+    const int c = thread % BLOCK, column = j * BLOCK + c;
+    if (column >= n) return;
+#pragma unroll 4
+    for (int i = thread / BLOCK; i < n; i += threads / BLOCK) {
+        const float x = panel(i / BLOCK, j)[i % BLOCK * PITCH + c];
+        const float l = i / BLOCK == j ? diagonal_of_l(j)[i % BLOCK * PITCH + c] : x;
+        r[column * r_row + i * r_column] = column <= i ? l : 0.0f;
+        inverse[i * n + column] = i <= column ? x : 0.0f;
     }
 }
 
@@ -207,10 +198,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) cholesky_inverse(
         element[k] = i < n && j < n ? static_cast<float>(gram[i * n + j]) : (i == j ? 1.0f : 0.0f);
     }
 #pragma unroll
-    for (int k = 0; k < WIDTH / 4; ++k) {
-        const int i = 4 * k + row;
-        if (i <= j) w[i * PITCH + j] = element[k];
-    }
+    for (int k = 0; k < WIDTH / 4; ++k) w[(4 * k + row) * PITCH + j] = element[k];
     __syncthreads();
     // The lower triangle becomes symmetric: what is above it is not needed.
 #pragma unroll

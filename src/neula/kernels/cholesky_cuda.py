@@ -31,11 +31,11 @@ def cholesky_inverse_cuda(gram: torch.Tensor, out: torch.Tensor | None = None) -
     n = len(gram)
     # One allocation for all of it: in a graph, and without one, they are what takes time here.
     room = torch.empty(2 * n + 1, n, dtype=torch.float32, device=gram.device)
-    transposed, r, norms = room[:n], room[n:-1] if out is None else out, room[-1]
+    inverse, r, norms = room[:n], room[n:-1] if out is None else out, room[-1]
     with torch.cuda.device_of(gram):
-        arguments = [gram.contiguous(), r, transposed, norms, n, *r.stride()]
+        arguments = [gram.contiguous(), r, inverse, norms, n, *r.stride()]
         _kernel(gram.device)((1, 1, 1), (THREADS, 1, 1), arguments, SHARED_BYTES)
-    return CholeskyFactors(r, transposed.mT, norms)
+    return CholeskyFactors(r, inverse, norms)
 
 
 @lru_cache
