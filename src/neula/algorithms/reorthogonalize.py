@@ -103,9 +103,9 @@ def correct(q: torch.Tensor, r: torch.Tensor, engine: Engine) -> tuple[torch.Ten
 
     With ``Q^T Q = I + E`` the Cholesky factor is ``R_2 = I + U``, where ``U + U^T = E - U^T U``: half of E's
     upper triangle, and once more with that in place of U, is U up to ``|E|^3``. Up to that ``I - U + U^2`` is
-    the inverse of ``R_2``. Only E needs the format of the engine, and half of a product; products with U are in
-    the cheapest one, with errors of ``|E|`` times its unit roundoff. Never waits for the device: where ``|E|``
-    is not small, which the certificate of the caller notices, Q and R stay as they are.
+    the inverse of ``R_2``. Only E needs the engine's format, and half of a product; products with U are in
+    the cheapest one, with errors of ``|E|`` times its unit roundoff. Never waits for the device: where E is
+    not small, which the caller's certificate notices, Q and R stay as they are.
 
     Parameters
     ----------
