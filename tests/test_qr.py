@@ -585,7 +585,8 @@ def test_nan_and_zero_columns_where_nothing_is_looked_at_first(algorithm, accura
     ("m", "n", "accuracy", "cond", "methods"),
     [
         (600, 60, "fp16", 10.0, ["rgsqrf fp16"]),
-        (100, 60, None, 10.0, ["rgsqrf fp32 + reortho"]),
+        (100, 60, None, 10.0, ["rgsqrf fp32 + correction"]),
+        (400, 300, None, 1e7, ["rgsqrf fp32 + correction", "rgsqrf fp32 + reortho"]),
         (600, 60, None, 1e6, ["rgsqrf fp32", "rgsqrf fp32 + reortho"]),
         (12000, 300, "fp16", 2.0, ["cholesky-qr fp16"]),
         (12000, 300, "fp16", 1e5, ["cholesky-qr fp16", "rgsqrf fp16"]),
@@ -618,7 +619,7 @@ def test_blocks_that_could_be_played_back_change_nothing():
         (20000, 300, torch.float32, "fp16", "cholesky-qr fp16"),
         (20000, 300, torch.float32, None, "rgsqrf fp32"),
         (3001, 1000, torch.float32, "fp16", "rgsqrf fp16"),
-        (1000, 1000, torch.float32, None, "rgsqrf fp32 + reortho"),
+        (1000, 1000, torch.float32, None, "rgsqrf fp32 + correction"),
         (3001, 1000, torch.float64, None, "rgsqrf fp64"),
     ],
 )

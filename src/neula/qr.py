@@ -28,7 +28,7 @@ from neula.algorithms.batched_qr import (
 from neula.algorithms.cholesky_qr import cholesky_qr_low
 from neula.algorithms.householder import householder
 from neula.algorithms.panels import panel_named
-from neula.algorithms.reorthogonalize import refine_qr, reorthogonalize, second_pass
+from neula.algorithms.reorthogonalize import correct, refine_qr, reorthogonalize
 from neula.algorithms.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.tsqr import cholesky_tsqr32
@@ -160,7 +160,7 @@ def qr(
 
     On a GPU tall matrices are tried first by Cholesky QR of the whole matrix: of up to 256 columns with
     corrected products, as by :func:`tsqr`, and of up to 1024 in half precision where the accuracy allows it.
-    Square matrices in float32 get two passes before they are measured.
+    Of square matrices in float32 Q is made orthonormal by a correction before it is measured.
 
     Small matrices of a batch are factorized together, each step one launch for all of them
     (:mod:`neula.algorithms.batched_qr`), unless an algorithm or one of its parameters is named. Each has a
@@ -325,12 +325,9 @@ class _Problem:
         )
         return q[:m], r
 
-    def rgsqrf_twice(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Two passes in the low format."""
-        options = self.options
-        engine = options.engine.using(options.low())
-        q, r, _ = second_pass(*self.rgsqrf(), engine, panel=options.panel, cutoff=options.cutoff)
-        return q, r
+    def rgsqrf_corrected(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """One pass in the low format, and what makes Q orthonormal if it nearly is."""
+        return correct(*self.rgsqrf(), self.options.engine.using(self.options.low()))
 
     def cholesky_qr(self) -> tuple[torch.Tensor, torch.Tensor]:
         """One pass of Cholesky QR in the low format."""
@@ -456,9 +453,9 @@ def _unseen(a: torch.Tensor, options: _Options) -> Iterator[_Certified]:
             yield _tall(a, options)
         elif n <= LOW_COLUMNS and options.target in (FP16, BF16):
             yield _queued(a, options, f"cholesky-qr {low.name}", _Problem.cholesky_qr)
-    # Square matrices are too ill-conditioned for one pass in float32 more often than not: they get two.
+    # Square matrices are too ill-conditioned for one pass in float32 more often than not.
     if options.algorithm is None and options.target is FP32 and m < 2 * n:
-        yield _queued(a, options, f"rgsqrf {low.name} + reortho", _Problem.rgsqrf_twice)
+        yield _queued(a, options, f"rgsqrf {low.name} + correction", _Problem.rgsqrf_corrected)
     else:
         yield _queued(a, options, f"rgsqrf {low.name}", _Problem.rgsqrf)
 

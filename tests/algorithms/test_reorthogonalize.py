@@ -17,9 +17,9 @@ from qr_measures import (
 )
 
 from neula.algorithms.panels import PANELS
-from neula.algorithms.reorthogonalize import refine_qr, reorthogonalize
+from neula.algorithms.reorthogonalize import NEARLY_ORTHONORMAL, correct, refine_qr, reorthogonalize
 from neula.algorithms.rgsqrf import rgsqrf
-from neula.engines import CpuEngine, EmulatedEngine, Engine
+from neula.engines import CpuEngine, EmulatedEngine, Engine, select_engine
 from neula.matrices import SPECTRA, random_matrix
 
 LOW = pytest.mark.parametrize("format", ["fp16", "bf16", "tf32"])
@@ -122,6 +122,66 @@ def test_nan_in_r_is_not_hidden() -> None:
     q, r = rgsqrf(random_matrix("normal", 300, 40, dtype=torch.float32), engine)
     r[0, 39] = math.nan
     assert reorthogonalize(q, r, engine)[1].isnan().any()
+
+
+# ---------------------------------------------------------------- a correction instead of a second pass
+
+
+def loss(q: torch.Tensor) -> float:
+    """``||I - Q^T Q||_F``, which the bounds of a correction are in."""
+    identity = torch.eye(q.shape[1], dtype=torch.float64, device=q.device)
+    return float(torch.linalg.matrix_norm(q.double().T @ q.double() - identity))
+
+
+@pytest.mark.parametrize("engine", ["emulated", "cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("size", [1e-6, 1e-4, 1e-2, 0.1])
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (70, 5), (300, 300), (500, 257)])
+def test_a_correction_squares_nothing_but_the_small(engine: str, m: int, n: int, size: float) -> None:
+    """Q (I + N) with ``||N||_F`` of this size becomes orthonormal up to third powers and rounding errors."""
+    chosen = select_engine(engine, torch.device("cuda" if engine == "cuda" else "cpu")).using("fp32")
+    generator = torch.Generator().manual_seed(m + n)
+    basis = torch.linalg.qr(torch.randn(m, n, generator=generator, dtype=torch.float64)).Q
+    noise = torch.randn(n, n, generator=generator, dtype=torch.float64)
+    noise *= size / torch.linalg.matrix_norm(noise)
+    q = column_major((basis + basis @ noise).float()).to(chosen.device)
+    r = torch.randn(n, n, generator=generator).triu().to(chosen.device)
+    a, before = q.double() @ r.double(), loss(q)
+    new_q, new_r = correct(q, r, chosen)
+    assert new_q.data_ptr() == q.data_ptr()
+    assert torch.equal(new_r, new_r.triu()), "exact zeros below the diagonal"
+    # What is left out: U of E up to |E|^3, and U^3 of the inverse, with |U|_F <= |E|_F / sqrt(2).
+    cubes = 3 * before**3
+    # A product errs by the roundoffs of its two operands, times the size of the correction.
+    low = 4 * chosen.using(chosen.formats[0]).format.u * before
+    own = orthogonality_bound(U32, m, n)
+    assert loss(new_q) <= cubes + low + own
+    assert residual(a.cpu(), new_q.cpu(), new_r.cpu()) <= cubes + low + own
+
+
+@pytest.mark.parametrize("kind", ["far", "nan"])
+def test_a_correction_that_is_not_small_changes_nothing(kind: str) -> None:
+    engine = EmulatedEngine("cpu", "fp32")
+    q = column_major(random_matrix("geometric", 100, 20, cond=3.0, seed=1).float())
+    r = torch.eye(20)
+    assert loss(q) > 2 * NEARLY_ORTHONORMAL
+    if kind == "nan":
+        q[3, 5] = math.nan
+        assert correct(q, r, engine)[0].isnan().any()
+        return
+    before = q.clone()
+    new_q, new_r = correct(q, r, engine)
+    assert torch.equal(new_q, before)
+    assert torch.equal(new_r, r)
+
+
+@pytest.mark.parametrize("kind", ["normal", "arithmetic", "cluster_small"])
+def test_a_correction_is_as_good_as_a_second_pass(kind: str) -> None:
+    """After one pass in fp32, for the condition numbers that square matrices have."""
+    engine = EmulatedEngine("cpu", "fp32")
+    a = spectrum(kind, 300, 300, 1e4).float()
+    q, r = correct(*rgsqrf(a, engine), engine)
+    assert residual(a, q, r) <= recursion_bound(U32, 300) + panel_bound(U32, 300)
+    assert orthogonality(q) <= recursion_bound(U32, 300) + orthogonality_bound(U32, 300, 300)
 
 
 # ---------------------------------------------------------------- double precision from a low-precision R

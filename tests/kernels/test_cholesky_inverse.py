@@ -1,16 +1,22 @@
 """Factors of Gram matrices with their inverses: reference and kernel against the same bounds.
 
-The kernel is CUDA C++: it runs on a GPU only (``pytest -m gpu``).
+The kernel is CUDA C++. On a GPU it runs as it is (``pytest -m gpu``), elsewhere with threads of the CPU,
+where there is a compiler for C++20.
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
+import shutil
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
+from neula.kernels import cholesky_cuda
 from neula.kernels.cholesky import CholeskyFactors, cholesky_inverse, cholesky_inverse_reference
 from neula.matrices import random_matrix
 
@@ -21,13 +27,51 @@ U = 2.0**-24
 Factorize = Callable[..., CholeskyFactors]
 
 
-@pytest.fixture(params=["reference", pytest.param("kernel", marks=pytest.mark.gpu)])
-def factorize(request: pytest.FixtureRequest) -> Factorize:
-    if request.param == "reference":
-        return cholesky_inverse_reference
-    from neula.kernels.cholesky_cuda import cholesky_inverse_cuda
+@pytest.fixture(scope="module")
+def on_host(tmp_path_factory: pytest.TempPathFactory) -> Factorize:
+    """The kernel, compiled for the CPU."""
+    compiler = shutil.which("g++")
+    if HAS_GPU or compiler is None:
+        pytest.skip("no g++, or a GPU")
+    probe = [compiler, "-std=c++20", "-E", "-x", "c++", "-include", "barrier", "/dev/null"]
+    if subprocess.run(probe, capture_output=True).returncode:
+        pytest.skip("g++ is older than C++20")
+    library = tmp_path_factory.mktemp("cholesky") / "cholesky.so"
+    source = Path(cholesky_cuda.__file__).with_name("cholesky.cu")
+    options = ["-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", f'-DSOURCE="{source}"']
+    options.append(f"-DBYTES={cholesky_cuda.SHARED_BYTES}")
+    program = Path(__file__).with_name("cholesky_on_host.cpp")
+    made = subprocess.run([compiler, *options, program, "-o", library], capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    function = ctypes.CDLL(str(library)).factorize
 
-    return cholesky_inverse_cuda
+    def factorize(gram: torch.Tensor, out: torch.Tensor | None = None) -> CholeskyFactors:
+        n = len(gram)
+        gram = gram.contiguous()
+        r = torch.full((n, n), math.nan) if out is None else out
+        inverse, norms = torch.full((n, n), math.nan), torch.full((n,), math.nan)
+        places = [ctypes.c_void_p(x.data_ptr()) for x in (gram, r, inverse, norms)]
+        function(*places, n, *r.stride())
+        return CholeskyFactors(r, inverse, norms)
+
+    return factorize
+
+
+KERNELS = ["on_host", pytest.param("kernel", marks=pytest.mark.gpu)]
+
+
+def found(name: str, request: pytest.FixtureRequest) -> Factorize:
+    return request.getfixturevalue("on_host") if name == "on_host" else cholesky_cuda.cholesky_inverse_cuda
+
+
+@pytest.fixture(params=KERNELS)
+def kernel(request: pytest.FixtureRequest) -> Factorize:
+    return found(request.param, request)
+
+
+@pytest.fixture(params=["reference", *KERNELS])
+def factorize(request: pytest.FixtureRequest) -> Factorize:
+    return cholesky_inverse_reference if request.param == "reference" else found(request.param, request)
 
 
 def gram_of(a: torch.Tensor) -> torch.Tensor:
@@ -74,6 +118,15 @@ def test_room_of_any_strides(factorize: Factorize, order: str) -> None:
     assert int(whole.isnan().sum()) == whole.numel() - 1600
 
 
+def test_ill_conditioned(factorize: Factorize) -> None:
+    """cond(G) = 1e6: the residual of a Cholesky factorization does not depend on the condition number."""
+    gram = gram_of(random_matrix("geometric", 500, 128, cond=1e3, seed=6).to(DEVICE))
+    r, inverse, norms = (x.double() for x in factorize(gram))
+    assert ((r.mT @ r - gram).abs() <= 132 * U * norms[:, None] * norms).all()
+    unity = torch.eye(128, dtype=torch.float64, device=DEVICE)
+    assert ((r @ inverse - unity).abs() <= 132 * U * (r.abs() @ inverse.abs())).all()
+
+
 def test_nan_and_zero_columns_show(factorize: Factorize) -> None:
     a = random_matrix("normal", 100, 50, seed=3).to(DEVICE)
     for value in (math.nan, 0.0):
@@ -83,12 +136,24 @@ def test_nan_and_zero_columns_show(factorize: Factorize) -> None:
         assert not bool(r.isfinite().all() & (r.diagonal() > 0).all())
 
 
-@pytest.mark.gpu
-def test_dependent_columns_become_short_ones() -> None:
+def test_nan_off_the_diagonal_shows(kernel: Factorize) -> None:
+    """Also below pivots that are lost, where everything else becomes zero."""
+    for gram in (torch.ones(100, 100), torch.eye(100)):
+        bad = gram.double().to(DEVICE)
+        bad[5, 3] = math.nan
+        assert bad.isnan().sum() == 1
+        assert not kernel(bad).r.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", ["repeated", "rank one"])
+def test_dependent_columns_become_short_ones(kernel: Factorize, kind: str) -> None:
     """The kernel factorizes a matrix that differs by no more than what a Gram matrix in float32 may lack."""
     a = random_matrix("normal", 300, 60, seed=4).to(DEVICE)
-    a[:, 59] = a[:, 3]
-    r, inverse, norms = cholesky_inverse(gram_of(a))
+    if kind == "repeated":
+        a[:, 59] = a[:, 3]
+    else:
+        a[:, 1:] = a[:, :1] * a[:1, 1:]
+    r, inverse, norms = kernel(gram_of(a))
     assert r.isfinite().all()
     assert inverse.isfinite().all()
     size = norms.double()[:, None] * norms.double()

@@ -1,67 +1,43 @@
 // R and R^-1 of a Gram matrix of up to 128 columns, by one thread block.
 //
-// Blocks of 32 columns. The diagonal blocks are a chain of square roots, which one warp follows with a row in
-// the registers of each lane; the other warps meanwhile update the blocks that are not needed next, and invert.
-// Every product is X^T Y with the contracted index as the row of both operands, so that a thread reads four
-// numbers at a time.
+// G = L L^T and [G; I] = [L; L^-T] L^T: the operations on columns that turn G into L turn the identity below it
+// into L^-T = R^-1. Rows of the one are done as those of the other begin, so one array has room for both: L below
+// its diagonal blocks, R^-1 above them. A step is a block of 16 columns. Four warps follow the chain of its
+// square roots, with all rows of these columns in registers, and each with the rows of the diagonal block as
+// well, so that none waits for another. The other warps meanwhile subtract what the step before contributes to
+// the columns after these, and write what it has computed.
 
-#define BLOCK 32
+#define BLOCK 16
 #define WIDTH 128
-#define PITCH 132
-#define THREADS 384
-#define GROUP 64
-#define GROUPS (THREADS / GROUP)
+#define BLOCKS (WIDTH / BLOCK)
+#define PITCH 132  // four rows one below the other are in different banks
+#define THREADS 512
+#define CHAIN 128  // threads along the chain: a warp for each two blocks of rows
+#define ALL 0xffffffffu
 #define LOST 1.9073486e-6f  // 2^-19 of a diagonal element: what a pivot may owe to rounding errors
 
-__device__ __forceinline__ void barrier_of_group() {
-    asm volatile("bar.sync %0, %1;" ::"r"(threadIdx.x / GROUP + 1), "n"(GROUP) : "memory");
+extern __shared__ float4 shared[];
+
+// L below its diagonal blocks, R^-1 above them.
+__device__ __forceinline__ float* at(int i, int j) {
+    return reinterpret_cast<float*>(shared) + i * BLOCK * PITCH + j * BLOCK;
 }
 
-struct Tile {
-    float x[4][4];
-};
+// Diagonal blocks of L and of R^-1, side by side, and behind them what pivots may be, and columns on their way.
+__device__ __forceinline__ float* diagonal_of_l(int j) { return at(BLOCKS, j); }
+__device__ __forceinline__ float* diagonal_of_inverse(int j) { return at(BLOCKS + 1, j); }
+__device__ __forceinline__ float* smallest_pivots() { return at(BLOCKS + 2, 0); }
+__device__ __forceinline__ float* columns_of_warp() { return at(BLOCKS + 2, BLOCKS) + threadIdx.x / 32 * 64; }
 
-// Adds X^T Y, four rows and four columns of it for each of the 64 threads of a group.
-__device__ __forceinline__ void multiply(Tile& t, const float* x, const float* y) {
-    const int i = threadIdx.x % GROUP / 8 * 4, j = threadIdx.x % 8 * 4;
-#pragma unroll 8
-    for (int k = 0; k < BLOCK; ++k) {
-        const float4 a = *reinterpret_cast<const float4*>(x + k * PITCH + i);
-        const float4 b = *reinterpret_cast<const float4*>(y + k * PITCH + j);
-        const float p[4] = {a.x, a.y, a.z, a.w}, q[4] = {b.x, b.y, b.z, b.w};
-#pragma unroll
-        for (int u = 0; u < 4; ++u)
-#pragma unroll
-            for (int v = 0; v < 4; ++v) t.x[u][v] = fmaf(p[u], q[v], t.x[u][v]);
-    }
-}
+// Block i of the rows that step j computes.
+__device__ __forceinline__ float* panel(int i, int j) { return i == j ? diagonal_of_inverse(j) : at(i, j); }
 
-__device__ __forceinline__ void store(const Tile& t, float* z, float sign) {
-    const int i = threadIdx.x % GROUP / 8 * 4, j = threadIdx.x % 8 * 4;
-#pragma unroll
-    for (int u = 0; u < 4; ++u)
-        *reinterpret_cast<float4*>(z + (i + u) * PITCH + j) =
-            float4{sign * t.x[u][0], sign * t.x[u][1], sign * t.x[u][2], sign * t.x[u][3]};
-}
-
-__device__ __forceinline__ void scale_rows(Tile& t, const float* factors) {
-    const int i = threadIdx.x % GROUP / 8 * 4;
-#pragma unroll
-    for (int u = 0; u < 4; ++u)
-#pragma unroll
-        for (int v = 0; v < 4; ++v) t.x[u][v] *= factors[i + u];
-}
-
-__device__ __forceinline__ void subtract(float* z, const float* x, const float* y) {
-    Tile t;
-    const int i = threadIdx.x % GROUP / 8 * 4, j = threadIdx.x % 8 * 4;
-#pragma unroll
-    for (int u = 0; u < 4; ++u) {
-        const float4 c = *reinterpret_cast<const float4*>(z + (i + u) * PITCH + j);
-        t.x[u][0] = -c.x, t.x[u][1] = -c.y, t.x[u][2] = -c.z, t.x[u][3] = -c.w;
-    }
-    multiply(t, x, y);
-    store(t, z, -1.0f);
+__device__ __forceinline__ void barrier_of_chain() {
+#ifdef __CUDA_ARCH__
+    asm volatile("bar.sync 1, %0;" ::"n"(CHAIN) : "memory");
+#else
+    barrier_on_host();  // of the tests
+#endif
 }
 
 __device__ __forceinline__ float reciprocal_root(float x) {
@@ -74,138 +50,176 @@ __device__ __forceinline__ float reciprocal_root(float x) {
 #endif
 }
 
-// One warp: G = L L^T, a row of L in each lane, and L^-1, a column of it in each lane, from the same shuffles.
-// Only the upper triangle of G is read. L^-1 goes to v, its transpose to g. A pivot that is less than what comes
-// in keep is taken to be that, and what is below it, nothing but rounding errors, to be zero: otherwise errors
-// would grow from pivot to pivot. Then a zero goes out in keep, else a one. What is not a number stays so, and a
-// zero column becomes NaN.
-__device__ void factor_diagonal(float* g, float* v, float* lower, float* keep) {
-    const int lane = threadIdx.x % BLOCK;
-    float row[BLOCK], x[BLOCK];
+__device__ __forceinline__ float4 load4(const float* place) { return *reinterpret_cast<const float4*>(place); }
+
+__device__ __forceinline__ float minus_dot(float4 a, float4 b, float c) {
+    return fmaf(-a.w, b.w, fmaf(-a.z, b.z, fmaf(-a.y, b.y, fmaf(-a.x, b.x, c))));
+}
+
+// Block (i, k) without what step j contributes, by half a warp, with four rows and four columns for each thread.
+// What takes time are the bytes that shared memory fills registers with.
+__device__ __forceinline__ void subtract_block(int i, int k, int j) {
+    const int row = threadIdx.x % 4, column = threadIdx.x % BLOCK / 4 * 4;
+    const float* x = panel(i, j) + row * PITCH;
+    const float* y = at(k, j) + column * PITCH;
+    float* z = at(i, k) + row * PITCH + column;
+    float4 t[4];
 #pragma unroll
-    for (int k = 0; k < BLOCK; ++k) {
-        row[k] = g[k * PITCH + lane];
-        x[k] = k == lane ? 1.0f : 0.0f;
-    }
-    float pivot = g[lane * PITCH + lane];
-    const float bound = keep[lane];
-    float kept = 1.0f;
-    // The sign says that a pivot is lost. The next one is sent before the columns that it does not depend on
-    // are updated.
-    float signed_d = __shfl_sync(0xffffffffu, pivot < bound ? -bound : pivot, 0);
+    for (int u = 0; u < 4; ++u) t[u] = i == j ? float4{} : load4(z + 4 * u * PITCH);  // zero before step i
 #pragma unroll
-    for (int c = 0; c < BLOCK; ++c) {
-        const float d = fabsf(signed_d), s = reciprocal_root(d), below_s = signed_d < 0.0f ? 0.0f : s;
-        const float l = lane == c ? d * s : (lane > c ? row[c] * below_s : 0.0f);
-        if (lane == c) kept = signed_d < 0.0f ? 0.0f : 1.0f;
-        pivot = fmaf(-l, l, pivot);
-        if (c + 1 < BLOCK) signed_d = __shfl_sync(0xffffffffu, pivot < bound ? -bound : pivot, c + 1);
-        x[c] *= s;
+    for (int c = 0; c < BLOCK; c += 4) {
+        const float4 y0 = load4(y + c), y1 = load4(y + PITCH + c);
+        const float4 y2 = load4(y + 2 * PITCH + c), y3 = load4(y + 3 * PITCH + c);
 #pragma unroll
-        for (int k = c + 1; k < BLOCK; ++k) {
-            const float below = __shfl_sync(0xffffffffu, l, k);
-            row[k] = fmaf(-l, below, row[k]);
-            x[k] = fmaf(-x[c], below, x[k]);
+        for (int u = 0; u < 4; ++u) {
+            const float4 a = load4(x + 4 * u * PITCH + c);
+            t[u].x = minus_dot(a, y0, t[u].x);
+            t[u].y = minus_dot(a, y1, t[u].y);
+            t[u].z = minus_dot(a, y2, t[u].z);
+            t[u].w = minus_dot(a, y3, t[u].w);
         }
-        row[c] = l;
     }
-    keep[lane] = kept;
+#pragma unroll
+    for (int u = 0; u < 4; ++u) *reinterpret_cast<float4*>(z + 4 * u * PITCH) = t[u];
+}
+
+// What step j contributes to the columns after the next, but for blocks that stay zero.
+__device__ __forceinline__ void subtract_step(int j, int blocks) {
+    for (int turn = (threadIdx.x - CHAIN) / BLOCK;; turn += (THREADS - CHAIN) / BLOCK) {
+        int k = j + 2, i = turn;  // the i-th of j + 1 blocks of R^-1 and blocks - k of L
+        for (; k < blocks && i > j + blocks - k; ++k) i -= j + 1 + blocks - k;
+        if (k >= blocks) return;
+        subtract_block(i > j ? i + k - j - 1 : i, k, j);
+    }
+}
+
+struct Row {
+    float x[BLOCK];
+};
+
+__device__ __forceinline__ Row loaded(const float* place) {
+    Row row;
 #pragma unroll
     for (int k = 0; k < BLOCK; k += 4) {
-        *reinterpret_cast<float4*>(lower + lane * 36 + k) =
-            float4{row[k], row[k + 1], row[k + 2], row[k + 3]};
-        *reinterpret_cast<float4*>(g + lane * PITCH + k) = float4{x[k], x[k + 1], x[k + 2], x[k + 3]};
+        const float4 x = load4(place + k);
+        row.x[k] = x.x, row.x[k + 1] = x.y, row.x[k + 2] = x.z, row.x[k + 3] = x.w;
     }
+    return row;
+}
+
+__device__ __forceinline__ void store(const Row& row, float* place) {
 #pragma unroll
-    for (int i = 0; i < BLOCK; ++i) v[i * PITCH + lane] = x[i];
+    for (int k = 0; k < BLOCK; k += 4)
+        *reinterpret_cast<float4*>(place + k) = float4{row.x[k], row.x[k + 1], row.x[k + 2], row.x[k + 3]};
 }
 
-__device__ __forceinline__ float* at(float* matrix, int i, int j) {
-    return matrix + i * BLOCK * PITCH + j * BLOCK;
+// Step j: block j of the columns of L and of R^-1. Lanes of the first half of a warp have a row of the diagonal
+// block in a, the others one of a block of rows, and both one of the next block in b. A pivot that is less than
+// the smallest is taken to be that, and what is below it, nothing but rounding errors, to be zero: otherwise
+// errors would grow from pivot to pivot. What is not a number stays so, and a zero column becomes NaN.
+__device__ __forceinline__ void eliminate(int j) {
+    const int lane = threadIdx.x % 32, r = lane % BLOCK, i_b = threadIdx.x / 32 * 2 + 1;
+    const bool diagonal = lane < BLOCK;
+    const int i_a = diagonal ? j : i_b - 1;
+    if (j > 0) {
+        subtract_block(threadIdx.x / BLOCK, j, j - 1);
+        barrier_of_chain();
+    }
+    Row a = loaded(at(i_a, j) + r * PITCH), b = loaded(at(i_b, j) + r * PITCH);
+    float pivot = at(j, j)[r * PITCH + r];
+    const float bound = smallest_pivots()[j * BLOCK + r];
+#pragma unroll
+    for (int k = 0; k < BLOCK; ++k) {
+        if (!diagonal && i_a == j) a.x[k] = k == r ? 1.0f : 0.0f;
+        if (i_b == j) b.x[k] = k == r ? 1.0f : 0.0f;
+    }
+    // What remains of a row below a pivot that is lost.
+    const float keep_a = !diagonal && i_a <= j ? 1.0f : 0.0f, keep_b = i_b <= j ? 1.0f : 0.0f;
+    float* column = columns_of_warp();
+    // The sign says that a pivot is lost. The next one is sent before the columns that it does not depend on
+    // are updated.
+    float signed_d = __shfl_sync(ALL, pivot < bound ? -bound : pivot, 0);
+#pragma unroll
+    for (int c = 0; c < BLOCK; ++c) {
+        const bool lost = signed_d < 0.0f;
+        const float d = fabsf(signed_d), s = reciprocal_root(d);
+        a.x[c] = lane == c ? d * s : a.x[c] * (lost ? s * keep_a : s);
+        b.x[c] *= lost ? s * keep_b : s;
+        if (c + 1 == BLOCK) break;
+        pivot = fmaf(-a.x[c], a.x[c], pivot);
+        signed_d = __shfl_sync(ALL, pivot < bound ? -bound : pivot, c + 1);
+        column[c % 2 * 32 + lane] = a.x[c];
+        __syncwarp();
+#pragma unroll
+        for (int k = (c + 1) / 4 * 4; k < BLOCK; k += 4) {
+            const float4 below = load4(column + c % 2 * 32 + k);
+            const float l[4] = {below.x, below.y, below.z, below.w};
+#pragma unroll
+            for (int v = 0; v < 4; ++v)
+                if (k + v > c) {
+                    a.x[k + v] = fmaf(-a.x[c], l[v], a.x[k + v]);
+                    b.x[k + v] = fmaf(-b.x[c], l[v], b.x[k + v]);
+                }
+        }
+    }
+    if (!diagonal || threadIdx.x < BLOCK)
+        store(a, (diagonal ? diagonal_of_l(j) : panel(i_a, j)) + r * PITCH);
+    if (diagonal) store(b, panel(i_b, j) + r * PITCH);
 }
 
-// Block i of row j of L^-1, L^-1_ji = -L^-1_jj sum_k L_jk L^-1_ki, in two steps by one group: the sum needs
-// nothing of row j but L, so it is ready when the diagonal block is.
-__device__ __forceinline__ void begin_inverse(float* g, float* v, int j, int i) {
-    Tile t = {};
-    for (int k = i; k < j; ++k) multiply(t, at(g, k, j), at(v, k, i));
-    store(t, at(v, j, i), 1.0f);
-    barrier_of_group();
-}
-
-__device__ __forceinline__ void finish_inverse(float* g, float* v, int j, int i) {
-    Tile t = {};
-    multiply(t, at(g, j, j), at(v, j, i));
-    barrier_of_group();
-    store(t, at(v, j, i), -1.0f);
-    barrier_of_group();
+// What step j has computed: columns of R^T and of R^-1, a row for each half of a warp at a time.
+__device__ __forceinline__ void write_step(
+    int j, float* r, float* inverse, int n, int r_row, int r_column, int thread, int threads
+) {
+    const int c = thread % BLOCK, column = j * BLOCK + c;
+    if (column >= n) return;
+#pragma unroll 4
+    for (int i = thread / BLOCK; i < n; i += threads / BLOCK) {
+        const float x = panel(i / BLOCK, j)[i % BLOCK * PITCH + c];
+        const float l = i / BLOCK == j ? diagonal_of_l(j)[i % BLOCK * PITCH + c] : x;
+        r[column * r_row + i * r_column] = column <= i ? l : 0.0f;
+        inverse[i * n + column] = i <= column ? x : 0.0f;
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) cholesky_inverse(
     const double* gram, float* r, float* inverse, float* norms, int n, int r_row, int r_column
 ) {
-    extern __shared__ float4 memory[];
-    float* g = reinterpret_cast<float*>(memory);  // R above the diagonal blocks, R_jj^-1 in them
-    float* v = g + WIDTH * PITCH;                 // R^-T, a lower triangle
-    float* lower = v + WIDTH * PITCH;             // R_jj^T
-    float* keep = lower + WIDTH * 36;             // smallest pivots; which rows of R are kept
-    const int thread = threadIdx.x, group = thread / GROUP;
-    const int blocks = (n + BLOCK - 1) / BLOCK, padded = blocks * BLOCK;
+    const int thread = threadIdx.x, blocks = (n + BLOCK - 1) / BLOCK;
+    float* w = at(0, 0);
 
-    // Many loads in flight: one after the other they would take longer than all that follows.
-    const int column = thread % WIDTH;
-#pragma unroll 16
-    for (int i = thread / WIDTH; i < WIDTH; i += THREADS / WIDTH) {
-        const bool inside = i < n && column < n;
-        const float padding = i == column ? 1.0f : 0.0f;
-        g[i * PITCH + column] = inside ? static_cast<float>(gram[i * n + column]) : padding;
+    // All loads in flight: one after the other they would take longer than all that follows. A warp has eight
+    // columns, of which it reads four rows at a time: so they are in different banks the other way round, too.
+    const int row = thread % 32 / 8, j = thread / 32 * 8 + thread % 8;
+    float element[WIDTH / 4];
+#pragma unroll
+    for (int k = 0; k < WIDTH / 4; ++k) {
+        const int i = 4 * k + row;
+        element[k] = i < n && j < n ? static_cast<float>(gram[i * n + j]) : (i == j ? 1.0f : 0.0f);
+    }
+#pragma unroll
+    for (int k = 0; k < WIDTH / 4; ++k) w[(4 * k + row) * PITCH + j] = element[k];
+    __syncthreads();
+    // The lower triangle becomes symmetric: what is above it is not needed.
+#pragma unroll
+    for (int k = 0; k < WIDTH / 4; ++k) {
+        const int i = 4 * k + row;
+        if (i > j) w[i * PITCH + j] = 0.5f * (element[k] + w[j * PITCH + i]);
+    }
+    if (thread < WIDTH) {
+        const float square = w[thread * PITCH + thread];
+        smallest_pivots()[thread] = LOST * square;
+        if (thread < n) norms[thread] = sqrtf(square);
     }
     __syncthreads();
-#pragma unroll 8
-    for (int i = thread / WIDTH; i < padded; i += THREADS / WIDTH) {
-        if (i < column) g[i * PITCH + column] = 0.5f * (g[i * PITCH + column] + g[column * PITCH + i]);
-        if (i == column) {
-            keep[i] = LOST * g[i * PITCH + i];
-            if (i < n) norms[i] = sqrtf(g[i * PITCH + i]);
-        }
-    }
-    __syncthreads();
-    for (int j = 0; j < blocks; ++j) {
-        if (group == 0) {
-            if (thread < BLOCK)
-                factor_diagonal(at(g, j, j), at(v, j, j), lower + j * BLOCK * 36, keep + j * BLOCK);
-        } else if (j > 0) {
-            int turn = 1;  // the next diagonal block has been seen to already
-            for (int a = j; a < blocks; ++a)
-                for (int b = a == j ? j + 1 : a; b < blocks; ++b, turn = turn % (GROUPS - 1) + 1)
-                    if (turn == group) subtract(at(g, a, b), at(g, j - 1, a), at(g, j - 1, b));
-            const int i = GROUPS - 1 - group;
-            if (i < j - 1) finish_inverse(g, v, j - 1, i);
-            if (i < j) begin_inverse(g, v, j, i);
+    for (int step = 0; step < blocks; ++step) {
+        if (thread < CHAIN) {
+            eliminate(step);
+        } else if (step > 0) {
+            subtract_step(step - 1, blocks);
+            write_step(step - 1, r, inverse, n, r_row, r_column, thread - CHAIN, THREADS - CHAIN);
         }
         __syncthreads();
-        Tile t = {};
-        const int b = j + 1 + group;
-        if (b < blocks) multiply(t, at(g, j, j), at(g, j, b));
-        __syncthreads();
-        if (b < blocks) {
-            scale_rows(t, keep + j * BLOCK);
-            store(t, at(g, j, b), 1.0f);
-        }
-        __syncthreads();
-        if (group == 0 && j + 1 < blocks) subtract(at(g, j + 1, j + 1), at(g, j, j + 1), at(g, j, j + 1));
-        __syncthreads();
     }
-    if (GROUPS - 1 - group < blocks - 1) finish_inverse(g, v, blocks - 1, GROUPS - 1 - group);
-    __syncthreads();
-    // Down the columns of R, along the rows of its inverse transposed.
-#pragma unroll 4
-    for (int j = thread / WIDTH; j < n; j += THREADS / WIDTH) {
-        const int i = column;
-        if (i >= n) continue;
-        const bool diagonal = i / BLOCK == j / BLOCK;
-        const float x = diagonal ? lower[(j / BLOCK * BLOCK + j % BLOCK) * 36 + i % BLOCK] : g[i * PITCH + j];
-        r[i * r_row + j * r_column] = i <= j ? x : 0.0f;
-        inverse[j * n + i] = i <= j ? v[j * PITCH + i] : 0.0f;
-    }
+    write_step(blocks - 1, r, inverse, n, r_row, r_column, thread, THREADS);
 }

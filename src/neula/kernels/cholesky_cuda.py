@@ -1,6 +1,6 @@
 """The kernel of :mod:`neula.kernels.cholesky`, in CUDA C++, compiled by NVRTC at the first call.
 
-CUDA rather than Triton: square roots follow one another, each lane of a warp holds a row in registers, and
+CUDA rather than Triton: square roots follow one another, each lane of a warp holds rows in registers, and
 other warps work meanwhile. Triton has neither lanes nor warps that do different things; what it would do for
 a column at a time takes longer than the library.
 """
@@ -15,9 +15,9 @@ import torch
 
 from neula.kernels.cholesky import MAX_COLUMNS, CholeskyFactors
 
-THREADS = 384
-SHARED_BYTES = 4 * (2 * MAX_COLUMNS * (MAX_COLUMNS + 4) + MAX_COLUMNS * 37)
-"""R, its inverse, and the diagonal blocks of R, in rows of 4 more than 128 and 32 numbers, and a vector."""
+THREADS = 512
+SHARED_BYTES = 4 * ((MAX_COLUMNS + 2 * 16) * (MAX_COLUMNS + 4) + 3 * MAX_COLUMNS)
+"""R and its inverse, their diagonal blocks of 16 columns, in rows of 4 more than 128 numbers, and vectors."""
 
 
 def cholesky_inverse_cuda(gram: torch.Tensor, out: torch.Tensor | None = None) -> CholeskyFactors:
@@ -31,11 +31,11 @@ def cholesky_inverse_cuda(gram: torch.Tensor, out: torch.Tensor | None = None) -
     n = len(gram)
     # One allocation for all of it: in a graph, and without one, they are what takes time here.
     room = torch.empty(2 * n + 1, n, dtype=torch.float32, device=gram.device)
-    transposed, r, norms = room[:n], room[n:-1] if out is None else out, room[-1]
+    inverse, r, norms = room[:n], room[n:-1] if out is None else out, room[-1]
     with torch.cuda.device_of(gram):
-        arguments = [gram.contiguous(), r, transposed, norms, n, *r.stride()]
+        arguments = [gram.contiguous(), r, inverse, norms, n, *r.stride()]
         _kernel(gram.device)((1, 1, 1), (THREADS, 1, 1), arguments, SHARED_BYTES)
-    return CholeskyFactors(r, transposed.mT, norms)
+    return CholeskyFactors(r, inverse, norms)
 
 
 @lru_cache
