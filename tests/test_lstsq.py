@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 
 import neula
 from neula import datasets
-from neula.engines import CpuEngine, CudaEngine
+from neula.engines import CpuEngine, CudaEngine, Engine
 from neula.matrices import KINDS, SPECTRA, random_matrix
 from neula.result import AccuracyError
 
@@ -279,13 +280,15 @@ def test_fixed_variant_that_fails_is_not_replaced(rng):
 def test_an_r_beyond_its_precision_is_given_few_iterations(rng, monkeypatch):
     """With half of the singular values below u it gets nowhere; with one of them it does in a few."""
     limits = []
-    probe = sys.modules["neula.lstsq"]._probe
+    module = sys.modules["neula.lstsq"]
+    probe, limit = module._probe, module._LIMITS["rgsqrf", "fp16"]
+    monkeypatch.setitem(module._LIMITS, ("rgsqrf", "fp16"), replace(limit, decay=math.inf))
 
     def counted(*arguments):
         limits.append(arguments[-1])
         return probe(*arguments)
 
-    monkeypatch.setattr(sys.modules["neula.lstsq"], "_probe", counted)
+    monkeypatch.setattr(module, "_probe", counted)
     for kind, accepted in (("geometric", False), ("cluster_small", True)):
         A = random_matrix(kind, 600, 150, cond=1e5).numpy()
         limits.clear()
@@ -296,10 +299,29 @@ def test_an_r_beyond_its_precision_is_given_few_iterations(rng, monkeypatch):
         assert limits[0] == 12
 
 
+@pytest.mark.parametrize(
+    ("kind", "cond", "given_up"),
+    [
+        *(("geometric", cond, cond > 1e3) for cond in (1e2, 1e3, 1e4, 1e6)),
+        *((kind, 1e4, False) for kind in ("arithmetic", "cluster_small", "uniform01", "normal")),
+    ],
+)
+def test_an_fp16_r_that_will_not_do_ends_half_way(kind, cond, given_up, rng):
+    """Where many singular values are small, the diagonal of R falls steadily; a few cost few iterations."""
+    A = random_matrix(kind, 700, 300, cond=cond).numpy()
+    b = rng.standard_normal(700)
+    result = neula.lstsq(A, b, engine="emulated")
+    assert result.converged
+    assert ("the diagonal of R will fall" in result.attempts[0].reason) == given_up
+    assert result.attempts[0].accepted is not given_up
+    named = neula.lstsq(A, b, engine="emulated", algorithm="cgls", compute="fp16", max_iterations=1)
+    assert "diagonal" not in named.attempts[0].reason, "who names a variant gets it"
+
+
 def test_a_gram_matrix_that_is_too_coarse_is_not_iterated_with(half_fast, monkeypatch, rng):
     module = sys.modules["neula.lstsq"]
     first = ("cholesky", "fp16_cor")
-    monkeypatch.setitem(module._ITERATIONS, first, module._Limit(300.0, 0))
+    monkeypatch.setitem(module._LIMITS, first, module._Limit(300.0, 0))
     A = random_matrix("geometric", 600, 150, cond=1e3).numpy()
     result = neula.lstsq(A, rng.standard_normal(600), engine=half_fast)
     assert result.attempts[0].reason.endswith("too large for an R in this precision")
@@ -307,7 +329,10 @@ def test_a_gram_matrix_that_is_too_coarse_is_not_iterated_with(half_fast, monkey
 
 
 class HalfFast(CudaEngine):
-    """A GPU's engine on a CPU, which does not multiply in fp16, but in parts of it."""
+    """A GPU's engine on a CPU, which neither multiplies in fp16 nor plays anything back."""
+
+    replay = Engine.replay
+    replayed_bytes = 0
 
     @property
     def preconditioners(self) -> tuple[str, ...]:

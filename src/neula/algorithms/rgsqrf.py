@@ -26,6 +26,7 @@ def rgsqrf(
     panel_format: str | None = None,
     overwrite_a: bool = False,
     on_columns: Callable[[int], None] | None = None,
+    on_half: Callable[[torch.Tensor], None] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Factorize ``A = Q R`` with products in the engine's low format.
 
@@ -51,6 +52,9 @@ def rgsqrf(
         Let Q take the place of ``a``, which then must be column-major in the engine's storage precision.
     on_columns : callable, optional
         Called with the number of columns that are done after each panel.
+    on_half : callable, optional
+        Called with the diagonal of R for the left half of the columns when those are done, a quarter of the
+        work; what it raises ends the factorization.
 
     Returns
     -------
@@ -84,7 +88,7 @@ def rgsqrf(
         block=0 if on_columns is not None else _replayed_columns(m, n, cutoff, engine),
         rows=m,
     )
-    recursion.factorize(q, r, engine.operand_buffer(q))
+    recursion.factorize(q, r, engine.operand_buffer(q), on_half)
     return q[:m], r
 
 
@@ -113,7 +117,13 @@ class _Recursion:
     rows: int
     columns_done: int = 0
 
-    def factorize(self, a: torch.Tensor, r: torch.Tensor, low: torch.Tensor | None) -> torch.Tensor:
+    def factorize(
+        self,
+        a: torch.Tensor,
+        r: torch.Tensor,
+        low: torch.Tensor | None,
+        on_left: Callable[[torch.Tensor], None] | None = None,
+    ) -> torch.Tensor:
         """Turn ``a`` into Q, fill R, and return Q as an operand, kept in ``low`` where that differs."""
         n = a.shape[1]
         if n <= self.cutoff:
@@ -125,6 +135,8 @@ class _Recursion:
         low1, low2 = (None, None) if low is None else (low[:, left], low[:, right])
 
         q1 = self.factorize(a[:, left], r[left, left], low1)
+        if on_left is not None:
+            on_left(r[left, left].diagonal())
         self.engine.project_out(q1, a[:, right], r[left, right], low2)
         self.factorize(a[:, right], r[right, right], low2)
         return a if low is None else low

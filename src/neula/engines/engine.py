@@ -51,6 +51,9 @@ class Engine(ABC):
     pivoted_lu : bool
         Whether LU by panels with partial pivoting in a low format is faster than the library's in double
         precision, so that linear systems are worth a try with it.
+    few_eigenvectors : int
+        Order of symmetric matrices from which on a few eigenvectors take less time by iteration than all of
+        them by the library.
     direct, direct_definite : int
         Order of linear systems below which the library in double precision is as fast as a cheaper LU, or
         Cholesky factorization, with refinement.
@@ -64,6 +67,7 @@ class Engine(ABC):
     inverted: ClassVar[int] = 2048
     rounds_once: ClassVar[bool] = False
     swaps: ClassVar[bool] = False
+    few_eigenvectors: ClassVar[int] = 4096
     direct: ClassVar[int] = 256
     direct_definite: ClassVar[int] = 256
 
@@ -219,6 +223,13 @@ class Engine(ABC):
     def gram(self, a: torch.Tensor) -> torch.Tensor:
         """``A^T A`` of a working matrix in float64, as accurately as is cheap here."""
         return (a.T.double() @ a.double()) if a.dtype != torch.float64 else a.T @ a
+
+    def lower_gram(self, a: torch.Tensor, blocks: Sequence[slice]) -> torch.Tensor:
+        """``A^T A`` of an operand in the engine's arithmetic: blocks of rows, each up to its last column."""
+        g = self.empty(a.shape[1], a.shape[1]).zero_()
+        for k in blocks:
+            self.gemm(a[:, k].T, a[:, : k.stop], g[k, : k.stop])
+        return g
 
     @property
     def replayed_bytes(self) -> int:
