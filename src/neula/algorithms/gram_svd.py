@@ -115,7 +115,8 @@ def _tolerance(g: torch.Tensor, residual: float, smallest: float) -> float:
     """
     trace = float(g.diagonal().sum())
     wanted = min(0.5 * residual * math.sqrt(max(smallest, 0.0) * trace), CLOSE * smallest)
-    return max(wanted, 8 * torch.finfo(g.dtype).eps * float(torch.linalg.matrix_norm(g)))
+    rounding = math.sqrt(len(g)) * torch.finfo(g.dtype).eps * float(torch.linalg.matrix_norm(g))
+    return max(wanted, rounding)
 
 
 def _project(a: torch.Tensor, v: torch.Tensor, norm: float) -> tuple[Triplets, torch.Tensor]:
