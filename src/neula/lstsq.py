@@ -91,8 +91,8 @@ FP16_GRAM_CONDITION = 300.0
 random and much smaller than ``cond^2 u``, but one with error correction costs no more than a few iterations.
 """
 
-FP16_DECAY = 256.0
-"""A diagonal of R that will fall by more than ``1 / (8 u)`` gives a QR in fp16 up, half-way: some forty
+FP16_DECAY = 200.0
+"""A diagonal of R that will fall by more than ``1 / (10 u)`` gives a QR in fp16 up, half-way: some forty
 iterations or more would be needed (geometric spectra of condition 2000 and more), which take as long as a
 better R (on an H200)."""
 

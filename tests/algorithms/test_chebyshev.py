@@ -80,14 +80,21 @@ def test_one_that_was_missed_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert leading_eigenvectors(g, 4, lambda smallest: 1e-6) is None
 
 
-@pytest.mark.parametrize("kind", ["zero", "of low rank", "nan"])
-def test_what_it_cannot_do_is_left_to_the_library(kind: str) -> None:
-    g = torch.zeros(N, N, dtype=torch.float64)
-    if kind == "of low rank":
-        g[:5, :5] = torch.eye(5)
-    if kind == "nan":
-        g[3, 7] = g[7, 3] = math.nan
+@pytest.mark.parametrize("value", [0.0, math.nan, math.inf])
+def test_what_it_cannot_do_is_left_to_the_library(value: float) -> None:
+    g = torch.full((N, N), value, dtype=torch.float64)
     assert leading_eigenvectors(g, 8, lambda smallest: 1e-9) is None
+
+
+@pytest.mark.parametrize("rank", [1, 5, 20, 60])
+def test_a_matrix_of_low_rank_gives_eigenvectors_or_nothing(rank: int) -> None:
+    values = torch.zeros(N, dtype=torch.float64)
+    values[:rank] = torch.arange(1, rank + 1)
+    g = symmetric(values)
+    v = leading_eigenvectors(g, 8, lambda smallest: 1e-9)
+    if v is not None:
+        assert torch.allclose(v.T @ v, torch.eye(8, dtype=torch.float64), rtol=0, atol=N * EPS)
+        assert float(torch.linalg.matrix_norm(g @ v - v * (v * (g @ v)).sum(0))) <= 1e-8
 
 
 def test_the_matrix_is_left_alone() -> None:
