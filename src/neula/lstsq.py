@@ -91,10 +91,10 @@ FP16_GRAM_CONDITION = 300.0
 random and much smaller than ``cond^2 u``, but one with error correction costs no more than a few iterations.
 """
 
-FP16_DECAY = 200.0
-"""A diagonal of R that will fall by more than ``1 / (10 u)`` gives a QR in fp16 up, half-way: some forty
-iterations or more would be needed (geometric spectra of condition 2000 and more), which take as long as a
-better R (on an H200)."""
+FP16_DECAY = 128.0
+"""A diagonal of R that will fall by more, ``1 / (16 u)``, gives a QR in fp16 up half-way. With a geometric
+spectrum that is a condition number of 2000, and the forty iterations or so that it would need take as long as
+a better R (on an H200)."""
 
 DOUBTFUL_ITERATIONS = 12
 """What an R in fp16 with a condition number above ``1/u`` is given: its small singular values are mostly
@@ -443,24 +443,22 @@ class _Problem:
         A GPU plays it back where A is small and nobody wants to hear of its progress. Otherwise it ends early
         with :class:`_GivenUp` where R will be worse than ``limit`` allows.
         """
-        options, operator = self.options, self.operator
+        options, operator, n = self.options, self.operator, self.scales.numel()
         engine = arithmetic(options.engine, compute)
-        n = self.scales.numel()
         report = stage(options.progress, f"factorizing in {compute}")
         played_back = operator.a.nbytes <= options.engine.replayed_bytes and options.progress is None
+        on_columns = None if options.progress is None else lambda k: report((k / n) ** 2)
+        on_half = None if played_back or limit is None else partial(limit.check_decay, n)
 
         def factorized(
             a: torch.Tensor, scales: torch.Tensor, *weights: torch.Tensor
         ) -> tuple[torch.Tensor, ...]:
             same = replace(operator, a=a, weights=weights[0] if weights else None)
             if method == "cholesky":
-                operand = torch.empty(same.shape, dtype=engine.operand_dtype, device=a.device)
-                r = gram_r(same.fill(engine, scales, operand), engine)
+                r = gram_r(same.operand(engine, scales), engine)
             else:
                 work = same.fill(engine, scales)
-                heard = None if options.progress is None else lambda k: report((k / n) ** 2)
-                check = None if played_back or limit is None else partial(limit.check_decay, n)
-                r = rgsqrf(work, engine, overwrite_a=True, on_columns=heard, on_half=check)[1]
+                r = rgsqrf(work, engine, overwrite_a=True, on_columns=on_columns, on_half=on_half)[1]
             triangle = BlockTriangular.of(r, options.engine.inverted)
             return r, triangle.inverses, extreme_singular_values(r, triangle)
 

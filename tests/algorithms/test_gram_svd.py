@@ -36,30 +36,6 @@ def test_leading_triplets_are_as_accurate_as_the_matrix(kind: str, dtype: torch.
     assert gap == pytest.approx(found.residual, abs=bound), "the residual is what it says"
 
 
-class Iterating(CpuEngine):
-    few_eigenvectors = 0
-
-
-@pytest.mark.parametrize("kind", ["normal", "uniform01", "geometric", "cluster_large"])
-@pytest.mark.parametrize("format", ["fp32", "fp64"])
-def test_iterated_eigenvectors_give_the_truncation_of_the_svd(kind: str, format: str) -> None:
-    """As good as those of a complete decomposition, where singular values are dense as well."""
-    m, n, k = 3000, 250, 12
-    dtype, u = (torch.float32, U32) if format == "fp32" else (torch.float64, 2.0**-53)
-    a = random_matrix(kind, m, n, cond=30.0, seed=5).to(dtype)
-    wide = a.double()
-    best = float(torch.linalg.svdvals(wide)[k:].norm())
-    for residual in (3 * u * (2 + math.log2(n)), 1e-2):
-        found, complete = (
-            gram_svd(a, k, engine("cpu", format), residual) for engine in (Iterating, CpuEngine)
-        )
-        assert found.residual <= max(residual, 2 * complete.residual)
-        missing = float((wide - (found.u.double() * found.s.double()) @ found.v.double().T).norm())
-        # Errors of vectors count squared, but for those of rounding.
-        assert missing / best <= 1 + 1e-6 + m**0.5 * u * float(wide.norm()) / best
-        assert torch.allclose(found.s, complete.s, rtol=1e-4, atol=0)
-
-
 def test_steps_on_the_matrix_itself_bring_back_what_the_gram_matrix_hides() -> None:
     """In single precision the Gram matrix knows singular values above 2e-4 only; the 8th is 1e-3 here."""
     a = random_matrix("geometric", 300, 64, cond=1e27, seed=2).float()

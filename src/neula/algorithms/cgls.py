@@ -69,14 +69,18 @@ class InnerSolution:
     ----------
     x : Tensor, shape (n, k)
     iterations : int
-    smallest : float
-        Estimate from above of the smallest singular value of ``A R^-1``, from the coefficients of CGLS for
-        the first column; NaN where the solver gives none.
     """
 
     x: torch.Tensor
     iterations: int
-    smallest: float = math.nan
+    lanczos: _Lanczos | None = None
+
+    @property
+    def smallest(self) -> float:
+        """Estimate from above of the smallest singular value of ``A R^-1``, from the coefficients of CGLS for
+        the first column; NaN where the solver gives none.
+        """
+        return math.nan if self.lanczos is None else self.lanczos.smallest_singular_value()
 
 
 def cgls(
@@ -129,7 +133,7 @@ def cgls(
         if progress.ends(gamma, done):
             break
         p = torch.addcmul(s, beta, p)
-    return InnerSolution(x, progress.iterations, lanczos.smallest_singular_value())
+    return InnerSolution(x, progress.iterations, lanczos)
 
 
 class _Progress:

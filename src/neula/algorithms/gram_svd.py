@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
-from neula.algorithms.chebyshev import block_size, leading_eigenvectors
 from neula.algorithms.gram import gram
 from neula.engines import Engine
 from neula.engines.precision import exact_matmul
@@ -22,12 +20,6 @@ from neula.engines.precision import exact_matmul
 MAX_STEPS = 3
 """Steps of subspace iteration. Each damps what the Gram matrix hid by the square of its ratio to the smallest
 singular value that is kept."""
-
-PART = 4
-"""Up to this part of all eigenvectors is worth being iterated with."""
-
-CLOSE = 1e-4
-"""Of the smallest eigenvalue that is kept: the sum of those errs by the square of that."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +75,11 @@ def gram_svd(a: torch.Tensor, rank: int, engine: Engine, residual: float) -> Tri
     tensor([3., 2.])
     """
     g = gram(a.to(engine.operand_dtype), engine).double()
-    norm = float(torch.linalg.vector_norm(a, dtype=torch.float64))
+    norm = _frobenius(a)
     if not math.isfinite(float(g.trace())):
         nan = [x.new_full((len(x), rank), math.nan) for x in (a, a.T)]
         return Triplets(nan[0], nan[0][0], nan[1], math.nan, math.nan, norm)
-    v = _eigenvectors(g, rank, engine, residual)
+    v = torch.linalg.eigh(g).eigenvectors[:, -rank:].flip(1)
     for step in range(MAX_STEPS):
         found, image = _project(a, v.to(a.dtype), norm)
         if step + 1 == MAX_STEPS or not found.residual > residual:
@@ -96,27 +88,9 @@ def gram_svd(a: torch.Tensor, rank: int, engine: Engine, residual: float) -> Tri
     raise AssertionError  # unreachable
 
 
-def _eigenvectors(g: torch.Tensor, rank: int, engine: Engine, residual: float) -> torch.Tensor:
-    """Those of the largest eigenvalues of a matrix that is given by its lower triangle."""
-    n = len(g)
-    if n >= engine.few_eigenvectors and PART * block_size(rank) <= n:
-        g = g.tril() + g.tril(-1).T
-        v = leading_eigenvectors(g, rank, partial(_tolerance, g, residual))
-        if v is not None:
-            return v
-    return torch.linalg.eigh(g).eigenvectors[:, -rank:].flip(1)
-
-
-def _tolerance(g: torch.Tensor, residual: float, smallest: float) -> float:
-    """What ``||G V - V Theta||_F`` may be, ``smallest`` being the last of Theta.
-
-    ``A^T U - V S`` is that divided by S, and may be twice as large. But coarse accuracies shall have the best
-    approximation as well, and no solver does better than rounding errors let it.
-    """
-    trace = float(g.diagonal().sum())
-    wanted = min(0.5 * residual * math.sqrt(max(smallest, 0.0) * trace), CLOSE * smallest)
-    rounding = math.sqrt(len(g)) * torch.finfo(g.dtype).eps * float(torch.linalg.matrix_norm(g))
-    return max(wanted, rounding)
+def _frobenius(a: torch.Tensor) -> float:
+    """``||A||_F``, from norms of rows in the precision of A: torch would copy A to sum in a wider one."""
+    return float(torch.linalg.vector_norm(torch.linalg.vector_norm(a, dim=1), dtype=torch.float64))
 
 
 def _project(a: torch.Tensor, v: torch.Tensor, norm: float) -> tuple[Triplets, torch.Tensor]:

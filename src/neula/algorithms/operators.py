@@ -77,6 +77,11 @@ class LeastSquaresOperator:
             work[m:] = torch.diag(self.damp * scales)
         return work
 
+    def operand(self, engine: Engine, scales: torch.Tensor) -> torch.Tensor:
+        """The stacked matrix with its columns scaled, as the engine's unit reads it, in row-major order."""
+        out = torch.empty(self.shape, dtype=engine.operand_dtype, device=self.a.device)
+        return self.fill(engine, scales, out)
+
     def dense(self) -> torch.Tensor:
         """The stacked matrix itself."""
         top = self._weighted()

@@ -48,7 +48,6 @@ class CudaEngine(Engine):
     name = "cuda"
     direct = 6144  # where LU in fp16 with refinement takes as long as cuSOLVER in double
     direct_definite = 20000  # likewise
-    few_eigenvectors = 1024
     lu_panel = 1024  # as fast as 512 up to 32768 columns, and half the launches
     lu_inner_panel = 128
     rounds_once = True

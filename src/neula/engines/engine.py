@@ -51,9 +51,6 @@ class Engine(ABC):
     pivoted_lu : bool
         Whether LU by panels with partial pivoting in a low format is faster than the library's in double
         precision, so that linear systems are worth a try with it.
-    few_eigenvectors : int
-        Order of symmetric matrices from which on a few eigenvectors take less time by iteration than all of
-        them by the library.
     direct, direct_definite : int
         Order of linear systems below which the library in double precision is as fast as a cheaper LU, or
         Cholesky factorization, with refinement.
@@ -67,7 +64,6 @@ class Engine(ABC):
     inverted: ClassVar[int] = 2048
     rounds_once: ClassVar[bool] = False
     swaps: ClassVar[bool] = False
-    few_eigenvectors: ClassVar[int] = 4096
     direct: ClassVar[int] = 256
     direct_definite: ClassVar[int] = 256
 
