@@ -15,7 +15,7 @@ import torch
 
 import neula
 from neula import datasets
-from neula.engines import CpuEngine, CudaEngine, Engine
+from neula.engines import CpuEngine, CudaEngine, Engine, graphs
 from neula.matrices import KINDS, SPECTRA, random_matrix
 from neula.result import AccuracyError, AccuracyWarning
 
@@ -402,6 +402,43 @@ def test_the_first_r_does_on_a_gpu(kind, shape, method):
     residual = b - A @ result.x
     gradient = torch.linalg.vector_norm(A.T @ residual, dim=0) / torch.linalg.vector_norm(residual, dim=0)
     assert float(gradient.max()) <= 8 * shape[1] ** 0.5 * U64 * float(torch.linalg.matrix_norm(A))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"damp": 0.5}, {"weights": True}])
+@pytest.mark.parametrize("shape", [(6000, 500), (500, 6000)])
+def test_what_is_played_back_is_what_was_computed(shape, options):
+    """R comes from a CUDA graph at the third call; it belongs to the matrix of that call."""
+    graphs.clear()
+    if options.get("weights"):
+        options = {"weights": torch.rand(shape[0], dtype=torch.float64, device="cuda") + 0.1}
+    methods = set()
+    for seed in range(4):
+        A = random_matrix("normal", *shape, seed=seed, device=torch.device("cuda"))
+        b = torch.randn(shape[0], 2, dtype=A.dtype, device="cuda")
+        result = neula.lstsq(A, b, **options)
+        by_householder = neula.lstsq(A, b, algorithm="householder", **options)
+        assert result.converged
+        assert torch.allclose(result.x, by_householder.x, rtol=0, atol=1e-11 * float(result.x.abs().max()))
+        methods.add(result.factorization)
+    assert len(methods) == 1
+    assert [key[0][0] for key, graph in graphs._graphs.items() if graph is not None] == ["lstsq"]
+    A[:, 1] = A[:, 0]
+    assert neula.lstsq(A, b).rank == (500 - 1 if shape[0] > shape[1] else 500)
+    A[7, 7] = math.nan
+    with pytest.raises(ValueError, match=r"A\[7, 7\]"):
+        neula.lstsq(A, b, **options)
+    graphs.clear()
+
+
+@pytest.mark.gpu
+def test_a_large_fp16_r_that_will_not_do_ends_half_way_on_a_gpu():
+    A = random_matrix("geometric", 9000, 6000, cond=1e4, device=torch.device("cuda"))
+    b = torch.randn(9000, dtype=A.dtype, device="cuda")
+    result = neula.lstsq(A, b)
+    assert "the diagonal of R will fall" in result.attempts[0].reason
+    assert [a.method for a in result.attempts] == ["rgsqrf fp16 + cgls", "rgsqrf fp16_cor + cgls"]
+    assert result.converged
 
 
 def test_stops_by_itself_and_does_not_drift(rng):
