@@ -446,7 +446,8 @@ class _Problem:
         options, operator, n = self.options, self.operator, self.scales.numel()
         engine = arithmetic(options.engine, compute)
         report = stage(options.progress, f"factorizing in {compute}")
-        played_back = operator.a.nbytes <= options.engine.replayed_bytes and options.progress is None
+        size = 8 * math.prod(operator.shape)
+        played_back = size <= options.engine.replayed_bytes and options.progress is None
         on_columns = None if options.progress is None else lambda k: report((k / n) ** 2)
         on_half = None if played_back or limit is None else partial(limit.check_decay, n)
 

@@ -79,6 +79,12 @@ def test_the_decay_of_a_diagonal_is_seen_half_way(n: int) -> None:
         assert expected_decay(r.diagonal()[: n // 2], n) < 10
 
 
+def test_a_step_in_the_diagonal_does_not_go_on() -> None:
+    """A wide matrix with damping: as large as its elements are for its rank, then the damping."""
+    diagonal = torch.cat([torch.full((100,), 20.0), torch.full((500,), 0.5)])
+    assert expected_decay(diagonal, 1200) == 40
+
+
 @pytest.mark.parametrize("scale", [1e-60, 1e-30, 1e30, 1e60])
 def test_in_any_unit(scale: float) -> None:
     r = triangular("arithmetic", 40)

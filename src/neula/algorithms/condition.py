@@ -56,9 +56,9 @@ def expected_decay(diagonal: torch.Tensor, n: int) -> float:
     """By how much the diagonal of an R of n columns falls, if it goes on as that of the first columns does.
 
     Each element is the distance of a column from those before it. Errors of its direction are those of the
-    arithmetic divided by that distance, so this says early how good R can become. Medians of an eighth of the
-    elements at either end are compared: a few large singular values show in a few elements, and cost
-    iterations, but few of them.
+    arithmetic divided by that distance, so this says early how good R can become. Medians of eighths are
+    compared: a few large singular values show in a few elements, and cost few iterations. How it falls in the
+    later half of what is known says how it will go on.
 
     Parameters
     ----------
@@ -69,13 +69,15 @@ def expected_decay(diagonal: torch.Tensor, n: int) -> float:
     Examples
     --------
     >>> import torch
-    >>> round(expected_decay(torch.tensor([1.0, 0.5, 0.25, 0.125]), 8))
-    256
+    >>> round(expected_decay(torch.tensor([1.0, 0.5, 0.25, 0.125, 0.0625]), 8))
+    181
     """
     k = len(diagonal)
     part = max(1, k // 8)
-    first, last = (x.abs().median() for x in (diagonal[:part], diagonal[-part:]))
-    return float((first / last).double() ** (n / (k - part)))
+    middle = (k - part) // 2
+    first, then, last = (diagonal[i : i + part].abs().median().double() for i in (0, middle, k - part))
+    further = (n - k + part / 2) / (k - part - middle)
+    return float(first / last * (then / last) ** further)
 
 
 def _largest(r: torch.Tensor, steps: int) -> torch.Tensor:
