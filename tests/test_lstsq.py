@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,9 @@ import torch
 
 import neula
 from neula import datasets
-from neula.engines import CpuEngine, CudaEngine
+from neula.engines import CpuEngine, CudaEngine, Engine, graphs
 from neula.matrices import KINDS, SPECTRA, random_matrix
-from neula.result import AccuracyError
+from neula.result import AccuracyError, AccuracyWarning
 
 U64 = 2.0**-53
 
@@ -279,13 +280,15 @@ def test_fixed_variant_that_fails_is_not_replaced(rng):
 def test_an_r_beyond_its_precision_is_given_few_iterations(rng, monkeypatch):
     """With half of the singular values below u it gets nowhere; with one of them it does in a few."""
     limits = []
-    probe = sys.modules["neula.lstsq"]._probe
+    module = sys.modules["neula.lstsq"]
+    probe, limit = module._probe, module._LIMITS["rgsqrf", "fp16"]
+    monkeypatch.setitem(module._LIMITS, ("rgsqrf", "fp16"), replace(limit, decay=math.inf))
 
     def counted(*arguments):
         limits.append(arguments[-1])
         return probe(*arguments)
 
-    monkeypatch.setattr(sys.modules["neula.lstsq"], "_probe", counted)
+    monkeypatch.setattr(module, "_probe", counted)
     for kind, accepted in (("geometric", False), ("cluster_small", True)):
         A = random_matrix(kind, 600, 150, cond=1e5).numpy()
         limits.clear()
@@ -296,10 +299,30 @@ def test_an_r_beyond_its_precision_is_given_few_iterations(rng, monkeypatch):
         assert limits[0] == 12
 
 
+@pytest.mark.parametrize(
+    ("kind", "cond", "given_up"),
+    [
+        *(("geometric", cond, cond > 1e3) for cond in (1e2, 1e3, 1e4, 1e6)),
+        *((kind, 1e4, False) for kind in ("arithmetic", "cluster_small", "uniform01", "normal")),
+    ],
+)
+def test_an_fp16_r_that_will_not_do_ends_half_way(kind, cond, given_up, rng):
+    """Where many singular values are small, the diagonal of R falls steadily; a few cost few iterations."""
+    A = random_matrix(kind, 700, 300, cond=cond).numpy()
+    b = rng.standard_normal(700)
+    result = neula.lstsq(A, b, engine="emulated")
+    assert result.converged
+    assert ("the diagonal of R will fall" in result.attempts[0].reason) == given_up
+    assert result.attempts[0].accepted is not given_up
+    with pytest.warns(AccuracyWarning):
+        named = neula.lstsq(A, b, engine="emulated", algorithm="cgls", compute="fp16", max_iterations=1)
+    assert "diagonal" not in named.attempts[0].reason, "who names a variant gets it"
+
+
 def test_a_gram_matrix_that_is_too_coarse_is_not_iterated_with(half_fast, monkeypatch, rng):
     module = sys.modules["neula.lstsq"]
     first = ("cholesky", "fp16_cor")
-    monkeypatch.setitem(module._ITERATIONS, first, module._Limit(300.0, 0))
+    monkeypatch.setitem(module._LIMITS, first, module._Limit(300.0, 0))
     A = random_matrix("geometric", 600, 150, cond=1e3).numpy()
     result = neula.lstsq(A, rng.standard_normal(600), engine=half_fast)
     assert result.attempts[0].reason.endswith("too large for an R in this precision")
@@ -307,7 +330,10 @@ def test_a_gram_matrix_that_is_too_coarse_is_not_iterated_with(half_fast, monkey
 
 
 class HalfFast(CudaEngine):
-    """A GPU's engine on a CPU, which does not multiply in fp16, but in parts of it."""
+    """A GPU's engine on a CPU, which neither multiplies in fp16 nor plays anything back."""
+
+    replay = Engine.replay
+    replayed_bytes = 0
 
     @property
     def preconditioners(self) -> tuple[str, ...]:
@@ -376,6 +402,43 @@ def test_the_first_r_does_on_a_gpu(kind, shape, method):
     residual = b - A @ result.x
     gradient = torch.linalg.vector_norm(A.T @ residual, dim=0) / torch.linalg.vector_norm(residual, dim=0)
     assert float(gradient.max()) <= 8 * shape[1] ** 0.5 * U64 * float(torch.linalg.matrix_norm(A))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"damp": 0.5}, {"weights": True}])
+@pytest.mark.parametrize("shape", [(6000, 500), (500, 700)])
+def test_what_is_played_back_is_what_was_computed(shape, options):
+    """R comes from a CUDA graph at the third call; it belongs to the matrix of that call."""
+    graphs.clear()
+    if options.get("weights"):
+        options = {"weights": torch.rand(shape[0], dtype=torch.float64, device="cuda") + 0.1}
+    methods = set()
+    for seed in range(4):
+        A = random_matrix("normal", *shape, seed=seed, device=torch.device("cuda"))
+        b = torch.randn(shape[0], 2, dtype=A.dtype, device="cuda")
+        result = neula.lstsq(A, b, **options)
+        by_householder = neula.lstsq(A, b, algorithm="householder", **options)
+        assert result.converged
+        assert torch.allclose(result.x, by_householder.x, rtol=0, atol=1e-11 * float(result.x.abs().max()))
+        methods.add(result.factorization)
+    assert len(methods) == 1
+    assert "lstsq" in [key[0][0] for key, graph in graphs._graphs.items() if graph is not None]
+    A[:, 1] = A[:, 0]
+    assert neula.lstsq(A, b).rank == (500 - 1 if shape[0] > shape[1] else 500)
+    A[7, 7] = math.nan
+    with pytest.raises(ValueError, match=r"A\[7, 7\]"):
+        neula.lstsq(A, b, **options)
+    graphs.clear()
+
+
+@pytest.mark.gpu
+def test_a_large_fp16_r_that_will_not_do_ends_half_way_on_a_gpu():
+    A = random_matrix("geometric", 9000, 6000, cond=1e4, device=torch.device("cuda"))
+    b = torch.randn(9000, dtype=A.dtype, device="cuda")
+    result = neula.lstsq(A, b)
+    assert "the diagonal of R will fall" in result.attempts[0].reason
+    assert [a.method for a in result.attempts] == ["rgsqrf fp16 + cgls", "rgsqrf fp16_cor + cgls"]
+    assert result.converged
 
 
 def test_stops_by_itself_and_does_not_drift(rng):

@@ -23,9 +23,10 @@ from neula.algorithms.batched_lstsq import (
 )
 from neula.algorithms.cgls import Stop, cgls
 from neula.algorithms.condition import (
+    expected_decay,
+    extreme_singular_values,
     largest_singular_value,
     multiply_r,
-    smallest_singular_value,
     solve_r,
     solve_rt,
 )
@@ -89,6 +90,11 @@ FP16_GRAM_CONDITION = 300.0
 """A larger condition number of its R says that the Gram matrix is too coarse in fp16. Its rounding errors are
 random and much smaller than ``cond^2 u``, but one with error correction costs no more than a few iterations.
 """
+
+FP16_DECAY = 128.0
+"""A diagonal of R that will fall by more, ``1 / (16 u)``, gives a QR in fp16 up half-way. With a geometric
+spectrum that is a condition number of 2000, and the forty iterations or so that it would need take as long as
+a better R (on an H200)."""
 
 DOUBTFUL_ITERATIONS = 12
 """What an R in fp16 with a condition number above ``1/u`` is given: its small singular values are mostly
@@ -431,24 +437,71 @@ class _Problem:
     wide: bool
     options: _Options
 
-    def r(self, method: str, compute: str) -> torch.Tensor:
-        """R of the scaled matrix by ``"rgsqrf"`` or from the Gram matrix (``"cholesky"``)."""
-        engine = arithmetic(self.options.engine, compute)
-        n = self.scales.numel()
-        report = stage(self.options.progress, f"factorizing in {compute}")
-        if method == "cholesky":
-            shape, device = self.operator.shape, self.scales.device
-            operand = torch.empty(shape, dtype=engine.operand_dtype, device=device)
-            r = gram_r(self.operator.fill(engine, self.scales, operand), engine)
+    def preconditioner(self, method: str, compute: str, limit: _Limit | None) -> _Preconditioner:
+        """R of the scaled matrix by ``"rgsqrf"`` or from the Gram matrix (``"cholesky"``).
+
+        A GPU plays it back where A is small and nobody wants to hear of its progress. Otherwise it ends early
+        with :class:`_GivenUp` where R will be worse than ``limit`` allows.
+        """
+        options, operator, n = self.options, self.operator, self.scales.numel()
+        engine = arithmetic(options.engine, compute)
+        report = stage(options.progress, f"factorizing in {compute}")
+        size = 8 * math.prod(operator.shape)
+        played_back = size <= options.engine.replayed_bytes and options.progress is None
+        on_columns = None if options.progress is None else lambda k: report((k / n) ** 2)
+        on_half = None if played_back or limit is None else partial(limit.check_decay, n)
+
+        def factorized(
+            a: torch.Tensor, scales: torch.Tensor, *weights: torch.Tensor
+        ) -> tuple[torch.Tensor, ...]:
+            same = replace(operator, a=a, weights=weights[0] if weights else None)
+            if method == "cholesky":
+                r = gram_r(same.operand(engine, scales), engine)
+            else:
+                work = same.fill(engine, scales)
+                r = rgsqrf(work, engine, overwrite_a=True, on_columns=on_columns, on_half=on_half)[1]
+            triangle = BlockTriangular.of(r, options.engine.inverted)
+            return r, triangle.inverses, extreme_singular_values(r, triangle)
+
+        inputs = (operator.a, self.scales, *(() if operator.weights is None else (operator.weights,)))
+        if played_back:
+            key = ("lstsq", method, repr(engine), operator.damp)
+            r, inverses, extremes = options.engine.replay(factorized, inputs, key)
         else:
-            work = self.operator.fill(engine, self.scales)
-            r = rgsqrf(work, engine, overwrite_a=True, on_columns=lambda k: report((k / n) ** 2))[1]
+            r, inverses, extremes = factorized(*inputs)
         report(1.0)
-        return r
+        return _Preconditioner(BlockTriangular(r, inverses), extremes)
+
+    def householder(self) -> _Preconditioner:
+        """R by Householder reflections in double precision."""
+        report = stage(self.options.progress, "factorizing in fp64")
+        r = torch.linalg.qr(self.dense(), mode="r")[1]
+        report(1.0)
+        # The library's substitution is as stable as can be, and several times slower on a GPU.
+        return _Preconditioner(r, extreme_singular_values(r, r), stable=True)
 
     def dense(self) -> torch.Tensor:
         """The scaled matrix in double precision."""
         return self.operator.dense() * self.scales
+
+
+@dataclass(frozen=True)
+class _Preconditioner:
+    """R of the scaled matrix, and what it says about its condition.
+
+    Attributes
+    ----------
+    triangle : Triangular, shape (n, n)
+    extremes : Tensor, shape (2,)
+        Estimates of its largest and its smallest singular value.
+    stable : bool
+        Whether they are those of A (Householder, double precision); those of any other R are only if
+        ``A R^-1`` is well conditioned, which a problem with known solution shows.
+    """
+
+    triangle: Triangular
+    extremes: torch.Tensor
+    stable: bool = False
 
 
 def _prepare(a: torch.Tensor, b: torch.Tensor, options: _Options) -> _Problem:
@@ -482,18 +535,20 @@ def _chain(problem: _Problem, bound: float) -> Iterator[_Outcome]:
         links = _preconditioners(problem)
         for link in links:
             method, compute = link
-            r = problem.r(method, compute)
             last = algorithm is not None or link == links[-1]
-            limit = None if last else _ITERATIONS.get(link)
-            yield _preconditioned(problem, f"{method} {compute} + {name}", r, bound, inner, limit=limit)
+            limit = None if last else _LIMITS.get(link)
+            label = f"{method} {compute} + {name}"
+            try:
+                r = problem.preconditioner(method, compute, limit)
+            except _GivenUp as reason:
+                yield _Outcome(label, None, n, str(reason))
+                continue
+            yield _preconditioned(problem, label, r, bound, inner, limit=limit)
             del r
             if algorithm is not None:
                 return
     if algorithm in (None, "householder"):
-        report = stage(options.progress, "factorizing in fp64")
-        r = torch.linalg.qr(problem.dense(), mode="r")[1]
-        report(1.0)
-        yield _preconditioned(problem, f"householder fp64 + {name}", r, bound, inner, stable=True)
+        yield _preconditioned(problem, f"householder fp64 + {name}", problem.householder(), bound, inner)
     if algorithm in (None, "svd"):
         yield _by_svd(problem)
 
@@ -521,27 +576,18 @@ def _preconditioners(problem: _Problem) -> list[tuple[str, str]]:
 def _preconditioned(
     problem: _Problem,
     label: str,
-    r_scaled: torch.Tensor,
+    preconditioner: _Preconditioner,
     bound: float,
     inner: InnerSolver,
     *,
     limit: _Limit | None = None,
-    stable: bool = False,
 ) -> _Outcome:
     """Refine with R as preconditioner, and find out whether A has full rank.
 
     An R whose condition number exceeds that of ``limit`` is not tried for longer than that says.
-
-    The singular values of a ``stable`` R (Householder, double precision) are those of A; any other R says so
-    only if ``A R^-1`` is well conditioned, which a problem with known solution shows.
     """
     options, n = problem.options, problem.scales.numel()
-    if not bool(r_scaled.diagonal().isfinite().all()):
-        return _Outcome(label, None, n, "R is singular or not finite")
-    # The library's substitution is as stable as can be, and several times slower on a GPU.
-    triangle = r_scaled if stable else BlockTriangular.of(r_scaled, options.engine.inverted)
-    largest = largest_singular_value(r_scaled)
-    smallest = smallest_singular_value(triangle)
+    largest, smallest = preconditioner.extremes.tolist()
     if not (math.isfinite(largest) and smallest > 0):
         return _Outcome(label, None, n, "R is singular or not finite")
     if smallest <= options.rcond * largest:
@@ -553,10 +599,10 @@ def _preconditioned(
     if iterations == 0:
         reason = f"condition number about {largest / smallest:.1e}: too large for an R in this precision"
         return _Outcome(label, None, n, reason)
-    r = _unscale(triangle, problem.scales)
+    r = _unscale(preconditioner.triangle, problem.scales)
     target = bound / 3
     report = stage(options.progress, "refining")
-    probed = _Probed() if stable else _probe(problem, r, largest, target, inner, iterations)
+    probed = _Probed() if preconditioner.stable else _probe(problem, r, largest, target, inner, iterations)
     doubt = ""
     if not probed.error <= PROBE_ERROR:
         doubt = f"a known solution comes back with error {probed.error:.1e}: R is poor, or A not of full rank"
@@ -590,17 +636,33 @@ def _unscale(r: Triangular, scales: torch.Tensor) -> Triangular:
     return r.scaled(scales) if isinstance(r, BlockTriangular) else r / scales
 
 
+class _GivenUp(Exception):
+    """A factorization that was ended early, and why."""
+
+
 @dataclass(frozen=True)
 class _Limit:
-    """Iterations of the first solve with an R of a larger condition number than this."""
+    """Iterations of the first solve with an R of a larger condition number than this, and by how much its
+    diagonal may fall.
+    """
 
     condition: float
     iterations: int
+    decay: float = math.inf
+
+    def check_decay(self, n: int, diagonal: torch.Tensor) -> None:
+        """Give an R of n columns up by the diagonal of its first ones."""
+        decay = expected_decay(diagonal, n)
+        if not decay <= self.decay:
+            raise _GivenUp(
+                f"the diagonal of R will fall by a factor of about {decay:.1e}: "
+                "A is too ill-conditioned for an R in this precision"
+            )
 
 
-_ITERATIONS = {
+_LIMITS = {
     ("cholesky", "fp16"): _Limit(FP16_GRAM_CONDITION, 0),
-    ("rgsqrf", "fp16"): _Limit(1 / FP16.u, DOUBTFUL_ITERATIONS),
+    ("rgsqrf", "fp16"): _Limit(1 / FP16.u, DOUBTFUL_ITERATIONS, FP16_DECAY),
 }
 
 
@@ -643,8 +705,12 @@ def _probe(
     z = torch.randn(n, 1, generator=generator, dtype=torch.float64, device="cpu").to(scales.device)
     known = solve_r(r, z)
     together = inner is cgls and not problem.wide
-    image = problem.operator.matmul(known)
-    b = problem.b if together else image[:, :0]
+    if together:  # [A known, b] and its gradient in one pass over A
+        b, k = problem.b, problem.b.shape[1]
+        rhs, gradient = problem.operator.normal(functional.pad(-known, (0, k)), functional.pad(b, (1, 0)))
+    else:
+        b = problem.b[:, :0]
+        rhs, gradient = problem.operator.normal(known)
     norm = torch.linalg.vector_norm
     size = norm(z, dim=0)
     stop = Stop(
@@ -653,8 +719,7 @@ def _probe(
         scales=scales,
         reduction=INNER_REDUCTION,
     )
-    rhs = torch.cat([image, b], 1)
-    found = cgls(problem.operator, r, rhs, stop=stop, max_iterations=max_iterations)
+    found = cgls(problem.operator, r, rhs, stop=stop, max_iterations=max_iterations, gradient=gradient)
     error = float(norm(multiply_r(r, found.x[:, :1] - known)) / size)
     if not together:
         return _Probed(error, found.smallest)

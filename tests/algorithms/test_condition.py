@@ -6,12 +6,15 @@ import pytest
 import torch
 
 from neula.algorithms.condition import (
+    expected_decay,
+    extreme_singular_values,
     largest_singular_value,
     smallest_singular_value,
     solve_normal,
     solve_r,
     solve_rt,
 )
+from neula.algorithms.triangular import BlockTriangular
 from neula.matrices import SPECTRA, random_matrix
 
 U64 = 2.0**-53
@@ -50,6 +53,36 @@ def test_usually_within_a_few_percent(n: int) -> None:
     s = torch.linalg.svdvals(r)
     assert largest_singular_value(r) == pytest.approx(float(s[0]), rel=0.1)
     assert smallest_singular_value(r) == pytest.approx(float(s[-1]), rel=0.1)
+
+
+@pytest.mark.parametrize("width", [None, 128])
+def test_both_at_once(width: int | None) -> None:
+    r = triangular("geometric", 150, 1e4)
+    triangle = r if width is None else BlockTriangular.of(r, width)
+    both = extreme_singular_values(r, triangle).tolist()
+    assert both == [largest_singular_value(r), smallest_singular_value(triangle)]
+    r[70, 70] = 0
+    assert extreme_singular_values(r, r)[1] == 0
+
+
+@pytest.mark.parametrize("n", [64, 300])
+def test_the_decay_of_a_diagonal_is_seen_half_way(n: int) -> None:
+    """A geometric spectrum makes the diagonal fall geometrically; a few large or small values do not."""
+    for cond in (1e2, 1e4, 1e6):
+        r = torch.linalg.qr(random_matrix("geometric", 2 * n, n, cond=cond, seed=1), mode="r").R
+        diagonal = r.diagonal()
+        expected = expected_decay(diagonal[: n // 2], n)
+        # The logarithm grows in proportion; the ends of the diagonal, and random vectors, count for the rest.
+        assert 0.4 <= math.log(expected) / math.log(cond) <= 1.2
+    for kind in ("cluster_small", "cluster_large", "arithmetic", "uniform01", "normal"):
+        r = torch.linalg.qr(random_matrix(kind, 2 * n, n, cond=1e5, seed=1), mode="r").R
+        assert expected_decay(r.diagonal()[: n // 2], n) < 10
+
+
+def test_a_step_in_the_diagonal_does_not_go_on() -> None:
+    """A wide matrix with damping: as large as its elements are for its rank, then the damping."""
+    diagonal = torch.cat([torch.full((100,), 20.0), torch.full((500,), 0.5)])
+    assert expected_decay(diagonal, 1200) == 40
 
 
 @pytest.mark.parametrize("scale", [1e-60, 1e-30, 1e30, 1e60])

@@ -8,18 +8,16 @@ import torch
 from neula.algorithms import gram as module
 from neula.algorithms.gram import gram, gram_r
 from neula.engines import CpuEngine, EmulatedEngine, Engine
-from neula.engines.corrected import CorrectedEngine
 from neula.matrices import random_matrix
 
 ENGINES = [
     (EmulatedEngine("cpu", "fp16"), 2.0**-11),
     (CpuEngine("cpu", "fp32"), 2.0**-24),
-    (CorrectedEngine("cpu"), 2.0**-24),
     (CpuEngine("cpu", "fp64"), 2.0**-53),
 ]
 
 
-@pytest.mark.parametrize(("engine", "u"), ENGINES, ids=["fp16", "fp32", "fp16_cor", "fp64"])
+@pytest.mark.parametrize(("engine", "u"), ENGINES, ids=["fp16", "fp32", "fp64"])
 @pytest.mark.parametrize("narrowest", [7, 32, 512])
 def test_the_lower_triangle_is_that_of_the_product(
     engine: Engine, u: float, narrowest: int, monkeypatch: pytest.MonkeyPatch
@@ -33,7 +31,7 @@ def test_the_lower_triangle_is_that_of_the_product(
     assert float(error.max()) <= 2 * u + 200 * min(u, 2.0**-24)
 
 
-@pytest.mark.parametrize(("engine", "u"), ENGINES, ids=["fp16", "fp32", "fp16_cor", "fp64"])
+@pytest.mark.parametrize(("engine", "u"), ENGINES, ids=["fp16", "fp32", "fp64"])
 def test_r_is_a_preconditioner_as_good_as_the_square_of_the_condition_allows(
     engine: Engine, u: float
 ) -> None:

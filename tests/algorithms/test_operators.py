@@ -49,6 +49,19 @@ def test_products(shape: tuple[int, int], weighted: bool, damp: float, k: int) -
         assert torch.equal(given, kept)
 
 
+@pytest.mark.parametrize(("shape", "weighted", "damp"), CASES)
+@pytest.mark.parametrize("k", [1, 2])
+def test_both_products_at_once(shape: tuple[int, int], weighted: bool, damp: float, k: int) -> None:
+    operator = make(*shape, weighted, damp)
+    x, b = random_matrix("normal", shape[1], k, seed=2), random_matrix("normal", operator.shape[0], k, seed=3)
+    y, z = operator.normal(x)
+    assert torch.equal(y, operator.matmul(x))
+    assert torch.equal(z, operator.rmatmul(y))
+    residual, gradient = operator.normal(x, b)
+    assert torch.equal(residual, b - y)
+    assert torch.equal(gradient, operator.rmatmul(residual))
+
+
 @pytest.mark.parametrize("k", [1, 3])
 def test_products_with_views(k: int) -> None:
     store = random_matrix("normal", 80, 120)

@@ -253,10 +253,11 @@ def test_a_steady_rate_needs_few_looks(rate: float) -> None:
     """Half of the iterations that are left go by unseen, at most :data:`BLIND`, and none is wasted."""
     wanted = 1e-16
     needed = math.ceil(math.log(wanted) / math.log(rate))
-    progress, looks, seen = _Progress(wanted, 1000), 0, 0
+    one = torch.ones(1, dtype=torch.float64)
+    progress, looks, seen = _Progress(one, wanted, 1000), 0, 0
     for iteration in range(1, needed + 1):
         left = rate**iteration
-        ended = progress.ends(torch.tensor(0.0 if left <= wanted else left, dtype=torch.float64))
+        ended = progress.ends(left * one, torch.tensor([left <= wanted]))
         looks += progress.iterations > seen
         seen = progress.iterations
         assert ended == (iteration == needed)

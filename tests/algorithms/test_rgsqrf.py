@@ -181,6 +181,24 @@ def test_progress_counts_up_to_n(n: int, cutoff: int) -> None:
     assert ((widths > 0) & (widths <= cutoff)).all()
 
 
+def test_half_of_the_columns_can_end_it() -> None:
+    """The diagonal of R is known for them, and nothing else has been done."""
+    a, engine = normal(300, 150), emulated("fp16")
+    seen: list[torch.Tensor] = []
+    _, r = rgsqrf(a, engine, cutoff=32, on_half=lambda diagonal: seen.append(diagonal.clone()))
+    assert len(seen) == 1
+    assert torch.equal(seen[0], r.diagonal()[: len(seen[0])])
+    assert len(seen[0]) == 96, "of five panels three"
+
+    def end(diagonal: torch.Tensor) -> None:
+        raise ArithmeticError("enough")
+
+    done: list[int] = []
+    with pytest.raises(ArithmeticError, match="enough"):
+        rgsqrf(a, engine, cutoff=32, on_half=end, on_columns=done.append)
+    assert done == [32, 64, 96]
+
+
 def test_the_engine_chooses_the_cutoff_and_the_panel() -> None:
     engine = emulated("fp16")
     a = normal(300, 200)

@@ -17,6 +17,7 @@ if not torch.cuda.is_available() and "triton" not in sys.modules:
         import neula.kernels.householder_triton
         import neula.kernels.lu_block_triton
         import neula.kernels.mgs_triton
+        import neula.kernels.normal_product_triton
         import neula.kernels.projection_triton
         import neula.kernels.tall_triton
         import neula.kernels.thin_triton

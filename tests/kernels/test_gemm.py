@@ -20,6 +20,7 @@ from neula.kernels.gemm import (
     Scheme,
     corrected_gemm,
     corrected_gemm_reference,
+    corrected_gram,
     kernel_runs,
     split_reference,
     times_power_of_two,
@@ -88,6 +89,25 @@ def test_every_shape(gemm: Gemm, scheme: Scheme, m: int, n: int, k: int) -> None
     assert errors(c, a, b).max() <= bound(k)
     assert torch.equal(a, before[0])
     assert torch.equal(b, before[1])
+
+
+@pytest.mark.parametrize("by_kernel", [False, pytest.param(True, marks=[pytest.mark.gpu] if HAS_GPU else [])])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_gram_matrices_by_blocks_of_rows(by_kernel: bool, transposed: bool) -> None:
+    """A is split once; each block goes up to its last column, and beyond is what was there."""
+    a = uniform(70, 200, 11).T if transposed else uniform(200, 70, 12)
+    blocks = [slice(0, 32), slice(32, 64), slice(64, 70)]
+    if by_kernel:
+        kernel()
+        from neula.kernels.gemm_triton import gram_triton
+
+        g = gram_triton(a, torch.zeros(70, 70, device=DEVICE).T, blocks)
+    else:
+        g = corrected_gram(a, blocks)
+    assert g.stride() == (1, 70)
+    for k in blocks:
+        assert errors(g[k, : k.stop], a.T[k], a[:, : k.stop]).max() <= bound(200)
+        assert not g[k, k.stop :].any()
 
 
 @EACH_SCHEME

@@ -1,7 +1,9 @@
 """CGLS with R as right preconditioner.
 
 Zhang, Baharlouei, Wu (HPDC 2020), Algorithm 3, with what it leaves out: a stopping test, several right-hand
-sides at once, and x in the variables of the problem (the paper's x is ``R x``).
+sides at once, and x in the variables of the problem (the paper's x is ``R x``). The gradient ``A^T r`` is
+updated by ``A^T A d``, which comes from the same pass over A as ``A d``, and the residual is not needed then.
+For a well-conditioned ``A R^-1`` that loses nothing that a restart on the true residual does not bring back.
 """
 
 from __future__ import annotations
@@ -53,10 +55,10 @@ class Stop:
         preconditioned = torch.maximum(self.preconditioned, self.reduction * _norms(s))
         return replace(self, preconditioned=preconditioned, reduction=0.0)
 
-    def done(self, s: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        """Which columns are done, given their ``R^-T A^T r`` and ``A^T r``."""
+    def done(self, gamma: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        """Which columns are done, given their ``||R^-T A^T r||^2`` and ``A^T r``."""
         scaled = (gradient.T * self.scales).T
-        return (_norms(s) <= self.preconditioned) | (_norms(scaled) <= self.gradient)
+        return (gamma <= self.preconditioned.square()) | (_norms(scaled) <= self.gradient)
 
 
 @dataclass(frozen=True)
@@ -67,14 +69,18 @@ class InnerSolution:
     ----------
     x : Tensor, shape (n, k)
     iterations : int
-    smallest : float
-        Estimate from above of the smallest singular value of ``A R^-1``, from the coefficients of CGLS for
-        the first column; NaN where the solver gives none.
     """
 
     x: torch.Tensor
     iterations: int
-    smallest: float = math.nan
+    lanczos: _Lanczos | None = None
+
+    @property
+    def smallest(self) -> float:
+        """Estimate from above of the smallest singular value of ``A R^-1``, from the coefficients of CGLS for
+        the first column; NaN where the solver gives none.
+        """
+        return math.nan if self.lanczos is None else self.lanczos.smallest_singular_value()
 
 
 def cgls(
@@ -103,7 +109,6 @@ def cgls(
         ``A^T b`` where it is known already.
     """
     gradient = operator.rmatmul(b) if gradient is None else gradient
-    residual = b.clone()
     s = solve_rt(r, gradient)
     stop = stop.after(s)
     x = torch.zeros_like(s)
@@ -111,25 +116,24 @@ def cgls(
     gamma = start = s.square().sum(0)
     done = gamma == 0
     wanted = ratio(stop.preconditioned.square(), start).min()
-    progress = _Progress(float(wanted), max_iterations)
+    progress = _Progress(start, float(wanted), max_iterations)
     lanczos = _Lanczos()
     for _ in range(max_iterations):
         direction = solve_r(r, p)
-        q = operator.matmul(direction)
+        q, image = operator.normal(direction)
         # A column that is done stays as it is: further steps would only add rounding errors.
         alpha = torch.where(done, 0.0, ratio(gamma, q.square().sum(0)))
-        x += alpha * direction
-        residual -= alpha * q
-        gradient = operator.rmatmul(residual)
+        x = torch.addcmul(x, alpha, direction)
+        gradient = torch.addcmul(gradient, alpha, image, value=-1)
         s = solve_rt(r, gradient)
         gamma, before = s.square().sum(0), gamma
-        done |= stop.done(s, gradient)
+        done = done | stop.done(gamma, gradient)
         beta = ratio(gamma, before)
         lanczos.add(alpha, beta)
-        if progress.ends(torch.where(done, 0.0, ratio(gamma, start)).max()):
+        if progress.ends(gamma, done):
             break
-        p = s + beta * p
-    return InnerSolution(x, progress.iterations, lanczos.smallest_singular_value())
+        p = torch.addcmul(s, beta, p)
+    return InnerSolution(x, progress.iterations, lanczos)
 
 
 class _Progress:
@@ -140,20 +144,22 @@ class _Progress:
     not changed by iterations that nobody has seen yet.
     """
 
-    def __init__(self, wanted: float, max_iterations: int) -> None:
+    def __init__(self, start: torch.Tensor, wanted: float, max_iterations: int) -> None:
+        self._start = start
         self._left = [1.0]
-        self._unseen: list[torch.Tensor] = []
+        self._unseen: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._wanted = wanted
         self._max_iterations = max_iterations
         self._blind = 1
 
-    def ends(self, left: torch.Tensor) -> bool:
-        """Whether to end, given ``||R^-T A^T r||^2`` as a part of the first, 0 where it is small enough."""
-        self._unseen.append(left)
+    def ends(self, gamma: torch.Tensor, done: torch.Tensor) -> bool:
+        """Whether to end, given ``||R^-T A^T r||^2`` of each column, and which are done."""
+        self._unseen.append((gamma, done))
         iteration = len(self._left) - 1 + len(self._unseen)
         if len(self._unseen) < self._blind and iteration < self._max_iterations:
             return False
-        for value in torch.stack(self._unseen).tolist():
+        gammas, finished = (torch.stack(values) for values in zip(*self._unseen, strict=True))
+        for value in torch.where(finished, 0.0, ratio(gammas, self._start)).amax(1).tolist():
             self._left.append(value)
             if value == 0.0 or _hopeless(self._left, self._wanted, self._max_iterations):
                 return True
@@ -173,19 +179,20 @@ class _Lanczos:
     """
 
     def __init__(self) -> None:
-        self._coefficients: list[torch.Tensor] = []
+        self._coefficients: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def add(self, alpha: torch.Tensor, beta: torch.Tensor) -> None:
         """Step length and direction coefficient of an iteration, one a column; the first column counts."""
-        self._coefficients.append(torch.stack([alpha[0], beta[0]]))
+        self._coefficients.append((alpha, beta))
 
     def smallest_singular_value(self) -> float:
         """From the iterations so far, up to the one in which the first column was done."""
-        coefficients = torch.stack(self._coefficients).cpu()
-        steps = int((coefficients[:, 0] > 0).cumprod(0).sum())
+        columns = [torch.stack(column)[:, 0] for column in zip(*self._coefficients, strict=True)]
+        alpha, beta = torch.stack(columns).cpu()
+        steps = int((alpha > 0).cumprod(0).sum())
         if steps == 0:
             return math.nan
-        alpha, beta = coefficients[:steps].T
+        alpha, beta = alpha[:steps], beta[:steps]
         diagonal = 1 / alpha
         diagonal[1:] += beta[:-1] / alpha[:-1]
         off = beta[:-1].sqrt() / alpha[:-1]

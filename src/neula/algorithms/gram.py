@@ -39,10 +39,7 @@ def gram(operand: torch.Tensor, engine: Engine) -> torch.Tensor:
             [14., 20.]])
     """
     n = operand.shape[1]
-    g = engine.empty(n, n).zero_()
-    for k in blocks(slice(0, n), max(NARROWEST, -(-n // PARTS))):
-        engine.gemm(operand[:, k].T, operand[:, : k.stop], g[k, : k.stop])
-    return g
+    return engine.lower_gram(operand, list(blocks(slice(0, n), max(NARROWEST, -(-n // PARTS)))))
 
 
 def gram_r(operand: torch.Tensor, engine: Engine) -> torch.Tensor:

@@ -75,7 +75,7 @@ def gram_svd(a: torch.Tensor, rank: int, engine: Engine, residual: float) -> Tri
     tensor([3., 2.])
     """
     g = gram(a.to(engine.operand_dtype), engine).double()
-    norm = float(torch.linalg.vector_norm(a, dtype=torch.float64))
+    norm = _frobenius(a)
     if not math.isfinite(float(g.trace())):
         nan = [x.new_full((len(x), rank), math.nan) for x in (a, a.T)]
         return Triplets(nan[0], nan[0][0], nan[1], math.nan, math.nan, norm)
@@ -86,6 +86,11 @@ def gram_svd(a: torch.Tensor, rank: int, engine: Engine, residual: float) -> Tri
             return found
         v = torch.linalg.qr(image.double()).Q
     raise AssertionError  # unreachable
+
+
+def _frobenius(a: torch.Tensor) -> float:
+    """``||A||_F``, from norms of rows in the precision of A: torch would copy A to sum in a wider one."""
+    return float(torch.linalg.vector_norm(torch.linalg.vector_norm(a, dim=1), dtype=torch.float64))
 
 
 def _project(a: torch.Tensor, v: torch.Tensor, norm: float) -> tuple[Triplets, torch.Tensor]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from neula.engines import Engine
+from neula.kernels.normal_product import normal_product, transposed_product
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,15 @@ class LeastSquaresOperator:
         top = y[: self.a.shape[0]]
         if self.weights is not None:
             top = top * self.weights[:, None]
-        # y^T A reads row-major A along its rows; A^T y is eight times slower with MKL for two columns.
-        product = self.a.T @ top if y.shape[1] == 1 else (top.T @ self.a).T
+        product = transposed_product(self.a, top)
         return product.add_(y[self.a.shape[0] :], alpha=self.damp) if self.damp else product
+
+    def normal(self, x: torch.Tensor, b: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """``Y = A X``, or ``B - A X`` where B is given, and ``A^T Y``, by a kernel in one pass over A."""
+        if self.weights is None and not self.damp:
+            return normal_product(self.a, x, b)
+        y = self.matmul(x) if b is None else b - self.matmul(x)
+        return y, self.rmatmul(y)
 
     def right_hand_side(self, b: torch.Tensor) -> torch.Tensor:
         """``[W b; 0]`` for b of shape (m, k)."""
@@ -69,6 +76,11 @@ class LeastSquaresOperator:
         if self.damp:
             work[m:] = torch.diag(self.damp * scales)
         return work
+
+    def operand(self, engine: Engine, scales: torch.Tensor) -> torch.Tensor:
+        """The stacked matrix with its columns scaled, as the engine's unit reads it, in row-major order."""
+        out = torch.empty(self.shape, dtype=engine.operand_dtype, device=self.a.device)
+        return self.fill(engine, scales, out)
 
     def dense(self) -> torch.Tensor:
         """The stacked matrix itself."""

@@ -205,12 +205,11 @@ def refine(
         Called with the backward error at every restart.
     """
     x = b.new_zeros(r.shape[0], b.shape[1]) if start is None else start
-    residual = b if start is None else b - operator.matmul(x)
+    residual, gradient = (b, operator.rmatmul(b)) if start is None else operator.normal(x, b)
     best = _Best(tolerance)
     history: list[float] = []
     iterations = 0
     while True:
-        gradient = operator.rmatmul(residual)
         norms = norms_of(scale, b, x, residual, gradient, solve_rt(r, gradient) / scale.smallest)
         known = norms.to_host()
         measures = known.measures(scale.norm)
@@ -228,7 +227,7 @@ def refine(
         step = inner(operator, r, residual, stop=stop, max_iterations=left, gradient=gradient)
         iterations += step.iterations
         x = x + step.x
-        residual = b - operator.matmul(x)
+        residual, gradient = operator.normal(x, b)
     measures, residual_norm = best.measures.to(x.device), best.residual_norm.to(x.device)
     return Refined(best.x, measures, residual_norm, iterations, history)
 

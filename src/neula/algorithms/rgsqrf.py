@@ -29,6 +29,7 @@ def rgsqrf(
     panel_format: str | None = None,
     overwrite_a: bool = False,
     on_columns: Callable[[int], None] | None = None,
+    on_half: Callable[[torch.Tensor], None] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Factorize ``A = Q R`` with products in the engine's low format.
 
@@ -54,6 +55,9 @@ def rgsqrf(
         Let Q take the place of ``a``, which then must be column-major in the engine's storage precision.
     on_columns : callable, optional
         Called with the number of columns that are done after each panel.
+    on_half : callable, optional
+        Called with the diagonal of R for the left half of the columns when those are done, a quarter of the
+        work; what it raises ends the factorization.
 
     Returns
     -------
@@ -88,7 +92,7 @@ def rgsqrf(
         rows=m,
     )
     columns = _operand_columns(n, max(cutoff, recursion.block), cutoff)
-    recursion.factorize(q, r, engine.operand_buffer(q[:, :columns]), last=True)
+    recursion.factorize(q, r, engine.operand_buffer(q[:, :columns]), last=True, on_left=on_half)
     return q[:m], r
 
 
@@ -118,7 +122,13 @@ class _Recursion:
     columns_done: int = 0
 
     def factorize(
-        self, a: torch.Tensor, r: torch.Tensor, low: torch.Tensor | None, *, last: bool = False
+        self,
+        a: torch.Tensor,
+        r: torch.Tensor,
+        low: torch.Tensor | None,
+        *,
+        last: bool = False,
+        on_left: Callable[[torch.Tensor], None] | None = None,
     ) -> torch.Tensor:
         """Turn ``a`` into Q, fill R, and return Q as an operand, kept in ``low`` where that differs.
 
@@ -134,6 +144,8 @@ class _Recursion:
         low1, low2 = (None, None) if low is None else (low[:, left], low[:, k:])
 
         q1 = self.factorize(a[:, left], r[left, left], low1)
+        if on_left is not None:
+            on_left(r[left, left].diagonal())
         self.engine.project_out(q1, a[:, right], r[left, right], low2)
         if last and low is not None:
             low2 = low[:, : n - k]  # nothing reads Q1 any more

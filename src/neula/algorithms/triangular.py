@@ -76,15 +76,16 @@ class BlockTriangular:
 
     def solve(self, x: torch.Tensor) -> torch.Tensor:
         """``D R^-1 x`` for the columns of x, shape (n, k), in its precision."""
-        right, out = self._room(x)
+        right, out = self._room(x, None)
         for k, inverse in reversed(self._steps):
             _multiply(inverse, right[k], out[k])
             _subtract(self.r[: k.start, k], out[k], right[: k.start])
-        return self._scale(out.to(x.dtype))
+        # Powers of two in the precision of x, to which the product is promoted.
+        return out.to(x.dtype) if self.scales is None else out * self.scales[:, None]
 
     def solve_transposed(self, x: torch.Tensor) -> torch.Tensor:
         """``R^-T D x``."""
-        right, out = self._room(self._scale(x))
+        right, out = self._room(x, self.scales)
         for k, inverse in self._steps:
             _multiply(inverse.T, right[k], out[k])
             _subtract(self.r[k, k.stop :].T, out[k], right[k.stop :])
@@ -103,12 +104,10 @@ class BlockTriangular:
             for k, inverse in zip(steps, self.inverses, strict=True)
         ]
 
-    def _scale(self, x: torch.Tensor) -> torch.Tensor:
-        return x if self.scales is None else x * self.scales[:, None]
-
-    def _room(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """A copy of x in the precision of R, which changes, and room for the solution; by columns."""
-        right = torch.empty(x.T.shape, dtype=self.r.dtype, device=x.device).T.copy_(x)
+    def _room(self, x: torch.Tensor, scales: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """``D x`` in the precision of R, which changes, and room for the solution; by columns."""
+        right = torch.empty(x.T.shape, dtype=self.r.dtype, device=x.device).T
+        right = right.copy_(x) if scales is None else torch.mul(x, scales[:, None], out=right)
         return right, torch.empty_like(right)
 
 

@@ -222,6 +222,13 @@ class Engine(ABC):
         """``A^T A`` of a working matrix in float64, as accurately as is cheap here."""
         return (a.T.double() @ a.double()) if a.dtype != torch.float64 else a.T @ a
 
+    def lower_gram(self, a: torch.Tensor, blocks: Sequence[slice]) -> torch.Tensor:
+        """``A^T A`` of an operand in the engine's arithmetic: blocks of rows, each up to its last column."""
+        g = self.empty(a.shape[1], a.shape[1]).zero_()
+        for k in blocks:
+            self.gemm(a[:, k].T, a[:, : k.stop], g[k, : k.stop])
+        return g
+
     @property
     def replayed_bytes(self) -> int:
         """Size of inputs up to which :meth:`replay` does more than to call."""

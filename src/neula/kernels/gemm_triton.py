@@ -16,7 +16,7 @@ other effect.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -133,11 +133,35 @@ def gemm_triton(
         return product(target, alpha, beta, config, pieces or product.pieces(config))
 
 
+def gram_triton(
+    a: torch.Tensor, g: torch.Tensor, blocks: Sequence[slice], scheme: Scheme = SCHEMES["fp16_cor"]
+) -> torch.Tensor:
+    """:func:`neula.kernels.gemm.corrected_gram` by the kernels, into ``g``.
+
+    Raises
+    ------
+    ImportError
+        Without Triton.
+    """
+    if triton is None:
+        raise ImportError("the kernel for products needs Triton: pip install triton")
+    with torch.cuda.device_of(a):
+        whole = _split(a.mT, scheme)
+        for k in blocks:
+            product = _Product(whole.rows(k), whole.rows(slice(0, k.stop)), scheme)
+            config = _fastest(product)
+            product(g[k, : k.stop], 1.0, 0.0, config, product.pieces(config))
+    return g
+
+
 class _Parts(NamedTuple):
     parts: torch.Tensor
     """Shape (parts, rows, k), k padded."""
     largest: torch.Tensor
     """Of each row, from which the scale follows."""
+
+    def rows(self, k: slice) -> _Parts:
+        return _Parts(self.parts[:, k], self.largest[k])
 
 
 def _split(x: torch.Tensor, scheme: Scheme, bound: float | None = None) -> _Parts:

@@ -1,0 +1,92 @@
+"""``A X`` and ``A^T A X`` in one pass over a tall matrix: what an iteration for least squares needs of it."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+from neula.kernels.availability import can_run
+
+COLUMNS = 4096
+"""Up to how many columns a few rows fit in the registers of a multiprocessor."""
+
+ROWS = 4096
+"""With fewer rows the library's two products take no longer than launches do."""
+
+VECTORS = 2
+"""More vectors would take more passes, or more registers than there are."""
+
+
+def normal_product(
+    a: torch.Tensor, x: torch.Tensor, b: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``Y = A X``, or ``Y = B - A X`` where B is given, and ``A^T Y``.
+
+    On a GPU a Triton kernel computes both and reads A once, where A is float64, row-major and tall; elsewhere
+    they are two products.
+
+    Parameters
+    ----------
+    a : Tensor, shape (m, n)
+    x : Tensor, shape (n, k)
+    b : Tensor, shape (m, k), optional
+        All of one dtype.
+
+    Returns
+    -------
+    y : Tensor, shape (m, k)
+    z : Tensor, shape (n, k)
+
+    Examples
+    --------
+    >>> import torch
+    >>> normal_product(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.ones(2, 1))
+    (tensor([[3.],
+            [7.]]), tensor([[24.],
+            [34.]]))
+    """
+    if takes(a, x.shape[1]):
+        from neula.kernels.normal_product_triton import normal_product_triton
+
+        return normal_product_triton(a, x, b)
+    return normal_product_reference(a, x, b)
+
+
+def normal_product_reference(
+    a: torch.Tensor, x: torch.Tensor, b: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`normal_product` in plain torch, on any device: A is read twice."""
+    # MKL takes two thirds of the time where the columns of x are contiguous.
+    y = a @ x.T.contiguous().T
+    if b is not None:
+        y = b - y
+    return y, transposed_product(a, y)
+
+
+def transposed_product(a: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """``A^T Y``. ``Y^T A`` reads row-major A along its rows; MKL takes eight times as long for ``A^T Y`` with
+    two columns.
+    """
+    return a.T @ y if y.shape[1] == 1 else (y.T @ a).T
+
+
+def takes(a: torch.Tensor, k: int) -> bool:
+    """Whether the kernel takes this matrix with so many vectors."""
+    if not (a.is_cuda and a.dtype == torch.float64 and a.stride(1) == 1):
+        return False
+    m, n = a.shape
+    return m >= max(n, ROWS) and 0 < n <= COLUMNS and 0 < k <= VECTORS and _kernel_runs(a.device)
+
+
+@lru_cache
+def _kernel_runs(device: torch.device) -> bool:
+    """Whether the kernel can run, tried once a device."""
+
+    def attempt() -> None:
+        from neula.kernels.normal_product_triton import normal_product_triton
+
+        one = torch.ones(1, 1, device=device, dtype=torch.float64)
+        normal_product_triton(one, one)
+
+    return can_run(attempt, f"the kernel of normal products on {device}", "A is read twice in its place")

@@ -1,0 +1,86 @@
+"""``A X`` and ``A^T A X`` together: the reference by definition, and the kernel against the same bound.
+
+The kernel runs on the GPU where there is one (``pytest -m gpu``), in Triton's interpreter elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from neula.kernels.normal_product import normal_product, normal_product_reference
+
+HAS_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
+GPU = [pytest.mark.gpu] if HAS_GPU else []
+EPS = torch.finfo(torch.float64).eps
+
+Multiply = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+
+@pytest.fixture(params=["reference", pytest.param("kernel", marks=GPU)])
+def multiply(request: pytest.FixtureRequest) -> Multiply:
+    if request.param == "reference":
+        return normal_product_reference
+    pytest.importorskip("triton")
+    from triton.runtime.interpreter import InterpretedFunction
+
+    from neula.kernels import normal_product_triton
+
+    if not HAS_GPU and not isinstance(normal_product_triton._normal_product, InterpretedFunction):
+        pytest.skip("Triton was imported before its interpreter could be chosen: run tests/kernels by itself")
+    return normal_product_triton.normal_product_triton
+
+
+def normal(*shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(DEVICE)
+
+
+@pytest.mark.usefixtures("uninitialized_is_nan")
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (300, 20), (1000, 32), (130, 129), (700, 1030)])
+@pytest.mark.parametrize("k", [1, 2])
+@pytest.mark.parametrize("with_b", [False, True])
+def test_errors_are_those_of_float64(multiply: Multiply, m: int, n: int, k: int, with_b: bool) -> None:
+    a, x = normal(m, n), normal(n, k)
+    b = normal(k, m).T if with_b else None
+    y, z = multiply(a, x, b)
+    assert (y.shape, z.shape) == ((m, k), (n, k))
+    expected, size = a @ x, a.abs() @ x.abs()
+    if b is not None:
+        expected, size = b - expected, b.abs() + size
+    # gamma_n |A| |x| (Higham 2002, section 3.5), and the same of the product with the transpose.
+    assert ((y - expected).abs() <= (n + 2) * EPS * size).all()
+    assert ((z - a.T @ y).abs() <= (m + 2) * EPS * (a.abs().T @ y.abs())).all()
+
+
+def test_views(multiply: Multiply) -> None:
+    whole, x = normal(400, 90), normal(60, 2)
+    view = whole[5:395:3, 7:37]
+    b = normal(130, 3)[:, 1:]
+    y, z = multiply(view, x[::2], b)
+    assert torch.allclose(y, b - view @ x[::2], rtol=0, atol=1e-12)
+    assert torch.allclose(z, view.T @ y, rtol=0, atol=1e-11)
+
+
+def test_nan_comes_out(multiply: Multiply) -> None:
+    a, x = normal(40, 30), normal(30, 1)
+    a[17, 29] = torch.nan
+    y, z = multiply(a, x)
+    assert y.isnan().any(1).nonzero().tolist() == [[17]]
+    assert z.isnan().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("m", "n"), [(20000, 1024), (20001, 2047), (9000, 4096), (9000, 4097)])
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_what_a_gpu_takes(m: int, n: int, k: int) -> None:
+    a, x, b = normal(m, n), normal(n, k), normal(m, k)
+    y, z = normal_product(a, x, b)
+    assert ((y - (b - a @ x)).abs() <= (n + 2) * EPS * (b.abs() + a.abs() @ x.abs())).all()
+    assert ((z - a.T @ y).abs() <= (m + 2) * EPS * (a.abs().T @ y.abs())).all()
+    again = normal_product(a, x, b)
+    assert torch.equal(y, again[0])
+    assert torch.equal(z, again[1])
