@@ -124,7 +124,7 @@ def lu_factor(
     if pivot not in PIVOTING:
         raise unknown_name("pivot", pivot, PIVOTING)
     chosen, kept = _choose_formats(variant, compute, storage, select_engine(engine, a.device))
-    r, s = panel_widths(variant, chosen, panel, inner_panel)
+    r, s = panel_widths(variant, chosen, panel, inner_panel, pivot == "partial")
     n = a.shape[0]
     with plain_arithmetic(chosen.device):
         work = a.to(chosen.device)

@@ -228,9 +228,10 @@ class _Options:
         if self.compute is not None:
             return [self.compute]
         formats = [FORMATS[name] for name in self.engine.preconditioners]
-        # The library's LU in double precision is as fast as ours in single where this one is not worth a try.
-        several = self.positive or self.engine.pivoted_lu
-        return formats if several and not self.is_named else formats[:1]
+        if self.is_named:
+            return formats[:1]
+        # With the library's LU in double precision at the end, ours is not worth a try.
+        return formats if self.positive else [format for format in formats if format is not FP64]
 
     @property
     def is_named(self) -> bool:

@@ -16,6 +16,7 @@ from functools import cached_property, partial
 
 import torch
 
+from neula.algorithms.calu import by_pivoted_blocks
 from neula.algorithms.lu_panels import (
     Panel,
     Workspace,
@@ -76,20 +77,20 @@ class PackedLU:
     ----------
     lu : Tensor, shape (n, n)
         U, and below the diagonal L, whose diagonal is 1. Column-major, in the dtype that holds ``storage``.
-    pivots : Tensor, shape (n,)
-        int64, on the CPU: row ``i`` was interchanged with row ``pivots[i]``, in this order.
+    permutation : Tensor, shape (n,)
+        Integers: rows of A in the order in which L and U have them, on the device of the factors.
     storage : Format
         Format of the elements of ``lu``.
     """
 
     lu: torch.Tensor
-    pivots: torch.Tensor
+    permutation: torch.Tensor
     storage: Format
 
     @cached_property
-    def permutation(self) -> torch.Tensor:
-        """Rows of A in the order in which L and U have them, shape (n,), on the device of the factors."""
-        return Interchanges(self.pivots).permutation().to(self.lu.device)
+    def pivots(self) -> torch.Tensor:
+        """Row ``i`` was interchanged with row ``pivots[i]``, in this order, shape (n,), int64, on the CPU."""
+        return Interchanges.leading_to(self.permutation).pivots
 
     @property
     def storage_bytes(self) -> int:
@@ -158,16 +159,19 @@ def lu_factorize(
     if variant not in VARIANTS:
         raise unknown_name("variant", variant, VARIANTS)
     chosen, n = VARIANTS[variant], a.shape[0]
-    r, s = panel_widths(variant, engine, panel, inner_panel)
+    r, s = panel_widths(variant, engine, panel, inner_panel, pivoting)
     kept = storage or engine.format
     low = kept == engine.format
     at_once = (
         variant == "5.2/5.1"
         and low
-        and not pivoting
         and s is not None
         and engine.rounds_once
-        and kernels_take(engine.operand_dtype, engine.device, s)
+        and (
+            engine.tournaments and s == engine.lu_pivoted_panel
+            if pivoting
+            else kernels_take(engine.operand_dtype, engine.device, s)
+        )
     )
     arithmetic = engine.unblocked if chosen.uniform else engine
     dtype = arithmetic.operand_dtype if low else arithmetic.storage
@@ -175,8 +179,12 @@ def lu_factorize(
     matrix = a if in_place else arithmetic.empty(n, n, dtype=dtype)
     if at_once:
         assert s is not None
-        by_blocks(arithmetic.round(a, matrix), engine, r, s, on_columns)
-        return PackedLU(matrix, torch.arange(n, device="cpu"), kept)
+        if pivoting:
+            permutation = by_pivoted_blocks(arithmetic.round(a, matrix), engine, r, on_columns)
+        else:
+            permutation = torch.arange(n, device=matrix.device)
+            by_blocks(arithmetic.round(a, matrix), engine, r, s, on_columns)
+        return PackedLU(matrix, permutation, kept)
     work = Workspace(
         matrix=arithmetic.round(a, matrix) if low else matrix.copy_(a),
         engine=arithmetic,
@@ -193,8 +201,8 @@ def lu_factorize(
     for columns, _ in algorithm(work, slice(0, n), r, factor):
         if on_columns is not None:
             on_columns(columns.stop)
-    pivots = torch.arange(n, device="cpu") if work.interchanges is None else work.interchanges.pivots
-    return PackedLU(work.matrix, pivots, kept)
+    interchanges = Interchanges.none(n) if work.interchanges is None else work.interchanges
+    return PackedLU(work.matrix, interchanges.permutation().to(matrix.device), kept)
 
 
 def by_blocks(
@@ -236,7 +244,11 @@ def by_blocks(
 
 
 def panel_widths(
-    variant: str, engine: Engine, panel: int | None = None, inner_panel: int | None = None
+    variant: str,
+    engine: Engine,
+    panel: int | None = None,
+    inner_panel: int | None = None,
+    pivoting: bool = False,
 ) -> tuple[int, int | None]:
     """The widths r and s of a variant: what is given, what suits the engine where nothing is.
 
@@ -263,7 +275,8 @@ def panel_widths(
             "leave it out, or pass variant='5.2/5.1'"
         )
     widest = max(1, r // 2)
-    s = min(engine.lu_inner_panel, widest) if inner_panel is None else operator.index(inner_panel)
+    best = engine.lu_pivoted_panel if pivoting else engine.lu_inner_panel
+    s = min(best, widest) if inner_panel is None else operator.index(inner_panel)
     if s > widest:
         raise ValueError(
             f"inner_panel={s} does not fit twice into panel={r}: pass an inner_panel of at most {widest}, "

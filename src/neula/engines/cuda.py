@@ -12,6 +12,7 @@ from neula.engines import graphs
 from neula.engines.engine import Engine, Result, Tensors
 from neula.engines.formats import FP32, TF32, Format
 from neula.engines.precision import cuda_matmul_precision, full_precision_sums
+from neula.kernels import calu, tournament
 from neula.kernels.gemm import corrected_gemm, kernel_runs
 from neula.kernels.projection import project_out, projects
 from neula.kernels.transposed_copy import transposed_copy
@@ -46,6 +47,7 @@ class CudaEngine(Engine):
     direct_definite = 20000  # likewise
     lu_panel = 1024  # as fast as 512 up to 32768 columns, and half the launches
     lu_inner_panel = 128
+    lu_pivoted_panel = tournament.WIDTH
     rounds_once = True
 
     def __init__(self, device: torch.device | str, format: Format | str | None = None) -> None:
@@ -66,9 +68,13 @@ class CudaEngine(Engine):
         return ("fp16", "fp64" if _has_fast_fp64(self.device) else "fp32")
 
     @property
+    def tournaments(self) -> bool:
+        return self._half and tournament.kernel_runs(self.device) and calu.kernels_run(self.device)
+
+    @property
     def pivoted_lu(self) -> bool:
-        # Pivoted panels are library calls, and the library's LU in double takes no longer where fp64 is fast.
-        return not _has_fast_fp64(self.device)
+        # Other pivoted panels are library calls, and its LU in double takes no longer where fp64 is fast.
+        return self.tournaments or not _has_fast_fp64(self.device)
 
     @property
     def _half(self) -> bool:

@@ -40,6 +40,8 @@ class Engine(ABC):
         The width at which the recursion stops and the panel starts, as it measures best here.
     lu_panel, lu_inner_panel : int
         Widths r and s of the panels of LU factorizations.
+    lu_pivoted_panel : int
+        Width s with partial pivoting.
     inverted : int
         Order of the diagonal blocks of a triangular factor that are worth inverting to solve with it some
         dozen times.
@@ -61,6 +63,7 @@ class Engine(ABC):
     cutoff: int = 128
     lu_panel: ClassVar[int] = 256
     lu_inner_panel: ClassVar[int] = 8
+    lu_pivoted_panel: ClassVar[int] = 8
     inverted: ClassVar[int] = 2048
     rounds_once: ClassVar[bool] = False
     swaps: ClassVar[bool] = False
@@ -83,6 +86,11 @@ class Engine(ABC):
     def pivoted_lu(self) -> bool:
         """Whether LU with interchanges in a low format is worth a try."""
         return True
+
+    @property
+    def tournaments(self) -> bool:
+        """Whether LU in the low format finds pivots by tournaments, which are faster here."""
+        return False
 
     @property
     @abstractmethod
