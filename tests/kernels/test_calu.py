@@ -69,7 +69,7 @@ def test_a_panel(m: int, r: int, steps: Kernels | Reference) -> None:
     lower, u = panel.double().cpu(), upper.double().cpu().triu()
     places, number = found.places.cpu(), torch.arange(r)
     is_pivot = places >= 0
-    # What is beyond the diagonal in a pivot row is not L.
+    # What is beyond the diagonal in a pivot row is A.
     lower[is_pivot] = torch.where(number < places[is_pivot, None], lower[is_pivot], 0.0)
     lower[is_pivot, places[is_pivot].long()] = 1.0
     size = a.abs() + lower.abs() @ u.abs()

@@ -15,7 +15,8 @@ from neula.algorithms.lu_panels import blocks
 from neula.engines import Engine
 from neula.kernels.calu import eliminate, move_rows, rows_of_u
 from neula.kernels.lu_block import lower_inverses, solve_upper
-from neula.kernels.tournament import WIDTH, PanelFactors, play
+from neula.kernels.tournament import ELSEWHERE, WIDTH, PanelFactors, play
+from neula.kernels.transposed_copy import transpose_in_place
 
 
 def by_pivoted_blocks(
@@ -38,39 +39,70 @@ def by_pivoted_blocks(
         int32: the original places of the rows in their new order.
     """
     n = matrix.shape[0]
+    # Rows that are moved shall lie in one piece.
+    matrix = transpose_in_place(matrix)
     permutation = torch.arange(n, dtype=torch.int32, device=matrix.device)
     for k in blocks(slice(0, n), r):
         done, rest, below = slice(0, k.start), slice(k.stop, n), slice(k.start, n)
         if k.start > 0:
             engine.gemm_low(matrix[below, done], matrix[done, k], matrix[below, k])
-        to, origin, l_inverses = factor_panel(matrix[below, k])
-        for moved in (matrix[below, done], matrix[below, rest], permutation[below, None]):
+        shown = slice(n - height(n - k.start, n), n)
+        to, origin, l_inverses = _replayed_panel(matrix[shown, k], k.start - shown.start, engine)
+        for moved in (matrix[shown, done], matrix[shown, rest], permutation[shown, None]):
             move_rows(moved, to, origin)
         if k.start > 0 and k.stop < n:
             engine.gemm_low(matrix[k, done], matrix[done, rest], matrix[k, rest])
-        solve_upper(matrix[k, rest].T, matrix[k, k].T, l_inverses.mT)
+        solve_upper(matrix[k, rest].T, matrix[k, k].T, l_inverses.mT, accurate=True)
         if on_columns is not None:
             on_columns(k.stop)
+    transpose_in_place(matrix)
     return permutation
 
 
-def factor_panel(panel: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Overwrite updated columns with their factors, rows in their new order.
+def height(m: int, n: int) -> int:
+    """Rows that a panel of m is shown with: panels of few different heights can be played back.
+
+    Those on top do not play.
+    """
+    octave = 1 << (m - 1).bit_length()
+    return min(n, octave if 4 * m > 3 * octave else 3 * octave // 4)
+
+
+def _replayed_panel(
+    panel: torch.Tensor, above: int, engine: Engine
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """:func:`factor_panel` in place, which is a hundred launches of microseconds each, in one where it can be."""
+    places = torch.full(panel.shape[:1], -1, dtype=torch.int32, device=panel.device)
+    places[:above] = ELSEWHERE
+    dense = panel.contiguous()
+    lu, *found = engine.replay(factor_panel, (dense, places), "panel of LU with tournament pivoting")
+    panel.copy_(lu)
+    to, origin, l_inverses = found
+    return to, origin, l_inverses
+
+
+def factor_panel(panel: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Factors of updated columns, rows in their new order.
 
     Parameters
     ----------
-    panel : Tensor, shape (m, r), r <= m
-        Column-major, of a low format.
+    panel : Tensor, shape (m, r)
+        Row-major, of a low format.
+    places : Tensor, shape (m,)
+        int32: -1, or :data:`~neula.kernels.tournament.ELSEWHERE` for rows on top that are not touched. At
+        least r rows are.
 
     Returns
     -------
+    lu : Tensor, shape (m, r)
     to, origin : Tensor, shape (2 r,)
         The moves of rows: ``panel[to] = panel[origin]``.
     l_inverses : Tensor
         Inverses of blocks on the diagonal of L, see :func:`neula.kernels.lu_block.lower_inverses`.
     """
     m, r = panel.shape
-    found = PanelFactors.of(panel)
+    panel, top = panel.clone(), (places == ELSEWHERE).sum() + torch.arange(r, device=panel.device)
+    found = PanelFactors.of(panel, places.clone())
     # Whole blocks on the diagonal.
     whole = panel.new_empty(2 * [WIDTH * len(found.factors)])
     upper = whole[:r, :r]
@@ -80,22 +112,28 @@ def factor_panel(panel: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch
         play(block, found, start, min(WIDTH, r - start))
         rows_of_u(panel, upper, found, start)
         eliminate(panel, block, upper, found, start)
-    to, origin = moves(found)
+    to, origin = moves(found, top)
     move_rows(panel, to, origin)
     whole.unflatten(1, (-1, WIDTH)).unflatten(0, (-1, WIDTH)).diagonal(dim1=0, dim2=2).copy_(
         found.factors.permute(1, 2, 0)
     )
-    # Rows of U are not where they were: what elimination left there is nothing but rounding errors.
+    # Rows of U are not where they were.
     number = torch.arange(r, device=panel.device) // WIDTH
-    diagonal = panel[:r]
-    diagonal.copy_(torch.where(number[:, None] > number, diagonal, upper))
-    return to, origin, lower_inverses(diagonal, found.l_inverses)
+    diagonal = torch.where(number[:, None] > number, panel[top], upper)
+    panel[top] = diagonal
+    return panel, to, origin, lower_inverses(diagonal, found.l_inverses)
 
 
-def moves(found: PanelFactors) -> tuple[torch.Tensor, torch.Tensor]:
+def moves(found: PanelFactors, top: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Where rows go, and where from, once a panel is done: pivot rows to the top, in their order.
 
     The rows that were at the top take the places of the pivot rows from further down.
+
+    Parameters
+    ----------
+    found : PanelFactors
+    top : Tensor, shape (r,)
+        The first rows of the panel that play, one after the other.
 
     Returns
     -------
@@ -103,12 +141,10 @@ def moves(found: PanelFactors) -> tuple[torch.Tensor, torch.Tensor]:
         int64; a move that is not needed is the first one, once more.
     """
     pivots = found.pivots.long()
-    r = len(pivots)
-    top = torch.arange(r, device=pivots.device)
-    displaced, vacated = found.places[:r] < 0, pivots >= r
+    displaced, vacated = found.places[top] < 0, pivots > top[-1]
     # The i-th of those goes to the i-th of these; whatever is neither comes to index 0.
-    numbered = torch.zeros(r + 1, dtype=torch.int64, device=pivots.device)
+    numbered = top.new_zeros(len(top) + 1)
     numbered.scatter_(0, torch.where(displaced, displaced.cumsum(0), 0), top)
-    to = torch.where(vacated, pivots, 0)
+    to = torch.where(vacated, pivots, top[0])
     origin = torch.where(vacated, numbered[vacated.cumsum(0)], pivots[0])
     return torch.cat([top, to]), torch.cat([pivots, origin])

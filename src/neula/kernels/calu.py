@@ -20,7 +20,7 @@ def rows_of_u(panel: torch.Tensor, upper: torch.Tensor, found: PanelFactors, sta
     Parameters
     ----------
     panel : Tensor, shape (m, r)
-        Of a low format: L in the first ``start`` columns, A in the others.
+        Row-major, of a low format: L in the first ``start`` columns, A in the others.
     upper : Tensor, shape (r, r)
         In the same format: U, whose rows from ``start`` to ``start + WIDTH`` are written.
     found : PanelFactors
@@ -37,12 +37,12 @@ def rows_of_u(panel: torch.Tensor, upper: torch.Tensor, found: PanelFactors, sta
 def eliminate(
     panel: torch.Tensor, block: torch.Tensor, upper: torch.Tensor, found: PanelFactors, start: int
 ) -> None:
-    """``L_ik U_kk = B_ik`` for all rows i, and the next columns, ``B_ij = A_ij - L_ik U_kj``.
+    """``L_ik U_kk = B_ik`` for all rows i that play, and the next columns, ``B_ij = A_ij - L_ik U_kj``.
 
     Parameters
     ----------
     panel : Tensor, shape (m, r)
-        Of a low format: A; L is written to the columns from ``start`` to ``start + WIDTH``.
+        Row-major, of a low format: A; L is written to the columns from ``start`` to ``start + WIDTH``.
     block : Tensor, shape (m, WIDTH)
         float32, contiguous: these columns, updated; overwritten with the next ones, and zeros beyond the last.
     upper : Tensor, shape (r, r)
@@ -59,12 +59,12 @@ def eliminate(
 
 
 def move_rows(matrix: torch.Tensor, to: torch.Tensor, origin: torch.Tensor) -> None:
-    """``matrix[to] = matrix[origin]``, on a GPU without a copy of more than a few columns.
+    """``matrix[to] = matrix[origin]``, on a GPU without a copy of them.
 
     Parameters
     ----------
     matrix : Tensor, shape (m, n)
-        Column-major.
+        Of any strides; row-major, it is moved at the speed of memory.
     to, origin : Tensor, shape (k,)
         Rows; those that occur twice in ``to`` have the same origin.
     """
@@ -92,8 +92,9 @@ def eliminate_reference(
 ) -> None:
     """:func:`eliminate` in plain torch, on any device."""
     known, k, following = slice(0, start + WIDTH), slice(start, start + WIDTH), slice(start + WIDTH, None)
-    n = panel[:, k].shape[1]
-    panel[:, k] = exact_matmul(block, found.u_inverses[start // WIDTH])[:, :n].to(panel.dtype)
+    old, places = panel[:, k], found.places[:, None]
+    lower = exact_matmul(block, found.u_inverses[start // WIDTH])[:, : old.shape[1]].to(panel.dtype)
+    panel[:, k] = torch.where((places < 0) | (places >= start) & (places < start + WIDTH), lower, old)
     columns = panel[:, following][:, :WIDTH]
     if columns.numel() == 0:
         return

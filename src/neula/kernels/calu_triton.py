@@ -1,13 +1,13 @@
 """Kernels of :mod:`neula.kernels.calu`.
 
 *Elimination* of m rows at column k of a panel: ``64 m k`` flops, and ``2 m k`` bytes of L, which are in the
-cache if m is at most 30000 or so: 5 to 15 microseconds on an H200. Columns are solved for and the next ones
-updated in one launch, since a row needs nothing of the others.
+cache if m is at most 30000 or so. Columns are solved for and the next ones updated in one launch, since a row
+needs nothing of the others.
 
-*Rows of U*: the same for 32 rows that lie anywhere, by a few thread blocks: latency, some 5 microseconds.
+*Rows of U*: the same for 32 rows that lie anywhere, by a few thread blocks: latency.
 
-*Moving* k rows of n columns: elements lie alone in column-major order, so that each takes a sector of 32
-bytes to read and one to write, ``64 k n`` bytes or the whole matrix, whatever is less.
+*Moving* k rows of n columns: ``4 k n`` bytes in row-major order. In column-major order elements would lie
+alone, and each would take a sector of 32 bytes to read and one to write.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ except ImportError:  # the module can be read all the same
 ROWS, COLUMNS = 128, 64
 """Of L and of U that a thread block has."""
 
-MOVED = 4
-"""Columns whose elements are moved at a time."""
+MOVED = 16
+"""Columns that a thread block moves: a sector of memory in half precision."""
 
 WARPS = 4
 
@@ -70,7 +70,7 @@ def eliminate_triton(
     with torch.cuda.device_of(panel):
         _eliminate_kernel[(triton.cdiv(m, ROWS),)](
             *(panel, *panel.stride(), upper, *upper.stride()),
-            *(block, found.u_inverses[start // WIDTH], start, m, r),
+            *(block, found.places, found.u_inverses[start // WIDTH], start, m, r),
             *(ROWS, WIDTH, DEPTH, PRECISION, STAGES),
             num_warps=WARPS,
         )
@@ -143,6 +143,7 @@ def _eliminate_kernel(  # type: ignore[no-untyped-def]
     u_row,
     u_column,
     block,
+    places,
     inverse,
     start,
     m,
@@ -162,7 +163,10 @@ def _eliminate_kernel(  # type: ignore[no-untyped-def]
     upper = tl.load(inverse + w[:, None] * WIDTH + w[None, :])
     columns = tl.dot(tl.load(place, mask=rows, other=0.0), upper, input_precision=PRECISION)
     low = columns.to(a.dtype.element_ty)
-    tl.store(a + i[:, None] * a_row + k[None, :] * a_column, low, mask=rows & (k < r)[None, :])
+    ended = tl.load(places + i, mask=i < m, other=0)
+    playing = (ended < 0) | ((ended >= start) & (ended < start + WIDTH))
+    inside = rows & playing[:, None] & (k < r)[None, :]
+    tl.store(a + i[:, None] * a_row + k[None, :] * a_column, low, mask=inside)
     j = k + WIDTH
     if start + WIDTH < r:
         known = _products(
@@ -182,10 +186,10 @@ def _move_kernel(  # type: ignore[no-untyped-def]
     """``A[to] = A[origin]`` in some columns."""
     j = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     k = tl.arange(0, COUNT)
-    inside = (j < n)[:, None] & (k < count)[None, :]
+    inside = (k < count)[:, None] & (j < n)[None, :]
     source = tl.load(origin + k, mask=k < count, other=0).to(tl.int64)
     target = tl.load(to + k, mask=k < count, other=0).to(tl.int64)
-    moved = tl.load(a + source[None, :] * a_row + j[:, None] * a_column, mask=inside, other=0.0)
+    moved = tl.load(a + source[:, None] * a_row + j[None, :] * a_column, mask=inside)
     # All have read what now changes.
     tl.debug_barrier()
-    tl.store(a + target[None, :] * a_row + j[:, None] * a_column, moved, mask=inside)
+    tl.store(a + target[:, None] * a_row + j[None, :] * a_column, moved, mask=inside)

@@ -171,7 +171,9 @@ def factor_block(block: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.T
     return factor_block_reference(block, width)
 
 
-def solve_upper(b: torch.Tensor, upper: torch.Tensor, inverses: torch.Tensor) -> torch.Tensor:
+def solve_upper(
+    b: torch.Tensor, upper: torch.Tensor, inverses: torch.Tensor, *, accurate: bool = False
+) -> torch.Tensor:
     """``X U = B`` in place; with ``b.T``, ``lower.T`` and ``l_inverses.mT`` it is ``L X = B``.
 
     Parameters
@@ -181,7 +183,10 @@ def solve_upper(b: torch.Tensor, upper: torch.Tensor, inverses: torch.Tensor) ->
     upper : Tensor, shape (r, r)
         In the same format; only what is above the blocks on the diagonal is read.
     inverses : Tensor, shape (ceil(r / width), width, width)
-        Of these blocks, from :func:`factor_block`.
+        Of these blocks, from :func:`factor_block` or :func:`lower_inverses`.
+    accurate : bool
+        Multiply with the inverses in single precision: with 16 bits, which are faster, triangles lose as many
+        of these as they are ill-conditioned, and those of matrices that need pivoting are.
 
     Returns
     -------
@@ -193,7 +198,7 @@ def solve_upper(b: torch.Tensor, upper: torch.Tensor, inverses: torch.Tensor) ->
     if kernels_take(b.dtype, b.device, inverses.shape[-1]):
         from neula.kernels.lu_block_triton import solve_upper_triton
 
-        return solve_upper_triton(b, upper, inverses)
+        return solve_upper_triton(b, upper, inverses, accurate=accurate)
     return solve_upper_reference(b, upper, inverses)
 
 

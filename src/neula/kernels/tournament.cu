@@ -10,18 +10,23 @@
 #define GROUP (TILE / WIDTH)  // tiles whose pivot rows fill a tile of the next round
 #define ROWS (TILE / THREADS)
 #define WARPS (THREADS / LANES)
+#define PITCH (2 * WIDTH + 1)
 #define ALL 0xffffffffu
 
-// Solves T y = e for the unit vector of each lane, T being lower triangular with elements [i * down + j * across].
-__device__ __forceinline__ void invert(const float* t, int down, int across, bool unit, float* y) {
+// Rows of T^-1 for a lower triangle T, whose column i is in t[i * PITCH], a zero in each place below the last
+// row. Each lane has a column of the inverse, of which the next element is always the first.
+__device__ __forceinline__ void invert(const float* t, bool unit, float* out, int down, int across) {
     const int lane = threadIdx.x % LANES;
+    float y[WIDTH];
 #pragma unroll
     for (int i = 0; i < WIDTH; ++i) y[i] = i == lane ? 1.0f : 0.0f;
-#pragma unroll
+#pragma unroll 1
     for (int i = 0; i < WIDTH; ++i) {
-        if (!unit) y[i] /= t[i * (down + across)];
+        const float known = unit ? y[0] : y[0] / t[i * (PITCH + 1)];
+        out[i * down + lane * across] = known;
 #pragma unroll
-        for (int k = i + 1; k < WIDTH; ++k) y[k] = fmaf(-t[k * down + i * across], y[i], y[k]);
+        for (int k = 0; k + 1 < WIDTH; ++k) y[k] = fmaf(-t[i * (PITCH + 1) + k + 1], known, y[k + 1]);
+        y[WIDTH - 1] = 0.0f;
     }
 }
 
@@ -33,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tournament(
 ) {
     __shared__ float4 rows[2][WARPS][WIDTH / 4];  // the best row of each warp
     __shared__ unsigned best[2][WARPS];
-    __shared__ float lu[WIDTH * (WIDTH + 1)];
+    __shared__ float lower[WIDTH * PITCH], upper[WIDTH * PITCH];
     __shared__ int winners[WIDTH], is_last;
     const int thread = threadIdx.x, warp = thread / LANES, lane = thread % LANES;
     int tile = blockIdx.x, tiles = gridDim.x;
@@ -56,15 +61,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) tournament(
             }
         }
         if (thread < WIDTH) winners[thread] = -1;
-#pragma unroll
-        for (int j = 0; j < WIDTH; ++j) {
-            if (j >= count) break;
+        // Not unrolled: code that runs once takes longer to arrive than to run. So rows are turned instead, and
+        // the next column is always the first. What is done, L and the finished rows of U, comes in at the end.
+#pragma unroll 1
+        for (int j = 0; j < count; ++j) {
             // The order of floating-point numbers is that of their bits, NaN above all.
             unsigned key = 0;
             int mine = 0;
 #pragma unroll
             for (int q = 0; q < ROWS; ++q) {
-                const unsigned k = (__float_as_uint(x[q][j]) & 0x7fffffffu) + 1u;
+                const unsigned k = (__float_as_uint(x[q][0]) & 0x7fffffffu) + 1u;
                 if (row[q] >= 0 && rank[q] < 0 && k > key) key = k, mine = q;
             }
             const unsigned top = __reduce_max_sync(ALL, key);
@@ -75,9 +81,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) tournament(
                 for (int q = 0; q < ROWS; ++q)
                     if (q == mine)
 #pragma unroll
-                        for (int c = j / 4; c < WIDTH / 4; ++c)
-                            rows[j % 2][warp][c] =
-                                float4{x[q][4 * c], x[q][4 * c + 1], x[q][4 * c + 2], x[q][4 * c + 3]};
+                        for (int c = 0; c < WIDTH; c += 4)
+                            rows[j % 2][warp][c / 4] = float4{x[q][c], x[q][c + 1], x[q][c + 2], x[q][c + 3]};
             }
             // One barrier a column: what is written next goes to the other half.
             __syncthreads();
@@ -95,19 +100,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) tournament(
             }
             float u[WIDTH];
 #pragma unroll
-            for (int c = j / 4; c < WIDTH / 4; ++c) {
-                const float4 v = rows[j % 2][winner][c];
-                u[4 * c] = v.x, u[4 * c + 1] = v.y, u[4 * c + 2] = v.z, u[4 * c + 3] = v.w;
+            for (int c = 0; c < WIDTH; c += 4) {
+                const float4 v = rows[j % 2][winner][c / 4];
+                u[c] = v.x, u[c + 1] = v.y, u[c + 2] = v.z, u[c + 3] = v.w;
             }
             // A zero pivot has nothing but zeros below it.
-            const float reciprocal = u[j] == 0.0f ? 0.0f : 1.0f / u[j];
+            const float reciprocal = u[0] == 0.0f ? 0.0f : 1.0f / u[0];
+#pragma unroll
+            for (int c = 1; c < WIDTH; ++c) u[c] = c < WIDTH - j ? u[c] : 0.0f;
 #pragma unroll
             for (int q = 0; q < ROWS; ++q) {
-                if (rank[q] >= 0) continue;
-                const float l = x[q][j] * reciprocal;
-                x[q][j] = l;
+                const float l = rank[q] < 0 ? x[q][0] * reciprocal : 0.0f, done = rank[q] < 0 ? l : x[q][0];
 #pragma unroll
-                for (int c = j + 1; c < WIDTH; ++c) x[q][c] = fmaf(-l, u[c], x[q][c]);
+                for (int c = 0; c + 1 < WIDTH; ++c) x[q][c] = fmaf(-l, u[c + 1], x[q][c + 1]);
+                x[q][WIDTH - 1] = done;
             }
         }
         if (tiles == 1) break;
@@ -132,8 +138,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) tournament(
         tile = group, tiles = groups, first = false;
     }
     __syncthreads();
-    for (int i = thread; i < WIDTH * WIDTH; i += THREADS)
-        lu[i / WIDTH * (WIDTH + 1) + i % WIDTH] = i / WIDTH == i % WIDTH ? 1.0f : 0.0f;
+    for (int i = thread; i < WIDTH * PITCH; i += THREADS) {
+        lower[i] = upper[i] = i % PITCH == i / PITCH ? 1.0f : 0.0f;
+    }
     __syncthreads();
 #pragma unroll
     for (int q = 0; q < ROWS; ++q) {
@@ -141,21 +148,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) tournament(
         places[row[q]] = start + rank[q];
         pivots[start + rank[q]] = row[q];
 #pragma unroll
-        for (int c = 0; c < WIDTH; ++c)
-            if (c < count) lu[rank[q] * (WIDTH + 1) + c] = x[q][c];
+        for (int c = 0; c < WIDTH; ++c) {
+            const int column = (c + count) % WIDTH;
+            if (column >= count) continue;
+            if (column < rank[q]) lower[column * PITCH + rank[q]] = x[q][c];
+            else upper[rank[q] * PITCH + column] = x[q][c];
+        }
     }
     __syncthreads();
-    for (int i = thread; i < WIDTH * WIDTH; i += THREADS)
-        factors[i] = lu[i / WIDTH * (WIDTH + 1) + i % WIDTH];
-    if (warp > 1) return;
-    float y[WIDTH];
-    if (warp == 0) {
-        invert(lu, WIDTH + 1, 1, true, y);
-#pragma unroll
-        for (int i = 0; i < WIDTH; ++i) l_inverse[i * WIDTH + lane] = y[i];
-    } else {
-        invert(lu, 1, WIDTH + 1, false, y);
-#pragma unroll
-        for (int i = 0; i < WIDTH; ++i) u_inverse[lane * WIDTH + i] = y[i];
+    for (int i = thread; i < WIDTH * WIDTH; i += THREADS) {
+        const int r = i / WIDTH, c = i % WIDTH;
+        factors[i] = c < r ? lower[c * PITCH + r] : upper[r * PITCH + c];
     }
+    if (warp == 0) invert(lower, true, l_inverse, WIDTH, 1);
+    if (warp == 1) invert(upper, false, u_inverse, 1, WIDTH);
 }

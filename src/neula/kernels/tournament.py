@@ -24,6 +24,10 @@ TILE = 1024
 """Rows that a thread block eliminates in."""
 
 
+ELSEWHERE = 1 << 30
+"""The place of rows that are not to be touched."""
+
+
 @dataclass(frozen=True)
 class PanelFactors:
     """What is known of a panel of m rows and r columns that is factorized, :data:`WIDTH` columns at a time.
@@ -31,7 +35,8 @@ class PanelFactors:
     Attributes
     ----------
     places : Tensor, shape (m,)
-        int32: which pivot row each row has become, -1 where it has become none.
+        int32: which pivot row each row has become, -1 where it has become none, and :data:`ELSEWHERE` where
+        the row is none of the panel's.
     pivots : Tensor, shape (r,)
         int32: the rows of the panel that have become pivot rows.
     factors : Tensor, shape (ceil(r / WIDTH), WIDTH, WIDTH)
@@ -50,12 +55,12 @@ class PanelFactors:
     room: torch.Tensor
 
     @classmethod
-    def of(cls, panel: torch.Tensor) -> Self:
-        """For a panel of which no column is factorized yet."""
+    def of(cls, panel: torch.Tensor, places: torch.Tensor | None = None) -> Self:
+        """For a panel of which no column is factorized yet, and all rows play unless ``places`` says no."""
         m, r = panel.shape
         blocks = panel.new_empty(3, -(-r // WIDTH), WIDTH, WIDTH, dtype=torch.float32)
         return cls(
-            panel.new_full((m,), -1, dtype=torch.int32),
+            panel.new_full((m,), -1, dtype=torch.int32) if places is None else places,
             panel.new_zeros(r, dtype=torch.int32),
             *blocks,
             panel.new_zeros(2 * room_for_rounds(m), dtype=torch.int32),
