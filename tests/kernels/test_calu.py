@@ -29,7 +29,8 @@ class Kernels:
                 pytest.skip(
                     "Triton was imported before its interpreter could be chosen: run tests/kernels alone"
                 )
-            monkeypatch.setattr(calu_triton, "ROWS", 32)
+            monkeypatch.setattr(calu_triton, "FEW_ROWS", 32)
+            monkeypatch.setattr(calu_triton, "ROWS", 64)
             monkeypatch.setattr(calu_triton, "COLUMNS", 16)
         self.rows_of_u = calu_triton.rows_of_u_triton
         self.eliminate = calu_triton.eliminate_triton
@@ -52,24 +53,30 @@ def steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ke
 @pytest.mark.parametrize(("m", "r"), [(1, 1), (40, 32), (70, 69), (130, 100)])
 def test_a_panel(m: int, r: int, steps: Kernels | Reference) -> None:
     """``|A - L U| <= (2 u + r u32) |L| |U|`` (Lopez and Mary, Table 2), rows where they are."""
-    whole = torch.full((r + 3, m + 5), torch.nan, dtype=torch.float16, device=DEVICE).T
-    panel = whole[2 : m + 2, 1 : r + 1].copy_(random_matrix("normal", m, r, seed=m).to(DEVICE))
-    a, upper = panel.double().cpu(), torch.full((r, r), torch.nan, dtype=torch.float16, device=DEVICE)
-    found = PanelFactors.of(panel)
+    panel = random_matrix("normal", m, r, dtype=torch.float32, seed=m).to(DEVICE)
+    before = panel.clone()
+    whole = torch.full((m + 5, r + 3), torch.nan, dtype=torch.float16, device=DEVICE)
+    lower, upper = whole[2 : m + 2, 1 : r + 1], torch.full_like(whole[:r, :r], torch.nan)
+    found = PanelFactors.of(panel, torch.float16)
     block = torch.full((m, WIDTH), torch.nan, device=DEVICE)
     block[:, : min(r, WIDTH)] = panel[:, :WIDTH]
     block[:, r:] = 0
     for start in range(0, r, WIDTH):
         count = min(WIDTH, r - start)
         play_reference(block, found, start, count)
-        steps.rows_of_u(panel, upper, found, start)
-        steps.eliminate(panel, block, upper, found, start)
+        steps.rows_of_u(panel, lower, upper, found, start)
+        steps.eliminate(panel, block, lower, upper, found, start)
         upper[start : start + count, start : start + count] = found.factors[start // WIDTH, :count, :count]
-    assert int(whole.isnan().sum()) == whole.numel() - m * r, "nothing beside the panel"
-    lower, u = panel.double().cpu(), upper.double().cpu().triu()
+    assert torch.equal(panel, before)
+    a, u = panel.double().cpu(), upper.double().cpu().triu()
     places, number = found.places.cpu(), torch.arange(r)
     is_pivot = places >= 0
-    # What is beyond the diagonal in a pivot row is A.
+    # Of a pivot row there are as many blocks of L as it took to become one.
+    written = number < (places[:, None] // WIDTH + 1) * WIDTH
+    written[~is_pivot] = True
+    assert torch.equal(lower.cpu().isnan(), ~written)
+    assert int(whole.isnan().sum()) == whole.numel() - int(written.sum()), "nothing beside L"
+    lower = lower.double().cpu()
     lower[is_pivot] = torch.where(number < places[is_pivot, None], lower[is_pivot], 0.0)
     lower[is_pivot, places[is_pivot].long()] = 1.0
     size = a.abs() + lower.abs() @ u.abs()

@@ -8,13 +8,14 @@ both factors are in a low format, updates are summed in single precision, and so
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from neula.algorithms.lu_panels import blocks
 from neula.engines import Engine
 from neula.kernels.calu import eliminate, move_rows, rows_of_u
-from neula.kernels.lu_block import lower_inverses, solve_upper
+from neula.kernels.lu_block import solve_upper
 from neula.kernels.tournament import ELSEWHERE, WIDTH, PanelFactors, play
 from neula.kernels.transposed_copy import transpose_in_place
 
@@ -44,15 +45,19 @@ def by_pivoted_blocks(
     permutation = torch.arange(n, dtype=torch.int32, device=matrix.device)
     for k in blocks(slice(0, n), r):
         done, rest, below = slice(0, k.start), slice(k.stop, n), slice(k.start, n)
-        if k.start > 0:
-            engine.gemm_low(matrix[below, done], matrix[done, k], matrix[below, k])
         shown = slice(n - height(n - k.start, n), n)
-        to, origin, l_inverses = _replayed_panel(matrix[shown, k], k.start - shown.start, engine)
+        above = k.start - shown.start
+        panel = torch.empty(n - shown.start, k.stop - k.start, dtype=engine.storage, device=matrix.device)
+        panel.copy_(matrix[shown, k])
+        if k.start > 0:
+            engine.gemm(matrix[below, done], matrix[done, k], panel[above:], alpha=-1.0, beta=1.0)
+        lu, to, origin, l_inverses = _replayed(panel, above, engine)
+        matrix[below, k] = lu[above:]
         for moved in (matrix[shown, done], matrix[shown, rest], permutation[shown, None]):
             move_rows(moved, to, origin)
         if k.start > 0 and k.stop < n:
             engine.gemm_low(matrix[k, done], matrix[done, rest], matrix[k, rest])
-        solve_upper(matrix[k, rest].T, matrix[k, k].T, l_inverses.mT, accurate=True)
+        solve_upper(matrix[k, rest].T, matrix[k, k].T, l_inverses.mT)
         if on_columns is not None:
             on_columns(k.stop)
     transpose_in_place(matrix)
@@ -68,60 +73,59 @@ def height(m: int, n: int) -> int:
     return min(n, octave if 4 * m > 3 * octave else 3 * octave // 4)
 
 
-def _replayed_panel(
-    panel: torch.Tensor, above: int, engine: Engine
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """:func:`factor_panel` in place, which is a hundred launches of microseconds each, in one where it can be."""
+def _replayed(panel: torch.Tensor, above: int, engine: Engine) -> tuple[torch.Tensor, ...]:
+    """:func:`factor_panel`, a hundred launches of microseconds each, in one where it can be."""
     places = torch.full(panel.shape[:1], -1, dtype=torch.int32, device=panel.device)
     places[:above] = ELSEWHERE
-    dense = panel.contiguous()
-    lu, *found = engine.replay(factor_panel, (dense, places), "panel of LU with tournament pivoting")
-    panel.copy_(lu)
-    to, origin, l_inverses = found
-    return to, origin, l_inverses
+    low = engine.operand_dtype
+    return engine.replay(partial(factor_panel, low=low), (panel, places), ("panel by tournaments", low))
 
 
-def factor_panel(panel: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def factor_panel(
+    panel: torch.Tensor, places: torch.Tensor, low: torch.dtype
+) -> tuple[torch.Tensor, ...]:
     """Factors of updated columns, rows in their new order.
 
     Parameters
     ----------
     panel : Tensor, shape (m, r)
-        Row-major, of a low format.
+        float32, row-major.
     places : Tensor, shape (m,)
         int32: -1, or :data:`~neula.kernels.tournament.ELSEWHERE` for rows on top that are not touched. At
         least r rows are.
+    low : torch.dtype
+        Format of the factors.
 
     Returns
     -------
     lu : Tensor, shape (m, r)
+        What it has in rows that are not touched means nothing.
     to, origin : Tensor, shape (2 r,)
         The moves of rows: ``panel[to] = panel[origin]``.
-    l_inverses : Tensor
-        Inverses of blocks on the diagonal of L, see :func:`neula.kernels.lu_block.lower_inverses`.
+    l_inverses : Tensor, shape (ceil(r / WIDTH), WIDTH, WIDTH)
+        Inverses of the blocks on the diagonal of L.
     """
     m, r = panel.shape
-    panel, top = panel.clone(), (places == ELSEWHERE).sum() + torch.arange(r, device=panel.device)
-    found = PanelFactors.of(panel, places.clone())
+    top = (places == ELSEWHERE).sum() + torch.arange(r, device=panel.device)
+    found = PanelFactors.of(panel, low, places.clone())
+    lower = panel.new_zeros(m, r, dtype=low)
     # Whole blocks on the diagonal.
-    whole = panel.new_empty(2 * [WIDTH * len(found.factors)])
+    whole = panel.new_empty(2 * [WIDTH * len(found.factors)], dtype=low)
     upper = whole[:r, :r]
-    block = panel.new_zeros(m, WIDTH, dtype=torch.float32)
+    block = panel.new_zeros(m, WIDTH)
     block[:, : min(r, WIDTH)] = panel[:, :WIDTH]
     for start in range(0, r, WIDTH):
         play(block, found, start, min(WIDTH, r - start))
-        rows_of_u(panel, upper, found, start)
-        eliminate(panel, block, upper, found, start)
+        rows_of_u(panel, lower, upper, found, start)
+        eliminate(panel, block, lower, upper, found, start)
     to, origin = moves(found, top)
-    move_rows(panel, to, origin)
+    move_rows(lower, to, origin)
     whole.unflatten(1, (-1, WIDTH)).unflatten(0, (-1, WIDTH)).diagonal(dim1=0, dim2=2).copy_(
         found.factors.permute(1, 2, 0)
     )
-    # Rows of U are not where they were.
     number = torch.arange(r, device=panel.device) // WIDTH
-    diagonal = torch.where(number[:, None] > number, panel[top], upper)
-    panel[top] = diagonal
-    return panel, to, origin, lower_inverses(diagonal, found.l_inverses)
+    lower[top] = torch.where(number[:, None] > number, lower[top], upper)
+    return lower, to, origin, found.l_inverses
 
 
 def moves(found: PanelFactors, top: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -168,7 +168,7 @@ def lu_factorize(
         and s is not None
         and engine.rounds_once
         and (
-            engine.tournaments and s == engine.lu_pivoted_panel
+            engine.tournaments and s == engine.lu_pivoted_inner_panel
             if pivoting
             else kernels_take(engine.operand_dtype, engine.device, s)
         )
@@ -266,7 +266,12 @@ def panel_widths(
     for name, width in (("panel", panel), ("inner_panel", inner_panel)):
         if width is not None and not (hasattr(width, "__index__") and width >= 1):
             raise ValueError(f"{name} must be a whole number, at least 1, got {width!r}")
-    r = engine.lu_panel if panel is None else operator.index(panel)
+    best = (
+        (engine.lu_pivoted_panel, engine.lu_pivoted_inner_panel)
+        if pivoting
+        else (engine.lu_panel, engine.lu_inner_panel)
+    )
+    r = best[0] if panel is None else operator.index(panel)
     if not VARIANTS[variant].partitioned:
         if inner_panel is None:
             return r, None
@@ -275,8 +280,7 @@ def panel_widths(
             "leave it out, or pass variant='5.2/5.1'"
         )
     widest = max(1, r // 2)
-    best = engine.lu_pivoted_panel if pivoting else engine.lu_inner_panel
-    s = min(best, widest) if inner_panel is None else operator.index(inner_panel)
+    s = min(best[1], widest) if inner_panel is None else operator.index(inner_panel)
     if s > widest:
         raise ValueError(
             f"inner_panel={s} does not fit twice into panel={r}: pass an inner_panel of at most {widest}, "

@@ -47,7 +47,8 @@ class CudaEngine(Engine):
     direct_definite = 20000  # likewise
     lu_panel = 1024  # as fast as 512 up to 32768 columns, and half the launches
     lu_inner_panel = 128
-    lu_pivoted_panel = tournament.WIDTH
+    lu_pivoted_panel = 512
+    lu_pivoted_inner_panel = tournament.WIDTH
     rounds_once = True
 
     def __init__(self, device: torch.device | str, format: Format | str | None = None) -> None:

@@ -40,8 +40,8 @@ class Engine(ABC):
         The width at which the recursion stops and the panel starts, as it measures best here.
     lu_panel, lu_inner_panel : int
         Widths r and s of the panels of LU factorizations.
-    lu_pivoted_panel : int
-        Width s with partial pivoting.
+    lu_pivoted_panel, lu_pivoted_inner_panel : int
+        The same with partial pivoting.
     inverted : int
         Order of the diagonal blocks of a triangular factor that are worth inverting to solve with it some
         dozen times.
@@ -63,7 +63,8 @@ class Engine(ABC):
     cutoff: int = 128
     lu_panel: ClassVar[int] = 256
     lu_inner_panel: ClassVar[int] = 8
-    lu_pivoted_panel: ClassVar[int] = 8
+    lu_pivoted_panel: ClassVar[int] = 256
+    lu_pivoted_inner_panel: ClassVar[int] = 8
     inverted: ClassVar[int] = 2048
     rounds_once: ClassVar[bool] = False
     swaps: ClassVar[bool] = False

@@ -16,7 +16,7 @@ import torch
 
 from neula.kernels.calu import PanelFactors
 from neula.kernels.compiled import jit
-from neula.kernels.lu_block_triton import DEPTH, PRECISION, STAGES, _products
+from neula.kernels.lu_block_triton import PRECISION, _products
 from neula.kernels.tournament import WIDTH
 
 try:
@@ -25,16 +25,21 @@ try:
 except ImportError:  # the module can be read all the same
     triton = None
 
-ROWS, COLUMNS = 128, 64
-"""Of L and of U that a thread block has."""
+ROWS, FEW_ROWS = 128, 64
+"""Of L that a thread block has, and where that leaves multiprocessors without work."""
 
-MOVED = 16
-"""Columns that a thread block moves: a sector of memory in half precision."""
+COLUMNS = 32
+"""Of U that a thread block has."""
 
-WARPS = 4
+DEPTH, STAGES, WARPS = 64, 3, 4
+
+MOVED = 32
+"""Columns that a thread block moves."""
 
 
-def rows_of_u_triton(panel: torch.Tensor, upper: torch.Tensor, found: PanelFactors, start: int) -> None:
+def rows_of_u_triton(
+    panel: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor, found: PanelFactors, start: int
+) -> None:
     """:func:`neula.kernels.calu.rows_of_u` by the kernel, queued on the current stream.
 
     Raises
@@ -46,17 +51,23 @@ def rows_of_u_triton(panel: torch.Tensor, upper: torch.Tensor, found: PanelFacto
     m, r = panel.shape
     if start + WIDTH >= r:
         return
+    index = start // WIDTH
     with torch.cuda.device_of(panel):
         _rows_of_u_kernel[(triton.cdiv(r - start - WIDTH, COLUMNS),)](
-            *(panel, *panel.stride(), upper, *upper.stride()),
-            *(found.pivots, found.l_inverses[start // WIDTH], start, m, r),
+            *(panel, *panel.stride(), lower, *lower.stride(), upper, *upper.stride()),
+            *(found.pivots, found.l_inverses[index], found.factors[index], start, m, r),
             *(COLUMNS, WIDTH, DEPTH, PRECISION, STAGES),
             num_warps=WARPS,
         )
 
 
 def eliminate_triton(
-    panel: torch.Tensor, block: torch.Tensor, upper: torch.Tensor, found: PanelFactors, start: int
+    panel: torch.Tensor,
+    block: torch.Tensor,
+    lower: torch.Tensor,
+    upper: torch.Tensor,
+    found: PanelFactors,
+    start: int,
 ) -> None:
     """:func:`neula.kernels.calu.eliminate` by the kernel, queued on the current stream.
 
@@ -66,14 +77,19 @@ def eliminate_triton(
         Without Triton.
     """
     _require_triton()
-    m, r = panel.shape
+    (m, r), index = panel.shape, start // WIDTH
+    rows = ROWS if m >= ROWS * _units(panel.device) else FEW_ROWS
     with torch.cuda.device_of(panel):
-        _eliminate_kernel[(triton.cdiv(m, ROWS),)](
-            *(panel, *panel.stride(), upper, *upper.stride()),
-            *(block, found.places, found.u_inverses[start // WIDTH], start, m, r),
-            *(ROWS, WIDTH, DEPTH, PRECISION, STAGES),
+        _eliminate_kernel[(triton.cdiv(m, rows),)](
+            *(panel, *panel.stride(), lower, *lower.stride(), upper, *upper.stride()),
+            *(block, found.places, found.u_inverses[index], found.factors[index], start, m, r),
+            *(rows, WIDTH, DEPTH, PRECISION, STAGES),
             num_warps=WARPS,
         )
+
+
+def _units(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def move_rows_triton(matrix: torch.Tensor, to: torch.Tensor, origin: torch.Tensor) -> None:
@@ -90,7 +106,7 @@ def move_rows_triton(matrix: torch.Tensor, to: torch.Tensor, origin: torch.Tenso
         _move_kernel[(triton.cdiv(n, MOVED),)](
             *(matrix, *matrix.stride(), n, to, origin, count),
             *(MOVED, triton.next_power_of_2(count)),
-            num_warps=2 * WARPS,
+            num_warps=8,
         )
 
 
@@ -99,16 +115,20 @@ def _require_triton() -> None:
         raise ImportError("the kernels of pivoted panels need Triton: pip install triton")
 
 
-@jit("start")
+@jit()
 def _rows_of_u_kernel(  # type: ignore[no-untyped-def]
     a,
     a_row,
     a_column,
+    l,
+    l_row,
+    l_column,
     u,
     u_row,
     u_column,
     pivots,
     inverse,
+    factors,
     start,
     m,
     r,
@@ -124,27 +144,36 @@ def _rows_of_u_kernel(  # type: ignore[no-untyped-def]
     j = start + WIDTH + tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     i = tl.load(pivots + k, mask=k < r, other=m).to(tl.int64)
     known = _products(
-        a, a_row, a_column, u, u_row, u_column, i, j, m, r, start, WIDTH, COLUMNS, DEPTH, STAGES
+        l, l_row, l_column, u, u_row, u_column, i, j, m, r, start, WIDTH, COLUMNS, DEPTH, STAGES
     )
     inside = (i < m)[:, None] & (j < r)[None, :]
-    rest = tl.load(a + i[:, None] * a_row + j[None, :] * a_column, mask=inside, other=0.0)
-    lower = tl.load(inverse + w[:, None] * WIDTH + w[None, :])
-    rows = tl.dot(lower, rest.to(tl.float32) - known, input_precision=PRECISION)
-    place = u + k.to(tl.int64)[:, None] * u_row + j[None, :] * u_column
-    tl.store(place, rows.to(u.dtype.element_ty), mask=inside)
+    rest = tl.load(a + i[:, None] * a_row + j[None, :] * a_column, mask=inside, other=0.0) - known
+    square = w[:, None] * WIDTH + w[None, :]
+    solve, lower = tl.load(inverse + square), tl.load(factors + square)
+    lower = tl.where(w[:, None] > w[None, :], lower, 0.0)
+    rows = tl.dot(solve, rest, input_precision=PRECISION)
+    low = u.dtype.element_ty
+    first = (w < WIDTH // 2)[:, None]
+    lost = tl.where(first, rows - rows.to(low).to(tl.float32), 0.0)
+    rows += tl.dot(solve, tl.where(first, 0.0, tl.dot(lower, lost)))
+    tl.store(u + k.to(tl.int64)[:, None] * u_row + j[None, :] * u_column, rows.to(low), mask=inside)
 
 
-@jit("start")
+@jit()
 def _eliminate_kernel(  # type: ignore[no-untyped-def]
     a,
     a_row,
     a_column,
+    l,
+    l_row,
+    l_column,
     u,
     u_row,
     u_column,
     block,
     places,
     inverse,
+    factors,
     start,
     m,
     r,
@@ -160,26 +189,31 @@ def _eliminate_kernel(  # type: ignore[no-untyped-def]
     k = start + w
     rows = (i < m)[:, None]
     place = block + i[:, None] * WIDTH + w[None, :]
-    upper = tl.load(inverse + w[:, None] * WIDTH + w[None, :])
-    columns = tl.dot(tl.load(place, mask=rows, other=0.0), upper, input_precision=PRECISION)
-    low = columns.to(a.dtype.element_ty)
+    square = w[:, None] * WIDTH + w[None, :]
+    solve, upper = tl.load(inverse + square), tl.load(factors + square)
+    upper = tl.where(w[:, None] < w[None, :], upper, 0.0)
+    columns = tl.dot(tl.load(place, mask=rows, other=0.0), solve, input_precision=PRECISION)
+    first = (w < WIDTH // 2)[None, :]
+    lost = tl.where(first, columns - columns.to(l.dtype.element_ty).to(tl.float32), 0.0)
+    columns += tl.dot(tl.where(first, 0.0, tl.dot(lost, upper)), solve)
+    low = columns.to(l.dtype.element_ty)
     ended = tl.load(places + i, mask=i < m, other=0)
     playing = (ended < 0) | ((ended >= start) & (ended < start + WIDTH))
     inside = rows & playing[:, None] & (k < r)[None, :]
-    tl.store(a + i[:, None] * a_row + k[None, :] * a_column, low, mask=inside)
+    tl.store(l + i[:, None] * l_row + k[None, :] * l_column, low, mask=inside)
     j = k + WIDTH
     if start + WIDTH < r:
         known = _products(
-            a, a_row, a_column, u, u_row, u_column, i, j, m, r, start, ROWS, WIDTH, DEPTH, STAGES
+            l, l_row, l_column, u, u_row, u_column, i, j, m, r, start, ROWS, WIDTH, DEPTH, STAGES
         )
         inside = rows & (j < r)[None, :]
         beside = tl.load(u + k[:, None] * u_row + j[None, :] * u_column, mask=(j < r)[None, :], other=0.0)
         known = tl.dot(low, beside, known)
         rest = tl.load(a + i[:, None] * a_row + j[None, :] * a_column, mask=inside, other=0.0)
-        tl.store(place, rest.to(tl.float32) - known, mask=rows)
+        tl.store(place, rest - known, mask=rows)
 
 
-@jit("n", "count")
+@jit()
 def _move_kernel(  # type: ignore[no-untyped-def]
     a, a_row, a_column, n, to, origin, count, COLUMNS: tl.constexpr, COUNT: tl.constexpr
 ):

@@ -95,46 +95,13 @@ def _inverse_by_doubling(t: torch.Tensor) -> torch.Tensor:
     order = 1 << (n - 1).bit_length()
     t = torch.nn.functional.pad(t, (0, order - n, 0, order - n))
     t.diagonal(dim1=-2, dim2=-1)[..., n:] = 1
-    return _doubled(t, torch.diag_embed(t.diagonal(dim1=-2, dim2=-1).reciprocal()), 1)[..., :n, :n]
-
-
-def _doubled(t: torch.Tensor, x: torch.Tensor, half: int) -> torch.Tensor:
-    """Inverse of lower triangles, where x has already that of the blocks of order ``half`` on the diagonal."""
-    while half < t.shape[-1]:
+    x = torch.diag_embed(t.diagonal(dim1=-2, dim2=-1).reciprocal())
+    half = 1
+    while half < order:
         inner = exact_matmul(_corner(t, half, 1, 0), _corner(x, half, 0, 0))
         _corner(x, half, 1, 0).copy_(exact_matmul(_corner(x, half, 1, 1), inner)).neg_()
         half *= 2
-    return x
-
-
-def lower_inverses(lower: torch.Tensor, inverses: torch.Tensor) -> torch.Tensor:
-    """Inverses of blocks on the diagonal that :func:`solve_upper` takes, from those of smaller ones.
-
-    Parameters
-    ----------
-    lower : Tensor, shape (r, r)
-        Unit lower triangular, of a low format; only what is below its diagonal is read.
-    inverses : Tensor, shape (blocks, width, width)
-        float32: of its blocks on the diagonal, the last one bordered by an identity. The width is a power of
-        two times less than :data:`WIDTH`.
-
-    Returns
-    -------
-    Tensor, shape (ceil(r / WIDTH), WIDTH, WIDTH)
-    """
-    r, (count, small, _) = lower.shape[0], inverses.shape
-    blocks = -(-r // WIDTH)
-    t = torch.zeros(blocks, WIDTH, WIDTH, dtype=torch.float32, device=lower.device)
-    for block, start in zip(t, range(0, r, WIDTH), strict=True):
-        part = lower[start : start + WIDTH, start : start + WIDTH]
-        block[: len(part), : len(part)] = part
-    x = torch.eye(WIDTH, dtype=torch.float32, device=lower.device).repeat(blocks, 1, 1)
-    parts = x.unflatten(2, (-1, small)).unflatten(1, (-1, small)).diagonal(dim1=1, dim2=3)
-    # The last of the larger blocks may lack some.
-    whole = torch.eye(small, device=lower.device).repeat(blocks * (WIDTH // small), 1, 1)
-    whole[:count] = inverses
-    parts.permute(0, 3, 1, 2).copy_(whole.unflatten(0, (blocks, -1)))
-    return _doubled(t, x, small)
+    return x[..., :n, :n]
 
 
 def _corner(x: torch.Tensor, half: int, row: int, column: int) -> torch.Tensor:
@@ -171,9 +138,7 @@ def factor_block(block: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.T
     return factor_block_reference(block, width)
 
 
-def solve_upper(
-    b: torch.Tensor, upper: torch.Tensor, inverses: torch.Tensor, *, accurate: bool = False
-) -> torch.Tensor:
+def solve_upper(b: torch.Tensor, upper: torch.Tensor, inverses: torch.Tensor) -> torch.Tensor:
     """``X U = B`` in place; with ``b.T``, ``lower.T`` and ``l_inverses.mT`` it is ``L X = B``.
 
     Parameters
@@ -183,10 +148,7 @@ def solve_upper(
     upper : Tensor, shape (r, r)
         In the same format; only what is above the blocks on the diagonal is read.
     inverses : Tensor, shape (ceil(r / width), width, width)
-        Of these blocks, from :func:`factor_block` or :func:`lower_inverses`.
-    accurate : bool
-        Multiply with the inverses in single precision: with 16 bits, which are faster, triangles lose as many
-        of these as they are ill-conditioned, and those of matrices that need pivoting are.
+        Of these blocks, from :func:`factor_block`; on a GPU a kernel takes 32 or :data:`WIDTH` columns.
 
     Returns
     -------
@@ -195,10 +157,10 @@ def solve_upper(
     """
     if b.numel() == 0:
         return b
-    if kernels_take(b.dtype, b.device, inverses.shape[-1]):
+    if inverses.shape[-1] in (32, WIDTH) and kernels_take(b.dtype, b.device, WIDTH):
         from neula.kernels.lu_block_triton import solve_upper_triton
 
-        return solve_upper_triton(b, upper, inverses, accurate=accurate)
+        return solve_upper_triton(b, upper, inverses)
     return solve_upper_reference(b, upper, inverses)
 
 

@@ -74,9 +74,7 @@ def factor_block_triton(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
     return inverses[0].mT, inverses[1].mT
 
 
-def solve_upper_triton(
-    b: torch.Tensor, upper: torch.Tensor, inverses: torch.Tensor, *, accurate: bool = False
-) -> torch.Tensor:
+def solve_upper_triton(b: torch.Tensor, upper: torch.Tensor, inverses: torch.Tensor) -> torch.Tensor:
     """:func:`neula.kernels.lu_block.solve_upper` by the kernel, queued on the current stream.
 
     Raises
@@ -89,7 +87,8 @@ def solve_upper_triton(
     with torch.cuda.device_of(b):
         _solve_kernel[(triton.cdiv(m, ROWS),)](
             *(b, *b.stride(), upper, *upper.stride(), inverses, *inverses.stride(), m, r),
-            *(ROWS, width, DEPTH, tl.float32 if accurate else _low(b), STAGES),
+            # Beside narrow inverses, all bits cost little.
+            *(ROWS, width, DEPTH, _low(b) if width == WIDTH else tl.float32, STAGES),
             num_warps=SOLVE_WARPS,
         )
     return b
@@ -145,7 +144,7 @@ def _products(  # type: ignore[no-untyped-def]
 
 @jit()
 def _product(a, b, LOW: tl.constexpr):  # type: ignore[no-untyped-def]
-    """``A B`` of float32 matrices, as they are or in two parts each: with bf16 to 16 bits, less than fp16 shows."""
+    """``A B`` of float32 matrices, as they are or in two parts: with bf16 to 16 bits, which hides behind fp16."""
     if LOW == tl.float32:
         return tl.dot(a, b, input_precision="tf32x3")
     a_high, b_high = a.to(LOW), b.to(LOW)

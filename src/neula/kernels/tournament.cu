@@ -10,41 +10,131 @@
 #define GROUP (TILE / WIDTH)  // tiles whose pivot rows fill a tile of the next round
 #define ROWS (TILE / THREADS)
 #define WARPS (THREADS / LANES)
-#define PITCH (2 * WIDTH + 1)
+#define HALF (WIDTH / 2)
+#define PITCH (WIDTH + 1)
 #define ALL 0xffffffffu
 
-// Rows of T^-1 for a lower triangle T, whose column i is in t[i * PITCH], a zero in each place below the last
-// row. Each lane has a column of the inverse, of which the next element is always the first.
-__device__ __forceinline__ void invert(const float* t, bool unit, float* out, int down, int across) {
+// The inverse of a lower triangle of order HALF, whose column i is in t[i * PITCH], by the first HALF lanes of a
+// warp, each of which has a column: rows i of the inverse go to out[i * PITCH].
+__device__ __forceinline__ void invert(const float* t, bool unit, float* out) {
     const int lane = threadIdx.x % LANES;
-    float y[WIDTH];
+    float y[HALF];
 #pragma unroll
-    for (int i = 0; i < WIDTH; ++i) y[i] = i == lane ? 1.0f : 0.0f;
+    for (int i = 0; i < HALF; ++i) y[i] = i == lane ? 1.0f : 0.0f;
+#pragma unroll
+    for (int i = 0; i < HALF; ++i) {
+        if (!unit) y[i] *= 1.0f / t[i * PITCH + i];
+#pragma unroll
+        for (int k = i + 1; k < HALF; ++k) y[k] = fmaf(-t[i * PITCH + k], y[i], y[k]);
+    }
+#pragma unroll
+    for (int i = 0; i < HALF; ++i)
+        if (lane < HALF) out[i * PITCH + lane] = y[i];
+}
+
+struct Shared {
+    float4 rows[2][WARPS][WIDTH / 4];  // the best row of each warp
+    unsigned best[2][WARPS];
+    int winners[WIDTH];
+};
+
+struct Player {
+    Shared& shared;
+    float x[ROWS][WIDTH];
+    int row[ROWS], rank[ROWS];
+};
+
+// Eliminates up to 8 columns from the first one on, in rows of which the first N numbers still count.
+//
+// The loop is not unrolled, and there are only four of them: code that runs once takes longer to arrive than to
+// run. So rows are turned instead, and the next column is always the first. What is done, L and the finished
+// rows of U, comes in at the end.
+template <int N>
+__device__ __forceinline__ void steps(Player& p, int first, int count) {
+    const int warp = threadIdx.x / LANES, lane = threadIdx.x % LANES;
 #pragma unroll 1
-    for (int i = 0; i < WIDTH; ++i) {
-        const float known = unit ? y[0] : y[0] / t[i * (PITCH + 1)];
-        out[i * down + lane * across] = known;
+    for (int j = first; j < first + 8; ++j) {
+        // The order of floating-point numbers is that of their bits, NaN above all.
+        unsigned key = 0;
+        int mine = 0;
 #pragma unroll
-        for (int k = 0; k + 1 < WIDTH; ++k) y[k] = fmaf(-t[i * (PITCH + 1) + k + 1], known, y[k + 1]);
-        y[WIDTH - 1] = 0.0f;
+        for (int q = 0; q < ROWS; ++q) {
+            const unsigned k = (__float_as_uint(p.x[q][0]) & 0x7fffffffu) + 1u;
+            if (j < count && p.row[q] >= 0 && p.rank[q] < 0 && k > key) key = k, mine = q;
+        }
+        float4* rows = p.shared.rows[j % 2][warp];
+        const unsigned top = __reduce_max_sync(ALL, key);
+        const int leader = __ffs(__ballot_sync(ALL, key == top)) - 1;
+        if (lane == leader) {
+            p.shared.best[j % 2][warp] = top;
+#pragma unroll
+            for (int q = 0; q < ROWS; ++q)
+                if (q == mine)
+#pragma unroll
+                    for (int c = 0; c < N; c += 4)
+                        rows[c / 4] = float4{p.x[q][c], p.x[q][c + 1], p.x[q][c + 2], p.x[q][c + 3]};
+        }
+        // One barrier a column: what is written next goes to the other half.
+        __syncthreads();
+        const unsigned bid = lane < WARPS ? p.shared.best[j % 2][lane] : 0;
+        const unsigned highest = __reduce_max_sync(ALL, bid);
+        const int winner = __ffs(__ballot_sync(ALL, bid == highest)) - 1;
+        // Where all columns are done, or fewer rows than columns are left, there is no winner, and nothing to subtract.
+        const bool found = highest > 0;
+        if (found && warp == winner && lane == leader) {
+#pragma unroll
+            for (int q = 0; q < ROWS; ++q)
+                if (q == mine) {
+                    p.rank[q] = j;
+                    p.shared.winners[j] = p.row[q];
+                }
+        }
+        float u[N];
+#pragma unroll
+        for (int c = 0; c < N; c += 4) {
+            const float4 v = p.shared.rows[j % 2][winner][c / 4];
+            u[c] = v.x, u[c + 1] = v.y, u[c + 2] = v.z, u[c + 3] = v.w;
+        }
+        // A zero pivot has nothing but zeros below it.
+        const float reciprocal = u[0] == 0.0f ? 0.0f : 1.0f / u[0];
+#pragma unroll
+        for (int c = N - 8; c < N; ++c)
+            if (c >= N - (j - first)) u[c] = 0.0f;
+#pragma unroll
+        for (int q = 0; q < ROWS; ++q) {
+            const bool plays = found && p.rank[q] < 0;
+            const float l = plays ? p.x[q][0] * reciprocal : 0.0f, done = plays ? l : p.x[q][0];
+#pragma unroll
+            for (int c = 0; c + 1 < N; ++c) p.x[q][c] = fmaf(-l, u[c + 1], p.x[q][c + 1]);
+            p.x[q][N - 1] = done;
+        }
     }
 }
 
+// What factors keep of a number in a format with fewer bits (Dekker).
+__device__ __forceinline__ float rounded(float x, float splitter) {
+    const float c = __fmul_rn(x, splitter);
+    return __fsub_rn(c, __fsub_rn(c, x));
+}
+
 // block: m rows of 32 numbers. places: where each row has ended, -1 if nowhere; those are the ones that play.
-// Columns from count on are zero. arrived: zeros, which it leaves as zeros.
+// Columns from count on are zero. splitter: 2^(24 - b) + 1 for factors of b bits, which the inverses are those
+// of. arrived: zeros, which it leaves as zeros.
 extern "C" __global__ void __launch_bounds__(THREADS) tournament(
     const float* block, int* places, int* pivots, float* factors, float* l_inverse, float* u_inverse,
-    int* candidates, int* arrived, int m, int start, int count
+    int* candidates, int* arrived, float splitter, int m, int start, int count
 ) {
-    __shared__ float4 rows[2][WARPS][WIDTH / 4];  // the best row of each warp
-    __shared__ unsigned best[2][WARPS];
-    __shared__ float lower[WIDTH * PITCH], upper[WIDTH * PITCH];
-    __shared__ int winners[WIDTH], is_last;
-    const int thread = threadIdx.x, warp = thread / LANES, lane = thread % LANES;
+    __shared__ Shared shared;
+    // L^T, with ones on the diagonal, and U; L^-1, and U^-T.
+    __shared__ float triangles[2][WIDTH * PITCH], inverses[2][WIDTH * PITCH];
+    __shared__ int is_last;
+    const int thread = threadIdx.x, warp = thread / LANES;
     int tile = blockIdx.x, tiles = gridDim.x;
     bool first = true;
-    float x[ROWS][WIDTH];
-    int row[ROWS], rank[ROWS];
+    Player player{shared};
+    auto& x = player.x;
+    auto& row = player.row;
+    auto& rank = player.rank;
 
     while (true) {
 #pragma unroll
@@ -60,69 +150,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) tournament(
                 x[q][4 * c] = v.x, x[q][4 * c + 1] = v.y, x[q][4 * c + 2] = v.z, x[q][4 * c + 3] = v.w;
             }
         }
-        if (thread < WIDTH) winners[thread] = -1;
-        // Not unrolled: code that runs once takes longer to arrive than to run. So rows are turned instead, and
-        // the next column is always the first. What is done, L and the finished rows of U, comes in at the end.
-#pragma unroll 1
-        for (int j = 0; j < count; ++j) {
-            // The order of floating-point numbers is that of their bits, NaN above all.
-            unsigned key = 0;
-            int mine = 0;
-#pragma unroll
-            for (int q = 0; q < ROWS; ++q) {
-                const unsigned k = (__float_as_uint(x[q][0]) & 0x7fffffffu) + 1u;
-                if (row[q] >= 0 && rank[q] < 0 && k > key) key = k, mine = q;
-            }
-            const unsigned top = __reduce_max_sync(ALL, key);
-            const int leader = __ffs(__ballot_sync(ALL, key == top)) - 1;
-            if (lane == leader) {
-                best[j % 2][warp] = top;
-#pragma unroll
-                for (int q = 0; q < ROWS; ++q)
-                    if (q == mine)
-#pragma unroll
-                        for (int c = 0; c < WIDTH; c += 4)
-                            rows[j % 2][warp][c / 4] = float4{x[q][c], x[q][c + 1], x[q][c + 2], x[q][c + 3]};
-            }
-            // One barrier a column: what is written next goes to the other half.
-            __syncthreads();
-            const unsigned bid = lane < WARPS ? best[j % 2][lane] : 0;
-            const unsigned highest = __reduce_max_sync(ALL, bid);
-            if (highest == 0) break;  // fewer rows than columns
-            const int winner = __ffs(__ballot_sync(ALL, bid == highest)) - 1;
-            if (warp == winner && lane == leader) {
-#pragma unroll
-                for (int q = 0; q < ROWS; ++q)
-                    if (q == mine) {
-                        rank[q] = j;
-                        winners[j] = row[q];
-                    }
-            }
-            float u[WIDTH];
-#pragma unroll
-            for (int c = 0; c < WIDTH; c += 4) {
-                const float4 v = rows[j % 2][winner][c / 4];
-                u[c] = v.x, u[c + 1] = v.y, u[c + 2] = v.z, u[c + 3] = v.w;
-            }
-            // A zero pivot has nothing but zeros below it.
-            const float reciprocal = u[0] == 0.0f ? 0.0f : 1.0f / u[0];
-#pragma unroll
-            for (int c = 1; c < WIDTH; ++c) u[c] = c < WIDTH - j ? u[c] : 0.0f;
-#pragma unroll
-            for (int q = 0; q < ROWS; ++q) {
-                const float l = rank[q] < 0 ? x[q][0] * reciprocal : 0.0f, done = rank[q] < 0 ? l : x[q][0];
-#pragma unroll
-                for (int c = 0; c + 1 < WIDTH; ++c) x[q][c] = fmaf(-l, u[c + 1], x[q][c + 1]);
-                x[q][WIDTH - 1] = done;
-            }
-        }
+        if (thread < WIDTH) shared.winners[thread] = -1;
+        steps<WIDTH>(player, 0, count);
+        steps<WIDTH - 8>(player, 8, count);
+        steps<WIDTH - 16>(player, 16, count);
+        steps<WIDTH - 24>(player, 24, count);
         if (tiles == 1) break;
         __syncthreads();
         // Tiles of candidates are rounded up to whole ones: what is missing does not play.
         const int group = tile / GROUP, groups = (tiles + GROUP - 1) / GROUP;
         const int members = group + 1 < groups ? GROUP : tiles - group * GROUP;
         if (!first) candidates += tiles * TILE;
-        if (thread < WIDTH) __stcg(candidates + tile * WIDTH + thread, winners[thread]);
+        if (thread < WIDTH) __stcg(candidates + tile * WIDTH + thread, shared.winners[thread]);
         if (group + 1 == groups)
             for (int i = tiles * WIDTH + thread; i < groups * TILE; i += THREADS) __stcg(candidates + i, -1);
         __threadfence();
@@ -138,8 +177,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) tournament(
         tile = group, tiles = groups, first = false;
     }
     __syncthreads();
-    for (int i = thread; i < WIDTH * PITCH; i += THREADS) {
-        lower[i] = upper[i] = i % PITCH == i / PITCH ? 1.0f : 0.0f;
+    float* lower = triangles[0];
+    float* upper = triangles[1];
+    for (int i = thread; i < 2 * WIDTH * PITCH; i += THREADS) {
+        triangles[0][i] = i % (WIDTH * PITCH) % PITCH == i % (WIDTH * PITCH) / PITCH ? 1.0f : 0.0f;
+        inverses[0][i] = 0.0f;
     }
     __syncthreads();
 #pragma unroll
@@ -149,10 +191,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) tournament(
         pivots[start + rank[q]] = row[q];
 #pragma unroll
         for (int c = 0; c < WIDTH; ++c) {
-            const int column = (c + count) % WIDTH;
+            // Where rows were turned to, four times by eight columns.
+            const int column = (WIDTH / 8 - 1 - c / 8) * 8 + c % 8;
+            const float value = rounded(x[q][c], splitter);
             if (column >= count) continue;
-            if (column < rank[q]) lower[column * PITCH + rank[q]] = x[q][c];
-            else upper[rank[q] * PITCH + column] = x[q][c];
+            if (column < rank[q]) lower[column * PITCH + rank[q]] = value;
+            else upper[rank[q] * PITCH + column] = value;
         }
     }
     __syncthreads();
@@ -160,6 +204,36 @@ extern "C" __global__ void __launch_bounds__(THREADS) tournament(
         const int r = i / WIDTH, c = i % WIDTH;
         factors[i] = c < r ? lower[c * PITCH + r] : upper[r * PITCH + c];
     }
-    if (warp == 0) invert(lower, true, l_inverse, WIDTH, 1);
-    if (warp == 1) invert(upper, false, u_inverse, 1, WIDTH);
+    // The diagonal blocks of both inverses, and -T22^-1 T21 T11^-1 below them.
+    if (warp < 4) {
+        const int corner = warp % 2 * HALF * (PITCH + 1);
+        invert(triangles[warp / 2] + corner, warp < 2, inverses[warp / 2] + corner);
+    }
+    __syncthreads();
+    const int half = HALF * PITCH, i = thread / HALF % HALF, j = thread % HALF;
+    float sums[2];
+#pragma unroll
+    for (int t = 0; t < 2; ++t) {
+        sums[t] = 0.0f;
+        for (int k = 0; k < HALF; ++k)
+            sums[t] = fmaf(triangles[t][k * PITCH + HALF + i], inverses[t][k * PITCH + j], sums[t]);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int t = 0; t < 2; ++t)
+        if (thread < HALF * HALF) triangles[t][i * PITCH + j] = sums[t];
+    __syncthreads();
+#pragma unroll
+    for (int t = 0; t < 2; ++t) {
+        float sum = 0.0f;
+        for (int k = 0; k < HALF; ++k)
+            sum = fmaf(inverses[t][half + i * PITCH + HALF + k], triangles[t][k * PITCH + j], sum);
+        if (thread < HALF * HALF) inverses[t][half + i * PITCH + j] = -sum;
+    }
+    __syncthreads();
+    for (int e = thread; e < WIDTH * WIDTH; e += THREADS) {
+        const int r = e / WIDTH, c = e % WIDTH;
+        l_inverse[e] = inverses[0][r * PITCH + c];
+        u_inverse[e] = inverses[1][c * PITCH + r];
+    }
 }

@@ -40,11 +40,14 @@ class PanelFactors:
     pivots : Tensor, shape (r,)
         int32: the rows of the panel that have become pivot rows.
     factors : Tensor, shape (ceil(r / WIDTH), WIDTH, WIDTH)
-        float32: blocks of L and U on the diagonal, in one matrix; the last is bordered by an identity.
+        float32: blocks of L and U on the diagonal, in one matrix, rounded to the low format; the last is
+        bordered by an identity.
     l_inverses, u_inverses : Tensor, shape (ceil(r / WIDTH), WIDTH, WIDTH)
-        float32: their inverses.
+        float32: inverses of what was rounded, so that what is solved for makes good what rounding has lost.
     room : Tensor
         int32, of zeros: what the rounds need.
+    low : torch.dtype
+        Format of the factors.
     """
 
     places: torch.Tensor
@@ -53,9 +56,10 @@ class PanelFactors:
     l_inverses: torch.Tensor
     u_inverses: torch.Tensor
     room: torch.Tensor
+    low: torch.dtype
 
     @classmethod
-    def of(cls, panel: torch.Tensor, places: torch.Tensor | None = None) -> Self:
+    def of(cls, panel: torch.Tensor, low: torch.dtype, places: torch.Tensor | None = None) -> Self:
         """For a panel of which no column is factorized yet, and all rows play unless ``places`` says no."""
         m, r = panel.shape
         blocks = panel.new_empty(3, -(-r // WIDTH), WIDTH, WIDTH, dtype=torch.float32)
@@ -64,6 +68,7 @@ class PanelFactors:
             panel.new_zeros(r, dtype=torch.int32),
             *blocks,
             panel.new_zeros(2 * room_for_rounds(m), dtype=torch.int32),
+            low,
         )
 
 
@@ -117,7 +122,7 @@ def play_reference(
     found.places[pivots] = torch.arange(start, start + count, dtype=torch.int32, device=block.device)
     factors = found.factors[index].copy_(torch.eye(WIDTH))
     factors[:count, :count] = eliminated[0, winners[0], :count]
-    l_inverse, u_inverse = triangular_inverses(factors)
+    l_inverse, u_inverse = triangular_inverses(factors.copy_(factors.to(found.low)))
     found.l_inverses[index], found.u_inverses[index] = l_inverse, u_inverse
 
 
@@ -153,7 +158,7 @@ def kernel_runs(device: torch.device) -> bool:
         from neula.kernels.tournament_cuda import play_cuda
 
         block = torch.eye(WIDTH, device=device)
-        play_cuda(block, PanelFactors.of(block), 0, WIDTH)
+        play_cuda(block, PanelFactors.of(block, torch.float16), 0, WIDTH)
 
     what = f"the kernel of pivot rows on {device}"
     return can_run(attempt, what, "matrices that need pivoting are left to the library")

@@ -28,7 +28,9 @@ def play_cuda(block: torch.Tensor, found: PanelFactors, start: int, count: int) 
     m, index = len(block), start // block.shape[1]
     candidates, arrived = found.room.chunk(2)
     outputs = [found.places, found.pivots, found.factors[index], found.l_inverses[index]]
-    arguments = [block, *outputs, found.u_inverses[index], candidates, arrived, m, start, count]
+    # 2^(24 - b) + 1 for a format of b bits.
+    splitter = 2.0**23 * torch.finfo(found.low).eps + 1
+    arguments = [block, *outputs, found.u_inverses[index], candidates, arrived, splitter, m, start, count]
     with torch.cuda.device_of(block):
         _kernel(block.device)((-(-m // TILE), 1, 1), (THREADS, 1, 1), arguments)
 
