@@ -65,9 +65,7 @@ def test_factors_and_inverses_of_pivot_rows(play: Play, m: int, count: int, busy
     assert found.places[pivots].tolist() == list(range(start, start + count))
     assert int((found.places < 0).sum()) == m - busy - count
     assert not found.room[len(found.room) // 2 :].any()
-    lu, l_inverse, u_inverse = (
-        x[1].double() for x in (found.factors, found.l_inverses, found.u_inverses)
-    )
+    lu, l_inverse, u_inverse = (x[1].double() for x in (found.factors, found.l_inverses, found.u_inverses))
     identity = torch.eye(WIDTH, dtype=torch.float64, device=DEVICE)
     lower, upper = lu.tril(-1) + identity, lu.triu()
     expected = identity.clone()
@@ -93,7 +91,9 @@ def test_one_round_is_partial_pivoting(play: Play) -> None:
     p, lower, upper = torch.linalg.lu(a.double().cpu())
     assert torch.equal(found.pivots.cpu(), p.T.argmax(1)[:WIDTH].int())
     factors = lower[:WIDTH].tril(-1) + upper
-    assert torch.allclose(found.factors[0].double().cpu(), factors, rtol=0, atol=64 * U * float(upper.abs().max()))
+    assert torch.allclose(
+        found.factors[0].double().cpu(), factors, rtol=0, atol=64 * U * float(upper.abs().max())
+    )
 
 
 @pytest.mark.parametrize("low", [torch.float16, torch.bfloat16])

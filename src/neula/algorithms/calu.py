@@ -81,9 +81,7 @@ def _replayed(panel: torch.Tensor, above: int, engine: Engine) -> tuple[torch.Te
     return engine.replay(partial(factor_panel, low=low), (panel, places), ("panel by tournaments", low))
 
 
-def factor_panel(
-    panel: torch.Tensor, places: torch.Tensor, low: torch.dtype
-) -> tuple[torch.Tensor, ...]:
+def factor_panel(panel: torch.Tensor, places: torch.Tensor, low: torch.dtype) -> tuple[torch.Tensor, ...]:
     """Factors of updated columns, rows in their new order.
 
     Parameters

@@ -31,6 +31,7 @@ from neula.algorithms.pivoting import Interchanges
 from neula.engines import FP32, Engine, Format
 from neula.errors import unknown_name
 from neula.kernels.lu_block import factor_block, kernels_take, solve_upper
+from neula.kernels.tournament import WIDTH
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def lu_factorize(
     """Factorize ``A = L U``, or ``A[permutation] = L U`` with pivoting, by one of the paper's algorithms.
 
     Nothing is scaled, and nothing is checked: a zero pivot or an element beyond the range of the format
-    leaves NaN or Inf. Without pivoting nothing waits for the device.
+    leaves NaN or Inf. Nothing waits for the device without pivoting, nor with tournaments.
 
     Parameters
     ----------
@@ -168,7 +169,7 @@ def lu_factorize(
         and s is not None
         and engine.rounds_once
         and (
-            engine.tournaments and s == engine.lu_pivoted_inner_panel
+            engine.tournaments and s == WIDTH
             if pivoting
             else kernels_take(engine.operand_dtype, engine.device, s)
         )
@@ -266,12 +267,8 @@ def panel_widths(
     for name, width in (("panel", panel), ("inner_panel", inner_panel)):
         if width is not None and not (hasattr(width, "__index__") and width >= 1):
             raise ValueError(f"{name} must be a whole number, at least 1, got {width!r}")
-    best = (
-        (engine.lu_pivoted_panel, engine.lu_pivoted_inner_panel)
-        if pivoting
-        else (engine.lu_panel, engine.lu_inner_panel)
-    )
-    r = best[0] if panel is None else operator.index(panel)
+    best_r, best_s = engine.pivoted_panels if pivoting else (engine.lu_panel, engine.lu_inner_panel)
+    r = best_r if panel is None else operator.index(panel)
     if not VARIANTS[variant].partitioned:
         if inner_panel is None:
             return r, None
@@ -280,7 +277,7 @@ def panel_widths(
             "leave it out, or pass variant='5.2/5.1'"
         )
     widest = max(1, r // 2)
-    s = min(best[1], widest) if inner_panel is None else operator.index(inner_panel)
+    s = min(best_s, widest) if inner_panel is None else operator.index(inner_panel)
     if s > widest:
         raise ValueError(
             f"inner_panel={s} does not fit twice into panel={r}: pass an inner_panel of at most {widest}, "

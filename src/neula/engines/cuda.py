@@ -44,11 +44,10 @@ class CudaEngine(Engine):
 
     name = "cuda"
     direct = 6144  # where LU in fp16 with refinement takes as long as cuSOLVER in double
+    direct_pivoted = 20000  # where what is lost in vain on ill-conditioned matrices is small beside cuSOLVER
     direct_definite = 20000  # likewise
     lu_panel = 1024  # as fast as 512 up to 32768 columns, and half the launches
     lu_inner_panel = 128
-    lu_pivoted_panel = 512
-    lu_pivoted_inner_panel = tournament.WIDTH
     rounds_once = True
 
     def __init__(self, device: torch.device | str, format: Format | str | None = None) -> None:
@@ -71,6 +70,10 @@ class CudaEngine(Engine):
     @property
     def tournaments(self) -> bool:
         return self._half and tournament.kernel_runs(self.device) and calu.kernels_run(self.device)
+
+    @property
+    def pivoted_panels(self) -> tuple[int, int]:
+        return (512, tournament.WIDTH) if self.tournaments else super().pivoted_panels
 
     @property
     def pivoted_lu(self) -> bool:
@@ -183,6 +186,11 @@ class CudaEngine(Engine):
         self, function: Callable[..., Tensors], inputs: Tensors, key: Hashable, out: Tensors | None = None
     ) -> Tensors:
         return graphs.replay(function, inputs, key, out)
+
+    def recorded(
+        self, function: Callable[[torch.Tensor], torch.Tensor], like: torch.Tensor
+    ) -> Callable[[torch.Tensor], torch.Tensor]:
+        return graphs.recorded(function, like)
 
 
 class PlainCudaEngine(CudaEngine):

@@ -102,7 +102,9 @@ def rows_of_u_reference(
     rows = found.pivots[k].long()
     rest = panel[rows, right] - exact_matmul(lower[rows, done].float(), upper[done, right].float())
     n, index = len(rows), start // WIDTH
-    upper[k, right] = _solved(found.l_inverses[index, :n, :n], found.factors[index, :n, :n].tril(-1), rest, upper.dtype)
+    upper[k, right] = _solved(
+        found.l_inverses[index, :n, :n], found.factors[index, :n, :n].tril(-1), rest, upper.dtype
+    )
 
 
 def eliminate_reference(
@@ -128,9 +130,7 @@ def eliminate_reference(
     block.zero_()[:, : beside.shape[1]] = beside - exact_matmul(lower[:, known].float(), u)
 
 
-def _solved(
-    inverse: torch.Tensor, triangle: torch.Tensor, b: torch.Tensor, low: torch.dtype
-) -> torch.Tensor:
+def _solved(inverse: torch.Tensor, triangle: torch.Tensor, b: torch.Tensor, low: torch.dtype) -> torch.Tensor:
     """``T X = B`` with a lower triangle, the first half of X being rounded before the second is solved for."""
     first, second = slice(0, HALF), slice(HALF, None)
     x = exact_matmul(inverse, b)

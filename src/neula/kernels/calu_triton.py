@@ -31,7 +31,7 @@ ROWS, FEW_ROWS = 128, 64
 COLUMNS = 32
 """Of U that a thread block has."""
 
-DEPTH, STAGES, WARPS = 64, 3, 4
+DEPTH, STAGES, WARPS = WIDTH, 4, 4
 
 MOVED = 32
 """Columns that a thread block moves."""

@@ -118,11 +118,11 @@ __device__ __forceinline__ float rounded(float x, float splitter) {
 }
 
 // block: m rows of 32 numbers. places: where each row has ended, -1 if nowhere; those are the ones that play.
-// Columns from count on are zero. splitter: 2^(24 - b) + 1 for factors of b bits, which the inverses are those
-// of. arrived: zeros, which it leaves as zeros.
+// Columns from count on are zero. dropped: bits of a float that factors do not have; inverses are those of what
+// is left. arrived: zeros, which it leaves as zeros.
 extern "C" __global__ void __launch_bounds__(THREADS) tournament(
     const float* block, int* places, int* pivots, float* factors, float* l_inverse, float* u_inverse,
-    int* candidates, int* arrived, float splitter, int m, int start, int count
+    int* candidates, int* arrived, int dropped, int m, int start, int count
 ) {
     __shared__ Shared shared;
     // L^T, with ones on the diagonal, and U; L^-1, and U^-T.
@@ -177,6 +177,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tournament(
         tile = group, tiles = groups, first = false;
     }
     __syncthreads();
+    const float splitter = (1 << dropped) + 1;
     float* lower = triangles[0];
     float* upper = triangles[1];
     for (int i = thread; i < 2 * WIDTH * PITCH; i += THREADS) {

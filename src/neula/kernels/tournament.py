@@ -126,9 +126,7 @@ def play_reference(
     found.l_inverses[index], found.u_inverses[index] = l_inverse, u_inverse
 
 
-def _eliminate(
-    x: torch.Tensor, active: torch.Tensor, count: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _eliminate(x: torch.Tensor, active: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Elimination with partial pivoting in some tiles, without interchanges.
 
     Returns the pivot rows of each tile, -1 where it has fewer, and what x has become: L, and U in pivot rows.

@@ -6,6 +6,7 @@ registers, and a column is one maximum over a warp, one barrier, and the subtrac
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,8 @@ def play_cuda(block: torch.Tensor, found: PanelFactors, start: int, count: int) 
     m, index = len(block), start // block.shape[1]
     candidates, arrived = found.room.chunk(2)
     outputs = [found.places, found.pivots, found.factors[index], found.l_inverses[index]]
-    # 2^(24 - b) + 1 for a format of b bits.
-    splitter = 2.0**23 * torch.finfo(found.low).eps + 1
-    arguments = [block, *outputs, found.u_inverses[index], candidates, arrived, splitter, m, start, count]
+    dropped = round(math.log2(torch.finfo(found.low).eps / torch.finfo(torch.float32).eps))
+    arguments = [block, *outputs, found.u_inverses[index], candidates, arrived, dropped, m, start, count]
     with torch.cuda.device_of(block):
         _kernel(block.device)((-(-m // TILE), 1, 1), (THREADS, 1, 1), arguments)
 
