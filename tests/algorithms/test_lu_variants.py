@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from neula.accuracy import componentwise_backward_error, lu_bound
-from neula.algorithms import calu
+from neula.algorithms import calu, substitution
 from neula.algorithms import pivoting as pivoting_module
-from neula.algorithms import substitution
 from neula.algorithms.calu import by_pivoted_blocks, height
 from neula.algorithms.lu import VARIANTS, PackedLU, by_blocks, lu_factorize, panel_widths
 from neula.algorithms.substitution import WIDTH, Substitution
@@ -503,7 +502,7 @@ def test_tournament_pivoting_on_a_gpu(format: str, n: int, r: int) -> None:
 
 @pytest.mark.gpu
 def test_peak_memory_with_tournaments_on_a_gpu() -> None:
-    """Beside the matrix a panel in float32, and L of it in the low format, twice where they are played back."""
+    """Beside the matrix a panel in float32 and its L in the low format, and copies of both."""
     n = 8192
     engine, a = CudaEngine("cuda", "fp16"), random_matrix("normal", n, n, dtype=torch.float32, device="cuda")
     for _ in range(3):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from torch.nn.functional import pad
 
 from neula.algorithms.lu_panels import blocks
 from neula.engines import Engine
@@ -103,37 +104,38 @@ def factor_panel(panel: torch.Tensor, places: torch.Tensor, low: torch.dtype) ->
     l_inverses : Tensor, shape (ceil(r / WIDTH), WIDTH, WIDTH)
         Inverses of the blocks on the diagonal of L.
     """
-    m, r = panel.shape
+    r = panel.shape[1]
     top = (places == ELSEWHERE).sum() + torch.arange(r, device=panel.device)
+    # In whole blocks, the last one bordered by an identity.
+    panel = pad(panel, (0, -r % WIDTH))
+    width = panel.shape[1]
     found = PanelFactors.of(panel, low, places.clone())
-    lower = panel.new_zeros(m, r, dtype=low)
-    # Whole blocks on the diagonal.
-    whole = panel.new_empty(2 * [WIDTH * len(found.factors)], dtype=low)
-    upper = whole[:r, :r]
-    block = panel.new_zeros(m, WIDTH)
-    block[:, : min(r, WIDTH)] = panel[:, :WIDTH]
+    lower, upper = torch.zeros_like(panel, dtype=low), panel.new_empty(width, width, dtype=low)
+    block = panel[:, :WIDTH].clone(memory_format=torch.contiguous_format)
     for start in range(0, r, WIDTH):
         play(block, found, start, min(WIDTH, r - start))
         rows_of_u(panel, lower, upper, found, start)
         eliminate(panel, block, lower, upper, found, start)
-    to, origin = moves(found, top)
+    lower = lower[:, :r]
+    to, origin = moves(found.pivots[:r], found.places, top)
     move_rows(lower, to, origin)
-    whole.unflatten(1, (-1, WIDTH)).unflatten(0, (-1, WIDTH)).diagonal(dim1=0, dim2=2).copy_(
-        found.factors.permute(1, 2, 0)
-    )
+    blocks_on_diagonal = upper.unflatten(1, (-1, WIDTH)).unflatten(0, (-1, WIDTH)).diagonal(dim1=0, dim2=2)
+    blocks_on_diagonal.copy_(found.factors.permute(1, 2, 0))
     number = torch.arange(r, device=panel.device) // WIDTH
-    lower[top] = torch.where(number[:, None] > number, lower[top], upper)
+    lower[top] = torch.where(number[:, None] > number, lower[top], upper[:r, :r])
     return lower, to, origin, found.l_inverses
 
 
-def moves(found: PanelFactors, top: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def moves(pivots: torch.Tensor, places: torch.Tensor, top: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Where rows go, and where from, once a panel is done: pivot rows to the top, in their order.
 
     The rows that were at the top take the places of the pivot rows from further down.
 
     Parameters
     ----------
-    found : PanelFactors
+    pivots : Tensor, shape (r,)
+    places : Tensor, shape (m,)
+        As in :class:`~neula.kernels.tournament.PanelFactors`.
     top : Tensor, shape (r,)
         The first rows of the panel that play, one after the other.
 
@@ -142,8 +144,8 @@ def moves(found: PanelFactors, top: torch.Tensor) -> tuple[torch.Tensor, torch.T
     to, origin : Tensor, shape (2 r,)
         int64; a move that is not needed is the first one, once more.
     """
-    pivots = found.pivots.long()
-    displaced, vacated = found.places[top] < 0, pivots > top[-1]
+    pivots = pivots.long()
+    displaced, vacated = places[top] < 0, pivots > top[-1]
     # The i-th of those goes to the i-th of these; whatever is neither comes to index 0.
     numbered = top.new_zeros(len(top) + 1)
     numbered.scatter_(0, torch.where(displaced, displaced.cumsum(0), 0), top)

@@ -52,8 +52,8 @@ class Engine(ABC):
         Whether LU by panels with partial pivoting in a low format is faster than the library's in double
         precision, so that linear systems are worth a try with it.
     direct, direct_pivoted, direct_definite : int
-        Order of linear systems below which the library in double precision is as fast as a cheaper LU, LU with
-        partial pivoting, or Cholesky factorization, with refinement.
+        Order of linear systems below which the library in double precision is as fast as a cheaper LU, LU
+        with partial pivoting, or Cholesky factorization, with refinement.
     """
 
     name: ClassVar[str]
@@ -254,7 +254,7 @@ class Engine(ABC):
     def recorded(
         self, function: Callable[[torch.Tensor], torch.Tensor], like: torch.Tensor
     ) -> Callable[[torch.Tensor], torch.Tensor]:
-        """A function of tensors like this one that is about to be called dozens of times, faster if it can be.
+        """A function of tensors like this one that is about to be called dozens of times, in less time.
 
         A GPU records what it does, and plays it back: launches must be the same each time.
         """

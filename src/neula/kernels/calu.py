@@ -1,8 +1,9 @@
 """What happens to a panel once pivot rows are known, and how rows are moved.
 
-Rows of a panel stay where they are until all of it is factorized: L and U are kept beside it, in a low format.
-Everything else is in single precision. Within a block of :data:`~neula.kernels.tournament.WIDTH` columns the
+Rows of a panel stay where they are until all of it is factorized: L and U are kept beside it, in a low
+format. Everything else is in single precision. Within a block of :data:`~neula.kernels.tournament.WIDTH` columns the
 second half is solved for when the first one has been rounded, so that it makes good what rounding has lost.
+The width r of a panel is a multiple of that.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ def eliminate_reference(
 
 
 def _solved(inverse: torch.Tensor, triangle: torch.Tensor, b: torch.Tensor, low: torch.dtype) -> torch.Tensor:
-    """``T X = B`` with a lower triangle, the first half of X being rounded before the second is solved for."""
+    """``T X = B`` with a lower triangle, the second half of X from the first one as it is rounded."""
     first, second = slice(0, HALF), slice(HALF, None)
     x = exact_matmul(inverse, b)
     lost = x[first] - x[first].to(low).float()

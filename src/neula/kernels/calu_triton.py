@@ -120,9 +120,9 @@ def _rows_of_u_kernel(  # type: ignore[no-untyped-def]
     a,
     a_row,
     a_column,
-    l,
-    l_row,
-    l_column,
+    left,
+    left_row,
+    left_column,
     u,
     u_row,
     u_column,
@@ -144,7 +144,7 @@ def _rows_of_u_kernel(  # type: ignore[no-untyped-def]
     j = start + WIDTH + tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     i = tl.load(pivots + k, mask=k < r, other=m).to(tl.int64)
     known = _products(
-        l, l_row, l_column, u, u_row, u_column, i, j, m, r, start, WIDTH, COLUMNS, DEPTH, STAGES
+        left, left_row, left_column, u, u_row, u_column, i, j, m, r, start, WIDTH, COLUMNS, DEPTH, STAGES
     )
     inside = (i < m)[:, None] & (j < r)[None, :]
     rest = tl.load(a + i[:, None] * a_row + j[None, :] * a_column, mask=inside, other=0.0) - known
@@ -164,9 +164,9 @@ def _eliminate_kernel(  # type: ignore[no-untyped-def]
     a,
     a_row,
     a_column,
-    l,
-    l_row,
-    l_column,
+    left,
+    left_row,
+    left_column,
     u,
     u_row,
     u_column,
@@ -194,17 +194,17 @@ def _eliminate_kernel(  # type: ignore[no-untyped-def]
     upper = tl.where(w[:, None] < w[None, :], upper, 0.0)
     columns = tl.dot(tl.load(place, mask=rows, other=0.0), solve, input_precision=PRECISION)
     first = (w < WIDTH // 2)[None, :]
-    lost = tl.where(first, columns - columns.to(l.dtype.element_ty).to(tl.float32), 0.0)
+    lost = tl.where(first, columns - columns.to(left.dtype.element_ty).to(tl.float32), 0.0)
     columns += tl.dot(tl.where(first, 0.0, tl.dot(lost, upper)), solve)
-    low = columns.to(l.dtype.element_ty)
+    low = columns.to(left.dtype.element_ty)
     ended = tl.load(places + i, mask=i < m, other=0)
     playing = (ended < 0) | ((ended >= start) & (ended < start + WIDTH))
     inside = rows & playing[:, None] & (k < r)[None, :]
-    tl.store(l + i[:, None] * l_row + k[None, :] * l_column, low, mask=inside)
+    tl.store(left + i[:, None] * left_row + k[None, :] * left_column, low, mask=inside)
     j = k + WIDTH
     if start + WIDTH < r:
         known = _products(
-            l, l_row, l_column, u, u_row, u_column, i, j, m, r, start, ROWS, WIDTH, DEPTH, STAGES
+            left, left_row, left_column, u, u_row, u_column, i, j, m, r, start, ROWS, WIDTH, DEPTH, STAGES
         )
         inside = rows & (j < r)[None, :]
         beside = tl.load(u + k[:, None] * u_row + j[None, :] * u_column, mask=(j < r)[None, :], other=0.0)

@@ -144,8 +144,8 @@ def _products(  # type: ignore[no-untyped-def]
 
 @jit()
 def _product(a, b, LOW: tl.constexpr):  # type: ignore[no-untyped-def]
-    """``A B`` of float32 matrices, as they are or in two parts: with bf16 to 16 bits, which hides behind fp16."""
-    if LOW == tl.float32:
+    """``A B`` of float32 matrices, as they are, or in two parts of 8 bits each, which hides behind fp16."""
+    if LOW == tl.float32:  # noqa: SIM300
         return tl.dot(a, b, input_precision="tf32x3")
     a_high, b_high = a.to(LOW), b.to(LOW)
     a_low = (a - a_high.to(tl.float32)).to(LOW)

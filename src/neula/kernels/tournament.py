@@ -62,13 +62,17 @@ class PanelFactors:
     def of(cls, panel: torch.Tensor, low: torch.dtype, places: torch.Tensor | None = None) -> Self:
         """For a panel of which no column is factorized yet, and all rows play unless ``places`` says no."""
         m, r = panel.shape
-        blocks = panel.new_empty(3, -(-r // WIDTH), WIDTH, WIDTH, dtype=torch.float32)
+        factors, l_inverses, u_inverses = panel.new_empty(
+            3, -(-r // WIDTH), WIDTH, WIDTH, dtype=torch.float32
+        )
         return cls(
-            panel.new_full((m,), -1, dtype=torch.int32) if places is None else places,
-            panel.new_zeros(r, dtype=torch.int32),
-            *blocks,
-            panel.new_zeros(2 * room_for_rounds(m), dtype=torch.int32),
-            low,
+            places=panel.new_full((m,), -1, dtype=torch.int32) if places is None else places,
+            pivots=panel.new_zeros(r, dtype=torch.int32),
+            factors=factors,
+            l_inverses=l_inverses,
+            u_inverses=u_inverses,
+            room=panel.new_zeros(2 * room_for_rounds(m), dtype=torch.int32),
+            low=low,
         )
 
 
