@@ -131,7 +131,8 @@ def lu_factorize(
     storage : Format, optional
         Of the matrix: the engine's low format by default. Algorithm 3.1 can also keep it in float32.
     pivoting : bool
-        Partial pivoting: whole rows of the matrix are interchanged.
+        Partial pivoting: whole rows of the matrix are interchanged. Where the engine has ``tournaments``,
+        Algorithm 5.2/5.1 with inner panels of their width has those, see :mod:`neula.algorithms.calu`.
     overwrite : bool
         Whether the factors may take the place of A, if that is column-major and of their dtype.
     on_columns : callable, optional

@@ -1,9 +1,9 @@
 """What happens to a panel once pivot rows are known, and how rows are moved.
 
 Rows of a panel stay where they are until all of it is factorized: L and U are kept beside it, in a low
-format. Everything else is in single precision. Within a block of :data:`~neula.kernels.tournament.WIDTH` columns the
-second half is solved for when the first one has been rounded, so that it makes good what rounding has lost.
-The width r of a panel is a multiple of that.
+format. Everything else is in single precision. Within a block of
+:data:`~neula.kernels.tournament.WIDTH` columns the second half is solved for when the first one has been
+rounded, so that it makes good what rounding has lost. The width r of a panel is a multiple of that.
 """
 
 from __future__ import annotations
