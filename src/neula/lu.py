@@ -61,7 +61,9 @@ def lu_factor(
         ones: small pivots spoil the factors without notice. ``"rbt"`` is ``"none"`` for A mixed by random
         butterflies [2]_, whose pivots are as good as those of a random matrix. L and U are then those of the
         mixed matrix ``W1^T A W2``, bordered by an identity to a multiple of four rows, and :func:`lu_solve`
-        undoes it.
+        undoes it. ``"partial"`` on a GPU, with the default variant and ``inner_panel`` (32), is tournament
+        pivoting: some rows are compared in groups instead of all with each other, and elements of L may
+        exceed one, though not by much. Other widths and variants pivot partially, many times slower.
     compute : str, optional
         Format of the operands of products, ``"fp16"`` or ``"bf16"`` or another that the engine has; its
         cheapest one by default.
@@ -124,7 +126,7 @@ def lu_factor(
     if pivot not in PIVOTING:
         raise unknown_name("pivot", pivot, PIVOTING)
     chosen, kept = _choose_formats(variant, compute, storage, select_engine(engine, a.device))
-    r, s = panel_widths(variant, chosen, panel, inner_panel)
+    r, s = panel_widths(variant, chosen, panel, inner_panel, pivot == "partial")
     n = a.shape[0]
     with plain_arithmetic(chosen.device):
         work = a.to(chosen.device)

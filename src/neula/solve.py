@@ -24,6 +24,7 @@ from neula.algorithms.iterative_refinement import (
     gmres_refinement,
     refine,
 )
+from neula.algorithms.refinement import STAGNATION
 from neula.algorithms.scaling import power_of_two_scales
 from neula.compilation import eager
 from neula.engines import FORMATS, FP64, Engine, Format, format_named, format_of, select_engine
@@ -48,6 +49,11 @@ dominant matrices (growth at most 2). Random matrices grow by hundreds there."""
 SINGULAR = 0.01
 """A solution so large that the condition number must exceed this multiple of 1/u64 is left to the library's
 LU in double precision: A may be singular, which factors of low precision cannot tell."""
+
+
+SLOW = 0.1
+"""A step of classical refinement that leaves more than this part of the error is left to GMRES, which needs a
+third of the iterations then."""
 
 
 @eager
@@ -228,9 +234,10 @@ class _Options:
         if self.compute is not None:
             return [self.compute]
         formats = [FORMATS[name] for name in self.engine.preconditioners]
-        # The library's LU in double precision is as fast as ours in single where this one is not worth a try.
-        several = self.positive or self.engine.pivoted_lu
-        return formats if several and not self.is_named else formats[:1]
+        if self.is_named:
+            return formats[:1]
+        # With the library's LU in double precision at the end, ours is not worth a try.
+        return formats if self.positive else [format for format in formats if format is not FP64]
 
     @property
     def is_named(self) -> bool:
@@ -381,14 +388,20 @@ def _chain(system: _System) -> Iterator[_Outcome]:
         for format in formats:
             if options.pivot in ("none", "rbt") or not (options.is_named or engine.swaps):
                 yield from _without_pivoting(system, format)
-            # Partial pivoting in double precision is the library's.
-            pivoted = engine.pivoted_lu and format is not FP64
-            if options.pivot == "partial" or (pivoted and not options.is_named):
+            if options.pivot == "partial" or _pivots(system, format):
                 yield _with_partial_pivoting(system, format)
     if not options.is_named:
         yield _by_library(system)
         # There are matrices whose elements grow exponentially with partial pivoting, and hardly when mixed.
         yield _mixed(system, FP64)
+
+
+def _pivots(system: _System, format: Format) -> bool:
+    """Whether LU with partial pivoting in this format belongs to the chain."""
+    options = system.options
+    large = len(system.a) >= options.engine.direct_pivoted or options.compute is not None
+    # In double precision it is the library's.
+    return options.engine.pivoted_lu and large and format is not FP64 and not options.is_named
 
 
 def _without_pivoting(system: _System, format: Format) -> Iterator[_Outcome]:
@@ -496,7 +509,7 @@ def _refine(system: _System, label: str, factors: Factorization) -> _Outcome:
     target = system.bound / 4
     report = stage(options.progress, "refining")
 
-    def run(correct: Correction, start: Refined | None) -> Refined:
+    def run(correct: Correction, start: Refined | None, stagnation: float) -> Refined:
         return refine(
             system.a,
             system.b,
@@ -504,14 +517,15 @@ def _refine(system: _System, label: str, factors: Factorization) -> _Outcome:
             scalings=system.scalings,
             tolerance=target,
             max_iterations=options.max_iterations,
+            stagnation=stagnation,
             start=start,
             on_step=lambda error: report(digits_done(error, target)),
         )
 
-    refined = run(classical(factors), None)
+    refined = run(classical(factors), None, SLOW)
     if not bool((refined.backward_error <= system.bound).all()):
         label += " + gmres"
-        refined = run(gmres_refinement(system.a, factors), refined)
+        refined = run(gmres_refinement(system.a, factors, options.engine), refined, STAGNATION)
     if not bool((refined.backward_error < 1).all()):
         return _Outcome(label, None, factors.growth, "refinement does not converge")
     return _Outcome(label, refined, factors.growth)

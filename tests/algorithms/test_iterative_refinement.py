@@ -138,7 +138,7 @@ def test_right_hand_sides_end_for_themselves() -> None:
     seen: list[int] = []
     factors = rounded(a, 2.0**-11)
 
-    def correct(residual: torch.Tensor, _: int) -> tuple[torch.Tensor, int]:
+    def correct(residual: torch.Tensor, *_: float) -> tuple[torch.Tensor, int]:
         seen.append(residual.shape[1])
         return factors.solve(residual), 1
 

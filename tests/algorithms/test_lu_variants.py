@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import pytest
 import torch
 
 from neula.accuracy import componentwise_backward_error, lu_bound
+from neula.algorithms import calu, substitution
 from neula.algorithms import pivoting as pivoting_module
-from neula.algorithms import substitution
+from neula.algorithms.calu import by_pivoted_blocks, height
 from neula.algorithms.lu import VARIANTS, PackedLU, by_blocks, lu_factorize, panel_widths
 from neula.algorithms.substitution import WIDTH, Substitution
 from neula.engines import BF16, FP16, FP32, FP64, CpuEngine, CudaEngine, EmulatedEngine, Engine, Format
 from neula.engines import cpu as cpu_engine
-from neula.kernels import mixed_product
+from neula.kernels import mixed_product, tournament
 from neula.kernels.lu_block import kernels_take
 from neula.matrices import hpl_ai_matrix, no_pivoting_matrix, random_matrix
 
@@ -340,6 +341,47 @@ def test_by_blocks(n: int, r: int, s: int) -> None:
     assert excess(a, factors, theorem("5.2/5.1", n, r, s, FP16.u), FP16.u) <= 1
 
 
+@pytest.mark.parametrize(("n", "r"), [(1, 4), (5, 4), (40, 64), (97, 64), (150, 32), (300, 128)])
+def test_tournament_pivoting(n: int, r: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pivots by several rounds, rows above that do not play, and the same theorem."""
+    monkeypatch.setattr(calu, "play", partial(tournament.play_reference, tile=64))
+    a, engine = random_matrix("normal", n, n, seed=n), Half("cpu")
+    matrix, done = engine.empty(n, n, dtype=torch.float16).copy_(a), []
+    permutation = by_pivoted_blocks(matrix, engine, r, done.append)
+    assert done == [*range(r, n, r), n]
+    assert sorted(permutation.tolist()) == list(range(n))
+    factors = PackedLU(matrix, permutation, FP16)
+    assert excess(a, factors, theorem("5.2/5.1", n, r, 32, FP16.u), FP16.u) <= 1
+    rows = list(range(n))
+    for i, pivot in enumerate(factors.pivots.tolist()):
+        rows[i], rows[pivot] = rows[pivot], rows[i]
+    assert rows == permutation.tolist()
+    lower, upper = unpack(factors)
+    # Partial pivoting of normal matrices grows by about n^(2/3) (Trefethen and Schreiber), tournaments by not
+    # much more, and multipliers hardly exceed one.
+    assert float(lower.abs().max()) <= 4
+    assert float(upper.abs().max() / a.abs().max()) <= 2 + 2 * n ** (2 / 3)
+
+
+def test_panels_of_few_heights() -> None:
+    """At least as high as they are, at most half as high again, and two heights to an octave."""
+    heights = {m: height(m, 3000) for m in range(1, 3001)}
+    assert all(m <= h <= max(1.5 * m, m + 1) for m, h in heights.items())
+    assert len(set(heights.values())) <= 24
+    assert heights[3000] == 3000
+
+
+@pytest.mark.parametrize("zero", [0, 17, 40, 99])
+def test_singular_matrices_show_with_tournaments(zero: int) -> None:
+    """The pivot that vanishes is on the diagonal, and everything before it is finite."""
+    a = random_matrix("normal", 100, 100, seed=1)
+    a[:, zero] = 0
+    matrix = Half("cpu").empty(100, 100, dtype=torch.float16).copy_(a)
+    by_pivoted_blocks(matrix, Half("cpu"), 64)
+    assert matrix[zero, zero] == 0
+    assert matrix[:, :zero].isfinite().all()
+
+
 @pytest.mark.parametrize("variant", ["4.1", "5.1", "5.2/4.1", "5.2/5.1"])
 def test_the_emulation_rounds_like_fp16_storage(variant: str) -> None:
     """Only the order of the float32 sums differs, which changes the rounding of a few elements."""
@@ -438,6 +480,41 @@ def test_by_blocks_on_a_gpu(format: str, n: int, r: int) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("format", ["fp16", "bf16"])
+@pytest.mark.parametrize(("n", "r"), [(100, 512), (700, 96), (1500, 512), (2048, 256), (3001, 512)])
+def test_tournament_pivoting_on_a_gpu(format: str, n: int, r: int) -> None:
+    """What a GPU takes by default with pivoting: called for the first time, recorded, and played back."""
+    engine, a = CudaEngine("cuda", format), random_matrix("normal", n, n, seed=n)
+    assert engine.tournaments
+    assert engine.pivoted_panels[1] == tournament.WIDTH
+    f = theorem("5.2/5.1", n, r, 32, engine.format.u) + gamma(2 * n, U32)
+    results = [
+        lu_factorize(
+            a.float().cuda(), engine, panel=r, inner_panel=tournament.WIDTH if r > 64 else None, pivoting=True
+        )
+        for _ in range(3)
+    ]
+    for factors in results:
+        assert sorted(factors.permutation.tolist()) == list(range(n))
+        assert excess(a, factors, f, engine.format.u) <= 1
+        assert torch.equal(factors.lu, results[0].lu)
+
+
+@pytest.mark.gpu
+def test_peak_memory_with_tournaments_on_a_gpu() -> None:
+    """Beside the matrix a panel in float32 and its L in the low format, and copies of both."""
+    n = 8192
+    engine, a = CudaEngine("cuda", "fp16"), random_matrix("normal", n, n, dtype=torch.float32, device="cuda")
+    for _ in range(3):
+        lu_factorize(a, engine, pivoting=True)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    lu_factorize(a, engine, pivoting=True)
+    peak = torch.cuda.max_memory_allocated() - before
+    assert peak <= 2 * n * n + 16 * n * engine.pivoted_panels[0]
+
+
+@pytest.mark.gpu
 def test_peak_memory_by_blocks_on_a_gpu() -> None:
     """Without interchanges there is no buffer at all: updates are rounded as they are stored."""
     n = 4096
@@ -488,16 +565,18 @@ def test_solves_on_a_gpu(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.gpu
-def test_nothing_waits_for_the_gpu_without_pivoting() -> None:
+def test_nothing_waits_for_the_gpu() -> None:
     engine, a = CudaEngine("cuda", "fp16"), hpl_ai_matrix(1024, dtype=torch.float32, device="cuda")
     widths = ((256, 64), (256, engine.lu_inner_panel))
     for r, s in widths:
         lu_factorize(a, engine, panel=r, inner_panel=s)
+    lu_factorize(a, engine, pivoting=True)
     torch.cuda.synchronize()
     mode = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
         for r, s in widths:
             lu_factorize(a, engine, panel=r, inner_panel=s)
+        lu_factorize(a, engine, pivoting=True)
     finally:
         torch.cuda.set_sync_debug_mode(mode)

@@ -47,3 +47,11 @@ def test_rows_are_interchanged_in_order(
 
 def test_no_interchanges() -> None:
     assert Interchanges.none(4).permutation().tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 30])
+def test_the_interchanges_that_lead_to_an_order(n: int) -> None:
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(n))
+    found = Interchanges.leading_to(order)
+    assert (found.pivots >= torch.arange(n)).all()
+    assert torch.equal(found.permutation(), order)

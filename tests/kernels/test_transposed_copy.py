@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from neula.kernels.transposed_copy import transposed_copy
+from neula.kernels.transposed_copy import transpose_in_place, transposed_copy
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if HAS_GPU else "cpu"
@@ -66,3 +66,28 @@ def test_scaled_in_place(copy) -> None:  # type: ignore[no-untyped-def]
     scales = 2.0 ** torch.arange(290, device=DEVICE).remainder(40)
     expected = a * scales
     assert torch.equal(copy(a, a, scales), expected)
+
+
+def kernel_in_place(a: torch.Tensor) -> torch.Tensor:
+    pytest.importorskip("triton")
+    from triton.runtime.interpreter import InterpretedFunction
+
+    from neula.kernels import transposed_copy_triton as module
+
+    if not HAS_GPU and not isinstance(module._exchange_kernel, InterpretedFunction):
+        pytest.skip("Triton was imported before its interpreter could be chosen: run tests/kernels by itself")
+    module.transpose_in_place_triton(a)
+    return a.T
+
+
+@pytest.mark.parametrize("transpose", [transpose_in_place, pytest.param(kernel_in_place, marks=GPU)])
+@pytest.mark.parametrize("n", [1, 64, 100, 200])
+def test_in_place(transpose, n: int) -> None:  # type: ignore[no-untyped-def]
+    whole = torch.randn(n + 3, n + 8, generator=torch.Generator().manual_seed(n)).half().to(DEVICE).T
+    before = whole.clone()
+    a = whole[5 : n + 5, 2 : n + 2]
+    turned = transpose(a)
+    assert turned.data_ptr() == a.data_ptr()
+    assert torch.equal(turned, before[5 : n + 5, 2 : n + 2])
+    whole[5 : n + 5, 2 : n + 2] = before[5 : n + 5, 2 : n + 2]
+    assert torch.equal(whole, before)

@@ -12,8 +12,11 @@ from collections.abc import Callable
 
 import torch
 
-from neula.algorithms.cgls import HOPELESS_AFTER
 from neula.algorithms.refinement import over
+
+HOPELESS_AFTER = 20
+"""Iterations after which the rate of convergence can be trusted enough to give up. Where few singular values
+of the preconditioned matrix are far from one, residuals are hardly smaller until those are done with."""
 
 
 def gmres(

@@ -18,17 +18,20 @@ import torch
 from neula.algorithms.factorization import Factorization
 from neula.algorithms.gmres import gmres
 from neula.algorithms.refinement import STAGNATION, over
+from neula.engines import Engine
 
-INNER_TOLERANCE = 1e-8
-"""What GMRES reduces the preconditioned residual to before the true one is computed anew: the square root of
-double precision. Less would do for most systems. But where A has few tiny singular values, they dominate the
-preconditioned residual, and the true one becomes smaller only when they are done."""
+INNER_TOLERANCE = 1e-12
+"""What GMRES reduces residuals to at most before they are computed anew: beyond, its own differ from them."""
+
+MARGIN = 0.5
+"""Part of what is asked for that GMRES aims at: norms of solutions change, and so do those of residuals."""
 
 COLUMNS = 16
 """Right-hand sides that GMRES takes at a time: their Krylov bases stay small beside A."""
 
-Correction = Callable[[torch.Tensor, int], tuple[torch.Tensor, int]]
-"""Solves ``A d = r`` for the columns of r in at most so many iterations; returns d and the iterations."""
+Correction = Callable[[torch.Tensor, float, int], tuple[torch.Tensor, int]]
+"""Solves ``A d = r`` for the columns of r until residuals are as much smaller as asked for, if it can, in at
+most so many iterations; returns d and the iterations."""
 
 
 @dataclass(frozen=True)
@@ -99,10 +102,11 @@ def refine(
     scalings: Sequence[Scaling],
     tolerance: float,
     max_iterations: int,
+    stagnation: float = STAGNATION,
     start: Refined | None = None,
     on_step: Callable[[float], None] | None = None,
 ) -> Refined:
-    """Correct x until its backward error is small enough, or does not halve any more.
+    """Correct x until its backward error is small enough, or hardly becomes smaller.
 
     Each right-hand side ends for itself, and keeps the best x that it had.
 
@@ -120,6 +124,8 @@ def refine(
         Backward error at which a right-hand side is done.
     max_iterations : int
         Iterations in total, over all steps.
+    stagnation : float
+        A step that leaves more than this part of the error is the last one.
     start : Refined, optional
         Where to go on, and what is overwritten; the zero vector by default.
     on_step : callable, optional
@@ -129,7 +135,8 @@ def refine(
     active = (best.backward_error > tolerance).nonzero()[:, 0]
     while len(active) and best.iterations < max_iterations:
         before = best.backward_error[active]
-        step, iterations = correct(best.residual[:, active], max_iterations - best.iterations)
+        reduction = tolerance / float(before.max())
+        step, iterations = correct(best.residual[:, active], reduction, max_iterations - best.iterations)
         best.iterations += iterations
         x = best.x[:, active] + step
         residual = b[:, active] - a @ x
@@ -141,7 +148,7 @@ def refine(
         best.history.append(float(best.backward_error.max()))
         if on_step is not None:
             on_step(best.history[-1])
-        active = active[(error > tolerance) & (error <= STAGNATION * before)]
+        active = active[(error > tolerance) & (error <= stagnation * before)]
     return best
 
 
@@ -155,12 +162,14 @@ def backward_error(
 
 def classical(factors: Factorization) -> Correction:
     """Refinement as Wilkinson had it: a correction is one solve with the factors."""
-    return lambda residual, _: (factors.solve(residual), 1)
+    return lambda residual, *_: (factors.solve(residual), 1)
 
 
-def gmres_refinement(a: torch.Tensor, factors: Factorization) -> Correction:
-    """GMRES-based refinement: a correction is solved for with the factors as a preconditioner from the left.
+def gmres_refinement(a: torch.Tensor, factors: Factorization, engine: Engine | None = None) -> Correction:
+    """GMRES-based refinement: a correction is solved for with the factors as a preconditioner from the right.
 
+    From there GMRES minimizes the residual itself, and ends where the backward error is small enough; from
+    the left it has to reduce what the few tiny singular values of A dominate, further than needed and twice.
     It converges for condition numbers up to ``1/u`` times as large as classical refinement can have, u being
     the unit roundoff of the factorization (Carson and Higham, table 2.2), if nothing but the factorization
     was rounded to a low precision: in GMRES the factors solve in double.
@@ -170,19 +179,25 @@ def gmres_refinement(a: torch.Tensor, factors: Factorization) -> Correction:
     a : Tensor, shape (n, n)
         float64.
     factors : Factorization
+    engine : Engine, optional
+        Can make what each iteration does faster.
     """
     factors = factors.in_double()
 
-    def correct(residual: torch.Tensor, max_iterations: int) -> tuple[torch.Tensor, int]:
+    def operator(z: torch.Tensor) -> torch.Tensor:
+        return a @ factors.solve(z)
+
+    def correct(residual: torch.Tensor, reduction: float, max_iterations: int) -> tuple[torch.Tensor, int]:
         steps = [
             gmres(
-                lambda z: factors.solve(a @ z),
-                factors.solve(block),
-                tolerance=INNER_TOLERANCE,
+                operator if engine is None else engine.recorded(operator, block),
+                block,
+                tolerance=max(MARGIN * reduction, INNER_TOLERANCE),
                 max_iterations=max_iterations,
             )
             for block in residual.split(COLUMNS, 1)
         ]
-        return torch.cat([x for x, _ in steps], 1), max(iterations for _, iterations in steps)
+        x = factors.solve(torch.cat([y for y, _ in steps], 1))
+        return x, max(iterations for _, iterations in steps)
 
     return correct

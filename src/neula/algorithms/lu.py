@@ -16,6 +16,7 @@ from functools import cached_property, partial
 
 import torch
 
+from neula.algorithms.calu import by_pivoted_blocks
 from neula.algorithms.lu_panels import (
     Panel,
     Workspace,
@@ -30,6 +31,7 @@ from neula.algorithms.pivoting import Interchanges
 from neula.engines import FP32, Engine, Format
 from neula.errors import unknown_name
 from neula.kernels.lu_block import factor_block, kernels_take, solve_upper
+from neula.kernels.tournament import WIDTH
 
 
 @dataclass(frozen=True)
@@ -76,20 +78,20 @@ class PackedLU:
     ----------
     lu : Tensor, shape (n, n)
         U, and below the diagonal L, whose diagonal is 1. Column-major, in the dtype that holds ``storage``.
-    pivots : Tensor, shape (n,)
-        int64, on the CPU: row ``i`` was interchanged with row ``pivots[i]``, in this order.
+    permutation : Tensor, shape (n,)
+        Integers: rows of A in the order in which L and U have them, on the device of the factors.
     storage : Format
         Format of the elements of ``lu``.
     """
 
     lu: torch.Tensor
-    pivots: torch.Tensor
+    permutation: torch.Tensor
     storage: Format
 
     @cached_property
-    def permutation(self) -> torch.Tensor:
-        """Rows of A in the order in which L and U have them, shape (n,), on the device of the factors."""
-        return Interchanges(self.pivots).permutation().to(self.lu.device)
+    def pivots(self) -> torch.Tensor:
+        """Row ``i`` was interchanged with row ``pivots[i]``, in this order, shape (n,), int64, on the CPU."""
+        return Interchanges.leading_to(self.permutation).pivots
 
     @property
     def storage_bytes(self) -> int:
@@ -112,7 +114,7 @@ def lu_factorize(
     """Factorize ``A = L U``, or ``A[permutation] = L U`` with pivoting, by one of the paper's algorithms.
 
     Nothing is scaled, and nothing is checked: a zero pivot or an element beyond the range of the format
-    leaves NaN or Inf. Without pivoting nothing waits for the device.
+    leaves NaN or Inf. Nothing waits for the device without pivoting, nor with tournaments.
 
     Parameters
     ----------
@@ -129,7 +131,8 @@ def lu_factorize(
     storage : Format, optional
         Of the matrix: the engine's low format by default. Algorithm 3.1 can also keep it in float32.
     pivoting : bool
-        Partial pivoting: whole rows of the matrix are interchanged.
+        Partial pivoting: whole rows of the matrix are interchanged. Where the engine has ``tournaments``,
+        Algorithm 5.2/5.1 with inner panels of their width has those, see :mod:`neula.algorithms.calu`.
     overwrite : bool
         Whether the factors may take the place of A, if that is column-major and of their dtype.
     on_columns : callable, optional
@@ -158,16 +161,19 @@ def lu_factorize(
     if variant not in VARIANTS:
         raise unknown_name("variant", variant, VARIANTS)
     chosen, n = VARIANTS[variant], a.shape[0]
-    r, s = panel_widths(variant, engine, panel, inner_panel)
+    r, s = panel_widths(variant, engine, panel, inner_panel, pivoting)
     kept = storage or engine.format
     low = kept == engine.format
     at_once = (
         variant == "5.2/5.1"
         and low
-        and not pivoting
         and s is not None
         and engine.rounds_once
-        and kernels_take(engine.operand_dtype, engine.device, s)
+        and (
+            engine.tournaments and s == WIDTH
+            if pivoting
+            else kernels_take(engine.operand_dtype, engine.device, s)
+        )
     )
     arithmetic = engine.unblocked if chosen.uniform else engine
     dtype = arithmetic.operand_dtype if low else arithmetic.storage
@@ -175,8 +181,12 @@ def lu_factorize(
     matrix = a if in_place else arithmetic.empty(n, n, dtype=dtype)
     if at_once:
         assert s is not None
-        by_blocks(arithmetic.round(a, matrix), engine, r, s, on_columns)
-        return PackedLU(matrix, torch.arange(n, device="cpu"), kept)
+        if pivoting:
+            permutation = by_pivoted_blocks(arithmetic.round(a, matrix), engine, r, on_columns)
+        else:
+            permutation = torch.arange(n, device=matrix.device)
+            by_blocks(arithmetic.round(a, matrix), engine, r, s, on_columns)
+        return PackedLU(matrix, permutation, kept)
     work = Workspace(
         matrix=arithmetic.round(a, matrix) if low else matrix.copy_(a),
         engine=arithmetic,
@@ -193,8 +203,8 @@ def lu_factorize(
     for columns, _ in algorithm(work, slice(0, n), r, factor):
         if on_columns is not None:
             on_columns(columns.stop)
-    pivots = torch.arange(n, device="cpu") if work.interchanges is None else work.interchanges.pivots
-    return PackedLU(work.matrix, pivots, kept)
+    interchanges = Interchanges.none(n) if work.interchanges is None else work.interchanges
+    return PackedLU(work.matrix, interchanges.permutation().to(matrix.device), kept)
 
 
 def by_blocks(
@@ -236,7 +246,11 @@ def by_blocks(
 
 
 def panel_widths(
-    variant: str, engine: Engine, panel: int | None = None, inner_panel: int | None = None
+    variant: str,
+    engine: Engine,
+    panel: int | None = None,
+    inner_panel: int | None = None,
+    pivoting: bool = False,
 ) -> tuple[int, int | None]:
     """The widths r and s of a variant: what is given, what suits the engine where nothing is.
 
@@ -254,7 +268,8 @@ def panel_widths(
     for name, width in (("panel", panel), ("inner_panel", inner_panel)):
         if width is not None and not (hasattr(width, "__index__") and width >= 1):
             raise ValueError(f"{name} must be a whole number, at least 1, got {width!r}")
-    r = engine.lu_panel if panel is None else operator.index(panel)
+    best_r, best_s = engine.pivoted_panels if pivoting else (engine.lu_panel, engine.lu_inner_panel)
+    r = best_r if panel is None else operator.index(panel)
     if not VARIANTS[variant].partitioned:
         if inner_panel is None:
             return r, None
@@ -263,7 +278,7 @@ def panel_widths(
             "leave it out, or pass variant='5.2/5.1'"
         )
     widest = max(1, r // 2)
-    s = min(engine.lu_inner_panel, widest) if inner_panel is None else operator.index(inner_panel)
+    s = min(best_s, widest) if inner_panel is None else operator.index(inner_panel)
     if s > widest:
         raise ValueError(
             f"inner_panel={s} does not fit twice into panel={r}: pass an inner_panel of at most {widest}, "

@@ -28,6 +28,17 @@ class Interchanges:
         """Of n rows that are all where they were."""
         return cls(torch.arange(n, device="cpu"))
 
+    @classmethod
+    def leading_to(cls, permutation: torch.Tensor) -> Self:
+        """The only ones, each with a row further down, that put rows in this order."""
+        order = permutation.tolist()
+        rows, places = list(range(len(order))), list(range(len(order)))
+        pivots = []
+        for i, row in enumerate(order):
+            pivots.append(places[row])
+            rows[places[row]], places[rows[i]] = rows[i], places[row]
+        return cls(torch.tensor(pivots, dtype=torch.int64, device="cpu"))
+
     def permutation(self) -> torch.Tensor:
         """Original places of the rows in their new order, shape (n,), on the CPU."""
         identity = torch.arange(len(self.pivots), device="cpu")

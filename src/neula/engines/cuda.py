@@ -12,6 +12,7 @@ from neula.engines import graphs
 from neula.engines.engine import Engine, Result, Tensors
 from neula.engines.formats import FP32, TF32, Format
 from neula.engines.precision import cuda_matmul_precision, full_precision_sums
+from neula.kernels import calu, tournament
 from neula.kernels.gemm import corrected_gemm, corrected_gram, kernel_runs
 from neula.kernels.projection import project_out, projects
 from neula.kernels.transposed_copy import transposed_copy
@@ -47,6 +48,7 @@ class CudaEngine(Engine):
 
     name = "cuda"
     direct = 6144  # where LU in fp16 with refinement takes as long as cuSOLVER in double
+    direct_pivoted = 20000  # where what is lost in vain on ill-conditioned matrices is small beside cuSOLVER
     direct_definite = 20000  # likewise
     lu_panel = 1024  # as fast as 512 up to 32768 columns, and half the launches
     lu_inner_panel = 128
@@ -70,9 +72,17 @@ class CudaEngine(Engine):
         return ("fp16", "fp64" if _has_fast_fp64(self.device) else "fp32")
 
     @property
+    def tournaments(self) -> bool:
+        return self._half and tournament.kernel_runs(self.device) and calu.kernels_run(self.device)
+
+    @property
+    def pivoted_panels(self) -> tuple[int, int]:
+        return (512, tournament.WIDTH) if self.tournaments else super().pivoted_panels
+
+    @property
     def pivoted_lu(self) -> bool:
-        # Pivoted panels are library calls, and the library's LU in double takes no longer where fp64 is fast.
-        return not _has_fast_fp64(self.device)
+        # Other pivoted panels are library calls, and its LU in double takes no longer where fp64 is fast.
+        return self.tournaments or not _has_fast_fp64(self.device)
 
     @property
     def _half(self) -> bool:
@@ -189,6 +199,11 @@ class CudaEngine(Engine):
         self, function: Callable[..., Tensors], inputs: Tensors, key: Hashable, out: Tensors | None = None
     ) -> Tensors:
         return graphs.replay(function, inputs, key, out)
+
+    def recorded(
+        self, function: Callable[[torch.Tensor], torch.Tensor], like: torch.Tensor
+    ) -> Callable[[torch.Tensor], torch.Tensor]:
+        return graphs.recorded(function, like)
 
 
 class PlainCudaEngine(CudaEngine):

@@ -51,9 +51,9 @@ class Engine(ABC):
     pivoted_lu : bool
         Whether LU by panels with partial pivoting in a low format is faster than the library's in double
         precision, so that linear systems are worth a try with it.
-    direct, direct_definite : int
-        Order of linear systems below which the library in double precision is as fast as a cheaper LU, or
-        Cholesky factorization, with refinement.
+    direct, direct_pivoted, direct_definite : int
+        Order of linear systems below which the library in double precision is as fast as a cheaper LU, LU
+        with partial pivoting, or Cholesky factorization, with refinement.
     """
 
     name: ClassVar[str]
@@ -65,6 +65,7 @@ class Engine(ABC):
     rounds_once: ClassVar[bool] = False
     swaps: ClassVar[bool] = False
     direct: ClassVar[int] = 256
+    direct_pivoted: ClassVar[int] = 256
     direct_definite: ClassVar[int] = 256
 
     def __init__(self, device: torch.device | str, format: Format | str | None = None) -> None:
@@ -83,6 +84,16 @@ class Engine(ABC):
     def pivoted_lu(self) -> bool:
         """Whether LU with interchanges in a low format is worth a try."""
         return True
+
+    @property
+    def tournaments(self) -> bool:
+        """Whether LU in the low format finds pivots by tournaments, which are faster here."""
+        return False
+
+    @property
+    def pivoted_panels(self) -> tuple[int, int]:
+        """Widths r and s of the panels of LU factorizations with partial pivoting."""
+        return self.lu_panel, self.lu_inner_panel
 
     @property
     @abstractmethod
@@ -248,6 +259,15 @@ class Engine(ABC):
             if target is not result:
                 target.copy_(result)
         return out
+
+    def recorded(
+        self, function: Callable[[torch.Tensor], torch.Tensor], like: torch.Tensor
+    ) -> Callable[[torch.Tensor], torch.Tensor]:
+        """A function of tensors like this one that is about to be called dozens of times, in less time.
+
+        A GPU records what it does, and plays it back: launches must be the same each time.
+        """
+        return function
 
     def __str__(self) -> str:
         return self.name

@@ -100,6 +100,28 @@ def replay(
     return _called(function, inputs, out)
 
 
+def recorded(
+    function: Callable[[torch.Tensor], torch.Tensor], like: torch.Tensor
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The same function for tensors of one shape, from a graph of its own; itself where it has none.
+
+    Parameters
+    ----------
+    function : callable
+        Its launches must not depend on the numbers, nor wait for them.
+    like : Tensor
+        What it is called for once.
+    """
+    if getattr(_recording, "active", False) or torch.cuda.is_current_stream_capturing():
+        return function
+    _recording.active = True
+    try:
+        graph = _captured(lambda x: (function(x),), (like,), torch.cuda.current_stream(like.device))
+    finally:
+        _recording.active = False
+    return function if graph is None else lambda x: graph((x,), None)[0]
+
+
 def largest_input(device: torch.device) -> int:
     """Bytes of inputs up to which functions are played back."""
     return int(torch.cuda.get_device_properties(device).total_memory // LARGEST)

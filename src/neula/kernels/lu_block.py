@@ -148,7 +148,7 @@ def solve_upper(b: torch.Tensor, upper: torch.Tensor, inverses: torch.Tensor) ->
     upper : Tensor, shape (r, r)
         In the same format; only what is above the blocks on the diagonal is read.
     inverses : Tensor, shape (ceil(r / width), width, width)
-        Of these blocks, from :func:`factor_block`.
+        Of these blocks, from :func:`factor_block`; on a GPU a kernel takes 32 or :data:`WIDTH` columns.
 
     Returns
     -------
@@ -157,7 +157,7 @@ def solve_upper(b: torch.Tensor, upper: torch.Tensor, inverses: torch.Tensor) ->
     """
     if b.numel() == 0:
         return b
-    if kernels_take(b.dtype, b.device, inverses.shape[-1]):
+    if inverses.shape[-1] in (32, WIDTH) and kernels_take(b.dtype, b.device, WIDTH):
         from neula.kernels.lu_block_triton import solve_upper_triton
 
         return solve_upper_triton(b, upper, inverses)

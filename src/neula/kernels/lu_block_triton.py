@@ -87,7 +87,8 @@ def solve_upper_triton(b: torch.Tensor, upper: torch.Tensor, inverses: torch.Ten
     with torch.cuda.device_of(b):
         _solve_kernel[(triton.cdiv(m, ROWS),)](
             *(b, *b.stride(), upper, *upper.stride(), inverses, *inverses.stride(), m, r),
-            *(ROWS, width, DEPTH, _low(b), STAGES),
+            # Beside narrow inverses, all bits cost little.
+            *(ROWS, width, DEPTH, _low(b) if width == WIDTH else tl.float32, STAGES),
             num_warps=SOLVE_WARPS,
         )
     return b
@@ -143,7 +144,9 @@ def _products(  # type: ignore[no-untyped-def]
 
 @jit()
 def _product(a, b, LOW: tl.constexpr):  # type: ignore[no-untyped-def]
-    """``A B`` of float32 matrices in two parts each: with bf16 to 16 bits, which hides behind fp16."""
+    """``A B`` of float32 matrices, as they are, or in two parts of 8 bits each, which hides behind fp16."""
+    if LOW == tl.float32:  # noqa: SIM300
+        return tl.dot(a, b, input_precision="tf32x3")
     a_high, b_high = a.to(LOW), b.to(LOW)
     a_low = (a - a_high.to(tl.float32)).to(LOW)
     b_low = (b - b_high.to(tl.float32)).to(LOW)

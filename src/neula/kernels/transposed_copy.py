@@ -44,14 +44,48 @@ def transposed_copy(out: torch.Tensor, a: torch.Tensor, scales: torch.Tensor | N
     return out.copy_(a) if scales is None else torch.mul(a, scales, out=out)
 
 
+def transpose_in_place(a: torch.Tensor) -> torch.Tensor:
+    """Exchange ``a[i, j]`` and ``a[j, i]``: from column-major to row-major order, and back.
+
+    Parameters
+    ----------
+    a : Tensor, shape (n, n)
+        Of any floating dtype and strides; overwritten.
+
+    Returns
+    -------
+    Tensor, shape (n, n)
+        What ``a`` was before, in the other order: ``a.T``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> a = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    >>> transpose_in_place(a)
+    tensor([[1., 2.],
+            [3., 4.]])
+    >>> a
+    tensor([[1., 3.],
+            [2., 4.]])
+    """
+    if a.is_cuda and _kernel_runs(a.device):
+        from neula.kernels.transposed_copy_triton import transpose_in_place_triton
+
+        transpose_in_place_triton(a)
+    else:
+        a.copy_(a.T.clone())
+    return a.T
+
+
 @lru_cache
 def _kernel_runs(device: torch.device) -> bool:
     """Whether the kernel can run, tried once a device."""
 
     def attempt() -> None:
-        from neula.kernels.transposed_copy_triton import transposed_copy_triton
+        from neula.kernels.transposed_copy_triton import transpose_in_place_triton, transposed_copy_triton
 
         one = torch.ones(1, 1, device=device, dtype=torch.float64)
         transposed_copy_triton(one.half(), one, one[0])
+        transpose_in_place_triton(one)
 
     return can_run(attempt, f"transposed copies on {device}", "the library's take three times as long")

@@ -29,8 +29,7 @@ def transposed_copy_triton(
     ImportError
         Without Triton.
     """
-    if triton is None:
-        raise ImportError("the kernel of transposed copies needs Triton: pip install triton")
+    _require_triton()
     m, n = a.shape
     grid = (triton.cdiv(m, TILE) * triton.cdiv(n, TILE),)
     with torch.cuda.device_of(a):
@@ -40,6 +39,42 @@ def transposed_copy_triton(
             num_warps=WARPS,
         )
     return out
+
+
+def transpose_in_place_triton(a: torch.Tensor) -> None:
+    """:func:`neula.kernels.transposed_copy.transpose_in_place` by the kernel, on the current stream.
+
+    Raises
+    ------
+    ImportError
+        Without Triton.
+    """
+    _require_triton()
+    tiles = triton.cdiv(len(a), TILE)
+    with torch.cuda.device_of(a):
+        _exchange_kernel[(tiles, tiles)](a, len(a), *a.stride(), TILE, num_warps=WARPS)
+
+
+def _require_triton() -> None:
+    if triton is None:
+        raise ImportError("the kernel of transposed copies needs Triton: pip install triton")
+
+
+@jit()
+def _exchange_kernel(a, n, a_row, a_column, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A tile above the diagonal, or on it, and the one that it is exchanged with."""
+    if tl.program_id(0) <= tl.program_id(1):
+        i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+        j = tl.program_id(1).to(tl.int64) * TILE + tl.arange(0, TILE)
+        above = a + i[:, None] * a_row + j[None, :] * a_column
+        below = a + j[:, None] * a_row + i[None, :] * a_column
+        inside = (i < n)[:, None] & (j < n)[None, :]
+        outside = (j < n)[:, None] & (i < n)[None, :]
+        x, y = tl.load(above, mask=inside), tl.load(below, mask=outside)
+        # All have read what now changes.
+        tl.debug_barrier()
+        tl.store(below, tl.trans(x), mask=outside)
+        tl.store(above, tl.trans(y), mask=inside)
 
 
 @jit()

@@ -1,0 +1,229 @@
+"""Kernels of :mod:`neula.kernels.calu`.
+
+*Elimination* of m rows at column k of a panel: ``64 m k`` flops, and ``2 m k`` bytes of L, which are in the
+cache if m is at most 30000 or so. Columns are solved for and the next ones updated in one launch, since a row
+needs nothing of the others.
+
+*Rows of U*: the same for 32 rows that lie anywhere, by a few thread blocks: latency.
+
+*Moving* k rows of n columns: ``4 k n`` bytes in row-major order. In column-major order elements would lie
+alone, and each would take a sector of 32 bytes to read and one to write.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from neula.kernels.calu import PanelFactors
+from neula.kernels.compiled import jit
+from neula.kernels.lu_block_triton import PRECISION, _products
+from neula.kernels.tournament import WIDTH
+
+try:
+    import triton  # type: ignore[import-untyped, import-not-found]
+    import triton.language as tl  # type: ignore[import-untyped, import-not-found]
+except ImportError:  # the module can be read all the same
+    triton = None
+
+ROWS, FEW_ROWS = 128, 64
+"""Of L that a thread block has, and where that leaves multiprocessors without work."""
+
+COLUMNS = 32
+"""Of U that a thread block has."""
+
+DEPTH, STAGES, WARPS = WIDTH, 4, 4
+
+MOVED = 32
+"""Columns that a thread block moves."""
+
+
+def rows_of_u_triton(
+    panel: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor, found: PanelFactors, start: int
+) -> None:
+    """:func:`neula.kernels.calu.rows_of_u` by the kernel, queued on the current stream.
+
+    Raises
+    ------
+    ImportError
+        Without Triton.
+    """
+    _require_triton()
+    m, r = panel.shape
+    if start + WIDTH >= r:
+        return
+    index = start // WIDTH
+    with torch.cuda.device_of(panel):
+        _rows_of_u_kernel[(triton.cdiv(r - start - WIDTH, COLUMNS),)](
+            *(panel, *panel.stride(), lower, *lower.stride(), upper, *upper.stride()),
+            *(found.pivots, found.l_inverses[index], found.factors[index], start, m, r),
+            *(COLUMNS, WIDTH, DEPTH, PRECISION, STAGES),
+            num_warps=WARPS,
+        )
+
+
+def eliminate_triton(
+    panel: torch.Tensor,
+    block: torch.Tensor,
+    lower: torch.Tensor,
+    upper: torch.Tensor,
+    found: PanelFactors,
+    start: int,
+) -> None:
+    """:func:`neula.kernels.calu.eliminate` by the kernel, queued on the current stream.
+
+    Raises
+    ------
+    ImportError
+        Without Triton.
+    """
+    _require_triton()
+    (m, r), index = panel.shape, start // WIDTH
+    rows = ROWS if m >= ROWS * _units(panel.device) else FEW_ROWS
+    with torch.cuda.device_of(panel):
+        _eliminate_kernel[(triton.cdiv(m, rows),)](
+            *(panel, *panel.stride(), lower, *lower.stride(), upper, *upper.stride()),
+            *(block, found.places, found.u_inverses[index], found.factors[index], start, m, r),
+            *(rows, WIDTH, DEPTH, PRECISION, STAGES),
+            num_warps=WARPS,
+        )
+
+
+def _units(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+def move_rows_triton(matrix: torch.Tensor, to: torch.Tensor, origin: torch.Tensor) -> None:
+    """:func:`neula.kernels.calu.move_rows` by the kernel, queued on the current stream.
+
+    Raises
+    ------
+    ImportError
+        Without Triton.
+    """
+    _require_triton()
+    n, count = matrix.shape[1], len(to)
+    with torch.cuda.device_of(matrix):
+        _move_kernel[(triton.cdiv(n, MOVED),)](
+            *(matrix, *matrix.stride(), n, to, origin, count),
+            *(MOVED, triton.next_power_of_2(count)),
+            num_warps=8,
+        )
+
+
+def _require_triton() -> None:
+    if triton is None:
+        raise ImportError("the kernels of pivoted panels need Triton: pip install triton")
+
+
+@jit()
+def _rows_of_u_kernel(  # type: ignore[no-untyped-def]
+    a,
+    a_row,
+    a_column,
+    left,
+    left_row,
+    left_column,
+    u,
+    u_row,
+    u_column,
+    pivots,
+    inverse,
+    factors,
+    start,
+    m,
+    r,
+    COLUMNS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Some columns of the rows of U that belong to the last pivots."""
+    w = tl.arange(0, WIDTH)
+    k = start + w
+    j = start + WIDTH + tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    i = tl.load(pivots + k, mask=k < r, other=m).to(tl.int64)
+    known = _products(
+        left, left_row, left_column, u, u_row, u_column, i, j, m, r, start, WIDTH, COLUMNS, DEPTH, STAGES
+    )
+    inside = (i < m)[:, None] & (j < r)[None, :]
+    rest = tl.load(a + i[:, None] * a_row + j[None, :] * a_column, mask=inside, other=0.0) - known
+    square = w[:, None] * WIDTH + w[None, :]
+    solve, lower = tl.load(inverse + square), tl.load(factors + square)
+    lower = tl.where(w[:, None] > w[None, :], lower, 0.0)
+    rows = tl.dot(solve, rest, input_precision=PRECISION)
+    low = u.dtype.element_ty
+    first = (w < WIDTH // 2)[:, None]
+    lost = tl.where(first, rows - rows.to(low).to(tl.float32), 0.0)
+    rows += tl.dot(solve, tl.where(first, 0.0, tl.dot(lower, lost)))
+    tl.store(u + k.to(tl.int64)[:, None] * u_row + j[None, :] * u_column, rows.to(low), mask=inside)
+
+
+@jit()
+def _eliminate_kernel(  # type: ignore[no-untyped-def]
+    a,
+    a_row,
+    a_column,
+    left,
+    left_row,
+    left_column,
+    u,
+    u_row,
+    u_column,
+    block,
+    places,
+    inverse,
+    factors,
+    start,
+    m,
+    r,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Some rows of L, and of the columns that come next."""
+    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    w = tl.arange(0, WIDTH).to(tl.int64)
+    k = start + w
+    rows = (i < m)[:, None]
+    place = block + i[:, None] * WIDTH + w[None, :]
+    square = w[:, None] * WIDTH + w[None, :]
+    solve, upper = tl.load(inverse + square), tl.load(factors + square)
+    upper = tl.where(w[:, None] < w[None, :], upper, 0.0)
+    columns = tl.dot(tl.load(place, mask=rows, other=0.0), solve, input_precision=PRECISION)
+    first = (w < WIDTH // 2)[None, :]
+    lost = tl.where(first, columns - columns.to(left.dtype.element_ty).to(tl.float32), 0.0)
+    columns += tl.dot(tl.where(first, 0.0, tl.dot(lost, upper)), solve)
+    low = columns.to(left.dtype.element_ty)
+    ended = tl.load(places + i, mask=i < m, other=0)
+    playing = (ended < 0) | ((ended >= start) & (ended < start + WIDTH))
+    inside = rows & playing[:, None] & (k < r)[None, :]
+    tl.store(left + i[:, None] * left_row + k[None, :] * left_column, low, mask=inside)
+    j = k + WIDTH
+    if start + WIDTH < r:
+        known = _products(
+            left, left_row, left_column, u, u_row, u_column, i, j, m, r, start, ROWS, WIDTH, DEPTH, STAGES
+        )
+        inside = rows & (j < r)[None, :]
+        beside = tl.load(u + k[:, None] * u_row + j[None, :] * u_column, mask=(j < r)[None, :], other=0.0)
+        known = tl.dot(low, beside, known)
+        rest = tl.load(a + i[:, None] * a_row + j[None, :] * a_column, mask=inside, other=0.0)
+        tl.store(place, rest - known, mask=rows)
+
+
+@jit()
+def _move_kernel(  # type: ignore[no-untyped-def]
+    a, a_row, a_column, n, to, origin, count, COLUMNS: tl.constexpr, COUNT: tl.constexpr
+):
+    """``A[to] = A[origin]`` in some columns."""
+    j = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    k = tl.arange(0, COUNT)
+    inside = (k < count)[:, None] & (j < n)[None, :]
+    source = tl.load(origin + k, mask=k < count, other=0).to(tl.int64)
+    target = tl.load(to + k, mask=k < count, other=0).to(tl.int64)
+    moved = tl.load(a + source[:, None] * a_row + j[None, :] * a_column, mask=inside)
+    # All have read what now changes.
+    tl.debug_barrier()
+    tl.store(a + target[:, None] * a_row + j[None, :] * a_column, moved, mask=inside)

@@ -1,0 +1,240 @@
+// A tournament of rows for the pivots of up to 32 columns, and the factors of the block that they form.
+//
+// A thread block eliminates with partial pivoting in a tile of rows, which stay in the registers of its threads,
+// and its pivot rows meet those of other tiles in the next round. Nobody waits: the last thread block of a group
+// to finish plays the next round for it. So a column costs a maximum over a thread block in each round and not
+// one over the GPU.
+
+#define WIDTH 32
+#define LANES 32
+#define GROUP (TILE / WIDTH)  // tiles whose pivot rows fill a tile of the next round
+#define ROWS (TILE / THREADS)
+#define WARPS (THREADS / LANES)
+#define HALF (WIDTH / 2)
+#define PITCH (WIDTH + 1)
+#define ALL 0xffffffffu
+
+// The inverse of a lower triangle of order HALF, whose column i is in t[i * PITCH], by the first HALF lanes of a
+// warp, each of which has a column: rows i of the inverse go to out[i * PITCH].
+__device__ __forceinline__ void invert(const float* t, bool unit, float* out) {
+    const int lane = threadIdx.x % LANES;
+    float y[HALF];
+#pragma unroll
+    for (int i = 0; i < HALF; ++i) y[i] = i == lane ? 1.0f : 0.0f;
+#pragma unroll
+    for (int i = 0; i < HALF; ++i) {
+        if (!unit) y[i] *= 1.0f / t[i * PITCH + i];
+#pragma unroll
+        for (int k = i + 1; k < HALF; ++k) y[k] = fmaf(-t[i * PITCH + k], y[i], y[k]);
+    }
+#pragma unroll
+    for (int i = 0; i < HALF; ++i)
+        if (lane < HALF) out[i * PITCH + lane] = y[i];
+}
+
+struct Shared {
+    float4 rows[2][WARPS][WIDTH / 4];  // the best row of each warp
+    unsigned best[2][WARPS];
+    int winners[WIDTH];
+};
+
+struct Player {
+    Shared& shared;
+    float x[ROWS][WIDTH];
+    int row[ROWS], rank[ROWS];
+};
+
+// Eliminates up to 8 columns from the first one on, in rows of which the first N numbers still count.
+//
+// The loop is not unrolled, and there are only four of them: code that runs once takes longer to arrive than to
+// run. So rows are turned instead, and the next column is always the first. What is done, L and the finished
+// rows of U, comes in at the end.
+template <int N>
+__device__ __forceinline__ void steps(Player& p, int first, int count) {
+    const int warp = threadIdx.x / LANES, lane = threadIdx.x % LANES;
+#pragma unroll 1
+    for (int j = first; j < first + 8; ++j) {
+        // The order of floating-point numbers is that of their bits, NaN above all.
+        unsigned key = 0;
+        int mine = 0;
+#pragma unroll
+        for (int q = 0; q < ROWS; ++q) {
+            const unsigned k = (__float_as_uint(p.x[q][0]) & 0x7fffffffu) + 1u;
+            if (j < count && p.row[q] >= 0 && p.rank[q] < 0 && k > key) key = k, mine = q;
+        }
+        float4* rows = p.shared.rows[j % 2][warp];
+        const unsigned top = __reduce_max_sync(ALL, key);
+        const int leader = __ffs(__ballot_sync(ALL, key == top)) - 1;
+        if (lane == leader) {
+            p.shared.best[j % 2][warp] = top;
+#pragma unroll
+            for (int q = 0; q < ROWS; ++q)
+                if (q == mine)
+#pragma unroll
+                    for (int c = 0; c < N; c += 4)
+                        rows[c / 4] = float4{p.x[q][c], p.x[q][c + 1], p.x[q][c + 2], p.x[q][c + 3]};
+        }
+        // One barrier a column: what is written next goes to the other half.
+        __syncthreads();
+        const unsigned bid = lane < WARPS ? p.shared.best[j % 2][lane] : 0;
+        const unsigned highest = __reduce_max_sync(ALL, bid);
+        const int winner = __ffs(__ballot_sync(ALL, bid == highest)) - 1;
+        // Where all columns are done, or fewer rows than columns are left, there is no winner, and nothing to subtract.
+        const bool found = highest > 0;
+        if (found && warp == winner && lane == leader) {
+#pragma unroll
+            for (int q = 0; q < ROWS; ++q)
+                if (q == mine) {
+                    p.rank[q] = j;
+                    p.shared.winners[j] = p.row[q];
+                }
+        }
+        float u[N];
+#pragma unroll
+        for (int c = 0; c < N; c += 4) {
+            const float4 v = p.shared.rows[j % 2][winner][c / 4];
+            u[c] = v.x, u[c + 1] = v.y, u[c + 2] = v.z, u[c + 3] = v.w;
+        }
+        // A zero pivot has nothing but zeros below it.
+        const float reciprocal = u[0] == 0.0f ? 0.0f : 1.0f / u[0];
+#pragma unroll
+        for (int c = N - 8; c < N; ++c)
+            if (c >= N - (j - first)) u[c] = 0.0f;
+#pragma unroll
+        for (int q = 0; q < ROWS; ++q) {
+            const bool plays = found && p.rank[q] < 0;
+            const float l = plays ? p.x[q][0] * reciprocal : 0.0f, done = plays ? l : p.x[q][0];
+#pragma unroll
+            for (int c = 0; c + 1 < N; ++c) p.x[q][c] = fmaf(-l, u[c + 1], p.x[q][c + 1]);
+            p.x[q][N - 1] = done;
+        }
+    }
+}
+
+// What factors keep of a number in a format with fewer bits (Dekker).
+__device__ __forceinline__ float rounded(float x, float splitter) {
+    const float c = __fmul_rn(x, splitter);
+    return __fsub_rn(c, __fsub_rn(c, x));
+}
+
+// block: m rows of 32 numbers. places: where each row has ended, -1 if nowhere; those are the ones that play.
+// Columns from count on are zero. dropped: bits of a float that factors do not have; inverses are those of what
+// is left. arrived: zeros, which it leaves as zeros.
+extern "C" __global__ void __launch_bounds__(THREADS) tournament(
+    const float* block, int* places, int* pivots, float* factors, float* l_inverse, float* u_inverse,
+    int* candidates, int* arrived, int dropped, int m, int start, int count
+) {
+    __shared__ Shared shared;
+    // L^T, with ones on the diagonal, and U; L^-1, and U^-T.
+    __shared__ float triangles[2][WIDTH * PITCH], inverses[2][WIDTH * PITCH];
+    __shared__ int is_last;
+    const int thread = threadIdx.x, warp = thread / LANES;
+    int tile = blockIdx.x, tiles = gridDim.x;
+    bool first = true;
+    Player player{shared};
+    auto& x = player.x;
+    auto& row = player.row;
+    auto& rank = player.rank;
+
+    while (true) {
+#pragma unroll
+        for (int q = 0; q < ROWS; ++q) {
+            const int i = tile * TILE + q * THREADS + thread;
+            if (first) row[q] = i < m && places[i] < 0 ? i : -1;
+            else row[q] = __ldcg(candidates + i);
+            rank[q] = -1;
+            const float4* source = reinterpret_cast<const float4*>(block + (long long)row[q] * WIDTH);
+#pragma unroll
+            for (int c = 0; c < WIDTH / 4; ++c) {
+                const float4 v = row[q] >= 0 ? source[c] : float4{0.0f, 0.0f, 0.0f, 0.0f};
+                x[q][4 * c] = v.x, x[q][4 * c + 1] = v.y, x[q][4 * c + 2] = v.z, x[q][4 * c + 3] = v.w;
+            }
+        }
+        if (thread < WIDTH) shared.winners[thread] = -1;
+        steps<WIDTH>(player, 0, count);
+        steps<WIDTH - 8>(player, 8, count);
+        steps<WIDTH - 16>(player, 16, count);
+        steps<WIDTH - 24>(player, 24, count);
+        if (tiles == 1) break;
+        __syncthreads();
+        // Tiles of candidates are rounded up to whole ones: what is missing does not play.
+        const int group = tile / GROUP, groups = (tiles + GROUP - 1) / GROUP;
+        const int members = group + 1 < groups ? GROUP : tiles - group * GROUP;
+        if (!first) candidates += tiles * TILE;
+        if (thread < WIDTH) __stcg(candidates + tile * WIDTH + thread, shared.winners[thread]);
+        if (group + 1 == groups)
+            for (int i = tiles * WIDTH + thread; i < groups * TILE; i += THREADS) __stcg(candidates + i, -1);
+        __threadfence();
+        __syncthreads();
+        if (thread == 0) {
+            is_last = atomicAdd(arrived + group, 1) == members - 1;
+            if (is_last) arrived[group] = 0;
+        }
+        __syncthreads();
+        if (!is_last) return;
+        __threadfence();
+        arrived += groups;
+        tile = group, tiles = groups, first = false;
+    }
+    __syncthreads();
+    const float splitter = (1 << dropped) + 1;
+    float* lower = triangles[0];
+    float* upper = triangles[1];
+    for (int i = thread; i < 2 * WIDTH * PITCH; i += THREADS) {
+        triangles[0][i] = i % (WIDTH * PITCH) % PITCH == i % (WIDTH * PITCH) / PITCH ? 1.0f : 0.0f;
+        inverses[0][i] = 0.0f;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int q = 0; q < ROWS; ++q) {
+        if (rank[q] < 0) continue;
+        places[row[q]] = start + rank[q];
+        pivots[start + rank[q]] = row[q];
+#pragma unroll
+        for (int c = 0; c < WIDTH; ++c) {
+            // Where rows were turned to, four times by eight columns.
+            const int column = (WIDTH / 8 - 1 - c / 8) * 8 + c % 8;
+            const float value = rounded(x[q][c], splitter);
+            if (column >= count) continue;
+            if (column < rank[q]) lower[column * PITCH + rank[q]] = value;
+            else upper[rank[q] * PITCH + column] = value;
+        }
+    }
+    __syncthreads();
+    for (int i = thread; i < WIDTH * WIDTH; i += THREADS) {
+        const int r = i / WIDTH, c = i % WIDTH;
+        factors[i] = c < r ? lower[c * PITCH + r] : upper[r * PITCH + c];
+    }
+    // The diagonal blocks of both inverses, and -T22^-1 T21 T11^-1 below them.
+    if (warp < 4) {
+        const int corner = warp % 2 * HALF * (PITCH + 1);
+        invert(triangles[warp / 2] + corner, warp < 2, inverses[warp / 2] + corner);
+    }
+    __syncthreads();
+    const int half = HALF * PITCH, i = thread / HALF % HALF, j = thread % HALF;
+    float sums[2];
+#pragma unroll
+    for (int t = 0; t < 2; ++t) {
+        sums[t] = 0.0f;
+        for (int k = 0; k < HALF; ++k)
+            sums[t] = fmaf(triangles[t][k * PITCH + HALF + i], inverses[t][k * PITCH + j], sums[t]);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int t = 0; t < 2; ++t)
+        if (thread < HALF * HALF) triangles[t][i * PITCH + j] = sums[t];
+    __syncthreads();
+#pragma unroll
+    for (int t = 0; t < 2; ++t) {
+        float sum = 0.0f;
+        for (int k = 0; k < HALF; ++k)
+            sum = fmaf(inverses[t][half + i * PITCH + HALF + k], triangles[t][k * PITCH + j], sum);
+        if (thread < HALF * HALF) inverses[t][half + i * PITCH + j] = -sum;
+    }
+    __syncthreads();
+    for (int e = thread; e < WIDTH * WIDTH; e += THREADS) {
+        const int r = e / WIDTH, c = e % WIDTH;
+        l_inverse[e] = inverses[0][r * PITCH + c];
+        u_inverse[e] = inverses[1][c * PITCH + r];
+    }
+}

@@ -1,0 +1,46 @@
+"""The kernel of :mod:`neula.kernels.tournament`, in CUDA C++, compiled by NVRTC at the first call.
+
+CUDA rather than Triton, for the reasons of :mod:`neula.kernels.cholesky_cuda`: a thread keeps its rows in
+registers, and a column is one maximum over a warp, one barrier, and the subtraction of a row from the others.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from neula.kernels.tournament import TILE, PanelFactors
+
+THREADS = 256
+
+
+def play_cuda(block: torch.Tensor, found: PanelFactors, start: int, count: int) -> None:
+    """:func:`neula.kernels.tournament.play` by the kernel, queued on the current stream.
+
+    Raises
+    ------
+    ImportError
+        Without a torch that compiles CUDA.
+    """
+    m, index = len(block), start // block.shape[1]
+    candidates, arrived = found.room.chunk(2)
+    outputs = [found.places, found.pivots, found.factors[index], found.l_inverses[index]]
+    dropped = round(math.log2(torch.finfo(found.low).eps / torch.finfo(torch.float32).eps))
+    arguments = [block, *outputs, found.u_inverses[index], candidates, arrived, dropped, m, start, count]
+    with torch.cuda.device_of(block):
+        _kernel(block.device)((-(-m // TILE), 1, 1), (THREADS, 1, 1), arguments)
+
+
+@lru_cache
+def _kernel(device: torch.device) -> Any:
+    """The compiled kernel for a device."""
+    if not hasattr(torch.cuda, "_compile_kernel"):
+        raise ImportError("compiling CUDA needs torch >= 2.9")
+    source = Path(__file__).with_name("tournament.cu").read_text()
+    sizes = f"#define THREADS {THREADS}\n#define TILE {TILE}\n"
+    with torch.cuda.device(device):
+        return torch.cuda._compile_kernel(sizes + source, "tournament")
