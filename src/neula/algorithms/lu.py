@@ -164,28 +164,17 @@ def lu_factorize(
     r, s = panel_widths(variant, engine, panel, inner_panel, pivoting)
     kept = storage or engine.format
     low = kept == engine.format
-    at_once = (
-        variant == "5.2/5.1"
-        and low
-        and s is not None
-        and engine.rounds_once
-        and (
-            engine.tournaments and s == WIDTH
-            if pivoting
-            else kernels_take(engine.operand_dtype, engine.device, s)
-        )
-    )
     arithmetic = engine.unblocked if chosen.uniform else engine
     dtype = arithmetic.operand_dtype if low else arithmetic.storage
     in_place = overwrite and a.dtype == dtype and a.T.is_contiguous()
     matrix = a if in_place else arithmetic.empty(n, n, dtype=dtype)
-    if at_once:
-        assert s is not None
+    permutation = torch.arange(n, device=matrix.device)
+    if s is not None and variant == "5.2/5.1" and low and _in_whole_blocks(engine, s, pivoting):
+        arithmetic.round(a, matrix)
         if pivoting:
-            permutation = by_pivoted_blocks(arithmetic.round(a, matrix), engine, r, on_columns)
+            permutation = by_pivoted_blocks(matrix, engine, r, on_columns)
         else:
-            permutation = torch.arange(n, device=matrix.device)
-            by_blocks(arithmetic.round(a, matrix), engine, r, s, on_columns)
+            by_blocks(matrix, engine, r, s, on_columns)
         return PackedLU(matrix, permutation, kept)
     work = Workspace(
         matrix=arithmetic.round(a, matrix) if low else matrix.copy_(a),
@@ -203,8 +192,18 @@ def lu_factorize(
     for columns, _ in algorithm(work, slice(0, n), r, factor):
         if on_columns is not None:
             on_columns(columns.stop)
-    interchanges = Interchanges.none(n) if work.interchanges is None else work.interchanges
-    return PackedLU(work.matrix, interchanges.permutation().to(matrix.device), kept)
+    if work.interchanges is not None:
+        permutation = work.interchanges.permutation().to(matrix.device)
+    return PackedLU(matrix, permutation, kept)
+
+
+def _in_whole_blocks(engine: Engine, s: int, pivoting: bool) -> bool:
+    """Whether kernels take panels by Algorithm 5.1 of this width, and the unit rounds sums once."""
+    if not engine.rounds_once:
+        return False
+    if pivoting:
+        return engine.tournaments and s == WIDTH
+    return kernels_take(engine.operand_dtype, engine.device, s)
 
 
 def by_blocks(
