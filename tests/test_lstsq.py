@@ -895,3 +895,15 @@ def test_autocast_does_not_reach_inside(rng):
     expected = neula.lstsq(A, b, engine="emulated").x
     with torch.autocast("cpu", dtype=torch.bfloat16):
         np.testing.assert_array_equal(neula.lstsq(A, b, engine="emulated").x, expected)
+
+
+@pytest.mark.parametrize("cond", [1e9, 1e11, 1e12])
+@pytest.mark.parametrize("columns", [1, 3])
+def test_consistent_and_ill_conditioned(cond: float, columns: int, rng: np.random.Generator) -> None:
+    """A residual that vanishes must not leave the errors of gradients that do not."""
+    A = random_matrix("geometric", 900, 120, cond=cond).numpy()
+    b = A @ rng.standard_normal((120, columns))
+    b[:, 1:] = rng.standard_normal((900, columns - 1))
+    result = neula.lstsq(A, b, algorithm="householder")
+    assert result.converged
+    assert result.backward_error <= result.tolerance

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -11,9 +13,19 @@ import torch
 import neula
 from neula.algorithms.rgsqrf import WIDE
 from neula.matrices import random_matrix
-from neula.result import AccuracyWarning
+from neula.result import AccuracyError, AccuracyWarning
 
-CASES = ["normal", "square", "geometric", "zero columns", "repeated columns", "rank one"]
+CASES = [
+    "normal",
+    "square",
+    "geometric",
+    "zero columns",
+    "repeated columns",
+    "each column four times",
+    "rank one",
+    "vandermonde",
+    "hilbert",
+]
 
 
 def matrix(kind: str, dtype: torch.dtype, rng: np.random.Generator) -> torch.Tensor:
@@ -25,6 +37,12 @@ def matrix(kind: str, dtype: torch.dtype, rng: np.random.Generator) -> torch.Ten
         a[:, [0, 7, 159]] = 0
     elif kind == "repeated columns":
         a[:, 80:] = a[:, :80]
+    elif kind == "each column four times":
+        a = a[:, :40].repeat_interleave(4, 1)
+    elif kind == "vandermonde":
+        a = torch.linalg.vander(torch.linspace(0, 1, m, dtype=torch.float64), N=n)
+    elif kind == "hilbert":
+        a = 1 / (torch.arange(m)[:, None] + torch.arange(n) + 1.0).double()
     elif kind == "rank one":
         a = a[:, :1] @ a[:1]
     return a.to(dtype)
@@ -63,6 +81,36 @@ def test_the_certificate_is_that_of_the_matrix_that_was(rng: np.random.Generator
     assert torch.equal(in_place.Q, usual.Q)
     assert torch.equal(in_place.R, usual.R)
     assert [attempt.method for attempt in in_place.attempts] == ["rgsqrf fp16"]
+
+
+@pytest.mark.parametrize("algorithm", ["rgsqrf", "rgsqrf-reortho"])
+def test_a_rejected_answer_is_what_its_certificate_says(algorithm: str, rng: np.random.Generator) -> None:
+    a = random_matrix("geometric", 400, 100, cond=1e6).float() * 2.0 ** torch.arange(-50, 50)
+    work, same = by_columns(a), by_columns(torch.ones(300, 150))
+    with warnings.catch_warnings(record=True):
+        in_place = neula.qr(work, algorithm=algorithm, engine="cpu", overwrite_a=True)
+        ones = neula.qr(same, algorithm=algorithm, panel="cholesky", engine="cpu", overwrite_a=True)
+    scaled = a.double() / a.double().norm(dim=0)
+    residual = (scaled - in_place.Q.double() @ (in_place.R.double() / a.double().norm(dim=0))).norm()
+    # Four random vectors estimate the norm within a factor of three.
+    assert residual / scaled.norm() <= 3 * in_place.certificate.residual
+    assert not ones.converged
+    assert math.isnan(ones.certificate.residual)
+
+
+def test_strict_does_not_blame_the_input_for_what_became_of_it() -> None:
+    with pytest.raises(AccuracyError, match="QR is not certified"):
+        neula.qr(
+            by_columns(torch.ones(40, 20)), panel="cholesky", engine="cpu", overwrite_a=True, strict=True
+        )
+
+
+def test_inference_tensors_are_left_alone() -> None:
+    with torch.inference_mode():
+        a = by_columns(torch.randn(50, 20, dtype=torch.float64))
+    before = a.clone()
+    assert neula.qr(a, engine="cpu", overwrite_a=True).converged
+    assert torch.equal(a, before)
 
 
 def test_numpy_arrays_in_fortran_order(rng: np.random.Generator) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -141,3 +143,14 @@ def test_one_matrix_at_a_time(rng):
 def test_an_unsigned_rank(rng):
     A = rng.standard_normal((100, 40))
     assert neula.svd_lowrank(A, rank=np.uint8(5)).s.shape == (5,)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-25, 3e-24, 1e-22, 1e-18, 1e18])
+def test_float32_of_any_size(scale: float) -> None:
+    """Squares of the elements underflow, or nearly; relative accuracy does not depend on units."""
+    a = random_matrix("normal", 300, 10) @ random_matrix("normal", 10, 200)
+    exact = torch.linalg.svdvals(a)[:10]
+    found = neula.svd_lowrank((a * scale).float(), rank=10, engine="cpu")
+    # 3 u (2 + log2 n) of the largest, as certified.
+    bound = 3 * 2.0**-24 * (2 + math.log2(200)) * float(exact[0])
+    assert (found.s.double() / scale - exact).abs().max() <= bound

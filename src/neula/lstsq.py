@@ -653,7 +653,9 @@ class _Limit:
     def check_decay(self, n: int, diagonal: torch.Tensor) -> None:
         """Give an R of n columns up by the diagonal of its first ones."""
         decay = expected_decay(diagonal, n)
-        if not decay <= self.decay:
+        if math.isnan(decay):
+            raise _GivenUp("R is not finite")
+        if decay > self.decay:
             raise _GivenUp(
                 f"the diagonal of R will fall by a factor of about {decay:.1e}: "
                 "A is too ill-conditioned for an R in this precision"

@@ -28,7 +28,7 @@ from neula.algorithms.batched_qr import (
 from neula.algorithms.cholesky_qr import cholesky_qr_low
 from neula.algorithms.householder import householder
 from neula.algorithms.panels import panel_named
-from neula.algorithms.reorthogonalize import correct, refine_qr, reorthogonalize
+from neula.algorithms.reorthogonalize import correct, refine_qr, reorthogonalize, second_passes
 from neula.algorithms.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.tsqr import cholesky_tsqr32
@@ -111,10 +111,13 @@ def qr(
     cutoff : int, optional
         Width of the panels.
     overwrite_a : bool, optional
-        Let Q take the memory of A, whose contents are lost, where that can be: for a single NumPy array or
-        tensor without a gradient that is not wide, lies in memory column by column (Fortran order), and has
-        the dtype that Q is computed in (float64 for accuracy fp64, float32 for others). Links of the chain
-        then factorize what the one before has made of A: they repair its orthogonality, not its residual.
+        Let Q take the memory of A, where that can be: for a single NumPy array or tensor on the engine's
+        device, without a gradient, that is not wide, lies in memory column by column (Fortran order), and has
+        the dtype that Q is computed in (float64 for accuracy fp64, float32 for others); on a GPU with a
+        multiple of 8 rows, and more than 1/512 of its memory. It is a permission, as in SciPy: A is lost,
+        also where Q could not stay in its place. Links of the chain then factorize what the one before has
+        made of A. They repair the orthogonality of Q, not the residual: on a GPU, rank-deficient matrices
+        may end without an accepted factorization.
     strict : bool, optional
         Raise an :class:`~neula.result.AccuracyError` where there would be a warning, and refuse NaN and Inf
         in batches, too.
@@ -325,6 +328,12 @@ class _Problem:
         )
         return q[:m], r
 
+    def rgsqrf_twice(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Two passes in the low format."""
+        options = self.options
+        engine = options.engine.using(options.low())
+        return next(second_passes(*self.rgsqrf(), engine, panel=options.panel, cutoff=options.cutoff))
+
     def rgsqrf_corrected(self) -> tuple[torch.Tensor, torch.Tensor]:
         """One pass in the low format, and what makes Q orthonormal if it nearly is."""
         return correct(*self.rgsqrf(), self.options.engine.using(self.options.low()))
@@ -393,21 +402,21 @@ def _fits_in_place(a: torch.Tensor, options: _Options) -> bool:
     m, n = a.shape
     by_columns = a.stride(0) == 1 and a.stride(1) >= m >= n and engine.rows(m) == m
     here = a.device.type == engine.device.type and a.dtype == engine.storage
+    frozen = a.is_inference() and not torch.is_inference_mode_enabled()
     # What is played back is copied anyhow.
-    return by_columns and here and a.nbytes > engine.replayed_bytes
+    return by_columns and here and not frozen and a.nbytes > engine.replayed_bytes
 
 
 def _in_place(a: torch.Tensor, options: _Options) -> Iterator[_Certified]:
     """Attempts in the memory of A, whose products with random vectors are kept to certify them.
 
-    Once ``A = Q R``, whatever orthogonalizes Q factorizes A.
+    Once ``A = Q R``, whatever orthogonalizes Q factorizes A. Nothing can be done again from A, so panels are
+    those of Householder, whose residual is small whatever the rank, but for the first pass on a GPU.
     """
     problem = _prepare(a, options)
-    engine, scales = options.engine.using(options.low()), problem.scales
+    engine, scales, named = options.engine.using(options.low()), problem.scales, options.algorithm
     image = image_of(a, scales, certifying_dtype(a.dtype, options.target))
-    # Nothing can be done again from A: only panels whose residual is small whatever its rank.
-    safe = engine.storage == torch.float32 and engine.panel.startswith("cholesky")
-    panel = options.panel or (None if safe else "householder")
+    fast = None if engine.panel == "cholesky32" else "householder"
 
     def certified(label: str, q: torch.Tensor, r: torch.Tensor) -> _Certified:
         engine.fill(r, r, scales.reciprocal())
@@ -417,17 +426,27 @@ def _in_place(a: torch.Tensor, options: _Options) -> Iterator[_Certified]:
         return label, q, r, certificate_of(measures, a.shape, options.target)
 
     label = f"rgsqrf {engine.format.name}"
-    report = options.report(label, a.shape[1])
-    work = problem.filled(a, engine)
-    q, r = rgsqrf(work, engine, cutoff=options.cutoff, panel=panel, overwrite_a=True, on_columns=report)
-    if options.algorithm != "rgsqrf-reortho":
+    q, r = rgsqrf(
+        problem.filled(a, engine),
+        engine,
+        cutoff=options.cutoff,
+        panel=options.panel or fast,
+        overwrite_a=True,
+        on_columns=options.report(label, a.shape[1]),
+    )
+    if named != "rgsqrf-reortho":
         yield certified(label, q, r)
+        if named == "rgsqrf" or not bool(torch.isfinite(r).all()):
+            return
         engine.fill(r, r, scales)
-    if options.algorithm == "rgsqrf" or not bool(torch.isfinite(r).all()):
-        return
+    if named is None and options.target is FP32:
+        q, r = correct(q, r, engine)
+        yield certified(f"{label} + correction", q, r)
+        engine.fill(r, r, scales)
+    panel = options.panel or "householder"
     q, r = reorthogonalize(q, r, engine, panel=panel, cutoff=options.cutoff, overwrite_q=True)
     yield certified(f"{label} + reortho", q, r)
-    if options.algorithm is None:
+    if named is None:
         engine.fill(r, r, scales)
         q, step = householder(q.double())
         yield certified("householder fp64", q, (step @ r.double()).to(r.dtype))
@@ -444,7 +463,7 @@ def _goes_unseen(a: torch.Tensor, options: _Options) -> bool:
 
 
 def _unseen(a: torch.Tensor, options: _Options) -> Iterator[_Certified]:
-    """Links that are queued as a whole; the host waits for their certificates. The last is the recursion."""
+    """Links that are queued as a whole; the host waits for their certificates. The last has the recursion."""
     m, n = a.shape
     low = options.low()
     if _is_tall(a, options):
@@ -458,6 +477,10 @@ def _unseen(a: torch.Tensor, options: _Options) -> Iterator[_Certified]:
         yield _queued(a, options, f"rgsqrf {low.name} + correction", _Problem.rgsqrf_corrected)
     else:
         yield _queued(a, options, f"rgsqrf {low.name}", _Problem.rgsqrf)
+        # Where launches decide, both passes played back take less time than a second one that is not.
+        played_back = a.nbytes <= options.engine.replayed_bytes
+        if options.algorithm is None and options.target is not FP64 and m < 2 * n and played_back:
+            yield _queued(a, options, f"rgsqrf {low.name} + reortho", _Problem.rgsqrf_twice)
 
 
 def _queued(

@@ -11,16 +11,12 @@ import torch
 from torch.nn import functional
 
 from neula.accuracy import QRCertificates, qr_certificates, qr_measures
-from neula.algorithms.scaling import power_of_two_scales
+from neula.algorithms.scaling import SAFE_NORMS, power_of_two_scales
 from neula.engines import FP32, FP64, Engine, Format
 from neula.gradients import attach_factors
 from neula.inputs import Taken, check_finite, finite_members
 from neula.progress import Progress
 from neula.result import Attempt, QRCertificate, QRResult, report_missed
-
-SAFE_NORMS = {torch.float32: (1e-12, 1e18), torch.float64: (1e-140, 1e150)}
-"""Norms of columns whose squares are far enough from underflow, also those of what is left of a column after
-projections, and from overflow."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +70,7 @@ def as_result(
         accuracy=target.name,
     )
     if not result.converged:
-        if strict:
+        if strict and batch:  # a single matrix has been checked
             check_finite(a, a, "A")
         rejected = torch.tensor([not c.accepted for c in factors.certificates])
         report_missed(

@@ -23,21 +23,9 @@ def largest_singular_value(r: torch.Tensor, steps: int = _STEPS + 1) -> float:
     return float(_largest(r, steps))
 
 
-def smallest_singular_value(r: Triangular, steps: int = _STEPS) -> float:
-    """Estimate the smallest singular value of a triangular R from above; 0 for an exactly singular one.
-
-    Parameters
-    ----------
-    r : Triangular, shape (n, n)
-        Upper triangular.
-    steps : int
-        Steps of inverse iteration on ``R^T R``.
-    """
-    return float(_smallest(r, steps))
-
-
 def extreme_singular_values(r: torch.Tensor, triangle: Triangular) -> torch.Tensor:
-    """:func:`largest_singular_value` and :func:`smallest_singular_value` where R is: nobody waits for them.
+    """Estimates of the largest singular value of R, from below, and of the smallest, from above and 0 for an
+    exactly singular one, where R is: nobody waits for them.
 
     Parameters
     ----------

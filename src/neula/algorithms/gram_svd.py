@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from neula.algorithms.gram import gram
+from neula.algorithms.scaling import SAFE_NORMS
 from neula.engines import Engine
 from neula.engines.precision import exact_matmul
 
@@ -89,8 +90,13 @@ def gram_svd(a: torch.Tensor, rank: int, engine: Engine, residual: float) -> Tri
 
 
 def _frobenius(a: torch.Tensor) -> float:
-    """``||A||_F``, from norms of rows in the precision of A: torch would copy A to sum in a wider one."""
-    return float(torch.linalg.vector_norm(torch.linalg.vector_norm(a, dim=1), dtype=torch.float64))
+    """``||A||_F``, from norms of rows in the precision of A where squares are in its range.
+
+    Torch would copy A to sum in a wider one.
+    """
+    norm = float(torch.linalg.vector_norm(torch.linalg.vector_norm(a, dim=1), dtype=torch.float64))
+    low, high = SAFE_NORMS[a.dtype]
+    return norm if low < norm < high else float(torch.linalg.matrix_norm(a.double()))
 
 
 def _project(a: torch.Tensor, v: torch.Tensor, norm: float) -> tuple[Triplets, torch.Tensor]:

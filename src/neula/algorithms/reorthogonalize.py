@@ -31,8 +31,8 @@ FULL_RANK = 0.5
 PRODUCT_BLOCKS = 8
 """Blocks of columns in a product of two triangular matrices: the last one has an eighth of the columns."""
 
-NEARLY_ORTHONORMAL = 0.25
-"""``||I - Q^T Q||_F / sqrt(2)`` up to which :func:`correct` changes anything."""
+NEARLY_ORTHONORMAL = 0.03
+"""``||I - Q^T Q||_F / sqrt(2)`` up to which :func:`correct` changes anything: A = QR errs by its cube."""
 
 LIFT = 2.0**12
 """Elements of corrections lie between rounding errors and one: so scaled, fp16 holds them up to 1e-11."""
@@ -80,25 +80,12 @@ def second_passes(
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Q and R after each of the passes of :func:`reorthogonalize`: at least one, at most five."""
     for _ in range(MAX_PASSES):
-        q, r, smallest = second_pass(q, r, engine, panel=panel, cutoff=cutoff, overwrite_q=overwrite_q)
+        q, step = rgsqrf(q, engine, panel=panel, cutoff=cutoff, overwrite_a=overwrite_q)
+        smallest = step.diagonal().min()
+        r = _multiply_triangular(step, r, engine)
         yield q, r
         if not bool(smallest < FULL_RANK):
             return
-
-
-def second_pass(
-    q: torch.Tensor,
-    r: torch.Tensor,
-    engine: Engine,
-    *,
-    panel: str | None = None,
-    cutoff: int | None = None,
-    overwrite_q: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """One pass of :func:`reorthogonalize`: Q, R, and the smallest diagonal element of ``R_2``."""
-    q, step = rgsqrf(q, engine, panel=panel, cutoff=cutoff, overwrite_a=overwrite_q)
-    smallest = step.diagonal().min()
-    return q, _multiply_triangular(step, r, engine), smallest
 
 
 def _multiply_triangular(step: torch.Tensor, r: torch.Tensor, engine: Engine) -> torch.Tensor:
@@ -126,7 +113,7 @@ def correct(q: torch.Tensor, r: torch.Tensor, engine: Engine) -> tuple[torch.Ten
     upper triangle, and once more with that in place of U, is U up to ``|E|^3``. Up to that ``I - U + U^2`` is
     the inverse of ``R_2``. Only E needs the engine's format, and half of a product; products with U are in
     the cheapest one, with errors of ``|E|`` times its unit roundoff. Never waits for the device: where E is
-    not small, which the caller's certificate notices, Q and R stay as they are.
+    not small, which the caller's certificate notices, finite Q and R stay as they are.
 
     Parameters
     ----------

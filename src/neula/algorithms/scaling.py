@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import torch
 
+SAFE_NORMS = {torch.float32: (1e-12, 1e18), torch.float64: (1e-140, 1e150)}
+"""Norms of columns whose squares are far enough from underflow, also those of what is left of a column after
+projections, and from overflow."""
+
 
 def power_of_two_scales(column_max: torch.Tensor) -> torch.Tensor:
     """Scales that bring the largest element of every column into [1/2, 1); 1 for zero columns.

@@ -48,6 +48,11 @@ class BlockTriangular:
     inverses: torch.Tensor
     scales: torch.Tensor | None = None
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of R: what is solved for may be wider."""
+        return self.r.dtype
+
     @classmethod
     def of(cls, r: torch.Tensor, width: int) -> Self:
         """Invert blocks of at most ``width`` columns, a power of two times :data:`LEAF`."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from neula.engines.cuda import CudaEngine
 from neula.engines.engine import Engine
-from neula.kernels.gemm import kernel_runs
 
 FP16_COR = "fp16_cor"
 """What the user calls it."""
@@ -34,4 +33,4 @@ def arithmetic(engine: Engine, name: str) -> Engine:
 
 def corrects(engine: Engine) -> bool:
     """Whether corrected products run on matrix units here, and so pay."""
-    return isinstance(engine, CudaEngine) and kernel_runs(engine.device)
+    return isinstance(engine, CudaEngine) and engine.has_corrected_products()

@@ -91,9 +91,10 @@ class CudaEngine(Engine):
     def _corrects(self, a: torch.Tensor, b: torch.Tensor) -> bool:
         """Whether a float32 product is faster in parts, on units that multiply fp16."""
         large = self.format is FP32 and a.ndim == 2 and min(*a.shape, b.shape[1]) >= CORRECTED
-        return large and self._has_corrected_products()
+        return large and self.has_corrected_products()
 
-    def _has_corrected_products(self) -> bool:
+    def has_corrected_products(self) -> bool:
+        """Whether large products in fp32 are computed in fp16 with error correction."""
         return kernel_runs(self.device)
 
     def _matmul(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -158,7 +159,7 @@ class CudaEngine(Engine):
 
     def lower_gram(self, a: torch.Tensor, blocks: Sequence[slice]) -> torch.Tensor:
         m, n = a.shape
-        if self.format is FP32 and m * n * n >= CORRECTED_GRAM and self._has_corrected_products():
+        if self.format is FP32 and m * n * n >= CORRECTED_GRAM and self.has_corrected_products():
             return corrected_gram(a, blocks)
         return super().lower_gram(a, blocks)
 
@@ -215,7 +216,7 @@ class PlainCudaEngine(CudaEngine):
         super().__init__(device, format)
         self.panel, self.cutoff = "cholesky", 256
 
-    def _has_corrected_products(self) -> bool:
+    def has_corrected_products(self) -> bool:
         return False
 
     def plain(self) -> PlainCudaEngine:

@@ -9,26 +9,29 @@ from neula.algorithms.gram import gram
 from neula.algorithms.rgsqrf import rgsqrf
 from neula.engines import CpuEngine, CudaEngine, EmulatedEngine
 from neula.engines.corrected import FP16_COR, arithmetic, corrects
+from neula.engines.cuda import CORRECTED
 from neula.engines.formats import FP32
 from neula.matrices import random_matrix
 
 U32 = 2.0**-24
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_products_are_as_accurate_as_in_single_precision(device: str) -> None:
-    engine = arithmetic(CudaEngine(device), FP16_COR)
-    a, b = (random_matrix("normal", 40, 30, seed=i).float().to(device) for i in (1, 2))
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(40, 30), (CORRECTED, CORRECTED + 8)])
+def test_products_are_as_accurate_as_in_single_precision(shape: tuple[int, int]) -> None:
+    """Small ones, which are not corrected, and large ones."""
+    engine, n = arithmetic(CudaEngine("cuda"), FP16_COR), shape[1]
+    a, b = (random_matrix("normal", *shape, seed=i).float().cuda() for i in (1, 2))
     exact = a.double().T @ b.double()
     size = a.double().abs().T @ b.double().abs()
-    c = engine.empty(30, 30).fill_(float("nan"))
+    c = engine.empty(n, n).fill_(float("nan"))
     engine.gemm(a.T, b, c)
-    # Two roundings of the parts dropped, and a sum of 40 products.
-    assert bool(((c - exact).abs() <= (4 + 40) * U32 * size).all())
+    # Two roundings of the parts dropped, and a sum of products.
+    bound = (4 + shape[0]) * U32
+    assert bool(((c - exact).abs() <= bound * size).all())
     before = c.double()
     engine.gemm(a.T, b, c, alpha=-2.0, beta=1.0)
-    assert bool(((c - before + 2 * exact).abs() <= 3 * (4 + 40) * U32 * size).all())
+    assert bool(((c - before + 2 * exact).abs() <= 3 * bound * size).all())
 
 
 @pytest.mark.gpu
