@@ -534,6 +534,26 @@ def test_an_engine_of_ones_own(rng):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("columns", [1, 20])
+def test_pivoted_lu_in_half_precision_on_a_gpu(columns, rng):
+    """More right-hand sides than GMRES takes at a time, one of them zero."""
+    A, b = rng.standard_normal((700, 700)), rng.standard_normal((700, columns))
+    b[:, columns // 2 + 1 :][:, :1] = 0
+    result = neula.solve(torch.from_numpy(A).cuda(), torch.from_numpy(b).cuda(), compute="fp16")
+    assert result.converged
+    assert result.method.startswith("lu fp16 with pivoting")
+    assert backward_error(A, b, result.x.cpu().numpy()) <= 4 * U64 + math.sqrt(700) * U64
+
+
+@pytest.mark.gpu
+def test_only_formats_with_tournaments_are_pivoted_on_a_gpu(rng):
+    A, b = rng.standard_normal((300, 300)), rng.standard_normal(300)
+    result = neula.solve(torch.from_numpy(A).cuda(), torch.from_numpy(b).cuda(), compute="tf32")
+    assert result.converged
+    assert "lu tf32 with pivoting" not in [attempt.method for attempt in result.attempts]
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["normal", "dominant", "geometric", "positive"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_on_a_gpu(kind, dtype, rng):

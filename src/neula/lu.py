@@ -63,7 +63,8 @@ def lu_factor(
         mixed matrix ``W1^T A W2``, bordered by an identity to a multiple of four rows, and :func:`lu_solve`
         undoes it. ``"partial"`` on a GPU, with the default variant and ``inner_panel`` (32), is tournament
         pivoting: some rows are compared in groups instead of all with each other, and elements of L may
-        exceed one, though not by much. Other widths and variants pivot partially, many times slower.
+        exceed one, though not by much. Panels are multiples of 32 columns then, 1024 at most. Other widths
+        and variants pivot partially, many times slower.
     compute : str, optional
         Format of the operands of products, ``"fp16"`` or ``"bf16"`` or another that the engine has; its
         cheapest one by default.
@@ -98,8 +99,8 @@ def lu_factor(
 
     Notes
     -----
-    The buffer has at most ``panel * n`` elements in float32. Error bounds are in
-    ``neula.accuracy.lu_bound``.
+    The buffer has at most ``panel * n`` elements in float32, and four times as many with tournaments. Error
+    bounds are in ``neula.accuracy.lu_bound``.
 
     References
     ----------

@@ -52,8 +52,7 @@ LU in double precision: A may be singular, which factors of low precision cannot
 
 
 SLOW = 0.1
-"""A step of classical refinement that leaves more than this part of the error is left to GMRES, which needs a
-third of the iterations then."""
+"""A step of classical refinement that leaves more than this part of the error is followed by GMRES."""
 
 
 @eager
@@ -401,7 +400,8 @@ def _pivots(system: _System, format: Format) -> bool:
     options = system.options
     large = len(system.a) >= options.engine.direct_pivoted or options.compute is not None
     # In double precision it is the library's.
-    return options.engine.pivoted_lu and large and format is not FP64 and not options.is_named
+    pivoted_lu = options.engine.using(format).pivoted_lu
+    return pivoted_lu and large and format is not FP64 and not options.is_named
 
 
 def _without_pivoting(system: _System, format: Format) -> Iterator[_Outcome]:

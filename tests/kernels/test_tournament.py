@@ -1,17 +1,22 @@
 """Pivot rows by a tournament: reference and kernel against the same bounds.
 
-The kernel is CUDA C++: it runs on a GPU only (``pytest -m gpu``).
+The kernel is CUDA C++: its source also runs on a CPU, compiled by g++ (``tournament_on_host.cpp``).
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
+import shutil
+import subprocess
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 
+from neula.kernels import tournament_cuda
 from neula.kernels.tournament import TILE, WIDTH, PanelFactors, play_reference
 from neula.matrices import random_matrix
 
@@ -24,13 +29,34 @@ SMALL = 64
 Play = Callable[[torch.Tensor, PanelFactors, int, int], None]
 
 
-@pytest.fixture(params=["reference", pytest.param("kernel", marks=pytest.mark.gpu)])
+@pytest.fixture(scope="session")
+def on_host(tmp_path_factory: pytest.TempPathFactory) -> Play:
+    compiler = shutil.which("g++")
+    if compiler is None or HAS_GPU:
+        pytest.skip("needs g++, and no GPU, which has the kernel itself")
+    library = tmp_path_factory.mktemp("tournament") / "tournament.so"
+    source = Path(tournament_cuda.__file__).with_name("tournament.cu")
+    options = ["-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", f'-DSOURCE="{source}"']
+    options += [f"-DTHREADS={tournament_cuda.THREADS}", f"-DTILE={TILE}"]
+    program = Path(__file__).with_name("tournament_on_host.cpp")
+    made = subprocess.run([compiler, *options, program, "-o", library], capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    function = ctypes.CDLL(str(library)).play
+
+    def play(block: torch.Tensor, found: PanelFactors, start: int, count: int) -> None:
+        tensors, numbers = tournament_cuda.arguments(block, found, start)
+        function(*(ctypes.c_void_p(x.data_ptr()) for x in tensors), *numbers, count)
+
+    return play
+
+
+@pytest.fixture(params=["reference", "on_host", pytest.param("kernel", marks=pytest.mark.gpu)])
 def play(request: pytest.FixtureRequest) -> Play:
     if request.param == "reference":
         return partial(play_reference, tile=SMALL)
-    from neula.kernels.tournament_cuda import play_cuda
-
-    return play_cuda
+    if request.param == "on_host":
+        return request.getfixturevalue("on_host")
+    return tournament_cuda.play_cuda
 
 
 def padded(a: torch.Tensor) -> torch.Tensor:
@@ -158,3 +184,15 @@ def test_rounds_leave_their_room_as_it_was() -> None:
     assert all(torch.equal(pivots, seen[0]) for pivots in seen)
     assert not found.room[len(found.room) // 2 :].any()
     assert len(set(seen[0].tolist())) == WIDTH
+
+
+@pytest.mark.parametrize("exponent", [-100, 112])
+def test_bfloat16_in_any_unit(play: Play, exponent: int) -> None:
+    """Powers of two change nothing but U."""
+    a = random_matrix("normal", 100, WIDTH, dtype=torch.float32, seed=7).to(DEVICE)
+    usual, found = blank(100, WIDTH, torch.bfloat16), blank(100, WIDTH, torch.bfloat16)
+    play(padded(a), usual, 0, WIDTH)
+    play(padded(a * 2.0**exponent), found, 0, WIDTH)
+    assert torch.equal(found.pivots, usual.pivots)
+    assert torch.equal(found.factors[0].tril(-1), usual.factors[0].tril(-1))
+    assert torch.equal(found.factors[0].triu(), usual.factors[0].triu() * 2.0**exponent)

@@ -41,7 +41,8 @@ def by_pivoted_blocks(
         int32: the original places of the rows in their new order.
     """
     n = matrix.shape[0]
-    # Rows that are moved shall lie in one piece.
+    # Rows that are moved shall lie in one piece. Those that are ``shown`` begin above the panel, so that few
+    # heights occur; the first ``above`` of them do not play.
     matrix = transpose_in_place(matrix)
     permutation = torch.arange(n, dtype=torch.int32, device=matrix.device)
     for k in blocks(slice(0, n), r):
@@ -91,7 +92,7 @@ def factor_panel(panel: torch.Tensor, places: torch.Tensor, low: torch.dtype) ->
         float32, row-major.
     places : Tensor, shape (m,)
         int32: -1, or :data:`~neula.kernels.tournament.ELSEWHERE` for rows on top that are not touched. At
-        least r rows are.
+        least r rows play.
     low : torch.dtype
         Format of the factors.
 
@@ -107,7 +108,8 @@ def factor_panel(panel: torch.Tensor, places: torch.Tensor, low: torch.dtype) ->
     r = panel.shape[1]
     top = (places == ELSEWHERE).sum() + torch.arange(r, device=panel.device)
     # In whole blocks, the last one bordered by an identity.
-    panel = pad(panel, (0, -r % WIDTH))
+    if r % WIDTH:
+        panel = pad(panel, (0, -r % WIDTH))
     width = panel.shape[1]
     found = PanelFactors.of(panel, low, places.clone())
     lower, upper = torch.zeros_like(panel, dtype=low), panel.new_empty(width, width, dtype=low)

@@ -31,9 +31,9 @@ def gmres(
     Parameters
     ----------
     operator : callable
-        Applies A to the columns of a matrix of shape (n, k); with a preconditioner M from the left, M^-1 A.
+        Applies A to the columns of a matrix of shape (n, k); with a preconditioner M from the right, A M^-1.
     b : Tensor, shape (n, k)
-        Right-hand sides; ``M^-1 b`` with a preconditioner.
+        Right-hand sides.
     tolerance : float
         Norm of the residual, relative to that of b, at which a column is done.
     max_iterations : int
@@ -43,6 +43,7 @@ def gmres(
     Returns
     -------
     x : Tensor, shape (n, k)
+        ``M x`` with a preconditioner.
     iterations : int
         Applications of the operator.
 
@@ -77,7 +78,7 @@ def gmres(
 
 
 def _is_hopeless(reduction: float, iterations: int, tolerance: float, max_iterations: int) -> bool:
-    """Whether the mean rate so far is too slow: residuals of GMRES never grow, so it can be trusted early."""
+    """Whether the mean rate so far is too slow."""
     return iterations >= HOPELESS_AFTER and reduction ** (max_iterations / iterations) > tolerance
 
 

@@ -184,13 +184,22 @@ def gmres_refinement(a: torch.Tensor, factors: Factorization, engine: Engine | N
     """
     factors = factors.in_double()
 
-    def operator(z: torch.Tensor) -> torch.Tensor:
+    def apply(z: torch.Tensor) -> torch.Tensor:
         return a @ factors.solve(z)
+
+    operators: dict[torch.Size, Callable[[torch.Tensor], torch.Tensor]] = {}
+
+    def operator(block: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+        if engine is None:
+            return apply
+        if block.shape not in operators:
+            operators[block.shape] = engine.recorded(apply, block)
+        return operators[block.shape]
 
     def correct(residual: torch.Tensor, reduction: float, max_iterations: int) -> tuple[torch.Tensor, int]:
         steps = [
             gmres(
-                operator if engine is None else engine.recorded(operator, block),
+                operator(block),
                 block,
                 tolerance=max(MARGIN * reduction, INNER_TOLERANCE),
                 max_iterations=max_iterations,

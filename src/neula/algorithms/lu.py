@@ -33,6 +33,9 @@ from neula.errors import unknown_name
 from neula.kernels.lu_block import factor_block, kernels_take, solve_upper
 from neula.kernels.tournament import WIDTH
 
+WIDEST = 1024
+"""Columns of a panel up to which the kernels of tournament pivoting keep its rows of U on the chip."""
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -169,7 +172,7 @@ def lu_factorize(
     in_place = overwrite and a.dtype == dtype and a.T.is_contiguous()
     matrix = a if in_place else arithmetic.empty(n, n, dtype=dtype)
     permutation = torch.arange(n, device=matrix.device)
-    if s is not None and variant == "5.2/5.1" and low and _in_whole_blocks(engine, s, pivoting):
+    if s is not None and variant == "5.2/5.1" and low and _in_whole_blocks(engine, r, s, pivoting):
         arithmetic.round(a, matrix)
         if pivoting:
             permutation = by_pivoted_blocks(matrix, engine, r, on_columns)
@@ -197,12 +200,12 @@ def lu_factorize(
     return PackedLU(matrix, permutation, kept)
 
 
-def _in_whole_blocks(engine: Engine, s: int, pivoting: bool) -> bool:
-    """Whether kernels take panels by Algorithm 5.1 of this width, and the unit rounds sums once."""
+def _in_whole_blocks(engine: Engine, r: int, s: int, pivoting: bool) -> bool:
+    """Whether kernels take panels by Algorithm 5.1 of these widths, and the unit rounds sums once."""
     if not engine.rounds_once:
         return False
     if pivoting:
-        return engine.tournaments and s == WIDTH
+        return engine.tournaments and s == WIDTH and r % WIDTH == 0 and r <= WIDEST
     return kernels_take(engine.operand_dtype, engine.device, s)
 
 
@@ -267,7 +270,8 @@ def panel_widths(
     for name, width in (("panel", panel), ("inner_panel", inner_panel)):
         if width is not None and not (hasattr(width, "__index__") and width >= 1):
             raise ValueError(f"{name} must be a whole number, at least 1, got {width!r}")
-    best_r, best_s = engine.pivoted_panels if pivoting else (engine.lu_panel, engine.lu_inner_panel)
+    tournaments = pivoting and variant == "5.2/5.1"
+    best_r, best_s = engine.pivoted_panels if tournaments else (engine.lu_panel, engine.lu_inner_panel)
     r = best_r if panel is None else operator.index(panel)
     if not VARIANTS[variant].partitioned:
         if inner_panel is None:

@@ -40,6 +40,10 @@ FREE = 4
 it starts, and those of one that is busy would wait."""
 
 
+DIRECT_PIVOTED = 20000
+"""Order from which on pivoted LU in fp16 is worth a try where fp64 is fast."""
+
+
 class CudaEngine(Engine):
     """cuBLAS products with half-precision operands and float32 results, in place on column-major storage.
 
@@ -48,7 +52,6 @@ class CudaEngine(Engine):
 
     name = "cuda"
     direct = 6144  # where LU in fp16 with refinement takes as long as cuSOLVER in double
-    direct_pivoted = 20000  # where what is lost in vain on ill-conditioned matrices is small beside cuSOLVER
     direct_definite = 20000  # likewise
     lu_panel = 1024  # as fast as 512 up to 32768 columns, and half the launches
     lu_inner_panel = 128
@@ -83,6 +86,11 @@ class CudaEngine(Engine):
     def pivoted_lu(self) -> bool:
         # Other pivoted panels are library calls, and its LU in double takes no longer where fp64 is fast.
         return self.tournaments or not _has_fast_fp64(self.device)
+
+    @property
+    def direct_pivoted(self) -> int:  # type: ignore[override]
+        # Where what is lost in vain on ill-conditioned matrices is small beside cuSOLVER in double.
+        return DIRECT_PIVOTED if _has_fast_fp64(self.device) else self.direct
 
     @property
     def _half(self) -> bool:
@@ -211,6 +219,7 @@ class PlainCudaEngine(CudaEngine):
     """What comparisons call fp32: no parts in fp16, and nothing that is played back."""
 
     replay = Engine.replay
+    recorded = Engine.recorded
 
     def __init__(self, device: torch.device | str, format: Format | str | None = None) -> None:
         super().__init__(device, format)

@@ -105,6 +105,8 @@ def recorded(
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """The same function for tensors of one shape, from a graph of its own; itself where it has none.
 
+    Whoever keeps it must keep what the function reads, and have no two calls under way.
+
     Parameters
     ----------
     function : callable
@@ -114,11 +116,12 @@ def recorded(
     """
     if getattr(_recording, "active", False) or torch.cuda.is_current_stream_capturing():
         return function
-    _recording.active = True
-    try:
-        graph = _captured(lambda x: (function(x),), (like,), torch.cuda.current_stream(like.device))
-    finally:
-        _recording.active = False
+    with _lock:
+        _recording.active = True
+        try:
+            graph = _captured(lambda x: (function(x),), (like,), torch.cuda.current_stream(like.device))
+        finally:
+            _recording.active = False
     return function if graph is None else lambda x: graph((x,), None)[0]
 
 

@@ -111,10 +111,11 @@ __device__ __forceinline__ void steps(Player& p, int first, int count) {
     }
 }
 
-// What factors keep of a number in a format with fewer bits (Dekker).
-__device__ __forceinline__ float rounded(float x, float splitter) {
-    const float c = __fmul_rn(x, splitter);
-    return __fsub_rn(c, __fsub_rn(c, x));
+// What factors keep of a number in a format that lacks some bits of a float: to nearest, ties to even.
+__device__ __forceinline__ float rounded(float x, int dropped) {
+    if (dropped == 0 || !(fabsf(x) <= 3.4028235e38f)) return x;
+    const unsigned bits = __float_as_uint(x), odd = bits >> dropped & 1u;
+    return __uint_as_float((bits + (1u << (dropped - 1)) - 1u + odd) >> dropped << dropped);
 }
 
 // block: m rows of 32 numbers. places: where each row has ended, -1 if nowhere; those are the ones that play.
@@ -177,7 +178,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) tournament(
         tile = group, tiles = groups, first = false;
     }
     __syncthreads();
-    const float splitter = (1 << dropped) + 1;
     float* lower = triangles[0];
     float* upper = triangles[1];
     for (int i = thread; i < 2 * WIDTH * PITCH; i += THREADS) {
@@ -194,7 +194,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tournament(
         for (int c = 0; c < WIDTH; ++c) {
             // Where rows were turned to, four times by eight columns.
             const int column = (WIDTH / 8 - 1 - c / 8) * 8 + c % 8;
-            const float value = rounded(x[q][c], splitter);
+            const float value = rounded(x[q][c], dropped);
             if (column >= count) continue;
             if (column < rank[q]) lower[column * PITCH + rank[q]] = value;
             else upper[rank[q] * PITCH + column] = value;

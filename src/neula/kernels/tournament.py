@@ -88,15 +88,14 @@ def room_for_rounds(m: int) -> int:
 def play(block: torch.Tensor, found: PanelFactors, start: int, count: int) -> None:
     """Find the next pivot rows of a panel, and write them, their factors, and the inverses into ``found``.
 
-    Elements of L are not bounded by one, as they are with partial pivoting, but hardly exceed it. A pivot is
-    zero only where a column is; NaN comes before all numbers.
+    On a GPU by a kernel in CUDA C++. Elements of L are not bounded by one, as they are with partial pivoting,
+    but hardly exceed it. A pivot is zero only where a column is; NaN comes before all numbers.
 
     Parameters
     ----------
     block : Tensor, shape (m, WIDTH)
         float32, contiguous: the columns, updated; those from ``count`` on are zero.
     found : PanelFactors
-        On a GPU by a kernel, in CUDA C++.
     start : int
         Pivots that have been found, a multiple of :data:`WIDTH`.
     count : int

@@ -26,13 +26,20 @@ def play_cuda(block: torch.Tensor, found: PanelFactors, start: int, count: int) 
     ImportError
         Without a torch that compiles CUDA.
     """
-    m, index = len(block), start // block.shape[1]
-    candidates, arrived = found.room.chunk(2)
-    outputs = [found.places, found.pivots, found.factors[index], found.l_inverses[index]]
-    dropped = round(math.log2(torch.finfo(found.low).eps / torch.finfo(torch.float32).eps))
-    arguments = [block, *outputs, found.u_inverses[index], candidates, arrived, dropped, m, start, count]
+    tensors, numbers = arguments(block, found, start)
     with torch.cuda.device_of(block):
-        _kernel(block.device)((-(-m // TILE), 1, 1), (THREADS, 1, 1), arguments)
+        _kernel(block.device)((-(-len(block) // TILE), 1, 1), (THREADS, 1, 1), [*tensors, *numbers, count])
+
+
+def arguments(
+    block: torch.Tensor, found: PanelFactors, start: int
+) -> tuple[list[torch.Tensor], tuple[int, int, int]]:
+    """What the kernel takes, but for the number of pivots to find."""
+    index = start // block.shape[1]
+    candidates, arrived = found.room.chunk(2)
+    dropped = round(math.log2(torch.finfo(found.low).eps / torch.finfo(torch.float32).eps))
+    blocks = [found.factors[index], found.l_inverses[index], found.u_inverses[index]]
+    return [block, found.places, found.pivots, *blocks, candidates, arrived], (dropped, len(block), start)
 
 
 @lru_cache

@@ -1,0 +1,103 @@
+// The kernel of pivot rows on a CPU: a thread of the host for each of a thread block, one block after the other.
+
+#include <algorithm>
+#include <barrier>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#define __device__
+#define __global__
+#define __shared__ static
+#define __forceinline__ inline
+#define __launch_bounds__(threads)
+
+struct float4 {
+    float x, y, z, w;
+};
+
+struct Index {
+    int x;
+};
+
+using Barrier = std::barrier<>;
+
+static thread_local Index threadIdx;
+static Index blockIdx, gridDim;
+static std::unique_ptr<Barrier> of_all;
+static std::vector<std::unique_ptr<Barrier>> of_warps;
+static unsigned lanes[THREADS];
+
+static void __syncthreads() { of_all->arrive_and_wait(); }
+static void __threadfence() {}
+
+// What all lanes of a warp say, one after the other.
+template <class Combine>
+static unsigned gathered(unsigned value, Combine combine) {
+    Barrier& warp = *of_warps[threadIdx.x / 32];
+    warp.arrive_and_wait();
+    lanes[threadIdx.x] = value;
+    warp.arrive_and_wait();
+    unsigned result = 0;
+    for (int i = 0; i < 32; ++i) result = combine(result, lanes[threadIdx.x / 32 * 32 + i], i);
+    return result;
+}
+
+static unsigned __reduce_max_sync(unsigned, unsigned value) {
+    return gathered(value, [](unsigned a, unsigned b, int) { return std::max(a, b); });
+}
+
+static unsigned __ballot_sync(unsigned, bool value) {
+    return gathered(value, [](unsigned a, unsigned b, int i) { return a | b << i; });
+}
+
+static int __ffs(unsigned x) { return __builtin_ffs(x); }
+
+static unsigned __float_as_uint(float x) {
+    unsigned bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static float __uint_as_float(unsigned bits) {
+    float x;
+    std::memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static int __ldcg(const int* place) { return *place; }
+static void __stcg(int* place, int value) { *place = value; }
+
+static int atomicAdd(int* place, int value) {
+    const int before = *place;
+    *place += value;
+    return before;
+}
+
+#include SOURCE
+
+extern "C" void play(
+    const float* block, int* places, int* pivots, float* factors, float* l_inverse, float* u_inverse,
+    int* candidates, int* arrived, int dropped, int m, int start, int count
+) {
+    gridDim.x = (m + TILE - 1) / TILE;
+    of_all = std::make_unique<Barrier>(THREADS);
+    of_warps.clear();
+    for (int i = 0; i < THREADS / 32; ++i) of_warps.push_back(std::make_unique<Barrier>(32));
+    std::vector<std::thread> threads;
+    for (int i = 0; i < THREADS; ++i)
+        threads.emplace_back([=] {
+            threadIdx.x = i;
+            for (int b = 0; b < gridDim.x; ++b) {
+                __syncthreads();
+                if (i == 0) blockIdx.x = b;
+                __syncthreads();
+                tournament(
+                    block, places, pivots, factors, l_inverse, u_inverse, candidates, arrived, dropped, m, start, count
+                );
+            }
+        });
+    for (auto& thread : threads) thread.join();
+}
