@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import sys
 from typing import Any
 
 import numpy as np
@@ -598,6 +599,16 @@ def test_the_chain_where_nothing_is_looked_at_first(m, n, accuracy, cond, method
     result = neula.qr(a.mT.contiguous().mT, accuracy=accuracy, engine=Queueing("cpu"))
     assert result.converged
     assert [attempt.method for attempt in result.attempts][: len(methods)] == methods
+
+
+def test_a_correction_that_leaves_a_residual_is_forgotten(monkeypatch):
+    """Then the next link starts from A again."""
+    monkeypatch.setattr(sys.modules["neula.qr"], "correct", lambda q, r, engine: (q, 1.001 * r))
+    a = random_matrix("normal", 100, 60, dtype=torch.float32)
+    result = neula.qr(a, engine=Queueing("cpu"))
+    methods = [attempt.method for attempt in result.attempts]
+    assert methods[:2] == ["rgsqrf fp32 + correction", "rgsqrf fp32"]
+    assert result.converged
 
 
 def test_blocks_that_could_be_played_back_change_nothing():

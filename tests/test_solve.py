@@ -538,11 +538,13 @@ def test_an_engine_of_ones_own(rng):
 def test_pivoted_lu_in_half_precision_on_a_gpu(columns, rng):
     """More right-hand sides than GMRES takes at a time, one of them zero."""
     A, b = rng.standard_normal((700, 700)), rng.standard_normal((700, columns))
-    b[:, columns // 2 + 1 :][:, :1] = 0
+    b[:, 11:12] = 0
     result = neula.solve(torch.from_numpy(A).cuda(), torch.from_numpy(b).cuda(), compute="fp16")
     assert result.converged
     assert result.method.startswith("lu fp16 with pivoting")
-    assert backward_error(A, b, result.x.cpu().numpy()) <= 4 * U64 + math.sqrt(700) * U64
+    x, other = result.x.cpu().numpy(), b.any(0)
+    assert not x[:, ~other].any()
+    assert backward_error(A, b[:, other], x[:, other]) <= 4 * U64 + math.sqrt(700) * U64
 
 
 @pytest.mark.gpu

@@ -65,6 +65,9 @@ TALL_COLUMNS, LOW_COLUMNS, TALL_RATIO = 256, 1024, 32
 """Up to how many columns Cholesky QR of the whole matrix comes first, with corrected products and in half
 precision, and from how many rows for each column."""
 
+SURELY_CORRECTED = 0.03
+"""How far from orthonormal Q may be for a correction that must not leave a residual: in place."""
+
 MAX_PASSES = 3
 """Gram-Schmidt passes: twice is enough at full rank, the third is for matrices without."""
 
@@ -387,7 +390,9 @@ def _certified(a: torch.Tensor, options: _Options) -> Iterator[_Certified]:
     if first is not None and problem.zero is None:  # else zero columns are replaced before the first pass
         if options.algorithm == "rgsqrf":
             return
-        done = first[1], (first[2] * problem.scales).to(first[1].dtype)
+        spoiled = _is_corrected(a, options) and first[3].residual > first[3].residual_bound
+        if not spoiled:  # no pass over Q repairs a residual
+            done = first[1], (first[2] * problem.scales).to(first[1].dtype)
     del first
     for label, q, r_scaled in _chain(leading, done):
         r = _unscaled(problem, leading, q, r_scaled)
@@ -440,7 +445,7 @@ def _in_place(a: torch.Tensor, options: _Options) -> Iterator[_Certified]:
             return
         engine.fill(r, r, scales)
     if named is None and options.target is FP32:
-        q, r = correct(q, r, engine)
+        q, r = correct(q, r, engine, largest=SURELY_CORRECTED)
         yield certified(f"{label} + correction", q, r)
         engine.fill(r, r, scales)
     panel = options.panel or "householder"
@@ -473,7 +478,7 @@ def _unseen(a: torch.Tensor, options: _Options) -> Iterator[_Certified]:
         elif n <= LOW_COLUMNS and options.target in (FP16, BF16):
             yield _queued(a, options, f"cholesky-qr {low.name}", _Problem.cholesky_qr)
     # Square matrices are too ill-conditioned for one pass in float32 more often than not.
-    if options.algorithm is None and options.target is FP32 and m < 2 * n:
+    if _is_corrected(a, options):
         yield _queued(a, options, f"rgsqrf {low.name} + correction", _Problem.rgsqrf_corrected)
     else:
         yield _queued(a, options, f"rgsqrf {low.name}", _Problem.rgsqrf)
@@ -481,6 +486,11 @@ def _unseen(a: torch.Tensor, options: _Options) -> Iterator[_Certified]:
         played_back = a.nbytes <= options.engine.replayed_bytes
         if options.algorithm is None and options.target is not FP64 and m < 2 * n and played_back:
             yield _queued(a, options, f"rgsqrf {low.name} + reortho", _Problem.rgsqrf_twice)
+
+
+def _is_corrected(a: torch.Tensor, options: _Options) -> bool:
+    """Whether a correction follows the first pass before anything is measured."""
+    return options.algorithm is None and options.target is FP32 and a.shape[0] < 2 * a.shape[1]
 
 
 def _queued(

@@ -134,7 +134,7 @@ def loss(q: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("engine", ["emulated", "cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("size", [1e-6, 1e-4, 1e-2, 0.02])
+@pytest.mark.parametrize("size", [1e-6, 1e-4, 1e-2, 0.1])
 @pytest.mark.parametrize(("m", "n"), [(1, 1), (70, 5), (300, 300), (500, 257)])
 def test_a_correction_squares_nothing_but_the_small(engine: str, m: int, n: int, size: float) -> None:
     """Q (I + N) with ``||N||_F`` of this size becomes orthonormal up to third powers and rounding errors."""

@@ -31,8 +31,8 @@ FULL_RANK = 0.5
 PRODUCT_BLOCKS = 8
 """Blocks of columns in a product of two triangular matrices: the last one has an eighth of the columns."""
 
-NEARLY_ORTHONORMAL = 0.03
-"""``||I - Q^T Q||_F / sqrt(2)`` up to which :func:`correct` changes anything: A = QR errs by its cube."""
+NEARLY_ORTHONORMAL = 0.25
+"""``||I - Q^T Q||_F / sqrt(2)`` up to which :func:`correct` changes anything by default."""
 
 LIFT = 2.0**12
 """Elements of corrections lie between rounding errors and one: so scaled, fp16 holds them up to 1e-11."""
@@ -106,7 +106,9 @@ def _multiply_triangular(step: torch.Tensor, r: torch.Tensor, engine: Engine) ->
     return product
 
 
-def correct(q: torch.Tensor, r: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
+def correct(
+    q: torch.Tensor, r: torch.Tensor, engine: Engine, *, largest: float = NEARLY_ORTHONORMAL
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Cholesky QR of a Q that is nearly orthonormal, by its series: returns Q, overwritten, and ``R_2 R``.
 
     With ``Q^T Q = I + E`` the Cholesky factor is ``R_2 = I + U``, where ``U + U^T = E - U^T U``: half of E's
@@ -121,6 +123,9 @@ def correct(q: torch.Tensor, r: torch.Tensor, engine: Engine) -> tuple[torch.Ten
         Column-major, in the engine's storage precision.
     r : Tensor, shape (n, n)
     engine : Engine
+    largest : float
+        ``||I - Q^T Q||_F / sqrt(2)`` up to which anything is changed. ``A = Q R`` errs by ``|U^3|`` then,
+        which for random E is far less than the third power of the norm, and for one of rank one is that.
     """
     n = q.shape[1]
     low = engine.using(engine.formats[0])
@@ -129,7 +134,7 @@ def correct(q: torch.Tensor, r: torch.Tensor, engine: Engine) -> tuple[torch.Ten
     u_t = gram(engine.operand(q), engine)  # lower triangles, which are what the Gram matrix has
     u_t.diagonal().sub_(1.0).mul_(0.5)
     u_t.mT.triu_()
-    small = torch.linalg.matrix_norm(u_t) < NEARLY_ORTHONORMAL
+    small = torch.linalg.matrix_norm(u_t) < largest
     scales = torch.where(small, LIFT, 0.0).to(u_t.dtype).repeat(n)
 
     first = _rounded(u_t, low, scales)

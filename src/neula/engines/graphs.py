@@ -11,6 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -148,7 +149,7 @@ def _captured(function: Callable[..., Tensors], inputs: Tensors, stream: torch.c
     """A graph of the function, or None if one of its steps cannot be recorded."""
     own = tuple(_clone(x) for x in inputs)
     function(*own)  # compiles kernels and makes what is made once, neither of which a graph may do
-    side = torch.cuda.Stream(stream.device)
+    side = _beside(stream.device, stream.stream_id)
     side.wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     try:
@@ -164,6 +165,16 @@ def _captured(function: Callable[..., Tensors], inputs: Tensors, stream: torch.c
         return None
     stream.wait_stream(side)
     return _Graph(own, outputs, graph)
+
+
+@lru_cache
+def _beside(device: torch.device, stream_id: int) -> torch.cuda.Stream:
+    """Where what is called on a stream is recorded, always the same.
+
+    A workspace of cuBLAS, 32 MB, belongs to every stream that multiplies, also while it records, and what is
+    played back on different streams must not share one.
+    """
+    return torch.cuda.Stream(device)
 
 
 def _clone(x: torch.Tensor) -> torch.Tensor:
