@@ -91,7 +91,7 @@ def factor_panel(panel: torch.Tensor, places: torch.Tensor, low: torch.dtype) ->
     panel : Tensor, shape (m, r)
         float32, row-major.
     places : Tensor, shape (m,)
-        int32: -1, or :data:`~neula.kernels.tournament.ELSEWHERE` for rows on top that are not touched. At
+        int32: -1, or ``ELSEWHERE`` for rows on top that are not touched. At
         least r rows play.
     low : torch.dtype
         Format of the factors.
@@ -137,7 +137,7 @@ def moves(pivots: torch.Tensor, places: torch.Tensor, top: torch.Tensor) -> tupl
     ----------
     pivots : Tensor, shape (r,)
     places : Tensor, shape (m,)
-        As in :class:`~neula.kernels.tournament.PanelFactors`.
+        As in ``PanelFactors``.
     top : Tensor, shape (r,)
         The first rows of the panel that play, one after the other.
 
