@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import shutil
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
+
+from neula import kernels
 
 # Nothing else in the tests imports Triton; if something has, the tests of kernels are skipped.
 if not torch.cuda.is_available() and "triton" not in sys.modules:
@@ -23,6 +29,29 @@ if not torch.cuda.is_available() and "triton" not in sys.modules:
         import neula.kernels.tall_triton
         import neula.kernels.thin_triton
         import neula.kernels.transposed_copy_triton  # noqa: F401
+
+
+@pytest.fixture(scope="session")
+def compiled_for_host(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ctypes.CDLL]:
+    """Compiles a kernel in CUDA C++ for the CPU, given its name and macros; a GPU runs it as it is."""
+    compiler = shutil.which("g++")
+    if torch.cuda.is_available() or compiler is None:
+        pytest.skip("no g++, or a GPU")
+    probe = [compiler, "-std=c++20", "-E", "-x", "c++", "-include", "barrier", "/dev/null"]
+    if subprocess.run(probe, capture_output=True).returncode:
+        pytest.skip("g++ is older than C++20")
+
+    def compiled(name: str, **macros: int) -> ctypes.CDLL:
+        library = tmp_path_factory.mktemp(name) / f"{name}.so"
+        source = Path(kernels.__file__).with_name(f"{name}.cu")
+        options = ["-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", f'-DSOURCE="{source}"']
+        options += [f"-D{macro}={value}" for macro, value in macros.items()]
+        program = Path(__file__).with_name(f"{name}_on_host.cpp")
+        made = subprocess.run([compiler, *options, program, "-o", library], capture_output=True, text=True)
+        assert made.returncode == 0, made.stderr
+        return ctypes.CDLL(str(library))
+
+    return compiled
 
 
 @pytest.fixture

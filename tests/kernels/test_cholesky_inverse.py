@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-import shutil
-import subprocess
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -28,22 +25,9 @@ Factorize = Callable[..., CholeskyFactors]
 
 
 @pytest.fixture(scope="module")
-def on_host(tmp_path_factory: pytest.TempPathFactory) -> Factorize:
+def on_host(compiled_for_host: Callable[..., ctypes.CDLL]) -> Factorize:
     """The kernel, compiled for the CPU."""
-    compiler = shutil.which("g++")
-    if HAS_GPU or compiler is None:
-        pytest.skip("no g++, or a GPU")
-    probe = [compiler, "-std=c++20", "-E", "-x", "c++", "-include", "barrier", "/dev/null"]
-    if subprocess.run(probe, capture_output=True).returncode:
-        pytest.skip("g++ is older than C++20")
-    library = tmp_path_factory.mktemp("cholesky") / "cholesky.so"
-    source = Path(cholesky_cuda.__file__).with_name("cholesky.cu")
-    options = ["-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", f'-DSOURCE="{source}"']
-    options.append(f"-DBYTES={cholesky_cuda.SHARED_BYTES}")
-    program = Path(__file__).with_name("cholesky_on_host.cpp")
-    made = subprocess.run([compiler, *options, program, "-o", library], capture_output=True, text=True)
-    assert made.returncode == 0, made.stderr
-    function = ctypes.CDLL(str(library)).factorize
+    function = compiled_for_host("cholesky", BYTES=cholesky_cuda.SHARED_BYTES).factorize
 
     def factorize(gram: torch.Tensor, out: torch.Tensor | None = None) -> CholeskyFactors:
         n = len(gram)

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import math
-import shutil
-import subprocess
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -29,19 +26,10 @@ SMALL = 64
 Play = Callable[[torch.Tensor, PanelFactors, int, int], None]
 
 
-@pytest.fixture(scope="session")
-def on_host(tmp_path_factory: pytest.TempPathFactory) -> Play:
-    compiler = shutil.which("g++")
-    if compiler is None or HAS_GPU:
-        pytest.skip("needs g++, and no GPU, which has the kernel itself")
-    library = tmp_path_factory.mktemp("tournament") / "tournament.so"
-    source = Path(tournament_cuda.__file__).with_name("tournament.cu")
-    options = ["-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", f'-DSOURCE="{source}"']
-    options += [f"-DTHREADS={tournament_cuda.THREADS}", f"-DTILE={TILE}"]
-    program = Path(__file__).with_name("tournament_on_host.cpp")
-    made = subprocess.run([compiler, *options, program, "-o", library], capture_output=True, text=True)
-    assert made.returncode == 0, made.stderr
-    function = ctypes.CDLL(str(library)).play
+@pytest.fixture(scope="module")
+def on_host(compiled_for_host: Callable[..., ctypes.CDLL]) -> Play:
+    """The kernel, compiled for the CPU."""
+    function = compiled_for_host("tournament", THREADS=tournament_cuda.THREADS, TILE=TILE).play
 
     def play(block: torch.Tensor, found: PanelFactors, start: int, count: int) -> None:
         tensors, numbers = tournament_cuda.arguments(block, found, start)

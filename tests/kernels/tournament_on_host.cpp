@@ -1,45 +1,20 @@
-// The kernel of pivot rows on a CPU: a thread of the host for each of a thread block, one block after the other.
+// The kernel of pivot rows on a CPU, one thread block after the other.
 
-#include <algorithm>
-#include <barrier>
-#include <cmath>
-#include <cstring>
-#include <memory>
-#include <thread>
-#include <vector>
+#include "cuda_on_host.h"
 
-#define __device__
-#define __global__
 #define __shared__ static
-#define __forceinline__ inline
-#define __launch_bounds__(threads)
 
-struct float4 {
-    float x, y, z, w;
-};
-
-struct Index {
-    int x;
-};
-
-using Barrier = std::barrier<>;
-
-static thread_local Index threadIdx;
 static Index blockIdx, gridDim;
-static std::unique_ptr<Barrier> of_all;
-static std::vector<std::unique_ptr<Barrier>> of_warps;
 static unsigned lanes[THREADS];
 
-static void __syncthreads() { of_all->arrive_and_wait(); }
 static void __threadfence() {}
 
 // What all lanes of a warp say, one after the other.
 template <class Combine>
 static unsigned gathered(unsigned value, Combine combine) {
-    Barrier& warp = *of_warps[threadIdx.x / 32];
-    warp.arrive_and_wait();
+    __syncwarp();
     lanes[threadIdx.x] = value;
-    warp.arrive_and_wait();
+    __syncwarp();
     unsigned result = 0;
     for (int i = 0; i < 32; ++i) result = combine(result, lanes[threadIdx.x / 32 * 32 + i], i);
     return result;
@@ -83,21 +58,14 @@ extern "C" void play(
     int* candidates, int* arrived, int dropped, int m, int start, int count
 ) {
     gridDim.x = (m + TILE - 1) / TILE;
-    of_all = std::make_unique<Barrier>(THREADS);
-    of_warps.clear();
-    for (int i = 0; i < THREADS / 32; ++i) of_warps.push_back(std::make_unique<Barrier>(32));
-    std::vector<std::thread> threads;
-    for (int i = 0; i < THREADS; ++i)
-        threads.emplace_back([=] {
-            threadIdx.x = i;
-            for (int b = 0; b < gridDim.x; ++b) {
-                __syncthreads();
-                if (i == 0) blockIdx.x = b;
-                __syncthreads();
-                tournament(
-                    block, places, pivots, factors, l_inverse, u_inverse, candidates, arrived, dropped, m, start, count
-                );
-            }
-        });
-    for (auto& thread : threads) thread.join();
+    run_together(THREADS, [=] {
+        for (int b = 0; b < gridDim.x; ++b) {
+            __syncthreads();
+            if (threadIdx.x == 0) blockIdx.x = b;
+            __syncthreads();
+            tournament(
+                block, places, pivots, factors, l_inverse, u_inverse, candidates, arrived, dropped, m, start, count
+            );
+        }
+    });
 }
