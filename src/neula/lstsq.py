@@ -539,12 +539,12 @@ def _chain(problem: _Problem, bound: float) -> Iterator[_Outcome]:
             limit = None if last else _LIMITS.get(link)
             label = f"{method} {compute} + {name}"
             try:
-                r = problem.preconditioner(method, compute, limit)
-            except _GivenUp as reason:
-                yield _Outcome(label, None, n, str(reason))
+                preconditioner = problem.preconditioner(method, compute, limit)
+            except _GivenUp as given_up:
+                yield _Outcome(label, None, n, str(given_up))
                 continue
-            yield _preconditioned(problem, label, r, bound, inner, limit=limit)
-            del r
+            yield _preconditioned(problem, label, preconditioner, bound, inner, limit=limit)
+            del preconditioner
             if algorithm is not None:
                 return
     if algorithm in (None, "householder"):
