@@ -421,7 +421,7 @@ def _in_place(a: torch.Tensor, options: _Options) -> Iterator[_Certified]:
     problem = _prepare(a, options)
     engine, scales, named = options.engine.using(options.low()), problem.scales, options.algorithm
     image = image_of(a, scales, certifying_dtype(a.dtype, options.target))
-    fast = None if engine.panel == "cholesky32" else "householder"
+    first = None if engine.panel == "cholesky32" else "householder"
 
     def certified(label: str, q: torch.Tensor, r: torch.Tensor) -> _Certified:
         engine.fill(r, r, scales.reciprocal())
@@ -435,7 +435,7 @@ def _in_place(a: torch.Tensor, options: _Options) -> Iterator[_Certified]:
         problem.filled(a, engine),
         engine,
         cutoff=options.cutoff,
-        panel=options.panel or fast,
+        panel=options.panel or first,
         overwrite_a=True,
         on_columns=options.report(label, a.shape[1]),
     )

@@ -126,7 +126,8 @@ def _from_gram(
     of the approximation where it follows from that.
     """
     compute = _gram_arithmetic(a, engine, target)
-    bound, n = residual_bound(target, a.shape[1]), a.shape[1]
+    n = a.shape[1]
+    bound = residual_bound(target, n)
     found = gram_svd(a, rank, arithmetic(engine, compute), bound)
     certificate = QRCertificate(found.residual, found.orthogonality, bound, orthogonality_bound(target, n))
     attempt = Attempt(f"gram-svd {compute}", certificate.accepted, str(certificate))

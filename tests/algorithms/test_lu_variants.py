@@ -489,9 +489,7 @@ def test_tournament_pivoting_on_a_gpu(format: str, n: int, r: int) -> None:
     assert engine.pivoted_panels[1] == tournament.WIDTH
     f = theorem("5.2/5.1", n, r, 32, engine.format.u) + gamma(2 * n, U32)
     results = [
-        lu_factorize(
-            a.float().cuda(), engine, panel=r, inner_panel=tournament.WIDTH if r > 64 else None, pivoting=True
-        )
+        lu_factorize(a.float().cuda(), engine, panel=r, inner_panel=tournament.WIDTH, pivoting=True)
         for _ in range(3)
     ]
     for factors in results:

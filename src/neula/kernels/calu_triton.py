@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 
 from neula.kernels.calu import PanelFactors
-from neula.kernels.compiled import jit
+from neula.kernels.compiled import jit, require_triton
 from neula.kernels.lu_block_triton import PRECISION, _products
 from neula.kernels.tournament import WIDTH
 
@@ -47,7 +47,7 @@ def rows_of_u_triton(
     ImportError
         Without Triton.
     """
-    _require_triton()
+    require_triton("the kernels of pivoted panels need")
     m, r = panel.shape
     if start + WIDTH >= r:
         return
@@ -76,7 +76,7 @@ def eliminate_triton(
     ImportError
         Without Triton.
     """
-    _require_triton()
+    require_triton("the kernels of pivoted panels need")
     (m, r), index = panel.shape, start // WIDTH
     rows = ROWS if m >= ROWS * _units(panel.device) else FEW_ROWS
     with torch.cuda.device_of(panel):
@@ -100,7 +100,7 @@ def move_rows_triton(matrix: torch.Tensor, to: torch.Tensor, origin: torch.Tenso
     ImportError
         Without Triton.
     """
-    _require_triton()
+    require_triton("the kernels of pivoted panels need")
     n, count = matrix.shape[1], len(to)
     with torch.cuda.device_of(matrix):
         _move_kernel[(triton.cdiv(n, MOVED),)](
@@ -108,11 +108,6 @@ def move_rows_triton(matrix: torch.Tensor, to: torch.Tensor, origin: torch.Tenso
             *(MOVED, triton.next_power_of_2(count)),
             num_warps=8,
         )
-
-
-def _require_triton() -> None:
-    if triton is None:
-        raise ImportError("the kernels of pivoted panels need Triton: pip install triton")
 
 
 @jit()

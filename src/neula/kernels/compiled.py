@@ -11,6 +11,18 @@ except ImportError:
     triton = None
 
 
+def require_triton(who_needs: str) -> None:
+    """Raise where there is no Triton.
+
+    Raises
+    ------
+    ImportError
+        Which begins with ``who_needs``, as in "the tile kernel needs".
+    """
+    if triton is None:
+        raise ImportError(f"{who_needs} Triton: pip install triton")
+
+
 def jit(*sizes: str) -> Callable[[Callable], Any]:
     """Compile a function for GPUs, without a version for each kind of number in ``sizes``."""
 

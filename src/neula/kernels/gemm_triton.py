@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from neula.kernels.compiled import jit
+from neula.kernels.compiled import jit, require_triton
 from neula.kernels.gemm import SCHEMES, Scheme, combine
 
 try:
@@ -124,8 +124,7 @@ def gemm_triton(
     ImportError
         Without Triton.
     """
-    if triton is None:
-        raise ImportError("the kernel for products needs Triton: pip install triton")
+    require_triton("the kernel for products needs")
     with torch.cuda.device_of(a):
         product = _Product(_split(a, scheme, bound), _split(b.mT, scheme), scheme)
         config = config or _fastest(product)
@@ -143,8 +142,7 @@ def gram_triton(
     ImportError
         Without Triton.
     """
-    if triton is None:
-        raise ImportError("the kernel for products needs Triton: pip install triton")
+    require_triton("the kernel for products needs")
     with torch.cuda.device_of(a):
         whole = _split(a.mT, scheme)
         for k in blocks:

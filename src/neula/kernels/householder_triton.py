@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from neula.kernels.compiled import jit
+from neula.kernels.compiled import jit, require_triton
 from neula.kernels.gemm_triton import _rounded
 from neula.kernels.householder import WIDTH, TileReflectors, negligible_square
 
@@ -40,7 +40,7 @@ def factor_tiles_triton(
     ImportError
         Without Triton.
     """
-    _require_triton()
+    require_triton("the reflector kernel needs")
     batch, m, n = a.shape
     blocks, panels = triton.cdiv(m, height), triton.cdiv(n, WIDTH)
     v = torch.empty((batch, m, n), dtype=a.dtype, device=a.device)
@@ -60,7 +60,7 @@ def reflect_columns_triton(
     ImportError
         Without Triton.
     """
-    _require_triton()
+    require_triton("the reflector kernel needs")
     batch, m, n = panel.shape
     t, r = panel.new_empty(batch, WIDTH, WIDTH), panel.new_empty(batch, n, n)
     _factor(panel, panel, t, r, m, "", num_warps)
@@ -96,7 +96,7 @@ def apply_tiles_triton(
     ImportError
         Without Triton.
     """
-    _require_triton()
+    require_triton("the reflector kernel needs")
     v, t = reflectors.v, reflectors.t
     batch, m, n = v.shape
     q = torch.empty_like(v)
@@ -108,11 +108,6 @@ def apply_tiles_triton(
             num_warps=num_warps or _warps(rows, v),
         )
     return q
-
-
-def _require_triton() -> None:
-    if triton is None:
-        raise ImportError("the reflector kernel needs Triton: pip install triton")
 
 
 def _padded(height: int) -> int:

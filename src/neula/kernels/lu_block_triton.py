@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import torch
 
-from neula.kernels.compiled import jit
+from neula.kernels.compiled import jit, require_triton
 from neula.kernels.lu_block import WIDTH
 
 try:
@@ -51,7 +51,7 @@ def factor_block_triton(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
     ImportError
         Without Triton.
     """
-    _require_triton()
+    require_triton("the kernels for blocks of LU need")
     r, width = block.shape[0], WIDTH
     inverses = block.new_empty(2, triton.cdiv(r, width), width, width, dtype=torch.float32)
     small = block.new_empty(2, LEAF, LEAF, dtype=torch.float32)
@@ -82,7 +82,7 @@ def solve_upper_triton(b: torch.Tensor, upper: torch.Tensor, inverses: torch.Ten
     ImportError
         Without Triton.
     """
-    _require_triton()
+    require_triton("the kernels for blocks of LU need")
     (m, r), width = b.shape, inverses.shape[-1]
     with torch.cuda.device_of(b):
         _solve_kernel[(triton.cdiv(m, ROWS),)](
@@ -98,11 +98,6 @@ def _low(block: torch.Tensor) -> object:
     """The format of the parts in products with inverses, which have the range of single precision."""
     # The interpreter cannot multiply in bf16.
     return tl.bfloat16 if block.is_cuda else tl.float16
-
-
-def _require_triton() -> None:
-    if triton is None:
-        raise ImportError("the kernels for blocks of LU need Triton: pip install triton")
 
 
 @jit()

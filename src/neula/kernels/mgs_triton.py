@@ -23,7 +23,7 @@ import math
 
 import torch
 
-from neula.kernels.compiled import jit
+from neula.kernels.compiled import jit, require_triton
 
 try:
     import triton  # type: ignore[import-untyped, import-not-found]
@@ -59,8 +59,7 @@ def mgs_triton(tiles: torch.Tensor, *, num_warps: int | None = None) -> tuple[to
     ImportError
         Without Triton.
     """
-    if triton is None:
-        raise ImportError("the tile kernel needs Triton: pip install triton")
+    require_triton("the tile kernel needs")
     *batch, m, n = tiles.shape
     q = torch.empty(tiles.shape, dtype=tiles.dtype, device=tiles.device)
     r = q.new_empty(*batch, n, n)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from neula.kernels.compiled import jit
+from neula.kernels.compiled import jit, require_triton
 
 try:
     import triton  # type: ignore[import-untyped, import-not-found]
@@ -32,8 +32,7 @@ def subtract_product_triton(a: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -
     ImportError
         Without Triton.
     """
-    if triton is None:
-        raise ImportError("the kernel of products in two precisions needs Triton: pip install triton")
+    require_triton("the kernel of products in two precisions needs")
     m, n = a.shape
     wide = tl.float64 if x.dtype == torch.float64 else tl.float32
     with torch.cuda.device_of(a):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from neula.kernels.compiled import jit
+from neula.kernels.compiled import jit, require_triton
 
 try:
     import triton  # type: ignore[import-untyped, import-not-found]
@@ -53,8 +53,7 @@ def normal_product_triton(
     ImportError
         Without Triton.
     """
-    if triton is None:
-        raise ImportError("the kernel of normal products needs Triton: pip install triton")
+    require_triton("the kernel of normal products needs")
     (m, n), k = a.shape, x.shape[1]
     width = max(32, triton.next_power_of_2(n))
     rows = max(1, tile // width)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import torch
 
-from neula.kernels.compiled import jit
+from neula.kernels.compiled import jit, require_triton
 from neula.kernels.probes import norms
 
 try:
@@ -58,8 +58,7 @@ def probe_errors_triton(
     ImportError
         Without Triton.
     """
-    if triton is None:
-        raise ImportError("the kernel of the certificates needs Triton: pip install triton")
+    require_triton("the kernel of the certificates needs")
     count, m, n = a.shape
     k = q.shape[2]
     precision = torch.float64 if torch.float64 in (a.dtype, q.dtype, r.dtype) else torch.float32

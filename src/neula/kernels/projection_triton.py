@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import torch
 
-from neula.kernels.compiled import jit
+from neula.kernels.compiled import jit, require_triton
 from neula.kernels.tall_triton import _split, _sum, _vector
 
 try:
@@ -43,8 +43,7 @@ def project_out_triton(q: torch.Tensor, a: torch.Tensor, r: torch.Tensor) -> Non
     ImportError
         Without Triton.
     """
-    if triton is None:
-        raise ImportError("the kernels of projections need Triton: pip install triton")
+    require_triton("the kernels of projections need")
     (m, k), n = q.shape, a.shape[1]
     vector = min(_vector(q), _vector(a))
     tiles = (triton.cdiv(k, WIDTH), triton.cdiv(n, WIDTH))

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import torch
 
-from neula.kernels.compiled import jit
+from neula.kernels.compiled import jit, require_triton
 from neula.kernels.gemm_triton import _exponents, _times_power_of_two
 from neula.kernels.tall import COLUMNS
 
@@ -109,7 +109,7 @@ def tall_half_gram_triton(a: torch.Tensor, *, config: Config | None = None) -> t
     ImportError
         Without Triton.
     """
-    _require_triton()
+    require_triton("the kernels for tall matrices need")
     m, n = a.shape
     width = _width(n, BLOCK_COLUMNS)
     rows, warps, stages, blocks = config or _config(GRAM, n)
@@ -155,7 +155,7 @@ def tall_product_triton(
     ImportError
         Without Triton.
     """
-    _require_triton()
+    require_triton("the kernels for tall matrices need")
     m, n = a.shape
     if a.stride(0) == 1 and n <= BLOCK_COLUMNS:
         q = a.new_empty(n, m).mT
@@ -202,7 +202,7 @@ def multiply_panel_triton(
     ImportError
         Without Triton.
     """
-    _require_triton()
+    require_triton("the kernels for tall matrices need")
     _multiply_columns(a, w, norms, a, low, config)
 
 
@@ -227,11 +227,6 @@ def _multiply_columns(
             low is not None,
             num_warps=warps,
         )
-
-
-def _require_triton() -> None:
-    if triton is None:
-        raise ImportError("the kernels for tall matrices need Triton: pip install triton")
 
 
 def _config(table: dict[int, Config], n: int) -> Config:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from neula.kernels.compiled import jit
+from neula.kernels.compiled import jit, require_triton
 
 try:
     import triton  # type: ignore[import-untyped, import-not-found]
@@ -37,8 +37,7 @@ def thin_product_triton(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     ImportError
         Without Triton.
     """
-    if triton is None:
-        raise ImportError("the kernel of thin products needs Triton: pip install triton")
+    require_triton("the kernel of thin products needs")
     m, n = a.shape
     vectors = x.shape[1]
     k = 4 if vectors <= 4 else 8

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from neula.kernels.compiled import jit
+from neula.kernels.compiled import jit, require_triton
 
 try:
     import triton  # type: ignore[import-untyped, import-not-found]
@@ -29,7 +29,7 @@ def transposed_copy_triton(
     ImportError
         Without Triton.
     """
-    _require_triton()
+    require_triton("the kernel of transposed copies needs")
     m, n = a.shape
     grid = (triton.cdiv(m, TILE) * triton.cdiv(n, TILE),)
     with torch.cuda.device_of(a):
@@ -49,15 +49,10 @@ def transpose_in_place_triton(a: torch.Tensor) -> None:
     ImportError
         Without Triton.
     """
-    _require_triton()
+    require_triton("the kernel of transposed copies needs")
     tiles = triton.cdiv(len(a), TILE)
     with torch.cuda.device_of(a):
         _exchange_kernel[(tiles, tiles)](a, len(a), *a.stride(), TILE, num_warps=WARPS)
-
-
-def _require_triton() -> None:
-    if triton is None:
-        raise ImportError("the kernel of transposed copies needs Triton: pip install triton")
 
 
 @jit()
