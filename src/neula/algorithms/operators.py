@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from neula.engines import Engine
-from neula.kernels.normal_product import normal_product, transposed_product
+from neula.kernels.normal_product import normal_product, product, transposed_product
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,7 @@ class LeastSquaresOperator:
 
     def matmul(self, x: torch.Tensor) -> torch.Tensor:
         """Apply it to the columns of x, shape (n, k)."""
-        # MKL takes two thirds of the time where the columns of x are contiguous.
-        top = self.a @ x.T.contiguous().T
+        top = product(self.a, x)
         if self.weights is not None:
             top *= self.weights[:, None]
         return torch.cat([top, self.damp * x]) if self.damp else top
@@ -48,8 +47,8 @@ class LeastSquaresOperator:
         top = y[: self.a.shape[0]]
         if self.weights is not None:
             top = top * self.weights[:, None]
-        product = transposed_product(self.a, top)
-        return product.add_(y[self.a.shape[0] :], alpha=self.damp) if self.damp else product
+        image = transposed_product(self.a, top)
+        return image.add_(y[self.a.shape[0] :], alpha=self.damp) if self.damp else image
 
     def normal(self, x: torch.Tensor, b: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """``Y = A X``, or ``B - A X`` where B is given, and ``A^T Y``, by a kernel in one pass over A."""
