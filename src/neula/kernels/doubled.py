@@ -83,7 +83,7 @@ class Doubled:
         return cls(rows, transposed, anchors, _slices(rows, anchors))
 
     @property
-    def mT(self) -> Doubled:  # noqa: N802 (the name in torch)
+    def mT(self) -> Doubled:
         """The transposed matrices, sharing what was prepared."""
         return replace(self, transposed=not self.transposed)
 
