@@ -29,7 +29,7 @@ from neula.engines import (
 )
 from neula.engines.cpu import _dense
 from neula.engines.formats import round_to
-from neula.engines.precision import cuda_matmul_precision, exact_matmul, full_precision_sums
+from neula.engines.precision import exact_matmul
 from neula.matrices import random_matrix
 
 U32, U64 = 2.0**-24, 2.0**-53
@@ -613,22 +613,6 @@ def test_engines_ignore_the_users_switches(engine: Engine, users_switches: None)
     assert (error <= gemm_bound(engine, low_a, low_b, None, 1.0, 0.0)).all()
 
 
-@pytest.mark.parametrize("before", ["ieee", "tf32"])
-@pytest.mark.parametrize("inside", ["ieee", "tf32"])
-def test_the_matmul_switch_is_restored(before: str, inside: str, users_switches: None) -> None:
-    switch = torch.backends.cuda.matmul
-    switch.fp32_precision = before
-    with cuda_matmul_precision(inside):
-        assert switch.fp32_precision == inside
-        with cuda_matmul_precision("ieee"):
-            assert switch.fp32_precision == "ieee"
-        assert switch.fp32_precision == inside
-    assert switch.fp32_precision == before
-    with pytest.raises(KeyError), cuda_matmul_precision(inside):
-        raise KeyError
-    assert switch.fp32_precision == before
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_exact_matmul(dtype: torch.dtype, users_switches: None) -> None:
     a, b = random(40, 50, 63, dtype), random(50, 30, 64, dtype)
@@ -677,22 +661,6 @@ def test_pieces_of_a_product_leave_some_units_free(
         short, long = sorted(covered[rows, columns].shape)
         assert -(-long // cuda.TILE[0]) * -(-short // cuda.TILE[1]) <= 132 - cuda.FREE
     assert bool((covered == 1).all())
-
-
-@pytest.mark.parametrize("value", [True, False])
-def test_switches_for_sums_are_restored(value: bool) -> None:
-    switch = torch.backends.cuda.matmul
-    names = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
-    before = [getattr(switch, name) for name in names]
-    try:
-        for name in names:
-            setattr(switch, name, value)
-        with full_precision_sums():
-            assert not any(getattr(switch, name) for name in names)
-        assert all(getattr(switch, name) == value for name in names)
-    finally:
-        for name, old in zip(names, before, strict=True):
-            setattr(switch, name, old)
 
 
 def test_copies_of_inputs_keep_the_order_of_memory_where_there_is_one() -> None:

@@ -8,10 +8,10 @@ from functools import lru_cache
 
 import torch
 
-from neula.engines import graphs
+from neula.engines import cublas, graphs
 from neula.engines.engine import Engine, Result, Tensors
-from neula.engines.formats import FP32, TF32, Format
-from neula.engines.precision import cuda_matmul_precision, full_precision_sums
+from neula.engines.formats import FP32, TF32, Format, round_to
+from neula.engines.precision import exact_matmul, exactly
 from neula.kernels import calu, tournament
 from neula.kernels.gemm import corrected_gemm, corrected_gram, kernel_runs
 from neula.kernels.projection import project_out, projects
@@ -109,10 +109,13 @@ class CudaEngine(Engine):
         if self._corrects(a, b):
             return corrected_gemm(a, b)
         if self._half:
+            if _refused(a):
+                return exact_matmul(a.float(), b.float())
             multiply = torch.mm if a.ndim == 2 else torch.bmm
             return multiply(a, b, out_dtype=torch.float32)
-        with cuda_matmul_precision("tf32" if self.format is TF32 else "ieee"):
-            return a @ b
+        if self.format is TF32:
+            return _tf32_matmul(a, b)
+        return exact_matmul(a, b)
 
     def rows(self, m: int) -> int:
         return -(-m // ALIGNED) * ALIGNED
@@ -142,7 +145,7 @@ class CudaEngine(Engine):
         if self._corrects(a, b):
             return corrected_gemm(a, b, alpha=alpha, beta=beta, c=c)
         # addmm scales and adds inside the product: no temporary of the size of C.
-        if self._half:
+        if self._half and not _refused(a):
             torch.addmm(c.T, b.T, a.T, out_dtype=torch.float32, beta=beta, alpha=alpha, out=c.T)
             return c
         return self._addmm(a, b, c, alpha, beta)
@@ -150,8 +153,14 @@ class CudaEngine(Engine):
     def _addmm(
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, alpha: float, beta: float
     ) -> torch.Tensor:
-        with cuda_matmul_precision("tf32" if self.format is TF32 else "ieee"):
-            torch.addmm(c.T, b.T, a.T, beta=beta, alpha=alpha, out=c.T)
+        if self.format is not FP32 and self.storage == torch.float32:
+            if cublas.runs(c.device):
+                return cublas.gemm(a, b, c, alpha=alpha, beta=beta, tf32=self.format is TF32)
+            a, b = (round_to(x, TF32) if self.format is TF32 else x.float() for x in (a, b))
+        if c.shape[1] == 1:  # some versions of torch give a single row of C^T to cuBLASLt, in any precision
+            exactly(torch.addmv, c[:, 0], a, b[:, 0], alpha=alpha, beta=beta, out=c[:, 0])
+        else:
+            exactly(torch.addmm, c.T, b.T, a.T, alpha=alpha, beta=beta, out=c.T)
         return c
 
     def project_out(
@@ -174,8 +183,10 @@ class CudaEngine(Engine):
     def gemm_low(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
         if not self._half:  # each element as accurate as LU wants it, where a corrected one is beside its row
             return self._addmm(a, b, c, -1.0, 1.0)
-        with full_precision_sums():
-            return _subtract(a, b, c)
+        if not cublas.runs(c.device):
+            return super().gemm_low(a, b, c)
+        # Not by torch: sums of products in half precision are whole there only if the user wants them to be.
+        return cublas.gemm(a, b, c, alpha=-1.0, beta=1.0)
 
     def subtract_beside(self, products: Sequence[Tensors], other: Callable[[], Result]) -> Result:
         if not self._half:
@@ -183,10 +194,10 @@ class CudaEngine(Engine):
         current, side = torch.cuda.current_stream(self.device), _side_stream(self.device)
         side.wait_stream(current)
         try:
-            with torch.cuda.stream(side), full_precision_sums():
+            with torch.cuda.stream(side):
                 for a, b, c in products:
                     for rows, columns in self._pieces(*c.shape):
-                        _subtract(a[rows], b[:, columns], c[rows, columns])
+                        self.gemm_low(a[rows], b[:, columns], c[rows, columns])
             return other()
         finally:
             current.wait_stream(side)
@@ -252,10 +263,15 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return streams[device]
 
 
-def _subtract(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-    """``C = C - A B``, all in the low format, in place."""
-    torch.addmm(c.T, b.T, a.T, alpha=-1.0, out=c.T)
-    return c
+def _refused(a: torch.Tensor) -> bool:
+    """Whether torch refuses a float32 product of such operands, since the user allows sums in fp16."""
+    return a.dtype == torch.float16 and torch.backends.cuda.matmul.allow_fp16_accumulation
+
+
+def _tf32_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    if a.ndim == 2 and cublas.runs(a.device):
+        return cublas.gemm(a, b, a.new_empty(a.shape[0], b.shape[1]), tf32=True)
+    return exact_matmul(round_to(a, TF32), round_to(b, TF32))
 
 
 def measured_rate(engine: Engine, n: int = 4096) -> float:
