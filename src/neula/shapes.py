@@ -202,8 +202,8 @@ def _two_readings(a: torch.Size, b: torch.Size, *, fits: bool) -> str:
         )
     return (
         f"b of shape {tuple(b)} is taken as {numpys} for every matrix of A, as NumPy does; earlier "
-        f"releases, like torch, took it as {ours}: pass b[..., None] for one vector for each matrix, or b[None] for "
-        "the same without this warning"
+        f"releases, like torch, took it as {ours}: pass b[..., None] for one vector for each matrix, "
+        "or b[None] for the same without this warning"
     )
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 
 from neula.algorithms.rgsqrf import split_columns
-from neula.engines.precision import cuda_matmul_precision
+from neula.engines.precision import exactly
 from neula.kernels import mgs_into, tallest_tile
 
 TILE_COLUMNS = 32
@@ -104,8 +104,7 @@ def _orthogonalize(q: torch.Tensor, tile_rows: int) -> torch.Tensor:
     """One pass in place: returns R."""
     n = q.shape[2]
     r = q.new_empty(q.shape[0], n, n) if n <= TILE_COLUMNS else q.new_zeros(q.shape[0], n, n)
-    with cuda_matmul_precision("ieee"):
-        _factorize(q, r, tile_rows)
+    _factorize(q, r, tile_rows)
     return r
 
 
@@ -119,7 +118,7 @@ def _factorize(a: torch.Tensor, r: torch.Tensor, tile_rows: int) -> None:
     q1, rest, r12 = a[..., :k], a[..., k:], r[:, :k, k:]
     _factorize(q1, r[:, :k, :k], tile_rows)
     _inner_products(q1, rest, r12)
-    torch.baddbmm(rest, q1, r12, alpha=-1.0, out=rest)
+    exactly(torch.baddbmm, rest, q1, r12, alpha=-1.0, out=rest)
     _factorize(rest, r[:, k:, k:], tile_rows)
 
 
@@ -128,11 +127,10 @@ def _inner_products(q: torch.Tensor, a: torch.Tensor, out: torch.Tensor) -> None
     count, m, k = q.shape
     blocks = m // BLOCK_ROWS
     if k > NARROW or blocks < 2 or m % blocks:
-        torch.bmm(q.mT, a, out=out)
+        exactly(torch.bmm, q.mT, a, out=out)
         return
-    parts = torch.bmm(
-        q.unflatten(1, (blocks, -1)).flatten(0, 1).mT, a.unflatten(1, (blocks, -1)).flatten(0, 1)
-    )
+    left, right = (x.unflatten(1, (blocks, -1)).flatten(0, 1) for x in (q, a))
+    parts = exactly(torch.bmm, left.mT, right)
     torch.sum(parts.view(count, blocks, k, -1), 1, out=out)
 
 
@@ -152,7 +150,7 @@ def _tree(a: torch.Tensor, r: torch.Tensor, tile_rows: int) -> None:
     mgs_into(tiles, local_q, local_r)
     stack = local_r.view(count, blocks * n, n)
     _tree(stack, r, tile_rows)
-    torch.bmm(local_q, local_r, out=tiles)
+    exactly(torch.bmm, local_q, local_r, out=tiles)
     if not even:
         a.copy_(rows[:, :m])
 
@@ -161,14 +159,13 @@ def _triangular_product(step: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
     """``R_2 R_1`` in blocks of columns, which leave out what is zero below them."""
     n = r.shape[2]
     width = max(PRODUCT_COLUMNS, -(-n // PRODUCT_BLOCKS))
-    with cuda_matmul_precision("ieee"):
-        if n <= width:
-            return torch.bmm(step, r)
-        product = torch.zeros_like(r)
-        for start in range(0, n, width):
-            stop = min(start + width, n)
-            block = product[:, :stop, start:stop]
-            torch.bmm(step[:, :stop, :stop], r[:, :stop, start:stop], out=block)
+    if n <= width:
+        return exactly(torch.bmm, step, r)
+    product = torch.zeros_like(r)
+    for start in range(0, n, width):
+        stop = min(start + width, n)
+        block = product[:, :stop, start:stop]
+        exactly(torch.bmm, step[:, :stop, :stop], r[:, :stop, start:stop], out=block)
     return product
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from functools import lru_cache
 
 import torch
 
-from neula.engines import graphs
+from neula.engines import cublas, graphs
 from neula.engines.engine import Engine, Result, Tensors
-from neula.engines.formats import FP32, TF32, Format
-from neula.engines.precision import cuda_matmul_precision, full_precision_sums
+from neula.engines.formats import FP32, TF32, Format, round_to
+from neula.engines.precision import exact_matmul, exactly
 from neula.kernels import calu, tournament
 from neula.kernels.gemm import corrected_gemm, corrected_gram, kernel_runs
 from neula.kernels.projection import project_out, projects
@@ -43,6 +42,10 @@ it starts, and those of one that is busy would wait."""
 DIRECT_PIVOTED = 20000
 """Order from which on pivoted LU in fp16 is worth a try where fp64 is fast."""
 
+FAST_FP64 = frozenset({(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)})
+"""Compute capabilities of P100, V100, A100, H100 and H200, B200. Others (6.1, 8.6, 8.9, 10.3, 12.0) multiply
+fp64 at a 32nd of the rate of fp32 or less."""
+
 
 class CudaEngine(Engine):
     """cuBLAS products with half-precision operands and float32 results, in place on column-major storage.
@@ -70,9 +73,13 @@ class CudaEngine(Engine):
         return ("fp16", "bf16", "tf32", "fp32", "fp64")
 
     @property
+    def _has_fast_fp64(self) -> bool:
+        return fast_fp64(torch.cuda.get_device_capability(self.device))
+
+    @property
     def preconditioners(self) -> tuple[str, ...]:
         # Data-center GPUs multiply fp64 on tensor cores, as fast as fp32 without them.
-        return ("fp16", "fp64" if _has_fast_fp64(self.device) else "fp32")
+        return ("fp16", "fp64" if self._has_fast_fp64 else "fp32")
 
     @property
     def tournaments(self) -> bool:
@@ -85,12 +92,12 @@ class CudaEngine(Engine):
     @property
     def pivoted_lu(self) -> bool:
         # Other pivoted panels are library calls, and its LU in double takes no longer where fp64 is fast.
-        return self.tournaments or not _has_fast_fp64(self.device)
+        return self.tournaments or not self._has_fast_fp64
 
     @property
     def direct_pivoted(self) -> int:  # type: ignore[override]
         # Where what is lost in vain on ill-conditioned matrices is small beside cuSOLVER in double.
-        return DIRECT_PIVOTED if _has_fast_fp64(self.device) else self.direct
+        return DIRECT_PIVOTED if self._has_fast_fp64 else self.direct
 
     @property
     def _half(self) -> bool:
@@ -109,10 +116,13 @@ class CudaEngine(Engine):
         if self._corrects(a, b):
             return corrected_gemm(a, b)
         if self._half:
+            if _refused(a):
+                return exact_matmul(a.float(), b.float())
             multiply = torch.mm if a.ndim == 2 else torch.bmm
             return multiply(a, b, out_dtype=torch.float32)
-        with cuda_matmul_precision("tf32" if self.format is TF32 else "ieee"):
-            return a @ b
+        if self.format is TF32:
+            return _tf32_matmul(a, b)
+        return exact_matmul(a, b)
 
     def rows(self, m: int) -> int:
         return -(-m // ALIGNED) * ALIGNED
@@ -142,7 +152,7 @@ class CudaEngine(Engine):
         if self._corrects(a, b):
             return corrected_gemm(a, b, alpha=alpha, beta=beta, c=c)
         # addmm scales and adds inside the product: no temporary of the size of C.
-        if self._half:
+        if self._half and not _refused(a):
             torch.addmm(c.T, b.T, a.T, out_dtype=torch.float32, beta=beta, alpha=alpha, out=c.T)
             return c
         return self._addmm(a, b, c, alpha, beta)
@@ -150,8 +160,14 @@ class CudaEngine(Engine):
     def _addmm(
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, alpha: float, beta: float
     ) -> torch.Tensor:
-        with cuda_matmul_precision("tf32" if self.format is TF32 else "ieee"):
-            torch.addmm(c.T, b.T, a.T, beta=beta, alpha=alpha, out=c.T)
+        if self.format is not FP32 and self.storage == torch.float32:
+            if cublas.runs(c.device):
+                return cublas.gemm(a, b, c, alpha=alpha, beta=beta, tf32=self.format is TF32)
+            a, b = (round_to(x, TF32) if self.format is TF32 else x.float() for x in (a, b))
+        if c.shape[1] == 1:  # some versions of torch give a single row of C^T to cuBLASLt, in any precision
+            exactly(torch.addmv, c[:, 0], a, b[:, 0], alpha=alpha, beta=beta, out=c[:, 0])
+        else:
+            exactly(torch.addmm, c.T, b.T, a.T, alpha=alpha, beta=beta, out=c.T)
         return c
 
     def project_out(
@@ -174,8 +190,10 @@ class CudaEngine(Engine):
     def gemm_low(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
         if not self._half:  # each element as accurate as LU wants it, where a corrected one is beside its row
             return self._addmm(a, b, c, -1.0, 1.0)
-        with full_precision_sums():
-            return _subtract(a, b, c)
+        if not cublas.runs(c.device):
+            return super().gemm_low(a, b, c)
+        # Not by torch: sums of products in half precision are whole there only if the user wants them to be.
+        return cublas.gemm(a, b, c, alpha=-1.0, beta=1.0)
 
     def subtract_beside(self, products: Sequence[Tensors], other: Callable[[], Result]) -> Result:
         if not self._half:
@@ -183,10 +201,10 @@ class CudaEngine(Engine):
         current, side = torch.cuda.current_stream(self.device), _side_stream(self.device)
         side.wait_stream(current)
         try:
-            with torch.cuda.stream(side), full_precision_sums():
+            with torch.cuda.stream(side):
                 for a, b, c in products:
                     for rows, columns in self._pieces(*c.shape):
-                        _subtract(a[rows], b[:, columns], c[rows, columns])
+                        self.gemm_low(a[rows], b[:, columns], c[rows, columns])
             return other()
         finally:
             current.wait_stream(side)
@@ -252,10 +270,15 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return streams[device]
 
 
-def _subtract(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-    """``C = C - A B``, all in the low format, in place."""
-    torch.addmm(c.T, b.T, a.T, alpha=-1.0, out=c.T)
-    return c
+def _refused(a: torch.Tensor) -> bool:
+    """Whether torch refuses a float32 product of such operands, since the user allows sums in fp16."""
+    return a.dtype == torch.float16 and torch.backends.cuda.matmul.allow_fp16_accumulation
+
+
+def _tf32_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    if a.ndim == 2 and cublas.runs(a.device):
+        return cublas.gemm(a, b, a.new_empty(a.shape[0], b.shape[1]), tf32=True)
+    return exact_matmul(round_to(a, TF32), round_to(b, TF32))
 
 
 def measured_rate(engine: Engine, n: int = 4096) -> float:
@@ -274,7 +297,9 @@ def measured_rate(engine: Engine, n: int = 4096) -> float:
     return 2e-6 * n**3 / best
 
 
-@lru_cache
-def _has_fast_fp64(device: torch.device) -> bool:
-    fp64, fp32 = (measured_rate(CudaEngine(device, name), 2048) for name in ("fp64", "fp32"))
-    return fp64 > 0.5 * fp32
+def fast_fp64(capability: tuple[int, int]) -> bool:
+    """Whether GPUs of a compute capability multiply fp64 at half the rate of fp32 or more.
+
+    Source: throughput of native arithmetic instructions, in the CUDA C++ programming guide.
+    """
+    return capability in FAST_FP64

@@ -1,61 +1,91 @@
-"""The process-wide switches that neula has to touch: how CUDA sums, and multiplies float32 matrices.
+"""Products in the precision that was asked for, whatever the process-wide switches of torch say.
 
-cuBLAS takes the precision of a float32 product, and that of the sums behind a product in half precision, from
-globals of torch, not from arguments. They are set for the launch only, under a lock, and restored; products
-of half-precision operands with a float32 result never come here.
+torch takes the precision of a float32 product on CUDA, IEEE or TF32, from a global of the process. neula does
+not write it: another thread would see it, and may write it itself. Inside ATen a guard of the *thread* forbids
+TF32, as torch needs it for its own triangular solves. It has no name in Python, but it is an exported class
+with one byte of data, and its constructor and destructor can be called.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
+import ctypes
+import os
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 
-_lock = threading.RLock()
 
-_HALF_PRECISION_SUMS = (
-    "allow_fp16_reduced_precision_reduction",
-    "allow_bf16_reduced_precision_reduction",
-    "allow_fp16_accumulation",
-)
+class _NoTF32(NamedTuple):
+    """Constructor and destructor of ATen's guard, and whether one is alive in this thread."""
 
-
-@contextmanager
-def cuda_matmul_precision(precision: str) -> Iterator[None]:
-    """Multiply float32 CUDA matrices in ``"ieee"`` or ``"tf32"`` arithmetic inside the context."""
-    switch = torch.backends.cuda.matmul
-    with _lock:
-        before = switch.fp32_precision
-        if before == precision:
-            yield
-            return
-        switch.fp32_precision = precision
-        try:
-            yield
-        finally:
-            switch.fp32_precision = before
+    begin: Callable[[Any], None]
+    end: Callable[[Any], None]
+    is_on: Callable[[], bool]
 
 
-@contextmanager
-def full_precision_sums() -> Iterator[None]:
-    """Sum products of half precision in float32 to the end inside the context, also where k is cut up.
+@cache
+def no_tf32() -> _NoTF32 | None:
+    """The guard where this build of torch has it: on Linux and with the names of the Itanium C++ ABI."""
+    try:
+        # Only what is loaded already. The functions touch a byte: no reason to release the interpreter lock.
+        library = ctypes.PyDLL("libtorch_cpu.so", mode=os.RTLD_NOLOAD)
+        names = ("C1Ev", "D1Ev", "19should_disable_tf32Ev")
+        guard = _NoTF32(*(library[f"_ZN2at11NoTF32Guard{name}"] for name in names))
+    except (AttributeError, OSError):
+        return None
+    for function in guard[:2]:
+        function.argtypes, function.restype = [ctypes.c_void_p], None  # type: ignore[attr-defined]
+    guard.is_on.restype = ctypes.c_bool  # type: ignore[attr-defined]
+    return guard
 
-    By default cuBLAS may add the parts in half precision where the result is in it, and the user may have
-    asked for worse.
+
+def exactly(
+    product: Callable[..., torch.Tensor],
+    *operands: torch.Tensor,
+    out: torch.Tensor | None = None,
+    **scalars: float,
+) -> torch.Tensor:
+    """``product(*operands)`` in the full precision of their dtype, seen by no other thread.
+
+    Parameters
+    ----------
+    product : callable
+        A product of torch: ``matmul``, ``bmm``, ``addmm`` and the like.
+    operands : Tensor
+        All of one dtype.
+    out : Tensor, optional
+        Room for the result; it may be an operand.
+    scalars : float
+        ``alpha`` and ``beta``.
     """
-    switch = torch.backends.cuda.matmul
-    with _lock:
-        before = {name: True for name in _HALF_PRECISION_SUMS if getattr(switch, name)}
-        cut_up = {name: getattr(switch, f"{name}_split_k", None) for name in before}
-        for name in before:
-            setattr(switch, name, False)
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                setattr(switch, name, value if cut_up[name] is None else (value, cut_up[name]))
+    room = {} if out is None else {"out": out}
+    if operands[0].dtype != torch.float32 or not operands[0].is_cuda:
+        return product(*operands, **room, **scalars)
+    guard = no_tf32()
+    if guard is None or _lt_is_preferred():
+        if torch.backends.cuda.matmul.fp32_precision != "tf32":
+            return product(*operands, **room, **scalars)
+        exact = product(*(x.double() for x in operands), **scalars)
+        return exact.float() if out is None else out.copy_(exact)
+    byte = ctypes.byref(ctypes.c_bool(False))
+    try:
+        guard.begin(byte)  # inside, lest Ctrl-C between the two leave it on
+        return product(*operands, **room, **scalars)
+    finally:
+        guard.end(byte)  # without effect where it did not begin
+
+
+def exact_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``a @ b`` in the full precision of its dtype, whatever the user's switches for CUDA say."""
+    return exactly(torch.matmul, a, b)
+
+
+def _lt_is_preferred() -> bool:
+    """Whether the user has chosen cuBLASLt, for which torch does not ask the guard."""
+    return torch.backends.cuda.preferred_blas_library() == torch._C._BlasBackend.Cublaslt
 
 
 @contextmanager
@@ -63,11 +93,3 @@ def plain_arithmetic(device: torch.device) -> Iterator[None]:
     """No gradients, and no autocast that would round operands behind an engine's back."""
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         yield
-
-
-def exact_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """``a @ b`` in the full precision of its dtype, whatever the user's switches for CUDA say."""
-    if a.dtype != torch.float32 or not a.is_cuda:
-        return a @ b
-    with cuda_matmul_precision("ieee"):
-        return a @ b

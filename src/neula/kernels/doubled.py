@@ -21,7 +21,7 @@ import torch
 from neula.kernels.availability import can_run
 
 KEPT = 1 << 22
-"""Elements up to which slices, of four times the memory, are kept; a larger matrix is sliced for each product."""
+"""Elements up to which slices, of four times the memory, are kept; more are sliced for each product."""
 
 BLOCK = 1 << 17
 """Elements of a large matrix that are sliced at a time: their slices stay in a cache."""
@@ -35,8 +35,8 @@ class Doubled:
     """Matrices prepared for products in twice the precision of float64.
 
     The error of an element of a product is at most a small multiple of ``n 2^-104 max|a| max|x|`` with the
-    inner dimension n, before the result is rounded, unless numbers near ``2^-1022`` or beyond ``2^960`` occur.
-    Nothing here waits for a GPU.
+    inner dimension n, before the result is rounded, unless numbers near ``2^-1022`` or beyond ``2^960``
+    occur. Nothing here waits for a GPU.
 
     Attributes
     ----------
@@ -45,7 +45,9 @@ class Doubled:
     transposed : bool
         Whether products are with the transpose of ``rows``.
     anchors : Tensor, shape (4, 1), or None
-        Where vectors and matrices are cut; None where a kernel does without.
+        Where vectors below 2 are cut; None where a kernel does without.
+    row_anchors : Tensor, shape (batch, 1, 5, 1), or None
+        Where the matrices are cut.
     slices : Tensor, shape (batch, m, 4, n), or None
         What the elements of ``rows`` are sums of, smallest slice first; None where products cut their own.
 
@@ -61,6 +63,7 @@ class Doubled:
     rows: torch.Tensor
     transposed: bool = False
     anchors: torch.Tensor | None = None
+    row_anchors: torch.Tensor | None = None
     slices: torch.Tensor | None = None
 
     @classmethod
@@ -77,10 +80,10 @@ class Doubled:
         if _takes_kernel(a) or a.numel() == 0:
             return cls(rows, transposed)
         m, n = rows.shape[1:]
-        if a.numel() > KEPT:
-            return cls(rows, transposed, _anchors(a, _bits(max(n, min(m, BLOCK // n)))))
-        anchors = _anchors(a, _bits(max(m, n)))
-        return cls(rows, transposed, anchors, _slices(rows, anchors))
+        keep = a.numel() <= KEPT
+        anchors = _anchors(a, _bits(max(n, m if keep else min(m, BLOCK // n))))
+        row_anchors = _row_anchors(rows, anchors)
+        return cls(rows, transposed, anchors, row_anchors, _slices(rows, row_anchors) if keep else None)
 
     @property
     def mT(self) -> Doubled:
@@ -106,10 +109,6 @@ class Doubled:
             from neula.kernels.doubled_triton import doubled_product_triton
 
             return doubled_product_triton(self._matrix, x, x_low, b)
-        return self.residual_reference(x, b, x_low)
-
-    def residual_reference(self, x: torch.Tensor, b: torch.Tensor, x_low: torch.Tensor | None = None) -> Pair:
-        """:meth:`residual` in plain torch, on any device."""
         high, low = self._product(x, x_low)
         high, error = _two_difference(b.mT, high)
         high, low = _two_sum(high, error.sub_(low))
@@ -132,10 +131,6 @@ class Doubled:
             from neula.kernels.doubled_triton import doubled_product_triton
 
             return doubled_product_triton(self._matrix, x, x_low)[0]
-        return self.product_reference(x, x_low)
-
-    def product_reference(self, x: torch.Tensor, x_low: torch.Tensor | None = None) -> torch.Tensor:
-        """:meth:`product` in plain torch, on any device."""
         high, low = self._product(x, x_low)
         return low.add_(high).mT
 
@@ -159,7 +154,7 @@ class Doubled:
 
     def _product(self, x: torch.Tensor, x_low: torch.Tensor | None) -> Pair:
         """``A (x + x_low)`` as a pair whose second is not yet small beside the first, (batch, k, m) each."""
-        if self.anchors is None:
+        if self.anchors is None or self.row_anchors is None:
             shape = len(x), x.shape[2], self._matrix.shape[1]
             return x.new_zeros(shape), x.new_zeros(shape)
         x = x.mT
@@ -167,13 +162,16 @@ class Doubled:
         if self.slices is not None:
             factor = _factor(x, x_low, self.anchors, self.transposed)
             return _times_slices(factor, self.slices, self.transposed)
-        if self.transposed:
-            return _product_of_columns(self.rows, x, x_low, self.anchors)
-        return _product_of_rows(self.rows, x, x_low, self.anchors)
+        by_blocks = _product_of_columns if self.transposed else _product_of_rows
+        return by_blocks(self.rows, x, x_low, self.anchors, self.row_anchors)
 
 
 def _product_of_rows(
-    a: torch.Tensor, x: torch.Tensor, x_low: torch.Tensor | None, anchors: torch.Tensor
+    a: torch.Tensor,
+    x: torch.Tensor,
+    x_low: torch.Tensor | None,
+    anchors: torch.Tensor,
+    row_anchors: torch.Tensor,
 ) -> Pair:
     """The product of a large matrix, some of its elements at a time."""
     batch, m, n = a.shape
@@ -181,13 +179,17 @@ def _product_of_rows(
     for members in _pieces(batch, BLOCK // (m * n)):
         factor = _factor(x[members], None if x_low is None else x_low[members], anchors, False)
         for rows in _pieces(m, BLOCK // n):
-            slices = _slices(a[members, rows], anchors)
+            slices = _slices(a[members, rows], row_anchors[members])
             high[members, :, rows], low[members, :, rows] = _times_slices(factor, slices, False)
     return high, low
 
 
 def _product_of_columns(
-    a: torch.Tensor, y: torch.Tensor, y_low: torch.Tensor | None, anchors: torch.Tensor
+    a: torch.Tensor,
+    y: torch.Tensor,
+    y_low: torch.Tensor | None,
+    anchors: torch.Tensor,
+    row_anchors: torch.Tensor,
 ) -> Pair:
     """The product with the transpose of a large matrix, a sum over blocks of its rows."""
     batch, m, n = a.shape
@@ -196,7 +198,7 @@ def _product_of_columns(
         for rows in _pieces(m, BLOCK // n):
             piece = members, slice(None), rows
             factor = _factor(y[piece], None if y_low is None else y_low[piece], anchors, True)
-            part, part_low = _times_slices(factor, _slices(a[members, rows], anchors), True)
+            part, part_low = _times_slices(factor, _slices(a[members, rows], row_anchors[members]), True)
             high[members], error = _two_sum(high[members], part)
             low[members] += error.add_(part_low)
     return high, low
@@ -217,14 +219,14 @@ def _bits(inner: int) -> int:
 
 
 def _anchors(like: torch.Tensor, bits: int) -> torch.Tensor:
-    """Numbers at which addition rounds to multiples of 4, ``2^(1 - bits)``, ``2^(1 - 2 bits)``, ``2^(1 - 3 bits)``.
+    """Numbers at which addition rounds to multiples of 4 and of ``2^(1 - i bits)`` for i = 1, 2, 3.
 
     A number below 2 becomes zero at the first. Nothing is copied to a GPU, which would wait for it.
     """
-    units = like.new_full((4, 1), 2.0**-bits)
-    units[0] = 1.5 * 2.0**54
-    units[1] = 2.0 ** (-bits - 1)
-    return units.cumprod(0)
+    anchors = like.new_empty(4, 1)
+    for i, exponent in enumerate((2, 1 - bits, 1 - 2 * bits, 1 - 3 * bits)):
+        anchors[i].fill_(1.5 * 2.0 ** (52 + exponent))
+    return anchors
 
 
 def _power(largest: torch.Tensor) -> torch.Tensor:
@@ -237,14 +239,18 @@ def _rounded(v: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
     return (v + anchors).sub_(anchors)
 
 
-def _slices(a: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
-    """A as the sum of three slices and what is left, the last first: (batch, m, n) to (batch, m, 4, n).
+def _row_anchors(a: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
+    """The anchors for each matrix by its largest element, from the last to the first, and before them zero.
 
-    Slices start at the largest element of each matrix.
+    A sum with zero loses nothing.
     """
-    anchors = torch.cat([torch.zeros_like(anchors[:1]), anchors.flip(0)])  # at zero nothing is rounded away
-    power = _power(torch.linalg.vector_norm(a, torch.inf, dim=(1, 2)))
-    rounded = _rounded(a.unsqueeze(2), power[:, None, None, None] * anchors)
+    largest = torch.maximum(a.amax((1, 2)), a.amin((1, 2)).neg_())  # without a copy of |A|
+    return _power(largest)[:, None, None, None] * torch.cat([torch.zeros_like(anchors[:1]), anchors.flip(0)])
+
+
+def _slices(a: torch.Tensor, row_anchors: torch.Tensor) -> torch.Tensor:
+    """A as the sum of three slices and what is left, the last first: (batch, m, n) to (batch, m, 4, n)."""
+    rounded = _rounded(a.unsqueeze(2), row_anchors)
     return rounded[:, :, :-1] - rounded[:, :, 1:]
 
 
@@ -253,8 +259,8 @@ def _factor(
 ) -> torch.Tensor:
     """Slices of vectors, arranged to meet those of a matrix.
 
-    With slices ``x1, x2, x3`` and what is left, ``x4``, a product is the sum of the products of ``[A4 A3 A2 A1]``
-    with the four columns of ::
+    With slices ``x1, x2, x3`` and what is left, ``x4``, a product is the sum of the products of
+    ``[A4 A3 A2 A1]`` with the four columns of ::
 
         0   0   0   x1 + x2 + x3 + x4
         0   0   x1  x2 + x3 + x4
@@ -268,8 +274,8 @@ def _factor(
     x, x_low : Tensor, shape (batch, k, n)
     anchors : Tensor, shape (4, 1)
     transposed : bool
-        Whether the slices of an element follow each other in the inner dimension, as they do in columns of the
-        stored matrix, and not the elements of a slice, as in its rows.
+        Whether the slices of an element follow each other in the inner dimension, as they do in columns of
+        the stored matrix, and not the elements of a slice, as in its rows.
 
     Returns
     -------
@@ -291,12 +297,13 @@ def _factor(
 def _times_slices(factor: torch.Tensor, slices: torch.Tensor, transposed: bool) -> Pair:
     """Products of slices, added: (batch, 4 k, 4 n) and (batch, m, 4, n) to a pair of (batch, k, m).
 
-    The larger of two sums is a multiple of the unit of the smaller, so three operations find the rounding error
-    of their sum, even where the larger one happens to vanish.
+    The larger of two sums is a multiple of the unit of the smaller, so three operations find the rounding
+    error of their sum, even where the larger one happens to vanish.
     """
     batch, m, _, n = slices.shape
     matrix = slices.view(batch, 4 * m, n) if transposed else slices.view(batch, m, 4 * n).mT
-    first, second, third, rest = torch.bmm(factor, matrix).unflatten(1, (-1, 4)).unbind(2)
+    products = torch.bmm(factor, matrix)
+    first, second, third, rest = products.view(batch, factor.shape[1] // 4, 4, matrix.shape[2]).unbind(2)
     two = first + second
     low = second - (two - first)
     three = two + third
@@ -330,11 +337,15 @@ def _kernel_runs(device: torch.device) -> bool:
     """Whether the kernel can run and keeps rounding errors, tried once a device."""
 
     def attempt() -> None:
-        from neula.kernels.doubled_triton import doubled_product_triton
+        from neula.kernels.doubled_triton import ALONG, doubled_product_triton
 
-        a = torch.full((1, 1, 2), 1 + 2.0**-30, device=device, dtype=torch.float64)
-        high, low = doubled_product_triton(a, a.mT)
-        if (high.item(), low.item()) != (2 + 2.0**-28, 2.0**-59):
-            raise ArithmeticError(f"2 (1 + 2^-30)^2 is said to be {high.item()} + {low.item()}")
+        # One thread sums both products; if the second is added before it is rounded, its error counts twice.
+        a = torch.zeros(1, 1, 1 + ALONG, device=device, dtype=torch.float64)
+        a[..., -1] = 1 + 2.0**-30
+        x = a.clone()
+        a[..., 0], x[..., 0] = -1, 1 + 2.0**-29
+        high, low = doubled_product_triton(a, x.mT)
+        if (high.item(), low.item()) != (2.0**-60, 0.0):
+            raise ArithmeticError(f"(1 + 2^-30)^2 - (1 + 2^-29) is said to be {high.item()} + {low.item()}")
 
     return can_run(attempt, f"the kernel of doubled products on {device}", "sliced products take its place")

@@ -1,0 +1,150 @@
+"""cuBLAS, called without torch where torch would take the arithmetic of a product from a process-wide switch.
+
+cuBLAS itself takes it as an argument, or from the handle, and torch has a handle for each thread. The product
+is the one that torch would launch, on the same stream and with the same workspace; nobody else sees anything.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import warnings
+from functools import cache, lru_cache
+from typing import Any
+
+import torch
+
+_TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}  # cudaDataType_t
+_FLOAT32, _TF32 = 68, 77  # cublasComputeType_t: CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_32F_FAST_TF32
+_DEFAULT, _WHOLE_SUMS = 0, 16  # cublasMath_t: ..., CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
+_ANY_ALGORITHM = -1  # CUBLAS_GEMM_DEFAULT
+
+
+def gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    tf32: bool = False,
+) -> torch.Tensor:
+    """``C = alpha A B + beta C``, summed in float32 to the end, also where C is narrower and k is cut up.
+
+    Parameters
+    ----------
+    a : Tensor, shape (m, k)
+    b : Tensor, shape (k, n)
+        Both in float32, float16 or bfloat16, on a GPU.
+    c : Tensor, shape (m, n)
+        In the dtype of A and B, or in float32; not read if ``beta`` is zero.
+    tf32 : bool
+        Whether float32 operands are cut off to TF32.
+
+    Returns
+    -------
+    Tensor, shape (m, n)
+        ``c``.
+
+    Raises
+    ------
+    RuntimeError
+        If cuBLAS refuses; the message has its status.
+    """
+    if 0 in (*c.shape, a.shape[1]):
+        return c.zero_() if beta == 0.0 else c.mul_(beta)
+    stored, transposed, _ = _stored(c)
+    if transposed:  # C^T = B^T A^T is by columns
+        gemm(b.T, a.T, stored.T, alpha=alpha, beta=beta, tf32=tf32)
+        return c if stored is c else c.copy_(stored)
+    if torch.cuda.current_device() == c.device.index:
+        _launch(a, b, c, alpha, beta, tf32)
+    else:
+        with torch.cuda.device(c.device):
+            _launch(a, b, c, alpha, beta, tf32)
+    return c
+
+
+@lru_cache
+def runs(device: torch.device) -> bool:
+    """Whether cuBLAS can be called, tried once a device."""
+    if device.type != "cuda":
+        return False
+    try:
+        ones = torch.ones(16, 16, dtype=torch.float16, device=device)
+        gemm(ones, ones, torch.empty_like(ones))
+    except (AttributeError, OSError, RuntimeError) as error:
+        warnings.warn(
+            f"cuBLAS cannot be called on {device}; products with narrow results take another pass: {error}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        return False
+    return True
+
+
+def _launch(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, alpha: float, beta: float, tf32: bool) -> None:
+    library, handle = _library(), torch.cuda.current_blas_handle()
+    (m, n), k = c.shape, a.shape[1]
+    a, transposed_a, lda = _stored(a)
+    b, transposed_b, ldb = _stored(b)
+    arguments = (
+        *(transposed_a, transposed_b, m, n, k),
+        *(_number(alpha), a.data_ptr(), _TYPES[a.dtype], lda, b.data_ptr(), _TYPES[b.dtype], ldb),
+        *(_number(beta), c.data_ptr(), _TYPES[c.dtype], c.stride(1) if n > 1 else m),
+        *(_TF32 if tf32 else _FLOAT32, _ANY_ALGORITHM),
+    )
+    _check(library.cublasSetMathMode(handle, _WHOLE_SUMS))
+    try:
+        _check(library.cublasGemmEx(handle, *arguments))
+    finally:
+        library.cublasSetMathMode(
+            handle, _DEFAULT
+        )  # what torch leaves behind, and sets anew for each product
+
+
+def _check(status: int) -> None:
+    if status:
+        raise RuntimeError(f"a product by cuBLAS failed with status {status}")
+
+
+def _stored(x: torch.Tensor) -> tuple[torch.Tensor, int, int]:
+    """A matrix as BLAS wants it, whether it is transposed in memory, and the leading dimension there.
+
+    It is copied where neither its columns nor its rows lie one after the other, without gaps inside.
+    """
+    (m, n), (down, across) = x.shape, x.stride()
+    if (m == 1 or down == 1) and (n == 1 or across >= m):
+        return x, 0, across if n > 1 else m
+    if (n == 1 or across == 1) and (m == 1 or down >= n):
+        return x, 1, down if m > 1 else n
+    return x.clone(memory_format=torch.contiguous_format), 1, n
+
+
+@lru_cache(maxsize=64)
+def _number(x: float) -> Any:
+    """Where cuBLAS finds a number, which it reads before it returns."""
+    return ctypes.byref(ctypes.c_float(x))
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    """The cuBLAS that torch has loaded.
+
+    Raises
+    ------
+    OSError
+        If it has loaded none by its usual name.
+    """
+    version = torch.version.cuda
+    if version is None or not hasattr(os, "RTLD_NOLOAD"):
+        raise OSError("there is no cuBLAS of NVIDIA's for Linux")
+    library = ctypes.CDLL(f"libcublas.so.{version.split('.')[0]}", mode=os.RTLD_NOLOAD)
+    pointer, number = ctypes.c_void_p, ctypes.c_int
+    matrix = [pointer, number, number]
+    library.cublasSetMathMode.argtypes = [pointer, number]
+    library.cublasGemmEx.argtypes = [
+        *(pointer, *[number] * 5),
+        *(pointer, *matrix, *matrix, pointer, *matrix, number, number),
+    ]
+    return library
