@@ -66,7 +66,7 @@ def test_double_precision_on_every_kind_of_matrix(kind, engine, rng):
     assert np.abs(result.x - reference).max() <= allowed * np.abs(reference).max()
 
 
-@pytest.mark.parametrize("cond", [1e2, 1e6, 1e10, 1e15])
+@pytest.mark.parametrize("cond", [1e2, 1e6, 1e10, 1e13])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_any_condition_number(cond, engine, rng):
     A = random_matrix("geometric", N, N, cond=cond).numpy()
@@ -74,6 +74,17 @@ def test_any_condition_number(cond, engine, rng):
     result = neula.solve(A, b, engine=engine)
     assert result.converged
     assert backward_error(A, b, result.x) <= solve_bound(FP64, N)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_condition_number_beyond_double_precision_leaves_no_digit(engine, rng):
+    """The backward error is as small as ever; the solution may be another one altogether."""
+    A = random_matrix("geometric", N, N, cond=1e16).numpy()
+    with pytest.warns(neula.IllConditionedWarning, match="no digit of x is sure"):
+        result = neula.solve(A, A @ rng.standard_normal(N), engine=engine)
+    assert result.backward_error <= result.tolerance
+    assert not result.converged
+    assert result.digits < 1
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 64, 257])
@@ -409,9 +420,8 @@ def test_accuracy_levels_cost_what_they_should(rng):
 @pytest.mark.parametrize(
     ("shape", "message"),
     [
-        ((7,), r"A is \(10, 10\), b is \(7,\); b must have shape \(10,\) or \(10, k\)"),
-        ((10, 0), r"b is \(10, 0\)"),
-        ((), r"b is \(\)"),
+        ((7,), r"A is \(10, 10\), b is \(7,\).*b must have shape \(10,\), \(10, k\)"),
+        ((), r"b must be a vector.*shape \(\)"),
     ],
 )
 def test_right_hand_sides_that_do_not_fit(shape, message, rng):
@@ -424,7 +434,6 @@ def test_right_hand_sides_that_do_not_fit(shape, message, rng):
     [
         (np.ones((3, 4)), ValueError, "A must be square, got 3 x 4: neula.lstsq"),
         (np.ones(3), ValueError, "A must be a matrix"),
-        (np.ones((0, 0)), ValueError, "A is empty"),
         (np.ones((3, 3)) * 1j, TypeError, "A is complex"),
         (scipy.sparse.eye(3).tocsr(), TypeError, "A is a sparse"),
         (np.diag([1, np.nan, 1]), ValueError, r"A\[1, 1\] is nan"),

@@ -2,57 +2,32 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
 from neula.accuracy import solve_bound, target_format
-from neula.algorithms.butterfly import Butterflied, TwoSided, padded
-from neula.algorithms.cholesky import PANEL, CholeskyFactor, NotPositiveDefiniteError, cholesky
-from neula.algorithms.equilibrate import Equilibrated, Equilibration, equilibrate, equilibrate_symmetric
-from neula.algorithms.factorization import Factorization, SingularMatrixError, library_lu, mixed_lu
-from neula.algorithms.iterative_refinement import (
-    Correction,
-    Refined,
-    Scaling,
-    classical,
-    gmres_refinement,
-    refine,
-)
-from neula.algorithms.refinement import STAGNATION
-from neula.algorithms.scaling import power_of_two_scales
 from neula.compilation import eager
-from neula.engines import FORMATS, FP64, Engine, Format, format_named, format_of, select_engine
+from neula.engines import Engine, format_named, select_engine
 from neula.engines.precision import plain_arithmetic
 from neula.errors import unknown_name
+from neula.forward_error import digits_of
 from neula.gradients import attach_system
-from neula.inputs import Taken, check_finite, check_matrix, check_right_hand_side, gradient_wanted, take
-from neula.progress import Progress, digits_done, stage
+from neula.inputs import Taken, check_finite, gradient_wanted, take
+from neula.progress import Progress
 from neula.result import Attempt, SolveResult, report_missed
+from neula.shapes import System, broadcast_system
+from neula.systems.chain import solve_alone
+from neula.systems.direct import SingularMember, solve_directly
+from neula.systems.problem import Found, Members, Options
 
 STRUCTURES = ("gen", "pos")
 PIVOTING = ("none", "rbt", "partial")
-Pivoting = Literal["none", "rbt", "partial"]
-
-LEADING = 256
-"""Order of the leading block in which elimination without pivoting is tried before all of A."""
-
-HARMLESS = 8.0
-"""Growth in the leading block up to which A is taken for one that needs no pivoting, such as diagonally
-dominant matrices (growth at most 2). Random matrices grow by hundreds there."""
-
-SINGULAR = 0.01
-"""A solution so large that the condition number must exceed this multiple of 1/u64 is left to the library's
-LU in double precision: A may be singular, which factors of low precision cannot tell."""
-
-
-SLOW = 0.1
-"""A step of classical refinement that leaves more than this part of the error is followed by GMRES."""
+CERTIFIED = ("backward", "forward")
 
 
 @eager
@@ -66,6 +41,7 @@ def solve(
     pivot: str | None = None,
     compute: str | None = None,
     max_iterations: int = 100,
+    certify: str = "backward",
     strict: bool = False,
     progress: Progress | None = None,
 ) -> SolveResult:
@@ -81,9 +57,10 @@ def solve(
     ----------
     A : array_like, shape (..., n, n)
         NumPy array, torch tensor or DLPack object, float16 to float64; integers are taken as float64. Not
-        modified. Leading dimensions are a batch.
-    b : array_like, shape (..., n) or (..., n, k)
-        One or several right-hand sides.
+        modified. Leading dimensions are a batch. Every dimension may be zero.
+    b : array_like, shape (n,) or (..., n, k)
+        One vector, the same for every matrix of A, or a matrix of right-hand sides; leading dimensions of A
+        and b are broadcast as in NumPy.
     assume_a : {"gen", "pos"}
         ``"pos"`` for a symmetric positive definite A, both of whose triangles must be there: Cholesky
         factorization takes half the time of LU.
@@ -98,6 +75,10 @@ def solve(
         Format of the products in the first factorizations; the engine's preference by default.
     max_iterations : int, optional
         Solves with the factors in each attempt.
+    certify : {"backward", "forward"}, optional
+        What is refined until it is at the level of the accuracy: the backward error, or the forward error of
+        x, with residuals in twice the working precision, as long as the condition number times the unit
+        roundoff is below one. Small systems get the latter in any case.
     strict : bool, optional
         Raise an :class:`~neula.result.AccuracyError` where there would be a warning.
     progress : callable, optional
@@ -106,8 +87,9 @@ def solve(
     Returns
     -------
     SolveResult
-        The solution ``x`` with its evidence: ``converged``, ``backward_error``, ``iterations``, ``growth``;
-        that of each system of a batch is in ``accepted`` and ``backward_errors``.
+        The solution ``x`` with its evidence: ``converged``, ``backward_error``, ``condition``,
+        ``forward_error`` and ``digits``, ``iterations``, ``growth``; that of each system of a batch is in
+        ``accepted``, ``backward_errors``, ``conditions`` and ``forward_errors``.
 
     Raises
     ------
@@ -115,7 +97,7 @@ def solve(
         If A is exactly singular (the message has the index of the pivot), or not positive definite with
         ``assume_a="pos"``; of a batch the message says which matrix.
     ValueError
-        For shapes that do not fit, empty matrices, NaN or Inf, and unknown names; if b requires a gradient
+        For shapes that do not fit, NaN or Inf, and unknown names; if b requires a gradient
         and A is no torch tensor.
     TypeError
         For complex or sparse input.
@@ -128,6 +110,8 @@ def solve(
     -----
     AccuracyWarning
         If the accuracy was not reached; the result says how far it got.
+    IllConditionedWarning
+        If A is so ill-conditioned, or singular, that no digit of x is sure. It is an AccuracyWarning, too.
 
     See Also
     --------
@@ -140,6 +124,10 @@ def solve(
     butterflies are those of [3]_, of depth 2, with fixed seeds. The backward error is the normwise one in the
     infinity norm, ``||b - A x|| / (||A|| ||x|| + ||b||)``. Where A is badly scaled it is measured in the
     scaled system as well, and the larger one counts: equations in small units count as much as others.
+
+    The forward error bounds ``||D (x - x*)|| / ||D x*||`` with the exact solution x* for A and b as they are
+    stored and the norms D of the columns of A. Rows are scaled before it is measured, which changes no
+    solution: it may be small where the condition number of A as it was given is large.
 
     ``x`` can be differentiated with respect to A and b, see the page on gradients.
 
@@ -161,47 +149,34 @@ def solve(
     """
     a, rhs = (take(x, name, differentiable=True) for x, name in ((A, "A"), (b, "b")))
     differentiable = gradient_wanted(a, rhs)
-    check_matrix(a.tensor, "A")
     _check_square(a.tensor)
-    is_vector = check_right_hand_side(a.tensor, rhs.tensor)
-    if assume_a not in STRUCTURES:
-        raise unknown_name("structure assume_a", assume_a, STRUCTURES)
-    if pivot is not None and pivot not in PIVOTING:
-        raise unknown_name("pivot", pivot, PIVOTING)
-    if pivot is not None and assume_a == "pos":
-        raise ValueError(f"pivot={pivot!r} is for LU, and assume_a='pos' asks for Cholesky: leave one out")
-    if max_iterations < 1:
-        raise ValueError(f"max_iterations must be at least 1, got {max_iterations}")
+    shapes = broadcast_system(a.tensor, rhs.tensor)
+    _check_names(assume_a, pivot, certify, max_iterations)
     dtype = torch.promote_types(a.tensor.dtype, rhs.tensor.dtype)
     chosen = select_engine(engine, a.tensor.device)
-    options = _Options(
+    options = Options(
         engine=chosen,
         target=target_format(accuracy, dtype),
+        dtype=dtype,
         positive=assume_a == "pos",
         pivot=pivot,
         compute=None if compute is None else format_named(compute),
         max_iterations=max_iterations,
+        forward=certify == "forward",
         progress=progress,
     )
-
-    batch, n = a.tensor.shape[:-2], a.tensor.shape[-1]
-    matrices = a.tensor.reshape(-1, n, n).to(chosen.device)
-    k = 1 if is_vector else rhs.tensor.shape[-1]
-    columns = rhs.tensor.reshape(len(matrices), n, k).to(chosen.device)
+    matrices, columns = shapes.matrices.to(chosen.device), shapes.columns.to(chosen.device)
     with plain_arithmetic(chosen.device):
-        if len(matrices):
-            check_finite(rhs.tensor, chosen.column_max(columns.reshape(-1, k)), "b")
-            if batch:
-                check_finite(a.tensor, chosen.column_max(matrices.reshape(-1, n)), "A")
-        solutions = _solve_each(matrices, columns, batch, options)
-    result = _collect(solutions, a, dtype, tuple(rhs.tensor.shape), options)
+        found = _solve(matrices, columns, options, a.tensor, rhs.tensor)
+    result = _collect(found, a, shapes, options)
     if not result.converged:
         report_missed(
             f"the system is not certified to be solved to {result.accuracy} accuracy",
-            f"backward error {result.backward_error:.1e}, asked for {result.tolerance:.1e} ({result.method})",
+            _why(result, found),
             result,
-            [index for index, s in zip(np.ndindex(batch), solutions, strict=True) if not s.accepted],
+            (~shapes.of_members(found.members.accepted)).nonzero().tolist(),
             strict=strict,
+            unsure=bool(found.members.unsure.any()),
         )
     if not differentiable:
         return result
@@ -214,394 +189,168 @@ def solve(
         max_iterations=max_iterations,
         strict=strict,
     )
-    return _differentiable(result, a, rhs, again)
+    return _differentiable(result, a, rhs, again, shapes)
 
 
-@dataclass(frozen=True)
-class _Options:
-    engine: Engine
-    target: Format
-    positive: bool
-    pivot: str | None
-    compute: Format | None
-    max_iterations: int
-    progress: Progress | None
-
-    @property
-    def formats(self) -> list[Format]:
-        """Formats of the factors to try before the library's in double precision, cheapest first."""
-        if self.compute is not None:
-            return [self.compute]
-        formats = [FORMATS[name] for name in self.engine.preconditioners]
-        if self.is_named:
-            return formats[:1]
-        # With the library's LU in double precision at the end, ours is not worth a try.
-        return formats if self.positive else [format for format in formats if format is not FP64]
-
-    @property
-    def is_named(self) -> bool:
-        """Whether there is one variant to compute, and no chain."""
-        return self.pivot is not None
-
-
-@dataclass(frozen=True)
-class _Solution:
-    x: torch.Tensor
-    backward_error: float
-    growth: float
-    iterations: int
-    history: list[float]
-    method: str
-    attempts: list[Attempt]
-
-    @property
-    def accepted(self) -> bool:
-        return self.attempts[-1].accepted
-
-
-@dataclass(frozen=True)
-class _Outcome:
-    """What one attempt came to; ``doubt`` says why its answer is not to be trusted."""
-
-    label: str
-    refined: Refined | None
-    growth: float = math.nan
-    doubt: str = ""
-
-    @property
-    def error(self) -> float:
-        return math.inf if self.refined is None else float(self.refined.backward_error.max())
-
-
-@dataclass(frozen=True)
-class _System:
-    """A system in double precision.
-
-    Attributes
-    ----------
-    a : Tensor, shape (n, n)
-    b : Tensor, shape (n, k)
-        With largest elements near 1.
-    scales : Equilibration
-    scalings : list of Scaling
-        What backward errors are measured in.
-    bound : float
-        Largest backward error of an answer that is accepted.
-    """
-
-    a: torch.Tensor
-    b: torch.Tensor
-    scales: Equilibration
-    scalings: list[Scaling]
-    bound: float
-    options: _Options
-
-    def fill(self, engine: Engine) -> torch.Tensor:
-        """The scaled matrix as the engine reads it."""
-        return self.scales.fill(engine.empty(*self.a.shape, dtype=engine.operand_dtype), self.a, engine)
-
-
-def _solve_each(
-    a: torch.Tensor, b: torch.Tensor, batch: tuple[int, ...], options: _Options
-) -> list[_Solution]:
-    """One system after the other; what is wrong with one of a batch is said with its index."""
-    solutions = []
-    for index, matrix, columns in zip(np.ndindex(batch), a, b, strict=True):
-        try:
-            solutions.append(_solve(matrix, columns, options))
-        except (np.linalg.LinAlgError, ArithmeticError) as error:
-            if not batch:
-                raise
-            raise type(error)(f"A[{', '.join(map(str, index))}] of the batch: {error}") from None
-    return solutions
-
-
-def _solve(a: torch.Tensor, b: torch.Tensor, options: _Options) -> _Solution:
-    """One system through the chain."""
-    # Powers of two, so that norms neither overflow nor underflow.
-    b_scales = power_of_two_scales(options.engine.column_max(b.double()))
-    a, row_norms, a_scale = _measured(a.double())
-    system = _prepare(a, row_norms, b.double() * b_scales, options)
-    attempts: list[Attempt] = []
-    iterations = 0
-    best: _Outcome | None = None
-    for outcome in _chain(system):
-        if outcome.refined is None:
-            attempts.append(Attempt(outcome.label, False, outcome.doubt))
-            continue
-        iterations += outcome.refined.iterations
-        accepted = outcome.error <= system.bound and not outcome.doubt
-        attempts.append(Attempt(outcome.label, accepted, _reason(outcome, system.bound)))
-        if accepted or best is None or outcome.error < best.error:
-            best = outcome
-        if accepted:
-            break
-    if best is None or best.refined is None:
-        raise ArithmeticError(f"no attempt gave a solution: {attempts[-1].reason}")
-    return _Solution(
-        x=best.refined.x * a_scale / b_scales,
-        backward_error=best.error,
-        growth=best.growth,
-        iterations=iterations,
-        history=best.refined.history,
-        method=best.label,
-        attempts=attempts,
-    )
-
-
-def _measured(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """A with the 1-norms of its rows, times a power of two where these would overflow."""
-    row_norms = torch.linalg.vector_norm(a, 1, dim=1)
-    # NaN and Inf propagate into the norms: no pass of its own looks for them.
-    if bool(torch.isfinite(row_norms).all()):
-        return a, row_norms, 1.0
-    check_finite(a, torch.linalg.vector_norm(a, math.inf, dim=0), "A")
-    scale = 0.5 ** math.ceil(math.log2(2 * len(a)))
-    a = a * scale
-    return a, torch.linalg.vector_norm(a, 1, dim=1), scale
-
-
-def _prepare(a: torch.Tensor, row_norms: torch.Tensor, b: torch.Tensor, options: _Options) -> _System:
-    """Choose the scales, measure the norms."""
-    if options.positive:
-        scales = equilibrate_symmetric(_positive_diagonal(a))
-    else:
-        scales = equilibrate(a, row_norms, options.engine)
-    scalings = [Scaling(row_norms.amax())]
-    if not scales.trivial:
-        scalings.append(Scaling(scales.norm(a), scales.rows, scales.columns))
-    return _System(a, b, scales, scalings, solve_bound(options.target, len(a)), options)
-
-
-def _chain(system: _System) -> Iterator[_Outcome]:
-    """Attempts, cheapest first, each computed when it is asked for."""
-    options = system.options
-    engine = options.engine
-    direct = engine.direct_definite if options.positive else engine.direct
-    small = len(system.a) < direct and options.pivot is None and options.compute is None
-    formats = [] if small else options.formats
-    if options.positive:
-        for format in dict.fromkeys([*formats, FP64]):
-            yield _by_cholesky(system, format)
-    else:
-        for format in formats:
-            if options.pivot in ("none", "rbt") or not (options.is_named or engine.swaps):
-                yield from _without_pivoting(system, format)
-            if options.pivot == "partial" or _pivots(system, format):
-                yield _with_partial_pivoting(system, format)
-    if not options.is_named:
-        yield _by_library(system)
-        # There are matrices whose elements grow exponentially with partial pivoting, and hardly when mixed.
-        yield _mixed(system, FP64)
-
-
-def _pivots(system: _System, format: Format) -> bool:
-    """Whether LU with partial pivoting in this format belongs to the chain."""
-    options = system.options
-    large = len(system.a) >= options.engine.direct_pivoted or options.compute is not None
-    # In double precision it is the library's.
-    pivoted_lu = options.engine.using(format).pivoted_lu
-    return pivoted_lu and large and format is not FP64 and not options.is_named
-
-
-def _without_pivoting(system: _System, format: Format) -> Iterator[_Outcome]:
-    """LU without interchanges: of A where its leading block allows it, else of A mixed by butterflies.
-
-    Butterflies make any matrix like a random one, whose elements grow by about ``n^1.5`` without pivoting:
-    in half precision that leaves nothing of a matrix of more than a hundred or two columns.
-    """
-    options = system.options
-    engine = options.engine.using(format)
-    if options.pivot == "none" or (options.pivot is None and _is_harmless(system, engine)):
-        factors = _factorize(system, system.fill(engine), engine, "none")
-        yield _refined(system, f"lu {format.name}", factors, format)
-    elif options.pivot == "rbt" or len(system.a) ** 1.5 * format.u <= 1:
-        yield _mixed(system, format)
-
-
-def _mixed(system: _System, format: Format) -> _Outcome:
-    """LU without interchanges of A mixed by butterflies."""
-    engine, n = system.options.engine.using(format), len(system.a)
-    transform = TwoSided.random(n, system.a.device)
-    # Butterflies add and subtract: in the wider precision, before anything is rounded.
-    work = engine.empty(padded(n), padded(n))
-    system.scales.fill(work[:n, :n], system.a, engine)
-    factors = Butterflied(_factorize(system, transform.apply_(work), engine, "none"), transform)
-    return _refined(system, f"rbt + lu {format.name}", factors, format)
-
-
-def _with_partial_pivoting(system: _System, format: Format) -> _Outcome:
-    engine = system.options.engine.using(format)
-    factors = _factorize(system, system.fill(engine), engine, "partial")
-    return _refined(system, f"lu {format.name} with pivoting", factors, format)
-
-
-def _by_library(system: _System) -> _Outcome:
-    """LU with partial pivoting in double precision: the last resort."""
-    report = stage(system.options.progress, "factorizing in fp64")
-    scales = system.scales
-    a = system.a if scales.trivial else system.fill(system.options.engine.using(FP64))
-    try:
-        lu = library_lu(a, system.options.engine)
-    except SingularMatrixError as error:
-        raise np.linalg.LinAlgError(
-            f"A is singular: {error} (counted from 0); neula.lstsq gives the solution of minimum norm"
-        ) from None
-    report(1.0)
-    factors = lu if scales.trivial else Equilibrated(lu, scales)
-    return _refine(system, "lu fp64 with pivoting", factors)
-
-
-def _by_cholesky(system: _System, format: Format) -> _Outcome:
-    engine, label = system.options.engine.using(format), f"cholesky {format.name}"
-    report = stage(system.options.progress, f"factorizing in {format.name}")
-    try:
-        # In double precision there are no products to gain from: one panel is what the library does.
-        panel = len(system.a) if format is FP64 else PANEL
-        factors: CholeskyFactor = cholesky(system.fill(engine), engine, panel=panel)
-    except NotPositiveDefiniteError as error:
-        if format is FP64:
-            raise np.linalg.LinAlgError(
-                f"A is not positive definite: {error}; solve it with assume_a='gen'"
-            ) from None
-        return _Outcome(label, None, doubt=str(error))
-    report(1.0)
-    return _refined(system, label, factors, format)
-
-
-def _factorize(system: _System, work: torch.Tensor, engine: Engine, pivot: Pivoting) -> Factorization:
-    """LU of a working matrix, which it overwrites."""
-    report = stage(system.options.progress, f"factorizing in {engine.format.name}")
-    n = len(work)
-    return mixed_lu(work, engine, pivoting=pivot == "partial", on_columns=lambda done: report(done / n))
-
-
-def _is_harmless(system: _System, engine: Engine) -> bool:
-    """Whether A seems to be one that needs no pivoting, by its leading block."""
-    m = min(len(system.a), LEADING)
-    scales = replace(system.scales, rows=system.scales.rows[:m], columns=system.scales.columns[:m])
-    leading = scales.fill(engine.empty(m, m), system.a[:m, :m], engine)
-    return mixed_lu(leading, engine, pivoting=False).growth <= HARMLESS
-
-
-def _refined(system: _System, label: str, factors: Factorization, format: Format) -> _Outcome:
-    """Refine with factors of the scaled matrix, unless growth says that they are worthless."""
-    growth = factors.growth
-    if not math.isfinite(growth):
-        return _Outcome(label, None, growth, f"a pivot vanishes, or elements overflow {format.name}")
-    # Beyond 1/u, factors hold nothing but errors.
-    if growth * format.u > 1 and not system.options.is_named:
-        return _Outcome(label, None, growth, f"elements grow by {growth:.1e}")
-    outcome = _refine(system, label, Equilibrated(factors, system.scales))
-    if outcome.refined is None or format is FP64:
-        return outcome
-    condition = _condition_at_least(system, outcome.refined)
-    if condition <= SINGULAR / FP64.u:
-        return outcome
-    doubt = f"condition number at least {condition:.1e}: A may be singular"
-    return _Outcome(outcome.label, outcome.refined, growth, doubt)
-
-
-def _refine(system: _System, label: str, factors: Factorization) -> _Outcome:
-    """Classical refinement, and GMRES with the same factors where that does not do."""
-    options = system.options
-    # LAPACK's errors grow like the bound; a quarter of it is below them, and above those of the residual.
-    target = system.bound / 4
-    report = stage(options.progress, "refining")
-
-    def run(correct: Correction, start: Refined | None, stagnation: float) -> Refined:
-        return refine(
-            system.a,
-            system.b,
-            correct,
-            scalings=system.scalings,
-            tolerance=target,
-            max_iterations=options.max_iterations,
-            stagnation=stagnation,
-            start=start,
-            on_step=lambda error: report(digits_done(error, target)),
-        )
-
-    refined = run(classical(factors), None, SLOW)
-    if not bool((refined.backward_error <= system.bound).all()):
-        label += " + gmres"
-        refined = run(gmres_refinement(system.a, factors, options.engine), refined, STAGNATION)
-    if not bool((refined.backward_error < 1).all()):
-        return _Outcome(label, None, factors.growth, "refinement does not converge")
-    return _Outcome(label, refined, factors.growth)
-
-
-def _condition_at_least(system: _System, refined: Refined) -> float:
-    """``||A|| ||x|| / ||b||``, a lower bound on the condition number, in the best of the scalings."""
-    bounds = [scaling.condition_at_least(system.b, refined.x).max() for scaling in system.scalings]
-    return float(torch.stack(bounds).min())
-
-
-def _reason(outcome: _Outcome, bound: float) -> str:
-    assert outcome.refined is not None
-    parts = [
-        f"backward error {outcome.error:.1e} (bound {bound:.1e})",
-        f"{outcome.refined.iterations} iterations",
-        f"growth {outcome.growth:.1e}",
-        outcome.doubt,
-    ]
-    return ", ".join(filter(None, parts))
+def _check_names(assume_a: str, pivot: str | None, certify: str, max_iterations: int) -> None:
+    if assume_a not in STRUCTURES:
+        raise unknown_name("structure assume_a", assume_a, STRUCTURES)
+    if pivot is not None and pivot not in PIVOTING:
+        raise unknown_name("pivot", pivot, PIVOTING)
+    if pivot is not None and assume_a == "pos":
+        raise ValueError(f"pivot={pivot!r} is for LU, and assume_a='pos' asks for Cholesky: leave one out")
+    if certify not in CERTIFIED:
+        raise unknown_name("certify", certify, CERTIFIED)
+    if max_iterations < 1:
+        raise ValueError(f"max_iterations must be at least 1, got {max_iterations}")
 
 
 def _check_square(a: torch.Tensor) -> None:
-    if a.shape[-1] != a.shape[-2]:
+    if a.ndim >= 2 and a.shape[-1] != a.shape[-2]:
         raise ValueError(
             f"A must be square, got {a.shape[-2]} x {a.shape[-1]}: neula.lstsq solves systems that are not"
         )
 
 
-def _positive_diagonal(a: torch.Tensor) -> torch.Tensor:
-    diagonal = a.diagonal()
-    bad = (diagonal <= 0).nonzero()[:, 0]
-    if len(bad):
-        i = int(bad[0])
-        raise np.linalg.LinAlgError(
-            f"A is not positive definite: A[{i}, {i}] is {float(diagonal[i])}; solve it with assume_a='gen'"
+class UnsolvedMember(ArithmeticError):
+    """No attempt gave a solution of one system of a batch."""
+
+    def __init__(self, place: int, why: str) -> None:
+        super().__init__(why)
+        self.place, self.why = place, why
+
+
+def _solve(
+    a: torch.Tensor, b: torch.Tensor, options: Options, given_a: torch.Tensor, given_b: torch.Tensor
+) -> Found:
+    """All together where the library's factors are the cheapest, else each alone."""
+    count, n, k = b.shape
+    found = Found(Members.missing(count, n, k, a.device))
+    if a.numel() == 0 or b.numel() == 0:
+        return _empty(a, found)
+    check_finite(given_b, options.engine.column_max(b.reshape(-1, k)), "b")
+    check_finite(given_a, options.engine.column_max(a.reshape(-1, n)), "A")
+    direct = _is_direct(n, options)
+    left = torch.arange(count, device=a.device)
+    try:
+        if direct:
+            left = solve_directly(a, b, found, options)
+            # Better factors do not make an ill-conditioned matrix any better.
+            bound = solve_bound(options.target, n)
+            left = left[~(found.members.backward_error[left] <= bound)]
+        _solve_each(a, b, left.tolist(), found, options, direct=direct and not options.positive)
+    except (SingularMember, UnsolvedMember) as error:
+        kind = np.linalg.LinAlgError if isinstance(error, SingularMember) else ArithmeticError
+        raise kind(_of_batch(error.why, error.place, given_a.shape[:-2])) from None
+    return found
+
+
+def _is_direct(n: int, options: Options) -> bool:
+    """Whether the library's factors in double precision are as fast as any."""
+    order = options.engine.direct_definite if options.positive else options.engine.direct
+    return n < order and options.pivot is None and options.compute is None
+
+
+def _solve_each(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    places: list[int],
+    found: Found,
+    options: Options,
+    *,
+    direct: bool,
+) -> None:
+    """One system after the other; the attempts are those of the worst."""
+    worst: tuple[tuple[bool, float], Found] | None = None
+    for place in places:
+        try:
+            one = solve_alone(a[place], b[place], options, direct=direct)
+        except np.linalg.LinAlgError as error:
+            raise SingularMember(place, str(error)) from None
+        except ArithmeticError as error:
+            if direct:  # no better than what there is
+                continue
+            raise UnsolvedMember(place, str(error)) from None
+        found.members.put(torch.tensor([place], device=a.device), one.members)
+        found.iterations += one.iterations
+        merit = (not bool(one.members.accepted), float(one.members.backward_error))
+        if worst is None or merit > worst[0]:
+            worst = (merit, one)
+    if worst is not None:
+        found.attempts += worst[1].attempts
+        found.method, found.history = worst[1].method, worst[1].history
+
+
+def _of_batch(why: str, place: int, batch: tuple[int, ...]) -> str:
+    if not batch:
+        return why
+    return f"A[{', '.join(map(str, np.unravel_index(place, batch)))}] of the batch: {why}"
+
+
+def _empty(a: torch.Tensor, found: Found) -> Found:
+    """No equations, no systems or no right-hand sides: x is empty, as in NumPy."""
+    for known in found.members.tensors:
+        known.zero_()
+    found.members.condition.fill_(1.0)
+    found.members.accepted.fill_(True)
+    found.attempts.append(Attempt("nothing to do", True, f"A is {tuple(a.shape[1:])}, {len(a)} times"))
+    return found
+
+
+def _why(result: SolveResult, found: Found) -> str:
+    if found.members.unsure.any() and result.backward_error <= result.tolerance:
+        return (
+            f"A is ill-conditioned or singular, no digit of x is sure: condition number "
+            f"{result.condition:.1e}, forward error {result.forward_error:.1e} ({result.method})"
         )
-    return diagonal
+    return f"backward error {result.backward_error:.1e}, asked for {result.tolerance:.1e} ({result.method})"
 
 
-def _collect(
-    solutions: list[_Solution], a: Taken, dtype: torch.dtype, shape: tuple[int, ...], options: _Options
-) -> SolveResult:
+def _collect(found: Found, a: Taken, shapes: System, options: Options) -> SolveResult:
     """One result for the batch: the worst of its members speaks for all."""
-    batch, n = a.tensor.shape[:-2], a.tensor.shape[-1]
-    # Rounding x to its dtype is a relative change of the columns of A.
-    rounding = 0.0 if dtype == torch.float64 else format_of(dtype).u
-    errors = torch.tensor([s.backward_error + rounding for s in solutions], dtype=torch.float64)
-    accepted = torch.tensor([s.accepted for s in solutions], dtype=torch.bool)
-    nothing = _Solution(a.tensor.new_empty(0, dtype=torch.float64), 0.0, math.nan, 0, [], "", [])
-    worst = max(solutions, key=lambda s: (not s.accepted, s.backward_error), default=nothing)
-    x = torch.cat([s.x.flatten() for s in solutions or [nothing]]).reshape(shape)
-    if not bool(torch.isfinite(x).all()):
-        raise OverflowError("the solution does not fit float64: scale b down")
+    members, n = found.members, a.tensor.shape[-1]
+    if not bool(torch.isfinite(members.x).all()):
+        raise OverflowError(
+            "the solution does not fit float64: scale b down"
+            if options.dtype == torch.float64
+            else f"the solution does not fit {options.dtype}: pass the input in a wider dtype"
+        )
+    worst = members.worst if len(members.accepted) else None
+    forward_error = float(members.forward_error.amax()) if members.forward_error.numel() else 0.0
+
+    def of_members(x: torch.Tensor) -> Any:
+        return a.give_back(shapes.of_members(x).contiguous(), x.dtype)
+
     return SolveResult(
-        x=a.give_back(x, dtype),
-        converged=bool(accepted.all()),
-        iterations=sum(s.iterations for s in solutions),
-        backward_error=worst.backward_error + rounding,
+        x=a.give_back(shapes.solutions(members.x), options.dtype),
+        converged=bool(members.accepted.all()),
+        iterations=found.iterations,
+        backward_error=0.0 if worst is None else float(members.backward_error[worst]),
         tolerance=solve_bound(options.target, n),
-        growth=worst.growth,
-        history=tuple(worst.history),
-        method=worst.method,
-        attempts=tuple(worst.attempts),
+        growth=1.0 if worst is None else float(members.growth[worst]),
+        condition=1.0 if worst is None else float(members.condition.amax()),
+        forward_error=forward_error,
+        digits=digits_of(forward_error),
+        history=found.history,
+        method=found.method,
+        attempts=tuple(found.attempts),
         engine=str(options.engine),
         accuracy=options.target.name,
-        accepted=a.give_back(accepted.reshape(batch), torch.bool),
-        backward_errors=a.give_back(errors.reshape(batch), torch.float64),
+        accepted=of_members(members.accepted),
+        backward_errors=of_members(members.backward_error),
+        conditions=of_members(members.condition),
+        forward_errors=a.give_back(shapes.of_columns(members.forward_error), torch.float64),
     )
 
 
 def _differentiable(
-    result: SolveResult, a: Taken, b: Taken, again: Callable[..., SolveResult]
+    result: SolveResult, a: Taken, b: Taken, again: Callable[..., SolveResult], shapes: System
 ) -> SolveResult:
     """The same result, its x attached to the graph of A and b."""
-    is_vector = b.graph.ndim < a.graph.ndim
-    columns, x = (t.unsqueeze(-1) if is_vector else t for t in (b.graph.to(result.x.device), result.x))
-    x = attach_system(a.graph, columns, x, lambda a, b: again(a, b).x)
-    return replace(result, x=x.squeeze(-1) if is_vector else x)
+    x, columns = result.x, b.graph.to(result.x.device)
+    if shapes.is_vector:
+        x, columns = x.unsqueeze(-1), columns.unsqueeze(-1)
+    matrices = a.graph.expand(*shapes.batch, *a.graph.shape[-2:])
+    columns = columns.expand(*shapes.batch, *columns.shape[-2:])
+    x = attach_system(matrices, columns, x, lambda a, b: again(a, b).x)
+    return replace(result, x=x.squeeze(-1) if shapes.is_vector else x)

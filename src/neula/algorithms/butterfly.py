@@ -113,6 +113,11 @@ class TwoSided:
         rhs[: self.n] = b
         return self.right.apply_(solve_mixed(self.left.apply_transpose_(rhs)))[: self.n]
 
+    @property
+    def mT(self) -> TwoSided:
+        """The transform of the transposed matrix, ``V^T A^T U``."""
+        return replace(self, left=self.right, right=self.left)
+
     def apply_(self, a: torch.Tensor) -> torch.Tensor:
         """``U^T diag(A, I) V`` in place, of a working matrix of order ``padded(n)`` that holds A."""
         a[self.n :] = 0
@@ -136,6 +141,9 @@ class Butterflied:
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:
         return self.transform.solve(self.factors.solve, b)
+
+    def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
+        return self.transform.mT.solve(self.factors.solve_transposed, b)
 
     def in_double(self) -> Butterflied:
         return replace(self, factors=self.factors.in_double())

@@ -68,6 +68,9 @@ class CholeskyFactor:
             )
         return x.double()
 
+    def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
+        return self.solve(b)
+
     def in_double(self) -> CholeskyFactor:
         return replace(self, storage=torch.float64)
 

@@ -116,11 +116,11 @@ def multiply_r(r: Triangular, x: torch.Tensor) -> torch.Tensor:
 
 
 def _random_vector(r: torch.Tensor) -> torch.Tensor:
-    return _random_direction(r.shape[0], r.dtype, r.device)
+    return random_direction(r.shape[0], r.dtype, r.device)
 
 
 @cache
-def _random_direction(n: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def random_direction(n: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A fixed direction that no matrix is built to avoid; the caller's random state stays untouched.
 
     It stays where it is, since CUDA graphs read it where it was when they were recorded.

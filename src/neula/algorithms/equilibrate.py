@@ -91,6 +91,11 @@ class Equilibrated:
         size = power_of_two_scales(scaled.abs().amax(0))
         return self.factors.solve(scaled * size) * self.scales.columns[:, None] / size
 
+    def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
+        scaled = b * self.scales.columns[:, None]
+        size = power_of_two_scales(scaled.abs().amax(0))
+        return self.factors.solve_transposed(scaled * size) * self.scales.rows[:, None] / size
+
     def in_double(self) -> Equilibrated:
         return replace(self, factors=self.factors.in_double())
 

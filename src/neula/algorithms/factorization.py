@@ -27,6 +27,9 @@ class Factorization(Protocol):
     def solve(self, b: torch.Tensor) -> torch.Tensor:
         """``A^-1 b``, about, for the columns of b, shape (n, k), float64 in and out."""
 
+    def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
+        """``A^-T b``, likewise."""
+
     def in_double(self) -> Factorization:
         """The same factors, which then solve in double precision: their errors stay, no others come."""
 
@@ -54,6 +57,9 @@ class MixedLU:
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:
         return self.substitution.solve(b.to(self.substitution.dtype)).double()
+
+    def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
+        return self.substitution.solve_transposed(b.to(self.substitution.dtype)).double()
 
     def in_double(self) -> MixedLU:
         factors = self.substitution.factors
@@ -105,6 +111,9 @@ class LibraryLU:
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:
         return torch.linalg.lu_solve(self.lu, self.pivots, b.to(self.lu.dtype)).double()
+
+    def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.lu_solve(self.lu, self.pivots, b.to(self.lu.dtype), adjoint=True).double()
 
     def in_double(self) -> LibraryLU:
         return replace(self, lu=self.lu.double())

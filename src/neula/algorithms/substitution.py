@@ -81,6 +81,33 @@ class Substitution:
             subtract_product(lu[: k.start, k], x[k], x[: k.start])
         return x
 
+    def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
+        """``x = P^T L^-T U^-T b``, as :meth:`solve`.
+
+        Parameters
+        ----------
+        b : Tensor, shape (n, k)
+
+        Returns
+        -------
+        Tensor, shape (n, k)
+        """
+        lu = self.factors.lu
+        x = b.clone()
+        if lu.dtype == self.dtype:
+            x = torch.linalg.solve_triangular(lu.mT, x, upper=False)
+            x = torch.linalg.solve_triangular(lu.mT, x, upper=True, unitriangular=True)
+        else:
+            for k, (_, u_inverse) in self._steps:
+                x[k] = exact_matmul(u_inverse.mT, x[k])
+                subtract_product(lu[k, k.stop :].mT, x[k], x[k.stop :])
+            for k, (l_inverse, _) in reversed(self._steps):
+                x[k] = exact_matmul(l_inverse.mT, x[k])
+                subtract_product(lu[k, : k.start].mT, x[k], x[: k.start])
+        found = torch.empty_like(x)
+        found[self.factors.permutation] = x
+        return found
+
     @cached_property
     def _steps(self) -> list[tuple[slice, tuple[torch.Tensor, torch.Tensor]]]:
         """Blocks of unknowns with the inverses of their L and U, together at most ``2 n WIDEST`` elements."""

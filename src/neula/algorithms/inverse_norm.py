@@ -1,0 +1,64 @@
+"""Norms of inverses from factors: how much errors of right-hand sides grow in solutions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+
+from neula.algorithms.batched_lstsq import schatten_bounds
+
+EXPLICIT = 64
+"""Up to this order the inverse itself is formed, which takes a few calls, and its norm is bounded."""
+
+STEPS = 3
+"""Steps of the power method: more than a random start needs to find half of the largest singular value."""
+
+VECTORS = 3
+
+Solve = Callable[[torch.Tensor], torch.Tensor]
+
+
+def inverse_norm(
+    solve: Solve, solve_transposed: Solve, left: torch.Tensor, right: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``||diag(left) A^-1 diag(right)||_2``, within a factor of three, and a vector that shows it.
+
+    Parameters
+    ----------
+    solve, solve_transposed : callable
+        ``A^-1 x`` and ``A^-T x`` for the columns of x, shape (..., n, k).
+    left, right : Tensor, shape (..., n, 1)
+
+    Returns
+    -------
+    norm : Tensor, shape (...)
+        For n up to :data:`EXPLICIT` from above, else by the power method from below.
+    vector : Tensor, shape (..., n, 1)
+        Of norm 1: ``diag(left) A^-1 diag(right)`` applied to it has nearly that norm.
+    """
+    n = left.shape[-2]
+    if n <= EXPLICIT:
+        identity = torch.eye(n, dtype=left.dtype, device=left.device).expand(*left.shape[:-1], n)
+        inverse = left * solve(right * identity)
+        stack = inverse.reshape(-1, n, n)
+        longest = torch.linalg.vector_norm(stack, dim=1).argmax(1)
+        vector = torch.nn.functional.one_hot(longest, n).to(left.dtype).reshape(left.shape)
+        return schatten_bounds(stack)[1].reshape(left.shape[:-2]), vector
+    v = _start(n, left.device).expand(*left.shape[:-2], n, VECTORS)
+    for _ in range(STEPS):
+        image = left * solve(right * v)
+        sizes = torch.linalg.vector_norm(image, dim=-2, keepdim=True)
+        before, v = v, right * solve_transposed(left * (image / sizes))
+        v = v / torch.linalg.vector_norm(v, dim=-2, keepdim=True)
+    best = sizes.argmax(-1, keepdim=True)
+    return sizes.amax(-1)[..., 0], before.gather(-1, best.expand(left.shape))
+
+
+@lru_cache(maxsize=64)
+def _start(n: int, device: torch.device) -> torch.Tensor:
+    """Fixed random directions of norm 1; the caller's random state stays untouched."""
+    generator = torch.Generator("cpu").manual_seed(20180417)
+    v = torch.randn(n, VECTORS, generator=generator, dtype=torch.float64, device="cpu")
+    return (v / torch.linalg.vector_norm(v, dim=0)).to(device)

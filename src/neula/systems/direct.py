@@ -1,0 +1,238 @@
+"""Systems for which the library's factors in double precision are the cheapest: all of a batch together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from neula.accuracy import solve_bound
+from neula.algorithms.batched_lstsq import MARGIN, lengths, probes, schatten_bounds
+from neula.algorithms.doubled_refinement import DOUBLED, MAX_STEPS, Evaluation, refine_doubled
+from neula.algorithms.inverse_norm import inverse_norm
+from neula.algorithms.refinement import Measures, over
+from neula.engines import FP64
+from neula.forward_error import SURE
+from neula.kernels.doubled import Doubled
+from neula.progress import stage
+from neula.result import Attempt
+from neula.systems.problem import Found, Members, Options
+from neula.systems.scaled import Scaled
+
+CHUNK = {"cpu": 1 << 19, "cuda": 1 << 26}
+"""Elements of a batch that are worked on together, as for least squares."""
+
+DOUBLED_ORDER = {"cpu": 512, "cuda": 1 << 14}
+"""Order up to which residuals in twice the working precision cost less than a part of the factorization, so
+that every solution gets them."""
+
+
+def solve_directly(a: torch.Tensor, b: torch.Tensor, found: Found, options: Options) -> torch.Tensor:
+    """All systems by LU with partial pivoting, or Cholesky factors; returns those that were not accepted.
+
+    Parameters
+    ----------
+    a : Tensor, shape (batch, n, n)
+    b : Tensor, shape (batch, n, k)
+    found : Found
+        Changes.
+    options : Options
+
+    Raises
+    ------
+    SingularMember
+        If there are no factors.
+    """
+    label = "cholesky fp64" if options.positive else "lu fp64 with pivoting"
+    report = stage(options.progress, "factorizing in fp64")
+    n, k = b.shape[1:]
+    size = max(1, CHUNK[a.device.type] // (n * max(n, k)))
+    for start in range(0, len(a), size):
+        where = torch.arange(start, min(start + size, len(a)), device=a.device)
+        try:
+            members, steps = _solved(a[where], b[where], options)
+        except SingularMember as error:
+            raise SingularMember(error.place + start, error.why) from None
+        found.members.put(where, members)
+        found.iterations = max(found.iterations, steps)
+        report(min(1.0, (start + size) / len(a)))
+    left = (~found.members.accepted).nonzero()[:, 0]
+    bound, worst = solve_bound(options.target, n), found.members.worst
+    reason = (
+        f"backward error {float(found.members.backward_error[worst]):.1e} (bound {bound:.1e}), "
+        f"forward error {float(found.members.forward_error.amax()):.1e}, {found.iterations} iterations, "
+        f"growth {float(found.members.growth[worst]):.1e}"
+    )
+    reason = f"{len(left)} of {len(a)} systems rejected; the worst: {reason}" if len(a) > 1 else reason
+    found.attempts.append(Attempt(label, len(left) == 0, reason))
+    found.method = label
+    return left
+
+
+class SingularMember(np.linalg.LinAlgError):
+    """One matrix of a batch has no factors.
+
+    Attributes
+    ----------
+    place : int
+    why : str
+    """
+
+    def __init__(self, place: int, why: str) -> None:
+        super().__init__(why)
+        self.place, self.why = place, why
+
+
+class Factors(Protocol):
+    """What is solved with."""
+
+    def solve(self, b: torch.Tensor) -> torch.Tensor:
+        """``A^-1 b``."""
+
+    def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
+        """``A^-T b``."""
+
+
+@dataclass(frozen=True)
+class _LU:
+    lu: torch.Tensor
+    pivots: torch.Tensor
+
+    def solve(self, b: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.lu_solve(self.lu, self.pivots, b)
+
+    def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.lu_solve(self.lu, self.pivots, b, adjoint=True)
+
+
+@dataclass(frozen=True)
+class _Cholesky:
+    lower: torch.Tensor
+
+    def solve(self, b: torch.Tensor) -> torch.Tensor:
+        return torch.cholesky_solve(b, self.lower)
+
+    solve_transposed = solve
+
+
+class Square:
+    """Linear systems with factors, for :func:`neula.algorithms.doubled_refinement.refine_doubled`.
+
+    Parameters
+    ----------
+    a : Tensor, shape (batch, n, n)
+        float64.
+    factors : Factors
+    sizes : Tensor, shape (batch, n, 1)
+        The diagonal of D.
+    doubled : bool
+        Whether residuals are in twice the working precision.
+    """
+
+    def __init__(self, a: torch.Tensor, factors: Factors, sizes: torch.Tensor, *, doubled: bool) -> None:
+        self.a, self.factors, self.sizes = a, factors, sizes
+        self.doubled = Doubled.of(a) if doubled else None
+        self._norm = torch.linalg.matrix_norm(a)[:, None]
+        z = probes(a.shape[-1], a.device).expand(len(a), -1, -1)
+        self.rate = MARGIN * torch.linalg.matrix_norm(z - factors.solve(a @ z))
+        one = torch.ones_like(sizes)
+        self.inverse_norm = inverse_norm(factors.solve, factors.solve_transposed, sizes, one)[0][:, None]
+        unit = DOUBLED if doubled else 2 * FP64.u
+        self._noise = unit * a.shape[-1] ** 0.5 * self.inverse_norm
+
+    def start(self, b: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(b)
+
+    def solution(self, unknowns: torch.Tensor) -> torch.Tensor:
+        return unknowns
+
+    def size(self, unknowns: torch.Tensor) -> torch.Tensor:
+        return lengths(self.sizes * unknowns)
+
+    def evaluate(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> Evaluation:
+        """``A^-1 r`` by the factors; measures are those of the scaled systems, and not used."""
+        if self.doubled is None:
+            residual = b - self.a @ high - self.a @ low
+        else:
+            residual = self.doubled.residual(high, b, low)[0]
+        correction = self.factors.solve(residual)
+        rate, largest = self.rate[:, None], self.sizes.amax(1)
+        wrong = largest * rate / (1 - rate) * lengths(correction)
+        wrong = wrong + self._noise * (self._norm * lengths(high) + lengths(b))
+        nothing = torch.zeros_like(wrong)
+        return Evaluation(correction, self.size(correction) + wrong, residual, Measures(nothing, nothing))
+
+
+def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members, int]:
+    scaled = Scaled.of(a, b, positive=options.positive)
+    factors, growth = (_cholesky if options.positive else _lu)(a, scaled)
+    n = a.shape[1]
+    doubled = options.forward or n <= DOUBLED_ORDER[a.device.type]
+    system = Square(scaled.a, factors, scaled.norms, doubled=doubled)
+    found = refine_doubled(
+        system,
+        scaled.b,
+        tolerance=options.digits,
+        max_steps=min(MAX_STEPS, options.max_iterations),
+    )
+    x = scaled.unscale(found.x).to(options.dtype).double()
+    rounding = over(system.size(scaled.scale(x) - found.x), system.size(found.x))
+    measured = scaled.backward_error(found.x, found.residual)
+    forward_error = found.forward_error.nan_to_num(torch.inf) + rounding
+    members = Members(
+        x=x,
+        forward_error=forward_error,
+        backward_error=(measured + rounding).amax(1),
+        condition=_condition(scaled, system),
+        growth=growth,
+        accepted=(measured.amax(1) <= solve_bound(options.target, n)) & (forward_error <= SURE).all(1),
+    )
+    return members, found.steps
+
+
+def _condition(scaled: Scaled, system: Square) -> torch.Tensor:
+    """Condition number of ``B = A D^-1`` with the rows of A in their own units, shape (batch,)."""
+    units = scaled.units
+    matrix = units * scaled.a / scaled.norms.mT
+    # Units below the smallest normal number: singular for all that matters.
+    right = 1 / units
+    norm = inverse_norm(system.factors.solve, system.factors.solve_transposed, scaled.norms, right)[0]
+    return (norm * schatten_bounds(matrix)[0][:, 0]).nan_to_num(torch.inf, torch.inf).clamp_min(1.0)
+
+
+def _lu(a: torch.Tensor, scaled: Scaled) -> tuple[Factors, torch.Tensor]:
+    lu, pivots, info = torch.linalg.lu_factor_ex(scaled.a)
+    singular = (info > 0).nonzero()[:, 0].tolist()
+    if singular:
+        place = singular[0]
+        raise SingularMember(
+            place,
+            f"A is singular: pivot {int(info[place]) - 1} is exactly zero (counted from 0); neula.lstsq "
+            "gives the solution of minimum norm",
+        )
+    largest = scaled.a.abs().amax((1, 2))
+    return _LU(lu, pivots), over(lu.triu().abs().amax((1, 2)), largest)
+
+
+def _cholesky(a: torch.Tensor, scaled: Scaled) -> tuple[Factors, torch.Tensor]:
+    diagonal = a.diagonal(dim1=1, dim2=2)
+    bad = (diagonal <= 0).nonzero()
+    if len(bad):
+        place, i = bad[0].tolist()
+        raise SingularMember(
+            place,
+            f"A is not positive definite: A[{i}, {i}] is {float(diagonal[place, i])}; "
+            "solve it with assume_a='gen'",
+        )
+    lower, info = torch.linalg.cholesky_ex(scaled.a)
+    singular = (info > 0).nonzero()[:, 0].tolist()
+    if singular:
+        place = singular[0]
+        raise SingularMember(
+            place,
+            f"A is not positive definite: the leading minor of order {int(info[place])} is not positive; "
+            "solve it with assume_a='gen'",
+        )
+    return _Cholesky(lower), torch.ones_like(diagonal[:, 0], dtype=torch.float64)

@@ -1,0 +1,174 @@
+"""What factors say of a solution: condition and forward error of a large system."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from neula.algorithms.condition import random_direction
+from neula.algorithms.doubled_refinement import DOUBLED, add_to_pair
+from neula.algorithms.equilibrate import Equilibration
+from neula.algorithms.factorization import Factorization
+from neula.algorithms.inverse_norm import inverse_norm
+from neula.algorithms.iterative_refinement import Correction, Refined
+from neula.algorithms.refinement import STAGNATION, over
+from neula.algorithms.scaling import power_of_two_scales
+from neula.engines import FP64
+from neula.kernels.doubled import Doubled
+from neula.systems.problem import Options
+from neula.systems.scaled import Scaled
+
+ESTIMATED = 3.0
+"""Factor between an estimate of a norm by some steps of the power method and a bound on it."""
+
+REDUCTION = 1e-8
+"""What a correction is asked to leave of a residual in twice the working precision."""
+
+PROBED = 0.1
+"""What GMRES is asked to leave of the residual of the vector that shows the condition."""
+
+SAFE_NORMS = (1e-140, 1e150)
+"""Norms whose squares neither underflow nor overflow."""
+
+PASSES = 8
+"""Corrections in twice the working precision at most; two or three do nearly always."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Norms of A and of its inverse in the scaled matrix, in which rows in small units count as others do.
+
+    Attributes
+    ----------
+    a : Tensor, shape (n, n)
+    scales : Equilibration
+    sizes : Tensor, shape (n, 1)
+        Norms of the columns of A: the diagonal of D.
+    norm : Tensor, shape ()
+        Norm of ``R A D^-1``.
+    inverse : Tensor, shape ()
+        Estimate of ``||D A^-1 R^-1||_2``.
+    condition : Tensor, shape ()
+        That of ``B = A D^-1``, estimated.
+    measured : Tensor, shape (k,), or None
+        Forward errors, where they were measured.
+    """
+
+    a: torch.Tensor
+    scales: Equilibration
+    sizes: torch.Tensor
+    norm: torch.Tensor
+    inverse: torch.Tensor
+    condition: torch.Tensor
+    measured: torch.Tensor | None = None
+
+    @classmethod
+    def of(
+        cls,
+        a: torch.Tensor,
+        factors: Factorization,
+        scales: Equilibration,
+        correct: Correction | None,
+        max_iterations: int,
+        scaled: Scaled | None = None,
+    ) -> Evidence:
+        """Norms by some solves with the factors.
+
+        Parameters
+        ----------
+        a : Tensor, shape (n, n)
+        factors : Factorization
+        scales : Equilibration
+        correct : Correction or None
+            GMRES, where factors alone do not solve with A: their inverse is then smaller than that of A. It
+            solves once for the vector that they enlarge most.
+        max_iterations : int
+        scaled : Scaled, optional
+            Where A comes from, if its rows and columns were scaled before.
+        """
+        sizes = _column_norms(a)[:, None] if scaled is None else scaled.norms[0]
+        rows = scales.rows[:, None]
+
+        def measured(right: torch.Tensor) -> torch.Tensor:
+            norm, vector = inverse_norm(factors.solve, factors.solve_transposed, sizes, right)
+            if correct is None:
+                return norm
+            image = correct(right * vector, PROBED, max_iterations)[0]
+            return torch.maximum(norm, torch.linalg.vector_norm(sizes * image))
+
+        inverse = measured(1 / rows)
+        norm = _scaled_norm(a, scales.rows, sizes)
+        if scales.trivial and scaled is None:
+            condition = inverse * norm
+        else:
+            units = torch.ones_like(rows) if scaled is None else scaled.units[0]
+            condition = measured(1 / units) * _scaled_norm(a, units[:, 0], sizes)
+        condition = condition.nan_to_num(torch.inf, torch.inf).clamp_min(1.0)
+        return cls(a, scales, sizes, norm, inverse, condition)
+
+    def size(self, x: torch.Tensor) -> torch.Tensor:
+        """``||D x||``, shape (k,)."""
+        return torch.linalg.vector_norm(self.sizes * x, dim=0)
+
+    def forward_error(self, b: torch.Tensor, refined: Refined) -> torch.Tensor:
+        """Bound on ``||D (x - x*)|| / ||D x*||`` by the residual, shape (k,)."""
+        if self.measured is not None:
+            return self.measured
+        rows = self.scales.rows[:, None]
+        norm = torch.linalg.vector_norm
+        size = self.size(refined.x)
+        rounding = 2 * FP64.u * len(b) ** 0.5 * (self.norm * size + norm(rows * b, dim=0))
+        residual = norm(rows * refined.residual, dim=0) + torch.where(size > 0, rounding, 0.0)
+        return over(ESTIMATED * self.inverse * residual, size).nan_to_num(torch.inf, torch.inf)
+
+    def refine_forward(
+        self, b: torch.Tensor, start: Refined, correct: Correction, options: Options
+    ) -> tuple[Refined, torch.Tensor]:
+        """Correct x by residuals in twice the working precision; also returns bounds on its errors."""
+        rows, columns = self.scales.rows[:, None], self.scales.columns[:, None]
+        doubled = Doubled.of((self.a * rows * columns.mT)[None])
+        unit = DOUBLED * len(b) ** 0.5
+        norm = torch.linalg.vector_norm
+        high, low = start.x, torch.zeros_like(start.x)
+        before = torch.full_like(start.backward_error, torch.inf)
+        best, error = start.x, before
+        iterations = start.iterations
+        for _ in range(PASSES + 1):
+            y, y_low = (high / columns)[None], (low / columns)[None]
+            scaled, rest = doubled.residual(y, (rows * b)[None], y_low)
+            size = self.size(high)
+            noise = unit * (self.norm * size + norm(rows * b, dim=0))
+            found = over(ESTIMATED * self.inverse * (norm(scaled[0], dim=0) + noise), size)
+            improved = found < before
+            best = torch.where(improved, high, best)
+            error = torch.where(improved, found + over(self.size(low), size), error)
+            if not bool(((found > options.digits) & (found < STAGNATION * before)).any()):
+                break
+            before = torch.minimum(before, found)
+            step, taken = correct((scaled + rest)[0] / rows, REDUCTION, options.max_iterations)
+            iterations += taken
+            high, low = add_to_pair(high, low, step)
+        return (
+            Refined(best, start.residual, start.backward_error, iterations, start.history),
+            torch.where(best.any(0), error, start.backward_error),
+        )
+
+
+def _column_norms(a: torch.Tensor) -> torch.Tensor:
+    """Norms of columns; 1 for zero columns."""
+    norms = torch.linalg.vector_norm(a, dim=0)
+    if not bool(((norms > SAFE_NORMS[0]) & (norms < SAFE_NORMS[1])).all()):
+        # Squares overflow or underflow, or a column is zero.
+        scales = power_of_two_scales(torch.linalg.vector_norm(a, torch.inf, dim=0))
+        blocks = a.split(max(1, (1 << 22) // a.shape[1]))
+        norms = sum((block * scales).square().sum(0) for block in blocks).sqrt() / scales  # type: ignore[union-attr]
+    return torch.where(norms > 0, norms, 1.0)
+
+
+def _scaled_norm(a: torch.Tensor, rows: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+    """``||R A D^-1||_2`` from below, by a step of the power method on a random vector."""
+    v = random_direction(len(a), a.dtype, a.device) / sizes
+    image = rows[:, None] * (a @ v)
+    back = (a.mT @ (rows[:, None] * image)) / sizes
+    return torch.linalg.vector_norm(back) / torch.linalg.vector_norm(image)

@@ -1,0 +1,87 @@
+"""A batch of linear systems in numbers near 1, exactly those that were given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from neula.algorithms.refinement import over
+from neula.algorithms.scaling import LIMIT, binary_exponents, shift
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """Systems with rows and columns scaled by powers of two: elements near 1, whatever those of A are.
+
+    Attributes
+    ----------
+    a : Tensor, shape (batch, n, n)
+        ``R A C``.
+    rows : Tensor of int, shape (batch, n, 1)
+        Exponents by which the rows were divided.
+    columns : Tensor of int, shape (batch, 1, n)
+    b : Tensor, shape (batch, n, k)
+        Right-hand sides as they belong to ``a``.
+    b_columns : Tensor of int, shape (batch, 1, k)
+    norms : Tensor, shape (batch, n, 1)
+        Norms of the columns of A, in the units of solutions with ``a`` and a common one: the diagonal of D.
+    """
+
+    a: torch.Tensor
+    rows: torch.Tensor
+    columns: torch.Tensor
+    b: torch.Tensor
+    b_columns: torch.Tensor
+    norms: torch.Tensor
+
+    @classmethod
+    def of(cls, a: torch.Tensor, b: torch.Tensor, *, positive: bool) -> Scaled:
+        a, b = a.double(), b.double()
+        if positive:
+            exponents = binary_exponents(a.diagonal(dim1=1, dim2=2).abs())
+            half = exponents.div(2, rounding_mode="floor")
+            rows, columns = half[..., None], half[:, None]
+        else:
+            rows = binary_exponents(a.abs().amax(2, keepdim=True))
+            columns = binary_exponents(shift(a, -rows).abs().amax(1, keepdim=True))
+        scaled = shift(a, -rows - columns)
+        # A row in tiny units leaves no trace in norms of columns.
+        units = rows.amax(1, keepdim=True)
+        norms = torch.linalg.vector_norm(shift(scaled, rows - units), dim=1)[..., None]
+        norms = torch.where(norms > 0, norms, 1.0)
+        fraction, exponent = torch.frexp(b)
+        exponent = torch.where(b != 0, exponent - rows, -2 * LIMIT)
+        b_columns = exponent.amax(1, keepdim=True)
+        b_columns = torch.where(b_columns > -2 * LIMIT, b_columns, 0)
+        return cls(scaled, rows, columns, shift(fraction, exponent - b_columns), b_columns, norms)
+
+    def unscale(self, y: torch.Tensor) -> torch.Tensor:
+        """The x of the systems that were given."""
+        return shift(y, self.b_columns - self.columns.mT)
+
+    def scale(self, x: torch.Tensor) -> torch.Tensor:
+        """The inverse of :meth:`unscale`."""
+        return shift(x, self.columns.mT - self.b_columns)
+
+    @property
+    def units(self) -> torch.Tensor:
+        """Rows of A relative to the largest, shape (batch, n, 1)."""
+        return shift(torch.ones_like(self.norms), self.rows - self.rows.amax(1, keepdim=True))
+
+    def backward_error(self, y: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """The larger normwise backward error of A as it was given and with rows and columns scaled.
+
+        In the infinity norm: ``||r|| / (||A|| ||x|| + ||b||)`` (Rigal and Gaches, 1967), shape (batch, k).
+        """
+        units, relative = self.units, self.columns - self.columns.amax(2, keepdim=True)
+        given = units * shift(self.a, relative).abs()
+        sizes = [
+            (self.a.abs(), residual, y, self.b),
+            (given, units * residual, shift(y, -relative.mT), units * self.b),
+        ]
+        errors = [
+            over(r.abs().amax(1), a.sum(2).amax(1)[:, None] * x.abs().amax(1) + b.abs().amax(1))
+            for a, r, x, b in sizes
+        ]
+        return torch.maximum(*errors).nan_to_num(torch.inf, torch.inf)
