@@ -12,6 +12,7 @@ from benchmarks.floor import Machine
 from benchmarks.harness import Results
 from neula.experiments.measuring import sustained_seconds
 from neula.kernels import mgs_into, probe_errors
+from neula.kernels.doubled import Doubled
 from neula.kernels.gemm import corrected_gemm
 from neula.kernels.householder import apply_tiles, factor_tiles
 from neula.kernels.tall import tall_gram, tall_product
@@ -24,7 +25,7 @@ class Case(NamedTuple):
     ----------
     kernel, shape : str
     unit : str
-        What does most of the operations: ``"fp16"`` matrix units, or ``"fp32"`` ones without.
+        What does most of the operations: ``"fp16"`` or ``"fp64"`` matrix units, or ``"fp32"`` ones without.
     flops, bytes : float
         That it cannot do without.
     run : callable
@@ -43,8 +44,12 @@ def run(device: torch.device) -> Results:
     if device.type != "cuda":
         raise SystemExit("the kernels run on a GPU: --device cuda")
     results = Results("kernels", device)
-    machine = Machine.measured(device, ("fp16", "fp32"))
-    for make in (_mgs, _probes, _gemm, _factor, _apply, _gram, _product):
+    machine = Machine.measured(device, ("fp16", "fp32", "fp64"))
+    makers: list[Callable[[torch.device], Case]] = [_mgs, _probes, _gemm, _factor, _apply, _gram, _product]
+    for m, n in ((32768, 16384), (2000, 500)):
+        for maker in (_residual, _plain_residual, _transposed_product, _plain_transposed_product):
+            makers.append(partial(maker, m=m, n=n))
+    for make in makers:
         case = make(device)
         seconds = sustained_seconds(case.run)
         floor, bound = machine.floor(case.flops, case.bytes, case.unit)
@@ -126,3 +131,50 @@ def _product(device: torch.device) -> Case:
     w = torch.eye(n, device=device, dtype=torch.float64)
     run = partial(tall_product, _uniform(device, m, n), w, torch.full_like(w[0], 2048.0))
     return Case("tall: product", f"{m} x {n}", "fp16", 4.5 * m * n * n, 8.0 * m * n, run)
+
+
+def _residual(device: torch.device, m: int, n: int) -> Case:
+    """Eleven operations for each element, none of them on matrix units."""
+    a, x, y = _doubles(device, m, n)
+    return Case(
+        "doubled: B - A X",
+        f"{m} x {n}",
+        "fp64",
+        11.0 * m * n,
+        a.nbytes,
+        partial(Doubled.of(a).residual, x, y),
+    )
+
+
+def _transposed_product(device: torch.device, m: int, n: int) -> Case:
+    """Two more operations than a residual, for the low part of Y."""
+    a, _, y = _doubles(device, m, n)
+    run = partial(Doubled.of(a).transposed_product, y, y * 2.0**-54)
+    return Case("doubled: A^T Y", f"{m} x {n}", "fp64", 13.0 * m * n, a.nbytes, run)
+
+
+def _plain_residual(device: torch.device, m: int, n: int) -> Case:
+    """What the library takes for one in plain float64."""
+    a, x, y = _doubles(device, m, n)
+    return Case(
+        "torch: B - A X",
+        f"{m} x {n}",
+        "fp64",
+        2.0 * m * n,
+        a.nbytes,
+        partial(torch.baddbmm, y, a, x, alpha=-1),
+    )
+
+
+def _plain_transposed_product(device: torch.device, m: int, n: int) -> Case:
+    a, _, y = _doubles(device, m, n)
+    return Case("torch: A^T Y", f"{m} x {n}", "fp64", 2.0 * m * n, a.nbytes, partial(torch.bmm, a.mT, y))
+
+
+def _doubles(device: torch.device, m: int, n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A matrix and a vector for each of its sides."""
+    return (
+        _uniform(device, 1, m, n).double(),
+        _uniform(device, 1, n, 1).double(),
+        _uniform(device, 1, m, 1).double(),
+    )

@@ -5,7 +5,7 @@ The kernel runs on the GPU where there is one (``pytest -m gpu``), in Triton's i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import mpmath
@@ -23,8 +23,6 @@ U = 2.0**-53
 BOUND = 8 * 2.0**-104
 """Of an error, relative to ``n max|a| max|x|``. Products of what is left after slicing, products of the
 low part of x, and sums of rounding errors have rounding errors of a few ``U^2 = 2^-106`` each."""
-
-Make = Callable[..., torch.Tensor]
 
 
 @pytest.fixture
@@ -50,7 +48,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
             pytest.skip(
                 "Triton was imported before its interpreter could be chosen: run tests/kernels by itself"
             )
-        small = partial(doubled_triton.doubled_product_triton, along=4, across=2, min_tiles=2)
+        small = partial(doubled_triton.doubled_product_triton, along=4, across=8, min_tiles=1)
         monkeypatch.setattr(doubled_triton, "doubled_product_triton", small)
     return request.param
 
@@ -113,30 +111,37 @@ def graded(*shape: int) -> torch.Tensor:
     return a * torch.logspace(0, -30, a.numel(), dtype=a.dtype, device=DEVICE).reshape(shape)
 
 
-SHAPES = [(2, 7, 5, 1), (1, 20, 9, 2), (2, 1, 9, 3), (2, 9, 1, 3), (1, 1, 1, 1), (1, 3, 30, 5), (9, 3, 2, 1)]
+SHAPES = [(2, 7, 5, 1), (1, 12, 9, 2), (2, 1, 9, 3), (2, 9, 1, 3), (1, 1, 1, 1), (1, 3, 17, 5), (9, 3, 2, 1)]
 
 
 @pytest.mark.usefixtures("way", "uninitialized_is_nan")
 @pytest.mark.parametrize(("batch", "m", "n", "k"), SHAPES)
-@pytest.mark.parametrize("make", [normal, graded])
-def test_accuracy(batch: int, m: int, n: int, k: int, make: Make) -> None:
-    check(make(batch, m, n), normal(batch, n, k), normal(batch, m, k))
+def test_accuracy(batch: int, m: int, n: int, k: int) -> None:
+    check(normal(batch, m, n), normal(batch, n, k), normal(batch, m, k))
+
+
+@pytest.mark.usefixtures("way")
+def test_graded_matrices_and_vectors() -> None:
+    a, x, b = graded(2, 7, 5), graded(2, 5, 2), graded(2, 7, 2)
+    check(a, x, b)
+    check(a.flip(1, 2), x, b)
 
 
 @pytest.mark.usefixtures("way")
 def test_views() -> None:
-    a = normal(4, 20, 30)
-    x, b = normal(3, 9, 4).mT[:, :, ::3], normal(3, 5, 8)[:, :4, ::2]
-    for view in (a[1:, :4, :8:2], a.mT[1:, 5:9, :4], a[:1, 2:10:2, :4].expand(3, 4, 4)):
-        check(view, x[:, :, :2].expand(3, 4, 2), b[:, :, :2])
+    a, x, b = normal(4, 20, 30), normal(2, 9, 4).mT[:, :, ::3], normal(2, 4, 6)[:, :, ::2]
+    inside_out = normal(4, 4, 2).permute(2, 0, 1)
+    for view in (a[2:, :4, :8:2], a.mT[2:, 5:9, :4], a[:1, 2:10:2, :4].expand(2, 4, 4)):
+        check(view, x, b)
+    check(inside_out, inside_out[:, :, :2], inside_out.mT[:, :, 2:])
 
 
 @pytest.mark.usefixtures("way")
 def test_sizes_of_matrices_and_vectors() -> None:
     """Each matrix and each vector is cut relative to its own largest element."""
-    a = normal(3, 7, 4) * torch.tensor([1e-100, 1.0, 1e90], dtype=torch.float64, device=DEVICE)[:, None, None]
+    a = normal(3, 5, 4) * torch.tensor([1e-100, 1.0, 1e90], dtype=torch.float64, device=DEVICE)[:, None, None]
     sizes = torch.tensor([1e-140, 1.0, 0.0, 1e140], dtype=torch.float64, device=DEVICE)
-    check(a, normal(3, 4, 4) * sizes, normal(3, 7, 4) * sizes)
+    check(a, normal(3, 4, 4) * sizes, normal(3, 5, 4) * sizes)
 
 
 @pytest.mark.usefixtures("way")

@@ -1,8 +1,8 @@
 """Products in twice the working precision: the residuals and gradients of iterative refinement.
 
 A double holds too few bits for the product of two doubles, but the exact sum of many products of short
-numbers fits. So a matrix is cut into slices of few bits at fixed places, each vector into slices below its
-largest element, and ordinary products of slices have no rounding errors (K. Ozaki, T. Ogita, S. Oishi and
+numbers fits. So matrices and vectors are cut into slices of few bits, at places that the largest element
+decides, and ordinary products of slices have no rounding errors (K. Ozaki, T. Ogita, S. Oishi and
 S. M. Rump, "Error-free transformations of matrix multiplication by using fast routines of matrix
 multiplication and its applications", Numer. Algorithms 59, 2012). On a GPU a Triton kernel computes the
 rounding errors of products and sums instead (T. Ogita, S. M. Rump and S. Oishi, "Accurate sum and dot
@@ -34,9 +34,10 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 class Doubled:
     """Matrices prepared for products in twice the precision of float64.
 
-    The error of an element of a product is at most a small multiple of ``n 2^-104 max|a| max|x|`` with the
-    inner dimension n, before the result is rounded, unless numbers near ``2^-1022`` or beyond ``2^960``
-    occur. Nothing here waits for a GPU.
+    The error of an element of a product is at most a small multiple of ``n 2^-104 max|a| max|x|`` before the
+    result is rounded, unless numbers near ``2^-1022`` or beyond ``2^960`` occur. Here n is the inner
+    dimension; for slices, if contiguous rows (or columns) have more than 131072 elements, the larger one.
+    Nothing here waits for a GPU.
 
     Attributes
     ----------
@@ -80,7 +81,7 @@ class Doubled:
         if _takes_kernel(a) or a.numel() == 0:
             return cls(rows, transposed)
         m, n = rows.shape[1:]
-        keep = a.numel() <= KEPT
+        keep = a.numel() <= KEPT and max(m, n) <= BLOCK
         anchors = _anchors(a, _bits(max(n, m if keep else min(m, BLOCK // n))))
         row_anchors = _row_anchors(rows, anchors)
         return cls(rows, transposed, anchors, row_anchors, _slices(rows, row_anchors) if keep else None)
@@ -251,7 +252,7 @@ def _row_anchors(a: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
 def _slices(a: torch.Tensor, row_anchors: torch.Tensor) -> torch.Tensor:
     """A as the sum of three slices and what is left, the last first: (batch, m, n) to (batch, m, 4, n)."""
     rounded = _rounded(a.unsqueeze(2), row_anchors)
-    return rounded[:, :, :-1] - rounded[:, :, 1:]
+    return (rounded[:, :, :-1] - rounded[:, :, 1:]).contiguous()
 
 
 def _factor(
@@ -291,7 +292,7 @@ def _factor(
     if x_low is not None:
         last += x_low.unsqueeze(2)
     columns, last = (columns, last.mT) if transposed else (columns.mT, last)
-    return torch.cat([columns, last.unsqueeze(2)], dim=2).view(batch, 4 * k, 4 * n)
+    return torch.cat([columns, last.unsqueeze(2)], dim=2).reshape(batch, 4 * k, 4 * n)
 
 
 def _times_slices(factor: torch.Tensor, slices: torch.Tensor, transposed: bool) -> Pair:

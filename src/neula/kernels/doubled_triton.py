@@ -22,7 +22,10 @@ except ImportError:  # the module can be read all the same
     triton = None
 
 ALONG, ACROSS = 128, 8
-"""A tile, in the direction in which A is contiguous and in the other."""
+"""A tile for one vector, in the direction in which A is contiguous and in the other.
+
+For more vectors it is shorter in the other direction: the sums of all vectors are in registers.
+"""
 
 VECTORS = 4
 """For how many vectors at most an element is read once."""
@@ -78,8 +81,9 @@ def doubled_product_triton(
     high, low = result.mT.unbind(0)
     if result.numel() == 0:
         return high, low
-    rows, columns = (along, across) if a.stride(1) == 1 and a.stride(2) != 1 else (across, along)
     vectors = min(VECTORS, triton.next_power_of_2(k))
+    across = max(1, across // vectors)
+    rows, columns = (along, across) if a.stride(1) == 1 and a.stride(2) != 1 else (across, along)
     tasks = triton.cdiv(m, rows) * triton.cdiv(k, vectors) * batch
     units = torch.cuda.get_device_properties(a.device).multi_processor_count if a.is_cuda else 1
     pieces = max(1, min(BLOCKS * units // tasks, n // (min_tiles * columns)))
