@@ -260,6 +260,20 @@ def test_shapes_and_dtypes_are_those_of_numpy(m, k, n, dtype):
                 np.testing.assert_allclose(c, expected, rtol=0, atol=100 * U * max(k, 1))
 
 
+@EACH_MODE
+@pytest.mark.parametrize(("left", "right"), [((2, 1), (3,)), ((3,), (2, 1)), ((), (2, 2)), ((2, 3), ())])
+def test_broadcast_products_are_those_of_a_loop(left, right, mode):
+    a, b = uniform(*left, 4, 90), uniform(*right, 90, 5, seed=1)
+    c = neula.matmul(a, b, compute=mode, engine="emulated")
+    batch = c.shape[:-2]
+    assert batch == np.broadcast_shapes(left, right)
+    for index in np.ndindex(*batch):
+        x, y = a.expand(*batch, 4, 90)[index], b.expand(*batch, 90, 5)[index]
+        one = neula.matmul(x, y, compute=mode, engine="emulated")
+        # Operands are rounded alike, so that only sums may differ.
+        assert ((c[index] - one).abs() <= 2 * 90 * U * (x.abs() @ y.abs())).all()
+
+
 @pytest.mark.parametrize("engine", ["cpu", "emulated"])
 @pytest.mark.parametrize(
     ("left", "right"), [((5,), (5, 6)), ((4, 5), (5,)), ((5,), (5,)), ((5,), (2, 5, 6)), ((2, 3, 5), (5,))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import sys
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -491,8 +492,10 @@ def test_a_batch_leaves_global_state_alone(chain, rng, global_state):
 def test_orth_of_a_batch(shape, chain, rng):
     A = rng.standard_normal(shape).astype(np.float32)
     A[1, ..., 2] = A[1, ..., 0]
-    Q = neula.orth(A, engine=chain["engine"])
     k = min(shape[-2:])
+    dependent = pytest.warns(neula.AccuracyWarning, match="full rank") if k == shape[-1] else nullcontext()
+    with dependent:
+        Q = neula.orth(A, engine=chain["engine"])
     assert Q.shape == (*shape[:-1], k)
     np.testing.assert_allclose(Q.mT @ Q, np.broadcast_to(np.eye(k), (*shape[:-2], k, k)), atol=1e-5)
     # The columns of A lie in the span of Q.

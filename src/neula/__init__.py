@@ -7,7 +7,8 @@ measured evidence that it did.
 from neula.lstsq import lstsq
 from neula.lu import lu_factor, lu_solve
 from neula.matmul import matmul
-from neula.qr import orth, qr
+from neula.orth import orth
+from neula.qr import qr
 from neula.result import (
     AccuracyError,
     AccuracyWarning,

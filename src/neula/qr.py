@@ -1,4 +1,4 @@
-"""QR factorization and orthonormal bases: check the input, choose, run, certify."""
+"""QR factorization: check the input, choose, run, certify."""
 
 from __future__ import annotations
 
@@ -210,53 +210,43 @@ def qr(
     if overwrite_a and isinstance(A, (np.ndarray, torch.Tensor)) and not taken.graph.requires_grad:
         options = replace(options, in_place=_fits_in_place(a, options))
 
-    batch = a.shape[:-2]
-    matrices = flattened(a).to(chosen.device)
-    with plain_arithmetic(chosen.device):
-        if 0 in a.shape:
-            factors = factors_of_nothing(matrices, mode, target, single=not batch)
-        elif _go_together(matrices, options):
-            factors = factorize_together(
-                matrices, mode, target, batch_chain(Batch(matrices, target), chosen), chosen, progress
-            )
-        elif batch:
-            factors = _factorize_each(matrices, mode, options)
-        else:
-            factors = _factorize(matrices[0], mode, options)
+    factors = _factors(a, mode, options)
     return as_result(factors, taken, mode, chosen, target, strict)
 
 
-@eager
-def orth(
-    A: Any,
-    *,
-    accuracy: str | None = None,
-    engine: str | Engine = "auto",
-    strict: bool = False,
-    progress: Progress | None = None,
-) -> Any:
-    """Orthonormal basis of the columns of A: the Q of :func:`qr`, which see for the parameters.
+def reduced_factors(
+    a: torch.Tensor, target: Format, engine: Engine, progress: Progress | None = None
+) -> Factors:
+    """Q and R in working precision, on the engine's device: what :func:`qr` computes by default.
 
     Parameters
     ----------
-    A : array_like, shape (..., m, n)
-    accuracy, engine, strict, progress : optional
-        As for :func:`qr`.
+    a : Tensor, shape (..., m, n)
+    target : Format
+    engine : Engine
+    progress : callable, optional
 
     Returns
     -------
-    array, shape (..., m, min(m, n))
-        Orthonormal columns even where those of A are linearly dependent; then they span more than A does.
-        NaN where a matrix of a batch holds NaN or Inf.
-
-    Examples
-    --------
-    >>> import torch, neula
-    >>> Q = neula.orth(torch.tensor([[1.0, 1.0], [1.0, 1.0001], [1.0, 1.0]]))
-    >>> bool((Q.T @ Q - torch.eye(2)).norm() < 1e-6)
-    True
+    Factors
+        Of shapes (m, k) and (k, n), with ``k = min(m, n)``; of a batch, all in one dimension.
     """
-    return qr(A, accuracy=accuracy, engine=engine, strict=strict, progress=progress).Q
+    return _factors(a, "reduced", _Options(target, engine, None, None, None, None, progress))
+
+
+def _factors(a: torch.Tensor, mode: str, options: _Options) -> Factors:
+    """One matrix or a batch, by what suits it."""
+    engine, target = options.engine, options.target
+    matrices = flattened(a).to(engine.device)
+    with plain_arithmetic(engine.device):
+        if 0 in a.shape:
+            return factors_of_nothing(matrices, mode, target, single=a.ndim == 2)
+        if _go_together(matrices, options):
+            chain = batch_chain(Batch(matrices, target), engine)
+            return factorize_together(matrices, mode, target, chain, engine, options.progress)
+        if a.ndim > 2:
+            return _factorize_each(matrices, mode, options)
+        return _factorize(matrices[0], mode, options)
 
 
 @dataclass(frozen=True)

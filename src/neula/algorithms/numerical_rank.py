@@ -1,0 +1,146 @@
+"""How many columns of a matrix are independent, by the R of its QR factorization."""
+
+from __future__ import annotations
+
+import torch
+
+from neula.algorithms.scaling import power_of_two_scales
+from neula.engines.precision import exact_matmul
+
+EXACT_COLUMNS = 1024
+"""Up to this order all singular values are computed where the rank is in doubt: of larger matrices that takes
+longer than the QR, on a GPU many times as long."""
+
+SMALL = 32
+"""Up to this order the inverse takes less time than inverse iteration, a step of which is a few calls."""
+
+_STEPS = 3
+
+_SAFETY = 4.0
+"""After three steps from a random direction the smallest singular value is overestimated by the tenth root of
+n at most, if the direction has the usual component ``1/sqrt(n)`` of its singular vector."""
+
+
+def columns_of_norm_one(r: torch.Tensor) -> torch.Tensor:
+    """R with its columns divided by their norms; zero columns as they are.
+
+    Parameters
+    ----------
+    r : Tensor, shape (batch, k, n)
+        With at least one element each.
+    """
+    # First by powers of two, since squares may be out of range.
+    scaled = r * power_of_two_scales(r.abs().amax(1))[:, None]
+    norms = torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
+    return scaled / torch.where(norms > 0, norms, 1.0)
+
+
+def numerical_ranks(
+    r: torch.Tensor, rcond: float, error: torch.Tensor | None = None, *, exact: bool = True
+) -> torch.Tensor:
+    """Number of singular values that count, of each matrix of a batch.
+
+    The smallest one is estimated first: ``n^2`` operations for a matrix that is well-conditioned. That of the
+    leading triangle is smaller than those of a wide R.
+
+    Parameters
+    ----------
+    r : Tensor, shape (batch, k, n)
+        Upper triangular, ``1 <= k <= n``, float32 or float64; the largest elements near 1.
+    rcond : float
+        Singular values of at most ``rcond`` times the largest do not count.
+    error : Tensor, shape (batch,), optional
+        Nor do those of at most this size.
+    exact : bool
+        Whether all singular values are computed where there is doubt, also of more than
+        :data:`EXACT_COLUMNS` columns. If not, a rank of ``k - 1`` stands for any below k there.
+
+    Returns
+    -------
+    Tensor, shape (batch,)
+        int64; k for what is not finite.
+
+    Examples
+    --------
+    >>> import torch
+    >>> numerical_ranks(torch.tensor([[[1.0, 1.0], [0.0, 1.0]], [[1.0, 1.0], [0.0, 1e-9]]]), 1e-7)
+    tensor([2, 1])
+    """
+    count, k, _ = r.shape
+    ranks = torch.full((count,), k, dtype=torch.int64, device=r.device)
+    error = torch.zeros_like(ranks) if error is None else error
+    smallest = (_lower_bounds if k <= SMALL else smallest_singular_values)(r[..., :k])
+    # No largest singular value exceeds the Frobenius norm, which takes one pass; NaN is in no doubt.
+    doubtful = smallest <= _SAFETY * torch.maximum(rcond * torch.linalg.matrix_norm(r), error)
+    which = doubtful.nonzero()[:, 0]
+    if len(which) == 0:
+        return ranks
+    r, smallest, error = r[which], smallest[which], error[which]
+    limit = torch.maximum(rcond * largest_singular_values(r), error)
+    if k > EXACT_COLUMNS and not exact:
+        ranks[which] -= (smallest <= limit).long()
+        return ranks
+    doubtful = smallest <= _SAFETY * limit
+    s = torch.linalg.svdvals(r[doubtful].double())
+    ranks[which[doubtful]] = (s > torch.maximum(rcond * s[:, 0], error[doubtful])[:, None]).sum(1)
+    return ranks
+
+
+def largest_singular_values(r: torch.Tensor) -> torch.Tensor:
+    """Estimates from below by the power method, usually within a few percent.
+
+    Parameters
+    ----------
+    r : Tensor, shape (batch, k, n)
+
+    Returns
+    -------
+    Tensor, shape (batch,)
+    """
+    x = _direction(r.shape[2], r)
+    for _ in range(_STEPS):
+        y = _unit(exact_matmul(r, x))[0]
+        x, size = _unit(exact_matmul(r.mT, y))
+    return size[:, 0, 0]
+
+
+def smallest_singular_values(r: torch.Tensor) -> torch.Tensor:
+    """Estimates from above by inverse iteration, the reciprocals of ``||R^-T x||`` for unit vectors x.
+
+    Parameters
+    ----------
+    r : Tensor, shape (batch, n, n)
+        Upper triangular.
+
+    Returns
+    -------
+    Tensor, shape (batch,)
+        0 for a matrix that is singular, or so nearly that numbers overflow.
+    """
+    x = _direction(r.shape[2], r).expand(len(r), -1, -1)
+    for step in range(_STEPS):
+        y, size = _unit(torch.linalg.solve_triangular(r.mT, x, upper=False))
+        if step < _STEPS - 1:
+            x = _unit(torch.linalg.solve_triangular(r, y, upper=True))[0]
+    regular = size.isfinite() & (size > 0)
+    return torch.where(regular, size.reciprocal(), 0.0)[:, 0, 0]
+
+
+def _lower_bounds(r: torch.Tensor) -> torch.Tensor:
+    """``1 / ||R^-1||_F``, which is at most the smallest singular value; 0 where that is 0."""
+    identity = torch.eye(r.shape[2], dtype=r.dtype, device=r.device).expand_as(r)
+    norms = torch.linalg.matrix_norm(torch.linalg.solve_triangular(r, identity, upper=True))
+    return norms.reciprocal().nan_to_num(0.0)
+
+
+def _unit(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Vectors of norm 1, and the norms that they had; a zero vector as it is."""
+    size = torch.linalg.vector_norm(x, dim=1, keepdim=True)
+    return x / size.clamp_min(torch.finfo(x.dtype).tiny), size
+
+
+def _direction(n: int, like: torch.Tensor) -> torch.Tensor:
+    """A unit vector, fixed, that no matrix is built to avoid; shape (1, n, 1)."""
+    generator = torch.Generator("cpu").manual_seed(n)
+    x = torch.randn(1, n, 1, generator=generator, dtype=torch.float64, device="cpu")
+    return _unit(x)[0].to(like)
