@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from neula import engines
+from neula.engines import cpu
+
 # Small problems on many threads stall in barriers as soon as anything else runs on the machine.
 torch.set_num_threads(1)
 
@@ -25,6 +28,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(20200623)
+
+
+@pytest.fixture
+def bf16_unit(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Makes this CPU one with a unit for bf16, however slow its products are then, or one without."""
+
+    def decide(there: bool) -> None:
+        for module in (cpu, engines):
+            monkeypatch.setattr(module, "why_no_bf16", lambda: "" if there else "no unit in this test")
+
+    return decide
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 
 import neula
 from neula.engines import BF16, FP16, CpuEngine, EmulatedEngine
-from neula.kernels.gemm import SCHEMES
+from neula.kernels.gemm import SCHEMES, corrected_gemm_reference
 from neula.matmul import MODES
 
 U = 2.0**-24
@@ -20,7 +21,7 @@ EACH_MODE = pytest.mark.parametrize("mode", MODES)
 
 def uniform(*shape: int, seed: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.rand(*shape, generator=generator) * 2 - 1
+    return torch.rand(shape, generator=generator) * 2 - 1
 
 
 def wide(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -99,6 +100,86 @@ def test_float64_operands(mode):
     check(c, a, b, mode)
 
 
+# ---------------------------------------------------------------- the bounds that the docstring states
+
+PLAIN_BOUNDS = {"fp16": 2.0**-10, "tf32": 2.0**-9, "bf16": 2.0**-7}
+RANGE = {"fp16": 2.0**-39, "fp16_cor": 2.0**-50}
+
+
+def stated(mode: str, k: int, run: float) -> float:
+    """The f of ``|C - A B| <= f |A| |B|``; ``run`` is what a unit loses in 64 products, in units of u."""
+    if mode in PLAIN_BOUNDS:
+        return PLAIN_BOUNDS[mode] + 2 * k * U
+    sums = {"fp16_cor": 12 + run + k / 50, "tf32_cor": 12 + run + k / 50, "bf16_cor": 6 + run + k / 30}
+    return sums.get(mode, k) * U
+
+
+def excess(c, a, b, mode: str, run: float) -> float:
+    """The largest error relative to what is stated, with the rounding of the result and the range of fp16."""
+    a, b, c = (x.double() for x in (a, b, c))
+    exact = a @ b
+    allowed = stated(mode, a.shape[1], run) * (a.abs() @ b.abs()) + U * exact.abs()
+    rows, columns = a.abs().amax(1, keepdim=True), b.abs().amax(0, keepdim=True)
+    lost = rows * b.abs().sum(0, keepdim=True) + a.abs().sum(1, keepdim=True) * columns
+    return float(((c - exact).abs() / (allowed + RANGE.get(mode, 0.0) * lost)).max())
+
+
+def cancelling(m: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Products that add up to a millionth of their size or less."""
+    a, b = uniform(m, k // 2).abs() + 1, uniform(k // 2, n, seed=1).abs() + 1
+    return torch.cat([a, -a * (1 + 1e-6 * uniform(m, k // 2, seed=2))], 1), torch.cat([b, b])
+
+
+def disjoint(m: int, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Large elements of A meet nothing but tiny ones of B."""
+    sizes = torch.logspace(0, -12, k)
+    return uniform(m, k) * sizes, uniform(k, n, seed=1) * sizes.flip(0)[:, None]
+
+
+HARD = {
+    "random": lambda m, n, k: (uniform(m, k), uniform(k, n, seed=1)),
+    "positive": lambda m, n, k: (uniform(m, k).abs(), uniform(k, n, seed=1).abs()),
+    "cancelling": cancelling,
+    "wide": lambda m, n, k: (wide(m, k), wide(k, n, seed=1)),
+    "disjoint": disjoint,
+    "halves of the last bit": lambda m, n, k: (torch.full((m, k), 1 + 2.0**-11), torch.ones(k, n) + 2.0**-8),
+}
+
+
+@EACH_MODE
+@pytest.mark.parametrize("kind", HARD)
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 2), (7, 5, 130), (6, 4, 2000)])
+def test_bounds_hold_for_any_matrices(mode, kind, m, n, k):
+    a, b = HARD[kind](m, n, k)
+    ideal = EmulatedEngine()
+    assert excess(neula.matmul(a, b, compute=mode, engine=ideal), a, b, mode, 64) <= 1
+    for block in (4, 16):
+        unit = EmulatedEngine("cpu", None, "fp32_rz", block)
+        c = neula.matmul(a, b, compute=mode, engine=unit)
+        assert excess(c, a, b, mode, 2 * 64 / block) <= 1
+    if mode in SCHEMES:
+        assert excess(corrected_gemm_reference(a, b, SCHEMES[mode]), a, b, mode, 1) <= 1
+
+
+@EACH_MODE
+def test_bounds_hold_for_float64_operands(mode):
+    a, b = uniform(7, 300).double() + 2.0**-40, uniform(300, 5, seed=1).double()
+    c = neula.matmul(a, b, compute=mode, engine="emulated")
+    if mode == "fp64":
+        error = (c - a @ b).abs() / (a.abs() @ b.abs())  # of two such products
+        assert float(error.max()) <= 2 * 300 * 2.0**-53
+    else:
+        assert excess(c, a, b, mode, 64 + 2) <= 1
+
+
+@pytest.mark.parametrize(("mode", "bits"), [("fp16", 11), ("bf16", 8)])
+def test_bounds_of_uncorrected_products_are_attained(mode, bits):
+    """Numbers half-way between two of the format, all rounded down: errors of 2 u."""
+    a = torch.full((2, 200), 1 + 2.0**-bits)
+    c = neula.matmul(a, a.T, compute=mode, engine="emulated")
+    assert excess(c, a, a.T, mode, 64) > 0.9
+
+
 # ---------------------------------------------------------------- the default
 
 
@@ -156,6 +237,76 @@ def test_nothing_to_multiply(left, right, mode):
     out = torch.ones((a @ b).shape)
     neula.matmul(a, b, compute=mode, engine="emulated", out=out, beta=3.0)
     assert (out == 3).all()
+
+
+LEADING = [(), (1,), (3,), (0,), (2, 1), (2, 3)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("m", "k", "n"), [(0, 4, 5), (4, 0, 5), (4, 5, 0), (0, 0, 3), (0, 0, 0), (2, 3, 4)])
+def test_shapes_and_dtypes_are_those_of_numpy(m, k, n, dtype):
+    for left, right in itertools.product(LEADING, LEADING):
+        a, b = uniform(*left, m, k).to(dtype), uniform(*right, k, n, seed=1)
+        for x, y in ((a, b), (a, uniform(k)), (uniform(k).to(dtype), b)):
+            try:
+                expected = np.matmul(x.numpy(), y.numpy())
+            except ValueError:
+                with pytest.raises(ValueError, match="do not go together"):
+                    neula.matmul(x, y)
+                continue
+            for compute, engine in ((None, "cpu"), ("fp16_cor", "emulated")):
+                c = neula.matmul(x.numpy(), y.numpy(), compute=compute, engine=engine)
+                assert (c.shape, c.dtype) == (expected.shape, expected.dtype)
+                np.testing.assert_allclose(c, expected, rtol=0, atol=100 * U * max(k, 1))
+
+
+@pytest.mark.parametrize("engine", ["cpu", "emulated"])
+@pytest.mark.parametrize(
+    ("left", "right"), [((5,), (5, 6)), ((4, 5), (5,)), ((5,), (5,)), ((5,), (2, 5, 6)), ((2, 3, 5), (5,))]
+)
+def test_vectors(left, right, engine):
+    a, b = uniform(*left).requires_grad_(), uniform(*right, seed=1).requires_grad_()
+    c, expected = neula.matmul(a, b, engine=engine), torch.matmul(a, b)
+    assert c.shape == expected.shape
+    weights = uniform(*c.shape, seed=2)
+    for x, y in zip(
+        (c, *torch.autograd.grad((weights * c).sum(), (a, b))),
+        (expected, *torch.autograd.grad((weights * expected).sum(), (a, b))),
+        strict=True,
+    ):
+        torch.testing.assert_close(x, y, rtol=0, atol=100 * U)
+    a, b = a.detach(), b.detach()
+    out = torch.ones(2, *c.shape, 2)[1, ..., 1]  # with gaps
+    assert neula.matmul(a, b, engine=engine, alpha=-2.0, beta=3.0, out=out) is out
+    torch.testing.assert_close(out, 3 - 2 * expected.detach(), rtol=0, atol=200 * U)
+
+
+def test_the_product_of_two_vectors_is_a_number():
+    a = np.arange(3.0)
+    assert type(neula.matmul(a, a)) is type(np.matmul(a, a)) is np.float64
+    assert neula.matmul(a, a) == 5
+    out = np.zeros(())
+    assert neula.matmul(a, a, out=out) is out
+    assert out == 5
+
+
+@pytest.mark.parametrize(("left", "right"), [((2, 3, 0), (0, 4)), ((2, 0, 3), (2, 3, 4)), ((0,), (0,))])
+def test_gradients_where_there_is_nothing_to_multiply(left, right):
+    a, b = torch.ones(left, requires_grad=True), torch.ones(right, requires_grad=True)
+    c = neula.matmul(a, b)
+    assert not c.any()
+    for x, y in zip(torch.autograd.grad(c.sum(), (a, b)), (a, b), strict=True):
+        assert x.shape == y.shape
+        assert not x.any()
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0)])
+def test_an_empty_out_has_to_fit_as_well(shape):
+    a, b = np.ones((shape[0], 2)), np.ones((2, shape[1]))
+    out = np.zeros(shape)
+    assert neula.matmul(a, b, out=out) is out
+    with pytest.raises(ValueError, match=r"int64, and the product.*float64"):
+        neula.matmul(a, b, out=np.zeros(shape, np.int64))
 
 
 @pytest.mark.parametrize("mode", ["fp16_cor", "fp32"])
@@ -258,9 +409,12 @@ def test_what_is_not_finite_stays_in_its_row_and_column(mode, bad):
     ("a", "b", "options", "error", "message"),
     [
         ((3, 4), (5, 6), {}, ValueError, r"A has 4 columns and B 5 rows.*\(3, 4\).*\(5, 6\)"),
-        ((4,), (4, 5), {}, ValueError, r"A must be a matrix.*\(4,\).*reshape"),
-        ((3, 4), (4,), {}, ValueError, r"B must be a matrix.*\(4,\).*reshape"),
-        ((2, 3, 4), (3, 4, 5), {}, ValueError, r"batches of shape \(2,\) and \(3,\)"),
+        ((4,), (3, 5), {}, ValueError, r"A has 4 elements and B 3 rows.*\(4,\).*\(3, 5\)"),
+        ((3, 4), (3,), {}, ValueError, r"A has 4 columns and B 3 elements.*\(3, 4\).*\(3,\)"),
+        ((), (3,), {}, ValueError, r"A must be a vector.*shape \(\).*B \* A.*alpha="),
+        ((3,), (), {}, ValueError, r"B must be a vector.*shape \(\).*A \* B"),
+        ((2, 3, 4), (3, 4, 5), {}, ValueError, r"batches of shape \(2,\) and \(3,\).*\(2, 3, 4\)"),
+        ((3,), (3,), {"out": torch.zeros(1)}, ValueError, r"shape \(1,\), and the product \(\)"),
         ((3, 3), (3, 3), {"compute": "fp8"}, ValueError, r"unknown compute 'fp8': choose one of 'fp16'"),
         ((3, 3), (3, 3), {"engine": "tpu"}, ValueError, r"unknown engine 'tpu'"),
         ((3, 3), (3, 3), {"beta": 2.0}, ValueError, r"beta=2.0.*pass out=C"),

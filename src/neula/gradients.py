@@ -147,7 +147,7 @@ def attach_product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, multiply: 
     """
     if a.ndim > 2 and b.ndim == 2:
         # One product for the gradient of B, not a sum over the batch.
-        rows = _Product.apply(a.reshape(-1, a.shape[-1]), b, c.reshape(-1, c.shape[-1]), multiply)
+        rows = _Product.apply(a.flatten(0, -2), b, c.flatten(0, -2), multiply)
         return rows.reshape(c.shape)
     return _Product.apply(a, b, c, multiply)
 

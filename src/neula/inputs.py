@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -122,8 +123,8 @@ def refuse_gradient(x: Any, name: str) -> None:
         )
 
 
-def check_matrix(a: torch.Tensor, name: str) -> None:
-    """A matrix, or a batch of them that may be empty, with at least one row and one column.
+def check_matrices(a: torch.Tensor, name: str) -> None:
+    """A matrix, or a batch of them; any dimension may have size zero.
 
     Raises
     ------
@@ -135,6 +136,22 @@ def check_matrix(a: torch.Tensor, name: str) -> None:
             f"{name} must be a matrix (or a batch of matrices), got {a.ndim} dimension(s), "
             f"shape {tuple(a.shape)}: reshape one column to {name}.reshape(-1, 1)"
         )
+
+
+def flattened(a: torch.Tensor) -> torch.Tensor:
+    """Matrices as one batch, shape (P, m, n), also where they are empty; P is 1 for a single matrix."""
+    return a.reshape(math.prod(a.shape[:-2]), *a.shape[-2:])
+
+
+def check_matrix(a: torch.Tensor, name: str) -> None:
+    """A matrix, or a batch of them that may be empty, with at least one row and one column.
+
+    Raises
+    ------
+    ValueError
+        That repeats the shape.
+    """
+    check_matrices(a, name)
     if 0 in a.shape[-2:]:
         raise ValueError(f"{name} is empty, shape {tuple(a.shape)}: it needs at least one row and one column")
 

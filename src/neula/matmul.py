@@ -18,6 +18,7 @@ from neula.errors import unknown_name
 from neula.gradients import attach_product
 from neula.inputs import Taken, gradient_wanted, refuse_gradient, take
 from neula.kernels.gemm import SCHEMES, UNCORRECTED, combine, corrected_gemm, kernel_runs
+from neula.shapes import broadcast_batch
 
 PLAIN = ("fp16", "tf32", "bf16", "fp32", "fp64")
 MODES = (*PLAIN, *SCHEMES)
@@ -50,11 +51,12 @@ def matmul(
 
     Parameters
     ----------
-    A : array_like, shape (*batch, m, k)
-    B : array_like, shape (*batch, k, n)
-        NumPy array, torch tensor or DLPack object, of any strides; not modified. Leading dimensions are
-        broadcast as by :func:`torch.matmul`. An entry of the product that depends on NaN or Inf is NaN or
-        Inf.
+    A : array_like, shape (*batch, m, k) or (k,)
+    B : array_like, shape (*batch, k, n) or (k,)
+        NumPy array, torch tensor or DLPack object, of any strides; not modified. Shapes go together as in
+        :func:`numpy.matmul`: leading dimensions are broadcast, a one-dimensional A is a row and a
+        one-dimensional B a column, which the result does not have. Any dimension may be zero. An entry of the
+        product that depends on NaN or Inf is NaN or Inf.
     compute : str, optional
         What operands are rounded to; sums are always float32 (float64 for fp64).
 
@@ -63,11 +65,12 @@ def matmul(
         - ``"bf16_cor"``: three parts, 24 bits, from six products;
         - ``"fp32"``, ``"fp64"``.
 
-        By default the cheapest one at the accuracy of the input's dtype: for float32 ``fp16_cor`` for large
-        matrices on a GPU and ``fp32`` elsewhere, ``fp64`` for float64, and for half-precision input its own
-        format, or fp32 where the engine does not have it.
+        The notes say how far each may be from the exact product. By default the cheapest one at the accuracy
+        of the input's dtype: for float32 ``fp16_cor`` for large matrices on a GPU and ``fp32`` elsewhere,
+        ``fp64`` for float64, and for half-precision input its own format, or fp32 where the engine does not
+        have it.
     alpha, beta : float
-    out : torch.Tensor or numpy.ndarray, shape (*batch, m, n), optional
+    out : torch.Tensor or numpy.ndarray, of the shape of the result, optional
         Written in place, in the dtype of the result; it may overlap the operands. It is read only if
         ``beta`` is not zero.
     engine : {"auto", "cpu", "cuda", "emulated"} or Engine
@@ -76,8 +79,9 @@ def matmul(
 
     Returns
     -------
-    array, shape (*batch, m, n)
-        ``out``, or a new array of the library and on the device of A, in the common dtype of A and B.
+    array, shape (*batch, m, n), without m or n where A or B is a vector
+        ``out``, or a new array of the library and on the device of A, in the common dtype of A and B. The
+        product of two vectors is a number: a scalar of NumPy, or a tensor without dimensions.
 
     Raises
     ------
@@ -94,12 +98,31 @@ def matmul(
     The product of torch tensors that require a gradient has one; the products of the backward pass are in
     the same ``compute`` (:func:`neula.gradients.attach_product`).
 
-    For fp16, rows of A and columns of B are scaled by powers of two, exactly undone in the
-    product, so that matrices in any units can be multiplied. What is left is the range *within* a row: with
-    ``fp16_cor``, elements keep their 22 bits down to 2^-28 of the largest in their row, and have an
-    absolute error of 2^-50 of it below. That is harmless beside the rounding errors of the largest
-    products, unless these are all absent: where every large element of a row of A meets a tiny element of
-    B, use ``tf32_cor`` or ``bf16_cor``, whose exponents are those of float32.
+    In every mode ``|C - A B| <= f |A| |B|``, element by element and to first order, whatever the matrices.
+    With ``u = 2^-24``, f is at most
+
+    - fp64: ``k 2^-53``, and fp32: ``k u``, of sums;
+    - fp16: ``2^-10 + 2 k u``, tf32: ``2^-9 + 2 k u``, bf16: ``2^-7 + 2 k u``. The first term is that of
+      rounding the operands, which tensor cores cut off for tf32; it is absent where they are given in the
+      format. Sums on tensor cores are truncated, hence 2 u for each product;
+    - fp16_cor, tf32_cor: ``(12 + s + k / 50) u``, where 8 u are what two parts leave out of the operands and
+      of the product, and s is what the unit loses in a run of 64 products: 128 at most, 8 with the 16
+      products that Hopper adds at a time;
+    - bf16_cor: ``(6 + s + k / 30) u``, since three parts leave out nothing of the operands.
+
+    Errors of rounding to nearest have both signs: the terms with k are then rather as large as their square
+    root. Rounding the result to its dtype comes on top, and, for float64 operands in a mode other than fp64,
+    2 u of rounding them to float32. So no bound is relative to ``|A B|``: where products cancel, the digits
+    that ``|A| |B|`` has in excess of it are lost.
+
+    For fp16, rows of A and columns of B are scaled by powers of two, exactly undone in the product, so that
+    matrices in any units can be multiplied. What is left is the range *within* a row: elements keep their
+    bits down to 2^-28 of the largest in their row of A (or column of B), and have an absolute error of
+    ``d = 2^-39`` of it below, with ``fp16_cor`` of ``d = 2^-50``. To the bound of element (i, j) that adds
+    ``d (max|a_i| sum|b_j| + max|b_j| sum|a_i|)``, with the maxima and sums of row i of A and column j of B.
+    It is harmless beside the rounding errors of the largest products, unless these are all absent: where
+    every large element of a row of A meets a tiny element of B, use ``tf32_cor`` or ``bf16_cor``, whose
+    exponents are those of float32. In the other modes float32 itself must hold the products.
 
     Examples
     --------
@@ -117,27 +140,31 @@ def matmul(
     differentiable = gradient_wanted(a, b)
     for factor, name in ((alpha, "alpha"), (beta, "beta")):
         refuse_gradient(factor, name)
-    shape = _result_shape(a.tensor.shape, b.tensor.shape)
+    left, right = _as_matrices(a.tensor, b.tensor)
+    shape = _product_shape(left, right, a.tensor.shape, b.tensor.shape)
+    given = (*shape[:-2], *shape[-2:-1] * (a.tensor.ndim > 1), *shape[-1:] * (b.tensor.ndim > 1))
     dtype = torch.promote_types(a.tensor.dtype, b.tensor.dtype)
     chosen = select_engine(engine, a.tensor.device)
-    mode = _check_mode(compute, chosen) if compute is not None else _cheapest(dtype, chosen, a.tensor, shape)
+    mode = _check_mode(compute, chosen) if compute is not None else _cheapest(dtype, chosen, left, shape)
     if out is None and beta != 0.0:
         raise ValueError(f"beta={beta} scales out, and there is none: pass out=C, or leave beta out")
     if out is not None and differentiable:
         raise ValueError(
             "an operand requires a gradient, and out= has none: leave it out, or pass detached operands"
         )
-    target = None if out is None else _check_out(out, shape, dtype)
-    left, right = a.tensor.to(chosen.device, dtype), b.tensor.to(chosen.device, dtype)
+    target = None if out is None else _check_out(out, given, dtype).view(shape)
+    left, right = left.to(chosen.device, dtype), right.to(chosen.device, dtype)
     with plain_arithmetic(chosen.device):
         if target is not None:
             _write(target, left, right, mode, chosen, alpha, beta)
             return out
-        product = a.give_back(_batched(left, right, mode, chosen, alpha, 0.0, None, shape), dtype)
+        product = _batched(left, right, mode, chosen, alpha, 0.0, None, shape)
     if not differentiable:
-        return product
+        product = a.give_back(product.reshape(given), dtype)
+        return product[()] if isinstance(product, np.ndarray) and product.ndim == 0 else product
     again = partial(matmul, compute=mode, alpha=alpha, engine=chosen)
-    return attach_product(a.graph, b.graph, product, again)
+    product = a.give_back(product, dtype)
+    return attach_product(*_as_matrices(a.graph, b.graph), product, again).reshape(given)
 
 
 def _write(
@@ -229,25 +256,36 @@ def _by_engine(a: torch.Tensor, b: torch.Tensor, engine: Engine, corrected: bool
     return engine.gemm(engine.operand(b.mT), engine.operand(a.mT)).mT
 
 
-def _result_shape(a: torch.Size, b: torch.Size) -> tuple[int, ...]:
-    for name, shape in (("A", a), ("B", b)):
-        if len(shape) < 2:
+def _as_matrices(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A vector A as a row, a vector B as a column."""
+    return (a.unsqueeze(0) if a.ndim == 1 else a), (b.unsqueeze(1) if b.ndim == 1 else b)
+
+
+def _product_shape(a: torch.Tensor, b: torch.Tensor, *given: torch.Size) -> tuple[int, ...]:
+    """Shape of the product of matrices, which were given in these shapes."""
+    for name, shape in zip("AB", given, strict=True):
+        if len(shape) == 0:
             raise ValueError(
-                f"{name} must be a matrix (or a batch of matrices), got shape {tuple(shape)}: "
-                f"reshape a column to {name}.reshape(-1, 1), a row to {name}.reshape(1, -1)"
+                f"{name} must be a vector, a matrix or a batch of matrices, got a number (shape ()): "
+                f"multiply by it, {'B' if name == 'A' else 'A'} * {name}, or pass it as alpha="
             )
-    if a[-1] != b[-2]:
+    shapes = f"(shapes {tuple(given[0])} and {tuple(given[1])})"
+    if a.shape[-1] != b.shape[-2]:
+        columns, rows = (
+            "elements" if len(shape) == 1 else name
+            for shape, name in zip(given, ("columns", "rows"), strict=True)
+        )
         raise ValueError(
-            f"A has {a[-1]} columns and B {b[-2]} rows (shapes {tuple(a)} and {tuple(b)}): "
+            f"A has {a.shape[-1]} {columns} and B {b.shape[-2]} {rows} {shapes}: "
             "they must be as many; pass a transposed operand, or leave rows or columns out"
         )
-    try:
-        return (*torch.broadcast_shapes(a[:-2], b[:-2]), a[-2], b[-1])
-    except RuntimeError:
+    batch = broadcast_batch(a.shape[:-2], b.shape[:-2])
+    if batch is None:
         raise ValueError(
-            f"batches of shape {tuple(a[:-2])} and {tuple(b[:-2])} do not go together: "
+            f"batches of shape {tuple(a.shape[:-2])} and {tuple(b.shape[:-2])} do not go together {shapes}: "
             "dimensions must be equal, or 1 in one of them"
-        ) from None
+        )
+    return (*batch, a.shape[-2], b.shape[-1])
 
 
 def _check_mode(compute: str, engine: Engine) -> str:
@@ -295,15 +333,14 @@ def _check_out(out: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Te
     if tuple(out.shape) != shape:
         raise ValueError(f"out has shape {tuple(out.shape)}, and the product {shape}: pass one of that shape")
     target = take(out, "out").tensor
-    if target.dtype != dtype or target.data_ptr() != _pointer(out):
+    # What take converts, it copies.
+    kept = out.is_floating_point() if isinstance(out, torch.Tensor) else out.dtype.kind == "f"
+    if target.dtype != dtype or not kept:
         raise ValueError(f"out has dtype {out.dtype}, and the product {dtype}: pass one of that dtype")
-    if any(step == 0 < size - 1 for step, size in zip(target.stride(), target.shape, strict=True)):
+    steps = zip(target.stride(), target.shape, strict=True)
+    if target.numel() > 0 and any(step == 0 < size - 1 for step, size in steps):
         raise ValueError("out is expanded, several elements share memory: pass out.clone()")
     return target
-
-
-def _pointer(out: torch.Tensor | np.ndarray) -> int:
-    return out.data_ptr() if isinstance(out, torch.Tensor) else int(out.ctypes.data)
 
 
 def _overlap(out: torch.Tensor, operands: Sequence[torch.Tensor]) -> bool:

@@ -36,7 +36,7 @@ from neula.compilation import eager
 from neula.engines import BF16, FORMATS, FP16, FP32, FP64, Engine, Format, format_named, select_engine
 from neula.engines.precision import plain_arithmetic
 from neula.errors import unknown_name
-from neula.inputs import check_finite, check_matrix, finite_members, take
+from neula.inputs import check_finite, check_matrices, finite_members, flattened, take
 from neula.kernels.tall import PANEL_COLUMNS
 from neula.progress import Progress
 from neula.qr_batch import (
@@ -98,7 +98,7 @@ def qr(
     ----------
     A : array_like, shape (..., m, n)
         NumPy array, torch tensor or DLPack object, float16 to float64; integers are taken as float64. It is
-        not modified, except with ``overwrite_a``. Leading dimensions are a batch, which may be empty.
+        not modified, except with ``overwrite_a``. Leading dimensions are a batch; any dimension may be zero.
     mode : {"reduced", "r", "complete"}
         Q of shape (m, min(m, n)); only R; or Q of shape (m, m) and R of shape (m, n).
     accuracy : {"fp16", "bf16", "tf32", "fp32", "fp64"}, optional
@@ -135,9 +135,9 @@ def qr(
     Raises
     ------
     ValueError
-        For a matrix that is empty, has NaN or Inf, or fewer than two dimensions, and for unknown names; if
-        the complete Q of a tall matrix is to have a gradient. Matrices of a batch with NaN or Inf are no
-        error unless ``strict``: their factors are NaN, and are not accepted.
+        For a matrix that has NaN or Inf, or fewer than two dimensions, and for unknown names; if the complete
+        Q of a tall matrix is to have a gradient. Matrices of a batch with NaN or Inf are no error unless
+        ``strict``: their factors are NaN, and are not accepted.
     TypeError
         For complex, sparse or masked input.
     OverflowError
@@ -190,7 +190,7 @@ def qr(
     """
     taken = take(A, "A", differentiable=True)
     a = taken.tensor
-    check_matrix(a, "A")
+    check_matrices(a, "A")
     if mode not in MODES:
         raise unknown_name("mode", mode, MODES)
     if algorithm is not None and algorithm not in ALGORITHMS:
@@ -211,10 +211,10 @@ def qr(
         options = replace(options, in_place=_fits_in_place(a, options))
 
     batch = a.shape[:-2]
-    matrices = a.reshape(-1, *a.shape[-2:]).to(chosen.device)
+    matrices = flattened(a).to(chosen.device)
     with plain_arithmetic(chosen.device):
-        if 0 in batch:
-            factors = nothing(matrices, mode)
+        if 0 in a.shape:
+            factors = factors_of_nothing(matrices, mode, target, single=not batch)
         elif _go_together(matrices, options):
             factors = factorize_together(
                 matrices, mode, target, batch_chain(Batch(matrices, target), chosen), chosen, progress
@@ -602,6 +602,19 @@ def _unscaled(problem: _Problem, leading: _Problem, q: torch.Tensor, r_scaled: t
     rest = engine.fill(engine.empty(m, n - m), problem.a[:, m:], scales)
     product = engine.gemm(engine.operand(q.to(engine.storage)).T, engine.operand(rest))
     return torch.cat([r, product.to(r.dtype) / scales], 1)
+
+
+def factors_of_nothing(matrices: torch.Tensor, mode: str, target: Format, *, single: bool) -> Factors:
+    """The factors of no matrices, or of matrices without elements: nothing in them can be wrong.
+
+    Without columns the complete Q is the identity, as in NumPy and torch.
+    """
+    count, m, n = matrices.shape
+    factors = nothing(matrices, mode)
+    if factors.q.numel() > 0:
+        factors.q.copy_(torch.eye(m, dtype=factors.q.dtype))
+    perfect = certificate_of(torch.zeros(3, dtype=torch.float64), (m, max(n, 1)), target)
+    return replace(factors, certificate=perfect if single else (perfect,) * count)
 
 
 def _factorize_each(matrices: torch.Tensor, mode: str, options: _Options) -> Factors:

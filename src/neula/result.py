@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,6 +21,10 @@ NAMED = 5
 
 class AccuracyWarning(UserWarning):
     """The result is the best that was found, but it is not certified to the accuracy asked for."""
+
+
+class IllConditionedWarning(AccuracyWarning):
+    """The problem is so ill-conditioned, or singular, that no digit of the solution is sure."""
 
 
 class AccuracyError(ArithmeticError):
@@ -44,9 +49,11 @@ class AccuracyError(ArithmeticError):
 
 
 def report_missed(
-    what: str, why: str, result: Any, indices: Sequence[Sequence[int]], *, strict: bool
+    what: str, why: str, result: Any, indices: Sequence[Sequence[int]], *, strict: bool, unsure: bool = False
 ) -> None:
     """Warn the caller of a public function, or raise, and name the matrices of a batch.
+
+    ``unsure`` says that no digit of one of the solutions is sure.
 
     Raises
     ------
@@ -58,7 +65,7 @@ def report_missed(
     message = f"{what}{' for ' * bool(named)}{', '.join(named + more)}: {why}"
     if strict:
         raise AccuracyError(message, result, indices)
-    warn(message, AccuracyWarning)
+    warn(message, IllConditionedWarning if unsure else AccuracyWarning)
 
 
 @dataclass(frozen=True)
@@ -180,6 +187,15 @@ class LstsqResult:
     rank : int
         Numerical rank of ``A``, with damping of the stacked matrix; where it is below the largest possible
         one, the minimum-norm solution was computed. Of a batch the smallest of those that were solved.
+    condition : float
+        Condition number of A with normalized columns, estimated; below full rank that of its part of this
+        rank. Of a batch the largest.
+    forward_error : float
+        Bound on ``||D (x - x*)|| / ||D x*||``, x* being the exact solution for A and b as they are
+        stored, below full rank of the problem of this rank, and D the norms of
+        the columns of A; the worst right-hand side counts.
+    digits : float
+        Decimal digits of x that are sure: the negative logarithm of ``forward_error``.
     history : tuple of float
         The backward error at every restart, first to last; empty if all problems were solved together.
     factorization : str
@@ -195,6 +211,9 @@ class LstsqResult:
     backward_errors : array of float64, shape (*batch,)
     ranks : array of int64, shape (*batch,)
         0 where a problem holds NaN or Inf.
+    conditions : array of float64, shape (*batch,)
+    forward_errors : array of float64, shape (*batch,) or (*batch, k)
+        Of each right-hand side.
     """
 
     x: Any
@@ -205,6 +224,9 @@ class LstsqResult:
     tolerance: float
     residual_norm: Any
     rank: int
+    condition: float = math.nan
+    forward_error: float = math.nan
+    digits: float = 0.0
     history: tuple[float, ...] = ()
     factorization: str = ""
     attempts: tuple[Attempt, ...] = ()
@@ -213,6 +235,8 @@ class LstsqResult:
     accepted: Any = field(default=None, repr=False)
     backward_errors: Any = field(default=None, repr=False)
     ranks: Any = field(default=None, repr=False)
+    conditions: Any = field(default=None, repr=False)
+    forward_errors: Any = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -236,6 +260,15 @@ class SolveResult:
         What ``backward_error`` was asked to be.
     growth : float
         Largest element of U, relative to that of the scaled A: by how much elimination magnified errors.
+    condition : float
+        Condition number of A with normalized columns, estimated; infinite if A seems singular. Of a batch
+        the largest.
+    forward_error : float
+        Bound on ``||D (x - x*)|| / ||D x*||``, x* being the exact solution for A and b as they are
+        stored and D the norms of
+        the columns of A; the worst right-hand side counts.
+    digits : float
+        Decimal digits of x that are sure: the negative logarithm of ``forward_error``.
     history : tuple of float
         The backward error after every step of refinement, first to last.
     method : str
@@ -248,7 +281,9 @@ class SolveResult:
         The accuracy that was asked for.
     accepted : array of bool, shape (*batch,)
         Whether each system is solved to the accuracy asked for.
-    backward_errors : array of float64, shape (*batch,)
+    backward_errors, conditions : array of float64, shape (*batch,)
+    forward_errors : array of float64, shape (*batch,) or (*batch, k)
+        Of each right-hand side.
     """
 
     x: Any
@@ -257,6 +292,9 @@ class SolveResult:
     backward_error: float
     tolerance: float
     growth: float
+    condition: float = math.nan
+    forward_error: float = math.nan
+    digits: float = 0.0
     history: tuple[float, ...] = ()
     method: str = ""
     attempts: tuple[Attempt, ...] = ()
@@ -264,6 +302,8 @@ class SolveResult:
     accuracy: str = ""
     accepted: Any = field(default=None, repr=False)
     backward_errors: Any = field(default=None, repr=False)
+    conditions: Any = field(default=None, repr=False)
+    forward_errors: Any = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from neula.compilation import eager
 from neula.engines import FP16, Engine, Format, select_engine
 from neula.engines.corrected import FP16_COR, arithmetic, corrects
 from neula.engines.precision import plain_arithmetic
-from neula.inputs import check_matrix, take
+from neula.inputs import check_matrices, take
 from neula.progress import Progress
 from neula.qr import qr
 from neula.result import Attempt, QRCertificate, QRResult, SVDResult
@@ -51,7 +51,7 @@ def svd_lowrank(
     A : array_like, shape (m, n)
         NumPy array, torch tensor or DLPack object; not modified.
     rank : int, optional
-        Number of singular triplets, at most ``min(m, n)``.
+        Number of singular triplets, from 1 to ``min(m, n)``; 0 of a matrix without elements.
     tol : float, optional
         Instead of ``rank``: the fewest for which ``||A - U diag(s) Vh||_F <= tol ||A||_F``. With neither,
         all of them.
@@ -84,10 +84,12 @@ def svd_lowrank(
     """
     taken = take(A, "A")
     a = taken.tensor
-    check_matrix(a, "A")
+    check_matrices(a, "A")
     if a.ndim > 2:
         raise ValueError(f"svd_lowrank takes one matrix at a time, got shape {tuple(a.shape)}")
     _check_truncation(rank, tol, min(a.shape))
+    if 0 in a.shape:
+        rank = tol = None  # there is nothing to leave out
     rank = None if rank is None else operator.index(rank)  # not an unsigned one, of which there is no -rank
     transposed = a.shape[0] < a.shape[1]
     tall = a.T if transposed else a
@@ -148,9 +150,12 @@ def _gram_arithmetic(a: torch.Tensor, engine: Engine, target: Format) -> str:
 
 
 def _check_truncation(rank: int | None, tol: float | None, largest: int) -> None:
+    smallest = min(1, largest)
     if rank is not None and tol is not None:
         raise ValueError(f"give rank or tol, not both (got rank={rank}, tol={tol})")
-    if rank is not None and not (hasattr(rank, "__index__") and 1 <= rank <= largest):
-        raise ValueError(f"rank must be a whole number from 1 to min(m, n) = {largest}, got {rank!r}")
+    if rank is not None and not (hasattr(rank, "__index__") and smallest <= rank <= largest):
+        raise ValueError(
+            f"rank must be a whole number from {smallest} to min(m, n) = {largest}, got {rank!r}"
+        )
     if tol is not None and not 0 <= tol < 1:
         raise ValueError(f"tol must be at least 0 and below 1, got {tol}")

@@ -16,10 +16,10 @@ from neula.compilation import eager
 from neula.engines import FORMATS, FP64, Engine, Format, select_engine
 from neula.engines.precision import exact_matmul, plain_arithmetic
 from neula.errors import unknown_name
-from neula.inputs import check_finite, check_matrix, take
+from neula.inputs import check_finite, check_matrices, flattened, take
 from neula.kernels.householder import Product
-from neula.qr import BATCHED_ELEMENTS, batch_chain
-from neula.qr_batch import Batch, Link, as_result, factorize_together, nothing, one_by_one
+from neula.qr import BATCHED_ELEMENTS, batch_chain, factors_of_nothing
+from neula.qr_batch import Batch, Link, as_result, factorize_together, one_by_one
 from neula.result import QRResult
 
 MODES = ("reduced", "r")
@@ -57,7 +57,7 @@ def tsqr(
     ----------
     A : array_like, shape (..., m, n), n <= 256
         NumPy array, torch tensor or DLPack object, float16 to float64; integers are taken as float64. It is
-        not modified. Leading dimensions are a batch, which may be empty.
+        not modified. Leading dimensions are a batch; any dimension may be zero.
     mode : {"reduced", "r"}
         Q of shape (m, min(m, n)), or only R.
     compute : {"auto", "fp16_cor", "fp16_nocor", "tf32_cor", "tf32_nocor", "fp32_notc"}, optional
@@ -79,9 +79,8 @@ def tsqr(
     Raises
     ------
     ValueError
-        For more than 256 columns, for a matrix that is empty or has NaN or Inf, and for unknown names.
-        Matrices of a batch with NaN or Inf are no error unless ``strict``: their factors are NaN, and are not
-        accepted.
+        For more than 256 columns, for a matrix that has NaN or Inf, and for unknown names. Matrices of a
+        batch with NaN or Inf are no error unless ``strict``: their factors are NaN, and are not accepted.
     TypeError
         For complex, sparse or masked input.
     AccuracyError
@@ -120,7 +119,7 @@ def tsqr(
     """
     taken = take(A, "A", differentiable=True)
     a = taken.tensor
-    check_matrix(a, "A")
+    check_matrices(a, "A")
     if a.shape[-1] > MAX_COLUMNS:
         raise ValueError(
             f"A of shape {tuple(a.shape)} has {a.shape[-1]} columns, and tsqr takes at most {MAX_COLUMNS}: "
@@ -134,10 +133,11 @@ def tsqr(
     target = target_format(None, a.dtype)
     if compute != "auto":
         target = max(target, FORMATS[COMPUTE[compute]], key=lambda format: format.u)
-    matrices = a.reshape(-1, *a.shape[-2:]).to(chosen.device)
+    matrices = flattened(a).to(chosen.device)
     chain = _auto_chain(matrices, target, chosen) if compute == "auto" else [_named(compute, chosen)]
-    if len(matrices) == 0:
-        return as_result(nothing(matrices, mode), taken, mode, chosen, target, strict)
+    if 0 in a.shape:
+        factors = factors_of_nothing(matrices, mode, target, single=a.ndim == 2)
+        return as_result(factors, taken, mode, chosen, target, strict)
     with plain_arithmetic(chosen.device):
         factors = factorize_together(matrices, mode, target, chain, chosen)
     if a.ndim == 2:

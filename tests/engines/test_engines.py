@@ -28,6 +28,7 @@ from neula.engines import (
     select_engine,
 )
 from neula.engines.cpu import _dense
+from neula.engines.cuda import fast_fp64
 from neula.engines.formats import round_to
 from neula.engines.precision import exact_matmul
 from neula.matrices import random_matrix
@@ -344,7 +345,7 @@ def test_panels_and_preconditioners_are_ones_that_exist(name: str) -> None:
     from neula.algorithms.panels import PANELS
 
     if name == "cuda" and not torch.cuda.is_available():
-        pytest.skip("needs a GPU to measure its rates")
+        pytest.skip("needs a GPU to ask for its compute capability")
     engine = ENGINES[name]("cuda" if name == "cuda" else "cpu")
     assert engine.panel in PANELS
     assert engine.cutoff >= 1
@@ -372,25 +373,8 @@ def test_cuda_without_a_gpu_says_so() -> None:
         select_engine("cuda", torch.device("cpu"))
 
 
-def test_a_cpu_without_bf16_unit_falls_back_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    rates = {"bf16": 100.0, "fp32": 100.0, "fp64": 50.0}
-    monkeypatch.setattr(cpu, "measured_rates", lambda *sizes: rates)
-    monkeypatch.setattr("neula.engines.measured_rates", lambda *sizes: rates)
-    assert CpuEngine("cpu").formats == ("fp32", "fp64")
-    assert CpuEngine("cpu").format is FP32
-    with pytest.raises(ValueError, match=r"'bf16'.*'fp32', 'fp64'"):
-        CpuEngine("cpu", "bf16")
-    note = next(e for e in describe() if e["engine"] == "cpu")["formats"]["bf16"]["note"]
-    assert "not used" in note
-    assert "fp32 takes its place" in note
-
-
-def test_a_cpu_with_bf16_unit_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "measured_rates", lambda: {"bf16": 200.0, "fp32": 100.0, "fp64": 50.0})
-    assert CpuEngine("cpu").formats == ("bf16", "fp32", "fp64")
-
-
-def test_describe_names_every_engine() -> None:
+def test_describe_names_every_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neula.engines.measured_rates", lambda *sizes: cpu.measured_rates(64, 64))
     described = {e["engine"]: e for e in describe()}
     assert set(described) == {"cuda", "cpu", "emulated"}
     assert described["cuda"]["available"] == torch.cuda.is_available()
@@ -626,6 +610,19 @@ def test_the_cuda_engine_can_be_named_without_a_gpu() -> None:
     engine = CudaEngine("cuda", "fp16")
     assert (engine.format, engine.operand_dtype, engine.storage) == (FP16, torch.float16, torch.float32)
     assert all(part in repr(engine.using("tf32")) for part in ("cuda", "tf32"))
+
+
+@pytest.mark.parametrize(
+    ("capability", "fast"),
+    [((8, 0), True), ((9, 0), True), ((10, 0), True), ((7, 5), False), ((8, 9), False), ((10, 3), False)],
+)
+def test_a_gpu_with_slow_fp64_takes_fp32_after_fp16(
+    capability: tuple[int, int], fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decided by what the device is, not by how fast it happens to be."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert fast_fp64(capability) is fast
+    assert CudaEngine("cuda").preconditioners == ("fp16", "fp64" if fast else "fp32")
 
 
 def test_cpu_products_of_blocks_with_gaps_are_made_dense_first() -> None:

@@ -478,7 +478,10 @@ def write_sparse(path: Path) -> np.ndarray:
     return a
 
 
-def test_files_of_the_user_and_formulas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_the_user_and_formulas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bf16_unit: Callable[[bool], None]
+) -> None:
+    bf16_unit(True)  # without one there is a note more, that the low format is fp32
     few(monkeypatch, "gyro", "smt", "torsion1")
     write_sparse(tmp_path / "smt" / "smt.mtx")
     setting = Setting(Scale.small, matrices=tmp_path)
@@ -495,7 +498,10 @@ def test_files_of_the_user_and_formulas(tmp_path: Path, monkeypatch: pytest.Monk
     assert "--matrices" in note
 
 
-def test_without_files_there_are_formulas(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_files_there_are_formulas(
+    monkeypatch: pytest.MonkeyPatch, bf16_unit: Callable[[bool], None]
+) -> None:
+    bf16_unit(True)
     few(monkeypatch, "torsion1")
     setting = Setting(Scale.small)
     assert {row["from"] for row in suite.measure_applications(setting)} == {"formula"}

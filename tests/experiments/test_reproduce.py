@@ -9,7 +9,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -129,14 +129,17 @@ def test_the_papers_scale_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         Setting(Scale.paper)
 
 
-def test_the_small_scale_is_that_of_a_cpu() -> None:
+@pytest.mark.parametrize("unit", [True, False])
+def test_the_small_scale_is_that_of_a_cpu(unit: bool, bf16_unit: Callable[[bool], None]) -> None:
+    bf16_unit(unit)
     setting = Setting(Scale.small)
     assert setting.device == torch.device("cpu")
     assert setting.pick(small="here", paper="there") == "here"
     assert (setting.numerics.name, setting.numerics.format.name) == ("emulated", "fp16")
     assert (setting.speed.name, setting.speed.device) == ("cpu", setting.device)
+    assert setting.speed.format.name == ("bf16" if unit else "fp32")
     assert setting.fitting(iter([(1 << 30, 1 << 30)]), 40) == [(1 << 30, 1 << 30)]
-    assert setting.notes == []
+    assert setting.notes == ([] if unit else ["this CPU has no format that is faster than fp32: low is fp32"])
 
 
 def fake_gpu(monkeypatch: pytest.MonkeyPatch, free: int, reserved: int, allocated: int) -> None:
@@ -263,8 +266,9 @@ def change_rows(path: Path, rows: list[Row]) -> None:
     path.write_text(json.dumps(content | {"rows": rows}))
 
 
-def test_files(tmp_path: Path) -> None:
+def test_files(tmp_path: Path, bf16_unit: Callable[[bool], None]) -> None:
     pytest.importorskip("matplotlib")
+    bf16_unit(True)  # without one there is a note more
     run(tmp_path / "a" / "b")
     written = {f"{name}.{kind}" for name in ("picture", "table", "long") for kind in ("json", "csv")}
     assert set(os.listdir(tmp_path / "a" / "b")) == written | {"picture.png", "index.md"}

@@ -2,219 +2,209 @@
 
 The corrected seminormal equations (Björck, "Stability analysis of the method of seminormal equations for
 linear least squares problems", Linear Algebra Appl. 88/89, 1987): with R of a QR factorization of A solve
-``R^T R dx = A^T (b - A x)``, and repeat with the true residual. Q is not needed, so R may come from any QR.
-With ``W = A R^-1`` a step multiplies the error by ``I - W^T W``, of size ``u cond(A)`` for an R of unit
-roundoff u, and ``u cond(A)^2`` for one of the normal equations; what remains are the rounding errors of the
-residual, as with a stable direct solver.
+``R^T R dx = A^T (b - A x)``, and repeat with the true residual. Q is not needed, so R may come from any
+QR. With ``W = A R^-1`` a step multiplies the error by ``I - W^T W`` in the variables ``R x``: by
+``u cond(A)`` for an R of unit roundoff u, by ``u cond(A)^2`` for one of the normal equations. Residuals and
+gradients in twice the working precision make that the error of x
+(:mod:`neula.algorithms.doubled_refinement`).
 
-Whether a step does so is measured: one more right-hand side travels along, whose solution is known.
-
-Right-hand sides and solutions are rows here, not columns: products and norms then read memory along its rows,
-which takes half the time on a CPU.
+Whether a step does so is measured on random vectors.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
-from typing import Protocol
+from functools import lru_cache
 
 import torch
 
 from neula.algorithms.batched_qr import batched_qr
 from neula.algorithms.cholesky_qr import upper_cholesky
-from neula.algorithms.refinement import STAGNATION, Measures, Norms, over
+from neula.algorithms.doubled_refinement import DOUBLED, Evaluation
+from neula.algorithms.refinement import Measures, Norms, over
+from neula.kernels.doubled import Doubled
 
-MAX_STEPS = 10
-"""A known solution that comes back to 1e-5 within so many steps does so at a rate of about 1/2 or better."""
+PROBES = 8
+"""Random vectors that show ``||I - W^T W||_F``; with up to as many columns they are the unit vectors, which
+give it exactly."""
 
-SMALLEST = 0.5**0.5
-"""Smallest singular value of ``A R^-1`` at that rate, the norm of ``I - W^T W`` being 1/2."""
-
-
-@dataclass(frozen=True)
-class BatchedSolution:
-    """Outcome of :func:`refine_batch`.
-
-    Attributes
-    ----------
-    x : Tensor, shape (batch, k, n)
-    measures : Measures
-        Tensors of shape (batch, k).
-    residual : Tensor, shape (batch, k, m)
-        ``b - A x``.
-    probe_error : Tensor, shape (batch,)
-        Relative error of the known solution, in the variables ``R x``.
-    steps : int
-    """
-
-    x: torch.Tensor
-    measures: Measures
-    residual: torch.Tensor
-    probe_error: torch.Tensor
-    steps: int
-
-
-class System(Protocol):
-    """What is solved with R: :class:`Overdetermined` or :class:`Underdetermined`."""
-
-    def expand(self, z: torch.Tensor) -> torch.Tensor:
-        """The x with coordinates z."""
-
-    def image(self, x: torch.Tensor) -> torch.Tensor:
-        """The right-hand side of which x is the solution."""
-
-    def evaluate(
-        self, b: torch.Tensor, x: torch.Tensor, residual: torch.Tensor
-    ) -> tuple[torch.Tensor, Measures]:
-        """Coordinates of the correction that the residual asks for, and how good x is."""
+MARGIN = 3.0
+"""An estimate of a Frobenius norm from :data:`PROBES` Gaussian vectors is below a third of it once in some
+thousand cases where one direction dominates (chi-squared with 8 degrees of freedom), and never where many
+contribute."""
 
 
 class _Factored:
-    """A batch of tall matrices A with R of each.
+    """A batch of tall matrices T with R of each.
 
     Parameters
     ----------
-    a : Tensor, shape (batch, m, n), m >= n
-        float64, columns of comparable size.
-    r : Tensor, shape (batch, n, n)
+    t : Tensor, shape (batch, rows, columns), rows >= columns
+        float64, at most 1 in magnitude, columns of comparable size.
+    r : Tensor, shape (batch, columns, columns)
         Upper triangular, float64; accurate to any format.
+    low : Tensor, shape (batch, rows, columns), optional
+        What rounding T has lost.
+    b_low : Tensor, optional
+        What rounding the right-hand sides has lost.
 
     Attributes
     ----------
-    inverse : Tensor, shape (batch, n, n)
+    inverse : Tensor, shape (batch, columns, columns)
         ``R^-1``: products with it take less time than triangular solves for single vectors.
-    norm : Tensor, shape (batch, 1)
-        ``||A||_2`` from below: ``||A||_4^2 / ||A||_F`` with the Schatten 4-norm, which is at least
-        ``sqrt(2 / (1 + sqrt(n)))`` of it.
-    condition : Tensor, shape (batch,)
-        Condition number from above: ``||R||_F ||R^-1||_F``, at most n times as large.
+    rate : Tensor, shape (batch,)
+        ``||I - W^T W||_F`` from above, the rounding errors of its measurement included.
     """
 
-    def __init__(self, a: torch.Tensor, r: torch.Tensor) -> None:
-        self.a = a
+    def __init__(
+        self,
+        t: torch.Tensor,
+        r: torch.Tensor,
+        low: torch.Tensor | None = None,
+        b_low: torch.Tensor | None = None,
+    ) -> None:
+        self.t, self.low, self.b_low = t, low, b_low
+        self.doubled = Doubled.of(t)
         identity = torch.eye(r.shape[-1], dtype=r.dtype, device=r.device)
         self.inverse = torch.linalg.solve_triangular(r, identity, upper=True)
-        norm = torch.linalg.matrix_norm
-        size = norm(r)
-        self.norm = over(norm(r.mT @ r), size)[:, None]
-        self.condition = size * norm(self.inverse)
+        z = probes(r.shape[-1], r.device)
+        change = z - self.inverse.mT @ (t.mT @ (t @ (self.inverse @ z)))
+        self.rate = MARGIN * torch.linalg.matrix_norm(change)
+
+    def coordinates(self, g: torch.Tensor) -> torch.Tensor:
+        """``R^-T g``."""
+        return self.inverse.mT @ g
 
 
 class Overdetermined(_Factored):
-    """``min ||A x - b||``; the coordinates of x are ``R x``."""
+    """``min ||A x - b||`` for tall A.
 
-    def expand(self, z: torch.Tensor) -> torch.Tensor:
-        """``R^-1 z``."""
-        return z @ self.inverse.mT
+    Parameters are those of the matrices A, whose columns are at most 1 in magnitude.
 
-    def image(self, x: torch.Tensor) -> torch.Tensor:
-        """``A x``."""
-        return x @ self.a.mT
+    Attributes
+    ----------
+    columns : Tensor, shape (batch, n, 1)
+        Norms of the columns: the diagonal of D.
+    norm, norm_bound : Tensor, shape (batch, 1)
+        ``||B||_2`` for ``B = A D^-1``, from below and from above: from Schatten norms, within ``n^(1/4)``.
+    inverse_norm : Tensor, shape (batch, 1)
+        ``||B^+||_2`` from above, likewise.
+    """
 
-    def evaluate(
-        self, b: torch.Tensor, x: torch.Tensor, residual: torch.Tensor
-    ) -> tuple[torch.Tensor, Measures]:
-        """``R^-T A^T r``, and backward error and optimality of each right-hand side."""
-        gradient = residual @ self.a
-        projected = gradient @ self.inverse
+    def __init__(
+        self,
+        a: torch.Tensor,
+        r: torch.Tensor,
+        low: torch.Tensor | None = None,
+        b_low: torch.Tensor | None = None,
+    ) -> None:
+        super().__init__(a, r, low, b_low)
+        sizes = torch.linalg.vector_norm(a, dim=1)
+        self.columns = torch.where(sizes > 0, sizes, 1.0)[..., None]
+        self.norm, self.norm_bound = schatten_bounds(r / self.columns.mT)
+        self.inverse_norm = schatten_bounds(self.columns * self.inverse)[1]
+
+    @property
+    def condition(self) -> torch.Tensor:
+        """Condition number of B from above, shape (batch,)."""
+        return (self.norm_bound * self.inverse_norm)[:, 0]
+
+    def start(self, b: torch.Tensor) -> torch.Tensor:
+        return b.new_zeros(len(b), self.inverse.shape[1], b.shape[2])
+
+    def solution(self, unknowns: torch.Tensor) -> torch.Tensor:
+        return unknowns
+
+    def size(self, unknowns: torch.Tensor) -> torch.Tensor:
+        return lengths(self.columns * unknowns)
+
+    def evaluate(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> Evaluation:
+        """``R^-1 R^-T A^T r``, and the backward error and optimality of each right-hand side."""
+        residual, rest = self.doubled.residual(high, b, low)
+        if self.low is not None and self.b_low is not None:
+            rest = rest - self.low @ high + self.b_low
+        gradient = self.doubled.transposed_product(residual, rest)
+        if self.low is not None:
+            gradient = gradient + self.low.mT @ residual
+        projected = self.coordinates(gradient)
+        correction = self.inverse @ projected
         norms = Norms(
-            residual=_lengths(residual),
-            gradient=_lengths(gradient),
-            projected=_lengths(projected) / SMALLEST,
-            image=self.norm * _lengths(x),
-            b=_lengths(b),
+            residual=lengths(residual),
+            gradient=lengths(gradient / self.columns),
+            projected=lengths(projected) / (1 - self.rate[:, None]).clamp_min(0),
+            image=self.norm * self.size(high),
+            b=lengths(b),
         )
-        return projected, norms.measures(self.norm)
+        rate, noise = self.rate[:, None], DOUBLED * sum(self.t.shape[1:])
+        # Errors of the residual reach x through B^+, and those of the gradient through (B^T B)^-1.
+        wrong = rate / (1 - rate) * lengths(projected) + noise * (
+            self.norm_bound * self.size(high) + norms.b + self.condition[:, None] * norms.residual
+        )
+        return Evaluation(
+            correction, self.size(correction) + self.inverse_norm * wrong, residual, norms.measures(self.norm)
+        )
 
 
 class Underdetermined(_Factored):
-    """``min ||x||`` subject to ``A^T x = b``: x is in the range of A, and has coordinates ``R^-T A^T x``."""
+    """``min ||x||`` subject to ``A x = b`` for wide A, T being ``A^T`` with scaled columns: ``x = T w``.
 
-    def expand(self, z: torch.Tensor) -> torch.Tensor:
-        """``A R^-1 z``."""
-        return (z @ self.inverse.mT) @ self.a.mT
-
-    def image(self, x: torch.Tensor) -> torch.Tensor:
-        """``A^T x``."""
-        return x @ self.a
-
-    def evaluate(
-        self, b: torch.Tensor, x: torch.Tensor, residual: torch.Tensor
-    ) -> tuple[torch.Tensor, Measures]:
-        """``R^-T r``, and ``||r|| / (||A|| ||x|| + ||b||)`` of each right-hand side."""
-        error = over(_lengths(residual), self.norm * _lengths(x) + _lengths(b))
-        return residual @ self.inverse, Measures(error, error)
-
-
-def refine_batch(
-    system: System,
-    b: torch.Tensor,
-    *,
-    unknowns: int,
-    tolerance: float,
-    probe_tolerance: float,
-    max_steps: int = MAX_STEPS,
-    look: bool = True,
-) -> BatchedSolution:
-    """Solve and refine until each right-hand side meets the tolerance, or a step does not help it.
-
-    A right-hand side that is done stays as it is: its solution does not depend on the rest of the batch.
+    Both x and w are refined (the augmented system): errors of x outside the range of T do not show in the
+    residual of ``A x = b``.
 
     Parameters
     ----------
-    system : System
-    b : Tensor, shape (batch, k, m)
-        float64.
-    unknowns : int
-        Columns of R.
-    tolerance : float
-        What backward error and optimality should be; the latter is out of reach where the residual is nothing
-        but rounding errors.
-    probe_tolerance : float
-        What the relative error of the known solution should be.
-    max_steps : int
-    look : bool
-        Stop when nothing is left to refine; without, the host does not wait for the device.
-
-    Returns
-    -------
-    BatchedSolution
-        NaN where R is singular or a problem holds NaN or Inf. Other problems are not affected.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from neula.algorithms.batched_lstsq import Overdetermined, refine_batch
-    >>> a = torch.tensor([[[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]]], dtype=torch.float64)
-    >>> b = torch.tensor([[[1.0, 3.0, 5.0]]], dtype=torch.float64)
-    >>> system = Overdetermined(a, torch.linalg.qr(a, mode="r")[1])
-    >>> found = refine_batch(system, b, unknowns=2, tolerance=1e-15, probe_tolerance=1e-5)
-    >>> bool((found.x.flatten() - torch.tensor([1.0, 2.0])).abs().max() < 1e-14)
-    True
+    columns : Tensor, shape (batch, n, 1)
+        Norms of the columns of A, up to a common factor: the diagonal of D.
+    norm_bound, inverse_norm : Tensor, shape (batch, 1)
+        ``||B||_2`` and ``||B^+||_2`` from above for ``B = A D^-1``.
     """
-    known = _known_solution(unknowns, b.device)
-    b = torch.cat([b, system.image(system.expand(known.expand(len(b), -1, -1)))], 1)
-    residual = b
-    x = system.expand(b.new_zeros(*b.shape[:2], unknowns))
-    correction, measures = system.evaluate(b, x, residual)
-    active = torch.ones_like(measures.optimality, dtype=torch.bool)
-    best = torch.full_like(measures.optimality, torch.inf).expand(2, -1, -1)
-    recovered = torch.zeros_like(known)
-    steps = 0
-    while steps < max_steps and (not look or bool(active.any())):
-        steps += 1
-        correction = torch.where(active[..., None], correction, 0.0)
-        x = x + system.expand(correction)
-        recovered = recovered + correction[:, -1:]
-        residual = b - system.image(x)
-        correction, measures = system.evaluate(b, x, residual)
-        probe_error = _lengths(recovered - known) / _lengths(known)
-        merits = _merits(measures, tolerance, probe_error / probe_tolerance)
-        active &= (merits > 1).any(0) & (merits < STAGNATION * best).any(0)
-        best = torch.minimum(best, merits)
-    found = Measures(measures.backward_error[:, :-1], measures.optimality[:, :-1])
-    return BatchedSolution(x[:, :-1], found, residual[:, :-1], probe_error[:, 0], steps)
+
+    def __init__(
+        self,
+        t: torch.Tensor,
+        r: torch.Tensor,
+        columns: torch.Tensor,
+        low: torch.Tensor | None = None,
+        b_low: torch.Tensor | None = None,
+    ) -> None:
+        super().__init__(t, r, low, b_low)
+        self.columns = columns
+        self.norm, norm_bound = schatten_bounds(r)
+        self._condition = norm_bound * schatten_bounds(self.inverse)[1]
+
+    def start(self, b: torch.Tensor) -> torch.Tensor:
+        return b.new_zeros(len(b), sum(self.t.shape[1:]), b.shape[2])
+
+    def solution(self, unknowns: torch.Tensor) -> torch.Tensor:
+        return unknowns[:, : self.t.shape[1]]
+
+    def size(self, unknowns: torch.Tensor) -> torch.Tensor:
+        return lengths(self.columns * self.solution(unknowns))
+
+    def evaluate(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> Evaluation:
+        """Corrections of x and w, and ``||r|| / (||A|| ||x|| + ||b||)`` of each right-hand side."""
+        n = self.t.shape[1]
+        (x, w), (x_low, w_low) = high.tensor_split([n], 1), low.tensor_split([n], 1)
+        outside, rest = self.doubled.residual(w, x, w_low)
+        residual, residual_low = self.doubled.mT.residual(x, b, x_low)
+        rest = rest + x_low
+        if self.low is not None and self.b_low is not None:
+            rest, residual_low = rest - self.low @ w, residual_low - self.low.mT @ x + self.b_low
+        outside, residual = outside + rest, residual + residual_low
+        inside = self.coordinates(residual + self.t.mT @ outside)
+        dw = self.inverse @ inside
+        dx = self.t @ dw - outside
+        sizes = lengths(x)
+        noise = DOUBLED * sum(self.t.shape[1:]) * self._condition
+        rate = self.rate[:, None]
+        wrong = rate / (1 - rate) * (lengths(outside) + lengths(inside)) + noise * sizes
+        largest = self.columns.amax(1)
+        error = over(lengths(residual), self.norm * sizes + lengths(b))
+        return Evaluation(
+            torch.cat([dx, dw], 1),
+            lengths(self.columns * dx) + largest * wrong,
+            residual,
+            Measures(error, error),
+        )
 
 
 def cholesky_r(a: torch.Tensor) -> torch.Tensor:
@@ -241,25 +231,29 @@ def gram_schmidt_r(a: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return batched_qr(a.to(dtype), overwrite_a=dtype != a.dtype)[1].to(a.dtype)
 
 
-def _merits(measures: Measures, tolerance: float, probe: torch.Tensor) -> torch.Tensor:
-    """Backward error and optimality of each right-hand side as multiples of what is asked for, not below 1.
+def schatten_bounds(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``||A||_2`` from below and from above, shape (batch, 1), by one product.
 
-    Shape (2, batch, k + 1); of the known solution it is the error that counts, in both places.
+    With the Schatten 4-norm ``||A||_4`` they are ``||A||_4^2 / ||A||_F``, at least
+    ``sqrt(2 / (1 + sqrt(n)))`` of it, and ``||A||_4``, at most ``n^(1/4)`` times as large.
     """
-    both = torch.stack([measures.backward_error, measures.optimality]) / tolerance
-    both[..., -1:] = probe
-    return both.clamp_min(1.0)
+    norm = torch.linalg.matrix_norm
+    size = norm(a)[:, None, None]
+    scaled = a / torch.where(size > 0, size, 1.0)
+    square = norm(scaled.mT @ scaled)[:, None]
+    return size[..., 0] * square, size[..., 0] * square.sqrt()
 
 
-def _lengths(x: torch.Tensor) -> torch.Tensor:
-    """Norms of the rows of each matrix of a batch."""
-    return torch.linalg.vector_norm(x, dim=2)
+def lengths(x: torch.Tensor) -> torch.Tensor:
+    """Norms of the columns of each matrix of a batch, shape (batch, k)."""
+    return torch.linalg.vector_norm(x, dim=1)
 
 
-@cache
-def _known_solution(n: int, device: torch.device) -> torch.Tensor:
-    """A random direction, shape (1, 1, n), kept for CUDA graphs, which read it where it was when they were
-    recorded; the caller's random state stays untouched.
-    """
+@lru_cache(maxsize=64)
+def probes(n: int, device: torch.device) -> torch.Tensor:
+    """Vectors z with ``||A||_F^2 = E ||A z||_F^2``, shape (n, p): unit vectors, or Gaussian ones."""
+    if n <= PROBES:
+        return torch.eye(n, dtype=torch.float64, device=device)
     generator = torch.Generator("cpu").manual_seed(1)
-    return torch.randn(1, 1, n, generator=generator, dtype=torch.float64, device="cpu").to(device)
+    z = torch.randn(n, PROBES, generator=generator, dtype=torch.float64, device="cpu")
+    return (z / PROBES**0.5).to(device)

@@ -96,6 +96,7 @@ def cgls(
     stop: Stop,
     max_iterations: int,
     gradient: torch.Tensor | None = None,
+    by_gradient: bool = False,
 ) -> InnerSolution:
     """Minimize ``||A x - b||`` from x = 0 for all columns of b together.
 
@@ -112,9 +113,11 @@ def cgls(
         Stop here in any case, or as soon as the rate of convergence says that it will not be enough.
     gradient : Tensor, shape (n, k), optional
         ``A^T b`` where it is known already.
+    by_gradient : bool
+        Whether it is more accurate than b, so that it is to be updated also with an R in double precision.
     """
     gradient = operator.rmatmul(b) if gradient is None else gradient
-    residual, precise = b, r.dtype == torch.float64
+    residual, precise = b, r.dtype == torch.float64 and not by_gradient
     s = solve_rt(r, gradient)
     stop = stop.after(s)
     x = torch.zeros_like(s)

@@ -20,10 +20,12 @@ def largest_singular_value(r: torch.Tensor, steps: int = _STEPS + 1) -> float:
     steps : int
         Steps of the power method on ``R^T R``.
     """
-    return float(_largest(r, steps))
+    return float(_largest(r, steps, torch.ones_like(r[0])))
 
 
-def extreme_singular_values(r: torch.Tensor, triangle: Triangular) -> torch.Tensor:
+def extreme_singular_values(
+    r: torch.Tensor, triangle: Triangular, columns: torch.Tensor | None = None
+) -> torch.Tensor:
     """Estimates of the largest singular value of R, from below, and of the smallest, from above and 0 for an
     exactly singular one, where R is: nobody waits for them.
 
@@ -32,12 +34,16 @@ def extreme_singular_values(r: torch.Tensor, triangle: Triangular) -> torch.Tens
     r : Tensor, shape (n, n)
     triangle : Triangular
         The same R, as it is solved with.
+    columns : Tensor, shape (n,), optional
+        What its columns are divided by before.
 
     Returns
     -------
     Tensor, shape (2,)
     """
-    return torch.stack([_largest(r, _STEPS + 1), _smallest(triangle, _STEPS)])
+    columns = torch.ones_like(r[0]) if columns is None else columns.to(r.dtype)
+    largest, smallest = _largest(r, _STEPS + 1, columns), _smallest(triangle, _STEPS, columns)
+    return torch.stack([largest, smallest]).double()
 
 
 def expected_decay(diagonal: torch.Tensor, n: int) -> float:
@@ -68,17 +74,18 @@ def expected_decay(diagonal: torch.Tensor, n: int) -> float:
     return float(first / last * (then / last) ** further)
 
 
-def _largest(r: torch.Tensor, steps: int) -> torch.Tensor:
+def _largest(r: torch.Tensor, steps: int, columns: torch.Tensor) -> torch.Tensor:
     x = _random_vector(r)[:, 0]
     for _ in range(steps):
-        x = r.T @ (r @ (x / torch.linalg.vector_norm(x).clamp_min(torch.finfo(x.dtype).tiny)))
+        x = x / torch.linalg.vector_norm(x).clamp_min(torch.finfo(x.dtype).tiny)
+        x = (r.T @ (r @ (x / columns))) / columns
     return torch.linalg.vector_norm(x).sqrt()
 
 
-def _smallest(r: Triangular, steps: int) -> torch.Tensor:
-    x = _random_vector(r.r if isinstance(r, BlockTriangular) else r)
+def _smallest(r: Triangular, steps: int, columns: torch.Tensor) -> torch.Tensor:
+    x, d = _random_vector(r.r if isinstance(r, BlockTriangular) else r), columns[:, None]
     for _ in range(steps):
-        x = solve_normal(r, x / torch.linalg.vector_norm(x))
+        x = d * solve_normal(r, d * (x / torch.linalg.vector_norm(x)))
     growth = torch.linalg.vector_norm(x)
     regular = (r.diagonal() != 0).all() & (growth > 0)
     return torch.where(regular, growth.rsqrt(), 0.0)

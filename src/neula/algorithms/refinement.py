@@ -139,6 +139,8 @@ class Refined:
         Inner iterations in total.
     history : list of float
         Largest backward error of all right-hand sides at each restart.
+    forward_error : Tensor, shape (k,), or None
+        Bound on the relative error of x, where it was measured.
     """
 
     x: torch.Tensor
@@ -146,6 +148,7 @@ class Refined:
     residual_norm: torch.Tensor
     iterations: int = 0
     history: list[float] = field(default_factory=list)
+    forward_error: torch.Tensor | None = None
 
 
 def norms_of(

@@ -30,3 +30,63 @@ def power_of_two_scales(column_max: torch.Tensor) -> torch.Tensor:
     _, exponent = torch.frexp(column_max)
     scales = torch.ldexp(torch.ones_like(column_max), (-exponent).clamp(-limit, limit))
     return torch.where(column_max > 0, scales, 1.0)
+
+
+LIMIT = 2044
+"""Exponents beyond this shift any float64 number out of its range."""
+
+
+def binary_exponents(largest: torch.Tensor) -> torch.Tensor:
+    """The e with ``largest 2^-e`` in [1/2, 1), also for subnormal numbers; 0 for zero.
+
+    Examples
+    --------
+    >>> binary_exponents(torch.tensor([0.0, 1.0, 6.0, 2.0**-1074], dtype=torch.float64)).tolist()
+    [0, 1, 3, -1073]
+    """
+    return torch.frexp(largest)[1]
+
+
+def shift(x: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
+    """``x 2^e`` in float64, rounded once where it is subnormal; infinite where it overflows.
+
+    In two steps, since ``2^e`` alone may overflow where the product does not.
+
+    Examples
+    --------
+    >>> shift(torch.tensor([2.0**-1074], dtype=torch.float64), torch.tensor([1074])).item()
+    1.0
+    """
+    exponents = exponents.clamp(-LIMIT, LIMIT)
+    half = exponents.div(2, rounding_mode="floor")
+    return x * _power_of_two(half) * _power_of_two(exponents - half)
+
+
+def _power_of_two(exponents: torch.Tensor) -> torch.Tensor:
+    """``2^e`` for exponents of normal float64 numbers, by their bits."""
+    return (exponents.long() + 1023).bitwise_left_shift(52).view(torch.float64)
+
+
+def two_product(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``x y`` as an unevaluated sum of the rounded product and its rounding error, both float64.
+
+    Dekker's algorithm, by products of halves of the significands; exact unless numbers are near the ends of
+    the range.
+
+    Examples
+    --------
+    >>> x = torch.tensor([1 + 2.0**-40], dtype=torch.float64)
+    >>> high, low = two_product(x, x)
+    >>> high.item() == 1 + 2.0**-39, low.item() == 2.0**-80
+    (True, True)
+    """
+    product = x * y
+    (a, b), (c, d) = _halves(x), _halves(y)
+    return product, b * d - (((product - a * c) - b * c) - a * d)
+
+
+def _halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The upper and the lower 26 bits of float64 significands."""
+    large = x * (2.0**27 + 1)
+    upper = large - (large - x)
+    return upper, x - upper

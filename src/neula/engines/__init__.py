@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from neula.engines.cpu import BF16_GAIN, CpuEngine, measured_rates
+from neula.engines.cpu import CpuEngine, measured_rates, why_no_bf16
 from neula.engines.cuda import CudaEngine, measured_rate
 from neula.engines.emulated import EmulatedEngine
 from neula.engines.engine import Engine
@@ -80,11 +80,8 @@ def describe() -> list[dict[str, Any]]:
 def _describe_cpu() -> dict[str, Any]:
     rates = measured_rates(1024, 4096)
     formats = {name: {"rate_gflops": rate, "note": ""} for name, rate in rates.items()}
-    used = CpuEngine("cpu").formats
-    if "bf16" not in used:
-        formats["bf16"]["note"] = (
-            f"not used: below {BF16_GAIN} times the rate of fp32 (no bf16 unit); fp32 takes its place"
-        )
+    if obstacle := why_no_bf16():
+        formats["bf16"]["note"] = f"not used: {obstacle}; fp32 takes its place"
     formats["fp16"] = {"rate_gflops": None, "note": "not offered: CPUs emulate it, slower than fp32"}
     threads = f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
     return {"engine": "cpu", "available": True, "device": threads, "formats": formats, "note": ""}

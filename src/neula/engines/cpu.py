@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 import time
+from collections.abc import Mapping
 from functools import lru_cache
 
 import torch
@@ -14,7 +18,7 @@ class CpuEngine(Engine):
     """Real speed on a laptop or a server without a GPU.
 
     fp16 is missing on purpose: libraries emulate it on CPUs, hundreds of times slower than fp32.
-    bf16 is there where it measures faster than fp32 (AVX512-BF16, AMX, Arm BF16).
+    bf16 is there where a unit multiplies it (see :func:`why_no_bf16`).
     """
 
     name = "cpu"
@@ -28,8 +32,7 @@ class CpuEngine(Engine):
 
     @property
     def formats(self) -> tuple[str, ...]:
-        rate = measured_rates()
-        return ("bf16", "fp32", "fp64") if rate["bf16"] > BF16_GAIN * rate["fp32"] else ("fp32", "fp64")
+        return ("fp32", "fp64") if why_no_bf16() else ("bf16", "fp32", "fp64")
 
     @property
     def preconditioners(self) -> tuple[str, ...]:
@@ -65,8 +68,67 @@ same memory again instead of fresh pages, whose first touch costs as much as a t
 MIN_COLUMNS = 64
 """Narrower products run below the full rate."""
 
-BF16_GAIN = 1.3
-"""bf16 operands cost a conversion: below this advantage in the product alone they gain nothing."""
+BF16_UNITS = ("avx512_bf16", "amx_bf16")
+"""Flags of x86 processors that multiply bf16 at twice the rate of float32, or more; Arm's is ``bf16``."""
+
+CAPS = {
+    "ONEDNN_MAX_CPU_ISA": (
+        "SSE41",
+        "AVX",
+        "AVX2",
+        "AVX2_VNNI",
+        "AVX2_VNNI_2",
+        "AVX512_CORE",
+        "AVX512_CORE_VNNI",
+    ),
+    "ATEN_CPU_CAPABILITY": ("DEFAULT", "AVX2"),
+}
+"""Environment variables that keep oneDNN and torch from instruction sets, and their values below a bf16 unit.
+
+A cap of x86 counts on every processor, so that a CPU without bf16 can be had anywhere.
+"""
+
+_deciding = threading.Lock()
+
+
+def why_no_bf16() -> str:
+    """Why the CPU engine has no bf16; empty where it has.
+
+    What the processor, the environment and this build of torch say, asked once in a process: every thread
+    gets the same answer, and so do two processes in the same environment.
+    """
+    with _deciding:
+        return _decided()
+
+
+@lru_cache(maxsize=1)
+def _decided() -> str:
+    if not torch.backends.mkldnn.is_available():
+        return "this torch comes without oneDNN"
+    return obstacle_to_bf16(torch.cpu.get_capabilities(), os.environ, sys.platform)
+
+
+def obstacle_to_bf16(flags: Mapping[str, object], environment: Mapping[str, str], system: str) -> str:
+    """What keeps oneDNN from multiplying bf16 in a unit; empty where nothing does.
+
+    Parameters
+    ----------
+    flags : mapping
+        The processor's, as in ``torch.cpu.get_capabilities()``; what is not there is not known.
+    environment : mapping
+        Environment variables, of which oneDNN and torch read some as caps.
+    system : str
+        As in ``sys.platform``. Builds for Arm are known to reach the unit on Linux only.
+    """
+    arm = system == "linux" and flags.get("bf16")
+    if not (arm or any(flags.get(unit) for unit in BF16_UNITS)):
+        return "no bf16 unit is known in this CPU"
+    for cap, values in CAPS.items():
+        # oneDNN reads its variables by their old names, too.
+        name = next((n for n in (cap, cap.replace("ONEDNN", "DNNL")) if environment.get(n)), None)
+        if name is not None and environment[name].upper() in values:
+            return f"{name}={environment[name]} keeps the CPU from its bf16 unit"
+    return ""
 
 
 def onednn_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

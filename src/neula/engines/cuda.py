@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from functools import lru_cache
 
 import torch
 
@@ -43,6 +42,10 @@ it starts, and those of one that is busy would wait."""
 DIRECT_PIVOTED = 20000
 """Order from which on pivoted LU in fp16 is worth a try where fp64 is fast."""
 
+FAST_FP64 = frozenset({(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)})
+"""Compute capabilities of P100, V100, A100, H100 and H200, B200. Others (6.1, 8.6, 8.9, 10.3, 12.0) multiply
+fp64 at a 32nd of the rate of fp32 or less."""
+
 
 class CudaEngine(Engine):
     """cuBLAS products with half-precision operands and float32 results, in place on column-major storage.
@@ -70,9 +73,13 @@ class CudaEngine(Engine):
         return ("fp16", "bf16", "tf32", "fp32", "fp64")
 
     @property
+    def _has_fast_fp64(self) -> bool:
+        return fast_fp64(torch.cuda.get_device_capability(self.device))
+
+    @property
     def preconditioners(self) -> tuple[str, ...]:
         # Data-center GPUs multiply fp64 on tensor cores, as fast as fp32 without them.
-        return ("fp16", "fp64" if _has_fast_fp64(self.device) else "fp32")
+        return ("fp16", "fp64" if self._has_fast_fp64 else "fp32")
 
     @property
     def tournaments(self) -> bool:
@@ -85,12 +92,12 @@ class CudaEngine(Engine):
     @property
     def pivoted_lu(self) -> bool:
         # Other pivoted panels are library calls, and its LU in double takes no longer where fp64 is fast.
-        return self.tournaments or not _has_fast_fp64(self.device)
+        return self.tournaments or not self._has_fast_fp64
 
     @property
     def direct_pivoted(self) -> int:  # type: ignore[override]
         # Where what is lost in vain on ill-conditioned matrices is small beside cuSOLVER in double.
-        return DIRECT_PIVOTED if _has_fast_fp64(self.device) else self.direct
+        return DIRECT_PIVOTED if self._has_fast_fp64 else self.direct
 
     @property
     def _half(self) -> bool:
@@ -293,7 +300,9 @@ def measured_rate(engine: Engine, n: int = 4096) -> float:
     return 2e-6 * n**3 / best
 
 
-@lru_cache
-def _has_fast_fp64(device: torch.device) -> bool:
-    fp64, fp32 = (measured_rate(CudaEngine(device, name), 2048) for name in ("fp64", "fp32"))
-    return fp64 > 0.5 * fp32
+def fast_fp64(capability: tuple[int, int]) -> bool:
+    """Whether GPUs of a compute capability multiply fp64 at half the rate of fp32 or more.
+
+    Source: throughput of native arithmetic instructions, in the CUDA C++ programming guide.
+    """
+    return capability in FAST_FP64

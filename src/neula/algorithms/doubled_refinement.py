@@ -1,0 +1,167 @@
+"""Refinement with residuals in twice the working precision, until the forward error is that of the format.
+
+Residuals that are as accurate as a format of 106 bits makes them show the error of x itself: what a solver
+with a rate of convergence well below one makes of them is the error, up to that rate (for linear systems
+Carson and Higham, "Accelerating the Solution of Linear Systems by Iterative Refinement in Three Precisions",
+SIAM J. Sci. Comput. 40, 2018; for least squares Björck, "Iterative refinement of linear least squares
+solutions I", BIT 7, 1967, and Demmel, Hida, Riedy, Li, "Extra-precise iterative refinement for overdetermined
+least squares problems", ACM Trans. Math. Softw. 35, 2009). So the last correction, which is not applied any
+more, bounds what is left.
+
+Unknowns are unevaluated sums of two float64 numbers. Rounded to one, their errors along the large singular
+vectors would come back in every step, magnified along the small ones by the square of the condition number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from neula.algorithms.refinement import STAGNATION, Measures, over
+
+MAX_STEPS = 30
+"""At a rate of 1/4 so many steps give 60 bits."""
+
+MAX_RATE = 0.25
+"""Rate of convergence above which corrections are not trusted to show the error: it may be larger by
+``1 / (1 - rate)`` along the vectors where they are small."""
+
+DOUBLED = 2.0**-104
+"""Relative error of one operation in doubled products, with some room."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What residuals in doubled precision say of x.
+
+    Attributes
+    ----------
+    correction : Tensor, shape (batch, unknowns, k)
+        What to add to the unknowns.
+    error : Tensor, shape (batch, k)
+        Bound on ``||D (x - x*)||``, D being the norms of the columns of A: the size of the correction, and
+        by how much it may be wrong.
+    residual : Tensor, shape (batch, rows, k)
+        ``b - A x``.
+    measures : Measures
+        Tensors of shape (batch, k).
+    """
+
+    correction: torch.Tensor
+    error: torch.Tensor
+    residual: torch.Tensor
+    measures: Measures
+
+
+class System(Protocol):
+    """Problems of one shape, with factors to solve them approximately.
+
+    Attributes
+    ----------
+    rate : Tensor, shape (batch,)
+        By how much one correction reduces the error, at least, estimated from above.
+    """
+
+    rate: torch.Tensor
+
+    def start(self, b: torch.Tensor) -> torch.Tensor:
+        """Unknowns that are all zero, shape (batch, unknowns, k)."""
+
+    def evaluate(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> Evaluation:
+        """How good ``high + low`` is."""
+
+    def solution(self, unknowns: torch.Tensor) -> torch.Tensor:
+        """The x among the unknowns."""
+
+    def size(self, unknowns: torch.Tensor) -> torch.Tensor:
+        """``||D x||``, shape (batch, k)."""
+
+
+@dataclass(frozen=True)
+class DoubledSolution:
+    """Outcome of :func:`refine_doubled`.
+
+    Attributes
+    ----------
+    x : Tensor, shape (batch, n, k)
+    measures : Measures
+        Tensors of shape (batch, k).
+    residual : Tensor, shape (batch, rows, k)
+        ``b - A x``.
+    forward_error : Tensor, shape (batch, k)
+        Bound on ``||D (x - x*)|| / ||D x*||``; infinite where corrections are not to be trusted.
+    steps : int
+    """
+
+    x: torch.Tensor
+    measures: Measures
+    residual: torch.Tensor
+    forward_error: torch.Tensor
+    steps: int
+
+
+def refine_doubled(
+    system: System, b: torch.Tensor, *, tolerance: float, max_steps: int = MAX_STEPS, look: bool = True
+) -> DoubledSolution:
+    """Solve and refine until the forward error of each right-hand side meets the tolerance, or stagnates.
+
+    A right-hand side that is done stays as it is: its solution does not depend on the rest of the batch.
+
+    Parameters
+    ----------
+    system : System
+    b : Tensor, shape (batch, rows, k)
+        float64, elements near 1.
+    tolerance : float
+        What the forward error of the unrounded solution should be.
+    max_steps : int
+    look : bool
+        Stop when nothing is left to refine; without, the host does not wait for the device.
+
+    Returns
+    -------
+    DoubledSolution
+        NaN where factors or a problem are not finite. Other problems are not affected.
+    """
+    high = system.start(b)
+    low = torch.zeros_like(high)
+    found = system.evaluate(b, high, low)
+    active = torch.ones_like(found.error, dtype=torch.bool)
+    error = torch.full_like(found.error, torch.inf)
+    steps = 0
+    while steps < max_steps and (not look or bool(active.any())):
+        steps += 1
+        high, low = add_to_pair(high, low, torch.where(active[:, None], found.correction, 0.0))
+        found = system.evaluate(b, high, low)
+        before, error = error, over(found.error, system.size(high))
+        # The first correction may be far off along the small singular vectors, and bring an error above 1.
+        active &= (error > tolerance) & ((error < STAGNATION * before) | (steps < 2))
+    rounding = over(system.size(low), system.size(high))
+    trusted = (system.rate <= MAX_RATE)[:, None]
+    return DoubledSolution(
+        x=system.solution(high),
+        measures=found.measures,
+        residual=found.residual,
+        forward_error=torch.where(trusted, over(found.error, system.size(high)) + rounding, torch.inf),
+        steps=steps,
+    )
+
+
+def add_to_pair(high: torch.Tensor, low: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``high + low + x`` as an unevaluated sum, the second part being what rounding the first one lost.
+
+    Knuth's TwoSum, which needs no order of sizes.
+
+    Examples
+    --------
+    >>> one, tiny = torch.ones(1, dtype=torch.float64), torch.full((1,), 2.0**-60, dtype=torch.float64)
+    >>> high, low = add_to_pair(one, 0 * one, tiny)
+    >>> bool(high == 1), bool(low == tiny)
+    (True, True)
+    """
+    x = x + low
+    total = high + x
+    added = total - high
+    return total, (high - (total - added)) + (x - added)

@@ -1,0 +1,117 @@
+"""Refinement of a large least-squares solution until its forward error is that of the format.
+
+As :mod:`neula.algorithms.doubled_refinement` for small ones, with CGLS for the corrections: it needs no R
+that is accurate in double precision.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from neula.algorithms.cgls import Stop, cgls
+from neula.algorithms.condition import solve_rt
+from neula.algorithms.doubled_refinement import DOUBLED, add_to_pair
+from neula.algorithms.operators import LeastSquaresOperator
+from neula.algorithms.refinement import INNER_REDUCTION, STAGNATION, Refined, Scale, norms_of, over
+from neula.algorithms.scaling import power_of_two_scales
+from neula.algorithms.triangular import Triangular
+from neula.kernels.doubled import Doubled
+
+PASSES = 8
+"""Corrections at most; each is solved for to :data:`INNER_REDUCTION`, so that two do nearly always."""
+
+
+def refine_forward(
+    operator: LeastSquaresOperator,
+    r: Triangular,
+    b: torch.Tensor,
+    start: Refined,
+    *,
+    scale: Scale,
+    smallest: float,
+    tolerance: float,
+    max_iterations: int,
+) -> Refined:
+    """Correct x by residuals and gradients in twice the working precision.
+
+    Parameters
+    ----------
+    operator : LeastSquaresOperator
+        A, shape (m, n), float64, without weights and damping.
+    r : Triangular, shape (n, n)
+        Preconditioner.
+    b : Tensor, shape (m, k)
+    start : Refined
+        Where to go on.
+    scale : Scale
+        Its columns are the reciprocals of the norms of those of A.
+    smallest : float
+        Smallest singular value of ``A D^-1`` from below.
+    tolerance : float
+        Forward error at which to stop.
+    max_iterations : int
+        Inner iterations of each correction.
+
+    Returns
+    -------
+    Refined
+        With a bound on the forward error of each right-hand side.
+    """
+    scales = power_of_two_scales(1 / scale.columns)
+    doubled = Doubled.of((operator.a * scales)[None])
+
+    def evaluate(high: torch.Tensor, low: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Residual and gradient."""
+        y, y_low = ((x / scales[:, None])[None] for x in (high, low))
+        residual, rest = doubled.residual(y, b[None], y_low)
+        return residual[0], doubled.transposed_product(residual, rest)[0] / scales[:, None]
+
+    def size(x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.vector_norm(x / scale.columns[:, None], dim=0)
+
+    high, low = start.x, torch.zeros_like(start.x)
+    before = torch.full((b.shape[1],), torch.inf, dtype=b.dtype, device=b.device)
+    forward_error = before
+    iterations, x, measures, residual_norm = start.iterations, high, start.measures, start.residual_norm
+    for _ in range(PASSES + 1):
+        residual, gradient = evaluate(high, low)
+        projected = solve_rt(r, gradient) / scale.smallest
+        norms = norms_of(scale, b, high, residual, gradient, projected)
+        left = norms.projected + _noise(operator, norms.residual, size(high), norms.b, scale.norm, smallest)
+        error = over(left / smallest, size(high))
+        improved = error < before  # each right-hand side keeps its best
+        x = torch.where(improved, high, x)
+        forward_error = torch.where(improved, error + over(size(low), size(high)), forward_error)
+        measures, residual_norm = norms.measures(scale.norm), norms.residual
+        if not bool(((error > tolerance) & (error < STAGNATION * before)).any()):
+            break
+        before = torch.minimum(before, error)
+        stop = Stop(preconditioned=torch.zeros_like(error), reduction=INNER_REDUCTION)
+        step = cgls(
+            operator,
+            r,
+            residual,
+            stop=stop,
+            max_iterations=max_iterations,
+            gradient=gradient,
+            by_gradient=True,
+        )
+        iterations += step.iterations
+        high, low = add_to_pair(high, low, step.x)
+    return Refined(x, measures, residual_norm, iterations, start.history, forward_error)
+
+
+def _noise(
+    operator: LeastSquaresOperator,
+    residual: torch.Tensor,
+    size: torch.Tensor,
+    b: torch.Tensor,
+    norm: float,
+    smallest: float,
+) -> torch.Tensor:
+    """What rounding errors of doubled products add to ``||P r||``; their signs are random, and so they add up
+    as the square root of their number (Higham and Mary, "A new approach to probabilistic rounding error
+    analysis", SIAM J. Sci. Comput. 41, 2019).
+    """
+    unit = DOUBLED * sum(operator.shape) ** 0.5
+    return unit * (norm * size + b + norm / smallest * residual)

@@ -1,0 +1,43 @@
+"""The papers' comparators: solvers that do not refine."""
+
+from __future__ import annotations
+
+import torch
+
+from neula.algorithms.condition import solve_rt
+from neula.algorithms.direct import normal_equations, qr_solve
+from neula.algorithms.refinement import Refined, Scale, norms_of
+from neula.algorithms.rgsqrf import rgsqrf
+from neula.engines.corrected import arithmetic
+from neula.least_squares.preconditioned import Outcome, Preconditioner, Problem
+
+
+def unrefined(problem: Problem, algorithm: str) -> Outcome:
+    """The papers' direct solver (``"direct"``) or the normal equations (``"normal"``), in one format."""
+    options = problem.options
+    if problem.wide:
+        raise ValueError(f"algorithm {algorithm!r} needs at least as many rows as columns: use 'cgls'")
+    compute = options.compute or "fp32"
+    engine = arithmetic(options.engine, compute)
+    work = problem.operator.fill(engine, problem.scales)
+    rhs = problem.b.to(engine.storage)
+    if algorithm == "direct":
+        q, r = rgsqrf(work, engine, overwrite_a=True)
+        y = qr_solve(q, r, rhs)
+    else:
+        y, r = normal_equations(work, rhs, engine)
+    label = f"{algorithm} {compute}"
+    if not bool(torch.isfinite(y).all()):
+        why = "the factorization broke down: A is too ill-conditioned for it"
+        return Outcome(label, None, problem.rank, why)
+    preconditioner = Preconditioner.of(r.double(), r.double())
+    largest, smallest = preconditioner.extremes.tolist()
+    x = y.double() * problem.scales[:, None]
+    residual = problem.b - problem.operator.matmul(x)
+    gradient = problem.operator.rmatmul(residual)
+    columns = problem.scales / preconditioner.columns
+    scale = Scale(columns, largest)
+    projected = solve_rt(r.double() / problem.scales, gradient)
+    norms = norms_of(scale, problem.b, x, residual, gradient, projected)
+    refined = Refined(x, norms.measures(scale.norm), norms.residual)
+    return Outcome(label, refined, problem.rank, scale=scale, smallest=smallest, sizes=1 / columns)

@@ -1,0 +1,180 @@
+"""A batch of least-squares problems in numbers near 1, exactly those that were given.
+
+Rows are weighted, damping is stacked below, and then everything is multiplied by powers of two, so that no
+norm overflows or underflows. What the multiplication with weights rounds off is kept beside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from neula.algorithms.scaling import binary_exponents, shift, two_product
+
+Sum = tuple[torch.Tensor, torch.Tensor | None]
+"""A tensor, and what rounding it has lost; None where nothing is."""
+
+
+@dataclass(frozen=True)
+class ScaledProblems:
+    """``min ||A x - b||`` with the columns of A and b scaled by powers of two.
+
+    Attributes
+    ----------
+    a : Tensor, shape (batch, m, n)
+        float64, the largest element of each column in [1/2, 1).
+    a_low : Tensor or None
+        What rounding ``a`` has lost.
+    columns : Tensor of int, shape (batch, 1, n)
+        Exponents by which its columns were divided.
+    b, b_low : Tensor, shape (batch, m, k)
+        Likewise.
+    b_columns : Tensor of int, shape (batch, 1, k)
+    wide : bool
+        Whether a solution of minimum norm is asked for: fewer rows than columns, no damping.
+    """
+
+    a: torch.Tensor
+    a_low: torch.Tensor | None
+    columns: torch.Tensor
+    b: torch.Tensor
+    b_low: torch.Tensor | None
+    b_columns: torch.Tensor
+    wide: bool
+
+    @classmethod
+    def of(
+        cls, a: torch.Tensor, b: torch.Tensor, weights: torch.Tensor | None, damp: float | torch.Tensor
+    ) -> ScaledProblems:
+        """Weigh, damp and scale.
+
+        Parameters
+        ----------
+        a : Tensor, shape (batch, m, n)
+        b : Tensor, shape (batch, m, k)
+        weights : Tensor, shape (m,), or None
+        damp : float
+            0 for none.
+        """
+        wide = a.shape[1] < a.shape[2] and not damp
+        (a, a_low), columns = _weighted(a.double(), weights)
+        if damp:
+            a, a_low, columns = _damped(a, a_low, columns, damp)
+        (b, b_low), b_columns = _weighted(b.double(), weights)
+        if damp:
+            zero = b.new_zeros(len(b), a.shape[2], b.shape[2])
+            b, b_low = torch.cat([b, zero], 1), None if b_low is None else torch.cat([b_low, zero], 1)
+        return cls(a, a_low, columns, b, b_low, b_columns, wide)
+
+    @cached_property
+    def norms(self) -> torch.Tensor:
+        """Norms of the columns of ``a``, 1 for zero columns, shape (batch, 1, n): with them B = a / norms."""
+        norms = torch.linalg.vector_norm(self.a, dim=1, keepdim=True)
+        return torch.where(norms > 0, norms, 1.0)
+
+    def unscale(self, y: torch.Tensor) -> torch.Tensor:
+        """The x of the problem that was given, for a solution of the scaled one, shape (batch, n, k)."""
+        return shift(y, self.b_columns - self.columns.mT)
+
+    def scale(self, x: torch.Tensor) -> torch.Tensor:
+        """The inverse of :meth:`unscale`."""
+        return shift(x, self.columns.mT - self.b_columns)
+
+    def residual_norm(self, norm: torch.Tensor) -> torch.Tensor:
+        """Norms of residuals of the problem that was given, shape (batch, k)."""
+        return shift(norm, self.b_columns[:, 0])
+
+    @cached_property
+    def rows(self) -> ScaledRows:
+        """The same problem with its rows scaled: for solutions of minimum norm."""
+        return ScaledRows.of(self)
+
+
+@dataclass(frozen=True)
+class ScaledRows:
+    """``min ||x||`` subject to ``T^T x = b`` with the columns of T, the rows of A, scaled by powers of two.
+
+    Attributes
+    ----------
+    t, t_low : Tensor, shape (batch, n, m)
+    b, b_low : Tensor, shape (batch, m, k)
+    exponents : Tensor of int, shape (batch, 1, m)
+        Those by which the columns of T were divided.
+    units : Tensor of int, shape (batch, 1, 1)
+        That by which all of A was divided.
+    """
+
+    t: torch.Tensor
+    t_low: torch.Tensor | None
+    b: torch.Tensor
+    b_low: torch.Tensor | None
+    exponents: torch.Tensor
+    units: torch.Tensor
+
+    @classmethod
+    def of(cls, problems: ScaledProblems) -> ScaledRows:
+        units = problems.columns.amax(2, keepdim=True)
+
+        def rescaled(x: torch.Tensor | None, exponents: torch.Tensor) -> torch.Tensor | None:
+            return None if x is None else shift(x, exponents)
+
+        # Columns in their units again, relative to the largest; then rows.
+        a = shift(problems.a, problems.columns - units)
+        exponents = binary_exponents(a.abs().amax(2, keepdim=True))
+        columns = problems.columns - units - exponents
+        a, a_low = shift(problems.a, columns), rescaled(problems.a_low, columns)
+        return cls(
+            t=a.mT,
+            t_low=None if a_low is None else a_low.mT,
+            b=shift(problems.b, -exponents),
+            b_low=rescaled(problems.b_low, -exponents),
+            exponents=exponents.mT,
+            units=units,
+        )
+
+    def unscale(self, x: torch.Tensor, problems: ScaledProblems) -> torch.Tensor:
+        """The x of the problem that was given, shape (batch, n, k)."""
+        return shift(x, problems.b_columns - self.units)
+
+    def scale(self, x: torch.Tensor, problems: ScaledProblems) -> torch.Tensor:
+        """The inverse of :meth:`unscale`."""
+        return shift(x, self.units - problems.b_columns)
+
+    def norms(self, problems: ScaledProblems) -> torch.Tensor:
+        """Norms of the columns of A, in units of the largest one, shape (batch, n, 1)."""
+        return shift(problems.norms, problems.columns - self.units).mT
+
+
+def _weighted(x: torch.Tensor, weights: torch.Tensor | None) -> tuple[Sum, torch.Tensor]:
+    """``diag(weights) X`` with scaled columns, and their exponents, shape (batch, 1, columns)."""
+    if weights is None:
+        exponents = binary_exponents(x.abs().amax(1, keepdim=True))
+        return (shift(x, -exponents), None), exponents
+    # By significands and exponents: neither the product nor its factors overflow.
+    fraction, exponent = torch.frexp(x)
+    weight, shifts = torch.frexp(weights)
+    high, low = two_product(fraction, weight[:, None])
+    exponent = torch.where(high != 0, exponent + shifts[:, None], torch.iinfo(exponent.dtype).min // 2)
+    largest = exponent.amax(1, keepdim=True)
+    nonzero = (high != 0).any(1, keepdim=True)
+    exponents = torch.where(nonzero, largest, 0)
+    return (shift(high, exponent - exponents), shift(low, exponent - exponents)), exponents
+
+
+def _damped(
+    a: torch.Tensor, low: torch.Tensor | None, columns: torch.Tensor, damp: float | torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """``[A; damp I]``, its columns scaled."""
+    n = a.shape[2]
+    fraction, exponent = torch.frexp(torch.as_tensor(damp, dtype=a.dtype, device=a.device))
+    nonzero = (a != 0).any(1, keepdim=True)
+    exponents = torch.where(nonzero, torch.maximum(columns, exponent), exponent)
+    a, rest = shift(a, columns - exponents), None if low is None else shift(low, columns - exponents)
+    below = torch.diag_embed(shift(fraction.expand(len(a), n), exponent - exponents[:, 0]))
+    return (
+        torch.cat([a, below], 1),
+        None if rest is None else torch.cat([rest, torch.zeros_like(below)], 1),
+        exponents,
+    )

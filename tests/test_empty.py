@@ -1,0 +1,136 @@
+"""Matrices without elements: shapes and dtypes of NumPy and torch, nothing to warn about."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+
+import neula
+
+SINGLE = [(0, 3), (3, 0), (0, 0), (1, 0)]
+BATCHES = [(0, 3, 2), (0, 2, 3), (2, 0, 3), (2, 3, 0), (2, 0, 0), (0, 0, 0), (2, 0, 4, 3), (2, 3, 0, 4)]
+DTYPES = [np.float32, np.float64, np.int64]
+
+each_shape = pytest.mark.parametrize("shape", SINGLE + BATCHES, ids=str)
+each_dtype = pytest.mark.parametrize("dtype", DTYPES)
+each_engine = pytest.mark.parametrize("engine", ["cpu", "emulated"])
+
+
+@pytest.fixture(autouse=True)
+def no_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def same(found, expected) -> None:
+    assert found.shape == expected.shape
+    assert found.dtype == expected.dtype
+    assert (found == expected).all()
+
+
+@each_engine
+@each_dtype
+@each_shape
+@pytest.mark.parametrize("mode", ["reduced", "complete", "r"])
+def test_qr(shape, dtype, mode, engine):
+    a = np.zeros(shape, dtype)
+    result = neula.qr(a, mode, engine=engine, strict=True)
+    if mode == "r":
+        assert result.Q is None
+        same(result.R, np.linalg.qr(a, "r"))
+    else:
+        for found, expected in zip(result, np.linalg.qr(a, mode), strict=True):
+            same(found, expected)
+    assert result.converged
+    certificates = [result.certificate] if len(shape) == 2 else result.certificate
+    assert len(certificates) == int(np.prod(shape[:-2]))
+    assert all(c.accepted and c.residual == c.orthogonality == 0 for c in certificates)
+
+
+@each_shape
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("mode", ["reduced", "complete"])
+def test_qr_of_tensors(shape, dtype, mode):
+    for found, wide in zip(
+        neula.qr(torch.zeros(shape, dtype=dtype), mode),
+        torch.linalg.qr(torch.zeros(shape), mode),
+        strict=True,
+    ):
+        same(found, wide.to(dtype))
+
+
+@each_shape
+def test_options_of_qr_change_nothing(shape):
+    a = np.zeros(shape, np.float32, order="F")
+    for options in ({"algorithm": "householder"}, {"overwrite_a": True}, {"accuracy": "fp16"}):
+        same(neula.qr(a, **options).Q, np.linalg.qr(a)[0])
+
+
+@each_dtype
+@each_shape
+@pytest.mark.parametrize("compute", ["auto", "fp32_notc"])
+def test_tsqr(shape, dtype, compute):
+    a = np.zeros(shape, dtype)
+    result = neula.tsqr(a, compute=compute)
+    for found, expected in zip(result, np.linalg.qr(a), strict=True):
+        same(found, expected)
+    assert result.converged
+    same(neula.tsqr(a, "r").R, np.linalg.qr(a, "r"))
+
+
+@each_engine
+@each_dtype
+@each_shape
+@pytest.mark.parametrize("rcond", [None, 0.1])
+def test_orth(shape, dtype, rcond, engine):
+    a = np.zeros(shape, dtype)
+    found = neula.orth(a, rcond, engine=engine)
+    if 0 in shape[:-2]:  # which SciPy does not take
+        same(found, np.linalg.qr(a)[0])
+    else:
+        same(found, scipy.linalg.orth(a, rcond))
+
+
+@each_engine
+@each_dtype
+@pytest.mark.parametrize("shape", SINGLE)
+@pytest.mark.parametrize("options", [{}, {"rank": 0}, {"tol": 0.1}])
+def test_svd_lowrank(shape, dtype, options, engine):
+    a = np.zeros(shape, dtype)
+    result = neula.svd_lowrank(a, engine=engine, **options)
+    for found, expected in zip(result, np.linalg.svd(a, full_matrices=False), strict=True):
+        same(found, expected)
+    assert result.relative_error == 0
+    assert result.qr.converged
+
+
+def test_svd_lowrank_has_no_triplets_to_give():
+    with pytest.raises(ValueError, match=r"from 0 to min\(m, n\) = 0, got 1"):
+        neula.svd_lowrank(np.zeros((3, 0)), 1)
+
+
+@each_shape
+def test_gradients(shape):
+    a = torch.zeros(shape, requires_grad=True)
+    q, r = neula.qr(a)
+    for answer in (q, r, neula.orth(a), neula.tsqr(a).R):
+        same(torch.autograd.grad(answer.sum(), a)[0], torch.zeros(shape))
+
+
+@pytest.mark.gpu
+@each_shape
+def test_on_a_gpu(shape):
+    a = torch.zeros(shape, device="cuda")
+    for mode in ("reduced", "complete"):
+        for found, expected in zip(neula.qr(a, mode), torch.linalg.qr(a, mode), strict=True):
+            same(found, expected)
+    same(neula.tsqr(a).R, torch.linalg.qr(a).R)
+    same(neula.matmul(a, a.mT), a @ a.mT)
+    for rcond in (None, 0.1):
+        same(neula.orth(a, rcond), torch.linalg.qr(a).Q)
