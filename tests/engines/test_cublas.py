@@ -22,12 +22,12 @@ class Library:
     def __init__(self) -> None:
         self.mode, self.log, self.status = 0, [], 0
 
-    def cublasSetMathMode(self, handle: int, mode: int) -> int:  # noqa: N802
+    def cublasSetMathMode(self, handle: int, mode: int) -> int:
         assert handle == 7
         self.mode = mode
         return 0
 
-    def cublasGemmEx(self, handle: int, *arguments: Any) -> int:  # noqa: N802
+    def cublasGemmEx(self, handle: int, *arguments: Any) -> int:
         assert handle == 7
         transposed_a, transposed_b, m, n, k, alpha, *rest = arguments
         a, type_a, lda, b, type_b, ldb, beta, c, type_c, ldc, compute, _ = rest

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 
 from neula.algorithms.triangular import BlockTriangular, Triangular
+from neula.random_vectors import gaussian
 
 _STEPS = 4
+_SEED = 20200623
 
 
 def largest_singular_value(r: torch.Tensor, steps: int = _STEPS + 1) -> float:
@@ -119,11 +119,6 @@ def _random_vector(r: torch.Tensor) -> torch.Tensor:
     return random_direction(r.shape[0], r.dtype, r.device)
 
 
-@cache
 def random_direction(n: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A fixed direction that no matrix is built to avoid; the caller's random state stays untouched.
-
-    It stays where it is, since CUDA graphs read it where it was when they were recorded.
-    """
-    generator = torch.Generator("cpu").manual_seed(20200623)
-    return torch.randn(n, 1, generator=generator, dtype=dtype, device="cpu").to(device)
+    """A fixed direction that no matrix is built to avoid, shape (n, 1)."""
+    return gaussian(n, 1, dtype, device, seed=_SEED)

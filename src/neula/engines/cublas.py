@@ -141,10 +141,8 @@ def _library() -> ctypes.CDLL:
         raise OSError("there is no cuBLAS of NVIDIA's for Linux")
     library = ctypes.CDLL(f"libcublas.so.{version.split('.')[0]}", mode=os.RTLD_NOLOAD)
     pointer, number = ctypes.c_void_p, ctypes.c_int
-    matrix = [pointer, number, number]
+    matrix: list[Any] = [pointer, number, number]
     library.cublasSetMathMode.argtypes = [pointer, number]
-    library.cublasGemmEx.argtypes = [
-        *(pointer, *[number] * 5),
-        *(pointer, *matrix, *matrix, pointer, *matrix, number, number),
-    ]
+    product = [pointer, *matrix, *matrix, pointer, *matrix]
+    library.cublasGemmEx.argtypes = [pointer, *5 * [number], *product, *2 * [number]]
     return library

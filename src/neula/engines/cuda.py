@@ -199,12 +199,15 @@ class CudaEngine(Engine):
         if not self._half:
             return super().subtract_beside(products, other)
         current, side = torch.cuda.current_stream(self.device), _side_stream(self.device)
+
+        def subtract() -> None:
+            for a, b, c in products:
+                for rows, columns in self._pieces(*c.shape):
+                    self.gemm_low(a[rows], b[:, columns], c[rows, columns])
+
         side.wait_stream(current)
         try:
-            with torch.cuda.stream(side):
-                for a, b, c in products:
-                    for rows, columns in self._pieces(*c.shape):
-                        self.gemm_low(a[rows], b[:, columns], c[rows, columns])
+            graphs.on_stream(side, subtract)
             return other()
         finally:
             current.wait_stream(side)

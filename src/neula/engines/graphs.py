@@ -7,11 +7,14 @@ copy of the input, and return copies of the results.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeVar
 
 import torch
 
@@ -24,23 +27,41 @@ its input, and larger ones keep a GPU busy for longer than Python takes to launc
 KEPT = 2
 """Inputs of the largest size whose graphs are kept, or more of smaller ones."""
 
+LEAST = 1 << 21
+"""Bytes that a graph takes, however small: what torch's allocator reserves at a time."""
+
+MOST = 1024
+"""Keys that are remembered, of what was called once, and of what is played back or cannot be."""
+
+STREAMS = 128
+"""Streams of callers that are remembered."""
+
+Result = TypeVar("Result")
+
 _lock = threading.Lock()
 _recording = threading.local()
 """What is called while something is recorded becomes a part of that, and is not recorded itself."""
 
 _seen: OrderedDict[Hashable, None] = OrderedDict()
 _graphs: OrderedDict[Hashable, _Graph | None] = OrderedDict()
+_pools: OrderedDict[tuple[torch.device, int], torch.cuda.CUDAGraph] = OrderedDict()
+"""For each stream of a caller an empty graph, in whose memory all others for this stream work.
+
+Memory of a graph's own would stay reserved when the graph is gone. Graphs may share it where one is played
+back after the other, and its results are copied before the next one.
+"""
 
 
 @dataclass(frozen=True)
 class _Graph:
     inputs: Tensors
     outputs: Tensors
+    kept: Tensors
     graph: torch.cuda.CUDAGraph
 
     @property
     def nbytes(self) -> int:
-        return sum(x.nbytes for x in self.inputs)
+        return max(LEAST, sum(x.nbytes for x in (*self.inputs, *self.outputs)))
 
     def __call__(self, inputs: Tensors, out: Tensors | None) -> Tensors:
         _copy(self.inputs, inputs)
@@ -76,7 +97,7 @@ def replay(
     device = inputs[0].device
     largest = largest_input(device)
     too_large = sum(x.nbytes for x in inputs) > largest
-    if too_large or getattr(_recording, "active", False) or torch.cuda.is_current_stream_capturing():
+    if too_large or is_recording():
         return _called(function, inputs, out)
     stream = torch.cuda.current_stream(device)
     full_key = (key, *((x.shape, x.stride(), x.dtype) for x in inputs), device, stream.stream_id)
@@ -86,15 +107,11 @@ def replay(
             _graphs.move_to_end(full_key)
             graph = _graphs[full_key]
         elif full_key in _seen:
-            _recording.active = True
-            try:
-                graph = _graphs[full_key] = _captured(function, inputs, stream)
-            finally:
-                _recording.active = False
+            graph = _graphs[full_key] = _captured(function, inputs, stream)
             _make_room(KEPT * largest, stream)
         else:
             _seen[full_key] = graph = None
-            while len(_seen) > 1024:
+            while len(_seen) > MOST:
                 _seen.popitem(last=False)
         if graph is not None:
             return graph(inputs, out)
@@ -115,15 +132,49 @@ def recorded(
     like : Tensor
         What it is called for once.
     """
-    if getattr(_recording, "active", False) or torch.cuda.is_current_stream_capturing():
+    if is_recording():
         return function
     with _lock:
-        _recording.active = True
-        try:
-            graph = _captured(lambda x: (function(x),), (like,), torch.cuda.current_stream(like.device))
-        finally:
-            _recording.active = False
-    return function if graph is None else lambda x: graph((x,), None)[0]
+        graph = _captured(lambda x: (function(x),), (like,), torch.cuda.current_stream(like.device))
+    if graph is None:
+        return function
+
+    def played_back(x: torch.Tensor) -> torch.Tensor:
+        with _lock:  # graphs of other threads for this stream work in the same memory
+            return graph((x,), None)[0]
+
+    return played_back
+
+
+def is_recording() -> bool:
+    """Whether what is launched becomes a part of a graph, one of these or one of the user's."""
+    return records() or torch.cuda.is_current_stream_capturing()
+
+
+def records() -> bool:
+    """Whether this thread is recording one of these graphs."""
+    return getattr(_recording, "kept", None) is not None
+
+
+def kept(key: Hashable, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """``make()``; in a recording once for each key, and alive as long as the graph that reads it."""
+    recording = getattr(_recording, "kept", None)
+    if recording is None:
+        return make()
+    if key not in recording:
+        recording[key] = make()
+    return recording[key]
+
+
+def on_stream(stream: torch.cuda.Stream, function: Callable[[], Result]) -> Result:
+    """``function()`` with its launches on a stream; the current one is back afterwards, come what may."""
+    device, before = torch.cuda.current_device(), torch.cuda.current_stream(stream.device)
+    try:
+        torch.cuda.set_stream(stream)
+        return function()
+    finally:
+        torch.cuda.set_stream(before)
+        torch.cuda.set_device(device)
 
 
 def largest_input(device: torch.device) -> int:
@@ -143,31 +194,71 @@ def clear() -> None:
             torch.cuda.synchronize()
         _graphs.clear()
         _seen.clear()
+        _pools.clear()
 
 
 def _captured(function: Callable[..., Tensors], inputs: Tensors, stream: torch.cuda.Stream) -> _Graph | None:
     """A graph of the function, or None if one of its steps cannot be recorded."""
     own = tuple(_clone(x) for x in inputs)
-    function(*own)  # compiles kernels and makes what is made once, neither of which a graph may do
-    side = _beside(stream.device, stream.stream_id)
-    side.wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
+    side, graph = _beside(stream.device, stream.stream_id), torch.cuda.CUDAGraph()
+    read: dict[Hashable, torch.Tensor] = {}
     try:
-        with torch.cuda.stream(side):
-            # Not torch.cuda.graph, which empties the caches of the user. Other threads may go on.
-            graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                outputs = function(*own)
-            finally:
-                graph.capture_end()
-    except RuntimeError:
-        _recover(side)
-        return None
+        _recording.kept = read
+        function(*own)  # compiles kernels and makes what is made once, neither of which a graph may do
+        side.wait_stream(stream)
+        memory = _pool(stream, side)
+        outputs = on_stream(side, lambda: _capture(graph, function, own, memory))
+    except _NotRecordedError as error:
+        _pools.pop((stream.device, stream.stream_id), None)
+        with contextlib.suppress(_NotRecordedError):
+            _pool(stream, side)  # torch takes random numbers to be recorded until a recording has succeeded
+        if isinstance(error.__cause__, RuntimeError):
+            return None
+        raise error.__cause__ from None  # type: ignore[misc]
+    finally:
+        _recording.kept = None
     stream.wait_stream(side)
-    return _Graph(own, outputs, graph)
+    return _Graph(own, outputs, tuple(read.values()), graph)
 
 
-@lru_cache
+class _NotRecordedError(Exception):
+    """A recording was broken off, by an error of torch or by the user."""
+
+
+def _capture(
+    graph: torch.cuda.CUDAGraph,
+    function: Callable[..., Tensors],
+    inputs: Tensors,
+    memory: torch.cuda.CUDAGraph | None,
+) -> Tensors:
+    """Record the function on the current stream, which records nothing any more afterwards."""
+    pool = None if memory is None else memory.pool()
+    try:
+        # Not torch.cuda.graph, which empties the caches of the user. Other threads may go on.
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        outputs = function(*inputs)
+        graph.capture_end()
+    except BaseException as error:
+        with contextlib.suppress(RuntimeError):  # what has failed, has not begun or is at its end
+            graph.capture_end()
+        raise _NotRecordedError from error
+    return outputs
+
+
+def _pool(stream: torch.cuda.Stream, side: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+    """The graph in whose memory those for a stream work."""
+    key = (stream.device, stream.stream_id)
+    if key not in _pools:
+        graph = torch.cuda.CUDAGraph()
+        on_stream(side, lambda: _capture(graph, lambda: (torch.zeros((), device=side.device),), (), None))
+        _pools[key] = graph
+        while len(_pools) > STREAMS:
+            _pools.popitem(last=False)
+    _pools.move_to_end(key)
+    return _pools[key]
+
+
+@lru_cache(maxsize=STREAMS)
 def _beside(device: torch.device, stream_id: int) -> torch.cuda.Stream:
     """Where what is called on a stream is recorded, always the same.
 
@@ -184,17 +275,18 @@ def _clone(x: torch.Tensor) -> torch.Tensor:
     return x.clone()
 
 
-def _recover(side: torch.cuda.Stream) -> None:
-    """After a recording that failed: torch takes random numbers to be recorded until one has succeeded."""
-    empty = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(side):
-        empty.capture_begin(capture_error_mode="thread_local")
-        torch.zeros((), device=side.device)
-        empty.capture_end()
-
-
 def _make_room(limit: int, stream: torch.cuda.Stream) -> None:
     """Forget the graphs that were not used for longest."""
-    while sum(graph.nbytes for graph in _graphs.values() if graph is not None) > limit:
+    while len(_graphs) > MOST or sum(graph.nbytes for graph in _graphs.values() if graph is not None) > limit:
         torch.cuda.synchronize(stream.device)  # one that still runs needs its memory
         _graphs.popitem(last=False)
+
+
+def _after_fork() -> None:
+    """In a child: another thread of the parent may have held the lock. torch refuses CUDA there anyhow."""
+    global _lock, _recording
+    _lock, _recording = threading.Lock(), threading.local()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

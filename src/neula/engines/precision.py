@@ -1,9 +1,9 @@
 """Products in the precision that was asked for, whatever the process-wide switches of torch say.
 
-torch takes the precision of a float32 product on CUDA, IEEE or TF32, from a global of the process. neula does
-not write it: another thread would see it, and may write it itself. Inside ATen a guard of the *thread* forbids
-TF32, as torch needs it for its own triangular solves. It has no name in Python, but it is an exported class
-with one byte of data, and its constructor and destructor can be called.
+torch takes the precision of a float32 product on CUDA, IEEE or TF32, from a global of the process. neula
+does not write it: another thread would see that, and may write it itself. Inside ATen a guard of the *thread*
+forbids TF32, as torch needs it for its own triangular solves. It has no name in Python, but it is an exported
+class with one byte of data, and its constructor and destructor can be called.
 """
 
 from __future__ import annotations
@@ -91,5 +91,10 @@ def _lt_is_preferred() -> bool:
 @contextmanager
 def plain_arithmetic(device: torch.device) -> Iterator[None]:
     """No gradients, and no autocast that would round operands behind an engine's back."""
-    with torch.no_grad(), torch.autocast(device.type, enabled=False):
-        yield
+    casts = torch.is_autocast_enabled(device.type)
+    with torch.no_grad():
+        try:
+            torch.set_autocast_enabled(device.type, False)
+            yield
+        finally:
+            torch.set_autocast_enabled(device.type, casts)
