@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
 
+from neula.accuracy import solve_bound
 from neula.algorithms.butterfly import TwoSided
 from neula.algorithms.factorization import growth_of
 from neula.algorithms.lu import VARIANTS, PackedLU, lu_factorize, panel_widths
+from neula.algorithms.lu_refinement import KeptMatrix, RefinedSolution, refined_solution
 from neula.algorithms.substitution import Substitution
 from neula.compilation import eager
-from neula.engines import FP16, Engine, Format, format_named, format_of, select_engine
+from neula.engines import Engine, Format, format_of, select_engine
 from neula.engines.precision import plain_arithmetic
 from neula.errors import unknown_name
-from neula.inputs import check_finite, check_matrix, take
+from neula.inputs import check_finite, take
+from neula.lu_batch import RightHandSides, naming, stacked
+from neula.lu_checks import check_factors, check_range, check_square, choose_formats, report_solutions
 from neula.progress import Progress
 from neula.result import LUFactors
 
@@ -34,17 +40,18 @@ def lu_factor(
     compute: str | None = None,
     storage: str | None = None,
     engine: str | Engine = "auto",
+    keep_a: bool = True,
     progress: Progress | None = None,
 ) -> LUFactors:
     """LU factorization on matrix units, with the factors kept in half precision.
 
     The factors are as accurate as their format, and take half the memory of those in single precision. They
-    are meant to be refined with, or to be studied: nothing is scaled, and no accuracy is certified.
+    are there to be refined with, which :func:`lu_solve` does, or to be studied: nothing is scaled.
 
     Parameters
     ----------
-    A : array_like, shape (n, n)
-        NumPy array, torch tensor or DLPack object; not modified.
+    A : array_like, shape (..., n, n)
+        NumPy array, torch tensor or DLPack object; not modified. Leading dimensions are a batch.
     variant : str
         The algorithm of [1]_:
 
@@ -73,29 +80,36 @@ def lu_factor(
         in float32.
     engine : {"auto", "cpu", "cuda", "emulated"} or Engine
         What multiplies. ``"auto"`` goes by the device of A.
+    keep_a : bool
+        Whether the factors remember A for :func:`lu_solve` to refine with: by reference, so that its memory
+        is not freed before theirs, and A must stay as it is. That it does is checked before each solve by its
+        product with a random vector. Without A solutions are as accurate as the factors, which is half a
+        dozen bits to three digits in half precision, and no accuracy is certified.
     progress : callable, optional
         Called with the name of the stage and the part of it that is done.
 
     Returns
     -------
     LUFactors
-        Holds ``L``, ``U``, ``pivots`` and ``storage_bytes``; pass it to :func:`lu_solve`.
+        Holds ``L``, ``U``, ``pivots`` and ``storage_bytes``, of a batch as arrays of shape (..., n, n) and
+        (..., n); pass it to :func:`lu_solve`.
 
     Raises
     ------
     ValueError
-        If A is not square, is empty, or has NaN or Inf, for unknown names, and for panels or formats that do
-        not go together.
+        If A is not square, or has NaN or Inf, for unknown names, and for panels or formats that do not go
+        together.
     TypeError
         For complex or sparse input.
     OverflowError
         If an element of A, L or U is too large for the format.
     numpy.linalg.LinAlgError
-        If a pivot is exactly zero.
+        If a pivot is exactly zero; of a batch all messages say which matrix it was.
 
     See Also
     --------
     lu_solve : solve with the factors.
+    solve : solve systems whose matrices are not needed again.
 
     Notes
     -----
@@ -121,179 +135,231 @@ def lu_factor(
     """
     taken = take(A, "A")
     a = taken.tensor
-    _check_square(a)
+    check_square(a)
     if variant not in VARIANTS:
         raise unknown_name("variant", variant, VARIANTS)
     if pivot not in PIVOTING:
         raise unknown_name("pivot", pivot, PIVOTING)
-    chosen, kept = _choose_formats(variant, compute, storage, select_engine(engine, a.device))
+    chosen, kept = choose_formats(variant, compute, storage, select_engine(engine, a.device))
     r, s = panel_widths(variant, chosen, panel, inner_panel, pivot == "partial")
-    n = a.shape[0]
+    batch, n = tuple(a.shape[:-2]), a.shape[-1]
+    indices = list(np.ndindex(*batch))
+    transform = TwoSided.random(n, chosen.device) if pivot == "rbt" else None
+    options = _Options(chosen, kept, variant, r, s, pivot, transform, keep_a)
+    found = []
     with plain_arithmetic(chosen.device):
-        work = a.to(chosen.device)
-        largest = chosen.column_max(work)
-        check_finite(work, largest, "A")
-        _check_range(work, largest, kept)
-        largest = largest.amax()
-        transform = TwoSided.random(n, chosen.device) if pivot == "rbt" else None
-        if transform is not None:
-            work = transform.mixed(work, chosen)
-            largest = chosen.column_max(work.T).amax()
-        packed = lu_factorize(
-            work,
-            chosen,
-            variant=variant,
-            panel=r,
-            inner_panel=s,
-            storage=kept,
-            pivoting=pivot == "partial",
-            on_columns=None if progress is None else lambda done: progress("lu", min(1.0, done / n)),
-        )
-        _check_factors(packed, chosen, pivot)
-    return LUFactors(
-        packed=packed,
+        for i, index in enumerate(indices):
+            with naming(index):
+                found.append(_factorize(a[index], options, _part_of(progress, i, len(indices), n)))
+    # Factors that do not keep A must not keep it alive.
+    give_back = replace(taken, tensor=a.new_empty(0), graph=a.new_empty(0)).give_back
+    make = partial(
+        LUFactors,
         variant=variant,
         panel=r,
         inner_panel=s,
         compute=chosen.format.name,
         storage=kept.name,
         engine=str(chosen),
+        dtype=a.dtype,
+        give_back=give_back,
         transform=transform,
-        measure_growth=partial(growth_of, packed.lu, largest, chosen),
-        give_back=partial(taken.give_back, dtype=a.dtype),
     )
+
+    def one(packed: PackedLU, of: _Factorized) -> LUFactors:
+        growth = partial(growth_of, packed.lu, of.largest, chosen)
+        return make(packed=packed, kept=of.matrix, measure_growth=growth)
+
+    if not batch:
+        return one(found[0].packed, found[0])
+    packed = stacked([each.packed for each in found], batch, n, kept)
+    members = tuple(
+        one(PackedLU(packed.lu[index], packed.permutation[index], kept), each)
+        for index, each in zip(indices, found, strict=True)
+    )
+
+    def growths() -> Any:
+        each = torch.tensor([member.growth for member in members], dtype=torch.float64)
+        return give_back(each.reshape(batch), torch.float64)
+
+    return make(packed=packed, members=members, measure_growth=growths)
 
 
 @eager
-def lu_solve(F: LUFactors, b: Any) -> Any:
-    """Solve ``A x = b`` with the factors of A, by substitution in float32 or float64.
+def lu_solve(F: LUFactors, b: Any, *, refine: bool | None = None, strict: bool = False) -> Any:
+    """Solve ``A x = b`` with the factors of A, refined to the accuracy of the dtype.
 
-    The solution is as accurate as the factors are. The first solve inverts blocks on the diagonal of factors
-    in half precision, which F keeps: ``1024 n`` to ``4096 n`` numbers in the precision of the substitution.
+    The factors correct the solution until its backward error, computed from the true residual in double
+    precision, is that of the dtype: by themselves (classical refinement) or, where that does not converge, as
+    the preconditioner of GMRES. The first solve prepares what later ones use again, which takes as long as
+    some solves: it estimates the condition number of A, and inverts blocks on the diagonal of factors in half
+    precision, ``1024 n`` to ``4096 n`` numbers in each precision in which they solve.
 
     Parameters
     ----------
     F : LUFactors
-        From :func:`lu_factor`.
-    b : array_like, shape (n,) or (n, k)
-        One or several right-hand sides; not modified. Substitution is in float64 if b is, else in float32.
+        From :func:`lu_factor`. Any number of threads may solve with it.
+    b : array_like, shape (n,) or (..., n, k)
+        One or several right-hand sides; not modified. It is a vector only if it is one-dimensional, and goes
+        with every matrix of a batch then; otherwise leading dimensions are broadcast with those of A, as in
+        SciPy.
+    refine : bool, optional
+        By default if F keeps A. Without refinement the solution is as accurate as the factors are: with
+        factors in fp16 three digits at best, of a matrix that is well-conditioned, and nothing is certified.
+        Substitution is then in float64 if the result is, else in float32.
+    strict : bool, optional
+        Raise an :class:`~neula.result.AccuracyError` where there would be a warning.
 
     Returns
     -------
-    array, shape (n,) or (n, k)
-        In the library, on the device and in the dtype of b.
+    array, shape (..., n) or (..., n, k)
+        In the library and on the device of b, in the wider of the dtypes of A and b.
 
     Raises
     ------
     ValueError
-        If b does not fit, or has NaN or Inf.
+        If b does not fit, or has NaN or Inf; if A was changed since it was factorized; for ``refine=True``
+        with factors that do not keep A.
     TypeError
         If F is not an LUFactors, and for complex or sparse b.
     OverflowError
         If the solution is too large for its dtype.
+    AccuracyError
+        If there would be a warning and ``strict`` is set.
+
+    Warns
+    -----
+    AccuracyWarning
+        If refinement with these factors does not reach the accuracy of the dtype, and if A is so
+        ill-conditioned that no digit of the solution is sure.
+
+    See Also
+    --------
+    solve : the same with factors that it chooses, and better ones where these do not do.
+
+    Notes
+    -----
+    The backward error is ``||b - A x|| / (||A|| ||x|| + ||b||)`` in the infinity norm, as in :func:`solve`.
+    No digit is sure where the condition number times the unit roundoff of the dtype exceeds a tenth.
 
     Examples
     --------
     >>> import numpy as np, neula
     >>> A = np.array([[4.0, 1.0], [2.0, 3.0]])
     >>> F = neula.lu_factor(A, engine="emulated")
-    >>> neula.lu_solve(F, np.array([6.0, 8.0])).round(3)
+    >>> neula.lu_solve(F, np.array([6.0, 8.0])).round(12)
     array([1., 2.])
     """
     if not isinstance(F, LUFactors):
         raise TypeError(f"F is a {type(F).__name__}: pass what neula.lu_factor returns")
     taken = take(b, "b")
-    n = F.shape[0]
-    if taken.tensor.ndim not in (1, 2) or taken.tensor.shape[0] != n:
-        raise ValueError(
-            f"b has shape {tuple(taken.tensor.shape)}, and A {n} rows: pass b of shape ({n},) or ({n}, k)"
-        )
-    lu = F.packed.lu
-    work = torch.float64 if taken.tensor.dtype == torch.float64 else torch.float32
-    with plain_arithmetic(lu.device):
-        columns = taken.tensor.reshape(n, -1).to(lu.device, work)
-        if columns.shape[1] == 0:
-            return taken.give_back(columns)
-        check_finite(columns, columns.abs().amax(0), "b")
-        solver = F.solvers.setdefault(work, Substitution(F.packed, work))
-        x = solver.solve(columns) if F.transform is None else F.transform.solve(solver.solve, columns)
-        if not bool(x.isfinite().all()):
-            raise OverflowError(
-                f"the solution overflows {work}: pass b in float64"
-                if work == torch.float32
-                else "the solution overflows float64: U is numerically singular"
-            )
-    return taken.give_back(x.reshape(taken.tensor.shape))
+    if refine and not F.keeps_a:
+        raise ValueError("refine=True needs A, which these factors do not keep: factorize with keep_a=True")
+    refine = F.keeps_a if refine is None else refine
+    batch, n = F.shape[:-2], F.shape[-1]
+    sides = RightHandSides.broadcast(taken.tensor, batch, n)
+    dtype = torch.promote_types(F.dtype, taken.tensor.dtype)
+    target, device = format_of(dtype), F.packed.lu.device
+    work = torch.float64 if refine or dtype == torch.float64 else torch.float32
+    evidence: dict[tuple[int, ...], RefinedSolution] = {}
+    x = torch.empty(sides.columns.shape, dtype=work, device=device)
+    with plain_arithmetic(device):
+        if x.numel():
+            check_finite(taken.tensor, taken.tensor.abs().amax(), "b")
+            for i, (index, member) in enumerate(zip(np.ndindex(*batch), F.members or (F,), strict=True)):
+                with naming(index):
+                    columns = sides.of_matrix(i, device, work)
+                    if refine:
+                        evidence[index] = _refined(member, columns, target)
+                        solution = evidence[index].x
+                    else:
+                        solution = _substituted(member, columns)
+                    _check_solution(solution)
+                    sides.put(x, i, solution)
+    answer = taken.give_back(x.reshape(sides.shape), dtype)
+    report_solutions(evidence, answer, F, target, strict=strict)
+    return answer
 
 
-def _check_square(a: torch.Tensor) -> None:
-    check_matrix(a, "A")
-    if a.ndim > 2:
-        raise ValueError(f"lu_factor takes one matrix at a time, got shape {tuple(a.shape)}")
-    if a.shape[0] != a.shape[1]:
-        raise ValueError(
-            f"A must be square, got shape {tuple(a.shape)}: for least squares use neula.lstsq, for other "
-            "shapes neula.qr"
-        )
-
-
-def _choose_formats(
-    variant: str, compute: str | None, storage: str | None, engine: Engine
-) -> tuple[Engine, Format]:
-    """The engine in the format of the products, and the format of the matrix."""
-    kept = None if storage is None else format_named(storage)
-    if variant != "3.1":
-        chosen = engine.using(compute or storage or engine.format)
-        if kept not in (None, chosen.format):
-            raise ValueError(
-                f"variant {variant!r} keeps the matrix in the format of its products: "
-                f"got compute={compute!r} and storage={storage!r}; leave one out, or pass variant='3.1'"
-            )
-        return chosen, chosen.format
-    wide = kept is not None and kept == format_of(kept.storage)
-    chosen = engine.using(compute or (engine.format if wide or kept is None else kept))
-    kept = kept or format_of(chosen.storage)
-    if kept not in (chosen.format, format_of(chosen.storage)):
-        raise ValueError(
-            f"variant '3.1' with products in {chosen.format.name} keeps the matrix in "
-            f"{chosen.format.name!r} or {format_of(chosen.storage).name!r}, got storage={storage!r}"
-        )
-    return chosen, kept
-
-
-def _check_range(a: torch.Tensor, column_max: torch.Tensor, kept: Format) -> None:
-    """Refuse an A that overflows the format of the matrix."""
-    # Numbers up to half a unit in the last place above the largest one are rounded down to it.
-    if float(column_max.double().max()) < kept.largest * (1 + kept.u / 2):
-        return
-    row, column = divmod(int(a.abs().argmax()), a.shape[1])
-    _refuse_overflow(f"A[{row}, {column}] is {float(a[row, column]):.4g}, which", kept)
-
-
-def _check_factors(packed: PackedLU, engine: Engine, pivot: str) -> None:
-    """Refuse factors that are singular or not finite: the only wait for the device."""
-    lu, kept = packed.lu, packed.storage
-    diagonal = lu.diagonal()
-    unusable = (diagonal == 0) | ~diagonal.isfinite()
-    infinite = ~engine.column_max(lu).isfinite()
-    if not bool((unusable | infinite).any()):
-        return
-    first = int(unusable.int().argmax())
-    if float(diagonal[first]) != 0.0:
-        column = int(infinite.int().argmax())
-        # A float32 matrix overflows where its elements become operands.
-        _refuse_overflow(f"column {column} of L and U", min(kept, engine.format, key=lambda f: f.largest))
-    where = f"pivot {first} is exactly zero in {kept.name}"
-    if pivot != "partial":
-        raise np.linalg.LinAlgError(f"{where}, and there was no pivoting: pass pivot='partial'")
-    raise np.linalg.LinAlgError(
-        f"A is singular: {where}, also after interchanges; if A is not singular, its elements are too small "
-        f"or too close to each other for {kept.name}: scale A, or pass a wider compute format"
+def _refined(F: LUFactors, b: torch.Tensor, target: Format) -> RefinedSolution:
+    assert F.kept is not None
+    return refined_solution(
+        F.kept, partial(_solver, F), F.transform, b, bound=solve_bound(target, F.shape[-1])
     )
 
 
-def _refuse_overflow(what: str, kept: Format) -> NoReturn:
-    wider = ", or pass compute='bf16', which has the range of float32" if kept is FP16 else ""
-    raise OverflowError(
-        f"{what} overflows {kept.name}, whose largest number is {kept.largest:.6g}: scale A down{wider}"
+def _substituted(F: LUFactors, b: torch.Tensor) -> torch.Tensor:
+    solver = _solver(F, b.dtype)
+    return solver.solve(b) if F.transform is None else F.transform.solve(solver.solve, b)
+
+
+def _solver(F: LUFactors, dtype: torch.dtype) -> Substitution:
+    """The factors to solve with, made once: of two threads that make them, one is heard by both."""
+    found = F.solvers.get(dtype)
+    return found or F.solvers.setdefault(dtype, Substitution.prepared(F.packed, dtype))
+
+
+def _check_solution(x: torch.Tensor) -> None:
+    if not bool(x.isfinite().all()):
+        raise OverflowError(
+            f"the solution overflows {x.dtype}: pass b in float64"
+            if x.dtype == torch.float32
+            else "the solution overflows float64: scale b down, or U is numerically singular"
+        )
+
+
+@dataclass(frozen=True)
+class _Options:
+    engine: Engine
+    storage: Format
+    variant: str
+    panel: int
+    inner_panel: int | None
+    pivot: str
+    transform: TwoSided | None
+    keep_a: bool
+
+
+@dataclass(frozen=True)
+class _Factorized:
+    """Factors of one matrix, the largest magnitude in what was factorized, and the matrix to keep."""
+
+    packed: PackedLU
+    largest: torch.Tensor
+    matrix: KeptMatrix | None
+
+
+def _factorize(a: torch.Tensor, options: _Options, on_columns: Callable[[int], None] | None) -> _Factorized:
+    engine, storage = options.engine, options.storage
+    work = a.to(engine.device)
+    if not len(a):
+        nothing = PackedLU(work, torch.arange(0, device=engine.device), storage)
+        kept = KeptMatrix.of(a, 0.0, engine) if options.keep_a else None
+        return _Factorized(nothing, work.new_zeros(()), kept)
+    column_max = engine.column_max(work)
+    check_finite(work, column_max, "A")
+    check_range(work, column_max, storage)
+    largest = column_max.amax()
+    kept = KeptMatrix.of(a, float(largest), engine) if options.keep_a else None
+    if options.transform is not None:
+        work = options.transform.mixed(work, engine)
+        largest = engine.column_max(work.T).amax()
+    packed = lu_factorize(
+        work,
+        engine,
+        variant=options.variant,
+        panel=options.panel,
+        inner_panel=options.inner_panel,
+        storage=storage,
+        pivoting=options.pivot == "partial",
+        on_columns=on_columns,
     )
+    check_factors(packed, engine, options.pivot)
+    return _Factorized(packed, largest, kept)
+
+
+def _part_of(progress: Progress | None, i: int, count: int, n: int) -> Callable[[int], None] | None:
+    """What reports the columns of one matrix of a batch as a part of the whole."""
+    if progress is None:
+        return None
+    return lambda done: progress("lu", (i + min(1.0, done / n)) / count)

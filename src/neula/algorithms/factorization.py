@@ -147,9 +147,11 @@ def growth_of(lu: torch.Tensor, largest: torch.Tensor, engine: Engine) -> float:
     lu : Tensor, shape (n, n)
         Column-major.
     largest : Tensor, shape ()
-        Largest magnitude in A; where it is zero, the growth is 1.
+        Largest magnitude in A; where it is zero, the growth is 1, and also where there is nothing.
     engine : Engine
     """
+    if lu.numel() == 0:
+        return 1.0
     width = max(_BLOCK, lu.shape[0] // _BLOCKS)
     starts = range(0, lu.shape[0], width)
     # Transposed, since the engine reads by rows.

@@ -13,6 +13,7 @@ import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import product
 
 import torch
 
@@ -75,13 +76,13 @@ VARIANTS = {
 
 @dataclass(frozen=True)
 class PackedLU:
-    """``A[permutation] = L U`` in one matrix, as LAPACK keeps it.
+    """``A[permutation] = L U`` in one matrix, as LAPACK keeps it, or a batch of such matrices.
 
     Attributes
     ----------
-    lu : Tensor, shape (n, n)
+    lu : Tensor, shape (..., n, n)
         U, and below the diagonal L, whose diagonal is 1. Column-major, in the dtype that holds ``storage``.
-    permutation : Tensor, shape (n,)
+    permutation : Tensor, shape (..., n)
         Integers: rows of A in the order in which L and U have them, on the device of the factors.
     storage : Format
         Format of the elements of ``lu``.
@@ -93,8 +94,11 @@ class PackedLU:
 
     @cached_property
     def pivots(self) -> torch.Tensor:
-        """Row ``i`` was interchanged with row ``pivots[i]``, in this order, shape (n,), int64, on the CPU."""
-        return Interchanges.leading_to(self.permutation).pivots
+        """Row ``i`` was interchanged with row ``pivots[i]``, in this order: shape (..., n), on the CPU."""
+        pivots = self.permutation.to("cpu", copy=True)
+        for index in product(*map(range, pivots.shape[:-1])):
+            pivots[index] = Interchanges.leading_to(pivots[index]).pivots
+        return pivots
 
     @property
     def storage_bytes(self) -> int:

@@ -56,6 +56,16 @@ class Substitution:
     factors: PackedLU
     dtype: torch.dtype
 
+    @classmethod
+    def prepared(cls, factors: PackedLU, dtype: torch.dtype) -> Substitution:
+        """One that any thread may use from now on, in any stream: all that it keeps is there."""
+        solver = cls(factors, dtype)
+        if factors.lu.dtype != dtype:
+            _ = solver._steps
+            if factors.lu.is_cuda:
+                torch.cuda.current_stream(factors.lu.device).synchronize()
+        return solver
+
     def solve(self, b: torch.Tensor) -> torch.Tensor:
         """``x = U^-1 L^-1 P b``, without waiting for the device.
 

@@ -1,0 +1,502 @@
+"""neula.lu_solve: the accuracy of the dtype, or a warning; batches, empty matrices, changed matrices."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+
+from neula.accuracy import solve_bound
+from neula.algorithms.lu_refinement import FAR, KeptMatrix, inverse_norm
+from neula.engines import FP64, EmulatedEngine, format_of
+from neula.lu import lu_factor, lu_solve
+from neula.matrices import hpl_ai_matrix, random_matrix
+from neula.result import AccuracyError, AccuracyWarning
+
+U = FP64.u
+FACTORS = pytest.mark.parametrize(
+    ("compute", "pivot"),
+    [
+        ("fp16", "partial"),
+        ("fp16", "none"),
+        ("bf16", "partial"),
+        ("fp32", "partial"),
+        ("fp32", "rbt"),
+        ("fp64", "rbt"),
+        ("fp64", "partial"),
+    ],
+)
+
+
+def factor(A: Any, **options: Any) -> Any:
+    return lu_factor(A, **{"engine": "emulated", **options})
+
+
+def backward_error(A: Any, x: Any, b: Any) -> float:
+    """In the infinity norm, the worst of all columns."""
+    A, x, b = (torch.as_tensor(y).double() for y in (A, x, b))
+    x, b = x.reshape(len(A), -1), b.reshape(len(A), -1)
+    size = A.abs().sum(1).amax() * x.abs().amax(0) + b.abs().amax(0)
+    return float(((b - A @ x).abs().amax(0) / size).amax())
+
+
+def silent(function: Callable[[], Any]) -> Any:
+    """What a function returns that may not warn."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return function()
+
+
+def dominant(n: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> torch.Tensor:
+    """A random matrix of condition number about 2."""
+    a = torch.randn(n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return (a / n**0.5 + 4 * torch.eye(n, dtype=torch.float64)).to(dtype)
+
+
+# ---------------------------------------------------------------- accuracy
+
+
+@FACTORS
+@pytest.mark.parametrize("n", [1, 2, 9, 120])
+def test_solutions_have_the_accuracy_of_the_dtype(compute: str, pivot: str, n: int) -> None:
+    A = dominant(n) if pivot == "none" else random_matrix("normal", n, n, seed=n)
+    b = torch.randn(n, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    F = factor(A, compute=compute, pivot=pivot)
+    for _ in range(2):
+        assert backward_error(A, silent(lambda: lu_solve(F, b)), b) <= solve_bound(FP64, n)
+
+
+@pytest.mark.parametrize("of_a", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("of_b", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("compute", ["fp16", "fp32"])
+def test_every_dtype(of_a: torch.dtype, of_b: torch.dtype, compute: str) -> None:
+    """That of the wider operand, against A as it is stored."""
+    n = 60
+    A, b = dominant(n, of_a), torch.linspace(-1, 1, n, dtype=of_b)
+    x = silent(lambda: lu_solve(factor(A, compute=compute), b))
+    assert x.dtype == torch.promote_types(of_a, of_b)
+    target = format_of(x.dtype)
+    # Rounding x is a change of the columns of A by u.
+    assert backward_error(A, x, b) <= solve_bound(target, n) + target.u
+
+
+@pytest.mark.parametrize("compute", ["bf16", "fp32", "fp64"])
+@pytest.mark.parametrize("side", ["rows", "columns"])
+def test_graded_matrices(compute: str, side: str) -> None:
+    """Equations, or unknowns, in small units are solved for as well as others."""
+    n = 40
+    scales = torch.logspace(0, -12, n, dtype=torch.float64)
+    plain, ones = dominant(n), torch.ones(n, dtype=torch.float64)
+    A = plain * (scales[:, None] if side == "rows" else scales)
+    b = plain @ ones * (scales if side == "rows" else 1)
+    x = silent(lambda: lu_solve(factor(A, compute=compute), b))
+    assert backward_error(A, x, b) <= solve_bound(FP64, n)
+    # Scales are powers of two, norms of scaled rows and columns equal but for a factor of two in each.
+    unscaled = x if side == "rows" else x * scales
+    assert backward_error(plain, unscaled, plain @ ones) <= 4 * solve_bound(FP64, n)
+
+
+@pytest.mark.parametrize("compute", ["fp16", "fp32", "fp64"])
+def test_ill_conditioned_matrices_are_solved_or_there_is_a_warning(compute: str) -> None:
+    n = 80
+    A = random_matrix("geometric", n, n, cond=1e8)
+    b = A.sum(1)
+    F = factor(A, compute=compute)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        error = backward_error(A, lu_solve(F, b), b)
+    assert caught or error <= solve_bound(FP64, n)
+    # Condition number times u32 is 6: too much for classical refinement, and little for GMRES.
+    assert not caught or compute == "fp16"
+
+
+def test_a_refinement_that_fails_says_what_to_do() -> None:
+    A = random_matrix("geometric", 80, 80, cond=1e10)
+    F = factor(A)
+    with pytest.warns(AccuracyWarning, match=r"not refined to fp64.*asked for.*fp16: use neula.solve"):
+        x = lu_solve(F, A.sum(1))
+    with pytest.raises(AccuracyError, match=r"not refined to fp64") as info:
+        lu_solve(F, A.sum(1), strict=True)
+    assert torch.equal(info.value.result, x)
+    assert info.value.indices == ((),)
+
+
+@pytest.mark.parametrize("exponent", [-990, -FAR - 1, -FAR, 0, FAR - 1, FAR, 1020])
+@pytest.mark.parametrize("of_b", [-1000, 0, 1000])
+def test_norms_neither_overflow_nor_underflow(exponent: int, of_b: int) -> None:
+    n = 20
+    A, b = dominant(n), torch.linspace(-1, 1, n, dtype=torch.float64)
+    x = torch.linalg.solve(A, b)
+    F = factor(A * 2.0**exponent, compute="fp64", panel=8)
+    if abs(of_b - exponent) < 1000:
+        y = silent(lambda: lu_solve(F, b * 2.0**of_b)) * 2.0 ** (exponent - of_b)
+        # Condition number about 2, in the infinity norm below 2 sqrt(n), of both solutions.
+        assert (x - y).abs().max() <= 8 * n**0.5 * solve_bound(FP64, n) * x.abs().max()
+
+
+def test_engines_of_the_cpu() -> None:
+    A, b = random_matrix("normal", 70, 70, seed=3).numpy(), np.ones(70)
+    x = silent(lambda: lu_solve(lu_factor(A), b))
+    assert backward_error(A, x, b) <= solve_bound(FP64, 70)
+
+
+# ---------------------------------------------------------------- how many digits are sure
+
+
+@pytest.mark.parametrize(("cond", "warns"), [(1e10, False), (1e17, True)])
+def test_where_no_digit_is_sure_there_is_a_warning(cond: float, warns: bool) -> None:
+    A = random_matrix("geometric", 60, 60, cond=cond)
+    F = factor(A, compute="fp64")
+    if not warns:
+        silent(lambda: lu_solve(F, A.sum(1)))
+        return
+    for _ in range(2):
+        with pytest.warns(AccuracyWarning, match=r"no digit .* singular to fp64 accuracy, its condition"):
+            x = lu_solve(F, A.sum(1))
+        assert backward_error(A, x, A.sum(1)) <= solve_bound(FP64, 60)
+    with pytest.raises(AccuracyError, match="no digit"):
+        lu_solve(F, A.sum(1), strict=True)
+
+
+@pytest.mark.parametrize("compute", ["fp16", "fp32", "fp64"])
+def test_singular_matrices_do_not_pass_for_regular_ones(compute: str) -> None:
+    """Rank n - 1 but for rounding errors, and a b in the range of A."""
+    A = np.random.default_rng(0).standard_normal((50, 50))
+    A[:, 7] = A[:, :7] @ np.ones(7)
+    with pytest.warns(AccuracyWarning):
+        lu_solve(factor(A, compute=compute), A.sum(1))
+
+
+def test_the_dtype_says_how_ill_conditioned_a_matrix_may_be() -> None:
+    A = random_matrix("geometric", 50, 50, cond=1e8)
+    F = factor(A.float(), compute="fp64")
+    with pytest.warns(AccuracyWarning, match="singular to fp32 accuracy"):
+        lu_solve(F, A.float().sum(1))
+    silent(lambda: lu_solve(F, A.sum(1)))
+
+
+@pytest.mark.parametrize("n", [2, 30, 200])
+@pytest.mark.parametrize("spectrum", ["flat", "geometric", "one"])
+def test_norm_of_an_inverse(n: int, spectrum: str) -> None:
+    """From a third of it (seldom less) to ``n^(1/4)`` times as much, twice that to be on the safe side."""
+    sigma = {
+        "flat": torch.ones(n),
+        "geometric": torch.logspace(0, 6, n),
+        "one": torch.ones(n).index_fill(0, torch.tensor(0), 1e6),
+    }[spectrum].double()
+    g = torch.randn(n, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
+    norm = float(sigma.max())
+    assert norm / 3 <= inverse_norm(sigma[:, None] * g) <= 2 * n**0.25 * norm
+
+
+# ---------------------------------------------------------------- the matrix that is kept
+
+
+def _set(A: Any) -> None:
+    A[3, 5] *= 1 + 1e-9
+
+
+def _swap_rows(A: Any) -> None:
+    A[[2, 4]] = A[[4, 2]]
+
+
+def _swap_columns(A: Any) -> None:
+    A[:, [2, 4]] = A[:, [4, 2]]
+
+
+def _nan(A: Any) -> None:
+    A[0, 0] = np.nan
+
+
+def _scale(A: Any) -> None:
+    A *= -1
+
+
+@pytest.mark.parametrize("change", [_set, _swap_rows, _swap_columns, _nan, _scale])
+@pytest.mark.parametrize("library", ["numpy", "torch", "view"])
+def test_changed_matrices_are_an_error(change: Callable[[Any], None], library: str) -> None:
+    A: Any = dominant(30).numpy().copy()
+    A = {"numpy": A, "torch": torch.from_numpy(A), "view": np.asfortranarray(A)[::1, :]}[library]
+    b = np.ones(30)
+    F = factor(A)
+    before, unrefined = lu_solve(F, b), lu_solve(F, b, refine=False)
+    original = A.copy() if library != "torch" else A.clone()
+    change(A)
+    with pytest.raises(ValueError, match=r"A was changed since it was factorized.*lu_factor\(A.copy\(\)\)"):
+        lu_solve(F, b)
+    assert np.array_equal(lu_solve(F, b, refine=False), unrefined)
+    A[:] = original
+    assert np.array_equal(lu_solve(F, b), before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("factorial", [1.0, 2.0**-1000, 2.0**900])
+def test_matrices_that_did_not_change_are_none(dtype: torch.dtype, factorial: float) -> None:
+    """Rows of very different sizes, and subnormal numbers."""
+    a = random_matrix("normal", 50, 50, seed=5)
+    if dtype == torch.float64:
+        a = a * factorial * torch.logspace(0, -60, 50, dtype=torch.float64)[:, None]
+    a = a.to(dtype)
+    kept = KeptMatrix.of(a, float(a.abs().max()), EmulatedEngine())
+    assert kept.products().a.data_ptr() == a.data_ptr()
+    # The same matrix with other sums, as another number of threads may make them.
+    again = a[:, torch.arange(49, -1, -1)][:, torch.arange(49, -1, -1)].T.contiguous().T
+    object.__setattr__(kept, "a", again)
+    kept.products()
+
+
+def test_only_a_reference_is_kept() -> None:
+    A = dominant(20)
+    assert factor(A).kept.a.data_ptr() == A.data_ptr()
+    batch = dominant(20).expand(3, 2, 20, 20).clone().transpose(0, 1)
+    members = factor(batch).members
+    assert members[1].kept.a.data_ptr() == batch[0, 1].data_ptr()
+    packed = factor(batch).packed.lu
+    assert packed.shape == (2, 3, 20, 20)
+
+
+def test_factors_without_a_give_what_they_have() -> None:
+    A = np.asfortranarray(dominant(40).numpy())
+    b = np.ones(40)
+    F, without = factor(A), factor(A, keep_a=False)
+    assert F.keeps_a
+    assert not without.keeps_a
+    assert np.array_equal(lu_solve(without, b), lu_solve(F, b, refine=False))
+    # Factors in fp16 of a matrix of condition number about 2.
+    assert U < backward_error(A, lu_solve(without, b), b) < 2.0**-9
+    with pytest.raises(ValueError, match=r"refine=True needs A.*factorize with keep_a=True"):
+        lu_solve(without, b, refine=True)
+    alive = weakref.ref(A)
+    del A, F
+    gc.collect()
+    assert alive() is None
+    assert lu_solve(without, b).shape == (40,)
+
+
+def test_threads_share_factors() -> None:
+    A = random_matrix("geometric", 60, 60, cond=1e3)
+    b = A.sum(1)
+    F = factor(A)
+    together: list[torch.Tensor] = []
+    start = threading.Barrier(4)
+
+    def work() -> None:
+        start.wait()
+        together.append(lu_solve(F, b))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(together) == 4
+    assert all(backward_error(A, x, b) <= solve_bound(FP64, 60) for x in together)
+    kept = dict(F.solvers)
+    lu_solve(F, b)
+    assert all(F.solvers[dtype] is solver for dtype, solver in kept.items())
+
+
+# ---------------------------------------------------------------- batches
+
+
+@pytest.mark.parametrize(
+    ("of_a", "of_b"),
+    [
+        ((5, 5), (4, 5, 2)),
+        ((5, 5), (2, 4, 5, 1)),
+        ((3, 5, 5), (5,)),
+        ((3, 5, 5), (5, 2)),
+        ((3, 5, 5), (3, 5, 2)),
+        ((1, 5, 5), (4, 5, 2)),
+        ((2, 1, 5, 5), (3, 5, 2)),
+        ((2, 3, 5, 5), (5,)),
+        ((5, 5, 5), (5, 5)),
+        ((2, 5, 5), (5, 0)),
+        ((0, 0), (0,)),
+        ((0, 0), (0, 3)),
+        ((3, 0, 0), (0,)),
+        ((3, 0, 0), (3, 0, 2)),
+    ],
+)
+@pytest.mark.parametrize("refine", [True, False])
+def test_leading_dimensions_broadcast_as_in_scipy(
+    of_a: tuple[int, ...], of_b: tuple[int, ...], refine: bool, rng: np.random.Generator
+) -> None:
+    A, b = rng.standard_normal(of_a) + 4 * np.eye(of_a[-1]), rng.standard_normal(of_b)
+    expected = scipy.linalg.lu_solve(scipy.linalg.lu_factor(A), b)
+    x = silent(lambda: lu_solve(factor(A), b, refine=refine))
+    assert (x.shape, x.dtype) == (expected.shape, expected.dtype)
+    if len(of_b) == 1:
+        x, b = x[..., None], b[:, None]
+    # Factors in fp16 with partial pivoting: growth at most 2 for each of 4 columns, were it as bad as can be.
+    bound = solve_bound(FP64, 5) if refine else 2**4 * 2.0**-11
+    size = np.abs(A).sum(-1).max(initial=0) * np.abs(x).max(initial=0) + np.abs(b).max(initial=0)
+    assert np.abs(A @ x - b).max(initial=0) <= bound * size
+
+
+@pytest.mark.parametrize(
+    ("of_a", "of_b", "of_x"),
+    [
+        ((0, 4, 4), (4,), (0, 4)),
+        ((0, 4, 4), (4, 2), (0, 4, 2)),
+        ((1, 4, 4), (0, 4, 2), (0, 4, 2)),
+        ((4, 4), (0, 4, 2), (0, 4, 2)),
+        ((2, 0, 4, 4), (4,), (2, 0, 4)),
+        ((2, 4, 4), (4, 0), (2, 4, 0)),
+    ],
+)
+def test_batches_of_nothing_are_those_of_torch(
+    of_a: tuple[int, ...], of_b: tuple[int, ...], of_x: tuple[int, ...]
+) -> None:
+    A, b = torch.eye(4).expand(of_a), torch.ones(of_b)
+    F = factor(A)
+    assert lu_solve(F, b).shape == lu_solve(F, b, refine=False).shape == of_x
+    assert lu_solve(F, b, refine=True).shape == of_x
+    assert F.L.shape == F.U.shape == F.shape == of_a
+    assert torch.linalg.solve(A, b[:, None] if b.ndim == 1 else b).shape[: len(of_x)] == of_x
+
+
+@pytest.mark.parametrize("pivot", ["partial", "none", "rbt"])
+def test_empty_matrices(pivot: str) -> None:
+    F = factor(np.empty((0, 0)), pivot=pivot)
+    assert F.L.shape == F.U.shape == F.shape == (0, 0)
+    assert (F.pivots, F.permutation, F.growth, F.storage_bytes) == ([], [], 1.0, 0)
+    F = factor(np.empty((2, 0, 0), dtype=np.float32), pivot=pivot, keep_a=False)
+    assert F.L.shape == F.U.shape == F.shape == (2, 0, 0)
+    assert F.pivots.shape == F.permutation.shape == (2, 0)
+    assert F.growth.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("pivot", ["partial", "rbt"])
+@pytest.mark.parametrize("variant", ["5.2/5.1", "3.1"])
+def test_factors_of_a_batch(pivot: str, variant: str, rng: np.random.Generator) -> None:
+    """Those of its members, stacked."""
+    A = rng.standard_normal((2, 3, 9, 9)).astype(np.float32)
+    seen: list[float] = []
+    F = factor(A, variant=variant, pivot=pivot, panel=4, progress=lambda _, done: seen.append(done))
+    assert F.shape == A.shape
+    assert type(F.L) is type(F.permutation) is type(F.growth) is np.ndarray
+    assert F.L.dtype == F.U.dtype == np.float32
+    singles = {i: factor(A[i], variant=variant, pivot=pivot, panel=4) for i in np.ndindex(2, 3)}
+    for index, single in singles.items():
+        assert np.array_equal(F.L[index], single.L)
+        assert np.array_equal(F.U[index], single.U)
+        assert F.pivots[index].tolist() == single.pivots
+        assert F.permutation[index].tolist() == single.permutation
+        assert F.growth[index] == single.growth
+    assert F.storage_bytes == sum(single.storage_bytes for single in singles.values())
+    assert seen == sorted(seen)
+    assert seen[-1] == 1.0
+    if pivot == "partial":
+        permuted = np.take_along_axis(A, F.permutation[..., None], -2)
+        assert np.linalg.norm(permuted - F.L @ F.U) <= 4 * 9**0.5 * 2.0**-11 * np.linalg.norm(A)
+
+
+def test_what_is_wrong_with_one_of_a_batch_is_said_with_its_index() -> None:
+    A = np.stack([np.eye(3)] * 4)
+    for bad, error, message in (
+        (np.nan, ValueError, r"A\[3\] of the batch: A\[1, 1\] is nan"),
+        (1e5, OverflowError, r"A\[3\] of the batch: A\[1, 1\] is 1e\+05, which overflows fp16"),
+        (0.0, np.linalg.LinAlgError, r"A\[3\] of the batch: A is singular: pivot 1 is exactly zero"),
+    ):
+        wrong = A.copy()
+        wrong[3, 1, 1] = bad
+        with pytest.raises(error, match=message):
+            factor(wrong)
+    F = factor(A)
+    A[2, 0, 1] = 1
+    with pytest.raises(ValueError, match=r"A\[2\] of the batch: A was changed"):
+        lu_solve(F, np.ones(3))
+    with pytest.raises(ValueError, match=r"b has shape \(2, 3, 1\), and A 4x3x3.*\(4, 3, k\)"):
+        lu_solve(F, np.ones((2, 3, 1)))
+    with pytest.raises(ValueError, match=r"only a one-dimensional b is a vector: pass b\[..., None\]"):
+        lu_solve(F, np.ones((4, 3)))
+
+
+def test_a_warning_names_the_matrices_of_a_batch() -> None:
+    A = np.stack([np.eye(40), random_matrix("geometric", 40, 40, cond=1e17).numpy(), 2 * np.eye(40)])
+    F = factor(A, compute="fp64")
+    with pytest.warns(AccuracyWarning, match=r"no digit of the solution is sure for A\[1\]: A is singular"):
+        x = lu_solve(F, np.ones(40))
+    assert np.array_equal(x[2], np.full(40, 0.5))
+
+
+# ---------------------------------------------------------------- on a GPU
+
+
+@pytest.mark.gpu
+@FACTORS
+@pytest.mark.parametrize("n", [9, 600])
+def test_accuracy_on_a_gpu(compute: str, pivot: str, n: int) -> None:
+    A = dominant(n) if pivot == "none" else random_matrix("normal", n, n, seed=n)
+    A, b = A.cuda(), torch.ones(n, 3, dtype=torch.float64, device="cuda")
+    F = lu_factor(A, compute=compute, pivot=pivot)
+    x = silent(lambda: lu_solve(F, b))
+    assert x.device == A.device
+    assert backward_error(A, x, b) <= solve_bound(FP64, n)
+    A[1, 2] += 1
+    with pytest.raises(ValueError, match="A was changed"):
+        lu_solve(F, b)
+
+
+@pytest.mark.gpu
+def test_dtypes_and_batches_on_a_gpu() -> None:
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        A = torch.stack([dominant(90, dtype, seed) for seed in range(3)]).cuda()
+        b = torch.linspace(-1, 1, 90, device="cuda")
+        x = silent(lambda A=A, b=b: lu_solve(lu_factor(A), b))
+        assert x.shape == (3, 90)
+        target = format_of(x.dtype)
+        for matrix, solution in zip(A, x, strict=True):
+            assert backward_error(matrix, solution, b) <= solve_bound(target, 90) + target.u
+
+
+@pytest.mark.gpu
+def test_streams_and_threads_share_factors_on_a_gpu() -> None:
+    A = random_matrix("geometric", 500, 500, cond=1e3).cuda()
+    b = A.sum(1)
+    F = lu_factor(A)
+    torch.cuda.synchronize()
+    errors: list[float] = []
+
+    def work() -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            x = lu_solve(F, b)
+            torch.cuda.current_stream().synchronize()
+            errors.append(backward_error(A, x, b))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(errors) == 4
+    assert max(errors) <= solve_bound(FP64, 500)
+
+
+@pytest.mark.gpu
+def test_arrays_of_the_cpu_on_a_gpu() -> None:
+    A = dominant(200).numpy().copy()
+    F = lu_factor(A, engine="cuda")
+    x = silent(lambda: lu_solve(F, np.ones(200)))
+    assert type(x) is np.ndarray
+    assert backward_error(A, x, np.ones(200)) <= solve_bound(FP64, 200)
+    A[0, 0] = 1
+    with pytest.raises(ValueError, match="A was changed"):
+        lu_solve(F, np.ones(200))
+
+
+@pytest.mark.gpu
+def test_hpl_ai_in_float16_on_a_gpu() -> None:
+    A = hpl_ai_matrix(3000, dtype=torch.float16, device="cuda")
+    b = A.double().sum(1)
+    x = silent(lambda: lu_solve(lu_factor(A, pivot="none"), b))
+    assert backward_error(A, x, b) <= solve_bound(FP64, 3000)
