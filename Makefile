@@ -3,13 +3,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format types check docs docs-serve gpu-test clean
+.PHONY: demo test fuzz lint format types check docs docs-serve gpu-test clean
 
 demo: $(VENV)/installed
 	$(BIN)/neula demo --out demo-output
 
 test: $(VENV)/installed
 	$(BIN)/python -m pytest -m "not gpu"
+
+fuzz: $(VENV)/installed  ## random problems for ten minutes, a new seed every time; MINUTES=1 for less
+	$(BIN)/python -m tests.campaign.fuzz --minutes $(or $(MINUTES),10)
 
 gpu-test:  ## on a machine with an NVIDIA GPU, in an environment of your own
 	$(PYTHON) -m pytest -m gpu

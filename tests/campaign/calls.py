@@ -1,0 +1,116 @@
+"""Give an example to neula, as a user would, and keep what comes back."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+import neula
+
+from .recipes import Example, Recipe, keywords
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a call has returned or raised, and its warnings."""
+
+    result: Any
+    error: Exception | None
+    warnings: tuple[warnings.WarningMessage, ...]
+
+    @property
+    def warned(self) -> bool:
+        """Whether the user was told not to trust it."""
+        return any(issubclass(w.category, neula.AccuracyWarning) for w in self.warnings)
+
+    @property
+    def stray(self) -> list[str]:
+        """Warnings that are not ours."""
+        return [
+            f"{w.category.__name__}: {w.message}"
+            for w in self.warnings
+            if not issubclass(w.category, neula.AccuracyWarning)
+        ]
+
+
+def call(example: Example, device: str = "cpu") -> Answer:
+    """Run the function that the recipe names.
+
+    Parameters
+    ----------
+    example : Example
+    device : str
+        Of torch tensors, and of engine ``"auto"`` for NumPy arrays.
+    """
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result, error = None, None
+        try:
+            result = _run(example, device)
+        except Exception as raised:  # an error of any kind is an answer to be judged
+            error = raised
+    return Answer(result, error, tuple(caught))
+
+
+def _run(example: Example, device: str) -> Any:
+    recipe = example.recipe
+    a, b = (_laid_out(x if recipe.batched else x[0], recipe, device) for x in (example.a, example.b))
+    if recipe.k == 0 and recipe.problem != "matmul":
+        b = b[..., 0]
+    options: dict[str, Any] = {**keywords(recipe), "engine": _engine(recipe, device)}
+    if recipe.problem == "lstsq":
+        if example.weights is not None:
+            options["weights"] = _laid_out(example.weights, recipe, device)
+        return neula.lstsq(a, b, damp=example.damp, rcond=recipe.rcond, **options)
+    if recipe.problem in ("solve", "pos"):
+        return neula.solve(a, b, assume_a="pos" if recipe.problem == "pos" else "gen", **options)
+    if recipe.problem == "lu":
+        factors = neula.lu_factor(a, **options)
+        return factors, neula.lu_solve(factors, b)
+    if recipe.problem == "matmul":
+        return neula.matmul(a.mT if recipe.library == "torch" else np.swapaxes(a, -1, -2), b, **options)
+    if recipe.problem == "svd":
+        return neula.svd_lowrank(a, recipe.k, **options)
+    return getattr(neula, recipe.problem)(a, **options)
+
+
+def _engine(recipe: Recipe, device: str) -> str:
+    """NumPy arrays go to the GPU by name."""
+    if recipe.engine == "auto" and recipe.library == "numpy" and device != "cpu":
+        return "cuda"
+    return recipe.engine
+
+
+def _laid_out(x: np.ndarray, recipe: Recipe, device: str) -> Any:
+    """The same numbers with the strides that the recipe asks for."""
+    if recipe.library == "torch":
+        tensor = torch.from_numpy(np.ascontiguousarray(x)).to(device)
+        if recipe.layout == "F":
+            return tensor.mT.contiguous().mT if tensor.ndim > 1 else tensor
+        if recipe.layout == "C":
+            return tensor
+        room = torch.full((*(2 * size + 1 for size in x.shape),), 7, dtype=tensor.dtype, device=device)
+        view = room[tuple(slice(1, None, 2) for _ in x.shape)]
+        return view.copy_(tensor)
+    if recipe.layout == "F":
+        return np.asfortranarray(x)
+    if recipe.layout == "sliced":
+        room = np.full([2 * size + 1 for size in x.shape], 7, dtype=x.dtype)
+        view = room[tuple(slice(1, None, 2) for _ in x.shape)]
+        view[...] = x
+        return view
+    if recipe.layout == "reversed":
+        backwards = tuple(slice(None, None, -1) for _ in x.shape)
+        return x[backwards].copy()[backwards]
+    return x
+
+
+def as_array(x: Any) -> np.ndarray:
+    """An array of any library, in float64."""
+    if isinstance(x, torch.Tensor):
+        x = x.detach().cpu().numpy()
+    return np.asarray(x, dtype=np.float64)

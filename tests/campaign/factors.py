@@ -1,0 +1,104 @@
+"""Verdicts on factorizations and products: LAPACK's test ratios are below 30, or there was a warning."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from neula.engines import FORMATS
+
+from . import ratios
+from .calls import Answer, as_array
+from .recipes import Example, keywords
+from .verdict import Verdict, is_default, spacing_of, unit_roundoff
+
+MAY_OVERFLOW = 2.0**1000
+"""From elements of this size on norms of columns may exceed float64."""
+
+
+TINY = 100
+"""Multiple of the smallest normal number below which a column is tiny."""
+
+
+def judge_factors(example: Example, answer: Answer, verdict: Verdict) -> None:
+    """Add what is wrong with an answer of qr, tsqr, orth, svd_lowrank, lu_factor or matmul."""
+    recipe = example.recipe
+    if answer.error is not None:
+        if not _may_raise(example, answer.error):
+            verdict.add("violation", "raised", f"{type(answer.error).__name__}: {answer.error}")
+        return
+    if recipe.problem == "matmul" and _product_overflows(example):
+        return
+    measured = dict(_ratios(example, answer.result))
+    verdict.numbers.append(measured)
+    if not answer.warned:
+        for name, ratio in measured.items():
+            if not ratio < ratios.THRESHOLD:
+                verdict.add("unsound", name, f"test ratio {ratio:.3g}")
+    elif is_default(example) and not _has_tiny_column(example):
+        verdict.add("false alarm", "warning", f"every matrix has a factorization; {measured}")
+
+
+def _may_raise(example: Example, error: Exception) -> bool:
+    """LU in half precision has a small range, named algorithms break down, and products overflow."""
+    if example.recipe.problem == "lu":
+        return isinstance(error, (OverflowError, np.linalg.LinAlgError))
+    if isinstance(error, OverflowError):
+        size = float(np.finfo(example.a.dtype).max) if example.a.dtype.kind == "f" else MAY_OVERFLOW
+        room = max(example.a.shape) * max(1.0, float(np.abs(as_array(example.b)).max(initial=0.0)))
+        return float(np.abs(as_array(example.a)).max(initial=0.0)) * room >= size
+    return not is_default(example) and isinstance(error, ArithmeticError)
+
+
+def _product_overflows(example: Example) -> bool:
+    """Whether an element may exceed the dtype: infinite, as in NumPy."""
+    tops = [float(np.abs(as_array(x)).max(initial=0.0)) for x in (example.a, example.b)]
+    size = float(np.finfo(example.a.dtype).max) if example.a.dtype.kind == "f" else math.inf
+    return math.prod(tops) * example.a.shape[1] >= size
+
+
+def _has_tiny_column(example: Example) -> bool:
+    """Whether a column (row of a wide A) is so small that its part of R has no digits, or few."""
+    limits = np.finfo(example.a.dtype if example.a.dtype.kind == "f" else np.float64)
+    tops = np.abs(as_array(example.a)).max(1)
+    return bool(((tops > 0) & (tops < TINY * float(limits.smallest_normal))).any())
+
+
+def _ratios(example: Example, result: Any) -> Iterator[tuple[str, float]]:
+    """The test ratios of a result; of a batch the worst."""
+    recipe = example.recipe
+    u = unit_roundoff(example, keywords(recipe).get("accuracy"))
+    a, tiny = as_array(example.a), 2.0 ** spacing_of(example.a.dtype)
+    outputs = [as_array(x) for x in _outputs(recipe.problem, result)]
+    if not all(np.isfinite(x).all() for x in outputs):
+        yield "not finite", math.inf
+    elif recipe.problem in ("qr", "tsqr", "orth"):
+        q, *r = (x.reshape(len(a), *x.shape[-2:]) for x in outputs)
+        yield "orthogonality", max(ratios.orthogonality_ratio(x, u) for x in q)
+        test = ratios.qrt01 if q.shape[1] == q.shape[2] else ratios.qrt02
+        if r:
+            yield "residual", max(test(*each, u, tiny)[0] for each in zip(a, q, *r, strict=True))
+    elif recipe.problem == "svd":
+        left, s, right = outputs
+        yield "orthogonality", max(ratios.orthogonality_ratio(x, u) for x in (left, right.T))
+        yield "values", ratios.singular_value_ratio(a[0], s, u, tiny)
+    elif recipe.problem == "lu":
+        factors = result[0]
+        storage = FORMATS[factors.storage]
+        if factors.transform is None:
+            rows = a[0][factors.permutation]
+            smallest = 2.0 ** (2 - storage.max_exponent - storage.significand)
+            yield "get01", ratios.get01(rows, outputs[0], outputs[1], storage.u, smallest)
+    else:
+        yield "product", ratios.product_ratio(a[0].T, as_array(example.b[0]), outputs[0], u, tiny)
+
+
+def _outputs(problem: str, result: Any) -> tuple[Any, ...]:
+    """The arrays of a result."""
+    if problem == "lu":
+        factors, x = result
+        return factors.L, factors.U, x
+    return (result,) if problem in ("orth", "matmul") else tuple(result)

@@ -1,0 +1,219 @@
+"""Random examples for as long as you like, and what to type to see a failure again.
+
+::
+
+    python -m tests.campaign.fuzz --minutes 10
+    python -m tests.campaign.fuzz --examples 100000 --workers 2 --engine auto --device cuda
+    python -m tests.campaign.fuzz --seed 123 --example 456
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import secrets
+import shlex
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from . import recipes
+from .calls import call
+from .judge import judge, truths
+from .oracle import System
+from .recipes import SOLVERS, Example, Recipe, Scope, Seeded, build, draw, keywords
+from .verdict import Verdict
+
+SHOWN = 3
+"""Failures of a kind that are printed in full."""
+
+FALSE_ALARMS = 0.01
+"""Part of the examples that may be false alarms."""
+
+LITERAL = 400
+"""Elements of arrays that are printed as numbers."""
+
+
+@dataclass
+class Tally:
+    """What a run has found."""
+
+    examples: int = 0
+    found: Counter = field(default_factory=Counter)
+    problems: Counter = field(default_factory=Counter)
+    kinds: Counter = field(default_factory=Counter)
+    reports: dict[tuple[str, str, str], list[str]] = field(default_factory=dict)
+
+    def add(self, recipe: Recipe, verdict: Verdict, report: str) -> None:
+        """Count one example, and keep its report if it is among the first of its kind."""
+        self.examples += 1
+        self.found.update({f.kind for f in verdict.findings})
+        self.problems[recipe.problem] += 1
+        for key in sorted({(f.kind, f.reason, recipe.problem) for f in verdict.findings}):
+            self.kinds[key] += 1
+            if self.kinds[key] <= SHOWN:
+                self.reports.setdefault(key, []).append(report)
+
+    def merge(self, other: Tally) -> None:
+        self.examples += other.examples
+        self.found += other.found
+        self.problems += other.problems
+        self.kinds += other.kinds
+        for key, reports in other.reports.items():
+            kept = self.reports.setdefault(key, [])
+            kept += reports[: SHOWN - len(kept)]
+
+    @property
+    def passed(self) -> bool:
+        few = self.found["false alarm"] <= FALSE_ALARMS * self.examples
+        return self.found["unsound"] == self.found["violation"] == 0 and few
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.examples} examples: " + ", ".join(f"{n} {p}" for p, n in self.problems.most_common())
+        ]
+        lines += [
+            f"  {number:6d}  {kind} ({reason}) of {problem}"
+            for (kind, reason, problem), number in sorted(self.kinds.items())
+        ]
+        alarms = self.found["false alarm"]
+        share = f"{alarms / max(1, self.examples):.2%}"
+        lines.append(
+            f"examples with a wrong answer and no warning: {self.found['unsound']}, "
+            f"with a false alarm: {alarms} ({share}), with a broken promise: {self.found['violation']}"
+        )
+        return "\n".join(lines)
+
+
+def run_one(recipe: Recipe, device: str) -> tuple[Example, Verdict]:
+    """Build, call, judge."""
+    example = build(recipe)
+    return example, judge(example, call(example, device))
+
+
+def report(example: Example, verdict: Verdict, command: str) -> str:
+    """All that is needed to see a failure again."""
+    recipe = repr(example.recipe).replace("'", '"')
+    typed = f"{command} --recipe {shlex.quote(recipe)}"
+    return "\n".join([str(verdict), *([] if not command else [f"again: {typed}"]), snippet(example)])
+
+
+def snippet(example: Example) -> str:
+    """The same call in Python, with the numbers that were given (floats are printed exactly)."""
+    recipe = example.recipe
+    if example.a.size + example.b.size > LITERAL:
+        return ""
+    a, b = (x if recipe.batched else x[0] for x in (example.a, example.b))
+    b = b[..., 0] if recipe.k == 0 else b
+    lines = ["import numpy as np, neula"]
+    lines += [f"{name} = np.array({x.tolist()!r}, {str(x.dtype)!r})" for name, x in (("A", a), ("b", b))]
+    options = "".join(f", {key}={value!r}" for key, value in keywords(recipe).items())
+    options += f", engine={recipe.engine!r}"
+    if recipe.problem == "lstsq":
+        options += f", damp={example.damp!r}, rcond={recipe.rcond!r}"
+        if example.weights is not None:
+            options += f", weights=np.array({example.weights.tolist()!r})"
+    if recipe.problem == "pos":
+        options += ", assume_a='pos'"
+    if recipe.problem in SOLVERS:
+        lines.append(f"neula.{'lstsq' if recipe.problem == 'lstsq' else 'solve'}(A, b{options})")
+        lines += [f"# {line}" for text in _exact(example) for line in text.splitlines()]
+    return "\n".join(lines)
+
+
+def _exact(example: Example) -> Iterator[str]:
+    for truth in truths(example):
+        values = np.array2string(truth.singular_values, precision=3)
+        yield f"singular values of A with columns of norm 1: {values}; right: rank {truth.ranks}"
+        if not (isinstance(truth, System) and truth.singular):
+            yield f"x = {truth.rounded_solution(truth.ranks[0]).tolist()}"
+
+
+def explore(
+    seed: int, first: int, step: int, count: int, seconds: float, scope: Scope, where: Where
+) -> Tally:
+    """Examples ``first``, ``first + step`` and so on below ``count``, until time is up."""
+    torch.set_num_threads(1)
+    tally, end = Tally(), time.monotonic() + seconds
+    for number in range(first, count, step):
+        if time.monotonic() > end:
+            break
+        recipe = draw(Seeded(seed, number), scope)
+        example, verdict = run_one(recipe, where.device)
+        text = report(example, verdict, where.command) if verdict.findings else ""
+        tally.add(recipe, verdict, f"--seed {seed} --example {number}\n{text}")
+    return tally
+
+
+@dataclass(frozen=True)
+class Where:
+    """The device, and how the command begins that repeats an example there."""
+
+    device: str
+    command: str
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run, print what was found, and return 1 if that is too much."""
+    given = _parser().parse_args(arguments)
+    scope = Scope(
+        problems=tuple(given.problem or recipes.PROBLEMS),
+        engines=tuple(given.engine or ("cpu", "emulated")),
+        libraries=tuple(given.library or ("numpy", "torch")),
+        certify=(None,) if given.no_certify else (None, "forward"),
+    )
+    where = Where(given.device, f"python -m tests.campaign.fuzz --device {given.device}")
+    if given.recipe is not None:
+        return _show(eval(given.recipe, vars(recipes)), where)
+    seed = secrets.randbelow(2**32) if given.seed is None else given.seed
+    if given.example is not None:
+        return _show(draw(Seeded(seed, given.example), scope), where)
+    print(f"seed {seed}", flush=True)
+    count = sys.maxsize if given.examples is None else given.examples
+    seconds = 60 * given.minutes if given.examples is None else float("inf")
+    shares = [(seed, i, given.workers, count, seconds, scope, where) for i in range(given.workers)]
+    if given.workers == 1:
+        tallies = [explore(*shares[0])]
+    else:
+        # CUDA does not survive a fork.
+        with multiprocessing.get_context("spawn").Pool(given.workers) as pool:
+            tallies = pool.starmap(explore, shares)
+    total = Tally()
+    for tally in tallies:
+        total.merge(tally)
+    for (kind, reason, problem), reports in sorted(total.reports.items()):
+        for text in reports:
+            print(f"\n=== {kind} ({reason}) of {problem} ===\n{text}")
+    print(f"\n{total}\nseed {seed}")
+    return int(not total.passed)
+
+
+def _show(recipe: Recipe, where: Where) -> int:
+    example, verdict = run_one(recipe, where.device)
+    print(report(example, verdict, where.command))
+    return int(bool(verdict.findings))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.campaign.fuzz", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long (default: 10)")
+    parser.add_argument("--examples", type=int, help="how many, instead of how long")
+    parser.add_argument("--workers", type=int, default=1, help="processes")
+    parser.add_argument("--seed", type=int, help="of the run; a new one by default")
+    parser.add_argument("--example", type=int, help="only this one of the run with --seed")
+    parser.add_argument("--recipe", help="only this one, as a failure has printed it")
+    parser.add_argument("--problem", action="append", choices=recipes.PROBLEMS, help="may be repeated")
+    parser.add_argument("--engine", action="append", help="may be repeated (default: cpu and emulated)")
+    parser.add_argument("--library", action="append", choices=("numpy", "torch"), help="may be repeated")
+    parser.add_argument("--device", default="cpu", help="of torch tensors, e.g. cuda")
+    parser.add_argument("--no-certify", action="store_true", help="leave certify= out")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

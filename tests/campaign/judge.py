@@ -1,0 +1,255 @@
+"""Verdicts: what an answer of neula says about itself, beside what is true.
+
+unsound
+    No warning, and a true error above ``forward_error``, a wrong rank, a singular system that was solved, or
+    a test ratio of LAPACK above 30.
+false alarm
+    A warning, or a ``forward_error`` above 1,000 times the true error (or u), where the bound with the true
+    condition and a backward error of u is below 0.01. Only the default chain is asked: who names an
+    algorithm gets that one.
+violation
+    Another promise that was broken; see :func:`_promises`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from neula.engines import format_of
+from neula.inputs import take
+
+from .calls import Answer, as_array
+from .factors import judge_factors
+from .oracle import AMBIGUOUS, LeastSquares, System
+from .recipes import SOLVERS, Example, keywords
+from .verdict import Finding, Verdict, is_default, spacing_of, unit_roundoff
+
+SLACK = 1 + 1e-9
+"""For the rounding of ``forward_error`` itself."""
+
+SOLVABLE = 0.01
+"""With an expected error below nobody needs a warning."""
+
+LOOSE = 1000.0
+"""By how much ``forward_error`` may exceed the true error, or u."""
+
+NO_DIGIT = 0.1
+"""A ``forward_error`` from which on a warning for a batch is meant for this member of it."""
+
+ESTIMATED_WITHIN = 10.0
+"""How far from the true one ``condition`` may be."""
+
+
+def judge(example: Example, answer: Answer) -> Verdict:
+    """The verdict on an answer."""
+    verdict = Verdict()
+    for warning in answer.stray:
+        verdict.add("violation", "stray warning", warning)
+    if example.recipe.problem in SOLVERS:
+        _judge_solver(example, answer, verdict)
+    else:
+        judge_factors(example, answer, verdict)
+    return verdict
+
+
+def truths(example: Example) -> list[LeastSquares]:
+    """The exact answer of each member."""
+    recipe = example.recipe
+    if recipe.problem != "lstsq":
+        return [System(a, b) for a, b in zip(example.a, example.b, strict=True)]
+    rcond = default_rcond(example) if recipe.rcond is None else recipe.rcond
+    return [
+        LeastSquares(a, b, weights=example.weights, damp=example.damp, rcond=rcond)
+        for a, b in zip(example.a, example.b, strict=True)
+    ]
+
+
+def default_rcond(example: Example) -> float:
+    """``max(m, n) 2^-52``, or twice the unit roundoff of the dtype of A if that is larger."""
+    u = format_of(take(example.a, "A").tensor.dtype).u
+    return max(max(example.a.shape[1:]) * 2.0**-52, 2 * u)
+
+
+def _judge_solver(example: Example, answer: Answer, verdict: Verdict) -> None:
+    exact = truths(example)
+    if answer.error is not None:
+        _judge_error(example, answer.error, exact, verdict)
+        return
+    result, count = answer.result, len(exact)
+    x = as_array(result.x).reshape(count, example.a.shape[2], -1)
+    claimed = as_array(result.forward_errors).reshape(count, -1)
+    accepted = as_array(result.accepted).reshape(count).astype(bool)
+    ranks = as_array(result.ranks).reshape(count).astype(int) if example.recipe.problem == "lstsq" else None
+    worst = claimed.max() if not np.isnan(claimed).any() else math.nan
+    if not np.array_equal(worst, float(result.forward_error), equal_nan=True):
+        verdict.add("violation", "fields", f"forward_error {result.forward_error}, not {worst}")
+    u = unit_roundoff(example, result.accuracy)
+    for i, truth in enumerate(exact):
+        doubted = not accepted[i] or not claimed[i].max() < NO_DIGIT
+        member = _Judged(
+            truth=truth,
+            x=x[i],
+            claimed=claimed[i],
+            accepted=bool(accepted[i]),
+            warned=answer.warned and (doubted or count == 1),
+            rank=None if ranks is None else int(ranks[i]),
+            u=u,
+            spacing=spacing_of(example.a.dtype),
+            fair=is_default(example),
+        )
+        for finding in member.findings():
+            verdict.findings.append(finding)
+        verdict.numbers.append(member.numbers)
+    if count == 1:
+        _judge_condition(result, exact[0], verdict)
+
+
+@dataclass
+class _Judged:
+    """One member's answer.
+
+    Attributes
+    ----------
+    claimed : ndarray, shape (k,)
+        ``forward_errors``.
+    rank : int or None
+        What the result says; None for systems.
+    spacing : int
+        ``log2`` of the smallest number of the result's dtype.
+    fair : bool
+        Whether warnings can be false alarms.
+    """
+
+    truth: LeastSquares
+    x: np.ndarray
+    claimed: np.ndarray
+    accepted: bool
+    warned: bool
+    rank: int | None
+    u: float
+    spacing: int
+    fair: bool
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+    def findings(self) -> Iterator[Finding]:
+        """All that is wrong."""
+        if isinstance(self.truth, System) and self.truth.singular:
+            kind, reason = ("violation", "not raised") if self.warned else ("unsound", "singular")
+            yield Finding(kind, reason, "A is exactly singular, and no LinAlgError was raised")
+            return
+        right = self.truth.ranks
+        rank = right[0] if self.rank not in right else self.rank
+        errors = self.truth.errors(self.x, rank)
+        expected = self.truth.bounds(rank, self.u) + self.truth.underflow(rank, self.spacing)
+        self.numbers.update(
+            errors=errors.tolist(),
+            forward_errors=self.claimed.tolist(),
+            expected=expected.tolist(),
+            condition=self.truth.condition(rank),
+            rank=self.rank,
+            right=right,
+            accepted=self.accepted,
+            warned=self.warned,
+        )
+        if not self.warned:
+            if self.rank is not None and self.rank not in right:
+                yield Finding("unsound", "rank", f"rank {self.rank}, and {right} is right")
+            elif not (errors <= self.claimed * SLACK).all():
+                yield Finding("unsound", "error", f"errors {errors}, and forward_errors {self.claimed}")
+        yield from self._alarms(errors, expected)
+        yield from self._promises(rank)
+
+    def _alarms(self, errors: np.ndarray, expected: np.ndarray) -> Iterator[Finding]:
+        if not self.fair:
+            return
+        if self.warned and (expected < SOLVABLE).all():
+            yield Finding("false alarm", "warning", f"expected errors {expected}, found {errors}")
+        loose = (expected < SOLVABLE) & ~(self.claimed <= LOOSE * np.maximum(errors, self.u))
+        if loose.any():
+            yield Finding("false alarm", "bound", f"errors {errors}, and forward_errors {self.claimed}")
+
+    def _promises(self, rank: int) -> Iterator[Finding]:
+        """Accepted answers are finite, have a residual of at most ``||b||``, and a regular matrix."""
+        if not self.accepted:
+            return
+        if not np.isfinite(self.x).all():
+            yield Finding("violation", "not finite", f"accepted: {self.x}")
+            return
+        n, ratios_found = max(self.truth.shape), self.truth.residual_ratios(self.x)
+        if not (ratios_found <= 1 + n * self.u).all():
+            yield Finding("violation", "residual", f"accepted, with ||b - A x|| / ||b|| = {ratios_found}")
+        condition = self.truth.condition(rank)
+        threshold = n * 2.0**-52
+        if isinstance(self.truth, System) and condition * threshold > 1 + AMBIGUOUS:
+            yield Finding("violation", "singular", f"accepted, with a condition of {condition:.1e}")
+
+
+def _judge_condition(result: Any, truth: LeastSquares, verdict: Verdict) -> None:
+    """``condition`` is right within a factor of 10, and ``digits`` those of ``forward_error``."""
+    bound = float(result.forward_error)
+    with np.errstate(divide="ignore"):
+        digits = -float(np.log10(bound))
+    if not np.isclose(float(result.digits), digits, atol=1e-6, equal_nan=True):
+        verdict.add("violation", "digits", f"digits {result.digits} for a forward_error of {bound}")
+    rank = getattr(result, "rank", None)
+    rank = truth.ranks[0] if rank is None else int(rank)
+    if rank not in truth.ranks or rank == 0 or (isinstance(truth, System) and truth.singular):
+        return
+    condition = truth.condition(rank)
+    knowable = condition < 0.1 / (max(truth.shape) * 2.0**-53)
+    quotient = float(result.condition) / condition
+    if knowable and not 1 / ESTIMATED_WITHIN <= quotient <= ESTIMATED_WITHIN:
+        text = f"condition {float(result.condition):.2e}, and {condition:.2e} is right"
+        verdict.add("violation", "condition", text)
+
+
+def _judge_error(example: Example, error: Exception, exact: list[LeastSquares], verdict: Verdict) -> None:
+    """An error is a warning that nobody overlooks; some must come, some must not."""
+    told = f"{type(error).__name__}: {error}"
+    named, system = not is_default(example), example.recipe.problem != "lstsq"
+    singular = any(isinstance(t, System) and t.singular for t in exact)
+    if singular or (example.recipe.problem == "pos" and not all(_is_definite(t) for t in exact)):
+        if not (isinstance(error, np.linalg.LinAlgError) or (named and isinstance(error, ArithmeticError))):
+            verdict.add("violation", "raised", f"for a singular or indefinite A {told}")
+        return
+    overflow = isinstance(error, OverflowError)
+    if overflow and any(_overflows(example, truth) for truth in exact):
+        return
+    if type(error) is ValueError and _weighted_overflows(example):
+        return
+    expected = (overflow or (system and isinstance(error, np.linalg.LinAlgError))) or (
+        named and isinstance(error, ArithmeticError)
+    )
+    if not expected:
+        verdict.add("violation", "raised", told)
+        return
+    u = unit_roundoff(example, keywords(example.recipe).get("accuracy"))
+    spacing = spacing_of(example.a.dtype)
+    bounds = np.concatenate([t.bounds(r, u) + t.underflow(r, spacing) for t in exact for r in t.ranks[:1]])
+    if not named and (bounds < SOLVABLE).all():
+        verdict.add("false alarm", "raised", f"{told} (expected errors {bounds})")
+
+
+def _is_definite(truth: LeastSquares) -> bool:
+    return isinstance(truth, System) and truth.definite
+
+
+def _overflows(example: Example, truth: LeastSquares) -> bool:
+    """Whether a component of x* is too large for the dtype of the result."""
+    dtype = example.a.dtype if example.a.dtype.kind == "f" else np.dtype(np.float64)
+    largest = np.log2(float(np.finfo(dtype).max)) - 1e-3
+    return any((truth.largest_component(rank) >= largest).any() for rank in truth.ranks)
+
+
+def _weighted_overflows(example: Example) -> bool:
+    """Whether weights take A or b out of float64's range."""
+    if example.weights is None:
+        return False
+    with np.errstate(over="ignore"):
+        weighted = [example.weights[:, None] * as_array(x) for x in (example.a, example.b)]
+    return not all(np.isfinite(x).all() for x in weighted)

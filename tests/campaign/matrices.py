@@ -1,0 +1,225 @@
+"""Matrices, right-hand sides and scalings of every kind that breaks solvers, as float64 arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+Rng = np.random.Generator
+Kind = Callable[[Rng, int, int], np.ndarray]
+
+
+def normal(rng: Rng, m: int, n: int) -> np.ndarray:
+    return rng.standard_normal((m, n))
+
+
+def uniform(rng: Rng, m: int, n: int) -> np.ndarray:
+    """Positive entries: columns point the same way."""
+    return rng.random((m, n))
+
+
+def integer(rng: Rng, m: int, n: int) -> np.ndarray:
+    return rng.integers(-9, 10, (m, n)).astype(float)
+
+
+def counting(rng: Rng, m: int, n: int) -> np.ndarray:
+    """[[1, 2, 3], [4, 5, 6], [7, 8, 9]]: of rank two, though elimination may not see it."""
+    return np.arange(1.0, m * n + 1).reshape(m, n)
+
+
+def dependent_integer(rng: Rng, m: int, n: int) -> np.ndarray:
+    """Of lower rank exactly."""
+    rank = int(rng.integers(1, max(2, min(m, n))))
+    return (rng.integers(-5, 6, (m, rank)) @ rng.integers(-5, 6, (rank, n))).astype(float)
+
+
+def dependent(rng: Rng, m: int, n: int) -> np.ndarray:
+    """Of lower rank up to rounding."""
+    rank = int(rng.integers(1, max(2, min(m, n))))
+    return rng.standard_normal((m, rank)) @ rng.standard_normal((rank, n))
+
+
+def almost_dependent(rng: Rng, m: int, n: int) -> np.ndarray:
+    """A singular matrix and a tiny perturbation."""
+    return dependent(rng, m, n) + 10.0 ** rng.uniform(-17, -4) * rng.standard_normal((m, n))
+
+
+def near_rank_one(rng: Rng, m: int, n: int) -> np.ndarray:
+    return rng.random((m, 1)) * rng.random(n) + 10.0 ** rng.uniform(-16, -2) * rng.standard_normal((m, n))
+
+
+def duplicates(rng: Rng, m: int, n: int) -> np.ndarray:
+    """Equal columns, or equal rows."""
+    a = rng.standard_normal((m, n))
+    if rng.random() < 0.5:
+        return a[:, rng.integers(0, n, n)]
+    return a[rng.integers(0, m, m)]
+
+
+def sparse(rng: Rng, m: int, n: int) -> np.ndarray:
+    """80% zeros."""
+    return np.where(rng.random((m, n)) < 0.8, 0.0, rng.standard_normal((m, n)))
+
+
+def zero_lines(rng: Rng, m: int, n: int) -> np.ndarray:
+    """Zero rows and zero columns."""
+    a = rng.standard_normal((m, n))
+    a[:, rng.random(n) < 0.25] = 0.0
+    a[rng.random(m) < 0.25] = 0.0
+    return a
+
+
+def zero(rng: Rng, m: int, n: int) -> np.ndarray:
+    return np.zeros((m, n))
+
+
+def vandermonde(rng: Rng, m: int, n: int) -> np.ndarray:
+    points = np.linspace(0, 1, m) if rng.random() < 0.5 else rng.uniform(-2, 2, m)
+    return points[:, None] ** np.arange(n)
+
+
+def hilbert(rng: Rng, m: int, n: int) -> np.ndarray:
+    return 1 / (np.arange(m)[:, None] + np.arange(n) + rng.integers(1, 4))
+
+
+def kahan(rng: Rng, m: int, n: int) -> np.ndarray:
+    """Triangular; its smallest singular value does not show on the diagonal."""
+    angle = rng.uniform(0.3, 1.4)
+    top = np.triu(np.full((n, n), -np.cos(angle)), 1) + np.eye(n)
+    square = np.sin(angle) ** np.arange(n)[:, None] * top
+    return np.vstack([square, np.zeros((max(0, m - n), n))])[:m]
+
+
+def graded(rng: Rng, m: int, n: int) -> np.ndarray:
+    """Triangular, the diagonal falling or growing."""
+    power = rng.uniform(-3, 3)
+    return np.triu(rng.standard_normal((m, n))) * 10.0 ** (power * np.arange(n))
+
+
+def orthonormal(rng: Rng, m: int, n: int) -> np.ndarray:
+    q = np.linalg.qr(rng.standard_normal((max(m, n), min(m, n))))[0]
+    return q if m >= n else q.T
+
+
+def geometric(rng: Rng, m: int, n: int) -> np.ndarray:
+    """Singular values from 1 to 1e-16, or less far, with even logarithms."""
+    k = min(m, n)
+    s = 10.0 ** -np.linspace(0, rng.uniform(0, 16), k)
+    return orthonormal(rng, m, k) * s @ orthonormal(rng, k, n)
+
+
+def one_small(rng: Rng, m: int, n: int) -> np.ndarray:
+    """All singular values 1 but one."""
+    k = min(m, n)
+    s = np.ones(k)
+    s[-1] = 10.0 ** -rng.uniform(0, 18)
+    return orthonormal(rng, m, k) * s @ orthonormal(rng, k, n)
+
+
+def permutation(rng: Rng, m: int, n: int) -> np.ndarray:
+    return np.eye(m, n)[rng.permutation(m)]
+
+
+def diagonal(rng: Rng, m: int, n: int) -> np.ndarray:
+    return np.eye(m, n) * 10.0 ** rng.uniform(-8, 8, n)
+
+
+def positive_definite(rng: Rng, m: int, n: int) -> np.ndarray:
+    """Symmetric exactly; eigenvalues from 1 to 1e-17, or less far. Square: of order n."""
+    q = orthonormal(rng, n, n)
+    a = q * 10.0 ** -np.linspace(0, rng.uniform(0, 17), n) @ q.T
+    return (a + a.T) / 2
+
+
+def gram(rng: Rng, m: int, n: int) -> np.ndarray:
+    """Covariances of few samples: positive semidefinite."""
+    c = rng.standard_normal((int(rng.integers(max(1, n // 2), 2 * n + 1)), n))
+    a = c.T @ c
+    return (a + a.T) / 2
+
+
+def integer_gram(rng: Rng, m: int, n: int) -> np.ndarray:
+    c = rng.integers(-4, 5, (int(rng.integers(n, 2 * n + 1)), n))
+    return (c.T @ c).astype(float)
+
+
+KINDS: dict[str, Kind] = {
+    kind.__name__: kind
+    for kind in (
+        normal,
+        integer,
+        uniform,
+        counting,
+        dependent_integer,
+        dependent,
+        almost_dependent,
+        near_rank_one,
+        duplicates,
+        sparse,
+        zero_lines,
+        zero,
+        vandermonde,
+        hilbert,
+        kahan,
+        graded,
+        orthonormal,
+        geometric,
+        one_small,
+        permutation,
+        diagonal,
+    )
+}
+DEFINITE_KINDS: dict[str, Kind] = {
+    kind.__name__: kind for kind in (positive_definite, gram, integer_gram, hilbert, diagonal)
+}
+
+RHS_KINDS = ("random", "range", "nearly orthogonal", "orthogonal", "integer", "unit", "zero", "mixed")
+
+
+def right_hand_side(rng: Rng, kind: str, a: np.ndarray, k: int) -> np.ndarray:
+    """Make b for a matrix with elements near one."""
+    m, n = a.shape
+    random = rng.standard_normal((m, k))
+    if kind == "range":
+        return a @ rng.standard_normal((n, k))
+    if kind == "integer":
+        return a @ rng.integers(-9, 10, (n, k)).astype(float)
+    if kind in ("orthogonal", "nearly orthogonal"):
+        outside = random - a @ np.linalg.lstsq(a, random)[0]
+        inside = a @ rng.standard_normal((n, k))
+        return outside + (10.0 ** -rng.uniform(2, 14) * inside if kind == "nearly orthogonal" else 0.0)
+    if kind == "unit":
+        return np.eye(m, k)
+    if kind == "zero":
+        return np.zeros((m, k))
+    if kind == "mixed":
+        return random * 10.0 ** rng.choice([-200.0, -30.0, 0.0, 30.0, 200.0], k)
+    return random
+
+
+def line_scales(rng: Rng, count: int, power: int, *, binary: bool) -> np.ndarray:
+    """Factors from ``10^-power`` to ``10^power``, of two for exact scaling."""
+    exponents = (
+        rng.uniform(-power, power, count) if rng.random() < 0.5 else rng.choice([-power, power], count)
+    )
+    if binary:
+        return np.exp2(np.rint(exponents * np.log2(10)))
+    return 10.0 ** np.rint(exponents)
+
+
+RANGES = {"float64": (-1070, 1023), "float32": (-145, 127), "float16": (-22, 15), "int64": (0, 20)}
+"""Binary exponents that the largest element may have: down to subnormal numbers, up to near overflow."""
+
+
+def stored(a: np.ndarray, power: int, dtype: str) -> np.ndarray:
+    """``10^power a`` to the nearest power of two, as far as the dtype has room, rounded to it."""
+    top = np.abs(a).max(initial=0.0)
+    if top == 0:
+        return np.zeros(a.shape, dtype)
+    lowest, highest = RANGES[dtype]
+    exponent = int(np.frexp(top)[1])
+    wanted = exponent + round(power * np.log2(10))
+    shift = int(np.clip(wanted, lowest, highest)) - exponent
+    a = np.ldexp(a, shift)
+    return np.rint(a).astype(dtype) if dtype == "int64" else a.astype(dtype)

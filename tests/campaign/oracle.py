@@ -1,0 +1,386 @@
+"""Exact answers: least squares of any rank and linear systems, in ball arithmetic.
+
+Everything is that of the problem as it is stored: A and b (weights and damping applied without rounding) are
+integers times powers of two. Solutions come with error bounds (Arb's balls), and precision doubles until
+these are negligible. Singular values are those of ``B = A D^-1``, D the Euclidean norms of A's columns (1 for
+zero columns). LAPACK finds them where its error (Weyl: a multiple of ``u sigma_1``) cannot matter, Arb
+elsewhere.
+
+F. Johansson, "Arb: efficient arbitrary-precision midpoint-radius interval arithmetic", IEEE Trans. Comput.
+66, 2017.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+
+import numpy as np
+from flint import acb_mat, arb, arb_mat, ctx, fmpz_mat
+
+from .exact import balls, columns, dyadic, integers, norm, rounded, scaled_rows, stacked, times
+
+AMBIGUOUS = 1e-3
+"""A singular value that is this close to the threshold, relative to it, may count or not: either rank is
+right."""
+
+SURE = 1e6
+"""LAPACK's singular values are believed where all exceed this multiple of ``max(m, n) u`` of the largest:
+then they are good to some five digits."""
+
+CLEAR = 1e-2
+"""... and where none is nearer to the threshold, relative to it, than this."""
+
+FIRST_BITS, LAST_BITS, ACCURATE_BITS = 320, 1 << 15, 100
+
+SPECTRUM_BITS = 384
+"""Bits for singular values and the spaces that belong to them."""
+
+RESOLVED = 2.0**-170
+"""Relative to the largest one, singular values above are correct to many digits with so many bits; of those
+below it is only known whether they are zero."""
+
+INVARIANT = 2.0**-260
+"""How nearly a computed dominant space is invariant, relative to ``||B||^2``."""
+
+
+class UndecidedError(ArithmeticError):
+    """Even the largest precision does not tell."""
+
+
+class LeastSquares:
+    """``min ||B_r D x - b||``, and of all minimizers the one of smallest ``||x||``.
+
+    Parameters
+    ----------
+    a : ndarray, shape (m, n)
+    b : ndarray, shape (m, k)
+    weights : ndarray, shape (m,), optional
+        Of the rows.
+    damp : float
+        Rows ``damp I`` are stacked below A.
+    rcond : float
+        Singular values of B count that exceed ``rcond`` times the largest.
+    """
+
+    def __init__(
+        self,
+        a: np.ndarray,
+        b: np.ndarray,
+        *,
+        weights: np.ndarray | None = None,
+        damp: float = 0.0,
+        rcond: float,
+    ) -> None:
+        matrix, rhs = dyadic(a), dyadic(b)
+        if weights is not None:
+            factors = dyadic(weights[:, None])
+            matrix, rhs = times(matrix, factors), times(rhs, factors)
+        if damp:
+            n, k = a.shape[1], b.shape[1]
+            matrix, rhs = stacked(matrix, dyadic(damp * np.eye(n))), stacked(rhs, dyadic(np.zeros((n, k))))
+        self.rcond = rcond
+        self._set(matrix, rhs)
+
+    def _set(self, matrix: tuple, rhs: tuple) -> None:
+        self._a, self._a_exponent = integers(matrix)
+        self._b, self._b_exponent = integers(rhs)
+        self._solutions: dict[int, tuple[int, arb_mat]] = {}
+        self._norms_at: dict[int, list[arb]] = {}
+        self._scaled_at: dict[int, arb_mat] = {}
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self._a.nrows(), self._a.ncols()
+
+    # --- norms, singular values, rank ---
+
+    def _norms(self, bits: int) -> list[arb]:
+        """D, for the matrix of integers."""
+        if bits not in self._norms_at:
+            with ctx.workprec(bits):
+                one = arb((1, -self._a_exponent))
+                squares = [sum((v * v for v in column), 0) for column in self._a.transpose().tolist()]
+                self._norms_at[bits] = [arb(s).sqrt() if s else one for s in squares]
+        return self._norms_at[bits]
+
+    def _scaled(self, bits: int) -> arb_mat:
+        """B."""
+        if bits not in self._scaled_at:
+            with ctx.workprec(bits):
+                inverses = [1 / d for d in self._norms(bits)]
+                transposed = scaled_rows(arb_mat(self._a.transpose()), inverses)
+                self._scaled_at[bits] = transposed.transpose()
+        return self._scaled_at[bits]
+
+    @cached_property
+    def singular_values(self) -> np.ndarray:
+        """Those of B, relative to the largest one (zeros if A is zero), descending."""
+        b = rounded(self._scaled(FIRST_BITS))
+        s = np.linalg.svd(b, compute_uv=False)
+        if s[0] == 0:
+            return s
+        s = s / s[0]
+        sure = s[-1] > SURE * max(self.shape) * 2.0**-53
+        clear = (np.abs(s - self.rcond) > CLEAR * self.rcond).all()
+        if sure and clear:
+            return s
+        if len(s) == 1:
+            return s
+        s = np.sqrt(np.maximum(self._eigen[0], 0.0))
+        if s[-1] < RESOLVED:  # tiny, or zero
+            rank = self._a.rank()
+            s[:rank] = np.maximum(s[:rank], RESOLVED)
+            s[rank:] = 0.0
+        return s
+
+    @cached_property
+    def norm(self) -> float:
+        """The 2-norm of B."""
+        return float(np.linalg.norm(rounded(self._scaled(FIRST_BITS)), 2))
+
+    @cached_property
+    def _eigen(self) -> tuple[np.ndarray, acb_mat, np.ndarray]:
+        """Eigenvalues of the smaller of ``B^T B`` and ``B B^T``, descending and relative; eigenvectors; their
+        order.
+        """
+        with ctx.workprec(SPECTRUM_BITS):
+            b = self._scaled(SPECTRUM_BITS)
+            m, n = self.shape
+            gram = (b * b.transpose() if m < n else b.transpose() * b).mid()
+            values, vectors = acb_mat(gram).eig(right=True, algorithm="approx")
+            real = [v.real.mid() for v in values]
+            order = sorted(range(len(real)), key=lambda i: float(real[i]), reverse=True)
+            top = real[order[0]]
+            return np.array([float(real[i] / top) for i in order]), vectors, np.array(order)
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """The rank of B, all that are right if a singular value is on the threshold."""
+        s = self.singular_values
+        if s[0] == 0:
+            return (0,)
+        low = int((s > self.rcond * (1 + AMBIGUOUS)).sum())
+        high = int((s > self.rcond * (1 - AMBIGUOUS)).sum())
+        return tuple(range(max(low, 1), max(high, 1) + 1))
+
+    def condition(self, rank: int) -> float:
+        """``sigma_1 / sigma_rank``."""
+        if rank == 0:
+            return 1.0
+        smallest = self.singular_values[rank - 1]
+        return float(1 / smallest) if smallest > RESOLVED else math.inf
+
+    # --- solutions ---
+
+    def _solution(self, rank: int) -> tuple[int, arb_mat]:
+        """``D x*`` for integers A and b, with the bits that it took; precise relative to its norm."""
+        if rank not in self._solutions:
+            self._solutions[rank] = self._find(rank)
+        return self._solutions[rank]
+
+    def _find(self, rank: int) -> tuple[int, arb_mat]:
+        n, k = self._a.ncols(), self._b.ncols()
+        if rank == 0 or not any(int(v) for v in (self._a.transpose() * self._b).entries()):
+            return FIRST_BITS, arb_mat(n, k)
+        bits = FIRST_BITS
+        while bits <= LAST_BITS:
+            with ctx.workprec(bits):
+                try:
+                    found = self._solve(rank, bits)
+                except ZeroDivisionError:
+                    found = None
+                found = None if found is None else self._tightened(found, bits)
+                if found is not None:
+                    return bits, found
+            bits *= 2
+        raise UndecidedError(f"no solution with {LAST_BITS} bits")
+
+    def _tightened(self, found: arb_mat, bits: int) -> arb_mat | None:
+        """The solution if its errors are negligible beside the norm of each column.
+
+        A zero that the integers do not show stays a small ball around zero at any precision: it becomes one.
+        """
+        tight = []
+        for column, b in zip(columns(found), columns(arb_mat(self._b)), strict=True):
+            size, radius = norm(v.mid() for v in column), norm(v.rad() for v in column)
+            if radius == 0 or radius < size * arb((1, -ACCURATE_BITS)):
+                tight.append(column)
+            elif bits >= 8 * FIRST_BITS and radius + size < norm(b) * arb((1, -bits // 2)):
+                tight.append([arb()] * len(column))
+            else:
+                return None
+        return arb_mat(tight).transpose()
+
+    def _solve(self, rank: int, bits: int) -> arb_mat:
+        """``D x*`` at this precision. With a basis V of the rows' dominant space, minimizers are those with
+        ``V^T D x = V^T V (B V)^+ b``, and the smallest of them is in the range of ``D V``.
+        """
+        b, rhs = self._scaled(bits), arb_mat(self._b)
+        m, n = self.shape
+        if rank == n:
+            return _tall(b, rhs)
+        basis = b.transpose() if rank == m else self._dominant(b, rank)
+        wanted = basis.transpose() * basis * _tall(b * basis, rhs)
+        norms = self._norms(bits)
+        directions = scaled_rows(basis, norms)
+        # Columns of one size, for the balls' sake.
+        weights = (directions.transpose() * directions).solve(wanted)
+        return scaled_rows(directions * weights, norms)
+
+    def _dominant(self, b: arb_mat, rank: int) -> arb_mat:
+        """A basis of the space of B's rows that belongs to its largest singular values.
+
+        Eigenvectors of a symmetric matrix, projected on from what LAPACK found: real, and well conditioned
+        also where eigenvalues are multiple. Checked to be invariant.
+        """
+        m, n = self.shape
+        _, vectors, order = self._eigen
+        with ctx.workprec(max(SPECTRUM_BITS, ctx.prec)):
+            picked = acb_mat([[row[i] for i in order[:rank].tolist()] for row in vectors.mid().tolist()])
+            adjoint = picked.conjugate().transpose()
+            u, _, vt = np.linalg.svd(rounded(b), full_matrices=False)
+            start = acb_mat(balls(u[:, :rank] if m < n else vt[:rank].T))
+            basis = arb_mat((picked * (adjoint * picked).solve(adjoint * start)).real.mid())
+            wide = b.mid()
+            gram = wide * wide.transpose() if m < n else wide.transpose() * wide
+            image = gram * basis
+            transposed = basis.transpose()
+            rest = image - basis * (transposed * basis).solve(transposed * image)
+            if not norm(rest.entries()) < INVARIANT * norm(gram.entries()):
+                raise UndecidedError("the dominant space was not found")
+            return (wide.transpose() * basis if m < n else basis).mid()
+
+    # --- what is judged ---
+
+    def errors(self, x: np.ndarray, rank: int) -> np.ndarray:
+        """``||D (x - x*)|| / ||D x*||`` for each column of x (n x k); 0 / 0 is 0."""
+        bits, exact = self._solution(rank)
+        with ctx.workprec(bits):
+            found = []
+            for given, column in zip(x.T, columns(exact), strict=True):
+                if not np.isfinite(given).all():
+                    found.append(math.inf)
+                    continue
+                y = scaled_rows(self._unknowns(given), self._norms(bits)).entries()
+                size, distance = norm(column), norm(p - q for p, q in zip(y, column, strict=True))
+                if size == 0:
+                    found.append(0.0 if distance == 0 else math.inf)
+                else:
+                    found.append(float(distance / size))
+            return np.array(found)
+
+    def _unknowns(self, x: np.ndarray) -> arb_mat:
+        """The x of integer A and b that belongs to this one."""
+        return balls(x, self._a_exponent - self._b_exponent)
+
+    def largest_component(self, rank: int) -> np.ndarray:
+        """``log2`` of the largest component of each column of x*; -inf for zero."""
+        bits, exact = self._solution(rank)
+        with ctx.workprec(bits):
+            found = []
+            for column in columns(exact):
+                y = [abs(v / d) for v, d in zip(column, self._norms(bits), strict=True)]
+                top = max((_log2(v) for v in y), default=-math.inf)
+                found.append(top + self._b_exponent - self._a_exponent)
+            return np.array(found)
+
+    def bounds(self, rank: int, u: float) -> np.ndarray:
+        """``kappa u (2 + (kappa + 1) ||r|| / (||B|| ||D x*||))``: what the forward error can be expected to
+        be with a backward error of u.
+        """
+        kappa = self.condition(rank)
+        if self._a.rank() == 0 or rank == 0:
+            return np.zeros(self._b.ncols())
+        bits, exact = self._solution(rank)
+        with ctx.workprec(bits):
+            residual = arb_mat(self._b) - self._scaled(bits) * exact
+            ratios = []
+            for r, dx in zip(columns(residual), columns(exact), strict=True):
+                size, rest = norm(dx), norm(r)
+                ratios.append(float(rest / size) if size != 0 else (0.0 if rest == 0 else math.inf))
+        ratio = np.array(ratios) / self.norm
+        with np.errstate(invalid="ignore"):
+            return np.where(ratio > 0, kappa * u * (2 + (kappa + 1) * ratio), 2 * kappa * u)
+
+    def rounded_solution(self, rank: int) -> np.ndarray:
+        """x* in float64."""
+        bits, exact = self._solution(rank)
+        with ctx.workprec(bits):
+            unit = arb((1, self._b_exponent - self._a_exponent))
+            return rounded(scaled_rows(exact, [unit / d for d in self._norms(bits)]))
+
+    def underflow(self, rank: int, spacing: int) -> np.ndarray:
+        """What rounding x* to multiples of ``2^spacing``, the smallest number, may cost: relative to x*."""
+        bits, exact = self._solution(rank)
+        with ctx.workprec(bits):
+            step = norm(self._norms(bits)) * arb((1, spacing + self._a_exponent - self._b_exponent - 1))
+            sizes = [norm(column) for column in columns(exact)]
+            return np.array([float(step / size) if size != 0 else 0.0 for size in sizes])
+
+    def residual_ratios(self, x: np.ndarray) -> np.ndarray:
+        """``||b - A x|| / ||b||`` of each column."""
+        with ctx.workprec(FIRST_BITS * 2):
+            a, found = arb_mat(self._a), []
+            for given, b in zip(x.T, columns(arb_mat(self._b)), strict=True):
+                if not np.isfinite(given).all():
+                    found.append(math.inf)
+                    continue
+                r = norm(p - q for p, q in zip(b, (a * self._unknowns(given)).entries(), strict=True))
+                size = norm(b)
+                found.append(float(r / size) if size != 0 else (0.0 if r == 0 else math.inf))
+            return np.array(found)
+
+
+class System(LeastSquares):
+    """``A x = b``, A square.
+
+    Parameters
+    ----------
+    a : ndarray, shape (n, n)
+    b : ndarray, shape (n, k)
+    """
+
+    def __init__(self, a: np.ndarray, b: np.ndarray) -> None:
+        self.rcond = 0.0
+        self._set(dyadic(a), dyadic(b))
+
+    @cached_property
+    def singular(self) -> bool:
+        """Whether A is exactly singular."""
+        n = self._a.nrows()
+        return bool(self.singular_values[-1] < 1e-10) and self._a.rank() < n
+
+    @cached_property
+    def definite(self) -> bool:
+        """Whether a symmetric A is positive definite: by Sylvester's criterion, all leading minors are."""
+        a = self._a.tolist()
+        leading = (fmpz_mat([row[:k] for row in a[:k]]) for k in range(1, len(a) + 1))
+        return all(minor.det() > 0 for minor in leading)
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """The exact rank."""
+        return (self._a.rank(),)
+
+    def _solve(self, rank: int, bits: int) -> arb_mat:
+        return self._scaled(bits).solve(arb_mat(self._b))
+
+    def bounds(self, rank: int, u: float) -> np.ndarray:
+        """``2 kappa u`` for each right-hand side."""
+        return np.full(self._b.ncols(), 2 * self.condition(self._a.nrows()) * u)
+
+
+def _tall(c: arb_mat, rhs: arb_mat) -> arb_mat:
+    """``min ||C s - rhs||``, C of full column rank, by the normal equations: balls bound their errors."""
+    transposed = c.transpose()
+    return (transposed * c).solve(transposed * rhs)
+
+
+def _log2(value: arb) -> float:
+    middle = value.mid()
+    if middle == 0:
+        return -math.inf
+    mantissa, exponent = middle.man_exp()
+    bits = int(mantissa).bit_length()
+    return int(exponent) + bits + math.log2(float(arb((int(mantissa), -bits))))

@@ -1,0 +1,186 @@
+"""LAPACK's test ratios, TESTING/LIN, computed in high precision: below 30 a test has passed.
+
+Each is an error relative to what rounding may cause; ``eps`` is the unit roundoff of the accuracy asked for.
+Norms are 1-norms unless it is said otherwise. ``tiny`` is what storing an element as a subnormal number may
+cost beside that: the spacing of those.
+
+E. Anderson, J. Dongarra, S. Ostrouchov, "Installation Guide for LAPACK", LAPACK Working Note 41, 1999,
+chapter 6 and appendix B.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from flint import arb, arb_mat, ctx
+
+from .exact import balls, columns, identity, largest, max_norm, one_norm
+
+THRESHOLD = 30.0
+
+BITS = 640
+
+
+def qrt01(a: np.ndarray, q: np.ndarray, r: np.ndarray, eps: float, tiny: float = 0.0) -> tuple[float, float]:
+    """``||R - Q^T A|| / (m ||A|| eps)`` and ``||I - Q^T Q|| / (m eps)``, Q square (m x m)."""
+    with ctx.workprec(BITS):
+        exact = balls(a)
+        difference = balls(r) - balls(q).transpose() * exact
+        first = _ratio(one_norm(difference), len(a) * one_norm(exact), eps, len(r) * tiny)
+        return first, orthogonality_ratio(q, eps)
+
+
+def qrt02(a: np.ndarray, q: np.ndarray, r: np.ndarray, eps: float, tiny: float = 0.0) -> tuple[float, float]:
+    """The same for the first columns of Q, Q of shape (m, k) and R of shape (k, n).
+
+    As ``Q^T A`` does not see what of A lies outside the range of Q, the first ratio is the larger one of
+    DQRT02's and ``||A - Q R|| / (m ||A|| eps)``.
+    """
+    reconstruction = residual_ratio(a, q, r, eps, tiny)
+    first, second = qrt01(a, q, r, eps, tiny)
+    return max(first, reconstruction), second
+
+
+def residual_ratio(
+    a: np.ndarray, left: np.ndarray, right: np.ndarray, eps: float, tiny: float = 0.0
+) -> float:
+    """``||A - left right|| / (m ||A|| eps)``."""
+    with ctx.workprec(BITS):
+        exact = balls(a)
+        error = one_norm(exact - balls(left) * balls(right))
+        return _ratio(error, len(a) * one_norm(exact), eps, len(a) * len(right) * tiny)
+
+
+def orthogonality_ratio(q: np.ndarray, eps: float) -> float:
+    """``||I - Q^T Q|| / (m eps)``."""
+    with ctx.workprec(BITS):
+        exact = balls(q)
+        return _ratio(one_norm(identity(q.shape[1]) - exact.transpose() * exact), arb(len(q)), eps)
+
+
+def qrt14(a: np.ndarray, x: np.ndarray, eps: float) -> float:
+    """Whether x lies in the row space of A: the largest element of what an LQ factorization of ``[A; X^T]``
+    has beyond ``min(m, n)`` columns, over ``max(m, n, k) eps``; A and X scaled to a largest element of 1.
+
+    For A of full row rank, as in LAPACK.
+    """
+    m, n = a.shape
+    with ctx.workprec(BITS):
+        rows, wanted = _unit(balls(a)), _unit(balls(x))
+        if n <= m:
+            return 0.0
+        gram = rows * rows.transpose()
+        rest = wanted - rows.transpose() * gram.solve(rows * wanted)
+        return float(max_norm(rest)) / (max(m, n, x.shape[1]) * eps)
+
+
+def qrt16(a: np.ndarray, x: np.ndarray, b: np.ndarray, eps: float) -> float:
+    """``||b - A x|| / (max(m, n) ||A|| ||x|| eps)`` of the worst right-hand side: for consistent systems."""
+    with ctx.workprec(BITS):
+        exact, found = balls(a), balls(x)
+        size = max(a.shape) * one_norm(exact)
+        residuals = columns(balls(b) - exact * found)
+        pairs = zip(residuals, columns(found), strict=True)
+        return max(_ratio(_sum(r), size * _sum(v), eps) for r, v in pairs)
+
+
+def qrt17(a: np.ndarray, x: np.ndarray, b: np.ndarray, eps: float, *, consistent: bool) -> float:
+    """``||R^T A|| / (||A|| alpha max(m, n, k) eps)``, R = B - A X; alpha is ``||B||`` for consistent systems,
+    else the largest element of R, as in DQRT17.
+    """
+    m, n = a.shape
+    with ctx.workprec(BITS):
+        exact, rhs = balls(a), balls(b)
+        residual = rhs - exact * balls(x)
+        alpha = one_norm(rhs) if consistent else max_norm(residual)
+        size = one_norm(exact) * alpha * max(m, n, b.shape[1])
+        return _ratio(one_norm(residual.transpose() * exact), size, eps)
+
+
+def get01(a: np.ndarray, lower: np.ndarray, upper: np.ndarray, eps: float, tiny: float = 0.0) -> float:
+    """``||L U - A|| / (n ||A|| eps)``, A with its rows in the order of L."""
+    return residual_ratio(a, lower, upper, eps, tiny)
+
+
+def get02(a: np.ndarray, x: np.ndarray, b: np.ndarray, eps: float) -> float:
+    """``||b - A x|| / (||A|| ||x|| eps)`` of the worst right-hand side."""
+    return max(a.shape) * qrt16(a, x, b, eps)
+
+
+def get04(a: np.ndarray, x: np.ndarray, b: np.ndarray, eps: float) -> float:
+    """``||x - x*|| rcond / (||x*|| eps)`` of the worst right-hand side, vectors in the infinity norm and
+    ``rcond = 1 / (||A|| ||A^-1||)``; x* is exact.
+    """
+    with ctx.workprec(BITS):
+        exact = balls(a)
+        inverse = exact.inv()
+        rcond = 1 / (one_norm(exact) * one_norm(inverse))
+        solution, found = inverse * balls(b), balls(x)
+        pairs = zip(columns(found - solution), columns(solution), strict=True)
+        return max(_ratio(_top(error) * rcond, _top(size), eps) for error, size in pairs)
+
+
+def pot01(a: np.ndarray, lower: np.ndarray, eps: float) -> float:
+    """``||L L^T - A|| / (n ||A|| eps)``."""
+    return residual_ratio(a, lower, lower.T, eps)
+
+
+def pot02(a: np.ndarray, x: np.ndarray, b: np.ndarray, eps: float) -> float:
+    """``||b - A x|| / (||A|| ||x|| eps)`` of the worst right-hand side, for a symmetric A."""
+    return get02(a, x, b, eps)
+
+
+def product_ratio(a: np.ndarray, b: np.ndarray, c: np.ndarray, eps: float, tiny: float = 0.0) -> float:
+    """``|C - A B|_ij / (k^2 ||a_i|| ||b_j|| eps)`` of the worst element, with rows of A, columns of B and
+    the infinity norm: a sum of k products, each of which is rounded k times at most.
+    """
+    with ctx.workprec(BITS):
+        left, right = balls(a), balls(b)
+        rows = [_top(r) for r in left.tolist()]
+        cols = [_top(c) for c in columns(right)]
+        errors = (balls(c) - left * right).tolist()
+        k = a.shape[1]
+        return max(
+            (
+                _ratio(abs(v), k * k * rows[i] * cols[j], eps, k * tiny)
+                for i, row in enumerate(errors)
+                for j, v in enumerate(row)
+            ),
+            default=0.0,
+        )
+
+
+def singular_value_ratio(a: np.ndarray, s: np.ndarray, eps: float, tiny: float = 0.0) -> float:
+    """``max |s_i - sigma_i| / (max(m, n) sigma_1 eps)`` for the largest ones, s descending.
+
+    LAPACK's singular values of the scaled A stand for the exact ones: they err by a few u sigma_1.
+    """
+    top = np.abs(a).max(initial=0.0)
+    power = int(np.frexp(top)[1])
+    sigma = np.linalg.svd(np.ldexp(a, -power), compute_uv=False)
+    with ctx.workprec(BITS):
+        errors = balls(s) - balls(sigma[: len(s)], power)
+        size = max(a.shape) * balls(sigma[:1], power)[0, 0]
+        return _ratio(max_norm(errors), size, eps, tiny)
+
+
+def _unit(a: arb_mat) -> arb_mat:
+    size = max_norm(a)
+    return a if size == 0 else a / size
+
+
+def _sum(vector: list[arb]) -> arb:
+    return sum((abs(v) for v in vector), arb())
+
+
+def _top(vector: list[arb]) -> arb:
+    return largest(abs(v) for v in vector)
+
+
+def _ratio(error: arb, size: arb, eps: float, tiny: float = 0.0) -> float:
+    """0 / 0 is 0."""
+    if error.mid() == 0:
+        return 0.0
+    allowed = size * arb(eps) + arb(tiny)
+    return math.inf if allowed == 0 else float(error / allowed)

@@ -1,0 +1,282 @@
+"""What an example is: drawn from a seed, or by Hypothesis, and built the same way from either."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from .matrices import DEFINITE_KINDS, KINDS, RHS_KINDS, line_scales, right_hand_side, stored
+
+T = TypeVar("T")
+
+PROBLEMS = ("lstsq", "solve", "pos", "qr", "tsqr", "orth", "svd", "lu", "matmul")
+SOLVERS = ("lstsq", "solve", "pos")
+
+
+class Source(Protocol):
+    """Where decisions come from. The first of a list is the simplest one."""
+
+    def choice(self, options: Sequence[T]) -> T: ...
+    def integer(self, low: int, high: int) -> int: ...
+
+
+class Seeded:
+    """Decisions by a generator of random numbers.
+
+    Parameters
+    ----------
+    seed, example : int
+    """
+
+    def __init__(self, seed: int, example: int) -> None:
+        self.rng = np.random.default_rng([seed, example])
+
+    def choice(self, options: Sequence[T]) -> T:
+        return options[int(self.rng.integers(len(options)))]
+
+    def integer(self, low: int, high: int) -> int:
+        return int(self.rng.integers(low, high + 1))
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What is drawn from.
+
+    Attributes
+    ----------
+    problems, engines, libraries : tuple of str
+    certify : tuple of str or None
+        Values of ``certify=``; None leaves it out.
+    """
+
+    problems: tuple[str, ...] = PROBLEMS
+    engines: tuple[str, ...] = ("cpu", "emulated")
+    libraries: tuple[str, ...] = ("numpy", "torch")
+    certify: tuple[str | None, ...] = (None, "forward")
+
+
+@dataclass(frozen=True)
+class Member:
+    """One matrix with its right-hand sides; powers are those of ten.
+
+    Attributes
+    ----------
+    kind : str
+        Of :data:`matrices.KINDS`.
+    rows, columns : int
+        By how much rows and columns are scaled at most.
+    whole : int
+        Scale of the matrix.
+    rhs : str
+        Of :data:`matrices.RHS_KINDS`.
+    rhs_power : int
+        Scale of b.
+    binary : bool
+        Scaled by powers of two, which keep dependent columns dependent.
+    """
+
+    kind: str
+    rows: int = 0
+    columns: int = 0
+    whole: int = 0
+    rhs: str = "random"
+    rhs_power: int = 0
+    binary: bool = True
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """An example: all that is needed to make it again.
+
+    Attributes
+    ----------
+    problem : str
+        Of :data:`PROBLEMS`: ``pos`` is ``solve`` with ``assume_a="pos"``.
+    m, n, k : int
+        Shapes; k = 0 for a vector b, also the rank for ``svd`` and the columns of B for ``matmul``.
+    members : tuple of Member
+    batched : bool
+        Whether the call gets a batch, be it of one.
+    damp, weights : float, int
+        ``damp=`` relative to the size of A, and by how many powers of ten weights differ (0: none).
+    rcond : float or None
+    layout : {"C", "F", "sliced", "reversed"}
+    options : tuple of (str, str)
+        Further keywords.
+    seed : int
+        Of the numbers.
+    """
+
+    problem: str
+    m: int
+    n: int
+    k: int
+    members: tuple[Member, ...]
+    batched: bool = False
+    dtype: str = "float64"
+    damp: float = 0.0
+    weights: int = 0
+    rcond: float | None = None
+    layout: str = "C"
+    library: str = "numpy"
+    engine: str = "cpu"
+    options: tuple[tuple[str, str], ...] = ()
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Example:
+    """The arrays of a recipe: A (batch, m, n), b (batch, m, columns), and what else lstsq takes."""
+
+    recipe: Recipe
+    a: np.ndarray
+    b: np.ndarray
+    weights: np.ndarray | None
+    damp: float
+
+
+INTEGER_KINDS = {
+    "any": ("integer", "counting", "dependent_integer", "zero_lines", "permutation"),
+    "pos": ("integer_gram",),
+}
+
+
+def draw(source: Source, scope: Scope) -> Recipe:
+    """One recipe: mostly small, mostly float64, and with not too many difficulties at a time."""
+    problem = source.choice([p for p in scope.problems for _ in range(8 if p in SOLVERS else 1)])
+    m, n = _shape(source, problem)
+    batched = problem in (*SOLVERS, "qr", "tsqr", "orth") and source.integer(0, 5) == 5
+    count = source.integer(1, 5) if batched else 1
+    dtype = source.choice(["float64"] * 7 + ["float32"] * 2 + ["float16", "int64"])
+    lstsq = problem == "lstsq"
+    return Recipe(
+        problem=problem,
+        m=m,
+        n=n,
+        k=source.integer(1, min(m, n)) if problem == "svd" else source.integer(0, 3),
+        members=tuple(_member(source, problem, dtype) for _ in range(count)),
+        batched=batched,
+        dtype=dtype,
+        damp=source.choice([0.0] * 8 + [1.0, 1e-3, 1e-8, 1e3]) if lstsq else 0.0,
+        weights=source.choice([0] * 8 + [1, 6, 15, 100]) if lstsq else 0,
+        rcond=source.choice([None] * 12 + [1e-3, 1e-8, 0.0]) if lstsq else None,
+        layout=source.choice(["C", "C", "F", "sliced", "reversed"]),
+        library=source.choice(scope.libraries),
+        engine=source.choice(scope.engines),
+        options=_options(source, problem, scope),
+        seed=source.integer(0, 2**32 - 1),
+    )
+
+
+def _shape(source: Source, problem: str) -> tuple[int, int]:
+    limit = source.choice([6] * 8 + [12] * 4 + [40])
+    n = source.integer(1, limit)
+    if problem in ("solve", "pos", "lu"):
+        return n, n
+    if problem == "tsqr":
+        return source.integer(n, limit + n), n
+    return source.choice([source.integer(1, limit), n]), n
+
+
+def _member(source: Source, problem: str, dtype: str) -> Member:
+    kinds = list(DEFINITE_KINDS if problem == "pos" else KINDS)
+    if dtype == "int64":
+        return Member(source.choice(INTEGER_KINDS["pos" if problem == "pos" else "any"]))
+    power = {"float16": [0, 1]}.get(dtype, [0, 12, 30] if dtype == "float64" else [0, 3, 12])
+    whole = [0, 0, 0, 0, 0, -12, 30, -100, 100, -200, 200, -300, 300, -400, 400]
+    return Member(
+        kind=source.choice(kinds),
+        rows=source.choice([0] * 5 + power) if problem != "pos" else 0,
+        columns=source.choice([0] * 4 + power),
+        whole=source.choice(whole),
+        rhs=source.choice(RHS_KINDS),
+        rhs_power=source.choice([*whole, 0, 0, 0, 0]),
+        # Only exact scaling keeps a matrix symmetric.
+        binary=source.integer(0, 1) == 0 or problem == "pos",
+    )
+
+
+OPTIONS: dict[str, tuple[tuple[tuple[str, str], ...], ...]] = {
+    "lstsq": (
+        (),
+        *((("algorithm", a),) for a in ("cgls", "lsqr", "householder", "svd", "direct", "normal")),
+        (("accuracy", "fp32"),),
+        (("accuracy", "fp16"),),
+    ),
+    "solve": (
+        (),
+        *((("pivot", p),) for p in ("none", "rbt", "partial")),
+        (("compute", "fp32"),),
+        (("accuracy", "fp32"),),
+        (("accuracy", "fp16"),),
+    ),
+    "pos": ((), (("compute", "fp32"),), (("accuracy", "fp32"),), (("accuracy", "fp16"),)),
+    "qr": (
+        (),
+        *((("algorithm", a),) for a in ("rgsqrf", "rgsqrf-reortho", "cholesky-qr", "householder")),
+        (("mode", "complete"),),
+        (("accuracy", "fp32"),),
+        (("accuracy", "fp16"),),
+    ),
+    "tsqr": ((),),
+    "orth": ((), (("accuracy", "fp32"),), (("accuracy", "fp16"),)),
+    "svd": ((), (("accuracy", "fp32"),), (("accuracy", "fp16"),)),
+    "lu": ((), (("pivot", "rbt"),), (("compute", "fp32"), ("storage", "fp32"))),
+    "matmul": ((),),
+}
+"""Keywords beside those that have a place of their own in a recipe; the first ones are the default."""
+
+COARSER = {"fp32": ("float64", "int64"), "fp16": ("float64", "float32", "int64")}
+"""Accuracies, and the dtypes for which they are a choice."""
+
+
+def _options(source: Source, problem: str, scope: Scope) -> tuple[tuple[str, str], ...]:
+    named = source.choice([()] * 12 + list(OPTIONS[problem]))
+    certify = source.choice(scope.certify) if problem in SOLVERS else None
+    return named if certify is None else (*named, ("certify", certify))
+
+
+def keywords(recipe: Recipe) -> dict[str, str]:
+    """The options that make sense for the dtype and the shape."""
+    given = dict(recipe.options)
+    if "accuracy" in given and recipe.dtype not in COARSER[given["accuracy"]]:
+        del given["accuracy"]
+    if given.get("algorithm") in ("direct", "normal") and recipe.m < recipe.n:
+        del given["algorithm"]
+    return given
+
+
+def build(recipe: Recipe) -> Example:
+    """The numbers of a recipe."""
+    rng = np.random.default_rng(recipe.seed)
+    m, n, columns = recipe.m, recipe.n, max(1, recipe.k)
+    made = [_build_member(rng, recipe, member, columns) for member in recipe.members]
+    a = np.stack([x[0] for x in made])
+    b = np.stack([x[1] for x in made])
+    size = float(np.abs(a.astype(np.float64)).max(initial=0.0)) or 1.0
+    weights = line_scales(rng, m, recipe.weights, binary=False) if recipe.weights else None
+    if weights is not None:
+        weights = weights * rng.uniform(0.5, 2.0, m)
+    assert a.shape[1:] == (m, n)
+    return Example(recipe, a, b, weights, min(recipe.damp * size, 1e300))
+
+
+def _build_member(
+    rng: np.random.Generator, recipe: Recipe, member: Member, columns: int
+) -> tuple[np.ndarray, np.ndarray]:
+    kinds = DEFINITE_KINDS if recipe.problem == "pos" else KINDS
+    a = kinds[member.kind](rng, recipe.m, recipe.n)
+    top = np.abs(a).max(initial=0.0)
+    a = np.ldexp(a, -int(np.frexp(top)[1])) if top > 0 else a
+    b = right_hand_side(rng, member.rhs, a, columns)
+    if member.columns:
+        scales = line_scales(rng, recipe.n, member.columns, binary=member.binary)
+        a = scales[:, None] * a * scales if recipe.problem == "pos" else a * scales
+    if member.rows:
+        scales = line_scales(rng, recipe.m, member.rows, binary=member.binary)
+        a, b = scales[:, None] * a, b * scales[:, None]
+    power = 0 if recipe.dtype != "int64" else 3
+    return stored(a, member.whole + power, recipe.dtype), stored(b, member.rhs_power + power, recipe.dtype)

@@ -1,0 +1,217 @@
+"""The judge: honest answers are sound, and every way to be wrong is found."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+
+import neula
+
+from .calls import Answer, call
+from .fuzz import run_one, snippet
+from .judge import judge, truths
+from .matrices import KINDS
+from .oracle import System
+from .recipes import PROBLEMS, SOLVERS, Member, Recipe, Scope, Seeded, build, draw
+from .verdict import Verdict
+
+U = 2.0**-53
+LSTSQ = Recipe("lstsq", 6, 3, 2, (Member("normal"),))
+SINGULAR = Recipe("solve", 3, 3, 1, (Member("counting"),))
+SYSTEM = Recipe("solve", 4, 4, 2, (Member("normal"),))
+BATCH = replace(LSTSQ, members=(Member("normal"), Member("uniform"), Member("vandermonde")), batched=True)
+ILL_CONDITIONED = Recipe("solve", 12, 12, 1, (Member("hilbert"),), seed=3)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a solver says."""
+
+    x: np.ndarray
+    forward_errors: np.ndarray
+    condition: float
+    ranks: np.ndarray
+    accepted: np.ndarray
+    accuracy: str = "fp64"
+
+    @property
+    def forward_error(self) -> float:
+        return float(self.forward_errors.max())
+
+    @property
+    def digits(self) -> float:
+        with np.errstate(divide="ignore"):
+            return float(-np.log10(self.forward_error))
+
+    @property
+    def rank(self) -> int:
+        return int(self.ranks.min())
+
+
+def honest(recipe: Recipe) -> Result:
+    """SciPy's answers with bounds by the true condition: what backward stable methods can promise.
+
+    Householder QR and LU are stable up to a multiple of ``m n u`` (Higham 2002, theorems 20.3 and 9.4).
+    """
+    example = build(recipe)
+    exact = truths(example)
+    square = recipe.problem != "lstsq"
+    method = scipy.linalg.solve if square else lambda a, b: scipy.linalg.lstsq(a, b)[0]
+    x = np.stack([method(a, b) for a, b in zip(example.a, example.b, strict=True)])
+    bounds = np.stack([t.bounds(t.ranks[0], recipe.m * recipe.n * U) for t in exact])
+    ranks = np.array([t.ranks[0] for t in exact])
+    accepted = np.ones(len(exact), dtype=bool)
+    if not recipe.batched:
+        x, bounds, ranks, accepted = x[0], bounds[0], ranks[0], accepted[0]
+    return Result(x, bounds, exact[0].condition(exact[0].ranks[0]), ranks, accepted)
+
+
+def verdict_on(recipe: Recipe, result: Any, *categories: type[Warning]) -> Verdict:
+    caught = []
+    for category in categories:
+        with warnings.catch_warnings(record=True) as more:
+            warnings.simplefilter("always")
+            warnings.warn("told", category, stacklevel=1)
+        caught += more
+    error = result if isinstance(result, Exception) else None
+    return judge(build(recipe), Answer(None if error else result, error, tuple(caught)))
+
+
+def found(verdict: Verdict) -> set[tuple[str, str]]:
+    return {(f.kind, f.reason) for f in verdict.findings}
+
+
+@pytest.mark.parametrize("recipe", [LSTSQ, SYSTEM, BATCH])
+def test_honest_answers_are_sound(recipe: Recipe) -> None:
+    verdict = verdict_on(recipe, honest(recipe))
+    assert found(verdict) == set(), str(verdict)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_scipy_is_sound_where_its_rank_is_right(kind: str) -> None:
+    recipe = Recipe("lstsq", 7, 3, 1, (Member(kind),), seed=5)
+    truth = truths(build(recipe))[0]
+    verdict = verdict_on(recipe, honest(recipe))
+    # Truncation errors of numerically singular matrices are beyond this bound.
+    assert not verdict.has("unsound") or truth.ranks[0] < 3, str(verdict)
+
+
+@pytest.mark.parametrize(
+    ("change", "finding"),
+    [
+        (lambda r: replace(r, x=r.x * (1 + 1e-8)), ("unsound", "error")),
+        (lambda r: replace(r, ranks=r.ranks - 1), ("unsound", "rank")),
+        (lambda r: replace(r, forward_errors=r.forward_errors * np.nan), ("unsound", "error")),
+        (lambda r: replace(r, forward_errors=r.forward_errors * 1e6), ("false alarm", "bound")),
+        (lambda r: replace(r, condition=r.condition * 11), ("violation", "condition")),
+        (lambda r: replace(r, condition=r.condition / 11), ("violation", "condition")),
+        (lambda r: replace(r, x=r.x * 1e3), ("violation", "residual")),
+        (lambda r: replace(r, x=r.x * np.inf), ("violation", "not finite")),
+    ],
+)
+def test_what_is_wrong_is_found(change: Any, finding: tuple[str, str]) -> None:
+    assert finding in found(verdict_on(LSTSQ, change(honest(LSTSQ))))
+
+
+def test_each_right_hand_side_counts() -> None:
+    result = honest(LSTSQ)
+    result.x[:, 1] *= 1 + 1e-8
+    assert ("unsound", "error") in found(verdict_on(LSTSQ, result))
+
+
+def test_warnings() -> None:
+    result = honest(LSTSQ)
+    wrong = replace(result, x=2 * result.x, accepted=np.array(False))
+    assert found(verdict_on(LSTSQ, wrong, neula.AccuracyWarning)) == {("false alarm", "warning")}
+    assert ("violation", "stray warning") in found(verdict_on(LSTSQ, result, RuntimeWarning))
+    named = replace(LSTSQ, options=(("algorithm", "normal"),))
+    assert found(verdict_on(named, wrong, neula.AccuracyWarning)) == set()
+
+
+def test_a_warning_for_one_of_a_batch_does_not_excuse_another() -> None:
+    result = honest(BATCH)
+    result.x[1] *= 2
+    assert ("unsound", "error") in found(verdict_on(BATCH, result, neula.AccuracyWarning))
+    result.accepted[1] = False
+    assert not verdict_on(BATCH, result, neula.AccuracyWarning).has("unsound")
+
+
+def test_singular_systems_raise() -> None:
+    assert found(verdict_on(SINGULAR, np.linalg.LinAlgError("singular"))) == set()
+    assert found(verdict_on(SINGULAR, ValueError("what?"))) == {("violation", "raised")}
+    numbers = honest(SYSTEM)
+    result = replace(numbers, x=np.ones((3, 1)), forward_errors=np.ones(1))
+    assert found(verdict_on(SINGULAR, result)) == {("unsound", "singular")}
+    assert found(verdict_on(SINGULAR, result, neula.AccuracyWarning)) == {("violation", "not raised")}
+
+
+def test_errors_that_must_not_be() -> None:
+    assert found(verdict_on(SYSTEM, np.linalg.LinAlgError("singular"))) == {("false alarm", "raised")}
+    assert found(verdict_on(SYSTEM, OverflowError("large"))) == {("false alarm", "raised")}
+    assert found(verdict_on(LSTSQ, np.linalg.LinAlgError("singular"))) == {("violation", "raised")}
+    assert found(verdict_on(ILL_CONDITIONED, np.linalg.LinAlgError("singular"))) == set()
+    huge = replace(SYSTEM, members=(Member("normal", whole=-200, rhs_power=200),))
+    assert found(verdict_on(huge, OverflowError("large"))) == set()
+
+
+def test_numerically_singular_is_not_accepted() -> None:
+    numbers, truth = honest(SYSTEM), truths(build(ILL_CONDITIONED))[0]
+    assert isinstance(truth, System)
+    x = truth.rounded_solution(12)
+    result = replace(numbers, x=x, forward_errors=np.ones(1), condition=truth.condition(12))
+    assert ("violation", "singular") in found(verdict_on(ILL_CONDITIONED, result))
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_recipes_can_be_typed_again(problem: str) -> None:
+    """The same seed, or the printed recipe, gives the same numbers in the layout that it says."""
+    scope = Scope(problems=(problem,))
+    for number in range(20):
+        recipe = draw(Seeded(11, number), scope)
+        assert recipe == draw(Seeded(11, number), scope)
+        again = eval(repr(recipe))
+        example, repeated = build(recipe), build(again)
+        np.testing.assert_array_equal(example.a, repeated.a)
+        np.testing.assert_array_equal(example.b, repeated.b)
+        assert np.isfinite(example.a).all()
+        assert np.isfinite(example.b).all()
+        assert example.a.shape == (len(recipe.members), recipe.m, recipe.n)
+        assert str(example.a.dtype) == recipe.dtype
+        if problem in SOLVERS:
+            compile(snippet(example), "snippet", "exec")
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("layout", ["C", "F", "sliced", "reversed"])
+def test_calls_do_not_depend_on_the_layout(layout: str, library: str) -> None:
+    recipe = replace(BATCH, layout=layout, library=library)
+    plain, other = (call(build(r)).result.x for r in (BATCH, recipe))
+    np.testing.assert_allclose(np.asarray(other), plain, rtol=1e-10)
+
+
+@pytest.mark.parametrize("problem", [p for p in PROBLEMS if p not in SOLVERS])
+def test_factorizations_are_judged(problem: str) -> None:
+    recipe = Recipe(problem, 6, 6 if problem == "lu" else 4, 2, (Member("normal"),))
+    example, verdict = run_one(recipe, "cpu")
+    assert found(verdict) == set(), str(verdict)
+    answer = call(example)
+    first = answer.result[0] if isinstance(answer.result, tuple) else answer.result
+    doctored = _doctored(problem, answer.result, first)
+    assert judge(example, replace(answer, result=doctored)).has("unsound")
+
+
+def _doctored(problem: str, result: Any, first: Any) -> Any:
+    """The same with an error of a percent."""
+    if problem in ("qr", "tsqr"):
+        return replace(result, R=1.01 * result.R)
+    if problem == "svd":
+        return replace(result, s=1.01 * result.s)
+    if problem == "lu":
+        packed = replace(first.packed, lu=first.packed.lu * 1.5)
+        return (replace(first, packed=packed), result[1])
+    return 1.01 * result

@@ -1,0 +1,148 @@
+"""LAPACK's test ratios: of LAPACK itself, of neula, and of answers that are wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+
+import neula
+from neula.algorithms.cholesky import cholesky
+from neula.engines import FORMATS, select_engine
+from neula.matrices import random_matrix
+
+from . import ratios
+
+ENGINES = ("cpu", "emulated")
+SHAPES = [(12, 5), (30, 30), (1, 1), (4, 9)]
+ACCURACIES = ["fp64", "fp32", "fp16"]
+
+
+def matrix(m: int, n: int, cond: float = 1e4) -> np.ndarray:
+    if m >= n:
+        return random_matrix("geometric", m, n, cond=cond, seed=m + n, dtype=torch.float64).numpy()
+    return matrix(n, m, cond).T
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("accuracy", ACCURACIES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_qr(shape: tuple[int, int], accuracy: str, engine: str) -> None:
+    a, eps = matrix(*shape), FORMATS[accuracy].u
+    reduced = neula.qr(a, accuracy=accuracy, engine=engine)
+    assert max(ratios.qrt02(a, reduced.Q, reduced.R, eps)) < ratios.THRESHOLD
+    complete = neula.qr(a, "complete", accuracy=accuracy, engine=engine)
+    assert max(ratios.qrt01(a, complete.Q, complete.R, eps)) < ratios.THRESHOLD
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_tsqr_and_orth(engine: str) -> None:
+    a = matrix(40, 6)
+    assert max(ratios.qrt02(a, *neula.tsqr(a, engine=engine), 2.0**-53)) < ratios.THRESHOLD
+    assert ratios.orthogonality_ratio(neula.orth(a, engine=engine), 2.0**-53) < ratios.THRESHOLD
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("accuracy", ACCURACIES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_lstsq(shape: tuple[int, int], accuracy: str, engine: str, rng: np.random.Generator) -> None:
+    # As well conditioned as LAPACK's (DQRT15): where ||A|| ||x|| is much larger than ||r||, rounding x alone
+    # exceeds what qrt14 and qrt17 allow. At a condition of 1e4 gelsd has ratios of 46 and 85.
+    a, eps = matrix(*shape, 10.0), FORMATS[accuracy].u
+    m, n = shape
+    random, inside = rng.standard_normal((m, 2)), a @ rng.standard_normal((n, 2))
+    x = neula.lstsq(a, inside, accuracy=accuracy, engine=engine).x
+    assert ratios.qrt14(a, x, eps) < ratios.THRESHOLD
+    assert ratios.qrt16(a, x, inside, eps) < ratios.THRESHOLD
+    assert ratios.qrt17(a, x, inside, eps, consistent=True) < ratios.THRESHOLD
+    if m > n:
+        x = neula.lstsq(a, random, accuracy=accuracy, engine=engine).x
+        assert ratios.qrt17(a, x, random, eps, consistent=False) < ratios.THRESHOLD
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("accuracy", ACCURACIES)
+@pytest.mark.parametrize("assume_a", ["gen", "pos"])
+def test_solve(assume_a: str, accuracy: str, engine: str, rng: np.random.Generator) -> None:
+    a, eps = matrix(20, 20, 100.0), FORMATS[accuracy].u
+    a = a @ a.T if assume_a == "pos" else a
+    a = (a + a.T) / 2 if assume_a == "pos" else a
+    b = rng.standard_normal((20, 2))
+    x = neula.solve(a, b, assume_a=assume_a, accuracy=accuracy, engine=engine).x
+    test = ratios.pot02 if assume_a == "pos" else ratios.get02
+    assert test(a, x, b, eps) < ratios.THRESHOLD
+    assert ratios.get04(a, x, b, eps) < ratios.THRESHOLD
+
+
+@pytest.mark.parametrize(("compute", "storage"), [("fp16", "fp16"), ("fp32", "fp32")])
+def test_lu(compute: str, storage: str, rng: np.random.Generator) -> None:
+    """Factors and solutions are as accurate as the format of the factors."""
+    a, b, eps = matrix(20, 20, 10.0), rng.standard_normal((20, 2)), FORMATS[storage].u
+    factors = neula.lu_factor(a, compute=compute, storage=storage, engine="emulated")
+    assert ratios.get01(a[factors.permutation], factors.L, factors.U, eps) < ratios.THRESHOLD
+    x = neula.lu_solve(factors, b)
+    assert ratios.get02(a, x, b, eps) < ratios.THRESHOLD
+    assert ratios.get04(a, x, b, eps) < ratios.THRESHOLD
+
+
+@pytest.mark.parametrize("name", ["fp16", "fp32", "fp64"])
+def test_cholesky(name: str) -> None:
+    a = matrix(20, 20, 10.0)
+    a = a @ a.T
+    engine = select_engine("emulated", torch.device("cpu")).using(name)
+    work = engine.empty(20, 20, dtype=engine.operand_dtype).copy_(torch.from_numpy(a))
+    # Narrow panels, so that products take part.
+    lower = cholesky(work, engine, panel=4).lower.tril().double().numpy()
+    assert ratios.pot01(a, lower, FORMATS[name].u) < ratios.THRESHOLD
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_matmul_and_svd(engine: str, rng: np.random.Generator) -> None:
+    a, b = rng.standard_normal((6, 9)), rng.standard_normal((9, 4))
+    assert ratios.product_ratio(a, b, neula.matmul(a, b, engine=engine), 2.0**-53) < ratios.THRESHOLD
+    u, s, vh = neula.svd_lowrank(a, 4, engine=engine)
+    assert ratios.singular_value_ratio(a, s, 2.0**-53) < ratios.THRESHOLD
+    assert max(ratios.orthogonality_ratio(x, 2.0**-53) for x in (u, vh.T)) < ratios.THRESHOLD
+
+
+def wrong_answers() -> list[tuple[str, Any]]:
+    """Tests of answers that are wrong by 1e-10, a hundred thousand times u."""
+    rng = np.random.default_rng(1)
+    a, wide, square = matrix(8, 4, 10.0), matrix(4, 8, 10.0), matrix(6, 6, 10.0)
+    noise = 1e-10
+    q, r = scipy.linalg.qr(a)
+    p, lower, upper = scipy.linalg.lu(square)
+    b, c, d = rng.standard_normal((8, 1)), rng.standard_normal((4, 1)), rng.standard_normal((6, 1))
+    inside = a @ c
+    x, y, z = scipy.linalg.lstsq(a, b)[0], scipy.linalg.lstsq(wide, c)[0], np.linalg.solve(square, d)
+    definite = square @ square.T
+    factor = np.linalg.cholesky(definite)
+    eps = 2.0**-53
+    return [
+        ("qrt01", lambda e: max(ratios.qrt01(a, q, r + e * noise, eps))),
+        ("qrt01 q", lambda e: max(ratios.qrt01(a, q * (1 + e * noise), r, eps))),
+        ("qrt02", lambda e: max(ratios.qrt02(a, q[:, :4], r[:4] + e * noise, eps))),
+        ("qrt14", lambda e: ratios.qrt14(wide, y + e * noise, eps)),
+        ("qrt16", lambda e: ratios.qrt16(a, c + e * noise, inside, eps)),
+        ("qrt17", lambda e: ratios.qrt17(a, x + e * noise, b, eps, consistent=False)),
+        ("qrt17 consistent", lambda e: ratios.qrt17(a, c + e * noise, inside, eps, consistent=True)),
+        ("get01", lambda e: ratios.get01(p.T @ square, lower, upper + e * noise, eps)),
+        ("get02", lambda e: ratios.get02(square, z + e * noise, d, eps)),
+        ("get04", lambda e: ratios.get04(square, z + e * noise, d, eps)),
+        ("pot01", lambda e: ratios.pot01(definite, factor + e * noise, eps)),
+    ]
+
+
+@pytest.mark.parametrize(("name", "test"), wrong_answers())
+def test_ratios_tell_right_from_wrong(name: str, test: Any) -> None:
+    """LAPACK passes, and an error of 1e-10 does not."""
+    assert test(0) < ratios.THRESHOLD < test(1)
+
+
+def test_nothing_by_nothing() -> None:
+    zero = np.zeros((2, 2))
+    assert ratios.residual_ratio(zero, np.eye(2), zero, 2.0**-53) == 0.0
+    assert ratios.residual_ratio(zero, np.eye(2), np.eye(2), 2.0**-53) == np.inf
