@@ -502,7 +502,6 @@ def make_bad_files() -> None:
         ("lstsq A.npy b.npy -o missing/x.npy", "there is no directory missing; create it first"),
         ("lstsq A.npy b.npy -o b.npy", "b.npy: would replace b.npy"),
         ("lstsq problem.npz:A b.npy -o problem.npz", "problem.npz: would replace problem.npz:A"),
-        ("qr none.npy", "(0, 7)"),
         ("qr A.npy -o qr.npy", "a .npy file holds one array, not 2; give the name of an .npz file"),
         ("qr A.npy --q a.npy --r a.npy", "a.npy: would replace another output"),
         ("qr A.npy --mode r --q q.npy", "--mode r computes no Q"),

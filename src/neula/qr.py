@@ -604,7 +604,8 @@ def factors_of_nothing(matrices: torch.Tensor, mode: str, target: Format, *, sin
     if factors.q.numel() > 0:
         factors.q.copy_(torch.eye(m, dtype=factors.q.dtype))
     perfect = certificate_of(torch.zeros(3, dtype=torch.float64), (m, max(n, 1)), target)
-    return replace(factors, certificate=perfect if single else (perfect,) * count)
+    done = (Attempt("nothing to do", True, "no elements"),)
+    return replace(factors, certificate=perfect if single else (perfect,) * count, attempts=done)
 
 
 def _factorize_each(matrices: torch.Tensor, mode: str, options: _Options) -> Factors:
