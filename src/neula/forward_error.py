@@ -52,13 +52,13 @@ def residual_ratio(residual: torch.Tensor, norm: torch.Tensor | float, size: tor
 
 
 def digits_of(forward_error: float) -> float:
-    """Decimal digits that are sure.
+    """Decimal digits that are sure: the negative logarithm.
 
     Examples
     --------
-    >>> digits_of(1e-8), digits_of(3.0), digits_of(0.0)
-    (8.0, 0.0, inf)
+    >>> digits_of(1e-8), digits_of(10.0), digits_of(0.0)
+    (8.0, -1.0, inf)
     """
     if forward_error == 0:
         return math.inf
-    return max(0.0, -math.log10(forward_error)) if forward_error < 1 else 0.0
+    return -math.log10(forward_error)

@@ -59,7 +59,7 @@ def call(example: Example, device: str = "cpu") -> Answer:
 def _run(example: Example, device: str) -> Any:
     recipe = example.recipe
     a, b = (_laid_out(x if recipe.batched else x[0], recipe, device) for x in (example.a, example.b))
-    if recipe.k == 0 and recipe.problem != "matmul":
+    if recipe.k == 0 and not recipe.batched and recipe.problem != "matmul":
         b = b[..., 0]
     options: dict[str, Any] = {**keywords(recipe), "engine": _engine(recipe, device)}
     if recipe.problem == "lstsq":

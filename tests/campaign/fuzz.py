@@ -109,7 +109,7 @@ def snippet(example: Example) -> str:
     if example.a.size + example.b.size > LITERAL:
         return ""
     a, b = (x if recipe.batched else x[0] for x in (example.a, example.b))
-    b = b[..., 0] if recipe.k == 0 else b
+    b = b[..., 0] if recipe.k == 0 and not recipe.batched else b
     lines = ["import numpy as np, neula"]
     lines += [f"{name} = np.array({x.tolist()!r}, {str(x.dtype)!r})" for name, x in (("A", a), ("b", b))]
     options = "".join(f", {key}={value!r}" for key, value in keywords(recipe).items())

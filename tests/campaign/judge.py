@@ -25,7 +25,7 @@ from neula.inputs import take
 
 from .calls import Answer, as_array
 from .factors import judge_factors
-from .oracle import AMBIGUOUS, LeastSquares, System
+from .oracle import LeastSquares, System
 from .recipes import SOLVERS, Example, keywords
 from .verdict import Finding, Verdict, is_default, spacing_of, unit_roundoff
 
@@ -139,8 +139,9 @@ class _Judged:
     def findings(self) -> Iterator[Finding]:
         """All that is wrong."""
         if isinstance(self.truth, System) and self.truth.singular:
-            kind, reason = ("violation", "not raised") if self.warned else ("unsound", "singular")
-            yield Finding(kind, reason, "A is exactly singular, and no LinAlgError was raised")
+            # Elimination with rounding errors may find no pivot that is exactly zero: a warning will do.
+            if not self.warned:
+                yield Finding("unsound", "singular", "A is exactly singular: neither LinAlgError nor warning")
             return
         right = self.truth.ranks
         rank = right[0] if self.rank not in right else self.rank
@@ -183,10 +184,6 @@ class _Judged:
         n, ratios_found = max(self.truth.shape), self.truth.residual_ratios(self.x)
         if not (ratios_found <= 1 + n * self.u).all():
             yield Finding("violation", "residual", f"accepted, with ||b - A x|| / ||b|| = {ratios_found}")
-        condition = self.truth.condition(rank)
-        threshold = n * 2.0**-52
-        if isinstance(self.truth, System) and condition * threshold > 1 + AMBIGUOUS:
-            yield Finding("violation", "singular", f"accepted, with a condition of {condition:.1e}")
 
 
 def _judge_condition(result: Any, truth: LeastSquares, verdict: Verdict) -> None:

@@ -28,6 +28,9 @@ MAX_RATE = 0.25
 """Rate of convergence above which corrections are not trusted to show the error: it may be larger by
 ``1 / (1 - rate)`` along the vectors where they are small."""
 
+COMPUTED = 1 + 2.0**-20
+"""For the rounding errors of a bound, and that it is relative to x instead of the exact solution."""
+
 DOUBLED = 2.0**-104
 """Relative error of one operation in doubled products, with some room."""
 
@@ -123,7 +126,7 @@ def refine_doubled(
     Returns
     -------
     DoubledSolution
-        NaN where factors or a problem are not finite. Other problems are not affected.
+        With an x of NaN where factors or a problem are not finite. Other problems are not affected.
     """
     high = system.start(b)
     low = torch.zeros_like(high)
@@ -138,13 +141,14 @@ def refine_doubled(
         before, error = error, over(found.error, system.size(high))
         # The first correction may be far off along the small singular vectors, and bring an error above 1.
         active &= (error > tolerance) & ((error < STAGNATION * before) | (steps < 2))
-    rounding = over(system.size(low), system.size(high))
-    trusted = (system.rate <= MAX_RATE)[:, None]
+    size = system.size(high)
+    forward_error = over(found.error, size) + over(system.size(low), size)
+    trusted = (system.rate <= MAX_RATE)[:, None] & forward_error.isfinite()
     return DoubledSolution(
         x=system.solution(high),
         measures=found.measures,
         residual=found.residual,
-        forward_error=torch.where(trusted, over(found.error, system.size(high)) + rounding, torch.inf),
+        forward_error=torch.where(trusted, COMPUTED * forward_error, torch.inf),
         steps=steps,
     )
 

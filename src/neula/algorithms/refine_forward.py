@@ -6,6 +6,9 @@ that is accurate in double precision.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
+
 import torch
 
 from neula.algorithms.cgls import Stop, cgls
@@ -13,7 +16,6 @@ from neula.algorithms.condition import solve_rt
 from neula.algorithms.doubled_refinement import DOUBLED, add_to_pair
 from neula.algorithms.operators import LeastSquaresOperator
 from neula.algorithms.refinement import INNER_REDUCTION, STAGNATION, Refined, Scale, norms_of, over
-from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.triangular import Triangular
 from neula.kernels.doubled import Doubled
 
@@ -21,10 +23,47 @@ PASSES = 8
 """Corrections at most; each is solved for to :data:`INNER_REDUCTION`, so that two do nearly always."""
 
 
+@dataclass(frozen=True)
+class ExactProblem:
+    """``min ||A x - b||`` with nothing lost to rounding.
+
+    Attributes
+    ----------
+    a : Tensor, shape (m, n)
+        ``A diag(scales)``.
+    b : Tensor, shape (m, k)
+    scales : Tensor, shape (n,)
+        Powers of two.
+    a_low, b_low : Tensor or None
+        What rounding ``a`` and ``b`` has lost.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    scales: torch.Tensor
+    a_low: torch.Tensor | None = None
+    b_low: torch.Tensor | None = None
+
+    @cached_property
+    def _doubled(self) -> Doubled:
+        return Doubled.of(self.a[None])
+
+    def evaluate(self, high: torch.Tensor, low: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Residual and gradient of ``high + low``."""
+        y, y_low = ((x / self.scales[:, None])[None] for x in (high, low))
+        residual, rest = self._doubled.residual(y, self.b[None], y_low)
+        if self.a_low is not None and self.b_low is not None:
+            rest = rest - self.a_low @ y + self.b_low
+        gradient = self._doubled.transposed_product(residual, rest)
+        if self.a_low is not None:
+            gradient = gradient + self.a_low.mT @ residual
+        return residual[0], gradient[0] / self.scales[:, None]
+
+
 def refine_forward(
     operator: LeastSquaresOperator,
     r: Triangular,
-    b: torch.Tensor,
+    problem: ExactProblem,
     start: Refined,
     *,
     scale: Scale,
@@ -37,10 +76,11 @@ def refine_forward(
     Parameters
     ----------
     operator : LeastSquaresOperator
-        A, shape (m, n), float64, without weights and damping.
+        A, shape (m, n), float64.
     r : Triangular, shape (n, n)
         Preconditioner.
-    b : Tensor, shape (m, k)
+    problem : ExactProblem
+        The same one, for residuals.
     start : Refined
         Where to go on.
     scale : Scale
@@ -57,14 +97,7 @@ def refine_forward(
     Refined
         With a bound on the forward error of each right-hand side.
     """
-    scales = power_of_two_scales(1 / scale.columns)
-    doubled = Doubled.of((operator.a * scales)[None])
-
-    def evaluate(high: torch.Tensor, low: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Residual and gradient."""
-        y, y_low = ((x / scales[:, None])[None] for x in (high, low))
-        residual, rest = doubled.residual(y, b[None], y_low)
-        return residual[0], doubled.transposed_product(residual, rest)[0] / scales[:, None]
+    b = problem.b
 
     def size(x: torch.Tensor) -> torch.Tensor:
         return torch.linalg.vector_norm(x / scale.columns[:, None], dim=0)
@@ -74,7 +107,7 @@ def refine_forward(
     forward_error = before
     iterations, x, measures, residual_norm = start.iterations, high, start.measures, start.residual_norm
     for _ in range(PASSES + 1):
-        residual, gradient = evaluate(high, low)
+        residual, gradient = problem.evaluate(high, low)
         projected = solve_rt(r, gradient) / scale.smallest
         norms = norms_of(scale, b, high, residual, gradient, projected)
         left = norms.projected + _noise(operator, norms.residual, size(high), norms.b, scale.norm, smallest)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from neula.algorithms.condition import solve_rt
@@ -9,7 +11,7 @@ from neula.algorithms.direct import normal_equations, qr_solve
 from neula.algorithms.refinement import Refined, Scale, norms_of
 from neula.algorithms.rgsqrf import rgsqrf
 from neula.engines.corrected import arithmetic
-from neula.least_squares.preconditioned import Outcome, Preconditioner, Problem
+from neula.least_squares.preconditioned import ESTIMATED, Outcome, Preconditioner, Problem
 
 
 def unrefined(problem: Problem, algorithm: str) -> Outcome:
@@ -32,6 +34,7 @@ def unrefined(problem: Problem, algorithm: str) -> Outcome:
         return Outcome(label, None, problem.rank, why)
     preconditioner = Preconditioner.of(r.double(), r.double())
     largest, smallest = preconditioner.extremes.tolist()
+    n, condition = problem.rank, largest / smallest if smallest > 0 else math.inf
     x = y.double() * problem.scales[:, None]
     residual = problem.b - problem.operator.matmul(x)
     gradient = problem.operator.rmatmul(residual)
@@ -40,4 +43,9 @@ def unrefined(problem: Problem, algorithm: str) -> Outcome:
     projected = solve_rt(r.double() / problem.scales, gradient)
     norms = norms_of(scale, problem.b, x, residual, gradient, projected)
     refined = Refined(x, norms.measures(scale.norm), norms.residual)
-    return Outcome(label, refined, problem.rank, scale=scale, smallest=smallest, sizes=1 / columns)
+    # Rounding errors of this R move singular values by so much; the normal equations square them.
+    errors = 4 * n**0.5 * engine.format.u * (condition if algorithm == "normal" else 1.0)
+    doubt = ""
+    if not ESTIMATED * condition * max(options.rcond, errors) < 1:
+        doubt = f"condition number about {condition:.1e}: A may lack full rank"
+    return Outcome(label, refined, n, doubt, scale=scale, smallest=smallest, sizes=1 / columns)

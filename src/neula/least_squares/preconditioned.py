@@ -19,7 +19,7 @@ from neula.algorithms.condition import (
 from neula.algorithms.craig import refine_minimum_norm
 from neula.algorithms.gram import gram_r
 from neula.algorithms.operators import LeastSquaresOperator
-from neula.algorithms.refine_forward import refine_forward
+from neula.algorithms.refine_forward import ExactProblem, refine_forward
 from neula.algorithms.refinement import INNER_REDUCTION, InnerSolver, Refined, Scale, refine
 from neula.algorithms.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales, shift
@@ -29,6 +29,7 @@ from neula.engines.corrected import arithmetic
 from neula.forward_error import least_squares_error, residual_ratio
 from neula.inputs import check_finite
 from neula.least_squares.problem import Options
+from neula.least_squares.scaled import ScaledProblems
 from neula.progress import digits_done, stage
 
 PROBE_ERROR = 1e-5
@@ -51,6 +52,9 @@ rounding errors. A few of them cost a few iterations, many of them more than a b
 
 ESTIMATED = 3.0
 """Factor between an estimate of a condition number by some steps of the power method and a bound on it."""
+
+INEXACT = 1.05
+"""For norms of columns that are those of an R in a low precision."""
 
 ALIKE = 4.0
 """Columns of a wide matrix whose norms differ by less have nearly the condition number of the matrix with
@@ -106,13 +110,13 @@ class Outcome:
         assert refined is not None
         assert scale is not None
         if refined.forward_error is not None:
-            return refined.forward_error
+            return INEXACT * refined.forward_error
         if wide:
             ratio = torch.zeros_like(refined.residual_norm)
         else:
             ratio = residual_ratio(refined.residual_norm, scale.norm, self.size(refined.x))
         condition = ESTIMATED * self.condition
-        error = self.spread * least_squares_error(condition, refined.measures.backward_error, ratio)
+        error = INEXACT * self.spread * least_squares_error(condition, refined.measures.backward_error, ratio)
         return torch.where(refined.x.any(0) | (refined.measures.backward_error > 0), error, 0.0)
 
 
@@ -174,6 +178,8 @@ class Problem:
         The tall matrix that is factorized: A with weights and damping, or the transpose of a wide A.
     b : Tensor, shape (rows, k)
         Its columns scaled by powers of two.
+    given_b : Tensor, shape (m, k)
+        The same before weights and damping.
     b_scales : Tensor, shape (k,)
     scales : Tensor, shape (n,)
         Powers of two for the columns of the operator.
@@ -185,6 +191,7 @@ class Problem:
 
     operator: LeastSquaresOperator
     b: torch.Tensor
+    given_b: torch.Tensor
     b_scales: torch.Tensor
     scales: torch.Tensor
     wide: bool
@@ -212,7 +219,7 @@ class Problem:
         weights, damp = (options.weights, options.damp) if units is None else (None, 0.0)
         # Powers of two, so that norms of b and x neither overflow nor underflow.
         b_scales = power_of_two_scales(options.engine.column_max(b))
-        b = b * b_scales
+        b = given_b = b * b_scales
         wide = a.shape[0] < a.shape[1] and not damp
         if wide:
             weighted = a if weights is None else a * weights[:, None]
@@ -225,7 +232,7 @@ class Problem:
         check_finite(a, column_max, "A")
         check_finite(b, options.engine.column_max(b), "b")
         scales = power_of_two_scales(column_max)
-        return cls(operator, b, b_scales, scales, wide, options, units)
+        return cls(operator, b, given_b, b_scales, scales, wide, options, units)
 
     @property
     def rank(self) -> int:
@@ -293,6 +300,24 @@ class Problem:
             r, inverses, columns, extremes = factorized(*inputs)
         report(1.0)
         return Preconditioner(BlockTriangular(r, inverses), columns, extremes)
+
+    def exact(self, sizes: torch.Tensor) -> ExactProblem:
+        """The problem in numbers near 1, with what rounding weighted numbers has lost.
+
+        Parameters
+        ----------
+        sizes : Tensor, shape (n,)
+            Norms of the columns.
+        """
+        operator = self.operator
+        if operator.weights is None and not operator.damp:
+            scales = power_of_two_scales(sizes)
+            return ExactProblem(operator.a * scales, self.b, scales)
+        found = ScaledProblems.of(operator.a[None], self.given_b[None], operator.weights, operator.damp)
+        scales, units = shift(torch.ones_like(sizes), -found.columns[0, 0]), found.b_columns[0]
+        low = None if found.a_low is None else found.a_low[0]
+        b_low = None if found.b_low is None else shift(found.b_low[0], units)
+        return ExactProblem(found.a[0], shift(found.b[0], units), scales, low, b_low)
 
     def householder(self) -> Preconditioner:
         """R by Householder reflections in double precision."""
@@ -362,7 +387,7 @@ def preconditioned(
         refined = refine_forward(
             problem.operator,
             r,
-            problem.b,
+            problem.exact(1 / columns),
             refined,
             scale=scale,
             smallest=smallest / ESTIMATED,

@@ -93,6 +93,11 @@ class System:
     b_scales: torch.Tensor
     scaled: Scaled | None = None
 
+    @property
+    def units(self) -> torch.Tensor | float:
+        """Rows of the matrix that was given, relative to those of ``a``."""
+        return 1.0 if self.scaled is None else self.scaled.units[0]
+
     def unscale(self, x: torch.Tensor) -> torch.Tensor:
         """Solutions of the system that was given."""
         x = x / self.b_scales
@@ -150,7 +155,7 @@ def _prepare(a: torch.Tensor, b: torch.Tensor, options: Options) -> System:
     sizes = torch.cat([sizes, options.engine.column_max(b)])
     scaled = None
     if int(binary_exponents(sizes).abs().amax()) > SAFE_EXPONENT:
-        scaled = Scaled.of(a[None], b[None], positive=options.positive)
+        scaled = Scaled.of(a[None], b[None])
         a, b = scaled.a[0], scaled.b[0]
         diagonal = a.diagonal() if options.positive else None
     # Powers of two, so that norms neither overflow nor underflow.
@@ -353,6 +358,9 @@ def _members(system: System, outcome: Outcome) -> Members:
     rounding = over(evidence.size(system.rescale(x) - refined.x), evidence.size(refined.x))
     forward_error = evidence.forward_error(system.b, refined) + rounding
     good = bool((refined.backward_error <= system.bound).all()) and not outcome.doubt
+    norm = torch.linalg.vector_norm
+    longest = norm(system.units * system.b, dim=0) * (1 + len(system.a) * FP64.u)
+    good = good and bool((norm(system.units * refined.residual, dim=0) <= longest).all())
     return Members(
         x=x[None],
         forward_error=forward_error[None],

@@ -13,6 +13,7 @@ from neula.algorithms.batched_lstsq import MARGIN, lengths, probes, schatten_bou
 from neula.algorithms.doubled_refinement import DOUBLED, MAX_STEPS, Evaluation, refine_doubled
 from neula.algorithms.inverse_norm import inverse_norm
 from neula.algorithms.refinement import Measures, over
+from neula.algorithms.scaling import shift
 from neula.engines import FP64
 from neula.forward_error import SURE
 from neula.kernels.doubled import Doubled
@@ -109,12 +110,24 @@ class _LU:
 
 @dataclass(frozen=True)
 class _Cholesky:
+    """Factors of a symmetric matrix as those of one whose rows and columns are scaled by themselves.
+
+    Attributes
+    ----------
+    lower : Tensor, shape (batch, n, n)
+    rows, columns : Tensor of int, shape (batch, n, 1)
+        Exponents between the two.
+    """
+
     lower: torch.Tensor
+    rows: torch.Tensor
+    columns: torch.Tensor
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:
-        return torch.cholesky_solve(b, self.lower)
+        return shift(torch.cholesky_solve(shift(b, self.rows), self.lower), self.columns)
 
-    solve_transposed = solve
+    def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
+        return shift(torch.cholesky_solve(shift(b, self.columns), self.lower), self.rows)
 
 
 class Square:
@@ -166,7 +179,7 @@ class Square:
 
 
 def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members, int]:
-    scaled = Scaled.of(a, b, positive=options.positive)
+    scaled = Scaled.of(a, b)
     factors, growth = (_cholesky if options.positive else _lu)(a, scaled)
     n = a.shape[1]
     doubled = options.forward or n <= DOUBLED_ORDER[a.device.type]
@@ -180,14 +193,15 @@ def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members
     x = scaled.unscale(found.x).to(options.dtype).double()
     rounding = over(system.size(scaled.scale(x) - found.x), system.size(found.x))
     measured = scaled.backward_error(found.x, found.residual)
-    forward_error = found.forward_error.nan_to_num(torch.inf) + rounding
+    forward_error = found.forward_error + rounding
     members = Members(
         x=x,
         forward_error=forward_error,
         backward_error=(measured + rounding).amax(1),
         condition=_condition(scaled, system),
         growth=growth,
-        accepted=(measured.amax(1) <= solve_bound(options.target, n)) & (forward_error <= SURE).all(1),
+        accepted=(measured.amax(1) <= solve_bound(options.target, n))
+        & ((forward_error <= SURE) & ~scaled.longer(found.residual)).all(1),
     )
     return members, found.steps
 
@@ -226,7 +240,9 @@ def _cholesky(a: torch.Tensor, scaled: Scaled) -> tuple[Factors, torch.Tensor]:
             f"A is not positive definite: A[{i}, {i}] is {float(diagonal[place, i])}; "
             "solve it with assume_a='gen'",
         )
-    lower, info = torch.linalg.cholesky_ex(scaled.a)
+    exponents = scaled.symmetric()
+    rows, columns = scaled.rows - exponents, scaled.columns.mT - exponents
+    lower, info = torch.linalg.cholesky_ex(shift(scaled.a, rows + columns.mT))
     singular = (info > 0).nonzero()[:, 0].tolist()
     if singular:
         place = singular[0]
@@ -235,4 +251,4 @@ def _cholesky(a: torch.Tensor, scaled: Scaled) -> tuple[Factors, torch.Tensor]:
             f"A is not positive definite: the leading minor of order {int(info[place])} is not positive; "
             "solve it with assume_a='gen'",
         )
-    return _Cholesky(lower), torch.ones_like(diagonal[:, 0], dtype=torch.float64)
+    return _Cholesky(lower, rows, columns), torch.ones_like(diagonal[:, 0], dtype=torch.float64)

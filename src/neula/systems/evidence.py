@@ -11,7 +11,7 @@ from neula.algorithms.doubled_refinement import DOUBLED, add_to_pair
 from neula.algorithms.equilibrate import Equilibration
 from neula.algorithms.factorization import Factorization
 from neula.algorithms.inverse_norm import inverse_norm
-from neula.algorithms.iterative_refinement import Correction, Refined
+from neula.algorithms.iterative_refinement import Correction, Refined, gmres_refinement
 from neula.algorithms.refinement import STAGNATION, over
 from neula.algorithms.scaling import power_of_two_scales
 from neula.engines import FP64
@@ -30,6 +30,9 @@ PROBED = 0.1
 
 SAFE_NORMS = (1e-140, 1e150)
 """Norms whose squares neither underflow nor overflow."""
+
+UNSOLVED = 0.5
+"""Part of its residual that is left if GMRES did not solve for it: A is singular, as far as it can tell."""
 
 PASSES = 8
 """Corrections in twice the working precision at most; two or three do nearly always."""
@@ -81,21 +84,25 @@ class Evidence:
         factors : Factorization
         scales : Equilibration
         correct : Correction or None
-            GMRES, where factors alone do not solve with A: their inverse is then smaller than that of A. It
-            solves once for the vector that they enlarge most.
+            GMRES, where factors alone do not refine: their inverse is then smaller than that of A. It solves
+            once for the vector that they enlarge most.
         max_iterations : int
         scaled : Scaled, optional
             Where A comes from, if its rows and columns were scaled before.
         """
         sizes = _column_norms(a)[:, None] if scaled is None else scaled.norms[0]
-        rows = scales.rows[:, None]
+        rows, norm_of = scales.rows[:, None], torch.linalg.vector_norm
+        if correct is None and not _solve(factors, a, scales):
+            correct = gmres_refinement(a, factors)
 
         def measured(right: torch.Tensor) -> torch.Tensor:
             norm, vector = inverse_norm(factors.solve, factors.solve_transposed, sizes, right)
             if correct is None:
                 return norm
-            image = correct(right * vector, PROBED, max_iterations)[0]
-            return torch.maximum(norm, torch.linalg.vector_norm(sizes * image))
+            rhs = right * vector
+            image = correct(rhs, PROBED, max_iterations)[0]
+            solved = norm_of(rhs - a @ image) <= UNSOLVED * norm_of(rhs)
+            return torch.where(solved, torch.maximum(norm, norm_of(sizes * image)), torch.inf)
 
         inverse = measured(1 / rows)
         norm = _scaled_norm(a, scales.rows, sizes)
@@ -153,6 +160,17 @@ class Evidence:
             Refined(best, start.residual, start.backward_error, iterations, start.history),
             torch.where(best.any(0), error, start.backward_error),
         )
+
+
+def _solve(factors: Factorization, a: torch.Tensor, scales: Equilibration) -> bool:
+    """Whether the factors nearly solve with A: then their inverse is nearly that of A.
+
+    By what is left of random vectors, in the variables of the scaled matrix.
+    """
+    columns = scales.columns[:, None]
+    z = columns * random_direction(len(a), a.dtype, a.device)
+    left = torch.linalg.vector_norm((z - factors.solve(a @ z)) / columns)
+    return bool(len(a) ** 0.5 * left <= torch.linalg.vector_norm(z / columns))
 
 
 def _column_norms(a: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ import torch
 
 from neula.algorithms.refinement import over
 from neula.algorithms.scaling import LIMIT, binary_exponents, shift
+from neula.engines import FP64
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Scaled:
         Right-hand sides as they belong to ``a``.
     b_columns : Tensor of int, shape (batch, 1, k)
     norms : Tensor, shape (batch, n, 1)
-        Norms of the columns of A, in the units of solutions with ``a`` and a common one: the diagonal of D.
+        Norms of the columns of A, in the units of solutions with ``a``: the diagonal of D. Near 1.
     """
 
     a: torch.Tensor
@@ -36,20 +37,15 @@ class Scaled:
     norms: torch.Tensor
 
     @classmethod
-    def of(cls, a: torch.Tensor, b: torch.Tensor, *, positive: bool) -> Scaled:
+    def of(cls, a: torch.Tensor, b: torch.Tensor) -> Scaled:
+        """Scale columns by their largest elements, then rows; no column becomes much smaller by that."""
         a, b = a.double(), b.double()
-        if positive:
-            exponents = binary_exponents(a.diagonal(dim1=1, dim2=2).abs())
-            half = exponents.div(2, rounding_mode="floor")
-            rows, columns = half[..., None], half[:, None]
-        else:
-            rows = binary_exponents(a.abs().amax(2, keepdim=True))
-            columns = binary_exponents(shift(a, -rows).abs().amax(1, keepdim=True))
-        scaled = shift(a, -rows - columns)
-        # A row in tiny units leaves no trace in norms of columns.
-        units = rows.amax(1, keepdim=True)
-        norms = torch.linalg.vector_norm(shift(scaled, rows - units), dim=1)[..., None]
+        columns = binary_exponents(a.abs().amax(1, keepdim=True))
+        scaled = shift(a, -columns)
+        norms = torch.linalg.vector_norm(scaled, dim=1)[..., None]
         norms = torch.where(norms > 0, norms, 1.0)
+        rows = binary_exponents(scaled.abs().amax(2, keepdim=True))
+        scaled = shift(a, -rows - columns)
         fraction, exponent = torch.frexp(b)
         exponent = torch.where(b != 0, exponent - rows, -2 * LIMIT)
         b_columns = exponent.amax(1, keepdim=True)
@@ -85,3 +81,17 @@ class Scaled:
             for a, r, x, b in sizes
         ]
         return torch.maximum(*errors).nan_to_num(torch.inf, torch.inf)
+
+    def longer(self, residual: torch.Tensor) -> torch.Tensor:
+        """Where the residual of the systems that were given exceeds b, shape (batch, k)."""
+        sizes = [torch.linalg.vector_norm(self.units * x, dim=1) for x in (residual, self.b)]
+        return sizes[0] > sizes[1] * (1 + self.b.shape[1] * FP64.u)
+
+    def symmetric(self) -> torch.Tensor:
+        """Exponents with which rows and columns of a positive definite A are scaled alike.
+
+        Its diagonal comes near 1, and then no element is larger.
+        """
+        diagonal = self.a.diagonal(dim1=1, dim2=2)
+        exponents = binary_exponents(diagonal)[..., None] + self.rows + self.columns.mT
+        return exponents.div(2, rounding_mode="floor")
