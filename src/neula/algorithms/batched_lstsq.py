@@ -19,7 +19,7 @@ import torch
 
 from neula.algorithms.batched_qr import batched_qr
 from neula.algorithms.cholesky_qr import upper_cholesky
-from neula.algorithms.doubled_refinement import DOUBLED, Evaluation
+from neula.algorithms.doubled_refinement import DOUBLED, Evaluation, add_to_pair
 from neula.algorithms.refinement import Measures, Norms, over
 from neula.kernels.doubled import Doubled
 
@@ -121,7 +121,7 @@ class Overdetermined(_Factored):
         """``R^-1 R^-T A^T r``, and the backward error and optimality of each right-hand side."""
         residual, rest = self.doubled.residual(high, b, low)
         if self.low is not None and self.b_low is not None:
-            rest = rest - self.low @ high + self.b_low
+            residual, rest = add_to_pair(residual, rest, self.b_low - self.low @ high)
         gradient = self.doubled.transposed_product(residual, rest)
         if self.low is not None:
             gradient = gradient + self.low.mT @ residual

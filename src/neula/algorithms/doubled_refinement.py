@@ -88,17 +88,19 @@ class DoubledSolution:
 
     Attributes
     ----------
-    x : Tensor, shape (batch, n, k)
+    x, x_low : Tensor, shape (batch, n, k)
+        As an unevaluated sum.
     measures : Measures
         Tensors of shape (batch, k).
     residual : Tensor, shape (batch, rows, k)
-        ``b - A x``.
+        ``b - A (x + x_low)``.
     forward_error : Tensor, shape (batch, k)
-        Bound on ``||D (x - x*)|| / ||D x*||``; infinite where corrections are not to be trusted.
+        For x alone, bound on ``||D (x - x*)|| / ||D x*||``; infinite where corrections are not to be trusted.
     steps : int
     """
 
     x: torch.Tensor
+    x_low: torch.Tensor
     measures: Measures
     residual: torch.Tensor
     forward_error: torch.Tensor
@@ -146,6 +148,7 @@ def refine_doubled(
     trusted = (system.rate <= MAX_RATE)[:, None] & forward_error.isfinite()
     return DoubledSolution(
         x=system.solution(high),
+        x_low=system.solution(low),
         measures=found.measures,
         residual=found.residual,
         forward_error=torch.where(trusted, COMPUTED * forward_error, torch.inf),

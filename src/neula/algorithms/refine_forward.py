@@ -53,7 +53,7 @@ class ExactProblem:
         y, y_low = ((x / self.scales[:, None])[None] for x in (high, low))
         residual, rest = self._doubled.residual(y, self.b[None], y_low)
         if self.a_low is not None and self.b_low is not None:
-            rest = rest - self.a_low @ y + self.b_low
+            residual, rest = add_to_pair(residual, rest, self.b_low - self.a_low @ y)
         gradient = self._doubled.transposed_product(residual, rest)
         if self.a_low is not None:
             gradient = gradient + self.a_low.mT @ residual

@@ -85,10 +85,9 @@ def _prepare(a: torch.Tensor, b: torch.Tensor, options: Options) -> Problem:
     sizes = [options.engine.column_max(x) for x in (a, b)]
     if options.weights is not None:
         sizes.append(options.weights.abs())
-    exponents = torch.cat([binary_exponents(size) for size in sizes])
-    if options.damp:
-        exponents = torch.cat([exponents, exponents.new_tensor([math.frexp(options.damp)[1]])])
-    if int(exponents.abs().amax()) <= SAFE_EXPONENT:
+    exponents = [int(binary_exponents(size).abs().amax()) for size in sizes]
+    # Weights multiply, and so exponents add up.
+    if sum(exponents) + abs(math.frexp(options.damp)[1]) <= SAFE_EXPONENT:
         return Problem.of(a, b, options)
     scaled = ScaledProblems.of(a[None], b[None], options.weights, options.damp)
     units = scaled.columns.amax(2, keepdim=True) if scaled.wide else scaled.columns

@@ -46,6 +46,6 @@ def unrefined(problem: Problem, algorithm: str) -> Outcome:
     # Rounding errors of this R move singular values by so much; the normal equations square them.
     errors = 4 * n**0.5 * engine.format.u * (condition if algorithm == "normal" else 1.0)
     doubt = ""
-    if not ESTIMATED * condition * max(options.rcond, errors) < 1:
+    if not ESTIMATED * condition * max(options.certain_rcond(problem.operator.shape), errors) < 1:
         doubt = f"condition number about {condition:.1e}: A may lack full rank"
     return Outcome(label, refined, n, doubt, scale=scale, smallest=smallest, sizes=1 / columns)

@@ -345,8 +345,9 @@ def preconditioned(
     largest, smallest = preconditioner.extremes.tolist()
     if not (math.isfinite(largest) and smallest > 0):
         return Outcome(label, None, n, "R is singular or not finite")
-    if smallest <= options.rcond * largest:
-        doubt = f"condition number about {largest / smallest:.1e}: not of full rank to {options.rcond:.1e}"
+    rcond = options.certain_rcond(problem.operator.shape)
+    if smallest <= ESTIMATED * rcond * largest:
+        doubt = f"condition number about {largest / smallest:.1e}: not of full rank to {rcond:.1e}"
         return Outcome(label, None, n, doubt)
     iterations = options.max_iterations
     if limit is not None and largest > limit.condition * smallest:
@@ -408,7 +409,7 @@ def _wide(
     doubt: str,
 ) -> Outcome:
     """The minimum-norm solution; its rank is decided in the matrix with normalized columns."""
-    n, rcond = problem.rank, problem.options.rcond
+    n, rcond = problem.rank, problem.options.certain_rcond(problem.operator.shape)
     largest, smallest, spread = _condition_of_wide(problem, preconditioner)
     if not smallest > ESTIMATED * rcond * largest:
         doubt = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
 import torch
@@ -47,6 +48,10 @@ class Options:
         """Forward error of a solution that was refined to the end, before it is rounded."""
         # Digits beyond those of a narrower dtype would be rounded away.
         return self.target.u / (2 if self.target is FP64 else 16)
+
+    def certain_rcond(self, shape: Sequence[int]) -> float:
+        """What singular values must exceed for a rank to be certain: rounding errors look like small ones."""
+        return max(self.rcond, max(shape[-2:]) * FP64.u)
 
     @property
     def named(self) -> bool:

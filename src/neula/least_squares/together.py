@@ -127,7 +127,7 @@ def _refined(a: torch.Tensor, b: torch.Tensor, factor: Factor, options: Options)
     backward_error = (found.measures.backward_error + solved.rounding).amax(1)
     forward_error = found.forward_error + solved.rounding
     no_longer = solved.residual_norm <= solved.b_norm * (1 + sum(a.shape[1:]) * FP64.u)
-    full_rank = solved.condition * options.rcond * ROUNDED_RANK < 1
+    full_rank = solved.condition * options.certain_rcond(a.shape) * ROUNDED_RANK < 1
     accepted = (found.measures.backward_error.amax(1) <= bound) & full_rank
     members = Members(
         x=solved.x,
@@ -155,7 +155,7 @@ class _Solved:
     rounding : Tensor, shape (batch, k)
         What that lost, relative to x.
     residual_norm, b_norm : Tensor, shape (batch, k)
-        In units of the scaled b.
+        In units of the scaled b, of x as it is returned.
     condition : Tensor, shape (batch,)
     """
 
@@ -175,7 +175,7 @@ def _overdetermined(problems: ScaledProblems, factor: Factor, options: Options) 
         found=found,
         x=x,
         rounding=over(system.size(problems.scale(x) - found.x), system.size(found.x)),
-        residual_norm=lengths(found.residual),
+        residual_norm=lengths(found.residual + problems.a @ (found.x - problems.scale(x) + found.x_low)),
         b_norm=lengths(problems.b),
         condition=(system.norm * system.inverse_norm)[:, 0],
     )
@@ -187,6 +187,7 @@ def _minimum_norm(problems: ScaledProblems, factor: Factor, options: Options) ->
     system = Underdetermined(rows.t, factor(rows.t), columns, rows.t_low, rows.b_low)
     found = _refine(system, rows.b, options)
     x = rows.unscale(found.x, problems).to(options.dtype).double()
+    residual = found.residual + rows.t.mT @ (found.x - rows.scale(x, problems) + found.x_low)
     r = factor((problems.a / problems.norms).mT)
     identity = torch.eye(r.shape[-1], dtype=r.dtype, device=r.device)
     inverse = torch.linalg.solve_triangular(r, identity, upper=True)
@@ -195,7 +196,7 @@ def _minimum_norm(problems: ScaledProblems, factor: Factor, options: Options) ->
         found=found,
         x=x,
         rounding=over(system.size(rows.scale(x, problems) - found.x), system.size(found.x)),
-        residual_norm=lengths(shift(found.residual, rows.exponents.mT)),
+        residual_norm=lengths(shift(residual, rows.exponents.mT)),
         b_norm=lengths(problems.b),
         condition=condition[:, 0],
     )

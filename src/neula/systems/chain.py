@@ -43,8 +43,8 @@ SINGULAR = 0.01
 """A solution so large that the condition number must exceed this multiple of 1/u64 is left to the library's
 LU in double precision: A may be singular, which factors of low precision cannot tell."""
 
-SAFE_EXPONENT = 400
-"""Elements between ``2^-400`` and ``2^400`` have products, and sums of squares, that float64 holds."""
+SAFE_EXPONENT = 200
+"""Elements between ``2^-200`` and ``2^200`` have products, and sums of squares, that float64 holds."""
 
 SLOW = 0.1
 """A step of classical refinement that leaves more than this part of the error is followed by GMRES."""
@@ -360,7 +360,10 @@ def _members(system: System, outcome: Outcome) -> Members:
     good = bool((refined.backward_error <= system.bound).all()) and not outcome.doubt
     norm = torch.linalg.vector_norm
     longest = norm(system.units * system.b, dim=0) * (1 + len(system.a) * FP64.u)
-    good = good and bool((norm(system.units * refined.residual, dim=0) <= longest).all())
+    residual = refined.residual
+    if options.dtype != torch.float64 or system.scaled is not None:  # x is not what was refined
+        residual = residual + system.a @ (refined.x - system.rescale(x))
+    good = good and bool((norm(system.units * residual, dim=0) <= longest).all())
     return Members(
         x=x[None],
         forward_error=forward_error[None],

@@ -192,6 +192,8 @@ def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members
     )
     x = scaled.unscale(found.x).to(options.dtype).double()
     rounding = over(system.size(scaled.scale(x) - found.x), system.size(found.x))
+    # Of x as it is returned.
+    residual = found.residual + scaled.a @ (found.x - scaled.scale(x) + found.x_low)
     measured = scaled.backward_error(found.x, found.residual)
     forward_error = found.forward_error + rounding
     members = Members(
@@ -201,7 +203,7 @@ def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members
         condition=_condition(scaled, system),
         growth=growth,
         accepted=(measured.amax(1) <= solve_bound(options.target, n))
-        & ((forward_error <= SURE) & ~scaled.longer(found.residual)).all(1),
+        & ((forward_error <= SURE) & ~scaled.longer(residual)).all(1),
     )
     return members, found.steps
 

@@ -102,9 +102,9 @@ class Evidence:
             rhs = right * vector
             image = correct(rhs, PROBED, max_iterations)[0]
             solved = norm_of(rhs - a @ image) <= UNSOLVED * norm_of(rhs)
-            return torch.where(solved, torch.maximum(norm, norm_of(sizes * image)), torch.inf)
+            return torch.where(solved, norm_of(sizes * image), torch.inf)
 
-        inverse = measured(1 / rows)
+        inverse = measured(1 / rows).nan_to_num(torch.inf, torch.inf)
         norm = _scaled_norm(a, scales.rows, sizes)
         if scales.trivial and scaled is None:
             condition = inverse * norm
