@@ -183,6 +183,16 @@ def test_the_dtype_says_how_ill_conditioned_a_matrix_may_be() -> None:
     silent(lambda: lu_solve(F, A.sum(1)))
 
 
+def test_what_factors_cannot_tell_is_said() -> None:
+    """A right-hand side that refinement copes with, and a matrix whose condition number it does not see."""
+    A = torch.block_diag(dominant(20), random_matrix("geometric", 60, 60, cond=1e10))
+    b = A @ torch.ones(80, dtype=torch.float64).index_fill(0, torch.arange(20, 80), 0.0)
+    F = factor(A)
+    with pytest.warns(AccuracyWarning, match=r"not known how many digits.*condition number of A is at least"):
+        x = lu_solve(F, b)
+    assert backward_error(A, x, b) <= solve_bound(FP64, 80)
+
+
 @pytest.mark.parametrize("n", [2, 30, 200])
 @pytest.mark.parametrize("spectrum", ["flat", "geometric", "one"])
 def test_norm_of_an_inverse(n: int, spectrum: str) -> None:
@@ -369,6 +379,7 @@ def test_empty_matrices(pivot: str) -> None:
     F = factor(np.empty((0, 0)), pivot=pivot)
     assert F.L.shape == F.U.shape == F.shape == (0, 0)
     assert (F.pivots, F.permutation, F.growth, F.storage_bytes) == ([], [], 1.0, 0)
+    assert factor(np.empty((0, 0, 0)), pivot=pivot).permutation.shape == (0, 0)
     F = factor(np.empty((2, 0, 0), dtype=np.float32), pivot=pivot, keep_a=False)
     assert F.L.shape == F.U.shape == F.shape == (2, 0, 0)
     assert F.pivots.shape == F.permutation.shape == (2, 0)
