@@ -24,7 +24,9 @@ def naming(index: Sequence[int]) -> Iterator[None]:
         raise type(error)(f"A[{', '.join(map(str, index))}] of the batch: {error}") from None
 
 
-def stacked(factors: Sequence[PackedLU], batch: Sequence[int], n: int, storage: Format) -> PackedLU:
+def stacked(
+    factors: Sequence[PackedLU], batch: Sequence[int], n: int, storage: Format, device: torch.device
+) -> PackedLU:
     """Factors of the matrices of a batch in one piece of memory, each column-major as it was.
 
     Parameters
@@ -32,13 +34,12 @@ def stacked(factors: Sequence[PackedLU], batch: Sequence[int], n: int, storage: 
     factors : sequence of PackedLU
     batch : sequence of int
         Leading dimensions.
-    n : int
-        Order of the matrices, for a batch of none.
-    storage : Format
+    n, storage, device
+        Order of the matrices, format and place of the factors, also for a batch of none.
     """
     if not factors:
-        none = torch.empty(*batch, n, n, dtype=storage.dtype)
-        return PackedLU(none, none[..., 0].long(), storage)
+        none = torch.empty(*batch, n, n, dtype=storage.dtype, device=device)
+        return PackedLU(none, none.new_empty(*batch, n, dtype=torch.int64), storage)
     lu = torch.stack([packed.lu.T for packed in factors]).unflatten(0, tuple(batch)).mT
     permutation = torch.stack([packed.permutation for packed in factors]).unflatten(0, tuple(batch))
     return PackedLU(lu, permutation, storage)

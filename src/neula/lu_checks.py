@@ -109,22 +109,28 @@ def report_ill_conditioned(
     evidence: dict[tuple[int, ...], RefinedSolution], x: Any, target: Format, *, strict: bool
 ) -> None:
     """Warn where a small backward error says nothing about the solution."""
-
-    def no_digit(e: RefinedSolution) -> bool:
-        return e.condition * max(target.u, e.uncertainty, e.backward_error) >= UNSURE
-
-    doubtful = {index: e for index, e in evidence.items() if no_digit(e)}
-    if not doubtful:
-        return
-    condition = max(e.condition for e in doubtful.values())
-    report_missed(
-        "no digit of the solution is sure",
-        f"A is singular to {target.name} accuracy, its condition number about {condition:.1e} or more; "
-        "neula.lstsq with rcond finds the shortest of all solutions that are as good",
-        x,
-        list(doubtful),
-        strict=strict,
-    )
+    singular = {i: e for i, e in evidence.items() if e.condition * max(target.u, e.backward_error) >= UNSURE}
+    if singular:
+        condition = max(e.condition for e in singular.values())
+        report_missed(
+            "no digit of the solution is sure",
+            f"A is singular to {target.name} accuracy, its condition number about {condition:.1e}; "
+            "neula.lstsq with rcond finds the shortest of all solutions that are as good",
+            x,
+            list(singular),
+            strict=strict,
+        )
+    unknown = {i: e for i, e in evidence.items() if not e.known and i not in singular}
+    if unknown:
+        condition = max(e.condition for e in unknown.values())
+        report_missed(
+            "it is not known how many digits of the solution are sure",
+            f"the condition number of A is at least {condition:.1e}, and these factors do not tell how much "
+            "larger it is: use neula.solve, or lu_factor with pivot='partial' and compute='fp32' or 'fp64'",
+            x,
+            list(unknown),
+            strict=strict,
+        )
 
 
 def _refuse_overflow(what: str, kept: Format) -> NoReturn:

@@ -34,6 +34,14 @@ PROBES = 8
 """Random right-hand sides from whose solutions the norm of the inverse is estimated: where one singular value
 dominates it, to a third at least in 99.8% of all cases, to a tenth practically always."""
 
+CLEAR, BLURRED = 1e-3, 0.1
+"""Condition number times backward error of the solutions behind its estimate: what is aimed at, and from
+where the estimate cannot be told from that of a singular matrix."""
+
+FIRST = 1e-8
+"""Backward error of these solutions that is asked for before anything is known of the condition number: GMRES
+is hardly slower than with less, since most of its iterations go by before residuals fall."""
+
 FAR = 500
 """Binary exponent of the largest element, up or down, from which A is scaled before norms are taken."""
 
@@ -68,13 +76,14 @@ class Conditioning:
     condition : float
         Estimate of ``||A|| ||A^-1||`` in the last of the scalings, in the infinity norm and the 2-norm: by as
         much relative errors of A in the infinity norm change vectors of many elements of one size.
-    error : float
-        Largest backward error of the solutions from which it was estimated.
+    known : bool
+        Whether the estimate can be trusted. Otherwise the condition number is at least that, and nobody knows
+        more, because solutions with these factors have too large backward errors.
     """
 
     scalings: list[Scaling]
     condition: float
-    error: float
+    known: bool
 
 
 @dataclass(frozen=True)
@@ -183,15 +192,14 @@ class RefinedSolution:
         The largest of all right-hand sides.
     condition : float
         Condition number of A: estimated, or what a solution says that it is at least.
-    uncertainty : float
-        Backward error of the solutions behind that estimate: to a condition number beyond its reciprocal
-        they are blind.
+    known : bool
+        Whether it is not much larger than that.
     """
 
     x: torch.Tensor
     backward_error: float
     condition: float
-    uncertainty: float
+    known: bool
 
 
 def refined_solution(
@@ -240,7 +248,7 @@ def refined_solution(
         x=refined.x * kept.scale / scales,
         backward_error=float(refined.backward_error.amax()),
         condition=max(known.condition, float(torch.stack(at_least).amin())),
-        uncertainty=known.error,
+        known=known.known,
     )
 
 
@@ -252,6 +260,7 @@ def refine_with(
     scalings: Sequence[Scaling],
     bound: float,
     engine: Engine,
+    start: Refined | None = None,
 ) -> Refined:
     """Classical refinement, and GMRES with the same factors where that does not do.
 
@@ -265,11 +274,13 @@ def refine_with(
     bound : float
         A quarter of it is aimed at.
     engine : Engine
+    start : Refined, optional
+        Where to go on; the zero vector by default.
     """
     # Refinement does nothing with A but multiply by it.
     matrix = cast(torch.Tensor, a)
     run = partial(refine, matrix, b, scalings=scalings, tolerance=bound / 4, max_iterations=MAX_ITERATIONS)
-    refined = run(classical(factors), stagnation=SLOW)
+    refined = run(classical(factors), start=start, stagnation=SLOW)
     if bool((refined.backward_error <= bound).all()):
         return refined
     return run(gmres_refinement(matrix, factors, engine), start=refined)
@@ -318,6 +329,11 @@ def _factors_of(
 
 
 def _conditioning(kept: KeptMatrix, a: Products, factors: Factorization) -> Conditioning:
+    """Solve for random right-hand sides, only as accurately as the condition number that they show demands.
+
+    Solutions are those of matrices that differ from A by their backward error. If A is singular, such a
+    matrix has a condition number of about the reciprocal of that error; one that is far smaller is that of A.
+    """
     scalings = kept.scalings(a)
     scaling = scalings[-1]
     b = _gaussian(len(kept.a), kept.engine.device)
@@ -325,13 +341,23 @@ def _conditioning(kept: KeptMatrix, a: Products, factors: Factorization) -> Cond
         b = b / scaling.rows[:, None]
     sizes = power_of_two_scales(b.abs().amax(0))
     # A few times the rounding errors of residuals: nothing finer can be told from a singular matrix.
-    bound = 4 * math.sqrt(len(b)) * FP64.u
-    solved = refine_with(a, b * sizes, factors, scalings=scalings, bound=bound, engine=kept.engine)
-    z = solved.x / sizes
-    z = z if scaling.columns is None else z / scaling.columns[:, None]
-    condition = float(scaling.norm) * inverse_norm(z)
-    # It is not a number where refinement failed from the start, and all of Z is zero.
-    return Conditioning(scalings, condition if condition > 1 else 1.0, float(solved.backward_error.amax()))
+    finest = 4 * math.sqrt(len(b)) * FP64.u
+    bound, solved = FIRST, None
+    while True:
+        solved = refine_with(
+            a, b * sizes, factors, scalings=scalings, bound=bound, engine=kept.engine, start=solved
+        )
+        z = solved.x / sizes
+        z = z if scaling.columns is None else z / scaling.columns[:, None]
+        condition = float(scaling.norm) * inverse_norm(z)
+        # It is not a number where refinement failed from the start, and all of Z is zero.
+        condition = condition if condition > 1 else 1.0
+        error = float(solved.backward_error.amax())
+        needed = CLEAR / condition
+        if error <= needed or error > bound or bound <= finest:
+            return Conditioning(scalings, condition, condition * error < BLURRED)
+        bound = max(needed, finest)
+        solved.iterations = 0
 
 
 @lru_cache(maxsize=16)
