@@ -39,7 +39,7 @@ def run(device: torch.device, sizes: tuple[int, ...] | None = None, repeats: int
     on_gpu = device.type == "cuda"
     for n in sizes or SIZES[device.type]:
         a = _matrix(n, device)
-        mine: Callable[[], LUFactors] = partial(neula.lu_factor, a, pivot="none")
+        mine: Callable[[], LUFactors] = partial(neula.lu_factor, a, pivot="none", keep_a=False)
         seconds = median_seconds(mine, repeats)
         factors, peak = _measured(mine, on_gpu)
         row: dict[str, Any] = {
@@ -66,8 +66,8 @@ def run(device: torch.device, sizes: tuple[int, ...] | None = None, repeats: int
 def _pivoted_seconds(n: int, device: torch.device, repeats: int) -> float:
     generator = torch.Generator(device).manual_seed(0)
     a = torch.randn(n, n, generator=generator, device=device)
-    neula.lu_factor(a)  # records its panels at the second call
-    return median_seconds(partial(neula.lu_factor, a), repeats)
+    neula.lu_factor(a, keep_a=False)  # records its panels at the second call
+    return median_seconds(partial(neula.lu_factor, a, keep_a=False), repeats)
 
 
 def _matrix(n: int, device: torch.device) -> torch.Tensor:

@@ -22,8 +22,8 @@ from state_work import WORK, normal
 
 CPU = torch.device("cpu")
 TORCH_SAYS = (
-    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.00 GiB "
-    "is free. Including non-PyTorch memory, this process has 78.11 GiB memory in use."
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 1.00 "
+    "GiB is free. Including non-PyTorch memory, this process has 78.11 GiB memory in use."
 )
 
 # ---------------------------------------------------------------- shortages
@@ -178,7 +178,7 @@ def test_random_vectors_are_the_same_each_time_and_few(monkeypatch: pytest.Monke
 
 @pytest.mark.gpu
 def test_ten_thousand_calls_do_not_reserve_more() -> None:
-    """After some that see every shape twice: then all that is played back is recorded, or has been dropped."""
+    """After some that see every shape twice: then what is played back is recorded, or has been dropped."""
     few_shapes(4000, 0, "cuda")
     torch.cuda.synchronize()
     before = torch.cuda.memory_reserved()

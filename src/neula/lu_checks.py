@@ -119,6 +119,7 @@ def report_ill_conditioned(
             x,
             list(singular),
             strict=strict,
+            unsure=True,
         )
     unknown = {i: e for i, e in evidence.items() if not e.known and i not in singular}
     if unknown:
@@ -130,6 +131,7 @@ def report_ill_conditioned(
             x,
             list(unknown),
             strict=strict,
+            unsure=True,
         )
 
 

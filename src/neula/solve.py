@@ -235,10 +235,11 @@ def _solve(
     try:
         if direct:
             left = solve_directly(a, b, found, options)
-            # Better factors do not make an ill-conditioned matrix any better.
-            bound = solve_bound(options.target, n)
-            left = left[~(found.members.backward_error[left] <= bound)]
-        _solve_each(a, b, left.tolist(), found, options, direct=direct and not options.positive)
+            # Better factors make no ill-conditioned matrix any better, and there are none for Cholesky's.
+            hopeless = found.members.backward_error[left] <= solve_bound(options.target, n)
+            hopeless |= found.members.x[left].isinf().flatten(1).any(1) | options.positive
+            left = left[~hopeless]
+        _solve_each(a, b, left.tolist(), found, options, direct=direct)
     except (SingularMember, UnsolvedMember) as error:
         kind = np.linalg.LinAlgError if isinstance(error, SingularMember) else ArithmeticError
         raise kind(_of_batch(error.why, error.place, given_a.shape[:-2])) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import operator
 from typing import Any
 
@@ -26,6 +27,10 @@ norms of A and s: these err by ``sqrt(k) u`` or less."""
 
 GRAM_PART = 4
 """Up to this part of all singular values is taken from the Gram matrix."""
+
+
+SAFE_EXPONENT = {torch.float64: 200, torch.float32: 30, torch.bfloat16: 30, torch.float16: 16}
+"""Elements between ``2^-e`` and ``2^e`` are factorized as they are."""
 
 
 @eager
@@ -92,7 +97,7 @@ def svd_lowrank(
         rank = tol = None  # there is nothing to leave out
     rank = None if rank is None else operator.index(rank)  # not an unsigned one, of which there is no -rank
     transposed = a.shape[0] < a.shape[1]
-    tall = a.T if transposed else a
+    tall, scale = _scaled(a.T if transposed else a)
     chosen, target = select_engine(engine, a.device), target_format(accuracy, a.dtype)
     work = torch.float64 if a.dtype == torch.float64 else torch.float32
     with plain_arithmetic(a.device), plain_arithmetic(chosen.device):
@@ -105,10 +110,11 @@ def svd_lowrank(
             found = qr_svd(factors.Q.to(work), factors.R.to(work), rank=rank, tol=tol)
             factors = dataclasses.replace(factors, attempts=before + factors.attempts)
         u, s, vh = (x.to(a.device) for x in found)
+        if error is None:
+            error = low_rank_error(tall, u, s, vh)
+        s = s / scale
         if transposed:
             u, vh = vh.T, u.T
-        if error is None:
-            error = low_rank_error(a, u, s, vh)
     return SVDResult(
         U=taken.give_back(u),
         s=taken.give_back(s),
@@ -116,6 +122,17 @@ def svd_lowrank(
         relative_error=error,
         qr=dataclasses.replace(factors, Q=None, R=None),
     )
+
+
+def _scaled(a: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """A matrix whose squares neither overflow nor underflow, and the power of two that it is multiplied by."""
+    largest = float(a.abs().max()) if a.numel() else 0.0
+    exponent = math.frexp(largest)[1] if 0 < largest < math.inf else 0
+    if abs(exponent) <= SAFE_EXPONENT[a.dtype]:
+        return a, 1.0
+    # Beyond 2^1022 there is no float64.
+    scale = 2.0 ** -max(-1022, min(1022, exponent))
+    return (a.double() * scale).to(a.dtype), scale
 
 
 _Factors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

@@ -19,6 +19,9 @@ MAY_OVERFLOW = 2.0**1000
 """From elements of this size on norms of columns may exceed float64."""
 
 
+SINGULAR = 0.01
+"""Condition number, in units of ``1 / (n u)``, from which on a warning is no false alarm."""
+
 TINY = 100
 """Multiple of the smallest normal number below which a column is tiny."""
 
@@ -38,8 +41,24 @@ def judge_factors(example: Example, answer: Answer, verdict: Verdict) -> None:
         for name, ratio in measured.items():
             if not ratio < ratios.THRESHOLD:
                 verdict.add("unsound", name, f"test ratio {ratio:.3g}")
-    elif is_default(example) and not _has_tiny_column(example):
+    elif is_default(example) and not _has_tiny_column(example) and not _deserves_warning(example):
         verdict.add("false alarm", "warning", f"every matrix has a factorization; {measured}")
+
+
+def _deserves_warning(example: Example) -> bool:
+    """A basis of dependent columns, and a solution with a matrix that is singular to its accuracy."""
+    if example.recipe.problem not in ("orth", "lu"):
+        return False
+    u = max(unit_roundoff(example, keywords(example.recipe).get("accuracy")), 2.0**-53)
+    return any(_condition(a) * max(a.shape) * u >= SINGULAR for a in as_array(example.a))
+
+
+def _condition(a: np.ndarray) -> float:
+    """Condition number of A with normalized columns."""
+    tops = np.abs(a).max(0)
+    scaled = np.ldexp(a, -np.frexp(np.where(tops > 0, tops, 1.0))[1])
+    values = np.linalg.svd(scaled / np.maximum(np.linalg.norm(scaled, axis=0), 1e-300), compute_uv=False)
+    return math.inf if values[-1] == 0 else float(values[0] / values[-1])
 
 
 def _may_raise(example: Example, error: Exception) -> bool:

@@ -211,7 +211,10 @@ def _judge_error(example: Example, error: Exception, exact: list[LeastSquares], 
     named, system = not is_default(example), example.recipe.problem != "lstsq"
     singular = any(isinstance(t, System) and t.singular for t in exact)
     if singular or (example.recipe.problem == "pos" and not all(_is_definite(t) for t in exact)):
-        if not (isinstance(error, np.linalg.LinAlgError) or (named and isinstance(error, ArithmeticError))):
+        if not (
+            isinstance(error, np.linalg.LinAlgError | OverflowError)
+            or (named and isinstance(error, ArithmeticError))
+        ):
             verdict.add("violation", "raised", f"for a singular or indefinite A {told}")
         return
     overflow = isinstance(error, OverflowError)

@@ -21,6 +21,7 @@ from neula.algorithms.batched_qr import batched_qr
 from neula.algorithms.cholesky_qr import upper_cholesky
 from neula.algorithms.doubled_refinement import DOUBLED, Evaluation, add_to_pair
 from neula.algorithms.refinement import Measures, Norms, over
+from neula.engines import FP64
 from neula.kernels.doubled import Doubled
 
 PROBES = 8
@@ -68,7 +69,9 @@ class _Factored:
         self.inverse = torch.linalg.solve_triangular(r, identity, upper=True)
         z = probes(r.shape[-1], r.device)
         change = z - self.inverse.mT @ (t.mT @ (t @ (self.inverse @ z)))
-        self.rate = MARGIN * torch.linalg.matrix_norm(change)
+        # Rounding errors of a solve, also where none happen to be in what is measured.
+        rounding = 2 * FP64.u * (torch.linalg.matrix_norm(r) * torch.linalg.matrix_norm(self.inverse))
+        self.rate = MARGIN * torch.linalg.matrix_norm(change) + rounding
 
     def coordinates(self, g: torch.Tensor) -> torch.Tensor:
         """``R^-T g``."""

@@ -67,7 +67,7 @@ def _svd_from_gram(
     theta, v = torch.linalg.eigh(wide.T @ wide)
     s, v = theta.flip(0).clamp_min(0).sqrt(), v.flip(1)
     k = truncate(s, rank, tol)
-    if k == 0 or not bool(s[k - 1] >= LARGEST_RATIO**-1 * s[0]):
+    if k == 0 or not bool(s[k - 1] >= LARGEST_RATIO**-1 * s[0]) or not s[0] > 0:
         return None
     s, v = s[:k], v[:, :k]
     return (wide @ v / s).float(), s.float(), v.T.float()

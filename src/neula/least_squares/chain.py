@@ -17,7 +17,7 @@ from neula.forward_error import SURE
 from neula.least_squares.comparators import unrefined
 from neula.least_squares.minimum_norm import solve_by_svd
 from neula.least_squares.preconditioned import LIMITS, GivenUp, Outcome, Problem, Units, preconditioned
-from neula.least_squares.problem import Found, Members, Options
+from neula.least_squares.problem import Found, Members, Options, no_longer
 from neula.least_squares.scaled import ScaledProblems
 from neula.result import Attempt
 
@@ -82,7 +82,7 @@ def _try_links(a: torch.Tensor, b: torch.Tensor, best: Found, options: Options) 
 
 def _prepare(a: torch.Tensor, b: torch.Tensor, options: Options) -> Problem:
     """Problems with numbers near the ends of the range are scaled first, in a copy."""
-    sizes = [options.engine.column_max(x) for x in (a, b)]
+    sizes = [options.engine.column_max(a)]
     if options.weights is not None:
         sizes.append(options.weights.abs())
     exponents = [int(binary_exponents(size).abs().amax()) for size in sizes]
@@ -90,9 +90,12 @@ def _prepare(a: torch.Tensor, b: torch.Tensor, options: Options) -> Problem:
     if sum(exponents) + abs(math.frexp(options.damp)[1]) <= SAFE_EXPONENT:
         return Problem.of(a, b, options)
     scaled = ScaledProblems.of(a[None], b[None], options.weights, options.damp)
-    units = scaled.columns.amax(2, keepdim=True) if scaled.wide else scaled.columns
-    matrix = shift(scaled.a, scaled.columns - units)[0]
-    return Problem.of(matrix, scaled.b[0], options, Units(-units.mT[0], scaled.b_columns[0]))
+    units = scaled.units if scaled.wide else scaled.columns
+    exponents = scaled.columns - units
+    low = None if scaled.a_low is None else shift(scaled.a_low, exponents)[0]
+    b_low = None if scaled.b_low is None else scaled.b_low[0]
+    found = Units(-units.mT[0], scaled.b_columns[0], low, b_low)
+    return Problem.of(shift(scaled.a, exponents)[0], scaled.b[0], options, found)
 
 
 def _links(problem: Problem, bound: float) -> Iterator[Outcome]:
@@ -150,11 +153,14 @@ def _members(problem: Problem, outcome: Outcome, bound: float) -> Members:
     forward_error = outcome.forward_error(wide=problem.wide) + rounding
     measures = refined.measures
     good = (measures.backward_error.amax() <= bound) & (forward_error <= SURE).all()
-    longer = refined.residual_norm > problem.longest_residual
-    accepted = good & ~longer.any() & (outcome.doubt == "")
+    residual_norm = refined.residual_norm
+    if options.dtype != torch.float64:  # x is not what was refined
+        residual_norm = problem.residual_norm(problem.rescale(x))
+    shorter = no_longer(residual_norm, torch.linalg.vector_norm(problem.b, dim=0), problem.operator.shape)
+    accepted = good & shorter.all() & (outcome.doubt == "")
     return Members(
         x=x[None],
-        residual_norm=problem.unscale_residual(refined.residual_norm)[None],
+        residual_norm=problem.unscale_residual(residual_norm)[None],
         forward_error=forward_error[None],
         backward_error=(measures.backward_error + rounding).amax()[None],
         optimality=measures.optimality.amax()[None],

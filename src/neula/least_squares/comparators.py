@@ -47,5 +47,5 @@ def unrefined(problem: Problem, algorithm: str) -> Outcome:
     errors = 4 * n**0.5 * engine.format.u * (condition if algorithm == "normal" else 1.0)
     doubt = ""
     if not ESTIMATED * condition * max(options.certain_rcond(problem.operator.shape), errors) < 1:
-        doubt = f"condition number about {condition:.1e}: A may lack full rank"
+        doubt, smallest = f"condition number about {condition:.1e}: A may lack full rank", 0.0
     return Outcome(label, refined, n, doubt, scale=scale, smallest=smallest, sizes=1 / columns)

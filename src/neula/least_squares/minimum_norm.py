@@ -11,10 +11,8 @@ from neula.accuracy import lstsq_bound
 from neula.algorithms.batched_lstsq import lengths
 from neula.algorithms.rank_revealing import MinimumNorm, minimum_norm
 from neula.algorithms.refinement import Scale, norms_of, over
-from neula.algorithms.scaling import shift
-from neula.engines import FP64
 from neula.forward_error import SURE
-from neula.least_squares.problem import Found, Members, Options
+from neula.least_squares.problem import Found, Members, Options, no_longer
 from neula.least_squares.scaled import ScaledProblems
 from neula.progress import stage
 from neula.result import Attempt
@@ -34,23 +32,24 @@ def solve_by_svd(a: torch.Tensor, b: torch.Tensor, before: Members, options: Opt
     options : Options
     """
     report = stage(options.progress, "SVD in fp64")
-    members, solution = _solved(a, b, options)
+    members, solution, b_norm = _solved(a, b, options)
     report(1.0)
     # Refinement with residuals in double double has more digits where the rank is full after all.
     keeps = solution.rank == min(a.shape[1:]) and not solution.doubt
     if keeps and bool((before.forward_error < members.forward_error).all()):
         bound = lstsq_bound(options.target, min(a.shape[1:]))
         good = (before.backward_error <= bound) & (before.forward_error <= SURE).all(1)
+        good &= no_longer(before.residual_norm, b_norm, a.shape).all(1)
         members = replace(before, rank=members.rank, accepted=good)
     return Found(members, [_attempt(members, solution, a, options)], LABEL)
 
 
-def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members, MinimumNorm]:
+def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members, MinimumNorm, torch.Tensor]:
     problems = ScaledProblems.of(a, b, options.weights, options.damp)
-    units = problems.columns.amax(2, keepdim=True)
-    sizes = shift(problems.norms, problems.columns - units)[0, 0]
     norms = problems.norms[0]
-    solution = minimum_norm(problems.a[0] / norms, problems.b[0], _at_most_one(sizes), options.rcond)
+    solution = minimum_norm(
+        problems.a[0] / norms, problems.b[0], _at_most_one(problems.sizes[0, :, 0]), options.rcond
+    )
     x = problems.unscale((solution.y / norms.mT)[None]).to(options.dtype).double()
     again = problems.scale(x)[0] * norms.mT
     size = lengths(solution.y[None])
@@ -68,9 +67,10 @@ def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members
     backward_error = (measures.backward_error + rounding[0]).amax()[None]
     forward_error = solution.forward_error[None] + rounding
     bound = lstsq_bound(options.target, min(a.shape[1:]))
+    residual = residual + matrix @ (solution.y - again)  # of x as it is returned
     b_norm, r_norm = lengths(problems.b), lengths(residual[None])
     good = (measures.backward_error.amax() <= bound) & (not solution.doubt)
-    longer = r_norm > b_norm * (1 + sum(a.shape[1:]) * FP64.u)
+    shorter = no_longer(r_norm, b_norm, a.shape)
     members = Members(
         x=x,
         residual_norm=problems.residual_norm(r_norm),
@@ -79,9 +79,9 @@ def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members
         optimality=measures.optimality.amax()[None],
         condition=torch.full_like(backward_error, solution.condition),
         rank=torch.full_like(backward_error, solution.rank, dtype=torch.int64),
-        accepted=(good & (forward_error <= SURE).all() & ~longer.any())[None],
+        accepted=(good & (forward_error <= SURE).all() & shorter.all())[None],
     )
-    return members, solution
+    return members, solution, problems.residual_norm(b_norm)
 
 
 def _at_most_one(sizes: torch.Tensor) -> torch.Tensor:

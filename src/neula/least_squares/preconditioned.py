@@ -24,7 +24,7 @@ from neula.algorithms.refinement import INNER_REDUCTION, InnerSolver, Refined, S
 from neula.algorithms.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales, shift
 from neula.algorithms.triangular import BlockTriangular, Triangular
-from neula.engines import FP16, FP64
+from neula.engines import FP16
 from neula.engines.corrected import arithmetic
 from neula.forward_error import least_squares_error, residual_ratio
 from neula.inputs import check_finite
@@ -117,7 +117,7 @@ class Outcome:
             ratio = residual_ratio(refined.residual_norm, scale.norm, self.size(refined.x))
         condition = ESTIMATED * self.condition
         error = INEXACT * self.spread * least_squares_error(condition, refined.measures.backward_error, ratio)
-        return torch.where(refined.x.any(0) | (refined.measures.backward_error > 0), error, 0.0)
+        return torch.where(refined.x.any(0) | (refined.measures.optimality > 0), error, 0.0)
 
 
 @dataclass(frozen=True)
@@ -162,10 +162,14 @@ class Units:
     x : Tensor of int, shape (n, 1)
         What to add to those of b for x.
     b : Tensor of int, shape (1, k)
+    a_low, b_low : Tensor or None
+        What rounding A and b has lost when weights were applied.
     """
 
     x: torch.Tensor
     b: torch.Tensor
+    a_low: torch.Tensor | None = None
+    b_low: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -239,11 +243,10 @@ class Problem:
         """Full rank."""
         return self.scales.numel()
 
-    @property
-    def longest_residual(self) -> torch.Tensor:
-        """What the norm of a residual may be at most, shape (k,)."""
-        rows, columns = self.operator.shape
-        return torch.linalg.vector_norm(self.b, dim=0) * (1 + (rows + columns) * FP64.u)
+    def residual_norm(self, x: torch.Tensor) -> torch.Tensor:
+        """``||b - A x||``, shape (k,)."""
+        image = self.operator.rmatmul(x) if self.wide else self.operator.matmul(x)
+        return torch.linalg.vector_norm(self.b - image, dim=0)
 
     @cached_property
     def sizes_of_wide(self) -> torch.Tensor:
@@ -312,7 +315,14 @@ class Problem:
         operator = self.operator
         if operator.weights is None and not operator.damp:
             scales = power_of_two_scales(sizes)
-            return ExactProblem(operator.a * scales, self.b, scales)
+            a_low, b_low = (None, None) if self.units is None else (self.units.a_low, self.units.b_low)
+            return ExactProblem(
+                operator.a * scales,
+                self.b,
+                scales,
+                None if a_low is None else a_low * scales,
+                None if b_low is None else b_low * self.b_scales,
+            )
         found = ScaledProblems.of(operator.a[None], self.given_b[None], operator.weights, operator.damp)
         scales, units = shift(torch.ones_like(sizes), -found.columns[0, 0]), found.b_columns[0]
         low = None if found.a_low is None else found.a_low[0]

@@ -59,6 +59,11 @@ class Options:
         return self.algorithm is not None or self.compute is not None
 
 
+def no_longer(residual: torch.Tensor, b: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """Whether residuals are no longer than right-hand sides, whose solution zero is: by their norms."""
+    return residual <= b * (1 + sum(shape[-2:]) * FP64.u)
+
+
 @dataclass(frozen=True)
 class Members:
     """Solutions of a batch with the evidence of each.

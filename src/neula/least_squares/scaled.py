@@ -11,7 +11,7 @@ from functools import cached_property
 
 import torch
 
-from neula.algorithms.scaling import binary_exponents, shift, two_product
+from neula.algorithms.scaling import LIMIT, binary_exponents, shift, two_product
 
 Sum = tuple[torch.Tensor, torch.Tensor | None]
 """A tensor, and what rounding it has lost; None where nothing is."""
@@ -74,6 +74,19 @@ class ScaledProblems:
         norms = torch.linalg.vector_norm(self.a, dim=1, keepdim=True)
         return torch.where(norms > 0, norms, 1.0)
 
+    @cached_property
+    def units(self) -> torch.Tensor:
+        """The largest exponent of a column that is not zero, shape (batch, 1, 1)."""
+        nonzero = (self.a != 0).any(1, keepdim=True)
+        largest = torch.where(nonzero, self.columns, -LIMIT).amax(2, keepdim=True)
+        return torch.where(largest > -LIMIT, largest, 0)
+
+    @property
+    def sizes(self) -> torch.Tensor:
+        """Norms of the columns of A in units of the largest one; 0 for zero columns, shape (batch, n, 1)."""
+        nonzero = (self.a != 0).any(1, keepdim=True)
+        return torch.where(nonzero, shift(self.norms, self.columns - self.units), 0.0).mT
+
     def unscale(self, y: torch.Tensor) -> torch.Tensor:
         """The x of the problem that was given, for a solution of the scaled one, shape (batch, n, k)."""
         return shift(y, self.b_columns - self.columns.mT)
@@ -115,7 +128,7 @@ class ScaledRows:
 
     @classmethod
     def of(cls, problems: ScaledProblems) -> ScaledRows:
-        units = problems.columns.amax(2, keepdim=True)
+        units = problems.units
 
         def rescaled(x: torch.Tensor | None, exponents: torch.Tensor) -> torch.Tensor | None:
             return None if x is None else shift(x, exponents)
@@ -141,10 +154,6 @@ class ScaledRows:
     def scale(self, x: torch.Tensor, problems: ScaledProblems) -> torch.Tensor:
         """The inverse of :meth:`unscale`."""
         return shift(x, self.units - problems.b_columns)
-
-    def norms(self, problems: ScaledProblems) -> torch.Tensor:
-        """Norms of the columns of A, in units of the largest one, shape (batch, n, 1)."""
-        return shift(problems.norms, problems.columns - self.units).mT
 
 
 def _weighted(x: torch.Tensor, weights: torch.Tensor | None) -> tuple[Sum, torch.Tensor]:

@@ -25,9 +25,8 @@ from neula.algorithms.batched_lstsq import (
 from neula.algorithms.doubled_refinement import MAX_STEPS, DoubledSolution, System, refine_doubled
 from neula.algorithms.refinement import over
 from neula.algorithms.scaling import shift
-from neula.engines import FP64
 from neula.forward_error import SURE
-from neula.least_squares.problem import Found, Members, Options
+from neula.least_squares.problem import Found, Members, Options, no_longer
 from neula.least_squares.scaled import ScaledProblems
 from neula.progress import stage
 from neula.result import Attempt
@@ -126,7 +125,7 @@ def _refined(a: torch.Tensor, b: torch.Tensor, factor: Factor, options: Options)
     bound = lstsq_bound(options.target, min(a.shape[-2:]))
     backward_error = (found.measures.backward_error + solved.rounding).amax(1)
     forward_error = found.forward_error + solved.rounding
-    no_longer = solved.residual_norm <= solved.b_norm * (1 + sum(a.shape[1:]) * FP64.u)
+    shorter = no_longer(solved.residual_norm, solved.b_norm, a.shape)
     full_rank = solved.condition * options.certain_rcond(a.shape) * ROUNDED_RANK < 1
     accepted = (found.measures.backward_error.amax(1) <= bound) & full_rank
     members = Members(
@@ -137,7 +136,7 @@ def _refined(a: torch.Tensor, b: torch.Tensor, factor: Factor, options: Options)
         optimality=found.measures.optimality.amax(1),
         condition=solved.condition,
         rank=torch.full_like(backward_error, min(problems.a.shape[1:]), dtype=torch.int64),
-        accepted=accepted & ((forward_error <= SURE) & no_longer).all(1),
+        accepted=accepted & ((forward_error <= SURE) & shorter).all(1),
     )
     steps = torch.full((), found.steps, dtype=torch.int64, device=a.device)
     return *members.tensors, steps
@@ -183,8 +182,7 @@ def _overdetermined(problems: ScaledProblems, factor: Factor, options: Options) 
 
 def _minimum_norm(problems: ScaledProblems, factor: Factor, options: Options) -> _Solved:
     rows = problems.rows
-    columns = rows.norms(problems)
-    system = Underdetermined(rows.t, factor(rows.t), columns, rows.t_low, rows.b_low)
+    system = Underdetermined(rows.t, factor(rows.t), problems.sizes, rows.t_low, rows.b_low)
     found = _refine(system, rows.b, options)
     x = rows.unscale(found.x, problems).to(options.dtype).double()
     residual = found.residual + rows.t.mT @ (found.x - rows.scale(x, problems) + found.x_low)

@@ -149,9 +149,11 @@ class Square:
         self.doubled = Doubled.of(a) if doubled else None
         self._norm = torch.linalg.matrix_norm(a)[:, None]
         z = probes(a.shape[-1], a.device).expand(len(a), -1, -1)
-        self.rate = MARGIN * torch.linalg.matrix_norm(z - factors.solve(a @ z))
         one = torch.ones_like(sizes)
         self.inverse_norm = inverse_norm(factors.solve, factors.solve_transposed, sizes, one)[0][:, None]
+        # Rounding errors of a solve, also where none happen to be in what is measured.
+        rounding = 2 * FP64.u * (self._norm * self.inverse_norm)[:, 0]
+        self.rate = MARGIN * torch.linalg.matrix_norm(z - factors.solve(a @ z)) + rounding
         unit = DOUBLED if doubled else 2 * FP64.u
         self._noise = unit * a.shape[-1] ** 0.5 * self.inverse_norm
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from neula.algorithms.condition import random_direction
-from neula.algorithms.doubled_refinement import DOUBLED, add_to_pair
+from neula.algorithms.doubled_refinement import DOUBLED, MAX_RATE, add_to_pair
 from neula.algorithms.equilibrate import Equilibration
 from neula.algorithms.factorization import Factorization
 from neula.algorithms.inverse_norm import inverse_norm
@@ -127,7 +127,13 @@ class Evidence:
         size = self.size(refined.x)
         rounding = 2 * FP64.u * len(b) ** 0.5 * (self.norm * size + norm(rows * b, dim=0))
         residual = norm(rows * refined.residual, dim=0) + torch.where(size > 0, rounding, 0.0)
-        return over(ESTIMATED * self.inverse * residual, size).nan_to_num(torch.inf, torch.inf)
+        error = over(ESTIMATED * self.inverse * residual, size).nan_to_num(torch.inf, torch.inf)
+        return torch.where(self.is_regular, error, torch.inf)
+
+    @property
+    def is_regular(self) -> torch.Tensor:
+        """Whether rounding errors leave no doubt of it, shape ()."""
+        return 2 * FP64.u * len(self.a) ** 0.5 * ESTIMATED * self.inverse * self.norm <= MAX_RATE
 
     def refine_forward(
         self, b: torch.Tensor, start: Refined, correct: Correction, options: Options
@@ -156,9 +162,11 @@ class Evidence:
             step, taken = correct((scaled + rest)[0] / rows, REDUCTION, options.max_iterations)
             iterations += taken
             high, low = add_to_pair(high, low, step)
+        error = torch.where(best.any(0), error, start.backward_error)
+        residual = b - self.a @ best
         return (
-            Refined(best, start.residual, start.backward_error, iterations, start.history),
-            torch.where(best.any(0), error, start.backward_error),
+            Refined(best, residual, start.backward_error, iterations, start.history),
+            torch.where(self.is_regular, error, torch.inf),
         )
 
 

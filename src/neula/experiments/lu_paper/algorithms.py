@@ -75,6 +75,7 @@ def factorize(
             pivot=pivot,
             storage=_storage(name, engine.format).name,
             engine=engine,
+            keep_a=False,  # solutions are to show the factors, unrefined
         )
     except (np.linalg.LinAlgError, OverflowError):
         return None
