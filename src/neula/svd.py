@@ -112,7 +112,9 @@ def svd_lowrank(
         u, s, vh = (x.to(a.device) for x in found)
         if error is None:
             error = low_rank_error(tall, u, s, vh)
-        s = s / scale
+        s = (s.double() / scale).to(s.dtype)
+        if not bool(s.isfinite().all()):
+            raise OverflowError(f"the singular values do not fit {s.dtype}: scale A down")
         if transposed:
             u, vh = vh.T, u.T
     return SVDResult(
@@ -125,7 +127,7 @@ def svd_lowrank(
 
 
 def _scaled(a: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """A matrix whose squares neither overflow nor underflow, and the power of two that it is multiplied by."""
+    """A matrix whose squares neither overflow nor underflow, and the power of two it is multiplied by."""
     largest = float(a.abs().max()) if a.numel() else 0.0
     exponent = math.frexp(largest)[1] if 0 < largest < math.inf else 0
     if abs(exponent) <= SAFE_EXPONENT[a.dtype]:

@@ -106,7 +106,7 @@ def _judge_solver(example: Example, answer: Answer, verdict: Verdict) -> None:
             verdict.findings.append(finding)
         verdict.numbers.append(member.numbers)
     if count == 1:
-        _judge_condition(result, exact[0], verdict)
+        _judge_condition(result, exact[0], verdict, estimated=is_default(example))
 
 
 @dataclass
@@ -186,8 +186,11 @@ class _Judged:
             yield Finding("violation", "residual", f"accepted, with ||b - A x|| / ||b|| = {ratios_found}")
 
 
-def _judge_condition(result: Any, truth: LeastSquares, verdict: Verdict) -> None:
-    """``condition`` is right within a factor of 10, and ``digits`` those of ``forward_error``."""
+def _judge_condition(result: Any, truth: LeastSquares, verdict: Verdict, *, estimated: bool) -> None:
+    """``digits`` are those of ``forward_error``, and ``condition`` is right within a factor of 10.
+
+    Factors in a low precision, of who names them, need not show the condition of A.
+    """
     bound = float(result.forward_error)
     with np.errstate(divide="ignore"):
         digits = -float(np.log10(bound))
@@ -200,7 +203,7 @@ def _judge_condition(result: Any, truth: LeastSquares, verdict: Verdict) -> None
     condition = truth.condition(rank)
     knowable = condition < 0.1 / (max(truth.shape) * 2.0**-53)
     quotient = float(result.condition) / condition
-    if knowable and not 1 / ESTIMATED_WITHIN <= quotient <= ESTIMATED_WITHIN:
+    if estimated and knowable and not 1 / ESTIMATED_WITHIN <= quotient <= ESTIMATED_WITHIN:
         text = f"condition {float(result.condition):.2e}, and {condition:.2e} is right"
         verdict.add("violation", "condition", text)
 

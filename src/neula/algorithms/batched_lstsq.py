@@ -81,12 +81,13 @@ class _Factored:
 class Overdetermined(_Factored):
     """``min ||A x - b||`` for tall A.
 
-    Parameters are those of the matrices A, whose columns are at most 1 in magnitude.
+    Parameters are those of the matrices A, whose columns are at most 1 in magnitude, and
+    ``columns`` : Tensor, shape (batch, n, 1), optional
+        The diagonal of D; the norms of the columns by default.
 
     Attributes
     ----------
     columns : Tensor, shape (batch, n, 1)
-        Norms of the columns: the diagonal of D.
     norm, norm_bound : Tensor, shape (batch, 1)
         ``||B||_2`` for ``B = A D^-1``, from below and from above: from Schatten norms, within ``n^(1/4)``.
     inverse_norm : Tensor, shape (batch, 1)
@@ -99,10 +100,13 @@ class Overdetermined(_Factored):
         r: torch.Tensor,
         low: torch.Tensor | None = None,
         b_low: torch.Tensor | None = None,
+        columns: torch.Tensor | None = None,
     ) -> None:
         super().__init__(a, r, low, b_low)
-        sizes = torch.linalg.vector_norm(a, dim=1)
-        self.columns = torch.where(sizes > 0, sizes, 1.0)[..., None]
+        if columns is None:
+            sizes = torch.linalg.vector_norm(a, dim=1)
+            columns = torch.where(sizes > 0, sizes, 1.0)[..., None]
+        self.columns = columns
         self.norm, self.norm_bound = schatten_bounds(r / self.columns.mT)
         self.inverse_norm = schatten_bounds(self.columns * self.inverse)[1]
 
@@ -123,8 +127,9 @@ class Overdetermined(_Factored):
     def evaluate(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> Evaluation:
         """``R^-1 R^-T A^T r``, and the backward error and optimality of each right-hand side."""
         residual, rest = self.doubled.residual(high, b, low)
-        if self.low is not None and self.b_low is not None:
-            residual, rest = add_to_pair(residual, rest, self.b_low - self.low @ high)
+        if self.low is not None:
+            lost = -(self.low @ high) if self.b_low is None else self.b_low - self.low @ high
+            residual, rest = add_to_pair(residual, rest, lost)
         gradient = self.doubled.transposed_product(residual, rest)
         if self.low is not None:
             gradient = gradient + self.low.mT @ residual

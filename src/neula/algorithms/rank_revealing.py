@@ -1,4 +1,4 @@
-"""Minimum-norm least squares for matrices without full rank, in double precision."""
+"""Minimum-norm least squares for matrices without full rank."""
 
 from __future__ import annotations
 
@@ -7,11 +7,42 @@ from dataclasses import dataclass
 
 import torch
 
-from neula.algorithms.batched_lstsq import MARGIN, probes, schatten_bounds
+from neula.algorithms.batched_lstsq import (
+    MARGIN,
+    Overdetermined,
+    householder_r,
+    probes,
+    schatten_bounds,
+)
+from neula.algorithms.doubled_refinement import refine_doubled
 from neula.algorithms.refinement import over
 from neula.engines import FP64
+from neula.kernels.doubled import Doubled
 
-Pair = tuple[torch.Tensor, torch.Tensor]
+
+@dataclass(frozen=True)
+class Deficient:
+    """A problem ``min ||A x - b||`` whose A may lack full rank, in numbers near 1.
+
+    Attributes
+    ----------
+    a : Tensor, shape (m, n)
+        float64, any shape, the largest element of each column that is not zero near 1.
+    b : Tensor, shape (m, k)
+    norms : Tensor, shape (n,)
+        Norms of the columns of ``a``, 1 for zero columns: singular values are those of ``B = a / norms``.
+    sizes : Tensor, shape (n,)
+        Those of the matrix whose solution is to be the shortest, in units of the largest: the diagonal of D.
+    a_low, b_low : Tensor or None
+        What rounding ``a`` and ``b`` has lost.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    norms: torch.Tensor
+    sizes: torch.Tensor
+    a_low: torch.Tensor | None = None
+    b_low: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -21,7 +52,7 @@ class MinimumNorm:
     Attributes
     ----------
     y : Tensor, shape (n, k)
-        ``D x``.
+        ``D x``, the solution of ``min ||B y - b||``.
     rank : int
     doubt : str
         Why the rank is not certain; empty if it is.
@@ -47,24 +78,21 @@ class MinimumNorm:
     residual: torch.Tensor
 
 
-def minimum_norm(b_matrix: torch.Tensor, b: torch.Tensor, sizes: torch.Tensor, rcond: float) -> MinimumNorm:
+def minimum_norm(problem: Deficient, rcond: float) -> MinimumNorm:
     """Solution of ``min ||A x - b||`` with the smallest ``||x||``, its rank decided in ``B = A D^-1``.
 
-    Householder QR, then the SVD of R, and one step of refinement with the same factors. The rank does not
-    depend on the units of the columns; among the solutions the one with the smallest ``||x||`` (not
-    ``||D x||``) is taken.
+    Householder QR, then the SVD of R. The rank does not depend on the units of the columns; among the
+    solutions the one with the smallest ``||x||`` (not ``||D x||``) is taken. Below full rank products in
+    twice the working precision take out what the condition number makes of rounding errors.
 
     Parameters
     ----------
-    b_matrix : Tensor, shape (m, n)
-        B, float64, any shape, columns of norm 1 or 0.
-    b : Tensor, shape (m, k)
-    sizes : Tensor, shape (n,)
-        The diagonal of D, at most 1.
+    problem : Deficient
     rcond : float
         Singular values of B below ``rcond`` times the largest count as zero.
     """
-    m, n = b_matrix.shape
+    m, n = problem.a.shape
+    b_matrix, b = problem.a / problem.norms, problem.b
     if m >= n:
         q, r = torch.linalg.qr(b_matrix)
         u, s, vh = torch.linalg.svd(r, full_matrices=False)
@@ -72,30 +100,34 @@ def minimum_norm(b_matrix: torch.Tensor, b: torch.Tensor, sizes: torch.Tensor, r
     else:
         u, s, vh = torch.linalg.svd(b_matrix, full_matrices=False)
     rank, doubt = _rank(s, rcond, max(m, n))
-    u, kept, v = u[:, :rank], s[:rank, None], vh[:rank].T
-    row_space = None if rank == n else _RowSpace(v, sizes)
-
-    def solve(rhs: torch.Tensor) -> Pair:
-        coefficients = (u.T @ rhs) / kept
-        return coefficients, v @ coefficients if row_space is None else row_space.shortest(coefficients)
-
-    coefficients, y = solve(b)
-    more, step = solve(b - b_matrix @ y)
-    coefficients, y = coefficients + more, y + step
-    residual = b - b_matrix @ y
-    angle, error = _coefficient_error(s, rank, coefficients, b - u @ (u.T @ b), m + n)
-    if row_space is not None:
+    u, v = u[:, :rank], vh[:rank].T
+    spectrum = _Spectrum.of(s, rank, m + n)
+    coefficients = (u.T @ b) / s[:rank, None]
+    coefficients = coefficients + (u.T @ (b - b_matrix @ (v @ coefficients))) / s[:rank, None]
+    ratio = over(_lengths(b - u @ (u.T @ b)), s[0] * _lengths(coefficients))
+    error = spectrum.coefficient_error(ratio)
+    if rank == n:
+        y = v @ coefficients
+    else:
+        angle = spectrum.angle
+        if rank > 0:
+            refined = _refined(problem, u, s[:rank])
+            turned = spectrum.dropped * angle + 4 * rank**0.5 * FP64.u
+            better = refined.error + spectrum.dropped * turned * (2 + (spectrum.condition + 1) * ratio)
+            if bool((better <= error).all()):
+                coefficients, v, error, angle = refined.coefficients, refined.v, better, turned
+        row_space = _RowSpace(v, problem.sizes)
+        y = row_space.shortest(coefficients)
         error = row_space.error(coefficients, y, error, angle)
-    norm = float(s[0])
     return MinimumNorm(
         y=y,
         rank=rank,
         doubt=doubt,
         range_basis=u,
-        norm=norm,
-        condition=norm / float(s[rank - 1]) if rank else 1.0,
+        norm=float(s[0]),
+        condition=spectrum.condition,
         forward_error=error,
-        residual=residual,
+        residual=b - b_matrix @ y,
     )
 
 
@@ -113,29 +145,88 @@ def _rank(s: torch.Tensor, rcond: float, size: int) -> tuple[int, str]:
     )
 
 
-def _coefficient_error(
-    s: torch.Tensor, rank: int, coefficients: torch.Tensor, residual: torch.Tensor, size: int
-) -> tuple[float, torch.Tensor]:
-    """Errors of the singular vectors that count, as an angle, and of the coefficients of y in them.
+@dataclass(frozen=True)
+class _Spectrum:
+    """What the singular values say of errors of the SVD.
 
     B is known to ``eps ||B||``: ``eps`` is the backward error of the SVD. The singular vectors turn by at
     most ``eps sigma_1 / (sigma_r - sigma_(r+1))`` (Wedin), and with them what the other singular values,
     which count as zero, add to the part of B that counts (Hansen, "The truncated SVD as a method for
     regularization", BIT 27, 1987).
+
+    Attributes
+    ----------
+    condition : float
+        ``sigma_1 / sigma_r``.
+    dropped : float
+        ``sigma_(r+1) / sigma_r``.
+    eps : float
     """
-    if rank == 0:
-        return 0.0, torch.zeros_like(coefficients.sum(0))
-    eps = 4 * math.sqrt(size) * FP64.u
-    smallest = float(s[rank - 1])
-    dropped = float(s[rank]) if rank < len(s) else 0.0
-    condition = float(s[0]) / smallest
-    gap = (smallest - dropped) / smallest
-    angle = condition * eps / gap if gap > 0 else math.inf
-    change = condition * eps * (1 + 2 * dropped / smallest / gap) if gap > 0 else math.inf
-    norm = torch.linalg.vector_norm
-    ratio = over(norm(residual, dim=0), s[0] * norm(coefficients, dim=0))
-    grows = torch.where(ratio > 0, (condition + 1) * ratio, 0.0)
-    return angle, change * (2 + grows)
+
+    condition: float
+    dropped: float
+    eps: float
+
+    @classmethod
+    def of(cls, s: torch.Tensor, rank: int, size: int) -> _Spectrum:
+        eps = 4 * math.sqrt(size) * FP64.u
+        if rank == 0:
+            return cls(1.0, 0.0, eps)
+        smallest = float(s[rank - 1])
+        dropped = float(s[rank]) if rank < len(s) else 0.0
+        return cls(float(s[0]) / smallest, dropped / smallest, eps)
+
+    @property
+    def angle(self) -> float:
+        """By how much the space of the singular vectors may have turned."""
+        return self.condition * self.eps / (1 - self.dropped) if self.dropped < 1 else math.inf
+
+    def coefficient_error(self, ratio: torch.Tensor) -> torch.Tensor:
+        """Relative error of the coefficients of y in the singular vectors, for ``||r|| / (||B|| ||y||)``."""
+        grows = torch.where(ratio > 0, (self.condition + 1) * ratio, 0.0)
+        return (self.condition * self.eps + 2 * self.dropped * self.angle) * (2 + grows)
+
+
+@dataclass(frozen=True)
+class _Refined:
+    """Coefficients of the solution in a basis of the row space.
+
+    Attributes
+    ----------
+    coefficients : Tensor, shape (rank, k)
+    v : Tensor, shape (n, rank)
+        Orthonormal columns.
+    error : Tensor, shape (k,)
+        Bound on the relative error of the coefficients in this space.
+    """
+
+    coefficients: torch.Tensor
+    v: torch.Tensor
+    error: torch.Tensor
+
+
+def _refined(problem: Deficient, u: torch.Tensor, s: torch.Tensor) -> _Refined:
+    """Row space and coefficients once more, with products in twice the working precision.
+
+    Columns of ``B^T U`` lie in the row space of B, whatever the errors of U, but for what is dropped. In a
+    basis of it there is a problem of full rank.
+    """
+    doubled, norms = Doubled.of(problem.a[None]), problem.norms[:, None]
+    rows = doubled.transposed_product(u[None], torch.zeros_like(u)[None])[0]
+    if problem.a_low is not None:
+        rows = rows + problem.a_low.T @ u
+    v = torch.linalg.qr(rows / norms / s)[0]
+    columns = v / norms
+    zero = torch.zeros_like(u)
+    image, low = (-part for part in doubled.residual(columns[None], zero[None]))
+    if problem.a_low is not None:
+        low = low + problem.a_low @ columns
+    # The columns are a basis as they are; rounding them has turned it by no more than a unit roundoff.
+    one = torch.ones_like(s)[None, :, None]
+    b_low = None if problem.b_low is None else problem.b_low[None]
+    system = Overdetermined(image, householder_r(image), low, b_low, columns=one)
+    found = refine_doubled(system, problem.b[None], tolerance=FP64.u)
+    return _Refined(found.x[0], v, found.forward_error[0] + 4 * FP64.u)
 
 
 class _RowSpace:
@@ -146,7 +237,7 @@ class _RowSpace:
     Parameters
     ----------
     v : Tensor, shape (n, rank)
-        Singular vectors.
+        Orthonormal columns.
     sizes : Tensor, shape (n,)
         The diagonal of D.
     """
@@ -161,7 +252,7 @@ class _RowSpace:
 
     def shortest(self, coefficients: torch.Tensor) -> torch.Tensor:
         """``D x`` for the shortest x with these coefficients."""
-        return self.sizes * (self.q @ torch.linalg.solve_triangular(self.r.mT, coefficients, upper=False))
+        return self.sizes * (self.q @ self._half_solve(coefficients))
 
     def error(
         self, coefficients: torch.Tensor, y: torch.Tensor, relative: torch.Tensor, angle: float
@@ -172,18 +263,21 @@ class _RowSpace:
         """
         if self.r.shape[0] == 0:
             return torch.zeros_like(relative)
-        norm = torch.linalg.vector_norm
-        identity = torch.eye(self.r.shape[0], dtype=y.dtype, device=y.device)
-        inverse = torch.linalg.solve_triangular(self.r.mT, identity, upper=False)
+        inverse = self._half_solve(torch.eye(self.r.shape[0], dtype=y.dtype, device=y.device))
         along = schatten_bounds((self.sizes * (self.q @ inverse))[None])[1][0]
         z = self.sizes * probes(len(self.sizes), y.device)
         across = MARGIN * torch.linalg.matrix_norm(self.sizes * (z - self.q @ (self.q.mT @ z)))
-        weights = norm(self._gram_solve(coefficients), dim=0)
-        sizes = norm(y, dim=0)
-        change = along * (relative * norm(coefficients, dim=0) + angle * sizes) + across * angle * weights
+        half = self._half_solve(coefficients)
+        weights = _lengths(torch.linalg.solve_triangular(self.r, half, upper=True))
+        sizes = _lengths(y)
+        # Rounding errors of the solution with this basis.
+        angle, relative = angle + 4 * FP64.u, relative + 4 * FP64.u
+        change = along * (relative * _lengths(coefficients) + angle * sizes) + across * angle * weights
         return over(change, sizes)
 
-    def _gram_solve(self, coefficients: torch.Tensor) -> torch.Tensor:
-        """``(M^T M)^-1 c``."""
-        half = torch.linalg.solve_triangular(self.r.mT, coefficients, upper=False)
-        return torch.linalg.solve_triangular(self.r, half, upper=True)
+    def _half_solve(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.solve_triangular(self.r.mT, x, upper=False)
+
+
+def _lengths(x: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.vector_norm(x, dim=0)

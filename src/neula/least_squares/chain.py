@@ -16,7 +16,7 @@ from neula.engines.corrected import FP16_COR, corrects
 from neula.forward_error import SURE
 from neula.least_squares.comparators import unrefined
 from neula.least_squares.minimum_norm import solve_by_svd
-from neula.least_squares.preconditioned import LIMITS, GivenUp, Outcome, Problem, Units, preconditioned
+from neula.least_squares.preconditioned import INEXACT, LIMITS, GivenUp, Outcome, Problem, Units, preconditioned
 from neula.least_squares.problem import Found, Members, Options, no_longer
 from neula.least_squares.scaled import ScaledProblems
 from neula.result import Attempt
@@ -91,11 +91,11 @@ def _prepare(a: torch.Tensor, b: torch.Tensor, options: Options) -> Problem:
         return Problem.of(a, b, options)
     scaled = ScaledProblems.of(a[None], b[None], options.weights, options.damp)
     units = scaled.units if scaled.wide else scaled.columns
-    exponents = scaled.columns - units
-    low = None if scaled.a_low is None else shift(scaled.a_low, exponents)[0]
+    shifts = scaled.columns - units
+    low = None if scaled.a_low is None else shift(scaled.a_low, shifts)[0]
     b_low = None if scaled.b_low is None else scaled.b_low[0]
     found = Units(-units.mT[0], scaled.b_columns[0], low, b_low)
-    return Problem.of(shift(scaled.a, exponents)[0], scaled.b[0], options, found)
+    return Problem.of(shift(scaled.a, shifts)[0], scaled.b[0], options, found)
 
 
 def _links(problem: Problem, bound: float) -> Iterator[Outcome]:
@@ -150,7 +150,7 @@ def _members(problem: Problem, outcome: Outcome, bound: float) -> Members:
     assert refined is not None
     x = problem.unscale(refined.x).to(options.dtype).double()
     rounding = over(outcome.size(problem.rescale(x) - refined.x), outcome.size(refined.x))
-    forward_error = outcome.forward_error(wide=problem.wide) + rounding
+    forward_error = INEXACT * (outcome.forward_error(problem) + rounding)
     measures = refined.measures
     good = (measures.backward_error.amax() <= bound) & (forward_error <= SURE).all()
     residual_norm = refined.residual_norm

@@ -9,7 +9,7 @@ import torch
 
 from neula.accuracy import lstsq_bound
 from neula.algorithms.batched_lstsq import lengths
-from neula.algorithms.rank_revealing import MinimumNorm, minimum_norm
+from neula.algorithms.rank_revealing import Deficient, MinimumNorm, minimum_norm
 from neula.algorithms.refinement import Scale, norms_of, over
 from neula.forward_error import SURE
 from neula.least_squares.problem import Found, Members, Options, no_longer
@@ -47,9 +47,15 @@ def solve_by_svd(a: torch.Tensor, b: torch.Tensor, before: Members, options: Opt
 def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members, MinimumNorm, torch.Tensor]:
     problems = ScaledProblems.of(a, b, options.weights, options.damp)
     norms = problems.norms[0]
-    solution = minimum_norm(
-        problems.a[0] / norms, problems.b[0], _at_most_one(problems.sizes[0, :, 0]), options.rcond
+    deficient = Deficient(
+        problems.a[0],
+        problems.b[0],
+        norms[0],
+        _at_most_one(problems.sizes[0, :, 0]),
+        None if problems.a_low is None else problems.a_low[0],
+        None if problems.b_low is None else problems.b_low[0],
     )
+    solution = minimum_norm(deficient, options.rcond)
     x = problems.unscale((solution.y / norms.mT)[None]).to(options.dtype).double()
     again = problems.scale(x)[0] * norms.mT
     size = lengths(solution.y[None])

@@ -104,20 +104,25 @@ class Outcome:
             return math.inf
         return max(1.0, self.scale.norm / self.smallest)
 
-    def forward_error(self, *, wide: bool) -> torch.Tensor:
+    def forward_error(self, problem: Problem) -> torch.Tensor:
         """Bound on the relative error of ``D x``, shape (k,)."""
         refined, scale = self.refined, self.scale
         assert refined is not None
         assert scale is not None
         if refined.forward_error is not None:
-            return INEXACT * refined.forward_error
-        if wide:
+            return refined.forward_error
+        if problem.wide:
             ratio = torch.zeros_like(refined.residual_norm)
         else:
             ratio = residual_ratio(refined.residual_norm, scale.norm, self.size(refined.x))
         condition = ESTIMATED * self.condition
-        error = INEXACT * self.spread * least_squares_error(condition, refined.measures.backward_error, ratio)
-        return torch.where(refined.x.any(0) | (refined.measures.optimality > 0), error, 0.0)
+        error = self.spread * least_squares_error(condition, refined.measures.backward_error, ratio)
+        if bool(refined.x.any(0).all()):
+            return error
+        # Zero is exact where the gradient is.
+        gradient = problem.b if problem.wide else problem.operator.rmatmul(problem.b)
+        zero = torch.where(gradient.any(0), torch.inf, 0.0).to(error)
+        return torch.where(refined.x.any(0), error, zero)
 
 
 @dataclass(frozen=True)

@@ -363,7 +363,9 @@ def _members(system: System, outcome: Outcome) -> Members:
     residual = refined.residual
     if options.dtype != torch.float64 or system.scaled is not None:  # x is not what was refined
         residual = residual + system.a @ (refined.x - system.rescale(x))
-    good = good and bool((norm(system.units * residual, dim=0) <= longest).all())
+    # What rounding errors may have hidden.
+    noise = FP64.u * system.scalings[0].norm * refined.x.abs().amax(0)
+    good = good and bool((norm(system.units * residual, dim=0) + noise <= longest).all())
     return Members(
         x=x[None],
         forward_error=forward_error[None],
