@@ -131,8 +131,9 @@ def resident() -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
 def test_calls_do_not_make_a_process_grow() -> None:
-    """A matrix here has some 10 KB: 300 that stayed would be 3 MB in each round. One round may meet an allocator
-    or a kernel that takes more at a time.
+    """A matrix here has some 10 KB: 300 that stayed would be 3 MB in each round.
+
+    One round may meet an allocator, or a kernel of Linux, that takes more at a time.
     """
     few_shapes(300, 0)
     growth = []
