@@ -131,14 +131,20 @@ def resident() -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
 def test_calls_do_not_make_a_process_grow() -> None:
-    """A matrix here has some 10 KB: 900 that stayed, or what is made from them, would be more than this."""
+    """A matrix here has some 10 KB: 300 that stayed would be 3 MB in each round.
+
+    One round may meet an allocator, or a kernel of Linux, that takes more at a time.
+    """
     few_shapes(300, 0)
-    before = resident()
-    few_shapes(900, 1)
-    assert resident() - before < 6 << 20
+    growth = []
+    for seed in range(1, 4):
+        before = resident()
+        few_shapes(300, seed)
+        growth.append(resident() - before)
+    assert min(growth) < 1 << 20
 
 
-KNOWN = {"neula.accuracy._gaussian_on", "neula.algorithms.batched_lstsq._known_solution"}
+KNOWN: set[str] = set()
 
 
 def test_no_cache_grows_with_what_it_is_asked_for() -> None:
@@ -178,7 +184,7 @@ def test_random_vectors_are_the_same_each_time_and_few(monkeypatch: pytest.Monke
 
 @pytest.mark.gpu
 def test_ten_thousand_calls_do_not_reserve_more() -> None:
-    """After some that see every shape twice: then what is played back is recorded, or has been dropped."""
+    """After some that see every shape twice: what is played back is recorded by then, or dropped."""
     few_shapes(4000, 0, "cuda")
     torch.cuda.synchronize()
     before = torch.cuda.memory_reserved()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 from typing import overload
 
 import numpy as np
@@ -20,6 +20,7 @@ from neula.engines.precision import exact_matmul
 from neula.errors import unknown_name
 from neula.kernels import probe_errors
 from neula.kernels.thin import thin_product
+from neula.random_vectors import gaussian
 from neula.result import QRCertificate
 
 PROBES = 4
@@ -282,17 +283,13 @@ def qr_certificates(measures: torch.Tensor, shape: Sequence[int], target: Format
     )
 
 
-@cache
 def _gaussian_on(n: int, device: torch.device) -> torch.Tensor:
-    """The random vectors stay on the device: small batches would wait for their copy, and CUDA graphs read
-    them where they were when they were recorded.
-    """
-    return _gaussian(n, torch.float64, device)
+    return gaussian(n, PROBES, torch.float64, device, seed=n)
 
 
 @lru_cache(maxsize=16)
 def _gaussian_norm(n: int) -> float:
-    return float(torch.linalg.matrix_norm(_gaussian(n, torch.float64, torch.device("cpu"))))
+    return float(torch.linalg.matrix_norm(_gaussian_on(n, torch.device("cpu"))))
 
 
 def componentwise_backward_error(
@@ -391,12 +388,6 @@ def low_rank_error(a: torch.Tensor, u: torch.Tensor, s: torch.Tensor, vh: torch.
     approximation = thin_product(u, s.double()[:, None] * thin_product(vh, g))
     size = float(torch.linalg.matrix_norm(ag))
     return float(torch.linalg.matrix_norm(ag - approximation)) / size if size > 0 else 0.0
-
-
-def _gaussian(n: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Fixed random vectors; the user's random state stays untouched."""
-    generator = torch.Generator("cpu").manual_seed(n)
-    return torch.randn(n, PROBES, generator=generator, dtype=dtype, device="cpu").to(device)
 
 
 def _row_blocks(a: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:

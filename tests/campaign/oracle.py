@@ -220,7 +220,7 @@ class LeastSquares:
         m, n = self.shape
         if rank == n:
             return _tall(b, rhs)
-        basis = b.transpose() if rank == m else self._dominant(b, rank)
+        basis = b.transpose() if rank == m else self._without_zero_columns(self._dominant(b, rank))
         wanted = basis.transpose() * basis * _tall(b * basis, rhs)
         norms = self._norms(bits)
         directions = scaled_rows(basis, norms)
@@ -250,6 +250,11 @@ class LeastSquares:
             if not norm(rest.entries()) < INVARIANT * norm(gram.entries()):
                 raise UndecidedError("the dominant space was not found")
             return (wide.transpose() * basis if m < n else basis).mid()
+
+    def _without_zero_columns(self, basis: arb_mat) -> arb_mat:
+        """Exactly zero where A is: errors there would count as much as those where A is tiny."""
+        nonzero = [any(int(v) for v in column) for column in self._a.transpose().tolist()]
+        return scaled_rows(basis, [arb(int(used)) for used in nonzero])
 
     # --- what is judged ---
 

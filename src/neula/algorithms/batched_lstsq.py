@@ -13,8 +13,6 @@ Whether a step does so is measured on random vectors.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 
 from neula.algorithms.batched_qr import batched_qr
@@ -23,6 +21,7 @@ from neula.algorithms.doubled_refinement import DOUBLED, Evaluation, add_to_pair
 from neula.algorithms.refinement import Measures, Norms, over
 from neula.engines import FP64
 from neula.kernels.doubled import Doubled
+from neula.random_vectors import gaussian
 
 PROBES = 8
 """Random vectors that show ``||I - W^T W||_F``; with up to as many columns they are the unit vectors, which
@@ -257,11 +256,8 @@ def lengths(x: torch.Tensor) -> torch.Tensor:
     return torch.linalg.vector_norm(x, dim=1)
 
 
-@lru_cache(maxsize=64)
 def probes(n: int, device: torch.device) -> torch.Tensor:
     """Vectors z with ``||A||_F^2 = E ||A z||_F^2``, shape (n, p): unit vectors, or Gaussian ones."""
     if n <= PROBES:
         return torch.eye(n, dtype=torch.float64, device=device)
-    generator = torch.Generator("cpu").manual_seed(1)
-    z = torch.randn(n, PROBES, generator=generator, dtype=torch.float64, device="cpu")
-    return (z / PROBES**0.5).to(device)
+    return gaussian(n, PROBES, torch.float64, device, seed=1) / PROBES**0.5

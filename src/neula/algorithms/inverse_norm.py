@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 
 import torch
 
 from neula.algorithms.batched_lstsq import schatten_bounds
+from neula.random_vectors import gaussian
 
 EXPLICIT = 64
 """Up to this order the inverse itself is formed, which takes a few calls, and its norm is bounded."""
@@ -46,7 +46,8 @@ def inverse_norm(
         longest = torch.linalg.vector_norm(stack, dim=1).argmax(1)
         vector = torch.nn.functional.one_hot(longest, n).to(left.dtype).reshape(left.shape)
         return schatten_bounds(stack)[1].reshape(left.shape[:-2]), vector
-    v = _start(n, left.device).expand(*left.shape[:-2], n, VECTORS)
+    v = gaussian(n, VECTORS, left.dtype, left.device, seed=20180417).expand(*left.shape[:-2], n, VECTORS)
+    v = v / torch.linalg.vector_norm(v, dim=-2, keepdim=True)
     for _ in range(STEPS):
         image = left * solve(right * v)
         sizes = torch.linalg.vector_norm(image, dim=-2, keepdim=True)
@@ -54,11 +55,3 @@ def inverse_norm(
         v = v / torch.linalg.vector_norm(v, dim=-2, keepdim=True)
     best = sizes.argmax(-1, keepdim=True)
     return sizes.amax(-1)[..., 0], before.gather(-1, best.expand(left.shape))
-
-
-@lru_cache(maxsize=64)
-def _start(n: int, device: torch.device) -> torch.Tensor:
-    """Fixed random directions of norm 1; the caller's random state stays untouched."""
-    generator = torch.Generator("cpu").manual_seed(20180417)
-    v = torch.randn(n, VECTORS, generator=generator, dtype=torch.float64, device="cpu")
-    return (v / torch.linalg.vector_norm(v, dim=0)).to(device)

@@ -131,12 +131,22 @@ def obstacle_to_bf16(flags: Mapping[str, object], environment: Mapping[str, str]
     return ""
 
 
+ONEDNN_PRODUCTS = 1 << 24
+"""Multiplications from which on oneDNN is called. It compiles a kernel for every new shape, 1 to 5 ms and
+half a MB, and keeps a thousand of them: measured, products of 192 x 192 matrices never make that good, and
+with small matrices of all shapes a process grew by hundreds of MB."""
+
+
 def onednn_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """``a @ b`` in float32 through oneDNN, which is twice as fast as MKL on some CPUs (AMD's Zen 5).
 
     torch reaches oneDNN for float32 products through a process-wide switch, or through its fused linear
     layer, which needs no switch: that is the one to call.
     """
+    small = a.shape[0] * a.shape[1] * b.shape[1] < ONEDNN_PRODUCTS
+    # Where the user has set that switch, the ordinary product may be narrower than float32.
+    if small and torch.backends.mkldnn.matmul.fp32_precision in ("none", "ieee"):  # type: ignore[attr-defined]
+        return a @ b
     if not torch.backends.mkldnn.is_available():
         return a @ b
     return torch.ops.mkldnn._linear_pointwise(a, _dense(b).T, None, "none", [], "")

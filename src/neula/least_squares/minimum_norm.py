@@ -33,9 +33,10 @@ def solve_by_svd(a: torch.Tensor, b: torch.Tensor, before: Members, options: Opt
     """
     report = stage(options.progress, "SVD in fp64")
     members, solution, b_norm = _solved(a, b, options)
+    full_rank = a.shape[2] if options.damp else min(a.shape[1:])
     report(1.0)
     # Refinement with residuals in double double has more digits where the rank is full after all.
-    keeps = solution.rank == min(a.shape[1:]) and not solution.doubt
+    keeps = solution.rank == full_rank and not solution.doubt
     if keeps and bool((before.forward_error < members.forward_error).all()):
         bound = lstsq_bound(options.target, min(a.shape[1:]))
         good = (before.backward_error <= bound) & (before.forward_error <= SURE).all(1)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from neula.algorithms.batched_lstsq import probes
 from neula.algorithms.condition import random_direction
 from neula.algorithms.doubled_refinement import DOUBLED, MAX_RATE, add_to_pair
 from neula.algorithms.equilibrate import Equilibration
@@ -25,11 +26,17 @@ ESTIMATED = 3.0
 REDUCTION = 1e-8
 """What a correction is asked to leave of a residual in twice the working precision."""
 
+SOLVED = 0.5
+"""Frobenius norm of ``I - (LU)^-1 A`` up to which factors are said to solve with A."""
+
 PROBED = 0.1
 """What GMRES is asked to leave of the residual of the vector that shows the condition."""
 
 SAFE_NORMS = (1e-140, 1e150)
 """Norms whose squares neither underflow nor overflow."""
+
+UNCERTAIN = 3.0
+"""Factor for a norm that one vector shows, which is not that of the inverse of A itself."""
 
 UNSOLVED = 0.5
 """Part of its residual that is left if GMRES did not solve for it: A is singular, as far as it can tell."""
@@ -102,7 +109,7 @@ class Evidence:
             rhs = right * vector
             image = correct(rhs, PROBED, max_iterations)[0]
             solved = norm_of(rhs - a @ image) <= UNSOLVED * norm_of(rhs)
-            return torch.where(solved, norm_of(sizes * image), torch.inf)
+            return torch.where(solved, UNCERTAIN * norm_of(sizes * image), torch.inf)
 
         inverse = measured(1 / rows).nan_to_num(torch.inf, torch.inf)
         norm = _scaled_norm(a, scales.rows, sizes)
@@ -176,9 +183,8 @@ def _solve(factors: Factorization, a: torch.Tensor, scales: Equilibration) -> bo
     By what is left of random vectors, in the variables of the scaled matrix.
     """
     columns = scales.columns[:, None]
-    z = columns * random_direction(len(a), a.dtype, a.device)
-    left = torch.linalg.vector_norm((z - factors.solve(a @ z)) / columns)
-    return bool(len(a) ** 0.5 * left <= torch.linalg.vector_norm(z / columns))
+    z = columns * probes(len(a), a.device)
+    return bool(torch.linalg.matrix_norm((z - factors.solve(a @ z)) / columns) <= SOLVED)
 
 
 def _column_norms(a: torch.Tensor) -> torch.Tensor:
