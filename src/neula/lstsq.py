@@ -22,6 +22,7 @@ from neula.inputs import Taken, check_finite, finite_members, gradient_wanted, r
 from neula.least_squares.chain import solve_alone
 from neula.least_squares.minimum_norm import solve_by_svd
 from neula.least_squares.problem import Found, Members, Options
+from neula.least_squares.scaled import gradient_vanishes
 from neula.least_squares.together import links, rows, solve_together
 from neula.progress import Progress
 from neula.qr import BATCHED_ELEMENTS, qr
@@ -228,7 +229,7 @@ def _solve(a: torch.Tensor, b: torch.Tensor, options: Options, *, is_batch: bool
     for link in links(options) if together else ():
         left = solve_together(a, b, left, link, found, options)
         if len(left) == 0:
-            return found
+            return _without_vanished(a, b, found, options)
     finite = finite_members(a[left]) & finite_members(b[left])
     _solve_each(a, b, left[finite], solve_by_svd if together else solve_alone, found, options)
     if not bool(finite.all()):
@@ -236,6 +237,18 @@ def _solve(a: torch.Tensor, b: torch.Tensor, options: Options, *, is_batch: bool
         found.members.put(unusable, Members.missing(len(unusable), a.shape[2], b.shape[2], a.device))
         reason = f"{len(unusable)} of {len(a)} problems hold NaN or Inf"
         found.attempts.append(Attempt("none", False, reason))
+    return _without_vanished(a, b, found, options)
+
+
+def _without_vanished(a: torch.Tensor, b: torch.Tensor, found: Found, options: Options) -> Found:
+    """Solutions of zero are exact where the gradient is zero; elsewhere they have underflowed."""
+    members = found.members
+    zero = ~members.x.any(1) & (members.forward_error == 0)
+    places = zero.any(1).nonzero()[:, 0]
+    if len(places):
+        vanished = zero[places] & ~gradient_vanishes(a[places], b[places], options.weights)
+        members.forward_error[places] = members.forward_error[places].masked_fill(vanished, math.inf)
+        members.accepted[places] &= ~vanished.any(1)
     return found
 
 

@@ -135,7 +135,7 @@ def _rank(s: torch.Tensor, rcond: float, size: int) -> tuple[int, str]:
     """How many singular values count, and which one might as well not, by the rounding errors of the SVD."""
     relative = s / s[0] if s[0] > 0 else s
     rank = int((relative > rcond).sum())
-    unclear = ((relative - rcond).abs() <= size * FP64.u) & (relative > 0)
+    unclear = (relative - rcond).abs() <= size * FP64.u
     if rank == 0 or not bool(unclear.any()):
         return rank, ""
     value = float(relative[unclear][0])

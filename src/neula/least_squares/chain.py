@@ -16,7 +16,15 @@ from neula.engines.corrected import FP16_COR, corrects
 from neula.forward_error import SURE
 from neula.least_squares.comparators import unrefined
 from neula.least_squares.minimum_norm import solve_by_svd
-from neula.least_squares.preconditioned import INEXACT, LIMITS, GivenUp, Outcome, Problem, Units, preconditioned
+from neula.least_squares.preconditioned import (
+    INEXACT,
+    LIMITS,
+    GivenUp,
+    Outcome,
+    Problem,
+    Units,
+    preconditioned,
+)
 from neula.least_squares.problem import Found, Members, Options, no_longer
 from neula.least_squares.scaled import ScaledProblems
 from neula.result import Attempt

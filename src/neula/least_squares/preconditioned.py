@@ -117,12 +117,7 @@ class Outcome:
             ratio = residual_ratio(refined.residual_norm, scale.norm, self.size(refined.x))
         condition = ESTIMATED * self.condition
         error = self.spread * least_squares_error(condition, refined.measures.backward_error, ratio)
-        if bool(refined.x.any(0).all()):
-            return error
-        # Zero is exact where the gradient is.
-        gradient = problem.b if problem.wide else problem.operator.rmatmul(problem.b)
-        zero = torch.where(gradient.any(0), torch.inf, 0.0).to(error)
-        return torch.where(refined.x.any(0), error, zero)
+        return torch.where(refined.x.any(0) | (refined.measures.optimality > 0), error, 0.0)
 
 
 @dataclass(frozen=True)

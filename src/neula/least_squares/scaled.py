@@ -156,6 +156,13 @@ class ScaledRows:
         return shift(x, self.units - problems.b_columns)
 
 
+def gradient_vanishes(a: torch.Tensor, b: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+    """Whether ``A^T W^2 b = 0``, and zero is the solution, not what has become of it, shape (batch, k)."""
+    (a, _), _ = _weighted(a.double(), weights)
+    (b, _), _ = _weighted(b.double(), weights)
+    return ~(a.mT @ b).any(1)
+
+
 def _weighted(x: torch.Tensor, weights: torch.Tensor | None) -> tuple[Sum, torch.Tensor]:
     """``diag(weights) X`` with scaled columns, and their exponents, shape (batch, 1, columns)."""
     if weights is None:
