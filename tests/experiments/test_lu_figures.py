@@ -317,9 +317,9 @@ def test_peaks_of_memory_decide_where_they_are_known(tables: dict[str, Rows]) ->
 
 @pytest.fixture(scope="module")
 def measured() -> Rows:
-    """Two panels of the paper's width."""
+    """Four panels of the paper's width."""
     with timed_once(perf):
-        return stored(acc.measure_dominant(SMALL, [512]))
+        return stored(acc.measure_dominant(SMALL, [1024]))
 
 
 def test_rows_of_the_figures(measured: Rows) -> None:

@@ -248,8 +248,8 @@ def test_fewer_than_1024_matrices_are_extrapolated() -> None:
     ],
 )
 def test_formula_counts_every_mantissa(exponent: int) -> None:
-    """Frequencies are probabilities, exactly: what is left of a mantissa depends on the bits that are dropped and
-    on the one before them, and those take all their values.
+    """Frequencies are probabilities, exactly: what is left of a mantissa depends on the bits that are dropped
+    and on the one before them, and those take all their values.
     """
     bits = min(23, under.Remainder(exponent).dropped + 1)
     mantissas = torch.arange(1 << 23, (1 << 23) + (1 << bits))
