@@ -85,10 +85,10 @@ def _patch_builtin(package: object, *rest: object) -> None:
     from triton.language.core import is_builtin
     from triton.runtime.interpreter import _patch_attr
 
-    members = {name: getattr(package, name) for name in _builtins_of(package)}
-    if is_builtin(next(iter(members.values()), None)):
-        for name, member in members.items():
-            _patch_attr(package, name, member, *rest)
+    names = _builtins_of(package)
+    if names and is_builtin(getattr(package, names[0])):
+        for name in names:
+            _patch_attr(package, name, getattr(package, name), *rest)
 
 
 @pytest.fixture(autouse=True)
