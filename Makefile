@@ -3,13 +3,26 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test fuzz lint format types check docs docs-serve gpu-test clean
+# Tests run on all cores, each process with one thread: threads of several processes would wait for one another.
+WORKERS ?= auto
+PYTEST = OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 \
+	$(BIN)/python -m pytest -m "not gpu" -n $(WORKERS) --dist worksteal
+
+# A CPU without bf16 and AVX-512, on any machine. What other processors than x86 do not know they would complain about.
+CAPS_x86_64 := ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 OPENBLAS_CORETYPE=Haswell
+CAPS := ONEDNN_MAX_CPU_ISA=AVX2 $(CAPS_$(shell uname -m))
+
+.PHONY: demo test test-capped fuzz lint format types check docs docs-serve gpu-test clean
 
 demo: $(VENV)/installed
 	$(BIN)/neula demo --out demo-output
 
-test: $(VENV)/installed
-	$(BIN)/python -m pytest -m "not gpu"
+test: $(VENV)/installed  ## WORKERS=2 for so many processes instead of one for each core
+	$(PYTEST)
+
+# Kernels are left out: their interpreter takes a third of the time, and no format of the CPU.
+test-capped: $(VENV)/installed  ## as on a CPU with AVX2 at most
+	$(CAPS) $(PYTEST) --ignore=tests/kernels
 
 fuzz: $(VENV)/installed  ## random problems for ten minutes, a new seed every time; MINUTES=1 for less
 	$(BIN)/python -m tests.campaign.fuzz --minutes $(or $(MINUTES),10)

@@ -30,11 +30,11 @@ def loss(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return (q**3).sum() + r.sin().sum() + s.exp().sum() + (x.cos().sum() + z.cos().sum()) + gram.tanh().sum()
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_values_and_gradients_of_a_compiled_function(backend):
-    compiled = torch.compile(loss, backend=backend)
+def test_values_and_gradients_of_a_compiled_function():
+    """Also of a shape that it is compiled for anew, and of one that it has been compiled for."""
+    compiled = torch.compile(loss, backend="aot_eager")
     generator = torch.Generator().manual_seed(0)
-    for shape in ((30, 4), (2, 9, 3), (30, 4), (4, 6)):
+    for shape in ((30, 4), (2, 9, 3), (30, 4)):
         a, b = (
             torch.randn(*s, generator=generator, dtype=torch.float64).requires_grad_()
             for s in (shape, shape[:-1])

@@ -52,3 +52,13 @@ def orthogonality_bound(u: float, m: int, n: int) -> float:
 def column_major(a: torch.Tensor) -> torch.Tensor:
     """A copy with contiguous columns."""
     return a.T.contiguous().T
+
+
+def with_widths(shapes: list[tuple[int, int]], widths: list[int]) -> list[tuple[int, int, int]]:
+    """Each shape with every width below its number of columns, and with one that is not, if there is one."""
+    return [
+        (m, n, width)
+        for m, n in shapes
+        for width, narrower in zip(widths, [0, *widths[:-1]], strict=True)
+        if narrower < n
+    ]

@@ -426,7 +426,7 @@ def test_a_converged_column_does_not_hold_back_another(
     inner: InnerSolver, kind: str, cond: float, other: str
 ) -> None:
     """Beside a column that is solved from the start (or later) the first one is solved as it is alone."""
-    problem = spectrum(kind, cond, 1024, 256)
+    problem = spectrum(kind, cond)
     first = problem.b
     second = {
         "zero": torch.zeros_like(first),

@@ -15,7 +15,7 @@ from neula.experiments.figure import Figure, Scale, Setting
 from neula.experiments.qr_paper import accuracy as acc
 from neula.matrices import SPECTRA, random_matrix
 
-SHAPE = (768, 384)
+SHAPE = (384, 192)
 U16, U32 = 2.0**-11, 2.0**-24
 LEVELS = 2 + math.log2(SHAPE[1])
 """Roundings of an entry, at most: a recursion of depth log2 n, and the panel."""

@@ -15,7 +15,7 @@ import pytest
 import scipy.io
 import scipy.sparse
 import torch
-from doctored import Doctor, axes_drawn, by_lie, deny, every, stored
+from doctored import Doctor, axes_drawn, by_lie, deny, every, stored, timed_once
 
 import neula
 from neula.accuracy import lu_bound
@@ -318,7 +318,8 @@ def test_peaks_of_memory_decide_where_they_are_known(tables: dict[str, Rows]) ->
 @pytest.fixture(scope="module")
 def measured() -> Rows:
     """Four panels of the paper's width."""
-    return stored(acc.measure_dominant(SMALL, [1024]))
+    with timed_once(perf):
+        return stored(acc.measure_dominant(SMALL, [1024]))
 
 
 def test_rows_of_the_figures(measured: Rows) -> None:

@@ -511,8 +511,9 @@ def refused(result: Result) -> str:
     return result.stderr
 
 
-def test_experiment_and_redraw(folder: Path) -> None:
+def test_experiment_and_redraw(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
+    monkeypatch.setattr(Setting, "shape", lambda setting, **shapes: (384, 192))
     result = experiment("qr-paper", "overflow", "--out", "X")
     assert result.exit_code == 0, result.output
     assert set(os.listdir("X")) == {"overflow.json", "overflow.csv", "overflow.png", "index.md"}

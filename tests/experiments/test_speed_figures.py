@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 import pytest
 import torch
-from doctored import Doctor, axes_drawn, by_lie, deny, every, stored
+from doctored import Doctor, axes_drawn, by_lie, deny, every, stored, timed_once
 
 from neula.algorithms.qr_svd import qr_svd
 from neula.algorithms.rgsqrf import rgsqrf
@@ -356,7 +356,8 @@ TINY = {"table4": (480, 160), "figure5": BARS, "figure6": BARS, "figure7": BARS}
 def measured() -> dict[str, Rows]:
     """All figures at sizes that take no time."""
     setting = Setting(Scale.small)
-    return {name: stored(measure(setting, TINY.get(name, (512, 512)))) for name, measure in MEASURE.items()}
+    with timed_once(models, perf, low_rank):
+        return {name: stored(make(setting, TINY.get(name, (512, 512)))) for name, make in MEASURE.items()}
 
 
 def test_each_figure_measures_this() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from doctored import Doctor, axes_drawn, by_lie, deny, every, stored
+from doctored import Doctor, axes_drawn, by_lie, deny, every, stored, timed_once
 
 from neula.experiments.data import Row, Rows
 from neula.experiments.figure import Figure, Scale, Setting
@@ -248,8 +248,12 @@ def test_fewer_than_1024_matrices_are_extrapolated() -> None:
     ],
 )
 def test_formula_counts_every_mantissa(exponent: int) -> None:
-    """All 2^23 of them, so that frequencies are probabilities, exactly."""
-    a = torch.ldexp(torch.arange(1 << 23, 1 << 24).float(), torch.tensor(exponent - 23))
+    """Frequencies are probabilities, exactly: what is left of a mantissa depends on the bits that are dropped
+    and on the one before them, and those take all their values.
+    """
+    bits = min(23, under.Remainder(exponent).dropped + 1)
+    mantissas = torch.arange(1 << 23, (1 << 23) + (1 << bits))
+    a = torch.ldexp(mantissas.float(), torch.tensor(exponent - 23))
     for shift in under.SHIFTS:
         assert under._frequencies(a, shift) == under.probabilities(exponent, shift)
 
@@ -336,7 +340,8 @@ METHODS = [*modes.MODES, modes.AUTO, *PEERS]
 )
 def test_times(figure: Figure, measure: Callable[..., Rows], size: Row) -> None:
     power = 8 if figure is perf.PERFORMANCE else 1
-    rows = stored(measure(Setting(Scale.small), range(power, power + 1)))
+    with timed_once(perf):
+        rows = stored(measure(Setting(Scale.small), range(power, power + 1)))
     assert figure.measure is measure
     assert rows.column("method") == METHODS
     for row in rows:

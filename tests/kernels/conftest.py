@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import inspect
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -38,14 +40,14 @@ def compiled_for_host(tmp_path_factory: pytest.TempPathFactory) -> Callable[...,
     compiler = shutil.which("g++")
     if torch.cuda.is_available() or compiler is None:
         pytest.skip("no g++, or a GPU")
-    probe = [compiler, "-std=c++20", "-E", "-x", "c++", "-include", "barrier", "/dev/null"]
+    probe = [compiler, "-std=c++17", "-E", "-x", "c++", "-include", "ucontext.h", "/dev/null"]
     if subprocess.run(probe, capture_output=True).returncode:
-        pytest.skip("g++ is older than C++20")
+        pytest.skip("g++ is older than C++17, or there are no coroutines in its C library")
 
     def compiled(name: str, **macros: int) -> ctypes.CDLL:
         library = tmp_path_factory.mktemp(name) / f"{name}.so"
         source = Path(kernels.__file__).with_name(f"{name}.cu")
-        options = ["-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", f'-DSOURCE="{source}"']
+        options = ["-std=c++17", "-O1", "-shared", "-fPIC", f'-DSOURCE="{source}"']
         options += [f"-D{macro}={value}" for macro, value in macros.items()]
         program = Path(__file__).with_name(f"{name}_on_host.cpp")
         made = subprocess.run([compiler, *options, program, "-o", library], capture_output=True, text=True)
@@ -68,8 +70,33 @@ def uninitialized_is_nan() -> Iterator[None]:
     debug.fill_uninitialized_memory = before[1]
 
 
+@cache
+def _builtins_of(package: object) -> list[str]:
+    """Names of what the interpreter replaces in a module or class of Triton, as found the first time."""
+    from triton.language.core import is_builtin
+
+    return [name for name, member in inspect.getmembers(package) if is_builtin(member)]
+
+
+def _patch_builtin(package: object, *rest: object) -> None:
+    """What Triton's function of this name does, which goes through all members at each call in a kernel.
+
+    That takes longer than what the kernel computes, and there is nothing to do but for the first call.
+    """
+    from triton.language.core import is_builtin
+    from triton.runtime.interpreter import _patch_attr
+
+    names = _builtins_of(package)
+    if names and is_builtin(getattr(package, names[0])):
+        for name in names:
+            _patch_attr(package, name, getattr(package, name), *rest)
+
+
 @pytest.fixture(autouse=True)
 def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton reads the choice again while a kernel runs."""
-    if not torch.cuda.is_available():
-        monkeypatch.setenv("TRITON_INTERPRET", "1")
+    if torch.cuda.is_available():
+        return
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    if "triton" in sys.modules:
+        monkeypatch.setattr("triton.runtime.interpreter._patch_builtin", _patch_builtin, raising=False)

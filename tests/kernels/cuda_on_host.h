@@ -1,14 +1,19 @@
-// CUDA C++ on a CPU: a thread of the host for each of a thread block, far slower, the same steps.
+// CUDA C++ on a CPU: a coroutine for each thread of a thread block, far slower, the same steps.
+//
+// They take turns, from the first to the last and back again, each as far as a barrier that others have not
+// reached. So results do not depend on the machine, and where a barrier is missing between two threads, either is
+// ahead of the other now and then.
 
 #pragma once
 
 #include <algorithm>
-#include <barrier>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <memory>
-#include <thread>
 #include <vector>
+
+#include <ucontext.h>
 
 #define __device__
 #define __global__
@@ -23,25 +28,80 @@ struct Index {
     int x;
 };
 
-using Barrier = std::barrier<>;
+static Index threadIdx;
 
-static thread_local Index threadIdx;
+struct Barrier {
+    int count, missing;
+    unsigned passed = 0;
+
+    explicit Barrier(int count) : count(count), missing(count) {}
+    void arrive_and_wait();
+};
+
+struct Thread {
+    ucontext_t context;
+    std::unique_ptr<char[]> stack;
+    const Barrier* waits_at = nullptr;
+    unsigned passed = 0;
+    bool done = false;
+
+    bool can_go_on() const { return !done && (!waits_at || waits_at->passed != passed); }
+};
+
+constexpr int STACK_BYTES = 1 << 17;
+
+static std::vector<Thread> threads;
+static ucontext_t scheduler;
+static std::function<void()> program;
 static std::unique_ptr<Barrier> of_all;
 static std::vector<std::unique_ptr<Barrier>> of_warps;
+
+void Barrier::arrive_and_wait() {
+    if (--missing == 0) {
+        missing = count;
+        ++passed;
+        return;
+    }
+    Thread& self = threads[threadIdx.x];
+    self.waits_at = this;
+    self.passed = passed;
+    swapcontext(&self.context, &scheduler);
+    self.waits_at = nullptr;
+}
 
 static inline void __syncthreads() { of_all->arrive_and_wait(); }
 static inline void __syncwarp() { of_warps[threadIdx.x / 32]->arrive_and_wait(); }
 
+static void run_program() {
+    program();
+    threads[threadIdx.x].done = true;  // and back to the scheduler
+}
+
+static bool go_on(int i) {
+    if (!threads[i].can_go_on()) return false;
+    threadIdx.x = i;
+    swapcontext(&scheduler, &threads[i].context);
+    return true;
+}
+
 template <class Body>
 static void run_together(int count, Body body) {
+    program = body;
     of_all = std::make_unique<Barrier>(count);
     of_warps.clear();
     for (int i = 0; i < count / 32; ++i) of_warps.push_back(std::make_unique<Barrier>(32));
-    std::vector<std::thread> threads;
-    for (int i = 0; i < count; ++i)
-        threads.emplace_back([=] {
-            threadIdx.x = i;
-            body();
-        });
-    for (auto& thread : threads) thread.join();
+    threads = std::vector<Thread>(count);
+    for (Thread& thread : threads) {
+        thread.stack.reset(new char[STACK_BYTES]);
+        getcontext(&thread.context);
+        thread.context.uc_stack.ss_sp = thread.stack.get();
+        thread.context.uc_stack.ss_size = STACK_BYTES;
+        thread.context.uc_link = &scheduler;
+        makecontext(&thread.context, run_program, 0);
+    }
+    for (bool some = true; some;) {
+        some = false;
+        for (int i = 0; i < count; ++i) some |= go_on(i);
+        for (int i = count; i-- > 0;) some |= go_on(i);
+    }
 }

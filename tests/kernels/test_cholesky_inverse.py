@@ -1,7 +1,7 @@
 """Factors of Gram matrices with their inverses: reference and kernel against the same bounds.
 
-The kernel is CUDA C++. On a GPU it runs as it is (``pytest -m gpu``), elsewhere with threads of the CPU,
-where there is a compiler for C++20.
+The kernel is CUDA C++. On a GPU it runs as it is (``pytest -m gpu``), elsewhere thread by thread on the CPU
+(``cuda_on_host.h``), where there is a compiler.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def check(tiles: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> None:
 @pytest.mark.parametrize(("m", "n"), SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_shape(qr: Qr, m: int, n: int, dtype: torch.dtype) -> None:
-    tiles = normal(3, m, n, dtype=dtype)
+    tiles = normal(2, m, n, dtype=dtype)
     before = tiles.clone()
     check(tiles, *qr(tiles))
     assert torch.equal(tiles, before)
@@ -100,17 +100,17 @@ def test_orthogonality_is_lost_in_proportion_to_the_condition(
 
 
 def test_strided_views(qr: Qr) -> None:
-    whole = normal(4, 120, 64)
-    wide = normal(1, 480, 128)[0]
+    whole = normal(4, 60, 32)
+    wide = normal(1, 120, 32)[0]
     for view in (
-        whole[::2, ::3, 5:27],
-        whole.mT[:, :, 7:30],
-        whole[:, :32, 1:].mT[:, ::2],
-        whole.permute(1, 0, 2)[:30, :, :3],
-        whole[:1, :, :32].expand(3, 120, 32),
-        whole.unflatten(1, (3, 40)).transpose(0, 1)[..., :20],
-        wide.unflatten(0, (2, 240))[:, :, 32:64],  # rows of tiles in a row-major panel
-        wide.T.contiguous().T.unflatten(0, (2, 240))[:, :, 32:64],  # and in a column-major one
+        whole[::2, ::3, 5:12],
+        whole.mT[:, :, 7:15],
+        whole[:, :12, 1:].mT[:, ::2],
+        whole.permute(1, 0, 2)[:10, :, :3],
+        whole[:1, :, :8].expand(3, 60, 8),
+        whole.unflatten(1, (3, 20)).transpose(0, 1)[..., :7],
+        wide.unflatten(0, (2, 60))[:, :, 8:16],  # rows of tiles in a row-major panel
+        wide.T.contiguous().T.unflatten(0, (2, 60))[:, :, 8:16],  # and in a column-major one
     ):
         before = view.clone()
         check(view, *qr(view))
@@ -146,7 +146,7 @@ def test_both_agree(qr: Qr, m: int, n: int, dtype: torch.dtype) -> None:
     """Sun (1991): factors of matrices that differ by dA differ by ``sqrt(2) cond`` times that; here dA is the
     backward error of one in the working precision and of one in double.
     """
-    tiles = normal(3, m, n, dtype=dtype, seed=5)
+    tiles = normal(2, m, n, dtype=dtype, seed=5)
     exact_r = mgs_reference(tiles.double())[1]
     error, size = torch.linalg.matrix_norm(qr(tiles)[1] - exact_r), torch.linalg.matrix_norm(exact_r)
     u = torch.finfo(dtype).eps / 2
@@ -156,16 +156,17 @@ def test_both_agree(qr: Qr, m: int, n: int, dtype: torch.dtype) -> None:
 # ---------------------------------------------------------------- columns beyond repair
 
 
-@pytest.mark.parametrize("where", [0, 15, 16, 29])
+@pytest.mark.parametrize("where", [0, 3, 4, 6])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_zero_column(qr: Qr, where: int, dtype: torch.dtype) -> None:
-    tiles = normal(2, 100, 30, dtype=dtype)
+    """At the ends of the halves in which the kernel keeps the columns."""
+    tiles = normal(2, 100, 7, dtype=dtype)
     tiles[0, :, where] = 0
     q, r = qr(tiles)
     assert not q[0, :, where].any()
     assert not r[0, where].any()
     assert not r[0, :, where].any()
-    others = torch.arange(30) != where
+    others = torch.arange(7) != where
     check(tiles[:1, :, others], q[:1, :, others].clone(), r[:1, others][:, :, others].clone())
     check(tiles[1:], q[1:], r[1:])
 
@@ -194,10 +195,10 @@ def test_fewer_rows_than_columns(qr: Qr) -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("where", [0, 3, 20])
+@pytest.mark.parametrize("where", [0, 3, 5])
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of NumPy, in the interpreter
 def test_bad_numbers_stay_in_their_tile(qr: Qr, bad: float, where: int) -> None:
-    tiles = normal(3, 50, 22)
+    tiles = normal(3, 50, 7)
     clean_q, clean_r = qr(tiles)
     tiles[1, 7, where] = bad
     q, r = qr(tiles)
