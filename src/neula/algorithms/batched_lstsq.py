@@ -115,7 +115,7 @@ class Overdetermined(_Factored):
         return (self.norm_bound * self.inverse_norm)[:, 0]
 
     def start(self, b: torch.Tensor) -> torch.Tensor:
-        return b.new_zeros(len(b), self.inverse.shape[1], b.shape[2])
+        return self.inverse @ self.coordinates(self.t.mT @ b)
 
     def solution(self, unknowns: torch.Tensor) -> torch.Tensor:
         return unknowns
@@ -124,7 +124,7 @@ class Overdetermined(_Factored):
         return lengths(self.columns * unknowns)
 
     def evaluate(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> Evaluation:
-        """``R^-1 R^-T A^T r``, and the backward error and optimality of each right-hand side."""
+        """``R^-1 R^-T A^T r``."""
         residual, rest = self.doubled.residual(high, b, low)
         if self.low is not None:
             lost = -(self.low @ high) if self.b_low is None else self.b_low - self.low @ high
@@ -133,22 +133,25 @@ class Overdetermined(_Factored):
         if self.low is not None:
             gradient = gradient + self.low.mT @ residual
         projected = self.coordinates(gradient)
-        correction = self.inverse @ projected
-        norms = Norms(
-            residual=lengths(residual),
-            gradient=lengths(gradient / self.columns),
-            projected=lengths(projected) / (1 - self.rate[:, None]).clamp_min(0),
-            image=self.norm * self.size(high),
-            b=lengths(b),
-        )
         rate, noise = self.rate[:, None], DOUBLED * sum(self.t.shape[1:])
         # Errors of the residual reach x through B^+, and those of the gradient through (B^T B)^-1.
         wrong = rate / (1 - rate) * lengths(projected) + noise * (
-            self.norm_bound * self.size(high) + norms.b + self.condition[:, None] * norms.residual
+            self.norm_bound * self.size(high) + lengths(b) + self.condition[:, None] * lengths(residual)
         )
-        return Evaluation(
-            correction, self.size(correction) + self.inverse_norm * wrong, residual, norms.measures(self.norm)
-        )
+        return Evaluation(self.inverse @ projected, self.inverse_norm * wrong, residual)
+
+    def change(self, unknowns: torch.Tensor) -> torch.Tensor:
+        return self.t @ unknowns
+
+    def measures(self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor) -> Measures:
+        gradient = self.t.mT @ residual
+        return Norms(
+            residual=lengths(residual),
+            gradient=lengths(gradient / self.columns),
+            projected=lengths(self.coordinates(gradient)) / (1 - self.rate[:, None]).clamp_min(0),
+            image=self.norm * self.size(unknowns),
+            b=lengths(b),
+        ).measures(self.norm)
 
 
 class Underdetermined(_Factored):
@@ -179,7 +182,8 @@ class Underdetermined(_Factored):
         self._condition = norm_bound * schatten_bounds(self.inverse)[1]
 
     def start(self, b: torch.Tensor) -> torch.Tensor:
-        return b.new_zeros(len(b), sum(self.t.shape[1:]), b.shape[2])
+        w = self.inverse @ self.coordinates(b)
+        return torch.cat([self.t @ w, w], 1)
 
     def solution(self, unknowns: torch.Tensor) -> torch.Tensor:
         return unknowns[:, : self.t.shape[1]]
@@ -188,7 +192,7 @@ class Underdetermined(_Factored):
         return lengths(self.columns * self.solution(unknowns))
 
     def evaluate(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> Evaluation:
-        """Corrections of x and w, and ``||r|| / (||A|| ||x|| + ||b||)`` of each right-hand side."""
+        """Corrections of x and w."""
         n = self.t.shape[1]
         (x, w), (x_low, w_low) = high.tensor_split([n], 1), low.tensor_split([n], 1)
         outside, rest = self.doubled.residual(w, x, w_low)
@@ -204,14 +208,16 @@ class Underdetermined(_Factored):
         noise = DOUBLED * sum(self.t.shape[1:]) * self._condition
         rate = self.rate[:, None]
         wrong = rate / (1 - rate) * (lengths(outside) + lengths(inside)) + noise * sizes
-        largest = self.columns.amax(1)
-        error = over(lengths(residual), self.norm * sizes + lengths(b))
-        return Evaluation(
-            torch.cat([dx, dw], 1),
-            lengths(self.columns * dx) + largest * wrong,
-            residual,
-            Measures(error, error),
-        )
+        return Evaluation(torch.cat([dx, dw], 1), self.columns.amax(1) * wrong, residual)
+
+    def change(self, unknowns: torch.Tensor) -> torch.Tensor:
+        return self.t.mT @ self.solution(unknowns)
+
+    def measures(self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor) -> Measures:
+        """``||r|| / (||A|| ||x|| + ||b||)``."""
+        size = self.norm * lengths(self.solution(unknowns)) + lengths(b)
+        error = over(lengths(residual), size)
+        return Measures(error, error)
 
 
 def cholesky_r(a: torch.Tensor) -> torch.Tensor:

@@ -1,12 +1,12 @@
 """Refinement with residuals in twice the working precision, until the forward error is that of the format.
 
 Residuals that are as accurate as a format of 106 bits makes them show the error of x itself: what a solver
-with a rate of convergence well below one makes of them is the error, up to that rate (for linear systems
+with a rate of convergence well below one makes of them is the error, up to that rate, which bounds what is left
+once they are corrected (for linear systems
 Carson and Higham, "Accelerating the Solution of Linear Systems by Iterative Refinement in Three Precisions",
 SIAM J. Sci. Comput. 40, 2018; for least squares Björck, "Iterative refinement of linear least squares
 solutions I", BIT 7, 1967, and Demmel, Hida, Riedy, Li, "Extra-precise iterative refinement for overdetermined
-least squares problems", ACM Trans. Math. Softw. 35, 2009). So the last correction, which is not applied any
-more, bounds what is left.
+least squares problems", ACM Trans. Math. Softw. 35, 2009).
 
 Unknowns are unevaluated sums of two float64 numbers. Rounded to one, their errors along the large singular
 vectors would come back in every step, magnified along the small ones by the square of the condition number.
@@ -29,7 +29,7 @@ MAX_RATE = 0.25
 ``1 / (1 - rate)`` along the vectors where they are small."""
 
 COMPUTED = 1 + 2.0**-20
-"""For the rounding errors of a bound, and that it is relative to x instead of the exact solution."""
+"""For the rounding errors of a bound."""
 
 DOUBLED = 2.0**-104
 """Relative error of one operation in doubled products, with some room."""
@@ -43,19 +43,16 @@ class Evaluation:
     ----------
     correction : Tensor, shape (batch, unknowns, k)
         What to add to the unknowns.
-    error : Tensor, shape (batch, k)
-        Bound on ``||D (x - x*)||``, D being the norms of the columns of A: the size of the correction, and
-        by how much it may be wrong.
+    left : Tensor, shape (batch, k)
+        Bound on ``||D (x - x*)||`` after that, D being the norms of the columns of A: by how much the
+        correction may be wrong.
     residual : Tensor, shape (batch, rows, k)
         ``b - A x``.
-    measures : Measures
-        Tensors of shape (batch, k).
     """
 
     correction: torch.Tensor
-    error: torch.Tensor
+    left: torch.Tensor
     residual: torch.Tensor
-    measures: Measures
 
 
 class System(Protocol):
@@ -70,10 +67,16 @@ class System(Protocol):
     rate: torch.Tensor
 
     def start(self, b: torch.Tensor) -> torch.Tensor:
-        """Unknowns that are all zero, shape (batch, unknowns, k)."""
+        """Unknowns as the factors give them, shape (batch, unknowns, k)."""
 
     def evaluate(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> Evaluation:
-        """How good ``high + low`` is."""
+        """How good ``high + low`` is, and what makes it better."""
+
+    def change(self, unknowns: torch.Tensor) -> torch.Tensor:
+        """By how much the residual changes with the unknowns, ``A x``, shape (batch, rows, k)."""
+
+    def measures(self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor) -> Measures:
+        """Backward error and optimality of each right-hand side, shape (batch, k)."""
 
     def solution(self, unknowns: torch.Tensor) -> torch.Tensor:
         """The x among the unknowns."""
@@ -132,26 +135,28 @@ def refine_doubled(
     """
     high = system.start(b)
     low = torch.zeros_like(high)
-    found = system.evaluate(b, high, low)
-    active = torch.ones_like(found.error, dtype=torch.bool)
-    error = torch.full_like(found.error, torch.inf)
+    active = torch.ones(len(b), b.shape[2], dtype=torch.bool, device=b.device)
+    left = torch.full_like(b[:, 0], torch.inf)
     steps = 0
-    while steps < max_steps and (not look or bool(active.any())):
+    while steps < max_steps and (steps == 0 or not look or bool(active.any())):
         steps += 1
-        high, low = add_to_pair(high, low, torch.where(active[:, None], found.correction, 0.0))
         found = system.evaluate(b, high, low)
-        before, error = error, found.error
+        correction = torch.where(active[:, None], found.correction, 0.0)
+        high, low = add_to_pair(high, low, correction)
+        before, left = left, torch.where(active, found.left, left)
         # Not relative to x: first corrections may be far too long, and those errors then stay at 1.
-        active &= (error > tolerance * system.size(high)) & (error < STAGNATION * before)
+        active &= (left > tolerance * system.size(high)) & (left < STAGNATION * before)
     size = system.size(high)
-    forward_error = over(found.error, size) + over(system.size(low), size)
-    trusted = (system.rate <= MAX_RATE)[:, None] & forward_error.isfinite()
+    forward_error = over(left, size) + over(system.size(low), size)
+    forward_error = COMPUTED * forward_error / (1 - forward_error)  # relative to the exact solution
+    trusted = (system.rate <= MAX_RATE)[:, None] & (forward_error >= 0) & forward_error.isfinite()
+    residual = found.residual - system.change(correction)
     return DoubledSolution(
         x=system.solution(high),
         x_low=system.solution(low),
-        measures=found.measures,
-        residual=found.residual,
-        forward_error=torch.where(trusted, COMPUTED * forward_error, torch.inf),
+        measures=system.measures(b, high, residual),
+        residual=residual,
+        forward_error=torch.where(trusted, forward_error, torch.inf),
         steps=steps,
     )
 

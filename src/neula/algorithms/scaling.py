@@ -48,9 +48,10 @@ def binary_exponents(largest: torch.Tensor) -> torch.Tensor:
 
 
 def shift(x: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
-    """``x 2^e`` in float64, rounded once where it is subnormal; infinite where it overflows.
+    """``x 2^e`` in float64, exact unless it is subnormal; infinite where it overflows.
 
-    In two steps, since ``2^e`` alone may overflow where the product does not.
+    In two steps, since ``2^e`` alone may overflow where the product does not. Subnormal numbers are rounded
+    in both, to one unit in the last place.
 
     Examples
     --------

@@ -31,9 +31,9 @@ from neula.least_squares.scaled import ScaledProblems
 from neula.progress import stage
 from neula.result import Attempt
 
-BLIND_STEPS = 4
-"""Steps of a batch where nobody looks: enough for an R in float32 and condition numbers up to 1e4. What needs
-more of them goes on to a better R."""
+BLIND_STEPS = 3
+"""Corrections of a batch where nobody looks: enough for an R in float32 and condition numbers up to 1e4. What
+needs more of them goes on to a better R."""
 
 CHUNK = {"cpu": 1 << 19, "cuda": 1 << 26}
 """Elements of a batch that are worked on together: 4 MB in double precision, which stay in a cache and hide

@@ -158,7 +158,7 @@ class Square:
         self._noise = unit * a.shape[-1] ** 0.5 * self.inverse_norm
 
     def start(self, b: torch.Tensor) -> torch.Tensor:
-        return torch.zeros_like(b)
+        return self.factors.solve(b)
 
     def solution(self, unknowns: torch.Tensor) -> torch.Tensor:
         return unknowns
@@ -167,7 +167,7 @@ class Square:
         return lengths(self.sizes * unknowns)
 
     def evaluate(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> Evaluation:
-        """``A^-1 r`` by the factors; measures are those of the scaled systems, and not used."""
+        """``A^-1 r`` by the factors."""
         if self.doubled is None:
             residual = b - self.a @ high - self.a @ low
         else:
@@ -176,8 +176,15 @@ class Square:
         rate, largest = self.rate[:, None], self.sizes.amax(1)
         wrong = largest * rate / (1 - rate) * lengths(correction)
         wrong = wrong + self._noise * (self._norm * lengths(high) + lengths(b))
-        nothing = torch.zeros_like(wrong)
-        return Evaluation(correction, self.size(correction) + wrong, residual, Measures(nothing, nothing))
+        return Evaluation(correction, wrong, residual)
+
+    def change(self, unknowns: torch.Tensor) -> torch.Tensor:
+        return self.a @ unknowns
+
+    def measures(self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor) -> Measures:
+        """Normwise, in the matrix as it is scaled."""
+        error = over(lengths(residual), self._norm * lengths(unknowns) + lengths(b))
+        return Measures(error, error)
 
 
 def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members, int]:
