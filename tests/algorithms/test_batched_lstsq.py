@@ -11,8 +11,8 @@ from functools import partial
 import mpmath
 import pytest
 import torch
-from campaign.oracle import LeastSquares
 
+from campaign.oracle import LeastSquares
 from neula.algorithms.batched_lstsq import (
     Overdetermined,
     Underdetermined,

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import scipy.linalg
 import torch
-from campaign.oracle import LeastSquares
 
+from campaign.oracle import LeastSquares
 from neula.algorithms.rank_revealing import Deficient, MinimumNorm, minimum_norm
 from neula.least_squares.scaled import ScaledProblems
 from neula.matrices import random_matrix

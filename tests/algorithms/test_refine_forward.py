@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from campaign.oracle import LeastSquares
 
+from campaign.oracle import LeastSquares
 from neula.algorithms.condition import extreme_singular_values, solve_r
 from neula.algorithms.operators import LeastSquaresOperator
 from neula.algorithms.refine_forward import ExactProblem, refine_forward

@@ -8,12 +8,12 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from campaign.oracle import System
 
+from campaign.oracle import System
 from neula.algorithms.doubled_refinement import COMPUTED, refine_doubled
 from neula.engines import FP64, CpuEngine
 from neula.matrices import random_matrix
-from neula.systems.direct import SingularMember, Square, _LU, solve_directly
+from neula.systems.direct import _LU, SingularMember, Square, solve_directly
 from neula.systems.problem import Found, Members, Options
 from neula.systems.scaled import Scaled
 

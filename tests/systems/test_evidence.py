@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from campaign.oracle import System
 
 import neula
+from campaign.oracle import System
 from neula.algorithms.equilibrate import Equilibrated, equilibrate
 from neula.algorithms.factorization import mixed_lu
 from neula.algorithms.iterative_refinement import Refined, classical, gmres_refinement
