@@ -1,198 +1,321 @@
-"""The corrected seminormal equations for a batch: what they reach, and what their measurements say."""
+"""The corrected seminormal equations for a batch: what they reach, and what their measurements say.
+
+Exact solutions, and with them true errors, come from ball arithmetic (tests/campaign/oracle.py).
+"""
 
 from __future__ import annotations
 
 import math
 from functools import partial
 
+import mpmath
 import pytest
 import torch
 
+from campaign.oracle import LeastSquares
 from neula.algorithms.batched_lstsq import (
-    MAX_STEPS,
-    SMALLEST,
-    BatchedSolution,
     Overdetermined,
-    System,
     Underdetermined,
     cholesky_r,
     gram_schmidt_r,
     householder_r,
-    refine_batch,
+    schatten_bounds,
 )
+from neula.algorithms.doubled_refinement import COMPUTED, DOUBLED, MAX_RATE, DoubledSolution, refine_doubled
+from neula.forward_error import SURE
+from neula.least_squares.scaled import ScaledProblems
 from neula.matrices import random_matrix
 
 U64 = 2.0**-53
-PROBE = 1e-5
+TOLERANCE = U64 / 2
 FACTORS = {
     "cholesky": cholesky_r,
     "householder": householder_r,
     "gram-schmidt fp32": partial(gram_schmidt_r, dtype=torch.float32),
     "gram-schmidt fp64": partial(gram_schmidt_r, dtype=torch.float64),
 }
-SHAPES = [(1, 1), (5, 1), (7, 7), (40, 12), (90, 40), (300, 33)]
+SHAPES = [(1, 1), (5, 1), (7, 7), (40, 12)]
+ILL_CONDITIONED = [
+    # With a rate of about cond^2 u64, cond u32 and cond u64.
+    ("cholesky", 1e5),
+    ("gram-schmidt fp32", 1e4),
+    ("gram-schmidt fp64", 1e8),
+    ("householder", 1e8),
+    ("gram-schmidt fp64", 1e10),
+    ("householder", 1e10),
+]
 
 
 def matrices(batch: int, m: int, n: int, kind: str = "normal", cond: float = 1.0) -> torch.Tensor:
-    return torch.stack([random_matrix(kind, m, n, cond=cond, seed=7 * n + i) for i in range(batch)])
+    """Elements at most 1 in magnitude, as solvers want them."""
+    found = torch.stack([random_matrix(kind, m, n, cond=cond, seed=7 * n + i) for i in range(batch)])
+    return found / found.abs().amax((1, 2), keepdim=True)
 
 
 def noise(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator("cpu").manual_seed(3), dtype=torch.float64)
 
 
-def tolerance(n: int) -> float:
-    """A third of what :func:`neula.accuracy.lstsq_bound` allows."""
-    return 8 * (1 + math.sqrt(n)) * U64 / 3
+def solve(system: Overdetermined | Underdetermined, b: torch.Tensor) -> DoubledSolution:
+    return refine_doubled(system, b, tolerance=TOLERANCE)
 
 
-def solve(system: System, b: torch.Tensor, n: int, max_steps: int = MAX_STEPS) -> BatchedSolution:
-    return refine_batch(
-        system, b, unknowns=n, tolerance=tolerance(n), probe_tolerance=PROBE, max_steps=max_steps
+def true_errors(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """``||D (x - x*)|| / ||D x*||``, shape (batch, k), for A of full rank."""
+    rank = min(a.shape[1:])
+    return torch.stack(
+        [
+            torch.from_numpy(LeastSquares(one.numpy(), rhs.numpy(), rcond=0.0).errors(y.numpy(), rank))
+            for one, rhs, y in zip(a, b, x, strict=True)
+        ]
     )
 
 
-def smallest_perturbation(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> float:
-    """The smallest ``||[E / ||A||, f / ||b||]||_F`` for which x solves ``min ||(A + E) x - (b + f)||``.
+def normalized(a: torch.Tensor) -> torch.Tensor:
+    """``B = A D^-1``."""
+    return a / torch.linalg.vector_norm(a, dim=1, keepdim=True)
 
-    The formula of Walden, Karlson, Sun (1995), with the singular values of an m x (n + m) matrix.
+
+def condition(a: torch.Tensor) -> torch.Tensor:
+    """That of B, shape (batch, 1)."""
+    return torch.linalg.cond(normalized(a))[:, None]
+
+
+def doubled_noise(a: torch.Tensor, b: torch.Tensor, found: DoubledSolution) -> torch.Tensor:
+    """What errors of doubled products make of the forward error: through ``B^+`` those of the residual,
+    through ``(B^T B)^-1`` those of the gradient. Schatten norms exceed each norm by ``n^(1/4)`` at most.
     """
-    r, norm = b - a @ x, torch.linalg.vector_norm
-    weight = torch.linalg.matrix_norm(a, 2) / norm(b) * norm(x)
-    phi = weight / (1 + weight.square()).sqrt() * norm(r) / norm(x)
-    projector = torch.eye(len(r), dtype=r.dtype) - torch.outer(r, r) / norm(r).square()
-    smallest = torch.linalg.svdvals(torch.cat([a, phi * projector], 1))[-1]
-    return float(min(phi, smallest) / torch.linalg.matrix_norm(a, 2))
+    m, n = a.shape[1:]
+    size = torch.linalg.vector_norm(torch.linalg.vector_norm(a, dim=1)[..., None] * found.x, dim=1)
+    rhs, residual = (torch.linalg.vector_norm(x, dim=1) for x in (b, found.residual))
+    cond, norm = condition(a), torch.linalg.matrix_norm(normalized(a), 2)[:, None]
+    part = norm * size + rhs + cond * residual
+    return 1.01 * DOUBLED * (m + n) * n**0.75 * cond / norm * part / size
 
 
 @pytest.mark.parametrize("factor", FACTORS)
 @pytest.mark.parametrize(("m", "n"), SHAPES)
 def test_overdetermined(m: int, n: int, factor: str) -> None:
-    """The error of x is what its backward error allows, ``cond eta (1 + cond tan)``, whatever R came from."""
-    a, b = matrices(3, m, n), noise(3, 2, m)
-    found = solve(Overdetermined(a, FACTORS[factor](a)), b, n)
-    assert (found.probe_error <= PROBE).all()
-    assert (found.measures.backward_error <= 3 * tolerance(n)).all()
-    reference = torch.linalg.lstsq(a, b.mT, driver="gelsd").solution.mT
-    cond = torch.linalg.cond(a)[:, None]
-    size = torch.linalg.vector_norm(reference, dim=2)
-    residual = torch.linalg.vector_norm(b - reference @ a.mT, dim=2)
-    growth = cond + cond**2 * residual / (torch.linalg.matrix_norm(a, 2)[:, None] * size)
-    error = torch.linalg.vector_norm(found.x - reference, dim=2)
-    assert (error <= 4 * 3 * tolerance(n) * growth * size).all()
-    torch.testing.assert_close(found.residual, b - found.x @ a.mT, rtol=0, atol=m * U64 * float(b.norm()))
+    """The nearest floating-point numbers to x*, but for half a unit roundoff."""
+    a, b = matrices(2, m, n), noise(2, m, 2)
+    found = solve(Overdetermined(a, FACTORS[factor](a)), b)
+    assert (true_errors(a, b, found.x) <= found.forward_error).all()
+    assert (found.forward_error <= COMPUTED * (U64 + TOLERANCE)).all()
+    torch.testing.assert_close(found.residual, b - a @ found.x, rtol=0, atol=m * U64 * float(b.norm()))
 
 
 @pytest.mark.parametrize("factor", FACTORS)
 @pytest.mark.parametrize(("m", "n"), SHAPES)
 def test_underdetermined(m: int, n: int, factor: str) -> None:
-    """The minimum-norm solution: forward error ``cond eta``, and in the range of A by construction."""
-    a, b = matrices(3, m, n), noise(3, 2, n)
-    found = solve(Underdetermined(a, FACTORS[factor](a)), b, n)
-    assert (found.probe_error <= PROBE).all()
-    assert (found.measures.backward_error <= 3 * tolerance(n)).all()
-    reference = b @ torch.linalg.pinv(a)
-    error = torch.linalg.vector_norm(found.x - reference, dim=2)
-    size = torch.linalg.vector_norm(reference, dim=2)
-    assert (error <= 4 * 3 * tolerance(n) * torch.linalg.cond(a)[:, None] * size).all()
+    t, b = matrices(2, m, n), noise(2, n, 2)
+    a = t.mT
+    found = solve(Underdetermined(t, FACTORS[factor](t), torch.linalg.vector_norm(a, dim=1)[..., None]), b)
+    assert (true_errors(a, b, found.x) <= found.forward_error).all()
+    assert (found.forward_error <= COMPUTED * (U64 + TOLERANCE)).all()
+    assert (found.measures.backward_error <= 2 * U64 * math.sqrt(m + n)).all()
 
 
 @pytest.mark.parametrize("consistent", [False, True])
-@pytest.mark.parametrize("cond", [1e1, 1e3, 1e5])
-def test_the_measure_is_an_upper_bound(cond: float, consistent: bool) -> None:
-    """Each of the three perturbations has rank one and is as large in A as in b: ``sqrt(2)`` in both."""
-    a, b = matrices(4, 50, 10, "geometric", cond), noise(4, 1, 50)
-    b = noise(4, 1, 10) @ a.mT if consistent else b
-    r = (torch.eye(10) + 0.02 * noise(4, 10, 10)).triu() @ cholesky_r(a)
-    for steps in (1, 2, 3, 4):
-        found = solve(Overdetermined(a, r), b, 10, max_steps=steps)
-        for i in range(4):
-            measured = float(found.measures.backward_error[i, 0])
-            # The reference has rounding errors of its own, those of singular values.
-            assert smallest_perturbation(a[i], b[i, 0], found.x[i, 0]) <= 2**0.5 * measured + 10 * U64
+@pytest.mark.parametrize(("factor", "cond"), ILL_CONDITIONED)
+def test_ill_conditioned(factor: str, cond: float, consistent: bool) -> None:
+    """The condition number costs nothing as long as its square, times the residual, is below 2^52."""
+    a = matrices(2, 24, 8, "geometric", cond)
+    b = a @ noise(2, 8, 2) if consistent else noise(2, 24, 2)
+    found = solve(Overdetermined(a, FACTORS[factor](a)), b)
+    assert (true_errors(a, b, found.x) <= found.forward_error).all()
+    allowed = COMPUTED * (U64 + torch.clamp_min(4 * doubled_noise(a, b, found), TOLERANCE))
+    assert (found.forward_error <= allowed).all()
 
 
-@pytest.mark.parametrize("kind", ["geometric", "cluster_small", "cluster_large"])
-def test_norm_and_condition_are_bounds(kind: str) -> None:
-    for n in (1, 2, 40):
-        a = matrices(5, 60, n, kind, 1e4)
-        system = Overdetermined(a, householder_r(a))
-        norm, cond = torch.linalg.matrix_norm(a, 2), torch.linalg.cond(a)
-        part = system.norm[:, 0] / norm
-        assert (part <= 1 + n * U64 * 10).all()
-        assert (part >= math.sqrt(2 / (1 + math.sqrt(n))) - n * U64 * 10).all()
-        # The inverse of R errs by cond u.
-        assert (system.condition >= cond * (1 - 1e-8)).all()
-        assert (system.condition <= n * cond * (1 + 1e-8)).all()
+@pytest.mark.parametrize("cond", [1e12, 1e13])
+def test_inconsistent_and_very_ill_conditioned(cond: float) -> None:
+    """All that is left of the residual is noise: the bound says so."""
+    a, b = matrices(2, 24, 8, "geometric", cond), noise(2, 24, 2)
+    found = solve(Overdetermined(a, householder_r(a)), b)
+    errors = true_errors(a, b, found.x)
+    assert ((errors <= found.forward_error) | (found.forward_error > SURE)).all()
 
 
-@pytest.mark.parametrize("size", [0.1, 0.3])
-def test_error_of_r_is_the_rate(size: float) -> None:
-    """``R (1 + size)`` has ``I - W^T W = 1 - (1 + size)^-2``: so many steps to the tolerance of the probe."""
-    a, b = matrices(2, 30, 8), noise(2, 1, 30)
-    system = Overdetermined(a, householder_r(a) * (1 + size))
-    rate = 1 - (1 + size) ** -2
-    for steps in (1, 2, 5):
-        found = solve(system, b, 8, max_steps=steps)
-        assert found.steps == steps
-        torch.testing.assert_close(
-            found.probe_error, torch.full((2,), rate**steps).double(), rtol=1e-6, atol=0
-        )
+@pytest.mark.xfail(
+    strict=True,
+    reason="the rounding error of the first gradient, magnified by cond^2, makes x so large that its error "
+    "relative to x is 1 twice, which passes for stagnation though the absolute error falls by the rate",
+)
+@pytest.mark.parametrize("cond", [1e12, 1e13])
+def test_consistent_and_very_ill_conditioned(cond: float) -> None:
+    """With cond u64 near 1e-3 each step still leaves no more than a hundredth of the error."""
+    a = matrices(6, 24, 8, "geometric", cond)
+    b = a @ noise(6, 8, 1)
+    system = Overdetermined(a, householder_r(a))
+    found = solve(system, b)
+    assert (system.rate <= MAX_RATE).all()
+    assert (found.forward_error <= 4 * U64).all()
 
 
-def test_an_accepted_probe_bounds_the_singular_values_of_w() -> None:
-    """As the measure of the projected residual takes for granted."""
-    accepted = 0
-    for i, size in enumerate(torch.linspace(0.0, 1.0, 41).tolist()):
-        a, b = matrices(1, 30, 8), noise(1, 1, 30)
-        stretch = torch.ones(8, dtype=torch.float64)
-        stretch[i % 8] = 1 + size
-        r = stretch[:, None] * householder_r(a)
-        found = solve(Overdetermined(a, r), b, 8)
-        smallest = torch.linalg.svdvals(a @ torch.linalg.inv(r)).min()
-        if float(found.probe_error) <= PROBE:
-            accepted += 1
-            assert smallest >= SMALLEST
+@pytest.mark.xfail(
+    strict=True,
+    reason="the error is relative to the computed x: a bound on that relative to x* is e / (1 - e), and none "
+    "for e >= 1",
+)
+def test_the_bound_is_relative_to_the_exact_solution() -> None:
+    """A single step leaves an x of nothing but errors, a multiple of x*."""
+    a = matrices(6, 24, 8, "geometric", 1e12)
+    b = a @ noise(6, 8, 1)
+    found = refine_doubled(Overdetermined(a, householder_r(a)), b, tolerance=TOLERANCE, max_steps=1)
+    assert (true_errors(a, b, found.x) <= found.forward_error).all()
+
+
+@pytest.mark.parametrize(("factor", "cond"), ILL_CONDITIONED[:4])
+def test_ill_conditioned_and_wide(factor: str, cond: float) -> None:
+    t, b = matrices(2, 24, 8, "geometric", cond), noise(2, 8, 2)
+    a = t.mT
+    found = solve(Underdetermined(t, FACTORS[factor](t), torch.linalg.vector_norm(a, dim=1)[..., None]), b)
+    assert (true_errors(a, b, found.x) <= found.forward_error).all()
+    assert (found.forward_error <= 4 * U64).all()
+
+
+@pytest.mark.parametrize("shape", [(20, 6), (6, 20)], ids=["tall", "wide"])
+def test_what_rounding_weighted_rows_loses_counts(shape: tuple[int, int]) -> None:
+    """A with rounded weights is another problem, whose solution differs by ``cond u``."""
+    a = matrices(1, 20, 6, "geometric", 1e7)
+    a = a if shape[0] == 20 else a.mT.contiguous()
+    b, weights = noise(1, shape[0], 1), noise(shape[0]).exp()
+    problems = ScaledProblems.of(a, b, weights, 0.0)
+    assert problems.a_low is not None
+    judge = LeastSquares(a[0].numpy(), b[0].numpy(), weights=weights.numpy(), rcond=0.0)
+    errors, bounds = [], []
+    for keep in (1.0, 0.0):
+        if problems.wide:
+            rows = problems.rows
+            assert rows.t_low is not None
+            assert rows.b_low is not None
+            wide = Underdetermined(
+                rows.t, householder_r(rows.t), problems.sizes, keep * rows.t_low, keep * rows.b_low
+            )
+            found = solve(wide, rows.b)
+            x = rows.unscale(found.x, problems)
         else:
-            assert smallest < 0.85
-    assert 5 <= accepted < 41
+            assert problems.b_low is not None
+            tall = Overdetermined(
+                problems.a, householder_r(problems.a), keep * problems.a_low, keep * problems.b_low
+            )
+            found = solve(tall, problems.b)
+            x = problems.unscale(found.x)
+        errors.append(float(judge.errors(x[0].numpy(), 6)[0]))
+        bounds.append(float(found.forward_error))
+    assert errors[0] <= bounds[0] <= COMPUTED * (U64 + TOLERANCE)
+    assert errors[1] > 1e3 * U64
 
 
 @pytest.mark.parametrize("factor", FACTORS)
-def test_a_null_direction_is_lost_to_the_probe(factor: str) -> None:
+@pytest.mark.parametrize("cond", [1e1, 1e4, 1e10, 1e13])
+def test_the_rate_is_an_upper_bound(cond: float, factor: str) -> None:
+    """Of ``||I - W^T W||_F`` for ``W = A R^-1`` without rounding errors, with few columns."""
+    a = matrices(2, 15, 5, "geometric", cond)
+    r = FACTORS[factor](a)
+    rate = Overdetermined(a, r).rate
+    for one, triangle, claimed in zip(a, r, rate.tolist(), strict=True):
+        if not triangle.isfinite().all():  # no Cholesky factor
+            assert math.isnan(claimed)
+            continue
+        with mpmath.workdps(60):
+            w = mpmath.matrix(one.tolist()) * mpmath.inverse(mpmath.matrix(triangle.tolist()))
+            true = mpmath.mnorm(mpmath.eye(5) - w.T * w, "f")
+        assert true <= claimed or math.isnan(claimed)
+
+
+@pytest.mark.parametrize("n", [3, 8, 9, 40])
+@pytest.mark.parametrize("size", [1e-6, 1e-3, 0.1])
+def test_the_rate_of_an_r_with_known_errors(n: int, size: float) -> None:
+    """In all directions, or in one that random vectors may miss: it is no larger than the margin says."""
+    a = matrices(20, 50, n)
+    r = householder_r(a)
+    everywhere = r + size * (noise(20, n, n) * r.abs()).triu()
+    once = r.clone()
+    once[:, n // 2] *= 1 + size
+    for wrong in (everywhere, once):
+        w = torch.linalg.solve_triangular(wrong, a, upper=True, left=False)
+        change = torch.eye(n) - w.mT @ w
+        rate = Overdetermined(a, wrong).rate
+        assert (rate >= torch.linalg.matrix_norm(change, 2)).all()
+        # The mean over 8 vectors of a form with chi-squared terms is below 5 times its expectation.
+        rounding = 100 * n * U64 * torch.linalg.cond(a)
+        assert (rate <= 3 * math.sqrt(5) * torch.linalg.matrix_norm(change) + rounding).all()
+
+
+@pytest.mark.parametrize("size", [1e-3, 0.01])
+def test_error_of_r_is_the_rate_of_convergence(size: float) -> None:
+    """``R (1 + size)`` has ``I - W^T W = 1 - (1 + size)^-2``, by which each step multiplies the error."""
+    a, b = matrices(2, 30, 8), noise(2, 30, 1)
+    found = solve(Overdetermined(a, householder_r(a) * (1 + size)), b)
+    rate = 1 - (1 + size) ** -2
+    # Steps to half a unit roundoff, one more for the margin of the bound, and one for norms of R^-1.
+    assert abs(found.steps - math.log(TOLERANCE) / math.log(rate)) <= 2
+    assert (true_errors(a, b, found.x) <= found.forward_error).all()
+    assert (found.forward_error <= COMPUTED * (U64 + TOLERANCE)).all()
+
+
+@pytest.mark.parametrize("size", [0.3, 3.0])
+def test_a_slow_rate_is_not_trusted(size: float) -> None:
+    a, b = matrices(2, 30, 8), noise(2, 30, 2)
+    r = householder_r(a)
+    r[1] *= 1 + size
+    system = Overdetermined(a, r)
+    found = solve(system, b)
+    assert system.rate[0] <= MAX_RATE < system.rate[1]
+    assert found.forward_error[0].isfinite().all()
+    assert (found.forward_error[1] == math.inf).all()
+
+
+@pytest.mark.parametrize("factor", FACTORS)
+def test_a_null_direction_is_not_trusted(factor: str) -> None:
     """Whatever R makes of it: rounding errors, zero or NaN."""
-    a, b = matrices(50, 30, 6), noise(50, 1, 30)
+    a, b = matrices(50, 30, 6), noise(50, 30, 1)
     a[:, :, 3] = (a[:, :, :3] * noise(50, 1, 3)).sum(2)
-    found = solve(Overdetermined(a, FACTORS[factor](a)), b, 6)
-    assert not (found.probe_error <= PROBE).any()
+    found = solve(Overdetermined(a, FACTORS[factor](a)), b)
+    assert (found.forward_error == math.inf).all()
 
 
-def test_what_is_done_does_not_depend_on_the_rest() -> None:
-    a, b = matrices(6, 40, 8), noise(6, 3, 40)
+@pytest.mark.parametrize("wide", [False, True])
+def test_what_is_done_does_not_depend_on_the_rest(wide: bool) -> None:
+    a = matrices(6, 40, 8)
+    b, one = noise(6, 8 if wide else 40, 3), torch.ones(6, 40, 1, dtype=torch.float64)
+
+    def solved(a: torch.Tensor, r: torch.Tensor, b: torch.Tensor) -> DoubledSolution:
+        return solve(Underdetermined(a, r, one) if wide else Overdetermined(a, r), b)
+
     r = gram_schmidt_r(a, torch.float32)
-    alone = solve(Overdetermined(a, r), b, 8)
-    # One that takes all steps, one that is singular, one that is not finite, one right-hand side of NaN.
-    r[1] *= 1.4
+    alone = solved(a, r, b)
+    # One that takes more steps, one that is singular, one that is not finite, one right-hand side of NaN.
+    r[1] *= 1.01
     r[2, 4, 4] = 0
     a[3, 0, 0] = torch.inf
-    b[4, 1, 5] = torch.nan
-    found = solve(Overdetermined(a, r), b, 8)
+    b[4, 5, 1] = torch.nan
+    found = solved(a, r, b)
     assert found.steps > alone.steps
     for i in (0, 5):
         assert torch.equal(found.x[i], alone.x[i])
+        assert torch.equal(found.x_low[i], alone.x_low[i])
+        assert torch.equal(found.forward_error[i], alone.forward_error[i])
         assert torch.equal(found.measures.backward_error[i], alone.measures.backward_error[i])
-    assert torch.equal(found.x[4, ::2], alone.x[4, ::2])
-    assert found.x[4, 1].isnan().all()
-    assert found.x[2:4].isnan().any(2).all()
-    assert found.measures.backward_error[2:4].isnan().all()
+    assert (found.forward_error[1] <= COMPUTED * (U64 + TOLERANCE)).all()
+    assert torch.equal(found.x[4][:, ::2], alone.x[4][:, ::2])
+    assert found.x[4][:, 1].isnan().all()
+    assert found.x[2:4].isnan().any(1).all()
+    assert (found.forward_error[2:4] == math.inf).all()
+    assert found.forward_error[4, 1] == math.inf
 
 
-def test_zero_right_hand_sides_have_the_solution_zero() -> None:
-    a, b = matrices(2, 20, 5), noise(2, 2, 20)
-    b[0, 1] = 0
-    found = solve(Overdetermined(a, cholesky_r(a)), b, 5)
-    assert (found.x[0, 1] == 0).all()
+@pytest.mark.parametrize("wide", [False, True])
+def test_zero_right_hand_sides_have_the_solution_zero(wide: bool) -> None:
+    a, b = matrices(2, 20, 5), noise(2, 5 if wide else 20, 2)
+    b[0, :, 1] = 0
+    r, one = cholesky_r(a), torch.ones(2, 20, 1, dtype=torch.float64)
+    found = solve(Underdetermined(a, r, one) if wide else Overdetermined(a, r), b)
+    assert (found.x[0, :, 1] == 0).all()
     assert found.measures.backward_error[0, 1] == 0
+    assert found.forward_error[0, 1] == 0
+    assert (found.x[0, :, 0] != 0).all()
 
 
 def test_no_cholesky_factor_is_nan() -> None:
@@ -202,3 +325,32 @@ def test_no_cholesky_factor_is_nan() -> None:
     assert r[1].isnan().any()
     assert r[[0, 2]].isfinite().all()
     assert torch.equal(r[[0, 2]], r[[0, 2]].triu())
+
+
+@pytest.mark.parametrize("kind", ["geometric", "cluster_small", "cluster_large"])
+@pytest.mark.parametrize("n", [1, 2, 40])
+def test_schatten_bounds(n: int, kind: str) -> None:
+    """Also for numbers whose fourth powers overflow or underflow."""
+    a = matrices(5, 60, n, kind, 1e4)
+    a = a * torch.tensor([1.0, 1e-120, 1e120, 1.0, 0.0], dtype=torch.float64)[:, None, None]
+    norm = torch.linalg.matrix_norm(a, 2)
+    lower, upper = (bound[:, 0] for bound in schatten_bounds(a))
+    slack = 10 * n * U64
+    assert (lower <= norm * (1 + slack)).all()
+    assert (lower >= norm * (math.sqrt(2 / (1 + math.sqrt(n))) - slack)).all()
+    assert (upper >= norm * (1 - slack)).all()
+    assert (upper <= norm * n**0.25 * (1 + slack)).all()
+
+
+@pytest.mark.parametrize("kind", ["geometric", "cluster_small", "cluster_large"])
+@pytest.mark.parametrize("n", [1, 2, 40])
+def test_norms_of_a_problem_are_bounds(n: int, kind: str) -> None:
+    a = matrices(3, 60, n, kind, 1e4)
+    system = Overdetermined(a, householder_r(a))
+    norm, cond = torch.linalg.matrix_norm(normalized(a), 2), condition(a)[:, 0]
+    slack = 1e-8  # the inverse of R errs by cond u
+    assert (system.norm[:, 0] <= norm * (1 + slack)).all()
+    assert (system.norm_bound[:, 0] >= norm * (1 - slack)).all()
+    assert (system.inverse_norm[:, 0] >= cond / norm * (1 - slack)).all()
+    assert (system.condition >= cond * (1 - slack)).all()
+    assert (system.condition <= math.sqrt(n) * cond * (1 + slack)).all()

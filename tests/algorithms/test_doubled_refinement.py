@@ -1,0 +1,193 @@
+"""The loop of refinement in twice the working precision: when it stops, and what it leaves alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from neula.algorithms.doubled_refinement import (
+    COMPUTED,
+    MAX_RATE,
+    MAX_STEPS,
+    Evaluation,
+    add_to_pair,
+    refine_doubled,
+)
+from neula.algorithms.refinement import Measures
+
+U64 = 2.0**-53
+numbers = st.floats(-1e30, 1e30, allow_subnormal=False).filter(lambda x: x == 0 or abs(x) > 1e-30)
+
+
+def tensor(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def exact(*parts: torch.Tensor) -> Fraction:
+    return sum((Fraction(part.item()) for part in parts), Fraction())
+
+
+@settings(max_examples=200, deadline=None)
+@given(numbers, st.floats(-1.0, 1.0), numbers)
+def test_add_to_pair(high: float, part: float, x: float) -> None:
+    """Nothing is lost but what ``low + x`` rounds, and the sum is normalized."""
+    pair = tensor(high), tensor(part * U64 * abs(high))
+    total, low = add_to_pair(*pair, tensor(x))
+    rounded = pair[1] + tensor(x)
+    assert exact(total, low) == exact(pair[0], rounded)
+    lost = abs(exact(total, low) - exact(*pair) - Fraction(x))
+    assert lost <= Fraction(U64) * abs(exact(rounded))
+    assert (total + low).item() == total.item()
+
+
+def test_pairs_hold_more_bits_than_one_number() -> None:
+    """A thousand thirds of a unit roundoff are lost one by one, and not in a pair."""
+    high, low = tensor(1.0), tensor(0.0)
+    for _ in range(1000):
+        high, low = add_to_pair(high, low, tensor(U64 / 3))
+    assert abs(exact(high, low) - 1 - 1000 * Fraction(U64 / 3)) <= Fraction(1000 * 2.0**-100)
+
+
+@dataclass
+class Diagonal:
+    """``x = b`` where each correction leaves ``rates`` of the error, and stops at ``floors``.
+
+    Attributes
+    ----------
+    rates, floors : Tensor, shape (batch, k)
+    rate : Tensor, shape (batch,)
+        As it is claimed.
+    seen : list
+        The unknowns at each evaluation.
+    """
+
+    rates: torch.Tensor
+    floors: torch.Tensor
+    rate: torch.Tensor
+    seen: list[torch.Tensor] = field(default_factory=list)
+
+    def start(self, b: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(b)
+
+    def solution(self, unknowns: torch.Tensor) -> torch.Tensor:
+        return unknowns
+
+    def size(self, unknowns: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.vector_norm(unknowns, dim=1)
+
+    def evaluate(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> Evaluation:
+        self.seen.append(high.clone())
+        residual = (b - high) - low
+        correction = (1 - self.rates[:, None]) * residual
+        error = self.size(residual) + self.floors
+        return Evaluation(correction, error, residual, Measures(error, error))
+
+
+def system(rates: list[float], floors: list[float] | None = None, claimed: float = 0.1) -> Diagonal:
+    """One problem with a right-hand side for each rate."""
+    floor = tensor(*(floors or [0.0] * len(rates)))[None]
+    return Diagonal(tensor(*rates)[None], floor, tensor(claimed))
+
+
+def right_hand_sides(k: int) -> torch.Tensor:
+    generator = torch.Generator("cpu").manual_seed(3)
+    return torch.randn(1, 4, k, generator=generator, dtype=torch.float64)
+
+
+def test_the_forward_error_of_the_format() -> None:
+    """Each step leaves a tenth: 16 or 17 digits, and then x is the nearest floating-point number."""
+    b = right_hand_sides(2)
+    found = refine_doubled(system([0.1, 0.1]), b, tolerance=U64 / 2)
+    assert found.steps == math.ceil(math.log10(2 / U64))
+    assert torch.equal(found.x, b)
+    assert (found.forward_error <= COMPUTED * (U64 + U64 / 2)).all()
+    # The other part is known to the tolerance.
+    assert (found.x_low.abs() <= U64 * b.abs().amax()).all()
+
+
+@pytest.mark.parametrize("tolerance", [1e-2, 1e-7, 1e-12])
+def test_stops_at_the_tolerance(tolerance: float) -> None:
+    found = refine_doubled(system([0.1]), right_hand_sides(1), tolerance=tolerance)
+    # The rounding error of 10^-steps against the tolerance may cost one.
+    assert abs(found.steps + math.log10(tolerance)) <= 1
+    assert found.forward_error <= COMPUTED * (tolerance + U64)
+
+
+def test_stops_where_nothing_gets_better() -> None:
+    """A floor of 1e-9: the error no longer halves there, whatever the tolerance."""
+    found = refine_doubled(system([0.01], [1e-9]), right_hand_sides(1), tolerance=U64 / 2)
+    assert 5 <= found.steps <= 7
+    assert 1e-10 < float(found.forward_error) < 1e-8
+
+
+def test_stops_where_it_diverges() -> None:
+    found = refine_doubled(system([1.5]), right_hand_sides(1), tolerance=U64 / 2)
+    assert found.steps <= 3
+
+
+def test_a_poor_first_correction_is_forgiven() -> None:
+    """It may bring the error above one before the others bring it down."""
+    b = right_hand_sides(1)
+    poor = system([0.01])
+    first = poor.evaluate
+
+    def evaluate(b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> Evaluation:
+        found = first(b, high, low)
+        off = 3.0 if len(poor.seen) == 1 else 1.0
+        return Evaluation(off * found.correction, found.error, found.residual, found.measures)
+
+    poor.evaluate = evaluate  # type: ignore[method-assign]
+    found = refine_doubled(poor, b, tolerance=U64 / 2)
+    assert torch.equal(found.x, b)
+
+
+def test_right_hand_sides_that_are_done_stay() -> None:
+    """One that is done early, one that stagnates, and a slow one."""
+    b = right_hand_sides(3)
+    each = system([0.0, 0.01, 0.2], [0.0, 1e-3, 0.0])
+    found = refine_doubled(each, b, tolerance=U64 / 2)
+    assert found.steps > 20
+    seen = torch.stack(each.seen)[..., 0, :, :]
+    assert torch.equal(seen[1:, :, 0], seen[1:2, :, 0].expand(found.steps, -1))
+    stagnated = seen[4:, :, 1]
+    assert torch.equal(stagnated, stagnated[:1].expand_as(stagnated))
+    alone = refine_doubled(system([0.2]), b[..., 2:], tolerance=U64 / 2)
+    assert torch.equal(found.x[..., 2:], alone.x)
+
+
+@pytest.mark.parametrize("steps", [1, 4, 9])
+def test_nobody_looks(steps: int) -> None:
+    """As many steps as are allowed, though nothing is left to do."""
+    b = right_hand_sides(2)
+    easy = system([0.0, 0.0])
+    found = refine_doubled(easy, b, tolerance=U64 / 2, max_steps=steps, look=False)
+    assert found.steps == steps
+    assert len(easy.seen) == steps + 1
+    looked = refine_doubled(system([0.0, 0.0]), b, tolerance=U64 / 2, max_steps=steps)
+    assert looked.steps == 1
+    assert torch.equal(found.x, looked.x)
+    assert torch.equal(found.forward_error, looked.forward_error)
+
+
+def test_steps_are_limited() -> None:
+    assert refine_doubled(system([0.4]), right_hand_sides(1), tolerance=0.0).steps <= MAX_STEPS
+    assert refine_doubled(system([0.1]), right_hand_sides(1), tolerance=0.0, max_steps=3).steps == 3
+
+
+@pytest.mark.parametrize("rate", [MAX_RATE, 1.01 * MAX_RATE, math.nan])
+def test_a_slow_rate_is_not_trusted(rate: float) -> None:
+    found = refine_doubled(system([0.0], claimed=rate), right_hand_sides(1), tolerance=U64 / 2)
+    assert bool(found.forward_error.isfinite()) == (rate <= MAX_RATE)
+
+
+def test_zero() -> None:
+    found = refine_doubled(system([0.0]), 0 * right_hand_sides(1), tolerance=U64 / 2)
+    assert found.steps == 1
+    assert not found.x.any()
+    assert found.forward_error == 0

@@ -1,0 +1,73 @@
+"""Norms of scaled inverses: a factor of three, below and above the order up to which they are explicit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from neula.algorithms.inverse_norm import EXPLICIT, inverse_norm
+from neula.matrices import SPECTRA, random_matrix
+
+FACTOR = 3.0
+ORDERS = [1, 2, 20, EXPLICIT, EXPLICIT + 1, 150]
+
+
+def weights(n: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator("cpu").manual_seed(seed)
+    return torch.rand(n, 1, generator=generator, dtype=torch.float64) + 0.1
+
+
+def checked(a: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """The claims, for a stack of matrices or one."""
+    norm, vector = inverse_norm(
+        lambda x: torch.linalg.solve(a, x), lambda x: torch.linalg.solve(a.mT, x), left, right
+    )
+    scaled = left * torch.linalg.inv(a) * right.mT
+    true = torch.linalg.matrix_norm(scaled, 2)
+    slack = 1 + 1e-6
+    assert norm.shape == true.shape
+    assert vector.shape == left.shape
+    if a.shape[-1] <= EXPLICIT:  # from above
+        assert (norm >= true / slack).all()
+        assert (norm <= FACTOR * true * slack).all()
+    else:  # from below
+        assert (norm <= true * slack).all()
+        assert (norm >= true / FACTOR).all()
+    assert torch.allclose(torch.linalg.vector_norm(vector, dim=-2), torch.ones_like(true)[..., None])
+    shown = torch.linalg.vector_norm(scaled @ vector, dim=-2)[..., 0]
+    # The longest column of an explicit inverse has at least the mean of the squares.
+    part = a.shape[-1] ** -0.5 if a.shape[-1] <= EXPLICIT else 1 / FACTOR
+    assert (shown >= part * true / slack).all()
+
+
+@pytest.mark.parametrize("n", ORDERS)
+@pytest.mark.parametrize("kind", [*SPECTRA, "normal"])
+def test_within_a_factor_of_three(kind: str, n: int) -> None:
+    a = random_matrix(kind, n, n, cond=1e5, seed=n)
+    one = torch.ones(n, 1, dtype=torch.float64)
+    checked(a, one, one)
+    checked(a, weights(n, 1), weights(n, 2))
+
+
+@pytest.mark.parametrize("n", [5, EXPLICIT + 1])
+def test_a_batch(n: int) -> None:
+    a = torch.stack([random_matrix("geometric", n, n, cond=c, seed=3) for c in (1.0, 1e2, 1e6)])
+    left, right = (torch.stack([weights(n, seed + i) for i in range(3)]) for seed in (1, 7))
+    checked(a, left, right)
+
+
+@pytest.mark.parametrize("n", [30, 100])
+def test_graded_matrices(n: int) -> None:
+    """Rows over ten decades, and weights that take them out again."""
+    rows = torch.logspace(0, -10, n, dtype=torch.float64)[:, None]
+    a = rows * random_matrix("normal", n, n, seed=2)
+    one = torch.ones(n, 1, dtype=torch.float64)
+    checked(a, one, rows)
+    checked(a, one, one)
+
+
+@pytest.mark.parametrize("n", [3, EXPLICIT + 1])
+def test_what_is_not_finite_shows(n: int) -> None:
+    one = torch.ones(n, 1, dtype=torch.float64)
+    norm, _ = inverse_norm(lambda x: x * torch.nan, lambda x: x * torch.nan, one, one)
+    assert not torch.isfinite(norm)

@@ -1,0 +1,151 @@
+"""Least-squares problems in numbers near 1 are exactly those that were given."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from neula.least_squares.scaled import ScaledProblems, gradient_vanishes
+
+EXACT = 2.0**-960
+"""Elements below, relative to the largest of their column, may lose bits of what rounding has lost."""
+
+Matrix = list[list[Fraction]]
+
+
+def power(exponent: int) -> Fraction:
+    return Fraction(2) ** int(exponent)
+
+
+def fractions(x: torch.Tensor) -> Matrix:
+    return [[Fraction(v) for v in row] for row in x.tolist()]
+
+
+def weighted(x: torch.Tensor, weights: torch.Tensor | None) -> Matrix:
+    """``diag(weights) X`` without rounding."""
+    if weights is None:
+        return fractions(x)
+    return [[Fraction(w) * v for v in row] for w, row in zip(weights.tolist(), fractions(x), strict=True)]
+
+
+def check_parts(
+    high: torch.Tensor, low: torch.Tensor | None, exponents: list[list[int]], expected: Matrix
+) -> None:
+    """``(high + low) 2^exponents`` is what was expected, low a rounding error of high."""
+    rest = torch.zeros_like(high) if low is None else low
+    assert (rest.abs() <= 2.0**-53 * high.abs() + 2.0**-1074).all()
+    parts = zip(high.tolist(), rest.tolist(), exponents, expected, strict=True)
+    for row in parts:
+        for h, r, e, v in zip(*row, strict=True):
+            error = abs((Fraction(h) + Fraction(r)) * power(e) - v)
+            if abs(h) >= EXACT:
+                assert error == 0
+            else:
+                assert error <= 2 * power(e - 1074)
+
+
+def spread(rng: np.random.Generator, shape: tuple[int, ...], decades: float) -> torch.Tensor:
+    """Random numbers over so many decades around 1."""
+    exponents = rng.uniform(-decades / 2, decades / 2, shape)
+    return torch.from_numpy(rng.choice([-1.0, 1.0], shape) * 10.0**exponents)
+
+
+@pytest.mark.parametrize("decades", [0, 280, 600])
+@pytest.mark.parametrize("shape", [(7, 4), (3, 5)], ids=["tall", "wide"])
+@pytest.mark.parametrize("damp", [0.0, 1.0 / 3, 1e-200, 1e200])
+@pytest.mark.parametrize("weighs", [False, True])
+def test_exactly_the_problem_that_was_given(
+    shape: tuple[int, int], decades: int, damp: float, weighs: bool, rng: np.random.Generator
+) -> None:
+    m, n = shape
+    a = spread(rng, (1, m, n), decades)
+    a[0, :, 1] = 0
+    b = spread(rng, (1, m, 2), decades)
+    weights = spread(rng, (m,), 300) if weighs else None
+    problems = ScaledProblems.of(a, b, weights, damp)
+    assert problems.wide == (m < n and not damp)
+    expected_a, expected_b = weighted(a[0], weights), weighted(b[0], weights)
+    if damp:
+        expected_a += [[Fraction(damp) * (i == j) for j in range(n)] for i in range(n)]
+        expected_b += [[Fraction(0)] * 2 for _ in range(n)]
+    a_low = None if problems.a_low is None else problems.a_low[0]
+    b_low = None if problems.b_low is None else problems.b_low[0]
+    assert (a_low is None) == (not weighs)
+    columns = problems.columns[0].expand(problems.a.shape[1:]).tolist()
+    check_parts(problems.a[0], a_low, columns, expected_a)
+    check_parts(problems.b[0], b_low, problems.b_columns[0].expand(problems.b.shape[1:]).tolist(), expected_b)
+
+
+@pytest.mark.parametrize("decades", [0, 200])
+@pytest.mark.parametrize("weighs", [False, True])
+def test_rows_of_wide_problems(decades: int, weighs: bool, rng: np.random.Generator) -> None:
+    """As columns of T, in units that have nothing to do with each other."""
+    a, b = spread(rng, (1, 3, 5), decades), spread(rng, (1, 3, 2), 0)
+    weights = spread(rng, (3,), 200) if weighs else None
+    problems = ScaledProblems.of(a, b, weights, 0.0)
+    rows = problems.rows
+    largest = rows.t[0].abs().amax(0)
+    assert ((largest >= 0.5) & (largest <= 1)).all()
+    exponents = rows.exponents[0, 0][:, None] + rows.units[0]
+    t_low = None if rows.t_low is None else rows.t_low[0].T
+    check_parts(rows.t[0].T, t_low, exponents.expand(3, 5).tolist(), weighted(a[0], weights))
+    shifts = rows.exponents[0, 0][:, None] + problems.b_columns[0]
+    b_low = None if rows.b_low is None else rows.b_low[0]
+    check_parts(rows.b[0], b_low, shifts.tolist(), weighted(b[0], weights))
+
+
+@pytest.mark.parametrize("decades", [0, 300, 600])
+@pytest.mark.parametrize("damp", [0.0, 1e-3, 1e150])
+def test_numbers_near_one(decades: int, damp: float, rng: np.random.Generator) -> None:
+    a, b = spread(rng, (2, 7, 4), decades), spread(rng, (2, 7, 2), decades)
+    problems = ScaledProblems.of(a, b, spread(rng, (7,), 300), damp)
+    for x in (problems.a, problems.b):
+        # A product of two fractions is a quarter at least; it may be rounded up to one.
+        largest = x.abs().amax(1)
+        assert ((largest >= 0.25) & (largest <= 1)).all()
+    assert torch.allclose(problems.norms[:, 0], torch.linalg.vector_norm(problems.a, dim=1))
+
+
+def test_solutions_and_residuals_in_both_units(rng: np.random.Generator) -> None:
+    """Back and forth without an error: multiplications by powers of two."""
+    a = spread(rng, (2, 7, 4), 0) * 10.0 ** torch.linspace(-60, 60, 4, dtype=torch.float64)
+    problems = ScaledProblems.of(a, spread(rng, (2, 7, 2), 10), None, 0.0)
+    y = spread(rng, (2, 4, 2), 4)
+    x = problems.unscale(y)
+    assert torch.equal(problems.scale(x), y)
+    exponents = problems.b_columns - problems.columns.mT
+    assert torch.equal(x, torch.ldexp(y, exponents))
+    sizes = torch.linalg.vector_norm(a, dim=1)
+    relative = problems.sizes[..., 0] / problems.sizes[..., 0].amax(1, keepdim=True)
+    assert torch.allclose(relative, sizes / sizes.amax(1, keepdim=True), rtol=1e-12, atol=0)
+    one = torch.ones(2, 2, dtype=torch.float64)
+    assert torch.equal(problems.residual_norm(one), torch.ldexp(one, problems.b_columns[:, 0]))
+
+
+def test_zero_columns_have_no_size() -> None:
+    a = torch.tensor([[[0.0, 1e-300], [0.0, 2e-300]]], dtype=torch.float64)
+    problems = ScaledProblems.of(a, torch.ones(1, 2, 1, dtype=torch.float64), None, 0.0)
+    assert problems.sizes[0, 0, 0] == 0
+    assert 0.25 <= problems.sizes[0, 1, 0] <= 2
+    assert (problems.norms[0, 0, 0], problems.columns[0, 0, 0]) == (1, 0)
+
+
+def test_everything_is_zero() -> None:
+    zero = torch.zeros(1, 3, 2, dtype=torch.float64)
+    problems = ScaledProblems.of(zero, zero, torch.ones(3, dtype=torch.float64), 0.0)
+    assert not problems.a.any()
+    assert not problems.b.any()
+    assert not problems.sizes.any()
+
+
+def test_where_the_gradient_vanishes() -> None:
+    """Where products with A are exactly zero, not where they underflow."""
+    a = torch.tensor([[1e-200, 0.0], [1e-200, 1.0], [0.0, 0.0]], dtype=torch.float64)[None]
+    b = torch.tensor([[1e-200, 0.0, 1e-200], [-1e-200, 0.0, 0.0], [0.0, 1.0, 0.0]], dtype=torch.float64)[None]
+    b[0, 1, 0] = 0.0
+    assert gradient_vanishes(a, b, None).tolist() == [[False, True, False]]
+    weights = torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64)
+    assert gradient_vanishes(a, b, weights).tolist() == [[True, True, True]]

@@ -1,0 +1,1 @@
+"""Linear systems below neula.solve."""

@@ -1,0 +1,170 @@
+"""Small systems: scaled without an error, solved to the last digit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from campaign.oracle import System
+from neula.algorithms.doubled_refinement import COMPUTED, refine_doubled
+from neula.engines import FP64, CpuEngine
+from neula.matrices import random_matrix
+from neula.systems.direct import _LU, SingularMember, Square, solve_directly
+from neula.systems.problem import Found, Members, Options
+from neula.systems.scaled import Scaled
+
+U64 = 2.0**-53
+OPTIONS = Options(CpuEngine("cpu"), FP64, torch.float64, False, None, None, 60, False, None)
+UNITS = [0, 5, 100, 300]
+
+
+def noise(*shape: int, seed: int = 3) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator("cpu").manual_seed(seed), dtype=torch.float64)
+
+
+def in_units(a: torch.Tensor, rows: float, columns: float) -> torch.Tensor:
+    """Rows and columns scaled by powers of ten over so many decades."""
+    n = a.shape[-1]
+    r, c = (torch.linspace(-d / 2, d / 2, n, dtype=torch.float64) for d in (rows, columns))
+    return a * 10.0 ** r[:, None] * 10.0 ** c[torch.arange(n) * 3 % n]
+
+
+def solved(a: torch.Tensor, b: torch.Tensor, options: Options = OPTIONS) -> Found:
+    found = Found(Members.missing(len(a), a.shape[1], b.shape[2], a.device))
+    solve_directly(a, b, found, options)
+    return found
+
+
+def check_exact(scaled: torch.Tensor, exponents: torch.Tensor, given: torch.Tensor) -> None:
+    for x, e, v in zip(
+        scaled.ravel().tolist(), exponents.ravel().tolist(), given.ravel().tolist(), strict=True
+    ):
+        assert Fraction(x) * Fraction(2) ** e == Fraction(v)
+
+
+@pytest.mark.parametrize("rows", UNITS)
+@pytest.mark.parametrize("columns", UNITS)
+def test_scaled_systems_are_those_that_were_given(rows: int, columns: int) -> None:
+    a, b = in_units(noise(2, 7, 7), rows, columns), noise(2, 7, 2)
+    scaled = Scaled.of(a, b)
+    check_exact(scaled.a, scaled.rows + scaled.columns, a)
+    check_exact(scaled.b, scaled.rows + scaled.b_columns, b)
+    largest = scaled.a.abs().amax(2)
+    assert ((largest >= 0.5) & (largest < 1)).all()
+    assert ((scaled.b.abs().amax(1) >= 0.5) & (scaled.b.abs().amax(1) < 1)).all()
+    y = noise(2, 7, 2)
+    assert torch.equal(scaled.scale(scaled.unscale(y)), y)
+    norms = torch.linalg.vector_norm(torch.ldexp(a, -scaled.columns), dim=1)
+    assert torch.allclose(scaled.norms[..., 0], norms, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_scaled_at_the_ends_of_the_range(sign: int) -> None:
+    a = torch.ldexp(noise(1, 5, 5), torch.tensor(sign * 1015))
+    b = torch.ldexp(noise(1, 5, 1), torch.tensor(-sign * 1015))
+    scaled = Scaled.of(a, b)
+    check_exact(scaled.a, scaled.rows + scaled.columns, a)
+    check_exact(scaled.b, scaled.rows + scaled.b_columns, b)
+
+
+def test_zeros_stay() -> None:
+    a = noise(1, 4, 4)
+    a[0, 2], a[0, :, 1] = 0, 0
+    scaled = Scaled.of(a, torch.zeros(1, 4, 2, dtype=torch.float64))
+    check_exact(scaled.a, scaled.rows + scaled.columns, a)
+    assert not scaled.b.any()
+    assert scaled.norms[0, 1, 0] == 1
+
+
+@pytest.mark.parametrize("cond", [1e0, 1e4, 1e8, 1e12])
+def test_the_forward_error_is_that_of_the_format(cond: float) -> None:
+    a = torch.stack([random_matrix("geometric", 12, 12, cond=cond, seed=s) for s in range(3)])
+    b = noise(3, 12, 2)
+    scaled = Scaled.of(a, b)
+    lu, pivots = torch.linalg.lu_factor(scaled.a)
+    square = Square(scaled.a, _LU(lu, pivots), scaled.norms, doubled=True)
+    found = refine_doubled(square, scaled.b, tolerance=U64 / 2)
+    x = scaled.unscale(found.x)
+    for i in range(3):
+        errors = torch.from_numpy(System(a[i].numpy(), b[i].numpy()).errors(x[i].numpy(), 12))
+        assert (errors <= found.forward_error[i]).all()
+    assert (found.forward_error <= COMPUTED * 1.5 * U64).all()
+
+
+@pytest.mark.parametrize("cond", [1e2, 1e6])
+def test_without_doubled_residuals(cond: float) -> None:
+    """The bound holds, and grows with the condition number."""
+    a, b = random_matrix("geometric", 12, 12, cond=cond)[None], noise(1, 12, 2)
+    scaled = Scaled.of(a, b)
+    lu, pivots = torch.linalg.lu_factor(scaled.a)
+    square = Square(scaled.a, _LU(lu, pivots), scaled.norms, doubled=False)
+    found = refine_doubled(square, scaled.b, tolerance=U64 / 2)
+    errors = System(a[0].numpy(), b[0].numpy()).errors(scaled.unscale(found.x)[0].numpy(), 12)
+    assert (torch.from_numpy(errors) <= found.forward_error[0]).all()
+    # Rounding errors of the residual through the inverse, whose bound is n^(1/4) too large at most, and the
+    # Frobenius norm of A.
+    assert (found.forward_error <= 2 * U64 * (1 + 12**1.25 * 2 * cond)).all()
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(300, 0), (0, 300), (150, 150), (-300, 290)])
+def test_units_cost_no_digit(rows: int, columns: int) -> None:
+    """Where b has those of the rows; beside a b that vanishes in most of them, every x rounds to nothing."""
+    a = in_units(random_matrix("geometric", 9, 9, cond=1e3)[None], rows, columns)
+    b = noise(1, 9, 2) * 10.0 ** torch.linspace(-rows / 2, rows / 2, 9, dtype=torch.float64)[:, None]
+    found = solved(a, b)
+    assert found.members.accepted.all()
+    errors = System(a[0].numpy(), b[0].numpy()).errors(found.members.x[0].numpy(), 9)
+    assert (torch.from_numpy(errors) <= found.members.forward_error[0]).all()
+    assert (found.members.forward_error <= 2 * U64).all()
+    assert found.members.backward_error <= 9**0.5 * U64
+
+
+@pytest.mark.parametrize("units", [0, 200])
+def test_positive_definite(units: int) -> None:
+    r = noise(9, 9)
+    scales = torch.exp2(torch.linspace(-units, units, 9).round().double())
+    a, b = (scales[:, None] * (r @ r.T + torch.eye(9)) * scales)[None], scales[:, None] * noise(1, 9, 2)
+    a = (a + a.mT) / 2
+    found = solved(a, b, replace(OPTIONS, positive=True))
+    assert found.method == "cholesky fp64"
+    assert found.members.accepted.all()
+    errors = System(a[0].numpy(), b[0].numpy()).errors(found.members.x[0].numpy(), 9)
+    assert (torch.from_numpy(errors) <= found.members.forward_error[0]).all()
+    assert (found.members.forward_error <= 2 * U64).all()
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_one_of_a_batch_is_singular(place: int) -> None:
+    a, b = noise(3, 5, 5), noise(3, 5, 1)
+    a[place, :, 3] = 0
+    with pytest.raises(SingularMember, match="pivot 3 is exactly zero") as caught:
+        solved(a, b)
+    assert caught.value.place == place
+    assert isinstance(caught.value, np.linalg.LinAlgError)
+
+
+@pytest.mark.parametrize("why", [r"A\[3, 3\] is -1.0", "the leading minor of order 4 is not positive"])
+def test_one_of_a_batch_is_not_definite(why: str) -> None:
+    a, b = torch.eye(5, dtype=torch.float64).repeat(3, 1, 1), noise(3, 5, 1)
+    if "minor" in why:
+        a[1, 2, 3] = a[1, 3, 2] = 2.0
+    else:
+        a[1, 3, 3] = -1.0
+    with pytest.raises(SingularMember, match=why) as caught:
+        solved(a, b, replace(OPTIONS, positive=True))
+    assert caught.value.place == 1
+
+
+def test_places_count_over_pieces_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neula.systems.direct.CHUNK", {"cpu": 50})
+    a, b = noise(7, 5, 5), noise(7, 5, 1)
+    whole = solved(a, b)
+    assert whole.members.accepted.all()
+    a[5, :, 0] = 0
+    with pytest.raises(SingularMember) as caught:
+        solved(a, b)
+    assert caught.value.place == 5

@@ -1,0 +1,262 @@
+"""The evidence in results: forward errors that are bounds, conditions, warnings where no digit is sure."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+
+import neula
+from campaign.oracle import LeastSquares, System
+from neula import datasets
+from neula.matrices import random_matrix
+
+U64 = 2.0**-53
+NIST = {
+    "filip": 7.9,
+    "wampler2": 13.2,
+    "pontius": 13.5,
+    "norris": 14.0,
+    "longley": 14.6,
+    "noint1": 14.7,
+    **dict.fromkeys(("noint2", "wampler1", "wampler3", "wampler4", "wampler5"), 15.0),
+}
+"""Digits of the solutions of the matrices as they are stored, rounded, against those that are certified."""
+
+
+def known_system(n: int, cond: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A, b and x without a rounding error: A has 36 bits, x 7, and sums of n products 52."""
+    a = np.round(random_matrix("geometric", n, n, cond=cond, seed=1).numpy() * 2.0**36) / 2.0**36
+    x = np.random.default_rng(n).integers(-99, 100, n).astype(float)
+    return a, a @ x, x
+
+
+def known_problem(m: int, n: int, cond: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Least squares with known x and a residual that is orthogonal to A exactly: every row is there twice."""
+    rng = np.random.default_rng(n)
+    half = np.round(random_matrix("geometric", m // 2, n, cond=cond, seed=1).numpy() * 2.0**36) / 2.0**36
+    x = rng.integers(-99, 100, n).astype(float)
+    rest = rng.integers(-999, 1000, m // 2) * 2.0**-20
+    return np.vstack([half, half]), np.concatenate([half @ x + rest, half @ x - rest]), x
+
+
+def scaled_error(a: np.ndarray, x: np.ndarray, expected: np.ndarray) -> float:
+    """``||D (x - x*)|| / ||D x*||``."""
+    sizes = np.linalg.norm(a, axis=0)
+    return float(np.linalg.norm(sizes * (x - expected)) / np.linalg.norm(sizes * expected))
+
+
+# ---------------------------------------------------------------- no digit is sure
+
+
+def test_a_singular_system_that_lu_does_not_notice() -> None:
+    A = np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]])
+    with pytest.warns(neula.IllConditionedWarning, match="no digit of x is sure"):
+        result = neula.solve(A, np.array([1.0, 2.0, 4.0]))
+    assert not result.converged
+    assert not result.accepted
+    assert result.forward_error == math.inf
+    assert result.digits == -math.inf
+    assert result.condition > 1e15
+    with pytest.raises(neula.AccuracyError, match="no digit of x is sure") as caught:
+        neula.solve(A, np.array([1.0, 2.0, 4.0]), strict=True)
+    assert caught.value.indices == ((),)
+    assert not caught.value.result.converged
+
+
+@pytest.mark.parametrize("certify", ["backward", "forward"])
+@pytest.mark.parametrize("n", [6, 10, 11, 12, 13, 15])
+def test_hilbert_matrices_are_solved_or_warned_of(n: int, certify: str) -> None:
+    """Up to 10 they are regular beyond doubt, with a condition number of 1e13; beyond either is right."""
+    A = scipy.linalg.hilbert(n)
+    b = A @ np.ones(n)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = neula.solve(A, b, certify=certify)
+    if result.converged:
+        assert System(A, b[:, None]).errors(result.x[:, None], n)[0] <= result.forward_error <= 0.1
+        assert not caught
+    else:
+        assert n > 10
+        assert [w.category for w in caught] == [neula.IllConditionedWarning]
+        assert not result.forward_error <= 0.1
+
+
+def test_strict_least_squares() -> None:
+    """A spectrum without a gap at rcond: neither the rank nor a digit is sure."""
+    A = random_matrix("geometric", 60, 30, cond=1e17).numpy()
+    b = np.random.default_rng(1).standard_normal(60)
+    with pytest.warns(neula.IllConditionedWarning):
+        result = neula.lstsq(A, b)
+    assert not result.converged
+    assert result.digits < 1
+    with pytest.raises(neula.AccuracyError, match="no digit of x is sure") as caught:
+        neula.lstsq(A, b, strict=True)
+    assert caught.value.result.forward_error == result.forward_error
+
+
+def test_one_of_a_batch_is_ill_conditioned() -> None:
+    A = np.stack([np.eye(3), np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]]), 2 * np.eye(3)])
+    b = np.array([1.0, 2.0, 4.0])
+    with pytest.warns(neula.IllConditionedWarning, match=r"A\[1\]"):
+        result = neula.solve(A, b)
+    assert result.accepted.tolist() == [True, False, True]
+    assert result.forward_errors[1] == math.inf
+    assert (result.forward_errors[[0, 2]] <= 2 * U64).all()
+    np.testing.assert_array_equal(result.x[[0, 2]], [b, b / 2])
+    with pytest.raises(neula.AccuracyError) as caught:
+        neula.solve(A, b, strict=True)
+    assert caught.value.indices == ((1,),)
+
+
+# ---------------------------------------------------------------- what is sure
+
+
+@pytest.mark.parametrize("name", datasets.nist_names())
+def test_nist_data_sets_have_the_digits_that_their_rounded_matrices_allow(name: str) -> None:
+    problem = datasets.nist(name)
+    result = neula.lstsq(problem.A, problem.b)
+    assert datasets.log_relative_error(result.x, problem.certified) >= NIST[name] - 0.3
+    assert result.converged
+    assert result.rank == problem.A.shape[1]
+    assert (result.x != 0).all()
+    assert result.digits > 15
+    judge = LeastSquares(problem.A, problem.b[:, None], rcond=0.0)
+    assert judge.errors(result.x[:, None], result.rank)[0] <= result.forward_error
+
+
+@pytest.mark.parametrize("rows", [(0, -24), (0, -8, -16, -24), (24, 0, 0, 0)])
+@pytest.mark.parametrize("consistent", [False, True])
+def test_wide_matrices_whose_rows_differ(rows: tuple[int, ...], consistent: bool) -> None:
+    rng = np.random.default_rng(1)
+    A = rng.standard_normal((len(rows), 9)) * 10.0 ** np.array(rows, dtype=float)[:, None]
+    b = A @ rng.standard_normal((9, 1)) if consistent else rng.standard_normal((len(rows), 1))
+    result = neula.lstsq(A, b)
+    judge = LeastSquares(A, b, rcond=9 * 2.0**-52)
+    assert judge.ranks == (result.rank,)
+    assert judge.errors(result.x, result.rank)[0] <= result.forward_error
+    assert result.converged == (result.forward_error <= 0.1)
+
+
+@pytest.mark.parametrize("exponent", [-190, 190, 300])
+@pytest.mark.parametrize("shape", [(9, 4), (4, 9), (5, 5)])
+def test_elements_near_the_ends_of_the_range(shape: tuple[int, int], exponent: int) -> None:
+    """Squares of which overflow or underflow: the answer is the same, in other units."""
+    rng = np.random.default_rng(1)
+    A, b = rng.standard_normal(shape) * 10.0**exponent, rng.standard_normal((shape[0], 1))
+    result = neula.lstsq(A, b)
+    assert result.converged
+    errors = LeastSquares(A, b, rcond=1e-15).errors(result.x, min(shape))
+    assert errors[0] <= result.forward_error <= 2 * U64
+    if shape[0] == shape[1]:
+        solved = neula.solve(A, b)
+        assert solved.converged
+        assert System(A, b).errors(solved.x, 5)[0] <= solved.forward_error <= 2 * U64
+
+
+@pytest.mark.parametrize(
+    ("A", "x", "exactly"),
+    [
+        (np.diag([1e-30, 1.0]), [3.0, 5.0], False),
+        (np.eye(5)[[2, 0, 1, 4, 3]], [1.0, 2.0, 3.0, 4.0, 5.0], True),
+        ([[3.0]], [7.0], True),
+        ([[2.0**-1030]], [1.0], True),
+        ([[2.0, 0.0], [0.0, 4.0]], [0.0, 0.0], True),
+    ],
+)
+def test_systems_without_a_difficulty(A: list[list[float]], x: list[float], exactly: bool) -> None:
+    """The condition number is that of normalized columns: near 1, estimated within a factor of 3."""
+    a, expected = np.array(A), np.array(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = neula.solve(a, a @ expected)
+    assert result.converged
+    assert 1 <= result.condition <= 3
+    assert result.forward_error <= 2 * U64
+    np.testing.assert_allclose(result.x, expected, rtol=0 if exactly else 2 * U64)
+
+
+@pytest.mark.parametrize("cond", [1e2, 1e8])
+def test_solve_to_the_forward_error(cond: float) -> None:
+    """Above the small size, with factors in a low precision."""
+    A, b, x = known_system(300, cond)
+    backward = neula.solve(A, b, engine="emulated")
+    forward = neula.solve(A, b, engine="emulated", certify="forward")
+    for result in (backward, forward):
+        assert result.converged
+        assert not result.method.startswith("lu fp64")
+        assert scaled_error(A, result.x, x) <= result.forward_error
+        assert result.digits == pytest.approx(-math.log10(result.forward_error))
+    assert forward.forward_error <= 2 * U64 < backward.forward_error
+
+
+@pytest.mark.parametrize("cond", [1e2, 1e8])
+@pytest.mark.parametrize("engine", ["cpu", "emulated"])
+def test_lstsq_to_the_forward_error(engine: str, cond: float) -> None:
+    A, b, x = known_problem(800, 130, cond)
+    backward = neula.lstsq(A, b, engine=engine)
+    forward = neula.lstsq(A, b, engine=engine, certify="forward")
+    for result in (backward, forward):
+        assert result.converged
+        assert "cgls" in result.factorization
+        assert scaled_error(A, result.x, x) <= result.forward_error
+        assert result.digits == pytest.approx(-math.log10(result.forward_error))
+    assert forward.forward_error <= 2 * U64 < backward.forward_error
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_narrow_types_are_rounded_once(dtype: str) -> None:
+    rng = np.random.default_rng(1)
+    u = float(np.finfo(dtype).eps) / 2
+    for A in (rng.standard_normal((20, 6)), rng.standard_normal((6, 20)), rng.standard_normal((6, 6))):
+        a, b = A.astype(dtype), rng.standard_normal((len(A), 2)).astype(dtype)
+        result = neula.lstsq(a, b) if A.shape != (6, 6) else neula.solve(a, b)
+        judge = LeastSquares(a.astype(float), b.astype(float), rcond=0.0)
+        errors = judge.errors(result.x.astype(float), 6)
+        assert (errors <= result.forward_errors).all()
+        assert result.forward_error <= 2 * u
+
+
+# ---------------------------------------------------------------- shapes and names
+
+
+@pytest.mark.parametrize("function", [neula.lstsq, neula.solve])
+def test_shapes_of_the_evidence(function: Callable[..., Any]) -> None:
+    rng = np.random.default_rng(1)
+    A = rng.standard_normal((2, 3, 5, 5))
+    for b, shape in (
+        (rng.standard_normal((2, 3, 5, 4)), (2, 3, 4)),
+        (rng.standard_normal((2, 3, 5, 1)), (2, 3, 1)),
+        (rng.standard_normal(5), (2, 3)),
+    ):
+        result = function(A, b)
+        assert result.forward_errors.shape == shape
+        assert result.conditions.shape == result.backward_errors.shape == result.accepted.shape == (2, 3)
+        assert result.forward_errors.dtype == result.conditions.dtype == np.float64
+        assert result.forward_error == result.forward_errors.max()
+        assert result.condition == result.conditions.max()
+        assert result.digits == pytest.approx(-math.log10(result.forward_error))
+    single = function(A[0, 0], rng.standard_normal((5, 4)))
+    assert single.forward_errors.shape == (4,)
+    assert np.shape(single.conditions) == np.shape(single.accepted) == ()
+    tensors = function(torch.from_numpy(A), torch.ones(5, dtype=torch.float64))
+    assert isinstance(tensors.forward_errors, torch.Tensor)
+    assert isinstance(tensors.conditions, torch.Tensor)
+
+
+@pytest.mark.parametrize("function", [neula.lstsq, neula.solve])
+def test_digits_of_a_solution_that_is_exact(function: Callable[..., Any]) -> None:
+    result = function(np.eye(3), np.zeros(3))
+    assert (result.forward_error, result.digits) == (0.0, math.inf)
+
+
+@pytest.mark.parametrize("function", [neula.lstsq, neula.solve])
+def test_unknown_certificates(function: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match=r"unknown certify 'both': choose one of 'backward', 'forward'"):
+        function(np.eye(2), np.ones(2), certify="both")
