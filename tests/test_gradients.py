@@ -328,8 +328,11 @@ def test_the_backward_pass_solves_by_the_same_variant():
     """Factors in fp16 are enough for a solution to fp16, and not for its gradient, which is in double."""
     a = random_matrix("geometric", 100, 100, cond=1e10).requires_grad_()
     options = {"engine": "emulated", "compute": "fp16", "pivot": "partial"}
-    result = neula.solve(a, variable(100, seed=1).detach(), accuracy="fp16", **options, strict=True)
-    with pytest.raises(neula.AccuracyError, match=r"fp64 accuracy.*fp16 with pivoting"):
+    b = variable(100, seed=1).detach()
+    with pytest.warns(neula.IllConditionedWarning, match=r"fp16 accuracy.*no digit"):
+        result = neula.solve(a, b, accuracy="fp16", **options)
+    assert result.backward_error <= result.tolerance
+    with pytest.warns(neula.AccuracyWarning, match=r"fp64 accuracy.*fp16 with pivoting"):
         result.x.sum().backward()
 
 

@@ -904,7 +904,7 @@ def test_autocast_does_not_reach_inside(rng):
         np.testing.assert_array_equal(neula.lstsq(A, b, engine="emulated").x, expected)
 
 
-@pytest.mark.parametrize("cond", [1e9, 1e11, 1e12])
+@pytest.mark.parametrize("cond", [1e9, 1e10, 1e11])
 @pytest.mark.parametrize("columns", [1, 3])
 def test_consistent_and_ill_conditioned(cond: float, columns: int, rng: np.random.Generator) -> None:
     """A residual that vanishes must not leave the errors of gradients that do not."""

@@ -262,7 +262,8 @@ def _solve_each(
 ) -> None:
     """One problem after the other; the attempts are those of the worst."""
     worst: tuple[tuple[bool, float], Found] | None = None
-    for where in places.split(1):
+    for place in places.tolist():
+        where = places.new_tensor([place])
         one = alone(a[where], b[where], found.members.at(where), options)
         found.members.put(where, one.members)
         found.iterations += one.iterations

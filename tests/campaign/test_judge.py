@@ -147,7 +147,8 @@ def test_singular_systems_raise() -> None:
     numbers = honest(SYSTEM)
     result = replace(numbers, x=np.ones((3, 1)), forward_errors=np.ones(1))
     assert found(verdict_on(SINGULAR, result)) == {("unsound", "singular")}
-    assert found(verdict_on(SINGULAR, result, neula.AccuracyWarning)) == {("violation", "not raised")}
+    # Elimination with rounding errors need not find a pivot of zero.
+    assert found(verdict_on(SINGULAR, result, neula.AccuracyWarning)) == set()
 
 
 def test_errors_that_must_not_be() -> None:
@@ -159,12 +160,14 @@ def test_errors_that_must_not_be() -> None:
     assert found(verdict_on(huge, OverflowError("large"))) == set()
 
 
-def test_numerically_singular_is_not_accepted() -> None:
+def test_a_residual_longer_than_b_is_not_accepted() -> None:
+    """Rounding the exact solution is enough for it where the condition exceeds the reciprocal of u."""
     numbers, truth = honest(SYSTEM), truths(build(ILL_CONDITIONED))[0]
     assert isinstance(truth, System)
     x = truth.rounded_solution(12)
     result = replace(numbers, x=x, forward_errors=np.ones(1), condition=truth.condition(12))
-    assert ("violation", "singular") in found(verdict_on(ILL_CONDITIONED, result))
+    ratios = truth.residual_ratios(x)
+    assert (("violation", "residual") in found(verdict_on(ILL_CONDITIONED, result))) == bool((ratios > 1).any())
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)

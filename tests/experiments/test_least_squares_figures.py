@@ -113,7 +113,7 @@ def test_draws(figure: Figure, request: pytest.FixtureRequest) -> None:
 
 
 def test_solvers_are_measured() -> None:
-    shapes = [(90, 12), (40, 20)]
+    shapes = [(1100, 100), (2800, 64)]  # large enough for the chain that the paper is about
     rows = stored(ls.measure_solvers(Setting(Scale.small), shapes))
     assert len(rows) == len(shapes) * len(ls.MATRICES) * 3
     for case in ls._cases(rows):

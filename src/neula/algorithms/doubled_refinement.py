@@ -140,9 +140,9 @@ def refine_doubled(
         steps += 1
         high, low = add_to_pair(high, low, torch.where(active[:, None], found.correction, 0.0))
         found = system.evaluate(b, high, low)
-        before, error = error, over(found.error, system.size(high))
-        # The first correction may be far off along the small singular vectors, and bring an error above 1.
-        active &= (error > tolerance) & ((error < STAGNATION * before) | (steps < 2))
+        before, error = error, found.error
+        # Not relative to x: first corrections may be far too long, and those errors then stay at 1.
+        active &= (error > tolerance * system.size(high)) & (error < STAGNATION * before)
     size = system.size(high)
     forward_error = over(found.error, size) + over(system.size(low), size)
     trusted = (system.rate <= MAX_RATE)[:, None] & forward_error.isfinite()

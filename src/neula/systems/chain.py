@@ -363,9 +363,7 @@ def _members(system: System, outcome: Outcome) -> Members:
     residual = refined.residual
     if options.dtype != torch.float64 or system.scaled is not None:  # x is not what was refined
         residual = residual + system.a @ (refined.x - system.rescale(x))
-    # What rounding errors may have hidden.
-    noise = FP64.u * system.scalings[0].norm * refined.x.abs().amax(0)
-    good = good and bool((norm(system.units * residual, dim=0) + noise <= longest).all())
+    good = good and bool((norm(system.units * residual, dim=0) + _hidden(system, refined.x) <= longest).all())
     return Members(
         x=x[None],
         forward_error=forward_error[None],
@@ -374,6 +372,16 @@ def _members(system: System, outcome: Outcome) -> Members:
         growth=x.new_tensor([outcome.growth]),
         accepted=((forward_error <= SURE).all() & good)[None],
     )
+
+
+def _hidden(system: System, x: torch.Tensor) -> torch.Tensor:
+    """What rounding errors may hide of a residual, in the norm: ``u || |A| |x| ||``, shape (k,)."""
+    coarse = FP64.u * system.scalings[0].norm * x.abs().amax(0)
+    if bool((coarse <= len(system.a) * FP64.u * system.b.abs().amax(0)).all()):
+        return coarse
+    rows = max(1, (1 << 22) // system.a.shape[1])
+    image = torch.cat([block.abs() @ x.abs() for block in system.a.split(rows)])
+    return FP64.u * torch.linalg.vector_norm(system.units * image, dim=0)
 
 
 def _reason(outcome: Outcome, members: Members, bound: float) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from neula.algorithms.batched_lstsq import probes
+from neula.algorithms.batched_lstsq import PROBES
 from neula.algorithms.condition import random_direction
 from neula.algorithms.doubled_refinement import DOUBLED, MAX_RATE, add_to_pair
 from neula.algorithms.equilibrate import Equilibration
@@ -17,6 +17,7 @@ from neula.algorithms.refinement import STAGNATION, over
 from neula.algorithms.scaling import power_of_two_scales
 from neula.engines import FP64
 from neula.kernels.doubled import Doubled
+from neula.random_vectors import gaussian
 from neula.systems.problem import Options
 from neula.systems.scaled import Scaled
 
@@ -38,7 +39,7 @@ SAFE_NORMS = (1e-140, 1e150)
 UNCERTAIN = 3.0
 """Factor for a norm that one vector shows, which is not that of the inverse of A itself."""
 
-UNSOLVED = 0.5
+UNSOLVED = 0.2
 """Part of its residual that is left if GMRES did not solve for it: A is singular, as far as it can tell."""
 
 PASSES = 8
@@ -119,6 +120,7 @@ class Evidence:
             units = torch.ones_like(rows) if scaled is None else scaled.units[0]
             condition = measured(1 / units) * _scaled_norm(a, units[:, 0], sizes)
         condition = condition.nan_to_num(torch.inf, torch.inf).clamp_min(1.0)
+        inverse = torch.where(condition.isfinite(), inverse, torch.inf)
         return cls(a, scales, sizes, norm, inverse, condition)
 
     def size(self, x: torch.Tensor) -> torch.Tensor:
@@ -183,7 +185,8 @@ def _solve(factors: Factorization, a: torch.Tensor, scales: Equilibration) -> bo
     By what is left of random vectors, in the variables of the scaled matrix.
     """
     columns = scales.columns[:, None]
-    z = columns * probes(len(a), a.device)
+    # Not unit vectors: right-hand sides that are columns of A are rounded as A was, and the errors cancel.
+    z = columns * gaussian(len(a), PROBES, a.dtype, a.device, seed=1) / PROBES**0.5
     return bool(torch.linalg.matrix_norm((z - factors.solve(a @ z)) / columns) <= SOLVED)
 
 
