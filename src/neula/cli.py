@@ -1,7 +1,7 @@
 """The command line: files in, a certified answer out.
 
-Exit codes: 0 solved and certified, 1 solved but not to the accuracy asked for, 2 bad input, 70 a defect of
-neula itself, 130 interrupted.
+Exit codes: 0 solved and certified, 1 solved but not to the accuracy asked for or without a sure digit, 2 bad
+input, 70 a defect of neula itself, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from neula.experiments.qr_paper import QR_PAPER
 from neula.experiments.reproduce import Paper, reproduce
 from neula.experiments.tsqr_paper import TSQR_PAPER
 from neula.files import FileError, check_output, read_matrix, split_key, write_files
+from neula.forward_error import SURE
 from neula.result import AccuracyWarning, Attempt, LstsqResult, QRResult, SolveResult, SVDResult
 
 CERTIFIED, NOT_CERTIFIED, BAD_INPUT, DEFECT, INTERRUPTED = 0, 1, 2, 70, 130
@@ -55,7 +56,8 @@ app = typer.Typer(
     help="Dense linear algebra on neural engines: half-precision speed, certified accuracy.\n\n"
     "Matrices are read from .npy, .npz (file.npz:key chooses an array), .csv, .mtx and .mtx.gz files, "
     "and written to .npy, .npz, .csv and .mtx files.",
-    epilog="Exit codes: 0 solved and certified; 1 solved, but not to the accuracy asked for; 2 bad input.",
+    epilog="Exit codes: 0 solved and certified; 1 solved, but not to the accuracy asked for, or so "
+    "ill-conditioned that no digit is sure; 2 bad input.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -70,6 +72,13 @@ class Accuracy(StrEnum):
     tf32 = "tf32"
     fp32 = "fp32"
     fp64 = "fp64"
+
+
+class Certify(StrEnum):
+    """What is refined until it is at the level of the accuracy."""
+
+    backward = "backward"
+    forward = "forward"
 
 
 class EngineName(StrEnum):
@@ -112,6 +121,16 @@ SolutionOption = Annotated[Path | None, typer.Option("--output", "-o", help="Fil
 AccuracyOption = Annotated[
     Accuracy | None,
     typer.Option("--accuracy", help="Accuracy of the answer; the default is that of the input's dtype."),
+]
+CertifyOption = Annotated[
+    Certify,
+    typer.Option(
+        "--certify",
+        help="backward: stop at the backward error; forward: refine until the digits of x are right.",
+    ),
+]
+RcondOption = Annotated[
+    float | None, typer.Option("--rcond", help="Singular values below rcond times the largest count as zero.")
 ]
 EngineOption = Annotated[EngineName, typer.Option("--engine", help="What multiplies.")]
 JsonOption = Annotated[
@@ -163,9 +182,8 @@ def lstsq(
     engine: EngineOption = EngineName.auto,
     damp: Annotated[float, typer.Option(help="Minimize ||Ax - b||^2 + damp^2 ||x||^2.")] = 0.0,
     weights: Annotated[str | None, typer.Option(metavar="FILE", help="File of one weight per row.")] = None,
-    rcond: Annotated[
-        float | None, typer.Option(help="Singular values below rcond times the largest count as zero.")
-    ] = None,
+    rcond: RcondOption = None,
+    certify: CertifyOption = Certify.backward,
     as_json: JsonOption = False,
 ) -> None:
     """Solve the least-squares problem min ||Ax - b||; with m < n, the solution of minimum norm."""
@@ -175,7 +193,7 @@ def lstsq(
         row_weights = None if weights is None else run.read("weights", weights, column_as_vector=True)
         result: LstsqResult = run.compute(
             lambda neula, **common: neula.lstsq(
-                matrix, rhs, damp=damp, weights=row_weights, rcond=rcond, **common
+                matrix, rhs, damp=damp, weights=row_weights, rcond=rcond, certify=certify.value, **common
             ),
             accuracy,
             engine,
@@ -189,6 +207,7 @@ def lstsq(
         "iterations": result.iterations,
         "backward_error": result.backward_error,
         "tolerance": result.tolerance,
+        **_digits_facts(result),
         "optimality": result.optimality,
         "residual_norm": result.residual_norm,
         "rank": result.rank,
@@ -200,7 +219,7 @@ def lstsq(
         "engine": result.engine,
         **_attempt_rows(result.attempts),
         "iterations": str(result.iterations),
-        "backward error": f"{result.backward_error:.1e} (tolerance {result.tolerance:.1e})",
+        **_digits_rows(result),
         "residual norm": _norms(result.residual_norm),
         "rank": f"{rank} of {full}" + (", solution of minimum norm" if rank < full else ""),
     }
@@ -217,6 +236,7 @@ def solve(
     ] = Structure.gen,
     accuracy: AccuracyOption = None,
     engine: EngineOption = EngineName.auto,
+    certify: CertifyOption = Certify.backward,
     as_json: JsonOption = False,
 ) -> None:
     """Solve the linear system Ax = b with a square matrix A."""
@@ -224,7 +244,9 @@ def solve(
         run.check_outputs([a, b], (output, 1))
         matrix, rhs = run.read("A", a), run.read("b", b, column_as_vector=True)
         result: SolveResult = run.compute(
-            lambda neula, **common: neula.solve(matrix, rhs, assume_a=assume_a.value, **common),
+            lambda neula, **common: neula.solve(
+                matrix, rhs, assume_a=assume_a.value, certify=certify.value, **common
+            ),
             accuracy,
             engine,
         )
@@ -237,6 +259,7 @@ def solve(
         "iterations": result.iterations,
         "backward_error": result.backward_error,
         "tolerance": result.tolerance,
+        **_digits_facts(result),
         "growth": result.growth,
         "history": result.history,
         "attempts": result.attempts,
@@ -245,7 +268,7 @@ def solve(
         "engine": result.engine,
         **_attempt_rows(result.attempts),
         "iterations": str(result.iterations),
-        "backward error": f"{result.backward_error:.1e} (tolerance {result.tolerance:.1e})",
+        **_digits_rows(result),
         "growth": f"{result.growth:.1e}",
     }
     _finish_solution(run, result, facts, rows, output)
@@ -282,17 +305,20 @@ def qr(
 def orth(
     a: MatrixFile,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File for Q.")] = None,
+    rcond: RcondOption = None,
     accuracy: AccuracyOption = None,
     engine: EngineOption = EngineName.auto,
     as_json: JsonOption = False,
 ) -> None:
-    """Orthonormalize the columns of A."""
+    """Orthonormal basis of the columns of A; with --rcond of its numerical range."""
     with _running("orth", as_json) as run:
         run.check_outputs([a], (output, 1))
         matrix = run.read("A", a)
-        result: QRResult = run.compute(lambda neula, **common: neula.qr(matrix, **common), accuracy, engine)
-        run.write({output: {"Q": result.Q}})
-    _finish_qr(run, result)
+        q = run.compute(lambda neula, **common: neula.orth(matrix, rcond, **common), accuracy, engine)
+        run.write({output: {"Q": q}})
+    facts = {"converged": run.missed is None, "columns": q.shape[-1], "rcond": rcond}
+    columns = f"{q.shape[-1]}, of {matrix.shape[-1]} in A" + ("" if rcond is None else f" (rcond {rcond:g})")
+    run.finish(facts, {"columns": columns}, reached=run.missed)
 
 
 @app.command()
@@ -536,6 +562,8 @@ class _Run:
         self._inputs: dict[str, dict[str, Any]] = {}
         self._outputs: dict[str, list[str]] = {}
         self._seconds: dict[str, float] = {}
+        self.missed: str | None = None
+        """What a warning said that the accuracy, or the rank, was missed."""
 
     def check_outputs(self, inputs: Sequence[str | None], *outputs: tuple[Path | None, int]) -> None:
         """Notice before the work that a result could not be saved, or would replace the input."""
@@ -559,10 +587,26 @@ class _Run:
 
     def compute(self, solve: Callable[..., Any], accuracy: Accuracy | None, engine: EngineName) -> Any:
         """Call ``solve(neula, accuracy=..., engine=..., progress=...)``."""
-        with self._timed("compute"):
+        with self._timed("compute"), self._noticing():
             self.progress("starting", 0.0)
             wanted = None if accuracy is None else accuracy.value
             return solve(neula, accuracy=wanted, engine=engine.value, progress=self.progress)
+
+    @contextmanager
+    def _noticing(self) -> Iterator[None]:
+        """Keep an AccuracyWarning for the last line, whatever filters the user has set; show all others."""
+        with warnings.catch_warnings():
+            show_others = warnings.showwarning
+
+            def show(message: Warning | str, category: type[Warning], *place: Any) -> None:
+                if issubclass(category, AccuracyWarning):
+                    self.missed = " ".join(str(message).split())
+                else:
+                    show_others(message, category, *place)
+
+            warnings.simplefilter("always", AccuracyWarning)
+            warnings.showwarning = show  # type: ignore[assignment]
+            yield
 
     def write(self, contents: Mapping[Path | None, Mapping[str, np.ndarray]]) -> None:
         """Write the arrays to the files that were asked for, all or none."""
@@ -607,7 +651,7 @@ class _Run:
                 print(answer)
         if reached is not None:
             saved = "; the best that was found is in " + ", ".join(self._outputs) if self._outputs else ""
-            self.say(f"not the accuracy asked for: {reached}{saved}")
+            self.say((self.missed or f"not the accuracy asked for: {reached}") + saved)
         raise typer.Exit(CERTIFIED if reached is None else NOT_CERTIFIED)
 
     def _print_summary(self, rows: Mapping[str, str], *, certified: bool) -> None:
@@ -657,11 +701,10 @@ def _guarded(command: str, as_json: bool, err: Console) -> Iterator[None]:
 
 @contextmanager
 def _warnings_in_one_line(err: Console) -> Iterator[None]:
-    """Show warnings without the source line; the exit code says already what an AccuracyWarning says."""
+    """Show warnings without the source line."""
 
-    def show(message: Warning | str, category: type[Warning], *_: object) -> None:
-        if not issubclass(category, AccuracyWarning):
-            err.print(f"neula: warning: {message}", soft_wrap=True)
+    def show(message: Warning | str, *_: object) -> None:
+        err.print(f"neula: warning: {message}", soft_wrap=True)
 
     with warnings.catch_warnings():
         warnings.showwarning = show  # type: ignore[assignment]
@@ -695,6 +738,26 @@ def _finish_solution(
         reached=None if result.converged else error,
         answer=None if output else _solution_text(result.x),
     )
+
+
+def _digits_facts(result: LstsqResult | SolveResult) -> dict[str, float]:
+    return {
+        "condition": result.condition,
+        "forward_error": result.forward_error,
+        "digits": result.digits,
+    }
+
+
+def _digits_rows(result: LstsqResult | SolveResult) -> dict[str, str]:
+    error = result.forward_error
+    sure = f"{result.digits:.1f} are sure" if error <= SURE else "none is sure"
+    if error <= np.finfo(result.x.dtype).eps / 2:
+        sure = "all are sure"
+    return {
+        "backward error": f"{result.backward_error:.1e} (tolerance {result.tolerance:.1e})",
+        "condition": f"{result.condition:.1e}",
+        "digits of x": f"{sure} (forward error {error:.1e})",
+    }
 
 
 def _finish_qr(run: _Run, result: QRResult) -> NoReturn:

@@ -164,8 +164,6 @@ class Underdetermined(_Factored):
     ----------
     columns : Tensor, shape (batch, n, 1)
         Norms of the columns of A, up to a common factor: the diagonal of D.
-    norm_bound, inverse_norm : Tensor, shape (batch, 1)
-        ``||B||_2`` and ``||B^+||_2`` from above for ``B = A D^-1``.
     """
 
     def __init__(
