@@ -221,16 +221,17 @@ def _solve(a: torch.Tensor, b: torch.Tensor, options: Options, *, is_batch: bool
     found = Found(Members.missing(len(a), a.shape[2], b.shape[2], a.device))
     if a.numel() == 0 or b.numel() == 0:
         return _empty(a, b, found)
+    together = _go_together(a, options)
     if not is_batch:
-        check_finite(a[0], options.engine.column_max(a[0]), "A")
+        if together:  # alone, it is looked at there
+            check_finite(a[0], options.engine.column_max(a[0]), "A")
         check_finite(b[0].squeeze(-1), options.engine.column_max(b[0]), "b")
     left = torch.arange(len(a), device=a.device)
-    together = _go_together(a, options)
     for link in links(options) if together else ():
         left = solve_together(a, b, left, link, found, options)
         if len(left) == 0:
             return _without_vanished(a, b, found, options)
-    finite = finite_members(a[left]) & finite_members(b[left])
+    finite = finite_members(a[left]) & finite_members(b[left]) if is_batch else torch.ones_like(left).bool()
     _solve_each(a, b, left[finite], solve_by_svd if together else solve_alone, found, options)
     if not bool(finite.all()):
         unusable = left[~finite]

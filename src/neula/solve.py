@@ -229,7 +229,8 @@ def _solve(
     if a.numel() == 0 or b.numel() == 0:
         return _empty(a, found)
     check_finite(given_b, options.engine.column_max(b.reshape(-1, k)), "b")
-    check_finite(given_a, options.engine.column_max(a.reshape(-1, n)), "A")
+    if not bool(torch.linalg.vector_norm(a, dim=2).isfinite().all()):  # or squares overflow
+        check_finite(given_a, torch.linalg.vector_norm(a, torch.inf, dim=2), "A")
     direct = _is_direct(n, options)
     left = torch.arange(count, device=a.device)
     try:

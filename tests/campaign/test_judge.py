@@ -167,7 +167,9 @@ def test_a_residual_longer_than_b_is_not_accepted() -> None:
     x = truth.rounded_solution(12)
     result = replace(numbers, x=x, forward_errors=np.ones(1), condition=truth.condition(12))
     ratios = truth.residual_ratios(x)
-    assert (("violation", "residual") in found(verdict_on(ILL_CONDITIONED, result))) == bool((ratios > 1).any())
+    assert (("violation", "residual") in found(verdict_on(ILL_CONDITIONED, result))) == bool(
+        (ratios > 1).any()
+    )
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)

@@ -260,8 +260,8 @@ def lengths(x: torch.Tensor) -> torch.Tensor:
     return torch.linalg.vector_norm(x, dim=1)
 
 
-def probes(n: int, device: torch.device) -> torch.Tensor:
+def probes(n: int, device: torch.device, count: int = PROBES) -> torch.Tensor:
     """Vectors z with ``||A||_F^2 = E ||A z||_F^2``, shape (n, p): unit vectors, or Gaussian ones."""
     if n <= PROBES:
         return torch.eye(n, dtype=torch.float64, device=device)
-    return gaussian(n, PROBES, torch.float64, device, seed=1) / PROBES**0.5
+    return gaussian(n, count, torch.float64, device, seed=1) / count**0.5

@@ -1,12 +1,12 @@
 """Refinement with residuals in twice the working precision, until the forward error is that of the format.
 
 Residuals that are as accurate as a format of 106 bits makes them show the error of x itself: what a solver
-with a rate of convergence well below one makes of them is the error, up to that rate, which bounds what is left
-once they are corrected (for linear systems
-Carson and Higham, "Accelerating the Solution of Linear Systems by Iterative Refinement in Three Precisions",
-SIAM J. Sci. Comput. 40, 2018; for least squares Björck, "Iterative refinement of linear least squares
-solutions I", BIT 7, 1967, and Demmel, Hida, Riedy, Li, "Extra-precise iterative refinement for overdetermined
-least squares problems", ACM Trans. Math. Softw. 35, 2009).
+with a rate of convergence well below one makes of them is the error, up to that rate, which bounds what is
+left once it is corrected. For linear systems see Carson and Higham, "Accelerating the Solution of Linear
+Systems by Iterative Refinement in Three Precisions", SIAM J. Sci. Comput. 40, 2018; for least squares Björck,
+"Iterative refinement of linear least squares solutions I", BIT 7, 1967, and Demmel, Hida, Riedy, Li,
+"Extra-precise iterative refinement for overdetermined least squares problems", ACM Trans. Math. Softw. 35,
+2009.
 
 Unknowns are unevaluated sums of two float64 numbers. Rounded to one, their errors along the large singular
 vectors would come back in every step, magnified along the small ones by the square of the condition number.

@@ -28,7 +28,7 @@ from neula.engines import FP64, Engine, Format
 from neula.forward_error import SURE
 from neula.progress import digits_done, stage
 from neula.result import Attempt
-from neula.systems.evidence import Evidence
+from neula.systems.evidence import Evidence, column_norms
 from neula.systems.problem import Found, Members, Options
 from neula.systems.scaled import Scaled
 
@@ -75,6 +75,8 @@ class System:
     a : Tensor, shape (n, n)
     b : Tensor, shape (n, k)
         With largest elements near 1.
+    sizes : Tensor, shape (n,)
+        Norms of the columns of A: the diagonal of D.
     scales : Equilibration
     scalings : list of Scaling
         What backward errors are measured in.
@@ -86,6 +88,7 @@ class System:
 
     a: torch.Tensor
     b: torch.Tensor
+    sizes: torch.Tensor
     scales: Equilibration
     scalings: list[Scaling]
     bound: float
@@ -151,16 +154,18 @@ def solve_alone(a: torch.Tensor, b: torch.Tensor, options: Options, *, direct: b
 def _prepare(a: torch.Tensor, b: torch.Tensor, options: Options) -> System:
     """Choose the scales, measure the norms; numbers near the ends of the range are scaled in a copy."""
     diagonal = _positive_diagonal(a) if options.positive else None
-    sizes = torch.cat([torch.linalg.vector_norm(a, math.inf, dim=d) for d in (0, 1)])
-    sizes = torch.cat([sizes, options.engine.column_max(b)])
+    row_norms, sizes, b_max = _norms(a, b, options)
     scaled = None
-    if int(binary_exponents(sizes).abs().amax()) > SAFE_EXPONENT:
+    exponents = binary_exponents(torch.cat([row_norms, sizes, b_max]).nan_to_num(math.inf)).abs().amax()
+    if not bool(row_norms.isfinite().all() & sizes.isfinite().all()) or int(exponents) > SAFE_EXPONENT:
         scaled = Scaled.of(a[None], b[None])
         a, b = scaled.a[0], scaled.b[0]
         diagonal = a.diagonal() if options.positive else None
+        row_norms, _, b_max = _norms(a, b, options)
+        sizes = scaled.norms[0, :, 0]
+    sizes = torch.where(sizes > 0, sizes, 1.0)
     # Powers of two, so that norms neither overflow nor underflow.
-    b_scales = power_of_two_scales(options.engine.column_max(b))
-    row_norms = torch.linalg.vector_norm(a, 1, dim=1)
+    b_scales = power_of_two_scales(b_max)
     if diagonal is not None:
         scales = equilibrate_symmetric(diagonal)
     else:
@@ -169,7 +174,14 @@ def _prepare(a: torch.Tensor, b: torch.Tensor, options: Options) -> System:
     if not scales.trivial:
         scalings.append(Scaling(scales.norm(a), scales.rows, scales.columns))
     bound = solve_bound(options.target, len(a))
-    return System(a, b * b_scales, scales, scalings, bound, options, b_scales, scaled)
+    return System(a, b * b_scales, sizes, scales, scalings, bound, options, b_scales, scaled)
+
+
+def _norms(
+    a: torch.Tensor, b: torch.Tensor, options: Options
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """1-norms of the rows of A, norms of its columns, largest elements of the columns of b."""
+    return torch.linalg.vector_norm(a, 1, dim=1), column_norms(a), options.engine.column_max(b)
 
 
 def _links(system: System) -> Iterator[Outcome]:
@@ -335,6 +347,7 @@ def _refine(system: System, label: str, factors: Factorization) -> Outcome:
         system.scales,
         correct if by_gmres else None,
         options.max_iterations,
+        system.sizes,
         system.scaled,
     )
     if options.forward:

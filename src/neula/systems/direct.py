@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from neula.accuracy import solve_bound
-from neula.algorithms.batched_lstsq import MARGIN, lengths, probes, schatten_bounds
+from neula.algorithms.batched_lstsq import MARGIN, lengths, probes
 from neula.algorithms.doubled_refinement import DOUBLED, MAX_STEPS, Evaluation, refine_doubled
-from neula.algorithms.inverse_norm import inverse_norm
+from neula.algorithms.inverse_norm import inverse_norm, norm_of
 from neula.algorithms.refinement import Measures, over
 from neula.algorithms.scaling import shift
 from neula.engines import FP64
@@ -24,6 +24,9 @@ from neula.systems.scaled import Scaled
 
 CHUNK = {"cpu": 1 << 19, "cuda": 1 << 26}
 """Elements of a batch that are worked on together, as for least squares."""
+
+VECTORS = 3
+"""Random vectors that show how well factors solve; with LAPACK's that is more than is needed."""
 
 DOUBLED_ORDER = {"cpu": 512, "cuda": 1 << 14}
 """Order up to which residuals in twice the working precision cost less than a part of the factorization, so
@@ -148,7 +151,7 @@ class Square:
         self.a, self.factors, self.sizes = a, factors, sizes
         self.doubled = Doubled.of(a) if doubled else None
         self._norm = torch.linalg.matrix_norm(a)[:, None]
-        z = probes(a.shape[-1], a.device).expand(len(a), -1, -1)
+        z = probes(a.shape[-1], a.device, VECTORS).expand(len(a), -1, -1)
         one = torch.ones_like(sizes)
         self.inverse_norm = inverse_norm(factors.solve, factors.solve_transposed, sizes, one)[0][:, None]
         # Rounding errors of a solve, also where none happen to be in what is measured.
@@ -219,12 +222,14 @@ def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members
 
 def _condition(scaled: Scaled, system: Square) -> torch.Tensor:
     """Condition number of ``B = A D^-1`` with the rows of A in their own units, shape (batch,)."""
-    units = scaled.units
-    matrix = units * scaled.a / scaled.norms.mT
-    # Units below the smallest normal number: singular for all that matters.
-    right = 1 / units
-    norm = inverse_norm(system.factors.solve, system.factors.solve_transposed, scaled.norms, right)[0]
-    return (norm * schatten_bounds(matrix)[0][:, 0]).nan_to_num(torch.inf, torch.inf).clamp_min(1.0)
+    if scaled.trivial or not bool(scaled.rows.any()):
+        condition = system.inverse_norm[:, 0] * norm_of(scaled.a, scaled.norms)
+    else:
+        # Units below the smallest normal number: singular for all that matters.
+        units, factors = scaled.units, system.factors
+        inverse = inverse_norm(factors.solve, factors.solve_transposed, scaled.norms, 1 / units)[0]
+        condition = inverse * norm_of(units * scaled.a, scaled.norms)
+    return condition.nan_to_num(torch.inf, torch.inf).clamp_min(1.0)
 
 
 def _lu(a: torch.Tensor, scaled: Scaled) -> tuple[Factors, torch.Tensor]:
@@ -237,8 +242,8 @@ def _lu(a: torch.Tensor, scaled: Scaled) -> tuple[Factors, torch.Tensor]:
             f"A is singular: pivot {int(info[place]) - 1} is exactly zero (counted from 0); neula.lstsq "
             "gives the solution of minimum norm",
         )
-    largest = scaled.a.abs().amax((1, 2))
-    return _LU(lu, pivots), over(lu.triu().abs().amax((1, 2)), largest)
+    largest = torch.linalg.vector_norm(scaled.a, torch.inf, dim=(1, 2))
+    return _LU(lu, pivots), over(torch.linalg.vector_norm(lu.triu(), torch.inf, dim=(1, 2)), largest)
 
 
 def _cholesky(a: torch.Tensor, scaled: Scaled) -> tuple[Factors, torch.Tensor]:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
 from neula.algorithms.refinement import over
 from neula.algorithms.scaling import LIMIT, binary_exponents, shift
 from neula.engines import FP64
+
+ALIKE, NEAR = 3, 40
+"""Exponents of rows and columns that stay as they are differ by less, and are no larger: scaling is a pass
+over the matrix."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +45,13 @@ class Scaled:
     def of(cls, a: torch.Tensor, b: torch.Tensor) -> Scaled:
         """Scale columns by their largest elements, then rows; no column becomes much smaller by that."""
         a, b = a.double(), b.double()
-        columns = binary_exponents(a.abs().amax(1, keepdim=True))
-        scaled = shift(a, -columns)
+        columns = _alike(binary_exponents(torch.linalg.vector_norm(a, torch.inf, dim=1, keepdim=True)))
+        scaled = shift(a, -columns) if bool(columns.any()) else a
         norms = torch.linalg.vector_norm(scaled, dim=1)[..., None]
         norms = torch.where(norms > 0, norms, 1.0)
-        rows = binary_exponents(scaled.abs().amax(2, keepdim=True))
-        scaled = shift(a, -rows - columns)
+        rows = _alike(binary_exponents(torch.linalg.vector_norm(scaled, torch.inf, dim=2, keepdim=True)))
+        if bool(rows.any()):
+            scaled = shift(a, -rows - columns)
         fraction, exponent = torch.frexp(b)
         exponent = torch.where(b != 0, exponent - rows, -2 * LIMIT)
         b_columns = exponent.amax(1, keepdim=True)
@@ -60,6 +66,11 @@ class Scaled:
         """The inverse of :meth:`unscale`."""
         return shift(x, self.columns.mT - self.b_columns)
 
+    @cached_property
+    def trivial(self) -> bool:
+        """Whether it is the systems as they were given."""
+        return not bool(self.rows.any()) and not bool(self.columns.any())
+
     @property
     def units(self) -> torch.Tensor:
         """Rows of A relative to the largest, shape (batch, n, 1)."""
@@ -70,17 +81,14 @@ class Scaled:
 
         In the infinity norm: ``||r|| / (||A|| ||x|| + ||b||)`` (Rigal and Gaches, 1967), shape (batch, k).
         """
+        scaled = _backward_error(self.a, residual, y, self.b)
+        if self.trivial:
+            return scaled
         units, relative = self.units, self.columns - self.columns.amax(2, keepdim=True)
-        given = units * shift(self.a, relative).abs()
-        sizes = [
-            (self.a.abs(), residual, y, self.b),
-            (given, units * residual, shift(y, -relative.mT), units * self.b),
-        ]
-        errors = [
-            over(r.abs().amax(1), a.sum(2).amax(1)[:, None] * x.abs().amax(1) + b.abs().amax(1))
-            for a, r, x, b in sizes
-        ]
-        return torch.maximum(*errors).nan_to_num(torch.inf, torch.inf)
+        given = units * shift(self.a, relative)
+        return torch.maximum(
+            scaled, _backward_error(given, units * residual, shift(y, -relative.mT), units * self.b)
+        )
 
     def longer(self, residual: torch.Tensor) -> torch.Tensor:
         """Where the residual of the systems that were given exceeds b, shape (batch, k)."""
@@ -95,3 +103,15 @@ class Scaled:
         diagonal = self.a.diagonal(dim1=1, dim2=2)
         exponents = binary_exponents(diagonal)[..., None] + self.rows + self.columns.mT
         return exponents.div(2, rounding_mode="floor")
+
+
+def _alike(exponents: torch.Tensor) -> torch.Tensor:
+    """The same, but zero for matrices whose rows or columns are of one size, and that near 1."""
+    largest, smallest = exponents.amax((1, 2), keepdim=True), exponents.amin((1, 2), keepdim=True)
+    return torch.where((largest - smallest <= ALIKE) & (largest.abs() <= NEAR), 0, exponents)
+
+
+def _backward_error(a: torch.Tensor, r: torch.Tensor, x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    norm = torch.linalg.vector_norm
+    size = norm(a, 1, dim=2).amax(1)[:, None] * norm(x, torch.inf, dim=1) + norm(b, torch.inf, dim=1)
+    return over(norm(r, torch.inf, dim=1), size).nan_to_num(torch.inf, torch.inf)
