@@ -15,7 +15,7 @@ from neula.algorithms.scaling import binary_exponents, shift
 from neula.engines.corrected import FP16_COR, corrects
 from neula.forward_error import SURE
 from neula.least_squares.comparators import unrefined
-from neula.least_squares.minimum_norm import solve_by_svd
+from neula.least_squares.minimum_norm import LABEL, solve_by_svd
 from neula.least_squares.preconditioned import (
     INEXACT,
     LIMITS,
@@ -27,6 +27,7 @@ from neula.least_squares.preconditioned import (
 )
 from neula.least_squares.problem import Found, Members, Options, no_longer
 from neula.least_squares.scaled import ScaledProblems
+from neula.memory import MemoryGuard
 from neula.result import Attempt
 
 GRAM_COLUMNS = 4096
@@ -53,24 +54,27 @@ def solve_alone(a: torch.Tensor, b: torch.Tensor, before: Members, options: Opti
         Of one problem: nothing yet.
     options : Options
     """
-    best = Found(before)
+    best, guard = Found(before), MemoryGuard(a.device)
     if options.algorithm != "svd":
-        _try_links(a[0], b[0], best, options)
+        _try_links(a[0], b[0], best, options, guard)
     if options.algorithm in (None, "svd") and not bool(best.members.accepted):
-        last = solve_by_svd(a, b, best.members, options)
-        best.members, best.method, best.history = last.members, last.method, ()
-        best.attempts += last.attempts
+        with guard.attempt(LABEL):
+            last = solve_by_svd(a, b, best.members, options)
+            best.members, best.method, best.history = last.members, last.method, ()
+            best.attempts += last.attempts
+    best.attempts[:0] = [Attempt("out of memory", False, shortage) for shortage in guard.shortages]
     if math.isnan(float(best.members.backward_error)):
+        guard.raise_if_short()
         raise ArithmeticError(f"no attempt gave a solution: {best.attempts[-1].reason}")
     return best
 
 
-def _try_links(a: torch.Tensor, b: torch.Tensor, best: Found, options: Options) -> None:
+def _try_links(a: torch.Tensor, b: torch.Tensor, best: Found, options: Options, guard: MemoryGuard) -> None:
     """Links until one is accepted; keeps the best solution."""
     problem = _prepare(a.double(), b.double(), options)
     bound = lstsq_bound(options.target, min(problem.operator.shape))
     merit: tuple[bool, bool, float] | None = None
-    for outcome in _links(problem, bound):
+    for outcome in _links(problem, bound, guard):
         if outcome.refined is None:
             best.attempts.append(Attempt(outcome.label, False, outcome.doubt))
             continue
@@ -106,12 +110,13 @@ def _prepare(a: torch.Tensor, b: torch.Tensor, options: Options) -> Problem:
     return Problem.of(shift(scaled.a, shifts)[0], scaled.b[0], options, found)
 
 
-def _links(problem: Problem, bound: float) -> Iterator[Outcome]:
+def _links(problem: Problem, bound: float, guard: MemoryGuard) -> Iterator[Outcome]:
     """Attempts, cheapest first, each computed when it is asked for."""
     options = problem.options
     algorithm = options.algorithm
     if algorithm in ("direct", "normal"):
-        yield unrefined(problem, algorithm)
+        with guard.attempt(algorithm):
+            yield unrefined(problem, algorithm)
         return
     inner: InnerSolver = lsqr if algorithm == "lsqr" else cgls
     name = "craig" if problem.wide else "lsqr" if inner is lsqr else "cgls"
@@ -122,16 +127,19 @@ def _links(problem: Problem, bound: float) -> Iterator[Outcome]:
             last = algorithm is not None or way == ways[-1]
             limit = None if last else LIMITS.get(way)
             label = f"{method} {compute} + {name}"
-            try:
-                preconditioner = problem.preconditioner(method, compute, limit)
-            except GivenUp as given_up:
-                yield Outcome(label, None, problem.rank, str(given_up))
-                continue
-            yield preconditioned(problem, label, preconditioner, bound, inner, limit=limit)
-            del preconditioner
+            with guard.attempt(label):
+                try:
+                    preconditioner = problem.preconditioner(method, compute, limit)
+                except GivenUp as given_up:
+                    yield Outcome(label, None, problem.rank, str(given_up))
+                    continue
+                yield preconditioned(problem, label, preconditioner, bound, inner, limit=limit)
+                del preconditioner
             if algorithm is not None:
                 return
-    yield preconditioned(problem, f"householder fp64 + {name}", problem.householder(), bound, inner)
+    label = f"householder fp64 + {name}"
+    with guard.attempt(label):
+        yield preconditioned(problem, label, problem.householder(), bound, inner)
 
 
 def preconditioners(n: int, options: Options) -> list[tuple[str, str]]:

@@ -26,6 +26,7 @@ from neula.algorithms.refinement import STAGNATION, over
 from neula.algorithms.scaling import binary_exponents, power_of_two_scales
 from neula.engines import FP64, Engine, Format
 from neula.forward_error import SURE
+from neula.memory import MemoryGuard
 from neula.progress import digits_done, stage
 from neula.result import Attempt
 from neula.systems.evidence import Evidence, column_norms
@@ -131,7 +132,8 @@ def solve_alone(a: torch.Tensor, b: torch.Tensor, options: Options, *, direct: b
     attempts: list[Attempt] = []
     iterations = 0
     best: tuple[tuple[bool, float], Outcome, Members] | None = None
-    for outcome in _links(system) if not direct else [_mixed(system, FP64)]:
+    guard = MemoryGuard(a.device)
+    for outcome in _links(system, guard) if not direct else [_mixed(system, FP64)]:
         if outcome.refined is None:
             attempts.append(Attempt(outcome.label, False, outcome.doubt))
             continue
@@ -144,7 +146,9 @@ def solve_alone(a: torch.Tensor, b: torch.Tensor, options: Options, *, direct: b
             best = (merit, outcome, members)
         if accepted:
             break
+    attempts[:0] = [Attempt("out of memory", False, shortage) for shortage in guard.shortages]
     if best is None:
+        guard.raise_if_short()
         raise ArithmeticError(f"no attempt gave a solution: {attempts[-1].reason}")
     _, outcome, members = best
     assert outcome.refined is not None
@@ -184,26 +188,30 @@ def _norms(
     return torch.linalg.vector_norm(a, 1, dim=1), column_norms(a), options.engine.column_max(b)
 
 
-def _links(system: System) -> Iterator[Outcome]:
+def _links(system: System, guard: MemoryGuard) -> Iterator[Outcome]:
     """Attempts, cheapest first, each computed when it is asked for."""
     options = system.options
     engine = options.engine
     formats = options.formats
     if options.positive:
         for format in dict.fromkeys([*formats, FP64]):
-            yield _by_cholesky(system, format)
+            with guard.attempt(f"cholesky {format.name}"):
+                yield _by_cholesky(system, format)
     else:
         for format in formats:
             if options.pivot in ("none", "rbt") or not (options.is_named or engine.swaps):
-                yield from _without_pivoting(system, format)
+                with guard.attempt(f"lu {format.name}"):
+                    yield from _without_pivoting(system, format)
             if options.pivot == "partial" or _pivots(system, format):
-                yield _with_partial_pivoting(system, format)
+                with guard.attempt(f"lu {format.name} with pivoting"):
+                    yield _with_partial_pivoting(system, format)
     if not options.is_named:
-        last = _by_library(system)
-        yield last
-        if last.error > system.bound:
-            # Elements of some matrices grow exponentially with partial pivoting, and hardly when mixed.
-            yield _mixed(system, FP64)
+        with guard.attempt("lu fp64 with pivoting"):
+            last = _by_library(system)
+            yield last
+            if last.error > system.bound:
+                # Elements of some matrices grow exponentially with partial pivoting, and hardly when mixed.
+                yield _mixed(system, FP64)
 
 
 def _pivots(system: System, format: Format) -> bool:

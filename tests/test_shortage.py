@@ -1,0 +1,39 @@
+"""Chains where memory does not suffice: the next link has its turn, and the error says what was missing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import neula
+from neula.least_squares import preconditioned
+from neula.systems import chain
+
+
+def short(*args: object, **kwargs: object) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+def test_least_squares_go_on_with_what_needs_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    A, b = rng.standard_normal((900, 120)), rng.standard_normal(900)
+    monkeypatch.setattr(preconditioned.Problem, "preconditioner", short)
+    result = neula.lstsq(A, b)
+    assert result.converged
+    assert result.factorization.startswith("householder")
+    assert "needed 2.00 GiB more" in result.attempts[0].reason
+    with pytest.raises(torch.OutOfMemoryError, match=r"not enough memory on cpu: rgsqrf .* needed 2.00 GiB"):
+        neula.lstsq(A, b, algorithm="cgls")
+
+
+def test_systems_go_on_with_what_needs_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    A, b = rng.standard_normal((300, 300)), rng.standard_normal(300)
+    monkeypatch.setattr(chain, "mixed_lu", short)
+    result = neula.solve(A, b, engine="emulated")
+    assert result.converged
+    assert result.method == "lu fp64 with pivoting"
+    assert "needed 2.00 GiB more" in result.attempts[0].reason
+    with pytest.raises(torch.OutOfMemoryError, match=r"not enough memory on cpu: lu fp16"):
+        neula.solve(A, b, engine="emulated", pivot="partial")
