@@ -35,7 +35,10 @@ def judge_factors(example: Example, answer: Answer, verdict: Verdict) -> None:
         return
     if recipe.problem == "matmul" and _product_overflows(example):
         return
-    measured = dict(_ratios(example, answer.result))
+    try:
+        measured = dict(_ratios(example, answer.result))
+    except OverflowError:  # factors of a mixed matrix in a narrow dtype
+        return
     verdict.numbers.append(measured)
     if not answer.warned:
         for name, ratio in measured.items():

@@ -114,7 +114,7 @@ class Evidence:
                 return norm
             rhs = right * vector
             image = correct(rhs, PROBED, max_iterations)[0]
-            solved = norm_of(rhs - a @ image) <= UNSOLVED * norm_of(rhs)
+            solved = norm_of((rhs - a @ image) / right) <= UNSOLVED
             return torch.where(solved, UNCERTAIN * norm_of(sizes * image), torch.inf)
 
         inverse = measured(1 / rows).nan_to_num(torch.inf, torch.inf)
@@ -125,7 +125,6 @@ class Evidence:
             units = torch.ones_like(rows) if scaled is None else scaled.units[0]
             condition = measured(1 / units) * _scaled_norm(a, units[:, 0], sizes)
         condition = condition.nan_to_num(torch.inf, torch.inf).clamp_min(1.0)
-        inverse = torch.where(condition.isfinite(), inverse, torch.inf)
         return cls(a, scales, sizes, norm, inverse, condition)
 
     def size(self, x: torch.Tensor) -> torch.Tensor:
