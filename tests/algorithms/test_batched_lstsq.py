@@ -136,11 +136,6 @@ def test_inconsistent_and_very_ill_conditioned(cond: float) -> None:
     assert ((errors <= found.forward_error) | (found.forward_error > SURE)).all()
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="the rounding error of the first gradient, magnified by cond^2, makes x so large that its error "
-    "relative to x is 1 twice, which passes for stagnation though the absolute error falls by the rate",
-)
 @pytest.mark.parametrize("cond", [1e12, 1e13])
 def test_consistent_and_very_ill_conditioned(cond: float) -> None:
     """With cond u64 near 1e-3 each step still leaves no more than a hundredth of the error."""
@@ -152,11 +147,6 @@ def test_consistent_and_very_ill_conditioned(cond: float) -> None:
     assert (found.forward_error <= 4 * U64).all()
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="the error is relative to the computed x: a bound on that relative to x* is e / (1 - e), and none "
-    "for e >= 1",
-)
 def test_the_bound_is_relative_to_the_exact_solution() -> None:
     """A single step leaves an x of nothing but errors, a multiple of x*."""
     a = matrices(6, 24, 8, "geometric", 1e12)
@@ -293,13 +283,21 @@ def test_what_is_done_does_not_depend_on_the_rest(wide: bool) -> None:
     b[4, 5, 1] = torch.nan
     found = solved(a, r, b)
     assert found.steps > alone.steps
-    for i in (0, 5):
-        assert torch.equal(found.x[i], alone.x[i])
-        assert torch.equal(found.x_low[i], alone.x_low[i])
-        assert torch.equal(found.forward_error[i], alone.forward_error[i])
-        assert torch.equal(found.measures.backward_error[i], alone.measures.backward_error[i])
+    # Not bit for bit: products may add in another order where the batch, or what is left of it, has another
+    # shape. Both are within their bounds of the exact solution, in the norm that D gives.
+    d = one if wide else torch.linalg.vector_norm(a, dim=1)[..., None]
+    for i, columns in ((0, [0, 1, 2]), (5, [0, 1, 2]), (4, [0, 2])):
+        size, change = (
+            torch.linalg.vector_norm(d[i] * x[i][:, columns], dim=0) for x in (alone.x, found.x - alone.x)
+        )
+        both = (found.forward_error + alone.forward_error)[i, columns]
+        assert (both <= 2 * COMPUTED * (U64 + TOLERANCE)).all()
+        assert (change <= COMPUTED * both * size).all()
+        for solution in (found, alone):
+            assert (
+                solution.measures.backward_error[i, columns] <= 2 * U64 * math.sqrt(sum(a.shape[1:]))
+            ).all()
     assert (found.forward_error[1] <= COMPUTED * (U64 + TOLERANCE)).all()
-    assert torch.equal(found.x[4][:, ::2], alone.x[4][:, ::2])
     assert found.x[4][:, 1].isnan().all()
     assert found.x[2:4].isnan().any(1).all()
     assert (found.forward_error[2:4] == math.inf).all()

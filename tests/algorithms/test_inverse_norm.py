@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from neula.algorithms.inverse_norm import EXPLICIT, inverse_norm
+from neula.algorithms.inverse_norm import EXPLICIT, inverse_norm, norm_of
 from neula.matrices import SPECTRA, random_matrix
 
 FACTOR = 3.0
@@ -64,6 +64,18 @@ def test_graded_matrices(n: int) -> None:
     one = torch.ones(n, 1, dtype=torch.float64)
     checked(a, one, rows)
     checked(a, one, one)
+
+
+@pytest.mark.parametrize("n", [30, 100])
+@pytest.mark.parametrize("kind", [*SPECTRA, "normal"])
+def test_norm_of_scaled_matrices(kind: str, n: int) -> None:
+    """``||A D^-1||_2`` from below, within a factor of ten, for each matrix of a batch."""
+    a = torch.stack([10.0**i * random_matrix(kind, n, n, cond=1e5, seed=i) for i in range(3)])
+    columns = torch.stack([weights(n, i) for i in range(3)])
+    norm, true = norm_of(a, columns), torch.linalg.matrix_norm(a / columns.mT, 2)
+    assert norm.shape == true.shape
+    assert (norm >= true / 10).all()
+    assert (norm <= true * (1 + 1e-6)).all()
 
 
 @pytest.mark.parametrize("n", [3, EXPLICIT + 1])

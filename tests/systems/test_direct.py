@@ -15,7 +15,7 @@ from neula.engines import FP64, CpuEngine
 from neula.matrices import random_matrix
 from neula.systems.direct import _LU, SingularMember, Square, solve_directly
 from neula.systems.problem import Found, Members, Options
-from neula.systems.scaled import Scaled
+from neula.systems.scaled import ALIKE, NEAR, Scaled
 
 U64 = 2.0**-53
 OPTIONS = Options(CpuEngine("cpu"), FP64, torch.float64, False, None, None, 60, False, None)
@@ -46,6 +46,17 @@ def check_exact(scaled: torch.Tensor, exponents: torch.Tensor, given: torch.Tens
         assert Fraction(x) * Fraction(2) ** e == Fraction(v)
 
 
+def check_sizes(largest: torch.Tensor, exponents: torch.Tensor) -> None:
+    """Near 1 for each matrix that was scaled; others are alike, and not far from 1."""
+    for sizes, scaling in zip(largest, exponents, strict=True):
+        if scaling.any():
+            assert ((sizes >= 0.5) & (sizes < 1)).all()
+        else:
+            e = torch.frexp(sizes)[1]
+            assert e.amax() - e.amin() <= ALIKE
+            assert e.amax().abs() <= NEAR
+
+
 @pytest.mark.parametrize("rows", UNITS)
 @pytest.mark.parametrize("columns", UNITS)
 def test_scaled_systems_are_those_that_were_given(rows: int, columns: int) -> None:
@@ -53,13 +64,27 @@ def test_scaled_systems_are_those_that_were_given(rows: int, columns: int) -> No
     scaled = Scaled.of(a, b)
     check_exact(scaled.a, scaled.rows + scaled.columns, a)
     check_exact(scaled.b, scaled.rows + scaled.b_columns, b)
-    largest = scaled.a.abs().amax(2)
-    assert ((largest >= 0.5) & (largest < 1)).all()
+    assert scaled.trivial == (rows == columns == 0)
+    check_sizes(scaled.a.abs().amax(2), scaled.rows[..., 0])
     assert ((scaled.b.abs().amax(1) >= 0.5) & (scaled.b.abs().amax(1) < 1)).all()
     y = noise(2, 7, 2)
     assert torch.equal(scaled.scale(scaled.unscale(y)), y)
     norms = torch.linalg.vector_norm(torch.ldexp(a, -scaled.columns), dim=1)
     assert torch.allclose(scaled.norms[..., 0], norms, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("size", [-NEAR - 9, -NEAR + 9, 0, NEAR - 9, NEAR + 9])
+def test_matrices_that_are_alike_and_near_one_stay(size: int) -> None:
+    """Whatever the others of a batch are; where they are not near one, they are scaled."""
+    stays, graded = torch.ldexp(1 + noise(7, 7).abs().clamp_max(3), torch.tensor(size)), noise(7, 7)
+    a, b = torch.stack([stays, in_units(graded, 30, 30)]), noise(2, 7, 1)
+    scaled = Scaled.of(a, b)
+    check_exact(scaled.a, scaled.rows + scaled.columns, a)
+    assert torch.equal(scaled.a[0], stays) == (abs(size) < NEAR)
+    assert scaled.columns[1].any()
+    assert scaled.rows[1].any()
+    norms = torch.linalg.vector_norm(torch.ldexp(a, -scaled.columns), dim=1)
+    torch.testing.assert_close(scaled.norms[..., 0], norms, rtol=(7 + 2) * U64, atol=0)
 
 
 @pytest.mark.parametrize("sign", [-1, 1])
