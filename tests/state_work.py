@@ -132,7 +132,10 @@ def everything(device: str = "cpu") -> None:
 
 def refused_on_cuda() -> None:
     """In a child that was forked after CUDA was used: torch says that it cannot be, and neula lets it."""
-    everything("cpu")
+    with torch.no_grad():  # torch refuses gradients in a child on its own
+        for function in WORK:
+            if function is not qr:
+                function(0, "auto", "cpu")
     for function in WORK:
         try:
             function(0, "auto", "cuda")

@@ -236,10 +236,7 @@ def _solve(
     try:
         if direct:
             left = solve_directly(a, b, found, options)
-            # Better factors make no ill-conditioned matrix any better, and there are none for Cholesky's.
-            hopeless = found.members.backward_error[left] <= solve_bound(options.target, n)
-            hopeless |= found.members.x[left].isinf().flatten(1).any(1) | options.positive
-            left = left[~hopeless]
+            left = left[:0] if options.positive else left  # there are no better factors than Cholesky's
         _solve_each(a, b, left.tolist(), found, options, direct=direct)
     except (SingularMember, UnsolvedMember) as error:
         kind = np.linalg.LinAlgError if isinstance(error, SingularMember) else ArithmeticError

@@ -27,6 +27,9 @@ PROBES = 8
 """Random vectors that show ``||I - W^T W||_F``; with up to as many columns they are the unit vectors, which
 give it exactly."""
 
+ROUNDING = 8.0
+"""Unit roundoffs, times the condition number, that a solve with factors errs by at most."""
+
 MARGIN = 3.0
 """An estimate of a Frobenius norm from :data:`PROBES` Gaussian vectors is below a third of it once in some
 thousand cases where one direction dominates (chi-squared with 8 degrees of freedom), and never where many
@@ -69,7 +72,7 @@ class _Factored:
         z = probes(r.shape[-1], r.device)
         change = z - self.inverse.mT @ (t.mT @ (t @ (self.inverse @ z)))
         # Rounding errors of a solve, also where none happen to be in what is measured.
-        rounding = 2 * FP64.u * (torch.linalg.matrix_norm(r) * torch.linalg.matrix_norm(self.inverse))
+        rounding = ROUNDING * FP64.u * (torch.linalg.matrix_norm(r) * torch.linalg.matrix_norm(self.inverse))
         self.rate = MARGIN * torch.linalg.matrix_norm(change) + rounding
 
     def coordinates(self, g: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+import scipy.linalg
 import torch
 
 from neula.algorithms.batched_lstsq import (
@@ -18,6 +20,9 @@ from neula.algorithms.doubled_refinement import refine_doubled
 from neula.algorithms.refinement import over
 from neula.engines import FP64
 from neula.kernels.doubled import Doubled
+
+FIRST_ORDER = 0.1
+"""Relative change of a basis up to which its square does not matter."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +164,7 @@ class _Spectrum:
     condition : float
         ``sigma_1 / sigma_r``.
     dropped : float
-        ``sigma_(r+1) / sigma_r``.
+        ``sigma_(r+1) / sigma_r`` from above: a tiny singular value is known to ``eps sigma_1`` only.
     eps : float
     """
 
@@ -174,7 +179,7 @@ class _Spectrum:
             return cls(1.0, 0.0, eps)
         smallest = float(s[rank - 1])
         dropped = float(s[rank]) if rank < len(s) else 0.0
-        return cls(float(s[0]) / smallest, dropped / smallest, eps)
+        return cls(float(s[0]) / smallest, (dropped + eps * float(s[0])) / smallest, eps)
 
     @property
     def angle(self) -> float:
@@ -244,9 +249,10 @@ class _RowSpace:
 
     def __init__(self, v: torch.Tensor, sizes: torch.Tensor) -> None:
         self.sizes = sizes[:, None]
-        # Rows in order of size, without which Householder QR loses the small ones (Powell and Reid, 1969).
+        # Rows in order of size, and columns pivoted, without which Householder QR loses the small ones (Cox
+        # and Higham, "Stability of Householder QR factorization for weighted least squares problems", 1998).
         order = sizes.argsort(descending=True)
-        q, self.r = torch.linalg.qr((v * self.sizes)[order])
+        q, self.r, self.pivots = _pivoted_qr((v * self.sizes)[order])
         self.q = torch.empty_like(q)
         self.q[order] = q
 
@@ -273,10 +279,18 @@ class _RowSpace:
         # Rounding errors of the solution with this basis.
         angle, relative = angle + 4 * FP64.u, relative + 4 * FP64.u
         change = along * (relative * _lengths(coefficients) + angle * sizes) + across * angle * weights
-        return over(change, sizes)
+        # Beyond, errors of V along large columns of A hide what small ones contribute.
+        first_order = angle * torch.linalg.matrix_norm(inverse) * self.sizes.amax() <= FIRST_ORDER
+        return torch.where(first_order, over(change, sizes), torch.inf)
 
     def _half_solve(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.linalg.solve_triangular(self.r.mT, x, upper=False)
+        return torch.linalg.solve_triangular(self.r.mT, x[self.pivots], upper=False)
+
+
+def _pivoted_qr(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``A[:, pivots] = Q R`` by LAPACK: torch has none."""
+    q, r, pivots = scipy.linalg.qr(a.cpu().numpy(), mode="economic", pivoting=True)
+    return tuple(torch.from_numpy(x).to(a.device) for x in (q, r, pivots.astype(np.int64)))  # type: ignore[return-value]
 
 
 def _lengths(x: torch.Tensor) -> torch.Tensor:

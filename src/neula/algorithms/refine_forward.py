@@ -146,5 +146,5 @@ def _noise(
     as the square root of their number (Higham and Mary, "A new approach to probabilistic rounding error
     analysis", SIAM J. Sci. Comput. 41, 2019).
     """
-    unit = DOUBLED * sum(operator.shape) ** 0.5
+    unit = 4 * DOUBLED * sum(operator.shape) ** 0.5
     return unit * (norm * size + b + norm / smallest * residual)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from neula.accuracy import solve_bound
-from neula.algorithms.batched_lstsq import MARGIN, lengths, probes
+from neula.algorithms.batched_lstsq import MARGIN, ROUNDING, lengths, probes
 from neula.algorithms.doubled_refinement import DOUBLED, MAX_STEPS, Evaluation, refine_doubled
 from neula.algorithms.inverse_norm import inverse_norm, norm_of
 from neula.algorithms.refinement import Measures, over
@@ -34,7 +34,7 @@ that every solution gets them."""
 
 
 def solve_directly(a: torch.Tensor, b: torch.Tensor, found: Found, options: Options) -> torch.Tensor:
-    """All systems by LU with partial pivoting, or Cholesky factors; returns those that were not accepted.
+    """All systems by LU with partial pivoting, or Cholesky factors; returns those that it did not solve.
 
     Parameters
     ----------
@@ -52,14 +52,16 @@ def solve_directly(a: torch.Tensor, b: torch.Tensor, found: Found, options: Opti
     label = "cholesky fp64" if options.positive else "lu fp64 with pivoting"
     report = stage(options.progress, "factorizing in fp64")
     n, k = b.shape[1:]
+    unsolved: list[torch.Tensor] = []
     size = max(1, CHUNK[a.device.type] // (n * max(n, k)))
     for start in range(0, len(a), size):
         where = torch.arange(start, min(start + size, len(a)), device=a.device)
         try:
-            members, steps = _solved(a[where], b[where], options)
+            members, steps, failed = _solved(a[where], b[where], options)
         except SingularMember as error:
             raise SingularMember(error.place + start, error.why) from None
         found.members.put(where, members)
+        unsolved.append(where[failed])
         found.iterations = max(found.iterations, steps)
         report(min(1.0, (start + size) / len(a)))
     left = (~found.members.accepted).nonzero()[:, 0]
@@ -72,7 +74,7 @@ def solve_directly(a: torch.Tensor, b: torch.Tensor, found: Found, options: Opti
     reason = f"{len(left)} of {len(a)} systems rejected; the worst: {reason}" if len(a) > 1 else reason
     found.attempts.append(Attempt(label, len(left) == 0, reason))
     found.method = label
-    return left
+    return torch.cat(unsolved)
 
 
 class SingularMember(np.linalg.LinAlgError):
@@ -155,7 +157,8 @@ class Square:
         one = torch.ones_like(sizes)
         self.inverse_norm = inverse_norm(factors.solve, factors.solve_transposed, sizes, one)[0][:, None]
         # Rounding errors of a solve, also where none happen to be in what is measured.
-        rounding = 2 * FP64.u * (self._norm * self.inverse_norm)[:, 0]
+        smallest = sizes.amin((1, 2))
+        rounding = ROUNDING * FP64.u * (self._norm * self.inverse_norm)[:, 0] / smallest
         self.rate = MARGIN * torch.linalg.matrix_norm(z - factors.solve(a @ z)) + rounding
         unit = DOUBLED if doubled else 2 * FP64.u
         self._noise = unit * a.shape[-1] ** 0.5 * self.inverse_norm
@@ -190,7 +193,7 @@ class Square:
         return Measures(error, error)
 
 
-def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members, int]:
+def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members, int, torch.Tensor]:
     scaled = Scaled.of(a, b)
     factors, growth = (_cholesky if options.positive else _lu)(a, scaled)
     n = a.shape[1]
@@ -217,7 +220,8 @@ def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members
         accepted=(measured.amax(1) <= solve_bound(options.target, n))
         & ((forward_error <= SURE) & ~scaled.longer(residual)).all(1),
     )
-    return members, found.steps
+    # Rounding x may spoil it, other factors do not mend that.
+    return members, found.steps, ~(measured.amax(1) <= solve_bound(options.target, n))
 
 
 def _condition(scaled: Scaled, system: Square) -> torch.Tensor:

@@ -165,7 +165,7 @@ class Evidence:
             scaled, rest = doubled.residual(y, (rows * b)[None], y_low)
             size = self.size(high)
             noise = unit * (self.norm * size + norm(rows * b, dim=0))
-            found = over(ESTIMATED * self.inverse * (norm(scaled[0], dim=0) + noise), size)
+            found = over(ESTIMATED**2 * self.inverse * (norm(scaled[0], dim=0) + noise), size)
             improved = found < before
             best = torch.where(improved, high, best)
             error = torch.where(improved, found + over(self.size(low), size), error)

@@ -11,7 +11,7 @@ from neula.algorithms.refinement import over
 from neula.algorithms.scaling import LIMIT, binary_exponents, shift
 from neula.engines import FP64
 
-ALIKE, NEAR = 3, 40
+ALIKE, NEAR = 3, 3
 """Exponents of rows and columns that stay as they are differ by less, and are no larger: scaling is a pass
 over the matrix."""
 
