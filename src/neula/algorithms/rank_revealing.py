@@ -178,8 +178,8 @@ class _Spectrum:
         if rank == 0:
             return cls(1.0, 0.0, eps)
         smallest = float(s[rank - 1])
-        dropped = float(s[rank]) if rank < len(s) else 0.0
-        return cls(float(s[0]) / smallest, (dropped + eps * float(s[0])) / smallest, eps)
+        dropped = float(s[rank] + eps * s[0]) if rank < len(s) else 0.0
+        return cls(float(s[0]) / smallest, dropped / smallest, eps)
 
     @property
     def angle(self) -> float:
