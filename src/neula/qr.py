@@ -30,7 +30,7 @@ from neula.algorithms.householder import householder
 from neula.algorithms.panels import panel_named
 from neula.algorithms.reorthogonalize import correct, refine_qr, reorthogonalize, second_passes
 from neula.algorithms.rgsqrf import rgsqrf
-from neula.algorithms.scaling import power_of_two_scales
+from neula.algorithms.scaling import binary_exponents, power_of_two_scales, shift
 from neula.algorithms.tsqr import cholesky_tsqr32
 from neula.compilation import eager
 from neula.engines import BF16, FORMATS, FP16, FP32, FP64, Engine, Format, format_named, select_engine
@@ -242,11 +242,27 @@ def _factors(a: torch.Tensor, mode: str, options: _Options) -> Factors:
         if 0 in a.shape:
             return factors_of_nothing(matrices, mode, target, single=a.ndim == 2)
         if _go_together(matrices, options):
+            matrices, exponents = _in_range(matrices, target)
             chain = batch_chain(Batch(matrices, target), engine)
-            return factorize_together(matrices, mode, target, chain, engine, options.progress)
+            found = factorize_together(matrices, mode, target, chain, engine, options.progress)
+            return found if exponents is None else replace(found, r=shift(found.r.double(), exponents))
         if a.ndim > 2:
             return _factorize_each(matrices, mode, options)
         return _factorize(matrices[0], mode, options)
+
+
+def _in_range(matrices: torch.Tensor, target: Format) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Matrices that are factorized in a narrower range than theirs, divided by powers of two.
+
+    Returns
+    -------
+    matrices : Tensor, shape (batch, m, n)
+    exponents : Tensor of int, shape (batch, 1, 1), or None
+    """
+    if matrices.dtype != torch.float64 or target is FP64:
+        return matrices, None
+    exponents = binary_exponents(torch.linalg.vector_norm(matrices, torch.inf, dim=(1, 2), keepdim=True))
+    return shift(matrices, -exponents), exponents
 
 
 @dataclass(frozen=True)

@@ -69,11 +69,7 @@ class _Factored:
         self.doubled = Doubled.of(t)
         identity = torch.eye(r.shape[-1], dtype=r.dtype, device=r.device)
         self.inverse = torch.linalg.solve_triangular(r, identity, upper=True)
-        z = probes(r.shape[-1], r.device)
-        change = z - self.inverse.mT @ (t.mT @ (t @ (self.inverse @ z)))
-        # Rounding errors of a solve, also where none happen to be in what is measured.
-        rounding = ROUNDING * FP64.u * (torch.linalg.matrix_norm(r) * torch.linalg.matrix_norm(self.inverse))
-        self.rate = MARGIN * torch.linalg.matrix_norm(change) + rounding
+        self.rate = rate_of(t, r, self.inverse)
 
     def coordinates(self, g: torch.Tensor) -> torch.Tensor:
         """``R^-T g``."""
@@ -243,6 +239,17 @@ def householder_r(a: torch.Tensor) -> torch.Tensor:
 def gram_schmidt_r(a: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """R by :func:`batched_qr` in float32 or float64, returned in the precision of A, shape (batch, m, n)."""
     return batched_qr(a.to(dtype), overwrite_a=dtype != a.dtype)[1].to(a.dtype)
+
+
+def rate_of(t: torch.Tensor, r: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
+    """``||I - W^T W||_F`` for ``W = T R^-1`` from above, shape (batch,).
+
+    It is at least 1 where T lacks full rank, whatever R is.
+    """
+    z, norm = probes(r.shape[-1], r.device), torch.linalg.matrix_norm
+    change = z - inverse.mT @ (t.mT @ (t @ (inverse @ z)))
+    # Rounding errors of a solve, also where none happen to be in what is measured.
+    return MARGIN * norm(change) + ROUNDING * FP64.u * norm(r) * norm(inverse)
 
 
 def schatten_bounds(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

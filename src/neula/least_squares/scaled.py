@@ -12,6 +12,7 @@ from functools import cached_property
 import torch
 
 from neula.algorithms.scaling import LIMIT, binary_exponents, shift, two_product
+from neula.kernels.doubled import Doubled
 
 Sum = tuple[torch.Tensor, torch.Tensor | None]
 """A tensor, and what rounding it has lost; None where nothing is."""
@@ -158,9 +159,12 @@ class ScaledRows:
 
 def gradient_vanishes(a: torch.Tensor, b: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
     """Whether ``A^T W^2 b = 0``, and zero is the solution, not what has become of it, shape (batch, k)."""
-    (a, _), _ = _weighted(a.double(), weights)
-    (b, _), _ = _weighted(b.double(), weights)
-    return ~(a.mT @ b).any(1)
+    (a, a_low), _ = _weighted(a.double(), weights)
+    (b, b_low), _ = _weighted(b.double(), weights)
+    gradient = Doubled.of(a).transposed_product(b, torch.zeros_like(b))
+    if a_low is not None and b_low is not None:
+        gradient = gradient + a_low.mT @ b + a.mT @ b_low
+    return ~gradient.any(1)
 
 
 def _weighted(x: torch.Tensor, weights: torch.Tensor | None) -> tuple[Sum, torch.Tensor]:

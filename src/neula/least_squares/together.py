@@ -20,9 +20,10 @@ from neula.algorithms.batched_lstsq import (
     gram_schmidt_r,
     householder_r,
     lengths,
+    rate_of,
     schatten_bounds,
 )
-from neula.algorithms.doubled_refinement import MAX_STEPS, DoubledSolution, System, refine_doubled
+from neula.algorithms.doubled_refinement import MAX_RATE, MAX_STEPS, DoubledSolution, System, refine_doubled
 from neula.algorithms.refinement import over
 from neula.algorithms.scaling import shift
 from neula.forward_error import SURE
@@ -186,10 +187,13 @@ def _minimum_norm(problems: ScaledProblems, factor: Factor, options: Options) ->
     found = _refine(system, rows.b, options)
     x = rows.unscale(found.x, problems).to(options.dtype).double()
     residual = found.residual + rows.t.mT @ (found.x - rows.scale(x, problems) + found.x_low)
-    r = factor((problems.a / problems.norms).mT)
+    b_transposed = (problems.a / problems.norms).mT
+    r = factor(b_transposed)
     identity = torch.eye(r.shape[-1], dtype=r.dtype, device=r.device)
     inverse = torch.linalg.solve_triangular(r, identity, upper=True)
     condition = schatten_bounds(r)[0] * schatten_bounds(inverse)[1]
+    # An R of the normal equations may look regular where B is not.
+    condition = condition.where(rate_of(b_transposed, r, inverse)[:, None] <= MAX_RATE, torch.inf)
     return _Solved(
         found=found,
         x=x,

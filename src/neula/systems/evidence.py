@@ -38,7 +38,7 @@ PROBED = 0.1
 BLOCK = 1 << 17
 """Elements whose squares stay in a cache until they are added up."""
 
-UNCERTAIN = 3.0
+UNCERTAIN = 10.0
 """Factor for a norm that one vector shows, which is not that of the inverse of A itself."""
 
 UNSOLVED = 0.2
