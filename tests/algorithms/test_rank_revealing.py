@@ -191,7 +191,11 @@ def test_exactly_dependent_columns(m: int, n: int, rank: int, spread: float, con
     assert found.rank == rank
     errors = torch.from_numpy(judge.errors(x.numpy(), rank))
     assert (errors <= found.forward_error).all()
-    assert (found.forward_error <= 1e-13).all()
+    # The singular values that count as zero are known to eps, which counts with the square of the condition.
+    eps = 4 * (m + n) ** 0.5 * U64
+    ratio = norm(found.residual) / (found.norm * norm(found.y))
+    unknown = (found.condition * eps) ** 2 * (2 + (found.condition + 1) * ratio)
+    assert (found.forward_error <= 1e-13 + 2 * unknown).all()
 
 
 @pytest.mark.parametrize("exponent", [3, 9])
