@@ -61,7 +61,7 @@ class _Graph:
 
     @property
     def nbytes(self) -> int:
-        return max(LEAST, sum(x.nbytes for x in (*self.inputs, *self.outputs)))
+        return max(LEAST, sum(x.nbytes for x in self.inputs))
 
     def __call__(self, inputs: Tensors, out: Tensors | None) -> Tensors:
         _copy(self.inputs, inputs)
