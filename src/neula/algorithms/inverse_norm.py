@@ -13,7 +13,7 @@ EXPLICIT = 64
 """Up to this order the inverse itself is formed, which takes a few calls, and its norm is bounded."""
 
 STEPS = 2
-"""Steps of the power method, each two solves: most of what a random start can find."""
+"""Steps of the power method, each two solves, from a random start."""
 
 VECTORS = 1
 
