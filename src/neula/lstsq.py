@@ -28,6 +28,7 @@ from neula.progress import Progress
 from neula.qr import BATCHED_ELEMENTS, qr
 from neula.result import Attempt, LstsqResult, report_missed
 from neula.shapes import System, broadcast_system
+from neula.solutions import does_not_fit
 
 ALGORITHMS = ("cgls", "lsqr", "direct", "normal", "householder", "svd")
 CERTIFIED = ("backward", "forward")
@@ -291,15 +292,10 @@ def _go_together(a: torch.Tensor, options: Options) -> bool:
 
 
 def _empty(a: torch.Tensor, b: torch.Tensor, found: Found) -> Found:
-    """No rows, no columns, no matrices or no right-hand sides: x is zero, as in NumPy."""
-    members = found.members
-    for known in members.tensors:
-        known.zero_()
-    members.condition.fill_(1.0)
-    members.accepted.fill_(True)
+    """No rows, no columns, no matrices or no right-hand sides: without columns b is the residual."""
+    found.as_empty(a)
     if a.shape[2] == 0:
-        members.residual_norm.copy_(torch.linalg.vector_norm(b.double(), dim=1))
-    found.attempts.append(Attempt("nothing to do", True, f"A is {tuple(a.shape[1:])}, {len(a)} times"))
+        found.members.residual_norm.copy_(torch.linalg.vector_norm(b.double(), dim=1))
     return found
 
 
@@ -344,11 +340,7 @@ def _collect(found: Found, a: Taken, shapes: System, options: Options) -> LstsqR
     """One result for the batch: the worst of its members speaks for all."""
     members = found.members
     if bool(members.x.isinf().any()):
-        raise OverflowError(
-            "the solution does not fit float64: scale b down"
-            if options.dtype == torch.float64
-            else f"the solution does not fit {options.dtype}: pass the input in a wider dtype"
-        )
+        raise does_not_fit(options.dtype)
     error, optimality, rank = 0.0, 0.0, min(a.tensor.shape[-2:])
     condition, forward_error = 1.0, 0.0
     if len(members.rank) > 0:

@@ -19,8 +19,9 @@ from neula.forward_error import digits_of
 from neula.gradients import attach_system
 from neula.inputs import Taken, check_finite, gradient_wanted, take
 from neula.progress import Progress
-from neula.result import Attempt, SolveResult, report_missed
+from neula.result import SolveResult, report_missed
 from neula.shapes import System, broadcast_system
+from neula.solutions import does_not_fit
 from neula.systems.chain import solve_alone
 from neula.systems.direct import SingularMember, solve_directly
 from neula.systems.problem import Found, Members, Options
@@ -227,7 +228,7 @@ def _solve(
     count, n, k = b.shape
     found = Found(Members.missing(count, n, k, a.device))
     if a.numel() == 0 or b.numel() == 0:
-        return _empty(a, found)
+        return found.as_empty(a)
     check_finite(given_b, options.engine.column_max(b.reshape(-1, k)), "b")
     if not bool(torch.linalg.vector_norm(a, dim=2).isfinite().all()):  # or squares overflow
         check_finite(given_a, torch.linalg.vector_norm(a, torch.inf, dim=2), "A")
@@ -286,16 +287,6 @@ def _of_batch(why: str, place: int, batch: tuple[int, ...]) -> str:
     return f"A[{', '.join(map(str, np.unravel_index(place, batch)))}] of the batch: {why}"
 
 
-def _empty(a: torch.Tensor, found: Found) -> Found:
-    """No equations, no systems or no right-hand sides: x is empty, as in NumPy."""
-    for known in found.members.tensors:
-        known.zero_()
-    found.members.condition.fill_(1.0)
-    found.members.accepted.fill_(True)
-    found.attempts.append(Attempt("nothing to do", True, f"A is {tuple(a.shape[1:])}, {len(a)} times"))
-    return found
-
-
 def _why(result: SolveResult, found: Found) -> str:
     if found.members.unsure.any() and result.backward_error <= result.tolerance:
         return (
@@ -309,11 +300,7 @@ def _collect(found: Found, a: Taken, shapes: System, options: Options) -> SolveR
     """One result for the batch: the worst of its members speaks for all."""
     members, n = found.members, a.tensor.shape[-1]
     if not bool(torch.isfinite(members.x).all()):
-        raise OverflowError(
-            "the solution does not fit float64: scale b down"
-            if options.dtype == torch.float64
-            else f"the solution does not fit {options.dtype}: pass the input in a wider dtype"
-        )
+        raise does_not_fit(options.dtype)
     worst = members.worst if len(members.accepted) else None
     forward_error = float(members.forward_error.amax()) if members.forward_error.numel() else 0.0
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 
 import torch
 
+from neula import solutions
 from neula.engines import FP64, Engine, Format
-from neula.forward_error import SURE
 from neula.progress import Progress
-from neula.result import Attempt
+from neula.solutions import Solutions
 
 
 @dataclass(frozen=True)
@@ -65,29 +65,20 @@ def no_longer(residual: torch.Tensor, b: torch.Tensor, shape: Sequence[int]) -> 
 
 
 @dataclass(frozen=True)
-class Members:
-    """Solutions of a batch with the evidence of each.
+class Members(Solutions):
+    """Solutions of least-squares problems.
 
     Attributes
     ----------
-    x : Tensor, shape (batch, n, k)
-        float64, already rounded to the dtype of the result.
-    residual_norm, forward_error : Tensor, shape (batch, k)
-    backward_error, optimality : Tensor, shape (batch,)
+    residual_norm : Tensor, shape (batch, k)
+    optimality : Tensor, shape (batch,)
         The worst right-hand side counts.
-    condition : Tensor, shape (batch,)
     rank : Tensor, shape (batch,)
-    accepted : Tensor, shape (batch,)
     """
 
-    x: torch.Tensor
     residual_norm: torch.Tensor
-    forward_error: torch.Tensor
-    backward_error: torch.Tensor
     optimality: torch.Tensor
-    condition: torch.Tensor
     rank: torch.Tensor
-    accepted: torch.Tensor
 
     @classmethod
     def missing(cls, count: int, n: int, k: int, device: torch.device) -> Members:
@@ -96,43 +87,22 @@ class Members:
         def nan(*shape: int) -> torch.Tensor:
             return torch.full((count, *shape), math.nan, dtype=torch.float64, device=device)
 
-        rank = torch.zeros(count, dtype=torch.int64, device=device)
-        return cls(nan(n, k), nan(k), nan(k), nan(), nan(), nan(), rank, rank.bool())
-
-    def put(self, where: torch.Tensor, others: Members) -> None:
-        """Take ``others`` to the places ``where``."""
-        for f in fields(self):
-            getattr(self, f.name)[where] = getattr(others, f.name)
-
-    def at(self, where: torch.Tensor) -> Members:
-        """Those at some places."""
-        return Members(*(getattr(self, f.name)[where] for f in fields(self)))
-
-    @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """All of them, in order."""
-        return tuple(getattr(self, f.name) for f in fields(self))
+        return cls(
+            x=nan(n, k),
+            forward_error=nan(k),
+            backward_error=nan(),
+            condition=nan(),
+            accepted=torch.zeros(count, dtype=torch.bool, device=device),
+            residual_norm=nan(k),
+            optimality=nan(),
+            rank=torch.zeros(count, dtype=torch.int64, device=device),
+        )
 
     @property
     def unsure(self) -> torch.Tensor:
         """Where no digit of x is sure: of those that hold neither NaN nor Inf, shape (batch,)."""
-        return ~(self.forward_error <= SURE).all(1) & ~self.backward_error.isnan()
-
-    @property
-    def worst(self) -> int:
-        """The one with the largest error: of those that were not accepted, if there are any."""
-        accepted = self.accepted
-        counts = accepted if bool(accepted.all()) else ~accepted
-        errors = self.backward_error.nan_to_num(math.inf, math.inf)
-        return int(torch.where(counts, errors, -1.0).argmax())
+        return super().unsure & ~self.backward_error.isnan()
 
 
-@dataclass
-class Found:
-    """Solutions so far, and how they were found."""
-
-    members: Members
-    attempts: list[Attempt] = field(default_factory=list)
-    method: str = ""
-    iterations: int = 0
-    history: tuple[float, ...] = ()
+Found = solutions.Found[Members]
+"""Solutions of least-squares problems so far, and how they were found."""

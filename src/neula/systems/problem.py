@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 
 import torch
 
+from neula import solutions
 from neula.engines import FORMATS, FP64, Engine, Format
-from neula.forward_error import SURE
 from neula.progress import Progress
-from neula.result import Attempt
+from neula.solutions import Solutions
 
 
 @dataclass(frozen=True)
@@ -61,25 +61,15 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Members:
-    """Solutions of a batch with the evidence of each.
+class Members(Solutions):
+    """Solutions of linear systems.
 
     Attributes
     ----------
-    x : Tensor, shape (batch, n, k)
-        float64, already rounded to the dtype of the result.
-    forward_error : Tensor, shape (batch, k)
-    backward_error, condition, growth : Tensor, shape (batch,)
-        The worst right-hand side counts.
-    accepted : Tensor, shape (batch,)
+    growth : Tensor, shape (batch,)
     """
 
-    x: torch.Tensor
-    forward_error: torch.Tensor
-    backward_error: torch.Tensor
-    condition: torch.Tensor
     growth: torch.Tensor
-    accepted: torch.Tensor
 
     @classmethod
     def missing(cls, count: int, n: int, k: int, device: torch.device) -> Members:
@@ -88,37 +78,15 @@ class Members:
         def nan(*shape: int) -> torch.Tensor:
             return torch.full((count, *shape), math.nan, dtype=torch.float64, device=device)
 
-        return cls(nan(n, k), nan(k), nan(), nan(), nan(), torch.zeros_like(nan(), dtype=torch.bool))
-
-    def put(self, where: torch.Tensor, others: Members) -> None:
-        """Take ``others`` to the places ``where``."""
-        for f in fields(self):
-            getattr(self, f.name)[where] = getattr(others, f.name)
-
-    @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """All of them, in order."""
-        return tuple(getattr(self, f.name) for f in fields(self))
-
-    @property
-    def unsure(self) -> torch.Tensor:
-        """Where no digit of x is sure, shape (batch,)."""
-        return ~(self.forward_error <= SURE).all(1)
-
-    @property
-    def worst(self) -> int:
-        """The one with the largest errors: of those that were not accepted, if there are any."""
-        counts = self.accepted if bool(self.accepted.all()) else ~self.accepted
-        errors = self.backward_error.nan_to_num(math.inf, math.inf)
-        return int(torch.where(counts, errors, -1.0).argmax())
+        return cls(
+            x=nan(n, k),
+            forward_error=nan(k),
+            backward_error=nan(),
+            condition=nan(),
+            accepted=torch.zeros(count, dtype=torch.bool, device=device),
+            growth=nan(),
+        )
 
 
-@dataclass
-class Found:
-    """Solutions so far, and how they were found."""
-
-    members: Members
-    attempts: list[Attempt] = field(default_factory=list)
-    method: str = ""
-    iterations: int = 0
-    history: tuple[float, ...] = ()
+Found = solutions.Found[Members]
+"""Solutions of linear systems so far, and how they were found."""
