@@ -266,7 +266,8 @@ def _solve_each(
     worst: tuple[tuple[bool, float], Found] | None = None
     for place in places.tolist():
         where = places.new_tensor([place])
-        one = alone(a[where], b[where], found.members.at(where), options)
+        alone_at = slice(place, place + 1)  # an index would copy A
+        one = alone(a[alone_at], b[alone_at], found.members.at(where), options)
         found.members.put(where, one.members)
         found.iterations += one.iterations
         merit = (not bool(one.members.accepted), float(one.members.forward_error.amax()))

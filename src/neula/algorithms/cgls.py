@@ -131,7 +131,7 @@ def cgls(
         direction = solve_r(r, p)
         q, image = (operator.matmul(direction), None) if precise else operator.normal(direction)
         # A column that is done stays as it is: further steps would only add rounding errors.
-        alpha = torch.where(done, 0.0, ratio(gamma, q.square().sum(0)))
+        alpha = ratio(gamma, q.square().sum(0)).masked_fill(done, 0.0)
         x = torch.addcmul(x, alpha, direction)
         if image is not None:
             gradient = torch.addcmul(gradient, alpha, image, value=-1)
@@ -172,7 +172,7 @@ class _Progress:
         if len(self._unseen) < self._blind and iteration < self._max_iterations:
             return False
         gammas, finished = (torch.stack(values) for values in zip(*self._unseen, strict=True))
-        for value in torch.where(finished, 0.0, ratio(gammas, self._start)).amax(1).tolist():
+        for value in ratio(gammas, self._start).masked_fill(finished, 0.0).amax(1).tolist():
             self._left.append(value)
             if value == 0.0 or _hopeless(self._left, self._wanted, self._max_iterations):
                 return True
@@ -241,4 +241,4 @@ def _norms(x: torch.Tensor) -> torch.Tensor:
 
 def ratio(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """``a / b`` where b is positive: a column that is done stays where it is."""
-    return torch.where(b > 0, a / b, 0.0)
+    return (a / b).masked_fill(~(b > 0), 0.0)

@@ -278,4 +278,4 @@ class _Best:
 
 def over(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """``a / b``, 0 where both vanish."""
-    return torch.where(a == 0, 0.0, a / b)
+    return (a / b).masked_fill(a == 0, 0.0)

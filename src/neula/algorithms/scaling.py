@@ -29,7 +29,7 @@ def power_of_two_scales(column_max: torch.Tensor) -> torch.Tensor:
     limit = 126 if column_max.dtype == torch.float32 else 1022
     _, exponent = torch.frexp(column_max)
     scales = torch.ldexp(torch.ones_like(column_max), (-exponent).clamp(-limit, limit))
-    return torch.where(column_max > 0, scales, 1.0)
+    return scales.masked_fill(~(column_max > 0), 1.0)
 
 
 LIMIT = 2044

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import cache
 
 import torch
 
@@ -62,6 +63,7 @@ class CudaEngine(Engine):
 
     def __init__(self, device: torch.device | str, format: Format | str | None = None) -> None:
         super().__init__(device, format)
+        _load_solvers(self.device)
         # In float64 panels are library calls, and 256 columns take half of the launches of 128.
         self.panel, self.cutoff = ("cholesky32", 128) if self.storage == torch.float32 else ("cholesky", 256)
 
@@ -260,6 +262,23 @@ class PlainCudaEngine(CudaEngine):
     @property
     def replayed_bytes(self) -> int:
         return 0
+
+
+_loading = threading.Lock()
+
+
+def _load_solvers(device: torch.device) -> None:
+    """Let torch load its solvers, which fails where several threads ask for the first time at once.
+
+    Source: issue 90613 of PyTorch, "lazy wrapper should be called at most once".
+    """
+    with _loading:
+        _loaded(device)
+
+
+@cache
+def _loaded(device: torch.device) -> None:
+    torch.linalg.inv_ex(torch.ones(1, 1, device=device))
 
 
 _of_thread = threading.local()

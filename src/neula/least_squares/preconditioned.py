@@ -117,7 +117,7 @@ class Outcome:
             ratio = residual_ratio(refined.residual_norm, scale.norm, self.size(refined.x))
         condition = ESTIMATED * self.condition
         error = self.spread * least_squares_error(condition, refined.measures.backward_error, ratio)
-        return torch.where(refined.x.any(0) | (refined.measures.optimality > 0), error, 0.0)
+        return error.masked_fill(~refined.x.any(0) & ~(refined.measures.optimality > 0), 0.0)
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Preconditioner:
 
 def nonzero(norms: torch.Tensor) -> torch.Tensor:
     """Norms of columns to divide by: 1 for zero columns."""
-    return torch.where(norms == 0, 1.0, norms)
+    return norms.masked_fill(norms == 0, 1.0)
 
 
 @dataclass(frozen=True)
