@@ -8,7 +8,7 @@ import torch
 
 import neula
 from benchmarks.harness import Results
-from neula.experiments.measuring import median_seconds
+from neula.papers.measuring import median_seconds
 
 GPU_SHAPES = [(4096, 64, 16), (1024, 256, 32), (256, 512, 128), (64, 4096, 128), (1024, 32, 256)]
 CPU_SHAPES = [(1000, 64, 8), (100, 256, 32), (16, 512, 128)]

@@ -8,7 +8,7 @@ import torch
 
 import neula
 from benchmarks.harness import Results
-from neula.experiments.measuring import median_seconds
+from neula.papers.measuring import median_seconds
 
 GPU_SHAPES = [(8192, 32, 32), (4096, 256, 32), (1024, 256, 128), (64, 4096, 128), (64, 1024, 1024)]
 CPU_SHAPES = [(1024, 32, 32), (256, 256, 32), (64, 256, 128)]

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from neula.experiments.measuring import sustained_seconds
+from neula.papers.measuring import sustained_seconds
 
 DTYPES = {"fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
 

@@ -10,8 +10,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from neula.experiments.data import Data, Rows, show
-from neula.experiments.measuring import circumstances, data_file
+from neula.papers.data import Data, Rows, show
+from neula.papers.measuring import circumstances, data_file
 
 
 @dataclass

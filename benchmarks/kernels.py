@@ -10,12 +10,12 @@ import torch
 
 from benchmarks.floor import Machine
 from benchmarks.harness import Results
-from neula.experiments.measuring import sustained_seconds
 from neula.kernels import mgs_into, probe_errors
 from neula.kernels.doubled import Doubled
 from neula.kernels.gemm import corrected_gemm
 from neula.kernels.householder import apply_tiles, factor_tiles
 from neula.kernels.tall import tall_gram, tall_product
+from neula.papers.measuring import sustained_seconds
 
 
 class Case(NamedTuple):

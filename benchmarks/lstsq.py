@@ -11,9 +11,9 @@ import torch
 
 import neula
 from benchmarks.harness import Results
-from neula.bench import optimality
-from neula.experiments.measuring import median_seconds
-from neula.matrices import random_matrix
+from neula.cli.bench import optimality
+from neula.io.matrices import random_matrix
+from neula.papers.measuring import median_seconds
 
 CASES = [
     ("uniform01", 0.0),

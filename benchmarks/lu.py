@@ -10,9 +10,9 @@ import torch
 
 import neula
 from benchmarks.harness import Results
-from neula.experiments.measuring import median_seconds
-from neula.matrices import hpl_ai_matrix
-from neula.result import LUFactors
+from neula.io.matrices import hpl_ai_matrix
+from neula.papers.measuring import median_seconds
+from neula.pipeline.result import LUFactors
 
 SIZES = {"cpu": (1024, 4096), "cuda": (8192, 16384, 32768, 65536, 131072)}
 

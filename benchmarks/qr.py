@@ -11,9 +11,9 @@ import torch
 import neula
 from benchmarks.floor import Machine
 from benchmarks.harness import Results
-from neula.algorithms.rgsqrf import rgsqrf
+from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.engines import select_engine
-from neula.experiments.measuring import median_seconds
+from neula.papers.measuring import median_seconds
 
 Shape = tuple[int, int]
 

@@ -8,9 +8,9 @@ import torch
 
 import neula
 from benchmarks.harness import Results
-from neula.algorithms.iterative_refinement import Scaling
-from neula.experiments.measuring import median_seconds
-from neula.matrices import SPECTRA, hpl_ai_matrix, no_pivoting_matrix, random_matrix
+from neula.algorithms.krylov.iterative_refinement import Scaling
+from neula.io.matrices import SPECTRA, hpl_ai_matrix, no_pivoting_matrix, random_matrix
+from neula.papers.measuring import median_seconds
 
 CASES = [
     ("hpl-ai", 0.0),

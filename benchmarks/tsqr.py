@@ -8,8 +8,8 @@ import torch
 
 import neula
 from benchmarks.harness import Results
-from neula.experiments.errors import backward_error, orthogonality_defect
-from neula.experiments.measuring import median_seconds
+from neula.papers.errors import backward_error, orthogonality_defect
+from neula.papers.measuring import median_seconds
 
 GPU_SHAPES = [(4194304, 128), (1048576, 256), (1048576, 64), (32768, 128)]
 CPU_SHAPES = [(262144, 64), (32768, 128)]

@@ -286,7 +286,7 @@ def commands() -> str:
     """Help texts of all commands, as the program prints them."""
     import typer
 
-    from neula.cli import app
+    from neula.cli.app import app
 
     names = _names(typer.main.get_command(app))
     return "\n\n".join(f"### {' '.join(words)}\n\n{_help(words)}" for words in names)
@@ -302,7 +302,7 @@ def _names(command: Any, *before: str) -> list[tuple[str, ...]]:
 def _help(words: Sequence[str]) -> str:
     from typer.testing import CliRunner
 
-    from neula.cli import app
+    from neula.cli.app import app
 
     runner = CliRunner(env={"COLUMNS": "80", "TERMINAL_WIDTH": "80", "NO_COLOR": "1"})
     text = runner.invoke(app, [*words[1:], "--help"], prog_name=words[0]).output

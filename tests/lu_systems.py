@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from neula.lu import lu_factor
+from neula.problems.systems.lu import lu_factor
 
 
 def factor(A: Any, **options: Any) -> Any:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from neula.accuracy import (
+from neula.certificates.accuracy import (
     componentwise_backward_error,
     low_rank_error,
     lstsq_bound,
@@ -18,8 +18,8 @@ from neula.accuracy import (
     target_format,
 )
 from neula.engines import BF16, FORMATS, FP16, FP32, FP64, TF32, Format
-from neula.matrices import random_matrix
-from neula.result import QRCertificate
+from neula.io.matrices import random_matrix
+from neula.pipeline.result import QRCertificate
 
 TARGETS = pytest.mark.parametrize("target", FORMATS.values(), ids=lambda f: f.name)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from neula import bench
+from neula.cli import bench
 
 CPU = torch.device("cpu")
 

@@ -20,9 +20,9 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 import neula
-from neula import cli
-from neula.files import read_matrix, write_files, write_matrix
-from neula.result import AccuracyWarning, Attempt, LstsqResult, QRCertificate, QRResult
+from neula.cli import app as cli
+from neula.io.files import read_matrix, write_files, write_matrix
+from neula.pipeline.result import AccuracyWarning, Attempt, LstsqResult, QRCertificate, QRResult
 
 RNG = np.random.default_rng(20)
 A = RNG.normal(size=(60, 7))
@@ -730,7 +730,7 @@ def test_a_bar_on_a_terminal_leaves_stdout_clean() -> None:
     Path("[").mkdir()
     Path("[/]A.npy").write_bytes(Path("A.npy").read_bytes())  # looks like markup
     terminal, stderr = pty.openpty()
-    command = [sys.executable, "-m", "neula.cli", "lstsq", "[/]A.npy", "b.npy", "--json"]
+    command = [sys.executable, "-m", "neula.cli.app", "lstsq", "[/]A.npy", "b.npy", "--json"]
     environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, env=environment)
     os.close(stderr)
@@ -788,11 +788,13 @@ def test_info_of_this_machine() -> None:
 
 def test_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Path, int]] = []
-    monkeypatch.setattr(neula.cli, "run_demo", lambda out, *, degree, console: calls.append((out, degree)))
+    monkeypatch.setattr(
+        neula.cli.app, "run_demo", lambda out, *, degree, console: calls.append((out, degree))
+    )
     succeed("demo", "--out", "pictures", "--degree", "12")
     succeed("demo")
     assert calls == [(Path("pictures"), 12), (Path("demo-output"), 40)]
-    monkeypatch.setattr(neula.cli, "run_demo", raising(ValueError("degree must be positive")))
+    monkeypatch.setattr(neula.cli.app, "run_demo", raising(ValueError("degree must be positive")))
     assert_refused(neula_cli("demo"), "degree must be positive", set(os.listdir()))
 
 
@@ -864,7 +866,7 @@ def test_names_that_look_like_markup_are_shown_as_they_are() -> None:
 
 def run_program(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "neula.cli", *arguments],
+        [sys.executable, "-m", "neula.cli.app", *arguments],
         capture_output=True,
         text=True,
         check=False,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import neula
-from neula.compilation import eager
+from neula.pipeline.compilation import eager
 
 
 @pytest.fixture(autouse=True)

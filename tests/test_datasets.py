@@ -8,7 +8,7 @@ from importlib.resources import files
 import numpy as np
 import pytest
 
-from neula.datasets import SURVEYING_NAMES, log_relative_error, nist, nist_names, surveying
+from neula.io.datasets import SURVEYING_NAMES, log_relative_error, nist, nist_names, surveying
 
 SHAPES = {
     "filip": (82, 11),
@@ -29,7 +29,7 @@ CERTIFIED = 1e-14
 
 def exact_columns(name: str) -> tuple[list[Fraction], list[list[Fraction]]]:
     """Response and rows of the design matrix in rational arithmetic, read independently of the package."""
-    text = (files("neula") / "data" / "nist_strd" / f"{name}.csv").read_text(encoding="utf-8")
+    text = (files("neula") / "io" / "data" / "nist_strd" / f"{name}.csv").read_text(encoding="utf-8")
     table = [[Fraction(v) for v in row] for row in csv.reader(text.splitlines()[1:])]
     response = [row[0] for row in table]
     if name == "longley":

@@ -14,8 +14,8 @@ import torch
 
 import neula
 from campaign.oracle import LeastSquares, System
-from neula import datasets
-from neula.matrices import random_matrix
+from neula.io import datasets
+from neula.io.matrices import random_matrix
 
 U64 = 2.0**-53
 NIST = {

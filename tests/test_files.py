@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import scipy.io
 
-from neula import files
-from neula.files import FileError, check_output, read_matrix, split_key, write_files, write_matrix
+from neula.io import files
+from neula.io.files import FileError, check_output, read_matrix, split_key, write_files, write_matrix
 
 BINARY = (".npy", ".npz")
 TEXT = (".csv", ".mtx")

@@ -11,7 +11,7 @@ import torch
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 import neula
-from neula.matrices import random_matrix
+from neula.io.matrices import random_matrix
 
 U = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}
 

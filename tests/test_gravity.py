@@ -10,8 +10,8 @@ import scipy.special
 import torch
 from rich.console import Console
 
-from neula.experiments import gravity
-from neula.experiments.demo import run_demo
+from neula.cli import gravity
+from neula.cli.demo import run_demo
 
 U = 2.0**-53
 LATITUDES = torch.deg2rad(torch.tensor([-89.0, -61.3, -20.0, 0.0, 1e-3, 33.3, 47.11, 75.0, 89.0]).double())

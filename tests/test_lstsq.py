@@ -13,12 +13,12 @@ import scipy.linalg
 import torch
 
 import neula
-from neula import datasets
 from neula.engines import CpuEngine, CudaEngine, Engine, graphs
-from neula.least_squares import chain as chain_module
-from neula.least_squares import preconditioned, together
-from neula.matrices import KINDS, SPECTRA, random_matrix
-from neula.result import AccuracyError, AccuracyWarning
+from neula.io import datasets
+from neula.io.matrices import KINDS, SPECTRA, random_matrix
+from neula.pipeline.result import AccuracyError, AccuracyWarning
+from neula.problems.least_squares import chain as chain_module
+from neula.problems.least_squares import preconditioned, together
 
 U64 = 2.0**-53
 

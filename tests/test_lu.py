@@ -11,13 +11,13 @@ import scipy.linalg
 import scipy.sparse
 import torch
 
-from neula.accuracy import solve_bound
-from neula.algorithms.lu import VARIANTS
+from neula.algorithms.elimination.lu import VARIANTS
+from neula.certificates.accuracy import solve_bound
 from neula.engines import FP64, CpuEngine, EmulatedEngine
 from neula.engines import cpu as cpu_engine
-from neula.lu import lu_factor, lu_solve
-from neula.matrices import hpl_ai_matrix, no_pivoting_matrix, random_matrix
-from neula.result import LUFactors
+from neula.io.matrices import hpl_ai_matrix, no_pivoting_matrix, random_matrix
+from neula.pipeline.result import LUFactors
+from neula.problems.systems.lu import lu_factor, lu_solve
 
 U16 = 2.0**-11
 EACH = pytest.mark.parametrize("variant", VARIANTS)

@@ -8,11 +8,11 @@ import scipy.linalg
 import torch
 
 from lu_systems import backward_error, dominant, factor, silent
-from neula.accuracy import solve_bound
+from neula.certificates.accuracy import solve_bound
 from neula.engines import FP64, format_of
-from neula.lu import lu_factor, lu_solve
-from neula.matrices import random_matrix
-from neula.result import AccuracyWarning
+from neula.io.matrices import random_matrix
+from neula.pipeline.result import AccuracyWarning
+from neula.problems.systems.lu import lu_factor, lu_solve
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from lu_systems import backward_error, dominant, factor, silent
-from neula.accuracy import solve_bound
-from neula.algorithms.lu_refinement import FAR, KeptMatrix, inverse_norm
+from neula.algorithms.krylov.lu_refinement import FAR, KeptMatrix, inverse_norm
+from neula.certificates.accuracy import solve_bound
 from neula.engines import FP64, EmulatedEngine, format_of
-from neula.lu import lu_factor, lu_solve
-from neula.matrices import hpl_ai_matrix, random_matrix
-from neula.result import AccuracyError, AccuracyWarning
+from neula.io.matrices import hpl_ai_matrix, random_matrix
+from neula.pipeline.result import AccuracyError, AccuracyWarning
+from neula.problems.systems.lu import lu_factor, lu_solve
 
 U = FP64.u
 FACTORS = pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 import neula
 from neula.engines import BF16, FP16, CpuEngine, EmulatedEngine
 from neula.kernels.gemm import SCHEMES, corrected_gemm_reference
-from neula.matmul import MODES
+from neula.problems.products.matmul import MODES
 
 U = 2.0**-24
 HALF_UNIT = {"fp16": 2.0**-11, "tf32": 2.0**-11, "bf16": 2.0**-8}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from neula.matrices import (
+from neula.io.matrices import (
     ENTRIES,
     KINDS,
     SPECTRA,

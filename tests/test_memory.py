@@ -14,10 +14,10 @@ import pytest
 import torch
 
 import neula
-from neula import memory, random_vectors
-from neula.engines import graphs
-from neula.memory import MemoryGuard, is_shortage
-from neula.random_vectors import gaussian
+from neula.engines import graphs, random_vectors
+from neula.engines.random_vectors import gaussian
+from neula.pipeline import memory
+from neula.pipeline.memory import MemoryGuard, is_shortage
 from state_work import WORK, normal
 
 CPU = torch.device("cpu")

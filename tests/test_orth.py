@@ -14,7 +14,7 @@ import torch
 
 import neula
 from neula.algorithms import numerical_rank
-from neula.matrices import random_matrix
+from neula.io.matrices import random_matrix
 
 DEPENDENT = r"columns do not have full rank.*{} or fewer of {} are independent.*pass rcond="
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from neula.progress import digits_done, stage
+from neula.pipeline.progress import digits_done, stage
 
 
 def test_a_stage_begins_at_once_and_tells_its_name_each_time() -> None:

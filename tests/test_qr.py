@@ -14,8 +14,8 @@ import torch
 
 import neula
 from neula.engines import FORMATS, CpuEngine, EmulatedEngine
-from neula.matrices import SPECTRA, random_matrix
-from neula.result import AccuracyError
+from neula.io.matrices import SPECTRA, random_matrix
+from neula.pipeline.result import AccuracyError
 
 SHAPES = [
     (1, 1),
@@ -600,7 +600,9 @@ def test_the_chain_where_nothing_is_looked_at_first(m, n, accuracy, cond, method
 
 def test_a_correction_that_leaves_a_residual_is_forgotten(monkeypatch):
     """Then the next link starts from A again."""
-    monkeypatch.setattr(sys.modules["neula.qr"], "correct", lambda q, r, engine: (q, 1.001 * r))
+    monkeypatch.setattr(
+        sys.modules["neula.problems.orthogonal.qr"], "correct", lambda q, r, engine: (q, 1.001 * r)
+    )
     a = random_matrix("normal", 100, 60, dtype=torch.float32)
     result = neula.qr(a, engine=Queueing("cpu"))
     methods = [attempt.method for attempt in result.attempts]
@@ -609,7 +611,7 @@ def test_a_correction_that_leaves_a_residual_is_forgotten(monkeypatch):
 
 
 def test_blocks_that_could_be_played_back_change_nothing():
-    from neula.algorithms.rgsqrf import rgsqrf
+    from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 
     a = torch.randn(300, 200, generator=torch.Generator().manual_seed(0))
     blocked = rgsqrf(a, Queueing("cpu"), cutoff=8)
@@ -670,7 +672,7 @@ def test_hard_matrices_on_a_gpu(accuracy):
 @pytest.mark.gpu
 def test_blocks_that_are_played_back_on_a_gpu():
     """The recursion in blocks gives what it gives as a whole."""
-    from neula.algorithms.rgsqrf import rgsqrf
+    from neula.algorithms.orthogonal.rgsqrf import rgsqrf
     from neula.engines import CudaEngine, graphs
 
     engine = CudaEngine("cuda", "fp16")

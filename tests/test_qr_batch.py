@@ -8,8 +8,15 @@ import pytest
 import torch
 
 from neula.engines import FP32, FP64, CpuEngine
-from neula.matrices import random_matrix
-from neula.qr_batch import SAFE_NORMS, Batch, Link, complete, empty_factors, factorize_together
+from neula.io.matrices import random_matrix
+from neula.problems.orthogonal.batch import (
+    SAFE_NORMS,
+    Batch,
+    Link,
+    complete,
+    empty_factors,
+    factorize_together,
+)
 
 ENGINE = CpuEngine("cpu")
 Factors = tuple[torch.Tensor, torch.Tensor]

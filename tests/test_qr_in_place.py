@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import neula
-from neula.algorithms.rgsqrf import WIDE
-from neula.matrices import random_matrix
-from neula.result import AccuracyError, AccuracyWarning
+from neula.algorithms.orthogonal.rgsqrf import WIDE
+from neula.io.matrices import random_matrix
+from neula.pipeline.result import AccuracyError, AccuracyWarning
 
 CASES = [
     "normal",

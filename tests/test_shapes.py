@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from neula.shapes import broadcast_system
+from neula.pipeline.shapes import broadcast_system
 
 LEADING = [(), (1,), (3,), (0,), (2, 1), (1, 3), (2, 3), (2, 0), (1, 1, 3)]
 

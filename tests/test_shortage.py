@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import neula
-from neula.least_squares import preconditioned
-from neula.systems import chain
+from neula.problems.least_squares import preconditioned
+from neula.problems.systems import chain
 
 
 def short(*args: object, **kwargs: object) -> None:

@@ -12,10 +12,10 @@ import scipy.sparse
 import torch
 
 import neula
-from neula.accuracy import solve_bound
+from neula.certificates.accuracy import solve_bound
 from neula.engines import FP64, CpuEngine, EmulatedEngine
-from neula.matrices import KINDS, random_matrix
-from neula.result import AccuracyWarning
+from neula.io.matrices import KINDS, random_matrix
+from neula.pipeline.result import AccuracyWarning
 
 U64 = 2.0**-53
 N = 300

@@ -18,7 +18,7 @@ import torch
 import neula
 from neula.engines import CudaEngine, cpu, graphs
 from neula.engines.precision import no_tf32
-from neula.state import restored
+from neula.pipeline.state import restored
 from state_work import WORK, normal
 
 SCRIPT = Path(__file__).with_name("state_work.py")
@@ -41,7 +41,7 @@ def test_sixteen_threads_from_the_first_use_on_and_children_afterwards(device: s
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 def test_locks_of_other_threads_are_free_in_a_child() -> None:
     """Another thread may hold them when a process is forked; nobody would release them in the child."""
-    from neula import random_vectors
+    from neula.engines import random_vectors
 
     with graphs._lock, random_vectors._lock:
         pid = os.fork()

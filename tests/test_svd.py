@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import neula
-from neula.matrices import random_matrix, singular_values
+from neula.io.matrices import random_matrix, singular_values
 
 
 @pytest.mark.parametrize("shape", [(400, 60), (60, 400), (60, 60), (9, 1)])

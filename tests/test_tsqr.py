@@ -13,9 +13,9 @@ from torch.autograd import gradcheck
 
 import neula
 from neula.engines import EmulatedEngine
+from neula.io.matrices import random_matrix
 from neula.kernels.householder import MAX_HEIGHT, WIDTH
-from neula.matrices import random_matrix
-from neula.tsqr import COMPUTE
+from neula.problems.orthogonal.tsqr import COMPUTE
 
 U = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 U16, U32 = 2.0**-11, 2.0**-24

@@ -4,26 +4,32 @@ Say which accuracy you need; neula picks the cheapest arithmetic that reaches it
 measured evidence that it did.
 """
 
-from neula.lstsq import lstsq
-from neula.lu import lu_factor, lu_solve
-from neula.matmul import matmul
-from neula.orth import orth
-from neula.qr import qr
-from neula.result import (
-    AccuracyError,
-    AccuracyWarning,
-    Attempt,
-    IllConditionedWarning,
-    LstsqResult,
-    LUFactors,
-    QRCertificate,
-    QRResult,
-    SolveResult,
-    SVDResult,
-)
-from neula.solve import solve
-from neula.svd import svd_lowrank
-from neula.tsqr import tsqr
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from neula.pipeline.result import (
+        AccuracyError,
+        AccuracyWarning,
+        Attempt,
+        IllConditionedWarning,
+        LstsqResult,
+        LUFactors,
+        QRCertificate,
+        QRResult,
+        SolveResult,
+        SVDResult,
+    )
+    from neula.problems.least_squares.lstsq import lstsq
+    from neula.problems.low_rank.svd import svd_lowrank
+    from neula.problems.orthogonal.orth import orth
+    from neula.problems.orthogonal.qr import qr
+    from neula.problems.orthogonal.tsqr import tsqr
+    from neula.problems.products.matmul import matmul
+    from neula.problems.systems.lu import lu_factor, lu_solve
+    from neula.problems.systems.solve import solve
 
 __version__ = "0.1.0"
 
@@ -48,3 +54,44 @@ __all__ = [
     "svd_lowrank",
     "tsqr",
 ]
+
+_HOMES = {
+    "lstsq": "problems.least_squares.lstsq",
+    "lu_factor": "problems.systems.lu",
+    "lu_solve": "problems.systems.lu",
+    "matmul": "problems.products.matmul",
+    "orth": "problems.orthogonal.orth",
+    "qr": "problems.orthogonal.qr",
+    "solve": "problems.systems.solve",
+    "svd_lowrank": "problems.low_rank.svd",
+    "tsqr": "problems.orthogonal.tsqr",
+}
+"""Where the functions live; all other public names are results."""
+
+_ROOMS = (
+    "algorithms",
+    "certificates",
+    "cli",
+    "engines",
+    "errors",
+    "io",
+    "kernels",
+    "papers",
+    "pipeline",
+    "problems",
+)
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is used first: ``import neula`` alone does not import torch."""
+    if name in _ROOMS:
+        return import_module(f"neula.{name}")
+    if name not in __all__:
+        raise AttributeError(f"module 'neula' has no attribute {name!r}")
+    found = getattr(import_module(f"neula.{_HOMES.get(name, 'pipeline.result')}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_ROOMS})

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from campaign.oracle import LeastSquares
-from neula.algorithms.batched_lstsq import (
+from neula.algorithms.krylov.batched_lstsq import (
     Overdetermined,
     Underdetermined,
     cholesky_r,
@@ -21,10 +21,16 @@ from neula.algorithms.batched_lstsq import (
     householder_r,
     schatten_bounds,
 )
-from neula.algorithms.doubled_refinement import COMPUTED, DOUBLED, MAX_RATE, DoubledSolution, refine_doubled
-from neula.forward_error import SURE
-from neula.least_squares.scaled import ScaledProblems
-from neula.matrices import random_matrix
+from neula.algorithms.krylov.doubled_refinement import (
+    COMPUTED,
+    DOUBLED,
+    MAX_RATE,
+    DoubledSolution,
+    refine_doubled,
+)
+from neula.certificates.forward_error import SURE
+from neula.io.matrices import random_matrix
+from neula.problems.least_squares.scaled import ScaledProblems
 
 U64 = 2.0**-53
 TOLERANCE = U64 / 2

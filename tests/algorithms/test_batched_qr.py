@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 
-from neula.accuracy import qr_certificate, qr_certificates, qr_measures
-from neula.algorithms.batched_qr import batched_qr, batched_reorthogonalize
-from neula.algorithms.householder import householder
+from neula.algorithms.orthogonal.batched_qr import batched_qr, batched_reorthogonalize
+from neula.algorithms.orthogonal.householder import householder
+from neula.certificates.accuracy import qr_certificate, qr_certificates, qr_measures
 from neula.engines import FP32, FP64
-from neula.matrices import random_matrix
+from neula.io.matrices import random_matrix
 
 DEVICE = (
     torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")

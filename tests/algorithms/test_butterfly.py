@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from neula.algorithms.butterfly import Butterflied, Butterfly, TwoSided, padded
-from neula.algorithms.factorization import library_lu
+from neula.algorithms.elimination.butterfly import Butterflied, Butterfly, TwoSided, padded
+from neula.algorithms.elimination.factorization import library_lu
 from neula.engines import EmulatedEngine
 
 CPU = torch.device("cpu")
@@ -42,7 +42,7 @@ def test_blocks_of_columns_make_no_difference(monkeypatch: pytest.MonkeyPatch) -
     x = torch.randn(12, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     butterfly = Butterfly.random(12, 3, CPU)
     whole = butterfly.apply_(x.clone())
-    monkeypatch.setattr("neula.algorithms.butterfly._BLOCK", 24)
+    monkeypatch.setattr("neula.algorithms.elimination.butterfly._BLOCK", 24)
     assert torch.equal(butterfly.apply_(x.clone()), whole)
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from neula.algorithms.cholesky import PANEL, SHIFT, NotPositiveDefiniteError, cholesky
+from neula.algorithms.elimination.cholesky import PANEL, SHIFT, NotPositiveDefiniteError, cholesky
 from neula.engines import CpuEngine, EmulatedEngine, Engine
 from neula.engines.cuda import CudaEngine
 
@@ -42,7 +42,7 @@ def test_backward_error_of_the_factor(n: int, panel: int, engine: Engine) -> Non
 
 @pytest.mark.parametrize("engine", ENGINES, ids=repr)
 def test_solves_to_the_accuracy_of_the_format(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neula.algorithms.cholesky._SUBSTITUTION", 48)
+    monkeypatch.setattr("neula.algorithms.elimination.cholesky._SUBSTITUTION", 48)
     a, n = definite(120), 120
     b = torch.randn(n, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     before = b.clone()

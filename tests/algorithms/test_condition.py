@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from neula.algorithms.condition import (
+from neula.algorithms.spectra.condition import (
     expected_decay,
     extreme_singular_values,
     largest_singular_value,
@@ -13,8 +13,8 @@ from neula.algorithms.condition import (
     solve_r,
     solve_rt,
 )
-from neula.algorithms.triangular import BlockTriangular
-from neula.matrices import SPECTRA, random_matrix
+from neula.algorithms.triangular.triangular import BlockTriangular
+from neula.io.matrices import SPECTRA, random_matrix
 
 U64 = 2.0**-53
 

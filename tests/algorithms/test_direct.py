@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from neula.algorithms.direct import normal_equations, qr_solve
-from neula.algorithms.rgsqrf import rgsqrf
+from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.engines import EmulatedEngine
-from neula.matrices import SPECTRA, random_matrix
+from neula.io.matrices import SPECTRA, random_matrix
 
 U32, U64 = 2.0**-24, 2.0**-53
 DOUBLE = EmulatedEngine("cpu", "fp64")

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neula.algorithms.doubled_refinement import (
+from neula.algorithms.krylov.doubled_refinement import (
     COMPUTED,
     MAX_RATE,
     MAX_STEPS,
@@ -19,7 +19,7 @@ from neula.algorithms.doubled_refinement import (
     add_to_pair,
     refine_doubled,
 )
-from neula.algorithms.refinement import Measures
+from neula.algorithms.krylov.refinement import Measures
 
 U64 = 2.0**-53
 numbers = st.floats(-1e30, 1e30, allow_subnormal=False).filter(lambda x: x == 0 or abs(x) > 1e-30)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from neula.algorithms.equilibrate import TOP, Equilibrated, equilibrate, equilibrate_symmetric
-from neula.algorithms.factorization import library_lu
+from neula.algorithms.elimination.equilibrate import TOP, Equilibrated, equilibrate, equilibrate_symmetric
+from neula.algorithms.elimination.factorization import library_lu
 from neula.engines import CpuEngine, EmulatedEngine
 
 ENGINE = EmulatedEngine(format="fp16")
@@ -81,7 +81,7 @@ def test_norm_of_the_scaled_matrix() -> None:
 def test_blocks_of_rows_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     a = badly_scaled(25, 6)
     whole = scaled(a)
-    monkeypatch.setattr("neula.algorithms.equilibrate._BLOCK", 60)
+    monkeypatch.setattr("neula.algorithms.elimination.equilibrate._BLOCK", 60)
     assert torch.equal(scaled(a), whole)
 
 

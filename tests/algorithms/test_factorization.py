@@ -7,7 +7,13 @@ import math
 import pytest
 import torch
 
-from neula.algorithms.factorization import MixedLU, SingularMatrixError, growth_of, library_lu, mixed_lu
+from neula.algorithms.elimination.factorization import (
+    MixedLU,
+    SingularMatrixError,
+    growth_of,
+    library_lu,
+    mixed_lu,
+)
 from neula.engines import CpuEngine, EmulatedEngine, Engine
 
 ENGINES = [
@@ -108,6 +114,6 @@ def test_growth_of_the_matrix_that_grows_most() -> None:
 def test_growth_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     lu = normal(50)
     expected = float(lu.triu().abs().max()) / 3
-    monkeypatch.setattr("neula.algorithms.factorization._BLOCK", 7)
+    monkeypatch.setattr("neula.algorithms.elimination.factorization._BLOCK", 7)
     assert growth_of(lu, torch.tensor(3.0), EmulatedEngine()) == pytest.approx(expected)
     assert growth_of(lu, torch.tensor(0.0), EmulatedEngine()) == 1.0

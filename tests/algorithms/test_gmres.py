@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from neula.algorithms.gmres import HOPELESS_AFTER, gmres
-from neula.matrices import random_matrix
+from neula.algorithms.krylov.gmres import HOPELESS_AFTER, gmres
+from neula.io.matrices import random_matrix
 
 
 def system(n: int, k: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

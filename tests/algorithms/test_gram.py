@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from neula.algorithms import gram as module
-from neula.algorithms.gram import gram, gram_r
+from neula.algorithms.spectra.gram import gram, gram_r
 from neula.engines import CpuEngine, EmulatedEngine, Engine
-from neula.matrices import random_matrix
+from neula.io.matrices import random_matrix
 
 ENGINES = [
     (EmulatedEngine("cpu", "fp16"), 2.0**-11),

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from neula.algorithms.gram_svd import gram_svd
+from neula.algorithms.spectra.gram_svd import gram_svd
 from neula.engines import CpuEngine
-from neula.matrices import SPECTRA, random_matrix, singular_values
+from neula.io.matrices import SPECTRA, random_matrix, singular_values
 
 U32 = 2.0**-24
 

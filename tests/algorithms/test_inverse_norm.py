@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from neula.algorithms.inverse_norm import EXPLICIT, inverse_norm, norm_of
-from neula.matrices import SPECTRA, random_matrix
+from neula.algorithms.spectra.inverse_norm import EXPLICIT, inverse_norm, norm_of
+from neula.io.matrices import SPECTRA, random_matrix
 
 FACTOR = 3.0
 ORDERS = [1, 2, 20, EXPLICIT, EXPLICIT + 1, 150]

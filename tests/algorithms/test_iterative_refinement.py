@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from neula.algorithms.factorization import LibraryLU, library_lu
-from neula.algorithms.iterative_refinement import (
+from neula.algorithms.elimination.factorization import LibraryLU, library_lu
+from neula.algorithms.krylov.iterative_refinement import (
     Refined,
     Scaling,
     backward_error,
@@ -18,7 +18,7 @@ from neula.algorithms.iterative_refinement import (
     refine,
 )
 from neula.engines import EmulatedEngine
-from neula.matrices import random_matrix
+from neula.io.matrices import random_matrix
 
 U64 = 2.0**-53
 
@@ -79,7 +79,7 @@ def test_gmres_converges_where_classical_refinement_does_not() -> None:
 
 def test_several_blocks_of_right_hand_sides(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = system(1e4, k=7)
-    monkeypatch.setattr("neula.algorithms.iterative_refinement.COLUMNS", 3)
+    monkeypatch.setattr("neula.algorithms.krylov.iterative_refinement.COLUMNS", 3)
     found = refine(
         a,
         b,

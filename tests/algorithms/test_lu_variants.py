@@ -7,17 +7,17 @@ from functools import lru_cache, partial
 import pytest
 import torch
 
-from neula.accuracy import componentwise_backward_error, lu_bound
 from neula.algorithms import calu, substitution
 from neula.algorithms import pivoting as pivoting_module
-from neula.algorithms.calu import by_pivoted_blocks, height
-from neula.algorithms.lu import VARIANTS, PackedLU, by_blocks, lu_factorize, panel_widths
-from neula.algorithms.substitution import WIDTH, Substitution
+from neula.algorithms.elimination.calu import by_pivoted_blocks, height
+from neula.algorithms.elimination.lu import VARIANTS, PackedLU, by_blocks, lu_factorize, panel_widths
+from neula.algorithms.triangular.substitution import WIDTH, Substitution
+from neula.certificates.accuracy import componentwise_backward_error, lu_bound
 from neula.engines import BF16, FP16, FP32, FP64, CpuEngine, CudaEngine, EmulatedEngine, Engine, Format
 from neula.engines import cpu as cpu_engine
+from neula.io.matrices import hpl_ai_matrix, no_pivoting_matrix, random_matrix
 from neula.kernels import mixed_product, tournament
 from neula.kernels.lu_block import kernels_take
-from neula.matrices import hpl_ai_matrix, no_pivoting_matrix, random_matrix
 
 U32 = 2.0**-24
 EACH = pytest.mark.parametrize("variant", VARIANTS)

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from neula.algorithms import numerical_rank
-from neula.algorithms.numerical_rank import (
+from neula.algorithms.spectra.numerical_rank import (
     columns_of_norm_one,
     largest_singular_values,
     numerical_ranks,
     smallest_singular_values,
 )
-from neula.matrices import SPECTRA, random_matrix
+from neula.io.matrices import SPECTRA, random_matrix
 
 
 def factors(kind: str, n: int, conds: tuple[float, ...]) -> torch.Tensor:

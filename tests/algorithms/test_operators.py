@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from neula.algorithms.operators import LeastSquaresOperator
+from neula.algorithms.krylov.operators import LeastSquaresOperator
 from neula.algorithms.scaling import power_of_two_scales
 from neula.engines import ENGINES
-from neula.matrices import random_matrix
+from neula.io.matrices import random_matrix
 
 U64 = 2.0**-53
 SHAPES = [(1, 1), (300, 1), (33, 33), (129, 7), (7, 33)]

@@ -7,19 +7,19 @@ import pytest
 import torch
 from qr_measures import U32, U64, column_major, orthogonality, orthogonality_bound, panel_bound, residual
 
-from neula.algorithms.caqr import caqr
-from neula.algorithms.cholesky_qr import (
+from neula.algorithms.orthogonal.caqr import caqr
+from neula.algorithms.orthogonal.cholesky_qr import (
     cholesky_qr,
     cholesky_qr2,
     cholesky_qr_low,
     shifted_cholesky_r,
     upper_cholesky,
 )
-from neula.algorithms.householder import householder
-from neula.algorithms.panels import PANELS, panel_named
+from neula.algorithms.orthogonal.householder import householder
+from neula.algorithms.orthogonal.panels import PANELS, panel_named
 from neula.engines import ENGINES, EmulatedEngine, Engine
+from neula.io.matrices import SPECTRA, random_matrix
 from neula.kernels import mgs
-from neula.matrices import SPECTRA, random_matrix
 
 EACH_PANEL = pytest.mark.parametrize("panel", PANELS)
 EACH_ENGINE = pytest.mark.parametrize("engine", ["emulated", "cpu"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from neula.algorithms import pivoting
-from neula.algorithms.pivoting import Interchanges
+from neula.algorithms.elimination.pivoting import Interchanges
 
 
 def interchanged(matrix: torch.Tensor, start: int, pivots: list[int]) -> torch.Tensor:

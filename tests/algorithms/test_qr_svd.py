@@ -4,10 +4,10 @@ import pytest
 import torch
 from qr_measures import recursion_bound
 
-from neula.algorithms.qr_svd import qr_svd, truncate
-from neula.algorithms.rgsqrf import rgsqrf
+from neula.algorithms.orthogonal.rgsqrf import rgsqrf
+from neula.algorithms.spectra.qr_svd import qr_svd, truncate
 from neula.engines import EmulatedEngine
-from neula.matrices import SPECTRA, random_matrix
+from neula.io.matrices import SPECTRA, random_matrix
 
 U64 = 2.0**-53
 

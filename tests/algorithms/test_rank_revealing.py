@@ -9,9 +9,9 @@ import scipy.linalg
 import torch
 
 from campaign.oracle import LeastSquares
-from neula.algorithms.rank_revealing import Deficient, MinimumNorm, minimum_norm
-from neula.least_squares.scaled import ScaledProblems
-from neula.matrices import random_matrix
+from neula.algorithms.spectra.rank_revealing import Deficient, MinimumNorm, minimum_norm
+from neula.io.matrices import random_matrix
+from neula.problems.least_squares.scaled import ScaledProblems
 
 U64 = 2.0**-53
 

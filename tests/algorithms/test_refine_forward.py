@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from campaign.oracle import LeastSquares
-from neula.algorithms.condition import extreme_singular_values, solve_r
-from neula.algorithms.operators import LeastSquaresOperator
-from neula.algorithms.refine_forward import ExactProblem, refine_forward
-from neula.algorithms.refinement import Refined, Scale, refine
-from neula.algorithms.rgsqrf import rgsqrf
+from neula.algorithms.krylov.operators import LeastSquaresOperator
+from neula.algorithms.krylov.refine_forward import ExactProblem, refine_forward
+from neula.algorithms.krylov.refinement import Refined, Scale, refine
+from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales
+from neula.algorithms.spectra.condition import extreme_singular_values, solve_r
 from neula.engines import EmulatedEngine
-from neula.least_squares.scaled import ScaledProblems
-from neula.matrices import random_matrix
+from neula.io.matrices import random_matrix
+from neula.problems.least_squares.scaled import ScaledProblems
 
 U64 = 2.0**-53
 M, N = 60, 20

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from neula.algorithms.cgls import BLIND, Stop, _Progress, cgls
-from neula.algorithms.condition import largest_singular_value, solve_rt
-from neula.algorithms.craig import craig, refine_minimum_norm
-from neula.algorithms.lsqr import lsqr
-from neula.algorithms.operators import LeastSquaresOperator
-from neula.algorithms.refinement import STAGNATION, InnerSolver, Scale, norms_of, refine
-from neula.algorithms.rgsqrf import rgsqrf
+from neula.algorithms.krylov.cgls import BLIND, Stop, _Progress, cgls
+from neula.algorithms.krylov.craig import craig, refine_minimum_norm
+from neula.algorithms.krylov.lsqr import lsqr
+from neula.algorithms.krylov.operators import LeastSquaresOperator
+from neula.algorithms.krylov.refinement import STAGNATION, InnerSolver, Scale, norms_of, refine
+from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales
+from neula.algorithms.spectra.condition import largest_singular_value, solve_rt
 from neula.engines import ENGINES, EmulatedEngine
-from neula.matrices import ENTRIES, SPECTRA, random_matrix
+from neula.io.matrices import ENTRIES, SPECTRA, random_matrix
 
 U64 = 2.0**-53
 INNER = pytest.mark.parametrize("inner", [cgls, lsqr], ids=lambda f: f.__name__)

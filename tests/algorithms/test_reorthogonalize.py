@@ -16,11 +16,16 @@ from qr_measures import (
     residual,
 )
 
-from neula.algorithms.panels import PANELS
-from neula.algorithms.reorthogonalize import NEARLY_ORTHONORMAL, correct, refine_qr, reorthogonalize
-from neula.algorithms.rgsqrf import rgsqrf
+from neula.algorithms.orthogonal.panels import PANELS
+from neula.algorithms.orthogonal.reorthogonalize import (
+    NEARLY_ORTHONORMAL,
+    correct,
+    refine_qr,
+    reorthogonalize,
+)
+from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.engines import CpuEngine, EmulatedEngine, Engine, select_engine
-from neula.matrices import SPECTRA, random_matrix
+from neula.io.matrices import SPECTRA, random_matrix
 
 LOW = pytest.mark.parametrize("format", ["fp16", "bf16", "tf32"])
 

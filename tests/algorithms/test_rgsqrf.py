@@ -21,11 +21,11 @@ from qr_measures import (
     with_widths,
 )
 
-from neula.algorithms.panels import PANELS
-from neula.algorithms.rgsqrf import rgsqrf, split_columns
+from neula.algorithms.orthogonal.panels import PANELS
+from neula.algorithms.orthogonal.rgsqrf import rgsqrf, split_columns
 from neula.algorithms.scaling import power_of_two_scales
 from neula.engines import ENGINES, CpuEngine, EmulatedEngine, Engine
-from neula.matrices import SPECTRA, random_matrix
+from neula.io.matrices import SPECTRA, random_matrix
 
 LOW = pytest.mark.parametrize("format", ["fp16", "bf16", "tf32"])
 EACH_PANEL = pytest.mark.parametrize("panel", PANELS)
@@ -151,7 +151,7 @@ def test_operands_a_few_columns_at_a_time(n: int, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(
         EmulatedEngine, "operand_buffer", lambda self, x: (kept.append(x.shape[1]), buffer(self, x))[1]
     )
-    monkeypatch.setattr("neula.algorithms.rgsqrf.WIDE", 16)
+    monkeypatch.setattr("neula.algorithms.orthogonal.rgsqrf.WIDE", 16)
     narrow_q, narrow_r = rgsqrf(a, engine, cutoff=16)
     assert max(kept) == split_columns(n, 16) + 16
     # Sums of products of fp16 numbers in float32, in another order.

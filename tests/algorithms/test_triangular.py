@@ -5,9 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from neula.algorithms.condition import extreme_singular_values, multiply_r, solve_normal, solve_r, solve_rt
-from neula.algorithms.triangular import LEAF, VECTORS, BlockTriangular, upper_inverses
-from neula.matrices import random_matrix
+from neula.algorithms.spectra.condition import (
+    extreme_singular_values,
+    multiply_r,
+    solve_normal,
+    solve_r,
+    solve_rt,
+)
+from neula.algorithms.triangular.triangular import LEAF, VECTORS, BlockTriangular, upper_inverses
+from neula.io.matrices import random_matrix
 
 
 def triangle(n: int, dtype: torch.dtype = torch.float32, cond: float = 10.0) -> torch.Tensor:

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from neula.algorithms.corrected import corrected_bmm
-from neula.algorithms.tsqr import cholesky_tsqr, cholesky_tsqr2, cholesky_tsqr32, tsqr
+from neula.algorithms.orthogonal.tsqr import cholesky_tsqr, cholesky_tsqr2, cholesky_tsqr32, tsqr
 from neula.engines import EmulatedEngine
+from neula.io.matrices import random_matrix
 from neula.kernels.householder import MAX_HEIGHT, WIDTH, Product, product_named
-from neula.matrices import random_matrix
 
 DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 U16, U32, U64 = 2.0**-11, 2.0**-24, 2.0**-53

@@ -22,13 +22,13 @@ from qr_measures import (
     with_widths,
 )
 
-from neula.algorithms.blocked_householder import blocked_householder
-from neula.algorithms.recursive_householder import rhouqr
-from neula.algorithms.rgsqrf import rgsqrf
+from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales
-from neula.algorithms.wy import BlockReflector, HouseholderQR, householder_wy
 from neula.engines import ENGINES, CpuEngine, EmulatedEngine, Engine
-from neula.matrices import SPECTRA, random_matrix
+from neula.io.matrices import SPECTRA, random_matrix
+from neula.papers.qr.blocked_householder import blocked_householder
+from neula.papers.qr.recursive_householder import rhouqr
+from neula.papers.qr.wy import BlockReflector, HouseholderQR, householder_wy
 
 Algorithm = Callable[[torch.Tensor, Engine, int], HouseholderQR]
 

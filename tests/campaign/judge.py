@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from neula.engines import format_of
-from neula.inputs import take
+from neula.pipeline.inputs import take
 
 from .calls import Answer, as_array
 from .factors import judge_factors

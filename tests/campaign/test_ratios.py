@@ -10,9 +10,9 @@ import scipy.linalg
 import torch
 
 import neula
-from neula.algorithms.cholesky import cholesky
+from neula.algorithms.elimination.cholesky import cholesky
 from neula.engines import FORMATS, select_engine
-from neula.matrices import random_matrix
+from neula.io.matrices import random_matrix
 
 from . import ratios
 

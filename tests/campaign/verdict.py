@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from neula.engines import FORMATS, format_of
-from neula.inputs import take
+from neula.pipeline.inputs import take
 
 from .recipes import Example, keywords
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from neula.algorithms.gram import gram
-from neula.algorithms.rgsqrf import rgsqrf
+from neula.algorithms.orthogonal.rgsqrf import rgsqrf
+from neula.algorithms.spectra.gram import gram
 from neula.engines import CpuEngine, CudaEngine, EmulatedEngine
 from neula.engines.corrected import FP16_COR, arithmetic, corrects
 from neula.engines.cuda import CORRECTED
 from neula.engines.formats import FP32
-from neula.matrices import random_matrix
+from neula.io.matrices import random_matrix
 
 U32 = 2.0**-24
 

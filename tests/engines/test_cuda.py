@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import neula
-from neula.algorithms.panels import PANELS
-from neula.algorithms.reorthogonalize import reorthogonalize
-from neula.algorithms.rgsqrf import rgsqrf
+from neula.algorithms.orthogonal.panels import PANELS
+from neula.algorithms.orthogonal.reorthogonalize import reorthogonalize
+from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.engines import CudaEngine, Format, describe, format_named, select_engine
 from neula.engines.formats import round_to
 from neula.engines.precision import exact_matmul
-from neula.matrices import ENTRIES, SPECTRA, random_matrix
+from neula.io.matrices import ENTRIES, SPECTRA, random_matrix
 
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)

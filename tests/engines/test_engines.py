@@ -31,7 +31,7 @@ from neula.engines.cpu import _dense
 from neula.engines.cuda import fast_fp64
 from neula.engines.formats import round_to
 from neula.engines.precision import exact_matmul
-from neula.matrices import random_matrix
+from neula.io.matrices import random_matrix
 
 U32, U64 = 2.0**-24, 2.0**-53
 
@@ -342,7 +342,7 @@ def test_block_must_be_positive(block: int) -> None:
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_panels_and_preconditioners_are_ones_that_exist(name: str) -> None:
-    from neula.algorithms.panels import PANELS
+    from neula.algorithms.orthogonal.panels import PANELS
 
     if name == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a GPU to ask for its compute capability")

@@ -10,7 +10,7 @@ import torch
 
 from neula.engines import CudaEngine, cublas, precision
 from neula.engines.precision import exact_matmul, exactly, no_tf32
-from neula.matrices import random_matrix
+from neula.io.matrices import random_matrix
 
 U32 = 2.0**-24
 SWITCHES = (

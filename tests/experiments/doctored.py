@@ -9,10 +9,10 @@ from types import ModuleType
 
 import pytest
 
-from neula.experiments.data import Data, Row, Rows
-from neula.experiments.drawing import new_canvas
-from neula.experiments.figure import Figure
-from neula.experiments.measuring import seconds_of
+from neula.papers.data import Data, Row, Rows
+from neula.papers.drawing import new_canvas
+from neula.papers.figure import Figure
+from neula.papers.measuring import seconds_of
 
 Doctor = Callable[[Row], Row]
 

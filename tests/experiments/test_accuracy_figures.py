@@ -10,10 +10,10 @@ import pytest
 import torch
 from doctored import Doctor, axes_drawn, by_lie, deny, stored
 
-from neula.experiments.data import Row, Rows
-from neula.experiments.figure import Figure, Scale, Setting
-from neula.experiments.qr_paper import accuracy as acc
-from neula.matrices import SPECTRA, random_matrix
+from neula.io.matrices import SPECTRA, random_matrix
+from neula.papers.data import Row, Rows
+from neula.papers.figure import Figure, Scale, Setting
+from neula.papers.qr import accuracy as acc
 
 SHAPE = (384, 192)
 U16, U32 = 2.0**-11, 2.0**-24

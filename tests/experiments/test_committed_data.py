@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from neula.experiments.data import Data
-from neula.experiments.figure import Figure, Scale
-from neula.experiments.lu_paper import LU_PAPER
-from neula.experiments.qr_paper import QR_PAPER
-from neula.experiments.reproduce import Paper, _page
-from neula.experiments.tsqr_paper import TSQR_PAPER
+from neula.papers.data import Data
+from neula.papers.figure import Figure, Scale
+from neula.papers.lu import LU_PAPER
+from neula.papers.qr import QR_PAPER
+from neula.papers.reproduce import Paper, _page
+from neula.papers.tsqr import TSQR_PAPER
 
 ROOT = Path(__file__).parents[2]
 PAPERS = (QR_PAPER, TSQR_PAPER, LU_PAPER)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from neula.experiments import errors
-from neula.matrices import random_matrix
+from neula.io.matrices import random_matrix
+from neula.papers import errors
 
 
 @pytest.fixture(params=[errors.BLOCK_ELEMENTS, 100, 1], ids=lambda elements: f"blocks of {elements}")

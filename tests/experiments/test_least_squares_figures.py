@@ -9,13 +9,13 @@ import pytest
 import torch
 from doctored import Doctor, axes_drawn, by_lie, deny, every, stored
 
-from neula.algorithms.cgls import cgls
-from neula.algorithms.lsqr import lsqr
-from neula.experiments.data import Row, Rows
-from neula.experiments.figure import Figure, Scale, Setting
-from neula.experiments.qr_paper import iterations as cond
-from neula.experiments.qr_paper import least_squares as ls
-from neula.matrices import random_matrix
+from neula.algorithms.krylov.cgls import cgls
+from neula.algorithms.krylov.lsqr import lsqr
+from neula.io.matrices import random_matrix
+from neula.papers.data import Row, Rows
+from neula.papers.figure import Figure, Scale, Setting
+from neula.papers.qr import iterations as cond
+from neula.papers.qr import least_squares as ls
 
 
 @pytest.fixture(scope="module")

@@ -18,17 +18,18 @@ import torch
 from doctored import Doctor, axes_drawn, by_lie, deny, every, stored, timed_once
 
 import neula
-from neula.accuracy import lu_bound
+from neula.certificates.accuracy import lu_bound
 from neula.engines import FP16, FP32, EmulatedEngine
-from neula.experiments.data import Row, Rows
-from neula.experiments.figure import Figure, Scale, Setting
-from neula.experiments.lu_paper import LU_PAPER
-from neula.experiments.lu_paper import accuracy as acc
-from neula.experiments.lu_paper import bounds as bnd
-from neula.experiments.lu_paper import iterations as its
-from neula.experiments.lu_paper import performance as perf
-from neula.experiments.lu_paper import suitesparse as suite
-from neula.experiments.lu_paper.algorithms import (
+from neula.io.matrices import hpl_ai_matrix, random_matrix
+from neula.papers.data import Row, Rows
+from neula.papers.figure import Figure, Scale, Setting
+from neula.papers.lu import LU_PAPER
+from neula.papers.lu import accuracy as acc
+from neula.papers.lu import bounds as bnd
+from neula.papers.lu import iterations as its
+from neula.papers.lu import performance as perf
+from neula.papers.lu import suitesparse as suite
+from neula.papers.lu.algorithms import (
     ALGORITHMS,
     BUFFERED,
     COMPARED,
@@ -46,7 +47,6 @@ from neula.experiments.lu_paper.algorithms import (
     solution_bound,
     solution_error,
 )
-from neula.matrices import hpl_ai_matrix, random_matrix
 
 ENGINE = EmulatedEngine("cpu", "fp16")
 U16, U32 = 2.0**-11, 2.0**-24

@@ -20,16 +20,16 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from neula import cli
-from neula.experiments.data import Data, Row, Rows, show
-from neula.experiments.drawing import grouped_bars, lines, new_canvas
-from neula.experiments.figure import Claim, Figure, Scale, Setting, Verdict
-from neula.experiments.lu_paper import LU_PAPER
-from neula.experiments.measuring import circumstances, median_seconds, seconds_of
-from neula.experiments.qr_paper import QR_PAPER
-from neula.experiments.qr_paper.accuracy import EXPONENTS
-from neula.experiments.reproduce import LONG_TABLE, Paper, reproduce
-from neula.experiments.tsqr_paper import TSQR_PAPER
+from neula.cli import app as cli
+from neula.papers.data import Data, Row, Rows, show
+from neula.papers.drawing import grouped_bars, lines, new_canvas
+from neula.papers.figure import Claim, Figure, Scale, Setting, Verdict
+from neula.papers.lu import LU_PAPER
+from neula.papers.measuring import circumstances, median_seconds, seconds_of
+from neula.papers.qr import QR_PAPER
+from neula.papers.qr.accuracy import EXPONENTS
+from neula.papers.reproduce import LONG_TABLE, Paper, reproduce
+from neula.papers.tsqr import TSQR_PAPER
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas

@@ -13,14 +13,14 @@ import pytest
 import torch
 from doctored import Doctor, axes_drawn, by_lie, deny, every, stored, timed_once
 
-from neula.algorithms.qr_svd import qr_svd
-from neula.algorithms.rgsqrf import rgsqrf
+from neula.algorithms.orthogonal.rgsqrf import rgsqrf
+from neula.algorithms.spectra.qr_svd import qr_svd
 from neula.engines import EmulatedEngine
-from neula.experiments.data import Row, Rows
-from neula.experiments.figure import Figure, Scale, Setting
-from neula.experiments.qr_paper import low_rank, models
-from neula.experiments.qr_paper import performance as perf
-from neula.matrices import random_matrix, singular_values
+from neula.io.matrices import random_matrix, singular_values
+from neula.papers.data import Row, Rows
+from neula.papers.figure import Figure, Scale, Setting
+from neula.papers.qr import low_rank, models
+from neula.papers.qr import performance as perf
 
 # --- what the paper reports -------------------------------------------------------------------------------
 

@@ -13,13 +13,13 @@ import pytest
 import torch
 from doctored import Doctor, axes_drawn, by_lie, deny, every, stored, timed_once
 
-from neula.experiments.data import Row, Rows
-from neula.experiments.figure import Figure, Scale, Setting
-from neula.experiments.tsqr_paper import TSQR_PAPER, modes
-from neula.experiments.tsqr_paper import accuracy as acc
-from neula.experiments.tsqr_paper import performance as perf
-from neula.experiments.tsqr_paper import products as prod
-from neula.experiments.tsqr_paper import underflow as under
+from neula.papers.data import Row, Rows
+from neula.papers.figure import Figure, Scale, Setting
+from neula.papers.tsqr import TSQR_PAPER, modes
+from neula.papers.tsqr import accuracy as acc
+from neula.papers.tsqr import performance as perf
+from neula.papers.tsqr import products as prod
+from neula.papers.tsqr import underflow as under
 
 U16, U32 = 2.0**-11, 2.0**-24
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from neula.io.matrices import random_matrix
 from neula.kernels import calu
 from neula.kernels.calu import eliminate_reference, rows_of_u_reference
 from neula.kernels.tournament import WIDTH, PanelFactors, play_reference
-from neula.matrices import random_matrix
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")

@@ -13,9 +13,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from neula.io.matrices import random_matrix
 from neula.kernels import cholesky_cuda
 from neula.kernels.cholesky import CholeskyFactors, cholesky_inverse, cholesky_inverse_reference
-from neula.matrices import random_matrix
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from neula.io.matrices import random_matrix
 from neula.kernels.householder import (
     MAX_HEIGHT,
     PRODUCTS,
@@ -25,7 +26,6 @@ from neula.kernels.householder import (
     product_named,
     reflect_columns_reference,
 )
-from neula.matrices import random_matrix
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")

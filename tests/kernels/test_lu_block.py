@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from neula.io.matrices import hpl_ai_matrix, no_pivoting_matrix, random_matrix
 from neula.kernels import lu_block
 from neula.kernels.lu_block import (
     factor_block_reference,
@@ -13,7 +14,6 @@ from neula.kernels.lu_block import (
     solve_upper_reference,
     triangular_inverses,
 )
-from neula.matrices import hpl_ai_matrix, no_pivoting_matrix, random_matrix
 
 HAS_GPU = torch.cuda.is_available()
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from neula.io.matrices import random_matrix
 from neula.kernels.projection import project_out, project_out_reference
-from neula.matrices import random_matrix
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import neula
-from neula.accuracy import orthogonality_bound, residual_bound
+from neula.certificates.accuracy import orthogonality_bound, residual_bound
 from neula.engines import FP32
+from neula.io.matrices import random_matrix
 from neula.kernels.tall import (
     half_gram,
     multiply_panel,
@@ -22,7 +23,6 @@ from neula.kernels.tall import (
     tall_product,
     tall_product_reference,
 )
-from neula.matrices import random_matrix
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
@@ -282,8 +282,8 @@ def passes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     """neula.tsqr multiplies with the kernels, also where they are interpreted."""
     if request.param == "kernel":
         module = kernels()
-        monkeypatch.setattr("neula.algorithms.tsqr.tall_gram", module.tall_gram_triton)
-        monkeypatch.setattr("neula.algorithms.tsqr.tall_product", module.tall_product_triton)
+        monkeypatch.setattr("neula.algorithms.orthogonal.tsqr.tall_gram", module.tall_gram_triton)
+        monkeypatch.setattr("neula.algorithms.orthogonal.tsqr.tall_product", module.tall_product_triton)
 
 
 def check_tsqr(a: torch.Tensor) -> int:

@@ -13,9 +13,9 @@ from functools import partial
 import pytest
 import torch
 
+from neula.io.matrices import random_matrix
 from neula.kernels import tournament_cuda
 from neula.kernels.tournament import TILE, WIDTH, PanelFactors, play_reference
-from neula.matrices import random_matrix
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from neula.least_squares.scaled import ScaledProblems, gradient_vanishes
+from neula.problems.least_squares.scaled import ScaledProblems, gradient_vanishes
 
 EXACT = 2.0**-960
 """Elements below, relative to the largest of their column, may lose bits of what rounding has lost."""

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from campaign.oracle import System
-from neula.algorithms.doubled_refinement import COMPUTED, refine_doubled
+from neula.algorithms.krylov.doubled_refinement import COMPUTED, refine_doubled
 from neula.engines import FP64, CpuEngine
-from neula.matrices import random_matrix
-from neula.systems.direct import _LU, SingularMember, Square, solve_directly
-from neula.systems.problem import Found, Members, Options
-from neula.systems.scaled import ALIKE, NEAR, Scaled
+from neula.io.matrices import random_matrix
+from neula.problems.systems.direct import _LU, SingularMember, Square, solve_directly
+from neula.problems.systems.problem import Found, Members, Options
+from neula.problems.systems.scaled import ALIKE, NEAR, Scaled
 
 U64 = 2.0**-53
 OPTIONS = Options(CpuEngine("cpu"), FP64, torch.float64, False, None, None, 60, False, None)
@@ -185,7 +185,7 @@ def test_one_of_a_batch_is_not_definite(why: str) -> None:
 
 
 def test_places_count_over_pieces_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neula.systems.direct.CHUNK", {"cpu": 50})
+    monkeypatch.setattr("neula.problems.systems.direct.CHUNK", {"cpu": 50})
     a, b = noise(7, 5, 5), noise(7, 5, 1)
     whole = solved(a, b)
     assert whole.members.accepted.all()

@@ -11,13 +11,13 @@ import torch
 
 import neula
 from campaign.oracle import System
-from neula.algorithms.equilibrate import Equilibrated, equilibrate
-from neula.algorithms.factorization import mixed_lu
-from neula.algorithms.iterative_refinement import Refined, classical, gmres_refinement
+from neula.algorithms.elimination.equilibrate import Equilibrated, equilibrate
+from neula.algorithms.elimination.factorization import mixed_lu
+from neula.algorithms.krylov.iterative_refinement import Refined, classical, gmres_refinement
 from neula.engines import FP64, EmulatedEngine
-from neula.matrices import random_matrix
-from neula.systems.evidence import BLOCK, Evidence, column_norms
-from neula.systems.problem import Options
+from neula.io.matrices import random_matrix
+from neula.problems.systems.evidence import BLOCK, Evidence, column_norms
+from neula.problems.systems.problem import Options
 
 U64 = 2.0**-53
 FORMATS = ["fp16", "fp32", "fp64"]

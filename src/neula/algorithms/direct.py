@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from neula.algorithms.cholesky_qr import upper_cholesky
-from neula.algorithms.condition import solve_normal, solve_r
+from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
+from neula.algorithms.spectra.condition import solve_normal, solve_r
 from neula.engines import Engine
 from neula.engines.precision import exact_matmul
 

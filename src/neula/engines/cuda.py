@@ -63,7 +63,8 @@ class CudaEngine(Engine):
 
     def __init__(self, device: torch.device | str, format: Format | str | None = None) -> None:
         super().__init__(device, format)
-        _load_solvers(self.device)
+        if self.device.type == "cuda":  # and not an engine that is only asked what it would do
+            _load_solvers()
         # In float64 panels are library calls, and 256 columns take half of the launches of 128.
         self.panel, self.cutoff = ("cholesky32", 128) if self.storage == torch.float32 else ("cholesky", 256)
 
@@ -267,18 +268,18 @@ class PlainCudaEngine(CudaEngine):
 _loading = threading.Lock()
 
 
-def _load_solvers(device: torch.device) -> None:
+def _load_solvers() -> None:
     """Let torch load its solvers, which fails where several threads ask for the first time at once.
 
     Source: issue 90613 of PyTorch, "lazy wrapper should be called at most once".
     """
     with _loading:
-        _loaded(device)
+        _loaded()
 
 
 @cache
-def _loaded(device: torch.device) -> None:
-    torch.linalg.inv_ex(torch.ones(1, 1, device=device))
+def _loaded() -> None:
+    torch.linalg.inv_ex(torch.ones(1, 1, device="cuda"))
 
 
 _of_thread = threading.local()

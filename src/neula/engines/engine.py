@@ -35,7 +35,7 @@ class Engine(ABC):
     device : torch.device
         Where its matrices live.
     panel : str
-        The panel that measures best here (a key of :data:`neula.algorithms.panels.PANELS`).
+        The panel that measures best here (a key of :data:`neula.algorithms.orthogonal.panels.PANELS`).
     cutoff : int
         The width at which the recursion stops and the panel starts, as it measures best here.
     lu_panel, lu_inner_panel : int

@@ -1,0 +1,154 @@
+"""Random butterfly transforms: mixed rows and columns make pivoting unnecessary, with high probability.
+
+Parker, "Random butterfly transformations with applications in computational linear algebra", UCLA, 1995;
+Baboulin, Dongarra, Herrmann, Tomov, "Accelerating Linear System Solutions Using Randomization Techniques",
+ACM Trans. Math. Softw. 39, 2013. A butterfly of order n is
+
+    B = 1/sqrt(2) [ R0   R1 ]
+                  [ R0  -R1 ]
+
+with random diagonal R0 and R1; a recursive one of depth 2 is ``W = diag(B1, B2) B`` with B1 and B2 of order
+n/2. Instead of A the matrix ``U^T A V`` is factorized, U and V being recursive butterflies. Nothing is
+formed: ``W^T x`` costs about 4n operations, and ``U^T A V`` about ``8 n^2``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from neula.algorithms.elimination.factorization import Factorization
+from neula.engines import Engine
+
+DEPTH = 2
+"""Levels of recursion. Two are enough in practice (Baboulin et al., section 4)."""
+
+_BLOCK = 1 << 24
+"""Elements that are mixed at a time: temporaries are small beside the matrix, and fill a GPU."""
+
+
+@dataclass(frozen=True)
+class Butterfly:
+    """A recursive butterfly W of depth 2, applied without being formed.
+
+    Attributes
+    ----------
+    diagonals : Tensor, shape (2, n)
+        R0 and R1 of the outer butterfly, then of the two inner ones, each divided by sqrt(2). n is a multiple
+        of 4.
+    """
+
+    diagonals: torch.Tensor
+
+    @classmethod
+    def random(cls, n: int, seed: int, device: torch.device) -> Butterfly:
+        """Diagonals ``exp(r / 20)`` with r uniform in (-1/2, 1/2): W is orthogonal within a few percent.
+
+        Parameters
+        ----------
+        n : int
+            A multiple of 4; see :func:`padded`.
+        seed : int
+            The user's random state stays untouched.
+        device : torch.device
+        """
+        generator = torch.Generator("cpu").manual_seed(seed)
+        r = torch.rand(DEPTH, n, generator=generator, dtype=torch.float64, device="cpu") - 0.5
+        return cls(((r / 20).exp() / math.sqrt(2)).to(device))
+
+    def apply_(self, x: torch.Tensor) -> torch.Tensor:
+        """``W x`` in place, for the columns of x, shape (n, k)."""
+        for r0, r1, top, bottom in self._halves(x, range(DEPTH)):
+            upper, lower = r0 * top, r1 * bottom
+            torch.add(upper, lower, out=top)
+            torch.sub(upper, lower, out=bottom)
+        return x
+
+    def apply_transpose_(self, x: torch.Tensor) -> torch.Tensor:
+        """``W^T x`` in place, for the columns of x, shape (n, k)."""
+        for r0, r1, top, bottom in self._halves(x, reversed(range(DEPTH))):
+            upper, lower = top + bottom, top - bottom
+            torch.mul(r0, upper, out=top)
+            torch.mul(r1, lower, out=bottom)
+        return x
+
+    def _halves(self, x: torch.Tensor, levels: Iterable[int]) -> Iterator[tuple[torch.Tensor, ...]]:
+        """R0, R1 and the rows of x that they mix, of every butterfly on the levels, for blocks of columns."""
+        n, width = x.shape[0], max(1, _BLOCK // x.shape[0])
+        for level in levels:
+            half = n >> (level + 1)
+            for start in range(0, n, 2 * half):
+                middle, stop = start + half, start + 2 * half
+                r = self.diagonals[level, :, None].to(x.dtype)
+                for block in x.split(width, 1):
+                    yield r[start:middle], r[middle:stop], block[start:middle], block[middle:stop]
+
+
+@dataclass(frozen=True)
+class TwoSided:
+    """The transform ``U^T A V`` of a matrix, padded by an identity to an order that butterflies have."""
+
+    left: Butterfly
+    right: Butterfly
+    n: int
+
+    @classmethod
+    def random(cls, n: int, device: torch.device) -> TwoSided:
+        """Fixed random butterflies for matrices of order n: the same matrix always has the same answer."""
+        left, right = (Butterfly.random(padded(n), seed, device) for seed in (1, 2))
+        return cls(left, right, n)
+
+    def mixed(self, a: torch.Tensor, engine: Engine) -> torch.Tensor:
+        """``U^T diag(A, I) V`` as a working matrix of order ``padded(n)``."""
+        work = engine.empty(padded(self.n), padded(self.n))
+        work[: self.n, : self.n] = a
+        return self.apply_(work)
+
+    def solve(self, solve_mixed: Callable[[torch.Tensor], torch.Tensor], b: torch.Tensor) -> torch.Tensor:
+        """``A^-1 b`` from a solver of systems with ``U^T diag(A, I) V``."""
+        rhs = b.new_zeros(padded(self.n), b.shape[1])
+        rhs[: self.n] = b
+        return self.right.apply_(solve_mixed(self.left.apply_transpose_(rhs)))[: self.n]
+
+    @property
+    def mT(self) -> TwoSided:
+        """The transform of the transposed matrix, ``V^T A^T U``."""
+        return replace(self, left=self.right, right=self.left)
+
+    def apply_(self, a: torch.Tensor) -> torch.Tensor:
+        """``U^T diag(A, I) V`` in place, of a working matrix of order ``padded(n)`` that holds A."""
+        a[self.n :] = 0
+        a[:, self.n :] = 0
+        a.diagonal()[self.n :] = 1
+        self.left.apply_transpose_(a)
+        self.right.apply_transpose_(a.T)
+        return a
+
+
+@dataclass(frozen=True)
+class Butterflied:
+    """A factorization of ``U^T A V`` as one of A."""
+
+    factors: Factorization
+    transform: TwoSided
+
+    @property
+    def growth(self) -> float:
+        return self.factors.growth
+
+    def solve(self, b: torch.Tensor) -> torch.Tensor:
+        return self.transform.solve(self.factors.solve, b)
+
+    def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
+        return self.transform.mT.solve(self.factors.solve_transposed, b)
+
+    def in_double(self) -> Butterflied:
+        return replace(self, factors=self.factors.in_double())
+
+
+def padded(n: int) -> int:
+    """The next order that butterflies of depth 2 have: a multiple of 4."""
+    return -(-n // 2**DEPTH) * 2**DEPTH

@@ -1,0 +1,161 @@
+"""What iterative refinement needs of a factorization, and the LU factorizations that have it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+
+from neula.algorithms.elimination.lu import lu_factorize
+from neula.algorithms.triangular.substitution import Substitution
+from neula.engines import Engine, format_of
+
+_BLOCK, _BLOCKS = 256, 16
+"""Smallest order of diagonal blocks, and how many there are in a large matrix: copies of them are small
+beside it, and launches few."""
+
+
+class Factorization(Protocol):
+    """Solves with A approximately, as accurately as the arithmetic allowed in which A was factorized."""
+
+    @property
+    def growth(self) -> float:
+        """Largest element of U by that of A: how much elimination magnified rounding errors."""
+
+    def solve(self, b: torch.Tensor) -> torch.Tensor:
+        """``A^-1 b``, about, for the columns of b, shape (n, k), float64 in and out."""
+
+    def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
+        """``A^-T b``, likewise."""
+
+    def in_double(self) -> Factorization:
+        """The same factors, which then solve in double precision: their errors stay, no others come."""
+
+
+class SingularMatrixError(ArithmeticError):
+    """A pivot is zero, so that there are no factors to solve with.
+
+    Attributes
+    ----------
+    index : int
+        Of the pivot, from 0.
+    """
+
+    def __init__(self, index: int) -> None:
+        super().__init__(f"pivot {index} is exactly zero")
+        self.index = index
+
+
+@dataclass(frozen=True)
+class MixedLU:
+    """``P A = L U`` in mixed precision."""
+
+    substitution: Substitution
+    growth: float
+
+    def solve(self, b: torch.Tensor) -> torch.Tensor:
+        return self.substitution.solve(b.to(self.substitution.dtype)).double()
+
+    def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
+        return self.substitution.solve_transposed(b.to(self.substitution.dtype)).double()
+
+    def in_double(self) -> MixedLU:
+        factors = self.substitution.factors
+        # Single precision is converted once, which many solves repay and which takes no more memory than A
+        # does. What is narrower stays as it is: it would grow fourfold.
+        if factors.lu.dtype == torch.float32:
+            factors = replace(factors, lu=factors.lu.double())
+        return replace(self, substitution=Substitution(factors, torch.float64))
+
+
+def mixed_lu(
+    a: torch.Tensor, engine: Engine, *, pivoting: bool, on_columns: Callable[[int], None] | None = None
+) -> MixedLU:
+    """LU factorization by the paper's algorithm that serves the format best.
+
+    In a low format that is Algorithm 5.2 with panels by 5.1, the most accurate one. Where the matrix is as
+    wide as the sums of its products, there is nothing to round, and a buffer would only cost its copies:
+    Algorithm 2.2.
+
+    Parameters
+    ----------
+    a : Tensor, shape (n, n)
+        Column-major in the engine's operand type or in its storage precision; overwritten.
+    engine : Engine
+    pivoting : bool
+    on_columns : callable, optional
+        As in :func:`neula.algorithms.elimination.lu.lu_factorize`.
+
+    Returns
+    -------
+    MixedLU
+        With NaN or Inf, and a growth that is not finite, where a pivot vanishes or the format overflows.
+    """
+    largest = engine.column_max(a.T).amax()
+    variant = "2.2" if engine.format == format_of(engine.storage) else "5.2/5.1"
+    packed = lu_factorize(
+        a, engine, variant=variant, pivoting=pivoting, overwrite=True, on_columns=on_columns
+    )
+    return MixedLU(Substitution(packed, engine.storage), growth_of(packed.lu, largest, engine))
+
+
+@dataclass(frozen=True)
+class LibraryLU:
+    """``P A = L U`` by LAPACK or cuSOLVER, with partial pivoting, in the precision of ``lu``."""
+
+    lu: torch.Tensor
+    pivots: torch.Tensor
+    growth: float
+
+    def solve(self, b: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.lu_solve(self.lu, self.pivots, b.to(self.lu.dtype)).double()
+
+    def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.lu_solve(self.lu, self.pivots, b.to(self.lu.dtype), adjoint=True).double()
+
+    def in_double(self) -> LibraryLU:
+        return replace(self, lu=self.lu.double())
+
+
+def library_lu(a: torch.Tensor, engine: Engine) -> LibraryLU:
+    """Gaussian elimination with partial pivoting as the library has it.
+
+    Parameters
+    ----------
+    a : Tensor, shape (n, n)
+    engine : Engine
+        Measures the growth; nothing is multiplied in its format.
+
+    Raises
+    ------
+    SingularMatrixError
+        At the first pivot that is exactly zero.
+    """
+    lu, pivots, info = torch.linalg.lu_factor_ex(a)
+    if int(info) > 0:
+        raise SingularMatrixError(int(info) - 1)
+    return LibraryLU(lu, pivots, growth_of(lu, engine.column_max(a).amax(), engine))
+
+
+def growth_of(lu: torch.Tensor, largest: torch.Tensor, engine: Engine) -> float:
+    """Largest element of U, stored in the upper triangle of ``lu``, by the largest element of A.
+
+    Parameters
+    ----------
+    lu : Tensor, shape (n, n)
+        Column-major.
+    largest : Tensor, shape ()
+        Largest magnitude in A; where it is zero, the growth is 1, and also where there is nothing.
+    engine : Engine
+    """
+    if lu.numel() == 0:
+        return 1.0
+    width = max(_BLOCK, lu.shape[0] // _BLOCKS)
+    starts = range(0, lu.shape[0], width)
+    # Transposed, since the engine reads by rows.
+    above = [lu[:i, i : i + width].T for i in starts[1:]]
+    diagonal = [lu[i : i + width, i : i + width].T.tril() for i in starts]
+    found = torch.stack([engine.column_max(block).amax() for block in above + diagonal]).amax()
+    return float(torch.where(largest > 0, found / largest, 1.0))

@@ -1,0 +1,295 @@
+"""LU factorization in mixed precision, with the matrix kept in half precision.
+
+Lopez and Mary, "Mixed Precision LU Factorization on GPU Tensor Cores: Reducing Data Movement and Memory
+Footprint" (Int. J. High Perform. Comput. Appl., 2022). The algorithms differ in three choices, and a
+:data:`VARIANTS` entry names them: when blocks are updated (right- or left-looking), where the updates are
+summed (in the matrix, rounded to its format each time, or in a float32 buffer of ``n r`` entries), and the
+arithmetic of the panels (:mod:`neula.algorithms.elimination.lu_panels`).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import product
+
+import torch
+
+from neula.algorithms.elimination.calu import by_pivoted_blocks
+from neula.algorithms.elimination.lu_panels import (
+    Panel,
+    Workspace,
+    blocks,
+    left_looking,
+    low_panel,
+    partitioned_panel,
+    right_looking,
+    wide_panel,
+)
+from neula.algorithms.elimination.pivoting import Interchanges
+from neula.engines import FP32, Engine, Format
+from neula.errors import unknown_name
+from neula.kernels.lu_block import factor_block, kernels_take, solve_upper
+from neula.kernels.tournament import WIDTH
+
+WIDEST = 1024
+"""Columns of a panel up to which the kernels of tournament pivoting keep its rows of U on the chip."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One of the paper's algorithms, as the choices that it makes.
+
+    Attributes
+    ----------
+    left_looking : bool
+        Whether a panel is updated as a whole just before it is factorized.
+    buffered : bool
+        Whether updates are summed in a buffer in the engine's storage precision.
+    uniform : bool
+        Whether everything is in one precision, without a matrix unit.
+    panel : {"low", "wide"}
+        Arithmetic of the panels (of the inner ones where there are two levels).
+    partitioned : bool
+        Whether panels consist of inner panels.
+    """
+
+    left_looking: bool
+    buffered: bool
+    uniform: bool
+    panel: str
+    partitioned: bool = False
+
+
+VARIANTS = {
+    "2.1": Variant(left_looking=False, buffered=False, uniform=True, panel="low"),
+    "2.2": Variant(left_looking=True, buffered=False, uniform=True, panel="low"),
+    "3.1": Variant(left_looking=False, buffered=False, uniform=False, panel="low"),
+    "4.1": Variant(left_looking=True, buffered=True, uniform=False, panel="low"),
+    "5.1": Variant(left_looking=True, buffered=True, uniform=False, panel="wide"),
+    "5.2/4.1": Variant(left_looking=True, buffered=True, uniform=False, panel="low", partitioned=True),
+    "5.2/5.1": Variant(left_looking=True, buffered=True, uniform=False, panel="wide", partitioned=True),
+}
+
+
+@dataclass(frozen=True)
+class PackedLU:
+    """``A[permutation] = L U`` in one matrix, as LAPACK keeps it, or a batch of such matrices.
+
+    Attributes
+    ----------
+    lu : Tensor, shape (..., n, n)
+        U, and below the diagonal L, whose diagonal is 1. Column-major, in the dtype that holds ``storage``.
+    permutation : Tensor, shape (..., n)
+        Integers: rows of A in the order in which L and U have them, on the device of the factors.
+    storage : Format
+        Format of the elements of ``lu``.
+    """
+
+    lu: torch.Tensor
+    permutation: torch.Tensor
+    storage: Format
+
+    @cached_property
+    def pivots(self) -> torch.Tensor:
+        """Row ``i`` was interchanged with row ``pivots[i]``, in this order: shape (..., n), on the CPU."""
+        pivots = self.permutation.to("cpu", copy=True)
+        for index in product(*map(range, pivots.shape[:-1])):
+            pivots[index] = Interchanges.leading_to(pivots[index]).pivots
+        return pivots
+
+    @property
+    def storage_bytes(self) -> int:
+        """Bytes of the factors in their format, also where it is emulated in a wider one."""
+        return self.lu.numel() * self.storage.dtype.itemsize
+
+
+def lu_factorize(
+    a: torch.Tensor,
+    engine: Engine,
+    *,
+    variant: str = "5.2/5.1",
+    panel: int | None = None,
+    inner_panel: int | None = None,
+    storage: Format | None = None,
+    pivoting: bool = False,
+    overwrite: bool = False,
+    on_columns: Callable[[int], None] | None = None,
+) -> PackedLU:
+    """Factorize ``A = L U``, or ``A[permutation] = L U`` with pivoting, by one of the paper's algorithms.
+
+    Nothing is scaled, and nothing is checked: a zero pivot or an element beyond the range of the format
+    leaves NaN or Inf. Nothing waits for the device without pivoting, nor with tournaments.
+
+    Parameters
+    ----------
+    a : Tensor, shape (n, n)
+        Not modified, except with ``overwrite``.
+    engine : Engine
+        Multiplies the updates in its low format.
+    variant : str
+        A key of :data:`VARIANTS`, the number of the algorithm in the paper; for Algorithm 5.2 with that of
+        the panels: ``"2.1"``, ``"2.2"``, ``"3.1"``, ``"4.1"``, ``"5.1"``, ``"5.2/4.1"`` or ``"5.2/5.1"``.
+    panel, inner_panel : int, optional
+        Widths r and s; the engine's by default. There are at least two inner panels in a panel, which share
+        its buffer.
+    storage : Format, optional
+        Of the matrix: the engine's low format by default. Algorithm 3.1 can also keep it in float32.
+    pivoting : bool
+        Partial pivoting: whole rows of the matrix are interchanged. Where the engine has ``tournaments``,
+        Algorithm 5.2/5.1 with inner panels of their width has those, see
+        :mod:`neula.algorithms.elimination.calu`.
+    overwrite : bool
+        Whether the factors may take the place of A, if that is column-major and of their dtype.
+    on_columns : callable, optional
+        Called with the number of columns that are done after each panel.
+
+    Returns
+    -------
+    PackedLU
+
+    Raises
+    ------
+    ValueError
+        For an unknown variant, or panels that do not fit.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from neula.engines import EmulatedEngine
+    >>> factors = lu_factorize(torch.tensor([[1.0, 3.0], [2.0, 4.0]]), EmulatedEngine(), pivoting=True)
+    >>> factors.lu
+    tensor([[2.0000, 4.0000],
+            [0.5000, 1.0000]])
+    >>> factors.permutation
+    tensor([1, 0])
+    """
+    if variant not in VARIANTS:
+        raise unknown_name("variant", variant, VARIANTS)
+    chosen, n = VARIANTS[variant], a.shape[0]
+    r, s = panel_widths(variant, engine, panel, inner_panel, pivoting)
+    kept = storage or engine.format
+    low = kept == engine.format
+    arithmetic = engine.unblocked if chosen.uniform else engine
+    dtype = arithmetic.operand_dtype if low else arithmetic.storage
+    in_place = overwrite and a.dtype == dtype and a.T.is_contiguous()
+    matrix = a if in_place else arithmetic.empty(n, n, dtype=dtype)
+    permutation = torch.arange(n, device=matrix.device)
+    if s is not None and variant == "5.2/5.1" and low and _in_whole_blocks(engine, r, s, pivoting):
+        arithmetic.round(a, matrix)
+        if pivoting:
+            permutation = by_pivoted_blocks(matrix, engine, r, on_columns)
+        else:
+            by_blocks(matrix, engine, r, s, on_columns)
+        return PackedLU(matrix, permutation, kept)
+    work = Workspace(
+        matrix=arithmetic.round(a, matrix) if low else matrix.copy_(a),
+        engine=arithmetic,
+        low=low,
+        # Two inner panels of a matrix that is itself narrower than them.
+        buffer=matrix.new_empty(n * min(r, 2 * n), dtype=engine.storage) if chosen.buffered else None,
+        interchanges=Interchanges.none(n) if pivoting else None,
+    )
+    # What is stored in single precision has no low arithmetic.
+    factor: Panel = low_panel if chosen.panel == "low" and low and kept.u > FP32.u else wide_panel
+    if s is not None:
+        factor = partitioned_panel(s, factor)
+    algorithm = left_looking if chosen.left_looking else right_looking
+    for columns, _ in algorithm(work, slice(0, n), r, factor):
+        if on_columns is not None:
+            on_columns(columns.stop)
+    if work.interchanges is not None:
+        permutation = work.interchanges.permutation().to(matrix.device)
+    return PackedLU(matrix, permutation, kept)
+
+
+def _in_whole_blocks(engine: Engine, r: int, s: int, pivoting: bool) -> bool:
+    """Whether kernels take panels by Algorithm 5.1 of these widths, and the unit rounds sums once."""
+    if not engine.rounds_once:
+        return False
+    if pivoting:
+        return engine.tournaments and s == WIDTH and r % WIDTH == 0 and r <= WIDEST
+    return kernels_take(engine.operand_dtype, engine.device, s)
+
+
+def by_blocks(
+    matrix: torch.Tensor, engine: Engine, r: int, s: int, on_columns: Callable[[int], None] | None = None
+) -> None:
+    """Algorithm 5.2 with panels by 5.1, in place, for a unit that rounds the sum of all updates once.
+
+    Without interchanges a diagonal block need not wait for the rows below it. So it is factorized while they
+    and the columns to its right are updated, and these are solved for afterwards: each element comes from the
+    same operations as in :func:`neula.algorithms.elimination.lu_panels.left_looking`.
+
+    Parameters
+    ----------
+    matrix : Tensor, shape (n, n)
+        Column-major in the engine's low format; overwritten.
+    engine : Engine
+    r, s : int
+        Widths of the panels.
+    on_columns : callable, optional
+    """
+    for k in blocks(slice(0, matrix.shape[0]), r):
+        done, rest = slice(0, k.start), slice(k.stop, None)
+        diagonal = matrix[k, k]
+        if k.start > 0:
+            engine.gemm_low(matrix[k, done], matrix[done, k], diagonal)
+
+        updates = [
+            (matrix[rest, done], matrix[done, k], matrix[rest, k]),
+            (matrix[k, done], matrix[done, rest], matrix[k, rest]),
+        ]
+        l_inverses, u_inverses = engine.subtract_beside(
+            [update for update in updates if k.start > 0 and update[2].numel()],
+            partial(factor_block, diagonal, s),
+        )
+        solve_upper(matrix[rest, k], diagonal, u_inverses)
+        solve_upper(matrix[k, rest].T, diagonal.T, l_inverses.mT)
+        if on_columns is not None:
+            on_columns(k.start + diagonal.shape[0])
+
+
+def panel_widths(
+    variant: str,
+    engine: Engine,
+    panel: int | None = None,
+    inner_panel: int | None = None,
+    pivoting: bool = False,
+) -> tuple[int, int | None]:
+    """The widths r and s of a variant: what is given, what suits the engine where nothing is.
+
+    Returns
+    -------
+    r : int
+    s : int or None
+        None where the algorithm has no inner panels.
+
+    Raises
+    ------
+    ValueError
+        For widths that do not fit; the message says what fits.
+    """
+    for name, width in (("panel", panel), ("inner_panel", inner_panel)):
+        if width is not None and not (hasattr(width, "__index__") and width >= 1):
+            raise ValueError(f"{name} must be a whole number, at least 1, got {width!r}")
+    tournaments = pivoting and variant == "5.2/5.1"
+    best_r, best_s = engine.pivoted_panels if tournaments else (engine.lu_panel, engine.lu_inner_panel)
+    r = best_r if panel is None else operator.index(panel)
+    if not VARIANTS[variant].partitioned:
+        if inner_panel is None:
+            return r, None
+        raise ValueError(
+            f"variant {variant!r} has no inner panels, got inner_panel={inner_panel}: "
+            "leave it out, or pass variant='5.2/5.1'"
+        )
+    widest = max(1, r // 2)
+    s = min(best_s, widest) if inner_panel is None else operator.index(inner_panel)
+    if s > widest:
+        raise ValueError(
+            f"inner_panel={s} does not fit twice into panel={r}: pass an inner_panel of at most {widest}, "
+            "or variant='5.1', which has none"
+        )
+    return r, s

@@ -1,0 +1,215 @@
+"""Panels of LU factorizations: what is done with r columns once they are updated.
+
+A panel takes the updated columns, factorizes them into L and U in its own arithmetic, leaves both in the
+matrix, and returns the function that later solves for the rows of U to the right. A panel that consists of
+inner panels is a left-looking factorization itself, which is why that algorithm is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from neula.algorithms.elimination.pivoting import Interchanges
+from neula.engines import Engine
+from neula.kernels.lu_block import lu_unpivoted, triangular_inverses
+
+Solve = Callable[[torch.Tensor, slice], None]
+"""Turns updated rows of the given columns into rows of U, and leaves them in the matrix."""
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """What all steps share: the matrix that turns into L and U, and how its blocks are updated.
+
+    Attributes
+    ----------
+    matrix : Tensor, shape (n, n)
+        Column-major, in the storage precision.
+    engine : Engine
+        Multiplies.
+    low : bool
+        Whether the matrix is in the engine's low format: then its blocks are operands as they are.
+    buffer : Tensor or None
+        Room where updates are summed; None to sum them in the matrix.
+    interchanges : Interchanges or None
+        Record of the row interchanges; None without pivoting.
+    """
+
+    matrix: torch.Tensor
+    engine: Engine
+    low: bool
+    buffer: torch.Tensor | None
+    interchanges: Interchanges | None
+
+    @property
+    def wide(self) -> Engine:
+        """The engine in the precision in which sums are kept."""
+        return self.engine.using("fp64" if self.engine.storage == torch.float64 else "fp32")
+
+    def panel(self, columns: slice) -> torch.Tensor:
+        """The columns from the diagonal block downwards, in the matrix."""
+        return self.matrix[columns.start :, columns]
+
+    def update(self, rows: slice, columns: slice, done: slice) -> torch.Tensor:
+        """``B = A - L U`` with the L and U that are ``done``: in the buffer, or in place."""
+        block, left, right = self.matrix[rows, columns], self.matrix[rows, done], self.matrix[done, columns]
+        if self.buffer is not None:
+            m, n = block.shape
+            block = self.buffer[: m * n].view(n, m).T.copy_(block)
+        if left.shape[1] == 0:
+            return block
+        if self.buffer is None and self.low:
+            self.engine.gemm_low(left, right, block)
+            return block
+        if not self.low:
+            left, right = self.engine.operand(left), self.engine.operand(right)
+        return self.engine.gemm(left, right, block, alpha=-1.0, beta=1.0)
+
+    def has_room(self, width: int) -> bool:
+        """Whether there is room for two blocks of this width."""
+        return self.buffer is None or 2 * self.matrix.shape[0] * width <= self.buffer.numel()
+
+    def room_beside(self, block: torch.Tensor) -> torch.Tensor:
+        """Room for another matrix of the shape of an updated block."""
+        m, n = block.shape
+        if self.buffer is None:
+            return self.wide.empty(m, n)
+        return self.buffer[m * n : 2 * m * n].view(n, m).T
+
+    def store(self, block: torch.Tensor, place: torch.Tensor) -> None:
+        """Convert a block to the format of the matrix; nothing where it was updated in place."""
+        if block.data_ptr() == place.data_ptr():
+            return
+        if self.low:
+            self.engine.round(block, place)
+        else:
+            place.copy_(block)
+
+
+Panel = Callable[[Workspace, torch.Tensor, slice], Solve]
+"""Factorizes updated columns, from the diagonal block downwards."""
+
+
+def blocks(whole: slice, width: int) -> Iterator[slice]:
+    """The partition of a range; the last block is what is left."""
+    return (slice(start, min(start + width, whole.stop)) for start in range(whole.start, whole.stop, width))
+
+
+def left_looking(work: Workspace, columns: slice, width: int, factor: Panel) -> Iterator[tuple[slice, Solve]]:
+    """Algorithms 2.2, 4.1, 5.1 and 5.2 on the given columns: update a panel, then factorize it.
+
+    The columns to the left of ``columns`` have been dealt with by who calls this. Yields each panel with the
+    function that solves for its rows of U.
+    """
+    below = work.matrix.shape[0]
+    for k in blocks(columns, width):
+        done, right = slice(columns.start, k.start), slice(k.stop, columns.stop)
+        # B_ik <- A_ik - L_ij U_jk for i >= k, then L_kk U_kk = B_kk and L_ik U_kk = B_ik.
+        solve = factor(work, work.update(slice(k.start, below), k, done), k)
+        # B_ki <- A_ki - L_kj U_ji for i > k, then L_kk U_ki = B_ki: after interchanges, in the same buffer.
+        if right.start < right.stop:
+            solve(work.update(k, right, done), right)
+        yield k, solve
+
+
+def right_looking(
+    work: Workspace, columns: slice, width: int, factor: Panel
+) -> Iterator[tuple[slice, Solve]]:
+    """Algorithms 2.1 and 3.1: factorize a panel, then update the whole trailing matrix."""
+    for k in blocks(columns, width):
+        right = slice(k.stop, columns.stop)
+        solve = factor(work, work.panel(k), k)  # L_kk U_kk = A_kk, L_ik U_kk = A_ik
+        if right.start < right.stop:
+            solve(work.matrix[k, right], right)  # L_kk U_ki = A_ki
+            work.update(right, right, k)  # A_ij <- A_ij - L_ik U_kj
+        yield k, solve
+
+
+def low_panel(work: Workspace, block: torch.Tensor, columns: slice) -> Solve:
+    """Convert first, factorize in the low format: every operation is rounded to it (Algorithm 4.1)."""
+    panel, width = work.panel(columns), columns.stop - columns.start
+    work.store(block, panel)
+    for j in range(width):
+        if work.interchanges is not None:
+            pivot = columns.start + j + int(panel[j:, j].abs().argmax())
+            work.interchanges.apply(work.matrix, columns.start + j, [pivot], done=slice(0, 0))
+        column, rest = panel[j + 1 :, j], panel[j + 1 :, j + 1 :]
+        # Where the matrix is stored in its format, rounding once more changes nothing and costs nothing.
+        work.engine.round(column.div_(panel[j, j]), column)
+        _eliminate(work, rest, column, panel[j, j + 1 :])
+
+    def solve(block: torch.Tensor, right: slice) -> None:
+        u = work.matrix[columns, right]
+        work.store(block, u)
+        for j in range(width - 1):
+            _eliminate(work, u[j + 1 :], panel[j + 1 : width, j], u[j])
+
+    return solve
+
+
+def _eliminate(work: Workspace, rest: torch.Tensor, column: torch.Tensor, row: torch.Tensor) -> None:
+    work.engine.round(rest.addcmul_(column[:, None], row[None, :], value=-1), rest)
+
+
+WIDEST_INVERSE = 256
+"""Triangles up to this width are inverted: products are faster than substitution, and the inverse of a small
+triangle costs little and loses little."""
+
+
+def wide_panel(work: Workspace, block: torch.Tensor, columns: slice) -> Solve:
+    """Factorize in the precision of the buffer, convert afterwards (Algorithm 5.1)."""
+    width = columns.stop - columns.start
+    inverted = width <= WIDEST_INVERSE and work.has_room(width)
+    diagonal, below, panel = block[:width], block[width:], work.panel(columns)
+    if work.interchanges is not None:
+        work.interchanges.apply(work.matrix, columns.start, _factorize_pivoted(block, columns), done=columns)
+    else:
+        lu_unpivoted(diagonal)
+    factors = diagonal.clone()
+    l_inverse, u_inverse = triangular_inverses(factors) if inverted else (factors, factors)
+    if work.interchanges is None and below.numel() > 0:
+        if inverted:
+            below = work.wide.gemm(below, u_inverse, work.room_beside(block)[width:])
+        else:
+            # With the rows of the diagonal block, which are not read again: without gaps it needs no copy.
+            torch.linalg.solve_triangular(factors, block, upper=True, left=False, out=block)
+    work.store(factors, panel[:width])
+    work.store(below, panel[width:])
+
+    def solve(block: torch.Tensor, right: slice) -> None:
+        if inverted:
+            block = work.wide.gemm(l_inverse, block, work.room_beside(block))
+        else:
+            torch.linalg.solve_triangular(factors, block, upper=False, unitriangular=True, out=block)
+        work.store(block, work.matrix[columns, right])
+
+    return solve
+
+
+def _factorize_pivoted(block: torch.Tensor, columns: slice) -> list[int]:
+    """Overwrite a panel with its factors, and return the pivots as rows of the matrix."""
+    pivots = torch.empty(0, dtype=torch.int32, device=block.device)
+    info = torch.empty(0, dtype=torch.int32, device=block.device)
+    torch.linalg.lu_factor_ex(block, out=(block, pivots, info))
+    return [columns.start + pivot - 1 for pivot in pivots.tolist()]
+
+
+def partitioned_panel(width: int, inner: Panel) -> Panel:
+    """A panel that is partitioned again, and factorized by Algorithm 4.1 or 5.1 (Algorithm 5.2)."""
+
+    def factor(work: Workspace, block: torch.Tensor, columns: slice) -> Solve:
+        work.store(block, work.panel(columns))
+        # From here on the buffer is free for the updates inside the panel.
+        rows_of_u = list(left_looking(work, columns, width, inner))
+
+        def solve(block: torch.Tensor, right: slice) -> None:
+            work.store(block, work.matrix[columns, right])
+            for rows, solve_inner in rows_of_u:
+                solve_inner(work.update(rows, right, slice(columns.start, rows.start)), right)
+
+        return solve
+
+    return factor

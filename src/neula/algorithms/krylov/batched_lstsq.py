@@ -1,0 +1,277 @@
+"""Many small least-squares problems at once: every step is one launch for the whole batch.
+
+The corrected seminormal equations (Björck, "Stability analysis of the method of seminormal equations for
+linear least squares problems", Linear Algebra Appl. 88/89, 1987): with R of a QR factorization of A solve
+``R^T R dx = A^T (b - A x)``, and repeat with the true residual. Q is not needed, so R may come from any
+QR. With ``W = A R^-1`` a step multiplies the error by ``I - W^T W`` in the variables ``R x``: by
+``u cond(A)`` for an R of unit roundoff u, by ``u cond(A)^2`` for one of the normal equations. Residuals and
+gradients in twice the working precision make that the error of x
+(:mod:`neula.algorithms.krylov.doubled_refinement`).
+
+Whether a step does so is measured on random vectors.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from neula.algorithms.krylov.doubled_refinement import DOUBLED, Evaluation, add_to_pair
+from neula.algorithms.krylov.refinement import Measures, Norms, over
+from neula.algorithms.orthogonal.batched_qr import batched_qr
+from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
+from neula.engines import FP64
+from neula.engines.random_vectors import gaussian
+from neula.kernels.doubled import Doubled
+
+PROBES = 8
+"""Random vectors that show ``||I - W^T W||_F``; with up to as many columns they are the unit vectors, which
+give it exactly."""
+
+ROUNDING = 8.0
+"""Unit roundoffs, times the condition number, that a solve with factors errs by at most."""
+
+MARGIN = 3.0
+"""An estimate of a Frobenius norm from :data:`PROBES` Gaussian vectors is below a third of it once in some
+thousand cases where one direction dominates (chi-squared with 8 degrees of freedom), and never where many
+contribute."""
+
+
+class _Factored:
+    """A batch of tall matrices T with R of each.
+
+    Parameters
+    ----------
+    t : Tensor, shape (batch, rows, columns), rows >= columns
+        float64, at most 1 in magnitude, columns of comparable size.
+    r : Tensor, shape (batch, columns, columns)
+        Upper triangular, float64; accurate to any format.
+    low : Tensor, shape (batch, rows, columns), optional
+        What rounding T has lost.
+    b_low : Tensor, optional
+        What rounding the right-hand sides has lost.
+
+    Attributes
+    ----------
+    inverse : Tensor, shape (batch, columns, columns)
+        ``R^-1``: products with it take less time than triangular solves for single vectors.
+    rate : Tensor, shape (batch,)
+        ``||I - W^T W||_F`` from above, the rounding errors of its measurement included.
+    """
+
+    def __init__(
+        self,
+        t: torch.Tensor,
+        r: torch.Tensor,
+        low: torch.Tensor | None = None,
+        b_low: torch.Tensor | None = None,
+    ) -> None:
+        self.t, self.low, self.b_low = t, low, b_low
+        self.doubled = Doubled.of(t)
+        identity = torch.eye(r.shape[-1], dtype=r.dtype, device=r.device)
+        self.inverse = torch.linalg.solve_triangular(r, identity, upper=True)
+        self.rate = rate_of(t, r, self.inverse)
+
+    def coordinates(self, g: torch.Tensor) -> torch.Tensor:
+        """``R^-T g``."""
+        return self.inverse.mT @ g
+
+
+class Overdetermined(_Factored):
+    """``min ||A x - b||`` for tall A.
+
+    Parameters are those of the matrices A, whose columns are at most 1 in magnitude, and
+    ``columns`` : Tensor, shape (batch, n, 1), optional
+        The diagonal of D; the norms of the columns by default.
+
+    Attributes
+    ----------
+    columns : Tensor, shape (batch, n, 1)
+    norm, norm_bound : Tensor, shape (batch, 1)
+        ``||B||_2`` for ``B = A D^-1``, from below and from above: from Schatten norms, within ``n^(1/4)``.
+    inverse_norm : Tensor, shape (batch, 1)
+        ``||B^+||_2`` from above, likewise.
+    """
+
+    def __init__(
+        self,
+        a: torch.Tensor,
+        r: torch.Tensor,
+        low: torch.Tensor | None = None,
+        b_low: torch.Tensor | None = None,
+        columns: torch.Tensor | None = None,
+    ) -> None:
+        super().__init__(a, r, low, b_low)
+        if columns is None:
+            sizes = torch.linalg.vector_norm(a, dim=1)
+            columns = torch.where(sizes > 0, sizes, 1.0)[..., None]
+        self.columns = columns
+        self.norm, self.norm_bound = schatten_bounds(r / self.columns.mT)
+        self.inverse_norm = schatten_bounds(self.columns * self.inverse)[1]
+
+    @property
+    def condition(self) -> torch.Tensor:
+        """Condition number of B from above, shape (batch,)."""
+        return (self.norm_bound * self.inverse_norm)[:, 0]
+
+    def start(self, b: torch.Tensor) -> torch.Tensor:
+        return self.inverse @ self.coordinates(self.t.mT @ b)
+
+    def solution(self, unknowns: torch.Tensor) -> torch.Tensor:
+        return unknowns
+
+    def size(self, unknowns: torch.Tensor) -> torch.Tensor:
+        return lengths(self.columns * unknowns)
+
+    def evaluate(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> Evaluation:
+        """``R^-1 R^-T A^T r``."""
+        residual, rest = self.doubled.residual(high, b, low)
+        if self.low is not None:
+            lost = -(self.low @ high) if self.b_low is None else self.b_low - self.low @ high
+            residual, rest = add_to_pair(residual, rest, lost)
+        gradient = self.doubled.transposed_product(residual, rest)
+        if self.low is not None:
+            gradient = gradient + self.low.mT @ residual
+        projected = self.coordinates(gradient)
+        rate, noise = self.rate[:, None], DOUBLED * sum(self.t.shape[1:])
+        # Errors of the residual reach x through B^+, and those of the gradient through (B^T B)^-1.
+        wrong = rate / (1 - rate) * lengths(projected) + noise * (
+            self.norm_bound * self.size(high) + lengths(b) + self.condition[:, None] * lengths(residual)
+        )
+        return Evaluation(self.inverse @ projected, self.inverse_norm * wrong, residual)
+
+    def change(self, unknowns: torch.Tensor) -> torch.Tensor:
+        return self.t @ unknowns
+
+    def measures(self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor) -> Measures:
+        gradient = self.t.mT @ residual
+        return Norms(
+            residual=lengths(residual),
+            gradient=lengths(gradient / self.columns),
+            projected=lengths(self.coordinates(gradient)) / (1 - self.rate[:, None]).clamp_min(0),
+            image=self.norm * self.size(unknowns),
+            b=lengths(b),
+        ).measures(self.norm)
+
+
+class Underdetermined(_Factored):
+    """``min ||x||`` subject to ``A x = b`` for wide A, T being ``A^T`` with scaled columns: ``x = T w``.
+
+    Both x and w are refined (the augmented system): errors of x outside the range of T do not show in the
+    residual of ``A x = b``.
+
+    Parameters
+    ----------
+    columns : Tensor, shape (batch, n, 1)
+        Norms of the columns of A, up to a common factor: the diagonal of D.
+    """
+
+    def __init__(
+        self,
+        t: torch.Tensor,
+        r: torch.Tensor,
+        columns: torch.Tensor,
+        low: torch.Tensor | None = None,
+        b_low: torch.Tensor | None = None,
+    ) -> None:
+        super().__init__(t, r, low, b_low)
+        self.columns = columns
+        self.norm, norm_bound = schatten_bounds(r)
+        self._condition = norm_bound * schatten_bounds(self.inverse)[1]
+
+    def start(self, b: torch.Tensor) -> torch.Tensor:
+        w = self.inverse @ self.coordinates(b)
+        return torch.cat([self.t @ w, w], 1)
+
+    def solution(self, unknowns: torch.Tensor) -> torch.Tensor:
+        return unknowns[:, : self.t.shape[1]]
+
+    def size(self, unknowns: torch.Tensor) -> torch.Tensor:
+        return lengths(self.columns * self.solution(unknowns))
+
+    def evaluate(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> Evaluation:
+        """Corrections of x and w."""
+        n = self.t.shape[1]
+        (x, w), (x_low, w_low) = high.tensor_split([n], 1), low.tensor_split([n], 1)
+        outside, rest = self.doubled.residual(w, x, w_low)
+        residual, residual_low = self.doubled.mT.residual(x, b, x_low)
+        rest = rest + x_low
+        if self.low is not None and self.b_low is not None:
+            rest, residual_low = rest - self.low @ w, residual_low - self.low.mT @ x + self.b_low
+        outside, residual = outside + rest, residual + residual_low
+        inside = self.coordinates(residual + self.t.mT @ outside)
+        dw = self.inverse @ inside
+        dx = self.t @ dw - outside
+        sizes = lengths(x)
+        noise = DOUBLED * sum(self.t.shape[1:]) * self._condition
+        rate = self.rate[:, None]
+        wrong = rate / (1 - rate) * (lengths(outside) + lengths(inside)) + noise * sizes
+        return Evaluation(torch.cat([dx, dw], 1), self.columns.amax(1) * wrong, residual)
+
+    def change(self, unknowns: torch.Tensor) -> torch.Tensor:
+        return self.t.mT @ self.solution(unknowns)
+
+    def measures(self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor) -> Measures:
+        """``||r|| / (||A|| ||x|| + ||b||)``."""
+        size = self.norm * lengths(self.solution(unknowns)) + lengths(b)
+        error = over(lengths(residual), size)
+        return Measures(error, error)
+
+
+def cholesky_r(a: torch.Tensor) -> torch.Tensor:
+    """R of the normal equations: accurate to ``u cond(A)^2`` relative to its smallest singular value.
+
+    One product and one small factorization. NaN where the Gram matrix is not positive definite.
+
+    Parameters
+    ----------
+    a : Tensor, shape (batch, m, n)
+        float64.
+    """
+    r, info = upper_cholesky(a.mT @ a)
+    return r.masked_fill((info > 0)[:, None, None], torch.nan)
+
+
+def householder_r(a: torch.Tensor) -> torch.Tensor:
+    """R by the library's Householder reflections, in the precision of A, shape (batch, m, n)."""
+    return torch.linalg.qr(a, mode="r")[1]
+
+
+def gram_schmidt_r(a: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """R by :func:`batched_qr` in float32 or float64, returned in the precision of A, shape (batch, m, n)."""
+    return batched_qr(a.to(dtype), overwrite_a=dtype != a.dtype)[1].to(a.dtype)
+
+
+def rate_of(t: torch.Tensor, r: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
+    """``||I - W^T W||_F`` for ``W = T R^-1`` from above, shape (batch,).
+
+    It is at least 1 where T lacks full rank, whatever R is.
+    """
+    z, norm = probes(r.shape[-1], r.device), torch.linalg.matrix_norm
+    change = z - inverse.mT @ (t.mT @ (t @ (inverse @ z)))
+    # Rounding errors of a solve, also where none happen to be in what is measured.
+    return MARGIN * norm(change) + ROUNDING * FP64.u * norm(r) * norm(inverse)
+
+
+def schatten_bounds(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``||A||_2`` from below and from above, shape (batch, 1), by one product.
+
+    With the Schatten 4-norm ``||A||_4`` they are ``||A||_4^2 / ||A||_F``, at least
+    ``sqrt(2 / (1 + sqrt(n)))`` of it, and ``||A||_4``, at most ``n^(1/4)`` times as large.
+    """
+    norm = torch.linalg.matrix_norm
+    size = norm(a)[:, None, None]
+    scaled = a / torch.where(size > 0, size, 1.0)
+    square = norm(scaled.mT @ scaled)[:, None]
+    return size[..., 0] * square, size[..., 0] * square.sqrt()
+
+
+def lengths(x: torch.Tensor) -> torch.Tensor:
+    """Norms of the columns of each matrix of a batch, shape (batch, k)."""
+    return torch.linalg.vector_norm(x, dim=1)
+
+
+def probes(n: int, device: torch.device, count: int = PROBES) -> torch.Tensor:
+    """Vectors z with ``||A||_F^2 = E ||A z||_F^2``, shape (n, p): unit vectors, or Gaussian ones."""
+    if n <= PROBES:
+        return torch.eye(n, dtype=torch.float64, device=device)
+    return gaussian(n, count, torch.float64, device, seed=1) / count**0.5

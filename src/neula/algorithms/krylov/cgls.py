@@ -1,0 +1,244 @@
+"""CGLS with R as right preconditioner.
+
+Zhang, Baharlouei, Wu (HPDC 2020), Algorithm 3, with what it leaves out: a stopping test, several right-hand
+sides at once, and x in the variables of the problem (the paper's x is ``R x``).
+
+The gradient ``A^T r`` is updated by ``A^T A d``, which comes from the same pass over A as ``A d``. It then
+keeps an error of ``u ||A|| ||b||``, however small r becomes, which R^-T and R^-1 amplify by ``cond(A)^2``:
+restarts on the true residual make that good up to a condition number of some 1e10. An R in double precision
+is there for larger ones, and has its gradients computed from an updated residual.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+
+from neula.algorithms.krylov.operators import LeastSquaresOperator
+from neula.algorithms.spectra.condition import solve_r, solve_rt
+from neula.algorithms.triangular.triangular import Triangular
+
+HOPELESS_AFTER = 8
+"""Iterations after which a rate of convergence can be trusted enough to give up on it."""
+
+PATIENCE = 3
+"""Iterations without a new smallest ``||R^-T A^T r||`` after which only rounding errors are left; and half as
+many more as it took to get there, since slow convergence is not monotone."""
+
+BLIND = 4
+"""At most so many iterations go by before somebody looks how far they got, for which a GPU is waited for."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """When a column is done: as soon as one of its two norms is small enough.
+
+    Attributes
+    ----------
+    preconditioned : Tensor, shape (k,)
+        For ``||R^-T A^T r||``, which is what CGLS reduces.
+    gradient : Tensor, shape (k,), or float
+        For ``||D A^T r||``, whose rounding errors R^-T does not amplify.
+    scales : Tensor, shape (n,), or float
+        The diagonal of D.
+    reduction : float
+        The part of its first value to which ``||R^-T A^T r||`` may be reduced instead.
+    """
+
+    preconditioned: torch.Tensor
+    gradient: torch.Tensor | float = 0.0
+    scales: torch.Tensor | float = 1.0
+    reduction: float = 0.0
+
+    def after(self, s: torch.Tensor) -> Self:
+        """The same for an iteration that begins with this ``R^-T A^T r``."""
+        preconditioned = torch.maximum(self.preconditioned, self.reduction * _norms(s))
+        return replace(self, preconditioned=preconditioned, reduction=0.0)
+
+    def done(self, gamma: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        """Which columns are done, given their ``||R^-T A^T r||^2`` and ``A^T r``."""
+        scaled = (gradient.T * self.scales).T
+        return (gamma <= self.preconditioned.square()) | (_norms(scaled) <= self.gradient)
+
+
+@dataclass(frozen=True)
+class InnerSolution:
+    """A correction, and what it cost.
+
+    Attributes
+    ----------
+    x : Tensor, shape (n, k)
+    iterations : int
+    lanczos : optional
+        What :attr:`smallest` is computed from.
+    """
+
+    x: torch.Tensor
+    iterations: int
+    lanczos: _Lanczos | None = None
+
+    @property
+    def smallest(self) -> float:
+        """Estimate from above of the smallest singular value of ``A R^-1``, from the coefficients of CGLS for
+        the first column; NaN where the solver gives none.
+        """
+        return math.nan if self.lanczos is None else self.lanczos.smallest_singular_value()
+
+
+def cgls(
+    operator: LeastSquaresOperator,
+    r: Triangular,
+    b: torch.Tensor,
+    *,
+    stop: Stop,
+    max_iterations: int,
+    gradient: torch.Tensor | None = None,
+    by_gradient: bool = False,
+) -> InnerSolution:
+    """Minimize ``||A x - b||`` from x = 0 for all columns of b together.
+
+    Parameters
+    ----------
+    operator : LeastSquaresOperator
+        A, shape (m, n), float64.
+    r : Triangular, shape (n, n)
+        With ``A R^-1`` well conditioned.
+    b : Tensor, shape (m, k)
+    stop : Stop
+        When a column is done.
+    max_iterations : int
+        Stop here in any case, or as soon as the rate of convergence says that it will not be enough.
+    gradient : Tensor, shape (n, k), optional
+        ``A^T b`` where it is known already.
+    by_gradient : bool
+        Whether it is more accurate than b, so that it is to be updated also with an R in double precision.
+    """
+    gradient = operator.rmatmul(b) if gradient is None else gradient
+    residual, precise = b, r.dtype == torch.float64 and not by_gradient
+    s = solve_rt(r, gradient)
+    stop = stop.after(s)
+    x = torch.zeros_like(s)
+    p = s
+    gamma = start = s.square().sum(0)
+    done = gamma == 0
+    wanted = ratio(stop.preconditioned.square(), start).min()
+    progress = _Progress(start, float(wanted), max_iterations)
+    lanczos = _Lanczos()
+    for _ in range(max_iterations):
+        direction = solve_r(r, p)
+        q, image = (operator.matmul(direction), None) if precise else operator.normal(direction)
+        # A column that is done stays as it is: further steps would only add rounding errors.
+        alpha = ratio(gamma, q.square().sum(0)).masked_fill(done, 0.0)
+        x = torch.addcmul(x, alpha, direction)
+        if image is not None:
+            gradient = torch.addcmul(gradient, alpha, image, value=-1)
+        else:
+            residual = torch.addcmul(residual, alpha, q, value=-1)
+            gradient = operator.rmatmul(residual)
+        s = solve_rt(r, gradient)
+        gamma, before = s.square().sum(0), gamma
+        done = done | stop.done(gamma, gradient)
+        beta = ratio(gamma, before)
+        lanczos.add(alpha, beta)
+        if progress.ends(gamma, done):
+            break
+        p = torch.addcmul(s, beta, p)
+    return InnerSolution(x, progress.iterations, lanczos)
+
+
+class _Progress:
+    """What is left of the slowest column after each iteration, known to the host only when it looks.
+
+    A GPU that is waited for in every iteration idles in every iteration. The rate so far says how many more
+    it will take; half of them go by before the next look, since CGLS tends to become faster. What is done is
+    not changed by iterations that nobody has seen yet.
+    """
+
+    def __init__(self, start: torch.Tensor, wanted: float, max_iterations: int) -> None:
+        self._start = start
+        self._left = [1.0]
+        self._unseen: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._wanted = wanted
+        self._max_iterations = max_iterations
+        self._blind = 1
+
+    def ends(self, gamma: torch.Tensor, done: torch.Tensor) -> bool:
+        """Whether to end, given ``||R^-T A^T r||^2`` of each column, and which are done."""
+        self._unseen.append((gamma, done))
+        iteration = len(self._left) - 1 + len(self._unseen)
+        if len(self._unseen) < self._blind and iteration < self._max_iterations:
+            return False
+        gammas, finished = (torch.stack(values) for values in zip(*self._unseen, strict=True))
+        for value in ratio(gammas, self._start).masked_fill(finished, 0.0).amax(1).tolist():
+            self._left.append(value)
+            if value == 0.0 or _hopeless(self._left, self._wanted, self._max_iterations):
+                return True
+        self._unseen.clear()
+        self._blind = max(1, math.ceil(min(BLIND, _iterations_left(self._left, self._wanted) / 2)))
+        return False
+
+    @property
+    def iterations(self) -> int:
+        """Iterations up to the last that mattered."""
+        return len(self._left) - 1
+
+
+class _Lanczos:
+    """The tridiagonal matrix behind CGLS: its eigenvalues approximate those of ``(A R^-1)^T (A R^-1)``, the
+    extreme ones first (Golub and Van Loan, section 11.3).
+    """
+
+    def __init__(self) -> None:
+        self._coefficients: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def add(self, alpha: torch.Tensor, beta: torch.Tensor) -> None:
+        """Step length and direction coefficient of an iteration, one a column; the first column counts."""
+        self._coefficients.append((alpha, beta))
+
+    def smallest_singular_value(self) -> float:
+        """From the iterations so far, up to the one in which the first column was done."""
+        columns = [torch.stack(column)[:, 0] for column in zip(*self._coefficients, strict=True)]
+        alpha, beta = torch.stack(columns).cpu()
+        steps = int((alpha > 0).cumprod(0).sum())
+        if steps == 0:
+            return math.nan
+        alpha, beta = alpha[:steps], beta[:steps]
+        diagonal = 1 / alpha
+        diagonal[1:] += beta[:-1] / alpha[:-1]
+        off = beta[:-1].sqrt() / alpha[:-1]
+        tridiagonal = torch.diag(diagonal) + torch.diag(off, 1) + torch.diag(off, -1)
+        return math.sqrt(max(0.0, float(torch.linalg.eigvalsh(tridiagonal)[0])))
+
+
+def _hopeless(progress: list[float], wanted: float, max_iterations: int) -> bool:
+    """Whether the slowest column stagnates, or at its mean rate needs more iterations than are allowed.
+
+    ``progress`` holds ``||R^-T A^T r||^2`` after each iteration, as a part of the first.
+    """
+    iteration, latest = len(progress) - 1, progress[-1]
+    best = progress.index(min(progress))
+    if not math.isfinite(latest) or iteration - best >= PATIENCE + best // 2:
+        return True
+    if iteration < HOPELESS_AFTER or wanted <= 0:
+        return False
+    return iteration + _iterations_left(progress, wanted) > max_iterations
+
+
+def _iterations_left(progress: list[float], wanted: float) -> float:
+    """Iterations that are still needed if they go on at the mean rate so far."""
+    latest = progress[-1]
+    if not 0.0 < latest < 1.0 or wanted <= 0:
+        return math.inf if latest >= 1.0 else 0.0
+    return max(0.0, math.log(wanted) / math.log(latest) - 1) * (len(progress) - 1)
+
+
+def _norms(x: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.vector_norm(x, dim=0)
+
+
+def ratio(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``a / b`` where b is positive: a column that is done stays where it is."""
+    return (a / b).masked_fill(~(b > 0), 0.0)

@@ -1,0 +1,179 @@
+"""Refinement with residuals in twice the working precision, until the forward error is that of the format.
+
+Residuals that are as accurate as a format of 106 bits makes them show the error of x itself: what a solver
+with a rate of convergence well below one makes of them is the error, up to that rate, which bounds what is
+left once it is corrected. For linear systems see Carson and Higham, "Accelerating the Solution of Linear
+Systems by Iterative Refinement in Three Precisions", SIAM J. Sci. Comput. 40, 2018; for least squares Björck,
+"Iterative refinement of linear least squares solutions I", BIT 7, 1967, and Demmel, Hida, Riedy, Li,
+"Extra-precise iterative refinement for overdetermined least squares problems", ACM Trans. Math. Softw. 35,
+2009.
+
+Unknowns are unevaluated sums of two float64 numbers. Rounded to one, their errors along the large singular
+vectors would come back in every step, magnified along the small ones by the square of the condition number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from neula.algorithms.krylov.refinement import STAGNATION, Measures, over
+
+MAX_STEPS = 30
+"""At a rate of 1/4 so many steps give 60 bits."""
+
+MAX_RATE = 0.25
+"""Rate of convergence above which corrections are not trusted to show the error: it may be larger by
+``1 / (1 - rate)`` along the vectors where they are small."""
+
+COMPUTED = 1 + 2.0**-20
+"""For the rounding errors of a bound."""
+
+DOUBLED = 2.0**-104
+"""Relative error of one operation in doubled products, with some room."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What residuals in doubled precision say of x.
+
+    Attributes
+    ----------
+    correction : Tensor, shape (batch, unknowns, k)
+        What to add to the unknowns.
+    left : Tensor, shape (batch, k)
+        Bound on ``||D (x - x*)||`` after that, D being the norms of the columns of A: by how much the
+        correction may be wrong.
+    residual : Tensor, shape (batch, rows, k)
+        ``b - A x``.
+    """
+
+    correction: torch.Tensor
+    left: torch.Tensor
+    residual: torch.Tensor
+
+
+class System(Protocol):
+    """Problems of one shape, with factors to solve them approximately.
+
+    Attributes
+    ----------
+    rate : Tensor, shape (batch,)
+        By how much one correction reduces the error, at least, estimated from above.
+    """
+
+    rate: torch.Tensor
+
+    def start(self, b: torch.Tensor) -> torch.Tensor:
+        """Unknowns as the factors give them, shape (batch, unknowns, k)."""
+
+    def evaluate(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> Evaluation:
+        """How good ``high + low`` is, and what makes it better."""
+
+    def change(self, unknowns: torch.Tensor) -> torch.Tensor:
+        """By how much the residual changes with the unknowns, ``A x``, shape (batch, rows, k)."""
+
+    def measures(self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor) -> Measures:
+        """Backward error and optimality of each right-hand side, shape (batch, k)."""
+
+    def solution(self, unknowns: torch.Tensor) -> torch.Tensor:
+        """The x among the unknowns."""
+
+    def size(self, unknowns: torch.Tensor) -> torch.Tensor:
+        """``||D x||``, shape (batch, k)."""
+
+
+@dataclass(frozen=True)
+class DoubledSolution:
+    """Outcome of :func:`refine_doubled`.
+
+    Attributes
+    ----------
+    x, x_low : Tensor, shape (batch, n, k)
+        As an unevaluated sum.
+    measures : Measures
+        Tensors of shape (batch, k).
+    residual : Tensor, shape (batch, rows, k)
+        ``b - A (x + x_low)``.
+    forward_error : Tensor, shape (batch, k)
+        For x alone, bound on ``||D (x - x*)|| / ||D x*||``; infinite where corrections are not to be trusted.
+    steps : int
+    """
+
+    x: torch.Tensor
+    x_low: torch.Tensor
+    measures: Measures
+    residual: torch.Tensor
+    forward_error: torch.Tensor
+    steps: int
+
+
+def refine_doubled(
+    system: System, b: torch.Tensor, *, tolerance: float, max_steps: int = MAX_STEPS, look: bool = True
+) -> DoubledSolution:
+    """Solve and refine until the forward error of each right-hand side meets the tolerance, or stagnates.
+
+    A right-hand side that is done stays as it is: its solution does not depend on the rest of the batch.
+
+    Parameters
+    ----------
+    system : System
+    b : Tensor, shape (batch, rows, k)
+        float64, elements near 1.
+    tolerance : float
+        What the forward error of the unrounded solution should be.
+    max_steps : int
+    look : bool
+        Stop when nothing is left to refine; without, the host does not wait for the device.
+
+    Returns
+    -------
+    DoubledSolution
+        With an x of NaN where factors or a problem are not finite. Other problems are not affected.
+    """
+    high = system.start(b)
+    low = torch.zeros_like(high)
+    active = torch.ones(len(b), b.shape[2], dtype=torch.bool, device=b.device)
+    left = torch.full_like(b[:, 0], torch.inf)
+    steps = 0
+    while steps < max_steps and (steps == 0 or not look or bool(active.any())):
+        steps += 1
+        found = system.evaluate(b, high, low)
+        correction = torch.where(active[:, None], found.correction, 0.0)
+        high, low = add_to_pair(high, low, correction)
+        before, left = left, torch.where(active, found.left, left)
+        # Not relative to x: first corrections may be far too long, and those errors then stay at 1.
+        active &= (left > tolerance * system.size(high)) & (left < STAGNATION * before)
+    size = system.size(high)
+    forward_error = over(left, size) + over(system.size(low), size)
+    forward_error = COMPUTED * forward_error / (1 - forward_error)  # relative to the exact solution
+    trusted = (system.rate <= MAX_RATE)[:, None] & (forward_error >= 0) & forward_error.isfinite()
+    residual = found.residual - system.change(correction)
+    return DoubledSolution(
+        x=system.solution(high),
+        x_low=system.solution(low),
+        measures=system.measures(b, high, residual),
+        residual=residual,
+        forward_error=torch.where(trusted, forward_error, torch.inf),
+        steps=steps,
+    )
+
+
+def add_to_pair(high: torch.Tensor, low: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``high + low + x`` as an unevaluated sum, the second part being what rounding the first one lost.
+
+    Knuth's TwoSum, which needs no order of sizes.
+
+    Examples
+    --------
+    >>> one, tiny = torch.ones(1, dtype=torch.float64), torch.full((1,), 2.0**-60, dtype=torch.float64)
+    >>> high, low = add_to_pair(one, 0 * one, tiny)
+    >>> bool(high == 1), bool(low == tiny)
+    (True, True)
+    """
+    x = x + low
+    total = high + x
+    added = total - high
+    return total, (high - (total - added)) + (x - added)

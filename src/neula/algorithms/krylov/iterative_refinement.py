@@ -1,0 +1,212 @@
+"""Iterative refinement of the solution of ``A x = b``, stopped by the measured backward error.
+
+Carson and Higham, "Accelerating the Solution of Linear Systems by Iterative Refinement in Three Precisions",
+SIAM J. Sci. Comput. 40, 2018, algorithm 1.1. The precision of the factorization is whatever the factors have;
+solutions and residuals are float64. A residual in the working precision of float64 data gives a normwise
+backward error of the order of its unit roundoff at any condition number that the factors can stand; only a
+small forward error would need residuals in twice the precision.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from neula.algorithms.elimination.factorization import Factorization
+from neula.algorithms.krylov.gmres import gmres
+from neula.algorithms.krylov.refinement import STAGNATION, over
+from neula.engines import Engine
+
+INNER_TOLERANCE = 1e-12
+"""What GMRES reduces residuals to at most before they are computed anew: beyond, its own differ from them."""
+
+MARGIN = 0.5
+"""Part of what is asked for that GMRES aims at: norms of solutions change, and so do those of residuals."""
+
+COLUMNS = 16
+"""Right-hand sides that GMRES takes at a time: their Krylov bases stay small beside A."""
+
+Correction = Callable[[torch.Tensor, float, int], tuple[torch.Tensor, int]]
+"""Solves ``A d = r`` for the columns of r until residuals are as much smaller as asked for, if it can, in at
+most so many iterations; returns d and the iterations."""
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """One of the scalings ``R A C`` of A in which errors are measured, R and C being diagonal.
+
+    Attributes
+    ----------
+    norm : Tensor, shape ()
+        ``||R A C||`` in the infinity norm.
+    rows, columns : Tensor, shape (n,), or None
+        Their diagonals; None for the identity.
+    """
+
+    norm: torch.Tensor
+    rows: torch.Tensor | None = None
+    columns: torch.Tensor | None = None
+
+    def backward_error(self, b: torch.Tensor, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """``||r|| / (||A|| ||x|| + ||b||)`` (Rigal and Gaches, 1967), shape (k,)."""
+        return over(self._image_norm(residual), self.norm * self._solution_norm(x) + self._image_norm(b))
+
+    def condition_at_least(self, b: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """``||A|| ||x|| / ||b||``, which the condition number exceeds if ``A x = b``, shape (k,)."""
+        return over(self.norm * self._solution_norm(x), self._image_norm(b))
+
+    def _image_norm(self, b: torch.Tensor) -> torch.Tensor:
+        return (b if self.rows is None else b * self.rows[:, None]).abs().amax(0)
+
+    def _solution_norm(self, x: torch.Tensor) -> torch.Tensor:
+        return (x if self.columns is None else x / self.columns[:, None]).abs().amax(0)
+
+
+@dataclass
+class Refined:
+    """Outcome of :func:`refine`.
+
+    Attributes
+    ----------
+    x : Tensor, shape (n, k)
+    residual : Tensor, shape (n, k)
+        ``b - A x``.
+    backward_error : Tensor, shape (k,)
+        The largest over all scalings; 1 for the zero vector, with which refinement starts.
+    iterations : int
+        Solves with the factors, those inside GMRES included.
+    history : list of float
+        Largest backward error of all right-hand sides after each step.
+    """
+
+    x: torch.Tensor
+    residual: torch.Tensor
+    backward_error: torch.Tensor
+    iterations: int = 0
+    history: list[float] = field(default_factory=list)
+
+    @classmethod
+    def start(cls, b: torch.Tensor) -> Refined:
+        """The zero vector."""
+        return cls(torch.zeros_like(b), b.clone(), (b != 0).any(0).to(b.dtype))
+
+
+def refine(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    correct: Correction,
+    *,
+    scalings: Sequence[Scaling],
+    tolerance: float,
+    max_iterations: int,
+    stagnation: float = STAGNATION,
+    start: Refined | None = None,
+    on_step: Callable[[float], None] | None = None,
+) -> Refined:
+    """Correct x until its backward error is small enough, or hardly becomes smaller.
+
+    Each right-hand side ends for itself, and keeps the best x that it had.
+
+    Parameters
+    ----------
+    a : Tensor, shape (n, n)
+        float64.
+    b : Tensor, shape (n, k)
+        float64.
+    correct : Correction
+        :func:`classical` or :func:`gmres_refinement`.
+    scalings : sequence of Scaling
+        What errors are measured in.
+    tolerance : float
+        Backward error at which a right-hand side is done.
+    max_iterations : int
+        Iterations in total, over all steps.
+    stagnation : float
+        A step that leaves more than this part of the error is the last one.
+    start : Refined, optional
+        Where to go on, and what is overwritten; the zero vector by default.
+    on_step : callable, optional
+        Called with the largest backward error after each step.
+    """
+    best = Refined.start(b) if start is None else start
+    active = (best.backward_error > tolerance).nonzero()[:, 0]
+    while len(active) and best.iterations < max_iterations:
+        before = best.backward_error[active]
+        reduction = tolerance / float(before.max())
+        step, iterations = correct(best.residual[:, active], reduction, max_iterations - best.iterations)
+        best.iterations += iterations
+        x = best.x[:, active] + step
+        residual = b[:, active] - a @ x
+        error = backward_error(scalings, b[:, active], x, residual)
+        better = error < before
+        kept = active[better]
+        best.x[:, kept], best.residual[:, kept] = x[:, better], residual[:, better]
+        best.backward_error[kept] = error[better]
+        best.history.append(float(best.backward_error.max()))
+        if on_step is not None:
+            on_step(best.history[-1])
+        active = active[(error > tolerance) & (error <= stagnation * before)]
+    return best
+
+
+def backward_error(
+    scalings: Sequence[Scaling], b: torch.Tensor, x: torch.Tensor, residual: torch.Tensor
+) -> torch.Tensor:
+    """The largest backward error over all scalings, shape (k,); infinite where x is not finite."""
+    errors = torch.stack([scaling.backward_error(b, x, residual) for scaling in scalings])
+    return errors.amax(0).nan_to_num(math.inf, math.inf)
+
+
+def classical(factors: Factorization) -> Correction:
+    """Refinement as Wilkinson had it: a correction is one solve with the factors."""
+    return lambda residual, *_: (factors.solve(residual), 1)
+
+
+def gmres_refinement(a: torch.Tensor, factors: Factorization, engine: Engine | None = None) -> Correction:
+    """GMRES-based refinement: a correction is solved for with the factors as a preconditioner from the right.
+
+    From there GMRES minimizes the residual itself, and ends where the backward error is small enough; from
+    the left it has to reduce what the few tiny singular values of A dominate, further than needed and twice.
+    It converges for condition numbers up to ``1/u`` times as large as classical refinement can have, u being
+    the unit roundoff of the factorization (Carson and Higham, table 2.2), if nothing but the factorization
+    was rounded to a low precision: in GMRES the factors solve in double.
+
+    Parameters
+    ----------
+    a : Tensor, shape (n, n)
+        float64.
+    factors : Factorization
+    engine : Engine, optional
+        Can make what each iteration does faster.
+    """
+    factors = factors.in_double()
+
+    def apply(z: torch.Tensor) -> torch.Tensor:
+        return a @ factors.solve(z)
+
+    operators: dict[torch.Size, Callable[[torch.Tensor], torch.Tensor]] = {}
+
+    def operator(block: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+        if engine is None:
+            return apply
+        if block.shape not in operators:
+            operators[block.shape] = engine.recorded(apply, block)
+        return operators[block.shape]
+
+    def correct(residual: torch.Tensor, reduction: float, max_iterations: int) -> tuple[torch.Tensor, int]:
+        steps = [
+            gmres(
+                operator(block),
+                block,
+                tolerance=max(MARGIN * reduction, INNER_TOLERANCE),
+                max_iterations=max_iterations,
+            )
+            for block in residual.split(COLUMNS, 1)
+        ]
+        x = factors.solve(torch.cat([y for y, _ in steps], 1))
+        return x, max(iterations for _, iterations in steps)
+
+    return correct

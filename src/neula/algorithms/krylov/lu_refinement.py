@@ -1,0 +1,374 @@
+"""Refining solutions with LU factors that stay around, of a matrix that they remember by reference.
+
+Factors in a low format are worth as much as that format; with the matrix itself at hand a solution is refined
+to the accuracy of its own dtype (:mod:`neula.algorithms.krylov.iterative_refinement`). Only a reference is
+kept, so before each refinement the product of A with one random vector says whether it still is the same
+matrix.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import cast
+
+import torch
+
+from neula.algorithms.elimination.butterfly import Butterflied, TwoSided
+from neula.algorithms.elimination.equilibrate import UNIFORM, Equilibrated, Equilibration, scaled_rows
+from neula.algorithms.elimination.factorization import Factorization, MixedLU
+from neula.algorithms.krylov.iterative_refinement import Refined, Scaling, classical, gmres_refinement, refine
+from neula.algorithms.scaling import power_of_two_scales
+from neula.algorithms.triangular.substitution import Substitution
+from neula.engines import FP64, Engine
+from neula.kernels.thin import thin_product
+
+MAX_ITERATIONS = 100
+"""Solves with the factors, at most, for one solution."""
+
+SLOW = 0.1
+"""A step of classical refinement that leaves more than this part of the error is followed by GMRES."""
+
+PROBES = 8
+"""Random right-hand sides from whose solutions the norm of the inverse is estimated: where one singular value
+dominates it, to a third at least in 99.8% of all cases, to a tenth practically always."""
+
+CLEAR, BLURRED = 1e-3, 0.1
+"""Condition number times backward error of the solutions behind its estimate: what is aimed at, and from
+where the estimate cannot be told from that of a singular matrix."""
+
+FIRST = 1e-8
+"""Backward error of these solutions that is asked for before anything is known of the condition number: GMRES
+is hardly slower than with less, since most of its iterations go by before residuals fall."""
+
+FAR = 500
+"""Binary exponent of the largest element, up or down, from which A is scaled before norms are taken."""
+
+
+@dataclass(frozen=True)
+class Products:
+    """``scale A`` as something that multiplies float64 vectors: A stays in its dtype, and is not copied.
+
+    Attributes
+    ----------
+    a : Tensor, shape (n, n)
+    scale : float
+        A power of two.
+    """
+
+    a: torch.Tensor
+    scale: float = 1.0
+
+    def __matmul__(self, x: torch.Tensor) -> torch.Tensor:
+        return thin_product(self.a, x if self.scale == 1.0 else self.scale * x)
+
+
+@dataclass(frozen=True)
+class Conditioning:
+    """How A is scaled, and how sensitive solutions are; found out once for all right-hand sides.
+
+    Attributes
+    ----------
+    scalings : list of Scaling
+        What backward errors are measured in: of A, and where rows or columns differ much, of A with those
+        brought to one size as well.
+    condition : float
+        Estimate of ``||A|| ||A^-1||`` in the last of the scalings, in the infinity norm and the 2-norm: by as
+        much relative errors of A in the infinity norm change vectors of many elements of one size.
+    known : bool
+        Whether the estimate can be trusted. Otherwise the condition number is at least that, and nobody knows
+        more, because solutions with these factors have too large backward errors.
+    """
+
+    scalings: list[Scaling]
+    condition: float
+    known: bool
+
+
+@dataclass(frozen=True)
+class KeptMatrix:
+    """A matrix that was factorized, by reference, and what tells whether it still is the same.
+
+    Attributes
+    ----------
+    a : Tensor, shape (n, n)
+        In its own dtype, on its own device: in the memory of the user's array.
+    engine : Engine
+        On whose device everything else is.
+    scale : float
+        Power of two by which A is multiplied, so that norms neither overflow nor underflow.
+    row_norms : Tensor, shape (n,)
+        1-norms of the rows of ``scale A``, float64.
+    image : Tensor, shape (n, 1)
+        ``scale A v`` for a fixed random v.
+    found : list of Conditioning
+        Empty until the first refinement.
+    """
+
+    a: torch.Tensor
+    engine: Engine
+    scale: float
+    row_norms: torch.Tensor
+    image: torch.Tensor
+    found: list[Conditioning] = field(default_factory=list, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, a: torch.Tensor, largest: float, engine: Engine) -> KeptMatrix:
+        """Remember A.
+
+        Parameters
+        ----------
+        a : Tensor, shape (n, n)
+        largest : float
+            Largest magnitude in A.
+        engine : Engine
+            Of the factorization.
+        """
+        exponent = math.frexp(largest)[1]
+        scale = 1.0 if abs(exponent) < FAR else 2.0 ** math.copysign(FAR + 100, -exponent)
+        here = a.to(engine.device)
+        scaled = here if scale == 1.0 else here * scale
+        row_norms = torch.linalg.vector_norm(scaled, 1, dim=1, dtype=torch.float64)
+        return cls(a, engine, scale, row_norms, Products(here, scale) @ _direction(len(a), engine.device))
+
+    def products(self) -> Products:
+        """``scale A`` on the device of the engine, if A is what it was.
+
+        The product with v may differ from the first one by the rounding errors of both: twice
+        ``n u |A| |v|`` (Higham, "Accuracy and Stability of Numerical Algorithms", section 3.1), and by as
+        much for the sums in the bound. A smaller change passes; refinement goes for A as it is now.
+
+        Raises
+        ------
+        ValueError
+            If A was changed.
+        """
+        n = len(self.a)
+        products = Products(self.a.to(self.engine.device), self.scale)
+        change = (products @ _direction(n, self.engine.device) - self.image).abs()[:, 0]
+        # Products that underflow have an absolute error.
+        allowed = 4 * n * FP64.u * self.row_norms + n * torch.finfo(torch.float64).tiny
+        # Written so that NaN is a change.
+        if bool((change <= allowed).all()):
+            return products
+        raise ValueError(
+            "A was changed since it was factorized, and factors of another matrix refine nothing: factorize "
+            "it again, or a copy that nobody changes (lu_factor(A.copy())), or pass refine=False"
+        )
+
+    def scalings(self, a: Products) -> list[Scaling]:
+        """What backward errors of ``scale A`` are measured in, as :func:`neula.solve` has it."""
+        rows = power_of_two_scales(self.row_norms)
+        blocks = scaled_rows(a.a, rows * self.scale)
+        column_max = torch.stack([self.engine.column_max(block) for block in blocks]).amax(0)
+        columns = power_of_two_scales(column_max)
+        plain = Scaling(self.row_norms.amax())
+        if all(bool(scales.amin() >= UNIFORM * scales.amax()) for scales in (rows, columns)):
+            return [plain]
+        norm = Equilibration(rows * self.scale, columns, trivial=False).norm(a.a)
+        return [plain, Scaling(norm, rows, columns)]
+
+
+@dataclass(frozen=True)
+class KeptLU(MixedLU):
+    """LU factors that keep what solving in double precision takes from one refinement to the next."""
+
+    double: Callable[[], Substitution]
+
+    def in_double(self) -> MixedLU:
+        return MixedLU(self.double(), self.growth)
+
+
+@dataclass(frozen=True)
+class RefinedSolution:
+    """A solution with its evidence.
+
+    Attributes
+    ----------
+    x : Tensor, shape (n, k)
+        float64.
+    backward_error : float
+        The largest of all right-hand sides.
+    condition : float
+        Condition number of A: estimated, or what a solution says that it is at least.
+    known : bool
+        Whether it is not much larger than that.
+    """
+
+    x: torch.Tensor
+    backward_error: float
+    condition: float
+    known: bool
+
+
+def refined_solution(
+    kept: KeptMatrix,
+    solver: Callable[[torch.dtype], Substitution],
+    transform: TwoSided | None,
+    b: torch.Tensor,
+    bound: float,
+) -> RefinedSolution:
+    """Solve ``A x = b`` with factors of A, refined to a backward error.
+
+    Parameters
+    ----------
+    kept : KeptMatrix
+    solver : callable
+        The factors, to solve with in float32 or float64.
+    transform : TwoSided or None
+        Whose factors they are: those of A, or of A mixed by butterflies.
+    b : Tensor, shape (n, k)
+        float64, on the device of the factors.
+    bound : float
+        Backward error of an accurate solution. Refinement aims at a quarter of it.
+
+    Returns
+    -------
+    RefinedSolution
+        Not to be believed without a look at its numbers.
+
+    Raises
+    ------
+    ValueError
+        If A was changed since it was factorized.
+    """
+    a = kept.products()
+    factors = _factors_of(a, solver, transform)
+    if not kept.found:
+        # Another thread may be at it: the first to end is heard, and they do not differ.
+        kept.found.append(_conditioning(kept, a, factors))
+    known = kept.found[0]
+    # Powers of two, so that norms neither overflow nor underflow.
+    scales = power_of_two_scales(b.abs().amax(0))
+    b = b * scales
+    refined = refine_with(a, b, factors, scalings=known.scalings, bound=bound, engine=kept.engine)
+    at_least = [scaling.condition_at_least(b, refined.x).amax() for scaling in known.scalings]
+    return RefinedSolution(
+        x=refined.x * kept.scale / scales,
+        backward_error=float(refined.backward_error.amax()),
+        condition=max(known.condition, float(torch.stack(at_least).amin())),
+        known=known.known,
+    )
+
+
+def refine_with(
+    a: Products,
+    b: torch.Tensor,
+    factors: Factorization,
+    *,
+    scalings: Sequence[Scaling],
+    bound: float,
+    engine: Engine,
+    start: Refined | None = None,
+) -> Refined:
+    """Classical refinement, and GMRES with the same factors where that does not do.
+
+    Parameters
+    ----------
+    a : Products
+    b : Tensor, shape (n, k)
+        float64, with largest elements near 1.
+    factors : Factorization
+    scalings : sequence of Scaling
+    bound : float
+        A quarter of it is aimed at.
+    engine : Engine
+    start : Refined, optional
+        Where to go on; the zero vector by default.
+    """
+    # Refinement does nothing with A but multiply by it.
+    matrix = cast(torch.Tensor, a)
+    run = partial(refine, matrix, b, scalings=scalings, tolerance=bound / 4, max_iterations=MAX_ITERATIONS)
+    refined = run(classical(factors), start=start, stagnation=SLOW)
+    if bool((refined.backward_error <= bound).all()):
+        return refined
+    return run(gmres_refinement(matrix, factors, engine), start=refined)
+
+
+def inverse_norm(z: torch.Tensor) -> float:
+    """Estimate ``||A^-1||_2`` from ``Z = A^-1 G`` for Gaussian vectors G, without anything transposed.
+
+    For independent Gaussian g and h, and ``B = A^-T A^-1``, the mean of ``(g^T B h)^2`` is ``||B||_F^2``
+    (Kong and Valiant, "Spectrum estimation from samples", Ann. Statist. 45, 2017). The fourth root of it is
+    the norm where one singular value dominates, and at most ``n^(1/4)`` times the norm where none does.
+
+    Parameters
+    ----------
+    z : Tensor, shape (n, k)
+        Two columns at least.
+
+    Examples
+    --------
+    >>> g = torch.randn(50, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    >>> scales = torch.ones(50, 1, dtype=torch.float64)
+    >>> scales[0] = 1e6
+    >>> 1e6 / 3 < inverse_norm(scales * g) < 3e6
+    True
+    """
+    size = z.abs().amax()
+    z = z / size
+    gram = z.T @ z
+    pairs = torch.triu_indices(len(gram), len(gram), offset=1, device=z.device)
+    return float(size * gram[pairs[0], pairs[1]].square().mean().sqrt().sqrt())
+
+
+def _factors_of(
+    a: Products, solver: Callable[[torch.dtype], Substitution], transform: TwoSided | None
+) -> Factorization:
+    """Factors of ``scale A``; right-hand sides are brought to the range in which they solve."""
+    substitution = solver(torch.float32)
+    if substitution.factors.lu.dtype == torch.float64:
+        substitution = solver(torch.float64)
+    # Nobody asks for the growth, which takes a pass over the factors.
+    factors: Factorization = KeptLU(substitution, math.nan, lambda: solver(torch.float64))
+    if transform is not None:
+        factors = Butterflied(factors, transform)
+    ones = torch.ones(len(a.a), dtype=torch.float64, device=a.a.device)
+    return Equilibrated(factors, Equilibration(ones, ones / a.scale, trivial=True))
+
+
+def _conditioning(kept: KeptMatrix, a: Products, factors: Factorization) -> Conditioning:
+    """Solve for random right-hand sides, only as accurately as the condition number that they show demands.
+
+    Solutions are those of matrices that differ from A by their backward error. If A is singular, such a
+    matrix has a condition number of about the reciprocal of that error; one that is far smaller is that of A.
+    """
+    scalings = kept.scalings(a)
+    scaling = scalings[-1]
+    b = _gaussian(len(kept.a), kept.engine.device)
+    if scaling.rows is not None:
+        b = b / scaling.rows[:, None]
+    sizes = power_of_two_scales(b.abs().amax(0))
+    # A few times the rounding errors of residuals: nothing finer can be told from a singular matrix.
+    finest = 4 * math.sqrt(len(b)) * FP64.u
+    bound, solved = FIRST, None
+    while True:
+        solved = refine_with(
+            a, b * sizes, factors, scalings=scalings, bound=bound, engine=kept.engine, start=solved
+        )
+        z = solved.x / sizes
+        z = z if scaling.columns is None else z / scaling.columns[:, None]
+        condition = float(scaling.norm) * inverse_norm(z)
+        # It is not a number where refinement failed from the start, and all of Z is zero.
+        condition = condition if condition > 1 else 1.0
+        error = float(solved.backward_error.amax())
+        needed = CLEAR / condition
+        if error <= needed or error > bound or bound <= finest:
+            return Conditioning(scalings, condition, condition * error < BLURRED)
+        bound = max(needed, finest)
+        solved.iterations = 0
+
+
+@lru_cache(maxsize=16)
+def _direction(n: int, device: torch.device) -> torch.Tensor:
+    """A fixed random vector, shape (n, 1), of magnitudes in [1/2, 1]: no change of one element is hidden."""
+    generator = torch.Generator("cpu").manual_seed(n)
+    r = 2 * torch.rand(n, 1, generator=generator, dtype=torch.float64, device="cpu") - 1
+    return ((r + torch.copysign(torch.ones_like(r), r)) / 2).to(device)
+
+
+def _gaussian(n: int, device: torch.device) -> torch.Tensor:
+    generator = torch.Generator("cpu").manual_seed(n)
+    return torch.randn(n, PROBES, generator=generator, dtype=torch.float64, device="cpu").to(device)

@@ -1,0 +1,200 @@
+"""Second passes that repair what a first one lost.
+
+*Twice is enough*: a second Gram-Schmidt pass over Q brings orthogonality back to the working precision
+(section 3.3 of the HPDC 2020 paper; Giraud, Langou, Rozloznik, van den Eshof, Numer. Math. 101, 2005).
+
+*A correction*: where Q is nearly orthonormal already, Cholesky QR of Q comes down to a few products, most of
+them in a low format, since what they add is small.
+
+*Cholesky QR of* ``A R^-1``: a low-precision R is a preconditioner, ``A R^-1`` is well conditioned, and
+Cholesky QR in double precision is safe on it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+import torch
+
+from neula.algorithms.elimination.lu_panels import blocks
+from neula.algorithms.orthogonal.cholesky_qr import shifted_cholesky_r, upper_cholesky
+from neula.algorithms.orthogonal.rgsqrf import rgsqrf
+from neula.algorithms.spectra.gram import gram
+from neula.engines import Engine
+
+MAX_PASSES = 5
+
+FULL_RANK = 0.5
+"""Smallest diagonal element of the second R for which the first Q spanned all directions."""
+
+PRODUCT_BLOCKS = 8
+"""Blocks of columns in a product of two triangular matrices: the last one has an eighth of the columns."""
+
+NEARLY_ORTHONORMAL = 0.25
+"""``||I - Q^T Q||_F / sqrt(2)`` up to which :func:`correct` changes anything by default."""
+
+LIFT = 2.0**12
+"""Elements of corrections lie between rounding errors and one: so scaled, fp16 holds them up to 1e-11."""
+
+WELL_CONDITIONED = 0.5
+"""``||I - W^T W||_F`` below which ``cond(W)^2 <= 3``: one more pass leaves nothing but rounding errors."""
+
+
+def reorthogonalize(
+    q: torch.Tensor,
+    r: torch.Tensor,
+    engine: Engine,
+    *,
+    panel: str | None = None,
+    cutoff: int | None = None,
+    overwrite_q: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """RGSQRF of Q: returns an orthonormal Q and the R that belongs to it (``R_2 R``).
+
+    Once is enough if Q was of full rank to the precision of the products. A small number on the diagonal of
+    ``R_2`` says that it was not (a condition number beyond ``1/u``), and that another pass is needed.
+
+    Parameters
+    ----------
+    q : Tensor, shape (m, n)
+    r : Tensor, shape (n, n)
+    engine : Engine
+    panel, cutoff : optional
+        Those of the second pass, see :func:`rgsqrf`.
+    overwrite_q : bool
+        Let the result take the place of ``q``, as in :func:`rgsqrf`.
+    """
+    passes = second_passes(q, r, engine, panel=panel, cutoff=cutoff, overwrite_q=overwrite_q)
+    return deque(passes, maxlen=1).pop()
+
+
+def second_passes(
+    q: torch.Tensor,
+    r: torch.Tensor,
+    engine: Engine,
+    *,
+    panel: str | None = None,
+    cutoff: int | None = None,
+    overwrite_q: bool = False,
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Q and R after each of the passes of :func:`reorthogonalize`: at least one, at most five."""
+    for _ in range(MAX_PASSES):
+        q, step = rgsqrf(q, engine, panel=panel, cutoff=cutoff, overwrite_a=overwrite_q)
+        smallest = step.diagonal().min()
+        r = _multiply_triangular(step, r, engine)
+        yield q, r
+        if not bool(smallest < FULL_RANK):
+            return
+
+
+def _multiply_triangular(step: torch.Tensor, r: torch.Tensor, engine: Engine) -> torch.Tensor:
+    """``R_2 R_1`` as ``R_1 + (R_2 - I) R_1``; overwrites ``step`` with ``R_2 - I``.
+
+    The correction is as small as the first Q was orthogonal, so the engine's format is accurate enough for
+    it. Blocks of columns leave out what is zero below them: a third of the operations of a square product.
+    """
+    step.diagonal().sub_(1.0)
+    low, product = engine.operand(step), r.clone()
+    n = r.shape[1]
+    width = -(-n // PRODUCT_BLOCKS)
+    for start in range(0, n, width):
+        stop = min(start + width, n)
+        block = engine.operand(r[:stop, start:stop])
+        engine.gemm(low[:stop, :stop], block, product[:stop, start:stop], beta=1.0)
+    product.mT.tril_()  # by rows, which is three times as fast
+    return product
+
+
+def correct(
+    q: torch.Tensor, r: torch.Tensor, engine: Engine, *, largest: float = NEARLY_ORTHONORMAL
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cholesky QR of a Q that is nearly orthonormal, by its series: returns Q, overwritten, and ``R_2 R``.
+
+    With ``Q^T Q = I + E`` the Cholesky factor is ``R_2 = I + U``, where ``U + U^T = E - U^T U``: half of E's
+    upper triangle, and once more with that in place of U, is U up to ``|E|^3``. Up to that ``I - U + U^2`` is
+    the inverse of ``R_2``. Only E needs the engine's format, and half of a product; products with U are in
+    the cheapest one, with errors of ``|E|`` times its unit roundoff. Never waits for the device: where E is
+    not small, which the caller's certificate notices, finite Q and R stay as they are.
+
+    Parameters
+    ----------
+    q : Tensor, shape (m, n)
+        Column-major, in the engine's storage precision.
+    r : Tensor, shape (n, n)
+    engine : Engine
+    largest : float
+        ``||I - Q^T Q||_F / sqrt(2)`` up to which anything is changed. ``A = Q R`` errs by ``|U^3|`` then,
+        which for random E is far less than the third power of the norm, and for one of rank one is that.
+    """
+    n = q.shape[1]
+    low = engine.using(engine.formats[0])
+    columns = list(blocks(slice(0, n), -(-n // PRODUCT_BLOCKS)))
+
+    u_t = gram(engine.operand(q), engine)  # lower triangles, which are what the Gram matrix has
+    u_t.diagonal().sub_(1.0).mul_(0.5)
+    u_t.mT.triu_()
+    small = torch.linalg.matrix_norm(u_t) < largest
+    scales = torch.where(small, LIFT, 0.0).to(u_t.dtype).repeat(n)
+
+    first = _rounded(u_t, low, scales)
+    half = u_t.diagonal().clone()
+    for k in columns:
+        low.gemm(first[k.start :, : k.stop], first[k, : k.stop].T, u_t[k.start :, k], -(LIFT**-2), 1.0)
+    u_t.diagonal().add_(half).mul_(0.5)
+    u_t.mT.triu_()
+
+    second = _rounded(u_t, low, scales)
+    for k in columns:
+        low.gemm(second[k.start :, k.start :], second[k.start :, k], u_t[k.start :, k], -(LIFT**-2), 1.0)
+    less, old_q, old_r, r = _rounded(u_t, low, scales), _rounded(q, low), _rounded(r, low), r.clone()
+    for k in columns:
+        low.gemm(old_q[:, : k.stop], less[k, : k.stop].T, q[:, k], -1.0 / LIFT, 1.0)
+        low.gemm(second[: k.stop, : k.stop].T, old_r[: k.stop, k], r[: k.stop, k], 1.0 / LIFT, 1.0)
+    return q, r
+
+
+def _rounded(x: torch.Tensor, engine: Engine, scales: torch.Tensor | None = None) -> torch.Tensor:
+    """A copy of a matrix, or of its scaled columns, as the engine reads it."""
+    room = engine.empty(*x.shape, dtype=engine.operand_dtype)
+    return engine.round(x, room) if scales is None else engine.fill(room, x, scales)
+
+
+def refine_qr(a: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """QR in double precision from an R of low precision: Cholesky QR of ``W = A R^-1``.
+
+    A pass squares the distance of W from orthogonality, so one or two do; a Gram matrix that is not definite
+    is shifted first.
+
+    Parameters
+    ----------
+    a : Tensor, shape (m, n)
+        float64.
+    r : Tensor, shape (n, n)
+        Upper triangular, of any precision.
+
+    Returns
+    -------
+    Q : Tensor, shape (m, n)
+    R : Tensor, shape (n, n)
+        Both float64; NaN where A is too close to rank-deficient for this.
+    """
+    w, step = a, r.double()
+    r = step
+    for _ in range(MAX_PASSES):
+        w = torch.linalg.solve_triangular(step, w, upper=True, left=False)
+        gram = w.T @ w
+        step, info = upper_cholesky(gram)
+        definite = not bool(info > 0)
+        if not definite:
+            step = shifted_cholesky_r(w, gram)
+        r = (step @ r).triu_()
+        if definite and not _deviation(gram) > WELL_CONDITIONED:
+            break
+    return torch.linalg.solve_triangular(step, w, upper=True, left=False), r
+
+
+def _deviation(gram: torch.Tensor) -> float:
+    """``||G - I||_F``; NaN when a factorization has broken down."""
+    identity = torch.eye(gram.shape[0], dtype=gram.dtype, device=gram.device)
+    return float(torch.linalg.matrix_norm(gram - identity))

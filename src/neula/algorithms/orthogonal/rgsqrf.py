@@ -1,0 +1,207 @@
+"""Recursive Gram-Schmidt QR on a neural engine.
+
+Zhang, Baharlouei, Wu, "High Accuracy Matrix Computations on Neural Engines: A Study of QR Factorization and
+its Applications" (HPDC 2020), Algorithm 1. About ``2 m n^2`` operations, all but the panels' ``2 m n cutoff``
+in products whose smallest dimension doubles from level to level: that is what matrix units need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+
+import torch
+
+from neula.algorithms.orthogonal.cholesky_qr import cholesky_qr32_in_place, cholesky_qr32_twice_in_place
+from neula.algorithms.orthogonal.panels import Panel, panel_named
+from neula.engines import Engine
+
+WIDE = 4096
+"""Columns beyond which products gain nothing from more."""
+
+
+def rgsqrf(
+    a: torch.Tensor,
+    engine: Engine,
+    *,
+    cutoff: int | None = None,
+    panel: str | None = None,
+    panel_format: str | None = None,
+    overwrite_a: bool = False,
+    on_columns: Callable[[int], None] | None = None,
+    on_half: Callable[[torch.Tensor], None] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Factorize ``A = Q R`` with products in the engine's low format.
+
+    Columns should be scaled to the range of the format (:mod:`neula.algorithms.scaling`). The orthogonality
+    of Q is lost in proportion to the condition number. The backward error is a small multiple of the format's
+    unit roundoff all the same, unless one singular value dominates all others: then most of Q comes from
+    rounding errors, and for thousands of columns the error grows beyond a condition number of a few ``1/u``,
+    up to overflow.
+
+    Parameters
+    ----------
+    a : Tensor, shape (m, n), m >= n
+    engine : Engine
+    cutoff : int, optional
+        Width at which the recursion stops; the engine's choice by default, 128 in the paper.
+    panel : str, optional
+        ``"caqr"``, ``"cholesky"``, ``"cholesky2"``, ``"cholesky32"`` or ``"householder"``; the engine's
+        choice by default.
+    panel_format : str, optional
+        Format of the products inside the panel: fp32 by default, as in the paper's best variant; the
+        engine's own format for the paper's ablation (Figure 7).
+    overwrite_a : bool
+        Let Q take the place of ``a``, which then must be column-major in the engine's storage precision.
+    on_columns : callable, optional
+        Called with the number of columns that are done after each panel.
+    on_half : callable, optional
+        Called with the diagonal of R for the left half of the columns when those are done, a quarter of the
+        work; what it raises ends the factorization.
+
+    Returns
+    -------
+    Q : Tensor, shape (m, n)
+        Column-major, in the engine's storage precision.
+    R : Tensor, shape (n, n)
+        Upper triangular.
+
+    Raises
+    ------
+    ValueError
+        For an unknown panel or format, a cutoff below 1, or m < n.
+    """
+    m, n = a.shape
+    if m < n:
+        raise ValueError(f"rgsqrf needs at least as many rows as columns, got {m} x {n}")
+    cutoff = engine.cutoff if cutoff is None else cutoff
+    if cutoff < 1:
+        raise ValueError(f"cutoff must be at least 1, got {cutoff}")
+    q = a if overwrite_a else _working_copy(a, engine)
+    r = engine.empty(n, n).zero_()
+    recursion = _Recursion(
+        engine,
+        panel_engine=engine.using(panel_format or ("fp64" if engine.storage == torch.float64 else "fp32")),
+        panel=panel_named(panel or engine.panel),
+        fused=(panel or engine.panel) == "cholesky32" and engine.storage == torch.float32,
+        careful=panel is None,
+        cutoff=cutoff,
+        on_columns=on_columns,
+        key=("rgsqrf", repr(engine), panel, panel_format, cutoff),
+        block=0 if on_columns is not None else _replayed_columns(m, n, cutoff, engine),
+        rows=m,
+    )
+    columns = _operand_columns(n, max(cutoff, recursion.block), cutoff)
+    recursion.factorize(q, r, engine.operand_buffer(q[:, :columns]), last=True, on_left=on_half)
+    return q[:m], r
+
+
+def _working_copy(a: torch.Tensor, engine: Engine) -> torch.Tensor:
+    work = engine.padded(*a.shape)
+    work[: len(a)].copy_(a)
+    return work
+
+
+@dataclass
+class _Recursion:
+    """Algorithm 1, in place: the columns of A become those of Q."""
+
+    engine: Engine
+    panel_engine: Engine
+    panel: Panel
+    fused: bool
+    """Whether a panel works in place and rounds on the way."""
+    careful: bool
+    """Whether panels that have hardly more rows than columns, once the others are projected out, are taken
+    to be as ill-conditioned as square matrices."""
+    cutoff: int
+    on_columns: Callable[[int], None] | None
+    key: Hashable
+    block: int
+    rows: int
+    columns_done: int = 0
+
+    def factorize(
+        self,
+        a: torch.Tensor,
+        r: torch.Tensor,
+        low: torch.Tensor | None,
+        *,
+        last: bool = False,
+        on_left: Callable[[torch.Tensor], None] | None = None,
+    ) -> torch.Tensor:
+        """Turn ``a`` into Q, fill R, and return Q as an operand, kept in ``low`` where that differs.
+
+        Where no one needs that (``last``), ``low`` may be narrower: room for the first half and some more.
+        """
+        n = a.shape[1]
+        if n <= self.cutoff:
+            return self._factorize_panel(a, r, low)
+        if n <= self.block:
+            return self._factorize_replayed(a, r, low)
+        k = split_columns(n, self.cutoff)
+        left, right = slice(0, k), slice(k, n)
+        low1, low2 = (None, None) if low is None else (low[:, left], low[:, k:])
+
+        q1 = self.factorize(a[:, left], r[left, left], low1)
+        if on_left is not None:
+            on_left(r[left, left].diagonal())
+        self.engine.project_out(q1, a[:, right], r[left, right], low2)
+        if last and low is not None:
+            low2 = low[:, : n - k]  # nothing reads Q1 any more
+        self.factorize(a[:, right], r[right, right], low2, last=last)
+        return a if low is None else low
+
+    def _factorize_replayed(self, a: torch.Tensor, r: torch.Tensor, low: torch.Tensor | None) -> torch.Tensor:
+        """A block of columns as a function of its numbers alone, which an engine may play back."""
+
+        def factorized(block: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            room = self.engine.operand_buffer(block)
+            triangle = self.engine.empty(n, n).zero_()
+            replace(self, block=0).factorize(block, triangle, room)
+            return (block, triangle) if room is None else (block, triangle, room)
+
+        n = a.shape[1]
+        key = (self.key, self._rows_left() if self._rows_left() - n < 2 * self.cutoff else None)
+        self.engine.replay(factorized, (a,), key, (a, r) if low is None else (a, r, low))
+        self.columns_done += n
+        return a if low is None else low
+
+    def _rows_left(self) -> int:
+        """Dimensions that the columns to come may lie in."""
+        return self.rows - self.columns_done
+
+    def _factorize_panel(self, a: torch.Tensor, r: torch.Tensor, low: torch.Tensor | None) -> torch.Tensor:
+        rounded = low if low is not None and low.dtype != a.dtype else None
+        if self.fused:
+            square = self.careful and self._rows_left() < 2 * self.cutoff
+            factorize = cholesky_qr32_twice_in_place if square else cholesky_qr32_in_place
+            factorize(a, r, rounded)
+        else:
+            q, r_panel = self.panel(a, self.panel_engine)
+            a.copy_(q)
+            r.copy_(r_panel)
+        self.columns_done += a.shape[1]
+        if self.on_columns is not None:
+            self.on_columns(self.columns_done)
+        return rounded if self.fused and rounded is not None else self.engine.operand(a, low)
+
+
+def _replayed_columns(m: int, n: int, cutoff: int, engine: Engine) -> int:
+    """Columns that an engine plays back the factorization of: 0 where that is all of them, or few."""
+    columns = cutoff
+    while 2 * columns * m * engine.storage.itemsize <= engine.replayed_bytes:
+        columns *= 2
+    return columns if 8 * cutoff <= columns < n else 0
+
+
+def _operand_columns(n: int, undivided: int, cutoff: int) -> int:
+    """Columns to keep as operands at a time: the first half, and those that it is projected out of."""
+    k = split_columns(n, cutoff)
+    return n if n <= undivided else min(n, k + WIDE)
+
+
+def split_columns(n: int, cutoff: int) -> int:
+    """Half of the columns, rounded up to whole panels."""
+    panels = -(-n // cutoff)
+    return (panels + 1) // 2 * cutoff

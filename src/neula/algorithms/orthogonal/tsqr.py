@@ -1,0 +1,113 @@
+"""QR of tall and skinny matrices: the tree of Householder factorizations, and one pass of Cholesky QR.
+
+Ootomo and Yokota, "TSQR on TensorCores with error correction" (2021), after Demmel, Grigori, Hoemmen and
+Langou, "Communication-optimal parallel and sequential QR and LU factorizations", SIAM J. Sci. Comput. 34
+(2012): tiles of 256 rows are factorized on their own, their triangular factors are stacked and factorized in
+turn, up a tree, and the orthogonal factors are multiplied back down. Householder reflections are orthogonal
+to a small multiple of the unit roundoff whatever the condition of A.
+
+Where A is well conditioned, its Gram matrix has R, and ``Q = A R^-1``: two passes over A instead of a tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
+from neula.kernels.cholesky import cholesky_inverse
+from neula.kernels.householder import MAX_HEIGHT, Product, TileReflectors, apply_tiles, factor_tiles
+from neula.kernels.tall import half_gram, tall_gram, tall_product
+
+RAISED = 2.0**13
+"""Factor of Q on its way down the tree: its elements shrink at each level, and would become subnormal in
+fp16. What reflectors make of a column of this length still fits."""
+
+
+def tsqr(
+    a: torch.Tensor, product: str | Product, *, tile_rows: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """QR of each matrix of a batch by a tree of Householder factorizations.
+
+    Parameters
+    ----------
+    a : Tensor, shape (batch, m, n), m >= n
+        float32 or float64, scaled so that norms of columns are in the range of the product's format and their
+        squares in that of the dtype.
+    product : {"tf32", "tf32_cor", "fp16", "fp16_cor"} or callable
+        What multiplies block reflectors (:func:`neula.kernels.householder.factor_tiles`).
+    tile_rows : int, optional
+        Rows of a tile, at least 2n; by default 512, or 2n if that is more.
+
+    Returns
+    -------
+    Q : Tensor, shape (batch, m, n)
+    R : Tensor, shape (batch, n, n)
+        Upper triangular with a nonnegative diagonal.
+
+    Examples
+    --------
+    >>> import torch
+    >>> q, r = tsqr(torch.eye(700, 3)[None], torch.matmul)
+    >>> torch.allclose(q[0], torch.eye(700, 3)), torch.allclose(r[0], torch.eye(3))
+    (True, True)
+    """
+    n = a.shape[2]
+    rows = max(MAX_HEIGHT, 2 * n) if tile_rows is None else tile_rows
+    if rows < 2 * n:
+        raise ValueError(f"tiles of {rows} rows do not shrink up the tree: take tile_rows >= {2 * n}")
+    levels: list[TileReflectors] = []
+    r = a
+    while not levels or r.shape[1] > n:
+        reflectors, r = factor_tiles(r, min(rows, r.shape[1]), product)
+        levels.append(reflectors)
+    signs = torch.where(r.diagonal(dim1=1, dim2=2) < 0, -1.0, 1.0).to(r.dtype)
+    q = torch.diag_embed(signs * RAISED)
+    for reflectors in reversed(levels):
+        q = apply_tiles(reflectors, q, product)
+    return q.div_(RAISED), r * signs[..., None]
+
+
+def cholesky_tsqr(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """One pass of Cholesky QR with products as accurate as those of float32; never waits for the device.
+
+    Orthogonal to ``u cond(A)^2``; NaN where the Gram matrix is not positive definite.
+
+    Parameters
+    ----------
+    a : Tensor, shape (m, n), m >= n
+        float32 or float64. Squares of the elements should neither overflow nor underflow.
+
+    Returns
+    -------
+    Q : Tensor, shape (m, n)
+    R : Tensor, shape (n, n)
+        float64.
+    """
+    gram = tall_gram(a)
+    factor, info = upper_cholesky(gram)
+    r = factor.masked_fill(info > 0, torch.nan)
+    identity = torch.eye(a.shape[1], dtype=r.dtype, device=r.device)
+    inverse = torch.linalg.solve_triangular(r.mT, identity, upper=False).mT
+    return tall_product(a, inverse, gram.diagonal().sqrt()), r
+
+
+def cholesky_tsqr32(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`cholesky_tsqr` of a float32 matrix, with R and its inverse in float32: on a GPU one kernel.
+
+    Where A is too ill-conditioned some columns of Q are too short, and ``A = Q R`` all the same
+    (``neula.kernels.cholesky``); or Q and R are NaN, where that kernel does not run.
+    """
+    factors = cholesky_inverse(half_gram(a))
+    return tall_product(a, factors.inverse, factors.norms), factors.r
+
+
+OnePass = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+def cholesky_tsqr2(a: torch.Tensor, once: OnePass = cholesky_tsqr) -> tuple[torch.Tensor, torch.Tensor]:
+    """One of the above twice: orthogonal to ``u`` up to a condition of about ``u**-0.5``."""
+    q, first = once(a)
+    q, second = once(q)
+    return q, second.double() @ first.double()

@@ -1,0 +1,60 @@
+"""The Gram matrix in the arithmetic of an engine, and the R that Cholesky makes of it."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from neula.algorithms.elimination.lu_panels import blocks
+from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
+from neula.engines import Engine
+
+PARTS = 4
+"""Blocks of rows in which the lower triangle is computed: ``(1 + 1/PARTS) m n^2`` operations."""
+
+NARROWEST = 512
+"""Narrower blocks run below the rate of the matrix unit."""
+
+
+def gram(operand: torch.Tensor, engine: Engine) -> torch.Tensor:
+    """Lower triangle of ``A^T A``; what is above its blocks is zero.
+
+    Parameters
+    ----------
+    operand : Tensor, shape (m, n)
+        A as an operand of the engine.
+    engine : Engine
+
+    Returns
+    -------
+    Tensor, shape (n, n)
+
+    Examples
+    --------
+    >>> import torch
+    >>> from neula.engines import EmulatedEngine
+    >>> gram(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), EmulatedEngine()).tril()
+    tensor([[10.,  0.],
+            [14., 20.]])
+    """
+    n = operand.shape[1]
+    return engine.lower_gram(operand, list(blocks(slice(0, n), max(NARROWEST, -(-n // PARTS)))))
+
+
+def gram_r(operand: torch.Tensor, engine: Engine) -> torch.Tensor:
+    """R of ``A^T A = R^T R``: the R of A's QR factorization up to ``u cond(A)^2``, for half its operations.
+
+    Parameters
+    ----------
+    operand : Tensor, shape (m, n)
+        A as an operand of the engine, its columns scaled.
+    engine : Engine
+
+    Returns
+    -------
+    Tensor, shape (n, n)
+        Upper triangular; NaN where the Gram matrix is not numerically positive definite.
+    """
+    r, info = upper_cholesky(gram(operand, engine))
+    return r.masked_fill(info > 0, math.nan)

@@ -1,0 +1,118 @@
+"""Leading singular triplets of a tall matrix from the eigenvectors of its Gram matrix.
+
+``A^T A`` squares the condition number: a singular value below the square root of the precision times the
+largest is lost in it. The few largest are not, and their vectors are good enough to begin with: one step of
+subspace iteration on A itself, with the projected problem solved in double precision, makes the triplets as
+accurate as A is, and says how accurate they are.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from neula.algorithms.scaling import SAFE_NORMS
+from neula.algorithms.spectra.gram import gram
+from neula.engines import Engine
+from neula.engines.precision import exact_matmul
+
+MAX_STEPS = 3
+"""Steps of subspace iteration. Each damps what the Gram matrix hid by the square of its ratio to the smallest
+singular value that is kept."""
+
+
+@dataclass(frozen=True)
+class Triplets:
+    """``A V = U diag(s)``, with what was measured.
+
+    Attributes
+    ----------
+    u : Tensor, shape (m, k)
+    s : Tensor, shape (k,)
+        Descending.
+    v : Tensor, shape (n, k)
+    residual : float
+        ``||A^T U - V diag(s)||_F / ||A||_F``: they are exact for a matrix that differs from A by so much.
+    orthogonality : float
+        ``||U^T U - I||_F / sqrt(k)``.
+    norm : float
+        ``||A||_F``.
+    """
+
+    u: torch.Tensor
+    s: torch.Tensor
+    v: torch.Tensor
+    residual: float
+    orthogonality: float
+    norm: float
+
+
+def gram_svd(a: torch.Tensor, rank: int, engine: Engine, residual: float) -> Triplets:
+    """The ``rank`` largest singular values of A with their vectors.
+
+    Parameters
+    ----------
+    a : Tensor, shape (m, n), m >= n
+        float32, or float64 for an engine in that format.
+    rank : int
+    engine : Engine
+        Multiplies ``A^T A``.
+    residual : float
+        Iterate until it is as small as this, or :data:`MAX_STEPS` times.
+
+    Returns
+    -------
+    Triplets
+        NaN where the Gram matrix overflows, or A has no ``rank`` singular values above zero.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from neula.engines import CpuEngine
+    >>> a = torch.diag(torch.tensor([1.0, 3.0, 2.0]))
+    >>> gram_svd(a, 2, CpuEngine("cpu", "fp32"), 1e-6).s
+    tensor([3., 2.])
+    """
+    g = gram(a.to(engine.operand_dtype), engine).double()
+    norm = _frobenius(a)
+    if not math.isfinite(float(g.trace())):
+        nan = [x.new_full((len(x), rank), math.nan) for x in (a, a.T)]
+        return Triplets(nan[0], nan[0][0], nan[1], math.nan, math.nan, norm)
+    v = torch.linalg.eigh(g).eigenvectors[:, -rank:].flip(1)
+    for step in range(MAX_STEPS):
+        found, image = _project(a, v.to(a.dtype), norm)
+        if step + 1 == MAX_STEPS or not found.residual > residual:
+            return found
+        v = torch.linalg.qr(image.double()).Q
+    raise AssertionError  # unreachable
+
+
+def _frobenius(a: torch.Tensor) -> float:
+    """``||A||_F``, from norms of rows in the precision of A where squares are in its range.
+
+    Torch would copy A to sum in a wider one.
+    """
+    norm = float(torch.linalg.vector_norm(torch.linalg.vector_norm(a, dim=1), dtype=torch.float64))
+    low, high = SAFE_NORMS[a.dtype]
+    return norm if low < norm < high else float(torch.linalg.matrix_norm(a.double()))
+
+
+def _project(a: torch.Tensor, v: torch.Tensor, norm: float) -> tuple[Triplets, torch.Tensor]:
+    """Singular triplets of ``A V V^T``, measured, and ``A^T U``."""
+    b = exact_matmul(a, v)
+    theta, w = torch.linalg.eigh(_gram64(b))
+    s, w = theta.flip(0).clamp_min(0).sqrt(), w.flip(1)
+    u = exact_matmul(b, (w / s).to(a.dtype))
+    v = exact_matmul(v, w.to(a.dtype))
+    image = exact_matmul(a.T, u)
+    gap = torch.linalg.matrix_norm(image.double() - v * s)
+    loss = torch.linalg.matrix_norm(_gram64(u) - torch.eye(len(s), dtype=s.dtype, device=s.device))
+    residual, orthogonality = torch.stack([gap / norm if norm > 0 else gap, loss / len(s) ** 0.5]).tolist()
+    return Triplets(u, s.to(a.dtype), v, residual, orthogonality, norm), image
+
+
+def _gram64(b: torch.Tensor) -> torch.Tensor:
+    wide = b.double()
+    return wide.T @ wide

@@ -1,0 +1,74 @@
+"""Norms of inverses from factors: how much errors of right-hand sides grow in solutions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from neula.algorithms.krylov.batched_lstsq import schatten_bounds
+from neula.engines.random_vectors import gaussian
+
+EXPLICIT = 64
+"""Up to this order the inverse itself is formed, which takes a few calls, and its norm is bounded."""
+
+STEPS = 2
+"""Steps of the power method, each two solves, from a random start."""
+
+VECTORS = 1
+
+Solve = Callable[[torch.Tensor], torch.Tensor]
+
+
+def inverse_norm(
+    solve: Solve, solve_transposed: Solve, left: torch.Tensor, right: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``||diag(left) A^-1 diag(right)||_2``, within a factor of three, and a vector that shows it.
+
+    Parameters
+    ----------
+    solve, solve_transposed : callable
+        ``A^-1 x`` and ``A^-T x`` for the columns of x, shape (..., n, k).
+    left, right : Tensor, shape (..., n, 1)
+
+    Returns
+    -------
+    norm : Tensor, shape (...)
+        For n up to :data:`EXPLICIT` from above, else by the power method from below.
+    vector : Tensor, shape (..., n, 1)
+        Of norm 1: ``diag(left) A^-1 diag(right)`` applied to it has nearly that norm.
+    """
+    n = left.shape[-2]
+    if n <= EXPLICIT:
+        identity = torch.eye(n, dtype=left.dtype, device=left.device).expand(*left.shape[:-1], n)
+        inverse = left * solve(right * identity)
+        stack = inverse.reshape(-1, n, n)
+        longest = torch.linalg.vector_norm(stack, dim=1).argmax(1)
+        vector = torch.nn.functional.one_hot(longest, n).to(left.dtype).reshape(left.shape)
+        return schatten_bounds(stack)[1].reshape(left.shape[:-2]), vector
+    v = gaussian(n, VECTORS, left.dtype, left.device, seed=20180417).expand(*left.shape[:-2], n, VECTORS)
+    v = v / torch.linalg.vector_norm(v, dim=-2, keepdim=True)
+    for _ in range(STEPS):
+        image = left * solve(right * v)
+        v = right * solve_transposed(left * (image / torch.linalg.vector_norm(image, dim=-2, keepdim=True)))
+        sizes = torch.linalg.vector_norm(v, dim=-2, keepdim=True)
+        v = v / sizes
+    best = sizes.argmax(-1, keepdim=True)
+    return sizes.amax(-1)[..., 0], v.gather(-1, best.expand(left.shape))
+
+
+def norm_of(a: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """``||A diag(columns)^-1||_2``, estimated, shape (batch,).
+
+    Parameters
+    ----------
+    a : Tensor, shape (batch, n, n)
+    columns : Tensor, shape (batch, n, 1)
+    """
+    n = a.shape[-1]
+    if n <= EXPLICIT:
+        return schatten_bounds(a / columns.mT)[0][:, 0]
+    image = a @ (gaussian(n, 1, a.dtype, a.device, seed=20180417) / columns)
+    back = (a.mT @ image) / columns
+    norm = torch.linalg.vector_norm
+    return norm(back, dim=(1, 2)) / norm(image, dim=(1, 2))

@@ -1,0 +1,297 @@
+"""Minimum-norm least squares for matrices without full rank."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.linalg
+import torch
+
+from neula.algorithms.krylov.batched_lstsq import (
+    MARGIN,
+    Overdetermined,
+    householder_r,
+    probes,
+    schatten_bounds,
+)
+from neula.algorithms.krylov.doubled_refinement import refine_doubled
+from neula.algorithms.krylov.refinement import over
+from neula.engines import FP64
+from neula.kernels.doubled import Doubled
+
+FIRST_ORDER = 0.1
+"""Relative change of a basis up to which its square does not matter."""
+
+
+@dataclass(frozen=True)
+class Deficient:
+    """A problem ``min ||A x - b||`` whose A may lack full rank, in numbers near 1.
+
+    Attributes
+    ----------
+    a : Tensor, shape (m, n)
+        float64, any shape, the largest element of each column that is not zero near 1.
+    b : Tensor, shape (m, k)
+    norms : Tensor, shape (n,)
+        Norms of the columns of ``a``, 1 for zero columns: singular values are those of ``B = a / norms``.
+    sizes : Tensor, shape (n,)
+        Those of the matrix whose solution is to be the shortest, in units of the largest: the diagonal of D.
+    a_low, b_low : Tensor or None
+        What rounding ``a`` and ``b`` has lost.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    norms: torch.Tensor
+    sizes: torch.Tensor
+    a_low: torch.Tensor | None = None
+    b_low: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class MinimumNorm:
+    """Solution of :func:`minimum_norm`.
+
+    Attributes
+    ----------
+    y : Tensor, shape (n, k)
+        ``D x``, the solution of ``min ||B y - b||``.
+    rank : int
+    doubt : str
+        Why the rank is not certain; empty if it is.
+    range_basis : Tensor, shape (m, rank)
+        Orthonormal basis of the numerical range of B.
+    norm : float
+        ``||B||_2``.
+    condition : float
+        ``sigma_1 / sigma_rank``.
+    forward_error : Tensor, shape (k,)
+        Bound on the relative error of y as the solution of the problem of exactly this rank.
+    residual : Tensor, shape (m, k)
+        ``b - B y``.
+    """
+
+    y: torch.Tensor
+    rank: int
+    doubt: str
+    range_basis: torch.Tensor
+    norm: float
+    condition: float
+    forward_error: torch.Tensor
+    residual: torch.Tensor
+
+
+def minimum_norm(problem: Deficient, rcond: float) -> MinimumNorm:
+    """Solution of ``min ||A x - b||`` with the smallest ``||x||``, its rank decided in ``B = A D^-1``.
+
+    Householder QR, then the SVD of R. The rank does not depend on the units of the columns; among the
+    solutions the one with the smallest ``||x||`` (not ``||D x||``) is taken. Below full rank products in
+    twice the working precision take out what the condition number makes of rounding errors.
+
+    Parameters
+    ----------
+    problem : Deficient
+    rcond : float
+        Singular values of B below ``rcond`` times the largest count as zero.
+    """
+    m, n = problem.a.shape
+    b_matrix, b = problem.a / problem.norms, problem.b
+    if m >= n:
+        q, r = torch.linalg.qr(b_matrix)
+        u, s, vh = torch.linalg.svd(r, full_matrices=False)
+        u = q @ u
+    else:
+        u, s, vh = torch.linalg.svd(b_matrix, full_matrices=False)
+    rank, doubt = _rank(s, rcond, max(m, n))
+    u, v = u[:, :rank], vh[:rank].T
+    spectrum = _Spectrum.of(s, rank, m + n)
+    coefficients = (u.T @ b) / s[:rank, None]
+    coefficients = coefficients + (u.T @ (b - b_matrix @ (v @ coefficients))) / s[:rank, None]
+    ratio = over(_lengths(b - u @ (u.T @ b)), s[0] * _lengths(coefficients))
+    error = spectrum.coefficient_error(ratio)
+    if rank == n:
+        y = v @ coefficients
+    else:
+        angle = spectrum.angle
+        if rank > 0:
+            refined = _refined(problem, u, s[:rank])
+            turned = spectrum.dropped * angle + 4 * rank**0.5 * FP64.u
+            better = refined.error + spectrum.dropped * turned * (2 + (spectrum.condition + 1) * ratio)
+            if bool((better <= error).all()):
+                coefficients, v, error, angle = refined.coefficients, refined.v, better, turned
+        row_space = _RowSpace(v, problem.sizes)
+        y = row_space.shortest(coefficients)
+        error = row_space.error(coefficients, y, error, angle)
+    return MinimumNorm(
+        y=y,
+        rank=rank,
+        doubt=doubt,
+        range_basis=u,
+        norm=float(s[0]),
+        condition=spectrum.condition,
+        forward_error=error,
+        residual=b - b_matrix @ y,
+    )
+
+
+def _rank(s: torch.Tensor, rcond: float, size: int) -> tuple[int, str]:
+    """How many singular values count, and which one might as well not, by the rounding errors of the SVD."""
+    relative = s / s[0] if s[0] > 0 else s
+    rank = int((relative > rcond).sum())
+    unclear = (relative - rcond).abs() <= size * FP64.u
+    if rank == 0 or not bool(unclear.any()):
+        return rank, ""
+    value = float(relative[unclear][0])
+    return rank, (
+        f"a singular value is {value:.2e} times the largest, too close to rcond = {rcond:.2e} to say whether "
+        "it counts: pass another rcond"
+    )
+
+
+@dataclass(frozen=True)
+class _Spectrum:
+    """What the singular values say of errors of the SVD.
+
+    B is known to ``eps ||B||``: ``eps`` is the backward error of the SVD. The singular vectors turn by at
+    most ``eps sigma_1 / (sigma_r - sigma_(r+1))`` (Wedin), and with them what the other singular values,
+    which count as zero, add to the part of B that counts (Hansen, "The truncated SVD as a method for
+    regularization", BIT 27, 1987).
+
+    Attributes
+    ----------
+    condition : float
+        ``sigma_1 / sigma_r``.
+    dropped : float
+        ``sigma_(r+1) / sigma_r`` from above: a tiny singular value is known to ``eps sigma_1`` only.
+    eps : float
+    """
+
+    condition: float
+    dropped: float
+    eps: float
+
+    @classmethod
+    def of(cls, s: torch.Tensor, rank: int, size: int) -> _Spectrum:
+        eps = 4 * math.sqrt(size) * FP64.u
+        if rank == 0:
+            return cls(1.0, 0.0, eps)
+        smallest = float(s[rank - 1])
+        dropped = float(s[rank] + eps * s[0]) if rank < len(s) else 0.0
+        return cls(float(s[0]) / smallest, dropped / smallest, eps)
+
+    @property
+    def angle(self) -> float:
+        """By how much the space of the singular vectors may have turned."""
+        return self.condition * self.eps / (1 - self.dropped) if self.dropped < 1 else math.inf
+
+    def coefficient_error(self, ratio: torch.Tensor) -> torch.Tensor:
+        """Relative error of the coefficients of y in the singular vectors, for ``||r|| / (||B|| ||y||)``."""
+        grows = torch.where(ratio > 0, (self.condition + 1) * ratio, 0.0)
+        return (self.condition * self.eps + 2 * self.dropped * self.angle) * (2 + grows)
+
+
+@dataclass(frozen=True)
+class _Refined:
+    """Coefficients of the solution in a basis of the row space.
+
+    Attributes
+    ----------
+    coefficients : Tensor, shape (rank, k)
+    v : Tensor, shape (n, rank)
+        Orthonormal columns.
+    error : Tensor, shape (k,)
+        Bound on the relative error of the coefficients in this space.
+    """
+
+    coefficients: torch.Tensor
+    v: torch.Tensor
+    error: torch.Tensor
+
+
+def _refined(problem: Deficient, u: torch.Tensor, s: torch.Tensor) -> _Refined:
+    """Row space and coefficients once more, with products in twice the working precision.
+
+    Columns of ``B^T U`` lie in the row space of B, whatever the errors of U, but for what is dropped. In a
+    basis of it there is a problem of full rank.
+    """
+    doubled, norms = Doubled.of(problem.a[None]), problem.norms[:, None]
+    rows = doubled.transposed_product(u[None], torch.zeros_like(u)[None])[0]
+    if problem.a_low is not None:
+        rows = rows + problem.a_low.T @ u
+    v = torch.linalg.qr(rows / norms / s)[0]
+    columns = v / norms
+    zero = torch.zeros_like(u)
+    image, low = (-part for part in doubled.residual(columns[None], zero[None]))
+    if problem.a_low is not None:
+        low = low + problem.a_low @ columns
+    # The columns are a basis as they are; rounding them has turned it by no more than a unit roundoff.
+    one = torch.ones_like(s)[None, :, None]
+    b_low = None if problem.b_low is None else problem.b_low[None]
+    system = Overdetermined(image, householder_r(image), low, b_low, columns=one)
+    found = refine_doubled(system, problem.b[None], tolerance=FP64.u)
+    return _Refined(found.x[0], v, found.forward_error[0] + 4 * FP64.u)
+
+
+class _RowSpace:
+    """The row space of the part of A that counts: where the shortest x is.
+
+    With ``M = D V`` it is ``x = M (M^T M)^-1 c`` for the coefficients c of ``D x`` in V.
+
+    Parameters
+    ----------
+    v : Tensor, shape (n, rank)
+        Orthonormal columns.
+    sizes : Tensor, shape (n,)
+        The diagonal of D.
+    """
+
+    def __init__(self, v: torch.Tensor, sizes: torch.Tensor) -> None:
+        self.sizes = sizes[:, None]
+        # Rows in order of size, and columns pivoted, without which Householder QR loses the small ones (Cox
+        # and Higham, "Stability of Householder QR factorization for weighted least squares problems", 1998).
+        order = sizes.argsort(descending=True)
+        q, self.r, self.pivots = _pivoted_qr((v * self.sizes)[order])
+        self.q = torch.empty_like(q)
+        self.q[order] = q
+
+    def shortest(self, coefficients: torch.Tensor) -> torch.Tensor:
+        """``D x`` for the shortest x with these coefficients."""
+        return self.sizes * (self.q @ self._half_solve(coefficients))
+
+    def error(
+        self, coefficients: torch.Tensor, y: torch.Tensor, relative: torch.Tensor, angle: float
+    ) -> torch.Tensor:
+        """Relative error of ``y = D x`` by those of the coefficients and of V, to first order.
+
+        ``dx = (M^T)^+ (dc - dM^T x) + (I - M M^+) dM (M^T M)^-1 c`` with ``dM = D dV``.
+        """
+        if self.r.shape[0] == 0:
+            return torch.zeros_like(relative)
+        inverse = self._half_solve(torch.eye(self.r.shape[0], dtype=y.dtype, device=y.device))
+        along = schatten_bounds((self.sizes * (self.q @ inverse))[None])[1][0]
+        z = self.sizes * probes(len(self.sizes), y.device)
+        across = MARGIN * torch.linalg.matrix_norm(self.sizes * (z - self.q @ (self.q.mT @ z)))
+        half = self._half_solve(coefficients)
+        weights = _lengths(torch.linalg.solve_triangular(self.r, half, upper=True))
+        sizes = _lengths(y)
+        # Rounding errors of the solution with this basis.
+        angle, relative = angle + 4 * FP64.u, relative + 4 * FP64.u
+        change = along * (relative * _lengths(coefficients) + angle * sizes) + across * angle * weights
+        # Beyond, errors of V along large columns of A hide what small ones contribute.
+        first_order = angle * torch.linalg.matrix_norm(inverse) * self.sizes.amax() <= FIRST_ORDER
+        return torch.where(first_order, over(change, sizes), torch.inf)
+
+    def _half_solve(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.solve_triangular(self.r.mT, x[self.pivots], upper=False)
+
+
+def _pivoted_qr(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``A[:, pivots] = Q R`` by LAPACK: torch has none."""
+    q, r, pivots = scipy.linalg.qr(a.cpu().numpy(), mode="economic", pivoting=True)
+    return tuple(torch.from_numpy(x).to(a.device) for x in (q, r, pivots.astype(np.int64)))  # type: ignore[return-value]
+
+
+def _lengths(x: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.vector_norm(x, dim=0)

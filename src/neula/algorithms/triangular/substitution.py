@@ -1,0 +1,132 @@
+"""Solving with the factors of an LU factorization that are kept in a low format.
+
+The unknowns are found in blocks: once a block is known, its columns of the factor are multiplied by it and
+subtracted, so that the factors are read once, as they are stored, from the first column to the last and back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from neula.algorithms.elimination.lu import PackedLU
+from neula.algorithms.elimination.lu_panels import blocks
+from neula.engines.precision import exact_matmul
+from neula.kernels.lu_block import triangular_inverses
+from neula.kernels.mixed_product import subtract_product
+
+WIDTH, WIDEST = 512, 2048
+"""Unknowns in a block, at least and at most."""
+
+BLOCKS = 16
+"""Blocks in a factor of less than ``BLOCKS WIDEST`` columns: each is four launches, which take a GPU longer
+than what is in them."""
+
+
+@dataclass(frozen=True)
+class Substitution:
+    """LU factors to solve with, any number of times, in one precision.
+
+    Where the factors are stored in that precision, by substitution. Where they are narrower, their diagonal
+    blocks are inverted the first time, and from then on there are only products. These may lose more than
+    substitution, as much as the diagonal blocks are ill-conditioned: but in a precision in which the unit
+    roundoff is smaller by ``2**-13`` or more than that of the factors, whose errors hide it.
+
+    Attributes
+    ----------
+    factors : PackedLU
+        Of an n x n matrix.
+    dtype : torch.dtype
+        float32 or float64.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from neula.algorithms.elimination.lu import lu_factorize
+    >>> from neula.engines import EmulatedEngine
+    >>> a = torch.tensor([[0.0, 2.0], [4.0, 8.0]])
+    >>> factors = lu_factorize(a, EmulatedEngine(), pivoting=True)
+    >>> Substitution(factors, torch.float32).solve(a.sum(1, keepdim=True))
+    tensor([[1.],
+            [1.]])
+    """
+
+    factors: PackedLU
+    dtype: torch.dtype
+
+    @classmethod
+    def prepared(cls, factors: PackedLU, dtype: torch.dtype) -> Substitution:
+        """One that any thread may use from now on, in any stream: all that it keeps is there."""
+        solver = cls(factors, dtype)
+        if factors.lu.dtype != dtype:
+            _ = solver._steps
+            if factors.lu.is_cuda:
+                torch.cuda.current_stream(factors.lu.device).synchronize()
+        return solver
+
+    def solve(self, b: torch.Tensor) -> torch.Tensor:
+        """``x = U^-1 L^-1 P b``, without waiting for the device.
+
+        Parameters
+        ----------
+        b : Tensor, shape (n, k)
+            In the dtype that was chosen, on the device of the factors; not modified.
+
+        Returns
+        -------
+        Tensor, shape (n, k)
+        """
+        lu = self.factors.lu
+        x = b[self.factors.permutation]
+        if lu.dtype == self.dtype:
+            x = torch.linalg.solve_triangular(lu, x, upper=False, unitriangular=True)
+            return torch.linalg.solve_triangular(lu, x, upper=True)
+        for k, (l_inverse, _) in self._steps:
+            x[k] = exact_matmul(l_inverse, x[k])
+            subtract_product(lu[k.stop :, k], x[k], x[k.stop :])
+        for k, (_, u_inverse) in reversed(self._steps):
+            x[k] = exact_matmul(u_inverse, x[k])
+            subtract_product(lu[: k.start, k], x[k], x[: k.start])
+        return x
+
+    def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
+        """``x = P^T L^-T U^-T b``, as :meth:`solve`.
+
+        Parameters
+        ----------
+        b : Tensor, shape (n, k)
+
+        Returns
+        -------
+        Tensor, shape (n, k)
+        """
+        lu = self.factors.lu
+        x = b.clone()
+        if lu.dtype == self.dtype:
+            x = torch.linalg.solve_triangular(lu.mT, x, upper=False)
+            x = torch.linalg.solve_triangular(lu.mT, x, upper=True, unitriangular=True)
+        else:
+            for k, (_, u_inverse) in self._steps:
+                x[k] = exact_matmul(u_inverse.mT, x[k])
+                subtract_product(lu[k, k.stop :].mT, x[k], x[k.stop :])
+            for k, (l_inverse, _) in reversed(self._steps):
+                x[k] = exact_matmul(l_inverse.mT, x[k])
+                subtract_product(lu[k, : k.start].mT, x[k], x[: k.start])
+        found = torch.empty_like(x)
+        found[self.factors.permutation] = x
+        return found
+
+    @cached_property
+    def _steps(self) -> list[tuple[slice, tuple[torch.Tensor, torch.Tensor]]]:
+        """Blocks of unknowns with the inverses of their L and U, together at most ``2 n WIDEST`` elements."""
+        lu = self.factors.lu
+        width = min(WIDEST, WIDTH * max(1, lu.shape[0] // (BLOCKS * WIDTH)))
+        steps = list(blocks(slice(0, lu.shape[0]), width))
+        inverses: list[tuple[torch.Tensor, torch.Tensor]] = []
+        # All of one width together; the last block may be narrower.
+        for group in filter(None, (steps[:-1], steps[-1:])):
+            diagonal = torch.stack([lu[k, k] for k in group]).to(self.dtype)
+            inverses.extend(zip(*triangular_inverses(diagonal), strict=True))
+        return list(zip(steps, inverses, strict=True))

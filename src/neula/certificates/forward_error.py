@@ -1,0 +1,64 @@
+"""How many digits of a solution are sure: forward errors from conditions and backward errors.
+
+All errors are those of ``D x``, D being the norms of the columns of A: ``||D (x - x*)|| / ||D x*||``, x* the
+exact solution for A and b as they are stored. Columns in small units then count as much as others, and the
+condition number that counts is that of ``B = A D^-1``.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from neula.algorithms.krylov.refinement import over
+from neula.engines import FP64
+
+SURE = 0.1
+"""Forward error up to which at least one digit is sure."""
+
+NOISE = 2.0
+"""Unit roundoffs of double precision that a backward error is taken to be at least: those of the residual
+that it is measured by."""
+
+
+def least_squares_error(
+    condition: torch.Tensor | float, backward_error: torch.Tensor, residual_ratio: torch.Tensor
+) -> torch.Tensor:
+    """``kappa eta (2 + (kappa + 1) ||r|| / (||B|| ||D x||))``, to first order (Wedin, 1973).
+
+    Parameters
+    ----------
+    condition : Tensor or float
+        Of B, from above.
+    backward_error : Tensor, shape (k,)
+        Normwise, relative to B and b.
+    residual_ratio : Tensor, shape (k,)
+        ``||r|| / (||B|| ||D x||)``.
+    """
+    eta = backward_error + NOISE * FP64.u
+    grows = ((condition + 1) * residual_ratio).masked_fill(~(residual_ratio > 0), 0.0)
+    return condition * eta * (2 + grows)
+
+
+def system_error(condition: torch.Tensor | float, backward_error: torch.Tensor) -> torch.Tensor:
+    """``2 kappa eta``: forward error of a linear system, to first order (Higham 2002, section 7.1)."""
+    return 2 * condition * (backward_error + NOISE * FP64.u)
+
+
+def residual_ratio(residual: torch.Tensor, norm: torch.Tensor | float, size: torch.Tensor) -> torch.Tensor:
+    """``||r|| / (||B|| ||D x||)``; infinite where only x vanishes."""
+    return over(residual, norm * size)
+
+
+def digits_of(forward_error: float) -> float:
+    """Decimal digits that are sure: the negative logarithm.
+
+    Examples
+    --------
+    >>> digits_of(1e-8), digits_of(10.0), digits_of(0.0)
+    (8.0, -1.0, inf)
+    """
+    if forward_error == 0:
+        return math.inf
+    return -math.log10(forward_error)

@@ -1,0 +1,404 @@
+"""``neula bench``: this machine's speed and accuracy beside the library's direct solvers, through torch.
+
+Each problem yields cases, a case is measured in one place, and a measurement is a row: what was solved, the
+times of both, how near to the rate of plain products it comes, and the errors of both by one measure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+import neula
+from neula.certificates.accuracy import low_rank_error, qr_certificate
+from neula.engines import FP64, CudaEngine
+from neula.engines.cpu import measured_rates
+from neula.engines.cuda import measured_rate
+from neula.engines.precision import exact_matmul
+from neula.papers.data import Data, Row, Rows, show
+from neula.papers.drawing import grouped_bars, new_canvas, plain_ticks
+from neula.papers.measuring import circumstances, data_file, householder_flops, median_seconds
+from neula.pipeline.result import LstsqResult, SVDResult
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
+
+BYTES_AN_ENTRY = 40
+"""Of a matrix in double precision with its copies and those of the peer."""
+
+GEMM_ROWS = 512
+"""Of a product, that are compared with it in double precision."""
+
+
+def _last_method(result: Any) -> str:
+    return str(result.attempts[-1].method)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem, for neula and for torch.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    accuracy : str
+        What neula is asked for.
+    run, peer : callable
+    flops : float
+        Of the classical algorithm, whatever is done instead.
+    error : callable
+        Of a result of either.
+    method : callable
+        How neula came to its result.
+    """
+
+    shape: tuple[int, ...]
+    accuracy: str
+    run: Callable[[], Any]
+    peer: Callable[[], Any]
+    flops: float
+    error: Callable[[Any], float]
+    method: Callable[[Any], str] = _last_method
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is solved.
+
+    Attributes
+    ----------
+    cases : callable
+        From a device and the shapes to the cases, whose matrices are made when they are asked for.
+    gpu, cpu : list of (int, int)
+        Shapes.
+    peer : str
+        The call of torch beside it.
+    error : str
+        What is measured of both.
+    """
+
+    cases: Callable[[torch.device, Iterable[tuple[int, int]]], Iterator[Case]]
+    gpu: list[tuple[int, int]]
+    cpu: list[tuple[int, int]]
+    peer: str
+    error: str
+
+
+def run(name: str, device: torch.device, on_row: Callable[[Row], None] | None = None) -> Data:
+    """Measure one problem.
+
+    Parameters
+    ----------
+    name : str
+        A key of :data:`PROBLEMS`.
+    device : torch.device
+        A GPU, or the CPU, with small shapes.
+    on_row : callable, optional
+        Called with each row as it comes.
+
+    Returns
+    -------
+    Data
+        Times in milliseconds; ``ratio`` is torch's time over neula's, ``of_rate`` the part of the rate of
+        products in the fastest format, which is in ``about`` with the rest of the circumstances.
+    """
+    problem = PROBLEMS[name]
+    format, rate = product_rate(device)
+    rows = Rows()
+    for case in problem.cases(device, _fitting(problem, device)):
+        rows.append(_measure(case, rate, repeats=5 if device.type == "cuda" else 3))
+        if on_row is not None:
+            on_row(rows[-1])
+    about = {"problem": name, "peer": problem.peer, "error": problem.error}
+    return Data.of({**about, "format": format, "tflops": rate, **circumstances(device)}, rows)
+
+
+def product_rate(device: torch.device) -> tuple[str, float]:
+    """The fastest format and the TFLOP/s of a large product in it, as measured now."""
+    if device.type == "cuda":
+        return "fp16", measured_rate(CudaEngine(device, "fp16"), 8192) / 1e3
+    rates = measured_rates(1024, 4096)
+    best = max(rates, key=rates.__getitem__)
+    return best, rates[best] / 1e3
+
+
+def _measure(case: Case, rate: float, repeats: int) -> Row:
+    seconds = median_seconds(case.run, repeats, warmup=2)
+    peer = median_seconds(case.peer, max(1, repeats // 2))
+    result = case.run()
+    tflops = 1e-12 * case.flops / seconds
+    return {
+        "shape": "x".join(map(str, case.shape)),
+        "accuracy": case.accuracy,
+        "ms": 1e3 * seconds,
+        "torch_ms": 1e3 * peer,
+        "ratio": peer / seconds,
+        "tflops": tflops,
+        "of_rate": tflops / rate,
+        "error": case.error(result),
+        "torch_error": case.error(case.peer()),
+        "certified": getattr(result, "converged", None),
+        "method": case.method(result),
+    }
+
+
+def _fitting(problem: Problem, device: torch.device) -> list[tuple[int, int]]:
+    """Shapes for which there is memory."""
+    if device.type != "cuda":
+        return problem.cpu
+    free = torch.cuda.mem_get_info(device)[0]
+    return [(m, n) for m, n in problem.gpu if BYTES_AN_ENTRY * m * n <= free]
+
+
+# --- the problems ---
+
+
+def _normal(m: int, n: int, device: torch.device, dtype: torch.dtype, seed: int = 1) -> torch.Tensor:
+    generator = torch.Generator(device).manual_seed(seed)
+    return torch.randn(m, n, dtype=dtype, device=device, generator=generator)
+
+
+def _low_accuracies(device: torch.device) -> tuple[str, ...]:
+    return ("fp16", "fp32") if device.type == "cuda" else ("fp32",)
+
+
+def _qr(device: torch.device, shapes: Iterable[tuple[int, int]]) -> Iterator[Case]:
+    for m, n in shapes:
+        a = _normal(m, n, device, torch.float32)
+        for accuracy in _low_accuracies(device):
+            yield Case(
+                (m, n),
+                accuracy,
+                partial(neula.qr, a, accuracy=accuracy),
+                partial(torch.linalg.qr, a),
+                householder_flops(m, n),
+                partial(_qr_error, a),
+            )
+
+
+def _qr_error(a: torch.Tensor, factors: Any) -> float:
+    q, r = factors
+    certificate = qr_certificate(a, q, r, torch.ones(a.shape[1], device=a.device), FP64)
+    return max(certificate.residual, certificate.orthogonality)
+
+
+def _lstsq(device: torch.device, shapes: Iterable[tuple[int, int]]) -> Iterator[Case]:
+    for m, n in shapes:
+        a, b = (_normal(m, k, device, torch.float64, seed) for seed, k in ((1, n), (2, 1)))
+        yield Case(
+            (m, n),
+            "fp64",
+            partial(neula.lstsq, a, b),
+            partial(torch.linalg.lstsq, a, b, driver="gels"),
+            householder_flops(m, n),
+            partial(_lstsq_error, a, b),
+        )
+
+
+def _lstsq_error(a: torch.Tensor, b: torch.Tensor, found: Any) -> float:
+    return optimality(a, b, found.x if isinstance(found, LstsqResult) else found.solution)
+
+
+def optimality(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> float:
+    """``||A^T r|| / (||A|| ||r||)``, zero for the exact solution, with ``||A||_2`` by the power method."""
+    v = torch.ones(a.shape[1], 1, dtype=a.dtype, device=a.device)
+    for _ in range(10):
+        v = a.T @ (a @ (v / v.norm()))
+    residual = b - a @ x
+    return float((a.T @ residual).norm() / (v.norm().sqrt() * residual.norm()))
+
+
+def _svd(device: torch.device, shapes: Iterable[tuple[int, int]]) -> Iterator[Case]:
+    for m, n in shapes:
+        a = _normal(m, n, device, torch.float32)
+        rank = n // 16
+        for accuracy in _low_accuracies(device):
+            yield Case(
+                (m, n, rank),
+                accuracy,
+                partial(neula.svd_lowrank, a, rank, accuracy=accuracy),
+                partial(_truncated_svd, a, rank),
+                2 * m * n * n,
+                partial(_svd_error, a),
+                _svd_method,
+            )
+
+
+def _svd_error(a: torch.Tensor, triplets: Any) -> float:
+    return low_rank_error(a, *triplets)
+
+
+def _svd_method(result: SVDResult) -> str:
+    return str(result.qr.attempts[-1].method)
+
+
+def _truncated_svd(a: torch.Tensor, rank: int) -> tuple[torch.Tensor, ...]:
+    u, s, vh = torch.linalg.svd(a, full_matrices=False)
+    return u[:, :rank], s[:rank], vh[:rank]
+
+
+def _gemm(device: torch.device, shapes: Iterable[tuple[int, int]]) -> Iterator[Case]:
+    modes = ("fp16", "fp16_cor") if device.type == "cuda" else ("fp32",)
+    for m, n in shapes:
+        a, b = (_normal(rows, n, device, torch.float32, seed) for seed, rows in ((1, m), (2, n)))
+        exact = a[:GEMM_ROWS].double() @ b.double()
+        for compute in modes:
+            yield Case(
+                (m, n, n),
+                compute,
+                partial(neula.matmul, a, b, compute=compute),
+                partial(exact_matmul, a, b),
+                2 * m * n * n,
+                partial(_gemm_error, exact),
+                partial(_named, compute),
+            )
+
+
+def _gemm_error(exact: torch.Tensor, c: torch.Tensor) -> float:
+    return float((c[:GEMM_ROWS] - exact).norm() / exact.norm())
+
+
+def _named(method: str, result: Any) -> str:
+    return method
+
+
+PROBLEMS = {
+    "qr": Problem(
+        _qr,
+        [(32768, 16384), (16384, 16384), (131072, 4096), (524288, 1024), (8192, 8192), (16384, 1024)],
+        [(8192, 512), (2048, 1024)],
+        "torch.linalg.qr",
+        "the larger of ||A - QR|| / ||A|| and ||I - Q^T Q|| / sqrt(n), estimated",
+    ),
+    "lstsq": Problem(
+        _lstsq,
+        [(32768, 16384), (131072, 4096), (524288, 1024), (16384, 2048)],
+        [(8192, 512), (4096, 1024)],
+        'torch.linalg.lstsq(driver="gels")',
+        "||A^T r|| / (||A|| ||r||)",
+    ),
+    "svd": Problem(
+        _svd,
+        [(524288, 1024), (131072, 2048), (262144, 512)],
+        [(8192, 256), (4096, 512)],
+        "torch.linalg.svd, truncated",
+        "||A - U diag(s) Vh|| / ||A||, estimated",
+    ),
+    "gemm": Problem(
+        _gemm,
+        [(4096, 4096), (8192, 8192), (16384, 16384)],
+        [(1024, 1024), (2048, 2048)],
+        "torch.matmul in float32",
+        "||C - AB|| / ||AB||",
+    ),
+}
+"""By name, as in ``neula bench NAME``."""
+
+
+# --- what is shown ---
+
+
+def table(data: Data) -> Table:
+    """The rows of one problem for a terminal."""
+    about = data.about
+    title = f"{about['problem']} beside {about['peer']} on {about['device']}"
+    rate = f"part: of {about['tflops']:.3g} TFLOP/s, products in {about['format']}"
+    caption = f"{rate}; error: {about['error']}"
+    shown = Table(
+        *_HEADINGS.values(),
+        title=title,
+        caption=caption,
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    shown.columns[0].no_wrap = True
+    for column in shown.columns[2:]:
+        column.justify, column.no_wrap = "right", True
+    for column in shown.columns[-2:]:
+        column.min_width = 7  # an error without its exponent says nothing
+    for row in data.rows:
+        shown.add_row(*(_cell(name, row[name]) for name in _HEADINGS))
+    return shown
+
+
+_HEADINGS = {
+    "shape": "shape",
+    "accuracy": "to",
+    "ms": "ms",
+    "torch_ms": "torch ms",
+    "ratio": "ratio",
+    "tflops": "TFLOP/s",
+    "of_rate": "part",
+    "error": "error",
+    "torch_error": "torch's",
+}
+
+
+def _cell(name: str, value: Any) -> str:
+    if name == "shape":
+        sizes = value.split("x")
+        return f"{sizes[0]}^3" if len(sizes) == 3 and len(set(sizes)) == 1 else str(value)
+    if name == "of_rate":
+        return f"{value:.0%}"
+    return f"{value:.1e}" if name in ("error", "torch_error") else show(value)
+
+
+def line(row: Row) -> str:
+    """A row as one line of plain text."""
+    ratio = f"{show(row['ratio'])} times as fast as torch's {show(row['torch_ms'])} ms"
+    return f"{row['shape']} {row['accuracy']}: {show(row['ms'])} ms, {ratio}, error {row['error']:.1e}"
+
+
+def write(data: Data, folder: Path) -> Path:
+    """Write ``bench-PROBLEM-DEVICE.json`` and ``.csv``."""
+    path = data_file(folder, f"bench-{data.about['problem']}", data.about)
+    data.write(path)
+    return path
+
+
+def read(folder: Path) -> list[Data]:
+    """What :func:`write` has written there, in the order of :data:`PROBLEMS`.
+
+    Raises
+    ------
+    ValueError
+        If there is nothing, or a file holds something else.
+    """
+    paths = sorted(folder.glob("bench-*.json"))
+    if not paths:
+        raise ValueError(f"{folder}: no bench-*.json; measure with: neula bench --out {folder}")
+    found = {path: Data.read(path) for path in paths}
+    for path, data in found.items():
+        if data.about.get("problem") not in PROBLEMS:
+            raise ValueError(f"{path} does not hold what neula bench writes: take it out of the folder")
+    names = list(PROBLEMS)
+    return sorted(found.values(), key=lambda data: names.index(data.about["problem"]))
+
+
+def draw(results: list[Data]) -> Canvas:
+    """Times of neula and of torch side by side, one picture for all problems, with the ratios above."""
+    canvas = new_canvas(5.5 * min(2, len(results)), 3.6 * -(-len(results) // 2))
+    panels = canvas.subplots(-(-len(results) // 2), min(2, len(results)), squeeze=False).flatten()
+    for axes, data in zip(panels, results, strict=False):
+        groups = [f"{row['shape']} {row['accuracy']}" for row in data.rows]
+        series = {"neula": data.rows.numbers("ms"), data.about["peer"]: data.rows.numbers("torch_ms")}
+        ratios = [f"{row['ratio']:.1f}x" for row in data.rows]
+        grouped_bars(axes, groups, series, {"neula": ratios})
+        axes.set(yscale="log", ylabel="ms", title=data.about["problem"])
+        axes.margins(y=0.25)
+        for label in axes.get_xticklabels():
+            label.set(rotation=40, ha="right", rotation_mode="anchor", fontsize=7)
+        plain_ticks(axes)
+        axes.legend(fontsize=7)
+    for axes in panels[len(results) :]:
+        axes.set_axis_off()
+    canvas.suptitle(results[0].about["device"])
+    return canvas

@@ -1,0 +1,279 @@
+"""The main job on real data and on a realistic large problem, side by side with SciPy and PyTorch."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import scipy.linalg
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from neula.cli import gravity
+from neula.io.datasets import SURVEYING_NAMES, NistProblem, log_relative_error, nist, nist_names, surveying
+from neula.papers.measuring import median_seconds, timed
+from neula.pipeline.result import AccuracyWarning, LstsqResult
+from neula.problems.least_squares.lstsq import lstsq
+
+HOST_MAX_DEGREE = 60
+"""Beyond it SciPy, and on a machine with a GPU every solver on the CPU, is left out: minutes, gigabytes."""
+SLOW = 5.0
+"""Seconds from which one run is enough to time a solver."""
+
+
+@dataclass(frozen=True)
+class _Measurement:
+    solver: str
+    answer: Any = None
+    seconds: float = math.inf
+    failure: str = ""
+
+    @property
+    def x(self) -> torch.Tensor:
+        return torch.as_tensor(self.answer.x if isinstance(self.answer, LstsqResult) else self.answer)
+
+
+class _Stages:
+    """Says which stage runs: a progress bar on a terminal, one plain line a stage elsewhere."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self._console, self._total = console, total
+        self._stage, self._started = "", 0
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._bar.add_task("", total=total)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def start(self, stage: str) -> None:
+        self._bar.update(self._task, description=stage, completed=self._started)
+        self._stage = stage
+        self._started += 1
+        if not self._console.is_terminal:
+            self._console.print(f"{self._started}/{self._total} {stage} ...", highlight=False)
+
+    def within(self, step: str, fraction: float) -> None:
+        """Progress inside the stage, in the form in which ``neula.lstsq`` reports it."""
+        completed = self._started - 1 + fraction
+        self._bar.update(self._task, description=f"{self._stage}: {escape(step)}", completed=completed)
+
+
+def run_demo(out: Path, *, degree: int = 40, console: Console) -> None:
+    """Solve real and realistic least-squares problems and compare with SciPy and PyTorch in the same run.
+
+    Parameters
+    ----------
+    out : Path
+        Folder for the picture ``gravity.png``; made if it does not exist.
+    degree : int
+        Highest degree L of the gravity field: (L + 1)^2 - 4 unknowns, ten times as many observations.
+    console : rich.console.Console
+        Where to print.
+
+    Raises
+    ------
+    ValueError
+        If the degree is below 2.
+    OSError
+        If the folder cannot be made or the picture cannot be written.
+    """
+    gravity.coefficient_count(degree)
+    out.mkdir(parents=True, exist_ok=True)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    solvers = _gravity_solvers(degree, device)
+    with warnings.catch_warnings(), _Stages(console, total=len(solvers) + 5) as stages:
+        # The tables say what is certified and what is not.
+        warnings.simplefilter("ignore", AccuracyWarning)
+        stages.start("NIST reference data")
+        console.print(_nist_table(stages), "")
+        stages.start("Surveying problems")
+        console.print(_surveying_table(), "")
+        stages.start(f"Simulating a gravity mission, field to degree {degree}")
+        problem = gravity.gravity_problem(degree, device=device)
+        measurements = [_measure(problem, *solver, stages) for solver in solvers]
+        stages.start("Judging the gravity fields")
+        _print_solution(problem, measurements[0], console)
+        console.print(_comparison(problem, measurements), "")
+        stages.start("Drawing the gravity field")
+        _save_picture(problem, measurements[0].x, out / "gravity.png", console)
+
+
+def _nist_table(stages: _Stages) -> Table:
+    table = _table("NIST reference data: correct digits of the worst coefficient", "set", "m x n")
+    for heading in ("neula", "scipy", "torch gels", "certified"):
+        table.add_column(heading, justify="right")
+    table.caption = "certified: measured backward error of neula within tolerance"
+    names = nist_names()
+    for done, name in enumerate(names):
+        stages.within(name, done / len(names))
+        table.add_row(*_nist_row(nist(name)))
+    return table
+
+
+def _nist_row(problem: NistProblem) -> tuple[str, ...]:
+    result = lstsq(problem.A, problem.b)
+    answers = (result.x, scipy.linalg.lstsq(problem.A, problem.b)[0], _gels(problem.A, problem.b))
+    digits = (f"{log_relative_error(x, problem.certified):.1f}" for x in answers)
+    return problem.name, _shape(problem.A), *digits, _yes(result.converged)
+
+
+def _surveying_table() -> Table:
+    table = _table("Surveying problems of Paige and Saunders", "problem", "m x n", "solver")
+    table.caption = "optimality: ||A^T r|| / (||A|| ||r||), zero for the exact solution"
+    for heading in ("||b - A x||", "optimality", "certified"):
+        table.add_column(heading, justify="right")
+    for name in SURVEYING_NAMES:
+        A, b = surveying(name)
+        result = lstsq(A, b)
+        answers = {"neula": result.x, "scipy": scipy.linalg.lstsq(A, b)[0], "torch gels": _gels(A, b)}
+        for solver, x in answers.items():
+            residual, optimality = _quality(torch.from_numpy(A), torch.from_numpy(b), torch.as_tensor(x))
+            certified = _yes(result.converged) if solver == "neula" else ""
+            table.add_row(name, _shape(A), solver, f"{residual:.10f}", f"{optimality:.1e}", certified)
+        table.add_section()
+    return table
+
+
+def _gravity_solvers(degree: int, device: str) -> list[tuple[str, str]]:
+    """Library and device of the solvers to compare, neula first."""
+    solvers = [("neula", device), ("torch gels", device)]
+    if degree <= HOST_MAX_DEGREE:
+        solvers += [("torch gels", "cpu")] * (device != "cpu") + [("scipy", "cpu")]
+    return solvers
+
+
+def _measure(problem: gravity.GravityProblem, library: str, device: str, stages: _Stages) -> _Measurement:
+    name = f"{library} ({device})"
+    stages.start(f"Gravity field by {name}")
+    A, b = problem.A.to(device), problem.b.to(device)
+    solve: dict[str, Callable[[], Any]] = {
+        "neula": lambda: lstsq(A, b, progress=stages.within),
+        "torch gels": lambda: _gels(A, b),
+        "scipy": lambda: scipy.linalg.lstsq(A.numpy(), b.numpy())[0],
+    }
+    try:
+        return _Measurement(name, *_timed(solve[library]))
+    except RuntimeError as error:
+        # cuSOLVER counts elements in 32 bits: it refuses what neula solves.
+        if library == "neula":
+            raise
+        return _Measurement(name, failure=str(error).split(",")[0])
+
+
+def _timed(solve: Callable[[], Any], repeats: int = 3) -> tuple[Any, float]:
+    """An answer and its time: the median after a warm-up, or the only run of a slow solver."""
+    answer, warm_up = timed(solve)
+    if warm_up > SLOW:
+        return answer, warm_up
+    return answer, median_seconds(solve, repeats, warmup=0)
+
+
+def _print_solution(problem: gravity.GravityProblem, ours: _Measurement, console: Console) -> None:
+    """What neula did, and the evidence."""
+    result = ours.answer
+    gigabytes = problem.A.nbytes / 1e9
+    grid = Table.grid(padding=(0, 2))
+    grid.title, grid.title_justify = "Gravity field by neula.lstsq", "left"
+    rows = {
+        "matrix": f"{_shape(problem.A)} float64, {gigabytes:.2f} GB, {_machine(problem.A.device)}",
+        "engine": result.engine,
+        "arithmetic": result.factorization,
+        "chain": "\n".join(
+            f"{'accepted' if attempt.accepted else 'rejected'}: {attempt.method} ({attempt.reason})"
+            for attempt in result.attempts
+        ),
+        "iterations": str(result.iterations),
+        "certificate": f"backward error {result.backward_error:.1e}, asked for {result.tolerance:.1e}: "
+        + ("certified" if result.converged else "NOT certified"),
+        "geoid": f"rms {gravity.geoid_rms(problem.truth):.1f} m, "
+        f"recovered to {100 * gravity.geoid_rms(ours.x.cpu() - problem.truth.cpu()):.1f} cm",
+    }
+    for label, text in rows.items():
+        grid.add_row(label, escape(text))
+    console.print("", grid, "")
+
+
+def _comparison(problem: gravity.GravityProblem, measurements: list[_Measurement]) -> Table:
+    table = _table("Gravity field: neula and its peers", "solver")
+    for heading in ("time (s)", "time / neula", "optimality", "rms error"):
+        table.add_column(heading, justify="right")
+    notes = ["rms error of the coefficients: the noise of the observations"]
+    for measured in measurements:
+        if measured.failure:
+            table.add_row(measured.solver, "failed", "", "", "")
+            notes.append(f"{measured.solver} failed: {escape(measured.failure)}")
+            continue
+        x = measured.x.to(problem.A.device)
+        _, optimality = _quality(problem.A, problem.b, x)
+        error = float((x - problem.truth).square().mean().sqrt())
+        ratio = measured.seconds / measurements[0].seconds
+        table.add_row(
+            measured.solver, f"{measured.seconds:.3f}", f"{ratio:.1f}", f"{optimality:.1e}", f"{error:.3e}"
+        )
+    table.caption = "\n".join(notes)
+    return table
+
+
+def _save_picture(problem: gravity.GravityProblem, x: torch.Tensor, path: Path, console: Console) -> None:
+    try:
+        gravity.draw(problem, x, path)
+    except ImportError as error:
+        console.print(f"No picture: {escape(str(error))}")
+    else:
+        console.print(f"Picture: {escape(str(path))}", soft_wrap=True)
+
+
+def _gels(A: Any, b: Any) -> torch.Tensor:
+    right = torch.as_tensor(b)[:, None]
+    return torch.linalg.lstsq(torch.as_tensor(A), right, driver="gels").solution[:, 0]
+
+
+def _quality(A: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> tuple[float, float]:
+    """``||r||`` and ``||A^T r|| / (||A||_2 ||r||)`` for ``r = b - A x``."""
+    residual = b - A @ x
+    size = float(residual.norm())
+    return size, float((A.T @ residual).norm()) / (_spectral_norm(A) * size)
+
+
+def _spectral_norm(A: torch.Tensor, iterations: int = 10) -> float:
+    """``||A||_2`` by the power method: from below, to a few per cent."""
+    v = torch.ones(A.shape[1], dtype=A.dtype, device=A.device)
+    for _ in range(iterations):
+        v = A.T @ (A @ (v / v.norm()))
+    return float(v.norm().sqrt())
+
+
+def _machine(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU with {torch.get_num_threads()} threads"
+
+
+def _table(title: str, *left_headings: str) -> Table:
+    table = Table(title=title, title_justify="left", caption_justify="left")
+    for heading in left_headings:
+        table.add_column(heading)
+    return table
+
+
+def _shape(A: Any) -> str:
+    return " x ".join(f"{size:,}" for size in A.shape)
+
+
+def _yes(certified: bool) -> str:
+    return "yes" if certified else "no"

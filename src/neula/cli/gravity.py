@@ -1,0 +1,485 @@
+"""Estimate the gravity field of the Earth from satellite gradiometry: a large dense least-squares problem.
+
+A satellite in a low, nearly polar orbit measures the second radial derivative of the gravitational potential.
+Unknown are the coefficients of the potential in spherical harmonics. Every observation depends on every
+coefficient, so the matrix is dense; the field is simulated, so the true coefficients are known and the
+estimate can be judged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from neula.papers.drawing import new_canvas
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+GM = 3.986004415e14
+"""Gravitational constant times mass of the Earth, m^3/s^2 (EGM96)."""
+EARTH_RADIUS = 6378136.3
+"""Reference radius of the coefficients, m (EGM96)."""
+EARTH_ROTATION = 7.292115e-5
+"""Angular velocity of the Earth, rad/s."""
+EOTVOS = 1e-9
+"""One Eoetvoes, the unit of gravity gradients, in 1/s^2."""
+KAULA = 1e-5
+"""Kaula's rule: coefficients of degree l have the size ``KAULA / l^2``, dimensionless."""
+REPEAT_REVOLUTIONS, REPEAT_DAYS = 979, 61
+"""The ground track closes after 979 revolutions in 61 days, as that of ESA's GOCE mission did."""
+FIRST_DEGREE = 2
+"""Degree 0 is the mass, degree 1 the position of the centre of mass: both are known."""
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class GravityProblem:
+    """Least-squares problem ``min ||A x - b||`` for the coefficients of a gravity field.
+
+    Attributes
+    ----------
+    A : Tensor, shape (m, n), column-major
+        Second radial derivative of the potential at each observation for a coefficient of 1, Eoetvoes
+        (1e-9/s^2).
+    b : Tensor, shape (m,)
+        Observations with noise, Eoetvoes.
+    truth : Tensor, shape (n,), float64
+        Coefficients of the simulated field: fully normalized, dimensionless.
+    degrees, orders : ndarray of int, shape (n,)
+        Degree and order of each coefficient. Degree by degree, cosine coefficients (order 0, 1, ...) before
+        sine coefficients (order 1, 2, ...).
+    is_sine : ndarray of bool, shape (n,)
+        Whether a coefficient belongs to a sine.
+    latitude, longitude : Tensor, shape (m,), float64
+        Geocentric position of the observations, radians.
+    radius : float
+        Distance of the observations from the centre of the Earth, m.
+    noise : float
+        Standard deviation of the noise in ``b``, Eoetvoes.
+    """
+
+    A: torch.Tensor
+    b: torch.Tensor
+    truth: torch.Tensor
+    degrees: IntArray
+    orders: IntArray
+    is_sine: npt.NDArray[np.bool_]
+    latitude: torch.Tensor
+    longitude: torch.Tensor
+    radius: float
+    noise: float
+
+    @property
+    def degree(self) -> int:
+        """The highest degree of the field."""
+        return int(self.degrees[-1])
+
+
+def coefficient_count(degree: int) -> int:
+    """Number of coefficients of degrees 2 to ``degree``: ``(degree + 1)^2 - 4``.
+
+    Parameters
+    ----------
+    degree : int
+        Highest degree.
+
+    Returns
+    -------
+    int
+
+    Raises
+    ------
+    ValueError
+        If ``degree`` is below 2.
+
+    Examples
+    --------
+    >>> coefficient_count(40)
+    1677
+    """
+    if degree < FIRST_DEGREE:
+        raise ValueError(f"degree={degree!r}: give an integer of at least {FIRST_DEGREE}")
+    return _first_column(degree + 1)
+
+
+def legendre(degree: int, latitude: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Fully normalized associated Legendre functions of the sine of the latitude, degree by degree.
+
+    Parameters
+    ----------
+    degree : int
+        Highest degree.
+    latitude : Tensor, shape (p,)
+        Geocentric latitudes, radians.
+
+    Yields
+    ------
+    Tensor, shape (l + 1, p)
+        For degree ``l = 0, 1, ..., degree`` the functions of order 0 to ``l``, without the Condon-Shortley
+        sign, normalized so that the mean square of ``P_lm(sin latitude) cos(m longitude)`` over the sphere is
+        1. The next degrees are computed from it: do not modify it.
+
+    Notes
+    -----
+    The standard forward column recursion, all orders and points at once. It is stable; up to degree 1900 or
+    so float64 underflows only near the poles, where those functions are negligible [1]_.
+
+    References
+    ----------
+    .. [1] S. A. Holmes and W. E. Featherstone, "A unified approach to the Clenshaw summation and the
+       recursive computation of very high degree and order normalised associated Legendre functions",
+       J. Geodesy 76 (2002) 279-299, section 2.
+    """
+    sine, cosine = torch.sin(latitude), torch.cos(latitude)
+    before = last = torch.ones_like(sine)[None]
+    yield last
+    for ell in range(1, degree + 1):
+        orders = torch.arange(ell, dtype=sine.dtype, device=sine.device)[:, None]
+        width = (ell - orders) * (ell + orders)
+        row = torch.empty((ell + 1, len(sine)), dtype=sine.dtype, device=sine.device)
+        torch.mul(last, sine, out=row[:ell]).mul_(torch.sqrt((4 * ell * ell - 1) / width))
+        if ell > 1:
+            weight = (2 * ell + 1) / (2 * ell - 3) * (ell + orders - 1) * (ell - orders - 1) / width
+            row[:-2].addcmul_(torch.sqrt(weight[:-1]), before, value=-1)
+        torch.mul(last[-1], cosine, out=row[-1]).mul_(math.sqrt(3 if ell == 1 else 1 + 1 / (2 * ell)))
+        yield row
+        before, last = last, row
+
+
+def design_matrix(
+    degree: int,
+    latitude: torch.Tensor,
+    longitude: torch.Tensor,
+    radius: float,
+    dtype: torch.dtype = torch.float64,
+) -> torch.Tensor:
+    """Second radial derivative of the potential of every spherical harmonic at every point.
+
+    Parameters
+    ----------
+    degree : int
+        Highest degree.
+    latitude, longitude : Tensor, shape (m,), float64
+        Geocentric positions, radians.
+    radius : float
+        Distance from the centre of the Earth, m.
+    dtype : torch.dtype
+        float64 or float32.
+
+    Returns
+    -------
+    Tensor, shape (m, n), column-major
+        On the device of ``latitude``; n = (degree + 1)^2 - 4 columns, Eoetvoes for a coefficient of 1.
+
+    Notes
+    -----
+    The potential of degree l decays as ``r^-(l+1)``, so its second derivative is ``(l+1)(l+2)/r^2`` times
+    itself. Beside the matrix, memory is needed for about ``6 (degree + 1) m`` numbers.
+    """
+    columns = torch.empty((coefficient_count(degree), len(latitude)), dtype=dtype, device=latitude.device)
+    cosine, sine = _multiples(degree, longitude)
+    for ell, row in enumerate(legendre(degree, latitude)):
+        if ell >= FIRST_DEGREE:
+            even, odd = _blocks(columns, ell)
+            scaled = row * _gradient_factor(ell, radius)
+            torch.mul(scaled, cosine[: ell + 1], out=even)
+            torch.mul(scaled[1:], sine[1 : ell + 1], out=odd)
+    return columns.T
+
+
+def gravity_problem(
+    degree: int,
+    observations: int | None = None,
+    *,
+    noise: float = 0.005,
+    seed: int = 0,
+    inclination: float = 89.0,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float64,
+) -> GravityProblem:
+    """Simulate a satellite mission and set up the estimation of the gravity field from its observations.
+
+    Parameters
+    ----------
+    degree : int
+        Highest degree L of the field; n = (L + 1)^2 - 4 unknowns.
+    observations : int, optional
+        Number m of observations. By default 10 n, fewer where the matrix would grow beyond 2^31 numbers, but
+        at least 4 n.
+    noise : float
+        Standard deviation of the white noise, Eoetvoes. The default of 5 mE is the level of GOCE's
+        gradiometer.
+    seed : int
+        For the field, the times of observation and the noise, the same on every device.
+    inclination : float
+        Inclination of the orbit, degrees. GOCE's 96.7 leaves gaps of 6.7 degrees around the poles, and the
+        matrix is worse conditioned the higher the degree: after column scaling the zonal coefficients alone
+        have condition number 50 at degree 60 and 3000 at degree 120, but 8 at the default inclination.
+    device : torch.device or str
+        Where the matrix is made.
+    dtype : torch.dtype
+        float64 or float32.
+
+    Returns
+    -------
+    GravityProblem
+
+    Raises
+    ------
+    ValueError
+        If the degree is below 2, ``observations`` is below n, the noise negative or the dtype not one of the
+        two.
+
+    Notes
+    -----
+    The orbit is circular at an altitude of 249 km with a repeating ground track; each of m equal intervals of
+    the mission holds one observation at a random time. The field follows Kaula's rule: coefficients of degree
+    l are normal with standard deviation ``1e-5 / l^2`` [1]_.
+
+    References
+    ----------
+    .. [1] W. M. Kaula, Theory of Satellite Geodesy, Blaisdell, 1966.
+
+    Examples
+    --------
+    >>> problem = gravity_problem(10)
+    >>> tuple(problem.A.shape)
+    (1170, 117)
+    """
+    n = coefficient_count(degree)
+    m = max(4 * n, min(10 * n, 2**31 // n)) if observations is None else int(observations)
+    _check(n, m, noise, dtype)
+    rng = np.random.default_rng(seed)
+    degrees, orders, is_sine = _coefficient_table(degree)
+    truth = torch.from_numpy(rng.standard_normal(n) * KAULA / degrees**2).to(device)
+    times = torch.from_numpy((np.arange(m) + rng.random(m)) / m).to(device)
+    errors = torch.from_numpy(rng.standard_normal(m) * noise).to(device)
+    latitude, longitude = _ground_track(times, math.radians(inclination))
+    radius = _orbit_radius()
+    A = design_matrix(degree, latitude, longitude, radius, dtype)
+    b = A @ truth.to(dtype) + errors.to(dtype)
+    return GravityProblem(A, b, truth, degrees, orders, is_sine, latitude, longitude, radius, noise)
+
+
+def degree_errors(problem: GravityProblem, x: Any) -> tuple[IntArray, FloatArray, FloatArray]:
+    """Size and error of the coefficients of each degree.
+
+    Parameters
+    ----------
+    problem : GravityProblem
+    x : array or Tensor, shape (n,)
+        Estimated coefficients.
+
+    Returns
+    -------
+    degrees : ndarray of int, shape (L - 1,)
+        2 to L.
+    signal, error : ndarray, shape (L - 1,)
+        Root mean square over the orders of the true coefficients and of their errors, dimensionless.
+    """
+    truth = _vector(problem.truth)
+    squares = np.stack([truth**2, (_vector(x) - truth) ** 2])
+    degrees = np.arange(FIRST_DEGREE, problem.degree + 1)
+    sums = np.add.reduceat(squares, _first_column(degrees), axis=1)
+    signal, error = np.sqrt(sums / (2 * degrees + 1))
+    return degrees, signal, error
+
+
+def geoid_rms(x: Any) -> float:
+    """Root mean square over the sphere of the geoid height that coefficients describe.
+
+    Parameters
+    ----------
+    x : array or Tensor, shape (n,)
+        Fully normalized coefficients, or errors of them.
+
+    Returns
+    -------
+    float
+        Metres. By the normalization it is the Earth's radius times the norm of ``x``.
+    """
+    return EARTH_RADIUS * float(np.linalg.norm(_vector(x)))
+
+
+def synthesize(x: Any, latitude: npt.ArrayLike, longitude: npt.ArrayLike) -> FloatArray:
+    """Geoid height on a grid from coefficients of the gravity field.
+
+    Parameters
+    ----------
+    x : array or Tensor, shape (n,)
+        Fully normalized coefficients in the order of :class:`GravityProblem`; n tells the degree.
+    latitude : array_like, shape (p,)
+        Geocentric latitudes, degrees.
+    longitude : array_like, shape (q,)
+        Longitudes, degrees.
+
+    Returns
+    -------
+    ndarray, shape (p, q)
+        Height of the geoid above the reference sphere without the known degrees 0 and 1, metres (Bruns'
+        formula).
+
+    Raises
+    ------
+    ValueError
+        If n is not (L + 1)^2 - 4 for an integer L of at least 2.
+    """
+    coefficients = torch.from_numpy(_vector(x))[:, None]
+    degree = math.isqrt(len(coefficients) + FIRST_DEGREE**2) - 1
+    if degree < FIRST_DEGREE or coefficient_count(degree) != len(coefficients):
+        raise ValueError(f"x has {len(coefficients)} entries: give all (L + 1)^2 - 4 of degrees 2 to L")
+    parallels, meridians = (torch.from_numpy(np.deg2rad(np.atleast_1d(v))) for v in (latitude, longitude))
+    even, odd = torch.zeros((2, degree + 1, len(parallels)), dtype=torch.float64)
+    for ell, row in enumerate(legendre(degree, parallels)):
+        if ell >= FIRST_DEGREE:
+            of_cosine, of_sine = _blocks(coefficients, ell)
+            even[: ell + 1] += of_cosine * row
+            odd[1 : ell + 1] += of_sine * row[1:]
+    cosine, sine = _multiples(degree, meridians)
+    return EARTH_RADIUS * (even.T @ cosine + odd.T @ sine).numpy()
+
+
+def draw(problem: GravityProblem, x: Any, path: str | Path) -> None:
+    """Draw the true geoid, the error of the recovered one, and signal and error of each degree.
+
+    Parameters
+    ----------
+    problem : GravityProblem
+    x : array or Tensor, shape (n,)
+        Estimated coefficients.
+    path : str or Path
+        File to write; its suffix says the format (png, pdf, svg).
+
+    Raises
+    ------
+    ImportError
+        If matplotlib is not installed.
+    """
+    figure = new_canvas(13, 8.6)
+    grid = figure.add_gridspec(2, 2, height_ratios=(1.0, 0.95))
+    truth = synthesize(problem.truth, *_map_grid())
+    error = synthesize(_vector(x) - _vector(problem.truth), *_map_grid())
+    _map(figure, grid[0, 0], truth, "True geoid", "Geoid height (m)", "RdBu_r")
+    _map(figure, grid[0, 1], 100 * error, "Recovered minus true geoid", "Geoid height error (cm)", "PuOr_r")
+    _degree_plot(figure, grid[1, :], problem, x)
+    m, n = problem.A.shape
+    figure.suptitle(
+        f"Gravity field to degree {problem.degree} from simulated satellite gradiometry: "
+        f"{m:,} observations, {n:,} unknowns",
+        fontsize=15,
+    )
+    figure.savefig(path, dpi=150)
+
+
+def _first_column(degree: Any) -> Any:
+    """Column of the first coefficient of a degree (or of an array of degrees)."""
+    return degree**2 - FIRST_DEGREE**2
+
+
+def _blocks(by_column: torch.Tensor, degree: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows of ``by_column`` (one for each coefficient) for the cosines and the sines of one degree."""
+    block = by_column[_first_column(degree) : _first_column(degree + 1)]
+    return block[: degree + 1], block[degree + 1 :]
+
+
+def _check(n: int, m: int, noise: float, dtype: torch.dtype) -> None:
+    if m < n:
+        raise ValueError(f"observations={m}: give at least {n}, the number of unknowns")
+    if not noise >= 0:
+        raise ValueError(f"noise={noise!r}: give a standard deviation of at least 0 (Eoetvoes)")
+    if dtype not in (torch.float64, torch.float32):
+        raise ValueError(f"dtype={dtype}: choose torch.float64 or torch.float32")
+
+
+def _coefficient_table(degree: int) -> tuple[IntArray, IntArray, npt.NDArray[np.bool_]]:
+    each = np.arange(FIRST_DEGREE, degree + 1)
+    degrees = np.repeat(each, 2 * each + 1)
+    position = np.arange(len(degrees)) - _first_column(degrees)
+    is_sine = position > degrees
+    return degrees, np.where(is_sine, position - degrees, position), is_sine
+
+
+def _orbit_radius() -> float:
+    """Radius (m) at which Kepler's third law for a spherical Earth gives the repeating ground track."""
+    angular_velocity = EARTH_ROTATION * REPEAT_REVOLUTIONS / REPEAT_DAYS
+    return (GM / angular_velocity**2) ** (1 / 3)
+
+
+def _ground_track(times: torch.Tensor, inclination: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Latitude and longitude (radians) at times in units of the repeat period."""
+    argument = 2 * math.pi * REPEAT_REVOLUTIONS * times
+    rotation = 2 * math.pi * REPEAT_DAYS * times
+    latitude = torch.asin(math.sin(inclination) * torch.sin(argument))
+    inertial = torch.atan2(math.cos(inclination) * torch.sin(argument), torch.cos(argument))
+    return latitude, torch.remainder(inertial - rotation, 2 * math.pi)
+
+
+def _gradient_factor(degree: int, radius: float) -> float:
+    """Second derivative of ``GM / r (R / r)^degree`` by r at the radius, Eoetvoes."""
+    decay = (EARTH_RADIUS / radius) ** degree
+    return GM / radius**3 * (degree + 1) * (degree + 2) * decay / EOTVOS
+
+
+def _multiples(degree: int, longitude: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosine and sine of 0, 1, ..., degree times the longitude, each of shape (degree + 1, points)."""
+    orders = torch.arange(degree + 1, dtype=longitude.dtype, device=longitude.device)
+    angles = orders[:, None] * longitude
+    return torch.cos(angles), angles.sin_()
+
+
+def _vector(x: Any) -> FloatArray:
+    on_host = x.detach().cpu() if isinstance(x, torch.Tensor) else x
+    return np.asarray(on_host, dtype=np.float64).ravel()
+
+
+def _map_grid() -> tuple[FloatArray, FloatArray]:
+    """Latitudes and longitudes of a map, one point a degree."""
+    return np.linspace(-90, 90, 181), np.linspace(-180, 180, 361)
+
+
+def _map(figure: Figure, place: Any, values: FloatArray, title: str, label: str, cmap: str) -> None:
+    latitude, longitude = (np.deg2rad(degrees) for degrees in _map_grid())
+    limit = float(np.abs(values).max()) or 1.0
+    axes = figure.add_subplot(place, projection="mollweide")
+    image = axes.pcolormesh(
+        longitude,
+        latitude,
+        values,
+        cmap=cmap,
+        vmin=-limit,
+        vmax=limit,
+        shading="gouraud",
+        rasterized=True,
+    )
+    axes.set_title(title, pad=12)
+    axes.grid(color="black", alpha=0.15, linewidth=0.5)
+    axes.set_xticklabels([])
+    axes.tick_params(axis="y", labelsize=8, colors="0.35")
+    figure.colorbar(image, ax=axes, orientation="horizontal", shrink=0.7, aspect=30, pad=0.04, label=label)
+
+
+def _degree_plot(figure: Figure, place: Any, problem: GravityProblem, x: Any) -> None:
+    degrees, signal, error = degree_errors(problem, x)
+    axes = figure.add_subplot(place)
+    kaula = KAULA / degrees**2
+    axes.semilogy(degrees, kaula, color="0.6", linestyle="--", label=r"Kaula's rule, $10^{-5} / l^2$")
+    axes.semilogy(degrees, signal, color="tab:blue", marker="o", markersize=3.5, label="True coefficients")
+    axes.semilogy(degrees, error, color="tab:red", marker="s", markersize=3.5, label="Error of the estimate")
+    axes.set_title("Coefficients by degree")
+    axes.set_xlabel(r"Degree $l$")
+    axes.set_ylabel("RMS over orders (dimensionless)")
+    axes.margins(x=0.01)
+    axes.grid(which="major", alpha=0.3)
+    axes.legend(frameon=False)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)

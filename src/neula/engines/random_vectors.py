@@ -1,0 +1,82 @@
+"""Fixed random vectors, kept on the device: what estimates and certificates begin with.
+
+Small problems would wait for their copy to a GPU. They are bounded in number, whatever sizes a user comes
+with, and CUDA graphs, which read a vector where it was when they were recorded, keep those that they read.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+
+import torch
+
+from neula.engines.graphs import kept, records
+
+MOST, MOST_BYTES = 128, 1 << 26
+"""How many are kept, and their bytes together."""
+
+_Key = tuple[int, int, torch.dtype, torch.device, int]
+
+_lock = threading.Lock()
+_vectors: OrderedDict[_Key, torch.Tensor] = OrderedDict()
+_of_users_graphs: dict[_Key, torch.Tensor] = {}
+"""A graph that the user records reads them as long as it lives, which nobody here knows."""
+
+
+def gaussian(rows: int, columns: int, dtype: torch.dtype, device: torch.device, *, seed: int) -> torch.Tensor:
+    """Normally distributed numbers, the same for the same arguments; the user's random state stays as it is.
+
+    Parameters
+    ----------
+    rows, columns : int
+    dtype : torch.dtype
+    device : torch.device
+    seed : int
+
+    Returns
+    -------
+    Tensor, shape (rows, columns)
+        Shared: not to be written to.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from neula.engines.random_vectors import gaussian
+    >>> gaussian(3, 1, torch.float64, torch.device("cpu"), seed=1).shape
+    torch.Size([3, 1])
+    """
+    key = (rows, columns, dtype, device, seed)
+    vectors = kept(key, lambda: _found(key))
+    if vectors.is_cuda and not torch.cuda.is_current_stream_capturing():
+        # Another stream than the one it was made on may still read it when it is dropped.
+        vectors.record_stream(torch.cuda.current_stream(vectors.device))
+    elif vectors.is_cuda and not records():
+        _of_users_graphs[key] = vectors
+    return vectors
+
+
+def _found(key: _Key) -> torch.Tensor:
+    with _lock:
+        if key in _vectors:
+            _vectors.move_to_end(key)
+            return _vectors[key]
+    rows, columns, dtype, device, seed = key
+    generator = torch.Generator("cpu").manual_seed(seed)
+    vectors = torch.randn(rows, columns, generator=generator, dtype=dtype, device="cpu").to(device)
+    with _lock:
+        _vectors[key] = vectors
+        while len(_vectors) > MOST or sum(x.nbytes for x in _vectors.values()) > MOST_BYTES:
+            _vectors.popitem(last=False)
+    return vectors
+
+
+def _after_fork() -> None:
+    """In a child: another thread of the parent may have held the lock."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

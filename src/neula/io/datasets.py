@@ -1,0 +1,211 @@
+"""Real least-squares problems with known answers that ship with the package."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from importlib.resources import as_file, files
+from importlib.resources.abc import Traversable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.io
+
+from neula.errors import unknown_name
+
+SURVEYING_NAMES = ("well1033", "illc1033")
+MAX_DIGITS = 15.0
+"""The digits to which NIST certifies its coefficients: no answer counts as better."""
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class NistProblem:
+    """A linear regression with coefficients certified by NIST.
+
+    Attributes
+    ----------
+    name : str
+        Name of the data set, in lower case.
+    A : ndarray, shape (m, n), float64
+        Design matrix, each entry correctly rounded from the published decimals.
+    b : ndarray, shape (m,), float64
+        Observed response.
+    certified : ndarray, shape (n,), float64
+        Certified coefficients, in the order of the columns of ``A``.
+    residual_std : float
+        Certified residual standard deviation ``||b - A x|| / sqrt(m - n)``.
+    """
+
+    name: str
+    A: FloatArray
+    b: FloatArray
+    certified: FloatArray
+    residual_std: float
+
+
+def nist_names() -> tuple[str, ...]:
+    """Names of the NIST linear-regression data sets.
+
+    Returns
+    -------
+    tuple of str
+        Names that :func:`nist` knows, in alphabetical order.
+
+    Examples
+    --------
+    >>> len(nist_names())
+    11
+    """
+    return tuple(sorted(_certified()))
+
+
+def nist(name: str) -> NistProblem:
+    """A data set of the NIST Statistical Reference Datasets for linear regression.
+
+    Parameters
+    ----------
+    name : str
+        One of :func:`nist_names`; upper and lower case are the same.
+
+    Returns
+    -------
+    NistProblem
+
+    Raises
+    ------
+    ValueError
+        If the name is not known.
+
+    Notes
+    -----
+    Powers are formed exactly from the decimal digits and rounded once, so ``A`` is the float64 matrix nearest
+    to the certified problem. On the worst set (Filip, condition number 1.8e15) the exact solution for the
+    rounded matrix agrees with the certified one to 7.7 digits: more is luck.
+
+    References
+    ----------
+    .. [1] NIST Statistical Reference Datasets, https://www.itl.nist.gov/div898/strd/lls/lls.shtml
+
+    Examples
+    --------
+    >>> problem = nist("filip")
+    >>> problem.A.shape, problem.certified.shape
+    ((82, 11), (11,))
+    """
+    known = _certified()
+    key = str(name).lower()
+    if key not in known:
+        raise unknown_name("NIST data set", name, nist_names())
+    entry = known[key]
+    response, predictors = _read_decimals(_data() / "nist_strd" / f"{key}.csv")
+    return NistProblem(
+        name=key,
+        A=np.array([[float(v) for v in _model_row(entry, x)] for x in predictors]),
+        b=np.array([float(y) for y in response]),
+        certified=np.array(entry["beta"], dtype=np.float64),
+        residual_std=float(entry["rsd"]),
+    )
+
+
+def surveying(name: str) -> tuple[FloatArray, FloatArray]:
+    """A surveying problem of Paige and Saunders, as a dense matrix.
+
+    Parameters
+    ----------
+    name : {'well1033', 'illc1033'}
+        The well-conditioned problem (condition number 166) or the ill-conditioned one (1.9e4).
+
+    Returns
+    -------
+    A : ndarray, shape (1033, 320), float64
+    b : ndarray, shape (1033,), float64
+
+    Raises
+    ------
+    ValueError
+        If the name is not known.
+
+    References
+    ----------
+    .. [1] C. C. Paige and M. A. Saunders, "LSQR: An algorithm for sparse linear equations and sparse least
+       squares", ACM Trans. Math. Software 8 (1982) 43-71.
+
+    Examples
+    --------
+    >>> A, b = surveying("well1033")
+    >>> A.shape, b.shape
+    ((1033, 320), (1033,))
+    """
+    key = str(name).lower()
+    if key not in SURVEYING_NAMES:
+        raise unknown_name("surveying problem", name, SURVEYING_NAMES)
+    folder = _data() / "lsq"
+    A = _read_matrix_market(folder / f"{key}.mtx.gz").toarray()
+    b = _read_matrix_market(folder / f"{key}_rhs1.mtx.gz").ravel()
+    return A, b
+
+
+def log_relative_error(x: npt.ArrayLike, certified: npt.ArrayLike) -> float:
+    """Correct decimal digits of the worst coefficient: NIST's log relative error (LRE).
+
+    Parameters
+    ----------
+    x, certified : array_like, shape (n,)
+        Computed and certified coefficients. Where a certified one is zero, the absolute error counts.
+
+    Returns
+    -------
+    float
+        ``min(-log10(|x - c| / |c|))``, between 0 (also for NaN) and 15, the digits that are certified.
+
+    Raises
+    ------
+    ValueError
+        If the shapes differ.
+
+    Examples
+    --------
+    >>> round(log_relative_error([1.001, 2.0], [1.0, 2.0]), 3)
+    3.0
+    """
+    computed, exact = np.asarray(x, dtype=np.float64), np.asarray(certified, dtype=np.float64)
+    if computed.shape != exact.shape:
+        raise ValueError(f"x has shape {computed.shape}, the certified coefficients {exact.shape}")
+    worst = float(np.max(np.abs(computed - exact) / np.where(exact == 0, 1.0, np.abs(exact))))
+    if np.isnan(worst):
+        return 0.0
+    # Inside 1e-15 .. 1, where the logarithm needs no care.
+    return float(-np.log10(np.clip(worst, 10**-MAX_DIGITS, 1.0)))
+
+
+def _data() -> Traversable:
+    return files("neula") / "io" / "data"
+
+
+@cache
+def _certified() -> dict[str, dict[str, Any]]:
+    return json.loads((_data() / "nist_strd" / "certified.json").read_text(encoding="utf-8"))
+
+
+def _read_decimals(path: Traversable) -> tuple[list[Fraction], list[list[Fraction]]]:
+    rows = csv.reader(path.read_text(encoding="utf-8").splitlines()[1:])
+    numbers = [[Fraction(text) for text in row] for row in rows]
+    return [row[0] for row in numbers], [row[1:] for row in numbers]
+
+
+def _model_row(entry: dict[str, Any], x: Sequence[Fraction]) -> list[Fraction]:
+    if entry["model"] == "polynomial":
+        return [x[0] ** k for k in range(entry["degree"] + 1)]
+    return [Fraction(1), *x] if entry["model"] == "linear with intercept" else list(x)
+
+
+def _read_matrix_market(path: Traversable) -> Any:
+    with as_file(path) as file:
+        return scipy.io.mmread(file)

@@ -1,0 +1,53 @@
+"""Errors of factorizations and products in double precision, and how they grow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from neula.papers.data import Row
+
+BLOCK_ELEMENTS = 1 << 26
+"""Of the blocks of rows that are converted to double precision: half a gigabyte, however tall the matrix."""
+
+
+def backward_error(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> float:
+    """``||A - QR||_F / ||A||_F``."""
+    r, norms = r.double(), []
+    for x, y in zip(_rows(a), _rows(q), strict=True):
+        exact = x.double()
+        norms.append(torch.stack([_norm(exact - y.double() @ r), _norm(exact)]))
+    error, size = torch.stack(norms).norm(dim=0)
+    return float(error / size)
+
+
+def orthogonality_defect(q: torch.Tensor) -> torch.Tensor:
+    """``Q^T Q - I``."""
+    defect = -torch.eye(q.shape[1], dtype=torch.float64, device=q.device)
+    for block in _rows(q):
+        exact = block.double()
+        defect += exact.T @ exact
+    return defect
+
+
+def product_error(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> float:
+    """``||C - A B||_F / ||A B||_F``."""
+    exact = a.double() @ b.double()
+    return float(_norm(c - exact) / _norm(exact))
+
+
+def growth(rows: Sequence[Row], quantity: str, against: str) -> float:
+    """Exponent p of the power law ``against^p`` that fits a quantity best."""
+    x, y = ([math.log(row[name]) for row in rows] for name in (against, quantity))
+    return float(np.polyfit(x, y, 1)[0])
+
+
+def _norm(x: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.matrix_norm(x)
+
+
+def _rows(a: torch.Tensor) -> Sequence[torch.Tensor]:
+    return a.split(max(1, BLOCK_ELEMENTS // a.shape[1]))

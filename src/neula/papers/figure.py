@@ -1,0 +1,166 @@
+"""A figure of a paper: what to measure, how to draw it, what the paper claims about it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from neula.engines import FP32, CudaEngine, EmulatedEngine, Engine, select_engine
+from neula.papers.data import Row, Rows
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
+
+T = TypeVar("T")
+
+
+class Scale(StrEnum):
+    """How large the matrices of an experiment are."""
+
+    small = "small"
+    paper = "paper"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a claim holds in the data, and the numbers that say so."""
+
+    holds: bool
+    measured: str
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement of the paper and the test that it is put to."""
+
+    text: str
+    judge: Callable[[Rows], Verdict]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure or table.
+
+    Attributes
+    ----------
+    name : str
+        What the command line calls it.
+    title : str
+        A heading.
+    shows : str
+        What is measured and how, in a sentence or two.
+    scaled_down : str
+        What ``--scale small`` changes.
+    measure : callable
+        Yields the rows of data.
+    draw : callable
+        Draws rows on a canvas; None for a table.
+    claims : tuple of Claim
+    width, height : float
+        Of the canvas, in inches.
+    emulated_times : bool
+        Whether times are taken with the engine of accuracy, which is emulated on a CPU.
+    """
+
+    name: str
+    title: str
+    shows: str
+    scaled_down: str
+    measure: Callable[[Setting], Iterator[Row]]
+    draw: Callable[[Rows, Canvas], None] | None
+    claims: tuple[Claim, ...]
+    width: float = 8.0
+    height: float = 5.0
+    emulated_times: bool = False
+
+
+@dataclass
+class Setting:
+    """Where and how large an experiment runs.
+
+    Attributes
+    ----------
+    scale : Scale
+        ``small`` for two cores of a CPU and a minute, ``paper`` for a GPU.
+    report : callable
+        Told the step and the part that is done.
+    notes : list of str
+        What the reader of the data should know: what was left out, and why.
+    matrices : Path, optional
+        Folder with matrices of the paper that the user has.
+    """
+
+    scale: Scale
+    report: Callable[[str, float], None] = lambda step, fraction: None
+    notes: list[str] = field(default_factory=list)
+    matrices: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.scale is Scale.small and self.speed.format is FP32:
+            self.notes.append("this CPU has no format that is faster than fp32: low is fp32")
+        if self.scale is Scale.paper and not torch.cuda.is_available():
+            raise ValueError("scale 'paper' needs an NVIDIA GPU that torch sees: take scale 'small' on a CPU")
+
+    @property
+    def device(self) -> torch.device:
+        """Where the matrices live."""
+        if self.scale is Scale.small:
+            return torch.device("cpu")
+        return torch.device("cuda", torch.cuda.current_device())
+
+    @property
+    def numerics(self) -> Engine:
+        """The engine of experiments about accuracy: tensor cores, or their emulation, in fp16."""
+        return EmulatedEngine("cpu", "fp16") if self.scale is Scale.small else CudaEngine(self.device, "fp16")
+
+    @property
+    def speed(self) -> Engine:
+        """The engine of experiments about time, in its cheapest format."""
+        return select_engine("auto", self.device)
+
+    def pick(self, *, small: T, paper: T) -> T:
+        """The choice for this scale."""
+        return small if self.scale is Scale.small else paper
+
+    def shape(
+        self, *, small: tuple[int, int], paper: tuple[int, int], bytes_an_entry: int
+    ) -> tuple[int, int]:
+        """The shape for this scale, halved until there is memory for it; that it was is noted."""
+        m, n = wanted = self.pick(small=small, paper=paper)
+        while bytes_an_entry * m * n > self._free():
+            m, n = m // 2, n // 2
+        if (m, n) != wanted:
+            self.notes.append(
+                f"{m} x {n} instead of {wanted[0]} x {wanted[1]}, for which memory is too small"
+            )
+        return m, n
+
+    def _free(self) -> float:
+        """Bytes that are free on the GPU; no limit on a CPU, where matrices are small."""
+        if self.device.type == "cpu":
+            return math.inf
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return free + torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+
+    def fitting(self, shapes: Iterable[tuple[int, int]], bytes_an_entry: int) -> list[tuple[int, int]]:
+        """Shapes for which there is memory; the others are noted."""
+        shapes, free = list(shapes), self._free()
+        fit = [(m, n) for m, n in shapes if bytes_an_entry * m * n <= free]
+        for m, n in shapes:
+            if (m, n) not in fit:
+                self.notes.append(
+                    f"{m} x {n} left out: {bytes_an_entry * m * n / 1e9:.0f} GB needed, {free / 1e9:.0f} free"
+                )
+        return fit
+
+    def track(self, cases: Sequence[T], describe: Callable[[T], str] = str) -> Iterator[T]:
+        """Go through the cases and report how far it is."""
+        for done, case in enumerate(cases):
+            self.report(describe(case), done / len(cases))
+            yield case

@@ -1,0 +1,31 @@
+"""The figures and tables of the paper on LU factorization with tensor cores.
+
+Lopez, Mary, "Mixed Precision LU Factorization on GPU Tensor Cores: Reducing Data Movement and Memory
+Footprint", Int. J. High Perform. Comput. Appl., 2022 (https://hal.science/hal-02937325).
+"""
+
+from neula.papers.lu.accuracy import FIGURE_1, FIGURE_2, FIGURE_3, FIGURE_4, FIGURE_5
+from neula.papers.lu.bounds import TABLE_1, TABLE_2
+from neula.papers.lu.iterations import ITERATIONS
+from neula.papers.lu.performance import FIGURE_6
+from neula.papers.lu.suitesparse import TABLE_3
+from neula.papers.reproduce import Paper
+
+LU_PAPER = Paper(
+    title="LU factorization on tensor cores: the paper's figures, measured again",
+    source='F. Lopez, T. Mary, "Mixed Precision LU Factorization on GPU Tensor Cores: Reducing Data Movement '
+    'and Memory Footprint", 2022 ([HAL](https://hal.science/hal-02937325))',
+    command="lu-paper",
+    figures=(
+        FIGURE_1,
+        TABLE_1,
+        FIGURE_2,
+        FIGURE_3,
+        TABLE_2,
+        FIGURE_4,
+        FIGURE_5,
+        TABLE_3,
+        FIGURE_6,
+        ITERATIONS,
+    ),
+)

@@ -1,0 +1,329 @@
+"""Figures 1 to 5: errors against n, beside rates, for diagonally dominant matrices and for tunable ones."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from neula.engines import BF16, EmulatedEngine
+from neula.io.matrices import no_pivoting_matrix
+from neula.papers.data import Row, Rows
+from neula.papers.drawing import lines, log_log
+from neula.papers.figure import Claim, Figure, Setting, Verdict
+from neula.papers.lu.algorithms import (
+    ALGORITHMS,
+    BUFFERED,
+    COMPARED,
+    DOUBLY_LOW,
+    DOUBLY_WIDE,
+    EMULATED,
+    EMULATED_UP_TO,
+    HALF,
+    INNER_PANEL,
+    PANEL,
+    SINGLE,
+    STANDARD,
+    UNIT,
+    WIDE_PANELS,
+    accuracy_row,
+    units,
+)
+from neula.papers.lu.performance import SERIES, dominant, draw_rates, faster, times
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
+
+BYTES = 60
+"""Memory of an entry: A, which is made in float64, the factors, L and U, and blocks of them in float64."""
+STANDARD_UP_TO = 1024
+"""Orders up to which rounding after every product is emulated on a CPU, in seconds."""
+CONDITION = 1e3
+"""Of the matrices of Figure 5."""
+COARSER = (HALF, BUFFERED)
+"""Algorithms that are compared in bf16, too."""
+AS_GOOD = 3.0
+"""How many times the error of another algorithm counts as the same."""
+TIE = 1.01
+"""Errors that both come from the panels are equal but for the last digits."""
+ORDER = ((SINGLE,), (WIDE_PANELS, DOUBLY_WIDE), (BUFFERED, DOUBLY_LOW), (HALF,))
+
+
+def measure_dominant(setting: Setting, orders: Sequence[int] | None = None) -> Iterator[Row]:
+    """Errors of all algorithms on HPL-AI matrices, and times in rows of their own."""
+    for n in _tracked(setting, orders):
+        a = dominant(setting, n)
+        for name in ALGORITHMS:
+            yield from _errors_on_units(a, name, setting)
+        if _is_cheap(n, HALF, setting):
+            coarser = EmulatedEngine(setting.device, BF16)
+            yield from (accuracy_row(a, name, EMULATED, coarser) for name in COARSER)
+        yield from times(a, [name for name in ALGORITHMS if name != STANDARD], setting)
+
+
+def measure_tunable(setting: Setting, orders: Sequence[int] | None = None) -> Iterator[Row]:
+    """Errors of the algorithms of section 6 on the matrices of Fasi and Higham."""
+    for n in _tracked(setting, orders):
+        a = no_pivoting_matrix(n, CONDITION, dtype=torch.float32, device=setting.device)
+        for name in COMPARED:
+            yield from _errors_on_units(a, name, setting)
+
+
+def _tracked(setting: Setting, orders: Sequence[int] | None) -> Iterator[int]:
+    sizes = orders or setting.pick(small=(512, 1024, 1536, 2048), paper=[2**k for k in range(10, 16)])
+    shapes = setting.fitting([(n, n) for n in sizes], BYTES)
+    return (n for n, _ in setting.track(shapes, lambda shape: f"n = {shape[0]}"))
+
+
+def _errors_on_units(a: torch.Tensor, name: str, setting: Setting) -> Iterator[Row]:
+    """On tensor cores and emulated, as far as the latter is cheap; without a unit there is only emulation."""
+    for unit, engine in units(setting).items():
+        if _is_cheap(len(a), name, setting) if unit == EMULATED else name != STANDARD:
+            yield accuracy_row(a, name, unit, engine)
+
+
+def _is_cheap(n: int, name: str, setting: Setting) -> bool:
+    """Whether the emulation takes seconds."""
+    limit = setting.pick(small=STANDARD_UP_TO if name == STANDARD else EMULATED_UP_TO, paper=EMULATED_UP_TO)
+    return n <= limit
+
+
+# --- drawing ----------------------------------------------------------------------------------------------
+
+
+def _draw_with_rates(names: Sequence[str], rows: Rows, canvas: Canvas) -> None:
+    """Errors with their bounds on the left, rates on the right."""
+    left, right = canvas.subplots(1, 2)
+    _draw_errors(left, rows, names)
+    draw_rates(right, rows, [name for name in names if name != STANDARD])
+    handles = dict(zip(*reversed(left.get_legend_handles_labels()), strict=True))
+    handles |= dict(zip(*reversed(right.get_legend_handles_labels()), strict=True))
+    canvas.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=6, fontsize=10)
+
+
+def _draw_tunable(rows: Rows, canvas: Canvas) -> None:
+    axes = canvas.subplots()
+    _draw_errors(axes, rows, COMPARED)
+    canvas.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=10)
+
+
+def _draw_errors(axes: Axes, rows: Rows, names: Sequence[str]) -> None:
+    """Solid on the unit, dotted where that is emulated besides, dashed the bound of the theorem."""
+    found = {name: _errors(rows, name) for name in names}
+    measured = Rows(row for part in found.values() for row in part)
+    lines(axes, measured, "n", "error", "algorithm", SERIES)
+    for name, part in found.items():
+        color = f"C{SERIES.index(name)}"
+        axes.plot(part.column("n"), part.column("bound"), "--", color=color, linewidth=1)
+        emulated = _errors(rows, name, emulated=True)
+        if emulated != part:
+            axes.plot(emulated.column("n"), emulated.numbers("error"), ":", color=color)
+    axes.plot([], [], "--", color="gray", linewidth=1, label="bound")
+    log_log(axes, "n", "componentwise backward error", "error")
+    axes.set_xscale("log", base=2)
+
+
+# --- claims -----------------------------------------------------------------------------------------------
+
+
+def _errors(rows: Rows, name: str, *, format: str = "fp16", emulated: bool = False) -> Rows:
+    """Rows with the errors of an algorithm on the unit; where it was only emulated, or by request, those."""
+    part = rows.where(algorithm=name, format=format)
+    return (not emulated and part.where(unit=UNIT)) or part.where(unit=EMULATED)
+
+
+def _by_order(rows: Rows) -> dict[int, float]:
+    """Errors by n; NaN where there was no finite one."""
+    return dict(zip(rows.column("n"), rows.numbers("error"), strict=True))
+
+
+def _times_worse(
+    text: str,
+    name: str,
+    peer: str,
+    *,
+    least: float = 0.0,
+    most: float = math.inf,
+    format: str = "fp16",
+    emulated: bool = False,
+) -> Claim:
+    """The claim that the error of an algorithm is so many times that of another one, for the largest n."""
+
+    def judge(rows: Rows) -> Verdict:
+        ours, theirs = (_by_order(_errors(rows, x, format=format, emulated=emulated)) for x in (name, peer))
+        ratios = {n: ours[n] / theirs[n] for n in ours if n in theirs}
+        n = max(ratios)
+        wanted = f"at least {least:g}" if most == math.inf else f"{least:.2g} to {most:g}"
+        smallest, largest = (_short(find(ratios.values())) for find in (min, max))
+        first, second = (x.replace("fp16", format) for x in (name, peer))
+        return Verdict(
+            least <= ratios[n] <= most,
+            f"{first} {ours[n]:.1e}, {second} {theirs[n]:.1e} at n = {n}: {_short(ratios[n])} times "
+            f"(to hold, {wanted}); {smallest} to {largest} for all n",
+        )
+
+    return Claim(text, judge)
+
+
+def _short(ratio: float) -> str:
+    return f"{ratio:.0f}" if ratio >= 10 else f"{ratio:.2g}"
+
+
+def _bounded(names: Sequence[str]) -> Claim:
+    """The claim that no error exceeds its bound, on any unit and in any format."""
+
+    def judge(rows: Rows) -> Verdict:
+        shares = {}
+        for name in names:
+            measured = Rows(row for row in rows.where(algorithm=name) if "bound" in row)
+            # NumPy's maximum of NaN and anything is NaN, which holds no bound.
+            shares[name] = float(np.divide(measured.numbers("error"), measured.column("bound")).max())
+        told = ", ".join(f"{name} {share:.2g}" for name, share in shares.items())
+        return Verdict(all(share <= 1.0 for share in shares.values()), f"at most so much of them: {told}")
+
+    return Claim("errors are below the bounds of the theorems", judge)
+
+
+def _ordered(rows: Rows) -> Verdict:
+    """At the largest n; equal errors count as ordered."""
+    found = {name: _by_order(_errors(rows, name)) for group in ORDER for name in group}
+    largest = max(found[SINGLE])
+    groups = [[found[name][largest] for name in group] for group in ORDER]
+    holds = all(max(low) <= TIE * min(high) for low, high in itertools.pairwise(groups))
+    told = ", ".join(f"{name} {by_order[largest]:.1e}" for name, by_order in found.items())
+    return Verdict(holds, f"at n = {largest}: {told}")
+
+
+SHOWN = (
+    "Left: componentwise backward error (formula 2.2) of the solution of `A x = b`, b = A times ones, "
+    f"substituted in fp32; A as in HPL-AI, no pivoting, panels of {PANEL} columns and {INNER_PANEL} inside. "
+    "Dashed: what the theorem allows, with the rounding of A and the substitutions. Dotted: tensor cores "
+    "emulated, where there are real ones: a library rounds an fp16 matrix once a product, the emulation "
+    "after every few sums, as the paper has it. 2.1 is always emulated, since its arithmetic is fp16 without "
+    "tensor cores. Not drawn: 3.1 and 4.1 in bf16, emulated. Right: TFLOP/s of `neula.lu_factor` with the "
+    "panels that suit the engine, and of the library's LU in fp32."
+)
+SCALED_DOWN = (
+    "n from 512 to 2048 instead of 1024 to 32768, tensor cores emulated; times with this CPU's low format "
+    "instead of fp16"
+)
+
+
+def _figure(number: int, title: str, names: tuple[str, ...], *claims: Claim) -> Figure:
+    return Figure(
+        name=f"figure{number}",
+        title=f"Figure {number}: {title}",
+        shows=SHOWN,
+        scaled_down=SCALED_DOWN,
+        measure=measure_dominant,
+        draw=partial(_draw_with_rates, names),
+        claims=(*claims, _bounded(names)),
+        width=12,
+        height=5.5,
+    )
+
+
+FIGURE_1 = _figure(
+    1,
+    "what storing the matrix in fp16 costs Algorithm 3.1",
+    (STANDARD, HALF, SINGLE),
+    _times_worse(
+        "stored in fp16, Algorithm 3.1 errs about two orders of magnitude more", HALF, SINGLE, least=30.0
+    ),
+    _times_worse(
+        "stored in fp16, it errs as much as Algorithm 2.1 in plain fp16",
+        HALF,
+        STANDARD,
+        least=1 / AS_GOOD,
+        most=AS_GOOD,
+        emulated=True,
+    ),
+)
+FIGURE_2 = _figure(
+    2,
+    "Algorithm 4.1, left-looking with an fp32 buffer",
+    (HALF, SINGLE, BUFFERED),
+    _times_worse(
+        "4.1 errs about an order of magnitude less than 3.1 with an fp16 matrix", HALF, BUFFERED, least=3.0
+    ),
+    _times_worse(
+        "4.1 errs about an order of magnitude more than 3.1 with an fp32 matrix", BUFFERED, SINGLE, least=3.0
+    ),
+    _times_worse(
+        "(neula) in bf16, which is eight times as coarse, 4.1 is ahead of 3.1 at an eighth of the order",
+        HALF,
+        BUFFERED,
+        least=1.5,
+        format="bf16",
+    ),
+    faster("4.1 is faster than 3.1, with either matrix (46, 40 and 26 TFLOP/s)", BUFFERED, HALF, SINGLE),
+)
+FIGURE_3 = _figure(
+    3,
+    "Algorithm 5.1, panels in fp32",
+    (HALF, SINGLE, BUFFERED, WIDE_PANELS),
+    _times_worse("5.1 is more accurate than 4.1", BUFFERED, WIDE_PANELS, least=1.5),
+    _times_worse(
+        "5.1 errs about three times as much as 3.1 with an fp32 matrix",
+        WIDE_PANELS,
+        SINGLE,
+        least=1.0,
+        most=10.0,
+    ),
+    faster("panels in fp32 cost up to 20% of the speed: 4.1 is faster than 5.1", BUFFERED, WIDE_PANELS),
+)
+FIGURE_4 = _figure(
+    4,
+    "Algorithm 5.2, panels that are partitioned again",
+    (HALF, SINGLE, DOUBLY_LOW, DOUBLY_WIDE),
+    Claim("errors in order: 3.1 fp32, then 5.1 and 5.2/5.1, then 4.1 and 5.2/4.1, then 3.1 fp16", _ordered),
+    _times_worse("5.2/5.1 errs as 5.1 does", DOUBLY_WIDE, WIDE_PANELS, least=1 / AS_GOOD, most=AS_GOOD),
+    _times_worse(
+        "5.2/4.1 errs as 4.1 does, though its bound is r/s times smaller",
+        DOUBLY_LOW,
+        BUFFERED,
+        least=1 / AS_GOOD,
+        most=AS_GOOD,
+    ),
+    _times_worse(
+        "3.1 with an fp16 matrix errs at least five times as much as 5.2/5.1", HALF, DOUBLY_WIDE, least=5.0
+    ),
+    faster("5.2/5.1 is faster than 5.1 (47 and 43 TFLOP/s)", DOUBLY_WIDE, WIDE_PANELS),
+    faster(
+        "5.2/5.1 is almost twice as fast as 3.1 with an fp32 matrix (47 and 26)",
+        DOUBLY_WIDE,
+        SINGLE,
+        least=1.5,
+    ),
+    faster(
+        "5.2/4.1 is the fastest of all (56)",
+        DOUBLY_LOW,
+        *(name for name in ALGORITHMS if name not in (STANDARD, DOUBLY_LOW)),
+    ),
+)
+FIGURE_5 = Figure(
+    name="figure5",
+    title="Figure 5: matrices of Fasi and Higham with condition 1e3",
+    shows="Componentwise backward error (formula 2.2) as in Figures 1 to 4, for dense matrices that need no "
+    "pivoting and have condition number 1e3 in the infinity norm. Dashed: what the theorem allows. Dotted: "
+    "tensor cores emulated, where there are real ones.",
+    scaled_down="n from 512 to 2048 instead of 1024 to 32768, tensor cores emulated",
+    measure=measure_tunable,
+    draw=_draw_tunable,
+    claims=(
+        _times_worse(
+            "3.1 with an fp16 matrix errs much more than with an fp32 one", HALF, SINGLE, least=10.0
+        ),
+        _times_worse("5.2/4.1 errs less than 3.1 with an fp16 matrix", HALF, DOUBLY_LOW, least=1.5),
+        _times_worse("5.2/5.1 errs less than 5.2/4.1", DOUBLY_LOW, DOUBLY_WIDE, least=1.1),
+        _bounded(COMPARED),
+    ),
+    width=8.5,
+    height=5,
+)

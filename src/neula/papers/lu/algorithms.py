@@ -1,0 +1,146 @@
+"""The paper's algorithms by the names that the figures give them, and how one is run and judged."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+import neula
+from neula.algorithms.elimination.lu import VARIANTS
+from neula.certificates.accuracy import componentwise_backward_error, lu_bound
+from neula.engines import FP16, FP32, EmulatedEngine, Engine, Format
+from neula.papers.data import Row
+from neula.papers.figure import Setting
+from neula.pipeline.result import LUFactors
+
+ALGORITHMS = STANDARD, HALF, SINGLE, BUFFERED, WIDE_PANELS, DOUBLY_LOW, DOUBLY_WIDE = (
+    "2.1 fp16",
+    "3.1 fp16",
+    "3.1 fp32",
+    "4.1",
+    "5.1",
+    "5.2/4.1",
+    "5.2/5.1",
+)
+"""The number in the paper, for Algorithm 5.2 with that of its panels, and the format of the matrix where
+there is a choice. Where times are taken in another low format, it takes the place of fp16."""
+COMPARED = (SINGLE, HALF, DOUBLY_LOW, DOUBLY_WIDE)
+"""Those of the paper's section 6."""
+
+PANEL, INNER_PANEL = 256, 8
+"""The paper's widths r and s."""
+
+UNIT, EMULATED = "tensor cores", "emulated"
+EMULATED_UP_TO = 4096
+"""Orders up to which rounding after every few products is emulated on a GPU, in seconds."""
+
+
+@dataclass(frozen=True)
+class Widths:
+    """Widths r and s of the panels; None for what suits the engine."""
+
+    panel: int | None = None
+    inner_panel: int | None = None
+
+
+PAPERS = Widths(PANEL, INNER_PANEL)
+
+
+def units(setting: Setting) -> dict[str, Engine]:
+    """What rounds: tensor cores and their emulation, or the latter alone where there are none."""
+    if setting.numerics.name == EmulatedEngine.name:
+        return {EMULATED: setting.numerics}
+    return {UNIT: setting.numerics, EMULATED: EmulatedEngine(setting.device, FP16)}
+
+
+def variant_of(name: str) -> str:
+    """The name that ``neula.lu_factor`` has for an algorithm."""
+    return name.split()[0]
+
+
+def factorize(
+    a: torch.Tensor, name: str, engine: Engine, widths: Widths = PAPERS, pivot: str = "none"
+) -> LUFactors | None:
+    """Factorize by one of :data:`ALGORITHMS`; None where a pivot vanishes or the format overflows."""
+    variant = variant_of(name)
+    try:
+        return neula.lu_factor(
+            a,
+            variant,
+            panel=widths.panel,
+            inner_panel=widths.inner_panel if VARIANTS[variant].partitioned else None,
+            pivot=pivot,
+            storage=_storage(name, engine.format).name,
+            engine=engine,
+            keep_a=False,  # solutions are to show the factors, unrefined
+        )
+    except (np.linalg.LinAlgError, OverflowError):
+        return None
+
+
+def solution_error(a: torch.Tensor, factors: LUFactors | None, x: torch.Tensor | None = None) -> float:
+    """Formula 2.2: componentwise backward error of a solution by substitution in float32.
+
+    Parameters
+    ----------
+    a : Tensor, shape (n, n)
+        float32.
+    factors : LUFactors or None
+        Of ``a``, without interchanges; the error of what could not be factorized is NaN.
+    x : Tensor, shape (n,), optional
+        The exact solution, float64; ones by default, as in the paper.
+    """
+    if factors is None:
+        return math.nan
+    ones = torch.ones(len(a), dtype=torch.float64, device=a.device)
+    b = _times(a, ones if x is None else x).float()
+    try:
+        solution = neula.lu_solve(factors, b)
+    except OverflowError:
+        return math.nan
+    return componentwise_backward_error(a, solution[:, None], b[:, None], factors.L, factors.U)
+
+
+def solution_bound(name: str, n: int, low: Format = FP16) -> float:
+    """What the theorems allow for formula 2.2, with the paper's panels.
+
+    To the constant of Table 1 or 2 come the rounding of A to the low format, and substitution in float32:
+    ``gamma_n`` for each factor (Higham, "Accuracy and Stability of Numerical Algorithms", theorem 8.5).
+    """
+    storage = _storage(name, low)
+    rounding = 0.0 if storage is FP32 else low.u
+    return constant(name, n, low) + rounding + 2 * n * FP32.u / (1 - n * FP32.u)
+
+
+def constant(name: str, n: int, low: Format = FP16) -> float:
+    """The constant of Table 1 or 2, with the paper's panels."""
+    storage = _storage(name, low)
+    return lu_bound(
+        variant_of(name), n, panel=min(PANEL, n), inner_panel=INNER_PANEL, low=low, storage=storage
+    )
+
+
+def accuracy_row(a: torch.Tensor, name: str, unit: str, engine: Engine) -> Row:
+    """One algorithm on one matrix: its error and what bounds it."""
+    n = len(a)
+    return {
+        "n": n,
+        "algorithm": name,
+        "unit": unit,
+        "format": engine.format.name,
+        "error": solution_error(a, factorize(a, name, engine)),
+        "bound": solution_bound(name, n, engine.format),
+    }
+
+
+def _storage(name: str, low: Format) -> Format:
+    """Format of the matrix."""
+    return FP32 if name == SINGLE else low
+
+
+def _times(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """``A x`` in float64, whose copy of A is made in blocks of rows."""
+    return torch.cat([block.double() @ x for block in a.split(max(1, (1 << 26) // len(a)))])

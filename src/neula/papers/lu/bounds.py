@@ -1,0 +1,222 @@
+"""Tables 1 and 2: the constants of the error bounds and the storage, beside what is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from neula.engines import FP16, FP32, Engine
+from neula.papers.data import Row, Rows
+from neula.papers.figure import Claim, Figure, Setting, Verdict
+from neula.papers.lu.algorithms import (
+    BUFFERED,
+    DOUBLY_LOW,
+    DOUBLY_WIDE,
+    HALF,
+    INNER_PANEL,
+    PANEL,
+    SINGLE,
+    WIDE_PANELS,
+    constant,
+    factorize,
+)
+from neula.papers.lu.performance import dominant
+from neula.pipeline.result import LUFactors
+
+BYTES = 80
+"""Memory of an entry: L, U, their product and its bound in float64."""
+LOST = 2.0**-25
+"""Largest error of an element that is below the normal range of fp16: half of its smallest number."""
+AS_GOOD = 3.0
+"""How many times the error of another algorithm counts as the same."""
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A row of Table 2: ``f = c u16 + n u32`` for panels by an algorithm.
+
+    Attributes
+    ----------
+    panels : str
+        The algorithm that factorizes the panels.
+    same_as : str or None
+        What neula calls Algorithm 5.2 with these panels; None for what it does not have.
+    formula : str
+        The paper's.
+    coefficient : float
+        c, for the paper's widths.
+    """
+
+    panels: str
+    same_as: str | None
+    formula: str
+    coefficient: float
+
+
+CONSTANTS = (
+    Constant("2.1 fp16", BUFFERED, "r u16 + n u32", PANEL),
+    Constant("2.1 fp32", WIDE_PANELS, "2 u16 + n u32", 2),
+    Constant("3.1 fp16", None, "r u16 / 4 + n u32", PANEL / 4),
+    Constant("3.1 fp32", None, "2 u16 + n u32", 2),
+    Constant("4.1", DOUBLY_LOW, "s u16 + n u32", INNER_PANEL),
+    Constant("5.1", DOUBLY_WIDE, "2 u16 + n u32", 2),
+)
+STORAGE = {
+    SINGLE: ("n^2", "2 u16 + n u32"),
+    HALF: ("0", "n u16 / 4"),
+    BUFFERED: ("n r", "u16 + max(n u32, r u16)"),
+}
+"""Table 1: numbers in fp32 that are stored, and the constant."""
+
+
+def measure_storage(setting: Setting, order: int | None = None) -> Iterator[Row]:
+    """Table 1."""
+    a = _matrix(setting, order)
+    n = len(a)
+    for name, (entries, formula) in setting.track(list(STORAGE.items()), lambda item: item[0]):
+        factors, peak = _with_peak(a, name, setting.numerics)
+        yield {
+            "algorithm": name,
+            "n": n,
+            "fp32 entries": entries,
+            "MB of factors": 1e-6 * factors.storage_bytes,
+            "MB at most": peak,
+            "f": formula,
+            "f in u16": constant(name, n) / FP16.u,
+            "measured in u16": factorization_error(a, factors) / FP16.u,
+        }
+
+
+def measure_panels(setting: Setting, order: int | None = None) -> Iterator[Row]:
+    """Table 2."""
+    a = _matrix(setting, order)
+    n = len(a)
+    for row in setting.track(CONSTANTS, lambda row: f"panels by {row.panels}"):
+        measured = None
+        if row.same_as is not None:
+            factors, _ = _with_peak(a, row.same_as, setting.numerics)
+            measured = factorization_error(a, factors) / FP16.u
+        yield {
+            "panels by": row.panels,
+            "measured as": row.same_as,
+            "n": n,
+            "f": row.formula,
+            "f in u16": row.coefficient + n * FP32.u / FP16.u,
+            "measured in u16": measured,
+        }
+
+
+def _matrix(setting: Setting, order: int | None) -> torch.Tensor:
+    n = order or setting.shape(small=(1024, 1024), paper=(8192, 8192), bytes_an_entry=BYTES)[0]
+    return dominant(setting, n)
+
+
+def _with_peak(a: torch.Tensor, name: str, engine: Engine) -> tuple[LUFactors, float | None]:
+    """Factors, and on a GPU the megabytes that were allocated for them and on the way to them."""
+    if not a.is_cuda:
+        return _factors(a, name, engine), None
+    _factors(a, name, engine)  # cuBLAS allocates its workspace
+    before = torch.cuda.memory_allocated(a.device)
+    torch.cuda.reset_peak_memory_stats(a.device)
+    factors = _factors(a, name, engine)
+    return factors, 1e-6 * (torch.cuda.max_memory_allocated(a.device) - before)
+
+
+def _factors(a: torch.Tensor, name: str, engine: Engine) -> LUFactors:
+    factors = factorize(a, name, engine)
+    assert factors is not None, "diagonally dominant"
+    return factors
+
+
+def factorization_error(a: torch.Tensor, factors: LUFactors) -> float:
+    """Largest element of ``|A - L U|`` relative to ``|A| + |L| |U|``, in float64.
+
+    The paper's analysis knows no underflow. Elements of L that are below the normal range of fp16, as HPL-AI
+    matrices have many, may lose up to 2^-25 each: what this explains is subtracted.
+    """
+    exact, lower, upper = a.double(), factors.L.double(), factors.U.double()
+    error = (lower @ upper - exact).abs() - LOST * upper.abs().sum(0)
+    size = exact.abs() + lower.abs() @ upper.abs()
+    return float(torch.where(error > 0, error / size, 0.0).max())
+
+
+# --- claims -----------------------------------------------------------------------------------------------
+
+
+def _within(rows: Rows) -> Verdict:
+    """The constant, and a unit roundoff for the rounding of A."""
+    measured = [row for row in rows if row["f"] and row.get("measured as", "") is not None]
+    parts = {
+        str(row.get("panels by", row.get("algorithm"))): (row["measured in u16"], row["f in u16"] + 1)
+        for row in measured
+    }
+    told = ", ".join(
+        f"{name} {'not finite' if error is None else f'{error:.2g}'} of {allowed:.3g}"
+        for name, (error, allowed) in parts.items()
+    )
+    holds = all(error is not None and error <= allowed for error, allowed in parts.values())
+    return Verdict(holds, f"in u16, with one for the rounding of A: {told}")
+
+
+def _half_the_memory(rows: Rows) -> Verdict:
+    """Peaks where they were measured, and the factors themselves elsewhere."""
+    field = "MB of factors" if None in rows.column("MB at most") else "MB at most"
+    single, buffered = (rows.where(algorithm=name)[0][field] for name in (SINGLE, BUFFERED))
+    text = f"{field}: {buffered:.3g} with 4.1, {single:.3g} with 3.1 and an fp32 matrix"
+    n = rows[0]["n"]
+    # Half, and the buffer of n r numbers in fp32.
+    return Verdict(buffered <= (0.5 + 1.1 * PANEL / n) * single, text)
+
+
+def _measured(rows: Rows, panels: str) -> float:
+    return rows.where(**{"panels by": panels}).numbers("measured in u16")[0]
+
+
+def _only_fp16_panels(rows: Rows) -> Verdict:
+    """Panels in plain fp16 against those of the other algorithms."""
+    low, *others = (_measured(rows, panels) for panels in ("2.1 fp16", "2.1 fp32", "4.1", "5.1"))
+    text = f"{low:.2g} u16 with panels by 2.1 in fp16, at most {max(others):.2g} u16 with the others"
+    return Verdict(all(low > other for other in others), text)
+
+
+def _tensor_cores_harmless(rows: Rows) -> Verdict:
+    ours, fp32 = (_measured(rows, panels) for panels in ("5.1", "2.1 fp32"))
+    text = f"{ours:.2g} u16 with panels by 5.1, {fp32:.2g} u16 with panels in fp32"
+    return Verdict(ours <= AS_GOOD * fp32, text)
+
+
+SHOWN = (
+    "Largest element of `|A - LU|` relative to `|A| + |L||U|` for an HPL-AI matrix without pivoting, in "
+    f"units of u16 = 2^-11, beside the dominant term f of the bound; r = {PANEL}, s = {INNER_PANEL}. What "
+    "elements of L below the normal range of fp16 lose is subtracted: the bounds know no underflow."
+)
+SCALED_DOWN = "n = 1024 instead of 8192, tensor cores emulated"
+
+TABLE_1 = Figure(
+    name="table1",
+    title="Table 1: storage and constants of Algorithms 3.1 and 4.1",
+    shows=SHOWN + " Memory is that of the factors, and on a GPU the most that was allocated.",
+    scaled_down=SCALED_DOWN,
+    measure=measure_storage,
+    draw=None,
+    claims=(
+        Claim("errors are within the constants", _within),
+        Claim("4.1 takes half the memory of 3.1 with an fp32 matrix, and a buffer of n r", _half_the_memory),
+    ),
+)
+TABLE_2 = Figure(
+    name="table2",
+    title="Table 2: constants of Algorithm 5.2 by the algorithm of its panels",
+    shows=SHOWN + " With panels by 2.1, Algorithm 5.2 is 4.1 (in fp16) or 5.1 (in fp32); neula has none with "
+    "panels by 3.1.",
+    scaled_down=SCALED_DOWN,
+    measure=measure_panels,
+    draw=None,
+    claims=(
+        Claim("errors are within the constants", _within),
+        Claim("panels in plain fp16 are the least accurate ones", _only_fp16_panels),
+        Claim("tensor cores inside the panels are numerically harmless", _tensor_cores_harmless),
+    ),
+)

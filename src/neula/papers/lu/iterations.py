@@ -1,0 +1,324 @@
+"""What the paper leaves open: how many iterations of refinement the factors of each algorithm take."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from neula.algorithms.elimination.equilibrate import Equilibrated, equilibrate
+from neula.algorithms.elimination.factorization import Factorization, MixedLU, growth_of
+from neula.algorithms.elimination.lu import VARIANTS, lu_factorize
+from neula.algorithms.krylov.iterative_refinement import Scaling, gmres_refinement, refine
+from neula.algorithms.spectra.condition import largest_singular_value
+from neula.algorithms.triangular.substitution import Substitution
+from neula.certificates.accuracy import solve_bound
+from neula.engines import FP32, FP64, Engine
+from neula.io.matrices import no_pivoting_matrix, random_matrix
+from neula.papers.data import Row, Rows
+from neula.papers.drawing import lines, log_log, plain_ticks
+from neula.papers.figure import Claim, Figure, Setting, Verdict
+from neula.papers.lu.algorithms import (
+    ALGORITHMS,
+    DOUBLY_WIDE,
+    HALF,
+    INNER_PANEL,
+    SINGLE,
+    STANDARD,
+    variant_of,
+)
+from neula.papers.lu.performance import SERIES
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
+
+NAMES = tuple(name for name in ALGORITHMS if name != STANDARD)
+"""Without Algorithm 2.1, whose factors are those of 3.1 with an fp16 matrix on hardware."""
+TUNABLE, GEOMETRIC = "Fasi-Higham", "geometric"
+KINDS = {TUNABLE: "Fasi and Higham, no pivoting", GEOMETRIC: "geometric spectrum, partial pivoting"}
+CONDITIONS = [10.0**k for k in range(1, 10)]
+MAX_ITERATIONS = 100
+NORM_STEPS = 30
+SOLVERS = CLASSICAL, GMRES = "classical", "gmres"
+ALIKE = 1.5
+"""How many times as many iterations count as about as many."""
+
+
+def measure_iterations(setting: Setting, order: int | None = None) -> Iterator[Row]:
+    """Iterations of classical and GMRES-based refinement with the factors of each algorithm."""
+    n = order or setting.shape(small=(512, 512), paper=(1024, 1024), bytes_an_entry=100)[0]
+    cases = [(kind, cond) for kind in KINDS for cond in CONDITIONS]
+    for kind, cond in setting.track(cases, lambda case: f"{case[0]} {case[1]:.0e}"):
+        system = _system(kind, n, cond, setting.device)
+        for name in NAMES:
+            factors = _factors(system, name, setting.numerics)
+            yield {
+                "matrix": kind,
+                "cond": cond,
+                "n": n,
+                "algorithm": name,
+                "contraction": contraction(system.a, factors),
+                "classical": classical_iterations(system, factors),
+                "gmres": gmres_iterations(system, factors),
+            }
+
+
+@dataclass(frozen=True)
+class System:
+    """A system in double precision and how its solution is judged.
+
+    Attributes
+    ----------
+    a : Tensor, shape (n, n)
+    b : Tensor, shape (n, 1)
+    pivoting : bool
+        Whether its factorization needs interchanges.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    pivoting: bool
+
+    @property
+    def scaling(self) -> Scaling:
+        """The infinity norm of A."""
+        return Scaling(self.a.abs().sum(1).amax())
+
+    @property
+    def tolerance(self) -> float:
+        """What ``neula.solve`` accepts as double precision."""
+        return solve_bound(FP64, len(self.a))
+
+
+def _system(kind: str, n: int, cond: float, device: torch.device) -> System:
+    """A matrix and a random right-hand side; the condition number is in the infinity norm or the 2-norm."""
+    if kind == TUNABLE:
+        a = no_pivoting_matrix(n, cond, device=device)
+    else:
+        a = random_matrix(kind, n, n, cond=cond, device=device, seed=3)
+    generator = torch.Generator(device).manual_seed(4)
+    b = torch.randn(n, 1, dtype=torch.float64, device=device, generator=generator)
+    return System(a, b, pivoting=kind != TUNABLE)
+
+
+def _factors(system: System, name: str, engine: Engine) -> Factorization:
+    """Factors of the scaled matrix, as ``neula.solve`` has them, by one of the algorithms.
+
+    Panels are an eighth of the matrix: with the paper's width, small ones would have one or two.
+    """
+    a, n, single = system.a, len(system.a), engine.using(FP32)
+    scales = equilibrate(a, torch.linalg.vector_norm(a, 1, dim=1), engine)
+    scaled = scales.fill(single.empty(n, n), a, single)
+    variant = variant_of(name)
+    packed = lu_factorize(
+        scaled,
+        engine,
+        variant=variant,
+        panel=n // 8,
+        inner_panel=INNER_PANEL if VARIANTS[variant].partitioned else None,
+        storage=FP32 if name == SINGLE else None,
+        pivoting=system.pivoting,
+    )
+    growth = growth_of(packed.lu, engine.column_max(scaled).amax(), engine)
+    return Equilibrated(MixedLU(Substitution(packed, torch.float32), growth), scales)
+
+
+def contraction(a: torch.Tensor, factors: Factorization) -> float:
+    """``||I - (LU)^-1 A||_2``: what a step of classical refinement leaves of the error, at most."""
+    defect = -factors.solve(a)
+    defect.diagonal().add_(1)
+    return largest_singular_value(defect, NORM_STEPS) if bool(defect.isfinite().all()) else math.nan
+
+
+def classical_iterations(system: System, factors: Factorization) -> int | None:
+    """Solves until the backward error is that of double precision; None if it never is.
+
+    Unlike :func:`neula.algorithms.krylov.iterative_refinement.refine`, it goes on where an iteration does
+    not help: before the rate of convergence shows, a step or two may do worse.
+    """
+    a, b, scaling = system.a, system.b, system.scaling
+    x, residual = torch.zeros_like(b), b
+    for iteration in range(1, MAX_ITERATIONS + 1):
+        x = x + factors.solve(residual)
+        residual = b - a @ x
+        if float(scaling.backward_error(b, x, residual).max()) <= system.tolerance:
+            return iteration
+    return None
+
+
+def gmres_iterations(system: System, factors: Factorization) -> int | None:
+    """Solves inside GMRES, over all steps, until the backward error is that of double precision, or None."""
+    refined = refine(
+        system.a,
+        system.b,
+        gmres_refinement(system.a, factors),
+        scalings=[system.scaling],
+        tolerance=system.tolerance,
+        max_iterations=MAX_ITERATIONS,
+    )
+    return refined.iterations if bool((refined.backward_error <= system.tolerance).all()) else None
+
+
+def iteration_bound(rate: float, n: int) -> int | None:
+    """Iterations that suffice for classical refinement with this contraction; None from 1 on.
+
+    ``||x - x_i||_2 <= rate^i ||x||_2`` bounds the normwise backward error in the infinity norm by
+    ``sqrt(n) rate^i``, up to terms of the order of ``rate^i`` itself.
+    """
+    if not 0 < rate < 1:
+        return None
+    return max(1, math.ceil(math.log(math.sqrt(n) / solve_bound(FP64, n)) / -math.log(rate)))
+
+
+LABELS = {
+    "contraction": "||I - (LU)$^{-1}$A||$_2$",
+    CLASSICAL: "iterations, classical",
+    GMRES: "iterations, GMRES",
+}
+
+
+def draw_iterations(rows: Rows, canvas: Canvas) -> None:
+    """For both kinds of matrices the contraction and the iterations, against the condition number."""
+    axes = canvas.subplots(len(KINDS), len(LABELS), sharex=True)
+    cases = itertools.product(KINDS.items(), LABELS.items())
+    for place, ((kind, title), (field, label)) in zip(axes.flat, cases, strict=True):
+        # NaN, other than None, leaves a gap in a line.
+        part = rows.where(matrix=kind)
+        gaps = zip(part, part.numbers(field), strict=True)
+        lines(place, Rows(row | {field: y} for row, y in gaps), "cond", field, "algorithm", SERIES)
+        log_log(place, "cond(A)" if place in axes[-1] else "", label, title)
+        if field in SOLVERS:
+            place.set_ylim(2, 1.4 * MAX_ITERATIONS)
+            plain_ticks(place)
+        else:
+            place.axhline(1.0, linestyle="--", color="gray", linewidth=1)
+    canvas.legend(*axes[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=6, fontsize=10)
+
+
+# --- claims -----------------------------------------------------------------------------------------------
+
+
+def _converged(rows: Rows, solver: str) -> int:
+    """Matrices for which a solver converges."""
+    return sum(value is not None for value in rows.column(solver))
+
+
+def _within_theory(rows: Rows) -> Verdict:
+    """Where the contraction is below 1/2: nearer to 1, its estimate decides more than the factors."""
+    bounded = [
+        (row["classical"], bound)
+        for row in rows
+        if row["contraction"] is not None
+        and row["contraction"] <= 0.5
+        and (bound := iteration_bound(row["contraction"], row["n"])) is not None
+    ]
+    within = sum(found is not None and found <= bound for found, bound in bounded)
+    used = [found / bound for found, bound in bounded if found is not None]
+    text = f"{within} of {len(bounded)}" + (
+        f", with {min(used):.0%} to {max(used):.0%} of it" if used else ""
+    )
+    return Verdict(bool(bounded) and within == len(bounded), text)
+
+
+def _gmres_goes_further(rows: Rows) -> Verdict:
+    """For every algorithm and kind of matrix."""
+    counts = {
+        f"{kind}, {name}": tuple(_converged(rows.where(matrix=kind, algorithm=name), s) for s in SOLVERS)
+        for kind in rows.by("matrix")
+        for name in NAMES
+    }
+    total = len(rows) // len(counts)
+    told = "; ".join(
+        f"{case}: {classical} and {gmres} of {total}" for case, (classical, gmres) in counts.items()
+    )
+    gained = [gmres - classical for classical, gmres in counts.values()]
+    return Verdict(min(gained) >= 0 and max(gained) > 0, told)
+
+
+def _ratios(rows: Rows, name: str, peer: str, fields: Sequence[str]) -> dict[str, list[float]]:
+    """Quotients of two algorithms for each kind of matrix and field, where both have a value."""
+    return {
+        f"{kind}, {field}": [
+            ours / theirs
+            for ours, theirs in zip(
+                *(part.where(algorithm=x).column(field) for x in (name, peer)), strict=True
+            )
+            if ours is not None and theirs is not None
+        ]
+        for kind, part in rows.by("matrix").items()
+        for field in fields
+    }
+
+
+def _told(ratios: dict[str, list[float]]) -> str:
+    return "; ".join(
+        f"{case} {min(found):.2f} to {max(found):.2f}" if found else f"{case} none"
+        for case, found in ratios.items()
+    )
+
+
+def _half_the_memory_for_free(rows: Rows) -> Verdict:
+    """Fewer iterations with half the memory are none the worse."""
+    ratios = _ratios(rows, DOUBLY_WIDE, SINGLE, SOLVERS)
+    holds = all(found and max(found) <= ALIKE for found in ratios.values())
+    return Verdict(holds, f"times as many: {_told(ratios)} (to hold, {ALIKE:g})")
+
+
+def _accuracy_pays(rows: Rows) -> Verdict:
+    """No more iterations wherever both converge, and convergence for more systems."""
+    ratios = _ratios(rows, DOUBLY_WIDE, HALF, SOLVERS)
+    solved = {
+        solver: [_converged(rows.where(algorithm=name), solver) for name in (DOUBLY_WIDE, HALF)]
+        for solver in SOLVERS
+    }
+    told = ", ".join(f"{solver} {ours} and {theirs}" for solver, (ours, theirs) in solved.items())
+    fewer = all(max(found, default=0.0) <= 1.0 for found in ratios.values())
+    more = sum(ours for ours, _ in solved.values()) > sum(theirs for _, theirs in solved.values())
+    return Verdict(fewer and more, f"times as many: {_told(ratios)}; systems that converge: {told}")
+
+
+def _consistent_factors(rows: Rows) -> Verdict:
+    """Where factors are good enough for classical refinement; beyond, errors are anything."""
+    usable = Rows(
+        row if (row["contraction"] or math.inf) < 1 else row | {"contraction": None}
+        for row in rows.where(matrix=GEOMETRIC)
+    )
+    ratios = _ratios(usable, DOUBLY_WIDE, SINGLE, ("contraction",))
+    holds = all(found and max(found) < 1 for found in ratios.values())
+    return Verdict(holds, f"times as large: {_told(ratios)}")
+
+
+ITERATIONS = Figure(
+    name="iterations",
+    title="Iterations of refinement with the factors of each algorithm",
+    shows="What the paper leaves to future work. Systems in double precision with a random right-hand side "
+    "are solved by classical refinement and by GMRES with the factors as a preconditioner, until the "
+    "normwise backward error is what `neula.solve` accepts. Iterations are solves with the factors, at most "
+    "100; where a mark is missing, they were not enough. Left: what one step of classical refinement leaves "
+    "of the error, at most; above the dashed line it need not converge. Panels are an eighth of the matrix.",
+    scaled_down="n = 512 instead of 1024, tensor cores emulated",
+    measure=measure_iterations,
+    draw=draw_iterations,
+    claims=(
+        Claim("(neula) classical refinement takes at most the iterations that theory allows", _within_theory),
+        Claim("(neula) GMRES converges wherever classical refinement does, and beyond", _gmres_goes_further),
+        Claim(
+            "(neula) the fp16 factors of 5.2/5.1 take about as many iterations as those of 3.1 in fp32",
+            _half_the_memory_for_free,
+        ),
+        Claim(
+            "(neula) with 5.2/5.1 no more iterations than with 3.1 in fp16, and convergence more often",
+            _accuracy_pays,
+        ),
+        Claim(
+            "(neula) of random matrices, with pivoting, 5.2/5.1 has better factors than 3.1 in fp32",
+            _consistent_factors,
+        ),
+    ),
+    width=14,
+    height=8,
+)

@@ -1,0 +1,413 @@
+"""Figures 8 and 9: time and accuracy of least squares."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+import neula
+from neula.engines import FP64, Engine
+from neula.io.matrices import random_matrix
+from neula.papers.data import Row, Rows
+from neula.papers.drawing import grouped_bars, lines, log_log, shape_text
+from neula.papers.figure import Claim, Figure, Setting, Verdict
+from neula.papers.measuring import median_seconds
+from neula.pipeline.result import AccuracyWarning, LstsqResult
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
+
+T = TypeVar("T")
+
+SAME_LEVEL = 10.0
+"""Errors within this factor are of the same level: neula stops at a small multiple of what Householder QR in
+double precision reaches, so that one or the other is ahead by a small factor."""
+
+
+def right_hand_side(a: torch.Tensor) -> torch.Tensor:
+    """Random normal b: far from the range of A, so that the residual is large."""
+    generator = torch.Generator(a.device).manual_seed(8)
+    return torch.randn(a.shape[0], 1, dtype=a.dtype, device=a.device, generator=generator)
+
+
+def gradient_norm(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> float:
+    """``||A^T (A x - b)||``, the paper's measure of accuracy, in double precision."""
+    return float(torch.linalg.vector_norm(a.T @ (a @ x.double() - b)))
+
+
+def _gels(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The direct solver of LAPACK and cuSOLVER: Householder QR in the precision of A."""
+    return torch.linalg.lstsq(a, b, driver="gels").solution
+
+
+def _lstsq(a: torch.Tensor, b: torch.Tensor, **options: Any) -> LstsqResult:
+    """:func:`neula.lstsq`; that it is not certified is noted in the data instead of warned of."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AccuracyWarning)
+        return neula.lstsq(a, b, **options)
+
+
+# --- Figure 8 ---------------------------------------------------------------------------------------------
+
+RGSQRF, SGEQRF, DGEQRF = "RGSQRF iterative", "SGEQRF direct", "DGEQRF direct"
+PEERS = {SGEQRF: torch.float32, DGEQRF: torch.float64}
+GEOMETRIC, STRESS = ("geometric", 1e3), ("geometric", 1e4)
+MATRICES = (
+    ("uniform01", None),
+    ("uniform", None),
+    ("normal", None),
+    GEOMETRIC,
+    ("arithmetic", 1e5),
+    ("cluster_small", 1e5),
+    ("cluster_large", 1e5),
+    STRESS,
+)
+SMALL_SHAPES = [(2048, 1024), (4096, 1024), (4096, 512), (8192, 256), (16384, 128)]
+PAPER_SHAPES = [(16384, 8192), (32768, 16384), (65536, 8192), (131072, 4096), (262144, 2048), (524288, 1024)]
+BYTES_AN_ENTRY = 48
+"""A and its factor in double precision, what makes the matrix or the solver's copies, and room to spare."""
+
+ROUNDING = 10 * FP64.u
+"""Optimality that is nothing but rounding errors."""
+ALMOST_ALL = 0.85
+"""Seven of the eight matrices, say."""
+FEW = 10
+TENDENCY = 0.5
+"""Correlation from which on there is a tendency."""
+
+
+def measure_solvers(setting: Setting, shapes: Sequence[tuple[int, int]] = ()) -> Iterator[Row]:
+    """Times of the refined and of the direct solvers for the paper's matrices and sizes."""
+    shapes = setting.fitting(shapes or setting.pick(small=SMALL_SHAPES, paper=PAPER_SHAPES), BYTES_AN_ENTRY)
+    cases = [(shape, matrix) for shape in shapes for matrix in MATRICES]
+    for (m, n), (kind, cond) in setting.track(cases, lambda case: f"{shape_text(*case[0])} {case[1][0]}"):
+        a = random_matrix(kind, m, n, cond=cond or 1.0, device=setting.device, seed=7)
+        b = right_hand_side(a)
+        about = {"matrix": kind, "cond": cond, "m": m, "n": n}
+        ms, result = _timed(partial(_lstsq, a, b, engine=setting.speed), repeats=3)
+        yield about | {
+            "solver": RGSQRF,
+            "ms": ms,
+            "optimality": _optimality(a, b, result.x),
+            "iterations": result.iterations,
+            "method": result.factorization,
+            "converged": result.converged,
+        }
+        for solver, dtype in PEERS.items():
+            peer = partial(_gels, a.to(dtype), b.to(dtype))
+            peer_ms, x = _timed(peer, repeats=setting.pick(small=3, paper=1))
+            yield about | {
+                "solver": solver,
+                "ms": peer_ms,
+                "optimality": _optimality(a, b, x),
+                "speedup": peer_ms / ms,
+            }
+            del peer
+        del a
+
+
+def _timed(solve: Callable[[], T], repeats: int) -> tuple[float, T]:
+    """Median milliseconds after a first run that warms up, and what that one returned."""
+    result = solve()
+    return 1e3 * median_seconds(solve, repeats, warmup=0), result
+
+
+def _optimality(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> float:
+    residual = torch.linalg.vector_norm(b - a @ x.double())
+    return gradient_norm(a, b, x) / float(torch.linalg.matrix_norm(a) * residual)
+
+
+def draw_solvers(rows: Rows, canvas: Canvas) -> None:
+    """One picture a matrix, three bars a size: iterations above the first, speedups above the others."""
+    places = canvas.subplots(2, 4, sharex=True, sharey=True)
+    for letter, place, (kind, cond) in zip("abcdefgh", places.flat, MATRICES, strict=True):
+        part = rows.where(matrix=kind, cond=cond)
+        solvers = {solver: part.where(solver=solver) for solver in (RGSQRF, *PEERS)}
+        place.set_yscale("log")
+        grouped_bars(
+            place,
+            [shape_text(row["m"], row["n"]) for row in solvers[RGSQRF]],
+            {solver: own.column("ms") for solver, own in solvers.items()},
+            {solver: [_bar_label(row) for row in own] for solver, own in solvers.items()},
+        )
+        place.set_title(f"({letter}) {_title(kind, cond)}", fontsize=11)
+        place.grid(axis="y", alpha=0.3)
+        place.set_axisbelow(True)
+    times = rows.column("ms")
+    # Bars on a logarithmic axis need a floor; the labels need room above.
+    places.flat[0].set_ylim(min(times) / 3, max(times) * 6)
+    for place in places[:, 0]:
+        place.set_ylabel("time (ms)")
+    handles, names = places.flat[0].get_legend_handles_labels()
+    canvas.legend(handles, names, loc="outside upper center", ncols=len(names), fontsize=11)
+
+
+def _title(kind: str, cond: float | None) -> str:
+    return kind if cond is None else f"{kind}, cond $10^{{{math.log10(cond):.0f}}}$"
+
+
+def _bar_label(row: Row) -> str:
+    """Iterations and the format of R of the refined solver, the speedup over a direct one."""
+    if row["solver"] == RGSQRF:
+        return f"{row['iterations']} it, {_format_of_r(row)}"
+    return f"{row['speedup']:.{1 if row['speedup'] >= 1 else 2}f}x"
+
+
+def _format_of_r(row: Row) -> str:
+    """``"fp16"`` of ``"rgsqrf fp16 + cgls"``."""
+    return str(row["method"]).split()[1]
+
+
+@dataclass(frozen=True)
+class _Case:
+    """The three solvers on one matrix."""
+
+    refined: Row
+    single: Row
+    double: Row
+
+    @property
+    def matrix(self) -> tuple[str, float | None]:
+        return self.refined["matrix"], self.refined["cond"]
+
+    @property
+    def speedup(self) -> float:
+        """Over the faster one of the direct solvers."""
+        return min(self.single["speedup"], self.double["speedup"])
+
+    @property
+    def accurate(self) -> bool:
+        """Whether the refined solution is at the level of DGEQRF's, or of rounding errors."""
+        optimality = self.refined["optimality"]
+        if optimality is None:
+            return False
+        return bool(optimality <= max(SAME_LEVEL * self.double["optimality"], ROUNDING))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.refined["m"], self.refined["n"]
+
+
+def _cases(rows: Rows) -> list[_Case]:
+    solvers = (rows.where(solver=solver) for solver in (RGSQRF, SGEQRF, DGEQRF))
+    return [_Case(*three) for three in zip(*solvers, strict=True)]
+
+
+def _without_stress(rows: Rows) -> list[_Case]:
+    return [case for case in _cases(rows) if case.matrix != STRESS]
+
+
+def _faster(rows: Rows) -> Verdict:
+    """Both at once: a wrong answer counts as slow."""
+    cases = _cases(rows)
+    accurate = [case for case in cases if case.accurate]
+    faster = [case for case in accurate if case.speedup > 1]
+    easy = sum(case.matrix != STRESS for case in faster)
+    s_most, d_most = (max(rows.where(solver=solver).column("speedup")) for solver in PEERS)
+    ratios = [case.refined["optimality"] / case.double["optimality"] for case in accurate] or [math.inf]
+    return Verdict(
+        len(faster) >= ALMOST_ALL * len(cases),
+        f"faster than both in {len(faster)} of {len(cases)} cases (to hold, {ALMOST_ALL:.0%}), {easy} of "
+        f"{len(_without_stress(rows))} without (h), up to {s_most:.1f}x/{d_most:.1f}x; accuracy of the "
+        f"double one in {len(accurate)}: {statistics.median(ratios):.2g} times its error in the median, "
+        f"{max(ratios):.2g} at most",
+    )
+
+
+def _taller(rows: Rows) -> Verdict:
+    """Correlation of height per width with the speedup, both as logarithms; a size has its median speedup."""
+    speedups: dict[tuple[int, int], list[float]] = {}
+    for case in _without_stress(rows):
+        speedups.setdefault(case.shape, []).append(case.speedup)
+    medians = {shape: statistics.median(values) for shape, values in speedups.items()}
+    heights = [math.log(m / n) for m, n in medians]
+    if len(set(heights)) < 2:
+        return Verdict(False, "sizes of one shape only")
+    correlation = statistics.correlation(heights, [math.log(speedup) for speedup in medians.values()])
+    text = ", ".join(f"{shape_text(*shape)} {speedup:.2f}x" for shape, speedup in medians.items())
+    return Verdict(correlation >= TENDENCY, f"correlation {correlation:.2f}; median over matrices: {text}")
+
+
+def _slow_spectrum(rows: Rows) -> Verdict:
+    """Medians over the sizes that R in the first format solved."""
+    refined = rows.where(solver=RGSQRF)
+    first = _format_of_r(refined[0])
+    counts = {}
+    for kind, cond in MATRICES:
+        solved = [row for row in refined.where(matrix=kind, cond=cond) if _format_of_r(row) == first]
+        if solved and (kind, cond) != STRESS:
+            counts[kind, cond] = statistics.median(row["iterations"] for row in solved)
+    geometric = counts.pop(GEOMETRIC, math.nan)
+    others = ", ".join(f"{kind} {count:.0f}" for (kind, _), count in counts.items())
+    few = sum(count < FEW for count in counts.values())
+    return Verdict(
+        20 <= geometric <= 30 and few > len(counts) / 2,
+        f"with R in {first}: median {geometric:.0f}; fewer than {FEW} for {few} of {len(counts)} others: "
+        f"{others}",
+    )
+
+
+def _unprofitable(rows: Rows) -> Verdict:
+    """A statement that there is none: one size that is solved faster refutes it."""
+    cases = [case for case in _cases(rows) if case.matrix == STRESS]
+    profitable = [case for case in cases if case.accurate and case.double["speedup"] > 1]
+    text = ", ".join(
+        f"{shape_text(*case.shape)} {case.double['speedup']:.2f}x ({_bar_label(case.refined)})"
+        for case in cases
+    )
+    return Verdict(
+        not profitable,
+        f"solved to double accuracy faster than by DGEQRF in {len(profitable)} of {len(cases)} sizes: {text}",
+    )
+
+
+FIGURE_8 = Figure(
+    name="figure8",
+    title="Figure 8: times of three least-squares solvers",
+    shows="Milliseconds of `neula.lstsq` for float64 (QR in low precision, CGLS to double precision) and of "
+    '`torch.linalg.lstsq(driver="gels")`, Householder QR, in single and in double precision; b is random '
+    "normal. Above the bars: iterations (of all attempts) and the format of R that "
+    "sufficed, and how many times as long a direct solver takes. Accuracy is `||A^T r|| / (||A||_F "
+    "||r||)`. On a GPU the direct solvers are timed once.",
+    scaled_down="sizes from 2048 x 1024 to 16384 x 128 on the CPU, where R is computed in fp32: fewer "
+    "iterations, less to gain",
+    measure=measure_solvers,
+    draw=draw_solvers,
+    claims=(
+        Claim(
+            "in almost all cases faster than the direct solvers in single and double precision (up to "
+            "8.9x/13.5x), with the accuracy of the double one",
+            _faster,
+        ),
+        Claim("taller and thinner matrices tend to do better", _taller),
+        Claim(
+            "geometric spectrum of condition 1e3: 20 to 30 iterations, others typically fewer than 10",
+            _slow_spectrum,
+        ),
+        Claim(
+            "geometric spectrum of condition 1e4: double accuracy cannot be reached profitably "
+            "(200 iterations are not enough)",
+            _unprofitable,
+        ),
+    ),
+    width=17,
+    height=9,
+)
+
+
+# --- Figure 9 ---------------------------------------------------------------------------------------------
+
+S_DIRECT, D_DIRECT = "SCuSOLVE", "DCuSOLVE"
+LOW_DIRECT, LOW_REFINED = "RGSQRF direct", "RGSQRF + CGLS"
+HALF_DECADES = [10.0 ** (k / 2) for k in range(6, 13)]
+FEW_ITERATIONS = 50
+TWO_ORDERS = (20, 500)
+
+
+def measure_refinement(setting: Setting) -> Iterator[Row]:
+    """Accuracy of direct and refined solutions against the condition number."""
+    m, n = setting.shape(small=(1024, 512), paper=(32768, 16384), bytes_an_entry=64)
+    for cond in setting.track(HALF_DECADES, lambda cond: f"cond {cond:.0e}"):
+        a = random_matrix("cluster_small", m, n, cond=cond, device=setting.device, seed=3)
+        b = right_hand_side(a)
+        about = {"cond": cond, "m": m, "n": n}
+        for solver, dtype in {S_DIRECT: torch.float32, D_DIRECT: torch.float64}.items():
+            x = _gels(a.to(dtype), b.to(dtype))
+            yield about | {"solver": solver, "gradient": gradient_norm(a, b, x)}
+        for solver, algorithm in {LOW_DIRECT: "direct", LOW_REFINED: "cgls"}.items():
+            yield about | {"solver": solver} | _with_low_factors(a, b, algorithm, setting.numerics)
+        del a
+
+
+def _with_low_factors(a: torch.Tensor, b: torch.Tensor, algorithm: str, engine: Engine) -> Row:
+    """What ``algorithm`` makes of the factors in the engine's format."""
+    try:
+        result = _lstsq(a, b, algorithm=algorithm, compute=engine.format.name, engine=engine)
+    except ArithmeticError:
+        return {"gradient": None, "iterations": None, "converged": False}
+    return {
+        "gradient": gradient_norm(a, b, result.x),
+        "iterations": result.iterations,
+        "converged": result.converged,
+    }
+
+
+def draw_refinement(rows: Rows, canvas: Canvas) -> None:
+    """One curve a solver; the numbers are iterations of CGLS."""
+    axes = canvas.subplots()
+    lines(axes, rows, "cond", "gradient", "solver")
+    log_log(axes, "cond(A)", "||A$^T$(Ax - b)||", f"cluster_small, {shape_text(rows[0]['m'], rows[0]['n'])}")
+    refined = [row for row in rows.where(solver=LOW_REFINED) if row["gradient"]]
+    for row in refined:
+        text = f"{row['iterations']}" if row["converged"] else f"{row['iterations']}*"
+        axes.annotate(
+            text,
+            (row["cond"], row["gradient"]),
+            (0, -15),
+            textcoords="offset points",
+            ha="center",
+            fontsize=9,
+        )
+    axes.margins(y=0.1)
+    axes.grid(alpha=0.3)
+    starred = "" if all(row["converged"] for row in refined) else " (*: not certified)"
+    axes.legend(title=f"numbers: iterations{starred}", loc="center right")
+
+
+def _ratios(rows: Rows, solver: str, reference: str) -> list[float]:
+    """How many times the gradient of one solver is that of another, for each condition number."""
+    pairs = zip(rows.where(solver=solver), rows.where(solver=reference), strict=True)
+    return [
+        math.inf if ours["gradient"] is None else ours["gradient"] / theirs["gradient"]
+        for ours, theirs in pairs
+    ]
+
+
+def _two_orders(rows: Rows) -> Verdict:
+    """Two orders, give or take 0.7 of one, for most condition numbers."""
+    ratios = _ratios(rows, LOW_DIRECT, S_DIRECT)
+    two_orders = sum(TWO_ORDERS[0] <= ratio <= TWO_ORDERS[1] for ratio in ratios)
+    listed = ", ".join(f"{ratio:.2g}" for ratio in ratios)
+    return Verdict(
+        two_orders > len(ratios) / 2,
+        f"{listed} times (to hold, most from {TWO_ORDERS[0]} to {TWO_ORDERS[1]}; roundoffs: 2^13 = 8192)",
+    )
+
+
+def _reaches_double(rows: Rows) -> Verdict:
+    ratios = _ratios(rows, LOW_REFINED, D_DIRECT)
+    refined = rows.where(solver=LOW_REFINED)
+    iterations = [math.inf if count is None else count for count in refined.column("iterations")]
+    certified = sum(refined.column("converged"))
+    return Verdict(
+        max(ratios) <= SAME_LEVEL and max(iterations) <= FEW_ITERATIONS,
+        f"{min(ratios):.2g} to {max(ratios):.2g} times DCuSOLVE's in {min(iterations)} to {max(iterations)} "
+        f"iterations; neula certifies {certified} of {len(refined)}",
+    )
+
+
+FIGURE_9 = Figure(
+    name="figure9",
+    title="Figure 9: accuracy of least-squares solvers against the condition number",
+    shows="`||A^T (A x - b)||` for b random normal, so that the residual is large, and the spectrum that "
+    "MAGMA calls cluster2: all singular values are 1 but the smallest. SCuSOLVE and DCuSOLVE are "
+    '`torch.linalg.lstsq(driver="gels")` in single and double precision; RGSQRF direct is `R^-1 Q^T b` with '
+    "factors in fp16. neula certifies no solution from an R with which it cannot solve a problem of known "
+    "solution to 1e-5, however small its gradient is.",
+    scaled_down="1024 x 512 instead of 32768 x 16384, tensor cores emulated",
+    measure=measure_refinement,
+    draw=draw_refinement,
+    claims=(
+        Claim("RGSQRF direct: in most cases around two orders worse than SGEQRF direct", _two_orders),
+        Claim(
+            "RGSQRF + CGLS: at least the level of DGEQRF with a small number of iterations", _reaches_double
+        ),
+    ),
+)

@@ -1,0 +1,310 @@
+"""Figures 5, 6 and 7: time of the factorization."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from neula.algorithms.orthogonal.reorthogonalize import reorthogonalize, second_passes
+from neula.algorithms.orthogonal.rgsqrf import rgsqrf
+from neula.engines import Engine
+from neula.io.matrices import random_matrix
+from neula.papers.data import Row, Rows
+from neula.papers.drawing import grouped_bars, plain_ticks, shape_text
+from neula.papers.errors import backward_error
+from neula.papers.figure import Claim, Figure, Setting, Verdict
+from neula.papers.measuring import householder_flops, median_seconds
+from neula.papers.qr.accuracy import orthogonality
+from neula.papers.qr.problems import column_major_normal
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Canvas
+
+PAPER_SHAPES = [
+    (32768, 32768),
+    (32768, 16384),
+    (16384, 16384),
+    (8192, 8192),
+    (131072, 4096),
+    (524288, 1024),
+    (2097152, 256),
+    (4194304, 128),
+]
+SMALL_SHAPES = [(2048, 2048), (4096, 1024), (8192, 512), (32768, 256), (65536, 128)]
+SMALL_TEXT = "2048 x 2048 to 65536 x 128 on this CPU instead of 32768 x 32768 to 4194304 x 128 on a GPU"
+BYTES = 40
+"""Memory of an entry: A, work, Q of two passes and the peer's copies."""
+
+
+Shapes = Sequence[tuple[int, int]]
+
+
+def _shapes(setting: Setting, shapes: Shapes) -> list[tuple[int, int]]:
+    return setting.fitting(shapes or setting.pick(small=SMALL_SHAPES, paper=PAPER_SHAPES), BYTES)
+
+
+def _compare(
+    setting: Setting, a: torch.Tensor, peer: str, methods: Mapping[str, Callable[[], Any]]
+) -> Iterator[Row]:
+    """Time methods side by side; TFLOP/s count the operations of Householder QR for all of them."""
+    m, n = a.shape
+    seconds = {name: median_seconds(method, repeats=3) for name, method in methods.items()}
+    for name, time in seconds.items():
+        yield {
+            "m": m,
+            "n": n,
+            "method": name,
+            "format": setting.speed.format.name,
+            "ms": 1e3 * time,
+            "tflops": 1e-12 * householder_flops(m, n) / time,
+            "speedup": seconds[peer] / time,
+        }
+
+
+def _draw(rows: Rows, canvas: Canvas) -> None:
+    """Bars of TFLOP/s on a logarithmic axis, labelled with time, rate and speedup."""
+    axes = canvas.subplots()
+    shapes = {shape_text(row["m"], row["n"]): (row["m"], row["n"]) for row in rows}
+    series, labels = {}, {}
+    for method, part in rows.by("method").items():
+        found = [part.where(m=m, n=n)[0] for m, n in shapes.values()]
+        series[str(method)] = [row["tflops"] for row in found]
+        labels[str(method)] = [_label(row) for row in found]
+    grouped_bars(axes, list(shapes), series, labels)
+    axes.set(yscale="log", ylabel="TFLOP/s", title=f"products in {rows[0]['format']}")
+    axes.set_ylim(top=12 * axes.get_ylim()[1])
+    plain_ticks(axes)
+    canvas.legend(loc="outside upper center", ncols=len(series), fontsize=10)
+
+
+def _label(row: Row) -> str:
+    ms = f"{row['ms']:.0f}" if row["ms"] >= 100 else f"{row['ms']:.3g}"
+    return f"{ms} ms  {row['tflops']:.3g} TF  {row['speedup']:.1f}x"
+
+
+def _speedups(rows: Rows, method: str) -> list[float]:
+    return rows.where(method=method).column("speedup")
+
+
+def _range(values: list[float]) -> str:
+    return f"{min(values):.1f} to {max(values):.1f} times faster"
+
+
+# --- Figure 5 ---------------------------------------------------------------------------------------------
+
+REORTHO, WITH_Q = "RGSQRF-Reortho", "SGEQRF + SORGQR"
+
+
+def measure_reortho(setting: Setting, shapes: Shapes = ()) -> Iterator[Row]:
+    """RGSQRF with a second pass against Householder QR that forms Q."""
+    engine = setting.speed
+    for m, n in setting.track(_shapes(setting, shapes), lambda shape: shape_text(*shape)):
+        a = column_major_normal(setting, m, n)
+        methods: dict[str, Callable[[], Any]] = {
+            REORTHO: partial(_until_orthogonal, a, engine),
+            WITH_Q: partial(torch.linalg.qr, a),
+        }
+        passes = 1 + sum(1 for _ in second_passes(*rgsqrf(a, engine), engine))
+        for row in _compare(setting, a, WITH_Q, methods):
+            yield row | {"passes": passes if row["method"] == REORTHO else None}
+
+
+def _until_orthogonal(a: torch.Tensor, engine: Engine) -> None:
+    reorthogonalize(*rgsqrf(a, engine), engine)
+
+
+def _reortho_faster(rows: Rows) -> Verdict:
+    part = rows.where(method=REORTHO)
+    thrice = [shape_text(row["m"], row["n"]) for row in part if row["passes"] > 2]
+    text = _range(part.column("speedup"))
+    text += f"; {', '.join(thrice)} took more than two passes" if thrice else "; all took two passes"
+    return Verdict(min(part.column("speedup")) > 1, text)
+
+
+FIGURE_5 = Figure(
+    name="figure5",
+    title="Figure 5: RGSQRF-Reortho against SGEQRF with Q",
+    shows="RGSQRF in the low format with the panel that is the default here, repeated until Q is "
+    "orthogonal, beside the library's Householder QR that forms Q; float32, random normal matrices. Two "
+    "passes do, but for square matrices, whose condition number exceeds 1/u: they take a third. TFLOP/s "
+    "count 2mn^2 - 2n^3/3 operations for both.",
+    scaled_down=SMALL_TEXT,
+    measure=measure_reortho,
+    draw=_draw,
+    claims=(Claim("faster than SGEQRF + SORMQR for all shapes (3.7 to 7.7 times)", _reortho_faster),),
+    width=11,
+    height=6,
+)
+
+
+# --- Figure 6 ---------------------------------------------------------------------------------------------
+
+SGEQRF = "SGEQRF"
+CAQR_PANEL, SGEQRF_PANEL = "RGSQRF, CAQR panel", "RGSQRF, SGEQRF panel"
+
+
+def measure_panels(setting: Setting, shapes: Shapes = ()) -> Iterator[Row]:
+    """RGSQRF with the paper's two panels and the default one, against Householder QR without Q."""
+    engine = setting.speed
+    for m, n in setting.track(_shapes(setting, shapes), lambda shape: shape_text(*shape)):
+        a = column_major_normal(setting, m, n)
+        methods: dict[str, Callable[[], Any]] = {
+            CAQR_PANEL: partial(rgsqrf, a, engine, panel="caqr", cutoff=128),
+            SGEQRF_PANEL: partial(rgsqrf, a, engine, panel="householder", cutoff=128),
+            f"RGSQRF, {engine.panel} panel": partial(rgsqrf, a, engine),
+            SGEQRF: partial(torch.geqrf, a),
+        }
+        yield from _compare(setting, a, SGEQRF, methods)
+
+
+def _rgsqrf_faster(rows: Rows) -> Verdict:
+    speedups = _speedups(rows, CAQR_PANEL)
+    return Verdict(min(speedups) > 1, f"with the CAQR panel {_range(speedups)}")
+
+
+def _panel_matters_when_skinny(rows: Rows) -> Verdict:
+    """Gain of the CAQR panel over the SGEQRF panel on the squarest and on the tallest matrix."""
+    gains = {
+        (m, n): rows.where(m=m, n=n, method=CAQR_PANEL)[0]["speedup"]
+        / rows.where(m=m, n=n, method=SGEQRF_PANEL)[0]["speedup"]
+        for m, n in dict.fromkeys((row["m"], row["n"]) for row in rows)
+    }
+    square, tall = min(gains, key=_aspect), max(gains, key=_aspect)
+    text = ", ".join(f"{gains[shape]:.1f} times faster at {shape_text(*shape)}" for shape in (square, tall))
+    return Verdict(gains[tall] > max(gains[square], 1.0), text)
+
+
+def _aspect(shape: tuple[int, int]) -> tuple[float, int]:
+    """Order of shapes from square to tall, the largest first of those that are equally square."""
+    return shape[0] / shape[1], -shape[0]
+
+
+def _default_panel_best(rows: Rows) -> Verdict:
+    default = next(name for name in rows.column("method") if name not in (CAQR_PANEL, SGEQRF_PANEL, SGEQRF))
+    ratios = [
+        ours / max(others)
+        for ours, *others in zip(
+            *(_speedups(rows, m) for m in (default, CAQR_PANEL, SGEQRF_PANEL)), strict=True
+        )
+    ]
+    return Verdict(
+        min(ratios) > 0.95, f"{min(ratios):.2f} to {max(ratios):.2f} times the speed of the better one"
+    )
+
+
+FIGURE_6 = Figure(
+    name="figure6",
+    title="Figure 6: RGSQRF with different panels against SGEQRF",
+    shows="One pass of RGSQRF in the low format with the paper's two panels (cutoff 128) and with the "
+    "panel and cutoff that are the default here, beside the library's Householder QR without Q.",
+    scaled_down=SMALL_TEXT,
+    measure=measure_panels,
+    draw=_draw,
+    claims=(
+        Claim("RGSQRF with the CAQR panel is faster than SGEQRF (3.0 to 14.6 times)", _rgsqrf_faster),
+        Claim("the CAQR panel contributes more when the matrix is skinny", _panel_matters_when_skinny),
+        Claim("(neula) the default panel is the fastest", _default_panel_best),
+    ),
+    width=12,
+    height=6,
+)
+
+
+# --- Figure 7 ---------------------------------------------------------------------------------------------
+
+WORTH = 1.3
+VARIANTS = ON_ON, OFF_ON, OFF_OFF = "(on, on)", "(off, on)", "(off, off)"
+
+
+def measure_low_format(setting: Setting, shapes: Shapes = ()) -> Iterator[Row]:
+    """Low format on or off in panel and update: time, and what it does to accuracy."""
+    yield from _low_format_accuracy(setting)
+    for m, n in setting.track(_shapes(setting, shapes), lambda shape: shape_text(*shape)):
+        a = column_major_normal(setting, m, n)
+        variants = {name: partial(_rgsqrf_with, a, setting.speed, name) for name in VARIANTS}
+        yield from _compare(setting, a, OFF_OFF, variants)
+
+
+def _rgsqrf_with(a: torch.Tensor, engine: Engine, variant: str) -> tuple[torch.Tensor, torch.Tensor]:
+    low = engine.format.name
+    panel = low if variant == ON_ON else "fp32"
+    update = engine.using("fp32").plain() if variant == OFF_OFF else engine
+    return rgsqrf(a, update, panel="caqr", panel_format=panel, cutoff=128)
+
+
+def _low_format_accuracy(setting: Setting) -> Iterator[Row]:
+    """Errors of the three variants for a matrix of condition 1e3."""
+    m, n = setting.shape(small=(1024, 512), paper=(32768, 4096), bytes_an_entry=48)
+    a = random_matrix("arithmetic", m, n, cond=1e3, device=setting.device, seed=11)
+    for variant in VARIANTS:
+        q, r = _rgsqrf_with(a.float(), setting.numerics, variant)
+        errors = {"backward_error": backward_error(a, q, r), "orthogonality": orthogonality(q)}
+        yield {"m": m, "n": n, "method": variant, "format": setting.numerics.format.name} | errors
+
+
+def _draw_low_format(rows: Rows, canvas: Canvas) -> None:
+    """The rows with times; the legend explains the pairs."""
+    _draw(_timed(rows), canvas)
+    canvas.legends[0].set_title("low format in (panel, update)")
+
+
+def _timed(rows: Rows) -> Rows:
+    return Rows(row for row in rows if row.get("ms") is not None)
+
+
+def _update_matters(rows: Rows) -> Verdict:
+    """On the matrix with the most operations, where products are most of the work."""
+    part = _timed(rows).where(method=OFF_ON)
+    largest = max(part, key=lambda row: row["m"] * row["n"] ** 2)
+    worth = sum(row["speedup"] > WORTH for row in part)
+    text = f"(off, on) is {largest['speedup']:.1f} times as fast as (off, off) at "
+    text += (
+        f"{shape_text(largest['m'], largest['n'])}, more than {WORTH} times in {worth} of {len(part)} shapes"
+    )
+    return Verdict(largest["speedup"] > WORTH, text)
+
+
+def _panel_does_not(rows: Rows) -> Verdict:
+    timed = _timed(rows)
+    gains = [a / b for a, b in zip(_speedups(timed, ON_ON), _speedups(timed, OFF_ON), strict=True)]
+    return Verdict(
+        max(gains) < 1.2, f"(on, on) is {min(gains):.2f} to {max(gains):.2f} times as fast as (off, on)"
+    )
+
+
+def _panel_costs_accuracy(rows: Rows) -> Verdict:
+    lossy, best = _errors(rows, ON_ON), _errors(rows, OFF_ON)
+    text = "; ".join(
+        f"{variant}: backward error {error:.1e}, orthogonality {loss:.1e}"
+        for variant, (error, loss) in ((ON_ON, lossy), (OFF_ON, best))
+    )
+    return Verdict(lossy[0] > best[0] and lossy[1] > best[1], text)
+
+
+def _errors(rows: Rows, variant: str) -> tuple[float, float]:
+    """Backward error and orthogonality; infinite where they are not finite."""
+    row = next(row for row in rows.where(method=variant) if row.get("ms") is None)
+    error, loss = (row[name] for name in ("backward_error", "orthogonality"))
+    return math.inf if error is None else error, math.inf if loss is None else loss
+
+
+FIGURE_7 = Figure(
+    name="figure7",
+    title="Figure 7: low format on or off in panel and update",
+    shows="RGSQRF with the CAQR panel, the low format enabled in (panel, update); speedups over (off, "
+    "off). The rows without times have the errors for a matrix with arithmetic spectrum and condition 1e3.",
+    scaled_down=SMALL_TEXT + "; errors with emulated tensor cores, 1024 x 512",
+    measure=measure_low_format,
+    draw=_draw_low_format,
+    claims=(
+        Claim("the low format in the update is critical for large matrices", _update_matters),
+        Claim("the low format does not help much in the panel", _panel_does_not),
+        Claim("in the panel it costs accuracy", _panel_costs_accuracy),
+    ),
+    width=11,
+    height=6,
+)

@@ -1,0 +1,234 @@
+"""Reproduce a paper: measure its figures, draw them, and hold the data against its claims."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from neula.errors import unknown_name
+from neula.papers.data import Data, Rows, show
+from neula.papers.drawing import new_canvas
+from neula.papers.figure import Claim, Figure, Scale, Setting, Verdict
+from neula.papers.measuring import circumstances
+
+LONG_TABLE = 16
+"""Tables with more rows than this are left to the data files."""
+
+WIDE = 140
+"""Width that a table may take in any terminal: digits that are cut off help nobody."""
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper whose figures are commands.
+
+    Attributes
+    ----------
+    title, source : str
+        Its title, and where it was published.
+    command : str
+        What the command line calls it.
+    figures : tuple of Figure
+    """
+
+    title: str
+    source: str
+    command: str
+    figures: tuple[Figure, ...]
+
+    def named(self, name: str) -> Sequence[Figure]:
+        """One figure, or those of ``"all"``."""
+        if name == "all":
+            return self.figures
+        found = [figure for figure in self.figures if figure.name == name]
+        if not found:
+            raise unknown_name("figure", name, ("all", *(figure.name for figure in self.figures)))
+        return found
+
+
+def reproduce(
+    paper: Paper,
+    name: str,
+    scale: Scale,
+    out: Path,
+    *,
+    redraw: bool = False,
+    matrices: Path | None = None,
+    console: Console,
+    progress: Callable[[str, float], None],
+) -> None:
+    """Measure figures of a paper; write data, pictures and the page ``index.md`` to ``out``.
+
+    Parameters
+    ----------
+    paper : Paper
+    name : str
+        A figure's name or ``"all"``.
+    scale : Scale
+    out : Path
+        Folder for the files; made if it does not exist. The page shows every figure whose data it holds.
+    redraw : bool
+        Draw and judge the data in ``out`` instead of measuring; all that there are for ``"all"``.
+    matrices : Path, optional
+        Folder with matrices of the paper that the user has.
+    console : rich.console.Console
+        Where verdicts go.
+    progress : callable
+        Told the step and the part that is done; no step before something is printed.
+
+    Raises
+    ------
+    ValueError
+        For an unknown figure, or a scale that this machine cannot run.
+    OSError
+        If the files cannot be written, or those to be drawn again cannot be read.
+    """
+    figures = paper.named(name)
+    if redraw and name == "all":
+        figures = [figure for figure in figures if (out / f"{figure.name}.json").exists()]
+    if not redraw:
+        Setting(scale)  # says at once if this machine cannot run it
+        out.mkdir(parents=True, exist_ok=True)
+    measured: dict[object, Data] = {}
+    for figure in figures:
+        path = out / f"{figure.name}.json"
+        if not redraw:
+            # Figures that show the same data share their function.
+            if figure.measure not in measured:
+                measured[figure.measure] = _measure(figure, scale, progress, matrices)
+            measured[figure.measure].write(path)
+        data = Data.read(path)
+        _print(figure, data, console)
+        console.print(f"data: {escape(str(path))}", soft_wrap=True, highlight=False)
+        console.print(
+            escape(_draw(figure, data.rows, path.with_suffix(".png"))), soft_wrap=True, highlight=False
+        )
+    page = out / "index.md"
+    page.write_text(_page(paper, out))
+    console.print(f"page: {escape(str(page))}", soft_wrap=True)
+
+
+def _measure(
+    figure: Figure, scale: Scale, progress: Callable[[str, float], None], matrices: Path | None
+) -> Data:
+    setting = Setting(
+        scale, lambda step, fraction: progress(f"{figure.name}: {step}", fraction), matrices=matrices
+    )
+    rows = list(figure.measure(setting))
+    progress("", 1.0)
+    if not rows:
+        raise ValueError(f"{figure.name}: no matrix fits into memory; {'; '.join(setting.notes)}")
+    about = {"scale": scale.value, "notes": setting.notes}
+    timed = setting.numerics if figure.emulated_times else setting.speed
+    about |= {"time": repr(timed), "accuracy": repr(setting.numerics)}
+    return Data.of(about | circumstances(setting.device), rows)
+
+
+def _draw(figure: Figure, rows: Rows, path: Path) -> str:
+    """Draw the figure; what there is to say about its picture."""
+    if figure.draw is None:
+        return "no picture: a table"
+    try:
+        canvas = new_canvas(figure.width, figure.height)
+    except ImportError as error:
+        path.unlink(missing_ok=True)  # one of older data would be misleading
+        return f"no picture: {error}"
+    figure.draw(rows, canvas)
+    canvas.savefig(path, dpi=130)
+    return f"picture: {path}"
+
+
+def _print(figure: Figure, data: Data, console: Console) -> None:
+    console.print(f"\n[bold]{escape(figure.name)}[/bold]  {escape(figure.title)}", highlight=False)
+    about = data.about
+    lines = [_engines(about)]
+    lines += [f"scaled down: {figure.scaled_down}"] * (about["scale"] == Scale.small)
+    lines += [f"note: {note}" for note in about["notes"]]
+    for line in lines:
+        console.print(escape(line), soft_wrap=True, highlight=False)
+    if len(data.rows) <= LONG_TABLE:
+        _print_table(data.rows, console)
+    for claim, verdict in _judge(figure, data):
+        word = "[green]holds[/green]" if verdict.holds else "[yellow]does not hold here[/yellow]"
+        console.print(f"{word}: {escape(claim.text)}", soft_wrap=True, highlight=False)
+        console.print(f"    measured: {escape(verdict.measured)}", soft_wrap=True, highlight=False)
+
+
+def _engines(about: Mapping[str, Any]) -> str:
+    return f"Engines: {about['time']} for times, {about['accuracy']} for accuracy"
+
+
+def _judge(figure: Figure, data: Data) -> list[tuple[Claim, Verdict]]:
+    """The claims with their verdicts."""
+    try:
+        return [(claim, claim.judge(data.rows)) for claim in figure.claims]
+    except (LookupError, TypeError, ValueError, ArithmeticError, StopIteration) as error:
+        made = data.about.get("neula")
+        text = f"{figure.name}.json of neula {made} lacks what its claims need ({error!r}): measure it again"
+        raise ValueError(text) from error
+
+
+def _print_table(rows: Rows, console: Console) -> None:
+    table = Table(*rows.fields, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for row in rows:
+        table.add_row(*(show(row.get(name)) for name in rows.fields))
+    Console(file=console.file, width=max(WIDE, console.width)).print(table)
+
+
+def _page(paper: Paper, out: Path) -> str:
+    """The page in Markdown: every figure whose data lies in ``out``, with claims and verdicts."""
+    sections = [
+        _section(paper, figure, out) for figure in paper.figures if (out / f"{figure.name}.json").exists()
+    ]
+    head = [
+        f"# {paper.title}",
+        f"{paper.source}. Each section is made by one command, from data that lies beside this page. A claim "
+        "*holds* if a function of the data says so; times are compared as ratios, orders and slopes, since "
+        "the paper's machine was another one. Expect ten percent of noise in times. `(neula)` marks what "
+        "the paper does not say.",
+    ]
+    return "\n\n".join([*head, *sections]) + "\n"
+
+
+def _section(paper: Paper, figure: Figure, out: Path) -> str:
+    data = Data.read(out / f"{figure.name}.json")
+    about, drawn = data.about, figure.draw is not None and (out / f"{figure.name}.png").exists()
+    small = about["scale"] == Scale.small
+    unit = f"{about['threads']} threads" if small else f"CUDA {about['cuda']}"
+    machine = f"{about['device']}, {unit}, torch {about['torch']}, {about['date'][:10]}"
+    scaled = [f"Scaled down: {figure.scaled_down}"] if small else []
+    claims = _markdown_table(
+        ["the paper", "measured", "holds"],
+        [[c.text, v.measured, "yes" if v.holds else "**no**"] for c, v in _judge(figure, data)],
+    )
+    picture = [f"![{figure.title}]({figure.name}.png)"] if drawn else []
+    table = [_data_table(data.rows)] if figure.draw is None else []
+    return "\n\n".join(
+        [
+            f"## {figure.title}",
+            f"`neula experiment {paper.command} {figure.name} --scale {about['scale']}` on {machine}. "
+            f"Data: [JSON]({figure.name}.json), [CSV]({figure.name}.csv).",
+            f"{figure.shows} {_engines(about)}.",
+            *scaled,
+            *picture,
+            *table,
+            claims,
+            *(f"Note: {note}." for note in about["notes"]),
+        ]
+    )
+
+
+def _data_table(rows: Rows) -> str:
+    return _markdown_table(rows.fields, [[show(row.get(name)) for name in rows.fields] for row in rows])
+
+
+def _markdown_table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *body]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

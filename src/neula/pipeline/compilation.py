@@ -1,0 +1,47 @@
+"""``torch.compile`` and the public functions: it goes around them."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import torch
+
+from neula.pipeline.state import restored
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def eager(function: Callable[P, T]) -> Callable[P, T]:
+    """Run a function as it stands, a graph break for ``torch.compile``, and leave modes as they were.
+
+    The chains look at their numbers at every step. Traced, they are many graphs, compiled anew for each
+    shape, and not faster.
+
+    Parameters
+    ----------
+    function : callable
+
+    Returns
+    -------
+    callable
+        The same function.
+    """
+    disabled: Callable[P, T] | None = None
+    careful = restored(function)
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        nonlocal disabled
+        # The compiler takes longer to import than torch itself; where nobody did, nobody compiles.
+        if "torch._dynamo" not in sys.modules:
+            return careful(*args, **kwargs)
+        if disabled is None:
+            disabled = torch.compiler.disable(careful)
+        return disabled(*args, **kwargs)
+
+    # The compiler counts the versions of a code object, and gives up at eight: one object for each function.
+    call.__code__ = call.__code__.replace(co_name=function.__name__)
+    return functools.wraps(function)(call)

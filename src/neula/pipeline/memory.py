@@ -1,0 +1,112 @@
+"""What becomes of a chain of attempts where one of them does not find the memory that it needs."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from neula.engines import graphs
+
+_ASKED = re.compile(r"allocate ([\d.]+) (\w+)")
+_TEXTS = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
+
+
+@dataclass
+class MemoryGuard:
+    """Attempts that may run out of memory, so that the next one, which may need less, has its turn.
+
+    Parameters
+    ----------
+    device : torch.device
+        Whose memory it is.
+
+    Attributes
+    ----------
+    shortages : list of str
+        What did not suffice for which attempt: ``"LU fp16 needed 2.00 GiB more, 1.25 GiB of 80.0 GiB free"``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from neula.pipeline.memory import MemoryGuard
+    >>> guard = MemoryGuard(torch.device("cpu"))
+    >>> with guard.attempt("the first"):
+    ...     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    >>> guard.shortages[0].startswith("the first needed 2.00 GiB more")
+    True
+    """
+
+    device: torch.device
+    shortages: list[str] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def attempt(self, label: str) -> Iterator[None]:
+        """Carry on behind the block where memory does not suffice for it; other errors come through.
+
+        What the block has made and given no name outside is free then, and what CUDA graphs have kept.
+        """
+        try:
+            yield
+        except (RuntimeError, MemoryError) as error:
+            if not is_shortage(error):
+                raise
+            self.shortages.append(f"{label} {_needed(error)}, {_free(self.device)}")
+            if self.device.type == "cuda":
+                graphs.clear()
+
+    def raise_if_short(self) -> None:
+        """To be called where no attempt gave an answer.
+
+        Raises
+        ------
+        torch.OutOfMemoryError
+            If one of them had too little memory: for what, and how much was free. It is a RuntimeError.
+        """
+        if self.shortages:
+            raise torch.OutOfMemoryError(
+                f"not enough memory on {self.device}: {'; '.join(self.shortages)}. Give back what is not "
+                "needed, or take fewer right-hand sides, smaller batches or a narrower dtype"
+            )
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Whether an error says that memory, of a GPU or of the machine, does not suffice."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    # The allocator of the CPU, cuBLAS and cuSOLVER have no class of their own.
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _TEXTS)
+
+
+def _needed(error: BaseException) -> str:
+    found = _ASKED.search(str(error))
+    if found is None:
+        return "needed more than there was"
+    size, unit = found.groups()
+    return f"needed {_in_gib(int(size)) if unit == 'bytes' else f'{size} {unit}'} more"
+
+
+def _free(device: torch.device) -> str:
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        # What torch has reserved and does not use is free for torch.
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return f"{_in_gib(free)} of {_in_gib(total)} free"
+    return _free_here()
+
+
+def _free_here() -> str:
+    try:
+        sizes = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        free, total = (1024 * int(sizes[name].split()[0]) for name in ("MemAvailable", "MemTotal"))
+    except (OSError, KeyError, ValueError):  # not Linux
+        return "how much was free is not known"
+    return f"{_in_gib(free)} of {_in_gib(total)} free"
+
+
+def _in_gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"

@@ -1,0 +1,221 @@
+"""NumPy's rules for the shapes of ``A x = b``: what leading dimensions mean, and when b is a vector."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from neula.errors import warn
+from neula.pipeline.inputs import check_matrices
+
+
+@dataclass(frozen=True, eq=False)
+class System:
+    """Problems ``A x = b`` with each matrix once, and all right-hand sides that go with it as its columns.
+
+    Where b has leading dimensions that A does not have, or has of size 1, these become columns: no matrix is
+    factorized twice. Everything here is a view or a differentiable operation on what was given.
+
+    Attributes
+    ----------
+    matrices : Tensor, shape (P, m, n)
+        Those of A, its leading dimensions flattened.
+    columns : Tensor, shape (P, m, K)
+        The right-hand sides of each matrix. They may share memory: write to a copy.
+    batch : tuple of int
+        The leading dimensions of A and b, broadcast.
+    is_vector : bool
+        Whether the right-hand sides were given as vectors: then x has no last dimension for them.
+    """
+
+    matrices: torch.Tensor
+    columns: torch.Tensor
+    batch: tuple[int, ...]
+    is_vector: bool
+    _layout: _Layout = field(repr=False)
+
+    def solutions(self, x: torch.Tensor) -> torch.Tensor:
+        """Solutions as the user expects them.
+
+        Parameters
+        ----------
+        x : Tensor, shape (P, n, K)
+
+        Returns
+        -------
+        Tensor, shape (*batch, n) or (*batch, n, k)
+        """
+        return self._without_last(self._layout.unfold(x))
+
+    def of_columns(self, e: torch.Tensor) -> torch.Tensor:
+        """What is known of each right-hand side.
+
+        Parameters
+        ----------
+        e : Tensor, shape (P, K)
+
+        Returns
+        -------
+        Tensor, shape (*batch,) or (*batch, k)
+        """
+        return self._without_last(self._layout.unfold(e.unsqueeze(1)).squeeze(-2))
+
+    def of_members(self, e: torch.Tensor) -> torch.Tensor:
+        """What is known of each matrix, for all problems that it is part of.
+
+        Parameters
+        ----------
+        e : Tensor, shape (P,)
+
+        Returns
+        -------
+        Tensor, shape (*batch,)
+        """
+        return e.reshape(self._layout.members).expand(self.batch)
+
+    def _without_last(self, x: torch.Tensor) -> torch.Tensor:
+        return x.squeeze(-1) if self.is_vector else x
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Which leading dimensions count matrices, and which right-hand sides of one matrix.
+
+    Attributes
+    ----------
+    batch : tuple of int
+        Leading dimensions of the problem.
+    members : tuple of int
+        Those of A, as many as in ``batch``: where they are 1, right-hand sides are counted.
+    width : int
+        Columns of one right-hand side of the user's.
+    """
+
+    batch: tuple[int, ...]
+    members: tuple[int, ...]
+    width: int
+
+    @property
+    def order(self) -> list[int]:
+        """Leading dimensions that count matrices, rows, those that count right-hand sides, columns."""
+        d = len(self.batch)
+        return [*self._counting(True), d, *self._counting(False), d + 1]
+
+    def fold(self, b: torch.Tensor) -> torch.Tensor:
+        """Right-hand sides of shape (*batch, m, k), as columns of shape (P, m, K)."""
+        count, copies = math.prod(self.members), self._copies()
+        return b.permute(self.order).reshape(count, b.shape[-2], copies * self.width)
+
+    def unfold(self, x: torch.Tensor) -> torch.Tensor:
+        """The inverse of :meth:`fold`, for any number of rows."""
+        sizes = [*self.batch, x.shape[1], self.width]
+        order = self.order
+        back = sorted(range(len(order)), key=order.__getitem__)
+        return x.reshape([sizes[i] for i in order]).permute(back)
+
+    def _counting(self, matrices: bool) -> list[int]:
+        return [i for i, size in enumerate(self.members) if (size != 1) == matrices]
+
+    def _copies(self) -> int:
+        return math.prod(self.batch[i] for i in self._counting(False))
+
+
+def broadcast_system(a: torch.Tensor, b: torch.Tensor) -> System:
+    """Match the shapes of A and b in ``A x = b``, as NumPy 2 and SciPy 1.17 do.
+
+    A one-dimensional b is a vector, the same for every matrix of A; any other is a matrix of right-hand sides
+    in its last two dimensions, or a batch of them. Leading dimensions are broadcast. Every dimension may have
+    size zero.
+
+    Parameters
+    ----------
+    a : Tensor, shape (..., m, n)
+    b : Tensor, shape (m,) or (..., m, k)
+        Until the next release also of the shape of A without its last dimension, one vector for each matrix,
+        where NumPy's rules do not fit.
+
+    Raises
+    ------
+    ValueError
+        For shapes that do not fit; the message says which do.
+
+    Warns
+    -----
+    FutureWarning
+        Where b has the shape of A without its last dimension, and more than one dimension: torch takes it as
+        one vector for each matrix, and so did earlier releases.
+
+    Examples
+    --------
+    >>> import torch
+    >>> system = broadcast_system(torch.ones(4, 3), torch.ones(7, 4, 2))
+    >>> system.matrices.shape, system.columns.shape
+    (torch.Size([1, 4, 3]), torch.Size([1, 4, 14]))
+    >>> system.solutions(torch.ones(1, 3, 14)).shape
+    torch.Size([7, 3, 2])
+    """
+    check_matrices(a, "A")
+    if b.ndim == 0:
+        raise ValueError(
+            "b must be a vector, a matrix or a batch of matrices, got 0 dimension(s), shape (): "
+            "reshape one number to b.reshape(1)"
+        )
+    is_vector = b.ndim == 1
+    batch = _batch(a.shape, b.unsqueeze(-1).shape if is_vector else b.shape)
+    if b.ndim > 1 and b.shape == a.shape[:-1]:
+        warn(_two_readings(a.shape, b.shape, fits=batch is not None), FutureWarning)
+        is_vector = batch is None
+        batch = tuple(a.shape[:-2]) if is_vector else batch
+    if batch is None:
+        raise ValueError(_misfit(a.shape, b.shape))
+    b = b.unsqueeze(-1) if is_vector else b
+    members = (1,) * (len(batch) - a.ndim + 2) + tuple(a.shape[:-2])
+    layout = _Layout(batch, members, b.shape[-1])
+    matrices = a.reshape(math.prod(members), *a.shape[-2:])
+    columns = layout.fold(b.expand(*batch, *b.shape[-2:]))
+    return System(matrices, columns, batch, is_vector, layout)
+
+
+def broadcast_batch(*shapes: torch.Size) -> tuple[int, ...] | None:
+    """Leading dimensions as NumPy broadcasts them; None where they do not fit."""
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        return None
+
+
+def _batch(a: torch.Size, b: torch.Size) -> tuple[int, ...] | None:
+    """Leading dimensions of the problem in NumPy's reading of two shapes; None where it does not fit them."""
+    return broadcast_batch(a[:-2], b[:-2]) if a[-2] == b[-2] else None
+
+
+def _two_readings(a: torch.Size, b: torch.Size, *, fits: bool) -> str:
+    ours = f"one vector for each matrix of A, shape {tuple(a)}"
+    numpys = f"a matrix of {b[-1]} right-hand sides"
+    if not fits:
+        return (
+            f"b of shape {tuple(b)} is taken as {ours}, as torch does; the next release, like NumPy, takes "
+            f"it as {numpys}, and refuses it: pass b[..., None] for one vector for each matrix"
+        )
+    return (
+        f"b of shape {tuple(b)} is taken as {numpys} for every matrix of A, as NumPy does; earlier "
+        f"releases, like torch, took it as {ours}: pass b[..., None] for one vector for each matrix, "
+        "or b[None] for the same without this warning"
+    )
+
+
+def _misfit(a: torch.Size, b: torch.Size) -> str:
+    batch, m = tuple(a[:-2]), a[-2]
+    rows = b[0] if len(b) == 1 else b[-2]
+    if rows != m:
+        why = f"A has {m} rows and b {rows}"
+    else:
+        why = f"leading dimensions {batch} and {tuple(b[:-2])} are not equal, and not 1 where they differ"
+    fitting = f"({m},), ({m}, k) or {(*batch, m, 'k')}".replace("'", "") if batch else f"({m},), ({m}, k)"
+    return (
+        f"shapes of A and b do not fit: A is {tuple(a)}, b is {tuple(b)}, and {why}; b must have shape "
+        f"{fitting}, or leading dimensions that broadcast with {batch} before ({m}, k)"
+    )

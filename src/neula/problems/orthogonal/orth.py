@@ -1,0 +1,177 @@
+"""Orthonormal bases: Q of a certified QR, the rank of its R, and the range where that is less than full."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from neula.algorithms.scaling import power_of_two_scales
+from neula.algorithms.spectra.numerical_rank import columns_of_norm_one, numerical_ranks
+from neula.certificates.accuracy import QRCertificates, target_format
+from neula.engines import Engine, select_engine
+from neula.engines.precision import exact_matmul, plain_arithmetic
+from neula.pipeline.compilation import eager
+from neula.pipeline.inputs import check_matrices, take
+from neula.pipeline.progress import Progress
+from neula.pipeline.result import QRResult, report_missed
+from neula.problems.orthogonal.batch import Factors, as_result
+from neula.problems.orthogonal.qr import reduced_factors
+
+
+@eager
+def orth(
+    A: Any,
+    rcond: float | None = None,
+    *,
+    accuracy: str | None = None,
+    engine: str | Engine = "auto",
+    strict: bool = False,
+    progress: Progress | None = None,
+) -> Any:
+    """Orthonormal basis of the columns of A: the Q of :func:`qr`, or with ``rcond`` a basis of the range.
+
+    Parameters
+    ----------
+    A : array_like, shape (..., m, n)
+        As for :func:`qr`.
+    rcond : float, optional
+        Singular values of A of at most ``rcond`` times the largest count as zero, and the basis has as many
+        columns as the others, as in :func:`scipy.linalg.orth`; all matrices of a batch must have the same
+        number. By default the basis has ``min(m, n)`` columns, whatever the rank.
+    accuracy, engine, strict, progress : optional
+        As for :func:`qr`.
+
+    Returns
+    -------
+    array, shape (..., m, min(m, n)), or (..., m, rank) with ``rcond``
+        Orthonormal columns. NaN where a matrix of a batch holds NaN or Inf.
+
+    Raises
+    ------
+    ValueError
+        For what :func:`qr` refuses; for an ``rcond`` that is out of range; if the matrices of a batch have
+        different ranks; if the basis of a range of smaller dimension is to have a gradient.
+    AccuracyError
+        In place of the warnings, if ``strict`` is set; its ``result`` is that of :func:`qr`.
+
+    Warns
+    -----
+    AccuracyWarning
+        If the accuracy was not reached; without ``rcond`` also where the numerical rank is below
+        ``min(m, n)``: Q has orthonormal columns even there, but then they span more than A does, and what
+        they span beyond it are rounding errors.
+
+    See Also
+    --------
+    qr : which has R, too.
+    scipy.linalg.orth : by the SVD of A; without ``rcond`` it takes ``max(m, n)`` times the precision of A.
+
+    Notes
+    -----
+    The warning is decided by the singular values of R, its columns divided by their norms: a column in small
+    units is independent of the others if its direction is. Those that do not count are at most
+
+    - ``max(m, n)`` times the precision of float64, relative to the largest, or, for A in a narrower dtype,
+      ``sqrt(max(m, n))`` times that of float32 or the precision of the dtype, whichever is larger (with
+      ``max(m, n)`` in place of its root a random matrix of order 2000 would lack full rank in float32);
+    - or as small as the error of R that was measured: ``accuracy="fp16"`` makes no statement about less.
+
+    With ``rcond`` they are those of A as it is given, in its units, and what is left is ``Q U`` with the
+    leading left singular vectors of R; Q itself where the rank is full.
+
+    Examples
+    --------
+    >>> import torch, neula
+    >>> Q = neula.orth(torch.tensor([[1.0, 1.0], [1.0, 1.0001], [1.0, 1.0]]))
+    >>> bool((Q.T @ Q - torch.eye(2)).norm() < 1e-6)
+    True
+    >>> neula.orth(torch.tensor([[1.0, 2.0], [2.0, 4.0], [3.0, 6.0]]), rcond=1e-6).shape
+    torch.Size([3, 1])
+    """
+    taken = take(A, "A", differentiable=True)
+    a = taken.tensor
+    check_matrices(a, "A")
+    if rcond is not None and not 0 <= rcond < 1:
+        raise ValueError(f"rcond must be at least 0 and below 1, got {rcond}")
+    target, chosen = target_format(accuracy, a.dtype), select_engine(engine, a.device)
+    factors = reduced_factors(a, target, chosen, progress)
+    result = as_result(factors, taken, "reduced", chosen, target, strict)
+    if a.numel() == 0:
+        return result.Q
+    with plain_arithmetic(chosen.device):
+        if rcond is None:
+            _check_full_rank(factors, a, result, strict=strict)
+            return result.Q
+        basis = _range_basis(factors, a.shape, rcond)
+    if basis is not None and taken.needs_gradient:
+        raise ValueError(
+            f"A of shape {tuple(a.shape)} has rank {basis.shape[-1]} with rcond={rcond} and requires a "
+            "gradient, and the basis of its range is not unique and has none: pass A.detach()"
+        )
+    return result.Q if basis is None else taken.give_back(basis.reshape(*a.shape[:-1], basis.shape[-1]))
+
+
+def _check_full_rank(factors: Factors, a: torch.Tensor, result: QRResult, *, strict: bool) -> None:
+    """Say where columns are dependent, of those factors that are accepted: the others have been reported."""
+    m, n = a.shape[-2:]
+    r = _batch_of(factors.r)
+    residuals, accepted = (x.to(r.device) for x in _measured(factors))
+    # The measured residual is relative to the norm of all columns together.
+    error = (math.sqrt(n) * torch.where(accepted, residuals, 0.0)).to(r.dtype)
+    ranks = numerical_ranks(columns_of_norm_one(r), rank_tolerance(a.dtype, m, n), error, exact=False)
+    deficient = (accepted & (ranks < min(m, n))).cpu()
+    if not bool(deficient.any()):
+        return
+    rank = int(ranks.cpu()[deficient].min())
+    report_missed(
+        "the columns do not have full rank",
+        f"{rank} or fewer of {min(m, n)} are independent to {result.accuracy} accuracy, and what the basis "
+        "spans beyond the range are rounding errors; pass rcond= for a basis of the range alone",
+        result,
+        deficient.reshape(a.shape[:-2]).nonzero().tolist(),
+        strict=strict,
+    )
+
+
+def rank_tolerance(dtype: torch.dtype, m: int, n: int) -> float:
+    """Singular values relative to the largest, with columns of norm 1, up to which nothing is known."""
+    size = max(m, n)
+    if dtype == torch.float64:
+        return size * torch.finfo(torch.float64).eps
+    return max(math.sqrt(size) * torch.finfo(torch.float32).eps, torch.finfo(dtype).eps)
+
+
+def _range_basis(factors: Factors, shape: torch.Size, rcond: float) -> torch.Tensor | None:
+    """Basis of the range of each matrix, shape (batch, m, rank); None where that is Q."""
+    q, r = _batch_of(factors.q), _batch_of(factors.r)
+    # Squares of large or small elements would be out of range.
+    r = (r * power_of_two_scales(r.abs().amax((1, 2)))[:, None, None]).double()
+    finite = r.isfinite().flatten(1).all(1)
+    ranks = numerical_ranks(r, rcond)[finite].tolist()
+    k = r.shape[1]
+    if len(set(ranks)) > 1:
+        raise ValueError(
+            f"the matrices of A, shape {tuple(shape)}, have ranks from {min(ranks)} to "
+            f"{max(ranks)} with rcond={rcond}, and their bases do not fit one array: pass matrices of one "
+            "rank together, or leave rcond out"
+        )
+    rank = ranks[0] if ranks else k
+    if rank == k:
+        return None
+    u = torch.linalg.svd(torch.where(finite[:, None, None], r, 0.0), full_matrices=False).U
+    return exact_matmul(q, u[..., :rank].to(q.dtype))
+
+
+def _batch_of(factor: torch.Tensor) -> torch.Tensor:
+    return factor.unsqueeze(0) if factor.ndim == 2 else factor
+
+
+def _measured(factors: Factors) -> tuple[torch.Tensor, torch.Tensor]:
+    """Residual of each factorization, and whether it is accepted."""
+    found = factors.certificates
+    if isinstance(found, QRCertificates):
+        return found.residual, found.accepted
+    residuals = torch.tensor([c.residual for c in found], dtype=torch.float64)
+    return residuals, torch.tensor([c.accepted for c in found], dtype=torch.bool)

@@ -1,0 +1,188 @@
+"""QR of tall and skinny matrices: check the input, choose the arithmetic, run the tree, certify."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from neula.algorithms.corrected import corrected_bmm
+from neula.algorithms.orthogonal.tsqr import cholesky_tsqr, cholesky_tsqr2, cholesky_tsqr32
+from neula.algorithms.orthogonal.tsqr import tsqr as tree
+from neula.certificates.accuracy import target_format
+from neula.engines import FORMATS, FP64, Engine, Format, select_engine
+from neula.engines.precision import exact_matmul, plain_arithmetic
+from neula.errors import unknown_name
+from neula.kernels.householder import Product
+from neula.pipeline.compilation import eager
+from neula.pipeline.inputs import check_finite, check_matrices, flattened, take
+from neula.pipeline.result import QRResult
+from neula.problems.orthogonal.batch import Batch, Link, as_result, factorize_together, one_by_one
+from neula.problems.orthogonal.qr import BATCHED_ELEMENTS, batch_chain, factors_of_nothing
+
+MODES = ("reduced", "r")
+
+COMPUTE = {
+    "fp16_cor": "fp32",
+    "fp16_nocor": "fp16",
+    "tf32_cor": "fp32",
+    "tf32_nocor": "tf32",
+    "fp32_notc": "fp32",
+}
+"""The paper's five modes, and the format whose accuracy each has."""
+
+MAX_COLUMNS = 256
+
+
+@eager
+def tsqr(
+    A: Any,
+    mode: str = "reduced",
+    *,
+    compute: str = "auto",
+    engine: str | Engine = "auto",
+    strict: bool = False,
+) -> QRResult:
+    """QR factorization of a tall and skinny matrix, certified.
+
+    By default what is fastest on a GPU to the accuracy of A's dtype: R from the Gram matrix of A and
+    ``Q = A R^-1``, which read A twice, in fp16 with error correction (emulated in float64); a second pass
+    over Q where the certificate asks for it; and at last the tree of Householder factorizations, which is
+    orthogonal whatever the condition of A, in float64 if float32 does not do. On a CPU LAPACK is fastest. Or,
+    named, one of the modes of [1]_: the tree with its products in one arithmetic.
+
+    Parameters
+    ----------
+    A : array_like, shape (..., m, n), n <= 256
+        NumPy array, torch tensor or DLPack object, float16 to float64; integers are taken as float64. It is
+        not modified. Leading dimensions are a batch; any dimension may be zero.
+    mode : {"reduced", "r"}
+        Q of shape (m, min(m, n)), or only R.
+    compute : {"auto", "fp16_cor", "fp16_nocor", "tf32_cor", "tf32_nocor", "fp32_notc"}, optional
+        What the products of block reflectors are computed in: two numbers of fp16 or of tf32 for each
+        element (error correction), one, or float32 without matrix units. A float64 matrix is rounded to
+        float32 for them. A reflection in float32 errs by some 10 u, more than what one to three columns are
+        certified to: those may come with a warning.
+    engine : {"auto", "cpu", "cuda", "emulated"} or Engine, optional
+        What multiplies. ``"auto"`` goes by the device of A. The CPU engine has no fp16 and no tf32.
+    strict : bool, optional
+        Raise an AccuracyError instead of warning.
+
+    Returns
+    -------
+    QRResult
+        Unpacks into ``Q, R``; holds the certificate and the attempts. The diagonal of R is nonnegative. The
+        accuracy that is certified is that of A's dtype, or of a named ``compute`` if that is coarser.
+
+    Raises
+    ------
+    ValueError
+        For more than 256 columns, for a matrix that has NaN or Inf, and for unknown names. Matrices of a
+        batch with NaN or Inf are no error unless ``strict``: their factors are NaN, and are not accepted.
+    TypeError
+        For complex, sparse or masked input.
+    AccuracyError
+        If the accuracy was not reached and ``strict`` is set.
+
+    Warns
+    -----
+    AccuracyWarning
+        If the accuracy was not reached.
+
+    See Also
+    --------
+    qr : any number of columns, and batches of small matrices.
+
+    Notes
+    -----
+    Columns are scaled by powers of two where the range of fp16 asks for it. The Gram matrix squares the
+    condition number: with corrected fp16 one pass is accepted up to a condition of about 3, two passes up to
+    about 1e3. By default small matrices of a batch go the way that :func:`qr` takes them, all together.
+
+    Torch tensors that require a gradient get one, as from :func:`qr`.
+
+    References
+    ----------
+    .. [1] H. Ootomo, R. Yokota, "TSQR on TensorCores with error correction", 2021.
+
+    Examples
+    --------
+    >>> import numpy as np, neula
+    >>> A = np.random.default_rng(0).uniform(-1, 1, (5000, 20)).astype(np.float32)
+    >>> Q, R = neula.tsqr(A)
+    >>> bool(np.linalg.norm(A - Q @ R) < 1e-6 * np.linalg.norm(A))
+    True
+    >>> neula.tsqr(A, compute="fp16_nocor", engine="emulated").accuracy
+    'fp16'
+    """
+    taken = take(A, "A", differentiable=True)
+    a = taken.tensor
+    check_matrices(a, "A")
+    if a.shape[-1] > MAX_COLUMNS:
+        raise ValueError(
+            f"A of shape {tuple(a.shape)} has {a.shape[-1]} columns, and tsqr takes at most {MAX_COLUMNS}: "
+            "use neula.qr"
+        )
+    if mode not in MODES:
+        raise unknown_name("mode", mode, MODES)
+    if compute != "auto" and compute not in COMPUTE:
+        raise unknown_name("compute", compute, ("auto", *COMPUTE))
+    chosen = select_engine(engine, a.device)
+    target = target_format(None, a.dtype)
+    if compute != "auto":
+        target = max(target, FORMATS[COMPUTE[compute]], key=lambda format: format.u)
+    matrices = flattened(a).to(chosen.device)
+    chain = _auto_chain(matrices, target, chosen) if compute == "auto" else [_named(compute, chosen)]
+    if 0 in a.shape:
+        factors = factors_of_nothing(matrices, mode, target, single=a.ndim == 2)
+        return as_result(factors, taken, mode, chosen, target, strict)
+    with plain_arithmetic(chosen.device):
+        factors = factorize_together(matrices, mode, target, chain, chosen)
+    if a.ndim == 2:
+        if not factors.attempts[-1].accepted:
+            check_finite(a, a, "A")
+        factors = replace(factors, certificate=factors.certificates[0])
+    return as_result(factors, taken, mode, chosen, target, strict)
+
+
+def _auto_chain(matrices: torch.Tensor, target: Format, engine: Engine) -> list[Link]:
+    """What is tried, cheapest first."""
+    count, m, n = matrices.shape
+    together = count > 1 and m * n <= BATCHED_ELEMENTS.get(engine.name, 0)
+    if together or engine.name == "cpu":  # LAPACK takes a third of the time of a Gram matrix in float64
+        return batch_chain(Batch(matrices, target), engine)
+    dtype = target.storage
+    arithmetic = "fp16_cor" if engine.name == "cuda" and target is not FP64 else "fp64"
+    once = cholesky_tsqr32 if arithmetic == "fp16_cor" else cholesky_tsqr
+    passes = partial(one_by_one, method=once)
+    twice = partial(one_by_one, method=partial(cholesky_tsqr2, once=once))
+    # A reflector in float32 errs by some 10 u, no less than what a few columns are certified to.
+    trees = ("fp64",) if target is FP64 else ("fp32", "fp64")
+    return [
+        Link(f"cholesky-qr {arithmetic}", dtype, passes, scaled=False),
+        Link(f"cholesky-qr {arithmetic}, twice", dtype, twice),
+        *(Link(f"tsqr {name}", FORMATS[name].storage, partial(tree, product=exact_matmul)) for name in trees),
+    ]
+
+
+def _named(compute: str, engine: Engine) -> Link:
+    """Exactly this mode of the tree."""
+    return Link(f"tsqr {compute}", torch.float32, partial(tree, product=_product(compute, engine)))
+
+
+def _product(compute: str, engine: Engine) -> str | Product:
+    """What multiplies block reflectors: a product of the kernels, or one of the engine."""
+    format, _, correction = compute.partition("_")
+    if format == "fp32":
+        return exact_matmul
+    if format not in engine.formats:
+        raise ValueError(
+            f"the {engine.name} engine does not multiply in {format!r} (it gains nothing there): "
+            "pass compute='fp32_notc' or engine='emulated'"
+        )
+    if engine.name == "cuda":
+        return format if correction == "nocor" else f"{format}_cor"
+    low = engine.using(format)
+    return low.bmm if correction == "nocor" else partial(corrected_bmm, engine=low)

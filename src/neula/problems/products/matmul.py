@@ -1,0 +1,348 @@
+"""Matrix products: check the input, choose the arithmetic, multiply."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from neula.algorithms.corrected import balanced, corrected_product, scaled_product, unbalanced
+from neula.engines import Engine, select_engine
+from neula.engines.precision import plain_arithmetic
+from neula.errors import unknown_name
+from neula.kernels.gemm import SCHEMES, UNCORRECTED, combine, corrected_gemm, kernel_runs
+from neula.pipeline.compilation import eager
+from neula.pipeline.gradients import attach_product
+from neula.pipeline.inputs import Taken, gradient_wanted, refuse_gradient, take
+from neula.pipeline.shapes import broadcast_batch
+
+PLAIN = ("fp16", "tf32", "bf16", "fp32", "fp64")
+MODES = (*PLAIN, *SCHEMES)
+
+CORRECTED_FROM = 1 << 34
+"""Products ``m n k`` from which fp16_cor is the faster one on a GPU. Below, its launches cost what it
+gains: 2048^3 takes 0.4 ms either way on an H200."""
+
+THIN = 1024
+"""Dimensions below which the product is a pass over memory, of which fp16_cor makes more."""
+
+
+@eager
+def matmul(
+    A: Any,
+    B: Any,
+    *,
+    compute: str | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out: Any = None,
+    engine: str | Engine = "auto",
+) -> Any:
+    """``alpha A B + beta out``, in the arithmetic that you choose.
+
+    ``fp16_cor`` gives products of float32 matrices on half-precision tensor cores: each operand is the sum
+    of two numbers of fp16, and three products of them are added (Ootomo and Yokota, "TSQR on TensorCores
+    with error correction", 2021). Sums of 64 products are made on the unit, which truncates, and added in
+    float32 outside.
+
+    Parameters
+    ----------
+    A : array_like, shape (*batch, m, k) or (k,)
+    B : array_like, shape (*batch, k, n) or (k,)
+        NumPy array, torch tensor or DLPack object, of any strides; not modified. Shapes go together as in
+        :func:`numpy.matmul`: leading dimensions are broadcast, a one-dimensional A is a row and a
+        one-dimensional B a column, which the result does not have. Any dimension may be zero. An entry of the
+        product that depends on NaN or Inf is NaN or Inf.
+    compute : str, optional
+        What operands are rounded to; sums are always float32 (float64 for fp64).
+
+        - ``"fp16"``, ``"tf32"``, ``"bf16"``: 11, 11 and 8 bits, uncorrected;
+        - ``"fp16_cor"``, ``"tf32_cor"``: two parts, 22 bits, as accurate as a float32 product;
+        - ``"bf16_cor"``: three parts, 24 bits, from six products;
+        - ``"fp32"``, ``"fp64"``.
+
+        The notes say how far each may be from the exact product. By default the cheapest one at the accuracy
+        of the input's dtype: for float32 ``fp16_cor`` for large matrices on a GPU and ``fp32`` elsewhere,
+        ``fp64`` for float64, and for half-precision input its own format, or fp32 where the engine does not
+        have it.
+    alpha, beta : float
+    out : torch.Tensor or numpy.ndarray, of the shape of the result, optional
+        Written in place, in the dtype of the result; it may overlap the operands. It is read only if
+        ``beta`` is not zero.
+    engine : {"auto", "cpu", "cuda", "emulated"} or Engine
+        What multiplies. ``"auto"`` goes by the device of A. The CPU engine has no corrected formats, which
+        gain nothing there; ``"emulated"`` has all of them.
+
+    Returns
+    -------
+    array, shape (*batch, m, n), without m or n where A or B is a vector
+        ``out``, or a new array of the library and on the device of A, in the common dtype of A and B. The
+        product of two vectors is a number: a scalar of NumPy, or a tensor without dimensions.
+
+    Raises
+    ------
+    ValueError
+        If shapes do not fit, for a mode that is unknown or that the engine does not have, if ``beta`` is
+        given without ``out``, ``out`` cannot hold the result, or an operand of ``out`` requires a gradient.
+    TypeError
+        For complex or sparse input.
+    OverflowError
+        If the result is too large for a half-precision dtype.
+
+    Notes
+    -----
+    The product of torch tensors that require a gradient has one; the products of the backward pass are in
+    the same ``compute`` (:func:`neula.pipeline.gradients.attach_product`).
+
+    In every mode ``|C - A B| <= f |A| |B|``, element by element and to first order, whatever the matrices.
+    With ``u = 2^-24``, f is at most
+
+    - fp64: ``k 2^-53``, and fp32: ``k u``, of sums;
+    - fp16: ``2^-10 + 2 k u``, tf32: ``2^-9 + 2 k u``, bf16: ``2^-7 + 2 k u``. The first term is that of
+      rounding the operands, which tensor cores cut off for tf32; it is absent where they are given in the
+      format. Sums on tensor cores are truncated, hence 2 u for each product;
+    - fp16_cor, tf32_cor: ``(12 + s + k / 50) u``, where 8 u are what two parts leave out of the operands and
+      of the product, and s is what the unit loses in a run of 64 products: 128 at most, 8 with the 16
+      products that Hopper adds at a time;
+    - bf16_cor: ``(6 + s + k / 30) u``, since three parts leave out nothing of the operands.
+
+    Errors of rounding to nearest have both signs: the terms with k are then rather as large as their square
+    root. Rounding the result to its dtype comes on top, and, for float64 operands in a mode other than fp64,
+    2 u of rounding them to float32. So no bound is relative to ``|A B|``: where products cancel, the digits
+    that ``|A| |B|`` has in excess of it are lost.
+
+    For fp16, rows of A and columns of B are scaled by powers of two, exactly undone in the product, so that
+    matrices in any units can be multiplied. What is left is the range *within* a row: elements keep their
+    bits down to 2^-28 of the largest in their row of A (or column of B), and have an absolute error of
+    ``d = 2^-39`` of it below, with ``fp16_cor`` of ``d = 2^-50``. To the bound of element (i, j) that adds
+    ``d (max|a_i| sum|b_j| + max|b_j| sum|a_i|)``, with the maxima and sums of row i of A and column j of B.
+    It is harmless beside the rounding errors of the largest products, unless these are all absent: where
+    every large element of a row of A meets a tiny element of B, use ``tf32_cor`` or ``bf16_cor``, whose
+    exponents are those of float32. In the other modes float32 itself must hold the products.
+
+    Examples
+    --------
+    >>> import numpy as np, neula
+    >>> rng = np.random.default_rng(0)
+    >>> A, B = (rng.standard_normal((200, 200), dtype=np.float32) for _ in range(2))
+    >>> exact = A.astype(float) @ B.astype(float)
+    >>> def error(compute):
+    ...     C = neula.matmul(A, B, compute=compute, engine="emulated")
+    ...     return np.linalg.norm(C - exact) / np.linalg.norm(exact)
+    >>> bool(error("fp16") > 1e-4), bool(error("fp16_cor") < 3e-7)
+    (True, True)
+    """
+    a, b = (take(x, name, differentiable=True) for x, name in ((A, "A"), (B, "B")))
+    differentiable = gradient_wanted(a, b)
+    for factor, name in ((alpha, "alpha"), (beta, "beta")):
+        refuse_gradient(factor, name)
+    left, right = _as_matrices(a.tensor, b.tensor)
+    shape = _product_shape(left, right, a.tensor.shape, b.tensor.shape)
+    given = (*shape[:-2], *shape[-2:-1] * (a.tensor.ndim > 1), *shape[-1:] * (b.tensor.ndim > 1))
+    dtype = torch.promote_types(a.tensor.dtype, b.tensor.dtype)
+    chosen = select_engine(engine, a.tensor.device)
+    mode = _check_mode(compute, chosen) if compute is not None else _cheapest(dtype, chosen, left, shape)
+    if out is None and beta != 0.0:
+        raise ValueError(f"beta={beta} scales out, and there is none: pass out=C, or leave beta out")
+    if out is not None and differentiable:
+        raise ValueError(
+            "an operand requires a gradient, and out= has none: leave it out, or pass detached operands"
+        )
+    target = None if out is None else _check_out(out, given, dtype).view(shape)
+    left, right = left.to(chosen.device, dtype), right.to(chosen.device, dtype)
+    with plain_arithmetic(chosen.device):
+        if target is not None:
+            _write(target, left, right, mode, chosen, alpha, beta)
+            return out
+        product = _batched(left, right, mode, chosen, alpha, 0.0, None, shape)
+    if not differentiable:
+        product = a.give_back(product.reshape(given), dtype)
+        return product[()] if isinstance(product, np.ndarray) and product.ndim == 0 else product
+    again = partial(matmul, compute=mode, alpha=alpha, engine=chosen)
+    product = a.give_back(product, dtype)
+    return attach_product(*_as_matrices(a.graph, b.graph), product, again).reshape(given)
+
+
+def _write(
+    out: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    mode: str,
+    engine: Engine,
+    alpha: float,
+    beta: float,
+) -> None:
+    """``out = alpha A B + beta out``."""
+    separate = out.device == a.device and not _overlap(out, (a, b))
+    if separate and out.dtype in (torch.float32, torch.float64):
+        _batched(a, b, mode, engine, alpha, beta, out, out.shape)
+        return
+    total = _batched(a, b, mode, engine, alpha, 0.0, None, out.shape).to(out.device)
+    total = total if beta == 0.0 else total + beta * out.to(total.dtype)
+    out.copy_(Taken(out, lambda x: x, out).give_back(total))
+
+
+def _batched(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    mode: str,
+    engine: Engine,
+    alpha: float,
+    beta: float,
+    out: torch.Tensor | None,
+    shape: Sequence[int],
+) -> torch.Tensor:
+    """Products of a batch, one after the other; one product if all share B."""
+    *batch, _, n = shape
+    if 0 in (*shape, a.shape[-1]):
+        product = a.new_zeros(tuple(shape))
+        return product if out is None else combine(product, alpha, beta, out)
+    if b.ndim == 2 and (out is None or out.is_contiguous()):
+        rows = None if out is None else out.view(-1, n)
+        return _product(a.reshape(-1, a.shape[-1]), b, mode, engine, alpha, beta, rows).reshape(tuple(shape))
+    a, b = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
+    products = [
+        _product(a[index], b[index], mode, engine, alpha, beta, None if out is None else out[index])
+        for index in itertools.product(*map(range, batch))
+    ]
+    return out if out is not None else torch.stack(products).reshape(tuple(shape))
+
+
+def _product(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    mode: str,
+    engine: Engine,
+    alpha: float,
+    beta: float,
+    c: torch.Tensor | None,
+) -> torch.Tensor:
+    """``alpha A B + beta C`` of two matrices of the same dtype, at least in float32."""
+    double, half = a.dtype == torch.float64, a.dtype.itemsize == 2
+    scheme = SCHEMES.get(mode) or (UNCORRECTED if mode == "fp16" and not half else None)
+    if scheme is not None and engine.name == "cuda" and kernel_runs(engine.device):
+        if not double:
+            return corrected_gemm(a.float(), b.float(), scheme, alpha=alpha, beta=beta, c=c)
+        (a, rows), (b, columns) = balanced(a, scheme.top), balanced(b.mT, scheme.top)
+        return combine(unbalanced(corrected_gemm(a, b.mT, scheme).double(), rows, columns), alpha, beta, c)
+    engine = engine.using(mode.removesuffix("_cor")).plain()
+    if scheme is None and a.dtype == engine.storage and c is not None and _is_dense(c):
+        # The transposed product, since engines write column-major matrices.
+        engine.gemm(engine.operand(b.mT), engine.operand(a.mT), c.mT, alpha, beta)
+        return c
+    product = _by_engine(a, b, engine, mode in SCHEMES)
+    return combine(product.double() if double else product, alpha, beta, c)
+
+
+def _is_dense(c: torch.Tensor) -> bool:
+    return c.is_contiguous() or c.mT.is_contiguous()
+
+
+def _by_engine(a: torch.Tensor, b: torch.Tensor, engine: Engine, corrected: bool) -> torch.Tensor:
+    name = engine.format.name
+    # Transposed products of transposed operands: engines make column-major matrices, users row-major ones.
+    if a.dtype == engine.format.dtype == engine.operand_dtype and not corrected and name != "tf32":
+        return engine.gemm(b.mT, a.mT).mT
+    if a.dtype not in (torch.float32, torch.float64) or name == "fp64":
+        a, b = a.to(engine.storage), b.to(engine.storage)
+    if corrected:
+        return corrected_product(b.mT, a.mT, engine).mT
+    if name == "fp16" or a.dtype != engine.storage:
+        return scaled_product(b.mT, a.mT, engine).mT
+    return engine.gemm(engine.operand(b.mT), engine.operand(a.mT)).mT
+
+
+def _as_matrices(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A vector A as a row, a vector B as a column."""
+    return (a.unsqueeze(0) if a.ndim == 1 else a), (b.unsqueeze(1) if b.ndim == 1 else b)
+
+
+def _product_shape(a: torch.Tensor, b: torch.Tensor, *given: torch.Size) -> tuple[int, ...]:
+    """Shape of the product of matrices, which were given in these shapes."""
+    for name, shape in zip("AB", given, strict=True):
+        if len(shape) == 0:
+            raise ValueError(
+                f"{name} must be a vector, a matrix or a batch of matrices, got a number (shape ()): "
+                f"multiply by it, {'B' if name == 'A' else 'A'} * {name}, or pass it as alpha="
+            )
+    shapes = f"(shapes {tuple(given[0])} and {tuple(given[1])})"
+    if a.shape[-1] != b.shape[-2]:
+        columns, rows = (
+            "elements" if len(shape) == 1 else name
+            for shape, name in zip(given, ("columns", "rows"), strict=True)
+        )
+        raise ValueError(
+            f"A has {a.shape[-1]} {columns} and B {b.shape[-2]} {rows} {shapes}: "
+            "they must be as many; pass a transposed operand, or leave rows or columns out"
+        )
+    batch = broadcast_batch(a.shape[:-2], b.shape[:-2])
+    if batch is None:
+        raise ValueError(
+            f"batches of shape {tuple(a.shape[:-2])} and {tuple(b.shape[:-2])} do not go together {shapes}: "
+            "dimensions must be equal, or 1 in one of them"
+        )
+    return (*batch, a.shape[-2], b.shape[-1])
+
+
+def _check_mode(compute: str, engine: Engine) -> str:
+    if compute not in MODES:
+        raise unknown_name("compute", compute, MODES)
+    modes = _modes(engine)
+    if compute not in modes:
+        raise ValueError(
+            f"the {engine.name} engine does not multiply in {compute!r} (it gains nothing there): "
+            f"choose one of {', '.join(map(repr, modes))}, or pass engine='emulated'"
+        )
+    return compute
+
+
+def _modes(engine: Engine) -> tuple[str, ...]:
+    if engine.name == "cpu":
+        # Six bf16 products in twice the rate of float32 take three times as long as one of float32.
+        return engine.formats
+    return tuple(mode for mode in MODES if mode.removesuffix("_cor") in engine.formats)
+
+
+def _cheapest(dtype: torch.dtype, engine: Engine, a: torch.Tensor, shape: Sequence[int]) -> str:
+    """The cheapest mode whose accuracy is that of the dtype."""
+    if dtype == torch.float64:
+        return "fp64"
+    own = {torch.float16: "fp16", torch.bfloat16: "bf16"}.get(dtype)
+    if own is not None:
+        return own if own in engine.formats else "fp32"
+    if engine.name != "cuda":
+        return "fp32"
+    m, n, k = shape[-2], shape[-1], a.shape[-1]
+    large = m * n * k >= CORRECTED_FROM and min(m, n, k) >= THIN
+    return "fp16_cor" if large and kernel_runs(engine.device) else "fp32"
+
+
+def _check_out(out: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """The memory of ``out`` as a tensor."""
+    if isinstance(out, np.ndarray) and type(out) is np.ndarray:
+        if not out.flags.writeable or any(stride < 0 for stride in out.strides) or not out.dtype.isnative:
+            raise ValueError(
+                "out must be writable, in native byte order and without negative strides: pass a copy"
+            )
+    elif not isinstance(out, torch.Tensor):
+        raise TypeError(f"out is a {type(out).__name__}: pass a torch tensor or a NumPy array")
+    if tuple(out.shape) != shape:
+        raise ValueError(f"out has shape {tuple(out.shape)}, and the product {shape}: pass one of that shape")
+    target = take(out, "out").tensor
+    # What take converts, it copies.
+    kept = out.is_floating_point() if isinstance(out, torch.Tensor) else out.dtype.kind == "f"
+    if target.dtype != dtype or not kept:
+        raise ValueError(f"out has dtype {out.dtype}, and the product {dtype}: pass one of that dtype")
+    steps = zip(target.stride(), target.shape, strict=True)
+    if target.numel() > 0 and any(step == 0 < size - 1 for step, size in steps):
+        raise ValueError("out is expanded, several elements share memory: pass out.clone()")
+    return target
+
+
+def _overlap(out: torch.Tensor, operands: Sequence[torch.Tensor]) -> bool:
+    memory = out.untyped_storage().data_ptr()
+    return any(x.untyped_storage().data_ptr() == memory for x in operands)

@@ -1,0 +1,274 @@
+"""Systems for which the library's factors in double precision are the cheapest: all of a batch together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from neula.algorithms.krylov.batched_lstsq import MARGIN, ROUNDING, lengths, probes
+from neula.algorithms.krylov.doubled_refinement import DOUBLED, MAX_STEPS, Evaluation, refine_doubled
+from neula.algorithms.krylov.refinement import Measures, over
+from neula.algorithms.scaling import shift
+from neula.algorithms.spectra.inverse_norm import inverse_norm, norm_of
+from neula.certificates.accuracy import solve_bound
+from neula.certificates.forward_error import SURE
+from neula.engines import FP64
+from neula.kernels.doubled import Doubled
+from neula.pipeline.progress import stage
+from neula.pipeline.result import Attempt
+from neula.problems.systems.problem import Found, Members, Options
+from neula.problems.systems.scaled import Scaled
+
+CHUNK = {"cpu": 1 << 19, "cuda": 1 << 26}
+"""Elements of a batch that are worked on together, as for least squares."""
+
+VECTORS = 3
+"""Random vectors that show how well factors solve; with LAPACK's that is more than is needed."""
+
+DOUBLED_ORDER = {"cpu": 512, "cuda": 1 << 14}
+"""Order up to which residuals in twice the working precision cost less than a part of the factorization, so
+that every solution gets them."""
+
+
+def solve_directly(a: torch.Tensor, b: torch.Tensor, found: Found, options: Options) -> torch.Tensor:
+    """All systems by LU with partial pivoting, or Cholesky factors; returns those that it did not solve.
+
+    Parameters
+    ----------
+    a : Tensor, shape (batch, n, n)
+    b : Tensor, shape (batch, n, k)
+    found : Found
+        Changes.
+    options : Options
+
+    Raises
+    ------
+    SingularMember
+        If there are no factors.
+    """
+    label = "cholesky fp64" if options.positive else "lu fp64 with pivoting"
+    report = stage(options.progress, "factorizing in fp64")
+    n, k = b.shape[1:]
+    unsolved: list[torch.Tensor] = []
+    size = max(1, CHUNK[a.device.type] // (n * max(n, k)))
+    for start in range(0, len(a), size):
+        where = torch.arange(start, min(start + size, len(a)), device=a.device)
+        try:
+            members, steps, failed = _solved(a[where], b[where], options)
+        except SingularMember as error:
+            raise SingularMember(error.place + start, error.why) from None
+        found.members.put(where, members)
+        unsolved.append(where[failed])
+        found.iterations = max(found.iterations, steps)
+        report(min(1.0, (start + size) / len(a)))
+    left = (~found.members.accepted).nonzero()[:, 0]
+    bound, worst = solve_bound(options.target, n), found.members.worst
+    reason = (
+        f"backward error {float(found.members.backward_error[worst]):.1e} (bound {bound:.1e}), "
+        f"forward error {float(found.members.forward_error.amax()):.1e}, {found.iterations} iterations, "
+        f"growth {float(found.members.growth[worst]):.1e}"
+    )
+    reason = f"{len(left)} of {len(a)} systems rejected; the worst: {reason}" if len(a) > 1 else reason
+    found.attempts.append(Attempt(label, len(left) == 0, reason))
+    found.method = label
+    return torch.cat(unsolved)
+
+
+class SingularMember(np.linalg.LinAlgError):
+    """One matrix of a batch has no factors.
+
+    Attributes
+    ----------
+    place : int
+    why : str
+    """
+
+    def __init__(self, place: int, why: str) -> None:
+        super().__init__(why)
+        self.place, self.why = place, why
+
+
+class Factors(Protocol):
+    """What is solved with."""
+
+    def solve(self, b: torch.Tensor) -> torch.Tensor:
+        """``A^-1 b``."""
+
+    def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
+        """``A^-T b``."""
+
+
+@dataclass(frozen=True)
+class _LU:
+    lu: torch.Tensor
+    pivots: torch.Tensor
+
+    def solve(self, b: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.lu_solve(self.lu, self.pivots, b)
+
+    def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.lu_solve(self.lu, self.pivots, b, adjoint=True)
+
+
+@dataclass(frozen=True)
+class _Cholesky:
+    """Factors of a symmetric matrix as those of one whose rows and columns are scaled by themselves.
+
+    Attributes
+    ----------
+    lower : Tensor, shape (batch, n, n)
+    rows, columns : Tensor of int, shape (batch, n, 1)
+        Exponents between the two.
+    """
+
+    lower: torch.Tensor
+    rows: torch.Tensor
+    columns: torch.Tensor
+
+    def solve(self, b: torch.Tensor) -> torch.Tensor:
+        return shift(torch.cholesky_solve(shift(b, self.rows), self.lower), self.columns)
+
+    def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
+        return shift(torch.cholesky_solve(shift(b, self.columns), self.lower), self.rows)
+
+
+class Square:
+    """Linear systems with factors, for :func:`neula.algorithms.krylov.doubled_refinement.refine_doubled`.
+
+    Parameters
+    ----------
+    a : Tensor, shape (batch, n, n)
+        float64.
+    factors : Factors
+    sizes : Tensor, shape (batch, n, 1)
+        The diagonal of D.
+    doubled : bool
+        Whether residuals are in twice the working precision.
+    """
+
+    def __init__(self, a: torch.Tensor, factors: Factors, sizes: torch.Tensor, *, doubled: bool) -> None:
+        self.a, self.factors, self.sizes = a, factors, sizes
+        self.doubled = Doubled.of(a) if doubled else None
+        self._norm = torch.linalg.matrix_norm(a)[:, None]
+        z = probes(a.shape[-1], a.device, VECTORS).expand(len(a), -1, -1)
+        one = torch.ones_like(sizes)
+        self.inverse_norm = inverse_norm(factors.solve, factors.solve_transposed, sizes, one)[0][:, None]
+        # Rounding errors of a solve, also where none happen to be in what is measured.
+        smallest = sizes.amin((1, 2))
+        rounding = ROUNDING * FP64.u * (self._norm * self.inverse_norm)[:, 0] / smallest
+        self.rate = MARGIN * torch.linalg.matrix_norm(z - factors.solve(a @ z)) + rounding
+        unit = DOUBLED if doubled else 2 * FP64.u
+        self._noise = unit * a.shape[-1] ** 0.5 * self.inverse_norm
+
+    def start(self, b: torch.Tensor) -> torch.Tensor:
+        return self.factors.solve(b)
+
+    def solution(self, unknowns: torch.Tensor) -> torch.Tensor:
+        return unknowns
+
+    def size(self, unknowns: torch.Tensor) -> torch.Tensor:
+        return lengths(self.sizes * unknowns)
+
+    def evaluate(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> Evaluation:
+        """``A^-1 r`` by the factors."""
+        if self.doubled is None:
+            residual = b - self.a @ high - self.a @ low
+        else:
+            residual = self.doubled.residual(high, b, low)[0]
+        correction = self.factors.solve(residual)
+        rate, largest = self.rate[:, None], self.sizes.amax(1)
+        wrong = largest * rate / (1 - rate) * lengths(correction)
+        wrong = wrong + self._noise * (self._norm * lengths(high) + lengths(b))
+        return Evaluation(correction, wrong, residual)
+
+    def change(self, unknowns: torch.Tensor) -> torch.Tensor:
+        return self.a @ unknowns
+
+    def measures(self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor) -> Measures:
+        """Normwise, in the matrix as it is scaled."""
+        error = over(lengths(residual), self._norm * lengths(unknowns) + lengths(b))
+        return Measures(error, error)
+
+
+def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members, int, torch.Tensor]:
+    scaled = Scaled.of(a, b)
+    factors, growth = (_cholesky if options.positive else _lu)(a, scaled)
+    n = a.shape[1]
+    doubled = options.forward or n <= DOUBLED_ORDER[a.device.type]
+    system = Square(scaled.a, factors, scaled.norms, doubled=doubled)
+    found = refine_doubled(
+        system,
+        scaled.b,
+        tolerance=options.digits,
+        max_steps=min(MAX_STEPS, options.max_iterations),
+    )
+    x = scaled.unscale(found.x).to(options.dtype).double()
+    rounding = over(system.size(scaled.scale(x) - found.x), system.size(found.x))
+    # Of x as it is returned.
+    residual = found.residual + scaled.a @ (found.x - scaled.scale(x) + found.x_low)
+    measured = scaled.backward_error(found.x, found.residual)
+    forward_error = found.forward_error + rounding
+    members = Members(
+        x=x,
+        forward_error=forward_error,
+        backward_error=(measured + rounding).amax(1),
+        condition=_condition(scaled, system),
+        growth=growth,
+        accepted=(measured.amax(1) <= solve_bound(options.target, n))
+        & ((forward_error <= SURE) & ~scaled.longer(residual)).all(1),
+    )
+    # Rounding x may spoil it, other factors do not mend that.
+    return members, found.steps, ~(measured.amax(1) <= solve_bound(options.target, n))
+
+
+def _condition(scaled: Scaled, system: Square) -> torch.Tensor:
+    """Condition number of ``B = A D^-1`` with the rows of A in their own units, shape (batch,)."""
+    if scaled.trivial or not bool(scaled.rows.any()):
+        condition = system.inverse_norm[:, 0] * norm_of(scaled.a, scaled.norms)
+    else:
+        # Units below the smallest normal number: singular for all that matters.
+        units, factors = scaled.units, system.factors
+        inverse = inverse_norm(factors.solve, factors.solve_transposed, scaled.norms, 1 / units)[0]
+        condition = inverse * norm_of(units * scaled.a, scaled.norms)
+    return condition.nan_to_num(torch.inf, torch.inf).clamp_min(1.0)
+
+
+def _lu(a: torch.Tensor, scaled: Scaled) -> tuple[Factors, torch.Tensor]:
+    lu, pivots, info = torch.linalg.lu_factor_ex(scaled.a)
+    singular = (info > 0).nonzero()[:, 0].tolist()
+    if singular:
+        place = singular[0]
+        raise SingularMember(
+            place,
+            f"A is singular: pivot {int(info[place]) - 1} is exactly zero (counted from 0); neula.lstsq "
+            "gives the solution of minimum norm",
+        )
+    largest = torch.linalg.vector_norm(scaled.a, torch.inf, dim=(1, 2))
+    return _LU(lu, pivots), over(torch.linalg.vector_norm(lu.triu(), torch.inf, dim=(1, 2)), largest)
+
+
+def _cholesky(a: torch.Tensor, scaled: Scaled) -> tuple[Factors, torch.Tensor]:
+    diagonal = a.diagonal(dim1=1, dim2=2)
+    bad = (diagonal <= 0).nonzero()
+    if len(bad):
+        place, i = bad[0].tolist()
+        raise SingularMember(
+            place,
+            f"A is not positive definite: A[{i}, {i}] is {float(diagonal[place, i])}; "
+            "solve it with assume_a='gen'",
+        )
+    exponents = scaled.symmetric()
+    rows, columns = scaled.rows - exponents, scaled.columns.mT - exponents
+    lower, info = torch.linalg.cholesky_ex(shift(scaled.a, rows + columns.mT))
+    singular = (info > 0).nonzero()[:, 0].tolist()
+    if singular:
+        place = singular[0]
+        raise SingularMember(
+            place,
+            f"A is not positive definite: the leading minor of order {int(info[place])} is not positive; "
+            "solve it with assume_a='gen'",
+        )
+    return _Cholesky(lower, rows, columns), torch.ones_like(diagonal[:, 0], dtype=torch.float64)

@@ -1,0 +1,371 @@
+"""LU factorization and solution: check the input, choose, run, look for what went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from neula.algorithms.elimination.butterfly import TwoSided
+from neula.algorithms.elimination.factorization import growth_of
+from neula.algorithms.elimination.lu import VARIANTS, PackedLU, lu_factorize, panel_widths
+from neula.algorithms.krylov.lu_refinement import KeptMatrix, RefinedSolution, refined_solution
+from neula.algorithms.triangular.substitution import Substitution
+from neula.certificates.accuracy import solve_bound
+from neula.engines import Engine, Format, format_of, select_engine
+from neula.engines.precision import plain_arithmetic
+from neula.errors import unknown_name
+from neula.pipeline.compilation import eager
+from neula.pipeline.inputs import check_finite, take
+from neula.pipeline.progress import Progress
+from neula.pipeline.result import LUFactors
+from neula.problems.systems.lu_batch import RightHandSides, naming, stacked
+from neula.problems.systems.lu_checks import (
+    check_factors,
+    check_range,
+    check_square,
+    choose_formats,
+    report_solutions,
+)
+
+PIVOTING = ("partial", "none", "rbt")
+
+
+@eager
+def lu_factor(
+    A: Any,
+    variant: str = "5.2/5.1",
+    *,
+    panel: int | None = None,
+    inner_panel: int | None = None,
+    pivot: str = "partial",
+    compute: str | None = None,
+    storage: str | None = None,
+    engine: str | Engine = "auto",
+    keep_a: bool = True,
+    progress: Progress | None = None,
+) -> LUFactors:
+    """LU factorization on matrix units, with the factors kept in half precision.
+
+    The factors are as accurate as their format, and take half the memory of those in single precision. They
+    are there to be refined with, which :func:`lu_solve` does, or to be studied: nothing is scaled.
+
+    Parameters
+    ----------
+    A : array_like, shape (..., n, n)
+        NumPy array, torch tensor or DLPack object; not modified. Leading dimensions are a batch.
+    variant : str
+        The algorithm of [1]_:
+
+        - ``"5.2/5.1"``, ``"5.2/4.1"``: half-precision matrix, updates summed in a float32 buffer, panels that
+          are partitioned again, with inner panels by Algorithm 5.1 or 4.1;
+        - ``"5.1"``: the same with panels in float32; ``"4.1"``: with panels in half precision;
+        - ``"3.1"``: right-looking, half-precision products of a float32 matrix, or of a half-precision one
+          with ``storage="fp16"``;
+        - ``"2.1"``, ``"2.2"``: everything in one precision, right- and left-looking.
+    panel, inner_panel : int, optional
+        Widths r and s. What suits the engine by default: 256 and 8, as in the paper, on ``"emulated"``.
+    pivot : {"partial", "none", "rbt"}
+        ``"none"`` is faster, and safe only for matrices that do not need it, such as diagonally dominant
+        ones: small pivots spoil the factors without notice. ``"rbt"`` is ``"none"`` for A mixed by random
+        butterflies [2]_, whose pivots are as good as those of a random matrix. L and U are then those of the
+        mixed matrix ``W1^T A W2``, bordered by an identity to a multiple of four rows, and :func:`lu_solve`
+        undoes it. ``"partial"`` on a GPU, with the default variant and ``inner_panel`` (32), is tournament
+        pivoting: some rows are compared in groups instead of all with each other, and elements of L may
+        exceed one, though not by much. Panels are multiples of 32 columns then, 1024 at most. Other widths
+        and variants pivot partially, many times slower.
+    compute : str, optional
+        Format of the operands of products, ``"fp16"`` or ``"bf16"`` or another that the engine has; its
+        cheapest one by default.
+    storage : str, optional
+        Format of the matrix: that of ``compute``, except for Algorithm 3.1, which by default keeps the matrix
+        in float32.
+    engine : {"auto", "cpu", "cuda", "emulated"} or Engine
+        What multiplies. ``"auto"`` goes by the device of A.
+    keep_a : bool
+        Whether the factors remember A for :func:`lu_solve` to refine with: by reference, so that its memory
+        is not freed before theirs, and A must stay as it is. That it does is checked before each solve by its
+        product with a random vector. Without A solutions are as accurate as the factors, two or three digits
+        of a well-conditioned system in half precision, and no accuracy is certified.
+    progress : callable, optional
+        Called with the name of the stage and the part of it that is done.
+
+    Returns
+    -------
+    LUFactors
+        Holds ``L``, ``U``, ``pivots`` and ``storage_bytes``, of a batch as arrays of shape (..., n, n) and
+        (..., n); pass it to :func:`lu_solve`.
+
+    Raises
+    ------
+    ValueError
+        If A is not square, or has NaN or Inf, for unknown names, and for panels or formats that do not go
+        together.
+    TypeError
+        For complex or sparse input.
+    OverflowError
+        If an element of A, L or U is too large for the format.
+    numpy.linalg.LinAlgError
+        If a pivot is exactly zero; of a batch all messages say which matrix it was.
+
+    See Also
+    --------
+    lu_solve : solve with the factors.
+    solve : solve systems whose matrices are not needed again.
+
+    Notes
+    -----
+    The buffer has at most ``panel * n`` elements in float32, and four times as many with tournaments. Error
+    bounds are in ``neula.certificates.accuracy.lu_bound``.
+
+    References
+    ----------
+    .. [1] F. Lopez, T. Mary, "Mixed Precision LU Factorization on GPU Tensor Cores: Reducing Data Movement
+       and Memory Footprint", Int. J. High Perform. Comput. Appl., 2022.
+    .. [2] M. Baboulin, J. Dongarra, J. Herrmann, S. Tomov, "Accelerating Linear System Solutions Using
+       Randomization Techniques", ACM Trans. Math. Softw. 39, 2013.
+
+    Examples
+    --------
+    >>> import numpy as np, neula
+    >>> A = np.random.default_rng(0).standard_normal((200, 200))
+    >>> F = neula.lu_factor(A, engine="emulated")
+    >>> bool(np.linalg.norm(A[F.permutation] - F.L @ F.U) < 2e-3 * np.linalg.norm(A))
+    True
+    >>> F.storage_bytes
+    80000
+    """
+    taken = take(A, "A")
+    a = taken.tensor
+    check_square(a)
+    if variant not in VARIANTS:
+        raise unknown_name("variant", variant, VARIANTS)
+    if pivot not in PIVOTING:
+        raise unknown_name("pivot", pivot, PIVOTING)
+    chosen, kept = choose_formats(variant, compute, storage, select_engine(engine, a.device))
+    r, s = panel_widths(variant, chosen, panel, inner_panel, pivot == "partial")
+    batch, n = tuple(a.shape[:-2]), a.shape[-1]
+    indices = list(np.ndindex(*batch))
+    transform = TwoSided.random(n, chosen.device) if pivot == "rbt" else None
+    options = _Options(chosen, kept, variant, r, s, pivot, transform, keep_a)
+    found = []
+    with plain_arithmetic(chosen.device):
+        for i, index in enumerate(indices):
+            with naming(index):
+                found.append(_factorize(a[index], options, _part_of(progress, i, len(indices), n)))
+    # Factors that do not keep A must not keep it alive.
+    give_back = replace(taken, tensor=a.new_empty(0), graph=a.new_empty(0)).give_back
+    make = partial(
+        LUFactors,
+        variant=variant,
+        panel=r,
+        inner_panel=s,
+        compute=chosen.format.name,
+        storage=kept.name,
+        engine=str(chosen),
+        dtype=a.dtype,
+        give_back=give_back,
+        transform=transform,
+    )
+
+    def one(packed: PackedLU, of: _Factorized) -> LUFactors:
+        growth = partial(growth_of, packed.lu, of.largest, chosen)
+        return make(packed=packed, kept=of.matrix, measure_growth=growth)
+
+    if not batch:
+        return one(found[0].packed, found[0])
+    packed = stacked([each.packed for each in found], batch, n, kept, chosen.device)
+    members = tuple(
+        one(PackedLU(packed.lu[index], packed.permutation[index], kept), each)
+        for index, each in zip(indices, found, strict=True)
+    )
+    return make(packed=packed, members=members, measure_growth=partial(_growths, members, batch, give_back))
+
+
+@eager
+def lu_solve(F: LUFactors, b: Any, *, refine: bool | None = None, strict: bool = False) -> Any:
+    """Solve ``A x = b`` with the factors of A, refined to the accuracy of the dtype.
+
+    The factors correct the solution until its backward error, computed from the true residual in double
+    precision, is that of the dtype: by themselves (classical refinement) or, where that does not converge, as
+    the preconditioner of GMRES. The first solve prepares what later ones use again, which takes as long as
+    some solves: it estimates the condition number of A, and inverts blocks on the diagonal of factors in half
+    precision, ``1024 n`` to ``4096 n`` numbers in each precision in which they solve.
+
+    Parameters
+    ----------
+    F : LUFactors
+        From :func:`lu_factor`. Any number of threads may solve with it.
+    b : array_like, shape (n,) or (..., n, k)
+        One or several right-hand sides; not modified. It is a vector only if it is one-dimensional, and goes
+        with every matrix of a batch then; otherwise leading dimensions are broadcast with those of A, as in
+        SciPy.
+    refine : bool, optional
+        By default if F keeps A. Without refinement the solution is as accurate as the factors are: with
+        factors in fp16 three digits at best, of a matrix that is well-conditioned, and nothing is certified.
+        Substitution is then in float64 if the result is, else in float32.
+    strict : bool, optional
+        Raise an :class:`~neula.pipeline.result.AccuracyError` where there would be a warning.
+
+    Returns
+    -------
+    array, shape (..., n) or (..., n, k)
+        In the library and on the device of b, in the wider of the dtypes of A and b.
+
+    Raises
+    ------
+    ValueError
+        If b does not fit, or has NaN or Inf; if A was changed since it was factorized; for ``refine=True``
+        with factors that do not keep A.
+    TypeError
+        If F is not an LUFactors, and for complex or sparse b.
+    OverflowError
+        If the solution is too large for its dtype.
+    AccuracyError
+        If there would be a warning and ``strict`` is set.
+
+    Warns
+    -----
+    AccuracyWarning
+        If refinement with these factors does not reach the accuracy of the dtype, and if A is so
+        ill-conditioned that no digit of the solution is sure.
+
+    See Also
+    --------
+    solve : the same with factors that it chooses, and better ones where these do not do.
+
+    Notes
+    -----
+    The backward error is ``||b - A x|| / (||A|| ||x|| + ||b||)`` in the infinity norm, as in :func:`solve`.
+    No digit is sure where the condition number times the unit roundoff of the dtype exceeds a tenth.
+
+    Examples
+    --------
+    >>> import numpy as np, neula
+    >>> A = np.array([[4.0, 1.0], [2.0, 3.0]])
+    >>> F = neula.lu_factor(A, engine="emulated")
+    >>> neula.lu_solve(F, np.array([6.0, 8.0])).round(12)
+    array([1., 2.])
+    """
+    if not isinstance(F, LUFactors):
+        raise TypeError(f"F is a {type(F).__name__}: pass what neula.lu_factor returns")
+    taken = take(b, "b")
+    if refine and not F.keeps_a:
+        raise ValueError("refine=True needs A, which these factors do not keep: factorize with keep_a=True")
+    refine = F.keeps_a if refine is None else refine
+    batch, n = F.shape[:-2], F.shape[-1]
+    sides = RightHandSides.broadcast(taken.tensor, batch, n)
+    dtype = torch.promote_types(F.dtype, taken.tensor.dtype)
+    target, device = format_of(dtype), F.packed.lu.device
+    work = torch.float64 if refine or dtype == torch.float64 else torch.float32
+    evidence: dict[tuple[int, ...], RefinedSolution] = {}
+    x = torch.empty(sides.columns.shape, dtype=work, device=device)
+    with plain_arithmetic(device):
+        if x.numel():
+            check_finite(taken.tensor, taken.tensor.abs().amax(), "b")
+            for i, (index, member) in enumerate(zip(np.ndindex(*batch), F.members or (F,), strict=True)):
+                with naming(index):
+                    columns = sides.of_matrix(i, device, work)
+                    if refine:
+                        evidence[index] = _refined(member, columns, target)
+                        solution = evidence[index].x
+                    else:
+                        solution = _substituted(member, columns)
+                    _check_solution(solution)
+                    sides.put(x, i, solution)
+    answer = taken.give_back(x.reshape(sides.shape), dtype)
+    report_solutions(evidence, answer, F, target, strict=strict)
+    return answer
+
+
+def _refined(F: LUFactors, b: torch.Tensor, target: Format) -> RefinedSolution:
+    assert F.kept is not None
+    return refined_solution(
+        F.kept, partial(_solver, F), F.transform, b, bound=solve_bound(target, F.shape[-1])
+    )
+
+
+def _substituted(F: LUFactors, b: torch.Tensor) -> torch.Tensor:
+    solver = _solver(F, b.dtype)
+    return solver.solve(b) if F.transform is None else F.transform.solve(solver.solve, b)
+
+
+def _solver(F: LUFactors, dtype: torch.dtype) -> Substitution:
+    """The factors to solve with, made once: of two threads that make them, one is heard by both."""
+    found = F.solvers.get(dtype)
+    return found or F.solvers.setdefault(dtype, Substitution.prepared(F.packed, dtype))
+
+
+def _check_solution(x: torch.Tensor) -> None:
+    if not bool(x.isfinite().all()):
+        raise OverflowError(
+            f"the solution overflows {x.dtype}: pass b in float64"
+            if x.dtype == torch.float32
+            else "the solution overflows float64: scale b down, or U is numerically singular"
+        )
+
+
+def _growths(members: tuple[LUFactors, ...], batch: tuple[int, ...], give_back: Callable[..., Any]) -> Any:
+    each = torch.tensor([member.growth for member in members], dtype=torch.float64, device="cpu")
+    return give_back(each.reshape(batch), torch.float64)
+
+
+@dataclass(frozen=True)
+class _Options:
+    engine: Engine
+    storage: Format
+    variant: str
+    panel: int
+    inner_panel: int | None
+    pivot: str
+    transform: TwoSided | None
+    keep_a: bool
+
+
+@dataclass(frozen=True)
+class _Factorized:
+    """Factors of one matrix, the largest magnitude in what was factorized, and the matrix to keep."""
+
+    packed: PackedLU
+    largest: torch.Tensor
+    matrix: KeptMatrix | None
+
+
+def _factorize(a: torch.Tensor, options: _Options, on_columns: Callable[[int], None] | None) -> _Factorized:
+    engine, storage = options.engine, options.storage
+    work = a.to(engine.device)
+    if not len(a):
+        nothing = PackedLU(work, torch.arange(0, device=engine.device), storage)
+        kept = KeptMatrix.of(a, 0.0, engine) if options.keep_a else None
+        return _Factorized(nothing, work.new_zeros(()), kept)
+    column_max = engine.column_max(work)
+    check_finite(work, column_max, "A")
+    check_range(work, column_max, storage)
+    largest = column_max.amax()
+    kept = KeptMatrix.of(a, float(largest), engine) if options.keep_a else None
+    if options.transform is not None:
+        work = options.transform.mixed(work, engine)
+        largest = engine.column_max(work.T).amax()
+    packed = lu_factorize(
+        work,
+        engine,
+        variant=options.variant,
+        panel=options.panel,
+        inner_panel=options.inner_panel,
+        storage=storage,
+        pivoting=options.pivot == "partial",
+        on_columns=on_columns,
+    )
+    check_factors(packed, engine, options.pivot)
+    return _Factorized(packed, largest, kept)
+
+
+def _part_of(progress: Progress | None, i: int, count: int, n: int) -> Callable[[int], None] | None:
+    """What reports the columns of one matrix of a batch as a part of the whole."""
+    if progress is None:
+        return None
+    return lambda done: progress("lu", (i + min(1.0, done / n)) / count)

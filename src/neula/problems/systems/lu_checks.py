@@ -1,0 +1,142 @@
+"""LU: formats that go together, what cannot be factorized, and solutions that are not what was asked for."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+
+from neula.algorithms.elimination.lu import PackedLU
+from neula.algorithms.krylov.lu_refinement import RefinedSolution
+from neula.certificates.accuracy import solve_bound
+from neula.engines import FP16, Engine, Format, format_named, format_of
+from neula.pipeline.inputs import check_matrix
+from neula.pipeline.result import LUFactors, report_missed
+
+UNSURE = 0.1
+"""Condition number times backward error, a bound on the relative error of x, from which no digit is sure."""
+
+
+def check_square(a: torch.Tensor) -> None:
+    """Refuse what is neither a square matrix nor a batch of such; (0, 0) is one."""
+    if a.shape[-2:] != (0, 0):
+        check_matrix(a, "A")
+    if a.shape[-2] != a.shape[-1]:
+        raise ValueError(
+            f"A must be square, got shape {tuple(a.shape)}: for least squares use neula.lstsq, for other "
+            "shapes neula.qr"
+        )
+
+
+def choose_formats(
+    variant: str, compute: str | None, storage: str | None, engine: Engine
+) -> tuple[Engine, Format]:
+    """The engine in the format of the products, and the format of the matrix."""
+    kept = None if storage is None else format_named(storage)
+    if variant != "3.1":
+        chosen = engine.using(compute or storage or engine.format)
+        if kept not in (None, chosen.format):
+            raise ValueError(
+                f"variant {variant!r} keeps the matrix in the format of its products: "
+                f"got compute={compute!r} and storage={storage!r}; leave one out, or pass variant='3.1'"
+            )
+        return chosen, chosen.format
+    wide = kept is not None and kept == format_of(kept.storage)
+    chosen = engine.using(compute or (engine.format if wide or kept is None else kept))
+    kept = kept or format_of(chosen.storage)
+    if kept not in (chosen.format, format_of(chosen.storage)):
+        raise ValueError(
+            f"variant '3.1' with products in {chosen.format.name} keeps the matrix in "
+            f"{chosen.format.name!r} or {format_of(chosen.storage).name!r}, got storage={storage!r}"
+        )
+    return chosen, kept
+
+
+def check_range(a: torch.Tensor, column_max: torch.Tensor, kept: Format) -> None:
+    """Refuse an A that overflows the format of the matrix."""
+    # Numbers up to half a unit in the last place above the largest one are rounded down to it.
+    if float(column_max.double().max()) < kept.largest * (1 + kept.u / 2):
+        return
+    row, column = divmod(int(a.abs().argmax()), a.shape[1])
+    _refuse_overflow(f"A[{row}, {column}] is {float(a[row, column]):.4g}, which", kept)
+
+
+def check_factors(packed: PackedLU, engine: Engine, pivot: str) -> None:
+    """Refuse factors that are singular or not finite: the only wait for the device."""
+    lu, kept = packed.lu, packed.storage
+    diagonal = lu.diagonal()
+    unusable = (diagonal == 0) | ~diagonal.isfinite()
+    infinite = ~engine.column_max(lu).isfinite()
+    if not bool((unusable | infinite).any()):
+        return
+    first = int(unusable.int().argmax())
+    if float(diagonal[first]) != 0.0:
+        column = int(infinite.int().argmax())
+        # A float32 matrix overflows where its elements become operands.
+        _refuse_overflow(f"column {column} of L and U", min(kept, engine.format, key=lambda f: f.largest))
+    where = f"pivot {first} is exactly zero in {kept.name}"
+    if pivot != "partial":
+        raise np.linalg.LinAlgError(f"{where}, and there was no pivoting: pass pivot='partial'")
+    raise np.linalg.LinAlgError(
+        f"A is singular: {where}, also after interchanges; if A is not singular, its elements are too small "
+        f"or too close to each other for {kept.name}: scale A, or pass a wider compute format"
+    )
+
+
+def report_solutions(
+    evidence: dict[tuple[int, ...], RefinedSolution], x: Any, F: LUFactors, target: Format, *, strict: bool
+) -> None:
+    """Warn of solutions that are not what was asked for."""
+    bound = solve_bound(target, F.shape[-1])
+    missed = {index: e for index, e in evidence.items() if not e.backward_error <= bound}
+    if missed:
+        worst = max(e.backward_error for e in missed.values())
+        report_missed(
+            f"the solution is not refined to {target.name} accuracy",
+            f"backward error {worst:.1e}, asked for {bound:.1e}, with factors in {F.storage}: use "
+            "neula.solve, which makes better factors where it must, or lu_factor with pivot='partial' and "
+            "compute='fp32' or 'fp64'",
+            x,
+            list(missed),
+            strict=strict,
+        )
+    others = {index: e for index, e in evidence.items() if index not in missed}
+    report_ill_conditioned(others, x, target, strict=strict)
+
+
+def report_ill_conditioned(
+    evidence: dict[tuple[int, ...], RefinedSolution], x: Any, target: Format, *, strict: bool
+) -> None:
+    """Warn where a small backward error says nothing about the solution."""
+    singular = {i: e for i, e in evidence.items() if e.condition * max(target.u, e.backward_error) >= UNSURE}
+    if singular:
+        condition = max(e.condition for e in singular.values())
+        report_missed(
+            "no digit of the solution is sure",
+            f"A is singular to {target.name} accuracy, its condition number about {condition:.1e}; "
+            "neula.lstsq with rcond finds the shortest of all solutions that are as good",
+            x,
+            list(singular),
+            strict=strict,
+            unsure=True,
+        )
+    unknown = {i: e for i, e in evidence.items() if not e.known and i not in singular}
+    if unknown:
+        condition = max(e.condition for e in unknown.values())
+        report_missed(
+            "it is not known how many digits of the solution are sure",
+            f"the condition number of A is at least {condition:.1e}, and these factors do not tell how much "
+            "larger it is: use neula.solve, or lu_factor with pivot='partial' and compute='fp32' or 'fp64'",
+            x,
+            list(unknown),
+            strict=strict,
+            unsure=True,
+        )
+
+
+def _refuse_overflow(what: str, kept: Format) -> NoReturn:
+    wider = ", or pass compute='bf16', which has the range of float32" if kept is FP16 else ""
+    raise OverflowError(
+        f"{what} overflows {kept.name}, whose largest number is {kept.largest:.6g}: scale A down{wider}"
+    )

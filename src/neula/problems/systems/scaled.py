@@ -1,0 +1,117 @@
+"""A batch of linear systems in numbers near 1, exactly those that were given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from neula.algorithms.krylov.refinement import over
+from neula.algorithms.scaling import LIMIT, binary_exponents, shift
+from neula.engines import FP64
+
+ALIKE, NEAR = 3, 3
+"""Exponents of rows and columns that stay as they are differ by less, and are no larger: scaling is a pass
+over the matrix."""
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """Systems with rows and columns scaled by powers of two: elements near 1, whatever those of A are.
+
+    Attributes
+    ----------
+    a : Tensor, shape (batch, n, n)
+        ``R A C``.
+    rows : Tensor of int, shape (batch, n, 1)
+        Exponents by which the rows were divided.
+    columns : Tensor of int, shape (batch, 1, n)
+    b : Tensor, shape (batch, n, k)
+        Right-hand sides as they belong to ``a``.
+    b_columns : Tensor of int, shape (batch, 1, k)
+    norms : Tensor, shape (batch, n, 1)
+        Norms of the columns of A, in the units of solutions with ``a``: the diagonal of D. Near 1.
+    """
+
+    a: torch.Tensor
+    rows: torch.Tensor
+    columns: torch.Tensor
+    b: torch.Tensor
+    b_columns: torch.Tensor
+    norms: torch.Tensor
+
+    @classmethod
+    def of(cls, a: torch.Tensor, b: torch.Tensor) -> Scaled:
+        """Scale columns by their largest elements, then rows; no column becomes much smaller by that."""
+        a, b = a.double(), b.double()
+        columns = _alike(binary_exponents(torch.linalg.vector_norm(a, torch.inf, dim=1, keepdim=True)))
+        scaled = shift(a, -columns) if bool(columns.any()) else a
+        norms = torch.linalg.vector_norm(scaled, dim=1)[..., None]
+        norms = torch.where(norms > 0, norms, 1.0)
+        rows = _alike(binary_exponents(torch.linalg.vector_norm(scaled, torch.inf, dim=2, keepdim=True)))
+        if bool(rows.any()):
+            scaled = shift(a, -rows - columns)
+        fraction, exponent = torch.frexp(b)
+        exponent = torch.where(b != 0, exponent - rows, -2 * LIMIT)
+        b_columns = exponent.amax(1, keepdim=True)
+        b_columns = torch.where(b_columns > -2 * LIMIT, b_columns, 0)
+        return cls(scaled, rows, columns, shift(fraction, exponent - b_columns), b_columns, norms)
+
+    def unscale(self, y: torch.Tensor) -> torch.Tensor:
+        """The x of the systems that were given."""
+        return shift(y, self.b_columns - self.columns.mT)
+
+    def scale(self, x: torch.Tensor) -> torch.Tensor:
+        """The inverse of :meth:`unscale`."""
+        return shift(x, self.columns.mT - self.b_columns)
+
+    @cached_property
+    def trivial(self) -> bool:
+        """Whether it is the systems as they were given."""
+        return not bool(self.rows.any()) and not bool(self.columns.any())
+
+    @property
+    def units(self) -> torch.Tensor:
+        """Rows of A relative to the largest, shape (batch, n, 1)."""
+        return shift(torch.ones_like(self.norms), self.rows - self.rows.amax(1, keepdim=True))
+
+    def backward_error(self, y: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """The larger normwise backward error of A as it was given and with rows and columns scaled.
+
+        In the infinity norm: ``||r|| / (||A|| ||x|| + ||b||)`` (Rigal and Gaches, 1967), shape (batch, k).
+        """
+        scaled = _backward_error(self.a, residual, y, self.b)
+        if self.trivial:
+            return scaled
+        units, relative = self.units, self.columns - self.columns.amax(2, keepdim=True)
+        given = units * shift(self.a, relative)
+        return torch.maximum(
+            scaled, _backward_error(given, units * residual, shift(y, -relative.mT), units * self.b)
+        )
+
+    def longer(self, residual: torch.Tensor) -> torch.Tensor:
+        """Where the residual of the systems that were given exceeds b, shape (batch, k)."""
+        sizes = [torch.linalg.vector_norm(self.units * x, dim=1) for x in (residual, self.b)]
+        return sizes[0] > sizes[1] * (1 + self.b.shape[1] * FP64.u)
+
+    def symmetric(self) -> torch.Tensor:
+        """Exponents with which rows and columns of a positive definite A are scaled alike.
+
+        Its diagonal comes near 1, and then no element is larger.
+        """
+        diagonal = self.a.diagonal(dim1=1, dim2=2)
+        exponents = binary_exponents(diagonal)[..., None] + self.rows + self.columns.mT
+        return exponents.div(2, rounding_mode="floor")
+
+
+def _alike(exponents: torch.Tensor) -> torch.Tensor:
+    """The same, but zero for matrices whose rows or columns are of one size, and that near 1."""
+    largest, smallest = exponents.amax((1, 2), keepdim=True), exponents.amin((1, 2), keepdim=True)
+    return torch.where((largest - smallest <= ALIKE) & (largest.abs() <= NEAR), 0, exponents)
+
+
+def _backward_error(a: torch.Tensor, r: torch.Tensor, x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    norm = torch.linalg.vector_norm
+    size = norm(a, 1, dim=2).amax(1)[:, None] * norm(x, torch.inf, dim=1) + norm(b, torch.inf, dim=1)
+    return over(norm(r, torch.inf, dim=1), size).nan_to_num(torch.inf, torch.inf)

@@ -1,0 +1,342 @@
+"""Linear systems: check the input, choose, factorize, refine, certify."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from neula.certificates.accuracy import solve_bound, target_format
+from neula.certificates.forward_error import digits_of
+from neula.engines import Engine, format_named, select_engine
+from neula.engines.precision import plain_arithmetic
+from neula.errors import unknown_name
+from neula.pipeline.compilation import eager
+from neula.pipeline.gradients import attach_system
+from neula.pipeline.inputs import Taken, check_finite, gradient_wanted, take
+from neula.pipeline.progress import Progress
+from neula.pipeline.result import SolveResult, report_missed
+from neula.pipeline.shapes import System, broadcast_system
+from neula.pipeline.solutions import does_not_fit
+from neula.problems.systems.chain import solve_alone
+from neula.problems.systems.direct import SingularMember, solve_directly
+from neula.problems.systems.problem import Found, Members, Options
+
+STRUCTURES = ("gen", "pos")
+PIVOTING = ("none", "rbt", "partial")
+CERTIFIED = ("backward", "forward")
+
+
+@eager
+def solve(
+    A: Any,
+    b: Any,
+    *,
+    assume_a: str = "gen",
+    accuracy: str | None = None,
+    engine: str | Engine = "auto",
+    pivot: str | None = None,
+    compute: str | None = None,
+    max_iterations: int = 100,
+    certify: str = "backward",
+    strict: bool = False,
+    progress: Progress | None = None,
+) -> SolveResult:
+    """Solve ``A x = b``: a fast LU (or Cholesky) in low precision, refined to the accuracy asked for.
+
+    The factors correct the solution until its backward error, computed from the true residual in double
+    precision, is small enough: by themselves (classical refinement) or, where that does not converge, as the
+    preconditioner of GMRES. If it is still not small enough, better factors are made: without pivoting where
+    the matrix allows it, of the matrix mixed by random butterflies, with partial pivoting, in single
+    precision, and at last in double precision; what an engine is slow at is left out.
+
+    Parameters
+    ----------
+    A : array_like, shape (..., n, n)
+        NumPy array, torch tensor or DLPack object, float16 to float64; integers are taken as float64. Not
+        modified. Leading dimensions are a batch. Every dimension may be zero.
+    b : array_like, shape (n,) or (..., n, k)
+        One vector, the same for every matrix of A, or a matrix of right-hand sides; leading dimensions of A
+        and b are broadcast as in NumPy.
+    assume_a : {"gen", "pos"}
+        ``"pos"`` for a symmetric positive definite A, both of whose triangles must be there: Cholesky
+        factorization takes half the time of LU.
+    accuracy : {"fp16", "bf16", "tf32", "fp32", "fp64"}, optional
+        Accuracy of the result; by default that of the dtype.
+    engine : {"auto", "cpu", "cuda", "emulated"} or Engine, optional
+        What multiplies. ``"auto"`` goes by the device of A.
+    pivot : {"none", "rbt", "partial"}, optional
+        Exactly this LU, accepted or not: unpivoted, unpivoted after a random butterfly transform, with
+        partial pivoting. By default the chain above.
+    compute : str, optional
+        Format of the products in the first factorizations; the engine's preference by default.
+    max_iterations : int, optional
+        Solves with the factors in each attempt.
+    certify : {"backward", "forward"}, optional
+        What is refined until it is at the level of the accuracy: the backward error, or the forward error of
+        x, with residuals in twice the working precision, as long as the condition number times the unit
+        roundoff is below one. Small systems get the latter in any case.
+    strict : bool, optional
+        Raise an :class:`~neula.pipeline.result.AccuracyError` where there would be a warning.
+    progress : callable, optional
+        Called with the name of the stage and the part of it that is done.
+
+    Returns
+    -------
+    SolveResult
+        The solution ``x`` with its evidence: ``converged``, ``backward_error``, ``condition``,
+        ``forward_error`` and ``digits``, ``iterations``, ``growth``; that of each system of a batch is in
+        ``accepted``, ``backward_errors``, ``conditions`` and ``forward_errors``.
+
+    Raises
+    ------
+    numpy.linalg.LinAlgError
+        If A is exactly singular (the message has the index of the pivot), or not positive definite with
+        ``assume_a="pos"``; of a batch the message says which matrix.
+    ValueError
+        For shapes that do not fit, NaN or Inf, and unknown names; if b requires a gradient
+        and A is no torch tensor.
+    TypeError
+        For complex or sparse input.
+    ArithmeticError
+        If a named variant breaks down without an answer, or the answer overflows the dtype.
+    AccuracyError
+        If the accuracy was not reached and ``strict`` is set.
+
+    Warns
+    -----
+    AccuracyWarning
+        If the accuracy was not reached; the result says how far it got.
+    IllConditionedWarning
+        If A is so ill-conditioned, or singular, that no digit of x is sure. It is an AccuracyWarning, too.
+
+    See Also
+    --------
+    lstsq : for matrices that are not square, or singular.
+    scipy.linalg.solve, torch.linalg.solve : LU in double precision, for small systems just as good.
+
+    Notes
+    -----
+    Refinement follows [1]_; rows and columns are scaled by powers of two before A is rounded, as in [2]_;
+    butterflies are those of [3]_, of depth 2, with fixed seeds. The backward error is the normwise one in the
+    infinity norm, ``||b - A x|| / (||A|| ||x|| + ||b||)``. Where A is badly scaled it is measured in the
+    scaled system as well, and the larger one counts: equations in small units count as much as others.
+
+    The forward error bounds ``||D (x - x*)|| / ||D x*||`` with the exact solution x* for A and b as they are
+    stored and the norms D of the columns of A. Rows are scaled before it is measured, which changes no
+    solution: it may be small where the condition number of A as it was given is large.
+
+    ``x`` can be differentiated with respect to A and b, see the page on gradients.
+
+    References
+    ----------
+    .. [1] E. Carson, N. J. Higham, "Accelerating the Solution of Linear Systems by Iterative Refinement in
+       Three Precisions", SIAM J. Sci. Comput. 40, 2018, algorithm 1.1.
+    .. [2] N. J. Higham, S. Pranesh, M. Zounon, "Squeezing a Matrix into Half Precision, with an Application
+       to Solving Linear Systems", SIAM J. Sci. Comput. 41, 2019.
+    .. [3] M. Baboulin, J. Dongarra, J. Herrmann, S. Tomov, "Accelerating Linear System Solutions Using
+       Randomization Techniques", ACM Trans. Math. Softw. 39, 2013.
+
+    Examples
+    --------
+    >>> import numpy as np, neula
+    >>> result = neula.solve(np.array([[2.0, 1.0], [1.0, 3.0]]), np.array([4.0, 7.0]))
+    >>> result.x.round(12), result.converged
+    (array([1., 2.]), True)
+    """
+    a, rhs = (take(x, name, differentiable=True) for x, name in ((A, "A"), (b, "b")))
+    differentiable = gradient_wanted(a, rhs)
+    _check_square(a.tensor)
+    shapes = broadcast_system(a.tensor, rhs.tensor)
+    _check_names(assume_a, pivot, certify, max_iterations)
+    dtype = torch.promote_types(a.tensor.dtype, rhs.tensor.dtype)
+    chosen = select_engine(engine, a.tensor.device)
+    options = Options(
+        engine=chosen,
+        target=target_format(accuracy, dtype),
+        dtype=dtype,
+        positive=assume_a == "pos",
+        pivot=pivot,
+        compute=None if compute is None else format_named(compute),
+        max_iterations=max_iterations,
+        forward=certify == "forward",
+        progress=progress,
+    )
+    matrices, columns = shapes.matrices.to(chosen.device), shapes.columns.to(chosen.device)
+    with plain_arithmetic(chosen.device):
+        found = _solve(matrices, columns, options, a.tensor, rhs.tensor)
+    result = _collect(found, a, shapes, options)
+    if not result.converged:
+        report_missed(
+            f"the system is not certified to be solved to {result.accuracy} accuracy",
+            _why(result, found),
+            result,
+            (~shapes.of_members(found.members.accepted)).nonzero().tolist(),
+            strict=strict,
+            unsure=bool(found.members.unsure.any()),
+        )
+    if not differentiable:
+        return result
+    again = partial(
+        solve,
+        assume_a=assume_a,
+        engine=chosen,
+        pivot=pivot,
+        compute=compute,
+        max_iterations=max_iterations,
+        strict=strict,
+    )
+    return _differentiable(result, a, rhs, again, shapes)
+
+
+def _check_names(assume_a: str, pivot: str | None, certify: str, max_iterations: int) -> None:
+    if assume_a not in STRUCTURES:
+        raise unknown_name("structure assume_a", assume_a, STRUCTURES)
+    if pivot is not None and pivot not in PIVOTING:
+        raise unknown_name("pivot", pivot, PIVOTING)
+    if pivot is not None and assume_a == "pos":
+        raise ValueError(f"pivot={pivot!r} is for LU, and assume_a='pos' asks for Cholesky: leave one out")
+    if certify not in CERTIFIED:
+        raise unknown_name("certify", certify, CERTIFIED)
+    if max_iterations < 1:
+        raise ValueError(f"max_iterations must be at least 1, got {max_iterations}")
+
+
+def _check_square(a: torch.Tensor) -> None:
+    if a.ndim >= 2 and a.shape[-1] != a.shape[-2]:
+        raise ValueError(
+            f"A must be square, got {a.shape[-2]} x {a.shape[-1]}: neula.lstsq solves systems that are not"
+        )
+
+
+class UnsolvedMember(ArithmeticError):
+    """No attempt gave a solution of one system of a batch."""
+
+    def __init__(self, place: int, why: str) -> None:
+        super().__init__(why)
+        self.place, self.why = place, why
+
+
+def _solve(
+    a: torch.Tensor, b: torch.Tensor, options: Options, given_a: torch.Tensor, given_b: torch.Tensor
+) -> Found:
+    """All together where the library's factors are the cheapest, else each alone."""
+    count, n, k = b.shape
+    found = Found(Members.missing(count, n, k, a.device))
+    if a.numel() == 0 or b.numel() == 0:
+        return found.as_empty(a)
+    check_finite(given_b, options.engine.column_max(b.reshape(-1, k)), "b")
+    if not bool(torch.linalg.vector_norm(a, dim=2).isfinite().all()):  # or squares overflow
+        check_finite(given_a, torch.linalg.vector_norm(a, torch.inf, dim=2), "A")
+    direct = _is_direct(n, options)
+    left = torch.arange(count, device=a.device)
+    try:
+        if direct:
+            left = solve_directly(a, b, found, options)
+            left = left[:0] if options.positive else left  # there are no better factors than Cholesky's
+        _solve_each(a, b, left.tolist(), found, options, direct=direct)
+    except (SingularMember, UnsolvedMember) as error:
+        kind = np.linalg.LinAlgError if isinstance(error, SingularMember) else ArithmeticError
+        raise kind(_of_batch(error.why, error.place, given_a.shape[:-2])) from None
+    return found
+
+
+def _is_direct(n: int, options: Options) -> bool:
+    """Whether the library's factors in double precision are as fast as any."""
+    order = options.engine.direct_definite if options.positive else options.engine.direct
+    return n < order and options.pivot is None and options.compute is None
+
+
+def _solve_each(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    places: list[int],
+    found: Found,
+    options: Options,
+    *,
+    direct: bool,
+) -> None:
+    """One system after the other; the attempts are those of the worst."""
+    worst: tuple[tuple[bool, float], Found] | None = None
+    for place in places:
+        try:
+            one = solve_alone(a[place], b[place], options, direct=direct)
+        except np.linalg.LinAlgError as error:
+            raise SingularMember(place, str(error)) from None
+        except ArithmeticError as error:
+            if direct:  # no better than what there is
+                continue
+            raise UnsolvedMember(place, str(error)) from None
+        found.members.put(torch.tensor([place], device=a.device), one.members)
+        found.iterations += one.iterations
+        merit = (not bool(one.members.accepted), float(one.members.backward_error))
+        if worst is None or merit > worst[0]:
+            worst = (merit, one)
+    if worst is not None:
+        found.attempts += worst[1].attempts
+        found.method, found.history = worst[1].method, worst[1].history
+
+
+def _of_batch(why: str, place: int, batch: tuple[int, ...]) -> str:
+    if not batch:
+        return why
+    return f"A[{', '.join(map(str, np.unravel_index(place, batch)))}] of the batch: {why}"
+
+
+def _why(result: SolveResult, found: Found) -> str:
+    if found.members.unsure.any() and result.backward_error <= result.tolerance:
+        return (
+            f"A is ill-conditioned or singular, no digit of x is sure: condition number "
+            f"{result.condition:.1e}, forward error {result.forward_error:.1e} ({result.method})"
+        )
+    return f"backward error {result.backward_error:.1e}, asked for {result.tolerance:.1e} ({result.method})"
+
+
+def _collect(found: Found, a: Taken, shapes: System, options: Options) -> SolveResult:
+    """One result for the batch: the worst of its members speaks for all."""
+    members, n = found.members, a.tensor.shape[-1]
+    if not bool(torch.isfinite(members.x).all()):
+        raise does_not_fit(options.dtype)
+    worst = members.worst if len(members.accepted) else None
+    forward_error = float(members.forward_error.amax()) if members.forward_error.numel() else 0.0
+
+    def of_members(x: torch.Tensor) -> Any:
+        return a.give_back(shapes.of_members(x).contiguous(), x.dtype)
+
+    return SolveResult(
+        x=a.give_back(shapes.solutions(members.x), options.dtype),
+        converged=bool(members.accepted.all()),
+        iterations=found.iterations,
+        backward_error=0.0 if worst is None else float(members.backward_error[worst]),
+        tolerance=solve_bound(options.target, n),
+        growth=1.0 if worst is None else float(members.growth[worst]),
+        condition=1.0 if worst is None else float(members.condition.amax()),
+        forward_error=forward_error,
+        digits=digits_of(forward_error),
+        history=found.history,
+        method=found.method,
+        attempts=tuple(found.attempts),
+        engine=str(options.engine),
+        accuracy=options.target.name,
+        accepted=of_members(members.accepted),
+        backward_errors=of_members(members.backward_error),
+        conditions=of_members(members.condition),
+        forward_errors=a.give_back(shapes.of_columns(members.forward_error), torch.float64),
+    )
+
+
+def _differentiable(
+    result: SolveResult, a: Taken, b: Taken, again: Callable[..., SolveResult], shapes: System
+) -> SolveResult:
+    """The same result, its x attached to the graph of A and b."""
+    x, columns = result.x, b.graph.to(result.x.device)
+    if shapes.is_vector:
+        x, columns = x.unsqueeze(-1), columns.unsqueeze(-1)
+    matrices = a.graph.expand(*shapes.batch, *a.graph.shape[-2:])
+    columns = columns.expand(*shapes.batch, *columns.shape[-2:])
+    x = attach_system(matrices, columns, x, lambda a, b: again(a, b).x)
+    return replace(result, x=x.squeeze(-1) if shapes.is_vector else x)
