@@ -13,7 +13,7 @@ import scipy.linalg
 import torch
 
 import neula
-from neula.algorithms import numerical_rank
+from neula.algorithms.spectra import numerical_rank
 from neula.io.matrices import random_matrix
 
 DEPENDENT = r"columns do not have full rank.*{} or fewer of {} are independent.*pass rcond="

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from neula.algorithms import gram as module
+from neula.algorithms.spectra import gram as module
 from neula.algorithms.spectra.gram import gram, gram_r
 from neula.engines import CpuEngine, EmulatedEngine, Engine
 from neula.io.matrices import random_matrix

@@ -7,10 +7,11 @@ from functools import lru_cache, partial
 import pytest
 import torch
 
-from neula.algorithms import calu, substitution
-from neula.algorithms import pivoting as pivoting_module
+from neula.algorithms.elimination import calu
+from neula.algorithms.elimination import pivoting as pivoting_module
 from neula.algorithms.elimination.calu import by_pivoted_blocks, height
 from neula.algorithms.elimination.lu import VARIANTS, PackedLU, by_blocks, lu_factorize, panel_widths
+from neula.algorithms.triangular import substitution
 from neula.algorithms.triangular.substitution import WIDTH, Substitution
 from neula.certificates.accuracy import componentwise_backward_error, lu_bound
 from neula.engines import BF16, FP16, FP32, FP64, CpuEngine, CudaEngine, EmulatedEngine, Engine, Format

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from neula.algorithms import numerical_rank
+from neula.algorithms.spectra import numerical_rank
 from neula.algorithms.spectra.numerical_rank import (
     columns_of_norm_one,
     largest_singular_values,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from neula.algorithms import pivoting
+from neula.algorithms.elimination import pivoting
 from neula.algorithms.elimination.pivoting import Interchanges
 
 

@@ -63,8 +63,6 @@ class CudaEngine(Engine):
 
     def __init__(self, device: torch.device | str, format: Format | str | None = None) -> None:
         super().__init__(device, format)
-        if self.device.type == "cuda":  # and not an engine that is only asked what it would do
-            _load_solvers()
         # In float64 panels are library calls, and 256 columns take half of the launches of 128.
         self.panel, self.cutoff = ("cholesky32", 128) if self.storage == torch.float32 else ("cholesky", 256)
 
@@ -268,7 +266,7 @@ class PlainCudaEngine(CudaEngine):
 _loading = threading.Lock()
 
 
-def _load_solvers() -> None:
+def load_solvers() -> None:
     """Let torch load its solvers, which fails where several threads ask for the first time at once.
 
     Source: issue 90613 of PyTorch, "lazy wrapper should be called at most once".
