@@ -185,7 +185,7 @@ def test_one_of_a_batch_is_not_definite(why: str) -> None:
 
 
 def test_places_count_over_pieces_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neula.problems.systems.direct.CHUNK", {"cpu": 50})
+    monkeypatch.setattr(CpuEngine, "tuning", replace(CpuEngine("cpu").tuning, chunk_elements=50))
     a, b = noise(7, 5, 5), noise(7, 5, 1)
     whole = solved(a, b)
     assert whole.members.accepted.all()

@@ -12,6 +12,7 @@ import torch
 
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.engines import Engine
+from neula.engines.tuning import Recursion
 from neula.papers.data import Row, Rows
 from neula.papers.drawing import plain_ticks
 from neula.papers.figure import Claim, Figure, Setting, Verdict
@@ -60,7 +61,7 @@ def _tflops(flops: float, run: Callable[[], object]) -> float:
 def measure_rates(setting: Setting, shape: Shape | None = None) -> Iterator[Row]:
     """Rates of products, of a step of the recursion, and of panels, against the width k."""
     m, n = _shape(setting, shape)
-    engines = {LOW: setting.speed, FP32: setting.speed.using("fp32").plain()}
+    engines = {LOW: setting.speed, FP32: setting.speed.using("fp32")}
     a = _matrix(setting, shape)
     widths = [2**k for k in setting.pick(small=range(5, 11), paper=range(7, 15)) if 2**k <= n]
     for k in setting.track(widths, lambda k: f"k = {k}"):
@@ -74,7 +75,7 @@ def measure_rates(setting: Setting, shape: Shape | None = None) -> Iterator[Row]
             row |= {f"{name} {piece}": rate for piece, rate in rates.items()}
         row[SGEQRF] = _tflops(2 * m * k * k, partial(torch.geqrf, a[:, :k]))
         row[WY_PANEL] = _tflops(2 * m * k * k, partial(householder_wy, a[:, :k]))
-        panels = ("householder", "caqr", setting.speed.panel) if k <= min(n // 4, WIDEST_PANEL) else ()
+        panels = ("householder", "caqr", _best(setting.speed).panel) if k <= min(n // 4, WIDEST_PANEL) else ()
         yield row | {_panel_column(panel): _panel_rate(a, k, setting.speed, panel) for panel in panels}
 
 
@@ -234,7 +235,7 @@ class _Study:
 
     @property
     def engines(self) -> dict[str, Engine]:
-        return {LOW: self.setting.speed, FP32: self.setting.speed.using("fp32").plain()}
+        return {LOW: self.setting.speed, FP32: self.setting.speed.using("fp32")}
 
     def blocks(self) -> Iterator[int]:
         n = self.a.shape[1]
@@ -250,7 +251,7 @@ class _Study:
         """A row for each of the rates."""
         m, n = self.a.shape
         head = {"m": m, "n": n, "method": method, "format": format, "B": block}
-        default = block == self.setting.speed.cutoff
+        default = block == _best(self.setting.speed).cutoff
         return [head | {"kind": kind, "tflops": rate, "default": default} for kind, rate in rates.items()]
 
 
@@ -273,7 +274,7 @@ def measure_householder(setting: Setting, shape: Shape | None = None) -> Iterato
 def measure_recursion(setting: Setting, shape: Shape | None = None) -> Iterator[Row]:
     """Formula (7) and RGSQRF as it is, against the cutoff, with the library's and the default panel."""
     table, study = _Rates(setting, shape), _Study.of(setting, shape)
-    n, default = study.a.shape[1], setting.speed.panel
+    n, default = study.a.shape[1], _best(setting.speed).panel
     variants = [
         (RGSQRF, LOW, "householder", table.of(_panel_column("householder"))),
         (RGSQRF, FP32, "householder", table.of(_panel_column("householder"))),
@@ -413,3 +414,8 @@ FIGURE_2 = Figure(
     width=12,
     height=8,
 )
+
+
+def _best(engine: Engine) -> Recursion:
+    """How the recursion ends by default."""
+    return engine.tuning.recursion(engine.storage)

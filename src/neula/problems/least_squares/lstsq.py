@@ -12,8 +12,7 @@ import torch
 
 from neula.certificates.accuracy import lstsq_bound, target_format
 from neula.certificates.forward_error import digits_of
-from neula.engines import FORMATS, Engine, format_of, select_engine
-from neula.engines.corrected import FP16_COR
+from neula.engines import Arithmetic, Engine, format_of, select_engine
 from neula.engines.precision import plain_arithmetic
 from neula.errors import unknown_name
 from neula.pipeline.compilation import eager
@@ -28,13 +27,10 @@ from neula.problems.least_squares.minimum_norm import solve_by_svd
 from neula.problems.least_squares.problem import Found, Members, Options
 from neula.problems.least_squares.scaled import gradient_vanishes
 from neula.problems.least_squares.together import links, rows, solve_together
-from neula.problems.orthogonal.qr import BATCHED_ELEMENTS, qr
+from neula.problems.orthogonal.qr import qr
 
 ALGORITHMS = ("cgls", "lsqr", "direct", "normal", "householder", "svd")
 CERTIFIED = ("backward", "forward")
-
-SMALL = 10_000_000
-"""Below ``m n^2`` of this size Householder QR in double precision takes milliseconds: nothing to gain."""
 
 
 @eager
@@ -179,7 +175,7 @@ def lstsq(
         target=target_format(accuracy, dtype),
         dtype=dtype,
         algorithm=algorithm,
-        compute=None if compute is None else _compute_named(compute),
+        compute=None if compute is None else Arithmetic.named(compute).name,
         damp=_check_damp(damp),
         weights=None if w is None else _check_weights(w.tensor, a.tensor.shape[-2]).to(chosen.device),
         rcond=_default_rcond(a.tensor) if rcond is None else rcond,
@@ -288,8 +284,9 @@ def _go_together(a: torch.Tensor, options: Options) -> bool:
     m, n = rows(a, options), a.shape[2]
     wide = m < n
     exotic = wide or options.damp or options.weights is not None
-    few = m * n <= BATCHED_ELEMENTS.get(options.engine.name, 0) and len(a) > 1
-    return few or max(m, n) * min(m, n) ** 2 <= SMALL or bool(options.forward and exotic)
+    tuning = options.engine.tuning
+    few = m * n <= tuning.batched_elements and len(a) > 1
+    return few or max(m, n) * min(m, n) ** 2 <= tuning.together or bool(options.forward and exotic)
 
 
 def _empty(a: torch.Tensor, b: torch.Tensor, found: Found) -> Found:
@@ -314,12 +311,6 @@ def _why(result: LstsqResult, found: Found, *, is_batch: bool) -> str:
 def _default_rcond(a: torch.Tensor) -> float:
     """Rounding errors of the double-precision factorization, or of the data where those are larger."""
     return max(max(a.shape[-2:]) * 2.0**-52, 2 * format_of(a.dtype).u)
-
-
-def _compute_named(name: str) -> str:
-    if name not in (*FORMATS, FP16_COR):
-        raise unknown_name("format", name, (*FORMATS, FP16_COR))
-    return name
 
 
 def _check_damp(damp: float) -> float:

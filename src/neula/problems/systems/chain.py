@@ -209,7 +209,7 @@ def _links(system: System, guard: MemoryGuard) -> Iterator[Outcome]:
                 yield _by_cholesky(system, format)
     else:
         for format in formats:
-            if options.pivot in ("none", "rbt") or not (options.is_named or engine.swaps):
+            if options.pivot in ("none", "rbt") or not (options.is_named or engine.tuning.swaps):
                 with guard.attempt(f"lu {format.name}"):
                     yield from _without_pivoting(system, format)
             if options.pivot == "partial" or _pivots(system, format):
@@ -227,10 +227,11 @@ def _links(system: System, guard: MemoryGuard) -> Iterator[Outcome]:
 def _pivots(system: System, format: Format) -> bool:
     """Whether LU with partial pivoting in this format belongs to the chain."""
     options = system.options
-    large = len(system.a) >= options.engine.direct_pivoted or options.compute is not None
+    large = len(system.a) >= options.engine.tuning.direct_pivoted or options.compute is not None
     # In double precision it is the library's.
-    pivoted_lu = options.engine.using(format).pivoted_lu
-    return pivoted_lu and large and format is not FP64 and not options.is_named
+    tuning = options.engine.tuning
+    worth = tuning.pivoted_lu or tuning.has_tournaments(format)
+    return worth and large and format is not FP64 and not options.is_named
 
 
 def _without_pivoting(system: System, format: Format) -> Iterator[Outcome]:

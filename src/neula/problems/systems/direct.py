@@ -22,15 +22,8 @@ from neula.pipeline.result import Attempt
 from neula.problems.systems.problem import Found, Members, Options
 from neula.problems.systems.scaled import Scaled
 
-CHUNK = {"cpu": 1 << 19, "cuda": 1 << 26}
-"""Elements of a batch that are worked on together, as for least squares."""
-
 VECTORS = 3
 """Random vectors that show how well factors solve; with LAPACK's that is more than is needed."""
-
-DOUBLED_ORDER = {"cpu": 512, "cuda": 1 << 14}
-"""Order up to which residuals in twice the working precision cost less than a part of the factorization, so
-that every solution gets them."""
 
 
 def solve_directly(a: torch.Tensor, b: torch.Tensor, found: Found, options: Options) -> torch.Tensor:
@@ -53,7 +46,7 @@ def solve_directly(a: torch.Tensor, b: torch.Tensor, found: Found, options: Opti
     report = stage(options.progress, "factorizing in fp64")
     n, k = b.shape[1:]
     unsolved: list[torch.Tensor] = []
-    size = max(1, CHUNK[a.device.type] // (n * max(n, k)))
+    size = max(1, options.engine.tuning.chunk_elements // (n * max(n, k)))
     for start in range(0, len(a), size):
         where = torch.arange(start, min(start + size, len(a)), device=a.device)
         try:
@@ -197,7 +190,7 @@ def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members
     scaled = Scaled.of(a, b)
     factors, growth = (_cholesky if options.positive else _lu)(a, scaled)
     n = a.shape[1]
-    doubled = options.forward or n <= DOUBLED_ORDER[a.device.type]
+    doubled = options.forward or n <= options.engine.tuning.doubled_order
     system = Square(scaled.a, factors, scaled.norms, doubled=doubled)
     found = refine_doubled(
         system,

@@ -42,7 +42,7 @@ class Options:
         """Formats of the factors to try before the library's in double precision, cheapest first."""
         if self.compute is not None:
             return [self.compute]
-        formats = [FORMATS[name] for name in self.engine.preconditioners]
+        formats = [FORMATS[name] for name in self.engine.tuning.preconditioners]
         if self.is_named:
             return formats[:1]
         # With the library's LU in double precision at the end, ours is not worth a try.

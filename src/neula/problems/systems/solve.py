@@ -247,7 +247,8 @@ def _solve(
 
 def _is_direct(n: int, options: Options) -> bool:
     """Whether the library's factors in double precision are as fast as any."""
-    order = options.engine.direct_definite if options.positive else options.engine.direct
+    tuning = options.engine.tuning
+    order = tuning.direct_definite if options.positive else tuning.direct
     return n < order and options.pivot is None and options.compute is None
 
 
