@@ -12,8 +12,9 @@ from neula.algorithms.condition import random_direction
 from neula.algorithms.doubled_refinement import DOUBLED, MAX_RATE, add_to_pair
 from neula.algorithms.equilibrate import Equilibration
 from neula.algorithms.factorization import Factorization, Transposed
+from neula.algorithms.gmres import gmres
 from neula.algorithms.inverse_norm import EXPLICIT, inverse_norm
-from neula.algorithms.iterative_refinement import Correction, Refined, gmres_refinement
+from neula.algorithms.iterative_refinement import Correction, Refined
 from neula.algorithms.refinement import STAGNATION, over
 from neula.engines import FP64
 from neula.kernels.doubled import Doubled
@@ -104,7 +105,7 @@ class Evidence:
         factors : Factorization
         scales : Equilibration
         correct : Correction or None
-            GMRES, where factors alone do not refine: their inverse is then smaller than that of A.
+            GMRES, where factors alone do not refine: their inverse is then not taken for that of A.
         max_iterations : int
         sizes : Tensor, shape (n,)
             The diagonal of D.
@@ -120,8 +121,7 @@ class Evidence:
             def measured(right: torch.Tensor) -> torch.Tensor:
                 return inverse_norm(factors.solve, factors.solve_transposed, sizes, right)[0]
         else:
-            correct = correct or gmres_refinement(a, factors)
-            measured = _by_gmres(a, factors, correct, sizes, max_iterations)
+            measured = _by_gmres(a, factors, sizes, max_iterations)
         inverse = measured(1 / rows).nan_to_num(torch.inf, torch.inf)
         norm = _scaled_norm(a, scales.rows, sizes)
         if scales.trivial and scaled is None:
@@ -208,35 +208,49 @@ def _by_library(a: torch.Tensor, rows: torch.Tensor, sizes: torch.Tensor) -> Mea
     return measured
 
 
-def _by_gmres(
-    a: torch.Tensor, factors: Factorization, correct: Correction, sizes: torch.Tensor, max_iterations: int
-) -> Measure:
+def _by_gmres(a: torch.Tensor, factors: Factorization, sizes: torch.Tensor, max_iterations: int) -> Measure:
     """Norms by the power method, the solves of which are those of GMRES.
 
     What A^-1 enlarges most need not be what the factors do, and GMRES may leave it in the residual: so the
     start is random as well, and residuals are smaller than what is in it of any direction.
     """
     n = len(a)
-    transposed = gmres_refinement(a.mT, Transposed(factors))
-    hidden = SEEN / n**0.5
-
-    def unit(x: torch.Tensor) -> torch.Tensor:
-        return x / torch.linalg.vector_norm(x)
+    exact = factors.in_double()
+    pairs = ((a, exact), (a.mT, Transposed(exact)))
+    norm_of, hidden = torch.linalg.vector_norm, SEEN / n**0.5
 
     def measured(right: torch.Tensor) -> torch.Tensor:
         norm, vector = inverse_norm(factors.solve, factors.solve_transposed, sizes, right)
-        vector = unit(vector + unit(gaussian(n, 1, a.dtype, a.device, seed=20260107)))
+        random = gaussian(n, 1, a.dtype, a.device, seed=20260107)
+        vector = vector + random / norm_of(random)
         for _ in range(ROUNDS if n < COSTLY else 1):
-            for matrix, solve, left, scale in ((a, correct, sizes, right), (a.mT, transposed, right, sizes)):
-                rhs = scale * vector
-                image = solve(rhs, hidden, max_iterations)[0]
-                solved = torch.linalg.vector_norm((rhs - matrix @ image) / scale) <= hidden
-                size = torch.linalg.vector_norm(left * image)
-                norm = torch.where(solved, torch.maximum(norm, size), torch.inf)
-                vector = left * image / size
+            for (matrix, solver), left, scale in zip(pairs, (sizes, right), (right, sizes), strict=True):
+                vector = vector / norm_of(vector)
+                image = _by_preconditioned_gmres(matrix, solver, scale, vector, hidden, max_iterations)
+                solved = norm_of(vector - (matrix @ image) / scale) <= hidden
+                vector = left * image
+                norm = torch.where(solved, torch.maximum(norm, norm_of(vector)), torch.inf)
         return UNCERTAIN * norm
 
     return measured
+
+
+def _by_preconditioned_gmres(
+    a: torch.Tensor,
+    factors: Factorization,
+    scale: torch.Tensor,
+    b: torch.Tensor,
+    tolerance: float,
+    max_iterations: int,
+) -> torch.Tensor:
+    """``A^-1 diag(scale) b``; residuals are measured without the scale, which may range over many decades."""
+    z, _ = gmres(
+        lambda z: (a @ factors.solve(scale * z)) / scale,
+        b,
+        tolerance=tolerance / 2,  # its own residual differs from the true one
+        max_iterations=max_iterations,
+    )
+    return factors.solve(scale * z)
 
 
 def _solve(factors: Factorization, a: torch.Tensor, scales: Equilibration) -> bool:
