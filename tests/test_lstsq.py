@@ -593,6 +593,39 @@ def test_problems_that_are_not_finite_one_by_one(rng):
     np.testing.assert_array_equal(result.x[1:], clean.x[1:])
 
 
+@pytest.mark.parametrize("options", [{}, {"algorithm": "cgls"}, {"damp": 0.1}])
+@pytest.mark.parametrize(
+    ("a", "b", "bad"),
+    [
+        ((30, 4), (5, 30, 2), (3,)),  # one matrix
+        ((1, 4, 30), (5, 4, 1), (3,)),  # wide
+        ((3, 1, 30, 4), (3, 5, 30, 2), (2, 3)),  # each matrix with five
+    ],
+)
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_right_hand_sides_that_share_a_matrix_do_not_spoil_each_other(value, a, b, bad, options, rng):
+    A, b = rng.standard_normal(a), rng.standard_normal(b)
+    b[bad] = 0.0  # the same columns, with nothing in them
+    clean = neula.lstsq(A, b, **options)
+    b[(*bad, 1, 0)] = value
+    with pytest.warns(neula.AccuracyWarning, match=f"1 of {clean.accepted.size} problems hold NaN or Inf"):
+        result = neula.lstsq(A, b, **options)
+    good = np.ones(clean.accepted.shape, bool)
+    good[bad] = False
+    assert not result.converged
+    np.testing.assert_array_equal(result.accepted, good)
+    np.testing.assert_array_equal(result.x[good], clean.x[good])
+    np.testing.assert_array_equal(result.forward_errors[good], clean.forward_errors[good])
+    np.testing.assert_array_equal(result.ranks, np.where(good, clean.ranks, 0))
+    for missing in (result.x, result.forward_errors, result.backward_errors, result.conditions):
+        assert np.isnan(missing[bad]).all()
+        assert np.isfinite(missing[good]).all()
+    assert math.isnan(result.backward_error)
+    assert math.isnan(result.forward_error)
+    with pytest.raises(ValueError, match=r"b\["):
+        neula.lstsq(A, b, **options, strict=True)
+
+
 @pytest.mark.parametrize("shape", [(6, 40, 9), (6, 9, 40)])
 @pytest.mark.parametrize("damp", [0.0, 0.3])
 def test_weights_and_damping_of_a_batch(shape, damp, chain, rng):

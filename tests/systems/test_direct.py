@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+import neula
 from campaign.oracle import System
 from neula.algorithms.krylov.doubled_refinement import COMPUTED, refine_doubled
 from neula.engines import FP64, CpuEngine
 from neula.io.matrices import random_matrix
-from neula.problems.systems.direct import _LU, SingularMember, Square, solve_directly
+from neula.problems.systems.direct import _LU, SingularMember, Square, _worst, solve_directly
 from neula.problems.systems.problem import Found, Members, Options
 from neula.problems.systems.scaled import ALIKE, NEAR, Scaled
 
@@ -193,3 +194,23 @@ def test_places_count_over_pieces_of_a_batch(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(SingularMember) as caught:
         solved(a, b)
     assert caught.value.place == 5
+
+
+def test_history_of_a_batch() -> None:
+    """One step more than there were corrections; the worst of all counts, also where parts take fewer."""
+    rng = np.random.default_rng(5)
+    a, b = rng.standard_normal((6, 30, 30)), rng.standard_normal((6, 30, 2))
+    alone = [neula.solve(x, y) for x, y in zip(a, b, strict=True)]
+    for one in alone:
+        assert len(one.history) == one.iterations + 1
+        assert one.history[-1] <= one.tolerance
+        assert one.history[-1] < one.history[0] <= 30 * 2.0**-53
+    together = neula.solve(a, b)
+    assert len(together.history) == together.iterations + 1
+    # Batched LAPACK may round in another order: the first ones are of the same size, and not more.
+    assert together.history[0] == pytest.approx(max(one.history[0] for one in alone), rel=1)
+
+
+def test_histories_of_different_length() -> None:
+    parts = [torch.tensor(x, dtype=torch.float64) for x in ([3.0, 1.0], [2.0, 1.5, 0.5], [1.0])]
+    assert _worst(parts).tolist() == [3.0, 1.5, 1.0]

@@ -108,7 +108,8 @@ def lstsq(
     ValueError
         For shapes that do not fit, NaN or Inf, and unknown names; if b or the weights require
         a gradient and A is no torch tensor. Problems of a batch with NaN or Inf are no error unless
-        ``strict``: their solutions are NaN, and are not accepted.
+        ``strict``: their solutions are NaN, and are not accepted; others are solved, those with the same
+        matrix as well.
     TypeError
         For complex or sparse input.
     ArithmeticError
@@ -185,8 +186,13 @@ def lstsq(
     )
     matrices, columns = shapes.matrices.to(chosen.device), shapes.columns.to(chosen.device)
     with plain_arithmetic(chosen.device):
+        spoilt = _spoilt(shapes, columns)
+        if spoilt is not None:  # a column that is worked on with others would spoil them
+            columns = columns.masked_fill(shapes.for_columns(spoilt)[:, None], 0.0)
         found = _solve(matrices, columns, options, is_batch=bool(shapes.batch))
-    result = _collect(found, a, shapes, options)
+    if spoilt is not None:
+        _put_nan(found, spoilt, shapes)
+    result = _collect(found, a, shapes, options, spoilt)
     if not result.converged:
         if strict:
             check_finite(a.tensor, a.tensor, "A")
@@ -195,11 +201,35 @@ def lstsq(
             f"least squares is not certified to {result.accuracy} accuracy",
             _why(result, found, is_batch=bool(shapes.batch)),
             result,
-            (~shapes.of_members(found.members.accepted)).nonzero().tolist(),
+            (~_accepted(found, shapes, spoilt)).nonzero().tolist(),
             strict=strict,
             unsure=bool(found.members.unsure.any()),
         )
     return _differentiable(result, a, rhs, w, options, shapes) if differentiable else result
+
+
+def _spoilt(shapes: System, columns: torch.Tensor) -> torch.Tensor | None:
+    """Right-hand sides with NaN or Inf that share a matrix with others, shape (P, copies), if any do."""
+    if not shapes.shares:
+        return None
+    spoilt = ~shapes.finite.to(columns.device)
+    return spoilt if bool(spoilt.any()) else None
+
+
+def _put_nan(found: Found, spoilt: torch.Tensor, shapes: System) -> None:
+    """Say that nothing is known of right-hand sides with NaN or Inf."""
+    columns = shapes.for_columns(spoilt)
+    for known in (found.members.forward_error, found.members.residual_norm):
+        known.masked_fill_(columns, math.nan)
+    found.members.x.masked_fill_(columns[:, None], math.nan)
+    reason = f"{int(spoilt.sum())} of {spoilt.numel()} problems hold NaN or Inf"
+    found.attempts.append(Attempt("none", False, reason))
+
+
+def _accepted(found: Found, shapes: System, spoilt: torch.Tensor | None) -> torch.Tensor:
+    """Which problems of the batch are solved, shape (*batch,)."""
+    accepted = shapes.of_members(found.members.accepted)
+    return accepted if spoilt is None else accepted & ~shapes.of_copies(spoilt)
 
 
 def _check_names(algorithm: str | None, certify: str, max_iterations: int, rcond: float | None) -> None:
@@ -328,7 +358,9 @@ def _check_weights(w: torch.Tensor, m: int) -> torch.Tensor:
     return w.double()
 
 
-def _collect(found: Found, a: Taken, shapes: System, options: Options) -> LstsqResult:
+def _collect(
+    found: Found, a: Taken, shapes: System, options: Options, spoilt: torch.Tensor | None
+) -> LstsqResult:
     """One result for the batch: the worst of its members speaks for all."""
     members = found.members
     if bool(members.x.isinf().any()):
@@ -342,14 +374,19 @@ def _collect(found: Found, a: Taken, shapes: System, options: Options) -> LstsqR
         rank = min(members.rank[usable].tolist(), default=0)
         condition = float(members.condition.amax())
         forward_error = float(members.forward_error.amax()) if members.forward_error.numel() else 0.0
+    if spoilt is not None:
+        error = optimality = condition = math.nan
     norms = shapes.of_columns(members.residual_norm).flatten().tolist()
 
-    def of_members(x: torch.Tensor) -> Any:
-        return a.give_back(shapes.of_members(x).contiguous(), x.dtype)
+    def of_members(x: torch.Tensor, missing: float = math.nan) -> Any:
+        known = shapes.of_members(x)
+        if spoilt is not None:
+            known = known.masked_fill(shapes.of_copies(spoilt), missing)
+        return a.give_back(known.contiguous(), x.dtype)
 
     return LstsqResult(
         x=a.give_back(shapes.solutions(members.x), options.dtype),
-        converged=bool(members.accepted.all()),
+        converged=spoilt is None and bool(members.accepted.all()),
         iterations=found.iterations,
         backward_error=error,
         optimality=optimality,
@@ -364,9 +401,9 @@ def _collect(found: Found, a: Taken, shapes: System, options: Options) -> LstsqR
         attempts=tuple(found.attempts),
         engine=str(options.engine),
         accuracy=options.target.name,
-        accepted=of_members(members.accepted),
+        accepted=of_members(members.accepted, False),
         backward_errors=of_members(members.backward_error),
-        ranks=of_members(members.rank),
+        ranks=of_members(members.rank, 0),
         conditions=of_members(members.condition),
         forward_errors=a.give_back(shapes.of_columns(members.forward_error), torch.float64),
     )

@@ -46,16 +46,18 @@ def solve_directly(a: torch.Tensor, b: torch.Tensor, found: Found, options: Opti
     report = stage(options.progress, "factorizing in fp64")
     n, k = b.shape[1:]
     unsolved: list[torch.Tensor] = []
+    history: list[torch.Tensor] = []
     size = max(1, options.engine.tuning.chunk_elements // (n * max(n, k)))
     for start in range(0, len(a), size):
         where = torch.arange(start, min(start + size, len(a)), device=a.device)
         try:
-            members, steps, failed = _solved(a[where], b[where], options)
+            members, errors, failed = _solved(a[where], b[where], options)
         except SingularMember as error:
             raise SingularMember(error.place + start, error.why) from None
         found.members.put(where, members)
         unsolved.append(where[failed])
-        found.iterations = max(found.iterations, steps)
+        history.append(errors)
+        found.iterations = max(found.iterations, len(errors) - 1)
         report(min(1.0, (start + size) / len(a)))
     left = (~found.members.accepted).nonzero()[:, 0]
     bound, worst = solve_bound(options.target, n), found.members.worst
@@ -67,7 +69,15 @@ def solve_directly(a: torch.Tensor, b: torch.Tensor, found: Found, options: Opti
     reason = f"{len(left)} of {len(a)} systems rejected; the worst: {reason}" if len(a) > 1 else reason
     found.attempts.append(Attempt(label, len(left) == 0, reason))
     found.method = label
+    found.history = tuple(_worst(history).tolist())
     return torch.cat(unsolved)
+
+
+def _worst(histories: list[torch.Tensor]) -> torch.Tensor:
+    """The largest backward error of all parts of a batch after each step; some parts take fewer."""
+    steps = max(map(len, histories))
+    padded = [torch.cat([h, h[-1:].expand(steps - len(h))]) for h in histories]
+    return torch.stack(padded).amax(0)
 
 
 class SingularMember(np.linalg.LinAlgError):
@@ -186,17 +196,20 @@ class Square:
         return Measures(error, error)
 
 
-def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members, int, torch.Tensor]:
+def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members, torch.Tensor, torch.Tensor]:
+    """Solutions, their largest backward error after each step, and where it remains too large."""
     scaled = Scaled.of(a, b)
     factors, growth = (_cholesky if options.positive else _lu)(a, scaled)
     n = a.shape[1]
     doubled = options.forward or n <= options.engine.tuning.doubled_order
     system = Square(scaled.a, factors, scaled.norms, doubled=doubled)
+    history: list[torch.Tensor] = []  # stays on the device until the end
     found = refine_doubled(
         system,
         scaled.b,
         tolerance=options.digits,
         max_steps=min(MAX_STEPS, options.max_iterations),
+        on_step=lambda x, residual: history.append(scaled.backward_error(x, residual).amax()),
     )
     x = scaled.unscale(found.x).to(options.dtype).double()
     rounding = over(system.size(scaled.scale(x) - found.x), system.size(found.x))
@@ -214,7 +227,8 @@ def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members
         & ((forward_error <= SURE) & ~scaled.longer(residual)).all(1),
     )
     # Rounding x may spoil it, other factors do not mend that.
-    return members, found.steps, ~(measured.amax(1) <= solve_bound(options.target, n))
+    history.append(measured.amax())
+    return members, torch.stack(history), ~(measured.amax(1) <= solve_bound(options.target, n))
 
 
 def _condition(scaled: Scaled, system: Square) -> torch.Tensor:

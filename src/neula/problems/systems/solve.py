@@ -98,8 +98,8 @@ def solve(
         If A is exactly singular (the message has the index of the pivot), or not positive definite with
         ``assume_a="pos"``; of a batch the message says which matrix.
     ValueError
-        For shapes that do not fit, NaN or Inf, and unknown names; if b requires a gradient
-        and A is no torch tensor.
+        For shapes that do not fit, NaN or Inf (anywhere in a batch), and unknown names; if b requires a
+        gradient and A is no torch tensor.
     TypeError
         For complex or sparse input.
     ArithmeticError
