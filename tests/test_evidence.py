@@ -260,3 +260,25 @@ def test_digits_of_a_solution_that_is_exact(function: Callable[..., Any]) -> Non
 def test_unknown_certificates(function: Callable[..., Any]) -> None:
     with pytest.raises(ValueError, match=r"unknown certify 'both': choose one of 'backward', 'forward'"):
         function(np.eye(2), np.ones(2), certify="both")
+
+
+def test_residuals_that_rounding_makes_longer_than_b_are_said() -> None:
+    """The backward error and the digits are those of the dtype, and no reason for the warning."""
+    A = random_matrix("geometric", 12, 12, cond=1e14, seed=2).numpy().astype(np.float32)
+    b = np.random.default_rng(1).standard_normal(12).astype(np.float32)
+    with pytest.warns(neula.AccuracyWarning, match="residual is longer than b"):
+        result = neula.solve(A, b)
+    assert result.backward_error <= result.tolerance
+    assert result.forward_error <= 2.0**-23
+    assert np.linalg.norm(b - A.astype(float) @ result.x) > np.linalg.norm(b)
+
+
+def test_of_unsure_answers_the_one_with_most_digits_is_returned() -> None:
+    """Factors in low precision have residuals as small, and cannot even tell that A is regular."""
+    A = random_matrix("arithmetic", 300, 300, cond=1e13, seed=5).numpy()
+    with pytest.warns(neula.IllConditionedWarning):
+        result = neula.solve(A, np.ones(300), engine="emulated")
+    assert result.method == "lu fp64 with pivoting"
+    truth = np.linalg.cond(A / np.linalg.norm(A, axis=0))
+    assert truth / 10 <= result.condition <= 10 * truth
+    assert result.forward_error < 1
