@@ -262,6 +262,16 @@ def test_unknown_certificates(function: Callable[..., Any]) -> None:
         function(np.eye(2), np.ones(2), certify="both")
 
 
+# ---------------------------------------------------------------- solutions that are zero, and no solutions
+
+
+def test_a_doubt_about_the_rank_is_said() -> None:
+    """The backward error and the digits are all right, and no reason for the warning."""
+    with pytest.warns(neula.AccuracyWarning, match="too close to rcond"):
+        result = neula.lstsq(np.ones((3, 2)), np.ones(3), damp=1e-200)
+    assert result.backward_error <= result.tolerance
+
+
 def test_residuals_that_rounding_makes_longer_than_b_are_said() -> None:
     """The backward error and the digits are those of the dtype, and no reason for the warning."""
     A = random_matrix("geometric", 12, 12, cond=1e14, seed=2).numpy().astype(np.float32)

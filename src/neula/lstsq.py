@@ -22,7 +22,7 @@ from neula.inputs import Taken, check_finite, finite_members, gradient_wanted, r
 from neula.least_squares.chain import solve_alone
 from neula.least_squares.minimum_norm import solve_by_svd
 from neula.least_squares.problem import Found, Members, Options
-from neula.least_squares.scaled import gradient_vanishes
+from neula.least_squares.scaled import gradient_vanishes, weighted_norms
 from neula.least_squares.together import links, rows, solve_together
 from neula.progress import Progress
 from neula.qr import BATCHED_ELEMENTS, qr
@@ -220,8 +220,10 @@ def _check_names(algorithm: str | None, certify: str, max_iterations: int, rcond
 def _solve(a: torch.Tensor, b: torch.Tensor, options: Options, *, is_batch: bool) -> Found:
     """Links for all that are left together where problems are small, then each alone."""
     found = Found(Members.missing(len(a), a.shape[2], b.shape[2], a.device))
-    if a.numel() == 0 or b.numel() == 0:
-        return _empty(a, b, found)
+    if a.numel() == 0:
+        return _empty(a, b, found, options, is_batch=is_batch)
+    if b.numel() == 0:
+        return _without_right_hand_sides(a, b, options, is_batch=is_batch)
     together = _go_together(a, options)
     if not is_batch:
         if together:  # alone, it is looked at there
@@ -291,18 +293,34 @@ def _go_together(a: torch.Tensor, options: Options) -> bool:
     return few or max(m, n) * min(m, n) ** 2 <= SMALL or bool(options.forward and exotic)
 
 
-def _empty(a: torch.Tensor, b: torch.Tensor, found: Found) -> Found:
-    """No rows, no columns, no matrices or no right-hand sides: without columns b is the residual."""
+def _empty(a: torch.Tensor, b: torch.Tensor, found: Found, options: Options, *, is_batch: bool) -> Found:
+    """No rows, no columns or no matrices: without columns b is the residual."""
     found.as_empty(a)
-    if a.shape[2] == 0:
-        found.members.residual_norm.copy_(torch.linalg.vector_norm(b.double(), dim=1))
+    if options.damp:
+        found.members.rank.fill_(a.shape[2])
+    if b.numel() > 0 and a.shape[2] == 0:
+        if not is_batch:
+            check_finite(b[0].squeeze(-1), options.engine.column_max(b[0]), "b")
+        found.members.residual_norm.copy_(weighted_norms(b, options.weights))
+    return found
+
+
+def _without_right_hand_sides(a: torch.Tensor, b: torch.Tensor, options: Options, *, is_batch: bool) -> Found:
+    """Nothing is asked for but what A is like: its rank and condition, as NumPy gives them, too."""
+    found = _solve(a, b.new_zeros(*b.shape[:2], 1), options, is_batch=is_batch)
+    x, residual_norm, forward_error = (
+        y[..., :0] for y in (found.members.x, found.members.residual_norm, found.members.forward_error)
+    )
+    found.members = replace(found.members, x=x, residual_norm=residual_norm, forward_error=forward_error)
     return found
 
 
 def _why(result: LstsqResult, found: Found, *, is_batch: bool) -> str:
-    if is_batch:
+    accurate = result.backward_error <= result.tolerance
+    unsure = bool(found.members.unsure.any())
+    if is_batch or (accurate and not unsure):  # the rank is in doubt
         return found.attempts[-1].reason
-    if found.members.unsure.any() and result.backward_error <= result.tolerance:
+    if accurate:
         return (
             f"A is ill-conditioned, no digit of x is sure: condition number {result.condition:.1e}, "
             f"forward error {result.forward_error:.1e} ({found.method})"
