@@ -265,6 +265,39 @@ def test_unknown_certificates(function: Callable[..., Any]) -> None:
 # ---------------------------------------------------------------- solutions that are zero, and no solutions
 
 
+@pytest.mark.parametrize("scale", [1e-300, 1.0, 1e300])
+@pytest.mark.parametrize("options", [{}, {"weights": np.array([0.1, 0.1, 3.0])}, {"damp": 0.5}])
+def test_zero_is_exact_where_b_is_orthogonal_to_the_columns(scale: float, options: dict[str, Any]) -> None:
+    """No relative error of another x is small: a refined one has a bound of infinity."""
+    A = np.array([[0.1, 2.0], [0.1, 2.0], [0.0, 1.0]])
+    b = scale * np.array([[1.0, 1.0], [-1.0, 1.0], [0.0, 1.0]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = neula.lstsq(A, b, **options)
+        batch = neula.lstsq(np.stack([A, A[:, ::-1]]), b, **options)
+        alone = neula.lstsq(A, b[:, 0], algorithm="svd", **options)
+    for found in (result.forward_errors, batch.forward_errors[0], batch.forward_errors[1]):
+        assert found[0] == 0
+        assert 0 < found[1] <= 2 * U64
+    assert (result.x[:, 0] == 0).all()
+    assert (batch.x[..., 0] == 0).all()
+    assert (alone.x == 0).all()
+    assert alone.converged
+    weights = options.get("weights", np.ones(3))
+    expected = math.hypot(*(weights * b[:, 0]))
+    for norm in (alone.residual_norm, result.residual_norm[0], *batch.residual_norm[::2]):
+        assert norm == pytest.approx(expected, rel=1e-15)
+
+
+def test_nearly_orthogonal_is_not_zero() -> None:
+    """The gradient is 2^-110: x is neither zero nor known."""
+    A = np.array([[1.0 + 2.0**-52], [-1.0], [2.0**-55]])
+    b = np.array([1.0, 1.0 + 2.0**-52, 2.0**-55])
+    with pytest.warns(neula.IllConditionedWarning):
+        result = neula.lstsq(A, b)
+    assert not result.converged
+
+
 def test_a_doubt_about_the_rank_is_said() -> None:
     """The backward error and the digits are all right, and no reason for the warning."""
     with pytest.warns(neula.AccuracyWarning, match="too close to rcond"):

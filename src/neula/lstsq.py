@@ -16,13 +16,13 @@ from neula.engines import FORMATS, Engine, format_of, select_engine
 from neula.engines.corrected import FP16_COR
 from neula.engines.precision import plain_arithmetic
 from neula.errors import unknown_name
-from neula.forward_error import digits_of
+from neula.forward_error import SURE, digits_of
 from neula.gradients import attach_solution, stacked_problem
 from neula.inputs import Taken, check_finite, finite_members, gradient_wanted, refuse_gradient, take
 from neula.least_squares.chain import solve_alone
 from neula.least_squares.minimum_norm import solve_by_svd
 from neula.least_squares.problem import Found, Members, Options
-from neula.least_squares.scaled import gradient_vanishes, weighted_norms
+from neula.least_squares.scaled import gradient_is_zero, gradient_vanishes, weighted_norms
 from neula.least_squares.together import links, rows, solve_together
 from neula.progress import Progress
 from neula.qr import BATCHED_ELEMENTS, qr
@@ -190,6 +190,7 @@ def lstsq(
     matrices, columns = shapes.matrices.to(chosen.device), shapes.columns.to(chosen.device)
     with plain_arithmetic(chosen.device):
         found = _solve(matrices, columns, options, is_batch=bool(shapes.batch))
+        found = _with_exact_zeros(matrices, columns, found, options)
     result = _collect(found, a, shapes, options)
     if not result.converged:
         if strict:
@@ -253,6 +254,30 @@ def _without_vanished(a: torch.Tensor, b: torch.Tensor, found: Found, options: O
         vanished = zero[places] & ~gradient_vanishes(a[places], b[places], options.weights)
         members.forward_error[places] = members.forward_error[places].masked_fill(vanished, math.inf)
         members.accepted[places] &= ~vanished.any(1)
+    return found
+
+
+def _with_exact_zeros(a: torch.Tensor, b: torch.Tensor, found: Found, options: Options) -> Found:
+    """Where b is orthogonal to the columns of A, x = 0 is exact, and no relative error of another x is small.
+
+    Such right-hand sides look like unsure ones. The others of the same matrix are solved again without them.
+    """
+    members = found.members
+    doubtful = ~(members.forward_error <= SURE) & ~members.accepted[:, None]
+    places = doubtful.any(1).nonzero()[:, 0]
+    if len(places) == 0:
+        return found
+    zero = doubtful[places] & gradient_is_zero(a[places], b[places], options.weights)
+    places, zero = places[zero.any(1)], zero[zero.any(1)]
+    if len(places) == 0:
+        return found
+    rest = b[places].masked_fill(zero[:, None, :], 0.0)
+    again = _solve(a[places], rest, options, is_batch=True)
+    norms = torch.where(zero, weighted_norms(b[places], options.weights), again.members.residual_norm)
+    members.put(places, replace(again.members, residual_norm=norms))
+    found.attempts += again.attempts
+    found.iterations += again.iterations
+    found.method = again.method
     return found
 
 
