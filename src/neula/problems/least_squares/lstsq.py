@@ -11,11 +11,10 @@ from typing import Any
 import torch
 
 from neula.certificates.accuracy import lstsq_bound, target_format
-from neula.certificates.forward_error import digits_of
+from neula.certificates.forward_error import SURE, digits_of
 from neula.engines import Arithmetic, Engine, format_of, select_engine
 from neula.engines.precision import plain_arithmetic
 from neula.errors import unknown_name
-from neula.pipeline.compilation import eager
 from neula.pipeline.gradients import attach_solution, stacked_problem
 from neula.pipeline.inputs import Taken, check_finite, finite_members, gradient_wanted, refuse_gradient, take
 from neula.pipeline.progress import Progress
@@ -25,7 +24,7 @@ from neula.pipeline.solutions import does_not_fit
 from neula.problems.least_squares.chain import solve_alone
 from neula.problems.least_squares.minimum_norm import solve_by_svd
 from neula.problems.least_squares.problem import Found, Members, Options
-from neula.problems.least_squares.scaled import gradient_vanishes
+from neula.problems.least_squares.scaled import gradient_is_zero, gradient_vanishes, weighted_norms
 from neula.problems.least_squares.together import links, rows, solve_together
 from neula.problems.orthogonal.qr import qr
 
@@ -190,6 +189,7 @@ def lstsq(
         if spoilt is not None:  # a column that is worked on with others would spoil them
             columns = columns.masked_fill(shapes.for_columns(spoilt)[:, None], 0.0)
         found = _solve(matrices, columns, options, is_batch=bool(shapes.batch))
+        found = _with_exact_zeros(matrices, columns, found, options)
     if spoilt is not None:
         _put_nan(found, spoilt, shapes)
     result = _collect(found, a, shapes, options, spoilt)
@@ -246,8 +246,10 @@ def _check_names(algorithm: str | None, certify: str, max_iterations: int, rcond
 def _solve(a: torch.Tensor, b: torch.Tensor, options: Options, *, is_batch: bool) -> Found:
     """Links for all that are left together where problems are small, then each alone."""
     found = Found(Members.missing(len(a), a.shape[2], b.shape[2], a.device))
-    if a.numel() == 0 or b.numel() == 0:
-        return _empty(a, b, found)
+    if a.numel() == 0:
+        return _empty(a, b, found, options, is_batch=is_batch)
+    if b.numel() == 0:
+        return _without_right_hand_sides(a, b, options, is_batch=is_batch)
     together = _go_together(a, options)
     if not is_batch:
         if together:  # alone, it is looked at there
@@ -277,6 +279,30 @@ def _without_vanished(a: torch.Tensor, b: torch.Tensor, found: Found, options: O
         vanished = zero[places] & ~gradient_vanishes(a[places], b[places], options.weights)
         members.forward_error[places] = members.forward_error[places].masked_fill(vanished, math.inf)
         members.accepted[places] &= ~vanished.any(1)
+    return found
+
+
+def _with_exact_zeros(a: torch.Tensor, b: torch.Tensor, found: Found, options: Options) -> Found:
+    """Where b is orthogonal to the columns of A, x = 0 is exact, and no relative error of another x is small.
+
+    Such right-hand sides look like unsure ones. The others of the same matrix are solved again without them.
+    """
+    members = found.members
+    doubtful = ~(members.forward_error <= SURE) & ~members.accepted[:, None]
+    places = doubtful.any(1).nonzero()[:, 0]
+    if len(places) == 0:
+        return found
+    zero = doubtful[places] & gradient_is_zero(a[places], b[places], options.weights)
+    places, zero = places[zero.any(1)], zero[zero.any(1)]
+    if len(places) == 0:
+        return found
+    rest = b[places].masked_fill(zero[:, None, :], 0.0)
+    again = _solve(a[places], rest, options, is_batch=True)
+    norms = torch.where(zero, weighted_norms(b[places], options.weights), again.members.residual_norm)
+    members.put(places, replace(again.members, residual_norm=norms))
+    found.attempts += again.attempts
+    found.iterations += again.iterations
+    found.method = again.method
     return found
 
 
@@ -319,18 +345,34 @@ def _go_together(a: torch.Tensor, options: Options) -> bool:
     return few or max(m, n) * min(m, n) ** 2 <= tuning.together or bool(options.forward and exotic)
 
 
-def _empty(a: torch.Tensor, b: torch.Tensor, found: Found) -> Found:
-    """No rows, no columns, no matrices or no right-hand sides: without columns b is the residual."""
+def _empty(a: torch.Tensor, b: torch.Tensor, found: Found, options: Options, *, is_batch: bool) -> Found:
+    """No rows, no columns or no matrices: without columns b is the residual."""
     found.as_empty(a)
-    if a.shape[2] == 0:
-        found.members.residual_norm.copy_(torch.linalg.vector_norm(b.double(), dim=1))
+    if options.damp:
+        found.members.rank.fill_(a.shape[2])
+    if b.numel() > 0 and a.shape[2] == 0:
+        if not is_batch:
+            check_finite(b[0].squeeze(-1), options.engine.column_max(b[0]), "b")
+        found.members.residual_norm.copy_(weighted_norms(b, options.weights))
+    return found
+
+
+def _without_right_hand_sides(a: torch.Tensor, b: torch.Tensor, options: Options, *, is_batch: bool) -> Found:
+    """Nothing is asked for but what A is like: its rank and condition, as NumPy gives them, too."""
+    found = _solve(a, b.new_zeros(*b.shape[:2], 1), options, is_batch=is_batch)
+    x, residual_norm, forward_error = (
+        y[..., :0] for y in (found.members.x, found.members.residual_norm, found.members.forward_error)
+    )
+    found.members = replace(found.members, x=x, residual_norm=residual_norm, forward_error=forward_error)
     return found
 
 
 def _why(result: LstsqResult, found: Found, *, is_batch: bool) -> str:
-    if is_batch:
+    accurate = result.backward_error <= result.tolerance
+    unsure = bool(found.members.unsure.any())
+    if is_batch or (accurate and not unsure):  # the rank is in doubt
         return found.attempts[-1].reason
-    if found.members.unsure.any() and result.backward_error <= result.tolerance:
+    if accurate:
         return (
             f"A is ill-conditioned, no digit of x is sure: condition number {result.condition:.1e}, "
             f"forward error {result.forward_error:.1e} ({found.method})"

@@ -141,7 +141,7 @@ def solve_alone(a: torch.Tensor, b: torch.Tensor, options: Options, *, direct: b
     system = _prepare(a.double(), b.double(), options)
     attempts: list[Attempt] = []
     iterations = 0
-    best: tuple[tuple[bool, float], Outcome, Members] | None = None
+    best: tuple[tuple[bool, float, float], Outcome, Members] | None = None
     guard = MemoryGuard(a.device)
     for outcome in _links(system, guard) if not direct else [_mixed(system, FP64)]:
         if outcome.refined is None:
@@ -151,8 +151,11 @@ def solve_alone(a: torch.Tensor, b: torch.Tensor, options: Options, *, direct: b
         members = _members(system, outcome)
         accepted = bool(members.accepted)
         attempts.append(Attempt(outcome.label, accepted, _reason(outcome, members, system.bound)))
-        merit = (not accepted, outcome.error)
-        if best is None or merit < best[0]:
+        # Of answers whose residual is small enough, the one with the most digits; of equals the last, whose
+        # factors are the best.
+        unsure = float(members.forward_error.nan_to_num(math.inf, math.inf).amax())
+        merit = (not accepted, max(outcome.error, system.bound), unsure)
+        if best is None or merit <= best[0]:
             best = (merit, outcome, members)
         if accepted:
             break

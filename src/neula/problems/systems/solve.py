@@ -289,12 +289,19 @@ def _of_batch(why: str, place: int, batch: tuple[int, ...]) -> str:
 
 
 def _why(result: SolveResult, found: Found) -> str:
-    if found.members.unsure.any() and result.backward_error <= result.tolerance:
+    if not result.backward_error <= result.tolerance:
+        return (
+            f"backward error {result.backward_error:.1e}, asked for {result.tolerance:.1e} ({result.method})"
+        )
+    if found.members.unsure.any():
         return (
             f"A is ill-conditioned or singular, no digit of x is sure: condition number "
             f"{result.condition:.1e}, forward error {result.forward_error:.1e} ({result.method})"
         )
-    return f"backward error {result.backward_error:.1e}, asked for {result.tolerance:.1e} ({result.method})"
+    return (
+        f"A is so ill-conditioned that the residual is longer than b once x is rounded: condition number "
+        f"{result.condition:.1e} ({result.method})"
+    )
 
 
 def _collect(found: Found, a: Taken, shapes: System, options: Options) -> SolveResult:
