@@ -33,6 +33,7 @@ gpu-test:  ## on a machine with an NVIDIA GPU, in an environment of your own
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 
 types: $(VENV)/installed
 	$(BIN)/mypy

@@ -8,7 +8,7 @@ import torch
 
 import neula
 from benchmarks.harness import Results
-from neula.algorithms.krylov.iterative_refinement import Scaling
+from neula.certificates.backward_error import Scaling
 from neula.io.matrices import SPECTRA, hpl_ai_matrix, no_pivoting_matrix, random_matrix
 from neula.papers.measuring import median_seconds
 

@@ -6,20 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from neula.certificates.accuracy import (
-    componentwise_backward_error,
-    low_rank_error,
+from neula.certificates.bounds import (
     lstsq_bound,
-    lu_bound,
     measurement_error,
     orthogonality_bound,
-    qr_certificate,
     residual_bound,
     target_format,
 )
+from neula.certificates.low_rank import low_rank_error
+from neula.certificates.lu import componentwise_backward_error, lu_bound
+from neula.certificates.qr import QRCertificate, qr_certificate
 from neula.engines import BF16, FORMATS, FP16, FP32, FP64, TF32, Format
 from neula.io.matrices import random_matrix
-from neula.pipeline.result import QRCertificate
 
 TARGETS = pytest.mark.parametrize("target", FORMATS.values(), ids=lambda f: f.name)
 

@@ -20,9 +20,10 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 import neula
+from neula.certificates.qr import QRCertificate
 from neula.cli import app as cli
 from neula.io.files import read_matrix, write_files, write_matrix
-from neula.pipeline.result import AccuracyWarning, Attempt, LstsqResult, QRCertificate, QRResult
+from neula.pipeline.result import AccuracyWarning, Attempt, LstsqResult, QRResult
 
 RNG = np.random.default_rng(20)
 A = RNG.normal(size=(60, 7))

@@ -12,7 +12,7 @@ import scipy.sparse
 import torch
 
 from neula.algorithms.elimination.lu import VARIANTS
-from neula.certificates.accuracy import solve_bound
+from neula.certificates.bounds import solve_bound
 from neula.engines import FP64, CpuEngine, EmulatedEngine
 from neula.engines import cpu as cpu_engine
 from neula.io.matrices import hpl_ai_matrix, no_pivoting_matrix, random_matrix

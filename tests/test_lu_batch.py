@@ -8,7 +8,7 @@ import scipy.linalg
 import torch
 
 from lu_systems import backward_error, dominant, factor, silent
-from neula.certificates.accuracy import solve_bound
+from neula.certificates.bounds import solve_bound
 from neula.engines import FP64, format_of
 from neula.io.matrices import random_matrix
 from neula.pipeline.result import AccuracyWarning

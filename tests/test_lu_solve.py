@@ -15,7 +15,7 @@ import torch
 
 from lu_systems import backward_error, dominant, factor, silent
 from neula.algorithms.krylov.lu_refinement import FAR, KeptMatrix, inverse_norm
-from neula.certificates.accuracy import solve_bound
+from neula.certificates.bounds import solve_bound
 from neula.engines import FP64, EmulatedEngine, format_of
 from neula.io.matrices import hpl_ai_matrix, random_matrix
 from neula.pipeline.result import AccuracyError, AccuracyWarning

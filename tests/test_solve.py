@@ -13,7 +13,7 @@ import scipy.sparse
 import torch
 
 import neula
-from neula.certificates.accuracy import solve_bound
+from neula.certificates.bounds import solve_bound
 from neula.engines import FP64, CpuEngine, EmulatedEngine
 from neula.io.matrices import KINDS, random_matrix
 from neula.pipeline.result import AccuracyWarning

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from neula.certificates.qr import QRCertificate
     from neula.pipeline.result import (
         AccuracyError,
         AccuracyWarning,
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
         IllConditionedWarning,
         LstsqResult,
         LUFactors,
-        QRCertificate,
         QRResult,
         SolveResult,
         SVDResult,
@@ -56,6 +56,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "QRCertificate": "certificates.qr",
     "lstsq": "problems.least_squares.lstsq",
     "lu_factor": "problems.systems.lu",
     "lu_solve": "problems.systems.lu",
@@ -66,7 +67,7 @@ _HOMES = {
     "svd_lowrank": "problems.low_rank.svd",
     "tsqr": "problems.orthogonal.tsqr",
 }
-"""Where the functions live; all other public names are results."""
+"""Where the functions and the certificate live; all other public names are results."""
 
 _ROOMS = (
     "algorithms",

@@ -9,7 +9,7 @@ import torch
 
 from neula.algorithms.orthogonal.batched_qr import batched_qr, batched_reorthogonalize
 from neula.algorithms.orthogonal.householder import householder
-from neula.certificates.accuracy import qr_certificate, qr_certificates, qr_measures
+from neula.certificates.qr import qr_certificate, qr_certificates, qr_measures
 from neula.engines import FP32, FP64
 from neula.io.matrices import random_matrix
 

@@ -19,7 +19,7 @@ from neula.algorithms.krylov.doubled_refinement import (
     add_to_pair,
     refine_doubled,
 )
-from neula.algorithms.krylov.refinement import Measures
+from neula.certificates.backward_error import Measures
 
 U64 = 2.0**-53
 numbers = st.floats(-1e30, 1e30, allow_subnormal=False).filter(lambda x: x == 0 or abs(x) > 1e-30)

@@ -9,14 +9,8 @@ import pytest
 import torch
 
 from neula.algorithms.elimination.factorization import LibraryLU, library_lu
-from neula.algorithms.krylov.iterative_refinement import (
-    Refined,
-    Scaling,
-    backward_error,
-    classical,
-    gmres_refinement,
-    refine,
-)
+from neula.algorithms.krylov.iterative_refinement import Refined, classical, gmres_refinement, refine
+from neula.certificates.backward_error import Scaling, backward_error
 from neula.engines import EmulatedEngine
 from neula.io.matrices import random_matrix
 

@@ -13,7 +13,7 @@ from neula.algorithms.elimination.calu import by_pivoted_blocks, height
 from neula.algorithms.elimination.lu import VARIANTS, PackedLU, by_blocks, lu_factorize, panel_widths
 from neula.algorithms.triangular import substitution
 from neula.algorithms.triangular.substitution import WIDTH, Substitution
-from neula.certificates.accuracy import componentwise_backward_error, lu_bound
+from neula.certificates.lu import componentwise_backward_error, lu_bound
 from neula.engines import BF16, FP16, FP32, FP64, CpuEngine, CudaEngine, EmulatedEngine, Engine, Format
 from neula.engines import cpu as cpu_engine
 from neula.io.matrices import hpl_ai_matrix, no_pivoting_matrix, random_matrix

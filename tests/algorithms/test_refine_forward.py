@@ -9,10 +9,11 @@ import torch
 from campaign.oracle import LeastSquares
 from neula.algorithms.krylov.operators import LeastSquaresOperator
 from neula.algorithms.krylov.refine_forward import ExactProblem, refine_forward
-from neula.algorithms.krylov.refinement import Refined, Scale, refine
+from neula.algorithms.krylov.refinement import Refined, refine
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.condition import extreme_singular_values, solve_r
+from neula.certificates.backward_error import Scale
 from neula.engines import EmulatedEngine
 from neula.io.matrices import random_matrix
 from neula.problems.least_squares.scaled import ScaledProblems

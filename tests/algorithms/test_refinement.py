@@ -13,10 +13,11 @@ from neula.algorithms.krylov.cgls import BLIND, Stop, _Progress, cgls
 from neula.algorithms.krylov.craig import craig, refine_minimum_norm
 from neula.algorithms.krylov.lsqr import lsqr
 from neula.algorithms.krylov.operators import LeastSquaresOperator
-from neula.algorithms.krylov.refinement import STAGNATION, InnerSolver, Scale, norms_of, refine
+from neula.algorithms.krylov.refinement import STAGNATION, InnerSolver, refine
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.condition import largest_singular_value, solve_rt
+from neula.certificates.backward_error import Scale, norms_of
 from neula.engines import ENGINES, EmulatedEngine
 from neula.io.matrices import ENTRIES, SPECTRA, random_matrix
 

@@ -18,7 +18,7 @@ import torch
 from doctored import Doctor, axes_drawn, by_lie, deny, every, stored, timed_once
 
 import neula
-from neula.certificates.accuracy import lu_bound
+from neula.certificates.lu import lu_bound
 from neula.engines import FP16, FP32, EmulatedEngine
 from neula.io.matrices import hpl_ai_matrix, random_matrix
 from neula.papers.data import Row, Rows

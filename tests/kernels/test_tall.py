@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import neula
-from neula.certificates.accuracy import orthogonality_bound, residual_bound
+from neula.certificates.bounds import orthogonality_bound, residual_bound
 from neula.engines import FP32
 from neula.io.matrices import random_matrix
 from neula.kernels.tall import (

@@ -11,7 +11,7 @@ import math
 
 import torch
 
-from neula.algorithms.krylov.refinement import over
+from neula.certificates.backward_error import over
 from neula.engines import FP64
 
 SURE = 0.1

@@ -17,7 +17,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 import neula
-from neula.certificates.accuracy import low_rank_error, qr_certificate
+from neula.certificates.low_rank import low_rank_error
+from neula.certificates.qr import qr_certificate
 from neula.engines import FP64, CudaEngine
 from neula.engines.cpu import measured_rates
 from neula.engines.cuda import measured_rate

@@ -16,9 +16,9 @@ from __future__ import annotations
 import torch
 
 from neula.algorithms.krylov.doubled_refinement import DOUBLED, Evaluation, add_to_pair
-from neula.algorithms.krylov.refinement import Measures, Norms, over
 from neula.algorithms.orthogonal.batched_qr import batched_qr
 from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
+from neula.certificates.backward_error import Measures, Norms, over
 from neula.engines import FP64
 from neula.engines.random_vectors import gaussian
 from neula.kernels.doubled import Doubled

@@ -10,9 +10,10 @@ from __future__ import annotations
 import torch
 
 from neula.algorithms.krylov.cgls import InnerSolution, ratio
-from neula.algorithms.krylov.refinement import INNER_REDUCTION, STAGNATION, Measures, Refined, Scale, over
+from neula.algorithms.krylov.refinement import INNER_REDUCTION, STAGNATION, Refined
 from neula.algorithms.spectra.condition import solve_r, solve_rt
 from neula.algorithms.triangular.triangular import Triangular
+from neula.certificates.backward_error import Measures, Scale, over
 
 
 def craig(

@@ -20,7 +20,8 @@ from typing import Protocol
 
 import torch
 
-from neula.algorithms.krylov.refinement import STAGNATION, Measures, over
+from neula.algorithms.krylov.refinement import STAGNATION
+from neula.certificates.backward_error import Measures, over
 
 MAX_STEPS = 30
 """At a rate of 1/4 so many steps give 60 bits."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from neula.algorithms.krylov.refinement import over
+from neula.certificates.backward_error import over
 
 HOPELESS_AFTER = 20
 """Iterations after which the rate of convergence can be trusted enough to give up. Where few singular values

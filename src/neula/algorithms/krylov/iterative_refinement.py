@@ -9,7 +9,6 @@ small forward error would need residuals in twice the precision.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -17,7 +16,8 @@ import torch
 
 from neula.algorithms.elimination.factorization import Factorization
 from neula.algorithms.krylov.gmres import gmres
-from neula.algorithms.krylov.refinement import STAGNATION, over
+from neula.algorithms.krylov.refinement import STAGNATION
+from neula.certificates.backward_error import Scaling, backward_error
 from neula.engines import Engine
 
 INNER_TOLERANCE = 1e-12
@@ -32,37 +32,6 @@ COLUMNS = 16
 Correction = Callable[[torch.Tensor, float, int], tuple[torch.Tensor, int]]
 """Solves ``A d = r`` for the columns of r until residuals are as much smaller as asked for, if it can, in at
 most so many iterations; returns d and the iterations."""
-
-
-@dataclass(frozen=True)
-class Scaling:
-    """One of the scalings ``R A C`` of A in which errors are measured, R and C being diagonal.
-
-    Attributes
-    ----------
-    norm : Tensor, shape ()
-        ``||R A C||`` in the infinity norm.
-    rows, columns : Tensor, shape (n,), or None
-        Their diagonals; None for the identity.
-    """
-
-    norm: torch.Tensor
-    rows: torch.Tensor | None = None
-    columns: torch.Tensor | None = None
-
-    def backward_error(self, b: torch.Tensor, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """``||r|| / (||A|| ||x|| + ||b||)`` (Rigal and Gaches, 1967), shape (k,)."""
-        return over(self._image_norm(residual), self.norm * self._solution_norm(x) + self._image_norm(b))
-
-    def condition_at_least(self, b: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """``||A|| ||x|| / ||b||``, which the condition number exceeds if ``A x = b``, shape (k,)."""
-        return over(self.norm * self._solution_norm(x), self._image_norm(b))
-
-    def _image_norm(self, b: torch.Tensor) -> torch.Tensor:
-        return (b if self.rows is None else b * self.rows[:, None]).abs().amax(0)
-
-    def _solution_norm(self, x: torch.Tensor) -> torch.Tensor:
-        return (x if self.columns is None else x / self.columns[:, None]).abs().amax(0)
 
 
 @dataclass
@@ -150,14 +119,6 @@ def refine(
             on_step(best.history[-1])
         active = active[(error > tolerance) & (error <= stagnation * before)]
     return best
-
-
-def backward_error(
-    scalings: Sequence[Scaling], b: torch.Tensor, x: torch.Tensor, residual: torch.Tensor
-) -> torch.Tensor:
-    """The largest backward error over all scalings, shape (k,); infinite where x is not finite."""
-    errors = torch.stack([scaling.backward_error(b, x, residual) for scaling in scalings])
-    return errors.amax(0).nan_to_num(math.inf, math.inf)
 
 
 def classical(factors: Factorization) -> Correction:

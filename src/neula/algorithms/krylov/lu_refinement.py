@@ -19,9 +19,10 @@ import torch
 from neula.algorithms.elimination.butterfly import Butterflied, TwoSided
 from neula.algorithms.elimination.equilibrate import UNIFORM, Equilibrated, Equilibration, scaled_rows
 from neula.algorithms.elimination.factorization import Factorization, MixedLU
-from neula.algorithms.krylov.iterative_refinement import Refined, Scaling, classical, gmres_refinement, refine
+from neula.algorithms.krylov.iterative_refinement import Refined, classical, gmres_refinement, refine
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.triangular.substitution import Substitution
+from neula.certificates.backward_error import Scaling
 from neula.engines import FP64, Engine
 from neula.kernels.thin import thin_product
 

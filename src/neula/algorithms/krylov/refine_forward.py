@@ -14,9 +14,10 @@ import torch
 from neula.algorithms.krylov.cgls import Stop, cgls
 from neula.algorithms.krylov.doubled_refinement import DOUBLED, add_to_pair
 from neula.algorithms.krylov.operators import LeastSquaresOperator
-from neula.algorithms.krylov.refinement import INNER_REDUCTION, STAGNATION, Refined, Scale, norms_of, over
+from neula.algorithms.krylov.refinement import INNER_REDUCTION, STAGNATION, Refined
 from neula.algorithms.spectra.condition import solve_rt
 from neula.algorithms.triangular.triangular import Triangular
+from neula.certificates.backward_error import Scale, norms_of, over
 from neula.kernels.doubled import Doubled
 
 PASSES = 8

@@ -18,6 +18,7 @@ from neula.algorithms.krylov.cgls import InnerSolution, Stop, cgls
 from neula.algorithms.krylov.operators import LeastSquaresOperator
 from neula.algorithms.spectra.condition import solve_rt
 from neula.algorithms.triangular.triangular import Triangular
+from neula.certificates.backward_error import Measures, Norms, Scale, norms_of
 
 INNER_REDUCTION = 1e-8
 """What one inner solve is asked for: the square root of double precision, far from where CGLS drifts."""
@@ -40,90 +41,6 @@ class InnerSolver(Protocol):
         gradient: torch.Tensor | None = None,
     ) -> InnerSolution:
         """Solve for a correction."""
-
-
-@dataclass(frozen=True)
-class Scale:
-    """Norms against which errors are measured.
-
-    Attributes
-    ----------
-    columns : Tensor, shape (n,)
-        Column scales D: every measure is that of the problem ``min ||(A D) y - b||``, so that a column in
-        small units counts as much as one in large units.
-    norm : float
-        ``||A D||_2``.
-    smallest : float
-        Smallest singular value of ``A R^-1``, by which ``||R^-T A^T r||`` may be smaller than the projection
-        of r on the range of A.
-    """
-
-    columns: torch.Tensor
-    norm: float
-    smallest: float = 1.0
-
-
-@dataclass
-class Measures:
-    """Of each right-hand side: an upper bound on its backward error, and its optimality.
-
-    Attributes
-    ----------
-    backward_error, optimality : Tensor, shape (k,)
-    """
-
-    backward_error: torch.Tensor
-    optimality: torch.Tensor
-
-    def to(self, device: torch.device) -> Measures:
-        """The same on another device."""
-        return Measures(self.backward_error.to(device), self.optimality.to(device))
-
-
-@dataclass
-class Norms:
-    """Norms of each right-hand side from which all measures follow.
-
-    Attributes
-    ----------
-    residual, gradient, projected : Tensor, shape (k,)
-        ``||r||``, ``||D A^T r||`` and ``||P r||``, P the projector on the range of A.
-    image : Tensor, shape (k,)
-        ``||A D||_2 ||D^-1 x||``.
-    b : Tensor, shape (k,)
-    """
-
-    residual: torch.Tensor
-    gradient: torch.Tensor
-    projected: torch.Tensor
-    image: torch.Tensor
-    b: torch.Tensor
-
-    def to_host(self) -> Norms:
-        """The same where decisions are made: a GPU is waited for once."""
-        parts = (self.residual, self.gradient, self.projected, self.image, self.b)
-        return Norms(*torch.stack(parts).cpu())
-
-    def measures(self, norm: float | torch.Tensor) -> Measures:
-        """Upper bounds on the normwise backward error of x, the smallest of three counting.
-
-        ``norm`` is ``||A D||_2``. The perturbation ``E = -r r^T A / ||r||^2`` makes x exact and has norm
-        ``||A^T r|| / ||r||`` (Stewart, 1977); changing b by the residual does so too; and the optimal
-        perturbation is at most ``||P r|| / ||x||`` (Walden, Karlson, Sun, 1995).
-        """
-        optimality = over(self.gradient, norm * self.residual)
-        consistent = over(self.residual, self.image + self.b)
-        projected = over(self.projected, self.image)
-        return Measures(torch.minimum(torch.minimum(optimality, consistent), projected), optimality)
-
-    def stop(self, scale: Scale, tolerance: float) -> Stop:
-        """What an inner solve should reach: the tolerance, or its share of the way there."""
-        return Stop(
-            preconditioned=scale.smallest
-            * torch.maximum(INNER_REDUCTION * self.projected, tolerance * self.image),
-            gradient=tolerance * scale.norm * self.residual,
-            scales=scale.columns,
-        )
 
 
 @dataclass
@@ -149,28 +66,6 @@ class Refined:
     iterations: int = 0
     history: list[float] = field(default_factory=list)
     forward_error: torch.Tensor | None = None
-
-
-def norms_of(
-    scale: Scale,
-    b: torch.Tensor,
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    gradient: torch.Tensor,
-    projected: torch.Tensor,
-) -> Norms:
-    """Norms of ``b``, ``x``, ``b - A x``, ``A^T (b - A x)`` and the projection of the residual.
-
-    The projection on the range of A comes in coordinates: ``R^-T A^T r``, or ``U^T r`` with a basis U.
-    """
-    norm = torch.linalg.vector_norm
-    return Norms(
-        residual=norm(residual, dim=0),
-        gradient=norm(gradient * scale.columns[:, None], dim=0),
-        projected=norm(projected, dim=0),
-        image=scale.norm * norm(x / scale.columns[:, None], dim=0),
-        b=norm(b, dim=0),
-    )
 
 
 def refine(
@@ -226,13 +121,23 @@ def refine(
             break
         left = max_iterations - iterations
         # Asking for more than the tolerance needs would have CGLS iterate on rounding errors.
-        stop = norms.stop(scale, 0.5 * tolerance)
+        stop = _inner_stop(norms, scale, 0.5 * tolerance)
         step = inner(operator, r, residual, stop=stop, max_iterations=left, gradient=gradient)
         iterations += step.iterations
         x = x + step.x
         residual, gradient = operator.normal(x, b)
     measures, residual_norm = best.measures.to(x.device), best.residual_norm.to(x.device)
     return Refined(best.x, measures, residual_norm, iterations, history)
+
+
+def _inner_stop(norms: Norms, scale: Scale, tolerance: float) -> Stop:
+    """What an inner solve should reach: the tolerance, or its share of the way there."""
+    return Stop(
+        preconditioned=scale.smallest
+        * torch.maximum(INNER_REDUCTION * norms.projected, tolerance * norms.image),
+        gradient=tolerance * scale.norm * norms.residual,
+        scales=scale.columns,
+    )
 
 
 class _Best:
@@ -274,8 +179,3 @@ class _Best:
         both = (measures.backward_error, measures.optimality)
         error, optimality = (torch.nan_to_num(m, nan=math.inf).clamp_min(self._tolerance) for m in both)
         return error, optimality
-
-
-def over(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """``a / b``, 0 where both vanish."""
-    return (a / b).masked_fill(a == 0, 0.0)

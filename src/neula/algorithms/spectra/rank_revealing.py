@@ -17,7 +17,7 @@ from neula.algorithms.krylov.batched_lstsq import (
     schatten_bounds,
 )
 from neula.algorithms.krylov.doubled_refinement import refine_doubled
-from neula.algorithms.krylov.refinement import over
+from neula.certificates.backward_error import over
 from neula.engines import FP64
 from neula.kernels.doubled import Doubled
 

@@ -10,7 +10,7 @@ import torch
 
 import neula
 from neula.algorithms.elimination.lu import VARIANTS
-from neula.certificates.accuracy import componentwise_backward_error, lu_bound
+from neula.certificates.lu import componentwise_backward_error, lu_bound
 from neula.engines import FP16, FP32, EmulatedEngine, Engine, Format
 from neula.papers.data import Row
 from neula.papers.figure import Setting

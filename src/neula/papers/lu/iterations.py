@@ -13,10 +13,11 @@ import torch
 from neula.algorithms.elimination.equilibrate import Equilibrated, equilibrate
 from neula.algorithms.elimination.factorization import Factorization, MixedLU, growth_of
 from neula.algorithms.elimination.lu import VARIANTS, lu_factorize
-from neula.algorithms.krylov.iterative_refinement import Scaling, gmres_refinement, refine
+from neula.algorithms.krylov.iterative_refinement import gmres_refinement, refine
 from neula.algorithms.spectra.condition import largest_singular_value
 from neula.algorithms.triangular.substitution import Substitution
-from neula.certificates.accuracy import solve_bound
+from neula.certificates.backward_error import Scaling
+from neula.certificates.bounds import solve_bound
 from neula.engines import FP32, FP64, Engine
 from neula.io.matrices import no_pivoting_matrix, random_matrix
 from neula.papers.data import Row, Rows

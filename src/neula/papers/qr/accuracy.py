@@ -15,7 +15,7 @@ from neula.algorithms.orthogonal.reorthogonalize import second_passes
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.condition import largest_singular_value
-from neula.certificates.accuracy import orthogonality_bound, residual_bound
+from neula.certificates.bounds import orthogonality_bound, residual_bound
 from neula.engines import FP16, FP32, Engine, Format
 from neula.io.matrices import SPECTRA, random_matrix
 from neula.papers.data import Row, Rows

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from neula.certificates.accuracy import orthogonality_bound, residual_bound
+from neula.certificates.bounds import orthogonality_bound, residual_bound
 from neula.engines import FP16
 from neula.io.matrices import random_matrix
 from neula.papers.data import Row, Rows

@@ -9,9 +9,10 @@ import torch
 
 from neula.algorithms.krylov.cgls import cgls
 from neula.algorithms.krylov.lsqr import lsqr
-from neula.algorithms.krylov.refinement import InnerSolver, over
+from neula.algorithms.krylov.refinement import InnerSolver
 from neula.algorithms.scaling import binary_exponents, shift
-from neula.certificates.accuracy import lstsq_bound
+from neula.certificates.backward_error import over
+from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE
 from neula.engines import FP16_COR
 from neula.pipeline.memory import MemoryGuard

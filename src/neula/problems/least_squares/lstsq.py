@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from neula.certificates.accuracy import lstsq_bound, target_format
+from neula.certificates.bounds import lstsq_bound, target_format
 from neula.certificates.forward_error import SURE, digits_of
 from neula.engines import Arithmetic, Engine, format_of, select_engine
 from neula.engines.precision import plain_arithmetic

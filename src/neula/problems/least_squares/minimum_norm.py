@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 
 from neula.algorithms.krylov.batched_lstsq import lengths
-from neula.algorithms.krylov.refinement import Scale, norms_of, over
 from neula.algorithms.spectra.rank_revealing import Deficient, MinimumNorm, minimum_norm
-from neula.certificates.accuracy import lstsq_bound
+from neula.certificates.backward_error import Scale, norms_of, over
+from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE
 from neula.pipeline.progress import stage
 from neula.pipeline.result import Attempt

@@ -13,7 +13,7 @@ from neula.algorithms.krylov.cgls import Stop, cgls
 from neula.algorithms.krylov.craig import refine_minimum_norm
 from neula.algorithms.krylov.operators import LeastSquaresOperator
 from neula.algorithms.krylov.refine_forward import ExactProblem, refine_forward
-from neula.algorithms.krylov.refinement import INNER_REDUCTION, InnerSolver, Refined, Scale, refine
+from neula.algorithms.krylov.refinement import INNER_REDUCTION, InnerSolver, Refined, refine
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales, shift
 from neula.algorithms.spectra.condition import (
@@ -24,6 +24,7 @@ from neula.algorithms.spectra.condition import (
 )
 from neula.algorithms.spectra.gram import gram_r
 from neula.algorithms.triangular.triangular import BlockTriangular, Triangular
+from neula.certificates.backward_error import Scale
 from neula.certificates.forward_error import least_squares_error, residual_ratio
 from neula.engines import FP16
 from neula.pipeline.inputs import check_finite

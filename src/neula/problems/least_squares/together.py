@@ -29,9 +29,9 @@ from neula.algorithms.krylov.doubled_refinement import (
     System,
     refine_doubled,
 )
-from neula.algorithms.krylov.refinement import over
 from neula.algorithms.scaling import shift
-from neula.certificates.accuracy import lstsq_bound
+from neula.certificates.backward_error import over
+from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE
 from neula.pipeline.progress import stage
 from neula.pipeline.result import Attempt

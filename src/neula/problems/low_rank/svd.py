@@ -11,13 +11,15 @@ import torch
 
 from neula.algorithms.spectra.gram_svd import gram_svd
 from neula.algorithms.spectra.qr_svd import qr_svd
-from neula.certificates.accuracy import low_rank_error, orthogonality_bound, residual_bound, target_format
+from neula.certificates.bounds import orthogonality_bound, residual_bound, target_format
+from neula.certificates.low_rank import low_rank_error
+from neula.certificates.qr import QRCertificate
 from neula.engines import FP16, FP16_COR, Engine, Format, select_engine
 from neula.engines.precision import plain_arithmetic
 from neula.pipeline.compilation import eager
 from neula.pipeline.inputs import check_matrices, take
 from neula.pipeline.progress import Progress
-from neula.pipeline.result import Attempt, QRCertificate, QRResult, SVDResult
+from neula.pipeline.result import Attempt, QRResult, SVDResult
 from neula.problems.orthogonal.qr import qr
 
 CLEAR_REST = 1e-3

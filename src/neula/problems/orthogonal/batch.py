@@ -11,12 +11,12 @@ import torch
 from torch.nn import functional
 
 from neula.algorithms.scaling import SAFE_NORMS, power_of_two_scales
-from neula.certificates.accuracy import QRCertificates, qr_certificates, qr_measures
+from neula.certificates.qr import QRCertificate, QRCertificates, qr_certificates, qr_measures
 from neula.engines import FP32, FP64, Engine, Format
 from neula.pipeline.gradients import attach_factors
 from neula.pipeline.inputs import Taken, check_finite, finite_members
 from neula.pipeline.progress import Progress
-from neula.pipeline.result import Attempt, QRCertificate, QRResult, report_missed
+from neula.pipeline.result import Attempt, QRResult, report_missed
 
 
 @dataclass(frozen=True)

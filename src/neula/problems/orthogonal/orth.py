@@ -9,7 +9,8 @@ import torch
 
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.numerical_rank import columns_of_norm_one, numerical_ranks
-from neula.certificates.accuracy import QRCertificates, target_format
+from neula.certificates.bounds import target_format
+from neula.certificates.qr import QRCertificates
 from neula.engines import Engine, select_engine
 from neula.engines.precision import exact_matmul, plain_arithmetic
 from neula.pipeline.compilation import eager

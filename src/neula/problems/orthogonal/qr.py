@@ -23,14 +23,15 @@ from neula.algorithms.orthogonal.reorthogonalize import correct, refine_qr, reor
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.orthogonal.tsqr import cholesky_tsqr32
 from neula.algorithms.scaling import binary_exponents, power_of_two_scales, shift
-from neula.certificates.accuracy import (
+from neula.certificates.bounds import target_format
+from neula.certificates.qr import (
+    QRCertificate,
     certificate_of,
     certifying_dtype,
     image_measures,
     image_of,
     qr_certificate,
     single_qr_measures,
-    target_format,
 )
 from neula.engines import BF16, FP16, FP32, FP64, Arithmetic, Engine, Format, select_engine
 from neula.engines.precision import plain_arithmetic
@@ -39,7 +40,7 @@ from neula.kernels.tall import PANEL_COLUMNS
 from neula.pipeline.compilation import eager
 from neula.pipeline.inputs import check_finite, check_matrices, finite_members, flattened, take
 from neula.pipeline.progress import Progress
-from neula.pipeline.result import Attempt, QRCertificate, QRResult
+from neula.pipeline.result import Attempt, QRResult
 from neula.problems.orthogonal.batch import (
     Batch,
     Factors,

@@ -11,7 +11,7 @@ import torch
 from neula.algorithms.corrected import corrected_bmm
 from neula.algorithms.orthogonal.tsqr import cholesky_tsqr, cholesky_tsqr2, cholesky_tsqr32
 from neula.algorithms.orthogonal.tsqr import tsqr as tree
-from neula.certificates.accuracy import target_format
+from neula.certificates.bounds import target_format
 from neula.engines import FORMATS, FP64, Engine, Format, select_engine
 from neula.engines.precision import exact_matmul, plain_arithmetic
 from neula.errors import unknown_name

@@ -26,14 +26,14 @@ from neula.algorithms.elimination.factorization import (
 from neula.algorithms.krylov.iterative_refinement import (
     Correction,
     Refined,
-    Scaling,
     classical,
     gmres_refinement,
     refine,
 )
-from neula.algorithms.krylov.refinement import STAGNATION, over
+from neula.algorithms.krylov.refinement import STAGNATION
 from neula.algorithms.scaling import binary_exponents, power_of_two_scales
-from neula.certificates.accuracy import solve_bound
+from neula.certificates.backward_error import Scaling, over
+from neula.certificates.bounds import solve_bound
 from neula.certificates.forward_error import SURE
 from neula.engines import FP64, Engine, Format
 from neula.pipeline.memory import MemoryGuard

@@ -15,7 +15,7 @@ from neula.algorithms.elimination.factorization import growth_of
 from neula.algorithms.elimination.lu import VARIANTS, PackedLU, lu_factorize, panel_widths
 from neula.algorithms.krylov.lu_refinement import KeptMatrix, RefinedSolution, refined_solution
 from neula.algorithms.triangular.substitution import Substitution
-from neula.certificates.accuracy import solve_bound
+from neula.certificates.bounds import solve_bound
 from neula.engines import Engine, Format, format_of, select_engine
 from neula.engines.precision import plain_arithmetic
 from neula.errors import unknown_name
@@ -120,7 +120,7 @@ def lu_factor(
     Notes
     -----
     The buffer has at most ``panel * n`` elements in float32, and four times as many with tournaments. Error
-    bounds are in ``neula.certificates.accuracy.lu_bound``.
+    bounds are in ``neula.certificates.lu.lu_bound``.
 
     References
     ----------

@@ -9,7 +9,7 @@ import torch
 
 from neula.algorithms.elimination.lu import PackedLU
 from neula.algorithms.krylov.lu_refinement import RefinedSolution
-from neula.certificates.accuracy import solve_bound
+from neula.certificates.bounds import solve_bound
 from neula.engines import FP16, Engine, Format, format_named, format_of
 from neula.pipeline.inputs import check_matrix
 from neula.pipeline.result import LUFactors, report_missed

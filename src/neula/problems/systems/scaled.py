@@ -7,8 +7,8 @@ from functools import cached_property
 
 import torch
 
-from neula.algorithms.krylov.refinement import over
 from neula.algorithms.scaling import LIMIT, binary_exponents, shift
+from neula.certificates.backward_error import over
 from neula.engines import FP64
 
 ALIKE, NEAR = 3, 3

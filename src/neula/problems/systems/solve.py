@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from neula.certificates.accuracy import solve_bound, target_format
+from neula.certificates.bounds import solve_bound, target_format
 from neula.certificates.forward_error import digits_of
 from neula.engines import Engine, format_named, select_engine
 from neula.engines.precision import plain_arithmetic

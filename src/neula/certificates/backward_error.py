@@ -1,0 +1,154 @@
+"""Normwise backward errors, of least-squares problems and of linear systems.
+
+Which perturbation of the data makes x exact: a refinement stops where it is small enough, and its result is
+judged by it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Norms against which errors are measured.
+
+    Attributes
+    ----------
+    columns : Tensor, shape (n,)
+        Column scales D: every measure is that of the problem ``min ||(A D) y - b||``, so that a column in
+        small units counts as much as one in large units.
+    norm : float
+        ``||A D||_2``.
+    smallest : float
+        Smallest singular value of ``A R^-1``, by which ``||R^-T A^T r||`` may be smaller than the projection
+        of r on the range of A.
+    """
+
+    columns: torch.Tensor
+    norm: float
+    smallest: float = 1.0
+
+
+@dataclass
+class Measures:
+    """Of each right-hand side: an upper bound on its backward error, and its optimality.
+
+    Attributes
+    ----------
+    backward_error, optimality : Tensor, shape (k,)
+    """
+
+    backward_error: torch.Tensor
+    optimality: torch.Tensor
+
+    def to(self, device: torch.device) -> Measures:
+        """The same on another device."""
+        return Measures(self.backward_error.to(device), self.optimality.to(device))
+
+
+@dataclass
+class Norms:
+    """Norms of each right-hand side from which all measures follow.
+
+    Attributes
+    ----------
+    residual, gradient, projected : Tensor, shape (k,)
+        ``||r||``, ``||D A^T r||`` and ``||P r||``, P the projector on the range of A.
+    image : Tensor, shape (k,)
+        ``||A D||_2 ||D^-1 x||``.
+    b : Tensor, shape (k,)
+    """
+
+    residual: torch.Tensor
+    gradient: torch.Tensor
+    projected: torch.Tensor
+    image: torch.Tensor
+    b: torch.Tensor
+
+    def to_host(self) -> Norms:
+        """The same where decisions are made: a GPU is waited for once."""
+        parts = (self.residual, self.gradient, self.projected, self.image, self.b)
+        return Norms(*torch.stack(parts).cpu())
+
+    def measures(self, norm: float | torch.Tensor) -> Measures:
+        """Upper bounds on the normwise backward error of x, the smallest of three counting.
+
+        ``norm`` is ``||A D||_2``. The perturbation ``E = -r r^T A / ||r||^2`` makes x exact and has norm
+        ``||A^T r|| / ||r||`` (Stewart, 1977); changing b by the residual does so too; and the optimal
+        perturbation is at most ``||P r|| / ||x||`` (Walden, Karlson, Sun, 1995).
+        """
+        optimality = over(self.gradient, norm * self.residual)
+        consistent = over(self.residual, self.image + self.b)
+        projected = over(self.projected, self.image)
+        return Measures(torch.minimum(torch.minimum(optimality, consistent), projected), optimality)
+
+
+def norms_of(
+    scale: Scale,
+    b: torch.Tensor,
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    gradient: torch.Tensor,
+    projected: torch.Tensor,
+) -> Norms:
+    """Norms of ``b``, ``x``, ``b - A x``, ``A^T (b - A x)`` and the projection of the residual.
+
+    The projection on the range of A comes in coordinates: ``R^-T A^T r``, or ``U^T r`` with a basis U.
+    """
+    norm = torch.linalg.vector_norm
+    return Norms(
+        residual=norm(residual, dim=0),
+        gradient=norm(gradient * scale.columns[:, None], dim=0),
+        projected=norm(projected, dim=0),
+        image=scale.norm * norm(x / scale.columns[:, None], dim=0),
+        b=norm(b, dim=0),
+    )
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """One of the scalings ``R A C`` of A in which errors are measured, R and C being diagonal.
+
+    Attributes
+    ----------
+    norm : Tensor, shape ()
+        ``||R A C||`` in the infinity norm.
+    rows, columns : Tensor, shape (n,), or None
+        Their diagonals; None for the identity.
+    """
+
+    norm: torch.Tensor
+    rows: torch.Tensor | None = None
+    columns: torch.Tensor | None = None
+
+    def backward_error(self, b: torch.Tensor, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """``||r|| / (||A|| ||x|| + ||b||)`` (Rigal and Gaches, 1967), shape (k,)."""
+        return over(self._image_norm(residual), self.norm * self._solution_norm(x) + self._image_norm(b))
+
+    def condition_at_least(self, b: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """``||A|| ||x|| / ||b||``, which the condition number exceeds if ``A x = b``, shape (k,)."""
+        return over(self.norm * self._solution_norm(x), self._image_norm(b))
+
+    def _image_norm(self, b: torch.Tensor) -> torch.Tensor:
+        return (b if self.rows is None else b * self.rows[:, None]).abs().amax(0)
+
+    def _solution_norm(self, x: torch.Tensor) -> torch.Tensor:
+        return (x if self.columns is None else x / self.columns[:, None]).abs().amax(0)
+
+
+def backward_error(
+    scalings: Sequence[Scaling], b: torch.Tensor, x: torch.Tensor, residual: torch.Tensor
+) -> torch.Tensor:
+    """The largest backward error over all scalings, shape (k,); infinite where x is not finite."""
+    errors = torch.stack([scaling.backward_error(b, x, residual) for scaling in scalings])
+    return errors.amax(0).nan_to_num(math.inf, math.inf)
+
+
+def over(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``a / b``, 0 where both vanish."""
+    return (a / b).masked_fill(a == 0, 0.0)

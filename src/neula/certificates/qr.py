@@ -1,0 +1,247 @@
+"""The certificate of a QR factorization: residual and orthogonality, measured along random vectors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import overload
+
+import numpy as np
+import torch
+
+from neula.certificates.bounds import measurement_error, orthogonality_bound, residual_bound
+from neula.certificates.probes import PROBES, gaussian_probes
+from neula.engines import BF16, FP16, Format
+from neula.kernels import probe_errors
+from neula.kernels.thin import thin_product
+
+
+@dataclass(frozen=True)
+class QRCertificate:
+    """Measured quality of a QR factorization, in the scaling in which every column has norm near 1.
+
+    Attributes
+    ----------
+    residual : float
+        Estimate of ``||A - Q R||_F / ||A||_F`` from a few random vectors.
+    orthogonality : float
+        Estimate of ``||I - Q^T Q||_F / sqrt(n)`` from a few random vectors.
+    residual_bound, orthogonality_bound : float
+        What was asked for.
+    """
+
+    residual: float
+    orthogonality: float
+    residual_bound: float
+    orthogonality_bound: float
+
+    @property
+    def accepted(self) -> bool:
+        """Whether both measures meet their bounds (NaN never does)."""
+        return self.residual <= self.residual_bound and self.orthogonality <= self.orthogonality_bound
+
+    def __str__(self) -> str:
+        return (
+            f"residual {self.residual:.1e} (bound {self.residual_bound:.1e}), "
+            f"orthogonality {self.orthogonality:.1e} (bound {self.orthogonality_bound:.1e})"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class QRCertificates(Sequence[QRCertificate]):
+    """A certificate for each matrix of a batch, made when it is asked for: thousands take milliseconds.
+
+    Attributes
+    ----------
+    residual, orthogonality : Tensor, shape (batch,)
+        float64, on the CPU.
+    residual_bound, orthogonality_bound : float
+        What was asked for.
+    """
+
+    residual: torch.Tensor
+    orthogonality: torch.Tensor
+    residual_bound: float
+    orthogonality_bound: float
+
+    @cached_property
+    def accepted(self) -> torch.Tensor:
+        """Whether both measures of each matrix meet their bounds (NaN never does)."""
+        return (self.residual <= self.residual_bound) & (self.orthogonality <= self.orthogonality_bound)
+
+    @cached_property
+    def error(self) -> torch.Tensor:
+        """The larger measure of each matrix; infinite where one is not finite."""
+        return torch.maximum(self.residual, self.orthogonality).nan_to_num_(math.inf, math.inf)
+
+    @cached_property
+    def rejected(self) -> int:
+        """How many are not accepted."""
+        residual, orthogonality = self.residual.numpy(), self.orthogonality.numpy()
+        good = (residual <= self.residual_bound) & (orthogonality <= self.orthogonality_bound)
+        return len(self) - int(np.count_nonzero(good))
+
+    @cached_property
+    def worst(self) -> QRCertificate:
+        """The one with the largest error; NaN is larger than any number."""
+        return self[int(np.maximum(self.residual.numpy(), self.orthogonality.numpy()).argmax())]
+
+    def replaced(self, where: torch.Tensor, others: QRCertificates, which: torch.Tensor) -> QRCertificates:
+        """A copy with those of ``others`` that ``which`` selects at the places ``where``."""
+        return replace(
+            self,
+            residual=self.residual.index_put((where,), others.residual[which]),
+            orthogonality=self.orthogonality.index_put((where,), others.orthogonality[which]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.residual)
+
+    @overload
+    def __getitem__(self, index: int) -> QRCertificate: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[QRCertificate, ...]: ...
+    def __getitem__(self, index: int | slice) -> QRCertificate | tuple[QRCertificate, ...]:
+        if isinstance(index, slice):
+            return tuple(self[i] for i in range(*index.indices(len(self))))
+        return QRCertificate(
+            residual=float(self.residual[index]),
+            orthogonality=float(self.orthogonality[index]),
+            residual_bound=self.residual_bound,
+            orthogonality_bound=self.orthogonality_bound,
+        )
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} certificates, {len(self) - self.rejected} accepted>"
+
+
+def qr_certificate(
+    a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, scales: torch.Tensor, target: Format
+) -> QRCertificate:
+    """Estimate residual and orthogonality with random vectors, in higher precision than the target.
+
+    Parameters
+    ----------
+    a : Tensor, shape (m, n)
+        The matrix as it was given.
+    q : Tensor, shape (m, k)
+    r : Tensor, shape (k, n)
+        Factor of ``a``.
+    scales : Tensor, shape (n,)
+        Column scales: errors are measured in ``A diag(scales)``.
+    target : Format
+
+    Returns
+    -------
+    QRCertificate
+    """
+    return certificate_of(single_qr_measures(a, q, r, scales, target), a.shape, target)
+
+
+def single_qr_measures(
+    a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, scales: torch.Tensor, target: Format
+) -> torch.Tensor:
+    """What :func:`qr_certificate` needs to know, measured without waiting for the device.
+
+    Returns
+    -------
+    Tensor, shape (3,)
+        Residual, the size that it is relative to, and loss of orthogonality, along random vectors.
+    """
+    image = image_of(a, scales, certifying_dtype(torch.promote_types(a.dtype, q.dtype), target))
+    return image_measures(image, q, r, scales)
+
+
+def image_of(a: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """``A diag(scales) G``, shape (m, probes), for the random vectors G: what a certificate knows of A."""
+    return thin_product(a, scales[:, None].to(dtype) * gaussian_probes(a.shape[1], a.device).to(dtype))
+
+
+def image_measures(
+    image: torch.Tensor, q: torch.Tensor, r: torch.Tensor, scales: torch.Tensor
+) -> torch.Tensor:
+    """:func:`single_qr_measures` by what :func:`image_of` has kept of A, in its dtype."""
+    high = image.dtype
+    k, n = r.shape
+    g, h = (gaussian_probes(size, q.device).to(high) for size in (n, k))
+    dg = scales[:, None].to(high) * g
+    qrg, qh = thin_product(q, torch.cat([thin_product(r, dg), h], 1)).split(PROBES, dim=1)
+    norm = torch.linalg.matrix_norm
+    orthogonality = norm(thin_product(q.T, qh) - h) / norm(h)
+    return torch.stack([norm(image - qrg), norm(image), orthogonality])
+
+
+def certificate_of(measures: torch.Tensor, shape: Sequence[int], target: Format) -> QRCertificate:
+    """The certificate of a matrix of this shape by what :func:`single_qr_measures` has found."""
+    m, n = shape
+    residual, size, orthogonality = measures.tolist()
+    noise = measurement_error(m, measures.dtype)
+    return QRCertificate(
+        residual=residual / size if size > 0 else residual,
+        orthogonality=orthogonality,
+        residual_bound=residual_bound(target, n) + noise,
+        orthogonality_bound=orthogonality_bound(target, n) + noise,
+    )
+
+
+def certifying_dtype(given: torch.dtype, target: Format) -> torch.dtype:
+    """Higher precision than the target's, and than that of what is measured."""
+    wide = given == torch.float64 or target not in (FP16, BF16)
+    return torch.float64 if wide else torch.float32
+
+
+def qr_measures(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """What :func:`qr_certificates` needs to know, measured without waiting for the device.
+
+    Parameters
+    ----------
+    a : Tensor, shape (batch, m, n)
+        The matrices as they were given.
+    q : Tensor, shape (batch, m, k)
+    r : Tensor, shape (batch, k, n)
+    scales : Tensor, shape (batch, n)
+        Where one is NaN, that matrix will not be accepted.
+
+    Returns
+    -------
+    Tensor, shape (3, batch)
+        Residuals, the sizes that they are relative to, and losses of orthogonality, along random vectors.
+    """
+    k, n = r.shape[1:]
+    g, h = gaussian_probes(n, a.device), gaussian_probes(k, a.device)
+    return torch.stack(probe_errors(a, q, r, scales, g, h))
+
+
+def qr_certificates(measures: torch.Tensor, shape: Sequence[int], target: Format) -> QRCertificates:
+    """:func:`qr_certificate` for a batch, as accurate as :mod:`neula.kernels.probes` says.
+
+    Parameters
+    ----------
+    measures : Tensor, shape (3, batch)
+        From :func:`qr_measures`.
+    shape : (int, int)
+        Of each matrix.
+    target : Format
+
+    Returns
+    -------
+    QRCertificates
+        The measures of a matrix that is not finite are NaN or infinite.
+    """
+    m, n = shape
+    # NumPy takes a tenth of torch's time for some thousand numbers, a part of that of small batches.
+    residual, size, loss = measures.cpu().numpy().astype(np.float64)
+    noise = measurement_error(m, torch.float64)
+    return QRCertificates(
+        residual=torch.from_numpy(residual / np.where(size == 0, 1.0, size)),
+        orthogonality=torch.from_numpy(loss / _gaussian_norm(min(m, n))),
+        residual_bound=residual_bound(target, n) + noise,
+        orthogonality_bound=orthogonality_bound(target, n) + noise,
+    )
+
+
+@lru_cache(maxsize=16)
+def _gaussian_norm(n: int) -> float:
+    return float(torch.linalg.matrix_norm(gaussian_probes(n, torch.device("cpu"))))

@@ -1,0 +1,27 @@
+"""What the solvers return: the answer, and the evidence that it is one."""
+
+from neula.pipeline.result.attempts import (
+    AccuracyError,
+    AccuracyWarning,
+    Attempt,
+    IllConditionedWarning,
+    report_missed,
+)
+from neula.pipeline.result.least_squares import LstsqResult
+from neula.pipeline.result.lu import LUFactors
+from neula.pipeline.result.qr import QRResult
+from neula.pipeline.result.svd import SVDResult
+from neula.pipeline.result.systems import SolveResult
+
+__all__ = [
+    "AccuracyError",
+    "AccuracyWarning",
+    "Attempt",
+    "IllConditionedWarning",
+    "LUFactors",
+    "LstsqResult",
+    "QRResult",
+    "SVDResult",
+    "SolveResult",
+    "report_missed",
+]

@@ -1,0 +1,128 @@
+"""LU factors, and what they keep for the solves to come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from neula.algorithms.elimination.butterfly import TwoSided
+    from neula.algorithms.elimination.lu import PackedLU
+    from neula.algorithms.krylov.lu_refinement import KeptMatrix
+    from neula.algorithms.triangular.substitution import Substitution
+
+
+@dataclass(frozen=True)
+class LUFactors:
+    """``A[permutation] = L U``: the factors as they were computed, and how; of a matrix, or of a batch.
+
+    Attributes
+    ----------
+    packed : PackedLU
+        Both factors in one matrix, in their own format; of a batch one after the other.
+    variant : str
+        The paper's algorithm.
+    panel, inner_panel : int
+        Widths of the panels; ``inner_panel`` is None where the algorithm has none.
+    compute, storage : str
+        Formats of the products' operands and of the factors.
+    engine : str
+        The engine that multiplied.
+    dtype : torch.dtype
+        That of A.
+    transform : TwoSided or None
+        How A was mixed, with ``pivot="rbt"``.
+    measure_growth : callable
+        Makes :attr:`growth`.
+    give_back : callable
+        Turns a tensor into an array of the library and on the device of A, in its dtype or another.
+    kept : KeptMatrix or None
+        A itself, by reference, for :func:`neula.lu_solve` to refine with; None after ``keep_a=False``, and of
+        a batch, whose members have theirs.
+    members : tuple of LUFactors, or None
+        The factors of each matrix of a batch, in the memory of ``packed``; None for a single matrix.
+    solvers : dict
+        What :func:`neula.lu_solve` keeps from one solve to the next, by precision.
+    """
+
+    packed: PackedLU = field(repr=False)
+    variant: str
+    panel: int
+    inner_panel: int | None
+    compute: str
+    storage: str
+    engine: str
+    dtype: Any
+    measure_growth: Callable[[], Any] = field(repr=False, compare=False)
+    give_back: Callable[..., Any] = field(repr=False)
+    transform: TwoSided | None = field(default=None, repr=False)
+    kept: KeptMatrix | None = field(default=None, repr=False, compare=False)
+    members: tuple[LUFactors, ...] | None = field(default=None, repr=False, compare=False)
+    solvers: dict[Any, Substitution] = field(default_factory=dict, repr=False, compare=False)
+
+    @cached_property
+    def growth(self) -> Any:
+        """Largest element of U by that of A, of the mixed matrix where butterflies have mixed A.
+
+        It says how much elimination magnified rounding errors; beyond the inverse of the unit roundoff of the
+        format the factors hold nothing else. A float, of a batch an array of them.
+        """
+        return self.measure_growth()
+
+    @property
+    def L(self) -> Any:
+        """Unit lower triangular, made when asked for, in the dtype of A.
+
+        Its shape is (..., n, n), with n rounded up to a multiple of four where butterflies have mixed the
+        matrix.
+        """
+        lower = self.packed.lu.tril(-1)
+        lower.diagonal(dim1=-2, dim2=-1).fill_(1)
+        return self.give_back(lower)
+
+    @property
+    def U(self) -> Any:
+        """Upper triangular, of the shape of L: made when asked for, in the dtype of A."""
+        return self.give_back(self.packed.lu.triu())
+
+    @property
+    def pivots(self) -> Any:
+        """Row ``i`` was interchanged with row ``pivots[i]``, in this order, as in SciPy.
+
+        A list of int, of a batch an integer array of shape (..., n).
+        """
+        return self._integers(self.packed.pivots)
+
+    @property
+    def permutation(self) -> Any:
+        """Rows of A, or of the mixed matrix, as L and U have them: ``A[permutation]`` is ``L @ U``.
+
+        A list of int, of a batch an integer array of shape (..., n).
+        """
+        return self._integers(self.packed.permutation)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of A."""
+        *batch, n, _ = self.packed.lu.shape
+        n = n if self.transform is None else self.transform.n
+        return (*batch, n, n)
+
+    @property
+    def storage_bytes(self) -> int:
+        """Bytes of the factors in their format, also where it is emulated in a wider one."""
+        return self.packed.storage_bytes
+
+    @property
+    def keeps_a(self) -> bool:
+        """Whether A is at hand to refine solutions with."""
+        if self.members is None:
+            return self.kept is not None
+        return all(member.keeps_a for member in self.members)
+
+    def _integers(self, numbers: Tensor) -> Any:
+        return numbers.tolist() if self.members is None else self.give_back(numbers, numbers.dtype)

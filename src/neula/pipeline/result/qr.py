@@ -1,0 +1,50 @@
+"""The result of a QR factorization."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from neula.pipeline.result.attempts import Attempt
+
+
+@dataclass(frozen=True)
+class QRResult:
+    """``Q, R = result`` as with ``torch.linalg.qr``; the rest says how it was made and how good it is.
+
+    Attributes
+    ----------
+    Q, R : array
+        The factors, in the library, on the device and in the dtype of the input.
+        ``Q`` is ``None`` for ``mode="r"``.
+    certificate : QRCertificate or sequence of QRCertificate
+        One for each matrix of a batch; not accepted where that holds NaN or Inf, and its factors are NaN.
+    attempts : tuple of Attempt
+        The chain that led here; the last one is the accepted one, if any was accepted.
+    engine : str
+        The engine that multiplied.
+    accuracy : str
+        The accuracy that was asked for.
+    """
+
+    Q: Any = field(repr=False)
+    R: Any = field(repr=False)
+    certificate: Any = None
+    attempts: tuple[Attempt, ...] = ()
+    engine: str = ""
+    accuracy: str = ""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.Q, self.R))
+
+    def __getitem__(self, index: int) -> Any:
+        return (self.Q, self.R)[index]
+
+    def __len__(self) -> int:
+        return 2
+
+    @property
+    def converged(self) -> bool:
+        """Whether the factorization is certified to the accuracy asked for."""
+        return bool(self.attempts) and self.attempts[-1].accepted

@@ -1,0 +1,109 @@
+"""The house is small: files of 400 lines at most, functions of 60 lines of code, a dozen entries on top.
+
+Which room may know which is checked by import-linter (``make lint``; the rooms are in pyproject.toml).
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "neula"
+
+LINES_OF_A_FILE = 400
+LINES_OF_A_FUNCTION = 60
+ENTRIES = 12
+
+LONG_FILES = {
+    "cli/app.py",
+    "cli/bench.py",
+    "cli/gravity.py",
+    "io/files.py",
+    "kernels/gemm_triton.py",
+    "kernels/lu_block_triton.py",
+    "kernels/tall_triton.py",
+    "papers/qr/least_squares.py",
+    "papers/qr/models.py",
+    "problems/least_squares/lstsq.py",
+    "problems/least_squares/preconditioned.py",
+    "problems/orthogonal/qr.py",
+    "problems/systems/chain.py",
+}
+"""Files that are still to be split. Nothing is to be added."""
+
+LONG_FUNCTIONS: set[str] = set()
+"""Functions that are still to be split, as ``file::name``. Nothing is to be added."""
+
+_NO_CODE = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
+
+
+def lines_of_code(source: str) -> set[int]:
+    """Numbers of the lines that hold code: neither blank nor a comment alone."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    spans = [(token.start[0], token.end[0]) for token in tokens if token.type not in _NO_CODE]
+    return {line for first, last in spans for line in range(first, last + 1)}
+
+
+def functions(source: str) -> Iterator[tuple[str, int]]:
+    """Each function, nested ones included, with the lines of code of its body without the docstring."""
+    code = lines_of_code(source)
+
+    def within(node: ast.AST, path: tuple[str, ...]) -> Iterator[tuple[str, int]]:
+        for child in ast.iter_child_nodes(node):
+            name = (*path, child.name) if isinstance(child, ast.FunctionDef | ast.ClassDef) else path
+            if isinstance(child, ast.FunctionDef):
+                body = child.body[1:] if ast.get_docstring(child) is not None else child.body
+                first = body[0].lineno if body else child.end_lineno + 1
+                yield ".".join(name), len(code & set(range(first, child.end_lineno + 1)))
+            yield from within(child, name)
+
+    yield from within(ast.parse(source), ())
+
+
+def test_what_counts() -> None:
+    source = '''
+class A:
+    def f(self):
+        """Two
+        lines."""
+
+        # A comment.
+        def g():
+            return 1
+
+        return """a
+        b""" + str(g())
+'''
+    assert dict(functions(source)) == {"A.f": 4, "A.f.g": 1}
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_short(path: Path) -> None:
+    name, source = path.relative_to(SOURCE).as_posix(), path.read_text(encoding="utf-8")
+    lines = len(source.splitlines())
+    # An exception that is no longer needed goes.
+    assert (lines > LINES_OF_A_FILE) == (name in LONG_FILES), f"{name} has {lines} lines"
+    long = {f"{name}::{function}": n for function, n in functions(source) if n > LINES_OF_A_FUNCTION}
+    assert long.keys() == {known for known in LONG_FUNCTIONS if known.startswith(f"{name}::")}, long
+
+
+def test_exceptions_exist() -> None:
+    named = LONG_FILES | {function.partition("::")[0] for function in LONG_FUNCTIONS}
+    assert {name for name in named if not (SOURCE / name).is_file()} == set()
+
+
+def test_few_entries() -> None:
+    entries = {path.name for path in SOURCE.iterdir()} - {"__pycache__"}
+    assert len(entries) <= ENTRIES, sorted(entries)
