@@ -153,8 +153,9 @@ def test_positive_definite(units: int) -> None:
     scales = torch.exp2(torch.linspace(-units, units, 9).round().double())
     a, b = (scales[:, None] * (r @ r.T + torch.eye(9)) * scales)[None], scales[:, None] * noise(1, 9, 2)
     a = (a + a.mT) / 2
-    found = solved(a, b, replace(OPTIONS, positive=True))
-    assert found.method == "cholesky fp64"
+    answer = solve_directly(Systems(a, b, replace(OPTIONS, positive=True)))
+    assert answer.label == "cholesky fp64"
+    found = answer.values
     assert found.accepted.all()
     errors = System(a[0].numpy(), b[0].numpy()).errors(found.x[0].numpy(), 9)
     assert (torch.from_numpy(errors) <= found.forward_error[0]).all()
