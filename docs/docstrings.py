@@ -48,7 +48,13 @@ def _link(name: str, obj: Object) -> str:
     """A link to a name with a docstring in this package, found from where ``obj`` is; code for any other."""
     try:
         path = name if name.startswith("neula.") else obj.resolve(name)
-        documented = obj.modules_collection[path].has_docstring
+        found = obj.modules_collection[path]
+        if found.is_alias:
+            path, found = found.final_target.path, found.final_target
+        # Of a module and the function in it that has its name the function is meant.
+        if found.is_module and found.name in found.members:
+            path, found = f"{path}.{found.name}", found.members[found.name]
+        documented = found.has_docstring
     except (GriffeError, KeyError):
         documented = False
     return f"[`{name}`][{path}]" if documented else f"`{name}`"

@@ -4,7 +4,7 @@
 - Links that lead out of ``docs/`` are turned to the page of the site that shows the same thing. Where there
   is none they stay as they are, and mkdocs warns.
 - ``<!-- benchmark: NAME -->`` becomes the tables of ``benchmarks/data/NAME-*.json``, which can be downloaded.
-- ``<!-- modules: PACKAGE -->`` becomes the reference of every module in a package.
+- ``<!-- modules: PACKAGE -->`` becomes the reference of every module in a package, and in those below it.
 - ``<!-- commands -->`` becomes the help texts of the command line.
 """
 
@@ -80,10 +80,11 @@ def _page(path: str) -> str:
 
 
 def modules(package: str) -> str:
-    """What makes mkdocstrings describe every module of a package."""
-    folder = ROOT / "src" / Path(*package.split("."))
-    names = sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("_"))
-    return "\n\n".join(f"::: {package}.{name}" for name in names)
+    """What makes mkdocstrings describe every module of a package, and of the packages in it."""
+    source = ROOT / "src"
+    paths = (source / Path(*package.split("."))).rglob("*.py")
+    names = sorted(path.relative_to(source).with_suffix("") for path in paths if path.stem[0] != "_")
+    return "\n\n".join(f"::: {'.'.join(name.parts)}" for name in names)
 
 
 # --- benchmarks -------------------------------------------------------------------------------------------
