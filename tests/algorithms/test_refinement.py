@@ -11,9 +11,10 @@ import torch
 
 from neula.algorithms.krylov.cgls import BLIND, Stop, _Progress, cgls
 from neula.algorithms.krylov.craig import craig, refine_minimum_norm
+from neula.algorithms.krylov.driver import STAGNATION
 from neula.algorithms.krylov.lsqr import lsqr
 from neula.algorithms.krylov.operators import LeastSquaresOperator
-from neula.algorithms.krylov.refinement import STAGNATION, InnerSolver, refine
+from neula.algorithms.krylov.refinement import InnerSolver, refine
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.condition import largest_singular_value, solve_rt

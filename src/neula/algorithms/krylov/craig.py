@@ -1,16 +1,20 @@
 """Minimum-norm solution of a wide system, with R of its transpose as preconditioner.
 
 Conjugate gradients on ``W^T W z = R^-T b`` with ``W = B R^-1``, ``B = A^T`` (Craig's method, also CGNE: Saad,
-"Iterative Methods for Sparse Linear Systems", section 8.3). Every correction lies in the range of B, so x
+"Iterative Methods for Sparse Linear Systems", section 8.3). Every update lies in the range of B, so x
 stays the solution of minimum norm.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import torch
 
 from neula.algorithms.krylov.cgls import InnerSolution, ratio
-from neula.algorithms.krylov.refinement import INNER_REDUCTION, STAGNATION, Refined
+from neula.algorithms.krylov.driver import STAGNATION, iterate
+from neula.algorithms.krylov.refinement import INNER_REDUCTION, Refined
 from neula.algorithms.spectra.condition import solve_r, solve_rt
 from neula.algorithms.triangular.triangular import Triangular
 from neula.certificates.backward_error import Measures, Scale, over
@@ -51,6 +55,15 @@ def craig(
     return InnerSolution(x, max_iterations)
 
 
+@dataclass(frozen=True)
+class _Measured:
+    """A solution with its residual, and the backward error of each right-hand side."""
+
+    x: torch.Tensor
+    residual: torch.Tensor
+    error: torch.Tensor
+
+
 def refine_minimum_norm(
     b_matrix: torch.Tensor,
     r: Triangular,
@@ -65,25 +78,30 @@ def refine_minimum_norm(
     The backward error is ``||b - A x|| / (||A|| ||x|| + ||b||)``, rows of A scaled to comparable size (Rigal
     and Gaches, 1967).
     """
-    x = rhs.new_zeros(b_matrix.shape[0], rhs.shape[1])
     history: list[float] = []
-    iterations = 0
     best: Refined | None = None
-    while True:
+
+    def goes_on(found: _Measured) -> bool:
+        nonlocal best
+        smallest, error = min(history, default=math.inf), float(found.error.max())
+        history.append(error)
+        if best is None or error < smallest:
+            measures = Measures(found.error, found.error)
+            best = Refined(found.x, measures, torch.linalg.vector_norm(found.residual, dim=0))
+        return not error <= tolerance and error < STAGNATION * smallest
+
+    def measured(x: torch.Tensor) -> _Measured:
         residual = rhs - b_matrix.T @ x
         scaled = [torch.linalg.vector_norm(v * scale.columns[:, None], dim=0) for v in (residual, rhs)]
         size = scale.norm * torch.linalg.vector_norm(x, dim=0) + scaled[1]
-        error = over(scaled[0], size)
-        history.append(float(error.max()))
-        stagnates = best is not None and not history[-1] < STAGNATION * min(history[:-1])
-        if best is None or history[-1] < min(history[:-1]):
-            best = Refined(x, Measures(error, error), torch.linalg.vector_norm(residual, dim=0))
-        if history[-1] <= tolerance or stagnates or iterations >= max_iterations:
-            break
-        step = craig(
-            b_matrix, r, residual, reduction=INNER_REDUCTION, max_iterations=max_iterations - iterations
-        )
-        iterations += step.iterations
-        x = x + step.x
+        return _Measured(x, residual, over(scaled[0], size))
+
+    def update(found: _Measured, left: int) -> tuple[_Measured, int]:
+        step = craig(b_matrix, r, found.residual, reduction=INNER_REDUCTION, max_iterations=left)
+        return measured(found.x + step.x), step.iterations
+
+    first = measured(rhs.new_zeros(b_matrix.shape[0], rhs.shape[1]))
+    iterations = iterate(first, goes_on, update, max_iterations)
+    assert best is not None
     best.iterations, best.history = iterations, history
     return best

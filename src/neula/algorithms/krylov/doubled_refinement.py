@@ -20,7 +20,7 @@ from typing import Protocol
 
 import torch
 
-from neula.algorithms.krylov.refinement import STAGNATION
+from neula.algorithms.krylov.driver import unfinished
 from neula.certificates.backward_error import Measures, over
 
 MAX_STEPS = 30
@@ -157,7 +157,7 @@ def refine_doubled(
         high, low = add_to_pair(high, low, correction)
         before, left = left, torch.where(active, found.left, left)
         # Not relative to x: first corrections may be far too long, and those errors then stay at 1.
-        active &= (left > tolerance * system.size(high)) & (left < STAGNATION * before)
+        active &= unfinished(left, before, tolerance * system.size(high))
     size = system.size(high)
     forward_error = over(left, size) + over(system.size(low), size)
     forward_error = COMPUTED * forward_error / (1 - forward_error)  # relative to the exact solution

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import torch
 
 from neula.algorithms.elimination.factorization import Factorization
+from neula.algorithms.krylov.driver import STAGNATION, iterate
 from neula.algorithms.krylov.gmres import gmres
-from neula.algorithms.krylov.refinement import STAGNATION
 from neula.certificates.backward_error import Scaling, backward_error
 from neula.engines import Engine
 
@@ -101,12 +101,11 @@ def refine(
         Called with the largest backward error after each step.
     """
     best = Refined.start(b) if start is None else start
-    active = (best.backward_error > tolerance).nonzero()[:, 0]
-    while len(active) and best.iterations < max_iterations:
+
+    def update(active: torch.Tensor, left: int) -> tuple[torch.Tensor, int]:
+        """Of the right-hand sides with these numbers; those that are worth another one are left."""
         before = best.backward_error[active]
-        reduction = tolerance / float(before.max())
-        step, iterations = correct(best.residual[:, active], reduction, max_iterations - best.iterations)
-        best.iterations += iterations
+        step, taken = correct(best.residual[:, active], tolerance / float(before.max()), left)
         x = best.x[:, active] + step
         residual = b[:, active] - a @ x
         error = backward_error(scalings, b[:, active], x, residual)
@@ -117,8 +116,15 @@ def refine(
         best.history.append(float(best.backward_error.max()))
         if on_step is not None:
             on_step(best.history[-1])
-        active = active[(error > tolerance) & (error <= stagnation * before)]
+        return active[(error > tolerance) & (error <= stagnation * before)], taken
+
+    active = (best.backward_error > tolerance).nonzero()[:, 0]
+    best.iterations += iterate(active, _any, update, max_iterations - best.iterations)
     return best
+
+
+def _any(columns: torch.Tensor) -> bool:
+    return len(columns) > 0
 
 
 def classical(factors: Factorization) -> Correction:

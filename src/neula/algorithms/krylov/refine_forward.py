@@ -1,6 +1,6 @@
 """Refinement of a large least-squares solution until its forward error is that of the format.
 
-As :mod:`neula.algorithms.krylov.doubled_refinement` for small ones, with CGLS for the corrections: it needs
+As :mod:`neula.algorithms.krylov.doubled_refinement` for small ones, with CGLS for the updates: it needs
 no R that is accurate in double precision.
 """
 
@@ -14,14 +14,12 @@ import torch
 from neula.algorithms.krylov.cgls import Stop, cgls
 from neula.algorithms.krylov.doubled_refinement import DOUBLED, add_to_pair
 from neula.algorithms.krylov.operators import LeastSquaresOperator
-from neula.algorithms.krylov.refinement import INNER_REDUCTION, STAGNATION, Refined
+from neula.algorithms.krylov.refine_sum import refine_sum
+from neula.algorithms.krylov.refinement import INNER_REDUCTION, Refined
 from neula.algorithms.spectra.condition import solve_rt
 from neula.algorithms.triangular.triangular import Triangular
-from neula.certificates.backward_error import Scale, norms_of, over
+from neula.certificates.backward_error import Norms, Scale, norms_of, over
 from neula.kernels.doubled import Doubled
-
-PASSES = 8
-"""Corrections at most; each is solved for to :data:`INNER_REDUCTION`, so that two do nearly always."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +59,16 @@ class ExactProblem:
         return residual[0], gradient[0] / self.scales[:, None]
 
 
+@dataclass(frozen=True)
+class _Evaluated:
+    """An :class:`Evaluated` least-squares solution."""
+
+    error: torch.Tensor
+    residual: torch.Tensor
+    gradient: torch.Tensor
+    norms: Norms
+
+
 def refine_forward(
     operator: LeastSquaresOperator,
     r: Triangular,
@@ -72,7 +80,7 @@ def refine_forward(
     tolerance: float,
     max_iterations: int,
 ) -> Refined:
-    """Correct x by residuals and gradients in twice the working precision.
+    """Update x by residuals and gradients in twice the working precision.
 
     Parameters
     ----------
@@ -91,7 +99,7 @@ def refine_forward(
     tolerance : float
         Forward error at which to stop.
     max_iterations : int
-        Inner iterations of each correction.
+        Inner iterations of each update.
 
     Returns
     -------
@@ -103,36 +111,30 @@ def refine_forward(
     def size(x: torch.Tensor) -> torch.Tensor:
         return torch.linalg.vector_norm(x / scale.columns[:, None], dim=0)
 
-    high, low = start.x, torch.zeros_like(start.x)
-    before = torch.full((b.shape[1],), torch.inf, dtype=b.dtype, device=b.device)
-    forward_error = before
-    iterations, x, measures, residual_norm = start.iterations, high, start.measures, start.residual_norm
-    for _ in range(PASSES + 1):
+    def evaluate(high: torch.Tensor, low: torch.Tensor) -> _Evaluated:
         residual, gradient = problem.evaluate(high, low)
         projected = solve_rt(r, gradient) / scale.smallest
         norms = norms_of(scale, b, high, residual, gradient, projected)
         left = norms.projected + _noise(operator, norms.residual, size(high), norms.b, scale.norm, smallest)
-        error = over(left / smallest, size(high))
-        improved = error < before  # each right-hand side keeps its best
-        x = torch.where(improved, high, x)
-        forward_error = torch.where(improved, error + over(size(low), size(high)), forward_error)
-        measures, residual_norm = norms.measures(scale.norm), norms.residual
-        if not bool(((error > tolerance) & (error < STAGNATION * before)).any()):
-            break
-        before = torch.minimum(before, error)
-        stop = Stop(preconditioned=torch.zeros_like(error), reduction=INNER_REDUCTION)
+        return _Evaluated(over(left / smallest, size(high)), residual, gradient, norms)
+
+    def update(found: _Evaluated) -> tuple[torch.Tensor, int]:
         step = cgls(
             operator,
             r,
-            residual,
-            stop=stop,
+            found.residual,
+            stop=Stop(preconditioned=torch.zeros_like(found.error), reduction=INNER_REDUCTION),
             max_iterations=max_iterations,
-            gradient=gradient,
+            gradient=found.gradient,
             by_gradient=True,
         )
-        iterations += step.iterations
-        high, low = add_to_pair(high, low, step.x)
-    return Refined(x, measures, residual_norm, iterations, start.history, forward_error)
+        return step.x, step.iterations
+
+    found = refine_sum(start.x, evaluate, update, size=size, tolerance=tolerance)
+    norms = found.last.norms
+    iterations = start.iterations + found.iterations
+    measures = norms.measures(scale.norm)
+    return Refined(found.x, measures, norms.residual, iterations, start.history, found.forward_error)
 
 
 def _noise(

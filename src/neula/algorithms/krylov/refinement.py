@@ -2,7 +2,7 @@
 
 CGLS that is left running after convergence drifts away from the true residual, because it updates the
 residual instead of computing it. So the outer loop computes residual and gradient anew in double precision,
-measures the backward error, and lets CGLS (or LSQR) solve for a correction.
+measures the backward error, and lets CGLS (or LSQR) solve for an update.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 
 from neula.algorithms.krylov.cgls import InnerSolution, Stop, cgls
+from neula.algorithms.krylov.driver import STAGNATION, iterate
 from neula.algorithms.krylov.operators import LeastSquaresOperator
 from neula.algorithms.spectra.condition import solve_rt
 from neula.algorithms.triangular.triangular import Triangular
@@ -22,9 +23,6 @@ from neula.certificates.backward_error import Measures, Norms, Scale, norms_of
 
 INNER_REDUCTION = 1e-8
 """What one inner solve is asked for: the square root of double precision, far from where CGLS drifts."""
-
-STAGNATION = 0.5
-"""A restart that does not at least halve the backward error is the last one."""
 
 
 class InnerSolver(Protocol):
@@ -40,7 +38,7 @@ class InnerSolver(Protocol):
         max_iterations: int,
         gradient: torch.Tensor | None = None,
     ) -> InnerSolution:
-        """Solve for a correction."""
+        """Solve for an update."""
 
 
 @dataclass
@@ -66,6 +64,16 @@ class Refined:
     iterations: int = 0
     history: list[float] = field(default_factory=list)
     forward_error: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """A solution with its residual, ``A^T`` times that, and the norms of all."""
+
+    x: torch.Tensor
+    residual: torch.Tensor
+    gradient: torch.Tensor
+    norms: Norms
 
 
 def refine(
@@ -102,31 +110,37 @@ def refine(
     on_restart : callable, optional
         Called with the backward error at every restart.
     """
-    x = b.new_zeros(r.shape[0], b.shape[1]) if start is None else start
-    residual, gradient = (b, operator.rmatmul(b)) if start is None else operator.normal(x, b)
     best = _Best(tolerance)
     history: list[float] = []
-    iterations = 0
-    while True:
+
+    def measured(x: torch.Tensor, residual: torch.Tensor, gradient: torch.Tensor) -> _Measured:
         norms = norms_of(scale, b, x, residual, gradient, solve_rt(r, gradient) / scale.smallest)
-        known = norms.to_host()
+        return _Measured(x, residual, gradient, norms)
+
+    def goes_on(found: _Measured) -> bool:
+        known = found.norms.to_host()
         measures = known.measures(scale.norm)
-        improved = best.take(x, measures, known.residual)
+        improved = best.take(found.x, measures, known.residual)
         history.append(float(measures.backward_error.max()))
         if on_restart is not None:
             on_restart(history[-1])
         # Zero, if that is the first x, is not an answer unless it is optimal.
-        done = best.satisfied and (start is not None or iterations > 0 or not known.gradient.any())
-        if done or not improved or iterations >= max_iterations:
-            break
-        left = max_iterations - iterations
+        is_answer = start is not None or len(history) > 1 or not known.gradient.any()
+        return improved and not (best.satisfied and is_answer)
+
+    def update(found: _Measured, left: int) -> tuple[_Measured, int]:
         # Asking for more than the tolerance needs would have CGLS iterate on rounding errors.
-        stop = _inner_stop(norms, scale, 0.5 * tolerance)
-        step = inner(operator, r, residual, stop=stop, max_iterations=left, gradient=gradient)
-        iterations += step.iterations
-        x = x + step.x
-        residual, gradient = operator.normal(x, b)
-    measures, residual_norm = best.measures.to(x.device), best.residual_norm.to(x.device)
+        stop = _inner_stop(found.norms, scale, 0.5 * tolerance)
+        step = inner(operator, r, found.residual, stop=stop, max_iterations=left, gradient=found.gradient)
+        x = found.x + step.x
+        return measured(x, *operator.normal(x, b)), step.iterations
+
+    if start is None:
+        first = measured(b.new_zeros(r.shape[0], b.shape[1]), b, operator.rmatmul(b))
+    else:
+        first = measured(start, *operator.normal(start, b))
+    iterations = iterate(first, goes_on, update, max_iterations)
+    measures, residual_norm = best.measures.to(b.device), best.residual_norm.to(b.device)
     return Refined(best.x, measures, residual_norm, iterations, history)
 
 

@@ -11,9 +11,9 @@ from neula.algorithms.elimination.equilibrate import Equilibration
 from neula.algorithms.elimination.factorization import Factorization, Transposed
 from neula.algorithms.krylov.batched_lstsq import schatten_bounds
 from neula.algorithms.krylov.doubled_refinement import DOUBLED, MAX_RATE, add_to_pair
+from neula.algorithms.krylov.driver import STAGNATION
 from neula.algorithms.krylov.gmres import gmres
 from neula.algorithms.krylov.iterative_refinement import Correction, Refined
-from neula.algorithms.krylov.refinement import STAGNATION
 from neula.algorithms.spectra.condition import random_direction
 from neula.algorithms.spectra.inverse_norm import EXPLICIT, inverse_norm
 from neula.certificates.backward_error import over

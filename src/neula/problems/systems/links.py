@@ -17,6 +17,7 @@ from neula.algorithms.elimination.factorization import (
     library_lu,
     mixed_lu,
 )
+from neula.algorithms.krylov.driver import STAGNATION
 from neula.algorithms.krylov.iterative_refinement import (
     Correction,
     Refined,
@@ -24,7 +25,6 @@ from neula.algorithms.krylov.iterative_refinement import (
     gmres_refinement,
     refine,
 )
-from neula.algorithms.krylov.refinement import STAGNATION
 from neula.certificates.backward_error import over
 from neula.certificates.forward_error import SURE
 from neula.engines import FP64, Engine, Format
