@@ -10,10 +10,10 @@ import torch
 from neula.algorithms.elimination.equilibrate import Equilibration
 from neula.algorithms.elimination.factorization import Factorization, Transposed
 from neula.algorithms.krylov.batched_lstsq import schatten_bounds
-from neula.algorithms.krylov.doubled_refinement import DOUBLED, MAX_RATE, add_to_pair
-from neula.algorithms.krylov.driver import STAGNATION
+from neula.algorithms.krylov.doubled_refinement import DOUBLED, MAX_RATE
 from neula.algorithms.krylov.gmres import gmres
 from neula.algorithms.krylov.iterative_refinement import Correction, Refined
+from neula.algorithms.krylov.refine_sum import refine_sum
 from neula.algorithms.spectra.condition import random_direction
 from neula.algorithms.spectra.inverse_norm import EXPLICIT, inverse_norm
 from neula.certificates.backward_error import over
@@ -27,7 +27,7 @@ ESTIMATED = 3.0
 """Factor between an estimate of a norm by some steps of the power method and a bound on it."""
 
 REDUCTION = 1e-8
-"""What a correction is asked to leave of a residual in twice the working precision."""
+"""What an update is asked to leave of a residual in twice the working precision."""
 
 SOLVED = 0.05
 """Frobenius norm of ``I - (LU)^-1 A`` up to which factors are said to solve with A. It is 1 for a singular
@@ -51,9 +51,6 @@ ROUNDS, COSTLY = 2, 4096
 
 UNSOLVED = 0.5
 """Norm of ``I - B X`` up to which X is an inverse of B: that of B itself is then less than twice as large."""
-
-PASSES = 8
-"""Corrections in twice the working precision at most; two or three do nearly always."""
 
 Measure = Callable[[torch.Tensor], torch.Tensor]
 """``||D A^-1 diag(right)||_2`` for a diagonal, shape (n, 1)."""
@@ -157,36 +154,37 @@ class Evidence:
     def refine_forward(
         self, b: torch.Tensor, start: Refined, correct: Correction, options: Options
     ) -> tuple[Refined, torch.Tensor]:
-        """Correct x by residuals in twice the working precision; also returns bounds on its errors."""
+        """Update x by residuals in twice the working precision; also returns bounds on its errors."""
         rows, columns = self.scales.rows[:, None], self.scales.columns[:, None]
         doubled = Doubled.of((self.a * rows * columns.mT)[None])
         unit = DOUBLED * len(b) ** 0.5
         norm = torch.linalg.vector_norm
-        high, low = start.x, torch.zeros_like(start.x)
-        before = torch.full_like(start.backward_error, torch.inf)
-        best, error = start.x, before
-        iterations = start.iterations
-        for _ in range(PASSES + 1):
-            y, y_low = (high / columns)[None], (low / columns)[None]
-            scaled, rest = doubled.residual(y, (rows * b)[None], y_low)
+
+        def evaluate(high: torch.Tensor, low: torch.Tensor) -> _Evaluated:
+            scaled, rest = doubled.residual((high / columns)[None], (rows * b)[None], (low / columns)[None])
             size = self.size(high)
             noise = unit * (self.norm * size + norm(rows * b, dim=0))
-            found = over(ESTIMATED**2 * self.inverse * (norm(scaled[0], dim=0) + noise), size)
-            improved = found < before
-            best = torch.where(improved, high, best)
-            error = torch.where(improved, found + over(self.size(low), size), error)
-            if not bool(((found > options.digits) & (found < STAGNATION * before)).any()):
-                break
-            before = torch.minimum(before, found)
-            step, taken = correct((scaled + rest)[0] / rows, REDUCTION, options.max_iterations)
-            iterations += taken
-            high, low = add_to_pair(high, low, step)
-        error = torch.where(best.any(0), error, start.backward_error)
-        residual = b - self.a @ best
+            error = over(ESTIMATED**2 * self.inverse * (norm(scaled[0], dim=0) + noise), size)
+            return _Evaluated(error, (scaled + rest)[0] / rows)
+
+        def solve(found: _Evaluated) -> tuple[torch.Tensor, int]:
+            return correct(found.residual, REDUCTION, options.max_iterations)
+
+        found = refine_sum(start.x, evaluate, solve, size=self.size, tolerance=options.digits)
+        error = torch.where(found.x.any(0), found.forward_error, start.backward_error)
+        residual, iterations = b - self.a @ found.x, start.iterations + found.iterations
         return (
-            Refined(best, residual, start.backward_error, iterations, start.history),
+            Refined(found.x, residual, start.backward_error, iterations, start.history),
             torch.where(self.is_regular, error, torch.inf),
         )
+
+
+@dataclass(frozen=True)
+class _Evaluated:
+    """The forward error of an unevaluated sum, and its residual."""
+
+    error: torch.Tensor
+    residual: torch.Tensor
 
 
 def _by_library(a: torch.Tensor, rows: torch.Tensor, sizes: torch.Tensor) -> Measure:
