@@ -41,11 +41,6 @@ def least_squares_error(
     return condition * eta * (2 + grows)
 
 
-def system_error(condition: torch.Tensor | float, backward_error: torch.Tensor) -> torch.Tensor:
-    """``2 kappa eta``: forward error of a linear system, to first order (Higham 2002, section 7.1)."""
-    return 2 * condition * (backward_error + NOISE * FP64.u)
-
-
 def residual_ratio(residual: torch.Tensor, norm: torch.Tensor | float, size: torch.Tensor) -> torch.Tensor:
     """``||r|| / (||B|| ||D x||)``; infinite where only x vanishes."""
     return over(residual, norm * size)

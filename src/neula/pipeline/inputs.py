@@ -156,26 +156,6 @@ def check_matrix(a: torch.Tensor, name: str) -> None:
         raise ValueError(f"{name} is empty, shape {tuple(a.shape)}: it needs at least one row and one column")
 
 
-def check_right_hand_side(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether b is one vector for each matrix, rather than a matrix of several right-hand sides.
-
-    Raises
-    ------
-    ValueError
-        If b does not fit; the message says which shapes do.
-    """
-    if b.shape == a.shape[:-1]:
-        return True
-    if b.ndim == a.ndim and b.shape[:-1] == a.shape[:-1] and b.shape[-1] > 0:
-        return False
-    m = a.shape[-2]
-    batch = tuple(a.shape[:-2])
-    raise ValueError(
-        f"shapes of A and b do not fit: A is {tuple(a.shape)}, b is {tuple(b.shape)}; "
-        f"b must have shape {(*batch, m)} or {(*batch, m, 'k')}".replace("'", "")
-    )
-
-
 def check_finite(a: torch.Tensor, column_max: torch.Tensor, name: str) -> None:
     """Refuse NaN and Inf, given the largest magnitude of each column (into which they propagate).
 

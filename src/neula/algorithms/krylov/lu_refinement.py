@@ -21,9 +21,11 @@ from neula.algorithms.elimination.equilibrate import UNIFORM, Equilibrated, Equi
 from neula.algorithms.elimination.factorization import Factorization, MixedLU
 from neula.algorithms.krylov.iterative_refinement import Refined, classical, gmres_refinement, refine
 from neula.algorithms.scaling import power_of_two_scales
+from neula.algorithms.spectra.inverse_norm import sampled_inverse_norm
 from neula.algorithms.triangular.substitution import Substitution
 from neula.certificates.backward_error import Scaling
 from neula.engines import FP64, Engine
+from neula.engines.random_vectors import gaussian
 from neula.kernels.thin import thin_product
 
 MAX_ITERATIONS = 100
@@ -288,33 +290,6 @@ def refine_with(
     return run(gmres_refinement(matrix, factors, engine), start=refined)
 
 
-def inverse_norm(z: torch.Tensor) -> float:
-    """Estimate ``||A^-1||_2`` from ``Z = A^-1 G`` for Gaussian vectors G, without anything transposed.
-
-    For independent Gaussian g and h, and ``B = A^-T A^-1``, the mean of ``(g^T B h)^2`` is ``||B||_F^2``
-    (Kong and Valiant, "Spectrum estimation from samples", Ann. Statist. 45, 2017). The fourth root of it is
-    the norm where one singular value dominates, and at most ``n^(1/4)`` times the norm where none does.
-
-    Parameters
-    ----------
-    z : Tensor, shape (n, k)
-        Two columns at least.
-
-    Examples
-    --------
-    >>> g = torch.randn(50, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    >>> scales = torch.ones(50, 1, dtype=torch.float64)
-    >>> scales[0] = 1e6
-    >>> 1e6 / 3 < inverse_norm(scales * g) < 3e6
-    True
-    """
-    size = z.abs().amax()
-    z = z / size
-    gram = z.T @ z
-    pairs = torch.triu_indices(len(gram), len(gram), offset=1, device=z.device)
-    return float(size * gram[pairs[0], pairs[1]].square().mean().sqrt().sqrt())
-
-
 def _factors_of(
     a: Products, solver: Callable[[torch.dtype], Substitution], transform: TwoSided | None
 ) -> Factorization:
@@ -338,7 +313,8 @@ def _conditioning(kept: KeptMatrix, a: Products, factors: Factorization) -> Cond
     """
     scalings = kept.scalings(a)
     scaling = scalings[-1]
-    b = _gaussian(len(kept.a), kept.engine.device)
+    n = len(kept.a)
+    b = gaussian(n, PROBES, torch.float64, kept.engine.device, seed=n)
     if scaling.rows is not None:
         b = b / scaling.rows[:, None]
     sizes = power_of_two_scales(b.abs().amax(0))
@@ -351,7 +327,7 @@ def _conditioning(kept: KeptMatrix, a: Products, factors: Factorization) -> Cond
         )
         z = solved.x / sizes
         z = z if scaling.columns is None else z / scaling.columns[:, None]
-        condition = float(scaling.norm) * inverse_norm(z)
+        condition = float(scaling.norm) * sampled_inverse_norm(z)
         # It is not a number where refinement failed from the start, and all of Z is zero.
         condition = condition if condition > 1 else 1.0
         error = float(solved.backward_error.amax())
@@ -368,8 +344,3 @@ def _direction(n: int, device: torch.device) -> torch.Tensor:
     generator = torch.Generator("cpu").manual_seed(n)
     r = 2 * torch.rand(n, 1, generator=generator, dtype=torch.float64, device="cpu") - 1
     return ((r + torch.copysign(torch.ones_like(r), r)) / 2).to(device)
-
-
-def _gaussian(n: int, device: torch.device) -> torch.Tensor:
-    generator = torch.Generator("cpu").manual_seed(n)
-    return torch.randn(n, PROBES, generator=generator, dtype=torch.float64, device="cpu").to(device)

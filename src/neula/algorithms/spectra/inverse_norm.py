@@ -57,6 +57,33 @@ def inverse_norm(
     return sizes.amax(-1)[..., 0], v.gather(-1, best.expand(left.shape))
 
 
+def sampled_inverse_norm(z: torch.Tensor) -> float:
+    """Estimate ``||A^-1||_2`` from ``Z = A^-1 G`` for Gaussian vectors G, without anything transposed.
+
+    For independent Gaussian g and h, and ``B = A^-T A^-1``, the mean of ``(g^T B h)^2`` is ``||B||_F^2``
+    (Kong and Valiant, "Spectrum estimation from samples", Ann. Statist. 45, 2017). The fourth root of it is
+    the norm where one singular value dominates, and at most ``n^(1/4)`` times the norm where none does.
+
+    Parameters
+    ----------
+    z : Tensor, shape (n, k)
+        Two columns at least.
+
+    Examples
+    --------
+    >>> g = torch.randn(50, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    >>> scales = torch.ones(50, 1, dtype=torch.float64)
+    >>> scales[0] = 1e6
+    >>> 1e6 / 3 < sampled_inverse_norm(scales * g) < 3e6
+    True
+    """
+    size = z.abs().amax()
+    z = z / size
+    gram = z.T @ z
+    pairs = torch.triu_indices(len(gram), len(gram), offset=1, device=z.device)
+    return float(size * gram[pairs[0], pairs[1]].square().mean().sqrt().sqrt())
+
+
 def norm_of(a: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     """``||A diag(columns)^-1||_2``, estimated, shape (batch,).
 

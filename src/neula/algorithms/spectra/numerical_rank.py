@@ -6,6 +6,7 @@ import torch
 
 from neula.algorithms.scaling import power_of_two_scales
 from neula.engines.precision import exact_matmul
+from neula.engines.random_vectors import gaussian
 
 EXACT_COLUMNS = 1024
 """Up to this order all singular values are computed where the rank is in doubt: of larger matrices that takes
@@ -141,6 +142,5 @@ def _unit(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _direction(n: int, like: torch.Tensor) -> torch.Tensor:
     """A unit vector, fixed, that no matrix is built to avoid; shape (1, n, 1)."""
-    generator = torch.Generator("cpu").manual_seed(n)
-    x = torch.randn(1, n, 1, generator=generator, dtype=torch.float64, device="cpu")
-    return _unit(x)[0].to(like)
+    x = gaussian(n, 1, torch.float64, torch.device("cpu"), seed=n)
+    return _unit(x[None])[0].to(like)

@@ -6,8 +6,8 @@ import math
 
 import torch
 
-from neula.algorithms.direct import normal_equations, qr_solve
 from neula.algorithms.krylov.refinement import Refined
+from neula.algorithms.orthogonal.direct import normal_equations, qr_solve
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.spectra.condition import solve_rt
 from neula.certificates.backward_error import Scale, norms_of
