@@ -12,7 +12,6 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from neula.engines.precision import exact_matmul
 from neula.kernels.gemm import (
     RUN,
     SCHEMES,
@@ -25,6 +24,7 @@ from neula.kernels.gemm import (
     split_reference,
     times_power_of_two,
 )
+from neula.kernels.precision import exact_matmul
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")

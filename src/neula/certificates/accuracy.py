@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from neula.engines import BF16, FORMATS, FP16, FP64, Format, format_of
-from neula.engines.precision import exact_matmul
 from neula.engines.random_vectors import gaussian
 from neula.errors import unknown_name
 from neula.kernels import probe_errors
+from neula.kernels.precision import exact_matmul
 from neula.kernels.thin import thin_product
 from neula.pipeline.result import QRCertificate
 

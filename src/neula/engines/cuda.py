@@ -11,9 +11,9 @@ import torch
 from neula.engines import cublas, graphs
 from neula.engines.engine import Engine, Result, Tensors
 from neula.engines.formats import FP32, TF32, Format, round_to
-from neula.engines.precision import exact_matmul, exactly
 from neula.kernels import calu, tournament
 from neula.kernels.gemm import corrected_gemm, corrected_gram, kernel_runs
+from neula.kernels.precision import exact_matmul, exactly
 from neula.kernels.projection import project_out, projects
 from neula.kernels.transposed_copy import transposed_copy
 

@@ -12,8 +12,8 @@ from functools import lru_cache
 
 import torch
 
-from neula.engines.precision import exact_matmul
 from neula.kernels.availability import can_run
+from neula.kernels.precision import exact_matmul
 from neula.kernels.tournament import WIDTH, PanelFactors
 
 HALF = WIDTH // 2

@@ -9,8 +9,8 @@ from functools import lru_cache
 
 import torch
 
-from neula.engines.precision import exact_matmul
 from neula.kernels.availability import can_run
+from neula.kernels.precision import exact_matmul
 
 LEAF = 16
 """Columns at which the recursion of the reference stops."""

@@ -11,8 +11,8 @@ from functools import lru_cache
 
 import torch
 
-from neula.engines.precision import exact_matmul
 from neula.kernels.availability import can_run
+from neula.kernels.precision import exact_matmul
 
 VECTORS = 8
 """Up to as many columns the kernel takes, each of which reads A from the cache once more; for others it is

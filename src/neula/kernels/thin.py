@@ -6,8 +6,8 @@ from functools import lru_cache
 
 import torch
 
-from neula.engines.precision import exact_matmul
 from neula.kernels.availability import can_run
+from neula.kernels.precision import exact_matmul
 
 VECTORS = 8
 """Up to how many vectors the kernel takes."""

@@ -13,9 +13,9 @@ import torch
 
 from neula.algorithms.elimination.lu import PackedLU
 from neula.algorithms.elimination.lu_panels import blocks
-from neula.engines.precision import exact_matmul
 from neula.kernels.lu_block import triangular_inverses
 from neula.kernels.mixed_product import subtract_product
+from neula.kernels.precision import exact_matmul
 
 WIDTH, WIDEST = 512, 2048
 """Unknowns in a block, at least and at most."""

@@ -14,7 +14,7 @@ from typing import Self
 import torch
 
 from neula.algorithms.elimination.lu_panels import blocks
-from neula.engines.precision import exact_matmul
+from neula.kernels.precision import exact_matmul
 
 LEAF = 128
 """Order of the blocks that the library inverts, all in one launch."""

@@ -14,8 +14,8 @@ from neula.certificates.accuracy import lstsq_bound, target_format
 from neula.certificates.forward_error import digits_of
 from neula.engines import FORMATS, Engine, format_of, select_engine
 from neula.engines.corrected import FP16_COR
-from neula.engines.precision import plain_arithmetic
 from neula.errors import unknown_name
+from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.compilation import eager
 from neula.pipeline.gradients import attach_solution, stacked_problem
 from neula.pipeline.inputs import Taken, check_finite, finite_members, gradient_wanted, refuse_gradient, take

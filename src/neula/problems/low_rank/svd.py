@@ -14,7 +14,7 @@ from neula.algorithms.spectra.qr_svd import qr_svd
 from neula.certificates.accuracy import low_rank_error, orthogonality_bound, residual_bound, target_format
 from neula.engines import FP16, Engine, Format, select_engine
 from neula.engines.corrected import FP16_COR, arithmetic, corrects
-from neula.engines.precision import plain_arithmetic
+from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.compilation import eager
 from neula.pipeline.inputs import check_matrices, take
 from neula.pipeline.progress import Progress

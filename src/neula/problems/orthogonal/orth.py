@@ -11,7 +11,7 @@ from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.numerical_rank import columns_of_norm_one, numerical_ranks
 from neula.certificates.accuracy import QRCertificates, target_format
 from neula.engines import Engine, select_engine
-from neula.engines.precision import exact_matmul, plain_arithmetic
+from neula.kernels.precision import exact_matmul, plain_arithmetic
 from neula.pipeline.compilation import eager
 from neula.pipeline.inputs import check_matrices, take
 from neula.pipeline.progress import Progress

@@ -33,8 +33,8 @@ from neula.certificates.accuracy import (
     target_format,
 )
 from neula.engines import BF16, FORMATS, FP16, FP32, FP64, Engine, Format, format_named, select_engine
-from neula.engines.precision import plain_arithmetic
 from neula.errors import unknown_name
+from neula.kernels.precision import plain_arithmetic
 from neula.kernels.tall import PANEL_COLUMNS
 from neula.pipeline.compilation import eager
 from neula.pipeline.inputs import check_finite, check_matrices, finite_members, flattened, take

@@ -13,8 +13,8 @@ import torch
 from neula.certificates.accuracy import solve_bound, target_format
 from neula.certificates.forward_error import digits_of
 from neula.engines import Engine, format_named, select_engine
-from neula.engines.precision import plain_arithmetic
 from neula.errors import unknown_name
+from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.compilation import eager
 from neula.pipeline.gradients import attach_system
 from neula.pipeline.inputs import Taken, check_finite, gradient_wanted, take
