@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
 from neula.io.matrices import hpl_ai_matrix, no_pivoting_matrix, random_matrix
 from neula.kernels import lu_block
 from neula.kernels.lu_block import (
-    factor_block_reference,
+    factor_block,
     lu_unpivoted,
     lu_unpivoted_reference,
-    solve_upper_reference,
+    solve_upper,
     triangular_inverses,
 )
 
@@ -104,17 +106,17 @@ class Kernels:
         else:
             self.width = lu_block_triton.WIDTH
         self.solve = lu_block_triton.solve_upper_triton
-        self.factor = lu_block_triton.factor_block_triton
+        self.factor = partial(lu_block_triton.factor_block_triton, width=self.width)
 
 
 class Reference:
     """The same in plain torch."""
 
     width = 32
-    solve = staticmethod(solve_upper_reference)
+    solve = staticmethod(solve_upper.reference)
 
     def factor(self, block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return factor_block_reference(block, self.width)
+        return factor_block.reference(block, self.width)
 
 
 @pytest.fixture(params=["reference", pytest.param("kernel", marks=[pytest.mark.gpu] if HAS_GPU else [])])

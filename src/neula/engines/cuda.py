@@ -12,9 +12,10 @@ from neula.engines import cublas, graphs
 from neula.engines.engine import Engine, Result, Tensors
 from neula.engines.formats import FP32, TF32, Format, round_to
 from neula.kernels import calu, tournament
-from neula.kernels.gemm import corrected_gemm, corrected_gram, kernel_runs
+from neula.kernels.dispatch import runs
+from neula.kernels.gemm import corrected_gemm, corrected_gram
 from neula.kernels.precision import exact_matmul, exactly
-from neula.kernels.projection import project_out, projects
+from neula.kernels.projection import project_out
 from neula.kernels.transposed_copy import transposed_copy
 
 ALIGNED = 8
@@ -84,7 +85,7 @@ class CudaEngine(Engine):
 
     @property
     def tournaments(self) -> bool:
-        return self._half and tournament.kernel_runs(self.device) and calu.kernels_run(self.device)
+        return self._half and runs(tournament.play, self.device) and runs(calu.eliminate, self.device)
 
     @property
     def pivoted_panels(self) -> tuple[int, int]:
@@ -111,7 +112,7 @@ class CudaEngine(Engine):
 
     def has_corrected_products(self) -> bool:
         """Whether large products in fp32 are computed in fp16 with error correction."""
-        return kernel_runs(self.device)
+        return runs(corrected_gemm, self.device)
 
     def _matmul(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         if self._corrects(a, b):
@@ -174,7 +175,7 @@ class CudaEngine(Engine):
     def project_out(
         self, q: torch.Tensor, a: torch.Tensor, r: torch.Tensor, room: torch.Tensor | None = None
     ) -> None:
-        if self.format is FP32 and projects(q, a):
+        if self.format is FP32 and project_out.takes(q, a, r):
             project_out(q, a, r)
         elif self._corrects(q, r):
             corrected_gemm(q.T, a, c=r, bound=ORTHONORMAL)

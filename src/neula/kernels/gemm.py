@@ -17,11 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 
-from neula.kernels.availability import can_run
+from neula.kernels.dispatch import kernel, runs, trial
 
 RUN = 64
 """Products that are summed on the unit before they are added outside."""
@@ -70,6 +69,17 @@ UNCORRECTED = Scheme("fp16", torch.float16, 11, 1, 0, 14)
 """One part, for the scaling alone: sums are the unit's, truncated."""
 
 
+@trial("The kernel for products", "slower products take its place")
+def _tried(device: torch.device) -> None:
+    ones = torch.ones(16, 16, dtype=torch.float32, device=device)
+    corrected_gemm.kernel(ones, ones, SCHEMES["fp16_cor"])
+
+
+@kernel(
+    "neula.kernels.gemm_triton:gemm_triton",
+    trial=_tried,
+    when=lambda a, b, *_, **__: 0 not in (*a.shape, *b.shape),
+)
 def corrected_gemm(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -109,13 +119,14 @@ def corrected_gemm(
     >>> bool((corrected_gemm(a, torch.eye(2)) == a).all())
     True
     """
-    if a.is_cuda and 0 not in (*a.shape, *b.shape) and kernel_runs(a.device):
-        from neula.kernels.gemm_triton import gemm_triton
-
-        return gemm_triton(a, b, scheme, alpha=alpha, beta=beta, c=c, bound=bound)
     return corrected_gemm_reference(a, b, scheme, alpha=alpha, beta=beta, c=c)
 
 
+@kernel(
+    "neula.kernels.gemm_triton:gram_triton",
+    trial=_tried,
+    when=lambda a, *_, **__: 0 not in a.shape,
+)
 def corrected_gram(
     a: torch.Tensor, blocks: Sequence[slice], scheme: Scheme = SCHEMES["fp16_cor"]
 ) -> torch.Tensor:
@@ -143,15 +154,15 @@ def corrected_gram(
     tensor([[10.,  0.],
             [14., 20.]])
     """
-    n = a.shape[1]
-    g = torch.zeros(n, n, dtype=a.dtype, device=a.device).T
-    if a.is_cuda and 0 not in a.shape and kernel_runs(a.device):
-        from neula.kernels.gemm_triton import gram_triton
-
-        return gram_triton(a, g, blocks, scheme)
+    g = empty_gram(a)
     for k in blocks:
         corrected_gemm_reference(a[:, k].T, a[:, : k.stop], scheme, c=g[k, : k.stop])
     return g
+
+
+def empty_gram(a: torch.Tensor) -> torch.Tensor:
+    """Zeros in the shape of ``A^T A``, column-major."""
+    return torch.zeros(a.shape[1], a.shape[1], dtype=a.dtype, device=a.device).T
 
 
 def corrected_gemm_reference(
@@ -240,16 +251,6 @@ def round_part(x: torch.Tensor, scheme: Scheme) -> torch.Tensor:
     return torch.where(x.isfinite(), rounded.view(torch.float32), x)
 
 
-@lru_cache
 def kernel_runs(device: torch.device) -> bool:
-    """Whether the kernels can run, tried once a device."""
-    if device.type != "cuda":
-        return False
-
-    def attempt() -> None:
-        from neula.kernels.gemm_triton import gemm_triton
-
-        ones = torch.ones(16, 16, dtype=torch.float32, device=device)
-        gemm_triton(ones, ones, SCHEMES["fp16_cor"])
-
-    return can_run(attempt, f"the kernel for products on {device}", "slower products take its place")
+    """Whether products on a device go to the kernels."""
+    return runs(corrected_gemm, device)

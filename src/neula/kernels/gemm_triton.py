@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from neula.kernels.compiled import jit, require_triton
-from neula.kernels.gemm import SCHEMES, Scheme, combine
+from neula.kernels.gemm import SCHEMES, Scheme, combine, empty_gram
 
 try:
     import triton  # type: ignore[import-untyped, import-not-found]
@@ -133,9 +133,9 @@ def gemm_triton(
 
 
 def gram_triton(
-    a: torch.Tensor, g: torch.Tensor, blocks: Sequence[slice], scheme: Scheme = SCHEMES["fp16_cor"]
+    a: torch.Tensor, blocks: Sequence[slice], scheme: Scheme = SCHEMES["fp16_cor"]
 ) -> torch.Tensor:
-    """:func:`neula.kernels.gemm.corrected_gram` by the kernels, into ``g``.
+    """:func:`neula.kernels.gemm.corrected_gram` by the kernels, on the current stream of the device of ``a``.
 
     Raises
     ------
@@ -143,6 +143,7 @@ def gram_triton(
         Without Triton.
     """
     require_triton("the kernel for products needs")
+    g = empty_gram(a)
     with torch.cuda.device_of(a):
         whole = _split(a.mT, scheme)
         for k in blocks:

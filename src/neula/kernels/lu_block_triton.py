@@ -43,7 +43,7 @@ PRECISION = "tf32x3"
 FACTOR_WARPS, SOLVE_WARPS, STAGES = 4, 8, 3
 
 
-def factor_block_triton(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def factor_block_triton(block: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
     """:func:`neula.kernels.lu_block.factor_block` by the kernels, queued on the current stream.
 
     Raises
@@ -52,7 +52,7 @@ def factor_block_triton(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
         Without Triton.
     """
     require_triton("the kernels for blocks of LU need")
-    r, width = block.shape[0], WIDTH
+    r = block.shape[0]
     inverses = block.new_empty(2, triton.cdiv(r, width), width, width, dtype=torch.float32)
     small = block.new_empty(2, LEAF, LEAF, dtype=torch.float32)
     work = block.new_empty(width, width, dtype=torch.float32)

@@ -191,7 +191,7 @@ def multiply_panel_triton(
     a: torch.Tensor,
     w: torch.Tensor,
     norms: torch.Tensor,
-    low: torch.Tensor | None,
+    low: torch.Tensor | None = None,
     *,
     config: Config | None = None,
 ) -> None:

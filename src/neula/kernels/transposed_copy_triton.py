@@ -41,7 +41,7 @@ def transposed_copy_triton(
     return out
 
 
-def transpose_in_place_triton(a: torch.Tensor) -> None:
+def transpose_in_place_triton(a: torch.Tensor) -> torch.Tensor:
     """:func:`neula.kernels.transposed_copy.transpose_in_place` by the kernel, on the current stream.
 
     Raises
@@ -53,6 +53,7 @@ def transpose_in_place_triton(a: torch.Tensor) -> None:
     tiles = triton.cdiv(len(a), TILE)
     with torch.cuda.device_of(a):
         _exchange_kernel[(tiles, tiles)](a, len(a), *a.stride(), TILE, num_warps=WARPS)
+    return a.T
 
 
 @jit()
