@@ -30,11 +30,11 @@ def _fits(a: torch.Tensor, *_: torch.Tensor | None) -> bool:
     return a.dtype == torch.float32 and a.shape[1] <= COLUMNS[-1]
 
 
-def _configuration(a: torch.Tensor, *_: torch.Tensor | None) -> int:
+def _width(a: torch.Tensor, *_: torch.Tensor | None) -> int:
     return next(columns for columns in COLUMNS if a.shape[1] <= columns)
 
 
-@kernel("neula.kernels.tall_triton:tall_gram_triton", trial=_tried, when=_fits, variant=_configuration)
+@kernel("neula.kernels.tall_gram_triton:tall_gram_triton", trial=_tried, when=_fits, variant=_width)
 def tall_gram(a: torch.Tensor) -> torch.Tensor:
     """``A^T A`` as accurate as a float32 product, on a GPU by a Triton kernel, elsewhere in float64.
 
@@ -63,7 +63,7 @@ def tall_gram(a: torch.Tensor) -> torch.Tensor:
     return gram
 
 
-@kernel("neula.kernels.tall_triton:tall_product_triton", trial=_tried, when=_fits, variant=_configuration)
+@kernel("neula.kernels.tall_product_triton:tall_product_triton", trial=_tried, when=_fits, variant=_width)
 def tall_product(a: torch.Tensor, w: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
     """``A W`` as accurate as a float32 product, on a GPU by a Triton kernel, elsewhere in float64.
 
@@ -86,17 +86,17 @@ def tall_product(a: torch.Tensor, w: torch.Tensor, sizes: torch.Tensor) -> torch
     return torch.cat([(block @ w).to(a.dtype) for block in _blocks(a)])
 
 
-@kernel("neula.kernels.tall_triton:tall_half_gram_triton", trial=_tried, when=_fits, variant=_configuration)
+@kernel("neula.kernels.tall_gram_triton:tall_half_gram_triton", trial=_tried, when=_fits, variant=_width)
 def half_gram(a: torch.Tensor) -> torch.Tensor:
     """A matrix whose symmetric part is :func:`tall_gram`, all that a Cholesky factorization needs."""
     return tall_gram.reference(a)
 
 
 @kernel(
-    "neula.kernels.tall_triton:multiply_panel_triton",
+    "neula.kernels.tall_product_triton:multiply_panel_triton",
     trial=_tried,
     when=lambda a, *_: _fits(a) and a.shape[1] <= PANEL_COLUMNS and a.stride(0) == 1,
-    variant=_configuration,
+    variant=_width,
 )
 def multiply_panel(
     a: torch.Tensor, w: torch.Tensor, norms: torch.Tensor, low: torch.Tensor | None = None
