@@ -8,14 +8,13 @@ import pytest
 import torch
 
 from neula.io.matrices import hpl_ai_matrix, no_pivoting_matrix, random_matrix
-from neula.kernels import lu_block
 from neula.kernels.lu_block import (
     factor_block,
     lu_unpivoted,
     lu_unpivoted_reference,
     solve_upper,
-    triangular_inverses,
 )
+from neula.kernels.triangular_inverse import triangular_inverse, triangular_inverses
 
 HAS_GPU = torch.cuda.is_available()
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -77,7 +76,7 @@ def test_inverses_by_doubling(n: int) -> None:
     """As above, for the way that GPUs take: products of products, hence some levels times the bound."""
     lu = lu_unpivoted(no_pivoting_matrix(n, 4.0 if n > 1 else 1.0))
     lower = torch.stack([unpacked(lu)[0], unpacked(lu)[1].T])
-    inverse = lu_block._inverse_by_doubling(lower)
+    inverse = triangular_inverse(lower, upper=False, leaf=1)
     bound = 8 * n * 2.0**-53 * (lower.abs() @ inverse.abs())
     assert ((lower @ inverse - torch.eye(n, dtype=torch.float64)).abs() <= bound).all()
 

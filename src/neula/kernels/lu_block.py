@@ -1,4 +1,4 @@
-"""LU factorization of a small block without pivoting, and the inverses of its triangles.
+"""LU factorization of a small block without pivoting, and of panels with the inverses of its triangles.
 
 Panels are solved with these inverses: products are what is fast.
 """
@@ -9,6 +9,7 @@ import torch
 
 from neula.kernels.dispatch import kernel, runs, trial
 from neula.kernels.precision import exact_matmul
+from neula.kernels.triangular_inverse import triangular_inverses
 
 LEAF = 16
 """Columns at which the recursion of the reference stops."""
@@ -61,51 +62,6 @@ def lu_unpivoted_reference(block: torch.Tensor) -> torch.Tensor:
     block[k:, k:] -= (below.double() @ right.double()).to(block.dtype)
     lu_unpivoted_reference(block[k:, k:])
     return block
-
-
-def triangular_inverses(lu: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inverses of both factors of :func:`lu_unpivoted`, in one launch for the two.
-
-    Parameters
-    ----------
-    lu : Tensor, shape (..., n, n)
-
-    Returns
-    -------
-    l_inverse : Tensor, shape (..., n, n)
-        Unit lower triangular.
-    u_inverse : Tensor, shape (..., n, n)
-        Upper triangular; not finite where U is singular.
-    """
-    identity = torch.eye(lu.shape[-1], dtype=lu.dtype, device=lu.device)
-    lower = torch.stack([lu.tril(-1) + identity, lu.mT.tril()])
-    # Batched substitution on a GPU takes a hundred times as long as products.
-    if lu.is_cuda:
-        l_inverse, u_inverse = _inverse_by_doubling(lower)
-    else:
-        l_inverse, u_inverse = torch.linalg.solve_triangular(lower, identity, upper=False)
-    return l_inverse, u_inverse.mT
-
-
-def _inverse_by_doubling(t: torch.Tensor) -> torch.Tensor:
-    """Inverse of lower triangles by that of larger and larger blocks on their diagonals."""
-    n = t.shape[-1]
-    order = 1 << (n - 1).bit_length()
-    t = torch.nn.functional.pad(t, (0, order - n, 0, order - n))
-    t.diagonal(dim1=-2, dim2=-1)[..., n:] = 1
-    x = torch.diag_embed(t.diagonal(dim1=-2, dim2=-1).reciprocal())
-    half = 1
-    while half < order:
-        inner = exact_matmul(_corner(t, half, 1, 0), _corner(x, half, 0, 0))
-        _corner(x, half, 1, 0).copy_(exact_matmul(_corner(x, half, 1, 1), inner)).neg_()
-        half *= 2
-    return x[..., :n, :n]
-
-
-def _corner(x: torch.Tensor, half: int, row: int, column: int) -> torch.Tensor:
-    """One of the four quarters of all blocks on the diagonal, shape (..., n / (2 half), half, half)."""
-    quarters = x.unflatten(-1, (-1, 2, half)).unflatten(-4, (-1, 2, half))
-    return quarters.diagonal(dim1=-6, dim2=-3).movedim(-1, -5)[..., row, :, column, :]
 
 
 @trial("The kernels for blocks of LU", "many calls of the library take their place, several times slower")

@@ -14,7 +14,7 @@ from typing import Self
 import torch
 
 from neula.kernels.dispatch import kernel, trial
-from neula.kernels.lu_block import triangular_inverses
+from neula.kernels.triangular_inverse import triangular_inverses
 
 WIDTH = 32
 """Columns that are decided together: a row is kept in the registers of one thread."""

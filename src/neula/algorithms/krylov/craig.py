@@ -12,11 +12,11 @@ import torch
 from neula.algorithms.krylov.cgls import InnerSolution, ratio
 from neula.algorithms.krylov.refinement import INNER_REDUCTION, STAGNATION, Measures, Refined, Scale, over
 from neula.algorithms.spectra.condition import solve_r, solve_rt
-from neula.algorithms.triangular.triangular import Triangular
+from neula.algorithms.triangular.triangular import UpperTriangular
 
 
 def craig(
-    b_matrix: torch.Tensor, r: Triangular, rhs: torch.Tensor, *, reduction: float, max_iterations: int
+    b_matrix: torch.Tensor, r: UpperTriangular, rhs: torch.Tensor, *, reduction: float, max_iterations: int
 ) -> InnerSolution:
     """Minimize ``||x||`` subject to ``B^T x = rhs`` for all columns of rhs together.
 
@@ -24,7 +24,7 @@ def craig(
     ----------
     b_matrix : Tensor, shape (n, m), n >= m
         B, float64.
-    r : Triangular, shape (m, m)
+    r : UpperTriangular, shape (m, m)
         With ``B R^-1`` well conditioned.
     rhs : Tensor, shape (m, k)
     reduction : float
@@ -52,7 +52,7 @@ def craig(
 
 def refine_minimum_norm(
     b_matrix: torch.Tensor,
-    r: Triangular,
+    r: UpperTriangular,
     rhs: torch.Tensor,
     *,
     scale: Scale,

@@ -16,7 +16,7 @@ from neula.algorithms.krylov.doubled_refinement import DOUBLED, add_to_pair
 from neula.algorithms.krylov.operators import LeastSquaresOperator
 from neula.algorithms.krylov.refinement import INNER_REDUCTION, STAGNATION, Refined, Scale, norms_of, over
 from neula.algorithms.spectra.condition import solve_rt
-from neula.algorithms.triangular.triangular import Triangular
+from neula.algorithms.triangular.triangular import UpperTriangular
 from neula.kernels.doubled import Doubled
 
 PASSES = 8
@@ -62,7 +62,7 @@ class ExactProblem:
 
 def refine_forward(
     operator: LeastSquaresOperator,
-    r: Triangular,
+    r: UpperTriangular,
     problem: ExactProblem,
     start: Refined,
     *,
@@ -77,7 +77,7 @@ def refine_forward(
     ----------
     operator : LeastSquaresOperator
         A, shape (m, n), float64.
-    r : Triangular, shape (n, n)
+    r : UpperTriangular, shape (n, n)
         Preconditioner.
     problem : ExactProblem
         The same one, for residuals.

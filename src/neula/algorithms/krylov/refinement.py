@@ -17,7 +17,7 @@ import torch
 from neula.algorithms.krylov.cgls import InnerSolution, Stop, cgls
 from neula.algorithms.krylov.operators import LeastSquaresOperator
 from neula.algorithms.spectra.condition import solve_rt
-from neula.algorithms.triangular.triangular import Triangular
+from neula.algorithms.triangular.triangular import UpperTriangular
 
 INNER_REDUCTION = 1e-8
 """What one inner solve is asked for: the square root of double precision, far from where CGLS drifts."""
@@ -32,7 +32,7 @@ class InnerSolver(Protocol):
     def __call__(
         self,
         operator: LeastSquaresOperator,
-        r: Triangular,
+        r: UpperTriangular,
         b: torch.Tensor,
         *,
         stop: Stop,
@@ -175,7 +175,7 @@ def norms_of(
 
 def refine(
     operator: LeastSquaresOperator,
-    r: Triangular,
+    r: UpperTriangular,
     b: torch.Tensor,
     *,
     scale: Scale,
@@ -191,7 +191,7 @@ def refine(
     ----------
     operator : LeastSquaresOperator
         A, shape (m, n), float64.
-    r : Triangular, shape (n, n)
+    r : UpperTriangular, shape (n, n)
         Preconditioner.
     b : Tensor, shape (m, k)
     scale : Scale
