@@ -13,17 +13,8 @@ import pytest
 import torch
 
 from neula.kernels.dispatch import runs
-from neula.kernels.gemm import (
-    RUN,
-    SCHEMES,
-    UNCORRECTED,
-    Scheme,
-    corrected_gemm,
-    corrected_gemm_reference,
-    corrected_gram,
-    split_reference,
-    times_power_of_two,
-)
+from neula.kernels.gemm import RUN, corrected_gemm, corrected_gemm_reference, corrected_gram
+from neula.kernels.parts import SCHEMES, UNCORRECTED, Scheme, split_reference, times_power_of_two
 from neula.kernels.precision import exact_matmul
 
 HAS_GPU = torch.cuda.is_available()

@@ -27,8 +27,9 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from neula.kernels.gemm import SCHEMES, Scheme, combine, empty_gram
+from neula.kernels.gemm import combine, empty_gram
 from neula.kernels.launch import multiprocessors, share
+from neula.kernels.parts import SCHEMES, Scheme
 from neula.kernels.parts_triton import exponents_of, round_to_bits, times_power_of_two
 
 

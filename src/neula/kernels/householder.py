@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from neula.errors import unknown_name
 from neula.kernels.dispatch import kernel, trial
-from neula.kernels.gemm import SCHEMES, round_part
+from neula.kernels.parts import SCHEMES, parts_of, round_part
 
 WIDTH = 16
 """Columns of a block: what is reflected column by column before products take over. As many as a matrix unit
@@ -212,8 +213,7 @@ def product_named(name: str) -> Product:
     scheme = SCHEMES[f"{name.removesuffix('_cor')}_cor"]
 
     def split(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        high = round_part(x, scheme).float()
-        low = round_part((x - high) * 2.0**scheme.shift, scheme).float()
+        high, low = parts_of(x, partial(round_part, scheme=scheme), 2, 2.0**scheme.shift)
         return high.double(), low.double()
 
     def multiply(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

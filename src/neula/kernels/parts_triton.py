@@ -1,6 +1,6 @@
 """How float32 operands become parts of a narrower format: device functions that several kernels share.
 
-:mod:`neula.kernels.gemm` says what parts are, and has the same functions in plain torch.
+:mod:`neula.kernels.parts` says what parts are, and has the same functions in plain torch.
 """
 
 # mypy: allow-untyped-defs

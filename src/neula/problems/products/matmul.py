@@ -13,7 +13,8 @@ import torch
 from neula.algorithms.corrected import balanced, corrected_product, scaled_product, unbalanced
 from neula.engines import Engine, select_engine
 from neula.errors import unknown_name
-from neula.kernels.gemm import SCHEMES, UNCORRECTED, combine, corrected_gemm, kernel_runs
+from neula.kernels.gemm import combine, corrected_gemm, kernel_runs
+from neula.kernels.parts import SCHEMES, UNCORRECTED
 from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.compilation import eager
 from neula.pipeline.gradients import attach_product
