@@ -44,7 +44,7 @@ def factor_tiles_triton(
 def reflect_columns_triton(
     panel: torch.Tensor, *, num_warps: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`neula.kernels.householder.reflect_columns_reference` by the kernel, on the current stream."""
+    """:func:`neula.kernels.householder.reflect_columns` by the kernel, on the current stream."""
     batch, m, n = panel.shape
     t, r = panel.new_empty(batch, WIDTH, WIDTH), panel.new_empty(batch, n, n)
     _factor(panel, panel, t, r, m, "", num_warps)
