@@ -157,6 +157,6 @@ def _move_kernel(a, a_row, a_column, n, to, origin, count, COLUMNS: tl.constexpr
     source = tl.load(origin + k, mask=k < count, other=0).to(tl.int64)
     target = tl.load(to + k, mask=k < count, other=0).to(tl.int64)
     moved = tl.load(a + source[:, None] * a_row + j[None, :] * a_column, mask=inside)
-    # All have read what now changes.
+    # A barrier: all threads have read what is overwritten now.
     tl.debug_barrier()
     tl.store(a + target[:, None] * a_row + j[None, :] * a_column, moved, mask=inside)

@@ -124,7 +124,7 @@ def _pieces(
     """Some rows of the product of a piece of the columns with up to four vectors."""
     m, k, size = m.to(tl.int64), k.to(tl.int64), size.to(tl.int64)  # offsets may exceed 2^31
     groups, blocks = tl.cdiv(k, VECTORS), tl.cdiv(m, ROWS)
-    task = tl.program_id(0).to(tl.int64)  # those of one tile follow each other, so that A is read once
+    task = tl.program_id(0).to(tl.int64)  # tasks of one tile follow each other, so that A is read once
     vector, task = task % groups * VECTORS, task // groups
     part, task = task % pieces, task // pieces
     i, member = task % blocks * ROWS + tl.arange(0, ROWS), task // blocks

@@ -319,7 +319,7 @@ def _gemm_kernel(
             total = tl.dot(a1, b1, total)
         else:
             a2, b2 = _load(a2_parts, row, l, WIDEN), _load(b2_parts, column, l, WIDEN).T
-            # A bound on inexact sums keeps Triton from summing on the unit, which truncates.
+            # The bound keeps Triton from adding to the total on the matrix unit, which truncates.
             total += tl.dot(a1, b1, input_precision="tf32", max_num_imprecise_acc=RUN)
             small = tl.dot(a1, b2, small, input_precision="tf32")
             small = tl.dot(a2, b1, small, input_precision="tf32")

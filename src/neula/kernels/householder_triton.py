@@ -127,7 +127,7 @@ def _factor_kernel(
         tl.store(r + start + j, upper, mask=(i < n) & (start + j < n))
         tl.store(v + (start + j) * v_column, tl.where(i < start + j, 0.0, p), mask=inside)
         tl.store(t + start * WIDTH + j * WIDTH + k, transposed)
-        tl.debug_barrier()  # other threads will read V and T
+        tl.debug_barrier()  # before other threads read V and T
 
 
 @triton.jit

@@ -59,7 +59,7 @@ def factor_block_triton(block: torch.Tensor, width: int) -> tuple[torch.Tensor, 
                     *(ROWS, width, DEPTH, _low(block), STAGES),
                     num_warps=SOLVE_WARPS,
                 )
-    # As they are stored, one column after the other.
+    # The kernels store them by columns.
     return inverses[0].mT, inverses[1].mT
 
 
@@ -69,7 +69,7 @@ def solve_upper_triton(b: torch.Tensor, upper: torch.Tensor, inverses: torch.Ten
     with torch.cuda.device_of(b):
         _solve_kernel[(triton.cdiv(m, ROWS),)](
             *(b, *b.stride(), upper, *upper.stride(), inverses, *inverses.stride(), m, r),
-            # Beside narrow inverses, all bits cost little.
+            # Products with narrow inverses cost little, also in full precision.
             *(ROWS, width, DEPTH, _low(b) if width == WIDTH else tl.float32, STAGES),
             num_warps=SOLVE_WARPS,
         )
@@ -147,7 +147,7 @@ def _solve_kernel(
             DEPTH, LOW, STAGES,
         )  # fmt: skip
         inverse += stride_inverse
-        # The next products read what all threads have stored.
+        # A barrier: the next products read what other threads have stored.
         tl.debug_barrier()
 
 
@@ -194,7 +194,7 @@ def _factor_kernel(
     place = a + j[:, None] * a_row + j[None, :] * a_column
     known = products(a, a_row, a_column, a, a_row, a_column, j, j, r, r, start, WIDTH, WIDTH, DEPTH, STAGES)
     block = tl.load(place, mask=inside, other=0.0).to(tl.float32) - known
-    # What lies outside is an identity.
+    # Beyond the last row and column the block is bordered by an identity.
     tl.store(tile, tl.where(inside, block, tl.where(w[:, None] == w[None, :], 1.0, 0.0)))
     leaf = v[:, None] + v[None, :] * LEAF
     for first in range(0, WIDTH, LEAF):
@@ -215,7 +215,7 @@ def _factor_kernel(
         rest = tl.load(tile)
         rest = tl.where(here[:, None] | here[None, :], 0.0, rest)
         rest -= tl.dot(columns, rows, input_precision=PRECISION)
-        # All have read what now changes.
+        # A barrier: all threads have read what is overwritten now.
         tl.debug_barrier()
         changed = beyond[:, None] | beyond[None, :]
         tl.store(tile, rest, mask=changed)
@@ -271,7 +271,7 @@ def _eliminate(a, l_inverse, u_inverse, WIDTH: tl.constexpr, LEAF: tl.constexpr)
                 new_below = new_below + (below[k],)
                 new_right = new_right + (right[k] - factors * tl.gather(right[k], here, 0),)
         columns, below, right = new_columns, new_below, new_right
-    # All have read what now changes.
+    # A barrier: all threads have read what is overwritten now.
     tl.debug_barrier()
     for k in tl.static_range(LEAF):
         tl.store(a + i + k * WIDTH, columns[k])

@@ -193,7 +193,7 @@ def _tall_errors(
     ROWS: tl.constexpr, HALF: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """:func:`_errors` for a share of the rows, in float32, of matrices read four elements at a time."""
-    # Tells that they are multiples of four.
+    # Multiples of four, as the compiler has to see to move four elements at a time.
     n, a_batch, a_row = n // 4 * 4, a_batch // 4 * 4, a_row // 4 * 4
     k, q_batch, q_row = k // 4 * 4, q_batch // 4 * 4, q_row // 4 * 4
     matrix, part = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks

@@ -63,7 +63,7 @@ def _coefficients(
     Q_SCALE: tl.constexpr, A_SCALE: tl.constexpr,
 ):  # fmt: skip
     """What some rows contribute to a block of ``Q^T A``."""
-    # Tells what are multiples of what.
+    # Multiples of VECTOR, as the compiler has to see to move so many elements at a time.
     m, q_column, a_column = m // VECTOR * VECTOR, q_column // VECTOR * VECTOR, a_column // VECTOR * VECTOR
     chunk = chunk // ROWS * ROWS
     first = tl.program_id(0).to(tl.int64) * chunk
@@ -83,7 +83,7 @@ def _coefficients(
         run = tl.dot(tl.trans(x_high), y_low)
         run = tl.dot(tl.trans(x_low), y_high, run)
         run = tl.dot(tl.trans(x_high), y_high, run)
-        total += run  # outside of the unit: rounded to nearest
+        total += run  # by an ordinary addition, rounded to nearest: the matrix unit truncates
     parts += tl.program_id(0).to(tl.int64) * k * n
     inside = (x_column < k)[:, None] & (y_column < n)[None, :]
     total *= 1.0 / (Q_SCALE * A_SCALE)

@@ -125,7 +125,8 @@ def _gram_kernel(
     SAMPLES: tl.constexpr, TOP: tl.constexpr, VECTOR: tl.constexpr, BY_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """What the rows of this program add to a block of ``H^T (H + 2 L)``."""
-    if BY_COLUMNS:  # tells what are multiples of what
+    # Multiples of VECTOR, as the compiler has to see to move so many elements at a time.
+    if BY_COLUMNS:
         m, stride_column, stride_row = m // VECTOR * VECTOR, stride_column // VECTOR * VECTOR, 1
         chunk = chunk // ROWS * ROWS
     else:
@@ -159,7 +160,7 @@ def _gram_kernel(
             run = tl.dot(tl.trans(x_high), y_low)
             run = tl.dot(tl.trans(x_low), y_high, run)
             run = tl.dot(tl.trans(x_high), y_high, run)
-        total += run  # outside of the unit: rounded to nearest
+        total += run  # by an ordinary addition, rounded to nearest: the matrix unit truncates
 
     k = tl.arange(0, WIDTH)
     total = times_power_of_two(total, -(x_exponents[:, None] + y_exponents[None, :]))

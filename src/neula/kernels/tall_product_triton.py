@@ -120,7 +120,8 @@ def _product_kernel(
     ROWS: tl.constexpr, HALF: tl.constexpr, STAGES: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
     """Some rows of the first columns of ``A W``, W upper triangular: three quarters of it stay here."""
-    n, stride_row = n // VECTOR * VECTOR, stride_row // VECTOR * VECTOR  # tells that they are multiples
+    # Multiples of VECTOR, as the compiler has to see to move so many elements at a time.
+    n, stride_row = n // VECTOR * VECTOR, stride_row // VECTOR * VECTOR
     first = tl.program_id(0).to(tl.int64) * chunk
     last = tl.minimum(first + chunk, m)
     i = tl.arange(0, ROWS)[:, None]
@@ -147,7 +148,8 @@ def _product_beyond_kernel(
     ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
     """Some rows of a second block of columns of ``A W``."""
-    n, stride_row = n // VECTOR * VECTOR, stride_row // VECTOR * VECTOR  # tells that they are multiples
+    # Multiples of VECTOR, as the compiler has to see to move so many elements at a time.
+    n, stride_row = n // VECTOR * VECTOR, stride_row // VECTOR * VECTOR
     first = tl.program_id(0).to(tl.int64) * chunk
     last = tl.minimum(first + chunk, m)
     i = tl.arange(0, ROWS)[:, None]

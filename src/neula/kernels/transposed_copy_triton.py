@@ -49,7 +49,7 @@ def _exchange_kernel(a, n, a_row, a_column, TILE: tl.constexpr):
         inside = (i < n)[:, None] & (j < n)[None, :]
         outside = (j < n)[:, None] & (i < n)[None, :]
         x, y = tl.load(above, mask=inside), tl.load(below, mask=outside)
-        # All have read what now changes.
+        # A barrier: all threads have read what is overwritten now.
         tl.debug_barrier()
         tl.store(below, tl.trans(x), mask=outside)
         tl.store(above, tl.trans(y), mask=inside)
