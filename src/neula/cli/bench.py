@@ -22,7 +22,7 @@ from neula.certificates.qr import qr_certificate
 from neula.engines import FP64, CudaEngine
 from neula.engines.cpu import measured_rates
 from neula.engines.cuda import measured_rate
-from neula.engines.precision import exact_matmul
+from neula.kernels.precision import exact_matmul
 from neula.papers.data import Data, Row, Rows, show
 from neula.papers.drawing import grouped_bars, new_canvas, plain_ticks
 from neula.papers.measuring import circumstances, data_file, householder_flops, median_seconds

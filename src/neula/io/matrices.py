@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import torch
 
-from neula.engines.precision import exact_matmul
 from neula.errors import unknown_name
+from neula.kernels.precision import exact_matmul
 
 SPECTRA = ("geometric", "arithmetic", "cluster_small", "cluster_large")
 ENTRIES = ("uniform01", "uniform", "normal")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from neula.engines import Engine
-from neula.engines.precision import exact_matmul
+from neula.kernels.precision import exact_matmul
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ import torch
 
 from neula.algorithms.corrected import corrected_product, scaled_product
 from neula.engines import FP16, CudaEngine, EmulatedEngine, Engine
-from neula.engines.precision import exact_matmul
 from neula.io.matrices import random_matrix
 from neula.kernels.gemm import RUN, corrected_gemm
+from neula.kernels.precision import exact_matmul
 from neula.papers.data import Row, Rows
 from neula.papers.drawing import lines, log_log
 from neula.papers.errors import growth, product_error

@@ -11,7 +11,7 @@ import torch
 
 from neula.algorithms.corrected import split
 from neula.engines import FP16, FP32
-from neula.kernels.gemm import SCHEMES
+from neula.kernels.parts import SCHEMES
 from neula.papers.data import Row, Rows
 from neula.papers.figure import Claim, Figure, Setting, Verdict
 
