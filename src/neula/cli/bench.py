@@ -30,6 +30,10 @@ from neula.pipeline.result import LstsqResult, SVDResult
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
+    from neula.cli.run import Run
+
+PICTURES = (".svg", ".png", ".pdf")
+
 BYTES_AN_ENTRY = 40
 """Of a matrix in double precision with its copies and those of the peer."""
 
@@ -118,6 +122,27 @@ def run(name: str, device: torch.device, on_row: Callable[[Row], None] | None = 
             on_row(rows[-1])
     about = {"problem": name, "peer": problem.peer, "error": problem.error}
     return Data.of({**about, "format": format, "tflops": rate, **circumstances(device)}, rows)
+
+
+def run_all(names: Iterable[str], report: Run, *, cpu: bool) -> list[Data]:
+    """Measure problems on the GPU, or on the CPU if there is none or by request, and report each row."""
+    device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
+
+    def measured(name: str) -> Data:
+        report.progress(f"measuring {name}", 0.0)
+        return run(name, device, lambda row: report.say(f"{name} {line(row)}"))
+
+    return [measured(name) for name in names]
+
+
+def check_picture(path: Path) -> None:
+    """Raise before the work if a picture could not be drawn."""
+    if path.suffix not in PICTURES:
+        raise ValueError(f"{path}: a picture is one of {', '.join(PICTURES)}; choose another name")
+    try:
+        new_canvas(1.0, 1.0)
+    except ImportError as error:
+        raise ValueError(str(error)) from None
 
 
 def product_rate(device: torch.device) -> tuple[str, float]:

@@ -7,10 +7,18 @@ import json
 import math
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
 
 Row = dict[str, Any]
+
+
+class Scale(StrEnum):
+    """How large the matrices of an experiment are."""
+
+    small = "small"
+    paper = "paper"
 
 
 class Rows(list[Row]):

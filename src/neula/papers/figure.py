@@ -5,26 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from neula.engines import FP32, CudaEngine, EmulatedEngine, Engine, select_engine
-from neula.papers.data import Row, Rows
+from neula.papers.data import Row, Rows, Scale
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
+__all__ = ["Claim", "Figure", "Scale", "Setting", "Verdict"]
+
 T = TypeVar("T")
-
-
-class Scale(StrEnum):
-    """How large the matrices of an experiment are."""
-
-    small = "small"
-    paper = "paper"
 
 
 @dataclass(frozen=True)
