@@ -23,14 +23,12 @@ from neula.engines.cpu import measured_rates
 from neula.engines.cuda import measured_rate
 from neula.engines.precision import exact_matmul
 from neula.papers.data import Data, Row, Rows, show
-from neula.papers.drawing import grouped_bars, new_canvas, plain_ticks
+from neula.papers.drawing import Canvas, grouped_bars, new_canvas, plain_ticks
 from neula.papers.errors import optimality
 from neula.papers.measuring import circumstances, data_file, householder_flops, median_seconds
 from neula.pipeline.result import LstsqResult
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
-
     from neula.cli.run import Run
 
 PICTURES = (".svg", ".png", ".pdf")

@@ -6,17 +6,15 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 
 from neula.engines import FP32, CudaEngine, EmulatedEngine, Engine, select_engine
 from neula.papers.data import Row, Rows, Scale
+from neula.papers.drawing import Canvas
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
-
-__all__ = ["Claim", "Figure", "Scale", "Setting", "Verdict"]
+__all__ = ["Claim", "Figure", "Scale", "Setting", "Verdict", "claim"]
 
 T = TypeVar("T")
 
@@ -35,6 +33,11 @@ class Claim:
 
     text: str
     judge: Callable[[Rows], Verdict]
+
+
+def claim(text: str) -> Callable[[Callable[[Rows], Verdict]], Claim]:
+    """The decorator that turns the test of a statement into a claim."""
+    return lambda judge: Claim(text, judge)
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,8 @@ class Figure:
     draw : callable
         Draws rows on a canvas; None for a table.
     claims : tuple of Claim
-    width, height : float
-        Of the canvas, in inches.
+    size : tuple of float
+        Width and height of the canvas, in inches.
     emulated_times : bool
         Whether times are taken with the engine of accuracy, which is emulated on a CPU.
     """
@@ -69,8 +72,7 @@ class Figure:
     measure: Callable[[Setting], Iterator[Row]]
     draw: Callable[[Rows, Canvas], None] | None
     claims: tuple[Claim, ...]
-    width: float = 8.0
-    height: float = 5.0
+    size: tuple[float, float] = (8.0, 5.0)
     emulated_times: bool = False
 
 

@@ -136,7 +136,7 @@ def _draw(figure: Figure, rows: Rows, path: Path) -> str:
     if figure.draw is None:
         return "no picture: a table"
     try:
-        canvas = new_canvas(figure.width, figure.height)
+        canvas = new_canvas(*figure.size)
     except ImportError as error:
         path.unlink(missing_ok=True)  # one of older data would be misleading
         return f"no picture: {error}"

@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,8 +13,8 @@ import torch
 from neula.engines import BF16, EmulatedEngine
 from neula.io.matrices import no_pivoting_matrix
 from neula.papers.data import Row, Rows
-from neula.papers.drawing import lines, log_log
-from neula.papers.figure import Claim, Figure, Setting, Verdict
+from neula.papers.drawing import Axes, Canvas, lines, log_log
+from neula.papers.figure import Claim, Figure, Setting, Verdict, claim
 from neula.papers.lu.algorithms import (
     ALGORITHMS,
     BUFFERED,
@@ -35,10 +34,6 @@ from neula.papers.lu.algorithms import (
     units,
 )
 from neula.papers.lu.performance import SERIES, dominant, draw_rates, faster, times
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Canvas
 
 BYTES = 60
 """Memory of an entry: A, which is made in float64, the factors, L and U, and blocks of them in float64."""
@@ -190,6 +185,7 @@ def _bounded(names: Sequence[str]) -> Claim:
     return Claim("errors are below the bounds of the theorems", judge)
 
 
+@claim("errors in order: 3.1 fp32, then 5.1 and 5.2/5.1, then 4.1 and 5.2/4.1, then 3.1 fp16")
 def _ordered(rows: Rows) -> Verdict:
     """At the largest n; equal errors count as ordered."""
     found = {name: _by_order(_errors(rows, name)) for group in ORDER for name in group}
@@ -224,8 +220,7 @@ def _figure(number: int, title: str, names: tuple[str, ...], *claims: Claim) -> 
         measure=measure_dominant,
         draw=partial(_draw_with_rates, names),
         claims=(*claims, _bounded(names)),
-        width=12,
-        height=5.5,
+        size=(12, 5.5),
     )
 
 
@@ -282,7 +277,7 @@ FIGURE_4 = _figure(
     4,
     "Algorithm 5.2, panels that are partitioned again",
     (HALF, SINGLE, DOUBLY_LOW, DOUBLY_WIDE),
-    Claim("errors in order: 3.1 fp32, then 5.1 and 5.2/5.1, then 4.1 and 5.2/4.1, then 3.1 fp16", _ordered),
+    _ordered,
     _times_worse("5.2/5.1 errs as 5.1 does", DOUBLY_WIDE, WIDE_PANELS, least=1 / AS_GOOD, most=AS_GOOD),
     _times_worse(
         "5.2/4.1 errs as 4.1 does, though its bound is r/s times smaller",
@@ -324,6 +319,5 @@ FIGURE_5 = Figure(
         _times_worse("5.2/5.1 errs less than 5.2/4.1", DOUBLY_LOW, DOUBLY_WIDE, least=1.1),
         _bounded(COMPARED),
     ),
-    width=8.5,
-    height=5,
+    size=(8.5, 5),
 )

@@ -9,7 +9,7 @@ import torch
 
 from neula.engines import FP16, FP32, Engine
 from neula.papers.data import Row, Rows
-from neula.papers.figure import Claim, Figure, Setting, Verdict
+from neula.papers.figure import Figure, Setting, Verdict, claim
 from neula.papers.lu.algorithms import (
     BUFFERED,
     DOUBLY_LOW,
@@ -145,6 +145,7 @@ def factorization_error(a: torch.Tensor, factors: LUFactors) -> float:
 # --- claims -----------------------------------------------------------------------------------------------
 
 
+@claim("errors are within the constants")
 def _within(rows: Rows) -> Verdict:
     """The constant, and a unit roundoff for the rounding of A."""
     measured = [row for row in rows if row["f"] and row.get("measured as", "") is not None]
@@ -160,6 +161,7 @@ def _within(rows: Rows) -> Verdict:
     return Verdict(holds, f"in u16, with one for the rounding of A: {told}")
 
 
+@claim("4.1 takes half the memory of 3.1 with an fp32 matrix, and a buffer of n r")
 def _half_the_memory(rows: Rows) -> Verdict:
     """Peaks where they were measured, and the factors themselves elsewhere."""
     field = "MB of factors" if None in rows.column("MB at most") else "MB at most"
@@ -174,6 +176,7 @@ def _measured(rows: Rows, panels: str) -> float:
     return rows.where(**{"panels by": panels}).numbers("measured in u16")[0]
 
 
+@claim("panels in plain fp16 are the least accurate ones")
 def _only_fp16_panels(rows: Rows) -> Verdict:
     """Panels in plain fp16 against those of the other algorithms."""
     low, *others = (_measured(rows, panels) for panels in ("2.1 fp16", "2.1 fp32", "4.1", "5.1"))
@@ -181,6 +184,7 @@ def _only_fp16_panels(rows: Rows) -> Verdict:
     return Verdict(all(low > other for other in others), text)
 
 
+@claim("tensor cores inside the panels are numerically harmless")
 def _tensor_cores_harmless(rows: Rows) -> Verdict:
     ours, fp32 = (_measured(rows, panels) for panels in ("5.1", "2.1 fp32"))
     text = f"{ours:.2g} u16 with panels by 5.1, {fp32:.2g} u16 with panels in fp32"
@@ -201,10 +205,7 @@ TABLE_1 = Figure(
     scaled_down=SCALED_DOWN,
     measure=measure_storage,
     draw=None,
-    claims=(
-        Claim("errors are within the constants", _within),
-        Claim("4.1 takes half the memory of 3.1 with an fp32 matrix, and a buffer of n r", _half_the_memory),
-    ),
+    claims=(_within, _half_the_memory),
 )
 TABLE_2 = Figure(
     name="table2",
@@ -214,9 +215,5 @@ TABLE_2 = Figure(
     scaled_down=SCALED_DOWN,
     measure=measure_panels,
     draw=None,
-    claims=(
-        Claim("errors are within the constants", _within),
-        Claim("panels in plain fp16 are the least accurate ones", _only_fp16_panels),
-        Claim("tensor cores inside the panels are numerically harmless", _tensor_cores_harmless),
-    ),
+    claims=(_within, _only_fp16_panels, _tensor_cores_harmless),
 )

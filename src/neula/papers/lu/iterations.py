@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,8 +19,8 @@ from neula.certificates.accuracy import solve_bound
 from neula.engines import FP32, FP64, Engine
 from neula.io.matrices import no_pivoting_matrix, random_matrix
 from neula.papers.data import Row, Rows
-from neula.papers.drawing import lines, log_log, plain_ticks
-from neula.papers.figure import Claim, Figure, Setting, Verdict
+from neula.papers.drawing import Canvas, lines, log_log, plain_ticks
+from neula.papers.figure import Figure, Setting, Verdict, claim
 from neula.papers.lu.algorithms import (
     ALGORITHMS,
     DOUBLY_WIDE,
@@ -32,9 +31,6 @@ from neula.papers.lu.algorithms import (
     variant_of,
 )
 from neula.papers.lu.performance import SERIES
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
 
 NAMES = tuple(name for name in ALGORITHMS if name != STANDARD)
 """Without Algorithm 2.1, whose factors are those of 3.1 with an fp16 matrix on hardware."""
@@ -207,6 +203,7 @@ def _converged(rows: Rows, solver: str) -> int:
     return sum(value is not None for value in rows.column(solver))
 
 
+@claim("(neula) classical refinement takes at most the iterations that theory allows")
 def _within_theory(rows: Rows) -> Verdict:
     """Where the contraction is below 1/2: nearer to 1, its estimate decides more than the factors."""
     bounded = [
@@ -224,6 +221,7 @@ def _within_theory(rows: Rows) -> Verdict:
     return Verdict(bool(bounded) and within == len(bounded), text)
 
 
+@claim("(neula) GMRES converges wherever classical refinement does, and beyond")
 def _gmres_goes_further(rows: Rows) -> Verdict:
     """For every algorithm and kind of matrix."""
     counts = {
@@ -261,6 +259,7 @@ def _told(ratios: dict[str, list[float]]) -> str:
     )
 
 
+@claim("(neula) the fp16 factors of 5.2/5.1 take about as many iterations as those of 3.1 in fp32")
 def _half_the_memory_for_free(rows: Rows) -> Verdict:
     """Fewer iterations with half the memory are none the worse."""
     ratios = _ratios(rows, DOUBLY_WIDE, SINGLE, SOLVERS)
@@ -268,6 +267,7 @@ def _half_the_memory_for_free(rows: Rows) -> Verdict:
     return Verdict(holds, f"times as many: {_told(ratios)} (to hold, {ALIKE:g})")
 
 
+@claim("(neula) with 5.2/5.1 no more iterations than with 3.1 in fp16, and convergence more often")
 def _accuracy_pays(rows: Rows) -> Verdict:
     """No more iterations wherever both converge, and convergence for more systems."""
     ratios = _ratios(rows, DOUBLY_WIDE, HALF, SOLVERS)
@@ -281,6 +281,7 @@ def _accuracy_pays(rows: Rows) -> Verdict:
     return Verdict(fewer and more, f"times as many: {_told(ratios)}; systems that converge: {told}")
 
 
+@claim("(neula) of random matrices, with pivoting, 5.2/5.1 has better factors than 3.1 in fp32")
 def _consistent_factors(rows: Rows) -> Verdict:
     """Where factors are good enough for classical refinement; beyond, errors are anything."""
     usable = Rows(
@@ -304,21 +305,11 @@ ITERATIONS = Figure(
     measure=measure_iterations,
     draw=draw_iterations,
     claims=(
-        Claim("(neula) classical refinement takes at most the iterations that theory allows", _within_theory),
-        Claim("(neula) GMRES converges wherever classical refinement does, and beyond", _gmres_goes_further),
-        Claim(
-            "(neula) the fp16 factors of 5.2/5.1 take about as many iterations as those of 3.1 in fp32",
-            _half_the_memory_for_free,
-        ),
-        Claim(
-            "(neula) with 5.2/5.1 no more iterations than with 3.1 in fp16, and convergence more often",
-            _accuracy_pays,
-        ),
-        Claim(
-            "(neula) of random matrices, with pivoting, 5.2/5.1 has better factors than 3.1 in fp32",
-            _consistent_factors,
-        ),
+        _within_theory,
+        _gmres_goes_further,
+        _half_the_memory_for_free,
+        _accuracy_pays,
+        _consistent_factors,
     ),
-    width=14,
-    height=8,
+    size=(14, 8),
 )

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from neula.engines import FP16
 from neula.io.matrices import hpl_ai_matrix
 from neula.papers.data import Row, Rows
-from neula.papers.drawing import lines, log_log
-from neula.papers.figure import Claim, Figure, Setting, Verdict
+from neula.papers.drawing import Axes, Canvas, lines, log_log
+from neula.papers.figure import Claim, Figure, Setting, Verdict, claim
 from neula.papers.lu.algorithms import (
     ALGORITHMS,
     COMPARED,
@@ -25,10 +25,6 @@ from neula.papers.lu.algorithms import (
     factorize,
 )
 from neula.papers.measuring import median_seconds, timed
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Canvas
 
 LIBRARY, LIBRARY_UNPIVOTED = "library", "library, no pivoting"
 """fp32 LU of cuSOLVER on a GPU and of LAPACK on a CPU; only cuSOLVER has one without pivoting."""
@@ -128,6 +124,7 @@ def faster(text: str, name: str, *peers: str, least: float = 1.0) -> Claim:
     return Claim(text, judge)
 
 
+@claim("(neula) 5.2/5.1, the default, is faster than the library's LU in fp32")
 def _ours_beats_library(rows: Rows) -> Verdict:
     peer = LIBRARY_UNPIVOTED if rates(rows, LIBRARY_UNPIVOTED) else LIBRARY
     return faster("", DOUBLY_WIDE, peer).judge(rows)
@@ -151,8 +148,7 @@ FIGURE_6 = Figure(
         ),
         faster("5.2/5.1 is faster than 3.1 with an fp16 matrix (140 and 92)", DOUBLY_WIDE, HALF),
         faster("5.2/4.1 is the fastest (170)", DOUBLY_LOW, SINGLE, HALF, DOUBLY_WIDE),
-        Claim("(neula) 5.2/5.1, the default, is faster than the library's LU in fp32", _ours_beats_library),
+        _ours_beats_library,
     ),
-    width=8.5,
-    height=5,
+    size=(8.5, 5),
 )

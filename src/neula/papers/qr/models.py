@@ -6,23 +6,19 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.engines import Engine
 from neula.papers.data import Row, Rows
-from neula.papers.drawing import plain_ticks
-from neula.papers.figure import Claim, Figure, Setting, Verdict
+from neula.papers.drawing import Canvas, plain_ticks
+from neula.papers.figure import Claim, Figure, Setting, Verdict, claim
 from neula.papers.measuring import householder_flops, sustained_seconds
 from neula.papers.qr.blocked_householder import blocked_householder
 from neula.papers.qr.problems import column_major_normal
 from neula.papers.qr.recursive_householder import rhouqr
 from neula.papers.qr.wy import householder_wy
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
 
 Rates = dict[int, float]
 """TFLOP/s for each width."""
@@ -126,6 +122,7 @@ def _panel_rate(a: torch.Tensor, k: int, engine: Engine, panel: str) -> float:
     )
 
 
+@claim("products in the low format need a larger k for their full rate (2048) than fp32 (1024)")
 def _low_needs_wider(rows: Rows) -> Verdict:
     """The first width at 90% of the best rate, in both formats."""
     first = {}
@@ -136,6 +133,7 @@ def _low_needs_wider(rows: Rows) -> Verdict:
     return Verdict(first[LOW] > first[FP32], text)
 
 
+@claim("a Householder panel runs at a thousandth of the product rate (0.10 of 98)")
 def _panel_is_slow(rows: Rows) -> Verdict:
     narrow = next(row for row in rows if row["k"] >= 128)
     part = narrow[SGEQRF] / max(rows.column(f"{LOW} TN"))
@@ -144,6 +142,7 @@ def _panel_is_slow(rows: Rows) -> Verdict:
     )
 
 
+@claim("the CAQR panel is 3.3 times faster than SGEQRF (0.33 TFLOP/s)")
 def _caqr_is_faster(rows: Rows) -> Verdict:
     row = rows.where(k=128)[0]
     ratio = row["CAQR panel"] / row[SGEQRF]
@@ -162,14 +161,7 @@ TABLE_3 = Figure(
     scaled_down=TABLE_TEXT,
     measure=measure_rates,
     draw=None,
-    claims=(
-        Claim(
-            "products in the low format need a larger k for their full rate (2048) than fp32 (1024)",
-            _low_needs_wider,
-        ),
-        Claim("a Householder panel runs at a thousandth of the product rate (0.10 of 98)", _panel_is_slow),
-        Claim("the CAQR panel is 3.3 times faster than SGEQRF (0.33 TFLOP/s)", _caqr_is_faster),
-    ),
+    claims=(_low_needs_wider, _panel_is_slow, _caqr_is_faster),
 )
 
 
@@ -325,17 +317,20 @@ def _best_ms(rows: Rows, method: str, format: str = LOW) -> float:
     return 1e-9 * householder_flops(rows[0]["m"], rows[0]["n"]) / tflops
 
 
+@claim("the low format makes blocked Householder QR around 30% faster, no more")
 def _low_gains_little(rows: Rows) -> Verdict:
     low, fp32 = _best_ms(rows, BLOCKED, LOW), _best_ms(rows, BLOCKED, FP32)
     text = f"{low:.3g} ms at the best block size, {fp32:.3g} ms in fp32: {fp32 / low:.2f} times as fast"
     return Verdict(1 < fp32 / low < 1.45, f"{text} (to hold, between 1 and 1.45)")
 
 
+@claim("even then it is no better than SGEQRF")
 def _no_better_than_library(rows: Rows) -> Verdict:
     low, library = _best_ms(rows, BLOCKED), _best_ms(rows, LIBRARY, FP32)
     return Verdict(low > library, f"{low:.3g} ms, SGEQRF {library:.3g} ms")
 
 
+@claim("RGSQRF gains significantly from the low format and surpasses SGEQRF")
 def _recursion_gains(rows: Rows) -> Verdict:
     low, fp32 = _best_ms(rows, RGSQRF, LOW), _best_ms(rows, RGSQRF, FP32)
     library = _best_ms(rows, LIBRARY, FP32)
@@ -343,12 +338,14 @@ def _recursion_gains(rows: Rows) -> Verdict:
     return Verdict(low < fp32 / 1.3 and low < library, text)
 
 
+@claim("a small cutoff (128) is as good as any")
 def _small_cutoff_is_best(rows: Rows) -> Verdict:
     part = rows.where(method=RGSQRF_DEFAULT, kind=MEASURED)
     at_128, best = part.where(B=128)[0]["tflops"], max(part.column("tflops"))
     return Verdict(at_128 > 0.9 * best, f"B = 128 reaches {100 * at_128 / best:.0f}% of the best cutoff")
 
 
+@claim("Gram-Schmidt beats Householder in the same recursion")
 def _beats_recursive_householder(rows: Rows) -> Verdict:
     ours, theirs = _best_ms(rows, RGSQRF), _best_ms(rows, RECURSIVE)
     return Verdict(ours < theirs, f"{ours:.3g} ms with Q; RHOUQR, the same panel, {theirs:.3g} ms without Q")
@@ -380,13 +377,12 @@ FIGURE_1 = Figure(
     measure=measure_householder,
     draw=_draw,
     claims=(
-        Claim("the low format makes blocked Householder QR around 30% faster, no more", _low_gains_little),
-        Claim("even then it is no better than SGEQRF", _no_better_than_library),
+        _low_gains_little,
+        _no_better_than_library,
         Claim("(neula) formula (4) is within 25% at the default width", _predicted(BLOCKED)),
         Claim("(neula) corrected for wide products and panels it is", _predicted(BLOCKED, WIDE)),
     ),
-    width=11,
-    height=7,
+    size=(11, 7),
 )
 
 FIGURE_2 = Figure(
@@ -401,15 +397,14 @@ FIGURE_2 = Figure(
     measure=measure_recursion,
     draw=_draw,
     claims=(
-        Claim("RGSQRF gains significantly from the low format and surpasses SGEQRF", _recursion_gains),
-        Claim("a small cutoff (128) is as good as any", _small_cutoff_is_best),
+        _recursion_gains,
+        _small_cutoff_is_best,
         Claim(
             "with the CAQR panel formula (7) predicts the speed (27 TFLOP/s, 26.2 measured)",
             _predicted(RGSQRF_CAQR),
         ),
-        Claim("Gram-Schmidt beats Householder in the same recursion", _beats_recursive_householder),
+        _beats_recursive_householder,
         Claim("(neula) formula (7) is within 25% at the default cutoff", _predicted(RGSQRF_DEFAULT)),
     ),
-    width=12,
-    height=8,
+    size=(12, 8),
 )

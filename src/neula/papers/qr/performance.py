@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -14,15 +14,12 @@ from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.engines import Engine
 from neula.io.matrices import random_matrix
 from neula.papers.data import Row, Rows
-from neula.papers.drawing import grouped_bars, plain_ticks, shape_text
+from neula.papers.drawing import Canvas, grouped_bars, plain_ticks, shape_text
 from neula.papers.errors import backward_error
-from neula.papers.figure import Claim, Figure, Setting, Verdict
+from neula.papers.figure import Figure, Setting, Verdict, claim
 from neula.papers.measuring import householder_flops, median_seconds
 from neula.papers.qr.accuracy import orthogonality
 from neula.papers.qr.problems import column_major_normal
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
 
 PAPER_SHAPES = [
     (32768, 32768),
@@ -117,6 +114,7 @@ def _until_orthogonal(a: torch.Tensor, engine: Engine) -> None:
     reorthogonalize(*rgsqrf(a, engine), engine)
 
 
+@claim("faster than SGEQRF + SORMQR for all shapes (3.7 to 7.7 times)")
 def _reortho_faster(rows: Rows) -> Verdict:
     part = rows.where(method=REORTHO)
     thrice = [shape_text(row["m"], row["n"]) for row in part if row["passes"] > 2]
@@ -135,9 +133,8 @@ FIGURE_5 = Figure(
     scaled_down=SMALL_TEXT,
     measure=measure_reortho,
     draw=_draw,
-    claims=(Claim("faster than SGEQRF + SORMQR for all shapes (3.7 to 7.7 times)", _reortho_faster),),
-    width=11,
-    height=6,
+    claims=(_reortho_faster,),
+    size=(11, 6),
 )
 
 
@@ -161,11 +158,13 @@ def measure_panels(setting: Setting, shapes: Shapes = ()) -> Iterator[Row]:
         yield from _compare(setting, a, SGEQRF, methods)
 
 
+@claim("RGSQRF with the CAQR panel is faster than SGEQRF (3.0 to 14.6 times)")
 def _rgsqrf_faster(rows: Rows) -> Verdict:
     speedups = _speedups(rows, CAQR_PANEL)
     return Verdict(min(speedups) > 1, f"with the CAQR panel {_range(speedups)}")
 
 
+@claim("the CAQR panel contributes more when the matrix is skinny")
 def _panel_matters_when_skinny(rows: Rows) -> Verdict:
     """Gain of the CAQR panel over the SGEQRF panel on the squarest and on the tallest matrix."""
     gains = {
@@ -183,6 +182,7 @@ def _aspect(shape: tuple[int, int]) -> tuple[float, int]:
     return shape[0] / shape[1], -shape[0]
 
 
+@claim("(neula) the default panel is the fastest")
 def _default_panel_best(rows: Rows) -> Verdict:
     default = next(name for name in rows.column("method") if name not in (CAQR_PANEL, SGEQRF_PANEL, SGEQRF))
     ratios = [
@@ -204,13 +204,8 @@ FIGURE_6 = Figure(
     scaled_down=SMALL_TEXT,
     measure=measure_panels,
     draw=_draw,
-    claims=(
-        Claim("RGSQRF with the CAQR panel is faster than SGEQRF (3.0 to 14.6 times)", _rgsqrf_faster),
-        Claim("the CAQR panel contributes more when the matrix is skinny", _panel_matters_when_skinny),
-        Claim("(neula) the default panel is the fastest", _default_panel_best),
-    ),
-    width=12,
-    height=6,
+    claims=(_rgsqrf_faster, _panel_matters_when_skinny, _default_panel_best),
+    size=(12, 6),
 )
 
 
@@ -256,6 +251,7 @@ def _timed(rows: Rows) -> Rows:
     return Rows(row for row in rows if row.get("ms") is not None)
 
 
+@claim("the low format in the update is critical for large matrices")
 def _update_matters(rows: Rows) -> Verdict:
     """On the matrix with the most operations, where products are most of the work."""
     part = _timed(rows).where(method=OFF_ON)
@@ -268,6 +264,7 @@ def _update_matters(rows: Rows) -> Verdict:
     return Verdict(largest["speedup"] > WORTH, text)
 
 
+@claim("the low format does not help much in the panel")
 def _panel_does_not(rows: Rows) -> Verdict:
     timed = _timed(rows)
     gains = [a / b for a, b in zip(_speedups(timed, ON_ON), _speedups(timed, OFF_ON), strict=True)]
@@ -276,6 +273,7 @@ def _panel_does_not(rows: Rows) -> Verdict:
     )
 
 
+@claim("in the panel it costs accuracy")
 def _panel_costs_accuracy(rows: Rows) -> Verdict:
     lossy, best = _errors(rows, ON_ON), _errors(rows, OFF_ON)
     text = "; ".join(
@@ -300,11 +298,6 @@ FIGURE_7 = Figure(
     scaled_down=SMALL_TEXT + "; errors with emulated tensor cores, 1024 x 512",
     measure=measure_low_format,
     draw=_draw_low_format,
-    claims=(
-        Claim("the low format in the update is critical for large matrices", _update_matters),
-        Claim("the low format does not help much in the panel", _panel_does_not),
-        Claim("in the panel it costs accuracy", _panel_costs_accuracy),
-    ),
-    width=11,
-    height=6,
+    claims=(_update_matters, _panel_does_not, _panel_costs_accuracy),
+    size=(11, 6),
 )

@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import torch
 
 from neula.certificates.accuracy import orthogonality_bound, residual_bound
 from neula.engines import FP16
 from neula.io.matrices import random_matrix
-from neula.papers.data import Row, Rows
-from neula.papers.drawing import lines, log_log
+from neula.papers.data import Row, Rows, span
+from neula.papers.drawing import Canvas, curves
 from neula.papers.errors import backward_error, orthogonality_defect
-from neula.papers.figure import Claim, Figure, Setting, Verdict
+from neula.papers.figure import Claim, Figure, Setting, Verdict, claim
 from neula.papers.tsqr.modes import (
     AUTO,
     BYTES,
@@ -27,9 +26,6 @@ from neula.papers.tsqr.modes import (
     UNCORRECTED,
     tsqr,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
 
 QUANTITIES = {"residual": "||A - QR||$_F$ / ||A||$_F$", "orthogonality": "||Q$^T$Q - I||$_F$ / $\\sqrt{n}$"}
 BOUNDS = {"residual": residual_bound, "orthogonality": orthogonality_bound}
@@ -59,12 +55,8 @@ def _row(a: torch.Tensor, method: str, q: torch.Tensor, r: torch.Tensor) -> Row:
 
 def draw_accuracy(rows: Rows, canvas: Canvas) -> None:
     """Both errors against m, one line a mode."""
-    axes = canvas.subplots(1, 2, sharey=True)
-    for place, (quantity, label) in zip(axes, QUANTITIES.items(), strict=True):
-        lines(place, rows, "m", quantity, "method")
-        log_log(place, "m", label, quantity)
-        place.set_xscale("log", base=2)
-    canvas.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=10)
+    labels = {quantity: (label, quantity) for quantity, label in QUANTITIES.items()}
+    curves(rows, canvas, "m", "m", labels, "method", ncols=3, sharey=True)
 
 
 # --- claims -----------------------------------------------------------------------------------------------
@@ -72,19 +64,11 @@ def draw_accuracy(rows: Rows, canvas: Canvas) -> None:
 
 def _ratios(rows: Rows, method: str, peer: str) -> dict[str, list[float]]:
     """Errors of one method over those of another, for each m."""
-    return {
-        quantity: [
-            ours / theirs
-            for ours, theirs in zip(
-                *(rows.where(method=x).numbers(quantity) for x in (method, peer)), strict=True
-            )
-        ]
-        for quantity in QUANTITIES
-    }
+    return {quantity: rows.ratios(quantity, method, peer) for quantity in QUANTITIES}
 
 
 def _told(ratios: dict[str, list[float]]) -> str:
-    return ", ".join(f"{name} {min(part):.2f} to {max(part):.2f}" for name, part in ratios.items())
+    return ", ".join(f"{name} {span(part)}" for name, part in ratios.items())
 
 
 def _at_most(factor: float, methods: tuple[str, ...], peer: str) -> Callable[[Rows], Verdict]:
@@ -99,6 +83,7 @@ def _at_most(factor: float, methods: tuple[str, ...], peer: str) -> Callable[[Ro
     return judge
 
 
+@claim("without correction, the errors are those of the low format")
 def _level_of_format(rows: Rows) -> Verdict:
     """Within the bounds of fp16, and far from those of fp32."""
     shares, gaps, texts = [], [], []
@@ -114,6 +99,7 @@ def _level_of_format(rows: Rows) -> Verdict:
     return Verdict(holds, f"{', '.join(texts)}: {text} (to hold, 1 and {APART:g})")
 
 
+@claim("(neula) in fp32 no level of the tree errs more than Householder QR")
 def _an_error_a_level(rows: Rows) -> Verdict:
     """A tree of ``log2(m / n)`` levels above its leaves, each of which multiplies Q by orthogonal tiles."""
     allowed = [1 + math.log2(row["m"] / row["n"]) for row in rows.where(method=FP32_NOTC)]
@@ -123,6 +109,7 @@ def _an_error_a_level(rows: Rows) -> Verdict:
     return Verdict(holds, f"times {HOUSEHOLDER}: {_told(ratios)} ({text})")
 
 
+@claim("with correction there is some loss, compared to FP32_NoTC")
 def _some_loss(rows: Rows) -> Verdict:
     """On average over m, the geometric mean."""
     means = {
@@ -145,17 +132,16 @@ ACCURACY = Figure(
     measure=measure_accuracy,
     draw=draw_accuracy,
     claims=(
-        Claim("without correction, the errors are those of the low format", _level_of_format),
+        _level_of_format,
         Claim(
             "with correction there is not much loss of accuracy (neula: three times at most)",
             _at_most(AS_GOOD, CORRECTED, FP32_NOTC),
         ),
-        Claim("with correction there is some loss, compared to FP32_NoTC", _some_loss),
-        Claim("(neula) in fp32 no level of the tree errs more than Householder QR", _an_error_a_level),
+        _some_loss,
+        _an_error_a_level,
         Claim(
             "(neula) the default is as accurate as Householder QR", _at_most(AS_GOOD, (AUTO,), HOUSEHOLDER)
         ),
     ),
-    width=11,
-    height=6,
+    size=(11, 6),
 )

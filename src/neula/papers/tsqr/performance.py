@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from neula.io.matrices import random_matrix
-from neula.papers.data import Row, Rows
-from neula.papers.drawing import lines, log_log
-from neula.papers.figure import Claim, Figure, Setting, Verdict
+from neula.papers.data import Row, Rows, span
+from neula.papers.drawing import Canvas, curves
+from neula.papers.figure import Claim, Figure, Setting, Verdict, claim
 from neula.papers.measuring import householder_flops, median_seconds
 from neula.papers.tsqr.modes import (
     ACCURATE,
@@ -26,15 +26,13 @@ from neula.papers.tsqr.modes import (
     tsqr,
 )
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
-
 GEQRF = "torch.geqrf"
 """Householder QR without Q: of cuSOLVER on a GPU, and for a batch of cuBLAS (cublasSgeqrfBatched)."""
 COPY = "copy of A"
 """What it takes to read one matrix and write another: no QR with Q is faster."""
 
 BATCH_ROWS = 256
+RATES = {"ms": ("time [ms]", ""), "tflops": ("TFLOP/s", "")}
 WANTED_BATCH, WANTED_MS = 1024, 1.0
 EXTRA_OPERATIONS = 3.0
 """Products that a corrected product is made of."""
@@ -80,21 +78,12 @@ def _flops(shape: torch.Size, *, forms_q: bool) -> float:
 
 def draw_performance(rows: Rows, canvas: Canvas) -> None:
     """Time and rate against m."""
-    _draw(rows, canvas, "m", "m")
+    curves(rows, canvas, "m", "m", RATES, "method", ncols=4)
 
 
 def draw_batches(rows: Rows, canvas: Canvas) -> None:
     """Time and rate against the number of matrices."""
-    _draw(rows, canvas, "batch", "matrices of 256 x 128")
-
-
-def _draw(rows: Rows, canvas: Canvas, x: str, label: str) -> None:
-    axes = canvas.subplots(1, 2)
-    for place, quantity, unit in zip(axes, ("ms", "tflops"), ("time [ms]", "TFLOP/s"), strict=True):
-        lines(place, rows, x, quantity, "method")
-        log_log(place, label, unit)
-        place.set_xscale("log", base=2)
-    canvas.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, fontsize=10)
+    curves(rows, canvas, "batch", "matrices of 256 x 128", RATES, "method", ncols=4)
 
 
 # --- claims -----------------------------------------------------------------------------------------------
@@ -102,8 +91,7 @@ def _draw(rows: Rows, canvas: Canvas, x: str, label: str) -> None:
 
 def _speedups(rows: Rows, method: str, peer: str) -> list[float]:
     """How many times as fast as its peer a method is, for each size."""
-    times = [rows.where(method=name).column("ms") for name in (peer, method)]
-    return [theirs / ours for theirs, ours in zip(*times, strict=True)]
+    return rows.ratios("ms", peer, method)
 
 
 def _faster(method: str, peer: str, *, everywhere: bool) -> Callable[[Rows], Verdict]:
@@ -111,19 +99,21 @@ def _faster(method: str, peer: str, *, everywhere: bool) -> Callable[[Rows], Ver
 
     def judge(rows: Rows) -> Verdict:
         speedups = _speedups(rows, method, peer)
-        text = f"{method} is {min(speedups):.2f} to {max(speedups):.2f} times as fast as {peer}, "
+        text = f"{method} is {span(speedups)} times as fast as {peer}, "
         text += f"{speedups[-1]:.2f} times for the largest"
         return Verdict((min(speedups) if everywhere else speedups[-1]) > 1.0, text)
 
     return judge
 
 
+@claim("error correction needs three times the operations: at most three times as long")
 def _cost_of_correction(rows: Rows) -> Verdict:
     ratios = _speedups(rows, FP16_NOCOR, FP16_COR)
-    text = f"{FP16_COR} takes {min(ratios):.2f} to {max(ratios):.2f} times as long as {FP16_NOCOR}"
+    text = f"{FP16_COR} takes {span(ratios)} times as long as {FP16_NOCOR}"
     return Verdict(max(ratios) <= EXTRA_OPERATIONS, text)
 
 
+@claim("(neula) the default is faster than the modes that are as accurate")
 def _default_fastest(rows: Rows) -> Verdict:
     """For the largest size, among the modes of the same accuracy."""
     speedups = {mode: _speedups(rows, AUTO, mode)[-1] for mode in ACCURATE}
@@ -131,6 +121,7 @@ def _default_fastest(rows: Rows) -> Verdict:
     return Verdict(min(speedups.values()) > 1.0, f"for the largest {text}")
 
 
+@claim(f"(neula) {WANTED_BATCH} matrices take at most {WANTED_MS:g} ms, in single precision")
 def _thousand_in_a_millisecond(rows: Rows) -> Verdict:
     """The time of so many is extrapolated from fewer, where fewer are measured."""
     batch = min(WANTED_BATCH, max(rows.column("batch")))
@@ -161,14 +152,10 @@ PERFORMANCE = Figure(
             "tensor cores with correction are faster than fp32 without them, for large m",
             _faster(FP16_COR, FP32_NOTC, everywhere=False),
         ),
-        Claim(
-            "error correction needs three times the operations: at most three times as long",
-            _cost_of_correction,
-        ),
-        Claim("(neula) the default is faster than the modes that are as accurate", _default_fastest),
+        _cost_of_correction,
+        _default_fastest,
     ),
-    width=12,
-    height=6,
+    size=(12, 6),
     emulated_times=True,
 )
 
@@ -187,17 +174,10 @@ BATCHED = Figure(
             "many matrices are factorized faster than by cublasSgeqrfBatched, which forms no Q",
             _faster(FP16_COR, GEQRF, everywhere=False),
         ),
-        Claim(
-            "error correction needs three times the operations: at most three times as long",
-            _cost_of_correction,
-        ),
-        Claim(
-            f"(neula) {WANTED_BATCH} matrices take at most {WANTED_MS:g} ms, in single precision",
-            _thousand_in_a_millisecond,
-        ),
-        Claim("(neula) the default is faster than the modes that are as accurate", _default_fastest),
+        _cost_of_correction,
+        _thousand_in_a_millisecond,
+        _default_fastest,
     ),
-    width=12,
-    height=6,
+    size=(12, 6),
     emulated_times=True,
 )
