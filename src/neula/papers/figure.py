@@ -42,60 +42,27 @@ def claim(text: str) -> Callable[[Callable[[Rows], Verdict]], Claim]:
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure or table.
+    """One figure or table: what yields its rows of data, what draws them, and what they are held against."""
 
-    Attributes
-    ----------
-    name : str
-        What the command line calls it.
-    title : str
-        A heading.
-    shows : str
-        What is measured and how, in a sentence or two.
-    scaled_down : str
-        What ``--scale small`` changes.
-    measure : callable
-        Yields the rows of data.
-    draw : callable
-        Draws rows on a canvas; None for a table.
-    claims : tuple of Claim
-    size : tuple of float
-        Width and height of the canvas, in inches.
-    emulated_times : bool
-        Whether times are taken with the engine of accuracy, which is emulated on a CPU.
-    """
-
-    name: str
+    name: str  # on the command line
     title: str
-    shows: str
-    scaled_down: str
+    shows: str  # what is measured and how, in a sentence or two
+    scaled_down: str  # what ``--scale small`` changes
     measure: Callable[[Setting], Iterator[Row]]
-    draw: Callable[[Rows, Canvas], None] | None
+    draw: Callable[[Rows, Canvas], None] | None  # None for a table
     claims: tuple[Claim, ...]
-    size: tuple[float, float] = (8.0, 5.0)
-    emulated_times: bool = False
+    size: tuple[float, float] = (8.0, 5.0)  # width and height of the canvas, in inches
+    emulated_times: bool = False  # whether the engine of accuracy, emulated on a CPU, takes the times
 
 
 @dataclass
 class Setting:
-    """Where and how large an experiment runs.
+    """Where and how large an experiment runs."""
 
-    Attributes
-    ----------
-    scale : Scale
-        ``small`` for two cores of a CPU and a minute, ``paper`` for a GPU.
-    report : callable
-        Told the step and the part that is done.
-    notes : list of str
-        What the reader of the data should know: what was left out, and why.
-    matrices : Path, optional
-        Folder with matrices of the paper that the user has.
-    """
-
-    scale: Scale
-    report: Callable[[str, float], None] = lambda step, fraction: None
-    notes: list[str] = field(default_factory=list)
-    matrices: Path | None = None
+    scale: Scale  # small for two cores of a CPU and a minute, paper for a GPU
+    report: Callable[[str, float], None] = lambda step, fraction: None  # told the step and the part done
+    notes: list[str] = field(default_factory=list)  # for the reader of the data: what was left out, and why
+    matrices: Path | None = None  # folder with matrices of the paper that the user has
 
     def __post_init__(self) -> None:
         if self.scale is Scale.small and self.speed.format is FP32:

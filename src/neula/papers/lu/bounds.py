@@ -35,24 +35,12 @@ AS_GOOD = 3.0
 
 @dataclass(frozen=True)
 class Constant:
-    """A row of Table 2: ``f = c u16 + n u32`` for panels by an algorithm.
+    """A row of Table 2: ``f = c u16 + n u32`` for panels by an algorithm."""
 
-    Attributes
-    ----------
-    panels : str
-        The algorithm that factorizes the panels.
-    same_as : str or None
-        What neula calls Algorithm 5.2 with these panels; None for what it does not have.
-    formula : str
-        The paper's.
-    coefficient : float
-        c, for the paper's widths.
-    """
-
-    panels: str
-    same_as: str | None
-    formula: str
-    coefficient: float
+    panels: str  # the algorithm that factorizes the panels
+    same_as: str | None  # what neula calls Algorithm 5.2 with these panels; None for what it does not have
+    formula: str  # the paper's
+    coefficient: float  # c, for the paper's widths
 
 
 CONSTANTS = (

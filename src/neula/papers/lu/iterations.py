@@ -18,7 +18,7 @@ from neula.algorithms.triangular.substitution import Substitution
 from neula.certificates.accuracy import solve_bound
 from neula.engines import FP32, FP64, Engine
 from neula.io.matrices import no_pivoting_matrix, random_matrix
-from neula.papers.data import Row, Rows
+from neula.papers.data import Row, Rows, span
 from neula.papers.drawing import Canvas, lines, log_log, plain_ticks
 from neula.papers.figure import Figure, Setting, Verdict, claim
 from neula.papers.lu.algorithms import (
@@ -65,19 +65,11 @@ def measure_iterations(setting: Setting, order: int | None = None) -> Iterator[R
 
 @dataclass(frozen=True)
 class System:
-    """A system in double precision and how its solution is judged.
-
-    Attributes
-    ----------
-    a : Tensor, shape (n, n)
-    b : Tensor, shape (n, 1)
-    pivoting : bool
-        Whether its factorization needs interchanges.
-    """
+    """A system in double precision and how its solution is judged."""
 
     a: torch.Tensor
-    b: torch.Tensor
-    pivoting: bool
+    b: torch.Tensor  # one column
+    pivoting: bool  # whether the factorization needs interchanges
 
     @property
     def scaling(self) -> Scaling:
@@ -240,23 +232,14 @@ def _gmres_goes_further(rows: Rows) -> Verdict:
 def _ratios(rows: Rows, name: str, peer: str, fields: Sequence[str]) -> dict[str, list[float]]:
     """Quotients of two algorithms for each kind of matrix and field, where both have a value."""
     return {
-        f"{kind}, {field}": [
-            ours / theirs
-            for ours, theirs in zip(
-                *(part.where(algorithm=x).column(field) for x in (name, peer)), strict=True
-            )
-            if ours is not None and theirs is not None
-        ]
+        f"{kind}, {field}": [x for x in part.ratios(field, name, peer, "algorithm") if not math.isnan(x)]
         for kind, part in rows.by("matrix").items()
         for field in fields
     }
 
 
 def _told(ratios: dict[str, list[float]]) -> str:
-    return "; ".join(
-        f"{case} {min(found):.2f} to {max(found):.2f}" if found else f"{case} none"
-        for case, found in ratios.items()
-    )
+    return "; ".join(f"{case} {span(found) if found else 'none'}" for case, found in ratios.items())
 
 
 @claim("(neula) the fp16 factors of 5.2/5.1 take about as many iterations as those of 3.1 in fp32")

@@ -41,16 +41,9 @@ ABOUT = 1.25
 
 @dataclass(frozen=True)
 class Problem:
-    """A matrix of the paper's Table 3.
+    """A matrix of the paper's Table 3: its name and order in the SuiteSparse collection, the paper's errors.
 
-    Attributes
-    ----------
-    name : str
-        In the SuiteSparse collection.
-    n : int
-        Its order there.
-    errors : tuple of float or None
-        The paper's, times 1e4, for 3.1 fp32, 3.1 fp16, 5.2/4.1 and 5.2/5.1; None where it failed.
+    They are times 1e4, for 3.1 fp32, 3.1 fp16, 5.2/4.1 and 5.2/5.1; None where the algorithm failed.
     """
 
     name: str
@@ -79,16 +72,7 @@ PROBLEMS = (
 
 @dataclass(frozen=True)
 class Source:
-    """Where a matrix comes from.
-
-    Attributes
-    ----------
-    kind : {"file", "formula"}
-    n : int
-        Its order, without making it.
-    load : callable
-        Makes it, float64.
-    """
+    """A ``"file"`` or ``"formula"`` that a matrix comes from; its order is known before it is loaded."""
 
     kind: str
     n: int
@@ -233,6 +217,7 @@ def _faster_than(name: str, peer: str) -> Callable[[Rows], Verdict]:
     return judge
 
 
+ORDER_MORE = "3.1 errs at most about an order of magnitude more with an fp16 matrix"
 TABLE_3 = Figure(
     name="table3",
     title="Table 3: matrices from applications",
@@ -248,12 +233,7 @@ TABLE_3 = Figure(
         _error_ratios(
             "3.1 with an fp32 matrix is the most accurate", SINGLE, HALF, DOUBLY_LOW, DOUBLY_WIDE, most=ABOUT
         ),
-        _error_ratios(
-            "3.1 errs at most about an order of magnitude more with an fp16 matrix",
-            HALF,
-            SINGLE,
-            most=ORDER_OF_MAGNITUDE,
-        ),
+        _error_ratios(ORDER_MORE, HALF, SINGLE, most=ORDER_OF_MAGNITUDE),
         _error_ratios("5.2/5.1 is more accurate than 3.1 with an fp16 matrix", DOUBLY_WIDE, HALF, most=1.0),
         _error_ratios("5.2/4.1 is no worse than 3.1 with an fp16 matrix", DOUBLY_LOW, HALF, most=ABOUT),
         _failures,

@@ -337,14 +337,8 @@ def draw_refinement(rows: Rows, canvas: Canvas) -> None:
     refined = [row for row in rows.where(solver=LOW_REFINED) if row["gradient"]]
     for row in refined:
         text = f"{row['iterations']}" if row["converged"] else f"{row['iterations']}*"
-        axes.annotate(
-            text,
-            (row["cond"], row["gradient"]),
-            (0, -15),
-            textcoords="offset points",
-            ha="center",
-            fontsize=9,
-        )
+        place, below = (row["cond"], row["gradient"]), (0, -15)
+        axes.annotate(text, place, below, textcoords="offset points", ha="center", fontsize=9)
     axes.margins(y=0.1)
     axes.grid(alpha=0.3)
     starred = "" if all(row["converged"] for row in refined) else " (*: not certified)"
@@ -353,11 +347,8 @@ def draw_refinement(rows: Rows, canvas: Canvas) -> None:
 
 def _ratios(rows: Rows, solver: str, reference: str) -> list[float]:
     """How many times the gradient of one solver is that of another, for each condition number."""
-    pairs = zip(rows.where(solver=solver), rows.where(solver=reference), strict=True)
-    return [
-        math.inf if ours["gradient"] is None else ours["gradient"] / theirs["gradient"]
-        for ours, theirs in pairs
-    ]
+    ratios = rows.ratios("gradient", solver, reference, "solver")
+    return [math.inf if math.isnan(ratio) else ratio for ratio in ratios]
 
 
 @claim("RGSQRF direct: in most cases around two orders worse than SGEQRF direct")

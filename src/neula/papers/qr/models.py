@@ -38,12 +38,13 @@ AIM = 0.25
 Shape = tuple[int, int]
 
 
-def _shape(setting: Setting, shape: Shape | None) -> Shape:
-    return shape or setting.shape(small=(4096, 1024), paper=(32768, 16384), bytes_an_entry=24)
-
-
 def _matrix(setting: Setting, shape: Shape | None) -> torch.Tensor:
-    return column_major_normal(setting, *_shape(setting, shape))
+    shape = shape or setting.shape(small=(4096, 1024), paper=(32768, 16384), bytes_an_entry=24)
+    return column_major_normal(setting, *shape)
+
+
+def _engines(setting: Setting) -> dict[str, Engine]:
+    return {LOW: setting.speed, FP32: setting.speed.using("fp32").plain()}
 
 
 def _tflops(flops: float, run: Callable[[], object]) -> float:
@@ -55,9 +56,8 @@ def _tflops(flops: float, run: Callable[[], object]) -> float:
 
 def measure_rates(setting: Setting, shape: Shape | None = None) -> Iterator[Row]:
     """Rates of products, of a step of the recursion, and of panels, against the width k."""
-    m, n = _shape(setting, shape)
-    engines = {LOW: setting.speed, FP32: setting.speed.using("fp32").plain()}
-    a = _matrix(setting, shape)
+    a, engines = _matrix(setting, shape), _engines(setting)
+    m, n = a.shape
     widths = [2**k for k in setting.pick(small=range(5, 11), paper=range(7, 15)) if 2**k <= n]
     for k in setting.track(widths, lambda k: f"k = {k}"):
         row: Row = {"m": m, "k": k}
@@ -75,8 +75,7 @@ def measure_rates(setting: Setting, shape: Shape | None = None) -> Iterator[Row]
 
 
 def _panel_column(panel: str) -> str:
-    names = {"householder": "SGEQRF panel", "caqr": "CAQR panel"}
-    return names.get(panel, f"{panel} panel")
+    return {"householder": "SGEQRF panel", "caqr": "CAQR panel"}.get(panel, f"{panel} panel")
 
 
 def _product_rates(a: torch.Tensor, engine: Engine) -> Row:
@@ -210,10 +209,6 @@ class _Study:
     setting: Setting
     a: torch.Tensor
 
-    @classmethod
-    def of(cls, setting: Setting, shape: Shape | None) -> _Study:
-        return cls(setting, _matrix(setting, shape))
-
     @property
     def flops(self) -> float:
         """Operations of Householder QR, which all methods are charged with: rates compare as times do."""
@@ -223,10 +218,6 @@ class _Study:
         """A rate in terms of RGSQRF's own ``2 m n^2`` operations in terms of those of Householder QR."""
         m, n = self.a.shape
         return rgsqrf_rate * self.flops / (2 * m * n * n)
-
-    @property
-    def engines(self) -> dict[str, Engine]:
-        return {LOW: self.setting.speed, FP32: self.setting.speed.using("fp32").plain()}
 
     def blocks(self) -> Iterator[int]:
         n = self.a.shape[1]
@@ -248,11 +239,11 @@ class _Study:
 
 def measure_householder(setting: Setting, shape: Shape | None = None) -> Iterator[Row]:
     """Formula (4) and blocked Householder QR as it is, against the block size."""
-    table, study = _Rates(setting, shape), _Study.of(setting, shape)
+    table, study = _Rates(setting, shape), _Study(setting, _matrix(setting, shape))
     n = study.a.shape[1]
     yield study.library()
     for block in study.blocks():
-        for format, engine in study.engines.items():
+        for format, engine in _engines(setting).items():
             run = partial(blocked_householder, study.a, engine, block=block)
             rates = {
                 PREDICTED: predicted_householder(n, block, table.of(WY_PANEL), table.of(f"{format} step")),
@@ -264,7 +255,7 @@ def measure_householder(setting: Setting, shape: Shape | None = None) -> Iterato
 
 def measure_recursion(setting: Setting, shape: Shape | None = None) -> Iterator[Row]:
     """Formula (7) and RGSQRF as it is, against the cutoff, with the library's and the default panel."""
-    table, study = _Rates(setting, shape), _Study.of(setting, shape)
+    table, study = _Rates(setting, shape), _Study(setting, _matrix(setting, shape))
     n, default = study.a.shape[1], setting.speed.panel
     variants = [
         (RGSQRF, LOW, "householder", table.of(_panel_column("householder"))),
@@ -277,7 +268,7 @@ def measure_recursion(setting: Setting, shape: Shape | None = None) -> Iterator[
         for method, format, panel, panel_rates in variants:
             if block not in panel_rates:
                 continue
-            run = partial(rgsqrf, study.a, study.engines[format], panel=panel, cutoff=block)
+            run = partial(rgsqrf, study.a, _engines(setting)[format], panel=panel, cutoff=block)
             rates = {
                 PREDICTED: predicted_rgsqrf(n, block, panel_rates, table.of(f"{format} step")),
                 PRODUCTS: predicted_rgsqrf(n, block, panel_rates, table.products(format)),
