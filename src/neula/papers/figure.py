@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 
 from neula.engines import FP32, CudaEngine, EmulatedEngine, Engine, select_engine
+from neula.io.matrices import random_matrix
 from neula.papers.data import Row, Rows, Scale
 from neula.papers.drawing import Canvas
 
@@ -110,6 +111,11 @@ class Setting:
             return math.inf
         free, _ = torch.cuda.mem_get_info(self.device)
         return free + torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+
+    def column_major_normal(self, m: int, n: int) -> torch.Tensor:
+        """A random matrix stored as LAPACK and the recursion have it: no method has to transpose it."""
+        a = random_matrix("normal", m, n, dtype=torch.float32, device=self.device, seed=m + n)
+        return self.speed.empty(m, n).copy_(a)
 
     def fitting(self, shapes: Iterable[tuple[int, int]], bytes_an_entry: int) -> list[tuple[int, int]]:
         """Shapes for which there is memory; the others are noted."""

@@ -10,18 +10,7 @@ import torch
 from neula.engines import FP16, FP32, Engine
 from neula.papers.data import Row, Rows
 from neula.papers.figure import Figure, Setting, Verdict, claim
-from neula.papers.lu.algorithms import (
-    BUFFERED,
-    DOUBLY_LOW,
-    DOUBLY_WIDE,
-    HALF,
-    INNER_PANEL,
-    PANEL,
-    SINGLE,
-    WIDE_PANELS,
-    constant,
-    factorize,
-)
+from neula.papers.lu import algorithms as lu
 from neula.papers.lu.performance import dominant
 from neula.pipeline.result import LUFactors
 
@@ -44,17 +33,17 @@ class Constant:
 
 
 CONSTANTS = (
-    Constant("2.1 fp16", BUFFERED, "r u16 + n u32", PANEL),
-    Constant("2.1 fp32", WIDE_PANELS, "2 u16 + n u32", 2),
-    Constant("3.1 fp16", None, "r u16 / 4 + n u32", PANEL / 4),
+    Constant("2.1 fp16", lu.BUFFERED, "r u16 + n u32", lu.PANEL),
+    Constant("2.1 fp32", lu.WIDE_PANELS, "2 u16 + n u32", 2),
+    Constant("3.1 fp16", None, "r u16 / 4 + n u32", lu.PANEL / 4),
     Constant("3.1 fp32", None, "2 u16 + n u32", 2),
-    Constant("4.1", DOUBLY_LOW, "s u16 + n u32", INNER_PANEL),
-    Constant("5.1", DOUBLY_WIDE, "2 u16 + n u32", 2),
+    Constant("4.1", lu.DOUBLY_LOW, "s u16 + n u32", lu.INNER_PANEL),
+    Constant("5.1", lu.DOUBLY_WIDE, "2 u16 + n u32", 2),
 )
 STORAGE = {
-    SINGLE: ("n^2", "2 u16 + n u32"),
-    HALF: ("0", "n u16 / 4"),
-    BUFFERED: ("n r", "u16 + max(n u32, r u16)"),
+    lu.SINGLE: ("n^2", "2 u16 + n u32"),
+    lu.HALF: ("0", "n u16 / 4"),
+    lu.BUFFERED: ("n r", "u16 + max(n u32, r u16)"),
 }
 """Table 1: numbers in fp32 that are stored, and the constant."""
 
@@ -72,7 +61,7 @@ def measure_storage(setting: Setting, order: int | None = None) -> Iterator[Row]
             "MB of factors": 1e-6 * factors.storage_bytes,
             "MB at most": peak,
             "f": formula,
-            "f in u16": constant(name, n) / FP16.u,
+            "f in u16": lu.constant(name, n) / FP16.u,
             "measured in u16": factorization_error(a, factors) / FP16.u,
         }
 
@@ -113,7 +102,7 @@ def _with_peak(a: torch.Tensor, name: str, engine: Engine) -> tuple[LUFactors, f
 
 
 def _factors(a: torch.Tensor, name: str, engine: Engine) -> LUFactors:
-    factors = factorize(a, name, engine)
+    factors = lu.factorize(a, name, engine)
     assert factors is not None, "diagonally dominant"
     return factors
 
@@ -153,11 +142,11 @@ def _within(rows: Rows) -> Verdict:
 def _half_the_memory(rows: Rows) -> Verdict:
     """Peaks where they were measured, and the factors themselves elsewhere."""
     field = "MB of factors" if None in rows.column("MB at most") else "MB at most"
-    single, buffered = (rows.where(algorithm=name)[0][field] for name in (SINGLE, BUFFERED))
+    single, buffered = (rows.where(algorithm=name)[0][field] for name in (lu.SINGLE, lu.BUFFERED))
     text = f"{field}: {buffered:.3g} with 4.1, {single:.3g} with 3.1 and an fp32 matrix"
     n = rows[0]["n"]
     # Half, and the buffer of n r numbers in fp32.
-    return Verdict(buffered <= (0.5 + 1.1 * PANEL / n) * single, text)
+    return Verdict(buffered <= (0.5 + 1.1 * lu.PANEL / n) * single, text)
 
 
 def _measured(rows: Rows, panels: str) -> float:
@@ -181,8 +170,8 @@ def _tensor_cores_harmless(rows: Rows) -> Verdict:
 
 SHOWN = (
     "Largest element of `|A - LU|` relative to `|A| + |L||U|` for an HPL-AI matrix without pivoting, in "
-    f"units of u16 = 2^-11, beside the dominant term f of the bound; r = {PANEL}, s = {INNER_PANEL}. What "
-    "elements of L below the normal range of fp16 lose is subtracted: the bounds know no underflow."
+    f"units of u16 = 2^-11, beside the dominant term f of the bound; r = {lu.PANEL}, s = {lu.INNER_PANEL}. "
+    "What elements of L below the normal range of fp16 lose is subtracted: the bounds know no underflow."
 )
 SCALED_DOWN = "n = 1024 instead of 8192, tensor cores emulated"
 

@@ -21,18 +21,10 @@ from neula.io.matrices import no_pivoting_matrix, random_matrix
 from neula.papers.data import Row, Rows, span
 from neula.papers.drawing import Canvas, lines, log_log, plain_ticks
 from neula.papers.figure import Figure, Setting, Verdict, claim
-from neula.papers.lu.algorithms import (
-    ALGORITHMS,
-    DOUBLY_WIDE,
-    HALF,
-    INNER_PANEL,
-    SINGLE,
-    STANDARD,
-    variant_of,
-)
+from neula.papers.lu import algorithms as lu
 from neula.papers.lu.performance import SERIES
 
-NAMES = tuple(name for name in ALGORITHMS if name != STANDARD)
+NAMES = tuple(name for name in lu.ALGORITHMS if name != lu.STANDARD)
 """Without Algorithm 2.1, whose factors are those of 3.1 with an fp16 matrix on hardware."""
 TUNABLE, GEOMETRIC = "Fasi-Higham", "geometric"
 KINDS = {TUNABLE: "Fasi and Higham, no pivoting", GEOMETRIC: "geometric spectrum, partial pivoting"}
@@ -101,14 +93,14 @@ def _factors(system: System, name: str, engine: Engine) -> Factorization:
     a, n, single = system.a, len(system.a), engine.using(FP32)
     scales = equilibrate(a, torch.linalg.vector_norm(a, 1, dim=1), engine)
     scaled = scales.fill(single.empty(n, n), a, single)
-    variant = variant_of(name)
+    variant = lu.variant_of(name)
     packed = lu_factorize(
         scaled,
         engine,
         variant=variant,
         panel=n // 8,
-        inner_panel=INNER_PANEL if VARIANTS[variant].partitioned else None,
-        storage=FP32 if name == SINGLE else None,
+        inner_panel=lu.INNER_PANEL if VARIANTS[variant].partitioned else None,
+        storage=FP32 if name == lu.SINGLE else None,
         pivoting=system.pivoting,
     )
     growth = growth_of(packed.lu, engine.column_max(scaled).amax(), engine)
@@ -245,7 +237,7 @@ def _told(ratios: dict[str, list[float]]) -> str:
 @claim("(neula) the fp16 factors of 5.2/5.1 take about as many iterations as those of 3.1 in fp32")
 def _half_the_memory_for_free(rows: Rows) -> Verdict:
     """Fewer iterations with half the memory are none the worse."""
-    ratios = _ratios(rows, DOUBLY_WIDE, SINGLE, SOLVERS)
+    ratios = _ratios(rows, lu.DOUBLY_WIDE, lu.SINGLE, SOLVERS)
     holds = all(found and max(found) <= ALIKE for found in ratios.values())
     return Verdict(holds, f"times as many: {_told(ratios)} (to hold, {ALIKE:g})")
 
@@ -253,9 +245,9 @@ def _half_the_memory_for_free(rows: Rows) -> Verdict:
 @claim("(neula) with 5.2/5.1 no more iterations than with 3.1 in fp16, and convergence more often")
 def _accuracy_pays(rows: Rows) -> Verdict:
     """No more iterations wherever both converge, and convergence for more systems."""
-    ratios = _ratios(rows, DOUBLY_WIDE, HALF, SOLVERS)
+    ratios = _ratios(rows, lu.DOUBLY_WIDE, lu.HALF, SOLVERS)
     solved = {
-        solver: [_converged(rows.where(algorithm=name), solver) for name in (DOUBLY_WIDE, HALF)]
+        solver: [_converged(rows.where(algorithm=name), solver) for name in (lu.DOUBLY_WIDE, lu.HALF)]
         for solver in SOLVERS
     }
     told = ", ".join(f"{solver} {ours} and {theirs}" for solver, (ours, theirs) in solved.items())
@@ -271,7 +263,7 @@ def _consistent_factors(rows: Rows) -> Verdict:
         row if (row["contraction"] or math.inf) < 1 else row | {"contraction": None}
         for row in rows.where(matrix=GEOMETRIC)
     )
-    ratios = _ratios(usable, DOUBLY_WIDE, SINGLE, ("contraction",))
+    ratios = _ratios(usable, lu.DOUBLY_WIDE, lu.SINGLE, ("contraction",))
     holds = all(found and max(found) < 1 for found in ratios.values())
     return Verdict(holds, f"times as large: {_told(ratios)}")
 

@@ -15,16 +15,7 @@ from neula.io.files import read_matrix
 from neula.io.matrices import journal_bearing_matrix, torsion_matrix, wathen_matrix
 from neula.papers.data import Row, Rows
 from neula.papers.figure import Claim, Figure, Setting, Verdict, claim
-from neula.papers.lu.algorithms import (
-    COMPARED,
-    DOUBLY_LOW,
-    DOUBLY_WIDE,
-    HALF,
-    SINGLE,
-    Widths,
-    factorize,
-    solution_error,
-)
+from neula.papers.lu import algorithms as lu
 from neula.papers.lu.performance import operations
 from neula.papers.measuring import timed
 
@@ -84,15 +75,15 @@ def measure_applications(setting: Setting) -> Iterator[Row]:
     cases = _available(setting)
     for problem, source in setting.track(cases, lambda case: f"{case[0].name}, n = {case[1].n}"):
         a, x = scaled_system(source.load().to(setting.device), setting.numerics)
-        for name, paper in zip(COMPARED, problem.errors, strict=True):
-            factors, seconds = timed(partial(factorize, a, name, setting.numerics, Widths()))
+        for name, paper in zip(lu.COMPARED, problem.errors, strict=True):
+            factors, seconds = timed(partial(lu.factorize, a, name, setting.numerics, lu.Widths()))
             rate = None if factors is None else 1e-12 * operations(len(a)) / seconds
             yield {
                 "matrix": problem.name,
                 "n": len(a),
                 "from": source.kind,
                 "algorithm": name,
-                "error_1e4": 1e4 * solution_error(a, factors, x),
+                "error_1e4": 1e4 * lu.solution_error(a, factors, x),
                 "paper_1e4": paper,
                 "tflops": setting.pick(small=None, paper=rate),
             }
@@ -201,9 +192,9 @@ def _error_ratios(text: str, name: str, *peers: str, least: float = 0.0, most: f
 @claim("5.2/5.1 factorizes what the others with an fp16 matrix do")
 def _failures(rows: Rows) -> Verdict:
     """Where the most accurate algorithm that stores the matrix in fp16 fails, so do the others."""
-    failed = {name: rows.where(algorithm=name, error_1e4=None).column("matrix") for name in COMPARED}
+    failed = {name: rows.where(algorithm=name, error_1e4=None).column("matrix") for name in lu.COMPARED}
     text = ", ".join(f"{name} {len(matrices)}" for name, matrices in failed.items())
-    holds = set(failed[DOUBLY_WIDE]) <= set(failed[DOUBLY_LOW]) & set(failed[HALF])
+    holds = set(failed[lu.DOUBLY_WIDE]) <= set(failed[lu.DOUBLY_LOW]) & set(failed[lu.HALF])
     return Verdict(holds, f"of {len(rows.by('matrix'))} matrices cannot be factorized: {text}")
 
 
@@ -231,12 +222,19 @@ TABLE_3 = Figure(
     draw=None,
     claims=(
         _error_ratios(
-            "3.1 with an fp32 matrix is the most accurate", SINGLE, HALF, DOUBLY_LOW, DOUBLY_WIDE, most=ABOUT
+            "3.1 with an fp32 matrix is the most accurate",
+            lu.SINGLE,
+            lu.HALF,
+            lu.DOUBLY_LOW,
+            lu.DOUBLY_WIDE,
+            most=ABOUT,
         ),
-        _error_ratios(ORDER_MORE, HALF, SINGLE, most=ORDER_OF_MAGNITUDE),
-        _error_ratios("5.2/5.1 is more accurate than 3.1 with an fp16 matrix", DOUBLY_WIDE, HALF, most=1.0),
-        _error_ratios("5.2/4.1 is no worse than 3.1 with an fp16 matrix", DOUBLY_LOW, HALF, most=ABOUT),
+        _error_ratios(ORDER_MORE, lu.HALF, lu.SINGLE, most=ORDER_OF_MAGNITUDE),
+        _error_ratios(
+            "5.2/5.1 is more accurate than 3.1 with an fp16 matrix", lu.DOUBLY_WIDE, lu.HALF, most=1.0
+        ),
+        _error_ratios("5.2/4.1 is no worse than 3.1 with an fp16 matrix", lu.DOUBLY_LOW, lu.HALF, most=ABOUT),
         _failures,
-        Claim("5.2/4.1 is faster than 3.1 with an fp16 matrix", _faster_than(DOUBLY_LOW, HALF)),
+        Claim("5.2/4.1 is faster than 3.1 with an fp16 matrix", _faster_than(lu.DOUBLY_LOW, lu.HALF)),
     ),
 )

@@ -16,7 +16,6 @@ from neula.papers.drawing import Canvas, plain_ticks
 from neula.papers.figure import Claim, Figure, Setting, Verdict, claim
 from neula.papers.measuring import householder_flops, sustained_seconds
 from neula.papers.qr.blocked_householder import blocked_householder
-from neula.papers.qr.problems import column_major_normal
 from neula.papers.qr.recursive_householder import rhouqr
 from neula.papers.qr.wy import householder_wy
 
@@ -40,7 +39,7 @@ Shape = tuple[int, int]
 
 def _matrix(setting: Setting, shape: Shape | None) -> torch.Tensor:
     shape = shape or setting.shape(small=(4096, 1024), paper=(32768, 16384), bytes_an_entry=24)
-    return column_major_normal(setting, *shape)
+    return setting.column_major_normal(*shape)
 
 
 def _engines(setting: Setting) -> dict[str, Engine]:

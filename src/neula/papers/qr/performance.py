@@ -19,7 +19,6 @@ from neula.papers.errors import backward_error
 from neula.papers.figure import Figure, Setting, Verdict, claim
 from neula.papers.measuring import householder_flops, median_seconds
 from neula.papers.qr.accuracy import orthogonality
-from neula.papers.qr.problems import column_major_normal
 
 PAPER_SHAPES = [
     (32768, 32768),
@@ -100,7 +99,7 @@ def measure_reortho(setting: Setting, shapes: Shapes = ()) -> Iterator[Row]:
     """RGSQRF with a second pass against Householder QR that forms Q."""
     engine = setting.speed
     for m, n in setting.track(_shapes(setting, shapes), lambda shape: shape_text(*shape)):
-        a = column_major_normal(setting, m, n)
+        a = setting.column_major_normal(m, n)
         methods: dict[str, Callable[[], Any]] = {
             REORTHO: partial(_until_orthogonal, a, engine),
             WITH_Q: partial(torch.linalg.qr, a),
@@ -148,7 +147,7 @@ def measure_panels(setting: Setting, shapes: Shapes = ()) -> Iterator[Row]:
     """RGSQRF with the paper's two panels and the default one, against Householder QR without Q."""
     engine = setting.speed
     for m, n in setting.track(_shapes(setting, shapes), lambda shape: shape_text(*shape)):
-        a = column_major_normal(setting, m, n)
+        a = setting.column_major_normal(m, n)
         methods: dict[str, Callable[[], Any]] = {
             CAQR_PANEL: partial(rgsqrf, a, engine, panel="caqr", cutoff=128),
             SGEQRF_PANEL: partial(rgsqrf, a, engine, panel="householder", cutoff=128),
@@ -219,7 +218,7 @@ def measure_low_format(setting: Setting, shapes: Shapes = ()) -> Iterator[Row]:
     """Low format on or off in panel and update: time, and what it does to accuracy."""
     yield from _low_format_accuracy(setting)
     for m, n in setting.track(_shapes(setting, shapes), lambda shape: shape_text(*shape)):
-        a = column_major_normal(setting, m, n)
+        a = setting.column_major_normal(m, n)
         variants = {name: partial(_rgsqrf_with, a, setting.speed, name) for name in VARIANTS}
         yield from _compare(setting, a, OFF_OFF, variants)
 
