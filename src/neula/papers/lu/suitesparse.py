@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -153,14 +154,10 @@ def _formulas(setting: Setting) -> dict[str, tuple[int, Callable[[], torch.Tenso
 # --- claims -----------------------------------------------------------------------------------------------
 
 
-def _pairs(rows: Rows, name: str, peer: str, field: str = "error_1e4") -> dict[str, tuple[float, float]]:
-    """Values of two algorithms for each matrix that both could factorize."""
-    pairs = {}
-    for matrix, part in rows.by("matrix").items():
-        ours, theirs = (part.where(algorithm=x)[0][field] for x in (name, peer))
-        if ours is not None and theirs is not None:
-            pairs[str(matrix)] = (ours, theirs)
-    return pairs
+def _ratios(rows: Rows, name: str, peer: str, field: str = "error_1e4") -> dict[str, float]:
+    """Quotients of two algorithms for each matrix that both could factorize."""
+    ratios = zip(rows.by("matrix"), rows.ratios(field, name, peer, "algorithm"), strict=True)
+    return {str(matrix): ratio for matrix, ratio in ratios if not math.isnan(ratio)}
 
 
 def _told(ratios: dict[str, float]) -> str:
@@ -176,10 +173,7 @@ def _error_ratios(text: str, name: str, *peers: str, least: float = 0.0, most: f
     """The claim that the error of an algorithm is so many times that of others, for all matrices."""
 
     def judge(rows: Rows) -> Verdict:
-        found = {
-            peer: {matrix: ours / theirs for matrix, (ours, theirs) in _pairs(rows, name, peer).items()}
-            for peer in peers
-        }
+        found = {peer: _ratios(rows, name, peer) for peer in peers}
         holds = all(ratios for ratios in found.values()) and all(
             least <= ratio <= most for ratios in found.values() for ratio in ratios.values()
         )
@@ -200,8 +194,7 @@ def _failures(rows: Rows) -> Verdict:
 
 def _faster_than(name: str, peer: str) -> Callable[[Rows], Verdict]:
     def judge(rows: Rows) -> Verdict:
-        pairs = _pairs(rows, name, peer, "tflops")
-        ratios = {matrix: ours / theirs for matrix, (ours, theirs) in pairs.items()}
+        ratios = _ratios(rows, name, peer, "tflops")
         text = f"rate of {name} over that of {peer} {_told(ratios)}"
         return Verdict(bool(ratios) and min(ratios.values()) > 1, text)
 

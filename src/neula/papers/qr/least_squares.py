@@ -15,7 +15,7 @@ import torch
 import neula
 from neula.engines import FP64, Engine
 from neula.io.matrices import random_matrix
-from neula.papers.data import Row, Rows
+from neula.papers.data import Row, Rows, span
 from neula.papers.drawing import Canvas, grouped_bars, lines, log_log, shape_text
 from neula.papers.figure import Figure, Setting, Verdict, claim
 from neula.papers.measuring import median_seconds
@@ -371,7 +371,7 @@ def _reaches_double(rows: Rows) -> Verdict:
     certified = sum(refined.column("converged"))
     return Verdict(
         max(ratios) <= SAME_LEVEL and max(iterations) <= FEW_ITERATIONS,
-        f"{min(ratios):.2g} to {max(ratios):.2g} times DCuSOLVE's in {min(iterations)} to {max(iterations)} "
+        f"{span(ratios, '.2g')} times DCuSOLVE's in {min(iterations)} to {max(iterations)} "
         f"iterations; neula certifies {certified} of {len(refined)}",
     )
 

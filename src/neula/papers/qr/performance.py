@@ -13,23 +13,15 @@ from neula.algorithms.orthogonal.reorthogonalize import reorthogonalize, second_
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.engines import Engine
 from neula.io.matrices import random_matrix
-from neula.papers.data import Row, Rows
+from neula.papers.data import Row, Rows, span
 from neula.papers.drawing import Canvas, grouped_bars, plain_ticks, shape_text
 from neula.papers.errors import backward_error
 from neula.papers.figure import Figure, Setting, Verdict, claim
 from neula.papers.measuring import householder_flops, median_seconds
 from neula.papers.qr.accuracy import orthogonality
 
-PAPER_SHAPES = [
-    (32768, 32768),
-    (32768, 16384),
-    (16384, 16384),
-    (8192, 8192),
-    (131072, 4096),
-    (524288, 1024),
-    (2097152, 256),
-    (4194304, 128),
-]
+SQUARE_SHAPES = [(32768, 32768), (32768, 16384), (16384, 16384), (8192, 8192)]
+PAPER_SHAPES = [*SQUARE_SHAPES, (131072, 4096), (524288, 1024), (2097152, 256), (4194304, 128)]
 SMALL_SHAPES = [(2048, 2048), (4096, 1024), (8192, 512), (32768, 256), (65536, 128)]
 SMALL_TEXT = "2048 x 2048 to 65536 x 128 on this CPU instead of 32768 x 32768 to 4194304 x 128 on a GPU"
 BYTES = 40
@@ -39,8 +31,11 @@ BYTES = 40
 Shapes = Sequence[tuple[int, int]]
 
 
-def _shapes(setting: Setting, shapes: Shapes) -> list[tuple[int, int]]:
-    return setting.fitting(shapes or setting.pick(small=SMALL_SHAPES, paper=PAPER_SHAPES), BYTES)
+def _matrices(setting: Setting, shapes: Shapes) -> Iterator[torch.Tensor]:
+    """A matrix of each shape, one after the other."""
+    fitting = setting.fitting(shapes or setting.pick(small=SMALL_SHAPES, paper=PAPER_SHAPES), BYTES)
+    for shape in setting.track(fitting, lambda shape: shape_text(*shape)):
+        yield setting.column_major_normal(*shape)
 
 
 def _compare(
@@ -87,7 +82,7 @@ def _speedups(rows: Rows, method: str) -> list[float]:
 
 
 def _range(values: list[float]) -> str:
-    return f"{min(values):.1f} to {max(values):.1f} times faster"
+    return f"{span(values, '.1f')} times faster"
 
 
 # --- Figure 5 ---------------------------------------------------------------------------------------------
@@ -98,8 +93,7 @@ REORTHO, WITH_Q = "RGSQRF-Reortho", "SGEQRF + SORGQR"
 def measure_reortho(setting: Setting, shapes: Shapes = ()) -> Iterator[Row]:
     """RGSQRF with a second pass against Householder QR that forms Q."""
     engine = setting.speed
-    for m, n in setting.track(_shapes(setting, shapes), lambda shape: shape_text(*shape)):
-        a = setting.column_major_normal(m, n)
+    for a in _matrices(setting, shapes):
         methods: dict[str, Callable[[], Any]] = {
             REORTHO: partial(_until_orthogonal, a, engine),
             WITH_Q: partial(torch.linalg.qr, a),
@@ -146,8 +140,7 @@ CAQR_PANEL, SGEQRF_PANEL = "RGSQRF, CAQR panel", "RGSQRF, SGEQRF panel"
 def measure_panels(setting: Setting, shapes: Shapes = ()) -> Iterator[Row]:
     """RGSQRF with the paper's two panels and the default one, against Householder QR without Q."""
     engine = setting.speed
-    for m, n in setting.track(_shapes(setting, shapes), lambda shape: shape_text(*shape)):
-        a = setting.column_major_normal(m, n)
+    for a in _matrices(setting, shapes):
         methods: dict[str, Callable[[], Any]] = {
             CAQR_PANEL: partial(rgsqrf, a, engine, panel="caqr", cutoff=128),
             SGEQRF_PANEL: partial(rgsqrf, a, engine, panel="householder", cutoff=128),
@@ -166,11 +159,8 @@ def _rgsqrf_faster(rows: Rows) -> Verdict:
 @claim("the CAQR panel contributes more when the matrix is skinny")
 def _panel_matters_when_skinny(rows: Rows) -> Verdict:
     """Gain of the CAQR panel over the SGEQRF panel on the squarest and on the tallest matrix."""
-    gains = {
-        (m, n): rows.where(m=m, n=n, method=CAQR_PANEL)[0]["speedup"]
-        / rows.where(m=m, n=n, method=SGEQRF_PANEL)[0]["speedup"]
-        for m, n in dict.fromkeys((row["m"], row["n"]) for row in rows)
-    }
+    shapes = dict.fromkeys((row["m"], row["n"]) for row in rows)
+    gains = dict(zip(shapes, rows.ratios("speedup", CAQR_PANEL, SGEQRF_PANEL), strict=True))
     square, tall = min(gains, key=_aspect), max(gains, key=_aspect)
     text = ", ".join(f"{gains[shape]:.1f} times faster at {shape_text(*shape)}" for shape in (square, tall))
     return Verdict(gains[tall] > max(gains[square], 1.0), text)
@@ -184,15 +174,9 @@ def _aspect(shape: tuple[int, int]) -> tuple[float, int]:
 @claim("(neula) the default panel is the fastest")
 def _default_panel_best(rows: Rows) -> Verdict:
     default = next(name for name in rows.column("method") if name not in (CAQR_PANEL, SGEQRF_PANEL, SGEQRF))
-    ratios = [
-        ours / max(others)
-        for ours, *others in zip(
-            *(_speedups(rows, m) for m in (default, CAQR_PANEL, SGEQRF_PANEL)), strict=True
-        )
-    ]
-    return Verdict(
-        min(ratios) > 0.95, f"{min(ratios):.2f} to {max(ratios):.2f} times the speed of the better one"
-    )
+    over = (rows.ratios("speedup", default, panel) for panel in (CAQR_PANEL, SGEQRF_PANEL))
+    ratios = list(map(min, *over))
+    return Verdict(min(ratios) > 0.95, f"{span(ratios)} times the speed of the better one")
 
 
 FIGURE_6 = Figure(
@@ -217,8 +201,7 @@ VARIANTS = ON_ON, OFF_ON, OFF_OFF = "(on, on)", "(off, on)", "(off, off)"
 def measure_low_format(setting: Setting, shapes: Shapes = ()) -> Iterator[Row]:
     """Low format on or off in panel and update: time, and what it does to accuracy."""
     yield from _low_format_accuracy(setting)
-    for m, n in setting.track(_shapes(setting, shapes), lambda shape: shape_text(*shape)):
-        a = setting.column_major_normal(m, n)
+    for a in _matrices(setting, shapes):
         variants = {name: partial(_rgsqrf_with, a, setting.speed, name) for name in VARIANTS}
         yield from _compare(setting, a, OFF_OFF, variants)
 
@@ -256,20 +239,16 @@ def _update_matters(rows: Rows) -> Verdict:
     part = _timed(rows).where(method=OFF_ON)
     largest = max(part, key=lambda row: row["m"] * row["n"] ** 2)
     worth = sum(row["speedup"] > WORTH for row in part)
-    text = f"(off, on) is {largest['speedup']:.1f} times as fast as (off, off) at "
-    text += (
-        f"{shape_text(largest['m'], largest['n'])}, more than {WORTH} times in {worth} of {len(part)} shapes"
-    )
+    shape = shape_text(largest["m"], largest["n"])
+    text = f"(off, on) is {largest['speedup']:.1f} times as fast as (off, off) at {shape}, "
+    text += f"more than {WORTH} times in {worth} of {len(part)} shapes"
     return Verdict(largest["speedup"] > WORTH, text)
 
 
 @claim("the low format does not help much in the panel")
 def _panel_does_not(rows: Rows) -> Verdict:
-    timed = _timed(rows)
-    gains = [a / b for a, b in zip(_speedups(timed, ON_ON), _speedups(timed, OFF_ON), strict=True)]
-    return Verdict(
-        max(gains) < 1.2, f"(on, on) is {min(gains):.2f} to {max(gains):.2f} times as fast as (off, on)"
-    )
+    gains = _timed(rows).ratios("speedup", ON_ON, OFF_ON)
+    return Verdict(max(gains) < 1.2, f"(on, on) is {span(gains)} times as fast as (off, on)")
 
 
 @claim("in the panel it costs accuracy")

@@ -83,7 +83,7 @@ def _level_of_format(rows: Rows) -> Verdict:
             errors = rows.where(method=method).numbers(quantity)
             shares += [error / bound(FP16, rows[0]["n"]) for error in errors]
             gaps += ratios[quantity]
-            texts.append(f"{method} {quantity} {min(errors):.1e} to {max(errors):.1e}")
+            texts.append(f"{method} {quantity} {span(errors, '.1e')}")
     text = f"at most {max(shares):.2f} of the bound of fp16, at least {min(gaps):.0f} times {modes.FP32_NOTC}"
     holds = all(share <= 1.0 for share in shares) and all(gap >= APART for gap in gaps)
     return Verdict(holds, f"{', '.join(texts)}: {text} (to hold, 1 and {APART:g})")
