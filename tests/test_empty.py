@@ -107,6 +107,40 @@ def test_svd_lowrank(shape, dtype, options, engine):
     assert result.qr.converged
 
 
+@pytest.mark.parametrize("scale", [1e-200, 1.0, 1e200])
+@pytest.mark.parametrize("leading", [(), (2,)])
+def test_without_columns_b_is_the_residual(leading, scale):
+    """Weighted as the problem is, and without overflow."""
+    b = np.array([3.0, 4.0]) * scale
+    result = neula.lstsq(np.zeros((*leading, 2, 0)), b)
+    np.testing.assert_allclose(result.residual_norm, np.full(leading, 5 * scale), rtol=1e-15)
+    result = neula.lstsq(np.zeros((*leading, 2, 0)), b, weights=np.array([0.0, 2.0]))
+    np.testing.assert_allclose(result.residual_norm, np.full(leading, 8 * scale), rtol=1e-15)
+
+
+def test_without_columns_b_must_be_finite():
+    with pytest.raises(ValueError, match=r"b\[1\] is nan"):
+        neula.lstsq(np.zeros((2, 0)), np.array([1.0, np.nan]))
+
+
+def test_damping_has_the_rank_of_its_rows():
+    assert neula.lstsq(np.zeros((0, 3)), np.zeros(0), damp=0.1).rank == 3
+    assert neula.lstsq(np.zeros((0, 3)), np.zeros(0)).rank == 0
+
+
+@pytest.mark.parametrize("shape", [(5, 2), (2, 5), (3, 5, 2)])
+def test_a_matrix_has_a_rank_without_right_hand_sides(shape):
+    a = np.ones(shape)
+    result = neula.lstsq(a, np.zeros((shape[-2], 0)))
+    assert result.rank == 1
+    assert result.x.shape == (*shape[:-2], shape[-1], 0)
+    assert result.forward_errors.shape == (*shape[:-2], 0)
+    if a.ndim == 2:
+        x, _, rank, _ = np.linalg.lstsq(a, np.zeros((shape[0], 0)), rcond=None)
+        assert rank == result.rank
+        same(result.x, x)
+
+
 def test_svd_lowrank_has_no_triplets_to_give():
     with pytest.raises(ValueError, match=r"from 0 to min\(m, n\) = 0, got 1"):
         neula.svd_lowrank(np.zeros((3, 0)), 1)

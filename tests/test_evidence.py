@@ -260,3 +260,68 @@ def test_digits_of_a_solution_that_is_exact(function: Callable[..., Any]) -> Non
 def test_unknown_certificates(function: Callable[..., Any]) -> None:
     with pytest.raises(ValueError, match=r"unknown certify 'both': choose one of 'backward', 'forward'"):
         function(np.eye(2), np.ones(2), certify="both")
+
+
+# ---------------------------------------------------------------- solutions that are zero, and no solutions
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1.0, 1e300])
+@pytest.mark.parametrize("options", [{}, {"weights": np.array([0.1, 0.1, 3.0])}, {"damp": 0.5}])
+def test_zero_is_exact_where_b_is_orthogonal_to_the_columns(scale: float, options: dict[str, Any]) -> None:
+    """No relative error of another x is small: a refined one has a bound of infinity."""
+    A = np.array([[0.1, 2.0], [0.1, 2.0], [0.0, 1.0]])
+    b = scale * np.array([[1.0, 1.0], [-1.0, 1.0], [0.0, 1.0]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = neula.lstsq(A, b, **options)
+        batch = neula.lstsq(np.stack([A, A[:, ::-1]]), b, **options)
+        alone = neula.lstsq(A, b[:, 0], algorithm="svd", **options)
+    for found in (result.forward_errors, batch.forward_errors[0], batch.forward_errors[1]):
+        assert found[0] == 0
+        assert 0 < found[1] <= 2 * U64
+    assert (result.x[:, 0] == 0).all()
+    assert (batch.x[..., 0] == 0).all()
+    assert (alone.x == 0).all()
+    assert alone.converged
+    weights = options.get("weights", np.ones(3))
+    expected = math.hypot(*(weights * b[:, 0]))
+    for norm in (alone.residual_norm, result.residual_norm[0], *batch.residual_norm[::2]):
+        assert norm == pytest.approx(expected, rel=1e-15)
+
+
+def test_nearly_orthogonal_is_not_zero() -> None:
+    """The gradient is 2^-110: x is neither zero nor known."""
+    A = np.array([[1.0 + 2.0**-52], [-1.0], [2.0**-55]])
+    b = np.array([1.0, 1.0 + 2.0**-52, 2.0**-55])
+    with pytest.warns(neula.IllConditionedWarning):
+        result = neula.lstsq(A, b)
+    assert not result.converged
+
+
+def test_a_doubt_about_the_rank_is_said() -> None:
+    """The backward error and the digits are all right, and no reason for the warning."""
+    with pytest.warns(neula.AccuracyWarning, match="too close to rcond"):
+        result = neula.lstsq(np.ones((3, 2)), np.ones(3), damp=1e-200)
+    assert result.backward_error <= result.tolerance
+
+
+def test_residuals_that_rounding_makes_longer_than_b_are_said() -> None:
+    """The backward error and the digits are those of the dtype, and no reason for the warning."""
+    A = random_matrix("geometric", 12, 12, cond=1e14, seed=2).numpy().astype(np.float32)
+    b = np.random.default_rng(1).standard_normal(12).astype(np.float32)
+    with pytest.warns(neula.AccuracyWarning, match="residual is longer than b"):
+        result = neula.solve(A, b)
+    assert result.backward_error <= result.tolerance
+    assert result.forward_error <= 2.0**-23
+    assert np.linalg.norm(b - A.astype(float) @ result.x) > np.linalg.norm(b)
+
+
+def test_of_unsure_answers_the_one_with_most_digits_is_returned() -> None:
+    """Factors in low precision have residuals as small, and cannot even tell that A is regular."""
+    A = random_matrix("arithmetic", 300, 300, cond=1e13, seed=5).numpy()
+    with pytest.warns(neula.IllConditionedWarning):
+        result = neula.solve(A, np.ones(300), engine="emulated")
+    assert result.method == "lu fp64 with pivoting"
+    truth = np.linalg.cond(A / np.linalg.norm(A, axis=0))
+    assert truth / 10 <= result.condition <= 10 * truth
+    assert result.forward_error < 1

@@ -13,12 +13,12 @@ import scipy.linalg
 import torch
 
 import neula
-from neula.engines import CpuEngine, CudaEngine, Engine, graphs
+from neula.engines import CpuEngine, CudaEngine, Engine, graphs, select_engine
+from neula.engines.tuning import cuda_tuning
 from neula.io import datasets
 from neula.io.matrices import KINDS, SPECTRA, random_matrix
 from neula.pipeline.result import AccuracyError, AccuracyWarning
-from neula.problems.least_squares import chain as chain_module
-from neula.problems.least_squares import preconditioned, together
+from neula.problems.least_squares import preconditioned
 
 U64 = 2.0**-53
 
@@ -321,15 +321,12 @@ class HalfFast(CudaEngine):
     replay = Engine.replay
     replayed_bytes = 0
 
-    @property
-    def preconditioners(self) -> tuple[str, ...]:
-        return ("fp16", "fp64")
+    tuning = cuda_tuning((9, 0))
 
 
 @pytest.fixture
-def half_fast(monkeypatch: pytest.MonkeyPatch) -> HalfFast:
+def half_fast() -> HalfFast:
     """Products with error correction count as fast: the chain is that of a GPU."""
-    monkeypatch.setattr(chain_module, "corrects", lambda engine: True)
     return HalfFast("cpu", "fp32")
 
 
@@ -471,14 +468,14 @@ def test_batches(rng):
 
 @pytest.fixture(params=["cholesky", "gram-schmidt"])
 def chain(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """The chain for batches of a CPU, and that of a GPU in plain torch: it goes by the name of the engine."""
+    """The chain for batches of a CPU, and that of a GPU in plain torch."""
     if request.param == "cholesky":
         return {"engine": "cpu"}
 
-    class Named(CpuEngine):
-        name = "cuda"
+    class Tuned(CpuEngine):
+        tuning = cuda_tuning((9, 0))
 
-    return {"engine": Named("cpu")}
+    return {"engine": Tuned("cpu")}
 
 
 def check_solutions(A: np.ndarray, b: np.ndarray, x: np.ndarray, u: float) -> None:
@@ -596,6 +593,39 @@ def test_problems_that_are_not_finite_one_by_one(rng):
     np.testing.assert_array_equal(result.x[1:], clean.x[1:])
 
 
+@pytest.mark.parametrize("options", [{}, {"algorithm": "cgls"}, {"damp": 0.1}])
+@pytest.mark.parametrize(
+    ("a", "b", "bad"),
+    [
+        ((30, 4), (5, 30, 2), (3,)),  # one matrix
+        ((1, 4, 30), (5, 4, 1), (3,)),  # wide
+        ((3, 1, 30, 4), (3, 5, 30, 2), (2, 3)),  # each matrix with five
+    ],
+)
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_right_hand_sides_that_share_a_matrix_do_not_spoil_each_other(value, a, b, bad, options, rng):
+    A, b = rng.standard_normal(a), rng.standard_normal(b)
+    b[bad] = 0.0  # the same columns, with nothing in them
+    clean = neula.lstsq(A, b, **options)
+    b[(*bad, 1, 0)] = value
+    with pytest.warns(neula.AccuracyWarning, match=f"1 of {clean.accepted.size} problems hold NaN or Inf"):
+        result = neula.lstsq(A, b, **options)
+    good = np.ones(clean.accepted.shape, bool)
+    good[bad] = False
+    assert not result.converged
+    np.testing.assert_array_equal(result.accepted, good)
+    np.testing.assert_array_equal(result.x[good], clean.x[good])
+    np.testing.assert_array_equal(result.forward_errors[good], clean.forward_errors[good])
+    np.testing.assert_array_equal(result.ranks, np.where(good, clean.ranks, 0))
+    for missing in (result.x, result.forward_errors, result.backward_errors, result.conditions):
+        assert np.isnan(missing[bad]).all()
+        assert np.isfinite(missing[good]).all()
+    assert math.isnan(result.backward_error)
+    assert math.isnan(result.forward_error)
+    with pytest.raises(ValueError, match=r"b\["):
+        neula.lstsq(A, b, **options, strict=True)
+
+
 @pytest.mark.parametrize("shape", [(6, 40, 9), (6, 9, 40)])
 @pytest.mark.parametrize("damp", [0.0, 0.3])
 def test_weights_and_damping_of_a_batch(shape, damp, chain, rng):
@@ -653,8 +683,8 @@ def test_accuracy_of_a_batch_decides_how_far_it_is_refined(chain, rng):
 def test_a_batch_larger_than_a_chunk(chain, rng, monkeypatch):
     A, b = rng.standard_normal((11, 30, 4)), rng.standard_normal((11, 30))
     whole = neula.lstsq(A, b, **chain)
-    for engine in ("cpu", "cuda"):
-        monkeypatch.setitem(together.CHUNK, engine, 3 * 30 * 4)
+    engine = select_engine(chain["engine"], torch.device("cpu"))
+    monkeypatch.setattr(type(engine), "tuning", replace(engine.tuning, chunk_elements=3 * 30 * 4))
     pieces = neula.lstsq(A, b, **chain)
     np.testing.assert_allclose(pieces.x, whole.x, rtol=1e-12)
     assert pieces.attempts[0].reason.startswith("0 of 11 problems rejected")

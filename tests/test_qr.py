@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import pickle
-import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,10 @@ import torch
 
 import neula
 from neula.engines import FORMATS, CpuEngine, EmulatedEngine
+from neula.engines.tuning import EMULATED, Recursion, cuda_tuning
 from neula.io.matrices import SPECTRA, random_matrix
 from neula.pipeline.result import AccuracyError
+from neula.problems.orthogonal import qr as orthogonal
 
 SHAPES = [
     (1, 1),
@@ -322,14 +324,14 @@ def chain(request: pytest.FixtureRequest) -> dict[str, Any]:
     if request.param == "lapack":
         return {"engine": "cpu"}
 
-    class Named(CpuEngine):
-        name = "cuda"
+    class Tuned(CpuEngine):
+        tuning = cuda_tuning((9, 0))
 
         @property
         def preconditioners(self) -> tuple[str, ...]:
             return ("fp64",) if "fp64" in request.param else ("fp32",)
 
-    return {"engine": Named("cpu")}
+    return {"engine": Tuned("cpu")}
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
@@ -383,12 +385,12 @@ def test_good_matrices_do_not_depend_on_bad_ones(chain, rng):
 
 
 def test_attempts_of_a_batch_say_how_many_matrices_missed(rng):
-    class Named(CpuEngine):
-        name = "cuda"
+    class Tuned(CpuEngine):
+        tuning = cuda_tuning((9, 0))
 
     A = rng.standard_normal((5, 80, 20)).astype(np.float32)
     A[3] = random_matrix("geometric", 80, 20, cond=1e6).numpy()
-    result = neula.qr(A, engine=Named("cpu"))
+    result = neula.qr(A, engine=Tuned("cpu"))
     assert [(a.method, a.accepted) for a in result.attempts] == [
         ("gram-schmidt fp32", False),
         ("gram-schmidt fp32 + reortho", True),
@@ -559,8 +561,8 @@ def test_default_dtype_does_not_choose_what_replaces_zero_columns(rng, engine: s
 class Queueing(EmulatedEngine):
     """Plays nothing back, but says so: the chain of a GPU on a CPU."""
 
-    panel = "cholesky32"
     replayed_bytes = 1 << 20
+    tuning = replace(EMULATED, single=Recursion("cholesky32", 128), replayed_bytes=1 << 20)
 
 
 @pytest.mark.parametrize("algorithm", [None, "rgsqrf"])
@@ -600,9 +602,7 @@ def test_the_chain_where_nothing_is_looked_at_first(m, n, accuracy, cond, method
 
 def test_a_correction_that_leaves_a_residual_is_forgotten(monkeypatch):
     """Then the next link starts from A again."""
-    monkeypatch.setattr(
-        sys.modules["neula.problems.orthogonal.qr"], "correct", lambda q, r, engine: (q, 1.001 * r)
-    )
+    monkeypatch.setattr(orthogonal, "correct", lambda q, r, engine: (q, 1.001 * r))
     a = random_matrix("normal", 100, 60, dtype=torch.float32)
     result = neula.qr(a, engine=Queueing("cpu"))
     methods = [attempt.method for attempt in result.attempts]

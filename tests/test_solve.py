@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -27,9 +28,9 @@ ENGINES = ["cpu", "emulated"]
 @pytest.fixture(autouse=True)
 def chain_from_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU systems must be larger than tests can afford before low precision pays."""
-    assert EmulatedEngine.direct <= N < CpuEngine.direct
-    for order in ("direct", "direct_definite"):
-        monkeypatch.setattr(CpuEngine, order, N)
+    tuning = CpuEngine("cpu").tuning
+    assert EmulatedEngine.tuning.direct <= N < tuning.direct
+    monkeypatch.setattr(CpuEngine, "tuning", replace(tuning, direct=N, direct_definite=N))
 
 
 def backward_error(A: np.ndarray, b: np.ndarray, x: np.ndarray) -> float:

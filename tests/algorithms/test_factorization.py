@@ -86,7 +86,7 @@ def test_columns_are_reported() -> None:
     done: list[int] = []
     engine = CpuEngine("cpu", "fp32")
     mixed_lu(engine.empty(500, 500).copy_(normal(500)), engine, pivoting=True, on_columns=done.append)
-    assert done == [engine.lu_panel, 500]
+    assert done == [engine.tuning.lu_panel, 500]
 
 
 @pytest.mark.parametrize("format", ["fp16", "fp32"])

@@ -470,7 +470,7 @@ def test_peak_memory_on_a_gpu(variant: str) -> None:
 def test_by_blocks_on_a_gpu(format: str, n: int, r: int) -> None:
     """What a GPU takes by default, with the kernels, and products that run beside them."""
     engine, a = CudaEngine("cuda", format), hpl_ai_matrix(n)
-    s = engine.lu_inner_panel
+    s = engine.tuning.lu_inner_panel
     assert kernels_take(engine.operand_dtype, engine.device, s)
     done: list[int] = []
     factors = lu_factorize(a.float().cuda(), engine, panel=r, inner_panel=s, on_columns=done.append)
@@ -486,8 +486,8 @@ def test_by_blocks_on_a_gpu(format: str, n: int, r: int) -> None:
 def test_tournament_pivoting_on_a_gpu(format: str, n: int, r: int) -> None:
     """What a GPU takes by default with pivoting: called for the first time, recorded, and played back."""
     engine, a = CudaEngine("cuda", format), random_matrix("normal", n, n, seed=n)
-    assert engine.tournaments
-    assert engine.pivoted_panels[1] == tournament.WIDTH
+    assert engine.tuning.tournaments
+    assert engine.tuning.pivoted_inner_panel == tournament.WIDTH
     f = theorem("5.2/5.1", n, r, 32, engine.format.u) + gamma(2 * n, U32)
     results = [
         lu_factorize(a.float().cuda(), engine, panel=r, inner_panel=tournament.WIDTH, pivoting=True)
@@ -510,7 +510,7 @@ def test_peak_memory_with_tournaments_on_a_gpu() -> None:
     torch.cuda.reset_peak_memory_stats()
     lu_factorize(a, engine, pivoting=True)
     peak = torch.cuda.max_memory_allocated() - before
-    assert peak <= 2 * n * n + 16 * n * engine.pivoted_panels[0]
+    assert peak <= 2 * n * n + 16 * n * engine.tuning.pivoted_panel
 
 
 @pytest.mark.gpu
@@ -523,7 +523,7 @@ def test_peak_memory_by_blocks_on_a_gpu() -> None:
     torch.cuda.reset_peak_memory_stats()
     lu_factorize(a, engine)
     peak = torch.cuda.max_memory_allocated() - before
-    inverses = 2 * 4 * engine.lu_panel * engine.lu_inner_panel
+    inverses = 2 * 4 * engine.tuning.lu_panel * engine.tuning.lu_inner_panel
     assert peak <= 2 * n * n + 3 * inverses
 
 
@@ -566,7 +566,7 @@ def test_solves_on_a_gpu(dtype: torch.dtype) -> None:
 @pytest.mark.gpu
 def test_nothing_waits_for_the_gpu() -> None:
     engine, a = CudaEngine("cuda", "fp16"), hpl_ai_matrix(1024, dtype=torch.float32, device="cuda")
-    widths = ((256, 64), (256, engine.lu_inner_panel))
+    widths = ((256, 64), (256, engine.tuning.lu_inner_panel))
     for r, s in widths:
         lu_factorize(a, engine, panel=r, inner_panel=s)
     lu_factorize(a, engine, pivoting=True)

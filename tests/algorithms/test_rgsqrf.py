@@ -201,11 +201,12 @@ def test_half_of_the_columns_can_end_it() -> None:
 
 def test_the_engine_chooses_the_cutoff_and_the_panel() -> None:
     engine = emulated("fp16")
+    best = engine.tuning.single
     a = normal(300, 200)
     assert all(
         torch.equal(x, y)
         for x, y in zip(
-            rgsqrf(a, engine), rgsqrf(a, engine, cutoff=engine.cutoff, panel=engine.panel), strict=True
+            rgsqrf(a, engine), rgsqrf(a, engine, cutoff=best.cutoff, panel=best.panel), strict=True
         )
     )
 
@@ -323,7 +324,7 @@ def test_truncating_tensor_cores_on_2048x1024() -> None:
     engine = emulated("fp16", accumulate="fp32_rz", block=16)
     a = spectrum("arithmetic", 2048, 1024, 1e3)
     q, r = rgsqrf(a, engine)
-    drift = math.log2(1024 / engine.cutoff) * 2 * U32 * 2048 / 16
+    drift = math.log2(1024 / engine.tuning.single.cutoff) * 2 * U32 * 2048 / 16
     assert residual(a, q, r) <= recursion_bound(engine.format.u, 1024) + drift
     assert orthogonality(q) <= 3 * 3 * engine.format.u * 1e3
 

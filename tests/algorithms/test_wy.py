@@ -250,7 +250,7 @@ def test_one_reflector_or_one_a_panel() -> None:
 
 def test_the_engine_chooses_the_cutoff() -> None:
     engine, a = emulated("fp16"), normal(300, 200)
-    assert torch.equal(rhouqr(a, engine).r, rhouqr(a, engine, cutoff=engine.cutoff).r)
+    assert torch.equal(rhouqr(a, engine).r, rhouqr(a, engine, cutoff=engine.tuning.single.cutoff).r)
 
 
 def test_both_algorithms_agree_with_two_panels() -> None:

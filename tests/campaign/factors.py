@@ -112,8 +112,8 @@ def _ratios(example: Example, result: Any) -> Iterator[tuple[str, float]]:
         storage = FORMATS[factors.storage]
         if factors.transform is None:
             rows = a[0][factors.permutation]
-            smallest = 2.0 ** (2 - storage.max_exponent - storage.significand)
-            given = unit_roundoff(example, None)  # L and U are given in the dtype of A
+            given = unit_roundoff(example, None)  # L and U are given in the dtype of A, with its spacing
+            smallest = max(tiny, 2.0 ** (2 - storage.max_exponent - storage.significand))
             yield "get01", ratios.get01(rows, outputs[0], outputs[1], max(storage.u, given), smallest)
     else:
         yield "product", ratios.product_ratio(a[0].T, as_array(example.b[0]), outputs[0], u, tiny)

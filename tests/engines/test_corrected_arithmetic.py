@@ -7,20 +7,18 @@ import torch
 
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.spectra.gram import gram
-from neula.engines import CpuEngine, CudaEngine, EmulatedEngine
-from neula.engines.corrected import FP16_COR, arithmetic, corrects
-from neula.engines.cuda import CORRECTED
-from neula.engines.formats import FP32
+from neula.engines import FP16_COR, FP32, CpuEngine, CudaEngine, EmulatedEngine
+from neula.engines.tuning import EMULATED
 from neula.io.matrices import random_matrix
 
 U32 = 2.0**-24
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", [(40, 30), (CORRECTED, CORRECTED + 8)])
+@pytest.mark.parametrize("shape", [(40, 30), (EMULATED.corrected_from, EMULATED.corrected_from + 8)])
 def test_products_are_as_accurate_as_in_single_precision(shape: tuple[int, int]) -> None:
     """Small ones, which are not corrected, and large ones."""
-    engine, n = arithmetic(CudaEngine("cuda"), FP16_COR), shape[1]
+    engine, n = CudaEngine("cuda", FP16_COR), shape[1]
     a, b = (random_matrix("normal", *shape, seed=i).float().cuda() for i in (1, 2))
     exact = a.double().T @ b.double()
     size = a.double().abs().T @ b.double().abs()
@@ -38,7 +36,7 @@ def test_products_are_as_accurate_as_in_single_precision(shape: tuple[int, int])
 @pytest.mark.parametrize(("m", "n"), [(300, 150), (4096, 2304)])
 def test_a_qr_on_it_has_single_precision(m: int, n: int) -> None:
     a = random_matrix("arithmetic", m, n, cond=100.0, device=torch.device("cuda")).float()
-    q, r = rgsqrf(a, arithmetic(CudaEngine("cuda"), FP16_COR))
+    q, r = rgsqrf(a, CudaEngine("cuda", FP16_COR))
     residual = torch.linalg.matrix_norm(a.double() - q.double() @ r.double())
     # Some levels, three products in each, of m terms.
     assert float(residual) <= 5 * 3 * m**0.5 * 4 * U32 * float(a.double().norm())
@@ -47,9 +45,9 @@ def test_a_qr_on_it_has_single_precision(m: int, n: int) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize(("m", "n"), [(20000, 100), (9000, 1200), (20001, 2049)])
 def test_gram_matrices_have_single_precision(m: int, n: int) -> None:
-    """Below :data:`neula.engines.cuda.CORRECTED_GRAM` and beyond, A split once for all blocks."""
+    """Below ``corrected_gram`` of :class:`neula.engines.Tuning` and beyond, A split once for all blocks."""
     a = random_matrix("normal", m, n, device=torch.device("cuda")).float()
-    g = gram(a, arithmetic(CudaEngine("cuda"), FP16_COR)).tril()
+    g = gram(a, CudaEngine("cuda", FP16_COR)).tril()
     wide = a.double()
     # Random errors of m products, and two parts dropped.
     bound = (4 + 4 * m**0.5) * U32 * (wide.abs().T @ wide.abs())
@@ -57,17 +55,18 @@ def test_gram_matrices_have_single_precision(m: int, n: int) -> None:
 
 
 def test_arithmetic_by_name() -> None:
-    assert arithmetic(CpuEngine("cpu"), "fp64").format.name == "fp64"
-    assert arithmetic(CudaEngine("cpu", "fp16"), FP16_COR).format is FP32
+    assert CpuEngine("cpu").using("fp64").format.name == "fp64"
+    assert CudaEngine("cpu", "fp16").using(FP16_COR).format is FP32
     with pytest.raises(ValueError, match="the emulated engine has no products with error correction"):
-        arithmetic(EmulatedEngine("cpu"), FP16_COR)
+        EmulatedEngine("cpu", FP16_COR)
 
 
 def test_it_pays_only_where_a_kernel_runs() -> None:
-    assert not corrects(CpuEngine("cpu"))
-    assert not corrects(CudaEngine("cpu", "fp32"))
+    assert not CpuEngine("cpu").tuning.corrected
+    large = torch.empty(1, 1).expand(5000, 5000)
+    assert not CudaEngine("cpu", FP16_COR)._corrects(large, large)
 
 
 @pytest.mark.gpu
 def test_it_pays_on_a_gpu() -> None:
-    assert corrects(CudaEngine("cuda"))
+    assert CudaEngine("cuda").tuning.corrected

@@ -28,9 +28,9 @@ from neula.engines import (
     select_engine,
 )
 from neula.engines.cpu import _dense
-from neula.engines.cuda import fast_fp64
 from neula.engines.formats import round_to
 from neula.engines.precision import exact_matmul
+from neula.engines.tuning import cuda_tuning
 from neula.io.matrices import random_matrix
 
 U32, U64 = 2.0**-24, 2.0**-53
@@ -347,9 +347,10 @@ def test_panels_and_preconditioners_are_ones_that_exist(name: str) -> None:
     if name == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a GPU to ask for its compute capability")
     engine = ENGINES[name]("cuda" if name == "cuda" else "cpu")
-    assert engine.panel in PANELS
-    assert engine.cutoff >= 1
-    assert set(engine.preconditioners) <= set(engine.formats) <= set(FORMATS)
+    tuning = engine.tuning
+    assert {tuning.single.panel, tuning.double.panel} <= set(PANELS)
+    assert min(tuning.single.cutoff, tuning.double.cutoff) >= 1
+    assert set(tuning.preconditioners) <= set(engine.formats) <= set(FORMATS)
 
 
 # ---------------------------------------------------------------- which engine
@@ -616,13 +617,9 @@ def test_the_cuda_engine_can_be_named_without_a_gpu() -> None:
     ("capability", "fast"),
     [((8, 0), True), ((9, 0), True), ((10, 0), True), ((7, 5), False), ((8, 9), False), ((10, 3), False)],
 )
-def test_a_gpu_with_slow_fp64_takes_fp32_after_fp16(
-    capability: tuple[int, int], fast: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_with_slow_fp64_takes_fp32_after_fp16(capability: tuple[int, int], fast: bool) -> None:
     """Decided by what the device is, not by how fast it happens to be."""
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert fast_fp64(capability) is fast
-    assert CudaEngine("cuda").preconditioners == ("fp16", "fp64" if fast else "fp32")
+    assert cuda_tuning(capability).preconditioners == ("fp16", "fp64" if fast else "fp32")
 
 
 def test_cpu_products_of_blocks_with_gaps_are_made_dense_first() -> None:

@@ -212,7 +212,7 @@ def test_orthogonality_is_flat(accuracy: Rows, spectrum: str, method: str, u: fl
 
 def test_the_default_panel_is_compared_where_it_is_another() -> None:
     setting = Setting(Scale.small)
-    assert setting.numerics.panel == "caqr"
+    assert setting.numerics.tuning.single.panel == "caqr"
     a = random_matrix("arithmetic", 64, 16, dtype=torch.float32)
     names = [name for name, _ in acc._factorizations(a, setting.numerics)]
     assert names == [acc.RGSQRF, acc.REORTHO, acc.UNTIL, acc.RHOUQR, acc.SGEQRF]

@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from neula.problems.least_squares.scaled import ScaledProblems, gradient_vanishes
+from neula.problems.least_squares.scaled import (
+    ScaledProblems,
+    gradient_is_zero,
+    gradient_vanishes,
+    weighted_norms,
+)
 
 EXACT = 2.0**-960
 """Elements below, relative to the largest of their column, may lose bits of what rounding has lost."""
@@ -149,3 +154,38 @@ def test_where_the_gradient_vanishes() -> None:
     assert gradient_vanishes(a, b, None).tolist() == [[False, True, False]]
     weights = torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64)
     assert gradient_vanishes(a, b, weights).tolist() == [[True, True, True]]
+
+
+@pytest.mark.parametrize("weighs", [False, True])
+@pytest.mark.parametrize("last", [0.0, 2.0**-55])
+def test_gradients_that_are_zero_beyond_doubt(last: float, weighs: bool) -> None:
+    """Pairs of rows that cancel, in numbers of 53 bits; the last row adds 2^-110, or nothing."""
+    rng = np.random.default_rng(1)
+    half, c = rng.standard_normal((4, 3)), rng.standard_normal((4, 1))
+    tail = np.zeros((1, 3))
+    tail[0, 1] = last
+    a = torch.from_numpy(np.concatenate([half, half, tail]))[None]
+    zero = torch.from_numpy(np.concatenate([c, -c, [[last]]]))
+    b = torch.cat([zero, 0 * zero, zero.abs()], 1)[None]
+    w = rng.standard_normal(4)
+    weights = torch.from_numpy(np.concatenate([w, -w, [1.0]])) if weighs else None
+    assert gradient_is_zero(a, b, weights).tolist() == [[last == 0, True, False]]
+    exact, rhs = weighted(a[0], weights), weighted(b[0], weights)
+    gradient = sum(row[1] * side[0] for row, side in zip(exact, rhs, strict=True))
+    assert gradient == Fraction(last) ** 2
+
+
+def test_doubts_about_zero_gradients() -> None:
+    """What underflows, and what is not finite."""
+    a = torch.tensor([[[1.0], [1.0], [1e-320]]], dtype=torch.float64)
+    b = torch.tensor([[[1.0, 1.0], [-1.0, -1.0], [1.0, torch.nan]]], dtype=torch.float64)
+    assert not gradient_is_zero(a, b, None).any()
+    assert not gradient_is_zero(a * torch.inf, b, None).any()
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1.0, 1e300])
+def test_norms_of_what_is_weighted(scale: float) -> None:
+    b = torch.tensor([[[3.0, 0.0], [4.0, 2.0]]], dtype=torch.float64) * scale
+    weights = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    expected = torch.tensor([[73.0**0.5, 4.0]], dtype=torch.float64) * scale
+    torch.testing.assert_close(weighted_norms(b, weights), expected, rtol=1e-15, atol=0)

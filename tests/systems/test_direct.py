@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+import neula
 from campaign.oracle import System
 from neula.algorithms.krylov.doubled_refinement import COMPUTED, refine_doubled
 from neula.engines import FP64, CpuEngine
 from neula.io.matrices import random_matrix
-from neula.problems.systems.direct import _LU, SingularMember, Square, solve_directly
-from neula.problems.systems.problem import Found, Members, Options
+from neula.problems.systems.direct import _LU, SingularMember, Square, Systems, _worst, solve_directly
+from neula.problems.systems.problem import Members, Options
 from neula.problems.systems.scaled import ALIKE, NEAR, Scaled
 
 U64 = 2.0**-53
@@ -33,10 +34,8 @@ def in_units(a: torch.Tensor, rows: float, columns: float) -> torch.Tensor:
     return a * 10.0 ** r[:, None] * 10.0 ** c[torch.arange(n) * 3 % n]
 
 
-def solved(a: torch.Tensor, b: torch.Tensor, options: Options = OPTIONS) -> Found:
-    found = Found(Members.missing(len(a), a.shape[1], b.shape[2], a.device))
-    solve_directly(a, b, found, options)
-    return found
+def solved(a: torch.Tensor, b: torch.Tensor, options: Options = OPTIONS) -> Members:
+    return solve_directly(Systems(a, b, options)).values
 
 
 def check_exact(scaled: torch.Tensor, exponents: torch.Tensor, given: torch.Tensor) -> None:
@@ -141,11 +140,11 @@ def test_units_cost_no_digit(rows: int, columns: int) -> None:
     a = in_units(random_matrix("geometric", 9, 9, cond=1e3)[None], rows, columns)
     b = noise(1, 9, 2) * 10.0 ** torch.linspace(-rows / 2, rows / 2, 9, dtype=torch.float64)[:, None]
     found = solved(a, b)
-    assert found.members.accepted.all()
-    errors = System(a[0].numpy(), b[0].numpy()).errors(found.members.x[0].numpy(), 9)
-    assert (torch.from_numpy(errors) <= found.members.forward_error[0]).all()
-    assert (found.members.forward_error <= 2 * U64).all()
-    assert found.members.backward_error <= 9**0.5 * U64
+    assert found.accepted.all()
+    errors = System(a[0].numpy(), b[0].numpy()).errors(found.x[0].numpy(), 9)
+    assert (torch.from_numpy(errors) <= found.forward_error[0]).all()
+    assert (found.forward_error <= 2 * U64).all()
+    assert found.backward_error <= 9**0.5 * U64
 
 
 @pytest.mark.parametrize("units", [0, 200])
@@ -154,12 +153,13 @@ def test_positive_definite(units: int) -> None:
     scales = torch.exp2(torch.linspace(-units, units, 9).round().double())
     a, b = (scales[:, None] * (r @ r.T + torch.eye(9)) * scales)[None], scales[:, None] * noise(1, 9, 2)
     a = (a + a.mT) / 2
-    found = solved(a, b, replace(OPTIONS, positive=True))
-    assert found.method == "cholesky fp64"
-    assert found.members.accepted.all()
-    errors = System(a[0].numpy(), b[0].numpy()).errors(found.members.x[0].numpy(), 9)
-    assert (torch.from_numpy(errors) <= found.members.forward_error[0]).all()
-    assert (found.members.forward_error <= 2 * U64).all()
+    answer = solve_directly(Systems(a, b, replace(OPTIONS, positive=True)))
+    assert answer.label == "cholesky fp64"
+    found = answer.values
+    assert found.accepted.all()
+    errors = System(a[0].numpy(), b[0].numpy()).errors(found.x[0].numpy(), 9)
+    assert (torch.from_numpy(errors) <= found.forward_error[0]).all()
+    assert (found.forward_error <= 2 * U64).all()
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
@@ -185,11 +185,31 @@ def test_one_of_a_batch_is_not_definite(why: str) -> None:
 
 
 def test_places_count_over_pieces_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neula.problems.systems.direct.CHUNK", {"cpu": 50})
+    monkeypatch.setattr(CpuEngine, "tuning", replace(CpuEngine("cpu").tuning, chunk_elements=50))
     a, b = noise(7, 5, 5), noise(7, 5, 1)
     whole = solved(a, b)
-    assert whole.members.accepted.all()
+    assert whole.accepted.all()
     a[5, :, 0] = 0
     with pytest.raises(SingularMember) as caught:
         solved(a, b)
     assert caught.value.place == 5
+
+
+def test_history_of_a_batch() -> None:
+    """One step more than there were corrections; the worst of all counts, also where parts take fewer."""
+    rng = np.random.default_rng(5)
+    a, b = rng.standard_normal((6, 30, 30)), rng.standard_normal((6, 30, 2))
+    alone = [neula.solve(x, y) for x, y in zip(a, b, strict=True)]
+    for one in alone:
+        assert len(one.history) == one.iterations + 1
+        assert one.history[-1] <= one.tolerance
+        assert one.history[-1] < one.history[0] <= 30 * 2.0**-53
+    together = neula.solve(a, b)
+    assert len(together.history) == together.iterations + 1
+    # Batched LAPACK may round in another order: the first ones are of the same size, and not more.
+    assert together.history[0] == pytest.approx(max(one.history[0] for one in alone), rel=1)
+
+
+def test_histories_of_different_length() -> None:
+    parts = [torch.tensor(x, dtype=torch.float64) for x in ([3.0, 1.0], [2.0, 1.5, 0.5], [1.0])]
+    assert _worst(parts).tolist() == [3.0, 1.5, 1.0]

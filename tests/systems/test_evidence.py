@@ -14,9 +14,10 @@ from campaign.oracle import System
 from neula.algorithms.elimination.equilibrate import Equilibrated, equilibrate
 from neula.algorithms.elimination.factorization import mixed_lu
 from neula.algorithms.krylov.iterative_refinement import Refined, classical, gmres_refinement
+from neula.algorithms.spectra.inverse_norm import EXPLICIT
 from neula.engines import FP64, EmulatedEngine
 from neula.io.matrices import random_matrix
-from neula.problems.systems.evidence import BLOCK, Evidence, column_norms
+from neula.problems.systems.evidence import BLOCK, ESTIMATED, Evidence, column_norms
 from neula.problems.systems.problem import Options
 
 U64 = 2.0**-53
@@ -33,6 +34,20 @@ def matrix(kind: str, n: int) -> torch.Tensor:
     if kind == "graded":
         return graded(n)
     return random_matrix("arithmetic", n, n, cond=1.0) if kind == "orthogonal" else random_matrix(kind, n, n)
+
+
+def singular_values(kind: str, n: int, cond: float, rng: np.random.Generator) -> np.ndarray:
+    """One small, in even steps, or most of them above a last one that is much smaller."""
+    if kind == "one small":
+        return np.append(np.ones(n - 1), 1 / cond)
+    if kind == "even":
+        return cond ** -np.linspace(0, 1, n)
+    return np.append(cond ** -np.linspace(0, rng.uniform(0, 1), n - 1), 1 / cond)
+
+
+def with_singular_values(s: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    left, right = (np.linalg.qr(rng.standard_normal((len(s), len(s))))[0] for _ in range(2))
+    return left * s @ right
 
 
 def factors_of(a: torch.Tensor, format: str) -> Equilibrated:
@@ -121,3 +136,47 @@ def test_the_forward_error_is_a_bound(pivot: str, cond: float, certify: str) -> 
     assert (errors <= result.forward_errors).all()
     if result.converged and certify == "forward":
         assert (result.forward_errors <= 2 * U64).all()
+
+
+ALMOST_SINGULAR = np.array(
+    [
+        [0.9459911573291809, -0.11436922073643865, -0.1781629492839892, -0.07918011607047451],
+        [-0.11436922073643865, 0.013827172621507584, 0.021539494467117663, 0.0095724556968633],
+        [-0.1781629492839892, 0.021539494467117663, 0.033554833788128215, 0.01491331028675058],
+        [-0.07918011607047451, 0.0095724556968633, 0.01491331028675058, 0.006629005835750187],
+    ]
+)
+"""Of condition 4e16, with singular values 1, 1e-5, 1e-11 and 3e-17: what factors in fp32 enlarge most has
+next to nothing along the last one."""
+
+
+def test_what_factors_do_not_enlarge_is_not_overlooked() -> None:
+    """GMRES left it in the residual: 1e-4 was claimed, and no digit is right."""
+    b = np.array([1.1412829153910423, -0.13797938021417264, -0.2149442757928724, -0.09552802337881023])
+    with pytest.warns(neula.IllConditionedWarning):
+        result = neula.solve(ALMOST_SINGULAR, b, compute="fp32", engine="emulated", assume_a="pos")
+    assert result.forward_error == np.inf
+
+
+@pytest.mark.parametrize("format", ["fp16", "fp32"])
+@pytest.mark.parametrize("kind", ["one small", "even", "two sizes"])
+@pytest.mark.parametrize(("n", "count"), [(4, 20), (20, 10), (70, 3)])
+def test_norms_of_inverses_are_not_underestimated(n: int, count: int, kind: str, format: str) -> None:
+    """What the forward error multiplies is at least the norm of the inverse, or A is not called regular.
+
+    To 1e12 it is called so where the inverse was made, and close.
+    """
+    rng = np.random.default_rng([n, count])
+    for cond in 10.0 ** rng.uniform(3, 18, count):
+        a = torch.from_numpy(with_singular_values(singular_values(kind, n, cond, rng), rng))
+        factors = factors_of(a, format)
+        found = Evidence.of(a, factors, factors.scales, None, 60, column_norms(a))
+        if cond < 1e12 and n <= EXPLICIT:
+            assert found.is_regular
+        if found.is_regular:
+            b = factors.scales.rows[:, None] * a / column_norms(a)
+            smallest = float(torch.linalg.svdvals(b)[-1])
+            rounding = 4 * U64 * n**0.5 * float(torch.linalg.matrix_norm(b))  # of LAPACK's, and of b
+            assert ESTIMATED * float(found.inverse) * (smallest + rounding) >= 1
+            if cond < 1e12 and n <= EXPLICIT:  # n^(1/4) is the Schatten norm, 2 what is left of B X
+                assert float(found.inverse) * (smallest - rounding) <= 2 * n**0.25

@@ -10,7 +10,20 @@ from neula.engines.cpu import CpuEngine, measured_rates, why_no_bf16
 from neula.engines.cuda import CudaEngine, load_solvers, measured_rate
 from neula.engines.emulated import EmulatedEngine
 from neula.engines.engine import Engine
-from neula.engines.formats import BF16, FORMATS, FP16, FP32, FP64, TF32, Format, format_named, format_of
+from neula.engines.formats import (
+    BF16,
+    FORMATS,
+    FP16,
+    FP16_COR,
+    FP32,
+    FP64,
+    TF32,
+    Arithmetic,
+    Format,
+    format_named,
+    format_of,
+)
+from neula.engines.tuning import Tuning
 from neula.errors import unknown_name
 
 ENGINES: dict[str, type[Engine]] = {e.name: e for e in (CudaEngine, CpuEngine, EmulatedEngine)}
@@ -20,14 +33,17 @@ __all__ = [
     "ENGINES",
     "FORMATS",
     "FP16",
+    "FP16_COR",
     "FP32",
     "FP64",
     "TF32",
+    "Arithmetic",
     "CpuEngine",
     "CudaEngine",
     "EmulatedEngine",
     "Engine",
     "Format",
+    "Tuning",
     "describe",
     "format_named",
     "format_of",

@@ -12,6 +12,7 @@ from functools import lru_cache
 import torch
 
 from neula.engines.engine import Engine
+from neula.engines.tuning import Tuning, cpu_tuning
 
 
 class CpuEngine(Engine):
@@ -22,22 +23,15 @@ class CpuEngine(Engine):
     """
 
     name = "cpu"
-    panel = "cholesky2"
-    lu_panel = 384  # narrower ones copy more of L for oneDNN, wider ones take longer than that saves
-    lu_inner_panel = 64
-    inverted = 256
-    swaps = True
-    direct = 1400
-    direct_definite = 1400
+    splits = False
 
     @property
     def formats(self) -> tuple[str, ...]:
         return ("fp32", "fp64") if why_no_bf16() else ("bf16", "fp32", "fp64")
 
     @property
-    def preconditioners(self) -> tuple[str, ...]:
-        # bf16 halves the time of the products, but its iterations take longer than that saves.
-        return ("fp32",)
+    def tuning(self) -> Tuning:
+        return cpu_tuning(self.formats)
 
     def _matmul(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return onednn_matmul(a, b) if a.dtype == torch.float32 and a.ndim == 2 else a @ b

@@ -10,8 +10,9 @@ import torch
 
 from neula.engines import cublas, graphs
 from neula.engines.engine import Engine, Result, Tensors
-from neula.engines.formats import FP32, TF32, Format, round_to
+from neula.engines.formats import FP32, TF32, round_to
 from neula.engines.precision import exact_matmul, exactly
+from neula.engines.tuning import Tuning, cuda_tuning
 from neula.kernels import calu, tournament
 from neula.kernels.gemm import corrected_gemm, corrected_gram, kernel_runs
 from neula.kernels.projection import project_out, projects
@@ -20,14 +21,6 @@ from neula.kernels.transposed_copy import transposed_copy
 ALIGNED = 8
 """Columns start at multiples of so many elements, 16 bytes in half precision, where bulk copies can. Working
 matrices end there as well: products over an odd number of rows take several times as long."""
-
-CORRECTED = 1024
-"""Smallest dimension from which on a float32 product is computed in fp16 with error correction: 140 to 200
-TFLOP/s on an H200 instead of 50."""
-
-CORRECTED_GRAM = 1 << 33
-"""Products in ``m n^2`` from which on a float32 Gram matrix is computed so: 0.4 ms instead of 0.7 for
-16384 x 2048 on an H200; for a quarter of that a float32 product is faster."""
 
 ORTHONORMAL = 1.5
 """Elements of orthonormal columns are at most 1; what is not orthonormal may overflow, and is rejected."""
@@ -40,14 +33,6 @@ FREE = 4
 it starts, and those of one that is busy would wait."""
 
 
-DIRECT_PIVOTED = 20000
-"""Order from which on pivoted LU in fp16 is worth a try where fp64 is fast."""
-
-FAST_FP64 = frozenset({(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)})
-"""Compute capabilities of P100, V100, A100, H100 and H200, B200. Others (6.1, 8.6, 8.9, 10.3, 12.0) multiply
-fp64 at a 32nd of the rate of fp32 or less."""
-
-
 class CudaEngine(Engine):
     """cuBLAS products with half-precision operands and float32 results, in place on column-major storage.
 
@@ -55,63 +40,34 @@ class CudaEngine(Engine):
     """
 
     name = "cuda"
-    direct = 6144  # where LU in fp16 with refinement takes as long as cuSOLVER in double
-    direct_definite = 20000  # likewise
-    lu_panel = 1024  # as fast as 512 up to 32768 columns, and half the launches
-    lu_inner_panel = 128
     rounds_once = True
-
-    def __init__(self, device: torch.device | str, format: Format | str | None = None) -> None:
-        super().__init__(device, format)
-        # In float64 panels are library calls, and 256 columns take half of the launches of 128.
-        self.panel, self.cutoff = ("cholesky32", 128) if self.storage == torch.float32 else ("cholesky", 256)
-
-    def plain(self) -> Engine:
-        return PlainCudaEngine(self.device, self.format)
 
     @property
     def formats(self) -> tuple[str, ...]:
         return ("fp16", "bf16", "tf32", "fp32", "fp64")
 
     @property
-    def _has_fast_fp64(self) -> bool:
-        return fast_fp64(torch.cuda.get_device_capability(self.device))
+    def tuning(self) -> Tuning:
+        tournaments = tournament.kernel_runs(self.device) and calu.kernels_run(self.device)
+        return cuda_tuning(
+            torch.cuda.get_device_capability(self.device),
+            replayed_bytes=self.replayed_bytes,
+            corrected=kernel_runs(self.device),
+            tournament_width=tournament.WIDTH if tournaments else 0,
+        )
 
-    @property
-    def preconditioners(self) -> tuple[str, ...]:
-        # Data-center GPUs multiply fp64 on tensor cores, as fast as fp32 without them.
-        return ("fp16", "fp64" if self._has_fast_fp64 else "fp32")
-
-    @property
-    def tournaments(self) -> bool:
-        return self._half and tournament.kernel_runs(self.device) and calu.kernels_run(self.device)
-
-    @property
-    def pivoted_panels(self) -> tuple[int, int]:
-        return (512, tournament.WIDTH) if self.tournaments else super().pivoted_panels
-
-    @property
-    def pivoted_lu(self) -> bool:
-        # Other pivoted panels are library calls, and its LU in double takes no longer where fp64 is fast.
-        return self.tournaments or not self._has_fast_fp64
-
-    @property
-    def direct_pivoted(self) -> int:  # type: ignore[override]
-        # Where what is lost in vain on ill-conditioned matrices is small beside cuSOLVER in double.
-        return DIRECT_PIVOTED if self._has_fast_fp64 else self.direct
+    def _refuse_correction(self) -> None:
+        pass
 
     @property
     def _half(self) -> bool:
         return self.operand_dtype != self.storage
 
     def _corrects(self, a: torch.Tensor, b: torch.Tensor) -> bool:
-        """Whether a float32 product is faster in parts, on units that multiply fp16."""
-        large = self.format is FP32 and a.ndim == 2 and min(*a.shape, b.shape[1]) >= CORRECTED
-        return large and self.has_corrected_products()
-
-    def has_corrected_products(self) -> bool:
-        """Whether large products in fp32 are computed in fp16 with error correction."""
-        return kernel_runs(self.device)
+        """Whether a product is computed in parts of fp16, and not in float32."""
+        if not self.arithmetic.corrected or a.ndim > 2 or not kernel_runs(self.device):
+            return False
+        return min(*a.shape, b.shape[1]) >= self.tuning.corrected_from
 
     def _matmul(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         if self._corrects(a, b):
@@ -184,7 +140,7 @@ class CudaEngine(Engine):
 
     def lower_gram(self, a: torch.Tensor, blocks: Sequence[slice]) -> torch.Tensor:
         m, n = a.shape
-        if self.format is FP32 and m * n * n >= CORRECTED_GRAM and self.has_corrected_products():
+        if self.arithmetic.corrected and kernel_runs(self.device) and m * n * n >= self.tuning.corrected_gram:
             return corrected_gram(a, blocks)
         return super().lower_gram(a, blocks)
 
@@ -237,32 +193,6 @@ class CudaEngine(Engine):
         return graphs.recorded(function, like)
 
 
-class PlainCudaEngine(CudaEngine):
-    """What comparisons call fp32: no parts in fp16, and nothing that is played back."""
-
-    replay = Engine.replay
-    recorded = Engine.recorded
-
-    def __init__(self, device: torch.device | str, format: Format | str | None = None) -> None:
-        super().__init__(device, format)
-        self.panel, self.cutoff = "cholesky", 256
-
-    def has_corrected_products(self) -> bool:
-        return False
-
-    def plain(self) -> PlainCudaEngine:
-        return self
-
-    def project_out(
-        self, q: torch.Tensor, a: torch.Tensor, r: torch.Tensor, room: torch.Tensor | None = None
-    ) -> None:
-        Engine.project_out(self, q, a, r, room)
-
-    @property
-    def replayed_bytes(self) -> int:
-        return 0
-
-
 _loading = threading.Lock()
 
 
@@ -304,7 +234,6 @@ def _tf32_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def measured_rate(engine: Engine, n: int = 4096) -> float:
     """GFLOP/s of an n x n x n product in the engine's format itself, best of three."""
-    engine = engine.plain()
     generator = torch.Generator(engine.device).manual_seed(0)
     a = engine.operand(torch.rand(n, n, generator=generator, device=engine.device, dtype=engine.storage))
     best = float("inf")
@@ -316,11 +245,3 @@ def measured_rate(engine: Engine, n: int = 4096) -> float:
         stop.synchronize()
         best = min(best, start.elapsed_time(stop))
     return 2e-6 * n**3 / best
-
-
-def fast_fp64(capability: tuple[int, int]) -> bool:
-    """Whether GPUs of a compute capability multiply fp64 at half the rate of fp32 or more.
-
-    Source: throughput of native arithmetic instructions, in the CUDA C++ programming guide.
-    """
-    return capability in FAST_FP64

@@ -23,8 +23,9 @@ from typing import Self
 
 import torch
 
-from neula.engines.engine import Engine
-from neula.engines.formats import FP16, FP32, FP64, Format, round_to, round_toward_zero
+from neula.engines.engine import Engine, Named
+from neula.engines.formats import FP16, FP32, FP64, round_to, round_toward_zero
+from neula.engines.tuning import EMULATED
 from neula.errors import unknown_name
 
 ACCUMULATIONS = ("fp32", "fp32_rz", "fp16")
@@ -36,7 +37,7 @@ class EmulatedEngine(Engine):
     Parameters
     ----------
     device : torch.device or str
-    format : str, optional
+    format : Arithmetic, Format or str, optional
         Low format, ``"fp16"`` by default.
     accumulate : {"fp32", "fp32_rz", "fp16"}
         How products are summed (see the module's text).
@@ -45,13 +46,12 @@ class EmulatedEngine(Engine):
     """
 
     name = "emulated"
-    panel = "caqr"
-    inverted = 256
+    tuning = EMULATED
 
     def __init__(
         self,
         device: torch.device | str = "cpu",
-        format: Format | str | None = None,
+        format: Named | None = None,
         accumulate: str = "fp32",
         block: int = 8,
     ) -> None:
@@ -67,8 +67,8 @@ class EmulatedEngine(Engine):
     def formats(self) -> tuple[str, ...]:
         return ("fp16", "bf16", "tf32", "fp32", "fp64")
 
-    def using(self, format: Format | str) -> Self:
-        return type(self)(self.device, format, self.accumulate, self.block)
+    def using(self, arithmetic: Named) -> Self:
+        return type(self)(self.device, arithmetic, self.accumulate, self.block)
 
     @property
     def operand_dtype(self) -> torch.dtype:
@@ -84,10 +84,6 @@ class EmulatedEngine(Engine):
 
     def round(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         return out.copy_(round_to(x, self.format))
-
-    @property
-    def preconditioners(self) -> tuple[str, ...]:
-        return ("fp16", "fp32")
 
     @property
     def unblocked(self) -> Self:

@@ -13,11 +13,14 @@ from typing import ClassVar, Self, TypeVar
 
 import torch
 
-from neula.engines.formats import Format, format_named
+from neula.engines.formats import Arithmetic, Format
+from neula.engines.tuning import Tuning
 from neula.errors import unknown_name
 
 Tensors = tuple[torch.Tensor, ...]
 Result = TypeVar("Result")
+Named = Arithmetic | Format | str
+"""An arithmetic, the plain one of a format, or its name."""
 
 CACHE_ELEMENTS = 1 << 20
 """Elements of a block that is read, changed and written while it is in a CPU's cache."""
@@ -34,46 +37,37 @@ class Engine(ABC):
         The low format to which operands are rounded.
     device : torch.device
         Where its matrices live.
-    panel : str
-        The panel that measures best here (a key of :data:`neula.algorithms.orthogonal.panels.PANELS`).
-    cutoff : int
-        The width at which the recursion stops and the panel starts, as it measures best here.
-    lu_panel, lu_inner_panel : int
-        Widths r and s of the panels of LU factorizations.
-    inverted : int
-        Order of the diagonal blocks of a triangular factor that are worth inverting to solve with it some
-        dozen times.
+    arithmetic : Arithmetic
+        What products are computed in.
+    splits : bool
+        Whether products with error correction gain anything.
     rounds_once : bool
         Whether :meth:`gemm_low` sums in the storage precision and rounds when it stores: then updates of a
         matrix in the low format need no buffer.
-    swaps : bool
-        Whether interchanging rows costs little beside the products, so that LU need not avoid it.
-    pivoted_lu : bool
-        Whether LU by panels with partial pivoting in a low format is faster than the library's in double
-        precision, so that linear systems are worth a try with it.
-    direct, direct_pivoted, direct_definite : int
-        Order of linear systems below which the library in double precision is as fast as a cheaper LU, LU
-        with partial pivoting, or Cholesky factorization, with refinement.
     """
 
     name: ClassVar[str]
-    panel: str
-    cutoff: int = 128
-    lu_panel: ClassVar[int] = 256
-    lu_inner_panel: ClassVar[int] = 8
-    inverted: ClassVar[int] = 2048
+    splits: ClassVar[bool] = True
     rounds_once: ClassVar[bool] = False
-    swaps: ClassVar[bool] = False
-    direct: ClassVar[int] = 256
-    direct_pivoted: ClassVar[int] = 256
-    direct_definite: ClassVar[int] = 256
 
-    def __init__(self, device: torch.device | str, format: Format | str | None = None) -> None:
+    def __init__(self, device: torch.device | str, format: Named | None = None) -> None:
         self.device = torch.device(device)
-        chosen = self.formats[0] if format is None else format
-        self.format = chosen if isinstance(chosen, Format) else format_named(chosen)
-        if self.format.name not in self.formats:
-            raise unknown_name(f"format for the {self.name} engine", self.format.name, self.formats)
+        self.arithmetic = _arithmetic(self.formats[0] if format is None else format)
+        if self.arithmetic.corrected:
+            self._refuse_correction()
+        if self.arithmetic.operands.name not in self.formats:
+            raise unknown_name(f"format for the {self.name} engine", self.arithmetic.name, self.formats)
+
+    def _refuse_correction(self) -> None:
+        raise ValueError(
+            f"the {self.name} engine has no products with error correction ({self.arithmetic.name!r}): pass "
+            "compute='fp32', which is as accurate"
+        )
+
+    @property
+    def format(self) -> Format:
+        """The low format: the one whose accuracy products have."""
+        return self.arithmetic.format
 
     @property
     @abstractmethod
@@ -81,36 +75,17 @@ class Engine(ABC):
         """The formats that it multiplies in, cheapest first; those that only lose time here are missing."""
 
     @property
-    def pivoted_lu(self) -> bool:
-        """Whether LU with interchanges in a low format is worth a try."""
-        return True
-
-    @property
-    def tournaments(self) -> bool:
-        """Whether LU in the low format finds pivots by tournaments, which are faster here."""
-        return False
-
-    @property
-    def pivoted_panels(self) -> tuple[int, int]:
-        """Widths r and s of the panels of LU factorizations with partial pivoting."""
-        return self.lu_panel, self.lu_inner_panel
-
-    @property
     @abstractmethod
-    def preconditioners(self) -> tuple[str, ...]:
-        """Formats of an R that is to be refined, in the order to try: soonest to a solution first."""
+    def tuning(self) -> Tuning:
+        """What measures best here."""
 
     @abstractmethod
     def _matmul(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """Product of two operands as a new matrix, in the storage precision or narrower."""
 
-    def using(self, format: Format | str) -> Self:
-        """The same engine with another low format."""
-        return type(self)(self.device, format)
-
-    def plain(self) -> Engine:
-        """The same engine, whose products in fp32 are those of float32 numbers and not of parts of them."""
-        return self
+    def using(self, arithmetic: Named) -> Self:
+        """The same engine with another arithmetic."""
+        return type(self)(self.device, arithmetic)
 
     @property
     def storage(self) -> torch.dtype:
@@ -273,4 +248,10 @@ class Engine(ABC):
         return self.name
 
     def __repr__(self) -> str:
-        return f"{self} in {self.format.name}"
+        return f"{self} in {self.arithmetic.name}"
+
+
+def _arithmetic(named: Named) -> Arithmetic:
+    if isinstance(named, Format):
+        return Arithmetic(named)
+    return Arithmetic.named(named) if isinstance(named, str) else named

@@ -55,6 +55,57 @@ FORMATS = {f.name: f for f in (FP16, BF16, TF32, FP32, FP64)}
 _OF_DTYPE = {f.dtype: f for f in (FP16, BF16, FP32, FP64)}
 
 
+FP16_COR = "fp16_cor"
+"""What the user calls half precision with error correction."""
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """What products are computed in.
+
+    Attributes
+    ----------
+    operands : Format
+        What operands are rounded to.
+    corrected : bool
+        Whether each is the sum of two numbers of the format, so that large products are as accurate as in
+        float32. Small ones are in float32 itself.
+    """
+
+    operands: Format
+    corrected: bool = False
+
+    @classmethod
+    def named(cls, name: str) -> Arithmetic:
+        """Look an arithmetic up by name: that of a format, or ``"fp16_cor"``.
+
+        Raises
+        ------
+        ValueError
+            If there is none; the message lists those that there are.
+        """
+        if name == FP16_COR:
+            return cls(FP16, corrected=True)
+        if name not in FORMATS:
+            raise unknown_name("format", name, (*FORMATS, FP16_COR))
+        return cls(FORMATS[name])
+
+    @property
+    def name(self) -> str:
+        """What the user calls it."""
+        return FP16_COR if self.corrected else self.operands.name
+
+    @property
+    def format(self) -> Format:
+        """The format whose accuracy it has."""
+        return FP32 if self.corrected else self.operands
+
+    @property
+    def u(self) -> float:
+        """Unit roundoff."""
+        return self.format.u
+
+
 def format_named(name: str) -> Format:
     """Look a format up by name.
 

@@ -273,8 +273,8 @@ class SolveResult:
     digits : float
         Decimal digits of x that are sure: the negative logarithm of ``forward_error``.
     history : tuple of float
-        The backward error after every step of refinement, first to last; empty if small systems were solved
-        together.
+        The largest backward error after every step of refinement, first to last: the first one is that of
+        a solve with the factors. Of a batch that was solved together the largest of all, else of the worst.
     method : str
         What the accepted attempt did, e.g. ``"rbt + lu fp32 + gmres"``.
     attempts : tuple of Attempt

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -76,6 +76,25 @@ class System:
         """
         return e.reshape(self._layout.members).expand(self.batch)
 
+    @property
+    def finite(self) -> torch.Tensor:
+        """Which of the right-hand sides that share a matrix hold neither NaN nor Inf, shape (P, copies)."""
+        finite = self.columns.isfinite().all(1)
+        return finite.unflatten(1, (self._layout.copies, self._layout.width)).all(2)
+
+    def of_copies(self, e: torch.Tensor) -> torch.Tensor:
+        """What is known of each problem of the batch, shape (*batch,), from shape (P, copies)."""
+        return replace(self._layout, width=1).unfold(e.unsqueeze(1))[..., 0, 0]
+
+    def for_columns(self, e: torch.Tensor) -> torch.Tensor:
+        """The same for each of its columns, shape (P, K)."""
+        return e.repeat_interleave(self._layout.width, 1)
+
+    @property
+    def shares(self) -> bool:
+        """Whether several problems of the batch have the same matrix."""
+        return self._layout.copies > 1
+
     def _without_last(self, x: torch.Tensor) -> torch.Tensor:
         return x.squeeze(-1) if self.is_vector else x
 
@@ -106,7 +125,7 @@ class _Layout:
 
     def fold(self, b: torch.Tensor) -> torch.Tensor:
         """Right-hand sides of shape (*batch, m, k), as columns of shape (P, m, K)."""
-        count, copies = math.prod(self.members), self._copies()
+        count, copies = math.prod(self.members), self.copies
         return b.permute(self.order).reshape(count, b.shape[-2], copies * self.width)
 
     def unfold(self, x: torch.Tensor) -> torch.Tensor:
@@ -119,7 +138,9 @@ class _Layout:
     def _counting(self, matrices: bool) -> list[int]:
         return [i for i, size in enumerate(self.members) if (size != 1) == matrices]
 
-    def _copies(self) -> int:
+    @property
+    def copies(self) -> int:
+        """Right-hand sides of the user's that share a matrix."""
         return math.prod(self.batch[i] for i in self._counting(False))
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 
 from neula.certificates.forward_error import SURE
+from neula.pipeline.chain import Values
 from neula.pipeline.result import Attempt
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ S = TypeVar("S", bound="Solutions")
 
 
 @dataclass(frozen=True)
-class Solutions:
+class Solutions(Values):
     """Solutions of a batch with the evidence of each.
 
     Attributes
@@ -36,20 +37,6 @@ class Solutions:
     backward_error: torch.Tensor
     condition: torch.Tensor
     accepted: torch.Tensor
-
-    def put(self, where: torch.Tensor, others: Self) -> None:
-        """Take ``others`` to the places ``where``."""
-        for known, other in zip(self.tensors, others.tensors, strict=True):
-            known[where] = other
-
-    def at(self, where: torch.Tensor) -> Self:
-        """Those at some places."""
-        return replace(self, **{f.name: getattr(self, f.name)[where] for f in fields(self)})
-
-    @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """All of them, in order."""
-        return tuple(getattr(self, f.name) for f in fields(self))
 
     @property
     def unsure(self) -> torch.Tensor:
@@ -80,7 +67,7 @@ class Found(Generic[S]):
             known.zero_()
         self.members.condition.fill_(1.0)
         self.members.accepted.fill_(True)
-        self.attempts.append(Attempt("nothing to do", True, f"A is {tuple(a.shape[1:])}, {len(a)} times"))
+        self.attempts.append(nothing_to_do(a, len(a)))
         return self
 
 
@@ -91,3 +78,8 @@ def does_not_fit(dtype: torch.dtype) -> OverflowError:
         if dtype == torch.float64
         else f"the solution does not fit {dtype}: pass the input in a wider dtype"
     )
+
+
+def nothing_to_do(a: torch.Tensor, count: int) -> Attempt:
+    """What is recorded where there are no elements."""
+    return Attempt("nothing to do", True, f"A is {tuple(a.shape[-2:])}, {count} times")

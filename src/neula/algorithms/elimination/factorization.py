@@ -34,6 +34,26 @@ class Factorization(Protocol):
         """The same factors, which then solve in double precision: their errors stay, no others come."""
 
 
+@dataclass(frozen=True)
+class Transposed:
+    """A factorization of A as one of its transpose."""
+
+    factors: Factorization
+
+    @property
+    def growth(self) -> float:
+        return self.factors.growth
+
+    def solve(self, b: torch.Tensor) -> torch.Tensor:
+        return self.factors.solve_transposed(b)
+
+    def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
+        return self.factors.solve(b)
+
+    def in_double(self) -> Transposed:
+        return Transposed(self.factors.in_double())
+
+
 class SingularMatrixError(ArithmeticError):
     """A pivot is zero, so that there are no factors to solve with.
 

@@ -210,7 +210,7 @@ def _in_whole_blocks(engine: Engine, r: int, s: int, pivoting: bool) -> bool:
     if not engine.rounds_once:
         return False
     if pivoting:
-        return engine.tournaments and s == WIDTH and r % WIDTH == 0 and r <= WIDEST
+        return engine.tuning.has_tournaments(engine.format) and s == WIDTH and r % WIDTH == 0 and r <= WIDEST
     return kernels_take(engine.operand_dtype, engine.device, s)
 
 
@@ -275,8 +275,7 @@ def panel_widths(
     for name, width in (("panel", panel), ("inner_panel", inner_panel)):
         if width is not None and not (hasattr(width, "__index__") and width >= 1):
             raise ValueError(f"{name} must be a whole number, at least 1, got {width!r}")
-    tournaments = pivoting and variant == "5.2/5.1"
-    best_r, best_s = engine.pivoted_panels if tournaments else (engine.lu_panel, engine.lu_inner_panel)
+    best_r, best_s = engine.tuning.lu_panels(engine.format, pivoting=pivoting and variant == "5.2/5.1")
     r = best_r if panel is None else operator.index(panel)
     if not VARIANTS[variant].partitioned:
         if inner_panel is None:

@@ -14,6 +14,7 @@ vectors would come back in every step, magnified along the small ones by the squ
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -111,7 +112,13 @@ class DoubledSolution:
 
 
 def refine_doubled(
-    system: System, b: torch.Tensor, *, tolerance: float, max_steps: int = MAX_STEPS, look: bool = True
+    system: System,
+    b: torch.Tensor,
+    *,
+    tolerance: float,
+    max_steps: int = MAX_STEPS,
+    look: bool = True,
+    on_step: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
 ) -> DoubledSolution:
     """Solve and refine until the forward error of each right-hand side meets the tolerance, or stagnates.
 
@@ -127,6 +134,8 @@ def refine_doubled(
     max_steps : int
     look : bool
         Stop when nothing is left to refine; without, the host does not wait for the device.
+    on_step : callable, optional
+        Called with the unknowns before each correction, and their residuals.
 
     Returns
     -------
@@ -141,6 +150,8 @@ def refine_doubled(
     while steps < max_steps and (steps == 0 or not look or bool(active.any())):
         steps += 1
         found = system.evaluate(b, high, low)
+        if on_step is not None:
+            on_step(high, found.residual)
         correction = torch.where(active[:, None], found.correction, 0.0)
         high, low = add_to_pair(high, low, correction)
         before, left = left, torch.where(active, found.left, left)

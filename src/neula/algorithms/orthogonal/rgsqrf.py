@@ -74,7 +74,8 @@ def rgsqrf(
     m, n = a.shape
     if m < n:
         raise ValueError(f"rgsqrf needs at least as many rows as columns, got {m} x {n}")
-    cutoff = engine.cutoff if cutoff is None else cutoff
+    best = engine.tuning.recursion(engine.storage)
+    cutoff = best.cutoff if cutoff is None else cutoff
     if cutoff < 1:
         raise ValueError(f"cutoff must be at least 1, got {cutoff}")
     q = a if overwrite_a else _working_copy(a, engine)
@@ -82,8 +83,8 @@ def rgsqrf(
     recursion = _Recursion(
         engine,
         panel_engine=engine.using(panel_format or ("fp64" if engine.storage == torch.float64 else "fp32")),
-        panel=panel_named(panel or engine.panel),
-        fused=(panel or engine.panel) == "cholesky32" and engine.storage == torch.float32,
+        panel=panel_named(panel or best.panel),
+        fused=(panel or best.panel) == "cholesky32" and engine.storage == torch.float32,
         careful=panel is None,
         cutoff=cutoff,
         on_columns=on_columns,

@@ -68,9 +68,9 @@ def _factorizations(
     q, r = deque(itertools.chain([(q, r)], passes), maxlen=1).pop()
     yield UNTIL, (q, r / scales)
     del q, r
-    if engine.panel != "caqr":
+    if engine.tuning.recursion(engine.storage).panel != "caqr":
         q, r = rgsqrf(a * scales, engine)
-        yield f"{RGSQRF} ({engine.panel} panel)", (q, r / scales)
+        yield f"{RGSQRF} ({engine.tuning.recursion(engine.storage).panel} panel)", (q, r / scales)
         del q, r
     factors = rhouqr(a * scales, engine)
     yield RHOUQR, (factors.q(engine), factors.r / scales)

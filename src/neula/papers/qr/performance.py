@@ -144,7 +144,7 @@ def measure_panels(setting: Setting, shapes: Shapes = ()) -> Iterator[Row]:
         methods: dict[str, Callable[[], Any]] = {
             CAQR_PANEL: partial(rgsqrf, a, engine, panel="caqr", cutoff=128),
             SGEQRF_PANEL: partial(rgsqrf, a, engine, panel="householder", cutoff=128),
-            f"RGSQRF, {engine.panel} panel": partial(rgsqrf, a, engine),
+            f"RGSQRF, {engine.tuning.recursion(engine.storage).panel} panel": partial(rgsqrf, a, engine),
             SGEQRF: partial(torch.geqrf, a),
         }
         yield from _compare(setting, a, SGEQRF, methods)
@@ -209,7 +209,7 @@ def measure_low_format(setting: Setting, shapes: Shapes = ()) -> Iterator[Row]:
 def _rgsqrf_with(a: torch.Tensor, engine: Engine, variant: str) -> tuple[torch.Tensor, torch.Tensor]:
     low = engine.format.name
     panel = low if variant == ON_ON else "fp32"
-    update = engine.using("fp32").plain() if variant == OFF_OFF else engine
+    update = engine.using("fp32") if variant == OFF_OFF else engine
     return rgsqrf(a, update, panel="caqr", panel_format=panel, cutoff=128)
 
 

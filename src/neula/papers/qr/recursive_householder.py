@@ -58,7 +58,7 @@ def rhouqr(a: torch.Tensor, engine: Engine, *, cutoff: int | None = None) -> Hou
     m, n = a.shape
     if m < n:
         raise ValueError(f"rhouqr needs at least as many rows as columns, got {m} x {n}")
-    cutoff = engine.cutoff if cutoff is None else cutoff
+    cutoff = engine.tuning.recursion(engine.storage).cutoff if cutoff is None else cutoff
     if cutoff < 1:
         raise ValueError(f"cutoff must be at least 1, got {cutoff}")
     y = engine.empty(m, n).copy_(a)

@@ -13,7 +13,7 @@ from neula.algorithms.krylov.refinement import InnerSolver, over
 from neula.algorithms.scaling import binary_exponents, shift
 from neula.certificates.accuracy import lstsq_bound
 from neula.certificates.forward_error import SURE
-from neula.engines.corrected import FP16_COR, corrects
+from neula.engines import FP16_COR
 from neula.pipeline.memory import MemoryGuard
 from neula.pipeline.result import Attempt
 from neula.problems.least_squares.comparators import unrefined
@@ -29,15 +29,6 @@ from neula.problems.least_squares.preconditioned import (
 )
 from neula.problems.least_squares.problem import Found, Members, Options, no_longer
 from neula.problems.least_squares.scaled import ScaledProblems
-
-GRAM_COLUMNS = 4096
-"""Up to as many columns R comes from the Gram matrix where half precision is fast: half the operations of a
-QR, and no panels. With error correction it is as good a preconditioner as a QR in fp16 up to a condition of
-2500."""
-
-FP16_GRAM_COLUMNS = 2048
-"""From more columns on the Gram matrix is tried in fp16 before: its product saves more than what the two or
-three more iterations read (131072 x 4096 on an H200: 33 ms and 40; 524288 x 1024: 25 and 24)."""
 
 SAFE_EXPONENT = 400
 """Elements between ``2^-400`` and ``2^400`` have products, and sums of squares, that float64 holds."""
@@ -151,11 +142,12 @@ def preconditioners(n: int, options: Options) -> list[tuple[str, str]]:
     """
     if options.compute is not None:
         return [("rgsqrf", options.compute)]
-    formats = options.engine.preconditioners
-    if options.algorithm is not None or not corrects(options.engine):
+    tuning = options.engine.tuning
+    formats = tuning.preconditioners
+    if options.algorithm is not None or not tuning.corrected:
         return [("rgsqrf", format) for format in formats]
-    links = [("cholesky", "fp16")] if FP16_GRAM_COLUMNS < n <= GRAM_COLUMNS else []
-    links.append(("cholesky", FP16_COR) if n <= GRAM_COLUMNS else ("rgsqrf", "fp16"))
+    links = [("cholesky", "fp16")] if tuning.fp16_gram_columns < n <= tuning.gram_columns else []
+    links.append(("cholesky", FP16_COR) if n <= tuning.gram_columns else ("rgsqrf", "fp16"))
     better = [("rgsqrf", format) for format in formats[1:] if format != "fp32"]
     return [*links, ("rgsqrf", FP16_COR), *better]
 

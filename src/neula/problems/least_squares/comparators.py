@@ -10,7 +10,6 @@ from neula.algorithms.direct import normal_equations, qr_solve
 from neula.algorithms.krylov.refinement import Refined, Scale, norms_of
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.spectra.condition import solve_rt
-from neula.engines.corrected import arithmetic
 from neula.problems.least_squares.preconditioned import ESTIMATED, Outcome, Preconditioner, Problem
 
 
@@ -20,7 +19,7 @@ def unrefined(problem: Problem, algorithm: str) -> Outcome:
     if problem.wide:
         raise ValueError(f"algorithm {algorithm!r} needs at least as many rows as columns: use 'cgls'")
     compute = options.compute or "fp32"
-    engine = arithmetic(options.engine, compute)
+    engine = options.engine.using(compute)
     work = problem.operator.fill(engine, problem.scales)
     rhs = problem.b.to(engine.storage)
     if algorithm == "direct":

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from neula.certificates.accuracy import lstsq_bound, target_format
-from neula.certificates.forward_error import digits_of
-from neula.engines import FORMATS, Engine, format_of, select_engine
-from neula.engines.corrected import FP16_COR
+from neula.certificates.forward_error import SURE, digits_of
+from neula.engines import Arithmetic, Engine, format_of, select_engine
 from neula.engines.precision import plain_arithmetic
 from neula.errors import unknown_name
 from neula.pipeline.compilation import eager
@@ -26,15 +25,12 @@ from neula.pipeline.solutions import does_not_fit
 from neula.problems.least_squares.chain import solve_alone
 from neula.problems.least_squares.minimum_norm import solve_by_svd
 from neula.problems.least_squares.problem import Found, Members, Options
-from neula.problems.least_squares.scaled import gradient_vanishes
+from neula.problems.least_squares.scaled import gradient_is_zero, gradient_vanishes, weighted_norms
 from neula.problems.least_squares.together import links, rows, solve_together
-from neula.problems.orthogonal.qr import BATCHED_ELEMENTS, qr
+from neula.problems.orthogonal.qr import qr
 
 ALGORITHMS = ("cgls", "lsqr", "direct", "normal", "householder", "svd")
 CERTIFIED = ("backward", "forward")
-
-SMALL = 10_000_000
-"""Below ``m n^2`` of this size Householder QR in double precision takes milliseconds: nothing to gain."""
 
 
 @eager
@@ -112,7 +108,8 @@ def lstsq(
     ValueError
         For shapes that do not fit, NaN or Inf, and unknown names; if b or the weights require
         a gradient and A is no torch tensor. Problems of a batch with NaN or Inf are no error unless
-        ``strict``: their solutions are NaN, and are not accepted.
+        ``strict``: their solutions are NaN, and are not accepted; others are solved, those with the same
+        matrix as well.
     TypeError
         For complex or sparse input.
     ArithmeticError
@@ -179,7 +176,7 @@ def lstsq(
         target=target_format(accuracy, dtype),
         dtype=dtype,
         algorithm=algorithm,
-        compute=None if compute is None else _compute_named(compute),
+        compute=None if compute is None else Arithmetic.named(compute).name,
         damp=_check_damp(damp),
         weights=None if w is None else _check_weights(w.tensor, a.tensor.shape[-2]).to(chosen.device),
         rcond=_default_rcond(a.tensor) if rcond is None else rcond,
@@ -189,8 +186,14 @@ def lstsq(
     )
     matrices, columns = shapes.matrices.to(chosen.device), shapes.columns.to(chosen.device)
     with plain_arithmetic(chosen.device):
+        spoilt = _spoilt(shapes, columns)
+        if spoilt is not None:  # a column that is worked on with others would spoil them
+            columns = columns.masked_fill(shapes.for_columns(spoilt)[:, None], 0.0)
         found = _solve(matrices, columns, options, is_batch=bool(shapes.batch))
-    result = _collect(found, a, shapes, options)
+        found = _with_exact_zeros(matrices, columns, found, options)
+    if spoilt is not None:
+        _put_nan(found, spoilt, shapes)
+    result = _collect(found, a, shapes, options, spoilt)
     if not result.converged:
         if strict:
             check_finite(a.tensor, a.tensor, "A")
@@ -199,11 +202,35 @@ def lstsq(
             f"least squares is not certified to {result.accuracy} accuracy",
             _why(result, found, is_batch=bool(shapes.batch)),
             result,
-            (~shapes.of_members(found.members.accepted)).nonzero().tolist(),
+            (~_accepted(found, shapes, spoilt)).nonzero().tolist(),
             strict=strict,
             unsure=bool(found.members.unsure.any()),
         )
     return _differentiable(result, a, rhs, w, options, shapes) if differentiable else result
+
+
+def _spoilt(shapes: System, columns: torch.Tensor) -> torch.Tensor | None:
+    """Right-hand sides with NaN or Inf that share a matrix with others, shape (P, copies), if any do."""
+    if not shapes.shares:
+        return None
+    spoilt = ~shapes.finite.to(columns.device)
+    return spoilt if bool(spoilt.any()) else None
+
+
+def _put_nan(found: Found, spoilt: torch.Tensor, shapes: System) -> None:
+    """Say that nothing is known of right-hand sides with NaN or Inf."""
+    columns = shapes.for_columns(spoilt)
+    for known in (found.members.forward_error, found.members.residual_norm):
+        known.masked_fill_(columns, math.nan)
+    found.members.x.masked_fill_(columns[:, None], math.nan)
+    reason = f"{int(spoilt.sum())} of {spoilt.numel()} problems hold NaN or Inf"
+    found.attempts.append(Attempt("none", False, reason))
+
+
+def _accepted(found: Found, shapes: System, spoilt: torch.Tensor | None) -> torch.Tensor:
+    """Which problems of the batch are solved, shape (*batch,)."""
+    accepted = shapes.of_members(found.members.accepted)
+    return accepted if spoilt is None else accepted & ~shapes.of_copies(spoilt)
 
 
 def _check_names(algorithm: str | None, certify: str, max_iterations: int, rcond: float | None) -> None:
@@ -220,8 +247,10 @@ def _check_names(algorithm: str | None, certify: str, max_iterations: int, rcond
 def _solve(a: torch.Tensor, b: torch.Tensor, options: Options, *, is_batch: bool) -> Found:
     """Links for all that are left together where problems are small, then each alone."""
     found = Found(Members.missing(len(a), a.shape[2], b.shape[2], a.device))
-    if a.numel() == 0 or b.numel() == 0:
-        return _empty(a, b, found)
+    if a.numel() == 0:
+        return _empty(a, b, found, options, is_batch=is_batch)
+    if b.numel() == 0:
+        return _without_right_hand_sides(a, b, options, is_batch=is_batch)
     together = _go_together(a, options)
     if not is_batch:
         if together:  # alone, it is looked at there
@@ -251,6 +280,30 @@ def _without_vanished(a: torch.Tensor, b: torch.Tensor, found: Found, options: O
         vanished = zero[places] & ~gradient_vanishes(a[places], b[places], options.weights)
         members.forward_error[places] = members.forward_error[places].masked_fill(vanished, math.inf)
         members.accepted[places] &= ~vanished.any(1)
+    return found
+
+
+def _with_exact_zeros(a: torch.Tensor, b: torch.Tensor, found: Found, options: Options) -> Found:
+    """Where b is orthogonal to the columns of A, x = 0 is exact, and no relative error of another x is small.
+
+    Such right-hand sides look like unsure ones. The others of the same matrix are solved again without them.
+    """
+    members = found.members
+    doubtful = ~(members.forward_error <= SURE) & ~members.accepted[:, None]
+    places = doubtful.any(1).nonzero()[:, 0]
+    if len(places) == 0:
+        return found
+    zero = doubtful[places] & gradient_is_zero(a[places], b[places], options.weights)
+    places, zero = places[zero.any(1)], zero[zero.any(1)]
+    if len(places) == 0:
+        return found
+    rest = b[places].masked_fill(zero[:, None, :], 0.0)
+    again = _solve(a[places], rest, options, is_batch=True)
+    norms = torch.where(zero, weighted_norms(b[places], options.weights), again.members.residual_norm)
+    members.put(places, replace(again.members, residual_norm=norms))
+    found.attempts += again.attempts
+    found.iterations += again.iterations
+    found.method = again.method
     return found
 
 
@@ -288,22 +341,39 @@ def _go_together(a: torch.Tensor, options: Options) -> bool:
     m, n = rows(a, options), a.shape[2]
     wide = m < n
     exotic = wide or options.damp or options.weights is not None
-    few = m * n <= BATCHED_ELEMENTS.get(options.engine.name, 0) and len(a) > 1
-    return few or max(m, n) * min(m, n) ** 2 <= SMALL or bool(options.forward and exotic)
+    tuning = options.engine.tuning
+    few = m * n <= tuning.batched_elements and len(a) > 1
+    return few or max(m, n) * min(m, n) ** 2 <= tuning.together or bool(options.forward and exotic)
 
 
-def _empty(a: torch.Tensor, b: torch.Tensor, found: Found) -> Found:
-    """No rows, no columns, no matrices or no right-hand sides: without columns b is the residual."""
+def _empty(a: torch.Tensor, b: torch.Tensor, found: Found, options: Options, *, is_batch: bool) -> Found:
+    """No rows, no columns or no matrices: without columns b is the residual."""
     found.as_empty(a)
-    if a.shape[2] == 0:
-        found.members.residual_norm.copy_(torch.linalg.vector_norm(b.double(), dim=1))
+    if options.damp:
+        found.members.rank.fill_(a.shape[2])
+    if b.numel() > 0 and a.shape[2] == 0:
+        if not is_batch:
+            check_finite(b[0].squeeze(-1), options.engine.column_max(b[0]), "b")
+        found.members.residual_norm.copy_(weighted_norms(b, options.weights))
+    return found
+
+
+def _without_right_hand_sides(a: torch.Tensor, b: torch.Tensor, options: Options, *, is_batch: bool) -> Found:
+    """Nothing is asked for but what A is like: its rank and condition, as NumPy gives them, too."""
+    found = _solve(a, b.new_zeros(*b.shape[:2], 1), options, is_batch=is_batch)
+    x, residual_norm, forward_error = (
+        y[..., :0] for y in (found.members.x, found.members.residual_norm, found.members.forward_error)
+    )
+    found.members = replace(found.members, x=x, residual_norm=residual_norm, forward_error=forward_error)
     return found
 
 
 def _why(result: LstsqResult, found: Found, *, is_batch: bool) -> str:
-    if is_batch:
+    accurate = result.backward_error <= result.tolerance
+    unsure = bool(found.members.unsure.any())
+    if is_batch or (accurate and not unsure):  # the rank is in doubt
         return found.attempts[-1].reason
-    if found.members.unsure.any() and result.backward_error <= result.tolerance:
+    if accurate:
         return (
             f"A is ill-conditioned, no digit of x is sure: condition number {result.condition:.1e}, "
             f"forward error {result.forward_error:.1e} ({found.method})"
@@ -314,12 +384,6 @@ def _why(result: LstsqResult, found: Found, *, is_batch: bool) -> str:
 def _default_rcond(a: torch.Tensor) -> float:
     """Rounding errors of the double-precision factorization, or of the data where those are larger."""
     return max(max(a.shape[-2:]) * 2.0**-52, 2 * format_of(a.dtype).u)
-
-
-def _compute_named(name: str) -> str:
-    if name not in (*FORMATS, FP16_COR):
-        raise unknown_name("format", name, (*FORMATS, FP16_COR))
-    return name
 
 
 def _check_damp(damp: float) -> float:
@@ -337,7 +401,9 @@ def _check_weights(w: torch.Tensor, m: int) -> torch.Tensor:
     return w.double()
 
 
-def _collect(found: Found, a: Taken, shapes: System, options: Options) -> LstsqResult:
+def _collect(
+    found: Found, a: Taken, shapes: System, options: Options, spoilt: torch.Tensor | None
+) -> LstsqResult:
     """One result for the batch: the worst of its members speaks for all."""
     members = found.members
     if bool(members.x.isinf().any()):
@@ -351,14 +417,19 @@ def _collect(found: Found, a: Taken, shapes: System, options: Options) -> LstsqR
         rank = min(members.rank[usable].tolist(), default=0)
         condition = float(members.condition.amax())
         forward_error = float(members.forward_error.amax()) if members.forward_error.numel() else 0.0
+    if spoilt is not None:
+        error = optimality = condition = math.nan
     norms = shapes.of_columns(members.residual_norm).flatten().tolist()
 
-    def of_members(x: torch.Tensor) -> Any:
-        return a.give_back(shapes.of_members(x).contiguous(), x.dtype)
+    def of_members(x: torch.Tensor, missing: float = math.nan) -> Any:
+        known = shapes.of_members(x)
+        if spoilt is not None:
+            known = known.masked_fill(shapes.of_copies(spoilt), missing)
+        return a.give_back(known.contiguous(), x.dtype)
 
     return LstsqResult(
         x=a.give_back(shapes.solutions(members.x), options.dtype),
-        converged=bool(members.accepted.all()),
+        converged=spoilt is None and bool(members.accepted.all()),
         iterations=found.iterations,
         backward_error=error,
         optimality=optimality,
@@ -373,9 +444,9 @@ def _collect(found: Found, a: Taken, shapes: System, options: Options) -> LstsqR
         attempts=tuple(found.attempts),
         engine=str(options.engine),
         accuracy=options.target.name,
-        accepted=of_members(members.accepted),
+        accepted=of_members(members.accepted, False),
         backward_errors=of_members(members.backward_error),
-        ranks=of_members(members.rank),
+        ranks=of_members(members.rank, 0),
         conditions=of_members(members.condition),
         forward_errors=a.give_back(shapes.of_columns(members.forward_error), torch.float64),
     )

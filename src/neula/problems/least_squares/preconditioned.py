@@ -26,7 +26,6 @@ from neula.algorithms.spectra.gram import gram_r
 from neula.algorithms.triangular.triangular import BlockTriangular, Triangular
 from neula.certificates.forward_error import least_squares_error, residual_ratio
 from neula.engines import FP16
-from neula.engines.corrected import arithmetic
 from neula.pipeline.inputs import check_finite
 from neula.pipeline.progress import digits_done, stage
 from neula.problems.least_squares.problem import Options
@@ -275,7 +274,7 @@ class Problem:
         with :class:`GivenUp` where R will be worse than ``limit`` allows.
         """
         options, operator, n = self.options, self.operator, self.scales.numel()
-        engine = arithmetic(options.engine, compute)
+        engine = options.engine.using(compute)
         report = stage(options.progress, f"factorizing in {compute}")
         size = 8 * math.prod(operator.shape)
         played_back = size <= options.engine.replayed_bytes and options.progress is None
@@ -291,7 +290,7 @@ class Problem:
             else:
                 work = same.fill(engine, scales)
                 r = rgsqrf(work, engine, overwrite_a=True, on_columns=on_columns, on_half=on_half)[1]
-            triangle = BlockTriangular.of(r, options.engine.inverted)
+            triangle = BlockTriangular.of(r, options.engine.tuning.inverted)
             found = Preconditioner.of(r, triangle)
             return r, triangle.inverses, found.columns, found.extremes
 

@@ -6,6 +6,7 @@ norm overflows or underflows. What the multiplication with weights rounds off is
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,6 +14,12 @@ import torch
 
 from neula.algorithms.scaling import LIMIT, binary_exponents, shift, two_product
 from neula.kernels.doubled import Doubled
+
+EXACT = 2.0**-900
+"""Products below may lose what rounding has lost of them."""
+
+SUMMED = 1_000_000
+"""Elements of A whose products are added one by one, which takes less than a second."""
 
 Sum = tuple[torch.Tensor, torch.Tensor | None]
 """A tensor, and what rounding it has lost; None where nothing is."""
@@ -165,6 +172,55 @@ def gradient_vanishes(a: torch.Tensor, b: torch.Tensor, weights: torch.Tensor | 
     if a_low is not None and b_low is not None:
         gradient = gradient + a_low.mT @ b + a.mT @ b_low
     return ~gradient.any(1)
+
+
+def gradient_is_zero(a: torch.Tensor, b: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+    """Whether ``A^T W^2 b = 0`` beyond doubt, shape (batch, k).
+
+    Products are split into parts that are exact, and their sums are rounded once. Where that cannot be done,
+    near the ends of the range, and where it would take long, the answer is no.
+    """
+    usable = a.isfinite().all(2).all(1)[:, None] & b.isfinite().all(1)
+    zero = usable & ~b.any(1)
+    if a.shape[1] * a.shape[2] > SUMMED:
+        return zero
+    for place, column in (usable & ~zero).nonzero().tolist():
+        parts = _parts(a[place].double(), weights), _parts(b[place, :, column, None].double(), weights)
+        zero[place, column] = _sums_are_zero(*parts)
+    return zero
+
+
+def weighted_norms(b: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+    """``||W b||`` of each column, without overflow or underflow on the way, shape (batch, k)."""
+    (b, _), exponents = _weighted(b.double(), weights)
+    return shift(torch.linalg.vector_norm(b, dim=1), exponents[:, 0])
+
+
+def _parts(x: torch.Tensor, weights: torch.Tensor | None) -> list[torch.Tensor] | None:
+    """Matrices whose sum is ``diag(weights) X``, but for powers of two; None where one of them is inexact."""
+    (high, low), _ = _weighted(x[None], weights)
+    nonzero = (x != 0) if weights is None else (x != 0) & (weights != 0)[:, None]
+    if bool((high[0].abs() < EXACT)[nonzero].any()):
+        return None
+    return [high[0]] if low is None else [high[0], low[0]]
+
+
+def _sums_are_zero(a: list[torch.Tensor] | None, b: list[torch.Tensor] | None) -> bool:
+    """Whether the columns of A, a sum of parts, are all orthogonal to b."""
+    if a is None or b is None:
+        return False
+    # Rounding errors of a sum of products, and of its terms: nothing larger can be zero.
+    noise = (len(a[0]) + 4) * 2.0**-52 * (a[0].abs().mT @ b[0].abs())
+    if bool(((a[0].mT @ b[0]).abs() > noise).any()):
+        return False
+    terms: list[torch.Tensor] = []
+    for x in a:
+        for y in b:
+            product = two_product(x, y)
+            if bool(((product[0].abs() < EXACT) & (x != 0) & (y != 0)).any()):
+                return False
+            terms += product
+    return all(math.fsum(column) == 0 for column in torch.cat(terms).T.tolist())
 
 
 def _weighted(x: torch.Tensor, weights: torch.Tensor | None) -> tuple[Sum, torch.Tensor]:

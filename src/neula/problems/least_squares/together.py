@@ -38,14 +38,6 @@ from neula.pipeline.result import Attempt
 from neula.problems.least_squares.problem import Found, Members, Options, no_longer
 from neula.problems.least_squares.scaled import ScaledProblems
 
-BLIND_STEPS = 3
-"""Corrections of a batch where nobody looks: enough for an R in float32 and condition numbers up to 1e4. What
-needs more of them goes on to a better R."""
-
-CHUNK = {"cpu": 1 << 19, "cuda": 1 << 26}
-"""Elements of a batch that are worked on together: 4 MB in double precision, which stay in a cache and hide
-the time of calls, and half a GB, which fills a GPU."""
-
 ROUNDED_RANK = 4.0
 """By how much the condition number must stay below ``1 / rcond`` for the rank to be certain: rounding errors
 move singular values by less."""
@@ -61,19 +53,17 @@ class _Link:
     factor: Factor
 
 
-def links(options: Options) -> list[_Link]:
-    """What is tried for a batch, cheapest first.
+FACTORS: dict[str, Factor] = {
+    "cholesky fp64": cholesky_r,
+    "householder fp64": householder_r,
+    "gram-schmidt fp32": partial(gram_schmidt_r, dtype=torch.float32),
+    "gram-schmidt fp64": partial(gram_schmidt_r, dtype=torch.float64),
+}
 
-    On a CPU the Gram matrix in double precision: 100 matrices of 256 x 32 take 2 ms, and 4.4 ms by LAPACK's
-    QR. Like an R in float32 it does for condition numbers up to about 1e6.
-    """
-    if options.engine.name != "cuda":
-        return [
-            _Link("cholesky fp64 + seminormal", cholesky_r),
-            _Link("householder fp64 + seminormal", householder_r),
-        ]
-    formats = (("fp32", torch.float32), ("fp64", torch.float64))
-    return [_Link(f"gram-schmidt {n} + seminormal", partial(gram_schmidt_r, dtype=d)) for n, d in formats]
+
+def links(options: Options) -> list[_Link]:
+    """What is tried for a batch, cheapest first."""
+    return [_Link(f"{name} + seminormal", FACTORS[name]) for name in options.engine.tuning.small_r]
 
 
 def solve_together(
@@ -82,7 +72,7 @@ def solve_together(
     """One link of the chain for the problems ``left``; returns those that were not accepted."""
     report = stage(options.progress, link.label)
     m, n = rows(a, options), a.shape[2]
-    size = min(len(left), max(1, CHUNK[options.engine.device.type] // (m * max(n, b.shape[2]))))
+    size = min(len(left), max(1, options.engine.tuning.chunk_elements // (m * max(n, b.shape[2]))))
     weights = () if options.weights is None else (options.weights,)
     key = (
         *(link.label, options.damp, options.rcond, options.max_iterations),
@@ -215,6 +205,6 @@ def _refine(system: System, b: torch.Tensor, options: Options) -> DoubledSolutio
         system,
         b,
         tolerance=options.digits,
-        max_steps=min(MAX_STEPS if options.looks else BLIND_STEPS, options.max_iterations),
+        max_steps=min(options.engine.tuning.blind_steps or MAX_STEPS, options.max_iterations),
         look=options.looks,
     )

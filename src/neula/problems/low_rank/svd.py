@@ -12,8 +12,7 @@ import torch
 from neula.algorithms.spectra.gram_svd import gram_svd
 from neula.algorithms.spectra.qr_svd import qr_svd
 from neula.certificates.accuracy import low_rank_error, orthogonality_bound, residual_bound, target_format
-from neula.engines import FP16, Engine, Format, select_engine
-from neula.engines.corrected import FP16_COR, arithmetic, corrects
+from neula.engines import FP16, FP16_COR, Engine, Format, select_engine
 from neula.engines.precision import plain_arithmetic
 from neula.pipeline.compilation import eager
 from neula.pipeline.inputs import check_matrices, take
@@ -24,10 +23,6 @@ from neula.problems.orthogonal.qr import qr
 CLEAR_REST = 1e-3
 """Part of ``||A||_F^2`` that is not approximated, above which it is known to three digits or more from the
 norms of A and s: these err by ``sqrt(k) u`` or less."""
-
-GRAM_PART = 4
-"""Up to this part of all singular values is taken from the Gram matrix."""
-
 
 SAFE_EXPONENT = {torch.float64: 200, torch.float32: 30, torch.bfloat16: 30, torch.float16: 16}
 """Elements between ``2^-e`` and ``2^e`` are factorized as they are."""
@@ -102,7 +97,7 @@ def svd_lowrank(
     work = torch.float64 if a.dtype == torch.float64 else torch.float32
     with plain_arithmetic(a.device), plain_arithmetic(chosen.device):
         found, factors, error = None, QRResult(None, None, engine=str(chosen), accuracy=target.name), None
-        if rank is not None and GRAM_PART * rank <= tall.shape[1] and chosen.name != "emulated":
+        if rank is not None and rank <= chosen.tuning.gram_part * tall.shape[1]:
             found, factors, error = _from_gram(tall.to(chosen.device, work), rank, chosen, target)
         if found is None:
             before = factors.attempts
@@ -149,7 +144,7 @@ def _from_gram(
     compute = _gram_arithmetic(a, engine, target)
     n = a.shape[1]
     bound = residual_bound(target, n)
-    found = gram_svd(a, rank, arithmetic(engine, compute), bound)
+    found = gram_svd(a, rank, engine.using(compute), bound)
     certificate = QRCertificate(found.residual, found.orthogonality, bound, orthogonality_bound(target, n))
     attempt = Attempt(f"gram-svd {compute}", certificate.accepted, str(certificate))
     result = QRResult(None, None, certificate, (attempt,), str(engine), target.name)
@@ -163,7 +158,7 @@ def _from_gram(
 def _gram_arithmetic(a: torch.Tensor, engine: Engine, target: Format) -> str:
     if a.dtype == torch.float64:
         return "fp64"
-    if not corrects(engine):
+    if not engine.tuning.corrected:
         return "fp32"
     return "fp16" if target.u >= FP16.u else FP16_COR
 

@@ -32,7 +32,7 @@ from neula.certificates.accuracy import (
     single_qr_measures,
     target_format,
 )
-from neula.engines import BF16, FORMATS, FP16, FP32, FP64, Engine, Format, format_named, select_engine
+from neula.engines import BF16, FP16, FP32, FP64, Arithmetic, Engine, Format, select_engine
 from neula.engines.precision import plain_arithmetic
 from neula.errors import unknown_name
 from neula.kernels.tall import PANEL_COLUMNS
@@ -56,14 +56,6 @@ from neula.problems.orthogonal.batch import (
 
 MODES = ("reduced", "r", "complete")
 ALGORITHMS = ("rgsqrf", "rgsqrf-reortho", "cholesky-qr", "householder")
-
-BATCHED_ELEMENTS = {"cpu": 1 << 16, "cuda": 1 << 22}
-"""Elements of a matrix up to which a batch is factorized together; larger ones fill the machine one by one.
-Engines that are missing here have arithmetic of their own, which only the chain for single matrices has."""
-
-TALL_COLUMNS, LOW_COLUMNS, TALL_RATIO = 256, 1024, 32
-"""Up to how many columns Cholesky QR of the whole matrix comes first, with corrected products and in half
-precision, and from how many rows for each column."""
 
 SURELY_CORRECTED = 0.03
 """How far from orthonormal Q may be for a correction that must not leave a residual: in place."""
@@ -198,7 +190,7 @@ def qr(
     if algorithm is not None and algorithm not in ALGORITHMS:
         raise unknown_name("algorithm", algorithm, ALGORITHMS)
     if compute is not None:
-        format_named(compute)
+        Arithmetic.named(compute)
     if panel is not None:
         panel_named(panel)
     if taken.needs_gradient and mode == "complete" and a.shape[-2] > a.shape[-1]:
@@ -278,11 +270,10 @@ class _Options:
     progress: Progress | None
     in_place: bool = False
 
-    def low(self) -> Format:
-        """Format of the products: the one that was named, or the cheapest that reaches the target."""
-        if self.compute is not None:
-            return FORMATS[self.compute]
-        return next(FORMATS[f] for f in self.engine.formats if FORMATS[f].u <= self.target.u)
+    def low(self) -> Arithmetic:
+        """Arithmetic of the products: the one that was named, or the cheapest that reaches the target."""
+        name = self.engine.tuning.cheapest(self.target) if self.compute is None else self.compute
+        return Arithmetic.named(name)
 
     def report(self, stage: str, n: int) -> Callable[[int], None] | None:
         if self.progress is None:
@@ -429,7 +420,7 @@ def _in_place(a: torch.Tensor, options: _Options) -> Iterator[_Certified]:
     problem = _prepare(a, options)
     engine, scales, named = options.engine.using(options.low()), problem.scales, options.algorithm
     image = image_of(a, scales, certifying_dtype(a.dtype, options.target))
-    first = None if engine.panel == "cholesky32" else "householder"
+    first = None if engine.tuning.recursion(engine.storage).panel == "cholesky32" else "householder"
 
     def certified(label: str, q: torch.Tensor, r: torch.Tensor) -> _Certified:
         engine.fill(r, r, scales.reciprocal())
@@ -471,29 +462,30 @@ def _goes_unseen(a: torch.Tensor, options: _Options) -> bool:
     NaN, Inf and zero columns then show in the certificate.
     """
     named = options.algorithm not in (None, "rgsqrf") or options.progress is not None
-    waits = (options.panel or options.engine.using(options.low()).panel) not in ("cholesky", "cholesky32")
+    panel = options.panel or options.engine.tuning.recursion(options.low().format.storage).panel
+    waits = panel not in ("cholesky", "cholesky32")
     return options.engine.replayed_bytes > 0 and a.shape[0] >= a.shape[1] and not named and not waits
 
 
 def _unseen(a: torch.Tensor, options: _Options) -> Iterator[_Certified]:
     """Links that are queued as a whole; the host waits for their certificates. The last has the recursion."""
     m, n = a.shape
-    low = options.low()
+    low, tuning = options.low(), options.engine.tuning
     if _is_tall(a, options):
         # The kernels of tall matrices read rows, or as many columns as a panel has.
-        if n <= TALL_COLUMNS and (a.stride(1) == 1 or (n <= PANEL_COLUMNS and a.stride(0) == 1)):
+        if n <= tuning.tall_columns and (a.stride(1) == 1 or (n <= PANEL_COLUMNS and a.stride(0) == 1)):
             yield _tall(a, options)
-        elif n <= LOW_COLUMNS and options.target in (FP16, BF16):
-            yield _queued(a, options, f"cholesky-qr {low.name}", _Problem.cholesky_qr)
+        elif n <= tuning.low_columns and options.target in (FP16, BF16):
+            yield _queued(a, options, f"cholesky-qr {low.format.name}", _Problem.cholesky_qr)
     # Square matrices are too ill-conditioned for one pass in float32 more often than not.
     if _is_corrected(a, options):
-        yield _queued(a, options, f"rgsqrf {low.name} + correction", _Problem.rgsqrf_corrected)
+        yield _queued(a, options, f"rgsqrf {low.format.name} + correction", _Problem.rgsqrf_corrected)
     else:
-        yield _queued(a, options, f"rgsqrf {low.name}", _Problem.rgsqrf)
+        yield _queued(a, options, f"rgsqrf {low.format.name}", _Problem.rgsqrf)
         # Where launches decide, both passes played back take less time than a second one that is not.
         played_back = a.nbytes <= options.engine.replayed_bytes
         if options.algorithm is None and options.target is not FP64 and m < 2 * n and played_back:
-            yield _queued(a, options, f"rgsqrf {low.name} + reortho", _Problem.rgsqrf_twice)
+            yield _queued(a, options, f"rgsqrf {low.format.name} + reortho", _Problem.rgsqrf_twice)
 
 
 def _is_corrected(a: torch.Tensor, options: _Options) -> bool:
@@ -528,7 +520,7 @@ def _is_tall(a: torch.Tensor, options: _Options) -> bool:
     """Whether to try Cholesky QR of the whole matrix first."""
     m, n = a.shape
     named = (options.algorithm, options.compute, options.panel, options.cutoff) != (None,) * 4
-    return m >= TALL_RATIO * n and not named and options.target is not FP64
+    return m >= options.engine.tuning.tall_ratio * n and not named and options.target is not FP64
 
 
 def _tall(a: torch.Tensor, options: _Options) -> _Certified:
@@ -567,7 +559,7 @@ def _chain(
     ``done`` are Q and R of the first pass, where it has been certified already.
     """
     options = problem.options
-    algorithm, low = options.algorithm, options.low().name
+    algorithm, low = options.algorithm, options.low().format.name
     if algorithm == "householder":
         yield _householder(problem)
         return
@@ -651,7 +643,7 @@ def _go_together(matrices: torch.Tensor, options: _Options) -> bool:
     """Whether each step is to be one launch for the whole batch: many small matrices, nothing named."""
     count, m, n = matrices.shape
     chosen = (options.algorithm, options.compute, options.panel, options.cutoff)
-    return count > 1 and chosen == (None,) * 4 and m * n <= BATCHED_ELEMENTS.get(options.engine.name, 0)
+    return count > 1 and chosen == (None,) * 4 and m * n <= options.engine.tuning.batched_elements
 
 
 def batch_chain(batch: Batch, engine: Engine) -> list[Link]:
@@ -664,11 +656,11 @@ def batch_chain(batch: Batch, engine: Engine) -> list[Link]:
     """
     name, dtype = batch.storage.name, batch.storage.dtype
     last = Link("householder fp64", torch.float64, householder, waits=True)
-    if engine.name == "cpu":  # nothing beats LAPACK on small matrices
+    if engine.tuning.lapack:  # nothing beats LAPACK on small matrices
         return [Link(f"householder {name}", dtype, householder, scaled=False), last]
     square = batch.a.shape[1] < 2 * batch.k
     doubled = square and dtype == torch.float32 and batch.k > TILE_COLUMNS
-    doubled = doubled and "fp64" in engine.preconditioners
+    doubled = doubled and "fp64" in engine.tuning.preconditioners
     passes = 2 if square and not doubled else 1
     labels = {
         n: f"gram-schmidt {name}{label}" for n, label in ((1, ""), (2, " + reortho"), (3, " + 2 reortho"))

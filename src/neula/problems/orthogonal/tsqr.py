@@ -20,7 +20,7 @@ from neula.pipeline.compilation import eager
 from neula.pipeline.inputs import check_finite, check_matrices, flattened, take
 from neula.pipeline.result import QRResult
 from neula.problems.orthogonal.batch import Batch, Link, as_result, factorize_together, one_by_one
-from neula.problems.orthogonal.qr import BATCHED_ELEMENTS, batch_chain, factors_of_nothing
+from neula.problems.orthogonal.qr import batch_chain, factors_of_nothing
 
 MODES = ("reduced", "r")
 
@@ -150,11 +150,11 @@ def tsqr(
 def _auto_chain(matrices: torch.Tensor, target: Format, engine: Engine) -> list[Link]:
     """What is tried, cheapest first."""
     count, m, n = matrices.shape
-    together = count > 1 and m * n <= BATCHED_ELEMENTS.get(engine.name, 0)
-    if together or engine.name == "cpu":  # LAPACK takes a third of the time of a Gram matrix in float64
+    together = count > 1 and m * n <= engine.tuning.batched_elements
+    if together or engine.tuning.lapack:  # LAPACK takes a third of the time of a Gram matrix in float64
         return batch_chain(Batch(matrices, target), engine)
     dtype = target.storage
-    arithmetic = "fp16_cor" if engine.name == "cuda" and target is not FP64 else "fp64"
+    arithmetic = "fp16_cor" if engine.tuning.corrected and target is not FP64 else "fp64"
     once = cholesky_tsqr32 if arithmetic == "fp16_cor" else cholesky_tsqr
     passes = partial(one_by_one, method=once)
     twice = partial(one_by_one, method=partial(cholesky_tsqr2, once=once))

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from neula.algorithms.corrected import balanced, corrected_product, scaled_product, unbalanced
-from neula.engines import Engine, select_engine
+from neula.engines import FP16_COR, Engine, select_engine
 from neula.engines.precision import plain_arithmetic
 from neula.errors import unknown_name
-from neula.kernels.gemm import SCHEMES, UNCORRECTED, combine, corrected_gemm, kernel_runs
+from neula.kernels.gemm import SCHEMES, UNCORRECTED, combine, corrected_gemm
 from neula.pipeline.compilation import eager
 from neula.pipeline.gradients import attach_product
 from neula.pipeline.inputs import Taken, gradient_wanted, refuse_gradient, take
@@ -22,13 +22,6 @@ from neula.pipeline.shapes import broadcast_batch
 
 PLAIN = ("fp16", "tf32", "bf16", "fp32", "fp64")
 MODES = (*PLAIN, *SCHEMES)
-
-CORRECTED_FROM = 1 << 34
-"""Products ``m n k`` from which fp16_cor is the faster one on a GPU. Below, its launches cost what it
-gains: 2048^3 takes 0.4 ms either way on an H200."""
-
-THIN = 1024
-"""Dimensions below which the product is a pass over memory, of which fp16_cor makes more."""
 
 
 @eager
@@ -224,12 +217,12 @@ def _product(
     """``alpha A B + beta C`` of two matrices of the same dtype, at least in float32."""
     double, half = a.dtype == torch.float64, a.dtype.itemsize == 2
     scheme = SCHEMES.get(mode) or (UNCORRECTED if mode == "fp16" and not half else None)
-    if scheme is not None and engine.name == "cuda" and kernel_runs(engine.device):
+    if scheme is not None and engine.tuning.corrected:
         if not double:
             return corrected_gemm(a.float(), b.float(), scheme, alpha=alpha, beta=beta, c=c)
         (a, rows), (b, columns) = balanced(a, scheme.top), balanced(b.mT, scheme.top)
         return combine(unbalanced(corrected_gemm(a, b.mT, scheme).double(), rows, columns), alpha, beta, c)
-    engine = engine.using(mode.removesuffix("_cor")).plain()
+    engine = engine.using(mode.removesuffix("_cor"))
     if scheme is None and a.dtype == engine.storage and c is not None and _is_dense(c):
         # The transposed product, since engines write column-major matrices.
         engine.gemm(engine.operand(b.mT), engine.operand(a.mT), c.mT, alpha, beta)
@@ -301,7 +294,7 @@ def _check_mode(compute: str, engine: Engine) -> str:
 
 
 def _modes(engine: Engine) -> tuple[str, ...]:
-    if engine.name == "cpu":
+    if not engine.splits:
         # Six bf16 products in twice the rate of float32 take three times as long as one of float32.
         return engine.formats
     return tuple(mode for mode in MODES if mode.removesuffix("_cor") in engine.formats)
@@ -314,11 +307,10 @@ def _cheapest(dtype: torch.dtype, engine: Engine, a: torch.Tensor, shape: Sequen
     own = {torch.float16: "fp16", torch.bfloat16: "bf16"}.get(dtype)
     if own is not None:
         return own if own in engine.formats else "fp32"
-    if engine.name != "cuda":
-        return "fp32"
-    m, n, k = shape[-2], shape[-1], a.shape[-1]
-    large = m * n * k >= CORRECTED_FROM and min(m, n, k) >= THIN
-    return "fp16_cor" if large and kernel_runs(engine.device) else "fp32"
+    tuning, (m, n, k) = engine.tuning, (shape[-2], shape[-1], a.shape[-1])
+    # A thin product is a pass over memory, of which error correction makes more.
+    large = m * n * k >= tuning.corrected_product and min(m, n, k) >= tuning.corrected_from
+    return FP16_COR if large and tuning.corrected else "fp32"
 
 
 def _check_out(out: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

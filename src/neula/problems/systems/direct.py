@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -17,64 +17,74 @@ from neula.certificates.accuracy import solve_bound
 from neula.certificates.forward_error import SURE
 from neula.engines import FP64
 from neula.kernels.doubled import Doubled
+from neula.pipeline.chain import Answer
 from neula.pipeline.progress import stage
-from neula.pipeline.result import Attempt
-from neula.problems.systems.problem import Found, Members, Options
+from neula.problems.systems.problem import Members, Options
 from neula.problems.systems.scaled import Scaled
-
-CHUNK = {"cpu": 1 << 19, "cuda": 1 << 26}
-"""Elements of a batch that are worked on together, as for least squares."""
 
 VECTORS = 3
 """Random vectors that show how well factors solve; with LAPACK's that is more than is needed."""
 
-DOUBLED_ORDER = {"cpu": 512, "cuda": 1 << 14}
-"""Order up to which residuals in twice the working precision cost less than a part of the factorization, so
-that every solution gets them."""
 
+@dataclass(frozen=True)
+class Systems:
+    """A batch of systems as they were given.
 
-def solve_directly(a: torch.Tensor, b: torch.Tensor, found: Found, options: Options) -> torch.Tensor:
-    """All systems by LU with partial pivoting, or Cholesky factors; returns those that it did not solve.
-
-    Parameters
+    Attributes
     ----------
     a : Tensor, shape (batch, n, n)
     b : Tensor, shape (batch, n, k)
-    found : Found
-        Changes.
     options : Options
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    options: Options
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        return self.a.device
+
+    def __len__(self) -> int:
+        return len(self.a)
+
+    def at(self, places: torch.Tensor) -> Systems:
+        """Some of them."""
+        return replace(self, a=self.a[places], b=self.b[places])
+
+
+def solve_directly(systems: Systems, before: Answer[Members] | None = None) -> Answer[Members]:
+    """All systems by LU with partial pivoting, or Cholesky factors.
 
     Raises
     ------
     SingularMember
         If there are no factors.
     """
-    label = "cholesky fp64" if options.positive else "lu fp64 with pivoting"
+    options, n, k = systems.options, *systems.b.shape[1:]
     report = stage(options.progress, "factorizing in fp64")
-    n, k = b.shape[1:]
-    unsolved: list[torch.Tensor] = []
-    size = max(1, CHUNK[a.device.type] // (n * max(n, k)))
-    for start in range(0, len(a), size):
-        where = torch.arange(start, min(start + size, len(a)), device=a.device)
+    size = max(1, options.engine.tuning.chunk_elements // (n * max(n, k)))
+    parts, histories = [], []
+    for start in range(0, len(systems), size):
+        part = slice(start, start + size)
         try:
-            members, steps, failed = _solved(a[where], b[where], options)
+            members, history = _solved(systems.a[part], systems.b[part], options)
         except SingularMember as error:
             raise SingularMember(error.place + start, error.why) from None
-        found.members.put(where, members)
-        unsolved.append(where[failed])
-        found.iterations = max(found.iterations, steps)
-        report(min(1.0, (start + size) / len(a)))
-    left = (~found.members.accepted).nonzero()[:, 0]
-    bound, worst = solve_bound(options.target, n), found.members.worst
-    reason = (
-        f"backward error {float(found.members.backward_error[worst]):.1e} (bound {bound:.1e}), "
-        f"forward error {float(found.members.forward_error.amax()):.1e}, {found.iterations} iterations, "
-        f"growth {float(found.members.growth[worst]):.1e}"
-    )
-    reason = f"{len(left)} of {len(a)} systems rejected; the worst: {reason}" if len(a) > 1 else reason
-    found.attempts.append(Attempt(label, len(left) == 0, reason))
-    found.method = label
-    return torch.cat(unsolved)
+        parts.append(members)
+        histories.append(history)
+        report(min(1.0, (start + size) / len(systems)))
+    errors = _worst(histories).tolist()
+    label = "cholesky fp64" if options.positive else "lu fp64 with pivoting"
+    return Answer(Members.joined(parts), label, "", len(errors) - 1, tuple(errors))
+
+
+def _worst(histories: list[torch.Tensor]) -> torch.Tensor:
+    """The largest backward error of all parts of a batch after each step; some parts take fewer."""
+    steps = max(map(len, histories))
+    padded = [torch.cat([h, h[-1:].expand(steps - len(h))]) for h in histories]
+    return torch.stack(padded).amax(0)
 
 
 class SingularMember(np.linalg.LinAlgError):
@@ -193,17 +203,20 @@ class Square:
         return Measures(error, error)
 
 
-def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members, int, torch.Tensor]:
+def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members, torch.Tensor]:
+    """Solutions, and their largest backward error after each step."""
     scaled = Scaled.of(a, b)
     factors, growth = (_cholesky if options.positive else _lu)(a, scaled)
     n = a.shape[1]
-    doubled = options.forward or n <= DOUBLED_ORDER[a.device.type]
+    doubled = options.forward or n <= options.engine.tuning.doubled_order
     system = Square(scaled.a, factors, scaled.norms, doubled=doubled)
+    history: list[torch.Tensor] = []  # stays on the device until the end
     found = refine_doubled(
         system,
         scaled.b,
         tolerance=options.digits,
         max_steps=min(MAX_STEPS, options.max_iterations),
+        on_step=lambda x, residual: history.append(scaled.backward_error(x, residual).amax()),
     )
     x = scaled.unscale(found.x).to(options.dtype).double()
     rounding = over(system.size(scaled.scale(x) - found.x), system.size(found.x))
@@ -216,12 +229,13 @@ def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members
         forward_error=forward_error,
         backward_error=(measured + rounding).amax(1),
         condition=_condition(scaled, system),
+        refined_error=measured.amax(1),
         growth=growth,
         accepted=(measured.amax(1) <= solve_bound(options.target, n))
         & ((forward_error <= SURE) & ~scaled.longer(residual)).all(1),
     )
-    # Rounding x may spoil it, other factors do not mend that.
-    return members, found.steps, ~(measured.amax(1) <= solve_bound(options.target, n))
+    history.append(measured.amax())
+    return members, torch.stack(history)
 
 
 def _condition(scaled: Scaled, system: Square) -> torch.Tensor:

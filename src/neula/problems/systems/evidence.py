@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from neula.algorithms.elimination.equilibrate import Equilibration
-from neula.algorithms.elimination.factorization import Factorization
+from neula.algorithms.elimination.factorization import Factorization, Transposed
+from neula.algorithms.krylov.batched_lstsq import schatten_bounds
 from neula.algorithms.krylov.doubled_refinement import DOUBLED, MAX_RATE, add_to_pair
-from neula.algorithms.krylov.iterative_refinement import Correction, Refined, gmres_refinement
+from neula.algorithms.krylov.gmres import gmres
+from neula.algorithms.krylov.iterative_refinement import Correction, Refined
 from neula.algorithms.krylov.refinement import STAGNATION, over
 from neula.algorithms.spectra.condition import random_direction
-from neula.algorithms.spectra.inverse_norm import inverse_norm
+from neula.algorithms.spectra.inverse_norm import EXPLICIT, inverse_norm
 from neula.engines import FP64
 from neula.engines.random_vectors import gaussian
 from neula.kernels.doubled import Doubled
@@ -32,8 +35,9 @@ A; three Gaussian vectors show less than a twentieth of that once in ten thousan
 VECTORS = 3
 """Random vectors by which that is estimated."""
 
-PROBED = 0.1
-"""What GMRES is asked to leave of the residual of the vector that shows the condition."""
+SEEN = 0.02
+"""Times ``1 / sqrt(n)``, what GMRES may leave of a residual: a unit vector that is half random has more than
+twice that along any one direction, such as the one that A^-1 enlarges most, in 95% of all cases."""
 
 BLOCK = 1 << 17
 """Elements whose squares stay in a cache until they are added up."""
@@ -41,14 +45,17 @@ BLOCK = 1 << 17
 UNCERTAIN = 3.0
 """Factor for a norm that one vector shows, which is not that of the inverse of A itself."""
 
-ROUNDS, COSTLY = 3, 4096
-"""Vectors that GMRES solves for, each the solution for the one before; one from that order on."""
+ROUNDS, COSTLY = 2, 4096
+"""Steps of the power method by GMRES, each two solves; one from that order on."""
 
-UNSOLVED = 0.2
-"""Part of its residual that is left if GMRES did not solve for it: A is singular, as far as it can tell."""
+UNSOLVED = 0.5
+"""Norm of ``I - B X`` up to which X is an inverse of B: that of B itself is then less than twice as large."""
 
 PASSES = 8
 """Corrections in twice the working precision at most; two or three do nearly always."""
+
+Measure = Callable[[torch.Tensor], torch.Tensor]
+"""``||D A^-1 diag(right)||_2`` for a diagonal, shape (n, 1)."""
 
 
 @dataclass(frozen=True)
@@ -98,8 +105,7 @@ class Evidence:
         factors : Factorization
         scales : Equilibration
         correct : Correction or None
-            GMRES, where factors alone do not refine: their inverse is then smaller than that of A. It solves
-            once for the vector that they enlarge most.
+            GMRES, where factors alone do not refine: their inverse is then not taken for that of A.
         max_iterations : int
         sizes : Tensor, shape (n,)
             The diagonal of D.
@@ -107,25 +113,15 @@ class Evidence:
             Where A comes from, if its rows and columns were scaled before.
         """
         sizes = sizes[:, None]
-        rows, norm_of = scales.rows[:, None], torch.linalg.vector_norm
-        if correct is None and not _solve(factors, a, scales):
-            correct = gmres_refinement(a, factors)
+        rows = scales.rows[:, None]
+        if len(a) <= EXPLICIT:
+            measured = _by_library(a, rows, sizes)
+        elif correct is None and _solve(factors, a, scales):
 
-        def measured(right: torch.Tensor) -> torch.Tensor:
-            norm, vector = inverse_norm(factors.solve, factors.solve_transposed, sizes, right)
-            if correct is None:
-                return norm
-            # What factors enlarge most need not be what A^-1 does; what that makes of it is nearer.
-            for _ in range(ROUNDS if len(a) < COSTLY else 1):
-                rhs = right * vector
-                image = correct(rhs, PROBED, max_iterations)[0]
-                solved = norm_of((rhs - a @ image) / right) <= UNSOLVED
-                vector = sizes * image
-                size = norm_of(vector)
-                norm = torch.where(solved, torch.maximum(norm, size), torch.inf)
-                vector = vector / size
-            return UNCERTAIN * norm
-
+            def measured(right: torch.Tensor) -> torch.Tensor:
+                return inverse_norm(factors.solve, factors.solve_transposed, sizes, right)[0]
+        else:
+            measured = _by_gmres(a, factors, sizes, max_iterations)
         inverse = measured(1 / rows).nan_to_num(torch.inf, torch.inf)
         norm = _scaled_norm(a, scales.rows, sizes)
         if scales.trivial and scaled is None:
@@ -190,6 +186,71 @@ class Evidence:
             Refined(best, residual, start.backward_error, iterations, start.history),
             torch.where(self.is_regular, error, torch.inf),
         )
+
+
+def _by_library(a: torch.Tensor, rows: torch.Tensor, sizes: torch.Tensor) -> Measure:
+    """Norms from an explicit inverse X of ``B = R A D^-1`` in double precision, which are bounds.
+
+    ``B X = I - P`` says that ``B^-1 = X (I - P)^-1``, whoever made X.
+    """
+    b = rows * a / sizes.mT
+    identity = torch.eye(len(a), dtype=a.dtype, device=a.device)
+    x = torch.linalg.lu_solve(*torch.linalg.lu_factor_ex(b)[:2], identity)
+    norm = torch.linalg.matrix_norm
+    rounding = 2 * FP64.u * len(a) ** 0.5 * norm(b) * norm(x)
+    left = norm(identity - b @ x) + rounding
+
+    def measured(right: torch.Tensor) -> torch.Tensor:
+        # P is small in the units of R; in others it may be larger, and so may what it stands for.
+        size = schatten_bounds((x * (rows * right).mT)[None])[1][0, 0]
+        return torch.where(left <= UNSOLVED, size / (1 - left), torch.inf)
+
+    return measured
+
+
+def _by_gmres(a: torch.Tensor, factors: Factorization, sizes: torch.Tensor, max_iterations: int) -> Measure:
+    """Norms by the power method, the solves of which are those of GMRES.
+
+    What A^-1 enlarges most need not be what the factors do, and GMRES may leave it in the residual: so the
+    start is random as well, and residuals are smaller than what is in it of any direction.
+    """
+    n = len(a)
+    exact = factors.in_double()
+    pairs = ((a, exact), (a.mT, Transposed(exact)))
+    norm_of, hidden = torch.linalg.vector_norm, SEEN / n**0.5
+
+    def measured(right: torch.Tensor) -> torch.Tensor:
+        norm, vector = inverse_norm(factors.solve, factors.solve_transposed, sizes, right)
+        random = gaussian(n, 1, a.dtype, a.device, seed=20260107)
+        vector = vector + random / norm_of(random)
+        for _ in range(ROUNDS if n < COSTLY else 1):
+            for (matrix, solver), left, scale in zip(pairs, (sizes, right), (right, sizes), strict=True):
+                vector = vector / norm_of(vector)
+                image = _by_preconditioned_gmres(matrix, solver, scale, vector, hidden, max_iterations)
+                solved = norm_of(vector - (matrix @ image) / scale) <= hidden
+                vector = left * image
+                norm = torch.where(solved, torch.maximum(norm, norm_of(vector)), torch.inf)
+        return UNCERTAIN * norm
+
+    return measured
+
+
+def _by_preconditioned_gmres(
+    a: torch.Tensor,
+    factors: Factorization,
+    scale: torch.Tensor,
+    b: torch.Tensor,
+    tolerance: float,
+    max_iterations: int,
+) -> torch.Tensor:
+    """``A^-1 diag(scale) b``; residuals are measured without the scale, which may range over many decades."""
+    z, _ = gmres(
+        lambda z: (a @ factors.solve(scale * z)) / scale,
+        b,
+        tolerance=tolerance / 2,  # its own residual differs from the true one
+        max_iterations=max_iterations,
+    )
+    return factors.solve(scale * z)
 
 
 def _solve(factors: Factorization, a: torch.Tensor, scales: Equilibration) -> bool:

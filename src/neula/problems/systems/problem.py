@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 
 from neula.engines import FORMATS, FP64, Engine, Format
-from neula.pipeline import solutions
 from neula.pipeline.progress import Progress
 from neula.pipeline.solutions import Solutions
 
@@ -42,14 +41,14 @@ class Options:
         """Formats of the factors to try before the library's in double precision, cheapest first."""
         if self.compute is not None:
             return [self.compute]
-        formats = [FORMATS[name] for name in self.engine.preconditioners]
-        if self.is_named:
+        formats = [FORMATS[name] for name in self.engine.tuning.preconditioners]
+        if self.named:
             return formats[:1]
         # With the library's LU in double precision at the end, ours is not worth a try.
         return formats if self.positive else [format for format in formats if format is not FP64]
 
     @property
-    def is_named(self) -> bool:
+    def named(self) -> bool:
         """Whether there is one variant to compute, and no chain."""
         return self.pivot is not None
 
@@ -66,9 +65,12 @@ class Members(Solutions):
 
     Attributes
     ----------
+    refined_error : Tensor, shape (batch,)
+        Backward error of what was refined, before x was rounded to the dtype of the result.
     growth : Tensor, shape (batch,)
     """
 
+    refined_error: torch.Tensor
     growth: torch.Tensor
 
     @classmethod
@@ -84,9 +86,6 @@ class Members(Solutions):
             backward_error=nan(),
             condition=nan(),
             accepted=torch.zeros(count, dtype=torch.bool, device=device),
+            refined_error=nan(),
             growth=nan(),
         )
-
-
-Found = solutions.Found[Members]
-"""Solutions of linear systems so far, and how they were found."""

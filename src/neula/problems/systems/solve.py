@@ -11,20 +11,29 @@ import numpy as np
 import torch
 
 from neula.certificates.accuracy import solve_bound, target_format
-from neula.certificates.forward_error import digits_of
+from neula.certificates.forward_error import SURE, digits_of
 from neula.engines import Engine, format_named, select_engine
 from neula.engines.precision import plain_arithmetic
 from neula.errors import unknown_name
+from neula.pipeline.chain import Run, Unanswered, run_chain, run_each
 from neula.pipeline.compilation import eager
 from neula.pipeline.gradients import attach_system
 from neula.pipeline.inputs import Taken, check_finite, gradient_wanted, take
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import SolveResult, report_missed
-from neula.pipeline.shapes import System, broadcast_system
-from neula.pipeline.solutions import does_not_fit
-from neula.problems.systems.chain import solve_alone
-from neula.problems.systems.direct import SingularMember, solve_directly
-from neula.problems.systems.problem import Found, Members, Options
+from neula.pipeline.shapes import System as Shapes
+from neula.pipeline.shapes import broadcast_system
+from neula.pipeline.solutions import does_not_fit, nothing_to_do
+from neula.problems.systems.chain import (
+    NUMBERS,
+    SystemsJudge,
+    chain_after_together,
+    chain_alone,
+    chain_together,
+)
+from neula.problems.systems.direct import SingularMember, Systems
+from neula.problems.systems.problem import Members, Options
+from neula.problems.systems.system import System
 
 STRUCTURES = ("gen", "pos")
 PIVOTING = ("none", "rbt", "partial")
@@ -98,8 +107,8 @@ def solve(
         If A is exactly singular (the message has the index of the pivot), or not positive definite with
         ``assume_a="pos"``; of a batch the message says which matrix.
     ValueError
-        For shapes that do not fit, NaN or Inf, and unknown names; if b requires a gradient
-        and A is no torch tensor.
+        For shapes that do not fit, NaN or Inf (anywhere in a batch), and unknown names; if b requires a
+        gradient and A is no torch tensor.
     TypeError
         For complex or sparse input.
     ArithmeticError
@@ -167,17 +176,19 @@ def solve(
         progress=progress,
     )
     matrices, columns = shapes.matrices.to(chosen.device), shapes.columns.to(chosen.device)
-    with plain_arithmetic(chosen.device):
-        found = _solve(matrices, columns, options, a.tensor, rhs.tensor)
-    result = _collect(found, a, shapes, options)
+    if 0 in (matrices.numel(), columns.numel()):
+        result = _nothing(a, shapes, options)
+    else:
+        with plain_arithmetic(chosen.device):
+            result = _collect(_solve(matrices, columns, options, a.tensor, rhs.tensor), a, shapes, options)
     if not result.converged:
         report_missed(
             f"the system is not certified to be solved to {result.accuracy} accuracy",
-            _why(result, found),
+            _why(result),
             result,
-            (~shapes.of_members(found.members.accepted)).nonzero().tolist(),
+            np.argwhere(~np.asarray(torch.as_tensor(result.accepted).cpu())).tolist(),
             strict=strict,
-            unsure=bool(found.members.unsure.any()),
+            unsure=not result.forward_error <= SURE,
         )
     if not differentiable:
         return result
@@ -213,72 +224,39 @@ def _check_square(a: torch.Tensor) -> None:
         )
 
 
-class UnsolvedMember(ArithmeticError):
-    """No attempt gave a solution of one system of a batch."""
-
-    def __init__(self, place: int, why: str) -> None:
-        super().__init__(why)
-        self.place, self.why = place, why
-
-
 def _solve(
     a: torch.Tensor, b: torch.Tensor, options: Options, given_a: torch.Tensor, given_b: torch.Tensor
-) -> Found:
-    """All together where the library's factors are the cheapest, else each alone."""
+) -> Run[Members]:
+    """All together where the library's factors are the cheapest; what is left alone."""
     count, n, k = b.shape
-    found = Found(Members.missing(count, n, k, a.device))
-    if a.numel() == 0 or b.numel() == 0:
-        return found.as_empty(a)
     check_finite(given_b, options.engine.column_max(b.reshape(-1, k)), "b")
     if not bool(torch.linalg.vector_norm(a, dim=2).isfinite().all()):  # or squares overflow
         check_finite(given_a, torch.linalg.vector_norm(a, torch.inf, dim=2), "A")
-    direct = _is_direct(n, options)
-    left = torch.arange(count, device=a.device)
-    try:
-        if direct:
-            left = solve_directly(a, b, found, options)
-            left = left[:0] if options.positive else left  # there are no better factors than Cholesky's
-        _solve_each(a, b, left.tolist(), found, options, direct=direct)
-    except (SingularMember, UnsolvedMember) as error:
-        kind = np.linalg.LinAlgError if isinstance(error, SingularMember) else ArithmeticError
-        raise kind(_of_batch(error.why, error.place, given_a.shape[:-2])) from None
-    return found
-
-
-def _is_direct(n: int, options: Options) -> bool:
-    """Whether the library's factors in double precision are as fast as any."""
-    order = options.engine.direct_definite if options.positive else options.engine.direct
-    return n < order and options.pivot is None and options.compute is None
-
-
-def _solve_each(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    places: list[int],
-    found: Found,
-    options: Options,
-    *,
-    direct: bool,
-) -> None:
-    """One system after the other; the attempts are those of the worst."""
-    worst: tuple[tuple[bool, float], Found] | None = None
-    for place in places:
+    batch = given_a.shape[:-2]
+    together, alone = chain_together(n, options), chain_alone(n, options)
+    run: Run[Members] = Run.begin(count, Members.missing(count, n, k, a.device))
+    if together:
         try:
-            one = solve_alone(a[place], b[place], options, direct=direct)
-        except np.linalg.LinAlgError as error:
-            raise SingularMember(place, str(error)) from None
-        except ArithmeticError as error:
-            if direct:  # no better than what there is
-                continue
-            raise UnsolvedMember(place, str(error)) from None
-        found.members.put(torch.tensor([place], device=a.device), one.members)
-        found.iterations += one.iterations
-        merit = (not bool(one.members.accepted), float(one.members.backward_error))
-        if worst is None or merit > worst[0]:
-            worst = (merit, one)
-    if worst is not None:
-        found.attempts += worst[1].attempts
-        found.method, found.history = worst[1].method, worst[1].history
+            judge = SystemsJudge.of(n, options, improves=False)
+            run = run_chain(together, Systems(a, b, options), judge)
+        except SingularMember as error:
+            raise np.linalg.LinAlgError(_of_batch(error.why, error.place, batch)) from None
+        alone = chain_after_together(options)
+    if not alone:
+        return run
+
+    def solve_alone(place: int) -> Run[Members] | None:
+        try:
+            system = System.of(a[place], b[place], options)
+            return run_chain(alone, system, SystemsJudge.of(n, options))
+        except (ArithmeticError, np.linalg.LinAlgError) as error:
+            if isinstance(error, Unanswered) and together:  # no better than what there is
+                return None
+            kind = np.linalg.LinAlgError if isinstance(error, np.linalg.LinAlgError) else ArithmeticError
+            raise kind(_of_batch(str(error), place, batch)) from None
+
+    run_each(run, solve_alone)
+    return run
 
 
 def _of_batch(why: str, place: int, batch: tuple[int, ...]) -> str:
@@ -287,50 +265,84 @@ def _of_batch(why: str, place: int, batch: tuple[int, ...]) -> str:
     return f"A[{', '.join(map(str, np.unravel_index(place, batch)))}] of the batch: {why}"
 
 
-def _why(result: SolveResult, found: Found) -> str:
-    if found.members.unsure.any() and result.backward_error <= result.tolerance:
+def _why(result: SolveResult) -> str:
+    if not result.backward_error <= result.tolerance:
+        return (
+            f"backward error {result.backward_error:.1e}, asked for {result.tolerance:.1e} ({result.method})"
+        )
+    if not result.forward_error <= SURE:
         return (
             f"A is ill-conditioned or singular, no digit of x is sure: condition number "
             f"{result.condition:.1e}, forward error {result.forward_error:.1e} ({result.method})"
         )
-    return f"backward error {result.backward_error:.1e}, asked for {result.tolerance:.1e} ({result.method})"
+    return (
+        f"A is so ill-conditioned that the residual is longer than b once x is rounded: condition number "
+        f"{result.condition:.1e} ({result.method})"
+    )
 
 
-def _collect(found: Found, a: Taken, shapes: System, options: Options) -> SolveResult:
+def _collect(run: Run[Members], a: Taken, shapes: Shapes, options: Options) -> SolveResult:
     """One result for the batch: the worst of its members speaks for all."""
-    members, n = found.members, a.tensor.shape[-1]
-    if not bool(torch.isfinite(members.x).all()):
+    values = run.values
+    assert values is not None
+    if not bool(torch.isfinite(values.x).all()):
         raise does_not_fit(options.dtype)
-    worst = members.worst if len(members.accepted) else None
-    forward_error = float(members.forward_error.amax()) if members.forward_error.numel() else 0.0
+    of = dict(zip(NUMBERS, run.numbers, strict=True))
+    worst = run.worst(of["backward_error"])
+    forward_error = float(of["forward_error"].max())
 
     def of_members(x: torch.Tensor) -> Any:
         return a.give_back(shapes.of_members(x).contiguous(), x.dtype)
 
     return SolveResult(
-        x=a.give_back(shapes.solutions(members.x), options.dtype),
-        converged=bool(members.accepted.all()),
-        iterations=found.iterations,
-        backward_error=0.0 if worst is None else float(members.backward_error[worst]),
-        tolerance=solve_bound(options.target, n),
-        growth=1.0 if worst is None else float(members.growth[worst]),
-        condition=1.0 if worst is None else float(members.condition.amax()),
+        x=a.give_back(shapes.solutions(values.x), options.dtype),
+        converged=bool(run.accepted.all()),
+        iterations=run.iterations,
+        backward_error=float(of["backward_error"][worst]),
+        tolerance=solve_bound(options.target, a.tensor.shape[-1]),
+        growth=float(of["growth"][worst]),
+        condition=float(of["condition"].max()),
         forward_error=forward_error,
         digits=digits_of(forward_error),
-        history=found.history,
-        method=found.method,
-        attempts=tuple(found.attempts),
+        history=run.history,
+        method=run.label,
+        attempts=tuple(run.attempts),
         engine=str(options.engine),
         accuracy=options.target.name,
-        accepted=of_members(members.accepted),
-        backward_errors=of_members(members.backward_error),
-        conditions=of_members(members.condition),
-        forward_errors=a.give_back(shapes.of_columns(members.forward_error), torch.float64),
+        accepted=of_members(torch.from_numpy(run.accepted).to(values.x.device)),
+        backward_errors=of_members(values.backward_error),
+        conditions=of_members(values.condition),
+        forward_errors=a.give_back(shapes.of_columns(values.forward_error), torch.float64),
+    )
+
+
+def _nothing(a: Taken, shapes: Shapes, options: Options) -> SolveResult:
+    """The solution of no systems, or of systems without equations or right-hand sides."""
+    count, n, k = shapes.columns.shape
+    nothing = shapes.columns.new_zeros(count, n, k)
+    none = shapes.of_members(torch.zeros(count, dtype=torch.float64)).contiguous()
+    return SolveResult(
+        x=a.give_back(shapes.solutions(nothing), options.dtype),
+        converged=True,
+        iterations=0,
+        backward_error=0.0,
+        tolerance=solve_bound(options.target, n),
+        growth=1.0,
+        condition=1.0,
+        forward_error=0.0,
+        digits=digits_of(0.0),
+        attempts=(nothing_to_do(a.tensor, count),),
+        engine=str(options.engine),
+        accuracy=options.target.name,
+        accepted=a.give_back(none == 0, torch.bool),
+        backward_errors=a.give_back(none, none.dtype),
+        conditions=a.give_back(none + 1, none.dtype),
+        forward_errors=a.give_back(shapes.of_columns(none.new_zeros(count, k)), none.dtype),
     )
 
 
 def _differentiable(
-    result: SolveResult, a: Taken, b: Taken, again: Callable[..., SolveResult], shapes: System
+    result: SolveResult, a: Taken, b: Taken, again: Callable[..., SolveResult], shapes: Shapes
 ) -> SolveResult:
     """The same result, its x attached to the graph of A and b."""
     x, columns = result.x, b.graph.to(result.x.device)

@@ -1,0 +1,244 @@
+"""What measures best on a machine: every threshold of speed in one record, apart from what multiplies.
+
+Chains and algorithms read thresholds from ``engine.tuning``; that of a machine which is not there can be made
+as well, so that what would be tried on it can be read and tested anywhere. Where no other machine is named, a
+number was measured on an H200 (CUDA) or on two cores of an AMD EPYC (CPU).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+
+from neula.engines.formats import FP16_COR, Arithmetic, Format
+
+FAST_FP64 = frozenset({(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)})
+"""Compute capabilities of P100, V100, A100, H100 and H200, B200. Others (6.1, 8.6, 8.9, 10.3, 12.0) multiply
+fp64 at a 32nd of the rate of fp32 or less.
+
+Source: throughput of native arithmetic instructions, in the CUDA C++ programming guide.
+"""
+
+
+@dataclass(frozen=True)
+class Recursion:
+    """How the recursion of a QR ends.
+
+    Attributes
+    ----------
+    panel : str
+        A key of :data:`neula.algorithms.orthogonal.panels.PANELS`.
+    cutoff : int
+        Width of the panels.
+    """
+
+    panel: str
+    cutoff: int
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Thresholds of one machine.
+
+    Attributes
+    ----------
+    arithmetics : tuple of str
+        What it multiplies in, cheapest first.
+    preconditioners : tuple of str
+        Formats of factors that are to be refined, in the order to try: soonest to a solution first.
+    corrected : bool
+        Whether large products in fp16 with error correction pay.
+    corrected_from, corrected_gram : int
+        Smallest dimension from which on they do, in an engine that is to have the accuracy of float32 (140 to
+        200 TFLOP/s instead of 50), and ``m n^2`` from which on a Gram matrix does (16384 x 2048: 0.4 ms
+        instead of 0.7; for a quarter of that a float32 product is faster).
+    corrected_product : int
+        Value of ``m n k`` from which on :func:`neula.matmul` takes them for float32: below, launches cost
+        what they gain (2048^3 takes 0.4 ms either way).
+    lapack : bool
+        Whether nothing beats LAPACK on small matrices, and on tall ones.
+    replayed_bytes : int
+        Size of inputs up to which CUDA graphs play a whole link back.
+    single, double : Recursion
+        Of a QR whose working matrices are float32 and float64.
+    batched_elements : int
+        Elements of a matrix up to which the QR of a batch takes each step for all of them; larger ones fill
+        the machine one by one.
+    chunk_elements : int
+        Elements of a batch of problems that are worked on together: 4 MB in double precision, which stay in a
+        CPU's cache and hide the time of calls, and half a GB, which fills a GPU.
+    together : int
+        Value of ``m n^2`` up to which least squares take each step for all problems: an R in double precision
+        takes milliseconds there, and nothing is to be gained from a lower one.
+    small_r : tuple of str
+        Where their R comes from, in the order to try. On a CPU the Gram matrix in double precision: 100
+        matrices of 256 x 32 take 2 ms, and 4.4 ms by LAPACK's QR. Like an R in float32 it does for condition
+        numbers up to about 1e6.
+    blind_steps : int
+        Corrections of such problems where nobody looks at errors in between: enough for an R in float32 and
+        condition numbers up to 1e4, what needs more of them goes on to a better R. 0: as many as it takes.
+    tall_columns, low_columns, tall_ratio : int
+        Columns up to which Cholesky QR of the whole matrix comes first, with corrected products and in half
+        precision, and rows for each column from which on.
+    gram_columns, fp16_gram_columns : int
+        Columns up to which R comes from the Gram matrix with error correction: half the operations of a QR,
+        and no panels; and from how many on it is tried in fp16 before: its product saves more than what the
+        two or three more iterations read (131072 x 4096: 33 ms and 40; 524288 x 1024: 25 and 24).
+    gram_part : float
+        Part of all singular values up to which the leading ones are taken from the Gram matrix.
+    inverted : int
+        Order of the diagonal blocks of a triangular factor that are worth inverting to solve with it some
+        dozen times.
+    lu_panel, lu_inner_panel : int
+        Widths r and s of the panels of LU factorizations.
+    pivoted_panel, pivoted_inner_panel : int
+        The same with tournaments.
+    tournaments : bool
+        Whether LU in half precision finds pivots by tournaments, which are faster there.
+    swaps : bool
+        Whether interchanging rows costs little beside the products, so that LU need not avoid it.
+    pivoted_lu : bool
+        Whether LU by panels with partial pivoting is faster in any low format than the library's in double
+        precision.
+    direct, direct_pivoted, direct_definite : int
+        Order of linear systems below which the library in double precision is as fast as a cheaper LU, LU
+        with partial pivoting, or Cholesky factorization, with refinement.
+    doubled_order : int
+        Order of linear systems up to which residuals in twice the working precision cost less than a part of
+        the factorization, so that every solution gets them.
+    """
+
+    arithmetics: tuple[str, ...]
+    preconditioners: tuple[str, ...]
+    corrected: bool = False
+    corrected_from: int = 1024
+    corrected_gram: int = 1 << 33
+    corrected_product: int = 1 << 34
+    lapack: bool = False
+    replayed_bytes: int = 0
+    single: Recursion = Recursion("caqr", 128)
+    double: Recursion = Recursion("caqr", 128)
+    batched_elements: int = 0
+    chunk_elements: int = 1 << 19
+    together: int = 10_000_000
+    small_r: tuple[str, ...] = ("cholesky fp64", "householder fp64")
+    blind_steps: int = 0
+    tall_columns: int = 256
+    low_columns: int = 1024
+    tall_ratio: int = 32
+    gram_columns: int = 4096
+    fp16_gram_columns: int = 2048
+    gram_part: float = 0.25
+    inverted: int = 256
+    lu_panel: int = 256
+    lu_inner_panel: int = 8
+    pivoted_panel: int = 256
+    pivoted_inner_panel: int = 8
+    tournaments: bool = False
+    swaps: bool = False
+    pivoted_lu: bool = True
+    direct: int = 256
+    direct_pivoted: int = 256
+    direct_definite: int = 256
+    doubled_order: int = 512
+
+    def cheapest(self, target: Format) -> str:
+        """The cheapest arithmetic whose accuracy is that of a format, or better."""
+        return next(name for name in self.arithmetics if Arithmetic.named(name).u <= target.u)
+
+    def has_tournaments(self, format: Format) -> bool:
+        """Whether LU in this format finds pivots by tournaments."""
+        return self.tournaments and format.dtype.itemsize == 2
+
+    def lu_panels(self, format: Format, *, pivoting: bool) -> tuple[int, int]:
+        """Widths r and s of the panels of LU factorizations in this format."""
+        if pivoting and self.has_tournaments(format):
+            return self.pivoted_panel, self.pivoted_inner_panel
+        return self.lu_panel, self.lu_inner_panel
+
+    def recursion(self, storage: torch.dtype) -> Recursion:
+        """How the recursion of a QR with working matrices of this dtype ends."""
+        return self.double if storage == torch.float64 else self.single
+
+
+EMULATED = Tuning(("fp16", "bf16", "tf32", "fp32", "fp64"), ("fp16", "fp32"), gram_part=0.0)
+"""For the numerics of the papers, whose panels and widths it has; speed is no matter."""
+
+
+@lru_cache(maxsize=2)
+def cpu_tuning(formats: tuple[str, ...]) -> Tuning:
+    """Thresholds of a CPU that multiplies in these formats."""
+    return Tuning(
+        formats,
+        # bf16 halves the time of the products, but its iterations take longer than that saves.
+        preconditioners=("fp32",),
+        lapack=True,
+        single=Recursion("cholesky2", 128),
+        double=Recursion("cholesky2", 128),
+        batched_elements=1 << 16,
+        lu_panel=384,  # narrower ones copy more of L for oneDNN, wider ones take longer than that saves
+        lu_inner_panel=64,
+        swaps=True,
+        direct=1400,
+        direct_pivoted=256,
+        direct_definite=1400,
+    )
+
+
+@lru_cache(maxsize=8)
+def cuda_tuning(
+    capability: tuple[int, int],
+    *,
+    replayed_bytes: int = 0,
+    corrected: bool = True,
+    tournament_width: int = 32,
+) -> Tuning:
+    """Thresholds of a GPU.
+
+    Parameters
+    ----------
+    capability : (int, int)
+        Compute capability, ``(9, 0)`` for H100 and H200.
+    replayed_bytes : int
+        What CUDA graphs may take as an input.
+    corrected : bool
+        Whether the kernel for products with error correction runs.
+    tournament_width : int
+        Columns of a panel of the kernels for tournament pivoting; 0 where they do not run.
+    """
+    fast_fp64 = capability in FAST_FP64
+    exact = ("fp32", "fp64")
+    found = Tuning(
+        ("fp16", "bf16", "tf32", *((FP16_COR, *exact) if corrected else exact)),
+        # Data-center GPUs multiply fp64 on tensor cores, as fast as fp32 without them.
+        preconditioners=("fp16", "fp64" if fast_fp64 else "fp32"),
+        corrected=corrected,
+        replayed_bytes=replayed_bytes,
+        single=Recursion("cholesky32", 128),
+        # Panels in float64 are library calls, and 256 columns take half of the launches of 128.
+        double=Recursion("cholesky", 256),
+        batched_elements=1 << 22,
+        chunk_elements=1 << 26,
+        small_r=("gram-schmidt fp32", "gram-schmidt fp64"),
+        blind_steps=3,
+        inverted=2048,
+        lu_panel=1024,  # as fast as 512 up to 32768 columns, and half the launches
+        lu_inner_panel=128,
+        # Pivoted panels are library calls, and its LU in double takes no longer where fp64 is fast.
+        pivoted_lu=not fast_fp64,
+        direct=6144,
+        # Where what is lost in vain on ill-conditioned matrices is small beside cuSOLVER in double.
+        direct_pivoted=20000 if fast_fp64 else 6144,
+        direct_definite=20000,
+        doubled_order=1 << 14,
+    )
+    if not tournament_width:
+        return found
+    return replace(
+        found,
+        tournaments=True,
+        pivoted_panel=512,
+        pivoted_inner_panel=tournament_width,
+    )

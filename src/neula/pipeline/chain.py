@@ -1,0 +1,318 @@
+"""Chains of links: try, measure, record, keep the best, stop.
+
+A chain is a list of links, cheapest first, for a batch of problems; one problem is a batch of one. Only
+:func:`run_chain` runs it. After each link a judge measures the answers on their device, in one small tensor;
+that is read once, and the problems whose answers are not good enough go on to the next link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Generic, Protocol, Self, TypeVar
+
+import numpy as np
+import torch
+
+from neula.pipeline.memory import MemoryGuard
+from neula.pipeline.result import Attempt
+
+
+class Problems(Protocol):
+    """A batch of problems."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+
+    def __len__(self) -> int: ...
+
+    def at(self, places: torch.Tensor) -> Self:
+        """Some of them."""
+
+
+@dataclass(frozen=True)
+class Values:
+    """Tensors with what is known of each problem of a batch, their first dimension."""
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All of them, in order."""
+        return tuple(getattr(self, f.name) for f in fields(self))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Parts of a batch in one."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(*map(torch.cat, zip(*(part.tensors for part in parts), strict=True)))
+
+    def put(self, places: torch.Tensor, others: Self) -> None:
+        """Take ``others`` to some places."""
+        for known, other in zip(self.tensors, others.tensors, strict=True):
+            known[places] = other
+
+    def at(self, places: torch.Tensor) -> Self:
+        """Those at some places."""
+        return replace(self, **{f.name: getattr(self, f.name)[places] for f in fields(self)})
+
+
+P = TypeVar("P", bound=Problems)
+V = TypeVar("V", bound=Values)
+Judged = TypeVar("Judged", bound=Problems, contravariant=True)
+
+
+@dataclass
+class Answer(Generic[V]):
+    """What a link has found for the problems that it was given.
+
+    Attributes
+    ----------
+    values : Values
+    label : str
+        How: that of the link, or more.
+    doubt : str
+        Why it is not to be accepted whatever is measured.
+    iterations : int
+    history : tuple of float
+        Errors on the way.
+    """
+
+    values: V
+    label: str
+    doubt: str = ""
+    iterations: int = 0
+    history: tuple[float, ...] = ()
+
+
+class Declined(Exception):
+    """A link that gives no answer, and why; one that says nothing leaves no attempt behind.
+
+    Attributes
+    ----------
+    label : str
+        How far it got, if further than its own label says.
+    """
+
+    def __init__(self, why: str = "", label: str = "") -> None:
+        super().__init__(why)
+        self.label = label
+
+
+@dataclass(frozen=True)
+class Link(Generic[P, V]):
+    """One way to an answer.
+
+    Attributes
+    ----------
+    label : str
+    answer : callable
+        From problems, and the answer of the link before for the same problems if it inherits, to an answer;
+        may raise :class:`Declined` after a look at the numbers.
+    inherits : bool
+        Whether it needs what the link before has found. Of others that is freed before they begin.
+    """
+
+    label: str
+    answer: Callable[[P, Answer[V] | None], Answer[V]]
+    inherits: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a judge says of the answers of one link.
+
+    Attributes
+    ----------
+    accepted : array of bool, shape (batch,)
+    demerit : array of float, shape (levels, batch)
+        Of answers to one problem that with the smallest is kept, compared level by level; of equals the last.
+    reason : str
+        The measured numbers, in words.
+    final : array of bool, shape (batch,), or None
+        Problems that no later link is to try: those that are accepted, by default.
+    """
+
+    accepted: np.ndarray
+    demerit: np.ndarray
+    reason: str
+    final: np.ndarray | None = None
+
+
+class Judge(Protocol[Judged, V]):
+    """Measures answers, and decides."""
+
+    def measure(self, problems: Judged, answer: Answer[V]) -> torch.Tensor:
+        """Some numbers for each problem, shape (numbers, batch), without synchronizing."""
+
+    def verdict(self, answer: Answer[V], numbers: np.ndarray) -> Verdict:
+        """What they say."""
+
+
+@dataclass
+class Run(Generic[V]):
+    """What a chain has come to.
+
+    Attributes
+    ----------
+    values : Values or None
+        The best of each problem; None before the first answer.
+    numbers : array of float, shape (numbers, batch)
+        What was measured of them.
+    accepted : array of bool, shape (batch,)
+    demerit : array of float, shape (levels, batch)
+    open : array of int
+        Problems that are left for other links.
+    attempts : list of Attempt
+    label : str
+        How the last values that were kept were found.
+    iterations : int
+    history : tuple of float
+    """
+
+    values: V | None
+    numbers: np.ndarray
+    accepted: np.ndarray
+    demerit: np.ndarray
+    open: np.ndarray
+    attempts: list[Attempt] = field(default_factory=list)
+    label: str = ""
+    iterations: int = 0
+    history: tuple[float, ...] = ()
+
+    @classmethod
+    def begin(cls, count: int, values: V | None = None) -> Run[V]:
+        """Nothing is known yet of so many problems, whose values may have room already."""
+        nothing = np.empty((0, count))
+        return cls(values, nothing, np.zeros(count, dtype=bool), nothing, np.arange(count))
+
+    def keep(self, answer: Answer[V], numbers: np.ndarray, verdict: Verdict) -> np.ndarray:
+        """Take what is better than before of answers for the open problems; returns which are left."""
+        self.attempts.append(Attempt(answer.label, bool(verdict.accepted.all()), verdict.reason))
+        self.iterations += answer.iterations
+        better = self._better(verdict.demerit)
+        if better.any():
+            self.label, self.history = answer.label, answer.history
+            self._put(answer.values, better)
+            self._note(self.open[better], numbers[:, better], verdict.demerit[:, better])
+            self.accepted[self.open[better]] = verdict.accepted[better]
+        left = np.flatnonzero(~(verdict.accepted if verdict.final is None else verdict.final))
+        self.open = self.open[left]
+        return left
+
+    def worst(self, errors: np.ndarray) -> int:
+        """The problem with the largest error: of those that were not accepted, if there are any."""
+        counts = self.accepted if self.accepted.all() else ~self.accepted
+        return int(np.where(counts, np.nan_to_num(errors, nan=np.inf, posinf=np.inf), -1.0).argmax())
+
+    def _better(self, demerit: np.ndarray) -> np.ndarray:
+        """Which answers for the open problems are no worse than those that are known."""
+        if self.values is None or not len(self.demerit):
+            return np.ones(demerit.shape[1], dtype=bool)
+        return _no_worse(demerit, self.demerit[:, self.open])
+
+    def _put(self, values: V, which: np.ndarray) -> None:
+        if self.values is None or (which.all() and len(which) == len(self.accepted)):
+            self.values = values
+            return
+        device = values.tensors[0].device
+        where = torch.from_numpy(self.open[which]).to(device)
+        chosen = values if which.all() else values.at(torch.from_numpy(np.flatnonzero(which)).to(device))
+        self.values.put(where, chosen)
+
+    def _note(self, places: np.ndarray, numbers: np.ndarray, demerit: np.ndarray) -> None:
+        if not len(self.numbers):
+            self.numbers = np.full((len(numbers), len(self.accepted)), np.nan)
+            self.demerit = np.full((len(demerit), len(self.accepted)), np.inf)
+        self.numbers[:, places], self.demerit[:, places] = numbers, demerit
+
+    def take(self, place: int, other: Run[V]) -> None:
+        """Put what was found for one problem alone in its place, if it is no worse than what is there."""
+        assert other.values is not None
+        self.iterations += other.iterations
+        if len(self.demerit) and not _no_worse(other.demerit, self.demerit[:, [place]])[0]:
+            return
+        before, self.open = self.open, np.array([place])
+        self._put(other.values, np.ones(1, dtype=bool))
+        self._note(self.open, other.numbers, other.demerit)
+        self.accepted[place] = other.accepted[0]
+        self.open = before
+
+
+class Unanswered(ArithmeticError):
+    """No link gave an answer."""
+
+
+def run_chain(links: Iterable[Link[P, V]], problems: P, judge: Judge[P, V]) -> Run[V]:
+    """Try links until the answers of all problems are accepted; of each problem the best answer is kept.
+
+    Parameters
+    ----------
+    links : iterable of Link
+        Cheapest first.
+    problems : Problems
+        At least one.
+    judge : Judge
+
+    Raises
+    ------
+    Unanswered
+        If no link gave an answer.
+    torch.OutOfMemoryError
+        If that was for lack of memory: a link that runs out of it is left for the next one.
+    """
+    run: Run[V] = Run.begin(len(problems))
+    guard = MemoryGuard(problems.device)
+    mine, previous = problems, None
+    for link in links:
+        previous = previous if link.inherits else None
+        with guard.attempt(link.label):
+            try:
+                previous = link.answer(mine, previous)
+            except Declined as why:
+                if str(why):
+                    run.attempts.append(Attempt(why.label or link.label, False, str(why)))
+                continue
+            numbers = judge.measure(mine, previous).cpu().numpy().astype(np.float64)
+            left = run.keep(previous, numbers, judge.verdict(previous, numbers))
+            if not len(left):
+                break
+            if len(left) < len(mine):
+                places = torch.from_numpy(left).to(problems.device)
+                mine, previous = mine.at(places), replace(previous, values=previous.values.at(places))
+    run.attempts[:0] = [Attempt("out of memory", False, shortage) for shortage in guard.shortages]
+    if run.values is None:
+        guard.raise_if_short()
+        raise Unanswered(f"no attempt gave a solution: {run.attempts[-1].reason}")
+    return run
+
+
+def run_each(run: Run[V], alone: Callable[[int], Run[V] | None]) -> None:
+    """Go on with each open problem by itself; the attempts that are recorded are those of the worst.
+
+    Parameters
+    ----------
+    run : Run
+        Changes.
+    alone : callable
+        Runs a chain for the problem at a place; None where that does not help.
+    """
+    worst: Run[V] | None = None
+    for place in run.open.tolist():
+        one = alone(place)
+        if one is None:
+            continue
+        run.take(place, one)
+        if worst is None or not _no_worse(one.demerit, worst.demerit)[0]:
+            worst = one
+    if worst is not None:
+        run.attempts += worst.attempts
+        run.label, run.history = worst.label, worst.history
+
+
+def _no_worse(new: np.ndarray, old: np.ndarray) -> np.ndarray:
+    """Where demerits, shape (levels, batch), are at most as large; the first level counts most."""
+    no_worse = np.ones(new.shape[1], dtype=bool)
+    for mine, other in zip(new[::-1], old[::-1], strict=True):
+        no_worse = (mine < other) | ((mine == other) & no_worse)
+    return no_worse

@@ -1,0 +1,232 @@
+"""What can be tried for one system: factors in some format, and refinement with them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from neula.algorithms.elimination.butterfly import Butterflied, TwoSided, padded
+from neula.algorithms.elimination.cholesky import PANEL, CholeskyFactor, NotPositiveDefiniteError, cholesky
+from neula.algorithms.elimination.equilibrate import Equilibrated
+from neula.algorithms.elimination.factorization import (
+    Factorization,
+    SingularMatrixError,
+    library_lu,
+    mixed_lu,
+)
+from neula.algorithms.krylov.iterative_refinement import (
+    Correction,
+    Refined,
+    classical,
+    gmres_refinement,
+    refine,
+)
+from neula.algorithms.krylov.refinement import STAGNATION, over
+from neula.certificates.forward_error import SURE
+from neula.engines import FP64, Engine, Format
+from neula.pipeline.chain import Answer, Declined
+from neula.pipeline.progress import digits_done, stage
+from neula.problems.systems.evidence import Evidence
+from neula.problems.systems.problem import Members
+from neula.problems.systems.system import System
+
+SINGULAR = 0.01
+"""A solution so large that the condition number must exceed this multiple of 1/u64 is left to the library's
+LU in double precision: A may be singular, which factors of low precision cannot tell."""
+
+SLOW = 0.1
+"""A step of classical refinement that leaves more than this part of the error is followed by GMRES."""
+
+Solution = Answer[Members]
+
+
+def lu(system: System, before: Solution | None, format: Format) -> Solution:
+    """LU without interchanges, of A where its leading block allows it."""
+    if system.options.pivot is None and not system.needs_no_pivoting(format):
+        raise Declined
+    engine = system.options.engine.using(format)
+    factors = _factorize(system, system.fill(engine), engine, pivoting=False)
+    return _refined(system, f"lu {format.name}", factors, format)
+
+
+def mixed_by_butterflies(system: System, before: Solution | None, format: Format) -> Solution:
+    """LU without interchanges of A mixed by butterflies, where that of A itself is not tried."""
+    if system.options.pivot is None and system.needs_no_pivoting(format):
+        raise Declined
+    return _mixed(system, format)
+
+
+def mixed_if_unsolved(system: System, before: Solution | None) -> Solution:
+    """The same in double precision, after the library's LU.
+
+    Elements of some matrices grow exponentially with partial pivoting, and hardly when mixed.
+    """
+    if before is not None and bool(before.values.refined_error <= system.bound):
+        raise Declined
+    return _mixed(system, FP64)
+
+
+def pivoted_lu(system: System, before: Solution | None, format: Format) -> Solution:
+    """LU with partial pivoting."""
+    engine = system.options.engine.using(format)
+    factors = _factorize(system, system.fill(engine), engine, pivoting=True)
+    return _refined(system, f"lu {format.name} with pivoting", factors, format)
+
+
+def by_library(system: System, before: Solution | None) -> Solution:
+    """LU with partial pivoting in double precision by the library."""
+    report = stage(system.options.progress, "factorizing in fp64")
+    scales = system.scales
+    a = system.a if scales.trivial else system.fill(system.options.engine.using(FP64))
+    try:
+        lu = library_lu(a, system.options.engine)
+    except SingularMatrixError as error:
+        raise np.linalg.LinAlgError(
+            f"A is singular: {error} (counted from 0); neula.lstsq gives the solution of minimum norm"
+        ) from None
+    report(1.0)
+    factors = lu if scales.trivial else Equilibrated(lu, scales)
+    return _refine(system, "lu fp64 with pivoting", factors, FP64)
+
+
+def by_cholesky(system: System, before: Solution | None, format: Format) -> Solution:
+    """Cholesky factors."""
+    engine, label = system.options.engine.using(format), f"cholesky {format.name}"
+    report = stage(system.options.progress, f"factorizing in {format.name}")
+    try:
+        # In double precision there are no products to gain from: one panel is what the library does.
+        panel = len(system.a) if format is FP64 else PANEL
+        factors: CholeskyFactor = cholesky(system.fill(engine), engine, panel=panel)
+    except NotPositiveDefiniteError as error:
+        if format is FP64:
+            raise np.linalg.LinAlgError(
+                f"A is not positive definite: {error}; solve it with assume_a='gen'"
+            ) from None
+        raise Declined(str(error)) from None
+    report(1.0)
+    return _refined(system, label, factors, format)
+
+
+def _mixed(system: System, format: Format) -> Solution:
+    engine, n = system.options.engine.using(format), len(system.a)
+    transform = TwoSided.random(n, system.a.device)
+    # Butterflies add and subtract: in the wider precision, before anything is rounded.
+    work = engine.empty(padded(n), padded(n))
+    system.scales.fill(work[:n, :n], system.a, engine)
+    factors = Butterflied(_factorize(system, transform.apply_(work), engine, pivoting=False), transform)
+    return _refined(system, f"rbt + lu {format.name}", factors, format)
+
+
+def _factorize(system: System, work: torch.Tensor, engine: Engine, *, pivoting: bool) -> Factorization:
+    """LU of a working matrix, which it overwrites."""
+    report = stage(system.options.progress, f"factorizing in {engine.format.name}")
+    n = len(work)
+    return mixed_lu(work, engine, pivoting=pivoting, on_columns=lambda done: report(done / n))
+
+
+def _refined(system: System, label: str, factors: Factorization, format: Format) -> Solution:
+    """Refine with factors of the scaled matrix, unless growth says that they are worthless."""
+    growth = factors.growth
+    if not math.isfinite(growth):
+        raise Declined(f"a pivot vanishes, or elements overflow {format.name}")
+    # Beyond 1/u, factors hold nothing but errors.
+    if growth * format.u > 1 and not system.options.named:
+        raise Declined(f"elements grow by {growth:.1e}")
+    return _refine(system, label, Equilibrated(factors, system.scales), format)
+
+
+def _refine(system: System, label: str, factors: Factorization, format: Format) -> Solution:
+    """Classical refinement, and GMRES with the same factors where that does not do."""
+    options = system.options
+    # LAPACK's errors grow like the bound; a quarter of it is below them, and above those of the residual.
+    target = system.bound / 4
+    report = stage(options.progress, "refining")
+
+    def run(correct: Correction, start: Refined | None, stagnation: float) -> Refined:
+        return refine(
+            system.a,
+            system.b,
+            correct,
+            scalings=system.scalings,
+            tolerance=target,
+            max_iterations=options.max_iterations,
+            stagnation=stagnation,
+            start=start,
+            on_step=lambda error: report(digits_done(error, target)),
+        )
+
+    correct = classical(factors)
+    refined = run(correct, None, SLOW)
+    by_gmres = not bool((refined.backward_error <= system.bound).all())
+    if by_gmres:
+        label += " + gmres"
+        correct = gmres_refinement(system.a, factors, options.engine)
+        refined = run(correct, refined, STAGNATION)
+    if not bool((refined.backward_error < 1).all()):
+        raise Declined("refinement does not converge", label)
+    evidence = Evidence.of(
+        system.a,
+        factors,
+        system.scales,
+        correct if by_gmres else None,
+        options.max_iterations,
+        system.sizes,
+        system.scaled,
+    )
+    if options.forward:
+        refined, forward_error = evidence.refine_forward(system.b, refined, correct, options)
+        evidence = replace(evidence, measured=forward_error)
+    doubt = "" if format is FP64 else _doubt(system, refined)
+    values = _members(system, refined, evidence, factors.growth)
+    return Answer(values, label, doubt, refined.iterations, tuple(refined.history))
+
+
+def _doubt(system: System, refined: Refined) -> str:
+    """Factors in a low format cannot tell that A is singular, but the size of x may."""
+    condition = _condition_at_least(system, refined)
+    if condition <= SINGULAR / FP64.u:
+        return ""
+    return f"condition number at least {condition:.1e}: A may be singular"
+
+
+def _condition_at_least(system: System, refined: Refined) -> float:
+    """``||A|| ||x|| / ||b||``, a lower bound on the condition number, in the best of the scalings."""
+    bounds = [scaling.condition_at_least(system.b, refined.x).max() for scaling in system.scalings]
+    return float(torch.stack(bounds).min())
+
+
+def _members(system: System, refined: Refined, evidence: Evidence, growth: float) -> Members:
+    """The solution in the user's units, with its evidence."""
+    options = system.options
+    x = system.unscale(refined.x).to(options.dtype).double()
+    rounding = over(evidence.size(system.rescale(x) - refined.x), evidence.size(refined.x))
+    forward_error = evidence.forward_error(system.b, refined) + rounding
+    norm = torch.linalg.vector_norm
+    longest = norm(system.units * system.b, dim=0) * (1 + len(system.a) * FP64.u)
+    residual = refined.residual
+    if options.dtype != torch.float64 or system.scaled is not None:  # x is not what was refined
+        residual = residual + system.a @ (refined.x - system.rescale(x))
+    short = norm(system.units * residual, dim=0) + _hidden(system, refined.x) <= longest
+    good = (refined.backward_error <= system.bound) & (forward_error <= SURE) & short
+    return Members(
+        x=x[None],
+        forward_error=forward_error[None],
+        backward_error=(refined.backward_error + rounding).amax()[None],
+        condition=evidence.condition[None],
+        refined_error=refined.backward_error.amax()[None],
+        growth=x.new_tensor([growth]),
+        accepted=good.all()[None],
+    )
+
+
+def _hidden(system: System, x: torch.Tensor) -> torch.Tensor:
+    """What rounding errors may hide of a residual, in the norm: ``u || |A| |x| ||``, shape (k,)."""
+    coarse = FP64.u * system.scalings[0].norm * x.abs().amax(0)
+    if bool((coarse <= len(system.a) * FP64.u * system.b.abs().amax(0)).all()):
+        return coarse
+    rows = max(1, (1 << 22) // system.a.shape[1])
+    image = torch.cat([block.abs() @ x.abs() for block in system.a.split(rows)])
+    return FP64.u * torch.linalg.vector_norm(system.units * image, dim=0)

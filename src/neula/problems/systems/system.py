@@ -1,0 +1,154 @@
+"""One linear system in double precision, and the scales in which it is factorized."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import numpy as np
+import torch
+
+from neula.algorithms.elimination.equilibrate import Equilibration, equilibrate, equilibrate_symmetric
+from neula.algorithms.elimination.factorization import mixed_lu
+from neula.algorithms.krylov.iterative_refinement import Scaling
+from neula.algorithms.scaling import binary_exponents, power_of_two_scales
+from neula.certificates.accuracy import solve_bound
+from neula.engines import Engine, Format
+from neula.problems.systems.evidence import column_norms
+from neula.problems.systems.problem import Options
+from neula.problems.systems.scaled import Scaled
+
+LEADING = 256
+"""Order of the leading block in which elimination without pivoting is tried before all of A."""
+
+HARMLESS = 8.0
+"""Growth in the leading block up to which A is taken for one that needs no pivoting, such as diagonally
+dominant matrices (growth at most 2). Random matrices grow by hundreds there."""
+
+SAFE_EXPONENT = 200
+"""Elements between ``2^-200`` and ``2^200`` have products, and sums of squares, that float64 holds."""
+
+
+@dataclass(frozen=True)
+class System:
+    """A system in double precision.
+
+    Attributes
+    ----------
+    a : Tensor, shape (n, n)
+    b : Tensor, shape (n, k)
+        With largest elements near 1.
+    sizes : Tensor, shape (n,)
+        Norms of the columns of A: the diagonal of D.
+    scales : Equilibration
+    scalings : list of Scaling
+        What backward errors are measured in.
+    bound : float
+        Largest backward error of an answer that is accepted.
+    scaled : Scaled or None
+        Where it comes from if numbers are near the ends of the range.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    sizes: torch.Tensor
+    scales: Equilibration
+    scalings: list[Scaling]
+    bound: float
+    options: Options
+    b_scales: torch.Tensor
+    scaled: Scaled | None = None
+    _harmless: dict[Format, bool] = field(default_factory=dict, repr=False)
+
+    @property
+    def units(self) -> torch.Tensor | float:
+        """Rows of the matrix that was given, relative to those of ``a``."""
+        return 1.0 if self.scaled is None else self.scaled.units[0]
+
+    def unscale(self, x: torch.Tensor) -> torch.Tensor:
+        """Solutions of the system that was given."""
+        x = x / self.b_scales
+        return x if self.scaled is None else self.scaled.unscale(x[None])[0]
+
+    def rescale(self, x: torch.Tensor) -> torch.Tensor:
+        """The inverse of :meth:`unscale`."""
+        x = x if self.scaled is None else self.scaled.scale(x[None])[0]
+        return x * self.b_scales
+
+    def fill(self, engine: Engine) -> torch.Tensor:
+        """The scaled matrix as the engine reads it."""
+        return self.scales.fill(engine.empty(*self.a.shape, dtype=engine.operand_dtype), self.a, engine)
+
+    @classmethod
+    def of(cls, a: torch.Tensor, b: torch.Tensor, options: Options) -> System:
+        """Choose the scales, measure the norms; numbers near the ends of the range are scaled in a copy.
+
+        Parameters
+        ----------
+        a : Tensor, shape (n, n)
+        b : Tensor, shape (n, k)
+        options : Options
+        """
+        a, b = a.double(), b.double()
+        diagonal = _positive_diagonal(a) if options.positive else None
+        row_norms, sizes, b_max = _norms(a, b, options)
+        scaled = None
+        exponents = binary_exponents(torch.cat([row_norms, sizes, b_max]).nan_to_num(math.inf)).abs().amax()
+        if not bool(row_norms.isfinite().all() & sizes.isfinite().all()) or int(exponents) > SAFE_EXPONENT:
+            scaled = Scaled.of(a[None], b[None])
+            a, b = scaled.a[0], scaled.b[0]
+            diagonal = a.diagonal() if options.positive else None
+            row_norms, _, b_max = _norms(a, b, options)
+            sizes = scaled.norms[0, :, 0]
+        sizes = torch.where(sizes > 0, sizes, 1.0)
+        # Powers of two, so that norms neither overflow nor underflow.
+        b_scales = power_of_two_scales(b_max)
+        if diagonal is not None:
+            scales = equilibrate_symmetric(diagonal)
+        else:
+            scales = equilibrate(a, row_norms, options.engine)
+        scalings = [Scaling(row_norms.amax())]
+        if not scales.trivial:
+            scalings.append(Scaling(scales.norm(a), scales.rows, scales.columns))
+        bound = solve_bound(options.target, len(a))
+        return cls(a, b * b_scales, sizes, scales, scalings, bound, options, b_scales, scaled)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.a.device
+
+    def __len__(self) -> int:
+        return 1
+
+    def at(self, places: torch.Tensor) -> Self:
+        """Itself: there is no other."""
+        return self
+
+    def needs_no_pivoting(self, format: Format) -> bool:
+        """Whether A seems to be one that needs no pivoting in this format, by its leading block."""
+        if format not in self._harmless:
+            m, engine = min(len(self.a), LEADING), self.options.engine.using(format)
+            scales = replace(self.scales, rows=self.scales.rows[:m], columns=self.scales.columns[:m])
+            leading = scales.fill(engine.empty(m, m), self.a[:m, :m], engine)
+            self._harmless[format] = mixed_lu(leading, engine, pivoting=False).growth <= HARMLESS
+        return self._harmless[format]
+
+
+def _norms(
+    a: torch.Tensor, b: torch.Tensor, options: Options
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """1-norms of the rows of A, norms of its columns, largest elements of the columns of b."""
+    return torch.linalg.vector_norm(a, 1, dim=1), column_norms(a), options.engine.column_max(b)
+
+
+def _positive_diagonal(a: torch.Tensor) -> torch.Tensor:
+    diagonal = a.diagonal()
+    bad = (diagonal <= 0).nonzero()[:, 0]
+    if len(bad):
+        i = int(bad[0])
+        raise np.linalg.LinAlgError(
+            f"A is not positive definite: A[{i}, {i}] is {float(diagonal[i])}; solve it with assume_a='gen'"
+        )
+    return diagonal
