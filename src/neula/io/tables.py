@@ -138,7 +138,7 @@ _NUMBER = rb"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|(?i:n
 
 
 def read_mtx(path: Path, kind: str, tell: Message) -> np.ndarray:
-    """Read a Matrix Market file, compressed or not; ``tell`` is told of a sparse matrix made dense."""
+    """Read a Matrix Market file, compressed or not; ``tell`` gets a line on a sparse matrix made dense."""
     # scipy (1.17) ends the whole process when the last line has no newline but a blank, and when it meets
     # an error in the middle of a Python stream: it is given plain files that end with a newline.
     if kind == ".mtx" and _ends_with_newline(path):

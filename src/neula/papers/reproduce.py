@@ -22,7 +22,7 @@ LONG_TABLE = 16
 """Tables with more rows than this are left to the data files."""
 
 WIDE = 140
-"""Width that a table may take in any terminal: digits that are cut off help nobody."""
+"""Width that a table may take in any terminal, so that no digits are cut off."""
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,13 @@ def reproduce(
     console : rich.console.Console
         Where verdicts go.
     progress : callable
-        Told the step and the part that is done; no step before something is printed.
+        Called with the step and the part that is done, and with no step before something is printed.
     """
     figures = paper.named(name)
     if redraw and name == "all":
         figures = [figure for figure in figures if (out / f"{figure.name}.json").exists()]
     if not redraw:
-        Setting(scale)  # says at once if this machine cannot run it
+        Setting(scale)  # raises if this machine cannot run it
         out.mkdir(parents=True, exist_ok=True)
     measured: dict[object, Data] = {}
     for figure in figures:

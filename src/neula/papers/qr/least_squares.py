@@ -14,7 +14,7 @@ import torch
 
 import neula
 from neula.engines import FP64, Engine
-from neula.io.matrices import random_matrix
+from neula.io.matrices import ENTRIES, random_matrix
 from neula.papers.data import Row, Rows, span
 from neula.papers.drawing import Canvas, grouped_bars, lines, log_log, shape_text
 from neula.papers.figure import Figure, Setting, Verdict, claim
@@ -57,13 +57,9 @@ RGSQRF, SGEQRF, DGEQRF = "RGSQRF iterative", "SGEQRF direct", "DGEQRF direct"
 PEERS = {SGEQRF: torch.float32, DGEQRF: torch.float64}
 GEOMETRIC, STRESS = ("geometric", 1e3), ("geometric", 1e4)
 MATRICES = (
-    ("uniform01", None),
-    ("uniform", None),
-    ("normal", None),
+    *((entries, None) for entries in ENTRIES),
     GEOMETRIC,
-    ("arithmetic", 1e5),
-    ("cluster_small", 1e5),
-    ("cluster_large", 1e5),
+    *((spectrum, 1e5) for spectrum in ("arithmetic", "cluster_small", "cluster_large")),
     STRESS,
 )
 SMALL_SHAPES = [(2048, 1024), (4096, 1024), (4096, 512), (8192, 256), (16384, 128)]

@@ -53,7 +53,7 @@ def measure_products(
 
 
 def _on_the_device(device: torch.device) -> dict[str, Product]:
-    """What multiplies in earnest: the fp32 product, and the tensor cores of a GPU."""
+    """Products that are not emulated: in fp32, and on the tensor cores of a GPU."""
     if device.type == "cpu":
         return {FP32_PRODUCT: exact_matmul}
     engine = CudaEngine(device, "fp16")
