@@ -241,9 +241,9 @@ def svd(
 @app.command()
 def info(as_json: JsonOption = False) -> None:
     """Show what this machine offers: engines, formats, measured rates."""
-    with running("info", as_json) as run:
-        from neula import engines
+    from neula import engines
 
+    with running("info", as_json) as run:
         run.progress("measuring the engines", 0.0)
         offers, versions = engines.describe(), show.versions()
     if as_json:
@@ -258,9 +258,9 @@ def demo(
     degree: Annotated[int, typer.Option(help="Degree of the gravity field.")] = 40,
 ) -> None:
     """Run the main job on real data and on a large realistic problem, beside scipy and torch."""
-    with running("demo"):
-        from neula.cli.demo import run_demo
+    from neula.cli.demo import run_demo
 
+    with running("demo"):
         run_demo(out, degree=degree, console=Console())
 
 
@@ -283,11 +283,11 @@ def bench(
 
     Without a GPU the shapes are small.
     """
+    from neula.cli import bench as benchmarks
+
     with running("bench", as_json) as run:
         if data is not None and (problems or out):
             raise ValueError("--data measures nothing: leave out the problems and --out")
-        from neula.cli import bench as benchmarks
-
         if draw is not None:
             benchmarks.check_picture(draw)
         names = [problem.value for problem in problems or BenchmarkName]
