@@ -113,8 +113,8 @@ def draw_iterations(rows: Rows, canvas: Canvas) -> None:
             excess = [_excess(row) for row in own]
             look: dict[str, Any] = {"color": f"C{color}"} | style
             left.plot(own.column("cond"), excess, label=f"{spectrum}, {name}", linewidth=1, **look)
-            right.plot(excess, _plottable(own, "cgls"), linestyle="", **look)
-            right.plot(excess, _plottable(own, "lsqr"), "k.", markersize=4, zorder=3)
+            right.plot(excess, own.numbers("cgls"), linestyle="", **look)
+            right.plot(excess, own.numbers("lsqr"), "k.", markersize=4, zorder=3)
     _draw_bound(right, [row for row in rows if row["lsqr"] is not None])
     shape = shape_text(rows[0]["m"], rows[0]["n"])
     log_log(left, "cond(A)", "cond(AR$^{-1}$) - 1", f"what R leaves of the condition number, {shape}")
@@ -139,10 +139,6 @@ def _excess(row: Row) -> float:
     """How far the condition number of ``A R^-1`` is from 1."""
     kappa = row["cond_preconditioned"]
     return math.nan if kappa is None else kappa - 1
-
-
-def _plottable(rows: Rows, name: str) -> list[float]:
-    return [math.nan if value is None else value for value in rows.column(name)]
 
 
 def _count(row: Row, solver: str) -> int:
