@@ -9,7 +9,7 @@ import torch
 
 import neula
 from benchmarks.harness import Results
-from neula.engines.precision import exact_matmul
+from neula.kernels.precision import exact_matmul
 from neula.papers.measuring import median_seconds
 
 UNIFORM, POSITIVE, WIDE = "uniform(-1, 1)", "uniform(0, 1)", "1e-8 to 1e8"

@@ -22,6 +22,8 @@ from typer.testing import CliRunner, Result
 import neula
 from neula.certificates.qr import QRCertificate
 from neula.cli import app as cli
+from neula.cli import bench as benchmarks
+from neula.cli import run
 from neula.io.files import read_matrix, write_files, write_matrix
 from neula.pipeline.result import AccuracyWarning, Attempt, LstsqResult, QRResult
 
@@ -707,8 +709,8 @@ def test_progress_lines_only_for_what_takes_longer_than_two_seconds(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = 100.0
-    monkeypatch.setattr(cli.time, "perf_counter", lambda: now)
-    with cli._Progress(Console(stderr=True, width=100)) as progress:
+    monkeypatch.setattr(run.time, "perf_counter", lambda: now)
+    with run.ProgressReport(Console(stderr=True, width=100)) as progress:
         for now in np.arange(100.0, 112.0, 0.5):
             progress("factorizing", (now - 100) / 12)
     captured = capsys.readouterr()
@@ -790,12 +792,12 @@ def test_info_of_this_machine() -> None:
 def test_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Path, int]] = []
     monkeypatch.setattr(
-        neula.cli.app, "run_demo", lambda out, *, degree, console: calls.append((out, degree))
+        "neula.cli.demo.run_demo", lambda out, *, degree, console: calls.append((out, degree))
     )
     succeed("demo", "--out", "pictures", "--degree", "12")
     succeed("demo")
     assert calls == [(Path("pictures"), 12), (Path("demo-output"), 40)]
-    monkeypatch.setattr(neula.cli.app, "run_demo", raising(ValueError("degree must be positive")))
+    monkeypatch.setattr("neula.cli.demo.run_demo", raising(ValueError("degree must be positive")))
     assert_refused(neula_cli("demo"), "degree must be positive", set(os.listdir()))
 
 
@@ -804,7 +806,7 @@ def test_demo(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def small_benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
-    problems = cli.benchmarks.PROBLEMS
+    problems = benchmarks.PROBLEMS
     for name, problem in problems.items():
         monkeypatch.setitem(problems, name, dataclasses.replace(problem, cpu=[(64, 16)]))
 
@@ -840,12 +842,30 @@ def test_bench_refuses_what_does_not_fit(monkeypatch: pytest.MonkeyPatch, small_
     assert_refused(neula_cli("bench", "--data", "nowhere"), "nowhere: no bench-*.json", before)
     assert_refused(neula_cli("bench", "qr", "--data", "nowhere"), "--data measures nothing", before)
     assert_refused(neula_cli("bench", "--draw", "x.bmp"), "x.bmp: a picture is one of .svg", before)
-    monkeypatch.setattr(cli, "new_canvas", raising(ImportError("drawing needs matplotlib")))
+    monkeypatch.setattr(benchmarks, "new_canvas", raising(ImportError("drawing needs matplotlib")))
     assert_refused(neula_cli("bench", "gemm", "--cpu", "--draw", "x.svg"), "drawing needs matplotlib", before)
 
 
 def test_version() -> None:
     assert succeed("--version").stdout == f"neula {neula.__version__}\n"
+
+
+def test_help_version_and_refusals_do_without_torch() -> None:
+    program = """
+import sys
+from typer.testing import CliRunner
+from neula.cli.app import app
+for arguments in ("--help", "--version", "experiment qr-paper --help", "solve none.npy b.npy"):
+    print(CliRunner().invoke(app, arguments.split()).exit_code, "torch" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.stdout.splitlines() == ["0 False", "0 False", "0 False", f"{cli.BAD_INPUT} False"]
 
 
 def test_help_names_every_command_and_the_exit_codes() -> None:

@@ -17,7 +17,7 @@ import torch
 
 import neula
 from neula.engines import CudaEngine, cpu, graphs
-from neula.engines.precision import no_tf32
+from neula.kernels.precision import no_tf32
 from neula.pipeline.state import restored
 from state_work import WORK, normal
 

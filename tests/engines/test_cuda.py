@@ -13,8 +13,8 @@ from neula.algorithms.orthogonal.reorthogonalize import reorthogonalize
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.engines import CudaEngine, Format, describe, format_named, select_engine
 from neula.engines.formats import round_to
-from neula.engines.precision import exact_matmul
 from neula.io.matrices import ENTRIES, SPECTRA, random_matrix
+from neula.kernels.precision import exact_matmul
 
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)

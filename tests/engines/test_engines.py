@@ -29,9 +29,9 @@ from neula.engines import (
 )
 from neula.engines.cpu import _dense
 from neula.engines.formats import round_to
-from neula.engines.precision import exact_matmul
 from neula.engines.tuning import cuda_tuning
 from neula.io.matrices import random_matrix
+from neula.kernels.precision import exact_matmul
 
 U32, U64 = 2.0**-24, 2.0**-53
 

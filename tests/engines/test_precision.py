@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from neula.engines import CudaEngine, cublas, precision
-from neula.engines.precision import exact_matmul, exactly, no_tf32
+from neula.engines import CudaEngine, cublas
 from neula.io.matrices import random_matrix
+from neula.kernels import precision
+from neula.kernels.precision import exact_matmul, exactly, no_tf32
 
 U32 = 2.0**-24
 SWITCHES = (

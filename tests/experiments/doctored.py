@@ -62,7 +62,7 @@ def axes_drawn(figure: Figure, rows: Rows) -> int:
     """Draw a figure and save the picture; how many axes it has."""
     pytest.importorskip("matplotlib")
     assert figure.draw is not None
-    canvas = new_canvas(figure.width, figure.height)
+    canvas = new_canvas(*figure.size)
     figure.draw(rows, canvas)
     picture = io.BytesIO()
     canvas.savefig(picture, dpi=30)

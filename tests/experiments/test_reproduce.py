@@ -528,12 +528,12 @@ def test_experiment_and_redraw(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize(
     ("name", "command"),
-    [("QR_PAPER", "qr-paper"), ("TSQR_PAPER", "tsqr-paper"), ("LU_PAPER", "lu-paper")],
+    [("qr.QR_PAPER", "qr-paper"), ("tsqr.TSQR_PAPER", "tsqr-paper"), ("lu.LU_PAPER", "lu-paper")],
 )
 def test_experiment_by_default(
     name: str, command: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli, name, PAPER)
+    monkeypatch.setattr(f"neula.papers.{name}", PAPER)
     result = experiment(command, "table")
     assert result.exit_code == 0, result.output
     assert calls == [Scale.small]
@@ -550,7 +550,7 @@ def test_experiment_with_the_users_matrices(tmp_path: Path, monkeypatch: pytest.
         yield from measure(setting)
 
     paper = replace(PAPER, figures=(replace(TABLE, measure=remember),))
-    monkeypatch.setattr(cli, "LU_PAPER", paper)
+    monkeypatch.setattr("neula.papers.lu.LU_PAPER", paper)
     assert experiment("lu-paper", "table").exit_code == 0
     assert experiment("lu-paper", "table", "--matrices", str(tmp_path)).exit_code == 0
     assert found == [None, tmp_path]

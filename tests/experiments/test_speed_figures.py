@@ -21,6 +21,7 @@ from neula.papers.data import Row, Rows
 from neula.papers.figure import Figure, Scale, Setting
 from neula.papers.qr import low_rank, models
 from neula.papers.qr import performance as perf
+from neula.papers.qr import rates as pieces
 
 # --- what the paper reports -------------------------------------------------------------------------------
 
@@ -157,7 +158,7 @@ PAPERS: dict[str, Callable[[], Rows]] = {
     "table4": papers_table4,
 }
 FIGURES = [
-    models.TABLE_3,
+    pieces.TABLE_3,
     models.FIGURE_1,
     models.FIGURE_2,
     perf.FIGURE_5,
@@ -189,10 +190,10 @@ CAQR_128 = {"method": models.RGSQRF_CAQR, "kind": models.MEASURED, "B": 128}
 DEFAULT_128 = {"method": models.RGSQRF_DEFAULT, "kind": models.MEASURED, "B": 128}
 TALL = {"m": 4194304, "n": 128}
 LIES: list[tuple[Figure, int, str, Doctor]] = [
-    (models.TABLE_3, 0, "narrow is enough", every({"k": 1024}, **{"low TN": times(1.3)})),
-    (models.TABLE_3, 0, "fp32 needs width", every({"k": 16384}, **{"fp32 TN": times(2.0)})),
-    (models.TABLE_3, 1, "fast panel", every({}, SGEQRF=times(12.0))),
-    (models.TABLE_3, 2, "slow panel", every({}, **{"CAQR panel": times(0.5)})),
+    (pieces.TABLE_3, 0, "narrow is enough", every({"k": 1024}, **{"low TN": times(1.3)})),
+    (pieces.TABLE_3, 0, "fp32 needs width", every({"k": 16384}, **{"fp32 TN": times(2.0)})),
+    (pieces.TABLE_3, 1, "fast panel", every({}, SGEQRF=times(12.0))),
+    (pieces.TABLE_3, 2, "slow panel", every({}, **{"CAQR panel": times(0.5)})),
     (models.FIGURE_1, 0, "no gain", every(BLOCKED_LOW, tflops=times(0.6))),
     (models.FIGURE_1, 0, "large gain", every(BLOCKED_LOW, tflops=times(1.6))),
     (models.FIGURE_1, 1, "faster", every(BLOCKED_LOW, tflops=times(1.5))),
@@ -340,7 +341,7 @@ def test_panels_are_less_than_a_hundredth_of_the_operations() -> None:
 # --- measuring --------------------------------------------------------------------------------------------
 
 MEASURE: dict[str, Callable[..., Iterator[Row]]] = {
-    "table3": models.measure_rates,
+    "table3": pieces.measure_rates,
     "figure1": models.measure_householder,
     "figure2": models.measure_recursion,
     "figure5": perf.measure_reortho,
@@ -356,7 +357,7 @@ TINY = {"table4": (480, 160), "figure5": BARS, "figure6": BARS, "figure7": BARS}
 def measured() -> dict[str, Rows]:
     """All figures at sizes that take no time."""
     setting = Setting(Scale.small)
-    with timed_once(models, perf, low_rank):
+    with timed_once(pieces, perf, low_rank):
         return {name: stored(make(setting, TINY.get(name, (512, 512)))) for name, make in MEASURE.items()}
 
 
@@ -397,7 +398,7 @@ def test_table_3_has_the_rates_that_the_formulas_need(measured: dict[str, Rows])
 
 def test_predictions_are_the_formulas_fed_with_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """All pieces at the rate 2: so are all predictions, those of RGSQRF charged with fewer operations."""
-    monkeypatch.setattr(models, "_tflops", lambda flops, run: 2.0)
+    monkeypatch.setattr(pieces, "tflops", lambda flops, run: 2.0)
     for measure in (models.measure_householder, models.measure_recursion):
         rows = Rows(measure(Setting(Scale.small), (256, 256)))
         assert len(rows) > 4
@@ -408,8 +409,8 @@ def test_predictions_are_the_formulas_fed_with_the_table(monkeypatch: pytest.Mon
 
 def test_the_table_as_the_formulas_need_it(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [row | ({"panel": 2.0} if row["k"] < 512 else {}) for row in papers_table3()]
-    monkeypatch.setattr(models, "measure_rates", lambda setting, shape: iter(rows))
-    table = models._Rates(Setting(Scale.small), None)
+    monkeypatch.setattr(pieces, "measure_rates", lambda setting, shape: iter(rows))
+    table = pieces.RateTable(Setting(Scale.small), None)
     assert table.of("SGEQRF") == column("SGEQRF")
     assert table.of("panel") == {128: 2.0, 256: 2.0}
     assert table.products("low") == pytest.approx(both_products("low"))
@@ -419,8 +420,8 @@ def test_the_table_as_the_formulas_need_it(monkeypatch: pytest.MonkeyPatch) -> N
 def test_rates_count_the_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every piece is given one second: what is left are its operations."""
     m, n = 512, 256
-    monkeypatch.setattr(models, "_tflops", lambda flops, run: flops)
-    rows = Rows(models.measure_rates(Setting(Scale.small), (m, n)))
+    monkeypatch.setattr(pieces, "tflops", lambda flops, run: flops)
+    rows = Rows(pieces.measure_rates(Setting(Scale.small), (m, n)))
     for row in rows:
         k = row["k"]
         assert row["low TN"] == row["fp32 NN"] == row["SGEQRF"] == row["WY panel"] == 2 * m * k * k
@@ -431,8 +432,8 @@ def test_rates_count_the_operations(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_rate_is_operations_by_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "sustained_seconds", lambda run: 0.5)
-    assert models._tflops(3e12, lambda: None) == pytest.approx(6.0)
+    monkeypatch.setattr(pieces, "sustained_seconds", lambda run: 0.5)
+    assert pieces.tflops(3e12, lambda: None) == pytest.approx(6.0)
 
 
 @pytest.mark.parametrize("name", ["figure5", "figure6", "figure7"])
@@ -455,11 +456,11 @@ def test_repeated_steps_stay_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             run()
         return 1.0
 
-    monkeypatch.setattr(models, "_tflops", repeat)
+    monkeypatch.setattr(pieces, "tflops", repeat)
     m = 128
     a = random_matrix("normal", m, 64, dtype=torch.float32)
     engine = WatchedEngine("cpu", "fp16")
-    models._step_rate(a, 16, 16, engine)
+    pieces._step_rate(a, 16, 16, engine)
     # ||Q1|| is below 1, so that no column grows, and none is longer than sqrt(m) times the largest entry.
     assert 0 < engine.largest < m**0.5 * float(a.abs().max())
 
@@ -560,7 +561,7 @@ def test_performance_is_measured_on_a_gpu(figure: Figure) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("figure", [models.TABLE_3, models.FIGURE_1, models.FIGURE_2], ids=lambda f: f.name)
+@pytest.mark.parametrize("figure", [pieces.TABLE_3, models.FIGURE_1, models.FIGURE_2], ids=lambda f: f.name)
 def test_models_are_measured_on_a_gpu(figure: Figure) -> None:
     rows = stored(MEASURE[figure.name](Setting(Scale.paper), (4096, 1024)))
     assert set(PAPERS[figure.name]().fields) <= set(rows.fields)

@@ -29,7 +29,8 @@ if not torch.cuda.is_available() and "triton" not in sys.modules:
         import neula.kernels.mgs_triton
         import neula.kernels.normal_product_triton
         import neula.kernels.projection_triton
-        import neula.kernels.tall_triton
+        import neula.kernels.tall_gram_triton
+        import neula.kernels.tall_product_triton
         import neula.kernels.thin_triton
         import neula.kernels.transposed_copy_triton  # noqa: F401
 

@@ -7,7 +7,7 @@ import torch
 
 from neula.io.matrices import random_matrix
 from neula.kernels import calu
-from neula.kernels.calu import eliminate_reference, rows_of_u_reference
+from neula.kernels.calu import eliminate, rows_of_u
 from neula.kernels.tournament import WIDTH, PanelFactors, play_reference
 
 HAS_GPU = torch.cuda.is_available()
@@ -40,8 +40,8 @@ class Kernels:
 class Reference:
     """The same in plain torch."""
 
-    rows_of_u = staticmethod(rows_of_u_reference)
-    eliminate = staticmethod(eliminate_reference)
+    rows_of_u = staticmethod(rows_of_u.reference)
+    eliminate = staticmethod(eliminate.reference)
     move_rows = staticmethod(calu.move_rows)
 
 

@@ -15,7 +15,7 @@ import torch
 
 from neula.io.matrices import random_matrix
 from neula.kernels import cholesky_cuda
-from neula.kernels.cholesky import CholeskyFactors, cholesky_inverse, cholesky_inverse_reference
+from neula.kernels.cholesky import CholeskyFactors, cholesky_inverse
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
@@ -55,7 +55,7 @@ def kernel(request: pytest.FixtureRequest) -> Factorize:
 
 @pytest.fixture(params=["reference", *KERNELS])
 def factorize(request: pytest.FixtureRequest) -> Factorize:
-    return cholesky_inverse_reference if request.param == "reference" else found(request.param, request)
+    return cholesky_inverse.reference if request.param == "reference" else found(request.param, request)
 
 
 def gram_of(a: torch.Tensor) -> torch.Tensor:

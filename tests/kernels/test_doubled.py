@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from neula.kernels import doubled
+from neula.kernels.dispatch import runs
 from neula.kernels.doubled import Doubled
 
 HAS_GPU = torch.cuda.is_available()
@@ -28,13 +29,13 @@ low part of x, and sums of rounding errors have rounding errors of a few ``U^2 =
 @pytest.fixture
 def slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products are made of slices, also on a GPU."""
-    monkeypatch.setattr(doubled, "_takes_kernel", lambda a: False)
+    monkeypatch.setattr(doubled, "runs", lambda *_: False)
 
 
 @pytest.fixture(params=["kept slices", "blocks", pytest.param("kernel", marks=GPU)])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How products are computed; in the interpreter with small tiles."""
-    monkeypatch.setattr(doubled, "_takes_kernel", lambda a: request.param == "kernel")
+    monkeypatch.setattr(doubled, "runs", lambda *_: request.param == "kernel")
     if request.param == "blocks":
         monkeypatch.setattr(doubled, "KEPT", 0)
         monkeypatch.setattr(doubled, "BLOCK", 20)
@@ -49,7 +50,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
                 "Triton was imported before its interpreter could be chosen: run tests/kernels by itself"
             )
         small = partial(doubled_triton.doubled_product_triton, along=4, across=8, min_tiles=1)
-        monkeypatch.setattr(doubled_triton, "doubled_product_triton", small)
+        monkeypatch.setattr(doubled, "doubled_product", small)
     return request.param
 
 
@@ -230,13 +231,13 @@ def test_what_a_gpu_takes(
 ) -> None:
     a = normal(batch, n, m).mT if columns else normal(batch, m, n)
     x, b = normal(batch, n, k), normal(batch, m, k)
-    assert doubled._kernel_runs(DEVICE)
+    assert runs(doubled.doubled_product, DEVICE)
     of = Doubled.of(a)
     assert of.slices is None
     high, low = of.residual(x, a @ x, U * x)
     z = of.transposed_product(b, U * b)
     assert torch.equal(of.residual(x, a @ x, U * x)[0], high)
-    monkeypatch.setattr(doubled, "_takes_kernel", lambda a: False)
+    monkeypatch.setattr(doubled, "runs", lambda *_: False)
     of = Doubled.of(a)
     expected = of.residual(x, a @ x, U * x)
     size = a.abs().amax((1, 2))[:, None, None]
@@ -251,7 +252,7 @@ def test_what_a_gpu_takes(
 @pytest.mark.parametrize("kernel", [False, True])
 def test_nothing_waits_for_the_gpu(kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     a, x, b = normal(2, 50, 20), normal(2, 20, 2), normal(2, 50, 2)
-    monkeypatch.setattr(doubled, "_takes_kernel", lambda a: kernel)
+    monkeypatch.setattr(doubled, "runs", lambda *_: kernel)
     Doubled.of(a).residual(x, b)  # compiles
     Doubled.of(a).transposed_product(b, U * b)
     torch.cuda.synchronize()

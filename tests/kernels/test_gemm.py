@@ -12,19 +12,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from neula.engines.precision import exact_matmul
-from neula.kernels.gemm import (
-    RUN,
-    SCHEMES,
-    UNCORRECTED,
-    Scheme,
-    corrected_gemm,
-    corrected_gemm_reference,
-    corrected_gram,
-    kernel_runs,
-    split_reference,
-    times_power_of_two,
-)
+from neula.kernels.dispatch import runs
+from neula.kernels.gemm import RUN, corrected_gemm, corrected_gemm_reference, corrected_gram
+from neula.kernels.parts import SCHEMES, UNCORRECTED, Scheme, split_reference, times_power_of_two
+from neula.kernels.precision import exact_matmul
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
@@ -101,7 +92,7 @@ def test_gram_matrices_by_blocks_of_rows(by_kernel: bool, transposed: bool) -> N
         kernel()
         from neula.kernels.gemm_triton import gram_triton
 
-        g = gram_triton(a, torch.zeros(70, 70, device=DEVICE).T, blocks)
+        g = gram_triton(a, blocks)
     else:
         g = corrected_gram(a, blocks)
     assert g.stride() == (1, 70)
@@ -263,7 +254,7 @@ def test_nothing_to_do(m: int, n: int, k: int) -> None:
 
 
 def test_the_reference_on_a_cpu() -> None:
-    assert not kernel_runs(torch.device("cpu"))
+    assert not runs(corrected_gemm, torch.device("cpu"))
     a, b = uniform(5, 6, 22).cpu(), uniform(6, 7, 23).cpu()
     assert torch.equal(corrected_gemm(a, b), corrected_gemm_reference(a, b))
 
@@ -274,7 +265,7 @@ def test_the_reference_on_a_cpu() -> None:
 @pytest.mark.gpu
 def test_the_kernel_is_taken() -> None:
     a, b = uniform(200, 300, 24), uniform(300, 100, 25)
-    assert kernel_runs(DEVICE)
+    assert runs(corrected_gemm, DEVICE)
     assert torch.equal(corrected_gemm(a, b), kernel()(a, b, SCHEMES["fp16_cor"]))
 
 

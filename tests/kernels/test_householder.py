@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from neula.io.matrices import random_matrix
+from neula.kernels import householder
 from neula.kernels.householder import (
     MAX_HEIGHT,
     PRODUCTS,
@@ -20,11 +21,8 @@ from neula.kernels.householder import (
     Product,
     TileReflectors,
     apply_tiles,
-    apply_tiles_reference,
     factor_tiles,
-    factor_tiles_reference,
     product_named,
-    reflect_columns_reference,
 )
 
 HAS_GPU = torch.cuda.is_available()
@@ -68,7 +66,8 @@ def tiles(request: pytest.FixtureRequest) -> Tiles:
 
 @pytest.fixture(params=["reference", KERNEL])
 def reflect_columns(request: pytest.FixtureRequest) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
-    return reflect_columns_reference if request.param == "reference" else kernels().reflect_columns_triton
+    dispatched = householder.reflect_columns
+    return dispatched.reference if request.param == "reference" else kernels().reflect_columns_triton
 
 
 def uniform(batch: int, m: int, n: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -141,7 +140,7 @@ def test_every_shape(tiles: Tiles, batch: int, m: int, n: int, height: int, prod
 def test_applied_in_every_product(tiles: Tiles, n: int, product: str) -> None:
     """C is any matrix, of any strides; the rest of the columns of Q does not matter."""
     a = uniform(1, 60, n)
-    reflectors, _ = factor_tiles_reference(a, 60, torch.matmul)
+    reflectors, _ = factor_tiles.reference(a, 60, torch.matmul)
     c = uniform(1, n + 3, 2 * n)[:, 3:, ::2]
     v, t = reflectors.v.double(), reflectors.t.double()
     expected = torch.cat([c.double(), c.new_zeros(1, 60 - n, n)], 1)
@@ -168,7 +167,7 @@ def test_corrected_products_are_as_good_as_float32(tiles: Tiles, product: str) -
         return torch.stack([norm(exact - q @ r.double()) / norm(exact), norm(identity - q.mT @ q)])
 
     a = uniform(1, 64, 50)
-    reference = errors(Tiles(factor_tiles_reference, apply_tiles_reference), torch.matmul)
+    reference = errors(Tiles(factor_tiles.reference, apply_tiles.reference), torch.matmul)
     assert (errors(tiles, product) <= 3 * reference).all()
 
 
@@ -177,7 +176,7 @@ def test_the_same_reflectors_as_the_reference(tiles: Tiles, product: str) -> Non
     """Reflectors are as sensitive as Q: their errors are those of the factorization times the condition."""
     a = uniform(1, 64, 25)
     found, r = tiles.factor(a, 64, product)
-    expected, expected_r = factor_tiles_reference(a, 64, product_named(product))
+    expected, expected_r = factor_tiles.reference(a, 64, product_named(product))
     limit = bound(64, 25, product) * float(torch.linalg.cond(a.double())[0])
     norm = torch.linalg.matrix_norm
     assert norm(found.v - expected.v) <= limit * norm(expected.v)

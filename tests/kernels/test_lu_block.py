@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
 from neula.io.matrices import hpl_ai_matrix, no_pivoting_matrix, random_matrix
-from neula.kernels import lu_block
 from neula.kernels.lu_block import (
-    factor_block_reference,
+    factor_block,
     lu_unpivoted,
     lu_unpivoted_reference,
-    solve_upper_reference,
-    triangular_inverses,
+    solve_upper,
 )
+from neula.kernels.triangular_inverse import triangular_inverse, triangular_inverses
 
 HAS_GPU = torch.cuda.is_available()
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -75,7 +76,7 @@ def test_inverses_by_doubling(n: int) -> None:
     """As above, for the way that GPUs take: products of products, hence some levels times the bound."""
     lu = lu_unpivoted(no_pivoting_matrix(n, 4.0 if n > 1 else 1.0))
     lower = torch.stack([unpacked(lu)[0], unpacked(lu)[1].T])
-    inverse = lu_block._inverse_by_doubling(lower)
+    inverse = triangular_inverse(lower, upper=False, leaf=1)
     bound = 8 * n * 2.0**-53 * (lower.abs() @ inverse.abs())
     assert ((lower @ inverse - torch.eye(n, dtype=torch.float64)).abs() <= bound).all()
 
@@ -104,17 +105,17 @@ class Kernels:
         else:
             self.width = lu_block_triton.WIDTH
         self.solve = lu_block_triton.solve_upper_triton
-        self.factor = lu_block_triton.factor_block_triton
+        self.factor = partial(lu_block_triton.factor_block_triton, width=self.width)
 
 
 class Reference:
     """The same in plain torch."""
 
     width = 32
-    solve = staticmethod(solve_upper_reference)
+    solve = staticmethod(solve_upper.reference)
 
     def factor(self, block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return factor_block_reference(block, self.width)
+        return factor_block.reference(block, self.width)
 
 
 @pytest.fixture(params=["reference", pytest.param("kernel", marks=[pytest.mark.gpu] if HAS_GPU else [])])

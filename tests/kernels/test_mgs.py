@@ -6,13 +6,15 @@ The kernel runs on the GPU where there is one (``pytest -m gpu``), in Triton's i
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 
 import pytest
 import torch
 
 from neula.io.matrices import random_matrix
-from neula.kernels.mgs import _kernel_runs, fits, mgs, mgs_reference
+from neula.kernels.dispatch import runs
+from neula.kernels.mgs import fits, mgs
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
@@ -35,7 +37,7 @@ def kernel() -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
 
 @pytest.fixture(params=["reference", pytest.param("kernel", marks=[pytest.mark.gpu] if HAS_GPU else [])])
 def qr(request: pytest.FixtureRequest) -> Qr:
-    return mgs_reference if request.param == "reference" else kernel()
+    return mgs.reference if request.param == "reference" else kernel()
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
@@ -135,7 +137,7 @@ def test_r_is_unique() -> None:
             q[:, j] -= r[k, j] * q[:, k]
     # Two computations with backward errors of 4 n u, amplified by cond < 3.
     bound = 2 * 3 * 4 * 6 * 2.0**-53
-    computed_q, computed_r = mgs_reference(a)
+    computed_q, computed_r = mgs.reference(a)
     assert torch.linalg.matrix_norm(computed_q - q) <= bound
     assert torch.linalg.matrix_norm(computed_r - r) <= bound * torch.linalg.matrix_norm(r)
 
@@ -147,7 +149,7 @@ def test_both_agree(qr: Qr, m: int, n: int, dtype: torch.dtype) -> None:
     backward error of one in the working precision and of one in double.
     """
     tiles = normal(2, m, n, dtype=dtype, seed=5)
-    exact_r = mgs_reference(tiles.double())[1]
+    exact_r = mgs.reference(tiles.double())[1]
     error, size = torch.linalg.matrix_norm(qr(tiles)[1] - exact_r), torch.linalg.matrix_norm(exact_r)
     u = torch.finfo(dtype).eps / 2
     assert (error <= 2 * math.sqrt(2) * torch.linalg.cond(tiles.double()) * 4 * n * u * size).all()
@@ -215,7 +217,7 @@ def test_bad_numbers_stay_in_their_tile(qr: Qr, bad: float, where: int) -> None:
 def test_cpu_tensors_go_to_the_reference() -> None:
     for m, n in ((256, 32), (300, 40)):
         tiles = normal(2, m, n).cpu()
-        for computed, expected in zip(mgs(tiles), mgs_reference(tiles), strict=True):
+        for computed, expected in zip(mgs(tiles), mgs.reference(tiles), strict=True):
             assert torch.equal(computed, expected)
 
 
@@ -234,12 +236,10 @@ def test_what_fits(m: int, n: int, dtype: torch.dtype, expected: bool) -> None:
 
 
 def test_without_triton_there_is_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    from neula.kernels import mgs_triton
-
-    monkeypatch.setattr("neula.kernels.compiled.triton", None)
-    with pytest.raises(ImportError, match="pip install triton"):
-        mgs_triton.mgs_triton(torch.ones(1, 2, 2))
-    assert _kernel_runs.__wrapped__(torch.device("cpu")) is False
+    monkeypatch.setitem(sys.modules, "neula.kernels.mgs_triton", None)  # it cannot be imported
+    with pytest.raises(ImportError):
+        mgs.kernel(torch.ones(1, 2, 2))
+    assert not mgs.tried.run(torch.device("cpu"))
 
 
 def test_a_kernel_that_cannot_be_built_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +250,7 @@ def test_a_kernel_that_cannot_be_built_is_told(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(mgs_triton, "mgs_triton", fail)
     with pytest.warns(RuntimeWarning, match=r"plain torch takes its place.*no C compiler"):
-        assert _kernel_runs.__wrapped__(torch.device("cpu")) is False
+        assert not mgs.tried.run(torch.device("cpu"))
 
 
 # ---------------------------------------------------------------- on a GPU
@@ -260,7 +260,7 @@ def test_a_kernel_that_cannot_be_built_is_told(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gpu_tensors_go_to_the_kernel(dtype: torch.dtype) -> None:
     tiles = normal(5, 256, 32, dtype=dtype)
-    assert _kernel_runs(DEVICE)
+    assert runs(mgs, DEVICE)
     for computed, expected in zip(mgs(tiles), kernel()(tiles), strict=True):
         assert torch.equal(computed, expected)
 
@@ -282,7 +282,7 @@ def test_float32_is_float32(m: int, n: int) -> None:
     try:
         tiles = normal(5, m, n)
         check(tiles, *mgs(tiles))
-        check(tiles, *mgs_reference(tiles))
+        check(tiles, *mgs.reference(tiles))
         assert switch.fp32_precision == "tf32"
     finally:
         switch.fp32_precision = before

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from neula.kernels import mixed_product
-from neula.kernels.mixed_product import subtract_product, subtract_product_reference
+from neula.kernels.dispatch import runs
+from neula.kernels.mixed_product import subtract_product
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
@@ -23,7 +24,7 @@ Subtract = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 @pytest.fixture(params=["reference", pytest.param("kernel", marks=GPU)])
 def subtract(request: pytest.FixtureRequest) -> Subtract:
     if request.param == "reference":
-        return subtract_product_reference
+        return subtract_product.reference
     pytest.importorskip("triton")
     from triton.runtime.interpreter import InterpretedFunction
 
@@ -76,15 +77,15 @@ def test_no_rows_at_all() -> None:
 
 def test_the_reference_converts_some_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     a, x, y = operands(50, 30, 2, torch.bfloat16, torch.float64)
-    whole = subtract_product_reference(a, x, y.clone())
+    whole = subtract_product.reference(a, x, y.clone())
     monkeypatch.setattr(mixed_product, "_CHUNK", 100)
-    torch.testing.assert_close(subtract_product_reference(a, x, y), whole, rtol=0, atol=1e-13)
+    torch.testing.assert_close(subtract_product.reference(a, x, y), whole, rtol=0, atol=1e-13)
 
 
 @pytest.mark.gpu
 def test_a_gpu_takes_the_kernel_for_few_columns_and_converts_for_many() -> None:
-    assert mixed_product._kernel_runs(DEVICE)
+    assert runs(subtract_product, DEVICE)
     for k in (1, mixed_product.VECTORS, mixed_product.VECTORS + 1):
         a, x, y = operands(3000, 700, k, torch.float16, torch.float64)
-        expected = subtract_product_reference(a, x, y.clone())
+        expected = subtract_product.reference(a, x, y.clone())
         torch.testing.assert_close(subtract_product(a, x, y), expected, rtol=0, atol=1e-11)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from neula.kernels.normal_product import normal_product, normal_product_reference
+from neula.kernels.normal_product import normal_product
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
@@ -23,7 +23,7 @@ Multiply = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 @pytest.fixture(params=["reference", pytest.param("kernel", marks=GPU)])
 def multiply(request: pytest.FixtureRequest) -> Multiply:
     if request.param == "reference":
-        return normal_product_reference
+        return normal_product.reference
     pytest.importorskip("triton")
     from triton.runtime.interpreter import InterpretedFunction
 

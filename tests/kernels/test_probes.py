@@ -11,7 +11,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from neula.kernels.probes import _kernel_runs, probe_errors, probe_errors_reference
+from neula.kernels.dispatch import runs
+from neula.kernels.probes import probe_errors
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
@@ -45,7 +46,7 @@ def test_the_definition() -> None:
     a, q, r, scales, g, h = problem(2, 9, 5, *[torch.float64] * 3)
     norm = torch.linalg.matrix_norm
     for i, (residual, size, loss) in enumerate(
-        zip(*probe_errors_reference(a, q, r, scales, g, h), strict=True)
+        zip(*probe_errors.reference(a, q, r, scales, g, h), strict=True)
     ):
         scaled = scales[i].double().diag() @ g
         assert math.isclose(residual, norm((a[i] - q[i] @ r[i]) @ scaled), rel_tol=1e-13)
@@ -60,7 +61,7 @@ def test_the_kernel_agrees_with_the_reference(kernel, m: int, n: int, dtype: tor
     narrow = torch.float32 if dtype == torch.float16 else dtype
     arguments = problem(3, m, n, dtype, narrow, narrow)
     u = torch.finfo(narrow).eps / 2
-    for found, expected in zip(kernel(*arguments), probe_errors_reference(*arguments), strict=True):
+    for found, expected in zip(kernel(*arguments), probe_errors.reference(*arguments), strict=True):
         assert found.dtype == narrow
         assert ((found - expected).abs() <= 4 * math.sqrt(m * n) * u * expected).all()
 
@@ -74,7 +75,7 @@ def test_blocks_of_rows_that_a_program_goes_through(
 
     monkeypatch.setattr(probes_triton, "TALL", 1)
     arguments = problem(3, m, n, *[torch.float32] * 3)
-    for found, expected in zip(kernel(*arguments), probe_errors_reference(*arguments), strict=True):
+    for found, expected in zip(kernel(*arguments), probe_errors.reference(*arguments), strict=True):
         assert ((found - expected).abs() <= 4 * math.sqrt(m * n) * 2.0**-24 * expected).all()
 
 
@@ -86,7 +87,7 @@ def test_views(kernel) -> None:
         g.T.contiguous().T,
         h.T.contiguous().T,
     )
-    expected = probe_errors_reference(*views)
+    expected = probe_errors.reference(*views)
     for found, value in zip(kernel(*views), expected, strict=True):
         assert ((found - value).abs() <= 4 * 40 * 2.0**-24 * value).all()
 
@@ -103,7 +104,7 @@ def test_bad_numbers_stay_in_their_matrix(kernel) -> None:
 
 def test_cpu_tensors_go_to_the_reference() -> None:
     arguments = [x.cpu() for x in problem(2, 30, 8, *[torch.float32] * 3)]
-    for found, expected in zip(probe_errors(*arguments), probe_errors_reference(*arguments), strict=True):
+    for found, expected in zip(probe_errors(*arguments), probe_errors.reference(*arguments), strict=True):
         assert torch.equal(found, expected)
 
 
@@ -115,12 +116,12 @@ def test_a_kernel_that_cannot_be_built_is_told(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(probes_triton, "probe_errors_triton", fail)
     with pytest.warns(RuntimeWarning, match=r"plain torch takes its place.*no C compiler"):
-        assert _kernel_runs.__wrapped__(torch.device("cpu")) is False
+        assert not probe_errors.tried.run(torch.device("cpu"))
 
 
 @pytest.mark.gpu
 def test_gpu_tensors_go_to_the_kernel(kernel) -> None:
     arguments = problem(5, 256, 32, *[torch.float32] * 3)
-    assert _kernel_runs(DEVICE)
+    assert runs(probe_errors, DEVICE)
     for found, expected in zip(probe_errors(*arguments), kernel(*arguments), strict=True):
         assert torch.equal(found, expected)

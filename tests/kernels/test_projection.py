@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from neula.io.matrices import random_matrix
-from neula.kernels.projection import project_out, project_out_reference
+from neula.kernels.projection import project_out
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
@@ -25,7 +25,7 @@ Project = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 @pytest.fixture(params=["reference", "dispatch", pytest.param("kernels", marks=GPU)])
 def project(request: pytest.FixtureRequest) -> Project:
     if request.param == "reference":
-        return project_out_reference
+        return project_out.reference
     if request.param == "dispatch":
         return project_out
     pytest.importorskip("triton")

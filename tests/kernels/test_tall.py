@@ -15,13 +15,12 @@ import neula
 from neula.certificates.bounds import orthogonality_bound, residual_bound
 from neula.engines import FP32
 from neula.io.matrices import random_matrix
+from neula.kernels.dispatch import Kernel
 from neula.kernels.tall import (
     half_gram,
     multiply_panel,
     tall_gram,
-    tall_gram_reference,
     tall_product,
-    tall_product_reference,
 )
 
 HAS_GPU = torch.cuda.is_available()
@@ -37,25 +36,25 @@ KERNEL = pytest.param("kernel", marks=[pytest.mark.gpu] if HAS_GPU else [])
 OVERFLOWS = pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")  # the interpreter is NumPy
 
 
-def kernels() -> object:
+def by_kernel(function: Kernel) -> Callable:
     pytest.importorskip("triton")
     from triton.runtime.interpreter import InterpretedFunction
 
-    from neula.kernels import tall_triton
+    from neula.kernels import tall_gram_triton
 
-    if not HAS_GPU and not isinstance(tall_triton._gram_kernel, InterpretedFunction):
+    if not HAS_GPU and not isinstance(tall_gram_triton._gram_kernel, InterpretedFunction):
         pytest.skip("Triton was imported before its interpreter could be chosen: run tests/kernels by itself")
-    return tall_triton
+    return function.kernel
 
 
 @pytest.fixture(params=["dispatch", KERNEL])
 def gram(request: pytest.FixtureRequest) -> Gram:
-    return tall_gram if request.param == "dispatch" else kernels().tall_gram_triton
+    return tall_gram if request.param == "dispatch" else by_kernel(tall_gram)
 
 
 @pytest.fixture(params=["dispatch", KERNEL])
 def multiply(request: pytest.FixtureRequest) -> Multiply:
-    return tall_product if request.param == "dispatch" else kernels().tall_product_triton
+    return tall_product if request.param == "dispatch" else by_kernel(tall_product)
 
 
 def uniform(m: int, n: int, seed: int = 0) -> torch.Tensor:
@@ -268,8 +267,8 @@ def test_the_users_default_dtype_does_not_matter(gram: Gram, multiply: Multiply,
 
 def test_float64_goes_to_the_reference() -> None:
     a, w = uniform(100, 8).double(), triangle(8)
-    assert torch.equal(tall_gram(a), tall_gram_reference(a))
-    assert torch.equal(tall_product(a, w, sizes(a)), tall_product_reference(a, w))
+    assert torch.equal(tall_gram(a), tall_gram.reference(a))
+    assert torch.equal(tall_product(a, w, sizes(a)), tall_product.reference(a, w, sizes(a)))
     assert gram_errors(tall_gram(a), a).max() <= 100 * 2.0**-53 / U
     assert product_errors(tall_product(a, w, sizes(a)), a, w).max() <= 8 * 2.0**-53 / U
 
@@ -281,9 +280,8 @@ def test_float64_goes_to_the_reference() -> None:
 def passes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """neula.tsqr multiplies with the kernels, also where they are interpreted."""
     if request.param == "kernel":
-        module = kernels()
-        monkeypatch.setattr("neula.algorithms.orthogonal.tsqr.tall_gram", module.tall_gram_triton)
-        monkeypatch.setattr("neula.algorithms.orthogonal.tsqr.tall_product", module.tall_product_triton)
+        monkeypatch.setattr("neula.algorithms.orthogonal.tsqr.tall_gram", by_kernel(tall_gram))
+        monkeypatch.setattr("neula.algorithms.orthogonal.tsqr.tall_product", by_kernel(tall_product))
 
 
 def check_tsqr(a: torch.Tensor) -> int:
@@ -368,7 +366,7 @@ def column_major(a: torch.Tensor, rows: int) -> torch.Tensor:
 
 @pytest.fixture(params=["dispatch", KERNEL])
 def panel(request: pytest.FixtureRequest) -> Callable[..., None]:
-    return multiply_panel if request.param == "dispatch" else kernels().multiply_panel_triton
+    return multiply_panel if request.param == "dispatch" else by_kernel(multiply_panel)
 
 
 @pytest.mark.parametrize(("m", "n"), [(5, 3), (200, 17), (333, 64), (264, 100), (320, 128)])

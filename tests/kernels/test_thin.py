@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from neula.kernels.thin import thin_product, thin_product_reference
+from neula.kernels.thin import thin_product
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
@@ -22,7 +22,7 @@ Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 @pytest.fixture(params=["reference", pytest.param("kernel", marks=GPU)])
 def multiply(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Multiply:
     if request.param == "reference":
-        return thin_product_reference
+        return thin_product.reference
     pytest.importorskip("triton")
     from triton.runtime.interpreter import InterpretedFunction
 

@@ -23,11 +23,14 @@ largest element. That is harmless for the error relative to ``max|a_i| max|b_j|`
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from neula.engines import Engine, Format
 from neula.engines.formats import round_to
-from neula.kernels.gemm import RUN, SCHEMES, Scheme, row_exponents, times_power_of_two
+from neula.kernels.gemm import RUN
+from neula.kernels.parts import SCHEMES, Scheme, balanced, parts_of, unbalanced
 
 
 def split(x: torch.Tensor, format: Format, parts: int = 2, scale: float = 2.0**11) -> list[torch.Tensor]:
@@ -54,42 +57,7 @@ def split(x: torch.Tensor, format: Format, parts: int = 2, scale: float = 2.0**1
     >>> float(high), float(low) / 2**11 == 2.0**-15
     (1.0, True)
     """
-    found: list[torch.Tensor] = []
-    rest = x
-    for _ in range(parts):
-        found.append(round_to(rest, format))
-        rest = (rest - found[-1]) * scale
-    return found
-
-
-def balanced(x: torch.Tensor, top: int = 14) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scale rows by powers of two, exactly, so that their largest elements lie in ``[2**top, 2**(top + 1))``.
-
-    Parameters
-    ----------
-    x : Tensor, shape (m, k)
-        float32 or float64.
-    top : int
-        14 is as large as fp16 allows after rounding.
-
-    Returns
-    -------
-    scaled : Tensor, shape (m, k)
-        float32, rounded if ``x`` is float64.
-    exponents : Tensor, shape (m,)
-        ``x`` is about ``scaled * 2**exponents[:, None]``.
-    """
-    exponents = row_exponents(x) - top
-    return times_power_of_two(x, -exponents[:, None]).to(torch.float32), exponents
-
-
-def unbalanced(c: torch.Tensor, a_exponents: torch.Tensor, b_exponents: torch.Tensor) -> torch.Tensor:
-    """Undo :func:`balanced` in the product of scaled rows and scaled columns.
-
-    The exponents are added before anything is multiplied: nothing overflows on the way to a result that
-    does not.
-    """
-    return times_power_of_two(c, a_exponents[:, None] + b_exponents)
+    return parts_of(x, partial(round_to, target=format), parts, scale)
 
 
 def scaled_product(a: torch.Tensor, b: torch.Tensor, engine: Engine) -> torch.Tensor:
@@ -127,7 +95,7 @@ def corrected_product(
     engine : Engine
         In format fp16, tf32 or bf16.
     scheme : Scheme, optional
-        Parts and scales; by default those of :data:`neula.kernels.gemm.SCHEMES` for the format.
+        Parts and scales; by default those of :data:`neula.kernels.parts.SCHEMES` for the format.
     run : int
         Products of leading parts that the unit sums from zero; the sums are added in float32.
 
@@ -153,10 +121,8 @@ def corrected_product(
     for x, y in zip(a_parts[0].split(run, 1), b_parts[0].split(run, 0), strict=True):
         engine.gemm(x, y, total, beta=1.0)
     small = torch.zeros_like(total)
-    for i in range(scheme.parts):
-        for j in range(scheme.parts):
-            if 0 < i + j < scheme.parts:
-                engine.gemm(a_parts[i], b_parts[j], small, beta=1.0)
+    for i, j in scheme.corrections:
+        engine.gemm(a_parts[i], b_parts[j], small, beta=1.0)
     total.add_(small, alpha=1 / scale)
     return unbalanced(total.to(a.dtype), a_exponents, b_exponents)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from neula.engines import FP16, Format, format_of
-from neula.engines.precision import exact_matmul
 from neula.errors import unknown_name
+from neula.kernels.precision import exact_matmul
 from neula.kernels.thin import thin_product
 
 _CHUNK = {"cpu": 1 << 20, "cuda": 1 << 26}

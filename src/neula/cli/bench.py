@@ -22,14 +22,17 @@ from neula.certificates.qr import qr_certificate
 from neula.engines import FP64, CudaEngine
 from neula.engines.cpu import measured_rates
 from neula.engines.cuda import measured_rate
-from neula.engines.precision import exact_matmul
+from neula.kernels.precision import exact_matmul
 from neula.papers.data import Data, Row, Rows, show
-from neula.papers.drawing import grouped_bars, new_canvas, plain_ticks
+from neula.papers.drawing import Canvas, grouped_bars, new_canvas, plain_ticks
+from neula.papers.errors import optimality
 from neula.papers.measuring import circumstances, data_file, householder_flops, median_seconds
-from neula.pipeline.result import LstsqResult, SVDResult
+from neula.pipeline.result import LstsqResult
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
+    from neula.cli.run import Run
+
+PICTURES = (".svg", ".png", ".pdf")
 
 BYTES_AN_ENTRY = 40
 """Of a matrix in double precision with its copies and those of the peer."""
@@ -38,52 +41,21 @@ GEMM_ROWS = 512
 """Of a product, that are compared with it in double precision."""
 
 
-def _last_method(result: Any) -> str:
-    return str(result.attempts[-1].method)
-
-
 @dataclass(frozen=True)
 class Case:
-    """One problem, for neula and for torch.
-
-    Attributes
-    ----------
-    shape : tuple of int
-    accuracy : str
-        What neula is asked for.
-    run, peer : callable
-    flops : float
-        Of the classical algorithm, whatever is done instead.
-    error : callable
-        Of a result of either.
-    method : callable
-        How neula came to its result.
-    """
+    """One problem, for neula and for torch."""
 
     shape: tuple[int, ...]
-    accuracy: str
+    accuracy: str  # what neula is asked for
     run: Callable[[], Any]
     peer: Callable[[], Any]
-    flops: float
-    error: Callable[[Any], float]
-    method: Callable[[Any], str] = _last_method
+    flops: float  # of the classical algorithm, whatever is done instead
+    error: Callable[[Any], float]  # of a result of either
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is solved.
-
-    Attributes
-    ----------
-    cases : callable
-        From a device and the shapes to the cases, whose matrices are made when they are asked for.
-    gpu, cpu : list of (int, int)
-        Shapes.
-    peer : str
-        The call of torch beside it.
-    error : str
-        What is measured of both.
-    """
+    """What is solved: cases for a device and shapes, the call of torch beside it, and the error of both."""
 
     cases: Callable[[torch.device, Iterable[tuple[int, int]]], Iterator[Case]]
     gpu: list[tuple[int, int]]
@@ -93,22 +65,10 @@ class Problem:
 
 
 def run(name: str, device: torch.device, on_row: Callable[[Row], None] | None = None) -> Data:
-    """Measure one problem.
+    """Measure one of :data:`PROBLEMS`, on a CPU with small shapes; ``on_row`` gets each row as it comes.
 
-    Parameters
-    ----------
-    name : str
-        A key of :data:`PROBLEMS`.
-    device : torch.device
-        A GPU, or the CPU, with small shapes.
-    on_row : callable, optional
-        Called with each row as it comes.
-
-    Returns
-    -------
-    Data
-        Times in milliseconds; ``ratio`` is torch's time over neula's, ``of_rate`` the part of the rate of
-        products in the fastest format, which is in ``about`` with the rest of the circumstances.
+    Times are in milliseconds; ``ratio`` is torch's time over neula's, ``of_rate`` the part of the rate of
+    products in the fastest format, which is in ``about`` with the rest of the circumstances.
     """
     problem = PROBLEMS[name]
     format, rate = product_rate(device)
@@ -119,6 +79,27 @@ def run(name: str, device: torch.device, on_row: Callable[[Row], None] | None = 
             on_row(rows[-1])
     about = {"problem": name, "peer": problem.peer, "error": problem.error}
     return Data.of({**about, "format": format, "tflops": rate, **circumstances(device)}, rows)
+
+
+def run_all(names: Iterable[str], report: Run, *, cpu: bool) -> list[Data]:
+    """Measure problems on the GPU, or on the CPU if there is none or by request, and report each row."""
+    device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
+
+    def measured(name: str) -> Data:
+        report.progress(f"measuring {name}", 0.0)
+        return run(name, device, lambda row: report.say(f"{name} {line(row)}"))
+
+    return [measured(name) for name in names]
+
+
+def check_picture(path: Path) -> None:
+    """Raise before the work if a picture could not be drawn."""
+    if path.suffix not in PICTURES:
+        raise ValueError(f"{path}: a picture is one of {', '.join(PICTURES)}; choose another name")
+    try:
+        new_canvas(1.0, 1.0)
+    except ImportError as error:
+        raise ValueError(str(error)) from None
 
 
 def product_rate(device: torch.device) -> tuple[str, float]:
@@ -146,8 +127,14 @@ def _measure(case: Case, rate: float, repeats: int) -> Row:
         "error": case.error(result),
         "torch_error": case.error(case.peer()),
         "certified": getattr(result, "converged", None),
-        "method": case.method(result),
+        "method": _method(result) or case.accuracy,
     }
+
+
+def _method(result: Any) -> str | None:
+    """What the accepted attempt of a result is called; a product has none."""
+    attempts = getattr(getattr(result, "qr", result), "attempts", ())
+    return str(attempts[-1].method) if attempts else None
 
 
 def _fitting(problem: Problem, device: torch.device) -> list[tuple[int, int]]:
@@ -173,15 +160,9 @@ def _low_accuracies(device: torch.device) -> tuple[str, ...]:
 def _qr(device: torch.device, shapes: Iterable[tuple[int, int]]) -> Iterator[Case]:
     for m, n in shapes:
         a = _normal(m, n, device, torch.float32)
+        peer, flops, error = partial(torch.linalg.qr, a), householder_flops(m, n), partial(_qr_error, a)
         for accuracy in _low_accuracies(device):
-            yield Case(
-                (m, n),
-                accuracy,
-                partial(neula.qr, a, accuracy=accuracy),
-                partial(torch.linalg.qr, a),
-                householder_flops(m, n),
-                partial(_qr_error, a),
-            )
+            yield Case((m, n), accuracy, partial(neula.qr, a, accuracy=accuracy), peer, flops, error)
 
 
 def _qr_error(a: torch.Tensor, factors: Any) -> float:
@@ -193,33 +174,18 @@ def _qr_error(a: torch.Tensor, factors: Any) -> float:
 def _lstsq(device: torch.device, shapes: Iterable[tuple[int, int]]) -> Iterator[Case]:
     for m, n in shapes:
         a, b = (_normal(m, k, device, torch.float64, seed) for seed, k in ((1, n), (2, 1)))
-        yield Case(
-            (m, n),
-            "fp64",
-            partial(neula.lstsq, a, b),
-            partial(torch.linalg.lstsq, a, b, driver="gels"),
-            householder_flops(m, n),
-            partial(_lstsq_error, a, b),
-        )
+        peer = partial(torch.linalg.lstsq, a, b, driver="gels")
+        error = partial(_lstsq_error, a, b)
+        yield Case((m, n), "fp64", partial(neula.lstsq, a, b), peer, householder_flops(m, n), error)
 
 
 def _lstsq_error(a: torch.Tensor, b: torch.Tensor, found: Any) -> float:
     return optimality(a, b, found.x if isinstance(found, LstsqResult) else found.solution)
 
 
-def optimality(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> float:
-    """``||A^T r|| / (||A|| ||r||)``, zero for the exact solution, with ``||A||_2`` by the power method."""
-    v = torch.ones(a.shape[1], 1, dtype=a.dtype, device=a.device)
-    for _ in range(10):
-        v = a.T @ (a @ (v / v.norm()))
-    residual = b - a @ x
-    return float((a.T @ residual).norm() / (v.norm().sqrt() * residual.norm()))
-
-
 def _svd(device: torch.device, shapes: Iterable[tuple[int, int]]) -> Iterator[Case]:
     for m, n in shapes:
-        a = _normal(m, n, device, torch.float32)
-        rank = n // 16
+        a, rank = _normal(m, n, device, torch.float32), n // 16
         for accuracy in _low_accuracies(device):
             yield Case(
                 (m, n, rank),
@@ -228,16 +194,11 @@ def _svd(device: torch.device, shapes: Iterable[tuple[int, int]]) -> Iterator[Ca
                 partial(_truncated_svd, a, rank),
                 2 * m * n * n,
                 partial(_svd_error, a),
-                _svd_method,
             )
 
 
 def _svd_error(a: torch.Tensor, triplets: Any) -> float:
     return low_rank_error(a, *triplets)
-
-
-def _svd_method(result: SVDResult) -> str:
-    return str(result.qr.attempts[-1].method)
 
 
 def _truncated_svd(a: torch.Tensor, rank: int) -> tuple[torch.Tensor, ...]:
@@ -249,25 +210,15 @@ def _gemm(device: torch.device, shapes: Iterable[tuple[int, int]]) -> Iterator[C
     modes = ("fp16", "fp16_cor") if device.type == "cuda" else ("fp32",)
     for m, n in shapes:
         a, b = (_normal(rows, n, device, torch.float32, seed) for seed, rows in ((1, m), (2, n)))
-        exact = a[:GEMM_ROWS].double() @ b.double()
-        for compute in modes:
-            yield Case(
-                (m, n, n),
-                compute,
-                partial(neula.matmul, a, b, compute=compute),
-                partial(exact_matmul, a, b),
-                2 * m * n * n,
-                partial(_gemm_error, exact),
-                partial(_named, compute),
-            )
+        error = partial(_gemm_error, a[:GEMM_ROWS].double() @ b.double())
+        peer = partial(exact_matmul, a, b)
+        for mode in modes:
+            run = partial(neula.matmul, a, b, compute=mode)
+            yield Case((m, n, n), mode, run, peer, 2 * m * n * n, error)
 
 
 def _gemm_error(exact: torch.Tensor, c: torch.Tensor) -> float:
     return float((c[:GEMM_ROWS] - exact).norm() / exact.norm())
-
-
-def _named(method: str, result: Any) -> str:
-    return method
 
 
 PROBLEMS = {
@@ -311,15 +262,8 @@ def table(data: Data) -> Table:
     about = data.about
     title = f"{about['problem']} beside {about['peer']} on {about['device']}"
     rate = f"part: of {about['tflops']:.3g} TFLOP/s, products in {about['format']}"
-    caption = f"{rate}; error: {about['error']}"
-    shown = Table(
-        *_HEADINGS.values(),
-        title=title,
-        caption=caption,
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-        collapse_padding=True,
-    )
+    shown = Table(*_HEADINGS.values(), title=title, caption=f"{rate}; error: {about['error']}")
+    shown.box, shown.pad_edge, shown.collapse_padding = SIMPLE_HEAD, False, True
     shown.columns[0].no_wrap = True
     for column in shown.columns[2:]:
         column.justify, column.no_wrap = "right", True
@@ -366,13 +310,7 @@ def write(data: Data, folder: Path) -> Path:
 
 
 def read(folder: Path) -> list[Data]:
-    """What :func:`write` has written there, in the order of :data:`PROBLEMS`.
-
-    Raises
-    ------
-    ValueError
-        If there is nothing, or a file holds something else.
-    """
+    """What :func:`write` has written there, in the order of :data:`PROBLEMS`."""
     paths = sorted(folder.glob("bench-*.json"))
     if not paths:
         raise ValueError(f"{folder}: no bench-*.json; measure with: neula bench --out {folder}")

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 import scipy.linalg
 import torch
 from rich.console import Console
@@ -18,7 +19,9 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 from neula.cli import gravity
+from neula.cli.gravity_map import draw
 from neula.io.datasets import SURVEYING_NAMES, NistProblem, log_relative_error, nist, nist_names, surveying
+from neula.papers.errors import optimality
 from neula.papers.measuring import median_seconds, timed
 from neula.pipeline.result import AccuracyWarning, LstsqResult
 from neula.problems.least_squares.lstsq import lstsq
@@ -83,14 +86,6 @@ def run_demo(out: Path, *, degree: int = 40, console: Console) -> None:
     degree : int
         Highest degree L of the gravity field: (L + 1)^2 - 4 unknowns, ten times as many observations.
     console : rich.console.Console
-        Where to print.
-
-    Raises
-    ------
-    ValueError
-        If the degree is below 2.
-    OSError
-        If the folder cannot be made or the picture cannot be written.
     """
     gravity.coefficient_count(degree)
     out.mkdir(parents=True, exist_ok=True)
@@ -142,9 +137,10 @@ def _surveying_table() -> Table:
         result = lstsq(A, b)
         answers = {"neula": result.x, "scipy": scipy.linalg.lstsq(A, b)[0], "torch gels": _gels(A, b)}
         for solver, x in answers.items():
-            residual, optimality = _quality(torch.from_numpy(A), torch.from_numpy(b), torch.as_tensor(x))
+            tensors = (torch.as_tensor(array) for array in (A, b, x))
+            evidence = f"{np.linalg.norm(b - A @ np.asarray(x)):.10f}", f"{optimality(*tensors):.1e}"
             certified = _yes(result.converged) if solver == "neula" else ""
-            table.add_row(name, _shape(A), solver, f"{residual:.10f}", f"{optimality:.1e}", certified)
+            table.add_row(name, _shape(A), solver, *evidence, certified)
         table.add_section()
     return table
 
@@ -219,19 +215,17 @@ def _comparison(problem: gravity.GravityProblem, measurements: list[_Measurement
             notes.append(f"{measured.solver} failed: {escape(measured.failure)}")
             continue
         x = measured.x.to(problem.A.device)
-        _, optimality = _quality(problem.A, problem.b, x)
         error = float((x - problem.truth).square().mean().sqrt())
-        ratio = measured.seconds / measurements[0].seconds
-        table.add_row(
-            measured.solver, f"{measured.seconds:.3f}", f"{ratio:.1f}", f"{optimality:.1e}", f"{error:.3e}"
-        )
+        times = f"{measured.seconds:.3f}", f"{measured.seconds / measurements[0].seconds:.1f}"
+        found = f"{optimality(problem.A, problem.b, x):.1e}", f"{error:.3e}"
+        table.add_row(measured.solver, *times, *found)
     table.caption = "\n".join(notes)
     return table
 
 
 def _save_picture(problem: gravity.GravityProblem, x: torch.Tensor, path: Path, console: Console) -> None:
     try:
-        gravity.draw(problem, x, path)
+        draw(problem, x, path)
     except ImportError as error:
         console.print(f"No picture: {escape(str(error))}")
     else:
@@ -241,21 +235,6 @@ def _save_picture(problem: gravity.GravityProblem, x: torch.Tensor, path: Path, 
 def _gels(A: Any, b: Any) -> torch.Tensor:
     right = torch.as_tensor(b)[:, None]
     return torch.linalg.lstsq(torch.as_tensor(A), right, driver="gels").solution[:, 0]
-
-
-def _quality(A: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> tuple[float, float]:
-    """``||r||`` and ``||A^T r|| / (||A||_2 ||r||)`` for ``r = b - A x``."""
-    residual = b - A @ x
-    size = float(residual.norm())
-    return size, float((A.T @ residual).norm()) / (_spectral_norm(A) * size)
-
-
-def _spectral_norm(A: torch.Tensor, iterations: int = 10) -> float:
-    """``||A||_2`` by the power method: from below, to a few per cent."""
-    v = torch.ones(A.shape[1], dtype=A.dtype, device=A.device)
-    for _ in range(iterations):
-        v = A.T @ (A @ (v / v.norm()))
-    return float(v.norm().sqrt())
 
 
 def _machine(device: torch.device) -> str:

@@ -11,17 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-
-from neula.papers.drawing import new_canvas
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 GM = 3.986004415e14
 """Gravitational constant times mass of the Earth, m^3/s^2 (EGM96)."""
@@ -88,20 +82,6 @@ class GravityProblem:
 def coefficient_count(degree: int) -> int:
     """Number of coefficients of degrees 2 to ``degree``: ``(degree + 1)^2 - 4``.
 
-    Parameters
-    ----------
-    degree : int
-        Highest degree.
-
-    Returns
-    -------
-    int
-
-    Raises
-    ------
-    ValueError
-        If ``degree`` is below 2.
-
     Examples
     --------
     >>> coefficient_count(40)
@@ -113,14 +93,12 @@ def coefficient_count(degree: int) -> int:
 
 
 def legendre(degree: int, latitude: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Fully normalized associated Legendre functions of the sine of the latitude, degree by degree.
+    """Fully normalized associated Legendre functions of the sine of p latitudes (radians), degree by degree.
 
-    Parameters
-    ----------
-    degree : int
-        Highest degree.
-    latitude : Tensor, shape (p,)
-        Geocentric latitudes, radians.
+    The standard forward column recursion, all orders and points at once. It is stable; up to degree 1900 or
+    so float64 underflows only near the poles, where those functions are negligible (S. A. Holmes and W. E.
+    Featherstone, "A unified approach to the Clenshaw summation and the recursive computation of very high
+    degree and order normalised associated Legendre functions", J. Geodesy 76, 2002, section 2).
 
     Yields
     ------
@@ -128,17 +106,6 @@ def legendre(degree: int, latitude: torch.Tensor) -> Iterator[torch.Tensor]:
         For degree ``l = 0, 1, ..., degree`` the functions of order 0 to ``l``, without the Condon-Shortley
         sign, normalized so that the mean square of ``P_lm(sin latitude) cos(m longitude)`` over the sphere is
         1. The next degrees are computed from it: do not modify it.
-
-    Notes
-    -----
-    The standard forward column recursion, all orders and points at once. It is stable; up to degree 1900 or
-    so float64 underflows only near the poles, where those functions are negligible [1]_.
-
-    References
-    ----------
-    .. [1] S. A. Holmes and W. E. Featherstone, "A unified approach to the Clenshaw summation and the
-       recursive computation of very high degree and order normalised associated Legendre functions",
-       J. Geodesy 76 (2002) 279-299, section 2.
     """
     sine, cosine = torch.sin(latitude), torch.cos(latitude)
     before = last = torch.ones_like(sine)[None]
@@ -165,26 +132,14 @@ def design_matrix(
 ) -> torch.Tensor:
     """Second radial derivative of the potential of every spherical harmonic at every point.
 
-    Parameters
-    ----------
-    degree : int
-        Highest degree.
-    latitude, longitude : Tensor, shape (m,), float64
-        Geocentric positions, radians.
-    radius : float
-        Distance from the centre of the Earth, m.
-    dtype : torch.dtype
-        float64 or float32.
+    The potential of degree l decays as ``r^-(l+1)``, so its second derivative is ``(l+1)(l+2)/r^2`` times
+    itself. Latitudes and longitudes are geocentric, in radians, the radius in m.
 
     Returns
     -------
     Tensor, shape (m, n), column-major
-        On the device of ``latitude``; n = (degree + 1)^2 - 4 columns, Eoetvoes for a coefficient of 1.
-
-    Notes
-    -----
-    The potential of degree l decays as ``r^-(l+1)``, so its second derivative is ``(l+1)(l+2)/r^2`` times
-    itself. Beside the matrix, memory is needed for about ``6 (degree + 1) m`` numbers.
+        n = (degree + 1)^2 - 4 columns, in Eoetvoes for a coefficient of 1. Beside it, memory is needed for
+        about ``6 (degree + 1) m`` numbers.
     """
     columns = torch.empty((coefficient_count(degree), len(latitude)), dtype=dtype, device=latitude.device)
     cosine, sine = _multiples(degree, longitude)
@@ -209,6 +164,10 @@ def gravity_problem(
 ) -> GravityProblem:
     """Simulate a satellite mission and set up the estimation of the gravity field from its observations.
 
+    The orbit is circular at an altitude of 249 km with a repeating ground track; each of m equal intervals of
+    the mission holds one observation at a random time. The field follows Kaula's rule (Theory of Satellite
+    Geodesy, 1966): coefficients of degree l are normal with standard deviation ``1e-5 / l^2``.
+
     Parameters
     ----------
     degree : int
@@ -226,29 +185,13 @@ def gravity_problem(
         matrix is worse conditioned the higher the degree: after column scaling the zonal coefficients alone
         have condition number 50 at degree 60 and 3000 at degree 120, but 8 at the default inclination.
     device : torch.device or str
-        Where the matrix is made.
     dtype : torch.dtype
         float64 or float32.
-
-    Returns
-    -------
-    GravityProblem
 
     Raises
     ------
     ValueError
-        If the degree is below 2, ``observations`` is below n, the noise negative or the dtype not one of the
-        two.
-
-    Notes
-    -----
-    The orbit is circular at an altitude of 249 km with a repeating ground track; each of m equal intervals of
-    the mission holds one observation at a random time. The field follows Kaula's rule: coefficients of degree
-    l are normal with standard deviation ``1e-5 / l^2`` [1]_.
-
-    References
-    ----------
-    .. [1] W. M. Kaula, Theory of Satellite Geodesy, Blaisdell, 1966.
+        For fewer observations than unknowns, and for numbers out of range.
 
     Examples
     --------
@@ -272,23 +215,9 @@ def gravity_problem(
 
 
 def degree_errors(problem: GravityProblem, x: Any) -> tuple[IntArray, FloatArray, FloatArray]:
-    """Size and error of the coefficients of each degree.
-
-    Parameters
-    ----------
-    problem : GravityProblem
-    x : array or Tensor, shape (n,)
-        Estimated coefficients.
-
-    Returns
-    -------
-    degrees : ndarray of int, shape (L - 1,)
-        2 to L.
-    signal, error : ndarray, shape (L - 1,)
-        Root mean square over the orders of the true coefficients and of their errors, dimensionless.
-    """
-    truth = _vector(problem.truth)
-    squares = np.stack([truth**2, (_vector(x) - truth) ** 2])
+    """The degrees 2 to L; for each the root mean squares of true coefficients and of the errors of ``x``."""
+    truth = as_vector(problem.truth)
+    squares = np.stack([truth**2, (as_vector(x) - truth) ** 2])
     degrees = np.arange(FIRST_DEGREE, problem.degree + 1)
     sums = np.add.reduceat(squares, _first_column(degrees), axis=1)
     signal, error = np.sqrt(sums / (2 * degrees + 1))
@@ -296,45 +225,21 @@ def degree_errors(problem: GravityProblem, x: Any) -> tuple[IntArray, FloatArray
 
 
 def geoid_rms(x: Any) -> float:
-    """Root mean square over the sphere of the geoid height that coefficients describe.
+    """Root mean square over the sphere of the geoid height (m) that coefficients, or their errors, describe.
 
-    Parameters
-    ----------
-    x : array or Tensor, shape (n,)
-        Fully normalized coefficients, or errors of them.
-
-    Returns
-    -------
-    float
-        Metres. By the normalization it is the Earth's radius times the norm of ``x``.
+    By the normalization it is the Earth's radius times their norm.
     """
-    return EARTH_RADIUS * float(np.linalg.norm(_vector(x)))
+    return EARTH_RADIUS * float(np.linalg.norm(as_vector(x)))
 
 
 def synthesize(x: Any, latitude: npt.ArrayLike, longitude: npt.ArrayLike) -> FloatArray:
-    """Geoid height on a grid from coefficients of the gravity field.
+    """Geoid height (m) on a grid of latitudes and longitudes (degrees), by Bruns' formula.
 
-    Parameters
-    ----------
-    x : array or Tensor, shape (n,)
-        Fully normalized coefficients in the order of :class:`GravityProblem`; n tells the degree.
-    latitude : array_like, shape (p,)
-        Geocentric latitudes, degrees.
-    longitude : array_like, shape (q,)
-        Longitudes, degrees.
-
-    Returns
-    -------
-    ndarray, shape (p, q)
-        Height of the geoid above the reference sphere without the known degrees 0 and 1, metres (Bruns'
-        formula).
-
-    Raises
-    ------
-    ValueError
-        If n is not (L + 1)^2 - 4 for an integer L of at least 2.
+    It is the height above the reference sphere without the known degrees 0 and 1, shape (latitudes,
+    longitudes). The number of the coefficients ``x``, in the order of :class:`GravityProblem`, tells the
+    degree; a ValueError says that it belongs to none.
     """
-    coefficients = torch.from_numpy(_vector(x))[:, None]
+    coefficients = torch.from_numpy(as_vector(x))[:, None]
     degree = math.isqrt(len(coefficients) + FIRST_DEGREE**2) - 1
     if degree < FIRST_DEGREE or coefficient_count(degree) != len(coefficients):
         raise ValueError(f"x has {len(coefficients)} entries: give all (L + 1)^2 - 4 of degrees 2 to L")
@@ -347,38 +252,6 @@ def synthesize(x: Any, latitude: npt.ArrayLike, longitude: npt.ArrayLike) -> Flo
             odd[1 : ell + 1] += of_sine * row[1:]
     cosine, sine = _multiples(degree, meridians)
     return EARTH_RADIUS * (even.T @ cosine + odd.T @ sine).numpy()
-
-
-def draw(problem: GravityProblem, x: Any, path: str | Path) -> None:
-    """Draw the true geoid, the error of the recovered one, and signal and error of each degree.
-
-    Parameters
-    ----------
-    problem : GravityProblem
-    x : array or Tensor, shape (n,)
-        Estimated coefficients.
-    path : str or Path
-        File to write; its suffix says the format (png, pdf, svg).
-
-    Raises
-    ------
-    ImportError
-        If matplotlib is not installed.
-    """
-    figure = new_canvas(13, 8.6)
-    grid = figure.add_gridspec(2, 2, height_ratios=(1.0, 0.95))
-    truth = synthesize(problem.truth, *_map_grid())
-    error = synthesize(_vector(x) - _vector(problem.truth), *_map_grid())
-    _map(figure, grid[0, 0], truth, "True geoid", "Geoid height (m)", "RdBu_r")
-    _map(figure, grid[0, 1], 100 * error, "Recovered minus true geoid", "Geoid height error (cm)", "PuOr_r")
-    _degree_plot(figure, grid[1, :], problem, x)
-    m, n = problem.A.shape
-    figure.suptitle(
-        f"Gravity field to degree {problem.degree} from simulated satellite gradiometry: "
-        f"{m:,} observations, {n:,} unknowns",
-        fontsize=15,
-    )
-    figure.savefig(path, dpi=150)
 
 
 def _first_column(degree: Any) -> Any:
@@ -437,49 +310,7 @@ def _multiples(degree: int, longitude: torch.Tensor) -> tuple[torch.Tensor, torc
     return torch.cos(angles), angles.sin_()
 
 
-def _vector(x: Any) -> FloatArray:
+def as_vector(x: Any) -> FloatArray:
+    """Coefficients from anywhere as a float64 vector."""
     on_host = x.detach().cpu() if isinstance(x, torch.Tensor) else x
     return np.asarray(on_host, dtype=np.float64).ravel()
-
-
-def _map_grid() -> tuple[FloatArray, FloatArray]:
-    """Latitudes and longitudes of a map, one point a degree."""
-    return np.linspace(-90, 90, 181), np.linspace(-180, 180, 361)
-
-
-def _map(figure: Figure, place: Any, values: FloatArray, title: str, label: str, cmap: str) -> None:
-    latitude, longitude = (np.deg2rad(degrees) for degrees in _map_grid())
-    limit = float(np.abs(values).max()) or 1.0
-    axes = figure.add_subplot(place, projection="mollweide")
-    image = axes.pcolormesh(
-        longitude,
-        latitude,
-        values,
-        cmap=cmap,
-        vmin=-limit,
-        vmax=limit,
-        shading="gouraud",
-        rasterized=True,
-    )
-    axes.set_title(title, pad=12)
-    axes.grid(color="black", alpha=0.15, linewidth=0.5)
-    axes.set_xticklabels([])
-    axes.tick_params(axis="y", labelsize=8, colors="0.35")
-    figure.colorbar(image, ax=axes, orientation="horizontal", shrink=0.7, aspect=30, pad=0.04, label=label)
-
-
-def _degree_plot(figure: Figure, place: Any, problem: GravityProblem, x: Any) -> None:
-    degrees, signal, error = degree_errors(problem, x)
-    axes = figure.add_subplot(place)
-    kaula = KAULA / degrees**2
-    axes.semilogy(degrees, kaula, color="0.6", linestyle="--", label=r"Kaula's rule, $10^{-5} / l^2$")
-    axes.semilogy(degrees, signal, color="tab:blue", marker="o", markersize=3.5, label="True coefficients")
-    axes.semilogy(degrees, error, color="tab:red", marker="s", markersize=3.5, label="Error of the estimate")
-    axes.set_title("Coefficients by degree")
-    axes.set_xlabel(r"Degree $l$")
-    axes.set_ylabel("RMS over orders (dimensionless)")
-    axes.margins(x=0.01)
-    axes.grid(which="major", alpha=0.3)
-    axes.legend(frameon=False)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)

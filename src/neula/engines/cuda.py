@@ -11,11 +11,12 @@ import torch
 from neula.engines import cublas, graphs
 from neula.engines.engine import Engine, Result, Tensors
 from neula.engines.formats import FP32, TF32, round_to
-from neula.engines.precision import exact_matmul, exactly
 from neula.engines.tuning import Tuning, cuda_tuning
 from neula.kernels import calu, tournament
-from neula.kernels.gemm import corrected_gemm, corrected_gram, kernel_runs
-from neula.kernels.projection import project_out, projects
+from neula.kernels.dispatch import runs
+from neula.kernels.gemm import corrected_gemm, corrected_gram
+from neula.kernels.precision import exact_matmul, exactly
+from neula.kernels.projection import project_out
 from neula.kernels.transposed_copy import transposed_copy
 
 ALIGNED = 8
@@ -48,11 +49,11 @@ class CudaEngine(Engine):
 
     @property
     def tuning(self) -> Tuning:
-        tournaments = tournament.kernel_runs(self.device) and calu.kernels_run(self.device)
+        tournaments = runs(tournament.play, self.device) and runs(calu.eliminate, self.device)
         return cuda_tuning(
             torch.cuda.get_device_capability(self.device),
             replayed_bytes=self.replayed_bytes,
-            corrected=kernel_runs(self.device),
+            corrected=runs(corrected_gemm, self.device),
             tournament_width=tournament.WIDTH if tournaments else 0,
         )
 
@@ -65,7 +66,7 @@ class CudaEngine(Engine):
 
     def _corrects(self, a: torch.Tensor, b: torch.Tensor) -> bool:
         """Whether a product is computed in parts of fp16, and not in float32."""
-        if not self.arithmetic.corrected or a.ndim > 2 or not kernel_runs(self.device):
+        if not self.arithmetic.corrected or a.ndim > 2 or not runs(corrected_gemm, self.device):
             return False
         return min(*a.shape, b.shape[1]) >= self.tuning.corrected_from
 
@@ -130,7 +131,7 @@ class CudaEngine(Engine):
     def project_out(
         self, q: torch.Tensor, a: torch.Tensor, r: torch.Tensor, room: torch.Tensor | None = None
     ) -> None:
-        if self.format is FP32 and projects(q, a):
+        if self.format is FP32 and project_out.takes(q, a, r):
             project_out(q, a, r)
         elif self._corrects(q, r):
             corrected_gemm(q.T, a, c=r, bound=ORTHONORMAL)
@@ -140,7 +141,11 @@ class CudaEngine(Engine):
 
     def lower_gram(self, a: torch.Tensor, blocks: Sequence[slice]) -> torch.Tensor:
         m, n = a.shape
-        if self.arithmetic.corrected and kernel_runs(self.device) and m * n * n >= self.tuning.corrected_gram:
+        if (
+            self.arithmetic.corrected
+            and runs(corrected_gemm, self.device)
+            and m * n * n >= self.tuning.corrected_gram
+        ):
             return corrected_gram(a, blocks)
         return super().lower_gram(a, blocks)
 

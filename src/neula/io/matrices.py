@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import torch
 
-from neula.engines.precision import exact_matmul
 from neula.errors import unknown_name
+from neula.kernels.precision import exact_matmul
 
 SPECTRA = ("geometric", "arithmetic", "cluster_small", "cluster_large")
 ENTRIES = ("uniform01", "uniform", "normal")
@@ -133,9 +133,8 @@ def hpl_ai_matrix(
     Parameters
     ----------
     n : int
-    dtype : torch.dtype
-    device : torch.device or str
-    seed : int
+    dtype, device, seed
+        As for :func:`random_matrix`.
 
     Returns
     -------
@@ -172,9 +171,8 @@ def no_pivoting_matrix(
         ``||A|| ||A^-1||`` in the infinity norm.
     ratio : float
         ``alpha / beta``, above 0 and at most 1.
-    dtype : torch.dtype
-        The matrix is rounded to it from float64.
-    device : torch.device or str
+    dtype, device
+        The matrix is made in float64 and rounded.
 
     Returns
     -------
@@ -257,9 +255,8 @@ def wathen_matrix(
     ----------
     nx, ny : int
         Elements in each direction: ``n = 3 nx ny + 2 nx + 2 ny + 1``.
-    dtype : torch.dtype
-    device : torch.device or str
-    seed : int
+    dtype, device, seed
+        The matrix is made in float64 and rounded.
 
     Returns
     -------
@@ -319,8 +316,8 @@ def torsion_matrix(
     ----------
     size : int
         Interior points in each direction: ``n = size**2``.
-    dtype : torch.dtype
-    device : torch.device or str
+    dtype, device
+        The matrix is made in float64 and rounded.
 
     Returns
     -------
@@ -357,8 +354,8 @@ def journal_bearing_matrix(
         Interior points in each direction: ``n = size**2``.
     eccentricity : float
         Of the journal, from 0 to below 1.
-    dtype : torch.dtype
-    device : torch.device or str
+    dtype, device
+        The matrix is made in float64 and rounded.
 
     Returns
     -------

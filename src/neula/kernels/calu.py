@@ -8,17 +8,30 @@ rounded, so that it makes good what rounding has lost. The width r of a panel is
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 
-from neula.engines.precision import exact_matmul
-from neula.kernels.availability import can_run
+from neula.kernels.dispatch import kernel, trial
+from neula.kernels.precision import exact_matmul
 from neula.kernels.tournament import WIDTH, PanelFactors
 
 HALF = WIDTH // 2
 
 
+@trial("The kernels of pivoted panels", "matrices that need pivoting are left to the library")
+def _tried(device: torch.device) -> None:
+    panel = torch.zeros(WIDTH, 2 * WIDTH, device=device)
+    found, lower = PanelFactors.of(panel, torch.float16), panel.half()
+    block, upper = panel[:, WIDTH:].contiguous(), lower.new_zeros(2 * WIDTH, 2 * WIDTH)
+    rows_of_u.kernel(panel, lower, upper, found, 0)
+    eliminate.kernel(panel, block, lower, upper, found, 0)
+    move_rows.kernel(lower, found.pivots, found.pivots)
+
+
+@kernel(
+    "neula.kernels.calu_triton:rows_of_u_triton",
+    trial=_tried,
+    when=lambda panel, lower, *_: lower.dtype.itemsize == 2,
+)
 def rows_of_u(
     panel: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor, found: PanelFactors, start: int
 ) -> None:
@@ -35,14 +48,20 @@ def rows_of_u(
     found : PanelFactors
     start : int
     """
-    if _takes(lower):
-        from neula.kernels.calu_triton import rows_of_u_triton
+    rows = found.pivots[start : start + WIDTH].long()
+    done, k, right = slice(0, start), slice(start, start + WIDTH), slice(start + WIDTH, None)
+    rest = panel[rows, right] - exact_matmul(lower[rows, done].float(), upper[done, right].float())
+    n, index = len(rows), start // WIDTH
+    upper[k, right] = _solved(
+        found.l_inverses[index, :n, :n], found.factors[index, :n, :n].tril(-1), rest, upper.dtype
+    )
 
-        rows_of_u_triton(panel, lower, upper, found, start)
-    else:
-        rows_of_u_reference(panel, lower, upper, found, start)
 
-
+@kernel(
+    "neula.kernels.calu_triton:eliminate_triton",
+    trial=_tried,
+    when=lambda panel, block, lower, *_: lower.dtype.itemsize == 2,
+)
 def eliminate(
     panel: torch.Tensor,
     block: torch.Tensor,
@@ -67,56 +86,6 @@ def eliminate(
     found : PanelFactors
     start : int
     """
-    if _takes(lower):
-        from neula.kernels.calu_triton import eliminate_triton
-
-        eliminate_triton(panel, block, lower, upper, found, start)
-    else:
-        eliminate_reference(panel, block, lower, upper, found, start)
-
-
-def move_rows(matrix: torch.Tensor, to: torch.Tensor, origin: torch.Tensor) -> None:
-    """``matrix[to] = matrix[origin]``, on a GPU without a copy of them.
-
-    Parameters
-    ----------
-    matrix : Tensor, shape (m, n)
-        Of any strides; row-major, it is moved at the speed of memory.
-    to, origin : Tensor, shape (k,)
-        Rows; those that occur twice in ``to`` have the same origin.
-    """
-    if matrix.numel() == 0:
-        return
-    if _takes(matrix):
-        from neula.kernels.calu_triton import move_rows_triton
-
-        move_rows_triton(matrix, to, origin)
-    else:
-        matrix[to] = matrix[origin]
-
-
-def rows_of_u_reference(
-    panel: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor, found: PanelFactors, start: int
-) -> None:
-    """:func:`rows_of_u` in plain torch, on any device."""
-    done, k, right = slice(0, start), slice(start, start + WIDTH), slice(start + WIDTH, None)
-    rows = found.pivots[k].long()
-    rest = panel[rows, right] - exact_matmul(lower[rows, done].float(), upper[done, right].float())
-    n, index = len(rows), start // WIDTH
-    upper[k, right] = _solved(
-        found.l_inverses[index, :n, :n], found.factors[index, :n, :n].tril(-1), rest, upper.dtype
-    )
-
-
-def eliminate_reference(
-    panel: torch.Tensor,
-    block: torch.Tensor,
-    lower: torch.Tensor,
-    upper: torch.Tensor,
-    found: PanelFactors,
-    start: int,
-) -> None:
-    """:func:`eliminate` in plain torch, on any device."""
     known, k, following = slice(0, start + WIDTH), slice(start, start + WIDTH), slice(start + WIDTH, None)
     index, n = start // WIDTH, lower[:, k].shape[1]
     inverse, factors = found.u_inverses[index, :n, :n], found.factors[index, :n, :n]
@@ -131,6 +100,24 @@ def eliminate_reference(
     block.zero_()[:, : beside.shape[1]] = beside - exact_matmul(lower[:, known].float(), u)
 
 
+@kernel(
+    "neula.kernels.calu_triton:move_rows_triton",
+    trial=_tried,
+    when=lambda matrix, *_: matrix.numel() > 0 and matrix.dtype.itemsize == 2,
+)
+def move_rows(matrix: torch.Tensor, to: torch.Tensor, origin: torch.Tensor) -> None:
+    """``matrix[to] = matrix[origin]``, on a GPU without a copy of them.
+
+    Parameters
+    ----------
+    matrix : Tensor, shape (m, n)
+        Of any strides; row-major, it is moved at the speed of memory.
+    to, origin : Tensor, shape (k,)
+        Rows; those that occur twice in ``to`` have the same origin.
+    """
+    matrix[to] = matrix[origin]
+
+
 def _solved(inverse: torch.Tensor, triangle: torch.Tensor, b: torch.Tensor, low: torch.dtype) -> torch.Tensor:
     """``T X = B`` with a lower triangle, the second half of X from the first one as it is rounded."""
     first, second = slice(0, HALF), slice(HALF, None)
@@ -138,25 +125,3 @@ def _solved(inverse: torch.Tensor, triangle: torch.Tensor, b: torch.Tensor, low:
     lost = x[first] - x[first].to(low).float()
     x[second] += exact_matmul(inverse[second, second], exact_matmul(triangle[second, first], lost))
     return x.to(low)
-
-
-def _takes(matrix: torch.Tensor) -> bool:
-    return matrix.is_cuda and matrix.dtype.itemsize == 2 and kernels_run(matrix.device)
-
-
-@lru_cache
-def kernels_run(device: torch.device) -> bool:
-    """Whether the kernels can run, tried once a device."""
-
-    def attempt() -> None:
-        from neula.kernels.calu_triton import eliminate_triton, move_rows_triton, rows_of_u_triton
-
-        panel = torch.zeros(WIDTH, 2 * WIDTH, device=device)
-        found, lower = PanelFactors.of(panel, torch.float16), panel.half()
-        block, upper = panel[:, WIDTH:].contiguous(), lower.new_zeros(2 * WIDTH, 2 * WIDTH)
-        rows_of_u_triton(panel, lower, upper, found, 0)
-        eliminate_triton(panel, block, lower, upper, found, 0)
-        move_rows_triton(lower, found.pivots, found.pivots)
-
-    what = f"the kernels of pivoted panels on {device}"
-    return can_run(attempt, what, "matrices that need pivoting are left to the library")

@@ -10,20 +10,18 @@ needs nothing of the others.
 alone, and each would take a sector of 32 bytes to read and one to write.
 """
 
+# mypy: allow-untyped-defs
+
 from __future__ import annotations
 
 import torch
+import triton
+import triton.language as tl
 
 from neula.kernels.calu import PanelFactors
-from neula.kernels.compiled import jit, require_triton
-from neula.kernels.lu_block_triton import PRECISION, _products
+from neula.kernels.launch import multiprocessors
+from neula.kernels.lu_block_triton import PRECISION, products
 from neula.kernels.tournament import WIDTH
-
-try:
-    import triton  # type: ignore[import-untyped, import-not-found]
-    import triton.language as tl  # type: ignore[import-untyped, import-not-found]
-except ImportError:  # the module can be read all the same
-    triton = None
 
 ROWS, FEW_ROWS = 128, 64
 """Of L that a thread block has, and where that leaves multiprocessors without work."""
@@ -40,14 +38,7 @@ MOVED = 32
 def rows_of_u_triton(
     panel: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor, found: PanelFactors, start: int
 ) -> None:
-    """:func:`neula.kernels.calu.rows_of_u` by the kernel, queued on the current stream.
-
-    Raises
-    ------
-    ImportError
-        Without Triton.
-    """
-    require_triton("the kernels of pivoted panels need")
+    """:func:`neula.kernels.calu.rows_of_u` by the kernel, queued on the current stream."""
     m, r = panel.shape
     if start + WIDTH >= r:
         return
@@ -69,16 +60,9 @@ def eliminate_triton(
     found: PanelFactors,
     start: int,
 ) -> None:
-    """:func:`neula.kernels.calu.eliminate` by the kernel, queued on the current stream.
-
-    Raises
-    ------
-    ImportError
-        Without Triton.
-    """
-    require_triton("the kernels of pivoted panels need")
+    """:func:`neula.kernels.calu.eliminate` by the kernel, queued on the current stream."""
     (m, r), index = panel.shape, start // WIDTH
-    rows = ROWS if m >= ROWS * _units(panel.device) else FEW_ROWS
+    rows = ROWS if m >= ROWS * multiprocessors(panel.device) else FEW_ROWS
     with torch.cuda.device_of(panel):
         _eliminate_kernel[(triton.cdiv(m, rows),)](
             *(panel, *panel.stride(), lower, *lower.stride(), upper, *upper.stride()),
@@ -88,19 +72,8 @@ def eliminate_triton(
         )
 
 
-def _units(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-
-
 def move_rows_triton(matrix: torch.Tensor, to: torch.Tensor, origin: torch.Tensor) -> None:
-    """:func:`neula.kernels.calu.move_rows` by the kernel, queued on the current stream.
-
-    Raises
-    ------
-    ImportError
-        Without Triton.
-    """
-    require_triton("the kernels of pivoted panels need")
+    """:func:`neula.kernels.calu.move_rows` by the kernel, queued on the current stream."""
     n, count = matrix.shape[1], len(to)
     with torch.cuda.device_of(matrix):
         _move_kernel[(triton.cdiv(n, MOVED),)](
@@ -110,35 +83,19 @@ def move_rows_triton(matrix: torch.Tensor, to: torch.Tensor, origin: torch.Tenso
         )
 
 
-@jit()
-def _rows_of_u_kernel(  # type: ignore[no-untyped-def]
-    a,
-    a_row,
-    a_column,
-    left,
-    left_row,
-    left_column,
-    u,
-    u_row,
-    u_column,
-    pivots,
-    inverse,
-    factors,
-    start,
-    m,
+@triton.jit
+def _rows_of_u_kernel(
+    a, a_row, a_column, left, left_row, left_column, u, u_row, u_column, pivots, inverse, factors, start, m,
     r,
-    COLUMNS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    DEPTH: tl.constexpr,
-    PRECISION: tl.constexpr,
+    COLUMNS: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
-):
+):  # fmt: skip
     """Some columns of the rows of U that belong to the last pivots."""
     w = tl.arange(0, WIDTH)
     k = start + w
     j = start + WIDTH + tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     i = tl.load(pivots + k, mask=k < r, other=m).to(tl.int64)
-    known = _products(
+    known = products(
         left, left_row, left_column, u, u_row, u_column, i, j, m, r, start, WIDTH, COLUMNS, DEPTH, STAGES
     )
     inside = (i < m)[:, None] & (j < r)[None, :]
@@ -154,30 +111,13 @@ def _rows_of_u_kernel(  # type: ignore[no-untyped-def]
     tl.store(u + k.to(tl.int64)[:, None] * u_row + j[None, :] * u_column, rows.to(low), mask=inside)
 
 
-@jit()
-def _eliminate_kernel(  # type: ignore[no-untyped-def]
-    a,
-    a_row,
-    a_column,
-    left,
-    left_row,
-    left_column,
-    u,
-    u_row,
-    u_column,
-    block,
-    places,
-    inverse,
-    factors,
-    start,
-    m,
-    r,
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    DEPTH: tl.constexpr,
-    PRECISION: tl.constexpr,
+@triton.jit
+def _eliminate_kernel(
+    a, a_row, a_column, left, left_row, left_column, u, u_row, u_column, block, places, inverse, factors,
+    start, m, r,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
-):
+):  # fmt: skip
     """Some rows of L, and of the columns that come next."""
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     w = tl.arange(0, WIDTH).to(tl.int64)
@@ -198,7 +138,7 @@ def _eliminate_kernel(  # type: ignore[no-untyped-def]
     tl.store(left + i[:, None] * left_row + k[None, :] * left_column, low, mask=inside)
     j = k + WIDTH
     if start + WIDTH < r:
-        known = _products(
+        known = products(
             left, left_row, left_column, u, u_row, u_column, i, j, m, r, start, ROWS, WIDTH, DEPTH, STAGES
         )
         inside = rows & (j < r)[None, :]
@@ -208,10 +148,8 @@ def _eliminate_kernel(  # type: ignore[no-untyped-def]
         tl.store(place, rest - known, mask=rows)
 
 
-@jit()
-def _move_kernel(  # type: ignore[no-untyped-def]
-    a, a_row, a_column, n, to, origin, count, COLUMNS: tl.constexpr, COUNT: tl.constexpr
-):
+@triton.jit
+def _move_kernel(a, a_row, a_column, n, to, origin, count, COLUMNS: tl.constexpr, COUNT: tl.constexpr):
     """``A[to] = A[origin]`` in some columns."""
     j = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     k = tl.arange(0, COUNT)
@@ -219,6 +157,6 @@ def _move_kernel(  # type: ignore[no-untyped-def]
     source = tl.load(origin + k, mask=k < count, other=0).to(tl.int64)
     target = tl.load(to + k, mask=k < count, other=0).to(tl.int64)
     moved = tl.load(a + source[:, None] * a_row + j[None, :] * a_column, mask=inside)
-    # All have read what now changes.
+    # A barrier: all threads have read what is overwritten now.
     tl.debug_barrier()
     tl.store(a + target[:, None] * a_row + j[None, :] * a_column, moved, mask=inside)

@@ -6,12 +6,11 @@ of square roots and divisions. One thread block does both in a fifth of the time
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 
-from neula.kernels.availability import can_run
+from neula.kernels.dispatch import kernel, trial
 
 MAX_COLUMNS = 128
 """What the kernel keeps in the shared memory of one multiprocessor: the matrix and its inverse."""
@@ -37,8 +36,20 @@ class CholeskyFactors(NamedTuple):
     norms: torch.Tensor
 
 
+@trial("The kernel of Cholesky factors", "library calls take its place, several times slower")
+def _tried(device: torch.device) -> None:
+    cholesky_inverse.kernel(torch.eye(1, dtype=torch.float64, device=device))
+
+
+@kernel(
+    "neula.kernels.cholesky_cuda:cholesky_inverse_cuda",
+    trial=_tried,
+    when=lambda gram, out=None: 0 < gram.shape[0] <= MAX_COLUMNS,
+)
 def cholesky_inverse(gram: torch.Tensor, out: torch.Tensor | None = None) -> CholeskyFactors:
     """Factor of a Gram matrix and the inverse of the factor, on a GPU by a kernel for up to 128 columns.
+
+    Elsewhere in float64.
 
     Parameters
     ----------
@@ -62,15 +73,6 @@ def cholesky_inverse(gram: torch.Tensor, out: torch.Tensor | None = None) -> Cho
     tensor([[ 0.5000, -0.5000],
             [ 0.0000,  1.0000]])
     """
-    if gram.is_cuda and 0 < gram.shape[0] <= MAX_COLUMNS and _kernel_runs(gram.device):
-        from neula.kernels.cholesky_cuda import cholesky_inverse_cuda
-
-        return cholesky_inverse_cuda(gram, out)
-    return cholesky_inverse_reference(gram, out)
-
-
-def cholesky_inverse_reference(gram: torch.Tensor, out: torch.Tensor | None = None) -> CholeskyFactors:
-    """:func:`cholesky_inverse` in plain torch, on any device and for any number of columns: in float64."""
     gram = gram.add(gram.mT).mul_(0.5)
     lower, info = torch.linalg.cholesky_ex(gram)
     lower = lower.masked_fill(info > 0, torch.nan)
@@ -79,16 +81,3 @@ def cholesky_inverse_reference(gram: torch.Tensor, out: torch.Tensor | None = No
     r = lower.mT.float().triu()
     r = r if out is None else out.copy_(r)
     return CholeskyFactors(r, inverse.float(), gram.diagonal().sqrt().float())
-
-
-@lru_cache
-def _kernel_runs(device: torch.device) -> bool:
-    """Whether the kernel can be compiled and run, tried once a device."""
-
-    def attempt() -> None:
-        from neula.kernels.cholesky_cuda import cholesky_inverse_cuda
-
-        cholesky_inverse_cuda(torch.eye(1, dtype=torch.float64, device=device))
-
-    what = f"the kernel of Cholesky factors on {device}"
-    return can_run(attempt, what, "library calls take its place, several times slower")

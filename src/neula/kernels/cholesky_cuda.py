@@ -7,13 +7,10 @@ a column at a time takes longer than the library.
 
 from __future__ import annotations
 
-from functools import lru_cache
-from pathlib import Path
-from typing import Any
-
 import torch
 
 from neula.kernels.cholesky import MAX_COLUMNS, CholeskyFactors
+from neula.kernels.cuda_source import compiled
 
 THREADS = 512
 SHARED_BYTES = 4 * ((MAX_COLUMNS + 2 * 16) * (MAX_COLUMNS + 4) + 3 * MAX_COLUMNS)
@@ -34,17 +31,6 @@ def cholesky_inverse_cuda(gram: torch.Tensor, out: torch.Tensor | None = None) -
     inverse, r, norms = room[:n], room[n:-1] if out is None else out, room[-1]
     with torch.cuda.device_of(gram):
         arguments = [gram.contiguous(), r, inverse, norms, n, *r.stride()]
-        _kernel(gram.device)((1, 1, 1), (THREADS, 1, 1), arguments, SHARED_BYTES)
+        kernel = compiled("cholesky", "cholesky_inverse", gram.device, shared_bytes=SHARED_BYTES)
+        kernel((1, 1, 1), (THREADS, 1, 1), arguments, SHARED_BYTES)
     return CholeskyFactors(r, inverse, norms)
-
-
-@lru_cache
-def _kernel(device: torch.device) -> Any:
-    """The compiled kernel for a device."""
-    if not hasattr(torch.cuda, "_compile_kernel"):
-        raise ImportError("compiling CUDA needs torch >= 2.9")
-    source = Path(__file__).with_name("cholesky.cu").read_text()
-    with torch.cuda.device(device):
-        kernel = torch.cuda._compile_kernel(source, "cholesky_inverse")
-        kernel.set_shared_memory_config(SHARED_BYTES)
-    return kernel

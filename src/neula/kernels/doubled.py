@@ -14,11 +14,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import torch
 
-from neula.kernels.availability import can_run
+from neula.kernels.dispatch import kernel, runs, trial
 
 KEPT = 1 << 22
 """Elements up to which slices, of four times the memory, are kept; more are sliced for each product."""
@@ -46,7 +45,7 @@ class Doubled:
     transposed : bool
         Whether products are with the transpose of ``rows``.
     anchors : Tensor, shape (4, 1), or None
-        Where vectors below 2 are cut; None where a kernel does without.
+        Where vectors below 2 are cut; None where nothing is prepared: a kernel does without.
     row_anchors : Tensor, shape (batch, 1, 5, 1), or None
         Where the matrices are cut.
     slices : Tensor, shape (batch, m, 4, n), or None
@@ -76,13 +75,17 @@ class Doubled:
         a : Tensor, shape (batch, m, n)
             float64, of any strides.
         """
-        transposed = a.stride(1) == 1 and a.stride(2) != 1
-        rows = a.mT if transposed else a
-        if _takes_kernel(a) or a.numel() == 0:
+        rows, transposed = _with_contiguous_rows(a)
+        if a.numel() == 0 or runs(doubled_product, a.device):
             return cls(rows, transposed)
+        return cls.sliced(rows, transposed)
+
+    @classmethod
+    def sliced(cls, rows: torch.Tensor, transposed: bool = False) -> Doubled:
+        """For products of slices, which are kept where they are few."""
         m, n = rows.shape[1:]
-        keep = a.numel() <= KEPT and max(m, n) <= BLOCK
-        anchors = _anchors(a, _bits(max(n, m if keep else min(m, BLOCK // n))))
+        keep = rows.numel() <= KEPT and max(m, n) <= BLOCK
+        anchors = _anchors(rows, _bits(max(n, m if keep else min(m, BLOCK // n))))
         row_anchors = _row_anchors(rows, anchors)
         return cls(rows, transposed, anchors, row_anchors, _slices(rows, row_anchors) if keep else None)
 
@@ -106,14 +109,9 @@ class Doubled:
         high, low : Tensor, shape (batch, m, k)
             Low is at most the rounding error of high.
         """
-        if _takes_kernel(self.rows):
-            from neula.kernels.doubled_triton import doubled_product_triton
-
-            return doubled_product_triton(self._matrix, x, x_low, b)
-        high, low = self._product(x, x_low)
-        high, error = _two_difference(b.mT, high)
-        high, low = _two_sum(high, error.sub_(low))
-        return high.mT, low.mT
+        if self.anchors is None:
+            return doubled_product(self._matrix, x, x_low, b)
+        return _evaluated(self._product(x, x_low), b)
 
     def product(self, x: torch.Tensor, x_low: torch.Tensor | None = None) -> torch.Tensor:
         """``A (x + x_low)``, rounded once.
@@ -128,10 +126,8 @@ class Doubled:
         -------
         Tensor, shape (batch, m, k)
         """
-        if _takes_kernel(self.rows):
-            from neula.kernels.doubled_triton import doubled_product_triton
-
-            return doubled_product_triton(self._matrix, x, x_low)[0]
+        if self.anchors is None:
+            return doubled_product(self._matrix, x, x_low)[0]
         high, low = self._product(x, x_low)
         return low.add_(high).mT
 
@@ -155,9 +151,8 @@ class Doubled:
 
     def _product(self, x: torch.Tensor, x_low: torch.Tensor | None) -> Pair:
         """``A (x + x_low)`` as a pair whose second is not yet small beside the first, (batch, k, m) each."""
-        if self.anchors is None or self.row_anchors is None:
-            shape = len(x), x.shape[2], self._matrix.shape[1]
-            return x.new_zeros(shape), x.new_zeros(shape)
+        assert self.anchors is not None
+        assert self.row_anchors is not None
         x = x.mT
         x_low = None if x_low is None else x_low.mT
         if self.slices is not None:
@@ -165,6 +160,51 @@ class Doubled:
             return _times_slices(factor, self.slices, self.transposed)
         by_blocks = _product_of_columns if self.transposed else _product_of_rows
         return by_blocks(self.rows, x, x_low, self.anchors, self.row_anchors)
+
+
+@trial("The kernel of doubled products", "sliced products take its place")
+def _tried(device: torch.device) -> None:
+    """Whether it keeps rounding errors as well."""
+    from neula.kernels.doubled_triton import ALONG
+
+    # One thread sums both products; if the second is added before it is rounded, its error counts twice.
+    a = torch.zeros(1, 1, 1 + ALONG, device=device, dtype=torch.float64)
+    a[..., -1] = 1 + 2.0**-30
+    x = a.clone()
+    a[..., 0], x[..., 0] = -1, 1 + 2.0**-29
+    high, low = doubled_product.kernel(a, x.mT)
+    if (high.item(), low.item()) != (2.0**-60, 0.0):
+        raise ArithmeticError(f"(1 + 2^-30)^2 - (1 + 2^-29) is said to be {high.item()} + {low.item()}")
+
+
+@kernel("neula.kernels.doubled_triton:doubled_product_triton", trial=_tried)
+def doubled_product(
+    a: torch.Tensor, x: torch.Tensor, x_low: torch.Tensor | None = None, b: torch.Tensor | None = None
+) -> Pair:
+    """``A (x + x_low)``, or ``b - A (x + x_low)`` where b is given, with a matrix that is not prepared.
+
+    Parameters and results are those of :meth:`Doubled.residual`.
+    """
+    if a.numel() == 0:
+        high = x.new_zeros(len(x), x.shape[2], a.shape[1])
+        return _evaluated((high, high.clone()), b)
+    return _evaluated(Doubled.sliced(*_with_contiguous_rows(a))._product(x, x_low), b)
+
+
+def _with_contiguous_rows(a: torch.Tensor) -> tuple[torch.Tensor, bool]:
+    """The matrices, or their transposes, and which."""
+    transposed = a.stride(1) == 1 and a.stride(2) != 1
+    return a.mT if transposed else a, transposed
+
+
+def _evaluated(product: Pair, b: torch.Tensor | None) -> Pair:
+    """A product, (batch, k, m) each, or ``b`` minus it: the larger number first, then its rounding error."""
+    high, low = product
+    if b is not None:
+        high, error = _two_difference(b.mT, high)
+        low = error.sub_(low)
+    high, low = _two_sum(high, low)
+    return high.mT, low.mT
 
 
 def _product_of_rows(
@@ -327,26 +367,3 @@ def _two_difference(a: torch.Tensor, b: torch.Tensor) -> Pair:
     of_b = total - a
     error = a - (total - of_b)
     return total, error.sub_(b + of_b)
-
-
-def _takes_kernel(a: torch.Tensor) -> bool:
-    return a.is_cuda and _kernel_runs(a.device)
-
-
-@lru_cache
-def _kernel_runs(device: torch.device) -> bool:
-    """Whether the kernel can run and keeps rounding errors, tried once a device."""
-
-    def attempt() -> None:
-        from neula.kernels.doubled_triton import ALONG, doubled_product_triton
-
-        # One thread sums both products; if the second is added before it is rounded, its error counts twice.
-        a = torch.zeros(1, 1, 1 + ALONG, device=device, dtype=torch.float64)
-        a[..., -1] = 1 + 2.0**-30
-        x = a.clone()
-        a[..., 0], x[..., 0] = -1, 1 + 2.0**-29
-        high, low = doubled_product_triton(a, x.mT)
-        if (high.item(), low.item()) != (2.0**-60, 0.0):
-            raise ArithmeticError(f"(1 + 2^-30)^2 - (1 + 2^-29) is said to be {high.item()} + {low.item()}")
-
-    return can_run(attempt, f"the kernel of doubled products on {device}", "sliced products take its place")

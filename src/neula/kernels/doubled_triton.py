@@ -9,17 +9,15 @@ added to each other at the end. Where rows are few, the columns are divided as w
 pieces, in an order that does not depend on what finishes first.
 """
 
+# mypy: allow-untyped-defs
+
 from __future__ import annotations
 
 import torch
+import triton
+import triton.language as tl
 
-from neula.kernels.compiled import jit, require_triton
-
-try:
-    import triton  # type: ignore[import-untyped, import-not-found]
-    import triton.language as tl  # type: ignore[import-untyped, import-not-found]
-except ImportError:  # the module can be read all the same
-    triton = None
+from neula.kernels.launch import multiprocessors, share
 
 ALONG, ACROSS = 128, 8
 """A tile for one vector, in the direction in which A is contiguous and in the other.
@@ -69,13 +67,7 @@ def doubled_product_triton(
     -------
     high, low : Tensor, shape (batch, m, k)
         The result as a sum that is not evaluated; low is at most the rounding error of high.
-
-    Raises
-    ------
-    ImportError
-        Without Triton.
     """
-    require_triton("the kernel of doubled products needs")
     (batch, m, n), k = a.shape, x.shape[2]
     result = torch.empty(2, batch, k, m, dtype=a.dtype, device=a.device)
     high, low = result.mT.unbind(0)
@@ -85,9 +77,8 @@ def doubled_product_triton(
     across = max(1, across // vectors)
     rows, columns = (along, across) if a.stride(1) == 1 and a.stride(2) != 1 else (across, along)
     tasks = triton.cdiv(m, rows) * triton.cdiv(k, vectors) * batch
-    units = torch.cuda.get_device_properties(a.device).multi_processor_count if a.is_cuda else 1
-    pieces = max(1, min(BLOCKS * units // tasks, n // (min_tiles * columns)))
-    piece = triton.cdiv(triton.cdiv(n, pieces), columns) * columns
+    pieces = max(1, min(BLOCKS * multiprocessors(a.device) // tasks, n // (min_tiles * columns)))
+    piece = share(n, pieces, columns)
     sums = torch.empty(2, pieces, batch * k, m, dtype=a.dtype, device=a.device)
     low_strides = (0, 0, 0) if x_low is None else x_low.stride()
     b_strides = (0, 0, 0) if b is None else b.stride()
@@ -109,38 +100,31 @@ def doubled_product_triton(
     return high, low
 
 
-@jit("m", "n", "k", "size", "pieces", "piece", "a_batch", "x_batch", "x_column", "low_batch", "low_column")
-def _pieces(  # type: ignore[no-untyped-def]
-    a,
-    x,
-    x_low,
-    high,
-    low,
-    m,
-    n,
-    k,
-    size,
-    pieces,
-    piece,
-    a_batch,
-    a_row,
-    a_column,
-    x_batch,
-    x_row,
-    x_column,
-    low_batch,
-    low_row,
-    low_column,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    VECTORS: tl.constexpr,
-    HAS_LOW: tl.constexpr,
+@triton.jit(
+    do_not_specialize=[
+        "m",
+        "n",
+        "k",
+        "size",
+        "pieces",
+        "piece",
+        "a_batch",
+        "x_batch",
+        "x_column",
+        "low_batch",
+        "low_column",
+    ]
+)
+def _pieces(
+    a, x, x_low, high, low, m, n, k, size, pieces, piece, a_batch, a_row, a_column, x_batch, x_row, x_column,
+    low_batch, low_row, low_column,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, VECTORS: tl.constexpr, HAS_LOW: tl.constexpr,
     FUSED: tl.constexpr,
-):
+):  # fmt: skip
     """Some rows of the product of a piece of the columns with up to four vectors."""
     m, k, size = m.to(tl.int64), k.to(tl.int64), size.to(tl.int64)  # offsets may exceed 2^31
     groups, blocks = tl.cdiv(k, VECTORS), tl.cdiv(m, ROWS)
-    task = tl.program_id(0).to(tl.int64)  # those of one tile follow each other, so that A is read once
+    task = tl.program_id(0).to(tl.int64)  # tasks of one tile follow each other, so that A is read once
     vector, task = task % groups * VECTORS, task // groups
     part, task = task % pieces, task // pieces
     i, member = task % blocks * ROWS + tl.arange(0, ROWS), task // blocks
@@ -173,23 +157,11 @@ def _pieces(  # type: ignore[no-untyped-def]
         _store(high + place + 3 * m, low + place + 3 * m, s3, c3, i < tl.where(vector + 3 < k, m, 0))
 
 
-@jit("m", "k", "size", "pieces", "b_batch", "b_row", "b_column")
-def _sum_of_pieces(  # type: ignore[no-untyped-def]
-    high,
-    low,
-    b,
-    to_high,
-    to_low,
-    m,
-    k,
-    size,
-    pieces,
-    b_batch,
-    b_row,
-    b_column,
-    ROWS: tl.constexpr,
-    FROM_B: tl.constexpr,
-):
+@triton.jit(do_not_specialize=["m", "k", "size", "pieces", "b_batch", "b_row", "b_column"])
+def _sum_of_pieces(
+    high, low, b, to_high, to_low, m, k, size, pieces, b_batch, b_row, b_column,
+    ROWS: tl.constexpr, FROM_B: tl.constexpr,
+):  # fmt: skip
     """Some elements of one column of the result."""
     m, size = m.to(tl.int64), size.to(tl.int64)
     blocks = tl.cdiv(m, ROWS)
@@ -210,8 +182,8 @@ def _sum_of_pieces(  # type: ignore[no-untyped-def]
     tl.store(to_low + place, errors, mask=i < m)
 
 
-@jit()
-def _add(s, c, block, x, x_low, mask, HAS_LOW: tl.constexpr, FUSED: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def _add(s, c, block, x, x_low, mask, HAS_LOW: tl.constexpr, FUSED: tl.constexpr):
     """A block times elements of a vector, added to sums and to the sums of their errors."""
     factor = tl.load(x, mask=mask, other=0.0)[None, :]
     product = block * factor
@@ -222,8 +194,8 @@ def _add(s, c, block, x, x_low, mask, HAS_LOW: tl.constexpr, FUSED: tl.constexpr
     return s, c
 
 
-@jit()
-def _product_error(a, b, product, FUSED: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def _product_error(a, b, product, FUSED: tl.constexpr):
     """``a b - product``, without a fused multiply-add (Dekker) where Triton's interpreter may round twice."""
     if FUSED:
         error = tl.fma(a, b, -product)
@@ -234,30 +206,30 @@ def _product_error(a, b, product, FUSED: tl.constexpr):  # type: ignore[no-untyp
     return error
 
 
-@jit()
-def _halves(a):  # type: ignore[no-untyped-def]
+@triton.jit
+def _halves(a):
     """A number as the sum of two of half as many bits (Veltkamp)."""
     shifted = a * 134217729.0  # 2^27 + 1
     high = shifted - (shifted - a)
     return high, a - high
 
 
-@jit()
-def _two_sum(a, b):  # type: ignore[no-untyped-def]
+@triton.jit
+def _two_sum(a, b):
     """``a + b`` and its rounding error (Knuth)."""
     total = a + b
     of_b = total - a
     return total, (a - (total - of_b)) + (b - of_b)
 
 
-@jit()
-def _add_pairs(a, a_low, b, b_low):  # type: ignore[no-untyped-def]
+@triton.jit
+def _add_pairs(a, a_low, b, b_low):
     total, error = _two_sum(a, b)
     return total, error + (a_low + b_low)
 
 
-@jit()
-def _store(high, low, s, c, mask):  # type: ignore[no-untyped-def]
+@triton.jit
+def _store(high, low, s, c, mask):
     """The sums over columns, added in doubled precision."""
     total, errors = tl.reduce((s, c), 1, _add_pairs)
     tl.store(high, total, mask=mask)

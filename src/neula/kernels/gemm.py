@@ -16,60 +16,27 @@ product:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 
-from neula.kernels.availability import can_run
+from neula.kernels.dispatch import kernel, trial
+from neula.kernels.parts import SCHEMES, Scheme, split_reference, unbalanced
 
 RUN = 64
 """Products that are summed on the unit before they are added outside."""
 
 
-@dataclass(frozen=True)
-class Scheme:
-    """How a float32 number becomes parts of a narrower format.
-
-    Attributes
-    ----------
-    name : str
-        What the user calls it.
-    dtype : torch.dtype
-        The narrowest type that holds a part.
-    significand : int
-        Bits of a part.
-    parts : int
-        Two, or three: then products of the second parts, and of first and third ones, count as well. One part
-        is no correction.
-    shift : int
-        The second part is stored times ``2**shift``, which keeps it out of the format's subnormal numbers.
-    top : int
-        Exponent of the largest element of a row of A, or a column of B, after scaling. Sums of products
-        stay below ``2**100``: scales beyond ``2**-252`` then leave nothing of them.
-    """
-
-    name: str
-    dtype: torch.dtype
-    significand: int
-    parts: int
-    shift: int
-    top: int
+@trial("The kernel for products", "slower products take its place")
+def _tried(device: torch.device) -> None:
+    ones = torch.ones(16, 16, dtype=torch.float32, device=device)
+    corrected_gemm.kernel(ones, ones, SCHEMES["fp16_cor"])
 
 
-SCHEMES = {
-    scheme.name: scheme
-    for scheme in (
-        Scheme("fp16_cor", torch.float16, 11, 2, 11, 14),
-        Scheme("tf32_cor", torch.float32, 11, 2, 0, 30),
-        Scheme("bf16_cor", torch.bfloat16, 8, 3, 0, 30),
-    )
-}
-
-UNCORRECTED = Scheme("fp16", torch.float16, 11, 1, 0, 14)
-"""One part, for the scaling alone: sums are the unit's, truncated."""
-
-
+@kernel(
+    "neula.kernels.gemm_triton:gemm_triton",
+    trial=_tried,
+    when=lambda a, b, *_, **__: 0 not in (*a.shape, *b.shape),
+)
 def corrected_gemm(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -109,13 +76,14 @@ def corrected_gemm(
     >>> bool((corrected_gemm(a, torch.eye(2)) == a).all())
     True
     """
-    if a.is_cuda and 0 not in (*a.shape, *b.shape) and kernel_runs(a.device):
-        from neula.kernels.gemm_triton import gemm_triton
-
-        return gemm_triton(a, b, scheme, alpha=alpha, beta=beta, c=c, bound=bound)
     return corrected_gemm_reference(a, b, scheme, alpha=alpha, beta=beta, c=c)
 
 
+@kernel(
+    "neula.kernels.gemm_triton:gram_triton",
+    trial=_tried,
+    when=lambda a, *_, **__: 0 not in a.shape,
+)
 def corrected_gram(
     a: torch.Tensor, blocks: Sequence[slice], scheme: Scheme = SCHEMES["fp16_cor"]
 ) -> torch.Tensor:
@@ -143,15 +111,15 @@ def corrected_gram(
     tensor([[10.,  0.],
             [14., 20.]])
     """
-    n = a.shape[1]
-    g = torch.zeros(n, n, dtype=a.dtype, device=a.device).T
-    if a.is_cuda and 0 not in a.shape and kernel_runs(a.device):
-        from neula.kernels.gemm_triton import gram_triton
-
-        return gram_triton(a, g, blocks, scheme)
+    g = empty_gram(a)
     for k in blocks:
         corrected_gemm_reference(a[:, k].T, a[:, : k.stop], scheme, c=g[k, : k.stop])
     return g
+
+
+def empty_gram(a: torch.Tensor) -> torch.Tensor:
+    """Zeros in the shape of ``A^T A``, column-major."""
+    return torch.zeros(a.shape[1], a.shape[1], dtype=a.dtype, device=a.device).T
 
 
 def corrected_gemm_reference(
@@ -171,55 +139,9 @@ def corrected_gemm_reference(
     # In double: exact up to 2^-53, and no switch for float32 products has a say.
     for x, y in zip(a_parts[0].split(run, 1), b_parts[0].split(run, 1), strict=True):
         total += (x.double() @ y.double().mT).float()
-    pairs = [(i, j) for i in range(scheme.parts) for j in range(scheme.parts) if 0 < i + j < scheme.parts]
-    small = sum((a_parts[i].double() @ b_parts[j].double().mT for i, j in pairs), torch.zeros(()))
-    total += (small * 2.0**-scheme.shift).float()
-    return combine(times_power_of_two(total, a_exponents[:, None] + b_exponents), alpha, beta, c)
-
-
-def split_reference(x: torch.Tensor, scheme: Scheme) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Parts of a float32 matrix with scaled rows, and the exponents that undo the scaling.
-
-    Returns
-    -------
-    parts : list of Tensor, shape (m, k)
-        Of ``scheme.dtype``: row i of ``x`` is ``2**exponents[i] (parts[0] + 2**-shift parts[1] + ...)``.
-    exponents : Tensor, shape (m,)
-        int32.
-    """
-    exponents = row_exponents(x) - scheme.top
-    rest = times_power_of_two(x, -exponents[:, None])
-    parts = []
-    for _ in range(scheme.parts):
-        parts.append(round_part(rest, scheme))
-        rest = (rest - parts[-1].float()) * 2.0**scheme.shift
-    return parts, exponents
-
-
-def row_exponents(x: torch.Tensor) -> torch.Tensor:
-    """For each row the e with ``2**e <= max|x| < 2**(e+1)``, in int32; 0 where that is zero or not finite.
-
-    Subnormal numbers count as the smallest normal one, so that every scale and its reciprocal can be
-    written as two factors.
-    """
-    largest = torch.linalg.vector_norm(x, float("inf"), dim=-1) if x.shape[-1] else x.new_zeros(x.shape[:-1])
-    usable = largest.isfinite() & (largest > 0)
-    exponents = torch.frexp(largest.clamp_min(torch.finfo(x.dtype).tiny)).exponent - 1
-    return torch.where(usable, exponents, 0).to(torch.int32)
-
-
-def times_power_of_two(x: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
-    """``x 2**exponents``, rounded only where the result itself is too small or too large for the dtype.
-
-    Two factors of the same kind, since one alone may be out of range, and factors that first shrink and
-    then grow could lose what the result can hold.
-    """
-    single = x.dtype == torch.float32
-    bias, bits, dtype = (127, 23, torch.int32) if single else (1023, 52, torch.int64)
-    exponents = exponents.to(dtype).clamp(2 - 2 * bias, 2 * bias - 2)
-    half = exponents >> 1
-    first, second = (((e + bias) << bits).view(x.dtype) for e in (half, exponents - half))
-    return x * first * second
+    corrections = (a_parts[i].double() @ b_parts[j].double().mT for i, j in scheme.corrections)
+    total += (sum(corrections, torch.zeros(())) * 2.0**-scheme.shift).float()
+    return combine(unbalanced(total, a_exponents, b_exponents), alpha, beta, c)
 
 
 def combine(product: torch.Tensor, alpha: float, beta: float, c: torch.Tensor | None) -> torch.Tensor:
@@ -228,28 +150,3 @@ def combine(product: torch.Tensor, alpha: float, beta: float, c: torch.Tensor | 
     if c is None:
         return result
     return c.copy_(result if beta == 0.0 else result + beta * c.to(result.dtype))
-
-
-def round_part(x: torch.Tensor, scheme: Scheme) -> torch.Tensor:
-    """float32 rounded to a part, to nearest, ties to even."""
-    if scheme.dtype != torch.float32:
-        return x.to(scheme.dtype)
-    drop = 24 - scheme.significand
-    bits = x.contiguous().view(torch.int32)
-    rounded = (bits + (1 << (drop - 1)) - 1 + ((bits >> drop) & 1)) & -(1 << drop)
-    return torch.where(x.isfinite(), rounded.view(torch.float32), x)
-
-
-@lru_cache
-def kernel_runs(device: torch.device) -> bool:
-    """Whether the kernels can run, tried once a device."""
-    if device.type != "cuda":
-        return False
-
-    def attempt() -> None:
-        from neula.kernels.gemm_triton import gemm_triton
-
-        ones = torch.ones(16, 16, dtype=torch.float32, device=device)
-        gemm_triton(ones, ones, SCHEMES["fp16_cor"])
-
-    return can_run(attempt, f"the kernel for products on {device}", "slower products take its place")

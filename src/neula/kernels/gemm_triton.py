@@ -14,6 +14,8 @@ a product alone that asks for a bounded number of inexact sums, and for these op
 other effect.
 """
 
+# mypy: allow-untyped-defs
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -21,18 +23,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from neula.kernels.compiled import jit, require_triton
-from neula.kernels.gemm import SCHEMES, Scheme, combine
-
-try:
-    import triton  # type: ignore[import-untyped, import-not-found]
-    import triton.language as tl  # type: ignore[import-untyped, import-not-found]
-    from triton.tools.tensor_descriptor import (  # type: ignore[import-untyped, import-not-found]
-        TensorDescriptor,
-    )
-except ImportError:  # the module can be read all the same
-    triton = None
+from neula.kernels.gemm import combine, empty_gram
+from neula.kernels.launch import multiprocessors, share
+from neula.kernels.parts import SCHEMES, Scheme
+from neula.kernels.parts_triton import exponents_of, round_to_bits, times_power_of_two
 
 
 class Config(NamedTuple):
@@ -118,13 +116,7 @@ def gemm_triton(
     Returns
     -------
     Tensor, shape (m, n)
-
-    Raises
-    ------
-    ImportError
-        Without Triton.
     """
-    require_triton("the kernel for products needs")
     with torch.cuda.device_of(a):
         product = _Product(_split(a, scheme, bound), _split(b.mT, scheme), scheme)
         config = config or _fastest(product)
@@ -133,16 +125,10 @@ def gemm_triton(
 
 
 def gram_triton(
-    a: torch.Tensor, g: torch.Tensor, blocks: Sequence[slice], scheme: Scheme = SCHEMES["fp16_cor"]
+    a: torch.Tensor, blocks: Sequence[slice], scheme: Scheme = SCHEMES["fp16_cor"]
 ) -> torch.Tensor:
-    """:func:`neula.kernels.gemm.corrected_gram` by the kernels, into ``g``.
-
-    Raises
-    ------
-    ImportError
-        Without Triton.
-    """
-    require_triton("the kernel for products needs")
+    """:func:`neula.kernels.gemm.corrected_gram` by the kernels, queued on the current stream."""
+    g = empty_gram(a)
     with torch.cuda.device_of(a):
         whole = _split(a.mT, scheme)
         for k in blocks:
@@ -203,8 +189,8 @@ class _Product:
         """Into how many pieces k should be cut so that every multiprocessor has something to do."""
         if not self.a.parts.is_cuda:
             return 1
-        units = torch.cuda.get_device_properties(self.a.parts.device).multi_processor_count
-        return max(1, min(self.k // MIN_PIECE, 2 * units // self.tiles(config)))
+        blocks = 2 * multiprocessors(self.a.parts.device)
+        return max(1, min(self.k // MIN_PIECE, blocks // self.tiles(config)))
 
     def __call__(
         self, c: torch.Tensor, alpha: float, beta: float, config: Config, pieces: int
@@ -219,7 +205,7 @@ class _Product:
     def _launch(self, c: torch.Tensor, alpha: float, beta: float, config: Config) -> None:
         """Products of the pieces of k into the matrices of ``c``."""
         m, n = self.shape
-        piece = triton.cdiv(triton.cdiv(self.k, len(c)), config.run) * config.run
+        piece = share(self.k, len(c), config.run)
         descriptors = (
             *self._descriptors(self.a, [config.rows, config.run]),
             *self._descriptors(self.b, [config.columns, config.run]),
@@ -283,23 +269,12 @@ def _milliseconds(run: Callable[[], Any], repeats: int = 3) -> float:
     return min(times)
 
 
-@jit("rows", "k")
-def _split_kernel(  # type: ignore[no-untyped-def]
-    x,
-    largest,
-    parts,
-    rows,
-    k,
-    padded,
-    stride_row,
-    stride_column,
-    PARTS: tl.constexpr,
-    SIGNIFICAND: tl.constexpr,
-    SHIFT: tl.constexpr,
-    TOP: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+@triton.jit(do_not_specialize=["rows", "k"])
+def _split_kernel(
+    x, largest, parts, rows, k, padded, stride_row, stride_column,
+    PARTS: tl.constexpr, SIGNIFICAND: tl.constexpr, SHIFT: tl.constexpr, TOP: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """Scale and split a tile of ``x``; columns from k on become zeros."""
     across = tl.cdiv(padded, COLUMNS)
     i = (tl.program_id(0) // across) * ROWS + tl.arange(0, ROWS)
@@ -309,47 +284,24 @@ def _split_kernel(  # type: ignore[no-untyped-def]
     rest = tl.load(
         x + i_wide * stride_row + j_wide * stride_column, mask=inside & (j < k)[None, :], other=0.0
     )
-    exponents = TOP - _exponents(tl.load(largest + i, mask=i < rows, other=0.0))
-    rest = _times_power_of_two(rest, exponents[:, None])
+    exponents = TOP - exponents_of(tl.load(largest + i, mask=i < rows, other=0.0))
+    rest = times_power_of_two(rest, exponents[:, None])
     parts += i_wide * padded + j_wide
     for part in tl.static_range(PARTS):
         # bf16 and tf32 by hand (there is no type for the latter): their exponents are those of float32.
-        rounded = rest if parts.dtype.element_ty == tl.float16 else _rounded(rest, SIGNIFICAND)
+        rounded = rest if parts.dtype.element_ty == tl.float16 else round_to_bits(rest, SIGNIFICAND)
         narrow = rounded.to(parts.dtype.element_ty)
         tl.store(parts + part * rows.to(tl.int64) * padded, narrow, mask=inside & (j < padded)[None, :])
         rest = (rest - narrow.to(tl.float32)) * (1 << SHIFT)
 
 
-@jit("m", "n", "k", "piece", "stride_piece")
-def _gemm_kernel(  # type: ignore[no-untyped-def]
-    a1_parts,
-    a2_parts,
-    a3_parts,
-    b1_parts,
-    b2_parts,
-    b3_parts,
-    c,
-    a_largest,
-    b_largest,
-    alpha,
-    beta,
-    m,
-    n,
-    k,
-    piece,
-    stride_piece,
-    stride_row,
-    stride_column,
-    PARTS: tl.constexpr,
-    SHIFT: tl.constexpr,
-    TOP: tl.constexpr,
-    ADDS: tl.constexpr,
-    WIDEN: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    RUN: tl.constexpr,
-    GROUP: tl.constexpr,
-):
+@triton.jit(do_not_specialize=["m", "n", "k", "piece", "stride_piece"])
+def _gemm_kernel(
+    a1_parts, a2_parts, a3_parts, b1_parts, b2_parts, b3_parts, c, a_largest, b_largest, alpha, beta, m, n,
+    k, piece, stride_piece, stride_row, stride_column,
+    PARTS: tl.constexpr, SHIFT: tl.constexpr, TOP: tl.constexpr, ADDS: tl.constexpr, WIDEN: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, RUN: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
     """A tile of C, or of one of the matrices whose sum is C."""
     down, across = tl.cdiv(m, ROWS), tl.cdiv(n, COLUMNS)
     tile = tl.program_id(0)
@@ -367,7 +319,7 @@ def _gemm_kernel(  # type: ignore[no-untyped-def]
             total = tl.dot(a1, b1, total)
         else:
             a2, b2 = _load(a2_parts, row, l, WIDEN), _load(b2_parts, column, l, WIDEN).T
-            # A bound on inexact sums keeps Triton from summing on the unit, which truncates.
+            # The bound keeps Triton from adding to the total on the matrix unit, which truncates.
             total += tl.dot(a1, b1, input_precision="tf32", max_num_imprecise_acc=RUN)
             small = tl.dot(a1, b2, small, input_precision="tf32")
             small = tl.dot(a2, b1, small, input_precision="tf32")
@@ -379,11 +331,11 @@ def _gemm_kernel(  # type: ignore[no-untyped-def]
     total += small * (1.0 / (1 << SHIFT))
 
     i, j = row + tl.arange(0, ROWS), column + tl.arange(0, COLUMNS)
-    a_exponents = _exponents(tl.load(a_largest + i, mask=i < m, other=0.0)) - TOP
-    b_exponents = _exponents(tl.load(b_largest + j, mask=j < n, other=0.0)) - TOP
+    a_exponents = exponents_of(tl.load(a_largest + i, mask=i < m, other=0.0)) - TOP
+    b_exponents = exponents_of(tl.load(b_largest + j, mask=j < n, other=0.0)) - TOP
     # Beyond 2^-252 nothing is left of sums below 2^100.
     exponents = tl.minimum(tl.maximum(a_exponents[:, None] + b_exponents[None, :], -252), 252)
-    total = alpha * _times_power_of_two(total, exponents)
+    total = alpha * times_power_of_two(total, exponents)
     c += tl.program_id(1).to(tl.int64) * stride_piece
     c += i.to(tl.int64)[:, None] * stride_row + j.to(tl.int64)[None, :] * stride_column
     inside = (i < m)[:, None] & (j < n)[None, :]
@@ -392,32 +344,8 @@ def _gemm_kernel(  # type: ignore[no-untyped-def]
     tl.store(c, total, mask=inside)
 
 
-@jit()
-def _load(parts, row, column, WIDEN: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def _load(parts, row, column, WIDEN: tl.constexpr):
     """A block of parts, zeros beyond the edges; in float32 for the interpreter, which has no bf16 product."""
     block = parts.load([row, column])
     return block.to(tl.float32) if WIDEN else block
-
-
-@jit()
-def _exponents(largest):  # type: ignore[no-untyped-def]
-    """``e`` with ``2**e <= largest < 2**(e+1)``; less than the smallest normal number counts as that one."""
-    return tl.maximum((largest.to(tl.int32, bitcast=True) >> 23) & 255, 1) - 127
-
-
-@jit()
-def _times_power_of_two(x, exponents):  # type: ignore[no-untyped-def]
-    """``x 2**exponents``, by two factors, since one alone may be out of range."""
-    half = exponents >> 1
-    first = ((half + 127) << 23).to(tl.float32, bitcast=True)
-    second = ((exponents - half + 127) << 23).to(tl.float32, bitcast=True)
-    return x * first * second
-
-
-@jit()
-def _rounded(x, SIGNIFICAND: tl.constexpr):  # type: ignore[no-untyped-def]
-    """float32 rounded to so many bits, to nearest, ties to even; NaN stays NaN."""
-    bits = x.to(tl.int32, bitcast=True)
-    last = (bits >> (24 - SIGNIFICAND)) & 1
-    rounded = (bits + ((1 << (23 - SIGNIFICAND)) - 1) + last) & -(1 << (24 - SIGNIFICAND))
-    return tl.where(x == x, rounded.to(tl.float32, bitcast=True), x)

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import partial
 
 import torch
 
 from neula.errors import unknown_name
-from neula.kernels.availability import can_run
-from neula.kernels.gemm import SCHEMES, round_part
+from neula.kernels.dispatch import kernel, trial
+from neula.kernels.parts import SCHEMES, parts_of, round_part
 
 WIDTH = 16
 """Columns of a block: what is reflected column by column before products take over. As many as a matrix unit
@@ -58,11 +58,23 @@ class TileReflectors:
     height: int
 
 
+@trial("The reflector kernels", "plain torch takes their place, much slower")
+def _tried(device: torch.device) -> None:
+    ones = torch.ones(1, MAX_HEIGHT, WIDTH + 1, dtype=torch.float32, device=device)
+    reflectors, _ = factor_tiles.kernel(ones, MAX_HEIGHT, "fp16_cor")
+    apply_tiles.kernel(reflectors, ones[:, : WIDTH + 1], "fp16_cor")
+
+
+@kernel(
+    "neula.kernels.householder_triton:factor_tiles_triton",
+    trial=_tried,
+    when=lambda a, height, product: not callable(product) and height <= MAX_HEIGHT,
+)
 def factor_tiles(a: torch.Tensor, height: int, product: str | Product) -> tuple[TileReflectors, torch.Tensor]:
     """Householder QR of tiles of ``height`` rows.
 
-    On a GPU one Triton kernel, one thread block a tile, if the product is named and tiles are at most 512
-    rows high; else :func:`factor_tiles_reference`.
+    On a GPU by one Triton kernel, one thread block a tile, if the product is named and tiles are at most 512
+    rows high; else block by block, with :func:`reflect_columns`.
 
     Parameters
     ----------
@@ -81,17 +93,36 @@ def factor_tiles(a: torch.Tensor, height: int, product: str | Product) -> tuple[
     r : Tensor, shape (batch, blocks * n, n)
         The triangular factors of the tiles one above the other. Their diagonals have any sign.
     """
-    if not callable(product):
-        if height <= MAX_HEIGHT and _kernels_run(a.device):
-            from neula.kernels.householder_triton import factor_tiles_triton
+    multiply = product if callable(product) else product_named(product)
+    batch, m, n = a.shape
+    blocks, panels = -(-m // height), -(-n // WIDTH)
+    # Zero rows change nothing: the reflectors have zeros there.
+    v = a.new_zeros(batch, blocks * height, n)
+    v[:, :m] = a
+    tiles = v.view(batch * blocks, height, n)
+    t = a.new_zeros(len(tiles), panels, WIDTH, WIDTH)
+    r = a.new_zeros(len(tiles), n, n)
+    for p in range(panels):
+        start, stop = p * WIDTH, min((p + 1) * WIDTH, n)
+        panel, rest = tiles[:, start:, start:stop], tiles[:, start:, stop:]
+        block = reflect_columns(panel)
+        t[:, p, : stop - start, : stop - start], r[:, start:stop, start:stop] = block
+        rest -= _reflected(panel, block[0].mT, rest, multiply)
+        r[:, start:stop, stop:] = rest[:, : stop - start]
+        rest[:, : stop - start] = 0
+    return (
+        TileReflectors(v[:, :m], t.view(batch, blocks, panels, WIDTH, WIDTH), height),
+        r.view(batch, blocks * n, n),
+    )
 
-            return factor_tiles_triton(a, height, product)
-        product = product_named(product)
-    return factor_tiles_reference(a, height, product)
 
-
+@kernel(
+    "neula.kernels.householder_triton:apply_tiles_triton",
+    trial=_tried,
+    when=lambda reflectors, c, product: not callable(product) and reflectors.height <= MAX_HEIGHT,
+)
 def apply_tiles(reflectors: TileReflectors, c: torch.Tensor, product: str | Product) -> torch.Tensor:
-    """``Q [C; 0]`` of each tile, by a kernel or by :func:`apply_tiles_reference`.
+    """``Q [C; 0]`` of each tile, by a kernel where :func:`factor_tiles` has one.
 
     Parameters
     ----------
@@ -105,43 +136,7 @@ def apply_tiles(reflectors: TileReflectors, c: torch.Tensor, product: str | Prod
     Tensor, shape (batch, m, n)
         The tiles one above the other.
     """
-    if not callable(product):
-        if reflectors.height <= MAX_HEIGHT and _kernels_run(c.device):
-            from neula.kernels.householder_triton import apply_tiles_triton
-
-            return apply_tiles_triton(reflectors, c, product)
-        product = product_named(product)
-    return apply_tiles_reference(reflectors, c, product)
-
-
-def factor_tiles_reference(
-    a: torch.Tensor, height: int, multiply: Product
-) -> tuple[TileReflectors, torch.Tensor]:
-    """:func:`factor_tiles` in plain torch, but for blocks of columns, which have a kernel of their own."""
-    batch, m, n = a.shape
-    blocks, panels = -(-m // height), -(-n // WIDTH)
-    # Zero rows change nothing: the reflectors have zeros there.
-    v = a.new_zeros(batch, blocks * height, n)
-    v[:, :m] = a
-    tiles = v.view(batch * blocks, height, n)
-    t = a.new_zeros(len(tiles), panels, WIDTH, WIDTH)
-    r = a.new_zeros(len(tiles), n, n)
-    for p in range(panels):
-        start, stop = p * WIDTH, min((p + 1) * WIDTH, n)
-        panel, rest = tiles[:, start:, start:stop], tiles[:, start:, stop:]
-        block = _reflect_columns(panel)
-        t[:, p, : stop - start, : stop - start], r[:, start:stop, start:stop] = block
-        rest -= _reflected(panel, block[0].mT, rest, multiply)
-        r[:, start:stop, stop:] = rest[:, : stop - start]
-        rest[:, : stop - start] = 0
-    return (
-        TileReflectors(v[:, :m], t.view(batch, blocks, panels, WIDTH, WIDTH), height),
-        r.view(batch, blocks * n, n),
-    )
-
-
-def apply_tiles_reference(reflectors: TileReflectors, c: torch.Tensor, multiply: Product) -> torch.Tensor:
-    """:func:`apply_tiles` in plain torch, on any device."""
+    multiply = product if callable(product) else product_named(product)
     batch, m, n = reflectors.v.shape
     blocks, height = reflectors.t.shape[1], reflectors.height
     v = c.new_zeros(batch, blocks * height, n)
@@ -161,21 +156,17 @@ def _reflected(v: torch.Tensor, t: torch.Tensor, c: torch.Tensor, multiply: Prod
     return multiply(v, multiply(t, multiply(v.mT, c)))
 
 
-def _reflect_columns(panel: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Householder QR of tall blocks of up to 16 columns, V in their place: returns T and R."""
-    if panel.shape[1] <= MAX_HEIGHT and _kernels_run(panel.device):
-        from neula.kernels.householder_triton import reflect_columns_triton
-
-        return reflect_columns_triton(panel)
-    return reflect_columns_reference(panel)
-
-
-def reflect_columns_reference(panel: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """One block of columns in plain torch, column by column.
+@kernel(
+    "neula.kernels.householder_triton:reflect_columns_triton",
+    trial=_tried,
+    when=lambda panel: panel.shape[1] <= MAX_HEIGHT,
+)
+def reflect_columns(panel: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Householder QR of one block of columns, column by column.
 
     Parameters
     ----------
-    panel : Tensor, shape (batch, m, n), m >= n
+    panel : Tensor, shape (batch, m, n), m >= n, n <= 16
         Its columns become the reflectors.
 
     Returns
@@ -222,8 +213,7 @@ def product_named(name: str) -> Product:
     scheme = SCHEMES[f"{name.removesuffix('_cor')}_cor"]
 
     def split(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        high = round_part(x, scheme).float()
-        low = round_part((x - high) * 2.0**scheme.shift, scheme).float()
+        high, low = parts_of(x, partial(round_part, scheme=scheme), 2, 2.0**scheme.shift)
         return high.double(), low.double()
 
     def multiply(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -234,22 +224,3 @@ def product_named(name: str) -> Product:
         return total.float()
 
     return multiply
-
-
-@lru_cache
-def _kernels_run(device: torch.device) -> bool:
-    """Whether the kernels can run, tried once a device."""
-    if device.type != "cuda":
-        return False
-
-    def attempt() -> None:
-        from neula.kernels.householder_triton import apply_tiles_triton, factor_tiles_triton
-
-        ones = torch.ones(1, MAX_HEIGHT, WIDTH + 1, dtype=torch.float32, device=device)
-        apply_tiles_triton(
-            factor_tiles_triton(ones, MAX_HEIGHT, "fp16_cor")[0], ones[:, : WIDTH + 1], "fp16_cor"
-        )
-
-    return can_run(
-        attempt, f"the reflector kernels on {device}", "plain torch takes their place, much slower"
-    )

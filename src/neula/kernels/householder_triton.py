@@ -8,19 +8,17 @@ of n dependent reflections in a tile, about a microsecond each, with as many til
 allow.
 """
 
+# mypy: allow-untyped-defs
+
 from __future__ import annotations
 
 import torch
+import triton
+import triton.language as tl
 
-from neula.kernels.compiled import jit, require_triton
-from neula.kernels.gemm_triton import _rounded
 from neula.kernels.householder import WIDTH, TileReflectors, negligible_square
-
-try:
-    import triton  # type: ignore[import-untyped, import-not-found]
-    import triton.language as tl  # type: ignore[import-untyped, import-not-found]
-except ImportError:  # the module can be read all the same
-    triton = None
+from neula.kernels.mgs_triton import square_root
+from neula.kernels.parts_triton import round_to_bits, split
 
 BYTES_PER_WARP = 4096
 """Of a block of columns, 32 registers in each thread: on an H200 1024 tiles of 256 x 128 in fp16_cor take 1.0
@@ -33,14 +31,7 @@ COLUMNS = 32
 def factor_tiles_triton(
     a: torch.Tensor, height: int, product: str, *, num_warps: int | None = None
 ) -> tuple[TileReflectors, torch.Tensor]:
-    """:func:`neula.kernels.householder.factor_tiles` by the kernel, queued on the current stream.
-
-    Raises
-    ------
-    ImportError
-        Without Triton.
-    """
-    require_triton("the reflector kernel needs")
+    """:func:`neula.kernels.householder.factor_tiles` by the kernel, queued on the current stream."""
     batch, m, n = a.shape
     blocks, panels = triton.cdiv(m, height), triton.cdiv(n, WIDTH)
     v = torch.empty((batch, m, n), dtype=a.dtype, device=a.device)
@@ -53,14 +44,7 @@ def factor_tiles_triton(
 def reflect_columns_triton(
     panel: torch.Tensor, *, num_warps: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`neula.kernels.householder.reflect_columns_reference` by the kernel, on the current stream.
-
-    Raises
-    ------
-    ImportError
-        Without Triton.
-    """
-    require_triton("the reflector kernel needs")
+    """:func:`neula.kernels.householder.reflect_columns` by the kernel, on the current stream."""
     batch, m, n = panel.shape
     t, r = panel.new_empty(batch, WIDTH, WIDTH), panel.new_empty(batch, n, n)
     _factor(panel, panel, t, r, m, "", num_warps)
@@ -89,14 +73,7 @@ def _factor(
 def apply_tiles_triton(
     reflectors: TileReflectors, c: torch.Tensor, product: str, *, num_warps: int | None = None
 ) -> torch.Tensor:
-    """:func:`neula.kernels.householder.apply_tiles` by the kernel, queued on the current stream.
-
-    Raises
-    ------
-    ImportError
-        Without Triton.
-    """
-    require_triton("the reflector kernel needs")
+    """:func:`neula.kernels.householder.apply_tiles` by the kernel, queued on the current stream."""
     v, t = reflectors.v, reflectors.t
     batch, m, n = v.shape
     q = torch.empty_like(v)
@@ -119,28 +96,12 @@ def _warps(rows: int, a: torch.Tensor) -> int:
     return max(1, rows * WIDTH * a.element_size() // BYTES_PER_WARP)
 
 
-@jit("m", "height", "blocks")
-def _factor_kernel(  # type: ignore[no-untyped-def]
-    a,
-    v,
-    t,
-    r,
-    m,
-    n,
-    height,
-    blocks,
-    a_batch,
-    a_row,
-    a_column,
-    v_batch,
-    v_row,
-    v_column,
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PRODUCT: tl.constexpr,
-    SINGLE: tl.constexpr,
+@triton.jit(do_not_specialize=["m", "height", "blocks"])
+def _factor_kernel(
+    a, v, t, r, m, n, height, blocks, a_batch, a_row, a_column, v_batch, v_row, v_column,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, PRODUCT: tl.constexpr, SINGLE: tl.constexpr,
     NEGLIGIBLE: tl.constexpr,
-):
+):  # fmt: skip
     """The reflectors and R of the tile of this program, of a single block of columns or of several."""
     tile = tl.program_id(0).to(tl.int64)  # offsets may exceed 2^31
     matrix, first = tile // blocks, (tile % blocks) * height
@@ -166,11 +127,11 @@ def _factor_kernel(  # type: ignore[no-untyped-def]
         tl.store(r + start + j, upper, mask=(i < n) & (start + j < n))
         tl.store(v + (start + j) * v_column, tl.where(i < start + j, 0.0, p), mask=inside)
         tl.store(t + start * WIDTH + j * WIDTH + k, transposed)
-        tl.debug_barrier()  # other threads will read V and T
+        tl.debug_barrier()  # before other threads read V and T
 
 
-@jit()
-def _reflect_columns(p, start, i, j, k, WIDTH: tl.constexpr, NEGLIGIBLE: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def _reflect_columns(p, start, i, j, k, WIDTH: tl.constexpr, NEGLIGIBLE: tl.constexpr):
     """Reflect column by column: returns V with R above it, ``T^T``, and the diagonal of R.
 
     A column stays as it is when its turn has come, and becomes a reflector at the end: each step touches the
@@ -185,9 +146,9 @@ def _reflect_columns(p, start, i, j, k, WIDTH: tl.constexpr, NEGLIGIBLE: tl.cons
         products = tl.sum(x * p, axis=0, keep_dims=True)
         top = tl.sum(tl.where(pivot, p, 0.0), axis=0, keep_dims=True)
         square, alpha = _column(products, j, step), _column(top, j, step)
-        norm = _sqrt(tl.where(square < NEGLIGIBLE, 0.0, square))
+        norm = square_root(tl.where(square < NEGLIGIBLE, 0.0, square))
         beta = tl.where(alpha > 0.0, -norm, norm)
-        root = _sqrt(norm * (norm + tl.abs(alpha)))
+        root = square_root(norm * (norm + tl.abs(alpha)))
         scale = tl.where(root == 0.0, 0.0, 1.0 / tl.where(root == 0.0, 1.0, root))
         row = (products - beta * top) * scale  # v^T x left of this column, v^T A right of it
         gram = tl.where(k == step, tl.where(j < step, row, 0.0), gram)
@@ -199,8 +160,8 @@ def _reflect_columns(p, start, i, j, k, WIDTH: tl.constexpr, NEGLIGIBLE: tl.cons
     return p, _inverse(gram * scales, k, j, WIDTH), diagonal
 
 
-@jit()
-def _inverse(lower, k, j, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def _inverse(lower, k, j, WIDTH: tl.constexpr):
     """``(I + L)^-1`` of a strictly lower triangular L: blocks on the diagonal grow from 1 to WIDTH."""
     inverse = tl.where(k == j, 1.0, 0.0).to(lower.dtype)
     size = 1
@@ -212,30 +173,11 @@ def _inverse(lower, k, j, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
     return inverse
 
 
-@jit()
-def _sqrt(x):  # type: ignore[no-untyped-def]
-    # tl.sqrt is an approximation in float32, and tl.sqrt_rn does not know float64.
-    return tl.sqrt_rn(x) if x.dtype == tl.float32 else tl.sqrt(x)
-
-
-@jit("m", "height", "blocks")
-def _apply_kernel(  # type: ignore[no-untyped-def]
-    v,
-    t,
-    c,
-    q,
-    m,
-    n,
-    height,
-    blocks,
-    c_batch,
-    c_row,
-    c_column,
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    PRODUCT: tl.constexpr,
-):
+@triton.jit(do_not_specialize=["m", "height", "blocks"])
+def _apply_kernel(
+    v, t, c, q, m, n, height, blocks, c_batch, c_row, c_column,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, PRODUCT: tl.constexpr,
+):  # fmt: skip
     """Some columns of ``Q [C; 0]`` of a tile."""
     tile = tl.program_id(0).to(tl.int64)
     matrix, first = tile // blocks, (tile % blocks) * height
@@ -256,41 +198,40 @@ def _apply_kernel(  # type: ignore[no-untyped-def]
     tl.store(q + (matrix * m + first + i) * n + mine, x, mask=(i < here) & (mine < n))
 
 
-@jit()
-def _reflected(v, t, c, PRODUCT: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def _reflected(v, t, c, PRODUCT: tl.constexpr):
     """``V (T (V^T C))``: what a block reflector subtracts."""
     # A matrix unit truncates its sums: those over rows are cut into runs, which are added outside.
     w = tl.sum(_multiply(tl.permute(_runs(v), (0, 2, 1)), _runs(c), PRODUCT), axis=0)
     return _multiply(v, _multiply(t, w, PRODUCT), PRODUCT)
 
 
-@jit()
-def _runs(x):  # type: ignore[no-untyped-def]
+@triton.jit
+def _runs(x):
     """Rows in groups of 32, as a third dimension."""
     return tl.reshape(x, (x.shape[0] // 32, 32, x.shape[1]))
 
 
-@jit()
-def _multiply(x, y, PRODUCT: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def _multiply(x, y, PRODUCT: tl.constexpr):
     if PRODUCT == "fp16":
         z = tl.dot(x.to(tl.float16), y.to(tl.float16))
     elif PRODUCT == "tf32":
-        z = tl.dot(_rounded(x, 11), _rounded(y, 11), input_precision="tf32")
+        z = tl.dot(round_to_bits(x, 11), round_to_bits(y, 11), input_precision="tf32")
     elif PRODUCT == "fp16_cor":
-        x_high, y_high = x.to(tl.float16), y.to(tl.float16)
-        x_low = ((x - x_high.to(tl.float32)) * 2048.0).to(tl.float16)
-        y_low = ((y - y_high.to(tl.float32)) * 2048.0).to(tl.float16)
+        x_high, x_low = split(x, tl.float16, 2048.0)
+        y_high, y_low = split(y, tl.float16, 2048.0)
         small = tl.dot(x_low, y_high, tl.dot(x_high, y_low))
         z = tl.dot(x_high, y_high) + small * (1.0 / 2048.0)
     else:
-        x_high, y_high = _rounded(x, 11), _rounded(y, 11)
-        x_low, y_low = _rounded(x - x_high, 11), _rounded(y - y_high, 11)
+        x_high, y_high = round_to_bits(x, 11), round_to_bits(y, 11)
+        x_low, y_low = round_to_bits(x - x_high, 11), round_to_bits(y - y_high, 11)
         small = tl.dot(x_low, y_high, tl.dot(x_high, y_low, input_precision="tf32"), input_precision="tf32")
         z = tl.dot(x_high, y_high, input_precision="tf32") + small
     return z
 
 
-@jit()
-def _column(a, j, k):  # type: ignore[no-untyped-def]
+@triton.jit
+def _column(a, j, k):
     """Column k, for all threads: registers have no index, but they can be summed under a mask."""
     return tl.sum(a * tl.where(j == k, 1.0, 0.0).to(a.dtype), axis=1, keep_dims=True)

@@ -1,16 +1,15 @@
-"""LU factorization of a small block without pivoting, and the inverses of its triangles.
+"""LU factorization of a small block without pivoting, and of panels with the inverses of its triangles.
 
 Panels are solved with these inverses: products are what is fast.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 
-from neula.engines.precision import exact_matmul
-from neula.kernels.availability import can_run
+from neula.kernels.dispatch import kernel, runs, trial
+from neula.kernels.precision import exact_matmul
+from neula.kernels.triangular_inverse import triangular_inverses
 
 LEAF = 16
 """Columns at which the recursion of the reference stops."""
@@ -65,56 +64,22 @@ def lu_unpivoted_reference(block: torch.Tensor) -> torch.Tensor:
     return block
 
 
-def triangular_inverses(lu: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inverses of both factors of :func:`lu_unpivoted`, in one launch for the two.
-
-    Parameters
-    ----------
-    lu : Tensor, shape (..., n, n)
-
-    Returns
-    -------
-    l_inverse : Tensor, shape (..., n, n)
-        Unit lower triangular.
-    u_inverse : Tensor, shape (..., n, n)
-        Upper triangular; not finite where U is singular.
-    """
-    identity = torch.eye(lu.shape[-1], dtype=lu.dtype, device=lu.device)
-    lower = torch.stack([lu.tril(-1) + identity, lu.mT.tril()])
-    # Batched substitution on a GPU takes a hundred times as long as products.
-    if lu.is_cuda:
-        l_inverse, u_inverse = _inverse_by_doubling(lower)
-    else:
-        l_inverse, u_inverse = torch.linalg.solve_triangular(lower, identity, upper=False)
-    return l_inverse, u_inverse.mT
-
-
-def _inverse_by_doubling(t: torch.Tensor) -> torch.Tensor:
-    """Inverse of lower triangles by that of larger and larger blocks on their diagonals."""
-    n = t.shape[-1]
-    order = 1 << (n - 1).bit_length()
-    t = torch.nn.functional.pad(t, (0, order - n, 0, order - n))
-    t.diagonal(dim1=-2, dim2=-1)[..., n:] = 1
-    x = torch.diag_embed(t.diagonal(dim1=-2, dim2=-1).reciprocal())
-    half = 1
-    while half < order:
-        inner = exact_matmul(_corner(t, half, 1, 0), _corner(x, half, 0, 0))
-        _corner(x, half, 1, 0).copy_(exact_matmul(_corner(x, half, 1, 1), inner)).neg_()
-        half *= 2
-    return x[..., :n, :n]
-
-
-def _corner(x: torch.Tensor, half: int, row: int, column: int) -> torch.Tensor:
-    """One of the four quarters of all blocks on the diagonal, shape (..., n / (2 half), half, half)."""
-    quarters = x.unflatten(-1, (-1, 2, half)).unflatten(-4, (-1, 2, half))
-    return quarters.diagonal(dim1=-6, dim2=-3).movedim(-1, -5)[..., row, :, column, :]
+@trial("The kernels for blocks of LU", "many calls of the library take their place, several times slower")
+def _tried(device: torch.device) -> None:
+    block = torch.eye(WIDTH, dtype=torch.float16, device=device)
+    solve_upper.kernel(block.clone(), block, factor_block.kernel(block, WIDTH)[1])
 
 
 def kernels_take(dtype: torch.dtype, device: torch.device, width: int) -> bool:
     """Whether :func:`factor_block` and :func:`solve_upper` have kernels for such a matrix and panel."""
-    return device.type == "cuda" and dtype.itemsize == 2 and width == WIDTH and _kernels_run(device)
+    return dtype.itemsize == 2 and width == WIDTH and runs(factor_block, device)
 
 
+@kernel(
+    "neula.kernels.lu_block_triton:factor_block_triton",
+    trial=_tried,
+    when=lambda block, width: block.dtype.itemsize == 2 and width == WIDTH,
+)
 def factor_block(block: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Overwrite a block with its factors, by inner panels in float32 (Lopez and Mary, Algorithm 5.1).
 
@@ -131,13 +96,30 @@ def factor_block(block: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.T
         float32: inverses of the triangles on the diagonal, before they were rounded. Where r is no multiple
         of the width, the last ones are bordered by an identity.
     """
-    if kernels_take(block.dtype, block.device, width):
-        from neula.kernels.lu_block_triton import factor_block_triton
+    inverses = []
+    for start in range(0, block.shape[0], width):
+        k, done, rest = slice(start, start + width), slice(0, start), slice(start + width, None)
+        factors = torch.eye(width, dtype=torch.float32, device=block.device)
+        diagonal = block[k, k].float() - _product(block[k, done], block[done, k])
+        n = len(diagonal)
+        factors[:n, :n] = lu_unpivoted_reference(diagonal)
+        inverses.append(triangular_inverses(factors))
+        below = block[rest, k].float() - _product(block[rest, done], block[done, k])
+        right = block[k, rest].float() - _product(block[k, done], block[done, rest])
+        block[k, k] = diagonal.to(block.dtype)
+        block[rest, k] = exact_matmul(below, inverses[-1][1][:n, :n]).to(block.dtype)
+        block[k, rest] = exact_matmul(inverses[-1][0][:n, :n], right).to(block.dtype)
+    l_inverses, u_inverses = zip(*inverses, strict=True)
+    return torch.stack(l_inverses), torch.stack(u_inverses)
 
-        return factor_block_triton(block)
-    return factor_block_reference(block, width)
 
-
+@kernel(
+    "neula.kernels.lu_block_triton:solve_upper_triton",
+    trial=_tried,
+    when=lambda b, upper, inverses: (
+        b.numel() > 0 and b.dtype.itemsize == 2 and inverses.shape[-1] in (32, WIDTH)
+    ),
+)
 def solve_upper(b: torch.Tensor, upper: torch.Tensor, inverses: torch.Tensor) -> torch.Tensor:
     """``X U = B`` in place; with ``b.T``, ``lower.T`` and ``l_inverses.mT`` it is ``L X = B``.
 
@@ -157,34 +139,6 @@ def solve_upper(b: torch.Tensor, upper: torch.Tensor, inverses: torch.Tensor) ->
     """
     if b.numel() == 0:
         return b
-    if inverses.shape[-1] in (32, WIDTH) and kernels_take(b.dtype, b.device, WIDTH):
-        from neula.kernels.lu_block_triton import solve_upper_triton
-
-        return solve_upper_triton(b, upper, inverses)
-    return solve_upper_reference(b, upper, inverses)
-
-
-def factor_block_reference(block: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`factor_block` in plain torch, on any device."""
-    inverses = []
-    for start in range(0, block.shape[0], width):
-        k, done, rest = slice(start, start + width), slice(0, start), slice(start + width, None)
-        factors = torch.eye(width, dtype=torch.float32, device=block.device)
-        diagonal = block[k, k].float() - _product(block[k, done], block[done, k])
-        n = len(diagonal)
-        factors[:n, :n] = lu_unpivoted_reference(diagonal)
-        inverses.append(triangular_inverses(factors))
-        below = block[rest, k].float() - _product(block[rest, done], block[done, k])
-        right = block[k, rest].float() - _product(block[k, done], block[done, rest])
-        block[k, k] = diagonal.to(block.dtype)
-        block[rest, k] = exact_matmul(below, inverses[-1][1][:n, :n]).to(block.dtype)
-        block[k, rest] = exact_matmul(inverses[-1][0][:n, :n], right).to(block.dtype)
-    l_inverses, u_inverses = zip(*inverses, strict=True)
-    return torch.stack(l_inverses), torch.stack(u_inverses)
-
-
-def solve_upper_reference(b: torch.Tensor, upper: torch.Tensor, inverses: torch.Tensor) -> torch.Tensor:
-    """:func:`solve_upper` in plain torch, on any device."""
     for index, columns in enumerate(b.split(inverses.shape[-1], 1)):
         start, n = index * inverses.shape[-1], columns.shape[1]
         rest = columns.float() - _product(b[:, :start], upper[:start, start : start + n])
@@ -194,17 +148,3 @@ def solve_upper_reference(b: torch.Tensor, upper: torch.Tensor, inverses: torch.
 
 def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return exact_matmul(a.float(), b.float())
-
-
-@lru_cache
-def _kernels_run(device: torch.device) -> bool:
-    """Whether the kernels can run, tried once a device."""
-
-    def attempt() -> None:
-        from neula.kernels.lu_block_triton import factor_block_triton, solve_upper_triton
-
-        block = torch.eye(WIDTH, dtype=torch.float16, device=device)
-        solve_upper_triton(block.clone(), block, factor_block_triton(block)[1])
-
-    what = f"the kernels for blocks of LU on {device}"
-    return can_run(attempt, what, "panels are factorized by many calls of the library, several times slower")

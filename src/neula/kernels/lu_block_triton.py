@@ -13,20 +13,16 @@ through its rows from left to right. 32768 x 512 take 0.07 ms; the bytes need 0.
 
 # Triton knows the sum of tuples, not their unpacking.
 # ruff: noqa: RUF005
-# mypy: disable-error-code="assignment"
+# mypy: allow-untyped-defs, disable-error-code="assignment"
 
 from __future__ import annotations
 
 import torch
+import triton
+import triton.language as tl
 
-from neula.kernels.compiled import jit, require_triton
 from neula.kernels.lu_block import WIDTH
-
-try:
-    import triton  # type: ignore[import-untyped, import-not-found]
-    import triton.language as tl  # type: ignore[import-untyped, import-not-found]
-except ImportError:  # the module can be read all the same
-    triton = None
+from neula.kernels.parts_triton import product_of_parts, split
 
 LEAF = 16
 """Columns that are eliminated in registers."""
@@ -43,16 +39,9 @@ PRECISION = "tf32x3"
 FACTOR_WARPS, SOLVE_WARPS, STAGES = 4, 8, 3
 
 
-def factor_block_triton(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`neula.kernels.lu_block.factor_block` by the kernels, queued on the current stream.
-
-    Raises
-    ------
-    ImportError
-        Without Triton.
-    """
-    require_triton("the kernels for blocks of LU need")
-    r, width = block.shape[0], WIDTH
+def factor_block_triton(block: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`neula.kernels.lu_block.factor_block` by the kernels, queued on the current stream."""
+    r = block.shape[0]
     inverses = block.new_empty(2, triton.cdiv(r, width), width, width, dtype=torch.float32)
     small = block.new_empty(2, LEAF, LEAF, dtype=torch.float32)
     work = block.new_empty(width, width, dtype=torch.float32)
@@ -70,24 +59,17 @@ def factor_block_triton(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
                     *(ROWS, width, DEPTH, _low(block), STAGES),
                     num_warps=SOLVE_WARPS,
                 )
-    # As they are stored, one column after the other.
+    # The kernels store them by columns.
     return inverses[0].mT, inverses[1].mT
 
 
 def solve_upper_triton(b: torch.Tensor, upper: torch.Tensor, inverses: torch.Tensor) -> torch.Tensor:
-    """:func:`neula.kernels.lu_block.solve_upper` by the kernel, queued on the current stream.
-
-    Raises
-    ------
-    ImportError
-        Without Triton.
-    """
-    require_triton("the kernels for blocks of LU need")
+    """:func:`neula.kernels.lu_block.solve_upper` by the kernel, queued on the current stream."""
     (m, r), width = b.shape, inverses.shape[-1]
     with torch.cuda.device_of(b):
         _solve_kernel[(triton.cdiv(m, ROWS),)](
             *(b, *b.stride(), upper, *upper.stride(), inverses, *inverses.stride(), m, r),
-            # Beside narrow inverses, all bits cost little.
+            # Products with narrow inverses cost little, also in full precision.
             *(ROWS, width, DEPTH, _low(b) if width == WIDTH else tl.float32, STAGES),
             num_warps=SOLVE_WARPS,
         )
@@ -100,24 +82,11 @@ def _low(block: torch.Tensor) -> object:
     return tl.bfloat16 if block.is_cuda else tl.float16
 
 
-@jit()
-def _products(  # type: ignore[no-untyped-def]
-    a,
-    a_row,
-    a_column,
-    b,
-    b_row,
-    b_column,
-    i,
-    j,
-    rows,
-    columns,
-    depth,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+@triton.jit
+def products(
+    a, a_row, a_column, b, b_row, b_column, i, j, rows, columns, depth,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     """Sum of the first ``depth`` products of rows i of A with columns j of B."""
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in tl.range(0, depth, DEPTH, num_stages=STAGES):
@@ -137,67 +106,36 @@ def _products(  # type: ignore[no-untyped-def]
     return total
 
 
-@jit()
-def _product(a, b, LOW: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def _product(a, b, LOW: tl.constexpr):
     """``A B`` of float32 matrices, as they are, or in two parts of 8 bits each, which hides behind fp16."""
     if LOW == tl.float32:  # noqa: SIM300
         return tl.dot(a, b, input_precision="tf32x3")
-    a_high, b_high = a.to(LOW), b.to(LOW)
-    a_low = (a - a_high.to(tl.float32)).to(LOW)
-    b_low = (b - b_high.to(tl.float32)).to(LOW)
-    return tl.dot(a_high, b_high, tl.dot(a_high, b_low, tl.dot(a_low, b_high)))
+    a_high, a_low = split(a, LOW, 1.0)
+    b_high, b_low = split(b, LOW, 1.0)
+    return product_of_parts(a_high, a_low, b_high, b_low)
 
 
-@jit()
-def _solve_rows(  # type: ignore[no-untyped-def]
-    b,
-    b_row,
-    b_column,
-    u,
-    u_row,
-    u_column,
-    inverse,
-    i,
-    j,
-    rows,
-    columns,
-    done,
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    DEPTH: tl.constexpr,
-    LOW: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+@triton.jit
+def _solve_rows(
+    b, b_row, b_column, u, u_row, u_column, inverse, i, j, rows, columns, done,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     """``X U = B`` for rows i and columns j, those to the left being ``done``."""
     place = b + i[:, None] * b_row + j[None, :] * b_column
     inside = (i < rows)[:, None] & (j < columns)[None, :]
-    known = _products(
+    known = products(
         b, b_row, b_column, u, u_row, u_column, i, j, rows, columns, done, ROWS, WIDTH, DEPTH, STAGES
     )
     rest = tl.load(place, mask=inside, other=0.0).to(tl.float32) - known
     tl.store(place, _product(rest, inverse, LOW).to(b.dtype.element_ty), mask=inside)
 
 
-@jit()
-def _solve_kernel(  # type: ignore[no-untyped-def]
-    b,
-    b_row,
-    b_column,
-    u,
-    u_row,
-    u_column,
-    inverses,
-    stride_inverse,
-    inverse_row,
-    inverse_column,
-    m,
-    r,
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    DEPTH: tl.constexpr,
-    LOW: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+@triton.jit
+def _solve_kernel(
+    b, b_row, b_column, u, u_row, u_column, inverses, stride_inverse, inverse_row, inverse_column, m, r,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     """``X U = B`` for some rows of B, in place."""
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     w = tl.arange(0, WIDTH).to(tl.int64)
@@ -205,44 +143,19 @@ def _solve_kernel(  # type: ignore[no-untyped-def]
     for start in range(0, r, WIDTH):
         j = start + w
         _solve_rows(
-            b,
-            b_row,
-            b_column,
-            u,
-            u_row,
-            u_column,
-            tl.load(inverse),
-            i,
-            j,
-            m,
-            r,
-            start,
-            ROWS,
-            WIDTH,
-            DEPTH,
-            LOW,
-            STAGES,
-        )
+            b, b_row, b_column, u, u_row, u_column, tl.load(inverse), i, j, m, r, start, ROWS, WIDTH,
+            DEPTH, LOW, STAGES,
+        )  # fmt: skip
         inverse += stride_inverse
-        # The next products read what all threads have stored.
+        # A barrier: the next products read what other threads have stored.
         tl.debug_barrier()
 
 
-@jit()
-def _strip_kernel(  # type: ignore[no-untyped-def]
-    a,
-    a_row,
-    a_column,
-    inverses,
-    stride_u,
-    start,
-    r,
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    DEPTH: tl.constexpr,
-    LOW: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+@triton.jit
+def _strip_kernel(
+    a, a_row, a_column, inverses, stride_u, start, r,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     """Some rows of L below, or columns of U to the right of a block on the diagonal."""
     i = start + WIDTH + tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     w = tl.arange(0, WIDTH)
@@ -250,64 +163,23 @@ def _strip_kernel(  # type: ignore[no-untyped-def]
     if tl.program_id(1) == 0:
         inverse = tl.load(inverses + stride_u + w[:, None] + w[None, :] * WIDTH)
         _solve_rows(
-            a,
-            a_row,
-            a_column,
-            a,
-            a_row,
-            a_column,
-            inverse,
-            i,
-            j,
-            r,
-            r,
-            start,
-            ROWS,
-            WIDTH,
-            DEPTH,
-            LOW,
+            a, a_row, a_column, a, a_row, a_column, inverse, i, j, r, r, start, ROWS, WIDTH, DEPTH, LOW,
             STAGES,
-        )
+        )  # fmt: skip
     else:
         inverse = tl.load(inverses + w[None, :] + w[:, None] * WIDTH)
         _solve_rows(
-            a,
-            a_column,
-            a_row,
-            a,
-            a_column,
-            a_row,
-            inverse,
-            i,
-            j,
-            r,
-            r,
-            start,
-            ROWS,
-            WIDTH,
-            DEPTH,
-            LOW,
+            a, a_column, a_row, a, a_column, a_row, inverse, i, j, r, r, start, ROWS, WIDTH, DEPTH, LOW,
             STAGES,
-        )
+        )  # fmt: skip
 
 
-@jit()
-def _factor_kernel(  # type: ignore[no-untyped-def]
-    a,
-    a_row,
-    a_column,
-    inverses,
-    stride_u,
-    small,
-    work,
-    start,
-    r,
-    WIDTH: tl.constexpr,
-    LEAF: tl.constexpr,
-    DEPTH: tl.constexpr,
-    PRECISION: tl.constexpr,
+@triton.jit
+def _factor_kernel(
+    a, a_row, a_column, inverses, stride_u, small, work, start, r,
+    WIDTH: tl.constexpr, LEAF: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
-):
+):  # fmt: skip
     """``L U = A`` for a block on the diagonal, in place, with the inverses of both.
 
     Elimination in ``[[A, I], [I, 0]]`` by leaves. As soon as rows of U and columns of L are known they leave
@@ -320,9 +192,9 @@ def _factor_kernel(  # type: ignore[no-untyped-def]
     tile = work + w[:, None] + w[None, :] * WIDTH
     inside = (j < r)[:, None] & (j < r)[None, :]
     place = a + j[:, None] * a_row + j[None, :] * a_column
-    known = _products(a, a_row, a_column, a, a_row, a_column, j, j, r, r, start, WIDTH, WIDTH, DEPTH, STAGES)
+    known = products(a, a_row, a_column, a, a_row, a_column, j, j, r, r, start, WIDTH, WIDTH, DEPTH, STAGES)
     block = tl.load(place, mask=inside, other=0.0).to(tl.float32) - known
-    # What lies outside is an identity.
+    # Beyond the last row and column the block is bordered by an identity.
     tl.store(tile, tl.where(inside, block, tl.where(w[:, None] == w[None, :], 1.0, 0.0)))
     leaf = v[:, None] + v[None, :] * LEAF
     for first in range(0, WIDTH, LEAF):
@@ -343,7 +215,7 @@ def _factor_kernel(  # type: ignore[no-untyped-def]
         rest = tl.load(tile)
         rest = tl.where(here[:, None] | here[None, :], 0.0, rest)
         rest -= tl.dot(columns, rows, input_precision=PRECISION)
-        # All have read what now changes.
+        # A barrier: all threads have read what is overwritten now.
         tl.debug_barrier()
         changed = beyond[:, None] | beyond[None, :]
         tl.store(tile, rest, mask=changed)
@@ -365,10 +237,8 @@ def _factor_kernel(  # type: ignore[no-untyped-def]
     tl.store(inverses + stride_u + tile, tl.where(w[:, None] <= w[None, :], both, 0.0))
 
 
-@jit()
-def _eliminate(  # type: ignore[no-untyped-def]
-    a, l_inverse, u_inverse, WIDTH: tl.constexpr, LEAF: tl.constexpr
-):
+@triton.jit
+def _eliminate(a, l_inverse, u_inverse, WIDTH: tl.constexpr, LEAF: tl.constexpr):
     """Elimination in a leaf bordered by identities, one column after the other.
 
     Each column is a vector of its own, so that a warp has an element of it in each thread and all columns in
@@ -401,7 +271,7 @@ def _eliminate(  # type: ignore[no-untyped-def]
                 new_below = new_below + (below[k],)
                 new_right = new_right + (right[k] - factors * tl.gather(right[k], here, 0),)
         columns, below, right = new_columns, new_below, new_right
-    # All have read what now changes.
+    # A barrier: all threads have read what is overwritten now.
     tl.debug_barrier()
     for k in tl.static_range(LEAF):
         tl.store(a + i + k * WIDTH, columns[k])

@@ -5,11 +5,9 @@ Zhang, Baharlouei, Wu, "High Accuracy Matrix Computations on Neural Engines" (HP
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 
-from neula.kernels.availability import can_run
+from neula.kernels.dispatch import kernel, trial
 
 MAX_ROWS = 256
 MAX_COLUMNS = 32
@@ -19,11 +17,23 @@ TALLEST_TILE = {torch.float32: 1024, torch.float64: 256}
 """Rows of a tile of 32 columns above which a tree of smaller ones is faster: measured on an H200."""
 
 
+@trial("The tile kernel", "plain torch takes its place, many times slower")
+def _tried(device: torch.device) -> None:
+    mgs.kernel(torch.ones(1, 1, 1, dtype=torch.float32, device=device))
+
+
+def fits(tiles: torch.Tensor) -> bool:
+    """Whether the kernel takes tiles of this shape and dtype."""
+    m, n = tiles.shape[-2:]
+    return m <= MAX_ROWS and n <= MAX_COLUMNS and tiles.dtype in (torch.float32, torch.float64)
+
+
+@kernel("neula.kernels.mgs_triton:mgs_triton", trial=_tried, when=fits)
 def mgs(tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """QR of each tile by modified Gram-Schmidt, in the full precision of its dtype.
 
-    Tiles of up to 256 x 32 on a GPU go to the Triton kernel, one thread block a tile; all others to
-    :func:`mgs_reference`.
+    Algorithm 2 as it is written, for a batch. Tiles of up to 256 x 32 on a GPU go to a Triton kernel, one
+    thread block a tile.
 
     Parameters
     ----------
@@ -47,61 +57,6 @@ def mgs(tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     tensor([[2., 5.],
             [0., 3.]])
     """
-    if tiles.is_cuda and fits(tiles) and _kernel_runs(tiles.device):
-        from neula.kernels.mgs_triton import mgs_triton
-
-        return mgs_triton(tiles)
-    return mgs_reference(tiles)
-
-
-def mgs_into(tiles: torch.Tensor, q: torch.Tensor, r: torch.Tensor, *, twice: bool = False) -> None:
-    """:func:`mgs` with the place for Q and R, and of taller tiles (1024 x 32 in float32).
-
-    Parameters
-    ----------
-    tiles : Tensor, shape (batch, m, n)
-    q : Tensor, shape (batch, m, n)
-        Of any strides; may be ``tiles`` itself.
-    r : Tensor, shape (batch, n, n)
-        Of any strides.
-    twice : bool
-        Factorize Q once more, so that it becomes orthonormal to the working precision where the tile has full
-        rank (*twice is enough*), and return the product of both R.
-    """
-    m, n = tiles.shape[-2:]
-    runs = (
-        tiles.is_cuda and m <= tallest_tile(tiles.dtype) and n <= MAX_COLUMNS and _kernel_runs(tiles.device)
-    )
-    if runs and not (twice and tiles.dtype == torch.float64):
-        from neula.kernels.mgs_triton import mgs_into_triton
-
-        mgs_into_triton(tiles, q, r, twice=twice)
-        return
-    if twice:
-        first = r.new_empty(r.shape)
-        mgs_into(tiles, q, first)
-        mgs_into(q, q, r)
-        r.copy_(_product(r, first))
-        return
-    for place, factor in zip((q, r), mgs_reference(tiles), strict=True):
-        place.copy_(factor)
-
-
-def _product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """``X Y``, not as a matrix product, whose precision is the user's to choose."""
-    total = torch.zeros_like(y)
-    for k in range(x.shape[-1]):
-        total += x[..., k : k + 1] * y[..., k : k + 1, :]
-    return total
-
-
-def tallest_tile(dtype: torch.dtype) -> int:
-    """Rows of the tallest tile that is factorized in one piece."""
-    return TALLEST_TILE[dtype]
-
-
-def mgs_reference(tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`mgs` in plain torch, on any device: Algorithm 2 as it is written, for a batch."""
     n = tiles.shape[-1]
     q = tiles.clone(memory_format=torch.contiguous_format)
     r = tiles.new_zeros(*tiles.shape[:-2], n, n)
@@ -117,19 +72,46 @@ def mgs_reference(tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return q, r
 
 
-def fits(tiles: torch.Tensor) -> bool:
-    """Whether the kernel takes tiles of this shape and dtype."""
+def _fits_in_place(tiles: torch.Tensor, q: torch.Tensor, r: torch.Tensor, *, twice: bool = False) -> bool:
+    if twice and tiles.dtype == torch.float64:  # two launches
+        return False
     m, n = tiles.shape[-2:]
-    return m <= MAX_ROWS and n <= MAX_COLUMNS and tiles.dtype in (torch.float32, torch.float64)
+    return m <= tallest_tile(tiles.dtype) and n <= MAX_COLUMNS
 
 
-@lru_cache
-def _kernel_runs(device: torch.device) -> bool:
-    """Whether the kernel can run, tried once a device."""
+@kernel("neula.kernels.mgs_triton:mgs_into_triton", trial=_tried, when=_fits_in_place)
+def mgs_into(tiles: torch.Tensor, q: torch.Tensor, r: torch.Tensor, *, twice: bool = False) -> None:
+    """:func:`mgs` with the place for Q and R, and of taller tiles (1024 x 32 in float32).
 
-    def attempt() -> None:
-        from neula.kernels.mgs_triton import mgs_triton
+    Parameters
+    ----------
+    tiles : Tensor, shape (batch, m, n)
+    q : Tensor, shape (batch, m, n)
+        Of any strides; may be ``tiles`` itself.
+    r : Tensor, shape (batch, n, n)
+        Of any strides.
+    twice : bool
+        Factorize Q once more, so that it becomes orthonormal to the working precision where the tile has full
+        rank (*twice is enough*), and return the product of both R.
+    """
+    if twice:
+        first = r.new_empty(r.shape)
+        mgs_into(tiles, q, first)
+        mgs_into(q, q, r)
+        r.copy_(_product(r, first))
+        return
+    for place, factor in zip((q, r), mgs.reference(tiles), strict=True):
+        place.copy_(factor)
 
-        mgs_triton(torch.ones(1, 1, 1, dtype=torch.float32, device=device))
 
-    return can_run(attempt, f"the tile kernel on {device}", "plain torch takes its place, many times slower")
+def _product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """``X Y``, not as a matrix product, whose precision is the user's to choose."""
+    total = torch.zeros_like(y)
+    for k in range(x.shape[-1]):
+        total += x[..., k : k + 1] * y[..., k : k + 1, :]
+    return total
+
+
+def tallest_tile(dtype: torch.dtype) -> int:
+    """Rows of the tallest tile that is factorized in one piece."""
+    return TALLEST_TILE[dtype]

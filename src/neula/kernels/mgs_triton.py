@@ -17,20 +17,15 @@ five instructions for each multiply-add of Algorithm 2. So it is their number th
 latency of n dependent steps that bounds fewer tiles than fill the GPU.
 """
 
+# mypy: allow-untyped-defs
+
 from __future__ import annotations
 
 import math
 
 import torch
-
-from neula.kernels.compiled import jit, require_triton
-
-try:
-    import triton  # type: ignore[import-untyped, import-not-found]
-    import triton.language as tl  # type: ignore[import-untyped, import-not-found]
-except ImportError:  # the module can be read all the same
-    triton = None
-
+import triton
+import triton.language as tl
 
 BYTES_PER_WARP = 16384
 """Of a tile: 128 registers in each thread, half of what there are. Fewer warps exchange less: measured on an
@@ -53,13 +48,7 @@ def mgs_triton(tiles: torch.Tensor, *, num_warps: int | None = None) -> tuple[to
     -------
     Q : Tensor, shape (*batch, m, n)
     R : Tensor, shape (*batch, n, n)
-
-    Raises
-    ------
-    ImportError
-        Without Triton.
     """
-    require_triton("the tile kernel needs")
     *batch, m, n = tiles.shape
     q = torch.empty(tiles.shape, dtype=tiles.dtype, device=tiles.device)
     r = q.new_empty(*batch, n, n)
@@ -101,26 +90,12 @@ def mgs_into_triton(
         launch(tiles, q, r, m, n, *strides, rows, half, twice, num_warps=warps, enable_fp_fusion=True)
 
 
-@jit()
-def _mgs(  # type: ignore[no-untyped-def]
-    tiles,
-    q,
-    r,
-    m,
-    n,
-    stride_tile,
-    stride_row,
-    stride_column,
-    q_tile,
-    q_row,
-    q_column,
-    r_tile,
-    r_row,
+@triton.jit
+def _mgs(
+    tiles, q, r, m, n, stride_tile, stride_row, stride_column, q_tile, q_row, q_column, r_tile, r_row,
     r_column,
-    ROWS: tl.constexpr,
-    HALF: tl.constexpr,
-    TWICE: tl.constexpr,
-):
+    ROWS: tl.constexpr, HALF: tl.constexpr, TWICE: tl.constexpr,
+):  # fmt: skip
     """Factorize the tile of this program, padded with zeros to ROWS x 2 HALF, and Q once more if so asked.
 
     Its left and right half are apart, so that the steps of the right one need not touch the left one.
@@ -155,8 +130,8 @@ def _mgs(  # type: ignore[no-untyped-def]
     tl.store(lower + second, r22, mask=bottom & right)
 
 
-@jit()
-def _orthogonalize(a1, a2, k, j, HALF: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def _orthogonalize(a1, a2, k, j, HALF: tl.constexpr):
     """Q of the left and the right half, and the blocks of R; the one below the diagonal is zero."""
     w11 = tl.zeros((HALF, HALF), a1.dtype)
     w12 = tl.zeros((HALF, HALF), a1.dtype)
@@ -181,22 +156,26 @@ def _orthogonalize(a1, a2, k, j, HALF: tl.constexpr):  # type: ignore[no-untyped
     return q1, q2, w11 * upper, w12 * upper, w22 * lower
 
 
-@jit()
-def _column(a, j, k):  # type: ignore[no-untyped-def]
+@triton.jit
+def _column(a, j, k):
     """Column k, for all threads: registers have no index, but they can be summed under a mask."""
     return tl.sum(tl.where(j == k, a, 0.0), axis=1, keep_dims=True)
 
 
-@jit()
-def _nonzero(x):  # type: ignore[no-untyped-def]
+@triton.jit
+def _nonzero(x):
     """The divisor for x: a column that vanishes stays zero, and nothing of it is subtracted."""
     return tl.where(x == 0.0, 1.0, x)
 
 
-@jit()
-def _inverse_norms(w, diagonal, axis: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def _inverse_norms(w, diagonal, axis: tl.constexpr):
     """``1 / sqrt(W[k, k])``, as a row for the columns of Q (axis 0) or as a column for the rows of R."""
     square = tl.sum(tl.where(diagonal, w, 0.0), axis=axis, keep_dims=True)
-    # tl.sqrt is an approximation in float32, and tl.sqrt_rn does not know float64.
-    norm = tl.sqrt_rn(square) if square.dtype == tl.float32 else tl.sqrt(square)
-    return 1.0 / _nonzero(norm)
+    return 1.0 / _nonzero(square_root(square))
+
+
+@triton.jit
+def square_root(x):
+    """Rounded to nearest: tl.sqrt is an approximation in float32, and tl.sqrt_rn does not know float64."""
+    return tl.sqrt_rn(x) if x.dtype == tl.float32 else tl.sqrt(x)

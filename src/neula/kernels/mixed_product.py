@@ -7,12 +7,10 @@ bytes.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 
-from neula.engines.precision import exact_matmul
-from neula.kernels.availability import can_run
+from neula.kernels.dispatch import kernel, trial
+from neula.kernels.precision import exact_matmul
 
 VECTORS = 8
 """Up to as many columns the kernel takes, each of which reads A from the cache once more; for others it is
@@ -22,8 +20,21 @@ _CHUNK = 1 << 19
 """Elements that the reference converts at a time: a CPU keeps them in its cache."""
 
 
+@trial("The kernel of products in two precisions", "matrices are converted first, several times slower")
+def _tried(device: torch.device) -> None:
+    one = torch.ones(1, 1, device=device, dtype=torch.float64)
+    subtract_product.kernel(one.half(), one, one.clone())
+
+
+@kernel(
+    "neula.kernels.mixed_product_triton:subtract_product_triton",
+    trial=_tried,
+    when=lambda a, x, y: a.shape[0] > 0 and a.dtype != x.dtype and x.shape[1] <= VECTORS,
+)
 def subtract_product(a: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """``Y = Y - A X`` in the precision of X and Y, on a GPU by a Triton kernel if A is narrower.
+    """``Y = Y - A X`` in the precision of X and Y: some rows of A are converted at a time.
+
+    On a GPU a Triton kernel converts them in registers.
 
     Parameters
     ----------
@@ -46,30 +57,7 @@ def subtract_product(a: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch
     tensor([[2.],
             [3.]])
     """
-    if a.shape[0] and a.dtype != x.dtype and a.is_cuda and x.shape[1] <= VECTORS and _kernel_runs(a.device):
-        from neula.kernels.mixed_product_triton import subtract_product_triton
-
-        return subtract_product_triton(a, x, y)
-    return subtract_product_reference(a, x, y)
-
-
-def subtract_product_reference(a: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """:func:`subtract_product` in plain torch, on any device: some rows of A are converted at a time."""
     rows = len(a) if a.dtype == x.dtype else max(1, _CHUNK // a.shape[1])
     for low, target in zip(a.split(max(1, rows)), y.split(max(1, rows)), strict=True):
         target -= exact_matmul(low.to(x.dtype), x)
     return y
-
-
-@lru_cache
-def _kernel_runs(device: torch.device) -> bool:
-    """Whether the kernel can run, tried once a device."""
-
-    def attempt() -> None:
-        from neula.kernels.mixed_product_triton import subtract_product_triton
-
-        one = torch.ones(1, 1, device=device, dtype=torch.float64)
-        subtract_product_triton(one.half(), one, one.clone())
-
-    what = f"the kernel of products in two precisions on {device}"
-    return can_run(attempt, what, "matrices are converted before products, several times slower")

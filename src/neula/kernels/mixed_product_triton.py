@@ -5,17 +5,13 @@ adds up in the precision of X: ``2 m n`` bytes are read for ``2 m n`` flops, so 
 and in float64. Sums are over n in blocks, in an order that does not depend on what finishes first.
 """
 
+# mypy: allow-untyped-defs
+
 from __future__ import annotations
 
 import torch
-
-from neula.kernels.compiled import jit, require_triton
-
-try:
-    import triton  # type: ignore[import-untyped, import-not-found]
-    import triton.language as tl  # type: ignore[import-untyped, import-not-found]
-except ImportError:  # the module can be read all the same
-    triton = None
+import triton
+import triton.language as tl
 
 ROWS = 64
 """128 bytes of a column of fp16, a line of the cache."""
@@ -25,14 +21,7 @@ COLUMNS = 128
 
 
 def subtract_product_triton(a: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """:func:`neula.kernels.mixed_product.subtract_product` by the kernel, queued on the current stream.
-
-    Raises
-    ------
-    ImportError
-        Without Triton.
-    """
-    require_triton("the kernel of products in two precisions needs")
+    """:func:`neula.kernels.mixed_product.subtract_product` by the kernel, queued on the current stream."""
     m, n = a.shape
     wide = tl.float64 if x.dtype == torch.float64 else tl.float32
     with torch.cuda.device_of(a):
@@ -42,23 +31,11 @@ def subtract_product_triton(a: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -
     return y
 
 
-@jit()
-def _subtract_product(  # type: ignore[no-untyped-def]
-    a,
-    x,
-    y,
-    m,
-    n,
-    a_row,
-    a_column,
-    x_row,
-    x_column,
-    y_row,
-    y_column,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    WIDE: tl.constexpr,
-):
+@triton.jit
+def _subtract_product(
+    a, x, y, m, n, a_row, a_column, x_row, x_column, y_row, y_column,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
     """A block of rows of one column of Y."""
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1).to(tl.int64)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 
-from neula.kernels.availability import can_run
+from neula.kernels.dispatch import kernel, trial
 
 COLUMNS = 4096
 """Up to how many columns a few rows fit in the registers of a multiprocessor."""
@@ -18,6 +16,19 @@ VECTORS = 2
 """More vectors would take more passes, or more registers than there are."""
 
 
+@trial("The kernel of normal products", "A is read twice in its place")
+def _tried(device: torch.device) -> None:
+    one = torch.ones(1, 1, device=device, dtype=torch.float64)
+    normal_product.kernel(one, one)
+
+
+def _in_one_pass(a: torch.Tensor, x: torch.Tensor, b: torch.Tensor | None = None) -> bool:
+    (m, n), k = a.shape, x.shape[1]
+    fits = m >= max(n, ROWS) and 0 < n <= COLUMNS and 0 < k <= VECTORS
+    return fits and a.dtype == torch.float64 and a.stride(1) == 1
+
+
+@kernel("neula.kernels.normal_product_triton:normal_product_triton", trial=_tried, when=_in_one_pass)
 def normal_product(
     a: torch.Tensor, x: torch.Tensor, b: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -46,17 +57,6 @@ def normal_product(
             [7.]]), tensor([[24.],
             [34.]]))
     """
-    if takes(a, x.shape[1]):
-        from neula.kernels.normal_product_triton import normal_product_triton
-
-        return normal_product_triton(a, x, b)
-    return normal_product_reference(a, x, b)
-
-
-def normal_product_reference(
-    a: torch.Tensor, x: torch.Tensor, b: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`normal_product` in plain torch, on any device: A is read twice."""
     y = product(a, x)
     if b is not None:
         y = b - y
@@ -73,24 +73,3 @@ def transposed_product(a: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     two columns.
     """
     return a.T @ y if y.shape[1] == 1 else (y.T @ a).T
-
-
-def takes(a: torch.Tensor, k: int) -> bool:
-    """Whether the kernel takes this matrix with so many vectors."""
-    if not (a.is_cuda and a.dtype == torch.float64 and a.stride(1) == 1):
-        return False
-    m, n = a.shape
-    return m >= max(n, ROWS) and 0 < n <= COLUMNS and 0 < k <= VECTORS and _kernel_runs(a.device)
-
-
-@lru_cache
-def _kernel_runs(device: torch.device) -> bool:
-    """Whether the kernel can run, tried once a device."""
-
-    def attempt() -> None:
-        from neula.kernels.normal_product_triton import normal_product_triton
-
-        one = torch.ones(1, 1, device=device, dtype=torch.float64)
-        normal_product_triton(one, one)
-
-    return can_run(attempt, f"the kernel of normal products on {device}", "A is read twice in its place")

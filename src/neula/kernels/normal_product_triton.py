@@ -7,17 +7,15 @@ registers of the thread that holds the column, and what thread blocks found is a
 that does not depend on what finishes first.
 """
 
+# mypy: allow-untyped-defs
+
 from __future__ import annotations
 
 import torch
+import triton
+import triton.language as tl
 
-from neula.kernels.compiled import jit, require_triton
-
-try:
-    import triton  # type: ignore[import-untyped, import-not-found]
-    import triton.language as tl  # type: ignore[import-untyped, import-not-found]
-except ImportError:  # the module can be read all the same
-    triton = None
+from neula.kernels.launch import multiprocessors
 
 TILE = 8192
 """Elements of A at a time, 64 KB: three of them fit in shared memory, two on their way, one in use."""
@@ -47,18 +45,11 @@ def normal_product_triton(
     x : Tensor, shape (n, k)
         float64, k at most 2.
     b : Tensor, shape (m, k), optional
-
-    Raises
-    ------
-    ImportError
-        Without Triton.
     """
-    require_triton("the kernel of normal products needs")
     (m, n), k = a.shape, x.shape[1]
     width = max(32, triton.next_power_of_2(n))
     rows = max(1, tile // width)
-    units = torch.cuda.get_device_properties(a.device).multi_processor_count if a.is_cuda else 2
-    programs = min(blocks * units, triton.cdiv(m, rows))
+    programs = min(blocks * multiprocessors(a.device), triton.cdiv(m, rows))
     x = x.T.contiguous()
     y = torch.empty(k, m, dtype=a.dtype, device=a.device)
     sums = torch.empty(programs, k, n, dtype=a.dtype, device=a.device)
@@ -72,25 +63,12 @@ def normal_product_triton(
     return y.T, sums.sum(0).T
 
 
-@jit("m", "n", "b_row", "b_column")
-def _normal_product(  # type: ignore[no-untyped-def]
-    a,
-    x,
-    b,
-    y,
-    sums,
-    m,
-    n,
-    a_row,
-    b_row,
-    b_column,
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    VECTORS: tl.constexpr,
-    FROM_B: tl.constexpr,
-    STAGES: tl.constexpr,
-    WHOLE: tl.constexpr,
-):
+@triton.jit(do_not_specialize=["m", "n", "b_row", "b_column"])
+def _normal_product(
+    a, x, b, y, sums, m, n, a_row, b_row, b_column,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, VECTORS: tl.constexpr, FROM_B: tl.constexpr,
+    STAGES: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
     """What every so many blocks of rows contribute."""
     m, b_column = m.to(tl.int64), b_column.to(tl.int64)  # offsets may exceed 2^31
     j = tl.arange(0, WIDTH)

@@ -11,11 +11,9 @@ they make a factorization look worse rather than better.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 
-from neula.kernels.availability import can_run
+from neula.kernels.dispatch import kernel, trial
 
 VECTORS = 4
 """Random vectors: the kernel has this number written out."""
@@ -25,6 +23,14 @@ BLOCK = 1 << 18
 For 262144 x 64 that takes a third of the time, on two cores."""
 
 
+@trial("The kernel of the certificates", "plain torch takes its place, many times slower")
+def _tried(device: torch.device) -> None:
+    one = torch.ones(1, 1, 1, device=device, dtype=torch.float64)
+    vectors = one[0].expand(1, VECTORS)
+    probe_errors.kernel(one, one, one, one[0], vectors, vectors)
+
+
+@kernel("neula.kernels.probes_triton:probe_errors_triton", trial=_tried)
 def probe_errors(
     a: torch.Tensor,
     q: torch.Tensor,
@@ -36,8 +42,7 @@ def probe_errors(
     """Residual and orthogonality of each factorization, along random vectors.
 
     With ``D`` the diagonal matrix of the scales of a matrix, these are ``||A D G - Q (R D G)||_F``,
-    ``||A D G||_F`` and ``||Q^T (Q H) - H||_F``. On a GPU by a Triton kernel, elsewhere, and where Triton is
-    missing, by :func:`probe_errors_reference`.
+    ``||A D G||_F`` and ``||Q^T (Q H) - H||_F``. On a GPU a Triton kernel computes them.
 
     Parameters
     ----------
@@ -67,22 +72,6 @@ def probe_errors(
     >>> bool(residual < 1e-14 * size), bool(orthogonality < 1e-14)
     (True, True)
     """
-    if a.is_cuda and _kernel_runs(a.device):
-        from neula.kernels.probes_triton import probe_errors_triton
-
-        return probe_errors_triton(a, q, r, scales, g, h)
-    return probe_errors_reference(a, q, r, scales, g, h)
-
-
-def probe_errors_reference(
-    a: torch.Tensor,
-    q: torch.Tensor,
-    r: torch.Tensor,
-    scales: torch.Tensor,
-    g: torch.Tensor,
-    h: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """:func:`probe_errors` in plain torch, on any device."""
     m, n = a.shape[1:]
     together = max(1, BLOCK // (m * n))
     groups = zip(*(x.split(together) for x in (a, q, r, scales)), strict=True)
@@ -118,18 +107,3 @@ def _errors(
 def norms(x: torch.Tensor) -> torch.Tensor:
     """Frobenius norm of each matrix of a batch."""
     return torch.linalg.vector_norm(x, dim=(-2, -1))
-
-
-@lru_cache
-def _kernel_runs(device: torch.device) -> bool:
-    """Whether the kernel can run, tried once a device."""
-
-    def attempt() -> None:
-        from neula.kernels.probes_triton import probe_errors_triton
-
-        one = torch.ones(1, 1, 1, device=device, dtype=torch.float64)
-        vectors = one[0].expand(1, VECTORS)
-        probe_errors_triton(one, one, one, one[0], vectors, vectors)
-
-    what = f"the kernel of the certificates on {device}"
-    return can_run(attempt, what, "plain torch takes its place, many times slower")

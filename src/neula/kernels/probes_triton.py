@@ -15,18 +15,16 @@ thousands, add up to an element of the result, and their errors are independent:
 remains, less than ``u / 5`` for 4194304 rows.
 """
 
+# mypy: allow-untyped-defs
+
 from __future__ import annotations
 
 import torch
+import triton
+import triton.language as tl
 
-from neula.kernels.compiled import jit, require_triton
+from neula.kernels.launch import VECTOR, elements_at_a_time, multiprocessors, share
 from neula.kernels.probes import norms
-
-try:
-    import triton  # type: ignore[import-untyped, import-not-found]
-    import triton.language as tl  # type: ignore[import-untyped, import-not-found]
-except ImportError:  # the module can be read all the same
-    triton = None
 
 MAX_ROWS = 32
 COLUMNS = 32
@@ -51,14 +49,7 @@ def probe_errors_triton(
     g: torch.Tensor,
     h: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """:func:`neula.kernels.probes.probe_errors` by the kernel, queued on the current stream.
-
-    Raises
-    ------
-    ImportError
-        Without Triton.
-    """
-    require_triton("the kernel of the certificates needs")
+    """:func:`neula.kernels.probes.probe_errors` by the kernel, queued on the current stream."""
     count, m, n = a.shape
     k = q.shape[2]
     precision = torch.float64 if torch.float64 in (a.dtype, q.dtype, r.dtype) else torch.float32
@@ -67,7 +58,7 @@ def probe_errors_triton(
     tall = precision == torch.float32 and m >= TALL and _four_at_a_time(a) and _four_at_a_time(q)
     half = max(8, triton.next_power_of_2(max(n, k)) // 2)
     rows_of_tall = TALL_BLOCK // (2 * half)
-    chunk = _share(m, count, rows_of_tall, a.device) if tall else rows
+    chunk = share(m, triton.cdiv(multiprocessors(a.device), count), rows_of_tall) if tall else rows
     blocks = triton.cdiv(m, chunk)
     rg = torch.empty(count, 4, k, dtype=precision, device=a.device)
     parts = torch.empty(count, blocks, 4, k, dtype=precision, device=a.device)
@@ -91,15 +82,7 @@ def probe_errors_triton(
 
 def _four_at_a_time(x: torch.Tensor) -> bool:
     """Whether a matrix is one for :func:`_tall_errors`, which is slow where rows cannot be read so."""
-    batch, row, column = x.stride()
-    sizes = (x.shape[2], row, batch, x.data_ptr() // x.element_size())
-    return x.shape[2] <= TALL_COLUMNS and column == 1 and all(size % 4 == 0 for size in sizes)
-
-
-def _share(m: int, count: int, rows: int, device: torch.device) -> int:
-    """Rows of a thread block: so that there is about one for each multiprocessor."""
-    units = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
-    return int(triton.cdiv(triton.cdiv(m, triton.cdiv(units, count)), rows)) * rows
+    return x.shape[2] <= TALL_COLUMNS and x.stride(2) == 1 and elements_at_a_time(x) == VECTOR
 
 
 def _stages(half: int) -> int:
@@ -116,25 +99,11 @@ def _warps(rows: int) -> int:
     return max(1, rows * COLUMNS // 1024)
 
 
-@jit()
-def _scaled_product(  # type: ignore[no-untyped-def]
-    r,
-    scales,
-    g,
-    rg,
-    k,
-    n,
-    r_batch,
-    r_row,
-    r_column,
-    scales_batch,
-    scales_column,
-    g_row,
-    g_column,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    WIDE: tl.constexpr,
-):
+@triton.jit
+def _scaled_product(
+    r, scales, g, rg, k, n, r_batch, r_row, r_column, scales_batch, scales_column, g_row, g_column,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
     """A block of rows of ``R D G``."""
     blocks = tl.cdiv(k, ROWS)
     matrix = (tl.program_id(0) // blocks).to(tl.int64)
@@ -157,36 +126,12 @@ def _scaled_product(  # type: ignore[no-untyped-def]
     _store(rg + matrix * 4 * k + i, k, i < k, p0, p1, p2, p3)
 
 
-@jit()
-def _errors(  # type: ignore[no-untyped-def]
-    a,
-    q,
-    scales,
-    g,
-    h,
-    rg,
-    parts,
-    sums,
-    m,
-    n,
-    k,
-    blocks,
-    a_batch,
-    a_row,
-    a_column,
-    q_batch,
-    q_row,
-    q_column,
-    scales_batch,
-    scales_column,
-    g_row,
-    g_column,
-    h_row,
-    h_column,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    WIDE: tl.constexpr,
-):
+@triton.jit
+def _errors(
+    a, q, scales, g, h, rg, parts, sums, m, n, k, blocks, a_batch, a_row, a_column, q_batch, q_row, q_column,
+    scales_batch, scales_column, g_row, g_column, h_row, h_column,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
     """What a block of rows of A and Q adds to the squares of the norms and to ``Q^T (Q H) - H``."""
     matrix, part = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
     i = part * ROWS + tl.arange(0, ROWS)
@@ -241,39 +186,14 @@ def _errors(  # type: ignore[no-untyped-def]
         _store(parts + tl.program_id(0).to(tl.int64) * 4 * k + j, k, j < k, p0, p1, p2, p3)
 
 
-@jit("m", "n", "k", "blocks", "chunk")
-def _tall_errors(  # type: ignore[no-untyped-def]
-    a,
-    q,
-    scales,
-    g,
-    h,
-    rg,
-    parts,
-    sums,
-    m,
-    n,
-    k,
-    blocks,
-    a_batch,
-    a_row,
-    a_column,
-    q_batch,
-    q_row,
-    q_column,
-    scales_batch,
-    scales_column,
-    g_row,
-    g_column,
-    h_row,
-    h_column,
-    chunk,
-    ROWS: tl.constexpr,
-    HALF: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+@triton.jit(do_not_specialize=["m", "n", "k", "blocks", "chunk"])
+def _tall_errors(
+    a, q, scales, g, h, rg, parts, sums, m, n, k, blocks, a_batch, a_row, a_column, q_batch, q_row, q_column,
+    scales_batch, scales_column, g_row, g_column, h_row, h_column, chunk,
+    ROWS: tl.constexpr, HALF: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     """:func:`_errors` for a share of the rows, in float32, of matrices read four elements at a time."""
-    # Tells that they are multiples of four.
+    # Multiples of four, as the compiler has to see to move four elements at a time.
     n, a_batch, a_row = n // 4 * 4, a_batch // 4 * 4, a_row // 4 * 4
     k, q_batch, q_row = k // 4 * 4, q_batch // 4 * 4, q_row // 4 * 4
     matrix, part = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
@@ -321,27 +241,17 @@ def _tall_errors(  # type: ignore[no-untyped-def]
     _store(parts + tl.program_id(0).to(tl.int64) * 4 * k + j, k, j < k, p0, p1, p2, p3)
 
 
-@jit()
-def _along(x, vector):  # type: ignore[no-untyped-def]
+@triton.jit
+def _along(x, vector):
     """Rows times a vector."""
     return tl.sum(tl.sum(x * vector, axis=1), axis=1)
 
 
-@jit()
-def _times_scaled(  # type: ignore[no-untyped-def]
-    rows,
-    column,
-    exists,
-    n,
-    scales,
-    scales_column,
-    g,
-    g_row,
-    g_column,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    WIDE: tl.constexpr,
-):
+@triton.jit
+def _times_scaled(
+    rows, column, exists, n, scales, scales_column, g, g_row, g_column,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
     """A block of rows, which start at ``rows`` where they exist, times ``D G``."""
     p0, p1, p2, p3 = _zeros(ROWS, WIDE)
     for start in range(0, n, COLUMNS):
@@ -357,14 +267,14 @@ def _times_scaled(  # type: ignore[no-untyped-def]
     return p0, p1, p2, p3
 
 
-@jit()
-def _zeros(SIZE: tl.constexpr, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def _zeros(SIZE: tl.constexpr, WIDE: tl.constexpr):
     zero = tl.zeros((SIZE,), WIDE)
     return zero, zero, zero, zero
 
 
-@jit()
-def _vectors(start, stride, mask, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def _vectors(start, stride, mask, WIDE: tl.constexpr):
     """A piece of each of the four vectors."""
     return (
         tl.load(start, mask=mask, other=0.0).to(WIDE),
@@ -374,8 +284,8 @@ def _vectors(start, stride, mask, WIDE: tl.constexpr):  # type: ignore[no-untype
     )
 
 
-@jit()
-def _store(start, stride, mask, x0, x1, x2, x3):  # type: ignore[no-untyped-def]
+@triton.jit
+def _store(start, stride, mask, x0, x1, x2, x3):
     """A piece of each of four vectors."""
     tl.store(start, x0, mask=mask)
     tl.store(start + stride, x1, mask=mask)

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 
-from neula.engines.precision import exact_matmul
-from neula.kernels.availability import can_run
+from neula.kernels.dispatch import kernel, trial
+from neula.kernels.precision import exact_matmul
 
 MAX_COLUMNS = 512
 """Up to how many columns on either side the kernels are better than products of whole matrices."""
 
 
+@trial("The kernels of projections", "library calls take their place")
+def _tried(device: torch.device) -> None:
+    one = torch.ones(1, 1, device=device)
+    project_out.kernel(one, one.clone(), one.clone())
+
+
+def _narrow(q: torch.Tensor, a: torch.Tensor, r: torch.Tensor) -> bool:
+    """Few columns, all of them contiguous, in float32."""
+    narrow = max(q.shape[1], a.shape[1]) <= MAX_COLUMNS and q.stride(0) == a.stride(0) == 1
+    return narrow and q.dtype == a.dtype == torch.float32
+
+
+@kernel("neula.kernels.projection_triton:project_out_triton", trial=_tried, when=_narrow)
 def project_out(q: torch.Tensor, a: torch.Tensor, r: torch.Tensor) -> None:
     """``R = Q^T A``, then ``A = A - Q R``, on a GPU by Triton kernels in fp16 with error correction.
 
@@ -33,34 +44,5 @@ def project_out(q: torch.Tensor, a: torch.Tensor, r: torch.Tensor) -> None:
     >>> a.T, r
     (tensor([[0., 4.]]), tensor([[3.]]))
     """
-    if projects(q, a):
-        from neula.kernels.projection_triton import project_out_triton
-
-        project_out_triton(q, a, r)
-        return
-    project_out_reference(q, a, r)
-
-
-def project_out_reference(q: torch.Tensor, a: torch.Tensor, r: torch.Tensor) -> None:
-    """:func:`project_out` in plain torch, on any device."""
     r.copy_(exact_matmul(q.T, a))
     a.sub_(exact_matmul(q, r))
-
-
-def projects(q: torch.Tensor, a: torch.Tensor) -> bool:
-    """Whether the kernels take these matrices: narrow, float32, with contiguous columns."""
-    narrow = max(q.shape[1], a.shape[1]) <= MAX_COLUMNS and q.stride(0) == a.stride(0) == 1
-    return narrow and a.is_cuda and q.dtype == a.dtype == torch.float32 and _kernels_run(a.device)
-
-
-@lru_cache
-def _kernels_run(device: torch.device) -> bool:
-    """Whether the kernels can run, tried once a device."""
-
-    def attempt() -> None:
-        from neula.kernels.projection_triton import project_out_triton
-
-        one = torch.ones(1, 1, device=device)
-        project_out_triton(one, one.clone(), one.clone())
-
-    return can_run(attempt, f"the kernels of projections on {device}", "library calls take their place")

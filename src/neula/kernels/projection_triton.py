@@ -9,18 +9,17 @@ Sums on the unit are short, and are added outside of it (:mod:`neula.kernels.gem
 what blocks of rows contribute, added in an order that does not depend on what finishes first.
 """
 
+# mypy: allow-untyped-defs
+
 from __future__ import annotations
 
 import torch
+import triton
+import triton.language as tl
 
-from neula.kernels.compiled import jit, require_triton
-from neula.kernels.tall_triton import _split, _sum, _vector
-
-try:
-    import triton  # type: ignore[import-untyped, import-not-found]
-    import triton.language as tl  # type: ignore[import-untyped, import-not-found]
-except ImportError:  # the module can be read all the same
-    triton = None
+from neula.kernels.launch import elements_at_a_time, multiprocessors, share
+from neula.kernels.parts_triton import split
+from neula.kernels.tall_gram_triton import sum_of_blocks
 
 WIDTH = 128
 """Columns of a block."""
@@ -36,20 +35,12 @@ Q_SCALE, A_SCALE = 2.0**14, 2.0**6
 
 
 def project_out_triton(q: torch.Tensor, a: torch.Tensor, r: torch.Tensor) -> None:
-    """:func:`neula.kernels.projection.project_out` by the kernels, queued on the current stream.
-
-    Raises
-    ------
-    ImportError
-        Without Triton.
-    """
-    require_triton("the kernels of projections need")
+    """:func:`neula.kernels.projection.project_out` by the kernels, queued on the current stream."""
     (m, k), n = q.shape, a.shape[1]
-    vector = min(_vector(q), _vector(a))
+    vector = min(elements_at_a_time(q), elements_at_a_time(a))
     tiles = (triton.cdiv(k, WIDTH), triton.cdiv(n, WIDTH))
-    units = torch.cuda.get_device_properties(a.device).multi_processor_count if a.is_cuda else 2
-    pieces = max(1, min(units // (tiles[0] * tiles[1]), triton.cdiv(m, RUN)))
-    chunk = triton.cdiv(triton.cdiv(m, pieces), RUN) * RUN
+    pieces = max(1, min(multiprocessors(a.device) // (tiles[0] * tiles[1]), triton.cdiv(m, RUN)))
+    chunk = share(m, pieces, RUN)
     parts = torch.empty(triton.cdiv(m, chunk), n, k, dtype=torch.float32, device=a.device)
     with torch.cuda.device_of(a):
         _coefficients[(len(parts), *tiles)](
@@ -57,7 +48,7 @@ def project_out_triton(q: torch.Tensor, a: torch.Tensor, r: torch.Tensor) -> Non
             *(RUN, WIDTH, 3 if vector > 1 else 1, vector, Q_SCALE, A_SCALE),
             num_warps=8,
         )
-        _sum(parts, r.mT)
+        sum_of_blocks(parts, r.mT)
         _subtract[(triton.cdiv(m, ROWS), tiles[1])](
             *(q, r, a, m, k, n, q.stride(1), *r.stride(), a.stride(1)),
             *(ROWS, WIDTH, RUN, 2 if vector > 1 else 1, vector, Q_SCALE, A_SCALE),
@@ -65,26 +56,14 @@ def project_out_triton(q: torch.Tensor, a: torch.Tensor, r: torch.Tensor) -> Non
         )
 
 
-@jit("m", "k", "n", "chunk")
-def _coefficients(  # type: ignore[no-untyped-def]
-    q,
-    a,
-    parts,
-    m,
-    k,
-    n,
-    chunk,
-    q_column,
-    a_column,
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    STAGES: tl.constexpr,
-    VECTOR: tl.constexpr,
-    Q_SCALE: tl.constexpr,
-    A_SCALE: tl.constexpr,
-):
+@triton.jit(do_not_specialize=["m", "k", "n", "chunk"])
+def _coefficients(
+    q, a, parts, m, k, n, chunk, q_column, a_column,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr, VECTOR: tl.constexpr,
+    Q_SCALE: tl.constexpr, A_SCALE: tl.constexpr,
+):  # fmt: skip
     """What some rows contribute to a block of ``Q^T A``."""
-    # Tells what are multiples of what.
+    # Multiples of VECTOR, as the compiler has to see to move so many elements at a time.
     m, q_column, a_column = m // VECTOR * VECTOR, q_column // VECTOR * VECTOR, a_column // VECTOR * VECTOR
     chunk = chunk // ROWS * ROWS
     first = tl.program_id(0).to(tl.int64) * chunk
@@ -99,38 +78,24 @@ def _coefficients(  # type: ignore[no-untyped-def]
         row = start + i
         x = tl.load(x_place + row, mask=(row < last) & (x_column < k)[None, :], other=0.0)
         y = tl.load(y_place + row, mask=(row < last) & (y_column < n)[None, :], other=0.0)
-        x_high, x_low = _split(x * Q_SCALE)
-        y_high, y_low = _split(y * A_SCALE)
+        x_high, x_low = split(x * Q_SCALE, tl.float16, 1.0)
+        y_high, y_low = split(y * A_SCALE, tl.float16, 1.0)
         run = tl.dot(tl.trans(x_high), y_low)
         run = tl.dot(tl.trans(x_low), y_high, run)
         run = tl.dot(tl.trans(x_high), y_high, run)
-        total += run  # outside of the unit: rounded to nearest
+        total += run  # by an ordinary addition, rounded to nearest: the matrix unit truncates
     parts += tl.program_id(0).to(tl.int64) * k * n
     inside = (x_column < k)[:, None] & (y_column < n)[None, :]
     total *= 1.0 / (Q_SCALE * A_SCALE)
     tl.store(parts + x_column[:, None] + y_column[None, :] * k, total, mask=inside)
 
 
-@jit("m", "k", "n")
-def _subtract(  # type: ignore[no-untyped-def]
-    q,
-    r,
-    a,
-    m,
-    k,
-    n,
-    q_column,
-    r_row,
-    r_column,
-    a_column,
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    RUN: tl.constexpr,
-    STAGES: tl.constexpr,
-    VECTOR: tl.constexpr,
-    Q_SCALE: tl.constexpr,
-    R_SCALE: tl.constexpr,
-):
+@triton.jit(do_not_specialize=["m", "k", "n"])
+def _subtract(
+    q, r, a, m, k, n, q_column, r_row, r_column, a_column,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, RUN: tl.constexpr, STAGES: tl.constexpr, VECTOR: tl.constexpr,
+    Q_SCALE: tl.constexpr, R_SCALE: tl.constexpr,
+):  # fmt: skip
     """A block of ``A - Q R``."""
     m, q_column, a_column = m // VECTOR * VECTOR, q_column // VECTOR * VECTOR, a_column // VECTOR * VECTOR
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -143,8 +108,8 @@ def _subtract(  # type: ignore[no-untyped-def]
         x = tl.load(x_place, mask=(i < m) & (column < k)[None, :], other=0.0)
         w_place = r + column.to(tl.int64)[:, None] * r_row + j.to(tl.int64) * r_column
         w = tl.load(w_place, mask=(column < k)[:, None] & (j < n), other=0.0)
-        x_high, x_low = _split(x * Q_SCALE)
-        w_high, w_low = _split(w * R_SCALE)
+        x_high, x_low = split(x * Q_SCALE, tl.float16, 1.0)
+        w_high, w_low = split(w * R_SCALE, tl.float16, 1.0)
         run = tl.dot(x_high, w_low)
         run = tl.dot(x_low, w_high, run)
         run = tl.dot(x_high, w_high, run)

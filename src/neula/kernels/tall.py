@@ -6,11 +6,9 @@ that they run at the speed of memory, with sums in float32 whose errors do not g
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 
-from neula.kernels.availability import can_run
+from neula.kernels.dispatch import kernel, trial
 
 COLUMNS = (64, 128, 256)
 """Up to how many columns the kernels have a configuration: with more, W does not fit on the chip."""
@@ -19,11 +17,26 @@ PANEL_COLUMNS = 128
 """Up to how many columns a block of rows is multiplied at once, and can take the place of what it was."""
 
 _CHUNK = 1 << 22
-"""Elements that the reference converts at a time."""
+"""Elements that are converted to float64 at a time."""
 
 
+@trial("The kernels for tall matrices", "products in float64 take their place")
+def _tried(device: torch.device, columns: int) -> None:
+    a = torch.eye(columns, dtype=torch.float32, device=device)
+    tall_product.kernel(a, tall_gram.kernel(a), a[0].double())
+
+
+def _fits(a: torch.Tensor, *_: torch.Tensor | None) -> bool:
+    return a.dtype == torch.float32 and a.shape[1] <= COLUMNS[-1]
+
+
+def _width(a: torch.Tensor, *_: torch.Tensor | None) -> int:
+    return next(columns for columns in COLUMNS if a.shape[1] <= columns)
+
+
+@kernel("neula.kernels.tall_gram_triton:tall_gram_triton", trial=_tried, when=_fits, variant=_width)
 def tall_gram(a: torch.Tensor) -> torch.Tensor:
-    """``A^T A`` as accurate as a float32 product, on a GPU by a Triton kernel.
+    """``A^T A`` as accurate as a float32 product, on a GPU by a Triton kernel, elsewhere in float64.
 
     Parameters
     ----------
@@ -44,15 +57,15 @@ def tall_gram(a: torch.Tensor) -> torch.Tensor:
     tensor([[10., 14.],
             [14., 20.]], dtype=torch.float64)
     """
-    if _kernels_take(a):
-        from neula.kernels.tall_triton import tall_gram_triton
+    gram = a.new_zeros(a.shape[1], a.shape[1], dtype=torch.float64)
+    for block in _blocks(a):
+        gram += block.mT @ block
+    return gram
 
-        return tall_gram_triton(a)
-    return tall_gram_reference(a)
 
-
+@kernel("neula.kernels.tall_product_triton:tall_product_triton", trial=_tried, when=_fits, variant=_width)
 def tall_product(a: torch.Tensor, w: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
-    """``A W`` as accurate as a float32 product, on a GPU by a Triton kernel.
+    """``A W`` as accurate as a float32 product, on a GPU by a Triton kernel, elsewhere in float64.
 
     Parameters
     ----------
@@ -61,29 +74,30 @@ def tall_product(a: torch.Tensor, w: torch.Tensor, sizes: torch.Tensor) -> torch
     w : Tensor, shape (n, n)
         float32 or float64, upper triangular: what lies below is not read.
     sizes : Tensor, shape (n,)
-        Likewise, at least the largest magnitude of each column of ``a``, best not many times as large.
+        Likewise, at least the largest magnitude of each column of ``a``, best not many times as large: scales
+        for the kernel.
 
     Returns
     -------
     Tensor, shape (m, n)
         float32, contiguous, or column-major like an ``a`` of up to 128 columns. NaN where ``w`` is.
     """
-    if _kernels_take(a):
-        from neula.kernels.tall_triton import tall_product_triton
-
-        return tall_product_triton(a, w, sizes)
-    return tall_product_reference(a, w)
+    w = w.double().triu()
+    return torch.cat([(block @ w).to(a.dtype) for block in _blocks(a)])
 
 
+@kernel("neula.kernels.tall_gram_triton:tall_half_gram_triton", trial=_tried, when=_fits, variant=_width)
 def half_gram(a: torch.Tensor) -> torch.Tensor:
     """A matrix whose symmetric part is :func:`tall_gram`, all that a Cholesky factorization needs."""
-    if _kernels_take(a):
-        from neula.kernels.tall_triton import tall_half_gram_triton
-
-        return tall_half_gram_triton(a)
-    return tall_gram_reference(a)
+    return tall_gram.reference(a)
 
 
+@kernel(
+    "neula.kernels.tall_product_triton:multiply_panel_triton",
+    trial=_tried,
+    when=lambda a, *_: _fits(a) and a.shape[1] <= PANEL_COLUMNS and a.stride(0) == 1,
+    variant=_width,
+)
 def multiply_panel(
     a: torch.Tensor, w: torch.Tensor, norms: torch.Tensor, low: torch.Tensor | None = None
 ) -> None:
@@ -96,57 +110,14 @@ def multiply_panel(
     w : Tensor, shape (n, n)
         float32, upper triangular: what lies below is not read.
     norms : Tensor, shape (n,)
-        float32, of the columns of ``a``.
+        float32, of the columns of ``a``: scales for the kernel.
     low : Tensor, shape (m, n), optional
         float16 or bfloat16, column-major.
     """
-    if a.shape[1] <= PANEL_COLUMNS and a.stride(0) == 1 and _kernels_take(a):
-        from neula.kernels.tall_triton import multiply_panel_triton
-
-        multiply_panel_triton(a, w, norms, low)
-        return
-    multiply_panel_reference(a, w, low)
-
-
-def multiply_panel_reference(a: torch.Tensor, w: torch.Tensor, low: torch.Tensor | None = None) -> None:
-    """:func:`multiply_panel` in plain torch, on any device: in float64."""
-    a.copy_(tall_product_reference(a, w))
+    a.copy_(tall_product.reference(a, w, norms))
     if low is not None:
         low.copy_(a)
 
 
-def tall_gram_reference(a: torch.Tensor) -> torch.Tensor:
-    """:func:`tall_gram` in plain torch, on any device: in float64."""
-    gram = a.new_zeros(a.shape[1], a.shape[1], dtype=torch.float64)
-    for block in _blocks(a):
-        gram += block.mT @ block
-    return gram
-
-
-def tall_product_reference(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """:func:`tall_product` in plain torch, on any device: in float64."""
-    w = w.double().triu()
-    return torch.cat([(block @ w).to(a.dtype) for block in _blocks(a)])
-
-
 def _blocks(a: torch.Tensor) -> list[torch.Tensor]:
     return [block.double() for block in a.split(max(1, _CHUNK // a.shape[1]))]
-
-
-def _kernels_take(a: torch.Tensor) -> bool:
-    columns = next((columns for columns in COLUMNS if a.shape[1] <= columns), 0)
-    return a.is_cuda and a.dtype == torch.float32 and columns > 0 and _kernels_run(a.device, columns)
-
-
-@lru_cache
-def _kernels_run(device: torch.device, columns: int) -> bool:
-    """Whether the kernels can run, tried once for a device and for each of their configurations."""
-
-    def attempt() -> None:
-        from neula.kernels.tall_triton import tall_gram_triton, tall_product_triton
-
-        a = torch.eye(columns, dtype=torch.float32, device=device)
-        tall_product_triton(a, tall_gram_triton(a), a[0].double())
-
-    what = f"the kernels for tall matrices of {columns} columns on {device}"
-    return can_run(attempt, what, "products in float64 take its place")

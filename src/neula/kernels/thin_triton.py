@@ -6,18 +6,16 @@ a row are added to each other at the end. Where rows are few, the columns are di
 pieces are added by torch, in an order that does not depend on what finishes first.
 """
 
+# mypy: allow-untyped-defs
+
 from __future__ import annotations
 
 import torch
+import triton
+import triton.language as tl
 from torch.nn import functional
 
-from neula.kernels.compiled import jit, require_triton
-
-try:
-    import triton  # type: ignore[import-untyped, import-not-found]
-    import triton.language as tl  # type: ignore[import-untyped, import-not-found]
-except ImportError:  # the module can be read all the same
-    triton = None
+from neula.kernels.launch import multiprocessors, share
 
 ALONG, ACROSS = 128, 8
 """A tile, in the direction in which A is contiguous and in the other."""
@@ -30,23 +28,15 @@ MIN_PIECE = 512
 
 
 def thin_product_triton(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """:func:`neula.kernels.thin.thin_product` by the kernel, queued on the current stream.
-
-    Raises
-    ------
-    ImportError
-        Without Triton.
-    """
-    require_triton("the kernel of thin products needs")
+    """:func:`neula.kernels.thin.thin_product` by the kernel, queued on the current stream."""
     m, n = a.shape
     vectors = x.shape[1]
     k = 4 if vectors <= 4 else 8
     x = x if vectors == k else functional.pad(x, (0, k - vectors))
     rows, columns = (ALONG, ACROSS) if a.stride(0) == 1 else (ACROSS, ALONG)
     down = triton.cdiv(m, rows)
-    units = torch.cuda.get_device_properties(a.device).multi_processor_count if a.is_cuda else 1
-    pieces = max(1, min(BLOCKS * units // down, n // MIN_PIECE))
-    piece = triton.cdiv(triton.cdiv(n, pieces), columns) * columns
+    pieces = max(1, min(BLOCKS * multiprocessors(a.device) // down, n // MIN_PIECE))
+    piece = share(n, pieces, columns)
     sums = torch.empty(pieces, k, m, dtype=x.dtype, device=a.device)
     wide = tl.float64 if x.dtype == torch.float64 else tl.float32
     with torch.cuda.device_of(a):
@@ -58,23 +48,11 @@ def thin_product_triton(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return (sums[0] if pieces == 1 else sums.sum(0)).mT[:, :vectors]
 
 
-@jit("m", "n", "piece", "x_column")
-def _thin_product(  # type: ignore[no-untyped-def]
-    a,
-    x,
-    sums,
-    m,
-    n,
-    piece,
-    a_row,
-    a_column,
-    x_row,
-    x_column,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    VECTORS: tl.constexpr,
-    WIDE: tl.constexpr,
-):
+@triton.jit(do_not_specialize=["m", "n", "piece", "x_column"])
+def _thin_product(
+    a, x, sums, m, n, piece, a_row, a_column, x_row, x_column,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, VECTORS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
     """A block of rows of the product of a piece of the columns."""
     m, x_column = m.to(tl.int64), x_column.to(tl.int64)  # offsets may exceed 2^31
     i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -115,11 +93,11 @@ def _thin_product(  # type: ignore[no-untyped-def]
         _store(sums, 7, s7, i, m)
 
 
-@jit()
-def _vector(place, vector, x_column, mask):  # type: ignore[no-untyped-def]
+@triton.jit
+def _vector(place, vector, x_column, mask):
     return tl.load(place + vector * x_column, mask=mask, other=0.0)[None, :]
 
 
-@jit()
-def _store(sums, vector, total, i, m):  # type: ignore[no-untyped-def]
+@triton.jit
+def _store(sums, vector, total, i, m):
     tl.store(sums + vector * m, tl.sum(total, axis=1), mask=i < m)

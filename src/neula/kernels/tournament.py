@@ -9,13 +9,12 @@ Communication Optimal LU Factorization Algorithm", SIAM J. Matrix Anal. Appl. 32
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Self
 
 import torch
 
-from neula.kernels.availability import can_run
-from neula.kernels.lu_block import triangular_inverses
+from neula.kernels.dispatch import kernel, trial
+from neula.kernels.triangular_inverse import triangular_inverses
 
 WIDTH = 32
 """Columns that are decided together: a row is kept in the registers of one thread."""
@@ -85,6 +84,13 @@ def room_for_rounds(m: int) -> int:
     return room
 
 
+@trial("The kernel of pivot rows", "matrices that need pivoting are left to the library")
+def _tried(device: torch.device) -> None:
+    block = torch.eye(WIDTH, device=device)
+    play.kernel(block, PanelFactors.of(block, torch.float16), 0, WIDTH)
+
+
+@kernel("neula.kernels.tournament_cuda:play_cuda", trial=_tried)
 def play(block: torch.Tensor, found: PanelFactors, start: int, count: int) -> None:
     """Find the next pivot rows of a panel, and write them, their factors, and the inverses into ``found``.
 
@@ -101,18 +107,13 @@ def play(block: torch.Tensor, found: PanelFactors, start: int, count: int) -> No
     count : int
         Pivots to find, as many as there are rows without a place at most.
     """
-    if block.is_cuda and kernel_runs(block.device):
-        from neula.kernels.tournament_cuda import play_cuda
-
-        play_cuda(block, found, start, count)
-    else:
-        play_reference(block, found, start, count)
+    play_reference(block, found, start, count)
 
 
 def play_reference(
     block: torch.Tensor, found: PanelFactors, start: int, count: int, tile: int = TILE
 ) -> None:
-    """:func:`play` in plain torch, on any device."""
+    """:func:`play` in plain torch, on any device, with tiles of any number of rows."""
     rows = (found.places < 0).nonzero()[:, 0]
     while len(rows) > tile:
         tiles = torch.nn.functional.pad(rows, (0, -len(rows) % tile), value=-1).view(-1, tile)
@@ -149,17 +150,3 @@ def _eliminate(x: torch.Tensor, active: torch.Tensor, count: int) -> tuple[torch
         changed = x[:, :, j + 1 :] - multipliers[:, :, None] * row[:, None, j + 1 :]
         x[:, :, j + 1 :] = torch.where(active[:, :, None], changed, x[:, :, j + 1 :])
     return winners, x
-
-
-@lru_cache
-def kernel_runs(device: torch.device) -> bool:
-    """Whether the kernel can be compiled and run, tried once a device."""
-
-    def attempt() -> None:
-        from neula.kernels.tournament_cuda import play_cuda
-
-        block = torch.eye(WIDTH, device=device)
-        play_cuda(block, PanelFactors.of(block, torch.float16), 0, WIDTH)
-
-    what = f"the kernel of pivot rows on {device}"
-    return can_run(attempt, what, "matrices that need pivoting are left to the library")

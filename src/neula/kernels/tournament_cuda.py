@@ -7,15 +7,15 @@ registers, and a column is one maximum over a warp, one barrier, and the subtrac
 from __future__ import annotations
 
 import math
-from functools import lru_cache
-from pathlib import Path
-from typing import Any
 
 import torch
 
+from neula.kernels.cuda_source import compiled
 from neula.kernels.tournament import TILE, PanelFactors
 
 THREADS = 256
+
+MACROS = f"#define THREADS {THREADS}\n#define TILE {TILE}\n"
 
 
 def play_cuda(block: torch.Tensor, found: PanelFactors, start: int, count: int) -> None:
@@ -28,7 +28,8 @@ def play_cuda(block: torch.Tensor, found: PanelFactors, start: int, count: int) 
     """
     tensors, numbers = arguments(block, found, start)
     with torch.cuda.device_of(block):
-        _kernel(block.device)((-(-len(block) // TILE), 1, 1), (THREADS, 1, 1), [*tensors, *numbers, count])
+        kernel = compiled("tournament", "tournament", block.device, MACROS)
+        kernel((-(-len(block) // TILE), 1, 1), (THREADS, 1, 1), [*tensors, *numbers, count])
 
 
 def arguments(
@@ -40,14 +41,3 @@ def arguments(
     dropped = round(math.log2(torch.finfo(found.low).eps / torch.finfo(torch.float32).eps))
     blocks = [found.factors[index], found.l_inverses[index], found.u_inverses[index]]
     return [block, found.places, found.pivots, *blocks, candidates, arrived], (dropped, len(block), start)
-
-
-@lru_cache
-def _kernel(device: torch.device) -> Any:
-    """The compiled kernel for a device."""
-    if not hasattr(torch.cuda, "_compile_kernel"):
-        raise ImportError("compiling CUDA needs torch >= 2.9")
-    source = Path(__file__).with_name("tournament.cu").read_text()
-    sizes = f"#define THREADS {THREADS}\n#define TILE {TILE}\n"
-    with torch.cuda.device(device):
-        return torch.cuda._compile_kernel(sizes + source, "tournament")

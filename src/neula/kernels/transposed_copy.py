@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 
-from neula.kernels.availability import can_run
+from neula.kernels.dispatch import kernel, trial
 
 SMALLEST = 1 << 16
 """Elements below which the library's copy takes no longer than a launch."""
 
 
+@trial("The kernels of transposed copies", "the library's take three times as long")
+def _tried(device: torch.device) -> None:
+    one = torch.ones(1, 1, device=device, dtype=torch.float64)
+    transposed_copy.kernel(one.half(), one, one[0])
+    transpose_in_place.kernel(one)
+
+
+def _changes_the_order(out: torch.Tensor, a: torch.Tensor, scales: torch.Tensor | None = None) -> bool:
+    """Or scales columns, in a matrix on a GPU that is large enough."""
+    transposed = a.ndim == 2 and a.stride(0) > a.stride(1) and out.stride(0) < out.stride(1)
+    return (transposed or scales is not None) and a.is_cuda and a.numel() >= SMALLEST
+
+
+@kernel("neula.kernels.transposed_copy_triton:transposed_copy_triton", trial=_tried, when=_changes_the_order)
 def transposed_copy(out: torch.Tensor, a: torch.Tensor, scales: torch.Tensor | None = None) -> torch.Tensor:
     """``out = a diag(scales)`` in the dtype of ``out``, on a GPU by a Triton kernel.
 
@@ -36,14 +48,10 @@ def transposed_copy(out: torch.Tensor, a: torch.Tensor, scales: torch.Tensor | N
     tensor([[1., 2.],
             [1., 2.]])
     """
-    transposed = a.ndim == 2 and a.stride(0) > a.stride(1) and out.stride(0) < out.stride(1)
-    if (transposed or scales is not None) and a.is_cuda and a.numel() >= SMALLEST and _kernel_runs(a.device):
-        from neula.kernels.transposed_copy_triton import transposed_copy_triton
-
-        return transposed_copy_triton(out, a, scales)
     return out.copy_(a) if scales is None else torch.mul(a, scales, out=out)
 
 
+@kernel("neula.kernels.transposed_copy_triton:transpose_in_place_triton", trial=_tried)
 def transpose_in_place(a: torch.Tensor) -> torch.Tensor:
     """Exchange ``a[i, j]`` and ``a[j, i]``: from column-major to row-major order, and back.
 
@@ -68,24 +76,5 @@ def transpose_in_place(a: torch.Tensor) -> torch.Tensor:
     tensor([[1., 3.],
             [2., 4.]])
     """
-    if a.is_cuda and _kernel_runs(a.device):
-        from neula.kernels.transposed_copy_triton import transpose_in_place_triton
-
-        transpose_in_place_triton(a)
-    else:
-        a.copy_(a.T.clone())
+    a.copy_(a.T.clone())
     return a.T
-
-
-@lru_cache
-def _kernel_runs(device: torch.device) -> bool:
-    """Whether the kernel can run, tried once a device."""
-
-    def attempt() -> None:
-        from neula.kernels.transposed_copy_triton import transpose_in_place_triton, transposed_copy_triton
-
-        one = torch.ones(1, 1, device=device, dtype=torch.float64)
-        transposed_copy_triton(one.half(), one, one[0])
-        transpose_in_place_triton(one)
-
-    return can_run(attempt, f"transposed copies on {device}", "the library's take three times as long")

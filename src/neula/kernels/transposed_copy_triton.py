@@ -4,17 +4,13 @@
 of memory.
 """
 
+# mypy: allow-untyped-defs
+
 from __future__ import annotations
 
 import torch
-
-from neula.kernels.compiled import jit, require_triton
-
-try:
-    import triton  # type: ignore[import-untyped, import-not-found]
-    import triton.language as tl  # type: ignore[import-untyped, import-not-found]
-except ImportError:  # the module can be read all the same
-    triton = None
+import triton
+import triton.language as tl
 
 TILE, WARPS = 64, 4
 
@@ -22,14 +18,7 @@ TILE, WARPS = 64, 4
 def transposed_copy_triton(
     out: torch.Tensor, a: torch.Tensor, scales: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """:func:`neula.kernels.transposed_copy.transposed_copy` by the kernel, queued on the current stream.
-
-    Raises
-    ------
-    ImportError
-        Without Triton.
-    """
-    require_triton("the kernel of transposed copies needs")
+    """:func:`neula.kernels.transposed_copy.transposed_copy` by the kernel, queued on the current stream."""
     m, n = a.shape
     grid = (triton.cdiv(m, TILE) * triton.cdiv(n, TILE),)
     with torch.cuda.device_of(a):
@@ -41,22 +30,16 @@ def transposed_copy_triton(
     return out
 
 
-def transpose_in_place_triton(a: torch.Tensor) -> None:
-    """:func:`neula.kernels.transposed_copy.transpose_in_place` by the kernel, on the current stream.
-
-    Raises
-    ------
-    ImportError
-        Without Triton.
-    """
-    require_triton("the kernel of transposed copies needs")
+def transpose_in_place_triton(a: torch.Tensor) -> torch.Tensor:
+    """:func:`neula.kernels.transposed_copy.transpose_in_place` by the kernel, on the current stream."""
     tiles = triton.cdiv(len(a), TILE)
     with torch.cuda.device_of(a):
         _exchange_kernel[(tiles, tiles)](a, len(a), *a.stride(), TILE, num_warps=WARPS)
+    return a.T
 
 
-@jit()
-def _exchange_kernel(a, n, a_row, a_column, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def _exchange_kernel(a, n, a_row, a_column, TILE: tl.constexpr):
     """A tile above the diagonal, or on it, and the one that it is exchanged with."""
     if tl.program_id(0) <= tl.program_id(1):
         i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
@@ -66,26 +49,17 @@ def _exchange_kernel(a, n, a_row, a_column, TILE: tl.constexpr):  # type: ignore
         inside = (i < n)[:, None] & (j < n)[None, :]
         outside = (j < n)[:, None] & (i < n)[None, :]
         x, y = tl.load(above, mask=inside), tl.load(below, mask=outside)
-        # All have read what now changes.
+        # A barrier: all threads have read what is overwritten now.
         tl.debug_barrier()
         tl.store(below, tl.trans(x), mask=outside)
         tl.store(above, tl.trans(y), mask=inside)
 
 
-@jit()
-def _copy_kernel(  # type: ignore[no-untyped-def]
-    a,
-    scales,
-    out,
-    m,
-    n,
-    a_row,
-    a_column,
-    out_row,
-    out_column,
-    SCALED: tl.constexpr,
-    TILE: tl.constexpr,
-):
+@triton.jit
+def _copy_kernel(
+    a, scales, out, m, n, a_row, a_column, out_row, out_column,
+    SCALED: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     tiles = tl.cdiv(n, TILE)
     i = (tl.program_id(0) // tiles).to(tl.int64) * TILE + tl.arange(0, TILE)
     j = (tl.program_id(0) % tiles).to(tl.int64) * TILE + tl.arange(0, TILE)

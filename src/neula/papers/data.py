@@ -7,10 +7,18 @@ import json
 import math
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
 
 Row = dict[str, Any]
+
+
+class Scale(StrEnum):
+    """How large the matrices of an experiment are."""
+
+    small = "small"
+    paper = "paper"
 
 
 class Rows(list[Row]):
@@ -31,6 +39,11 @@ class Rows(list[Row]):
     def by(self, name: str) -> dict[Hashable, Rows]:
         """Rows that share a value, for each value in order of appearance."""
         return {value: self.where(**{name: value}) for value in dict.fromkeys(self.column(name))}
+
+    def ratios(self, field: str, ours: str, theirs: str, name: str = "method") -> list[float]:
+        """Quotients of a field of two series, told apart by ``name``; NaN where one was not finite."""
+        pairs = zip(*(self.where(**{name: one}).numbers(field) for one in (ours, theirs)), strict=True)
+        return [a / b for a, b in pairs]
 
     @property
     def fields(self) -> list[str]:
@@ -68,6 +81,12 @@ class Data:
             return cls(content["about"], Rows(content["rows"]))
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path}: no data of an experiment ({error!r}): measure it again") from error
+
+
+def span(values: Iterable[float], form: str = ".2f") -> str:
+    """The smallest and the largest of some numbers."""
+    values = list(values)
+    return f"{min(values):{form}} to {max(values):{form}}"
 
 
 def show(value: Any) -> str:

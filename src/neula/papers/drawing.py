@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from neula.papers.data import Rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
+else:
+    Axes = Canvas = Any
 
 MARKERS = "osD^vP*X"
 
@@ -41,6 +43,28 @@ def lines(axes: Axes, rows: Rows, x: str, y: str, series: str, styles: Sequence[
                 markersize=max(3.0, 9.0 - 2 * number),
                 label=str(name),
             )
+
+
+def curves(
+    rows: Rows,
+    canvas: Canvas,
+    x: str,
+    xlabel: str,
+    quantities: Mapping[str, tuple[str, str]],
+    series: str,
+    *,
+    legend: Any = "outside upper center",
+    ncols: int = 1,
+    sharey: bool = False,
+    fontsize: int | None = 10,
+) -> None:
+    """A picture for each quantity, with its label and title, against a size that doubles: :func:`lines`."""
+    panels = canvas.subplots(1, len(quantities), sharey=sharey, squeeze=False)[0]
+    for axes, (y, (label, title)) in zip(panels, quantities.items(), strict=True):
+        lines(axes, rows, x, y, series)
+        log_log(axes, xlabel, label, title)
+        axes.set_xscale("log", base=2)
+    canvas.legend(*panels[0].get_legend_handles_labels(), loc=legend, ncols=ncols, fontsize=fontsize)
 
 
 def grouped_bars(

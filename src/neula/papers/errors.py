@@ -39,6 +39,15 @@ def product_error(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> float:
     return float(_norm(c - exact) / _norm(exact))
 
 
+def optimality(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> float:
+    """``||A^T r|| / (||A|| ||r||)``, zero for the exact solution, with ``||A||_2`` by the power method."""
+    v = torch.ones(a.shape[1], 1, dtype=a.dtype, device=a.device)
+    for _ in range(10):
+        v = a.T @ (a @ (v / v.norm()))
+    residual = b - a @ x
+    return float((a.T @ residual).norm() / (v.norm().sqrt() * residual.norm()))
+
+
 def growth(rows: Sequence[Row], quantity: str, against: str) -> float:
     """Exponent p of the power law ``against^p`` that fits a quantity best."""
     x, y = ([math.log(row[name]) for row in rows] for name in (against, quantity))

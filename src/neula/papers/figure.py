@@ -5,26 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 
 from neula.engines import FP32, CudaEngine, EmulatedEngine, Engine, select_engine
-from neula.papers.data import Row, Rows
+from neula.io.matrices import random_matrix
+from neula.papers.data import Row, Rows, Scale
+from neula.papers.drawing import Canvas
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
+__all__ = ["Claim", "Figure", "Scale", "Setting", "Verdict", "claim"]
 
 T = TypeVar("T")
-
-
-class Scale(StrEnum):
-    """How large the matrices of an experiment are."""
-
-    small = "small"
-    paper = "paper"
 
 
 @dataclass(frozen=True)
@@ -43,63 +36,34 @@ class Claim:
     judge: Callable[[Rows], Verdict]
 
 
+def claim(text: str) -> Callable[[Callable[[Rows], Verdict]], Claim]:
+    """The decorator that turns the test of a statement into a claim."""
+    return lambda judge: Claim(text, judge)
+
+
 @dataclass(frozen=True)
 class Figure:
-    """One figure or table.
+    """One figure or table: what yields its rows of data, what draws them, and what they are held against."""
 
-    Attributes
-    ----------
-    name : str
-        What the command line calls it.
-    title : str
-        A heading.
-    shows : str
-        What is measured and how, in a sentence or two.
-    scaled_down : str
-        What ``--scale small`` changes.
-    measure : callable
-        Yields the rows of data.
-    draw : callable
-        Draws rows on a canvas; None for a table.
-    claims : tuple of Claim
-    width, height : float
-        Of the canvas, in inches.
-    emulated_times : bool
-        Whether times are taken with the engine of accuracy, which is emulated on a CPU.
-    """
-
-    name: str
+    name: str  # on the command line
     title: str
-    shows: str
-    scaled_down: str
+    shows: str  # what is measured and how, in a sentence or two
+    scaled_down: str  # what ``--scale small`` changes
     measure: Callable[[Setting], Iterator[Row]]
-    draw: Callable[[Rows, Canvas], None] | None
+    draw: Callable[[Rows, Canvas], None] | None  # None for a table
     claims: tuple[Claim, ...]
-    width: float = 8.0
-    height: float = 5.0
-    emulated_times: bool = False
+    size: tuple[float, float] = (8.0, 5.0)  # width and height of the canvas, in inches
+    emulated_times: bool = False  # whether the engine of accuracy, emulated on a CPU, takes the times
 
 
 @dataclass
 class Setting:
-    """Where and how large an experiment runs.
+    """Where and how large an experiment runs."""
 
-    Attributes
-    ----------
-    scale : Scale
-        ``small`` for two cores of a CPU and a minute, ``paper`` for a GPU.
-    report : callable
-        Told the step and the part that is done.
-    notes : list of str
-        What the reader of the data should know: what was left out, and why.
-    matrices : Path, optional
-        Folder with matrices of the paper that the user has.
-    """
-
-    scale: Scale
-    report: Callable[[str, float], None] = lambda step, fraction: None
-    notes: list[str] = field(default_factory=list)
-    matrices: Path | None = None
+    scale: Scale  # small for two cores of a CPU and a minute, paper for a GPU
+    report: Callable[[str, float], None] = lambda step, fraction: None  # told the step and the part done
+    notes: list[str] = field(default_factory=list)  # for the reader of the data: what was left out, and why
+    matrices: Path | None = None  # folder with matrices of the paper that the user has
 
     def __post_init__(self) -> None:
         if self.scale is Scale.small and self.speed.format is FP32:
@@ -147,6 +111,11 @@ class Setting:
             return math.inf
         free, _ = torch.cuda.mem_get_info(self.device)
         return free + torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+
+    def column_major_normal(self, m: int, n: int) -> torch.Tensor:
+        """A random matrix stored as LAPACK and the recursion have it: no method has to transpose it."""
+        a = random_matrix("normal", m, n, dtype=torch.float32, device=self.device, seed=m + n)
+        return self.speed.empty(m, n).copy_(a)
 
     def fitting(self, shapes: Iterable[tuple[int, int]], bytes_an_entry: int) -> list[tuple[int, int]]:
         """Shapes for which there is memory; the others are noted."""

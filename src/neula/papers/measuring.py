@@ -29,7 +29,7 @@ def median_seconds(run: Callable[[], Any], repeats: int = 5, warmup: int = 1) ->
 
 
 def sustained_seconds(run: Callable[[], Any], at_least: float = 0.02) -> float:
-    """Seconds that one of many queued runs takes, median of three: nobody waits for the device in between.
+    """Seconds that one of many queued runs takes, median of three, without synchronizing in between.
 
     A run that is as short as its launch is repeated until they take ``at_least`` so many seconds.
     """

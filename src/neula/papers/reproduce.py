@@ -22,25 +22,16 @@ LONG_TABLE = 16
 """Tables with more rows than this are left to the data files."""
 
 WIDE = 140
-"""Width that a table may take in any terminal: digits that are cut off help nobody."""
+"""Width that a table may take in any terminal, so that no digits are cut off."""
 
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper whose figures are commands.
-
-    Attributes
-    ----------
-    title, source : str
-        Its title, and where it was published.
-    command : str
-        What the command line calls it.
-    figures : tuple of Figure
-    """
+    """A paper whose figures are commands."""
 
     title: str
-    source: str
-    command: str
+    source: str  # where it was published
+    command: str  # on the command line
     figures: tuple[Figure, ...]
 
     def named(self, name: str) -> Sequence[Figure]:
@@ -68,10 +59,8 @@ def reproduce(
 
     Parameters
     ----------
-    paper : Paper
     name : str
         A figure's name or ``"all"``.
-    scale : Scale
     out : Path
         Folder for the files; made if it does not exist. The page shows every figure whose data it holds.
     redraw : bool
@@ -81,20 +70,13 @@ def reproduce(
     console : rich.console.Console
         Where verdicts go.
     progress : callable
-        Told the step and the part that is done; no step before something is printed.
-
-    Raises
-    ------
-    ValueError
-        For an unknown figure, or a scale that this machine cannot run.
-    OSError
-        If the files cannot be written, or those to be drawn again cannot be read.
+        Called with the step and the part that is done, and with no step before something is printed.
     """
     figures = paper.named(name)
     if redraw and name == "all":
         figures = [figure for figure in figures if (out / f"{figure.name}.json").exists()]
     if not redraw:
-        Setting(scale)  # says at once if this machine cannot run it
+        Setting(scale)  # raises if this machine cannot run it
         out.mkdir(parents=True, exist_ok=True)
     measured: dict[object, Data] = {}
     for figure in figures:
@@ -106,21 +88,22 @@ def reproduce(
             measured[figure.measure].write(path)
         data = Data.read(path)
         _print(figure, data, console)
-        console.print(f"data: {escape(str(path))}", soft_wrap=True, highlight=False)
-        console.print(
-            escape(_draw(figure, data.rows, path.with_suffix(".png"))), soft_wrap=True, highlight=False
-        )
+        _say(console, f"data: {path}")
+        _say(console, _draw(figure, data.rows, path.with_suffix(".png")))
     page = out / "index.md"
     page.write_text(_page(paper, out))
     console.print(f"page: {escape(str(page))}", soft_wrap=True)
 
 
+def _say(console: Console, text: str, before: str = "") -> None:
+    """Print a text as it is; only what comes before it may be markup."""
+    console.print(before + escape(text), soft_wrap=True, highlight=False)
+
+
 def _measure(
     figure: Figure, scale: Scale, progress: Callable[[str, float], None], matrices: Path | None
 ) -> Data:
-    setting = Setting(
-        scale, lambda step, fraction: progress(f"{figure.name}: {step}", fraction), matrices=matrices
-    )
+    setting = Setting(scale, lambda step, part: progress(f"{figure.name}: {step}", part), matrices=matrices)
     rows = list(figure.measure(setting))
     progress("", 1.0)
     if not rows:
@@ -136,7 +119,7 @@ def _draw(figure: Figure, rows: Rows, path: Path) -> str:
     if figure.draw is None:
         return "no picture: a table"
     try:
-        canvas = new_canvas(figure.width, figure.height)
+        canvas = new_canvas(*figure.size)
     except ImportError as error:
         path.unlink(missing_ok=True)  # one of older data would be misleading
         return f"no picture: {error}"
@@ -152,13 +135,13 @@ def _print(figure: Figure, data: Data, console: Console) -> None:
     lines += [f"scaled down: {figure.scaled_down}"] * (about["scale"] == Scale.small)
     lines += [f"note: {note}" for note in about["notes"]]
     for line in lines:
-        console.print(escape(line), soft_wrap=True, highlight=False)
+        _say(console, line)
     if len(data.rows) <= LONG_TABLE:
         _print_table(data.rows, console)
     for claim, verdict in _judge(figure, data):
         word = "[green]holds[/green]" if verdict.holds else "[yellow]does not hold here[/yellow]"
-        console.print(f"{word}: {escape(claim.text)}", soft_wrap=True, highlight=False)
-        console.print(f"    measured: {escape(verdict.measured)}", soft_wrap=True, highlight=False)
+        _say(console, claim.text, before=f"{word}: ")
+        _say(console, f"    measured: {verdict.measured}")
 
 
 def _engines(about: Mapping[str, Any]) -> str:
@@ -177,8 +160,8 @@ def _judge(figure: Figure, data: Data) -> list[tuple[Claim, Verdict]]:
 
 def _print_table(rows: Rows, console: Console) -> None:
     table = Table(*rows.fields, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for row in rows:
-        table.add_row(*(show(row.get(name)) for name in rows.fields))
+    for cells in _cells(rows):
+        table.add_row(*cells)
     Console(file=console.file, width=max(WIDE, console.width)).print(table)
 
 
@@ -209,24 +192,18 @@ def _section(paper: Paper, figure: Figure, out: Path) -> str:
         [[c.text, v.measured, "yes" if v.holds else "**no**"] for c, v in _judge(figure, data)],
     )
     picture = [f"![{figure.title}]({figure.name}.png)"] if drawn else []
-    table = [_data_table(data.rows)] if figure.draw is None else []
-    return "\n\n".join(
-        [
-            f"## {figure.title}",
-            f"`neula experiment {paper.command} {figure.name} --scale {about['scale']}` on {machine}. "
-            f"Data: [JSON]({figure.name}.json), [CSV]({figure.name}.csv).",
-            f"{figure.shows} {_engines(about)}.",
-            *scaled,
-            *picture,
-            *table,
-            claims,
-            *(f"Note: {note}." for note in about["notes"]),
-        ]
+    table = [_markdown_table(data.rows.fields, _cells(data.rows))] if figure.draw is None else []
+    made = (
+        f"`neula experiment {paper.command} {figure.name} --scale {about['scale']}` on {machine}. "
+        f"Data: [JSON]({figure.name}.json), [CSV]({figure.name}.csv)."
     )
+    notes = [f"Note: {note}." for note in about["notes"]]
+    shows = f"{figure.shows} {_engines(about)}."
+    return "\n\n".join([f"## {figure.title}", made, shows, *scaled, *picture, *table, claims, *notes])
 
 
-def _data_table(rows: Rows) -> str:
-    return _markdown_table(rows.fields, [[show(row.get(name)) for name in rows.fields] for row in rows])
+def _cells(rows: Rows) -> list[list[str]]:
+    return [[show(row.get(name)) for name in rows.fields] for row in rows]
 
 
 def _markdown_table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.autograd import Function
 
-from neula.engines.precision import exact_matmul
+from neula.kernels.precision import exact_matmul
 
 Factorize = Callable[[torch.Tensor], Iterable[torch.Tensor]]
 """QR factorization ``A -> Q, R`` of batches in double precision, differentiable."""

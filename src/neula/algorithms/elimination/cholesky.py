@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from neula.engines import Engine
-from neula.engines.precision import exact_matmul
+from neula.kernels.precision import exact_matmul
 
 PANEL = 256
 """Width of a block column."""

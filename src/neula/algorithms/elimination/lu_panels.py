@@ -14,7 +14,8 @@ import torch
 
 from neula.algorithms.elimination.pivoting import Interchanges
 from neula.engines import Engine
-from neula.kernels.lu_block import lu_unpivoted, triangular_inverses
+from neula.kernels.lu_block import lu_unpivoted
+from neula.kernels.triangular_inverse import triangular_inverses
 
 Solve = Callable[[torch.Tensor, slice], None]
 """Turns updated rows of the given columns into rows of U, and leaves them in the matrix."""

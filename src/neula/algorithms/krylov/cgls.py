@@ -19,7 +19,7 @@ import torch
 
 from neula.algorithms.krylov.operators import LeastSquaresOperator
 from neula.algorithms.spectra.condition import solve_r, solve_rt
-from neula.algorithms.triangular.triangular import Triangular
+from neula.algorithms.triangular.triangular import UpperTriangular
 
 HOPELESS_AFTER = 8
 """Iterations after which a rate of convergence can be trusted enough to give up on it."""
@@ -90,7 +90,7 @@ class InnerSolution:
 
 def cgls(
     operator: LeastSquaresOperator,
-    r: Triangular,
+    r: UpperTriangular,
     b: torch.Tensor,
     *,
     stop: Stop,
@@ -104,7 +104,7 @@ def cgls(
     ----------
     operator : LeastSquaresOperator
         A, shape (m, n), float64.
-    r : Triangular, shape (n, n)
+    r : UpperTriangular, shape (n, n)
         With ``A R^-1`` well conditioned.
     b : Tensor, shape (m, k)
     stop : Stop

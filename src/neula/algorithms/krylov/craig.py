@@ -16,12 +16,12 @@ from neula.algorithms.krylov.cgls import InnerSolution, ratio
 from neula.algorithms.krylov.driver import STAGNATION, iterate
 from neula.algorithms.krylov.refinement import INNER_REDUCTION, Refined
 from neula.algorithms.spectra.condition import solve_r, solve_rt
-from neula.algorithms.triangular.triangular import Triangular
+from neula.algorithms.triangular.triangular import UpperTriangular
 from neula.certificates.backward_error import Measures, Scale, over
 
 
 def craig(
-    b_matrix: torch.Tensor, r: Triangular, rhs: torch.Tensor, *, reduction: float, max_iterations: int
+    b_matrix: torch.Tensor, r: UpperTriangular, rhs: torch.Tensor, *, reduction: float, max_iterations: int
 ) -> InnerSolution:
     """Minimize ``||x||`` subject to ``B^T x = rhs`` for all columns of rhs together.
 
@@ -29,7 +29,7 @@ def craig(
     ----------
     b_matrix : Tensor, shape (n, m), n >= m
         B, float64.
-    r : Triangular, shape (m, m)
+    r : UpperTriangular, shape (m, m)
         With ``B R^-1`` well conditioned.
     rhs : Tensor, shape (m, k)
     reduction : float
@@ -66,7 +66,7 @@ class _Measured:
 
 def refine_minimum_norm(
     b_matrix: torch.Tensor,
-    r: Triangular,
+    r: UpperTriangular,
     rhs: torch.Tensor,
     *,
     scale: Scale,

@@ -11,12 +11,12 @@ import torch
 from neula.algorithms.krylov.cgls import InnerSolution, Stop, ratio
 from neula.algorithms.krylov.operators import LeastSquaresOperator
 from neula.algorithms.spectra.condition import solve_r, solve_rt
-from neula.algorithms.triangular.triangular import Triangular
+from neula.algorithms.triangular.triangular import UpperTriangular
 
 
 def lsqr(
     operator: LeastSquaresOperator,
-    r: Triangular,
+    r: UpperTriangular,
     b: torch.Tensor,
     *,
     stop: Stop,

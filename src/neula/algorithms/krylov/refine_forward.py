@@ -17,7 +17,7 @@ from neula.algorithms.krylov.operators import LeastSquaresOperator
 from neula.algorithms.krylov.refine_sum import refine_sum
 from neula.algorithms.krylov.refinement import INNER_REDUCTION, Refined
 from neula.algorithms.spectra.condition import solve_rt
-from neula.algorithms.triangular.triangular import Triangular
+from neula.algorithms.triangular.triangular import UpperTriangular
 from neula.certificates.backward_error import Norms, Scale, norms_of, over
 from neula.kernels.doubled import Doubled
 
@@ -71,7 +71,7 @@ class _Evaluated:
 
 def refine_forward(
     operator: LeastSquaresOperator,
-    r: Triangular,
+    r: UpperTriangular,
     problem: ExactProblem,
     start: Refined,
     *,
@@ -86,7 +86,7 @@ def refine_forward(
     ----------
     operator : LeastSquaresOperator
         A, shape (m, n), float64.
-    r : Triangular, shape (n, n)
+    r : UpperTriangular, shape (n, n)
         Preconditioner.
     problem : ExactProblem
         The same one, for residuals.

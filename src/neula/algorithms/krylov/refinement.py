@@ -18,7 +18,7 @@ from neula.algorithms.krylov.cgls import InnerSolution, Stop, cgls
 from neula.algorithms.krylov.driver import STAGNATION, iterate
 from neula.algorithms.krylov.operators import LeastSquaresOperator
 from neula.algorithms.spectra.condition import solve_rt
-from neula.algorithms.triangular.triangular import Triangular
+from neula.algorithms.triangular.triangular import UpperTriangular
 from neula.certificates.backward_error import Measures, Norms, Scale, norms_of
 
 INNER_REDUCTION = 1e-8
@@ -31,7 +31,7 @@ class InnerSolver(Protocol):
     def __call__(
         self,
         operator: LeastSquaresOperator,
-        r: Triangular,
+        r: UpperTriangular,
         b: torch.Tensor,
         *,
         stop: Stop,
@@ -78,7 +78,7 @@ class _Measured:
 
 def refine(
     operator: LeastSquaresOperator,
-    r: Triangular,
+    r: UpperTriangular,
     b: torch.Tensor,
     *,
     scale: Scale,
@@ -94,7 +94,7 @@ def refine(
     ----------
     operator : LeastSquaresOperator
         A, shape (m, n), float64.
-    r : Triangular, shape (n, n)
+    r : UpperTriangular, shape (n, n)
         Preconditioner.
     b : Tensor, shape (m, k)
     scale : Scale

@@ -14,8 +14,8 @@ from __future__ import annotations
 import torch
 
 from neula.algorithms.orthogonal.rgsqrf import split_columns
-from neula.engines.precision import exactly
 from neula.kernels import mgs_into, tallest_tile
+from neula.kernels.precision import exactly
 
 TILE_COLUMNS = 32
 

@@ -13,8 +13,8 @@ import math
 import torch
 
 from neula.engines import Engine
-from neula.engines.precision import exact_matmul
 from neula.kernels.cholesky import cholesky_inverse
+from neula.kernels.precision import exact_matmul
 from neula.kernels.tall import half_gram, multiply_panel
 
 

@@ -7,7 +7,7 @@ import torch
 from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
 from neula.algorithms.spectra.condition import solve_normal, solve_r
 from neula.engines import Engine
-from neula.engines.precision import exact_matmul
+from neula.kernels.precision import exact_matmul
 
 
 def qr_solve(q: torch.Tensor, r: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from neula.algorithms.triangular.triangular import BlockTriangular, Triangular
+from neula.algorithms.triangular.triangular import UpperTriangular, triangular
 from neula.engines.random_vectors import gaussian
 
 _STEPS = 4
@@ -24,7 +24,7 @@ def largest_singular_value(r: torch.Tensor, steps: int = _STEPS + 1) -> float:
 
 
 def extreme_singular_values(
-    r: torch.Tensor, triangle: Triangular, columns: torch.Tensor | None = None
+    r: torch.Tensor, triangle: UpperTriangular, columns: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Estimates of the largest singular value of R, from below, and of the smallest, from above and 0 for an
     exactly singular one, on the device of R: nothing synchronizes.
@@ -32,7 +32,7 @@ def extreme_singular_values(
     Parameters
     ----------
     r : Tensor, shape (n, n)
-    triangle : Triangular
+    triangle : UpperTriangular
         The same R, as it is solved with.
     columns : Tensor, shape (n,), optional
         What its columns are divided by before.
@@ -82,8 +82,8 @@ def _largest(r: torch.Tensor, steps: int, columns: torch.Tensor) -> torch.Tensor
     return torch.linalg.vector_norm(x).sqrt()
 
 
-def _smallest(r: Triangular, steps: int, columns: torch.Tensor) -> torch.Tensor:
-    x, d = _random_vector(r.r if isinstance(r, BlockTriangular) else r), columns[:, None]
+def _smallest(r: UpperTriangular, steps: int, columns: torch.Tensor) -> torch.Tensor:
+    x, d = _random_vector(triangular(r).r), columns[:, None]
     for _ in range(steps):
         x = d * solve_normal(r, d * (x / torch.linalg.vector_norm(x)))
     growth = torch.linalg.vector_norm(x)
@@ -91,28 +91,24 @@ def _smallest(r: Triangular, steps: int, columns: torch.Tensor) -> torch.Tensor:
     return torch.where(regular, growth.rsqrt(), 0.0)
 
 
-def solve_normal(r: Triangular, x: torch.Tensor) -> torch.Tensor:
+def solve_normal(r: UpperTriangular, x: torch.Tensor) -> torch.Tensor:
     """``(R^T R)^-1 x`` for upper triangular R and the columns of x."""
     return solve_r(r, solve_rt(r, x))
 
 
-def solve_r(r: Triangular, x: torch.Tensor) -> torch.Tensor:
+def solve_r(r: UpperTriangular, x: torch.Tensor) -> torch.Tensor:
     """``R^-1 x``."""
-    if isinstance(r, BlockTriangular):
-        return r.solve(x)
-    return torch.linalg.solve_triangular(r, x, upper=True)
+    return triangular(r).solve(x)
 
 
-def solve_rt(r: Triangular, x: torch.Tensor) -> torch.Tensor:
+def solve_rt(r: UpperTriangular, x: torch.Tensor) -> torch.Tensor:
     """``R^-T x``."""
-    if isinstance(r, BlockTriangular):
-        return r.solve_transposed(x)
-    return torch.linalg.solve_triangular(r.T, x, upper=False)
+    return triangular(r).solve_transposed(x)
 
 
-def multiply_r(r: Triangular, x: torch.Tensor) -> torch.Tensor:
+def multiply_r(r: UpperTriangular, x: torch.Tensor) -> torch.Tensor:
     """``R x``."""
-    return r.matmul(x) if isinstance(r, BlockTriangular) else r @ x
+    return triangular(r).matmul(x)
 
 
 def _random_vector(r: torch.Tensor) -> torch.Tensor:

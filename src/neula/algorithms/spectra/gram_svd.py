@@ -16,7 +16,7 @@ import torch
 from neula.algorithms.scaling import SAFE_NORMS
 from neula.algorithms.spectra.gram import gram
 from neula.engines import Engine
-from neula.engines.precision import exact_matmul
+from neula.kernels.precision import exact_matmul
 
 MAX_STEPS = 3
 """Steps of subspace iteration. Each damps what the Gram matrix hid by the square of its ratio to the smallest

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from neula.algorithms.scaling import power_of_two_scales
-from neula.engines.precision import exact_matmul
 from neula.engines.random_vectors import gaussian
+from neula.kernels.precision import exact_matmul
 
 EXACT_COLUMNS = 1024
 """Up to this order all singular values are computed where the rank is in doubt: of larger matrices that takes

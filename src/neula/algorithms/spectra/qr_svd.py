@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from neula.engines.precision import exact_matmul
+from neula.kernels.precision import exact_matmul
 
 LARGEST_RATIO = 1e4
 """Of singular values that the Gram matrix may be asked for: ``1e4**2 u64 < u32``."""

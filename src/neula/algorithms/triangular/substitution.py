@@ -13,9 +13,10 @@ import torch
 
 from neula.algorithms.elimination.lu import PackedLU
 from neula.algorithms.elimination.lu_panels import blocks
-from neula.engines.precision import exact_matmul
-from neula.kernels.lu_block import triangular_inverses
+from neula.algorithms.triangular.triangular import solve_in_blocks
 from neula.kernels.mixed_product import subtract_product
+from neula.kernels.precision import exact_matmul
+from neula.kernels.triangular_inverse import triangular_inverses
 
 WIDTH, WIDEST = 512, 2048
 """Unknowns in a block, at least and at most."""
@@ -83,13 +84,8 @@ class Substitution:
         if lu.dtype == self.dtype:
             x = torch.linalg.solve_triangular(lu, x, upper=False, unitriangular=True)
             return torch.linalg.solve_triangular(lu, x, upper=True)
-        for k, (l_inverse, _) in self._steps:
-            x[k] = exact_matmul(l_inverse, x[k])
-            subtract_product(lu[k.stop :, k], x[k], x[k.stop :])
-        for k, (_, u_inverse) in reversed(self._steps):
-            x[k] = exact_matmul(u_inverse, x[k])
-            subtract_product(lu[: k.start, k], x[k], x[: k.start])
-        return x
+        x = _solve(lu, [(k, l_inverse) for k, (l_inverse, _) in self._steps], x, upper=False)
+        return _solve(lu, [(k, u_inverse) for k, (_, u_inverse) in self._steps], x, upper=True)
 
     def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
         """``x = P^T L^-T U^-T b``, as :meth:`solve`.
@@ -108,12 +104,8 @@ class Substitution:
             x = torch.linalg.solve_triangular(lu.mT, x, upper=False)
             x = torch.linalg.solve_triangular(lu.mT, x, upper=True, unitriangular=True)
         else:
-            for k, (_, u_inverse) in self._steps:
-                x[k] = exact_matmul(u_inverse.mT, x[k])
-                subtract_product(lu[k, k.stop :].mT, x[k], x[k.stop :])
-            for k, (l_inverse, _) in reversed(self._steps):
-                x[k] = exact_matmul(l_inverse.mT, x[k])
-                subtract_product(lu[k, : k.start].mT, x[k], x[: k.start])
+            x = _solve(lu.mT, [(k, u_inverse.mT) for k, (_, u_inverse) in self._steps], x, upper=False)
+            x = _solve(lu.mT, [(k, l_inverse.mT) for k, (l_inverse, _) in self._steps], x, upper=True)
         found = torch.empty_like(x)
         found[self.factors.permutation] = x
         return found
@@ -130,3 +122,14 @@ class Substitution:
             diagonal = torch.stack([lu[k, k] for k in group]).to(self.dtype)
             inverses.extend(zip(*triangular_inverses(diagonal), strict=True))
         return list(zip(steps, inverses, strict=True))
+
+
+def _solve(
+    t: torch.Tensor, inverses: list[tuple[slice, torch.Tensor]], x: torch.Tensor, *, upper: bool
+) -> torch.Tensor:
+    """``T^-1 x``, in the place of x."""
+
+    def multiply(inverse: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> None:
+        out.copy_(exact_matmul(inverse, x))
+
+    return solve_in_blocks(t, inverses, x, x, upper=upper, multiply=multiply, subtract=subtract_product)

@@ -1,20 +1,23 @@
-"""Solving with a triangular factor again and again: products with inverted diagonal blocks.
+"""Solving with triangular factors again and again: products with inverted diagonal blocks.
 
-A preconditioner R is solved with dozens of times for one or two vectors, and what a library's substitution
-takes is latency, not memory traffic. With the diagonal blocks inverted there are only products, a few large
-ones, and each element of R is read once. These may lose more than substitution does, as much as the diagonal
-blocks are ill-conditioned; a preconditioner only has to be the same linear map each time.
+What a library's substitution takes for one or two vectors is latency, not memory traffic. With the diagonal
+blocks inverted there are only products, a few large ones, and each element of a factor is read once. These
+may lose more than substitution does, as much as the diagonal blocks are ill-conditioned. A preconditioner R
+only has to be the same linear map each time; factors of LU are narrower than the numbers that are solved for
+(:mod:`neula.algorithms.triangular.substitution`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Protocol, Self
 
 import torch
 
 from neula.algorithms.elimination.lu_panels import blocks
-from neula.engines.precision import exact_matmul
+from neula.kernels.precision import exact_matmul
+from neula.kernels.triangular_inverse import triangular_inverse
 
 LEAF = 128
 """Order of the blocks that the library inverts, all in one launch."""
@@ -24,15 +27,71 @@ VECTORS = 3
 memory takes, and for two columns together in 2 to 4 times that (measured on an H200)."""
 
 
+class Triangular(Protocol):
+    """A matrix M that is known by triangular factors: R, or L and U."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of what the factors are multiplied with."""
+
+    def solve(self, x: torch.Tensor) -> torch.Tensor:
+        """``M^-1 x`` for the columns of x, shape (n, k)."""
+
+    def solve_transposed(self, x: torch.Tensor) -> torch.Tensor:
+        """``M^-T x``."""
+
+
+def solve_in_blocks(
+    t: torch.Tensor,
+    inverses: list[tuple[slice, torch.Tensor]],
+    right: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    upper: bool,
+    multiply: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object],
+    subtract: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object],
+) -> torch.Tensor:
+    """``T X = B`` by blocks: once a block of X is known, its columns of T times that are subtracted from B.
+
+    Parameters
+    ----------
+    t : Tensor, shape (n, n)
+        Only what is beside the diagonal blocks is read, and only on one side.
+    inverses : list of (slice, Tensor)
+        Of the diagonal blocks, from first to last.
+    right : Tensor, shape (n, k)
+        B; overwritten.
+    out : Tensor, shape (n, k)
+        Room for X.
+    upper : bool
+        Which triangle T is.
+    multiply : callable
+        ``multiply(A, X, Y)`` leaves ``A X`` in Y.
+    subtract : callable
+        ``subtract(A, X, Y)`` leaves ``Y - A X`` in Y, which may be empty.
+
+    Returns
+    -------
+    Tensor, shape (n, k)
+        ``out``.
+    """
+    for k, inverse in reversed(inverses) if upper else inverses:
+        multiply(inverse, right[k], out[k])
+        rest = slice(0, k.start) if upper else slice(k.stop, None)
+        subtract(t[rest, k], out[k], right[rest])
+    return out
+
+
 @dataclass(frozen=True)
 class BlockTriangular:
-    """``R D^-1`` with an upper triangular R and inverted diagonal blocks.
+    """``R D^-1`` with an upper triangular R, in the precision of R.
 
     Attributes
     ----------
     r : Tensor, shape (n, n)
     inverses : Tensor, shape (blocks, width, width)
-        Of the diagonal blocks of R; what the last one lacks is filled up with the identity matrix.
+        Of the diagonal blocks of R; what the last one lacks is filled up with the identity matrix. Where
+        there are no blocks, the library solves with R.
     scales : Tensor, shape (n,), or None
         The diagonal of D, float64; the identity by default.
 
@@ -64,7 +123,7 @@ class BlockTriangular:
         for block, k in zip(diagonal, steps, strict=True):
             size = k.stop - k.start
             block[:size, :size] = r[k, k]
-        return cls(r, upper_inverses(diagonal))
+        return cls(r, triangular_inverse(diagonal, upper=True, leaf=LEAF))
 
     def scaled(self, scales: torch.Tensor) -> Self:
         """The same R with columns divided by ``scales``."""
@@ -81,72 +140,44 @@ class BlockTriangular:
 
     def solve(self, x: torch.Tensor) -> torch.Tensor:
         """``D R^-1 x`` for the columns of x, shape (n, k), in its precision."""
-        right, out = self._room(x, None)
-        for k, inverse in reversed(self._steps):
-            _multiply(inverse, right[k], out[k])
-            _subtract(self.r[: k.start, k], out[k], right[: k.start])
+        out = self._solve(self.r, x, upper=True)
         # Powers of two in the precision of x, to which the product is promoted.
         return out.to(x.dtype) if self.scales is None else out * self.scales[:, None]
 
     def solve_transposed(self, x: torch.Tensor) -> torch.Tensor:
         """``R^-T D x``."""
-        right, out = self._room(x, self.scales)
-        for k, inverse in self._steps:
-            _multiply(inverse.T, right[k], out[k])
-            _subtract(self.r[k, k.stop :].T, out[k], right[k.stop :])
-        return out.to(x.dtype)
+        return self._solve(self.r.T, x, self.scales, upper=False).to(x.dtype)
 
     def matmul(self, x: torch.Tensor) -> torch.Tensor:
         """``R D^-1 x``."""
         y = x if self.scales is None else x / self.scales[:, None]
         return exact_matmul(self.r, y.to(self.r.dtype)).to(x.dtype)
 
-    @property
-    def _steps(self) -> list[tuple[slice, torch.Tensor]]:
-        steps = blocks(slice(0, self.shape[0]), self.inverses.shape[1])
-        return [
-            (k, inverse[: k.stop - k.start, : k.stop - k.start])
-            for k, inverse in zip(steps, self.inverses, strict=True)
-        ]
-
-    def _room(self, x: torch.Tensor, scales: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """``D x`` in the precision of R, which changes, and room for the solution; by columns."""
-        right = torch.empty(x.T.shape, dtype=self.r.dtype, device=x.device).T
+    def _solve(
+        self, t: torch.Tensor, x: torch.Tensor, scales: torch.Tensor | None = None, *, upper: bool
+    ) -> torch.Tensor:
+        """``T^-1 D x`` for R or its transpose."""
+        if len(self.inverses) == 0:
+            right = x if scales is None else x * scales[:, None]
+            return torch.linalg.solve_triangular(t, right.to(t.dtype), upper=upper)
+        right = torch.empty(x.T.shape, dtype=t.dtype, device=x.device).T  # contiguous columns
         right = right.copy_(x) if scales is None else torch.mul(x, scales[:, None], out=right)
-        return right, torch.empty_like(right)
+        inverses = self.inverses if upper else self.inverses.mT
+        steps = [
+            (k, inverse[: k.stop - k.start, : k.stop - k.start])
+            for k, inverse in zip(blocks(slice(0, len(t)), inverses.shape[1]), inverses, strict=True)
+        ]
+        out = torch.empty_like(right)
+        return solve_in_blocks(t, steps, right, out, upper=upper, multiply=_multiply, subtract=_subtract)
 
 
-Triangular = torch.Tensor | BlockTriangular
-"""Upper triangular: a matrix, with which the library solves, or one with inverted blocks."""
+UpperTriangular = torch.Tensor | BlockTriangular
+"""R as callers have it: a matrix, with which the library solves, or one that is prepared."""
 
 
-def upper_inverses(r: torch.Tensor) -> torch.Tensor:
-    """Inverses of upper triangular matrices, by inverting halves and multiplying them.
-
-    Parameters
-    ----------
-    r : Tensor, shape (batch, n, n)
-        n is a power of two times :data:`LEAF`.
-    """
-    batch, n, _ = r.shape
-    leaves = _diagonal_blocks(r, LEAF)
-    identity = torch.eye(LEAF, dtype=r.dtype, device=r.device).expand_as(leaves)
-    inverse = torch.linalg.solve_triangular(leaves, identity, upper=True)
-    while (size := inverse.shape[1]) < n:
-        larger = torch.zeros(len(inverse) // 2, 2 * size, 2 * size, dtype=r.dtype, device=r.device)
-        first, second = inverse[0::2], inverse[1::2]
-        beside = _diagonal_blocks(r, 2 * size)[:, :size, size:]
-        larger[:, :size, :size], larger[:, size:, size:] = first, second
-        larger[:, :size, size:] = -exact_matmul(first, exact_matmul(beside, second))
-        inverse = larger
-    return inverse.reshape(batch, n, n)
-
-
-def _diagonal_blocks(r: torch.Tensor, size: int) -> torch.Tensor:
-    """Diagonal blocks of each of some matrices, all in one batch."""
-    count = r.shape[1] // size
-    parts = r.unflatten(1, (count, size)).unflatten(3, (count, size))
-    return parts.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2).flatten(0, 1)
+def triangular(r: UpperTriangular) -> BlockTriangular:
+    """R to solve with."""
+    return r if isinstance(r, BlockTriangular) else BlockTriangular(r, r.new_empty(0, 0, 0))
 
 
 def _multiply(a: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> None:

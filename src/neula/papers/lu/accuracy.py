@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,8 +13,8 @@ import torch
 from neula.engines import BF16, EmulatedEngine
 from neula.io.matrices import no_pivoting_matrix
 from neula.papers.data import Row, Rows
-from neula.papers.drawing import lines, log_log
-from neula.papers.figure import Claim, Figure, Setting, Verdict
+from neula.papers.drawing import Axes, Canvas, lines, log_log
+from neula.papers.figure import Claim, Figure, Setting, Verdict, claim
 from neula.papers.lu.algorithms import (
     ALGORITHMS,
     BUFFERED,
@@ -36,10 +35,6 @@ from neula.papers.lu.algorithms import (
 )
 from neula.papers.lu.performance import SERIES, dominant, draw_rates, faster, times
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Canvas
-
 BYTES = 60
 """Memory of an entry: A, which is made in float64, the factors, L and U, and blocks of them in float64."""
 STANDARD_UP_TO = 1024
@@ -48,8 +43,8 @@ CONDITION = 1e3
 """Of the matrices of Figure 5."""
 COARSER = (HALF, BUFFERED)
 """Algorithms that are compared in bf16, too."""
-AS_GOOD = 3.0
-"""How many times the error of another algorithm counts as the same."""
+SAME = (1 / 3.0, 3.0)
+"""From and up to how many times the error of another algorithm an error counts as the same."""
 TIE = 1.01
 """Errors that both come from the panels are equal but for the last digits."""
 ORDER = ((SINGLE,), (WIDE_PANELS, DOUBLY_WIDE), (BUFFERED, DOUBLY_LOW), (HALF,))
@@ -143,13 +138,13 @@ def _by_order(rows: Rows) -> dict[int, float]:
     return dict(zip(rows.column("n"), rows.numbers("error"), strict=True))
 
 
-def _times_worse(
+def _worse(
     text: str,
     name: str,
     peer: str,
-    *,
-    least: float = 0.0,
+    least: float,
     most: float = math.inf,
+    *,
     format: str = "fp16",
     emulated: bool = False,
 ) -> Claim:
@@ -190,6 +185,7 @@ def _bounded(names: Sequence[str]) -> Claim:
     return Claim("errors are below the bounds of the theorems", judge)
 
 
+@claim("errors in order: 3.1 fp32, then 5.1 and 5.2/5.1, then 4.1 and 5.2/4.1, then 3.1 fp16")
 def _ordered(rows: Rows) -> Verdict:
     """At the largest n; equal errors count as ordered."""
     found = {name: _by_order(_errors(rows, name)) for group in ORDER for name in group}
@@ -224,8 +220,7 @@ def _figure(number: int, title: str, names: tuple[str, ...], *claims: Claim) -> 
         measure=measure_dominant,
         draw=partial(_draw_with_rates, names),
         claims=(*claims, _bounded(names)),
-        width=12,
-        height=5.5,
+        size=(12, 5.5),
     )
 
 
@@ -233,33 +228,22 @@ FIGURE_1 = _figure(
     1,
     "what storing the matrix in fp16 costs Algorithm 3.1",
     (STANDARD, HALF, SINGLE),
-    _times_worse(
-        "stored in fp16, Algorithm 3.1 errs about two orders of magnitude more", HALF, SINGLE, least=30.0
-    ),
-    _times_worse(
-        "stored in fp16, it errs as much as Algorithm 2.1 in plain fp16",
-        HALF,
-        STANDARD,
-        least=1 / AS_GOOD,
-        most=AS_GOOD,
-        emulated=True,
+    _worse("stored in fp16, Algorithm 3.1 errs about two orders of magnitude more", HALF, SINGLE, 30.0),
+    _worse(
+        "stored in fp16, it errs as much as Algorithm 2.1 in plain fp16", HALF, STANDARD, *SAME, emulated=True
     ),
 )
 FIGURE_2 = _figure(
     2,
     "Algorithm 4.1, left-looking with an fp32 buffer",
     (HALF, SINGLE, BUFFERED),
-    _times_worse(
-        "4.1 errs about an order of magnitude less than 3.1 with an fp16 matrix", HALF, BUFFERED, least=3.0
-    ),
-    _times_worse(
-        "4.1 errs about an order of magnitude more than 3.1 with an fp32 matrix", BUFFERED, SINGLE, least=3.0
-    ),
-    _times_worse(
+    _worse("4.1 errs about an order of magnitude less than 3.1 with an fp16 matrix", HALF, BUFFERED, 3.0),
+    _worse("4.1 errs about an order of magnitude more than 3.1 with an fp32 matrix", BUFFERED, SINGLE, 3.0),
+    _worse(
         "(neula) in bf16, which is eight times as coarse, 4.1 is ahead of 3.1 at an eighth of the order",
         HALF,
         BUFFERED,
-        least=1.5,
+        1.5,
         format="bf16",
     ),
     faster("4.1 is faster than 3.1, with either matrix (46, 40 and 26 TFLOP/s)", BUFFERED, HALF, SINGLE),
@@ -268,32 +252,18 @@ FIGURE_3 = _figure(
     3,
     "Algorithm 5.1, panels in fp32",
     (HALF, SINGLE, BUFFERED, WIDE_PANELS),
-    _times_worse("5.1 is more accurate than 4.1", BUFFERED, WIDE_PANELS, least=1.5),
-    _times_worse(
-        "5.1 errs about three times as much as 3.1 with an fp32 matrix",
-        WIDE_PANELS,
-        SINGLE,
-        least=1.0,
-        most=10.0,
-    ),
+    _worse("5.1 is more accurate than 4.1", BUFFERED, WIDE_PANELS, 1.5),
+    _worse("5.1 errs about three times as much as 3.1 with an fp32 matrix", WIDE_PANELS, SINGLE, 1, 10),
     faster("panels in fp32 cost up to 20% of the speed: 4.1 is faster than 5.1", BUFFERED, WIDE_PANELS),
 )
 FIGURE_4 = _figure(
     4,
     "Algorithm 5.2, panels that are partitioned again",
     (HALF, SINGLE, DOUBLY_LOW, DOUBLY_WIDE),
-    Claim("errors in order: 3.1 fp32, then 5.1 and 5.2/5.1, then 4.1 and 5.2/4.1, then 3.1 fp16", _ordered),
-    _times_worse("5.2/5.1 errs as 5.1 does", DOUBLY_WIDE, WIDE_PANELS, least=1 / AS_GOOD, most=AS_GOOD),
-    _times_worse(
-        "5.2/4.1 errs as 4.1 does, though its bound is r/s times smaller",
-        DOUBLY_LOW,
-        BUFFERED,
-        least=1 / AS_GOOD,
-        most=AS_GOOD,
-    ),
-    _times_worse(
-        "3.1 with an fp16 matrix errs at least five times as much as 5.2/5.1", HALF, DOUBLY_WIDE, least=5.0
-    ),
+    _ordered,
+    _worse("5.2/5.1 errs as 5.1 does", DOUBLY_WIDE, WIDE_PANELS, *SAME),
+    _worse("5.2/4.1 errs as 4.1 does, though its bound is r/s times smaller", DOUBLY_LOW, BUFFERED, *SAME),
+    _worse("3.1 with an fp16 matrix errs at least five times as much as 5.2/5.1", HALF, DOUBLY_WIDE, 5.0),
     faster("5.2/5.1 is faster than 5.1 (47 and 43 TFLOP/s)", DOUBLY_WIDE, WIDE_PANELS),
     faster(
         "5.2/5.1 is almost twice as fast as 3.1 with an fp32 matrix (47 and 26)",
@@ -317,13 +287,10 @@ FIGURE_5 = Figure(
     measure=measure_tunable,
     draw=_draw_tunable,
     claims=(
-        _times_worse(
-            "3.1 with an fp16 matrix errs much more than with an fp32 one", HALF, SINGLE, least=10.0
-        ),
-        _times_worse("5.2/4.1 errs less than 3.1 with an fp16 matrix", HALF, DOUBLY_LOW, least=1.5),
-        _times_worse("5.2/5.1 errs less than 5.2/4.1", DOUBLY_LOW, DOUBLY_WIDE, least=1.1),
+        _worse("3.1 with an fp16 matrix errs much more than with an fp32 one", HALF, SINGLE, 10.0),
+        _worse("5.2/4.1 errs less than 3.1 with an fp16 matrix", HALF, DOUBLY_LOW, 1.5),
+        _worse("5.2/5.1 errs less than 5.2/4.1", DOUBLY_LOW, DOUBLY_WIDE, 1.1),
         _bounded(COMPARED),
     ),
-    width=8.5,
-    height=5,
+    size=(8.5, 5),
 )

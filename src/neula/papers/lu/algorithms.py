@@ -16,15 +16,9 @@ from neula.papers.data import Row
 from neula.papers.figure import Setting
 from neula.pipeline.result import LUFactors
 
-ALGORITHMS = STANDARD, HALF, SINGLE, BUFFERED, WIDE_PANELS, DOUBLY_LOW, DOUBLY_WIDE = (
-    "2.1 fp16",
-    "3.1 fp16",
-    "3.1 fp32",
-    "4.1",
-    "5.1",
-    "5.2/4.1",
-    "5.2/5.1",
-)
+STANDARD, HALF, SINGLE = "2.1 fp16", "3.1 fp16", "3.1 fp32"
+BUFFERED, WIDE_PANELS, DOUBLY_LOW, DOUBLY_WIDE = "4.1", "5.1", "5.2/4.1", "5.2/5.1"
+ALGORITHMS = (STANDARD, HALF, SINGLE, BUFFERED, WIDE_PANELS, DOUBLY_LOW, DOUBLY_WIDE)
 """The number in the paper, for Algorithm 5.2 with that of its panels, and the format of the matrix where
 there is a choice. Where times are taken in another low format, it takes the place of fp16."""
 COMPARED = (SINGLE, HALF, DOUBLY_LOW, DOUBLY_WIDE)
@@ -84,14 +78,8 @@ def factorize(
 def solution_error(a: torch.Tensor, factors: LUFactors | None, x: torch.Tensor | None = None) -> float:
     """Formula 2.2: componentwise backward error of a solution by substitution in float32.
 
-    Parameters
-    ----------
-    a : Tensor, shape (n, n)
-        float32.
-    factors : LUFactors or None
-        Of ``a``, without interchanges; the error of what could not be factorized is NaN.
-    x : Tensor, shape (n,), optional
-        The exact solution, float64; ones by default, as in the paper.
+    ``x`` is the exact solution in float64, by default of ones, as in the paper. The factors are without
+    interchanges; the error of what could not be factorized is NaN.
     """
     if factors is None:
         return math.nan

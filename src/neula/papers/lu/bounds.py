@@ -9,19 +9,8 @@ import torch
 
 from neula.engines import FP16, FP32, Engine
 from neula.papers.data import Row, Rows
-from neula.papers.figure import Claim, Figure, Setting, Verdict
-from neula.papers.lu.algorithms import (
-    BUFFERED,
-    DOUBLY_LOW,
-    DOUBLY_WIDE,
-    HALF,
-    INNER_PANEL,
-    PANEL,
-    SINGLE,
-    WIDE_PANELS,
-    constant,
-    factorize,
-)
+from neula.papers.figure import Figure, Setting, Verdict, claim
+from neula.papers.lu import algorithms as lu
 from neula.papers.lu.performance import dominant
 from neula.pipeline.result import LUFactors
 
@@ -35,38 +24,26 @@ AS_GOOD = 3.0
 
 @dataclass(frozen=True)
 class Constant:
-    """A row of Table 2: ``f = c u16 + n u32`` for panels by an algorithm.
+    """A row of Table 2: ``f = c u16 + n u32`` for panels by an algorithm."""
 
-    Attributes
-    ----------
-    panels : str
-        The algorithm that factorizes the panels.
-    same_as : str or None
-        What neula calls Algorithm 5.2 with these panels; None for what it does not have.
-    formula : str
-        The paper's.
-    coefficient : float
-        c, for the paper's widths.
-    """
-
-    panels: str
-    same_as: str | None
-    formula: str
-    coefficient: float
+    panels: str  # the algorithm that factorizes the panels
+    same_as: str | None  # what neula calls Algorithm 5.2 with these panels; None for what it does not have
+    formula: str  # the paper's
+    coefficient: float  # c, for the paper's widths
 
 
 CONSTANTS = (
-    Constant("2.1 fp16", BUFFERED, "r u16 + n u32", PANEL),
-    Constant("2.1 fp32", WIDE_PANELS, "2 u16 + n u32", 2),
-    Constant("3.1 fp16", None, "r u16 / 4 + n u32", PANEL / 4),
+    Constant("2.1 fp16", lu.BUFFERED, "r u16 + n u32", lu.PANEL),
+    Constant("2.1 fp32", lu.WIDE_PANELS, "2 u16 + n u32", 2),
+    Constant("3.1 fp16", None, "r u16 / 4 + n u32", lu.PANEL / 4),
     Constant("3.1 fp32", None, "2 u16 + n u32", 2),
-    Constant("4.1", DOUBLY_LOW, "s u16 + n u32", INNER_PANEL),
-    Constant("5.1", DOUBLY_WIDE, "2 u16 + n u32", 2),
+    Constant("4.1", lu.DOUBLY_LOW, "s u16 + n u32", lu.INNER_PANEL),
+    Constant("5.1", lu.DOUBLY_WIDE, "2 u16 + n u32", 2),
 )
 STORAGE = {
-    SINGLE: ("n^2", "2 u16 + n u32"),
-    HALF: ("0", "n u16 / 4"),
-    BUFFERED: ("n r", "u16 + max(n u32, r u16)"),
+    lu.SINGLE: ("n^2", "2 u16 + n u32"),
+    lu.HALF: ("0", "n u16 / 4"),
+    lu.BUFFERED: ("n r", "u16 + max(n u32, r u16)"),
 }
 """Table 1: numbers in fp32 that are stored, and the constant."""
 
@@ -84,7 +61,7 @@ def measure_storage(setting: Setting, order: int | None = None) -> Iterator[Row]
             "MB of factors": 1e-6 * factors.storage_bytes,
             "MB at most": peak,
             "f": formula,
-            "f in u16": constant(name, n) / FP16.u,
+            "f in u16": lu.constant(name, n) / FP16.u,
             "measured in u16": factorization_error(a, factors) / FP16.u,
         }
 
@@ -125,7 +102,7 @@ def _with_peak(a: torch.Tensor, name: str, engine: Engine) -> tuple[LUFactors, f
 
 
 def _factors(a: torch.Tensor, name: str, engine: Engine) -> LUFactors:
-    factors = factorize(a, name, engine)
+    factors = lu.factorize(a, name, engine)
     assert factors is not None, "diagonally dominant"
     return factors
 
@@ -145,6 +122,7 @@ def factorization_error(a: torch.Tensor, factors: LUFactors) -> float:
 # --- claims -----------------------------------------------------------------------------------------------
 
 
+@claim("errors are within the constants")
 def _within(rows: Rows) -> Verdict:
     """The constant, and a unit roundoff for the rounding of A."""
     measured = [row for row in rows if row["f"] and row.get("measured as", "") is not None]
@@ -160,20 +138,22 @@ def _within(rows: Rows) -> Verdict:
     return Verdict(holds, f"in u16, with one for the rounding of A: {told}")
 
 
+@claim("4.1 takes half the memory of 3.1 with an fp32 matrix, and a buffer of n r")
 def _half_the_memory(rows: Rows) -> Verdict:
     """Peaks where they were measured, and the factors themselves elsewhere."""
     field = "MB of factors" if None in rows.column("MB at most") else "MB at most"
-    single, buffered = (rows.where(algorithm=name)[0][field] for name in (SINGLE, BUFFERED))
+    single, buffered = (rows.where(algorithm=name)[0][field] for name in (lu.SINGLE, lu.BUFFERED))
     text = f"{field}: {buffered:.3g} with 4.1, {single:.3g} with 3.1 and an fp32 matrix"
     n = rows[0]["n"]
     # Half, and the buffer of n r numbers in fp32.
-    return Verdict(buffered <= (0.5 + 1.1 * PANEL / n) * single, text)
+    return Verdict(buffered <= (0.5 + 1.1 * lu.PANEL / n) * single, text)
 
 
 def _measured(rows: Rows, panels: str) -> float:
     return rows.where(**{"panels by": panels}).numbers("measured in u16")[0]
 
 
+@claim("panels in plain fp16 are the least accurate ones")
 def _only_fp16_panels(rows: Rows) -> Verdict:
     """Panels in plain fp16 against those of the other algorithms."""
     low, *others = (_measured(rows, panels) for panels in ("2.1 fp16", "2.1 fp32", "4.1", "5.1"))
@@ -181,6 +161,7 @@ def _only_fp16_panels(rows: Rows) -> Verdict:
     return Verdict(all(low > other for other in others), text)
 
 
+@claim("tensor cores inside the panels are numerically harmless")
 def _tensor_cores_harmless(rows: Rows) -> Verdict:
     ours, fp32 = (_measured(rows, panels) for panels in ("5.1", "2.1 fp32"))
     text = f"{ours:.2g} u16 with panels by 5.1, {fp32:.2g} u16 with panels in fp32"
@@ -189,8 +170,8 @@ def _tensor_cores_harmless(rows: Rows) -> Verdict:
 
 SHOWN = (
     "Largest element of `|A - LU|` relative to `|A| + |L||U|` for an HPL-AI matrix without pivoting, in "
-    f"units of u16 = 2^-11, beside the dominant term f of the bound; r = {PANEL}, s = {INNER_PANEL}. What "
-    "elements of L below the normal range of fp16 lose is subtracted: the bounds know no underflow."
+    f"units of u16 = 2^-11, beside the dominant term f of the bound; r = {lu.PANEL}, s = {lu.INNER_PANEL}. "
+    "What elements of L below the normal range of fp16 lose is subtracted: the bounds know no underflow."
 )
 SCALED_DOWN = "n = 1024 instead of 8192, tensor cores emulated"
 
@@ -201,10 +182,7 @@ TABLE_1 = Figure(
     scaled_down=SCALED_DOWN,
     measure=measure_storage,
     draw=None,
-    claims=(
-        Claim("errors are within the constants", _within),
-        Claim("4.1 takes half the memory of 3.1 with an fp32 matrix, and a buffer of n r", _half_the_memory),
-    ),
+    claims=(_within, _half_the_memory),
 )
 TABLE_2 = Figure(
     name="table2",
@@ -214,9 +192,5 @@ TABLE_2 = Figure(
     scaled_down=SCALED_DOWN,
     measure=measure_panels,
     draw=None,
-    claims=(
-        Claim("errors are within the constants", _within),
-        Claim("panels in plain fp16 are the least accurate ones", _only_fp16_panels),
-        Claim("tensor cores inside the panels are numerically harmless", _tensor_cores_harmless),
-    ),
+    claims=(_within, _only_fp16_panels, _tensor_cores_harmless),
 )

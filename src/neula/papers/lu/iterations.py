@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,24 +19,13 @@ from neula.certificates.backward_error import Scaling
 from neula.certificates.bounds import solve_bound
 from neula.engines import FP32, FP64, Engine
 from neula.io.matrices import no_pivoting_matrix, random_matrix
-from neula.papers.data import Row, Rows
-from neula.papers.drawing import lines, log_log, plain_ticks
-from neula.papers.figure import Claim, Figure, Setting, Verdict
-from neula.papers.lu.algorithms import (
-    ALGORITHMS,
-    DOUBLY_WIDE,
-    HALF,
-    INNER_PANEL,
-    SINGLE,
-    STANDARD,
-    variant_of,
-)
+from neula.papers.data import Row, Rows, span
+from neula.papers.drawing import Canvas, lines, log_log, plain_ticks
+from neula.papers.figure import Figure, Setting, Verdict, claim
+from neula.papers.lu import algorithms as lu
 from neula.papers.lu.performance import SERIES
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
-
-NAMES = tuple(name for name in ALGORITHMS if name != STANDARD)
+NAMES = tuple(name for name in lu.ALGORITHMS if name != lu.STANDARD)
 """Without Algorithm 2.1, whose factors are those of 3.1 with an fp16 matrix on hardware."""
 TUNABLE, GEOMETRIC = "Fasi-Higham", "geometric"
 KINDS = {TUNABLE: "Fasi and Higham, no pivoting", GEOMETRIC: "geometric spectrum, partial pivoting"}
@@ -70,19 +58,11 @@ def measure_iterations(setting: Setting, order: int | None = None) -> Iterator[R
 
 @dataclass(frozen=True)
 class System:
-    """A system in double precision and how its solution is judged.
-
-    Attributes
-    ----------
-    a : Tensor, shape (n, n)
-    b : Tensor, shape (n, 1)
-    pivoting : bool
-        Whether its factorization needs interchanges.
-    """
+    """A system in double precision and how its solution is judged."""
 
     a: torch.Tensor
-    b: torch.Tensor
-    pivoting: bool
+    b: torch.Tensor  # one column
+    pivoting: bool  # whether the factorization needs interchanges
 
     @property
     def scaling(self) -> Scaling:
@@ -114,14 +94,14 @@ def _factors(system: System, name: str, engine: Engine) -> Factorization:
     a, n, single = system.a, len(system.a), engine.using(FP32)
     scales = equilibrate(a, torch.linalg.vector_norm(a, 1, dim=1), engine)
     scaled = scales.fill(single.empty(n, n), a, single)
-    variant = variant_of(name)
+    variant = lu.variant_of(name)
     packed = lu_factorize(
         scaled,
         engine,
         variant=variant,
         panel=n // 8,
-        inner_panel=INNER_PANEL if VARIANTS[variant].partitioned else None,
-        storage=FP32 if name == SINGLE else None,
+        inner_panel=lu.INNER_PANEL if VARIANTS[variant].partitioned else None,
+        storage=FP32 if name == lu.SINGLE else None,
         pivoting=system.pivoting,
     )
     growth = growth_of(packed.lu, engine.column_max(scaled).amax(), engine)
@@ -208,6 +188,7 @@ def _converged(rows: Rows, solver: str) -> int:
     return sum(value is not None for value in rows.column(solver))
 
 
+@claim("(neula) classical refinement takes at most the iterations that theory allows")
 def _within_theory(rows: Rows) -> Verdict:
     """Where the contraction is below 1/2: nearer to 1, its estimate decides more than the factors."""
     bounded = [
@@ -225,6 +206,7 @@ def _within_theory(rows: Rows) -> Verdict:
     return Verdict(bool(bounded) and within == len(bounded), text)
 
 
+@claim("(neula) GMRES converges wherever classical refinement does, and beyond")
 def _gmres_goes_further(rows: Rows) -> Verdict:
     """For every algorithm and kind of matrix."""
     counts = {
@@ -243,37 +225,30 @@ def _gmres_goes_further(rows: Rows) -> Verdict:
 def _ratios(rows: Rows, name: str, peer: str, fields: Sequence[str]) -> dict[str, list[float]]:
     """Quotients of two algorithms for each kind of matrix and field, where both have a value."""
     return {
-        f"{kind}, {field}": [
-            ours / theirs
-            for ours, theirs in zip(
-                *(part.where(algorithm=x).column(field) for x in (name, peer)), strict=True
-            )
-            if ours is not None and theirs is not None
-        ]
+        f"{kind}, {field}": [x for x in part.ratios(field, name, peer, "algorithm") if not math.isnan(x)]
         for kind, part in rows.by("matrix").items()
         for field in fields
     }
 
 
 def _told(ratios: dict[str, list[float]]) -> str:
-    return "; ".join(
-        f"{case} {min(found):.2f} to {max(found):.2f}" if found else f"{case} none"
-        for case, found in ratios.items()
-    )
+    return "; ".join(f"{case} {span(found) if found else 'none'}" for case, found in ratios.items())
 
 
+@claim("(neula) the fp16 factors of 5.2/5.1 take about as many iterations as those of 3.1 in fp32")
 def _half_the_memory_for_free(rows: Rows) -> Verdict:
     """Fewer iterations with half the memory are none the worse."""
-    ratios = _ratios(rows, DOUBLY_WIDE, SINGLE, SOLVERS)
+    ratios = _ratios(rows, lu.DOUBLY_WIDE, lu.SINGLE, SOLVERS)
     holds = all(found and max(found) <= ALIKE for found in ratios.values())
     return Verdict(holds, f"times as many: {_told(ratios)} (to hold, {ALIKE:g})")
 
 
+@claim("(neula) with 5.2/5.1 no more iterations than with 3.1 in fp16, and convergence more often")
 def _accuracy_pays(rows: Rows) -> Verdict:
     """No more iterations wherever both converge, and convergence for more systems."""
-    ratios = _ratios(rows, DOUBLY_WIDE, HALF, SOLVERS)
+    ratios = _ratios(rows, lu.DOUBLY_WIDE, lu.HALF, SOLVERS)
     solved = {
-        solver: [_converged(rows.where(algorithm=name), solver) for name in (DOUBLY_WIDE, HALF)]
+        solver: [_converged(rows.where(algorithm=name), solver) for name in (lu.DOUBLY_WIDE, lu.HALF)]
         for solver in SOLVERS
     }
     told = ", ".join(f"{solver} {ours} and {theirs}" for solver, (ours, theirs) in solved.items())
@@ -282,13 +257,14 @@ def _accuracy_pays(rows: Rows) -> Verdict:
     return Verdict(fewer and more, f"times as many: {_told(ratios)}; systems that converge: {told}")
 
 
+@claim("(neula) of random matrices, with pivoting, 5.2/5.1 has better factors than 3.1 in fp32")
 def _consistent_factors(rows: Rows) -> Verdict:
     """Where factors are good enough for classical refinement; beyond, errors are anything."""
     usable = Rows(
         row if (row["contraction"] or math.inf) < 1 else row | {"contraction": None}
         for row in rows.where(matrix=GEOMETRIC)
     )
-    ratios = _ratios(usable, DOUBLY_WIDE, SINGLE, ("contraction",))
+    ratios = _ratios(usable, lu.DOUBLY_WIDE, lu.SINGLE, ("contraction",))
     holds = all(found and max(found) < 1 for found in ratios.values())
     return Verdict(holds, f"times as large: {_told(ratios)}")
 
@@ -305,21 +281,11 @@ ITERATIONS = Figure(
     measure=measure_iterations,
     draw=draw_iterations,
     claims=(
-        Claim("(neula) classical refinement takes at most the iterations that theory allows", _within_theory),
-        Claim("(neula) GMRES converges wherever classical refinement does, and beyond", _gmres_goes_further),
-        Claim(
-            "(neula) the fp16 factors of 5.2/5.1 take about as many iterations as those of 3.1 in fp32",
-            _half_the_memory_for_free,
-        ),
-        Claim(
-            "(neula) with 5.2/5.1 no more iterations than with 3.1 in fp16, and convergence more often",
-            _accuracy_pays,
-        ),
-        Claim(
-            "(neula) of random matrices, with pivoting, 5.2/5.1 has better factors than 3.1 in fp32",
-            _consistent_factors,
-        ),
+        _within_theory,
+        _gmres_goes_further,
+        _half_the_memory_for_free,
+        _accuracy_pays,
+        _consistent_factors,
     ),
-    width=14,
-    height=8,
+    size=(14, 8),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -14,17 +15,8 @@ from neula.engines import FP32, Engine
 from neula.io.files import read_matrix
 from neula.io.matrices import journal_bearing_matrix, torsion_matrix, wathen_matrix
 from neula.papers.data import Row, Rows
-from neula.papers.figure import Claim, Figure, Setting, Verdict
-from neula.papers.lu.algorithms import (
-    COMPARED,
-    DOUBLY_LOW,
-    DOUBLY_WIDE,
-    HALF,
-    SINGLE,
-    Widths,
-    factorize,
-    solution_error,
-)
+from neula.papers.figure import Claim, Figure, Setting, Verdict, claim
+from neula.papers.lu import algorithms as lu
 from neula.papers.lu.performance import operations
 from neula.papers.measuring import timed
 
@@ -41,16 +33,9 @@ ABOUT = 1.25
 
 @dataclass(frozen=True)
 class Problem:
-    """A matrix of the paper's Table 3.
+    """A matrix of the paper's Table 3: its name and order in the SuiteSparse collection, the paper's errors.
 
-    Attributes
-    ----------
-    name : str
-        In the SuiteSparse collection.
-    n : int
-        Its order there.
-    errors : tuple of float or None
-        The paper's, times 1e4, for 3.1 fp32, 3.1 fp16, 5.2/4.1 and 5.2/5.1; None where it failed.
+    They are times 1e4, for 3.1 fp32, 3.1 fp16, 5.2/4.1 and 5.2/5.1; None where the algorithm failed.
     """
 
     name: str
@@ -79,16 +64,7 @@ PROBLEMS = (
 
 @dataclass(frozen=True)
 class Source:
-    """Where a matrix comes from.
-
-    Attributes
-    ----------
-    kind : {"file", "formula"}
-    n : int
-        Its order, without making it.
-    load : callable
-        Makes it, float64.
-    """
+    """A ``"file"`` or ``"formula"`` that a matrix comes from; its order is known before it is loaded."""
 
     kind: str
     n: int
@@ -100,15 +76,15 @@ def measure_applications(setting: Setting) -> Iterator[Row]:
     cases = _available(setting)
     for problem, source in setting.track(cases, lambda case: f"{case[0].name}, n = {case[1].n}"):
         a, x = scaled_system(source.load().to(setting.device), setting.numerics)
-        for name, paper in zip(COMPARED, problem.errors, strict=True):
-            factors, seconds = timed(partial(factorize, a, name, setting.numerics, Widths()))
+        for name, paper in zip(lu.COMPARED, problem.errors, strict=True):
+            factors, seconds = timed(partial(lu.factorize, a, name, setting.numerics, lu.Widths()))
             rate = None if factors is None else 1e-12 * operations(len(a)) / seconds
             yield {
                 "matrix": problem.name,
                 "n": len(a),
                 "from": source.kind,
                 "algorithm": name,
-                "error_1e4": 1e4 * solution_error(a, factors, x),
+                "error_1e4": 1e4 * lu.solution_error(a, factors, x),
                 "paper_1e4": paper,
                 "tflops": setting.pick(small=None, paper=rate),
             }
@@ -178,14 +154,10 @@ def _formulas(setting: Setting) -> dict[str, tuple[int, Callable[[], torch.Tenso
 # --- claims -----------------------------------------------------------------------------------------------
 
 
-def _pairs(rows: Rows, name: str, peer: str, field: str = "error_1e4") -> dict[str, tuple[float, float]]:
-    """Values of two algorithms for each matrix that both could factorize."""
-    pairs = {}
-    for matrix, part in rows.by("matrix").items():
-        ours, theirs = (part.where(algorithm=x)[0][field] for x in (name, peer))
-        if ours is not None and theirs is not None:
-            pairs[str(matrix)] = (ours, theirs)
-    return pairs
+def _ratios(rows: Rows, name: str, peer: str, field: str = "error_1e4") -> dict[str, float]:
+    """Quotients of two algorithms for each matrix that both could factorize."""
+    ratios = zip(rows.by("matrix"), rows.ratios(field, name, peer, "algorithm"), strict=True)
+    return {str(matrix): ratio for matrix, ratio in ratios if not math.isnan(ratio)}
 
 
 def _told(ratios: dict[str, float]) -> str:
@@ -201,10 +173,7 @@ def _error_ratios(text: str, name: str, *peers: str, least: float = 0.0, most: f
     """The claim that the error of an algorithm is so many times that of others, for all matrices."""
 
     def judge(rows: Rows) -> Verdict:
-        found = {
-            peer: {matrix: ours / theirs for matrix, (ours, theirs) in _pairs(rows, name, peer).items()}
-            for peer in peers
-        }
+        found = {peer: _ratios(rows, name, peer) for peer in peers}
         holds = all(ratios for ratios in found.values()) and all(
             least <= ratio <= most for ratios in found.values() for ratio in ratios.values()
         )
@@ -214,24 +183,25 @@ def _error_ratios(text: str, name: str, *peers: str, least: float = 0.0, most: f
     return Claim(text, judge)
 
 
+@claim("5.2/5.1 factorizes what the others with an fp16 matrix do")
 def _failures(rows: Rows) -> Verdict:
     """Where the most accurate algorithm that stores the matrix in fp16 fails, so do the others."""
-    failed = {name: rows.where(algorithm=name, error_1e4=None).column("matrix") for name in COMPARED}
+    failed = {name: rows.where(algorithm=name, error_1e4=None).column("matrix") for name in lu.COMPARED}
     text = ", ".join(f"{name} {len(matrices)}" for name, matrices in failed.items())
-    holds = set(failed[DOUBLY_WIDE]) <= set(failed[DOUBLY_LOW]) & set(failed[HALF])
+    holds = set(failed[lu.DOUBLY_WIDE]) <= set(failed[lu.DOUBLY_LOW]) & set(failed[lu.HALF])
     return Verdict(holds, f"of {len(rows.by('matrix'))} matrices cannot be factorized: {text}")
 
 
 def _faster_than(name: str, peer: str) -> Callable[[Rows], Verdict]:
     def judge(rows: Rows) -> Verdict:
-        pairs = _pairs(rows, name, peer, "tflops")
-        ratios = {matrix: ours / theirs for matrix, (ours, theirs) in pairs.items()}
+        ratios = _ratios(rows, name, peer, "tflops")
         text = f"rate of {name} over that of {peer} {_told(ratios)}"
         return Verdict(bool(ratios) and min(ratios.values()) > 1, text)
 
     return judge
 
 
+ORDER_MORE = "3.1 errs at most about an order of magnitude more with an fp16 matrix"
 TABLE_3 = Figure(
     name="table3",
     title="Table 3: matrices from applications",
@@ -246,21 +216,18 @@ TABLE_3 = Figure(
     claims=(
         _error_ratios(
             "3.1 with an fp32 matrix is the most accurate",
-            SINGLE,
-            HALF,
-            DOUBLY_LOW,
-            DOUBLY_WIDE,
+            lu.SINGLE,
+            lu.HALF,
+            lu.DOUBLY_LOW,
+            lu.DOUBLY_WIDE,
             most=ABOUT,
         ),
+        _error_ratios(ORDER_MORE, lu.HALF, lu.SINGLE, most=ORDER_OF_MAGNITUDE),
         _error_ratios(
-            "3.1 errs at most about an order of magnitude more with an fp16 matrix",
-            HALF,
-            SINGLE,
-            most=ORDER_OF_MAGNITUDE,
+            "5.2/5.1 is more accurate than 3.1 with an fp16 matrix", lu.DOUBLY_WIDE, lu.HALF, most=1.0
         ),
-        _error_ratios("5.2/5.1 is more accurate than 3.1 with an fp16 matrix", DOUBLY_WIDE, HALF, most=1.0),
-        _error_ratios("5.2/4.1 is no worse than 3.1 with an fp16 matrix", DOUBLY_LOW, HALF, most=ABOUT),
-        Claim("5.2/5.1 factorizes what the others with an fp16 matrix do", _failures),
-        Claim("5.2/4.1 is faster than 3.1 with an fp16 matrix", _faster_than(DOUBLY_LOW, HALF)),
+        _error_ratios("5.2/4.1 is no worse than 3.1 with an fp16 matrix", lu.DOUBLY_LOW, lu.HALF, most=ABOUT),
+        _failures,
+        Claim("5.2/4.1 is faster than 3.1 with an fp16 matrix", _faster_than(lu.DOUBLY_LOW, lu.HALF)),
     ),
 )

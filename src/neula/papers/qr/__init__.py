@@ -8,8 +8,9 @@ from neula.papers.qr.accuracy import FIGURE_3, FIGURE_4, OVERFLOW
 from neula.papers.qr.iterations import ITERATIONS
 from neula.papers.qr.least_squares import FIGURE_8, FIGURE_9
 from neula.papers.qr.low_rank import TABLE_4
-from neula.papers.qr.models import FIGURE_1, FIGURE_2, TABLE_3
+from neula.papers.qr.models import FIGURE_1, FIGURE_2
 from neula.papers.qr.performance import FIGURE_5, FIGURE_6, FIGURE_7
+from neula.papers.qr.rates import TABLE_3
 from neula.papers.reproduce import Paper
 
 QR_PAPER = Paper(

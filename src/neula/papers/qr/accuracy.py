@@ -6,7 +6,6 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,13 +18,10 @@ from neula.certificates.bounds import orthogonality_bound, residual_bound
 from neula.engines import FP16, FP32, Engine, Format
 from neula.io.matrices import SPECTRA, random_matrix
 from neula.papers.data import Row, Rows
-from neula.papers.drawing import lines, log_log
+from neula.papers.drawing import Canvas, lines, log_log
 from neula.papers.errors import backward_error, growth, orthogonality_defect
-from neula.papers.figure import Claim, Figure, Setting, Verdict
+from neula.papers.figure import Claim, Figure, Setting, Verdict, claim
 from neula.papers.qr.recursive_householder import rhouqr
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
 
 RGSQRF, REORTHO, RHOUQR, SGEQRF = "RGSQRF", "RGSQRF-Reortho", "RHOUQR", "SGEQRF"
 UNTIL = "RGSQRF until orthogonal"
@@ -168,8 +164,7 @@ FIGURE_3 = Figure(
         _flat("(neula) RGSQRF: the same for the other spectra", RGSQRF, "backward_error", FP16, OTHERS),
         _flat("(neula) RHOUQR: the same for all spectra", RHOUQR, "backward_error", FP16, SPECTRA),
     ),
-    width=10,
-    height=7,
+    size=(10, 7),
 )
 
 FIGURE_4 = Figure(
@@ -190,8 +185,7 @@ FIGURE_4 = Figure(
         _flat("(neula) until orthogonal for all spectra", UNTIL, "orthogonality", FP16, SPECTRA),
         _flat("(neula) RHOUQR: needs no second pass", RHOUQR, "orthogonality", FP16, SPECTRA),
     ),
-    width=10,
-    height=7,
+    size=(10, 7),
 )
 
 
@@ -247,11 +241,13 @@ def draw_overflow(rows: Rows, canvas: Canvas) -> None:
     axes[1].legend(title="scaling", loc="center right")
 
 
+@claim("without scaling, elements above 65504 overflow")
 def _overflows(rows: Rows) -> Verdict:
     lost = [row["exponent"] for row in rows.where(scaling="without", finite=False) if row["exponent"] > 0]
     return Verdict(bool(lost), f"Inf or NaN from columns of 1e{min(lost)} on" if lost else "never")
 
 
+@claim("without scaling, small columns suffer from underflow")
 def _underflows(rows: Rows) -> Verdict:
     part = [row for row in rows.where(scaling="without") if row["exponent"] <= 0 and row["finite"]]
     worst = max(part, key=lambda row: row["backward_error"])
@@ -260,6 +256,7 @@ def _underflows(rows: Rows) -> Verdict:
     return Verdict(holds, f"{text}{worst['backward_error']:.1e}")
 
 
+@claim("with scaling there is neither overflow nor underflow")
 def _scaling_helps(rows: Rows) -> Verdict:
     part = rows.where(scaling="with")
     errors = [math.inf if error is None else error for error in part.column("backward_error")]
@@ -279,10 +276,6 @@ OVERFLOW = Figure(
     scaled_down="2048 x 512 instead of 32768 x 4096, tensor cores emulated",
     measure=measure_overflow,
     draw=draw_overflow,
-    claims=(
-        Claim("without scaling, elements above 65504 overflow", _overflows),
-        Claim("without scaling, small columns suffer from underflow", _underflows),
-        Claim("with scaling there is neither overflow nor underflow", _scaling_helps),
-    ),
-    width=11,
+    claims=(_overflows, _underflows, _scaling_helps),
+    size=(11, 5),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -19,13 +19,9 @@ from neula.algorithms.spectra.condition import solve_rt
 from neula.engines import Engine
 from neula.io.matrices import random_matrix
 from neula.papers.data import Row, Rows
-from neula.papers.drawing import log_log, shape_text
-from neula.papers.figure import Claim, Figure, Setting, Verdict
+from neula.papers.drawing import Axes, Canvas, log_log, shape_text
+from neula.papers.figure import Figure, Setting, Verdict, claim
 from neula.papers.qr.least_squares import right_hand_side
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Canvas
 
 TOLERANCE = 1e-10
 MAX_ITERATIONS = 400
@@ -117,8 +113,8 @@ def draw_iterations(rows: Rows, canvas: Canvas) -> None:
             excess = [_excess(row) for row in own]
             look: dict[str, Any] = {"color": f"C{color}"} | style
             left.plot(own.column("cond"), excess, label=f"{spectrum}, {name}", linewidth=1, **look)
-            right.plot(excess, _plottable(own, "cgls"), linestyle="", **look)
-            right.plot(excess, _plottable(own, "lsqr"), "k.", markersize=4, zorder=3)
+            right.plot(excess, own.numbers("cgls"), linestyle="", **look)
+            right.plot(excess, own.numbers("lsqr"), "k.", markersize=4, zorder=3)
     _draw_bound(right, [row for row in rows if row["lsqr"] is not None])
     shape = shape_text(rows[0]["m"], rows[0]["n"])
     log_log(left, "cond(A)", "cond(AR$^{-1}$) - 1", f"what R leaves of the condition number, {shape}")
@@ -145,10 +141,6 @@ def _excess(row: Row) -> float:
     return math.nan if kappa is None else kappa - 1
 
 
-def _plottable(rows: Rows, name: str) -> list[float]:
-    return [math.nan if value is None else value for value in rows.column(name)]
-
-
 def _count(row: Row, solver: str) -> int:
     """Iterations; a solver that has not finished has taken as many as it may."""
     return MAX_ITERATIONS if row[solver] is None else row[solver]
@@ -159,6 +151,7 @@ def _alike(first: int, second: int) -> bool:
     return abs(first - second) <= max(1, SLACK * max(first, second))
 
 
+@claim("the number of iterations is within the bound of the theory")
 def _within_theory(rows: Rows) -> Verdict:
     """Where CGLS has finished, or should have: what may take more iterations than it got decides nothing."""
     known = [row for row in rows if row["cond_preconditioned"] is not None]
@@ -181,6 +174,7 @@ def _bound(row: Row) -> int:
     return iteration_bound(row["cond_preconditioned"])
 
 
+@claim("LSQR takes as many iterations as CGLS")
 def _lsqr_alike(rows: Rows) -> Verdict:
     """Where one of them finishes."""
     finished = [row for row in rows if row["cgls"] is not None or row["lsqr"] is not None]
@@ -194,6 +188,7 @@ def _lsqr_alike(rows: Rows) -> Verdict:
     )
 
 
+@claim("bits decide: bf16 (8) takes more iterations than fp16 (11), tf32 (11) as many")
 def _bits_decide(rows: Rows) -> Verdict:
     """Formats on equal matrices, where one of those with 11 bits finishes."""
     by_format = (rows.where(format=name) for name in ("fp16", "tf32", "bf16"))
@@ -220,11 +215,6 @@ ITERATIONS = Figure(
     scaled_down="1024 x 512 instead of 8192 x 2048, tensor cores emulated",
     measure=measure_iterations,
     draw=draw_iterations,
-    claims=(
-        Claim("the number of iterations is within the bound of the theory", _within_theory),
-        Claim("LSQR takes as many iterations as CGLS", _lsqr_alike),
-        Claim("bits decide: bf16 (8) takes more iterations than fp16 (11), tf32 (11) as many", _bits_decide),
-    ),
-    width=13,
-    height=6,
+    claims=(_within_theory, _lsqr_alike, _bits_decide),
+    size=(13, 6),
 )

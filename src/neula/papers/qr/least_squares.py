@@ -8,21 +8,18 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 import neula
 from neula.engines import FP64, Engine
-from neula.io.matrices import random_matrix
-from neula.papers.data import Row, Rows
-from neula.papers.drawing import grouped_bars, lines, log_log, shape_text
-from neula.papers.figure import Claim, Figure, Setting, Verdict
+from neula.io.matrices import ENTRIES, random_matrix
+from neula.papers.data import Row, Rows, span
+from neula.papers.drawing import Canvas, grouped_bars, lines, log_log, shape_text
+from neula.papers.figure import Figure, Setting, Verdict, claim
 from neula.papers.measuring import median_seconds
 from neula.pipeline.result import AccuracyWarning, LstsqResult
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
 
 T = TypeVar("T")
 
@@ -60,13 +57,9 @@ RGSQRF, SGEQRF, DGEQRF = "RGSQRF iterative", "SGEQRF direct", "DGEQRF direct"
 PEERS = {SGEQRF: torch.float32, DGEQRF: torch.float64}
 GEOMETRIC, STRESS = ("geometric", 1e3), ("geometric", 1e4)
 MATRICES = (
-    ("uniform01", None),
-    ("uniform", None),
-    ("normal", None),
+    *((entries, None) for entries in ENTRIES),
     GEOMETRIC,
-    ("arithmetic", 1e5),
-    ("cluster_small", 1e5),
-    ("cluster_large", 1e5),
+    *((spectrum, 1e5) for spectrum in ("arithmetic", "cluster_small", "cluster_large")),
     STRESS,
 )
 SMALL_SHAPES = [(2048, 1024), (4096, 1024), (4096, 512), (8192, 256), (16384, 128)]
@@ -204,6 +197,10 @@ def _without_stress(rows: Rows) -> list[_Case]:
     return [case for case in _cases(rows) if case.matrix != STRESS]
 
 
+@claim(
+    "in almost all cases faster than the direct solvers in single and double precision (up to "
+    "8.9x/13.5x), with the accuracy of the double one"
+)
 def _faster(rows: Rows) -> Verdict:
     """Both at once: a wrong answer counts as slow."""
     cases = _cases(rows)
@@ -221,6 +218,7 @@ def _faster(rows: Rows) -> Verdict:
     )
 
 
+@claim("taller and thinner matrices tend to do better")
 def _taller(rows: Rows) -> Verdict:
     """Correlation of height per width with the speedup, both as logarithms; a size has its median speedup."""
     speedups: dict[tuple[int, int], list[float]] = {}
@@ -235,6 +233,7 @@ def _taller(rows: Rows) -> Verdict:
     return Verdict(correlation >= TENDENCY, f"correlation {correlation:.2f}; median over matrices: {text}")
 
 
+@claim("geometric spectrum of condition 1e3: 20 to 30 iterations, others typically fewer than 10")
 def _slow_spectrum(rows: Rows) -> Verdict:
     """Medians over the sizes that R in the first format solved."""
     refined = rows.where(solver=RGSQRF)
@@ -254,6 +253,10 @@ def _slow_spectrum(rows: Rows) -> Verdict:
     )
 
 
+@claim(
+    "geometric spectrum of condition 1e4: double accuracy cannot be reached profitably "
+    "(200 iterations are not enough)"
+)
 def _unprofitable(rows: Rows) -> Verdict:
     """A statement that there is none: one size that is solved faster refutes it."""
     cases = [case for case in _cases(rows) if case.matrix == STRESS]
@@ -280,25 +283,8 @@ FIGURE_8 = Figure(
     "iterations, less to gain",
     measure=measure_solvers,
     draw=draw_solvers,
-    claims=(
-        Claim(
-            "in almost all cases faster than the direct solvers in single and double precision (up to "
-            "8.9x/13.5x), with the accuracy of the double one",
-            _faster,
-        ),
-        Claim("taller and thinner matrices tend to do better", _taller),
-        Claim(
-            "geometric spectrum of condition 1e3: 20 to 30 iterations, others typically fewer than 10",
-            _slow_spectrum,
-        ),
-        Claim(
-            "geometric spectrum of condition 1e4: double accuracy cannot be reached profitably "
-            "(200 iterations are not enough)",
-            _unprofitable,
-        ),
-    ),
-    width=17,
-    height=9,
+    claims=(_faster, _taller, _slow_spectrum, _unprofitable),
+    size=(17, 9),
 )
 
 
@@ -347,14 +333,8 @@ def draw_refinement(rows: Rows, canvas: Canvas) -> None:
     refined = [row for row in rows.where(solver=LOW_REFINED) if row["gradient"]]
     for row in refined:
         text = f"{row['iterations']}" if row["converged"] else f"{row['iterations']}*"
-        axes.annotate(
-            text,
-            (row["cond"], row["gradient"]),
-            (0, -15),
-            textcoords="offset points",
-            ha="center",
-            fontsize=9,
-        )
+        place, below = (row["cond"], row["gradient"]), (0, -15)
+        axes.annotate(text, place, below, textcoords="offset points", ha="center", fontsize=9)
     axes.margins(y=0.1)
     axes.grid(alpha=0.3)
     starred = "" if all(row["converged"] for row in refined) else " (*: not certified)"
@@ -363,13 +343,11 @@ def draw_refinement(rows: Rows, canvas: Canvas) -> None:
 
 def _ratios(rows: Rows, solver: str, reference: str) -> list[float]:
     """How many times the gradient of one solver is that of another, for each condition number."""
-    pairs = zip(rows.where(solver=solver), rows.where(solver=reference), strict=True)
-    return [
-        math.inf if ours["gradient"] is None else ours["gradient"] / theirs["gradient"]
-        for ours, theirs in pairs
-    ]
+    ratios = rows.ratios("gradient", solver, reference, "solver")
+    return [math.inf if math.isnan(ratio) else ratio for ratio in ratios]
 
 
+@claim("RGSQRF direct: in most cases around two orders worse than SGEQRF direct")
 def _two_orders(rows: Rows) -> Verdict:
     """Two orders, give or take 0.7 of one, for most condition numbers."""
     ratios = _ratios(rows, LOW_DIRECT, S_DIRECT)
@@ -381,6 +359,7 @@ def _two_orders(rows: Rows) -> Verdict:
     )
 
 
+@claim("RGSQRF + CGLS: at least the level of DGEQRF with a small number of iterations")
 def _reaches_double(rows: Rows) -> Verdict:
     ratios = _ratios(rows, LOW_REFINED, D_DIRECT)
     refined = rows.where(solver=LOW_REFINED)
@@ -388,7 +367,7 @@ def _reaches_double(rows: Rows) -> Verdict:
     certified = sum(refined.column("converged"))
     return Verdict(
         max(ratios) <= SAME_LEVEL and max(iterations) <= FEW_ITERATIONS,
-        f"{min(ratios):.2g} to {max(ratios):.2g} times DCuSOLVE's in {min(iterations)} to {max(iterations)} "
+        f"{span(ratios, '.2g')} times DCuSOLVE's in {min(iterations)} to {max(iterations)} "
         f"iterations; neula certifies {certified} of {len(refined)}",
     )
 
@@ -404,10 +383,5 @@ FIGURE_9 = Figure(
     scaled_down="1024 x 512 instead of 32768 x 16384, tensor cores emulated",
     measure=measure_refinement,
     draw=draw_refinement,
-    claims=(
-        Claim("RGSQRF direct: in most cases around two orders worse than SGEQRF direct", _two_orders),
-        Claim(
-            "RGSQRF + CGLS: at least the level of DGEQRF with a small number of iterations", _reaches_double
-        ),
-    ),
+    claims=(_two_orders, _reaches_double),
 )

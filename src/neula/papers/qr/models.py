@@ -1,180 +1,26 @@
-"""Table 3 and Figures 1 and 2: rates of the pieces, and what they predict for the whole."""
+"""Figures 1 and 2: what the rates of the pieces predict for the whole, and what is measured."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
-from neula.engines import Engine
-from neula.engines.tuning import Recursion
 from neula.papers.data import Row, Rows
-from neula.papers.drawing import plain_ticks
-from neula.papers.figure import Claim, Figure, Setting, Verdict
-from neula.papers.measuring import householder_flops, sustained_seconds
+from neula.papers.drawing import Canvas, plain_ticks
+from neula.papers.figure import Claim, Figure, Setting, Verdict, claim
+from neula.papers.measuring import householder_flops
+from neula.papers.qr import rates
 from neula.papers.qr.blocked_householder import blocked_householder
-from neula.papers.qr.problems import column_major_normal
+from neula.papers.qr.rates import FP32, LOW, WY_PANEL, Rates, Shape
 from neula.papers.qr.recursive_householder import rhouqr
-from neula.papers.qr.wy import householder_wy
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
-
-Rates = dict[int, float]
-"""TFLOP/s for each width."""
-
-SGEQRF, WY_PANEL = "SGEQRF", "WY panel"
-LOW, FP32 = "low", "fp32"
-TABLE_TEXT = (
-    "4096 rows and k from 32 to 1024 on this CPU instead of 32768 rows and k from 128 to 16384 on a GPU"
-)
 FIGURE_TEXT = "4096 x 1024 on this CPU instead of 32768 x 16384 on a GPU"
-WIDEST_PANEL = 4096
-"""Wider ones are most of a matrix."""
 AIM = 0.25
 """How far a measurement may be from the model to count as predicted."""
-
-
-Shape = tuple[int, int]
-
-
-def _shape(setting: Setting, shape: Shape | None) -> Shape:
-    return shape or setting.shape(small=(4096, 1024), paper=(32768, 16384), bytes_an_entry=24)
-
-
-def _matrix(setting: Setting, shape: Shape | None) -> torch.Tensor:
-    return column_major_normal(setting, *_shape(setting, shape))
-
-
-def _tflops(flops: float, run: Callable[[], object]) -> float:
-    return 1e-12 * flops / sustained_seconds(run)
-
-
-# --- Table 3 ----------------------------------------------------------------------------------------------
-
-
-def measure_rates(setting: Setting, shape: Shape | None = None) -> Iterator[Row]:
-    """Rates of products, of a step of the recursion, and of panels, against the width k."""
-    m, n = _shape(setting, shape)
-    engines = {LOW: setting.speed, FP32: setting.speed.using("fp32")}
-    a = _matrix(setting, shape)
-    widths = [2**k for k in setting.pick(small=range(5, 11), paper=range(7, 15)) if 2**k <= n]
-    for k in setting.track(widths, lambda k: f"k = {k}"):
-        row: Row = {"m": m, "k": k}
-        for name, engine in engines.items():
-            rates = _product_rates(a[:, :k], engine)
-            rates |= {
-                "step": _step_rate(a, k, k, engine),
-                "wide step": _step_rate(a, k, max(k, n // 2), engine),
-            }
-            row |= {f"{name} {piece}": rate for piece, rate in rates.items()}
-        row[SGEQRF] = _tflops(2 * m * k * k, partial(torch.geqrf, a[:, :k]))
-        row[WY_PANEL] = _tflops(2 * m * k * k, partial(householder_wy, a[:, :k]))
-        panels = ("householder", "caqr", _best(setting.speed).panel) if k <= min(n // 4, WIDEST_PANEL) else ()
-        yield row | {_panel_column(panel): _panel_rate(a, k, setting.speed, panel) for panel in panels}
-
-
-def _panel_column(panel: str) -> str:
-    names = {"householder": "SGEQRF panel", "caqr": "CAQR panel"}
-    return names.get(panel, f"{panel} panel")
-
-
-def _product_rates(a: torch.Tensor, engine: Engine) -> Row:
-    """The paper's two products: k x m by m x k, and m x k by k x k."""
-    m, k = a.shape
-    tall, small = engine.operand(a), engine.operand(a[:k])
-    gram, product = engine.empty(k, k), engine.empty(m, k)
-    return {
-        "TN": _tflops(2 * m * k * k, lambda: engine.gemm(tall.T, tall, gram)),
-        "NN": _tflops(2 * m * k * k, lambda: engine.gemm(tall, small, product)),
-    }
-
-
-def _step_rate(a: torch.Tensor, k: int, width: int, engine: Engine) -> float:
-    """Both products of a step with the rounding between them, on one block of columns after the other.
-
-    ``A2 - Q1 (Q1^T A2)`` with k columns in Q1 and ``width`` in A2. The blocks are those of the whole matrix,
-    so that they come from memory as they do in the recursion.
-    """
-    m, n = a.shape
-    # Halved, so that repeated updates stay bounded.
-    q1 = engine.operand(engine.empty(m, k).copy_(a[:, :k] / (2 * m**0.5)))
-    work = engine.empty(m, n).copy_(a)
-    low = engine.operand_buffer(work)
-    r12 = engine.empty(k, width)
-    columns = itertools.cycle(range(0, n, width))
-
-    def step() -> None:
-        block = slice(start := next(columns), start + width)
-        a2 = work[:, block]
-        engine.gemm(q1.T, engine.operand(a2, None if low is None else low[:, block]), r12)
-        engine.gemm(q1, engine.operand(r12), a2, alpha=-1.0, beta=1.0)
-
-    return _tflops(4 * m * k * width, step)
-
-
-def _panel_rate(a: torch.Tensor, k: int, engine: Engine, panel: str) -> float:
-    """A panel as RGSQRF runs it, in place and with the rounded copy of Q, on one block after the other."""
-    m, n = a.shape
-    blocks = itertools.cycle(engine.empty(m, n).copy_(a).split(k, dim=1))
-    return _tflops(
-        2 * m * k * k, lambda: rgsqrf(next(blocks), engine, cutoff=k, panel=panel, overwrite_a=True)
-    )
-
-
-def _low_needs_wider(rows: Rows) -> Verdict:
-    """The first width at 90% of the best rate, in both formats."""
-    first = {}
-    for name in (LOW, FP32):
-        best = max(rows.column(f"{name} TN"))
-        first[name] = min(row["k"] for row in rows if row[f"{name} TN"] > 0.9 * best)
-    text = f"90% of the best rate from k = {first[LOW]} on in the low format, {first[FP32]} in fp32"
-    return Verdict(first[LOW] > first[FP32], text)
-
-
-def _panel_is_slow(rows: Rows) -> Verdict:
-    narrow = next(row for row in rows if row["k"] >= 128)
-    part = narrow[SGEQRF] / max(rows.column(f"{LOW} TN"))
-    return Verdict(
-        part < 0.01, f"SGEQRF at k = {narrow['k']}: {100 * part:.2g}% of the best (to hold, below 1%)"
-    )
-
-
-def _caqr_is_faster(rows: Rows) -> Verdict:
-    row = rows.where(k=128)[0]
-    ratio = row["CAQR panel"] / row[SGEQRF]
-    text = f"at k = 128 {row['CAQR panel']:.2g} TFLOP/s with Q, SGEQRF {row[SGEQRF]:.2g} without"
-    return Verdict(ratio > 2, f"{text}: {ratio:.2g} times (to hold, 2)")
-
-
-TABLE_3 = Figure(
-    name="table3",
-    title="Table 3: rates of products and panels in TFLOP/s",
-    shows="TN multiplies k x m by m x k, NN m x k by k x k, as in the paper. A step is what the recursion "
-    "does: rounding of A2 and R12, R12 = Q1^T A2, A2 - Q1 R12, on blocks that come from memory; a wide "
-    "step has n/2 columns in A2. SGEQRF is the library's Householder QR of m x k, the WY panel is SGEQRF "
-    "with Y and T. The last columns are panels as the recursion runs them: with explicit Q, in place. Many "
-    "runs are queued before the clock stops.",
-    scaled_down=TABLE_TEXT,
-    measure=measure_rates,
-    draw=None,
-    claims=(
-        Claim(
-            "products in the low format need a larger k for their full rate (2048) than fp32 (1024)",
-            _low_needs_wider,
-        ),
-        Claim("a Householder panel runs at a thousandth of the product rate (0.10 of 98)", _panel_is_slow),
-        Claim("the CAQR panel is 3.3 times faster than SGEQRF (0.33 TFLOP/s)", _caqr_is_faster),
-    ),
-)
-
-
-# --- models -----------------------------------------------------------------------------------------------
 
 
 def predicted_householder(n: int, block: int, panel: Rates, product: Rates, panel_parts: int = 2) -> float:
@@ -188,21 +34,6 @@ def predicted_rgsqrf(n: int, cutoff: int, panel: Rates, product: Rates) -> float
     if n <= cutoff:
         return panel[n]
     return 2 / (1 / predicted_rgsqrf(n // 2, cutoff, panel, product) + 1 / product[n // 2])
-
-
-class _Rates:
-    """Table 3 as the formulas need it: the rate of each width."""
-
-    def __init__(self, setting: Setting, shape: Shape | None) -> None:
-        self._rows = Rows(measure_rates(setting, shape))
-
-    def of(self, column: str) -> Rates:
-        """One column, as far as it goes."""
-        return {row["k"]: row[column] for row in self._rows if column in row}
-
-    def products(self, format: str) -> Rates:
-        """Both products of the paper one after the other, nothing between them."""
-        return {row["k"]: 2 / (1 / row[f"{format} TN"] + 1 / row[f"{format} NN"]) for row in self._rows}
 
 
 PREDICTED, MEASURED = "predicted", "measured"
@@ -219,10 +50,6 @@ class _Study:
     setting: Setting
     a: torch.Tensor
 
-    @classmethod
-    def of(cls, setting: Setting, shape: Shape | None) -> _Study:
-        return cls(setting, _matrix(setting, shape))
-
     @property
     def flops(self) -> float:
         """Operations of Householder QR, which all methods are charged with: rates compare as times do."""
@@ -233,10 +60,6 @@ class _Study:
         m, n = self.a.shape
         return rgsqrf_rate * self.flops / (2 * m * n * n)
 
-    @property
-    def engines(self) -> dict[str, Engine]:
-        return {LOW: self.setting.speed, FP32: self.setting.speed.using("fp32")}
-
     def blocks(self) -> Iterator[int]:
         n = self.a.shape[1]
         sizes = [2**k for k in self.setting.pick(small=range(5, 10), paper=range(7, 13)) if 2**k <= n // 2]
@@ -244,58 +67,58 @@ class _Study:
 
     def library(self) -> Row:
         """The library's own factorization, whose block size is its affair."""
-        tflops = _tflops(self.flops, partial(torch.geqrf, self.a))
+        tflops = rates.tflops(self.flops, partial(torch.geqrf, self.a))
         return self.row(LIBRARY, FP32, None, {MEASURED: tflops})[0]
 
-    def row(self, method: str, format: str, block: int | None, rates: dict[str, float]) -> list[Row]:
+    def row(self, method: str, format: str, block: int | None, found: dict[str, float]) -> list[Row]:
         """A row for each of the rates."""
         m, n = self.a.shape
         head = {"m": m, "n": n, "method": method, "format": format, "B": block}
-        default = block == _best(self.setting.speed).cutoff
-        return [head | {"kind": kind, "tflops": rate, "default": default} for kind, rate in rates.items()]
+        default = block == rates.best_recursion(self.setting.speed).cutoff
+        return [head | {"kind": kind, "tflops": rate, "default": default} for kind, rate in found.items()]
 
 
 def measure_householder(setting: Setting, shape: Shape | None = None) -> Iterator[Row]:
     """Formula (4) and blocked Householder QR as it is, against the block size."""
-    table, study = _Rates(setting, shape), _Study.of(setting, shape)
+    table, study = rates.RateTable(setting, shape), _Study(setting, rates.matrix(setting, shape))
     n = study.a.shape[1]
     yield study.library()
     for block in study.blocks():
-        for format, engine in study.engines.items():
+        for format, engine in rates.engines(setting).items():
             run = partial(blocked_householder, study.a, engine, block=block)
-            rates = {
+            found = {
                 PREDICTED: predicted_householder(n, block, table.of(WY_PANEL), table.of(f"{format} step")),
                 WIDE: predicted_householder(n, block, table.of(WY_PANEL), table.of(f"{format} wide step"), 1),
-                MEASURED: _tflops(study.flops, run),
+                MEASURED: rates.tflops(study.flops, run),
             }
-            yield from study.row(BLOCKED, format, block, rates)
+            yield from study.row(BLOCKED, format, block, found)
 
 
 def measure_recursion(setting: Setting, shape: Shape | None = None) -> Iterator[Row]:
     """Formula (7) and RGSQRF as it is, against the cutoff, with the library's and the default panel."""
-    table, study = _Rates(setting, shape), _Study.of(setting, shape)
-    n, default = study.a.shape[1], _best(setting.speed).panel
+    table, study = rates.RateTable(setting, shape), _Study(setting, rates.matrix(setting, shape))
+    n, default = study.a.shape[1], rates.best_recursion(setting.speed).panel
     variants = [
-        (RGSQRF, LOW, "householder", table.of(_panel_column("householder"))),
-        (RGSQRF, FP32, "householder", table.of(_panel_column("householder"))),
-        (RGSQRF_CAQR, LOW, "caqr", table.of(_panel_column("caqr"))),
-        (RGSQRF_DEFAULT, LOW, default, table.of(_panel_column(default))),
+        (RGSQRF, LOW, "householder", table.of(rates.panel_column("householder"))),
+        (RGSQRF, FP32, "householder", table.of(rates.panel_column("householder"))),
+        (RGSQRF_CAQR, LOW, "caqr", table.of(rates.panel_column("caqr"))),
+        (RGSQRF_DEFAULT, LOW, default, table.of(rates.panel_column(default))),
     ]
     yield study.library()
     for block in study.blocks():
         for method, format, panel, panel_rates in variants:
             if block not in panel_rates:
                 continue
-            run = partial(rgsqrf, study.a, study.engines[format], panel=panel, cutoff=block)
-            rates = {
+            run = partial(rgsqrf, study.a, rates.engines(setting)[format], panel=panel, cutoff=block)
+            found = {
                 PREDICTED: predicted_rgsqrf(n, block, panel_rates, table.of(f"{format} step")),
                 PRODUCTS: predicted_rgsqrf(n, block, panel_rates, table.products(format)),
             }
-            rates = {kind: study.charged(rate) for kind, rate in rates.items()}
-            rates[MEASURED] = _tflops(study.flops, run)
-            yield from study.row(method, format, block, rates)
+            found = {kind: study.charged(rate) for kind, rate in found.items()}
+            found[MEASURED] = rates.tflops(study.flops, run)
+            yield from study.row(method, format, block, found)
         recursion = partial(rhouqr, study.a, setting.speed, cutoff=block)
-        yield from study.row(RECURSIVE, LOW, block, {MEASURED: _tflops(study.flops, recursion)})
+        yield from study.row(RECURSIVE, LOW, block, {MEASURED: rates.tflops(study.flops, recursion)})
 
 
 def _draw(rows: Rows, canvas: Canvas) -> None:
@@ -326,17 +149,20 @@ def _best_ms(rows: Rows, method: str, format: str = LOW) -> float:
     return 1e-9 * householder_flops(rows[0]["m"], rows[0]["n"]) / tflops
 
 
+@claim("the low format makes blocked Householder QR around 30% faster, no more")
 def _low_gains_little(rows: Rows) -> Verdict:
     low, fp32 = _best_ms(rows, BLOCKED, LOW), _best_ms(rows, BLOCKED, FP32)
     text = f"{low:.3g} ms at the best block size, {fp32:.3g} ms in fp32: {fp32 / low:.2f} times as fast"
     return Verdict(1 < fp32 / low < 1.45, f"{text} (to hold, between 1 and 1.45)")
 
 
+@claim("even then it is no better than SGEQRF")
 def _no_better_than_library(rows: Rows) -> Verdict:
     low, library = _best_ms(rows, BLOCKED), _best_ms(rows, LIBRARY, FP32)
     return Verdict(low > library, f"{low:.3g} ms, SGEQRF {library:.3g} ms")
 
 
+@claim("RGSQRF gains significantly from the low format and surpasses SGEQRF")
 def _recursion_gains(rows: Rows) -> Verdict:
     low, fp32 = _best_ms(rows, RGSQRF, LOW), _best_ms(rows, RGSQRF, FP32)
     library = _best_ms(rows, LIBRARY, FP32)
@@ -344,12 +170,14 @@ def _recursion_gains(rows: Rows) -> Verdict:
     return Verdict(low < fp32 / 1.3 and low < library, text)
 
 
+@claim("a small cutoff (128) is as good as any")
 def _small_cutoff_is_best(rows: Rows) -> Verdict:
     part = rows.where(method=RGSQRF_DEFAULT, kind=MEASURED)
     at_128, best = part.where(B=128)[0]["tflops"], max(part.column("tflops"))
     return Verdict(at_128 > 0.9 * best, f"B = 128 reaches {100 * at_128 / best:.0f}% of the best cutoff")
 
 
+@claim("Gram-Schmidt beats Householder in the same recursion")
 def _beats_recursive_householder(rows: Rows) -> Verdict:
     ours, theirs = _best_ms(rows, RGSQRF), _best_ms(rows, RECURSIVE)
     return Verdict(ours < theirs, f"{ours:.3g} ms with Q; RHOUQR, the same panel, {theirs:.3g} ms without Q")
@@ -381,13 +209,12 @@ FIGURE_1 = Figure(
     measure=measure_householder,
     draw=_draw,
     claims=(
-        Claim("the low format makes blocked Householder QR around 30% faster, no more", _low_gains_little),
-        Claim("even then it is no better than SGEQRF", _no_better_than_library),
+        _low_gains_little,
+        _no_better_than_library,
         Claim("(neula) formula (4) is within 25% at the default width", _predicted(BLOCKED)),
         Claim("(neula) corrected for wide products and panels it is", _predicted(BLOCKED, WIDE)),
     ),
-    width=11,
-    height=7,
+    size=(11, 7),
 )
 
 FIGURE_2 = Figure(
@@ -402,20 +229,14 @@ FIGURE_2 = Figure(
     measure=measure_recursion,
     draw=_draw,
     claims=(
-        Claim("RGSQRF gains significantly from the low format and surpasses SGEQRF", _recursion_gains),
-        Claim("a small cutoff (128) is as good as any", _small_cutoff_is_best),
+        _recursion_gains,
+        _small_cutoff_is_best,
         Claim(
             "with the CAQR panel formula (7) predicts the speed (27 TFLOP/s, 26.2 measured)",
             _predicted(RGSQRF_CAQR),
         ),
-        Claim("Gram-Schmidt beats Householder in the same recursion", _beats_recursive_householder),
+        _beats_recursive_householder,
         Claim("(neula) formula (7) is within 25% at the default cutoff", _predicted(RGSQRF_DEFAULT)),
     ),
-    width=12,
-    height=8,
+    size=(12, 8),
 )
-
-
-def _best(engine: Engine) -> Recursion:
-    """How the recursion ends by default."""
-    return engine.tuning.recursion(engine.storage)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -13,27 +13,15 @@ from neula.algorithms.orthogonal.reorthogonalize import reorthogonalize, second_
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.engines import Engine
 from neula.io.matrices import random_matrix
-from neula.papers.data import Row, Rows
-from neula.papers.drawing import grouped_bars, plain_ticks, shape_text
+from neula.papers.data import Row, Rows, span
+from neula.papers.drawing import Canvas, grouped_bars, plain_ticks, shape_text
 from neula.papers.errors import backward_error
-from neula.papers.figure import Claim, Figure, Setting, Verdict
+from neula.papers.figure import Figure, Setting, Verdict, claim
 from neula.papers.measuring import householder_flops, median_seconds
 from neula.papers.qr.accuracy import orthogonality
-from neula.papers.qr.problems import column_major_normal
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
-
-PAPER_SHAPES = [
-    (32768, 32768),
-    (32768, 16384),
-    (16384, 16384),
-    (8192, 8192),
-    (131072, 4096),
-    (524288, 1024),
-    (2097152, 256),
-    (4194304, 128),
-]
+SQUARE_SHAPES = [(32768, 32768), (32768, 16384), (16384, 16384), (8192, 8192)]
+PAPER_SHAPES = [*SQUARE_SHAPES, (131072, 4096), (524288, 1024), (2097152, 256), (4194304, 128)]
 SMALL_SHAPES = [(2048, 2048), (4096, 1024), (8192, 512), (32768, 256), (65536, 128)]
 SMALL_TEXT = "2048 x 2048 to 65536 x 128 on this CPU instead of 32768 x 32768 to 4194304 x 128 on a GPU"
 BYTES = 40
@@ -43,8 +31,11 @@ BYTES = 40
 Shapes = Sequence[tuple[int, int]]
 
 
-def _shapes(setting: Setting, shapes: Shapes) -> list[tuple[int, int]]:
-    return setting.fitting(shapes or setting.pick(small=SMALL_SHAPES, paper=PAPER_SHAPES), BYTES)
+def _matrices(setting: Setting, shapes: Shapes) -> Iterator[torch.Tensor]:
+    """A matrix of each shape, one after the other."""
+    fitting = setting.fitting(shapes or setting.pick(small=SMALL_SHAPES, paper=PAPER_SHAPES), BYTES)
+    for shape in setting.track(fitting, lambda shape: shape_text(*shape)):
+        yield setting.column_major_normal(*shape)
 
 
 def _compare(
@@ -91,7 +82,7 @@ def _speedups(rows: Rows, method: str) -> list[float]:
 
 
 def _range(values: list[float]) -> str:
-    return f"{min(values):.1f} to {max(values):.1f} times faster"
+    return f"{span(values, '.1f')} times faster"
 
 
 # --- Figure 5 ---------------------------------------------------------------------------------------------
@@ -102,8 +93,7 @@ REORTHO, WITH_Q = "RGSQRF-Reortho", "SGEQRF + SORGQR"
 def measure_reortho(setting: Setting, shapes: Shapes = ()) -> Iterator[Row]:
     """RGSQRF with a second pass against Householder QR that forms Q."""
     engine = setting.speed
-    for m, n in setting.track(_shapes(setting, shapes), lambda shape: shape_text(*shape)):
-        a = column_major_normal(setting, m, n)
+    for a in _matrices(setting, shapes):
         methods: dict[str, Callable[[], Any]] = {
             REORTHO: partial(_until_orthogonal, a, engine),
             WITH_Q: partial(torch.linalg.qr, a),
@@ -117,6 +107,7 @@ def _until_orthogonal(a: torch.Tensor, engine: Engine) -> None:
     reorthogonalize(*rgsqrf(a, engine), engine)
 
 
+@claim("faster than SGEQRF + SORMQR for all shapes (3.7 to 7.7 times)")
 def _reortho_faster(rows: Rows) -> Verdict:
     part = rows.where(method=REORTHO)
     thrice = [shape_text(row["m"], row["n"]) for row in part if row["passes"] > 2]
@@ -135,9 +126,8 @@ FIGURE_5 = Figure(
     scaled_down=SMALL_TEXT,
     measure=measure_reortho,
     draw=_draw,
-    claims=(Claim("faster than SGEQRF + SORMQR for all shapes (3.7 to 7.7 times)", _reortho_faster),),
-    width=11,
-    height=6,
+    claims=(_reortho_faster,),
+    size=(11, 6),
 )
 
 
@@ -150,8 +140,7 @@ CAQR_PANEL, SGEQRF_PANEL = "RGSQRF, CAQR panel", "RGSQRF, SGEQRF panel"
 def measure_panels(setting: Setting, shapes: Shapes = ()) -> Iterator[Row]:
     """RGSQRF with the paper's two panels and the default one, against Householder QR without Q."""
     engine = setting.speed
-    for m, n in setting.track(_shapes(setting, shapes), lambda shape: shape_text(*shape)):
-        a = column_major_normal(setting, m, n)
+    for a in _matrices(setting, shapes):
         methods: dict[str, Callable[[], Any]] = {
             CAQR_PANEL: partial(rgsqrf, a, engine, panel="caqr", cutoff=128),
             SGEQRF_PANEL: partial(rgsqrf, a, engine, panel="householder", cutoff=128),
@@ -161,18 +150,17 @@ def measure_panels(setting: Setting, shapes: Shapes = ()) -> Iterator[Row]:
         yield from _compare(setting, a, SGEQRF, methods)
 
 
+@claim("RGSQRF with the CAQR panel is faster than SGEQRF (3.0 to 14.6 times)")
 def _rgsqrf_faster(rows: Rows) -> Verdict:
     speedups = _speedups(rows, CAQR_PANEL)
     return Verdict(min(speedups) > 1, f"with the CAQR panel {_range(speedups)}")
 
 
+@claim("the CAQR panel contributes more when the matrix is skinny")
 def _panel_matters_when_skinny(rows: Rows) -> Verdict:
     """Gain of the CAQR panel over the SGEQRF panel on the squarest and on the tallest matrix."""
-    gains = {
-        (m, n): rows.where(m=m, n=n, method=CAQR_PANEL)[0]["speedup"]
-        / rows.where(m=m, n=n, method=SGEQRF_PANEL)[0]["speedup"]
-        for m, n in dict.fromkeys((row["m"], row["n"]) for row in rows)
-    }
+    shapes = dict.fromkeys((row["m"], row["n"]) for row in rows)
+    gains = dict(zip(shapes, rows.ratios("speedup", CAQR_PANEL, SGEQRF_PANEL), strict=True))
     square, tall = min(gains, key=_aspect), max(gains, key=_aspect)
     text = ", ".join(f"{gains[shape]:.1f} times faster at {shape_text(*shape)}" for shape in (square, tall))
     return Verdict(gains[tall] > max(gains[square], 1.0), text)
@@ -183,17 +171,12 @@ def _aspect(shape: tuple[int, int]) -> tuple[float, int]:
     return shape[0] / shape[1], -shape[0]
 
 
+@claim("(neula) the default panel is the fastest")
 def _default_panel_best(rows: Rows) -> Verdict:
     default = next(name for name in rows.column("method") if name not in (CAQR_PANEL, SGEQRF_PANEL, SGEQRF))
-    ratios = [
-        ours / max(others)
-        for ours, *others in zip(
-            *(_speedups(rows, m) for m in (default, CAQR_PANEL, SGEQRF_PANEL)), strict=True
-        )
-    ]
-    return Verdict(
-        min(ratios) > 0.95, f"{min(ratios):.2f} to {max(ratios):.2f} times the speed of the better one"
-    )
+    over = (rows.ratios("speedup", default, panel) for panel in (CAQR_PANEL, SGEQRF_PANEL))
+    ratios = list(map(min, *over))
+    return Verdict(min(ratios) > 0.95, f"{span(ratios)} times the speed of the better one")
 
 
 FIGURE_6 = Figure(
@@ -204,13 +187,8 @@ FIGURE_6 = Figure(
     scaled_down=SMALL_TEXT,
     measure=measure_panels,
     draw=_draw,
-    claims=(
-        Claim("RGSQRF with the CAQR panel is faster than SGEQRF (3.0 to 14.6 times)", _rgsqrf_faster),
-        Claim("the CAQR panel contributes more when the matrix is skinny", _panel_matters_when_skinny),
-        Claim("(neula) the default panel is the fastest", _default_panel_best),
-    ),
-    width=12,
-    height=6,
+    claims=(_rgsqrf_faster, _panel_matters_when_skinny, _default_panel_best),
+    size=(12, 6),
 )
 
 
@@ -223,8 +201,7 @@ VARIANTS = ON_ON, OFF_ON, OFF_OFF = "(on, on)", "(off, on)", "(off, off)"
 def measure_low_format(setting: Setting, shapes: Shapes = ()) -> Iterator[Row]:
     """Low format on or off in panel and update: time, and what it does to accuracy."""
     yield from _low_format_accuracy(setting)
-    for m, n in setting.track(_shapes(setting, shapes), lambda shape: shape_text(*shape)):
-        a = column_major_normal(setting, m, n)
+    for a in _matrices(setting, shapes):
         variants = {name: partial(_rgsqrf_with, a, setting.speed, name) for name in VARIANTS}
         yield from _compare(setting, a, OFF_OFF, variants)
 
@@ -256,26 +233,25 @@ def _timed(rows: Rows) -> Rows:
     return Rows(row for row in rows if row.get("ms") is not None)
 
 
+@claim("the low format in the update is critical for large matrices")
 def _update_matters(rows: Rows) -> Verdict:
     """On the matrix with the most operations, where products are most of the work."""
     part = _timed(rows).where(method=OFF_ON)
     largest = max(part, key=lambda row: row["m"] * row["n"] ** 2)
     worth = sum(row["speedup"] > WORTH for row in part)
-    text = f"(off, on) is {largest['speedup']:.1f} times as fast as (off, off) at "
-    text += (
-        f"{shape_text(largest['m'], largest['n'])}, more than {WORTH} times in {worth} of {len(part)} shapes"
-    )
+    shape = shape_text(largest["m"], largest["n"])
+    text = f"(off, on) is {largest['speedup']:.1f} times as fast as (off, off) at {shape}, "
+    text += f"more than {WORTH} times in {worth} of {len(part)} shapes"
     return Verdict(largest["speedup"] > WORTH, text)
 
 
+@claim("the low format does not help much in the panel")
 def _panel_does_not(rows: Rows) -> Verdict:
-    timed = _timed(rows)
-    gains = [a / b for a, b in zip(_speedups(timed, ON_ON), _speedups(timed, OFF_ON), strict=True)]
-    return Verdict(
-        max(gains) < 1.2, f"(on, on) is {min(gains):.2f} to {max(gains):.2f} times as fast as (off, on)"
-    )
+    gains = _timed(rows).ratios("speedup", ON_ON, OFF_ON)
+    return Verdict(max(gains) < 1.2, f"(on, on) is {span(gains)} times as fast as (off, on)")
 
 
+@claim("in the panel it costs accuracy")
 def _panel_costs_accuracy(rows: Rows) -> Verdict:
     lossy, best = _errors(rows, ON_ON), _errors(rows, OFF_ON)
     text = "; ".join(
@@ -300,11 +276,6 @@ FIGURE_7 = Figure(
     scaled_down=SMALL_TEXT + "; errors with emulated tensor cores, 1024 x 512",
     measure=measure_low_format,
     draw=_draw_low_format,
-    claims=(
-        Claim("the low format in the update is critical for large matrices", _update_matters),
-        Claim("the low format does not help much in the panel", _panel_does_not),
-        Claim("in the panel it costs accuracy", _panel_costs_accuracy),
-    ),
-    width=11,
-    height=6,
+    claims=(_update_matters, _panel_does_not, _panel_costs_accuracy),
+    size=(11, 6),
 )

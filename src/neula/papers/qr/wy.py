@@ -16,12 +16,12 @@ from dataclasses import dataclass
 import torch
 
 from neula.engines import Engine
-from neula.engines.precision import exact_matmul
+from neula.kernels.precision import exact_matmul
 
 
 @dataclass(frozen=True)
 class BlockReflector:
-    """The orthogonal matrix ``Q = I - Y T Y^T``.
+    """The orthogonal matrix ``Q = I - Y T Y^T``, applied to a C in the engine's storage precision.
 
     Attributes
     ----------
@@ -35,26 +35,12 @@ class BlockReflector:
     t: torch.Tensor
 
     def apply(self, c: torch.Tensor, engine: Engine) -> torch.Tensor:
-        """``C = Q C``, in place.
-
-        Parameters
-        ----------
-        c : Tensor, shape (m, p)
-            In the engine's storage precision.
-        engine : Engine
-        """
+        """``C = Q C``, in place, for an m x p matrix C."""
         y, t = engine.operand(self.y), engine.operand(self.t)
         return apply_wy(y, t, c, engine.operand(c), engine)
 
     def apply_transpose(self, c: torch.Tensor, engine: Engine) -> torch.Tensor:
-        """``C = Q^T C``, in place.
-
-        Parameters
-        ----------
-        c : Tensor, shape (m, p)
-            In the engine's storage precision.
-        engine : Engine
-        """
+        """``C = Q^T C``, in place."""
         y, t = engine.operand(self.y), engine.operand(self.t)
         return apply_wy(y, t.T, c, engine.operand(c), engine)
 
@@ -62,12 +48,6 @@ class BlockReflector:
         """``C = Q C`` in place for ``C = diag(I, C2)`` with an identity of order k: a step of LAPACK's orgqr.
 
         ``Y^T C = [Y1^T, Y2^T C2]``, Y1 being the first k rows of Y, so that k columns need no first product.
-
-        Parameters
-        ----------
-        c : Tensor, shape (m, p), p >= k
-            In the engine's storage precision.
-        engine : Engine
         """
         k = self.t.shape[0]
         y, t = engine.operand(self.y), engine.operand(self.t)
@@ -95,17 +75,10 @@ class HouseholderQR:
     r: torch.Tensor
 
     def q(self, engine: Engine) -> torch.Tensor:
-        """The explicit reduced Q: the reflectors applied backwards to the first columns of the identity.
+        """The explicit m x n matrix Q: the reflectors applied backwards to the first columns of the identity.
 
-        Parameters
-        ----------
-        engine : Engine
-            Multiplies; may have another format than the one of the factorization.
-
-        Returns
-        -------
-        Q : Tensor, shape (m, n)
-            Column-major, in the engine's storage precision.
+        It is column-major, in the storage precision of an engine that may have another format than the one
+        of the factorization.
         """
         m, n = self.reflectors[0].y.shape[0], self.r.shape[0]
         q = engine.empty(m, n).zero_()
@@ -151,17 +124,9 @@ def householder_wy(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.T
 def apply_wy(
     y: torch.Tensor, t: torch.Tensor, c: torch.Tensor, low: torch.Tensor, engine: Engine
 ) -> torch.Tensor:
-    """``C - Y (T (Y^T C))`` in place, for who has operands already; ``T^T`` for T gives ``Q^T C``.
+    """``C - Y (T (Y^T C))`` in place; ``T^T`` for T gives ``Q^T C``.
 
-    Parameters
-    ----------
-    y, t : Tensor, shapes (m, k) and (k, k)
-        Operands of the engine.
-    c : Tensor, shape (m, p)
-        In the engine's storage precision.
-    low : Tensor, shape (m, p)
-        C as an operand.
-    engine : Engine
+    Y, T and ``low``, a copy of C, are operands of the engine; C is in its storage precision.
     """
     return _subtract(y, t, engine.gemm(y.T, low), c, engine)
 

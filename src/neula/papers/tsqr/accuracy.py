@@ -5,31 +5,17 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import torch
 
 from neula.certificates.bounds import orthogonality_bound, residual_bound
 from neula.engines import FP16
 from neula.io.matrices import random_matrix
-from neula.papers.data import Row, Rows
-from neula.papers.drawing import lines, log_log
+from neula.papers.data import Row, Rows, span
+from neula.papers.drawing import Canvas, curves
 from neula.papers.errors import backward_error, orthogonality_defect
-from neula.papers.figure import Claim, Figure, Setting, Verdict
-from neula.papers.tsqr.modes import (
-    AUTO,
-    BYTES,
-    COLUMNS,
-    CORRECTED,
-    FP32_NOTC,
-    HOUSEHOLDER,
-    MODES,
-    UNCORRECTED,
-    tsqr,
-)
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
+from neula.papers.figure import Claim, Figure, Setting, Verdict, claim
+from neula.papers.tsqr import modes
 
 QUANTITIES = {"residual": "||A - QR||$_F$ / ||A||$_F$", "orthogonality": "||Q$^T$Q - I||$_F$ / $\\sqrt{n}$"}
 BOUNDS = {"residual": residual_bound, "orthogonality": orthogonality_bound}
@@ -42,12 +28,12 @@ APART = 30.0
 def measure_accuracy(setting: Setting, exponents: range | None = None) -> Iterator[Row]:
     """Errors of the five modes, the default and Householder QR in float32, for matrices of 2^e rows."""
     powers = exponents or setting.pick(small=range(10, 14), paper=range(10, 23))
-    shapes = setting.fitting([(2**power, COLUMNS) for power in powers], BYTES)
+    shapes = setting.fitting([(2**power, modes.COLUMNS) for power in powers], modes.BYTES)
     for m, n in setting.track(shapes, lambda shape: f"{shape[0]} rows"):
         a = random_matrix("uniform", m, n, dtype=torch.float32, device=setting.device, seed=m)
-        for mode in (*MODES, AUTO):
-            yield _row(a, mode, *tsqr(a, mode, setting))
-        yield _row(a, HOUSEHOLDER, *torch.linalg.qr(a))
+        for mode in (*modes.MODES, modes.AUTO):
+            yield _row(a, mode, *modes.tsqr(a, mode, setting))
+        yield _row(a, modes.HOUSEHOLDER, *torch.linalg.qr(a))
 
 
 def _row(a: torch.Tensor, method: str, q: torch.Tensor, r: torch.Tensor) -> Row:
@@ -59,12 +45,8 @@ def _row(a: torch.Tensor, method: str, q: torch.Tensor, r: torch.Tensor) -> Row:
 
 def draw_accuracy(rows: Rows, canvas: Canvas) -> None:
     """Both errors against m, one line a mode."""
-    axes = canvas.subplots(1, 2, sharey=True)
-    for place, (quantity, label) in zip(axes, QUANTITIES.items(), strict=True):
-        lines(place, rows, "m", quantity, "method")
-        log_log(place, "m", label, quantity)
-        place.set_xscale("log", base=2)
-    canvas.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=10)
+    labels = {quantity: (label, quantity) for quantity, label in QUANTITIES.items()}
+    curves(rows, canvas, "m", "m", labels, "method", ncols=3, sharey=True)
 
 
 # --- claims -----------------------------------------------------------------------------------------------
@@ -72,19 +54,11 @@ def draw_accuracy(rows: Rows, canvas: Canvas) -> None:
 
 def _ratios(rows: Rows, method: str, peer: str) -> dict[str, list[float]]:
     """Errors of one method over those of another, for each m."""
-    return {
-        quantity: [
-            ours / theirs
-            for ours, theirs in zip(
-                *(rows.where(method=x).numbers(quantity) for x in (method, peer)), strict=True
-            )
-        ]
-        for quantity in QUANTITIES
-    }
+    return {quantity: rows.ratios(quantity, method, peer) for quantity in QUANTITIES}
 
 
 def _told(ratios: dict[str, list[float]]) -> str:
-    return ", ".join(f"{name} {min(part):.2f} to {max(part):.2f}" for name, part in ratios.items())
+    return ", ".join(f"{name} {span(part)}" for name, part in ratios.items())
 
 
 def _at_most(factor: float, methods: tuple[str, ...], peer: str) -> Callable[[Rows], Verdict]:
@@ -99,39 +73,42 @@ def _at_most(factor: float, methods: tuple[str, ...], peer: str) -> Callable[[Ro
     return judge
 
 
+@claim("without correction, the errors are those of the low format")
 def _level_of_format(rows: Rows) -> Verdict:
     """Within the bounds of fp16, and far from those of fp32."""
     shares, gaps, texts = [], [], []
-    for method in UNCORRECTED:
-        ratios = _ratios(rows, method, FP32_NOTC)
+    for method in modes.UNCORRECTED:
+        ratios = _ratios(rows, method, modes.FP32_NOTC)
         for quantity, bound in BOUNDS.items():
             errors = rows.where(method=method).numbers(quantity)
             shares += [error / bound(FP16, rows[0]["n"]) for error in errors]
             gaps += ratios[quantity]
-            texts.append(f"{method} {quantity} {min(errors):.1e} to {max(errors):.1e}")
-    text = f"at most {max(shares):.2f} of the bound of fp16, at least {min(gaps):.0f} times {FP32_NOTC}"
+            texts.append(f"{method} {quantity} {span(errors, '.1e')}")
+    text = f"at most {max(shares):.2f} of the bound of fp16, at least {min(gaps):.0f} times {modes.FP32_NOTC}"
     holds = all(share <= 1.0 for share in shares) and all(gap >= APART for gap in gaps)
     return Verdict(holds, f"{', '.join(texts)}: {text} (to hold, 1 and {APART:g})")
 
 
+@claim("(neula) in fp32 no level of the tree errs more than Householder QR")
 def _an_error_a_level(rows: Rows) -> Verdict:
     """A tree of ``log2(m / n)`` levels above its leaves, each of which multiplies Q by orthogonal tiles."""
-    allowed = [1 + math.log2(row["m"] / row["n"]) for row in rows.where(method=FP32_NOTC)]
-    ratios = _ratios(rows, FP32_NOTC, HOUSEHOLDER)
+    allowed = [1 + math.log2(row["m"] / row["n"]) for row in rows.where(method=modes.FP32_NOTC)]
+    ratios = _ratios(rows, modes.FP32_NOTC, modes.HOUSEHOLDER)
     holds = all(x <= y for part in ratios.values() for x, y in zip(part, allowed, strict=True))
     text = f"to hold, 1 + log2(m / n), {min(allowed):g} to {max(allowed):g}"
-    return Verdict(holds, f"times {HOUSEHOLDER}: {_told(ratios)} ({text})")
+    return Verdict(holds, f"times {modes.HOUSEHOLDER}: {_told(ratios)} ({text})")
 
 
+@claim("with correction there is some loss, compared to FP32_NoTC")
 def _some_loss(rows: Rows) -> Verdict:
     """On average over m, the geometric mean."""
     means = {
         f"{method} {quantity}": statistics.geometric_mean(part)
-        for method in CORRECTED
-        for quantity, part in _ratios(rows, method, FP32_NOTC).items()
+        for method in modes.CORRECTED
+        for quantity, part in _ratios(rows, method, modes.FP32_NOTC).items()
     }
     text = ", ".join(f"{name} {mean:.2f}" for name, mean in means.items())
-    return Verdict(all(mean > 1.0 for mean in means.values()), f"on average, times {FP32_NOTC}: {text}")
+    return Verdict(all(mean > 1.0 for mean in means.values()), f"on average, times {modes.FP32_NOTC}: {text}")
 
 
 ACCURACY = Figure(
@@ -145,17 +122,17 @@ ACCURACY = Figure(
     measure=measure_accuracy,
     draw=draw_accuracy,
     claims=(
-        Claim("without correction, the errors are those of the low format", _level_of_format),
+        _level_of_format,
         Claim(
             "with correction there is not much loss of accuracy (neula: three times at most)",
-            _at_most(AS_GOOD, CORRECTED, FP32_NOTC),
+            _at_most(AS_GOOD, modes.CORRECTED, modes.FP32_NOTC),
         ),
-        Claim("with correction there is some loss, compared to FP32_NoTC", _some_loss),
-        Claim("(neula) in fp32 no level of the tree errs more than Householder QR", _an_error_a_level),
+        _some_loss,
+        _an_error_a_level,
         Claim(
-            "(neula) the default is as accurate as Householder QR", _at_most(AS_GOOD, (AUTO,), HOUSEHOLDER)
+            "(neula) the default is as accurate as Householder QR",
+            _at_most(AS_GOOD, (modes.AUTO,), modes.HOUSEHOLDER),
         ),
     ),
-    width=11,
-    height=6,
+    size=(11, 6),
 )

@@ -8,15 +8,10 @@ import neula
 from neula.papers.figure import Setting
 from neula.pipeline.result import QRResult
 
-MODES = FP16_COR, FP16_NOCOR, TF32_COR, TF32_NOCOR, FP32_NOTC = (
-    "fp16_cor",
-    "fp16_nocor",
-    "tf32_cor",
-    "tf32_nocor",
-    "fp32_notc",
-)
-CORRECTED = (FP16_COR, TF32_COR)
-UNCORRECTED = (FP16_NOCOR, TF32_NOCOR)
+CORRECTED = FP16_COR, TF32_COR = "fp16_cor", "tf32_cor"
+UNCORRECTED = FP16_NOCOR, TF32_NOCOR = "fp16_nocor", "tf32_nocor"
+FP32_NOTC = "fp32_notc"
+MODES = (FP16_COR, FP16_NOCOR, TF32_COR, TF32_NOCOR, FP32_NOTC)
 ACCURATE = (*CORRECTED, FP32_NOTC)
 AUTO = "auto"
 """What neula does where no mode is named."""

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from neula.io.matrices import random_matrix
-from neula.papers.data import Row, Rows
-from neula.papers.drawing import lines, log_log
-from neula.papers.figure import Claim, Figure, Setting, Verdict
+from neula.papers.data import Row, Rows, span
+from neula.papers.drawing import Canvas, curves
+from neula.papers.figure import Claim, Figure, Setting, Verdict, claim
 from neula.papers.measuring import householder_flops, median_seconds
-from neula.papers.tsqr.modes import (
-    ACCURATE,
-    AUTO,
-    BYTES,
-    COLUMNS,
-    FP16_COR,
-    FP16_NOCOR,
-    FP32_NOTC,
-    HOUSEHOLDER,
-    MODES,
-    tsqr,
-)
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
+from neula.papers.tsqr import modes
 
 GEQRF = "torch.geqrf"
 """Householder QR without Q: of cuSOLVER on a GPU, and for a batch of cuBLAS (cublasSgeqrfBatched)."""
@@ -35,6 +21,7 @@ COPY = "copy of A"
 """What it takes to read one matrix and write another: no QR with Q is faster."""
 
 BATCH_ROWS = 256
+RATES = {"ms": ("time [ms]", ""), "tflops": ("TFLOP/s", "")}
 WANTED_BATCH, WANTED_MS = 1024, 1.0
 EXTRA_OPERATIONS = 3.0
 """Products that a corrected product is made of."""
@@ -43,28 +30,29 @@ EXTRA_OPERATIONS = 3.0
 def measure_performance(setting: Setting, exponents: range | None = None) -> Iterator[Row]:
     """Times for matrices of 2^e rows."""
     powers = exponents or setting.pick(small=range(10, 13), paper=range(10, 23))
-    shapes = setting.fitting([(2**power, COLUMNS) for power in powers], BYTES)
+    shapes = setting.fitting([(2**power, modes.COLUMNS) for power in powers], modes.BYTES)
     for m, n in setting.track(shapes, lambda shape: f"{shape[0]} rows"):
-        yield from _times(_uniform(setting, m, n), (*MODES, AUTO), setting)
+        yield from _times(_uniform(setting, m, n), setting)
 
 
 def measure_batches(setting: Setting, exponents: range | None = None) -> Iterator[Row]:
     """Times for 2^e matrices at once."""
     powers = exponents or setting.pick(small=range(5), paper=range(14))
     for batch in setting.track([2**power for power in powers], lambda batch: f"{batch} matrices"):
-        stacked = _uniform(setting, batch * BATCH_ROWS, COLUMNS)
-        yield from _times(stacked.view(batch, BATCH_ROWS, COLUMNS), (*MODES, AUTO), setting)
+        stacked = _uniform(setting, batch * BATCH_ROWS, modes.COLUMNS)
+        yield from _times(stacked.view(batch, BATCH_ROWS, modes.COLUMNS), setting)
 
 
 def _uniform(setting: Setting, m: int, n: int) -> torch.Tensor:
     return random_matrix("uniform", m, n, dtype=torch.float32, device=setting.device, seed=m)
 
 
-def _times(a: torch.Tensor, modes: Sequence[str], setting: Setting) -> Iterator[Row]:
+def _times(a: torch.Tensor, setting: Setting) -> Iterator[Row]:
     """All methods side by side; LAPACK gets the matrix as it wants it, so that it need not transpose."""
     column_major = a.mT.contiguous().mT
-    methods: dict[str, Callable[[], Any]] = {mode: partial(tsqr, a, mode, setting) for mode in modes}
-    methods |= {HOUSEHOLDER: partial(torch.linalg.qr, column_major)}
+    every = (*modes.MODES, modes.AUTO)
+    methods: dict[str, Callable[[], Any]] = {mode: partial(modes.tsqr, a, mode, setting) for mode in every}
+    methods |= {modes.HOUSEHOLDER: partial(torch.linalg.qr, column_major)}
     methods |= {GEQRF: partial(torch.geqrf, column_major), COPY: a.clone}
     for name, method in methods.items():
         seconds = median_seconds(method, repeats=3)
@@ -80,21 +68,12 @@ def _flops(shape: torch.Size, *, forms_q: bool) -> float:
 
 def draw_performance(rows: Rows, canvas: Canvas) -> None:
     """Time and rate against m."""
-    _draw(rows, canvas, "m", "m")
+    curves(rows, canvas, "m", "m", RATES, "method", ncols=4)
 
 
 def draw_batches(rows: Rows, canvas: Canvas) -> None:
     """Time and rate against the number of matrices."""
-    _draw(rows, canvas, "batch", "matrices of 256 x 128")
-
-
-def _draw(rows: Rows, canvas: Canvas, x: str, label: str) -> None:
-    axes = canvas.subplots(1, 2)
-    for place, quantity, unit in zip(axes, ("ms", "tflops"), ("time [ms]", "TFLOP/s"), strict=True):
-        lines(place, rows, x, quantity, "method")
-        log_log(place, label, unit)
-        place.set_xscale("log", base=2)
-    canvas.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, fontsize=10)
+    curves(rows, canvas, "batch", "matrices of 256 x 128", RATES, "method", ncols=4)
 
 
 # --- claims -----------------------------------------------------------------------------------------------
@@ -102,8 +81,7 @@ def _draw(rows: Rows, canvas: Canvas, x: str, label: str) -> None:
 
 def _speedups(rows: Rows, method: str, peer: str) -> list[float]:
     """How many times as fast as its peer a method is, for each size."""
-    times = [rows.where(method=name).column("ms") for name in (peer, method)]
-    return [theirs / ours for theirs, ours in zip(*times, strict=True)]
+    return rows.ratios("ms", peer, method)
 
 
 def _faster(method: str, peer: str, *, everywhere: bool) -> Callable[[Rows], Verdict]:
@@ -111,32 +89,35 @@ def _faster(method: str, peer: str, *, everywhere: bool) -> Callable[[Rows], Ver
 
     def judge(rows: Rows) -> Verdict:
         speedups = _speedups(rows, method, peer)
-        text = f"{method} is {min(speedups):.2f} to {max(speedups):.2f} times as fast as {peer}, "
+        text = f"{method} is {span(speedups)} times as fast as {peer}, "
         text += f"{speedups[-1]:.2f} times for the largest"
         return Verdict((min(speedups) if everywhere else speedups[-1]) > 1.0, text)
 
     return judge
 
 
+@claim("error correction needs three times the operations: at most three times as long")
 def _cost_of_correction(rows: Rows) -> Verdict:
-    ratios = _speedups(rows, FP16_NOCOR, FP16_COR)
-    text = f"{FP16_COR} takes {min(ratios):.2f} to {max(ratios):.2f} times as long as {FP16_NOCOR}"
+    ratios = _speedups(rows, modes.FP16_NOCOR, modes.FP16_COR)
+    text = f"{modes.FP16_COR} takes {span(ratios)} times as long as {modes.FP16_NOCOR}"
     return Verdict(max(ratios) <= EXTRA_OPERATIONS, text)
 
 
+@claim("(neula) the default is faster than the modes that are as accurate")
 def _default_fastest(rows: Rows) -> Verdict:
     """For the largest size, among the modes of the same accuracy."""
-    speedups = {mode: _speedups(rows, AUTO, mode)[-1] for mode in ACCURATE}
+    speedups = {mode: _speedups(rows, modes.AUTO, mode)[-1] for mode in modes.ACCURATE}
     text = ", ".join(f"{speedup:.2f} times as fast as {mode}" for mode, speedup in speedups.items())
     return Verdict(min(speedups.values()) > 1.0, f"for the largest {text}")
 
 
+@claim(f"(neula) {WANTED_BATCH} matrices take at most {WANTED_MS:g} ms, in single precision")
 def _thousand_in_a_millisecond(rows: Rows) -> Verdict:
     """The time of so many is extrapolated from fewer, where fewer are measured."""
     batch = min(WANTED_BATCH, max(rows.column("batch")))
     times: dict[str, float] = {
         mode: rows.where(batch=batch, method=mode)[0]["ms"] * WANTED_BATCH / batch
-        for mode in (*ACCURATE, AUTO)
+        for mode in (*modes.ACCURATE, modes.AUTO)
     }
     best = min(times, key=lambda mode: times[mode])
     text = f"{times[best]:.2f} ms with {best}" + ("" if batch == WANTED_BATCH else f", from {batch} matrices")
@@ -155,20 +136,16 @@ PERFORMANCE = Figure(
     claims=(
         Claim(
             "TSQR with error correction is faster than cuSOLVER",
-            _faster(FP16_COR, HOUSEHOLDER, everywhere=True),
+            _faster(modes.FP16_COR, modes.HOUSEHOLDER, everywhere=True),
         ),
         Claim(
             "tensor cores with correction are faster than fp32 without them, for large m",
-            _faster(FP16_COR, FP32_NOTC, everywhere=False),
+            _faster(modes.FP16_COR, modes.FP32_NOTC, everywhere=False),
         ),
-        Claim(
-            "error correction needs three times the operations: at most three times as long",
-            _cost_of_correction,
-        ),
-        Claim("(neula) the default is faster than the modes that are as accurate", _default_fastest),
+        _cost_of_correction,
+        _default_fastest,
     ),
-    width=12,
-    height=6,
+    size=(12, 6),
     emulated_times=True,
 )
 
@@ -185,19 +162,12 @@ BATCHED = Figure(
     claims=(
         Claim(
             "many matrices are factorized faster than by cublasSgeqrfBatched, which forms no Q",
-            _faster(FP16_COR, GEQRF, everywhere=False),
+            _faster(modes.FP16_COR, GEQRF, everywhere=False),
         ),
-        Claim(
-            "error correction needs three times the operations: at most three times as long",
-            _cost_of_correction,
-        ),
-        Claim(
-            f"(neula) {WANTED_BATCH} matrices take at most {WANTED_MS:g} ms, in single precision",
-            _thousand_in_a_millisecond,
-        ),
-        Claim("(neula) the default is faster than the modes that are as accurate", _default_fastest),
+        _cost_of_correction,
+        _thousand_in_a_millisecond,
+        _default_fastest,
     ),
-    width=12,
-    height=6,
+    size=(12, 6),
     emulated_times=True,
 )

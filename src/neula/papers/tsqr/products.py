@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
 from neula.algorithms.corrected import corrected_product, scaled_product
 from neula.engines import FP16, CudaEngine, EmulatedEngine, Engine
-from neula.engines.precision import exact_matmul
 from neula.io.matrices import random_matrix
 from neula.kernels.gemm import RUN, corrected_gemm
-from neula.papers.data import Row, Rows
-from neula.papers.drawing import lines, log_log
+from neula.kernels.precision import exact_matmul
+from neula.papers.data import Row, Rows, span
+from neula.papers.drawing import Canvas, curves
 from neula.papers.errors import growth, product_error
-from neula.papers.figure import Claim, Figure, Setting, Verdict
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Canvas
+from neula.papers.figure import Claim, Figure, Setting, Verdict, claim
 
 BLOCK = 16
 """Products that the emulated unit adds before it truncates, as those of Hopper GPUs do."""
@@ -57,7 +53,7 @@ def measure_products(
 
 
 def _on_the_device(device: torch.device) -> dict[str, Product]:
-    """What multiplies in earnest: the fp32 product, and the tensor cores of a GPU."""
+    """Products that are not emulated: in fp32, and on the tensor cores of a GPU."""
     if device.type == "cpu":
         return {FP32_PRODUCT: exact_matmul}
     engine = CudaEngine(device, "fp16")
@@ -87,11 +83,8 @@ def _in_one_run(engine: Engine) -> Product:
 
 def draw_products(rows: Rows, canvas: Canvas) -> None:
     """Errors against k, one line for each way to sum."""
-    axes = canvas.subplots()
-    lines(axes, rows, "k", "error", "product")
-    log_log(axes, "k", "||C - AB|| / ||AB||")
-    axes.set_xscale("log", base=2)
-    canvas.legend(loc="outside right center")
+    quantities = {"error": ("||C - AB|| / ||AB||", "")}
+    curves(rows, canvas, "k", "k", quantities, "product", legend="outside right center", fontsize=None)
 
 
 # --- claims -----------------------------------------------------------------------------------------------
@@ -99,8 +92,7 @@ def draw_products(rows: Rows, canvas: Canvas) -> None:
 
 def _ratios(rows: Rows, product: str, peer: str = FP32_PRODUCT) -> list[float]:
     """Error of one product over that of the other, for each k."""
-    errors = [rows.where(product=name).numbers("error") for name in (product, peer)]
-    return [ours / theirs for ours, theirs in zip(*errors, strict=True)]
+    return rows.ratios("error", product, peer, "product")
 
 
 def _as_fp32(product: str) -> Callable[[Rows], Verdict]:
@@ -108,7 +100,7 @@ def _as_fp32(product: str) -> Callable[[Rows], Verdict]:
         if not rows.where(product=product):
             return _not_measured(product)
         ratios = _ratios(rows, product)
-        text = f"{min(ratios):.2f} to {max(ratios):.2f} times the error of fp32 (to hold, {AS_FP32})"
+        text = f"{span(ratios)} times the error of fp32 (to hold, {AS_FP32})"
         return Verdict(all(ratio <= AS_FP32 for ratio in ratios), text)
 
     return judge
@@ -118,6 +110,7 @@ def _not_measured(product: str) -> Verdict:
     return Verdict(False, f"0 products measured: no {product} here")
 
 
+@claim("round-toward-zero on the unit is what limits the corrected product")
 def _limits(rows: Rows) -> Verdict:
     """On the unit that there is; on its emulation where there is none."""
     product = HARDWARE if rows.where(product=HARDWARE) else TOWARD_ZERO
@@ -128,20 +121,22 @@ def _limits(rows: Rows) -> Verdict:
     return Verdict(power > 0.3 and ratio > 2 * AS_FP32, f"{text}{part[-1]['k']}")
 
 
+@claim("(neula) hardware errs as emulated round-toward-zero does")
 def _hardware_is_emulated(rows: Rows) -> Verdict:
     if not rows.where(product=HARDWARE):
         return _not_measured(HARDWARE)
     toward_zero = _ratios(rows, HARDWARE, TOWARD_ZERO)
     nearest = _ratios(rows, HARDWARE, NEAREST)
-    text = f"{min(toward_zero):.2f} to {max(toward_zero):.2f} times the error of emulated truncation, "
+    text = f"{span(toward_zero)} times the error of emulated truncation, "
     text += f"{nearest[-1]:.1f} times that of emulated rounding at the largest k"
     return Verdict(all(0.5 < ratio < 2.0 for ratio in toward_zero), text)
 
 
+@claim("(neula) uncorrected, the error is that of fp16 at any k")
 def _uncorrected(rows: Rows) -> Verdict:
     product = UNCORRECTED if rows.where(product=UNCORRECTED) else EMULATED_UNCORRECTED
     errors = [error / FP16.u for error in rows.where(product=product).numbers("error")]
-    text = f"{product}: {min(errors):.2f} to {max(errors):.2f} u of fp16"
+    text = f"{product}: {span(errors)} u of fp16"
     return Verdict(all(0.1 < error < 2.0 for error in errors), text)
 
 
@@ -158,12 +153,11 @@ PRODUCTS = Figure(
     draw=draw_products,
     claims=(
         Claim("with round-to-nearest, emulated, the corrected product is as good as fp32", _as_fp32(NEAREST)),
-        Claim("round-toward-zero on the unit is what limits the corrected product", _limits),
-        Claim("(neula) uncorrected, the error is that of fp16 at any k", _uncorrected),
-        Claim("(neula) hardware errs as emulated round-toward-zero does", _hardware_is_emulated),
+        _limits,
+        _uncorrected,
+        _hardware_is_emulated,
         Claim(f"(neula) runs of {RUN} are as accurate as fp32, emulated", _as_fp32(TOWARD_ZERO_RUNS)),
         Claim(f"(neula) runs of {RUN} are as accurate as fp32, on hardware", _as_fp32(HARDWARE_RUNS)),
     ),
-    width=11,
-    height=6,
+    size=(11, 6),
 )

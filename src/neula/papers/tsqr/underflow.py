@@ -5,19 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from neula.algorithms.corrected import split
 from neula.engines import FP16, FP32
-from neula.kernels.gemm import SCHEMES
+from neula.kernels.parts import SCHEMES
 from neula.papers.data import Row, Rows
-from neula.papers.figure import Claim, Figure, Setting, Verdict
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as Canvas
+from neula.papers.drawing import Axes, Canvas
+from neula.papers.figure import Figure, Setting, Verdict, claim
 
 SMALLEST_NORMAL = -14
 """Exponent of the smallest normal number of fp16."""
@@ -80,10 +76,7 @@ class Remainder:
 def probabilities(exponent: int, shift: int) -> dict[str, float]:
     """Of underflow to zero, and of that or a subnormal number, by the formula."""
     remainder = Remainder(exponent)
-    return {
-        UNDERFLOW: remainder.below(SMALLEST, shift),
-        SUBNORMAL: remainder.below(SMALLEST_NORMAL, shift),
-    }
+    return {UNDERFLOW: remainder.below(SMALLEST, shift), SUBNORMAL: remainder.below(SMALLEST_NORMAL, shift)}
 
 
 # --- measured ---------------------------------------------------------------------------------------------
@@ -138,6 +131,7 @@ def _scale_text(shift: object) -> str:
 # --- claims -----------------------------------------------------------------------------------------------
 
 
+@claim("without scaling, underflow can be observed")
 def _underflows(rows: Rows) -> Verdict:
     """A number near 1 is no small one; all of its remainders should survive."""
     [one] = rows.where(shift=0, exponent=0)
@@ -147,6 +141,7 @@ def _underflows(rows: Rows) -> Verdict:
     return Verdict(one[SUBNORMAL] > 0.01, f"{text}, of those below 2^{always + 1} all")
 
 
+@claim("multiplying by 2^10 can prevent it")
 def _scaling_prevents(rows: Rows) -> Verdict:
     """Wherever ``fp16(a)`` is a normal number; below, a itself has lost bits."""
     without, scaled = (
@@ -157,6 +152,7 @@ def _scaling_prevents(rows: Rows) -> Verdict:
     return Verdict(without > 0.5 and scaled < 2.0**-9, text)
 
 
+@claim("(neula) measured frequencies are those of the formula")
 def _as_the_formula(rows: Rows) -> Verdict:
     worst = max(_deviation(row, quantity) for row in rows for quantity in LEGEND)
     text = f"off by at most {worst:.1f} standard deviations in {len(LEGEND) * len(rows)} frequencies"
@@ -169,6 +165,7 @@ def _deviation(row: Row, quantity: str) -> float:
     return abs(row[quantity] - p) / math.sqrt(max(p * (1 - p), 1 / count) / count)
 
 
+@claim("(neula) 2^11 leaves fewer subnormal than 2^10")
 def _one_more_bit(rows: Rows) -> Verdict:
     """What neula scales by, against what the paper does."""
     ours = max(rows.column("shift"))
@@ -190,11 +187,6 @@ UNDERFLOW_FIGURE = Figure(
     scaled_down="2^18 instead of 2^22 numbers for each exponent",
     measure=measure_underflow,
     draw=draw_underflow,
-    claims=(
-        Claim("without scaling, underflow can be observed", _underflows),
-        Claim("multiplying by 2^10 can prevent it", _scaling_prevents),
-        Claim("(neula) measured frequencies are those of the formula", _as_the_formula),
-        Claim("(neula) 2^11 leaves fewer subnormal than 2^10", _one_more_bit),
-    ),
-    width=11,
+    claims=(_underflows, _scaling_prevents, _as_the_formula, _one_more_bit),
+    size=(11, 5),
 )

@@ -13,8 +13,8 @@ import torch
 from neula.certificates.bounds import lstsq_bound, target_format
 from neula.certificates.forward_error import SURE, digits_of
 from neula.engines import Arithmetic, Engine, format_of, select_engine
-from neula.engines.precision import plain_arithmetic
 from neula.errors import unknown_name
+from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.compilation import eager
 from neula.pipeline.gradients import attach_solution, stacked_problem
 from neula.pipeline.inputs import Taken, check_finite, finite_members, gradient_wanted, refuse_gradient, take

@@ -23,7 +23,8 @@ from neula.algorithms.spectra.condition import (
     solve_r,
 )
 from neula.algorithms.spectra.gram import gram_r
-from neula.algorithms.triangular.triangular import BlockTriangular, Triangular
+from neula.algorithms.triangular.triangular import BlockTriangular
+from neula.algorithms.triangular.triangular import UpperTriangular as Triangular
 from neula.certificates.backward_error import Scale
 from neula.certificates.forward_error import least_squares_error, residual_ratio
 from neula.engines import FP16

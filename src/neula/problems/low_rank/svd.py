@@ -15,7 +15,7 @@ from neula.certificates.bounds import orthogonality_bound, residual_bound, targe
 from neula.certificates.low_rank import low_rank_error
 from neula.certificates.qr import QRCertificate
 from neula.engines import FP16, FP16_COR, Engine, Format, select_engine
-from neula.engines.precision import plain_arithmetic
+from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.compilation import eager
 from neula.pipeline.inputs import check_matrices, take
 from neula.pipeline.progress import Progress

@@ -12,7 +12,7 @@ from neula.algorithms.spectra.numerical_rank import columns_of_norm_one, numeric
 from neula.certificates.bounds import target_format
 from neula.certificates.qr import QRCertificates
 from neula.engines import Engine, select_engine
-from neula.engines.precision import exact_matmul, plain_arithmetic
+from neula.kernels.precision import exact_matmul, plain_arithmetic
 from neula.pipeline.compilation import eager
 from neula.pipeline.inputs import check_matrices, take
 from neula.pipeline.progress import Progress

@@ -33,9 +33,18 @@ from neula.certificates.qr import (
     qr_certificate,
     single_qr_measures,
 )
-from neula.engines import BF16, FP16, FP32, FP64, Arithmetic, Engine, Format, select_engine
-from neula.engines.precision import plain_arithmetic
+from neula.engines import (
+    BF16,
+    FP16,
+    FP32,
+    FP64,
+    Arithmetic,
+    Engine,
+    Format,
+    select_engine,
+)
 from neula.errors import unknown_name
+from neula.kernels.precision import plain_arithmetic
 from neula.kernels.tall import PANEL_COLUMNS
 from neula.pipeline.compilation import eager
 from neula.pipeline.inputs import check_finite, check_matrices, finite_members, flattened, take

@@ -13,9 +13,9 @@ from neula.algorithms.orthogonal.tsqr import cholesky_tsqr, cholesky_tsqr2, chol
 from neula.algorithms.orthogonal.tsqr import tsqr as tree
 from neula.certificates.bounds import target_format
 from neula.engines import FORMATS, FP64, Engine, Format, select_engine
-from neula.engines.precision import exact_matmul, plain_arithmetic
 from neula.errors import unknown_name
 from neula.kernels.householder import Product
+from neula.kernels.precision import exact_matmul, plain_arithmetic
 from neula.pipeline.compilation import eager
 from neula.pipeline.inputs import check_finite, check_matrices, flattened, take
 from neula.pipeline.result import QRResult

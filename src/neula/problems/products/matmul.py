@@ -12,9 +12,10 @@ import torch
 
 from neula.algorithms.corrected import balanced, corrected_product, scaled_product, unbalanced
 from neula.engines import FP16_COR, Engine, select_engine
-from neula.engines.precision import plain_arithmetic
 from neula.errors import unknown_name
-from neula.kernels.gemm import SCHEMES, UNCORRECTED, combine, corrected_gemm
+from neula.kernels.gemm import combine, corrected_gemm
+from neula.kernels.parts import SCHEMES, UNCORRECTED
+from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.compilation import eager
 from neula.pipeline.gradients import attach_product
 from neula.pipeline.inputs import Taken, gradient_wanted, refuse_gradient, take

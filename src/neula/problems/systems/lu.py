@@ -17,8 +17,8 @@ from neula.algorithms.krylov.lu_refinement import KeptMatrix, RefinedSolution, r
 from neula.algorithms.triangular.substitution import Substitution
 from neula.certificates.bounds import solve_bound
 from neula.engines import Engine, Format, format_of, select_engine
-from neula.engines.precision import plain_arithmetic
 from neula.errors import unknown_name
+from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.compilation import eager
 from neula.pipeline.inputs import check_finite, take
 from neula.pipeline.progress import Progress

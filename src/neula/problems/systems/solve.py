@@ -13,8 +13,8 @@ import torch
 from neula.certificates.bounds import solve_bound, target_format
 from neula.certificates.forward_error import SURE, digits_of
 from neula.engines import Engine, format_named, select_engine
-from neula.engines.precision import plain_arithmetic
 from neula.errors import unknown_name
+from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.chain import Run, Unanswered, run_chain, run_each
 from neula.pipeline.compilation import eager
 from neula.pipeline.gradients import attach_system

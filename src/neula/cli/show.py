@@ -1,0 +1,218 @@
+"""What the command line prints: summaries and tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from neula.pipeline.result import Attempt, LstsqResult, QRResult, SolveResult, SVDResult
+
+SHORT = 20
+"""Solutions of at most so many numbers are printed when no output file is given."""
+
+Facts = dict[str, Any]
+Labelled = dict[str, str]
+Shown = tuple[Facts, Labelled]
+"""A result as a JSON object, and as labelled lines of a summary."""
+
+EVIDENCE = ("backward_error", "tolerance", "condition", "forward_error", "digits")
+
+
+# --- results ----------------------------------------------------------------------------------------------
+
+
+def lstsq(result: LstsqResult, full_rank: int) -> Shown:
+    """A solution of least squares; beside its rank the one that the problem has at most."""
+    import numpy as np
+
+    before = ("converged", "accuracy", "engine", "factorization", "iterations")
+    after = ("optimality", "residual_norm", "rank", "history", "attempts")
+    minimum_norm = ", solution of minimum norm" if result.rank < full_rank else ""
+    rows = {
+        **_solution(result),
+        "residual norm": numbers(np.atleast_1d(result.residual_norm)),
+        "rank": f"{result.rank} of {full_rank}{minimum_norm}",
+    }
+    return _facts(result, *before, *EVIDENCE, *after), rows
+
+
+def solve(result: SolveResult) -> Shown:
+    """A solution of a linear system."""
+    before = ("converged", "accuracy", "engine", "method", "iterations")
+    facts = _facts(result, *before, *EVIDENCE, "growth", "history", "attempts")
+    return facts, {**_solution(result), "growth": f"{result.growth:.1e}"}
+
+
+def qr(result: QRResult) -> Shown:
+    """A QR factorization."""
+    facts = _facts(result, "converged", "accuracy", "engine", "certificate", "attempts")
+    return facts, {"engine": result.engine, "tried": attempts(result.attempts)}
+
+
+def svd(result: SVDResult) -> Shown:
+    """A low-rank approximation."""
+    facts, rows = qr(result.qr)
+    rank, error = result.s.shape[-1], result.relative_error
+    facts |= {"rank": rank, "relative_error": error, "s": result.s}
+    rows |= {"rank": str(rank), "relative error": f"{error:.1e}", "singular values": numbers(result.s)}
+    return facts, rows
+
+
+def _facts(result: Any, *names: str) -> Facts:
+    return {name: getattr(result, name) for name in names}
+
+
+def _solution(result: LstsqResult | SolveResult) -> Labelled:
+    import numpy as np
+
+    from neula.certificates.forward_error import SURE
+
+    error = result.forward_error
+    sure = f"{result.digits:.1f} are sure" if error <= SURE else "none is sure"
+    if error <= np.finfo(result.x.dtype).eps / 2:
+        sure = "all are sure"
+    return {
+        "engine": result.engine,
+        "tried": attempts(result.attempts),
+        "iterations": str(result.iterations),
+        "backward error": f"{result.backward_error:.1e} (tolerance {result.tolerance:.1e})",
+        "condition": f"{result.condition:.1e}",
+        "digits of x": f"{sure} (forward error {error:.1e})",
+    }
+
+
+def attempts(tried: Sequence[Attempt]) -> str:
+    """A line for each attempt."""
+    verdicts = ("rejected", "accepted")
+    return "\n".join(f"{one.method}: {verdicts[one.accepted]}, {one.reason}" for one in tried)
+
+
+def certificate(found: Any) -> str:
+    """One certificate, or those of a batch."""
+    return "; ".join(map(str, found)) if isinstance(found, tuple) else str(found)
+
+
+def numbers(values: np.ndarray, most: int = 8) -> str:
+    """The first numbers of an array."""
+    flat = values.reshape(-1)
+    return " ".join(f"{value:.4g}" for value in flat[:most]) + (" ..." if flat.size > most else "")
+
+
+def vector(x: np.ndarray) -> str:
+    """A short solution with all its digits, a row a line."""
+    if x.size > SHORT:
+        return f"x has {x.size} entries; save them with -o x.npy"
+    # str() of a NumPy scalar has as many digits as bring back the same number.
+    return "\n".join(" ".join(map(str, row)) for row in x.reshape(len(x), -1))
+
+
+# --- the summary ------------------------------------------------------------------------------------------
+
+
+def print_summary(command: str, rows: Labelled, *, certified: bool) -> None:
+    """The verdict, and a labelled line for everything else."""
+    verdict, style = ("certified", "bold green") if certified else ("NOT certified", "bold yellow")
+    heading = Text.assemble((f"neula {command}", "bold"), ": ", (verdict, style))
+    print_on_stdout(heading, grid(rows))
+
+
+def print_on_stdout(*things: Any) -> None:
+    """Print tables and texts as they are, without markup."""
+    console = Console(highlight=False, markup=False)
+    for thing in things:
+        console.print(thing)
+
+
+def inputs(given: Mapping[str, Mapping[str, Any]]) -> Labelled:
+    """Shape, dtype and file of each argument."""
+    return {
+        name: f"{' x '.join(map(str, one['shape']))} {one['dtype']}  {one['file']}"
+        for name, one in given.items()
+    }
+
+
+def times(seconds: Mapping[str, float], outputs: Mapping[str, Sequence[str]]) -> Labelled:
+    """How long each step took, and what was saved where."""
+    steps = (
+        f"{name} {value:.3g} s" if value >= 0.1 else f"{name} {1000 * value:.2g} ms"
+        for name, value in seconds.items()
+    )
+    saved = {", ".join(names): f"saved to {path}" for path, names in outputs.items()}
+    return {"time": ", ".join(steps), **saved}
+
+
+def grid(rows: Labelled) -> Table:
+    """Labels in one column, texts in the other."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows.items():
+        table.add_row(f"  {name}", value)
+    return table
+
+
+# --- neula info -------------------------------------------------------------------------------------------
+
+
+def versions() -> Labelled:
+    """Versions of everything that computes."""
+    import numpy as np
+    import scipy
+    import torch
+
+    import neula
+
+    packages = {package.__name__: package.__version__ for package in (neula, torch, np, scipy)}
+    threads = f"{torch.get_num_threads()} of {os.cpu_count()} cores"
+    return {**packages, "python": platform.python_version(), "threads": threads}
+
+
+def engine_table(offers: Sequence[Mapping[str, Any]]) -> Table:
+    """The engines, with the measured rates of their formats."""
+    table = Table("engine", "device", "format", "rate", "note")
+    table.columns[3].justify = "right"
+    for engine in offers:
+        device = engine["device"] if engine["available"] else "not available"
+        table.add_row(engine["engine"], device, "", "", engine["note"], style="bold")
+        for name, offer in engine["formats"].items():
+            table.add_row("", "", name, _rate(offer["rate_gflops"]), offer["note"])
+    return table
+
+
+def _rate(gflops: float | None) -> str:
+    if gflops is None:
+        return ""
+    return f"{gflops / 1000:.3g} TFLOP/s" if gflops >= 1000 else f"{gflops:.3g} GFLOP/s"
+
+
+# --- JSON -------------------------------------------------------------------------------------------------
+
+
+def print_json(value: Mapping[str, Any]) -> None:
+    """One object in one line."""
+    print(json.dumps(_plain(value), allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    """Reduce a result to what JSON has; NaN and infinities become null."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _plain(dataclasses.asdict(value))
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,144 @@
+"""One way to ask for a kernel: a function in plain torch, and its version for GPUs where that runs.
+
+A function decorated by :func:`kernel` is the reference: it says what is computed, and runs anywhere. On a GPU
+calls that the kernel is made for go to the kernel instead, if a :class:`Trial` has shown that it runs on that
+GPU. Modules with kernels are imported by the first call that has use for one: Triton may be missing.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+from functools import update_wrapper
+from importlib import import_module
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import torch
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Trial:
+    """A launch of one or more kernels on something small, which shows whether they run on a device.
+
+    Triton or a C compiler may be missing, or the GPU too old. Every device is tried once, by the first call
+    that has use for a kernel, whatever its thread.
+
+    Attributes
+    ----------
+    launch : callable
+        Takes the device, and the variant where kernels have several.
+    what, instead : str
+        For the warning where a launch fails: which kernels, and what takes their place.
+    """
+
+    def __init__(self, launch: Callable[..., object], what: str, instead: str) -> None:
+        self.launch, self.what, self.instead = launch, what, instead
+        self._passed: dict[tuple, bool] = {}
+        self._lock = threading.RLock()
+
+    def passed(self, device: torch.device, *variant: int) -> bool:
+        """Whether the kernels run on a device, in one of their variants."""
+        key = (device, *variant)
+        if key not in self._passed:
+            with self._lock:
+                if key not in self._passed:
+                    self._passed[key] = self.run(device, *variant)
+        return self._passed[key]
+
+    def run(self, device: torch.device, *variant: int) -> bool:
+        """Launch now, and warn where that fails for another reason than a missing package."""
+        try:
+            self.launch(device, *variant)
+        except ImportError:
+            return False
+        except Exception as error:
+            message = f"{self.what} cannot run on {device}; {self.instead}. The reason: {error}"
+            warnings.warn(message, RuntimeWarning, stacklevel=5)  # who has called the decorated function
+            return False
+        return True
+
+
+def trial(what: str, instead: str) -> Callable[[Callable[..., object]], Trial]:
+    """Make a :class:`Trial` of the function that launches."""
+    return lambda launch: Trial(launch, what, instead)
+
+
+class Kernel(Generic[P, R]):
+    """A function of tensors that a kernel computes where it can; made by :func:`kernel`.
+
+    Attributes
+    ----------
+    reference : callable
+        The function in plain torch.
+    """
+
+    def __init__(
+        self,
+        reference: Callable[P, R],
+        where: str,
+        tried: Trial,
+        when: Callable[..., bool] | None,
+        variant: Callable[..., int] | None,
+    ) -> None:
+        update_wrapper(self, reference)
+        self.reference, self.tried = reference, tried
+        self._module_name, self._name = where.split(":")
+        self._when, self._variant = when, variant
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        chosen = self.kernel if self.takes(*args, **kwargs) else self.reference
+        return chosen(*args, **kwargs)
+
+    def takes(self, *args: P.args, **kwargs: P.kwargs) -> bool:
+        """Whether the kernel computes this call: nothing is launched, but for the trial of a device."""
+        device = next(x.device for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor))
+        if device.type != "cuda" or not (self._when is None or self._when(*args, **kwargs)):
+            return False
+        if self._variant is None:
+            return self.tried.passed(device)
+        return self.tried.passed(device, self._variant(*args, **kwargs))
+
+    @property
+    def kernel(self) -> Callable[P, R]:
+        """The kernel's function, whatever the device.
+
+        Raises
+        ------
+        ImportError
+            Without what compiles it: Triton, or a torch that compiles CUDA.
+        """
+        return getattr(import_module(self._module_name), self._name)
+
+
+def kernel(
+    where: str,
+    *,
+    trial: Trial,
+    when: Callable[..., bool] | None = None,
+    variant: Callable[..., int] | None = None,
+) -> Callable[[Callable[P, R]], Kernel[P, R]]:
+    """Let a kernel take the place of the decorated function on GPUs.
+
+    The device is that of the first tensor among the arguments.
+
+    Parameters
+    ----------
+    where : str
+        The kernel's function, of the same parameters, as ``"module:name"``.
+    trial : Trial
+        Shows whether it runs; functions whose kernels are tried together share one.
+    when : callable, optional
+        Whether the kernel is made for these arguments; by default for all of them. It is asked for tensors on
+        a GPU only.
+    variant : callable, optional
+        Which of several variants of the kernel the arguments need, where each is tried by itself.
+    """
+    return lambda reference: Kernel(reference, where, trial, when, variant)
+
+
+def runs(function: Kernel[..., Any], device: torch.device) -> bool:
+    """Whether the kernel of a decorated function, which has no variants, runs on a device."""
+    return device.type == "cuda" and function.tried.passed(device)

@@ -1,0 +1,35 @@
+"""How the work of a kernel is dealt out to thread blocks: what several launches have in common."""
+
+from __future__ import annotations
+
+import torch
+
+VECTOR = 4
+"""Elements of float32 that a thread loads at a time, where rows or columns begin and end at multiples."""
+
+
+def multiprocessors(device: torch.device) -> int:
+    """Of a GPU; two for Triton's interpreter, so that there is something to deal out."""
+    if device.type != "cuda":
+        return 2
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def share(total: int, among: int, multiple: int) -> int:
+    """What each of so many thread blocks has to do, in whole multiples."""
+    each = -(-total // among)
+    return -(-each // multiple) * multiple
+
+
+def elements_at_a_time(a: torch.Tensor) -> int:
+    """:data:`VECTOR` or 1: how many elements of a matrix, or of each of a batch, a kernel can load at a time.
+
+    Parameters
+    ----------
+    a : Tensor, shape (..., m, n)
+        float32.
+    """
+    *batch, row, column = a.stride()
+    length, apart, unit = (a.shape[-2], column, row) if row == 1 else (a.shape[-1], row, column)
+    sizes = (length, apart, *batch, a.data_ptr() // a.element_size())
+    return VECTOR if unit == 1 and all(size % VECTOR == 0 for size in sizes) else 1

@@ -1,0 +1,74 @@
+"""Which version of a function is called, and when a kernel is tried."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+
+import pytest
+import torch
+
+from neula.kernels.dispatch import Trial, kernel, runs, trial
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+@trial("The kernel", "plain torch takes its place")
+def never(device: torch.device) -> None:
+    pytest.fail("tried without need")
+
+
+@kernel("operator:neg", trial=never, when=lambda a: a.numel() > 0)
+def negative(a: torch.Tensor) -> torch.Tensor:
+    """Minus A, twice as large so that the two are told apart."""
+    return -2 * a
+
+
+def test_tensors_on_a_cpu_go_to_the_reference_and_nothing_is_tried() -> None:
+    assert not negative.takes(torch.ones(1))
+    assert not runs(negative, CPU)
+    assert negative(torch.ones(1)) == negative.reference(a=torch.ones(1)) == -2
+    assert negative.kernel(torch.ones(1)) == -1
+    assert negative.__doc__ == negative.reference.__doc__
+
+
+def test_what_the_kernel_takes_goes_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(negative, "takes", lambda a: a > 1)
+    assert negative(torch.tensor(1.0)) == -2
+    assert negative(torch.tensor(3.0)) == -3
+
+
+def test_a_device_is_tried_once_by_any_number_of_threads() -> None:
+    calls = []
+
+    def launch(*device: torch.device) -> None:
+        calls.append(device)
+        time.sleep(0.05)
+
+    tried = Trial(launch, "The kernel", "plain torch takes its place")
+    threads = [threading.Thread(target=tried.passed, args=(GPU, n % 2)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(calls, key=str) == [(GPU, 0), (GPU, 1)]
+
+
+def test_a_missing_package_is_no_reason_to_warn(recwarn: pytest.WarningsRecorder) -> None:
+    def launch(device: torch.device) -> None:
+        raise ImportError("no Triton")
+
+    assert not Trial(launch, "The kernel", "plain torch takes its place").passed(GPU)
+    assert not recwarn.list
+
+
+def test_any_other_failure_is_told_once() -> None:
+    def launch(device: torch.device) -> None:
+        raise RuntimeError("no C compiler")
+
+    tried = Trial(launch, "The kernel", "plain torch takes its place")
+    with pytest.warns(RuntimeWarning, match="The kernel cannot run on cuda:0; plain torch.*no C compiler"):
+        assert not tried.passed(GPU)
+    with warnings.catch_warnings(action="error"):
+        assert not tried.passed(GPU)
