@@ -20,15 +20,6 @@ LINES_OF_A_FUNCTION = 60
 ENTRIES = 12
 
 LONG_FILES = {
-    "cli/app.py",
-    "cli/bench.py",
-    "cli/gravity.py",
-    "io/files.py",
-    "kernels/gemm_triton.py",
-    "kernels/lu_block_triton.py",
-    "kernels/tall_triton.py",
-    "papers/qr/least_squares.py",
-    "papers/qr/models.py",
     "problems/least_squares/lstsq.py",
     "problems/least_squares/preconditioned.py",
     "problems/orthogonal/qr.py",
