@@ -89,6 +89,15 @@ def test_short(path: Path) -> None:
     assert long.keys() == {known for known in LONG_FUNCTIONS if known.startswith(f"{name}::")}, long
 
 
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_only_public_names_are_imported(path: Path) -> None:
+    imports = [
+        node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.ImportFrom)
+    ]
+    names = {alias.name for node in imports for alias in node.names if str(node.module).startswith("neula")}
+    assert {name for name in names if name.startswith("_")} <= {"__version__"}
+
+
 def test_exceptions_exist() -> None:
     named = LONG_FILES | {function.partition("::")[0] for function in LONG_FUNCTIONS}
     assert {name for name in named if not (SOURCE / name).is_file()} == set()
