@@ -189,6 +189,12 @@ class Run(Generic[V]):
         nothing = np.empty((0, count))
         return cls(values, nothing, np.zeros(count, dtype=bool), nothing, np.arange(count))
 
+    @property
+    def found(self) -> V:
+        """The best of each problem, at the end."""
+        assert self.values is not None
+        return self.values
+
     def best(self) -> Answer[V] | None:
         """What is known of the open problems."""
         if self.values is None:
@@ -238,12 +244,11 @@ class Run(Generic[V]):
 
     def take(self, place: int, other: Run[V]) -> None:
         """Put what was found for one problem alone in its place, if it is no worse than what is there."""
-        assert other.values is not None
         self.iterations += other.iterations
         if len(self.demerit) and not _no_worse(other.demerit, self.demerit[:, [place]])[0]:
             return
         before, self.open = self.open, np.array([place])
-        self._put(other.values, np.ones(1, dtype=bool))
+        self._put(other.found, np.ones(1, dtype=bool))
         self._note(self.open, other.numbers, other.demerit)
         self.accepted[place] = other.accepted[0]
         self.open = before

@@ -143,8 +143,7 @@ def nothing_to_do(zero: S, a: torch.Tensor) -> Run[S]:
 
 def numbers_of(run: Run[S]) -> dict[str, np.ndarray]:
     """What was measured of the best answers, shape (batch,) each, by name; they are views."""
-    assert run.values is not None
-    return dict(zip(run.values.names, run.numbers, strict=True))
+    return dict(zip(run.found.names, run.numbers, strict=True))
 
 
 @dataclass(frozen=True)
@@ -192,8 +191,7 @@ class Report:
 
     def common(self, run: Run[S]) -> dict[str, Any]:
         """What results of ``solve`` and ``lstsq`` have in common: the worst problem speaks for all."""
-        values, of = run.values, numbers_of(run)
-        assert values is not None
+        values, of = run.found, numbers_of(run)
         condition, forward_error = (
             float(of[name].max(initial=least)) for name, least in (("condition", 1.0), ("forward_error", 0.0))
         )

@@ -222,8 +222,7 @@ def _spoilt(shapes: System, columns: torch.Tensor) -> torch.Tensor | None:
 
 def _put_nan(run: Run[Members], spoilt: torch.Tensor, shapes: System) -> None:
     """Say that nothing is known of right-hand sides with NaN or Inf."""
-    values, columns = run.values, shapes.for_columns(spoilt)
-    assert values is not None
+    values, columns = run.found, shapes.for_columns(spoilt)
     for known in (values.forward_error, values.residual_norm):
         known.masked_fill_(columns, math.nan)
     values.x.masked_fill_(columns[:, None], math.nan)
@@ -277,8 +276,7 @@ def _check_weights(w: torch.Tensor, m: int) -> torch.Tensor:
 
 def _collect(run: Run[Members], report: Report) -> LstsqResult:
     """One result for the batch: the worst of its members speaks for all."""
-    values, of, options = run.values, numbers_of(run), report.options
-    assert values is not None
+    values, of, options = run.found, numbers_of(run), report.options
     if np.isinf(of["largest"]).any():
         raise does_not_fit(options.dtype)
     m, n = report.a.tensor.shape[-2:]

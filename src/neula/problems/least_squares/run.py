@@ -52,8 +52,7 @@ def solve_problems(problems: Problems, *, is_batch: bool) -> Run[Members]:
     judge = LeastSquaresJudge.of(m, n, options, together=False)
 
     def solve_alone(place: int) -> Run[Members]:
-        assert run.values is not None
-        known = run.values.at(torch.tensor([place], device=a.device))
+        known = run.found.at(torch.tensor([place], device=a.device))
         try:
             return run_chain(alone, problems.one(place), judge, known)
         except Unanswered as why:
@@ -86,9 +85,8 @@ def _set_aside(run: Run[Members], problems: Problems) -> np.ndarray:
 
 def _forget(run: Run[Members], problems: Problems, places: np.ndarray) -> None:
     """Say that problems with NaN or Inf have no solutions."""
-    assert run.values is not None
     count = len(run.accepted)
-    run.values.put(torch.from_numpy(places).to(problems.device), _missing(problems, len(places)))
+    run.found.put(torch.from_numpy(places).to(problems.device), _missing(problems, len(places)))
     if not len(run.numbers):  # nothing was tried
         run.numbers = np.empty((len(Members.names), count))
     run.numbers[:, places] = np.nan
@@ -97,8 +95,7 @@ def _forget(run: Run[Members], problems: Problems, places: np.ndarray) -> None:
 
 def _reject_vanished(run: Run[Members], problems: Problems) -> None:
     """Solutions of zero are exact where the gradient is zero; elsewhere they have underflowed."""
-    of, values = numbers_of(run), run.values
-    assert values is not None
+    of, values = numbers_of(run), run.found
     places = np.flatnonzero(of["zero"] > 0)
     if not len(places):
         return
@@ -115,8 +112,7 @@ def with_exact_zeros(run: Run[Members], problems: Problems) -> Run[Members]:
 
     Such right-hand sides look like unsure ones. The others of the same matrix are solved again without them.
     """
-    a, b, weights, values = problems.a, problems.b, problems.options.weights, run.values
-    assert values is not None
+    a, b, weights, values = problems.a, problems.b, problems.options.weights, run.found
     places = np.flatnonzero(~run.accepted & ~(numbers_of(run)["forward_error"] <= SURE))
     if not len(places):
         return run
@@ -129,9 +125,8 @@ def with_exact_zeros(run: Run[Members], problems: Problems) -> Run[Members]:
         return run
     rest = _some(b, where).masked_fill(zero[:, None, :], 0.0)
     again = solve_problems(Problems(_some(a, where), rest, problems.options), is_batch=True)
-    assert again.values is not None
-    norms = torch.where(zero, weighted_norms(_some(b, where), weights), again.values.residual_norm)
-    values.put(where, replace(again.values, residual_norm=norms))
+    norms = torch.where(zero, weighted_norms(_some(b, where), weights), again.found.residual_norm)
+    values.put(where, replace(again.found, residual_norm=norms))
     run.numbers[:, places], run.accepted[places] = again.numbers, again.accepted
     run.attempts += again.attempts
     run.iterations += again.iterations
@@ -156,8 +151,7 @@ def _without_right_hand_sides(problems: Problems, *, is_batch: bool) -> Run[Memb
     """Nothing is asked for but what A is like: its rank and condition, as NumPy gives them, too."""
     b = problems.b
     run = solve_problems(replace(problems, b=b.new_zeros(*b.shape[:2], 1)), is_batch=is_batch)
-    values = run.values
-    assert values is not None
+    values = run.found
     x, residual_norm, forward_error = (
         y[..., :0] for y in (values.x, values.residual_norm, values.forward_error)
     )
