@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import overload
 
@@ -110,7 +110,8 @@ def qr_certificate(
     -------
     QRCertificate
     """
-    return certificate_of(single_qr_measures(a, q, r, scales, target), a.shape, target)
+    measures = single_qr_measures(a, q, r, scales, target)
+    return qr_certificates(measures[:, None], a.shape, target)[0]
 
 
 def single_qr_measures(
@@ -121,7 +122,7 @@ def single_qr_measures(
     Returns
     -------
     Tensor, shape (3,)
-        Residual, the size that it is relative to, and loss of orthogonality, along random vectors.
+        Those of :func:`qr_measures`, in the precision of the measurement.
     """
     image = image_of(a, scales, certifying_dtype(torch.promote_types(a.dtype, q.dtype), target))
     return image_measures(image, q, r, scales)
@@ -142,21 +143,7 @@ def image_measures(
     dg = scales[:, None].to(high) * g
     qrg, qh = thin_product(q, torch.cat([thin_product(r, dg), h], 1)).split(PROBES, dim=1)
     norm = torch.linalg.matrix_norm
-    orthogonality = norm(thin_product(q.T, qh) - h) / norm(h)
-    return torch.stack([norm(image - qrg), norm(image), orthogonality])
-
-
-def certificate_of(measures: torch.Tensor, shape: Sequence[int], target: Format) -> QRCertificate:
-    """The certificate of a matrix of this shape by what :func:`single_qr_measures` has found."""
-    m, n = shape
-    residual, size, orthogonality = measures.tolist()
-    noise = measurement_error(m, measures.dtype)
-    return QRCertificate(
-        residual=residual / size if size > 0 else residual,
-        orthogonality=orthogonality,
-        residual_bound=residual_bound(target, n) + noise,
-        orthogonality_bound=orthogonality_bound(target, n) + noise,
-    )
+    return torch.stack([norm(image - qrg), norm(image), norm(thin_product(q.T, qh) - h)])
 
 
 def certifying_dtype(given: torch.dtype, target: Format) -> torch.dtype:
@@ -185,7 +172,9 @@ class QRCertificates(Sequence[QRCertificate]):
     @cached_property
     def accepted(self) -> torch.Tensor:
         """Whether both measures of each matrix meet their bounds (NaN never does)."""
-        return (self.residual <= self.residual_bound) & (self.orthogonality <= self.orthogonality_bound)
+        residual, orthogonality = self.residual.numpy(), self.orthogonality.numpy()
+        good = (residual <= self.residual_bound) & (orthogonality <= self.orthogonality_bound)
+        return torch.from_numpy(good)
 
     @cached_property
     def error(self) -> torch.Tensor:
@@ -195,22 +184,12 @@ class QRCertificates(Sequence[QRCertificate]):
     @cached_property
     def rejected(self) -> int:
         """How many are not accepted."""
-        residual, orthogonality = self.residual.numpy(), self.orthogonality.numpy()
-        good = (residual <= self.residual_bound) & (orthogonality <= self.orthogonality_bound)
-        return len(self) - int(np.count_nonzero(good))
+        return len(self) - int(np.count_nonzero(self.accepted.numpy()))
 
     @cached_property
     def worst(self) -> QRCertificate:
         """The one with the largest error; NaN is larger than any number."""
         return self[int(np.maximum(self.residual.numpy(), self.orthogonality.numpy()).argmax())]
-
-    def replaced(self, where: torch.Tensor, others: QRCertificates, which: torch.Tensor) -> QRCertificates:
-        """A copy with those of ``others`` that ``which`` selects at the places ``where``."""
-        return replace(
-            self,
-            residual=self.residual.index_put((where,), others.residual[which]),
-            orthogonality=self.orthogonality.index_put((where,), others.orthogonality[which]),
-        )
 
     def __len__(self) -> int:
         return len(self.residual)
@@ -248,7 +227,8 @@ def qr_measures(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, scales: torch
     Returns
     -------
     Tensor, shape (3, batch)
-        Residuals, the sizes that they are relative to, and losses of orthogonality, along random vectors.
+        Norms of ``A D G - Q R D G``, of ``A D G`` and of ``Q^T Q H - H`` with random vectors G and H and the
+        diagonal matrix D of the scales.
     """
     k, n = r.shape[1:]
     g, h = _gaussian_on(n, a.device), _gaussian_on(k, a.device)
@@ -256,12 +236,12 @@ def qr_measures(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, scales: torch
 
 
 def qr_certificates(measures: torch.Tensor, shape: Sequence[int], target: Format) -> QRCertificates:
-    """:func:`qr_certificate` for a batch, as accurate as :mod:`neula.kernels.probes` says.
+    """The certificates of a batch, as accurate as :mod:`neula.kernels.probes` says.
 
     Parameters
     ----------
     measures : Tensor, shape (3, batch)
-        From :func:`qr_measures`.
+        From :func:`qr_measures`, in the precision of the measurement.
     shape : (int, int)
         Of each matrix.
     target : Format
@@ -271,13 +251,22 @@ def qr_certificates(measures: torch.Tensor, shape: Sequence[int], target: Format
     QRCertificates
         The measures of a matrix that is not finite are NaN or infinite.
     """
+    return certificates_of(measures.cpu().numpy(), measures.dtype, shape, target)
+
+
+def certificates_of(
+    measures: np.ndarray, measured_in: torch.dtype, shape: Sequence[int], target: Format
+) -> QRCertificates:
+    """The same of numbers that were read already, which have been measured in some precision."""
     m, n = shape
     # NumPy takes a tenth of torch's time for some thousand numbers, a part of that of small batches.
-    residual, size, loss = measures.cpu().numpy().astype(np.float64)
-    noise = measurement_error(m, torch.float64)
+    residual, size, loss = measures.astype(np.float64)
+    noise = measurement_error(m, measured_in)
+    with np.errstate(invalid="ignore", over="ignore"):
+        relative = residual / np.where(size == 0, 1.0, size)
     return QRCertificates(
-        residual=torch.from_numpy(residual / np.where(size == 0, 1.0, size)),
-        orthogonality=torch.from_numpy(loss / _gaussian_norm(min(m, n))),
+        residual=torch.from_numpy(relative),
+        orthogonality=torch.from_numpy(loss / (_gaussian_norm(min(m, n)) or 1.0)),
         residual_bound=residual_bound(target, n) + noise,
         orthogonality_bound=orthogonality_bound(target, n) + noise,
     )
@@ -287,7 +276,7 @@ def _gaussian_on(n: int, device: torch.device) -> torch.Tensor:
     return gaussian(n, PROBES, torch.float64, device, seed=n)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=128)
 def _gaussian_norm(n: int) -> float:
     return float(torch.linalg.matrix_norm(_gaussian_on(n, torch.device("cpu"))))
 

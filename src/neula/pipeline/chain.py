@@ -290,7 +290,7 @@ def run_chain(links: Iterable[Link[P, V]], problems: P, judge: Judge[P, V]) -> R
                 if str(why):
                     run.attempts.append(Attempt(why.label or link.label, False, str(why)))
                 continue
-            previous.numbers = judge.measure(mine, previous).cpu().numpy().astype(np.float64)
+            previous.numbers = _read(judge.measure(mine, previous))
             left = run.keep(previous, previous.numbers, judge.verdict(previous, previous.numbers))
             if not len(left):
                 break
@@ -299,6 +299,14 @@ def run_chain(links: Iterable[Link[P, V]], problems: P, judge: Judge[P, V]) -> R
         guard.raise_if_short()
         raise Unanswered(f"no attempt gave a solution: {run.attempts[-1].reason}")
     return run
+
+
+def _read(numbers: torch.Tensor) -> np.ndarray:
+    """Numbers of the device, for which the host waits."""
+    try:
+        return numbers.cpu().numpy().astype(np.float64)
+    except RuntimeError:  # torch.func hides its tensors from NumPy
+        return np.array(numbers.tolist(), dtype=np.float64)
 
 
 def run_each(run: Run[V], alone: Callable[[int], Run[V] | None]) -> None:
