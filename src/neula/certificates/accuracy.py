@@ -158,38 +158,35 @@ class QRCertificates(Sequence[QRCertificate]):
 
     Attributes
     ----------
-    residual, orthogonality : Tensor, shape (batch,)
-        float64, on the CPU.
+    residual, orthogonality : array of float, shape (batch,)
     residual_bound, orthogonality_bound : float
         What was asked for.
     """
 
-    residual: torch.Tensor
-    orthogonality: torch.Tensor
+    residual: np.ndarray
+    orthogonality: np.ndarray
     residual_bound: float
     orthogonality_bound: float
 
     @cached_property
-    def accepted(self) -> torch.Tensor:
+    def accepted(self) -> np.ndarray:
         """Whether both measures of each matrix meet their bounds (NaN never does)."""
-        residual, orthogonality = self.residual.numpy(), self.orthogonality.numpy()
-        good = (residual <= self.residual_bound) & (orthogonality <= self.orthogonality_bound)
-        return torch.from_numpy(good)
+        return (self.residual <= self.residual_bound) & (self.orthogonality <= self.orthogonality_bound)
 
     @cached_property
-    def error(self) -> torch.Tensor:
+    def error(self) -> np.ndarray:
         """The larger measure of each matrix; infinite where one is not finite."""
-        return torch.maximum(self.residual, self.orthogonality).nan_to_num_(math.inf, math.inf)
+        return np.nan_to_num(np.maximum(self.residual, self.orthogonality), nan=np.inf, posinf=np.inf)
 
     @cached_property
     def rejected(self) -> int:
         """How many are not accepted."""
-        return len(self) - int(np.count_nonzero(self.accepted.numpy()))
+        return len(self) - int(np.count_nonzero(self.accepted))
 
     @cached_property
     def worst(self) -> QRCertificate:
         """The one with the largest error; NaN is larger than any number."""
-        return self[int(np.maximum(self.residual.numpy(), self.orthogonality.numpy()).argmax())]
+        return self[int(np.maximum(self.residual, self.orthogonality).argmax())]
 
     def __len__(self) -> int:
         return len(self.residual)
@@ -265,8 +262,8 @@ def certificates_of(
     with np.errstate(invalid="ignore", over="ignore"):
         relative = residual / np.where(size == 0, 1.0, size)
     return QRCertificates(
-        residual=torch.from_numpy(relative),
-        orthogonality=torch.from_numpy(loss / (_gaussian_norm(min(m, n)) or 1.0)),
+        residual=relative,
+        orthogonality=loss / (_gaussian_norm(min(m, n)) or 1.0),
         residual_bound=residual_bound(target, n) + noise,
         orthogonality_bound=orthogonality_bound(target, n) + noise,
     )

@@ -221,8 +221,8 @@ class QRJudge:
     def verdict(self, answer: Answer[QRValues], numbers: np.ndarray) -> Verdict:
         """Of factors that are not accepted those with the smallest error are best."""
         found = self.certificates(answer.values, numbers)
-        accepted = found.accepted.numpy()
-        demerit = np.stack([~accepted, found.error.numpy()])
+        accepted = found.accepted
+        demerit = np.stack([~accepted, found.error])
         if self.in_place:
             demerit = np.zeros_like(demerit)
         if self.batch is None:
@@ -232,10 +232,10 @@ class QRJudge:
 
     def _usable(self, batch: torch.Tensor, found: QRCertificates) -> np.ndarray:
         """Which matrices hold neither NaN nor Inf; only those are read whose residual is not finite."""
-        usable = found.residual.isfinite()
-        doubtful = (~usable).nonzero()[:, 0]
+        usable = np.isfinite(found.residual)
+        doubtful = np.flatnonzero(~usable)
         if len(found) < len(batch):  # those that were are no longer tried
             usable[doubtful] = True
         elif len(doubtful) > 0:
-            usable[doubtful] = finite_members(batch[doubtful.to(batch.device)]).to(usable.device)
-        return usable.numpy()
+            usable[doubtful] = finite_members(batch[torch.from_numpy(doubtful).to(batch.device)]).cpu()
+        return usable

@@ -71,13 +71,21 @@ class Factors:
         zeros[self.q.isnan().all((-2, -1))] = math.nan  # where there are no factors
         return replace(self, q=torch.cat([self.q, complement], -1), r=torch.cat([self.r, zeros], -2))
 
-    def measured(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Residual of each factorization, and whether it is accepted."""
+    @property
+    def residual(self) -> torch.Tensor:
+        """Of each factorization, shape (batch,), on the CPU."""
+        return self._of_each("residual")
+
+    @property
+    def accepted(self) -> torch.Tensor:
+        """Whether each is accepted, shape (batch,), on the CPU."""
+        return self._of_each("accepted")
+
+    def _of_each(self, name: str) -> torch.Tensor:
         found = self.certificates
-        if isinstance(found, QRCertificates):
-            return found.residual, found.accepted
-        residuals = torch.tensor([c.residual for c in found], dtype=torch.float64)
-        return residuals, torch.tensor([c.accepted for c in found], dtype=torch.bool)
+        if isinstance(found, QRCertificates):  # thousands take milliseconds one by one
+            return torch.from_numpy(getattr(found, name))
+        return torch.from_numpy(np.array([getattr(c, name) for c in found]))
 
 
 def as_result(factors: Factors, taken: Taken, mode: str, options: Options, *, strict: bool) -> QRResult:
@@ -98,12 +106,11 @@ def as_result(factors: Factors, taken: Taken, mode: str, options: Options, *, st
     if not result.converged:
         if strict and batch:  # a single matrix has been checked
             check_finite(a, a, "A")
-        rejected = ~factors.measured()[1]
         report_missed(
             f"QR is not certified to {options.target.name} accuracy",
             factors.attempts[-1].reason if batch else str(certificates[0]),
             result,
-            rejected.reshape(batch).nonzero().tolist(),
+            (~factors.accepted).reshape(batch).nonzero().tolist(),
             strict=strict,
         )
     return result

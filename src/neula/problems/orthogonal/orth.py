@@ -119,7 +119,7 @@ def _check_full_rank(factors: Factors, a: torch.Tensor, result: QRResult, *, str
     """Say where columns are dependent, of those factors that are accepted: the others have been reported."""
     m, n = a.shape[-2:]
     r = factors.r
-    residuals, accepted = (x.to(r.device) for x in factors.measured())
+    residuals, accepted = factors.residual.to(r.device), factors.accepted.to(r.device)
     # The measured residual is relative to the norm of all columns together.
     error = (math.sqrt(n) * torch.where(accepted, residuals, 0.0)).to(r.dtype)
     ranks = numerical_ranks(columns_of_norm_one(r), rank_tolerance(a.dtype, m, n), error, exact=False)
