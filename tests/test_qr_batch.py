@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
+from neula.algorithms.scaling import SAFE_NORMS
 from neula.engines import FP32, FP64, CpuEngine
 from neula.io.matrices import random_matrix
-from neula.problems.orthogonal.batch import (
-    SAFE_NORMS,
-    Batch,
-    Link,
-    complete,
-    empty_factors,
-    factorize_together,
-)
+from neula.problems.orthogonal.factorize import factorize_together
+from neula.problems.orthogonal.factors import Factors as Found
+from neula.problems.orthogonal.links import QRLink, together
+from neula.problems.orthogonal.problem import Matrices, Options
 
 ENGINE = CpuEngine("cpu")
 Factors = tuple[torch.Tensor, torch.Tensor]
@@ -43,8 +41,12 @@ class Recorded:
         r[self.bad] *= 1 + self.error
         return q, r
 
-    def link(self, label: str, *, scaled: bool = True) -> Link:
-        return Link(label, torch.float32, self, scaled)
+    def link(self, label: str, *, scaled: bool = True) -> QRLink:
+        return together(label, torch.float32, self, scaled=scaled)
+
+
+def factorized(a: torch.Tensor, chain: list[QRLink], **options: Any) -> Found:
+    return factorize_together(a, chain, Options(**{"target": FP32, "engine": ENGINE} | options))
 
 
 def test_each_link_gets_what_the_one_before_missed() -> None:
@@ -53,7 +55,7 @@ def test_each_link_gets_what_the_one_before_missed() -> None:
     third, never = Recorded(), Recorded()
     chain = [method.link(str(i)) for i, method in enumerate((first, second, third, never))]
     seen: list[tuple[str, float]] = []
-    factors = factorize_together(a, "reduced", FP32, chain, ENGINE, lambda *step: seen.append(step))
+    factors = factorized(a, chain, progress=lambda *step: seen.append(step))
     assert [len(method.given[0]) for method in (first, second, third)] == [4, 2, 1]
     assert not never.given
     assert [(x.method, x.accepted) for x in factors.attempts] == [("0", False), ("1", False), ("2", True)]
@@ -66,7 +68,7 @@ def test_each_link_gets_what_the_one_before_missed() -> None:
 def test_the_better_of_two_that_miss_is_kept() -> None:
     a = normal(2, 30, 5)
     chain = [Recorded(1e-3, bad=(0, 1)).link("bad"), Recorded(1e-2, bad=(0, 1)).link("worse")]
-    factors = factorize_together(a, "reduced", FP32, chain, ENGINE)
+    factors = factorized(a, chain)
     assert not factors.attempts[-1].accepted
     for x, certificate in zip(factors.q @ factors.r / a, factors.certificates, strict=True):
         assert abs(float(x.median()) - 1.001) < 1e-4
@@ -77,9 +79,7 @@ def test_columns_are_scaled_for_those_who_need_it() -> None:
     scales = 2.0 ** torch.tensor([-90.0, 0, 90])
     a = normal(2, 20, 3) * scales
     plain, scaled = Recorded(), Recorded()
-    factors = factorize_together(
-        a, "reduced", FP32, [plain.link("as it is", scaled=False), scaled.link("scaled")], ENGINE
-    )
+    factors = factorized(a, [plain.link("as it is", scaled=False), scaled.link("scaled")])
     assert torch.equal(plain.given[0], a)
     largest = scaled.given[0].abs().amax(1)
     assert ((largest >= 0.5) & (largest < 1)).all()
@@ -95,8 +95,8 @@ def test_norms_out_of_range_are_not_trusted(dtype: torch.dtype) -> None:
     a = torch.eye(4, 3, dtype=dtype).repeat(5, 1, 1)
     a[:, 1, 1] = sizes
     target = FP64 if dtype == torch.float64 else FP32
-    link = Link("exact", dtype, exact, scaled=False)
-    found = factorize_together(a, "reduced", target, [link], ENGINE).certificates
+    link = together("exact", dtype, exact, scaled=False)
+    found = factorized(a, [link], target=target).certificates
     assert [c.accepted for c in found] == [False, True, True, True, False]
 
 
@@ -104,7 +104,7 @@ def test_wide_matrices_get_the_rest_of_r() -> None:
     a = normal(3, 4, 9)
     for scaled in (False, True):
         method = Recorded()
-        factors = factorize_together(a, "reduced", FP32, [method.link("square", scaled=scaled)], ENGINE)
+        factors = factorized(a, [method.link("square", scaled=scaled)])
         assert method.given[0].shape == (3, 4, 4)
         assert (factors.q.shape, factors.r.shape) == ((3, 4, 4), (3, 4, 9))
         torch.testing.assert_close(factors.q @ factors.r, a)
@@ -115,7 +115,7 @@ def test_what_is_not_finite_is_not_tried_again() -> None:
     a = normal(3, 20, 3)
     a[1, 7, 2] = math.nan
     first, second = Recorded(), Recorded()
-    factors = factorize_together(a, "reduced", FP32, [first.link("0"), second.link("1")], ENGINE)
+    factors = factorized(a, [first.link("0"), second.link("1")])
     assert not second.given
     assert factors.attempts[-1].reason == "1 of 3 matrices hold NaN or Inf"
     assert factors.q[1].isnan().all()
@@ -126,7 +126,7 @@ def test_what_is_not_finite_is_not_tried_again() -> None:
 def test_a_method_that_returns_nan_is_tried_again() -> None:
     a = normal(2, 20, 3)
     failing, second = Recorded(math.nan, bad=(0,)), Recorded()
-    factors = factorize_together(a, "reduced", FP32, [failing.link("0"), second.link("1")], ENGINE)
+    factors = factorized(a, [failing.link("0"), second.link("1")])
     assert len(second.given[0]) == 1
     assert factors.attempts[-1].accepted
     torch.testing.assert_close(factors.q @ factors.r, a)
@@ -141,7 +141,7 @@ def test_the_input_is_not_overwritten() -> None:
         x.fill_(math.nan)
         return q, r
 
-    factors = factorize_together(a, "reduced", FP32, [Link("greedy", torch.float32, greedy)], ENGINE)
+    factors = factorized(a, [together("greedy", torch.float32, greedy)])
     assert torch.equal(a, before)
     assert factors.attempts[-1].accepted
 
@@ -149,16 +149,15 @@ def test_the_input_is_not_overwritten() -> None:
 @pytest.mark.parametrize(("m", "n"), [(6, 2), (2, 6), (3, 3)])
 def test_complete_factors(m: int, n: int) -> None:
     a = normal(2, m, n)
-    factors = factorize_together(a, "complete", FP32, [Recorded().link("exact")], ENGINE)
+    factors = factorized(a, [Recorded().link("exact")]).completed()
     assert (factors.q.shape, factors.r.shape) == ((2, m, m), (2, m, n))
     torch.testing.assert_close(factors.q @ factors.r, a)
     torch.testing.assert_close(factors.q.mT @ factors.q, torch.eye(m).expand(2, m, m))
-    q, r = complete(*exact(a))
-    shapes = [x.shape for x in empty_factors(a, "complete")]
-    assert shapes == [q.shape, r.shape]
+    none = Found.of_nothing(a[:0], "complete", FP32)
+    assert (none.q.shape[1:], none.r.shape[1:]) == (factors.q.shape[1:], factors.r.shape[1:])
 
 
 def test_scales_of_a_batch() -> None:
     """Powers of two, also for float16 columns whose scales float16 could not hold; 1 for zeros."""
     a = torch.tensor([[[3.0, 0.0, 6e-8], [1.0, 0.0, 0.0]]], dtype=torch.float16)
-    assert Batch(a, FP32).scales().tolist() == [[0.25, 1.0, 2.0**23]]
+    assert Matrices(a, Options(FP32, ENGINE)).scales().tolist() == [[0.25, 1.0, 2.0**23]]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import overload
 
@@ -55,46 +54,35 @@ class QRCertificates(Sequence[QRCertificate]):
 
     Attributes
     ----------
-    residual, orthogonality : Tensor, shape (batch,)
-        float64, on the CPU.
+    residual, orthogonality : array of float, shape (batch,)
     residual_bound, orthogonality_bound : float
         What was asked for.
     """
 
-    residual: torch.Tensor
-    orthogonality: torch.Tensor
+    residual: np.ndarray
+    orthogonality: np.ndarray
     residual_bound: float
     orthogonality_bound: float
 
     @cached_property
-    def accepted(self) -> torch.Tensor:
+    def accepted(self) -> np.ndarray:
         """Whether both measures of each matrix meet their bounds (NaN never does)."""
         return (self.residual <= self.residual_bound) & (self.orthogonality <= self.orthogonality_bound)
 
     @cached_property
-    def error(self) -> torch.Tensor:
+    def error(self) -> np.ndarray:
         """The larger measure of each matrix; infinite where one is not finite."""
-        return torch.maximum(self.residual, self.orthogonality).nan_to_num_(math.inf, math.inf)
+        return np.nan_to_num(np.maximum(self.residual, self.orthogonality), nan=np.inf, posinf=np.inf)
 
     @cached_property
     def rejected(self) -> int:
         """How many are not accepted."""
-        residual, orthogonality = self.residual.numpy(), self.orthogonality.numpy()
-        good = (residual <= self.residual_bound) & (orthogonality <= self.orthogonality_bound)
-        return len(self) - int(np.count_nonzero(good))
+        return len(self) - int(np.count_nonzero(self.accepted))
 
     @cached_property
     def worst(self) -> QRCertificate:
         """The one with the largest error; NaN is larger than any number."""
-        return self[int(np.maximum(self.residual.numpy(), self.orthogonality.numpy()).argmax())]
-
-    def replaced(self, where: torch.Tensor, others: QRCertificates, which: torch.Tensor) -> QRCertificates:
-        """A copy with those of ``others`` that ``which`` selects at the places ``where``."""
-        return replace(
-            self,
-            residual=self.residual.index_put((where,), others.residual[which]),
-            orthogonality=self.orthogonality.index_put((where,), others.orthogonality[which]),
-        )
+        return self[int(np.maximum(self.residual, self.orthogonality).argmax())]
 
     def __len__(self) -> int:
         return len(self.residual)
@@ -137,7 +125,8 @@ def qr_certificate(
     -------
     QRCertificate
     """
-    return certificate_of(single_qr_measures(a, q, r, scales, target), a.shape, target)
+    measures = single_qr_measures(a, q, r, scales, target)
+    return qr_certificates(measures[:, None], a.shape, target)[0]
 
 
 def single_qr_measures(
@@ -148,7 +137,7 @@ def single_qr_measures(
     Returns
     -------
     Tensor, shape (3,)
-        Residual, the size that it is relative to, and loss of orthogonality, along random vectors.
+        Those of :func:`qr_measures`, in the precision of the measurement.
     """
     image = image_of(a, scales, certifying_dtype(torch.promote_types(a.dtype, q.dtype), target))
     return image_measures(image, q, r, scales)
@@ -169,21 +158,7 @@ def image_measures(
     dg = scales[:, None].to(high) * g
     qrg, qh = thin_product(q, torch.cat([thin_product(r, dg), h], 1)).split(PROBES, dim=1)
     norm = torch.linalg.matrix_norm
-    orthogonality = norm(thin_product(q.T, qh) - h) / norm(h)
-    return torch.stack([norm(image - qrg), norm(image), orthogonality])
-
-
-def certificate_of(measures: torch.Tensor, shape: Sequence[int], target: Format) -> QRCertificate:
-    """The certificate of a matrix of this shape by what :func:`single_qr_measures` has found."""
-    m, n = shape
-    residual, size, orthogonality = measures.tolist()
-    noise = measurement_error(m, measures.dtype)
-    return QRCertificate(
-        residual=residual / size if size > 0 else residual,
-        orthogonality=orthogonality,
-        residual_bound=residual_bound(target, n) + noise,
-        orthogonality_bound=orthogonality_bound(target, n) + noise,
-    )
+    return torch.stack([norm(image - qrg), norm(image), norm(thin_product(q.T, qh) - h)])
 
 
 def certifying_dtype(given: torch.dtype, target: Format) -> torch.dtype:
@@ -207,7 +182,8 @@ def qr_measures(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, scales: torch
     Returns
     -------
     Tensor, shape (3, batch)
-        Residuals, the sizes that they are relative to, and losses of orthogonality, along random vectors.
+        Norms of ``A D G - Q R D G``, of ``A D G`` and of ``Q^T Q H - H`` with random vectors G and H and the
+        diagonal matrix D of the scales.
     """
     k, n = r.shape[1:]
     g, h = gaussian_probes(n, a.device), gaussian_probes(k, a.device)
@@ -215,12 +191,12 @@ def qr_measures(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, scales: torch
 
 
 def qr_certificates(measures: torch.Tensor, shape: Sequence[int], target: Format) -> QRCertificates:
-    """:func:`qr_certificate` for a batch, as accurate as :mod:`neula.kernels.probes` says.
+    """The certificates of a batch, as accurate as :mod:`neula.kernels.probes` says.
 
     Parameters
     ----------
     measures : Tensor, shape (3, batch)
-        From :func:`qr_measures`.
+        From :func:`qr_measures`, in the precision of the measurement.
     shape : (int, int)
         Of each matrix.
     target : Format
@@ -230,18 +206,27 @@ def qr_certificates(measures: torch.Tensor, shape: Sequence[int], target: Format
     QRCertificates
         The measures of a matrix that is not finite are NaN or infinite.
     """
+    return certificates_of(measures.cpu().numpy(), measures.dtype, shape, target)
+
+
+def certificates_of(
+    measures: np.ndarray, measured_in: torch.dtype, shape: Sequence[int], target: Format
+) -> QRCertificates:
+    """The same of numbers that were read already, which have been measured in some precision."""
     m, n = shape
     # NumPy takes a tenth of torch's time for some thousand numbers, a part of that of small batches.
-    residual, size, loss = measures.cpu().numpy().astype(np.float64)
-    noise = measurement_error(m, torch.float64)
+    residual, size, loss = measures.astype(np.float64)
+    noise = measurement_error(m, measured_in)
+    with np.errstate(invalid="ignore", over="ignore"):
+        relative = residual / np.where(size == 0, 1.0, size)
     return QRCertificates(
-        residual=torch.from_numpy(residual / np.where(size == 0, 1.0, size)),
-        orthogonality=torch.from_numpy(loss / _gaussian_norm(min(m, n))),
+        residual=relative,
+        orthogonality=loss / (_gaussian_norm(min(m, n)) or 1.0),
         residual_bound=residual_bound(target, n) + noise,
         orthogonality_bound=orthogonality_bound(target, n) + noise,
     )
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=128)
 def _gaussian_norm(n: int) -> float:
     return float(torch.linalg.matrix_norm(gaussian_probes(n, torch.device("cpu"))))

@@ -8,6 +8,7 @@ that is read once, and the problems whose answers are not good enough go on to t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from typing import Generic, Protocol, Self, TypeVar
 
@@ -76,6 +77,8 @@ class Answer(Generic[V]):
     iterations : int
     history : tuple of float
         Errors on the way.
+    numbers : array of float, shape (numbers, batch), or None
+        What the judge has measured, once it has: for a link that inherits.
     """
 
     values: V
@@ -83,6 +86,12 @@ class Answer(Generic[V]):
     doubt: str = ""
     iterations: int = 0
     history: tuple[float, ...] = ()
+    numbers: np.ndarray | None = None
+
+    def at(self, places: np.ndarray, device: torch.device) -> Answer[V]:
+        """That to some of the problems."""
+        numbers = None if self.numbers is None else self.numbers[:, places]
+        return replace(self, values=self.values.at(torch.from_numpy(places).to(device)), numbers=numbers)
 
 
 class Declined(Exception):
@@ -113,12 +122,16 @@ class Link(Generic[P, V]):
         Whether it needs what the link before has found. Of others that is freed before they begin.
     improves : bool
         Whether it needs the best that has been found instead.
+    overwrites : bool
+        Whether it works in the memory of the problem or of what it inherits: if it runs out of memory,
+        nothing is left for other links to go on from.
     """
 
     label: str
     answer: Callable[[P, Answer[V] | None], Answer[V]]
     inherits: bool = False
     improves: bool = False
+    overwrites: bool = False
 
 
 @dataclass(frozen=True)
@@ -276,32 +289,42 @@ def run_chain(links: Iterable[Link[P, V]], problems: P, judge: Judge[P, V], know
     Unanswered
         If no link gave an answer.
     torch.OutOfMemoryError
-        If that was for lack of memory: a link that runs out of it is left for the next one.
+        If that was for lack of memory: a link that runs out of it is left for the next one, unless it
+        overwrites.
     """
     run: Run[V] = Run.begin(len(problems), known)
     guard = MemoryGuard(problems.device)
-    mine, previous = problems, None
+    mine, previous, left = problems, None, run.open
     for link in links:
         previous = run.best() if link.improves else previous if link.inherits else None
-        with guard.attempt(link.label):
+        if len(left) < len(mine):
+            mine = mine.at(torch.from_numpy(left).to(problems.device))
+            if previous is not None and not link.improves:
+                previous = previous.at(left, problems.device)
+        with nullcontext() if link.overwrites else guard.attempt(link.label):
             try:
                 previous = link.answer(mine, previous)
             except Declined as why:
                 if str(why):
                     run.attempts.append(Attempt(why.label or link.label, False, str(why)))
                 continue
-            numbers = judge.measure(mine, previous).cpu().numpy().astype(np.float64)
-            left = run.keep(previous, numbers, judge.verdict(previous, numbers))
+            previous.numbers = _read(judge.measure(mine, previous))
+            left = run.keep(previous, previous.numbers, judge.verdict(previous, previous.numbers))
             if not len(left):
                 break
-            if len(left) < len(mine):
-                places = torch.from_numpy(left).to(problems.device)
-                mine, previous = mine.at(places), replace(previous, values=previous.values.at(places))
     run.attempts[:0] = [Attempt("out of memory", False, shortage) for shortage in guard.shortages]
     if not len(run.numbers):
         guard.raise_if_short()
         raise Unanswered(f"no attempt gave a solution: {run.attempts[-1].reason}")
     return run
+
+
+def _read(numbers: torch.Tensor) -> np.ndarray:
+    """Numbers of the device, for which the host waits."""
+    try:
+        return numbers.cpu().numpy().astype(np.float64)
+    except RuntimeError:  # torch.func hides its tensors from NumPy
+        return np.array(numbers.tolist(), dtype=np.float64)
 
 
 def run_each(run: Run[V], alone: Callable[[int], Run[V] | None]) -> None:

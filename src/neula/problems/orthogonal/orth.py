@@ -10,15 +10,15 @@ import torch
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.numerical_rank import columns_of_norm_one, numerical_ranks
 from neula.certificates.bounds import target_format
-from neula.certificates.qr import QRCertificates
 from neula.engines import Engine, select_engine
 from neula.kernels.precision import exact_matmul, plain_arithmetic
 from neula.pipeline.compilation import eager
 from neula.pipeline.inputs import check_matrices, take
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import QRResult, report_missed
-from neula.problems.orthogonal.batch import Factors, as_result
-from neula.problems.orthogonal.qr import reduced_factors
+from neula.problems.orthogonal.factorize import factorize
+from neula.problems.orthogonal.factors import Factors, as_result
+from neula.problems.orthogonal.problem import Options
 
 
 @eager
@@ -97,8 +97,9 @@ def orth(
     if rcond is not None and not 0 <= rcond < 1:
         raise ValueError(f"rcond must be at least 0 and below 1, got {rcond}")
     target, chosen = target_format(accuracy, a.dtype), select_engine(engine, a.device)
-    factors = reduced_factors(a, target, chosen, progress)
-    result = as_result(factors, taken, "reduced", chosen, target, strict)
+    options = Options(target, chosen, progress=progress)
+    factors = factorize(a, "reduced", options)
+    result = as_result(factors, taken, "reduced", options, strict=strict)
     if a.numel() == 0:
         return result.Q
     with plain_arithmetic(chosen.device):
@@ -117,8 +118,8 @@ def orth(
 def _check_full_rank(factors: Factors, a: torch.Tensor, result: QRResult, *, strict: bool) -> None:
     """Say where columns are dependent, of those factors that are accepted: the others have been reported."""
     m, n = a.shape[-2:]
-    r = _batch_of(factors.r)
-    residuals, accepted = (x.to(r.device) for x in _measured(factors))
+    r = factors.r
+    residuals, accepted = factors.residual.to(r.device), factors.accepted.to(r.device)
     # The measured residual is relative to the norm of all columns together.
     error = (math.sqrt(n) * torch.where(accepted, residuals, 0.0)).to(r.dtype)
     ranks = numerical_ranks(columns_of_norm_one(r), rank_tolerance(a.dtype, m, n), error, exact=False)
@@ -146,7 +147,7 @@ def rank_tolerance(dtype: torch.dtype, m: int, n: int) -> float:
 
 def _range_basis(factors: Factors, shape: torch.Size, rcond: float) -> torch.Tensor | None:
     """Basis of the range of each matrix, shape (batch, m, rank); None where that is Q."""
-    q, r = _batch_of(factors.q), _batch_of(factors.r)
+    q, r = factors.q, factors.r
     # Squares of large or small elements would be out of range.
     r = (r * power_of_two_scales(r.abs().amax((1, 2)))[:, None, None]).double()
     finite = r.isfinite().flatten(1).all(1)
@@ -163,16 +164,3 @@ def _range_basis(factors: Factors, shape: torch.Size, rcond: float) -> torch.Ten
         return None
     u = torch.linalg.svd(torch.where(finite[:, None, None], r, 0.0), full_matrices=False).U
     return exact_matmul(q, u[..., :rank].to(q.dtype))
-
-
-def _batch_of(factor: torch.Tensor) -> torch.Tensor:
-    return factor.unsqueeze(0) if factor.ndim == 2 else factor
-
-
-def _measured(factors: Factors) -> tuple[torch.Tensor, torch.Tensor]:
-    """Residual of each factorization, and whether it is accepted."""
-    found = factors.certificates
-    if isinstance(found, QRCertificates):
-        return found.residual, found.accepted
-    residuals = torch.tensor([c.residual for c in found], dtype=torch.float64)
-    return residuals, torch.tensor([c.accepted for c in found], dtype=torch.bool)

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
 from neula.algorithms.corrected import corrected_bmm
-from neula.algorithms.orthogonal.tsqr import cholesky_tsqr, cholesky_tsqr2, cholesky_tsqr32
 from neula.algorithms.orthogonal.tsqr import tsqr as tree
 from neula.certificates.bounds import target_format
-from neula.engines import FORMATS, FP64, Engine, Format, select_engine
+from neula.engines import FORMATS, Engine, select_engine
 from neula.errors import unknown_name
 from neula.kernels.householder import Product
 from neula.kernels.precision import exact_matmul, plain_arithmetic
 from neula.pipeline.compilation import eager
 from neula.pipeline.inputs import check_finite, check_matrices, flattened, take
 from neula.pipeline.result import QRResult
-from neula.problems.orthogonal.batch import Batch, Link, as_result, factorize_together, one_by_one
-from neula.problems.orthogonal.qr import batch_chain, factors_of_nothing
+from neula.problems.orthogonal import chain
+from neula.problems.orthogonal.factorize import factorize_together
+from neula.problems.orthogonal.factors import Factors, as_result
+from neula.problems.orthogonal.links import QRLink, together
+from neula.problems.orthogonal.problem import Options
 
 MODES = ("reduced", "r")
 
@@ -133,43 +134,32 @@ def tsqr(
     target = target_format(None, a.dtype)
     if compute != "auto":
         target = max(target, FORMATS[COMPUTE[compute]], key=lambda format: format.u)
+    options = Options(target, chosen)
     matrices = flattened(a).to(chosen.device)
-    chain = _auto_chain(matrices, target, chosen) if compute == "auto" else [_named(compute, chosen)]
+    links = _chain(matrices, options) if compute == "auto" else [_named(compute, chosen)]
     if 0 in a.shape:
-        factors = factors_of_nothing(matrices, mode, target, single=a.ndim == 2)
-        return as_result(factors, taken, mode, chosen, target, strict)
-    with plain_arithmetic(chosen.device):
-        factors = factorize_together(matrices, mode, target, chain, chosen)
-    if a.ndim == 2:
-        if not factors.attempts[-1].accepted:
-            check_finite(a, a, "A")
-        factors = replace(factors, certificate=factors.certificates[0])
-    return as_result(factors, taken, mode, chosen, target, strict)
+        factors = Factors.of_nothing(matrices, mode, target)
+    else:
+        with plain_arithmetic(chosen.device):
+            factors = factorize_together(matrices, links, options)
+    if a.ndim == 2 and not factors.attempts[-1].accepted:
+        check_finite(a, a, "A")
+    return as_result(factors, taken, mode, options, strict=strict)
 
 
-def _auto_chain(matrices: torch.Tensor, target: Format, engine: Engine) -> list[Link]:
+def _chain(matrices: torch.Tensor, options: Options) -> list[QRLink]:
     """What is tried, cheapest first."""
+    tuning = options.engine.tuning
     count, m, n = matrices.shape
-    together = count > 1 and m * n <= engine.tuning.batched_elements
-    if together or engine.tuning.lapack:  # LAPACK takes a third of the time of a Gram matrix in float64
-        return batch_chain(Batch(matrices, target), engine)
-    dtype = target.storage
-    arithmetic = "fp16_cor" if engine.tuning.corrected and target is not FP64 else "fp64"
-    once = cholesky_tsqr32 if arithmetic == "fp16_cor" else cholesky_tsqr
-    passes = partial(one_by_one, method=once)
-    twice = partial(one_by_one, method=partial(cholesky_tsqr2, once=once))
-    # A reflector in float32 errs by some 10 u, no less than what a few columns are certified to.
-    trees = ("fp64",) if target is FP64 else ("fp32", "fp64")
-    return [
-        Link(f"cholesky-qr {arithmetic}", dtype, passes, scaled=False),
-        Link(f"cholesky-qr {arithmetic}, twice", dtype, twice),
-        *(Link(f"tsqr {name}", FORMATS[name].storage, partial(tree, product=exact_matmul)) for name in trees),
-    ]
+    # LAPACK takes a third of the time of a Gram matrix in float64.
+    if tuning.lapack or chain.go_together(count, m, n, tuning):
+        return chain.chain_together(m, n, options.target, tuning)
+    return chain.chain_tall(options.target, tuning)
 
 
-def _named(compute: str, engine: Engine) -> Link:
+def _named(compute: str, engine: Engine) -> QRLink:
     """Exactly this mode of the tree."""
-    return Link(f"tsqr {compute}", torch.float32, partial(tree, product=_product(compute, engine)))
+    return together(f"tsqr {compute}", torch.float32, partial(tree, product=_product(compute, engine)))
 
 
 def _product(compute: str, engine: Engine) -> str | Product:

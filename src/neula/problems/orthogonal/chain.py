@@ -1,0 +1,241 @@
+"""What is tried for QR factorizations, cheapest first, and when factors are accepted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+
+from neula.algorithms.orthogonal.batched_qr import TILE_COLUMNS, batched_qr, batched_reorthogonalize
+from neula.algorithms.orthogonal.householder import householder
+from neula.algorithms.orthogonal.tsqr import cholesky_tsqr, cholesky_tsqr2, cholesky_tsqr32
+from neula.algorithms.orthogonal.tsqr import tsqr as tree
+from neula.certificates.qr import QRCertificates, certificates_of
+from neula.engines import BF16, FORMATS, FP16, FP32, FP64, Format, Tuning
+from neula.kernels.precision import exact_matmul
+from neula.kernels.tall import PANEL_COLUMNS
+from neula.pipeline.chain import Answer, Link, Verdict
+from neula.pipeline.inputs import finite_members
+from neula.problems.orthogonal import links
+from neula.problems.orthogonal.links import QRLink
+from neula.problems.orthogonal.problem import Matrices, Matrix, Options, QRValues
+
+MAX_PASSES = 3
+"""Gram-Schmidt passes: twice is enough at full rank, the third is for matrices without."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A matrix without its numbers.
+
+    Attributes
+    ----------
+    m, n : int
+    dtype : torch.dtype
+    by_rows, by_columns : bool
+        Whether elements of one row, of one column, are neighbours in memory.
+    """
+
+    m: int
+    n: int
+    dtype: torch.dtype
+    by_rows: bool = True
+    by_columns: bool = False
+
+    @classmethod
+    def of(cls, a: torch.Tensor) -> Layout:
+        """That of a single matrix."""
+        m, n = a.shape
+        return cls(m, n, a.dtype, a.stride(1) == 1, a.stride(0) == 1)
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+        return self.m * self.n * self.dtype.itemsize
+
+
+def go_together(count: int, m: int, n: int, tuning: Tuning) -> bool:
+    """Whether each step is to be one launch for a whole batch: many small matrices."""
+    return count > 1 and m * n <= tuning.batched_elements
+
+
+def chain_together(m: int, n: int, target: Format, tuning: Tuning) -> list[QRLink]:
+    """What is tried for all matrices of a batch together.
+
+    Square matrices are often too ill-conditioned for one pass in float32 (the condition number of a random
+    one is about n, that of one with twice as many rows as columns less than 6). One in float64 costs less
+    than two where its products are as fast (64 of 1024 x 1024 on an H200: 7.4 ms and 11.4); elsewhere, and
+    for a single tile, which two passes do not leave, both are done before measuring.
+    """
+    storage, k = FP64 if target is FP64 else FP32, min(m, n)
+    name, dtype = storage.name, storage.dtype
+    last = links.together("householder fp64", torch.float64, householder, waits=True)
+    if tuning.lapack:  # nothing beats LAPACK on small matrices
+        return [links.together(f"householder {name}", dtype, householder, scaled=False), last]
+    square = m < 2 * k
+    doubled = square and storage is FP32 and k > TILE_COLUMNS and "fp64" in tuning.preconditioners
+    passes = 2 if square and not doubled else 1
+    labels = {
+        n: f"gram-schmidt {name}{label}" for n, label in ((1, ""), (2, " + reortho"), (3, " + 2 reortho"))
+    }
+    if doubled:
+        first = links.together("gram-schmidt fp64", torch.float64, batched_qr, scaled=False)
+    else:
+        first = links.together(labels[passes], dtype, partial(batched_qr, passes=passes), scaled=False)
+    more = [
+        links.together(labels[n], dtype, partial(_orthogonal_at_any_rank, passes=n), waits=True)
+        for n in range(passes + 1, MAX_PASSES + 1)
+    ]
+    return [first, *more, last]
+
+
+def chain_tall(target: Format, tuning: Tuning) -> list[QRLink]:
+    """What is tried for tall matrices of a few columns, one or a batch: Gram matrices first, then a tree."""
+    low = tuning.corrected and target is not FP64
+    once, name = (cholesky_tsqr32, "fp16_cor") if low else (cholesky_tsqr, "fp64")
+    passes = partial(links.one_by_one, method=once)
+    twice = partial(links.one_by_one, method=partial(cholesky_tsqr2, once=once))
+    # A reflector in float32 errs by some 10 u, no less than what a few columns are certified to.
+    trees = ("fp64",) if target is FP64 else ("fp32", "fp64")
+    return [
+        links.together(f"cholesky-qr {name}", target.storage, passes, scaled=False),
+        links.together(f"cholesky-qr {name}, twice", target.storage, twice),
+        *(
+            links.together(f"tsqr {name}", FORMATS[name].storage, partial(tree, product=exact_matmul))
+            for name in trees
+        ),
+    ]
+
+
+def chain_alone(layout: Layout, options: Options) -> list[QRLink]:
+    """What is tried for one matrix."""
+    low, named = f"rgsqrf {options.low.format.name}", options.algorithm
+    if options.in_place:
+        return _in_place(low, options)
+    tried = [*_tall(layout, options), *_queued(low, layout, options)]
+    if named in (None, "rgsqrf"):
+        tried.append(Link(low, links.first_pass, inherits=True))
+    if named == "cholesky-qr" or (named is None and options.target is FP64):
+        tried.append(Link(f"{low} + cholesky-qr fp64", links.preconditioned, inherits=True))
+    if named == "rgsqrf-reortho" or (named is None and options.target is not FP64):
+        tried.append(Link(f"{low} + reortho", links.second_pass, inherits=True))
+    if named in (None, "householder"):
+        tried.append(Link("householder fp64", links.by_householder))
+    return tried
+
+
+def is_queued(layout: Layout, options: Options) -> bool:
+    """Whether the first links may be queued as a whole, before anything is known about the numbers."""
+    tuning = options.engine.tuning
+    named = options.algorithm not in (None, "rgsqrf") or options.progress is not None
+    panel = options.panel or tuning.recursion(options.low.format.storage).panel
+    waits = panel not in ("cholesky", "cholesky32")
+    return tuning.replayed_bytes > 0 and layout.m >= layout.n and not named and not waits
+
+
+def _tall(layout: Layout, options: Options) -> list[QRLink]:
+    """Cholesky QR of a whole tall matrix: in corrected products, as in :func:`neula.tsqr`, or in low ones."""
+    m, n, target, tuning = layout.m, layout.n, options.target, options.engine.tuning
+    tall = m >= tuning.tall_ratio * n and not options.named and target is not FP64
+    if not tall or not is_queued(layout, options):
+        return []
+    # The kernels of tall matrices read rows, or as many columns as a panel has.
+    if n <= tuning.tall_columns and (layout.by_rows or (n <= PANEL_COLUMNS and layout.by_columns)):
+        return chain_tall(target, tuning)[:1]
+    if n <= tuning.low_columns and target in (FP16, BF16):
+        return [links.queued(f"cholesky-qr {options.low.format.name}", links.low_cholesky_qr)]
+    return []
+
+
+def _queued(low: str, layout: Layout, options: Options) -> list[QRLink]:
+    """First passes that are queued as a whole."""
+    if not is_queued(layout, options):
+        return []
+    # Square matrices are too ill-conditioned for one pass in float32 more often than not.
+    square, default = layout.m < 2 * layout.n, options.algorithm is None
+    if default and square and options.target is FP32:
+        return [links.queued(low + links.CORRECTED, links.corrected)]
+    tried = [links.queued(low, Matrix.rgsqrf)]
+    # Where launches decide, both passes played back take less time than a second one that is not.
+    played_back = layout.nbytes <= options.engine.tuning.replayed_bytes
+    if default and square and options.target is not FP64 and played_back:
+        tried.append(links.queued(f"{low} + reortho", links.two_passes))
+    return tried
+
+
+def _in_place(low: str, options: Options) -> list[QRLink]:
+    """What is tried in the memory of A.
+
+    Once ``A = Q R``, whatever orthogonalizes Q factorizes A.
+    """
+    named, tried = options.algorithm, []
+    if named != "rgsqrf-reortho":
+        tried.append(Link(low, links.first_pass_in_place, overwrites=True))
+    if named is None and options.target is FP32:
+        tried.append(Link(low + links.CORRECTED, links.correction_in_place, inherits=True, overwrites=True))
+    if named != "rgsqrf":
+        label = f"{low} + reortho"
+        tried.append(Link(label, links.second_pass_in_place, inherits=True, overwrites=True))
+    if named is None:
+        tried.append(Link("householder fp64", links.householder_of_q, inherits=True, overwrites=True))
+    return tried
+
+
+def _orthogonal_at_any_rank(a: torch.Tensor, passes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    q, r = batched_qr(a, overwrite_a=True)
+    for _ in range(passes - 1):
+        q, r = batched_reorthogonalize(q, r)
+    return q, r
+
+
+@dataclass(frozen=True)
+class QRJudge:
+    """Factors are accepted by residual and orthogonality, along random vectors.
+
+    Attributes
+    ----------
+    shape : Size
+        Of each matrix.
+    target : Format
+    batch : Tensor, shape (batch, m, n), or None
+        Matrices that are factorized together, and may hold NaN or Inf: these are not tried again.
+    in_place : bool
+        Whether there is nothing but the last factors.
+    """
+
+    shape: torch.Size
+    target: Format
+    batch: torch.Tensor | None = None
+    in_place: bool = False
+
+    def measure(self, problems: Matrices, answer: Answer[QRValues]) -> torch.Tensor:
+        """Links have done it, since CUDA graphs play it back with the rest."""
+        return answer.values.measures.T
+
+    def certificates(self, values: QRValues, numbers: np.ndarray) -> QRCertificates:
+        """What the numbers say."""
+        return certificates_of(numbers, values.measures.dtype, self.shape, self.target)
+
+    def verdict(self, answer: Answer[QRValues], numbers: np.ndarray) -> Verdict:
+        """Of factors that are not accepted those with the smallest error are best."""
+        found = self.certificates(answer.values, numbers)
+        accepted = found.accepted
+        demerit = np.stack([~accepted, found.error])
+        if self.in_place:
+            demerit = np.zeros_like(demerit)
+        if self.batch is None:
+            return Verdict(accepted, demerit, answer.doubt or str(found[0]))
+        reason = f"{found.rejected} of {len(found)} matrices rejected; the worst: {found.worst}"
+        return Verdict(accepted, demerit, reason, accepted | ~self._usable(self.batch, found))
+
+    def _usable(self, batch: torch.Tensor, found: QRCertificates) -> np.ndarray:
+        """Which matrices hold neither NaN nor Inf; only those are read whose residual is not finite."""
+        usable = np.isfinite(found.residual)
+        doubtful = np.flatnonzero(~usable)
+        if len(found) < len(batch):  # those that were are no longer tried
+            usable[doubtful] = True
+        elif len(doubtful) > 0:
+            usable[doubtful] = finite_members(batch[torch.from_numpy(doubtful).to(batch.device)]).cpu()
+        return usable

@@ -1,0 +1,116 @@
+"""The factors of one matrix or of a batch, as they are given back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from neula.certificates.qr import QRCertificate, QRCertificates, certificates_of
+from neula.engines import Format
+from neula.pipeline.chain import Run
+from neula.pipeline.gradients import attach_factors
+from neula.pipeline.inputs import Taken, check_finite
+from neula.pipeline.result import Attempt, QRResult, report_missed
+from neula.problems.orthogonal.links import holding_nan
+from neula.problems.orthogonal.problem import Options, QRValues
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Q and R in working precision, with the evidence.
+
+    Attributes
+    ----------
+    q : Tensor, shape (batch, m, k)
+    r : Tensor, shape (batch, k, n)
+    certificates : sequence of QRCertificate
+        One for each matrix.
+    attempts : tuple of Attempt
+    """
+
+    q: torch.Tensor
+    r: torch.Tensor
+    certificates: Sequence[QRCertificate]
+    attempts: tuple[Attempt, ...]
+
+    @classmethod
+    def of(cls, run: Run[QRValues], certificates: Sequence[QRCertificate]) -> Factors:
+        """What a chain has come to; NaN for matrices that were given up since they hold NaN or Inf."""
+        assert run.values is not None
+        q, r, attempts = run.values.q, run.values.r, list(run.attempts)
+        lost = np.setdiff1d(np.flatnonzero(~run.accepted), run.open)
+        if len(lost) > 0:
+            attempts.append(Attempt("none", False, holding_nan(len(lost), len(q))))
+            for factor in (q, r):
+                factor[torch.from_numpy(lost).to(factor.device)] = math.nan
+        return cls(q, r, certificates, tuple(attempts))
+
+    @classmethod
+    def of_nothing(cls, matrices: torch.Tensor, mode: str, target: Format) -> Factors:
+        """The factors of no matrices, or of matrices without elements: nothing in them can be wrong.
+
+        Without columns the complete Q is the identity, as in NumPy and torch.
+        """
+        count, m, n = matrices.shape
+        k = m if mode == "complete" else min(m, n)
+        q, r = matrices.new_empty(count, m, k), matrices.new_empty(count, k, n)
+        if q.numel() > 0:
+            q.copy_(torch.eye(m, dtype=q.dtype))
+        perfect = certificates_of(np.zeros((3, count)), torch.float64, (m, max(n, 1)), target)
+        return cls(q, r, tuple(perfect), (Attempt("nothing to do", True, "no elements"),))
+
+    def completed(self) -> Factors:
+        """With an orthonormal basis of the complement added to Q, and zeros to R."""
+        *batch, m, k = self.q.shape
+        complement = torch.linalg.qr(self.q, mode="complete")[0][..., k:]
+        zeros = self.r.new_zeros(*batch, m - k, self.r.shape[-1])
+        zeros[self.q.isnan().all((-2, -1))] = math.nan  # where there are no factors
+        return replace(self, q=torch.cat([self.q, complement], -1), r=torch.cat([self.r, zeros], -2))
+
+    @property
+    def residual(self) -> torch.Tensor:
+        """Of each factorization, shape (batch,), on the CPU."""
+        return self._of_each("residual")
+
+    @property
+    def accepted(self) -> torch.Tensor:
+        """Whether each is accepted, shape (batch,), on the CPU."""
+        return self._of_each("accepted")
+
+    def _of_each(self, name: str) -> torch.Tensor:
+        found = self.certificates
+        if isinstance(found, QRCertificates):  # thousands take milliseconds one by one
+            return torch.from_numpy(getattr(found, name))
+        return torch.from_numpy(np.array([getattr(c, name) for c in found]))
+
+
+def as_result(factors: Factors, taken: Taken, mode: str, options: Options, *, strict: bool) -> QRResult:
+    """What the user gets, attached to the graph of A; says so where the accuracy was not reached."""
+    a, certificates = taken.tensor, factors.certificates
+    batch = a.shape[:-2]
+    q, r = (x.reshape(*batch, *x.shape[-2:]) for x in (factors.q, factors.r))
+    if taken.needs_gradient:
+        q, r = attach_factors(taken.graph, q, r)
+    result = QRResult(
+        Q=None if mode == "r" else taken.give_back(q),
+        R=taken.give_back(r),
+        certificate=certificates if batch else certificates[0],
+        attempts=factors.attempts,
+        engine=str(options.engine),
+        accuracy=options.target.name,
+    )
+    if not result.converged:
+        if strict and batch:  # a single matrix has been checked
+            check_finite(a, a, "A")
+        report_missed(
+            f"QR is not certified to {options.target.name} accuracy",
+            factors.attempts[-1].reason if batch else str(certificates[0]),
+            result,
+            (~factors.accepted).reshape(batch).nonzero().tolist(),
+            strict=strict,
+        )
+    return result

@@ -1,0 +1,294 @@
+"""What can be tried for a QR factorization, for one matrix or for a batch together.
+
+Links are measured where they are computed, so that a CUDA graph plays back the measurement with the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from neula.algorithms.orthogonal.cholesky_qr import cholesky_qr_low
+from neula.algorithms.orthogonal.householder import householder
+from neula.algorithms.orthogonal.reorthogonalize import correct, refine_qr, reorthogonalize, second_passes
+from neula.algorithms.orthogonal.rgsqrf import rgsqrf
+from neula.certificates.qr import certificates_of, certifying_dtype, image_measures, single_qr_measures
+from neula.engines import FP64
+from neula.pipeline.chain import Answer, Declined, Link
+from neula.problems.orthogonal.problem import Matrices, Matrix, QRValues
+
+CORRECTED = " + correction"
+"""End of the label of a first pass whose Q was made orthonormal before it was measured."""
+
+SURELY_CORRECTED = 0.03
+"""How far from orthonormal Q may be for a correction that must not leave a residual: in place."""
+
+Factors = tuple[torch.Tensor, torch.Tensor]
+"""Q and R."""
+
+Solution = Answer[QRValues]
+
+QRLink = Link[Matrices, QRValues]
+
+# --- a batch, all matrices together ---
+
+Method = Callable[[torch.Tensor], Factors]
+"""From a matrix, or from a batch of them, to Q and R."""
+
+
+def together(
+    label: str, dtype: torch.dtype, method: Method, *, scaled: bool = True, waits: bool = False
+) -> QRLink:
+    """A method for all matrices of a batch at once.
+
+    Parameters
+    ----------
+    label : str
+        Says what the method does: equal labels, equal methods.
+    dtype : torch.dtype
+        Of the matrices that it takes.
+    method : callable
+        QR of a batch of matrices that are not wide; it may overwrite them where they are scaled.
+    scaled : bool
+        Whether it needs columns whose largest elements are near 1. A first link that takes matrices as they
+        are saves a scaled copy. It is right unless squares of the elements leave the range of the format, and
+        then it is not accepted.
+    waits : bool
+        Whether the host waits for the device in it, or copies to it: then no CUDA graph can have it.
+    """
+
+    def answer(matrices: Matrices, before: Solution | None) -> Solution:
+        options = matrices.options
+
+        def factorized(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            batch = Matrices(a, options)
+            if not scaled:
+                return batch.measured(*method(batch.leading(dtype)), None)
+            scales = batch.scales()
+            return batch.measured(*method(batch.scaled(scales, dtype)), scales)
+
+        if waits:
+            q, r, measures = factorized(matrices.a)
+        else:
+            key = (label, scaled, options.target.name)
+            q, r, measures = options.engine.replay(factorized, (matrices.a,), key)
+        if options.progress is not None:
+            options.progress(label, 1.0)
+        return Answer(QRValues(q, r, measures.T), label)
+
+    return Link(label, answer)
+
+
+def one_by_one(a: torch.Tensor, method: Method) -> Factors:
+    """A method of single matrices as one of a batch; a single one is not copied."""
+    if len(a) == 1:
+        q, r = method(a[0])
+        return q[None], r[None]
+    factors = [method(x) for x in a]
+    return torch.stack([q for q, _ in factors]), torch.stack([r for _, r in factors])
+
+
+def holding_nan(count: int, total: int) -> str:
+    """Why some matrices have no factors."""
+    return f"{count} of {total} matrices hold NaN or Inf"
+
+
+def without_factors(matrices: Matrices, before: Solution | None) -> Solution:
+    """What becomes of matrices of a batch that hold NaN or Inf: their factors are NaN, and their measures."""
+    a, target = matrices.a, matrices.options.target
+    count, m, n = a.shape
+    shapes = (m, matrices.k), (matrices.k, n)
+    q, r = (a.new_full((count, *shape), math.nan) for shape in shapes)
+    measures = torch.full((count, 3), math.nan, dtype=certifying_dtype(a.dtype, target))
+    return Answer(QRValues(q, r, measures), "none", holding_nan(count, count))
+
+
+# --- one matrix, in one launch where a CUDA graph has it: nothing is known about the numbers ---
+
+
+def queued(label: str, method: Callable[[Matrix], Factors]) -> QRLink:
+    """A link with its scales and measures; NaN, Inf and zero columns show in these."""
+
+    def answer(matrices: Matrices, before: Solution | None) -> Solution:
+        options = matrices.options
+
+        def factorized(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            matrix = Matrix.unchecked(a, options)
+            q, r = method(matrix)
+            if r.dtype == matrix.scales.dtype:  # in place, since it may be as large as A
+                options.engine.fill(r, r, matrix.scales.reciprocal())
+            else:
+                r = matrix.unscaled(q, r)
+            return q, r, single_qr_measures(a, q, r, matrix.scales, options.target)
+
+        key = (label, options.target.name, options.panel, options.cutoff)
+        factors = options.engine.replay(factorized, (matrices.a[0],), key)
+        return Answer(QRValues.of_one(*factors), label)
+
+    return Link(label, answer)
+
+
+def two_passes(matrix: Matrix) -> Factors:
+    """Two passes of recursive Gram-Schmidt in the low arithmetic."""
+    options = matrix.options
+    passes = second_passes(*matrix.rgsqrf(), options.low_engine, panel=options.panel, cutoff=options.cutoff)
+    return next(passes)
+
+
+def corrected(matrix: Matrix) -> Factors:
+    """One pass, and what makes Q orthonormal if it nearly is."""
+    return correct(*matrix.rgsqrf(), matrix.options.low_engine)
+
+
+def low_cholesky_qr(matrix: Matrix) -> Factors:
+    """Cholesky QR of the whole matrix in the low arithmetic."""
+    engine = matrix.options.low_engine
+    m, n = matrix.a.shape
+    # Columns are filled up like rows: they are those of the Gram matrix.
+    room = engine.padded(m, engine.rows(n), dtype=engine.operand_dtype)
+    room[:, n:].zero_()
+    engine.fill(room[:m, :n], matrix.a, matrix.scales)
+    q, r = cholesky_qr_low(room, engine, n)
+    return q[:m], r
+
+
+# --- one matrix, after a look at its numbers ---
+
+
+def first_pass(matrices: Matrices, before: Solution | None) -> Solution:
+    """Recursive Gram-Schmidt in the low arithmetic, unless what was queued will do to go on from.
+
+    Zero columns have to be replaced before it, and no pass over Q repairs a residual.
+    """
+    looked_at = matrices.single  # which refuses NaN
+    if before is not None and looked_at.zero is None and not _is_spoiled(matrices, before):
+        raise Declined
+    return _answer(matrices, "", *looked_at.leading.rgsqrf())
+
+
+def second_pass(matrices: Matrices, before: Solution | None) -> Solution:
+    """Re-orthogonalization: another pass over Q."""
+    options = matrices.options
+    start, engine = _first_factors(matrices, before), options.low_engine
+    factors = reorthogonalize(*start, engine, panel=options.panel, cutoff=options.cutoff)
+    return _answer(matrices, " + reortho", *factors)
+
+
+def preconditioned(matrices: Matrices, before: Solution | None) -> Solution:
+    """Cholesky QR of ``A R^-1`` in double precision, with R from a first pass."""
+    # Without zero columns, with which R is singular.
+    r = _first_factors(matrices, before if matrices.single.zero is None else None)[1]
+    return _answer(matrices, " + cholesky-qr fp64", *refine_qr(_in_double(matrices), r))
+
+
+def by_householder(matrices: Matrices, before: Solution | None) -> Solution:
+    """Householder reflections in double precision."""
+    return replace(_answer(matrices, "", *householder(_in_double(matrices))), label="householder fp64")
+
+
+def _in_double(matrices: Matrices) -> torch.Tensor:
+    return matrices.single.leading.scaled(matrices.options.engine.using(FP64))
+
+
+def _first_factors(matrices: Matrices, before: Solution | None) -> Factors:
+    """Q and R of the scaled matrix that a second pass starts from."""
+    matrix = matrices.single.leading
+    if before is None:
+        q, r = matrix.rgsqrf()
+    else:
+        q, r = before.values.q[0], before.values.r[0, :, : matrix.a.shape[1]]
+        r = (r * matrix.scales).to(q.dtype)
+    if matrix.options.panel is None and not bool(torch.isfinite(r).all()):
+        q, r = matrix.rgsqrf("cholesky2")
+    return q, r
+
+
+def _is_spoiled(matrices: Matrices, before: Solution) -> bool:
+    """Whether a correction has left a residual."""
+    if not before.label.endswith(CORRECTED):
+        return False
+    assert before.numbers is not None
+    measured_in, target = before.values.measures.dtype, matrices.options.target
+    found = certificates_of(before.numbers, measured_in, matrices.a.shape[1:], target)[0]
+    return found.residual > found.residual_bound
+
+
+def _answer(matrices: Matrices, more: str, q: torch.Tensor, r_scaled: torch.Tensor) -> Solution:
+    """Factors of the matrix as it was given, with what is measured of them."""
+    matrix, options = matrices.single, matrices.options
+    r = matrix.unscaled(q, r_scaled)
+    measures = single_qr_measures(matrix.a, q, r, matrix.scales, options.target)
+    return Answer(QRValues.of_one(q, r, measures), f"rgsqrf {options.low.format.name}{more}")
+
+
+# --- one matrix, in its own memory ---
+
+
+def first_pass_in_place(matrices: Matrices, before: Solution | None) -> Solution:
+    """Recursive Gram-Schmidt whose Q takes the place of A."""
+    return _answer_in_place(matrices, "", *_rgsqrf_in_place(matrices.single))
+
+
+def correction_in_place(matrices: Matrices, before: Solution | None) -> Solution:
+    """What makes Q orthonormal if it nearly is."""
+    q, r = _inherited(matrices.single, before)
+    factors = correct(q, r, matrices.options.low_engine, largest=SURELY_CORRECTED)
+    return _answer_in_place(matrices, CORRECTED, *factors)
+
+
+def second_pass_in_place(matrices: Matrices, before: Solution | None) -> Solution:
+    """Re-orthogonalization, by panels whose residual is small whatever the rank."""
+    options, matrix = matrices.options, matrices.single
+    q, r = _rgsqrf_in_place(matrix) if before is None else _inherited(matrix, before)
+    panel, engine = options.panel or "householder", options.low_engine
+    factors = reorthogonalize(q, r, engine, panel=panel, cutoff=options.cutoff, overwrite_q=True)
+    return _answer_in_place(matrices, " + reortho", *factors)
+
+
+def householder_of_q(matrices: Matrices, before: Solution | None) -> Solution:
+    """Householder reflections of Q in double precision."""
+    q, r = _inherited(matrices.single, before)
+    q, step = householder(q.double())
+    found = _answer_in_place(matrices, "", q, (step @ r.double()).to(r.dtype))
+    return replace(found, label="householder fp64")
+
+
+def _rgsqrf_in_place(matrix: Matrix) -> Factors:
+    """The first pass, and before it what is to be known of A when it is gone.
+
+    Nothing can be done again from A, so panels are those of Householder, but on a GPU.
+    """
+    options, engine = matrix.options, matrix.options.low_engine
+    matrix.image  # noqa: B018
+    fast = engine.tuning.recursion(engine.storage).panel == "cholesky32"
+    return rgsqrf(
+        matrix.filled(matrix.a, engine),
+        engine,
+        cutoff=options.cutoff,
+        panel=options.panel or (None if fast else "householder"),
+        overwrite_a=True,
+        on_columns=options.report(matrix.a.shape[1]),
+    )
+
+
+def _inherited(matrix: Matrix, before: Solution | None) -> Factors:
+    """Q, and in its place R of the scaled matrix."""
+    assert before is not None
+    q, r = before.values.q[0], before.values.r[0]
+    if not bool(torch.isfinite(r).all()):
+        raise Declined
+    return q, matrix.options.low_engine.fill(r, r, matrix.scales)
+
+
+def _answer_in_place(matrices: Matrices, more: str, q: torch.Tensor, r: torch.Tensor) -> Solution:
+    """Factors, R brought to the units of A in its place, with what is measured of them."""
+    matrix, options = matrices.single, matrices.options
+    engine = options.low_engine
+    engine.fill(r, r, matrix.scales.reciprocal())
+    if matrix.zero is not None:
+        r[:, matrix.zero] = 0
+    measures = image_measures(matrix.image, q, r, matrix.scales)
+    return Answer(QRValues.of_one(q, r, measures), f"rgsqrf {engine.format.name}{more}")

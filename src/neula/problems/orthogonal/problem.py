@@ -1,0 +1,276 @@
+"""What a QR factorization asks for, the matrices, and what is known of their factors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch.nn import functional
+
+from neula.algorithms.orthogonal.rgsqrf import rgsqrf
+from neula.algorithms.scaling import SAFE_NORMS, power_of_two_scales
+from neula.certificates.qr import certifying_dtype, image_of, qr_measures
+from neula.engines import BF16, FP16, FP32, FP64, Arithmetic, Engine, Format
+from neula.pipeline.chain import Values
+from neula.pipeline.inputs import check_finite
+from neula.pipeline.progress import Progress
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is asked for, and what was named.
+
+    Attributes
+    ----------
+    target : Format
+        The format whose accuracy the factors are to have.
+    engine : Engine
+    algorithm, compute, panel, cutoff : optional
+        As for :func:`neula.qr`.
+    progress : callable, optional
+    in_place : bool
+        Whether Q is to take the memory of A.
+    """
+
+    target: Format
+    engine: Engine
+    algorithm: str | None = None
+    compute: str | None = None
+    panel: str | None = None
+    cutoff: int | None = None
+    progress: Progress | None = None
+    in_place: bool = False
+
+    @property
+    def named(self) -> bool:
+        """Whether an algorithm or one of its parameters was named."""
+        return (self.algorithm, self.compute, self.panel, self.cutoff) != (None,) * 4
+
+    @property
+    def low(self) -> Arithmetic:
+        """Arithmetic of the products: the one that was named, or the cheapest that reaches the target."""
+        name = self.engine.tuning.cheapest(self.target) if self.compute is None else self.compute
+        return Arithmetic.named(name)
+
+    @property
+    def low_engine(self) -> Engine:
+        """The engine in that arithmetic."""
+        return self.engine.using(self.low)
+
+    def report(self, n: int) -> Callable[[int], None] | None:
+        """What is called with the columns that recursive Gram-Schmidt has done, of n."""
+        if self.progress is None:
+            return None
+        progress, stage = self.progress, f"rgsqrf {self.low.format.name}"
+        return lambda columns: progress(stage, (columns / n) ** 2)
+
+
+@dataclass(frozen=True)
+class QRValues(Values):
+    """Factors ``A = Q R``, and what was measured of them.
+
+    Attributes
+    ----------
+    q : Tensor, shape (batch, m, k)
+        With ``k = min(m, n)``, in working precision.
+    r : Tensor, shape (batch, k, n)
+    measures : Tensor, shape (batch, 3)
+        Residual, size and loss of orthogonality as in :func:`neula.certificates.accuracy.qr_measures`.
+    """
+
+    q: torch.Tensor
+    r: torch.Tensor
+    measures: torch.Tensor
+
+    @classmethod
+    def of_one(cls, q: torch.Tensor, r: torch.Tensor, measures: torch.Tensor) -> QRValues:
+        """The factors of a single matrix, which are not copied."""
+        return cls(q.unsqueeze(0), r.unsqueeze(0), measures.unsqueeze(0))
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """A batch of matrices as they were given, and how their factors are kept and measured.
+
+    Attributes
+    ----------
+    a : Tensor, shape (batch, m, n)
+    options : Options
+    """
+
+    a: torch.Tensor
+    options: Options
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        return self.a.device
+
+    def __len__(self) -> int:
+        return len(self.a)
+
+    def at(self, places: torch.Tensor) -> Matrices:
+        """Some of them."""
+        return replace(self, a=self.a[places])
+
+    @cached_property
+    def single(self) -> Matrix:
+        """The only one, looked at and scaled.
+
+        Raises
+        ------
+        ValueError
+            If it holds NaN or Inf.
+        """
+        return Matrix.checked(self.a[0], self.options)
+
+    @property
+    def k(self) -> int:
+        """Columns of Q."""
+        return min(self.a.shape[1:])
+
+    def leading(self, dtype: torch.dtype) -> torch.Tensor:
+        """The leading blocks that are not wide; the matrices themselves where nothing changes."""
+        return self.a[..., : self.k].to(dtype)
+
+    def scales(self) -> torch.Tensor:
+        """Column scales, shape (batch, n)."""
+        wide_enough = torch.float64 if self.a.dtype == torch.float64 else torch.float32
+        return power_of_two_scales(torch.linalg.vector_norm(self.a, math.inf, dim=1).to(wide_enough))
+
+    def scaled(self, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The leading blocks with their columns scaled."""
+        return (self.a[..., : self.k] * scales[:, None, : self.k]).to(dtype)
+
+    def measured(
+        self, q: torch.Tensor, r: torch.Tensor, scales: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Factors as they are kept, the R of wide matrices with the columns beyond the square, and measures.
+
+        Without scales, those that make columns of norm 1: R has the norms of A's columns, unless they are out
+        of the range in which their squares can be trusted, and then measures are NaN.
+        """
+        q = q.to((FP64 if self.options.target is FP64 else FP32).dtype)
+        r = r.to(torch.float64 if self.a.dtype == torch.float64 else torch.float32)
+        if scales is not None:
+            r = r / scales[:, None, : self.k]
+        if self.a.shape[2] > self.k:
+            r = torch.cat([r, self._projected(q, scales).to(r.dtype)], -1)
+        if scales is None:
+            norms = torch.linalg.vector_norm(r, dim=1)
+            low, high = SAFE_NORMS[q.dtype]
+            # NaN unless low < norm < high; zero columns are harmless.
+            inverse = functional.threshold(norms, low, math.nan).reciprocal_()
+            scales = functional.threshold(inverse, 1 / high, math.nan).masked_fill_(norms == 0, 1.0)
+        return q, r, qr_measures(self.a, q, r, scales)
+
+    def _projected(self, q: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
+        """``Q^T A`` of the columns beyond the square."""
+        rest = self.a[..., self.k :].double()
+        if scales is None:
+            return q.double().mT @ rest
+        beyond = scales[:, None, self.k :]
+        return (q.double().mT @ (rest * beyond)) / beyond
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A single matrix with its column scales.
+
+    A zero column is replaced by a random one for the factorization, and its column of R by zeros: Q stays
+    orthonormal, as Householder reflections would have it.
+
+    Attributes
+    ----------
+    a : Tensor, shape (m, n)
+    scales : Tensor, shape (n,)
+    zero : Tensor of bool, shape (n,), or None
+        Zero columns; None where there are none, and where nobody has looked.
+    options : Options
+    """
+
+    a: torch.Tensor
+    scales: torch.Tensor
+    zero: torch.Tensor | None
+    options: Options
+
+    @classmethod
+    def checked(cls, a: torch.Tensor, options: Options) -> Matrix:
+        """Check the numbers and choose the scales: one pass over the matrix.
+
+        Raises
+        ------
+        ValueError
+            If it holds NaN or Inf.
+        """
+        column_max = _column_max(a, options)
+        check_finite(a, column_max, "A")
+        zero = column_max == 0
+        return cls(a, power_of_two_scales(column_max), zero if bool(zero.any()) else None, options)
+
+    @classmethod
+    def unchecked(cls, a: torch.Tensor, options: Options) -> Matrix:
+        """The same without waiting for the device, and so without a look at the numbers."""
+        return cls(a, power_of_two_scales(_column_max(a, options)), None, options)
+
+    @property
+    def leading(self) -> Matrix:
+        """The leading square block of a wide matrix; others themselves."""
+        m, n = self.a.shape
+        if m >= n:
+            return self
+        zero = None if self.zero is None else self.zero[:m]
+        return Matrix(self.a[:, :m], self.scales[:m], zero, self.options)
+
+    @cached_property
+    def image(self) -> torch.Tensor:
+        """Products with random vectors, by which factors can be measured when A is gone."""
+        return image_of(self.a, self.scales, certifying_dtype(self.a.dtype, self.options.target))
+
+    def scaled(self, engine: Engine) -> torch.Tensor:
+        """Scaled copy in the working storage of an engine."""
+        return self.filled(engine.empty(*self.a.shape), engine)
+
+    def filled(self, out: torch.Tensor, engine: Engine) -> torch.Tensor:
+        """The same in ``out``, which may be A."""
+        engine.fill(out, self.a, self.scales)
+        if self.zero is not None:
+            generator = torch.Generator("cpu").manual_seed(0)
+            shape = (out.shape[0], int(self.zero.sum()))
+            columns = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
+            out[:, self.zero] = columns.to(out)
+        return out
+
+    def rgsqrf(self, panel: str | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Recursive Gram-Schmidt in the low arithmetic: Q, and R of the scaled matrix."""
+        options, engine = self.options, self.options.low_engine
+        m, n = self.a.shape
+        work = engine.padded(m, n)
+        self.filled(work[:m], engine)
+        panel, report = panel or options.panel, options.report(n)
+        q, r = rgsqrf(work, engine, cutoff=options.cutoff, panel=panel, overwrite_a=True, on_columns=report)
+        return q[:m], r
+
+    def unscaled(self, q: torch.Tensor, r_scaled: torch.Tensor) -> torch.Tensor:
+        """R of the matrix as it was given: scales undone, zero columns zero, those of a wide one added."""
+        leading = self.leading
+        r = r_scaled.to(self.scales.dtype) / leading.scales
+        if leading.zero is not None:
+            r[:, leading.zero] = 0
+        m, n = self.a.shape
+        if m >= n:
+            return r
+        options = self.options
+        engine = options.low_engine if options.target in (FP16, BF16) else options.engine.using(FP64)
+        scales = self.scales[m:]
+        rest = engine.fill(engine.empty(m, n - m), self.a[:, m:], scales)
+        product = engine.gemm(engine.operand(q.to(engine.storage)).T, engine.operand(rest))
+        return torch.cat([r, product.to(r.dtype) / scales], 1)
+
+
+def _column_max(a: torch.Tensor, options: Options) -> torch.Tensor:
+    """Largest element of each column, at least in float32."""
+    return options.engine.column_max(a).to(torch.promote_types(a.dtype, torch.float32))

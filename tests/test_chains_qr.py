@@ -1,0 +1,230 @@
+"""What would be tried on machines that need not be there: chains are data, and these are their labels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from neula.engines import FORMATS, EmulatedEngine
+from neula.engines.tuning import cpu_tuning, cuda_tuning
+from neula.problems.orthogonal.chain import (
+    Layout,
+    chain_alone,
+    chain_tall,
+    chain_together,
+    go_together,
+)
+from neula.problems.orthogonal.problem import Options
+
+H200 = cuda_tuning((9, 0), replayed_bytes=290 << 20)
+CPU = cpu_tuning(("bf16", "fp32", "fp64"))
+
+
+class OnH200(EmulatedEngine):
+    """Multiplies nothing here; it has the thresholds."""
+
+    tuning = H200
+
+
+class OnCpu(EmulatedEngine):
+    """The same of a CPU."""
+
+    tuning = CPU
+
+
+def alone(m: int, n: int, accuracy: str, **named: Any) -> list[str]:
+    """Labels of the chain for one matrix, on an H200 if nothing else is said."""
+    engine = named.pop("engine", OnH200("cpu"))
+    dtype = torch.float64 if accuracy == "fp64" else torch.float32
+    layout = Layout(m, n, named.pop("dtype", dtype), **named.pop("layout", {}))
+    return [link.label for link in chain_alone(layout, Options(FORMATS[accuracy], engine, **named))]
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "accuracy", "labels"),
+    [
+        (32768, 16384, "fp32", ["rgsqrf fp32", "rgsqrf fp32", "rgsqrf fp32 + reortho", "householder fp64"]),
+        (
+            32768,
+            16384,
+            "fp64",
+            ["rgsqrf fp64", "rgsqrf fp64", "rgsqrf fp64 + cholesky-qr fp64", "householder fp64"],
+        ),
+        (32768, 16384, "fp16", ["rgsqrf fp16", "rgsqrf fp16", "rgsqrf fp16 + reortho", "householder fp64"]),
+        (
+            16384,
+            16384,
+            "fp32",
+            ["rgsqrf fp32 + correction", "rgsqrf fp32", "rgsqrf fp32 + reortho", "householder fp64"],
+        ),
+        # Large enough that launches do not decide: no second pass before the first is measured.
+        (16384, 16384, "fp16", ["rgsqrf fp16", "rgsqrf fp16", "rgsqrf fp16 + reortho", "householder fp64"]),
+        (
+            1024,
+            1024,
+            "fp16",
+            [
+                "rgsqrf fp16",
+                "rgsqrf fp16 + reortho",
+                "rgsqrf fp16",
+                "rgsqrf fp16 + reortho",
+                "householder fp64",
+            ],
+        ),
+        (4096, 32768, "fp32", ["rgsqrf fp32", "rgsqrf fp32 + reortho", "householder fp64"]),
+        (4096, 32768, "fp64", ["rgsqrf fp64", "rgsqrf fp64 + cholesky-qr fp64", "householder fp64"]),
+    ],
+)
+def test_one_matrix_on_an_h200(m: int, n: int, accuracy: str, labels: list[str]) -> None:
+    """The second "rgsqrf" is made only where zero columns or a correction's residual call for it."""
+    assert alone(m, n, accuracy) == labels
+
+
+@pytest.mark.parametrize(
+    ("n", "accuracy", "first"),
+    [
+        (128, "fp32", "cholesky-qr fp16_cor"),
+        (128, "fp16", "cholesky-qr fp16_cor"),
+        (256, "fp32", "cholesky-qr fp16_cor"),
+        (512, "fp16", "cholesky-qr fp16"),
+        (512, "bf16", "cholesky-qr fp16"),
+        (512, "fp32", "rgsqrf fp32"),
+        (2048, "fp16", "rgsqrf fp16"),
+        (128, "fp64", "rgsqrf fp64"),
+    ],
+)
+def test_a_tall_matrix_on_an_h200(n: int, accuracy: str, first: str) -> None:
+    tried = alone(1 << 20, n, accuracy)
+    assert tried[0] == first
+    low = {"bf16": "fp16"}.get(accuracy, accuracy)  # which is as fast, and finer
+    assert tried[first.startswith("cholesky") :][:2] == [f"rgsqrf {low}"] * 2
+
+
+def test_kernels_of_tall_matrices_read_rows_or_the_columns_of_a_panel() -> None:
+    by_columns = {"by_rows": False, "by_columns": True}
+    assert alone(1 << 20, 128, "fp32", layout=by_columns)[0] == "cholesky-qr fp16_cor"
+    assert alone(1 << 20, 256, "fp32", layout=by_columns)[0] == "rgsqrf fp32"
+    assert alone(1 << 20, 256, "fp16", layout=by_columns)[0] == "cholesky-qr fp16"
+
+
+@pytest.mark.parametrize(
+    ("named", "labels"),
+    [
+        ({"algorithm": "rgsqrf"}, ["rgsqrf fp32", "rgsqrf fp32"]),
+        ({"algorithm": "rgsqrf-reortho"}, ["rgsqrf fp32 + reortho"]),
+        ({"algorithm": "cholesky-qr"}, ["rgsqrf fp32 + cholesky-qr fp64"]),
+        ({"algorithm": "householder"}, ["householder fp64"]),
+        # What waits for the device cannot be queued as a whole, and progress is shown by waiting.
+        ({"panel": "caqr"}, ["rgsqrf fp32", "rgsqrf fp32 + reortho", "householder fp64"]),
+        ({"progress": print}, ["rgsqrf fp32", "rgsqrf fp32 + reortho", "householder fp64"]),
+        (
+            {"in_place": True},
+            ["rgsqrf fp32", "rgsqrf fp32 + correction", "rgsqrf fp32 + reortho", "householder fp64"],
+        ),
+        ({"in_place": True, "algorithm": "rgsqrf"}, ["rgsqrf fp32"]),
+        ({"in_place": True, "algorithm": "rgsqrf-reortho"}, ["rgsqrf fp32 + reortho"]),
+    ],
+)
+def test_what_was_named_on_an_h200(named: dict[str, Any], labels: list[str]) -> None:
+    assert alone(32768, 16384, "fp32", **named) == labels
+    if "in_place" not in named:
+        assert alone(1 << 20, 128, "fp32", **named)[-len(labels) :] == labels
+
+
+def test_one_matrix_on_a_cpu() -> None:
+    engine = OnCpu("cpu")
+    for m, n in ((300, 200), (200, 300), (1 << 20, 20)):
+        tried = alone(m, n, "fp64", engine=engine)
+        assert tried == ["rgsqrf fp64", "rgsqrf fp64 + cholesky-qr fp64", "householder fp64"]
+        tried = alone(m, n, "fp32", engine=engine)
+        assert tried == ["rgsqrf fp32", "rgsqrf fp32 + reortho", "householder fp64"]
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "accuracy", "labels"),
+    [
+        (
+            512,
+            32,
+            "fp32",
+            [
+                "gram-schmidt fp32",
+                "gram-schmidt fp32 + reortho",
+                "gram-schmidt fp32 + 2 reortho",
+                "householder fp64",
+            ],
+        ),
+        # A tile is on the chip for the second pass.
+        (
+            32,
+            32,
+            "fp32",
+            ["gram-schmidt fp32 + reortho", "gram-schmidt fp32 + 2 reortho", "householder fp64"],
+        ),
+        (
+            512,
+            512,
+            "fp32",
+            [
+                "gram-schmidt fp64",
+                "gram-schmidt fp32 + reortho",
+                "gram-schmidt fp32 + 2 reortho",
+                "householder fp64",
+            ],
+        ),
+        (
+            512,
+            512,
+            "fp64",
+            ["gram-schmidt fp64 + reortho", "gram-schmidt fp64 + 2 reortho", "householder fp64"],
+        ),
+        (
+            32,
+            512,
+            "fp16",
+            ["gram-schmidt fp32 + reortho", "gram-schmidt fp32 + 2 reortho", "householder fp64"],
+        ),
+    ],
+)
+def test_a_batch_together_on_an_h200(m: int, n: int, accuracy: str, labels: list[str]) -> None:
+    assert go_together(100, m, n, H200)
+    assert [link.label for link in chain_together(m, n, FORMATS[accuracy], H200)] == labels
+
+
+def test_a_batch_together_on_a_cpu_and_where_fp64_is_slow() -> None:
+    for target, labels in (
+        ("fp16", ["householder fp32", "householder fp64"]),
+        ("fp64", ["householder fp64", "householder fp64"]),
+    ):
+        assert [link.label for link in chain_together(64, 32, FORMATS[target], CPU)] == labels
+    first = chain_together(512, 512, FORMATS["fp32"], cuda_tuning((8, 9)))[0]
+    assert first.label == "gram-schmidt fp32 + reortho"
+
+
+def test_large_matrices_of_a_batch_and_single_ones_go_alone() -> None:
+    assert not go_together(100, 4096, 2048, H200)
+    assert not go_together(1, 32, 32, H200)
+    assert not go_together(100, 512, 256, CPU)
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "labels"),
+    [
+        ("fp32", ["cholesky-qr fp16_cor", "cholesky-qr fp16_cor, twice", "tsqr fp32", "tsqr fp64"]),
+        ("fp16", ["cholesky-qr fp16_cor", "cholesky-qr fp16_cor, twice", "tsqr fp32", "tsqr fp64"]),
+        ("fp64", ["cholesky-qr fp64", "cholesky-qr fp64, twice", "tsqr fp64"]),
+    ],
+)
+def test_tsqr_on_an_h200(accuracy: str, labels: list[str]) -> None:
+    assert [link.label for link in chain_tall(FORMATS[accuracy], H200)] == labels
+    if accuracy != "fp64":
+        assert alone(1 << 20, 100, accuracy)[0] == labels[0]
+
+
+def test_what_works_in_the_memory_of_a_ends_the_chain_where_memory_runs_out() -> None:
+    options = Options(FORMATS["fp32"], OnH200("cpu"), in_place=True)
+    in_place = chain_alone(Layout(32768, 16384, torch.float32), options)
+    assert all(link.overwrites for link in in_place)
+    assert [link.inherits for link in in_place] == [False, True, True, True]
