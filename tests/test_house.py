@@ -20,15 +20,6 @@ LINES_OF_A_FUNCTION = 60
 ENTRIES = 12
 
 LONG_FILES = {
-    "cli/app.py",
-    "cli/bench.py",
-    "cli/gravity.py",
-    "io/files.py",
-    "kernels/gemm_triton.py",
-    "kernels/lu_block_triton.py",
-    "kernels/tall_triton.py",
-    "papers/qr/least_squares.py",
-    "papers/qr/models.py",
     "problems/least_squares/lstsq.py",
     "problems/least_squares/preconditioned.py",
     "problems/orthogonal/qr.py",
@@ -96,6 +87,15 @@ def test_short(path: Path) -> None:
     assert (lines > LINES_OF_A_FILE) == (name in LONG_FILES), f"{name} has {lines} lines"
     long = {f"{name}::{function}": n for function, n in functions(source) if n > LINES_OF_A_FUNCTION}
     assert long.keys() == {known for known in LONG_FUNCTIONS if known.startswith(f"{name}::")}, long
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_only_public_names_are_imported(path: Path) -> None:
+    imports = [
+        node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.ImportFrom)
+    ]
+    names = {alias.name for node in imports for alias in node.names if str(node.module).startswith("neula")}
+    assert {name for name in names if name.startswith("_")} <= {"__version__"}
 
 
 def test_exceptions_exist() -> None:

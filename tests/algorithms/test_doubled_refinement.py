@@ -189,7 +189,7 @@ def test_a_poor_first_correction_is_forgiven() -> None:
     def evaluate(b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> Evaluation:
         found = first(b, high, low)
         off = 3.0 if len(poor.seen) == 1 else 1.0
-        correction = off * found.correction
+        correction = off * found.update
         return Evaluation(correction, poor.size(found.residual - correction), found.residual)
 
     poor.evaluate = evaluate  # type: ignore[method-assign]

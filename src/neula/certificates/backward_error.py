@@ -71,7 +71,7 @@ class Norms:
     b: torch.Tensor
 
     def to_host(self) -> Norms:
-        """The same where decisions are made: a GPU is waited for once."""
+        """The same on the host, where decisions are made; synchronizes once."""
         parts = (self.residual, self.gradient, self.projected, self.image, self.b)
         return Norms(*torch.stack(parts).cpu())
 

@@ -143,7 +143,7 @@ def qr_certificate(
 def single_qr_measures(
     a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, scales: torch.Tensor, target: Format
 ) -> torch.Tensor:
-    """What :func:`qr_certificate` needs to know, measured without waiting for the device.
+    """What :func:`qr_certificate` needs to know, measured without synchronizing.
 
     Returns
     -------
@@ -193,7 +193,7 @@ def certifying_dtype(given: torch.dtype, target: Format) -> torch.dtype:
 
 
 def qr_measures(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """What :func:`qr_certificates` needs to know, measured without waiting for the device.
+    """What :func:`qr_certificates` needs to know, measured without synchronizing.
 
     Parameters
     ----------

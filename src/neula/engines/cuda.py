@@ -37,7 +37,7 @@ it starts, and those of one that is busy would wait."""
 class CudaEngine(Engine):
     """cuBLAS products with half-precision operands and float32 results, in place on column-major storage.
 
-    Nothing here waits for the GPU: work is queued on the caller's current stream.
+    Nothing here synchronizes: work is queued on the caller's current stream.
     """
 
     name = "cuda"

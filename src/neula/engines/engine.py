@@ -223,7 +223,9 @@ class Engine(ABC):
     def replay(
         self, function: Callable[..., Tensors], inputs: Tensors, key: Hashable, out: Tensors | None = None
     ) -> Tensors:
-        """``function(*inputs)``; a GPU may play back what it did for this key: launches must be the same.
+        """``function(*inputs)``, replayed from a CUDA graph where there is one for this key.
+
+        Launches must be the same each time.
 
         Where there is room for the results in ``out``, the function may overwrite its inputs.
         """
@@ -240,7 +242,7 @@ class Engine(ABC):
     ) -> Callable[[torch.Tensor], torch.Tensor]:
         """A function of tensors like this one that is about to be called dozens of times, in less time.
 
-        A GPU records what it does, and plays it back: launches must be the same each time.
+        A GPU captures it in a CUDA graph and replays that: launches must be the same each time.
         """
         return function
 

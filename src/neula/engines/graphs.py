@@ -1,8 +1,8 @@
 """CUDA graphs of functions that are called again and again: one launch instead of dozens.
 
 A factorization of small matrices is dozens of launches of microseconds each, and Python needs longer for them
-than the GPU. The second call for a shape records them, and it and the following ones play them back, on a
-copy of the input, and return copies of the results.
+than the GPU. The second call for a shape captures them in a CUDA graph, which that call and the following
+ones replay on a copy of the input; they return copies of the results.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from neula.engines.engine import Tensors
 
 LARGEST = 512
-"""Inputs of up to this part of the GPU's memory are played back, 290 MB on an H200. A graph keeps a few times
+"""Inputs of up to this part of the GPU's memory are replayed, 290 MB on an H200. A graph keeps a few times
 its input, and larger ones keep a GPU busy for longer than Python takes to launch them."""
 
 KEPT = 2
@@ -31,7 +31,7 @@ LEAST = 1 << 21
 """Bytes that a graph takes, however small: what torch's allocator reserves at a time."""
 
 MOST = 1024
-"""Keys that are remembered, of what was called once, and of what is played back or cannot be."""
+"""Keys that are remembered, of what was called once, and of what is replayed or cannot be."""
 
 STREAMS = 128
 """Streams of callers that are remembered."""
@@ -40,15 +40,15 @@ Result = TypeVar("Result")
 
 _lock = threading.Lock()
 _recording = threading.local()
-"""What is called while something is recorded becomes a part of that, and is not recorded itself."""
+"""What is called during a capture becomes a part of it, and is not captured by itself."""
 
 _seen: OrderedDict[Hashable, None] = OrderedDict()
 _graphs: OrderedDict[Hashable, _Graph | None] = OrderedDict()
 _pools: OrderedDict[tuple[torch.device, int], torch.cuda.CUDAGraph] = OrderedDict()
 """For each stream of a caller an empty graph, in whose memory all others for this stream work.
 
-Memory of a graph's own would stay reserved when the graph is gone. Graphs may share it where one is played
-back after the other, and its results are copied before the next one.
+Memory of a graph's own would stay reserved when the graph is gone. Graphs may share it where one is replayed
+after the other, and its results are copied before the next one.
 """
 
 
@@ -86,7 +86,7 @@ def replay(
     Parameters
     ----------
     function : callable
-        Takes tensors and returns some; its launches must not depend on the numbers, nor wait for them.
+        Takes tensors and returns some. Launches must not depend on the numbers; nothing may synchronize.
     inputs : tuple of Tensor
         On one GPU.
     key : hashable
@@ -128,7 +128,7 @@ def recorded(
     Parameters
     ----------
     function : callable
-        Its launches must not depend on the numbers, nor wait for them.
+        Launches must not depend on the numbers; nothing may synchronize.
     like : Tensor
         What it is called for once.
     """
@@ -139,11 +139,11 @@ def recorded(
     if graph is None:
         return function
 
-    def played_back(x: torch.Tensor) -> torch.Tensor:
+    def replayed(x: torch.Tensor) -> torch.Tensor:
         with _lock:  # graphs of other threads for this stream work in the same memory
             return graph((x,), None)[0]
 
-    return played_back
+    return replayed
 
 
 def is_recording() -> bool:
@@ -152,12 +152,12 @@ def is_recording() -> bool:
 
 
 def records() -> bool:
-    """Whether this thread is recording one of these graphs."""
+    """Whether this thread is capturing one of these graphs."""
     return getattr(_recording, "kept", None) is not None
 
 
 def kept(key: Hashable, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """``make()``; in a recording once for each key, and alive as long as the graph that reads it."""
+    """``make()``; during a capture once for each key, and alive as long as the graph that reads it."""
     recording = getattr(_recording, "kept", None)
     if recording is None:
         return make()
@@ -178,7 +178,7 @@ def on_stream(stream: torch.cuda.Stream, function: Callable[[], Result]) -> Resu
 
 
 def largest_input(device: torch.device) -> int:
-    """Bytes of inputs up to which functions are played back."""
+    """Bytes of inputs up to which functions are replayed."""
     return int(torch.cuda.get_device_properties(device).total_memory // LARGEST)
 
 
@@ -198,7 +198,7 @@ def clear() -> None:
 
 
 def _captured(function: Callable[..., Tensors], inputs: Tensors, stream: torch.cuda.Stream) -> _Graph | None:
-    """A graph of the function, or None if one of its steps cannot be recorded."""
+    """A graph of the function, or None if one of its steps cannot be captured."""
     own = tuple(_clone(x) for x in inputs)
     side, graph = _beside(stream.device, stream.stream_id), torch.cuda.CUDAGraph()
     read: dict[Hashable, torch.Tensor] = {}
@@ -211,7 +211,7 @@ def _captured(function: Callable[..., Tensors], inputs: Tensors, stream: torch.c
     except _NotRecordedError as error:
         _pools.pop((stream.device, stream.stream_id), None)
         with contextlib.suppress(_NotRecordedError):
-            _pool(stream, side)  # torch takes random numbers to be recorded until a recording has succeeded
+            _pool(stream, side)  # torch takes random numbers to be captured until a capture has succeeded
         if isinstance(error.__cause__, RuntimeError):
             return None
         raise error.__cause__ from None  # type: ignore[misc]
@@ -222,7 +222,7 @@ def _captured(function: Callable[..., Tensors], inputs: Tensors, stream: torch.c
 
 
 class _NotRecordedError(Exception):
-    """A recording was broken off, by an error of torch or by the user."""
+    """A capture was broken off, by an error of torch or by the user."""
 
 
 def _capture(
@@ -231,7 +231,7 @@ def _capture(
     inputs: Tensors,
     memory: torch.cuda.CUDAGraph | None,
 ) -> Tensors:
-    """Record the function on the current stream, which records nothing any more afterwards."""
+    """Capture the function on the current stream, which captures nothing any more afterwards."""
     pool = None if memory is None else memory.pool()
     try:
         # Not torch.cuda.graph, which empties the caches of the user. Other threads may go on.
@@ -260,10 +260,10 @@ def _pool(stream: torch.cuda.Stream, side: torch.cuda.Stream) -> torch.cuda.CUDA
 
 @lru_cache(maxsize=STREAMS)
 def _beside(device: torch.device, stream_id: int) -> torch.cuda.Stream:
-    """Where what is called on a stream is recorded, always the same.
+    """Where what is called on a stream is captured, always the same.
 
-    A workspace of cuBLAS, 32 MB, belongs to every stream that multiplies, also while it records, and what is
-    played back on different streams must not share one.
+    A workspace of cuBLAS, 32 MB, belongs to every stream that multiplies, also during a capture, and what is
+    replayed on different streams must not share one.
     """
     return torch.cuda.Stream(device)
 

@@ -1,7 +1,7 @@
 """Fixed random vectors, kept on the device: what estimates and certificates begin with.
 
-Small problems would wait for their copy to a GPU. They are bounded in number, whatever sizes a user comes
-with, and CUDA graphs, which read a vector where it was when they were recorded, keep those that they read.
+A copy from the host for each call would synchronize. They are bounded in number, whatever sizes a user comes
+with, and CUDA graphs, which read a vector where it was when they were captured, keep those that they read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _Key = tuple[int, int, torch.dtype, torch.device, int]
 _lock = threading.Lock()
 _vectors: OrderedDict[_Key, torch.Tensor] = OrderedDict()
 _of_users_graphs: dict[_Key, torch.Tensor] = {}
-"""A graph that the user records reads them as long as it lives, which nobody here knows."""
+"""A graph that the user captures reads them as long as it lives, which nobody here knows."""
 
 
 def gaussian(rows: int, columns: int, dtype: torch.dtype, device: torch.device, *, seed: int) -> torch.Tensor:

@@ -60,7 +60,7 @@ class Tuning:
     lapack : bool
         Whether nothing beats LAPACK on small matrices, and on tall ones.
     replayed_bytes : int
-        Size of inputs up to which CUDA graphs play a whole link back.
+        Size of inputs up to which whole links are replayed from CUDA graphs.
     single, double : Recursion
         Of a QR whose working matrices are float32 and float64.
     batched_elements : int
@@ -77,7 +77,7 @@ class Tuning:
         matrices of 256 x 32 take 2 ms, and 4.4 ms by LAPACK's QR. Like an R in float32 it does for condition
         numbers up to about 1e6.
     blind_steps : int
-        Corrections of such problems where nobody looks at errors in between: enough for an R in float32 and
+        Refinement steps of such problems between which nothing synchronizes: enough for an R in float32 and
         condition numbers up to 1e4, what needs more of them goes on to a better R. 0: as many as it takes.
     tall_columns, low_columns, tall_ratio : int
         Columns up to which Cholesky QR of the whole matrix comes first, with corrected products and in half

@@ -18,7 +18,7 @@ import triton.language as tl
 
 from neula.kernels.householder import WIDTH, TileReflectors, negligible_square
 from neula.kernels.mgs_triton import square_root
-from neula.kernels.parts_triton import round_to_bits, split
+from neula.kernels.parts_triton import remainder, round_to_bits
 
 BYTES_PER_WARP = 4096
 """Of a block of columns, 32 registers in each thread: on an H200 1024 tiles of 256 x 128 in fp16_cor take 1.0
@@ -219,8 +219,8 @@ def _multiply(x, y, PRODUCT: tl.constexpr):
     elif PRODUCT == "tf32":
         z = tl.dot(round_to_bits(x, 11), round_to_bits(y, 11), input_precision="tf32")
     elif PRODUCT == "fp16_cor":
-        x_high, x_low = split(x, tl.float16, 2048.0)
-        y_high, y_low = split(y, tl.float16, 2048.0)
+        x_high, y_high = x.to(tl.float16), y.to(tl.float16)
+        x_low, y_low = remainder(x, x_high, 2048.0), remainder(y, y_high, 2048.0)
         small = tl.dot(x_low, y_high, tl.dot(x_high, y_low))
         z = tl.dot(x_high, y_high) + small * (1.0 / 2048.0)
     else:

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from neula.kernels.lu_block import WIDTH
-from neula.kernels.parts_triton import product_of_parts, split
+from neula.kernels.parts_triton import product_of_parts, remainder
 
 LEAF = 16
 """Columns that are eliminated in registers."""
@@ -111,8 +111,8 @@ def _product(a, b, LOW: tl.constexpr):
     """``A B`` of float32 matrices, as they are, or in two parts of 8 bits each, which hides behind fp16."""
     if LOW == tl.float32:  # noqa: SIM300
         return tl.dot(a, b, input_precision="tf32x3")
-    a_high, a_low = split(a, LOW, 1.0)
-    b_high, b_low = split(b, LOW, 1.0)
+    a_high, b_high = a.to(LOW), b.to(LOW)
+    a_low, b_low = remainder(a, a_high, 1.0), remainder(b, b_high, 1.0)
     return product_of_parts(a_high, a_low, b_high, b_low)
 
 

@@ -12,13 +12,19 @@ import triton.language as tl
 
 
 @triton.jit
-def split(x, LOW: tl.constexpr, SCALE: tl.constexpr):
-    """``x`` as ``high + low / SCALE``, rounded to a narrow type each."""
+def split(x, LOW: tl.constexpr):
+    """``x`` as ``high + low``, rounded to a narrow type each."""
     high = x.to(LOW)
+    return high, remainder(x, high, 1.0)
+
+
+@triton.jit
+def remainder(x, high, SCALE: tl.constexpr):
+    """What ``high`` lacks of x, times SCALE, in the type of ``high``."""
     rest = x - high.to(tl.float32)
     if SCALE != 1.0:
         rest = rest * SCALE
-    return high, rest.to(LOW)
+    return rest.to(high.dtype)
 
 
 @triton.jit
@@ -52,4 +58,5 @@ def power_of_two(exponents):
 def times_power_of_two(x, exponents):
     """``x 2**exponents``, by two factors, since one alone may be out of range."""
     half = exponents >> 1
-    return x * power_of_two(half) * power_of_two(exponents - half)
+    first, second = power_of_two(half), power_of_two(exponents - half)
+    return x * first * second

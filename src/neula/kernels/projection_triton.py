@@ -78,8 +78,8 @@ def _coefficients(
         row = start + i
         x = tl.load(x_place + row, mask=(row < last) & (x_column < k)[None, :], other=0.0)
         y = tl.load(y_place + row, mask=(row < last) & (y_column < n)[None, :], other=0.0)
-        x_high, x_low = split(x * Q_SCALE, tl.float16, 1.0)
-        y_high, y_low = split(y * A_SCALE, tl.float16, 1.0)
+        x_high, x_low = split(x * Q_SCALE, tl.float16)
+        y_high, y_low = split(y * A_SCALE, tl.float16)
         run = tl.dot(tl.trans(x_high), y_low)
         run = tl.dot(tl.trans(x_low), y_high, run)
         run = tl.dot(tl.trans(x_high), y_high, run)
@@ -108,8 +108,8 @@ def _subtract(
         x = tl.load(x_place, mask=(i < m) & (column < k)[None, :], other=0.0)
         w_place = r + column.to(tl.int64)[:, None] * r_row + j.to(tl.int64) * r_column
         w = tl.load(w_place, mask=(column < k)[:, None] & (j < n), other=0.0)
-        x_high, x_low = split(x * Q_SCALE, tl.float16, 1.0)
-        w_high, w_low = split(w * R_SCALE, tl.float16, 1.0)
+        x_high, x_low = split(x * Q_SCALE, tl.float16)
+        w_high, w_low = split(w * R_SCALE, tl.float16)
         run = tl.dot(x_high, w_low)
         run = tl.dot(x_low, w_high, run)
         run = tl.dot(x_high, w_high, run)

@@ -150,13 +150,13 @@ def _gram_kernel(
         row = start + i
         x = tl.load(x_column + row * stride_row, mask=(row < last) & x_exists, other=0.0)
         if DIAGONAL:
-            x_high, x_low = split(x * x_scale, tl.float16, 1.0)
+            x_high, x_low = split(x * x_scale, tl.float16)
             run = tl.dot(tl.trans(x_high), x_low + x_low)
             run = tl.dot(tl.trans(x_high), x_high, run)
         else:
             y = tl.load(y_column + row * stride_row, mask=(row < last) & y_exists, other=0.0)
-            x_high, x_low = split(x * x_scale, tl.float16, 1.0)
-            y_high, y_low = split(y * y_scale, tl.float16, 1.0)
+            x_high, x_low = split(x * x_scale, tl.float16)
+            y_high, y_low = split(y * y_scale, tl.float16)
             run = tl.dot(tl.trans(x_high), y_low)
             run = tl.dot(tl.trans(x_low), y_high, run)
             run = tl.dot(tl.trans(x_high), y_high, run)

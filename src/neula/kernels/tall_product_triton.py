@@ -201,9 +201,9 @@ def _panel_kernel(
     w_11 = _rows_scaled(w, HALF + k[:, None], j_1, w_row, w_column, n, up_1)
     back_0 = exponents_of(tl.max(tl.abs(w_00), axis=0)) - TOP + 1
     back_1 = exponents_of(tl.maximum(tl.max(tl.abs(w_01), axis=0), tl.max(tl.abs(w_11), axis=0))) - TOP + 1
-    high_00, low_00 = split(times_power_of_two(w_00, -back_0[None, :]), tl.float16, 1.0)
-    high_01, low_01 = split(times_power_of_two(w_01, -back_1[None, :]), tl.float16, 1.0)
-    high_11, low_11 = split(times_power_of_two(w_11, -back_1[None, :]), tl.float16, 1.0)
+    high_00, low_00 = split(times_power_of_two(w_00, -back_0[None, :]), tl.float16)
+    high_01, low_01 = split(times_power_of_two(w_01, -back_1[None, :]), tl.float16)
+    high_11, low_11 = split(times_power_of_two(w_11, -back_1[None, :]), tl.float16)
     a_0, a_1 = a + j_0.to(tl.int64) * a_column, a + j_1.to(tl.int64) * a_column
     q_0, q_1 = q + j_0.to(tl.int64) * q_column, q + j_1.to(tl.int64) * q_column
     rounded_0 = rounded + j_0.to(tl.int64) * rounded_column
@@ -233,10 +233,10 @@ def _rows_scaled(w, i, j, w_row, w_column, n, up):
 @triton.jit
 def _halves(x, z, high_00, low_00, high_01, low_01, high_11, low_11):
     """Two halves of rows times an upper triangular matrix in three blocks."""
-    x_high, x_low = split(x, tl.float16, 1.0)
+    x_high, x_low = split(x, tl.float16)
     y_0 = product_of_parts(x_high, x_low, high_00, low_00)
     y_1 = tl.dot(x_high, low_01, tl.dot(x_low, high_01))
-    z_high, z_low = split(z, tl.float16, 1.0)
+    z_high, z_low = split(z, tl.float16)
     y_1 = tl.dot(z_high, low_11, tl.dot(z_low, high_11, y_1))
     y_1 = tl.dot(x_high, high_01, y_1)
     y_1 = tl.dot(z_high, high_11, y_1)
@@ -245,5 +245,5 @@ def _halves(x, z, high_00, low_00, high_01, low_01, high_11, low_11):
 
 @triton.jit
 def _product(x, w_high, w_low):
-    x_high, x_low = split(x, tl.float16, 1.0)
+    x_high, x_low = split(x, tl.float16)
     return product_of_parts(x_high, x_low, w_high, w_low)

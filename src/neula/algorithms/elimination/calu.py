@@ -24,7 +24,7 @@ from neula.kernels.transposed_copy import transpose_in_place
 def by_pivoted_blocks(
     matrix: torch.Tensor, engine: Engine, r: int, on_columns: Callable[[int], None] | None = None
 ) -> torch.Tensor:
-    """Algorithm 5.2 with tournament pivoting, in place; nothing waits for the device.
+    """Algorithm 5.2 with tournament pivoting, in place, without synchronizing.
 
     Parameters
     ----------
@@ -41,8 +41,8 @@ def by_pivoted_blocks(
         int32: the original places of the rows in their new order.
     """
     n = matrix.shape[0]
-    # Rows that are moved shall lie in one piece. Those that are ``shown`` begin above the panel, so that few
-    # heights occur; the first ``above`` of them do not play.
+    # Row-major, so that a row that moves is contiguous. ``shown`` are the rows of the panel and some above
+    # it, so that panels of few different heights occur; those ``above`` take no part in the tournament.
     matrix = transpose_in_place(matrix)
     permutation = torch.arange(n, dtype=torch.int32, device=matrix.device)
     for k in blocks(slice(0, n), r):
@@ -67,16 +67,16 @@ def by_pivoted_blocks(
 
 
 def height(m: int, n: int) -> int:
-    """Rows that a panel of m is shown with: panels of few different heights can be played back.
+    """Rows to which a panel of m rows is extended: few different heights need few CUDA graphs.
 
-    Those on top do not play.
+    The rows on top of the panel take no part in the tournament.
     """
     octave = 1 << (m - 1).bit_length()
     return min(n, octave if 4 * m > 3 * octave else 3 * octave // 4)
 
 
 def _replayed(panel: torch.Tensor, above: int, engine: Engine) -> tuple[torch.Tensor, ...]:
-    """:func:`factor_panel`, a hundred launches of microseconds each, in one where it can be."""
+    """:func:`factor_panel`, a hundred launches of microseconds each, from one CUDA graph if possible."""
     places = torch.full(panel.shape[:1], -1, dtype=torch.int32, device=panel.device)
     places[:above] = ELSEWHERE
     low = engine.operand_dtype
@@ -91,15 +91,14 @@ def factor_panel(panel: torch.Tensor, places: torch.Tensor, low: torch.dtype) ->
     panel : Tensor, shape (m, r)
         float32, row-major.
     places : Tensor, shape (m,)
-        int32: -1, or ``ELSEWHERE`` for rows on top that are not touched. At
-        least r rows play.
+        int32: -1, or ``ELSEWHERE`` for rows on top that take no part. At least r rows do.
     low : torch.dtype
         Format of the factors.
 
     Returns
     -------
     lu : Tensor, shape (m, r)
-        What it has in rows that are not touched means nothing.
+        Undefined in rows that take no part.
     to, origin : Tensor, shape (2 r,)
         The moves of rows: ``panel[to] = panel[origin]``.
     l_inverses : Tensor, shape (ceil(r / WIDTH), WIDTH, WIDTH)
@@ -139,12 +138,12 @@ def moves(pivots: torch.Tensor, places: torch.Tensor, top: torch.Tensor) -> tupl
     places : Tensor, shape (m,)
         As in ``PanelFactors``.
     top : Tensor, shape (r,)
-        The first rows of the panel that play, one after the other.
+        The first r rows of the panel that take part, in order.
 
     Returns
     -------
     to, origin : Tensor, shape (2 r,)
-        int64; a move that is not needed is the first one, once more.
+        int64; where fewer moves are needed the first one is repeated.
     """
     pivots = pivots.long()
     displaced, vacated = places[top] < 0, pivots > top[-1]

@@ -134,7 +134,7 @@ def cholesky(a: torch.Tensor, engine: Engine, *, panel: int = PANEL) -> Cholesky
             engine.gemm(low[start:, :start], low[columns, :start].T, column, alpha=-1.0, beta=1.0)
         infos.append(_factorize(column))
         engine.round(column, low[start:, columns])
-    # One wait for the device, at the end: where a block has no factor, what follows it is NaN.
+    # Synchronizes once, at the end: where a block has no factor, what follows it is NaN.
     for block, info in enumerate(torch.stack(infos).tolist()):
         if info > 0:
             raise NotPositiveDefiniteError(block * panel + info)

@@ -121,7 +121,7 @@ def lu_factorize(
     """Factorize ``A = L U``, or ``A[permutation] = L U`` with pivoting, by one of the paper's algorithms.
 
     Nothing is scaled, and nothing is checked: a zero pivot or an element beyond the range of the format
-    leaves NaN or Inf. Nothing waits for the device without pivoting, nor with tournaments.
+    leaves NaN or Inf. Without pivoting and with tournaments nothing synchronizes.
 
     Parameters
     ----------

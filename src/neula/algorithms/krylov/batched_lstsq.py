@@ -189,7 +189,7 @@ class Underdetermined(_Factored):
         return lengths(self.columns * self.solution(unknowns))
 
     def evaluate(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> Evaluation:
-        """Corrections of x and w."""
+        """Updates of x and w."""
         n = self.t.shape[1]
         (x, w), (x_low, w_low) = high.tensor_split([n], 1), low.tensor_split([n], 1)
         outside, rest = self.doubled.residual(w, x, w_low)

@@ -29,7 +29,7 @@ PATIENCE = 3
 many more as it took to get there, since slow convergence is not monotone."""
 
 BLIND = 4
-"""At most so many iterations go by before somebody looks how far they got, for which a GPU is waited for."""
+"""At most so many iterations go by before the host reads how far they got, which synchronizes."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class InnerSolution:
-    """A correction, and what it cost.
+    """The solution of one call, often an update of another one, and what it cost.
 
     Attributes
     ----------
@@ -150,11 +150,11 @@ def cgls(
 
 
 class _Progress:
-    """What is left of the slowest column after each iteration, known to the host only when it looks.
+    """What is left of the slowest column after each iteration, which the host reads only now and then.
 
-    A GPU that is waited for in every iteration idles in every iteration. The rate so far says how many more
-    it will take; half of them go by before the next look, since CGLS tends to become faster. What is done is
-    not changed by iterations that nobody has seen yet.
+    A GPU with which the host synchronizes in every iteration idles in every iteration. The rate so far says
+    how many more it will take; half of them go by before the next reading, since CGLS tends to become faster.
+    Columns that are done do not change in iterations that have not been read yet.
     """
 
     def __init__(self, start: torch.Tensor, wanted: float, max_iterations: int) -> None:

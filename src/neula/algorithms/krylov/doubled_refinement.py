@@ -2,7 +2,7 @@
 
 Residuals that are as accurate as a format of 106 bits makes them show the error of x itself: what a solver
 with a rate of convergence well below one makes of them is the error, up to that rate, which bounds what is
-left once it is corrected. For linear systems see Carson and Higham, "Accelerating the Solution of Linear
+left after the update. For linear systems see Carson and Higham, "Accelerating the Solution of Linear
 Systems by Iterative Refinement in Three Precisions", SIAM J. Sci. Comput. 40, 2018; for least squares Björck,
 "Iterative refinement of linear least squares solutions I", BIT 7, 1967, and Demmel, Hida, Riedy, Li,
 "Extra-precise iterative refinement for overdetermined least squares problems", ACM Trans. Math. Softw. 35,
@@ -27,7 +27,7 @@ MAX_STEPS = 30
 """At a rate of 1/4 so many steps give 60 bits."""
 
 MAX_RATE = 0.25
-"""Rate of convergence above which corrections are not trusted to show the error: it may be larger by
+"""Rate of convergence above which updates are not trusted to show the error: it may be larger by
 ``1 / (1 - rate)`` along the vectors where they are small."""
 
 COMPUTED = 1 + 2.0**-20
@@ -43,16 +43,16 @@ class Evaluation:
 
     Attributes
     ----------
-    correction : Tensor, shape (batch, unknowns, k)
+    update : Tensor, shape (batch, unknowns, k)
         What to add to the unknowns.
     left : Tensor, shape (batch, k)
         Bound on ``||D (x - x*)||`` after that, D being the norms of the columns of A: by how much the
-        correction may be wrong.
+        update may be wrong.
     residual : Tensor, shape (batch, rows, k)
         ``b - A x``.
     """
 
-    correction: torch.Tensor
+    update: torch.Tensor
     left: torch.Tensor
     residual: torch.Tensor
 
@@ -63,7 +63,7 @@ class System(Protocol):
     Attributes
     ----------
     rate : Tensor, shape (batch,)
-        By how much one correction reduces the error, at least, estimated from above.
+        By how much one update reduces the error, at least, estimated from above.
     """
 
     rate: torch.Tensor
@@ -100,7 +100,7 @@ class DoubledSolution:
     residual : Tensor, shape (batch, rows, k)
         ``b - A (x + x_low)``.
     forward_error : Tensor, shape (batch, k)
-        For x alone, bound on ``||D (x - x*)|| / ||D x*||``; infinite where corrections are not to be trusted.
+        For x alone, bound on ``||D (x - x*)|| / ||D x*||``; infinite where updates are not to be trusted.
     steps : int
     """
 
@@ -134,9 +134,9 @@ def refine_doubled(
         What the forward error of the unrounded solution should be.
     max_steps : int
     look : bool
-        Stop when nothing is left to refine; without, the host does not wait for the device.
+        Stop when nothing is left to refine; without, nothing synchronizes.
     on_step : callable, optional
-        Called with the unknowns before each correction, and their residuals.
+        Called with the unknowns before each update, and their residuals.
 
     Returns
     -------
@@ -153,16 +153,16 @@ def refine_doubled(
         found = system.evaluate(b, high, low)
         if on_step is not None:
             on_step(high, found.residual)
-        correction = torch.where(active[:, None], found.correction, 0.0)
-        high, low = add_to_pair(high, low, correction)
+        update = torch.where(active[:, None], found.update, 0.0)
+        high, low = add_to_pair(high, low, update)
         before, left = left, torch.where(active, found.left, left)
-        # Not relative to x: first corrections may be far too long, and those errors then stay at 1.
+        # Not relative to x: first updates may be far too long, and those errors then stay at 1.
         active &= unfinished(left, before, tolerance * system.size(high))
     size = system.size(high)
     forward_error = over(left, size) + over(system.size(low), size)
     forward_error = COMPUTED * forward_error / (1 - forward_error)  # relative to the exact solution
     trusted = (system.rate <= MAX_RATE)[:, None] & (forward_error >= 0) & forward_error.isfinite()
-    residual = found.residual - system.change(correction)
+    residual = found.residual - system.change(update)
     return DoubledSolution(
         x=system.solution(high),
         x_low=system.solution(low),

@@ -29,7 +29,7 @@ MARGIN = 0.5
 COLUMNS = 16
 """Right-hand sides that GMRES takes at a time: their Krylov bases stay small beside A."""
 
-Correction = Callable[[torch.Tensor, float, int], tuple[torch.Tensor, int]]
+UpdateSolver = Callable[[torch.Tensor, float, int], tuple[torch.Tensor, int]]
 """Solves ``A d = r`` for the columns of r until residuals are as much smaller as asked for, if it can, in at
 most so many iterations; returns d and the iterations."""
 
@@ -66,7 +66,7 @@ class Refined:
 def refine(
     a: torch.Tensor,
     b: torch.Tensor,
-    correct: Correction,
+    solver: UpdateSolver,
     *,
     scalings: Sequence[Scaling],
     tolerance: float,
@@ -75,7 +75,7 @@ def refine(
     start: Refined | None = None,
     on_step: Callable[[float], None] | None = None,
 ) -> Refined:
-    """Correct x until its backward error is small enough, or hardly becomes smaller.
+    """Update x until its backward error is small enough, or hardly becomes smaller.
 
     Each right-hand side ends for itself, and keeps the best x that it had.
 
@@ -85,7 +85,7 @@ def refine(
         float64.
     b : Tensor, shape (n, k)
         float64.
-    correct : Correction
+    solver : UpdateSolver
         :func:`classical` or :func:`gmres_refinement`.
     scalings : sequence of Scaling
         What errors are measured in.
@@ -105,7 +105,7 @@ def refine(
     def update(active: torch.Tensor, left: int) -> tuple[torch.Tensor, int]:
         """Of the right-hand sides with these numbers; those that are worth another one are left."""
         before = best.backward_error[active]
-        step, taken = correct(best.residual[:, active], tolerance / float(before.max()), left)
+        step, taken = solver(best.residual[:, active], tolerance / float(before.max()), left)
         x = best.x[:, active] + step
         residual = b[:, active] - a @ x
         error = backward_error(scalings, b[:, active], x, residual)
@@ -127,13 +127,13 @@ def _any(columns: torch.Tensor) -> bool:
     return len(columns) > 0
 
 
-def classical(factors: Factorization) -> Correction:
-    """Refinement as Wilkinson had it: a correction is one solve with the factors."""
+def classical(factors: Factorization) -> UpdateSolver:
+    """Refinement as Wilkinson had it: an update is one solve with the factors."""
     return lambda residual, *_: (factors.solve(residual), 1)
 
 
-def gmres_refinement(a: torch.Tensor, factors: Factorization, engine: Engine | None = None) -> Correction:
-    """GMRES-based refinement: a correction is solved for with the factors as a preconditioner from the right.
+def gmres_refinement(a: torch.Tensor, factors: Factorization, engine: Engine | None = None) -> UpdateSolver:
+    """GMRES-based refinement: updates are solved for with the factors as right preconditioner.
 
     From there GMRES minimizes the residual itself, and ends where the backward error is small enough; from
     the left it has to reduce what the few tiny singular values of A dominate, further than needed and twice.
@@ -163,7 +163,7 @@ def gmres_refinement(a: torch.Tensor, factors: Factorization, engine: Engine | N
             operators[block.shape] = engine.recorded(apply, block)
         return operators[block.shape]
 
-    def correct(residual: torch.Tensor, reduction: float, max_iterations: int) -> tuple[torch.Tensor, int]:
+    def solve(residual: torch.Tensor, reduction: float, max_iterations: int) -> tuple[torch.Tensor, int]:
         steps = [
             gmres(
                 operator(block),
@@ -176,4 +176,4 @@ def gmres_refinement(a: torch.Tensor, factors: Factorization, engine: Engine | N
         x = factors.solve(torch.cat([y for y, _ in steps], 1))
         return x, max(iterations for _, iterations in steps)
 
-    return correct
+    return solve

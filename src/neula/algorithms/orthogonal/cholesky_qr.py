@@ -19,7 +19,7 @@ from neula.kernels.tall import half_gram, multiply_panel
 
 
 def cholesky_qr(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
-    """One pass with the Gram matrix in float64; never waits for the device.
+    """One pass with the Gram matrix in float64, without synchronizing.
 
     Orthogonal to the storage precision times ``cond(A)`` up to a condition of about 1e7. Where the Gram
     matrix is not positive definite, Q and R are NaN: the caller's certificate notices.
@@ -71,7 +71,7 @@ def cholesky_qr32_twice_in_place(a: torch.Tensor, r: torch.Tensor, low: torch.Te
 def cholesky_qr_low(
     a: torch.Tensor, engine: Engine, columns: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One pass with both products in the engine's low format; never waits for the device.
+    """One pass with both products in the engine's low format; without synchronizing.
 
     As accurate as a pass of recursive Gram-Schmidt in that format up to a condition number of about 10, and
     twice as fast where A is so tall that its Cholesky factor costs nothing; NaN beyond ``u**-0.5``.

@@ -1,10 +1,10 @@
-"""Second passes that repair what a first one lost.
+"""Re-orthogonalization: second passes that bring back the orthogonality that a first one lost.
 
 *Twice is enough*: a second Gram-Schmidt pass over Q brings orthogonality back to the working precision
 (section 3.3 of the HPDC 2020 paper; Giraud, Langou, Rozloznik, van den Eshof, Numer. Math. 101, 2005).
 
-*A correction*: where Q is nearly orthonormal already, Cholesky QR of Q comes down to a few products, most of
-them in a low format, since what they add is small.
+*A series*: where Q is nearly orthonormal already, Cholesky QR of Q is re-orthogonalization by a few products,
+most of them in a low format, since what they add is small.
 
 *Cholesky QR of* ``A R^-1``: a low-precision R is a preconditioner, ``A R^-1`` is well conditioned, and
 Cholesky QR in double precision is safe on it.
@@ -35,7 +35,7 @@ NEARLY_ORTHONORMAL = 0.25
 """``||I - Q^T Q||_F / sqrt(2)`` up to which :func:`correct` changes anything by default."""
 
 LIFT = 2.0**12
-"""Elements of corrections lie between rounding errors and one: so scaled, fp16 holds them up to 1e-11."""
+"""Elements of U lie between rounding errors and one: so scaled, fp16 holds them up to 1e-11."""
 
 WELL_CONDITIONED = 0.5
 """``||I - W^T W||_F`` below which ``cond(W)^2 <= 3``: one more pass leaves nothing but rounding errors."""
@@ -91,8 +91,8 @@ def second_passes(
 def _multiply_triangular(step: torch.Tensor, r: torch.Tensor, engine: Engine) -> torch.Tensor:
     """``R_2 R_1`` as ``R_1 + (R_2 - I) R_1``; overwrites ``step`` with ``R_2 - I``.
 
-    The correction is as small as the first Q was orthogonal, so the engine's format is accurate enough for
-    it. Blocks of columns leave out what is zero below them: a third of the operations of a square product.
+    ``R_2 - I`` is as small as the first Q was orthogonal, so the engine's format is accurate enough for it.
+    Blocks of columns leave out what is zero below them: a third of the operations of a square product.
     """
     step.diagonal().sub_(1.0)
     low, product = engine.operand(step), r.clone()
@@ -114,8 +114,8 @@ def correct(
     With ``Q^T Q = I + E`` the Cholesky factor is ``R_2 = I + U``, where ``U + U^T = E - U^T U``: half of E's
     upper triangle, and once more with that in place of U, is U up to ``|E|^3``. Up to that ``I - U + U^2`` is
     the inverse of ``R_2``. Only E needs the engine's format, and half of a product; products with U are in
-    the cheapest one, with errors of ``|E|`` times its unit roundoff. Never waits for the device: where E is
-    not small, which the caller's certificate notices, finite Q and R stay as they are.
+    the cheapest one, with errors of ``|E|`` times its unit roundoff. Nothing synchronizes: where E is not
+    small, which the caller's certificate notices, finite Q and R stay as they are.
 
     Parameters
     ----------

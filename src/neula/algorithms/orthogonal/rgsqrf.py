@@ -154,7 +154,7 @@ class _Recursion:
         return a if low is None else low
 
     def _factorize_replayed(self, a: torch.Tensor, r: torch.Tensor, low: torch.Tensor | None) -> torch.Tensor:
-        """A block of columns as a function of its numbers alone, which an engine may play back."""
+        """A block of columns as a function of its numbers alone, which a CUDA graph may replay."""
 
         def factorized(block: torch.Tensor) -> tuple[torch.Tensor, ...]:
             room = self.engine.operand_buffer(block)
@@ -189,7 +189,7 @@ class _Recursion:
 
 
 def _replayed_columns(m: int, n: int, cutoff: int, engine: Engine) -> int:
-    """Columns that an engine plays back the factorization of: 0 where that is all of them, or few."""
+    """Columns of a block that a CUDA graph factorizes; 0 if that is all of them, or few."""
     columns = cutoff
     while 2 * columns * m * engine.storage.itemsize <= engine.replayed_bytes:
         columns *= 2

@@ -70,7 +70,7 @@ def tsqr(
 
 
 def cholesky_tsqr(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """One pass of Cholesky QR with products as accurate as those of float32; never waits for the device.
+    """One pass of Cholesky QR with products as accurate as those of float32; without synchronizing.
 
     Orthogonal to ``u cond(A)^2``; NaN where the Gram matrix is not positive definite.
 

@@ -27,7 +27,7 @@ def extreme_singular_values(
     r: torch.Tensor, triangle: UpperTriangular, columns: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Estimates of the largest singular value of R, from below, and of the smallest, from above and 0 for an
-    exactly singular one, where R is: nobody waits for them.
+    exactly singular one, on the device of R: nothing synchronizes.
 
     Parameters
     ----------

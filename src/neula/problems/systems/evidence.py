@@ -12,7 +12,7 @@ from neula.algorithms.elimination.factorization import Factorization, Transposed
 from neula.algorithms.krylov.batched_lstsq import schatten_bounds
 from neula.algorithms.krylov.doubled_refinement import DOUBLED, MAX_RATE
 from neula.algorithms.krylov.gmres import gmres
-from neula.algorithms.krylov.iterative_refinement import Correction, Refined
+from neula.algorithms.krylov.iterative_refinement import Refined, UpdateSolver
 from neula.algorithms.krylov.refine_sum import refine_sum
 from neula.algorithms.spectra.condition import random_direction
 from neula.algorithms.spectra.inverse_norm import EXPLICIT, inverse_norm
@@ -91,7 +91,7 @@ class Evidence:
         a: torch.Tensor,
         factors: Factorization,
         scales: Equilibration,
-        correct: Correction | None,
+        correct: UpdateSolver | None,
         max_iterations: int,
         sizes: torch.Tensor,
         scaled: Scaled | None = None,
@@ -103,7 +103,7 @@ class Evidence:
         a : Tensor, shape (n, n)
         factors : Factorization
         scales : Equilibration
-        correct : Correction or None
+        correct : UpdateSolver or None
             GMRES, where factors alone do not refine: their inverse is then not taken for that of A.
         max_iterations : int
         sizes : Tensor, shape (n,)
@@ -153,7 +153,7 @@ class Evidence:
         return 2 * FP64.u * len(self.a) ** 0.5 * ESTIMATED * self.inverse * self.norm <= MAX_RATE
 
     def refine_forward(
-        self, b: torch.Tensor, start: Refined, correct: Correction, options: Options
+        self, b: torch.Tensor, start: Refined, correct: UpdateSolver, options: Options
     ) -> tuple[Refined, torch.Tensor]:
         """Update x by residuals in twice the working precision; also returns bounds on its errors."""
         rows, columns = self.scales.rows[:, None], self.scales.columns[:, None]
@@ -213,7 +213,7 @@ def _by_gmres(
     factors: Factorization,
     sizes: torch.Tensor,
     max_iterations: int,
-    correct: Correction | None,
+    correct: UpdateSolver | None,
 ) -> Measure:
     """Norms by the power method, the solves of which are those of GMRES.
 

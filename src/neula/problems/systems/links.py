@@ -19,8 +19,8 @@ from neula.algorithms.elimination.factorization import (
 )
 from neula.algorithms.krylov.driver import STAGNATION
 from neula.algorithms.krylov.iterative_refinement import (
-    Correction,
     Refined,
+    UpdateSolver,
     classical,
     gmres_refinement,
     refine,
@@ -146,7 +146,7 @@ def _refine(system: System, label: str, factors: Factorization, format: Format) 
     target = system.bound / 4
     report = stage(options.progress, "refining")
 
-    def run(correct: Correction, start: Refined | None, stagnation: float) -> Refined:
+    def run(correct: UpdateSolver, start: Refined | None, stagnation: float) -> Refined:
         return refine(
             system.a,
             system.b,
