@@ -200,3 +200,28 @@ def test_a_run_that_begins_with_room_for_its_values() -> None:
     run_each(run, lambda place: run_chain([off_by("x", 0.0)], WANTED.at(torch.tensor([place])), Within()))
     assert run.values.x.tolist() == [10.0, 20.0, 30.0]
     assert run.accepted.all()
+
+
+def test_a_link_improves_the_best_that_is_known_of_the_problems_that_are_left() -> None:
+    seen: list[list[float]] = []
+
+    def improved(problems: Targets, before: Answer[Numbers] | None) -> Answer[Numbers]:
+        seen.append([] if before is None else before.values.x.tolist())
+        return Answer(Numbers(problems.wanted.clone()), "c")
+
+    last = Link("c", improved, improves=True)
+    run = run_chain([off_by("a", [0.0, 1.0, 9.0]), off_by("b", [2.0, 4.0]), last], WANTED, Within())
+    assert seen.pop() == [21.0, 34.0]
+    assert run.accepted.all()
+    known = Numbers(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
+    run = run_chain([last], WANTED, Within(), known)
+    assert seen.pop() == [1.0, 2.0, 3.0]
+    assert run.found.x.tolist() == WANTED.wanted.tolist()
+    run_chain([last], WANTED, Within())
+    assert seen.pop() == []
+    with pytest.raises(Unanswered):
+        run_chain([Link("d", declined)], WANTED, Within(), known)
+
+
+def declined(problems: Targets, before: Answer[Numbers] | None) -> Answer[Numbers]:
+    raise Declined("no")

@@ -19,7 +19,17 @@ from neula.problems.systems.problem import Members, Options
 from neula.problems.systems.scaled import ALIKE, NEAR, Scaled
 
 U64 = 2.0**-53
-OPTIONS = Options(CpuEngine("cpu"), FP64, torch.float64, False, None, None, 60, False, None)
+OPTIONS = Options(
+    engine=CpuEngine("cpu"),
+    target=FP64,
+    dtype=torch.float64,
+    positive=False,
+    pivot=None,
+    compute=None,
+    max_iterations=60,
+    forward=False,
+    progress=None,
+)
 UNITS = [0, 5, 100, 300]
 
 

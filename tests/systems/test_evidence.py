@@ -108,7 +108,17 @@ def test_refined_to_the_forward_error_of_the_format(format: str, cond: float) ->
     b = torch.from_numpy(np.random.default_rng(1).standard_normal((50, 2)))
     factors = factors_of(a, format)
     found = Evidence.of(a, factors, factors.scales, None, 60, column_norms(a))
-    options = Options(EmulatedEngine(), FP64, torch.float64, False, None, None, 60, True, None)
+    options = Options(
+        engine=EmulatedEngine(),
+        target=FP64,
+        dtype=torch.float64,
+        positive=False,
+        pivot=None,
+        compute=None,
+        max_iterations=60,
+        forward=True,
+        progress=None,
+    )
     start = Refined(factors.solve(b), b, torch.full((2,), U64, dtype=torch.float64))
     refined, error = found.refine_forward(b, start, classical(factors), options)
     true = torch.from_numpy(System(a.numpy(), b.numpy()).errors(refined.x.numpy(), 50))

@@ -111,11 +111,14 @@ class Link(Generic[P, V]):
         may raise :class:`Declined` after a look at the numbers.
     inherits : bool
         Whether it needs what the link before has found. Of others that is freed before they begin.
+    improves : bool
+        Whether it needs the best that has been found instead.
     """
 
     label: str
     answer: Callable[[P, Answer[V] | None], Answer[V]]
     inherits: bool = False
+    improves: bool = False
 
 
 @dataclass(frozen=True)
@@ -186,6 +189,19 @@ class Run(Generic[V]):
         nothing = np.empty((0, count))
         return cls(values, nothing, np.zeros(count, dtype=bool), nothing, np.arange(count))
 
+    @property
+    def found(self) -> V:
+        """The best of each problem, at the end."""
+        assert self.values is not None
+        return self.values
+
+    def best(self) -> Answer[V] | None:
+        """What is known of the open problems."""
+        if self.values is None:
+            return None
+        device = self.values.tensors[0].device
+        return Answer(self.values.at(torch.from_numpy(self.open).to(device)), self.label)
+
     def keep(self, answer: Answer[V], numbers: np.ndarray, verdict: Verdict) -> np.ndarray:
         """Take what is better than before of answers for the open problems; returns which are left."""
         self.attempts.append(Attempt(answer.label, bool(verdict.accepted.all()), verdict.reason))
@@ -228,12 +244,11 @@ class Run(Generic[V]):
 
     def take(self, place: int, other: Run[V]) -> None:
         """Put what was found for one problem alone in its place, if it is no worse than what is there."""
-        assert other.values is not None
         self.iterations += other.iterations
         if len(self.demerit) and not _no_worse(other.demerit, self.demerit[:, [place]])[0]:
             return
         before, self.open = self.open, np.array([place])
-        self._put(other.values, np.ones(1, dtype=bool))
+        self._put(other.found, np.ones(1, dtype=bool))
         self._note(self.open, other.numbers, other.demerit)
         self.accepted[place] = other.accepted[0]
         self.open = before
@@ -243,7 +258,7 @@ class Unanswered(ArithmeticError):
     """No link gave an answer."""
 
 
-def run_chain(links: Iterable[Link[P, V]], problems: P, judge: Judge[P, V]) -> Run[V]:
+def run_chain(links: Iterable[Link[P, V]], problems: P, judge: Judge[P, V], known: V | None = None) -> Run[V]:
     """Try links until the answers of all problems are accepted; of each problem the best answer is kept.
 
     Parameters
@@ -253,6 +268,8 @@ def run_chain(links: Iterable[Link[P, V]], problems: P, judge: Judge[P, V]) -> R
     problems : Problems
         At least one.
     judge : Judge
+    known : Values, optional
+        What was found before, for a link that improves it; any answer takes its place.
 
     Raises
     ------
@@ -261,11 +278,11 @@ def run_chain(links: Iterable[Link[P, V]], problems: P, judge: Judge[P, V]) -> R
     torch.OutOfMemoryError
         If that was for lack of memory: a link that runs out of it is left for the next one.
     """
-    run: Run[V] = Run.begin(len(problems))
+    run: Run[V] = Run.begin(len(problems), known)
     guard = MemoryGuard(problems.device)
     mine, previous = problems, None
     for link in links:
-        previous = previous if link.inherits else None
+        previous = run.best() if link.improves else previous if link.inherits else None
         with guard.attempt(link.label):
             try:
                 previous = link.answer(mine, previous)
@@ -281,7 +298,7 @@ def run_chain(links: Iterable[Link[P, V]], problems: P, judge: Judge[P, V]) -> R
                 places = torch.from_numpy(left).to(problems.device)
                 mine, previous = mine.at(places), replace(previous, values=previous.values.at(places))
     run.attempts[:0] = [Attempt("out of memory", False, shortage) for shortage in guard.shortages]
-    if run.values is None:
+    if not len(run.numbers):
         guard.raise_if_short()
         raise Unanswered(f"no attempt gave a solution: {run.attempts[-1].reason}")
     return run

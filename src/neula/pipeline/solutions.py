@@ -1,21 +1,51 @@
-"""What is known of the solutions of a batch of problems, for ``solve`` and ``lstsq`` alike."""
+"""What ``solve`` and ``lstsq`` share: what is asked for, what is known of solutions, what is given back."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Self, TypeVar
 
+import numpy as np
 import torch
 
-from neula.certificates.forward_error import SURE
-from neula.pipeline.chain import Values
-from neula.pipeline.result import Attempt
+from neula.certificates.forward_error import SURE, digits_of
+from neula.engines import FP64, Engine, Format
+from neula.pipeline.chain import Run, Values
+from neula.pipeline.inputs import Taken
+from neula.pipeline.progress import Progress
+from neula.pipeline.result import Attempt, LstsqResult, SolveResult
+from neula.pipeline.shapes import System
 
-if TYPE_CHECKING:
-    from typing import Self
 
-S = TypeVar("S", bound="Solutions")
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What is asked for.
+
+    Attributes
+    ----------
+    target : Format
+        Whose accuracy the result is to have.
+    dtype : torch.dtype
+        Of x as it is given back.
+    max_iterations : int
+    forward : bool
+        Whether to refine until the forward error is that of the accuracy.
+    """
+
+    engine: Engine
+    target: Format
+    dtype: torch.dtype
+    max_iterations: int
+    forward: bool
+    progress: Progress | None
+
+    @property
+    def digits(self) -> float:
+        """Forward error of a solution that was refined to the end, before it is rounded."""
+        # Digits beyond those of a narrower dtype would be rounded away.
+        return self.target.u / (2 if self.target is FP64 else 16)
 
 
 @dataclass(frozen=True)
@@ -29,46 +59,165 @@ class Solutions(Values):
     forward_error : Tensor, shape (batch, k)
     backward_error, condition : Tensor, shape (batch,)
         The worst right-hand side counts.
-    accepted : Tensor, shape (batch,)
+    refined_error : Tensor, shape (batch,)
+        Backward error of what was refined, before x was rounded to the dtype of the result.
+    accepted : Tensor of bool, shape (batch,)
+        Whether the evidence suffices; who runs a chain may know better later on.
     """
 
     x: torch.Tensor
     forward_error: torch.Tensor
     backward_error: torch.Tensor
     condition: torch.Tensor
+    refined_error: torch.Tensor
     accepted: torch.Tensor
 
-    @property
-    def unsure(self) -> torch.Tensor:
-        """Where no digit of x is sure, shape (batch,)."""
-        return ~(self.forward_error <= SURE).all(1)
+    names: ClassVar[tuple[str, ...]] = (
+        "accepted",
+        "refined_error",
+        "forward_error",
+        "backward_error",
+        "condition",
+        "largest",
+    )
+    """What is measured of each; of several right-hand sides, and elements of x, the worst counts."""
 
-    @property
-    def worst(self) -> int:
-        """The one with the largest error: of those that were not accepted, if there are any."""
-        counts = self.accepted if bool(self.accepted.all()) else ~self.accepted
-        errors = self.backward_error.nan_to_num(math.inf, math.inf)
-        return int(torch.where(counts, errors, -1.0).argmax())
+    columns: ClassVar[tuple[str, ...]] = ("forward_error",)
+    """What is known of each right-hand side."""
+
+    dtypes: ClassVar[dict[str, torch.dtype]] = {"accepted": torch.bool}
+    """What is not float64."""
+
+    def numbers(self) -> list[torch.Tensor]:
+        """What is in :attr:`names`, shape (batch,) each."""
+        forward_error, largest = self.forward_error, self.x.abs().flatten(1)
+        return [
+            self.accepted.double(),
+            self.refined_error,
+            forward_error.amax(1) if forward_error.numel() else self.backward_error,
+            self.backward_error,
+            self.condition,
+            largest.amax(1) if largest.numel() else self.backward_error,
+        ]
+
+    def measured(self) -> torch.Tensor:
+        """The same in one tensor, shape (numbers, batch)."""
+        return torch.stack(self.numbers())
+
+    @classmethod
+    def full(cls, value: float, count: int, n: int, k: int, device: torch.device) -> Self:
+        """The same number for everything that is known; nothing is accepted."""
+        found = {}
+        for name in (field.name for field in fields(cls)):
+            dtype = cls.dtypes.get(name, torch.float64)
+            shape = (n, k) if name == "x" else (k,) if name in cls.columns else ()
+            number = value if dtype == torch.float64 else 0
+            found[name] = torch.full((count, *shape), number, dtype=dtype, device=device)
+        return cls(**found)
+
+    @classmethod
+    def missing(cls, count: int, n: int, k: int, device: torch.device) -> Self:
+        """Solutions that are not known yet, or do not exist."""
+        return cls.full(math.nan, count, n, k, device)
 
 
-@dataclass
-class Found(Generic[S]):
-    """Solutions so far, and how they were found."""
+S = TypeVar("S", bound=Solutions)
 
-    members: S
-    attempts: list[Attempt] = field(default_factory=list)
-    method: str = ""
-    iterations: int = 0
-    history: tuple[float, ...] = ()
 
-    def as_empty(self, a: torch.Tensor) -> Self:
-        """Nothing is asked for: x is zero, as in NumPy, and certain."""
-        for known in self.members.tensors:
-            known.zero_()
-        self.members.condition.fill_(1.0)
-        self.members.accepted.fill_(True)
-        self.attempts.append(nothing_to_do(a, len(a)))
-        return self
+def nothing_to_do(zero: S, a: torch.Tensor) -> Run[S]:
+    """Where nothing is asked for, or there are no equations, x is zero, as in NumPy, and certain.
+
+    Parameters
+    ----------
+    zero : Solutions
+        Zeros.
+    a : Tensor, shape (batch, m, n)
+    """
+    zero.condition.fill_(1.0)
+    zero.accepted.fill_(True)
+    run = Run.begin(len(a), zero)
+    run.numbers, run.accepted[:] = zero.measured().cpu().numpy(), True
+    run.attempts.append(Attempt("nothing to do", True, f"A is {tuple(a.shape[-2:])}, {len(a)} times"))
+    return run
+
+
+def numbers_of(run: Run[S]) -> dict[str, np.ndarray]:
+    """What was measured of the best answers, shape (batch,) each, by name; they are views."""
+    return dict(zip(run.found.names, run.numbers, strict=True))
+
+
+@dataclass(frozen=True)
+class Report:
+    """A run as a user is told of it.
+
+    Attributes
+    ----------
+    a : Taken
+        Whose library, device and dtype results go back to.
+    shapes : System
+    options : Options
+    spoilt : Tensor of bool, shape (P, copies), or None
+        Right-hand sides with NaN or Inf among those that share a matrix: nothing is known of them.
+    """
+
+    a: Taken
+    shapes: System
+    options: Options
+    spoilt: torch.Tensor | None = None
+
+    def of_members(self, known: torch.Tensor, missing: float = math.nan) -> Any:
+        """An array with what is known of each problem."""
+        x = self.shapes.of_members(known)
+        if self.spoilt is not None:
+            x = x.masked_fill(self.shapes.of_copies(self.spoilt), missing)
+        return self.a.give_back(x.contiguous(), x.dtype)
+
+    def missed(self, run: Run[S]) -> list[list[int]]:
+        """Where in the batch problems are that were not accepted."""
+        accepted = self.shapes.of_members(torch.from_numpy(run.accepted))
+        if self.spoilt is not None:
+            accepted = accepted & ~self.shapes.of_copies(self.spoilt).cpu()
+        return (~accepted).nonzero().tolist()
+
+    def worst(self, run: Run[S]) -> dict[str, float]:
+        """What was measured of the worst problem, by name; nothing where there are none."""
+        of = numbers_of(run)
+        if not len(run.accepted):
+            return {}
+        if self.spoilt is not None:
+            return dict.fromkeys(of, math.nan)
+        worst = run.worst(of["backward_error"])
+        return {name: float(numbers[worst]) for name, numbers in of.items()}
+
+    def common(self, run: Run[S]) -> dict[str, Any]:
+        """What results of ``solve`` and ``lstsq`` have in common: the worst problem speaks for all."""
+        values, of = run.found, numbers_of(run)
+        condition, forward_error = (
+            float(of[name].max(initial=least)) for name, least in (("condition", 1.0), ("forward_error", 0.0))
+        )
+        return {
+            "x": self.a.give_back(self.shapes.solutions(values.x), self.options.dtype),
+            "converged": self.spoilt is None and bool(run.accepted.all()),
+            "iterations": run.iterations,
+            "backward_error": self.worst(run).get("backward_error", 0.0),
+            "condition": condition if self.spoilt is None else math.nan,
+            "forward_error": forward_error,
+            "digits": digits_of(forward_error),
+            "history": run.history,
+            "attempts": tuple(run.attempts),
+            "engine": str(self.options.engine),
+            "accuracy": self.options.target.name,
+            "accepted": self.of_members(torch.from_numpy(run.accepted).to(values.x.device), False),
+            "backward_errors": self.of_members(values.backward_error),
+            "conditions": self.of_members(values.condition),
+            "forward_errors": self.a.give_back(self.shapes.of_columns(values.forward_error), torch.float64),
+        }
+
+
+def unsure(run: Run[S]) -> bool:
+    """Whether of any problem no digit of x is sure: of those that hold neither NaN nor Inf."""
+    of = numbers_of(run)
+    return bool((~(of["forward_error"] <= SURE) & ~np.isnan(of["backward_error"])).any())
 
 
 def does_not_fit(dtype: torch.dtype) -> OverflowError:
@@ -80,6 +229,27 @@ def does_not_fit(dtype: torch.dtype) -> OverflowError:
     )
 
 
-def nothing_to_do(a: torch.Tensor, count: int) -> Attempt:
-    """What is recorded where there are no elements."""
-    return Attempt("nothing to do", True, f"A is {tuple(a.shape[-2:])}, {count} times")
+R = TypeVar("R", SolveResult, LstsqResult)
+
+
+def attached(
+    result: R,
+    a: Taken,
+    b: Taken,
+    shapes: System,
+    attach: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+) -> R:
+    """The same result, its x attached to the graph of A and b.
+
+    Parameters
+    ----------
+    attach : callable
+        From A, b and x, matrices of one batch, to x.
+    """
+    x, columns = result.x, b.graph.to(result.x.device)
+    if shapes.is_vector:
+        x, columns = x.unsqueeze(-1), columns.unsqueeze(-1)
+    matrices = a.graph.expand(*shapes.batch, *a.graph.shape[-2:])
+    columns = columns.expand(*shapes.batch, *columns.shape[-2:])
+    x = attach(matrices, columns, x)
+    return replace(result, x=x.squeeze(-1) if shapes.is_vector else x)

@@ -1,137 +1,85 @@
-"""One large problem through the chain: a fast R in low precision, refined; then better ones."""
+"""What is tried for least squares, cheapest first, and when a solution is accepted."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
 
 from neula.algorithms.krylov.cgls import cgls
 from neula.algorithms.krylov.lsqr import lsqr
 from neula.algorithms.krylov.refinement import InnerSolver
-from neula.algorithms.scaling import binary_exponents, shift
-from neula.certificates.backward_error import over
 from neula.certificates.bounds import lstsq_bound
-from neula.certificates.forward_error import SURE
 from neula.engines import FP16_COR
-from neula.pipeline.memory import MemoryGuard
-from neula.pipeline.result import Attempt
-from neula.problems.least_squares.comparators import unrefined
-from neula.problems.least_squares.minimum_norm import LABEL, solve_by_svd
-from neula.problems.least_squares.preconditioned import (
-    INEXACT,
-    LIMITS,
-    GivenUp,
-    Outcome,
-    Problem,
-    Units,
-    preconditioned,
-)
-from neula.problems.least_squares.problem import Found, Members, Options, no_longer
-from neula.problems.least_squares.scaled import ScaledProblems
+from neula.pipeline.chain import Answer, Link, Verdict
+from neula.problems.least_squares import links
+from neula.problems.least_squares.minimum_norm import by_svd
+from neula.problems.least_squares.preconditioner import LIMITS
+from neula.problems.least_squares.prepared import Problems
+from neula.problems.least_squares.problem import Members, Options
+from neula.problems.least_squares.together import FACTORS, solve_together
 
-SAFE_EXPONENT = 400
-"""Elements between ``2^-400`` and ``2^400`` have products, and sums of squares, that float64 holds."""
+Chain = list[Link[Problems, Members]]
+
+SVD = "svd fp64"
 
 
-def solve_alone(a: torch.Tensor, b: torch.Tensor, before: Members, options: Options) -> Found:
-    """One problem through the chain.
+def chain_together(count: int, m: int, n: int, options: Options) -> Chain:
+    """What is tried for all of ``count`` problems together, each step one launch; nothing for large ones.
 
-    Parameters
-    ----------
-    a : Tensor, shape (1, m, n)
-    b : Tensor, shape (1, m, k)
-    before : Members
-        Of one problem: nothing yet.
-    options : Options
+    Forward errors of weighted, damped and wide problems are refined so whatever their size.
     """
-    best, guard = Found(before), MemoryGuard(a.device)
-    if options.algorithm != "svd":
-        _try_links(a[0], b[0], best, options, guard)
-    if options.algorithm in (None, "svd") and not bool(best.members.accepted):
-        with guard.attempt(LABEL):
-            last = solve_by_svd(a, b, best.members, options)
-            best.members, best.method, best.history = last.members, last.method, ()
-            best.attempts += last.attempts
-    best.attempts[:0] = [Attempt("out of memory", False, shortage) for shortage in guard.shortages]
-    if math.isnan(float(best.members.backward_error)):
-        guard.raise_if_short()
-        raise ArithmeticError(f"no attempt gave a solution: {best.attempts[-1].reason}")
-    return best
+    tuning, rows = options.engine.tuning, options.rows(m, n)
+    few = rows * n <= tuning.batched_elements and count > 1
+    small = max(rows, n) * min(rows, n) ** 2 <= tuning.together
+    exotic = options.is_wide(m, n) or options.damp or options.weights is not None
+    if options.named or not (few or small or (options.forward and exotic)):
+        return []
+    return [_link(f"{name} + seminormal", solve_together, factor=FACTORS[name]) for name in tuning.small_r]
 
 
-def _try_links(a: torch.Tensor, b: torch.Tensor, best: Found, options: Options, guard: MemoryGuard) -> None:
-    """Links until one is accepted; keeps the best solution."""
-    problem = _prepare(a.double(), b.double(), options)
-    bound = lstsq_bound(options.target, min(problem.operator.shape))
-    merit: tuple[bool, bool, float] | None = None
-    for outcome in _links(problem, bound, guard):
-        if outcome.refined is None:
-            best.attempts.append(Attempt(outcome.label, False, outcome.doubt))
-            continue
-        members = _members(problem, outcome, bound)
-        error, accepted = float(outcome.refined.measures.backward_error.max()), bool(members.accepted)
-        best.attempts.append(Attempt(outcome.label, accepted, _reason(outcome, members, error, bound)))
-        best.iterations += outcome.refined.iterations
-        # Of rejected answers, those without doubt about their rank come first, then the smaller error.
-        found = (not accepted, bool(outcome.doubt), error if math.isfinite(error) else math.inf)
-        if merit is None or found < merit:
-            merit = found
-            best.members, best.method = members, outcome.label
-            best.history = tuple(outcome.refined.history)
-        if accepted:
-            break
+def chain_after_together() -> Chain:
+    """What is tried for one problem that was not solved together."""
+    return [_link(SVD, by_svd, improves=True)]
 
 
-def _prepare(a: torch.Tensor, b: torch.Tensor, options: Options) -> Problem:
-    """Problems with numbers near the ends of the range are scaled first, in a copy."""
-    sizes = [options.engine.column_max(a)]
-    if options.weights is not None:
-        sizes.append(options.weights.abs())
-    exponents = [int(binary_exponents(size).abs().amax()) for size in sizes]
-    # Weights multiply, and so exponents add up.
-    if sum(exponents) + abs(math.frexp(options.damp)[1]) <= SAFE_EXPONENT:
-        return Problem.of(a, b, options)
-    scaled = ScaledProblems.of(a[None], b[None], options.weights, options.damp)
-    units = scaled.units if scaled.wide else scaled.columns
-    shifts = scaled.columns - units
-    low = None if scaled.a_low is None else shift(scaled.a_low, shifts)[0]
-    b_low = None if scaled.b_low is None else scaled.b_low[0]
-    found = Units(-units.mT[0], scaled.b_columns[0], low, b_low)
-    return Problem.of(shift(scaled.a, shifts)[0], scaled.b[0], options, found)
-
-
-def _links(problem: Problem, bound: float, guard: MemoryGuard) -> Iterator[Outcome]:
-    """Attempts, cheapest first, each computed when it is asked for."""
-    options = problem.options
+def chain_alone(m: int, n: int, options: Options) -> Chain:
+    """What is tried for one problem, where the chain above has nothing for it."""
     algorithm = options.algorithm
     if algorithm in ("direct", "normal"):
-        with guard.attempt(algorithm):
-            yield unrefined(problem, algorithm)
-        return
-    inner: InnerSolver = lsqr if algorithm == "lsqr" else cgls
-    name = "craig" if problem.wide else "lsqr" if inner is lsqr else "cgls"
-    if algorithm != "householder":
-        ways = preconditioners(problem.scales.numel(), options)
-        for way in ways:
-            method, compute = way
-            last = algorithm is not None or way == ways[-1]
-            limit = None if last else LIMITS.get(way)
-            label = f"{method} {compute} + {name}"
-            with guard.attempt(label):
-                try:
-                    preconditioner = problem.preconditioner(method, compute, limit)
-                except GivenUp as given_up:
-                    yield Outcome(label, None, problem.rank, str(given_up))
-                    continue
-                yield preconditioned(problem, label, preconditioner, bound, inner, limit=limit)
-                del preconditioner
-            if algorithm is not None:
-                return
-    label = f"householder fp64 + {name}"
-    with guard.attempt(label):
-        yield preconditioned(problem, label, problem.householder(), bound, inner)
+        compute = options.compute or "fp32"
+        return [_link(f"{algorithm} {compute}", links.unrefined, algorithm=algorithm, compute=compute)]
+    if algorithm == "svd":
+        return chain_after_together()
+    wide, inner = options.is_wide(m, n), lsqr if algorithm == "lsqr" else cgls
+    name = "craig" if wide else "lsqr" if algorithm == "lsqr" else "cgls"
+    householder = _link(f"householder fp64 + {name}", links.by_householder, inner=inner)
+    if algorithm == "householder":
+        return [householder]
+    fast = _with_fast_r(m if wide else n, options, inner, name)
+    return fast[:1] if algorithm is not None else [*fast, householder, *chain_after_together()]
+
+
+def _with_fast_r(n: int, options: Options, inner: InnerSolver, name: str) -> Chain:
+    """Those whose R has n columns; all but the last may give it up early."""
+    ways = preconditioners(n, options)
+    tried = []
+    for method, compute in ways:
+        last = options.algorithm is not None or (method, compute) == ways[-1]
+        limit = None if last else LIMITS.get((method, compute))
+        answer = partial(links.by_fast_r, method=method, compute=compute, inner=inner, limit=limit)
+        tried.append(_link(f"{method} {compute} + {name}", answer))
+    return tried
+
+
+def _link(
+    label: str, answer: Callable[..., Answer[Members]], *, improves: bool = False, **given: Any
+) -> Link[Problems, Members]:
+    return Link(label, partial(answer, label=label, **given), improves=improves)
 
 
 def preconditioners(n: int, options: Options) -> list[tuple[str, str]]:
@@ -153,37 +101,61 @@ def preconditioners(n: int, options: Options) -> list[tuple[str, str]]:
     return [*links, ("rgsqrf", FP16_COR), *better]
 
 
-def _members(problem: Problem, outcome: Outcome, bound: float) -> Members:
-    """The solution of one problem in the user's units, with its evidence."""
-    refined, options = outcome.refined, problem.options
-    assert refined is not None
-    x = problem.unscale(refined.x).to(options.dtype).double()
-    rounding = over(outcome.size(problem.rescale(x) - refined.x), outcome.size(refined.x))
-    forward_error = INEXACT * (outcome.forward_error(problem) + rounding)
-    measures = refined.measures
-    good = (measures.backward_error.amax() <= bound) & (forward_error <= SURE).all()
-    residual_norm = refined.residual_norm
-    if options.dtype != torch.float64:  # x is not what was refined
-        residual_norm = problem.residual_norm(problem.rescale(x))
-    shorter = no_longer(residual_norm, torch.linalg.vector_norm(problem.b, dim=0), problem.operator.shape)
-    accepted = good & shorter.all() & (outcome.doubt == "")
-    return Members(
-        x=x[None],
-        residual_norm=problem.unscale_residual(residual_norm)[None],
-        forward_error=forward_error[None],
-        backward_error=(measures.backward_error + rounding).amax()[None],
-        optimality=measures.optimality.amax()[None],
-        condition=forward_error.new_tensor([outcome.condition]),
-        rank=torch.tensor([outcome.rank], device=x.device),
-        accepted=accepted[None],
-    )
+@dataclass(frozen=True)
+class LeastSquaresJudge:
+    """Solutions are accepted by backward error, forward error, residual, and a rank without doubt.
 
+    Attributes
+    ----------
+    bound : float
+        Largest backward error.
+    together : bool
+        Whether problems were solved together.
+    """
 
-def _reason(outcome: Outcome, members: Members, error: float, bound: float) -> str:
-    assert outcome.refined is not None
-    parts = [
-        f"backward error {error:.1e} (bound {bound:.1e})",
-        f"forward error {float(members.forward_error.max()):.1e}",
-        f"{outcome.refined.iterations} iterations",
-    ]
-    return "; ".join(filter(None, (", ".join(parts), outcome.doubt)))
+    bound: float
+    together: bool
+
+    @classmethod
+    def of(cls, m: int, n: int, options: Options, *, together: bool) -> LeastSquaresJudge:
+        """That for problems of one shape."""
+        rows = m if together else options.rows(m, n)
+        return cls(lstsq_bound(options.target, min(rows, n)), together)
+
+    def measure(self, problems: Problems, answer: Answer[Members]) -> torch.Tensor:
+        """What :attr:`Members.names` says, for each problem."""
+        return answer.values.measured()
+
+    def verdict(self, answer: Answer[Members], numbers: np.ndarray) -> Verdict:
+        """Of solutions whose backward error is small enough the one with the most digits is best.
+
+        The SVD improves what was found before, and has the last word.
+        """
+        of = dict(zip(Members.names, numbers, strict=True))
+        accepted = (of["accepted"] > 0) & (not answer.doubt)
+        superseded = np.full_like(of["accepted"], answer.label != SVD)
+        error = np.maximum(of["refined_error"], self.bound)
+        demerit = np.stack([~accepted, superseded, error, of["forward_error"]])
+        demerit = np.nan_to_num(demerit, nan=np.inf, posinf=np.inf)
+        reason = self._of_batch(of, accepted) if self.together else self._of_one(of, answer)
+        return Verdict(accepted, demerit, reason)
+
+    def _of_batch(self, of: dict[str, np.ndarray], accepted: np.ndarray) -> str:
+        error, count = of["backward_error"], len(accepted)
+        missed, doubtful = count - int(accepted.sum()), int((error[~accepted] <= self.bound).sum())
+        return (
+            f"{missed} of {count} problems rejected, {doubtful} for doubts about their rank or digits; "
+            f"the worst: backward error {error.max():.1e} (bound {self.bound:.1e}), "
+            f"forward error {of['forward_error'].max():.1e}"
+        )
+
+    def _of_one(self, of: dict[str, np.ndarray], answer: Answer[Members]) -> str:
+        forward = f"forward error {of['forward_error'][0]:.1e}"
+        if answer.label == SVD:
+            error, rank, condition = (of[name][0] for name in ("backward_error", "rank", "condition"))
+            known = f"{forward}, rank {rank:.0f}, condition number {condition:.1e}"
+            doubt = f", {answer.doubt}" if answer.doubt else ""
+        else:
+            error, known = of["refined_error"][0], f"{forward}, {answer.iterations} iterations"
+            doubt = f"; {answer.doubt}" if answer.doubt else ""
+        return f"backward error {error:.1e} (bound {self.bound:.1e}), {known}{doubt}"

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from neula.certificates.bounds import lstsq_bound, target_format
-from neula.certificates.forward_error import SURE, digits_of
 from neula.engines import Arithmetic, Engine, format_of, select_engine
 from neula.errors import unknown_name
 from neula.kernels.precision import plain_arithmetic
+from neula.pipeline.chain import Run
 from neula.pipeline.compilation import eager
 from neula.pipeline.gradients import attach_solution, stacked_problem
-from neula.pipeline.inputs import Taken, check_finite, finite_members, gradient_wanted, refuse_gradient, take
+from neula.pipeline.inputs import check_finite, gradient_wanted, refuse_gradient, take
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, LstsqResult, report_missed
 from neula.pipeline.shapes import System, broadcast_system
-from neula.pipeline.solutions import does_not_fit
-from neula.problems.least_squares.chain import solve_alone
-from neula.problems.least_squares.minimum_norm import solve_by_svd
-from neula.problems.least_squares.problem import Found, Members, Options
-from neula.problems.least_squares.scaled import gradient_is_zero, gradient_vanishes, weighted_norms
-from neula.problems.least_squares.together import links, rows, solve_together
+from neula.pipeline.solutions import Report, attached, does_not_fit, numbers_of, unsure
+from neula.problems.least_squares.prepared import Problems
+from neula.problems.least_squares.problem import Members, Options
+from neula.problems.least_squares.run import solve_problems, with_exact_zeros
 from neula.problems.orthogonal.qr import qr
 
 ALGORITHMS = ("cgls", "lsqr", "direct", "normal", "householder", "svd")
@@ -185,28 +182,34 @@ def lstsq(
         progress=progress,
     )
     matrices, columns = shapes.matrices.to(chosen.device), shapes.columns.to(chosen.device)
+    is_batch = bool(shapes.batch)
     with plain_arithmetic(chosen.device):
         spoilt = _spoilt(shapes, columns)
         if spoilt is not None:  # a column that is worked on with others would spoil them
             columns = columns.masked_fill(shapes.for_columns(spoilt)[:, None], 0.0)
-        found = _solve(matrices, columns, options, is_batch=bool(shapes.batch))
-        found = _with_exact_zeros(matrices, columns, found, options)
+        problems = Problems(matrices, columns, options)
+        run = with_exact_zeros(solve_problems(problems, is_batch=is_batch), problems)
     if spoilt is not None:
-        _put_nan(found, spoilt, shapes)
-    result = _collect(found, a, shapes, options, spoilt)
+        _put_nan(run, spoilt, shapes)
+    report = Report(a, shapes, options, spoilt)
+    result = _collect(run, report)
     if not result.converged:
         if strict:
             check_finite(a.tensor, a.tensor, "A")
             check_finite(rhs.tensor, rhs.tensor, "b")
         report_missed(
             f"least squares is not certified to {result.accuracy} accuracy",
-            _why(result, found, is_batch=bool(shapes.batch)),
+            _why(result, run, is_batch=is_batch),
             result,
-            (~_accepted(found, shapes, spoilt)).nonzero().tolist(),
+            report.missed(run),
             strict=strict,
-            unsure=bool(found.members.unsure.any()),
+            unsure=unsure(run),
         )
-    return _differentiable(result, a, rhs, w, options, shapes) if differentiable else result
+    if not differentiable:
+        return result
+    return attached(
+        result, a, rhs, shapes, partial(_attach, None if w is None else w.graph, options, result.ranks)
+    )
 
 
 def _spoilt(shapes: System, columns: torch.Tensor) -> torch.Tensor | None:
@@ -217,20 +220,15 @@ def _spoilt(shapes: System, columns: torch.Tensor) -> torch.Tensor | None:
     return spoilt if bool(spoilt.any()) else None
 
 
-def _put_nan(found: Found, spoilt: torch.Tensor, shapes: System) -> None:
+def _put_nan(run: Run[Members], spoilt: torch.Tensor, shapes: System) -> None:
     """Say that nothing is known of right-hand sides with NaN or Inf."""
-    columns = shapes.for_columns(spoilt)
-    for known in (found.members.forward_error, found.members.residual_norm):
+    values, columns = run.found, shapes.for_columns(spoilt)
+    for known in (values.forward_error, values.residual_norm):
         known.masked_fill_(columns, math.nan)
-    found.members.x.masked_fill_(columns[:, None], math.nan)
+    values.x.masked_fill_(columns[:, None], math.nan)
+    numbers_of(run)["forward_error"][spoilt.any(1).cpu().numpy()] = np.nan
     reason = f"{int(spoilt.sum())} of {spoilt.numel()} problems hold NaN or Inf"
-    found.attempts.append(Attempt("none", False, reason))
-
-
-def _accepted(found: Found, shapes: System, spoilt: torch.Tensor | None) -> torch.Tensor:
-    """Which problems of the batch are solved, shape (*batch,)."""
-    accepted = shapes.of_members(found.members.accepted)
-    return accepted if spoilt is None else accepted & ~shapes.of_copies(spoilt)
+    run.attempts.append(Attempt("none", False, reason))
 
 
 def _check_names(algorithm: str | None, certify: str, max_iterations: int, rcond: float | None) -> None:
@@ -244,141 +242,16 @@ def _check_names(algorithm: str | None, certify: str, max_iterations: int, rcond
         raise ValueError(f"rcond must be at least 0 and below 1, got {rcond}")
 
 
-def _solve(a: torch.Tensor, b: torch.Tensor, options: Options, *, is_batch: bool) -> Found:
-    """Links for all that are left together where problems are small, then each alone."""
-    found = Found(Members.missing(len(a), a.shape[2], b.shape[2], a.device))
-    if a.numel() == 0:
-        return _empty(a, b, found, options, is_batch=is_batch)
-    if b.numel() == 0:
-        return _without_right_hand_sides(a, b, options, is_batch=is_batch)
-    together = _go_together(a, options)
-    if not is_batch:
-        if together:  # alone, it is looked at there
-            check_finite(a[0], options.engine.column_max(a[0]), "A")
-        check_finite(b[0].squeeze(-1), options.engine.column_max(b[0]), "b")
-    left = torch.arange(len(a), device=a.device)
-    for link in links(options) if together else ():
-        left = solve_together(a, b, left, link, found, options)
-        if len(left) == 0:
-            return _without_vanished(a, b, found, options)
-    finite = finite_members(a[left]) & finite_members(b[left]) if is_batch else torch.ones_like(left).bool()
-    _solve_each(a, b, left[finite], solve_by_svd if together else solve_alone, found, options)
-    if not bool(finite.all()):
-        unusable = left[~finite]
-        found.members.put(unusable, Members.missing(len(unusable), a.shape[2], b.shape[2], a.device))
-        reason = f"{len(unusable)} of {len(a)} problems hold NaN or Inf"
-        found.attempts.append(Attempt("none", False, reason))
-    return _without_vanished(a, b, found, options)
-
-
-def _without_vanished(a: torch.Tensor, b: torch.Tensor, found: Found, options: Options) -> Found:
-    """Solutions of zero are exact where the gradient is zero; elsewhere they have underflowed."""
-    members = found.members
-    zero = ~members.x.any(1) & (members.forward_error == 0)
-    places = zero.any(1).nonzero()[:, 0]
-    if len(places):
-        vanished = zero[places] & ~gradient_vanishes(a[places], b[places], options.weights)
-        members.forward_error[places] = members.forward_error[places].masked_fill(vanished, math.inf)
-        members.accepted[places] &= ~vanished.any(1)
-    return found
-
-
-def _with_exact_zeros(a: torch.Tensor, b: torch.Tensor, found: Found, options: Options) -> Found:
-    """Where b is orthogonal to the columns of A, x = 0 is exact, and no relative error of another x is small.
-
-    Such right-hand sides look like unsure ones. The others of the same matrix are solved again without them.
-    """
-    members = found.members
-    doubtful = ~(members.forward_error <= SURE) & ~members.accepted[:, None]
-    places = doubtful.any(1).nonzero()[:, 0]
-    if len(places) == 0:
-        return found
-    zero = doubtful[places] & gradient_is_zero(a[places], b[places], options.weights)
-    places, zero = places[zero.any(1)], zero[zero.any(1)]
-    if len(places) == 0:
-        return found
-    rest = b[places].masked_fill(zero[:, None, :], 0.0)
-    again = _solve(a[places], rest, options, is_batch=True)
-    norms = torch.where(zero, weighted_norms(b[places], options.weights), again.members.residual_norm)
-    members.put(places, replace(again.members, residual_norm=norms))
-    found.attempts += again.attempts
-    found.iterations += again.iterations
-    found.method = again.method
-    return found
-
-
-def _solve_each(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    places: torch.Tensor,
-    alone: Callable[[torch.Tensor, torch.Tensor, Members, Options], Found],
-    found: Found,
-    options: Options,
-) -> None:
-    """One problem after the other; the attempts are those of the worst."""
-    worst: tuple[tuple[bool, float], Found] | None = None
-    for place in places.tolist():
-        where = places.new_tensor([place])
-        alone_at = slice(place, place + 1)  # an index would copy A
-        one = alone(a[alone_at], b[alone_at], found.members.at(where), options)
-        found.members.put(where, one.members)
-        found.iterations += one.iterations
-        merit = (not bool(one.members.accepted), float(one.members.forward_error.amax()))
-        if worst is None or merit > worst[0]:
-            worst = (merit, one)
-    if worst is not None:
-        found.attempts += worst[1].attempts
-        found.method, found.history = worst[1].method, worst[1].history
-
-
-def _go_together(a: torch.Tensor, options: Options) -> bool:
-    """Whether each step is to be one launch for all problems: small matrices, nothing named.
-
-    Forward errors of weighted, damped and wide problems are refined so whatever their size.
-    """
-    if options.named:
-        return False
-    m, n = rows(a, options), a.shape[2]
-    wide = m < n
-    exotic = wide or options.damp or options.weights is not None
-    tuning = options.engine.tuning
-    few = m * n <= tuning.batched_elements and len(a) > 1
-    return few or max(m, n) * min(m, n) ** 2 <= tuning.together or bool(options.forward and exotic)
-
-
-def _empty(a: torch.Tensor, b: torch.Tensor, found: Found, options: Options, *, is_batch: bool) -> Found:
-    """No rows, no columns or no matrices: without columns b is the residual."""
-    found.as_empty(a)
-    if options.damp:
-        found.members.rank.fill_(a.shape[2])
-    if b.numel() > 0 and a.shape[2] == 0:
-        if not is_batch:
-            check_finite(b[0].squeeze(-1), options.engine.column_max(b[0]), "b")
-        found.members.residual_norm.copy_(weighted_norms(b, options.weights))
-    return found
-
-
-def _without_right_hand_sides(a: torch.Tensor, b: torch.Tensor, options: Options, *, is_batch: bool) -> Found:
-    """Nothing is asked for but what A is like: its rank and condition, as NumPy gives them, too."""
-    found = _solve(a, b.new_zeros(*b.shape[:2], 1), options, is_batch=is_batch)
-    x, residual_norm, forward_error = (
-        y[..., :0] for y in (found.members.x, found.members.residual_norm, found.members.forward_error)
-    )
-    found.members = replace(found.members, x=x, residual_norm=residual_norm, forward_error=forward_error)
-    return found
-
-
-def _why(result: LstsqResult, found: Found, *, is_batch: bool) -> str:
+def _why(result: LstsqResult, run: Run[Members], *, is_batch: bool) -> str:
     accurate = result.backward_error <= result.tolerance
-    unsure = bool(found.members.unsure.any())
-    if is_batch or (accurate and not unsure):  # the rank is in doubt
-        return found.attempts[-1].reason
+    if is_batch or (accurate and not unsure(run)):  # the rank is in doubt
+        return run.attempts[-1].reason
     if accurate:
         return (
             f"A is ill-conditioned, no digit of x is sure: condition number {result.condition:.1e}, "
-            f"forward error {result.forward_error:.1e} ({found.method})"
+            f"forward error {result.forward_error:.1e} ({run.label})"
         )
-    return f"backward error {result.backward_error:.1e}, asked for {result.tolerance:.1e} ({found.method})"
+    return f"backward error {result.backward_error:.1e}, asked for {result.tolerance:.1e} ({run.label})"
 
 
 def _default_rcond(a: torch.Tensor) -> float:
@@ -401,74 +274,35 @@ def _check_weights(w: torch.Tensor, m: int) -> torch.Tensor:
     return w.double()
 
 
-def _collect(
-    found: Found, a: Taken, shapes: System, options: Options, spoilt: torch.Tensor | None
-) -> LstsqResult:
+def _collect(run: Run[Members], report: Report) -> LstsqResult:
     """One result for the batch: the worst of its members speaks for all."""
-    members = found.members
-    if bool(members.x.isinf().any()):
+    values, of, options = run.found, numbers_of(run), report.options
+    if np.isinf(of["largest"]).any():
         raise does_not_fit(options.dtype)
-    error, optimality, rank = 0.0, 0.0, min(a.tensor.shape[-2:])
-    condition, forward_error = 1.0, 0.0
-    if len(members.rank) > 0:
-        worst = members.worst
-        error, optimality = float(members.backward_error[worst]), float(members.optimality[worst])
-        usable = ~members.backward_error.isnan()
-        rank = min(members.rank[usable].tolist(), default=0)
-        condition = float(members.condition.amax())
-        forward_error = float(members.forward_error.amax()) if members.forward_error.numel() else 0.0
-    if spoilt is not None:
-        error = optimality = condition = math.nan
-    norms = shapes.of_columns(members.residual_norm).flatten().tolist()
-
-    def of_members(x: torch.Tensor, missing: float = math.nan) -> Any:
-        known = shapes.of_members(x)
-        if spoilt is not None:
-            known = known.masked_fill(shapes.of_copies(spoilt), missing)
-        return a.give_back(known.contiguous(), x.dtype)
-
+    m, n = report.a.tensor.shape[-2:]
+    ranks = of["rank"][~np.isnan(of["backward_error"])]
+    norms = report.shapes.of_columns(values.residual_norm).flatten().tolist()
     return LstsqResult(
-        x=a.give_back(shapes.solutions(members.x), options.dtype),
-        converged=spoilt is None and bool(members.accepted.all()),
-        iterations=found.iterations,
-        backward_error=error,
-        optimality=optimality,
-        tolerance=lstsq_bound(options.target, max(1, min(a.tensor.shape[-2:]))),
+        **report.common(run),
+        optimality=report.worst(run).get("optimality", 0.0),
+        tolerance=lstsq_bound(options.target, max(1, min(m, n))),
         residual_norm=norms[0] if len(norms) == 1 else norms,
-        rank=rank,
-        condition=condition,
-        forward_error=forward_error,
-        digits=digits_of(forward_error),
-        history=found.history,
-        factorization=found.method,
-        attempts=tuple(found.attempts),
-        engine=str(options.engine),
-        accuracy=options.target.name,
-        accepted=of_members(members.accepted, False),
-        backward_errors=of_members(members.backward_error),
-        ranks=of_members(members.rank, 0),
-        conditions=of_members(members.condition),
-        forward_errors=a.give_back(shapes.of_columns(members.forward_error), torch.float64),
+        rank=int(min(ranks, default=0)) if len(run.accepted) else min(m, n),
+        factorization=run.label,
+        ranks=report.of_members(values.rank, 0),
     )
 
 
-def _differentiable(
-    result: LstsqResult, a: Taken, b: Taken, weights: Taken | None, options: Options, shapes: System
-) -> LstsqResult:
-    """The same result, its x attached to the graph of A, b and weights."""
-    x, columns = result.x, b.graph.to(result.x.device)
-    if shapes.is_vector:
-        x, columns = x.unsqueeze(-1), columns.unsqueeze(-1)
-    matrices = a.graph.expand(*shapes.batch, *a.graph.shape[-2:])
-    columns = columns.expand(*shapes.batch, *columns.shape[-2:])
-    if x.numel() == 0 or matrices.numel() == 0:
-        return replace(result, x=_zero_of(result.x, a.graph, b.graph))
-    system = stacked_problem(matrices, columns, None if weights is None else weights.graph, options.damp)
+def _attach(
+    weights: torch.Tensor | None,
+    options: Options,
+    ranks: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    x: torch.Tensor,
+) -> torch.Tensor:
+    """The solution attached to the graph of A, b and weights."""
+    if x.numel() == 0 or a.numel() == 0:  # it does not depend on the numbers
+        return x + 0 * a.sum() + 0 * b.sum()
     factorize = partial(qr, accuracy="fp64", engine=options.engine)
-    x = attach_solution(*system, x, ranks=result.ranks, factorize=factorize)
-    return replace(result, x=x.squeeze(-1) if shapes.is_vector else x)
-
-
-def _zero_of(x: torch.Tensor, *operands: torch.Tensor) -> torch.Tensor:
-    """An x that does not depend on the numbers, attached to the graph of what it was made from."""
-    return x + sum(0 * operand.sum() for operand in operands)
+    return attach_solution(*stacked_problem(a, b, weights, options.damp), x, ranks=ranks, factorize=factorize)

@@ -12,37 +12,29 @@ from neula.algorithms.spectra.rank_revealing import Deficient, MinimumNorm, mini
 from neula.certificates.backward_error import Scale, norms_of, over
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE
+from neula.pipeline.chain import Answer
 from neula.pipeline.progress import stage
-from neula.pipeline.result import Attempt
-from neula.problems.least_squares.problem import Found, Members, Options, no_longer
+from neula.problems.least_squares.prepared import Problems
+from neula.problems.least_squares.problem import Members, Options, no_longer
 from neula.problems.least_squares.scaled import ScaledProblems
 
-LABEL = "svd fp64"
 
-
-def solve_by_svd(a: torch.Tensor, b: torch.Tensor, before: Members, options: Options) -> Found:
-    """The minimum-norm solution of one problem, unless the one that was found before has more digits.
-
-    Parameters
-    ----------
-    a : Tensor, shape (1, m, n)
-    b : Tensor, shape (1, m, k)
-    before : Members
-        Of one problem.
-    options : Options
-    """
+def by_svd(problems: Problems, before: Answer[Members] | None, *, label: str) -> Answer[Members]:
+    """The minimum-norm solution of one problem, unless the best that was found before has more digits."""
+    a, b, options = problems.a, problems.b, problems.options
+    vars(problems).pop("prepared", None)  # which may be a copy
     report = stage(options.progress, "SVD in fp64")
     members, solution, b_norm = _solved(a, b, options)
-    full_rank = a.shape[2] if options.damp else min(a.shape[1:])
+    full_rank = min(options.rows(*a.shape[1:]), a.shape[2])
     report(1.0)
     # Refinement with residuals in double double has more digits where the rank is full after all.
-    keeps = solution.rank == full_rank and not solution.doubt
-    if keeps and bool((before.forward_error < members.forward_error).all()):
+    known = None if before is None or solution.rank < full_rank or solution.doubt else before.values
+    if known is not None and bool((known.forward_error < members.forward_error).all()):
         bound = lstsq_bound(options.target, min(a.shape[1:]))
-        good = (before.backward_error <= bound) & (before.forward_error <= SURE).all(1)
-        good &= no_longer(before.residual_norm, b_norm, a.shape).all(1)
-        members = replace(before, rank=members.rank, accepted=good)
-    return Found(members, [_attempt(members, solution, a, options)], LABEL)
+        good = (known.backward_error <= bound) & (known.forward_error <= SURE).all(1)
+        good &= no_longer(known.residual_norm, b_norm, a.shape).all(1)
+        members = replace(known, rank=members.rank, accepted=good)
+    return Answer(members, label, solution.doubt)
 
 
 def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members, MinimumNorm, torch.Tensor]:
@@ -83,6 +75,7 @@ def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members
         residual_norm=problems.residual_norm(r_norm),
         forward_error=forward_error,
         backward_error=backward_error,
+        refined_error=measures.backward_error.amax()[None],
         optimality=measures.optimality.amax()[None],
         condition=torch.full_like(backward_error, solution.condition),
         rank=torch.full_like(backward_error, solution.rank, dtype=torch.int64),
@@ -93,15 +86,3 @@ def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members
 
 def _at_most_one(sizes: torch.Tensor) -> torch.Tensor:
     return sizes * 2.0 ** -math.ceil(math.log2(max(1.0, float(sizes.max()))))
-
-
-def _attempt(members: Members, solution: MinimumNorm, a: torch.Tensor, options: Options) -> Attempt:
-    bound = lstsq_bound(options.target, min(a.shape[1:]))
-    parts = [
-        f"backward error {float(members.backward_error):.1e} (bound {bound:.1e})",
-        f"forward error {float(members.forward_error.max()):.1e}",
-        f"rank {solution.rank}",
-        f"condition number {float(members.condition):.1e}",
-        solution.doubt,
-    ]
-    return Attempt(LABEL, bool(members.accepted), ", ".join(filter(None, parts)))

@@ -2,52 +2,41 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
-from neula.engines import FP64, Engine, Format
+from neula.engines import FP64
 from neula.pipeline import solutions
-from neula.pipeline.progress import Progress
 from neula.pipeline.solutions import Solutions
 
 
-@dataclass(frozen=True)
-class Options:
+@dataclass(frozen=True, kw_only=True)
+class Options(solutions.Options):
     """What is asked for.
 
     Attributes
     ----------
-    dtype : torch.dtype
-        Of x as it is given back.
-    forward : bool
-        Whether to refine until the forward error is that of the accuracy.
+    algorithm : str or None
+    compute : str or None
+        Arithmetic of R, where it is named.
+    damp : float
+    weights : Tensor, shape (m,), or None
+    rcond : float
     """
 
-    engine: Engine
-    target: Format
-    dtype: torch.dtype
     algorithm: str | None
     compute: str | None
     damp: float
     weights: torch.Tensor | None
     rcond: float
-    max_iterations: int
-    forward: bool
-    progress: Progress | None
 
     @property
     def looks(self) -> bool:
         """Whether to look after each step of a batch if all are done: a GPU would have to be waited for."""
         return self.engine.device.type != "cuda"
-
-    @property
-    def digits(self) -> float:
-        """Forward error of a solution that was refined to the end, before it is rounded."""
-        # Digits beyond those of a narrower dtype would be rounded away.
-        return self.target.u / (2 if self.target is FP64 else 16)
 
     def certain_rcond(self, shape: Sequence[int]) -> float:
         """What singular values must exceed for a rank to be certain: rounding errors look like small ones."""
@@ -57,6 +46,14 @@ class Options:
     def named(self) -> bool:
         """Whether there is one variant to compute, and no chain."""
         return self.algorithm is not None or self.compute is not None
+
+    def is_wide(self, m: int, n: int) -> bool:
+        """Whether a solution of minimum norm is asked for: fewer rows than columns, no damping."""
+        return m < n and not self.damp
+
+    def rows(self, m: int, n: int) -> int:
+        """Rows of a matrix, damping stacked below it."""
+        return m + n if self.damp else m
 
 
 def no_longer(residual: torch.Tensor, b: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
@@ -80,29 +77,15 @@ class Members(Solutions):
     optimality: torch.Tensor
     rank: torch.Tensor
 
-    @classmethod
-    def missing(cls, count: int, n: int, k: int, device: torch.device) -> Members:
-        """Solutions that are not known yet, or do not exist."""
-
-        def nan(*shape: int) -> torch.Tensor:
-            return torch.full((count, *shape), math.nan, dtype=torch.float64, device=device)
-
-        return cls(
-            x=nan(n, k),
-            forward_error=nan(k),
-            backward_error=nan(),
-            condition=nan(),
-            accepted=torch.zeros(count, dtype=torch.bool, device=device),
-            residual_norm=nan(k),
-            optimality=nan(),
-            rank=torch.zeros(count, dtype=torch.int64, device=device),
-        )
+    names: ClassVar[tuple[str, ...]] = (*Solutions.names, "optimality", "rank", "zero")
+    columns: ClassVar[tuple[str, ...]] = (*Solutions.columns, "residual_norm")
+    dtypes: ClassVar[dict[str, torch.dtype]] = {**Solutions.dtypes, "rank": torch.int64}
 
     @property
-    def unsure(self) -> torch.Tensor:
-        """Where no digit of x is sure: of those that hold neither NaN nor Inf, shape (batch,)."""
-        return super().unsure & ~self.backward_error.isnan()
+    def zeros(self) -> torch.Tensor:
+        """Where x is zero and said to be exact, shape (batch, k)."""
+        return ~self.x.any(1) & (self.forward_error == 0)
 
-
-Found = solutions.Found[Members]
-"""Solutions of least-squares problems so far, and how they were found."""
+    def numbers(self) -> list[torch.Tensor]:
+        """What is in :attr:`names`, shape (batch,) each."""
+        return [*super().numbers(), self.optimality, self.rank.double(), self.zeros.any(1).double()]

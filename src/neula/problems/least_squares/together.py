@@ -33,9 +33,10 @@ from neula.algorithms.scaling import shift
 from neula.certificates.backward_error import over
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE
+from neula.pipeline.chain import Answer
 from neula.pipeline.progress import stage
-from neula.pipeline.result import Attempt
-from neula.problems.least_squares.problem import Found, Members, Options, no_longer
+from neula.problems.least_squares.prepared import Problems
+from neula.problems.least_squares.problem import Members, Options, no_longer
 from neula.problems.least_squares.scaled import ScaledProblems
 
 ROUNDED_RANK = 4.0
@@ -43,14 +44,6 @@ ROUNDED_RANK = 4.0
 move singular values by less."""
 
 Factor = Callable[[torch.Tensor], torch.Tensor]
-
-
-@dataclass(frozen=True)
-class _Link:
-    """Where R comes from."""
-
-    label: str
-    factor: Factor
 
 
 FACTORS: dict[str, Factor] = {
@@ -61,82 +54,63 @@ FACTORS: dict[str, Factor] = {
 }
 
 
-def links(options: Options) -> list[_Link]:
-    """What is tried for a batch, cheapest first."""
-    return [_Link(f"{name} + seminormal", FACTORS[name]) for name in options.engine.tuning.small_r]
-
-
 def solve_together(
-    a: torch.Tensor, b: torch.Tensor, left: torch.Tensor, link: _Link, found: Found, options: Options
-) -> torch.Tensor:
-    """One link of the chain for the problems ``left``; returns those that were not accepted."""
-    report = stage(options.progress, link.label)
-    m, n = rows(a, options), a.shape[2]
-    size = min(len(left), max(1, options.engine.tuning.chunk_elements // (m * max(n, b.shape[2]))))
+    problems: Problems, before: Answer[Members] | None, *, label: str, factor: Factor
+) -> Answer[Members]:
+    """Some problems with R from one source, as many at a time as fill the machine."""
+    options, k = problems.options, problems.b.shape[2]
+    report = stage(options.progress, label)
+    m, n = problems.a.shape[1:]
+    size = max(1, options.engine.tuning.chunk_elements // (options.rows(m, n) * max(n, k)))
     weights = () if options.weights is None else (options.weights,)
     key = (
-        *(link.label, options.damp, options.rcond, options.max_iterations),
+        *(label, options.damp, options.rcond, options.max_iterations),
         *(options.target.name, options.dtype),
     )
+    steps: list[int] = []
 
     def refined(a: torch.Tensor, b: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return _refined(a, b, link.factor, replace(options, weights=weights[0] if weights else None))
+        members, taken = _refined(a, b, factor, replace(options, weights=weights[0] if weights else None))
+        steps.append(taken)
+        return members.tensors
 
-    steps = torch.zeros((), dtype=torch.int64, device=a.device)
-    for start in range(0, len(left), size):
-        where = left[start : start + size]
-        # Slices of what is whole: indices copy.
-        chunk = slice(start, start + size) if len(left) == len(a) else where
-        *parts, taken = options.engine.replay(refined, (a[chunk], b[chunk], *weights), key)
-        found.members.put(where, Members(*parts))
-        steps = torch.maximum(steps, taken)
-        report(min(1.0, (start + size) / len(left)))
-    found.attempts.append(_attempt(link.label, left, a, found, options))
-    found.method = link.label
-    found.iterations += int(steps)
-    return left[~found.members.accepted[left]]
+    parts: list[Members] = []
+    for a, b in problems.chunks(size):
+        parts.append(Members(*options.engine.replay(refined, (a, b, *weights), key)))
+        report(min(1.0, len(parts) * size / len(problems)))
+    # Where nobody looks at errors in between there are as many as may be; what is played back counts none.
+    return Answer(Members.joined(parts), label, iterations=max(steps) if options.looks else _most(options))
 
 
-def rows(a: torch.Tensor, options: Options) -> int:
-    """Rows of each matrix, damping stacked below it."""
-    return a.shape[1] + (a.shape[2] if options.damp else 0)
+def _most(options: Options) -> int:
+    """Corrections at most."""
+    return min(options.engine.tuning.blind_steps or MAX_STEPS, options.max_iterations)
 
 
-def _attempt(label: str, left: torch.Tensor, a: torch.Tensor, found: Found, options: Options) -> Attempt:
-    bound, errors = lstsq_bound(options.target, min(a.shape[-2:])), found.members.backward_error
-    missed = left[~found.members.accepted[left]]
-    doubtful = int((errors[missed] <= bound).sum())
-    reason = (
-        f"{len(missed)} of {len(left)} problems rejected, {doubtful} for doubts about their rank or digits"
-    )
-    worst = f"the worst: backward error {float(errors[left].max()):.1e} (bound {bound:.1e})"
-    forward = f"forward error {float(found.members.forward_error[left].max()):.1e}"
-    return Attempt(label, len(missed) == 0, f"{reason}; {worst}, {forward}")
-
-
-def _refined(a: torch.Tensor, b: torch.Tensor, factor: Factor, options: Options) -> tuple[torch.Tensor, ...]:
-    """Scale, factorize, refine and measure some problems: the tensors of :class:`Members`, and the steps."""
+def _refined(a: torch.Tensor, b: torch.Tensor, factor: Factor, options: Options) -> tuple[Members, int]:
+    """Scale, factorize, refine and measure some problems; how many corrections that took."""
     problems = ScaledProblems.of(a, b, options.weights, options.damp)
     solved = (_minimum_norm if problems.wide else _overdetermined)(problems, factor, options)
     found = solved.found
     bound = lstsq_bound(options.target, min(a.shape[-2:]))
+    refined_error = found.measures.backward_error.amax(1)
     backward_error = (found.measures.backward_error + solved.rounding).amax(1)
     forward_error = found.forward_error + solved.rounding
     shorter = no_longer(solved.residual_norm, solved.b_norm, a.shape)
     full_rank = solved.condition * options.certain_rcond(a.shape) * ROUNDED_RANK < 1
-    accepted = (found.measures.backward_error.amax(1) <= bound) & full_rank
+    accepted = (refined_error <= bound) & full_rank
     members = Members(
         x=solved.x,
         residual_norm=problems.residual_norm(solved.residual_norm),
         forward_error=forward_error,
         backward_error=backward_error,
+        refined_error=refined_error,
         optimality=found.measures.optimality.amax(1),
         condition=solved.condition,
         rank=torch.full_like(backward_error, min(problems.a.shape[1:]), dtype=torch.int64),
         accepted=accepted & ((forward_error <= SURE) & shorter).all(1),
     )
-    steps = torch.full((), found.steps, dtype=torch.int64, device=a.device)
-    return *members.tensors, steps
+    return members, found.steps
 
 
 @dataclass(frozen=True)
@@ -205,6 +179,6 @@ def _refine(system: System, b: torch.Tensor, options: Options) -> DoubledSolutio
         system,
         b,
         tolerance=options.digits,
-        max_steps=min(options.engine.tuning.blind_steps or MAX_STEPS, options.max_iterations),
+        max_steps=_most(options),
         look=options.looks,
     )

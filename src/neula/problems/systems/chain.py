@@ -93,26 +93,16 @@ class SystemsJudge:
         return cls(solve_bound(options.target, n), improves)
 
     def measure(self, problems: Systems | System, answer: Answer[Members]) -> torch.Tensor:
-        """What :data:`NUMBERS` says, for each system."""
-        members = answer.values
-        forward = members.forward_error.amax(1)
-        return torch.stack(
-            [
-                members.accepted.double(),
-                members.refined_error,
-                forward,
-                members.growth,
-                members.backward_error,
-                members.condition,
-            ]
-        )
+        """What :attr:`Members.names` says, for each system."""
+        return answer.values.measured()
 
     def verdict(self, answer: Answer[Members], numbers: np.ndarray) -> Verdict:
         """Of solutions whose residual is small enough the one with the most digits is best."""
-        good, error, forward, growth = numbers[:4]
-        accepted = (good > 0) & (not answer.doubt)
-        finite = np.nan_to_num(numbers, nan=np.inf, posinf=np.inf)
-        demerit = np.stack([~accepted, np.maximum(finite[1], self.bound), finite[2]]).astype(np.float64)
+        of = dict(zip(Members.names, numbers, strict=True))
+        error, forward, growth = of["refined_error"], of["forward_error"], of["growth"]
+        accepted = (of["accepted"] > 0) & (not answer.doubt)
+        demerit = np.stack([~accepted, np.maximum(error, self.bound), forward])
+        demerit = np.nan_to_num(demerit, nan=np.inf, posinf=np.inf)
         final = accepted if self.improves else accepted | (error <= self.bound)
         worst = int(np.lexsort(demerit[::-1])[-1])
         parts = [
@@ -126,7 +116,3 @@ class SystemsJudge:
         if count > 1:
             reason = f"{count - int(accepted.sum())} of {count} systems rejected; the worst: {reason}"
         return Verdict(accepted, demerit, reason, final)
-
-
-NUMBERS = ("accepted", "refined_error", "forward_error", "growth", "backward_error", "condition")
-"""What is measured of a solution; of several right-hand sides the worst counts."""

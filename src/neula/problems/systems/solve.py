@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,21 +10,25 @@ import numpy as np
 import torch
 
 from neula.certificates.bounds import solve_bound, target_format
-from neula.certificates.forward_error import SURE, digits_of
+from neula.certificates.forward_error import SURE
 from neula.engines import Engine, format_named, select_engine
 from neula.errors import unknown_name
 from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.chain import Run, Unanswered, run_chain, run_each
 from neula.pipeline.compilation import eager
 from neula.pipeline.gradients import attach_system
-from neula.pipeline.inputs import Taken, check_finite, gradient_wanted, take
+from neula.pipeline.inputs import check_finite, gradient_wanted, take
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import SolveResult, report_missed
-from neula.pipeline.shapes import System as Shapes
 from neula.pipeline.shapes import broadcast_system
-from neula.pipeline.solutions import does_not_fit, nothing_to_do
+from neula.pipeline.solutions import (
+    Report,
+    attached,
+    does_not_fit,
+    nothing_to_do,
+    numbers_of,
+)
 from neula.problems.systems.chain import (
-    NUMBERS,
     SystemsJudge,
     chain_after_together,
     chain_alone,
@@ -177,16 +180,19 @@ def solve(
     )
     matrices, columns = shapes.matrices.to(chosen.device), shapes.columns.to(chosen.device)
     if 0 in (matrices.numel(), columns.numel()):
-        result = _nothing(a, shapes, options)
+        zero = Members.full(0.0, len(matrices), columns.shape[1], columns.shape[2], chosen.device)
+        run = nothing_to_do(replace(zero, growth=zero.growth + 1), matrices)
     else:
         with plain_arithmetic(chosen.device):
-            result = _collect(_solve(matrices, columns, options, a.tensor, rhs.tensor), a, shapes, options)
+            run = _solve(matrices, columns, options, a.tensor, rhs.tensor)
+    report = Report(a, shapes, options)
+    result = _collect(run, report)
     if not result.converged:
         report_missed(
             f"the system is not certified to be solved to {result.accuracy} accuracy",
             _why(result),
             result,
-            np.argwhere(~np.asarray(torch.as_tensor(result.accepted).cpu())).tolist(),
+            report.missed(run),
             strict=strict,
             unsure=not result.forward_error <= SURE,
         )
@@ -201,7 +207,9 @@ def solve(
         max_iterations=max_iterations,
         strict=strict,
     )
-    return _differentiable(result, a, rhs, again, shapes)
+    return attached(
+        result, a, rhs, shapes, lambda A, B, x: attach_system(A, B, x, lambda a, b: again(a, b).x)
+    )
 
 
 def _check_names(assume_a: str, pivot: str | None, certify: str, max_iterations: int) -> None:
@@ -281,74 +289,14 @@ def _why(result: SolveResult) -> str:
     )
 
 
-def _collect(run: Run[Members], a: Taken, shapes: Shapes, options: Options) -> SolveResult:
+def _collect(run: Run[Members], report: Report) -> SolveResult:
     """One result for the batch: the worst of its members speaks for all."""
-    values = run.values
-    assert values is not None
-    if not bool(torch.isfinite(values.x).all()):
+    options = report.options
+    if not np.isfinite(numbers_of(run)["largest"]).all():
         raise does_not_fit(options.dtype)
-    of = dict(zip(NUMBERS, run.numbers, strict=True))
-    worst = run.worst(of["backward_error"])
-    forward_error = float(of["forward_error"].max())
-
-    def of_members(x: torch.Tensor) -> Any:
-        return a.give_back(shapes.of_members(x).contiguous(), x.dtype)
-
     return SolveResult(
-        x=a.give_back(shapes.solutions(values.x), options.dtype),
-        converged=bool(run.accepted.all()),
-        iterations=run.iterations,
-        backward_error=float(of["backward_error"][worst]),
-        tolerance=solve_bound(options.target, a.tensor.shape[-1]),
-        growth=float(of["growth"][worst]),
-        condition=float(of["condition"].max()),
-        forward_error=forward_error,
-        digits=digits_of(forward_error),
-        history=run.history,
+        **report.common(run),
+        tolerance=solve_bound(options.target, report.a.tensor.shape[-1]),
+        growth=report.worst(run).get("growth", 1.0),
         method=run.label,
-        attempts=tuple(run.attempts),
-        engine=str(options.engine),
-        accuracy=options.target.name,
-        accepted=of_members(torch.from_numpy(run.accepted).to(values.x.device)),
-        backward_errors=of_members(values.backward_error),
-        conditions=of_members(values.condition),
-        forward_errors=a.give_back(shapes.of_columns(values.forward_error), torch.float64),
     )
-
-
-def _nothing(a: Taken, shapes: Shapes, options: Options) -> SolveResult:
-    """The solution of no systems, or of systems without equations or right-hand sides."""
-    count, n, k = shapes.columns.shape
-    nothing = shapes.columns.new_zeros(count, n, k)
-    none = shapes.of_members(torch.zeros(count, dtype=torch.float64)).contiguous()
-    return SolveResult(
-        x=a.give_back(shapes.solutions(nothing), options.dtype),
-        converged=True,
-        iterations=0,
-        backward_error=0.0,
-        tolerance=solve_bound(options.target, n),
-        growth=1.0,
-        condition=1.0,
-        forward_error=0.0,
-        digits=digits_of(0.0),
-        attempts=(nothing_to_do(a.tensor, count),),
-        engine=str(options.engine),
-        accuracy=options.target.name,
-        accepted=a.give_back(none == 0, torch.bool),
-        backward_errors=a.give_back(none, none.dtype),
-        conditions=a.give_back(none + 1, none.dtype),
-        forward_errors=a.give_back(shapes.of_columns(none.new_zeros(count, k)), none.dtype),
-    )
-
-
-def _differentiable(
-    result: SolveResult, a: Taken, b: Taken, again: Callable[..., SolveResult], shapes: Shapes
-) -> SolveResult:
-    """The same result, its x attached to the graph of A and b."""
-    x, columns = result.x, b.graph.to(result.x.device)
-    if shapes.is_vector:
-        x, columns = x.unsqueeze(-1), columns.unsqueeze(-1)
-    matrices = a.graph.expand(*shapes.batch, *a.graph.shape[-2:])
-    columns = columns.expand(*shapes.batch, *columns.shape[-2:])
-    x = attach_system(matrices, columns, x, lambda a, b: again(a, b).x)
-    return replace(result, x=x.squeeze(-1) if shapes.is_vector else x)

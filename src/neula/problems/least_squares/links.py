@@ -1,4 +1,4 @@
-"""The papers' comparators: solvers that do not refine."""
+"""What can be tried for one least-squares problem beside the SVD: R, and iterations with it."""
 
 from __future__ import annotations
 
@@ -6,20 +6,50 @@ import math
 
 import torch
 
-from neula.algorithms.krylov.refinement import Refined
+from neula.algorithms.krylov.refinement import InnerSolver, Refined
 from neula.algorithms.orthogonal.direct import normal_equations, qr_solve
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.spectra.condition import solve_rt
 from neula.certificates.backward_error import Scale, norms_of
-from neula.problems.least_squares.preconditioned import ESTIMATED, Outcome, Preconditioner, Problem
+from neula.pipeline.chain import Answer, Declined
+from neula.problems.least_squares.preconditioner import Limit, Preconditioner, double_r, fast_r
+from neula.problems.least_squares.prepared import Problems
+from neula.problems.least_squares.problem import Members
+from neula.problems.least_squares.refined import ESTIMATED, Evidence, answer_of, refined_with
+
+Solution = Answer[Members]
 
 
-def unrefined(problem: Problem, algorithm: str) -> Outcome:
-    """The papers' direct solver (``"direct"``) or the normal equations (``"normal"``), in one format."""
-    options = problem.options
+def by_fast_r(
+    problems: Problems,
+    before: Solution | None,
+    *,
+    label: str,
+    method: str,
+    compute: str,
+    inner: InnerSolver,
+    limit: Limit | None,
+) -> Solution:
+    """R by ``"rgsqrf"`` or from the Gram matrix (``"cholesky"``) in some arithmetic."""
+    problem = problems.prepared
+    return refined_with(problem, label, fast_r(problem, method, compute, limit), inner, limit)
+
+
+def by_householder(
+    problems: Problems, before: Solution | None, *, label: str, inner: InnerSolver
+) -> Solution:
+    """R by Householder reflections in double precision."""
+    problem = problems.prepared
+    return refined_with(problem, label, double_r(problem), inner)
+
+
+def unrefined(
+    problems: Problems, before: Solution | None, *, label: str, algorithm: str, compute: str
+) -> Solution:
+    """The comparators of the papers, which do not refine: ``"direct"`` or the normal equations."""
+    problem, options = problems.prepared, problems.options
     if problem.wide:
         raise ValueError(f"algorithm {algorithm!r} needs at least as many rows as columns: use 'cgls'")
-    compute = options.compute or "fp32"
     engine = options.engine.using(compute)
     work = problem.operator.fill(engine, problem.scales)
     rhs = problem.b.to(engine.storage)
@@ -28,10 +58,8 @@ def unrefined(problem: Problem, algorithm: str) -> Outcome:
         y = qr_solve(q, r, rhs)
     else:
         y, r = normal_equations(work, rhs, engine)
-    label = f"{algorithm} {compute}"
     if not bool(torch.isfinite(y).all()):
-        why = "the factorization broke down: A is too ill-conditioned for it"
-        return Outcome(label, None, problem.rank, why)
+        raise Declined("the factorization broke down: A is too ill-conditioned for it")
     preconditioner = Preconditioner.of(r.double(), r.double())
     largest, smallest = preconditioner.extremes.tolist()
     n, condition = problem.rank, largest / smallest if smallest > 0 else math.inf
@@ -48,4 +76,4 @@ def unrefined(problem: Problem, algorithm: str) -> Outcome:
     doubt = ""
     if not ESTIMATED * condition * max(options.certain_rcond(problem.operator.shape), errors) < 1:
         doubt, smallest = f"condition number about {condition:.1e}: A may lack full rank", 0.0
-    return Outcome(label, refined, n, doubt, scale=scale, smallest=smallest, sizes=1 / columns)
+    return answer_of(problem, label, refined, Evidence(scale, smallest, 1 / columns), doubt)

@@ -1,0 +1,145 @@
+"""Where R comes from that preconditions one least-squares problem, and what it says about its condition."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from neula.algorithms.orthogonal.rgsqrf import rgsqrf
+from neula.algorithms.spectra.condition import expected_decay, extreme_singular_values
+from neula.algorithms.spectra.gram import gram_r
+from neula.algorithms.triangular.triangular import BlockTriangular, UpperTriangular
+from neula.engines import FP16
+from neula.pipeline.chain import Declined
+from neula.pipeline.progress import stage
+from neula.problems.least_squares.prepared import Problem, nonzero_norms
+
+FP16_GRAM_CONDITION = 300.0
+"""A larger condition number of its R says that the Gram matrix is too coarse in fp16. Its rounding errors are
+random and much smaller than ``cond^2 u``, but one with error correction costs no more than a few iterations.
+"""
+
+FP16_DECAY = 128.0
+"""A diagonal of R that will fall by more, ``1 / (16 u)``, gives a QR in fp16 up half-way. With a geometric
+spectrum that is a condition number of 2000, and the forty iterations or so that it would need take as long as
+a better R (on an H200)."""
+
+DOUBTFUL_ITERATIONS = 12
+"""What an R in fp16 with a condition number above ``1/u`` is given: its small singular values are mostly
+rounding errors. A few of them cost a few iterations, many of them more than a better R takes."""
+
+
+@dataclass(frozen=True)
+class Preconditioner:
+    """R of the scaled matrix, and what it says about its condition.
+
+    Attributes
+    ----------
+    triangle : UpperTriangular, shape (n, n)
+    columns : Tensor, shape (n,)
+        Norms of the columns of R, which are those of the scaled matrix.
+    extremes : Tensor, shape (2,)
+        Estimates of the largest and the smallest singular value of R with columns divided by their norms.
+    stable : bool
+        Whether they are those of A (Householder, double precision); those of any other R are only if
+        ``A R^-1`` is well conditioned, which a problem with known solution shows.
+    """
+
+    triangle: UpperTriangular
+    columns: torch.Tensor
+    extremes: torch.Tensor
+    stable: bool = False
+
+    @classmethod
+    def of(cls, r: torch.Tensor, triangle: UpperTriangular, *, stable: bool = False) -> Preconditioner:
+        """R as a matrix, and as it is solved with."""
+        columns = nonzero_norms(torch.linalg.vector_norm(r, dim=0).double())
+        return cls(triangle, columns, extreme_singular_values(r, triangle, columns), stable)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """How bad an R in a low precision may be, where a better one can be had.
+
+    Attributes
+    ----------
+    condition : float
+    iterations : int
+        Of the first solve with an R of a larger condition number.
+    decay : float
+        By how much its diagonal may fall.
+    """
+
+    condition: float
+    iterations: int
+    decay: float = math.inf
+
+    def check_decay(self, n: int, diagonal: torch.Tensor) -> None:
+        """Give an R of n columns up, by the diagonal of its first ones.
+
+        Raises
+        ------
+        Declined
+        """
+        decay = expected_decay(diagonal, n)
+        if math.isnan(decay):
+            raise Declined("R is not finite")
+        if decay > self.decay:
+            raise Declined(
+                f"the diagonal of R will fall by a factor of about {decay:.1e}: "
+                "A is too ill-conditioned for an R in this precision"
+            )
+
+
+LIMITS = {
+    ("cholesky", "fp16"): Limit(FP16_GRAM_CONDITION, 0),
+    ("rgsqrf", "fp16"): Limit(1 / FP16.u, DOUBTFUL_ITERATIONS, FP16_DECAY),
+}
+"""By method and arithmetic."""
+
+
+def fast_r(problem: Problem, method: str, compute: str, limit: Limit | None) -> Preconditioner:
+    """R of the scaled matrix by ``"rgsqrf"`` or from the Gram matrix (``"cholesky"``).
+
+    A GPU plays it back where A is small and nobody wants to hear of its progress. Otherwise it ends early
+    with :class:`~neula.pipeline.chain.Declined` where R will be worse than ``limit`` allows.
+    """
+    options, operator, n = problem.options, problem.operator, problem.scales.numel()
+    engine = options.engine.using(compute)
+    report = stage(options.progress, f"factorizing in {compute}")
+    size = 8 * math.prod(operator.shape)
+    played_back = size <= options.engine.replayed_bytes and options.progress is None
+    on_columns = None if options.progress is None else lambda k: report((k / n) ** 2)
+    on_half = None if played_back or limit is None else partial(limit.check_decay, n)
+
+    def factorized(a: torch.Tensor, scales: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        same = replace(operator, a=a, weights=weights[0] if weights else None)
+        if method == "cholesky":
+            r = gram_r(same.operand(engine, scales), engine)
+        else:
+            work = same.fill(engine, scales)
+            r = rgsqrf(work, engine, overwrite_a=True, on_columns=on_columns, on_half=on_half)[1]
+        triangle = BlockTriangular.of(r, options.engine.tuning.inverted)
+        found = Preconditioner.of(r, triangle)
+        return r, triangle.inverses, found.columns, found.extremes
+
+    inputs = (operator.a, problem.scales, *(() if operator.weights is None else (operator.weights,)))
+    if played_back:
+        key = ("lstsq", method, repr(engine), operator.damp)
+        r, inverses, columns, extremes = options.engine.replay(factorized, inputs, key)
+    else:
+        r, inverses, columns, extremes = factorized(*inputs)
+    report(1.0)
+    return Preconditioner(BlockTriangular(r, inverses), columns, extremes)
+
+
+def double_r(problem: Problem) -> Preconditioner:
+    """R by Householder reflections in double precision."""
+    report = stage(problem.options.progress, "factorizing in fp64")
+    r = torch.linalg.qr(problem.operator.dense() * problem.scales, mode="r")[1]
+    report(1.0)
+    # The library's substitution is as stable as can be, and several times slower on a GPU.
+    return Preconditioner.of(r, r, stable=True)

@@ -1,0 +1,238 @@
+"""Least-squares problems as they were given, and one of them prepared for refinement in double precision."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+
+from neula.algorithms.krylov.operators import LeastSquaresOperator
+from neula.algorithms.krylov.refine_forward import ExactProblem
+from neula.algorithms.scaling import binary_exponents, power_of_two_scales, shift
+from neula.certificates.bounds import lstsq_bound
+from neula.pipeline.inputs import check_finite
+from neula.problems.least_squares.problem import Options
+from neula.problems.least_squares.scaled import ScaledProblems
+
+SAFE_EXPONENT = 400
+"""Elements between ``2^-400`` and ``2^400`` have products, and sums of squares, that float64 holds."""
+
+
+@dataclass(frozen=True)
+class Problems:
+    """A batch of problems as they were given; one problem is a batch of one.
+
+    Attributes
+    ----------
+    a : Tensor, shape (batch, m, n)
+    b : Tensor, shape (batch, m, k)
+    options : Options
+    places : Tensor of int, or None
+        Which of them are meant: all, by default. Others are not copied before they are worked on.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    options: Options
+    places: torch.Tensor | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        return self.a.device
+
+    def __len__(self) -> int:
+        return len(self.a if self.places is None else self.places)
+
+    def at(self, places: torch.Tensor) -> Problems:
+        """Some of them."""
+        return replace(self, places=places if self.places is None else self.places[places])
+
+    def one(self, place: int) -> Problems:
+        """One of all, a view."""
+        return Problems(self.a[place : place + 1], self.b[place : place + 1], self.options)
+
+    def chunks(self, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """A and b of so many at a time: views of all, copies of some."""
+        for start in range(0, len(self), size):
+            part = slice(start, start + size)
+            where = part if self.places is None else self.places[part]
+            yield self.a[where], self.b[where]
+
+    @cached_property
+    def prepared(self) -> Problem:
+        """The only one, prepared."""
+        return Problem.of(self.a[0].double(), self.b[0].double(), self.options)
+
+
+@dataclass(frozen=True)
+class Units:
+    """Exponents of two by which a problem with numbers near the ends of the range was divided.
+
+    Attributes
+    ----------
+    x : Tensor of int, shape (n, 1)
+        What to add to those of b for x.
+    b : Tensor of int, shape (1, k)
+    a_low, b_low : Tensor or None
+        What rounding A and b has lost when weights were applied.
+    """
+
+    x: torch.Tensor
+    b: torch.Tensor
+    a_low: torch.Tensor | None = None
+    b_low: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A problem in double precision.
+
+    Attributes
+    ----------
+    operator : LeastSquaresOperator
+        The tall matrix that is factorized: A with weights and damping, or the transpose of a wide A.
+    b : Tensor, shape (rows, k)
+        Its columns scaled by powers of two.
+    given_b : Tensor, shape (m, k)
+        The same before weights and damping.
+    b_scales : Tensor, shape (k,)
+    scales : Tensor, shape (n,)
+        Powers of two for the columns of the operator.
+    wide : bool
+        Whether the operator is the transpose.
+    units : Units or None
+        Those of a problem that was scaled before.
+    """
+
+    operator: LeastSquaresOperator
+    b: torch.Tensor
+    given_b: torch.Tensor
+    b_scales: torch.Tensor
+    scales: torch.Tensor
+    wide: bool
+    options: Options
+    units: Units | None = None
+
+    @classmethod
+    def of(cls, a: torch.Tensor, b: torch.Tensor, options: Options) -> Problem:
+        """Problems with numbers near the ends of the range are scaled first, in a copy.
+
+        Parameters
+        ----------
+        a : Tensor, shape (m, n)
+        b : Tensor, shape (m, k)
+        options : Options
+        """
+        sizes = [options.engine.column_max(a)]
+        if options.weights is not None:
+            sizes.append(options.weights.abs())
+        exponents = [int(binary_exponents(size).abs().amax()) for size in sizes]
+        # Weights multiply, and so exponents add up.
+        if sum(exponents) + abs(math.frexp(options.damp)[1]) <= SAFE_EXPONENT:
+            return cls._of(a, b, options)
+        scaled = ScaledProblems.of(a[None], b[None], options.weights, options.damp)
+        units = scaled.units if scaled.wide else scaled.columns
+        shifts = scaled.columns - units
+        low = None if scaled.a_low is None else shift(scaled.a_low, shifts)[0]
+        b_low = None if scaled.b_low is None else scaled.b_low[0]
+        found = Units(-units.mT[0], scaled.b_columns[0], low, b_low)
+        return cls._of(shift(scaled.a, shifts)[0], scaled.b[0], options, found)
+
+    @classmethod
+    def _of(cls, a: torch.Tensor, b: torch.Tensor, options: Options, units: Units | None = None) -> Problem:
+        """Apply weights and damping, check the numbers, choose the scales.
+
+        Parameters
+        ----------
+        a : Tensor, shape (m, n)
+        b : Tensor, shape (m, k)
+        options : Options
+        units : Units, optional
+            Of a problem that was scaled before, weights and damping applied.
+        """
+        weights, damp = (options.weights, options.damp) if units is None else (None, 0.0)
+        # Powers of two, so that norms of b and x neither overflow nor underflow.
+        b_scales = power_of_two_scales(options.engine.column_max(b))
+        b = given_b = b * b_scales
+        wide = a.shape[0] < a.shape[1] and not damp
+        if wide:
+            weighted = a if weights is None else a * weights[:, None]
+            operator = LeastSquaresOperator(weighted.T)
+            b = b if weights is None else b * weights[:, None]
+        else:
+            operator = LeastSquaresOperator(a, weights, damp)
+            b = operator.right_hand_side(b)
+        column_max = operator.column_max(options.engine)
+        check_finite(a, column_max, "A")
+        check_finite(b, options.engine.column_max(b), "b")
+        scales = power_of_two_scales(column_max)
+        return cls(operator, b, given_b, b_scales, scales, wide, options, units)
+
+    @property
+    def rank(self) -> int:
+        """Full rank."""
+        return self.scales.numel()
+
+    @property
+    def bound(self) -> float:
+        """Largest backward error of a solution that is accepted."""
+        return lstsq_bound(self.options.target, min(self.operator.shape))
+
+    def residual_norm(self, x: torch.Tensor) -> torch.Tensor:
+        """``||b - A x||``, shape (k,)."""
+        image = self.operator.rmatmul(x) if self.wide else self.operator.matmul(x)
+        return torch.linalg.vector_norm(self.b - image, dim=0)
+
+    @cached_property
+    def sizes_of_wide(self) -> torch.Tensor:
+        """Norms of the columns of a wide A."""
+        return nonzero_norms(torch.linalg.vector_norm(self.operator.a, dim=1))
+
+    def unscale(self, x: torch.Tensor) -> torch.Tensor:
+        """Solutions of the problem that was given."""
+        x = x / self.b_scales
+        return x if self.units is None else shift(x, self.units.x + self.units.b)
+
+    def rescale(self, x: torch.Tensor) -> torch.Tensor:
+        """The inverse of :meth:`unscale`."""
+        x = x if self.units is None else shift(x, -self.units.x - self.units.b)
+        return x * self.b_scales
+
+    def unscale_residual(self, norm: torch.Tensor) -> torch.Tensor:
+        """Norms of residuals of the problem that was given."""
+        norm = norm / self.b_scales
+        return norm if self.units is None else shift(norm, self.units.b[0])
+
+    def exact(self, sizes: torch.Tensor) -> ExactProblem:
+        """The problem in numbers near 1, with what rounding weighted numbers has lost.
+
+        Parameters
+        ----------
+        sizes : Tensor, shape (n,)
+            Norms of the columns.
+        """
+        operator = self.operator
+        if operator.weights is None and not operator.damp:
+            scales = power_of_two_scales(sizes)
+            a_low, b_low = (None, None) if self.units is None else (self.units.a_low, self.units.b_low)
+            return ExactProblem(
+                operator.a * scales,
+                self.b,
+                scales,
+                None if a_low is None else a_low * scales,
+                None if b_low is None else b_low * self.b_scales,
+            )
+        found = ScaledProblems.of(operator.a[None], self.given_b[None], operator.weights, operator.damp)
+        scales, units = shift(torch.ones_like(sizes), -found.columns[0, 0]), found.b_columns[0]
+        low = None if found.a_low is None else found.a_low[0]
+        b_low = None if found.b_low is None else shift(found.b_low[0], units)
+        return ExactProblem(found.a[0], shift(found.b[0], units), scales, low, b_low)
+
+
+def nonzero_norms(norms: torch.Tensor) -> torch.Tensor:
+    """Norms of columns to divide by: 1 for zero columns."""
+    return norms.masked_fill(norms == 0, 1.0)

@@ -1,0 +1,160 @@
+"""The chains run for a batch of least-squares problems; what no link can settle: zeros, NaN, nothing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from neula.certificates.forward_error import SURE
+from neula.pipeline.chain import Run, Unanswered, run_chain, run_each
+from neula.pipeline.inputs import check_finite, finite_members
+from neula.pipeline.result import Attempt
+from neula.pipeline.solutions import nothing_to_do, numbers_of
+from neula.problems.least_squares.chain import (
+    LeastSquaresJudge,
+    chain_after_together,
+    chain_alone,
+    chain_together,
+)
+from neula.problems.least_squares.prepared import Problems
+from neula.problems.least_squares.problem import Members
+from neula.problems.least_squares.scaled import gradient_is_zero, gradient_vanishes, weighted_norms
+
+
+def solve_problems(problems: Problems, *, is_batch: bool) -> Run[Members]:
+    """All together where they are small, then each that is left alone.
+
+    Parameters
+    ----------
+    problems : Problems
+    is_batch : bool
+        Whether NaN and Inf are no error.
+    """
+    a, b, options = problems.a, problems.b, problems.options
+    count, m, n = a.shape
+    if a.numel() == 0:
+        return _empty(problems, is_batch=is_batch)
+    if b.numel() == 0:
+        return _without_right_hand_sides(problems, is_batch=is_batch)
+    together = chain_together(count, m, n, options)
+    if not is_batch:
+        if together:  # alone, it is looked at there
+            check_finite(a[0], options.engine.column_max(a[0]), "A")
+        check_finite(b[0].squeeze(-1), options.engine.column_max(b[0]), "b")
+    run = Run.begin(count, _missing(problems, count))
+    if together:
+        run = run_chain(together, problems, LeastSquaresJudge.of(m, n, options, together=True))
+    unusable = _set_aside(run, problems) if is_batch and len(run.open) else np.empty(0, dtype=np.int64)
+    alone = chain_after_together() if together else chain_alone(m, n, options)
+    judge = LeastSquaresJudge.of(m, n, options, together=False)
+
+    def solve_alone(place: int) -> Run[Members]:
+        known = run.found.at(torch.tensor([place], device=a.device))
+        try:
+            return run_chain(alone, problems.one(place), judge, known)
+        except Unanswered as why:
+            raise ArithmeticError(str(why)) from None
+
+    run_each(run, solve_alone)
+    if len(unusable):
+        _forget(run, problems, unusable)
+    _reject_vanished(run, problems)
+    return run
+
+
+def _missing(problems: Problems, count: int) -> Members:
+    return Members.missing(count, problems.a.shape[2], problems.b.shape[2], problems.device)
+
+
+def _some(x: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+    """Those at some places, which are in order; all of them are no copy."""
+    return x if len(where) == len(x) else x[where]
+
+
+def _set_aside(run: Run[Members], problems: Problems) -> np.ndarray:
+    """Take problems with NaN or Inf from those that are open; returns where they are."""
+    where = torch.from_numpy(run.open).to(problems.device)
+    finite = finite_members(_some(problems.a, where)) & finite_members(_some(problems.b, where))
+    usable = finite.cpu().numpy()
+    unusable, run.open = run.open[~usable], run.open[usable]
+    return unusable
+
+
+def _forget(run: Run[Members], problems: Problems, places: np.ndarray) -> None:
+    """Say that problems with NaN or Inf have no solutions."""
+    count = len(run.accepted)
+    run.found.put(torch.from_numpy(places).to(problems.device), _missing(problems, len(places)))
+    if not len(run.numbers):  # nothing was tried
+        run.numbers = np.empty((len(Members.names), count))
+    run.numbers[:, places] = np.nan
+    run.attempts.append(Attempt("none", False, f"{len(places)} of {count} problems hold NaN or Inf"))
+
+
+def _reject_vanished(run: Run[Members], problems: Problems) -> None:
+    """Solutions of zero are exact where the gradient is zero; elsewhere they have underflowed."""
+    of, values = numbers_of(run), run.found
+    places = np.flatnonzero(of["zero"] > 0)
+    if not len(places):
+        return
+    where = torch.from_numpy(places).to(problems.device)
+    a, b = _some(problems.a, where), _some(problems.b, where)
+    vanished = values.zeros[where] & ~gradient_vanishes(a, b, problems.options.weights)
+    values.forward_error[where] = values.forward_error[where].masked_fill(vanished, math.inf)
+    gone = places[vanished.any(1).cpu().numpy()]
+    run.accepted[gone], of["forward_error"][gone] = False, np.inf
+
+
+def with_exact_zeros(run: Run[Members], problems: Problems) -> Run[Members]:
+    """Where b is orthogonal to the columns of A, x = 0 is exact, and no relative error of another x is small.
+
+    Such right-hand sides look like unsure ones. The others of the same matrix are solved again without them.
+    """
+    a, b, weights, values = problems.a, problems.b, problems.options.weights, run.found
+    places = np.flatnonzero(~run.accepted & ~(numbers_of(run)["forward_error"] <= SURE))
+    if not len(places):
+        return run
+    where = torch.from_numpy(places).to(problems.device)
+    unsure = ~(values.forward_error[where] <= SURE)
+    zero = unsure & gradient_is_zero(_some(a, where), _some(b, where), weights)
+    some = zero.any(1)
+    places, where, zero = places[some.cpu().numpy()], where[some], zero[some]
+    if not len(places):
+        return run
+    rest = _some(b, where).masked_fill(zero[:, None, :], 0.0)
+    again = solve_problems(Problems(_some(a, where), rest, problems.options), is_batch=True)
+    norms = torch.where(zero, weighted_norms(_some(b, where), weights), again.found.residual_norm)
+    values.put(where, replace(again.found, residual_norm=norms))
+    run.numbers[:, places], run.accepted[places] = again.numbers, again.accepted
+    run.attempts += again.attempts
+    run.iterations += again.iterations
+    run.label = again.label
+    return run
+
+
+def _empty(problems: Problems, *, is_batch: bool) -> Run[Members]:
+    """No rows, no columns or no matrices: without columns b is the residual."""
+    a, b, options = problems.a, problems.b, problems.options
+    zero = Members.full(0.0, len(a), a.shape[2], b.shape[2], a.device)
+    if options.damp:
+        zero.rank.fill_(a.shape[2])
+    if b.numel() > 0 and a.shape[2] == 0:
+        if not is_batch:
+            check_finite(b[0].squeeze(-1), options.engine.column_max(b[0]), "b")
+        zero.residual_norm.copy_(weighted_norms(b, options.weights))
+    return nothing_to_do(zero, a)
+
+
+def _without_right_hand_sides(problems: Problems, *, is_batch: bool) -> Run[Members]:
+    """Nothing is asked for but what A is like: its rank and condition, as NumPy gives them, too."""
+    b = problems.b
+    run = solve_problems(replace(problems, b=b.new_zeros(*b.shape[:2], 1)), is_batch=is_batch)
+    values = run.found
+    x, residual_norm, forward_error = (
+        y[..., :0] for y in (values.x, values.residual_norm, values.forward_error)
+    )
+    run.values = replace(values, x=x, residual_norm=residual_norm, forward_error=forward_error)
+    numbers_of(run)["forward_error"][:] = 0.0
+    return run

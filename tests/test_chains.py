@@ -1,0 +1,239 @@
+"""What is tried on which machine, in which order: chains are data, and need neither a matrix nor a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import pytest
+import torch
+
+from neula.engines import FP16, FP32, FP64, EmulatedEngine, Engine, Tuning
+from neula.engines.tuning import EMULATED, cpu_tuning, cuda_tuning
+from neula.pipeline.chain import Link
+from neula.problems.least_squares import chain as lstsq_chain
+from neula.problems.least_squares.preconditioner import LIMITS
+from neula.problems.least_squares.problem import Options as LeastSquares
+from neula.problems.systems import chain as solve_chain
+from neula.problems.systems.problem import Options as Systems
+
+CPU = cpu_tuning(("fp32", "fp64"))
+H200 = cuda_tuning((9, 0), replayed_bytes=290_000_000)
+SLOW_FP64 = cuda_tuning((8, 9), replayed_bytes=48_000_000)
+WITHOUT_KERNELS = cuda_tuning((9, 0), replayed_bytes=290_000_000, corrected=False, tournament_width=0)
+
+SVD = "svd fp64"
+FAST = ["rgsqrf fp16_cor", "rgsqrf fp64", "householder fp64"]
+SEMINORMAL = ["gram-schmidt fp32 + seminormal", "gram-schmidt fp64 + seminormal"]
+SEMINORMAL_CPU = ["cholesky fp64 + seminormal", "householder fp64 + seminormal"]
+
+P = TypeVar("P", bound=Any)
+
+
+def labels(links: Sequence[Link[P, Any]]) -> list[str]:
+    return [link.label for link in links]
+
+
+def engine_of(tuning: Tuning) -> Engine:
+    engine = EmulatedEngine("cpu")
+    engine.tuning = tuning
+    return engine
+
+
+COMMON: dict[str, Any] = {
+    "target": FP64,
+    "dtype": torch.float64,
+    "compute": None,
+    "max_iterations": 60,
+    "forward": False,
+    "progress": None,
+}
+
+
+# ---------------------------------------------------------------- least squares
+
+
+def least_squares_of(tuning: Tuning, **asked: Any) -> LeastSquares:
+    given = {"algorithm": None, "damp": 0.0, "weights": None, "rcond": 1e-13}
+    return LeastSquares(engine=engine_of(tuning), **{**COMMON, **given, **asked})
+
+
+def tried(tuning: Tuning, m: int, n: int, count: int = 1, **asked: Any) -> list[str]:
+    """Everything that may be tried for some problems: together, and of one that is left alone."""
+    options = least_squares_of(tuning, **asked)
+    together = lstsq_chain.chain_together(count, m, n, options)
+    alone = lstsq_chain.chain_after_together() if together else lstsq_chain.chain_alone(m, n, options)
+    return labels([*together, *alone])
+
+
+def by(inner: str, *ways: str) -> list[str]:
+    return [f"{way} + {inner}" for way in ways]
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "first"),
+    [
+        (2000, 500, ["cholesky fp16_cor"]),
+        (131072, 2048, ["cholesky fp16_cor"]),
+        (131072, 4096, ["cholesky fp16", "cholesky fp16_cor"]),
+        (32768, 16384, ["rgsqrf fp16"]),
+    ],
+)
+def test_one_large_least_squares_problem_on_an_h200(m: int, n: int, first: list[str]) -> None:
+    assert tried(H200, m, n) == [*by("cgls", *first, *FAST), SVD]
+
+
+def test_least_squares_where_fp64_is_slow() -> None:
+    expected = by("cgls", "cholesky fp16_cor", "rgsqrf fp16_cor", "householder fp64")
+    assert tried(SLOW_FP64, 2000, 500) == [*expected, SVD]
+    expected = by("cgls", "rgsqrf fp16", "rgsqrf fp16_cor", "householder fp64")
+    assert tried(SLOW_FP64, 32768, 16384) == [*expected, SVD]
+
+
+def test_least_squares_on_a_gpu_without_corrected_products() -> None:
+    expected = by("cgls", "rgsqrf fp16", "rgsqrf fp64", "householder fp64")
+    assert tried(WITHOUT_KERNELS, 2000, 500) == [*expected, SVD]
+
+
+@pytest.mark.parametrize(("m", "n"), [(2000, 500), (32768, 16384)])
+def test_one_large_least_squares_problem_elsewhere(m: int, n: int) -> None:
+    assert tried(CPU, m, n) == [*by("cgls", "rgsqrf fp32", "householder fp64"), SVD]
+    assert tried(EMULATED, m, n) == [*by("cgls", "rgsqrf fp16", "rgsqrf fp32", "householder fp64"), SVD]
+
+
+@pytest.mark.parametrize("count", [1, 1000])
+@pytest.mark.parametrize("shape", [(64, 32), (32, 64), (1000, 100)])
+def test_small_least_squares_problems(shape: tuple[int, int], count: int) -> None:
+    assert tried(H200, *shape, count) == [*SEMINORMAL, SVD]
+    assert tried(CPU, *shape, count) == [*SEMINORMAL_CPU, SVD]
+
+
+def test_a_gpu_solves_larger_least_squares_problems_of_a_batch_together() -> None:
+    assert tried(H200, 2000, 500, 10) == [*SEMINORMAL, SVD]
+    assert tried(H200, 20000, 500, 10) == [*by("cgls", "cholesky fp16_cor", *FAST), SVD]
+    assert tried(CPU, 2000, 500, 10) == tried(CPU, 2000, 500)
+
+
+def test_wide_least_squares_problems() -> None:
+    assert tried(H200, 4096, 32768) == [*by("craig", "cholesky fp16", "cholesky fp16_cor", *FAST), SVD]
+    assert tried(CPU, 500, 2000) == [*by("craig", "rgsqrf fp32", "householder fp64"), SVD]
+    assert tried(CPU, 500, 2000, algorithm="lsqr") == ["rgsqrf fp32 + craig"]
+
+
+def test_damped_least_squares_problems_are_never_wide() -> None:
+    assert tried(CPU, 500, 2000, damp=0.1) == [*by("cgls", "rgsqrf fp32", "householder fp64"), SVD]
+    assert tried(H200, 500, 2000, damp=0.1) == [*by("cgls", "cholesky fp16_cor", *FAST), SVD]
+    # Those of the stacked matrix count.
+    assert tried(CPU, 90, 220) == [*SEMINORMAL_CPU, SVD]
+    assert tried(CPU, 90, 220, damp=0.1) == [*by("cgls", "rgsqrf fp32", "householder fp64"), SVD]
+
+
+@pytest.mark.parametrize(
+    "asked", [{"damp": 0.1}, {"weights": torch.ones(2000, dtype=torch.float64)}, {"wide": True}]
+)
+def test_forward_errors_of_other_least_squares_problems_are_refined_together(asked: dict[str, Any]) -> None:
+    asked = dict(asked)
+    shape = (500, 2000) if asked.pop("wide", False) else (2000, 500)
+    assert tried(CPU, *shape, **asked)[-1] == SVD
+    assert not set(SEMINORMAL_CPU) & set(tried(CPU, *shape, **asked))
+    assert tried(CPU, *shape, forward=True, **asked) == [*SEMINORMAL_CPU, SVD]
+    assert tried(CPU, 2000, 500, forward=True) == tried(CPU, 2000, 500)
+
+
+@pytest.mark.parametrize("shape", [(64, 32), (2000, 500)])
+@pytest.mark.parametrize("tuning", [CPU, H200, EMULATED], ids=["cpu", "h200", "emulated"])
+def test_a_named_algorithm_is_the_only_one(tuning: Tuning, shape: tuple[int, int]) -> None:
+    first = tuning.preconditioners[0]
+    assert tried(tuning, *shape, algorithm="cgls") == [f"rgsqrf {first} + cgls"]
+    assert tried(tuning, *shape, algorithm="lsqr") == [f"rgsqrf {first} + lsqr"]
+    assert tried(tuning, *shape, algorithm="cgls", compute="fp16_cor") == ["rgsqrf fp16_cor + cgls"]
+    assert tried(tuning, *shape, algorithm="householder") == ["householder fp64 + cgls"]
+    assert tried(tuning, *shape, algorithm="svd") == [SVD]
+    assert tried(tuning, *shape, algorithm="direct") == ["direct fp32"]
+    assert tried(tuning, *shape, algorithm="normal", compute="fp16") == ["normal fp16"]
+
+
+def test_a_named_format_is_tried_first() -> None:
+    assert tried(H200, 64, 32, 10, compute="tf32") == [*by("cgls", "rgsqrf tf32", "householder fp64"), SVD]
+
+
+def test_only_an_r_that_is_followed_by_a_better_fast_one_is_given_up_early() -> None:
+    def limits(n: int, **asked: Any) -> list[Any]:
+        chain = lstsq_chain.chain_alone(2 * n, n, least_squares_of(H200, **asked))
+        return [link.answer.keywords.get("limit") for link in chain]  # type: ignore[attr-defined]
+
+    assert limits(16384)[:2] == [LIMITS["rgsqrf", "fp16"], None]
+    assert limits(16384, algorithm="cgls") == [None]
+    assert limits(16384, compute="fp16") == [None, None, None]
+
+
+def test_the_svd_improves_the_best_that_was_found() -> None:
+    chain = lstsq_chain.chain_alone(2000, 500, least_squares_of(H200))
+    assert [link.improves for link in chain] == [False] * (len(chain) - 1) + [True]
+
+
+# ---------------------------------------------------------------- linear systems
+
+
+def systems_of(tuning: Tuning, **asked: Any) -> Systems:
+    return Systems(engine=engine_of(tuning), **{**COMMON, "positive": False, "pivot": None, **asked})
+
+
+def solved(tuning: Tuning, n: int, **asked: Any) -> list[str]:
+    """Everything that may be tried for systems: together, and of one that is left alone."""
+    options = systems_of(tuning, **asked)
+    together = solve_chain.chain_together(n, options)
+    alone = solve_chain.chain_after_together(options) if together else solve_chain.chain_alone(n, options)
+    return labels([*together, *alone])
+
+
+LIBRARY = ["lu fp64 with pivoting", "rbt + lu fp64"]
+
+
+@pytest.mark.parametrize("tuning", [CPU, H200, SLOW_FP64, EMULATED], ids=["cpu", "h200", "8.9", "emulated"])
+def test_small_systems_by_the_library(tuning: Tuning) -> None:
+    assert solved(tuning, 200) == LIBRARY
+    assert solved(tuning, 200, positive=True) == ["cholesky fp64"]
+
+
+def test_large_systems_on_a_cpu() -> None:
+    assert solved(CPU, 1399) == LIBRARY
+    assert solved(CPU, 1400) == ["lu fp32 with pivoting", *LIBRARY]
+    assert solved(CPU, 1400, positive=True) == ["cholesky fp32", "cholesky fp64", *LIBRARY]
+
+
+def test_large_systems_on_an_h200() -> None:
+    assert solved(H200, 6143) == LIBRARY
+    assert solved(H200, 8192) == ["lu fp16", *LIBRARY]
+    assert solved(H200, 32768) == ["lu fp16", "lu fp16 with pivoting", *LIBRARY]
+    assert solved(WITHOUT_KERNELS, 32768) == ["lu fp16", *LIBRARY]
+    assert solved(H200, 8192, positive=True) == ["cholesky fp64"]
+    assert solved(H200, 32768, positive=True) == ["cholesky fp16", "cholesky fp64", *LIBRARY]
+
+
+def test_large_systems_where_fp64_is_slow() -> None:
+    single = ["lu fp32", "rbt + lu fp32", "lu fp32 with pivoting"]
+    assert solved(SLOW_FP64, 8192) == ["lu fp16", "lu fp16 with pivoting", *single, *LIBRARY]
+    positive = ["cholesky fp16", "cholesky fp32", "cholesky fp64", *LIBRARY]
+    assert solved(SLOW_FP64, 32768, positive=True) == positive
+
+
+@pytest.mark.parametrize("n", [100, 32768])
+@pytest.mark.parametrize("tuning", [CPU, H200, SLOW_FP64, EMULATED], ids=["cpu", "h200", "8.9", "emulated"])
+def test_named_pivots_are_the_only_ones(tuning: Tuning, n: int) -> None:
+    first = tuning.preconditioners[0]
+    assert solved(tuning, n, pivot="none") == [f"lu {first}"]
+    assert solved(tuning, n, pivot="rbt") == [f"rbt + lu {first}"]
+    assert solved(tuning, n, pivot="partial") == [f"lu {first} with pivoting"]
+    assert solved(tuning, n, pivot="rbt", compute=FP32) == ["rbt + lu fp32"]
+
+
+def test_a_named_format_of_systems_is_tried_first() -> None:
+    assert solved(H200, 100, compute=FP16) == [
+        "lu fp16",
+        "rbt + lu fp16",
+        "lu fp16 with pivoting",
+        *LIBRARY,
+    ]
+    assert solved(CPU, 100, compute=FP16) == ["lu fp16 with pivoting", *LIBRARY]
+    assert solved(H200, 100, compute=FP64, positive=True) == ["cholesky fp64", *LIBRARY]
