@@ -176,7 +176,8 @@ class QRCertificates(Sequence[QRCertificate]):
     @cached_property
     def error(self) -> np.ndarray:
         """The larger measure of each matrix; infinite where one is not finite."""
-        return np.nan_to_num(np.maximum(self.residual, self.orthogonality), nan=np.inf, posinf=np.inf)
+        larger = np.maximum(self.residual, self.orthogonality)
+        return np.where(np.isfinite(larger), larger, np.inf)
 
     @cached_property
     def rejected(self) -> int:
@@ -257,7 +258,7 @@ def certificates_of(
     """The same of numbers that were read already, which have been measured in some precision."""
     m, n = shape
     # NumPy takes a tenth of torch's time for some thousand numbers, a part of that of small batches.
-    residual, size, loss = measures.astype(np.float64)
+    residual, size, loss = measures.astype(np.float64, copy=False)
     noise = measurement_error(m, measured_in)
     with np.errstate(invalid="ignore", over="ignore"):
         relative = residual / np.where(size == 0, 1.0, size)
