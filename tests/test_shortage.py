@@ -37,3 +37,22 @@ def test_systems_go_on_with_what_needs_less(monkeypatch: pytest.MonkeyPatch) -> 
     assert "needed 2.00 GiB more" in result.attempts[0].reason
     with pytest.raises(torch.OutOfMemoryError, match=r"not enough memory on cpu: lu fp16"):
         neula.solve(A, b, engine="emulated", pivot="partial")
+
+
+def test_factorizations_go_on_with_what_needs_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    A = np.random.default_rng(0).standard_normal((300, 60))
+    monkeypatch.setattr("neula.problems.orthogonal.problem.rgsqrf", short)
+    result = neula.qr(A, engine="emulated")
+    assert result.converged
+    assert [a.method for a in result.attempts] == ["out of memory", "out of memory", "householder fp64"]
+    with pytest.raises(
+        torch.OutOfMemoryError, match=r"not enough memory on cpu: rgsqrf fp64 needed 2.00 GiB"
+    ):
+        neula.qr(A, engine="emulated", algorithm="rgsqrf")
+
+
+def test_a_matrix_that_is_overwritten_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    A = np.asfortranarray(np.random.default_rng(0).standard_normal((300, 60)))
+    monkeypatch.setattr("neula.problems.orthogonal.links.rgsqrf", short)
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+        neula.qr(A, engine="emulated", overwrite_a=True)

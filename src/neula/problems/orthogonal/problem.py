@@ -49,13 +49,13 @@ class Options:
         """Whether an algorithm or one of its parameters was named."""
         return (self.algorithm, self.compute, self.panel, self.cutoff) != (None,) * 4
 
-    @property
+    @cached_property
     def low(self) -> Arithmetic:
         """Arithmetic of the products: the one that was named, or the cheapest that reaches the target."""
         name = self.engine.tuning.cheapest(self.target) if self.compute is None else self.compute
         return Arithmetic.named(name)
 
-    @property
+    @cached_property
     def low_engine(self) -> Engine:
         """The engine in that arithmetic."""
         return self.engine.using(self.low)
