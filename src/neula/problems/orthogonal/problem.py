@@ -78,7 +78,7 @@ class QRValues(Values):
         With ``k = min(m, n)``, in working precision.
     r : Tensor, shape (batch, k, n)
     measures : Tensor, shape (batch, 3)
-        Residual, size and loss of orthogonality as in :func:`neula.certificates.accuracy.qr_measures`.
+        Residual, size and loss of orthogonality as in :func:`neula.certificates.qr.qr_measures`.
     """
 
     q: torch.Tensor
