@@ -71,8 +71,8 @@ class QRCertificates(Sequence[QRCertificate]):
 
     @cached_property
     def error(self) -> np.ndarray:
-        """The larger measure of each matrix; infinite where one is not finite."""
-        return np.nan_to_num(np.maximum(self.residual, self.orthogonality), nan=np.inf, posinf=np.inf)
+        """The larger measure of each matrix; NaN where one is."""
+        return np.maximum(self.residual, self.orthogonality)
 
     @cached_property
     def rejected(self) -> int:
@@ -82,7 +82,7 @@ class QRCertificates(Sequence[QRCertificate]):
     @cached_property
     def worst(self) -> QRCertificate:
         """The one with the largest error; NaN is larger than any number."""
-        return self[int(np.maximum(self.residual, self.orthogonality).argmax())]
+        return self[int(self.error.argmax())]
 
     def __len__(self) -> int:
         return len(self.residual)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 
@@ -49,13 +49,7 @@ class CudaEngine(Engine):
 
     @property
     def tuning(self) -> Tuning:
-        tournaments = runs(tournament.play, self.device) and runs(calu.eliminate, self.device)
-        return cuda_tuning(
-            torch.cuda.get_device_capability(self.device),
-            replayed_bytes=self.replayed_bytes,
-            corrected=runs(corrected_gemm, self.device),
-            tournament_width=tournament.WIDTH if tournaments else 0,
-        )
+        return _tuning_of(self.device, self.replayed_bytes)
 
     def _refuse_correction(self) -> None:
         pass
@@ -196,6 +190,18 @@ class CudaEngine(Engine):
         self, function: Callable[[torch.Tensor], torch.Tensor], like: torch.Tensor
     ) -> Callable[[torch.Tensor], torch.Tensor]:
         return graphs.recorded(function, like)
+
+
+@lru_cache(maxsize=16)
+def _tuning_of(device: torch.device, replayed_bytes: int) -> Tuning:
+    """Asked for some ten times a call, so it must not cost what asking the device does."""
+    tournaments = runs(tournament.play, device) and runs(calu.eliminate, device)
+    return cuda_tuning(
+        torch.cuda.get_device_capability(device),
+        replayed_bytes=replayed_bytes,
+        corrected=runs(corrected_gemm, device),
+        tournament_width=tournament.WIDTH if tournaments else 0,
+    )
 
 
 _loading = threading.Lock()

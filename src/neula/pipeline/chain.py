@@ -142,7 +142,8 @@ class Verdict:
     ----------
     accepted : array of bool, shape (batch,)
     demerit : array of float, shape (levels, batch)
-        Of answers to one problem that with the smallest is kept, compared level by level; of equals the last.
+        Of answers to one problem that with the smallest is kept, compared level by level, NaN being larger
+        than any number; of equals the last.
     reason : str
         The measured numbers, in words.
     final : array of bool, shape (batch,), or None
@@ -219,26 +220,29 @@ class Run(Generic[V]):
         """Take what is better than before of answers for the open problems; returns which are left."""
         self.attempts.append(Attempt(answer.label, bool(verdict.accepted.all()), verdict.reason))
         self.iterations += answer.iterations
-        better = self._better(verdict.demerit)
-        if better.any():
-            self.label, self.history = answer.label, answer.history
-            self._put(answer.values, better)
-            self._note(self.open[better], numbers[:, better], verdict.demerit[:, better])
-            self.accepted[self.open[better]] = verdict.accepted[better]
+        if not len(self.demerit) and len(self.open) == len(self.accepted):
+            # The first answer is the best so far.
+            self.label, self.history, self.values = answer.label, answer.history, answer.values
+            self.numbers, self.demerit, self.accepted = numbers, verdict.demerit, verdict.accepted
+        else:
+            self._keep_better(answer, numbers, verdict)
         left = np.flatnonzero(~(verdict.accepted if verdict.final is None else verdict.final))
         self.open = self.open[left]
         return left
+
+    def _keep_better(self, answer: Answer[V], numbers: np.ndarray, verdict: Verdict) -> None:
+        better = _no_worse(verdict.demerit, self.demerit[:, self.open])
+        if not better.any():
+            return
+        self.label, self.history = answer.label, answer.history
+        self._put(answer.values, better)
+        self._note(self.open[better], numbers[:, better], verdict.demerit[:, better])
+        self.accepted[self.open[better]] = verdict.accepted[better]
 
     def worst(self, errors: np.ndarray) -> int:
         """The problem with the largest error: of those that were not accepted, if there are any."""
         counts = self.accepted if self.accepted.all() else ~self.accepted
         return int(np.where(counts, np.nan_to_num(errors, nan=np.inf, posinf=np.inf), -1.0).argmax())
-
-    def _better(self, demerit: np.ndarray) -> np.ndarray:
-        """Which answers for the open problems are no worse than those that are known."""
-        if self.values is None or not len(self.demerit):
-            return np.ones(demerit.shape[1], dtype=bool)
-        return _no_worse(demerit, self.demerit[:, self.open])
 
     def _put(self, values: V, which: np.ndarray) -> None:
         if self.values is None or (which.all() and len(which) == len(self.accepted)):
@@ -352,6 +356,7 @@ def run_each(run: Run[V], alone: Callable[[int], Run[V] | None]) -> None:
 
 def _no_worse(new: np.ndarray, old: np.ndarray) -> np.ndarray:
     """Where demerits, shape (levels, batch), are at most as large; the first level counts most."""
+    new, old = (np.where(np.isnan(x), np.inf, x) for x in (new, old))
     no_worse = np.ones(new.shape[1], dtype=bool)
     for mine, other in zip(new[::-1], old[::-1], strict=True):
         no_worse = (mine < other) | ((mine == other) & no_worse)

@@ -135,8 +135,7 @@ class LeastSquaresJudge:
         accepted = (of["accepted"] > 0) & (not answer.doubt)
         superseded = np.full_like(of["accepted"], answer.label != SVD)
         error = np.maximum(of["refined_error"], self.bound)
-        demerit = np.stack([~accepted, superseded, error, of["forward_error"]])
-        demerit = np.nan_to_num(demerit, nan=np.inf, posinf=np.inf)
+        demerit = np.array([~accepted, superseded, error, of["forward_error"]])
         reason = self._of_batch(of, accepted) if self.together else self._of_one(of, answer)
         return Verdict(accepted, demerit, reason)
 

@@ -222,7 +222,7 @@ class QRJudge:
         """Of factors that are not accepted those with the smallest error are best."""
         found = self.certificates(answer.values, numbers)
         accepted = found.accepted
-        demerit = np.stack([~accepted, found.error])
+        demerit = np.array([~accepted, found.error])
         if self.in_place:
             demerit = np.zeros_like(demerit)
         if self.batch is None:

@@ -101,10 +101,9 @@ class SystemsJudge:
         of = dict(zip(Members.names, numbers, strict=True))
         error, forward, growth = of["refined_error"], of["forward_error"], of["growth"]
         accepted = (of["accepted"] > 0) & (not answer.doubt)
-        demerit = np.stack([~accepted, np.maximum(error, self.bound), forward])
-        demerit = np.nan_to_num(demerit, nan=np.inf, posinf=np.inf)
+        demerit = np.array([~accepted, np.maximum(error, self.bound), forward])
         final = accepted if self.improves else accepted | (error <= self.bound)
-        worst = int(np.lexsort(demerit[::-1])[-1])
+        worst = int(np.lexsort(demerit[::-1])[-1])  # NaN comes last
         parts = [
             f"backward error {error[worst]:.1e} (bound {self.bound:.1e})",
             f"forward error {forward.max():.1e}",
