@@ -172,7 +172,7 @@ def _product(compute: str, engine: Engine) -> str | Product:
             f"the {engine.name} engine does not multiply in {format!r} (it gains nothing there): "
             "pass compute='fp32_notc' or engine='emulated'"
         )
-    if engine.name == "cuda":
+    if engine.device.type == "cuda":  # whose kernels know them by name
         return format if correction == "nocor" else f"{format}_cor"
     low = engine.using(format)
     return low.bmm if correction == "nocor" else partial(corrected_bmm, engine=low)
