@@ -33,13 +33,35 @@ class Problems(Protocol):
 
 
 @dataclass(frozen=True)
-class Values:
-    """Tensors with what is known of each problem of a batch, their first dimension."""
+class Batch:
+    """Tensors whose first dimension counts problems; what is no tensor belongs to all of them."""
+
+    @property
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        known = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: x for name, x in known.items() if isinstance(x, torch.Tensor)}
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """All of them, in order."""
-        return tuple(getattr(self, f.name) for f in fields(self))
+        return tuple(self._tensors.values())
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        return self.tensors[0].device
+
+    def __len__(self) -> int:
+        return len(self.tensors[0])
+
+    def at(self, places: torch.Tensor) -> Self:
+        """Those at some places."""
+        return replace(self, **{name: x[places] for name, x in self._tensors.items()})
+
+
+@dataclass(frozen=True)
+class Values(Batch):
+    """What is known of each problem of a batch."""
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
@@ -52,10 +74,6 @@ class Values:
         """Take ``others`` to some places."""
         for known, other in zip(self.tensors, others.tensors, strict=True):
             known[places] = other
-
-    def at(self, places: torch.Tensor) -> Self:
-        """Those at some places."""
-        return replace(self, **{f.name: getattr(self, f.name)[places] for f in fields(self)})
 
 
 P = TypeVar("P", bound=Problems)

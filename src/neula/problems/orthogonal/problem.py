@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -14,7 +14,7 @@ from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.scaling import SAFE_NORMS, power_of_two_scales
 from neula.certificates.qr import certifying_dtype, image_of, qr_measures
 from neula.engines import BF16, FP16, FP32, FP64, Arithmetic, Engine, Format
-from neula.pipeline.chain import Values
+from neula.pipeline.chain import Batch, Values
 from neula.pipeline.inputs import check_finite
 from neula.pipeline.progress import Progress
 
@@ -92,7 +92,7 @@ class QRValues(Values):
 
 
 @dataclass(frozen=True)
-class Matrices:
+class Matrices(Batch):
     """A batch of matrices as they were given, and how their factors are kept and measured.
 
     Attributes
@@ -103,18 +103,6 @@ class Matrices:
 
     a: torch.Tensor
     options: Options
-
-    @property
-    def device(self) -> torch.device:
-        """Where they are."""
-        return self.a.device
-
-    def __len__(self) -> int:
-        return len(self.a)
-
-    def at(self, places: torch.Tensor) -> Matrices:
-        """Some of them."""
-        return replace(self, a=self.a[places])
 
     @cached_property
     def single(self) -> Matrix:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -17,7 +17,7 @@ from neula.certificates.bounds import solve_bound
 from neula.certificates.forward_error import SURE
 from neula.engines import FP64
 from neula.kernels.doubled import Doubled
-from neula.pipeline.chain import Answer
+from neula.pipeline.chain import Answer, Batch
 from neula.pipeline.progress import stage
 from neula.problems.systems.problem import Members, Options
 from neula.problems.systems.scaled import Scaled
@@ -27,7 +27,7 @@ VECTORS = 3
 
 
 @dataclass(frozen=True)
-class Systems:
+class Systems(Batch):
     """A batch of systems as they were given.
 
     Attributes
@@ -40,18 +40,6 @@ class Systems:
     a: torch.Tensor
     b: torch.Tensor
     options: Options
-
-    @property
-    def device(self) -> torch.device:
-        """Where they are."""
-        return self.a.device
-
-    def __len__(self) -> int:
-        return len(self.a)
-
-    def at(self, places: torch.Tensor) -> Systems:
-        """Some of them."""
-        return replace(self, a=self.a[places], b=self.b[places])
 
 
 def solve_directly(systems: Systems, before: Answer[Members] | None = None) -> Answer[Members]:
