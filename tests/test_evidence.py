@@ -210,6 +210,18 @@ def test_lstsq_to_the_forward_error(engine: str, cond: float) -> None:
     assert forward.forward_error <= 2 * U64 < backward.forward_error
 
 
+def test_digits_that_were_asked_for_and_are_not_reached_are_said() -> None:
+    """A truncated solution is known as well as the singular vectors that are dropped, and no better."""
+    A = random_matrix("geometric", 40, 12, cond=1e8, seed=1).numpy()
+    b = np.random.default_rng(11).standard_normal((40, 2))
+    assert neula.lstsq(A, b, rcond=1e-6).converged
+    with pytest.warns(neula.AccuracyWarning, match=r"forward error .*, asked for 1.8e-15") as caught:
+        result = neula.lstsq(A, b, rcond=1e-6, certify="forward")
+    assert not issubclass(caught[0].category, neula.IllConditionedWarning), "some digits are sure"
+    assert not result.converged
+    assert 1.8e-15 < result.forward_error < 0.1
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_narrow_types_are_rounded_once(dtype: str) -> None:
     rng = np.random.default_rng(1)

@@ -18,6 +18,10 @@ from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, LstsqResult, SolveResult
 from neula.pipeline.shapes import System
 
+FORWARD = 16
+"""Unit roundoffs of a forward error that is at the level of a format. Refinement ends at half of one, x is
+rounded by another, and the rest are margins of what is measured."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -46,6 +50,11 @@ class Options:
         """Forward error of a solution that was refined to the end, before it is rounded."""
         # Digits beyond those of a narrower dtype would be rounded away.
         return self.target.u / (2 if self.target is FP64 else 16)
+
+    @property
+    def largest_error(self) -> float:
+        """What a forward error may be: a digit is sure, or nearly all of them are asked for."""
+        return min(SURE, FORWARD * self.target.u) if self.forward else SURE
 
 
 @dataclass(frozen=True)

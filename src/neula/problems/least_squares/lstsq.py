@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from neula.certificates.bounds import lstsq_bound, target_format
+from neula.certificates.forward_error import SURE
 from neula.engines import Arithmetic, Engine, format_of, select_engine
 from neula.errors import unknown_name
 from neula.kernels.precision import plain_arithmetic
@@ -85,8 +86,9 @@ def lstsq(
         Refinement iterations of each attempt.
     certify : {"backward", "forward"}, optional
         What is refined until it is at the level of the accuracy: the backward error, or the forward error of
-        x, with residuals in twice the working precision, as long as the condition number times the unit
-        roundoff is below one. Small problems get the latter in any case.
+        x, with residuals in twice the working precision, which the condition number times the unit roundoff
+        allows where it is well below one; with ``"forward"`` a solution that does not get there is not
+        accepted. Small problems are refined that far in any case.
     strict : bool, optional
         Raise an :class:`~neula.pipeline.result.AccuracyError` where there would be a warning, and refuse NaN
         and Inf in batches, too.
@@ -199,7 +201,7 @@ def lstsq(
             check_finite(rhs.tensor, rhs.tensor, "b")
         report_missed(
             f"least squares is not certified to {result.accuracy} accuracy",
-            _why(result, run, is_batch=is_batch),
+            _why(result, run, options, is_batch=is_batch),
             result,
             report.missed(run),
             strict=strict,
@@ -242,9 +244,16 @@ def _check_names(algorithm: str | None, certify: str, max_iterations: int, rcond
         raise ValueError(f"rcond must be at least 0 and below 1, got {rcond}")
 
 
-def _why(result: LstsqResult, run: Run[Members], *, is_batch: bool) -> str:
+def _why(result: LstsqResult, run: Run[Members], options: Options, *, is_batch: bool) -> str:
     accurate = result.backward_error <= result.tolerance
-    if is_batch or (accurate and not unsure(run)):  # the rank is in doubt
+    if is_batch:
+        return run.attempts[-1].reason
+    if accurate and SURE >= result.forward_error > options.largest_error:
+        return (
+            f"forward error {result.forward_error:.1e}, asked for {options.largest_error:.1e}: "
+            f"condition number {result.condition:.1e} ({run.label})"
+        )
+    if accurate and not unsure(run):  # the rank is in doubt
         return run.attempts[-1].reason
     if accurate:
         return (

@@ -90,8 +90,9 @@ def solve(
         Solves with the factors in each attempt.
     certify : {"backward", "forward"}, optional
         What is refined until it is at the level of the accuracy: the backward error, or the forward error of
-        x, with residuals in twice the working precision, as long as the condition number times the unit
-        roundoff is below one. Small systems get the latter in any case.
+        x, with residuals in twice the working precision, which the condition number times the unit roundoff
+        allows where it is well below one; with ``"forward"`` a solution that does not get there is not
+        accepted. Small systems are refined that far in any case.
     strict : bool, optional
         Raise an :class:`~neula.pipeline.result.AccuracyError` where there would be a warning.
     progress : callable, optional
@@ -190,7 +191,7 @@ def solve(
     if not result.converged:
         report_missed(
             f"the system is not certified to be solved to {result.accuracy} accuracy",
-            _why(result),
+            _why(result, options),
             result,
             report.missed(run),
             strict=strict,
@@ -273,7 +274,7 @@ def _of_batch(why: str, place: int, batch: tuple[int, ...]) -> str:
     return f"A[{', '.join(map(str, np.unravel_index(place, batch)))}] of the batch: {why}"
 
 
-def _why(result: SolveResult) -> str:
+def _why(result: SolveResult, options: Options) -> str:
     if not result.backward_error <= result.tolerance:
         return (
             f"backward error {result.backward_error:.1e}, asked for {result.tolerance:.1e} ({result.method})"
@@ -282,6 +283,11 @@ def _why(result: SolveResult) -> str:
         return (
             f"A is ill-conditioned or singular, no digit of x is sure: condition number "
             f"{result.condition:.1e}, forward error {result.forward_error:.1e} ({result.method})"
+        )
+    if not result.forward_error <= options.largest_error:
+        return (
+            f"forward error {result.forward_error:.1e}, asked for {options.largest_error:.1e}: "
+            f"condition number {result.condition:.1e} ({result.method})"
         )
     return (
         f"A is so ill-conditioned that the residual is longer than b once x is rounded: condition number "
