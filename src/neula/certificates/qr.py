@@ -71,8 +71,9 @@ class QRCertificates(Sequence[QRCertificate]):
 
     @cached_property
     def error(self) -> np.ndarray:
-        """The larger measure of each matrix; NaN where one is."""
-        return np.maximum(self.residual, self.orthogonality)
+        """The larger measure of each matrix; infinite where one is not finite."""
+        error = np.maximum(self.residual, self.orthogonality)
+        return np.where(np.isfinite(error), error, np.inf)
 
     @cached_property
     def rejected(self) -> int:

@@ -45,7 +45,7 @@ PAPERS = Widths(PANEL, INNER_PANEL)
 
 def units(setting: Setting) -> dict[str, Engine]:
     """What rounds: tensor cores and their emulation, or the latter alone where there are none."""
-    if isinstance(setting.numerics, EmulatedEngine):
+    if type(setting.numerics) is EmulatedEngine:
         return {EMULATED: setting.numerics}
     return {UNIT: setting.numerics, EMULATED: EmulatedEngine(setting.device, FP16)}
 
