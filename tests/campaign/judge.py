@@ -6,7 +6,8 @@ unsound
 false alarm
     A warning, or a ``forward_error`` above 1,000 times the true error (or u), where the bound with the true
     condition and a backward error of u is below 0.01. Only the default chain is asked: who names an
-    algorithm gets that one.
+    algorithm gets that one. With ``certify="forward"`` a warning that digits are missing is none where they
+    are: where ``forward_error`` is not 1,000 times too large.
 violation
     Another promise that was broken; see :func:`_promises`.
 """
@@ -97,6 +98,7 @@ def _judge_solver(example: Example, answer: Answer, verdict: Verdict) -> None:
             claimed=claimed[i],
             accepted=bool(accepted[i]),
             warned=answer.warned and (doubted or count == 1),
+            exacting=dict(example.recipe.options).get("certify") == "forward",
             rank=None if ranks is None else int(ranks[i]),
             u=u,
             spacing=spacing_of(example.a.dtype),
@@ -121,6 +123,8 @@ class _Judged:
         What the result says; None for systems.
     spacing : int
         ``log2`` of the smallest number of the result's dtype.
+    exacting : bool
+        Whether a warning may say that not all digits are sure.
     fair : bool
         Whether warnings can be false alarms.
     """
@@ -130,6 +134,7 @@ class _Judged:
     claimed: np.ndarray
     accepted: bool
     warned: bool
+    exacting: bool
     rank: int | None
     u: float
     spacing: int
@@ -168,9 +173,11 @@ class _Judged:
     def _alarms(self, errors: np.ndarray, expected: np.ndarray) -> Iterator[Finding]:
         if not self.fair:
             return
-        if self.warned and (expected < SOLVABLE).all():
+        tight = self.claimed <= LOOSE * np.maximum(errors, self.u)
+        deserved = self.exacting and bool((tight & (self.claimed < NO_DIGIT)).all())
+        if self.warned and not deserved and (expected < SOLVABLE).all():
             yield Finding("false alarm", "warning", f"expected errors {expected}, found {errors}")
-        loose = (expected < SOLVABLE) & ~(self.claimed <= LOOSE * np.maximum(errors, self.u))
+        loose = (expected < SOLVABLE) & ~tight
         if loose.any():
             yield Finding("false alarm", "bound", f"errors {errors}, and forward_errors {self.claimed}")
 

@@ -223,6 +223,14 @@ class Report:
         }
 
 
+def accept_digits(run: Run[S], options: Options) -> None:
+    """Take acceptance back where the forward error that was asked for is not reached.
+
+    Better links would not reach it either, where residuals in twice the working precision do not.
+    """
+    run.accepted &= numbers_of(run)["forward_error"] <= options.largest_error
+
+
 def unsure(run: Run[S]) -> bool:
     """Whether of any problem no digit of x is sure: of those that hold neither NaN nor Inf."""
     of = numbers_of(run)

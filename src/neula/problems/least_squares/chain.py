@@ -109,21 +109,18 @@ class LeastSquaresJudge:
     ----------
     bound : float
         Largest backward error.
-    largest_error : float
-        Largest forward error.
     together : bool
         Whether problems were solved together.
     """
 
     bound: float
-    largest_error: float
     together: bool
 
     @classmethod
     def of(cls, m: int, n: int, options: Options, *, together: bool) -> LeastSquaresJudge:
         """That for problems of one shape."""
         rows = m if together else options.rows(m, n)
-        return cls(lstsq_bound(options.target, min(rows, n)), options.largest_error, together)
+        return cls(lstsq_bound(options.target, min(rows, n)), together)
 
     def measure(self, problems: Problems, answer: Answer[Members]) -> torch.Tensor:
         """What :attr:`Members.names` says, for each problem."""
@@ -135,7 +132,7 @@ class LeastSquaresJudge:
         The SVD improves what was found before, and has the last word.
         """
         of = dict(zip(Members.names, numbers, strict=True))
-        accepted = (of["accepted"] > 0) & (of["forward_error"] <= self.largest_error) & (not answer.doubt)
+        accepted = (of["accepted"] > 0) & (not answer.doubt)
         superseded = np.full_like(of["accepted"], answer.label != SVD)
         error = np.maximum(of["refined_error"], self.bound)
         demerit = np.array([~accepted, superseded, error, of["forward_error"]])

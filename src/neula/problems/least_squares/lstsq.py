@@ -21,7 +21,7 @@ from neula.pipeline.inputs import check_finite, gradient_wanted, refuse_gradient
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, LstsqResult, report_missed
 from neula.pipeline.shapes import System, broadcast_system
-from neula.pipeline.solutions import Report, attached, does_not_fit, numbers_of, unsure
+from neula.pipeline.solutions import Report, accept_digits, attached, does_not_fit, numbers_of, unsure
 from neula.problems.least_squares.prepared import Problems
 from neula.problems.least_squares.problem import Members, Options
 from neula.problems.least_squares.run import solve_problems, with_exact_zeros
@@ -193,6 +193,7 @@ def lstsq(
         run = with_exact_zeros(solve_problems(problems, is_batch=is_batch), problems)
     if spoilt is not None:
         _put_nan(run, spoilt, shapes)
+    accept_digits(run, options)
     report = Report(a, shapes, options, spoilt)
     result = _collect(run, report)
     if not result.converged:

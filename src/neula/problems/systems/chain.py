@@ -80,20 +80,17 @@ class SystemsJudge:
     ----------
     bound : float
         Largest backward error.
-    largest_error : float
-        Largest forward error.
     improves : bool
         Whether better factors may help a solution with that backward error of which no digit is sure.
     """
 
     bound: float
-    largest_error: float
     improves: bool = True
 
     @classmethod
     def of(cls, n: int, options: Options, *, improves: bool = True) -> SystemsJudge:
         """That for systems of order n."""
-        return cls(solve_bound(options.target, n), options.largest_error, improves)
+        return cls(solve_bound(options.target, n), improves)
 
     def measure(self, problems: Systems | System, answer: Answer[Members]) -> torch.Tensor:
         """What :attr:`Members.names` says, for each system."""
@@ -103,7 +100,7 @@ class SystemsJudge:
         """Of solutions whose residual is small enough the one with the most digits is best."""
         of = dict(zip(Members.names, numbers, strict=True))
         error, forward, growth = of["refined_error"], of["forward_error"], of["growth"]
-        accepted = (of["accepted"] > 0) & (forward <= self.largest_error) & (not answer.doubt)
+        accepted = (of["accepted"] > 0) & (not answer.doubt)
         demerit = np.array([~accepted, np.maximum(error, self.bound), forward])
         final = accepted if self.improves else accepted | (error <= self.bound)
         worst = int(np.lexsort(demerit[::-1])[-1])  # NaN comes last

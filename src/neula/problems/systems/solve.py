@@ -23,6 +23,7 @@ from neula.pipeline.result import SolveResult, report_missed
 from neula.pipeline.shapes import broadcast_system
 from neula.pipeline.solutions import (
     Report,
+    accept_digits,
     attached,
     does_not_fit,
     nothing_to_do,
@@ -186,6 +187,7 @@ def solve(
     else:
         with plain_arithmetic(chosen.device):
             run = _solve(matrices, columns, options, a.tensor, rhs.tensor)
+    accept_digits(run, options)
     report = Report(a, shapes, options)
     result = _collect(run, report)
     if not result.converged:
