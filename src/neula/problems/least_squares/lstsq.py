@@ -191,9 +191,9 @@ def lstsq(
             columns = columns.masked_fill(shapes.for_columns(spoilt)[:, None], 0.0)
         problems = Problems(matrices, columns, options)
         run = with_exact_zeros(solve_problems(problems, is_batch=is_batch), problems)
+    accept_digits(run, options)
     if spoilt is not None:
         _put_nan(run, spoilt, shapes)
-    accept_digits(run, options)
     report = Report(a, shapes, options, spoilt)
     result = _collect(run, report)
     if not result.converged:
