@@ -42,6 +42,7 @@ class CudaEngine(Engine):
 
     name = "cuda"
     rounds_once = True
+    corrects = True
 
     @property
     def formats(self) -> tuple[str, ...]:
@@ -50,9 +51,6 @@ class CudaEngine(Engine):
     @property
     def tuning(self) -> Tuning:
         return _tuning_of(self.device, self.replayed_bytes)
-
-    def _refuse_correction(self) -> None:
-        pass
 
     @property
     def _half(self) -> bool:

@@ -41,6 +41,8 @@ class Engine(ABC):
         What products are computed in.
     splits : bool
         Whether products with error correction gain anything.
+    corrects : bool
+        Whether it has an arithmetic with error correction.
     rounds_once : bool
         Whether :meth:`gemm_low` sums in the storage precision and rounds when it stores: then updates of a
         matrix in the low format need no buffer.
@@ -48,21 +50,19 @@ class Engine(ABC):
 
     name: ClassVar[str]
     splits: ClassVar[bool] = True
+    corrects: ClassVar[bool] = False
     rounds_once: ClassVar[bool] = False
 
     def __init__(self, device: torch.device | str, format: Named | None = None) -> None:
         self.device = torch.device(device)
         self.arithmetic = _arithmetic(self.formats[0] if format is None else format)
-        if self.arithmetic.corrected:
-            self._refuse_correction()
+        if self.arithmetic.corrected and not self.corrects:
+            raise ValueError(
+                f"the {self.name} engine has no products with error correction ({self.arithmetic.name!r}): "
+                "pass compute='fp32', which is as accurate"
+            )
         if self.arithmetic.operands.name not in self.formats:
             raise unknown_name(f"format for the {self.name} engine", self.arithmetic.name, self.formats)
-
-    def _refuse_correction(self) -> None:
-        raise ValueError(
-            f"the {self.name} engine has no products with error correction ({self.arithmetic.name!r}): pass "
-            "compute='fp32', which is as accurate"
-        )
 
     @property
     def format(self) -> Format:

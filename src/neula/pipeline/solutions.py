@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
@@ -165,6 +166,7 @@ class Report:
         Whose library, device and dtype results go back to.
     shapes : System
     options : Options
+    run : Run
     spoilt : Tensor of bool, shape (P, copies), or None
         Right-hand sides with NaN or Inf among those that share a matrix: nothing is known of them.
     """
@@ -172,6 +174,7 @@ class Report:
     a: Taken
     shapes: System
     options: Options
+    run: Run[Any]
     spoilt: torch.Tensor | None = None
 
     def of_members(self, known: torch.Tensor, missing: float = math.nan) -> Any:
@@ -181,25 +184,27 @@ class Report:
             x = x.masked_fill(self.shapes.of_copies(self.spoilt), missing)
         return self.a.give_back(x.contiguous(), x.dtype)
 
-    def missed(self, run: Run[S]) -> list[list[int]]:
+    def missed(self) -> list[list[int]]:
         """Where in the batch problems are that were not accepted."""
-        accepted = self.shapes.of_members(torch.from_numpy(run.accepted))
+        accepted = self.shapes.of_members(torch.from_numpy(self.run.accepted))
         if self.spoilt is not None:
             accepted = accepted & ~self.shapes.of_copies(self.spoilt).cpu()
         return (~accepted).nonzero().tolist()
 
-    def worst(self, run: Run[S]) -> dict[str, float]:
+    @cached_property
+    def worst(self) -> dict[str, float]:
         """What was measured of the worst problem, by name; nothing where there are none."""
-        of = numbers_of(run)
-        if not len(run.accepted):
+        of = numbers_of(self.run)
+        if not len(self.run.accepted):
             return {}
         if self.spoilt is not None:
             return dict.fromkeys(of, math.nan)
-        worst = run.worst(of["backward_error"])
+        worst = self.run.worst(of["backward_error"])
         return {name: float(numbers[worst]) for name, numbers in of.items()}
 
-    def common(self, run: Run[S]) -> dict[str, Any]:
+    def common(self) -> dict[str, Any]:
         """What results of ``solve`` and ``lstsq`` have in common: the worst problem speaks for all."""
+        run = self.run
         values, of = run.found, numbers_of(run)
         condition, forward_error = (
             float(of[name].max(initial=least)) for name, least in (("condition", 1.0), ("forward_error", 0.0))
@@ -208,7 +213,7 @@ class Report:
             "x": self.a.give_back(self.shapes.solutions(values.x), self.options.dtype),
             "converged": self.spoilt is None and bool(run.accepted.all()),
             "iterations": run.iterations,
-            "backward_error": self.worst(run).get("backward_error", 0.0),
+            "backward_error": self.worst.get("backward_error", 0.0),
             "condition": condition if self.spoilt is None else math.nan,
             "forward_error": forward_error,
             "digits": digits_of(forward_error),

@@ -194,8 +194,8 @@ def lstsq(
     accept_digits(run, options)
     if spoilt is not None:
         _put_nan(run, spoilt, shapes)
-    report = Report(a, shapes, options, spoilt)
-    result = _collect(run, report)
+    report = Report(a, shapes, options, run, spoilt)
+    result = _collect(report)
     if not result.converged:
         if strict:
             check_finite(a.tensor, a.tensor, "A")
@@ -204,7 +204,7 @@ def lstsq(
             f"least squares is not certified to {result.accuracy} accuracy",
             _why(result, run, options, is_batch=is_batch),
             result,
-            report.missed(run),
+            report.missed(),
             strict=strict,
             unsure=unsure(run),
         )
@@ -284,17 +284,18 @@ def _check_weights(w: torch.Tensor, m: int) -> torch.Tensor:
     return w.double()
 
 
-def _collect(run: Run[Members], report: Report) -> LstsqResult:
+def _collect(report: Report) -> LstsqResult:
     """One result for the batch: the worst of its members speaks for all."""
-    values, of, options = run.found, numbers_of(run), report.options
+    run, options = report.run, report.options
+    values, of = run.found, numbers_of(run)
     if np.isinf(of["largest"]).any():
         raise does_not_fit(options.dtype)
     m, n = report.a.tensor.shape[-2:]
     ranks = of["rank"][~np.isnan(of["backward_error"])]
     norms = report.shapes.of_columns(values.residual_norm).flatten().tolist()
     return LstsqResult(
-        **report.common(run),
-        optimality=report.worst(run).get("optimality", 0.0),
+        **report.common(),
+        optimality=report.worst.get("optimality", 0.0),
         tolerance=lstsq_bound(options.target, max(1, min(m, n))),
         residual_norm=norms[0] if len(norms) == 1 else norms,
         rank=int(min(ranks, default=0)) if len(run.accepted) else min(m, n),

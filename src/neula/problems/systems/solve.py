@@ -188,14 +188,14 @@ def solve(
         with plain_arithmetic(chosen.device):
             run = _solve(matrices, columns, options, a.tensor, rhs.tensor)
     accept_digits(run, options)
-    report = Report(a, shapes, options)
-    result = _collect(run, report)
+    report = Report(a, shapes, options, run)
+    result = _collect(report)
     if not result.converged:
         report_missed(
             f"the system is not certified to be solved to {result.accuracy} accuracy",
             _why(result, options),
             result,
-            report.missed(run),
+            report.missed(),
             strict=strict,
             unsure=not result.forward_error <= SURE,
         )
@@ -297,14 +297,14 @@ def _why(result: SolveResult, options: Options) -> str:
     )
 
 
-def _collect(run: Run[Members], report: Report) -> SolveResult:
+def _collect(report: Report) -> SolveResult:
     """One result for the batch: the worst of its members speaks for all."""
-    options = report.options
+    options, run = report.options, report.run
     if not np.isfinite(numbers_of(run)["largest"]).all():
         raise does_not_fit(options.dtype)
     return SolveResult(
-        **report.common(run),
+        **report.common(),
         tolerance=solve_bound(options.target, report.a.tensor.shape[-1]),
-        growth=report.worst(run).get("growth", 1.0),
+        growth=report.worst.get("growth", 1.0),
         method=run.label,
     )
