@@ -24,7 +24,8 @@ WITHOUT_KERNELS = cuda_tuning((9, 0), replayed_bytes=290_000_000, corrected=Fals
 
 SVD = "svd fp64"
 FAST = ["rgsqrf fp16_cor", "rgsqrf fp64", "householder fp64"]
-SEMINORMAL = ["gram-schmidt fp32 + seminormal", "gram-schmidt fp64 + seminormal"]
+SEMINORMAL = ["cholesky fp64 + seminormal", "gram-schmidt fp64 + seminormal"]
+SEMINORMAL_FP32 = ["gram-schmidt fp32 + seminormal", "gram-schmidt fp64 + seminormal"]
 SEMINORMAL_CPU = ["cholesky fp64 + seminormal", "householder fp64 + seminormal"]
 
 P = TypeVar("P", bound=Any)
@@ -73,7 +74,6 @@ def by(inner: str, *ways: str) -> list[str]:
 @pytest.mark.parametrize(
     ("m", "n", "first"),
     [
-        (2000, 500, ["cholesky fp16_cor"]),
         (131072, 2048, ["cholesky fp16_cor"]),
         (131072, 4096, ["cholesky fp16", "cholesky fp16_cor"]),
         (32768, 16384, ["rgsqrf fp16"]),
@@ -92,7 +92,7 @@ def test_least_squares_where_fp64_is_slow() -> None:
 
 def test_least_squares_on_a_gpu_without_corrected_products() -> None:
     expected = by("cgls", "rgsqrf fp16", "rgsqrf fp64", "householder fp64")
-    assert tried(WITHOUT_KERNELS, 2000, 500) == [*expected, SVD]
+    assert tried(WITHOUT_KERNELS, 131072, 2048) == [*expected, SVD]
 
 
 @pytest.mark.parametrize(("m", "n"), [(2000, 500), (32768, 16384)])
@@ -105,12 +105,15 @@ def test_one_large_least_squares_problem_elsewhere(m: int, n: int) -> None:
 @pytest.mark.parametrize("shape", [(64, 32), (32, 64), (1000, 100)])
 def test_small_least_squares_problems(shape: tuple[int, int], count: int) -> None:
     assert tried(H200, *shape, count) == [*SEMINORMAL, SVD]
+    assert tried(SLOW_FP64, *shape, count) == [*SEMINORMAL_FP32, SVD]
     assert tried(CPU, *shape, count) == [*SEMINORMAL_CPU, SVD]
 
 
-def test_a_gpu_solves_larger_least_squares_problems_of_a_batch_together() -> None:
-    assert tried(H200, 2000, 500, 10) == [*SEMINORMAL, SVD]
-    assert tried(H200, 20000, 500, 10) == [*by("cgls", "cholesky fp16_cor", *FAST), SVD]
+def test_a_gpu_solves_larger_least_squares_problems_together() -> None:
+    assert tried(H200, 16384, 2048) == tried(H200, 500, 2000, 10) == [*SEMINORMAL, SVD]
+    assert tried(SLOW_FP64, 2000, 500, 10) == [*SEMINORMAL_FP32, SVD]
+    alone = by("cgls", "cholesky fp16_cor", "rgsqrf fp16_cor", "householder fp64")
+    assert tried(SLOW_FP64, 20000, 500, 10) == [*alone, SVD]
     assert tried(CPU, 2000, 500, 10) == tried(CPU, 2000, 500)
 
 
@@ -122,7 +125,7 @@ def test_wide_least_squares_problems() -> None:
 
 def test_damped_least_squares_problems_are_never_wide() -> None:
     assert tried(CPU, 500, 2000, damp=0.1) == [*by("cgls", "rgsqrf fp32", "householder fp64"), SVD]
-    assert tried(H200, 500, 2000, damp=0.1) == [*by("cgls", "cholesky fp16_cor", *FAST), SVD]
+    assert tried(H200, 2048, 8192, damp=0.1) == [*by("cgls", "rgsqrf fp16", *FAST), SVD]
     # Those of the stacked matrix count.
     assert tried(CPU, 90, 220) == [*SEMINORMAL_CPU, SVD]
     assert tried(CPU, 90, 220, damp=0.1) == [*by("cgls", "rgsqrf fp32", "householder fp64"), SVD]

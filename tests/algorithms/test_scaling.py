@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neula.algorithms.scaling import LIMIT, binary_exponents, power_of_two_scales, shift, two_product
+from neula.algorithms.scaling import binary_exponents, power_of_two_scales, two_product
+from neula.kernels.shift import LIMIT, shift
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 

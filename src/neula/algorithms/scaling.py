@@ -32,10 +32,6 @@ def power_of_two_scales(column_max: torch.Tensor) -> torch.Tensor:
     return scales.masked_fill(~(column_max > 0), 1.0)
 
 
-LIMIT = 2044
-"""Exponents beyond this shift any float64 number out of its range."""
-
-
 def binary_exponents(largest: torch.Tensor) -> torch.Tensor:
     """The e with ``largest 2^-e`` in [1/2, 1), also for subnormal numbers; 0 for zero.
 
@@ -45,27 +41,6 @@ def binary_exponents(largest: torch.Tensor) -> torch.Tensor:
     [0, 1, 3, -1073]
     """
     return torch.frexp(largest)[1]
-
-
-def shift(x: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
-    """``x 2^e`` in float64, exact unless it is subnormal; infinite where it overflows.
-
-    In two steps, since ``2^e`` alone may overflow where the product does not. Subnormal numbers are rounded
-    in both, to one unit in the last place.
-
-    Examples
-    --------
-    >>> shift(torch.tensor([2.0**-1074], dtype=torch.float64), torch.tensor([1074])).item()
-    1.0
-    """
-    exponents = exponents.clamp(-LIMIT, LIMIT)
-    half = exponents.div(2, rounding_mode="floor")
-    return x * _power_of_two(half) * _power_of_two(exponents - half)
-
-
-def _power_of_two(exponents: torch.Tensor) -> torch.Tensor:
-    """``2^e`` for exponents of normal float64 numbers, by their bits."""
-    return (exponents.long() + 1023).bitwise_left_shift(52).view(torch.float64)
 
 
 def two_product(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

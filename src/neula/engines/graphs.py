@@ -33,6 +33,12 @@ LEAST = 1 << 21
 MOST = 1024
 """Keys that are remembered, of what was called once, and of what is replayed or cannot be."""
 
+SMALL = 1 << 16
+"""Bytes of a result up to which it is copied together with others."""
+
+ALIGNED = 16
+"""Bytes at multiples of which results begin in the buffer that they share."""
+
 STREAMS = 128
 """Streams of callers that are remembered."""
 
@@ -53,9 +59,53 @@ after the other, and its results are copied before the next one.
 
 
 @dataclass(frozen=True)
+class _Packed:
+    """Results of a graph, the small ones in one buffer: to copy each by itself would take launches.
+
+    Attributes
+    ----------
+    results : tuple of Tensor
+        In memory of the graph.
+    buffer : Tensor of bytes
+    places : tuple of int
+        Where each result begins in the buffer; -1 for those that are too large for it.
+    """
+
+    results: Tensors
+    buffer: torch.Tensor
+    places: tuple[int, ...]
+
+    @classmethod
+    def of(cls, results: Tensors) -> _Packed:
+        """Copy small results to a buffer."""
+        places, end = [], 0
+        for x in results:
+            small = 0 < x.nbytes <= SMALL and x.is_contiguous()
+            places.append(end if small else -1)
+            end += -(-x.nbytes // ALIGNED) * ALIGNED if small else 0
+        packed = cls(results, results[0].new_empty(end, dtype=torch.uint8), tuple(places))
+        for x, copy, place in zip(results, packed._views(packed.buffer), places, strict=True):
+            if place >= 0:
+                copy.copy_(x)
+        return packed
+
+    def clone(self) -> Tensors:
+        """Copies for the caller; the small ones are views of one."""
+        return self._views(self.buffer.clone(), copy=True)
+
+    def _views(self, buffer: torch.Tensor, *, copy: bool = False) -> Tensors:
+        return tuple(
+            (x.clone() if copy else x)
+            if place < 0
+            else buffer[place : place + x.nbytes].view(x.dtype).view(x.shape)
+            for x, place in zip(self.results, self.places, strict=True)
+        )
+
+
+@dataclass(frozen=True)
 class _Graph:
     inputs: Tensors
-    outputs: Tensors
+    outputs: _Packed
     kept: Tensors
     graph: torch.cuda.CUDAGraph
 
@@ -66,9 +116,7 @@ class _Graph:
     def __call__(self, inputs: Tensors, out: Tensors | None) -> Tensors:
         _copy(self.inputs, inputs)
         self.graph.replay()
-        if out is None:
-            return tuple(output.clone() for output in self.outputs)
-        return _copy(out, self.outputs)
+        return self.outputs.clone() if out is None else _copy(out, self.outputs.results)
 
 
 def _copy(targets: Tensors, sources: Tensors) -> Tensors:
@@ -230,13 +278,13 @@ def _capture(
     function: Callable[..., Tensors],
     inputs: Tensors,
     memory: torch.cuda.CUDAGraph | None,
-) -> Tensors:
+) -> _Packed:
     """Capture the function on the current stream, which captures nothing any more afterwards."""
     pool = None if memory is None else memory.pool()
     try:
         # Not torch.cuda.graph, which empties the caches of the user. Other threads may go on.
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-        outputs = function(*inputs)
+        outputs = _Packed.of(function(*inputs))
         graph.capture_end()
     except BaseException as error:
         with contextlib.suppress(RuntimeError):  # what has failed, has not begun or is at its end

@@ -71,11 +71,14 @@ class Tuning:
         CPU's cache and hide the time of calls, and half a GB, which fills a GPU.
     together : int
         Value of ``m n^2`` up to which least squares take each step for all problems: an R in double precision
-        takes milliseconds there, and nothing is to be gained from a lower one.
+        takes milliseconds there, and nothing is to be gained from a lower one. A GPU plays the whole link
+        back, and synchronizes once: 2000 x 500 takes 2.9 ms on an H200, and 12 with an R in half precision
+        and iterations that the host counts; 16384 x 2048 takes 9.6 and 16, 262144 x 1024 25 and 12.5.
     small_r : tuple of str
         Where their R comes from, in the order to try. On a CPU the Gram matrix in double precision: 100
         matrices of 256 x 32 take 2 ms, and 4.4 ms by LAPACK's QR. Like an R in float32 it does for condition
-        numbers up to about 1e6.
+        numbers up to about 1e6. So it does on GPUs with fast fp64: one of 2000 x 500 takes 0.25 ms, and
+        1.1 ms by Gram-Schmidt in float32.
     blind_steps : int
         Refinement steps of such problems between which nothing synchronizes: enough for an R in float32 and
         condition numbers up to 1e4, what needs more of them goes on to a better R. 0: as many as it takes.
@@ -221,7 +224,8 @@ def cuda_tuning(
         double=Recursion("cholesky", 256),
         batched_elements=1 << 22,
         chunk_elements=1 << 26,
-        small_r=("gram-schmidt fp32", "gram-schmidt fp64"),
+        together=130_000_000_000 if fast_fp64 else 10_000_000,
+        small_r=("cholesky fp64" if fast_fp64 else "gram-schmidt fp32", "gram-schmidt fp64"),
         blind_steps=3,
         inverted=2048,
         lu_panel=1024,  # as fast as 512 up to 32768 columns, and half the launches

@@ -95,6 +95,8 @@ class Answer(Generic[V]):
     iterations : int
     history : tuple of float
         Errors on the way.
+    measured : Tensor, shape (numbers, batch), or None
+        What the judge is to measure, where that was a part of the launches of the link.
     numbers : array of float, shape (numbers, batch), or None
         What the judge has measured, once it has: for a link that inherits.
     """
@@ -104,6 +106,7 @@ class Answer(Generic[V]):
     doubt: str = ""
     iterations: int = 0
     history: tuple[float, ...] = ()
+    measured: torch.Tensor | None = None
     numbers: np.ndarray | None = None
 
     def at(self, places: np.ndarray, device: torch.device) -> Answer[V]:
@@ -330,7 +333,8 @@ def run_chain(links: Iterable[Link[P, V]], problems: P, judge: Judge[P, V], know
                 if str(why):
                     run.attempts.append(Attempt(why.label or link.label, False, str(why)))
                 continue
-            previous.numbers = _read(judge.measure(mine, previous))
+            measured = judge.measure(mine, previous) if previous.measured is None else previous.measured
+            previous.numbers = _read(measured)
             left = run.keep(previous, previous.numbers, judge.verdict(previous, previous.numbers))
             if not len(left):
                 break

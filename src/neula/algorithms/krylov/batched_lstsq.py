@@ -22,6 +22,7 @@ from neula.certificates.backward_error import Measures, Norms, over
 from neula.engines import FP64
 from neula.engines.random_vectors import gaussian
 from neula.kernels.doubled import Doubled
+from neula.kernels.triangular_inverse import upper_inverse
 
 PROBES = 8
 """Random vectors that show ``||I - W^T W||_F``; with up to as many columns they are the unit vectors, which
@@ -67,8 +68,7 @@ class _Factored:
     ) -> None:
         self.t, self.low, self.b_low = t, low, b_low
         self.doubled = Doubled.of(t)
-        identity = torch.eye(r.shape[-1], dtype=r.dtype, device=r.device)
-        self.inverse = torch.linalg.solve_triangular(r, identity, upper=True)
+        self.inverse = upper_inverse(r)
         self.rate = rate_of(t, r, self.inverse)
 
     def coordinates(self, g: torch.Tensor) -> torch.Tensor:

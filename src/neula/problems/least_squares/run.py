@@ -40,13 +40,13 @@ def solve_problems(problems: Problems, *, is_batch: bool) -> Run[Members]:
     if b.numel() == 0:
         return _without_right_hand_sides(problems, is_batch=is_batch)
     together = chain_together(count, m, n, options)
-    if not is_batch:
-        if together:  # alone, it is looked at there
-            check_finite(a[0], options.engine.column_max(a[0]), "A")
-        check_finite(b[0].squeeze(-1), options.engine.column_max(b[0]), "b")
-    run = Run.begin(count, _missing(problems, count))
     if together:
         run = run_chain(together, problems, LeastSquaresJudge.of(m, n, options, together=True))
+    else:
+        run = Run.begin(count, _missing(problems, count))
+    if not is_batch and len(run.open):  # no solution of numbers that are not finite is accepted
+        check_finite(a[0], options.engine.column_max(a[0]), "A")
+        check_finite(b[0].squeeze(-1), options.engine.column_max(b[0]), "b")
     unusable = _set_aside(run, problems) if is_batch and len(run.open) else np.empty(0, dtype=np.int64)
     alone = chain_after_together() if together else chain_alone(m, n, options)
     judge = LeastSquaresJudge.of(m, n, options, together=False)

@@ -12,8 +12,9 @@ from functools import cached_property
 
 import torch
 
-from neula.algorithms.scaling import LIMIT, binary_exponents, shift, two_product
+from neula.algorithms.scaling import binary_exponents, two_product
 from neula.kernels.doubled import Doubled
+from neula.kernels.shift import LIMIT, shift
 
 EXACT = 2.0**-900
 """Products below may lose what rounding has lost of them."""
@@ -226,7 +227,7 @@ def _sums_are_zero(a: list[torch.Tensor] | None, b: list[torch.Tensor] | None) -
 def _weighted(x: torch.Tensor, weights: torch.Tensor | None) -> tuple[Sum, torch.Tensor]:
     """``diag(weights) X`` with scaled columns, and their exponents, shape (batch, 1, columns)."""
     if weights is None:
-        exponents = binary_exponents(x.abs().amax(1, keepdim=True))
+        exponents = binary_exponents(torch.linalg.vector_norm(x, math.inf, dim=1, keepdim=True))
         return (shift(x, -exponents), None), exponents
     # By significands and exponents: neither the product nor its factors overflow.
     fraction, exponent = torch.frexp(x)

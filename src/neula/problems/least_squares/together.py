@@ -29,10 +29,11 @@ from neula.algorithms.krylov.doubled_refinement import (
     System,
     refine_doubled,
 )
-from neula.algorithms.scaling import shift
 from neula.certificates.backward_error import over
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE
+from neula.kernels.shift import shift
+from neula.kernels.triangular_inverse import upper_inverse
 from neula.pipeline.chain import Answer
 from neula.pipeline.progress import stage
 from neula.problems.least_squares.prepared import Problems
@@ -72,14 +73,18 @@ def solve_together(
     def refined(a: torch.Tensor, b: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
         members, taken = _refined(a, b, factor, replace(options, weights=weights[0] if weights else None))
         steps.append(taken)
-        return members.tensors
+        return *members.tensors, members.measured()
 
-    parts: list[Members] = []
+    parts, measured = [], []
     for a, b in problems.chunks(size):
-        parts.append(Members(*options.engine.replay(refined, (a, b, *weights), key)))
+        *members, numbers = options.engine.replay(refined, (a, b, *weights), key)
+        parts.append(Members(*members))
+        measured.append(numbers)
         report(min(1.0, len(parts) * size / len(problems)))
     # Where nobody looks at errors in between there are as many as may be; what is played back counts none.
-    return Answer(Members.joined(parts), label, iterations=max(steps) if options.looks else _most(options))
+    taken = max(steps) if options.looks else _most(options)
+    numbers = measured[0] if len(measured) == 1 else torch.cat(measured, 1)
+    return Answer(Members.joined(parts), label, iterations=taken, measured=numbers)
 
 
 def _most(options: Options) -> int:
@@ -159,8 +164,7 @@ def _minimum_norm(problems: ScaledProblems, factor: Factor, options: Options) ->
     residual = found.residual + rows.t.mT @ (found.x - rows.scale(x, problems) + found.x_low)
     b_transposed = (problems.a / problems.norms).mT
     r = factor(b_transposed)
-    identity = torch.eye(r.shape[-1], dtype=r.dtype, device=r.device)
-    inverse = torch.linalg.solve_triangular(r, identity, upper=True)
+    inverse = upper_inverse(r)
     condition = schatten_bounds(r)[0] * schatten_bounds(inverse)[1]
     # An R of the normal equations may look regular where B is not.
     condition = condition.where(rate_of(b_transposed, r, inverse)[:, None] <= MAX_RATE, torch.inf)

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import torch
 
-from neula.algorithms.scaling import binary_exponents, shift
+from neula.algorithms.scaling import binary_exponents
 from neula.certificates.qr import QRCertificate
 from neula.engines import FP64, Format
 from neula.kernels.precision import plain_arithmetic
+from neula.kernels.shift import shift
 from neula.pipeline.chain import Link, Run, run_chain
 from neula.pipeline.inputs import finite_members, flattened
 from neula.problems.orthogonal import chain

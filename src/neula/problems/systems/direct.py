@@ -10,13 +10,13 @@ import torch
 
 from neula.algorithms.krylov.batched_lstsq import MARGIN, ROUNDING, lengths, probes
 from neula.algorithms.krylov.doubled_refinement import DOUBLED, MAX_STEPS, Evaluation, refine_doubled
-from neula.algorithms.scaling import shift
 from neula.algorithms.spectra.inverse_norm import inverse_norm, norm_of
 from neula.certificates.backward_error import Measures, over
 from neula.certificates.bounds import solve_bound
 from neula.certificates.forward_error import SURE
 from neula.engines import FP64
 from neula.kernels.doubled import Doubled
+from neula.kernels.shift import shift
 from neula.pipeline.chain import Answer, Batch
 from neula.pipeline.progress import stage
 from neula.problems.systems.problem import Members, Options

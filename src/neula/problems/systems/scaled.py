@@ -7,9 +7,10 @@ from functools import cached_property
 
 import torch
 
-from neula.algorithms.scaling import LIMIT, binary_exponents, shift
+from neula.algorithms.scaling import binary_exponents
 from neula.certificates.backward_error import over
 from neula.engines import FP64
+from neula.kernels.shift import LIMIT, shift
 
 ALIKE, NEAR = 3, 3
 """Exponents of rows and columns that stay as they are differ by less, and are no larger: scaling is a pass

@@ -1,0 +1,54 @@
+"""Multiplication by powers of two: what brings numbers near the ends of the range into its middle."""
+
+from __future__ import annotations
+
+import torch
+
+from neula.kernels.dispatch import kernel, trial
+
+LIMIT = 2044
+"""Exponents beyond this shift any float64 number out of its range."""
+
+
+@trial("The kernel that multiplies by powers of two", "a dozen of the library's take its place")
+def _tried(device: torch.device) -> None:
+    one = torch.ones(1, 1, 2, device=device, dtype=torch.float64)
+    shift.kernel(one, torch.ones(1, 1, 1, device=device, dtype=torch.int32))
+
+
+def _has_three_dimensions(x: torch.Tensor, exponents: torch.Tensor) -> bool:
+    """Or fewer, and there is something to do."""
+    return (
+        max(x.ndim, exponents.ndim) <= 3
+        and x.dtype == torch.float64
+        and 0 not in (*x.shape, *exponents.shape)
+    )
+
+
+@kernel("neula.kernels.shift_triton:shift_triton", trial=_tried, when=_has_three_dimensions)
+def shift(x: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
+    """``x 2^e`` in float64, exact unless it is subnormal; infinite where it overflows.
+
+    In two steps, since ``2^e`` alone may overflow where the product does not. Subnormal numbers are rounded
+    in both, to one unit in the last place.
+
+    Parameters
+    ----------
+    x : Tensor
+        float64.
+    exponents : Tensor of int
+        Of a shape that broadcasts with that of x.
+
+    Examples
+    --------
+    >>> shift(torch.tensor([2.0**-1074], dtype=torch.float64), torch.tensor([1074])).item()
+    1.0
+    """
+    exponents = exponents.clamp(-LIMIT, LIMIT)
+    half = exponents.div(2, rounding_mode="floor")
+    return x * _power_of_two(half) * _power_of_two(exponents - half)
+
+
+def _power_of_two(exponents: torch.Tensor) -> torch.Tensor:
+    """``2^e`` for exponents of normal float64 numbers, by their bits."""
+    return (exponents.long() + 1023).bitwise_left_shift(52).view(torch.float64)

@@ -1,0 +1,66 @@
+"""Multiplication by powers of two: the kernel in the interpreter or on a GPU gives the reference's bits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from neula.kernels.shift import shift
+
+HAS_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if HAS_GPU else "cpu"
+GPU = [pytest.mark.gpu] if HAS_GPU else []
+
+
+def kernel(x: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
+    pytest.importorskip("triton")
+    from triton.runtime.interpreter import InterpretedFunction
+
+    from neula.kernels import shift_triton as module
+
+    if not HAS_GPU and not isinstance(module._shift_kernel, InterpretedFunction):
+        pytest.skip("Triton was imported before its interpreter could be chosen: run tests/kernels by itself")
+    return module.shift_triton(x, exponents)
+
+
+@pytest.mark.parametrize("way", [pytest.param(kernel, marks=GPU), pytest.param(shift, marks=GPU)])
+@pytest.mark.parametrize(
+    ("shape", "of_exponents"),
+    [
+        ((3, 70, 40), (3, 1, 40)),
+        ((3, 70, 40), (3, 70, 1)),
+        ((2, 1, 5), (2, 30, 1)),
+        ((50,), (50,)),
+        ((20, 30), (1, 30)),
+        ((1, 1), (1, 1)),
+    ],
+)
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("integer", [torch.int32, torch.int64])
+def test_the_bits_of_the_reference(  # type: ignore[no-untyped-def]
+    way, shape: tuple[int, ...], of_exponents: tuple[int, ...], transposed: bool, integer: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(len(shape))
+    x = torch.randn(shape, dtype=torch.float64, generator=generator)
+    if transposed and x.ndim > 1:
+        x = x.mT.contiguous().mT
+    exponents = torch.randint(-2200, 2200, of_exponents, generator=generator, dtype=integer)
+    exponents[torch.rand(of_exponents, generator=generator) < 0.5] //= 100
+    found = way(x.to(DEVICE), exponents.to(DEVICE))
+    assert torch.equal(found.cpu(), shift.reference(x, exponents))
+
+
+@pytest.mark.parametrize("way", [pytest.param(kernel, marks=GPU), pytest.param(shift, marks=GPU)])
+def test_ends_of_the_range(way) -> None:  # type: ignore[no-untyped-def]
+    x = torch.tensor([2.0**-1000, 2.0**-1074, 1.0, 0.0, torch.inf, torch.nan, 1.5], dtype=torch.float64)
+    exponents = torch.tensor([2023, 1074, 1024, 5000, -5000, 3, -1074])
+    found = way(x.to(DEVICE), exponents.to(DEVICE)).tolist()
+    assert found[:3] == [2.0**1023, 1.0, float("inf")]
+    assert found[3] == 0.0
+    assert found[5] != found[5]
+    assert found[6] == 2.0**-1073  # 1.5 units, rounded to even
+
+
+def test_nothing_to_shift() -> None:
+    x = torch.empty(0, 3, dtype=torch.float64, device=DEVICE)
+    assert shift(x, torch.zeros(1, 3, dtype=torch.int32, device=DEVICE)).shape == (0, 3)
