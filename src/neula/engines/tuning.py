@@ -74,6 +74,9 @@ class Tuning:
         takes milliseconds there, and nothing is to be gained from a lower one. A GPU plays the whole link
         back, and synchronizes once: 2000 x 500 takes 2.9 ms on an H200, and 12 with an R in half precision
         and iterations that the host counts; 16384 x 2048 takes 9.6 and 16, 262144 x 1024 25 and 12.5.
+    bordered : int
+        Value of ``m n^2`` up to which one least-squares problem is bordered to a shape of a grid, so that
+        what is played back serves many shapes: its launches take longer than what the border adds.
     small_r : tuple of str
         Where their R comes from, in the order to try. On a CPU the Gram matrix in double precision: 100
         matrices of 256 x 32 take 2 ms, and 4.4 ms by LAPACK's QR. Like an R in float32 it does for condition
@@ -126,6 +129,7 @@ class Tuning:
     batched_elements: int = 0
     chunk_elements: int = 1 << 19
     together: int = 10_000_000
+    bordered: int = 0
     small_r: tuple[str, ...] = ("cholesky fp64", "householder fp64")
     blind_steps: int = 0
     tall_columns: int = 256
@@ -225,6 +229,7 @@ def cuda_tuning(
         batched_elements=1 << 22,
         chunk_elements=1 << 26,
         together=130_000_000_000 if fast_fp64 else 10_000_000,
+        bordered=2_000_000_000 if replayed_bytes else 0,
         small_r=("cholesky fp64" if fast_fp64 else "gram-schmidt fp32", "gram-schmidt fp64"),
         blind_steps=3,
         inverted=2048,

@@ -27,6 +27,10 @@ Chain = list[Link[Problems, Members]]
 
 SVD = "svd fp64"
 
+ROUNDED_RANK = 4.0
+"""By how much the condition number must stay below ``1 / rcond`` for the rank to be certain: rounding errors
+move singular values by less."""
+
 
 def chain_together(count: int, m: int, n: int, options: Options) -> Chain:
     """What is tried for all of ``count`` problems together, each step one launch; nothing for large ones.
@@ -109,18 +113,21 @@ class LeastSquaresJudge:
     ----------
     bound : float
         Largest backward error.
+    certain_rcond : float
+        What the singular values must exceed for the rank to be certain.
     together : bool
         Whether problems were solved together.
     """
 
     bound: float
+    certain_rcond: float
     together: bool
 
     @classmethod
     def of(cls, m: int, n: int, options: Options, *, together: bool) -> LeastSquaresJudge:
         """That for problems of one shape."""
         rows = m if together else options.rows(m, n)
-        return cls(lstsq_bound(options.target, min(rows, n)), together)
+        return cls(lstsq_bound(options.target, min(rows, n)), options.certain_rcond((m, n)), together)
 
     def measure(self, problems: Problems, answer: Answer[Members]) -> torch.Tensor:
         """What :attr:`Members.names` says, for each problem."""
@@ -133,6 +140,9 @@ class LeastSquaresJudge:
         """
         of = dict(zip(Members.names, numbers, strict=True))
         accepted = (of["accepted"] > 0) & (not answer.doubt)
+        if self.together:  # elsewhere the links themselves look at these
+            full_rank = of["condition"] * self.certain_rcond * ROUNDED_RANK < 1
+            accepted &= full_rank & (of["refined_error"] <= self.bound)
         superseded = np.full_like(of["accepted"], answer.label != SVD)
         error = np.maximum(of["refined_error"], self.bound)
         demerit = np.array([~accepted, superseded, error, of["forward_error"]])

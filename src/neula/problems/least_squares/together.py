@@ -30,19 +30,15 @@ from neula.algorithms.krylov.doubled_refinement import (
     refine_doubled,
 )
 from neula.certificates.backward_error import over
-from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE
 from neula.kernels.shift import shift
 from neula.kernels.triangular_inverse import upper_inverse
 from neula.pipeline.chain import Answer
 from neula.pipeline.progress import stage
+from neula.problems.least_squares.border import Border
 from neula.problems.least_squares.prepared import Problems
 from neula.problems.least_squares.problem import Members, Options, no_longer
 from neula.problems.least_squares.scaled import ScaledProblems
-
-ROUNDED_RANK = 4.0
-"""By how much the condition number must stay below ``1 / rcond`` for the rank to be certain: rounding errors
-move singular values by less."""
 
 Factor = Callable[[torch.Tensor], torch.Tensor]
 
@@ -64,10 +60,7 @@ def solve_together(
     m, n = problems.a.shape[1:]
     size = max(1, options.engine.tuning.chunk_elements // (options.rows(m, n) * max(n, k)))
     weights = () if options.weights is None else (options.weights,)
-    key = (
-        *(label, options.damp, options.rcond, options.max_iterations),
-        *(options.target.name, options.dtype),
-    )
+    key = (label, options.damp, options.max_iterations, options.target.name, options.dtype)
     steps: list[int] = []
 
     def refined(a: torch.Tensor, b: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -77,8 +70,9 @@ def solve_together(
 
     parts, measured = [], []
     for a, b in problems.chunks(size):
-        *members, numbers = options.engine.replay(refined, (a, b, *weights), key)
-        parts.append(Members(*members))
+        border = Border.of(a, options)
+        *members, numbers = options.engine.replay(refined, (*border.put(a, b), *weights), key)
+        parts.append(border.take(Members(*members), numbers))
         measured.append(numbers)
         report(min(1.0, len(parts) * size / len(problems)))
     # Where nobody looks at errors in between there are as many as may be; what is played back counts none.
@@ -97,13 +91,10 @@ def _refined(a: torch.Tensor, b: torch.Tensor, factor: Factor, options: Options)
     problems = ScaledProblems.of(a, b, options.weights, options.damp)
     solved = (_minimum_norm if problems.wide else _overdetermined)(problems, factor, options)
     found = solved.found
-    bound = lstsq_bound(options.target, min(a.shape[-2:]))
     refined_error = found.measures.backward_error.amax(1)
     backward_error = (found.measures.backward_error + solved.rounding).amax(1)
     forward_error = found.forward_error + solved.rounding
     shorter = no_longer(solved.residual_norm, solved.b_norm, a.shape)
-    full_rank = solved.condition * options.certain_rcond(a.shape) * ROUNDED_RANK < 1
-    accepted = (refined_error <= bound) & full_rank
     members = Members(
         x=solved.x,
         residual_norm=problems.residual_norm(solved.residual_norm),
@@ -113,7 +104,7 @@ def _refined(a: torch.Tensor, b: torch.Tensor, factor: Factor, options: Options)
         optimality=found.measures.optimality.amax(1),
         condition=solved.condition,
         rank=torch.full_like(backward_error, min(problems.a.shape[1:]), dtype=torch.int64),
-        accepted=accepted & ((forward_error <= SURE) & shorter).all(1),
+        accepted=((forward_error <= SURE) & shorter).all(1),
     )
     return members, found.steps
 
