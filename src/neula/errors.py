@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from types import FrameType
 
 
 def unknown_name(what: str, given: object, known: Iterable[str]) -> ValueError:
     """Error for a name that is not in a table."""
     return ValueError(f"unknown {what} {given!r}: choose one of {', '.join(map(repr, known))}")
+
+
+def check_name(what: str, given: object, known: Collection[str], *, optional: bool = False) -> None:
+    """Refuse a name that is not in a table; None is none, where it is optional.
+
+    Raises
+    ------
+    ValueError
+        That lists those that are.
+    """
+    if given not in known and not (optional and given is None):
+        raise unknown_name(what, given, known)
 
 
 def warn(message: str, category: type[Warning]) -> None:

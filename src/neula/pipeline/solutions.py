@@ -13,8 +13,8 @@ import torch
 
 from neula.certificates.forward_error import SURE, digits_of
 from neula.engines import FP64, Engine, Format
+from neula.pipeline.call import Call
 from neula.pipeline.chain import Run, Values
-from neula.pipeline.inputs import Taken
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, LstsqResult, SolveResult
 from neula.pipeline.shapes import System
@@ -132,6 +132,7 @@ class Solutions(Values):
 
 
 S = TypeVar("S", bound=Solutions)
+R = TypeVar("R", SolveResult, LstsqResult)
 
 
 def nothing_to_do(zero: S, a: torch.Tensor) -> Run[S]:
@@ -162,8 +163,7 @@ class Report:
 
     Attributes
     ----------
-    a : Taken
-        Whose library, device and dtype results go back to.
+    call : Call
     shapes : System
     options : Options
     run : Run
@@ -171,7 +171,7 @@ class Report:
         Right-hand sides with NaN or Inf among those that share a matrix: nothing is known of them.
     """
 
-    a: Taken
+    call: Call
     shapes: System
     options: Options
     run: Run[Any]
@@ -182,7 +182,7 @@ class Report:
         x = self.shapes.of_members(known)
         if self.spoilt is not None:
             x = x.masked_fill(self.shapes.of_copies(self.spoilt), missing)
-        return self.a.give_back(x.contiguous(), x.dtype)
+        return self.call.give_back(x.contiguous(), x.dtype)
 
     def missed(self) -> list[list[int]]:
         """Where in the batch problems are that were not accepted."""
@@ -210,7 +210,7 @@ class Report:
             float(of[name].max(initial=least)) for name, least in (("condition", 1.0), ("forward_error", 0.0))
         )
         return {
-            "x": self.a.give_back(self.shapes.solutions(values.x), self.options.dtype),
+            "x": self.call.give_back(self.shapes.solutions(values.x), self.options.dtype),
             "converged": self.spoilt is None and bool(run.accepted.all()),
             "iterations": run.iterations,
             "backward_error": self.worst.get("backward_error", 0.0),
@@ -224,8 +224,29 @@ class Report:
             "accepted": self.of_members(torch.from_numpy(run.accepted).to(values.x.device), False),
             "backward_errors": self.of_members(values.backward_error),
             "conditions": self.of_members(values.condition),
-            "forward_errors": self.a.give_back(self.shapes.of_columns(values.forward_error), torch.float64),
+            "forward_errors": self.call.give_back(
+                self.shapes.of_columns(values.forward_error), torch.float64
+            ),
         }
+
+    def attached(
+        self, result: R, attach: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+    ) -> R:
+        """The same result, its x attached to the graph of A and b where somebody wants that.
+
+        Parameters
+        ----------
+        attach : callable
+            From A, b and x, matrices of one batch, to x.
+        """
+        if not self.call.differentiable:
+            return result
+        a, b = (taken.graph for taken in self.call.operands.values())
+        x, b, batch = result.x, b.to(result.x.device), self.shapes.batch
+        if self.shapes.is_vector:
+            x, b = x.unsqueeze(-1), b.unsqueeze(-1)
+        x = attach(a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:]), x)
+        return replace(result, x=x.squeeze(-1) if self.shapes.is_vector else x)
 
 
 def accept_digits(run: Run[S], options: Options) -> None:
@@ -249,29 +270,3 @@ def does_not_fit(dtype: torch.dtype) -> OverflowError:
         if dtype == torch.float64
         else f"the solution does not fit {dtype}: pass the input in a wider dtype"
     )
-
-
-R = TypeVar("R", SolveResult, LstsqResult)
-
-
-def attached(
-    result: R,
-    a: Taken,
-    b: Taken,
-    shapes: System,
-    attach: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
-) -> R:
-    """The same result, its x attached to the graph of A and b.
-
-    Parameters
-    ----------
-    attach : callable
-        From A, b and x, matrices of one batch, to x.
-    """
-    x, columns = result.x, b.graph.to(result.x.device)
-    if shapes.is_vector:
-        x, columns = x.unsqueeze(-1), columns.unsqueeze(-1)
-    matrices = a.graph.expand(*shapes.batch, *a.graph.shape[-2:])
-    columns = columns.expand(*shapes.batch, *columns.shape[-2:])
-    x = attach(matrices, columns, x)
-    return replace(result, x=x.squeeze(-1) if shapes.is_vector else x)

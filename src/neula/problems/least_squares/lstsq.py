@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from neula.certificates.bounds import lstsq_bound, target_format
+from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE
-from neula.engines import Arithmetic, Engine, format_of, select_engine
-from neula.errors import unknown_name
-from neula.kernels.precision import plain_arithmetic
+from neula.engines import Arithmetic, Engine, format_of
+from neula.errors import check_name
+from neula.pipeline.call import Call
 from neula.pipeline.chain import Run
 from neula.pipeline.compilation import eager
 from neula.pipeline.gradients import attach_solution, stacked_problem
-from neula.pipeline.inputs import check_finite, gradient_wanted, refuse_gradient, take
+from neula.pipeline.inputs import check_finite, refuse_gradient
 from neula.pipeline.progress import Progress
-from neula.pipeline.result import Attempt, LstsqResult, report_missed
+from neula.pipeline.result import Attempt, LstsqResult
 from neula.pipeline.shapes import System, broadcast_system
-from neula.pipeline.solutions import Report, accept_digits, attached, does_not_fit, numbers_of, unsure
+from neula.pipeline.solutions import Report, accept_digits, does_not_fit, numbers_of, unsure
 from neula.problems.least_squares.prepared import Problems
 from neula.problems.least_squares.problem import Members, Options
 from neula.problems.least_squares.run import solve_problems, with_exact_zeros
@@ -163,29 +163,28 @@ def lstsq(
     >>> result.x.round(12), result.converged, result.rank
     (array([1., 2.]), True, 2)
     """
-    a, rhs = (take(x, name, differentiable=True) for x, name in ((A, "A"), (b, "b")))
-    w = None if weights is None else take(weights, "weights", differentiable=True)
-    differentiable = gradient_wanted(a, rhs, w)
-    shapes = broadcast_system(a.tensor, rhs.tensor)
+    call = Call.begin(
+        {"A": A, "b": b}, engine=engine, accuracy=accuracy, strict=strict, gradients=True, weights=weights
+    )
+    a, w = call.first.tensor, call.weights
+    shapes = broadcast_system(*call.tensors)
     _check_names(algorithm, certify, max_iterations, rcond)
-    dtype = torch.promote_types(a.tensor.dtype, rhs.tensor.dtype)
-    chosen = select_engine(engine, a.tensor.device)
     options = Options(
-        engine=chosen,
-        target=target_format(accuracy, dtype),
-        dtype=dtype,
+        engine=call.engine,
+        target=call.target,
+        dtype=call.dtype,
         algorithm=algorithm,
         compute=None if compute is None else Arithmetic.named(compute).name,
         damp=_check_damp(damp),
-        weights=None if w is None else _check_weights(w.tensor, a.tensor.shape[-2]).to(chosen.device),
-        rcond=_default_rcond(a.tensor) if rcond is None else rcond,
+        weights=None if w is None else call.here(_check_weights(w.tensor, a.shape[-2])),
+        rcond=_default_rcond(a) if rcond is None else rcond,
         max_iterations=max_iterations,
         forward=certify == "forward",
         progress=progress,
     )
-    matrices, columns = shapes.matrices.to(chosen.device), shapes.columns.to(chosen.device)
+    matrices, columns = call.here(shapes.matrices), call.here(shapes.columns)
     is_batch = bool(shapes.batch)
-    with plain_arithmetic(chosen.device):
+    with call.computing():
         spoilt = _spoilt(shapes, columns)
         if spoilt is not None:  # a column that is worked on with others would spoil them
             columns = columns.masked_fill(shapes.for_columns(spoilt)[:, None], 0.0)
@@ -194,25 +193,17 @@ def lstsq(
     accept_digits(run, options)
     if spoilt is not None:
         _put_nan(run, spoilt, shapes)
-    report = Report(a, shapes, options, run, spoilt)
+    report = Report(call, shapes, options, run, spoilt)
     result = _collect(report)
     if not result.converged:
-        if strict:
-            check_finite(a.tensor, a.tensor, "A")
-            check_finite(rhs.tensor, rhs.tensor, "b")
-        report_missed(
+        call.report_missed(
             f"least squares is not certified to {result.accuracy} accuracy",
             _why(result, run, options, is_batch=is_batch),
             result,
             report.missed(),
-            strict=strict,
             unsure=unsure(run),
         )
-    if not differentiable:
-        return result
-    return attached(
-        result, a, rhs, shapes, partial(_attach, None if w is None else w.graph, options, result.ranks)
-    )
+    return report.attached(result, partial(_attach, None if w is None else w.graph, options, result.ranks))
 
 
 def _spoilt(shapes: System, columns: torch.Tensor) -> torch.Tensor | None:
@@ -235,10 +226,8 @@ def _put_nan(run: Run[Members], spoilt: torch.Tensor, shapes: System) -> None:
 
 
 def _check_names(algorithm: str | None, certify: str, max_iterations: int, rcond: float | None) -> None:
-    if algorithm is not None and algorithm not in ALGORITHMS:
-        raise unknown_name("algorithm", algorithm, ALGORITHMS)
-    if certify not in CERTIFIED:
-        raise unknown_name("certify", certify, CERTIFIED)
+    check_name("algorithm", algorithm, ALGORITHMS, optional=True)
+    check_name("certify", certify, CERTIFIED)
     if max_iterations < 1:
         raise ValueError(f"max_iterations must be at least 1, got {max_iterations}")
     if rcond is not None and not 0 <= rcond < 1:
@@ -290,7 +279,7 @@ def _collect(report: Report) -> LstsqResult:
     values, of = run.found, numbers_of(run)
     if np.isinf(of["largest"]).any():
         raise does_not_fit(options.dtype)
-    m, n = report.a.tensor.shape[-2:]
+    m, n = report.shapes.matrices.shape[-2:]
     ranks = of["rank"][~np.isnan(of["backward_error"])]
     norms = report.shapes.of_columns(values.residual_norm).flatten().tolist()
     return LstsqResult(

@@ -11,13 +11,14 @@ import torch
 
 from neula.algorithms.spectra.gram_svd import gram_svd
 from neula.algorithms.spectra.qr_svd import qr_svd
-from neula.certificates.bounds import orthogonality_bound, residual_bound, target_format
+from neula.certificates.bounds import orthogonality_bound, residual_bound
 from neula.certificates.low_rank import low_rank_error
 from neula.certificates.qr import QRCertificate
-from neula.engines import FP16, FP16_COR, Engine, Format, select_engine
+from neula.engines import FP16, FP16_COR, Engine, Format
 from neula.kernels.precision import plain_arithmetic
+from neula.pipeline.call import Call
 from neula.pipeline.compilation import eager
-from neula.pipeline.inputs import check_matrices, take
+from neula.pipeline.inputs import check_matrices
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, QRResult, SVDResult
 from neula.problems.orthogonal.qr import qr
@@ -84,8 +85,8 @@ def svd_lowrank(
     >>> U.shape, bool(abs(s[0] - np.linalg.norm(A)) < 1e-9 * s[0])
     ((100, 1), True)
     """
-    taken = take(A, "A")
-    a = taken.tensor
+    call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict)
+    a = call.first.tensor
     check_matrices(a, "A")
     if a.ndim > 2:
         raise ValueError(f"svd_lowrank takes one matrix at a time, got shape {tuple(a.shape)}")
@@ -95,15 +96,15 @@ def svd_lowrank(
     rank = None if rank is None else operator.index(rank)  # not an unsigned one, of which there is no -rank
     transposed = a.shape[0] < a.shape[1]
     tall, scale = _scaled(a.T if transposed else a)
-    chosen, target = select_engine(engine, a.device), target_format(accuracy, a.dtype)
     work = torch.float64 if a.dtype == torch.float64 else torch.float32
-    with plain_arithmetic(a.device), plain_arithmetic(chosen.device):
-        found, factors, error = None, QRResult(None, None, engine=str(chosen), accuracy=target.name), None
-        if rank is not None and rank <= chosen.tuning.gram_part * tall.shape[1]:
-            found, factors, error = _from_gram(tall.to(chosen.device, work), rank, chosen, target)
+    with plain_arithmetic(a.device), call.computing():
+        found, error = None, None
+        factors = QRResult(None, None, engine=str(call.engine), accuracy=call.target.name)
+        if rank is not None and rank <= call.engine.tuning.gram_part * tall.shape[1]:
+            found, factors, error = _from_gram(call.here(tall).to(work), rank, call.engine, call.target)
         if found is None:
             before = factors.attempts
-            factors = qr(tall, accuracy=accuracy, engine=engine, strict=strict, progress=progress)
+            factors = qr(tall, accuracy=accuracy, engine=call.engine, strict=strict, progress=progress)
             found = qr_svd(factors.Q.to(work), factors.R.to(work), rank=rank, tol=tol)
             factors = dataclasses.replace(factors, attempts=before + factors.attempts)
         u, s, vh = (x.to(a.device) for x in found)
@@ -115,9 +116,9 @@ def svd_lowrank(
         if transposed:
             u, vh = vh.T, u.T
     return SVDResult(
-        U=taken.give_back(u),
-        s=taken.give_back(s),
-        Vh=taken.give_back(vh),
+        U=call.give_back(u),
+        s=call.give_back(s),
+        Vh=call.give_back(vh),
         relative_error=error,
         qr=dataclasses.replace(factors, Q=None, R=None),
     )

@@ -13,7 +13,7 @@ from neula.engines import FP64, Format
 from neula.kernels.precision import plain_arithmetic
 from neula.kernels.shift import shift
 from neula.pipeline.chain import Link, Run, run_chain
-from neula.pipeline.inputs import finite_members, flattened
+from neula.pipeline.inputs import finite_members
 from neula.problems.orthogonal import chain
 from neula.problems.orthogonal.chain import Layout, QRJudge
 from neula.problems.orthogonal.factors import Factors
@@ -21,21 +21,20 @@ from neula.problems.orthogonal.links import QRLink, without_factors
 from neula.problems.orthogonal.problem import Matrices, Options, QRValues
 
 
-def factorize(a: torch.Tensor, mode: str, options: Options) -> Factors:
+def factorize(matrices: torch.Tensor, mode: str, options: Options) -> Factors:
     """Q and R of one matrix or a batch, by what suits it, on the engine's device.
 
     Parameters
     ----------
-    a : Tensor, shape (..., m, n)
+    matrices : Tensor, shape (batch, m, n)
     mode : {"reduced", "r", "complete"}
         Whether Q is to be square.
     options : Options
     """
     engine, target = options.engine, options.target
-    matrices = flattened(a).to(engine.device)
     count, m, n = matrices.shape
     with plain_arithmetic(engine.device):
-        if 0 in a.shape:
+        if matrices.numel() == 0:
             return Factors.of_nothing(matrices, mode, target)
         if not options.named and chain.go_together(count, m, n, engine.tuning):
             matrices, exponents = _in_range(matrices, target)

@@ -11,10 +11,10 @@ import torch
 
 from neula.certificates.qr import QRCertificate, QRCertificates, certificates_of
 from neula.engines import Format
+from neula.pipeline.call import Call
 from neula.pipeline.chain import Run
 from neula.pipeline.gradients import attach_factors
-from neula.pipeline.inputs import Taken, check_finite
-from neula.pipeline.result import Attempt, QRResult, report_missed
+from neula.pipeline.result import Attempt, QRResult
 from neula.problems.orthogonal.links import holding_nan
 from neula.problems.orthogonal.problem import Options, QRValues
 
@@ -88,29 +88,25 @@ class Factors:
         return torch.from_numpy(np.array([getattr(c, name) for c in found]))
 
 
-def as_result(factors: Factors, taken: Taken, mode: str, options: Options, *, strict: bool) -> QRResult:
+def as_result(factors: Factors, call: Call, mode: str, options: Options) -> QRResult:
     """What the user gets, attached to the graph of A; says so where the accuracy was not reached."""
-    a, certificates = taken.tensor, factors.certificates
-    batch = a.shape[:-2]
+    batch, certificates = call.first.tensor.shape[:-2], factors.certificates
     q, r = (x.reshape(*batch, *x.shape[-2:]) for x in (factors.q, factors.r))
-    if taken.needs_gradient:
-        q, r = attach_factors(taken.graph, q, r)
+    if call.differentiable:
+        q, r = attach_factors(call.first.graph, q, r)
     result = QRResult(
-        Q=None if mode == "r" else taken.give_back(q),
-        R=taken.give_back(r),
+        Q=None if mode == "r" else call.give_back(q),
+        R=call.give_back(r),
         certificate=certificates if batch else certificates[0],
         attempts=factors.attempts,
         engine=str(options.engine),
         accuracy=options.target.name,
     )
     if not result.converged:
-        if strict and batch:  # a single matrix has been checked
-            check_finite(a, a, "A")
-        report_missed(
+        call.report_missed(
             f"QR is not certified to {options.target.name} accuracy",
             factors.attempts[-1].reason if batch else str(certificates[0]),
             result,
             (~factors.accepted).reshape(batch).nonzero().tolist(),
-            strict=strict,
         )
     return result

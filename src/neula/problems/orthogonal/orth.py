@@ -9,13 +9,13 @@ import torch
 
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.numerical_rank import columns_of_norm_one, numerical_ranks
-from neula.certificates.bounds import target_format
-from neula.engines import Engine, select_engine
-from neula.kernels.precision import exact_matmul, plain_arithmetic
+from neula.engines import Engine
+from neula.kernels.precision import exact_matmul
+from neula.pipeline.call import Call
 from neula.pipeline.compilation import eager
-from neula.pipeline.inputs import check_matrices, take
+from neula.pipeline.inputs import check_matrices
 from neula.pipeline.progress import Progress
-from neula.pipeline.result import QRResult, report_missed
+from neula.pipeline.result import QRResult
 from neula.problems.orthogonal.factorize import factorize
 from neula.problems.orthogonal.factors import Factors, as_result
 from neula.problems.orthogonal.problem import Options
@@ -91,49 +91,47 @@ def orth(
     >>> neula.orth(torch.tensor([[1.0, 2.0], [2.0, 4.0], [3.0, 6.0]]), rcond=1e-6).shape
     torch.Size([3, 1])
     """
-    taken = take(A, "A", differentiable=True)
-    a = taken.tensor
+    call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict, gradients=True)
+    a = call.first.tensor
     check_matrices(a, "A")
     if rcond is not None and not 0 <= rcond < 1:
         raise ValueError(f"rcond must be at least 0 and below 1, got {rcond}")
-    target, chosen = target_format(accuracy, a.dtype), select_engine(engine, a.device)
-    options = Options(target, chosen, progress=progress)
-    factors = factorize(a, "reduced", options)
-    result = as_result(factors, taken, "reduced", options, strict=strict)
+    options = Options(call.target, call.engine, progress=progress)
+    factors = factorize(call.matrices(), "reduced", options)
+    result = as_result(factors, call, "reduced", options)
     if a.numel() == 0:
         return result.Q
-    with plain_arithmetic(chosen.device):
+    with call.computing():
         if rcond is None:
-            _check_full_rank(factors, a, result, strict=strict)
+            _check_full_rank(factors, call, result)
             return result.Q
         basis = _range_basis(factors, a.shape, rcond)
-    if basis is not None and taken.needs_gradient:
+    if basis is not None and call.differentiable:
         raise ValueError(
             f"A of shape {tuple(a.shape)} has rank {basis.shape[-1]} with rcond={rcond} and requires a "
             "gradient, and the basis of its range is not unique and has none: pass A.detach()"
         )
-    return result.Q if basis is None else taken.give_back(basis.reshape(*a.shape[:-1], basis.shape[-1]))
+    return result.Q if basis is None else call.give_back(basis.reshape(*a.shape[:-1], basis.shape[-1]))
 
 
-def _check_full_rank(factors: Factors, a: torch.Tensor, result: QRResult, *, strict: bool) -> None:
+def _check_full_rank(factors: Factors, call: Call, result: QRResult) -> None:
     """Say where columns are dependent, of those factors that are accepted: the others have been reported."""
-    m, n = a.shape[-2:]
+    *batch, m, n = call.first.tensor.shape
     r = factors.r
     residuals, accepted = factors.residual.to(r.device), factors.accepted.to(r.device)
     # The measured residual is relative to the norm of all columns together.
     error = (math.sqrt(n) * torch.where(accepted, residuals, 0.0)).to(r.dtype)
-    ranks = numerical_ranks(columns_of_norm_one(r), rank_tolerance(a.dtype, m, n), error, exact=False)
+    ranks = numerical_ranks(columns_of_norm_one(r), rank_tolerance(call.dtype, m, n), error, exact=False)
     deficient = (accepted & (ranks < min(m, n))).cpu()
     if not bool(deficient.any()):
         return
     rank = int(ranks.cpu()[deficient].min())
-    report_missed(
+    call.report_missed(
         "the columns do not have full rank",
         f"{rank} or fewer of {min(m, n)} are independent to {result.accuracy} accuracy, and what the basis "
         "spans beyond the range are rounding errors; pass rcond= for a basis of the range alone",
         result,
-        deficient.reshape(a.shape[:-2]).nonzero().tolist(),
-        strict=strict,
+        deficient.reshape(batch).nonzero().tolist(),
     )
 
 

@@ -9,15 +9,11 @@ import numpy as np
 import torch
 
 from neula.algorithms.orthogonal.panels import panel_named
-from neula.certificates.bounds import target_format
-from neula.engines import (
-    Arithmetic,
-    Engine,
-    select_engine,
-)
-from neula.errors import unknown_name
+from neula.engines import Arithmetic, Engine
+from neula.errors import check_name
+from neula.pipeline.call import Call
 from neula.pipeline.compilation import eager
-from neula.pipeline.inputs import check_matrices, take
+from neula.pipeline.inputs import check_matrices
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import QRResult
 from neula.problems.orthogonal.factorize import factorize
@@ -146,27 +142,24 @@ def qr(
     >>> bool(np.linalg.norm(Q.T @ Q - np.eye(40)) < 1e-13)
     True
     """
-    taken = take(A, "A", differentiable=True)
-    a = taken.tensor
+    call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict, gradients=True)
+    a = call.first.tensor
     check_matrices(a, "A")
     _check_names(mode, algorithm, compute, panel)
-    if taken.needs_gradient and mode == "complete" and a.shape[-2] > a.shape[-1]:
+    if call.differentiable and mode == "complete" and a.shape[-2] > a.shape[-1]:
         raise ValueError(
             f"A of shape {tuple(a.shape)} requires a gradient, and the columns that mode='complete' adds "
             "to Q are not unique and have none: pass mode='reduced' or A.detach()"
         )
-    target = target_format(accuracy, a.dtype)
-    options = Options(target, select_engine(engine, a.device), algorithm, compute, panel, cutoff, progress)
-    if overwrite_a and isinstance(A, (np.ndarray, torch.Tensor)) and not taken.graph.requires_grad:
+    options = Options(call.target, call.engine, algorithm, compute, panel, cutoff, progress)
+    if overwrite_a and isinstance(A, (np.ndarray, torch.Tensor)) and not call.first.graph.requires_grad:
         options = replace(options, in_place=_fits_in_place(a, options))
-    return as_result(factorize(a, mode, options), taken, mode, options, strict=strict)
+    return as_result(factorize(call.matrices(), mode, options), call, mode, options)
 
 
 def _check_names(mode: str, algorithm: str | None, compute: str | None, panel: str | None) -> None:
-    if mode not in MODES:
-        raise unknown_name("mode", mode, MODES)
-    if algorithm is not None and algorithm not in ALGORITHMS:
-        raise unknown_name("algorithm", algorithm, ALGORITHMS)
+    check_name("mode", mode, MODES)
+    check_name("algorithm", algorithm, ALGORITHMS, optional=True)
     if compute is not None:
         Arithmetic.named(compute)
     if panel is not None:

@@ -9,13 +9,13 @@ import torch
 
 from neula.algorithms.corrected import corrected_bmm
 from neula.algorithms.orthogonal.tsqr import tsqr as tree
-from neula.certificates.bounds import target_format
-from neula.engines import FORMATS, Engine, select_engine
-from neula.errors import unknown_name
+from neula.engines import FORMATS, Engine
+from neula.errors import check_name
 from neula.kernels.householder import Product
-from neula.kernels.precision import exact_matmul, plain_arithmetic
+from neula.kernels.precision import exact_matmul
+from neula.pipeline.call import Call
 from neula.pipeline.compilation import eager
-from neula.pipeline.inputs import check_finite, check_matrices, flattened, take
+from neula.pipeline.inputs import check_finite, check_matrices
 from neula.pipeline.result import QRResult
 from neula.problems.orthogonal import chain
 from neula.problems.orthogonal.factorize import factorize_together
@@ -118,33 +118,28 @@ def tsqr(
     >>> neula.tsqr(A, compute="fp16_nocor", engine="emulated").accuracy
     'fp16'
     """
-    taken = take(A, "A", differentiable=True)
-    a = taken.tensor
+    call = Call.begin({"A": A}, engine=engine, strict=strict, gradients=True)
+    a, target = call.first.tensor, call.target
     check_matrices(a, "A")
     if a.shape[-1] > MAX_COLUMNS:
         raise ValueError(
             f"A of shape {tuple(a.shape)} has {a.shape[-1]} columns, and tsqr takes at most {MAX_COLUMNS}: "
             "use neula.qr"
         )
-    if mode not in MODES:
-        raise unknown_name("mode", mode, MODES)
-    if compute != "auto" and compute not in COMPUTE:
-        raise unknown_name("compute", compute, ("auto", *COMPUTE))
-    chosen = select_engine(engine, a.device)
-    target = target_format(None, a.dtype)
+    check_name("mode", mode, MODES)
+    check_name("compute", compute, ("auto", *COMPUTE))
     if compute != "auto":
         target = max(target, FORMATS[COMPUTE[compute]], key=lambda format: format.u)
-    options = Options(target, chosen)
-    matrices = flattened(a).to(chosen.device)
-    links = _chain(matrices, options) if compute == "auto" else [_named(compute, chosen)]
-    if 0 in a.shape:
+    options, matrices = Options(target, call.engine), call.matrices()
+    links = _chain(matrices, options) if compute == "auto" else [_named(compute, call.engine)]
+    if a.numel() == 0:
         factors = Factors.of_nothing(matrices, mode, target)
     else:
-        with plain_arithmetic(chosen.device):
+        with call.computing():
             factors = factorize_together(matrices, links, options)
     if a.ndim == 2 and not factors.attempts[-1].accepted:
         check_finite(a, a, "A")
-    return as_result(factors, taken, mode, options, strict=strict)
+    return as_result(factors, call, mode, options)
 
 
 def _chain(matrices: torch.Tensor, options: Options) -> list[QRLink]:

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 
 from neula.algorithms.corrected import balanced, corrected_product, scaled_product, unbalanced
-from neula.engines import FP16_COR, Engine, select_engine
-from neula.errors import unknown_name
+from neula.engines import FP16_COR, Engine
+from neula.errors import check_name
 from neula.kernels.gemm import combine, corrected_gemm
 from neula.kernels.parts import SCHEMES, UNCORRECTED
-from neula.kernels.precision import plain_arithmetic
+from neula.pipeline.call import Call
 from neula.pipeline.compilation import eager
 from neula.pipeline.gradients import attach_product
-from neula.pipeline.inputs import Taken, gradient_wanted, refuse_gradient, take
+from neula.pipeline.inputs import Taken, refuse_gradient, take
 from neula.pipeline.shapes import broadcast_batch
 
 PLAIN = ("fp16", "tf32", "bf16", "fp32", "fp64")
@@ -130,35 +130,35 @@ def matmul(
     >>> bool(error("fp16") > 1e-4), bool(error("fp16_cor") < 3e-7)
     (True, True)
     """
-    a, b = (take(x, name, differentiable=True) for x, name in ((A, "A"), (B, "B")))
-    differentiable = gradient_wanted(a, b)
+    call = Call.begin({"A": A, "B": B}, engine=engine, gradients=True)
     for factor, name in ((alpha, "alpha"), (beta, "beta")):
         refuse_gradient(factor, name)
-    left, right = _as_matrices(a.tensor, b.tensor)
-    shape = _product_shape(left, right, a.tensor.shape, b.tensor.shape)
-    given = (*shape[:-2], *shape[-2:-1] * (a.tensor.ndim > 1), *shape[-1:] * (b.tensor.ndim > 1))
-    dtype = torch.promote_types(a.tensor.dtype, b.tensor.dtype)
-    chosen = select_engine(engine, a.tensor.device)
+    a, b = call.tensors
+    left, right = _as_matrices(a, b)
+    shape = _product_shape(left, right, a.shape, b.shape)
+    given = (*shape[:-2], *shape[-2:-1] * (a.ndim > 1), *shape[-1:] * (b.ndim > 1))
+    dtype, chosen = call.dtype, call.engine
     mode = _check_mode(compute, chosen) if compute is not None else _cheapest(dtype, chosen, left, shape)
     if out is None and beta != 0.0:
         raise ValueError(f"beta={beta} scales out, and there is none: pass out=C, or leave beta out")
-    if out is not None and differentiable:
+    if out is not None and call.differentiable:
         raise ValueError(
             "an operand requires a gradient, and out= has none: leave it out, or pass detached operands"
         )
     target = None if out is None else _check_out(out, given, dtype).view(shape)
-    left, right = left.to(chosen.device, dtype), right.to(chosen.device, dtype)
-    with plain_arithmetic(chosen.device):
+    left, right = (call.here(x).to(dtype) for x in (left, right))
+    with call.computing():
         if target is not None:
             _write(target, left, right, mode, chosen, alpha, beta)
             return out
         product = _batched(left, right, mode, chosen, alpha, 0.0, None, shape)
-    if not differentiable:
-        product = a.give_back(product.reshape(given), dtype)
+    if not call.differentiable:
+        product = call.give_back(product.reshape(given), dtype)
         return product[()] if isinstance(product, np.ndarray) and product.ndim == 0 else product
     again = partial(matmul, compute=mode, alpha=alpha, engine=chosen)
-    product = a.give_back(product, dtype)
-    return attach_product(*_as_matrices(a.graph, b.graph), product, again).reshape(given)
+    product = call.give_back(product, dtype)
+    graphs = (taken.graph for taken in call.operands.values())
+    return attach_product(*_as_matrices(*graphs), product, again).reshape(given)
 
 
 def _write(
@@ -283,8 +283,7 @@ def _product_shape(a: torch.Tensor, b: torch.Tensor, *given: torch.Size) -> tupl
 
 
 def _check_mode(compute: str, engine: Engine) -> str:
-    if compute not in MODES:
-        raise unknown_name("compute", compute, MODES)
+    check_name("compute", compute, MODES)
     modes = _modes(engine)
     if compute not in modes:
         raise ValueError(

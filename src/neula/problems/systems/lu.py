@@ -17,10 +17,10 @@ from neula.algorithms.krylov.lu_refinement import KeptMatrix, RefinedSolution, r
 from neula.algorithms.triangular.substitution import Substitution
 from neula.certificates.bounds import solve_bound
 from neula.engines import Engine, Format, format_of, select_engine
-from neula.errors import unknown_name
-from neula.kernels.precision import plain_arithmetic
+from neula.errors import check_name
+from neula.pipeline.call import Call
 from neula.pipeline.compilation import eager
-from neula.pipeline.inputs import check_finite, take
+from neula.pipeline.inputs import check_finite
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import LUFactors
 from neula.problems.systems.lu_batch import RightHandSides, naming, stacked
@@ -139,26 +139,24 @@ def lu_factor(
     >>> F.storage_bytes
     80000
     """
-    taken = take(A, "A")
-    a = taken.tensor
+    call = Call.begin({"A": A}, engine=engine)
+    a = call.first.tensor
     check_square(a)
-    if variant not in VARIANTS:
-        raise unknown_name("variant", variant, VARIANTS)
-    if pivot not in PIVOTING:
-        raise unknown_name("pivot", pivot, PIVOTING)
-    chosen, kept = choose_formats(variant, compute, storage, select_engine(engine, a.device))
+    check_name("variant", variant, VARIANTS)
+    check_name("pivot", pivot, PIVOTING)
+    chosen, kept = choose_formats(variant, compute, storage, call.engine)
     r, s = panel_widths(variant, chosen, panel, inner_panel, pivot == "partial")
     batch, n = tuple(a.shape[:-2]), a.shape[-1]
     indices = list(np.ndindex(*batch))
     transform = TwoSided.random(n, chosen.device) if pivot == "rbt" else None
     options = _Options(chosen, kept, variant, r, s, pivot, transform, keep_a)
     found = []
-    with plain_arithmetic(chosen.device):
+    with call.computing():
         for i, index in enumerate(indices):
             with naming(index):
                 found.append(_factorize(a[index], options, _part_of(progress, i, len(indices), n)))
     # Factors that do not keep A must not keep it alive.
-    give_back = replace(taken, tensor=a.new_empty(0), graph=a.new_empty(0)).give_back
+    give_back = replace(call.first, tensor=a.new_empty(0), graph=a.new_empty(0)).give_back
     make = partial(
         LUFactors,
         variant=variant,
@@ -253,20 +251,22 @@ def lu_solve(F: LUFactors, b: Any, *, refine: bool | None = None, strict: bool =
     """
     if not isinstance(F, LUFactors):
         raise TypeError(f"F is a {type(F).__name__}: pass what neula.lu_factor returns")
-    taken = take(b, "b")
+    device = F.packed.lu.device
+    call = Call.begin({"b": b}, engine=select_engine("auto", device), strict=strict)
     if refine and not F.keeps_a:
         raise ValueError("refine=True needs A, which these factors do not keep: factorize with keep_a=True")
     refine = F.keeps_a if refine is None else refine
     batch, n = F.shape[:-2], F.shape[-1]
-    sides = RightHandSides.broadcast(taken.tensor, batch, n)
-    dtype = torch.promote_types(F.dtype, taken.tensor.dtype)
-    target, device = format_of(dtype), F.packed.lu.device
+    b = call.first.tensor
+    sides = RightHandSides.broadcast(b, batch, n)
+    dtype = torch.promote_types(F.dtype, call.dtype)
+    target = format_of(dtype)
     work = torch.float64 if refine or dtype == torch.float64 else torch.float32
     evidence: dict[tuple[int, ...], RefinedSolution] = {}
     x = torch.empty(sides.columns.shape, dtype=work, device=device)
-    with plain_arithmetic(device):
+    with call.computing():
         if x.numel():
-            check_finite(taken.tensor, taken.tensor.abs().amax(), "b")
+            check_finite(b, b.abs().amax(), "b")
             for i, (index, member) in enumerate(zip(np.ndindex(*batch), F.members or (F,), strict=True)):
                 with naming(index):
                     columns = sides.of_matrix(i, device, work)
@@ -277,8 +277,8 @@ def lu_solve(F: LUFactors, b: Any, *, refine: bool | None = None, strict: bool =
                         solution = _substituted(member, columns)
                     _check_solution(solution)
                     sides.put(x, i, solution)
-    answer = taken.give_back(x.reshape(sides.shape), dtype)
-    report_solutions(evidence, answer, F, target, strict=strict)
+    answer = call.give_back(x.reshape(sides.shape), dtype)
+    report_solutions(evidence, answer, F, target, call)
     return answer
 
 

@@ -11,8 +11,9 @@ from neula.algorithms.elimination.lu import PackedLU
 from neula.algorithms.krylov.lu_refinement import RefinedSolution
 from neula.certificates.bounds import solve_bound
 from neula.engines import FP16, Engine, Format, format_named, format_of
+from neula.pipeline.call import Call
 from neula.pipeline.inputs import check_matrix
-from neula.pipeline.result import LUFactors, report_missed
+from neula.pipeline.result import LUFactors
 
 UNSURE = 0.1
 """Condition number times backward error, a bound on the relative error of x, from which no digit is sure."""
@@ -85,52 +86,49 @@ def check_factors(packed: PackedLU, engine: Engine, pivot: str) -> None:
 
 
 def report_solutions(
-    evidence: dict[tuple[int, ...], RefinedSolution], x: Any, F: LUFactors, target: Format, *, strict: bool
+    evidence: dict[tuple[int, ...], RefinedSolution], x: Any, F: LUFactors, target: Format, call: Call
 ) -> None:
     """Warn of solutions that are not what was asked for."""
     bound = solve_bound(target, F.shape[-1])
     missed = {index: e for index, e in evidence.items() if not e.backward_error <= bound}
     if missed:
         worst = max(e.backward_error for e in missed.values())
-        report_missed(
+        call.report_missed(
             f"the solution is not refined to {target.name} accuracy",
             f"backward error {worst:.1e}, asked for {bound:.1e}, with factors in {F.storage}: use "
             "neula.solve, which makes better factors where it must, or lu_factor with pivot='partial' and "
             "compute='fp32' or 'fp64'",
             x,
             list(missed),
-            strict=strict,
         )
     others = {index: e for index, e in evidence.items() if index not in missed}
-    report_ill_conditioned(others, x, target, strict=strict)
+    report_ill_conditioned(others, x, target, call)
 
 
 def report_ill_conditioned(
-    evidence: dict[tuple[int, ...], RefinedSolution], x: Any, target: Format, *, strict: bool
+    evidence: dict[tuple[int, ...], RefinedSolution], x: Any, target: Format, call: Call
 ) -> None:
     """Warn where a small backward error says nothing about the solution."""
     singular = {i: e for i, e in evidence.items() if e.condition * max(target.u, e.backward_error) >= UNSURE}
     if singular:
         condition = max(e.condition for e in singular.values())
-        report_missed(
+        call.report_missed(
             "no digit of the solution is sure",
             f"A is singular to {target.name} accuracy, its condition number about {condition:.1e}; "
             "neula.lstsq with rcond finds the shortest of all solutions that are as good",
             x,
             list(singular),
-            strict=strict,
             unsure=True,
         )
     unknown = {i: e for i, e in evidence.items() if not e.known and i not in singular}
     if unknown:
         condition = max(e.condition for e in unknown.values())
-        report_missed(
+        call.report_missed(
             "it is not known how many digits of the solution are sure",
             f"the condition number of A is at least {condition:.1e}, and these factors do not tell how much "
             "larger it is: use neula.solve, or lu_factor with pivot='partial' and compute='fp32' or 'fp64'",
             x,
             list(unknown),
-            strict=strict,
             unsure=True,
         )
 

@@ -9,26 +9,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from neula.certificates.bounds import solve_bound, target_format
+from neula.certificates.bounds import solve_bound
 from neula.certificates.forward_error import SURE
-from neula.engines import Engine, format_named, select_engine
-from neula.errors import unknown_name
-from neula.kernels.precision import plain_arithmetic
+from neula.engines import Engine, format_named
+from neula.errors import check_name
+from neula.pipeline.call import Call
 from neula.pipeline.chain import Run, Unanswered, run_chain, run_each
 from neula.pipeline.compilation import eager
 from neula.pipeline.gradients import attach_system
-from neula.pipeline.inputs import check_finite, gradient_wanted, take
+from neula.pipeline.inputs import check_finite
 from neula.pipeline.progress import Progress
-from neula.pipeline.result import SolveResult, report_missed
+from neula.pipeline.result import SolveResult
 from neula.pipeline.shapes import broadcast_system
-from neula.pipeline.solutions import (
-    Report,
-    accept_digits,
-    attached,
-    does_not_fit,
-    nothing_to_do,
-    numbers_of,
-)
+from neula.pipeline.solutions import Report, accept_digits, does_not_fit, nothing_to_do, numbers_of
 from neula.problems.systems.chain import (
     SystemsJudge,
     chain_after_together,
@@ -162,17 +155,14 @@ def solve(
     >>> result.x.round(12), result.converged
     (array([1., 2.]), True)
     """
-    a, rhs = (take(x, name, differentiable=True) for x, name in ((A, "A"), (b, "b")))
-    differentiable = gradient_wanted(a, rhs)
-    _check_square(a.tensor)
-    shapes = broadcast_system(a.tensor, rhs.tensor)
+    call = Call.begin({"A": A, "b": b}, engine=engine, accuracy=accuracy, strict=strict, gradients=True)
+    _check_square(call.first.tensor)
+    shapes = broadcast_system(*call.tensors)
     _check_names(assume_a, pivot, certify, max_iterations)
-    dtype = torch.promote_types(a.tensor.dtype, rhs.tensor.dtype)
-    chosen = select_engine(engine, a.tensor.device)
     options = Options(
-        engine=chosen,
-        target=target_format(accuracy, dtype),
-        dtype=dtype,
+        engine=call.engine,
+        target=call.target,
+        dtype=call.dtype,
         positive=assume_a == "pos",
         pivot=pivot,
         compute=None if compute is None else format_named(compute),
@@ -180,50 +170,42 @@ def solve(
         forward=certify == "forward",
         progress=progress,
     )
-    matrices, columns = shapes.matrices.to(chosen.device), shapes.columns.to(chosen.device)
+    matrices, columns = call.here(shapes.matrices), call.here(shapes.columns)
     if 0 in (matrices.numel(), columns.numel()):
-        zero = Members.full(0.0, len(matrices), columns.shape[1], columns.shape[2], chosen.device)
+        zero = Members.full(0.0, len(matrices), columns.shape[1], columns.shape[2], columns.device)
         run = nothing_to_do(replace(zero, growth=zero.growth + 1), matrices)
     else:
-        with plain_arithmetic(chosen.device):
-            run = _solve(matrices, columns, options, a.tensor, rhs.tensor)
+        with call.computing():
+            run = _solve(matrices, columns, options, *call.tensors)
     accept_digits(run, options)
-    report = Report(a, shapes, options, run)
+    report = Report(call, shapes, options, run)
     result = _collect(report)
     if not result.converged:
-        report_missed(
+        call.report_missed(
             f"the system is not certified to be solved to {result.accuracy} accuracy",
             _why(result, options),
             result,
             report.missed(),
-            strict=strict,
             unsure=not result.forward_error <= SURE,
         )
-    if not differentiable:
-        return result
     again = partial(
         solve,
         assume_a=assume_a,
-        engine=chosen,
+        engine=call.engine,
         pivot=pivot,
         compute=compute,
         max_iterations=max_iterations,
         strict=strict,
     )
-    return attached(
-        result, a, rhs, shapes, lambda A, B, x: attach_system(A, B, x, lambda a, b: again(a, b).x)
-    )
+    return report.attached(result, lambda a, b, x: attach_system(a, b, x, lambda a, b: again(a, b).x))
 
 
 def _check_names(assume_a: str, pivot: str | None, certify: str, max_iterations: int) -> None:
-    if assume_a not in STRUCTURES:
-        raise unknown_name("structure assume_a", assume_a, STRUCTURES)
-    if pivot is not None and pivot not in PIVOTING:
-        raise unknown_name("pivot", pivot, PIVOTING)
+    check_name("structure assume_a", assume_a, STRUCTURES)
+    check_name("pivot", pivot, PIVOTING, optional=True)
     if pivot is not None and assume_a == "pos":
         raise ValueError(f"pivot={pivot!r} is for LU, and assume_a='pos' asks for Cholesky: leave one out")
-    if certify not in CERTIFIED:
-        raise unknown_name("certify", certify, CERTIFIED)
+    check_name("certify", certify, CERTIFIED)
     if max_iterations < 1:
         raise ValueError(f"max_iterations must be at least 1, got {max_iterations}")
 
@@ -304,7 +286,7 @@ def _collect(report: Report) -> SolveResult:
         raise does_not_fit(options.dtype)
     return SolveResult(
         **report.common(),
-        tolerance=solve_bound(options.target, report.a.tensor.shape[-1]),
+        tolerance=solve_bound(options.target, report.shapes.matrices.shape[-1]),
         growth=report.worst.get("growth", 1.0),
         method=run.label,
     )

@@ -1,0 +1,155 @@
+"""The front end: what every public function does around its own work.
+
+It begins a call with its arrays and with what is asked of the answer, checks names and shapes, and makes its
+options. Then it computes, on the engine's device. At the end it gives the answer back in kind, says where the
+accuracy was missed, and attaches the answer to the graph of what it was computed from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import torch
+
+from neula.certificates.bounds import target_format
+from neula.engines import Engine, Format, select_engine
+from neula.kernels.precision import plain_arithmetic
+from neula.pipeline.inputs import Taken, check_finite, flattened, gradient_wanted, take
+from neula.pipeline.result import report_missed
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a public function.
+
+    Attributes
+    ----------
+    operands : dict of str to Taken
+        By the names that the user knows them by. The answer goes back to the library and the device of the
+        first.
+    engine : Engine
+    dtype : torch.dtype
+        The common one of the operands.
+    target : Format
+        Whose accuracy the answer is to have.
+    strict : bool
+        Whether it is an error to miss that.
+    differentiable : bool
+        Whether the answer is to be attached to the graph of an operand.
+    weights : Taken or None
+        Factors of the rows of the operands, if there are any.
+    """
+
+    operands: dict[str, Taken]
+    engine: Engine
+    dtype: torch.dtype
+    target: Format
+    strict: bool = False
+    differentiable: bool = False
+    weights: Taken | None = None
+
+    @classmethod
+    def begin(
+        cls,
+        operands: Mapping[str, Any],
+        *,
+        engine: str | Engine,
+        accuracy: str | None = None,
+        strict: bool = False,
+        gradients: bool = False,
+        weights: Any = None,
+    ) -> Call:
+        """Take the arrays, and choose what to compute with.
+
+        Parameters
+        ----------
+        operands : dict of str to array_like
+            Arrays of any library, by name.
+        engine : str or Engine
+        accuracy : str, optional
+            Name of a format; by default that of the operands' common dtype.
+        strict : bool, optional
+        gradients : bool, optional
+            Whether the function attaches its answer. Otherwise operands that require a gradient are refused.
+        weights : array_like, optional
+            Their dtype does not count.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As :func:`neula.pipeline.inputs.take`, and for unknown names.
+        """
+        taken = {name: take(x, name, differentiable=gradients) for name, x in operands.items()}
+        factors = None if weights is None else take(weights, "weights", differentiable=gradients)
+        first, *others = taken.values()
+        dtype = reduce(torch.promote_types, (x.tensor.dtype for x in others), first.tensor.dtype)
+        return cls(
+            taken,
+            select_engine(engine, first.tensor.device),
+            dtype,
+            target_format(accuracy, dtype),
+            strict,
+            gradients and gradient_wanted(first, *others, factors),
+            factors,
+        )
+
+    @property
+    def first(self) -> Taken:
+        """The operand that the answer is like."""
+        return next(iter(self.operands.values()))
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """The operands, where the user has them."""
+        return tuple(taken.tensor for taken in self.operands.values())
+
+    def matrices(self) -> torch.Tensor:
+        """A as one batch of matrices on the engine's device, shape (P, m, n); P is 1 for a single one."""
+        return self.here(flattened(self.first.tensor))
+
+    def here(self, x: torch.Tensor) -> torch.Tensor:
+        """A tensor on the engine's device."""
+        return x.to(self.engine.device)
+
+    def computing(self) -> AbstractContextManager[None]:
+        """Where the work is done: without gradients, and in the arithmetic that was chosen."""
+        return plain_arithmetic(self.engine.device)
+
+    def give_back(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> Any:
+        """A tensor as an array of the first operand's library, on its device, in its dtype or another.
+
+        Raises
+        ------
+        OverflowError
+            If the dtype is too narrow for it.
+        """
+        return self.first.give_back(x, dtype)
+
+    def report_missed(
+        self, what: str, why: str, result: Any, indices: Sequence[Sequence[int]], *, unsure: bool = False
+    ) -> None:
+        """Warn that the accuracy was missed, or raise where the call is strict.
+
+        Parameters
+        ----------
+        what, why : str
+        result
+            The best that was found.
+        indices : sequence of sequence of int
+            Which matrices of the batch missed; of a single matrix the empty index.
+        unsure : bool, optional
+            Whether no digit of one of the solutions is sure.
+
+        Raises
+        ------
+        AccuracyError, ValueError
+            If the call is strict; the second for a batch that holds NaN or Inf.
+        """
+        if self.strict and any(map(len, indices)):  # a single matrix was checked before
+            for name, taken in self.operands.items():
+                check_finite(taken.tensor, taken.tensor, name)
+        report_missed(what, why, result, indices, strict=self.strict, unsure=unsure)
