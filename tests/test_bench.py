@@ -10,7 +10,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from neula.cli import bench
+from neula.cli import bench, sweep
+from neula.papers.measuring import interleaved_seconds
 
 CPU = torch.device("cpu")
 
@@ -81,3 +82,65 @@ def test_what_bench_has_not_written(tmp_path) -> None:
     (tmp_path / "bench-x.json").write_text('{"about": {"problem": "foo"}, "rows": []}')
     with pytest.raises(ValueError, match=r"bench-x.json does not hold what neula bench writes"):
         bench.read(tmp_path)
+
+
+# --- sweep ---
+
+
+@pytest.fixture
+def short_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A size of each problem, single and in a batch."""
+    monkeypatch.setattr(sweep, "TALL", ((12, 3),))
+    monkeypatch.setattr(sweep, "LARGE", ())
+    monkeypatch.setattr(sweep, "SQUARE", (1500,))
+    monkeypatch.setattr(sweep, "ORDERS", (4, 3000))
+    monkeypatch.setattr(sweep, "LOW_RANK", ((40, 20, 3),))
+    monkeypatch.setattr(sweep, "BATCHES", ((5, 8, 4),))
+
+
+def test_a_sweep_stands_beside_the_fastest_peer(short_sweep: None, tmp_path: Path) -> None:
+    seen: list[str] = []
+    data = sweep.run(CPU, lambda row: seen.append(sweep.line(row)), quick=True)
+    # What takes more operations than a minute allows is left out.
+    assert [(row["problem"], row["shape"]) for row in data.rows.where(dtype="float64")] == [
+        *((problem, shape) for problem in ("qr", "lstsq") for shape in ("12x3", "5x8x4")),
+        *(("solve", shape) for shape in ("4x4", "5x4x4")),
+        ("svd_lowrank", "40x20x3"),
+    ]
+    assert len(data.rows) == 2 * 7 == len(seen)
+    for row in data.rows:
+        assert row["ratio"] == pytest.approx(row["peer_ms"] / row["ms"])
+        assert row["within"] == (row["ms"] <= sweep.SLOWER * row["peer_ms"] + sweep.LATER)
+        assert row["peer"].startswith(("torch", "scipy"))
+        assert row["certified"] in (True, None)
+        if row["problem"] != "svd_lowrank":
+            unit = 2.0**-53 if row["dtype"] == "float64" else 2.0**-24
+            assert 0 <= row["error"] <= 12 * unit
+            assert 0 <= row["peer_error"] <= 12 * unit
+    bench.write(data, tmp_path)
+    assert bench.read(tmp_path) == [data]
+    console = Console(width=150, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(bench.table(data))
+    assert "5x8x4" in console.export_text()
+    pytest.importorskip("matplotlib")
+    bench.draw([data]).savefig(tmp_path / "picture.svg")
+
+
+def test_a_peer_that_is_not_as_accurate_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    a = torch.randn(20, 4, dtype=torch.float64)
+
+    def calls() -> tuple:
+        rough = torch.linalg.qr(a.half().double())
+        ours, peers, error = sweep._qr((20, 4), torch.float64, CPU)
+        return ours, {"rough": lambda: rough, **peers}, error
+
+    assert sweep._measure(sweep.Task("qr", (20, 4), torch.float64, 1.0, calls), 0.0)["peer"] != "rough"
+
+
+def test_calls_are_timed_in_turns() -> None:
+    order: list[str] = []
+    seconds = interleaved_seconds([lambda: order.append("a"), lambda: order.append("b")], 0.0, (3, 5))
+    assert order == ["a", "b"] * 3
+    assert len(seconds) == 2
+    interleaved_seconds([lambda: order.append("c")], 60.0, (1, 2))
+    assert order[6:] == ["c", "c"]

@@ -841,6 +841,7 @@ def test_bench_refuses_what_does_not_fit(monkeypatch: pytest.MonkeyPatch, small_
     before = set(os.listdir())
     assert_refused(neula_cli("bench", "--data", "nowhere"), "nowhere: no bench-*.json", before)
     assert_refused(neula_cli("bench", "qr", "--data", "nowhere"), "--data measures nothing", before)
+    assert_refused(neula_cli("bench", "qr", "--quick"), "--quick is for sweep", before)
     assert_refused(neula_cli("bench", "--draw", "x.bmp"), "x.bmp: a picture is one of .svg", before)
     monkeypatch.setattr(benchmarks, "new_canvas", raising(ImportError("drawing needs matplotlib")))
     assert_refused(neula_cli("bench", "gemm", "--cpu", "--draw", "x.svg"), "drawing needs matplotlib", before)

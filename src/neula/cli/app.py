@@ -44,7 +44,7 @@ Accuracy = StrEnum("Accuracy", ["fp16", "bf16", "tf32", "fp32", "fp64"])
 Certify = StrEnum("Certify", ["backward", "forward"])
 EngineName = StrEnum("EngineName", ["auto", "cpu", "emulated", "cuda"])
 Structure = StrEnum("Structure", ["gen", "pos"])
-BenchmarkName = StrEnum("BenchmarkName", ["qr", "lstsq", "svd", "gemm"])
+BenchmarkName = StrEnum("BenchmarkName", ["qr", "lstsq", "svd", "gemm", "sweep"])
 Mode = StrEnum("Mode", ["reduced", "r"])
 
 MatrixFile = Annotated[str, typer.Argument(metavar="A", help="File of the matrix.")]
@@ -267,7 +267,8 @@ def demo(
 @app.command()
 def bench(
     problems: Annotated[
-        list[BenchmarkName] | None, typer.Argument(metavar="[qr|lstsq|svd|gemm]...", help="All by default.")
+        list[BenchmarkName] | None,
+        typer.Argument(metavar="[qr|lstsq|svd|gemm|sweep]...", help="All but sweep by default."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Directory for the results as JSON and CSV.")] = None,
     draw: Annotated[
@@ -277,11 +278,13 @@ def bench(
         Path | None, typer.Option(help="Directory of results to show and draw: nothing is measured.")
     ] = None,
     cpu: Annotated[bool, typer.Option("--cpu", help="Measure the CPU even if there is a GPU.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Of sweep, what takes less than a minute.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Measure neula beside the direct solvers of torch: time, rate and accuracy, on this machine.
 
-    Without a GPU the shapes are small.
+    Without a GPU the shapes are small. sweep goes through all sizes, from 10 x 3 on, beside the fastest
+    call of torch and SciPy for each.
     """
     from neula.cli import bench as benchmarks
 
@@ -290,8 +293,10 @@ def bench(
             raise ValueError("--data measures nothing: leave out the problems and --out")
         if draw is not None:
             benchmarks.check_picture(draw)
-        names = [problem.value for problem in problems or BenchmarkName]
-        results = benchmarks.read(data) if data else benchmarks.run_all(names, run, cpu=cpu)
+        if quick and BenchmarkName.sweep not in (problems or ()):
+            raise ValueError("--quick is for sweep: name it, or leave it out")
+        names = [problem.value for problem in problems or map(BenchmarkName, benchmarks.PROBLEMS)]
+        results = benchmarks.read(data) if data else benchmarks.run_all(names, run, cpu=cpu, quick=quick)
         paths = [str(benchmarks.write(result, out)) for result in results] if out else []
         if draw is not None:
             draw.parent.mkdir(parents=True, exist_ok=True)

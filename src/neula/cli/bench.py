@@ -19,6 +19,7 @@ from rich.table import Table
 import neula
 from neula.certificates.low_rank import low_rank_error
 from neula.certificates.qr import qr_certificate
+from neula.cli import sweep
 from neula.engines import FP64, CudaEngine
 from neula.engines.cpu import measured_rates
 from neula.engines.cuda import measured_rate
@@ -81,12 +82,14 @@ def run(name: str, device: torch.device, on_row: Callable[[Row], None] | None = 
     return Data.of({**about, "format": format, "tflops": rate, **circumstances(device)}, rows)
 
 
-def run_all(names: Iterable[str], report: Run, *, cpu: bool) -> list[Data]:
+def run_all(names: Iterable[str], report: Run, *, cpu: bool, quick: bool = False) -> list[Data]:
     """Measure problems on the GPU, or on the CPU if there is none or by request, and report each row."""
     device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
 
     def measured(name: str) -> Data:
         report.progress(f"measuring {name}", 0.0)
+        if name == sweep.NAME:
+            return sweep.run(device, lambda row: report.say(sweep.line(row)), quick=quick)
         return run(name, device, lambda row: report.say(f"{name} {line(row)}"))
 
     return [measured(name) for name in names]
@@ -260,6 +263,8 @@ PROBLEMS = {
 def table(data: Data) -> Table:
     """The rows of one problem for a terminal."""
     about = data.about
+    if about["problem"] == sweep.NAME:
+        return sweep.table(data)
     title = f"{about['problem']} beside {about['peer']} on {about['device']}"
     rate = f"part: of {about['tflops']:.3g} TFLOP/s, products in {about['format']}"
     shown = Table(*_HEADINGS.values(), title=title, caption=f"{rate}; error: {about['error']}")
@@ -314,11 +319,10 @@ def read(folder: Path) -> list[Data]:
     paths = sorted(folder.glob("bench-*.json"))
     if not paths:
         raise ValueError(f"{folder}: no bench-*.json; measure with: neula bench --out {folder}")
-    found = {path: Data.read(path) for path in paths}
+    found, names = {path: Data.read(path) for path in paths}, [*PROBLEMS, sweep.NAME]
     for path, data in found.items():
-        if data.about.get("problem") not in PROBLEMS:
+        if data.about.get("problem") not in names:
             raise ValueError(f"{path} does not hold what neula bench writes: take it out of the folder")
-    names = list(PROBLEMS)
     return sorted(found.values(), key=lambda data: names.index(data.about["problem"]))
 
 
@@ -327,6 +331,9 @@ def draw(results: list[Data]) -> Canvas:
     canvas = new_canvas(5.5 * min(2, len(results)), 3.6 * -(-len(results) // 2))
     panels = canvas.subplots(-(-len(results) // 2), min(2, len(results)), squeeze=False).flatten()
     for axes, data in zip(panels, results, strict=False):
+        if data.about["problem"] == sweep.NAME:
+            sweep.draw(axes, data)
+            continue
         groups = [f"{row['shape']} {row['accuracy']}" for row in data.rows]
         series = {"neula": data.rows.numbers("ms"), data.about["peer"]: data.rows.numbers("torch_ms")}
         ratios = [f"{row['ratio']:.1f}x" for row in data.rows]

@@ -7,7 +7,7 @@ import platform
 import re
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +26,26 @@ def median_seconds(run: Callable[[], Any], repeats: int = 5, warmup: int = 1) ->
     for _ in range(warmup):
         run()
     return statistics.median(seconds_of(run) for _ in range(repeats))
+
+
+def interleaved_seconds(
+    runs: Sequence[Callable[[], Any]], at_least: float, repeats: tuple[int, int] = (3, 31)
+) -> list[float]:
+    """Median seconds of each of some calls, which are run in turns.
+
+    Parameters
+    ----------
+    runs : sequence of callable
+    at_least : float
+        Seconds that all of them take together.
+    repeats : (int, int)
+        How many rounds there are at least, and at most.
+    """
+    least, most = repeats
+    rounds: list[list[float]] = []
+    while len(rounds) < least or (len(rounds) < most and sum(map(sum, rounds)) < at_least):
+        rounds.append([seconds_of(run) for run in runs])
+    return [statistics.median(times) for times in zip(*rounds, strict=True)]
 
 
 def sustained_seconds(run: Callable[[], Any], at_least: float = 0.02) -> float:

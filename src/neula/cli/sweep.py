@@ -1,0 +1,283 @@
+"""``neula bench sweep``: every size beside the fastest call of torch and SciPy that is as accurate.
+
+A peer counts if its error is at most :data:`AS_ACCURATE` times neula's, or ``sqrt(n) u``. All are timed in
+turns in one process, so that what else the machine does meets all of them alike.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import scipy.linalg
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+import neula
+from neula.certificates.low_rank import low_rank_error
+from neula.certificates.qr import qr_certificate
+from neula.engines import FP64
+from neula.papers.data import Data, Row, Rows, show
+from neula.papers.drawing import MARKERS, Axes, log_log
+from neula.papers.errors import optimality
+from neula.papers.measuring import circumstances, householder_flops, interleaved_seconds, timed
+
+NAME = "sweep"
+
+PEER = "the fastest call of torch and SciPy that is as accurate"
+
+AS_ACCURATE = 10.0
+"""Backward-stable algorithms differ by such a factor."""
+
+SLOWER, LATER = 1.1, 0.1
+"""What neula may take: so many times the time of the peer, and so many milliseconds more."""
+
+QUICK_FLOPS = 3e8
+"""Of the classical algorithm: what is measured in a minute."""
+
+Calls = Mapping[str, Callable[[], Any]]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One problem of one size.
+
+    Attributes
+    ----------
+    problem : str
+    shape : tuple of int
+        Leading dimensions count problems.
+    dtype : torch.dtype
+    flops : float
+        Of the classical algorithm.
+    calls : callable
+        Makes the numbers; returns neula's call, those of the peers, and the error of a result of either.
+    """
+
+    problem: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    flops: float
+    calls: Callable[[], tuple[Callable[[], Any], Calls, Callable[[Any], float]]]
+
+
+def run(device: torch.device, on_row: Callable[[Row], None] | None = None, *, quick: bool = False) -> Data:
+    """Measure all sizes, or those that take a minute together; ``on_row`` gets each row as it comes.
+
+    Times are in milliseconds, medians; ``ratio`` is the peer's over neula's; ``within`` says whether neula
+    takes no more than :data:`SLOWER` times the peer's and :data:`LATER`.
+    """
+    rows = Rows()
+    for task in tasks(device):
+        if quick and task.flops > QUICK_FLOPS:
+            continue
+        rows.append(_measure(task, at_least=0.05 if quick else 0.5))
+        if on_row is not None:
+            on_row(rows[-1])
+    error = "backward errors; of svd_lowrank that of the approximation"
+    return Data.of({"problem": NAME, "peer": PEER, "error": error, **circumstances(device)}, rows)
+
+
+def _measure(task: Task, at_least: float) -> Row:
+    ours, peers, error = task.calls()
+    result = ours()
+    found = error(result)
+    # Each once to warm up; what is far slower than another, or less accurate, is not measured again.
+    errors = {name: error(call()) for name, call in peers.items()}
+    enough = AS_ACCURATE * max(found, 0.5 * torch.finfo(task.dtype).eps * task.shape[-1] ** 0.5)
+    accurate = {name: call for name, call in peers.items() if errors[name] <= enough}
+    once = {name: timed(call)[1] for name, call in (accurate or peers).items()}
+    near = [name for name in once if once[name] <= 3 * min(once.values())]
+    mine, *others = interleaved_seconds([ours, *(peers[name] for name in near)], at_least)
+    seconds, peer = min(zip(others, near, strict=True))
+    return {
+        "problem": task.problem,
+        "shape": "x".join(map(str, task.shape)),
+        "dtype": str(task.dtype).removeprefix("torch."),
+        "ms": 1e3 * mine,
+        "peer": peer,
+        "peer_ms": 1e3 * seconds,
+        "ratio": seconds / mine,
+        "within": 1e3 * mine <= SLOWER * 1e3 * seconds + LATER,
+        "error": found,
+        "peer_error": errors[peer],
+        "certified": getattr(result, "converged", None),
+        "method": getattr(result, "qr", result).attempts[-1].method,
+    }
+
+
+# --- what is measured ---
+
+TALL = ((10, 3), (50, 5), (64, 32), (200, 20), (300, 40), (600, 100), (2000, 50), (2000, 500), (10000, 100))
+LARGE = ((20000, 500), (100000, 100), (16384, 2048))
+SQUARE = (512, 1000, 2000, 4000)
+ORDERS = (3, 10, 50, 100, 200, 500, 1000, 2000, 4000)
+LOW_RANK = ((300, 200, 10), (2000, 500, 20), (3000, 3000, 50), (20000, 1000, 20))
+BATCHES = ((1000, 16, 6), (1000, 32, 16), (100, 200, 50), (10, 600, 100))
+
+
+def tasks(device: torch.device) -> Iterator[Task]:
+    """All that is measured, in float64 and in float32."""
+    shapes: list[tuple[int, ...]] = [*TALL, *LARGE, *((n, n) for n in SQUARE), *BATCHES]
+    for dtype in (torch.float64, torch.float32):
+        for problem, make in (("qr", _qr), ("lstsq", _lstsq)):
+            for shape in shapes:
+                *batch, m, n = shape
+                # Q takes as many operations again.
+                flops = math.prod(batch) * householder_flops(m, n) * (2 if problem == "qr" else 1)
+                yield Task(problem, shape, dtype, flops, partial(make, shape, dtype, device))
+        for batch, n in itertools.chain(
+            (((), n) for n in ORDERS), (((count,), n) for count, _, n in BATCHES)
+        ):
+            flops = math.prod(batch) * 2 * n**3 / 3
+            yield Task("solve", (*batch, n, n), dtype, flops, partial(_solve, (*batch, n), dtype, device))
+        for m, n, rank in LOW_RANK:
+            # A randomized method with four power iterations reads A ten times.
+            calls = partial(_svd, m, n, rank, dtype, device)
+            yield Task("svd_lowrank", (m, n, rank), dtype, 20 * m * n * rank, calls)
+
+
+def _normal(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed: int = 1) -> torch.Tensor:
+    generator = torch.Generator(device).manual_seed(seed)
+    return torch.randn(*shape, dtype=dtype, device=device, generator=generator)
+
+
+def _calls(torchs: Calls, scipys: Calls, a: torch.Tensor) -> Calls:
+    """Peers: SciPy's where it can be called with what there is, on the CPU and not for batches."""
+    return {**torchs, **(scipys if a.device.type == "cpu" and a.ndim == 2 else {})}
+
+
+def _qr(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Any:
+    a = _normal(shape, dtype, device)
+    scipys = {"scipy qr": lambda: scipy.linalg.qr(a.numpy(), mode="economic", check_finite=False)}
+    torchs = {"torch qr": partial(torch.linalg.qr, a)}
+    return partial(neula.qr, a), _calls(torchs, scipys, a), partial(_qr_error, a)
+
+
+def _qr_error(a: torch.Tensor, factors: Any) -> float:
+    q, r = (torch.as_tensor(x)[None] if a.ndim == 2 else x for x in factors)
+    one = torch.ones(a.shape[-1], device=a.device)
+    found = [
+        qr_certificate(*parts, one, FP64) for parts in zip(a if a.ndim > 2 else a[None], q, r, strict=True)
+    ]
+    return max(max(certificate.residual, certificate.orthogonality) for certificate in found)
+
+
+def _lstsq(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Any:
+    a, b = _normal(shape, dtype, device), _normal((*shape[:-1], 1), dtype, device, seed=2)
+    drivers = ("gels",) if device.type == "cuda" else ("gels", "gelsy", "gelsd")
+    torchs = {f"torch {name}": partial(torch.linalg.lstsq, a, b, driver=name) for name in drivers}
+    scipys = {
+        f"scipy {name}": lambda name=name: scipy.linalg.lstsq(
+            a.numpy(), b.numpy(), lapack_driver=name, check_finite=False
+        )
+        for name in ("gelsy", "gelsd")
+    }
+
+    def error(found: Any) -> float:
+        x = found.x if hasattr(found, "x") else torch.as_tensor(found[0])
+        every = zip(*(y.double().reshape(-1, *y.shape[-2:]) for y in (a, b, x)), strict=True)
+        return max(min(optimality(*one), float(_relative_residual(*one))) for one in every)
+
+    return partial(neula.lstsq, a, b), _calls(torchs, scipys, a), error
+
+
+def _solve(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Any:
+    a, b = _normal((*shape, shape[-1]), dtype, device), _normal((*shape, 1), dtype, device, seed=2)
+    torchs = {"torch solve": partial(torch.linalg.solve, a, b)}
+    # By default newer ones look for structure first.
+    options = {"assume_a": "gen", "check_finite": False}
+    scipys = {"scipy solve": lambda: scipy.linalg.solve(a.numpy(), b.numpy(), **options)}
+
+    def error(found: Any) -> float:
+        x = found.x if hasattr(found, "x") else torch.as_tensor(found)
+        return float(_relative_residual(a.double(), b.double(), x.double()).max())
+
+    return partial(neula.solve, a, b), _calls(torchs, scipys, a), error
+
+
+def _relative_residual(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """``||b - A x|| / (||A|| ||x|| + ||b||)``."""
+    norm = partial(torch.linalg.vector_norm, dim=(-2, -1))
+    return norm(b - a @ x) / (norm(a) * norm(x) + norm(b))
+
+
+def _svd(m: int, n: int, rank: int, dtype: torch.dtype, device: torch.device) -> Any:
+    """Singular values from 1 to 0.01, then noise."""
+    u, v = (torch.linalg.qr(_normal((size, rank), dtype, device, seed=size))[0] for size in (m, n + 1))
+    values = torch.logspace(0, -2, rank, dtype=dtype, device=device)
+    noise = 1e-4 / (math.sqrt(m) + math.sqrt(n)) * _normal((m, n), dtype, device, seed=3)
+    a = u * values @ v[:n].T + noise
+
+    def whole() -> Any:
+        left, s, right = torch.linalg.svd(a, full_matrices=False)
+        return left[:, :rank], s[:rank], right[:rank]
+
+    def randomized() -> Any:
+        left, s, right = torch.svd_lowrank(a, rank + 5, niter=4)
+        return left[:, :rank], s[:rank], right[:, :rank].T
+
+    peers = {"torch svd_lowrank": randomized}
+    if m * n * n <= 1e9:
+        peers["torch svd"] = whole
+    return partial(neula.svd_lowrank, a, rank), peers, lambda found: low_rank_error(a, *found)
+
+
+# --- what is shown ---
+
+_HEADINGS = {
+    "problem": "problem",
+    "shape": "shape",
+    "dtype": "dtype",
+    "ms": "ms",
+    "peer_ms": "peer's",
+    "peer": "peer",
+    "ratio": "ratio",
+    "within": "fast",
+    "error": "error",
+    "peer_error": "peer's",
+}
+
+
+def table(data: Data) -> Table:
+    """The rows for a terminal."""
+    count, slow = len(data.rows), sum(not row["within"] for row in data.rows)
+    shown = Table(
+        *_HEADINGS.values(),
+        title=f"neula beside {PEER} on {data.about['device']}, {data.about['threads']} threads",
+        caption=f"fast: at most {SLOWER} times the peer's time and {LATER} ms; {slow} of {count} are not",
+    )
+    shown.box, shown.pad_edge, shown.collapse_padding = SIMPLE_HEAD, False, True
+    for name, column in zip(_HEADINGS, shown.columns, strict=True):
+        column.no_wrap = True
+        column.justify = "left" if name in ("problem", "shape", "dtype", "peer") else "right"
+    for row in data.rows:
+        shown.add_row(*(_cell(name, row[name]) for name in _HEADINGS))
+    return shown
+
+
+def _cell(name: str, value: Any) -> str:
+    if name == "within":
+        return "yes" if value else "no"
+    return f"{value:.1e}" if name in ("error", "peer_error") else show(value)
+
+
+def line(row: Row) -> str:
+    """A row as one line of plain text."""
+    beside = f"{show(row['ratio'])} times as fast as {row['peer']}, {show(row['peer_ms'])} ms"
+    return f"{row['problem']} {row['shape']} {row['dtype']}: {show(row['ms'])} ms, {beside}, {row['method']}"
+
+
+def draw(axes: Axes, data: Data) -> None:
+    """Each row is a point by the times of both; those below the line are fast."""
+    for number, (problem, rows) in enumerate(data.rows.by("problem").items()):
+        axes.plot(rows.numbers("peer_ms"), rows.numbers("ms"), MARKERS[number], label=problem, alpha=0.7)
+    times = sorted(data.rows.numbers("peer_ms"))
+    axes.plot(times, [SLOWER * time + LATER for time in times], "k-", linewidth=0.8, label="allowed")
+    log_log(axes, "ms of the fastest peer", "ms", NAME)
+    axes.legend(fontsize=7)
