@@ -74,6 +74,9 @@ class Tuning:
         takes milliseconds there, and nothing is to be gained from a lower one. A GPU plays the whole link
         back, and synchronizes once: 2000 x 500 takes 2.9 ms on an H200, and 12 with an R in half precision
         and iterations that the host counts; 16384 x 2048 takes 9.6 and 16, 262144 x 1024 25 and 12.5.
+    svd : int
+        Value of ``m n^2`` up to which a least-squares problem that was not solved together goes on to the SVD
+        at once; larger ones try Householder's R before, if they have not yet.
     bordered : int
         Value of ``m n^2`` up to which one least-squares problem is bordered to a shape of a grid, so that
         what is played back serves many shapes: its launches take longer than what the border adds.
@@ -129,6 +132,7 @@ class Tuning:
     batched_elements: int = 0
     chunk_elements: int = 1 << 19
     together: int = 10_000_000
+    svd: int = 10_000_000
     bordered: int = 0
     small_r: tuple[str, ...] = ("cholesky fp64", "householder fp64")
     blind_steps: int = 0

@@ -25,6 +25,12 @@ ALONG, ACROSS = 128, 8
 For more vectors it is shorter in the other direction: the sums of all vectors are in registers.
 """
 
+LENGTHS = (8, 32, ALONG)
+"""Of tiles: of matrices with short rows most of a long tile would be empty."""
+
+WIDEST = 32
+"""Tile in the other direction at most."""
+
 VECTORS = 4
 """For how many vectors at most an element is read once."""
 
@@ -44,7 +50,7 @@ def doubled_product_triton(
     x_low: torch.Tensor | None = None,
     b: torch.Tensor | None = None,
     *,
-    along: int = ALONG,
+    along: int | None = None,
     across: int = ACROSS,
     min_tiles: int = MIN_TILES,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -59,7 +65,7 @@ def doubled_product_triton(
         Of the size of the rounding errors of x at most.
     b : Tensor, shape (batch, m, k), optional
     along, across : int
-        The tile: powers of two.
+        The tile: powers of two. By default one no longer than the matrix by much, with as many elements.
     min_tiles : int
         Tiles of a row that are not divided any further.
 
@@ -74,8 +80,12 @@ def doubled_product_triton(
     if result.numel() == 0:
         return high, low
     vectors = min(VECTORS, triton.next_power_of_2(k))
+    by_columns = a.stride(1) == 1 and a.stride(2) != 1
+    if along is None:
+        along = next(size for size in LENGTHS if size >= min(m if by_columns else n, ALONG))
+        across = min(across * ALONG // along, WIDEST)
     across = max(1, across // vectors)
-    rows, columns = (along, across) if a.stride(1) == 1 and a.stride(2) != 1 else (across, along)
+    rows, columns = (along, across) if by_columns else (across, along)
     tasks = triton.cdiv(m, rows) * triton.cdiv(k, vectors) * batch
     pieces = max(1, min(BLOCKS * multiprocessors(a.device) // tasks, n // (min_tiles * columns)))
     piece = share(n, pieces, columns)
@@ -88,7 +98,7 @@ def doubled_product_triton(
             *(a, x, x if x_low is None else x_low, *sums, m, n, k, batch * k * m, pieces, piece),
             *(*a.stride(), *x.stride(), *low_strides),
             *(rows, columns, vectors, x_low is not None, a.is_cuda),
-            num_warps=4,
+            num_warps=4 if rows * columns >= 512 else 1,
             enable_fp_fusion=False,
         )
         _sum_of_pieces[(triton.cdiv(m, ROWS) * batch * k,)](

@@ -42,7 +42,8 @@ def upper_inverse(r: torch.Tensor) -> torch.Tensor:
     ----------
     r : Tensor, shape (batch, n, n)
     """
-    return triangular_inverse(r, upper=True, leaf=LEAF if r.is_cuda else max(1, r.shape[-1]))
+    n = r.shape[-1]
+    return triangular_inverse(r, upper=True, leaf=LEAF if r.is_cuda and n > LEAF else max(1, n))
 
 
 def triangular_inverse(t: torch.Tensor, *, upper: bool, leaf: int) -> torch.Tensor:

@@ -27,6 +27,9 @@ Chain = list[Link[Problems, Members]]
 
 SVD = "svd fp64"
 
+PATIENCE = 4
+"""Times as many steps as the first link takes without a look are taken with the Rs of later ones."""
+
 ROUNDED_RANK = 4.0
 """By how much the condition number must stay below ``1 / rcond`` for the rank to be certain: rounding errors
 move singular values by less."""
@@ -43,12 +46,20 @@ def chain_together(count: int, m: int, n: int, options: Options) -> Chain:
     exotic = options.is_wide(m, n) or options.damp or options.weights is not None
     if options.named or not (few or small or (options.forward and exotic)):
         return []
-    return [_link(f"{name} + seminormal", solve_together, factor=FACTORS[name]) for name in tuning.small_r]
+    # A better R is there for ill-conditioned problems, which take more steps.
+    steps = [tuning.blind_steps, *(PATIENCE * tuning.blind_steps for _ in tuning.small_r[1:])]
+    return [
+        _link(f"{name} + seminormal", solve_together, factor=FACTORS[name], blind_steps=number)
+        for name, number in zip(tuning.small_r, steps, strict=True)
+    ]
 
 
-def chain_after_together() -> Chain:
-    """What is tried for one problem that was not solved together."""
-    return [_link(SVD, by_svd, improves=True)]
+def chain_after_together(m: int, n: int, options: Options) -> Chain:
+    """What is tried for one problem that was not solved together: an SVD at once where that takes no time."""
+    tuning = options.engine.tuning
+    if max(m, n) * min(m, n) ** 2 <= tuning.svd or "householder fp64" in tuning.small_r:
+        return [_svd()]
+    return [_by_householder(m, n, options), _svd()]
 
 
 def chain_alone(m: int, n: int, options: Options) -> Chain:
@@ -58,19 +69,32 @@ def chain_alone(m: int, n: int, options: Options) -> Chain:
         compute = options.compute or "fp32"
         return [_link(f"{algorithm} {compute}", links.unrefined, algorithm=algorithm, compute=compute)]
     if algorithm == "svd":
-        return chain_after_together()
-    wide, inner = options.is_wide(m, n), lsqr if algorithm == "lsqr" else cgls
-    name = "craig" if wide else "lsqr" if algorithm == "lsqr" else "cgls"
-    householder = _link(f"householder fp64 + {name}", links.by_householder, inner=inner)
+        return [_svd()]
     if algorithm == "householder":
-        return [householder]
-    fast = _with_fast_r(m if wide else n, options, inner, name)
-    return fast[:1] if algorithm is not None else [*fast, householder, *chain_after_together()]
+        return [_by_householder(m, n, options)]
+    fast = _with_fast_r(m, n, options)
+    return fast[:1] if algorithm is not None else [*fast, _by_householder(m, n, options), _svd()]
 
 
-def _with_fast_r(n: int, options: Options, inner: InnerSolver, name: str) -> Chain:
-    """Those whose R has n columns; all but the last may give it up early."""
-    ways = preconditioners(n, options)
+def _svd() -> Link[Problems, Members]:
+    return _link(SVD, by_svd, improves=True)
+
+
+def _by_householder(m: int, n: int, options: Options) -> Link[Problems, Members]:
+    name, inner = _inner_solver(m, n, options)
+    return _link(f"householder fp64 + {name}", links.by_householder, inner=inner)
+
+
+def _inner_solver(m: int, n: int, options: Options) -> tuple[str, InnerSolver]:
+    """What R preconditions, and its name; wide problems have one of their own."""
+    inner, name = (lsqr, "lsqr") if options.algorithm == "lsqr" else (cgls, "cgls")
+    return "craig" if options.is_wide(m, n) else name, inner
+
+
+def _with_fast_r(m: int, n: int, options: Options) -> Chain:
+    """Those with an R in low precision; all but the last may give it up early."""
+    name, inner = _inner_solver(m, n, options)
+    ways = preconditioners(m if options.is_wide(m, n) else n, options)
     tried = []
     for method, compute in ways:
         last = options.algorithm is not None or (method, compute) == ways[-1]

@@ -33,11 +33,6 @@ class Options(solutions.Options):
     weights: torch.Tensor | None
     rcond: float
 
-    @property
-    def looks(self) -> bool:
-        """Whether to look after each step of a batch if all are done: a GPU would have to be waited for."""
-        return self.engine.tuning.blind_steps == 0
-
     def certain_rcond(self, shape: Sequence[int]) -> float:
         """What singular values must exceed for a rank to be certain: rounding errors look like small ones."""
         return max(self.rcond, max(shape[-2:]) * FP64.u)

@@ -48,7 +48,7 @@ def solve_problems(problems: Problems, *, is_batch: bool) -> Run[Members]:
         check_finite(a[0], options.engine.column_max(a[0]), "A")
         check_finite(b[0].squeeze(-1), options.engine.column_max(b[0]), "b")
     unusable = _set_aside(run, problems) if is_batch and len(run.open) else np.empty(0, dtype=np.int64)
-    alone = chain_after_together() if together else chain_alone(m, n, options)
+    alone = chain_after_together(m, n, options) if together else chain_alone(m, n, options)
     judge = LeastSquaresJudge.of(m, n, options, together=False)
 
     def solve_alone(place: int) -> Run[Members]:

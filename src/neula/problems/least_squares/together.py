@@ -52,9 +52,12 @@ FACTORS: dict[str, Factor] = {
 
 
 def solve_together(
-    problems: Problems, before: Answer[Members] | None, *, label: str, factor: Factor
+    problems: Problems, before: Answer[Members] | None, *, label: str, factor: Factor, blind_steps: int
 ) -> Answer[Members]:
-    """Some problems with R from one source, as many at a time as fill the machine."""
+    """Some problems with R from one source, as many at a time as fill the machine.
+
+    After each of their steps all are looked at, or after ``blind_steps`` where that is not 0.
+    """
     options, k = problems.options, problems.b.shape[2]
     report = stage(options.progress, label)
     m, n = problems.a.shape[1:]
@@ -64,7 +67,8 @@ def solve_together(
     steps: list[int] = []
 
     def refined(a: torch.Tensor, b: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        members, taken = _refined(a, b, factor, replace(options, weights=weights[0] if weights else None))
+        weighted = replace(options, weights=weights[0] if weights else None)
+        members, taken = _refined(a, b, factor, weighted, blind_steps)
         steps.append(taken)
         return *members.tensors, members.measured()
 
@@ -76,20 +80,17 @@ def solve_together(
         measured.append(numbers)
         report(min(1.0, len(parts) * size / len(problems)))
     # Where nobody looks at errors in between there are as many as may be; what is played back counts none.
-    taken = max(steps) if options.looks else _most(options)
+    taken = min(blind_steps, options.max_iterations) or max(steps)
     numbers = measured[0] if len(measured) == 1 else torch.cat(measured, 1)
     return Answer(Members.joined(parts), label, iterations=taken, measured=numbers)
 
 
-def _most(options: Options) -> int:
-    """Corrections at most."""
-    return min(options.engine.tuning.blind_steps or MAX_STEPS, options.max_iterations)
-
-
-def _refined(a: torch.Tensor, b: torch.Tensor, factor: Factor, options: Options) -> tuple[Members, int]:
+def _refined(
+    a: torch.Tensor, b: torch.Tensor, factor: Factor, options: Options, blind_steps: int
+) -> tuple[Members, int]:
     """Scale, factorize, refine and measure some problems; how many corrections that took."""
     problems = ScaledProblems.of(a, b, options.weights, options.damp)
-    solved = (_minimum_norm if problems.wide else _overdetermined)(problems, factor, options)
+    solved = (_minimum_norm if problems.wide else _overdetermined)(problems, factor, options, blind_steps)
     found = solved.found
     refined_error = found.measures.backward_error.amax(1)
     backward_error = (found.measures.backward_error + solved.rounding).amax(1)
@@ -133,9 +134,9 @@ class _Solved:
     condition: torch.Tensor
 
 
-def _overdetermined(problems: ScaledProblems, factor: Factor, options: Options) -> _Solved:
+def _overdetermined(problems: ScaledProblems, factor: Factor, options: Options, blind_steps: int) -> _Solved:
     system = Overdetermined(problems.a, factor(problems.a), problems.a_low, problems.b_low)
-    found = _refine(system, problems.b, options)
+    found = _refine(system, problems.b, options, blind_steps)
     x = problems.unscale(found.x).to(options.dtype).double()
     return _Solved(
         found=found,
@@ -147,10 +148,10 @@ def _overdetermined(problems: ScaledProblems, factor: Factor, options: Options) 
     )
 
 
-def _minimum_norm(problems: ScaledProblems, factor: Factor, options: Options) -> _Solved:
+def _minimum_norm(problems: ScaledProblems, factor: Factor, options: Options, blind_steps: int) -> _Solved:
     rows = problems.rows
     system = Underdetermined(rows.t, factor(rows.t), problems.sizes, rows.t_low, rows.b_low)
-    found = _refine(system, rows.b, options)
+    found = _refine(system, rows.b, options, blind_steps)
     x = rows.unscale(found.x, problems).to(options.dtype).double()
     residual = found.residual + rows.t.mT @ (found.x - rows.scale(x, problems) + found.x_low)
     b_transposed = (problems.a / problems.norms).mT
@@ -169,11 +170,11 @@ def _minimum_norm(problems: ScaledProblems, factor: Factor, options: Options) ->
     )
 
 
-def _refine(system: System, b: torch.Tensor, options: Options) -> DoubledSolution:
+def _refine(system: System, b: torch.Tensor, options: Options, blind_steps: int) -> DoubledSolution:
     return refine_doubled(
         system,
         b,
         tolerance=options.digits,
-        max_steps=_most(options),
-        look=options.looks,
+        max_steps=min(blind_steps or MAX_STEPS, options.max_iterations),
+        look=not blind_steps,
     )
