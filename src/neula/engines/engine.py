@@ -54,15 +54,15 @@ class Engine(ABC):
     rounds_once: ClassVar[bool] = False
 
     def __init__(self, device: torch.device | str, format: Named | None = None) -> None:
-        self.device = torch.device(device)
-        self.arithmetic = _arithmetic(self.formats[0] if format is None else format)
+        self.device, formats = torch.device(device), self.formats
+        self.arithmetic = _arithmetic(formats[0] if format is None else format)
         if self.arithmetic.corrected and not self.corrects:
             raise ValueError(
                 f"the {self.name} engine has no products with error correction ({self.arithmetic.name!r}): "
                 "pass compute='fp32', which is as accurate"
             )
-        if self.arithmetic.operands.name not in self.formats:
-            raise unknown_name(f"format for the {self.name} engine", self.arithmetic.name, self.formats)
+        if self.arithmetic.operands.name not in formats:
+            raise unknown_name(f"format for the {self.name} engine", self.arithmetic.name, formats)
 
     @property
     def format(self) -> Format:

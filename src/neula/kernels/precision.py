@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -88,13 +87,22 @@ def _lt_is_preferred() -> bool:
     return torch.backends.cuda.preferred_blas_library() == torch._C._BlasBackend.Cublaslt
 
 
-@contextmanager
-def plain_arithmetic(device: torch.device) -> Iterator[None]:
-    """No gradients, and no autocast that would round operands behind an engine's back."""
-    casts = torch.is_autocast_enabled(device.type)
-    with torch.no_grad():
-        try:
-            torch.set_autocast_enabled(device.type, False)
-            yield
-        finally:
-            torch.set_autocast_enabled(device.type, casts)
+class plain_arithmetic:
+    """No gradients, and no autocast that would round operands behind an engine's back.
+
+    Parameters
+    ----------
+    device : torch.device
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._type = device.type
+
+    def __enter__(self) -> None:
+        self._gradients, self._casts = torch.is_grad_enabled(), torch.is_autocast_enabled(self._type)
+        torch.set_grad_enabled(False)
+        torch.set_autocast_enabled(self._type, False)
+
+    def __exit__(self, *error: object) -> None:
+        torch.set_autocast_enabled(self._type, self._casts)
+        torch.set_grad_enabled(self._gradients)

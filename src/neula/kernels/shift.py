@@ -44,11 +44,11 @@ def shift(x: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
     >>> shift(torch.tensor([2.0**-1074], dtype=torch.float64), torch.tensor([1074])).item()
     1.0
     """
-    exponents = exponents.clamp(-LIMIT, LIMIT)
-    half = exponents.div(2, rounding_mode="floor")
+    exponents = exponents.clamp(-LIMIT, LIMIT).long()
+    half = exponents.bitwise_right_shift(1)
     return x * _power_of_two(half) * _power_of_two(exponents - half)
 
 
 def _power_of_two(exponents: torch.Tensor) -> torch.Tensor:
-    """``2^e`` for exponents of normal float64 numbers, by their bits."""
-    return (exponents.long() + 1023).bitwise_left_shift(52).view(torch.float64)
+    """``2^e`` for int64 exponents of normal float64 numbers, by their bits."""
+    return (exponents + 1023).bitwise_left_shift(52).view(torch.float64)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 import torch
@@ -86,7 +85,9 @@ class Call:
         taken = {name: take(x, name, differentiable=gradients) for name, x in operands.items()}
         factors = None if weights is None else take(weights, "weights", differentiable=gradients)
         first, *others = taken.values()
-        dtype = reduce(torch.promote_types, (x.tensor.dtype for x in others), first.tensor.dtype)
+        dtype = first.tensor.dtype
+        for other in others:
+            dtype = torch.promote_types(dtype, other.tensor.dtype)
         return cls(
             taken,
             select_engine(engine, first.tensor.device),

@@ -34,7 +34,12 @@ class Problems(Protocol):
 
 @dataclass(frozen=True)
 class Batch:
-    """Tensors whose first dimension counts problems; what is no tensor belongs to all of them."""
+    """Tensors whose first dimension counts problems, at least one, before what belongs to all of them."""
+
+    @property
+    def _first(self) -> torch.Tensor:
+        first: torch.Tensor = next(iter(vars(self).values()))  # in a tenth of the time that fields() takes
+        return first
 
     @property
     def _tensors(self) -> dict[str, torch.Tensor]:
@@ -49,10 +54,10 @@ class Batch:
     @property
     def device(self) -> torch.device:
         """Where they are."""
-        return self.tensors[0].device
+        return self._first.device
 
     def __len__(self) -> int:
-        return len(self.tensors[0])
+        return len(self._first)
 
     def at(self, places: torch.Tensor) -> Self:
         """Those at some places."""
@@ -234,20 +239,20 @@ class Run(Generic[V]):
         """What is known of the open problems."""
         if self.values is None:
             return None
-        device = self.values.tensors[0].device
-        return Answer(self.values.at(torch.from_numpy(self.open).to(device)), self.label)
+        return Answer(self.values.at(torch.from_numpy(self.open).to(self.values.device)), self.label)
 
     def keep(self, answer: Answer[V], numbers: np.ndarray, verdict: Verdict) -> np.ndarray:
         """Take what is better than before of answers for the open problems; returns which are left."""
-        self.attempts.append(Attempt(answer.label, bool(verdict.accepted.all()), verdict.reason))
+        accepted = verdict.accepted
+        self.attempts.append(Attempt(answer.label, bool(accepted.all()), verdict.reason))
         self.iterations += answer.iterations
         if not len(self.demerit) and len(self.open) == len(self.accepted):
             # The first answer is the best so far.
             self.label, self.history, self.values = answer.label, answer.history, answer.values
-            self.numbers, self.demerit, self.accepted = numbers, verdict.demerit, verdict.accepted
+            self.numbers, self.demerit, self.accepted = numbers, verdict.demerit, accepted
         else:
             self._keep_better(answer, numbers, verdict)
-        left = np.flatnonzero(~(verdict.accepted if verdict.final is None else verdict.final))
+        left = (~(accepted if verdict.final is None else verdict.final)).nonzero()[0]
         self.open = self.open[left]
         return left
 
@@ -269,7 +274,7 @@ class Run(Generic[V]):
         if self.values is None or (which.all() and len(which) == len(self.accepted)):
             self.values = values
             return
-        device = values.tensors[0].device
+        device = values.device
         where = torch.from_numpy(self.open[which]).to(device)
         chosen = values if which.all() else values.at(torch.from_numpy(np.flatnonzero(which)).to(device))
         self.values.put(where, chosen)
@@ -338,7 +343,8 @@ def run_chain(links: Iterable[Link[P, V]], problems: P, judge: Judge[P, V], know
             left = run.keep(previous, previous.numbers, judge.verdict(previous, previous.numbers))
             if not len(left):
                 break
-    run.attempts[:0] = [Attempt("out of memory", False, shortage) for shortage in guard.shortages]
+    if guard.shortages:
+        run.attempts[:0] = [Attempt("out of memory", False, shortage) for shortage in guard.shortages]
     if not len(run.numbers):
         guard.raise_if_short()
         raise Unanswered(f"no attempt gave a solution: {run.attempts[-1].reason}")

@@ -33,11 +33,6 @@ class Taken:
     wrap: Callable[[torch.Tensor], Any]
     graph: torch.Tensor
 
-    @property
-    def needs_gradient(self) -> bool:
-        """Whether the answer is to be differentiated with respect to this tensor."""
-        return self.graph.requires_grad and torch.is_grad_enabled()
-
     def give_back(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> Any:
         """A tensor as an array of the user's library, on its device, in its dtype or another.
 
@@ -47,7 +42,8 @@ class Taken:
             If the dtype is too narrow for it.
         """
         kept = x.to(device=self.tensor.device, dtype=dtype or self.tensor.dtype)
-        if kept.dtype != x.dtype and bool((kept.isinf() & x.isfinite().to(kept.device)).any()):
+        narrower = kept.dtype != x.dtype and torch.promote_types(kept.dtype, x.dtype) != kept.dtype
+        if narrower and bool((kept.isinf() & x.isfinite().to(kept.device)).any()):
             raise OverflowError(f"the result does not fit {kept.dtype}: pass the input in a wider dtype")
         return self.wrap(kept)
 
@@ -79,10 +75,12 @@ def take(x: Any, name: str, *, differentiable: bool = False) -> Taken:
         return _take_tensor(x, name, _itself)
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError(f"{name} is a masked array: pass {name}.filled(...), or leave the masked rows out")
+    if isinstance(x, np.ndarray):
+        return _take_numpy(np.asarray(x), name)  # of a subclass its numbers
     if hasattr(x, "tocoo"):
         raise TypeError(f"{name} is a sparse {type(x).__name__}: pass {name}.toarray()")
-    if isinstance(x, np.ndarray) or not hasattr(x, "__dlpack__"):
-        return _take_numpy(x, name)
+    if not hasattr(x, "__dlpack__"):
+        return _take_numpy(np.asarray(x), name)
     library = _library_of(x)
     if not hasattr(library, "from_dlpack"):
         raise TypeError(
@@ -100,7 +98,8 @@ def gradient_wanted(first: Taken, *others: Taken | None) -> bool:
     ValueError
         If it is, and that library is not torch.
     """
-    wanted = any(taken is not None and taken.needs_gradient for taken in (first, *others))
+    taken = [x for x in (first, *others) if x is not None and x.graph.requires_grad]
+    wanted = bool(taken) and torch.is_grad_enabled()
     if wanted and first.wrap is not _itself:
         raise ValueError(
             "an operand requires a gradient, and the answer cannot, since A is no torch tensor: "
@@ -140,7 +139,7 @@ def check_matrices(a: torch.Tensor, name: str) -> None:
 
 def flattened(a: torch.Tensor) -> torch.Tensor:
     """Matrices as one batch, shape (P, m, n), also where they are empty; P is 1 for a single matrix."""
-    return a.reshape(math.prod(a.shape[:-2]), *a.shape[-2:])
+    return a if a.ndim == 3 else a.reshape(math.prod(a.shape[:-2]), *a.shape[-2:])
 
 
 def check_matrix(a: torch.Tensor, name: str) -> None:
@@ -190,18 +189,17 @@ def _library_of(x: Any) -> Any:
     return sys.modules.get(type(x).__module__.partition(".")[0])
 
 
-def _take_numpy(x: Any, name: str) -> Taken:
-    array = np.asarray(x)
-    if array.dtype.kind in "iub":
-        array = array.astype(np.float64)
-    _refuse_unsupported(
-        array.dtype.kind == "c", array.dtype.kind == "f" and array.dtype.itemsize <= 8, array.dtype, name
-    )
-    native = array.astype(array.dtype.newbyteorder("="), copy=False)
+def _take_numpy(x: np.ndarray, name: str) -> Taken:
+    if x.dtype.kind in "iub":
+        x = x.astype(np.float64)
+    if x.dtype.kind != "f" or x.dtype.itemsize > 8:
+        raise _unsupported(x.dtype.kind == "c", x.dtype, name)
+    if not x.dtype.isnative:
+        x = x.astype(x.dtype.newbyteorder("="))
     # Negative strides and read-only memory are what torch cannot take.
-    if any(s < 0 for s in native.strides) or not native.flags.writeable:
-        native = native.copy()
-    return _take_tensor(torch.from_numpy(native), name, lambda t: t.numpy())
+    if min(x.strides, default=0) < 0 or not x.flags.writeable:
+        x = x.copy()
+    return _take_tensor(torch.from_numpy(x), name, torch.Tensor.numpy)
 
 
 def _take_tensor(x: torch.Tensor, name: str, wrap: Callable[[torch.Tensor], Any]) -> Taken:
@@ -214,12 +212,12 @@ def _take_tensor(x: torch.Tensor, name: str, wrap: Callable[[torch.Tensor], Any]
         )
     if not x.is_floating_point() and not x.is_complex():
         x = x.double()
-    _refuse_unsupported(x.is_complex(), x.dtype in FLOATS, x.dtype, name)
+    if x.dtype not in FLOATS:
+        raise _unsupported(x.is_complex(), x.dtype, name)
     return Taken(x.detach(), wrap, x)
 
 
-def _refuse_unsupported(is_complex: bool, is_supported: bool, dtype: Any, name: str) -> None:
+def _unsupported(is_complex: bool, dtype: Any, name: str) -> TypeError:
     if is_complex:
-        raise TypeError(f"{name} is complex ({dtype}), which is not supported yet: pass a real matrix")
-    if not is_supported:
-        raise TypeError(f"{name} has dtype {dtype}: pass float16, bfloat16, float32 or float64")
+        return TypeError(f"{name} is complex ({dtype}), which is not supported yet: pass a real matrix")
+    return TypeError(f"{name} has dtype {dtype}: pass float16, bfloat16, float32 or float64")

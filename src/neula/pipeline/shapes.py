@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from neula.errors import warn
-from neula.pipeline.inputs import check_matrices
+from neula.pipeline.inputs import check_matrices, flattened
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,13 +123,22 @@ class _Layout:
         d = len(self.batch)
         return [*self._counting(True), d, *self._counting(False), d + 1]
 
+    @property
+    def all_own(self) -> bool:
+        """Whether each problem of the batch has a matrix of its own."""
+        return self.members == self.batch
+
     def fold(self, b: torch.Tensor) -> torch.Tensor:
         """Right-hand sides of shape (*batch, m, k), as columns of shape (P, m, K)."""
+        if self.all_own:
+            return flattened(b)
         count, copies = math.prod(self.members), self.copies
         return b.permute(self.order).reshape(count, b.shape[-2], copies * self.width)
 
     def unfold(self, x: torch.Tensor) -> torch.Tensor:
         """The inverse of :meth:`fold`, for any number of rows."""
+        if self.all_own:
+            return x.reshape(*self.batch, *x.shape[-2:])
         sizes = [*self.batch, x.shape[1], self.width]
         order = self.order
         back = sorted(range(len(order)), key=order.__getitem__)
@@ -141,7 +150,7 @@ class _Layout:
     @property
     def copies(self) -> int:
         """Right-hand sides of the user's that share a matrix."""
-        return math.prod(self.batch[i] for i in self._counting(False))
+        return 1 if self.all_own else math.prod(self.batch[i] for i in self._counting(False))
 
 
 def broadcast_system(a: torch.Tensor, b: torch.Tensor) -> System:
@@ -195,13 +204,14 @@ def broadcast_system(a: torch.Tensor, b: torch.Tensor) -> System:
     b = b.unsqueeze(-1) if is_vector else b
     members = (1,) * (len(batch) - a.ndim + 2) + tuple(a.shape[:-2])
     layout = _Layout(batch, members, b.shape[-1])
-    matrices = a.reshape(math.prod(members), *a.shape[-2:])
-    columns = layout.fold(b.expand(*batch, *b.shape[-2:]))
-    return System(matrices, columns, batch, is_vector, layout)
+    columns = layout.fold(b if b.shape[:-2] == batch else b.expand(*batch, *b.shape[-2:]))
+    return System(flattened(a), columns, batch, is_vector, layout)
 
 
 def broadcast_batch(*shapes: torch.Size) -> tuple[int, ...] | None:
     """Leading dimensions as NumPy broadcasts them; None where they do not fit."""
+    if len(set(shapes)) == 1:  # NumPy takes some microseconds
+        return tuple(shapes[0])
     try:
         return np.broadcast_shapes(*shapes)
     except ValueError:

@@ -207,19 +207,20 @@ def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members
         on_step=lambda x, residual: history.append(scaled.backward_error(x, residual).amax()),
     )
     x = scaled.unscale(found.x).to(options.dtype).double()
-    rounding = over(system.size(scaled.scale(x) - found.x), system.size(found.x))
+    lost = found.x - scaled.scale(x)
+    rounding = over(system.size(lost), system.size(found.x))
     # Of x as it is returned.
-    residual = found.residual + scaled.a @ (found.x - scaled.scale(x) + found.x_low)
+    residual = found.residual + scaled.a @ (lost + found.x_low)
     measured = scaled.backward_error(found.x, found.residual)
-    forward_error = found.forward_error + rounding
+    refined_error, forward_error = measured.amax(1), found.forward_error + rounding
     members = Members(
         x=x,
         forward_error=forward_error,
         backward_error=(measured + rounding).amax(1),
         condition=_condition(scaled, system),
-        refined_error=measured.amax(1),
+        refined_error=refined_error,
         growth=growth,
-        accepted=(measured.amax(1) <= solve_bound(options.target, n))
+        accepted=(refined_error <= solve_bound(options.target, n))
         & ((forward_error <= SURE) & ~scaled.longer(residual)).all(1),
     )
     history.append(measured.amax())

@@ -72,7 +72,7 @@ class Scaled:
         """Whether it is the systems as they were given."""
         return not bool(self.rows.any()) and not bool(self.columns.any())
 
-    @property
+    @cached_property
     def units(self) -> torch.Tensor:
         """Rows of A relative to the largest, shape (batch, n, 1)."""
         return shift(torch.ones_like(self.norms), self.rows - self.rows.amax(1, keepdim=True))
@@ -82,14 +82,25 @@ class Scaled:
 
         In the infinity norm: ``||r|| / (||A|| ||x|| + ||b||)`` (Rigal and Gaches, 1967), shape (batch, k).
         """
-        scaled = _backward_error(self.a, residual, y, self.b)
+        scaled = self._sizes.backward_error(y, residual)
         if self.trivial:
             return scaled
-        units, relative = self.units, self.columns - self.columns.amax(2, keepdim=True)
-        given = units * shift(self.a, relative)
-        return torch.maximum(
-            scaled, _backward_error(given, units * residual, shift(y, -relative.mT), units * self.b)
-        )
+        given = self._given.backward_error(shift(y, -self._relative.mT), self.units * residual)
+        return torch.maximum(scaled, given)
+
+    @cached_property
+    def _relative(self) -> torch.Tensor:
+        """Exponents of the columns relative to the largest."""
+        return self.columns - self.columns.amax(2, keepdim=True)
+
+    @cached_property
+    def _sizes(self) -> _Sizes:
+        return _Sizes.of(self.a, self.b)
+
+    @cached_property
+    def _given(self) -> _Sizes:
+        """Those of A as it was given, but for one unit for all of it."""
+        return _Sizes.of(self.units * shift(self.a, self._relative), self.units * self.b)
 
     def longer(self, residual: torch.Tensor) -> torch.Tensor:
         """Where the residual of the systems that were given exceeds b, shape (batch, k)."""
@@ -112,7 +123,22 @@ def _alike(exponents: torch.Tensor) -> torch.Tensor:
     return torch.where((largest - smallest <= ALIKE) & (largest.abs() <= NEAR), 0, exponents)
 
 
-def _backward_error(a: torch.Tensor, r: torch.Tensor, x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    norm = torch.linalg.vector_norm
-    size = norm(a, 1, dim=2).amax(1)[:, None] * norm(x, torch.inf, dim=1) + norm(b, torch.inf, dim=1)
-    return over(norm(r, torch.inf, dim=1), size).nan_to_num(torch.inf, torch.inf)
+@dataclass(frozen=True)
+class _Sizes:
+    """Norms of systems in the infinity norm: of A, shape (batch, 1), and of b, shape (batch, k)."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+
+    @classmethod
+    def of(cls, a: torch.Tensor, b: torch.Tensor) -> _Sizes:
+        return cls(torch.linalg.vector_norm(a, 1, dim=2).amax(1)[:, None], _largest(b))
+
+    def backward_error(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        error = over(_largest(residual), self.a * _largest(x) + self.b)
+        return error.nan_to_num(torch.inf, torch.inf)
+
+
+def _largest(x: torch.Tensor) -> torch.Tensor:
+    """Largest magnitude in each column."""
+    return torch.linalg.vector_norm(x, torch.inf, dim=1)

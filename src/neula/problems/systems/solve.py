@@ -227,7 +227,6 @@ def _solve(
         check_finite(given_a, torch.linalg.vector_norm(a, torch.inf, dim=2), "A")
     batch = given_a.shape[:-2]
     together, alone = chain_together(n, options), chain_alone(n, options)
-    run: Run[Members] = Run.begin(count, Members.missing(count, n, k, a.device))
     if together:
         try:
             judge = SystemsJudge.of(n, options, improves=False)
@@ -235,6 +234,8 @@ def _solve(
         except SingularMember as error:
             raise np.linalg.LinAlgError(_of_batch(error.why, error.place, batch)) from None
         alone = chain_after_together(options)
+    else:
+        run = Run.begin(count, Members.missing(count, n, k, a.device))
     if not alone:
         return run
 
