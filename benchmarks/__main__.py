@@ -10,12 +10,13 @@ import torch
 import typer
 from rich.console import Console
 
-from benchmarks import batched_lstsq, batched_qr, kernels, lstsq, lu, matmul, qr, solve, tsqr
+from benchmarks import batched_lstsq, batched_qr, hard_batches, kernels, lstsq, lu, matmul, qr, solve, tsqr
 from benchmarks.harness import Results
 
 BENCHMARKS: dict[str, Callable[[torch.device], Results]] = {
     "qr": qr.run,
     "batched_qr": batched_qr.run,
+    "hard_batches": hard_batches.run,
     "tsqr": tsqr.run,
     "lstsq": lstsq.run,
     "batched_lstsq": batched_lstsq.run,

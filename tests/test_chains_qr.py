@@ -169,8 +169,8 @@ def test_one_matrix_on_a_cpu() -> None:
             "fp32",
             [
                 "gram-schmidt fp64",
-                "gram-schmidt fp32 + reortho",
-                "gram-schmidt fp32 + 2 reortho",
+                "gram-schmidt fp64 + reortho",
+                "gram-schmidt fp64 + 2 reortho",
                 "householder fp64",
             ],
         ),

@@ -77,13 +77,14 @@ def chain_together(m: int, n: int, target: Format, tuning: Tuning) -> list[QRLin
     square = m < 2 * k
     doubled = square and storage is FP32 and k > TILE_COLUMNS and "fp64" in tuning.preconditioners
     passes = 2 if square and not doubled else 1
+    name = "fp64" if doubled else name
     labels = {
         n: f"gram-schmidt {name}{label}" for n, label in ((1, ""), (2, " + reortho"), (3, " + 2 reortho"))
     }
-    if doubled:
-        first = links.together("gram-schmidt fp64", torch.float64, batched_qr, scaled=False)
-    else:
-        first = links.together(labels[passes], dtype, partial(batched_qr, passes=passes), scaled=False)
+    if doubled:  # squares of numbers that are float32 stay in the range of float64
+        first = links.together(labels[1], torch.float64, batched_qr, scaled=False)
+        return [first, *(links.another_pass(labels[n]) for n in range(2, MAX_PASSES + 1)), last]
+    first = links.together(labels[passes], dtype, partial(batched_qr, passes=passes), scaled=False)
     more = [
         links.together(labels[n], dtype, partial(_orthogonal_at_any_rank, passes=n), waits=True)
         for n in range(passes + 1, MAX_PASSES + 1)

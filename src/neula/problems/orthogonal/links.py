@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import torch
 
+from neula.algorithms.orthogonal.batched_qr import batched_reorthogonalize
 from neula.algorithms.orthogonal.cholesky_qr import cholesky_qr_low
 from neula.algorithms.orthogonal.householder import householder
 from neula.algorithms.orthogonal.reorthogonalize import correct, refine_qr, reorthogonalize, second_passes
@@ -80,6 +81,22 @@ def together(
         return Answer(QRValues(q, r, measures.T), label)
 
     return Link(label, answer)
+
+
+def another_pass(label: str) -> QRLink:
+    """Another pass in double precision over the Q of all matrices of a batch that are left.
+
+    Rounding of the Q before does not matter: ``A = Q R`` up to that, and the pass makes it orthonormal.
+    """
+
+    def answer(matrices: Matrices, before: Solution | None) -> Solution:
+        assert before is not None
+        scales, leading = matrices.scales(), before.values.r[..., : matrices.k].double()
+        factors = batched_reorthogonalize(before.values.q.double(), leading * scales[:, None, : matrices.k])
+        q, r, measures = matrices.measured(*factors, scales)
+        return Answer(QRValues(q, r, measures.T), label)
+
+    return Link(label, answer, inherits=True)
 
 
 def one_by_one(a: torch.Tensor, method: Method) -> Factors:

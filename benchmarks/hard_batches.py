@@ -1,0 +1,94 @@
+"""QR of batches as second-order optimizers have them, easy and hard, against cuSOLVER or LAPACK."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import torch
+
+import neula
+from benchmarks.harness import Results
+from neula.io.batches import batch_of_profile
+from neula.papers.measuring import median_seconds
+
+EPS = torch.finfo(torch.float32).eps
+
+TIMED = [
+    (20, 32, "dense", 1),
+    (40, 176, "dense", 1),
+    (40, 352, "dense", 1),
+    (640, 512, "dense", 2),
+    (60, 1024, "dense", 2),
+    (8, 2048, "dense", 1),
+    (2, 4096, "dense", 1),
+    (640, 512, "mixed", 2),
+    (60, 1024, "mixed", 2),
+    (640, 512, "rankdef", 0),
+    (640, 512, "clustered", 0),
+    (60, 1024, "nearrank", 0),
+]
+"""Count, order, profile and grading; the geometric mean of their times is the score."""
+
+OTHERS = [
+    (16, 512, "band", 0),
+    (16, 512, "rowscale", 0),
+    (16, 512, "nearcollinear", 0),
+    (4, 1024, "dense", 4),
+    (2, 2048, "rankdef", 0),
+    (2, 2048, "mixed", 2),
+    (1, 4096, "upper", 0),
+]
+
+CPU_CASES = [(20, 32, "dense", 1), (8, 176, "mixed", 2), (8, 176, "rankdef", 0), (4, 352, "nearrank", 0)]
+
+
+def run(device: torch.device, repeats: int = 5) -> Results:
+    """Time ``neula.qr`` beside ``torch.linalg.qr``, with the contest's gates for both.
+
+    Gates are ``||R - Q^T A||_1 / (20 n eps ||A||_1)`` and ``||Q^T Q - I||_1 / (100 n eps)`` of the worst
+    matrix, in float64: at most 1.
+    """
+    results = Results("hard_batches", device)
+    timed = []
+    for count, n, profile, cond in [*TIMED, *OTHERS] if device.type == "cuda" else CPU_CASES:
+        a = batch_of_profile(profile, count, n, cond, device=device)
+        seconds = median_seconds(partial(neula.qr, a), repeats, warmup=2)
+        peer = median_seconds(partial(torch.linalg.qr, a), 1)
+        factors = neula.qr(a)
+        residual, orthogonality = _gates(a, *factors)
+        if (count, n, profile, cond) in TIMED:
+            timed.append(1e3 * seconds)
+        results.add(
+            batch=count,
+            n=n,
+            profile=profile,
+            cond=cond,
+            ms=1e3 * seconds,
+            torch_ms=1e3 * peer,
+            speedup=peer / seconds,
+            residual_gate=residual,
+            orthogonality_gate=orthogonality,
+            methods=" / ".join(attempt.method for attempt in factors.attempts),
+            certified=factors.converged,
+        )
+    mean = math.exp(sum(map(math.log, timed)) / len(timed))
+    results.add(profile="geometric mean of the timed ones", ms=mean)
+    return results
+
+
+def _gates(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> tuple[float, float]:
+    """The two gates of the worst matrix, some at a time."""
+    n = a.shape[-1]
+    identity = torch.eye(n, dtype=torch.float64, device=a.device)
+    residual = orthogonality = 0.0
+    for x, y, z in zip(*(t.split(32) for t in (a, q, r)), strict=True):
+        x, y, z = x.double(), y.double(), z.double()
+        error = _one_norm(z - y.mT @ x) / (20 * n * EPS * _one_norm(x))
+        residual = max(residual, float(error.max()))
+        orthogonality = max(orthogonality, float(_one_norm(y.mT @ y - identity).max()) / (100 * n * EPS))
+    return residual, orthogonality
+
+
+def _one_norm(x: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.matrix_norm(x, ord=1)

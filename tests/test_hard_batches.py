@@ -1,0 +1,62 @@
+"""Batches as second-order optimizers have them: hard matrices are factorized together, too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import neula
+from neula.engines import CpuEngine
+from neula.engines.tuning import cuda_tuning
+from neula.io.batches import PROFILES, batch_of_profile
+
+EPS = torch.finfo(torch.float32).eps
+
+
+class Together(CpuEngine):
+    """A CPU that takes the steps of a GPU."""
+
+    tuning = replace(cuda_tuning((9, 0)), corrected=False)
+
+
+def one_norm(x: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.matrix_norm(x.double(), ord=1)
+
+
+@pytest.mark.parametrize("profile", [*PROFILES, "mixed"])
+@pytest.mark.parametrize(("n", "cond"), [(32, 1.0), (100, 0.0), (100, 4.0)])
+def test_no_profile_goes_one_by_one(profile: str, n: int, cond: float) -> None:
+    a = batch_of_profile(profile, 3, n, cond)
+    q, r = factors = neula.qr(a, engine=Together("cpu"))
+    assert factors.converged
+    assert not any("householder" in attempt.method for attempt in factors.attempts)
+    q, r, a = q.double(), r.double(), a.double()
+    assert (one_norm(r - q.mT @ a) <= 20 * n * EPS * one_norm(a)).all()
+    assert (one_norm(q.mT @ q - torch.eye(n)) <= 100 * n * EPS).all()
+
+
+def test_profiles_are_what_they_say() -> None:
+    n = 64
+    make = {name: batch_of_profile(name, 2, n).double() for name in PROFILES}
+    assert (torch.linalg.matrix_rank(make["rankdef"]) == 48).all()
+    assert (torch.linalg.cond(make["nearrank"]) > 1e4).all()
+    assert (torch.linalg.cond(make["nearcollinear"]) > 1e4).all()
+    assert (make["band"].tril(-3) == 0).all()
+    assert (make["upper"].tril(-1) == 0).all()
+    assert torch.equal(batch_of_profile("mixed", 5, n, 2.0), batch_of_profile("mixed", 5, n, 2.0))
+    with pytest.raises(ValueError, match="unknown profile 'banded'"):
+        batch_of_profile("banded", 2, n)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("profile", [*PROFILES, "mixed"])
+def test_profiles_on_a_gpu(profile: str) -> None:
+    a = batch_of_profile(profile, 4, 512, 2.0, device="cuda")
+    q, r = factors = neula.qr(a)
+    assert factors.converged
+    assert not any("householder" in attempt.method for attempt in factors.attempts)
+    q, r, a = q.double(), r.double(), a.double()
+    assert (one_norm(r - q.mT @ a) <= 20 * 512 * EPS * one_norm(a)).all()
+    assert (one_norm(q.mT @ q - torch.eye(512, device="cuda")) <= 100 * 512 * EPS).all()
