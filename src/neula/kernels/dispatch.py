@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import update_wrapper
 from importlib import import_module
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -94,12 +94,12 @@ class Kernel(Generic[P, R]):
 
     def takes(self, *args: P.args, **kwargs: P.kwargs) -> bool:
         """Whether the kernel computes this call: nothing is launched, but for the trial of a device."""
-        device = next(x.device for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor))
-        if device.type != "cuda" or not (self._when is None or self._when(*args, **kwargs)):
+        first = _first_tensor((*args, *kwargs.values()))
+        if not first.is_cuda or not (self._when is None or self._when(*args, **kwargs)):
             return False
         if self._variant is None:
-            return self.tried.passed(device)
-        return self.tried.passed(device, self._variant(*args, **kwargs))
+            return self.tried.passed(first.device)
+        return self.tried.passed(first.device, self._variant(*args, **kwargs))
 
     @property
     def kernel(self) -> Callable[P, R]:
@@ -111,6 +111,13 @@ class Kernel(Generic[P, R]):
             Without what compiles it: Triton, or a torch that compiles CUDA.
         """
         return getattr(import_module(self._module_name), self._name)
+
+
+def _first_tensor(given: Iterable[object]) -> torch.Tensor:
+    for x in given:  # a generator takes longer than some of what is asked for
+        if isinstance(x, torch.Tensor):
+            return x
+    raise TypeError("a kernel's function takes a tensor")
 
 
 def kernel(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -174,12 +174,15 @@ class Verdict:
         The measured numbers, in words.
     final : array of bool, shape (batch,), or None
         Problems that no later link is to try: those that are accepted, by default.
+    evidence : object
+        What else the judge has made of the numbers; kept where all values are from this answer.
     """
 
     accepted: np.ndarray
     demerit: np.ndarray
     reason: str
     final: np.ndarray | None = None
+    evidence: Any = None
 
 
 class Judge(Protocol[Judged, V]):
@@ -211,6 +214,8 @@ class Run(Generic[V]):
         How the last values that were kept were found.
     iterations : int
     history : tuple of float
+    evidence : object
+        Of the verdict, if all values are from one answer.
     """
 
     values: V | None
@@ -222,6 +227,7 @@ class Run(Generic[V]):
     label: str = ""
     iterations: int = 0
     history: tuple[float, ...] = ()
+    evidence: Any = None
 
     @classmethod
     def begin(cls, count: int, values: V | None = None) -> Run[V]:
@@ -250,6 +256,7 @@ class Run(Generic[V]):
             # The first answer is the best so far.
             self.label, self.history, self.values = answer.label, answer.history, answer.values
             self.numbers, self.demerit, self.accepted = numbers, verdict.demerit, accepted
+            self.evidence = verdict.evidence
         else:
             self._keep_better(answer, numbers, verdict)
         left = (~(accepted if verdict.final is None else verdict.final)).nonzero()[0]
@@ -261,6 +268,7 @@ class Run(Generic[V]):
         if not better.any():
             return
         self.label, self.history = answer.label, answer.history
+        self.evidence = verdict.evidence if better.all() and len(better) == len(self.accepted) else None
         self._put(answer.values, better)
         self._note(self.open[better], numbers[:, better], verdict.demerit[:, better])
         self.accepted[self.open[better]] = verdict.accepted[better]
@@ -290,7 +298,7 @@ class Run(Generic[V]):
         self.iterations += other.iterations
         if len(self.demerit) and not _no_worse(other.demerit, self.demerit[:, [place]])[0]:
             return
-        before, self.open = self.open, np.array([place])
+        before, self.open, self.evidence = self.open, np.array([place]), None
         self._put(other.found, np.ones(1, dtype=bool))
         self._note(self.open, other.numbers, other.demerit)
         self.accepted[place] = other.accepted[0]

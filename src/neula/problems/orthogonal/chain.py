@@ -16,7 +16,7 @@ from neula.certificates.qr import QRCertificates, certificates_of
 from neula.engines import BF16, FORMATS, FP16, FP32, FP64, Format, Tuning
 from neula.kernels.precision import exact_matmul
 from neula.kernels.tall import PANEL_COLUMNS
-from neula.pipeline.chain import Answer, Link, Verdict
+from neula.pipeline.chain import Answer, Link, Run, Verdict
 from neula.pipeline.inputs import finite_members
 from neula.problems.orthogonal import links
 from neula.problems.orthogonal.links import QRLink
@@ -215,21 +215,25 @@ class QRJudge:
         """Links have done it, since CUDA graphs play it back with the rest."""
         return answer.values.measures.T
 
-    def certificates(self, values: QRValues, numbers: np.ndarray) -> QRCertificates:
-        """What the numbers say."""
+    def certificates(self, run: Run[QRValues]) -> QRCertificates:
+        """Those of the best factors."""
+        found: QRCertificates | None = run.evidence
+        return self._certificates(run.found, run.numbers) if found is None else found
+
+    def _certificates(self, values: QRValues, numbers: np.ndarray) -> QRCertificates:
         return certificates_of(numbers, values.measures.dtype, self.shape, self.target)
 
     def verdict(self, answer: Answer[QRValues], numbers: np.ndarray) -> Verdict:
         """Of factors that are not accepted those with the smallest error are best."""
-        found = self.certificates(answer.values, numbers)
+        found = self._certificates(answer.values, numbers)
         accepted = found.accepted
         demerit = np.array([~accepted, found.error])
         if self.in_place:
             demerit = np.zeros_like(demerit)
         if self.batch is None:
-            return Verdict(accepted, demerit, answer.doubt or str(found[0]))
+            return Verdict(accepted, demerit, answer.doubt or str(found[0]), evidence=found)
         reason = f"{found.rejected} of {len(found)} matrices rejected; the worst: {found.worst}"
-        return Verdict(accepted, demerit, reason, accepted | ~self._usable(self.batch, found))
+        return Verdict(accepted, demerit, reason, accepted | ~self._usable(self.batch, found), found)
 
     def _usable(self, batch: torch.Tensor, found: QRCertificates) -> np.ndarray:
         """Which matrices hold neither NaN nor Inf; only those are read whose residual is not finite."""

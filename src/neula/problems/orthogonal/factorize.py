@@ -68,7 +68,7 @@ def _one_after_the_other(matrices: torch.Tensor, options: Options) -> Factors:
         runs.append(run)
         certificates += found
     worst = next((run for run in runs if not run.accepted[0]), runs[-1])
-    values = QRValues.joined([run.values for run in runs if run.values is not None])
+    values = QRValues.joined([run.found for run in runs])
     return Factors(values.q, values.r, tuple(certificates), tuple(worst.attempts))
 
 
@@ -76,8 +76,7 @@ def _run(
     links: Sequence[QRLink], matrices: Matrices, judge: QRJudge
 ) -> tuple[Run[QRValues], Sequence[QRCertificate]]:
     run = run_chain(links, matrices, judge)
-    assert run.values is not None
-    return run, judge.certificates(run.values, run.numbers)
+    return run, judge.certificates(run)
 
 
 def _in_range(matrices: torch.Tensor, target: Format) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -40,11 +40,11 @@ class Factors:
     @classmethod
     def of(cls, run: Run[QRValues], certificates: Sequence[QRCertificate]) -> Factors:
         """What a chain has come to; NaN for matrices that were given up since they hold NaN or Inf."""
-        assert run.values is not None
-        q, r, attempts = run.values.q, run.values.r, list(run.attempts)
-        lost = np.setdiff1d(np.flatnonzero(~run.accepted), run.open)
-        if len(lost) > 0:
-            attempts.append(Attempt("none", False, holding_nan(len(lost), len(q))))
+        q, r, attempts = run.found.q, run.found.r, list(run.attempts)
+        lost = ~run.accepted
+        lost[run.open] = False
+        if lost.any():
+            attempts.append(Attempt("none", False, holding_nan(int(lost.sum()), len(q))))
             for factor in (q, r):
                 factor[torch.from_numpy(lost).to(factor.device)] = math.nan
         return cls(q, r, certificates, tuple(attempts))
