@@ -116,8 +116,8 @@ def cholesky_lower(a: torch.Tensor) -> LowerFactors:
     Parameters
     ----------
     a : Tensor, shape (batch, n, n)
-        float32 or float64, of any strides. Its lower triangles are read, and L takes their place; what is above
-        the diagonal becomes zero.
+        float32 or float64, of any strides. Its lower triangles are read, and L takes their place; what is
+        above the diagonal becomes zero.
 
     Returns
     -------

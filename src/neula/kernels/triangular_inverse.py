@@ -25,7 +25,7 @@ def triangular_inverses(lu: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     identity = torch.eye(n, dtype=lu.dtype, device=lu.device)
     lower = torch.stack([lu.tril(-1) + identity, lu.mT.tril()])
     # Batched substitution on a GPU takes a hundred times as long as products.
-    inverse = triangular_inverse(lower.flatten(0, -3), upper=False, leaf=1 if lu.is_cuda else max(1, n))
+    inverse = triangular_inverse(lower.flatten(0, -3), upper=False, leaf=1 if lu.is_cuda else None)
     l_inverse, u_inverse = inverse.view(lower.shape)
     return l_inverse, u_inverse.mT
 
@@ -42,10 +42,10 @@ def upper_inverse(r: torch.Tensor) -> torch.Tensor:
     ----------
     r : Tensor, shape (batch, n, n)
     """
-    return triangular_inverse(r, upper=True, leaf=LEAF if r.is_cuda else max(1, r.shape[-1]))
+    return triangular_inverse(r, upper=True)
 
 
-def triangular_inverse(t: torch.Tensor, *, upper: bool, leaf: int) -> torch.Tensor:
+def triangular_inverse(t: torch.Tensor, *, upper: bool, leaf: int | None = None) -> torch.Tensor:
     """``T^-1`` by doubling: from the inverses of blocks on the diagonal to those of blocks twice as large.
 
     With ``[[T_00, T_01], [0, T_11]]``, block (0, 1) of the inverse is ``-T_00^-1 (T_01 T_11^-1)``, and
@@ -56,14 +56,16 @@ def triangular_inverse(t: torch.Tensor, *, upper: bool, leaf: int) -> torch.Tens
     t : Tensor, shape (batch, n, n)
         What is on the other side of the diagonal is not read by products.
     upper : bool
-    leaf : int
-        Order of the blocks to begin with: the library inverts them all in one launch; 1 for reciprocals.
+    leaf : int, optional
+        Order of the blocks to begin with: the library inverts them all in one launch; 1 for reciprocals. By
+        default :data:`LEAF` on a GPU, and all of T on a CPU.
 
     Returns
     -------
     Tensor, shape (batch, n, n)
     """
     batch, n, _ = t.shape
+    leaf = leaf or (LEAF if t.is_cuda else max(1, n))
     order = leaf
     while order < n:
         order *= 2
