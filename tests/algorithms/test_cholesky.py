@@ -172,6 +172,7 @@ def test_ill_conditioned_leaves_in_double() -> None:
 def test_where_the_library_is_as_good() -> None:
     assert not recursion_pays(10_000, CpuEngine("cpu", "fp32"))
     assert not recursion_pays(10_000, EmulatedEngine(format="fp64"))
+    assert recursion_pays(10, EmulatedEngine(format="fp32"))
     assert recursion_pays(10, EmulatedEngine(format="fp16"))
 
 

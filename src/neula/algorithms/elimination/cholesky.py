@@ -110,19 +110,16 @@ def library_cholesky(a: torch.Tensor) -> Cholesky:
 
 def recursion_pays(n: int, engine: Engine) -> bool:
     """Whether the recursion is faster than the library for one matrix, or has an arithmetic of its own."""
-    format = engine.format
-    if format == format_of(format.storage) and not engine.arithmetic.corrected:
-        return False
-    return format.u > FP32.u or n >= engine.tuning.cholesky
+    if engine.format == format_of(engine.storage):
+        return engine.format is FP32 and n >= engine.tuning.cholesky
+    return True
 
 
 def _operands(a: torch.Tensor, engine: Engine) -> torch.Tensor:
     """Room for L as the unit reads it: A itself where that is no other."""
-    if len(a) == 1:
-        low = engine.operand_buffer(a[0])
-        return a if low is None else low[None]
-    low = engine.operand_buffer(a)
-    return a if low is None else low
+    if engine.operand_buffer(a[:, :0, :0]) is None:
+        return a
+    return torch.empty_strided(a.shape, a.stride(), dtype=engine.operand_dtype, device=a.device)
 
 
 @dataclass
