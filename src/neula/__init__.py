@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         AccuracyError,
         AccuracyWarning,
         Attempt,
+        CholeskyResult,
         IllConditionedWarning,
         LstsqResult,
         LUFactors,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
         SolveResult,
         SVDResult,
     )
+    from neula.problems.definite.cholesky import cholesky
     from neula.problems.least_squares.lstsq import lstsq
     from neula.problems.low_rank.svd import svd_lowrank
     from neula.problems.orthogonal.orth import orth
@@ -37,6 +39,7 @@ __all__ = [
     "AccuracyError",
     "AccuracyWarning",
     "Attempt",
+    "CholeskyResult",
     "IllConditionedWarning",
     "LUFactors",
     "LstsqResult",
@@ -44,6 +47,7 @@ __all__ = [
     "QRResult",
     "SVDResult",
     "SolveResult",
+    "cholesky",
     "lstsq",
     "lu_factor",
     "lu_solve",
@@ -57,6 +61,7 @@ __all__ = [
 
 _HOMES = {
     "QRCertificate": "certificates.qr",
+    "cholesky": "problems.definite.cholesky",
     "lstsq": "problems.least_squares.lstsq",
     "lu_factor": "problems.systems.lu",
     "lu_solve": "problems.systems.lu",

@@ -11,7 +11,7 @@ from neula.algorithms.elimination import calu
 from neula.algorithms.elimination import pivoting as pivoting_module
 from neula.algorithms.elimination.calu import by_pivoted_blocks, height
 from neula.algorithms.elimination.lu import VARIANTS, PackedLU, by_blocks, lu_factorize, panel_widths
-from neula.algorithms.triangular import substitution
+from neula.algorithms.triangular import inverted, substitution
 from neula.algorithms.triangular.substitution import WIDTH, Substitution
 from neula.certificates.lu import componentwise_backward_error, lu_bound
 from neula.engines import BF16, FP16, FP32, FP64, CpuEngine, CudaEngine, EmulatedEngine, Engine, Format
@@ -283,10 +283,8 @@ def test_diagonal_blocks_are_inverted_once(bf16_cpu: CpuEngine, monkeypatch: pyt
     n = 3 * WIDTH
     factors = lu_factorize(hpl_ai_matrix(n).float(), bf16_cpu)
     calls: list[torch.Size] = []
-    invert = substitution.triangular_inverses
-    monkeypatch.setattr(
-        substitution, "triangular_inverses", lambda lu: [calls.append(lu.shape), invert(lu)][1]
-    )
+    invert = inverted.triangular_inverses
+    monkeypatch.setattr(inverted, "triangular_inverses", lambda lu: [calls.append(lu.shape), invert(lu)][1])
     b, solver = torch.ones(n, 1), Substitution(factors, torch.float32)
     first = solver.solve(b)
     assert calls == [(2, WIDTH, WIDTH), (1, WIDTH, WIDTH)]
@@ -297,7 +295,7 @@ def test_diagonal_blocks_are_inverted_once(bf16_cpu: CpuEngine, monkeypatch: pyt
 
 
 def test_factors_as_wide_as_the_solution_are_not_inverted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(substitution, "triangular_inverses", lambda lu: pytest.fail("inverted"))
+    monkeypatch.setattr(inverted, "triangular_inverses", lambda lu: pytest.fail("inverted"))
     factors = lu_factorize(hpl_ai_matrix(50), volta())
     assert Substitution(factors, torch.float32).solve(torch.ones(50, 2)).isfinite().all()
 

@@ -93,9 +93,9 @@ def test_cholesky(name: str) -> None:
     a = matrix(20, 20, 10.0)
     a = a @ a.T
     engine = select_engine("emulated", torch.device("cpu")).using(name)
-    work = engine.empty(20, 20, dtype=engine.operand_dtype).copy_(torch.from_numpy(a))
-    # Narrow panels, so that products take part.
-    lower = cholesky(work, engine, panel=4).lower.tril().double().numpy()
+    # Small leaves, so that products take part.
+    work = torch.from_numpy(a)[None].to(engine.storage, copy=True)
+    lower = cholesky(work, engine, leaf=4).lower[0].tril().double().numpy()
     assert ratios.pot01(a, lower, FORMATS[name].u) < ratios.THRESHOLD
 
 

@@ -4,6 +4,8 @@
 
 #define __shared__
 
+static Index blockIdx;
+
 static std::unique_ptr<Barrier> of_chain;
 static std::vector<float> lanes;
 
@@ -25,4 +27,13 @@ extern "C" void factorize(const double* gram, float* r, float* inverse, float* n
     of_chain = std::make_unique<Barrier>(CHAIN);
     lanes.assign(THREADS, NAN);
     run_together(THREADS, [=] { cholesky_inverse(gram, r, inverse, norms, n, row, column); });
+}
+
+extern "C" void factorize_batch(float* a, float* inverses, int* info, int count, int n, int row, int column, int next) {
+    for (blockIdx.x = 0; blockIdx.x < count; ++blockIdx.x) {
+        std::fill(std::begin(shared), std::end(shared), float4{NAN, NAN, NAN, NAN});
+        of_chain = std::make_unique<Barrier>(CHAIN);
+        lanes.assign(THREADS, NAN);
+        run_together(THREADS, [=] { cholesky_lower(a, inverses, info, n, row, column, next); });
+    }
 }

@@ -107,6 +107,11 @@ class CudaEngine(Engine):
             return c
         return self._addmm(a, b, c, alpha, beta)
 
+    def subtract_bmm(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        if self.operand_dtype != self.storage or self.format is TF32:
+            return super().subtract_bmm(a, b, c)
+        return exactly(torch.baddbmm, c, a, b, out=c, alpha=-1.0, beta=1.0)
+
     def _addmm(
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, alpha: float, beta: float
     ) -> torch.Tensor:

@@ -192,6 +192,10 @@ class Engine(ABC):
         """Batch of small products in the engine's arithmetic: (batch, m, k) times (batch, k, n)."""
         return self._matmul(self.operand(a), self.operand(b)).to(self.storage)
 
+    def subtract_bmm(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        """``C = C - A B`` for a batch of small matrices, C in the storage precision."""
+        return c.sub_(self.bmm(a, b))
+
     def column_max(self, a: torch.Tensor) -> torch.Tensor:
         """Largest magnitude in each column; NaN and Inf come through. Row blocks stay in cache."""
         rows = max(1, CACHE_ELEMENTS // max(1, a.shape[1]))

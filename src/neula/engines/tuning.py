@@ -48,6 +48,8 @@ class Tuning:
         What it multiplies in, cheapest first.
     preconditioners : tuple of str
         Formats of factors that are to be refined, in the order to try: soonest to a solution first.
+    definite : tuple of str
+        Arithmetics of Cholesky factors that are to be refined, likewise.
     corrected : bool
         Whether large products in fp16 with error correction pay.
     corrected_from, corrected_gram : int
@@ -100,6 +102,14 @@ class Tuning:
     inverted : int
         Order of the diagonal blocks of a triangular factor that are worth inverting to solve with it some
         dozen times.
+    inverted_from : int
+        Order of linear systems from which on factors in double precision are solved with by inverted diagonal
+        blocks, and not by the library's substitution; 0: never.
+    cholesky_leaf : int
+        Order of the blocks that end the recursion of a Cholesky factorization.
+    cholesky, cholesky_batched : int
+        Order of a single matrix, and of those of a batch, from which on that recursion beats the library's
+        factorization in float32.
     lu_panel, lu_inner_panel : int
         Widths r and s of the panels of LU factorizations.
     pivoted_panel, pivoted_inner_panel : int
@@ -121,6 +131,7 @@ class Tuning:
 
     arithmetics: tuple[str, ...]
     preconditioners: tuple[str, ...]
+    definite: tuple[str, ...] = ("fp16", "fp32", "fp64")
     corrected: bool = False
     corrected_from: int = 1024
     corrected_gram: int = 1 << 33
@@ -143,6 +154,10 @@ class Tuning:
     fp16_gram_columns: int = 2048
     gram_part: float = 0.25
     inverted: int = 256
+    inverted_from: int = 0
+    cholesky_leaf: int = 128
+    cholesky: int = 1 << 30
+    cholesky_batched: int = 1 << 30
     lu_panel: int = 256
     lu_inner_panel: int = 8
     pivoted_panel: int = 256
@@ -169,12 +184,26 @@ class Tuning:
             return self.pivoted_panel, self.pivoted_inner_panel
         return self.lu_panel, self.lu_inner_panel
 
+    def inverted_width(self, n: int) -> int:
+        """Width of the diagonal blocks of factors of order n that are inverted; 0: none.
+
+        About eight of them: each is two launches of a solve, and wider ones cost more, and lose more.
+        """
+        if not 0 < self.inverted_from <= n:
+            return 0
+        width = 256
+        while width < min(1024, n // 8):
+            width *= 2
+        return width
+
     def recursion(self, storage: torch.dtype) -> Recursion:
         """How the recursion of a QR with working matrices of this dtype ends."""
         return self.double if storage == torch.float64 else self.single
 
 
-EMULATED = Tuning(("fp16", "bf16", "tf32", "fp32", "fp64"), ("fp16", "fp32"), gram_part=0.0)
+EMULATED = Tuning(
+    ("fp16", "bf16", "tf32", "fp32", "fp64"), ("fp16", "fp32"), gram_part=0.0, cholesky=1, cholesky_batched=1
+)
 """For the numerics of the papers, whose panels and widths it has; speed is no matter."""
 
 
@@ -185,6 +214,7 @@ def cpu_tuning(formats: tuple[str, ...]) -> Tuning:
         formats,
         # bf16 halves the time of the products, but its iterations take longer than that saves.
         preconditioners=("fp32",),
+        definite=("fp32", "fp64"),
         lapack=True,
         single=Recursion("cholesky2", 128),
         double=Recursion("cholesky2", 128),
@@ -225,6 +255,9 @@ def cuda_tuning(
         ("fp16", "bf16", "tf32", *((FP16_COR, *exact) if corrected else exact)),
         # Data-center GPUs multiply fp64 on tensor cores, as fast as fp32 without them.
         preconditioners=("fp16", "fp64" if fast_fp64 else "fp32"),
+        # Factors as accurate as float32 cost three times those in fp16, and those in fp64 twice as much
+        # again.
+        definite=("fp16", FP16_COR if corrected else "fp32", "fp64"),
         corrected=corrected,
         replayed_bytes=replayed_bytes,
         single=Recursion("cholesky32", 128),
@@ -237,6 +270,10 @@ def cuda_tuning(
         small_r=("cholesky fp64" if fast_fp64 else "gram-schmidt fp32", "gram-schmidt fp64"),
         blind_steps=3,
         inverted=2048,
+        inverted_from=512,
+        cholesky=2048,
+        # The library takes matrices of more than a few hundred columns one by one.
+        cholesky_batched=64,
         lu_panel=1024,  # as fast as 512 up to 32768 columns, and half the launches
         lu_inner_panel=128,
         # Pivoted panels are library calls, and its LU in double takes no longer where fp64 is fast.

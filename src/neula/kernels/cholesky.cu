@@ -1,4 +1,5 @@
-// R and R^-1 of a Gram matrix of up to 128 columns, by one thread block.
+// R and R^-1 of a Gram matrix of up to 128 columns, by one thread block; or L and L^-T of each of a batch of
+// symmetric matrices, of which the lower triangles are read.
 //
 // G = L L^T and [G; I] = [L; L^-T] L^T: the operations on columns that turn G into L turn the identity below it
 // into L^-T = R^-1. Rows of the one are done as those of the other begin, so one array has room for both: L below
@@ -116,8 +117,9 @@ __device__ __forceinline__ void store(const Row& row, float* place) {
 // Step j: block j of the columns of L and of R^-1. Lanes of the first half of a warp have a row of the diagonal
 // block in a, the others one of a block of rows, and both one of the next block in b. A pivot that is less than
 // the smallest is taken to be that, and what is below it, nothing but rounding errors, to be zero: otherwise
-// errors would grow from pivot to pivot. What is not a number stays so, and a zero column becomes NaN.
-__device__ __forceinline__ void eliminate(int j) {
+// errors would grow from pivot to pivot. What is not a number stays so, and a zero column becomes NaN. Returns the
+// first pivot of the block that is lost or not a number, or BLOCK.
+__device__ __forceinline__ int eliminate(int j) {
     const int lane = threadIdx.x % 32, r = lane % BLOCK, i_b = threadIdx.x / 32 * 2 + 1;
     const bool diagonal = lane < BLOCK;
     const int i_a = diagonal ? j : i_b - 1;
@@ -139,9 +141,11 @@ __device__ __forceinline__ void eliminate(int j) {
     // The sign says that a pivot is lost. The next one is sent before the columns that it does not depend on
     // are updated.
     float signed_d = __shfl_sync(ALL, pivot < bound ? -bound : pivot, 0);
+    int first = BLOCK;
 #pragma unroll
     for (int c = 0; c < BLOCK; ++c) {
         const bool lost = signed_d < 0.0f;
+        if (first == BLOCK && !(signed_d > 0.0f)) first = c;
         const float d = fabsf(signed_d), s = reciprocal_root(d);
         a.x[c] = lane == c ? d * s : a.x[c] * (lost ? s * keep_a : s);
         b.x[c] *= lost ? s * keep_b : s;
@@ -165,6 +169,7 @@ __device__ __forceinline__ void eliminate(int j) {
     if (!diagonal || threadIdx.x < BLOCK)
         store(a, (diagonal ? diagonal_of_l(j) : panel(i_a, j)) + r * PITCH);
     if (diagonal) store(b, panel(i_b, j) + r * PITCH);
+    return first;
 }
 
 // What step j has computed: columns of R^T and of R^-1, a row for each half of a warp at a time.
@@ -182,10 +187,29 @@ __device__ __forceinline__ void write_step(
     }
 }
 
+// All steps, by all threads: columns of R and of R^-1. The first thread knows the order of the first leading minor
+// whose pivot is lost, or 0.
+__device__ __forceinline__ int eliminate_all(float* r, float* inverse, int n, int r_row, int r_column) {
+    const int thread = threadIdx.x, blocks = (n + BLOCK - 1) / BLOCK;
+    int found = 0;
+    for (int step = 0; step < blocks; ++step) {
+        if (thread < CHAIN) {
+            const int first = eliminate(step);
+            if (found == 0 && first < BLOCK) found = step * BLOCK + first + 1;
+        } else if (step > 0) {
+            subtract_step(step - 1, blocks);
+            write_step(step - 1, r, inverse, n, r_row, r_column, thread - CHAIN, THREADS - CHAIN);
+        }
+        __syncthreads();
+    }
+    write_step(blocks - 1, r, inverse, n, r_row, r_column, thread, THREADS);
+    return found;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS) cholesky_inverse(
     const double* gram, float* r, float* inverse, float* norms, int n, int r_row, int r_column
 ) {
-    const int thread = threadIdx.x, blocks = (n + BLOCK - 1) / BLOCK;
+    const int thread = threadIdx.x;
     float* w = at(0, 0);
 
     // All loads in flight: one after the other they would take longer than all that follows. A warp has eight
@@ -212,14 +236,29 @@ extern "C" __global__ void __launch_bounds__(THREADS) cholesky_inverse(
         if (thread < n) norms[thread] = sqrtf(square);
     }
     __syncthreads();
-    for (int step = 0; step < blocks; ++step) {
-        if (thread < CHAIN) {
-            eliminate(step);
-        } else if (step > 0) {
-            subtract_step(step - 1, blocks);
-            write_step(step - 1, r, inverse, n, r_row, r_column, thread - CHAIN, THREADS - CHAIN);
-        }
-        __syncthreads();
+    eliminate_all(r, inverse, n, r_row, r_column);
+}
+
+// L in the place of the lower triangle of each matrix, zeros above it, and L^-T. Unlike a Gram matrix these need not
+// be definite: info is the order of the first leading minor that is not positive, or lost to rounding errors, or 0.
+extern "C" __global__ void __launch_bounds__(THREADS) cholesky_lower(
+    float* matrices, float* inverses, int* info, int n, int row, int column, int next
+) {
+    const int thread = threadIdx.x;
+    float *a = matrices + static_cast<long long>(blockIdx.x) * next, *w = at(0, 0);
+    const int i_first = thread % 32 / 8, j = thread / 32 * 8 + thread % 8;
+    float element[WIDTH / 4];
+#pragma unroll
+    for (int k = 0; k < WIDTH / 4; ++k) {
+        const int i = 4 * k + i_first;
+        element[k] = j <= i && i < n ? a[i * row + j * column] : (i == j ? 1.0f : 0.0f);
     }
-    write_step(blocks - 1, r, inverse, n, r_row, r_column, thread, THREADS);
+#pragma unroll
+    for (int k = 0; k < WIDTH / 4; ++k) w[(4 * k + i_first) * PITCH + j] = element[k];
+    __syncthreads();
+    // Of a negative diagonal element no part is small enough.
+    if (thread < WIDTH) smallest_pivots()[thread] = LOST * fmaxf(w[thread * PITCH + thread], 0.0f);
+    __syncthreads();
+    const int found = eliminate_all(a, inverses + static_cast<long long>(blockIdx.x) * n * n, n, column, row);
+    if (thread == 0) info[blockIdx.x] = found;
 }

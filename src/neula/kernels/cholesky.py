@@ -39,6 +39,7 @@ class CholeskyFactors(NamedTuple):
 @trial("The kernel of Cholesky factors", "library calls take its place, several times slower")
 def _tried(device: torch.device) -> None:
     cholesky_inverse.kernel(torch.eye(1, dtype=torch.float64, device=device))
+    cholesky_lower.kernel(torch.ones(1, 1, 1, device=device))
 
 
 @kernel(
@@ -81,3 +82,60 @@ def cholesky_inverse(gram: torch.Tensor, out: torch.Tensor | None = None) -> Cho
     r = lower.mT.float().triu()
     r = r if out is None else out.copy_(r)
     return CholeskyFactors(r, inverse.float(), gram.diagonal().sqrt().float())
+
+
+class LowerFactors(NamedTuple):
+    """Of a batch of symmetric matrices ``A = L L^T``.
+
+    Attributes
+    ----------
+    inverse : Tensor, shape (batch, n, n)
+        ``L^-T``, upper triangular.
+    order : Tensor, shape (batch,)
+        int32: 0, or the order of the first leading minor that is not positive; by the kernel also of one that
+        may be so for all that rounding errors say, its pivot being less than ``2**-19`` of the diagonal
+        element. Then the factor means nothing.
+    """
+
+    inverse: torch.Tensor
+    order: torch.Tensor
+
+
+def _fits_kernel(a: torch.Tensor) -> bool:
+    # The kernel counts what lies between two matrices in 32 bits.
+    far = len(a) > 1 and a.stride(0) >= 2**31
+    return a.dtype == torch.float32 and 0 < a.shape[1] <= MAX_COLUMNS and len(a) > 0 and not far
+
+
+@kernel("neula.kernels.cholesky_cuda:cholesky_lower_cuda", trial=_tried, when=_fits_kernel)
+def cholesky_lower(a: torch.Tensor) -> LowerFactors:
+    """Cholesky factors of a batch in their place, and their inverses, without synchronizing.
+
+    On a GPU float32 matrices of up to 128 columns take one launch, a thread block each.
+
+    Parameters
+    ----------
+    a : Tensor, shape (batch, n, n)
+        float32 or float64, of any strides. Its lower triangles are read, and L takes their place; what is
+        above the diagonal becomes zero.
+
+    Returns
+    -------
+    LowerFactors
+
+    Examples
+    --------
+    >>> import torch
+    >>> a = torch.tensor([[[4.0, 0.0], [2.0, 2.0]]])
+    >>> cholesky_lower(a)
+    LowerFactors(inverse=tensor([[[ 0.5000, -0.5000],
+             [ 0.0000,  1.0000]]]), order=tensor([0], dtype=torch.int32))
+    >>> a
+    tensor([[[2., 0.],
+             [1., 1.]]])
+    """
+    lower, info = torch.linalg.cholesky_ex(a)
+    identity = torch.eye(a.shape[1], dtype=a.dtype, device=a.device).expand_as(a)
+    inverse = torch.linalg.solve_triangular(lower, identity, upper=False).mT
+    a.copy_(lower)
+    return LowerFactors(inverse, info)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from neula.kernels.cholesky import MAX_COLUMNS, CholeskyFactors
+from neula.kernels.cholesky import MAX_COLUMNS, CholeskyFactors, LowerFactors
 from neula.kernels.cuda_source import compiled
 
 THREADS = 512
@@ -34,3 +34,21 @@ def cholesky_inverse_cuda(gram: torch.Tensor, out: torch.Tensor | None = None) -
         kernel = compiled("cholesky", "cholesky_inverse", gram.device, shared_bytes=SHARED_BYTES)
         kernel((1, 1, 1), (THREADS, 1, 1), arguments, SHARED_BYTES)
     return CholeskyFactors(r, inverse, norms)
+
+
+def cholesky_lower_cuda(a: torch.Tensor) -> LowerFactors:
+    """:func:`neula.kernels.cholesky.cholesky_lower` by the kernel, queued on the current stream.
+
+    Raises
+    ------
+    ImportError
+        Without a torch that compiles CUDA.
+    """
+    count, n, _ = a.shape
+    inverse = torch.empty(a.shape, dtype=torch.float32, device=a.device)
+    order = torch.empty(count, dtype=torch.int32, device=a.device)
+    with torch.cuda.device_of(a):
+        kernel = compiled("cholesky", "cholesky_lower", a.device, shared_bytes=SHARED_BYTES)
+        arguments = [a, inverse, order, n, a.stride(1), a.stride(2), a.stride(0) if count > 1 else 0]
+        kernel((count, 1, 1), (THREADS, 1, 1), arguments, SHARED_BYTES)
+    return LowerFactors(inverse, order)

@@ -25,7 +25,7 @@ def triangular_inverses(lu: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     identity = torch.eye(n, dtype=lu.dtype, device=lu.device)
     lower = torch.stack([lu.tril(-1) + identity, lu.mT.tril()])
     # Batched substitution on a GPU takes a hundred times as long as products.
-    inverse = triangular_inverse(lower.flatten(0, -3), upper=False, leaf=1 if lu.is_cuda else max(1, n))
+    inverse = triangular_inverse(lower.flatten(0, -3), upper=False, leaf=1 if lu.is_cuda else None)
     l_inverse, u_inverse = inverse.view(lower.shape)
     return l_inverse, u_inverse.mT
 
@@ -35,18 +35,7 @@ LEAF = 32
 inverse of order 500 takes 0.09 ms so, 0.12 ms from reciprocals on, 0.23 ms by the library (on an H200)."""
 
 
-def upper_inverse(r: torch.Tensor) -> torch.Tensor:
-    """``R^-1`` of upper triangular matrices, by substitution or, on a GPU, by products.
-
-    Parameters
-    ----------
-    r : Tensor, shape (batch, n, n)
-    """
-    n = r.shape[-1]
-    return triangular_inverse(r, upper=True, leaf=LEAF if r.is_cuda and n > LEAF else max(1, n))
-
-
-def triangular_inverse(t: torch.Tensor, *, upper: bool, leaf: int) -> torch.Tensor:
+def triangular_inverse(t: torch.Tensor, *, upper: bool, leaf: int | None = None) -> torch.Tensor:
     """``T^-1`` by doubling: from the inverses of blocks on the diagonal to those of blocks twice as large.
 
     With ``[[T_00, T_01], [0, T_11]]``, block (0, 1) of the inverse is ``-T_00^-1 (T_01 T_11^-1)``, and
@@ -57,14 +46,16 @@ def triangular_inverse(t: torch.Tensor, *, upper: bool, leaf: int) -> torch.Tens
     t : Tensor, shape (batch, n, n)
         What is on the other side of the diagonal is not read by products.
     upper : bool
-    leaf : int
-        Order of the blocks to begin with: the library inverts them all in one launch; 1 for reciprocals.
+    leaf : int, optional
+        Order of the blocks to begin with: the library inverts them all in one launch; 1 for reciprocals. By
+        default :data:`LEAF` on a GPU, and all of T on a CPU.
 
     Returns
     -------
     Tensor, shape (batch, n, n)
     """
     batch, n, _ = t.shape
+    leaf = leaf or max(1, min(n, LEAF) if t.is_cuda else n)
     order = leaf
     while order < n:
         order *= 2

@@ -64,6 +64,38 @@ def attach_factors(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> tuple[t
     return _Factors.apply(a.to(q.device, dtype), q.to(dtype), r.to(dtype))
 
 
+def attach_cholesky(a: torch.Tensor, lower: torch.Tensor) -> torch.Tensor:
+    """L of ``A = L L^T`` with the gradient of A [1]_, which is symmetric, as in torch.
+
+    With P the lower triangle of ``L^T dL``, its diagonal halved, ``dA = L^-T (P + P^T) L^-1 / 2``.
+
+    Parameters
+    ----------
+    a : Tensor, shape (..., n, n)
+    lower : Tensor, shape (..., n, n)
+
+    Returns
+    -------
+    Tensor, shape (..., n, n)
+        At least float32.
+
+    References
+    ----------
+    .. [1] I. Murray, "Differentiation of the Cholesky decomposition", 2016, formula 10.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from neula.pipeline.gradients import attach_cholesky
+    >>> A = torch.tensor([[4.0]], requires_grad=True)
+    >>> L = attach_cholesky(A, torch.tensor([[2.0]]))
+    >>> torch.autograd.grad(L.sum(), A)[0]  # of a square root
+    tensor([[0.2500]])
+    """
+    dtype = torch.promote_types(lower.dtype, torch.float32)
+    return _Cholesky.apply(a.to(lower.device, dtype), lower.to(dtype))
+
+
 def attach_solution(
     a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, *, ranks: torch.Tensor, factorize: Factorize
 ) -> torch.Tensor:
@@ -206,6 +238,27 @@ def _gradient_of_matrix(q: torch.Tensor, r: torch.Tensor, dq: torch.Tensor, dr: 
     symmetric = m.tril() + m.tril(-1).mT
     right = dq + exact_matmul(q, symmetric)
     return torch.linalg.solve_triangular(r.mT, right, upper=False, left=False)
+
+
+class _Cholesky(Function):
+    @staticmethod
+    def forward(a: torch.Tensor, lower: torch.Tensor) -> torch.Tensor:
+        return lower.detach()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (lower,) = ctx.saved_tensors
+        with torch.autocast(lower.device.type, enabled=False):
+            p = exact_matmul(lower.mT, gradient.tril()).tril()
+            # P + P^T with the diagonal of P halved.
+            symmetric = p + p.tril(-1).mT
+            solve = torch.linalg.solve_triangular
+            left = solve(lower.mT, symmetric, upper=True)
+            return 0.5 * solve(lower, left, upper=False, left=False), None
 
 
 class _Solution(Function):

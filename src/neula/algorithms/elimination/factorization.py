@@ -9,8 +9,10 @@ from typing import Protocol
 import torch
 
 from neula.algorithms.elimination.lu import lu_factorize
+from neula.algorithms.elimination.pivoting import Interchanges
+from neula.algorithms.triangular.inverted import InvertedLU
 from neula.algorithms.triangular.substitution import Substitution
-from neula.engines import Engine, format_of
+from neula.engines import Engine, Tuning, format_of
 
 _BLOCK, _BLOCKS = 256, 16
 """Smallest order of diagonal blocks, and how many there are in a large matrix: copies of them are small
@@ -123,20 +125,38 @@ def mixed_lu(
 
 @dataclass(frozen=True)
 class LibraryLU:
-    """``P A = L U`` by LAPACK or cuSOLVER, with partial pivoting, in the precision of ``lu``."""
+    """``P A = L U`` by LAPACK or cuSOLVER, with partial pivoting, in the precision of ``lu``.
+
+    Attributes
+    ----------
+    lu : Tensor, shape (n, n)
+    pivots : Tensor, shape (n,)
+    growth : float
+    inverted : InvertedLU or None
+        What solves where that is faster than the library's substitution.
+    """
 
     lu: torch.Tensor
     pivots: torch.Tensor
     growth: float
+    inverted: InvertedLU | None = None
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:
-        return torch.linalg.lu_solve(self.lu, self.pivots, b.to(self.lu.dtype)).double()
+        b = b.to(self.lu.dtype)
+        if self.inverted is not None:
+            return self.inverted.solve(b).double()
+        return torch.linalg.lu_solve(self.lu, self.pivots, b).double()
 
     def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
-        return torch.linalg.lu_solve(self.lu, self.pivots, b.to(self.lu.dtype), adjoint=True).double()
+        b = b.to(self.lu.dtype)
+        if self.inverted is not None:
+            return self.inverted.solve_transposed(b).double()
+        return torch.linalg.lu_solve(self.lu, self.pivots, b, adjoint=True).double()
 
     def in_double(self) -> LibraryLU:
-        return replace(self, lu=self.lu.double())
+        if self.lu.dtype == torch.float64:
+            return self
+        return LibraryLU(self.lu.double(), self.pivots, self.growth)
 
 
 def library_lu(a: torch.Tensor, engine: Engine) -> LibraryLU:
@@ -156,7 +176,25 @@ def library_lu(a: torch.Tensor, engine: Engine) -> LibraryLU:
     lu, pivots, info = torch.linalg.lu_factor_ex(a)
     if int(info) > 0:
         raise SingularMatrixError(int(info) - 1)
-    return LibraryLU(lu, pivots, growth_of(lu, engine.column_max(a).amax(), engine))
+    growth = growth_of(lu, engine.column_max(a).amax(), engine)
+    return LibraryLU(lu, pivots, growth, inverted_lu(lu, pivots, engine.tuning))
+
+
+def inverted_lu(lu: torch.Tensor, pivots: torch.Tensor, tuning: Tuning) -> InvertedLU | None:
+    """The library's factors to solve with by products, where these are faster than its substitution.
+
+    Parameters
+    ----------
+    lu : Tensor, shape (..., n, n)
+    pivots : Tensor, shape (..., n)
+        As LAPACK records them, from 1; read on the host.
+    tuning : Tuning
+    """
+    width = tuning.inverted_width(lu.shape[-1])
+    if width == 0 or lu.numel() == 0:
+        return None
+    order = [Interchanges(each - 1).permutation() for each in pivots.cpu().reshape(-1, pivots.shape[-1])]
+    return InvertedLU.of(lu, torch.stack(order).reshape(pivots.shape).to(lu.device), width)
 
 
 def growth_of(lu: torch.Tensor, largest: torch.Tensor, engine: Engine) -> float:

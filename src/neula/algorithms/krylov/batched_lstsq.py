@@ -22,7 +22,7 @@ from neula.certificates.backward_error import Measures, Norms, over
 from neula.engines import FP64
 from neula.engines.random_vectors import gaussian
 from neula.kernels.doubled import Doubled
-from neula.kernels.triangular_inverse import upper_inverse
+from neula.kernels.triangular_inverse import triangular_inverse
 
 PROBES = 8
 """Random vectors that show ``||I - W^T W||_F``; with up to as many columns they are the unit vectors, which
@@ -68,7 +68,7 @@ class _Factored:
     ) -> None:
         self.t, self.low, self.b_low = t, low, b_low
         self.doubled = Doubled.of(t)
-        self.inverse = upper_inverse(r)
+        self.inverse = triangular_inverse(r, upper=True)
         self.rate = rate_of(t, r, self.inverse)
 
     def coordinates(self, g: torch.Tensor) -> torch.Tensor:

@@ -71,13 +71,13 @@ def gmres(
         residual = problem.append(torch.cat([h[:, :, 0], norm], dim=1).cpu())
         worst = float(over(residual, problem.start).max())
         # NaN ends it too: the caller measures what came of it.
-        if not tolerance < worst or _is_hopeless(worst, iterations, tolerance, max_iterations):
+        if not tolerance < worst or is_hopeless(worst, iterations, tolerance, max_iterations):
             break
     y = problem.solve().to(b.device)
     return (basis[:, :, :iterations] @ y)[:, :, 0].T, iterations
 
 
-def _is_hopeless(reduction: float, iterations: int, tolerance: float, max_iterations: int) -> bool:
+def is_hopeless(reduction: float, iterations: int, tolerance: float, max_iterations: int) -> bool:
     """Whether the mean rate so far is too slow."""
     return iterations >= HOPELESS_AFTER and reduction ** (max_iterations / iterations) > tolerance
 

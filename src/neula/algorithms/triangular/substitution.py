@@ -12,11 +12,7 @@ from functools import cached_property
 import torch
 
 from neula.algorithms.elimination.lu import PackedLU
-from neula.algorithms.elimination.lu_panels import blocks
-from neula.algorithms.triangular.triangular import solve_in_blocks
-from neula.kernels.mixed_product import subtract_product
-from neula.kernels.precision import exact_matmul
-from neula.kernels.triangular_inverse import triangular_inverses
+from neula.algorithms.triangular.inverted import InvertedBlocks, inverted_factors
 
 WIDTH, WIDEST = 512, 2048
 """Unknowns in a block, at least and at most."""
@@ -62,7 +58,7 @@ class Substitution:
         """One that any thread may use from now on, in any stream: all that it keeps is there."""
         solver = cls(factors, dtype)
         if factors.lu.dtype != dtype:
-            _ = solver._steps
+            _ = solver._inverted
             if factors.lu.is_cuda:
                 torch.cuda.current_stream(factors.lu.device).synchronize()
         return solver
@@ -84,8 +80,8 @@ class Substitution:
         if lu.dtype == self.dtype:
             x = torch.linalg.solve_triangular(lu, x, upper=False, unitriangular=True)
             return torch.linalg.solve_triangular(lu, x, upper=True)
-        x = _solve(lu, [(k, l_inverse) for k, (l_inverse, _) in self._steps], x, upper=False)
-        return _solve(lu, [(k, u_inverse) for k, (_, u_inverse) in self._steps], x, upper=True)
+        lower, upper = self._inverted
+        return upper.solve(lower.solve(x))
 
     def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
         """``x = P^T L^-T U^-T b``, as :meth:`solve`.
@@ -104,32 +100,15 @@ class Substitution:
             x = torch.linalg.solve_triangular(lu.mT, x, upper=False)
             x = torch.linalg.solve_triangular(lu.mT, x, upper=True, unitriangular=True)
         else:
-            x = _solve(lu.mT, [(k, u_inverse.mT) for k, (_, u_inverse) in self._steps], x, upper=False)
-            x = _solve(lu.mT, [(k, l_inverse.mT) for k, (l_inverse, _) in self._steps], x, upper=True)
+            lower, upper = self._inverted
+            x = lower.mT.solve(upper.mT.solve(x))
         found = torch.empty_like(x)
         found[self.factors.permutation] = x
         return found
 
     @cached_property
-    def _steps(self) -> list[tuple[slice, tuple[torch.Tensor, torch.Tensor]]]:
-        """Blocks of unknowns with the inverses of their L and U, together at most ``2 n WIDEST`` elements."""
-        lu = self.factors.lu
+    def _inverted(self) -> tuple[InvertedBlocks, InvertedBlocks]:
+        """L and U with the inverses of their diagonal blocks, together at most ``2 n WIDEST`` elements."""
+        lu, dtype = self.factors.lu, self.dtype
         width = min(WIDEST, WIDTH * max(1, lu.shape[0] // (BLOCKS * WIDTH)))
-        steps = list(blocks(slice(0, lu.shape[0]), width))
-        inverses: list[tuple[torch.Tensor, torch.Tensor]] = []
-        # All of one width together; the last block may be narrower.
-        for group in filter(None, (steps[:-1], steps[-1:])):
-            diagonal = torch.stack([lu[k, k] for k in group]).to(self.dtype)
-            inverses.extend(zip(*triangular_inverses(diagonal), strict=True))
-        return list(zip(steps, inverses, strict=True))
-
-
-def _solve(
-    t: torch.Tensor, inverses: list[tuple[slice, torch.Tensor]], x: torch.Tensor, *, upper: bool
-) -> torch.Tensor:
-    """``T^-1 x``, in the place of x."""
-
-    def multiply(inverse: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> None:
-        out.copy_(exact_matmul(inverse, x))
-
-    return solve_in_blocks(t, inverses, x, x, upper=upper, multiply=multiply, subtract=subtract_product)
+        return inverted_factors(lu, dtype, width)

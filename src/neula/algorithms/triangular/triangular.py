@@ -55,13 +55,13 @@ def solve_in_blocks(
 
     Parameters
     ----------
-    t : Tensor, shape (n, n)
+    t : Tensor, shape (..., n, n)
         Only what is beside the diagonal blocks is read, and only on one side.
     inverses : list of (slice, Tensor)
         Of the diagonal blocks, from first to last.
-    right : Tensor, shape (n, k)
+    right : Tensor, shape (..., n, k)
         B; overwritten.
-    out : Tensor, shape (n, k)
+    out : Tensor, shape (..., n, k)
         Room for X.
     upper : bool
         Which triangle T is.
@@ -72,13 +72,13 @@ def solve_in_blocks(
 
     Returns
     -------
-    Tensor, shape (n, k)
+    Tensor, shape (..., n, k)
         ``out``.
     """
     for k, inverse in reversed(inverses) if upper else inverses:
-        multiply(inverse, right[k], out[k])
+        multiply(inverse, right[..., k, :], out[..., k, :])
         rest = slice(0, k.start) if upper else slice(k.stop, None)
-        subtract(t[rest, k], out[k], right[rest])
+        subtract(t[..., rest, k], out[..., k, :], right[..., rest, :])
     return out
 
 
@@ -168,7 +168,7 @@ class BlockTriangular:
             for k, inverse in zip(blocks(slice(0, len(t)), inverses.shape[1]), inverses, strict=True)
         ]
         out = torch.empty_like(right)
-        return solve_in_blocks(t, steps, right, out, upper=upper, multiply=_multiply, subtract=_subtract)
+        return solve_in_blocks(t, steps, right, out, upper=upper, multiply=_multiply, subtract=subtract_from)
 
 
 UpperTriangular = torch.Tensor | BlockTriangular
@@ -188,8 +188,8 @@ def _multiply(a: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> None:
         torch.mv(a, source, out=target)
 
 
-def _subtract(a: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
-    """``Y = Y - A X``."""
+def subtract_from(a: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
+    """``Y = Y - A X`` for matrices of one dtype."""
     if y.shape[0] == 0:
         return
     if x.shape[1] > VECTORS:

@@ -7,6 +7,7 @@ from neula.pipeline.result.attempts import (
     IllConditionedWarning,
     report_missed,
 )
+from neula.pipeline.result.cholesky import CholeskyResult
 from neula.pipeline.result.least_squares import LstsqResult
 from neula.pipeline.result.lu import LUFactors
 from neula.pipeline.result.qr import QRResult
@@ -17,6 +18,7 @@ __all__ = [
     "AccuracyError",
     "AccuracyWarning",
     "Attempt",
+    "CholeskyResult",
     "IllConditionedWarning",
     "LUFactors",
     "LstsqResult",

@@ -32,7 +32,7 @@ from neula.algorithms.krylov.doubled_refinement import (
 from neula.certificates.backward_error import over
 from neula.certificates.forward_error import SURE
 from neula.kernels.shift import shift
-from neula.kernels.triangular_inverse import upper_inverse
+from neula.kernels.triangular_inverse import triangular_inverse
 from neula.pipeline.chain import Answer
 from neula.pipeline.progress import stage
 from neula.problems.least_squares.border import Border
@@ -156,7 +156,7 @@ def _minimum_norm(problems: ScaledProblems, factor: Factor, options: Options, bl
     residual = found.residual + rows.t.mT @ (found.x - rows.scale(x, problems) + found.x_low)
     b_transposed = (problems.a / problems.norms).mT
     r = factor(b_transposed)
-    inverse = upper_inverse(r)
+    inverse = triangular_inverse(r, upper=True)
     condition = schatten_bounds(r)[0] * schatten_bounds(inverse)[1]
     # An R of the normal equations may look regular where B is not.
     condition = condition.where(rate_of(b_transposed, r, inverse)[:, None] <= MAX_RATE, torch.inf)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from neula.certificates.bounds import solve_bound
-from neula.engines import FP64, Format, Tuning
+from neula.engines import FP64, Arithmetic, Format, Tuning
 from neula.pipeline.chain import Answer, Link, Verdict
 from neula.problems.systems import links
 from neula.problems.systems.direct import Systems, solve_directly
@@ -33,8 +33,9 @@ def chain_alone(n: int, options: Options) -> list[Link[System, Members]]:
     """What is tried for one system of order n."""
     tuning, tried = options.engine.tuning, []
     if options.positive:
-        for format in dict.fromkeys([*options.formats, FP64]):
-            tried.append(Link(f"cholesky {format.name}", partial(links.by_cholesky, format=format)))
+        for name in options.definite:
+            arithmetic = Arithmetic.named(name)
+            tried.append(Link(f"cholesky {name}", partial(links.by_cholesky, arithmetic=arithmetic)))
     else:
         for format in options.formats:
             tried += _lu(n, format, options, tuning)

@@ -8,13 +8,15 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from neula.algorithms.elimination.factorization import inverted_lu
 from neula.algorithms.krylov.batched_lstsq import MARGIN, ROUNDING, lengths, probes
 from neula.algorithms.krylov.doubled_refinement import DOUBLED, MAX_STEPS, Evaluation, refine_doubled
 from neula.algorithms.spectra.inverse_norm import inverse_norm, norm_of
+from neula.algorithms.triangular.inverted import InvertedBlocks
 from neula.certificates.backward_error import Measures, over
 from neula.certificates.bounds import solve_bound
 from neula.certificates.forward_error import SURE
-from neula.engines import FP64
+from neula.engines import FP64, Tuning
 from neula.kernels.doubled import Doubled
 from neula.kernels.shift import shift
 from neula.pipeline.chain import Answer, Batch
@@ -120,17 +122,25 @@ class _Cholesky:
     lower : Tensor, shape (batch, n, n)
     rows, columns : Tensor of int, shape (batch, n, 1)
         Exponents between the two.
+    inverted : InvertedBlocks or None
+        What solves where that is faster than the library's substitution.
     """
 
     lower: torch.Tensor
     rows: torch.Tensor
     columns: torch.Tensor
+    inverted: InvertedBlocks | None = None
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:
-        return shift(torch.cholesky_solve(shift(b, self.rows), self.lower), self.columns)
+        return shift(self._solve(shift(b, self.rows)), self.columns)
 
     def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
-        return shift(torch.cholesky_solve(shift(b, self.columns), self.lower), self.rows)
+        return shift(self._solve(shift(b, self.columns)), self.rows)
+
+    def _solve(self, b: torch.Tensor) -> torch.Tensor:
+        if self.inverted is None:
+            return torch.cholesky_solve(b, self.lower)
+        return self.inverted.mT.solve(self.inverted.solve(b))
 
 
 class Square:
@@ -194,7 +204,7 @@ class Square:
 def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members, torch.Tensor]:
     """Solutions, and their largest backward error after each step."""
     scaled = Scaled.of(a, b)
-    factors, growth = (_cholesky if options.positive else _lu)(a, scaled)
+    factors, growth = (_cholesky if options.positive else _lu)(a, scaled, options.engine.tuning)
     n = a.shape[1]
     doubled = options.forward or n <= options.engine.tuning.doubled_order
     system = Square(scaled.a, factors, scaled.norms, doubled=doubled)
@@ -239,7 +249,7 @@ def _condition(scaled: Scaled, system: Square) -> torch.Tensor:
     return condition.nan_to_num(torch.inf, torch.inf).clamp_min(1.0)
 
 
-def _lu(a: torch.Tensor, scaled: Scaled) -> tuple[Factors, torch.Tensor]:
+def _lu(a: torch.Tensor, scaled: Scaled, tuning: Tuning) -> tuple[Factors, torch.Tensor]:
     lu, pivots, info = torch.linalg.lu_factor_ex(scaled.a)
     singular = (info > 0).nonzero()[:, 0].tolist()
     if singular:
@@ -250,10 +260,11 @@ def _lu(a: torch.Tensor, scaled: Scaled) -> tuple[Factors, torch.Tensor]:
             "gives the solution of minimum norm",
         )
     largest = torch.linalg.vector_norm(scaled.a, torch.inf, dim=(1, 2))
-    return _LU(lu, pivots), over(torch.linalg.vector_norm(lu.triu(), torch.inf, dim=(1, 2)), largest)
+    factors = inverted_lu(lu, pivots, tuning) or _LU(lu, pivots)
+    return factors, over(torch.linalg.vector_norm(lu.triu(), torch.inf, dim=(1, 2)), largest)
 
 
-def _cholesky(a: torch.Tensor, scaled: Scaled) -> tuple[Factors, torch.Tensor]:
+def _cholesky(a: torch.Tensor, scaled: Scaled, tuning: Tuning) -> tuple[Factors, torch.Tensor]:
     diagonal = a.diagonal(dim1=1, dim2=2)
     bad = (diagonal <= 0).nonzero()
     if len(bad):
@@ -274,4 +285,6 @@ def _cholesky(a: torch.Tensor, scaled: Scaled) -> tuple[Factors, torch.Tensor]:
             f"A is not positive definite: the leading minor of order {int(info[place])} is not positive; "
             "solve it with assume_a='gen'",
         )
-    return _Cholesky(lower, rows, columns), torch.ones_like(diagonal[:, 0], dtype=torch.float64)
+    width = tuning.inverted_width(lower.shape[-1])
+    inverted = InvertedBlocks.of(lower, lower.dtype, upper=False, width=width) if width else None
+    return _Cholesky(lower, rows, columns, inverted), torch.ones_like(diagonal[:, 0], dtype=torch.float64)

@@ -9,7 +9,15 @@ import numpy as np
 import torch
 
 from neula.algorithms.elimination.butterfly import Butterflied, TwoSided, padded
-from neula.algorithms.elimination.cholesky import PANEL, CholeskyFactor, NotPositiveDefiniteError, cholesky
+from neula.algorithms.elimination.cholesky import (
+    SHIFT,
+    CholeskyFactor,
+    NotPositiveDefiniteError,
+    cholesky,
+    library_cholesky,
+    recursion_pays,
+    working_matrices,
+)
 from neula.algorithms.elimination.equilibrate import Equilibrated
 from neula.algorithms.elimination.factorization import (
     Factorization,
@@ -21,13 +29,14 @@ from neula.algorithms.krylov.driver import STAGNATION
 from neula.algorithms.krylov.iterative_refinement import (
     Refined,
     UpdateSolver,
+    cg_refinement,
     classical,
     gmres_refinement,
     refine,
 )
 from neula.certificates.backward_error import over
 from neula.certificates.forward_error import SURE
-from neula.engines import FP64, Engine, Format
+from neula.engines import FP32, FP64, Arithmetic, Engine, Format
 from neula.pipeline.chain import Answer, Declined
 from neula.pipeline.progress import digits_done, stage
 from neula.problems.systems.evidence import Evidence
@@ -93,22 +102,34 @@ def by_library(system: System, before: Solution | None) -> Solution:
     return _refine(system, "lu fp64 with pivoting", factors, FP64)
 
 
-def by_cholesky(system: System, before: Solution | None, format: Format) -> Solution:
+def by_cholesky(system: System, before: Solution | None, arithmetic: Arithmetic) -> Solution:
     """Cholesky factors."""
-    engine, label = system.options.engine.using(format), f"cholesky {format.name}"
-    report = stage(system.options.progress, f"factorizing in {format.name}")
+    engine, label = system.options.engine.using(arithmetic), f"cholesky {arithmetic.name}"
+    report = stage(system.options.progress, f"factorizing in {arithmetic.name}")
     try:
-        # In double precision there are no products to gain from: one panel is what the library does.
-        panel = len(system.a) if format is FP64 else PANEL
-        factors: CholeskyFactor = cholesky(system.fill(engine), engine, panel=panel)
+        factors = _cholesky_factor(system, engine)
     except NotPositiveDefiniteError as error:
-        if format is FP64:
+        if engine.format is FP64:
             raise np.linalg.LinAlgError(
                 f"A is not positive definite: {error}; solve it with assume_a='gen'"
             ) from None
         raise Declined(str(error)) from None
     report(1.0)
-    return _refined(system, label, factors, format)
+    return _refined(system, label, factors, engine.format)
+
+
+def _cholesky_factor(system: System, engine: Engine) -> CholeskyFactor:
+    n, tuning = len(system.a), engine.tuning
+    work = working_matrices(1, n, engine)
+    system.scales.fill(work[0], system.a, engine)
+    if recursion_pays(n, engine):
+        found = cholesky(work, engine, shift=SHIFT if engine.format.u > FP32.u else 0.0, give_up=True)
+    else:
+        found = library_cholesky(work)
+    order = int(found.order)
+    if order > 0:
+        raise NotPositiveDefiniteError(order)
+    return CholeskyFactor.of(found.lower[0], engine.storage, tuning.inverted_width(n))
 
 
 def _mixed(system: System, format: Format) -> Solution:
@@ -140,7 +161,7 @@ def _refined(system: System, label: str, factors: Factorization, format: Format)
 
 
 def _refine(system: System, label: str, factors: Factorization, format: Format) -> Solution:
-    """Classical refinement, and GMRES with the same factors where that does not do."""
+    """Classical refinement, and CG or GMRES with the same factors where that does not do."""
     options = system.options
     # LAPACK's errors grow like the bound; a quarter of it is below them, and above those of the residual.
     target = system.bound / 4
@@ -163,8 +184,11 @@ def _refine(system: System, label: str, factors: Factorization, format: Format) 
     refined = run(correct, None, SLOW)
     by_gmres = not bool((refined.backward_error <= system.bound).all())
     if by_gmres:
-        label += " + gmres"
-        correct = gmres_refinement(system.a, factors, options.engine)
+        label += " + cg" if options.positive else " + gmres"
+        if options.positive:
+            correct = cg_refinement(system.a, factors)
+        else:
+            correct = gmres_refinement(system.a, factors, options.engine)
         refined = run(correct, refined, STAGNATION)
     if not bool((refined.backward_error < 1).all()):
         raise Declined("refinement does not converge", label)

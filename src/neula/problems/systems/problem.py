@@ -38,7 +38,14 @@ class Options(solutions.Options):
         if self.named:
             return formats[:1]
         # With the library's LU in double precision at the end, ours is not worth a try.
-        return formats if self.positive else [format for format in formats if format is not FP64]
+        return [format for format in formats if format is not FP64]
+
+    @property
+    def definite(self) -> list[str]:
+        """Arithmetics of Cholesky factors to try, cheapest first."""
+        if self.compute is not None:
+            return list(dict.fromkeys([self.compute.name, FP64.name]))
+        return list(self.engine.tuning.definite)
 
     @property
     def named(self) -> bool:

@@ -1,0 +1,72 @@
+"""Conjugate gradients for several right-hand sides at once, each with coefficients of its own.
+
+Hestenes and Stiefel, "Methods of conjugate gradients for solving linear systems", J. Res. Nat. Bur. Standards
+49, 1952, preconditioned: one product with A and one solve with its factors an iteration, and no basis to
+keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from neula.algorithms.krylov.gmres import is_hopeless
+from neula.certificates.backward_error import over
+
+Operator = Callable[[torch.Tensor], torch.Tensor]
+"""Applies a matrix to the columns of another, shape (n, k)."""
+
+
+def cg(
+    operator: Operator, preconditioner: Operator, b: torch.Tensor, *, tolerance: float, max_iterations: int
+) -> tuple[torch.Tensor, int]:
+    """Solve ``A x = b`` until every column of the residual is small enough.
+
+    Parameters
+    ----------
+    operator : callable
+        Applies A, which is symmetric positive definite.
+    preconditioner : callable
+        Applies a symmetric positive definite matrix close to ``A^-1``.
+    b : Tensor, shape (n, k)
+    tolerance : float
+        Norm of the residual, relative to that of b, at which a column is done. It is that of the recurrence:
+        measure what came of it.
+    max_iterations : int
+        It ends earlier as soon as the rate of convergence says that they will not be enough.
+
+    Returns
+    -------
+    x : Tensor, shape (n, k)
+    iterations : int
+        Applications of the operator.
+
+    Examples
+    --------
+    >>> a = torch.diag(torch.arange(1.0, 4.0, dtype=torch.float64))
+    >>> b = torch.ones_like(a[:, :1])
+    >>> x, iterations = cg(lambda p: a @ p, lambda r: r, b, tolerance=1e-12, max_iterations=9)
+    >>> x[:, 0], iterations
+    (tensor([1.0000, 0.5000, 0.3333], dtype=torch.float64), 3)
+    """
+    x, residual = torch.zeros_like(b), b
+    start = torch.linalg.vector_norm(b, dim=0)
+    solved = preconditioner(residual)
+    direction, product = solved, (residual * solved).sum(0)
+    iterations = 0
+    while iterations < max_iterations:
+        image = operator(direction)
+        iterations += 1
+        # A column that is done has no direction left: zero over zero is zero.
+        step = over(product, (direction * image).sum(0))
+        x = x + step * direction
+        residual = residual - step * image  # not in place: a preconditioner may return its argument
+        worst = float(over(torch.linalg.vector_norm(residual, dim=0), start).max())
+        # NaN ends it too: the caller measures what came of it.
+        if not tolerance < worst or is_hopeless(worst, iterations, tolerance, max_iterations):
+            break
+        solved = preconditioner(residual)
+        before, product = product, (residual * solved).sum(0)
+        direction = solved + over(product, before) * direction
+    return x, iterations

@@ -1,0 +1,153 @@
+"""Triangular factors to solve with again and again: their diagonal blocks are inverted, once.
+
+With one or two right-hand sides a GPU's substitution takes latency, not memory traffic: 0.7 ms at order 3000
+on an H200, where the factor is read in 0.02. With inverted blocks there are two products a block.
+
+*Errors.* With ``X_kk`` the computed inverse of ``T_kk``, solving leaves a residual of at most about ``u (|T|
+|x| + |T_kk| |X_kk| |b_k|)``, where substitution leaves ``u |T| |x|`` (Higham 2002, sections 8.3 and 14.2):
+more by no more than the condition numbers of the blocks, and only if x is much smaller than ``|X_kk| |b|``,
+which right-hand sides without a relation to T are not. Who solves like this refines, and measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+
+from neula.algorithms.elimination.lu_panels import blocks
+from neula.algorithms.triangular.triangular import solve_in_blocks, subtract_from
+from neula.kernels.mixed_product import subtract_product
+from neula.kernels.precision import exact_matmul
+from neula.kernels.triangular_inverse import triangular_inverse, triangular_inverses
+
+Steps = list[tuple[slice, torch.Tensor]]
+"""Blocks of unknowns with the inverses of the diagonal blocks that belong to them."""
+
+
+@dataclass(frozen=True)
+class InvertedBlocks:
+    """A triangular matrix, or a batch of them, that is solved with by products.
+
+    Attributes
+    ----------
+    t : Tensor, shape (..., n, n)
+        Of any floating dtype; only one triangle is read. A single matrix may be narrower than what is solved
+        for.
+    steps : list of (slice, Tensor)
+        Inverses in the precision of solves; empty where the library substitutes.
+    dtype : torch.dtype
+        The precision of solves.
+    upper : bool
+
+    Examples
+    --------
+    >>> t = torch.tensor([[2.0, 0.0], [4.0, 8.0]])
+    >>> blocks = InvertedBlocks.of(t, torch.float64, upper=False, width=1)
+    >>> blocks.solve(torch.tensor([[2.0], [12.0]], dtype=torch.float64)).flatten()
+    tensor([1., 1.], dtype=torch.float64)
+    """
+
+    t: torch.Tensor
+    steps: Steps
+    dtype: torch.dtype
+    upper: bool
+
+    @classmethod
+    def of(cls, t: torch.Tensor, dtype: torch.dtype, *, upper: bool, width: int) -> Self:
+        """Invert diagonal blocks of some width; with 0 none, and the library substitutes in a copy if it
+        must.
+        """
+        if width == 0:
+            return cls(t.to(dtype), [], dtype, upper)
+
+        def invert(diagonal: torch.Tensor) -> tuple[torch.Tensor]:
+            return (triangular_inverse(diagonal, upper=upper),)
+
+        return cls(t, [(k, x) for k, (x,) in inverted_diagonal(t, dtype, width, invert)], dtype, upper)
+
+    @property
+    def mT(self) -> Self:
+        """The transpose: a view."""
+        steps = [(k, inverse.mT) for k, inverse in self.steps]
+        return type(self)(self.t.mT, steps, self.dtype, not self.upper)
+
+    def solve(self, x: torch.Tensor) -> torch.Tensor:
+        """``T^-1 X`` in the place of X, shape (..., n, k), which is returned."""
+        if not self.steps:
+            return x.copy_(torch.linalg.solve_triangular(self.t, x, upper=self.upper))
+        return solve_in_blocks(
+            self.t, self.steps, x, x, upper=self.upper, multiply=_multiply, subtract=_subtract
+        )
+
+
+@dataclass(frozen=True)
+class InvertedLU:
+    """``P A = L U`` by the library, or a batch of such factors, with inverted blocks.
+
+    Attributes
+    ----------
+    lower, upper : InvertedBlocks
+    permutation : Tensor, shape (..., n, 1)
+        Rows of A in the order of L.
+    """
+
+    lower: InvertedBlocks
+    upper: InvertedBlocks
+    permutation: torch.Tensor
+
+    @classmethod
+    def of(cls, lu: torch.Tensor, permutation: torch.Tensor, width: int) -> Self:
+        """Invert diagonal blocks of some width."""
+        return cls(*inverted_factors(lu, lu.dtype, width), permutation[..., None])
+
+    def solve(self, b: torch.Tensor) -> torch.Tensor:
+        """``A^-1 b`` for the columns of b, shape (..., n, k)."""
+        x = torch.gather(b, -2, self.permutation.expand(b.shape))
+        return self.upper.solve(self.lower.solve(x))
+
+    def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
+        """``A^-T b``."""
+        x = self.lower.mT.solve(self.upper.mT.solve(b.clone()))
+        return torch.empty_like(x).scatter_(-2, self.permutation.expand(x.shape), x)
+
+
+def inverted_factors(
+    lu: torch.Tensor, dtype: torch.dtype, width: int
+) -> tuple[InvertedBlocks, InvertedBlocks]:
+    """L and U, packed in one matrix, with blocks that are inverted in the same launches."""
+    found = inverted_diagonal(lu, dtype, width, triangular_inverses)
+    lower, upper = ([(k, pair[i]) for k, pair in found] for i in (0, 1))
+    return InvertedBlocks(lu, lower, dtype, upper=False), InvertedBlocks(lu, upper, dtype, upper=True)
+
+
+def inverted_diagonal(
+    t: torch.Tensor,
+    dtype: torch.dtype,
+    width: int,
+    invert: Callable[[torch.Tensor], tuple[torch.Tensor, ...]],
+) -> list[tuple[slice, tuple[torch.Tensor, ...]]]:
+    """Blocks of unknowns, and what ``invert`` makes of the diagonal blocks, all of one width together."""
+    steps = list(blocks(slice(0, t.shape[-1]), width))
+    found: list[tuple[torch.Tensor, ...]] = []
+    for group in filter(None, (steps[:-1], steps[-1:])):
+        diagonal = torch.stack([t[..., k, k] for k in group]).to(dtype)
+        inverses = invert(diagonal.flatten(0, -3))
+        found.extend(zip(*(x.view(diagonal.shape) for x in inverses), strict=True))
+    return list(zip(steps, found, strict=True))
+
+
+def _multiply(inverse: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> None:
+    # In the place of x, which a product may not be written to.
+    out.copy_(exact_matmul(inverse, x))
+
+
+def _subtract(a: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
+    if a.ndim > 2:
+        y -= exact_matmul(a.to(x.dtype), x)
+    elif a.dtype == x.dtype:
+        subtract_from(a, x, y)
+    else:
+        subtract_product(a, x, y)

@@ -1,0 +1,44 @@
+"""The copy of :mod:`neula.kernels.symmetric` in one launch: each number is written once, and read twice at
+most.
+"""
+
+# mypy: allow-untyped-defs
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from neula.kernels.symmetric import room_for
+
+TILE = 32
+
+
+def symmetric_copy_triton(a: torch.Tensor, scales: torch.Tensor, *, rows: int = 0) -> torch.Tensor:
+    """:func:`neula.kernels.symmetric.symmetric_copy` by the kernel, queued on the current stream."""
+    out, scales = room_for(a, rows), scales.contiguous()
+    count, n, _ = a.shape
+    across = triton.cdiv(n, TILE)
+    with torch.cuda.device_of(a):
+        # The second and third index of a grid end at 65535.
+        _symmetric_kernel[(count * across * across,)](
+            a, scales, out, n, across, *a.stride(), out.stride(0), out.stride(2), TILE
+        )
+    return out
+
+
+@triton.jit(do_not_specialize=["n", "across", "a_0", "a_1", "a_2", "out_0", "out_2"])
+def _symmetric_kernel(a, scales, out, n, across, a_0, a_1, a_2, out_0, out_2, TILE: tl.constexpr):
+    place = tl.program_id(0)
+    tile = place % (across * across)
+    batch = (place // (across * across)).to(tl.int64)
+    i = (tile % across) * TILE + tl.arange(0, TILE)[:, None]
+    j = (tile // across) * TILE + tl.arange(0, TILE)[None, :]
+    inside = (i < n) & (j < n)
+    row, column = tl.maximum(i, j).to(tl.int64), tl.minimum(i, j).to(tl.int64)
+    x = tl.load(a + batch * a_0 + row * a_1 + column * a_2, mask=inside, other=0.0)
+    x = x.to(out.dtype.element_ty)
+    x = x * tl.load(scales + batch * n + i, mask=i < n, other=0.0)
+    x = x * tl.load(scales + batch * n + j, mask=j < n, other=0.0)
+    tl.store(out + batch * out_0 + i + j.to(tl.int64) * out_2, x, mask=inside)

@@ -1,0 +1,76 @@
+"""What is tried for Cholesky factors, cheapest first, and when they are accepted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+
+from neula.certificates.cholesky import cholesky_bound
+from neula.engines import FP64, Arithmetic, format_of
+from neula.pipeline.chain import Answer, Link, Verdict
+from neula.problems.definite.links import by_library, recursive
+from neula.problems.definite.problem import CholeskyValues, Options, Symmetric
+
+IN_DOUBLE = Arithmetic(FP64)
+
+
+def chain(count: int, n: int, options: Options) -> list[Link[Symmetric, CholeskyValues]]:
+    """What is tried for all matrices of order n together, or for a single one.
+
+    The recursion where its products are cheaper than the library's or the library does a batch one by one,
+    else the library; at last the library in double precision, which alone says that a matrix is not positive
+    definite.
+    """
+    low, tuning = options.low, options.engine.tuning
+    tried = []
+    if n >= (tuning.cholesky if count == 1 else tuning.cholesky_batched) and low.format is not FP64:
+        tried.append(Link(f"cholesky {low.name}", partial(recursive, arithmetic=low)))
+    elif low.format is not FP64:
+        single = Arithmetic(format_of(torch.float32))
+        tried.append(Link(f"cholesky {single.name}", partial(by_library, arithmetic=single)))
+    return [*tried, Link("cholesky fp64", partial(by_library, arithmetic=IN_DOUBLE))]
+
+
+@dataclass(frozen=True)
+class CholeskyJudge:
+    """Factors are accepted by their residual.
+
+    Attributes
+    ----------
+    bound : float
+    """
+
+    bound: float
+
+    @classmethod
+    def of(cls, n: int, options: Options) -> CholeskyJudge:
+        """That for matrices of order n."""
+        return cls(cholesky_bound(options.target, n))
+
+    def measure(self, problems: Symmetric, answer: Answer[CholeskyValues]) -> torch.Tensor:
+        """Residual, size, and the order of a minor that is not positive: links have measured."""
+        values = answer.values
+        return torch.cat([values.measures.double(), values.order.double()[:, None]], 1).T
+
+    def verdict(self, answer: Answer[CholeskyValues], numbers: np.ndarray) -> Verdict:
+        """Of factors that are not accepted those with the smallest residual are best."""
+        residual, order = residuals(numbers), numbers[2]
+        accepted = (order == 0) & (residual <= self.bound)
+        demerit = np.array([~accepted, order != 0, np.nan_to_num(residual, nan=np.inf)])
+        worst = int(np.lexsort(demerit[::-1])[-1])
+        if order[worst]:
+            reason = f"the leading minor of order {int(order[worst])} is not positive"
+        else:
+            reason = f"residual {residual[worst]:.1e} (bound {self.bound:.1e})"
+        if len(accepted) > 1:
+            reason = f"{int((~accepted).sum())} of {len(accepted)} matrices rejected; the worst: {reason}"
+        return Verdict(accepted, demerit, reason)
+
+
+def residuals(numbers: np.ndarray) -> np.ndarray:
+    """``||A - L L^T|| / ||A||`` of each matrix."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return numbers[0] / np.where(numbers[1] == 0, 1.0, numbers[1])

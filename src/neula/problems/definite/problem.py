@@ -1,0 +1,98 @@
+"""What a Cholesky factorization asks for, the matrices, and what is known of their factors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from neula.engines import FP64, Arithmetic, Engine, Format
+from neula.pipeline.chain import Batch, Values
+from neula.pipeline.progress import Progress
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is asked for.
+
+    Attributes
+    ----------
+    target : Format
+        The format whose accuracy the factors are to have.
+    engine : Engine
+    progress : callable, optional
+    """
+
+    target: Format
+    engine: Engine
+    progress: Progress | None = None
+
+    @cached_property
+    def low(self) -> Arithmetic:
+        """The cheapest arithmetic that reaches the target; nothing below float32 where LAPACK is the
+        fastest.
+        """
+        tuning = self.engine.tuning
+        if tuning.lapack:
+            return Arithmetic.named("fp64" if self.target is FP64 else "fp32")
+        return Arithmetic.named(tuning.cheapest(self.target))
+
+
+@dataclass(frozen=True)
+class Symmetric(Batch):
+    """A batch of symmetric matrices as they were given.
+
+    Attributes
+    ----------
+    a : Tensor, shape (batch, n, n)
+        Only the lower triangles count.
+    place : Tensor, shape (batch,)
+        Where each is in what the user gave.
+    options : Options
+    """
+
+    a: torch.Tensor
+    place: torch.Tensor
+    options: Options
+
+    @classmethod
+    def of(cls, a: torch.Tensor, options: Options) -> Symmetric:
+        """All matrices of a call."""
+        return cls(a, torch.arange(len(a), device=a.device), options)
+
+
+@dataclass(frozen=True)
+class CholeskyValues(Values):
+    """Factors ``A = L L^T``, and what was measured of them.
+
+    Attributes
+    ----------
+    lower : Tensor, shape (batch, n, n)
+        In the dtype of A.
+    order : Tensor, shape (batch,)
+        int32: 0, or the order of a leading minor that is not positive as far as this link can tell.
+    measures : Tensor, shape (batch, 2)
+        Residual and size as in :func:`neula.certificates.cholesky.cholesky_measures`.
+    """
+
+    lower: torch.Tensor
+    order: torch.Tensor
+    measures: torch.Tensor
+
+
+class NotDefiniteMember(np.linalg.LinAlgError):
+    """A matrix of a batch is not positive definite, as double precision finds.
+
+    Attributes
+    ----------
+    place : int
+        In what the user gave.
+    order : int
+        Of the first leading minor that is not positive.
+    """
+
+    def __init__(self, place: int, order: int) -> None:
+        super().__init__(f"the leading minor of order {order} is not positive")
+        self.place, self.order = place, order

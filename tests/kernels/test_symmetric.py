@@ -1,0 +1,35 @@
+"""Symmetric copies: reference and kernel give the same numbers, and read one triangle."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from neula.kernels.symmetric import symmetric_copy
+
+HAS_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
+
+
+@pytest.mark.parametrize("by_kernel", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize(("count", "n", "rows"), [(1, 1, 0), (3, 33, 40), (1, 70, 0), (2, 5, 8)])
+def test_one_triangle_becomes_two(count: int, n: int, rows: int, dtype: torch.dtype, by_kernel: bool) -> None:
+    if by_kernel:
+        pytest.importorskip("triton")
+    generator = torch.Generator().manual_seed(n)
+    g = torch.randn(count, n, n, generator=generator, dtype=torch.float64).to(dtype).to(DEVICE)
+    wide = torch.promote_types(dtype, torch.float32)
+    scales = torch.ldexp(torch.ones(n, dtype=wide), torch.arange(n) % 5 - 2).expand(count, n).to(DEVICE)
+    above = torch.ones(n, n, dtype=torch.bool, device=DEVICE).triu(1)
+    lower = g.to(wide).tril()
+    expected = (lower + lower.tril(-1).mT) * scales[:, :, None] * scales[:, None]
+    for a in (g.masked_fill(above, math.nan), g.mT.masked_fill(above.T, math.nan).mT):
+        before = a.clone()
+        found = (symmetric_copy.kernel if by_kernel else symmetric_copy.reference)(a, scales, rows=rows)
+        assert found.dtype == wide
+        assert torch.equal(found, expected)
+        assert found.stride()[1:] == (1, max(n, rows))
+        assert torch.equal(a.nan_to_num(7.0), before.nan_to_num(7.0))
