@@ -124,6 +124,8 @@ class Tuning:
     direct, direct_pivoted, direct_definite : int
         Order of linear systems below which the library in double precision is as fast as a cheaper LU, LU
         with partial pivoting, or Cholesky factorization, with refinement.
+    normal_equations : int
+        Order of linear systems up to which those are solved by the Cholesky factor of ``A^T A`` first.
     doubled_order : int
         Order of linear systems up to which residuals in twice the working precision cost less than a part of
         the factorization, so that every solution gets them.
@@ -168,6 +170,7 @@ class Tuning:
     direct: int = 256
     direct_pivoted: int = 256
     direct_definite: int = 256
+    normal_equations: int = 0
     doubled_order: int = 512
 
     def cheapest(self, target: Format) -> str:
@@ -282,6 +285,7 @@ def cuda_tuning(
         # Where what is lost in vain on ill-conditioned matrices is small beside cuSOLVER in double.
         direct_pivoted=20000 if fast_fp64 else 6144,
         direct_definite=20000,
+        normal_equations=6000 if fast_fp64 else 0,
         doubled_order=1 << 14,
     )
     if not tournament_width:

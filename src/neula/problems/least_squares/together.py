@@ -33,9 +33,9 @@ from neula.certificates.backward_error import over
 from neula.certificates.forward_error import SURE
 from neula.kernels.shift import shift
 from neula.kernels.triangular_inverse import triangular_inverse
+from neula.pipeline.border import Border
 from neula.pipeline.chain import Answer
 from neula.pipeline.progress import stage
-from neula.problems.least_squares.border import Border
 from neula.problems.least_squares.prepared import Problems
 from neula.problems.least_squares.problem import Members, Options, no_longer
 from neula.problems.least_squares.scaled import ScaledProblems
@@ -74,15 +74,31 @@ def solve_together(
 
     parts, measured = [], []
     for a, b in problems.chunks(size):
-        border = Border.of(a, options)
-        *members, numbers = options.engine.replay(refined, (*border.put(a, b), *weights), key)
-        parts.append(border.take(Members(*members), numbers))
+        border = _border(a, options)
+        *found, numbers = options.engine.replay(refined, (*border.put(a, b), *weights), key)
+        parts.append(_without(border, Members(*found), numbers))
         measured.append(numbers)
         report(min(1.0, len(parts) * size / len(problems)))
     # Where nobody looks at errors in between there are as many as may be; what is played back counts none.
     taken = min(blind_steps, options.max_iterations) or max(steps)
     numbers = measured[0] if len(measured) == 1 else torch.cat(measured, 1)
     return Answer(Members.joined(parts), label, iterations=taken, measured=numbers)
+
+
+def _border(a: torch.Tensor, options: Options) -> Border:
+    """None for batches, large, wide, weighted and damped problems."""
+    count, m, n = a.shape
+    special = m < n or options.damp or options.weights is not None
+    few = count == 1 and m * n**2 <= options.engine.tuning.bordered
+    return Border.around(m, n) if few and not special else Border()
+
+
+def _without(border: Border, members: Members, numbers: torch.Tensor) -> Members:
+    """Solutions without their border, also in the numbers that were measured."""
+    if not border.columns:
+        return members
+    numbers[Members.names.index("rank")] -= border.columns
+    return replace(members, x=border.take(members.x), rank=members.rank - border.columns)
 
 
 def _refined(

@@ -13,6 +13,8 @@ from neula.engines import FP64, Arithmetic, Format, Tuning
 from neula.pipeline.chain import Answer, Link, Verdict
 from neula.problems.systems import links
 from neula.problems.systems.direct import Systems, solve_directly
+from neula.problems.systems.normal import LABEL as NORMAL_EQUATIONS
+from neula.problems.systems.normal import solve_by_normal_equations
 from neula.problems.systems.problem import Members, Options
 from neula.problems.systems.system import System
 
@@ -20,13 +22,16 @@ from neula.problems.systems.system import System
 def chain_together(n: int, options: Options) -> list[Link[Systems, Members]]:
     """What is tried for all systems of order n together: the library's factors in double precision.
 
-    Nothing where cheaper factors may be faster.
+    Nothing where cheaper factors may be faster. Where LU is slow for its pivots, the normal equations.
     """
     tuning = options.engine.tuning
     order = tuning.direct_definite if options.positive else tuning.direct
     if n >= order or options.pivot is not None or options.compute is not None:
         return []
-    return [Link("cholesky fp64" if options.positive else "lu fp64 with pivoting", solve_directly)]
+    library = Link("cholesky fp64" if options.positive else "lu fp64 with pivoting", solve_directly)
+    if options.positive or n > tuning.normal_equations:
+        return [library]
+    return [Link(NORMAL_EQUATIONS, solve_by_normal_equations), library]
 
 
 def chain_alone(n: int, options: Options) -> list[Link[System, Members]]:
@@ -101,9 +106,10 @@ class SystemsJudge:
         """Of solutions whose residual is small enough the one with the most digits is best."""
         of = dict(zip(Members.names, numbers, strict=True))
         error, forward, growth = of["refined_error"], of["forward_error"], of["growth"]
-        accepted = (of["accepted"] > 0) & (not answer.doubt)
+        accepted = (of["accepted"] > 0) & (error <= self.bound) & (not answer.doubt)
         demerit = np.array([~accepted, np.maximum(error, self.bound), forward])
-        final = accepted if self.improves else accepted | (error <= self.bound)
+        improves = self.improves or answer.label == NORMAL_EQUATIONS
+        final = accepted if improves else accepted | (error <= self.bound)
         worst = int(np.lexsort(demerit[::-1])[-1])  # NaN comes last
         parts = [
             f"backward error {error[worst]:.1e} (bound {self.bound:.1e})",

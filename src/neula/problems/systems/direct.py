@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,11 +11,16 @@ import torch
 
 from neula.algorithms.elimination.factorization import inverted_lu
 from neula.algorithms.krylov.batched_lstsq import MARGIN, ROUNDING, lengths, probes
-from neula.algorithms.krylov.doubled_refinement import DOUBLED, MAX_STEPS, Evaluation, refine_doubled
+from neula.algorithms.krylov.doubled_refinement import (
+    DOUBLED,
+    MAX_STEPS,
+    DoubledSolution,
+    Evaluation,
+    refine_doubled,
+)
 from neula.algorithms.spectra.inverse_norm import inverse_norm, norm_of
 from neula.algorithms.triangular.inverted import InvertedBlocks
 from neula.certificates.backward_error import Measures, over
-from neula.certificates.bounds import solve_bound
 from neula.certificates.forward_error import SURE
 from neula.engines import FP64, Tuning
 from neula.kernels.doubled import Doubled
@@ -37,11 +43,15 @@ class Systems(Batch):
     a : Tensor, shape (batch, n, n)
     b : Tensor, shape (batch, n, k)
     options : Options
+    refuse_unusable : callable
+        Raises a ValueError where the numbers, as they were given, hold NaN or Inf. For whom they are a reason
+        to fail; others find out that they have no solution.
     """
 
     a: torch.Tensor
     b: torch.Tensor
     options: Options
+    refuse_unusable: Callable[[], None] = lambda: None
 
 
 def solve_directly(systems: Systems, before: Answer[Members] | None = None) -> Answer[Members]:
@@ -52,6 +62,7 @@ def solve_directly(systems: Systems, before: Answer[Members] | None = None) -> A
     SingularMember
         If there are no factors.
     """
+    systems.refuse_unusable()
     options, n, k = systems.options, *systems.b.shape[1:]
     report = stage(options.progress, "factorizing in fp64")
     size = max(1, options.engine.tuning.chunk_elements // (n * max(n, k)))
@@ -155,13 +166,23 @@ class Square:
         The diagonal of D.
     doubled : bool
         Whether residuals are in twice the working precision.
+    vectors : int
+        Random vectors that show how well factors solve.
     """
 
-    def __init__(self, a: torch.Tensor, factors: Factors, sizes: torch.Tensor, *, doubled: bool) -> None:
+    def __init__(
+        self,
+        a: torch.Tensor,
+        factors: Factors,
+        sizes: torch.Tensor,
+        *,
+        doubled: bool,
+        vectors: int = VECTORS,
+    ) -> None:
         self.a, self.factors, self.sizes = a, factors, sizes
         self.doubled = Doubled.of(a) if doubled else None
         self._norm = torch.linalg.matrix_norm(a)[:, None]
-        z = probes(a.shape[-1], a.device, VECTORS).expand(len(a), -1, -1)
+        z = probes(a.shape[-1], a.device, vectors).expand(len(a), -1, -1)
         one = torch.ones_like(sizes)
         self.inverse_norm = inverse_norm(factors.solve, factors.solve_transposed, sizes, one)[0][:, None]
         # Rounding errors of a solve, also where none happen to be in what is measured.
@@ -205,8 +226,7 @@ def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members
     """Solutions, and their largest backward error after each step."""
     scaled = Scaled.of(a, b)
     factors, growth = (_cholesky if options.positive else _lu)(a, scaled, options.engine.tuning)
-    n = a.shape[1]
-    doubled = options.forward or n <= options.engine.tuning.doubled_order
+    doubled = options.forward or a.shape[1] <= options.engine.tuning.doubled_order
     system = Square(scaled.a, factors, scaled.norms, doubled=doubled)
     history: list[torch.Tensor] = []  # stays on the device until the end
     found = refine_doubled(
@@ -216,30 +236,36 @@ def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members
         max_steps=min(MAX_STEPS, options.max_iterations),
         on_step=lambda x, residual: history.append(scaled.backward_error(x, residual).amax()),
     )
+    members = members_of(scaled, system, found, growth, options)
+    history.append(members.refined_error.amax())
+    return members, torch.stack(history)
+
+
+def members_of(
+    scaled: Scaled, system: Square, found: DoubledSolution, growth: torch.Tensor, options: Options
+) -> Members:
+    """Refined solutions as they are given back, with what is known of them."""
     x = scaled.unscale(found.x).to(options.dtype).double()
     lost = found.x - scaled.scale(x)
     rounding = over(system.size(lost), system.size(found.x))
     # Of x as it is returned.
     residual = found.residual + scaled.a @ (lost + found.x_low)
     measured = scaled.backward_error(found.x, found.residual)
-    refined_error, forward_error = measured.amax(1), found.forward_error + rounding
-    members = Members(
+    forward_error = found.forward_error + rounding
+    return Members(
         x=x,
         forward_error=forward_error,
         backward_error=(measured + rounding).amax(1),
         condition=_condition(scaled, system),
-        refined_error=refined_error,
+        refined_error=measured.amax(1),
         growth=growth,
-        accepted=(refined_error <= solve_bound(options.target, n))
-        & ((forward_error <= SURE) & ~scaled.longer(residual)).all(1),
+        accepted=((forward_error <= SURE) & ~scaled.longer(residual)).all(1),
     )
-    history.append(measured.amax())
-    return members, torch.stack(history)
 
 
 def _condition(scaled: Scaled, system: Square) -> torch.Tensor:
     """Condition number of ``B = A D^-1`` with the rows of A in their own units, shape (batch,)."""
-    if scaled.trivial or not bool(scaled.rows.any()):
+    if not scaled.has_rows:
         condition = system.inverse_norm[:, 0] * norm_of(scaled.a, scaled.norms)
     else:
         # Units below the smallest normal number: singular for all that matters.

@@ -33,6 +33,8 @@ class Scaled:
     b_columns : Tensor of int, shape (batch, 1, k)
     norms : Tensor, shape (batch, n, 1)
         Norms of the columns of A, in the units of solutions with ``a``: the diagonal of D. Near 1.
+    looks : bool
+        Whether the host looks at numbers to leave out what changes nothing, which synchronizes.
     """
 
     a: torch.Tensor
@@ -41,23 +43,24 @@ class Scaled:
     b: torch.Tensor
     b_columns: torch.Tensor
     norms: torch.Tensor
+    looks: bool = True
 
     @classmethod
-    def of(cls, a: torch.Tensor, b: torch.Tensor) -> Scaled:
+    def of(cls, a: torch.Tensor, b: torch.Tensor, *, looks: bool = True) -> Scaled:
         """Scale columns by their largest elements, then rows; no column becomes much smaller by that."""
         a, b = a.double(), b.double()
         columns = _alike(binary_exponents(torch.linalg.vector_norm(a, torch.inf, dim=1, keepdim=True)))
-        scaled = shift(a, -columns) if bool(columns.any()) else a
+        scaled = shift(a, -columns) if not looks or bool(columns.any()) else a
         norms = torch.linalg.vector_norm(scaled, dim=1)[..., None]
         norms = torch.where(norms > 0, norms, 1.0)
         rows = _alike(binary_exponents(torch.linalg.vector_norm(scaled, torch.inf, dim=2, keepdim=True)))
-        if bool(rows.any()):
+        if not looks or bool(rows.any()):
             scaled = shift(a, -rows - columns)
         fraction, exponent = torch.frexp(b)
         exponent = torch.where(b != 0, exponent - rows, -2 * LIMIT)
         b_columns = exponent.amax(1, keepdim=True)
         b_columns = torch.where(b_columns > -2 * LIMIT, b_columns, 0)
-        return cls(scaled, rows, columns, shift(fraction, exponent - b_columns), b_columns, norms)
+        return cls(scaled, rows, columns, shift(fraction, exponent - b_columns), b_columns, norms, looks)
 
     def unscale(self, y: torch.Tensor) -> torch.Tensor:
         """The x of the systems that were given."""
@@ -68,9 +71,14 @@ class Scaled:
         return shift(x, self.columns.mT - self.b_columns)
 
     @cached_property
+    def has_rows(self) -> bool:
+        """Whether rows were scaled, as far as the host knows."""
+        return not self.looks or bool(self.rows.any())
+
+    @cached_property
     def trivial(self) -> bool:
-        """Whether it is the systems as they were given."""
-        return not bool(self.rows.any()) and not bool(self.columns.any())
+        """Whether it is the systems as they were given, as far as the host knows."""
+        return not self.has_rows and not bool(self.columns.any())
 
     @cached_property
     def units(self) -> torch.Tensor:

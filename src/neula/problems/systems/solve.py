@@ -222,19 +222,23 @@ def _solve(
 ) -> Run[Members]:
     """All together where the library's factors are the cheapest; what is left alone."""
     count, n, k = b.shape
-    check_finite(given_b, options.engine.column_max(b.reshape(-1, k)), "b")
-    if not bool(torch.linalg.vector_norm(a, dim=2).isfinite().all()):  # or squares overflow
-        check_finite(given_a, torch.linalg.vector_norm(a, torch.inf, dim=2), "A")
+
+    def refuse_unusable() -> None:
+        check_finite(given_b, options.engine.column_max(b.reshape(-1, k)), "b")
+        if not bool(torch.linalg.vector_norm(a, dim=2).isfinite().all()):  # or squares overflow
+            check_finite(given_a, torch.linalg.vector_norm(a, torch.inf, dim=2), "A")
+
     batch = given_a.shape[:-2]
     together, alone = chain_together(n, options), chain_alone(n, options)
     if together:
         try:
             judge = SystemsJudge.of(n, options, improves=False)
-            run = run_chain(together, Systems(a, b, options), judge)
+            run = run_chain(together, Systems(a, b, options, refuse_unusable), judge)
         except SingularMember as error:
             raise np.linalg.LinAlgError(_of_batch(error.why, error.place, batch)) from None
         alone = chain_after_together(options)
     else:
+        refuse_unusable()
         run = Run.begin(count, Members.missing(count, n, k, a.device))
     if not alone:
         return run

@@ -11,8 +11,9 @@ import torch
 import neula
 from neula.engines import FP64, CpuEngine, EmulatedEngine
 from neula.engines.tuning import EMULATED
-from neula.problems.least_squares.border import LEAST_COLUMNS, LEAST_ROWS, Border, _on_the_grid
+from neula.pipeline.border import LEAST_COLUMNS, LEAST_ROWS, Border, _on_the_grid
 from neula.problems.least_squares.problem import Options
+from neula.problems.least_squares.together import _border
 
 
 class Bordering(CpuEngine):
@@ -95,9 +96,9 @@ def test_special_problems_have_no_border() -> None:
         weights=None,
         rcond=1e-14,
     )
-    assert Border.of(a, options) == Border(rows=7 + 7, columns=7)
-    assert Border.of(a.mT, options) == Border.of(torch.randn(2, 50, 9), options) == Border()
-    assert Border.of(a, replace(options, damp=1.0)) == Border()
-    assert Border.of(a, replace(options, weights=torch.ones(50))) == Border()
-    assert Border.of(a, replace(options, engine=EmulatedEngine("cpu"))) == Border()
+    assert _border(a, options) == Border(rows=7 + 7, columns=7)
+    assert _border(a.mT, options) == _border(torch.randn(2, 50, 9), options) == Border()
+    assert _border(a, replace(options, damp=1.0)) == Border()
+    assert _border(a, replace(options, weights=torch.ones(50))) == Border()
+    assert _border(a, replace(options, engine=EmulatedEngine("cpu"))) == Border()
     assert EMULATED.bordered == 0

@@ -1,0 +1,87 @@
+"""Systems by the normal equations: where products are fast and pivots slow, cheaper than LU.
+
+A Gram matrix takes three times the operations of LU, but in a large product, and its Cholesky factor needs no
+pivots: on an H200 an LU of order 1000 takes 2.2 ms, the two and an inverse of R 0.7. A step of refinement
+with ``A^-1 = R^-1 R^-T A^T`` multiplies the error by ``u cond(A)^2``, which is measured; with residuals in
+twice the working precision x becomes as accurate as it can be, up to a condition number of some 1e6. All of it
+is launched without a look at the numbers, so that a CUDA graph plays it back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from neula.algorithms.krylov.batched_lstsq import PROBES, cholesky_r
+from neula.algorithms.krylov.doubled_refinement import refine_doubled
+from neula.kernels.triangular_inverse import triangular_inverse
+from neula.pipeline.border import Border
+from neula.pipeline.chain import Answer
+from neula.pipeline.progress import stage
+from neula.problems.systems.direct import Square, Systems, members_of
+from neula.problems.systems.problem import Members, Options
+from neula.problems.systems.scaled import Scaled
+
+LABEL = "cholesky of the normal equations fp64"
+
+
+@dataclass(frozen=True)
+class _NormalEquations:
+    """``R^T R = A^T A``, to solve systems with A.
+
+    Attributes
+    ----------
+    a : Tensor, shape (batch, n, n)
+    inverse : Tensor, shape (batch, n, n)
+        That of R.
+    """
+
+    a: torch.Tensor
+    inverse: torch.Tensor
+
+    def solve(self, b: torch.Tensor) -> torch.Tensor:
+        return self.inverse @ (self.inverse.mT @ (self.a.mT @ b))
+
+    def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
+        return self.a @ (self.inverse @ (self.inverse.mT @ b))
+
+
+def solve_by_normal_equations(systems: Systems, before: Answer[Members] | None) -> Answer[Members]:
+    """All systems, as many at a time as fill the machine; those that this does not solve are not accepted."""
+    options, (n, k) = systems.options, systems.b.shape[1:]
+    report, tuning = stage(options.progress, LABEL), options.engine.tuning
+    size = max(1, tuning.chunk_elements // (n * max(n, k)))
+    # One small system takes the shape of others, so that one graph serves them all.
+    few = len(systems) == 1 and n**3 <= tuning.bordered
+    border = Border.around(n, n) if few else Border()
+
+    def solved(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        members = _solved(a, b, options)
+        return *members.tensors, members.measured()
+
+    key = (LABEL, options.max_iterations, options.target.name, options.dtype)
+    parts, measured = [], []
+    for start in range(0, len(systems), size):
+        part = slice(start, start + size)
+        inputs = border.put(systems.a[part], systems.b[part])
+        *found, numbers = options.engine.replay(solved, inputs, key)
+        members = Members(*found)
+        parts.append(replace(members, x=border.take(members.x)))
+        measured.append(numbers)
+        report(min(1.0, (start + size) / len(systems)))
+    numbers = measured[0] if len(measured) == 1 else torch.cat(measured, 1)
+    return Answer(Members.joined(parts), LABEL, iterations=_steps(options), measured=numbers)
+
+
+def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> Members:
+    """Scale, factorize, refine and measure some systems without synchronizing."""
+    scaled = Scaled.of(a, b, looks=False)
+    factors = _NormalEquations(scaled.a, triangular_inverse(cholesky_r(scaled.a), upper=True))
+    system = Square(scaled.a, factors, scaled.norms, doubled=True, vectors=PROBES)
+    found = refine_doubled(system, scaled.b, tolerance=options.digits, max_steps=_steps(options), look=False)
+    return members_of(scaled, system, found, torch.ones_like(scaled.norms[:, 0, 0]), options)
+
+
+def _steps(options: Options) -> int:
+    return min(options.engine.tuning.blind_steps, options.max_iterations)

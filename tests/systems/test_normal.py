@@ -1,0 +1,115 @@
+"""Systems by the normal equations: solved as well as by LU, or left to it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import neula
+from neula.engines import CpuEngine
+from neula.engines.tuning import cuda_tuning
+from neula.io.matrices import random_matrix
+from neula.problems.systems.normal import LABEL
+
+LIBRARY = "lu fp64 with pivoting"
+
+
+class OnAGPU(CpuEngine):
+    """A CPU that takes the steps of a GPU, shapes of a grid included."""
+
+    tuning = cuda_tuning((9, 0), replayed_bytes=1 << 20, corrected=False)
+
+
+ENGINE = OnAGPU("cpu")
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 8, 33, 64, 65, 150])
+@pytest.mark.parametrize("k", [None, 1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_solutions_are_right_to_the_last_digit(n: int, k: int | None, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(n)
+    a = torch.randn(n, n, generator=generator, dtype=dtype)
+    b = torch.randn(n, *(() if k is None else (k,)), generator=generator, dtype=dtype)
+    found, expected = neula.solve(a, b, engine=ENGINE), neula.solve(a, b, certify="forward")
+    assert found.converged
+    assert found.method == LABEL
+    assert found.x.shape == expected.x.shape
+    u = torch.finfo(dtype).eps / 2
+    assert found.forward_error <= 2 * u
+    error = (found.x.double() - expected.x.double()).norm() / expected.x.double().norm()
+    # Both err by a rounding or two, relative to D x, whose entries differ by the norms of columns.
+    assert float(error) <= 16 * u * float(a.norm(dim=0).max() / a.norm(dim=0).min())
+    assert 1 / 10 <= found.condition / expected.condition <= 10
+
+
+@pytest.mark.parametrize("cond", [1e2, 1e5, 1e8, 1e12])
+def test_ill_conditioned_ones_go_on_to_lu(cond: float) -> None:
+    a = random_matrix("geometric", 60, 60, cond=cond)
+    x = torch.linspace(1, 2, 60, dtype=torch.float64)
+    found = neula.solve(a, a @ x, engine=ENGINE)
+    assert found.converged
+    assert (found.method == LABEL) == (cond < 1e7)
+    assert float((found.x - x).norm() / x.norm()) <= 1e-15 * cond + 1e-14
+
+
+@pytest.mark.parametrize("size", [1e-290, 1e-30, 1e30, 1e290])
+def test_any_units(size: float) -> None:
+    a = random_matrix("normal", 20, 20)
+    rows = 10.0 ** torch.linspace(-12, 12, 20, dtype=torch.float64)[:, None]
+    x = torch.linspace(1, 2, 20, dtype=torch.float64)
+    given = size * a * rows if 1e-200 < size < 1e200 else size * a
+    found = neula.solve(given, given @ x, engine=ENGINE)
+    assert found.converged
+    assert float((found.x - x).norm()) <= 1e-11 * float(x.norm())
+
+
+@pytest.mark.parametrize("n", [3, 12, 70])
+def test_singular_ones_are_never_accepted(n: int) -> None:
+    """Whatever their null vector is: some meet a pivot that is exactly zero, others are warned of."""
+    for seed in range(20):
+        generator = np.random.default_rng(seed)
+        a = generator.standard_normal((n, n - 1)) @ generator.standard_normal((n - 1, n))
+        with pytest.raises((np.linalg.LinAlgError, neula.AccuracyError), match="singular"):
+            neula.solve(a, np.ones(n), engine=ENGINE, strict=True)
+
+
+def test_one_bad_member_of_a_batch() -> None:
+    a = torch.stack(
+        [random_matrix("geometric", 16, 16, cond=c, seed=i) for i, c in enumerate((10, 1e9, 1e3))]
+    )
+    x = torch.ones(3, 16, 2, dtype=torch.float64)
+    found = neula.solve(a, a @ x, engine=ENGINE)
+    assert found.converged
+    assert [attempt.method for attempt in found.attempts] == [LABEL, LIBRARY]
+    assert torch.allclose(found.x, x, rtol=0, atol=1e-5)
+
+
+def test_numbers_that_are_not_finite_are_refused() -> None:
+    a, b = torch.eye(9, dtype=torch.float64), torch.ones(9, dtype=torch.float64)
+    with pytest.raises(ValueError, match="b"):
+        neula.solve(a, b / 0, engine=ENGINE)
+    a[4, 1] = torch.nan
+    with pytest.raises(ValueError, match="A"):
+        neula.solve(a, b, engine=ENGINE)
+
+
+def test_no_normal_equations_where_double_precision_is_slow() -> None:
+    class Slow(CpuEngine):
+        tuning = replace(ENGINE.tuning, normal_equations=0)
+
+    found = neula.solve(torch.eye(5), torch.ones(5), engine=Slow("cpu"))
+    assert [attempt.method for attempt in found.attempts] == [LIBRARY]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [50, 500, 1001, 3000])
+def test_on_a_gpu(n: int) -> None:
+    a, x = random_matrix("normal", n, n, device="cuda"), torch.ones(n, dtype=torch.float64, device="cuda")
+    for _ in range(3):  # as it is, captured, played back
+        found = neula.solve(a, a @ x)
+        assert found.converged
+        assert found.method == LABEL
+        assert float((found.x - x).norm() / x.norm()) <= 1e-13 * n
