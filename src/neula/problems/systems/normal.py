@@ -3,8 +3,8 @@
 A Gram matrix takes three times the operations of LU, but in a large product, and its Cholesky factor needs no
 pivots: on an H200 an LU of order 1000 takes 2.2 ms, the two and an inverse of R 0.7. A step of refinement
 with ``A^-1 = R^-1 R^-T A^T`` multiplies the error by ``u cond(A)^2``, which is measured; with residuals in
-twice the working precision x becomes as accurate as it can be, up to a condition number of some 1e6. All of it
-is launched without a look at the numbers, so that a CUDA graph plays it back.
+twice the working precision x becomes as accurate as it can be, up to a condition number of some 1e6. All of
+it is launched without a look at the numbers, so that a CUDA graph plays it back.
 """
 
 from __future__ import annotations
