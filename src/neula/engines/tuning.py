@@ -99,6 +99,11 @@ class Tuning:
         two or three more iterations read (131072 x 4096: 33 ms and 40; 524288 x 1024: 25 and 24).
     gram_part : float
         Part of all singular values up to which the leading ones are taken from the Gram matrix.
+    sketched_pivots : int
+        Columns, or rows if there are fewer, up to which column pivots are found one by one: by LAPACK on a
+        CPU (1000^2: 84 ms, in blocks 99; 2000^2: 817 and 646), by a few launches a column elsewhere.
+    pivot_block : int
+        Columns of a block of pivots that a sketch picks.
     inverted : int
         Order of the diagonal blocks of a triangular factor that are worth inverting to solve with it some
         dozen times.
@@ -153,6 +158,8 @@ class Tuning:
     gram_columns: int = 4096
     fp16_gram_columns: int = 2048
     gram_part: float = 0.25
+    sketched_pivots: int = 128
+    pivot_block: int = 64
     inverted: int = 256
     inverted_from: int = 0
     cholesky_leaf: int = 128
@@ -219,6 +226,7 @@ def cpu_tuning(formats: tuple[str, ...]) -> Tuning:
         single=Recursion("cholesky2", 128),
         double=Recursion("cholesky2", 128),
         batched_elements=1 << 16,
+        sketched_pivots=1200,
         lu_panel=384,  # narrower ones copy more of L for oneDNN, wider ones take longer than that saves
         lu_inner_panel=64,
         swaps=True,
@@ -269,6 +277,7 @@ def cuda_tuning(
         bordered=2_000_000_000 if replayed_bytes else 0,
         small_r=("cholesky fp64" if fast_fp64 else "gram-schmidt fp32", "gram-schmidt fp64"),
         blind_steps=3,
+        pivot_block=256,
         inverted=2048,
         inverted_from=512,
         cholesky=2048,
