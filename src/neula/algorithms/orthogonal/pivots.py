@@ -6,9 +6,10 @@ operations are products of the matrix with a vector, which are bound by memory. 
 has as many columns, of nearly the same norms up to a common factor, and few rows. It shows a whole block of
 pivots at once, and the block then updates the others by products of matrices (Martinsson, Quintana-Ortí,
 Heavner and van de Geijn, "Householder QR factorization with randomization for column pivoting (HQRRP)", SIAM
-J. Sci. Comput. 39, 2017; Duersch and Gu, "Randomized QR with column pivoting", the same volume). Pivots of the sketch are those of Gaussian elimination on its transpose, and its R makes Cholesky QR
-of the block safe (Melnichenko, Murray, Killian, Demmel, Mahoney, Luszczek and Gates, "Anatomy of
-high-performance column-pivoted QR decomposition", 2025).
+J. Sci. Comput. 39, 2017; Duersch and Gu, "Randomized QR with column pivoting", the same volume). Pivots of
+the sketch are those of Gaussian elimination on its transpose, and its R makes Cholesky QR of the block safe
+(Melnichenko, Murray, Killian, Demmel, Mahoney, Luszczek and Gates, "Anatomy of high-performance
+column-pivoted QR decomposition", 2025).
 
 Only the order is wanted here. Whoever factorizes the columns in this order is free to do so in any way.
 """
@@ -35,13 +36,21 @@ _SEED = 20170117
 def sketched_order(a: torch.Tensor, engine: Engine, width: int) -> torch.Tensor:
     """Order of the columns of one matrix, in blocks whose pivots a sketch picks.
 
-    The host waits for the device once a block. What is left of the columns when only rounding errors are left
-    is in no particular order.
+    Parameters and result are those of :func:`sketched_pivots`, but for the number of pivots.
+    """
+    return sketched_pivots(a, engine, width)[0]
+
+
+def sketched_pivots(a: torch.Tensor, engine: Engine, width: int) -> tuple[torch.Tensor, int]:
+    """Order of the columns, and how many there are before only rounding errors are left.
+
+    The host waits for the device once a block. What comes after the pivots is in no particular order.
 
     Parameters
     ----------
     a : Tensor, shape (m, n)
-        Column-major, in the engine's storage precision, the largest element near 1. Overwritten.
+        Column-major, in the engine's storage precision, the largest element near 1. Its leading columns become
+        those of the pivots made orthonormal, up to ``u`` times the condition number.
     engine : Engine
         Multiplies.
     width : int
@@ -49,8 +58,10 @@ def sketched_order(a: torch.Tensor, engine: Engine, width: int) -> torch.Tensor:
 
     Returns
     -------
-    Tensor, shape (n,)
+    order : Tensor, shape (n,)
         int64: the original places of the columns in their new order.
+    count : int
+        Pivots.
     """
     m, n = a.shape
     order = torch.arange(n, device=a.device)
@@ -72,8 +83,9 @@ def sketched_order(a: torch.Tensor, engine: Engine, width: int) -> torch.Tensor:
         projected = engine.empty(stop - start, n - stop)
         engine.project_out(block, a[:, stop:], projected, None if room is None else room[:, stop:])
         sketch[:, stop:] -= exact_matmul(exact_matmul(of_sketch, _inverse(step)), projected)
+        a[:, start:stop] = q
         start = stop
-    return order
+    return order, start
 
 
 def _pivots(sketch: torch.Tensor, count: int, noise: torch.Tensor) -> list[int]:

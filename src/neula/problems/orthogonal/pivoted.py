@@ -10,10 +10,11 @@ import torch
 
 from neula.algorithms.orthogonal.pivots import greedy_orders, lapack_orders, sketched_order
 from neula.algorithms.orthogonal.strong_rrqr import strong_order
-from neula.algorithms.scaling import binary_exponents, power_of_two_scales, shift
+from neula.algorithms.scaling import binary_exponents, power_of_two_scales
 from neula.algorithms.spectra.numerical_rank import largest_singular_values, numerical_ranks
 from neula.certificates.bounds import residual_bound
 from neula.kernels.precision import plain_arithmetic
+from neula.kernels.shift import shift
 from neula.pipeline.inputs import check_finite, finite_members
 from neula.problems.orthogonal.chain import go_together
 from neula.problems.orthogonal.factorize import factorize
