@@ -49,8 +49,8 @@ def sketched_pivots(a: torch.Tensor, engine: Engine, width: int) -> tuple[torch.
     Parameters
     ----------
     a : Tensor, shape (m, n)
-        Column-major, in the engine's storage precision, the largest element near 1. Its leading columns become
-        those of the pivots made orthonormal, up to ``u`` times the condition number.
+        Column-major, in the engine's storage precision, the largest element near 1. The columns of the
+        pivots come first and are made orthonormal, up to ``u`` times the condition number.
     engine : Engine
         Multiplies.
     width : int
@@ -92,7 +92,7 @@ def _pivots(sketch: torch.Tensor, count: int, noise: torch.Tensor) -> list[int]:
     """Where the next pivots are, in order, as LAPACK records interchanges; fewer where only noise is left."""
     lu, pivots, _ = torch.linalg.lu_factor_ex(sketch.T)
     diagonal = lu.diagonal()[:count]
-    good = (diagonal.abs() > noise / sketch.shape[0]).cumprod(0)
+    good = (diagonal.abs() > noise / sketch.shape[0] ** 0.5).cumprod(0)
     found = torch.stack([pivots[:count] - 1, good.to(pivots)]).tolist()
     return found[0][: sum(found[1])]
 

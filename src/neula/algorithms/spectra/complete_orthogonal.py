@@ -11,9 +11,9 @@ two, r is the rank. And the spaces of Q and Z are those of the leading singular 
 decomposition", BIT 12, 1972): the truncated problem is solved, which singular values define, and not one that
 pivots define.
 
-Pivoted QR finds a basis Q of the columns; ``B^T Q`` then spans the rows, with an angle of second order in what
-is dropped (Fierro and Bunch, "Bounding the subspaces from rank revealing two-sided orthogonal decompositions",
-SIAM J. Matrix Anal. Appl. 16, 1995). Where what is dropped is more than rounding errors, a few steps of
+Pivoted QR finds a basis Q of the columns; ``B^T Q`` then spans the rows, with an angle of second order in
+what is dropped (Fierro and Bunch, "Bounding the subspaces from rank revealing two-sided orthogonal
+decompositions", SIAM J. Matrix Anal. Appl. 16, 1995). Where that is more than rounding errors, a few steps of
 subspace iteration do the rest: each multiplies the angle by ``(sigma_(r+1) / sigma_r)^2``.
 """
 
@@ -77,9 +77,7 @@ class Subspaces:
         return self.z.shape[1]
 
 
-def complete_orthogonal(
-    problem: Deficient, rcond: float, engine: Engine, width: int
-) -> MinimumNorm | str:
+def complete_orthogonal(problem: Deficient, rcond: float, engine: Engine, width: int) -> MinimumNorm | str:
     """Solution of ``min ||A x - b||`` with the smallest ``||x||``, its rank decided in ``B = A D^-1``.
 
     Parameters
@@ -104,8 +102,6 @@ def complete_orthogonal(
     del work
     if isinstance(found, str):
         return found
-    if found.rank == min(b_matrix.shape):
-        return "full rank"
     return _decided(found, b_matrix.shape, rcond) or _solution(problem, b_matrix, found)
 
 
@@ -116,8 +112,8 @@ def _subspaces(b_matrix: torch.Tensor, q: torch.Tensor, rcond: float) -> Subspac
     z, t = torch.linalg.qr(rows)
     sizes = t.diagonal().abs()
     rank = int((sizes > rcond * sizes.amax()).sum()) if len(sizes) else 0
-    if rank == 0:
-        return "no columns count"
+    if rank in (0, min(m, n)):
+        return f"the rank seems to be {rank}"
     z, r = z[:, :rank], torch.linalg.qr(t[:rank, :rank].T, mode="r")[1]
     eps, found = Spectrum.rounding(m + n), None
     for _ in range(STEPS):
@@ -162,7 +158,7 @@ def _norm_beside(b_matrix: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
     """``||B (I - Z Z^T)||_2`` from below, by the power method from several vectors."""
     x = probes(len(z), z.device)
     for step in range(POWERS):
-        for _ in range(2):  # once leaves rounding errors, which B would enlarge
+        for _ in range(3):  # rounding errors of one, made unit vectors, may lie along Z again
             x = x - z @ (z.T @ x)
             x = x / torch.linalg.vector_norm(x, dim=0).clamp_min(torch.finfo(x.dtype).tiny)
         image = b_matrix @ x
@@ -180,8 +176,8 @@ def _decided(found: Subspaces, shape: torch.Size, rcond: float) -> str:
     if counts and drops:
         return ""
     return (
-        f"the singular values number {found.rank} and {found.rank + 1} are above {found.smallest / high:.1e} and "
-        f"below {found.dropped / low:.1e} times the largest: too little to say which exceed {rcond:.1e}"
+        f"the singular values number {found.rank} and {found.rank + 1} are above {found.smallest / high:.1e} "
+        f"and below {found.dropped / low:.1e} times the largest: too wide a range for rcond = {rcond:.1e}"
     )
 
 
