@@ -162,10 +162,9 @@ def test_a_named_algorithm_is_the_only_one(tuning: Tuning, shape: tuple[int, int
 
 
 def test_a_named_format_is_tried_first() -> None:
-    assert tried(H200, 64, 32, 10, compute="tf32") == [
-        *by("cgls", "rgsqrf tf32", "householder fp64"),
-        *ANY_RANK,
-    ]
+    expected = by("cgls", "rgsqrf tf32", "householder fp64")
+    assert tried(H200, 64, 32, 10, compute="tf32") == [*expected, SVD]
+    assert tried(H200, 2000, 500, compute="tf32") == [*expected, *ANY_RANK]
 
 
 def test_only_an_r_that_is_followed_by_a_better_fast_one_is_given_up_early() -> None:
