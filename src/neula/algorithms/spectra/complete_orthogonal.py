@@ -122,11 +122,11 @@ def _subspaces(b_matrix: torch.Tensor, q: torch.Tensor, rcond: float) -> Subspac
             return "a factorization broke down"
         rows = b_matrix.T @ q
         before, found = found, _measured(b_matrix, z, q, r, rows)
-        enough = found.residual <= eps * found.largest[0]
+        enough = found.residual <= eps * found.largest[1]
         if enough or (before is not None and not found.residual < 0.5 * before.residual):
             break
-        z, t = torch.linalg.qr(rows)
-        r = torch.linalg.qr(t.T, mode="r")[1]
+        # Nearly orthonormal: B^T Q = Z R^T but for the residual.
+        z = refine_qr(rows @ found.inverse.T, torch.eye(rank, dtype=z.dtype, device=z.device))[0]
     assert found is not None
     return found if before is None or found.residual <= before.residual else before
 

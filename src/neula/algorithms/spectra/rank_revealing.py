@@ -17,6 +17,7 @@ from neula.algorithms.krylov.batched_lstsq import (
     schatten_bounds,
 )
 from neula.algorithms.krylov.doubled_refinement import refine_doubled
+from neula.algorithms.orthogonal.reorthogonalize import refine_qr
 from neula.certificates.backward_error import over
 from neula.engines import FP64
 from neula.kernels.doubled import Doubled
@@ -25,7 +26,7 @@ FIRST_ORDER = 0.1
 """Relative change of a basis up to which its square does not matter."""
 
 ALIKE = 16.0
-"""Columns whose norms differ by less lose nothing to a QR that knows nothing of them, but for this factor."""
+"""Columns whose norms differ by less lose nothing to Cholesky QR, but for this factor."""
 
 
 @dataclass(frozen=True)
@@ -262,7 +263,7 @@ class RowSpace:
     Attributes
     ----------
     spread : float
-        By how much rounding errors of the QR are larger in the smallest rows of M.
+        By how much the sizes differ.
     """
 
     def __init__(self, v: torch.Tensor, sizes: torch.Tensor) -> None:
@@ -270,7 +271,8 @@ class RowSpace:
         counting = sizes[sizes > 0]
         self.spread = float(counting.max() / counting.min()) if len(counting) else 1.0
         if self.spread <= ALIKE:
-            self.q, self.r = torch.linalg.qr(v * self.sizes)
+            identity = torch.eye(v.shape[1], dtype=v.dtype, device=v.device)
+            self.q, self.r = refine_qr(v * self.sizes, identity)
             self.pivots = torch.arange(v.shape[1], device=v.device)
             return
         # Rows in order of size, and columns pivoted, without which Householder QR loses the small ones (Cox
@@ -279,7 +281,6 @@ class RowSpace:
         q, self.r, self.pivots = _pivoted_qr((v * self.sizes)[order])
         self.q = torch.empty_like(q)
         self.q[order] = q
-        self.spread = 1.0
 
     def shortest(self, coefficients: torch.Tensor) -> torch.Tensor:
         """``D x`` for the shortest x with these coefficients."""
@@ -295,14 +296,15 @@ class RowSpace:
         if self.r.shape[0] == 0:
             return torch.zeros_like(relative)
         inverse = self._half_solve(torch.eye(self.r.shape[0], dtype=y.dtype, device=y.device))
-        along = schatten_bounds((self.sizes * (self.q @ inverse))[None])[1][0]
+        alike = self.spread <= ALIKE
+        along = self.spread if alike else schatten_bounds((self.sizes * (self.q @ inverse))[None])[1][0]
         z = self.sizes * probes(len(self.sizes), y.device)
         across = MARGIN * torch.linalg.matrix_norm(self.sizes * (z - self.q @ (self.q.mT @ z)))
         half = self._half_solve(coefficients)
         weights = _lengths(torch.linalg.solve_triangular(self.r, half, upper=True))
         sizes = _lengths(y)
         # Rounding errors of the solution with this basis.
-        angle, relative = angle + 4 * self.spread * FP64.u, relative + 4 * FP64.u
+        angle, relative = angle + 4 * (self.spread if alike else 1.0) * FP64.u, relative + 4 * FP64.u
         change = along * (relative * _lengths(coefficients) + angle * sizes) + across * angle * weights
         # Beyond, errors of V along large columns of A hide what small ones contribute.
         first_order = angle * torch.linalg.matrix_norm(inverse) * self.sizes.amax() <= FIRST_ORDER
