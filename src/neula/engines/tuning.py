@@ -78,7 +78,8 @@ class Tuning:
         and iterations that the host counts; 16384 x 2048 takes 9.6 and 16, 262144 x 1024 25 and 12.5.
     svd : int
         Value of ``m n^2`` up to which a least-squares problem that was not solved together goes on to the SVD
-        at once; larger ones try Householder's R before, if they have not yet.
+        at once (600 x 150 on two cores: 40 ms); larger ones try a complete orthogonal decomposition before,
+        and Householder's R if they have not yet.
     bordered : int
         Value of ``m n^2`` up to which one least-squares problem is bordered to a shape of a grid, so that
         what is played back serves many shapes: its launches take longer than what the border adds.

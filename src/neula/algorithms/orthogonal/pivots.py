@@ -23,6 +23,7 @@ from neula.algorithms.orthogonal.cholesky_qr import cholesky_qr
 from neula.engines import Engine
 from neula.engines.random_vectors import gaussian
 from neula.kernels.precision import exact_matmul
+from neula.kernels.triangular_inverse import triangular_inverse
 
 OVERSAMPLED = 16
 """Rows that a sketch has beyond the columns of a block."""
@@ -109,8 +110,7 @@ def _interchange(matrices: list[torch.Tensor], places: list[int]) -> None:
 
 
 def _inverse(r: torch.Tensor) -> torch.Tensor:
-    identity = torch.eye(len(r), dtype=r.dtype, device=r.device)
-    return torch.linalg.solve_triangular(r, identity, upper=True)
+    return triangular_inverse(r[None], upper=True)[0]
 
 
 def greedy_orders(a: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,7 @@ from neula.algorithms.orthogonal.reorthogonalize import refine_qr
 from neula.algorithms.spectra.rank_revealing import Deficient, MinimumNorm, RowSpace, Spectrum
 from neula.certificates.backward_error import over
 from neula.engines import Engine
-from neula.kernels.triangular_inverse import upper_inverse
+from neula.kernels.triangular_inverse import triangular_inverse
 
 STEPS = 4
 """Of subspace iteration at most. With a gap of ten they leave 1e-8 of the angle."""
@@ -134,7 +134,7 @@ def _subspaces(b_matrix: torch.Tensor, q: torch.Tensor, rcond: float) -> Subspac
 def _measured(
     b_matrix: torch.Tensor, z: torch.Tensor, q: torch.Tensor, r: torch.Tensor, rows: torch.Tensor
 ) -> Subspaces:
-    inverse = upper_inverse(r[None])[0]
+    inverse = triangular_inverse(r[None], upper=True)[0]
     numbers = [
         *norm_bounds(r),
         norm_bounds(inverse)[1].reciprocal(),

@@ -15,8 +15,8 @@ from neula.pipeline.result import Attempt
 from neula.pipeline.solutions import nothing_to_do, numbers_of
 from neula.problems.least_squares.chain import (
     LeastSquaresJudge,
+    chain_after_together,
     chain_alone,
-    chain_of_any_rank,
     chain_together,
 )
 from neula.problems.least_squares.prepared import Problems
