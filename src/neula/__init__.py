@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from neula.problems.definite.cholesky import cholesky
     from neula.problems.least_squares.lstsq import lstsq
+    from neula.problems.least_squares.pinv import pinv
     from neula.problems.low_rank.svd import svd_lowrank
     from neula.problems.orthogonal.orth import orth
     from neula.problems.orthogonal.qr import qr
@@ -53,6 +54,7 @@ __all__ = [
     "lu_solve",
     "matmul",
     "orth",
+    "pinv",
     "qr",
     "solve",
     "svd_lowrank",
@@ -67,6 +69,7 @@ _HOMES = {
     "lu_solve": "problems.systems.lu",
     "matmul": "problems.products.matmul",
     "orth": "problems.orthogonal.orth",
+    "pinv": "problems.least_squares.pinv",
     "qr": "problems.orthogonal.qr",
     "solve": "problems.systems.solve",
     "svd_lowrank": "problems.low_rank.svd",

@@ -78,7 +78,8 @@ class Tuning:
         and iterations that the host counts; 16384 x 2048 takes 9.6 and 16, 262144 x 1024 25 and 12.5.
     svd : int
         Value of ``m n^2`` up to which a least-squares problem that was not solved together goes on to the SVD
-        at once; larger ones try Householder's R before, if they have not yet.
+        at once (600 x 150 on two cores: 40 ms); larger ones try a complete orthogonal decomposition before,
+        and Householder's R if they have not yet.
     bordered : int
         Value of ``m n^2`` up to which one least-squares problem is bordered to a shape of a grid, so that
         what is played back serves many shapes: its launches take longer than what the border adds.
@@ -99,6 +100,11 @@ class Tuning:
         two or three more iterations read (131072 x 4096: 33 ms and 40; 524288 x 1024: 25 and 24).
     gram_part : float
         Part of all singular values up to which the leading ones are taken from the Gram matrix.
+    sketched_pivots : int
+        Columns, or rows if there are fewer, up to which column pivots are found one by one: by LAPACK on a
+        CPU (1000^2: 84 ms, in blocks 99; 2000^2: 817 and 646), by a few launches a column elsewhere.
+    pivot_block : int
+        Columns of a block of pivots that a sketch picks.
     inverted : int
         Order of the diagonal blocks of a triangular factor that are worth inverting to solve with it some
         dozen times.
@@ -155,6 +161,8 @@ class Tuning:
     gram_columns: int = 4096
     fp16_gram_columns: int = 2048
     gram_part: float = 0.25
+    sketched_pivots: int = 128
+    pivot_block: int = 64
     inverted: int = 256
     inverted_from: int = 0
     cholesky_leaf: int = 128
@@ -222,6 +230,7 @@ def cpu_tuning(formats: tuple[str, ...]) -> Tuning:
         single=Recursion("cholesky2", 128),
         double=Recursion("cholesky2", 128),
         batched_elements=1 << 16,
+        sketched_pivots=1200,
         lu_panel=384,  # narrower ones copy more of L for oneDNN, wider ones take longer than that saves
         lu_inner_panel=64,
         swaps=True,
@@ -272,6 +281,7 @@ def cuda_tuning(
         bordered=2_000_000_000 if replayed_bytes else 0,
         small_r=("cholesky fp64" if fast_fp64 else "gram-schmidt fp32", "gram-schmidt fp64"),
         blind_steps=3,
+        pivot_block=256,
         inverted=2048,
         inverted_from=512,
         cholesky=2048,

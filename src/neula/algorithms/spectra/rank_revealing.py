@@ -17,12 +17,16 @@ from neula.algorithms.krylov.batched_lstsq import (
     schatten_bounds,
 )
 from neula.algorithms.krylov.doubled_refinement import refine_doubled
+from neula.algorithms.orthogonal.reorthogonalize import refine_qr
 from neula.certificates.backward_error import over
 from neula.engines import FP64
 from neula.kernels.doubled import Doubled
 
 FIRST_ORDER = 0.1
 """Relative change of a basis up to which its square does not matter."""
+
+ALIKE = 16.0
+"""Columns whose norms differ by less lose nothing to Cholesky QR, but for this factor."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,7 @@ def minimum_norm(problem: Deficient, rcond: float) -> MinimumNorm:
         u, s, vh = torch.linalg.svd(b_matrix, full_matrices=False)
     rank, doubt = _rank(s, rcond, max(m, n))
     u, v = u[:, :rank], vh[:rank].T
-    spectrum = _Spectrum.of(s, rank, m + n)
+    spectrum = Spectrum.of(s, rank, m + n)
     coefficients = (u.T @ b) / s[:rank, None]
     coefficients = coefficients + (u.T @ (b - b_matrix @ (v @ coefficients))) / s[:rank, None]
     ratio = over(_lengths(b - u @ (u.T @ b)), s[0] * _lengths(coefficients))
@@ -121,7 +125,7 @@ def minimum_norm(problem: Deficient, rcond: float) -> MinimumNorm:
             better = refined.error + spectrum.dropped * turned * (2 + (spectrum.condition + 1) * ratio)
             if bool((better <= error).all()):
                 coefficients, v, error, angle = refined.coefficients, refined.v, better, turned
-        row_space = _RowSpace(v, problem.sizes)
+        row_space = RowSpace(v, problem.sizes)
         y = row_space.shortest(coefficients)
         error = row_space.error(coefficients, y, error, angle)
     return MinimumNorm(
@@ -151,13 +155,13 @@ def _rank(s: torch.Tensor, rcond: float, size: int) -> tuple[int, str]:
 
 
 @dataclass(frozen=True)
-class _Spectrum:
-    """What the singular values say of errors of the SVD.
+class Spectrum:
+    """What the singular values say of errors of their vectors.
 
     B is known to ``eps ||B||``: ``eps`` is the backward error of the SVD. The singular vectors turn by at
     most ``eps sigma_1 / (sigma_r - sigma_(r+1))`` (Wedin), and with them what the other singular values,
     which count as zero, add to the part of B that counts (Hansen, "The truncated SVD as a method for
-    regularization", BIT 27, 1987).
+    regularization", BIT 27, 1987). Spaces that are not quite those of singular vectors leave a residual.
 
     Attributes
     ----------
@@ -166,25 +170,35 @@ class _Spectrum:
     dropped : float
         ``sigma_(r+1) / sigma_r`` from above: a tiny singular value is known to ``eps sigma_1`` only.
     eps : float
+    residual : float
+        ``||B^T U - V S|| / sigma_r`` where ``B V = U S``.
     """
 
     condition: float
     dropped: float
     eps: float
+    residual: float = 0.0
 
     @classmethod
-    def of(cls, s: torch.Tensor, rank: int, size: int) -> _Spectrum:
-        eps = 4 * math.sqrt(size) * FP64.u
+    def of(cls, s: torch.Tensor, rank: int, size: int) -> Spectrum:
+        eps = cls.rounding(size)
         if rank == 0:
             return cls(1.0, 0.0, eps)
         smallest = float(s[rank - 1])
         dropped = float(s[rank] + eps * s[0]) if rank < len(s) else 0.0
         return cls(float(s[0]) / smallest, dropped / smallest, eps)
 
+    @staticmethod
+    def rounding(size: int) -> float:
+        """``eps`` of a matrix with so many rows and columns in sum."""
+        return 4 * math.sqrt(size) * FP64.u
+
     @property
     def angle(self) -> float:
         """By how much the space of the singular vectors may have turned."""
-        return self.condition * self.eps / (1 - self.dropped) if self.dropped < 1 else math.inf
+        if self.dropped >= 1:
+            return math.inf
+        return (self.condition * self.eps + self.residual) / (1 - self.dropped)
 
     def coefficient_error(self, ratio: torch.Tensor) -> torch.Tensor:
         """Relative error of the coefficients of y in the singular vectors, for ``||r|| / (||B|| ||y||)``."""
@@ -234,7 +248,7 @@ def _refined(problem: Deficient, u: torch.Tensor, s: torch.Tensor) -> _Refined:
     return _Refined(found.x[0], v, found.forward_error[0] + 4 * FP64.u)
 
 
-class _RowSpace:
+class RowSpace:
     """The row space of the part of A that counts: where the shortest x is.
 
     With ``M = D V`` it is ``x = M (M^T M)^-1 c`` for the coefficients c of ``D x`` in V.
@@ -245,10 +259,22 @@ class _RowSpace:
         Orthonormal columns.
     sizes : Tensor, shape (n,)
         The diagonal of D.
+
+    Attributes
+    ----------
+    spread : float
+        By how much the sizes differ.
     """
 
     def __init__(self, v: torch.Tensor, sizes: torch.Tensor) -> None:
         self.sizes = sizes[:, None]
+        counting = sizes[sizes > 0]
+        self.spread = float(counting.max() / counting.min()) if len(counting) else 1.0
+        if self.spread <= ALIKE:
+            identity = torch.eye(v.shape[1], dtype=v.dtype, device=v.device)
+            self.q, self.r = refine_qr(v * self.sizes, identity)
+            self.pivots = torch.arange(v.shape[1], device=v.device)
+            return
         # Rows in order of size, and columns pivoted, without which Householder QR loses the small ones (Cox
         # and Higham, "Stability of Householder QR factorization for weighted least squares problems", 1998).
         order = sizes.argsort(descending=True)
@@ -270,14 +296,15 @@ class _RowSpace:
         if self.r.shape[0] == 0:
             return torch.zeros_like(relative)
         inverse = self._half_solve(torch.eye(self.r.shape[0], dtype=y.dtype, device=y.device))
-        along = schatten_bounds((self.sizes * (self.q @ inverse))[None])[1][0]
+        alike = self.spread <= ALIKE
+        along = self.spread if alike else schatten_bounds((self.sizes * (self.q @ inverse))[None])[1][0]
         z = self.sizes * probes(len(self.sizes), y.device)
         across = MARGIN * torch.linalg.matrix_norm(self.sizes * (z - self.q @ (self.q.mT @ z)))
         half = self._half_solve(coefficients)
         weights = _lengths(torch.linalg.solve_triangular(self.r, half, upper=True))
         sizes = _lengths(y)
         # Rounding errors of the solution with this basis.
-        angle, relative = angle + 4 * FP64.u, relative + 4 * FP64.u
+        angle, relative = angle + 4 * (self.spread if alike else 1.0) * FP64.u, relative + 4 * FP64.u
         change = along * (relative * _lengths(coefficients) + angle * sizes) + across * angle * weights
         # Beyond, errors of V along large columns of A hide what small ones contribute.
         first_order = angle * torch.linalg.matrix_norm(inverse) * self.sizes.amax() <= FIRST_ORDER

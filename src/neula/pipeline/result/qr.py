@@ -13,6 +13,8 @@ from neula.pipeline.result.attempts import Attempt
 class QRResult:
     """``Q, R = result`` as with ``torch.linalg.qr``; the rest says how it was made and how good it is.
 
+    With column pivoting ``Q, R, P = result``, as with ``scipy.linalg.qr``.
+
     Attributes
     ----------
     Q, R : array
@@ -26,6 +28,8 @@ class QRResult:
         The engine that multiplied.
     accuracy : str
         The accuracy that was asked for.
+    P : array of int64, shape (..., n), or None
+        With column pivoting the order of the columns: ``A[:, P] = Q R``.
     """
 
     Q: Any = field(repr=False)
@@ -34,15 +38,19 @@ class QRResult:
     attempts: tuple[Attempt, ...] = ()
     engine: str = ""
     accuracy: str = ""
+    P: Any = field(default=None, repr=False)
+
+    def _factors(self) -> tuple[Any, ...]:
+        return (self.Q, self.R) if self.P is None else (self.Q, self.R, self.P)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter((self.Q, self.R))
+        return iter(self._factors())
 
     def __getitem__(self, index: int) -> Any:
-        return (self.Q, self.R)[index]
+        return self._factors()[index]
 
     def __len__(self) -> int:
-        return 2
+        return len(self._factors())
 
     @property
     def converged(self) -> bool:

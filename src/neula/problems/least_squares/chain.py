@@ -17,22 +17,20 @@ from neula.certificates.bounds import lstsq_bound
 from neula.engines import FP16_COR
 from neula.pipeline.chain import Answer, Link, Verdict
 from neula.problems.least_squares import links
-from neula.problems.least_squares.minimum_norm import by_svd
+from neula.problems.least_squares.minimum_norm import by_complete_orthogonal, by_svd
 from neula.problems.least_squares.preconditioner import LIMITS
 from neula.problems.least_squares.prepared import Problems
-from neula.problems.least_squares.problem import Members, Options
+from neula.problems.least_squares.problem import ROUNDED_RANK, Members, Options
 from neula.problems.least_squares.together import FACTORS, solve_together
 
 Chain = list[Link[Problems, Members]]
 
 SVD = "svd fp64"
 
+COMPLETE_ORTHOGONAL = "complete orthogonal fp64"
+
 PATIENCE = 4
 """Times as many steps as the first link takes without a look are taken with the Rs of later ones."""
-
-ROUNDED_RANK = 4.0
-"""By how much the condition number must stay below ``1 / rcond`` for the rank to be certain: rounding errors
-move singular values by less."""
 
 
 def chain_together(count: int, m: int, n: int, options: Options) -> Chain:
@@ -55,11 +53,28 @@ def chain_together(count: int, m: int, n: int, options: Options) -> Chain:
 
 
 def chain_after_together(m: int, n: int, options: Options) -> Chain:
-    """What is tried for one problem that was not solved together: an SVD at once where that takes no time."""
-    tuning = options.engine.tuning
-    if max(m, n) * min(m, n) ** 2 <= tuning.svd or "householder fp64" in tuning.small_r:
+    """What is tried for one problem that was not solved together: an SVD at once where that takes no time.
+
+    What is left is more often without full rank than nearly so.
+    """
+    if max(m, n) * min(m, n) ** 2 <= options.engine.tuning.svd:
         return [_svd()]
-    return [_by_householder(m, n, options), _svd()]
+    *deficient, svd = _of_any_rank(m, n, options)
+    if "householder fp64" in options.engine.tuning.small_r:
+        return [*deficient, svd]
+    return [*deficient, _by_householder(m, n, options), svd]
+
+
+def _of_any_rank(m: int, n: int, options: Options) -> Chain:
+    """What is tried for one problem whose matrix may lack full rank.
+
+    Digits that were asked for are not those of the first: it does not refine in twice the precision.
+    """
+    rows = options.rows(m, n)
+    small = max(rows, n) * min(rows, n) ** 2 <= options.engine.tuning.svd
+    if small or options.forward:
+        return [_svd()]
+    return [_link(COMPLETE_ORTHOGONAL, by_complete_orthogonal, improves=True), _svd()]
 
 
 def chain_alone(m: int, n: int, options: Options) -> Chain:
@@ -73,7 +88,9 @@ def chain_alone(m: int, n: int, options: Options) -> Chain:
     if algorithm == "householder":
         return [_by_householder(m, n, options)]
     fast = _with_fast_r(m, n, options)
-    return fast[:1] if algorithm is not None else [*fast, _by_householder(m, n, options), _svd()]
+    if algorithm is not None:
+        return fast[:1]
+    return [*fast, _by_householder(m, n, options), *_of_any_rank(m, n, options)]
 
 
 def _svd() -> Link[Problems, Members]:

@@ -177,7 +177,7 @@ def lstsq(
         compute=None if compute is None else Arithmetic.named(compute).name,
         damp=_check_damp(damp),
         weights=None if w is None else call.here(_check_weights(w.tensor, a.shape[-2])),
-        rcond=_default_rcond(a) if rcond is None else rcond,
+        rcond=default_rcond(a) if rcond is None else rcond,
         max_iterations=max_iterations,
         forward=certify == "forward",
         progress=progress,
@@ -230,6 +230,11 @@ def _check_names(algorithm: str | None, certify: str, max_iterations: int, rcond
     check_name("certify", certify, CERTIFIED)
     if max_iterations < 1:
         raise ValueError(f"max_iterations must be at least 1, got {max_iterations}")
+    check_rcond(rcond)
+
+
+def check_rcond(rcond: float | None) -> None:
+    """A part of the largest singular value, if one is given."""
     if rcond is not None and not 0 <= rcond < 1:
         raise ValueError(f"rcond must be at least 0 and below 1, got {rcond}")
 
@@ -253,7 +258,7 @@ def _why(result: LstsqResult, run: Run[Members], options: Options, *, is_batch: 
     return f"backward error {result.backward_error:.1e}, asked for {result.tolerance:.1e} ({run.label})"
 
 
-def _default_rcond(a: torch.Tensor) -> float:
+def default_rcond(a: torch.Tensor) -> float:
     """Rounding errors of the double-precision factorization, or of the data where those are larger."""
     return max(max(a.shape[-2:]) * 2.0**-52, 2 * format_of(a.dtype).u)
 

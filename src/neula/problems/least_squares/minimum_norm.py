@@ -1,30 +1,37 @@
-"""The rank-revealing end of the chain: the SVD in double precision, for one problem of any shape."""
+"""The rank-revealing end of the chain, for one problem of any shape, in double precision.
+
+A complete orthogonal decomposition where it leaves no doubt about the rank, else the SVD.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from neula.algorithms.krylov.batched_lstsq import lengths
+from neula.algorithms.spectra.complete_orthogonal import complete_orthogonal
 from neula.algorithms.spectra.rank_revealing import Deficient, MinimumNorm, minimum_norm
 from neula.certificates.backward_error import Scale, norms_of, over
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE
-from neula.pipeline.chain import Answer
+from neula.engines import FP64
+from neula.pipeline.chain import Answer, Declined
 from neula.pipeline.progress import stage
 from neula.problems.least_squares.prepared import Problems
-from neula.problems.least_squares.problem import Members, Options, no_longer
+from neula.problems.least_squares.problem import ROUNDED_RANK, Members, Options, no_longer
 from neula.problems.least_squares.scaled import ScaledProblems
 
 
 def by_svd(problems: Problems, before: Answer[Members] | None, *, label: str) -> Answer[Members]:
     """The minimum-norm solution of one problem, unless the best that was found before has more digits."""
-    a, b, options = problems.a, problems.b, problems.options
+    a, options = problems.a, problems.options
     vars(problems).pop("prepared", None)  # which may be a copy
     report = stage(options.progress, "SVD in fp64")
-    members, solution, b_norm = _solved(a, b, options)
+    given = _Given.of(problems)
+    solution = minimum_norm(given.deficient, options.rcond)
+    members, b_norm = given.members(solution, options)
     full_rank = min(options.rows(*a.shape[1:]), a.shape[2])
     report(1.0)
     # Refinement with residuals in double double has more digits where the rank is full after all.
@@ -37,51 +44,96 @@ def by_svd(problems: Problems, before: Answer[Members] | None, *, label: str) ->
     return Answer(members, label, solution.doubt)
 
 
-def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members, MinimumNorm, torch.Tensor]:
-    problems = ScaledProblems.of(a, b, options.weights, options.damp)
-    norms = problems.norms[0]
-    deficient = Deficient(
-        problems.a[0],
-        problems.b[0],
-        norms[0],
-        _at_most_one(problems.sizes[0, :, 0]),
-        None if problems.a_low is None else problems.a_low[0],
-        None if problems.b_low is None else problems.b_low[0],
-    )
-    solution = minimum_norm(deficient, options.rcond)
-    x = problems.unscale((solution.y / norms.mT)[None]).to(options.dtype).double()
-    again = problems.scale(x)[0] * norms.mT
-    size = lengths(solution.y[None])
-    rounding = over(lengths((again - solution.y)[None]), size)
-    matrix, scale = problems.a[0] / norms, Scale(torch.ones_like(norms[0]), solution.norm)
-    residual = solution.residual
-    measures = norms_of(
-        scale,
-        problems.b[0],
-        solution.y,
-        residual,
-        matrix.T @ residual,
-        solution.range_basis.T @ residual,
-    ).measures(scale.norm)
-    backward_error = (measures.backward_error + rounding[0]).amax()[None]
-    forward_error = solution.forward_error[None] + rounding
-    bound = lstsq_bound(options.target, min(a.shape[1:]))
-    residual = residual + matrix @ (solution.y - again)  # of x as it is returned
-    b_norm, r_norm = lengths(problems.b), lengths(residual[None])
-    good = (measures.backward_error.amax() <= bound) & (not solution.doubt)
-    shorter = no_longer(r_norm, b_norm, a.shape)
-    members = Members(
-        x=x,
-        residual_norm=problems.residual_norm(r_norm),
-        forward_error=forward_error,
-        backward_error=backward_error,
-        refined_error=measures.backward_error.amax()[None],
-        optimality=measures.optimality.amax()[None],
-        condition=torch.full_like(backward_error, solution.condition),
-        rank=torch.full_like(backward_error, solution.rank, dtype=torch.int64),
-        accepted=(good & (forward_error <= SURE).all() & shorter.all())[None],
-    )
-    return members, solution, problems.residual_norm(b_norm)
+def by_complete_orthogonal(
+    problems: Problems, before: Answer[Members] | None, *, label: str
+) -> Answer[Members]:
+    """The minimum-norm solution of one problem below full rank, without an SVD.
+
+    Raises
+    ------
+    Declined
+        If the rank is full, or in doubt.
+    """
+    options, shape = problems.options, problems.a.shape[1:]
+    certain = 1 / (ROUNDED_RANK * options.certain_rcond(shape))
+    if before is not None and bool((before.values.condition < certain).all()):
+        raise Declined
+    vars(problems).pop("prepared", None)  # which may be a copy
+    report = stage(options.progress, "complete orthogonal decomposition in fp64")
+    given = _Given.of(problems)
+    engine = options.engine.using(FP64)
+    solution = complete_orthogonal(given.deficient, options.rcond, engine, engine.tuning.pivot_block)
+    if isinstance(solution, str):
+        raise Declined(solution)
+    report(1.0)
+    return Answer(given.members(solution, options)[0], label)
+
+
+@dataclass(frozen=True)
+class _Given:
+    """One problem as it was given, and in numbers near 1.
+
+    Attributes
+    ----------
+    shape : Size
+    scaled : ScaledProblems
+    deficient : Deficient
+    """
+
+    shape: torch.Size
+    scaled: ScaledProblems
+    deficient: Deficient
+
+    @classmethod
+    def of(cls, problems: Problems) -> _Given:
+        options = problems.options
+        scaled = ScaledProblems.of(problems.a, problems.b, options.weights, options.damp)
+        deficient = Deficient(
+            scaled.a[0],
+            scaled.b[0],
+            scaled.norms[0][0],
+            _at_most_one(scaled.sizes[0, :, 0]),
+            None if scaled.a_low is None else scaled.a_low[0],
+            None if scaled.b_low is None else scaled.b_low[0],
+        )
+        return cls(problems.a.shape, scaled, deficient)
+
+    def members(self, solution: MinimumNorm, options: Options) -> tuple[Members, torch.Tensor]:
+        """The solution with its evidence, and the norms of b."""
+        problems, norms = self.scaled, self.deficient.norms[None]
+        x = problems.unscale((solution.y / norms.mT)[None]).to(options.dtype).double()
+        again = problems.scale(x)[0] * norms.mT
+        size = lengths(solution.y[None])
+        rounding = over(lengths((again - solution.y)[None]), size)
+        matrix, scale = problems.a[0] / norms, Scale(torch.ones_like(norms[0]), solution.norm)
+        residual = solution.residual
+        measures = norms_of(
+            scale,
+            problems.b[0],
+            solution.y,
+            residual,
+            matrix.T @ residual,
+            solution.range_basis.T @ residual,
+        ).measures(scale.norm)
+        backward_error = (measures.backward_error + rounding[0]).amax()[None]
+        forward_error = solution.forward_error[None] + rounding
+        bound = lstsq_bound(options.target, min(self.shape[1:]))
+        residual = residual + matrix @ (solution.y - again)  # of x as it is returned
+        b_norm, r_norm = lengths(problems.b), lengths(residual[None])
+        good = (measures.backward_error.amax() <= bound) & (not solution.doubt)
+        shorter = no_longer(r_norm, b_norm, self.shape)
+        members = Members(
+            x=x,
+            residual_norm=problems.residual_norm(r_norm),
+            forward_error=forward_error,
+            backward_error=backward_error,
+            refined_error=measures.backward_error.amax()[None],
+            optimality=measures.optimality.amax()[None],
+            condition=torch.full_like(backward_error, solution.condition),
+            rank=torch.full_like(backward_error, solution.rank, dtype=torch.int64),
+            accepted=(good & (forward_error <= SURE).all() & shorter.all())[None],
+        )
+        return members, problems.residual_norm(b_norm)
 
 
 def _at_most_one(sizes: torch.Tensor) -> torch.Tensor:

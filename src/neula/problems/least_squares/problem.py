@@ -12,6 +12,10 @@ from neula.engines import FP64
 from neula.pipeline import solutions
 from neula.pipeline.solutions import Solutions
 
+ROUNDED_RANK = 4.0
+"""By how much the condition number must stay below ``1 / rcond`` for the rank to be certain: rounding errors
+move singular values by less."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options(solutions.Options):

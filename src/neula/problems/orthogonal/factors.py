@@ -88,7 +88,9 @@ class Factors:
         return torch.from_numpy(np.array([getattr(c, name) for c in found]))
 
 
-def as_result(factors: Factors, call: Call, mode: str, options: Options) -> QRResult:
+def as_result(
+    factors: Factors, call: Call, mode: str, options: Options, order: torch.Tensor | None = None
+) -> QRResult:
     """What the user gets, attached to the graph of A; says so where the accuracy was not reached."""
     batch, certificates = call.first.tensor.shape[:-2], factors.certificates
     q, r = (x.reshape(*batch, *x.shape[-2:]) for x in (factors.q, factors.r))
@@ -101,6 +103,7 @@ def as_result(factors: Factors, call: Call, mode: str, options: Options) -> QRRe
         attempts=factors.attempts,
         engine=str(options.engine),
         accuracy=options.target.name,
+        P=None if order is None else call.give_back(order.reshape(*batch, order.shape[-1]), order.dtype),
     )
     if not result.converged:
         call.report_missed(

@@ -18,6 +18,7 @@ from neula.pipeline.progress import Progress
 from neula.pipeline.result import QRResult
 from neula.problems.orthogonal.factorize import factorize
 from neula.problems.orthogonal.factors import as_result
+from neula.problems.orthogonal.pivoted import factorize_pivoted, in_order
 from neula.problems.orthogonal.problem import Options
 
 MODES = ("reduced", "r", "complete")
@@ -29,6 +30,7 @@ def qr(
     A: Any,
     mode: str = "reduced",
     *,
+    pivoting: bool = False,
     accuracy: str | None = None,
     engine: str | Engine = "auto",
     algorithm: str | None = None,
@@ -53,6 +55,8 @@ def qr(
         not modified, except with ``overwrite_a``. Leading dimensions are a batch; any dimension may be zero.
     mode : {"reduced", "r", "complete"}
         Q of shape (m, min(m, n)); only R; or Q of shape (m, m) and R of shape (m, n).
+    pivoting : bool, optional
+        Order the columns so that R shows the rank: ``A[:, P] = Q R``, as in :func:`scipy.linalg.qr`.
     accuracy : {"fp16", "bf16", "tf32", "fp32", "fp64"}, optional
         Accuracy of the result; by default that of A's dtype.
     engine : {"auto", "cpu", "cuda", "emulated"} or Engine, optional
@@ -82,7 +86,8 @@ def qr(
     Returns
     -------
     QRResult
-        Unpacks into ``Q, R``; holds the certificate and the attempts. The diagonal of R is nonnegative.
+        Unpacks into ``Q, R``, with ``pivoting`` into ``Q, R, P``; holds the certificate and the attempts. The
+        diagonal of R is nonnegative.
 
     Raises
     ------
@@ -117,6 +122,13 @@ def qr(
     Recursive Gram-Schmidt is Algorithm 1 of [1]_, re-orthogonalization its section 3.3, column scaling its
     section 3.5. A wide matrix is factorized by its leading square block, as in LAPACK.
 
+    With ``pivoting`` the order of the columns is found first, in large matrices whole blocks at a time by
+    random sketches [2]_; then ``A[:, P]`` is factorized as ever. If R hides a small singular value, as
+    it does for Kahan's matrix after pivoting by norms, columns are interchanged until it does not [3]_, and
+    are factorized once more. So at the numerical rank k the norm of what is left, ``R[k:, k:]``, is near the
+    next singular value, and the smallest one of ``R[:k, :k]`` near the one before. The diagonal of R falls,
+    but not strictly. ``overwrite_a`` is without effect.
+
     On a GPU tall matrices are tried first by Cholesky QR of the whole matrix: of up to 256 columns with
     corrected products, as by :func:`tsqr`, and of up to 1024 in half precision where the accuracy allows it.
     Of square matrices in float32 Q is made orthonormal by a correction before it is measured.
@@ -131,6 +143,10 @@ def qr(
     ----------
     .. [1] S. Zhang, E. Baharlouei, P. Wu, "High Accuracy Matrix Computations on Neural Engines: A Study of QR
        Factorization and its Applications", HPDC 2020.
+    .. [2] P.-G. Martinsson, G. Quintana-Ortí, N. Heavner, R. van de Geijn, "Householder QR factorization with
+       randomization for column pivoting (HQRRP)", SIAM J. Sci. Comput. 39, 2017.
+    .. [3] M. Gu, S. C. Eisenstat, "Efficient algorithms for computing a strong rank-revealing QR
+       factorization", SIAM J. Sci. Comput. 17, 1996.
 
     Examples
     --------
@@ -141,6 +157,10 @@ def qr(
     True
     >>> bool(np.linalg.norm(Q.T @ Q - np.eye(40)) < 1e-13)
     True
+    >>> A[:, 5] = A[:, 7] - A[:, 9]
+    >>> Q, R, P = neula.qr(A, pivoting=True)
+    >>> bool(np.linalg.norm(A[:, P] - Q @ R) < 1e-14 * np.linalg.norm(A)), int((R.diagonal() > 1e-12).sum())
+    (True, 39)
     """
     call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict, gradients=True)
     a = call.first.tensor
@@ -152,6 +172,10 @@ def qr(
             "to Q are not unique and have none: pass mode='reduced' or A.detach()"
         )
     options = Options(call.target, call.engine, algorithm, compute, panel, cutoff, progress)
+    if pivoting:
+        factors, order = factorize_pivoted(call.matrices(), mode, options, is_batch=a.ndim > 2)
+        permuted = replace(call.first, graph=in_order(call.first.graph, order))
+        return as_result(factors, replace(call, operands={"A": permuted}), mode, options, order)
     if overwrite_a and isinstance(A, (np.ndarray, torch.Tensor)) and not call.first.graph.requires_grad:
         options = replace(options, in_place=_fits_in_place(a, options))
     return as_result(factorize(call.matrices(), mode, options), call, mode, options)

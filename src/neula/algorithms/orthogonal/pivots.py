@@ -1,0 +1,154 @@
+"""Column pivots for a QR factorization that reveals the rank: which columns come first.
+
+Pivoted Householder QR (Businger and Golub, "Linear least squares solutions by Householder transformations",
+Numer. Math. 7, 1965) takes the column of largest norm, updates what is left, and so on: half of its
+operations are products of the matrix with a vector, which are bound by memory. A random sketch of the matrix
+has as many columns, of nearly the same norms up to a common factor, and few rows. It shows a whole block of
+pivots at once, and the block then updates the others by products of matrices (Martinsson, Quintana-Ortí,
+Heavner and van de Geijn, "Householder QR factorization with randomization for column pivoting (HQRRP)", SIAM
+J. Sci. Comput. 39, 2017; Duersch and Gu, "Randomized QR with column pivoting", the same volume). Pivots of
+the sketch are those of Gaussian elimination on its transpose, and its R makes Cholesky QR of the block safe
+(Melnichenko, Murray, Killian, Demmel, Mahoney, Luszczek and Gates, "Anatomy of high-performance
+column-pivoted QR decomposition", 2025).
+
+Only the order is wanted here. Whoever factorizes the columns in this order is free to do so in any way.
+"""
+
+from __future__ import annotations
+
+import scipy.linalg
+import torch
+
+from neula.algorithms.orthogonal.cholesky_qr import cholesky_qr
+from neula.engines import Engine
+from neula.engines.random_vectors import gaussian
+from neula.kernels.precision import exact_matmul
+from neula.kernels.triangular_inverse import triangular_inverse
+
+OVERSAMPLED = 16
+"""Rows that a sketch has beyond the columns of a block."""
+
+NOISE = 16.0
+"""Unit roundoffs of the products, relative to the longest column, below which columns are rounding errors."""
+
+_SEED = 20170117
+
+
+def sketched_order(a: torch.Tensor, engine: Engine, width: int) -> torch.Tensor:
+    """Order of the columns of one matrix, in blocks whose pivots a sketch picks.
+
+    Parameters and result are those of :func:`sketched_pivots`, but for the number of pivots.
+    """
+    return sketched_pivots(a, engine, width)[0]
+
+
+def sketched_pivots(a: torch.Tensor, engine: Engine, width: int) -> tuple[torch.Tensor, int]:
+    """Order of the columns, and how many there are before only rounding errors are left.
+
+    The host waits for the device once a block. What comes after the pivots is in no particular order.
+
+    Parameters
+    ----------
+    a : Tensor, shape (m, n)
+        Column-major, in the engine's storage precision, the largest element near 1. The columns of the
+        pivots come first and are made orthonormal, up to ``u`` times the condition number.
+    engine : Engine
+        Multiplies.
+    width : int
+        Columns of a block.
+
+    Returns
+    -------
+    order : Tensor, shape (n,)
+        int64: the original places of the columns in their new order.
+    count : int
+        Pivots.
+    """
+    m, n = a.shape
+    order = torch.arange(n, device=a.device)
+    exact = engine.using("fp64" if engine.storage == torch.float64 else "fp32")
+    sketch = exact_matmul(gaussian(width + OVERSAMPLED, m, a.dtype, a.device, seed=_SEED), a)
+    noise = NOISE * engine.arithmetic.u * torch.linalg.vector_norm(sketch, dim=0).amax()
+    room = engine.operand_buffer(a)
+    start = 0
+    while start < min(m, n):
+        places = _pivots(sketch[:, start:], min(width, min(m, n) - start), noise)
+        if not places:
+            break
+        _interchange([a[:, start:], sketch[:, start:], order[None, start:]], places)
+        stop = start + len(places)
+        of_sketch, r = torch.linalg.qr(sketch[:, start:stop])
+        # As well conditioned as a random matrix of the sketch's shape, however small the columns are.
+        q, step = cholesky_qr(exact_matmul(a[:, start:stop], _inverse(r)), exact)
+        block = engine.operand(q, None if room is None else room[:, start:stop])
+        projected = engine.empty(stop - start, n - stop)
+        engine.project_out(block, a[:, stop:], projected, None if room is None else room[:, stop:])
+        sketch[:, stop:] -= exact_matmul(exact_matmul(of_sketch, _inverse(step)), projected)
+        a[:, start:stop] = q
+        start = stop
+    return order, start
+
+
+def _pivots(sketch: torch.Tensor, count: int, noise: torch.Tensor) -> list[int]:
+    """Where the next pivots are, in order, as LAPACK records interchanges; fewer where only noise is left."""
+    lu, pivots, _ = torch.linalg.lu_factor_ex(sketch.T)
+    diagonal = lu.diagonal()[:count]
+    good = (diagonal.abs() > noise / sketch.shape[0] ** 0.5).cumprod(0)
+    found = torch.stack([pivots[:count] - 1, good.to(pivots)]).tolist()
+    return found[0][: sum(found[1])]
+
+
+def _interchange(matrices: list[torch.Tensor], places: list[int]) -> None:
+    """Interchange the i-th column of each with that at ``places[i]``, in this order."""
+    moved: dict[int, int] = {}
+    for i, place in enumerate(places):
+        moved[i], moved[place] = moved.get(place, place), moved.get(i, i)
+    moves = torch.tensor(sorted(moved.items()), device=matrices[0].device)
+    to, origin = moves.T
+    for x in matrices:
+        x.T.index_copy_(0, to, x.T[origin])
+
+
+def _inverse(r: torch.Tensor) -> torch.Tensor:
+    return triangular_inverse(r[None], upper=True)[0]
+
+
+def greedy_orders(a: torch.Tensor) -> torch.Tensor:
+    """Order of the columns of each matrix of a batch, column by column, without synchronizing.
+
+    Of what is left the longest column is the next one, and is projected out of the others.
+
+    Parameters
+    ----------
+    a : Tensor, shape (batch, m, n)
+        The largest elements near 1. Overwritten.
+
+    Returns
+    -------
+    Tensor, shape (batch, n)
+        int64.
+
+    Examples
+    --------
+    >>> import torch
+    >>> greedy_orders(torch.tensor([[[1.0, 3.0, 3.0], [1.0, 0.0, 0.1]]])).tolist()
+    [[2, 0, 1]]
+    """
+    count, m, n = a.shape
+    taken = torch.zeros(count, n, dtype=torch.bool, device=a.device)
+    order: list[torch.Tensor] = []
+    for _ in range(min(m, n)):
+        norms = torch.linalg.vector_norm(a, dim=1).masked_fill_(taken, -1.0)
+        size, place = norms.max(1, keepdim=True)
+        q = a.take_along_dim(place[:, None], 2) / size.clamp_min(torch.finfo(a.dtype).tiny)[:, None]
+        a -= q * (q * a).sum(1, keepdim=True)
+        taken.scatter_(1, place, True)
+        order.append(place)
+    rest = taken.to(torch.int8).argsort(dim=1, stable=True)[:, : n - len(order)]
+    return torch.cat([*order, rest], 1)
+
+
+def lapack_orders(a: torch.Tensor) -> torch.Tensor:
+    """The same by LAPACK's ``geqp3``, one after the other: the fastest for small matrices on a CPU."""
+    found = [scipy.linalg.qr(x.numpy(), mode="r", pivoting=True, check_finite=False)[1] for x in a]
+    return torch.stack([torch.from_numpy(x).long() for x in found])

@@ -1,0 +1,153 @@
+"""Pseudoinverses: least squares with the identity on the right-hand side."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from neula.engines import Engine
+from neula.pipeline.call import Call
+from neula.pipeline.compilation import eager
+from neula.pipeline.gradients import attach_solution
+from neula.pipeline.inputs import check_finite, check_matrices
+from neula.pipeline.progress import Progress
+from neula.pipeline.solutions import does_not_fit, numbers_of, unsure
+from neula.problems.least_squares.lstsq import check_rcond, default_rcond
+from neula.problems.least_squares.prepared import Problems
+from neula.problems.least_squares.problem import Options
+from neula.problems.least_squares.run import solve_problems, with_exact_zeros
+from neula.problems.orthogonal.qr import qr
+
+
+@eager
+def pinv(
+    A: Any,
+    rcond: float | None = None,
+    *,
+    accuracy: str | None = None,
+    engine: str | Engine = "auto",
+    strict: bool = False,
+    progress: Progress | None = None,
+) -> Any:
+    """Pseudoinverse of A (Moore and Penrose), each of its columns or rows with the evidence of :func:`lstsq`.
+
+    Parameters
+    ----------
+    A : array_like, shape (..., m, n)
+        NumPy array, torch tensor or DLPack object, float16 to float64; integers are taken as float64. Not
+        modified. Leading dimensions are a batch. Every dimension may be zero.
+    rcond : float, optional
+        Singular values of A below ``rcond`` times the largest count as zero, where the rows of a tall A, or
+        the columns of any other, are first divided by their norms: the rank does not depend on their units.
+        By default as for :func:`lstsq`.
+    accuracy : {"fp16", "bf16", "tf32", "fp32", "fp64"}, optional
+        Accuracy of the result; by default that of A's dtype.
+    engine : {"auto", "cpu", "cuda", "emulated"} or Engine, optional
+        What multiplies. ``"auto"`` goes by the device of A.
+    strict : bool, optional
+        Raise an :class:`~neula.pipeline.result.AccuracyError` where there would be a warning, and refuse NaN
+        and Inf in batches, too.
+    progress : callable, optional
+        Called with the name of the stage and the part of it that is done.
+
+    Returns
+    -------
+    array, shape (..., n, m)
+        NaN where a matrix of a batch holds NaN or Inf.
+
+    Raises
+    ------
+    ValueError
+        For NaN or Inf in a single matrix, for an ``rcond`` that is out of range, for fewer than two
+        dimensions, and for unknown names.
+    TypeError
+        For complex, sparse or masked input.
+    OverflowError
+        If the result overflows the dtype of A.
+    AccuracyError
+        If the accuracy was not reached and ``strict`` is set; its ``result`` is the best that was found.
+
+    Warns
+    -----
+    AccuracyWarning
+        If the accuracy was not reached, or the rank is in doubt.
+    IllConditionedWarning
+        If no digit of a column (of a row, if A is tall) is sure.
+
+    See Also
+    --------
+    lstsq : ``A^+ b`` without the pseudoinverse, in a fraction of the time.
+    numpy.linalg.pinv, torch.linalg.pinv : by the SVD of A, with singular values of A as it is given.
+
+    Notes
+    -----
+    Of a wide or square A it is the X of smallest norm that minimizes ``||A X - I||``, and of a tall one the
+    transpose of that of ``A^T``. Where X is a torch tensor and A requires a gradient, X has one; in the
+    backward pass there is a ValueError where A lacks full rank, since the pseudoinverse is not continuous
+    there (Golub and Pereyra, 1973).
+
+    Examples
+    --------
+    >>> import numpy as np, neula
+    >>> A = np.array([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]])
+    >>> X = neula.pinv(A)
+    >>> bool(np.abs(X @ A - np.eye(2)).max() < 1e-14), bool(np.abs(A @ X - (A @ X).T).max() < 1e-14)
+    (True, True)
+    >>> neula.pinv(np.outer([1.0, 2.0], [1.0, 1.0])).round(12)
+    array([[0.1, 0.2],
+           [0.1, 0.2]])
+    """
+    call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict, gradients=True)
+    a = call.first.tensor
+    check_matrices(a, "A")
+    check_rcond(rcond)
+    options = Options(
+        engine=call.engine,
+        target=call.target,
+        dtype=call.dtype,
+        algorithm=None,
+        compute=None,
+        damp=0.0,
+        weights=None,
+        rcond=default_rcond(a) if rcond is None else rcond,
+        max_iterations=60,
+        forward=False,
+        progress=progress,
+    )
+    batch, tall = a.shape[:-2], a.shape[-2] > a.shape[-1]
+    matrices = call.matrices()
+    identity = _identity(matrices)
+    with call.computing():
+        if not batch and a.numel() > 0:
+            check_finite(matrices[0], options.engine.column_max(matrices[0]), "A")
+        problems = Problems(matrices.mT if tall else matrices, identity, options)
+        run = with_exact_zeros(solve_problems(problems, is_batch=bool(batch)), problems)
+    if bool(torch.isinf(run.found.x).any()):
+        raise does_not_fit(options.dtype)
+    x = (run.found.x.mT if tall else run.found.x).reshape(*batch, a.shape[-1], a.shape[-2])
+    answer = call.give_back(x.contiguous())
+    if not run.accepted.all():
+        call.report_missed(
+            f"the pseudoinverse is not certified to {call.target.name} accuracy",
+            run.attempts[-1].reason,
+            answer,
+            (~torch.from_numpy(run.accepted)).reshape(batch).nonzero().tolist(),
+            unsure=unsure(run),
+        )
+    if not call.differentiable or a.numel() == 0:
+        return answer
+    ranks = torch.from_numpy(numbers_of(run)["rank"]).nan_to_num(0.0).long().reshape(batch)
+    graph, eye = call.first.graph, identity.reshape(*batch, *identity.shape[-2:]).to(a.device)
+    factorize = partial(qr, accuracy="fp64", engine=options.engine)
+    attached = attach_solution(
+        graph.mT if tall else graph, eye, answer.mT if tall else answer, ranks=ranks, factorize=factorize
+    )
+    return attached.mT if tall else attached
+
+
+def _identity(matrices: torch.Tensor) -> torch.Tensor:
+    """Of the smaller dimension, for each matrix of a batch."""
+    count, k = len(matrices), min(matrices.shape[1:])
+    return torch.eye(k, dtype=matrices.dtype, device=matrices.device).expand(count, k, k)

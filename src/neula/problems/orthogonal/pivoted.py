@@ -1,0 +1,108 @@
+"""QR with column pivoting: an order of columns, the QR of the columns in this order, and what its R shows.
+
+The factors come from the chains of :mod:`neula.problems.orthogonal.chain` and are certified as without
+pivoting. If R hides a small singular value, columns are interchanged and factorized once more.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from neula.algorithms.orthogonal.pivots import greedy_orders, lapack_orders, sketched_order
+from neula.algorithms.orthogonal.strong_rrqr import strong_order
+from neula.algorithms.scaling import binary_exponents, power_of_two_scales
+from neula.algorithms.spectra.numerical_rank import largest_singular_values, numerical_ranks
+from neula.certificates.bounds import residual_bound
+from neula.kernels.precision import plain_arithmetic
+from neula.kernels.shift import shift
+from neula.pipeline.inputs import check_finite, finite_members
+from neula.problems.orthogonal.chain import go_together
+from neula.problems.orthogonal.factorize import factorize
+from neula.problems.orthogonal.factors import Factors
+from neula.problems.orthogonal.orth import rank_tolerance
+from neula.problems.orthogonal.problem import Options
+
+
+def factorize_pivoted(
+    matrices: torch.Tensor, mode: str, options: Options, *, is_batch: bool
+) -> tuple[Factors, torch.Tensor]:
+    """Factors of ``A[:, P]``, and P.
+
+    Parameters
+    ----------
+    matrices : Tensor, shape (batch, m, n)
+        On the engine's device.
+    mode : {"reduced", "r", "complete"}
+    options : Options
+    is_batch : bool
+        Whether NaN and Inf are no error.
+
+    Returns
+    -------
+    factors : Factors
+    order : Tensor, shape (batch, n)
+        P of each matrix, int64. Columns of a matrix with NaN or Inf stay where they are.
+
+    Raises
+    ------
+    ValueError
+        If a single matrix holds NaN or Inf.
+    """
+    engine, some = options.engine, matrices.numel() > 0
+    if some and not is_batch:
+        check_finite(matrices[0], engine.column_max(matrices[0]), "A")
+    with plain_arithmetic(engine.device):
+        order = _orders(matrices, options)
+    factors = factorize(in_order(matrices, order), mode, options)
+    with plain_arithmetic(engine.device):
+        better = _strong_orders(factors, matrices, options) if some else None
+    if better is None:
+        return factors, order
+    order = order.gather(1, better)
+    return factorize(in_order(matrices, order), mode, options), order
+
+
+def in_order(a: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """``A[:, P]`` of each matrix, shape (..., m, n), differentiable, for P of shape (batch, n)."""
+    places = order.to(a.device).reshape(*a.shape[:-2], 1, a.shape[-1])
+    return a.take_along_dim(places, -1)
+
+
+def _orders(matrices: torch.Tensor, options: Options) -> torch.Tensor:
+    """An order of the columns of each matrix, shape (batch, m, n), by their norms: what suits their shape."""
+    count, m, n = matrices.shape
+    if matrices.numel() == 0:
+        return torch.arange(n, device=matrices.device).expand(count, n)
+    engine, tuning = options.low_engine, options.engine.tuning
+    few_columns = min(m, n) <= tuning.sketched_pivots
+    if few_columns and (tuning.lapack or count == 1 or go_together(count, m, n, tuning)):
+        exponents = binary_exponents(torch.linalg.vector_norm(matrices, torch.inf, (1, 2), keepdim=True))
+        scaled = shift(matrices.double(), -exponents).to(engine.storage)
+        scaled.masked_fill_(~finite_members(matrices)[:, None, None], 0.0)
+        return lapack_orders(scaled) if tuning.lapack else greedy_orders(scaled)
+    found = []
+    for a in matrices:
+        scale = power_of_two_scales(engine.column_max(a).double().amax())
+        work = engine.fill(engine.empty(m, n), a, scale.expand(n))
+        found.append(sketched_order(work, engine, tuning.pivot_block))
+    return torch.stack(found)
+
+
+def _strong_orders(factors: Factors, matrices: torch.Tensor, options: Options) -> torch.Tensor | None:
+    """Better orders of the columns of some R, shape (batch, n); None where all are good."""
+    _, m, n = matrices.shape
+    k = min(m, n)
+    r = factors.r[:, :k].double()
+    r = r * power_of_two_scales(r.abs().amax((1, 2)))[:, None, None]
+    usable = r.isfinite().flatten(1).all(1)
+    r = torch.where(usable[:, None, None], r, 0.0)
+    tolerance = max(rank_tolerance(matrices.dtype, m, n), residual_bound(options.target, n))
+    doubtful = usable & (numerical_ranks(r, tolerance, exact=False) < k)
+    order = torch.arange(n, device=r.device).repeat(len(r), 1)
+    changed = False
+    for place in doubtful.nonzero()[:, 0].tolist():
+        size = tolerance * float(largest_singular_values(r[place, None]))
+        found = strong_order(r[place], size)
+        if found is not None:
+            order[place], changed = found, True
+    return order if changed else None

@@ -1,0 +1,221 @@
+"""QR with column pivoting: factors, orders, and what R shows of the rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+
+import neula
+from neula.algorithms.orthogonal.pivots import greedy_orders, lapack_orders, sketched_order
+from neula.algorithms.orthogonal.strong_rrqr import strong_order
+from neula.engines import CpuEngine, EmulatedEngine
+
+EPS = 2.0**-52
+rng = np.random.default_rng(0)
+
+
+def normal(m: int, n: int) -> np.ndarray:
+    return np.random.default_rng(m * n).standard_normal((m, n))
+
+
+def with_singular_values(s: np.ndarray, m: int) -> np.ndarray:
+    u, v = np.linalg.qr(normal(m, len(s)))[0], np.linalg.qr(normal(len(s), len(s)))[0]
+    return u * s @ v.T
+
+
+def kahan(n: int, angle: float = 1.2, perturbed: float = 25.0) -> np.ndarray:
+    """Kahan, "Numerical linear algebra", 1966; perturbed so that no rounding error interchanges columns."""
+    s, c = np.sin(angle), np.cos(angle)
+    a = s ** np.arange(n)[:, None] * (np.eye(n) - c * np.triu(np.ones((n, n)), 1))
+    return a + perturbed * EPS * np.diag(np.arange(n, 0, -1.0))
+
+
+def gu_eisenstat(n: int, k: int, c: float = 0.285, mu: float = 1e-6) -> np.ndarray:
+    """Gu and Eisenstat 1996, Example 3: pivoting by norms interchanges nothing, and R22 is too large."""
+    s = np.sqrt(1 - c * c)
+    a = mu * np.eye(n)
+    scales = s ** np.arange(k - 1)
+    a[: k - 1, : k - 1] = scales[:, None] * (np.eye(k - 1) - c * np.triu(np.ones((k - 1, k - 1)), 1))
+    a[: k - 1, n - 1] = -c * scales
+    return a
+
+
+def stewart(n: int, *, gap: float = 0.1) -> np.ndarray:
+    """Stewart, "Rank degeneracy", 1984: singular values fall, end half-way, and noise is added."""
+    s = np.geomspace(1, 1e-3, n)
+    s[n // 2 :] = 0
+    return with_singular_values(s, n) + gap * s[n // 2 - 1] / np.sqrt(n) * 0.1 * normal(n, n)
+
+
+def devils_stairs(n: int, step: int = 15) -> np.ndarray:
+    """Stewart, "The QLP approximation to the singular value decomposition", 1999."""
+    return with_singular_values(10.0 ** -(np.arange(n) // step * 0.6), n)
+
+
+def kernel(n: int) -> np.ndarray:
+    x = np.linspace(0, 1, n)
+    return np.exp(-((x[:, None] - x) ** 2) / 0.01)
+
+
+REVEALED: dict[str, tuple[Callable[[], np.ndarray], float]] = {
+    "kahan": (lambda: kahan(96), 1e-13),
+    "kahan of order 300": (lambda: kahan(300, 1.25), 1e-13),
+    "gu-eisenstat": (lambda: gu_eisenstat(96, 48), 1e-5),
+    "stewart": (lambda: stewart(100), 2e-4),
+    "devil's stairs": (lambda: devils_stairs(150), 1e-3),
+    "kernel": (lambda: kernel(150), 1e-13),
+    "low rank": (lambda: normal(150, 40) @ normal(40, 120), 1e-13),
+    "noise of 1e-9": (lambda: with_singular_values(np.repeat([1.0, 1e-9], 60), 150), 1e-6),
+    "tall": (lambda: kahan(96)[np.arange(288) // 3], 1e-13),
+}
+
+
+@pytest.mark.parametrize("name", REVEALED)
+@pytest.mark.parametrize("by", ["lapack", "sketches", "columns"])
+def test_the_rank_is_revealed(name: str, by: str) -> None:
+    """At the numerical rank k: ``||R22|| <= 10 sqrt(n) sigma_(k+1)``, and likewise for R11."""
+    make, tolerance = REVEALED[name]
+    a = torch.from_numpy(make())
+    a = a / a.abs().max()
+    m, n = a.shape
+    if by == "sketches":
+        order = sketched_order(a.T.clone().T, CpuEngine("cpu", "fp64"), 32)
+    else:
+        order = (lapack_orders if by == "lapack" else greedy_orders)(a[None].clone())[0]
+    assert sorted(order.tolist()) == list(range(n))
+    s = torch.linalg.svdvals(a)
+    better = strong_order(torch.linalg.qr(a[:, order], mode="r")[1], tolerance * float(s[0]))
+    order = order if better is None else order[better]
+    r = torch.linalg.qr(a[:, order], mode="r")[1]
+    k = int((s > tolerance * s[0]).sum())
+    assert 0 < k < n
+    rounding = max(m, n) * EPS * s[0]
+    assert torch.linalg.matrix_norm(r[k:, k:], 2) <= 10 * n**0.5 * (s[k] + rounding)
+    assert torch.linalg.svdvals(r[:k, :k])[-1] >= (s[k - 1] - rounding) / (10 * n**0.5)
+
+
+def test_what_defeats_pivoting_by_norms() -> None:
+    a = kahan(96)
+    r, order = scipy.linalg.qr(a, mode="r", pivoting=True)
+    smallest = np.linalg.svd(a, compute_uv=False)[-1]
+    assert (order == np.arange(96)).all()
+    assert abs(r[-1, -1]) > 1e10 * smallest
+    q, r, order = neula.qr(a, pivoting=True)
+    assert abs(r[-1, -1]) < 10 * np.sqrt(96) * (smallest + 96 * EPS * np.linalg.norm(a, 2))
+    assert np.linalg.norm(a[:, order] - q @ r) <= 1e-14 * np.linalg.norm(a)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (5, 1), (1, 5), (40, 40), (200, 37), (37, 120), (7, 7)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("mode", ["reduced", "complete", "r"])
+def test_factors(shape: tuple[int, int], dtype: torch.dtype, mode: str) -> None:
+    a = torch.from_numpy(normal(*shape)).to(dtype)
+    result = neula.qr(a, mode, pivoting=True)
+    q, r, order = result
+    assert result.converged
+    assert len(result) == 3
+    assert order.dtype == torch.int64
+    assert sorted(order.tolist()) == list(range(shape[1]))
+    assert r.shape == (shape[0] if mode == "complete" else min(shape), shape[1])
+    assert (r.tril(-1) == 0).all()
+    assert (r.diagonal() >= 0).all()
+    # The first column is the longest, or nearly so.
+    assert r[0, 0] >= 0.2 * a.double().norm(dim=0).max()
+    if mode == "r":
+        assert q is None
+        gram = a[:, order].T.double() @ a[:, order].double()
+        assert torch.linalg.matrix_norm(r.T.double() @ r.double() - gram) <= 100 * shape[1] * torch.finfo(
+            dtype
+        ).eps * torch.linalg.matrix_norm(gram)
+        return
+    eps = torch.finfo(dtype).eps
+    assert torch.linalg.matrix_norm(a[:, order] - q @ r) <= 30 * eps * torch.linalg.matrix_norm(a)
+    assert torch.linalg.matrix_norm(q.T @ q - torch.eye(q.shape[1])) <= 60 * eps * q.shape[1] ** 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_narrow_formats(dtype: torch.dtype) -> None:
+    a = torch.from_numpy(normal(60, 20)).to(dtype)
+    q, r, order = neula.qr(a, pivoting=True)
+    assert q.dtype == r.dtype == dtype
+    error = torch.linalg.matrix_norm(a[:, order].double() - q.double() @ r.double())
+    assert error <= 30 * torch.finfo(dtype).eps * torch.linalg.matrix_norm(a.double())
+
+
+def test_batches() -> None:
+    a = normal(6, 600).reshape(2, 3, 30, 20)
+    a[0, 1] = a[0, 1][:, :5] @ normal(5, 20)
+    a[1, 2] = 0
+    q, r, order = neula.qr(a, pivoting=True)
+    assert q.shape == (2, 3, 30, 20)
+    assert order.shape == (2, 3, 20)
+    permuted = np.take_along_axis(a, order[..., None, :], -1)
+    assert np.linalg.norm(permuted - q @ r) <= 1e-14 * np.linalg.norm(a)
+    assert np.linalg.norm(r[0, 1, 5:]) <= 1e-12
+    # A batch of one is that one.
+    assert (order[0, :1] == neula.qr(a[0, :1], pivoting=True).P).all()
+
+
+def test_batch_with_nan_and_kahan() -> None:
+    a = np.stack([kahan(40), np.full((40, 40), np.nan), normal(40, 40)])
+    with pytest.warns(neula.AccuracyWarning, match="NaN"):
+        q, r, order = neula.qr(a, pivoting=True)
+    assert np.isnan(q[1]).all()
+    for k in (0, 2):
+        assert np.linalg.norm(a[k][:, order[k]] - q[k] @ r[k]) <= 1e-14 * np.linalg.norm(a[k])
+    s = np.linalg.svd(a[0], compute_uv=False)
+    assert r[0, -1, -1] <= 10 * np.sqrt(40) * s[-1] + 40 * EPS * s[0] or s[-1] > 40 * EPS * s[0]
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 4), (4, 0), (3, 0, 4), (0, 3, 4), (2, 4, 0)])
+def test_empty(shape: tuple[int, ...]) -> None:
+    q, r, order = neula.qr(np.empty(shape), pivoting=True)
+    k = min(shape[-2:])
+    assert q.shape == (*shape[:-1], k)
+    assert r.shape == (*shape[:-2], k, shape[-1])
+    assert order.shape == (*shape[:-2], shape[-1])
+    assert (order == np.arange(shape[-1])).all()
+
+
+def test_what_is_refused() -> None:
+    a = normal(5, 4)
+    a[2, 3] = np.nan
+    with pytest.raises(ValueError, match=r"A\[2, 3\] is nan"):
+        neula.qr(a, pivoting=True)
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e300])
+def test_ends_of_the_range(scale: float) -> None:
+    a = normal(30, 10) * scale
+    q, r, order = neula.qr(a, pivoting=True)
+    assert np.abs(a[:, order] / scale - q @ (r / scale)).max() <= 1e-13
+
+
+def test_strides_and_integers() -> None:
+    a = np.arange(60).reshape(6, 10)[::-1, ::2].T
+    q, r, order = neula.qr(a, pivoting=True)
+    assert np.linalg.norm(a[:, order] - q @ r) <= 1e-13 * np.linalg.norm(a)
+    assert int((np.abs(np.diag(r)) > 1e-10).sum()) == 2
+
+
+def test_blocks_of_pivots() -> None:
+    """Large enough for sketches on every machine, and of low rank: blocks end early."""
+    engine = EmulatedEngine(format="fp64")
+    a = torch.from_numpy(normal(300, 90) @ normal(90, 260))
+    q, r, order = neula.qr(a, pivoting=True, engine=engine)
+    assert torch.linalg.matrix_norm(a[:, order] - q @ r) <= 1e-14 * torch.linalg.matrix_norm(a)
+    assert torch.linalg.matrix_norm(r[90:]) <= 1e-12 * torch.linalg.matrix_norm(a)
+
+
+def test_gradient() -> None:
+    a = torch.from_numpy(normal(6, 4)).requires_grad_()
+    weights = torch.from_numpy(normal(4, 4))
+
+    def of(x: torch.Tensor) -> torch.Tensor:
+        return (neula.qr(x, pivoting=True).R * weights).sum()
+
+    assert torch.autograd.gradcheck(of, a)
