@@ -218,16 +218,18 @@ def test_large_systems_on_an_h200() -> None:
     assert solved(H200, 6000) == [NORMAL_EQUATIONS, *LIBRARY]
     assert solved(H200, 6143) == LIBRARY
     assert solved(H200, 8192) == ["lu fp16", *LIBRARY]
+    assert solved(H200, 10000) == ["lu fp16", "lu fp16 with pivoting", *LIBRARY]
     assert solved(H200, 32768) == ["lu fp16", "lu fp16 with pivoting", *LIBRARY]
     assert solved(WITHOUT_KERNELS, 32768) == ["lu fp16", *LIBRARY]
-    assert solved(H200, 8192, positive=True) == ["cholesky fp64"]
-    assert solved(H200, 32768, positive=True) == ["cholesky fp16", "cholesky fp64", *LIBRARY]
+    assert solved(H200, 8191, positive=True) == ["cholesky fp64"]
+    definite = ["cholesky fp16", "cholesky fp16_cor", "cholesky fp64", *LIBRARY]
+    assert solved(H200, 32768, positive=True) == definite
 
 
 def test_large_systems_where_fp64_is_slow() -> None:
     single = ["lu fp32", "rbt + lu fp32", "lu fp32 with pivoting"]
     assert solved(SLOW_FP64, 8192) == ["lu fp16", "lu fp16 with pivoting", *single, *LIBRARY]
-    positive = ["cholesky fp16", "cholesky fp32", "cholesky fp64", *LIBRARY]
+    positive = ["cholesky fp16", "cholesky fp16_cor", "cholesky fp64", *LIBRARY]
     assert solved(SLOW_FP64, 32768, positive=True) == positive
 
 

@@ -293,8 +293,8 @@ def cuda_tuning(
         pivoted_lu=not fast_fp64,
         direct=6144,
         # Where what is lost in vain on ill-conditioned matrices is small beside cuSOLVER in double.
-        direct_pivoted=20000 if fast_fp64 else 6144,
-        direct_definite=20000,
+        direct_pivoted=10000 if fast_fp64 else 6144,
+        direct_definite=8192,
         normal_equations=6000 if fast_fp64 else 0,
         doubled_order=1 << 14,
     )

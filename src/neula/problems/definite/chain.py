@@ -9,12 +9,10 @@ import numpy as np
 import torch
 
 from neula.certificates.cholesky import cholesky_bound
-from neula.engines import FP64, Arithmetic, format_of
+from neula.engines import FP32, FP64
 from neula.pipeline.chain import Answer, Link, Verdict
 from neula.problems.definite.links import by_library, recursive
 from neula.problems.definite.problem import CholeskyValues, Options, Symmetric
-
-IN_DOUBLE = Arithmetic(FP64)
 
 
 def chain(count: int, n: int, options: Options) -> list[Link[Symmetric, CholeskyValues]]:
@@ -29,9 +27,8 @@ def chain(count: int, n: int, options: Options) -> list[Link[Symmetric, Cholesky
     if n >= (tuning.cholesky if count == 1 else tuning.cholesky_batched) and low.format is not FP64:
         tried.append(Link(f"cholesky {low.name}", partial(recursive, arithmetic=low)))
     elif low.format is not FP64:
-        single = Arithmetic(format_of(torch.float32))
-        tried.append(Link(f"cholesky {single.name}", partial(by_library, arithmetic=single)))
-    return [*tried, Link("cholesky fp64", partial(by_library, arithmetic=IN_DOUBLE))]
+        tried.append(Link("cholesky fp32", partial(by_library, format=FP32)))
+    return [*tried, Link("cholesky fp64", partial(by_library, format=FP64))]
 
 
 @dataclass(frozen=True)

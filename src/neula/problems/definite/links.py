@@ -8,8 +8,8 @@ import torch
 
 from neula.algorithms.elimination.cholesky import Cholesky, cholesky, library_cholesky
 from neula.algorithms.scaling import binary_exponents
-from neula.certificates.cholesky import cholesky_measures, image_of
-from neula.engines import FP64, Arithmetic, Engine
+from neula.certificates.cholesky import cholesky_measures, image_of, measures_of_triangles
+from neula.engines import FP64, Arithmetic, Engine, Format
 from neula.kernels.symmetric import symmetric_copy
 from neula.pipeline.chain import Answer
 from neula.pipeline.progress import stage
@@ -18,54 +18,61 @@ from neula.problems.definite.problem import CholeskyValues, NotDefiniteMember, S
 Solution = Answer[CholeskyValues]
 
 
+SAFE_EXPONENT = {torch.float32: 50, torch.float64: 450}
+"""Diagonal elements between ``2^-e`` and ``2^e`` have factors whose products neither overflow nor lose
+digits."""
+
+
 def recursive(matrices: Symmetric, before: Solution | None, arithmetic: Arithmetic) -> Solution:
     """The recursion in products of an arithmetic, all of it queued at once."""
     options = matrices.options
     engine, label = options.engine.using(arithmetic), f"cholesky {arithmetic.name}"
     report = stage(options.progress, f"factorizing in {arithmetic.name}")
-    found = engine.replay(partial(_factorized, engine=engine, by_library=False), (matrices.a,), label)
+    found = engine.replay(partial(_by_recursion, engine=engine), (matrices.a,), label)
     report(1.0)
     return Answer(CholeskyValues(*found), label)
 
 
-def by_library(matrices: Symmetric, before: Solution | None, arithmetic: Arithmetic) -> Solution:
-    """LAPACK or cuSOLVER.
+def by_library(matrices: Symmetric, before: Solution | None, format: Format) -> Solution:
+    """LAPACK or cuSOLVER, in float32 or float64.
 
     Raises
     ------
     NotDefiniteMember
         If there is no factor in double precision.
     """
-    options = matrices.options
-    engine, label = options.engine.using(arithmetic), f"cholesky {arithmetic.name}"
-    report = stage(options.progress, f"factorizing in {arithmetic.name}")
-    values = CholeskyValues(*_factorized(matrices.a, engine=engine, by_library=True))
-    if engine.format is FP64:
-        orders = values.order.tolist()
+    a, label = matrices.a, f"cholesky {format.name}"
+    report = stage(matrices.options.progress, f"factorizing in {format.name}")
+    scales = _scales(a)
+    if _is_safe(a, scales, format.dtype):
+        found = library_cholesky(a.to(format.dtype))
+        lower = found.lower.to(a.dtype)
+    else:
+        wide = scales.to(torch.promote_types(a.dtype, torch.float32))
+        found = library_cholesky(symmetric_copy(a, wide).to(format.dtype))
+        lower = _unscaled(found, wide, a.dtype)
+    if format is FP64:
+        orders = found.order.tolist()
         if any(orders):
             first = next(i for i, order in enumerate(orders) if order)
             raise NotDefiniteMember(int(matrices.place[first]), orders[first])
     report(1.0)
-    return Answer(values, label)
+    measures = measures_of_triangles(a, lower, scales)
+    return Answer(CholeskyValues(lower, found.order, measures.T), label)
 
 
-def _factorized(
-    a: torch.Tensor, *, engine: Engine, by_library: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _by_recursion(a: torch.Tensor, *, engine: Engine) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """L in the dtype of A, the order of a minor that is not positive, and measures; without synchronizing.
 
-    Of A scaled by powers of two to a diagonal near one, which rounds nothing: then errors of each element
-    count beside what its row and column allow, and no format is too narrow.
+    Of A scaled by powers of two to a diagonal near one, which rounds nothing: then no format is too narrow.
     """
     wide = torch.promote_types(a.dtype, torch.float32)
     scales = _scales(a).to(wide)
     work = symmetric_copy(a, scales, rows=engine.rows(a.shape[-1]))
     image = image_of(work)
-    work = work if wide == engine.storage else _in(work, engine.storage)
-    found = library_cholesky(work) if by_library else cholesky(work, engine)
+    found = cholesky(work if wide == engine.storage else _in(work, engine.storage), engine)
     lower = _unscaled(found, scales, a.dtype)
-    back = lower if lower.dtype == torch.float64 else lower.to(wide)
-    measures = cholesky_measures(image, back * scales[:, :, None])
+    measures = cholesky_measures(image, lower.to(wide) * scales[:, :, None])
     return lower, found.order, measures.T
 
 
@@ -74,6 +81,12 @@ def _scales(a: torch.Tensor) -> torch.Tensor:
     diagonal = a.diagonal(dim1=1, dim2=2).double()
     half = binary_exponents(diagonal).div(2, rounding_mode="floor")
     return torch.where(diagonal > 0, torch.ldexp(torch.ones_like(diagonal), -half), 1.0)
+
+
+def _is_safe(a: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether A can be factorized in this precision as it is."""
+    most = 2.0 ** (SAFE_EXPONENT[dtype] // 2)
+    return bool(((scales <= most) & (scales >= 1 / most)).all())
 
 
 def _in(work: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

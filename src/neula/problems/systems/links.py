@@ -184,8 +184,9 @@ def _refine(system: System, label: str, factors: Factorization, format: Format) 
     refined = run(correct, None, SLOW)
     by_gmres = not bool((refined.backward_error <= system.bound).all())
     if by_gmres:
-        label += " + cg" if options.positive else " + gmres"
-        if options.positive:
+        symmetric = options.positive and system.scaled is None
+        label += " + cg" if symmetric else " + gmres"
+        if symmetric:
             correct = cg_refinement(system.a, factors)
         else:
             correct = gmres_refinement(system.a, factors, options.engine)

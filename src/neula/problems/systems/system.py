@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 import torch
 
-from neula.algorithms.elimination.equilibrate import Equilibration, equilibrate, equilibrate_symmetric
+from neula.algorithms.elimination.equilibrate import TOP, Equilibration, equilibrate, equilibrate_symmetric
 from neula.algorithms.elimination.factorization import mixed_lu
 from neula.algorithms.scaling import binary_exponents, power_of_two_scales
 from neula.certificates.backward_error import Scaling
@@ -98,14 +98,13 @@ class System:
         if not bool(row_norms.isfinite().all() & sizes.isfinite().all()) or int(exponents) > SAFE_EXPONENT:
             scaled = Scaled.of(a[None], b[None])
             a, b = scaled.a[0], scaled.b[0]
-            diagonal = a.diagonal() if options.positive else None
             row_norms, _, b_max = _norms(a, b, options)
             sizes = scaled.norms[0, :, 0]
         sizes = torch.where(sizes > 0, sizes, 1.0)
         # Powers of two, so that norms neither overflow nor underflow.
         b_scales = power_of_two_scales(b_max)
         if diagonal is not None:
-            scales = equilibrate_symmetric(diagonal)
+            scales = equilibrate_symmetric(diagonal) if scaled is None else _symmetric_again(scaled)
         else:
             scales = equilibrate(a, row_norms, options.engine)
         scalings = [Scaling(row_norms.amax())]
@@ -134,6 +133,17 @@ class System:
             leading = scales.fill(engine.empty(m, m), self.a[:m, :m], engine)
             self._harmless[format] = mixed_lu(leading, engine, pivoting=False).growth <= HARMLESS
         return self._harmless[format]
+
+
+def _symmetric_again(scaled: Scaled) -> Equilibration:
+    """Scales that undo what makes rows and columns of a symmetric matrix differ, its diagonal near
+    ``2^TOP``."""
+    exponents = scaled.symmetric()[0, :, 0]
+    rows, columns = scaled.rows[0, :, 0] - exponents, scaled.columns[0, 0] - exponents
+    common = rows.amax()
+    one = torch.ones_like(exponents, dtype=torch.float64)
+    rows, columns = torch.ldexp(one, rows - common), torch.ldexp(one, columns + common + TOP)
+    return Equilibration(rows, columns, trivial=False)
 
 
 def _norms(

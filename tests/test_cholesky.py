@@ -1,0 +1,246 @@
+"""neula.cholesky against definitions: residuals in float64, LAPACK's own ratio, and what must fail loudly."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+from tests.campaign import ratios
+from tests.test_chains import engine_of
+
+import neula
+from neula.engines import FORMATS, FP32, FP64
+from neula.engines.tuning import cpu_tuning, cuda_tuning
+from neula.problems.definite.chain import chain
+from neula.problems.definite.problem import Options
+
+ENGINES = ["cpu", "emulated"]
+
+
+def definite(n: int, *batch: int, seed: int = 0) -> np.ndarray:
+    g = np.random.default_rng(seed).standard_normal((*batch, n, n + 8))
+    return g @ g.swapaxes(-1, -2) / (n + 8)
+
+
+def scaled_residual(a: np.ndarray, lower: np.ndarray) -> float:
+    """``||D (A - L L^T) D|| / ||D A D||`` with a diagonal of ones; in float64, and nothing overflows."""
+    d = 1 / np.sqrt(a.diagonal().astype(float))
+    scaled, factor = a * d[:, None] * d, lower.astype(float) * d[:, None]
+    return float(np.linalg.norm(scaled - factor @ factor.T) / np.linalg.norm(scaled))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("accuracy", ["fp16", "bf16", "fp32", "fp64"])
+@pytest.mark.parametrize("n", [1, 2, 31, 150])
+def test_accuracy(n: int, accuracy: str, engine: str) -> None:
+    a = definite(n)
+    found = neula.cholesky(a, accuracy=accuracy, engine=engine)
+    assert found.converged
+    assert (found.engine, found.accuracy) == (engine, accuracy)
+    lower = found.L
+    assert np.array_equal(lower, np.tril(lower))
+    assert (lower.diagonal() > 0).all()
+    assert ratios.pot01(a, lower, FORMATS[accuracy].u) < ratios.THRESHOLD
+    # The estimate is of the true residual: by four vectors within a factor of ten, but once in ten thousand
+    # cases.
+    true = scaled_residual(a, lower)
+    assert true <= found.bound
+    assert found.residual <= 10 * true + math.sqrt(n) * FP64.u
+    assert true <= 10 * found.residual + math.sqrt(n) * FP64.u
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_dtypes(dtype: torch.dtype, engine: str) -> None:
+    a = torch.from_numpy(definite(40)).to(dtype)
+    found = neula.cholesky(a, engine=engine)
+    assert found.converged
+    assert (found.L.dtype, found.L.device) == (dtype, a.device)
+    assert scaled_residual(a.double().numpy(), found.L.double().numpy()) <= found.bound
+
+
+def test_integers_lists_and_views() -> None:
+    assert neula.cholesky([[4, 2], [2, 5]]).L.tolist() == [[2.0, 0.0], [1.0, 2.0]]
+    a = definite(20)
+    wide = np.zeros((40, 60))
+    wide[::2, ::3] = a
+    for view in (wide[::2, ::3], a[::-1, ::-1][::-1, ::-1], np.asfortranarray(a)):
+        before = view.copy()
+        assert np.allclose(neula.cholesky(view).L, np.linalg.cholesky(a), rtol=0, atol=1e-14)
+        assert np.array_equal(view, before)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("upper", [False, True])
+def test_one_triangle_is_read(upper: bool, engine: str) -> None:
+    a = definite(40)
+    triangle = np.triu if upper else np.tril
+    garbage = np.where(triangle(np.ones_like(a)) > 0, a, np.nan)
+    found = neula.cholesky(garbage, upper=upper, engine=engine)
+    assert found.converged
+    expected = scipy.linalg.cholesky(a, lower=not upper)
+    assert np.allclose(found.factor, expected, rtol=0, atol=1e-13)
+    assert np.allclose(found.U if upper else found.L, expected, rtol=0, atol=1e-13)
+    assert np.array_equal(found.L, found.U.T)
+    assert np.array_equal(found.factor, triangle(found.factor))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("accuracy", ["fp32", "fp64"])
+def test_batches(accuracy: str, engine: str) -> None:
+    a = definite(37, 2, 3)
+    found = neula.cholesky(a, accuracy=accuracy, engine=engine)
+    assert found.converged
+    assert found.residuals.shape == found.accepted.shape == (2, 3)
+    assert found.residual == found.residuals.max()
+    for index in np.ndindex(2, 3):
+        assert scaled_residual(a[index], found.L[index]) <= found.bound
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (3, 0, 0), (0, 4, 4), (2, 0, 5, 5)])
+def test_nothing_to_do(shape: tuple[int, ...]) -> None:
+    found = neula.cholesky(np.zeros(shape))
+    assert found.L.shape == shape
+    assert found.converged
+    assert found.residuals.shape == shape[:-2]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_badly_scaled(engine: str) -> None:
+    """Rows and columns from 1e-100 to 1e100: the same factors, scaled."""
+    a, d = definite(30), np.logspace(-100, 100, 30)
+    found = neula.cholesky(a * d[:, None] * d, engine=engine)
+    assert found.converged
+    assert scaled_residual(a, found.L / d[:, None]) <= found.bound
+    for accuracy in ("fp16", "fp32"):
+        low = neula.cholesky(a * d[:, None] * d, engine=engine, accuracy=accuracy)
+        assert scaled_residual(a, low.L / d[:, None]) <= low.bound
+    tiny = (1e-37 * definite(20)).astype(np.float32)
+    assert neula.cholesky(tiny, engine=engine).converged
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_ill_conditioned(engine: str) -> None:
+    """Condition 1e10 is too much for float32, in which the factorization breaks down: double follows."""
+    n = 12
+    q = np.linalg.qr(np.random.default_rng(1).standard_normal((n, n)))[0]
+    a = (q * np.logspace(0, -10, n)) @ q.T
+    found = neula.cholesky((a + a.T) / 2, accuracy="fp32", engine=engine)
+    assert found.converged
+    assert found.attempts[-1].method == "cholesky fp64"
+    hilbert = scipy.linalg.hilbert(10)
+    assert neula.cholesky(hilbert, engine=engine).converged
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_not_positive_definite(engine: str) -> None:
+    a = definite(50)
+    a[20, 20] = -1.0
+    with pytest.raises(np.linalg.LinAlgError, match=r"A is not positive definite: .* order 21 is"):
+        neula.cholesky(a, engine=engine)
+    # By the tenth column nothing is left of a matrix of rank 9 but a negative pivot.
+    indefinite = definite(9)
+    indefinite = np.pad(indefinite, (0, 1))
+    with pytest.raises(np.linalg.LinAlgError, match="order 10 is not positive"):
+        neula.cholesky(indefinite, engine=engine, accuracy="fp32")
+    with pytest.raises(np.linalg.LinAlgError):
+        neula.cholesky(-np.eye(3), engine=engine)
+    batch = np.stack([definite(5), definite(5), -np.eye(5)]).reshape(1, 3, 5, 5)
+    with pytest.raises(np.linalg.LinAlgError, match=r"A\[0, 2\] of the batch is not .* order 1 "):
+        neula.cholesky(batch, engine=engine, accuracy="fp32")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_nan_and_infinity(bad: float, engine: str) -> None:
+    for i, j in ((3, 3), (7, 2), (11, 0)):
+        a = definite(12)
+        a[i, j] = bad
+        with pytest.raises(ValueError, match=rf"A\[{i}, {j}\]"):
+            neula.cholesky(a, engine=engine)
+        with pytest.raises(ValueError, match=rf"A\[1, {j}, {i}\]"):
+            neula.cholesky(np.stack([definite(12), a.T]), upper=True, engine=engine, accuracy="fp32")
+
+
+def test_messages() -> None:
+    with pytest.raises(ValueError, match="A must be square, got 3 x 2"):
+        neula.cholesky(np.ones((3, 2)))
+    with pytest.raises(ValueError, match="1 dimension"):
+        neula.cholesky(np.ones(3))
+    with pytest.raises(TypeError, match="complex"):
+        neula.cholesky(np.eye(2) * 1j)
+    with pytest.raises(ValueError, match="finer than"):
+        neula.cholesky(np.eye(2, dtype=np.float32), accuracy="fp64")
+
+
+def test_an_accuracy_that_is_missed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neula.problems.definite.chain.cholesky_bound", lambda target, n: 1e-30)
+    a = definite(20, 2)
+    with pytest.warns(neula.AccuracyWarning, match=r"not certified to fp64 accuracy for A\[0\], A\[1\]"):
+        found = neula.cholesky(a)
+    assert not found.converged
+    assert not found.accepted.any()
+    with pytest.raises(neula.AccuracyError):
+        neula.cholesky(a, strict=True)
+
+
+@pytest.mark.parametrize("upper", [False, True])
+def test_gradients_are_those_of_torch(upper: bool) -> None:
+    a = torch.from_numpy(definite(6, 2)).requires_grad_()
+    weights = torch.randn(2, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    grads = []
+    for factor in (neula.cholesky(a, upper=upper).factor, torch.linalg.cholesky(a, upper=upper)):
+        (first,) = torch.autograd.grad((weights * factor).sum(), a, create_graph=True)
+        (second,) = torch.autograd.grad((first * weights).sum(), a)
+        grads.append((first, second))
+    for mine, other in zip(*grads, strict=True):
+        assert torch.allclose(mine, other, rtol=1e-11, atol=1e-12)
+    with torch.no_grad():
+        assert not neula.cholesky(a).L.requires_grad
+
+
+def test_progress() -> None:
+    stages: list[tuple[str, float]] = []
+    neula.cholesky(definite(5), progress=lambda *stage: stages.append(stage))
+    assert stages[-1] == ("factorizing in fp64", 1.0)
+
+
+H200 = cuda_tuning((9, 0), replayed_bytes=1 << 28)
+
+
+@pytest.mark.parametrize(
+    ("tuning", "count", "n", "target", "labels"),
+    [
+        (H200, 1, 16384, FP32, ["fp16_cor", "fp64"]),
+        (H200, 1, 16384, FORMATS["fp16"], ["fp16", "fp64"]),
+        (H200, 1, 1000, FP32, ["fp32", "fp64"]),
+        (H200, 640, 512, FP32, ["fp16_cor", "fp64"]),
+        (H200, 4096, 32, FP32, ["fp32", "fp64"]),
+        (H200, 1, 16384, FP64, ["fp64"]),
+        (cpu_tuning(("bf16", "fp32", "fp64")), 1, 5000, FORMATS["bf16"], ["fp32", "fp64"]),
+        (cpu_tuning(("fp32", "fp64")), 3, 50, FP64, ["fp64"]),
+    ],
+)
+def test_what_is_tried(tuning, count, n, target, labels) -> None:
+    options = Options(target, engine_of(tuning))
+    assert [link.label for link in chain(count, n, options)] == [f"cholesky {name}" for name in labels]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("count", "n"), [(1, 5000), (1, 100), (40, 352), (3, 2048), (300, 32), (7, 1001)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_on_a_gpu(count: int, n: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator("cuda").manual_seed(n)
+    g = torch.randn(count, n, n + 8, generator=generator, dtype=dtype, device="cuda")
+    a = g @ g.mT / n
+    for _ in range(3):  # the third time from a graph
+        found = neula.cholesky(a)
+        assert found.converged
+        error = torch.linalg.matrix_norm(a.double() - found.L.double() @ found.L.double().mT)
+        assert (error / torch.linalg.matrix_norm(a.double()) <= 10 * found.bound).all()
+    a[-1, n // 2, n // 2] = -1.0
+    with pytest.raises(np.linalg.LinAlgError, match=f"order {n // 2 + 1} "):
+        neula.cholesky(a)
