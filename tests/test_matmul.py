@@ -228,6 +228,18 @@ def test_batches_are_broadcast(left, right, mode):
     assert torch.equal(out, c)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize(("left", "right"), [((2, 3, 40, 70), (2, 3, 70, 6)), ((5, 300, 1), (5, 1, 300))])
+def test_small_matrices_of_a_batch_are_multiplied_together(left, right, dtype):
+    a, b = uniform(*left).to(dtype), uniform(*right, seed=1).to(dtype).mT.contiguous().mT
+    c = neula.matmul(a, b, engine="cpu", alpha=-0.5)
+    assert (c.shape, c.dtype) == ((a @ b).shape, dtype)
+    k, size = left[-1], a.double().abs() @ b.double().abs()
+    sums = k * torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+    error = (c.double() + 0.5 * (a.double() @ b.double())).abs()
+    assert (error <= (sums + torch.finfo(dtype).eps) * size).all()
+
+
 @pytest.mark.parametrize(
     ("left", "right"), [((0, 3, 4), (4, 5)), ((3, 0), (0, 5)), ((0, 4), (4, 5)), ((2, 3, 4), (2, 4, 0))]
 )

@@ -276,7 +276,7 @@ class Run(Generic[V]):
     def worst(self, errors: np.ndarray) -> int:
         """The problem with the largest error: of those that were not accepted, if there are any."""
         counts = self.accepted if self.accepted.all() else ~self.accepted
-        return int(np.where(counts, np.nan_to_num(errors, nan=np.inf, posinf=np.inf), -1.0).argmax())
+        return int(np.where(counts, np.where(np.isnan(errors), np.inf, errors), -1.0).argmax())
 
     def _put(self, values: V, which: np.ndarray) -> None:
         if self.values is None or (which.all() and len(which) == len(self.accepted)):

@@ -74,7 +74,8 @@ class System:
         -------
         Tensor, shape (*batch,)
         """
-        return e.reshape(self._layout.members).expand(self.batch)
+        e = e.reshape(self._layout.members)
+        return e if self._layout.all_own else e.expand(self.batch)
 
     @property
     def finite(self) -> torch.Tensor:

@@ -100,14 +100,14 @@ class Solutions(Values):
 
     def numbers(self) -> list[torch.Tensor]:
         """What is in :attr:`names`, shape (batch,) each."""
-        forward_error, largest = self.forward_error, self.x.abs().flatten(1)
+        forward_error, x = self.forward_error, self.x
         return [
             self.accepted.double(),
             self.refined_error,
             forward_error.amax(1) if forward_error.numel() else self.backward_error,
             self.backward_error,
             self.condition,
-            largest.amax(1) if largest.numel() else self.backward_error,
+            torch.linalg.vector_norm(x, torch.inf, dim=(1, 2)) if x.numel() else self.backward_error,
         ]
 
     def measured(self) -> torch.Tensor:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Self
 
 import torch
 
@@ -14,6 +15,7 @@ from neula.algorithms.krylov.refine_forward import ExactProblem
 from neula.algorithms.scaling import binary_exponents, power_of_two_scales
 from neula.certificates.bounds import lstsq_bound
 from neula.kernels.shift import shift
+from neula.pipeline.chain import Batch
 from neula.pipeline.inputs import check_finite
 from neula.problems.least_squares.problem import Options
 from neula.problems.least_squares.scaled import ScaledProblems
@@ -23,7 +25,7 @@ SAFE_EXPONENT = 400
 
 
 @dataclass(frozen=True)
-class Problems:
+class Problems(Batch):
     """A batch of problems as they were given; one problem is a batch of one.
 
     Attributes
@@ -40,15 +42,10 @@ class Problems:
     options: Options
     places: torch.Tensor | None = None
 
-    @property
-    def device(self) -> torch.device:
-        """Where they are."""
-        return self.a.device
-
     def __len__(self) -> int:
         return len(self.a if self.places is None else self.places)
 
-    def at(self, places: torch.Tensor) -> Problems:
+    def at(self, places: torch.Tensor) -> Self:
         """Some of them."""
         return replace(self, places=places if self.places is None else self.places[places])
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from neula.algorithms.corrected import balanced, corrected_product, scaled_product, unbalanced
-from neula.engines import FP16_COR, Engine
+from neula.engines import FP16_COR, TF32, Engine
 from neula.errors import check_name
 from neula.kernels.gemm import combine, corrected_gemm
 from neula.kernels.parts import SCHEMES, UNCORRECTED
@@ -190,7 +190,7 @@ def _batched(
     out: torch.Tensor | None,
     shape: Sequence[int],
 ) -> torch.Tensor:
-    """Products of a batch, one after the other; one product if all share B."""
+    """Products of a batch: one if all share B, small ones together, others one after the other."""
     *batch, _, n = shape
     if 0 in (*shape, a.shape[-1]):
         product = a.new_zeros(tuple(shape))
@@ -198,12 +198,22 @@ def _batched(
     if b.ndim == 2 and (out is None or out.is_contiguous()):
         rows = None if out is None else out.view(-1, n)
         return _product(a.reshape(-1, a.shape[-1]), b, mode, engine, alpha, beta, rows).reshape(tuple(shape))
+    if out is None and _go_together(a, b, tuple(batch), mode, engine):
+        product = engine.using(mode).bmm(a.flatten(0, -3), b.flatten(0, -3))
+        return combine(product, alpha, beta, out).reshape(tuple(shape))
     a, b = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
     products = [
         _product(a[index], b[index], mode, engine, alpha, beta, None if out is None else out[index])
         for index in itertools.product(*map(range, batch))
     ]
     return out if out is not None else torch.stack(products).reshape(tuple(shape))
+
+
+def _go_together(a: torch.Tensor, b: torch.Tensor, batch: tuple[int, ...], mode: str, engine: Engine) -> bool:
+    """Whether a batch is one product for the engine: of small matrices, as they are, none repeated."""
+    small = max(x.shape[-2] * x.shape[-1] for x in (a, b)) <= engine.tuning.batched_elements
+    repeated = a.shape[:-2] != batch or b.shape[:-2] != batch
+    return small and not repeated and mode in PLAIN and _is_operand(a, engine.using(mode))
 
 
 def _product(
@@ -236,10 +246,15 @@ def _is_dense(c: torch.Tensor) -> bool:
     return c.is_contiguous() or c.mT.is_contiguous()
 
 
+def _is_operand(a: torch.Tensor, engine: Engine) -> bool:
+    """Whether an engine reads a matrix as it is."""
+    return a.dtype == engine.format.dtype == engine.operand_dtype and engine.format is not TF32
+
+
 def _by_engine(a: torch.Tensor, b: torch.Tensor, engine: Engine, corrected: bool) -> torch.Tensor:
     name = engine.format.name
     # Transposed products of transposed operands: engines make column-major matrices, users row-major ones.
-    if a.dtype == engine.format.dtype == engine.operand_dtype and not corrected and name != "tf32":
+    if not corrected and _is_operand(a, engine):
         return engine.gemm(b.mT, a.mT).mT
     if a.dtype not in (torch.float32, torch.float64) or name == "fp64":
         a, b = a.to(engine.storage), b.to(engine.storage)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -43,15 +42,11 @@ class Systems(Batch):
     a : Tensor, shape (batch, n, n)
     b : Tensor, shape (batch, n, k)
     options : Options
-    refuse_unusable : callable
-        Raises a ValueError where the numbers, as they were given, hold NaN or Inf. For whom they are a reason
-        to fail; others find out that they have no solution.
     """
 
     a: torch.Tensor
     b: torch.Tensor
     options: Options
-    refuse_unusable: Callable[[], None] = lambda: None
 
 
 def solve_directly(systems: Systems, before: Answer[Members] | None = None) -> Answer[Members]:
@@ -62,7 +57,6 @@ def solve_directly(systems: Systems, before: Answer[Members] | None = None) -> A
     SingularMember
         If there are no factors.
     """
-    systems.refuse_unusable()
     options, n, k = systems.options, *systems.b.shape[1:]
     report = stage(options.progress, "factorizing in fp64")
     size = max(1, options.engine.tuning.chunk_elements // (n * max(n, k)))

@@ -176,7 +176,7 @@ def solve(
         run = nothing_to_do(replace(zero, growth=zero.growth + 1), matrices)
     else:
         with call.computing():
-            run = _solve(matrices, columns, options, *call.tensors)
+            run = _solve(Systems(matrices, columns, options), call)
     accept_digits(run, options)
     report = Report(call, shapes, options, run)
     result = _collect(report)
@@ -217,29 +217,24 @@ def _check_square(a: torch.Tensor) -> None:
         )
 
 
-def _solve(
-    a: torch.Tensor, b: torch.Tensor, options: Options, given_a: torch.Tensor, given_b: torch.Tensor
-) -> Run[Members]:
+def _solve(systems: Systems, call: Call) -> Run[Members]:
     """All together where the library's factors are the cheapest; what is left alone."""
+    a, b, options = systems.a, systems.b, systems.options
     count, n, k = b.shape
-
-    def refuse_unusable() -> None:
-        check_finite(given_b, options.engine.column_max(b.reshape(-1, k)), "b")
-        if not bool(torch.linalg.vector_norm(a, dim=2).isfinite().all()):  # or squares overflow
-            check_finite(given_a, torch.linalg.vector_norm(a, torch.inf, dim=2), "A")
-
-    batch = given_a.shape[:-2]
-    together, alone = chain_together(n, options), chain_alone(n, options)
+    batch = call.first.tensor.shape[:-2]
+    together = chain_together(n, options)
     if together:
         try:
-            judge = SystemsJudge.of(n, options, improves=False)
-            run = run_chain(together, Systems(a, b, options, refuse_unusable), judge)
+            run = run_chain(together, systems, SystemsJudge.of(n, options, improves=False))
         except SingularMember as error:
+            _check_finite(systems, call)
             raise np.linalg.LinAlgError(_of_batch(error.why, error.place, batch)) from None
-        alone = chain_after_together(options)
     else:
-        refuse_unusable()
         run = Run.begin(count, Members.missing(count, n, k, a.device))
+    if not len(run.open):  # no solution of numbers that are not finite is accepted
+        return run
+    _check_finite(systems, call)
+    alone = chain_after_together(options) if together else chain_alone(n, options)
     if not alone:
         return run
 
@@ -255,6 +250,14 @@ def _solve(
 
     run_each(run, solve_alone)
     return run
+
+
+def _check_finite(systems: Systems, call: Call) -> None:
+    """Say where NaN and Inf are, as the user counts."""
+    a, b, (given_a, given_b) = systems.a, systems.b, call.tensors
+    check_finite(given_b, systems.options.engine.column_max(b.flatten(0, 1)), "b")
+    if not bool(torch.linalg.vector_norm(a, dim=2).isfinite().all()):  # or squares overflow
+        check_finite(given_a, torch.linalg.vector_norm(a, torch.inf, dim=2), "A")
 
 
 def _of_batch(why: str, place: int, batch: tuple[int, ...]) -> str:

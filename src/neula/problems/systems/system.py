@@ -137,7 +137,8 @@ class System:
 
 def _symmetric_again(scaled: Scaled) -> Equilibration:
     """Scales that undo what makes rows and columns of a symmetric matrix differ, its diagonal near
-    ``2^TOP``."""
+    ``2^TOP``.
+    """
     exponents = scaled.symmetric()[0, :, 0]
     rows, columns = scaled.rows[0, :, 0] - exponents, scaled.columns[0, 0] - exponents
     common = rows.amax()
