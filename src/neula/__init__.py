@@ -78,6 +78,7 @@ _ROOMS = (
     "algorithms",
     "certificates",
     "cli",
+    "compat",
     "engines",
     "errors",
     "io",
