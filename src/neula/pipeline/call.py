@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -41,6 +42,8 @@ class Call:
         Whether the answer is to be attached to the graph of an operand.
     weights : Taken or None
         Factors of the rows of the operands, if there are any.
+    begun : float
+        When, in seconds of ``time.perf_counter``.
     """
 
     operands: dict[str, Taken]
@@ -50,6 +53,7 @@ class Call:
     strict: bool = False
     differentiable: bool = False
     weights: Taken | None = None
+    begun: float = field(default_factory=perf_counter)
 
     @classmethod
     def begin(
@@ -97,6 +101,11 @@ class Call:
             gradients and gradient_wanted(first, *others, factors),
             factors,
         )
+
+    @property
+    def seconds(self) -> float:
+        """Time since it was begun. Results say so; nothing is decided by it."""
+        return perf_counter() - self.begun
 
     @property
     def first(self) -> Taken:

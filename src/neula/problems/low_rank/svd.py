@@ -121,6 +121,7 @@ def svd_lowrank(
         Vh=call.give_back(vh),
         relative_error=error,
         qr=dataclasses.replace(factors, Q=None, R=None),
+        seconds=call.seconds,
     )
 
 

@@ -101,6 +101,7 @@ def as_result(factors: Factors, call: Call, mode: str, options: Options) -> QRRe
         attempts=factors.attempts,
         engine=str(options.engine),
         accuracy=options.target.name,
+        seconds=call.seconds,
     )
     if not result.converged:
         call.report_missed(

@@ -168,6 +168,7 @@ def lu_factor(
         dtype=a.dtype,
         give_back=give_back,
         transform=transform,
+        seconds=call.seconds,
     )
 
     def one(packed: PackedLU, of: _Factorized) -> LUFactors:
