@@ -142,10 +142,11 @@ class LUFactors(shown.Shown, Generic[ArrayT]):
 
     def rows(self) -> shown.Rows:
         """What matters: how they were made, and what they are good for."""
+        widths = [width for width in (self.panel, self.inner_panel) if width is not None]
         return {
-            "variant": f"{self.variant}, panels of {self.panel}"
-            + f" and {self.inner_panel}" * bool(self.inner_panel),
-            "formats": f"products in {self.compute}, factors in {self.storage} ({self.storage_bytes:,} bytes)",
+            "variant": f"{self.variant}, panels of {' and '.join(map(str, widths))}",
+            "formats": f"products in {self.compute}, factors in {self.storage}",
+            "memory": f"{self.storage_bytes:,} bytes",
             "refinement": "with A, which is kept" if self.keeps_a else "none: A is not kept",
             "time": f"{shown.duration(self.seconds)}, engine {self.engine}",
         }.items()

@@ -87,12 +87,7 @@ def attempted(attempts: tuple[Any, ...], kept: str = "") -> str:
     method = kept or attempts[-1].method
     if attempts[-1].accepted:
         return f"{method}, accepted at attempt {len(attempts)}"
-    return f"{method}, the best of {counted(len(attempts), 'attempt')}"
-
-
-def counted(count: int, noun: str) -> str:
-    """A number of things."""
-    return f"{count} {noun}{'s' * (count != 1)}"
+    return f"{method}, the best of {len(attempts)}"
 
 
 def sure(digits: float) -> str:

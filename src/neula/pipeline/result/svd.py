@@ -51,7 +51,8 @@ class SVDResult(shown.Shown, Generic[ArrayT]):
 
     def headline(self) -> str:
         """What is certified, in a line."""
-        return f"rank {self.s.shape[-1]}, {shown.verdict(self.qr.accuracy, converged=self.qr.converged)}"
+        s: Any = self.s
+        return f"rank {len(s)}, {shown.verdict(self.qr.accuracy, converged=self.qr.converged)}"
 
     def rows(self) -> shown.Rows:
         """What matters: the triplets, how they came about, and how good they are."""

@@ -99,7 +99,7 @@ def svd_lowrank(
     work = torch.float64 if a.dtype == torch.float64 else torch.float32
     with plain_arithmetic(a.device), call.computing():
         found, error = None, None
-        factors = QRResult(None, None, engine=str(call.engine), accuracy=call.target.name)
+        factors: QRResult[Any] = QRResult(None, None, engine=str(call.engine), accuracy=call.target.name)
         if rank is not None and rank <= call.engine.tuning.gram_part * tall.shape[1]:
             found, factors, error = _from_gram(call.here(tall).to(work), rank, call.engine, call.target)
         if found is None:
