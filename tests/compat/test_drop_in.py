@@ -238,6 +238,14 @@ def test_strides_of_stacks(compat: ModuleType) -> None:
         assert np.abs(a @ compat.solve(a, b[0, 0]) - b[0, 0]).max() < 1e-11
 
 
+@pytest.mark.usefixtures("alone")
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("compat", [np_compat, sp_compat], ids=lambda compat: compat.__name__)
+def test_a_matrix_of_right_hand_sides_is_not_a_stack_of_vectors(compat: ModuleType) -> None:
+    a, (b, *_) = np.random.default_rng(12).standard_normal((2, 4, 4, 4))
+    assert np.abs(a @ compat.solve(a, b) - b).max() < 1e-10
+
+
 def test_matrices_stay_matrices() -> None:
     a = np.asmatrix([[2.0, 1.0], [1.0, 3.0]])
     assert type(np_compat.solve(a, a)) is np.matrix
@@ -257,6 +265,7 @@ SINGULAR = np.ones((3, 3))
         (np_compat, lambda la: la.solve(np.eye(3)[:2], np.ones(2))),
         (np_compat, lambda la: la.solve(np.eye(3, dtype=np.float16), np.ones(3))),
         (np_compat, lambda la: la.solve(np.eye(3), np.array(["a", "b", "c"]))),
+        (np_compat, lambda la: la.solve(np.ones((2, 3, 3)), np.ones((2, 3)))),
         (np_compat, lambda la: la.lstsq(np.eye(3), np.ones(4))),
         (np_compat, lambda la: la.lstsq(np.ones((2, 3, 3)), np.ones(3))),
         (np_compat, lambda la: la.qr(np.ones(3))),

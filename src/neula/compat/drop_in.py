@@ -55,6 +55,11 @@ def names_of(peer: ModuleType, module: dict[str, Any]) -> Callable[[], list[str]
     return lambda: sorted({*module, *getattr(peer, "__all__", dir(peer))})
 
 
+def right_hand_sides(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """B as NumPy 2 reads it: a vector only if it has one dimension, whatever the shape of a."""
+    return b.reshape((1,) * (a.ndim - b.ndim) + b.shape) if b.ndim > 1 else b
+
+
 def need(suited: bool) -> None:
     """Leave it to the peer unless a condition holds.
 

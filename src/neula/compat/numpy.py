@@ -11,7 +11,7 @@ import numpy as np
 from numpy import linalg
 
 import neula
-from neula.compat.drop_in import drop_in, names_of, need
+from neula.compat.drop_in import drop_in, names_of, need, right_hand_sides
 from neula.compat.least_squares import full_rank_solution
 
 _QRResult = type(linalg.qr(np.eye(1)))
@@ -48,7 +48,8 @@ def solve(a: Any, b: Any) -> Any:
     >>> la.solve(np.array([[2.0, 1.0], [1.0, 3.0]]), np.array([4.0, 7.0])).round(12)
     array([1., 2.])
     """
-    return _as(b, neula.solve(_real(a), _real(b)).x)
+    A, B = _real(a), _real(b)
+    return _as(b, neula.solve(A, right_hand_sides(A, B)).x)
 
 
 @drop_in(linalg)

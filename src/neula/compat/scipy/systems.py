@@ -8,7 +8,7 @@ import numpy as np
 from scipy import linalg
 
 import neula
-from neula.compat.drop_in import Unsuited, drop_in, need
+from neula.compat.drop_in import Unsuited, drop_in, need, right_hand_sides
 from neula.compat.scipy.inputs import solved_in
 from neula.errors import warn
 
@@ -84,7 +84,7 @@ def solve(
         structures = ("pos",) if assume_a in POSITIVE else ("gen",)
         if assume_a not in GENERAL[:2]:
             A = _mirrored(A, lower=lower)
-    return _first(A, B, structures)
+    return _first(A, right_hand_sides(A, B), structures)
 
 
 def _structures(a: np.ndarray) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import torch
 
 from neula.algorithms.spectra.gram_svd import gram_svd
 from neula.algorithms.spectra.qr_svd import qr_svd
-from neula.certificates.bounds import orthogonality_bound, residual_bound
+from neula.certificates.bounds import Accuracy, orthogonality_bound, residual_bound
 from neula.certificates.low_rank import low_rank_error
 from neula.certificates.qr import QRCertificate
 from neula.engines import FP16, FP16_COR, Engine, Format
@@ -37,7 +37,7 @@ def svd_lowrank(
     rank: int | None = None,
     *,
     tol: float | None = None,
-    accuracy: str | None = None,
+    accuracy: Accuracy | None = None,
     engine: str | Engine = "auto",
     strict: bool = False,
     progress: Progress | None = None,
