@@ -12,6 +12,7 @@ import neula
 from benchmarks.floor import Machine
 from benchmarks.harness import Results
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
+from neula.certificates.bounds import FormatName
 from neula.engines import select_engine
 from neula.papers.measuring import median_seconds
 
@@ -39,7 +40,7 @@ PRODUCTS = {"fp16": ("fp16", 1), "fp32": ("fp16", 3), "fp64": ("fp64", 1)}
 """Format of the fastest products to an accuracy, and how many make one: error correction takes three."""
 
 
-def run(device: torch.device, accuracies: tuple[str, ...] | None = None, repeats: int = 5) -> Results:
+def run(device: torch.device, accuracies: tuple[FormatName, ...] | None = None, repeats: int = 5) -> Results:
     """Time ``neula.qr`` at each accuracy beside ``torch.linalg.qr`` (with Q) and ``torch.geqrf`` (without).
 
     Matrices are random normal and row-major, as users of torch have them; ``columns_ms`` is the time for a
@@ -87,7 +88,7 @@ def run(device: torch.device, accuracies: tuple[str, ...] | None = None, repeats
     return results
 
 
-def _cases(gpu: bool) -> Iterator[tuple[Shape, torch.dtype, tuple[str, ...]]]:
+def _cases(gpu: bool) -> Iterator[tuple[Shape, torch.dtype, tuple[FormatName, ...]]]:
     """Shapes, dtypes and accuracies."""
     if not gpu:
         yield from ((shape, torch.float32, ("fp32",)) for shape in CPU_SHAPES)

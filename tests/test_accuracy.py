@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import neula
 from neula.certificates.bounds import (
     lstsq_bound,
     measurement_error,
@@ -53,6 +54,49 @@ def test_target_is_that_of_the_input_unless_named() -> None:
 def test_unknown_accuracy_lists_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"unknown accuracy 'half': choose one of 'fp16', 'bf16', 'tf32'"):
         target_format("half", torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("given", "target"),
+    [
+        *(("float16", FP16), ("bfloat16", BF16), ("float32", FP32), ("float64", FP64)),
+        *((np.float16, FP16), (np.float32, FP32), (np.float64, FP64), (float, FP64)),
+        *((torch.float16, FP16), (torch.bfloat16, BF16), (torch.float32, FP32), (torch.float64, FP64)),
+        (np.dtype("float32"), FP32),
+        # 8 u is 0.03 with bf16, 0.004 with fp16, 5e-7 with fp32.
+        *((0.1, BF16), (0.01, FP16), (1e-6, FP32), (np.float32(1e-6), FP32), (1e-7, FP64), (1e-15, FP64)),
+    ],
+    ids=repr,
+)
+def test_other_names_and_backward_errors(given: object, target: Format) -> None:
+    assert target_format(given, torch.float64) is target
+
+
+@pytest.mark.parametrize("given", [True, "half", np.int32, torch.int8, [1], object()], ids=repr)
+def test_what_is_no_accuracy(given: object) -> None:
+    with pytest.raises(ValueError, match="unknown accuracy"):
+        target_format(given, torch.float64)
+
+
+def test_numbers_that_cannot_be_had() -> None:
+    with pytest.raises(ValueError, match=r"accuracy 2.0 is a backward error: pass a number between 0 and 1"):
+        target_format(2.0, torch.float64)
+    with pytest.raises(ValueError, match=r"finer than what is certified .* fp32, 4.8e-07.*wider dtype"):
+        target_format(1e-9, torch.float32)
+    with pytest.raises(ValueError, match=r"in fp64, 8.9e-16: ask for that, or leave accuracy out$"):
+        target_format(1e-16, torch.float64)
+
+
+@pytest.mark.parametrize("error", [1e-1, 1e-3, 1e-6, 1e-9, 1e-13])
+def test_backward_errors_are_at_most_the_number(error: float) -> None:
+    a = random_matrix("normal", 300, 20)
+    b = a @ torch.ones(20, dtype=torch.float64)
+    solved = neula.lstsq(a, b, accuracy=error)
+    assert solved.backward_error <= solved.tolerance <= error
+    solved = neula.solve(a[:20], b[:20], accuracy=error)
+    assert solved.backward_error <= solved.tolerance <= error
+    certificate = neula.qr(a, accuracy=error).certificate
+    assert certificate.residual <= certificate.residual_bound <= error
 
 
 @TARGETS

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import math
+from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 
+import neula
 from neula.pipeline.progress import digits_done, stage
 
 
@@ -35,3 +40,30 @@ def test_nobody_listens() -> None:
 )
 def test_digits(error: float, part: float) -> None:
     assert digits_done(error, 1e-8) == pytest.approx(part)
+
+
+@pytest.mark.parametrize("call", [neula.lstsq, neula.solve])
+def test_a_bar(call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal it is drawn while the work is done, and gone in the end; elsewhere nothing is written."""
+    terminal, pipe = io.StringIO(), io.StringIO()
+    monkeypatch.setattr("sys.stderr", pipe)
+    assert call(np.eye(3), np.ones(3), progress=True).converged
+    assert pipe.getvalue() == ""
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    assert call(np.eye(3), np.ones(3), progress=True).converged
+    assert terminal.getvalue()
+    assert terminal.getvalue().endswith("\x1b[2K")
+
+
+def test_no_bar_and_no_function() -> None:
+    assert neula.qr(np.eye(3), progress=False).converged
+    with pytest.raises(TypeError, match="progress is 'yes': pass True for a bar, or a function"):
+        neula.qr(np.eye(3), progress="yes")
+
+
+def test_a_bar_ends_with_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="must be square"):
+        neula.solve(np.ones((2, 3)), np.ones(2), progress=True)
+    assert neula.solve(np.eye(3), np.ones(3), progress=True).converged

@@ -81,6 +81,7 @@ _ROOMS = (
     "algorithms",
     "certificates",
     "cli",
+    "compat",
     "engines",
     "errors",
     "io",
@@ -96,10 +97,18 @@ def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return import_module(f"neula.{name}")
     if name not in __all__:
-        raise AttributeError(f"module 'neula' has no attribute {name!r}")
+        raise AttributeError(f"module 'neula' has no attribute {name!r}{_meant(name)}")
     found = getattr(import_module(f"neula.{_HOMES.get(name, 'pipeline.result')}"), name)
     globals()[name] = found
     return found
+
+
+def _meant(name: str) -> str:
+    """What somebody who misspelled a public name may have meant."""
+    from difflib import get_close_matches
+
+    near = [] if name.startswith("_") else get_close_matches(name.lower(), [x.lower() for x in __all__], 1)
+    return "".join(f": did you mean {x!r}?" for x in __all__ if x.lower() in near)
 
 
 def __dir__() -> list[str]:

@@ -1,21 +1,44 @@
 """What "accurate" means here: the largest error that an accuracy allows.
 
 An accuracy is the name of a format. A result has it when its measured error is a small multiple of that
-format's unit roundoff, the multiple growing as theory and LAPACK's own tests let it.
+format's unit roundoff, the multiple growing as theory and LAPACK's own tests let it. An accuracy that is a
+number is that of the cheapest format with which errors are at most the number.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from numbers import Real
+from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import torch
 
 from neula.engines import FORMATS, FP64, Format, format_of
 from neula.errors import unknown_name
 
+FormatName = Literal["fp16", "bf16", "tf32", "fp32", "fp64"]
+DtypeName = Literal["float16", "bfloat16", "float32", "float64"]
+Accuracy: TypeAlias = "FormatName | DtypeName | torch.dtype | np.dtype[Any] | type[np.floating[Any]] | float"
+"""An accuracy as it may be asked for: the name of a format, a dtype or its name, or a backward error."""
 
-def target_format(accuracy: str | None, dtype: torch.dtype) -> Format:
+_OF_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
+
+
+def target_format(
+    accuracy: Accuracy | str | None, dtype: torch.dtype, bound: Callable[[Format], float] | None = None
+) -> Format:
     """The format whose accuracy is asked for; that of the input when nothing is.
+
+    Parameters
+    ----------
+    accuracy : str, dtype or float, optional
+        A number is a backward error: of the formats with which it is at most that, the cheapest is taken.
+    dtype : torch.dtype
+        Of the result.
+    bound : callable, optional
+        What the backward error may be with a format, for this problem; a multiple of u without it.
 
     Raises
     ------
@@ -24,14 +47,43 @@ def target_format(accuracy: str | None, dtype: torch.dtype) -> Format:
     """
     if accuracy is None:
         return format_of(dtype)
-    if accuracy not in FORMATS:
-        raise unknown_name("accuracy", accuracy, FORMATS)
-    target, kept = FORMATS[accuracy], format_of(dtype)
+    kept = format_of(dtype)
+    if isinstance(accuracy, Real) and not isinstance(accuracy, bool):
+        return _within(float(accuracy), kept, bound or (lambda target: 8 * target.u))
+    name = _name_of(accuracy)
+    if name not in FORMATS:
+        raise unknown_name("accuracy", accuracy, [*FORMATS, *_OF_DTYPES])
+    target = FORMATS[name]
     if target.u < kept.u:
         raise ValueError(
             f"accuracy {accuracy!r} is finer than the dtype of the result, {dtype}: pass A in a wider dtype"
         )
     return target
+
+
+def _name_of(accuracy: object) -> str:
+    """Name of a format, also where a dtype was given."""
+    name = str(accuracy).removeprefix("torch.")
+    if not isinstance(accuracy, (str, torch.dtype)):
+        try:
+            name = np.dtype(accuracy).name  # type: ignore[call-overload]
+        except TypeError:
+            return name
+    return _OF_DTYPES.get(name, name)
+
+
+def _within(error: float, kept: Format, bound: Callable[[Format], float]) -> Format:
+    """The cheapest format with which backward errors are at most a number."""
+    if not 0 < error < 1:
+        raise ValueError(f"accuracy {error} is a backward error: pass a number between 0 and 1, or a format")
+    for target in sorted(FORMATS.values(), key=lambda target: -target.u):
+        if target.u >= kept.u and bound(target) <= error:
+            return target
+    wider = "" if kept is FP64 else ", or pass A in a wider dtype"
+    raise ValueError(
+        f"accuracy {error} is finer than what is certified for a matrix of this shape in {kept.name}, "
+        f"{bound(kept):.1e}: ask for that, or leave accuracy out{wider}"
+    )
 
 
 def residual_bound(target: Format, n: int) -> float:
@@ -70,3 +122,9 @@ def solve_bound(target: Format, n: int) -> float:
     itself come to a third of ``sqrt(n) u64``.
     """
     return 4 * target.u + math.sqrt(n) * FP64.u
+
+
+def qr_bound(target: Format, shape: tuple[int, ...]) -> float:
+    """What the residual of a QR of this shape may be, as it is measured."""
+    *_, m, n = (1, 1, *shape)
+    return residual_bound(target, max(n, 1)) + measurement_error(m, torch.float64)

@@ -17,6 +17,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 import neula
+from neula.certificates.bounds import FormatName
 from neula.certificates.low_rank import low_rank_error
 from neula.certificates.qr import qr_certificate
 from neula.cli import sweep
@@ -156,7 +157,7 @@ def _normal(m: int, n: int, device: torch.device, dtype: torch.dtype, seed: int 
     return torch.randn(m, n, dtype=dtype, device=device, generator=generator)
 
 
-def _low_accuracies(device: torch.device) -> tuple[str, ...]:
+def _low_accuracies(device: torch.device) -> tuple[FormatName, ...]:
     return ("fp16", "fp32") if device.type == "cuda" else ("fp32",)
 
 

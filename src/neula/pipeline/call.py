@@ -7,14 +7,15 @@ accuracy was missed, and attaches the answer to the graph of what it was compute
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 
 import torch
 
-from neula.certificates.bounds import target_format
+from neula.certificates.bounds import Accuracy, qr_bound, target_format
 from neula.engines import Engine, Format, select_engine
 from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.inputs import Taken, check_finite, flattened, gradient_wanted, take
@@ -41,6 +42,8 @@ class Call:
         Whether the answer is to be attached to the graph of an operand.
     weights : Taken or None
         Factors of the rows of the operands, if there are any.
+    begun : float
+        When, in seconds of ``time.perf_counter``.
     """
 
     operands: dict[str, Taken]
@@ -50,6 +53,7 @@ class Call:
     strict: bool = False
     differentiable: bool = False
     weights: Taken | None = None
+    begun: float = field(default_factory=perf_counter)
 
     @classmethod
     def begin(
@@ -57,7 +61,8 @@ class Call:
         operands: Mapping[str, Any],
         *,
         engine: str | Engine,
-        accuracy: str | None = None,
+        accuracy: Accuracy | None = None,
+        bound: Callable[[Format, tuple[int, ...]], float] = qr_bound,
         strict: bool = False,
         gradients: bool = False,
         weights: Any = None,
@@ -69,8 +74,11 @@ class Call:
         operands : dict of str to array_like
             Arrays of any library, by name.
         engine : str or Engine
-        accuracy : str, optional
-            Name of a format; by default that of the operands' common dtype.
+        accuracy : str, dtype or float, optional
+            By default that of the operands' common dtype.
+        bound : callable, optional
+            What backward errors may be with a format, for a first operand of some shape: what an accuracy
+            that is a number is held against.
         strict : bool, optional
         gradients : bool, optional
             Whether the function attaches its answer. Otherwise operands that require a gradient are refused.
@@ -92,11 +100,16 @@ class Call:
             taken,
             select_engine(engine, first.tensor.device),
             dtype,
-            target_format(accuracy, dtype),
+            target_format(accuracy, dtype, lambda target: bound(target, tuple(first.tensor.shape))),
             strict,
             gradients and gradient_wanted(first, *others, factors),
             factors,
         )
+
+    @property
+    def seconds(self) -> float:
+        """Time since it was begun. Results say so; nothing is decided by it."""
+        return perf_counter() - self.begun
 
     @property
     def first(self) -> Taken:

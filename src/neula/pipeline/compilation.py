@@ -9,6 +9,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
+from neula.pipeline.progress import showing
 from neula.pipeline.state import restored
 
 P = ParamSpec("P")
@@ -19,7 +20,7 @@ def eager(function: Callable[P, T]) -> Callable[P, T]:
     """Run a function as it stands, a graph break for ``torch.compile``, and leave modes as they were.
 
     The chains look at their numbers at every step. Traced, they are many graphs, compiled anew for each
-    shape, and not faster.
+    shape, and not faster. ``progress=True`` becomes a bar here.
 
     Parameters
     ----------
@@ -31,7 +32,7 @@ def eager(function: Callable[P, T]) -> Callable[P, T]:
         The same function.
     """
     disabled: Callable[P, T] | None = None
-    careful = restored(function)
+    careful = restored(showing(function))
 
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         nonlocal disabled

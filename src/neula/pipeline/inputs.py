@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch.autograd import forward_ad
 
+from neula.pipeline.no_arrays import array_of, no_numbers, refuse_no_array
+
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -77,10 +79,11 @@ def take(x: Any, name: str, *, differentiable: bool = False) -> Taken:
         raise TypeError(f"{name} is a masked array: pass {name}.filled(...), or leave the masked rows out")
     if isinstance(x, np.ndarray):
         return _take_numpy(np.asarray(x), name)  # of a subclass its numbers
+    refuse_no_array(x, name)
     if hasattr(x, "tocoo"):
         raise TypeError(f"{name} is a sparse {type(x).__name__}: pass {name}.toarray()")
     if not hasattr(x, "__dlpack__"):
-        return _take_numpy(np.asarray(x), name)
+        return _take_numpy(array_of(x, name), name)
     library = _library_of(x)
     if not hasattr(library, "from_dlpack"):
         raise TypeError(
@@ -192,7 +195,9 @@ def _library_of(x: Any) -> Any:
 def _take_numpy(x: np.ndarray, name: str) -> Taken:
     if x.dtype.kind in "iub":
         x = x.astype(np.float64)
-    if x.dtype.kind != "f" or x.dtype.itemsize > 8:
+    if x.dtype.kind not in "fc":
+        raise no_numbers(x, name)
+    if x.dtype.kind == "c" or x.dtype.itemsize > 8:
         raise _unsupported(x.dtype.kind == "c", x.dtype, name)
     if not x.dtype.isnative:
         x = x.astype(x.dtype.newbyteorder("="))

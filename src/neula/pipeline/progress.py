@@ -2,11 +2,69 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 Progress = Callable[[str, float], None]
 """Called with the name of the stage and the part of it that is done, 0 to 1."""
+
+
+def showing(function: Callable[P, T]) -> Callable[P, T]:
+    """A function for which ``progress=True`` shows a bar.
+
+    Parameters
+    ----------
+    function : callable
+        With a keyword ``progress``, a :data:`Progress` or None.
+
+    Raises
+    ------
+    TypeError
+        For a ``progress`` that cannot be called.
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        wanted = kwargs.get("progress")
+        if wanted is None or callable(wanted):
+            return function(*args, **kwargs)
+        if wanted is False:
+            kwargs["progress"] = None
+            return function(*args, **kwargs)
+        if wanted is not True:
+            raise TypeError(
+                f"progress is {wanted!r}: pass True for a bar, or a function that is called with the name of "
+                "the stage and the part of it that is done"
+            )
+        with bar() as kwargs["progress"]:
+            return function(*args, **kwargs)
+
+    return call
+
+
+@contextmanager
+def bar() -> Iterator[Progress]:
+    """A bar on stderr that is gone when the work is done; nothing where stderr is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Bar(*columns, console=console, transient=True, disable=not console.is_interactive) as shown:
+        task = shown.add_task("", total=None)
+
+        def report(stage: str, fraction: float) -> None:
+            # A stage that has not moved yet may never report more: its bar pulses.
+            shown.update(task, description=stage, completed=fraction, total=1.0 if fraction > 0 else None)
+
+        yield report
 
 
 def stage(progress: Progress | None, name: str) -> Callable[[float], None]:

@@ -221,6 +221,7 @@ class Report:
             "attempts": tuple(run.attempts),
             "engine": str(self.options.engine),
             "accuracy": self.options.target.name,
+            "seconds": self.call.seconds,
             "accepted": self.of_members(torch.from_numpy(run.accepted).to(values.x.device), False),
             "backward_errors": self.of_members(values.backward_error),
             "conditions": self.of_members(values.condition),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic
 
+from neula.pipeline.result import shown
 from neula.pipeline.result.attempts import Attempt
+from neula.pipeline.result.shown import ArrayT
 
 
-@dataclass(frozen=True)
-class LstsqResult:
+@dataclass(frozen=True, eq=False, repr=False)
+class LstsqResult(shown.Shown, Generic[ArrayT]):
     """Solution of a least-squares problem, or of a batch of them, with the measured evidence.
 
     Of a batch the single numbers are those of the worst problem; the arrays have one for each.
@@ -56,6 +58,8 @@ class LstsqResult:
         The engine that multiplied.
     accuracy : str
         The accuracy that was asked for.
+    seconds : float
+        Time of the call.
     accepted : array of bool, shape (*batch,)
         Whether each problem meets the accuracy, with no doubt about its rank.
     backward_errors : array of float64, shape (*batch,)
@@ -66,7 +70,7 @@ class LstsqResult:
         Of each right-hand side.
     """
 
-    x: Any
+    x: ArrayT
     converged: bool
     iterations: int
     backward_error: float
@@ -82,8 +86,28 @@ class LstsqResult:
     attempts: tuple[Attempt, ...] = ()
     engine: str = ""
     accuracy: str = ""
-    accepted: Any = field(default=None, repr=False)
-    backward_errors: Any = field(default=None, repr=False)
-    ranks: Any = field(default=None, repr=False)
-    conditions: Any = field(default=None, repr=False)
-    forward_errors: Any = field(default=None, repr=False)
+    seconds: float = math.nan
+    accepted: Any = None
+    backward_errors: Any = None
+    ranks: Any = None
+    conditions: Any = None
+    forward_errors: Any = None
+
+    def headline(self) -> str:
+        """What is certified, in a line."""
+        certified = shown.verdict(self.accuracy, converged=self.converged)
+        return f"{certified}{shown.members(self.accepted)}, {shown.sure(self.digits)}"
+
+    def rows(self) -> shown.Rows:
+        """What matters: the answer, how it came about, and how good it is."""
+        norms = self.residual_norm
+        return {
+            "x": shown.array(self.x),
+            "method": shown.attempted(self.attempts, self.factorization),
+            "iterations": f"{self.iterations}",
+            "backward error": f"{self.backward_error:.1e}, at most {self.tolerance:.1e} asked for",
+            "forward error": f"{self.forward_error:.1e}, condition number {self.condition:.1e}",
+            "rank": f"{self.rank}",
+            "residual norm": shown.numbers(norms if isinstance(norms, list) else [norms]),
+            "time": f"{shown.duration(self.seconds)}, engine {self.engine}",
+        }.items()

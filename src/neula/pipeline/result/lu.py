@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
+
+from neula.pipeline.result import shown
+from neula.pipeline.result.shown import ArrayT
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,8 +20,8 @@ if TYPE_CHECKING:
     from neula.algorithms.triangular.substitution import Substitution
 
 
-@dataclass(frozen=True)
-class LUFactors:
+@dataclass(frozen=True, eq=False, repr=False)
+class LUFactors(shown.Shown, Generic[ArrayT]):
     """``A[permutation] = L U``: the factors as they were computed, and how; of a matrix, or of a batch.
 
     Attributes
@@ -47,9 +51,11 @@ class LUFactors:
         The factors of each matrix of a batch, in the memory of ``packed``; None for a single matrix.
     solvers : dict
         What :func:`neula.lu_solve` keeps from one solve to the next, by precision.
+    seconds : float
+        Time of the factorization.
     """
 
-    packed: PackedLU = field(repr=False)
+    packed: PackedLU
     variant: str
     panel: int
     inner_panel: int | None
@@ -57,12 +63,13 @@ class LUFactors:
     storage: str
     engine: str
     dtype: Any
-    measure_growth: Callable[[], Any] = field(repr=False, compare=False)
-    give_back: Callable[..., Any] = field(repr=False)
-    transform: TwoSided | None = field(default=None, repr=False)
-    kept: KeptMatrix | None = field(default=None, repr=False, compare=False)
-    members: tuple[LUFactors, ...] | None = field(default=None, repr=False, compare=False)
-    solvers: dict[Any, Substitution] = field(default_factory=dict, repr=False, compare=False)
+    measure_growth: Callable[[], Any]
+    give_back: Callable[..., Any]
+    transform: TwoSided | None = None
+    kept: KeptMatrix | None = None
+    members: tuple[LUFactors[Any], ...] | None = None
+    solvers: dict[Any, Substitution] = field(default_factory=dict)
+    seconds: float = math.nan
 
     @cached_property
     def growth(self) -> Any:
@@ -74,7 +81,7 @@ class LUFactors:
         return self.measure_growth()
 
     @property
-    def L(self) -> Any:
+    def L(self) -> ArrayT:
         """Unit lower triangular, made when asked for, in the dtype of A.
 
         Its shape is (..., n, n), with n rounded up to a multiple of four where butterflies have mixed the
@@ -82,12 +89,14 @@ class LUFactors:
         """
         lower = self.packed.lu.tril(-1)
         lower.diagonal(dim1=-2, dim2=-1).fill_(1)
-        return self.give_back(lower)
+        factor: ArrayT = self.give_back(lower)
+        return factor
 
     @property
-    def U(self) -> Any:
+    def U(self) -> ArrayT:
         """Upper triangular, of the shape of L: made when asked for, in the dtype of A."""
-        return self.give_back(self.packed.lu.triu())
+        factor: ArrayT = self.give_back(self.packed.lu.triu())
+        return factor
 
     @property
     def pivots(self) -> Any:
@@ -126,3 +135,18 @@ class LUFactors:
 
     def _integers(self, numbers: Tensor) -> Any:
         return numbers.tolist() if self.members is None else self.give_back(numbers, numbers.dtype)
+
+    def headline(self) -> str:
+        """What they are the factors of."""
+        return f"LU factors of {self.shape} {str(self.dtype).rpartition('.')[2]}"
+
+    def rows(self) -> shown.Rows:
+        """What matters: how they were made, and what they are good for."""
+        widths = [width for width in (self.panel, self.inner_panel) if width is not None]
+        return {
+            "variant": f"{self.variant}, panels of {' and '.join(map(str, widths))}",
+            "formats": f"products in {self.compute}, factors in {self.storage}",
+            "memory": f"{self.storage_bytes:,} bytes",
+            "refinement": "with A, which is kept" if self.keeps_a else "none: A is not kept",
+            "time": f"{shown.duration(self.seconds)}, engine {self.engine}",
+        }.items()

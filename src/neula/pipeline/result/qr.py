@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic
 
+from neula.pipeline.result import shown
 from neula.pipeline.result.attempts import Attempt
+from neula.pipeline.result.shown import ArrayT
 
 
-@dataclass(frozen=True)
-class QRResult:
+@dataclass(frozen=True, eq=False, repr=False)
+class QRResult(shown.Shown, Generic[ArrayT]):
     """``Q, R = result`` as with ``torch.linalg.qr``; the rest says how it was made and how good it is.
 
     With column pivoting ``Q, R, P = result``, as with ``scipy.linalg.qr``.
@@ -30,15 +33,18 @@ class QRResult:
         The accuracy that was asked for.
     P : array of int64, shape (..., n), or None
         With column pivoting the order of the columns: ``A[:, P] = Q R``.
+    seconds : float
+        Time of the call.
     """
 
-    Q: Any = field(repr=False)
-    R: Any = field(repr=False)
+    Q: ArrayT
+    R: ArrayT
     certificate: Any = None
     attempts: tuple[Attempt, ...] = ()
     engine: str = ""
     accuracy: str = ""
-    P: Any = field(default=None, repr=False)
+    P: ArrayT | None = None
+    seconds: float = math.nan
 
     def _factors(self) -> tuple[Any, ...]:
         return (self.Q, self.R) if self.P is None else (self.Q, self.R, self.P)
@@ -56,3 +62,17 @@ class QRResult:
     def converged(self) -> bool:
         """Whether the factorization is certified to the accuracy asked for."""
         return bool(self.attempts) and self.attempts[-1].accepted
+
+    def headline(self) -> str:
+        """What is certified, in a line."""
+        return shown.verdict(self.accuracy, converged=self.converged)
+
+    def rows(self) -> shown.Rows:
+        """What matters: the factors, how they came about, and how good they are."""
+        return {
+            "Q": shown.array(self.Q),
+            "R": shown.array(self.R),
+            "method": shown.attempted(self.attempts),
+            "certificate": str(self.certificate),
+            "time": f"{shown.duration(self.seconds)}, engine {self.engine}",
+        }.items()

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from neula.certificates.bounds import Accuracy
 from neula.engines import Engine
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Run, run_chain
@@ -24,7 +25,7 @@ def cholesky(
     A: Any,
     *,
     upper: bool = False,
-    accuracy: str | None = None,
+    accuracy: Accuracy | None = None,
     engine: str | Engine = "auto",
     strict: bool = False,
     progress: Progress | None = None,
@@ -45,7 +46,7 @@ def cholesky(
     upper : bool, optional
         Whether to give back ``U`` with ``A = U^T U`` in place of L, as in torch; ``scipy.linalg.cholesky``
         does so by default.
-    accuracy : {"fp16", "bf16", "tf32", "fp32", "fp64"}, optional
+    accuracy : {"fp16", "bf16", "tf32", "fp32", "fp64"}, dtype or float, optional
         Accuracy of the result; by default that of A's dtype.
     engine : {"auto", "cpu", "cuda", "emulated"} or Engine, optional
         What multiplies. ``"auto"`` goes by the device of A.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from neula.certificates.bounds import lstsq_bound
+from neula.certificates.bounds import Accuracy, lstsq_bound
 from neula.certificates.forward_error import SURE
 from neula.engines import Arithmetic, Engine, format_of
 from neula.errors import check_name
@@ -36,7 +36,7 @@ def lstsq(
     A: Any,
     b: Any,
     *,
-    accuracy: str | None = None,
+    accuracy: Accuracy | None = None,
     engine: str | Engine = "auto",
     algorithm: str | None = None,
     compute: str | None = None,
@@ -65,8 +65,9 @@ def lstsq(
     b : array_like, shape (m,) or (..., m, k)
         One vector, the same for every matrix of A, or a matrix of right-hand sides; leading dimensions of A
         and b are broadcast as in NumPy.
-    accuracy : {"fp16", "bf16", "tf32", "fp32", "fp64"}, optional
-        Accuracy of the result; by default that of the dtype.
+    accuracy : {"fp16", "bf16", "tf32", "fp32", "fp64"}, dtype or float, optional
+        Accuracy of the result; by default that of the dtype. A number is the largest backward error that will
+        do: the cheapest format with which it is certified is taken.
     engine : {"auto", "cpu", "cuda", "emulated"} or Engine, optional
         What multiplies. ``"auto"`` goes by the device of A.
     algorithm : {"cgls", "lsqr", "direct", "normal", "householder", "svd"}, optional
@@ -92,8 +93,8 @@ def lstsq(
     strict : bool, optional
         Raise an :class:`~neula.pipeline.result.AccuracyError` where there would be a warning, and refuse NaN
         and Inf in batches, too.
-    progress : callable, optional
-        Called with the name of the stage and the part of it that is done.
+    progress : callable or bool, optional
+        Called with the name of the stage and the part of it that is done; True shows a bar.
 
     Returns
     -------
@@ -164,7 +165,13 @@ def lstsq(
     (array([1., 2.]), True, 2)
     """
     call = Call.begin(
-        {"A": A, "b": b}, engine=engine, accuracy=accuracy, strict=strict, gradients=True, weights=weights
+        {"A": A, "b": b},
+        engine=engine,
+        accuracy=accuracy,
+        bound=lambda target, shape: lstsq_bound(target, min((1, *shape)[-2:]) or 1),
+        strict=strict,
+        gradients=True,
+        weights=weights,
     )
     a, w = call.first.tensor, call.weights
     shapes = broadcast_system(*call.tensors)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from neula.certificates.bounds import Accuracy
 from neula.engines import Engine
 from neula.pipeline.call import Call
 from neula.pipeline.compilation import eager
@@ -26,7 +27,7 @@ def pinv(
     A: Any,
     rcond: float | None = None,
     *,
-    accuracy: str | None = None,
+    accuracy: Accuracy | None = None,
     engine: str | Engine = "auto",
     strict: bool = False,
     progress: Progress | None = None,
@@ -42,7 +43,7 @@ def pinv(
         Singular values of A below ``rcond`` times the largest count as zero, where the rows of a tall A, or
         the columns of any other, are first divided by their norms: the rank does not depend on their units.
         By default as for :func:`lstsq`.
-    accuracy : {"fp16", "bf16", "tf32", "fp32", "fp64"}, optional
+    accuracy : {"fp16", "bf16", "tf32", "fp32", "fp64"}, dtype or float, optional
         Accuracy of the result; by default that of A's dtype.
     engine : {"auto", "cpu", "cuda", "emulated"} or Engine, optional
         What multiplies. ``"auto"`` goes by the device of A.

@@ -11,7 +11,7 @@ import torch
 
 from neula.algorithms.spectra.gram_svd import gram_svd
 from neula.algorithms.spectra.qr_svd import qr_svd
-from neula.certificates.bounds import orthogonality_bound, residual_bound
+from neula.certificates.bounds import Accuracy, orthogonality_bound, residual_bound
 from neula.certificates.low_rank import low_rank_error
 from neula.certificates.qr import QRCertificate
 from neula.engines import FP16, FP16_COR, Engine, Format
@@ -37,7 +37,7 @@ def svd_lowrank(
     rank: int | None = None,
     *,
     tol: float | None = None,
-    accuracy: str | None = None,
+    accuracy: Accuracy | None = None,
     engine: str | Engine = "auto",
     strict: bool = False,
     progress: Progress | None = None,
@@ -99,7 +99,7 @@ def svd_lowrank(
     work = torch.float64 if a.dtype == torch.float64 else torch.float32
     with plain_arithmetic(a.device), call.computing():
         found, error = None, None
-        factors = QRResult(None, None, engine=str(call.engine), accuracy=call.target.name)
+        factors: QRResult[Any] = QRResult(None, None, engine=str(call.engine), accuracy=call.target.name)
         if rank is not None and rank <= call.engine.tuning.gram_part * tall.shape[1]:
             found, factors, error = _from_gram(call.here(tall).to(work), rank, call.engine, call.target)
         if found is None:
@@ -121,6 +121,7 @@ def svd_lowrank(
         Vh=call.give_back(vh),
         relative_error=error,
         qr=dataclasses.replace(factors, Q=None, R=None),
+        seconds=call.seconds,
     )
 
 

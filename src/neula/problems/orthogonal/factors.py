@@ -104,6 +104,7 @@ def as_result(
         engine=str(options.engine),
         accuracy=options.target.name,
         P=None if order is None else call.give_back(order.reshape(*batch, order.shape[-1]), order.dtype),
+        seconds=call.seconds,
     )
     if not result.converged:
         call.report_missed(

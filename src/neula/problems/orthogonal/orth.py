@@ -9,6 +9,7 @@ import torch
 
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.numerical_rank import columns_of_norm_one, numerical_ranks
+from neula.certificates.bounds import Accuracy
 from neula.engines import Engine
 from neula.kernels.precision import exact_matmul
 from neula.pipeline.call import Call
@@ -26,7 +27,7 @@ def orth(
     A: Any,
     rcond: float | None = None,
     *,
-    accuracy: str | None = None,
+    accuracy: Accuracy | None = None,
     engine: str | Engine = "auto",
     strict: bool = False,
     progress: Progress | None = None,

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from neula.algorithms.orthogonal.panels import panel_named
+from neula.certificates.bounds import Accuracy
 from neula.engines import Arithmetic, Engine
 from neula.errors import check_name
 from neula.pipeline.call import Call
@@ -31,7 +32,7 @@ def qr(
     mode: str = "reduced",
     *,
     pivoting: bool = False,
-    accuracy: str | None = None,
+    accuracy: Accuracy | None = None,
     engine: str | Engine = "auto",
     algorithm: str | None = None,
     compute: str | None = None,
@@ -57,8 +58,9 @@ def qr(
         Q of shape (m, min(m, n)); only R; or Q of shape (m, m) and R of shape (m, n).
     pivoting : bool, optional
         Order the columns so that R shows the rank: ``A[:, P] = Q R``, as in :func:`scipy.linalg.qr`.
-    accuracy : {"fp16", "bf16", "tf32", "fp32", "fp64"}, optional
-        Accuracy of the result; by default that of A's dtype.
+    accuracy : {"fp16", "bf16", "tf32", "fp32", "fp64"}, dtype or float, optional
+        Accuracy of the result; by default that of A's dtype. A number is the largest residual, relative to A,
+        that will do: the cheapest format with which it is certified is taken.
     engine : {"auto", "cpu", "cuda", "emulated"} or Engine, optional
         What multiplies. ``"auto"`` goes by the device of A.
     algorithm : {"rgsqrf", "rgsqrf-reortho", "cholesky-qr", "householder"}, optional
@@ -80,8 +82,8 @@ def qr(
     strict : bool, optional
         Raise an :class:`~neula.pipeline.result.AccuracyError` where there would be a warning, and refuse NaN
         and Inf in batches, too.
-    progress : callable, optional
-        Called with the name of the stage and the part of it that is done.
+    progress : callable or bool, optional
+        Called with the name of the stage and the part of it that is done; True shows a bar.
 
     Returns
     -------

@@ -91,8 +91,8 @@ def lu_factor(
         is not freed before theirs, and A must stay as it is. That it does is checked before each solve by its
         product with a random vector. Without A solutions are as accurate as the factors, two or three digits
         of a well-conditioned system in half precision, and no accuracy is certified.
-    progress : callable, optional
-        Called with the name of the stage and the part of it that is done.
+    progress : callable or bool, optional
+        Called with the name of the stage and the part of it that is done; True shows a bar.
 
     Returns
     -------
@@ -168,6 +168,7 @@ def lu_factor(
         dtype=a.dtype,
         give_back=give_back,
         transform=transform,
+        seconds=call.seconds,
     )
 
     def one(packed: PackedLU, of: _Factorized) -> LUFactors:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from neula.certificates.bounds import solve_bound
+from neula.certificates.bounds import Accuracy, solve_bound
 from neula.certificates.forward_error import SURE
 from neula.engines import Engine, format_named
 from neula.errors import check_name
@@ -43,7 +43,7 @@ def solve(
     b: Any,
     *,
     assume_a: str = "gen",
-    accuracy: str | None = None,
+    accuracy: Accuracy | None = None,
     engine: str | Engine = "auto",
     pivot: str | None = None,
     compute: str | None = None,
@@ -71,8 +71,9 @@ def solve(
     assume_a : {"gen", "pos"}
         ``"pos"`` for a symmetric positive definite A, both of whose triangles must be there: Cholesky
         factorization takes half the time of LU.
-    accuracy : {"fp16", "bf16", "tf32", "fp32", "fp64"}, optional
-        Accuracy of the result; by default that of the dtype.
+    accuracy : {"fp16", "bf16", "tf32", "fp32", "fp64"}, dtype or float, optional
+        Accuracy of the result; by default that of the dtype. A number is the largest backward error that will
+        do: the cheapest format with which it is certified is taken.
     engine : {"auto", "cpu", "cuda", "emulated"} or Engine, optional
         What multiplies. ``"auto"`` goes by the device of A.
     pivot : {"none", "rbt", "partial"}, optional
@@ -89,8 +90,8 @@ def solve(
         accepted. Small systems are refined that far in any case.
     strict : bool, optional
         Raise an :class:`~neula.pipeline.result.AccuracyError` where there would be a warning.
-    progress : callable, optional
-        Called with the name of the stage and the part of it that is done.
+    progress : callable or bool, optional
+        Called with the name of the stage and the part of it that is done; True shows a bar.
 
     Returns
     -------
@@ -155,7 +156,14 @@ def solve(
     >>> result.x.round(12), result.converged
     (array([1., 2.]), True)
     """
-    call = Call.begin({"A": A, "b": b}, engine=engine, accuracy=accuracy, strict=strict, gradients=True)
+    call = Call.begin(
+        {"A": A, "b": b},
+        engine=engine,
+        accuracy=accuracy,
+        bound=lambda target, shape: solve_bound(target, max(shape, default=1)),
+        strict=strict,
+        gradients=True,
+    )
     _check_square(call.first.tensor)
     shapes = broadcast_system(*call.tensors)
     _check_names(assume_a, pivot, certify, max_iterations)

@@ -1,0 +1,71 @@
+"""Functions that take the place of others: neula's answer, and that of the peer where neula has none."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Unsuited(Exception):
+    """What was asked for is the peer's to answer, or to refuse."""
+
+
+REFUSALS = (Unsuited, TypeError, ValueError, ArithmeticError, np.linalg.LinAlgError)
+"""What neula raises for input that it cannot, or should not, answer."""
+
+
+def drop_in(peer: ModuleType) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Let a function take the place of that of the same name in another library.
+
+    Where it raises, the peer is called with what was given: exceptions are the peer's own, and so is the
+    answer to what neula refuses (complex numbers, singular factors that are to be had nevertheless).
+
+    Parameters
+    ----------
+    peer : module
+        It is asked for the function at each call that falls through.
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        name = function.__name__
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return function(*args, **kwargs)
+            except REFUSALS:
+                pass  # out of the handler, or its exception would be told as the cause of the peer's
+            answer: T = getattr(peer, name)(*args, **kwargs)
+            return answer
+
+        return call
+
+    return decorate
+
+
+def names_of(peer: ModuleType, module: dict[str, Any]) -> Callable[[], list[str]]:
+    """The ``__dir__`` of a module that has all public names of its peer besides its own."""
+    return lambda: sorted({*module, *getattr(peer, "__all__", dir(peer))})
+
+
+def right_hand_sides(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """B as NumPy 2 reads it: a vector only if it has one dimension, whatever the shape of a."""
+    return b.reshape((1,) * (a.ndim - b.ndim) + b.shape) if b.ndim > 1 else b
+
+
+def need(suited: bool) -> None:
+    """Leave it to the peer unless a condition holds.
+
+    Raises
+    ------
+    Unsuited
+    """
+    if not suited:
+        raise Unsuited

@@ -1,0 +1,164 @@
+"""``numpy.linalg``, with the answers of neula: ``import neula.compat.numpy as la``.
+
+What is not defined here is NumPy's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy import linalg
+
+import neula
+from neula.compat.drop_in import drop_in, names_of, need, right_hand_sides
+from neula.compat.least_squares import full_rank_solution
+
+_QRResult = type(linalg.qr(np.eye(1)))
+"""The named tuple, whose module has moved from one version of NumPy to the next."""
+
+
+@drop_in(linalg)
+def solve(a: Any, b: Any) -> Any:
+    """Solve ``a x = b`` as :func:`numpy.linalg.solve` does, by :func:`neula.solve`.
+
+    Parameters
+    ----------
+    a : array_like, shape (..., n, n)
+    b : array_like, shape (n,) or (..., n, k)
+
+    Returns
+    -------
+    ndarray, shape (..., n) or (..., n, k)
+
+    Raises
+    ------
+    numpy.linalg.LinAlgError
+        If a is singular or not square.
+
+    Warns
+    -----
+    AccuracyWarning
+        If the solution is not certified, so where no digit of it is sure. NumPy says nothing there.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import neula.compat.numpy as la
+    >>> la.solve(np.array([[2.0, 1.0], [1.0, 3.0]]), np.array([4.0, 7.0])).round(12)
+    array([1., 2.])
+    """
+    A, B = _real(a), _real(b)
+    return _as(b, neula.solve(A, right_hand_sides(A, B)).x)
+
+
+@drop_in(linalg)
+def lstsq(a: Any, b: Any, rcond: float | None = None) -> tuple[Any, Any, Any, Any]:
+    """Least squares as by :func:`numpy.linalg.lstsq`, by :func:`neula.lstsq`.
+
+    The singular values take an SVD of a, which is most of the time. Where the rank that they show is not
+    full, NumPy's own solution is returned.
+
+    Parameters
+    ----------
+    a : array_like, shape (m, n)
+    b : array_like, shape (m,) or (m, k)
+    rcond : float, optional
+        Singular values of a, in its own units, of at most ``rcond`` times the largest count as zero. By
+        default ``max(m, n)`` times the precision of float64; -1 for that precision itself.
+
+    Returns
+    -------
+    x : ndarray, shape (n,) or (n, k)
+    residuals : ndarray, shape (k,), (1,) or (0,)
+        Sums of squares, if ``m > n`` and the rank is full.
+    rank : int
+    s : ndarray, shape (min(m, n),)
+
+    Raises
+    ------
+    numpy.linalg.LinAlgError
+        If the shapes do not fit.
+
+    Warns
+    -----
+    AccuracyWarning
+        If the solution is not certified.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import neula.compat.numpy as la
+    >>> A = np.array([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]])
+    >>> x, residuals, rank, s = la.lstsq(A, np.array([1.0, 3.0, 5.0]))
+    >>> x.round(12), int(rank), s.shape
+    (array([1., 2.]), 2, (2,))
+    """
+    A, B = _real(a), _real(b)
+    eps = np.finfo(np.float64).eps
+    cut = max(A.shape) * eps if rcond is None else eps if rcond < 0 else rcond
+    # NumPy computes in double precision, whatever the dtype.
+    s = linalg.svd(A.astype(np.float64, copy=False), compute_uv=False)
+    x, squares = full_rank_solution(A, B, s, cut)
+    residuals = squares.astype(x.dtype) if A.shape[0] > A.shape[1] else np.empty(0, x.dtype)
+    return _as(b, x), _as(b, residuals), np.int32(len(s)), s.astype(x.dtype, copy=False)
+
+
+@drop_in(linalg)
+def qr(a: Any, mode: str = "reduced") -> Any:
+    """QR factorization as by :func:`numpy.linalg.qr`, by :func:`neula.qr`: the diagonal of R is nonnegative.
+
+    Parameters
+    ----------
+    a : array_like, shape (..., m, n)
+    mode : {"reduced", "complete", "r", "raw"}
+
+    Returns
+    -------
+    QRResult or ndarray
+        ``Q, R``, or only R with ``mode="r"``.
+
+    Raises
+    ------
+    numpy.linalg.LinAlgError
+        If a has fewer than two dimensions.
+
+    Warns
+    -----
+    AccuracyWarning
+        If the factorization is not certified.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import neula.compat.numpy as la
+    >>> A = np.array([[3.0, 1.0], [4.0, 2.0]])
+    >>> Q, R = la.qr(A)
+    >>> bool(np.allclose(Q @ R, A))
+    True
+    """
+    need(mode in ("reduced", "complete", "r"))
+    A = _real(a)
+    need(bool(np.isfinite(A).all()))
+    result = neula.qr(A, mode)
+    return _as(a, result.R) if mode == "r" else _QRResult(_as(a, result.Q), _as(a, result.R))
+
+
+def _real(x: Any) -> np.ndarray:
+    """What NumPy's functions take, of that what neula can: real numbers in single or double precision."""
+    array = np.asarray(x)
+    need(array.dtype.kind in "iub" or (array.dtype.kind == "f" and array.dtype.itemsize in (4, 8)))
+    return array
+
+
+def _as(given: Any, answer: np.ndarray) -> Any:
+    """An answer as an array of the class that was given: that of a matrix is a matrix."""
+    wrap = getattr(given, "__array_wrap__", None)
+    return answer if wrap is None or type(given) is np.ndarray else wrap(answer)
+
+
+__dir__ = names_of(linalg, globals())
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(linalg, name)

@@ -1,0 +1,24 @@
+"""``scipy.linalg``, with the answers of neula: ``import neula.compat.scipy as la``.
+
+What is not defined here is SciPy's own. ``overwrite_a``, ``overwrite_b`` and ``lwork`` permit what neula does
+not do: nothing is overwritten.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scipy import linalg
+
+from neula.compat.drop_in import names_of
+from neula.compat.scipy.factors import LUPair, lu_factor, lu_solve
+from neula.compat.scipy.orthogonal import lstsq, orth, qr
+from neula.compat.scipy.systems import AccuracyLinAlgWarning, solve
+
+__all__ = ["AccuracyLinAlgWarning", "LUPair", "lstsq", "lu_factor", "lu_solve", "orth", "qr", "solve"]
+
+__dir__ = names_of(linalg, globals())
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(linalg, name)

@@ -1,0 +1,24 @@
+"""Arrays as SciPy takes them, of those that neula can."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from scipy.linalg.blas import find_best_blas_type
+
+from neula.compat.drop_in import need
+
+
+def solved_in(dtype: np.dtype) -> type:
+    """What SciPy's ``solve`` computes in."""
+    need(dtype.kind in "iub" or (dtype.kind == "f" and dtype.itemsize <= 8))
+    return np.float32 if dtype.kind == "f" and dtype.itemsize <= 4 else np.float64
+
+
+def lapack_arrays(*given: Any) -> list[np.ndarray]:
+    """Arrays in what LAPACK would compute in, if that is real."""
+    arrays = [np.asarray(x) for x in given]
+    need(all(x.dtype.kind in "iubf" and x.dtype.itemsize <= 8 for x in arrays))
+    dtype = find_best_blas_type(arrays)[1]
+    return [x.astype(dtype, copy=False) for x in arrays]

@@ -1,0 +1,170 @@
+"""QR, ranges and least squares with the signatures of SciPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from scipy import linalg
+
+import neula
+from neula.compat.drop_in import drop_in, need
+from neula.compat.least_squares import full_rank_solution
+from neula.compat.scipy.inputs import lapack_arrays
+
+
+@drop_in(linalg)
+def lstsq(
+    a: Any,
+    b: Any,
+    cond: float | None = None,
+    overwrite_a: bool = False,
+    overwrite_b: bool = False,
+    check_finite: bool = True,
+    lapack_driver: str | None = None,
+) -> tuple[Any, Any, int, Any]:
+    """Least squares as by :func:`scipy.linalg.lstsq`, by :func:`neula.lstsq`.
+
+    The singular values take an SVD of a, which is most of the time. Where the rank that they show is not
+    full, or with ``lapack_driver``, SciPy's own solution is returned.
+
+    Parameters
+    ----------
+    a : array_like, shape (m, n)
+    b : array_like, shape (m,) or (m, k)
+    cond : float, optional
+        Singular values of a, in its own units, of at most ``cond`` times the largest count as zero. By
+        default the precision of the dtype.
+    overwrite_a, overwrite_b, check_finite : bool, optional
+        Accepted; nothing is overwritten, and everything is checked.
+    lapack_driver : str, optional
+        SciPy solves with it.
+
+    Returns
+    -------
+    x : ndarray, shape (n,) or (n, k)
+    residues : ndarray, shape (k,), () or (0,)
+        Sums of squares, if ``m > n`` and the rank is full.
+    rank : int
+    s : ndarray, shape (min(m, n),)
+
+    Raises
+    ------
+    ValueError
+        If the shapes do not fit, and for NaN or Inf.
+
+    Warns
+    -----
+    AccuracyWarning
+        If the solution is not certified.
+
+    Examples
+    --------
+    >>> import neula.compat.scipy as la
+    >>> x, residues, rank, s = la.lstsq([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]], [1.0, 3.0, 5.0])
+    >>> x.round(12), rank, s.shape
+    (array([1., 2.]), 2, (2,))
+    """
+    need(lapack_driver is None)
+    A, B = lapack_arrays(a, b)
+    s = linalg.svdvals(A)
+    x, squares = full_rank_solution(A, B, s, np.finfo(A.dtype).eps if cond is None else cond)
+    residues = squares.astype(x.dtype) if A.shape[0] > A.shape[1] else np.empty(0, x.dtype)
+    return x, residues[0] if B.ndim == 1 and residues.size else residues, len(s), s
+
+
+@drop_in(linalg)
+def qr(
+    a: Any,
+    overwrite_a: bool = False,
+    lwork: int | None = None,
+    mode: str = "full",
+    pivoting: bool = False,
+    check_finite: bool = True,
+) -> Any:
+    """QR factorization as by :func:`scipy.linalg.qr`, by :func:`neula.qr`: the diagonal of R is nonnegative.
+
+    Parameters
+    ----------
+    a : array_like, shape (..., m, n)
+    overwrite_a, check_finite : bool, optional
+        Accepted; nothing is overwritten, and everything is checked.
+    lwork : int, optional
+        Accepted.
+    mode : {"full", "r", "economic", "raw"}
+        ``"raw"`` is SciPy's own.
+    pivoting : bool, optional
+        With pivoting it is SciPy's own.
+
+    Returns
+    -------
+    tuple of ndarray
+        ``(Q, R)``, with ``mode="r"`` only ``(R,)``; R has as many rows as a, unless ``mode="economic"``.
+
+    Raises
+    ------
+    ValueError
+        If a has fewer than two dimensions, and for NaN or Inf.
+
+    Warns
+    -----
+    AccuracyWarning
+        If the factorization is not certified.
+
+    Examples
+    --------
+    >>> import neula.compat.scipy as la
+    >>> Q, R = la.qr([[3.0], [4.0]])
+    >>> Q.shape, R.round(12).tolist()
+    ((2, 2), [[5.0], [0.0]])
+    """
+    need(mode in ("full", "qr", "r", "economic") and not pivoting)
+    (A,) = lapack_arrays(a)
+    need(bool(np.isfinite(A).all()))
+    if mode == "economic":
+        return tuple(neula.qr(A))
+    if mode == "r":
+        R = neula.qr(A, "r").R
+        below = np.zeros((*A.shape[:-2], A.shape[-2] - R.shape[-2], A.shape[-1]), A.dtype)
+        return (np.concatenate([R, below], -2),)
+    return tuple(neula.qr(A, "complete"))
+
+
+@drop_in(linalg)
+def orth(A: Any, rcond: float | None = None) -> np.ndarray:
+    """Orthonormal basis of the range as by :func:`scipy.linalg.orth`, by :func:`neula.orth`.
+
+    Not singular vectors: where the rank is full it is the Q of a QR factorization.
+
+    Parameters
+    ----------
+    A : array_like, shape (..., m, n)
+    rcond : float, optional
+        Singular values of at most ``rcond`` times the largest count as zero; by default ``max(m, n)`` times
+        the precision of the dtype.
+
+    Returns
+    -------
+    ndarray, shape (..., m, rank)
+
+    Raises
+    ------
+    ValueError
+        For NaN or Inf.
+
+    Warns
+    -----
+    AccuracyWarning
+        If the basis is not certified to be orthonormal.
+
+    Examples
+    --------
+    >>> import neula.compat.scipy as la
+    >>> la.orth([[1.0, 2.0], [2.0, 4.0], [3.0, 6.0]]).shape
+    (3, 1)
+    """
+    (a,) = lapack_arrays(A)
+    need(bool(np.isfinite(a).all()))
+    cut = np.finfo(a.dtype).eps * max(a.shape[-2:]) if rcond is None else rcond
+    basis: np.ndarray = neula.orth(a, cut)
+    return basis

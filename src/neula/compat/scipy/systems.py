@@ -1,0 +1,126 @@
+"""Linear systems with the signature of SciPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from scipy import linalg
+
+import neula
+from neula.compat.drop_in import Unsuited, drop_in, need, right_hand_sides
+from neula.compat.scipy.inputs import solved_in
+from neula.errors import warn
+
+GENERAL = ("gen", "general", "sym", "symmetric", "her", "hermitian")
+POSITIVE = ("pos", "positive definite")
+
+
+class AccuracyLinAlgWarning(neula.AccuracyWarning, linalg.LinAlgWarning):
+    """The solution is not certified to the accuracy of its dtype; caught as SciPy's warning, too."""
+
+
+@drop_in(linalg)
+def solve(
+    a: Any,
+    b: Any,
+    lower: bool = False,
+    overwrite_a: bool = False,
+    overwrite_b: bool = False,
+    check_finite: bool = True,
+    assume_a: str | None = None,
+    transposed: bool = False,
+) -> np.ndarray:
+    """Solve ``a x = b`` as :func:`scipy.linalg.solve` does, by :func:`neula.solve`.
+
+    Triangular, banded and diagonal matrices are left to SciPy, also those that it would find by itself.
+
+    Parameters
+    ----------
+    a : array_like, shape (..., n, n)
+    b : array_like, shape (n,) or (..., n, k)
+    lower : bool, optional
+        Which triangle is read if ``assume_a`` says that a is symmetric.
+    overwrite_a, overwrite_b, check_finite : bool, optional
+        Accepted; nothing is overwritten, and everything is checked.
+    assume_a : str, optional
+        Structure of a; by default it is looked for.
+    transposed : bool, optional
+        Solve ``a.T x = b``.
+
+    Returns
+    -------
+    ndarray, shape (..., n) or (..., n, k)
+
+    Raises
+    ------
+    ValueError
+        If the shapes do not fit, and for NaN or Inf.
+    numpy.linalg.LinAlgError
+        If a is singular, or not positive definite where that was assumed.
+
+    Warns
+    -----
+    AccuracyLinAlgWarning
+        If the solution is not certified, so where no digit of it is sure; it is a ``LinAlgWarning``, too. A
+        matrix that is badly scaled and nothing else is solved to full accuracy, and without it.
+
+    Examples
+    --------
+    >>> import neula.compat.scipy as la
+    >>> la.solve([[2.0, 1.0], [1.0, 3.0]], [4.0, 7.0]).round(12)
+    array([1., 2.])
+    """
+    A, B = np.asarray(a), np.asarray(b)
+    dtype = solved_in(np.result_type(A, B))
+    A, B = A.astype(dtype, copy=False), B.astype(dtype, copy=False)
+    need(A.ndim >= 2 and A.size > 1 and A.shape[-1] == A.shape[-2])
+    if transposed:
+        A, lower = A.swapaxes(-1, -2), not lower
+    if assume_a is None:
+        structures = _structures(A)
+    else:
+        need(assume_a in GENERAL + POSITIVE)
+        structures = ("pos",) if assume_a in POSITIVE else ("gen",)
+        if assume_a not in GENERAL[:2]:
+            A = _mirrored(A, lower=lower)
+    return _first(A, right_hand_sides(A, B), structures)
+
+
+def _structures(a: np.ndarray) -> tuple[str, ...]:
+    """What matrices may be, likeliest first, by SciPy's rules.
+
+    Raises
+    ------
+    Unsuited
+        If one has zeros in a corner, and so may be triangular or banded.
+    """
+    corners = a[..., 0, -1], a[..., -1, 0]
+    need(all(bool(np.all(corner)) for corner in corners))
+    if not np.array_equal(*corners) or not np.array_equal(a, a.swapaxes(-1, -2)):
+        return ("gen",)
+    positive = bool((np.diagonal(a, axis1=-2, axis2=-1) > 0).all())
+    return ("pos", "gen") if positive else ("gen",)
+
+
+def _mirrored(a: np.ndarray, *, lower: bool) -> np.ndarray:
+    """A symmetric matrix of which only one triangle is there."""
+    part = np.tril(a, -1) if lower else np.triu(a, 1)
+    whole = part + part.swapaxes(-1, -2)
+    diagonal = np.arange(a.shape[-1])
+    whole[..., diagonal, diagonal] = np.diagonal(a, axis1=-2, axis2=-1)
+    return whole
+
+
+def _first(a: np.ndarray, b: np.ndarray, structures: tuple[str, ...]) -> np.ndarray:
+    """The solution with the first structure that a matrix turns out to have."""
+    for structure in structures:
+        try:
+            x: np.ndarray = neula.solve(a, b, assume_a=structure, strict=True).x
+        except neula.AccuracyError as error:
+            warn(str(error), AccuracyLinAlgWarning)
+            x = error.result.x
+        except np.linalg.LinAlgError:
+            continue
+        return x
+    raise Unsuited

@@ -1,0 +1,198 @@
+"""``torch.linalg``, with the answers of neula: ``import neula.compat.torch as la``.
+
+What is not defined here is torch's own: so are ``lu_factor`` and ``lu_solve``, since tensors that are passed
+one by one do not say which matrix they belong to, and nothing could be certified.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, linalg
+
+import neula
+from neula.compat.drop_in import drop_in, names_of, need
+
+return_types: Any = torch.return_types
+"""Named tuples, which torch makes without telling type checkers."""
+
+
+@drop_in(linalg)
+def solve(A: Tensor, B: Tensor, *, left: bool = True, out: Tensor | None = None) -> Tensor:
+    """Solve ``A X = B`` as :func:`torch.linalg.solve` does, by :func:`neula.solve`.
+
+    Parameters
+    ----------
+    A : Tensor, shape (..., n, n)
+    B : Tensor, shape (n,), (..., n) or (..., n, k)
+        Right-hand sides are vectors if B has the leading dimensions of A and one more.
+    left : bool, optional
+        False for ``X A = B``.
+    out : Tensor, optional
+        With it torch solves.
+
+    Returns
+    -------
+    Tensor
+        It can be differentiated.
+
+    Raises
+    ------
+    RuntimeError
+        If the shapes, dtypes or devices do not fit, or A is singular.
+
+    Warns
+    -----
+    AccuracyWarning
+        If the solution is not certified, so where no digit of it is sure. torch says nothing there.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import neula.compat.torch as la
+    >>> la.solve(torch.tensor([[2.0, 1.0], [1.0, 3.0]]), torch.tensor([4.0, 7.0]))
+    tensor([1., 2.])
+    """
+    need(out is None and _same_kind(A, B) and A.ndim >= 2)
+    is_vector = B.ndim == 1 or (B.ndim == A.ndim - 1 and B.shape == A.shape[:-1])
+    if left:
+        x: Tensor = neula.solve(A, B.unsqueeze(-1) if is_vector else B).x
+        return x.squeeze(-1) if is_vector else x
+    need(not is_vector)
+    x = neula.solve(A.mT, B.mT).x
+    return x.mT
+
+
+@drop_in(linalg)
+def lstsq(A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | None = None) -> Any:
+    """Least squares as by :func:`torch.linalg.lstsq`, by :func:`neula.lstsq`.
+
+    With ``driver`` torch solves; on a CPU where the rank is not full it is torch's ``"gelsd"`` that does.
+
+    Parameters
+    ----------
+    A : Tensor, shape (..., m, n)
+    B : Tensor, shape (m,), (..., m) or (..., m, k)
+        Right-hand sides are vectors if B has as many dimensions as A less one.
+    rcond : float, optional
+        Singular values of A, in its own units, of at most ``rcond`` times the largest count as zero; by
+        default ``max(m, n)`` times the precision of the dtype. On a GPU, where torch assumes full rank, it
+        is ignored, as there.
+    driver : str, optional
+        torch solves with it.
+
+    Returns
+    -------
+    linalg_lstsq
+        ``solution``, ``residuals``, ``rank`` and ``singular_values``, of which those are empty that torch
+        does not compute by default.
+
+    Raises
+    ------
+    RuntimeError
+        If the shapes, dtypes or devices do not fit.
+
+    Warns
+    -----
+    AccuracyWarning
+        If the solution is not certified.
+
+    Notes
+    -----
+    The rank is full without an SVD where the condition number of A with normalized columns, which
+    :func:`neula.lstsq` estimates, times the ratio of the longest to the shortest column is below the inverse
+    of ``rcond``. Otherwise the singular values of A decide.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import neula.compat.torch as la
+    >>> A = torch.tensor([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]])
+    >>> la.lstsq(A, torch.tensor([[1.0], [3.0], [5.0]])).solution.T
+    tensor([[1., 2.]])
+    """
+    need(driver is None and _same_kind(A, B) and A.ndim >= 2 and A.numel() > 0 and B.numel() > 0)
+    need(B.ndim in (A.ndim, A.ndim - 1))
+    is_vector = B.ndim == A.ndim - 1
+    b = B.unsqueeze(-1) if is_vector else B
+    m, n = A.shape[-2:]
+    none = A.new_empty(0)
+    if A.is_cuda:  # torch's default there is 'gels', which does not look at the rank
+        x, rank = neula.lstsq(A, b).x, torch.empty(0, dtype=torch.int64, device=A.device)
+        residuals = (A @ x - b).square().sum(-2) if m > n else none
+    else:
+        x, rank = _ranked_solution(A, b, max(m, n) * torch.finfo(A.dtype).eps if rcond is None else rcond)
+        residuals = none
+    return return_types.linalg_lstsq((x.squeeze(-1) if is_vector else x, residuals, rank, none))
+
+
+@drop_in(linalg)
+def qr(A: Tensor, mode: str = "reduced", *, out: Any = None) -> Any:
+    """QR factorization as by :func:`torch.linalg.qr`, by :func:`neula.qr`: the diagonal of R is nonnegative.
+
+    Parameters
+    ----------
+    A : Tensor, shape (..., m, n)
+    mode : {"reduced", "complete", "r"}
+    out : tuple of Tensor, optional
+        With it torch factorizes.
+
+    Returns
+    -------
+    linalg_qr
+        ``Q, R``; Q is empty with ``mode="r"``. Both can be differentiated.
+
+    Raises
+    ------
+    RuntimeError
+        If A has fewer than two dimensions, and for an unknown mode.
+
+    Warns
+    -----
+    AccuracyWarning
+        If the factorization is not certified.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import neula.compat.torch as la
+    >>> Q, R = la.qr(torch.tensor([[3.0], [4.0]]))
+    >>> R
+    tensor([[5.]])
+    """
+    need(out is None and _same_kind(A) and bool(A.isfinite().all()))
+    result = neula.qr(A, mode)
+    return return_types.linalg_qr((A.new_empty(0) if result.Q is None else result.Q, result.R))
+
+
+def _same_kind(*tensors: Any) -> bool:
+    """Whether torch's functions take them together: single or double precision, on one device."""
+    if not all(isinstance(x, Tensor) and x.dtype in (torch.float32, torch.float64) for x in tensors):
+        return False
+    return len({(x.dtype, x.device) for x in tensors}) == 1
+
+
+def _ranked_solution(A: Tensor, b: Tensor, rcond: float) -> tuple[Tensor, Tensor]:
+    """Solutions and ranks; singular values of A of at most ``rcond`` times the largest count as zero."""
+    result = neula.lstsq(A, b, rcond=rcond)
+    norms = linalg.vector_norm(A.detach(), dim=-2)
+    # The singular values of B D lie between those of B times the smallest and the largest element of D.
+    ratios = norms.amax(-1).double() / norms.amin(-1)
+    full = result.rank == min(A.shape[-2:])
+    # What is not clear by a factor of three is looked at: condition numbers are estimates.
+    if not (full and bool((3 * rcond * result.conditions * ratios < 1).all())):
+        s = linalg.svdvals(A.detach())
+        if not bool((s[..., -1] > rcond * s[..., 0]).all()):
+            # Not torch's default: its 'gelsy' does not initialize the pivots, and may cut off too much.
+            found = linalg.lstsq(A, b, rcond, driver="gelsd")
+            return found.solution, found.rank
+    x: Tensor = result.x if full else neula.lstsq(A, b, rcond=0.0).x
+    return x, torch.full(A.shape[:-2], min(A.shape[-2:]))
+
+
+__dir__ = names_of(linalg, globals())
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(linalg, name)

@@ -1,0 +1,108 @@
+"""How results show themselves: on one screen, whatever the size of their arrays."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+ArrayT = TypeVar("ArrayT")
+"""The type of the arrays in a result: that of the input."""
+
+NUMBERS = 6
+"""Numbers of a vector that are shown."""
+
+Rows = Iterable[tuple[str, str]]
+
+
+class Shown:
+    """A result with rows of what matters in it.
+
+    Results are equal only to themselves, and hash by what they are, as open files and tensors do. Fields are
+    arrays, of which ``==`` makes arrays, NaN where something is unknown, and times: no two calls would have
+    equal ones, and comparing them would wait for a GPU.
+    """
+
+    def headline(self) -> str:
+        """What is certified, in a line."""
+        raise NotImplementedError
+
+    def rows(self) -> Rows:
+        """Names and values below the headline."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        rows = list(self.rows())
+        width = max(len(name) for name, _ in rows)
+        lines = (f"  {name:<{width}}  {value}" for name, value in rows)
+        return "\n".join([f"{type(self).__name__}: {self.headline()}", *lines])
+
+    def _repr_html_(self) -> str:
+        """The same as a table, for notebooks."""
+        rows = "".join(
+            f'<tr><th style="text-align:left">{html.escape(name)}</th>'
+            f'<td style="text-align:left">{html.escape(value)}</td></tr>'
+            for name, value in self.rows()
+        )
+        caption = html.escape(f"{type(self).__name__}: {self.headline()}")
+        return f'<table><caption style="text-align:left">{caption}</caption>{rows}</table>'
+
+
+def array(x: Any) -> str:
+    """Shape, dtype, where it is unless in main memory, and of a vector the first and last numbers."""
+    if x is None:
+        return "not computed"
+    device = str(getattr(x, "device", "cpu"))
+    where = f" on {device}" if device.startswith("cuda") else ""
+    text = f"{tuple(x.shape)} {str(x.dtype).rpartition('.')[2]}{where}"
+    if len(x.shape) != 1 or not len(x):
+        return text
+    return f"{text}: [{numbers(x.detach() if hasattr(x, 'detach') else x)}]"
+
+
+def numbers(x: Any) -> str:
+    """The first and last of a sequence of numbers."""
+    n, half = len(x), NUMBERS // 2
+    if n <= NUMBERS:
+        return ", ".join(f"{float(v):.4g}" for v in x)
+    ends = [", ".join(f"{float(x[i]):.4g}" for i in part) for part in (range(half), range(n - half, n))]
+    return ", ..., ".join(ends)
+
+
+def duration(seconds: float) -> str:
+    """A time in a unit in which it is neither tiny nor huge."""
+    if not math.isfinite(seconds):
+        return "unknown"
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} us"
+
+
+def attempted(attempts: tuple[Any, ...], kept: str = "") -> str:
+    """What gave the answer, and how many attempts there were; ``kept`` names it if it may not be the last."""
+    if not attempts:
+        return "nothing was tried"
+    method = kept or attempts[-1].method
+    if attempts[-1].accepted:
+        return f"{method}, accepted at attempt {len(attempts)}"
+    return f"{method}, the best of {len(attempts)}"
+
+
+def sure(digits: float) -> str:
+    """How much of x is sure."""
+    if digits == math.inf:
+        return "x is exact"
+    return f"{digits:.1f} digits of x are sure" if digits > 0 else "no digit of x is sure"
+
+
+def verdict(accuracy: str, *, converged: bool) -> str:
+    """Whether a result is certified."""
+    return f"{'certified' if converged else 'NOT certified'} to {accuracy} accuracy"
+
+
+def members(accepted: Any) -> str:
+    """How many problems of a batch are certified; nothing for a single one."""
+    count = math.prod(accepted.shape) if accepted is not None and len(accepted.shape) else None
+    return "" if count is None else f" ({int(accepted.sum())} of {count} problems)"

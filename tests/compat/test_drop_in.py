@@ -1,0 +1,421 @@
+"""Drop-in functions: neula answers what it can, and the peer the rest, with the peer's own signature."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import itertools
+import math
+import pickle
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+
+import neula
+import neula.compat
+from neula.compat import numpy as np_compat
+from neula.compat import scipy as sp_compat
+from neula.compat import torch as torch_compat
+
+PEERS: dict[ModuleType, ModuleType] = {
+    np_compat: np.linalg,
+    sp_compat: scipy.linalg,
+    torch_compat: torch.linalg,
+}
+OWN = [
+    (compat, name)
+    for compat in PEERS
+    for name, value in vars(compat).items()
+    if hasattr(value, "__wrapped__") and value.__module__.startswith(compat.__name__)
+]
+DTYPES = [np.float32, np.float64]
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is handed on to a peer: exceptions come through."""
+    monkeypatch.setattr("neula.compat.drop_in.REFUSALS", ())
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Functions of neula that were called, in order."""
+    names: list[str] = []
+
+    def telling(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            names.append(name)
+            return function(*args, **kwargs)
+
+        return call
+
+    for name in ("solve", "lstsq", "qr", "orth", "lu_factor", "lu_solve"):
+        monkeypatch.setattr(neula, name, telling(name, getattr(neula, name)))
+    return names
+
+
+def close(x: Any, y: Any, a: np.ndarray, factor: float = 100.0) -> bool:
+    """Whether solutions agree to what the precision and the condition number of A allow."""
+    u = float(np.finfo(a.dtype).eps) / 2
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    return float(np.linalg.norm(x - y)) <= factor * u * np.linalg.cond(a.astype(float)) * np.linalg.norm(y)
+
+
+@pytest.mark.parametrize(("compat", "name"), OWN, ids=lambda value: getattr(value, "__name__", value))
+def test_signatures(compat: ModuleType, name: str) -> None:
+    try:
+        peer = inspect.signature(getattr(PEERS[compat], name)).parameters
+    except ValueError:
+        pytest.skip("torch's functions tell no signature")
+    ours = inspect.signature(getattr(compat, name)).parameters
+    assert list(ours)[: len(peer)] == list(peer)
+    assert {p.kind for p in ours.values()} == {p.kind for p in peer.values()}
+    for parameter in peer:
+        if parameter != "assume_a":  # "gen" before SciPy 1.15 looked for structure
+            assert ours[parameter].default == peer[parameter].default
+
+
+@pytest.mark.parametrize("compat", PEERS, ids=lambda compat: compat.__name__)
+def test_the_rest_is_the_peers(compat: ModuleType) -> None:
+    peer = PEERS[compat]
+    assert compat.norm is peer.norm
+    assert set(getattr(peer, "__all__", ())) <= set(dir(compat))
+    with pytest.raises(AttributeError, match="no_such_function"):
+        _ = compat.no_such_function
+
+
+def test_modules_are_found_without_an_import() -> None:
+    assert neula.compat.scipy is sp_compat
+    with pytest.raises(AttributeError, match="numpy, scipy, torch"):
+        _ = neula.compat.cupy
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("dtype", DTYPES)
+class TestNeulaAnswers:
+    """Single and double precision, and integers, are not handed on."""
+
+    @pytest.mark.parametrize("compat", [np_compat, sp_compat])
+    @pytest.mark.parametrize("shape", [(9,), (9, 2)])
+    def test_solve(self, compat: ModuleType, shape: tuple[int, ...], dtype: type, told: list[str]) -> None:
+        rng = np.random.default_rng(1)
+        a, x = rng.standard_normal((9, 9)).astype(dtype), rng.standard_normal(shape)
+        b = (a @ x).astype(dtype)
+        found = compat.solve(a, b)
+        assert type(found) is np.ndarray
+        assert (found.dtype, found.shape) == (dtype, shape)
+        assert close(found, x, a)
+        assert told == ["solve"]
+
+    @pytest.mark.parametrize("structure", [None, "gen", "sym", "her", "pos"])
+    @pytest.mark.parametrize("lower", [False, True])
+    @pytest.mark.parametrize("transposed", [False, True])
+    def test_structures(self, structure: str | None, lower: bool, transposed: bool, dtype: type) -> None:
+        rng = np.random.default_rng(2)
+        a = rng.standard_normal((7, 7))
+        a = {"gen": a, "pos": a @ a.T + np.eye(7)}.get(structure or "", a + a.T).astype(dtype)
+        b = rng.standard_normal(7).astype(dtype)
+        exact = np.linalg.inv((a.T if transposed else a).astype(float)) @ b
+        given = a.copy()
+        if structure in ("sym", "her", "pos"):  # the other triangle is not read
+            given[(np.triu_indices if lower else np.tril_indices)(7, 1 if lower else -1)] = np.nan
+        found = sp_compat.solve(given, b, lower=lower, assume_a=structure, transposed=transposed)
+        assert close(found, exact, a)
+
+    @pytest.mark.parametrize("shape", [(40, 5), (5, 5), (5, 12)])
+    @pytest.mark.parametrize("k", [(), (3,)])
+    @pytest.mark.parametrize("compat", [np_compat, sp_compat])
+    def test_lstsq(
+        self, compat: ModuleType, shape: tuple[int, int], k: tuple[int, ...], dtype: type, told: list[str]
+    ) -> None:
+        rng = np.random.default_rng(3)
+        a, b = rng.standard_normal(shape).astype(dtype), rng.standard_normal((shape[0], *k)).astype(dtype)
+        x, residuals, rank, s = compat.lstsq(a, b)
+        exact = np.linalg.pinv(a.astype(float)) @ b
+        assert close(x, exact, a, 1e3)
+        assert (x.dtype, s.dtype, residuals.dtype) == (dtype,) * 3
+        assert rank == min(shape)
+        assert np.allclose(s, np.linalg.svd(a.astype(float), compute_uv=False), rtol=50 * np.finfo(dtype).eps)
+        squares = ((a @ exact - b) ** 2).sum(0) if shape[0] > shape[1] else np.empty(0)
+        scalar = compat is sp_compat and not k and squares.size
+        assert np.shape(residuals) == (() if scalar else np.atleast_1d(squares).shape)
+        assert np.allclose(residuals, squares, rtol=1e3 * np.finfo(dtype).eps)
+        assert told == ["lstsq"]
+
+    @pytest.mark.parametrize("shape", [(8, 3), (3, 3), (3, 8), (2, 8, 3)])
+    def test_qr(self, shape: tuple[int, ...], dtype: type, told: list[str]) -> None:
+        a = np.random.default_rng(4).standard_normal(shape).astype(dtype)
+        m, n, u = *shape[-2:], float(np.finfo(dtype).eps)
+        found = {
+            "reduced": np_compat.qr(a),
+            "complete": np_compat.qr(a, "complete"),
+            "full": sp_compat.qr(a),
+            "economic": sp_compat.qr(a, mode="economic"),
+        }
+        for mode, (Q, R) in found.items():
+            k = m if mode in ("complete", "full") else min(m, n)
+            assert (Q.shape[-2:], R.shape[-2:]) == ((m, k), (k, n))
+            assert (Q.dtype, R.dtype) == (dtype, dtype)
+            assert np.abs(Q @ R - a).max() < 50 * u
+            assert np.abs(Q.swapaxes(-1, -2) @ Q - np.eye(k)).max() < 50 * u
+        assert found["reduced"].R is found["reduced"][1]
+        assert np_compat.qr(a, "r").shape[-2:] == (min(m, n), n)
+        (R,) = sp_compat.qr(a, mode="r")
+        assert R.shape[-2:] == (m, n)
+        assert set(told) == {"qr"}
+
+    @pytest.mark.parametrize("rank", [2, 4])
+    def test_orth(self, rank: int, dtype: type, told: list[str]) -> None:
+        rng = np.random.default_rng(5)
+        a = (rng.standard_normal((9, rank)) @ rng.standard_normal((rank, 4))).astype(dtype)
+        Q = sp_compat.orth(a)
+        assert (Q.shape, Q.dtype) == ((9, rank), dtype)
+        assert np.abs(Q @ (Q.T @ a) - a).max() < 1e3 * np.finfo(dtype).eps
+        assert told == ["orth"]
+
+    def test_lu(self, dtype: type, told: list[str]) -> None:
+        rng = np.random.default_rng(6)
+        a, x = rng.standard_normal((30, 30)).astype(dtype), rng.standard_normal((30, 2))
+        pair = lu, piv = sp_compat.lu_factor(a)
+        assert (lu.dtype, piv.dtype, isinstance(pair, tuple)) == (dtype, np.int32, True)
+        permuted = a.copy()
+        for i, j in enumerate(piv):
+            permuted[[i, j]] = permuted[[j, i]]
+        assert (
+            np.abs(np.tril(lu, -1) @ np.triu(lu) + np.triu(lu) - permuted).max() < 100 * np.finfo(dtype).eps
+        )
+        found = sp_compat.lu_solve(pair, (a @ x).astype(dtype))
+        assert found.dtype == dtype
+        assert close(found, x, a)
+        assert told == ["lu_factor", "lu_solve"]
+
+    @pytest.mark.parametrize("batch", [(), (3,), (2, 3)])
+    def test_torch_solve(self, batch: tuple[int, ...], dtype: type, told: list[str]) -> None:
+        rng = np.random.default_rng(7)
+        A = torch.from_numpy(rng.standard_normal((*batch, 6, 6)).astype(dtype))
+        X = torch.from_numpy(rng.standard_normal((*batch, 6, 2)).astype(dtype))
+        tolerance = {"rtol": 1e4 * torch.finfo(A.dtype).eps, "atol": 1e4 * torch.finfo(A.dtype).eps}
+        assert torch.allclose(torch_compat.solve(A, A @ X), X, **tolerance)
+        vectors = X[..., 0]
+        assert torch.allclose(torch_compat.solve(A, (A @ X)[..., 0]), vectors, **tolerance)
+        assert torch.allclose(torch_compat.solve(A, X.mT @ A, left=False), X.mT, **tolerance)
+        assert told == ["solve"] * 3
+
+    @pytest.mark.parametrize("shape", [(9, 4), (4, 4), (4, 9), (2, 9, 4)])
+    def test_torch_lstsq_and_qr(self, shape: tuple[int, ...], dtype: type, told: list[str]) -> None:
+        rng = np.random.default_rng(8)
+        A = torch.from_numpy(rng.standard_normal(shape).astype(dtype))
+        B = torch.from_numpy(rng.standard_normal((*shape[:-1], 2)).astype(dtype))
+        found = torch_compat.lstsq(A, B)
+        exact = torch.linalg.pinv(A.double()) @ B.double()
+        eps = torch.finfo(A.dtype).eps
+        assert torch.allclose(found.solution.double(), exact, rtol=1e4 * eps, atol=1e4 * eps)
+        assert found.rank.tolist() == np.full(shape[:-2], min(shape[-2:])).tolist()
+        assert (found.residuals.shape, found.singular_values.shape) == ((0,), (0,))
+        assert found.solution.dtype == A.dtype
+        Q, R = torch_compat.qr(A)
+        assert float((Q @ R - A).abs().max()) < 50 * eps
+        assert torch_compat.qr(A, "r").Q.numel() == 0
+        assert told == ["lstsq", "qr", "qr"]
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("compat", [np_compat, sp_compat], ids=lambda compat: compat.__name__)
+def test_strides_of_stacks(compat: ModuleType) -> None:
+    rng = np.random.default_rng(9)
+    big, right = rng.standard_normal((4, 6, 10, 10)), rng.standard_normal((4, 6, 10, 2))
+    for steps in itertools.product((1, -1, 2), repeat=2):
+        part = (slice(None, None, steps[0]), slice(None, None, steps[1]))
+        a, b = big[(*part, slice(5), slice(None, None, 2))], right[(*part, slice(5))]
+        x = compat.solve(a, b)
+        assert x.shape == b.shape
+        assert np.abs(a @ x - b).max() < 1e-11
+        assert np.abs(a @ compat.solve(a, b[0, 0]) - b[0, 0]).max() < 1e-11
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("compat", [np_compat, sp_compat], ids=lambda compat: compat.__name__)
+def test_a_matrix_of_right_hand_sides_is_not_a_stack_of_vectors(compat: ModuleType) -> None:
+    a, (b, *_) = np.random.default_rng(12).standard_normal((2, 4, 4, 4))
+    assert np.abs(a @ compat.solve(a, b) - b).max() < 1e-10
+
+
+def test_matrices_stay_matrices() -> None:
+    a = np.asmatrix([[2.0, 1.0], [1.0, 3.0]])
+    assert type(np_compat.solve(a, a)) is np.matrix
+    assert type(np_compat.solve(a, np.ones(2))) is np.ndarray
+    assert [type(x) for x in np_compat.qr(a)] == [np.matrix, np.matrix]
+    assert [type(x) for x in np_compat.lstsq(a, a)[:2]] == [np.matrix, np.matrix]
+
+
+SINGULAR = np.ones((3, 3))
+
+
+@pytest.mark.parametrize(
+    ("compat", "call"),
+    [
+        (np_compat, lambda la: la.solve(SINGULAR, np.ones(3))),
+        (np_compat, lambda la: la.solve(np.eye(3), np.ones(4))),
+        (np_compat, lambda la: la.solve(np.eye(3)[:2], np.ones(2))),
+        (np_compat, lambda la: la.solve(np.eye(3, dtype=np.float16), np.ones(3))),
+        (np_compat, lambda la: la.solve(np.eye(3), np.array(["a", "b", "c"]))),
+        (np_compat, lambda la: la.solve(np.ones((2, 3, 3)), np.ones((2, 3)))),
+        (np_compat, lambda la: la.lstsq(np.eye(3), np.ones(4))),
+        (np_compat, lambda la: la.lstsq(np.ones((2, 3, 3)), np.ones(3))),
+        (np_compat, lambda la: la.qr(np.ones(3))),
+        (np_compat, lambda la: la.qr(np.eye(3), mode="thin")),
+        (np_compat, lambda la: la.qr(np.eye(3), no_such_argument=1)),
+        (sp_compat, lambda la: la.solve(SINGULAR, np.ones(3), assume_a="gen")),
+        (sp_compat, lambda la: la.solve(-np.eye(3) - 1, np.ones(3), assume_a="pos")),
+        (sp_compat, lambda la: la.solve(np.full((3, 3), np.nan), np.ones(3))),
+        (sp_compat, lambda la: la.solve(np.eye(3), np.ones(3), assume_a="sparse")),
+        (sp_compat, lambda la: la.lstsq(np.eye(3), np.full(3, np.inf))),
+        (sp_compat, lambda la: la.lstsq(np.eye(3), np.ones(3), lapack_driver="gels")),
+        (sp_compat, lambda la: la.qr(np.eye(3), mode="thin")),
+        (sp_compat, lambda la: la.orth(np.full((3, 3), np.nan))),
+        (sp_compat, lambda la: la.lu_factor(np.full((3, 3), np.nan))),
+        (sp_compat, lambda la: la.lu_solve(la.lu_factor(np.eye(3)), np.ones(4))),
+        (torch_compat, lambda la: la.solve(torch.from_numpy(SINGULAR), torch.ones(3, dtype=torch.float64))),
+        (torch_compat, lambda la: la.solve(torch.eye(3), torch.ones(3, dtype=torch.float64))),
+        (torch_compat, lambda la: la.solve(torch.eye(3).half(), torch.ones(3).half())),
+        (torch_compat, lambda la: la.solve(torch.eye(3), torch.ones(4))),
+        (torch_compat, lambda la: la.solve(torch.eye(3), torch.ones(3), left=False)),
+        (torch_compat, lambda la: la.lstsq(torch.ones(2, 3, 3), torch.ones(3))),
+        (torch_compat, lambda la: la.lstsq(torch.eye(3), torch.ones(3, 1), driver="gelsz")),
+        (torch_compat, lambda la: la.qr(torch.eye(3), mode="thin")),
+        (torch_compat, lambda la: la.qr(np.eye(3))),
+    ],
+)
+def test_exceptions_are_the_peers(compat: ModuleType, call: Callable[[ModuleType], Any]) -> None:
+    with pytest.raises(Exception) as theirs:  # noqa: PT011
+        call(PEERS[compat])
+    with pytest.raises(theirs.type) as ours:
+        call(compat)
+    assert str(ours.value) == str(theirs.value)
+    assert type(ours.value) is theirs.type
+    assert ours.value.__context__ is None or compat is torch_compat
+
+
+def test_complex_numbers_are_the_peers(told: list[str]) -> None:
+    a, b = np.array([[2.0, 1j], [1.0, 3.0]]), np.ones(2)
+    for compat in (np_compat, sp_compat):
+        assert np.array_equal(compat.solve(a, b), PEERS[compat].solve(a, b))
+        assert np.array_equal(compat.lstsq(a, b)[0], PEERS[compat].lstsq(a, b)[0])
+        assert np.array_equal(compat.qr(a)[1], PEERS[compat].qr(a)[1])
+    assert np.array_equal(sp_compat.orth(a), scipy.linalg.orth(a))
+    A = torch.from_numpy(a)
+    assert torch.equal(torch_compat.solve(A, A), torch.linalg.solve(A, A))
+    assert told == []
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_ranks_are_those_of_the_peer(dtype: type) -> None:
+    """A column in small units counts for neula, and does not for its peers."""
+    a = np.random.default_rng(10).standard_normal((20, 3)).astype(dtype)
+    a[:, 2] *= np.finfo(dtype).eps / 100
+    b = np.ones(20, dtype)
+    for compat in (np_compat, sp_compat):
+        cut = {"rcond": np.finfo(dtype).eps} if compat is np_compat else {}
+        for ours, theirs in zip(compat.lstsq(a, b, **cut), PEERS[compat].lstsq(a, b, **cut), strict=True):
+            assert np.array_equal(ours, theirs)
+    A, B = torch.from_numpy(a), torch.from_numpy(b)[:, None]
+    ours, theirs = torch_compat.lstsq(A, B), torch.linalg.lstsq(A, B, driver="gelsd")
+    assert ours.rank == theirs.rank == 2
+    assert torch.equal(ours.solution, theirs.solution)
+    assert neula.lstsq(a, b).rank == 3
+
+
+def test_the_rank_of_torch_where_the_condition_does_not_tell() -> None:
+    """A column is much shorter than the others: singular values have to show that the rank is full."""
+    A = torch.randn(20, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    A[:, 2] *= 1e-14
+    B = torch.ones(20, 1, dtype=torch.float64)
+    assert torch_compat.lstsq(A, B, 1e-15).rank == 3
+    assert torch_compat.lstsq(A, B, 1e-13).rank == 2
+
+
+def test_ill_conditioned() -> None:
+    a = scipy.linalg.hilbert(15)
+    with pytest.warns(neula.IllConditionedWarning):
+        np_compat.solve(a, np.ones(15))
+    with pytest.warns(scipy.linalg.LinAlgWarning, match="no digit of x is sure") as caught:
+        sp_compat.solve(a, np.ones(15))
+    assert issubclass(caught[0].category, neula.AccuracyWarning)
+    assert caught[0].filename == __file__
+
+
+def test_what_is_badly_scaled_is_not_ill_conditioned() -> None:
+    a = np.diag(np.logspace(0, 50, 10))
+    assert np.allclose(sp_compat.solve(a, np.ones(10), assume_a="gen"), np.logspace(0, -50, 10), rtol=1e-14)
+
+
+class TestPairs:
+    """``lu, piv`` and what they remember."""
+
+    a = np.random.default_rng(11).standard_normal((12, 12))
+    b = np.ones(12)
+
+    def test_as_plain_arrays(self, told: list[str]) -> None:
+        lu, piv = sp_compat.lu_factor(self.a)
+        assert np.allclose(self.a @ sp_compat.lu_solve((lu, piv), self.b), self.b, atol=1e-12)
+        assert np.allclose(self.a @ scipy.linalg.lu_solve((lu, piv), self.b), self.b, atol=1e-12)
+        assert told == ["lu_factor"]
+
+    def test_transposed(self) -> None:
+        x = sp_compat.lu_solve(sp_compat.lu_factor(self.a), self.b, trans=1)
+        assert np.allclose(self.a.T @ x, self.b, atol=1e-12)
+
+    def test_of_a_matrix_that_is_no_more(self) -> None:
+        a = self.a.copy()
+        pair = sp_compat.lu_factor(a)
+        a[:] = 0.0
+        assert np.allclose(self.a @ sp_compat.lu_solve(pair, self.b), self.b, atol=1e-12)
+        assert not sp_compat.lu_factor(self.a, overwrite_a=True).factors.keeps_a
+
+    def test_singular(self) -> None:
+        with pytest.warns(scipy.linalg.LinAlgWarning, match="exactly zero"):
+            lu, _ = sp_compat.lu_factor(SINGULAR)
+        assert lu[2, 2] == 0.0
+
+    @pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+    def test_copies(self, again: Callable[[Any], Any]) -> None:
+        x = sp_compat.lu_solve(again(sp_compat.lu_factor(self.a)), self.b)
+        assert np.allclose(self.a @ x, self.b, atol=1e-12)
+
+
+def test_gradients() -> None:
+    generator = torch.Generator().manual_seed(1)
+    A = torch.randn(5, 5, generator=generator, dtype=torch.float64, requires_grad=True)
+    b = torch.randn(5, generator=generator, dtype=torch.float64, requires_grad=True)
+    tall = torch.randn(9, 3, generator=generator, dtype=torch.float64, requires_grad=True)
+    B = torch.randn(9, 2, generator=generator, dtype=torch.float64)
+    for function, inputs in (
+        (lambda la, A, b: la.solve(A, b), (A, b)),
+        (lambda la, A: la.solve(A, B[:5].mT, left=False), (A,)),
+        (lambda la, A: la.lstsq(A, B).solution, (tall,)),
+        (lambda la, A: la.qr(A).R.square(), (tall,)),
+    ):
+        ours, theirs = (
+            torch.autograd.grad(function(la, *inputs).sum(), inputs) for la in (torch_compat, torch.linalg)
+        )
+        for mine, other in zip(ours, theirs, strict=True):
+            assert torch.allclose(mine, other, rtol=1e-8, atol=1e-10)
+
+
+def test_forward_mode_is_torchs() -> None:
+    A = torch.eye(3, dtype=torch.float64) * 2
+    tangent = torch.func.jvp(lambda b: torch_compat.solve(A, b), (torch.ones(3).double(),) * 1, (A[0],))[1]
+    assert torch.allclose(tangent, A[0] / 2)
+
+
+def test_nan_is_handed_on_where_the_peer_takes_it() -> None:
+    b = [math.nan, 1.0]
+    assert np.array_equal(np_compat.solve(np.eye(2), b), np.linalg.solve(np.eye(2), b), equal_nan=True)
+    assert torch_compat.solve(torch.eye(2), torch.tensor(b)).isnan().any()
+    assert np.isnan(np_compat.qr(np.full((3, 2), math.nan)).R).any()
