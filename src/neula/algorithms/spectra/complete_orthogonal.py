@@ -19,7 +19,7 @@ subspace iteration do the rest: each multiplies the angle by ``(sigma_(r+1) / si
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -28,11 +28,18 @@ from neula.algorithms.orthogonal.pivots import sketched_pivots
 from neula.algorithms.orthogonal.reorthogonalize import refine_qr
 from neula.algorithms.spectra.rank_revealing import Deficient, MinimumNorm, RowSpace, Spectrum
 from neula.certificates.backward_error import over
+from neula.certificates.forward_error import SURE
 from neula.engines import Engine
 from neula.kernels.triangular_inverse import triangular_inverse
 
 STEPS = 4
 """Of subspace iteration at most. With a gap of ten they leave 1e-8 of the angle."""
+
+NEAR = 100.0
+"""Singular values that are larger or smaller than the threshold by such a factor have no part in those that
+are near it."""
+
+BROKEN_DOWN = "a factorization broke down"
 
 POWERS = 3
 """Steps of the power method from :data:`~neula.algorithms.krylov.batched_lstsq.PROBES` vectors: what they say
@@ -98,35 +105,35 @@ def complete_orthogonal(problem: Deficient, rcond: float, engine: Engine, width:
     b_matrix = problem.a / problem.norms
     work = engine.empty(*b_matrix.shape).copy_(b_matrix)
     count = sketched_pivots(work, engine, width)[1]
-    found = _subspaces(b_matrix, work[:, :count], rcond)
+    z, t = torch.linalg.qr(b_matrix.T @ work[:, :count])
     del work
-    if isinstance(found, str):
-        return found
-    return _decided(found, b_matrix.shape, rcond) or _solution(problem, b_matrix, found)
-
-
-def _subspaces(b_matrix: torch.Tensor, q: torch.Tensor, rcond: float) -> Subspaces | str:
-    """Spaces of as many dimensions as singular values seem to count, which are then improved."""
-    m, n = b_matrix.shape
-    rows = b_matrix.T @ q
-    z, t = torch.linalg.qr(rows)
     sizes = t.diagonal().abs()
-    rank = int((sizes > rcond * sizes.amax()).sum()) if len(sizes) else 0
-    if rank in (0, min(m, n)):
+    rank = int((sizes > rcond * sizes.amax()).sum()) if count else 0
+    if rank in (0, min(b_matrix.shape)):
         return f"the rank seems to be {rank}"
-    z, r = z[:, :rank], torch.linalg.qr(t[:rank, :rank].T, mode="r")[1]
-    eps, found = Spectrum.rounding(m + n), None
+    found = _subspaces(b_matrix, z[:, :rank], torch.linalg.qr(t[:rank, :rank].T, mode="r")[1])
+    if found is None:
+        return BROKEN_DOWN
+    doubt = _doubt(found, b_matrix.shape, rcond)
+    if not doubt:
+        return _solution(problem, b_matrix, found)
+    return _without_gap(problem, b_matrix, z, torch.linalg.qr(t.T, mode="r")[1], rcond) or doubt
+
+
+def _subspaces(b_matrix: torch.Tensor, z: torch.Tensor, r: torch.Tensor) -> Subspaces | None:
+    """Improve a basis of the row space, where R is nearly that of ``B Z``; None where that breaks down."""
+    eps, found = Spectrum.rounding(sum(b_matrix.shape)), None
     for _ in range(STEPS):
         q, r = refine_qr(b_matrix @ z, r)
         if not bool(r.diagonal().isfinite().all()):
-            return "a factorization broke down"
+            return None
         rows = b_matrix.T @ q
         before, found = found, _measured(b_matrix, z, q, r, rows)
         enough = found.residual <= eps * found.largest[1]
         if enough or (before is not None and not found.residual < 0.5 * before.residual):
             break
         # Nearly orthonormal: B^T Q = Z R^T but for the residual.
-        z = refine_qr(rows @ found.inverse.T, torch.eye(rank, dtype=z.dtype, device=z.device))[0]
+        z = refine_qr(rows @ found.inverse.T, torch.eye(len(r), dtype=z.dtype, device=z.device))[0]
     assert found is not None
     return found if before is None or found.residual <= before.residual else before
 
@@ -167,7 +174,7 @@ def _norm_beside(b_matrix: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
     return torch.linalg.vector_norm(image, dim=0).amax()
 
 
-def _decided(found: Subspaces, shape: torch.Size, rcond: float) -> str:
+def _doubt(found: Subspaces, shape: torch.Size, rcond: float) -> str:
     """Empty if the threshold lies between what counts and what does not, rounding errors included."""
     eps = Spectrum.rounding(sum(shape))
     low, high = found.largest
@@ -179,6 +186,72 @@ def _decided(found: Subspaces, shape: torch.Size, rcond: float) -> str:
         f"the singular values number {found.rank} and {found.rank + 1} are above {found.smallest / high:.1e} "
         f"and below {found.dropped / low:.1e} times the largest: too wide a range for rcond = {rcond:.1e}"
     )
+
+
+def _without_gap(
+    problem: Deficient, b_matrix: torch.Tensor, z: torch.Tensor, r: torch.Tensor, rcond: float
+) -> MinimumNorm | None:
+    """A solution without a sure digit where singular values fall through the threshold without a gap.
+
+    Nothing has a digit to offer there: the singular vectors on both sides of the threshold are those of
+    rounding errors. Singular values are only estimated, since all that they decide is that there is no need
+    for an SVD.
+
+    Parameters
+    ----------
+    problem : Deficient
+    b_matrix : Tensor, shape (m, n)
+    z : Tensor, shape (n, k)
+        Basis of all rows.
+    r : Tensor, shape (k, k)
+        Nearly that of ``B Z``.
+    rcond : float
+
+    Returns
+    -------
+    MinimumNorm or None
+        None if there may be a gap.
+    """
+    q, r = refine_qr(b_matrix @ z, r)
+    if not bool(r.isfinite().all()):
+        return None
+    near = _near_threshold(r, rcond)
+    if near is None:
+        return None
+    rank, above, below = near
+    dropped, eps = below / above, Spectrum.rounding(sum(b_matrix.shape))
+    # What remains of the error by an SVD, its row space refined once with doubled products.
+    if dropped < 1 and not 2 * dropped**2 * eps / (above * (1 - dropped)) > 2 * SURE:
+        return None
+    q, z, r = q[:, :rank], z[:, :rank], r[:rank, :rank]
+    found = _solution(problem, b_matrix, _measured(b_matrix, z, q, r, b_matrix.T @ q))
+    doubt = (
+        f"the singular values number {rank} and {rank + 1} are about {above:.2e} and {below:.2e} times the "
+        f"largest, with no gap at rcond = {rcond:.2e}: pass another rcond, or damp="
+    )
+    return replace(found, doubt=doubt, forward_error=torch.full_like(found.forward_error, torch.inf))
+
+
+def _near_threshold(r: torch.Tensor, rcond: float) -> tuple[int, float, float] | None:
+    """The rank, and the singular values before and after the threshold, relative to the largest, estimated.
+
+    Two steps of the QR algorithm without shifts bring the diagonal near the singular values (Stewart, "The
+    QLP approximation to the singular value decomposition", SIAM J. Sci. Comput. 20, 1999). Those near the
+    threshold are then the singular values of a block.
+    """
+    for _ in range(2):
+        r = torch.linalg.qr(r.T, mode="r")[1]
+    sizes = r.diagonal().abs()
+    relative = sizes / sizes.amax()
+    first = int((relative > NEAR * rcond).sum())
+    last = int((relative > rcond / NEAR).sum())
+    if first == last:
+        return None
+    near = torch.linalg.svdvals(r[first:last, first:last]) / sizes.amax()
+    counting = int((near > rcond).sum())
+    if counting in (0, len(near)):
+        return None
+    return first + counting, float(near[counting - 1]), float(near[counting])
 
 
 def _solution(problem: Deficient, b_matrix: torch.Tensor, found: Subspaces) -> MinimumNorm:

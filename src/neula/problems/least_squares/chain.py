@@ -17,7 +17,7 @@ from neula.certificates.bounds import lstsq_bound
 from neula.engines import FP16_COR
 from neula.pipeline.chain import Answer, Link, Verdict
 from neula.problems.least_squares import links
-from neula.problems.least_squares.minimum_norm import by_complete_orthogonal, by_svd
+from neula.problems.least_squares.minimum_norm import NO_GAP, by_complete_orthogonal, by_svd
 from neula.problems.least_squares.preconditioner import LIMITS
 from neula.problems.least_squares.prepared import Problems
 from neula.problems.least_squares.problem import ROUNDED_RANK, Members, Options
@@ -188,7 +188,7 @@ class LeastSquaresJudge:
         error = np.maximum(of["refined_error"], self.bound)
         demerit = np.array([~accepted, superseded, error, of["forward_error"]])
         reason = self._of_batch(of, accepted) if self.together else self._of_one(of, answer)
-        return Verdict(accepted, demerit, reason)
+        return Verdict(accepted, demerit, reason, accepted | answer.label.endswith(NO_GAP))
 
     def _of_batch(self, of: dict[str, np.ndarray], accepted: np.ndarray) -> str:
         error, count = of["backward_error"], len(accepted)

@@ -23,6 +23,9 @@ from neula.problems.least_squares.prepared import Problems
 from neula.problems.least_squares.problem import ROUNDED_RANK, Members, Options, no_longer
 from neula.problems.least_squares.scaled import ScaledProblems
 
+NO_GAP = ", no gap"
+"""End of the label where singular values fall through the threshold without one: no link has a digit."""
+
 
 def by_svd(problems: Problems, before: Answer[Members] | None, *, label: str) -> Answer[Members]:
     """The minimum-norm solution of one problem, unless the best that was found before has more digits."""
@@ -66,7 +69,8 @@ def by_complete_orthogonal(
     if isinstance(solution, str):
         raise Declined(solution)
     report(1.0)
-    return Answer(given.members(solution, options)[0], label)
+    label = label + NO_GAP if solution.doubt else label
+    return Answer(given.members(solution, options)[0], label, solution.doubt)
 
 
 @dataclass(frozen=True)
