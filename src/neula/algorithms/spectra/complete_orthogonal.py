@@ -35,7 +35,7 @@ from neula.kernels.triangular_inverse import triangular_inverse
 STEPS = 4
 """Of subspace iteration at most. With a gap of ten they leave 1e-8 of the angle."""
 
-NEAR = 100.0
+NEAR = 30.0
 """Singular values that are larger or smaller than the threshold by such a factor have no part in those that
 are near it."""
 
@@ -130,7 +130,8 @@ def _subspaces(b_matrix: torch.Tensor, z: torch.Tensor, r: torch.Tensor) -> Subs
         rows = b_matrix.T @ q
         before, found = found, _measured(b_matrix, z, q, r, rows)
         enough = found.residual <= eps * found.largest[1]
-        if enough or (before is not None and not found.residual < 0.5 * before.residual):
+        hopeless = found.dropped >= found.smallest
+        if enough or hopeless or (before is not None and not found.residual < 0.5 * before.residual):
             break
         # Nearly orthonormal: B^T Q = Z R^T but for the residual.
         z = refine_qr(rows @ found.inverse.T, torch.eye(len(r), dtype=z.dtype, device=z.device))[0]
