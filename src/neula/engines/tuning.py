@@ -22,6 +22,10 @@ Source: throughput of native arithmetic instructions, in the CUDA C++ programmin
 """
 
 
+GRAM_SCHMIDT = ("gram-schmidt fp32", "gram-schmidt fp64")
+"""Where R comes from for small least-squares problems on a GPU with slow products in double precision."""
+
+
 @dataclass(frozen=True)
 class Recursion:
     """How the recursion of a QR ends.
@@ -279,7 +283,7 @@ def cuda_tuning(
         chunk_elements=1 << 26,
         together=130_000_000_000 if fast_fp64 else 10_000_000,
         bordered=2_000_000_000 if replayed_bytes else 0,
-        small_r=("cholesky fp64" if fast_fp64 else "gram-schmidt fp32", "gram-schmidt fp64"),
+        small_r=("cholesky fp64", "shifted cholesky fp64") if fast_fp64 else GRAM_SCHMIDT,
         blind_steps=3,
         pivot_block=256,
         inverted=2048,

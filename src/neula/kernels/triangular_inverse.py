@@ -48,14 +48,14 @@ def triangular_inverse(t: torch.Tensor, *, upper: bool, leaf: int | None = None)
     upper : bool
     leaf : int, optional
         Order of the blocks to begin with: the library inverts them all in one launch; 1 for reciprocals. By
-        default :data:`LEAF` on a GPU, and all of T on a CPU.
+        default at most :data:`LEAF` on a GPU, and all of T on a CPU.
 
     Returns
     -------
     Tensor, shape (batch, n, n)
     """
     batch, n, _ = t.shape
-    leaf = leaf or max(1, min(n, LEAF) if t.is_cuda else n)
+    leaf = leaf or (_leaf(n) if t.is_cuda else max(1, n))
     order = leaf
     while order < n:
         order *= 2
@@ -77,6 +77,12 @@ def triangular_inverse(t: torch.Tensor, *, upper: bool, leaf: int | None = None)
         quarters[:, 0, :, 0], quarters[:, 1, :, 1] = known[:, 0], known[:, 1]
         quarters[:, i, :, j] = -exact_matmul(known[:, i], exact_matmul(beside, known[:, j]))
     return inverse.view(batch, order, order)[:, :n, :n]
+
+
+def _leaf(n: int) -> int:
+    """The order of at most :data:`LEAF` that doubles to the least order that is not below n."""
+    doublings = max(0, -(-n // LEAF) - 1).bit_length()
+    return max(1, -(-n >> doublings))
 
 
 def _diagonal_blocks(t: torch.Tensor, size: int) -> torch.Tensor:

@@ -37,6 +37,10 @@ thousand cases where one direction dominates (chi-squared with 8 degrees of free
 contribute."""
 
 
+MAX_SHIFT = 1e-3
+"""Part of ``||A||_F^2`` that is added to a Gram matrix at most."""
+
+
 class _Factored:
     """A batch of tall matrices T with R of each.
 
@@ -229,6 +233,31 @@ def cholesky_r(a: torch.Tensor) -> torch.Tensor:
     """
     r, info = upper_cholesky(a.mT @ a)
     return r.masked_fill((info > 0)[:, None, None], torch.nan)
+
+
+def shifted_cholesky3_r(a: torch.Tensor) -> torch.Tensor:
+    """R by Cholesky QR in three passes, the first one shifted: as good as that of Householder reflections.
+
+    Fukaya, Kannan, Nakatsukasa, Yamamoto, Yanagisawa, "Shifted Cholesky QR for computing the QR factorization
+    of ill-conditioned matrices", SIAM J. Sci. Comput. 42, 2020: large products alone, for condition numbers
+    up to about 1e14. NaN beyond.
+
+    Parameters
+    ----------
+    a : Tensor, shape (batch, m, n)
+        float64.
+    """
+    m, n = a.shape[1:]
+    gram = a.mT @ a
+    shift = min(11 * (m * n + n * (n + 1)) * FP64.u, MAX_SHIFT)
+    diagonal = gram.diagonal(dim1=1, dim2=2)
+    diagonal += shift * diagonal.sum(1, keepdim=True)
+    r = step = upper_cholesky(gram)[0]
+    for _ in range(2):
+        a = a @ triangular_inverse(step, upper=True)
+        step = cholesky_r(a)
+        r = step @ r
+    return r
 
 
 def householder_r(a: torch.Tensor) -> torch.Tensor:

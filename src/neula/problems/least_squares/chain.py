@@ -29,6 +29,9 @@ SVD = "svd fp64"
 
 COMPLETE_ORTHOGONAL = "complete orthogonal fp64"
 
+BACKWARD_STABLE = {"householder fp64", "shifted cholesky fp64"}
+"""Sources of an R that no other one improves."""
+
 PATIENCE = 4
 """Times as many steps as the first link takes without a look are taken with the Rs of later ones."""
 
@@ -60,7 +63,7 @@ def chain_after_together(m: int, n: int, options: Options) -> Chain:
     if max(m, n) * min(m, n) ** 2 <= options.engine.tuning.svd:
         return [_svd()]
     *deficient, svd = _of_any_rank(m, n, options)
-    if "householder fp64" in options.engine.tuning.small_r:
+    if BACKWARD_STABLE & set(options.engine.tuning.small_r):
         return [*deficient, svd]
     return [*deficient, _by_householder(m, n, options), svd]
 

@@ -21,6 +21,7 @@ from neula.algorithms.krylov.batched_lstsq import (
     lengths,
     rate_of,
     schatten_bounds,
+    shifted_cholesky3_r,
 )
 from neula.algorithms.krylov.doubled_refinement import (
     MAX_RATE,
@@ -45,6 +46,7 @@ Factor = Callable[[torch.Tensor], torch.Tensor]
 
 FACTORS: dict[str, Factor] = {
     "cholesky fp64": cholesky_r,
+    "shifted cholesky fp64": shifted_cholesky3_r,
     "householder fp64": householder_r,
     "gram-schmidt fp32": partial(gram_schmidt_r, dtype=torch.float32),
     "gram-schmidt fp64": partial(gram_schmidt_r, dtype=torch.float64),
