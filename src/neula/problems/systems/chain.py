@@ -13,25 +13,25 @@ from neula.engines import FP64, Arithmetic, Format, Tuning
 from neula.pipeline.chain import Answer, Link, Verdict
 from neula.problems.systems import links
 from neula.problems.systems.direct import Systems, solve_directly
-from neula.problems.systems.normal import LABEL as NORMAL_EQUATIONS
-from neula.problems.systems.normal import solve_by_normal_equations
 from neula.problems.systems.problem import Members, Options
+from neula.problems.systems.queued import DEFINITE, NORMAL_EQUATIONS, solve_queued
 from neula.problems.systems.system import System
 
 
 def chain_together(n: int, options: Options) -> list[Link[Systems, Members]]:
     """What is tried for all systems of order n together: the library's factors in double precision.
 
-    Nothing where cheaper factors may be faster. Where LU is slow for its pivots, the normal equations.
+    Nothing where cheaper factors may be faster. Before it what is queued, where waiting for the host and for
+    pivots takes longer.
     """
     tuning = options.engine.tuning
     order = tuning.direct_definite if options.positive else tuning.direct
     if n >= order or options.pivot is not None or options.compute is not None:
         return []
     library = Link("cholesky fp64" if options.positive else "lu fp64 with pivoting", solve_directly)
-    if options.positive or n > tuning.normal_equations:
+    if n > tuning.queued:
         return [library]
-    return [Link(NORMAL_EQUATIONS, solve_by_normal_equations), library]
+    return [Link(DEFINITE if options.positive else NORMAL_EQUATIONS, solve_queued), library]
 
 
 def chain_alone(n: int, options: Options) -> list[Link[System, Members]]:
@@ -108,7 +108,7 @@ class SystemsJudge:
         error, forward, growth = of["refined_error"], of["forward_error"], of["growth"]
         accepted = (of["accepted"] > 0) & (error <= self.bound) & (not answer.doubt)
         demerit = np.array([~accepted, np.maximum(error, self.bound), forward])
-        improves = self.improves or answer.label == NORMAL_EQUATIONS
+        improves = self.improves or answer.label in (DEFINITE, NORMAL_EQUATIONS)
         final = accepted if improves else accepted | (error <= self.bound)
         worst = int(np.lexsort(demerit[::-1])[-1])  # NaN comes last
         parts = [

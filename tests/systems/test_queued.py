@@ -1,4 +1,4 @@
-"""Systems by the normal equations: solved as well as by LU, or left to it."""
+"""Systems by queued Cholesky factors: solved as well as by the library, or left to it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import neula
 from neula.engines import CpuEngine
 from neula.engines.tuning import cuda_tuning
 from neula.io.matrices import random_matrix
-from neula.problems.systems.normal import LABEL
+from neula.problems.systems.queued import DEFINITE
+from neula.problems.systems.queued import NORMAL_EQUATIONS as LABEL
 
 LIBRARY = "lu fp64 with pivoting"
 
@@ -96,12 +97,35 @@ def test_numbers_that_are_not_finite_are_refused() -> None:
         neula.solve(a, b, engine=ENGINE)
 
 
-def test_no_normal_equations_where_double_precision_is_slow() -> None:
+def test_nothing_is_queued_where_double_precision_is_slow() -> None:
     class Slow(CpuEngine):
-        tuning = replace(ENGINE.tuning, normal_equations=0)
+        tuning = replace(ENGINE.tuning, queued=0)
 
     found = neula.solve(torch.eye(5), torch.ones(5), engine=Slow("cpu"))
     assert [attempt.method for attempt in found.attempts] == [LIBRARY]
+
+
+@pytest.mark.parametrize("n", [1, 5, 40, 100])
+@pytest.mark.parametrize("size", [1.0, 1e-280, 1e280])
+def test_definite_systems(n: int, size: float) -> None:
+    u = random_matrix("normal", n, n)
+    units = 2.0 ** torch.linspace(-30, 30, n, dtype=torch.float64).round() if size == 1 else torch.ones(n)
+    a = size * (units[:, None] * (u @ u.mT / n + torch.eye(n)) * units)
+    x = torch.linspace(1, 2, n, dtype=torch.float64)
+    found = neula.solve(a, a @ x, assume_a="pos", engine=ENGINE)
+    assert found.converged
+    assert found.method == DEFINITE
+    assert float((units * (found.x - x)).norm()) <= 1e-12 * float((units * x).norm())
+
+
+def test_what_is_not_definite_is_an_error() -> None:
+    a = torch.eye(12, dtype=torch.float64)
+    a[3, 4] = a[4, 3] = 2.0
+    with pytest.raises(np.linalg.LinAlgError, match="not positive definite"):
+        neula.solve(a, torch.ones(12), assume_a="pos", engine=ENGINE)
+    a[5, 5] = -1.0
+    with pytest.raises(np.linalg.LinAlgError, match=r"A\[5, 5\] is -1.0"):
+        neula.solve(a, torch.ones(12), assume_a="pos", engine=ENGINE)
 
 
 @pytest.mark.gpu
@@ -112,4 +136,8 @@ def test_on_a_gpu(n: int) -> None:
         found = neula.solve(a, a @ x)
         assert found.converged
         assert found.method == LABEL
+        assert float((found.x - x).norm() / x.norm()) <= 1e-13 * n
+        definite = a @ a.mT + n * torch.eye(n, device="cuda")
+        found = neula.solve(definite, definite @ x, assume_a="pos")
+        assert found.method == DEFINITE
         assert float((found.x - x).norm() / x.norm()) <= 1e-13 * n

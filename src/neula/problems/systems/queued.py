@@ -1,10 +1,10 @@
-"""Systems by the normal equations: where products are fast and pivots slow, cheaper than LU.
+"""Systems by a Cholesky factor and its inverse, launched without a look at the numbers.
 
-A Gram matrix takes three times the operations of LU, but in a large product, and its Cholesky factor needs no
-pivots: on an H200 an LU of order 1000 takes 2.2 ms, the two and an inverse of R 0.7. A step of refinement
-with ``A^-1 = R^-1 R^-T A^T`` multiplies the error by ``u cond(A)^2``, which is measured; with residuals in
-twice the working precision x becomes as accurate as it can be, up to a condition number of some 1e6. All of
-it is launched without a look at the numbers, so that a CUDA graph plays it back.
+So a CUDA graph plays all of it back. A definite A is factorized itself, any other one by its normal
+equations: a Gram matrix takes three times the operations of LU, but in a large product, and its Cholesky factor
+needs no pivots: on an H200 an LU of order 1000 takes 2.2 ms, the two and an inverse of R 0.7. A step with
+``A^-1 = R^-1 R^-T A^T`` multiplies the error by ``u cond(A)^2``, which is measured; with residuals in twice
+the working precision x becomes as accurate as it can be, up to a condition number of some 1e6.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 
 from neula.algorithms.krylov.batched_lstsq import PROBES, cholesky_r
 from neula.algorithms.krylov.doubled_refinement import refine_doubled
+from neula.kernels.shift import shift
 from neula.kernels.triangular_inverse import triangular_inverse
 from neula.pipeline.border import Border
 from neula.pipeline.chain import Answer
@@ -23,7 +24,8 @@ from neula.problems.systems.direct import Square, Systems, members_of
 from neula.problems.systems.problem import Members, Options
 from neula.problems.systems.scaled import Scaled
 
-LABEL = "cholesky of the normal equations fp64"
+NORMAL_EQUATIONS = "cholesky of the normal equations fp64"
+DEFINITE = "cholesky fp64, inverted"
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,11 @@ class _NormalEquations:
     a: torch.Tensor
     inverse: torch.Tensor
 
+    @classmethod
+    def of(cls, a: torch.Tensor) -> _NormalEquations:
+        """Of matrices that may turn out to be singular: then the inverse may be NaN."""
+        return cls(a, triangular_inverse(cholesky_r(a), upper=True))
+
     def solve(self, b: torch.Tensor) -> torch.Tensor:
         return self.inverse @ (self.inverse.mT @ (self.a.mT @ b))
 
@@ -47,10 +54,46 @@ class _NormalEquations:
         return self.a @ (self.inverse @ (self.inverse.mT @ b))
 
 
-def solve_by_normal_equations(systems: Systems, before: Answer[Members] | None) -> Answer[Members]:
+@dataclass(frozen=True)
+class _Definite:
+    """``L L^T = diag(2^-e) A diag(2^-e)``, to solve systems whose rows and columns are scaled by themselves.
+
+    Attributes
+    ----------
+    inverse : Tensor, shape (batch, n, n)
+        That of L.
+    rows, columns : Tensor of int, shape (batch, n, 1)
+        Exponents between the two.
+    """
+
+    inverse: torch.Tensor
+    rows: torch.Tensor
+    columns: torch.Tensor
+
+    @classmethod
+    def of(cls, scaled: Scaled) -> _Definite:
+        """Of matrices that may turn out not to be definite: then the inverse is NaN."""
+        exponents = scaled.symmetric()
+        rows, columns = scaled.rows - exponents, scaled.columns.mT - exponents
+        lower, info = torch.linalg.cholesky_ex(shift(scaled.a, rows + columns.mT))
+        inverse = triangular_inverse(lower, upper=False)
+        return cls(inverse.masked_fill((info > 0)[:, None, None], torch.nan), rows, columns)
+
+    def solve(self, b: torch.Tensor) -> torch.Tensor:
+        return shift(self._solve(shift(b, self.rows)), self.columns)
+
+    def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
+        return shift(self._solve(shift(b, self.columns)), self.rows)
+
+    def _solve(self, b: torch.Tensor) -> torch.Tensor:
+        return self.inverse.mT @ (self.inverse @ b)
+
+
+def solve_queued(systems: Systems, before: Answer[Members] | None) -> Answer[Members]:
     """All systems, as many at a time as fill the machine; those that this does not solve are not accepted."""
     options, (n, k) = systems.options, systems.b.shape[1:]
-    report, tuning = stage(options.progress, LABEL), options.engine.tuning
+    label = DEFINITE if options.positive else NORMAL_EQUATIONS
+    report, tuning = stage(options.progress, label), options.engine.tuning
     size = max(1, tuning.chunk_elements // (n * max(n, k)))
     # One small system takes the shape of others, so that one graph serves them all.
     few = len(systems) == 1 and n**3 <= tuning.bordered
@@ -60,7 +103,7 @@ def solve_by_normal_equations(systems: Systems, before: Answer[Members] | None) 
         members = _solved(a, b, options)
         return *members.tensors, members.measured()
 
-    key = (LABEL, options.max_iterations, options.target.name, options.dtype)
+    key = (label, options.max_iterations, options.target.name, options.dtype)
     parts, measured = [], []
     for start in range(0, len(systems), size):
         part = slice(start, start + size)
@@ -71,13 +114,13 @@ def solve_by_normal_equations(systems: Systems, before: Answer[Members] | None) 
         measured.append(numbers)
         report(min(1.0, (start + size) / len(systems)))
     numbers = measured[0] if len(measured) == 1 else torch.cat(measured, 1)
-    return Answer(Members.joined(parts), LABEL, iterations=_steps(options), measured=numbers)
+    return Answer(Members.joined(parts), label, iterations=_steps(options), measured=numbers)
 
 
 def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> Members:
     """Scale, factorize, refine and measure some systems without synchronizing."""
     scaled = Scaled.of(a, b, looks=False)
-    factors = _NormalEquations(scaled.a, triangular_inverse(cholesky_r(scaled.a), upper=True))
+    factors = _Definite.of(scaled) if options.positive else _NormalEquations.of(scaled.a)
     system = Square(scaled.a, factors, scaled.norms, doubled=True, vectors=PROBES)
     found = refine_doubled(system, scaled.b, tolerance=options.digits, max_steps=_steps(options), look=False)
     return members_of(scaled, system, found, torch.ones_like(scaled.norms[:, 0, 0]), options)
