@@ -284,7 +284,7 @@ def cuda_tuning(
         pivot_block=256,
         inverted=2048,
         inverted_from=512,
-        cholesky=2048,
+        cholesky=4096,
         # The library takes matrices of more than a few hundred columns one by one.
         cholesky_batched=64,
         lu_panel=1024,  # as fast as 512 up to 32768 columns, and half the launches
