@@ -189,7 +189,7 @@ def _refine(system: System, label: str, factors: Factorization, format: Format) 
         symmetric = options.positive and system.scaled is None
         label += " + cg" if symmetric else " + gmres"
         if symmetric:
-            correct = cg_refinement(system.a, factors)
+            correct = cg_refinement(system.a, factors, options.engine)
         else:
             correct = gmres_refinement(system.a, factors, options.engine)
         refined = run(correct, refined, STAGNATION)
