@@ -82,6 +82,19 @@ def test_large_products_of_a_batch_are_corrected_one_by_one(monkeypatch: pytest.
     assert (a - lower @ lower.mT).abs().max() <= 100 * 2.0**-24 * a.max()
 
 
+@pytest.mark.parametrize("name", ["fp16", "fp32"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_replayed_blocks_are_the_same(name: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, a = EmulatedEngine(format=name), torch.stack([definite(77, seed) for seed in range(count)])
+    expected = factorized(a, engine, 8)
+    monkeypatch.setattr("neula.algorithms.elimination.cholesky.REPLAYED", 32)
+    found = factorized(a, engine, 8)
+    error = (found.lower - expected.lower).tril().abs().max()
+    assert error <= 10 * engine.format.u * expected.lower.tril().max()
+    a[-1, 40, 40] = -1.0
+    assert factorized(a, engine, 8).order.tolist() == [0] * (count - 1) + [41]
+
+
 @pytest.mark.parametrize("engine", ENGINES, ids=repr)
 @pytest.mark.parametrize("width", [0, 16])
 def test_solves_to_the_accuracy_of_the_format(engine: Engine, width: int) -> None:
@@ -126,7 +139,7 @@ def test_says_which_minor_is_not_positive(index: int, leaf: int) -> None:
 def test_gives_up_early(index: int) -> None:
     """After the leading quarter, or half; the product of all columns is never reached."""
     engine = EmulatedEngine(format="fp32")
-    a = torch.eye(64, dtype=torch.float64)
+    a = 2 * torch.eye(64, dtype=torch.float64)
     a[index, index] = -1.0
     found = factorized(a, engine, 8, give_up=True)
     assert found.order.tolist() == [index + 1]

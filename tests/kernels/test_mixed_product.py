@@ -78,7 +78,7 @@ def test_no_rows_at_all() -> None:
 def test_the_reference_converts_some_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     a, x, y = operands(50, 30, 2, torch.bfloat16, torch.float64)
     whole = subtract_product.reference(a, x, y.clone())
-    monkeypatch.setattr(mixed_product, "_CHUNK", 100)
+    monkeypatch.setitem(mixed_product._CHUNK, "cpu", 100)
     torch.testing.assert_close(subtract_product.reference(a, x, y), whole, rtol=0, atol=1e-13)
 
 

@@ -117,9 +117,8 @@ class Tuning:
         blocks, and not by the library's substitution; 0: never.
     cholesky_leaf : int
         Order of the blocks that end the recursion of a Cholesky factorization.
-    cholesky, cholesky_batched : int
-        Order of a single matrix, and of those of a batch, from which on that recursion beats the library's
-        factorization in float32.
+    cholesky : int
+        Order from which on that recursion beats the library's factorization in float32.
     lu_panel, lu_inner_panel : int
         Widths r and s of the panels of LU factorizations.
     pivoted_panel, pivoted_inner_panel : int
@@ -172,7 +171,6 @@ class Tuning:
     inverted_from: int = 0
     cholesky_leaf: int = 128
     cholesky: int = 1 << 30
-    cholesky_batched: int = 1 << 30
     lu_panel: int = 256
     lu_inner_panel: int = 8
     pivoted_panel: int = 256
@@ -217,9 +215,7 @@ class Tuning:
         return self.double if storage == torch.float64 else self.single
 
 
-EMULATED = Tuning(
-    ("fp16", "bf16", "tf32", "fp32", "fp64"), ("fp16", "fp32"), gram_part=0.0, cholesky=1, cholesky_batched=1
-)
+EMULATED = Tuning(("fp16", "bf16", "tf32", "fp32", "fp64"), ("fp16", "fp32"), gram_part=0.0, cholesky=1)
 """For the numerics of the papers, whose panels and widths it has; speed is no matter."""
 
 
@@ -289,9 +285,8 @@ def cuda_tuning(
         pivot_block=256,
         inverted=2048,
         inverted_from=512,
-        cholesky=2048,
-        # The library takes matrices of more than a few hundred columns one by one.
-        cholesky_batched=64,
+        # Small ones are a graph of few launches, and the library takes those of a batch one by one.
+        cholesky=1,
         lu_panel=1024,  # as fast as 512 up to 32768 columns, and half the launches
         lu_inner_panel=128,
         # Pivoted panels are library calls, and its LU in double takes no longer where fp64 is fast.

@@ -16,8 +16,9 @@ VECTORS = 8
 """Up to as many columns the kernel takes, each of which reads A from the cache once more; for others it is
 worth while to convert A, and to multiply matrices."""
 
-_CHUNK = 1 << 19
-"""Elements that the reference converts at a time: a CPU keeps them in its cache."""
+_CHUNK = {"cpu": 1 << 19, "cuda": 1 << 26}
+"""Elements that the reference converts at a time: a CPU keeps them in its cache, and a GPU has enough to
+do."""
 
 
 @trial("The kernel of products in two precisions", "matrices are converted first, several times slower")
@@ -57,7 +58,7 @@ def subtract_product(a: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch
     tensor([[2.],
             [3.]])
     """
-    rows = len(a) if a.dtype == x.dtype else max(1, _CHUNK // a.shape[1])
+    rows = len(a) if a.dtype == x.dtype else max(1, _CHUNK[a.device.type] // max(1, a.shape[1]))
     for low, target in zip(a.split(max(1, rows)), y.split(max(1, rows)), strict=True):
         target -= exact_matmul(low.to(x.dtype), x)
     return y

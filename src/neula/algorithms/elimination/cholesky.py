@@ -35,6 +35,11 @@ SQUARE = 1024
 and smaller products are slower by more than that."""
 
 
+REPLAYED = 1024
+"""Order of diagonal blocks of a larger matrix up to which their dozens of small launches are replayed from
+one CUDA graph: what takes time there is Python."""
+
+
 class Cholesky(NamedTuple):
     """``A = L L^T`` of a batch, about.
 
@@ -155,8 +160,12 @@ class _Recursion:
 
     def factorize(self, k: slice) -> None:
         """A diagonal block becomes one of L."""
-        if k.stop - k.start <= self.leaf:
+        width = k.stop - k.start
+        if width <= self.leaf:
             self._leaf(k)
+            return
+        if width <= REPLAYED < self.a.shape[1]:
+            self._replayed(k)
             return
         left, right = self._halves(k)
         self.factorize(left)
@@ -206,12 +215,28 @@ class _Recursion:
         sizes = (*x.shape[1:], y.shape[2])
         return self.engine.arithmetic.corrected and min(sizes) >= self.engine.tuning.corrected_from
 
+    def _replayed(self, k: slice) -> None:
+        """The same for a block of few large products, by a graph that others of its size have, too."""
+        engine, leaf, width = self.engine, self.leaf, k.stop - k.start
+
+        def factorized(block: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            block = block.clone()
+            work = _Recursion(block, _operands(block, engine), engine, leaf, give_up=False)
+            work.factorize(slice(0, width))
+            return block, *work.inverses.values(), *work.orders
+
+        key = ("cholesky", engine.arithmetic.name, leaf)
+        found, *rest = engine.replay(factorized, (self.a[:, k, k].contiguous(),), key)
+        self.a[:, k, k] = found
+        starts, count = range(k.start, k.stop, leaf), len(rest) // 2
+        self.inverses.update(zip(starts, rest[:count], strict=True))
+        self.orders += rest[count:]
+        self._round(k, k)
+
     def _leaf(self, k: slice) -> None:
         if k.start == k.stop:
             return
-        inverse, order = cholesky_lower(self.a[:, k, k])
-        # A leaf without a factor leaves NaN behind, whatever the library makes of it.
-        self.inverses[k.start] = torch.where((order > 0)[:, None, None], torch.nan, inverse)
+        self.inverses[k.start], order = cholesky_lower(self.a[:, k, k])
         self.orders.append(order)
         self._round(k, k)
 
@@ -222,10 +247,11 @@ class _Recursion:
             self.engine.round(x, out)
 
     def _halves(self, k: slice) -> tuple[slice, slice]:
-        """Two parts in whole leaves."""
-        leaves = -(-(k.stop - k.start) // self.leaf)
-        middle = k.start + -(-leaves // 2) * self.leaf
-        return slice(k.start, middle), slice(middle, k.stop)
+        """Two parts, the first a power of two times a leaf: blocks of few different sizes."""
+        half = self.leaf
+        while 2 * half < k.stop - k.start:
+            half *= 2
+        return slice(k.start, k.start + half), slice(k.start + half, k.stop)
 
 
 class NotPositiveDefiniteError(ArithmeticError):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 
 from neula.algorithms.elimination.factorization import Factorization
-from neula.algorithms.krylov.cg import cg
+from neula.algorithms.krylov.cg import Operator, cg
 from neula.algorithms.krylov.driver import STAGNATION, iterate
 from neula.algorithms.krylov.gmres import gmres
 from neula.certificates.backward_error import Scaling, backward_error
@@ -152,22 +152,12 @@ def gmres_refinement(a: torch.Tensor, factors: Factorization, engine: Engine | N
     """
     factors = factors.in_double()
 
-    def apply(z: torch.Tensor) -> torch.Tensor:
-        return a @ factors.solve(z)
-
-    operators: dict[torch.Size, Callable[[torch.Tensor], torch.Tensor]] = {}
-
-    def operator(block: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-        if engine is None:
-            return apply
-        if block.shape not in operators:
-            operators[block.shape] = engine.recorded(apply, block)
-        return operators[block.shape]
+    operator = _recorded(lambda z: a @ factors.solve(z), engine)
 
     def solve(residual: torch.Tensor, reduction: float, max_iterations: int) -> tuple[torch.Tensor, int]:
         steps = [
             gmres(
-                operator(block),
+                operator,
                 block,
                 tolerance=max(MARGIN * reduction, INNER_TOLERANCE),
                 max_iterations=max_iterations,
@@ -180,8 +170,22 @@ def gmres_refinement(a: torch.Tensor, factors: Factorization, engine: Engine | N
     return solve
 
 
-def cg_refinement(a: torch.Tensor, factors: Factorization) -> UpdateSolver:
-    """The same with conjugate gradients, for a symmetric positive definite A and Cholesky factors of it.
+def _recorded(function: Operator, engine: Engine | None) -> Operator:
+    """A function that an engine records when it is called for a shape for the first time."""
+    if engine is None:
+        return function
+    known: dict[torch.Size, Operator] = {}
+
+    def called(x: torch.Tensor) -> torch.Tensor:
+        if x.shape not in known:
+            known[x.shape] = engine.recorded(function, x)
+        return known[x.shape](x)
+
+    return called
+
+
+def cg_refinement(a: torch.Tensor, factors: Factorization, engine: Engine | None = None) -> UpdateSolver:
+    """Refinement with conjugate gradients, for a symmetric positive definite A and Cholesky factors of it.
 
     Higham and Pranesh, "Exploiting Lower Precision Arithmetic in Solving Symmetric Positive Definite Linear
     Systems and Least Squares Problems", SIAM J. Sci. Comput. 43, 2021, section 3: in practice as many
@@ -192,13 +196,15 @@ def cg_refinement(a: torch.Tensor, factors: Factorization) -> UpdateSolver:
     a : Tensor, shape (n, n)
         float64.
     factors : Factorization
+    engine : Engine, optional
+        Can make what each iteration does faster.
     """
-    factors = factors.in_double()
+    preconditioner = _recorded(factors.in_double().solve, engine)
 
     def solve(residual: torch.Tensor, reduction: float, max_iterations: int) -> tuple[torch.Tensor, int]:
         return cg(
             lambda p: a @ p,
-            factors.solve,
+            preconditioner,
             residual,
             tolerance=max(MARGIN * reduction, INNER_TOLERANCE),
             max_iterations=max_iterations,

@@ -123,12 +123,12 @@ def cholesky(
 def _factorize(
     lower: torch.Tensor, given: torch.Tensor, options: Options, *, upper: bool
 ) -> Run[CholeskyValues]:
-    count, n, _ = lower.shape
+    n = lower.shape[-1]
     if 0 in lower.shape:
         return _nothing_to_do(lower)
     try:
         judge = CholeskyJudge.of(n, options)
-        run = run_chain(chain(count, n, options), Symmetric.of(lower, options), judge)
+        run = run_chain(chain(n, options), Symmetric.of(lower, options), judge)
     except NotDefiniteMember as error:
         _check_triangle(given, upper=upper)
         where = np.unravel_index(error.place, given.shape[:-2])

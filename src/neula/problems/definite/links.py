@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from neula.algorithms.elimination.cholesky import Cholesky, cholesky, library_cholesky
+from neula.algorithms.elimination.cholesky import cholesky, library_cholesky
 from neula.algorithms.scaling import binary_exponents
 from neula.certificates.cholesky import cholesky_measures, image_of, measures_of_triangles
 from neula.engines import FP64, Arithmetic, Engine, Format
@@ -50,7 +50,7 @@ def by_library(matrices: Symmetric, before: Solution | None, format: Format) -> 
     else:
         wide = scales.to(torch.promote_types(a.dtype, torch.float32))
         found = library_cholesky(symmetric_copy(a, wide).to(format.dtype))
-        lower = _unscaled(found, wide, a.dtype)
+        lower = _unscaled(found.lower, wide, a.dtype)
     if format is FP64:
         orders = found.order.tolist()
         if any(orders):
@@ -71,8 +71,13 @@ def _by_recursion(a: torch.Tensor, *, engine: Engine) -> tuple[torch.Tensor, tor
     work = symmetric_copy(a, scales, rows=engine.rows(a.shape[-1]))
     image = image_of(work)
     found = cholesky(work if wide == engine.storage else _in(work, engine.storage), engine)
-    lower = _unscaled(found, scales, a.dtype)
-    measures = cholesky_measures(image, lower.to(wide) * scales[:, :, None])
+    if found.lower.dtype == a.dtype:  # then what is given back differs by powers of two alone
+        lower = _triangle(found.lower)
+        measures = cholesky_measures(image, lower)
+        lower.div_(scales[:, :, None])
+    else:
+        lower = _unscaled(found.lower, scales, a.dtype)
+        measures = cholesky_measures(image, lower.to(wide) * scales[:, :, None])
     return lower, found.order, measures.T
 
 
@@ -94,7 +99,12 @@ def _in(work: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_strided(work.shape, work.stride(), dtype=dtype, device=work.device).copy_(work)
 
 
-def _unscaled(found: Cholesky, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _unscaled(lower: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """L of the matrix that was given, in its dtype, zero above the diagonal."""
-    lower = found.lower.tril_().to(scales.dtype)
-    return (lower / scales[:, :, None]).to(dtype)
+    return (_triangle(lower).to(scales.dtype) / scales[:, :, None]).to(dtype)
+
+
+def _triangle(lower: torch.Tensor) -> torch.Tensor:
+    """The same matrices, zero above the diagonal now; they are column-major, which is quick by rows."""
+    lower.mT.triu_()
+    return lower

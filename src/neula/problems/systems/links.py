@@ -121,7 +121,9 @@ def by_cholesky(system: System, before: Solution | None, arithmetic: Arithmetic)
 def _cholesky_factor(system: System, engine: Engine) -> CholeskyFactor:
     n, tuning = len(system.a), engine.tuning
     work = working_matrices(1, n, engine)
-    system.scales.fill(work[0], system.a, engine)
+    # A is symmetric as it is scaled: a copy in the order in which it lies takes a part of the time.
+    by_columns = system.a.stride(0) == 1
+    system.scales.fill(work[0] if by_columns else work[0].T, system.a, engine)
     if recursion_pays(n, engine):
         found = cholesky(work, engine, shift=SHIFT if engine.format.u > FP32.u else 0.0, give_up=True)
     else:
@@ -187,7 +189,7 @@ def _refine(system: System, label: str, factors: Factorization, format: Format) 
         symmetric = options.positive and system.scaled is None
         label += " + cg" if symmetric else " + gmres"
         if symmetric:
-            correct = cg_refinement(system.a, factors)
+            correct = cg_refinement(system.a, factors, options.engine)
         else:
             correct = gmres_refinement(system.a, factors, options.engine)
         refined = run(correct, refined, STAGNATION)
