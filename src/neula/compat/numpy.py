@@ -144,6 +144,42 @@ def qr(a: Any, mode: str = "reduced") -> Any:
     return _as(a, result.R) if mode == "r" else _QRResult(_as(a, result.Q), _as(a, result.R))
 
 
+@drop_in(linalg)
+def cholesky(a: Any, /, *, upper: bool = False) -> Any:
+    """Cholesky factor as by :func:`numpy.linalg.cholesky`, by :func:`neula.cholesky`.
+
+    Parameters
+    ----------
+    a : array_like, shape (..., n, n)
+        Only the triangle of the factor is read.
+    upper : bool, optional
+        Whether to return U with ``a = U^T U`` in place of L with ``a = L L^T``.
+
+    Returns
+    -------
+    ndarray, shape (..., n, n)
+
+    Raises
+    ------
+    numpy.linalg.LinAlgError
+        If a is not positive definite, or not square.
+
+    Warns
+    -----
+    AccuracyWarning
+        If the factor is not certified.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import neula.compat.numpy as la
+    >>> la.cholesky(np.array([[4.0, 2.0], [2.0, 5.0]]))
+    array([[2., 0.],
+           [1., 2.]])
+    """
+    return _as(a, neula.cholesky(_real(a), upper=upper).factor)
+
+
 def _real(x: Any) -> np.ndarray:
     """What NumPy's functions take, of that what neula can: real numbers in single or double precision."""
     array = np.asarray(x)

@@ -166,6 +166,47 @@ def qr(A: Tensor, mode: str = "reduced", *, out: Any = None) -> Any:
     return return_types.linalg_qr((A.new_empty(0) if result.Q is None else result.Q, result.R))
 
 
+@drop_in(linalg)
+def cholesky(A: Tensor, *, upper: bool = False, out: Tensor | None = None) -> Tensor:
+    """Cholesky factor as by :func:`torch.linalg.cholesky`, by :func:`neula.cholesky`.
+
+    Parameters
+    ----------
+    A : Tensor, shape (..., n, n)
+        Only the triangle of the factor is read.
+    upper : bool, optional
+        Whether to return U with ``A = U^T U`` in place of L with ``A = L L^T``.
+    out : Tensor, optional
+        With it torch factorizes.
+
+    Returns
+    -------
+    Tensor, shape (..., n, n)
+        It can be differentiated.
+
+    Raises
+    ------
+    RuntimeError
+        If A is not positive definite, or not square.
+
+    Warns
+    -----
+    AccuracyWarning
+        If the factor is not certified.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import neula.compat.torch as la
+    >>> la.cholesky(torch.tensor([[4.0, 2.0], [2.0, 5.0]]))
+    tensor([[2., 0.],
+            [1., 2.]])
+    """
+    need(out is None and _same_kind(A))
+    factor: Tensor = neula.cholesky(A, upper=upper).factor
+    return factor
+
+
 def _same_kind(*tensors: Any) -> bool:
     """Whether torch's functions take them together: single or double precision, on one device."""
     if not all(isinstance(x, Tensor) and x.dtype in (torch.float32, torch.float64) for x in tensors):
