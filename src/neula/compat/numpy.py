@@ -5,7 +5,7 @@ What is not defined here is NumPy's own.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy import linalg
@@ -13,6 +13,7 @@ from numpy import linalg
 import neula
 from neula.compat.drop_in import drop_in, names_of, need, right_hand_sides
 from neula.compat.least_squares import full_rank_solution
+from neula.problems.signatures import QRMode
 
 _QRResult = type(linalg.qr(np.eye(1)))
 """The named tuple, whose module has moved from one version of NumPy to the next."""
@@ -140,7 +141,7 @@ def qr(a: Any, mode: str = "reduced") -> Any:
     need(mode in ("reduced", "complete", "r"))
     A = _real(a)
     need(bool(np.isfinite(A).all()))
-    result = neula.qr(A, mode)
+    result = neula.qr(A, cast(QRMode, mode))
     return _as(a, result.R) if mode == "r" else _QRResult(_as(a, result.Q), _as(a, result.R))
 
 

@@ -6,13 +6,14 @@ one by one do not say which matrix they belong to, and nothing could be certifie
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, linalg
 
 import neula
 from neula.compat.drop_in import drop_in, names_of, need
+from neula.problems.signatures import QRMode
 
 return_types: Any = torch.return_types
 """Named tuples, which torch makes without telling type checkers."""
@@ -162,7 +163,7 @@ def qr(A: Tensor, mode: str = "reduced", *, out: Any = None) -> Any:
     tensor([[5.]])
     """
     need(out is None and _same_kind(A) and bool(A.isfinite().all()))
-    result = neula.qr(A, mode)
+    result = neula.qr(A, cast(QRMode, mode))
     return return_types.linalg_qr((A.new_empty(0) if result.Q is None else result.Q, result.R))
 
 

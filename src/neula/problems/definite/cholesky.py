@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack, overload
 
 import numpy as np
 import torch
@@ -19,8 +19,13 @@ from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, CholeskyResult
 from neula.problems.definite.chain import CholeskyJudge, chain, residuals
 from neula.problems.definite.problem import CholeskyValues, NotDefiniteMember, Options, Symmetric
+from neula.problems.signatures import CholeskyKeywords, Kind
 
 
+@overload
+def cholesky(A: Kind, **keywords: Unpack[CholeskyKeywords]) -> CholeskyResult[Kind]: ...
+@overload
+def cholesky(A: Any, **keywords: Unpack[CholeskyKeywords]) -> CholeskyResult[Any]: ...
 @eager
 def cholesky(
     A: Any,
