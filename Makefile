@@ -37,6 +37,7 @@ lint: $(VENV)/installed
 
 types: $(VENV)/installed
 	$(BIN)/mypy
+	$(BIN)/pyright
 
 format: $(VENV)/installed
 	$(BIN)/ruff check --fix .

@@ -12,8 +12,8 @@ import neula
 from benchmarks.floor import Machine
 from benchmarks.harness import Results
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
-from neula.certificates.bounds import FormatName
 from neula.engines import select_engine
+from neula.engines.formats import FormatName
 from neula.papers.measuring import median_seconds
 
 Shape = tuple[int, int]

@@ -92,15 +92,17 @@ _ROOMS = (
 )
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is used first: ``import neula`` alone does not import torch."""
-    if name in _ROOMS:
-        return import_module(f"neula.{name}")
-    if name not in __all__:
-        raise AttributeError(f"module 'neula' has no attribute {name!r}{_meant(name)}")
-    found = getattr(import_module(f"neula.{_HOMES.get(name, 'pipeline.result')}"), name)
-    globals()[name] = found
-    return found
+if not TYPE_CHECKING:  # type checkers would believe in any name
+
+    def __getattr__(name: str) -> Any:
+        """Import a public name when it is used first: ``import neula`` alone does not import torch."""
+        if name in _ROOMS:
+            return import_module(f"neula.{name}")
+        if name not in __all__:
+            raise AttributeError(f"module 'neula' has no attribute {name!r}{_meant(name)}")
+        found = getattr(import_module(f"neula.{_HOMES.get(name, 'pipeline.result')}"), name)
+        globals()[name] = found
+        return found
 
 
 def _meant(name: str) -> str:

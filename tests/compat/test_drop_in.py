@@ -54,7 +54,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return call
 
-    for name in ("solve", "lstsq", "qr", "orth", "lu_factor", "lu_solve"):
+    for name in ("solve", "lstsq", "qr", "orth", "lu_factor", "lu_solve", "cholesky"):
         monkeypatch.setattr(neula, name, telling(name, getattr(neula, name)))
     return names
 
@@ -194,6 +194,26 @@ class TestNeulaAnswers:
         assert close(found, x, a)
         assert told == ["lu_factor", "lu_solve"]
 
+    @pytest.mark.parametrize("shape", [(6, 6), (2, 6, 6)])
+    @pytest.mark.parametrize("lower", [True, False])
+    def test_cholesky(self, shape: tuple[int, ...], lower: bool, dtype: type, told: list[str]) -> None:
+        root = np.random.default_rng(13).standard_normal(shape)
+        a = (root @ root.swapaxes(-1, -2) + np.eye(6)).astype(dtype)
+        read = np.tril(a) if lower else np.triu(a)
+        factor, which = sp_compat.cho_factor(read, lower=lower)
+        assert which is lower
+        for found in (
+            np_compat.cholesky(read, upper=not lower),
+            sp_compat.cholesky(read, lower),
+            torch_compat.cholesky(torch.from_numpy(read), upper=not lower).numpy(),
+            factor,
+        ):
+            assert found.dtype == dtype
+            assert np.array_equal(found, np.tril(found) if lower else np.triu(found))
+            L = found if lower else found.swapaxes(-1, -2)
+            assert np.abs(L @ L.swapaxes(-1, -2) - a).max() < 100 * np.finfo(dtype).eps * np.abs(a).max()
+        assert told == ["cholesky"] * 4
+
     @pytest.mark.parametrize("batch", [(), (3,), (2, 3)])
     def test_torch_solve(self, batch: tuple[int, ...], dtype: type, told: list[str]) -> None:
         rng = np.random.default_rng(7)
@@ -280,6 +300,12 @@ SINGULAR = np.ones((3, 3))
         (sp_compat, lambda la: la.qr(np.eye(3), mode="thin")),
         (sp_compat, lambda la: la.orth(np.full((3, 3), np.nan))),
         (sp_compat, lambda la: la.lu_factor(np.full((3, 3), np.nan))),
+        (sp_compat, lambda la: la.cholesky(-np.eye(3))),
+        (sp_compat, lambda la: la.cholesky(np.array([[1.0, np.nan], [0.0, 1.0]]), lower=True)),
+        (sp_compat, lambda la: la.cho_factor(np.ones((2, 3)))),
+        (np_compat, lambda la: la.cholesky(-np.eye(3))),
+        (np_compat, lambda la: la.cholesky(np.ones((2, 3)))),
+        (torch_compat, lambda la: la.cholesky(-torch.eye(3))),
         (sp_compat, lambda la: la.lu_solve(la.lu_factor(np.eye(3)), np.ones(4))),
         (torch_compat, lambda la: la.solve(torch.from_numpy(SINGULAR), torch.ones(3, dtype=torch.float64))),
         (torch_compat, lambda la: la.solve(torch.eye(3), torch.ones(3, dtype=torch.float64))),
@@ -400,6 +426,7 @@ def test_gradients() -> None:
         (lambda la, A: la.solve(A, B[:5].mT, left=False), (A,)),
         (lambda la, A: la.lstsq(A, B).solution, (tall,)),
         (lambda la, A: la.qr(A).R.square(), (tall,)),
+        (lambda la, A: la.cholesky(A.mT @ A), (tall,)),
     ):
         ours, theirs = (
             torch.autograd.grad(function(la, *inputs).sum(), inputs) for la in (torch_compat, torch.linalg)

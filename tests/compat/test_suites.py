@@ -17,12 +17,14 @@ ROOT = Path(__file__).parents[2]
 
 SUITES = {
     "numpy.linalg.tests": {
-        "test_linalg": "TestSolve TestLstsq TestQR test_byteorder_check test_unsupported_commontype",
+        "test_linalg": "TestSolve TestLstsq TestQR TestCholesky "
+        "test_byteorder_check test_unsupported_commontype",
     },
     "scipy.linalg.tests": {
         "test_basic": "TestSolve TestLstsq TestDTypes",
         "test_decomp": "TestQR test_orth",
         "test_decomp_lu": "TestLUFactor TestLUSolve",
+        "test_decomp_cholesky": "TestCholesky TestChoFactor",
     },
 }
 

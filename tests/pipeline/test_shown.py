@@ -36,6 +36,7 @@ RESULTS: dict[str, Callable[[], Any]] = {
     "qr of a batch": lambda: neula.qr(BATCH),
     "tsqr": lambda: neula.tsqr(A),
     "svd": lambda: neula.svd_lowrank(A, rank=3),
+    "cholesky": lambda: neula.cholesky(SQUARE @ SQUARE.T, upper=True),
     "lu": lambda: neula.lu_factor(SQUARE),
     "lu of a batch": lambda: neula.lu_factor(BATCH, pivot="rbt", keep_a=False),
 }

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 from neula.engines import FORMATS, FP64, Format, format_of
+from neula.engines.formats import FormatName
 from neula.errors import unknown_name
 
-FormatName = Literal["fp16", "bf16", "tf32", "fp32", "fp64"]
 DtypeName = Literal["float16", "bfloat16", "float32", "float64"]
-Accuracy: TypeAlias = "FormatName | DtypeName | torch.dtype | np.dtype[Any] | type[np.floating[Any]] | float"
+Accuracy: TypeAlias = FormatName | DtypeName | torch.dtype | np.dtype[Any] | type[np.floating[Any]] | float
 """An accuracy as it may be asked for: the name of a format, a dtype or its name, or a backward error."""
 
 _OF_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}

@@ -17,13 +17,13 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 import neula
-from neula.certificates.bounds import FormatName
 from neula.certificates.low_rank import low_rank_error
 from neula.certificates.qr import qr_certificate
 from neula.cli import sweep
 from neula.engines import FP64, CudaEngine
 from neula.engines.cpu import measured_rates
 from neula.engines.cuda import measured_rate
+from neula.engines.formats import FormatName
 from neula.kernels.precision import exact_matmul
 from neula.papers.data import Data, Row, Rows, show
 from neula.papers.drawing import Canvas, grouped_bars, new_canvas, plain_ticks

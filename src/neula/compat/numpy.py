@@ -5,7 +5,7 @@ What is not defined here is NumPy's own.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy import linalg
@@ -13,6 +13,7 @@ from numpy import linalg
 import neula
 from neula.compat.drop_in import drop_in, names_of, need, right_hand_sides
 from neula.compat.least_squares import full_rank_solution
+from neula.problems.signatures import QRMode
 
 _QRResult = type(linalg.qr(np.eye(1)))
 """The named tuple, whose module has moved from one version of NumPy to the next."""
@@ -140,8 +141,44 @@ def qr(a: Any, mode: str = "reduced") -> Any:
     need(mode in ("reduced", "complete", "r"))
     A = _real(a)
     need(bool(np.isfinite(A).all()))
-    result = neula.qr(A, mode)
+    result = neula.qr(A, cast(QRMode, mode))
     return _as(a, result.R) if mode == "r" else _QRResult(_as(a, result.Q), _as(a, result.R))
+
+
+@drop_in(linalg)
+def cholesky(a: Any, /, *, upper: bool = False) -> Any:
+    """Cholesky factor as by :func:`numpy.linalg.cholesky`, by :func:`neula.cholesky`.
+
+    Parameters
+    ----------
+    a : array_like, shape (..., n, n)
+        Only the triangle of the factor is read.
+    upper : bool, optional
+        Whether to return U with ``a = U^T U`` in place of L with ``a = L L^T``.
+
+    Returns
+    -------
+    ndarray, shape (..., n, n)
+
+    Raises
+    ------
+    numpy.linalg.LinAlgError
+        If a is not positive definite, or not square.
+
+    Warns
+    -----
+    AccuracyWarning
+        If the factor is not certified.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import neula.compat.numpy as la
+    >>> la.cholesky(np.array([[4.0, 2.0], [2.0, 5.0]]))
+    array([[2., 0.],
+           [1., 2.]])
+    """
+    return _as(a, neula.cholesky(_real(a), upper=upper).factor)
 
 
 def _real(x: Any) -> np.ndarray:

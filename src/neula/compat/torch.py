@@ -6,13 +6,14 @@ one by one do not say which matrix they belong to, and nothing could be certifie
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, linalg
 
 import neula
 from neula.compat.drop_in import drop_in, names_of, need
+from neula.problems.signatures import QRMode
 
 return_types: Any = torch.return_types
 """Named tuples, which torch makes without telling type checkers."""
@@ -162,8 +163,49 @@ def qr(A: Tensor, mode: str = "reduced", *, out: Any = None) -> Any:
     tensor([[5.]])
     """
     need(out is None and _same_kind(A) and bool(A.isfinite().all()))
-    result = neula.qr(A, mode)
+    result = neula.qr(A, cast(QRMode, mode))
     return return_types.linalg_qr((A.new_empty(0) if result.Q is None else result.Q, result.R))
+
+
+@drop_in(linalg)
+def cholesky(A: Tensor, *, upper: bool = False, out: Tensor | None = None) -> Tensor:
+    """Cholesky factor as by :func:`torch.linalg.cholesky`, by :func:`neula.cholesky`.
+
+    Parameters
+    ----------
+    A : Tensor, shape (..., n, n)
+        Only the triangle of the factor is read.
+    upper : bool, optional
+        Whether to return U with ``A = U^T U`` in place of L with ``A = L L^T``.
+    out : Tensor, optional
+        With it torch factorizes.
+
+    Returns
+    -------
+    Tensor, shape (..., n, n)
+        It can be differentiated.
+
+    Raises
+    ------
+    RuntimeError
+        If A is not positive definite, or not square.
+
+    Warns
+    -----
+    AccuracyWarning
+        If the factor is not certified.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import neula.compat.torch as la
+    >>> la.cholesky(torch.tensor([[4.0, 2.0], [2.0, 5.0]]))
+    tensor([[2., 0.],
+            [1., 2.]])
+    """
+    need(out is None and _same_kind(A))
+    factor: Tensor = neula.cholesky(A, upper=upper).factor
+    return factor
 
 
 def _same_kind(*tensors: Any) -> bool:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from neula.errors import unknown_name
+
+FormatName = Literal["fp16", "bf16", "tf32", "fp32", "fp64"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class Format:
         The narrowest torch type that holds every number of the format.
     """
 
-    name: str
+    name: FormatName
     significand: int
     max_exponent: int
     dtype: torch.dtype
@@ -51,7 +54,7 @@ TF32 = Format("tf32", 11, 127, torch.float32)
 FP32 = Format("fp32", 24, 127, torch.float32)
 FP64 = Format("fp64", 53, 1023, torch.float64)
 
-FORMATS = {f.name: f for f in (FP16, BF16, TF32, FP32, FP64)}
+FORMATS: dict[str, Format] = {f.name: f for f in (FP16, BF16, TF32, FP32, FP64)}
 _OF_DTYPE = {f.dtype: f for f in (FP16, BF16, FP32, FP64)}
 
 

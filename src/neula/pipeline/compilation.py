@@ -16,7 +16,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def eager(function: Callable[P, T]) -> Callable[P, T]:
+def eager(function: Callable[P, T]) -> Callable[..., T]:
     """Run a function as it stands, a graph break for ``torch.compile``, and leave modes as they were.
 
     The chains look at their numbers at every step. Traced, they are many graphs, compiled anew for each
@@ -29,7 +29,8 @@ def eager(function: Callable[P, T]) -> Callable[P, T]:
     Returns
     -------
     callable
-        The same function.
+        The same function. Type checkers know its parameters from its overloads, which let ``progress`` be a
+        bool.
     """
     disabled: Callable[P, T] | None = None
     careful = restored(showing(function))

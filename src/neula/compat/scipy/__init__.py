@@ -11,11 +11,23 @@ from typing import Any
 from scipy import linalg
 
 from neula.compat.drop_in import names_of
+from neula.compat.scipy.definite import cho_factor, cholesky
 from neula.compat.scipy.factors import LUPair, lu_factor, lu_solve
 from neula.compat.scipy.orthogonal import lstsq, orth, qr
 from neula.compat.scipy.systems import AccuracyLinAlgWarning, solve
 
-__all__ = ["AccuracyLinAlgWarning", "LUPair", "lstsq", "lu_factor", "lu_solve", "orth", "qr", "solve"]
+__all__ = [
+    "AccuracyLinAlgWarning",
+    "LUPair",
+    "cho_factor",
+    "cholesky",
+    "lstsq",
+    "lu_factor",
+    "lu_solve",
+    "orth",
+    "qr",
+    "solve",
+]
 
 __dir__ = names_of(linalg, globals())
 

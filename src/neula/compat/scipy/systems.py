@@ -11,6 +11,7 @@ import neula
 from neula.compat.drop_in import Unsuited, drop_in, need, right_hand_sides
 from neula.compat.scipy.inputs import solved_in
 from neula.errors import warn
+from neula.problems.signatures import Structure
 
 GENERAL = ("gen", "general", "sym", "symmetric", "her", "hermitian")
 POSITIVE = ("pos", "positive definite")
@@ -87,7 +88,7 @@ def solve(
     return _first(A, right_hand_sides(A, B), structures)
 
 
-def _structures(a: np.ndarray) -> tuple[str, ...]:
+def _structures(a: np.ndarray) -> tuple[Structure, ...]:
     """What matrices may be, likeliest first, by SciPy's rules.
 
     Raises
@@ -112,7 +113,7 @@ def _mirrored(a: np.ndarray, *, lower: bool) -> np.ndarray:
     return whole
 
 
-def _first(a: np.ndarray, b: np.ndarray, structures: tuple[str, ...]) -> np.ndarray:
+def _first(a: np.ndarray, b: np.ndarray, structures: tuple[Structure, ...]) -> np.ndarray:
     """The solution with the first structure that a matrix turns out to have."""
     for structure in structures:
         try:

@@ -15,6 +15,7 @@ from neula.engines import FP16, FP32, EmulatedEngine, Engine, Format
 from neula.papers.data import Row
 from neula.papers.figure import Setting
 from neula.pipeline.result import LUFactors
+from neula.problems.signatures import Pivoting
 
 STANDARD, HALF, SINGLE = "2.1 fp16", "3.1 fp16", "3.1 fp32"
 BUFFERED, WIDE_PANELS, DOUBLY_LOW, DOUBLY_WIDE = "4.1", "5.1", "5.2/4.1", "5.2/5.1"
@@ -56,7 +57,7 @@ def variant_of(name: str) -> str:
 
 
 def factorize(
-    a: torch.Tensor, name: str, engine: Engine, widths: Widths = PAPERS, pivot: str = "none"
+    a: torch.Tensor, name: str, engine: Engine, widths: Widths = PAPERS, pivot: Pivoting = "none"
 ) -> LUFactors | None:
     """Factorize by one of :data:`ALGORITHMS`; None where a pivot vanishes or the format overflows."""
     variant = variant_of(name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 import neula
@@ -26,4 +28,5 @@ BYTES = 40
 
 def tsqr(a: torch.Tensor, mode: str, setting: Setting) -> QRResult:
     """Factorize in a mode: on tensor cores, or on their emulation where there are none."""
-    return neula.tsqr(a, compute=mode, engine=setting.numerics.name)
+    engine: Any = setting.numerics.name
+    return neula.tsqr(a, compute=mode, engine=engine)

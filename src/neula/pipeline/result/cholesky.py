@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+import math
+from dataclasses import dataclass
+from typing import Any, Generic
 
+from neula.pipeline.result import shown
 from neula.pipeline.result.attempts import Attempt
+from neula.pipeline.result.shown import ArrayT
 
 
-@dataclass(frozen=True)
-class CholeskyResult:
+@dataclass(frozen=True, eq=False, repr=False)
+class CholeskyResult(shown.Shown, Generic[ArrayT]):
     """``A = L L^T``, or ``U^T U``, of a matrix or of a batch of them, with the measured evidence.
 
     Of a batch the single numbers are those of the worst matrix; the arrays have one for each.
@@ -36,28 +39,44 @@ class CholeskyResult:
         The engine that multiplied.
     accuracy : str
         The accuracy that was asked for.
+    seconds : float
+        Time of the call.
     """
 
-    factor: Any = field(repr=False)
+    factor: ArrayT
     upper: bool
     converged: bool
     residual: float
     bound: float
-    residuals: Any = field(repr=False)
-    accepted: Any = field(repr=False)
+    residuals: Any
+    accepted: Any
     attempts: tuple[Attempt, ...] = ()
     engine: str = ""
     accuracy: str = ""
+    seconds: float = math.nan
 
     @property
-    def L(self) -> Any:
+    def L(self) -> ArrayT:
         """The lower factor; with ``upper=True`` the transpose of U."""
         return _transposed(self.factor) if self.upper else self.factor
 
     @property
-    def U(self) -> Any:
+    def U(self) -> ArrayT:
         """The upper factor; without ``upper=True`` the transpose of L."""
         return self.factor if self.upper else _transposed(self.factor)
+
+    def headline(self) -> str:
+        """What is certified, in a line."""
+        return shown.verdict(self.accuracy, converged=self.converged) + shown.members(self.accepted)
+
+    def rows(self) -> shown.Rows:
+        """What matters: the factor, how it came about, and how good it is."""
+        return {
+            "U" if self.upper else "L": shown.array(self.factor),
+            "method": shown.attempted(self.attempts),
+            "residual": f"{self.residual:.1e}, at most {self.bound:.1e} asked for",
+            "time": f"{shown.duration(self.seconds)}, engine {self.engine}",
+        }.items()
 
 
 def _transposed(x: Any) -> Any:

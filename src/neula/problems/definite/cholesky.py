@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack, overload
 
 import numpy as np
 import torch
 
 from neula.certificates.bounds import Accuracy
+from neula.certificates.cholesky import cholesky_bound
 from neula.engines import Engine
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Run, run_chain
@@ -18,8 +19,13 @@ from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, CholeskyResult
 from neula.problems.definite.chain import CholeskyJudge, chain, residuals
 from neula.problems.definite.problem import CholeskyValues, NotDefiniteMember, Options, Symmetric
+from neula.problems.signatures import CholeskyKeywords, Kind
 
 
+@overload
+def cholesky(A: Kind, **keywords: Unpack[CholeskyKeywords]) -> CholeskyResult[Kind]: ...
+@overload
+def cholesky(A: Any, **keywords: Unpack[CholeskyKeywords]) -> CholeskyResult[Any]: ...
 @eager
 def cholesky(
     A: Any,
@@ -47,13 +53,14 @@ def cholesky(
         Whether to give back ``U`` with ``A = U^T U`` in place of L, as in torch; ``scipy.linalg.cholesky``
         does so by default.
     accuracy : {"fp16", "bf16", "tf32", "fp32", "fp64"}, dtype or float, optional
-        Accuracy of the result; by default that of A's dtype.
+        Accuracy of the result; by default that of A's dtype. A number is the largest residual, relative to A,
+        that will do: the cheapest format with which it is certified is taken.
     engine : {"auto", "cpu", "cuda", "emulated"} or Engine, optional
         What multiplies. ``"auto"`` goes by the device of A.
     strict : bool, optional
         Raise an :class:`~neula.pipeline.result.AccuracyError` where there would be a warning.
-    progress : callable, optional
-        Called with the name of the stage and the part of it that is done.
+    progress : callable or bool, optional
+        Called with the name of the stage and the part of it that is done; True shows a bar.
 
     Returns
     -------
@@ -107,7 +114,14 @@ def cholesky(
     array([[2., 1.],
            [0., 2.]])
     """
-    call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict, gradients=True)
+    call = Call.begin(
+        {"A": A},
+        engine=engine,
+        accuracy=accuracy,
+        bound=lambda target, shape: cholesky_bound(target, max(shape, default=1)),
+        strict=strict,
+        gradients=True,
+    )
     given = call.first.tensor
     check_matrices(given, "A")
     n = given.shape[-1]
@@ -181,6 +195,7 @@ def _collect(call: Call, options: Options, run: Run[CholeskyValues], *, upper: b
         attempts=tuple(run.attempts),
         engine=str(options.engine),
         accuracy=options.target.name,
+        seconds=call.seconds,
     )
     if not result.converged:
         missed = np.argwhere(~run.accepted.reshape(batch)).tolist()

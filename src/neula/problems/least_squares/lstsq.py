@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, Unpack, overload
 
 import numpy as np
 import torch
@@ -26,11 +26,16 @@ from neula.problems.least_squares.prepared import Problems
 from neula.problems.least_squares.problem import Members, Options
 from neula.problems.least_squares.run import solve_problems, with_exact_zeros
 from neula.problems.orthogonal.qr import qr
+from neula.problems.signatures import Kind, LstsqKeywords
 
 ALGORITHMS = ("cgls", "lsqr", "direct", "normal", "householder", "svd")
 CERTIFIED = ("backward", "forward")
 
 
+@overload
+def lstsq(A: Kind, b: Any, **keywords: Unpack[LstsqKeywords]) -> LstsqResult[Kind]: ...
+@overload
+def lstsq(A: Any, b: Any, **keywords: Unpack[LstsqKeywords]) -> LstsqResult[Any]: ...
 @eager
 def lstsq(
     A: Any,

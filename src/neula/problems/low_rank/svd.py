@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from typing import Any
+from typing import Any, Unpack, overload
 
 import torch
 
@@ -22,6 +22,7 @@ from neula.pipeline.inputs import check_matrices
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, QRResult, SVDResult
 from neula.problems.orthogonal.qr import qr
+from neula.problems.signatures import Kind, SVDKeywords
 
 CLEAR_REST = 1e-3
 """Part of ``||A||_F^2`` that is not approximated, above which it is known to three digits or more from the
@@ -31,6 +32,10 @@ SAFE_EXPONENT = {torch.float64: 200, torch.float32: 30, torch.bfloat16: 30, torc
 """Elements between ``2^-e`` and ``2^e`` are factorized as they are."""
 
 
+@overload
+def svd_lowrank(A: Kind, rank: int | None = ..., **keywords: Unpack[SVDKeywords]) -> SVDResult[Kind]: ...
+@overload
+def svd_lowrank(A: Any, rank: int | None = ..., **keywords: Unpack[SVDKeywords]) -> SVDResult[Any]: ...
 @eager
 def svd_lowrank(
     A: Any,

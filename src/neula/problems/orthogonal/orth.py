@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Unpack, overload
 
 import torch
 
@@ -20,8 +20,13 @@ from neula.pipeline.result import QRResult
 from neula.problems.orthogonal.factorize import factorize
 from neula.problems.orthogonal.factors import Factors, as_result
 from neula.problems.orthogonal.problem import Options
+from neula.problems.signatures import Common, Kind
 
 
+@overload
+def orth(A: Kind, rcond: float | None = ..., **keywords: Unpack[Common]) -> Kind: ...
+@overload
+def orth(A: Any, rcond: float | None = ..., **keywords: Unpack[Common]) -> Any: ...
 @eager
 def orth(
     A: Any,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack, overload
 
 import numpy as np
 import torch
@@ -21,11 +21,16 @@ from neula.problems.orthogonal.factorize import factorize
 from neula.problems.orthogonal.factors import as_result
 from neula.problems.orthogonal.pivoted import factorize_pivoted, in_order
 from neula.problems.orthogonal.problem import Options
+from neula.problems.signatures import Kind, QRKeywords, QRMode
 
 MODES = ("reduced", "r", "complete")
 ALGORITHMS = ("rgsqrf", "rgsqrf-reortho", "cholesky-qr", "householder")
 
 
+@overload
+def qr(A: Kind, mode: QRMode = ..., **keywords: Unpack[QRKeywords]) -> QRResult[Kind]: ...
+@overload
+def qr(A: Any, mode: QRMode = ..., **keywords: Unpack[QRKeywords]) -> QRResult[Any]: ...
 @eager
 def qr(
     A: Any,

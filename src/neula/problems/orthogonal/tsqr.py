@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, Unpack, overload
 
 import torch
 
@@ -22,6 +22,7 @@ from neula.problems.orthogonal.factorize import factorize_together
 from neula.problems.orthogonal.factors import Factors, as_result
 from neula.problems.orthogonal.links import QRLink, together
 from neula.problems.orthogonal.problem import Options
+from neula.problems.signatures import Kind, QRMode, TsqrKeywords
 
 MODES = ("reduced", "r")
 
@@ -37,6 +38,10 @@ COMPUTE = {
 MAX_COLUMNS = 256
 
 
+@overload
+def tsqr(A: Kind, mode: QRMode = ..., **keywords: Unpack[TsqrKeywords]) -> QRResult[Kind]: ...
+@overload
+def tsqr(A: Any, mode: QRMode = ..., **keywords: Unpack[TsqrKeywords]) -> QRResult[Any]: ...
 @eager
 def tsqr(
     A: Any,

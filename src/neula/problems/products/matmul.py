@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Unpack, overload
 
 import numpy as np
 import torch
@@ -20,11 +20,16 @@ from neula.pipeline.compilation import eager
 from neula.pipeline.gradients import attach_product
 from neula.pipeline.inputs import Taken, refuse_gradient, take
 from neula.pipeline.shapes import broadcast_batch
+from neula.problems.signatures import Kind, MatmulKeywords
 
 PLAIN = ("fp16", "tf32", "bf16", "fp32", "fp64")
 MODES = (*PLAIN, *SCHEMES)
 
 
+@overload
+def matmul(A: Kind, B: Any, **keywords: Unpack[MatmulKeywords]) -> Kind: ...
+@overload
+def matmul(A: Any, B: Any, **keywords: Unpack[MatmulKeywords]) -> Any: ...
 @eager
 def matmul(
     A: Any,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Unpack, overload
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from neula.pipeline.compilation import eager
 from neula.pipeline.inputs import check_finite
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import LUFactors
+from neula.problems.signatures import Kind, LUKeywords, LUSolveKeywords
 from neula.problems.systems.lu_batch import RightHandSides, naming, stacked
 from neula.problems.systems.lu_checks import (
     check_factors,
@@ -35,6 +36,10 @@ from neula.problems.systems.lu_checks import (
 PIVOTING = ("partial", "none", "rbt")
 
 
+@overload
+def lu_factor(A: Kind, variant: str = ..., **keywords: Unpack[LUKeywords]) -> LUFactors[Kind]: ...
+@overload
+def lu_factor(A: Any, variant: str = ..., **keywords: Unpack[LUKeywords]) -> LUFactors[Any]: ...
 @eager
 def lu_factor(
     A: Any,
@@ -185,6 +190,10 @@ def lu_factor(
     return make(packed=packed, members=members, measure_growth=partial(_growths, members, batch, give_back))
 
 
+@overload
+def lu_solve(F: LUFactors[Any], b: Kind, **keywords: Unpack[LUSolveKeywords]) -> Kind: ...
+@overload
+def lu_solve(F: LUFactors[Any], b: Any, **keywords: Unpack[LUSolveKeywords]) -> Any: ...
 @eager
 def lu_solve(F: LUFactors, b: Any, *, refine: bool | None = None, strict: bool = False) -> Any:
     """Solve ``A x = b`` with the factors of A, refined to the accuracy of the dtype.

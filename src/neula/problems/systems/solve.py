@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Unpack, overload
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from neula.pipeline.progress import Progress
 from neula.pipeline.result import SolveResult
 from neula.pipeline.shapes import broadcast_system
 from neula.pipeline.solutions import Report, accept_digits, does_not_fit, nothing_to_do, numbers_of
+from neula.problems.signatures import Kind, SolveKeywords
 from neula.problems.systems.chain import (
     SystemsJudge,
     chain_after_together,
@@ -37,6 +38,10 @@ PIVOTING = ("none", "rbt", "partial")
 CERTIFIED = ("backward", "forward")
 
 
+@overload
+def solve(A: Kind, b: Any, **keywords: Unpack[SolveKeywords]) -> SolveResult[Kind]: ...
+@overload
+def solve(A: Any, b: Any, **keywords: Unpack[SolveKeywords]) -> SolveResult[Any]: ...
 @eager
 def solve(
     A: Any,

@@ -1,0 +1,95 @@
+"""Cholesky factors with the signatures of SciPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from scipy import linalg
+
+import neula
+from neula.compat.drop_in import drop_in, need
+from neula.compat.scipy.inputs import lapack_arrays
+
+
+@drop_in(linalg)
+def cholesky(a: Any, lower: bool = False, overwrite_a: bool = False, check_finite: bool = True) -> np.ndarray:
+    """Cholesky factor as by :func:`scipy.linalg.cholesky`, by :func:`neula.cholesky`.
+
+    Parameters
+    ----------
+    a : array_like, shape (..., n, n)
+        Only the triangle of the factor is read.
+    lower : bool, optional
+        Whether to return L with ``a = L L^T`` in place of U with ``a = U^T U``.
+    overwrite_a, check_finite : bool, optional
+        Accepted; nothing is overwritten, and everything is checked.
+
+    Returns
+    -------
+    ndarray, shape (..., n, n)
+
+    Raises
+    ------
+    numpy.linalg.LinAlgError
+        If a is not positive definite.
+    ValueError
+        If a is not square, and for NaN or Inf.
+
+    Warns
+    -----
+    AccuracyWarning
+        If the factor is not certified.
+
+    Examples
+    --------
+    >>> import neula.compat.scipy as la
+    >>> la.cholesky([[4.0, 2.0], [2.0, 5.0]])
+    array([[2., 1.],
+           [0., 2.]])
+    """
+    return _factor(a, lower=lower)
+
+
+@drop_in(linalg)
+def cho_factor(
+    a: Any, lower: bool = False, overwrite_a: bool = False, check_finite: bool = True
+) -> tuple[np.ndarray, bool]:
+    """Cholesky factor for :func:`scipy.linalg.cho_solve`, by :func:`neula.cholesky`.
+
+    Parameters
+    ----------
+    a : array_like, shape (..., n, n)
+    lower, overwrite_a, check_finite : bool, optional
+        As for :func:`cholesky`.
+
+    Returns
+    -------
+    c : ndarray, shape (..., n, n)
+        The factor; zero in the other triangle, of which SciPy says nothing.
+    lower : bool
+
+    Raises
+    ------
+    numpy.linalg.LinAlgError, ValueError
+        As :func:`cholesky`.
+
+    Warns
+    -----
+    AccuracyWarning
+        If the factor is not certified.
+
+    Examples
+    --------
+    >>> import neula.compat.scipy as la
+    >>> la.cho_solve(la.cho_factor([[4.0, 2.0], [2.0, 5.0]]), [8.0, 12.0]).round(12)
+    array([1., 2.])
+    """
+    return _factor(a, lower=lower), lower
+
+
+def _factor(a: Any, *, lower: bool) -> np.ndarray:
+    (A,) = lapack_arrays(a)
+    need(A.size > 0 and bool(np.isfinite(A).all()))
+    factor: np.ndarray = neula.cholesky(A, upper=not lower).factor
+    return factor

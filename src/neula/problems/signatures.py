@@ -1,0 +1,117 @@
+"""What type checkers know of the public functions: their keywords, and that NumPy in gives NumPy out.
+
+The functions say the same, with defaults; a test compares the two.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypedDict, TypeVar
+
+import numpy as np
+from torch import Tensor
+
+from neula.certificates.bounds import Accuracy
+from neula.engines import Engine
+from neula.engines.formats import FormatName
+from neula.pipeline.progress import Progress
+
+Kind = TypeVar("Kind", "np.ndarray[Any, Any]", Tensor)
+"""The library of the first array, in which answers are given. Of other array_likes nothing is known."""
+
+EngineName = Literal["auto", "cpu", "cuda", "emulated"]
+ArithmeticName = FormatName | Literal["fp16_cor"]
+Pivoting = Literal["partial", "none", "rbt"]
+Structure = Literal["gen", "pos"]
+Certified = Literal["backward", "forward"]
+QRMode = Literal["reduced", "r", "complete"]
+
+
+class Common(TypedDict, total=False):
+    """Keywords of nearly every function."""
+
+    accuracy: Accuracy | None
+    engine: EngineName | Engine
+    strict: bool
+    progress: Progress | bool | None
+
+
+class LstsqKeywords(Common, total=False):
+    """Of :func:`neula.lstsq`."""
+
+    algorithm: Literal["cgls", "lsqr", "direct", "normal", "householder", "svd"] | None
+    compute: ArithmeticName | None
+    damp: float
+    weights: Any
+    rcond: float | None
+    max_iterations: int
+    certify: Certified
+
+
+class SolveKeywords(Common, total=False):
+    """Of :func:`neula.solve`."""
+
+    assume_a: Structure
+    pivot: Pivoting | None
+    compute: FormatName | None
+    max_iterations: int
+    certify: Certified
+
+
+class QRKeywords(Common, total=False):
+    """Of :func:`neula.qr`, without the mode."""
+
+    algorithm: Literal["rgsqrf", "rgsqrf-reortho", "cholesky-qr", "householder"] | None
+    compute: ArithmeticName | None
+    panel: Literal["caqr", "cholesky", "cholesky2", "cholesky32", "householder"] | None
+    cutoff: int | None
+    overwrite_a: bool
+
+
+class TsqrKeywords(TypedDict, total=False):
+    """Of :func:`neula.tsqr`, without the mode."""
+
+    compute: str
+    engine: EngineName | Engine
+    strict: bool
+
+
+class CholeskyKeywords(Common, total=False):
+    """Of :func:`neula.cholesky`."""
+
+    upper: bool
+
+
+class SVDKeywords(Common, total=False):
+    """Of :func:`neula.svd_lowrank`, without the rank."""
+
+    tol: float | None
+
+
+class LUKeywords(TypedDict, total=False):
+    """Of :func:`neula.lu_factor`, without the variant."""
+
+    panel: int | None
+    inner_panel: int | None
+    pivot: Pivoting
+    compute: FormatName | None
+    storage: FormatName | None
+    engine: EngineName | Engine
+    keep_a: bool
+    progress: Progress | bool | None
+
+
+class LUSolveKeywords(TypedDict, total=False):
+    """Of :func:`neula.lu_solve`."""
+
+    refine: bool | None
+    strict: bool
+
+
+class MatmulKeywords(TypedDict, total=False):
+    """Of :func:`neula.matmul`."""
+
+    compute: str | None
+    alpha: float
+    beta: float
+    out: Any
+    engine: EngineName | Engine
