@@ -1,10 +1,10 @@
 """Systems by a Cholesky factor and its inverse, launched without a look at the numbers.
 
 So a CUDA graph plays all of it back. A definite A is factorized itself, any other one by its normal
-equations: a Gram matrix takes three times the operations of LU, but in a large product, and its Cholesky factor
-needs no pivots: on an H200 an LU of order 1000 takes 2.2 ms, the two and an inverse of R 0.7. A step with
-``A^-1 = R^-1 R^-T A^T`` multiplies the error by ``u cond(A)^2``, which is measured; with residuals in twice
-the working precision x becomes as accurate as it can be, up to a condition number of some 1e6.
+equations. A Gram matrix takes three times the operations of LU, but in a large product, and its Cholesky
+factor needs no pivots: on an H200 an LU of order 1000 takes 2.2 ms, the two and an inverse of R 0.7. A step
+with ``A^-1 = R^-1 R^-T A^T`` multiplies the error by ``u cond(A)^2``, which is measured; with residuals in
+twice the working precision x becomes as accurate as it can be, up to a condition number of some 1e6.
 """
 
 from __future__ import annotations
