@@ -66,7 +66,9 @@ class Operator:
         exponent = engine.format.max_exponent - HEADROOM - math.frexp(norm)[1]
         scales = torch.full((a.shape[1],), 2.0**exponent, dtype=a.dtype, device=a.device)
         low = engine.fill(engine.empty(*a.shape, dtype=engine.operand_dtype), a, scales)
-        return cls(a, engine.operand(low), exact, engine, 2.0**exponent)
+        if engine.operand_dtype == engine.storage:  # kept in a wider dtype, and not rounded yet
+            low = engine.operand(low)
+        return cls(a, low, exact, engine, 2.0**exponent)
 
     def times(self, x: torch.Tensor) -> torch.Tensor:
         """``A X`` times the scale, in the low arithmetic."""

@@ -55,10 +55,10 @@ def svd_lowrank(
     """Best low-rank approximation ``A ~ U diag(s) Vh``: iterations on matrix units, the Gram matrix, or QR.
 
     A few singular values (a ``rank`` of up to a quarter of the columns) come from subspace iteration with a
-    random block: two products with A for each step, in the cheapest format, and four where there is a gap
-    behind the rank. It stops when what is measured meets the accuracy. Where that would take longer than the
-    eigenvectors of the Gram matrix, these come next; all singular values, and what neither finds, come from QR
-    and the SVD of R.
+    random block, in the cheapest format: two products with A for each step, four products where there is a
+    gap behind the rank. It stops when what is measured meets the accuracy. Where that would take longer than
+    the eigenvectors of the Gram matrix, these come next; all singular values, and what neither finds, come
+    from QR and the SVD of R.
 
     Parameters
     ----------
@@ -107,11 +107,11 @@ def svd_lowrank(
 
     Notes
     -----
-    Subspace iteration begins as in [1]_, goes on with Chebyshev polynomials
-    (:mod:`neula.algorithms.spectra.subspace_iteration`), and needs no copy of A but one in the low format.
-    Accepted are triplets with ``A V = U diag(s)`` whose residual ``A^T U - V diag(s)`` is small enough, if no larger
-    singular value was missed, but for a probability of 1e-6: random vectors, which have nothing to do with
-    those of the iteration, bound what is left of A outside the subspace
+    Subspace iteration begins as in [1]_ and goes on with Chebyshev polynomials
+    (:mod:`neula.algorithms.spectra.subspace_iteration`). It needs no copy of A but one in the low format.
+    Triplets have ``A V = U diag(s)``. They are accepted if the residual ``A^T U - V diag(s)`` is small enough
+    and no larger singular value was missed, but for a probability of 1e-6: random vectors, which have nothing
+    to do with those of the iteration, bound what is left of A outside the subspace
     (:func:`neula.certificates.low_rank.largest_beyond`). Singular values that do not decay around the rank
     take many products; a rank beyond the numerical rank takes no more than another.
 
