@@ -1,11 +1,253 @@
-"""The error of a low-rank approximation."""
+"""The certificate of leading singular triplets, and the error of a low-rank approximation."""
 
 from __future__ import annotations
+
+import math
+from dataclasses import dataclass
 
 import torch
 
 from neula.certificates.probes import gaussian_probes
+from neula.engines import Engine
+from neula.engines.random_vectors import gaussian
 from neula.kernels.thin import thin_product
+
+VECTORS = 8
+"""Random vectors that look for what was missed: as many as a kernel multiplies while it reads A once."""
+
+MISSED = 1e-6
+"""Probability with which they may see less of it than is assumed."""
+
+SEED = 2
+"""Theirs: another one than that of any block from which triplets are found."""
+
+
+@dataclass(frozen=True)
+class SVDCertificate:
+    """Measured quality of the leading singular triplets ``A V = U diag(s)``.
+
+    ``E = A^T U - V diag(s)`` is the residual of the triplets that are returned. Each error is relative to a
+    weight, which is ``||A||_F`` where the accuracy of a format was asked for. Where it was a number, it is
+    ``s_i``, plus what rounding errors come to: then every singular value counts by itself.
+
+    Attributes
+    ----------
+    residual : float
+        Norm of the ``||E_i|| / weight_i``.
+    orthogonality : float
+        The larger of ``||U^T U - I||_F / sqrt(k)`` and the same of V.
+    missed : float
+        Bound on ``(sigma_i - s_i) / weight_i``, the largest, where ``sigma_i`` are the singular values of A
+        in order: a larger one that was missed would show here. From iterations it holds with probability
+        ``1 - 1e-6`` (:func:`largest_beyond`, :func:`upper_bounds`); where all singular values were computed,
+        it follows from these.
+    bound, orthogonality_bound : float
+        What was asked for.
+    """
+
+    residual: float
+    orthogonality: float
+    missed: float
+    bound: float
+    orthogonality_bound: float
+
+    @property
+    def accepted(self) -> bool:
+        """Whether all three measures meet their bounds (NaN never does)."""
+        return max(self.excess) <= 1
+
+    @property
+    def excess(self) -> tuple[float, float, float]:
+        """Each measure in units of its bound; infinite where it is NaN."""
+        measures = (
+            self.residual / self.bound,
+            self.orthogonality / self.orthogonality_bound,
+            self.missed / self.bound,
+        )
+        residual, orthogonality, missed = (math.inf if math.isnan(x) else x for x in measures)
+        return residual, orthogonality, missed
+
+    def __str__(self) -> str:
+        beyond = f"no singular value larger by more than {self.missed:.1e}"
+        return (
+            f"residual {self.residual:.1e} (bound {self.bound:.1e}), "
+            f"orthogonality {self.orthogonality:.1e} (bound {self.orthogonality_bound:.1e}), "
+            f"{beyond if self.missed < math.inf else 'larger singular values may have been missed'}"
+        )
+
+
+def visible(vectors: int = VECTORS, missed: float = MISSED) -> float:
+    """What Gaussian vectors see of a direction, ``||w^T G||`` for a unit vector w, but for a probability.
+
+    The square has the chi-squared distribution with ``p`` degrees of freedom, for which
+    ``P(chi^2 <= 2 h) <= h^(p/2) / (p/2)!`` (its density is at most ``x^(p/2-1) / (2^(p/2) (p/2-1)!)``).
+
+    Examples
+    --------
+    >>> round(visible(), 3)
+    0.374
+    """
+    half = vectors // 2
+    return math.sqrt(2 * (missed * math.factorial(half)) ** (1 / half))
+
+
+@dataclass(frozen=True)
+class Beyond:
+    """What is left of a matrix beside singular triplets, ``D = (I - U U^T) A (I - V V^T)``.
+
+    Attributes
+    ----------
+    bound : float
+        On ``||D||_2``; infinite where A is not finite.
+    size : float
+        Estimate of ``||D||_F``.
+    products : int
+        By ``A^T A`` that it took.
+    """
+
+    bound: float
+    size: float
+    products: int
+
+
+def largest_beyond(
+    a: torch.Tensor,
+    u: torch.Tensor,
+    v: torch.Tensor,
+    edge: float,
+    wanted: float,
+    engine: Engine,
+    *,
+    most: int = 100,
+) -> Beyond:
+    """Bound on the norm of ``D = (I - U U^T) A (I - V V^T)``, what is left beside singular triplets.
+
+    Let w be the singular vector of D for its norm d, and G Gaussian vectors that U and V do not depend on.
+    For any polynomial T, ``w^T T(D^T D) G = T(d^2) w^T G``, so ``T(d^2) ||w^T G|| <= ||T(D^T D) G||_2``. But
+    for the probability :data:`MISSED`, ``||w^T G||`` is at least :func:`visible`, and then
+    ``T(d^2) <= ||T(D^T D) G||_2 / visible``. With ``T(x) = x``, which takes two products with A, this bounds
+    d by some ten times itself, which is enough where there is a gap. A Chebyshev polynomial of degree j, of
+    ``2 x / edge^2 - 1``, is at most 1 up to ``edge`` and ``cosh(2 j acosh(d / edge))`` beyond. That gives
+    ``d <= edge cosh(acosh(||T(D^T D) G||_2 / visible) / (2 j))``, which comes as close to the edge as one
+    likes. All of this rests on one event, whatever the polynomials, so that there is one probability.
+
+    Parameters
+    ----------
+    a : Tensor, shape (m, n)
+        float32 or float64.
+    u, v : Tensor, shape (m, l) and (n, l)
+        With orthonormal columns.
+    edge : float
+        About the norm of D.
+    wanted : float
+        A bound that would be good enough; it decides on the polynomial.
+    engine : Engine
+        Multiplies, in the precision of A.
+    most : int
+        Largest degree.
+
+    Returns
+    -------
+    Beyond
+
+    Examples
+    --------
+    >>> import torch
+    >>> from neula.engines import CpuEngine
+    >>> a = torch.diag(torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64))
+    >>> one = torch.eye(3, dtype=torch.float64)[:, :1]
+    >>> 2.0 <= largest_beyond(a, one, one, 2.0, 2.2, CpuEngine("cpu", "fp64")).bound <= 2.2001
+    True
+    """
+
+    def times(x: torch.Tensor) -> torch.Tensor:
+        return _beside(u, engine.gemm(a, x), engine)
+
+    def transposed_times(y: torch.Tensor) -> torch.Tensor:
+        return _beside(v, engine.gemm(a.mT, y), engine)
+
+    g = _beside(v, gaussian(a.shape[1], VECTORS, a.dtype, a.device, seed=SEED), engine)
+    image = times(g)
+    product = transposed_times(image)
+    seen = visible()
+    (start, _), (_, size), (largest, _) = _norms(g, image, product)
+    bound, size = math.sqrt(largest / seen), size / math.sqrt(VECTORS)
+    if bound <= wanted or not 0 < edge < wanted:
+        return Beyond(bound, size, 1)
+    degree = math.ceil(math.acosh(max(1.0, start / seen)) / (2 * math.acosh(wanted / edge)))
+    if not 1 < degree <= most:
+        return Beyond(bound, size, 1)
+    weight = 4 / edge**2
+    before, block = g, product * (weight / 2) - g
+    for _ in range(degree - 1):
+        product = transposed_times(times(block))
+        before, block = block, product.mul_(weight).sub_(block, alpha=2.0).sub_(before)
+    largest = max(1.0, _norms(block)[0][0] / seen)
+    bound = min(bound, edge * math.cosh(math.acosh(largest) / (2 * degree)))
+    return Beyond(bound, size, degree)
+
+
+def upper_bounds(
+    s: torch.Tensor, rest: torch.Tensor, rank: int, beyond: float, margin: float
+) -> torch.Tensor:
+    """Bounds on the leading singular values of A from all triplets of a subspace, ``A V = U diag(s)``.
+
+    In bases that begin with U and V, A is ``[[S, E^T], [0, D]]``. For ``t > ||D||`` the Schur complement of
+    ``t^2 I - A A^T`` says that as many singular values of A exceed t as eigenvalues of
+    ``S^2 + E^T (I - D^T D / t^2)^-1 E`` exceed ``t^2``, and those of ``S^2 + E^T E / (1 - ||D||^2 / t^2)``
+    are no smaller. So the i-th singular value of A is at most the larger of t and the root of the i-th
+    eigenvalue. (It is at least ``s_i``, as Ritz values are.) Errors are of second order in E. Nothing is said
+    of convergence: triplets of V that are not wanted, and no good yet, serve to make D small.
+
+    Parameters
+    ----------
+    s : Tensor, shape (l,)
+        Descending, float64.
+    rest : Tensor, shape (l, l)
+        ``E^T E`` with ``E = A^T U - V S``, float64.
+    rank : int
+        How many count.
+    beyond : float
+        Bound on ``||D||``.
+    margin : float
+        By how much t may exceed the last one that counts.
+
+    Returns
+    -------
+    Tensor, shape (rank,)
+        Infinite where D may be too large.
+
+    Examples
+    --------
+    >>> import torch
+    >>> s = torch.tensor([2.0, 1.0], dtype=torch.float64)
+    >>> upper_bounds(s, torch.zeros(2, 2, dtype=torch.float64), 2, 0.5, 0.0)
+    tensor([2., 1.], dtype=torch.float64)
+    """
+    bounds = torch.full((rank,), math.inf, dtype=torch.float64)
+    last = float(s[rank - 1])
+    for t in (last, last + 0.75 * margin):
+        if beyond < t or beyond == 0:
+            larger = rest / (1 - (beyond / t) ** 2 if beyond > 0 else 1.0)
+            values = torch.linalg.eigvalsh(s.square().diag() + larger).flip(0)[:rank].clamp_min(0).sqrt()
+            # Roots of small eigenvalues have half the digits; what follows from norms may be less.
+            values = torch.minimum(values, s[:rank] + larger.trace().sqrt())
+            bounds = torch.minimum(bounds, values.clamp_min(t))
+    return bounds
+
+
+def _beside(q: torch.Tensor, x: torch.Tensor, engine: Engine) -> torch.Tensor:
+    """``(I - Q Q^T) X``."""
+    return x - engine.gemm(q, engine.gemm(q.mT, x))
+
+
+def _norms(*blocks: torch.Tensor) -> list[tuple[float, float]]:
+    """``||X||_2`` and ``||X||_F`` of blocks of a few columns; infinite where one is not finite."""
+    grams = torch.stack([x.mT.double() @ x.double() for x in blocks]).cpu()
+    finite = grams.isfinite().all(2).all(1)
+    squares = torch.linalg.eigvalsh(grams.where(finite[:, None, None], 0.0)).clamp_min(0)
+    norms = torch.stack([squares[:, -1], squares.sum(1)], 1).sqrt()
+    return [(x, y) for x, y in norms.where(finite[:, None], math.inf).tolist()]
 
 
 def low_rank_error(a: torch.Tensor, u: torch.Tensor, s: torch.Tensor, vh: torch.Tensor) -> float:

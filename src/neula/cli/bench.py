@@ -39,6 +39,9 @@ PICTURES = (".svg", ".png", ".pdf")
 BYTES_AN_ENTRY = 40
 """Of a matrix in double precision with its copies and those of the peer."""
 
+PART = 1e-2
+"""What singular values and vectors of a matrix whose singular values decay may err by, as a part of each."""
+
 GEMM_ROWS = 512
 """Of a product, that are compared with it in double precision."""
 
@@ -199,10 +202,38 @@ def _svd(device: torch.device, shapes: Iterable[tuple[int, int]]) -> Iterator[Ca
                 2 * m * n * n,
                 partial(_svd_error, a),
             )
+        decaying = _decaying(m, n, rank, device)
+        yield Case(
+            (m, n, rank),
+            f"{PART:g}",
+            partial(neula.svd_lowrank, decaying, rank, accuracy=PART),
+            _power_iterations(decaying, rank),
+            2 * m * n * n,
+            partial(_svd_error, decaying),
+        )
+
+
+def _decaying(m: int, n: int, rank: int, device: torch.device) -> torch.Tensor:
+    """Singular values from 1 to 0.01, and noise of 1e-4."""
+    u, v = (_normal(size, rank, device, torch.float32, seed) / size**0.5 for seed, size in ((1, m), (2, n)))
+    noise = _normal(m, n, device, torch.float32, seed=3).mul_(1e-4 / (m**0.5 + n**0.5))
+    return noise.addmm_(u * torch.logspace(0, -2, rank, device=device), v.T)
+
+
+def _power_iterations(a: torch.Tensor, rank: int) -> Callable[[], Any]:
+    """``torch.svd_lowrank`` with the fewest iterations that are as accurate as neula is asked to be."""
+    for iterations in (0, 1, 2, 4, 8, 16):
+        peer = partial(torch.svd_lowrank, a, rank, niter=iterations)
+        u, s, v = peer()
+        gaps = (exact_matmul(a, v) - u * s, exact_matmul(a.T, u) - v * s)
+        if max(float((torch.linalg.vector_norm(gap, dim=0) / s).norm()) for gap in gaps) <= PART:
+            break
+    return peer
 
 
 def _svd_error(a: torch.Tensor, triplets: Any) -> float:
-    return low_rank_error(a, *triplets)
+    u, s, v = triplets
+    return low_rank_error(a, u, s, v if v.shape[1] == a.shape[1] else v.T)
 
 
 def _truncated_svd(a: torch.Tensor, rank: int) -> tuple[torch.Tensor, ...]:
@@ -244,7 +275,7 @@ PROBLEMS = {
         _svd,
         [(524288, 1024), (131072, 2048), (262144, 512)],
         [(8192, 256), (4096, 512)],
-        "torch.linalg.svd, truncated",
+        "torch.linalg.svd, truncated; to 0.01 torch.svd_lowrank",
         "||A - U diag(s) Vh|| / ||A||, estimated",
     ),
     "gemm": Problem(

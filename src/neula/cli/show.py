@@ -65,8 +65,13 @@ def svd(result: SVDResult) -> Shown:
     """A low-rank approximation."""
     facts, rows = qr(result.qr)
     rank, error = result.s.shape[-1], result.relative_error
-    facts |= {"rank": rank, "relative_error": error, "s": result.s}
-    rows |= {"rank": str(rank), "relative error": f"{error:.1e}", "singular values": numbers(result.s)}
+    facts |= {"rank": rank, "relative_error": error, "s": result.s, "errors": result.errors}
+    rows |= {
+        "rank": str(rank),
+        "relative error": f"{error:.1e}",
+        "singular values": numbers(result.s),
+        "their errors": f"{max(result.errors, default=0.0):.1e} at most",
+    }
     return facts, rows
 
 

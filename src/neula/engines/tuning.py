@@ -103,7 +103,13 @@ class Tuning:
         and no panels; and from how many on it is tried in fp16 before: its product saves more than what the
         two or three more iterations read (131072 x 4096: 33 ms and 40; 524288 x 1024: 25 and 24).
     gram_part : float
-        Part of all singular values up to which the leading ones are taken from the Gram matrix.
+        Part of all singular values up to which the leading ones are computed by themselves.
+    eigenvectors : float
+        Time of all eigenvectors of a symmetric matrix of order n in double precision, in operations of
+        products in float32 for each ``n^3`` (CPU: 20 from n = 500 on; H200: 80 and 50 for n = 4000 and 8000,
+        which take 100 and 500 ms, and more for smaller ones).
+    direct_svd : int
+        Value of ``m n^2`` up to which the library's SVD takes no longer than what looks for a part of it.
     sketched_pivots : int
         Columns, or rows if there are fewer, up to which column pivots are found one by one: by LAPACK on a
         CPU (1000^2: 84 ms, in blocks 99; 2000^2: 817 and 646), by a few launches a column elsewhere.
@@ -165,6 +171,8 @@ class Tuning:
     gram_columns: int = 4096
     fp16_gram_columns: int = 2048
     gram_part: float = 0.25
+    eigenvectors: float = 100.0
+    direct_svd: int = 0
     sketched_pivots: int = 128
     pivot_block: int = 64
     inverted: int = 256
@@ -238,6 +246,8 @@ def cpu_tuning(formats: tuple[str, ...]) -> Tuning:
         direct=1400,
         direct_pivoted=256,
         direct_definite=1400,
+        eigenvectors=20.0,
+        direct_svd=4_000_000,
     )
 
 

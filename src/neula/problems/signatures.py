@@ -85,6 +85,7 @@ class SVDKeywords(Common, total=False):
     """Of :func:`neula.svd_lowrank`, without the rank."""
 
     tol: float | None
+    algorithm: Literal["iteration", "gram-svd", "qr-svd"] | None
 
 
 class LUKeywords(TypedDict, total=False):

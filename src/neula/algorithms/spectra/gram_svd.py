@@ -9,7 +9,7 @@ accurate as A is, and says how accurate they are.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -39,6 +39,8 @@ class Triplets:
         ``||U^T U - I||_F / sqrt(k)``.
     norm : float
         ``||A||_F``.
+    beyond : float
+        The next singular value, as the Gram matrix knows it.
     """
 
     u: torch.Tensor
@@ -47,6 +49,7 @@ class Triplets:
     residual: float
     orthogonality: float
     norm: float
+    beyond: float
 
 
 def gram_svd(a: torch.Tensor, rank: int, engine: Engine, residual: float) -> Triplets:
@@ -76,20 +79,22 @@ def gram_svd(a: torch.Tensor, rank: int, engine: Engine, residual: float) -> Tri
     tensor([3., 2.])
     """
     g = gram(a.to(engine.operand_dtype), engine).double()
-    norm = _frobenius(a)
+    norm = frobenius_norm(a)
     if not math.isfinite(float(g.trace())):
         nan = [x.new_full((len(x), rank), math.nan) for x in (a, a.T)]
-        return Triplets(nan[0], nan[0][0], nan[1], math.nan, math.nan, norm)
-    v = torch.linalg.eigh(g).eigenvectors[:, -rank:].flip(1)
+        return Triplets(nan[0], nan[0][0], nan[1], math.nan, math.nan, norm, math.nan)
+    eigenvalues, vectors = torch.linalg.eigh(g)
+    beyond = float(eigenvalues[-rank - 1].clamp_min(0).sqrt()) if rank < len(g) else 0.0
+    v = vectors[:, -rank:].flip(1)
     for step in range(MAX_STEPS):
         found, image = _project(a, v.to(a.dtype), norm)
         if step + 1 == MAX_STEPS or not found.residual > residual:
-            return found
+            return replace(found, beyond=beyond)
         v = torch.linalg.qr(image.double()).Q
     raise AssertionError  # unreachable
 
 
-def _frobenius(a: torch.Tensor) -> float:
+def frobenius_norm(a: torch.Tensor) -> float:
     """``||A||_F``, from norms of rows in the precision of A where squares are in its range.
 
     Torch would copy A to sum in a wider one.
@@ -110,7 +115,7 @@ def _project(a: torch.Tensor, v: torch.Tensor, norm: float) -> tuple[Triplets, t
     gap = torch.linalg.matrix_norm(image.double() - v * s)
     loss = torch.linalg.matrix_norm(_gram64(u) - torch.eye(len(s), dtype=s.dtype, device=s.device))
     residual, orthogonality = torch.stack([gap / norm if norm > 0 else gap, loss / len(s) ** 0.5]).tolist()
-    return Triplets(u, s.to(a.dtype), v, residual, orthogonality, norm), image
+    return Triplets(u, s.to(a.dtype), v, residual, orthogonality, norm, math.nan), image
 
 
 def _gram64(b: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Generic
 
 from neula.pipeline.result import shown
+from neula.pipeline.result.attempts import Attempt
 from neula.pipeline.result.qr import QRResult
 from neula.pipeline.result.shown import ArrayT
 
@@ -25,10 +26,19 @@ class SVDResult(shown.Shown, Generic[ArrayT]):
     relative_error : float
         ``||A - U diag(s) Vh||_F / ||A||_F``, estimated from a few random vectors, or by Pythagoras from the
         norms of A and s, which is exact.
-    qr : QRResult
-        The factorization behind it, with its certificate (its ``Q`` and ``R`` are dropped). Where the
-        triplets come from the Gram matrix of A, the certificate is theirs: its residual is
-        ``||A^T U - V diag(s)||_F / ||A||_F``, its orthogonality that of U.
+    errors : array, shape (k,)
+        Bounds on the errors of the singular values: ``s[i]`` is not farther from the i-th largest singular
+        value of A. Infinite where the triplets were not good enough to say so.
+    certificate : SVDCertificate
+        What was measured, and what was asked for.
+    attempts : tuple of Attempt
+        The chain that led here.
+    engine : str
+        The engine that multiplied.
+    accuracy : str
+        The accuracy that was asked for.
+    converged : bool
+        Whether the certificate is accepted.
     seconds : float
         Time of the call.
     """
@@ -37,8 +47,18 @@ class SVDResult(shown.Shown, Generic[ArrayT]):
     s: ArrayT
     Vh: ArrayT
     relative_error: float
-    qr: QRResult[Any]
+    errors: ArrayT
+    certificate: Any = None
+    attempts: tuple[Attempt, ...] = ()
+    engine: str = ""
+    accuracy: str = ""
+    converged: bool = False
     seconds: float = math.nan
+
+    @property
+    def qr(self) -> QRResult[Any]:
+        """What :class:`QRResult` says of a factorization, said of this one; without Q and R."""
+        return QRResult(None, None, self.certificate, self.attempts, self.engine, self.accuracy)
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.U, self.s, self.Vh))
@@ -52,7 +72,7 @@ class SVDResult(shown.Shown, Generic[ArrayT]):
     def headline(self) -> str:
         """What is certified, in a line."""
         s: Any = self.s
-        return f"rank {len(s)}, {shown.verdict(self.qr.accuracy, converged=self.qr.converged)}"
+        return f"rank {len(s)}, {shown.verdict(self.accuracy, converged=self.converged)}"
 
     def rows(self) -> shown.Rows:
         """What matters: the triplets, how they came about, and how good they are."""
@@ -60,8 +80,9 @@ class SVDResult(shown.Shown, Generic[ArrayT]):
             "U": shown.array(self.U),
             "s": shown.array(self.s),
             "Vh": shown.array(self.Vh),
+            "errors of s": shown.array(self.errors),
             "relative error": f"{self.relative_error:.1e}",
-            "method": shown.attempted(self.qr.attempts),
-            "certificate": str(self.qr.certificate),
-            "time": f"{shown.duration(self.seconds)}, engine {self.qr.engine}",
+            "method": shown.attempted(self.attempts),
+            "certificate": str(self.certificate),
+            "time": f"{shown.duration(self.seconds)}, engine {self.engine}",
         }.items()

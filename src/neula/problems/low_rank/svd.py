@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import operator
+from collections.abc import Sequence
+from numbers import Real
 from typing import Any, Unpack, overload
 
+import numpy as np
 import torch
 
-from neula.algorithms.spectra.gram_svd import gram_svd
-from neula.algorithms.spectra.qr_svd import qr_svd
-from neula.certificates.bounds import Accuracy, orthogonality_bound, residual_bound
-from neula.certificates.low_rank import low_rank_error
-from neula.certificates.qr import QRCertificate
-from neula.engines import FP16, FP16_COR, Engine, Format
+from neula.algorithms.scaling import SAFE_NORMS
+from neula.algorithms.spectra.gram_svd import frobenius_norm
+from neula.certificates.bounds import Accuracy
+from neula.certificates.low_rank import SVDCertificate, low_rank_error
+from neula.engines import FP32, FP64, Engine, Format, format_of
+from neula.errors import check_name
 from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.call import Call
+from neula.pipeline.chain import run_chain
 from neula.pipeline.compilation import eager
-from neula.pipeline.inputs import check_matrices
+from neula.pipeline.inputs import check_finite, check_matrices
 from neula.pipeline.progress import Progress
-from neula.pipeline.result import Attempt, QRResult, SVDResult
-from neula.problems.orthogonal.qr import qr
+from neula.pipeline.result import Attempt, SVDResult
+from neula.problems.low_rank.chain import SVDJudge, chain
+from neula.problems.low_rank.problem import Matrices, Options
 from neula.problems.signatures import Kind, SVDKeywords
+
+ALGORITHMS = ("iteration", "gram-svd", "qr-svd")
 
 CLEAR_REST = 1e-3
 """Part of ``||A||_F^2`` that is not approximated, above which it is known to three digits or more from the
 norms of A and s: these err by ``sqrt(k) u`` or less."""
 
-SAFE_EXPONENT = {torch.float64: 200, torch.float32: 30, torch.bfloat16: 30, torch.float16: 16}
-"""Elements between ``2^-e`` and ``2^e`` are factorized as they are."""
+CLEAR_REMAINDER = 1e-5
+"""Part of ``||A||_F`` above which an estimate in float32 does not consist of rounding errors."""
+
+COARSE = 2.0**-14
+"""Accuracies of this or more are reached in float32."""
 
 
 @overload
@@ -44,15 +53,17 @@ def svd_lowrank(
     tol: float | None = None,
     accuracy: Accuracy | None = None,
     engine: str | Engine = "auto",
+    algorithm: str | None = None,
     strict: bool = False,
     progress: Progress | None = None,
 ) -> SVDResult:
-    """Best low-rank approximation ``A ~ U diag(s) Vh``: from the Gram matrix of A, or QR and the SVD of R.
+    """Best low-rank approximation ``A ~ U diag(s) Vh``: iterations on matrix units, the Gram matrix, or QR.
 
-    A few singular values (a ``rank`` of up to a quarter of the columns) come from the Gram matrix of A, if
-    what is measured says that they are as accurate as A's dtype; otherwise, from the SVD of R. For tall
-    matrices nearly all work is the Gram matrix or the QR. The truncation error usually exceeds the rounding
-    errors by far: then ``accuracy="fp16"`` loses nothing (HPDC 2020, Table 4).
+    A few singular values (a ``rank`` of up to a quarter of the columns) come from subspace iteration with a
+    random block, in the cheapest format: two products with A for each step, four products where there is a
+    gap behind the rank. It stops when what is measured meets the accuracy. Where that would take longer than
+    the eigenvectors of the Gram matrix, these come next; all singular values, and what neither finds, come
+    from QR and the SVD of R.
 
     Parameters
     ----------
@@ -63,24 +74,61 @@ def svd_lowrank(
     tol : float, optional
         Instead of ``rank``: the fewest for which ``||A - U diag(s) Vh||_F <= tol ||A||_F``. With neither,
         all of them.
-    accuracy, engine, strict, progress : optional
+    accuracy : str, dtype or float, optional
+        A format, as for :func:`neula.qr`: errors are small multiples of its unit roundoff,
+        relative to ``||A||_F``. Or a number, the largest error of each singular value and its vectors as a
+        part of that singular value, with room for rounding errors relative to ``||A||_F``. ``1e-2`` leaves
+        an approximation that is no worse than the best one in two or three digits, and takes a few products
+        in half precision on a GPU.
+    engine, strict, progress : optional
         As for :func:`neula.qr`.
+    algorithm : {"iteration", "gram-svd", "qr-svd"}, optional
+        Exactly this one, accepted or not; the first two need a rank.
 
     Returns
     -------
     SVDResult
-        Unpacks into ``U, s, Vh``; holds the estimated relative error.
+        Unpacks into ``U, s, Vh``. It holds bounds on the errors of the singular values (``errors``), the
+        certificate, and the relative error of the approximation.
 
     Raises
     ------
     ValueError
-        If both ``rank`` and ``tol`` are given, if one is out of range, and for what :func:`neula.qr` refuses.
+        If both ``rank`` and ``tol`` are given, if one is out of range, for an accuracy that the dtype cannot
+        hold, and for what :func:`neula.qr` refuses.
     TypeError
         For complex or sparse input.
+    AccuracyError
+        If the accuracy was not reached and ``strict`` is set.
+
+    Warns
+    -----
+    AccuracyWarning
+        If the accuracy was not reached.
 
     See Also
     --------
-    torch.svd_lowrank : randomized, approximate, not certified.
+    torch.svd_lowrank : a given number of power iterations, without a look at what they have come to.
+
+    Notes
+    -----
+    Subspace iteration begins as in [1]_ and goes on with Chebyshev polynomials
+    (:mod:`neula.algorithms.spectra.subspace_iteration`). It needs no copy of A but one in the low format.
+    Triplets have ``A V = U diag(s)``. They are accepted if the residual ``A^T U - V diag(s)`` is small enough
+    and no larger singular value was missed, but for a probability of 1e-6: random vectors, which have nothing
+    to do with those of the iteration, bound what is left of A outside the subspace
+    (:func:`neula.certificates.low_rank.largest_beyond`). Singular values that do not decay around the rank
+    take many products; a rank beyond the numerical rank takes no more than another.
+
+    The truncation error usually exceeds rounding errors by far: then ``accuracy="fp16"``, or a number, loses
+    nothing ([2]_, table 4).
+
+    References
+    ----------
+    .. [1] N. Halko, P. G. Martinsson, J. A. Tropp, "Finding structure with randomness: Probabilistic
+       algorithms for constructing approximate matrix decompositions", SIAM Rev. 53, 2011.
+    .. [2] S. Zhang, E. Baharlouei, P. Wu, "High Accuracy Matrix Computations on Neural Engines: A Study of QR
+       Factorization and its Applications", HPDC 2020.
 
     Examples
     --------
@@ -89,87 +137,131 @@ def svd_lowrank(
     >>> U, s, Vh = neula.svd_lowrank(A, tol=1e-8)
     >>> U.shape, bool(abs(s[0] - np.linalg.norm(A)) < 1e-9 * s[0])
     ((100, 1), True)
+    >>> A = np.random.default_rng(0).standard_normal((500, 400)) * 0.9 ** np.arange(400)
+    >>> result = neula.svd_lowrank(A, rank=5, accuracy=1e-2)
+    >>> exact = np.linalg.svd(A, compute_uv=False)[:5]
+    >>> result.converged, bool((abs(result.s - exact) <= result.errors).all())
+    (True, True)
+    >>> bool((result.errors < 0.01 * result.s).all())
+    True
     """
-    call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict)
+    number = isinstance(accuracy, Real) and not isinstance(accuracy, bool)
+    call = Call.begin({"A": A}, engine=engine, accuracy=None if number else accuracy, strict=strict)
     a = call.first.tensor
     check_matrices(a, "A")
     if a.ndim > 2:
         raise ValueError(f"svd_lowrank takes one matrix at a time, got shape {tuple(a.shape)}")
     _check_truncation(rank, tol, min(a.shape))
+    check_name("algorithm", algorithm, ALGORITHMS, optional=True)
+    if rank is None and algorithm not in (None, "qr-svd"):
+        raise ValueError(f"algorithm={algorithm!r} needs a rank: give one, or take 'qr-svd'")
+    target, part = _of_number(accuracy, a.dtype) if isinstance(accuracy, Real) else (call.target, None)
+    # Not an unsigned rank, of which there is no -rank.
+    whole = None if rank is None else operator.index(rank)
+    options = Options(target, part, call.engine, whole, tol, algorithm, progress)
     if 0 in a.shape:
-        rank = tol = None  # there is nothing to leave out
-    rank = None if rank is None else operator.index(rank)  # not an unsigned one, of which there is no -rank
+        return _of_nothing(call, options)
     transposed = a.shape[0] < a.shape[1]
-    tall, scale = _scaled(a.T if transposed else a)
-    work = torch.float64 if a.dtype == torch.float64 else torch.float32
     with plain_arithmetic(a.device), call.computing():
-        found, error = None, None
-        factors: QRResult[Any] = QRResult(None, None, engine=str(call.engine), accuracy=call.target.name)
-        if rank is not None and rank <= call.engine.tuning.gram_part * tall.shape[1]:
-            found, factors, error = _from_gram(call.here(tall).to(work), rank, call.engine, call.target)
-        if found is None:
-            before = factors.attempts
-            factors = qr(tall, accuracy=accuracy, engine=call.engine, strict=strict, progress=progress)
-            found = qr_svd(factors.Q.to(work), factors.R.to(work), rank=rank, tol=tol)
-            factors = dataclasses.replace(factors, attempts=before + factors.attempts)
-        u, s, vh = (x.to(a.device) for x in found)
-        if error is None:
-            error = low_rank_error(tall, u, s, vh)
-        s = (s.double() / scale).to(s.dtype)
-        if not bool(s.isfinite().all()):
-            raise OverflowError(f"the singular values do not fit {s.dtype}: scale A down")
-        if transposed:
-            u, vh = vh.T, u.T
+        matrix, scale = _prepared(a, a.T if transposed else a, options)
+        m, n = matrix.a.shape[1:]
+        judge = SVDJudge.of(m, n, options)
+        run = run_chain(chain(m, n, options), matrix, judge)
+        found = run.found
+        u, s, v, errors = (x[0] for x in (found.u, found.s, found.v, found.errors))
+        error = _relative_error(matrix, u, s, v, float(found.remainder[0]))
+        s, errors = s / scale, errors / scale
+    if bool((s > torch.finfo(a.dtype).max).any()):
+        raise OverflowError(f"the singular values do not fit {a.dtype}: scale A down")
+    if transposed:
+        u, v = v, u
+    result = _result(call, options, (u, s, v.T, errors), error, judge.certificate(run.numbers), run.attempts)
+    if not result.converged:
+        what = f"the singular triplets are not certified to accuracy {result.accuracy}"
+        call.report_missed(what, str(result.certificate), result, [()])
+    return result
+
+
+def _result(
+    call: Call,
+    options: Options,
+    found: tuple[torch.Tensor, ...],
+    relative_error: float,
+    certificate: SVDCertificate,
+    attempts: Sequence[Attempt],
+) -> SVDResult:
+    u, s, vh, errors = found
     return SVDResult(
         U=call.give_back(u),
         s=call.give_back(s),
         Vh=call.give_back(vh),
-        relative_error=error,
-        qr=dataclasses.replace(factors, Q=None, R=None),
+        relative_error=relative_error,
+        errors=call.give_back(errors, torch.float64),
+        certificate=certificate,
+        attempts=tuple(attempts),
+        engine=str(options.engine),
+        accuracy=options.target.name if options.part is None else f"{options.part:g}",
+        converged=attempts[-1].accepted,
         seconds=call.seconds,
     )
 
 
-def _scaled(a: torch.Tensor) -> tuple[torch.Tensor, float]:
-    """A matrix whose squares neither overflow nor underflow, and the power of two it is multiplied by."""
-    largest = float(a.abs().max()) if a.numel() else 0.0
-    exponent = math.frexp(largest)[1] if 0 < largest < math.inf else 0
-    if abs(exponent) <= SAFE_EXPONENT[a.dtype]:
-        return a, 1.0
-    # Beyond 2^1022 there is no float64.
-    scale = 2.0 ** -max(-1022, min(1022, exponent))
-    return (a.double() * scale).to(a.dtype), scale
+def _of_nothing(call: Call, options: Options) -> SVDResult:
+    """The triplets of a matrix without elements."""
+    a = call.first.tensor
+    m, n = a.shape
+    found = tuple(a.new_empty(shape) for shape in ((m, 0), (0,), (0, n), (0,)))
+    perfect = SVDJudge.of(max(m, 1), max(n, 1), options).certificate(np.zeros((3, 1)))
+    return _result(call, options, found, 0.0, perfect, [Attempt("nothing to do", True, "no elements")])
 
 
-_Factors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+def _of_number(accuracy: Real, dtype: torch.dtype) -> tuple[Format, float]:
+    """A format that will do for an accuracy, and that number."""
+    u, part = format_of(dtype).u, float(accuracy)
+    if not 4 * u <= part < 1:
+        raise ValueError(
+            f"accuracy must be the name of a format, or a number from {4 * u:.1e}, which {dtype} can hold, "
+            f"to below 1, got {accuracy!r}"
+        )
+    return FP64 if dtype == torch.float64 and part < COARSE else FP32, part
 
 
-def _from_gram(
-    a: torch.Tensor, rank: int, engine: Engine, target: Format
-) -> tuple[_Factors | None, QRResult, float | None]:
-    """The leading singular triplets of a tall matrix if they are accepted, what was measured, and the error
-    of the approximation where it follows from that.
+def _prepared(given: torch.Tensor, tall: torch.Tensor, options: Options) -> tuple[Matrices, float]:
+    """A tall matrix in working precision, and the power of two by which it is multiplied.
+
+    That is 1 where squares neither overflow nor underflow.
+
+    Raises
+    ------
+    ValueError
+        For NaN and Inf.
     """
-    compute = _gram_arithmetic(a, engine, target)
-    n = a.shape[1]
-    bound = residual_bound(target, n)
-    found = gram_svd(a, rank, engine.using(compute), bound)
-    certificate = QRCertificate(found.residual, found.orthogonality, bound, orthogonality_bound(target, n))
-    attempt = Attempt(f"gram-svd {compute}", certificate.accepted, str(certificate))
-    result = QRResult(None, None, certificate, (attempt,), str(engine), target.name)
-    if not certificate.accepted:
-        return None, result, None
-    # By Pythagoras; but a small difference of two squares would consist of their rounding errors.
-    rest = 1 - float((found.s.double() / found.norm).square().sum())
-    return (found.u, found.s, found.v.T), result, rest**0.5 if rest > CLEAR_REST else None
+    device, work = options.engine.device, options.work.dtype
+    if tall.dtype != torch.float64:
+        tall = tall.float()
+    norm, scale = frobenius_norm(tall), 1.0
+    low, high = SAFE_NORMS[work]
+    if not low < norm < high:
+        largest = torch.linalg.vector_norm(tall, math.inf, dim=0)
+        check_finite(given, largest, "A")
+        exponent = math.frexp(float(largest.max()))[1]
+        scale = 2.0 ** -max(-1022, min(1022, exponent))  # beyond there is no float64
+        tall = (tall.double() * scale).to(work)
+        norm = frobenius_norm(tall)
+    return Matrices(tall.to(device, work)[None], norm, options), scale
 
 
-def _gram_arithmetic(a: torch.Tensor, engine: Engine, target: Format) -> str:
-    if a.dtype == torch.float64:
-        return "fp64"
-    if not engine.tuning.corrected:
-        return "fp32"
-    return "fp16" if target.u >= FP16.u else FP16_COR
+def _relative_error(
+    matrix: Matrices, u: torch.Tensor, s: torch.Tensor, v: torch.Tensor, remainder: float
+) -> float:
+    """By Pythagoras; but a small difference of two squares would consist of their rounding errors."""
+    norm = matrix.norm
+    rest = 1 - float((s / norm).square().sum()) if norm > 0 else 0.0
+    if rest > CLEAR_REST:
+        return rest**0.5
+    if remainder > CLEAR_REMAINDER * norm:
+        return remainder / norm
+    return low_rank_error(matrix.a[0], u, s.to(u), v.T)
 
 
 def _check_truncation(rank: int | None, tol: float | None, largest: int) -> None:

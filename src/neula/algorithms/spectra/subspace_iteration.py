@@ -1,0 +1,174 @@
+"""Leading singular triplets by subspace iteration from a random block, accelerated by Chebyshev polynomials.
+
+A block of random vectors, multiplied by A and by its transpose, holds the leading singular vectors the better
+the larger their singular values are (Halko, Martinsson and Tropp, "Finding structure with randomness", SIAM
+Rev. 53, 2011). Rayleigh-Ritz tells how good they are. Where that is not enough, a Chebyshev polynomial of
+``A^T A`` that is small on what the block does not hold damps it far faster than powers do (Rutishauser,
+"Simultaneous iteration method for symmetric matrices", Numer. Math. 16, 1970): the smallest Ritz value tells
+up to where. Nothing is orthogonalized inside a polynomial, and there the host never waits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from neula.algorithms.spectra.ritz import Ritz, orthonormal, ritz_triplets
+from neula.engines import FP32, Engine
+from neula.engines.random_vectors import gaussian
+
+SEED = 1
+"""Of the block to begin with."""
+
+CONDITIONED = 0.1
+"""How far from orthonormal a block may be that is only multiplied."""
+
+HEADROOM = 7
+"""Powers of two between the norm of an operand and the largest number of its format."""
+
+SAFETY = 3.0
+"""A polynomial is to damp more than the residual asks for by so much."""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A matrix in two arithmetics: one to find subspaces with, and one to find triplets in them.
+
+    Attributes
+    ----------
+    a : Tensor, shape (m, n), m >= n
+        In the storage precision of ``exact``.
+    low : Tensor, shape (m, n)
+        The same as an operand of ``engine``.
+    exact, engine : Engine
+    scale : float
+        The power of two by which ``low`` is multiplied.
+    """
+
+    a: torch.Tensor
+    low: torch.Tensor
+    exact: Engine
+    engine: Engine
+    scale: float = 1.0
+
+    @classmethod
+    def of(cls, a: torch.Tensor, norm: float, exact: Engine, engine: Engine) -> Operator:
+        """A matrix of a Frobenius norm, rounded once for the products of ``engine``.
+
+        In a format of small range it is scaled so that neither its elements overflow nor what it makes of
+        vectors that are not much longer than 1.
+        """
+        if engine.format.max_exponent >= FP32.max_exponent or not norm > 0:
+            return cls(a, engine.operand(a), exact, engine)
+        exponent = engine.format.max_exponent - HEADROOM - math.frexp(norm)[1]
+        scales = torch.full((a.shape[1],), 2.0**exponent, dtype=a.dtype, device=a.device)
+        low = engine.fill(engine.empty(*a.shape, dtype=engine.operand_dtype), a, scales)
+        if engine.operand_dtype == engine.storage:  # kept in a wider dtype, and not rounded yet
+            low = engine.operand(low)
+        return cls(a, low, exact, engine, 2.0**exponent)
+
+    def times(self, x: torch.Tensor) -> torch.Tensor:
+        """``A X`` times the scale, in the low arithmetic."""
+        return self.engine.gemm(self.low, self.engine.operand(x))
+
+    def transposed_times(self, y: torch.Tensor) -> torch.Tensor:
+        """``A^T Y`` times the scale, in the low arithmetic."""
+        return self.engine.gemm(self.low.T, self.engine.operand(y))
+
+
+def subspace_iteration(
+    a: Operator, rank: int, width: int, excess: Callable[[Ritz], float], most: int
+) -> tuple[Ritz, int]:
+    """The leading singular triplets, as good as ``excess`` wants them if that does not take too long.
+
+    Once the singular values say that it would, no more is done.
+
+    Parameters
+    ----------
+    a : Operator
+    rank : int
+        How many are wanted.
+    width : int
+        Of the block: the more beyond the rank, the faster.
+    excess : callable
+        By how much the errors of triplets are larger than they may be; at most 1 ends the iteration, NaN as
+        well.
+    most : int
+        Products by ``A^T A`` that are worth it.
+
+    Returns
+    -------
+    Ritz
+        ``width`` triplets; those that ``excess`` has seen last.
+    int
+        Products by ``A^T A`` that they took.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from neula.engines import CpuEngine
+    >>> engine = CpuEngine("cpu", "fp64")
+    >>> a = torch.diag(0.5 ** torch.arange(40, dtype=torch.float64))
+    >>> error = lambda found: 1e9 * float(found.rest.diagonal()[:2].sum().sqrt())
+    >>> found, _ = subspace_iteration(Operator.of(a, 2.0, engine, engine), 2, 4, error, 20)
+    >>> [round(s, 9) for s in found.s[:2].tolist()]
+    [1.0, 0.5]
+    """
+    n = a.a.shape[1]
+    start = gaussian(n, width, a.a.dtype, a.a.device, seed=SEED)
+    image = orthonormal(a.times(start), a.exact, loss=CONDITIONED)[0]
+    block, products = a.transposed_times(image), 1
+    while True:
+        found = ritz_triplets(a.a, orthonormal(block, a.exact)[0], a.exact)
+        products += 1
+        factor = excess(found)
+        degree, needed = _degrees(found.s, rank, factor, a.engine.format.u)
+        if not factor > 1 or products + needed > most:
+            return found, products
+        block = _filtered(a, found, rank, degree)
+        products += degree - 1
+
+
+def _degrees(s: torch.Tensor, rank: int, factor: float, u: float) -> tuple[int, float]:
+    """Degree of the next polynomial, and the sum of all that are needed to damp by a factor.
+
+    Where ``T(s_1) / T(s_rank)`` is large, rounding errors along the first vectors would drown what is to be
+    found of the others: it stays below ``u^-1/2``.
+    """
+    first, last = (_growth(float(s[i]), float(s[-1])) for i in (0, rank - 1))
+    if not (last > 0 and 1 < factor < math.inf):
+        return 1, math.inf
+    needed = max(1, math.ceil(math.log(2 * SAFETY * factor) / last))
+    spread = first - last
+    largest = int(-math.log(u) / 2 / spread) if 0 < spread < math.inf else needed
+    return max(1, min(needed, largest)), needed
+
+
+def _growth(s: float, edge: float) -> float:
+    """Logarithm of what each degree magnifies s by, relative to singular values up to an edge."""
+    return math.inf if edge == 0 else 2 * math.acosh(max(1.0, s / edge))
+
+
+def _filtered(a: Operator, found: Ritz, rank: int, degree: int) -> torch.Tensor:
+    """``T(2 A^T A / s_l^2 - 1) V`` for the Chebyshev polynomial T of a degree.
+
+    Each column is divided by what T makes of its own Ritz value, or of the last that is wanted, so that
+    nothing overflows (the scaling of
+    Zhou and Saad, "A Chebyshev-Davidson algorithm for large symmetric eigenproblems", SIAM J. Matrix Anal.
+    Appl. 29, 2007).
+    """
+    s, edge = found.s, float(found.s[-1])
+    if degree == 1:  # any polynomial of degree 1 leads to this space
+        return found.image
+    y = 2 * (s / edge).square().clamp_min(float(s[rank - 1] / edge) ** 2) - 1
+    weight, ratio = 4 / (edge * a.scale) ** 2, 1 / y
+    before, block = found.v, (found.image * (2 * s / edge**2).to(found.v) - found.v) * ratio.to(found.v)
+    for _ in range(degree - 1):
+        following = 1 / (2 * y - ratio)
+        product = a.transposed_times(a.times(block)).mul_(weight).sub_(block, alpha=2.0)
+        product.mul_(following.to(product)).sub_(before.mul((following * ratio).to(product)))
+        before, block, ratio = block, product, following
+    return block

@@ -1,0 +1,181 @@
+"""What can be tried for the leading singular triplets of a tall matrix."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from neula.algorithms.spectra.gram_svd import gram_svd
+from neula.algorithms.spectra.qr_svd import qr_svd, truncate
+from neula.algorithms.spectra.ritz import Ritz
+from neula.algorithms.spectra.subspace_iteration import Operator, subspace_iteration
+from neula.certificates.low_rank import largest_beyond, upper_bounds
+from neula.kernels.precision import exact_matmul
+from neula.pipeline.chain import Answer
+from neula.problems.low_rank.problem import Matrices, Triplets
+from neula.problems.orthogonal.factorize import factorize
+from neula.problems.orthogonal.problem import Options as QROptions
+
+Solution = Answer[Triplets]
+
+CLEAR = 0.9
+"""Part of the smallest singular value that is wanted, below which what is beyond may be: then it makes the
+bounds on errors five times as large as they would be without."""
+
+LESS = 10.0
+"""By how much the residual is to be smaller where it is small enough, and bounds on errors are not."""
+
+TRIES = 3
+"""How often that is tried: what random vectors see is not in the block, or cannot be told from what is."""
+
+
+def by_iteration(
+    problems: Matrices, before: Solution | None, *, width: int, most: int, label: str
+) -> Solution:
+    """Subspace iteration from a random block, until the certificate is content."""
+    options, a = problems.options, problems.a[0]
+    rank = options.rank
+    assert rank is not None
+    evidence = _Evidence(problems, rank, most)
+    operator = Operator.of(a, problems.norm, options.exact, options.exact.using(options.low))
+    found, products = subspace_iteration(operator, rank, width, evidence.excess, most)
+    values = _values(
+        found.u[:, :rank],
+        found.s[:rank],
+        found.v[:, :rank],
+        evidence.measures,
+        evidence.errors,
+        evidence.remainder,
+    )
+    return Answer(values, label, iterations=products)
+
+
+class _Evidence:
+    """What is measured of triplets from iterations: first what is cheap, the rest where that is good enough.
+
+    Attributes
+    ----------
+    measures : list of float
+        Those of a certificate, of the last triplets.
+    errors : Tensor, shape (rank,)
+        Bounds on the errors of their singular values.
+    remainder : float
+        Estimate of the error of the approximation.
+    """
+
+    def __init__(self, problems: Matrices, rank: int, most: int) -> None:
+        self.problems, self.rank, self.most = problems, rank, most
+        self.tries = 0
+        self.measures = [math.nan] * 3
+        self.errors = torch.empty(0)
+        self.remainder = math.nan
+
+    def excess(self, found: Ritz) -> float:
+        """By how much errors exceed what is asked for."""
+        problems, k = self.problems, self.rank
+        m, n = problems.a.shape[1:]
+        weights = problems.options.weights(found.s, problems.norm, m, n)
+        bound = problems.options.bound(m, n)
+        gaps = found.rest.diagonal()[:k].clamp_min(0).sqrt()
+        residual = float(torch.linalg.vector_norm(gaps / weights[:k]))
+        self.errors, missed = torch.full_like(gaps, math.inf), math.inf
+        if residual <= bound:
+            self.errors = self._errors(found, bound * float(weights[k - 1]))
+            missed = float((self.errors / weights[:k]).max())
+        self.measures = [residual, found.loss, missed]
+        if residual > bound:
+            return residual / bound
+        # Errors of singular values are of second order in the residual, unless one was missed.
+        self.tries += 1
+        return min(LESS, missed / bound) if missed <= bound or self.tries < TRIES else math.inf
+
+    def _errors(self, found: Ritz, margin: float) -> torch.Tensor:
+        """Bounds on the errors of the singular values."""
+        last, edge = float(found.s[self.rank - 1]), float(found.s[-1])
+        wanted = max(CLEAR * (last + margin), (last + margin + edge) / 2)
+        a, exact = self.problems.a[0], self.problems.options.exact
+        beyond = largest_beyond(a, found.u, found.v, edge, wanted, exact, most=self.most)
+        left = found.s[self.rank :].square().sum() + found.rest.trace()
+        self.remainder = math.hypot(float(left.sqrt()), beyond.size)
+        bounds = upper_bounds(found.s, found.rest, self.rank, beyond.bound, margin)
+        rounding = self.problems.options.work.u + found.loss
+        return bounds - found.s[: self.rank] + rounding * self.problems.norm
+
+
+def by_gram(problems: Matrices, before: Solution | None, *, compute: str) -> Solution:
+    """Eigenvectors of the Gram matrix, and a step or more of subspace iteration on A itself."""
+    options, a, norm = problems.options, problems.a[0], problems.norm
+    rank = options.rank
+    assert rank is not None
+    engine = options.exact.using(compute)
+    found = gram_svd(a, rank, engine, options.rounding(*a.shape))
+    s = found.s.double().cpu()
+    # Up to rounding errors of A^T A, which are relative to its norm, that is the largest beyond.
+    beyond = (found.beyond**2 + engine.arithmetic.u * norm**2) ** 0.5
+    errors = torch.full_like(s, found.residual * norm)
+    errors[-1] = torch.maximum(errors[-1], beyond - s[-1])
+    weights = options.weights(s, norm, *a.shape)
+    residual, missed = found.residual * norm / float(weights.min()), float((errors / weights).max())
+    measures = [residual, found.orthogonality, missed]
+    return Answer(_values(found.u, s, found.v, measures, errors), f"gram-svd {compute}")
+
+
+def by_svd(problems: Matrices, before: Solution | None) -> Solution:
+    """The library's SVD, truncated."""
+    options, a, norm = problems.options, problems.a[0], problems.norm
+    u, s, vh = torch.linalg.svd(a, full_matrices=False)
+    k = truncate(s, options.rank, options.tol)
+    u, s, v = u[:, :k], s[:k], vh[:k].T
+    gaps = torch.linalg.vector_norm(exact_matmul(a.T, u) - v * s, dim=0)
+    numbers = torch.cat([torch.stack([s, gaps]), torch.stack([_loss(u), _loss(v)])[:, None].to(s)], 1)
+    numbers = numbers.double().cpu()
+    found, gaps, losses = numbers[0, :k], numbers[1, :k], numbers[:, k]
+    # All singular values are there: each errs by no more than the norm of the residual.
+    errors = torch.full_like(found, float(torch.linalg.vector_norm(gaps)))
+    weights = options.weights(found, norm, *a.shape)
+    residual = float(torch.linalg.vector_norm(gaps / weights))
+    measures = [residual, float(losses.max()), residual]
+    return Answer(_values(u, found, v, measures, errors), f"svd {options.work.name}")
+
+
+def by_qr(problems: Matrices, before: Solution | None) -> Solution:
+    """QR, certified, and the SVD of R."""
+    options, a, norm = problems.options, problems.a[0], problems.norm
+    factors = factorize(
+        problems.a, "reduced", QROptions(options.target, options.engine, progress=options.progress)
+    )
+    certificate = factors.certificates[0]
+    q, r = (x[0].to(options.work.dtype) for x in (factors.q, factors.r))
+    u, s, vh = qr_svd(q, r, rank=options.rank, tol=options.tol)
+    s = s.double().cpu()
+    bound, weights = options.bound(*a.shape), options.weights(s, norm, *a.shape)
+    # What is certified is relative to the norm of A.
+    smallest = float(weights.min()) if len(s) else norm
+    unit = options.rounding(*a.shape) * norm / smallest if smallest > 0 else bound
+    residual = unit * certificate.residual / certificate.residual_bound
+    orthogonality = certificate.orthogonality / certificate.orthogonality_bound
+    measures = [residual, orthogonality * options.orthogonality_bound(*a.shape), residual]
+    errors = torch.full_like(s, (certificate.residual + certificate.orthogonality) * norm)
+    label = f"{factors.attempts[-1].method} + svd"
+    return Answer(_values(u, s, vh.T, measures, errors), label)
+
+
+def _values(
+    u: torch.Tensor,
+    s: torch.Tensor,
+    v: torch.Tensor,
+    measures: list[float],
+    errors: torch.Tensor,
+    remainder: float = math.nan,
+) -> Triplets:
+    numbers = torch.tensor([[remainder, *measures]], dtype=torch.float64, device="cpu")
+    return Triplets(u[None], s[None], v[None], errors[None], numbers[:, 0], numbers[:, 1:])
+
+
+def _loss(b: torch.Tensor) -> torch.Tensor:
+    """``||B^T B - I||_F / sqrt(k)``."""
+    wide = b.double()
+    gram = wide.T @ wide
+    gram.diagonal().sub_(1)
+    return torch.linalg.matrix_norm(gram) / max(1, b.shape[1]) ** 0.5

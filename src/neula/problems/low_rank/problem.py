@@ -1,0 +1,119 @@
+"""What a low-rank approximation asks for, the matrix, and what is known of its singular triplets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from neula.certificates.bounds import measurement_error, orthogonality_bound, residual_bound
+from neula.engines import BF16, FP16, FP32, FP64, Engine, Format
+from neula.pipeline.chain import Batch, Values
+from neula.pipeline.progress import Progress
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is asked for, and what was named.
+
+    Attributes
+    ----------
+    target : Format
+        The format whose accuracy the triplets are to have, or one that is accurate enough to compute them.
+    part : float or None
+        Largest error of each singular value and its vectors, as a part of it, if that was asked for instead.
+    engine : Engine
+    rank : int or None
+    tol : float or None
+    algorithm : str or None
+    progress : callable, optional
+    """
+
+    target: Format
+    part: float | None
+    engine: Engine
+    rank: int | None = None
+    tol: float | None = None
+    algorithm: str | None = None
+    progress: Progress | None = None
+
+    @property
+    def work(self) -> Format:
+        """What the matrix is stored in, and triplets are computed and measured in."""
+        return FP64 if self.target is FP64 else FP32
+
+    @property
+    def low(self) -> str:
+        """Cheapest arithmetic to look for subspaces in.
+
+        They are of second order in the errors of what comes of them, and these are measured in :attr:`work`.
+        """
+        coarse = self.target in (FP16, BF16) or (self.part is not None and self.part >= FP16.u)
+        return self.engine.tuning.cheapest(FP16 if coarse else self.work)
+
+    @property
+    def exact(self) -> Engine:
+        """The engine in the working precision."""
+        return self.engine.using(self.work)
+
+    def bound(self, m: int, n: int) -> float:
+        """What a certificate is held against."""
+        return self.rounding(m, n) if self.part is None else self.part
+
+    def orthogonality_bound(self, m: int, n: int) -> float:
+        """The same for the orthogonality."""
+        return orthogonality_bound(self.target, n) + measurement_error(m, self.work.dtype)
+
+    def weights(self, s: torch.Tensor, norm: float, m: int, n: int) -> torch.Tensor:
+        """What errors of triplets are divided by before they are held against the bound."""
+        if self.part is None or norm == 0:
+            return torch.full_like(s, norm or 1.0)
+        return s + norm * self.rounding(m, n) / self.part
+
+    def rounding(self, m: int, n: int) -> float:
+        """What rounding errors of the target may come to, relative to ``||A||_F``."""
+        return residual_bound(self.target, n) + measurement_error(m, torch.float64)
+
+
+@dataclass(frozen=True)
+class Triplets(Values):
+    """Singular triplets, with what was measured of them.
+
+    Attributes
+    ----------
+    u : Tensor, shape (1, m, k)
+    s : Tensor, shape (1, k)
+        Descending, float64.
+    v : Tensor, shape (1, n, k)
+    errors : Tensor, shape (1, k)
+        Bounds on the errors of s, float64.
+    remainder : Tensor, shape (1,)
+        Estimate of ``||A - U diag(s) V^T||_F``, float64; NaN where there is none.
+    measures : Tensor, shape (1, 3)
+        Those of :class:`neula.certificates.low_rank.SVDCertificate`.
+    """
+
+    u: torch.Tensor
+    s: torch.Tensor
+    v: torch.Tensor
+    errors: torch.Tensor
+    remainder: torch.Tensor
+    measures: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Matrices(Batch):
+    """A tall matrix, as a batch of one.
+
+    Attributes
+    ----------
+    a : Tensor, shape (1, m, n), m >= n
+        In working precision, in a range where squares neither overflow nor underflow.
+    norm : float
+        ``||A||_F``.
+    options : Options
+    """
+
+    a: torch.Tensor
+    norm: float
+    options: Options

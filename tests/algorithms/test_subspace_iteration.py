@@ -1,0 +1,129 @@
+"""Subspace iteration against the singular values that a matrix was made from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from neula.algorithms.spectra.ritz import Ritz, orthonormal, ritz_triplets
+from neula.algorithms.spectra.subspace_iteration import Operator, subspace_iteration
+from neula.engines import CpuEngine, EmulatedEngine, Engine
+from neula.io import matrices
+
+U32, U64 = 2.0**-24, 2.0**-53
+N = 120
+
+SPECTRA: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "geometric": lambda i: 0.9**i,
+    "1/k": lambda i: 1 / (i + 1),
+    "roots": lambda i: (i + 1) ** -0.5,
+    "gap": lambda i: torch.where(i < 8, 1 / (i + 1), 1e-5),
+    "cluster at the cut": lambda i: torch.where(i < 5, 1.0, torch.where(i < 12, 0.5, 0.2)),
+    "rank 5": lambda i: torch.where(i < 5, 0.5**i, 0.0),
+}
+
+
+def random_orthonormal(m: int, n: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return matrices.random_orthonormal(m, n, generator, torch.float64)
+
+
+def with_spectrum(s: torch.Tensor, m: int) -> torch.Tensor:
+    n = len(s)
+    return (random_orthonormal(m, n, seed=1) * s) @ random_orthonormal(n, n, seed=2).T
+
+
+def engine_of(dtype: torch.dtype) -> Engine:
+    return CpuEngine("cpu", "fp32" if dtype == torch.float32 else "fp64")
+
+
+def gap_over(bound: float, rank: int) -> Callable[[Ritz], float]:
+    return lambda found: float(found.rest.diagonal()[:rank].sum().clamp_min(0).sqrt()) / bound
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("spectrum", SPECTRA)
+@pytest.mark.parametrize("m", [N, 400])
+def test_triplets(spectrum: str, dtype: torch.dtype, m: int) -> None:
+    k, width = 8, 16
+    s = SPECTRA[spectrum](torch.arange(N, dtype=torch.float64)).double()
+    a, u = with_spectrum(s, m).to(dtype), U32 if dtype == torch.float32 else U64
+    engine, bound = engine_of(dtype), 40 * u * float(s.norm())
+    found, products = subspace_iteration(
+        Operator.of(a, float(s.norm()), engine, engine), k, width, gap_over(bound, k), 200
+    )
+    assert products <= 60
+    wide, left, right = a.double(), found.u.double(), found.v.double()
+    identity = torch.eye(width, dtype=torch.float64)
+    for basis in (left, right):
+        assert float((basis.T @ basis - identity).norm()) <= 30 * width * u
+    assert float((wide @ right - left * found.s).norm()) <= 40 * u * float(s.norm())
+    gaps = (wide.T @ left - right * found.s)[:, :k].norm()
+    assert float(gaps) <= 2 * bound
+    assert float((found.s[:k] - s[:k]).abs().max()) <= 40 * u * float(s.norm())
+
+
+@pytest.mark.parametrize("scale", [1e-15, 1.0, 1e6])
+@pytest.mark.parametrize("spectrum", ["geometric", "roots", "gap"])
+def test_subspaces_may_come_from_half_precision(spectrum: str, scale: float) -> None:
+    """What they are good for is measured in float32: errors of singular values are of second order."""
+    k = 8
+    s = SPECTRA[spectrum](torch.arange(N, dtype=torch.float64)).double() * scale
+    a = with_spectrum(s, 300).float()
+    operator = Operator.of(a, float(s.norm()), EmulatedEngine("cpu", "fp32"), EmulatedEngine("cpu", "fp16"))
+    assert float(operator.low.abs().max()) < 2.0**15 / 4
+    found, _ = subspace_iteration(operator, k, 16, gap_over(1e-3 * float(s[k - 1]), k), 100)
+    assert float(found.rest.diagonal()[:k].sum().sqrt()) <= 1e-3 * float(s[k - 1])
+    assert float(((found.s[:k] - s[:k]) / s[:k]).abs().max()) <= 1e-5
+
+
+def test_it_stops_where_it_would_take_too_long() -> None:
+    s = torch.linspace(1, 0.999, N, dtype=torch.float64)
+    a, engine = with_spectrum(s, N), engine_of(torch.float64)
+    found, products = subspace_iteration(
+        Operator.of(a, float(s.norm()), engine, engine), 8, 16, gap_over(1e-14, 8), 50
+    )
+    assert products == 2
+    assert float(found.rest.diagonal()[:8].sum().sqrt()) > 1e-6
+
+
+@pytest.mark.parametrize("fill", [math.nan, math.inf])
+def test_what_is_not_finite_ends_it(fill: float) -> None:
+    a, engine = torch.full((30, 20), fill), engine_of(torch.float32)
+    found, products = subspace_iteration(
+        Operator.of(a, math.nan, engine, engine), 2, 8, gap_over(1e-3, 2), 50
+    )
+    assert products == 2
+    assert bool(found.s.isnan().all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", ["zero", "ones", "graded", "duplicates"])
+def test_blocks_are_orthonormal_whatever_their_rank(kind: str, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(200, 6, generator=generator, dtype=dtype)
+    if kind == "zero":
+        x.zero_()
+    elif kind == "ones":
+        x.fill_(1.0)
+    elif kind == "graded":
+        x *= 10.0 ** -torch.arange(0, 30, 5).to(dtype)
+    else:
+        x[:, 3:] = x[:, :3]
+    q, r = orthonormal(x, engine_of(dtype))
+    u = U32 if dtype == torch.float32 else U64
+    assert float((q.double().T @ q.double() - torch.eye(6)).norm()) <= 100 * u
+    assert float((q.double() @ r - x.double()).norm()) <= 100 * u * max(1.0, float(x.double().norm()))
+
+
+def test_ritz_triplets_are_measured() -> None:
+    a = with_spectrum(0.8 ** torch.arange(40, dtype=torch.float64), 70)
+    v = random_orthonormal(40, 6, seed=9)
+    found = ritz_triplets(a, v, engine_of(torch.float64))
+    torch.testing.assert_close(found.s, torch.linalg.svdvals(a @ v), rtol=1e-12, atol=0)
+    left = a.T @ found.u - found.v * found.s
+    torch.testing.assert_close(found.rest, left.T @ left, rtol=0, atol=1e-14)
+    assert found.loss <= 50 * U64
