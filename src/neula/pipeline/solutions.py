@@ -16,7 +16,7 @@ from neula.engines import FP64, Engine, Format
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Run, Values
 from neula.pipeline.progress import Progress
-from neula.pipeline.result import Attempt, LstsqResult, SolveResult
+from neula.pipeline.result import Attempt, SolutionResult
 from neula.pipeline.shapes import System
 
 FORWARD = 16
@@ -132,7 +132,7 @@ class Solutions(Values):
 
 
 S = TypeVar("S", bound=Solutions)
-R = TypeVar("R", SolveResult, LstsqResult)
+R = TypeVar("R", bound=SolutionResult)
 
 
 def nothing_to_do(zero: S, a: torch.Tensor) -> Run[S]:

@@ -24,36 +24,14 @@ def rhouqr(a: torch.Tensor, engine: Engine, *, cutoff: int | None = None) -> Hou
     price is the products with T and for it, which Gram-Schmidt
     (:func:`~neula.algorithms.orthogonal.rgsqrf.rgsqrf`) does without.
 
+    Otherwise as :func:`~neula.papers.qr.blocked_householder.blocked_householder`, with one reflector for all
+    columns.
+
     Parameters
     ----------
-    a : Tensor, shape (m, n), m >= n
-    engine : Engine
     cutoff : int, optional
         Width at which the recursion stops and the library's panel starts; the engine's choice by default, 128
         in the paper.
-
-    Returns
-    -------
-    HouseholderQR
-        With one reflector, of all columns. The diagonal of R can be negative.
-
-    Raises
-    ------
-    ValueError
-        For a cutoff below 1, or m < n.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from neula.engines import EmulatedEngine
-    >>> engine = EmulatedEngine("cpu", "fp64")
-    >>> a = torch.tensor([[3.0, 1.0], [4.0, 2.0]], dtype=torch.float64)
-    >>> factors = rhouqr(a, engine, cutoff=1)
-    >>> factors.r
-    tensor([[-5.0000, -2.2000],
-            [ 0.0000,  0.4000]], dtype=torch.float64)
-    >>> torch.allclose(factors.q(engine) @ factors.r, a)
-    True
     """
     m, n = a.shape
     if m < n:

@@ -11,6 +11,7 @@ from neula.pipeline.result.cholesky import CholeskyResult
 from neula.pipeline.result.least_squares import LstsqResult
 from neula.pipeline.result.lu import LUFactors
 from neula.pipeline.result.qr import QRResult
+from neula.pipeline.result.solution import SolutionResult
 from neula.pipeline.result.svd import SVDResult
 from neula.pipeline.result.systems import SolveResult
 
@@ -24,6 +25,7 @@ __all__ = [
     "LstsqResult",
     "QRResult",
     "SVDResult",
+    "SolutionResult",
     "SolveResult",
     "report_missed",
 ]

@@ -2,98 +2,34 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Generic
 
 from neula.pipeline.result import shown
-from neula.pipeline.result.attempts import Attempt
 from neula.pipeline.result.shown import ArrayT
+from neula.pipeline.result.solution import SolutionResult
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class SolveResult(shown.Shown, Generic[ArrayT]):
-    """Solution of a linear system, or of a batch of them, with the measured evidence.
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class SolveResult(SolutionResult[ArrayT], Generic[ArrayT]):
+    """Solution of a linear system, or of a batch of them: a :class:`SolutionResult`, and how it was found.
 
-    Of a batch the single numbers are those of the worst system; the arrays have one for each.
+    The backward error is ``||b - A x|| / (||A|| ||x|| + ||b||)`` in the infinity norm, of A as it was given
+    and, where it is badly scaled, with its rows and columns scaled: the larger one. The history has the
+    largest one after every step of refinement, of which the first is a solve with the factors; of a batch
+    that was solved together the largest of all, else of the worst.
 
     Attributes
     ----------
-    x : array, shape (*batch, n) or (*batch, n, k)
-        The solution, in the library, on the device and in the dtype of the input.
-    converged : bool
-        Whether the measured backward error meets the accuracy asked for.
-    iterations : int
-        Solves with the factors, over all attempts and all systems.
-    backward_error : float
-        ``||b - A x|| / (||A|| ||x|| + ||b||)`` in the infinity norm, of A as it was given and, where it is
-        badly scaled, with its rows and columns scaled: the larger one; the worst right-hand side counts.
-    tolerance : float
-        What ``backward_error`` was asked to be.
     growth : float
         Largest element of U, relative to that of the scaled A: by how much elimination magnified errors.
-    condition : float
-        Condition number of A with normalized columns, estimated; infinite if A seems singular. Of a batch
-        the largest.
-    forward_error : float
-        Bound on ``||D (x - x*)|| / ||D x*||``, x* being the exact solution for A and b as they are
-        stored and D the norms of
-        the columns of A; the worst right-hand side counts.
-    digits : float
-        Decimal digits of x that are sure: the negative logarithm of ``forward_error``.
-    history : tuple of float
-        The largest backward error after every step of refinement, first to last: the first one is that of
-        a solve with the factors. Of a batch that was solved together the largest of all, else of the worst.
     method : str
         What the accepted attempt did, e.g. ``"rbt + lu fp32 + gmres"``.
-    attempts : tuple of Attempt
-        The chain that led here; the last one is the accepted one, if any was accepted.
-    engine : str
-        The engine that multiplied.
-    accuracy : str
-        The accuracy that was asked for.
-    seconds : float
-        Time of the call.
-    accepted : array of bool, shape (*batch,)
-        Whether each system is solved to the accuracy asked for.
-    backward_errors, conditions : array of float64, shape (*batch,)
-    forward_errors : array of float64, shape (*batch,) or (*batch, k)
-        Of each right-hand side.
     """
 
-    x: ArrayT
-    converged: bool
-    iterations: int
-    backward_error: float
-    tolerance: float
     growth: float
-    condition: float = math.nan
-    forward_error: float = math.nan
-    digits: float = 0.0
-    history: tuple[float, ...] = ()
     method: str = ""
-    attempts: tuple[Attempt, ...] = ()
-    engine: str = ""
-    accuracy: str = ""
-    seconds: float = math.nan
-    accepted: Any = None
-    backward_errors: Any = None
-    conditions: Any = None
-    forward_errors: Any = None
-
-    def headline(self) -> str:
-        """What is certified, in a line."""
-        certified = shown.verdict(self.accuracy, converged=self.converged)
-        return f"{certified}{shown.members(self.accepted)}, {shown.sure(self.digits)}"
 
     def rows(self) -> shown.Rows:
         """What matters: the answer, how it came about, and how good it is."""
-        return {
-            "x": shown.array(self.x),
-            "method": shown.attempted(self.attempts, self.method),
-            "iterations": f"{self.iterations}",
-            "backward error": f"{self.backward_error:.1e}, at most {self.tolerance:.1e} asked for",
-            "forward error": f"{self.forward_error:.1e}, condition number {self.condition:.1e}",
-            "growth": f"{self.growth:.2g}",
-            "time": f"{shown.duration(self.seconds)}, engine {self.engine}",
-        }.items()
+        return self.rows_with(self.method, {"growth": f"{self.growth:.2g}"})

@@ -151,7 +151,7 @@ def lstsq(
 
     The forward error bounds ``||D (x - x*)|| / ||D x*||`` with the exact solution x* for A and b as they are
     stored and the norms D of the columns of A; below full rank that of the problem of the numerical rank.
-    It is measured by the last correction where residuals are in twice the working precision, and follows
+    It is measured by the last update where residuals are in twice the working precision, and follows
     from the condition number and the backward error elsewhere (:mod:`neula.certificates.forward_error`).
 
     References

@@ -106,7 +106,7 @@ def _without(border: Border, members: Members, numbers: torch.Tensor) -> Members
 def _refined(
     a: torch.Tensor, b: torch.Tensor, factor: Factor, options: Options, blind_steps: int
 ) -> tuple[Members, int]:
-    """Scale, factorize, refine and measure some problems; how many corrections that took."""
+    """Scale, factorize, refine and measure some problems; how many updates that took."""
     problems = ScaledProblems.of(a, b, options.weights, options.damp)
     solved = (_minimum_norm if problems.wide else _overdetermined)(problems, factor, options, blind_steps)
     found = solved.found

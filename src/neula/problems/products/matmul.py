@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Unpack, overload
@@ -10,20 +9,15 @@ from typing import Any, Unpack, overload
 import numpy as np
 import torch
 
-from neula.algorithms.corrected import balanced, corrected_product, scaled_product, unbalanced
-from neula.engines import FP16_COR, TF32, Engine
+from neula.engines import FP16_COR, Engine
 from neula.errors import check_name
-from neula.kernels.gemm import combine, corrected_gemm
-from neula.kernels.parts import SCHEMES, UNCORRECTED
 from neula.pipeline.call import Call
 from neula.pipeline.compilation import eager
 from neula.pipeline.gradients import attach_product
-from neula.pipeline.inputs import Taken, refuse_gradient, take
+from neula.pipeline.inputs import refuse_gradient, take
 from neula.pipeline.shapes import broadcast_batch
+from neula.problems.products.product import MODES, Product
 from neula.problems.signatures import Kind, MatmulKeywords
-
-PLAIN = ("fp16", "tf32", "bf16", "fp32", "fp64")
-MODES = (*PLAIN, *SCHEMES)
 
 
 @overload
@@ -154,9 +148,9 @@ def matmul(
     left, right = (call.here(x).to(dtype) for x in (left, right))
     with call.computing():
         if target is not None:
-            _write(target, left, right, mode, chosen, alpha, beta)
+            Product(mode, chosen, alpha, beta).write(left, right, target)
             return out
-        product = _batched(left, right, mode, chosen, alpha, 0.0, None, shape)
+        product = Product(mode, chosen, alpha).batched(left, right, shape)
     if not call.differentiable:
         product = call.give_back(product.reshape(given), dtype)
         return product[()] if isinstance(product, np.ndarray) and product.ndim == 0 else product
@@ -164,110 +158,6 @@ def matmul(
     product = call.give_back(product, dtype)
     graphs = (taken.graph for taken in call.operands.values())
     return attach_product(*_as_matrices(*graphs), product, again).reshape(given)
-
-
-def _write(
-    out: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    mode: str,
-    engine: Engine,
-    alpha: float,
-    beta: float,
-) -> None:
-    """``out = alpha A B + beta out``."""
-    separate = out.device == a.device and not _overlap(out, (a, b))
-    if separate and out.dtype in (torch.float32, torch.float64):
-        _batched(a, b, mode, engine, alpha, beta, out, out.shape)
-        return
-    total = _batched(a, b, mode, engine, alpha, 0.0, None, out.shape).to(out.device)
-    total = total if beta == 0.0 else total + beta * out.to(total.dtype)
-    out.copy_(Taken(out, lambda x: x, out).give_back(total))
-
-
-def _batched(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    mode: str,
-    engine: Engine,
-    alpha: float,
-    beta: float,
-    out: torch.Tensor | None,
-    shape: Sequence[int],
-) -> torch.Tensor:
-    """Products of a batch: one if all share B, small ones together, others one after the other."""
-    *batch, _, n = shape
-    if 0 in (*shape, a.shape[-1]):
-        product = a.new_zeros(tuple(shape))
-        return product if out is None else combine(product, alpha, beta, out)
-    if b.ndim == 2 and (out is None or out.is_contiguous()):
-        rows = None if out is None else out.view(-1, n)
-        return _product(a.reshape(-1, a.shape[-1]), b, mode, engine, alpha, beta, rows).reshape(tuple(shape))
-    if out is None and _go_together(a, b, tuple(batch), mode, engine):
-        product = engine.using(mode).bmm(a.flatten(0, -3), b.flatten(0, -3))
-        return combine(product, alpha, beta, out).reshape(tuple(shape))
-    a, b = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
-    products = [
-        _product(a[index], b[index], mode, engine, alpha, beta, None if out is None else out[index])
-        for index in itertools.product(*map(range, batch))
-    ]
-    return out if out is not None else torch.stack(products).reshape(tuple(shape))
-
-
-def _go_together(a: torch.Tensor, b: torch.Tensor, batch: tuple[int, ...], mode: str, engine: Engine) -> bool:
-    """Whether a batch is one product for the engine: of small matrices, as they are, none repeated."""
-    small = max(x.shape[-2] * x.shape[-1] for x in (a, b)) <= engine.tuning.batched_elements
-    repeated = a.shape[:-2] != batch or b.shape[:-2] != batch
-    return small and not repeated and mode in PLAIN and _is_operand(a, engine.using(mode))
-
-
-def _product(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    mode: str,
-    engine: Engine,
-    alpha: float,
-    beta: float,
-    c: torch.Tensor | None,
-) -> torch.Tensor:
-    """``alpha A B + beta C`` of two matrices of the same dtype, at least in float32."""
-    double, half = a.dtype == torch.float64, a.dtype.itemsize == 2
-    scheme = SCHEMES.get(mode) or (UNCORRECTED if mode == "fp16" and not half else None)
-    if scheme is not None and engine.tuning.corrected:
-        if not double:
-            return corrected_gemm(a.float(), b.float(), scheme, alpha=alpha, beta=beta, c=c)
-        (a, rows), (b, columns) = balanced(a, scheme.top), balanced(b.mT, scheme.top)
-        return combine(unbalanced(corrected_gemm(a, b.mT, scheme).double(), rows, columns), alpha, beta, c)
-    engine = engine.using(mode.removesuffix("_cor"))
-    if scheme is None and a.dtype == engine.storage and c is not None and _is_dense(c):
-        # The transposed product, since engines write column-major matrices.
-        engine.gemm(engine.operand(b.mT), engine.operand(a.mT), c.mT, alpha, beta)
-        return c
-    product = _by_engine(a, b, engine, mode in SCHEMES)
-    return combine(product.double() if double else product, alpha, beta, c)
-
-
-def _is_dense(c: torch.Tensor) -> bool:
-    return c.is_contiguous() or c.mT.is_contiguous()
-
-
-def _is_operand(a: torch.Tensor, engine: Engine) -> bool:
-    """Whether an engine reads a matrix as it is."""
-    return a.dtype == engine.format.dtype == engine.operand_dtype and engine.format is not TF32
-
-
-def _by_engine(a: torch.Tensor, b: torch.Tensor, engine: Engine, corrected: bool) -> torch.Tensor:
-    name = engine.format.name
-    # Transposed products of transposed operands: engines make column-major matrices, users row-major ones.
-    if not corrected and _is_operand(a, engine):
-        return engine.gemm(b.mT, a.mT).mT
-    if a.dtype not in (torch.float32, torch.float64) or name == "fp64":
-        a, b = a.to(engine.storage), b.to(engine.storage)
-    if corrected:
-        return corrected_product(b.mT, a.mT, engine).mT
-    if name == "fp16" or a.dtype != engine.storage:
-        return scaled_product(b.mT, a.mT, engine).mT
-    return engine.gemm(engine.operand(b.mT), engine.operand(a.mT)).mT
 
 
 def _as_matrices(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -353,8 +243,3 @@ def _check_out(out: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Te
     if target.numel() > 0 and any(step == 0 < size - 1 for step, size in steps):
         raise ValueError("out is expanded, several elements share memory: pass out.clone()")
     return target
-
-
-def _overlap(out: torch.Tensor, operands: Sequence[torch.Tensor]) -> bool:
-    memory = out.untyped_storage().data_ptr()
-    return any(x.untyped_storage().data_ptr() == memory for x in operands)

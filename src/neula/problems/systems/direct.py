@@ -201,11 +201,11 @@ class Square:
             residual = b - self.a @ high - self.a @ low
         else:
             residual = self.doubled.residual(high, b, low)[0]
-        correction = self.factors.solve(residual)
+        update = self.factors.solve(residual)
         rate, largest = self.rate[:, None], self.sizes.amax(1)
-        wrong = largest * rate / (1 - rate) * lengths(correction)
+        wrong = largest * rate / (1 - rate) * lengths(update)
         wrong = wrong + self._noise * (self._norm * lengths(high) + lengths(b))
-        return Evaluation(correction, wrong, residual)
+        return Evaluation(update, wrong, residual)
 
     def change(self, unknowns: torch.Tensor) -> torch.Tensor:
         return self.a @ unknowns

@@ -91,7 +91,7 @@ class Evidence:
         a: torch.Tensor,
         factors: Factorization,
         scales: Equilibration,
-        correct: UpdateSolver | None,
+        update: UpdateSolver | None,
         max_iterations: int,
         sizes: torch.Tensor,
         scaled: Scaled | None = None,
@@ -103,7 +103,7 @@ class Evidence:
         a : Tensor, shape (n, n)
         factors : Factorization
         scales : Equilibration
-        correct : UpdateSolver or None
+        update : UpdateSolver or None
             GMRES, where factors alone do not refine: their inverse is then not taken for that of A.
         max_iterations : int
         sizes : Tensor, shape (n,)
@@ -115,12 +115,12 @@ class Evidence:
         rows = scales.rows[:, None]
         if len(a) <= EXPLICIT:
             measured = _by_library(a, rows, sizes)
-        elif correct is None and _solve(factors, a, scales):
+        elif update is None and _solve(factors, a, scales):
 
             def measured(right: torch.Tensor) -> torch.Tensor:
                 return inverse_norm(factors.solve, factors.solve_transposed, sizes, right)[0]
         else:
-            measured = _by_gmres(a, factors, sizes, max_iterations, correct)
+            measured = _by_gmres(a, factors, sizes, max_iterations, update)
         inverse = measured(1 / rows).nan_to_num(torch.inf, torch.inf)
         norm = _scaled_norm(a, scales.rows, sizes)
         if scales.trivial and scaled is None:
@@ -153,7 +153,7 @@ class Evidence:
         return 2 * FP64.u * len(self.a) ** 0.5 * ESTIMATED * self.inverse * self.norm <= MAX_RATE
 
     def refine_forward(
-        self, b: torch.Tensor, start: Refined, correct: UpdateSolver, options: Options
+        self, b: torch.Tensor, start: Refined, update: UpdateSolver, options: Options
     ) -> tuple[Refined, torch.Tensor]:
         """Update x by residuals in twice the working precision; also returns bounds on its errors."""
         rows, columns = self.scales.rows[:, None], self.scales.columns[:, None]
@@ -169,7 +169,7 @@ class Evidence:
             return _Evaluated(error, (scaled + rest)[0] / rows)
 
         def solve(found: _Evaluated) -> tuple[torch.Tensor, int]:
-            return correct(found.residual, REDUCTION, options.max_iterations)
+            return update(found.residual, REDUCTION, options.max_iterations)
 
         found = refine_sum(start.x, evaluate, solve, size=self.size, tolerance=options.digits)
         error = torch.where(found.x.any(0), found.forward_error, start.backward_error)
@@ -213,7 +213,7 @@ def _by_gmres(
     factors: Factorization,
     sizes: torch.Tensor,
     max_iterations: int,
-    correct: UpdateSolver | None,
+    update: UpdateSolver | None,
 ) -> Measure:
     """Norms by the power method, the solves of which are those of GMRES.
 
@@ -228,9 +228,9 @@ def _by_gmres(
         random = gaussian(n, 1, a.dtype, a.device, seed=20260107)
         vector = vector + random / norm_of(random)
         vector = vector / norm_of(vector)
-        if correct is not None and n >= COSTLY:
+        if update is not None and n >= COSTLY:
             # The operator of the refinement is at hand; whether rows in small units are solved, too, shows.
-            image = correct(right * vector, hidden, max_iterations)[0]
+            image = update(right * vector, hidden, max_iterations)[0]
             if bool(norm_of(vector - (a @ image) / right) <= hidden):
                 return UNCERTAIN * torch.maximum(norm, norm_of(sizes * image))
         exact = factors.in_double()

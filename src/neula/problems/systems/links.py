@@ -169,11 +169,11 @@ def _refine(system: System, label: str, factors: Factorization, format: Format) 
     target = system.bound / 4
     report = stage(options.progress, "refining")
 
-    def run(correct: UpdateSolver, start: Refined | None, stagnation: float) -> Refined:
+    def run(update: UpdateSolver, start: Refined | None, stagnation: float) -> Refined:
         return refine(
             system.a,
             system.b,
-            correct,
+            update,
             scalings=system.scalings,
             tolerance=target,
             max_iterations=options.max_iterations,
@@ -182,30 +182,30 @@ def _refine(system: System, label: str, factors: Factorization, format: Format) 
             on_step=lambda error: report(digits_done(error, target)),
         )
 
-    correct = classical(factors)
-    refined = run(correct, None, SLOW)
+    update = classical(factors)
+    refined = run(update, None, SLOW)
     by_gmres = not bool((refined.backward_error <= system.bound).all())
     if by_gmres:
         symmetric = options.positive and system.scaled is None
         label += " + cg" if symmetric else " + gmres"
         if symmetric:
-            correct = cg_refinement(system.a, factors, options.engine)
+            update = cg_refinement(system.a, factors, options.engine)
         else:
-            correct = gmres_refinement(system.a, factors, options.engine)
-        refined = run(correct, refined, STAGNATION)
+            update = gmres_refinement(system.a, factors, options.engine)
+        refined = run(update, refined, STAGNATION)
     if not bool((refined.backward_error < 1).all()):
         raise Declined("refinement does not converge", label)
     evidence = Evidence.of(
         system.a,
         factors,
         system.scales,
-        correct if by_gmres else None,
+        update if by_gmres else None,
         options.max_iterations,
         system.sizes,
         system.scaled,
     )
     if options.forward:
-        refined, forward_error = evidence.refine_forward(system.b, refined, correct, options)
+        refined, forward_error = evidence.refine_forward(system.b, refined, update, options)
         evidence = replace(evidence, measured=forward_error)
     doubt = "" if format is FP64 else _doubt(system, refined)
     values = _members(system, refined, evidence, factors.growth)

@@ -198,7 +198,7 @@ def lu_solve(F: LUFactors[Any], b: Any, **keywords: Unpack[LUSolveKeywords]) -> 
 def lu_solve(F: LUFactors, b: Any, *, refine: bool | None = None, strict: bool = False) -> Any:
     """Solve ``A x = b`` with the factors of A, refined to the accuracy of the dtype.
 
-    The factors correct the solution until its backward error, computed from the true residual in double
+    The factors update the solution until its backward error, computed from the true residual in double
     precision, is that of the dtype: by themselves (classical refinement) or, where that does not converge, as
     the preconditioner of GMRES. The first solve prepares what later ones use again, which takes as long as
     some solves: it estimates the condition number of A, and inverts blocks on the diagonal of factors in half

@@ -59,7 +59,7 @@ def solve(
 ) -> SolveResult:
     """Solve ``A x = b``: a fast LU (or Cholesky) in low precision, refined to the accuracy asked for.
 
-    The factors correct the solution until its backward error, computed from the true residual in double
+    The factors update the solution until its backward error, computed from the true residual in double
     precision, is small enough: by themselves (classical refinement) or, where that does not converge, as the
     preconditioner of GMRES. If it is still not small enough, better factors are made: without pivoting where
     the matrix allows it, of the matrix mixed by random butterflies, with partial pivoting, in single

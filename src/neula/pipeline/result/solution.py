@@ -1,0 +1,89 @@
+"""What the results of linear systems and of least squares have in common."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Generic
+
+from neula.pipeline.result import shown
+from neula.pipeline.result.attempts import Attempt
+from neula.pipeline.result.shown import ArrayT
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class SolutionResult(shown.Shown, Generic[ArrayT]):
+    """Solution of a problem ``A x = b``, or of a batch of them, with the measured evidence.
+
+    Of a batch the single numbers are those of the worst problem; the arrays have one for each.
+
+    Attributes
+    ----------
+    x : array, shape (*batch, n) or (*batch, n, k)
+        The solution, in the library, on the device and in the dtype of the input.
+    converged : bool
+        Whether the measured backward error meets the accuracy asked for.
+    iterations : int
+        Solves with the factors, over all attempts and all problems.
+    backward_error : float
+        Relative change of the data for which ``x`` is exact; the worst right-hand side counts.
+    tolerance : float
+        What ``backward_error`` was asked to be.
+    condition : float
+        Condition number of A with normalized columns, estimated. Of a batch the largest.
+    forward_error : float
+        Bound on ``||D (x - x*)|| / ||D x*||``, x* being the exact solution for A and b as they are stored and
+        D the norms of the columns of A; the worst right-hand side counts.
+    digits : float
+        Decimal digits of x that are sure: the negative logarithm of ``forward_error``.
+    history : tuple of float
+        Backward errors on the way, first to last.
+    attempts : tuple of Attempt
+        The chain that led here; the last one is the accepted one, if any was accepted.
+    engine : str
+        The engine that multiplied.
+    accuracy : str
+        The accuracy that was asked for.
+    seconds : float
+        Time of the call.
+    accepted : array of bool, shape (*batch,)
+        Whether each problem is solved to the accuracy asked for.
+    backward_errors, conditions : array of float64, shape (*batch,)
+    forward_errors : array of float64, shape (*batch,) or (*batch, k)
+        Of each right-hand side.
+    """
+
+    x: ArrayT
+    converged: bool
+    iterations: int
+    backward_error: float
+    tolerance: float
+    condition: float = math.nan
+    forward_error: float = math.nan
+    digits: float = 0.0
+    history: tuple[float, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
+    engine: str = ""
+    accuracy: str = ""
+    seconds: float = math.nan
+    accepted: Any = None
+    backward_errors: Any = None
+    conditions: Any = None
+    forward_errors: Any = None
+
+    def headline(self) -> str:
+        """What is certified, in a line."""
+        certified = shown.verdict(self.accuracy, converged=self.converged)
+        return f"{certified}{shown.members(self.accepted)}, {shown.sure(self.digits)}"
+
+    def rows_with(self, method: str, more: dict[str, str]) -> shown.Rows:
+        """What matters: the answer, how it came about, and how good it is, with more of the latter."""
+        return {
+            "x": shown.array(self.x),
+            "method": shown.attempted(self.attempts, method),
+            "iterations": f"{self.iterations}",
+            "backward error": f"{self.backward_error:.1e}, at most {self.tolerance:.1e} asked for",
+            "forward error": f"{self.forward_error:.1e}, condition number {self.condition:.1e}",
+            **more,
+            "time": f"{shown.duration(self.seconds)}, engine {self.engine}",
+        }.items()

@@ -1,0 +1,131 @@
+"""Products of matrices and of batches of them, in the arithmetic of one mode."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from neula.algorithms.corrected import balanced, corrected_product, scaled_product, unbalanced
+from neula.engines import TF32, Engine
+from neula.kernels.gemm import combine, corrected_gemm
+from neula.kernels.parts import SCHEMES, UNCORRECTED
+from neula.pipeline.inputs import Taken
+
+PLAIN = ("fp16", "tf32", "bf16", "fp32", "fp64")
+MODES = (*PLAIN, *SCHEMES)
+
+
+@dataclass(frozen=True)
+class Product:
+    """``alpha A B + beta C``.
+
+    Attributes
+    ----------
+    mode : str
+        One of :data:`MODES`.
+    engine : Engine
+    alpha, beta : float
+    """
+
+    mode: str
+    engine: Engine
+    alpha: float = 1.0
+    beta: float = 0.0
+
+    def write(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+        """``out = alpha A B + beta out``; the operands may overlap it."""
+        separate = out.device == a.device and not _overlap(out, (a, b))
+        if separate and out.dtype in (torch.float32, torch.float64):
+            self.batched(a, b, out.shape, out)
+            return
+        total = replace(self, beta=0.0).batched(a, b, out.shape).to(out.device)
+        total = total if self.beta == 0.0 else total + self.beta * out.to(total.dtype)
+        out.copy_(Taken(out, lambda x: x, out).give_back(total))
+
+    def batched(
+        self, a: torch.Tensor, b: torch.Tensor, shape: Sequence[int], out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Products of a batch: one if all share B, small ones together, others one after the other.
+
+        Parameters
+        ----------
+        a : Tensor, shape (..., m, k)
+        b : Tensor, shape (..., k, n)
+            Their leading dimensions broadcast.
+        shape : sequence of int
+            Of the result.
+        out : Tensor of this shape, optional
+            Is written, and read where beta is not zero.
+        """
+        *batch, _, n = shape
+        if 0 in (*shape, a.shape[-1]):
+            product = a.new_zeros(tuple(shape))
+            return product if out is None else combine(product, self.alpha, self.beta, out)
+        if b.ndim == 2 and (out is None or out.is_contiguous()):
+            rows = None if out is None else out.view(-1, n)
+            return self.single(a.reshape(-1, a.shape[-1]), b, rows).reshape(tuple(shape))
+        if out is None and self._takes_together(a, b, tuple(batch)):
+            product = self.engine.using(self.mode).bmm(a.flatten(0, -3), b.flatten(0, -3))
+            return combine(product, self.alpha, self.beta, out).reshape(tuple(shape))
+        a, b = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
+        products = [
+            self.single(a[index], b[index], None if out is None else out[index])
+            for index in itertools.product(*map(range, batch))
+        ]
+        return out if out is not None else torch.stack(products).reshape(tuple(shape))
+
+    def _takes_together(self, a: torch.Tensor, b: torch.Tensor, batch: tuple[int, ...]) -> bool:
+        """Whether a batch is one product for the engine: of small matrices, as they are, none repeated."""
+        small = max(x.shape[-2] * x.shape[-1] for x in (a, b)) <= self.engine.tuning.batched_elements
+        repeated = a.shape[:-2] != batch or b.shape[:-2] != batch
+        return small and not repeated and self.mode in PLAIN and _is_operand(a, self.engine.using(self.mode))
+
+    def single(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None) -> torch.Tensor:
+        """Of two matrices of the same dtype, at least in float32, written into ``c`` where there is one."""
+        alpha, beta, mode = self.alpha, self.beta, self.mode
+        double, half = a.dtype == torch.float64, a.dtype.itemsize == 2
+        scheme = SCHEMES.get(mode) or (UNCORRECTED if mode == "fp16" and not half else None)
+        if scheme is not None and self.engine.tuning.corrected:
+            if not double:
+                return corrected_gemm(a.float(), b.float(), scheme, alpha=alpha, beta=beta, c=c)
+            (a, rows), (b, columns) = balanced(a, scheme.top), balanced(b.mT, scheme.top)
+            product = unbalanced(corrected_gemm(a, b.mT, scheme).double(), rows, columns)
+            return combine(product, alpha, beta, c)
+        engine = self.engine.using(mode.removesuffix("_cor"))
+        if scheme is None and a.dtype == engine.storage and c is not None and _is_dense(c):
+            # The transposed product, since engines write column-major matrices.
+            engine.gemm(engine.operand(b.mT), engine.operand(a.mT), c.mT, alpha, beta)
+            return c
+        product = _by_engine(a, b, engine, mode in SCHEMES)
+        return combine(product.double() if double else product, alpha, beta, c)
+
+
+def _is_dense(c: torch.Tensor) -> bool:
+    return c.is_contiguous() or c.mT.is_contiguous()
+
+
+def _is_operand(a: torch.Tensor, engine: Engine) -> bool:
+    """Whether an engine reads a matrix as it is."""
+    return a.dtype == engine.format.dtype == engine.operand_dtype and engine.format is not TF32
+
+
+def _by_engine(a: torch.Tensor, b: torch.Tensor, engine: Engine, corrected: bool) -> torch.Tensor:
+    name = engine.format.name
+    # Transposed products of transposed operands: engines make column-major matrices, users row-major ones.
+    if not corrected and _is_operand(a, engine):
+        return engine.gemm(b.mT, a.mT).mT
+    if a.dtype not in (torch.float32, torch.float64) or name == "fp64":
+        a, b = a.to(engine.storage), b.to(engine.storage)
+    if corrected:
+        return corrected_product(b.mT, a.mT, engine).mT
+    if name == "fp16" or a.dtype != engine.storage:
+        return scaled_product(b.mT, a.mT, engine).mT
+    return engine.gemm(engine.operand(b.mT), engine.operand(a.mT)).mT
+
+
+def _overlap(out: torch.Tensor, operands: Sequence[torch.Tensor]) -> bool:
+    memory = out.untyped_storage().data_ptr()
+    return any(x.untyped_storage().data_ptr() == memory for x in operands)
