@@ -76,6 +76,12 @@ class Tuning:
         takes milliseconds there, and nothing is to be gained from a lower one. A GPU plays the whole link
         back, and synchronizes once: 2000 x 500 takes 2.9 ms on an H200, and 12 with an R in half precision
         and iterations that the host counts; 16384 x 2048 takes 9.6 and 16, 262144 x 1024 25 and 12.5.
+    gram_lapack : int
+        Columns up to which they do so with any number of rows: R from the Gram matrix, its inverse and
+        products with it take less time than LAPACK's QR (10000 x 100: 10 ms, and 15).
+    doubled_elements : int
+        Elements of a tall matrix up to which least squares are refined with residuals in twice the working
+        precision unasked.
     svd : int
         Value of ``m n^2`` up to which a least-squares problem that was not solved together goes on to the SVD
         at once (600 x 150 on two cores: 40 ms); larger ones try a complete orthogonal decomposition before,
@@ -132,6 +138,8 @@ class Tuning:
         with partial pivoting, or Cholesky factorization, with refinement.
     normal_equations : int
         Order of linear systems up to which those are solved by the Cholesky factor of ``A^T A`` first.
+    direct_single : int
+        Order from which on the library's LU in single precision comes first where no more is asked for.
     doubled_order : int
         Order of linear systems up to which residuals in twice the working precision cost less than a part of
         the factorization, so that every solution gets them.
@@ -151,6 +159,8 @@ class Tuning:
     batched_elements: int = 0
     chunk_elements: int = 1 << 19
     together: int = 10_000_000
+    gram_lapack: int = 0
+    doubled_elements: int = 1 << 62
     svd: int = 10_000_000
     bordered: int = 0
     small_r: tuple[str, ...] = ("cholesky fp64", "householder fp64")
@@ -179,6 +189,7 @@ class Tuning:
     direct_pivoted: int = 256
     direct_definite: int = 256
     normal_equations: int = 0
+    direct_single: int = 1 << 62
     doubled_order: int = 512
 
     def cheapest(self, target: Format) -> str:
@@ -227,6 +238,8 @@ def cpu_tuning(formats: tuple[str, ...]) -> Tuning:
         preconditioners=("fp32",),
         definite=("fp32", "fp64"),
         lapack=True,
+        gram_lapack=128,
+        doubled_elements=1 << 12,  # what that takes is the time of calls: 64 x 32
         single=Recursion("cholesky2", 128),
         double=Recursion("cholesky2", 128),
         batched_elements=1 << 16,
@@ -237,6 +250,8 @@ def cpu_tuning(formats: tuple[str, ...]) -> Tuning:
         direct=1400,
         direct_pivoted=256,
         direct_definite=1400,
+        direct_single=128,
+        doubled_order=64,
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from neula.certificates.bounds import solve_bound
-from neula.engines import FP64, Arithmetic, Format, Tuning
+from neula.engines import FP32, FP64, Arithmetic, Format, Tuning
 from neula.pipeline.chain import Answer, Link, Verdict
 from neula.problems.systems import links
 from neula.problems.systems.direct import Systems, solve_directly
@@ -20,7 +20,7 @@ from neula.problems.systems.system import System
 
 
 def chain_together(n: int, options: Options) -> list[Link[Systems, Members]]:
-    """What is tried for all systems of order n together: the library's factors in double precision.
+    """What is tried for all systems of order n together: the library's factors.
 
     Nothing where cheaper factors may be faster. Where LU is slow for its pivots, the normal equations.
     """
@@ -28,10 +28,14 @@ def chain_together(n: int, options: Options) -> list[Link[Systems, Members]]:
     order = tuning.direct_definite if options.positive else tuning.direct
     if n >= order or options.pivot is not None or options.compute is not None:
         return []
-    library = Link("cholesky fp64" if options.positive else "lu fp64 with pivoting", solve_directly)
-    if options.positive or n > tuning.normal_equations:
+    if options.positive:
+        return [Link("cholesky fp64", solve_directly)]
+    library = Link("lu fp64 with pivoting", solve_directly)
+    if n <= tuning.normal_equations:
+        return [Link(NORMAL_EQUATIONS, solve_by_normal_equations), library]
+    if options.target is FP64 or n < tuning.direct_single:
         return [library]
-    return [Link(NORMAL_EQUATIONS, solve_by_normal_equations), library]
+    return [Link("lu fp32 with pivoting", partial(solve_directly, format=FP32)), library]
 
 
 def chain_alone(n: int, options: Options) -> list[Link[System, Members]]:
