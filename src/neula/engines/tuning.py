@@ -76,9 +76,10 @@ class Tuning:
         takes milliseconds there, and nothing is to be gained from a lower one. A GPU plays the whole link
         back, and synchronizes once: 2000 x 500 takes 2.9 ms on an H200, and 12 with an R in half precision
         and iterations that the host counts; 16384 x 2048 takes 9.6 and 16, 262144 x 1024 25 and 12.5.
-    gram_lapack : int
-        Columns up to which they do so with any number of rows: R from the Gram matrix, its inverse and
-        products with it take less time than LAPACK's QR (10000 x 100: 10 ms, and 15).
+    gram_lapack, gram_ratio : int
+        Columns up to which they do so with any number of rows, and rows for each column from which on: R from
+        the Gram matrix, its inverse and products with it take less time than LAPACK's QR (6144 x 384: 0.6 of
+        it; 4000 x 500: 0.9, 2000 x 500: 1.3).
     doubled_elements : int
         Elements of a tall matrix up to which least squares are refined with residuals in twice the working
         precision unasked.
@@ -160,6 +161,7 @@ class Tuning:
     chunk_elements: int = 1 << 19
     together: int = 10_000_000
     gram_lapack: int = 0
+    gram_ratio: int = 8
     doubled_elements: int = 1 << 62
     svd: int = 10_000_000
     bordered: int = 0
@@ -238,7 +240,7 @@ def cpu_tuning(formats: tuple[str, ...]) -> Tuning:
         preconditioners=("fp32",),
         definite=("fp32", "fp64"),
         lapack=True,
-        gram_lapack=128,
+        gram_lapack=512,
         doubled_elements=1 << 12,  # what that takes is the time of calls: 64 x 32
         single=Recursion("cholesky2", 128),
         double=Recursion("cholesky2", 128),
@@ -247,10 +249,10 @@ def cpu_tuning(formats: tuple[str, ...]) -> Tuning:
         lu_panel=384,  # narrower ones copy more of L for oneDNN, wider ones take longer than that saves
         lu_inner_panel=64,
         swaps=True,
-        direct=1400,
+        direct=1700,  # 1400: 0.8 of the time of LU in single precision with refinement; 2000: 1.2
         direct_pivoted=256,
         direct_definite=1400,
-        direct_single=128,
+        direct_single=400,  # 256: 1.2 times the time of double precision; 512: 0.8
         doubled_order=64,
     )
 

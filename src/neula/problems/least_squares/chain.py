@@ -40,9 +40,10 @@ def chain_together(count: int, m: int, n: int, options: Options) -> Chain:
     """
     tuning, rows = options.engine.tuning, options.rows(m, n)
     few = rows * n <= tuning.batched_elements and count > 1
-    small = max(rows, n) * min(rows, n) ** 2 <= tuning.together or n <= min(rows, tuning.gram_lapack)
+    small = max(rows, n) * min(rows, n) ** 2 <= tuning.together
+    tall = n <= tuning.gram_lapack and rows >= tuning.gram_ratio * n
     exotic = options.is_wide(m, n) or options.damp or options.weights is not None
-    if options.named or not (few or small or (options.forward and exotic)):
+    if options.named or not (few or small or tall or (options.forward and exotic)):
         return []
     names = tuning.small_r
     if tuning.gram_lapack and options.target is not FP64 and not options.refines_doubled(m, n):
