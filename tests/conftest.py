@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 import torch
 
 from neula import engines
-from neula.engines import cpu
+from neula.engines import cpu, tuned
 
 # Small problems on many threads stall in barriers as soon as anything else runs on the machine.
 torch.set_num_threads(1)
@@ -23,6 +23,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def shipped_thresholds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Whatever ``neula tune`` has kept for the user of this machine."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuned.platformdirs, "user_cache_path", lambda name: folder / name)
+        yield
 
 
 @pytest.fixture

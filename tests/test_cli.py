@@ -801,6 +801,24 @@ def test_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_refused(neula_cli("demo"), "degree must be positive", set(os.listdir()))
 
 
+# --- tune -------------------------------------------------------------------------------------------------
+
+
+def test_tune_measures_keeps_shows_and_forgets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from neula.cli import tune
+    from neula.engines import tuned
+
+    monkeypatch.setattr(tuned.platformdirs, "user_cache_path", lambda name: tmp_path / name)
+    monkeypatch.setattr(tune, "measure", lambda device, progress: {"direct": 4321})
+    result = succeed("tune", "--cpu")
+    assert "4321" in result.stdout
+    assert "neula tune" in result.stdout
+    assert "4321" in succeed("tune", "--cpu", "--show").stdout
+    assert "4321" not in succeed("tune", "--cpu", "--reset").stdout
+    assert "shipped" in succeed("tune", "--cpu", "--show").stdout
+    assert_refused(neula_cli("tune", "--show", "--reset"), "give one of them", set(os.listdir()))
+
+
 # --- bench ------------------------------------------------------------------------------------------------
 
 
@@ -871,7 +889,7 @@ for arguments in ("--help", "--version", "experiment qr-paper --help", "solve no
 
 def test_help_names_every_command_and_the_exit_codes() -> None:
     output = succeed("--help").stdout
-    for command in ("lstsq", "qr", "orth", "svd", "info", "bench", "demo"):
+    for command in ("lstsq", "qr", "orth", "svd", "info", "bench", "tune", "demo"):
         assert command in output
         assert "--help" in succeed(command, "--help").stdout
     assert "Exit codes" in output

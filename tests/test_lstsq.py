@@ -839,7 +839,7 @@ def test_progress_reports_stages(rng):
         rng.standard_normal(900),
         progress=lambda stage, fraction: stages.setdefault(stage, []).append(fraction),
     )
-    assert list(stages) == ["factorizing in fp32", "refining"]
+    assert list(stages) == ["factorizing in fp64", "refining"]
     for fractions in stages.values():
         assert fractions == sorted(fractions)
         assert fractions[-1] == 1.0

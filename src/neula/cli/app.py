@@ -18,7 +18,8 @@ import typer
 from rich.console import Console
 
 import neula
-from neula.cli import show
+from neula.cli import machine, show
+from neula.cli.machine import JsonOption
 from neula.cli.run import BAD_INPUT, CERTIFIED, DEFECT, INTERRUPTED, NOT_CERTIFIED, Run, running
 from neula.papers.data import Scale
 
@@ -44,7 +45,6 @@ Accuracy = StrEnum("Accuracy", ["fp16", "bf16", "tf32", "fp32", "fp64"])
 Certify = StrEnum("Certify", ["backward", "forward"])
 EngineName = StrEnum("EngineName", ["auto", "cpu", "emulated", "cuda"])
 Structure = StrEnum("Structure", ["gen", "pos"])
-BenchmarkName = StrEnum("BenchmarkName", ["qr", "lstsq", "svd", "gemm", "sweep"])
 Mode = StrEnum("Mode", ["reduced", "r"])
 
 MatrixFile = Annotated[str, typer.Argument(metavar="A", help="File of the matrix.")]
@@ -67,9 +67,6 @@ RcondOption = Annotated[
     float | None, typer.Option("--rcond", help="Singular values below rcond times the largest count as zero.")
 ]
 EngineOption = Annotated[EngineName, typer.Option("--engine", help="What multiplies.")]
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object on stdout and everything else on stderr.")
-]
 
 
 def main() -> None:
@@ -237,75 +234,8 @@ def svd(
 
 # --- this machine -----------------------------------------------------------------------------------------
 
-
-@app.command()
-def info(as_json: JsonOption = False) -> None:
-    """Show what this machine offers: engines, formats, measured rates."""
-    from neula import engines
-
-    with running("info", as_json) as run:
-        run.progress("measuring the engines", 0.0)
-        offers, versions = engines.describe(), show.versions()
-    if as_json:
-        show.print_json({"command": "info", "versions": versions, "engines": offers})
-    else:
-        show.print_on_stdout(show.grid(versions), show.engine_table(offers))
-
-
-@app.command()
-def demo(
-    out: Annotated[Path, typer.Option(help="Directory for the pictures.")] = Path("demo-output"),
-    degree: Annotated[int, typer.Option(help="Degree of the gravity field.")] = 40,
-) -> None:
-    """Run the main job on real data and on a large realistic problem, beside scipy and torch."""
-    from neula.cli.demo import run_demo
-
-    with running("demo"):
-        run_demo(out, degree=degree, console=Console())
-
-
-@app.command()
-def bench(
-    problems: Annotated[
-        list[BenchmarkName] | None,
-        typer.Argument(metavar="[qr|lstsq|svd|gemm|sweep]...", help="All but sweep by default."),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Directory for the results as JSON and CSV.")] = None,
-    draw: Annotated[
-        Path | None, typer.Option(help="File for a picture of the results (.svg, .png or .pdf).")
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Directory of results to show and draw: nothing is measured.")
-    ] = None,
-    cpu: Annotated[bool, typer.Option("--cpu", help="Measure the CPU even if there is a GPU.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Of sweep, what takes less than a minute.")] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Measure neula beside the direct solvers of torch: time, rate and accuracy, on this machine.
-
-    Without a GPU the shapes are small. sweep goes through all sizes, from 10 x 3 on, beside the fastest
-    call of torch and SciPy for each.
-    """
-    from neula.cli import bench as benchmarks
-
-    with running("bench", as_json) as run:
-        if data is not None and (problems or out):
-            raise ValueError("--data measures nothing: leave out the problems and --out")
-        if draw is not None:
-            benchmarks.check_picture(draw)
-        if quick and BenchmarkName.sweep not in (problems or ()):
-            raise ValueError("--quick is for sweep: name it, or leave it out")
-        names = [problem.value for problem in problems or map(BenchmarkName, benchmarks.PROBLEMS)]
-        results = benchmarks.read(data) if data else benchmarks.run_all(names, run, cpu=cpu, quick=quick)
-        paths = [str(benchmarks.write(result, out)) for result in results] if out else []
-        if draw is not None:
-            draw.parent.mkdir(parents=True, exist_ok=True)
-            benchmarks.draw(results).savefig(draw, dpi=160)
-            paths.append(str(draw))
-    if as_json:
-        show.print_json({"command": "bench", "results": results, "outputs": paths})
-    else:
-        show.print_on_stdout(*map(benchmarks.table, results), *(f"saved to {path}" for path in paths))
+for command in (machine.info, machine.demo, machine.bench, machine.tune):
+    app.command()(command)
 
 
 # --- papers -----------------------------------------------------------------------------------------------

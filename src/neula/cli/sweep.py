@@ -6,7 +6,6 @@ turns in one process, so that what else the machine does meets all of them alike
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -131,11 +130,9 @@ def tasks(device: torch.device) -> Iterator[Task]:
                 # Q takes as many operations again.
                 flops = math.prod(batch) * householder_flops(m, n) * (2 if problem == "qr" else 1)
                 yield Task(problem, shape, dtype, flops, partial(make, shape, dtype, device))
-        for batch, n in itertools.chain(
-            (((), n) for n in ORDERS), (((count,), n) for count, _, n in BATCHES)
-        ):
-            flops = math.prod(batch) * 2 * n**3 / 3
-            yield Task("solve", (*batch, n, n), dtype, flops, partial(_solve, (*batch, n), dtype, device))
+        for order in (*((n,) for n in ORDERS), *((count, n) for count, _, n in BATCHES)):
+            flops = math.prod(order) * 2 * order[-1] ** 2 / 3
+            yield Task("solve", (*order, order[-1]), dtype, flops, partial(_solve, order, dtype, device))
         for m, n, rank in LOW_RANK:
             # A randomized method with four power iterations reads A ten times.
             calls = partial(_svd, m, n, rank, dtype, device)

@@ -12,6 +12,7 @@ from functools import lru_cache
 import torch
 
 from neula.engines.engine import Engine
+from neula.engines.tuned import tuned
 from neula.engines.tuning import Tuning, cpu_tuning
 
 
@@ -31,7 +32,7 @@ class CpuEngine(Engine):
 
     @property
     def tuning(self) -> Tuning:
-        return cpu_tuning(self.formats)
+        return _tuning_of(self.formats)
 
     def _matmul(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return onednn_matmul(a, b) if a.dtype == torch.float32 and a.ndim == 2 else a @ b
@@ -53,6 +54,12 @@ class CpuEngine(Engine):
 
     def gram(self, a: torch.Tensor) -> torch.Tensor:
         return self._matmul(a.T, a).double()
+
+
+@lru_cache(maxsize=2)
+def _tuning_of(formats: tuple[str, ...]) -> Tuning:
+    """Read once in a process."""
+    return tuned(cpu_tuning(formats), torch.device("cpu"))
 
 
 PRODUCT_ELEMENTS = 1 << 22

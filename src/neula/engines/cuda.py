@@ -11,6 +11,7 @@ import torch
 from neula.engines import cublas, graphs
 from neula.engines.engine import Engine, Result, Tensors
 from neula.engines.formats import FP32, TF32, round_to
+from neula.engines.tuned import tuned
 from neula.engines.tuning import Tuning, cuda_tuning
 from neula.kernels import calu, tournament
 from neula.kernels.dispatch import runs
@@ -199,12 +200,13 @@ class CudaEngine(Engine):
 def _tuning_of(device: torch.device, replayed_bytes: int) -> Tuning:
     """Asked for some ten times a call, so it must not cost what asking the device does."""
     tournaments = runs(tournament.play, device) and runs(calu.eliminate, device)
-    return cuda_tuning(
+    shipped = cuda_tuning(
         torch.cuda.get_device_capability(device),
         replayed_bytes=replayed_bytes,
         corrected=runs(corrected_gemm, device),
         tournament_width=tournament.WIDTH if tournaments else 0,
     )
+    return tuned(shipped, device)
 
 
 _loading = threading.Lock()

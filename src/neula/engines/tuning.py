@@ -80,6 +80,13 @@ class Tuning:
         takes milliseconds there, and nothing is to be gained from a lower one. A GPU plays the whole link
         back, and synchronizes once: 2000 x 500 takes 2.9 ms on an H200, and 12 with an R in half precision
         and iterations that the host counts; 16384 x 2048 takes 9.6 and 16, 262144 x 1024 25 and 12.5.
+    gram_lapack, gram_ratio : int
+        Columns up to which they do so with any number of rows, and rows for each column from which on: R from
+        the Gram matrix, its inverse and products with it take less time than LAPACK's QR (6144 x 384: 0.6 of
+        it; 4000 x 500: 0.9, 2000 x 500: 1.3).
+    doubled_elements : int
+        Elements of a tall matrix up to which least squares are refined with residuals in twice the working
+        precision unasked.
     svd : int
         Value of ``m n^2`` up to which a least-squares problem that was not solved together goes on to the SVD
         at once (600 x 150 on two cores: 40 ms); larger ones try a complete orthogonal decomposition before,
@@ -142,6 +149,8 @@ class Tuning:
     queued : int
         Order of linear systems up to which Cholesky factors of A or ``A^T A`` are queued with everything that
         follows, before LU (order 1000: 2.6 ms on an H200 instead of 10; 3000: 6.6 and 23; 6000: 27 and 40).
+    direct_single : int
+        Order from which on the library's LU in single precision comes first where no more is asked for.
     doubled_order : int
         Order of linear systems up to which residuals in twice the working precision cost less than a part of
         the factorization, so that every solution gets them.
@@ -161,6 +170,9 @@ class Tuning:
     batched_elements: int = 0
     chunk_elements: int = 1 << 19
     together: int = 10_000_000
+    gram_lapack: int = 0
+    gram_ratio: int = 8
+    doubled_elements: int = 1 << 62
     svd: int = 10_000_000
     bordered: int = 0
     small_r: tuple[str, ...] = ("cholesky fp64", "householder fp64")
@@ -190,6 +202,7 @@ class Tuning:
     direct_pivoted: int = 256
     direct_definite: int = 256
     queued: int = 0
+    direct_single: int = 1 << 62
     doubled_order: int = 512
 
     def cheapest(self, target: Format) -> str:
@@ -236,6 +249,8 @@ def cpu_tuning(formats: tuple[str, ...]) -> Tuning:
         preconditioners=("fp32",),
         definite=("fp32", "fp64"),
         lapack=True,
+        gram_lapack=512,
+        doubled_elements=1 << 12,  # what that takes is the time of calls: 64 x 32
         single=Recursion("cholesky2", 128),
         double=Recursion("cholesky2", 128),
         batched_elements=1 << 16,
@@ -243,11 +258,13 @@ def cpu_tuning(formats: tuple[str, ...]) -> Tuning:
         lu_panel=384,  # narrower ones copy more of L for oneDNN, wider ones take longer than that saves
         lu_inner_panel=64,
         swaps=True,
-        direct=1400,
+        direct=1700,  # 1400: 0.8 of the time of LU in single precision with refinement; 2000: 1.2
         direct_pivoted=256,
         direct_definite=1400,
         eigenvectors=20.0,
         direct_svd=4_000_000,
+        direct_single=400,  # 256: 1.2 times the time of double precision; 512: 0.8
+        doubled_order=64,
     )
 
 

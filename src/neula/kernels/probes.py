@@ -74,6 +74,8 @@ def probe_errors(
     """
     m, n = a.shape[1:]
     together = max(1, BLOCK // (m * n))
+    if len(a) <= together:
+        return _errors(a, q, r, scales, g, h)
     groups = zip(*(x.split(together) for x in (a, q, r, scales)), strict=True)
     measures = [torch.stack(_errors(a, q, r, scales, g, h)) for a, q, r, scales in groups]
     residual, size, orthogonality = torch.cat(measures, 1)
@@ -88,20 +90,26 @@ def _errors(
     g: torch.Tensor,
     h: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of a few matrices, by blocks of rows."""
-    count, _, n = a.shape
-    rows = max(1, BLOCK // n)
-    scaled = scales[..., None].double() * g
-    h = h.expand(count, -1, -1)
-    both = torch.cat([r.double() @ scaled, h], 2)
-    loss, residual, size = -h, scaled.new_zeros(count), scaled.new_zeros(count)
+    """Of a few matrices, by blocks of rows.
+
+    Vectors are rows: products of a few rows take a third of the time of those of a few columns in MKL.
+    """
+    rows = max(1, BLOCK // a.shape[2])
+    g, h = scales.double()[:, None] * g.mT, h.mT.contiguous()
+    rg = g @ r.mT.double()
+    loss, residuals, images = -h, [], []
     for x, y in zip(a.split(rows, 1), q.split(rows, 1), strict=True):
-        ag, wide_q = x.double() @ scaled, y.double()
-        qrg, qh = (wide_q @ both).split(VECTORS, 2)
-        loss = loss + wide_q.mT @ qh
-        residual += norms(ag - qrg).square()
-        size += norms(ag).square()
-    return residual.sqrt(), size.sqrt(), norms(loss)
+        wide_q = y.double()
+        image = g @ x.double().mT
+        residuals.append(norms(image - rg @ wide_q.mT))
+        images.append(norms(image))
+        loss = (h @ wide_q.mT) @ wide_q + loss
+    return _together(residuals), _together(images), norms(loss)
+
+
+def _together(norms: list[torch.Tensor]) -> torch.Tensor:
+    """The norm of a matrix from those of its blocks."""
+    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), dim=0)
 
 
 def norms(x: torch.Tensor) -> torch.Tensor:

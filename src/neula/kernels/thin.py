@@ -48,7 +48,9 @@ def thin_product(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     tensor([[3.],
             [7.]], dtype=torch.float64)
     """
+    # Products of a few rows take a third of the time of those of a few columns in MKL.
+    x = x.mT.contiguous()
     if a.dtype == x.dtype:
-        return exact_matmul(a, x)
+        return exact_matmul(x, a.mT).mT
     rows = max(1, _CHUNK[a.device.type] // max(1, a.shape[1]))
-    return torch.cat([exact_matmul(block.to(x.dtype), x) for block in a.split(rows)])
+    return torch.cat([exact_matmul(x, block.to(x.dtype).mT) for block in a.split(rows)], 1).mT

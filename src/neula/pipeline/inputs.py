@@ -176,6 +176,14 @@ def check_finite(a: torch.Tensor, column_max: torch.Tensor, name: str) -> None:
     raise ValueError(f"{name}[{index}] is {float(a[where])}: {name} must be finite")
 
 
+def surely_finite(x: torch.Tensor) -> bool:
+    """Whether the sum of all elements is finite, which no NaN or Inf leaves it; it may overflow by itself.
+
+    A sum takes a fifth of the time of column maxima.
+    """
+    return bool(torch.isfinite(x.sum()))
+
+
 def finite_members(x: torch.Tensor) -> torch.Tensor:
     """Which members of a batch, shape (batch, ...), hold neither NaN nor Inf."""
     return x.isfinite().flatten(1).all(1)

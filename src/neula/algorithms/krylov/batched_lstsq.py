@@ -31,10 +31,16 @@ give it exactly."""
 ROUNDING = 8.0
 """Unit roundoffs, times the condition number, that a solve with factors errs by at most."""
 
+FEW = 4
+"""Random vectors where products with a large matrix are what takes time."""
+
 MARGIN = 3.0
 """An estimate of a Frobenius norm from :data:`PROBES` Gaussian vectors is below a third of it once in some
 thousand cases where one direction dominates (chi-squared with 8 degrees of freedom), and never where many
 contribute."""
+
+MARGINS = {PROBES: MARGIN, FEW: 10.0}
+"""By the number of vectors; an estimate from four is below a tenth as rarely as two in ten thousand."""
 
 
 MAX_SHIFT = 1e-3
@@ -54,6 +60,10 @@ class _Factored:
         What rounding T has lost.
     b_low : Tensor, optional
         What rounding the right-hand sides has lost.
+    columns : Tensor, shape (batch, columns, 1), optional
+        Norms of the columns of T, where they are not of comparable size.
+    doubled : bool
+        Whether residuals are in twice the working precision.
 
     Attributes
     ----------
@@ -69,11 +79,14 @@ class _Factored:
         r: torch.Tensor,
         low: torch.Tensor | None = None,
         b_low: torch.Tensor | None = None,
+        columns: torch.Tensor | None = None,
+        *,
+        doubled: bool = True,
     ) -> None:
         self.t, self.low, self.b_low = t, low, b_low
-        self.doubled = Doubled.of(t)
+        self.doubled = Doubled.of(t) if doubled else None
         self.inverse = triangular_inverse(r, upper=True)
-        self.rate = rate_of(t, r, self.inverse)
+        self.rate = rate_of(t, r, self.inverse, columns, PROBES if doubled else FEW)
 
     def coordinates(self, g: torch.Tensor) -> torch.Tensor:
         """``R^-T g``."""
@@ -103,11 +116,13 @@ class Overdetermined(_Factored):
         low: torch.Tensor | None = None,
         b_low: torch.Tensor | None = None,
         columns: torch.Tensor | None = None,
+        *,
+        doubled: bool = True,
     ) -> None:
-        super().__init__(a, r, low, b_low)
         if columns is None:
             sizes = torch.linalg.vector_norm(a, dim=1)
             columns = torch.where(sizes > 0, sizes, 1.0)[..., None]
+        super().__init__(a, r, low, b_low, columns, doubled=doubled)
         self.columns = columns
         self.norm, self.norm_bound = schatten_bounds(r / self.columns.mT)
         self.inverse_norm = schatten_bounds(self.columns * self.inverse)[1]
@@ -128,6 +143,8 @@ class Overdetermined(_Factored):
 
     def evaluate(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> Evaluation:
         """``R^-1 R^-T A^T r``."""
+        if self.doubled is None:
+            return self._evaluate_plainly(b, high)
         residual, rest = self.doubled.residual(high, b, low)
         if self.low is not None:
             lost = -(self.low @ high) if self.b_low is None else self.b_low - self.low @ high
@@ -135,13 +152,32 @@ class Overdetermined(_Factored):
         gradient = self.doubled.transposed_product(residual, rest)
         if self.low is not None:
             gradient = gradient + self.low.mT @ residual
+        return self._found(b, high, residual, gradient, DOUBLED * sum(self.t.shape[1:]))
+
+    def _evaluate_plainly(self, b: torch.Tensor, high: torch.Tensor) -> Evaluation:
+        """The same by a residual in working precision: its rounding errors are what is left."""
+        residual = b - self.t @ high
+        noise = 2 * FP64.u * sum(self.t.shape[1:]) ** 0.5
+        return self._found(b, high, residual, self.t.mT @ residual, noise)
+
+    def _found(
+        self,
+        b: torch.Tensor,
+        high: torch.Tensor,
+        residual: torch.Tensor,
+        gradient: torch.Tensor,
+        noise: float,
+    ) -> Evaluation:
         projected = self.coordinates(gradient)
-        rate, noise = self.rate[:, None], DOUBLED * sum(self.t.shape[1:])
+        rate = self.rate[:, None]
         # Errors of the residual reach x through B^+, and those of the gradient through (B^T B)^-1.
-        wrong = rate / (1 - rate) * lengths(projected) + noise * (
+        floor = noise * (
             self.norm_bound * self.size(high) + lengths(b) + self.condition[:, None] * lengths(residual)
         )
-        return Evaluation(self.inverse @ projected, self.inverse_norm * wrong, residual)
+        wrong = rate / (1 - rate) * lengths(projected) + floor
+        return Evaluation(
+            self.inverse @ projected, self.inverse_norm * wrong, residual, self.inverse_norm * floor
+        )
 
     def change(self, unknowns: torch.Tensor) -> torch.Tensor:
         return self.t @ unknowns
@@ -196,6 +232,7 @@ class Underdetermined(_Factored):
         """Updates of x and w."""
         n = self.t.shape[1]
         (x, w), (x_low, w_low) = high.tensor_split([n], 1), low.tensor_split([n], 1)
+        assert self.doubled is not None
         outside, rest = self.doubled.residual(w, x, w_low)
         residual, residual_low = self.doubled.mT.residual(x, b, x_low)
         rest = rest + x_low
@@ -229,7 +266,6 @@ def cholesky_r(a: torch.Tensor) -> torch.Tensor:
     Parameters
     ----------
     a : Tensor, shape (batch, m, n)
-        float64.
     """
     r, info = upper_cholesky(a.mT @ a)
     return r.masked_fill((info > 0)[:, None, None], torch.nan)
@@ -260,6 +296,11 @@ def shifted_cholesky3_r(a: torch.Tensor) -> torch.Tensor:
     return r
 
 
+def cholesky32_r(a: torch.Tensor) -> torch.Tensor:
+    """The same from a Gram matrix in float32: accurate to ``2^-24 cond(A)^2``, for half the time."""
+    return cholesky_r(a.float()).double()
+
+
 def householder_r(a: torch.Tensor) -> torch.Tensor:
     """R by the library's Householder reflections, in the precision of A, shape (batch, m, n)."""
     return torch.linalg.qr(a, mode="r")[1]
@@ -270,15 +311,29 @@ def gram_schmidt_r(a: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return batched_qr(a.to(dtype), overwrite_a=dtype != a.dtype)[1].to(a.dtype)
 
 
-def rate_of(t: torch.Tensor, r: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
+def rate_of(
+    t: torch.Tensor,
+    r: torch.Tensor,
+    inverse: torch.Tensor,
+    columns: torch.Tensor | None = None,
+    count: int = PROBES,
+) -> torch.Tensor:
     """``||I - W^T W||_F`` for ``W = T R^-1`` from above, shape (batch,).
 
-    It is at least 1 where T lacks full rank, whatever R is.
+    It is at least 1 where T lacks full rank, whatever R is. The rounding errors of triangular solves are
+    those of the matrix with normalized columns.
     """
-    z, norm = probes(r.shape[-1], r.device), torch.linalg.matrix_norm
-    change = z - inverse.mT @ (t.mT @ (t @ (inverse @ z)))
+    z, norm = probes(r.shape[-1], r.device, count), torch.linalg.matrix_norm
+    change = z - inverse.mT @ _normal(t, inverse @ z)
+    if columns is not None:
+        r, inverse = r / columns.mT, columns * inverse
     # Rounding errors of a solve, also where none happen to be in what is measured.
-    return MARGIN * norm(change) + ROUNDING * FP64.u * norm(r) * norm(inverse)
+    return MARGINS[count] * norm(change) + ROUNDING * FP64.u * norm(r) * norm(inverse)
+
+
+def _normal(t: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """``T^T T x``; vectors are rows, which takes a third of the time in MKL."""
+    return ((x.mT.contiguous() @ t.mT) @ t).mT
 
 
 def schatten_bounds(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -33,6 +33,9 @@ MAX_RATE = 0.25
 COMPUTED = 1 + 2.0**-20
 """For the rounding errors of a bound."""
 
+FLOOR = 2.0
+"""Multiple of the rounding errors of the residual from which on refinement has little to gain."""
+
 DOUBLED = 2.0**-104
 """Relative error of one operation in doubled products, with some room."""
 
@@ -50,11 +53,14 @@ class Evaluation:
         update may be wrong.
     residual : Tensor, shape (batch, rows, k)
         ``b - A x``.
+    floor : Tensor, shape (batch, k), or float
+        What of ``left`` is due to the rounding errors of the residual: no update makes it smaller.
     """
 
     update: torch.Tensor
     left: torch.Tensor
     residual: torch.Tensor
+    floor: torch.Tensor | float = 0.0
 
 
 class System(Protocol):
@@ -157,7 +163,7 @@ def refine_doubled(
         high, low = add_to_pair(high, low, update)
         before, left = left, torch.where(active, found.left, left)
         # Not relative to x: first updates may be far too long, and those errors then stay at 1.
-        active &= unfinished(left, before, tolerance * system.size(high))
+        active &= unfinished(left, before, tolerance * system.size(high)) & (left > FLOOR * found.floor)
     size = system.size(high)
     forward_error = over(left, size) + over(system.size(low), size)
     forward_error = COMPUTED * forward_error / (1 - forward_error)  # relative to the exact solution

@@ -14,7 +14,7 @@ from neula.algorithms.krylov.cgls import cgls
 from neula.algorithms.krylov.lsqr import lsqr
 from neula.algorithms.krylov.refinement import InnerSolver
 from neula.certificates.bounds import lstsq_bound
-from neula.engines import FP16_COR
+from neula.engines import FP16_COR, FP64
 from neula.pipeline.chain import Answer, Link, Verdict
 from neula.problems.least_squares import links
 from neula.problems.least_squares.minimum_norm import NO_GAP, by_complete_orthogonal, by_svd
@@ -44,14 +44,18 @@ def chain_together(count: int, m: int, n: int, options: Options) -> Chain:
     tuning, rows = options.engine.tuning, options.rows(m, n)
     few = rows * n <= tuning.batched_elements and count > 1
     small = max(rows, n) * min(rows, n) ** 2 <= tuning.together
+    tall = n <= tuning.gram_lapack and rows >= tuning.gram_ratio * n
     exotic = options.is_wide(m, n) or options.damp or options.weights is not None
-    if options.named or not (few or small or (options.forward and exotic)):
+    if options.named or not (few or small or tall or (options.forward and exotic)):
         return []
+    names = tuning.small_r
+    if tuning.gram_lapack and options.target is not FP64 and not options.refines_doubled(m, n):
+        names = ("cholesky fp32", *names)
     # A better R is there for ill-conditioned problems, which take more steps.
-    steps = [tuning.blind_steps, *(PATIENCE * tuning.blind_steps for _ in tuning.small_r[1:])]
+    steps = [tuning.blind_steps, *(PATIENCE * tuning.blind_steps for _ in names[1:])]
     return [
         _link(f"{name} + seminormal", solve_together, factor=FACTORS[name], blind_steps=number)
-        for name, number in zip(tuning.small_r, steps, strict=True)
+        for name, number in zip(names, steps, strict=True)
     ]
 
 
@@ -90,7 +94,8 @@ def chain_alone(m: int, n: int, options: Options) -> Chain:
         return [_svd()]
     if algorithm == "householder":
         return [_by_householder(m, n, options)]
-    fast = _with_fast_r(m, n, options)
+    lapack = options.engine.tuning.lapack and not options.named
+    fast = _by_lapack(m, n, options) if lapack else _with_fast_r(m, n, options)
     if algorithm is not None:
         return fast[:1]
     return [*fast, _by_householder(m, n, options), *_of_any_rank(m, n, options)]
@@ -100,9 +105,16 @@ def _svd() -> Link[Problems, Members]:
     return _link(SVD, by_svd, improves=True)
 
 
-def _by_householder(m: int, n: int, options: Options) -> Link[Problems, Members]:
+def _by_lapack(m: int, n: int, options: Options) -> Chain:
+    """LAPACK's reflections in single precision, where nothing finer is asked for."""
+    if options.target is FP64 or options.is_wide(m, n):
+        return []
+    return [_by_householder(m, n, options, "fp32")]
+
+
+def _by_householder(m: int, n: int, options: Options, compute: str = "fp64") -> Link[Problems, Members]:
     name, inner = _inner_solver(m, n, options)
-    return _link(f"householder fp64 + {name}", links.by_householder, inner=inner)
+    return _link(f"householder {compute} + {name}", links.by_householder, inner=inner, compute=compute)
 
 
 def _inner_solver(m: int, n: int, options: Options) -> tuple[str, InnerSolver]:

@@ -12,7 +12,7 @@ from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.spectra.condition import solve_rt
 from neula.certificates.backward_error import Scale, norms_of
 from neula.pipeline.chain import Answer, Declined
-from neula.problems.least_squares.preconditioner import Limit, Preconditioner, double_r, fast_r
+from neula.problems.least_squares.preconditioner import Limit, Preconditioner, fast_r, householder_r
 from neula.problems.least_squares.prepared import Problems
 from neula.problems.least_squares.problem import Members
 from neula.problems.least_squares.refined import ESTIMATED, Evidence, answer_of, refined_with
@@ -36,11 +36,12 @@ def by_fast_r(
 
 
 def by_householder(
-    problems: Problems, before: Solution | None, *, label: str, inner: InnerSolver
+    problems: Problems, before: Solution | None, *, label: str, inner: InnerSolver, compute: str = "fp64"
 ) -> Solution:
-    """R by Householder reflections in double precision."""
+    """R by the library's Householder reflections, and iterations that start from what they give."""
     problem = problems.prepared
-    return refined_with(problem, label, double_r(problem), inner)
+    preconditioner, start = householder_r(problem, compute)
+    return refined_with(problem, label, preconditioner, inner, start=start)
 
 
 def unrefined(

@@ -8,11 +8,12 @@ from functools import partial
 
 import torch
 
+from neula.algorithms.orthogonal.householder import solve_by_householder
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.spectra.condition import expected_decay, extreme_singular_values
 from neula.algorithms.spectra.gram import gram_r
 from neula.algorithms.triangular.triangular import BlockTriangular, UpperTriangular
-from neula.engines import FP16
+from neula.engines import FORMATS, FP16
 from neula.pipeline.chain import Declined
 from neula.pipeline.progress import stage
 from neula.problems.least_squares.prepared import Problem, nonzero_norms
@@ -26,6 +27,10 @@ FP16_DECAY = 128.0
 """A diagonal of R that will fall by more, ``1 / (16 u)``, gives a QR in fp16 up half-way. With a geometric
 spectrum that is a condition number of 2000, and the forty iterations or so that it would need take as long as
 a better R (on an H200)."""
+
+WELL_CONDITIONED = 1e5
+"""Condition number up to which a direct solution is where iterations begin. Its backward error is larger than
+theirs, and where the residual is large, the error of x grows with the square of the condition number."""
 
 DOUBTFUL_ITERATIONS = 12
 """What an R in fp16 with a condition number above ``1/u`` is given: its small singular values are mostly
@@ -136,10 +141,23 @@ def fast_r(problem: Problem, method: str, compute: str, limit: Limit | None) -> 
     return Preconditioner(BlockTriangular(r, inverses), columns, extremes)
 
 
-def double_r(problem: Problem) -> Preconditioner:
-    """R by Householder reflections in double precision."""
-    report = stage(problem.options.progress, "factorizing in fp64")
-    r = torch.linalg.qr(problem.operator.dense() * problem.scales, mode="r")[1]
+def householder_r(problem: Problem, compute: str = "fp64") -> tuple[Preconditioner, torch.Tensor | None]:
+    """R by the library's Householder reflections in single or double precision, and solutions by them.
+
+    Solutions are None where they are to be found in another way: of minimum norm, or where the digits that
+    iterations from zero add may be the only sure ones.
+    """
+    report = stage(problem.options.progress, f"factorizing in {compute}")
+    storage, start = FORMATS[compute].storage, None
+    a = (problem.operator.dense() * problem.scales).to(storage)
+    if problem.wide:
+        r = torch.linalg.qr(a, mode="r")[1]
+    else:
+        x, r = solve_by_householder(a, problem.b.to(storage))
+        start = x.double() * problem.scales[:, None]
     report(1.0)
+    r = r.double()
     # The library's substitution is as stable as can be, and several times slower on a GPU.
-    return Preconditioner.of(r, r, stable=True)
+    found = Preconditioner.of(r, r, stable=compute == "fp64")
+    largest, smallest = found.extremes.tolist()
+    return found, start if largest <= WELL_CONDITIONED * smallest else None

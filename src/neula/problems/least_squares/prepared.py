@@ -125,13 +125,15 @@ class Problem:
         b : Tensor, shape (m, k)
         options : Options
         """
-        sizes = [options.engine.column_max(a)]
+        column_max = options.engine.column_max(a)
+        sizes = [column_max]
         if options.weights is not None:
             sizes.append(options.weights.abs())
         exponents = [int(binary_exponents(size).abs().amax()) for size in sizes]
         # Weights multiply, and so exponents add up.
         if sum(exponents) + abs(math.frexp(options.damp)[1]) <= SAFE_EXPONENT:
-            return cls._of(a, b, options)
+            known = options.weights is None and not options.damp and a.shape[0] >= a.shape[1]
+            return cls._of(a, b, options, column_max=column_max if known else None)
         scaled = ScaledProblems.of(a[None], b[None], options.weights, options.damp)
         units = scaled.units if scaled.wide else scaled.columns
         shifts = scaled.columns - units
@@ -141,7 +143,14 @@ class Problem:
         return cls._of(shift(scaled.a, shifts)[0], scaled.b[0], options, found)
 
     @classmethod
-    def _of(cls, a: torch.Tensor, b: torch.Tensor, options: Options, units: Units | None = None) -> Problem:
+    def _of(
+        cls,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        options: Options,
+        units: Units | None = None,
+        column_max: torch.Tensor | None = None,
+    ) -> Problem:
         """Apply weights and damping, check the numbers, choose the scales.
 
         Parameters
@@ -151,6 +160,8 @@ class Problem:
         options : Options
         units : Units, optional
             Of a problem that was scaled before, weights and damping applied.
+        column_max : Tensor, shape (n,), optional
+            Of the operator, where it is known.
         """
         weights, damp = (options.weights, options.damp) if units is None else (None, 0.0)
         # Powers of two, so that norms of b and x neither overflow nor underflow.
@@ -164,7 +175,7 @@ class Problem:
         else:
             operator = LeastSquaresOperator(a, weights, damp)
             b = operator.right_hand_side(b)
-        column_max = operator.column_max(options.engine)
+        column_max = operator.column_max(options.engine) if column_max is None else column_max
         check_finite(a, column_max, "A")
         check_finite(b, options.engine.column_max(b), "b")
         scales = power_of_two_scales(column_max)

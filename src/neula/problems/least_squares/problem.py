@@ -46,6 +46,14 @@ class Options(solutions.Options):
         """Whether there is one variant to compute, and no chain."""
         return self.algorithm is not None or self.compute is not None
 
+    def refines_doubled(self, m: int, n: int) -> bool:
+        """Whether problems of m rows are refined with residuals in twice the working precision unasked.
+
+        Those of minimum norm always are: they need the augmented system.
+        """
+        few = self.rows(m, n) * n <= self.engine.tuning.doubled_elements
+        return few or self.forward or self.is_wide(m, n)
+
     def is_wide(self, m: int, n: int) -> bool:
         """Whether a solution of minimum norm is asked for: fewer rows than columns, no damping."""
         return m < n and not self.damp

@@ -8,14 +8,17 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from neula.algorithms.krylov.batched_lstsq import MARGIN
 from neula.algorithms.krylov.cgls import Stop, cgls
 from neula.algorithms.krylov.craig import refine_minimum_norm
+from neula.algorithms.krylov.doubled_refinement import MAX_RATE
 from neula.algorithms.krylov.refine_forward import refine_forward
 from neula.algorithms.krylov.refinement import INNER_REDUCTION, InnerSolver, Refined, refine
-from neula.algorithms.spectra.condition import extreme_singular_values, multiply_r, solve_r
+from neula.algorithms.spectra.condition import extreme_singular_values, multiply_r, solve_r, solve_rt
 from neula.algorithms.triangular.triangular import BlockTriangular, UpperTriangular
 from neula.certificates.backward_error import Scale, over
 from neula.certificates.forward_error import SURE, least_squares_error, residual_ratio
+from neula.engines.random_vectors import gaussian
 from neula.pipeline.chain import Answer, Declined
 from neula.pipeline.progress import digits_done, stage
 from neula.problems.least_squares.preconditioner import Limit, Preconditioner
@@ -28,6 +31,10 @@ random component, of size ``1/sqrt(n)``; a matrix of full rank is solved to ``u 
 
 ESTIMATED = 3.0
 """Factor between an estimate of a condition number by some steps of the power method and a bound on it."""
+
+SAMPLES = 8
+"""Random vectors that show ``||I - W^T W||_F`` for ``W = A R^-1``, up to a factor of
+:data:`neula.algorithms.krylov.batched_lstsq.MARGIN`."""
 
 INEXACT = 1.05
 """For norms of columns that are those of an R in a low precision."""
@@ -116,10 +123,12 @@ def refined_with(
     preconditioner: Preconditioner,
     inner: InnerSolver,
     limit: Limit | None = None,
+    start: torch.Tensor | None = None,
 ) -> Answer[Members]:
     """Refine with R as preconditioner, and find out whether A has full rank.
 
-    An R whose condition number exceeds that of ``limit`` is not tried for longer than that says.
+    An R whose condition number exceeds that of ``limit`` is not tried for longer than that says. Iterations
+    begin with ``start``, where that is known.
 
     Raises
     ------
@@ -132,8 +141,10 @@ def refined_with(
     columns = problem.scales / preconditioner.columns
     target = problem.bound / 3
     report = stage(options.progress, "refining")
-    probed, doubt = _Probed(), ""
-    if not preconditioner.stable:
+    probed, doubt = _Probed(x=start), ""
+    if not preconditioner.stable and start is not None:
+        probed = _sampled(problem, r, start)
+    elif not preconditioner.stable:
         probed = _probe(problem, r, columns, largest, target, inner, iterations)
     if not probed.error <= PROBE_ERROR:
         doubt = f"a known solution comes back with error {probed.error:.1e}: R is poor, or A not of full rank"
@@ -245,6 +256,19 @@ class _Probed:
     smallest: float = 1.0
     x: torch.Tensor | None = None
     iterations: int = 0
+
+
+def _sampled(problem: Problem, r: UpperTriangular, start: torch.Tensor) -> _Probed:
+    """Find out along random vectors whether the singular values of ``A R^-1`` are near 1.
+
+    That takes less than a problem with known solution, where iterations are hardly needed.
+    """
+    z = gaussian(problem.rank, SAMPLES, torch.float64, start.device, seed=1)
+    image = problem.operator.rmatmul(problem.operator.matmul(solve_r(r, z)))
+    norm = torch.linalg.matrix_norm
+    rate = float(MARGIN * norm(z - solve_rt(r, image)) / SAMPLES**0.5)
+    # A null direction of A leaves a whole component.
+    return _Probed(0.0 if rate <= MAX_RATE else rate, max(0.0, 1 - rate) ** 0.5, start)
 
 
 def _probe(

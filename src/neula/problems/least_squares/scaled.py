@@ -43,6 +43,8 @@ class ScaledProblems:
     b_columns : Tensor of int, shape (batch, 1, k)
     wide : bool
         Whether a solution of minimum norm is asked for: fewer rows than columns, no damping.
+    given : bool
+        Whether nothing was scaled.
     """
 
     a: torch.Tensor
@@ -52,6 +54,19 @@ class ScaledProblems:
     b_low: torch.Tensor | None
     b_columns: torch.Tensor
     wide: bool
+    given: bool = False
+
+    @classmethod
+    def as_given(cls, a: torch.Tensor, b: torch.Tensor) -> ScaledProblems:
+        """Tall problems whose norms neither overflow nor underflow as they are, not scaled.
+
+        Parameters
+        ----------
+        a : Tensor, shape (batch, m, n), m >= n
+        b : Tensor, shape (batch, m, k)
+        """
+        zero = torch.zeros((), dtype=torch.int64, device=a.device)
+        return cls(a.double(), None, zero, b.double(), None, zero, False, given=True)
 
     @classmethod
     def of(
@@ -98,14 +113,20 @@ class ScaledProblems:
 
     def unscale(self, y: torch.Tensor) -> torch.Tensor:
         """The x of the problem that was given, for a solution of the scaled one, shape (batch, n, k)."""
+        if self.given:
+            return y
         return shift(y, self.b_columns - self.columns.mT)
 
     def scale(self, x: torch.Tensor) -> torch.Tensor:
         """The inverse of :meth:`unscale`."""
+        if self.given:
+            return x
         return shift(x, self.columns.mT - self.b_columns)
 
     def residual_norm(self, norm: torch.Tensor) -> torch.Tensor:
         """Norms of residuals of the problem that was given, shape (batch, k)."""
+        if self.given:
+            return norm
         return shift(norm, self.b_columns[:, 0])
 
     @cached_property

@@ -15,6 +15,7 @@ import torch
 from neula.algorithms.krylov.batched_lstsq import (
     Overdetermined,
     Underdetermined,
+    cholesky32_r,
     cholesky_r,
     gram_schmidt_r,
     householder_r,
@@ -44,7 +45,11 @@ from neula.problems.least_squares.scaled import ScaledProblems
 Factor = Callable[[torch.Tensor], torch.Tensor]
 
 
+MODERATE = 2.0**200
+"""Norms up to this, and down to its reciprocal, have squares and quotients that float64 holds."""
+
 FACTORS: dict[str, Factor] = {
+    "cholesky fp32": cholesky32_r,
     "cholesky fp64": cholesky_r,
     "shifted cholesky fp64": shifted_cholesky3_r,
     "householder fp64": householder_r,
@@ -107,8 +112,11 @@ def _refined(
     a: torch.Tensor, b: torch.Tensor, factor: Factor, options: Options, blind_steps: int
 ) -> tuple[Members, int]:
     """Scale, factorize, refine and measure some problems; how many updates that took."""
-    problems = ScaledProblems.of(a, b, options.weights, options.damp)
-    solved = (_minimum_norm if problems.wide else _overdetermined)(problems, factor, options, blind_steps)
+    problems, r = _prepared(a, b, factor, options, look=not blind_steps)
+    if problems.wide:
+        solved = _minimum_norm(problems, factor, options, blind_steps)
+    else:
+        solved = _overdetermined(problems, factor(problems.a) if r is None else r, options, blind_steps)
     found = solved.found
     refined_error = found.measures.backward_error.amax(1)
     backward_error = (found.measures.backward_error + solved.rounding).amax(1)
@@ -152,15 +160,58 @@ class _Solved:
     condition: torch.Tensor
 
 
-def _overdetermined(problems: ScaledProblems, factor: Factor, options: Options, blind_steps: int) -> _Solved:
-    system = Overdetermined(problems.a, factor(problems.a), problems.a_low, problems.b_low)
+def _prepared(
+    a: torch.Tensor, b: torch.Tensor, factor: Factor, options: Options, *, look: bool
+) -> tuple[ScaledProblems, torch.Tensor | None]:
+    """Problems in numbers near 1, which most are as they are: what R says, and then R is there, too."""
+    if look and options.weights is None and not options.damp and a.shape[1] >= a.shape[2]:
+        given = ScaledProblems.as_given(a, b)
+        r = factor(given.a)
+        norms, lengths_of_b = lengths(r), lengths(given.b)
+        if _moderate(norms, lengths_of_b) and (not _doubled(options, a) or _alike(norms)):
+            return given, r
+    return ScaledProblems.of(a, b, options.weights, options.damp), None
+
+
+def _moderate(norms: torch.Tensor, lengths_of_b: torch.Tensor) -> bool:
+    """Whether norms neither overflow nor underflow; b may be zero."""
+    smallest, largest = norms.aminmax()
+    of_b = torch.where(lengths_of_b > 0, lengths_of_b, 1.0).aminmax()
+    return bool(
+        (torch.minimum(smallest, of_b.min) >= 1 / MODERATE) & (torch.maximum(largest, of_b.max) <= MODERATE)
+    )
+
+
+def _alike(norms: torch.Tensor) -> bool:
+    """Whether the columns of each matrix are of a size: slices of all of them are cut at the same places."""
+    return bool((norms.amax(1) <= 8 * norms.amin(1)).all())
+
+
+def _doubled(options: Options, a: torch.Tensor) -> bool:
+    """Whether residuals are in twice the working precision."""
+    m, n = a.shape[1:]
+    return options.refines_doubled(m, n)
+
+
+def _overdetermined(problems: ScaledProblems, r: torch.Tensor, options: Options, blind_steps: int) -> _Solved:
+    doubled = _doubled(options, problems.a)
+    columns = lengths(r)[..., None] if problems.given else None
+    system = Overdetermined(problems.a, r, problems.a_low, problems.b_low, columns, doubled=doubled)
     found = _refine(system, problems.b, options, blind_steps)
-    x = problems.unscale(found.x).to(options.dtype).double()
+    if problems.given and options.dtype == torch.float64:
+        x, residual, rounding = found.x, found.residual, torch.zeros_like(found.forward_error)
+    else:
+        x = problems.unscale(found.x).to(options.dtype).double()
+        lost = found.x - problems.scale(x)
+        residual = found.residual + problems.a @ lost
+        rounding = over(system.size(lost), system.size(found.x))
+    if doubled:
+        residual = residual + problems.a @ found.x_low
     return _Solved(
         found=found,
         x=x,
-        rounding=over(system.size(problems.scale(x) - found.x), system.size(found.x)),
-        residual_norm=lengths(found.residual + problems.a @ (found.x - problems.scale(x) + found.x_low)),
+        rounding=rounding,
+        residual_norm=lengths(residual),
         b_norm=lengths(problems.b),
         condition=(system.norm * system.inverse_norm)[:, 0],
     )

@@ -72,8 +72,8 @@ def chain_together(m: int, n: int, target: Format, tuning: Tuning) -> list[QRLin
     storage, k = FP64 if target is FP64 else FP32, min(m, n)
     name, dtype = storage.name, storage.dtype
     last = links.together("householder fp64", torch.float64, householder, waits=True)
-    if tuning.lapack:  # nothing beats LAPACK on small matrices
-        return [links.together(f"householder {name}", dtype, householder, scaled=False), last]
+    if tuning.lapack:
+        return [links.by_lapack(storage), last]
     square = m < 2 * k
     doubled = square and storage is FP32 and k > TILE_COLUMNS and "fp64" in tuning.preconditioners
     passes = 2 if square and not doubled else 1
@@ -115,6 +115,9 @@ def chain_alone(layout: Layout, options: Options) -> list[QRLink]:
     low, named = f"rgsqrf {options.low.format.name}", options.algorithm
     if options.in_place:
         return _in_place(low, options)
+    if options.engine.tuning.lapack and not options.named:
+        storage = FP64 if options.target is FP64 else FP32
+        return [links.alone_by_lapack(storage), Link("householder fp64", links.by_householder)]
     tried = [*_tall(layout, options), *_queued(low, layout, options)]
     if named in (None, "rgsqrf"):
         tried.append(Link(low, links.first_pass, inherits=True))

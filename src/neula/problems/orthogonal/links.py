@@ -17,8 +17,10 @@ from neula.algorithms.orthogonal.householder import householder
 from neula.algorithms.orthogonal.reorthogonalize import correct, refine_qr, reorthogonalize, second_passes
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.certificates.qr import certificates_of, certifying_dtype, image_measures, single_qr_measures
-from neula.engines import FP64
+from neula.engines import FP64, Format
+from neula.kernels.magnitudes import largest_magnitude
 from neula.pipeline.chain import Answer, Declined, Link
+from neula.pipeline.inputs import check_finite, surely_finite
 from neula.problems.orthogonal.problem import Matrices, Matrix, QRValues
 
 CORRECTED = " + correction"
@@ -97,6 +99,23 @@ def another_pass(label: str) -> QRLink:
         return Answer(QRValues(q, r, measures.T), label)
 
     return Link(label, answer, inherits=True)
+
+
+def by_lapack(storage: Format) -> QRLink:
+    """LAPACK's reflections in working precision, of matrices as they are: float64 is not even copied."""
+    return together(f"householder {storage.name}", storage.dtype, householder, scaled=False)
+
+
+def alone_by_lapack(storage: Format) -> QRLink:
+    """The same of a single matrix, which must not hold NaN or Inf."""
+    link = by_lapack(storage)
+
+    def answer(matrices: Matrices, before: Solution | None) -> Solution:
+        if not surely_finite(matrices.a):
+            check_finite(matrices.a[0], largest_magnitude(matrices.a[0], 0), "A")
+        return link.answer(matrices, before)
+
+    return Link(link.label, answer)
 
 
 def one_by_one(a: torch.Tensor, method: Method) -> Factors:

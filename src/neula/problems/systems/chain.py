@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from neula.certificates.bounds import solve_bound
-from neula.engines import FP64, Arithmetic, Format, Tuning
+from neula.engines import FP32, FP64, Arithmetic, Format, Tuning
 from neula.pipeline.chain import Answer, Link, Verdict
 from neula.problems.systems import links
 from neula.problems.systems.direct import Systems, solve_directly
@@ -19,7 +19,7 @@ from neula.problems.systems.system import System
 
 
 def chain_together(n: int, options: Options) -> list[Link[Systems, Members]]:
-    """What is tried for all systems of order n together: the library's factors in double precision.
+    """What is tried for all systems of order n together: the library's factors.
 
     Nothing where cheaper factors may be faster. Before it what is queued, where waiting for the host and for
     pivots takes longer.
@@ -29,9 +29,11 @@ def chain_together(n: int, options: Options) -> list[Link[Systems, Members]]:
     if n >= order or options.pivot is not None or options.compute is not None:
         return []
     library = Link("cholesky fp64" if options.positive else "lu fp64 with pivoting", solve_directly)
-    if n > tuning.queued:
+    if n <= tuning.queued:
+        return [Link(DEFINITE if options.positive else NORMAL_EQUATIONS, solve_queued), library]
+    if options.positive or options.target is FP64 or n < tuning.direct_single:
         return [library]
-    return [Link(DEFINITE if options.positive else NORMAL_EQUATIONS, solve_queued), library]
+    return [Link("lu fp32 with pivoting", partial(solve_directly, format=FP32)), library]
 
 
 def chain_alone(n: int, options: Options) -> list[Link[System, Members]]:

@@ -21,10 +21,11 @@ from neula.algorithms.spectra.inverse_norm import inverse_norm, norm_of
 from neula.algorithms.triangular.inverted import InvertedBlocks
 from neula.certificates.backward_error import Measures, over
 from neula.certificates.forward_error import SURE
-from neula.engines import FP64, Tuning
+from neula.engines import FP64, Format, Tuning
 from neula.kernels.doubled import Doubled
+from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.shift import shift
-from neula.pipeline.chain import Answer, Batch
+from neula.pipeline.chain import Answer, Batch, Declined
 from neula.pipeline.progress import stage
 from neula.problems.systems.problem import Members, Options
 from neula.problems.systems.scaled import Scaled
@@ -49,29 +50,35 @@ class Systems(Batch):
     options: Options
 
 
-def solve_directly(systems: Systems, before: Answer[Members] | None = None) -> Answer[Members]:
-    """All systems by LU with partial pivoting, or Cholesky factors.
+def solve_directly(
+    systems: Systems, before: Answer[Members] | None = None, format: Format = FP64
+) -> Answer[Members]:
+    """All systems by LU with partial pivoting in single or double precision, or Cholesky factors in double.
 
     Raises
     ------
     SingularMember
-        If there are no factors.
+        If there are no factors in double precision.
+    Declined
+        If there are none in single precision.
     """
     options, n, k = systems.options, *systems.b.shape[1:]
-    report = stage(options.progress, "factorizing in fp64")
+    report = stage(options.progress, f"factorizing in {format.name}")
     size = max(1, options.engine.tuning.chunk_elements // (n * max(n, k)))
     parts, histories = [], []
     for start in range(0, len(systems), size):
         part = slice(start, start + size)
         try:
-            members, history = _solved(systems.a[part], systems.b[part], options)
+            members, history = _solved(systems.a[part], systems.b[part], options, format)
         except SingularMember as error:
+            if format is not FP64:
+                raise Declined("a pivot vanishes") from None
             raise SingularMember(error.place + start, error.why) from None
         parts.append(members)
         histories.append(history)
         report(min(1.0, (start + size) / len(systems)))
     errors = _worst(histories).tolist()
-    label = "cholesky fp64" if options.positive else "lu fp64 with pivoting"
+    label = "cholesky fp64" if options.positive else f"lu {format.name} with pivoting"
     return Answer(Members.joined(parts), label, "", len(errors) - 1, tuple(errors))
 
 
@@ -108,14 +115,16 @@ class Factors(Protocol):
 
 @dataclass(frozen=True)
 class _LU:
+    """LU factors in single or double precision, of systems in double."""
+
     lu: torch.Tensor
     pivots: torch.Tensor
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:
-        return torch.linalg.lu_solve(self.lu, self.pivots, b)
+        return torch.linalg.lu_solve(self.lu, self.pivots, b.to(self.lu.dtype)).double()
 
     def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
-        return torch.linalg.lu_solve(self.lu, self.pivots, b, adjoint=True)
+        return torch.linalg.lu_solve(self.lu, self.pivots, b.to(self.lu.dtype), adjoint=True).double()
 
 
 @dataclass(frozen=True)
@@ -162,6 +171,8 @@ class Square:
         Whether residuals are in twice the working precision.
     vectors : int
         Random vectors that show how well factors solve.
+    u : float
+        Unit roundoff of the factors.
     """
 
     def __init__(
@@ -172,6 +183,7 @@ class Square:
         *,
         doubled: bool,
         vectors: int = VECTORS,
+        u: float = FP64.u,
     ) -> None:
         self.a, self.factors, self.sizes = a, factors, sizes
         self.doubled = Doubled.of(a) if doubled else None
@@ -181,8 +193,8 @@ class Square:
         self.inverse_norm = inverse_norm(factors.solve, factors.solve_transposed, sizes, one)[0][:, None]
         # Rounding errors of a solve, also where none happen to be in what is measured.
         smallest = sizes.amin((1, 2))
-        rounding = ROUNDING * FP64.u * (self._norm * self.inverse_norm)[:, 0] / smallest
-        self.rate = MARGIN * torch.linalg.matrix_norm(z - factors.solve(a @ z)) + rounding
+        rounding = ROUNDING * u * (self._norm * self.inverse_norm)[:, 0] / smallest
+        self.rate = MARGIN * torch.linalg.matrix_norm(z - factors.solve((z.mT @ a.mT).mT)) + rounding
         unit = DOUBLED if doubled else 2 * FP64.u
         self._noise = unit * a.shape[-1] ** 0.5 * self.inverse_norm
 
@@ -197,15 +209,13 @@ class Square:
 
     def evaluate(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> Evaluation:
         """``A^-1 r`` by the factors."""
-        if self.doubled is None:
-            residual = b - self.a @ high - self.a @ low
-        else:
-            residual = self.doubled.residual(high, b, low)[0]
+        # Without doubled products low is below the rounding errors of the residual.
+        residual = b - self.a @ high if self.doubled is None else self.doubled.residual(high, b, low)[0]
         update = self.factors.solve(residual)
         rate, largest = self.rate[:, None], self.sizes.amax(1)
-        wrong = largest * rate / (1 - rate) * lengths(update)
-        wrong = wrong + self._noise * (self._norm * lengths(high) + lengths(b))
-        return Evaluation(update, wrong, residual)
+        floor = self._noise * (self._norm * lengths(high) + lengths(b))
+        wrong = largest * rate / (1 - rate) * lengths(update) + floor
+        return Evaluation(update, wrong, residual, floor)
 
     def change(self, unknowns: torch.Tensor) -> torch.Tensor:
         return self.a @ unknowns
@@ -216,12 +226,17 @@ class Square:
         return Measures(error, error)
 
 
-def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members, torch.Tensor]:
+def _solved(
+    a: torch.Tensor, b: torch.Tensor, options: Options, format: Format
+) -> tuple[Members, torch.Tensor]:
     """Solutions, and their largest backward error after each step."""
     scaled = Scaled.of(a, b)
-    factors, growth = (_cholesky if options.positive else _lu)(a, scaled, options.engine.tuning)
+    if options.positive:
+        factors, growth = _cholesky(a, scaled, options.engine.tuning)
+    else:
+        factors, growth = _lu(scaled, format, options.engine.tuning)
     doubled = options.forward or a.shape[1] <= options.engine.tuning.doubled_order
-    system = Square(scaled.a, factors, scaled.norms, doubled=doubled)
+    system = Square(scaled.a, factors, scaled.norms, doubled=doubled, u=format.u)
     history: list[torch.Tensor] = []  # stays on the device until the end
     found = refine_doubled(
         system,
@@ -239,11 +254,15 @@ def members_of(
     scaled: Scaled, system: Square, found: DoubledSolution, growth: torch.Tensor, options: Options
 ) -> Members:
     """Refined solutions as they are given back, with what is known of them."""
-    x = scaled.unscale(found.x).to(options.dtype).double()
-    lost = found.x - scaled.scale(x)
-    rounding = over(system.size(lost), system.size(found.x))
     # Of x as it is returned.
-    residual = found.residual + scaled.a @ (lost + found.x_low)
+    if scaled.given and options.dtype == torch.float64:
+        x, residual, rounding = found.x, found.residual, torch.zeros_like(found.forward_error)
+    else:
+        x = scaled.unscale(found.x).to(options.dtype).double()
+        lost = found.x - scaled.scale(x)
+        residual, rounding = found.residual + scaled.a @ lost, over(system.size(lost), system.size(found.x))
+    if system.doubled is not None:
+        residual = residual + scaled.a @ found.x_low
     measured = scaled.backward_error(found.x, found.residual)
     forward_error = found.forward_error + rounding
     return Members(
@@ -269,19 +288,25 @@ def _condition(scaled: Scaled, system: Square) -> torch.Tensor:
     return condition.nan_to_num(torch.inf, torch.inf).clamp_min(1.0)
 
 
-def _lu(a: torch.Tensor, scaled: Scaled, tuning: Tuning) -> tuple[Factors, torch.Tensor]:
-    lu, pivots, info = torch.linalg.lu_factor_ex(scaled.a)
-    singular = (info > 0).nonzero()[:, 0].tolist()
-    if singular:
-        place = singular[0]
+def _lu(scaled: Scaled, format: Format, tuning: Tuning) -> tuple[Factors, torch.Tensor]:
+    lu, pivots, info = torch.linalg.lu_factor_ex(scaled.a.to(format.storage))
+    if bool((info > 0).any()):
+        place = int((info > 0).nonzero()[0, 0])
         raise SingularMember(
             place,
             f"A is singular: pivot {int(info[place]) - 1} is exactly zero (counted from 0); neula.lstsq "
             "gives the solution of minimum norm",
         )
-    largest = torch.linalg.vector_norm(scaled.a, torch.inf, dim=(1, 2))
-    factors = inverted_lu(lu, pivots, tuning) or _LU(lu, pivots)
-    return factors, over(torch.linalg.vector_norm(lu.triu(), torch.inf, dim=(1, 2)), largest)
+    largest = largest_magnitude(scaled.a, (1, 2))
+    inverted = inverted_lu(lu, pivots, tuning) if format is FP64 else None
+    factors = inverted or _LU(lu, pivots)
+    return factors, over(_largest_of_u(lu).double(), largest)
+
+
+def _largest_of_u(lu: torch.Tensor) -> torch.Tensor:
+    """Largest elements of U, shape (batch,); those of L are at most 1."""
+    largest = largest_magnitude(lu, (1, 2))
+    return largest if bool((largest > 1).all()) else largest_magnitude(lu.triu(), (1, 2))
 
 
 def _cholesky(a: torch.Tensor, scaled: Scaled, tuning: Tuning) -> tuple[Factors, torch.Tensor]:

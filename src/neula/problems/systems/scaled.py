@@ -10,11 +10,15 @@ import torch
 from neula.algorithms.scaling import binary_exponents
 from neula.certificates.backward_error import over
 from neula.engines import FP64
+from neula.kernels.magnitudes import Magnitudes, largest_magnitude, magnitudes
 from neula.kernels.shift import LIMIT, shift
 
 ALIKE, NEAR = 3, 3
 """Exponents of rows and columns that stay as they are differ by less, and are no larger: scaling is a pass
 over the matrix."""
+
+MODERATE = 2.0**200
+"""Right-hand sides up to this, and down to its reciprocal, stay as they are."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,8 @@ class Scaled:
         Norms of the columns of A, in the units of solutions with ``a``: the diagonal of D. Near 1.
     looks : bool
         Whether the host looks at numbers to leave out what changes nothing, which synchronizes.
+    given : bool
+        Whether nothing was scaled, since all numbers were near 1.
     """
 
     a: torch.Tensor
@@ -44,16 +50,21 @@ class Scaled:
     b_columns: torch.Tensor
     norms: torch.Tensor
     looks: bool = True
+    given: bool = False
 
     @classmethod
     def of(cls, a: torch.Tensor, b: torch.Tensor, *, looks: bool = True) -> Scaled:
         """Scale columns by their largest elements, then rows; no column becomes much smaller by that."""
         a, b = a.double(), b.double()
-        columns = _alike(binary_exponents(torch.linalg.vector_norm(a, torch.inf, dim=1, keepdim=True)))
+        if looks:
+            sizes = magnitudes(a)
+            if _near_one(sizes, b):
+                return cls._as_given(a, b, sizes)
+        columns = _alike(binary_exponents(largest_magnitude(a, 1, keepdim=True)))
         scaled = shift(a, -columns) if not looks or bool(columns.any()) else a
         norms = torch.linalg.vector_norm(scaled, dim=1)[..., None]
         norms = torch.where(norms > 0, norms, 1.0)
-        rows = _alike(binary_exponents(torch.linalg.vector_norm(scaled, torch.inf, dim=2, keepdim=True)))
+        rows = _alike(binary_exponents(largest_magnitude(scaled, 2, keepdim=True)))
         if not looks or bool(rows.any()):
             scaled = shift(a, -rows - columns)
         fraction, exponent = torch.frexp(b)
@@ -62,12 +73,25 @@ class Scaled:
         b_columns = torch.where(b_columns > -2 * LIMIT, b_columns, 0)
         return cls(scaled, rows, columns, shift(fraction, exponent - b_columns), b_columns, norms, looks)
 
+    @classmethod
+    def _as_given(cls, a: torch.Tensor, b: torch.Tensor, sizes: Magnitudes) -> Scaled:
+        rows = torch.zeros(len(a), a.shape[1], 1, dtype=torch.int64, device=a.device)
+        b_columns = torch.zeros(len(a), 1, b.shape[2], dtype=torch.int64, device=a.device)
+        found = cls(a, rows, rows.mT, b, b_columns, sizes.norms, given=True)
+        # In the place where it is looked for: known already.
+        found.__dict__["_sizes"] = _Sizes(sizes.sums.amax(1)[:, None], largest_magnitude(b, 1))
+        return found
+
     def unscale(self, y: torch.Tensor) -> torch.Tensor:
         """The x of the systems that were given."""
+        if self.given:
+            return y
         return shift(y, self.b_columns - self.columns.mT)
 
     def scale(self, x: torch.Tensor) -> torch.Tensor:
         """The inverse of :meth:`unscale`."""
+        if self.given:
+            return x
         return shift(x, self.columns.mT - self.b_columns)
 
     @cached_property
@@ -78,7 +102,7 @@ class Scaled:
     @cached_property
     def trivial(self) -> bool:
         """Whether it is the systems as they were given, as far as the host knows."""
-        return not self.has_rows and not bool(self.columns.any())
+        return self.given or (not self.has_rows and not bool(self.columns.any()))
 
     @cached_property
     def units(self) -> torch.Tensor:
@@ -112,7 +136,8 @@ class Scaled:
 
     def longer(self, residual: torch.Tensor) -> torch.Tensor:
         """Where the residual of the systems that were given exceeds b, shape (batch, k)."""
-        sizes = [torch.linalg.vector_norm(self.units * x, dim=1) for x in (residual, self.b)]
+        units = 1.0 if self.given else self.units
+        sizes = [torch.linalg.vector_norm(units * x, dim=1) for x in (residual, self.b)]
         return sizes[0] > sizes[1] * (1 + self.b.shape[1] * FP64.u)
 
     def symmetric(self) -> torch.Tensor:
@@ -123,6 +148,22 @@ class Scaled:
         diagonal = self.a.diagonal(dim1=1, dim2=2)
         exponents = binary_exponents(diagonal)[..., None] + self.rows + self.columns.mT
         return exponents.div(2, rounding_mode="floor")
+
+
+def _near_one(sizes: Magnitudes, b: torch.Tensor) -> bool:
+    """Whether rows and columns are of one size, none of them zero, and b is neither huge nor tiny.
+
+    Some matrices and right-hand sides are for :func:`_alike` to tell.
+    """
+    numbers = [y for x in (sizes.rows, sizes.columns) for y in x.aminmax()]
+    size_of_b = largest_magnitude(b, (0, 1, 2)).clamp_min(1e-300)
+    smallest, row, least, column, of_b = torch.stack([*numbers, size_of_b]).tolist()
+    return (
+        min(smallest, least) >= 2.0**-NEAR
+        and max(row, column) <= 2.0 ** (NEAR - 1)
+        and max(row / smallest, column / least) <= 2.0**ALIKE
+        and (1 / MODERATE <= of_b <= MODERATE or not b.any())
+    )
 
 
 def _alike(exponents: torch.Tensor) -> torch.Tensor:
@@ -140,13 +181,8 @@ class _Sizes:
 
     @classmethod
     def of(cls, a: torch.Tensor, b: torch.Tensor) -> _Sizes:
-        return cls(torch.linalg.vector_norm(a, 1, dim=2).amax(1)[:, None], _largest(b))
+        return cls(torch.linalg.vector_norm(a, 1, dim=2).amax(1)[:, None], largest_magnitude(b, 1))
 
     def backward_error(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        error = over(_largest(residual), self.a * _largest(x) + self.b)
-        return error.nan_to_num(torch.inf, torch.inf)
-
-
-def _largest(x: torch.Tensor) -> torch.Tensor:
-    """Largest magnitude in each column."""
-    return torch.linalg.vector_norm(x, torch.inf, dim=1)
+        size = self.a * largest_magnitude(x, 1) + self.b
+        return over(largest_magnitude(residual, 1), size).nan_to_num(torch.inf, torch.inf)

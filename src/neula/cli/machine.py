@@ -1,0 +1,116 @@
+"""The commands about the machine at hand: what it offers, how fast it is, and the main job on it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from neula.cli import show
+from neula.cli.run import running
+
+BenchmarkName = StrEnum("BenchmarkName", ["qr", "lstsq", "svd", "gemm", "sweep"])
+
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on stdout and everything else on stderr.")
+]
+
+
+def info(as_json: JsonOption = False) -> None:
+    """Show what this machine offers: engines, formats, measured rates."""
+    from neula import engines
+
+    with running("info", as_json) as run:
+        run.progress("measuring the engines", 0.0)
+        offers, versions = engines.describe(), show.versions()
+    if as_json:
+        show.print_json({"command": "info", "versions": versions, "engines": offers})
+    else:
+        show.print_on_stdout(show.grid(versions), show.engine_table(offers))
+
+
+def tune(
+    reset: Annotated[bool, typer.Option("--reset", help="Forget what was measured on this machine.")] = False,
+    shown: Annotated[
+        bool, typer.Option("--show", help="Show the thresholds in force, measure nothing.")
+    ] = False,
+    cpu: Annotated[bool, typer.Option("--cpu", help="Tune the CPU even if there is a GPU.")] = False,
+) -> None:
+    """Measure for some minutes from which sizes on which way is the faster one here, and keep that.
+
+    What is kept counts for this device, driver and number of threads, and these versions of torch and neula.
+    It has no influence on accuracy.
+    """
+    import torch
+
+    from neula.cli import tune as tuning
+    from neula.engines import tuned
+
+    with running("tune") as run:
+        if reset and shown:
+            raise ValueError("--reset forgets and --show shows: give one of them")
+        device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
+        machine = tuned.machine_of(device)
+        if reset:
+            run.say("forgotten" if tuned.reset(machine) else "nothing was kept")
+        elif not shown:
+            run.say(f"kept in {tuned.write(machine, tuning.measure(device, run.progress))}")
+        found = tuning.table(device)
+    show.print_on_stdout(found)
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Directory for the pictures.")] = Path("demo-output"),
+    degree: Annotated[int, typer.Option(help="Degree of the gravity field.")] = 40,
+) -> None:
+    """Run the main job on real data and on a large realistic problem, beside scipy and torch."""
+    from neula.cli.demo import run_demo
+
+    with running("demo"):
+        run_demo(out, degree=degree, console=Console())
+
+
+def bench(
+    problems: Annotated[
+        list[BenchmarkName] | None,
+        typer.Argument(metavar="[qr|lstsq|svd|gemm|sweep]...", help="All but sweep by default."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Directory for the results as JSON and CSV.")] = None,
+    draw: Annotated[
+        Path | None, typer.Option(help="File for a picture of the results (.svg, .png or .pdf).")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Directory of results to show and draw: nothing is measured.")
+    ] = None,
+    cpu: Annotated[bool, typer.Option("--cpu", help="Measure the CPU even if there is a GPU.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Of sweep, what takes less than a minute.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure neula beside the direct solvers of torch: time, rate and accuracy, on this machine.
+
+    Without a GPU the shapes are small. sweep goes through all sizes, from 10 x 3 on, beside the fastest
+    call of torch and SciPy for each.
+    """
+    from neula.cli import bench as benchmarks
+
+    with running("bench", as_json) as run:
+        if data is not None and (problems or out):
+            raise ValueError("--data measures nothing: leave out the problems and --out")
+        if draw is not None:
+            benchmarks.check_picture(draw)
+        if quick and BenchmarkName.sweep not in (problems or ()):
+            raise ValueError("--quick is for sweep: name it, or leave it out")
+        names = [problem.value for problem in problems or map(BenchmarkName, benchmarks.PROBLEMS)]
+        results = benchmarks.read(data) if data else benchmarks.run_all(names, run, cpu=cpu, quick=quick)
+        paths = [str(benchmarks.write(result, out)) for result in results] if out else []
+        if draw is not None:
+            draw.parent.mkdir(parents=True, exist_ok=True)
+            benchmarks.draw(results).savefig(draw, dpi=160)
+            paths.append(str(draw))
+    if as_json:
+        show.print_json({"command": "bench", "results": results, "outputs": paths})
+    else:
+        show.print_on_stdout(*map(benchmarks.table, results), *(f"saved to {path}" for path in paths))

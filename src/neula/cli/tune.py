@@ -1,0 +1,153 @@
+"""``neula tune``: where one way becomes faster than another on this machine, measured and kept.
+
+Each threshold is a size from which on, or up to which, another link of a chain comes first. Both ways solve
+the same problems of several sizes in turns; the threshold is where changing from one to the other takes the
+least time in sum, each size counting alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from rich.table import Table
+
+import neula
+from neula.engines import Engine, select_engine, tuned
+from neula.papers.measuring import interleaved_seconds
+from neula.pipeline.progress import Progress
+
+NEVER = 1 << 62
+"""A threshold that no size reaches."""
+
+SECONDS = 0.3
+"""What the two ways take together at one size, at least."""
+
+Problem = Callable[[int, torch.device], Callable[[Engine], Any]]
+"""From a size and a device to a call that solves a problem of that size with an engine."""
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """A threshold between two ways.
+
+    Attributes
+    ----------
+    name : str
+        Field of :class:`neula.engines.tuning.Tuning`.
+    sizes : tuple of int
+        Ascending.
+    problem : Problem
+    up_to : bool
+        Whether the threshold is the last size of the first way, and not the first of the second.
+    """
+
+    name: str
+    sizes: tuple[int, ...]
+    problem: Problem
+    up_to: bool = False
+
+
+def _system(dtype: torch.dtype, assume_a: Literal["gen", "pos"] = "gen") -> Problem:
+    def problem(n: int, device: torch.device) -> Callable[[Engine], Any]:
+        a, b = _normal(n, n, dtype, device), _normal(n, 1, dtype, device)
+        if assume_a == "pos":
+            a = a @ a.T / n + torch.eye(n, dtype=dtype, device=device)
+        return lambda engine: neula.solve(a, b, assume_a=assume_a, engine=engine)
+
+    return problem
+
+
+def _least_squares(rows: int) -> Problem:
+    def problem(n: int, device: torch.device) -> Callable[[Engine], Any]:
+        a, b = (_normal(rows * n, k, torch.float64, device) for k in (n, 1))
+        return lambda engine: neula.lstsq(a, b, engine=engine)
+
+    return problem
+
+
+def _normal(m: int, n: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    generator = torch.Generator(device).manual_seed(m + n)
+    return torch.randn(m, n, dtype=dtype, device=device, generator=generator)
+
+
+CPU = (
+    Crossover("direct", (350, 500, 700, 1000, 1400, 2000, 2800), _system(torch.float64)),
+    Crossover("direct_definite", (350, 500, 700, 1000, 1400, 2000, 2800), _system(torch.float64, "pos")),
+    Crossover("direct_single", (32, 64, 128, 256, 512), _system(torch.float32)),
+    Crossover("gram_lapack", (16, 32, 64, 128, 256, 512), _least_squares(16), up_to=True),
+)
+
+CUDA = (
+    Crossover("direct", (1024, 2048, 4096, 6144, 8192, 12288), _system(torch.float64)),
+    Crossover("direct_definite", (4096, 8192, 12288, 16384, 20480), _system(torch.float64, "pos")),
+    Crossover("gram_columns", (1024, 2048, 4096, 6144, 8192), _least_squares(4), up_to=True),
+)
+
+
+def measure(
+    device: torch.device, progress: Progress, crossovers: Sequence[Crossover] | None = None
+) -> dict[str, int]:
+    """Thresholds of a device, by name."""
+    engine = select_engine("auto", device)
+    found = {}
+    for crossover in (CUDA if device.type == "cuda" else CPU) if crossovers is None else crossovers:
+        progress(f"measuring {crossover.name}", 0.0)
+        found[crossover.name] = _threshold(crossover, engine, progress)
+    return found
+
+
+def _threshold(crossover: Crossover, engine: Engine, progress: Progress) -> int:
+    count, times = len(crossover.sizes), []
+    for done, size in enumerate(crossover.sizes):
+        call = crossover.problem(size, engine.device)
+        ways = [_bound(call, other) for other in _both(engine, crossover)]
+        for way in ways:  # once to warm up
+            way()
+        times.append(interleaved_seconds(ways, SECONDS))
+        progress(f"measuring {crossover.name}", (done + 1) / count)
+    return threshold_of(times, crossover.sizes, up_to=crossover.up_to)
+
+
+def _bound(call: Callable[[Engine], Any], engine: Engine) -> Callable[[], Any]:
+    return lambda: call(engine)
+
+
+def _both(engine: Engine, crossover: Crossover) -> Iterator[Engine]:
+    """The engine that goes the first way at any size, and the one that goes the second."""
+    for threshold in (NEVER, 0):
+        tuning = tuned.with_thresholds(engine.tuning, {crossover.name: threshold})
+        yield type("Trial", (type(engine),), {"tuning": tuning})(engine.device)
+
+
+def threshold_of(times: Sequence[Sequence[float]], sizes: Sequence[int], *, up_to: bool) -> int:
+    """Where to change from the first way to the second: times are those of both at each size.
+
+    Examples
+    --------
+    >>> threshold_of([(1.0, 2.0), (1.0, 1.5), (3.0, 2.0)], (10, 20, 40), up_to=False)
+    40
+    >>> threshold_of([(1.0, 2.0), (1.0, 1.5), (3.0, 2.0)], (10, 20, 40), up_to=True)
+    20
+    """
+    # Relative to the faster one, lest the largest size decide alone.
+    first, second = ([t[i] / min(t) for t in times] for i in (0, 1))
+    totals = [sum(first[:change]) + sum(second[change:]) for change in range(len(sizes) + 1)]
+    change = totals.index(min(totals))
+    if up_to:
+        return sizes[change - 1] if change else 0
+    return sizes[change] if change < len(sizes) else 2 * sizes[-1]
+
+
+def table(device: torch.device) -> Table:
+    """The thresholds in force, and where they come from."""
+    machine, engine = tuned.machine_of(device), select_engine("auto", device)
+    measured, path = tuned.read(machine), tuned.file_of(machine)
+    shown = Table("threshold", "value", "from", title=f"{machine['device']}, {engine.name} engine")
+    tuning = tuned.with_thresholds(engine.tuning, measured)
+    for name in tuned.MEASURED:
+        shown.add_row(name, str(getattr(tuning, name)), "neula tune" if name in measured else "shipped")
+    shown.caption = str(path) if measured else "nothing was measured here: neula tune"
+    return shown

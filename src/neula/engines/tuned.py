@@ -1,0 +1,134 @@
+"""Thresholds that ``neula tune`` has measured on this machine, in the user's cache folder.
+
+A file belongs to one device with one driver, one number of threads, and one version of torch and of neula; it
+holds only what differs from machine to machine. An engine reads it once in a process; whatever is wrong with
+it is said in a warning, and the shipped thresholds take its place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import tempfile
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+import torch
+
+from neula.engines.tuning import Tuning
+
+MEASURED = ("direct", "direct_definite", "direct_single", "gram_lapack", "gram_columns")
+"""Fields of :class:`~neula.engines.tuning.Tuning` that are measured: integers, not negative."""
+
+Machine = Mapping[str, str | int]
+
+
+def machine_of(device: torch.device) -> Machine:
+    """What measured thresholds depend on."""
+    versions: dict[str, str | int] = {"torch": torch.__version__, "neula": version("neula")}
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        return {"device": properties.name, "driver": _driver(), "cuda": str(torch.version.cuda), **versions}
+    capability = torch.backends.cpu.get_cpu_capability()
+    return {"device": _processor(), "driver": capability, "threads": torch.get_num_threads(), **versions}
+
+
+def file_of(machine: Machine) -> Path:
+    """Where the thresholds of a machine are kept."""
+    name = re.sub(r"[^a-z0-9]+", "-", str(machine["device"]).lower()).strip("-") or "cpu"
+    digest = hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest()[:12]
+    return platformdirs.user_cache_path("neula") / "tuning" / f"{name}-{digest}.json"
+
+
+def read(machine: Machine) -> dict[str, int]:
+    """What was measured on a machine; nothing where nobody has, or where the file cannot be used.
+
+    Warns
+    -----
+    RuntimeWarning
+        If there is a file that is broken, or belongs to another machine.
+    """
+    path = file_of(machine)
+    try:
+        return _checked(json.loads(path.read_text()), machine)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        warnings.warn(
+            f"{path} is ignored, shipped thresholds take its place: {error}; measure again with: neula tune",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return {}
+
+
+def _checked(content: Any, machine: Machine) -> dict[str, int]:
+    if not isinstance(content, dict) or not isinstance(content.get("thresholds"), dict):
+        raise ValueError("it does not hold thresholds")
+    if content.get("machine") != dict(machine):
+        raise ValueError("it was measured on another machine")
+    for name, value in content["thresholds"].items():
+        if name not in MEASURED:
+            raise ValueError(f"{name!r} is not among the thresholds that are measured")
+        if type(value) is not int or value < 0:
+            raise ValueError(f"{name} is {value!r}, not a whole number from 0 on")
+    return dict(content["thresholds"])
+
+
+def write(machine: Machine, thresholds: Mapping[str, int]) -> Path:
+    """Keep what was measured; whoever reads meanwhile finds the old file or the new one, nothing between."""
+    path = file_of(machine)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = json.dumps({"machine": dict(machine), "thresholds": dict(thresholds)}, indent=1) + "\n"
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".new")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(content)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def reset(machine: Machine) -> bool:
+    """Forget what was measured; tells whether there was anything."""
+    path = file_of(machine)
+    there = path.exists()
+    path.unlink(missing_ok=True)
+    return there
+
+
+def tuned(shipped: Tuning, device: torch.device) -> Tuning:
+    """Shipped thresholds with those that were measured on a device in their place."""
+    return with_thresholds(shipped, read(machine_of(device)))
+
+
+def with_thresholds(tuning: Tuning, thresholds: Mapping[str, Any]) -> Tuning:
+    """Other values of some fields."""
+    return replace(tuning, **thresholds)
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        return platform.processor() or platform.machine()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "cpu")
+
+
+def _driver() -> str:
+    """Version of the kernel's driver; empty where it does not say."""
+    try:
+        found = re.search(r"\d+\.\d+[.\d]*", Path("/proc/driver/nvidia/version").read_text())
+    except OSError:
+        return ""
+    return found[0] if found else ""
