@@ -54,7 +54,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return call
 
-    for name in ("solve", "lstsq", "qr", "orth", "lu_factor", "lu_solve", "cholesky"):
+    for name in ("solve", "lstsq", "qr", "orth", "lu_factor", "lu_solve", "cholesky", "pinv"):
         monkeypatch.setattr(neula, name, telling(name, getattr(neula, name)))
     return names
 
@@ -214,6 +214,21 @@ class TestNeulaAnswers:
             assert np.abs(L @ L.swapaxes(-1, -2) - a).max() < 100 * np.finfo(dtype).eps * np.abs(a).max()
         assert told == ["cholesky"] * 4
 
+    @pytest.mark.parametrize("shape", [(9, 4), (4, 4), (4, 9), (2, 9, 4)])
+    def test_pinv(self, shape: tuple[int, ...], dtype: type, told: list[str]) -> None:
+        a = np.random.default_rng(14).standard_normal(shape).astype(dtype)
+        exact = np.linalg.pinv(a.astype(float))
+        tolerance = 1e3 * np.finfo(dtype).eps * np.linalg.norm(exact)
+        found = [np_compat.pinv(a), torch_compat.pinv(torch.from_numpy(a)).numpy()]
+        if len(shape) == 2:
+            inverse, rank = sp_compat.pinv(a, return_rank=True)
+            assert rank == 4
+            found += [inverse, sp_compat.pinv(a, atol=1e-5), np_compat.pinv(a, rtol=None)]
+        for inverse in found:
+            assert inverse.dtype == dtype
+            assert np.linalg.norm(inverse - exact) < tolerance
+        assert told == ["pinv"] * len(found)
+
     @pytest.mark.parametrize("batch", [(), (3,), (2, 3)])
     def test_torch_solve(self, batch: tuple[int, ...], dtype: type, told: list[str]) -> None:
         rng = np.random.default_rng(7)
@@ -306,6 +321,11 @@ SINGULAR = np.ones((3, 3))
         (np_compat, lambda la: la.cholesky(-np.eye(3))),
         (np_compat, lambda la: la.cholesky(np.ones((2, 3)))),
         (torch_compat, lambda la: la.cholesky(-torch.eye(3))),
+        (np_compat, lambda la: la.pinv(np.ones(3))),
+        (np_compat, lambda la: la.pinv(np.eye(3), rcond=1e-3, rtol=1e-3)),
+        (sp_compat, lambda la: la.pinv(np.eye(3), rtol=-1.0)),
+        (sp_compat, lambda la: la.pinv(np.full((3, 3), np.inf))),
+        (torch_compat, lambda la: la.pinv(torch.ones(3))),
         (sp_compat, lambda la: la.lu_solve(la.lu_factor(np.eye(3)), np.ones(4))),
         (torch_compat, lambda la: la.solve(torch.from_numpy(SINGULAR), torch.ones(3, dtype=torch.float64))),
         (torch_compat, lambda la: la.solve(torch.eye(3), torch.ones(3, dtype=torch.float64))),
@@ -355,6 +375,9 @@ def test_ranks_are_those_of_the_peer(dtype: type) -> None:
     assert ours.rank == theirs.rank == 2
     assert torch.equal(ours.solution, theirs.solution)
     assert neula.lstsq(a, b).rank == 3
+    assert np.array_equal(np_compat.pinv(a, 1e-6), np.linalg.pinv(a, 1e-6))
+    assert np.array_equal(sp_compat.pinv(a, rtol=1e-6), scipy.linalg.pinv(a, rtol=1e-6))
+    assert torch.equal(torch_compat.pinv(A, atol=1e-6), torch.linalg.pinv(A, atol=1e-6))
 
 
 def test_the_rank_of_torch_where_the_condition_does_not_tell() -> None:
@@ -427,6 +450,7 @@ def test_gradients() -> None:
         (lambda la, A: la.lstsq(A, B).solution, (tall,)),
         (lambda la, A: la.qr(A).R.square(), (tall,)),
         (lambda la, A: la.cholesky(A.mT @ A), (tall,)),
+        (lambda la, A: la.pinv(A), (tall,)),
     ):
         ours, theirs = (
             torch.autograd.grad(function(la, *inputs).sum(), inputs) for la in (torch_compat, torch.linalg)

@@ -17,11 +17,11 @@ ROOT = Path(__file__).parents[2]
 
 SUITES = {
     "numpy.linalg.tests": {
-        "test_linalg": "TestSolve TestLstsq TestQR TestCholesky "
+        "test_linalg": "TestSolve TestLstsq TestQR TestCholesky TestPinv "
         "test_byteorder_check test_unsupported_commontype",
     },
     "scipy.linalg.tests": {
-        "test_basic": "TestSolve TestLstsq TestDTypes",
+        "test_basic": "TestSolve TestLstsq TestPinv TestDTypes",
         "test_decomp": "TestQR test_orth",
         "test_decomp_lu": "TestLUFactor TestLUSolve",
         "test_decomp_cholesky": "TestCholesky TestChoFactor",
@@ -43,7 +43,7 @@ ELSEWHERE = {
     "pivoting": "the same, of a pivoted QR",
     "test_lwork": "the same, of workspace sizes",
     # Time.
-    "test_generalized_sq_cases": "5,000 combinations of strides; see test_strides_of_stacks",
+    "test_generalized": "5,000 combinations of strides; see test_strides_of_stacks",
     "xslow": "gigabytes",
 }
 """Tests that are left out, and why."""

@@ -1,4 +1,4 @@
-"""Least squares with ranks as the peers count them: by the singular values of A in its own units."""
+"""Least squares and pseudoinverses with ranks as the peers count them: by the singular values of A."""
 
 from __future__ import annotations
 
@@ -38,3 +38,23 @@ def full_rank_solution(
     # Of full rank, as has just been decided: nothing is to be cut off.
     result = neula.lstsq(a, b, rcond=0.0)
     return result.x, np.square(np.atleast_1d(result.residual_norm))
+
+
+def full_rank_pinv(a: np.ndarray, s: np.ndarray, cut: float | np.ndarray) -> np.ndarray:
+    """The pseudoinverse of matrices of full rank.
+
+    Parameters
+    ----------
+    a : ndarray, shape (..., m, n)
+    s : ndarray, shape (..., min(m, n))
+        Singular values of a.
+    cut : float or ndarray, shape (...)
+        Those that are at most so large count as zero.
+
+    Raises
+    ------
+    Unsuited
+        If the rank of one is not full.
+    """
+    need(bool(np.all(s[..., -1] > cut)))
+    return neula.pinv(a, 0.0)

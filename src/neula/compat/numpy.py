@@ -12,7 +12,7 @@ from numpy import linalg
 
 import neula
 from neula.compat.drop_in import drop_in, names_of, need, right_hand_sides
-from neula.compat.least_squares import full_rank_solution
+from neula.compat.least_squares import full_rank_pinv, full_rank_solution
 from neula.problems.signatures import QRMode
 
 _QRResult = type(linalg.qr(np.eye(1)))
@@ -179,6 +179,54 @@ def cholesky(a: Any, /, *, upper: bool = False) -> Any:
            [1., 2.]])
     """
     return _as(a, neula.cholesky(_real(a), upper=upper).factor)
+
+
+@drop_in(linalg)
+def pinv(a: Any, rcond: Any = None, hermitian: bool = False, *, rtol: Any = np._NoValue) -> Any:
+    """Pseudoinverse as by :func:`numpy.linalg.pinv`, by :func:`neula.pinv`.
+
+    The singular values take an SVD of a. Where the rank that they show is not full, and with ``hermitian``,
+    it is NumPy's own.
+
+    Parameters
+    ----------
+    a : array_like, shape (..., m, n)
+    rcond, rtol : float or array_like, optional
+        Singular values of a, in its own units, of at most so many times the largest count as zero; 1e-15 by
+        default.
+    hermitian : bool, optional
+
+    Returns
+    -------
+    ndarray, shape (..., n, m)
+
+    Raises
+    ------
+    numpy.linalg.LinAlgError
+        If a has fewer than two dimensions.
+
+    Warns
+    -----
+    AccuracyWarning
+        If the pseudoinverse is not certified.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import neula.compat.numpy as la
+    >>> la.pinv(np.array([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]])).round(12)
+    array([[1. , 0. , 0. ],
+           [0. , 0.5, 0. ]])
+    """
+    need(not hermitian and (rcond is None or rtol is np._NoValue))
+    A = _real(a)
+    need(A.size > 0)
+    s = linalg.svd(A, compute_uv=False)
+    if rcond is None and rtol is None:
+        rcond = max(A.shape[-2:]) * np.finfo(s.dtype).eps
+    elif rcond is None:
+        rcond = 1e-15 if rtol is np._NoValue else rtol
+    return _as(a, full_rank_pinv(A, s, np.asarray(rcond) * s[..., 0]))
 
 
 def _real(x: Any) -> np.ndarray:

@@ -208,6 +208,62 @@ def cholesky(A: Tensor, *, upper: bool = False, out: Tensor | None = None) -> Te
     return factor
 
 
+@drop_in(linalg)
+def pinv(
+    A: Tensor,
+    *,
+    atol: float | None = None,
+    rtol: float | None = None,
+    hermitian: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Pseudoinverse as by :func:`torch.linalg.pinv`, by :func:`neula.pinv`.
+
+    The singular values take an SVD of A. Where the rank that they show is not full, with ``hermitian``, and
+    with ``out``, it is torch's own.
+
+    Parameters
+    ----------
+    A : Tensor, shape (..., m, n)
+    atol, rtol : float, optional
+        Singular values of A, in its own units, of at most ``atol`` or ``rtol`` times the largest, whichever
+        is larger, count as zero. By default 0, and without ``atol`` ``max(m, n)`` times the precision of the
+        dtype.
+    hermitian : bool, optional
+    out : Tensor, optional
+
+    Returns
+    -------
+    Tensor, shape (..., n, m)
+
+    Raises
+    ------
+    RuntimeError
+        If A has fewer than two dimensions.
+
+    Warns
+    -----
+    AccuracyWarning
+        If the pseudoinverse is not certified.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import neula.compat.torch as la
+    >>> la.pinv(torch.tensor([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]]))
+    tensor([[1.0000, 0.0000, 0.0000],
+            [0.0000, 0.5000, 0.0000]])
+    """
+    need(out is None and not hermitian and _same_kind(A) and A.ndim >= 2 and A.numel() > 0)
+    need(not isinstance(atol, Tensor) and not isinstance(rtol, Tensor) and bool(A.isfinite().all()))
+    s = linalg.svdvals(A.detach())
+    by_precision = 0.0 if atol else max(A.shape[-2:]) * torch.finfo(A.dtype).eps
+    cut = (s[..., 0] * (by_precision if rtol is None else rtol)).clamp_min(atol or 0.0)
+    need(bool((s[..., -1] > cut).all()))
+    inverse: Tensor = neula.pinv(A, 0.0)
+    return inverse
+
+
 def _same_kind(*tensors: Any) -> bool:
     """Whether torch's functions take them together: single or double precision, on one device."""
     if not all(isinstance(x, Tensor) and x.dtype in (torch.float32, torch.float64) for x in tensors):

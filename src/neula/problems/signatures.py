@@ -60,6 +60,7 @@ class SolveKeywords(Common, total=False):
 class QRKeywords(Common, total=False):
     """Of :func:`neula.qr`, without the mode."""
 
+    pivoting: bool
     algorithm: Literal["rgsqrf", "rgsqrf-reortho", "cholesky-qr", "householder"] | None
     compute: ArithmeticName | None
     panel: Literal["caqr", "cholesky", "cholesky2", "cholesky32", "householder"] | None

@@ -13,7 +13,7 @@ from scipy import linalg
 from neula.compat.drop_in import names_of
 from neula.compat.scipy.definite import cho_factor, cholesky
 from neula.compat.scipy.factors import LUPair, lu_factor, lu_solve
-from neula.compat.scipy.orthogonal import lstsq, orth, qr
+from neula.compat.scipy.orthogonal import lstsq, orth, pinv, qr
 from neula.compat.scipy.systems import AccuracyLinAlgWarning, solve
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "lu_factor",
     "lu_solve",
     "orth",
+    "pinv",
     "qr",
     "solve",
 ]

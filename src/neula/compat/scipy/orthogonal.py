@@ -9,7 +9,7 @@ from scipy import linalg
 
 import neula
 from neula.compat.drop_in import drop_in, need
-from neula.compat.least_squares import full_rank_solution
+from neula.compat.least_squares import full_rank_pinv, full_rank_solution
 from neula.compat.scipy.inputs import lapack_arrays
 
 
@@ -168,3 +168,58 @@ def orth(A: Any, rcond: float | None = None) -> np.ndarray:
     cut = np.finfo(a.dtype).eps * max(a.shape[-2:]) if rcond is None else rcond
     basis: np.ndarray = neula.orth(a, cut)
     return basis
+
+
+@drop_in(linalg)
+def pinv(
+    a: Any,
+    *,
+    atol: float | None = None,
+    rtol: float | None = None,
+    return_rank: bool = False,
+    check_finite: bool = True,
+) -> Any:
+    """Pseudoinverse as by :func:`scipy.linalg.pinv`, by :func:`neula.pinv`.
+
+    The singular values take an SVD of a. Where the rank that they show is not full, it is SciPy's own.
+
+    Parameters
+    ----------
+    a : array_like, shape (..., m, n)
+    atol, rtol : float, optional
+        Singular values of a, in its own units, of at most ``atol`` plus ``rtol`` times the largest count as
+        zero; by default 0, and ``max(m, n)`` times the precision of the dtype.
+    return_rank : bool, optional
+        Whether to return the rank, too.
+    check_finite : bool, optional
+        Accepted; everything is checked.
+
+    Returns
+    -------
+    B : ndarray, shape (..., n, m)
+    rank : int
+        With ``return_rank``.
+
+    Raises
+    ------
+    ValueError
+        If a tolerance is negative, and for NaN or Inf.
+
+    Warns
+    -----
+    AccuracyWarning
+        If the pseudoinverse is not certified.
+
+    Examples
+    --------
+    >>> import neula.compat.scipy as la
+    >>> B, rank = la.pinv([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]], return_rank=True)
+    >>> B.round(12).tolist(), rank
+    ([[1.0, 0.0, 0.0], [0.0, 0.5, 0.0]], 2)
+    """
+    (A,) = lapack_arrays(a)
+    need(A.ndim == 2 and A.size > 0 and bool(np.isfinite(A).all()) and min(atol or 0.0, rtol or 0.0) >= 0)
+    s = linalg.svdvals(A)
+    relative = max(A.shape) * np.finfo(A.dtype).eps if rtol is None else rtol
+    inverse = full_rank_pinv(A, s, (atol or 0.0) + relative * s.max(initial=0.0))
+    return (inverse, len(s)) if return_rank else inverse

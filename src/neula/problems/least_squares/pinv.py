@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, Unpack, overload
 
 import torch
 
-from neula.certificates.bounds import Accuracy
+from neula.certificates.bounds import Accuracy, lstsq_bound
 from neula.engines import Engine
 from neula.pipeline.call import Call
 from neula.pipeline.compilation import eager
@@ -20,8 +20,13 @@ from neula.problems.least_squares.prepared import Problems
 from neula.problems.least_squares.problem import Options
 from neula.problems.least_squares.run import solve_problems, with_exact_zeros
 from neula.problems.orthogonal.qr import qr
+from neula.problems.signatures import Common, Kind
 
 
+@overload
+def pinv(A: Kind, rcond: float | None = ..., **keywords: Unpack[Common]) -> Kind: ...
+@overload
+def pinv(A: Any, rcond: float | None = ..., **keywords: Unpack[Common]) -> Any: ...
 @eager
 def pinv(
     A: Any,
@@ -44,14 +49,15 @@ def pinv(
         the columns of any other, are first divided by their norms: the rank does not depend on their units.
         By default as for :func:`lstsq`.
     accuracy : {"fp16", "bf16", "tf32", "fp32", "fp64"}, dtype or float, optional
-        Accuracy of the result; by default that of A's dtype.
+        Accuracy of the result; by default that of A's dtype. A number is the largest backward error that will
+        do: the cheapest format with which it is certified is taken.
     engine : {"auto", "cpu", "cuda", "emulated"} or Engine, optional
         What multiplies. ``"auto"`` goes by the device of A.
     strict : bool, optional
         Raise an :class:`~neula.pipeline.result.AccuracyError` where there would be a warning, and refuse NaN
         and Inf in batches, too.
-    progress : callable, optional
-        Called with the name of the stage and the part of it that is done.
+    progress : callable or bool, optional
+        Called with the name of the stage and the part of it that is done; True shows a bar.
 
     Returns
     -------
@@ -100,7 +106,14 @@ def pinv(
     array([[0.1, 0.2],
            [0.1, 0.2]])
     """
-    call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict, gradients=True)
+    call = Call.begin(
+        {"A": A},
+        engine=engine,
+        accuracy=accuracy,
+        bound=lambda target, shape: lstsq_bound(target, min((1, *shape)[-2:]) or 1),
+        strict=strict,
+        gradients=True,
+    )
     a = call.first.tensor
     check_matrices(a, "A")
     check_rcond(rcond)
