@@ -122,3 +122,74 @@ WORK: tuple[Callable[[int, str, str], None], ...] = (
     tsqr,
     matmul,
 )
+
+
+def all_at_once(engines: Sequence[tuple[str, str]]) -> list[BaseException]:
+    """Each thread does all of the work, and each begins with something else; returns what went wrong."""
+    errors: list[BaseException] = []
+    barrier = threading.Barrier(THREADS)
+
+    def run(number: int) -> None:
+        try:
+            barrier.wait()
+            for i in range(len(WORK)):
+                WORK[(number + i) % len(WORK)](number, *engines[number % len(engines)])
+        except BaseException as error:
+            errors.append(error)
+
+    running = [threading.Thread(target=run, args=(i,)) for i in range(THREADS)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    return errors
+
+
+def everything(device: str = "cpu") -> None:
+    for function in WORK:
+        function(0, "auto", device)
+
+
+def refused_on_cuda() -> None:
+    """In a child that was forked after CUDA was used: torch says that it cannot be, and neula lets it."""
+    orth(0, "auto", "cpu")  # torch itself refuses gradients in such a child
+    for function in WORK:
+        try:
+            function(0, "auto", "cuda")
+        except (
+            RuntimeError
+        ):  # "Cannot re-initialize CUDA in forked subprocess", and of linear algebra another one
+            continue
+        sys.exit(f"{function.__name__} did not fail as torch does")
+
+
+def children(**targets: Callable[[], None]) -> list[str]:
+    """What is wrong with children that start in these ways, all at once."""
+    running = {method: multiprocessing.get_context(method).Process(target=f) for method, f in targets.items()}
+    for child in running.values():
+        child.start()
+    for child in running.values():
+        child.join(PATIENCE)
+    wrong = [
+        f"{method}: exit code {child.exitcode}" for method, child in running.items() if child.exitcode != 0
+    ]
+    for child in running.values():
+        child.kill()
+    return wrong
+
+
+def main(device: str) -> str:
+    """What went wrong: nothing, if it is empty."""
+    # Two engines, since algorithms take other ways on each.
+    engines = (("auto", "cuda"),) if device == "cuda" else (("cpu", "cpu"), ("emulated", "cpu"))
+    wrong = [repr(error) for error in all_at_once(engines)]
+    torch.set_num_threads(2)
+    qr(0, "cpu", "cpu")  # makes a pool of threads, which a child of a fork does not have
+    methods = {m: everything for m in ("fork", "spawn") if m in multiprocessing.get_all_start_methods()}
+    if device == "cuda":
+        methods = {"fork": refused_on_cuda}
+    return "; ".join(wrong + children(**methods))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]) or 0)
