@@ -89,6 +89,16 @@ def lu(seed: int, engine: str, device: str) -> None:
     assert float((b - a @ x).norm()) <= 48 * 2.0**-8 * float(b.norm())
 
 
+def cholesky(seed: int, engine: str, device: str) -> None:
+    g = normal(60, 90, seed, torch.float64, device)
+    a = (g @ g.T).requires_grad_()
+    lower = neula.cholesky(a, engine=engine).L
+    exact = a.detach()
+    assert float(norm(exact - lower.detach() @ lower.detach().T)) <= 60 * U[a.dtype] * float(norm(exact))
+    (gradient,) = torch.autograd.grad(lower.diagonal().log().sum(), a)  # half the inverse
+    assert float(norm(2 * gradient @ exact - torch.eye(60, device=device))) <= 1e-9
+
+
 def svd_lowrank(seed: int, engine: str, device: str) -> None:
     a = normal(80, 5, seed, torch.float64, device) @ normal(5, 30, seed + 1, torch.float64, device)
     u, s, vh = neula.svd_lowrank(a, 5, engine=engine)
@@ -101,7 +111,17 @@ def matmul(seed: int, engine: str, device: str) -> None:
     assert bool((error.abs() <= 2 * 73 * U[a.dtype] * (a.double().abs() @ b.double().abs())).all())
 
 
-WORK: tuple[Callable[[int, str, str], None], ...] = (qr, orth, lstsq, solve, lu, svd_lowrank, tsqr, matmul)
+WORK: tuple[Callable[[int, str, str], None], ...] = (
+    qr,
+    orth,
+    lstsq,
+    solve,
+    lu,
+    cholesky,
+    svd_lowrank,
+    tsqr,
+    matmul,
+)
 
 
 def all_at_once(engines: Sequence[tuple[str, str]]) -> list[BaseException]:

@@ -165,6 +165,14 @@ def test_nan_and_infinity(bad: float, engine: str) -> None:
             neula.cholesky(np.stack([definite(12), a.T]), upper=True, engine=engine, accuracy="fp32")
 
 
+def test_accuracies_as_numbers_and_dtypes() -> None:
+    a = definite(20)
+    assert neula.cholesky(a, accuracy=1e-5).accuracy == "fp32"
+    assert neula.cholesky(a, accuracy=np.float32).accuracy == "fp32"
+    with pytest.raises(ValueError, match="finer than what is certified"):
+        neula.cholesky(a, accuracy=1e-16)
+
+
 def test_messages() -> None:
     with pytest.raises(ValueError, match="A must be square, got 3 x 2"):
         neula.cholesky(np.ones((3, 2)))

@@ -8,8 +8,8 @@ inverted, so that solving with them takes products as well.
 n)`` roundings of its updates and by what rounding L costs, ``2 u |L| |L^T|``, next to sums of the storage
 precision (Higham 2002, theorem 10.3; Lopez and Mary, "Mixed Precision LU Factorization on GPU Tensor Cores",
 2022, theorem 3, for operands that are rounded). A product with the inverse of a leaf in place of substitution
-adds up to the storage precision times the condition number of that leaf (Higham 2002, section 14.2): leaves
-stay small, and who needs more than a preconditioner measures what came of it.
+adds up to the storage precision times the condition number of that leaf, or of two of them (Higham 2002,
+section 14.2): leaves stay small, and who needs more than a preconditioner measures what came of it.
 """
 
 from __future__ import annotations
@@ -137,6 +137,10 @@ class _Recursion:
         Updates are summed here.
     low : Tensor, shape (batch, n, n)
         L, each element rounded once, when it is done.
+    inverses : dict of int to Tensor
+        ``L^-T`` of pairs of leaves on the diagonal, by where they begin.
+    orders : list of Tensor
+        What each leaf has found.
     """
 
     a: torch.Tensor
@@ -174,6 +178,8 @@ class _Recursion:
         self.solve(right, left)
         self.subtract_square(right, left)
         self.factorize(right)
+        if width <= 2 * self.leaf:
+            self._join(left, right)
 
     def _is_lost(self, k: slice) -> bool:
         looks = self.give_up and k.start == 0 and 4 * k.stop >= self.a.shape[1]
@@ -181,9 +187,9 @@ class _Recursion:
 
     def solve(self, rows: slice, columns: slice) -> None:
         """A block below a diagonal one becomes ``A L^-T``."""
-        if columns.stop - columns.start <= self.leaf:
-            block = self.a[:, rows, columns]
-            block.copy_(exact_matmul(block, self.inverses[columns.start]))
+        if columns.stop - columns.start <= 2 * self.leaf:
+            block = self.a[:, rows, columns].mT  # column-major matrices by rows
+            block.copy_(exact_matmul(self.inverses[columns.start].mT, block))
             self._round(rows, columns)
             return
         left, right = self._halves(columns)
@@ -228,9 +234,9 @@ class _Recursion:
         key = ("cholesky", engine.arithmetic.name, leaf)
         found, *rest = engine.replay(factorized, (self.a[:, k, k].contiguous(),), key)
         self.a[:, k, k] = found
-        starts, count = range(k.start, k.stop, leaf), len(rest) // 2
-        self.inverses.update(zip(starts, rest[:count], strict=True))
-        self.orders += rest[count:]
+        starts = range(k.start, k.stop, 2 * leaf)
+        self.inverses.update(zip(starts, rest[: len(starts)], strict=True))
+        self.orders += rest[len(starts) :]
         self._round(k, k)
 
     def _leaf(self, k: slice) -> None:
@@ -239,6 +245,15 @@ class _Recursion:
         self.inverses[k.start], order = cholesky_lower(self.a[:, k, k])
         self.orders.append(order)
         self._round(k, k)
+
+    def _join(self, left: slice, right: slice) -> None:
+        """``L^-T`` of two leaves from those of each: half as many products to solve with them."""
+        first, second = self.inverses[left.start], self.inverses.pop(right.start)
+        beside = exact_matmul(first, exact_matmul(self.a[:, right, left].mT, second))
+        h, n = first.shape[-1], first.shape[-1] + second.shape[-1]
+        whole = first.new_zeros(len(first), n, n)
+        whole[:, :h, :h], whole[:, h:, h:], whole[:, :h, h:] = first, second, -beside
+        self.inverses[left.start] = whole
 
     def _round(self, rows: slice, columns: slice) -> None:
         if self.low is self.a:

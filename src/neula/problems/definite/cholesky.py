@@ -118,7 +118,7 @@ def cholesky(
         {"A": A},
         engine=engine,
         accuracy=accuracy,
-        bound=lambda target, shape: cholesky_bound(target, max(shape, default=1)),
+        bound=lambda target, shape: cholesky_bound(target, max(1, *shape[-1:])),
         strict=strict,
         gradients=True,
     )
