@@ -81,9 +81,13 @@ def _orders(matrices: torch.Tensor, options: Options) -> torch.Tensor:
         scaled.masked_fill_(~finite_members(matrices)[:, None, None], 0.0)
         return lapack_orders(scaled) if tuning.lapack else greedy_orders(scaled)
     found = []
-    for a in matrices:
-        scale = power_of_two_scales(engine.column_max(a).double().amax())
-        work = engine.fill(engine.empty(m, n), a, scale.expand(n))
+    for a, finite in zip(matrices, finite_members(matrices).tolist(), strict=True):
+        if not finite:
+            found.append(torch.arange(n, device=a.device))
+            continue
+        largest = engine.column_max(a).to(torch.promote_types(a.dtype, torch.float32)).amax()
+        scales = power_of_two_scales(largest).repeat(n)
+        work = engine.fill(engine.empty(m, n), a, scales)
         found.append(sketched_order(work, engine, tuning.pivot_block))
     return torch.stack(found)
 
