@@ -164,7 +164,25 @@ def greedy_orders(a: torch.Tensor) -> torch.Tensor:
     return torch.cat([*order, rest], 1)
 
 
-def lapack_orders(a: torch.Tensor) -> torch.Tensor:
-    """The same by LAPACK's ``geqp3``, one after the other: the fastest for small matrices on a CPU."""
-    found = [scipy.linalg.qr(x.numpy(), mode="r", pivoting=True, check_finite=False)[1] for x in a]
-    return torch.stack([torch.from_numpy(x).long() for x in found])
+def lapack_factors(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Pivoted QR by LAPACK's ``geqp3``, one after the other: the fastest for small matrices on a CPU.
+
+    Parameters
+    ----------
+    a : Tensor, shape (batch, m, n)
+
+    Returns
+    -------
+    q : Tensor, shape (batch, m, k)
+        With ``k = min(m, n)``.
+    r : Tensor, shape (batch, k, n)
+        With nonnegative diagonals.
+    order : Tensor, shape (batch, n)
+        int64.
+    """
+    found = [scipy.linalg.qr(x.numpy(), mode="economic", pivoting=True, check_finite=False) for x in a]
+    q, r, order = (
+        torch.stack([torch.from_numpy(x) for x in factors]) for factors in zip(*found, strict=True)
+    )
+    sign = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(a.dtype)
+    return q * sign[:, None], r * sign[..., None], order.long()
