@@ -7,8 +7,8 @@ has as many columns, of nearly the same norms up to a common factor, and few row
 pivots at once, and the block then updates the others by products of matrices (Martinsson, Quintana-Ortí,
 Heavner and van de Geijn, "Householder QR factorization with randomization for column pivoting (HQRRP)", SIAM
 J. Sci. Comput. 39, 2017; Duersch and Gu, "Randomized QR with column pivoting", the same volume). Pivots of
-the sketch are those of Gaussian elimination on its transpose, and its R makes Cholesky QR of the block safe
-(Melnichenko, Murray, Killian, Demmel, Mahoney, Luszczek and Gates, "Anatomy of high-performance
+the sketch are those of Gaussian elimination on its transpose, whose factors make Cholesky QR of the block
+safe (Melnichenko, Murray, Killian, Demmel, Mahoney, Luszczek and Gates, "Anatomy of high-performance
 column-pivoted QR decomposition", 2025).
 
 Only the order is wanted here. Whoever factorizes the columns in this order is free to do so in any way.
@@ -21,7 +21,6 @@ import torch
 
 from neula.algorithms.orthogonal.cholesky_qr import cholesky_qr
 from neula.engines import Engine
-from neula.engines.random_vectors import gaussian
 from neula.kernels.precision import exact_matmul
 from neula.kernels.triangular_inverse import triangular_inverse
 
@@ -67,35 +66,52 @@ def sketched_pivots(a: torch.Tensor, engine: Engine, width: int) -> tuple[torch.
     m, n = a.shape
     order = torch.arange(n, device=a.device)
     exact = engine.using("fp64" if engine.storage == torch.float64 else "fp32")
-    sketch = exact_matmul(gaussian(width + OVERSAMPLED, m, a.dtype, a.device, seed=_SEED), a)
+    generator = torch.Generator(a.device).manual_seed(_SEED)
+    g = torch.randn(width + OVERSAMPLED, m, generator=generator, dtype=a.dtype, device=a.device)
+    sketch = exact_matmul(g, a)
     noise = NOISE * engine.arithmetic.u * torch.linalg.vector_norm(sketch, dim=0).amax()
     room = engine.operand_buffer(a)
     start = 0
     while start < min(m, n):
-        places = _pivots(sketch[:, start:], min(width, min(m, n) - start), noise)
+        places, triangle = _pivots(sketch[:, start:], min(width, min(m, n) - start), noise)
         if not places:
             break
         _interchange([a[:, start:], sketch[:, start:], order[None, start:]], places)
         stop = start + len(places)
-        of_sketch, r = torch.linalg.qr(sketch[:, start:stop])
-        # As well conditioned as a random matrix of the sketch's shape, however small the columns are.
-        q, step = cholesky_qr(exact_matmul(a[:, start:stop], _inverse(r)), exact)
-        block = engine.operand(q, None if room is None else room[:, start:stop])
-        projected = engine.empty(stop - start, n - stop)
-        engine.project_out(block, a[:, stop:], projected, None if room is None else room[:, stop:])
-        sketch[:, stop:] -= exact_matmul(exact_matmul(of_sketch, _inverse(step)), projected)
+        # Well conditioned, since the sketch of it is, however small the columns are; twice is orthonormal.
+        q, first = cholesky_qr(exact_matmul(a[:, start:stop], triangle), exact)
+        q, second = cholesky_qr(q, exact)
         a[:, start:stop] = q
+        if stop < n:
+            block = engine.operand(q, None if room is None else room[:, start:stop])
+            projected = engine.empty(stop - start, n - stop)
+            engine.project_out(block, a[:, stop:], projected, None if room is None else room[:, stop:])
+            inverse = exact_matmul(triangle, _inverse(exact_matmul(second, first), upper=True))
+            sketch[:, stop:] -= exact_matmul(exact_matmul(sketch[:, start:stop], inverse), projected)
         start = stop
     return order, start
 
 
-def _pivots(sketch: torch.Tensor, count: int, noise: torch.Tensor) -> list[int]:
-    """Where the next pivots are, in order, as LAPACK records interchanges; fewer where only noise is left."""
+def _pivots(sketch: torch.Tensor, count: int, noise: torch.Tensor) -> tuple[list[int], torch.Tensor]:
+    """Where the next pivots are, and what makes their columns well conditioned.
+
+    Returns
+    -------
+    places : list of int
+        In order, as LAPACK records interchanges; fewer than ``count`` where only noise is left.
+    triangle : Tensor, shape (pivots, pivots)
+        Upper triangular. With ``S^T = L U`` for the columns S of the sketch, ``S L^-T = U^T``, whose columns
+        are made to have norm 1.
+    """
     lu, pivots, _ = torch.linalg.lu_factor_ex(sketch.T)
-    diagonal = lu.diagonal()[:count]
-    good = (diagonal.abs() > noise / sketch.shape[0] ** 0.5).cumprod(0)
+    lu = lu[:count]
+    good = (lu.diagonal().abs() > noise / sketch.shape[0] ** 0.5).cumprod(0)
     found = torch.stack([pivots[:count] - 1, good.to(pivots)]).tolist()
-    return found[0][: sum(found[1])]
+    chosen = sum(found[1])
+    lu = lu[:chosen]
+    identity = torch.eye(chosen, dtype=lu.dtype, device=lu.device)
+    lower = lu[:, :chosen].tril(-1) + identity
+    return found[0][:chosen], _inverse(lower, upper=False).T / torch.linalg.vector_norm(lu.triu(), dim=1)
 
 
 def _interchange(matrices: list[torch.Tensor], places: list[int]) -> None:
@@ -109,8 +125,8 @@ def _interchange(matrices: list[torch.Tensor], places: list[int]) -> None:
         x.T.index_copy_(0, to, x.T[origin])
 
 
-def _inverse(r: torch.Tensor) -> torch.Tensor:
-    return triangular_inverse(r[None], upper=True)[0]
+def _inverse(t: torch.Tensor, *, upper: bool) -> torch.Tensor:
+    return triangular_inverse(t[None], upper=upper)[0]
 
 
 def greedy_orders(a: torch.Tensor) -> torch.Tensor:
@@ -148,7 +164,25 @@ def greedy_orders(a: torch.Tensor) -> torch.Tensor:
     return torch.cat([*order, rest], 1)
 
 
-def lapack_orders(a: torch.Tensor) -> torch.Tensor:
-    """The same by LAPACK's ``geqp3``, one after the other: the fastest for small matrices on a CPU."""
-    found = [scipy.linalg.qr(x.numpy(), mode="r", pivoting=True, check_finite=False)[1] for x in a]
-    return torch.stack([torch.from_numpy(x).long() for x in found])
+def lapack_factors(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Pivoted QR by LAPACK's ``geqp3``, one after the other: the fastest for small matrices on a CPU.
+
+    Parameters
+    ----------
+    a : Tensor, shape (batch, m, n)
+
+    Returns
+    -------
+    q : Tensor, shape (batch, m, k)
+        With ``k = min(m, n)``.
+    r : Tensor, shape (batch, k, n)
+        With nonnegative diagonals.
+    order : Tensor, shape (batch, n)
+        int64.
+    """
+    found = [scipy.linalg.qr(x.numpy(), mode="economic", pivoting=True, check_finite=False) for x in a]
+    q, r, order = (
+        torch.stack([torch.from_numpy(x) for x in factors]) for factors in zip(*found, strict=True)
+    )
+    sign = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(a.dtype)
+    return q * sign[:, None], r * sign[..., None], order.long()

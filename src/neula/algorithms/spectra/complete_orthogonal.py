@@ -166,10 +166,11 @@ def _norm_beside(b_matrix: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
     """``||B (I - Z Z^T)||_2`` from below, by the power method from several vectors."""
     x = probes(len(z), z.device)
     for step in range(POWERS):
-        for _ in range(3):  # rounding errors of one, made unit vectors, may lie along Z again
+        # Rounding errors of a projection, made unit vectors, may lie along Z again.
+        for _ in range(2):
             x = x - z @ (z.T @ x)
             x = x / torch.linalg.vector_norm(x, dim=0).clamp_min(torch.finfo(x.dtype).tiny)
-        image = b_matrix @ x
+        image = b_matrix @ (x - z @ (z.T @ x))
         if step + 1 < POWERS:
             x = b_matrix.T @ image
     return torch.linalg.vector_norm(image, dim=0).amax()

@@ -1,26 +1,29 @@
 """QR with column pivoting: an order of columns, the QR of the columns in this order, and what its R shows.
 
-The factors come from the chains of :mod:`neula.problems.orthogonal.chain` and are certified as without
-pivoting. If R hides a small singular value, columns are interchanged and factorized once more.
+The factors come from LAPACK or the chains of :mod:`neula.problems.orthogonal.chain`, and are certified as
+without pivoting. If R hides a small singular value, columns are interchanged and factorized once more.
 """
 
 from __future__ import annotations
 
 import torch
 
-from neula.algorithms.orthogonal.pivots import greedy_orders, lapack_orders, sketched_order
+from neula.algorithms.orthogonal.pivots import greedy_orders, lapack_factors, sketched_order
 from neula.algorithms.orthogonal.strong_rrqr import strong_order
 from neula.algorithms.scaling import binary_exponents, power_of_two_scales
 from neula.algorithms.spectra.numerical_rank import largest_singular_values, numerical_ranks
 from neula.certificates.bounds import residual_bound
+from neula.engines import FP64
 from neula.kernels.precision import plain_arithmetic
 from neula.kernels.shift import shift
+from neula.pipeline.chain import run_chain
 from neula.pipeline.inputs import check_finite, finite_members
-from neula.problems.orthogonal.chain import go_together
+from neula.problems.orthogonal.chain import QRJudge, go_together
 from neula.problems.orthogonal.factorize import factorize
 from neula.problems.orthogonal.factors import Factors
+from neula.problems.orthogonal.links import together
 from neula.problems.orthogonal.orth import rank_tolerance
-from neula.problems.orthogonal.problem import Options
+from neula.problems.orthogonal.problem import Matrices, Options
 
 
 def factorize_pivoted(
@@ -52,8 +55,8 @@ def factorize_pivoted(
     if some and not is_batch:
         check_finite(matrices[0], engine.column_max(matrices[0]), "A")
     with plain_arithmetic(engine.device):
-        order = _orders(matrices, options)
-    factors = factorize(in_order(matrices, order), mode, options)
+        order, factors = _pivoted(matrices, mode, options)
+    factors = factors or factorize(in_order(matrices, order), mode, options)
     with plain_arithmetic(engine.device):
         better = _strong_orders(factors, matrices, options) if some else None
     if better is None:
@@ -68,23 +71,55 @@ def in_order(a: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     return a.take_along_dim(places, -1)
 
 
-def _orders(matrices: torch.Tensor, options: Options) -> torch.Tensor:
-    """An order of the columns of each matrix, shape (batch, m, n), by their norms: what suits their shape."""
+def _pivoted(matrices: torch.Tensor, mode: str, options: Options) -> tuple[torch.Tensor, Factors | None]:
+    """An order of the columns of each matrix, shape (batch, m, n), by their norms: what suits their shape.
+
+    LAPACK finds factors on the way, which are returned if they are all accepted.
+    """
     count, m, n = matrices.shape
     if matrices.numel() == 0:
-        return torch.arange(n, device=matrices.device).expand(count, n)
+        return torch.arange(n, device=matrices.device).expand(count, n), None
     engine, tuning = options.low_engine, options.engine.tuning
     few_columns = min(m, n) <= tuning.sketched_pivots
-    if few_columns and (tuning.lapack or count == 1 or go_together(count, m, n, tuning)):
-        exponents = binary_exponents(torch.linalg.vector_norm(matrices, torch.inf, (1, 2), keepdim=True))
-        scaled = shift(matrices.double(), -exponents).to(engine.storage)
-        scaled.masked_fill_(~finite_members(matrices)[:, None, None], 0.0)
-        return lapack_orders(scaled) if tuning.lapack else greedy_orders(scaled)
+    if not (few_columns and (tuning.lapack or count == 1 or go_together(count, m, n, tuning))):
+        return _sketched_orders(matrices, options), None
+    exponents = binary_exponents(torch.linalg.vector_norm(matrices, torch.inf, (1, 2), keepdim=True))
+    scaled = shift(matrices.double(), -exponents).to(engine.storage)
+    scaled.masked_fill_(~finite_members(matrices)[:, None, None], 0.0)
+    if not tuning.lapack:
+        return greedy_orders(scaled), None
+    q, r, order = lapack_factors(scaled)
+    if options.named or (matrices.dtype == torch.float64 and options.target is not FP64):
+        return order, None
+    r = shift(r.double(), exponents)[..., : min(m, n)]
+    return order, _accepted(in_order(matrices, order), q, r, mode, options)
+
+
+def _accepted(
+    matrices: torch.Tensor, q: torch.Tensor, r: torch.Tensor, mode: str, options: Options
+) -> Factors | None:
+    """Factors of matrices in their new order, if all are as good as they must be."""
+    judge = QRJudge(matrices.shape[1:], options.target, matrices)
+    link = together("householder with pivoting", q.dtype, lambda _: (q, r), scaled=False, waits=True)
+    run = run_chain([link], Matrices(matrices, options), judge)
+    if not run.accepted.all():
+        return None
+    factors = Factors.of(run, judge.certificates(run))
+    return factors.completed() if mode == "complete" else factors
+
+
+def _sketched_orders(matrices: torch.Tensor, options: Options) -> torch.Tensor:
+    """Those of large matrices, one after the other; of matrices with NaN or Inf as it is."""
+    engine, n = options.low_engine, matrices.shape[2]
     found = []
-    for a in matrices:
-        scale = power_of_two_scales(engine.column_max(a).double().amax())
-        work = engine.fill(engine.empty(m, n), a, scale.expand(n))
-        found.append(sketched_order(work, engine, tuning.pivot_block))
+    for a, finite in zip(matrices, finite_members(matrices).tolist(), strict=True):
+        if not finite:
+            found.append(torch.arange(n, device=a.device))
+            continue
+        largest = engine.column_max(a).to(torch.promote_types(a.dtype, torch.float32)).amax()
+        scales = power_of_two_scales(largest).repeat(n)
+        work = engine.fill(engine.empty(*a.shape), a, scales)
+        found.append(sketched_order(work, engine, engine.tuning.pivot_block))
     return torch.stack(found)
 
 
