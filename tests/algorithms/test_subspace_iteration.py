@@ -11,6 +11,7 @@ import torch
 from neula.algorithms.spectra.ritz import Ritz, orthonormal, ritz_triplets
 from neula.algorithms.spectra.subspace_iteration import Operator, subspace_iteration
 from neula.engines import CpuEngine, EmulatedEngine, Engine
+from neula.engines.tuning import cuda_tuning
 from neula.io import matrices
 
 U32, U64 = 2.0**-24, 2.0**-53
@@ -100,9 +101,23 @@ def test_what_is_not_finite_ends_it(fill: float) -> None:
     assert bool(found.s.isnan().all())
 
 
+def on_a_gpu(dtype: torch.dtype) -> Engine:
+    """Panels as on an H200, by the references of its kernels."""
+    engine = EmulatedEngine("cpu", "fp32" if dtype == torch.float32 else "fp64")
+    engine.tuning = cuda_tuning((9, 0))
+    return engine
+
+
+def emulated(dtype: torch.dtype) -> Engine:
+    return EmulatedEngine("cpu", "fp32" if dtype == torch.float32 else "fp64")
+
+
+@pytest.mark.parametrize("engine", [engine_of, on_a_gpu, emulated])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("kind", ["zero", "ones", "graded", "duplicates"])
-def test_blocks_are_orthonormal_whatever_their_rank(kind: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("kind", ["zero", "ones", "graded", "duplicates", "normal"])
+def test_blocks_are_orthonormal_whatever_their_rank(
+    kind: str, dtype: torch.dtype, engine: Callable[[torch.dtype], Engine]
+) -> None:
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(200, 6, generator=generator, dtype=dtype)
     if kind == "zero":
@@ -111,12 +126,24 @@ def test_blocks_are_orthonormal_whatever_their_rank(kind: str, dtype: torch.dtyp
         x.fill_(1.0)
     elif kind == "graded":
         x *= 10.0 ** -torch.arange(0, 30, 5).to(dtype)
-    else:
+    elif kind == "duplicates":
         x[:, 3:] = x[:, :3]
-    q, r = orthonormal(x, engine_of(dtype))
+    q, r = orthonormal(x, engine(dtype))
     u = U32 if dtype == torch.float32 else U64
     assert float((q.double().T @ q.double() - torch.eye(6)).norm()) <= 100 * u
     assert float((q.double() @ r - x.double()).norm()) <= 100 * u * max(1.0, float(x.double().norm()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("spectrum", ["gap", "1/k", "rank 5"])
+def test_triplets_with_the_panels_of_a_gpu(spectrum: str, dtype: torch.dtype) -> None:
+    s = SPECTRA[spectrum](torch.arange(N, dtype=torch.float64)).double()
+    a, u, engine = with_spectrum(s, 200).to(dtype), U32 if dtype == torch.float32 else U64, on_a_gpu(dtype)
+    bound = 40 * u * float(s.norm())
+    operator = Operator.of(a, float(s.norm()), engine, engine)
+    found, _ = subspace_iteration(operator, 8, 16, gap_over(bound, 8), 200)
+    assert float((found.s[:8] - s[:8]).abs().max()) <= bound
+    assert found.loss <= 100 * u
 
 
 def test_ritz_triplets_are_measured() -> None:
