@@ -19,6 +19,7 @@ from neula.algorithms.krylov.batched_lstsq import (
     cholesky_r,
     gram_schmidt_r,
     householder_r,
+    lengths,
     schatten_bounds,
 )
 from neula.algorithms.krylov.doubled_refinement import (
@@ -358,3 +359,23 @@ def test_norms_of_a_problem_are_bounds(n: int, kind: str) -> None:
     assert (system.inverse_norm[:, 0] >= cond / norm * (1 - slack)).all()
     assert (system.condition >= cond * (1 - slack)).all()
     assert (system.condition <= math.sqrt(n) * cond * (1 + slack)).all()
+
+
+@pytest.mark.parametrize("cond", [1.0, 1e3, 1e6])
+def test_plain_residuals_bound_the_error_they_leave(cond: float) -> None:
+    """In working precision, columns in any units: the bound holds, and is not far from what theory allows."""
+    generator = torch.Generator("cpu").manual_seed(4)
+    a = random_matrix("geometric", 120, 12, cond=cond, seed=4).double()
+    exact = torch.randint(-9, 9, (12, 1), generator=generator).double()
+    for units in (0, 40):
+        scales = 2.0 ** torch.linspace(-units, units, 12, dtype=torch.float64).round()
+        t = (a * scales)[None]
+        b = t @ (exact / scales[:, None])
+        r = householder_r(t)
+        found = solve(Overdetermined(t, r, columns=lengths(r)[..., None], doubled=False), b)
+        sizes = lengths(t)[..., None]
+        error = lengths(sizes * (found.x - exact / scales[:, None])) / lengths(sizes * found.x)
+        # b is rounded itself: the exact solution for it differs by so much.
+        assert bool(error <= found.forward_error + 4 * 2.0**-53 * cond)
+        assert bool(found.forward_error <= 1e3 * 2.0**-53 * max(cond, 10.0))
+        assert found.steps <= 3

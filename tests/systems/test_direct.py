@@ -12,8 +12,9 @@ import torch
 import neula
 from campaign.oracle import System
 from neula.algorithms.krylov.doubled_refinement import COMPUTED, refine_doubled
-from neula.engines import FP64, CpuEngine
+from neula.engines import FP32, FP64, CpuEngine
 from neula.io.matrices import random_matrix
+from neula.pipeline.chain import Declined
 from neula.problems.systems.direct import _LU, SingularMember, Square, Systems, _worst, solve_directly
 from neula.problems.systems.problem import Members, Options
 from neula.problems.systems.scaled import ALIKE, NEAR, Scaled
@@ -226,3 +227,25 @@ def test_history_of_a_batch() -> None:
 def test_histories_of_different_length() -> None:
     parts = [torch.tensor(x, dtype=torch.float64) for x in ([3.0, 1.0], [2.0, 1.5, 0.5], [1.0])]
     assert _worst(parts).tolist() == [3.0, 1.5, 1.0]
+
+
+def test_tiny_right_hand_sides_of_a_batch_are_scaled() -> None:
+    """Matrices near 1 stay as they are, but for right-hand sides whose squares underflow beside others."""
+    a = torch.eye(3, dtype=torch.float64).repeat(2, 1, 1)
+    b = torch.ones(2, 3, 1, dtype=torch.float64)
+    assert Scaled.of(a, b).given
+    assert Scaled.of(a, 0 * b).given
+    b[1] *= 1e-250
+    assert not Scaled.of(a, b).given
+    assert torch.equal(solve_directly(Systems(a, b, OPTIONS)).values.x, b)
+
+
+def test_single_precision_factors_give_double_precision() -> None:
+    """Where they solve; a zero pivot is for better ones."""
+    a, b = noise(2, 40, 40) + 10 * torch.eye(40, dtype=torch.float64), noise(2, 40, 2)
+    found = solve_directly(Systems(a, b, OPTIONS), format=FP32)
+    assert found.label == "lu fp32 with pivoting"
+    assert bool(found.values.forward_error.amax() <= 1e-12)
+    assert bool(found.values.backward_error.amax() <= 40**0.5 * U64)
+    with pytest.raises(Declined, match="a pivot vanishes"):
+        solve_directly(Systems(0 * a, b, OPTIONS), format=FP32)

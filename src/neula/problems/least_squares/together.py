@@ -33,6 +33,7 @@ from neula.algorithms.krylov.doubled_refinement import (
 )
 from neula.certificates.backward_error import over
 from neula.certificates.forward_error import SURE
+from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.shift import shift
 from neula.kernels.triangular_inverse import triangular_inverse
 from neula.pipeline.border import Border
@@ -47,6 +48,9 @@ Factor = Callable[[torch.Tensor], torch.Tensor]
 
 MODERATE = 2.0**200
 """Norms up to this, and down to its reciprocal, have squares and quotients that float64 holds."""
+
+ALIKE = 4.0
+"""Columns whose norms differ by less are not scaled before their products are doubled."""
 
 FACTORS: dict[str, Factor] = {
     "cholesky fp32": cholesky32_r,
@@ -167,16 +171,16 @@ def _prepared(
     if look and options.weights is None and not options.damp and a.shape[1] >= a.shape[2]:
         given = ScaledProblems.as_given(a, b)
         r = factor(given.a)
-        norms, lengths_of_b = lengths(r), lengths(given.b)
-        if _moderate(norms, lengths_of_b) and (not _doubled(options, a) or _alike(norms)):
+        norms = lengths(r)
+        if _moderate(norms, largest_magnitude(given.b, 1)) and (not _doubled(options, a) or _alike(norms)):
             return given, r
     return ScaledProblems.of(a, b, options.weights, options.damp), None
 
 
-def _moderate(norms: torch.Tensor, lengths_of_b: torch.Tensor) -> bool:
-    """Whether norms neither overflow nor underflow; b may be zero."""
+def _moderate(norms: torch.Tensor, size_of_b: torch.Tensor) -> bool:
+    """Whether squares neither overflow nor underflow; a right-hand side may be zero."""
     smallest, largest = norms.aminmax()
-    of_b = torch.where(lengths_of_b > 0, lengths_of_b, 1.0).aminmax()
+    of_b = torch.where(size_of_b == 0, 1.0, size_of_b).aminmax()
     return bool(
         (torch.minimum(smallest, of_b.min) >= 1 / MODERATE) & (torch.maximum(largest, of_b.max) <= MODERATE)
     )
@@ -184,7 +188,7 @@ def _moderate(norms: torch.Tensor, lengths_of_b: torch.Tensor) -> bool:
 
 def _alike(norms: torch.Tensor) -> bool:
     """Whether the columns of each matrix are of a size: slices of all of them are cut at the same places."""
-    return bool((norms.amax(1) <= 8 * norms.amin(1)).all())
+    return bool((norms.amax(1) <= ALIKE * norms.amin(1)).all())
 
 
 def _doubled(options: Options, a: torch.Tensor) -> bool:

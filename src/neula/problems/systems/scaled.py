@@ -155,14 +155,16 @@ def _near_one(sizes: Magnitudes, b: torch.Tensor) -> bool:
 
     Some matrices and right-hand sides are for :func:`_alike` to tell.
     """
-    numbers = [y for x in (sizes.rows, sizes.columns) for y in x.aminmax()]
-    size_of_b = largest_magnitude(b, (0, 1, 2)).clamp_min(1e-300)
-    smallest, row, least, column, of_b = torch.stack([*numbers, size_of_b]).tolist()
+    size_of_b = largest_magnitude(b, 1)
+    size_of_b = torch.where(size_of_b == 0, 1.0, size_of_b)
+    numbers = [y for x in (sizes.rows, sizes.columns, size_of_b) for y in x.aminmax()]
+    smallest, row, least, column, of_b, most_of_b = torch.stack(numbers).tolist()
     return (
         min(smallest, least) >= 2.0**-NEAR
         and max(row, column) <= 2.0 ** (NEAR - 1)
         and max(row / smallest, column / least) <= 2.0**ALIKE
-        and (1 / MODERATE <= of_b <= MODERATE or not b.any())
+        and of_b >= 1 / MODERATE
+        and most_of_b <= MODERATE
     )
 
 

@@ -1,0 +1,43 @@
+"""Sizes of rows and columns: against their definitions, in one block and in many."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from neula.kernels import magnitudes
+from neula.kernels.magnitudes import largest_magnitude
+
+
+@pytest.mark.parametrize("block", [1, 50, 1 << 16])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 7, 5), (3, 40, 40), (1, 13, 1)])
+def test_sizes(block: int, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(magnitudes, "BLOCK", block)
+    a = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    for x in (a, a.mT.contiguous().mT, a[:, ::2]):
+        found = magnitudes.magnitudes(x)
+        assert torch.equal(found.rows, x.abs().amax(2, keepdim=True))
+        assert torch.equal(found.columns, x.abs().amax(1, keepdim=True))
+        torch.testing.assert_close(found.sums, x.abs().sum(2), rtol=1e-14, atol=0)
+        norms = x.square().sum(1).sqrt()[..., None]
+        torch.testing.assert_close(found.norms, norms, rtol=1e-14, atol=0)
+        assert torch.equal(a, a.clone())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_comes_through(value: float) -> None:
+    a = torch.ones(1, 3, 4, dtype=torch.float64)
+    a[0, 1, 2] = value
+    found = magnitudes.magnitudes(a)
+    assert not found.rows[0, 1].isfinite()
+    assert not found.columns[0, 0, 2].isfinite()
+    assert not largest_magnitude(a, (1, 2)).isfinite()
+    assert largest_magnitude(a, 1).isfinite().sum() == 3
+
+
+def test_largest_magnitudes_along_dimensions() -> None:
+    a = torch.randn(4, 5, 6, generator=torch.Generator().manual_seed(2))
+    for dim in (0, 1, 2, (1, 2)):
+        for keepdim in (False, True):
+            expected = torch.linalg.vector_norm(a, torch.inf, dim=dim, keepdim=keepdim)
+            assert torch.equal(largest_magnitude(a, dim, keepdim=keepdim), expected)
