@@ -131,11 +131,11 @@ def tasks(device: torch.device) -> Iterator[Task]:
                 # Q takes as many operations again.
                 flops = math.prod(batch) * householder_flops(m, n) * (2 if problem == "qr" else 1)
                 yield Task(problem, shape, dtype, flops, partial(make, shape, dtype, device))
-        for batch, n in itertools.chain(
+        for leading, n in itertools.chain(
             (((), n) for n in ORDERS), (((count,), n) for count, _, n in BATCHES)
         ):
-            flops = math.prod(batch) * 2 * n**3 / 3
-            yield Task("solve", (*batch, n, n), dtype, flops, partial(_solve, (*batch, n), dtype, device))
+            flops = math.prod(leading) * 2 * n**3 / 3
+            yield Task("solve", (*leading, n, n), dtype, flops, partial(_solve, (*leading, n), dtype, device))
         for m, n, rank in LOW_RANK:
             # A randomized method with four power iterations reads A ten times.
             calls = partial(_svd, m, n, rank, dtype, device)
