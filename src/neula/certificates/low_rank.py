@@ -68,7 +68,7 @@ class SVDCertificate:
         return residual, orthogonality, missed
 
     def __str__(self) -> str:
-        beyond = f"no singular value larger by more than {self.missed:.1e}"
+        beyond = f"missed ones exceed by {self.missed:.1e}"
         return (
             f"residual {self.residual:.1e} (bound {self.bound:.1e}), "
             f"orthogonality {self.orthogonality:.1e} (bound {self.orthogonality_bound:.1e}), "

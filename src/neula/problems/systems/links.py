@@ -121,9 +121,7 @@ def by_cholesky(system: System, before: Solution | None, arithmetic: Arithmetic)
 def _cholesky_factor(system: System, engine: Engine) -> CholeskyFactor:
     n, tuning = len(system.a), engine.tuning
     work = working_matrices(1, n, engine)
-    # A is symmetric as it is scaled: a copy in the order in which it lies takes a part of the time.
-    by_columns = system.a.stride(0) == 1
-    system.scales.fill(work[0] if by_columns else work[0].T, system.a, engine)
+    system.scales.fill(work[0], system.a, engine)  # only the lower triangle is read, of any A
     if recursion_pays(n, engine):
         found = cholesky(work, engine, shift=SHIFT if engine.format.u > FP32.u else 0.0, give_up=True)
     else:
