@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+import textwrap
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -12,6 +13,9 @@ ArrayT = TypeVar("ArrayT")
 
 NUMBERS = 6
 """Numbers of a vector that are shown."""
+
+COLUMNS = 100
+"""Width of a screen."""
 
 Rows = Iterable[tuple[str, str]]
 
@@ -35,8 +39,11 @@ class Shown:
     def __repr__(self) -> str:
         rows = list(self.rows())
         width = max(len(name) for name, _ in rows)
-        lines = (f"  {name:<{width}}  {value}" for name, value in rows)
-        return "\n".join([f"{type(self).__name__}: {self.headline()}", *lines])
+        lines = [f"{type(self).__name__}: {self.headline()}"]
+        for name, value in rows:
+            first, *more = textwrap.wrap(value, COLUMNS - width - 4)
+            lines += [f"  {name:<{width}}  {first}", *(" " * (width + 4) + part for part in more)]
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         """The same as a table, for notebooks."""
