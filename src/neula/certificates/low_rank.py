@@ -172,9 +172,10 @@ def largest_beyond(
     seen = visible()
     (start, _), (_, size), (largest, _) = _norms(g, image, product)
     bound, size = math.sqrt(largest / seen), size / math.sqrt(VECTORS)
-    if bound <= wanted or not 0 < edge < wanted:
+    rate = 2 * math.acosh(wanted / edge) if 0 < edge < wanted else 0.0
+    if bound <= wanted or rate == 0:
         return Beyond(bound, size, 1)
-    degree = math.ceil(math.acosh(max(1.0, start / seen)) / (2 * math.acosh(wanted / edge)))
+    degree = math.ceil(math.acosh(max(1.0, start / seen)) / rate)
     if not 1 < degree <= most:
         return Beyond(bound, size, 1)
     weight = 4 / edge**2

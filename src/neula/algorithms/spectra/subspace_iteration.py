@@ -138,13 +138,18 @@ def _degrees(s: torch.Tensor, rank: int, factor: float, u: float) -> tuple[int, 
     Where ``T(s_1) / T(s_rank)`` is large, rounding errors along the first vectors would drown what is to be
     found of the others: it stays below ``u^-1/2``.
     """
-    first, last = (_growth(float(s[i]), float(s[-1])) for i in (0, rank - 1))
+    first, last = (_growth(float(s[i]), _edge(s)) for i in (0, rank - 1))
     if not (last > 0 and 1 < factor < math.inf):
         return 1, math.inf
     needed = max(1, math.ceil(math.log(2 * SAFETY * factor) / last))
     spread = first - last
     largest = int(-math.log(u) / 2 / spread) if 0 < spread < math.inf else needed
     return max(1, min(needed, largest)), needed
+
+
+def _edge(s: torch.Tensor) -> float:
+    """Up to where polynomials damp: the smallest Ritz value, unless that consists of rounding errors."""
+    return max(float(s[-1]), torch.finfo(s.dtype).eps * float(s[0]))
 
 
 def _growth(s: float, edge: float) -> float:
@@ -160,7 +165,7 @@ def _filtered(a: Operator, found: Ritz, rank: int, degree: int) -> torch.Tensor:
     Zhou and Saad, "A Chebyshev-Davidson algorithm for large symmetric eigenproblems", SIAM J. Matrix Anal.
     Appl. 29, 2007).
     """
-    s, edge = found.s, float(found.s[-1])
+    s, edge = found.s, _edge(found.s)
     if degree == 1:  # any polynomial of degree 1 leads to this space
         return found.image
     y = 2 * (s / edge).square().clamp_min(float(s[rank - 1] / edge) ** 2) - 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 
@@ -13,7 +14,7 @@ from neula.algorithms.spectra.subspace_iteration import Operator, subspace_itera
 from neula.certificates.low_rank import largest_beyond, upper_bounds
 from neula.kernels.precision import exact_matmul
 from neula.pipeline.chain import Answer
-from neula.problems.low_rank.problem import Matrices, Triplets
+from neula.problems.low_rank.problem import Matrices, Options, Triplets
 from neula.problems.orthogonal.factorize import factorize
 from neula.problems.orthogonal.problem import Options as QROptions
 
@@ -40,15 +41,9 @@ def by_iteration(
     evidence = _Evidence(problems, rank, most)
     operator = Operator.of(a, problems.norm, options.exact, options.exact.using(options.low))
     found, products = subspace_iteration(operator, rank, width, evidence.excess, most)
-    values = _values(
-        found.u[:, :rank],
-        found.s[:rank],
-        found.v[:, :rank],
-        evidence.measures,
-        evidence.errors,
-        evidence.remainder,
-    )
-    return Answer(values, label, iterations=products)
+    u, s, v = found.u[:, :rank], found.s[:rank], found.v[:, :rank]
+    values = _values(u, s, v, evidence.measures, evidence.errors, evidence.remainder)
+    return replace(_answer(options, label, values), iterations=products)
 
 
 class _Evidence:
@@ -118,7 +113,7 @@ def by_gram(problems: Matrices, before: Solution | None, *, compute: str) -> Sol
     weights = options.weights(s, norm, *a.shape)
     residual, missed = found.residual * norm / float(weights.min()), float((errors / weights).max())
     measures = [residual, found.orthogonality, missed]
-    return Answer(_values(found.u, s, found.v, measures, errors), f"gram-svd {compute}")
+    return _answer(options, f"gram-svd {compute}", _values(found.u, s, found.v, measures, errors))
 
 
 def by_svd(problems: Matrices, before: Solution | None) -> Solution:
@@ -136,7 +131,7 @@ def by_svd(problems: Matrices, before: Solution | None) -> Solution:
     weights = options.weights(found, norm, *a.shape)
     residual = float(torch.linalg.vector_norm(gaps / weights))
     measures = [residual, float(losses.max()), residual]
-    return Answer(_values(u, found, v, measures, errors), f"svd {options.work.name}")
+    return _answer(options, f"svd {options.work.name}", _values(u, found, v, measures, errors))
 
 
 def by_qr(problems: Matrices, before: Solution | None) -> Solution:
@@ -158,7 +153,13 @@ def by_qr(problems: Matrices, before: Solution | None) -> Solution:
     measures = [residual, orthogonality * options.orthogonality_bound(*a.shape), residual]
     errors = torch.full_like(s, (certificate.residual + certificate.orthogonality) * norm)
     label = f"{factors.attempts[-1].method} + svd"
-    return Answer(_values(u, s, vh.T, measures, errors), label)
+    return _answer(options, label, _values(u, s, vh.T, measures, errors))
+
+
+def _answer(options: Options, label: str, values: Triplets) -> Solution:
+    if options.progress is not None:
+        options.progress(label, 1.0)
+    return Answer(values, label)
 
 
 def _values(
