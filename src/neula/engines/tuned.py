@@ -16,13 +16,13 @@ import tempfile
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 import torch
 
+import neula
 from neula.engines.tuning import Tuning
 
 MEASURED = ("direct", "direct_definite", "direct_single", "gram_lapack", "gram_columns")
@@ -33,7 +33,7 @@ Machine = Mapping[str, str | int]
 
 def machine_of(device: torch.device) -> Machine:
     """What measured thresholds depend on."""
-    versions: dict[str, str | int] = {"torch": torch.__version__, "neula": version("neula")}
+    versions: dict[str, str | int] = {"torch": torch.__version__, "neula": neula.__version__}
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return {"device": properties.name, "driver": _driver(), "cuda": str(torch.version.cuda), **versions}
