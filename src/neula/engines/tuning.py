@@ -82,8 +82,8 @@ class Tuning:
         and iterations that the host counts; 16384 x 2048 takes 9.6 and 16, 262144 x 1024 25 and 12.5.
     gram_lapack, gram_ratio : int
         Columns up to which they do so with any number of rows, and rows for each column from which on: R from
-        the Gram matrix, its inverse and products with it take less time than LAPACK's QR (6144 x 384: 0.6 of
-        it; 4000 x 500: 0.9, 2000 x 500: 1.3).
+        the Gram matrix, its inverse and products with it take less time than LAPACK's QR (2048 x 128: 0.7 of
+        it, 6144 x 384: 0.6; 4000 x 500: 0.9, 2000 x 500: 1.3).
     doubled_elements : int
         Elements of a tall matrix up to which least squares are refined with residuals in twice the working
         precision unasked.
@@ -249,7 +249,7 @@ def cpu_tuning(formats: tuple[str, ...]) -> Tuning:
         preconditioners=("fp32",),
         definite=("fp32", "fp64"),
         lapack=True,
-        gram_lapack=512,
+        gram_lapack=128,  # with more columns bounds by Schatten norms cost digits that LAPACK's R shows
         doubled_elements=1 << 12,  # what that takes is the time of calls: 64 x 32
         single=Recursion("cholesky2", 128),
         double=Recursion("cholesky2", 128),
