@@ -928,3 +928,16 @@ def test_the_program_refuses_bad_input_without_a_traceback() -> None:
     assert done.stdout == ""
     assert done.stderr == "neula: error: missing.npy: no such file\n"
     assert not Path("x.npy").exists()
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["lstsq", "missing.npy", "missing.npy"]])
+def test_answers_that_need_no_arrays_come_at_once(arguments: list[str]) -> None:
+    """What takes long is to import NumPy and torch: a time would depend on the machine."""
+    script = (
+        "import sys\nfrom neula.cli.app import main\n"
+        f"sys.argv = ['neula', *{arguments}]\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "print(sorted({'numpy', 'scipy', 'torch'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stderr.endswith("[]\n")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import scipy.io
 
-from neula.io import files
+from neula.io import paths
 from neula.io.files import FileError, check_output, read_matrix, split_key, write_files, write_matrix
 
 BINARY = (".npy", ".npz")
@@ -353,7 +353,7 @@ def test_matrix_market_errors(tmp_path: Path, text: str, says: str) -> None:
 
 
 def test_missing_directory_empty(tmp_path: Path) -> None:
-    for extension in files.READABLE:
+    for extension in paths.READABLE:
         path = tmp_path / f"a{extension}"
         with pytest.raises(FileError, match=rf"a{extension}: no such file"):
             read_matrix(path)
@@ -477,7 +477,7 @@ def test_no_permission(tmp_path: Path) -> None:
 
 
 def test_check_output(tmp_path: Path) -> None:
-    for extension in files.WRITABLE:
+    for extension in paths.WRITABLE:
         check_output(tmp_path / f"a{extension}")
     assert_only(tmp_path)
     check_output(tmp_path / "a.npz", arrays=3)

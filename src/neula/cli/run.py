@@ -83,12 +83,15 @@ class Run:
         """The text of a warning that the accuracy, or the rank, was missed."""
 
     def check_outputs(self, inputs: Sequence[str | None], *outputs: tuple[Path | None, int]) -> None:
-        """Raise before the work if a result could not be saved, or would replace an input.
+        """Raise before the work if an input is missing, or a result could not be saved or would replace one.
 
         An output is a file with the number of arrays that go into it.
         """
-        from neula.io.files import FileError, check_output, split_key
+        from neula.io.paths import FileError, check_output, readable_kind, split_key
 
+        for name in inputs:
+            if name is not None:
+                readable_kind(split_key(name)[0])
         taken = {split_key(name)[0].resolve(): name for name in inputs if name is not None}
         for path, arrays in outputs:
             if path is None:

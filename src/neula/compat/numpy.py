@@ -141,8 +141,10 @@ def qr(a: Any, mode: str = "reduced") -> Any:
     need(mode in ("reduced", "complete", "r"))
     A = _real(a)
     need(bool(np.isfinite(A).all()))
-    result = neula.qr(A, cast(QRMode, mode))
-    return _as(a, result.R) if mode == "r" else _QRResult(_as(a, result.Q), _as(a, result.R))
+    # NumPy computes in double precision, whatever the dtype, and so is more accurate than single precision.
+    result = neula.qr(A.astype(np.float64, copy=False), cast(QRMode, mode))
+    R = _as(a, _rounded(result.R, A))
+    return R if mode == "r" else _QRResult(_as(a, _rounded(result.Q, A)), R)
 
 
 @drop_in(linalg)
@@ -178,7 +180,8 @@ def cholesky(a: Any, /, *, upper: bool = False) -> Any:
     array([[2., 0.],
            [1., 2.]])
     """
-    return _as(a, neula.cholesky(_real(a), upper=upper).factor)
+    A = _real(a)
+    return _as(a, _rounded(neula.cholesky(A.astype(np.float64, copy=False), upper=upper).factor, A))
 
 
 @drop_in(linalg)
@@ -234,6 +237,11 @@ def _real(x: Any) -> np.ndarray:
     array = np.asarray(x)
     need(array.dtype.kind in "iub" or (array.dtype.kind == "f" and array.dtype.itemsize in (4, 8)))
     return array
+
+
+def _rounded(answer: np.ndarray, given: np.ndarray) -> np.ndarray:
+    """An answer in the precision of what was given."""
+    return answer.astype(given.dtype.type if given.dtype.kind == "f" else np.float64, copy=False)
 
 
 def _as(given: Any, answer: np.ndarray) -> Any:

@@ -10,20 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from neula.io.tables import FileError, Message, read_csv, read_mtx, write_text
+from neula.io.paths import WRITABLE, FileError, check_output, kind_of, readable_kind, split_key, system_errors
+from neula.io.tables import Message, read_csv, read_mtx, write_text
 
 __all__ = ["FileError", "check_output", "read_matrix", "split_key", "write_files", "write_matrix"]
-
-READABLE = (".npy", ".npz", ".csv", ".mtx", ".mtx.gz")
-WRITABLE = (".npy", ".npz", ".csv", ".mtx")
-
-
-def split_key(argument: str) -> tuple[Path, str | None]:
-    """Split ``file.npz:key`` into the path and the key of the array inside; other names have no key."""
-    head, colon, key = argument.rpartition(":")
-    if colon and head.lower().endswith(".npz"):
-        return Path(head), key
-    return Path(argument), None
 
 
 def read_matrix(
@@ -60,42 +50,15 @@ def read_matrix(
         The file is missing, empty, truncated, not what its extension says, or holds no real numbers.
     """
     path = Path(path)
-    kind = _readable_kind(path)
+    kind = readable_kind(path)
     if key is not None and kind != ".npz":
         raise FileError(f"{path}: only an .npz file holds arrays by name, so ':{key}' cannot choose one")
     tell = message or (lambda text: None)
-    with _system_errors(path, "read"):
+    with system_errors(path, "read"):
         if kind in (".npy", ".npz"):
             return _numbers(path, _read_npy(path) if kind == ".npy" else _read_npz(path, key))
         matrix = read_csv(path, tell) if kind == ".csv" else read_mtx(path, kind, tell)
     return matrix[:, 0] if column_as_vector and matrix.shape[1] == 1 else matrix
-
-
-def check_output(path: str | os.PathLike[str], *, arrays: int = 1) -> None:
-    """Raise before any computing when a result could not be written to ``path`` afterwards.
-
-    Parameters
-    ----------
-    path : str or path
-        Where :func:`write_matrix` or :func:`write_files` will write.
-    arrays : int, optional
-        How many arrays will go into the file; only ``.npz`` holds more than one.
-
-    Raises
-    ------
-    FileError
-        Unknown extension, too many arrays for the format, no such directory, or not writable.
-    """
-    path = Path(path)
-    kind = _kind(path, WRITABLE, "written")
-    if arrays > 1 and kind != ".npz":
-        raise FileError(f"{path}: a {kind} file holds one array, not {arrays}; give the name of an .npz file")
-    if path.is_dir():
-        raise FileError(f"{path}: is a directory; add the name of a file")
-    if not path.parent.is_dir():
-        raise FileError(f"{path}: there is no directory {path.parent}; create it first")
-    if not os.access(path.parent, os.W_OK | os.X_OK) or (path.exists() and not os.access(path, os.W_OK)):
-        raise FileError(f"{path}: no permission to write there")
 
 
 def write_matrix(path: str | os.PathLike[str], array: np.ndarray, *, name: str = "array") -> None:
@@ -145,53 +108,7 @@ def write_files(contents: Mapping[Path, Mapping[str, np.ndarray]]) -> None:
             temporary.unlink(missing_ok=True)
 
 
-@contextmanager
-def _system_errors(path: Path, verb: str) -> Iterator[None]:
-    """What the operating system refuses becomes a FileError."""
-    try:
-        yield
-    except OSError as error:
-        raise FileError(f"{path}: cannot be {verb}: {error.strerror or error}") from error
-
-
 # --- what a file is ---------------------------------------------------------------------------------------
-
-
-def _kind(path: Path, known: tuple[str, ...], verb: str) -> str:
-    for extension in known:
-        if path.name.lower().endswith(extension):
-            return extension
-    raise FileError(f"{path}: unknown extension {path.suffix!r}; {', '.join(known)} can be {verb}")
-
-
-def _readable_kind(path: Path) -> str:
-    """Return the extension of a file that is there, is not empty, and begins as its extension says."""
-    if path.is_dir():
-        raise FileError(f"{path}: is a directory, not a file")
-    if not path.exists():
-        raise FileError(f"{path}: no such file")
-    kind = _kind(path, READABLE, "read")
-    with _system_errors(path, "read"), path.open("rb") as stream:
-        head = stream.read(512)
-    if not head:
-        raise FileError(f"{path}: the file is empty")
-    found = _sniff(head)
-    if found != kind:
-        content = f"looks like {found}; rename it" if found else "is of no known kind"
-        raise FileError(f"{path}: not a {kind} file, as its extension says: the content {content}")
-    return kind
-
-
-def _sniff(head: bytes) -> str | None:
-    if head.startswith(b"\x93NUMPY"):
-        return ".npy"
-    if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
-        return ".npz"
-    if head.startswith(b"\x1f\x8b"):
-        return ".mtx.gz"
-    if head.lower().startswith(b"%%matrixmarket"):
-        return ".mtx"
-    return None if b"\0" in head else ".csv"
 
 
 def _numbers(path: Path, array: np.ndarray) -> np.ndarray:
@@ -255,8 +172,8 @@ def _choose(path: Path, keys: list[str], key: str | None) -> str:
 
 def _write(path: Path, temporary: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write to ``temporary`` in the format of ``path``."""
-    kind = _kind(path, WRITABLE, "written")
-    with _system_errors(path, "written"), temporary.open("xb") as stream:
+    kind = kind_of(path, WRITABLE, "written")
+    with system_errors(path, "written"), temporary.open("xb") as stream:
         if kind == ".npz":
             np.savez(stream, **arrays)  # type: ignore[arg-type]
             return

@@ -16,11 +16,9 @@ from typing import IO
 
 import numpy as np
 
+from neula.io.paths import FileError
+
 Message = Callable[[str], None]
-
-
-class FileError(ValueError):
-    """A file cannot be read or written; the message names it and says what to change."""
 
 
 # --- CSV --------------------------------------------------------------------------------------------------
