@@ -220,19 +220,21 @@ H200 = cuda_tuning((9, 0), replayed_bytes=1 << 28)
 
 
 @pytest.mark.parametrize(
-    ("tuning", "n", "target", "labels"),
+    ("tuning", "count", "n", "target", "labels"),
     [
-        (H200, 16384, FP32, ["fp16_cor", "fp64"]),
-        (H200, 16384, FORMATS["fp16"], ["fp16", "fp64"]),
-        (H200, 32, FP32, ["fp16_cor", "fp64"]),
-        (H200, 16384, FP64, ["fp64"]),
-        (cpu_tuning(("bf16", "fp32", "fp64")), 5000, FORMATS["bf16"], ["fp32", "fp64"]),
-        (cpu_tuning(("fp32", "fp64")), 50, FP64, ["fp64"]),
+        (H200, 1, 32768, FP32, ["fp16_cor", "fp64"]),
+        (H200, 1, 32768, FORMATS["fp16"], ["fp16", "fp64"]),
+        (H200, 1, 16384, FP32, ["fp32", "fp64"]),
+        (H200, 8, 2048, FP32, ["fp16_cor", "fp64"]),
+        (H200, 8, 1024, FP32, ["fp32", "fp64"]),
+        (H200, 1, 32768, FP64, ["fp64"]),
+        (cpu_tuning(("bf16", "fp32", "fp64")), 1, 5000, FORMATS["bf16"], ["fp32", "fp64"]),
+        (cpu_tuning(("fp32", "fp64")), 1, 50, FP64, ["fp64"]),
     ],
 )
-def test_what_is_tried(tuning: Tuning, n: int, target: Format, labels: list[str]) -> None:
+def test_what_is_tried(tuning: Tuning, count: int, n: int, target: Format, labels: list[str]) -> None:
     options = Options(target, engine_of(tuning))
-    assert [link.label for link in chain(n, options)] == [f"cholesky {name}" for name in labels]
+    assert [link.label for link in chain(count, n, options)] == [f"cholesky {name}" for name in labels]
 
 
 @pytest.mark.gpu

@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 import torch
 
 from neula.algorithms.elimination.factorization import Factorization
-from neula.algorithms.krylov.cg import Operator, cg
+from neula.algorithms.krylov.cg import cg
 from neula.algorithms.krylov.driver import STAGNATION, iterate
 from neula.algorithms.krylov.gmres import gmres
 from neula.certificates.backward_error import Scaling, backward_error
-from neula.engines import Engine
 
 INNER_TOLERANCE = 1e-12
 """What GMRES reduces residuals to at most before they are computed anew: beyond, its own differ from them."""
@@ -133,7 +132,7 @@ def classical(factors: Factorization) -> UpdateSolver:
     return lambda residual, *_: (factors.solve(residual), 1)
 
 
-def gmres_refinement(a: torch.Tensor, factors: Factorization, engine: Engine | None = None) -> UpdateSolver:
+def gmres_refinement(a: torch.Tensor, factors: Factorization) -> UpdateSolver:
     """GMRES-based refinement: updates are solved for with the factors as right preconditioner.
 
     From there GMRES minimizes the residual itself, and ends where the backward error is small enough; from
@@ -147,17 +146,13 @@ def gmres_refinement(a: torch.Tensor, factors: Factorization, engine: Engine | N
     a : Tensor, shape (n, n)
         float64.
     factors : Factorization
-    engine : Engine, optional
-        Can make what each iteration does faster.
     """
     factors = factors.in_double()
-
-    operator = _recorded(lambda z: a @ factors.solve(z), engine)
 
     def solve(residual: torch.Tensor, reduction: float, max_iterations: int) -> tuple[torch.Tensor, int]:
         steps = [
             gmres(
-                operator,
+                lambda z: a @ factors.solve(z),
                 block,
                 tolerance=max(MARGIN * reduction, INNER_TOLERANCE),
                 max_iterations=max_iterations,
@@ -170,21 +165,7 @@ def gmres_refinement(a: torch.Tensor, factors: Factorization, engine: Engine | N
     return solve
 
 
-def _recorded(function: Operator, engine: Engine | None) -> Operator:
-    """A function that an engine records when it is called for a shape for the first time."""
-    if engine is None:
-        return function
-    known: dict[torch.Size, Operator] = {}
-
-    def called(x: torch.Tensor) -> torch.Tensor:
-        if x.shape not in known:
-            known[x.shape] = engine.recorded(function, x)
-        return known[x.shape](x)
-
-    return called
-
-
-def cg_refinement(a: torch.Tensor, factors: Factorization, engine: Engine | None = None) -> UpdateSolver:
+def cg_refinement(a: torch.Tensor, factors: Factorization) -> UpdateSolver:
     """Refinement with conjugate gradients, for a symmetric positive definite A and Cholesky factors of it.
 
     Higham and Pranesh, "Exploiting Lower Precision Arithmetic in Solving Symmetric Positive Definite Linear
@@ -196,10 +177,8 @@ def cg_refinement(a: torch.Tensor, factors: Factorization, engine: Engine | None
     a : Tensor, shape (n, n)
         float64.
     factors : Factorization
-    engine : Engine, optional
-        Can make what each iteration does faster.
     """
-    preconditioner = _recorded(factors.in_double().solve, engine)
+    preconditioner = factors.in_double().solve
 
     def solve(residual: torch.Tensor, reduction: float, max_iterations: int) -> tuple[torch.Tensor, int]:
         return cg(

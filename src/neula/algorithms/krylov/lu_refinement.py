@@ -19,6 +19,7 @@ import torch
 from neula.algorithms.elimination.butterfly import Butterflied, TwoSided
 from neula.algorithms.elimination.equilibrate import UNIFORM, Equilibrated, Equilibration, scaled_rows
 from neula.algorithms.elimination.factorization import Factorization, MixedLU
+from neula.algorithms.elimination.recorded import Recorded
 from neula.algorithms.krylov.iterative_refinement import Refined, classical, gmres_refinement, refine
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.inverse_norm import sampled_inverse_norm
@@ -287,7 +288,7 @@ def refine_with(
     refined = run(classical(factors), start=start, stagnation=SLOW)
     if bool((refined.backward_error <= bound).all()):
         return refined
-    return run(gmres_refinement(matrix, factors, engine), start=refined)
+    return run(gmres_refinement(matrix, Recorded(factors, engine)), start=refined)
 
 
 def _factors_of(

@@ -15,15 +15,15 @@ from neula.problems.definite.links import by_library, recursive
 from neula.problems.definite.problem import CholeskyValues, Options, Symmetric
 
 
-def chain(n: int, options: Options) -> list[Link[Symmetric, CholeskyValues]]:
-    """What is tried for all matrices of order n together, or for a single one.
+def chain(count: int, n: int, options: Options) -> list[Link[Symmetric, CholeskyValues]]:
+    """What is tried for some matrices of order n together, or for a single one.
 
     The recursion where its products are cheaper than what the library does, else the library; at last the
     library in double precision, which alone says that a matrix is not positive definite.
     """
     low, tuning = options.low, options.engine.tuning
     tried = []
-    if n >= tuning.cholesky and low.format is not FP64:
+    if n >= (tuning.cholesky if count == 1 else tuning.batched_cholesky) and low.format is not FP64:
         tried.append(Link(f"cholesky {low.name}", partial(recursive, arithmetic=low)))
     elif low.format is not FP64:
         tried.append(Link("cholesky fp32", partial(by_library, format=FP32)))

@@ -142,7 +142,7 @@ def _factorize(
         return _nothing_to_do(lower)
     try:
         judge = CholeskyJudge.of(n, options)
-        run = run_chain(chain(n, options), Symmetric.of(lower, options), judge)
+        run = run_chain(chain(len(lower), n, options), Symmetric.of(lower, options), judge)
     except NotDefiniteMember as error:
         _check_triangle(given, upper=upper)
         where = np.unravel_index(error.place, given.shape[:-2])

@@ -25,6 +25,7 @@ from neula.algorithms.elimination.factorization import (
     library_lu,
     mixed_lu,
 )
+from neula.algorithms.elimination.recorded import Recorded
 from neula.algorithms.krylov.driver import STAGNATION
 from neula.algorithms.krylov.iterative_refinement import (
     Refined,
@@ -163,6 +164,7 @@ def _refined(system: System, label: str, factors: Factorization, format: Format)
 def _refine(system: System, label: str, factors: Factorization, format: Format) -> Solution:
     """Classical refinement, and CG or GMRES with the same factors where that does not do."""
     options = system.options
+    factors = Recorded(factors, options.engine)
     # LAPACK's errors grow like the bound; a quarter of it is below them, and above those of the residual.
     target = system.bound / 4
     report = stage(options.progress, "refining")
@@ -186,10 +188,7 @@ def _refine(system: System, label: str, factors: Factorization, format: Format) 
     if by_gmres:
         symmetric = options.positive and system.scaled is None
         label += " + cg" if symmetric else " + gmres"
-        if symmetric:
-            update = cg_refinement(system.a, factors, options.engine)
-        else:
-            update = gmres_refinement(system.a, factors, options.engine)
+        update = (cg_refinement if symmetric else gmres_refinement)(system.a, factors)
         refined = run(update, refined, STAGNATION)
     if not bool((refined.backward_error < 1).all()):
         raise Declined("refinement does not converge", label)
