@@ -465,6 +465,14 @@ def test_forward_mode_is_torchs() -> None:
     assert torch.allclose(tangent, A[0] / 2)
 
 
+def test_tensors_whose_numbers_cannot_be_looked_at_are_torchs() -> None:
+    A = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(2)) + 4 * torch.eye(4)
+    assert torch.allclose(torch.vmap(torch_compat.solve)(A, A[:, 0]), torch.linalg.solve(A, A[:, 0]))
+    assert torch.allclose(torch.vmap(torch_compat.pinv)(A), torch.linalg.pinv(A), atol=1e-5)
+    assert torch_compat.qr(A.to("meta")).R.shape == (3, 4, 4)
+    assert torch_compat.solve(A.to("meta"), A.to("meta")).shape == (3, 4, 4)
+
+
 def test_nan_is_handed_on_where_the_peer_takes_it() -> None:
     b = [math.nan, 1.0]
     assert np.array_equal(np_compat.solve(np.eye(2), b), np.linalg.solve(np.eye(2), b), equal_nan=True)

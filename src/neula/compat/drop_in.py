@@ -17,8 +17,9 @@ class Unsuited(Exception):
     """What was asked for is the peer's to answer, or to refuse."""
 
 
-REFUSALS = (Unsuited, TypeError, ValueError, ArithmeticError, np.linalg.LinAlgError)
-"""What neula raises for input that it cannot, or should not, answer."""
+REFUSALS = (Unsuited, TypeError, ValueError, ArithmeticError, RuntimeError, np.linalg.LinAlgError)
+"""What neula raises for input that it cannot, or should not, answer; and torch where memory is short, and for
+tensors whose numbers cannot be looked at (under ``vmap``, or on the device "meta")."""
 
 
 def drop_in(peer: ModuleType) -> Callable[[Callable[P, T]], Callable[P, T]]:
