@@ -120,3 +120,19 @@ def forever(rank: int, group: Any, a: torch.Tensor) -> None:
     spread = neula.distributed.rows(a, group)
     while True:
         neula.qr(spread)
+
+
+def product(rank: int, group: Any, a: torch.Tensor, b: torch.Tensor, asked: dict[str, Any]) -> Any:
+    """``A^T B``, and the same of DTensors."""
+    size = distributed.get_world_size(group)
+    rows = [neula.distributed.rows(mine(x, group, size), group) for x in (a, b)]
+    found = neula.matmul(rows[0].T, rows[1], **asked)
+    mesh = DeviceMesh.from_group(group, "cpu")
+    spread = [distribute_tensor(x, mesh, [Shard(0)]) for x in (a, b)]
+    return found, neula.matmul(spread[0].T, spread[1], **asked).to_local()
+
+
+def refused_product(rank: int, group: Any) -> Any:
+    """``A B`` with rows of both spread."""
+    a = neula.distributed.rows(torch.ones(2, 4), group)
+    return neula.matmul(a, a)

@@ -92,6 +92,11 @@ class Engine(ABC):
         return type(self)(self.device, arithmetic)
 
     @property
+    def alone(self) -> Engine:
+        """The same engine for matrices that are all here."""
+        return self
+
+    @property
     def storage(self) -> torch.dtype:
         """The dtype of working matrices and sums."""
         return self.format.storage

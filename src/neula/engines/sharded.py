@@ -267,6 +267,10 @@ class _Sharded(Engine):
         return type(self)(self._local.using(arithmetic), self.over_rows)
 
     @property
+    def alone(self) -> Engine:
+        return self._local
+
+    @property
     def unblocked(self) -> Self:
         return type(self)(self._local.unblocked, self.over_rows)
 

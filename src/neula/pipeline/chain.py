@@ -305,11 +305,6 @@ class Run(Generic[V]):
         self.open = before
 
 
-def in_step(links: Iterable[Link[P, V]]) -> list[Link[P, V]]:
-    """Links of several processes, none of which goes on to the next link if it alone runs out of memory."""
-    return [replace(link, overwrites=True) for link in links]
-
-
 class Unanswered(ArithmeticError):
     """No link gave an answer."""
 

@@ -56,6 +56,11 @@ class RowSharded(Spread):
         """That of the local rows."""
         return self.local.dtype
 
+    @property
+    def T(self) -> ColumnSharded:
+        """The transpose, for ``neula.matmul(A.T, B)``."""
+        return ColumnSharded(self)
+
     def full(self) -> Any:
         """All rows, on every process: to be called by all of them.
 
@@ -72,6 +77,31 @@ class RowSharded(Spread):
             f"RowSharded(shape={self.shape}, dtype={self.dtype}, rows {self.over_rows.first} to "
             f"{self.over_rows.first + self.local.shape[0]} here)"
         )
+
+
+class ColumnSharded(Spread):
+    """The transpose of a matrix whose rows are spread over processes.
+
+    Attributes
+    ----------
+    T : RowSharded
+        That matrix.
+    """
+
+    def __init__(self, rows: RowSharded) -> None:
+        self.T = rows
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of the whole matrix."""
+        return self.T.shape[::-1]
+
+    def full(self) -> Any:
+        """All of it, on every process."""
+        return self.T.full().T
+
+    def __repr__(self) -> str:
+        return f"{self.T!r}.T"
 
 
 def rows(local: Any, group: Any = None) -> RowSharded:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, ParamSpec, TypeVar
 
@@ -19,12 +19,15 @@ from torch import distributed
 
 from neula.engines import select_engine
 from neula.engines.sharded import RowsOfGroup, sharded
-from neula.pipeline.distributed import RowSharded, agree
+from neula.pipeline.chain import Link, Problems, Values
+from neula.pipeline.distributed import ColumnSharded, RowSharded, agree
 from neula.pipeline.inputs import Taken, is_spread, refuse_gradient, take
 from neula.pipeline.result import AccuracyError
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Some = TypeVar("Some", bound=Problems)
+V = TypeVar("V", bound=Values)
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,8 @@ def _operand(x: Any, name: str) -> _Operand:
         raise TypeError(
             "A is not spread over processes, and another operand is: pass neula.distributed.rows(A)"
         )
+    if isinstance(x, ColumnSharded):
+        raise TypeError(f"{name} is spread by columns, and this function takes rows: pass {name}.full()")
     if not is_spread(x):
         raise TypeError(
             f"{name} is not spread over processes, and A is: pass neula.distributed.rows({name}) with as "
@@ -229,7 +234,7 @@ def _group_of(given: Mapping[str, Any]) -> Any:
     """
     found = {name: x for name, x in given.items() if is_spread(x)}
     groups = {
-        name: x.group if isinstance(x, RowSharded) else _group_of_dtensor(x, name)
+        name: _group_of_dtensor(x, name) if isinstance(x, torch.Tensor) else _rows_of(x).group
         for name, x in found.items()
     }
     ranks = {name: distributed.get_process_group_ranks(group) for name, group in groups.items()}
@@ -240,6 +245,11 @@ def _group_of(given: Mapping[str, Any]) -> Any:
     return group
 
 
+def _rows_of(x: Any) -> RowSharded:
+    rows: RowSharded = x.T if isinstance(x, ColumnSharded) else x
+    return rows
+
+
 def _group_of_dtensor(x: Any, name: str) -> Any:
     mesh = x.device_mesh
     if mesh.ndim != 1:
@@ -248,3 +258,8 @@ def _group_of_dtensor(x: Any, name: str) -> Any:
             f"redistribute it to [Shard(0)] on such a mesh, or pass {name}.full_tensor()"
         )
     return mesh.get_group()
+
+
+def in_step(links: Iterable[Link[Some, V]]) -> list[Link[Some, V]]:
+    """Links of several processes, none of which goes on to the next link if it alone runs out of memory."""
+    return [replace(link, overwrites=True) for link in links]

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from neula.certificates.forward_error import SURE
-from neula.pipeline.chain import Run, Unanswered, in_step, run_chain, run_each
+from neula.pipeline.chain import Run, Unanswered, run_chain, run_each
 from neula.pipeline.inputs import check_finite, finite_members
+from neula.pipeline.over_processes import in_step
 from neula.pipeline.result import Attempt
 from neula.pipeline.solutions import nothing_to_do, numbers_of
 from neula.problems.least_squares.chain import (

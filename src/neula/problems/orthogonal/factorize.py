@@ -12,8 +12,9 @@ from neula.certificates.qr import QRCertificate
 from neula.engines import FP64, Format
 from neula.kernels.precision import plain_arithmetic
 from neula.kernels.shift import shift
-from neula.pipeline.chain import Link, Run, in_step, run_chain
+from neula.pipeline.chain import Link, Run, run_chain
 from neula.pipeline.inputs import check_finite, finite_members
+from neula.pipeline.over_processes import in_step
 from neula.problems.orthogonal import chain
 from neula.problems.orthogonal.chain import Layout, QRJudge
 from neula.problems.orthogonal.factors import Factors
