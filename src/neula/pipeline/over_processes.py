@@ -40,10 +40,13 @@ class _Operand:
         The rows here, and the way back.
     mesh : DeviceMesh or None
         That of a DTensor.
+    over_rows : RowsOfGroup or None
+        That of a :class:`RowSharded`.
     """
 
     taken: Taken
     mesh: Any = None
+    over_rows: RowsOfGroup | None = None
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -82,7 +85,7 @@ def _operand(x: Any, name: str) -> _Operand:
         For other layouts.
     """
     if isinstance(x, RowSharded):
-        return _Operand(take(x.local, name, differentiable=True))
+        return _Operand(take(x.local, name, differentiable=True), over_rows=x.over_rows)
     if not is_spread(x) and name == "A":
         raise TypeError(
             "A is not spread over processes, and another operand is: pass neula.distributed.rows(A)"
@@ -162,7 +165,7 @@ class OverProcesses:
         here = [len(found[name].taken.tensor) if name in found else -1 for name in self.operands]
         counts = agree(group, asked, error, here)
         a = found["A"]
-        over_rows = RowsOfGroup([count[0] for count in counts], group)
+        over_rows = a.over_rows or RowsOfGroup([count[0] for count in counts], group)
         self._check_rows(over_rows, counts, a, given)
         engine = sharded(select_engine(given.get("engine", "auto"), a.tensor.device), over_rows)
         tall = functools.partial(a.tall, over_rows=over_rows)
