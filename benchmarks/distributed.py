@@ -1,8 +1,8 @@
 """Rows over processes beside one of them: ``torchrun --nproc-per-node=2 -m benchmarks distributed``.
 
-Each row has the time, that of one process with the whole problem (weak scaling: with the rows of
-one process), what all processes send, and which part of the time they wait for messages. The last two are from a run that
-waits for the device before and after each message, so that it is not the one that is timed.
+Each row has the time, that of one process with the whole problem (weak scaling: with the rows of one
+process), what all processes send, and which part of the time they wait for messages. The last two are from a
+run that waits for the device before and after each message, so that it is not the one that is timed.
 """
 
 from __future__ import annotations

@@ -136,3 +136,19 @@ def refused_product(rank: int, group: Any) -> Any:
     """``A B`` with rows of both spread."""
     a = neula.distributed.rows(torch.ones(2, 4), group)
     return neula.matmul(a, a)
+
+
+def on_gpus(rank: int, group: Any, function: str, a: torch.Tensor, b: torch.Tensor, asked: Any) -> Any:
+    """The same with the rows of each process on its GPU; results on the CPU."""
+    size = distributed.get_world_size(group)
+    rows = [neula.distributed.rows(mine(x, group, size).cuda(), group) for x in (a, b)]
+    if function == "lstsq":
+        result = neula.lstsq(*rows, **asked)
+        return replace(result, x=result.x.cpu(), **dict.fromkeys(ARRAYS))
+    if function == "matmul":
+        return neula.matmul(rows[0].T, rows[1], **asked).cpu()
+    result = getattr(neula, function)(rows[0], **asked)
+    return replace(result, Q=result.Q.full().cpu(), R=result.R.cpu())
+
+
+ARRAYS = ("accepted", "backward_errors", "conditions", "forward_errors", "ranks")

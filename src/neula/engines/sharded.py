@@ -102,7 +102,14 @@ class RowsOfGroup(Reduction):
     def _packed(
         self, parts: Sequence[torch.Tensor], send: Callable[[torch.Tensor], None]
     ) -> tuple[torch.Tensor, ...]:
-        """Several tensors in one message, in the widest of their dtypes; integers and booleans as float64."""
+        """Several tensors in one message, in the widest of their dtypes; integers and booleans as float64.
+
+        Elements are sent row by row, whatever their order in memory, which need not be the same on all
+        processes. A single tensor that lies so is sent from where it is, and overwritten.
+        """
+        if len(parts) == 1 and parts[0].is_contiguous() and parts[0].dtype == _sent_as(parts[0].dtype):
+            send(parts[0])
+            return tuple(parts)
         dtype = max((_sent_as(x.dtype) for x in parts), key=lambda dtype: dtype.itemsize)
         message = torch.cat([x.reshape(-1).to(dtype) for x in parts]).contiguous()
         send(message)
@@ -280,7 +287,8 @@ class _Sharded(Engine):
         return _alone(self._local.tuning)
 
     def inner(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None = None) -> torch.Tensor:
-        total = self.over_rows.total(super().inner(a, b))
+        """The transpose is what lies row by row in memory."""
+        total = self.over_rows.total(super().inner(a, b).T).T
         return total if c is None else c.copy_(total)
 
     def project_out(
@@ -295,7 +303,7 @@ class _Sharded(Engine):
         return self.over_rows.total(super().gram(a))
 
     def lower_gram(self, a: torch.Tensor, blocks: Sequence[slice]) -> torch.Tensor:
-        return self.over_rows.total(super().lower_gram(a, blocks))
+        return self.over_rows.total(super().lower_gram(a, blocks).T).T
 
     @property
     def replayed_bytes(self) -> int:
