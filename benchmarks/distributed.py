@@ -35,7 +35,7 @@ class Case:
     m, n : int
         Of the whole matrix, or, for weak scaling, of one process.
     dtype : torch.dtype
-    accuracy : str or None
+    accuracy : str, optional
     weak : bool
         Whether each process has as many rows as one alone.
     """
@@ -44,7 +44,7 @@ class Case:
     m: int
     n: int
     dtype: torch.dtype = torch.float64
-    accuracy: str | None = None
+    accuracy: Any = None
     weak: bool = False
 
 
