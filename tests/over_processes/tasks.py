@@ -13,7 +13,17 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import neula
+from neula.engines import EmulatedEngine
+from neula.engines.sharded import RowsOfGroup
+from neula.engines.tuning import cuda_tuning
+from neula.problems.least_squares.together import FACTORS
 from over_processes.problems import counts_of
+
+
+class LikeAGpu(EmulatedEngine):
+    """Takes the links, panels and steps of an H200, but for products with error correction."""
+
+    tuning = cuda_tuning((9, 0), corrected=False, tournament_width=0)
 
 
 def mine(x: Any, group: Any, size: int) -> Any:
@@ -152,3 +162,17 @@ def on_gpus(rank: int, group: Any, function: str, a: torch.Tensor, b: torch.Tens
 
 
 ARRAYS = ("accepted", "backward_errors", "conditions", "forward_errors", "ranks")
+
+
+def r_factor(rank: int, group: Any, name: str, a: torch.Tensor) -> torch.Tensor:
+    """R of small problems, from one of its sources."""
+    size = distributed.get_world_size(group)
+    local = mine(a, group, size)
+    over_rows = RowsOfGroup(counts_of(len(a), size), group)
+    local = local if len(local) else local.new_zeros(1, a.shape[1])
+    return FACTORS[name](local[None], over_rows=over_rows)[0]
+
+
+def whole(rank: int, group: Any, name: str) -> Any:
+    """What takes no matrices over processes."""
+    return getattr(neula, name)(neula.distributed.rows(torch.ones(3, 2), group))

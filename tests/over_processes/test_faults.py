@@ -76,6 +76,22 @@ def test_what_needs_the_whole_matrix(processes: Processes) -> None:
     assert "engine" in found.message
 
 
+def test_what_takes_whole_matrices(processes: Processes) -> None:
+    for name in ("svd_lowrank", "pinv"):
+        found = the_same_error(processes.run(2, tasks.whole, name))
+        assert found.message.startswith("A is spread over processes")
+        assert found.message.endswith("pass A.full()")
+
+
+def test_strict_calls(processes: Processes) -> None:
+    """The error has the result as it would have been returned."""
+    a, b = matrix(60, 10), torch.ones(60).double()
+    asked = {"strict": True, "algorithm": "direct"}
+    found = the_same_error(processes.run(2, tasks.solution, a, b, None, asked))
+    assert found.error == "AccuracyError"
+    assert "least squares is not certified" in found.message
+
+
 @pytest.mark.parametrize(
     ("kind", "message"),
     [("mesh", "a mesh of 2 dimensions"), ("columns", "redistribute"), ("solve", "A.full_tensor()")],

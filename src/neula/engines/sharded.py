@@ -29,9 +29,6 @@ from typing import Any, Self
 import torch
 from torch import distributed
 
-from neula.engines.cpu import CpuEngine
-from neula.engines.cuda import CudaEngine
-from neula.engines.emulated import EmulatedEngine
 from neula.engines.engine import Engine, Named, Tensors
 from neula.engines.reduction import Factorize, Reduction
 from neula.engines.tuning import Tuning
@@ -315,23 +312,9 @@ class _Sharded(Engine):
         return Engine.replay(self, function, inputs, key, out)
 
 
-class _ShardedCpu(_Sharded, CpuEngine):
-    pass
-
-
-class _ShardedCuda(_Sharded, CudaEngine):
-    pass
-
-
-class _ShardedEmulated(_Sharded, EmulatedEngine):  # type: ignore[misc, override]
-    pass
-
-
-_SHARDED: dict[type[Engine], type[_Sharded]] = {
-    CpuEngine: _ShardedCpu,
-    CudaEngine: _ShardedCuda,
-    EmulatedEngine: _ShardedEmulated,
-}
+@lru_cache(maxsize=16)
+def _sharded_class(kind: type[Engine]) -> type[_Sharded]:
+    return type(f"Sharded{kind.__name__}", (_Sharded, kind), {})
 
 
 def sharded(engine: Engine, over_rows: Reduction) -> Engine:
@@ -343,7 +326,7 @@ def sharded(engine: Engine, over_rows: Reduction) -> Engine:
         That of the rows here.
     over_rows : Reduction
     """
-    return _SHARDED[type(engine)](engine, over_rows)
+    return _sharded_class(type(engine))(engine, over_rows)
 
 
 @lru_cache(maxsize=16)

@@ -206,7 +206,7 @@ def _raise_difference(group: Any, asked: dict[str, Any] | None, error: Exception
             raise kind(f"{wrong[1]} (process {rank} of {len(everyone)})")
     first = everyone[0][1]
     for rank, (_, other) in enumerate(everyone):
-        for name in first.keys() | other.keys():
+        for name in sorted(first.keys() | other.keys()):
             if first.get(name) != other.get(name):
                 raise ValueError(
                     f"processes disagree about {name}: {first.get(name)} on process 0, {other.get(name)} on "
