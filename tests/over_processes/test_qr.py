@@ -41,7 +41,7 @@ def check_factors(q: torch.Tensor, r: torch.Tensor, a: torch.Tensor, u: float) -
 @pytest.mark.parametrize("size", COUNTS)
 @pytest.mark.parametrize(("function", "asked"), CALLS)
 def test_factors(processes: Processes, size: int, function: str, asked: dict[str, Any]) -> None:
-    """All spectra; the same R on all processes, bit by bit, and the links that one process would take."""
+    """All spectra; the same R on all processes, bit by bit."""
     for name in SPECTRA:
         a = matrix(331, 40, name)
         found = processes.check(size, tasks.factors, function, a, asked)
@@ -49,9 +49,6 @@ def test_factors(processes: Processes, size: int, function: str, asked: dict[str
         assert first.converged
         assert first.accuracy == one.accuracy
         check_factors(first.Q, first.R, a, U[first.accuracy])
-        if function == "qr":
-            tried = zip(first.attempts, one.attempts, strict=False)  # rounding errors may need another link
-            assert all(x.method == y.method for x, y in tried)
         for other in found[1:]:
             assert torch.equal(other.R, first.R)
             assert torch.equal(other.Q, first.Q)
