@@ -176,3 +176,10 @@ def r_factor(rank: int, group: Any, name: str, a: torch.Tensor) -> torch.Tensor:
 def whole(rank: int, group: Any, name: str) -> Any:
     """What takes no matrices over processes."""
     return getattr(neula, name)(neula.distributed.rows(torch.ones(3, 2), group))
+
+
+def triplets(rank: int, group: Any, a: torch.Tensor, asked: dict[str, Any]) -> Any:
+    """Leading singular triplets, U gathered."""
+    size = distributed.get_world_size(group)
+    result = neula.svd_lowrank(neula.distributed.rows(mine(a, group, size), group), **asked)
+    return replace(result, U=result.U.full())

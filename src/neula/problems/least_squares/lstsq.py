@@ -76,6 +76,7 @@ def lstsq(
         NumPy array, torch tensor or DLPack object, float16 to float64; integers are taken as float64. Not
         modified. Leading dimensions are a batch. Every dimension may be zero. With m < n the minimum-norm
         solution is computed.
+        Or a matrix whose rows are spread over processes (:func:`neula.distributed.rows`).
     b : array_like, shape (m,) or (..., m, k)
         One vector, the same for every matrix of A, or a matrix of right-hand sides; leading dimensions of A
         and b are broadcast as in NumPy.

@@ -63,6 +63,7 @@ def qr(
     A : array_like, shape (..., m, n)
         NumPy array, torch tensor or DLPack object, float16 to float64; integers are taken as float64. It is
         not modified, except with ``overwrite_a``. Leading dimensions are a batch; any dimension may be zero.
+        Or a matrix whose rows are spread over processes (:func:`neula.distributed.rows`).
     mode : {"reduced", "r", "complete"}
         Q of shape (m, min(m, n)); only R; or Q of shape (m, m) and R of shape (m, n).
     pivoting : bool, optional

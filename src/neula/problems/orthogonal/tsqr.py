@@ -66,6 +66,7 @@ def tsqr(
     A : array_like, shape (..., m, n), n <= 256
         NumPy array, torch tensor or DLPack object, float16 to float64; integers are taken as float64. It is
         not modified. Leading dimensions are a batch; any dimension may be zero.
+        Or a matrix whose rows are spread over processes (:func:`neula.distributed.rows`).
     mode : {"reduced", "r"}
         Q of shape (m, min(m, n)), or only R.
     compute : {"auto", "fp16_cor", "fp16_nocor", "tf32_cor", "tf32_nocor", "fp32_notc"}, optional
