@@ -154,6 +154,11 @@ def rows(local: Any, group: Any = None) -> RowSharded:
             raise ValueError(
                 f"local must be rows of a matrix or a vector, got shape {tuple(taken.tensor.shape)}"
             )
+        if taken.tensor.device.type == "cpu" and distributed.get_backend(group) == "nccl":
+            raise ValueError(
+                "local lies in the memory of the CPU, which NCCL does not reach: move it to the GPU of this "
+                "process, or begin with torch.distributed.init_process_group('cpu:gloo,cuda:nccl')"
+            )
         asked = {"columns": tuple(taken.tensor.shape[1:]), "dtype": taken.tensor.dtype}
     except (TypeError, ValueError) as wrong:
         error = wrong
