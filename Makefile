@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Tests run on all cores, each process with one thread: threads of several processes would wait for one another.
 WORKERS ?= auto
 PYTEST = OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 \
-	$(BIN)/python -m pytest -m "not gpu" -n $(WORKERS) --dist worksteal
+	$(BIN)/python -m pytest -m "not gpu and not gpu2" -n $(WORKERS) --dist worksteal
 
 # A CPU without bf16 and AVX-512, on any machine. What other processors than x86 do not know they would complain about.
 CAPS_x86_64 := ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 OPENBLAS_CORETYPE=Haswell
@@ -27,8 +27,8 @@ test-capped: $(VENV)/installed  ## as on a CPU with AVX2 at most
 fuzz: $(VENV)/installed  ## random problems for ten minutes, a new seed every time; MINUTES=1 for less
 	$(BIN)/python -m tests.campaign.fuzz --minutes $(or $(MINUTES),10)
 
-gpu-test:  ## on a machine with an NVIDIA GPU, in an environment of your own
-	$(PYTHON) -m pytest -m gpu
+gpu-test:  ## on a machine with an NVIDIA GPU, in an environment of your own; with two, what needs two as well
+	$(PYTHON) -m pytest -m "gpu or gpu2"
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

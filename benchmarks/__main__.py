@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +11,19 @@ import torch
 import typer
 from rich.console import Console
 
-from benchmarks import batched_lstsq, batched_qr, hard_batches, kernels, lstsq, lu, matmul, qr, solve, tsqr
+from benchmarks import (
+    batched_lstsq,
+    batched_qr,
+    distributed,
+    hard_batches,
+    kernels,
+    lstsq,
+    lu,
+    matmul,
+    qr,
+    solve,
+    tsqr,
+)
 from benchmarks.harness import Results
 
 BENCHMARKS: dict[str, Callable[[torch.device], Results]] = {
@@ -24,6 +37,7 @@ BENCHMARKS: dict[str, Callable[[torch.device], Results]] = {
     "kernels": kernels.run,
     "lu": lu.run,
     "solve": solve.run,
+    "distributed": distributed.run,
 }
 
 
@@ -36,6 +50,8 @@ def main(
     if name not in BENCHMARKS:
         raise typer.BadParameter(f"unknown benchmark {name!r}: choose one of {', '.join(BENCHMARKS)}")
     results = BENCHMARKS[name](torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
+    if int(os.environ.get("RANK", 0)):  # of several processes the first speaks for all
+        return
     Console().print(results.table())
     Console().print(f"data: {results.write(out)}")
 

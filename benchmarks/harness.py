@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ class Results:
     def add(self, **row: Any) -> None:
         """Keep a row and print it."""
         self.rows.append(row)
+        if int(os.environ.get("RANK", 0)):  # of several processes the first speaks for all
+            return
         Console(soft_wrap=True).print("  ".join(f"{k}={show(v)}" for k, v in row.items()), highlight=False)
 
     def write(self, folder: Path) -> Path:

@@ -157,6 +157,17 @@ def _method(row: Mapping[str, Any]) -> str:
 
 
 COLUMNS: dict[str, Sequence[Column]] = {
+    "distributed": (
+        ("problem", lambda row: row["problem"]),
+        ("shape", _shape),
+        ("processes", lambda row: row["processes"]),
+        ("ms", _milliseconds("ms")),
+        ("one process, ms", _milliseconds("one_ms")),
+        ("ratio", _formatted("ratio", ".2f")),
+        ("sent, MB", _formatted("sent_mb", ".1f")),
+        ("messages", lambda row: row["messages"]),
+        ("waiting", _formatted("waiting", ".0%")),
+    ),
     "qr": (
         ("shape", _shape),
         ("accuracy", lambda row: row["accuracy"]),

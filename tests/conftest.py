@@ -16,13 +16,14 @@ torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked gpu are skipped, not failed, where there is none."""
-    if torch.cuda.is_available():
-        return
-    skip = pytest.mark.skip(reason="needs a CUDA device")
-    for item in items:
-        if "gpu" in item.keywords:
-            item.add_marker(skip)
+    """Tests marked gpu and gpu2 are skipped, not failed, where there are no such devices."""
+    for name, count in (("gpu", 1), ("gpu2", 2)):
+        if torch.cuda.device_count() >= count:
+            continue
+        skip = pytest.mark.skip(reason=f"needs {count} CUDA device(s)")
+        for item in items:
+            if name in item.keywords:
+                item.add_marker(skip)
 
 
 @pytest.fixture(autouse=True, scope="session")

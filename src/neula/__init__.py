@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from neula.certificates.qr import QRCertificate
+    from neula.pipeline import distributed as distributed
     from neula.pipeline.result import (
         AccuracyError,
         AccuracyWarning,
@@ -77,6 +78,9 @@ _HOMES = {
 }
 """Where the functions and the certificate live; all other public names are results."""
 
+_MODULES = {"distributed": "pipeline.distributed"}
+"""Public modules that live in a room."""
+
 _ROOMS = (
     "algorithms",
     "certificates",
@@ -98,6 +102,8 @@ if not TYPE_CHECKING:  # type checkers would believe in any name
         """Import a public name when it is used first: ``import neula`` alone does not import torch."""
         if name in _ROOMS:
             return import_module(f"neula.{name}")
+        if name in _MODULES:
+            return import_module(f"neula.{_MODULES[name]}")
         if name not in __all__:
             raise AttributeError(f"module 'neula' has no attribute {name!r}{_meant(name)}")
         found = getattr(import_module(f"neula.{_HOMES.get(name, 'pipeline.result')}"), name)
@@ -114,4 +120,4 @@ def _meant(name: str) -> str:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_ROOMS})
+    return sorted({*globals(), *__all__, *_MODULES, *_ROOMS})

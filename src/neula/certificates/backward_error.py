@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from neula.engines.reduction import HERE, Reduction
+
 
 @dataclass(frozen=True)
 class Scale:
@@ -70,10 +72,10 @@ class Norms:
     image: torch.Tensor
     b: torch.Tensor
 
-    def to_host(self) -> Norms:
+    def to_host(self, over_rows: Reduction = HERE) -> Norms:
         """The same on the host, where decisions are made; synchronizes once."""
         parts = (self.residual, self.gradient, self.projected, self.image, self.b)
-        return Norms(*torch.stack(parts).cpu())
+        return Norms(*over_rows.agree(torch.stack(parts)).cpu())
 
     def measures(self, norm: float | torch.Tensor) -> Measures:
         """Upper bounds on the normwise backward error of x, the smallest of three counting.
@@ -95,18 +97,20 @@ def norms_of(
     residual: torch.Tensor,
     gradient: torch.Tensor,
     projected: torch.Tensor,
+    over_rows: Reduction = HERE,
 ) -> Norms:
     """Norms of ``b``, ``x``, ``b - A x``, ``A^T (b - A x)`` and the projection of the residual.
 
     The projection on the range of A comes in coordinates: ``R^-T A^T r``, or ``U^T r`` with a basis U.
     """
     norm = torch.linalg.vector_norm
+    residual_norm, b_norm = over_rows.norms(residual, b)
     return Norms(
-        residual=norm(residual, dim=0),
+        residual=residual_norm,
         gradient=norm(gradient * scale.columns[:, None], dim=0),
         projected=norm(projected, dim=0),
         image=scale.norm * norm(x / scale.columns[:, None], dim=0),
-        b=norm(b, dim=0),
+        b=b_norm,
     )
 
 

@@ -10,6 +10,7 @@ import torch
 from neula.certificates.probes import gaussian_probes
 from neula.engines import Engine
 from neula.engines.random_vectors import gaussian
+from neula.engines.reduction import HERE, Reduction
 from neula.kernels.thin import thin_product
 
 VECTORS = 8
@@ -251,10 +252,13 @@ def _norms(*blocks: torch.Tensor) -> list[tuple[float, float]]:
     return [(x, y) for x, y in norms.where(finite[:, None], math.inf).tolist()]
 
 
-def low_rank_error(a: torch.Tensor, u: torch.Tensor, s: torch.Tensor, vh: torch.Tensor) -> float:
+def low_rank_error(
+    a: torch.Tensor, u: torch.Tensor, s: torch.Tensor, vh: torch.Tensor, over_rows: Reduction = HERE
+) -> float:
     """Estimate ``||A - U diag(s) Vh||_F / ||A||_F`` with random vectors, in float64."""
     g = gaussian_probes(a.shape[1], a.device)
     ag = thin_product(a, g)
     approximation = thin_product(u, s.double()[:, None] * thin_product(vh, g))
-    size = float(torch.linalg.matrix_norm(ag))
-    return float(torch.linalg.matrix_norm(ag - approximation)) / size if size > 0 else 0.0
+    sizes = over_rows.norms(ag, ag - approximation)
+    size, error = (float(torch.linalg.vector_norm(norms)) for norms in over_rows.agreed(*sizes))
+    return error / size if size > 0 else 0.0

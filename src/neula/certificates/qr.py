@@ -13,6 +13,7 @@ import torch
 from neula.certificates.bounds import measurement_error, orthogonality_bound, residual_bound
 from neula.certificates.probes import PROBES, gaussian_probes
 from neula.engines import BF16, FP16, Format
+from neula.engines.reduction import HERE, Reduction
 from neula.kernels import probe_errors
 from neula.kernels.thin import thin_product
 
@@ -131,9 +132,16 @@ def qr_certificate(
 
 
 def single_qr_measures(
-    a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, scales: torch.Tensor, target: Format
+    a: torch.Tensor,
+    q: torch.Tensor,
+    r: torch.Tensor,
+    scales: torch.Tensor,
+    target: Format,
+    over_rows: Reduction = HERE,
 ) -> torch.Tensor:
     """What :func:`qr_certificate` needs to know, measured without synchronizing.
+
+    A and Q may be the rows that one process has of them.
 
     Returns
     -------
@@ -141,7 +149,7 @@ def single_qr_measures(
         Those of :func:`qr_measures`, in the precision of the measurement.
     """
     image = image_of(a, scales, certifying_dtype(torch.promote_types(a.dtype, q.dtype), target))
-    return image_measures(image, q, r, scales)
+    return image_measures(image, q, r, scales, over_rows)
 
 
 def image_of(a: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -150,7 +158,11 @@ def image_of(a: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype = torch.f
 
 
 def image_measures(
-    image: torch.Tensor, q: torch.Tensor, r: torch.Tensor, scales: torch.Tensor
+    image: torch.Tensor,
+    q: torch.Tensor,
+    r: torch.Tensor,
+    scales: torch.Tensor,
+    over_rows: Reduction = HERE,
 ) -> torch.Tensor:
     """:func:`single_qr_measures` by what :func:`image_of` has kept of A, in its dtype."""
     high = image.dtype
@@ -159,7 +171,11 @@ def image_measures(
     dg = scales[:, None].to(high) * g
     qrg, qh = thin_product(q, torch.cat([thin_product(r, dg), h], 1)).split(PROBES, dim=1)
     norm = torch.linalg.matrix_norm
-    return torch.stack([norm(image - qrg), norm(image), norm(thin_product(q.T, qh) - h)])
+    # One message for the three sums over rows.
+    residual, size, qqh = over_rows.totals(
+        norm(image - qrg).square(), norm(image).square(), thin_product(q.T, qh)
+    )
+    return torch.stack([residual.sqrt(), size.sqrt(), norm(qqh - h)])
 
 
 def certifying_dtype(given: torch.dtype, target: Format) -> torch.dtype:
@@ -168,7 +184,9 @@ def certifying_dtype(given: torch.dtype, target: Format) -> torch.dtype:
     return torch.float64 if wide else torch.float32
 
 
-def qr_measures(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+def qr_measures(
+    a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, scales: torch.Tensor, over_rows: Reduction = HERE
+) -> torch.Tensor:
     """What :func:`qr_certificates` needs to know, measured without synchronizing.
 
     Parameters
@@ -179,6 +197,7 @@ def qr_measures(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, scales: torch
     r : Tensor, shape (batch, k, n)
     scales : Tensor, shape (batch, n)
         Where one is NaN, that matrix will not be accepted.
+    over_rows : Reduction
 
     Returns
     -------
@@ -187,6 +206,13 @@ def qr_measures(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, scales: torch
         diagonal matrix D of the scales.
     """
     k, n = r.shape[1:]
+    if over_rows.spread:
+        wide = torch.float64
+        found = [
+            image_measures(image_of(*one[:2], wide), one[2], one[3], one[1], over_rows)
+            for one in zip(a, scales, q, r, strict=True)
+        ]
+        return over_rows.agree(torch.stack(found, 1))
     g, h = gaussian_probes(n, a.device), gaussian_probes(k, a.device)
     return torch.stack(probe_errors(a, q, r, scales, g, h))
 

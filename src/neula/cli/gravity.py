@@ -161,6 +161,7 @@ def gravity_problem(
     inclination: float = 89.0,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float64,
+    part: slice = slice(None),
 ) -> GravityProblem:
     """Simulate a satellite mission and set up the estimation of the gravity field from its observations.
 
@@ -187,6 +188,9 @@ def gravity_problem(
     device : torch.device or str
     dtype : torch.dtype
         float64 or float32.
+    part : slice
+        Which of the m observations to make: all, by default. Processes that make a part each have made the
+        same as one that makes all.
 
     Raises
     ------
@@ -205,8 +209,8 @@ def gravity_problem(
     rng = np.random.default_rng(seed)
     degrees, orders, is_sine = _coefficient_table(degree)
     truth = torch.from_numpy(rng.standard_normal(n) * KAULA / degrees**2).to(device)
-    times = torch.from_numpy((np.arange(m) + rng.random(m)) / m).to(device)
-    errors = torch.from_numpy(rng.standard_normal(m) * noise).to(device)
+    times = torch.from_numpy(((np.arange(m) + rng.random(m)) / m)[part]).to(device)
+    errors = torch.from_numpy((rng.standard_normal(m) * noise)[part]).to(device)
     latitude, longitude = _ground_track(times, math.radians(inclination))
     radius = _orbit_radius()
     A = design_matrix(degree, latitude, longitude, radius, dtype)

@@ -47,7 +47,7 @@ class CpuEngine(Engine):
     ) -> torch.Tensor:
         if c is None:
             return super().gemm(a, b, c, alpha, beta)
-        columns = max(MIN_COLUMNS, PRODUCT_ELEMENTS // a.shape[0])
+        columns = max(MIN_COLUMNS, PRODUCT_ELEMENTS // max(1, a.shape[0]))
         for b_block, c_block in zip(b.split(columns, 1), c.split(columns, 1), strict=True):
             super().gemm(a, b_block, c_block, alpha, beta)
         return c

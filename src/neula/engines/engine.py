@@ -14,6 +14,7 @@ from typing import ClassVar, Self, TypeVar
 import torch
 
 from neula.engines.formats import Arithmetic, Format
+from neula.engines.reduction import HERE, Reduction
 from neula.engines.tuning import Tuning
 from neula.errors import unknown_name
 
@@ -43,6 +44,8 @@ class Engine(ABC):
         Whether products with error correction gain anything.
     corrects : bool
         Whether it has an arithmetic with error correction.
+    over_rows : Reduction
+        What it takes to contract over rows: nothing, unless they are spread over processes.
     rounds_once : bool
         Whether :meth:`gemm_low` sums in the storage precision and rounds when it stores: then updates of a
         matrix in the low format need no buffer.
@@ -52,6 +55,7 @@ class Engine(ABC):
     splits: ClassVar[bool] = True
     corrects: ClassVar[bool] = False
     rounds_once: ClassVar[bool] = False
+    over_rows: Reduction = HERE
 
     def __init__(self, device: torch.device | str, format: Named | None = None) -> None:
         self.device, formats = torch.device(device), self.formats
@@ -86,6 +90,11 @@ class Engine(ABC):
     def using(self, arithmetic: Named) -> Self:
         """The same engine with another arithmetic."""
         return type(self)(self.device, arithmetic)
+
+    @property
+    def alone(self) -> Engine:
+        """The same engine for matrices that are all here."""
+        return self
 
     @property
     def storage(self) -> torch.dtype:
@@ -156,6 +165,10 @@ class Engine(ABC):
             c.mul_(beta)
         return c.add_(product, alpha=alpha)
 
+    def inner(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None = None) -> torch.Tensor:
+        """``A^T B`` of tall operands, a contraction over rows."""
+        return self.gemm(a.T, b, c)
+
     def project_out(
         self, q: torch.Tensor, a: torch.Tensor, r: torch.Tensor, room: torch.Tensor | None = None
     ) -> None:
@@ -166,7 +179,7 @@ class Engine(ABC):
         """
         width = a.shape[1] if room is None else room.shape[1]
         for part, r_part in zip(a.split(width, 1), r.split(width, 1), strict=True):
-            self.gemm(q.T, self.operand(part, None if room is None else room[:, : part.shape[1]]), r_part)
+            self.inner(q, self.operand(part, None if room is None else room[:, : part.shape[1]]), r_part)
             self.gemm(q, self.operand(r_part), part, alpha=-1.0, beta=1.0)
 
     def gemm_low(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
@@ -209,7 +222,7 @@ class Engine(ABC):
         return out
 
     def gram(self, a: torch.Tensor) -> torch.Tensor:
-        """``A^T A`` of a working matrix in float64, as accurately as is cheap here."""
+        """``A^T A`` of a tall working matrix in float64, as accurately as is cheap here."""
         return (a.T.double() @ a.double()) if a.dtype != torch.float64 else a.T @ a
 
     def lower_gram(self, a: torch.Tensor, blocks: Sequence[slice]) -> torch.Tensor:

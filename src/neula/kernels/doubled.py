@@ -145,6 +145,14 @@ class Doubled:
         """
         return self.mT.product(high, low)
 
+    def transposed_pair(self, high: torch.Tensor, low: torch.Tensor) -> Pair:
+        """The same as a sum of two numbers, for A that is only some rows of a matrix."""
+        transposed = self.mT
+        if self.anchors is None:
+            return doubled_product(transposed._matrix, high, low)
+        total, rest = transposed._product(high, low)
+        return total.mT, rest.mT
+
     @property
     def _matrix(self) -> torch.Tensor:
         return self.rows.mT if self.transposed else self.rows
@@ -203,7 +211,7 @@ def _evaluated(product: Pair, b: torch.Tensor | None) -> Pair:
     if b is not None:
         high, error = _two_difference(b.mT, high)
         low = error.sub_(low)
-    high, low = _two_sum(high, low)
+    high, low = two_sum(high, low)
     return high.mT, low.mT
 
 
@@ -240,7 +248,7 @@ def _product_of_columns(
             piece = members, slice(None), rows
             factor = _factor(y[piece], None if y_low is None else y_low[piece], anchors, True)
             part, part_low = _times_slices(factor, _slices(a[members, rows], row_anchors[members]), True)
-            high[members], error = _two_sum(high[members], part)
+            high[members], error = two_sum(high[members], part)
             low[members] += error.add_(part_low)
     return high, low
 
@@ -353,7 +361,7 @@ def _times_slices(factor: torch.Tensor, slices: torch.Tensor, transposed: bool) 
     return three, low
 
 
-def _two_sum(a: torch.Tensor, b: torch.Tensor) -> Pair:
+def two_sum(a: torch.Tensor, b: torch.Tensor) -> Pair:
     """``a + b`` and its rounding error (Knuth)."""
     total = a + b
     of_b = total - a

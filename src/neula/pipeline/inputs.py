@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.autograd import forward_ad
 
+from neula.engines.reduction import HERE, Reduction
 from neula.pipeline.no_arrays import array_of, no_numbers, refuse_no_array
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -50,6 +51,16 @@ class Taken:
         return self.wrap(kept)
 
 
+class Spread:
+    """What is not an array but a part of one: some rows, while others are with other processes."""
+
+
+def is_spread(x: Any) -> bool:
+    """Whether x lies on several processes; where nobody has imported DTensors, there are none."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return isinstance(x, Spread) or (module is not None and isinstance(x, module.DTensor))
+
+
 def take(x: Any, name: str, *, differentiable: bool = False) -> Taken:
     """Accept an array of NumPy, torch or any library that speaks DLPack.
 
@@ -71,6 +82,11 @@ def take(x: Any, name: str, *, differentiable: bool = False) -> Taken:
     ValueError
         For a tensor that requires a gradient where there is none.
     """
+    if is_spread(x):
+        whole = f"{name}.full()" if isinstance(x, Spread) else f"{name}.full_tensor()"
+        raise TypeError(
+            f"{name} is spread over processes, and this function takes whole matrices: pass {whole}"
+        )
     if isinstance(x, torch.Tensor):
         if not differentiable:
             refuse_gradient(x, name)
@@ -158,7 +174,7 @@ def check_matrix(a: torch.Tensor, name: str) -> None:
         raise ValueError(f"{name} is empty, shape {tuple(a.shape)}: it needs at least one row and one column")
 
 
-def check_finite(a: torch.Tensor, column_max: torch.Tensor, name: str) -> None:
+def check_finite(a: torch.Tensor, column_max: torch.Tensor, name: str, over_rows: Reduction = HERE) -> None:
     """Refuse NaN and Inf, given the largest magnitude of each column (into which they propagate).
 
     Raises
@@ -168,12 +184,12 @@ def check_finite(a: torch.Tensor, column_max: torch.Tensor, name: str) -> None:
     """
     if bool(torch.isfinite(column_max).all()):
         return
-    bad = ~torch.isfinite(a)
-    if not bool(bad.any()):
+    found = over_rows.first_of(~torch.isfinite(a), a)
+    if found is None:
         raise ValueError(f"{name} overflows when it is weighted: scale the weights down")
-    where = tuple(int(i) for i in bad.nonzero()[0])
+    where, value, whose = found
     index = ", ".join(map(str, where))
-    raise ValueError(f"{name}[{index}] is {float(a[where])}: {name} must be finite")
+    raise ValueError(f"{name}[{index}] is {value}{whose}: {name} must be finite")
 
 
 def surely_finite(x: torch.Tensor) -> bool:

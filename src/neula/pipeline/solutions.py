@@ -13,6 +13,7 @@ import torch
 
 from neula.certificates.forward_error import SURE, digits_of
 from neula.engines import FP64, Engine, Format
+from neula.engines.reduction import Reduction
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Run, Values
 from neula.pipeline.progress import Progress
@@ -45,6 +46,11 @@ class Options:
     max_iterations: int
     forward: bool
     progress: Progress | None
+
+    @property
+    def over_rows(self) -> Reduction:
+        """What it takes to contract over rows."""
+        return self.engine.over_rows
 
     @property
     def digits(self) -> float:

@@ -21,6 +21,7 @@ from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
 from neula.certificates.backward_error import Measures, Norms, over
 from neula.engines import FP64
 from neula.engines.random_vectors import gaussian
+from neula.engines.reduction import HERE, Reduction
 from neula.kernels.doubled import Doubled
 from neula.kernels.triangular_inverse import triangular_inverse
 
@@ -64,6 +65,8 @@ class _Factored:
         Norms of the columns of T, where they are not of comparable size.
     doubled : bool
         Whether residuals are in twice the working precision.
+    over_rows : Reduction, optional
+        Where other rows of T are.
 
     Attributes
     ----------
@@ -80,13 +83,14 @@ class _Factored:
         low: torch.Tensor | None = None,
         b_low: torch.Tensor | None = None,
         columns: torch.Tensor | None = None,
+        over_rows: Reduction = HERE,
         *,
         doubled: bool = True,
     ) -> None:
-        self.t, self.low, self.b_low = t, low, b_low
+        self.t, self.low, self.b_low, self.over_rows = t, low, b_low, over_rows
         self.doubled = Doubled.of(t) if doubled else None
         self.inverse = triangular_inverse(r, upper=True)
-        self.rate = rate_of(t, r, self.inverse, columns, PROBES if doubled else FEW)
+        self.rate = rate_of(t, r, self.inverse, columns, PROBES if doubled else FEW, over_rows)
 
     def coordinates(self, g: torch.Tensor) -> torch.Tensor:
         """``R^-T g``."""
@@ -116,13 +120,14 @@ class Overdetermined(_Factored):
         low: torch.Tensor | None = None,
         b_low: torch.Tensor | None = None,
         columns: torch.Tensor | None = None,
+        over_rows: Reduction = HERE,
         *,
         doubled: bool = True,
     ) -> None:
         if columns is None:
-            sizes = torch.linalg.vector_norm(a, dim=1)
+            (sizes,) = over_rows.norms(a, dim=1)
             columns = torch.where(sizes > 0, sizes, 1.0)[..., None]
-        super().__init__(a, r, low, b_low, columns, doubled=doubled)
+        super().__init__(a, r, low, b_low, columns, over_rows, doubled=doubled)
         self.columns = columns
         self.norm, self.norm_bound = schatten_bounds(r / self.columns.mT)
         self.inverse_norm = schatten_bounds(self.columns * self.inverse)[1]
@@ -133,7 +138,7 @@ class Overdetermined(_Factored):
         return (self.norm_bound * self.inverse_norm)[:, 0]
 
     def start(self, b: torch.Tensor) -> torch.Tensor:
-        return self.inverse @ self.coordinates(self.t.mT @ b)
+        return self.inverse @ self.coordinates(self.over_rows.total(self.t.mT @ b))
 
     def solution(self, unknowns: torch.Tensor) -> torch.Tensor:
         return unknowns
@@ -149,16 +154,21 @@ class Overdetermined(_Factored):
         if self.low is not None:
             lost = -(self.low @ high) if self.b_low is None else self.b_low - self.low @ high
             residual, rest = add_to_pair(residual, rest, lost)
-        gradient = self.doubled.transposed_product(residual, rest)
+        gradient = self.over_rows.total_of_pairs(*self.doubled.transposed_pair(residual, rest))
         if self.low is not None:
-            gradient = gradient + self.low.mT @ residual
-        return self._found(b, high, residual, gradient, DOUBLED * sum(self.t.shape[1:]))
+            gradient = gradient + self.over_rows.total(self.low.mT @ residual)
+        return self._found(b, high, residual, gradient, DOUBLED * self._size)
 
     def _evaluate_plainly(self, b: torch.Tensor, high: torch.Tensor) -> Evaluation:
         """The same by a residual in working precision: its rounding errors are what is left."""
         residual = b - self.t @ high
-        noise = 2 * FP64.u * sum(self.t.shape[1:]) ** 0.5
-        return self._found(b, high, residual, self.t.mT @ residual, noise)
+        gradient = self.over_rows.total(self.t.mT @ residual)
+        return self._found(b, high, residual, gradient, 2 * FP64.u * self._size**0.5)
+
+    @property
+    def _size(self) -> int:
+        """Rows and columns."""
+        return self.over_rows.count(self.t.shape[1]) + self.t.shape[2]
 
     def _found(
         self,
@@ -171,25 +181,26 @@ class Overdetermined(_Factored):
         projected = self.coordinates(gradient)
         rate = self.rate[:, None]
         # Errors of the residual reach x through B^+, and those of the gradient through (B^T B)^-1.
-        floor = noise * (
-            self.norm_bound * self.size(high) + lengths(b) + self.condition[:, None] * lengths(residual)
-        )
+        b_norm, residual_norm = self.over_rows.norms(b, residual, dim=1)
+        floor = noise * (self.norm_bound * self.size(high) + b_norm + self.condition[:, None] * residual_norm)
         wrong = rate / (1 - rate) * lengths(projected) + floor
-        return Evaluation(
-            self.inverse @ projected, self.inverse_norm * wrong, residual, self.inverse_norm * floor
+        update, left, floor = self.over_rows.agreed(
+            self.inverse @ projected, self.inverse_norm * wrong, self.inverse_norm * floor
         )
+        return Evaluation(update, left, residual, floor)
 
     def change(self, unknowns: torch.Tensor) -> torch.Tensor:
         return self.t @ unknowns
 
     def measures(self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor) -> Measures:
-        gradient = self.t.mT @ residual
+        gradient = self.over_rows.total(self.t.mT @ residual)
+        b_norm, residual_norm = self.over_rows.norms(b, residual, dim=1)
         return Norms(
-            residual=lengths(residual),
+            residual=residual_norm,
             gradient=lengths(gradient / self.columns),
             projected=lengths(self.coordinates(gradient)) / (1 - self.rate[:, None]).clamp_min(0),
             image=self.norm * self.size(unknowns),
-            b=lengths(b),
+            b=b_norm,
         ).measures(self.norm)
 
 
@@ -258,7 +269,7 @@ class Underdetermined(_Factored):
         return Measures(error, error)
 
 
-def cholesky_r(a: torch.Tensor) -> torch.Tensor:
+def cholesky_r(a: torch.Tensor, over_rows: Reduction = HERE) -> torch.Tensor:
     """R of the normal equations: accurate to ``u cond(A)^2`` relative to its smallest singular value.
 
     One product and one small factorization. NaN where the Gram matrix is not positive definite.
@@ -266,12 +277,13 @@ def cholesky_r(a: torch.Tensor) -> torch.Tensor:
     Parameters
     ----------
     a : Tensor, shape (batch, m, n)
+    over_rows : Reduction
     """
-    r, info = upper_cholesky(a.mT @ a)
+    r, info = upper_cholesky(over_rows.total(a.mT @ a))
     return r.masked_fill((info > 0)[:, None, None], torch.nan)
 
 
-def shifted_cholesky3_r(a: torch.Tensor) -> torch.Tensor:
+def shifted_cholesky3_r(a: torch.Tensor, over_rows: Reduction = HERE) -> torch.Tensor:
     """R by Cholesky QR in three passes, the first one shifted: as good as that of Householder reflections.
 
     Fukaya, Kannan, Nakatsukasa, Yamamoto, Yanagisawa, "Shifted Cholesky QR for computing the QR factorization
@@ -282,33 +294,35 @@ def shifted_cholesky3_r(a: torch.Tensor) -> torch.Tensor:
     ----------
     a : Tensor, shape (batch, m, n)
         float64.
+    over_rows : Reduction
     """
-    m, n = a.shape[1:]
-    gram = a.mT @ a
+    m, n = over_rows.count(a.shape[1]), a.shape[2]
+    gram = over_rows.total(a.mT @ a)
     shift = min(11 * (m * n + n * (n + 1)) * FP64.u, MAX_SHIFT)
     diagonal = gram.diagonal(dim1=1, dim2=2)
     diagonal += shift * diagonal.sum(1, keepdim=True)
     r = step = upper_cholesky(gram)[0]
     for _ in range(2):
         a = a @ triangular_inverse(step, upper=True)
-        step = cholesky_r(a)
+        step = cholesky_r(a, over_rows)
         r = step @ r
     return r
 
 
-def cholesky32_r(a: torch.Tensor) -> torch.Tensor:
+def cholesky32_r(a: torch.Tensor, over_rows: Reduction = HERE) -> torch.Tensor:
     """The same from a Gram matrix in float32: accurate to ``2^-24 cond(A)^2``, for half the time."""
-    return cholesky_r(a.float()).double()
+    return cholesky_r(a.float(), over_rows).double()
 
 
-def householder_r(a: torch.Tensor) -> torch.Tensor:
+def householder_r(a: torch.Tensor, over_rows: Reduction = HERE) -> torch.Tensor:
     """R by the library's Householder reflections, in the precision of A, shape (batch, m, n)."""
-    return torch.linalg.qr(a, mode="r")[1]
+    return over_rows.merged_r(a, lambda rows: torch.linalg.qr(rows, mode="r")[1])
 
 
-def gram_schmidt_r(a: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def gram_schmidt_r(a: torch.Tensor, dtype: torch.dtype, over_rows: Reduction = HERE) -> torch.Tensor:
     """R by :func:`batched_qr` in float32 or float64, returned in the precision of A, shape (batch, m, n)."""
-    return batched_qr(a.to(dtype), overwrite_a=dtype != a.dtype)[1].to(a.dtype)
+    narrow = dtype != a.dtype
+    return over_rows.merged_r(a.to(dtype), lambda rows: batched_qr(rows, overwrite_a=narrow)[1]).to(a.dtype)
 
 
 def rate_of(
@@ -317,6 +331,7 @@ def rate_of(
     inverse: torch.Tensor,
     columns: torch.Tensor | None = None,
     count: int = PROBES,
+    over_rows: Reduction = HERE,
 ) -> torch.Tensor:
     """``||I - W^T W||_F`` for ``W = T R^-1`` from above, shape (batch,).
 
@@ -324,7 +339,7 @@ def rate_of(
     those of the matrix with normalized columns.
     """
     z, norm = probes(r.shape[-1], r.device, count), torch.linalg.matrix_norm
-    change = z - inverse.mT @ _normal(t, inverse @ z)
+    change = z - inverse.mT @ over_rows.total(_normal(t, inverse @ z))
     if columns is not None:
         r, inverse = r / columns.mT, columns * inverse
     # Rounding errors of a solve, also where none happen to be in what is measured.

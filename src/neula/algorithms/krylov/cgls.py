@@ -20,6 +20,7 @@ import torch
 from neula.algorithms.krylov.operators import LeastSquaresOperator
 from neula.algorithms.spectra.condition import solve_r, solve_rt
 from neula.algorithms.triangular.triangular import UpperTriangular
+from neula.engines.reduction import HERE, Reduction
 
 HOPELESS_AFTER = 8
 """Iterations after which a rate of convergence can be trusted enough to give up on it."""
@@ -124,20 +125,25 @@ def cgls(
     p = s
     gamma = start = s.square().sum(0)
     done = gamma == 0
-    wanted = ratio(stop.preconditioned.square(), start).min()
-    progress = _Progress(start, float(wanted), max_iterations)
+    wanted = operator.over_rows.agree(ratio(stop.preconditioned.square(), start).min())
+    progress = _Progress(start, float(wanted), max_iterations, operator.over_rows)
     lanczos = _Lanczos()
     for _ in range(max_iterations):
         direction = solve_r(r, p)
-        q, image = (operator.matmul(direction), None) if precise else operator.normal(direction)
-        # A column that is done stays as it is: further steps would only add rounding errors.
-        alpha = ratio(gamma, q.square().sum(0)).masked_fill(done, 0.0)
-        x = torch.addcmul(x, alpha, direction)
-        if image is not None:
-            gradient = torch.addcmul(gradient, alpha, image, value=-1)
+        q = image = direction
+        if precise:
+            q = operator.matmul(direction)
+            squares = operator.over_rows.total(q.square().sum(0))
         else:
+            image, squares = operator.normal_and_squares(direction)
+        # A column that is done stays as it is: further steps would only add rounding errors.
+        alpha = ratio(gamma, squares).masked_fill(done, 0.0)
+        x = torch.addcmul(x, alpha, direction)
+        if precise:
             residual = torch.addcmul(residual, alpha, q, value=-1)
             gradient = operator.rmatmul(residual)
+        else:
+            gradient = torch.addcmul(gradient, alpha, image, value=-1)
         s = solve_rt(r, gradient)
         gamma, before = s.square().sum(0), gamma
         done = done | stop.done(gamma, gradient)
@@ -157,13 +163,16 @@ class _Progress:
     Columns that are done do not change in iterations that have not been read yet.
     """
 
-    def __init__(self, start: torch.Tensor, wanted: float, max_iterations: int) -> None:
+    def __init__(
+        self, start: torch.Tensor, wanted: float, max_iterations: int, over_rows: Reduction = HERE
+    ) -> None:
         self._start = start
         self._left = [1.0]
         self._unseen: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._wanted = wanted
         self._max_iterations = max_iterations
         self._blind = 1
+        self._over_rows = over_rows
 
     def ends(self, gamma: torch.Tensor, done: torch.Tensor) -> bool:
         """Whether to end, given ``||R^-T A^T r||^2`` of each column, and which are done."""
@@ -172,7 +181,8 @@ class _Progress:
         if len(self._unseen) < self._blind and iteration < self._max_iterations:
             return False
         gammas, finished = (torch.stack(values) for values in zip(*self._unseen, strict=True))
-        for value in ratio(gammas, self._start).masked_fill(finished, 0.0).amax(1).tolist():
+        left = ratio(gammas, self._start).masked_fill(finished, 0.0).amax(1)
+        for value in self._over_rows.agree(left).tolist():
             self._left.append(value)
             if value == 0.0 or _hopeless(self._left, self._wanted, self._max_iterations):
                 return True

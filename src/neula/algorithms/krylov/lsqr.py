@@ -12,6 +12,7 @@ from neula.algorithms.krylov.cgls import InnerSolution, Stop, ratio
 from neula.algorithms.krylov.operators import LeastSquaresOperator
 from neula.algorithms.spectra.condition import solve_r, solve_rt
 from neula.algorithms.triangular.triangular import UpperTriangular
+from neula.engines.reduction import HERE, Reduction
 
 
 def lsqr(
@@ -27,13 +28,14 @@ def lsqr(
 
     The bidiagonalization yields ``||R^-T A^T r||`` but not ``A^T r``, so the first bound of ``stop`` counts.
     """
-    beta, u = _normalize(b)
+    over_rows = operator.over_rows
+    beta, u = _normalize(b, over_rows)
     gradient = operator.rmatmul(b) if gradient is None else gradient
     alpha, v = _normalize(solve_rt(r, ratio(gradient, beta)))
     w, y = v, torch.zeros_like(v)
     phi, rho_bar = beta, alpha
     for iteration in range(1, max_iterations + 1):
-        beta, u = _normalize(operator.matmul(solve_r(r, v)) - alpha * u)
+        beta, u = _normalize(operator.matmul(solve_r(r, v)) - alpha * u, over_rows)
         alpha, v = _normalize(solve_rt(r, operator.rmatmul(u)) - beta * v)
         rho = torch.hypot(rho_bar, beta)
         cosine, sine = ratio(rho_bar, rho), ratio(beta, rho)
@@ -41,11 +43,11 @@ def lsqr(
         y = y + ratio(cosine * phi, rho) * w
         phi = sine * phi
         w = v - ratio(theta, rho) * w
-        if bool((phi * alpha * cosine.abs() <= stop.preconditioned).all()):
+        if bool(over_rows.agree((phi * alpha * cosine.abs() <= stop.preconditioned).all())):
             return InnerSolution(solve_r(r, y), iteration)
     return InnerSolution(solve_r(r, y), max_iterations)
 
 
-def _normalize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    norm = torch.linalg.vector_norm(x, dim=0)
+def _normalize(x: torch.Tensor, over_rows: Reduction = HERE) -> tuple[torch.Tensor, torch.Tensor]:
+    (norm,) = over_rows.norms(x)
     return norm, ratio(x, norm)

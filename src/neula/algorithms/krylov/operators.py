@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from neula.engines import Engine
+from neula.engines.reduction import HERE, Reduction
 from neula.kernels.normal_product import normal_product, product, transposed_product
 
 
@@ -23,44 +24,70 @@ class LeastSquaresOperator:
     a : Tensor, shape (m, n)
     weights : Tensor, shape (m,), or None
     damp : float
+    over_rows : Reduction
+        Where other rows of A are, if they are not all here; the rows of the damping are with the first.
     """
 
     a: torch.Tensor
     weights: torch.Tensor | None = None
     damp: float = 0.0
+    over_rows: Reduction = HERE
 
     @property
     def shape(self) -> tuple[int, int]:
         """Shape of the stacked matrix."""
-        m, n = self.a.shape
+        m, n = self.over_rows.count(self.a.shape[0]), self.a.shape[1]
         return (m + n if self.damp else m), n
+
+    @property
+    def stacked(self) -> bool:
+        """Whether rows of a damping are here, below those of A."""
+        return bool(self.damp) and self.over_rows.begins
+
+    @property
+    def _shape_here(self) -> tuple[int, int]:
+        m, n = self.a.shape
+        return (m + n if self.stacked else m), n
 
     def matmul(self, x: torch.Tensor) -> torch.Tensor:
         """Apply it to the columns of x, shape (n, k)."""
         top = product(self.a, x)
         if self.weights is not None:
             top *= self.weights[:, None]
-        return torch.cat([top, self.damp * x]) if self.damp else top
+        return torch.cat([top, self.damp * x]) if self.stacked else top
 
     def rmatmul(self, y: torch.Tensor) -> torch.Tensor:
         """Apply its transpose to the columns of y, shape (m, k) or (m + n, k)."""
+        return self.over_rows.total(self._rmatmul(y))
+
+    def _rmatmul(self, y: torch.Tensor) -> torch.Tensor:
         top = y[: self.a.shape[0]]
         if self.weights is not None:
             top = top * self.weights[:, None]
         image = transposed_product(self.a, top)
-        return image.add_(y[self.a.shape[0] :], alpha=self.damp) if self.damp else image
+        return image.add_(y[self.a.shape[0] :], alpha=self.damp) if self.stacked else image
 
     def normal(self, x: torch.Tensor, b: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """``Y = A X``, or ``B - A X`` where B is given, and ``A^T Y``, by a kernel in one pass over A."""
+        y, image = self._normal(x, b)
+        return y, self.over_rows.total(image)
+
+    def normal_and_squares(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """``A^T A X`` and the squared norms of the columns of ``A X``, in one message."""
+        y, image = self._normal(x)
+        image, squares = self.over_rows.totals(image, y.square().sum(0))
+        return image, squares
+
+    def _normal(self, x: torch.Tensor, b: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         if self.weights is None and not self.damp:
             return normal_product(self.a, x, b)
         y = self.matmul(x) if b is None else b - self.matmul(x)
-        return y, self.rmatmul(y)
+        return y, self._rmatmul(y)
 
     def right_hand_side(self, b: torch.Tensor) -> torch.Tensor:
         """``[W b; 0]`` for b of shape (m, k)."""
         top = b if self.weights is None else b * self.weights[:, None]
-        return torch.cat([top, top.new_zeros(self.a.shape[1], b.shape[1])]) if self.damp else top
+        return torch.cat([top, top.new_zeros(self.a.shape[1], b.shape[1])]) if self.stacked else top
 
     def column_max(self, engine: Engine) -> torch.Tensor:
         """Largest magnitude in each column."""
@@ -70,21 +97,21 @@ class LeastSquaresOperator:
     def fill(self, engine: Engine, scales: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """The stacked matrix with its columns scaled, in the engine's working storage or in ``out``."""
         m = self.a.shape[0]
-        work = engine.empty(*self.shape) if out is None else out
+        work = engine.empty(*self._shape_here) if out is None else out
         engine.fill(work[:m], self._weighted(), scales)
-        if self.damp:
+        if self.stacked:
             work[m:] = torch.diag(self.damp * scales)
         return work
 
     def operand(self, engine: Engine, scales: torch.Tensor) -> torch.Tensor:
         """The stacked matrix with its columns scaled, as the engine's unit reads it, in row-major order."""
-        out = torch.empty(self.shape, dtype=engine.operand_dtype, device=self.a.device)
+        out = torch.empty(self._shape_here, dtype=engine.operand_dtype, device=self.a.device)
         return self.fill(engine, scales, out)
 
     def dense(self) -> torch.Tensor:
-        """The stacked matrix itself."""
+        """The stacked matrix itself, or its rows here."""
         top = self._weighted()
-        if not self.damp:
+        if not self.stacked:
             return top
         return torch.cat([top, self.damp * torch.eye(top.shape[1], dtype=top.dtype, device=top.device)])
 

@@ -19,6 +19,7 @@ from neula.algorithms.krylov.refinement import INNER_REDUCTION, Refined
 from neula.algorithms.spectra.condition import solve_rt
 from neula.algorithms.triangular.triangular import UpperTriangular
 from neula.certificates.backward_error import Norms, Scale, norms_of, over
+from neula.engines.reduction import HERE, Reduction
 from neula.kernels.doubled import Doubled
 
 
@@ -35,6 +36,8 @@ class ExactProblem:
         Powers of two.
     a_low, b_low : Tensor or None
         What rounding ``a`` and ``b`` has lost.
+    over_rows : Reduction
+        Where other rows are.
     """
 
     a: torch.Tensor
@@ -42,6 +45,7 @@ class ExactProblem:
     scales: torch.Tensor
     a_low: torch.Tensor | None = None
     b_low: torch.Tensor | None = None
+    over_rows: Reduction = HERE
 
     @cached_property
     def _doubled(self) -> Doubled:
@@ -53,9 +57,9 @@ class ExactProblem:
         residual, rest = self._doubled.residual(y, self.b[None], y_low)
         if self.a_low is not None and self.b_low is not None:
             residual, rest = add_to_pair(residual, rest, self.b_low - self.a_low @ y)
-        gradient = self._doubled.transposed_product(residual, rest)
+        gradient = self.over_rows.total_of_pairs(*self._doubled.transposed_pair(residual, rest))
         if self.a_low is not None:
-            gradient = gradient + self.a_low.mT @ residual
+            gradient = gradient + self.over_rows.total(self.a_low.mT @ residual)
         return residual[0], gradient[0] / self.scales[:, None]
 
 
@@ -114,9 +118,10 @@ def refine_forward(
     def evaluate(high: torch.Tensor, low: torch.Tensor) -> _Evaluated:
         residual, gradient = problem.evaluate(high, low)
         projected = solve_rt(r, gradient) / scale.smallest
-        norms = norms_of(scale, b, high, residual, gradient, projected)
+        norms = norms_of(scale, b, high, residual, gradient, projected, operator.over_rows)
         left = norms.projected + _noise(operator, norms.residual, size(high), norms.b, scale.norm, smallest)
-        return _Evaluated(over(left / smallest, size(high)), residual, gradient, norms)
+        error = operator.over_rows.agree(over(left / smallest, size(high)))
+        return _Evaluated(error, residual, gradient, norms)
 
     def update(found: _Evaluated) -> tuple[torch.Tensor, int]:
         step = cgls(

@@ -114,11 +114,12 @@ def refine(
     history: list[float] = []
 
     def measured(x: torch.Tensor, residual: torch.Tensor, gradient: torch.Tensor) -> _Measured:
-        norms = norms_of(scale, b, x, residual, gradient, solve_rt(r, gradient) / scale.smallest)
+        projected = solve_rt(r, gradient) / scale.smallest
+        norms = norms_of(scale, b, x, residual, gradient, projected, operator.over_rows)
         return _Measured(x, residual, gradient, norms)
 
     def goes_on(found: _Measured) -> bool:
-        known = found.norms.to_host()
+        known = found.norms.to_host(operator.over_rows)
         measures = known.measures(scale.norm)
         improved = best.take(found.x, measures, known.residual)
         history.append(float(measures.backward_error.max()))

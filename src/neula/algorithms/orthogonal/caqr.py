@@ -53,14 +53,15 @@ def _factorize(a: torch.Tensor, r: torch.Tensor, engine: Engine, tile_rows: int,
     """Algorithm 1 in place: the columns of A become those of Q."""
     n = a.shape[1]
     if n <= tile_columns:
-        for target, factor in zip((a, r), _tree(a, engine, tile_rows), strict=True):
+        factors = engine.over_rows.merged(a, lambda rows: _tree(rows, engine, tile_rows))
+        for target, factor in zip((a, r), factors, strict=True):
             target.copy_(factor)
         return
     k = (n // tile_columns + 1) // 2 * tile_columns if n >= 2 * tile_columns else tile_columns
     left, right = slice(0, k), slice(k, n)
     _factorize(a[:, left], r[left, left], engine, tile_rows, tile_columns)
     q1, r12, rest = engine.operand(a[:, left]), r[left, right], a[:, right]
-    engine.gemm(q1.T, engine.operand(rest), r12)
+    engine.inner(q1, engine.operand(rest), r12)
     engine.gemm(q1, engine.operand(r12), rest, alpha=-1.0, beta=1.0)
     _factorize(rest, r[right, right], engine, tile_rows, tile_columns)
 

@@ -13,6 +13,7 @@ import math
 import torch
 
 from neula.engines import Engine
+from neula.engines.reduction import HERE, Reduction
 from neula.kernels.cholesky import cholesky_inverse
 from neula.kernels.precision import exact_matmul
 from neula.kernels.tall import half_gram, multiply_panel
@@ -29,7 +30,7 @@ def cholesky_qr(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Te
     a : Tensor, shape (m, n), m >= n
     engine : Engine
     """
-    factor, info = upper_cholesky(_gram64(a))
+    factor, info = upper_cholesky(gram64(a, engine.over_rows))
     r = factor.masked_fill(info > 0, math.nan)
     return _apply_inverse(a, r, engine), r.to(a.dtype)
 
@@ -50,21 +51,25 @@ def cholesky_qr32(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.
         return cholesky_qr(a, engine)
     m, n = a.shape
     q, r = engine.empty(m, n).copy_(a), engine.empty(n, n)
-    cholesky_qr32_in_place(q, r)
+    cholesky_qr32_in_place(q, r, over_rows=engine.over_rows)
     return q, r
 
 
-def cholesky_qr32_in_place(a: torch.Tensor, r: torch.Tensor, low: torch.Tensor | None = None) -> None:
+def cholesky_qr32_in_place(
+    a: torch.Tensor, r: torch.Tensor, low: torch.Tensor | None = None, over_rows: Reduction = HERE
+) -> None:
     """:func:`cholesky_qr32` with Q in place of a float32 A, and rounded to a narrower type in ``low``."""
-    factors = cholesky_inverse(half_gram(a), out=r)
+    factors = cholesky_inverse(over_rows.total(half_gram(a)), out=r)
     multiply_panel(a, factors.inverse, factors.norms, low)
 
 
-def cholesky_qr32_twice_in_place(a: torch.Tensor, r: torch.Tensor, low: torch.Tensor | None = None) -> None:
+def cholesky_qr32_twice_in_place(
+    a: torch.Tensor, r: torch.Tensor, low: torch.Tensor | None = None, over_rows: Reduction = HERE
+) -> None:
     """:func:`cholesky_qr32_in_place`, and once more of Q: orthogonal to ``u`` beyond a condition of 1e5."""
     first = torch.empty_like(r)
-    cholesky_qr32_in_place(a, first)
-    cholesky_qr32_in_place(a, r, low)
+    cholesky_qr32_in_place(a, first, over_rows=over_rows)
+    cholesky_qr32_in_place(a, r, low, over_rows)
     r.copy_(exact_matmul(r, first))
 
 
@@ -85,7 +90,7 @@ def cholesky_qr_low(
         Those to factorize, if the others are zeros: products may be faster with them.
     """
     n = a.shape[1] if columns is None else columns
-    factor, info = upper_cholesky(engine.gemm(a.T, a)[:n, :n])
+    factor, info = upper_cholesky(engine.inner(a, a)[:n, :n])
     r = factor.masked_fill(info > 0, math.nan)
     inverse = engine.empty(a.shape[1], a.shape[1], dtype=engine.operand_dtype).zero_()
     engine.round(_inverse(r), inverse[:n, :n])
@@ -106,18 +111,18 @@ def cholesky_qr2(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.T
     engine : Engine
     """
     first, info = upper_cholesky(engine.gram(a))
-    if not bool(info == 0) or _is_graded(first, a.dtype):
+    if bool(engine.over_rows.agree((info > 0) | _is_graded(first, a.dtype))):
         return _three_passes(a, engine)
     return _second_pass(_apply_inverse(a, first, engine), first, engine)
 
 
-def shifted_cholesky_r(w: torch.Tensor, gram: torch.Tensor) -> torch.Tensor:
+def shifted_cholesky_r(w: torch.Tensor, gram: torch.Tensor, over_rows: Reduction = HERE) -> torch.Tensor:
     """R of a shifted Gram matrix, which always has one unless ``w`` holds NaN.
 
     The shift is ``11 (m n + n (n + 1)) u ||w||^2`` as in the paper, u that of the Gram matrix, and at most a
     thousandth of ``||w||^2``.
     """
-    m, n = w.shape
+    m, n = over_rows.count(w.shape[0]), w.shape[1]
     u = torch.finfo(gram.dtype).eps / 2
     norm2 = gram.diagonal().sum()
     shift = norm2 * min(11 * (m * n + n * (n + 1)) * u, 1e-3)
@@ -126,10 +131,10 @@ def shifted_cholesky_r(w: torch.Tensor, gram: torch.Tensor) -> torch.Tensor:
 
 
 def _three_passes(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
-    gram = _gram64(a)
+    gram = gram64(a, engine.over_rows)
     r, info = upper_cholesky(gram)
-    if bool(info > 0):
-        r = shifted_cholesky_r(a, gram)
+    if bool(engine.over_rows.agree(info > 0)):
+        r = shifted_cholesky_r(a, gram, engine.over_rows)
     q = _apply_inverse(a, r, engine)
     for _ in range(2):
         q, step = cholesky_qr(q, engine)
@@ -143,19 +148,20 @@ def _second_pass(q: torch.Tensor, first: torch.Tensor, engine: Engine) -> tuple[
     return _apply_inverse(q, second, engine), (second @ first).to(q.dtype)
 
 
-def _is_graded(r: torch.Tensor, dtype: torch.dtype) -> bool:
+def _is_graded(r: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Whether the Gram matrix may have lost its small eigenvalues to rounding.
 
     They are lost below ``u ||G||``; the diagonal of R is up to ``sqrt(n)`` larger than the singular value
     behind it.
     """
     diagonal = r.diagonal()
-    return bool(diagonal.min() < 10 * (len(diagonal) * torch.finfo(dtype).eps) ** 0.5 * diagonal.max())
+    return diagonal.min() < 10 * (len(diagonal) * torch.finfo(dtype).eps) ** 0.5 * diagonal.max()
 
 
-def _gram64(a: torch.Tensor) -> torch.Tensor:
+def gram64(a: torch.Tensor, over_rows: Reduction = HERE) -> torch.Tensor:
+    """``A^T A`` of a tall matrix in float64."""
     wide = a.double()
-    return wide.T @ wide
+    return over_rows.total(wide.T @ wide)
 
 
 def upper_cholesky(gram: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,10 +7,11 @@ import torch
 from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
 from neula.algorithms.spectra.condition import solve_normal, solve_r
 from neula.engines import Engine
+from neula.engines.reduction import HERE, Reduction
 from neula.kernels.precision import exact_matmul
 
 
-def qr_solve(q: torch.Tensor, r: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def qr_solve(q: torch.Tensor, r: torch.Tensor, b: torch.Tensor, over_rows: Reduction = HERE) -> torch.Tensor:
     """``x = R^-1 (Q^T b)``: the direct solver of the papers (formula 3), in the precision of the factors.
 
     Parameters
@@ -19,7 +20,7 @@ def qr_solve(q: torch.Tensor, r: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     r : Tensor, shape (n, n)
     b : Tensor, shape (m, k)
     """
-    return solve_r(r, exact_matmul(q.T, b))
+    return solve_r(r, over_rows.total(exact_matmul(q.T, b)))
 
 
 def normal_equations(a: torch.Tensor, b: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
@@ -40,6 +41,6 @@ def normal_equations(a: torch.Tensor, b: torch.Tensor, engine: Engine) -> tuple[
         The Cholesky factor; both are NaN where ``A^T A`` is not numerically positive definite.
     """
     operand = engine.operand(a)
-    r, info = upper_cholesky(engine.gemm(operand.T, operand))
+    r, info = upper_cholesky(engine.inner(operand, operand))
     r = r.masked_fill(info > 0, torch.nan)
-    return solve_normal(r, exact_matmul(a.T, b)), r
+    return solve_normal(r, engine.over_rows.total(exact_matmul(a.T, b))), r

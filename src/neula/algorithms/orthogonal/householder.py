@@ -14,8 +14,12 @@ def householder(a: torch.Tensor, engine: Engine | None = None) -> tuple[torch.Te
     ----------
     a : Tensor, shape (*batch, m, n), m >= n
     engine : Engine, optional
-        Unused: nothing is multiplied in a low format.
+        Whose rows they are; nothing is multiplied in a low format.
     """
+    return _reflected(a) if engine is None else engine.over_rows.merged(a, _reflected)
+
+
+def _reflected(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     q, r = torch.linalg.qr(a)
     sign = torch.copysign(r.new_ones(()), r.diagonal(dim1=-2, dim2=-1))
     return q.mul_(sign[..., None, :]), r.mul_(sign[..., None])

@@ -22,6 +22,7 @@ from neula.algorithms.orthogonal.cholesky_qr import shifted_cholesky_r, upper_ch
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.spectra.gram import gram
 from neula.engines import Engine
+from neula.engines.reduction import HERE, Reduction
 
 MAX_PASSES = 5
 
@@ -84,7 +85,7 @@ def second_passes(
         smallest = step.diagonal().min()
         r = _multiply_triangular(step, r, engine)
         yield q, r
-        if not bool(smallest < FULL_RANK):
+        if not bool(engine.over_rows.agree(smallest) < FULL_RANK):
             return
 
 
@@ -160,7 +161,9 @@ def _rounded(x: torch.Tensor, engine: Engine, scales: torch.Tensor | None = None
     return engine.round(x, room) if scales is None else engine.fill(room, x, scales)
 
 
-def refine_qr(a: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def refine_qr(
+    a: torch.Tensor, r: torch.Tensor, over_rows: Reduction = HERE
+) -> tuple[torch.Tensor, torch.Tensor]:
     """QR in double precision from an R of low precision: Cholesky QR of ``W = A R^-1``.
 
     A pass squares the distance of W from orthogonality, so one or two do; a Gram matrix that is not definite
@@ -172,6 +175,7 @@ def refine_qr(a: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
         float64.
     r : Tensor, shape (n, n)
         Upper triangular, of any precision.
+    over_rows : Reduction
 
     Returns
     -------
@@ -183,18 +187,19 @@ def refine_qr(a: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
     r = step
     for _ in range(MAX_PASSES):
         w = torch.linalg.solve_triangular(step, w, upper=True, left=False)
-        gram = w.T @ w
+        gram = over_rows.total(w.T @ w)
         step, info = upper_cholesky(gram)
-        definite = not bool(info > 0)
+        definite = not bool(over_rows.agree(info > 0))
         if not definite:
-            step = shifted_cholesky_r(w, gram)
+            step = shifted_cholesky_r(w, gram, over_rows)
         r = (step @ r).triu_()
-        if definite and not _deviation(gram) > WELL_CONDITIONED:
+        # The Gram matrix, a sum over all rows, is the same on all processes, but perhaps not its norm.
+        if definite and not bool(over_rows.agree(_deviation(gram)) > WELL_CONDITIONED):
             break
     return torch.linalg.solve_triangular(step, w, upper=True, left=False), r
 
 
-def _deviation(gram: torch.Tensor) -> float:
+def _deviation(gram: torch.Tensor) -> torch.Tensor:
     """``||G - I||_F``; NaN when a factorization has broken down."""
     identity = torch.eye(gram.shape[0], dtype=gram.dtype, device=gram.device)
-    return float(torch.linalg.matrix_norm(gram - identity))
+    return torch.linalg.matrix_norm(gram - identity)

@@ -71,7 +71,7 @@ def rgsqrf(
     ValueError
         For an unknown panel or format, a cutoff below 1, or m < n.
     """
-    m, n = a.shape
+    m, n = engine.over_rows.count(a.shape[0]), a.shape[1]
     if m < n:
         raise ValueError(f"rgsqrf needs at least as many rows as columns, got {m} x {n}")
     best = engine.tuning.recursion(engine.storage)
@@ -94,7 +94,7 @@ def rgsqrf(
     )
     columns = _operand_columns(n, max(cutoff, recursion.block), cutoff)
     recursion.factorize(q, r, engine.operand_buffer(q[:, :columns]), last=True, on_left=on_half)
-    return q[:m], r
+    return q[: len(a)], r
 
 
 def _working_copy(a: torch.Tensor, engine: Engine) -> torch.Tensor:
@@ -177,7 +177,7 @@ class _Recursion:
         if self.fused:
             square = self.careful and self._rows_left() < 2 * self.cutoff
             factorize = cholesky_qr32_twice_in_place if square else cholesky_qr32_in_place
-            factorize(a, r, rounded)
+            factorize(a, r, rounded, self.engine.over_rows)
         else:
             q, r_panel = self.panel(a, self.panel_engine)
             a.copy_(q)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 import torch
 
 from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
+from neula.engines.reduction import HERE, Reduction
 from neula.kernels.cholesky import cholesky_inverse
 from neula.kernels.householder import MAX_HEIGHT, Product, TileReflectors, apply_tiles, factor_tiles
 from neula.kernels.tall import half_gram, tall_gram, tall_product
@@ -69,7 +70,7 @@ def tsqr(
     return q.div_(RAISED), r * signs[..., None]
 
 
-def cholesky_tsqr(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def cholesky_tsqr(a: torch.Tensor, over_rows: Reduction = HERE) -> tuple[torch.Tensor, torch.Tensor]:
     """One pass of Cholesky QR with products as accurate as those of float32; without synchronizing.
 
     Orthogonal to ``u cond(A)^2``; NaN where the Gram matrix is not positive definite.
@@ -78,6 +79,7 @@ def cholesky_tsqr(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     ----------
     a : Tensor, shape (m, n), m >= n
         float32 or float64. Squares of the elements should neither overflow nor underflow.
+    over_rows : Reduction
 
     Returns
     -------
@@ -85,7 +87,7 @@ def cholesky_tsqr(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     R : Tensor, shape (n, n)
         float64.
     """
-    gram = tall_gram(a)
+    gram = over_rows.total(tall_gram(a))
     factor, info = upper_cholesky(gram)
     r = factor.masked_fill(info > 0, torch.nan)
     identity = torch.eye(a.shape[1], dtype=r.dtype, device=r.device)
@@ -93,13 +95,13 @@ def cholesky_tsqr(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return tall_product(a, inverse, gram.diagonal().sqrt()), r
 
 
-def cholesky_tsqr32(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def cholesky_tsqr32(a: torch.Tensor, over_rows: Reduction = HERE) -> tuple[torch.Tensor, torch.Tensor]:
     """:func:`cholesky_tsqr` of a float32 matrix, with R and its inverse in float32: on a GPU one kernel.
 
     Where A is too ill-conditioned some columns of Q are too short, and ``A = Q R`` all the same
     (``neula.kernels.cholesky``); or Q and R are NaN, where that kernel does not run.
     """
-    factors = cholesky_inverse(half_gram(a))
+    factors = cholesky_inverse(over_rows.total(half_gram(a)))
     return tall_product(a, factors.inverse, factors.norms), factors.r
 
 

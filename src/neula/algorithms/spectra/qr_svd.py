@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from neula.engines.reduction import HERE, Reduction
 from neula.kernels.precision import exact_matmul
 
 LARGEST_RATIO = 1e4
@@ -31,7 +32,12 @@ def truncate(s: torch.Tensor, rank: int | None, tol: float | None) -> int:
 
 
 def qr_svd(
-    q: torch.Tensor, r: torch.Tensor, *, rank: int | None = None, tol: float | None = None
+    q: torch.Tensor,
+    r: torch.Tensor,
+    *,
+    rank: int | None = None,
+    tol: float | None = None,
+    over_rows: Reduction = HERE,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """``A = Q R``, ``R = U S V^T``, hence ``A = (Q U) S V^T``, truncated.
 
@@ -41,6 +47,8 @@ def qr_svd(
     r : Tensor, shape (n, n)
     rank, tol : optional
         See :func:`truncate`.
+    over_rows : Reduction
+        Where other rows of Q are.
 
     Returns
     -------
@@ -48,7 +56,9 @@ def qr_svd(
     s : Tensor, shape (k,)
     Vh : Tensor, shape (k, n)
     """
-    u, s, vh = _svd_from_gram(r, rank, tol) or torch.linalg.svd(r, full_matrices=False)
+    found = None if over_rows.spread else _svd_from_gram(r, rank, tol)
+    # Singular vectors are not unique: all processes take those of the first.
+    u, s, vh = found or over_rows.agreed(*torch.linalg.svd(r, full_matrices=False))
     k = truncate(s, rank, tol)
     return exact_matmul(q, u[:, :k]), s[:k], vh[:k]
 

@@ -20,6 +20,7 @@ from neula.algorithms.krylov.doubled_refinement import refine_doubled
 from neula.algorithms.orthogonal.reorthogonalize import refine_qr
 from neula.certificates.backward_error import over
 from neula.engines import FP64
+from neula.engines.reduction import HERE, Reduction
 from neula.kernels.doubled import Doubled
 
 FIRST_ORDER = 0.1
@@ -44,6 +45,8 @@ class Deficient:
         Those of the matrix whose solution is to be the shortest, in units of the largest: the diagonal of D.
     a_low, b_low : Tensor or None
         What rounding ``a`` and ``b`` has lost.
+    over_rows : Reduction
+        Where other rows are: of a matrix that is not wide.
     """
 
     a: torch.Tensor
@@ -52,6 +55,7 @@ class Deficient:
     sizes: torch.Tensor
     a_low: torch.Tensor | None = None
     b_low: torch.Tensor | None = None
+    over_rows: Reduction = HERE
 
 
 @dataclass(frozen=True)
@@ -100,20 +104,23 @@ def minimum_norm(problem: Deficient, rcond: float) -> MinimumNorm:
     rcond : float
         Singular values of B below ``rcond`` times the largest count as zero.
     """
-    m, n = problem.a.shape
-    b_matrix, b = problem.a / problem.norms, problem.b
-    if m >= n:
-        q, r = torch.linalg.qr(b_matrix)
-        u, s, vh = torch.linalg.svd(r, full_matrices=False)
+    b_matrix, b, over_rows = problem.a / problem.norms, problem.b, problem.over_rows
+    m, n = over_rows.count(b.shape[0]), problem.a.shape[1]
+    if m >= n or over_rows.spread:
+        q, r = over_rows.merged(b_matrix, torch.linalg.qr)
+        # Singular vectors are not unique: all processes take those of the first.
+        u, s, vh = over_rows.agreed(*torch.linalg.svd(r, full_matrices=False))
         u = q @ u
     else:
         u, s, vh = torch.linalg.svd(b_matrix, full_matrices=False)
     rank, doubt = _rank(s, rcond, max(m, n))
     u, v = u[:, :rank], vh[:rank].T
     spectrum = Spectrum.of(s, rank, m + n)
-    coefficients = (u.T @ b) / s[:rank, None]
-    coefficients = coefficients + (u.T @ (b - b_matrix @ (v @ coefficients))) / s[:rank, None]
-    ratio = over(_lengths(b - u @ (u.T @ b)), s[0] * _lengths(coefficients))
+    along = over_rows.total(u.T @ b)
+    coefficients = along / s[:rank, None]
+    left = over_rows.total(u.T @ (b - b_matrix @ (v @ coefficients)))
+    coefficients = coefficients + left / s[:rank, None]
+    ratio = over(over_rows.norms(b - u @ along)[0], s[0] * _lengths(coefficients))
     error = spectrum.coefficient_error(ratio)
     if rank == n:
         y = v @ coefficients
@@ -123,7 +130,7 @@ def minimum_norm(problem: Deficient, rcond: float) -> MinimumNorm:
             refined = _refined(problem, u, s[:rank])
             turned = spectrum.dropped * angle + 4 * rank**0.5 * FP64.u
             better = refined.error + spectrum.dropped * turned * (2 + (spectrum.condition + 1) * ratio)
-            if bool((better <= error).all()):
+            if bool(over_rows.agree((better <= error).all())):
                 coefficients, v, error, angle = refined.coefficients, refined.v, better, turned
         row_space = RowSpace(v, problem.sizes)
         y = row_space.shortest(coefficients)
@@ -231,10 +238,11 @@ def _refined(problem: Deficient, u: torch.Tensor, s: torch.Tensor) -> _Refined:
     basis of it there is a problem of full rank.
     """
     doubled, norms = Doubled.of(problem.a[None]), problem.norms[:, None]
-    rows = doubled.transposed_product(u[None], torch.zeros_like(u)[None])[0]
+    over_rows = problem.over_rows
+    rows = over_rows.total_of_pairs(*doubled.transposed_pair(u[None], torch.zeros_like(u)[None]))[0]
     if problem.a_low is not None:
-        rows = rows + problem.a_low.T @ u
-    v = torch.linalg.qr(rows / norms / s)[0]
+        rows = rows + over_rows.total(problem.a_low.T @ u)
+    v = over_rows.agree(torch.linalg.qr(rows / norms / s)[0])
     columns = v / norms
     zero = torch.zeros_like(u)
     image, low = (-part for part in doubled.residual(columns[None], zero[None]))
@@ -243,7 +251,8 @@ def _refined(problem: Deficient, u: torch.Tensor, s: torch.Tensor) -> _Refined:
     # The columns are a basis as they are; rounding them has turned it by no more than a unit roundoff.
     one = torch.ones_like(s)[None, :, None]
     b_low = None if problem.b_low is None else problem.b_low[None]
-    system = Overdetermined(image, householder_r(image), low, b_low, columns=one)
+    r = householder_r(image, over_rows)
+    system = Overdetermined(image, r, low, b_low, columns=one, over_rows=over_rows)
     found = refine_doubled(system, problem.b[None], tolerance=FP64.u)
     return _Refined(found.x[0], v, found.forward_error[0] + 4 * FP64.u)
 

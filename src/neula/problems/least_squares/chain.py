@@ -75,11 +75,12 @@ def chain_after_together(m: int, n: int, options: Options) -> Chain:
 def _of_any_rank(m: int, n: int, options: Options) -> Chain:
     """What is tried for one problem whose matrix may lack full rank.
 
-    Digits that were asked for are not those of the first: it does not refine in twice the precision.
+    Digits that were asked for are not those of the first: it does not refine in twice the precision. Nor
+    does it look for pivots over processes.
     """
     rows = options.rows(m, n)
     small = max(rows, n) * min(rows, n) ** 2 <= options.engine.tuning.svd
-    if small or options.forward:
+    if small or options.forward or options.over_rows.spread:
         return [_svd()]
     return [_link(COMPLETE_ORTHOGONAL, by_complete_orthogonal, improves=True), _svd()]
 

@@ -51,18 +51,19 @@ def unrefined(
     problem, options = problems.prepared, problems.options
     if problem.wide:
         raise ValueError(f"algorithm {algorithm!r} needs at least as many rows as columns: use 'cgls'")
-    engine = options.engine.using(compute)
+    engine, over_rows = options.engine.using(compute), options.over_rows
     work = problem.operator.fill(engine, problem.scales)
     rhs = problem.b.to(engine.storage)
     if algorithm == "direct":
         q, r = rgsqrf(work, engine, overwrite_a=True)
-        y = qr_solve(q, r, rhs)
+        y = qr_solve(q, r, rhs, over_rows)
     else:
         y, r = normal_equations(work, rhs, engine)
+    y, r = over_rows.agreed(y, r)
     if not bool(torch.isfinite(y).all()):
         raise Declined("the factorization broke down: A is too ill-conditioned for it")
     preconditioner = Preconditioner.of(r.double(), r.double())
-    largest, smallest = preconditioner.extremes.tolist()
+    largest, smallest = over_rows.agree(preconditioner.extremes).tolist()
     n, condition = problem.rank, largest / smallest if smallest > 0 else math.inf
     x = y.double() * problem.scales[:, None]
     residual = problem.b - problem.operator.matmul(x)
@@ -70,7 +71,7 @@ def unrefined(
     columns = problem.scales / preconditioner.columns
     scale = Scale(columns, largest)
     projected = solve_rt(r.double() / problem.scales, gradient)
-    norms = norms_of(scale, problem.b, x, residual, gradient, projected)
+    norms = norms_of(scale, problem.b, x, residual, gradient, projected, over_rows)
     refined = Refined(x, norms.measures(scale.norm), norms.residual)
     # Rounding errors of this R move singular values by so much; the normal equations square them.
     errors = 4 * n**0.5 * engine.format.u * (condition if algorithm == "normal" else 1.0)

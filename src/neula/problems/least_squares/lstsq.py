@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack, overload
 
@@ -12,12 +13,14 @@ import torch
 from neula.certificates.bounds import Accuracy, lstsq_bound
 from neula.certificates.forward_error import SURE
 from neula.engines import Arithmetic, Engine, format_of
+from neula.engines.reduction import HERE, Reduction
 from neula.errors import check_name
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Run
 from neula.pipeline.compilation import eager
 from neula.pipeline.gradients import attach_solution, stacked_problem
 from neula.pipeline.inputs import check_finite, refuse_gradient
+from neula.pipeline.over_processes import OverProcesses
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, LstsqResult
 from neula.pipeline.shapes import System, broadcast_system
@@ -36,6 +39,12 @@ CERTIFIED = ("backward", "forward")
 def lstsq(A: Kind, b: Any, **keywords: Unpack[LstsqKeywords]) -> LstsqResult[Kind]: ...
 @overload
 def lstsq(A: Any, b: Any, **keywords: Unpack[LstsqKeywords]) -> LstsqResult[Any]: ...
+@OverProcesses(
+    lambda result, tall, replicated: replace(result, x=replicated(result.x)),
+    operands=("A", "b", "weights"),
+    wide=lambda asked: bool(asked.get("damp", 0.0)),
+    instead="solutions of minimum norm are for whole matrices: pass A.full() and b.full(), or damp=",
+)
 @eager
 def lstsq(
     A: Any,
@@ -67,6 +76,7 @@ def lstsq(
         NumPy array, torch tensor or DLPack object, float16 to float64; integers are taken as float64. Not
         modified. Leading dimensions are a batch. Every dimension may be zero. With m < n the minimum-norm
         solution is computed.
+        Or a matrix whose rows are spread over processes (:func:`neula.distributed.rows`).
     b : array_like, shape (m,) or (..., m, k)
         One vector, the same for every matrix of A, or a matrix of right-hand sides; leading dimensions of A
         and b are broadcast as in NumPy.
@@ -188,8 +198,8 @@ def lstsq(
         algorithm=algorithm,
         compute=None if compute is None else Arithmetic.named(compute).name,
         damp=_check_damp(damp),
-        weights=None if w is None else call.here(_check_weights(w.tensor, a.shape[-2])),
-        rcond=default_rcond(a) if rcond is None else rcond,
+        weights=None if w is None else _check_weights(w.tensor, a.shape[-2], call.engine),
+        rcond=default_rcond(a, call.engine.over_rows) if rcond is None else rcond,
         max_iterations=max_iterations,
         forward=certify == "forward",
         progress=progress,
@@ -270,9 +280,9 @@ def _why(result: LstsqResult, run: Run[Members], options: Options, *, is_batch: 
     return f"backward error {result.backward_error:.1e}, asked for {result.tolerance:.1e} ({run.label})"
 
 
-def default_rcond(a: torch.Tensor) -> float:
+def default_rcond(a: torch.Tensor, over_rows: Reduction = HERE) -> float:
     """Rounding errors of the double-precision factorization, or of the data where those are larger."""
-    return max(max(a.shape[-2:]) * 2.0**-52, 2 * format_of(a.dtype).u)
+    return max(max(over_rows.count(a.shape[-2]), a.shape[-1]) * 2.0**-52, 2 * format_of(a.dtype).u)
 
 
 def _check_damp(damp: float) -> float:
@@ -282,12 +292,13 @@ def _check_damp(damp: float) -> float:
     return float(damp)
 
 
-def _check_weights(w: torch.Tensor, m: int) -> torch.Tensor:
+def _check_weights(w: torch.Tensor, m: int, engine: Engine) -> torch.Tensor:
     if w.shape != (m,):
         raise ValueError(f"weights must have shape ({m},), one for each row of A, got {tuple(w.shape)}")
     if m > 0:
-        check_finite(w, w.abs().max().reshape(1), "weights")
-    return w.double()
+        largest = engine.over_rows.largest(w.abs().max().reshape(1))
+        check_finite(w, largest, "weights", engine.over_rows)
+    return w.to(engine.device).double()
 
 
 def _collect(report: Report) -> LstsqResult:
@@ -296,7 +307,7 @@ def _collect(report: Report) -> LstsqResult:
     values, of = run.found, numbers_of(run)
     if np.isinf(of["largest"]).any():
         raise does_not_fit(options.dtype)
-    m, n = report.shapes.matrices.shape[-2:]
+    m, n = options.over_rows.count(report.shapes.matrices.shape[-2]), report.shapes.matrices.shape[-1]
     ranks = of["rank"][~np.isnan(of["backward_error"])]
     norms = report.shapes.of_columns(values.residual_norm).flatten().tolist()
     return LstsqResult(

@@ -29,20 +29,21 @@ NO_GAP = ", no gap"
 
 def by_svd(problems: Problems, before: Answer[Members] | None, *, label: str) -> Answer[Members]:
     """The minimum-norm solution of one problem, unless the best that was found before has more digits."""
-    a, options = problems.a, problems.options
+    options = problems.options
     vars(problems).pop("prepared", None)  # which may be a copy
     report = stage(options.progress, "SVD in fp64")
     given = _Given.of(problems)
     solution = minimum_norm(given.deficient, options.rcond)
     members, b_norm = given.members(solution, options)
-    full_rank = min(options.rows(*a.shape[1:]), a.shape[2])
+    shape = given.shape
+    full_rank = min(options.rows(*shape), shape[1])
     report(1.0)
     # Refinement with residuals in double double has more digits where the rank is full after all.
     known = None if before is None or solution.rank < full_rank or solution.doubt else before.values
     if known is not None and bool((known.forward_error < members.forward_error).all()):
-        bound = lstsq_bound(options.target, min(a.shape[1:]))
+        bound = lstsq_bound(options.target, min(shape))
         good = (known.backward_error <= bound) & (known.forward_error <= SURE).all(1)
-        good &= no_longer(known.residual_norm, b_norm, a.shape).all(1)
+        good &= no_longer(known.residual_norm, b_norm, shape).all(1)
         members = replace(known, rank=members.rank, accepted=good)
     return Answer(members, label, solution.doubt)
 
@@ -79,19 +80,20 @@ class _Given:
 
     Attributes
     ----------
-    shape : Size
+    shape : (int, int)
     scaled : ScaledProblems
     deficient : Deficient
     """
 
-    shape: torch.Size
+    shape: tuple[int, int]
     scaled: ScaledProblems
     deficient: Deficient
 
     @classmethod
     def of(cls, problems: Problems) -> _Given:
-        options = problems.options
-        scaled = ScaledProblems.of(problems.a, problems.b, options.weights, options.damp)
+        options, (_, m, n) = problems.options, problems.a.shape
+        over_rows = options.over_rows
+        scaled = ScaledProblems.of(problems.a, problems.b, options.weights, options.damp, over_rows)
         deficient = Deficient(
             scaled.a[0],
             scaled.b[0],
@@ -99,31 +101,27 @@ class _Given:
             _at_most_one(scaled.sizes[0, :, 0]),
             None if scaled.a_low is None else scaled.a_low[0],
             None if scaled.b_low is None else scaled.b_low[0],
+            over_rows,
         )
-        return cls(problems.a.shape, scaled, deficient)
+        return cls((over_rows.count(m), n), scaled, deficient)
 
     def members(self, solution: MinimumNorm, options: Options) -> tuple[Members, torch.Tensor]:
         """The solution with its evidence, and the norms of b."""
-        problems, norms = self.scaled, self.deficient.norms[None]
+        problems, norms, over_rows = self.scaled, self.deficient.norms[None], options.over_rows
         x = problems.unscale((solution.y / norms.mT)[None]).to(options.dtype).double()
         again = problems.scale(x)[0] * norms.mT
         size = lengths(solution.y[None])
         rounding = over(lengths((again - solution.y)[None]), size)
         matrix, scale = problems.a[0] / norms, Scale(torch.ones_like(norms[0]), solution.norm)
         residual = solution.residual
-        measures = norms_of(
-            scale,
-            problems.b[0],
-            solution.y,
-            residual,
-            matrix.T @ residual,
-            solution.range_basis.T @ residual,
-        ).measures(scale.norm)
+        gradient, projected = over_rows.totals(matrix.T @ residual, solution.range_basis.T @ residual)
+        norms_found = norms_of(scale, problems.b[0], solution.y, residual, gradient, projected, over_rows)
+        measures = norms_found.measures(scale.norm)
         backward_error = (measures.backward_error + rounding[0]).amax()[None]
         forward_error = solution.forward_error[None] + rounding
-        bound = lstsq_bound(options.target, min(self.shape[1:]))
+        bound = lstsq_bound(options.target, min(self.shape))
         residual = residual + matrix @ (solution.y - again)  # of x as it is returned
-        b_norm, r_norm = lengths(problems.b), lengths(residual[None])
+        b_norm, r_norm = over_rows.norms(problems.b, residual[None], dim=1)
         good = (measures.backward_error.amax() <= bound) & (not solution.doubt)
         shorter = no_longer(r_norm, b_norm, self.shape)
         members = Members(
@@ -137,6 +135,7 @@ class _Given:
             rank=torch.full_like(backward_error, solution.rank, dtype=torch.int64),
             accepted=(good & (forward_error <= SURE).all() & shorter.all())[None],
         )
+        members = Members(*over_rows.agreed(*members.tensors))
         return members, problems.residual_norm(b_norm)
 
 

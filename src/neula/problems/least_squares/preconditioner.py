@@ -14,6 +14,7 @@ from neula.algorithms.spectra.condition import expected_decay, extreme_singular_
 from neula.algorithms.spectra.gram import gram_r
 from neula.algorithms.triangular.triangular import BlockTriangular, UpperTriangular
 from neula.engines import FORMATS, FP16
+from neula.engines.reduction import Reduction
 from neula.pipeline.chain import Declined
 from neula.pipeline.progress import stage
 from neula.problems.least_squares.prepared import Problem, nonzero_norms
@@ -118,7 +119,8 @@ def fast_r(problem: Problem, method: str, compute: str, limit: Limit | None) -> 
     size = 8 * math.prod(operator.shape)
     played_back = size <= options.engine.replayed_bytes and options.progress is None
     on_columns = None if options.progress is None else lambda k: report((k / n) ** 2)
-    on_half = None if played_back or limit is None else partial(limit.check_decay, n)
+    over_rows = options.over_rows
+    on_half = None if played_back or limit is None else partial(_check_half, limit, n, over_rows)
 
     def factorized(a: torch.Tensor, scales: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
         same = replace(operator, a=a, weights=weights[0] if weights else None)
@@ -127,6 +129,7 @@ def fast_r(problem: Problem, method: str, compute: str, limit: Limit | None) -> 
         else:
             work = same.fill(engine, scales)
             r = rgsqrf(work, engine, overwrite_a=True, on_columns=on_columns, on_half=on_half)[1]
+        r = over_rows.agree(r)
         triangle = BlockTriangular.of(r, options.engine.tuning.inverted)
         found = Preconditioner.of(r, triangle)
         return r, triangle.inverses, found.columns, found.extremes
@@ -138,7 +141,11 @@ def fast_r(problem: Problem, method: str, compute: str, limit: Limit | None) -> 
     else:
         r, inverses, columns, extremes = factorized(*inputs)
     report(1.0)
-    return Preconditioner(BlockTriangular(r, inverses), columns, extremes)
+    return Preconditioner(BlockTriangular(r, inverses), columns, over_rows.agree(extremes))
+
+
+def _check_half(limit: Limit, n: int, over_rows: Reduction, diagonal: torch.Tensor) -> None:
+    limit.check_decay(n, over_rows.agree(diagonal))
 
 
 def householder_r(problem: Problem, compute: str = "fp64") -> tuple[Preconditioner, torch.Tensor | None]:
@@ -148,10 +155,10 @@ def householder_r(problem: Problem, compute: str = "fp64") -> tuple[Precondition
     iterations from zero add may be the only sure ones.
     """
     report = stage(problem.options.progress, f"factorizing in {compute}")
-    storage, start = FORMATS[compute].storage, None
+    storage, start, over_rows = FORMATS[compute].storage, None, problem.options.over_rows
     a = (problem.operator.dense() * problem.scales).to(storage)
-    if problem.wide:
-        r = torch.linalg.qr(a, mode="r")[1]
+    if problem.wide or over_rows.spread:
+        r = over_rows.merged_r(a, lambda rows: torch.linalg.qr(rows, mode="r")[1])
     else:
         x, r = solve_by_householder(a, problem.b.to(storage))
         start = x.double() * problem.scales[:, None]
@@ -159,5 +166,6 @@ def householder_r(problem: Problem, compute: str = "fp64") -> tuple[Precondition
     r = r.double()
     # The library's substitution is as stable as can be, and several times slower on a GPU.
     found = Preconditioner.of(r, r, stable=compute == "fp64")
+    found = replace(found, extremes=over_rows.agree(found.extremes))
     largest, smallest = found.extremes.tolist()
     return found, start if largest <= WELL_CONDITIONED * smallest else None

@@ -125,16 +125,18 @@ class Problem:
         b : Tensor, shape (m, k)
         options : Options
         """
+        over_rows = options.over_rows
         column_max = options.engine.column_max(a)
         sizes = [column_max]
         if options.weights is not None:
             sizes.append(options.weights.abs())
-        exponents = [int(binary_exponents(size).abs().amax()) for size in sizes]
+        exponents = [int(over_rows.largest(binary_exponents(size).abs().amax())) for size in sizes]
         # Weights multiply, and so exponents add up.
         if sum(exponents) + abs(math.frexp(options.damp)[1]) <= SAFE_EXPONENT:
-            known = options.weights is None and not options.damp and a.shape[0] >= a.shape[1]
+            known = options.weights is None and not options.damp
+            known = known and over_rows.count(a.shape[0]) >= a.shape[1]
             return cls._of(a, b, options, column_max=column_max if known else None)
-        scaled = ScaledProblems.of(a[None], b[None], options.weights, options.damp)
+        scaled = ScaledProblems.of(a[None], b[None], options.weights, options.damp, over_rows)
         units = scaled.units if scaled.wide else scaled.columns
         shifts = scaled.columns - units
         low = None if scaled.a_low is None else shift(scaled.a_low, shifts)[0]
@@ -167,17 +169,17 @@ class Problem:
         # Powers of two, so that norms of b and x neither overflow nor underflow.
         b_scales = power_of_two_scales(options.engine.column_max(b))
         b = given_b = b * b_scales
-        wide = a.shape[0] < a.shape[1] and not damp
+        wide = options.over_rows.count(a.shape[0]) < a.shape[1] and not damp
         if wide:
             weighted = a if weights is None else a * weights[:, None]
             operator = LeastSquaresOperator(weighted.T)
             b = b if weights is None else b * weights[:, None]
         else:
-            operator = LeastSquaresOperator(a, weights, damp)
+            operator = LeastSquaresOperator(a, weights, damp, options.over_rows)
             b = operator.right_hand_side(b)
         column_max = operator.column_max(options.engine) if column_max is None else column_max
-        check_finite(a, column_max, "A")
-        check_finite(b, options.engine.column_max(b), "b")
+        check_finite(a, column_max, "A", options.over_rows)
+        check_finite(b, options.engine.column_max(b), "b", options.over_rows)
         scales = power_of_two_scales(column_max)
         return cls(operator, b, given_b, b_scales, scales, wide, options, units)
 
@@ -194,7 +196,7 @@ class Problem:
     def residual_norm(self, x: torch.Tensor) -> torch.Tensor:
         """``||b - A x||``, shape (k,)."""
         image = self.operator.rmatmul(x) if self.wide else self.operator.matmul(x)
-        return torch.linalg.vector_norm(self.b - image, dim=0)
+        return self.options.over_rows.norms(self.b - image)[0]
 
     @cached_property
     def sizes_of_wide(self) -> torch.Tensor:
@@ -224,7 +226,7 @@ class Problem:
         sizes : Tensor, shape (n,)
             Norms of the columns.
         """
-        operator = self.operator
+        operator, over_rows = self.operator, self.options.over_rows
         if operator.weights is None and not operator.damp:
             scales = power_of_two_scales(sizes)
             a_low, b_low = (None, None) if self.units is None else (self.units.a_low, self.units.b_low)
@@ -234,12 +236,15 @@ class Problem:
                 scales,
                 None if a_low is None else a_low * scales,
                 None if b_low is None else b_low * self.b_scales,
+                over_rows,
             )
-        found = ScaledProblems.of(operator.a[None], self.given_b[None], operator.weights, operator.damp)
+        found = ScaledProblems.of(
+            operator.a[None], self.given_b[None], operator.weights, operator.damp, over_rows
+        )
         scales, units = shift(torch.ones_like(sizes), -found.columns[0, 0]), found.b_columns[0]
         low = None if found.a_low is None else found.a_low[0]
         b_low = None if found.b_low is None else shift(found.b_low[0], units)
-        return ExactProblem(found.a[0], shift(found.b[0], units), scales, low, b_low)
+        return ExactProblem(found.a[0], shift(found.b[0], units), scales, low, b_low, over_rows)
 
 
 def nonzero_norms(norms: torch.Tensor) -> torch.Tensor:

@@ -101,7 +101,8 @@ def answer_of(
     residual_norm = refined.residual_norm
     if options.dtype != torch.float64:  # x is not what was refined
         residual_norm = problem.residual_norm(problem.rescale(x))
-    shorter = no_longer(residual_norm, torch.linalg.vector_norm(problem.b, dim=0), problem.operator.shape)
+    (b_norm,) = options.over_rows.norms(problem.b)
+    shorter = no_longer(residual_norm, b_norm, problem.operator.shape)
     accepted = (refined_error <= problem.bound) & ((forward_error <= SURE) & shorter).all()
     values = Members(
         x=x[None],
@@ -114,6 +115,8 @@ def answer_of(
         rank=torch.tensor([problem.rank], device=x.device),
         accepted=accepted[None],
     )
+    # What is returned is the same on all processes, and what is decided by it.
+    values = Members(*options.over_rows.agreed(*values.tensors))
     return Answer(values, label, doubt, refined.iterations, tuple(refined.history))
 
 
@@ -299,12 +302,14 @@ def _probe(
     size = norm(z, dim=0)
     stop = Stop(
         preconditioned=functional.pad(PROBE_ERROR / 10 * size, (0, b.shape[1])),
-        gradient=functional.pad(0.5 * tolerance * norm_a * norm(b, dim=0), (1, 0)),
+        gradient=functional.pad(0.5 * tolerance * norm_a * problem.options.over_rows.norms(b)[0], (1, 0)),
         scales=columns,
         reduction=INNER_REDUCTION,
     )
     found = cgls(problem.operator, r, rhs, stop=stop, max_iterations=max_iterations, gradient=gradient)
-    error = float(norm(multiply_r(r, found.x[:, :1] - known)) / size)
+    smallest = torch.full_like(size, found.smallest)
+    measured = torch.cat([norm(multiply_r(r, found.x[:, :1] - known))[None] / size, smallest])
+    error, smallest_of_all = problem.options.over_rows.agree(measured).tolist()
     if not together:
-        return _Probed(error, found.smallest)
-    return _Probed(error, found.smallest, found.x[:, 1:], found.iterations)
+        return _Probed(error, smallest_of_all)
+    return _Probed(error, smallest_of_all, found.x[:, 1:], found.iterations)

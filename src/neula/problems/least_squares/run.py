@@ -11,6 +11,7 @@ import torch
 from neula.certificates.forward_error import SURE
 from neula.pipeline.chain import Run, Unanswered, run_chain, run_each
 from neula.pipeline.inputs import check_finite, finite_members
+from neula.pipeline.over_processes import in_step
 from neula.pipeline.result import Attempt
 from neula.pipeline.solutions import nothing_to_do, numbers_of
 from neula.problems.least_squares.chain import (
@@ -34,7 +35,7 @@ def solve_problems(problems: Problems, *, is_batch: bool) -> Run[Members]:
         Whether NaN and Inf are no error.
     """
     a, b, options = problems.a, problems.b, problems.options
-    count, m, n = a.shape
+    count, m, n = len(a), options.over_rows.count(a.shape[1]), a.shape[2]
     if a.numel() == 0:
         return _empty(problems, is_batch=is_batch)
     if b.numel() == 0:
@@ -45,10 +46,11 @@ def solve_problems(problems: Problems, *, is_batch: bool) -> Run[Members]:
     else:
         run = Run.begin(count, _missing(problems, count))
     if not is_batch and len(run.open):  # no solution of numbers that are not finite is accepted
-        check_finite(a[0], options.engine.column_max(a[0]), "A")
-        check_finite(b[0].squeeze(-1), options.engine.column_max(b[0]), "b")
+        check_finite(a[0], options.engine.column_max(a[0]), "A", options.over_rows)
+        check_finite(b[0].squeeze(-1), options.engine.column_max(b[0]), "b", options.over_rows)
     unusable = _set_aside(run, problems) if is_batch and len(run.open) else np.empty(0, dtype=np.int64)
     alone = chain_after_together(m, n, options) if together else chain_alone(m, n, options)
+    alone = in_step(alone) if options.over_rows.spread else alone
     judge = LeastSquaresJudge.of(m, n, options, together=False)
 
     def solve_alone(place: int) -> Run[Members]:
@@ -101,7 +103,9 @@ def _reject_vanished(run: Run[Members], problems: Problems) -> None:
         return
     where = torch.from_numpy(places).to(problems.device)
     a, b = _some(problems.a, where), _some(problems.b, where)
-    vanished = values.zeros[where] & ~gradient_vanishes(a, b, problems.options.weights)
+    vanished = values.zeros[where] & ~gradient_vanishes(
+        a, b, problems.options.weights, problems.options.over_rows
+    )
     values.forward_error[where] = values.forward_error[where].masked_fill(vanished, math.inf)
     gone = places[vanished.any(1).cpu().numpy()]
     run.accepted[gone], of["forward_error"][gone] = False, np.inf
@@ -113,19 +117,20 @@ def with_exact_zeros(run: Run[Members], problems: Problems) -> Run[Members]:
     Such right-hand sides look like unsure ones. The others of the same matrix are solved again without them.
     """
     a, b, weights, values = problems.a, problems.b, problems.options.weights, run.found
+    over_rows = problems.options.over_rows
     places = np.flatnonzero(~run.accepted & ~(numbers_of(run)["forward_error"] <= SURE))
     if not len(places):
         return run
     where = torch.from_numpy(places).to(problems.device)
     unsure = ~(values.forward_error[where] <= SURE)
-    zero = unsure & gradient_is_zero(_some(a, where), _some(b, where), weights)
+    zero = unsure & gradient_is_zero(_some(a, where), _some(b, where), weights, over_rows)
     some = zero.any(1)
     places, where, zero = places[some.cpu().numpy()], where[some], zero[some]
     if not len(places):
         return run
     rest = _some(b, where).masked_fill(zero[:, None, :], 0.0)
     again = solve_problems(Problems(_some(a, where), rest, problems.options), is_batch=True)
-    norms = torch.where(zero, weighted_norms(_some(b, where), weights), again.found.residual_norm)
+    norms = torch.where(zero, weighted_norms(_some(b, where), weights, over_rows), again.found.residual_norm)
     values.put(where, replace(again.found, residual_norm=norms))
     run.numbers[:, places], run.accepted[places] = again.numbers, again.accepted
     run.attempts += again.attempts
@@ -142,8 +147,8 @@ def _empty(problems: Problems, *, is_batch: bool) -> Run[Members]:
         zero.rank.fill_(a.shape[2])
     if b.numel() > 0 and a.shape[2] == 0:
         if not is_batch:
-            check_finite(b[0].squeeze(-1), options.engine.column_max(b[0]), "b")
-        zero.residual_norm.copy_(weighted_norms(b, options.weights))
+            check_finite(b[0].squeeze(-1), options.engine.column_max(b[0]), "b", options.over_rows)
+        zero.residual_norm.copy_(weighted_norms(b, options.weights, options.over_rows))
     return nothing_to_do(zero, a)
 
 

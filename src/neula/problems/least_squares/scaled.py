@@ -13,6 +13,7 @@ from functools import cached_property
 import torch
 
 from neula.algorithms.scaling import binary_exponents, two_product
+from neula.engines.reduction import HERE, Reduction
 from neula.kernels.doubled import Doubled
 from neula.kernels.shift import LIMIT, shift
 
@@ -45,6 +46,8 @@ class ScaledProblems:
         Whether a solution of minimum norm is asked for: fewer rows than columns, no damping.
     given : bool
         Whether nothing was scaled.
+    over_rows : Reduction
+        Where other rows are; those of the damping are with the first.
     """
 
     a: torch.Tensor
@@ -55,6 +58,7 @@ class ScaledProblems:
     b_columns: torch.Tensor
     wide: bool
     given: bool = False
+    over_rows: Reduction = HERE
 
     @classmethod
     def as_given(cls, a: torch.Tensor, b: torch.Tensor) -> ScaledProblems:
@@ -70,7 +74,12 @@ class ScaledProblems:
 
     @classmethod
     def of(
-        cls, a: torch.Tensor, b: torch.Tensor, weights: torch.Tensor | None, damp: float | torch.Tensor
+        cls,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        weights: torch.Tensor | None,
+        damp: float | torch.Tensor,
+        over_rows: Reduction = HERE,
     ) -> ScaledProblems:
         """Weigh, damp and scale.
 
@@ -81,35 +90,39 @@ class ScaledProblems:
         weights : Tensor, shape (m,), or None
         damp : float
             0 for none.
+        over_rows : Reduction
         """
-        wide = a.shape[1] < a.shape[2] and not damp
-        (a, a_low), columns = _weighted(a.double(), weights)
+        wide = over_rows.count(a.shape[1]) < a.shape[2] and not damp
+        (a, a_low), columns = _weighted(a.double(), weights, over_rows)
         if damp:
-            a, a_low, columns = _damped(a, a_low, columns, damp)
-        (b, b_low), b_columns = _weighted(b.double(), weights)
-        if damp:
+            a, a_low, columns = _damped(a, a_low, columns, damp, over_rows)
+        (b, b_low), b_columns = _weighted(b.double(), weights, over_rows)
+        if damp and over_rows.begins:
             zero = b.new_zeros(len(b), a.shape[2], b.shape[2])
             b, b_low = torch.cat([b, zero], 1), None if b_low is None else torch.cat([b_low, zero], 1)
-        return cls(a, a_low, columns, b, b_low, b_columns, wide)
+        return cls(a, a_low, columns, b, b_low, b_columns, wide, over_rows=over_rows)
 
     @cached_property
     def norms(self) -> torch.Tensor:
         """Norms of the columns of ``a``, 1 for zero columns, shape (batch, 1, n): with them B = a / norms."""
-        norms = torch.linalg.vector_norm(self.a, dim=1, keepdim=True)
+        norms = self.over_rows.norms(self.a, dim=1)[0].unsqueeze(1)
         return torch.where(norms > 0, norms, 1.0)
+
+    @cached_property
+    def nonzero(self) -> torch.Tensor:
+        """Which columns are not zero, shape (batch, 1, n)."""
+        return _any(self.a != 0, self.over_rows)
 
     @cached_property
     def units(self) -> torch.Tensor:
         """The largest exponent of a column that is not zero, shape (batch, 1, 1)."""
-        nonzero = (self.a != 0).any(1, keepdim=True)
-        largest = torch.where(nonzero, self.columns, -LIMIT).amax(2, keepdim=True)
+        largest = torch.where(self.nonzero, self.columns, -LIMIT).amax(2, keepdim=True)
         return torch.where(largest > -LIMIT, largest, 0)
 
     @property
     def sizes(self) -> torch.Tensor:
         """Norms of the columns of A in units of the largest one; 0 for zero columns, shape (batch, n, 1)."""
-        nonzero = (self.a != 0).any(1, keepdim=True)
-        return torch.where(nonzero, shift(self.norms, self.columns - self.units), 0.0).mT
+        return torch.where(self.nonzero, shift(self.norms, self.columns - self.units), 0.0).mT
 
     def unscale(self, y: torch.Tensor) -> torch.Tensor:
         """The x of the problem that was given, for a solution of the scaled one, shape (batch, n, k)."""
@@ -186,36 +199,51 @@ class ScaledRows:
         return shift(x, self.units - problems.b_columns)
 
 
-def gradient_vanishes(a: torch.Tensor, b: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+def gradient_vanishes(
+    a: torch.Tensor, b: torch.Tensor, weights: torch.Tensor | None, over_rows: Reduction = HERE
+) -> torch.Tensor:
     """Whether ``A^T W^2 b = 0``, and zero is the solution, not what has become of it, shape (batch, k)."""
-    (a, a_low), _ = _weighted(a.double(), weights)
-    (b, b_low), _ = _weighted(b.double(), weights)
-    gradient = Doubled.of(a).transposed_product(b, torch.zeros_like(b))
+    (a, a_low), _ = _weighted(a.double(), weights, over_rows)
+    (b, b_low), _ = _weighted(b.double(), weights, over_rows)
+    gradient = over_rows.total_of_pairs(*Doubled.of(a).transposed_pair(b, torch.zeros_like(b)))
     if a_low is not None and b_low is not None:
-        gradient = gradient + a_low.mT @ b + a.mT @ b_low
+        gradient = gradient + over_rows.total(a_low.mT @ b + a.mT @ b_low)
     return ~gradient.any(1)
 
 
-def gradient_is_zero(a: torch.Tensor, b: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+def gradient_is_zero(
+    a: torch.Tensor, b: torch.Tensor, weights: torch.Tensor | None, over_rows: Reduction = HERE
+) -> torch.Tensor:
     """Whether ``A^T W^2 b = 0`` beyond doubt, shape (batch, k).
 
     Products are split into parts that are exact, and their sums are rounded once. Where that cannot be done,
     near the ends of the range, and where it would take long, the answer is no.
     """
     usable = a.isfinite().all(2).all(1)[:, None] & b.isfinite().all(1)
-    zero = usable & ~b.any(1)
-    if a.shape[1] * a.shape[2] > SUMMED:
+    usable = ~_any(~usable[:, None], over_rows)[:, 0]
+    zero = usable & ~_any(b != 0, over_rows)[:, 0]
+    if over_rows.count(a.shape[1]) * a.shape[2] > SUMMED:
         return zero
+    if over_rows.spread:
+        a, b = over_rows.gathered(a[0])[None], over_rows.gathered(b[0])[None]
+        weights = None if weights is None else over_rows.gathered(weights)
     for place, column in (usable & ~zero).nonzero().tolist():
         parts = _parts(a[place].double(), weights), _parts(b[place, :, column, None].double(), weights)
         zero[place, column] = _sums_are_zero(*parts)
     return zero
 
 
-def weighted_norms(b: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+def weighted_norms(
+    b: torch.Tensor, weights: torch.Tensor | None, over_rows: Reduction = HERE
+) -> torch.Tensor:
     """``||W b||`` of each column, without overflow or underflow on the way, shape (batch, k)."""
-    (b, _), exponents = _weighted(b.double(), weights)
-    return shift(torch.linalg.vector_norm(b, dim=1), exponents[:, 0])
+    (b, _), exponents = _weighted(b.double(), weights, over_rows)
+    return shift(over_rows.norms(b, dim=1)[0], exponents[:, 0])
+
+
+def _any(x: torch.Tensor, over_rows: Reduction) -> torch.Tensor:
+    """Whether any element of each column is true, shape (batch, 1, columns)."""
+    return over_rows.largest(x.any(1, keepdim=True))
 
 
 def _parts(x: torch.Tensor, weights: torch.Tensor | None) -> list[torch.Tensor] | None:
@@ -245,31 +273,39 @@ def _sums_are_zero(a: list[torch.Tensor] | None, b: list[torch.Tensor] | None) -
     return all(math.fsum(column) == 0 for column in torch.cat(terms).T.tolist())
 
 
-def _weighted(x: torch.Tensor, weights: torch.Tensor | None) -> tuple[Sum, torch.Tensor]:
+def _weighted(
+    x: torch.Tensor, weights: torch.Tensor | None, over_rows: Reduction = HERE
+) -> tuple[Sum, torch.Tensor]:
     """``diag(weights) X`` with scaled columns, and their exponents, shape (batch, 1, columns)."""
     if weights is None:
-        exponents = binary_exponents(torch.linalg.vector_norm(x, math.inf, dim=1, keepdim=True))
+        exponents = binary_exponents(
+            over_rows.largest(torch.linalg.vector_norm(x, math.inf, dim=1, keepdim=True))
+        )
         return (shift(x, -exponents), None), exponents
     # By significands and exponents: neither the product nor its factors overflow.
     fraction, exponent = torch.frexp(x)
     weight, shifts = torch.frexp(weights)
     high, low = two_product(fraction, weight[:, None])
     exponent = torch.where(high != 0, exponent + shifts[:, None], torch.iinfo(exponent.dtype).min // 2)
-    largest = exponent.amax(1, keepdim=True)
-    nonzero = (high != 0).any(1, keepdim=True)
-    exponents = torch.where(nonzero, largest, 0)
+    largest = over_rows.largest(exponent.amax(1, keepdim=True))
+    exponents = torch.where(_any(high != 0, over_rows), largest, 0)
     return (shift(high, exponent - exponents), shift(low, exponent - exponents)), exponents
 
 
 def _damped(
-    a: torch.Tensor, low: torch.Tensor | None, columns: torch.Tensor, damp: float | torch.Tensor
+    a: torch.Tensor,
+    low: torch.Tensor | None,
+    columns: torch.Tensor,
+    damp: float | torch.Tensor,
+    over_rows: Reduction,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
     """``[A; damp I]``, its columns scaled."""
     n = a.shape[2]
     fraction, exponent = torch.frexp(torch.as_tensor(damp, dtype=a.dtype, device=a.device))
-    nonzero = (a != 0).any(1, keepdim=True)
-    exponents = torch.where(nonzero, torch.maximum(columns, exponent), exponent)
+    exponents = torch.where(_any(a != 0, over_rows), torch.maximum(columns, exponent), exponent)
     a, rest = shift(a, columns - exponents), None if low is None else shift(low, columns - exponents)
+    if not over_rows.begins:
+        return a, rest, exponents
     below = torch.diag_embed(shift(fraction.expand(len(a), n), exponent - exponents[:, 0]))
     return (
         torch.cat([a, below], 1),

@@ -43,7 +43,8 @@ from neula.problems.least_squares.prepared import Problems
 from neula.problems.least_squares.problem import Members, Options, no_longer
 from neula.problems.least_squares.scaled import ScaledProblems
 
-Factor = Callable[[torch.Tensor], torch.Tensor]
+Factor = Callable[..., torch.Tensor]
+"""R of a batch of tall matrices, ``factor(a, over_rows=...)``."""
 
 
 MODERATE = 2.0**200
@@ -116,16 +117,19 @@ def _refined(
     a: torch.Tensor, b: torch.Tensor, factor: Factor, options: Options, blind_steps: int
 ) -> tuple[Members, int]:
     """Scale, factorize, refine and measure some problems; how many updates that took."""
+    over_rows = options.over_rows
+    shape = (over_rows.count(a.shape[1]), a.shape[2])
     problems, r = _prepared(a, b, factor, options, look=not blind_steps)
     if problems.wide:
         solved = _minimum_norm(problems, factor, options, blind_steps)
     else:
-        solved = _overdetermined(problems, factor(problems.a) if r is None else r, options, blind_steps)
+        r = factor(problems.a, over_rows=over_rows) if r is None else r
+        solved = _overdetermined(problems, r, options, blind_steps)
     found = solved.found
     refined_error = found.measures.backward_error.amax(1)
     backward_error = (found.measures.backward_error + solved.rounding).amax(1)
     forward_error = found.forward_error + solved.rounding
-    shorter = no_longer(solved.residual_norm, solved.b_norm, a.shape)
+    shorter = no_longer(solved.residual_norm, solved.b_norm, shape)
     members = Members(
         x=solved.x,
         residual_norm=problems.residual_norm(solved.residual_norm),
@@ -134,10 +138,10 @@ def _refined(
         refined_error=refined_error,
         optimality=found.measures.optimality.amax(1),
         condition=solved.condition,
-        rank=torch.full_like(backward_error, min(problems.a.shape[1:]), dtype=torch.int64),
+        rank=torch.full_like(backward_error, min(options.rows(*shape), shape[1]), dtype=torch.int64),
         accepted=((forward_error <= SURE) & shorter).all(1),
     )
-    return members, found.steps
+    return Members(*options.over_rows.agreed(*members.tensors)), found.steps
 
 
 @dataclass(frozen=True)
@@ -168,13 +172,15 @@ def _prepared(
     a: torch.Tensor, b: torch.Tensor, factor: Factor, options: Options, *, look: bool
 ) -> tuple[ScaledProblems, torch.Tensor | None]:
     """Problems in numbers near 1, which most are as they are: what R says, and then R is there, too."""
-    if look and options.weights is None and not options.damp and a.shape[1] >= a.shape[2]:
+    over_rows = options.over_rows
+    plain = options.weights is None and not options.damp and not over_rows.spread
+    if look and plain and a.shape[1] >= a.shape[2]:
         given = ScaledProblems.as_given(a, b)
         r = factor(given.a)
         norms = lengths(r)
         if _moderate(norms, largest_magnitude(given.b, 1)) and (not _doubled(options, a) or _alike(norms)):
             return given, r
-    return ScaledProblems.of(a, b, options.weights, options.damp), None
+    return ScaledProblems.of(a, b, options.weights, options.damp, over_rows), None
 
 
 def _moderate(norms: torch.Tensor, size_of_b: torch.Tensor) -> bool:
@@ -193,14 +199,16 @@ def _alike(norms: torch.Tensor) -> bool:
 
 def _doubled(options: Options, a: torch.Tensor) -> bool:
     """Whether residuals are in twice the working precision."""
-    m, n = a.shape[1:]
+    m, n = options.over_rows.count(a.shape[1]), a.shape[2]
     return options.refines_doubled(m, n)
 
 
 def _overdetermined(problems: ScaledProblems, r: torch.Tensor, options: Options, blind_steps: int) -> _Solved:
-    doubled = _doubled(options, problems.a)
+    doubled, over_rows = _doubled(options, problems.a), options.over_rows
     columns = lengths(r)[..., None] if problems.given else None
-    system = Overdetermined(problems.a, r, problems.a_low, problems.b_low, columns, doubled=doubled)
+    system = Overdetermined(
+        problems.a, r, problems.a_low, problems.b_low, columns, over_rows, doubled=doubled
+    )
     found = _refine(system, problems.b, options, blind_steps)
     if problems.given and options.dtype == torch.float64:
         x, residual, rounding = found.x, found.residual, torch.zeros_like(found.forward_error)
@@ -211,12 +219,13 @@ def _overdetermined(problems: ScaledProblems, r: torch.Tensor, options: Options,
         rounding = over(system.size(lost), system.size(found.x))
     if doubled:
         residual = residual + problems.a @ found.x_low
+    residual_norm, b_norm = over_rows.norms(residual, problems.b, dim=1)
     return _Solved(
         found=found,
         x=x,
         rounding=rounding,
-        residual_norm=lengths(residual),
-        b_norm=lengths(problems.b),
+        residual_norm=residual_norm,
+        b_norm=b_norm,
         condition=(system.norm * system.inverse_norm)[:, 0],
     )
 

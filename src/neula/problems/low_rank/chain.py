@@ -34,10 +34,12 @@ def chain(m: int, n: int, options: Options) -> list[SVDLink]:
 
     A part of the singular values comes from iterations where these cost less than the Gram matrix and its
     eigenvectors, from the Gram matrix otherwise; all of them, and what neither finds, from QR and the SVD of
-    R, or for small matrices from the library's SVD.
+    R, or for small matrices from the library's SVD. Over processes all come from QR and the SVD of R.
     """
     tuning, named, rank = options.engine.tuning, options.algorithm, options.rank
-    if named == "qr-svd":
+    if options.engine.over_rows.spread and named not in (None, "qr-svd"):
+        raise ValueError(f"algorithm={named!r} is for whole matrices: leave it out, or pass A.full()")
+    if named == "qr-svd" or options.engine.over_rows.spread:
         return [_QR_SVD]
     if named == "gram-svd":
         return [_gram(options)]

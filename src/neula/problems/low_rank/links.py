@@ -136,21 +136,22 @@ def by_svd(problems: Matrices, before: Solution | None) -> Solution:
 
 def by_qr(problems: Matrices, before: Solution | None) -> Solution:
     """QR, certified, and the SVD of R."""
-    options, a, norm = problems.options, problems.a[0], problems.norm
+    options, norm = problems.options, problems.norm
+    shape, over_rows = options.shape_of(problems.a.shape), options.engine.over_rows
     factors = factorize(
         problems.a, "reduced", QROptions(options.target, options.engine, progress=options.progress)
     )
     certificate = factors.certificates[0]
     q, r = (x[0].to(options.work.dtype) for x in (factors.q, factors.r))
-    u, s, vh = qr_svd(q, r, rank=options.rank, tol=options.tol)
+    u, s, vh = qr_svd(q, r, rank=options.rank, tol=options.tol, over_rows=over_rows)
     s = s.double().cpu()
-    bound, weights = options.bound(*a.shape), options.weights(s, norm, *a.shape)
+    bound, weights = options.bound(*shape), options.weights(s, norm, *shape)
     # What is certified is relative to the norm of A.
     smallest = float(weights.min()) if len(s) else norm
-    unit = options.rounding(*a.shape) * norm / smallest if smallest > 0 else bound
+    unit = options.rounding(*shape) * norm / smallest if smallest > 0 else bound
     residual = unit * certificate.residual / certificate.residual_bound
     orthogonality = certificate.orthogonality / certificate.orthogonality_bound
-    measures = [residual, orthogonality * options.orthogonality_bound(*a.shape), residual]
+    measures = [residual, orthogonality * options.orthogonality_bound(*shape), residual]
     errors = torch.full_like(s, (certificate.residual + certificate.orthogonality) * norm)
     label = f"{factors.attempts[-1].method} + svd"
     return _answer(options, label, _values(u, s, vh.T, measures, errors))

@@ -56,6 +56,10 @@ class Options:
         """The engine in the working precision."""
         return self.engine.using(self.work)
 
+    def shape_of(self, here: torch.Size) -> tuple[int, int]:
+        """Shape of a matrix of whose rows these are here."""
+        return self.engine.over_rows.count(here[-2]), here[-1]
+
     def bound(self, m: int, n: int) -> float:
         """What a certificate is held against."""
         return self.rounding(m, n) if self.part is None else self.part

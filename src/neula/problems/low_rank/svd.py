@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
+from dataclasses import replace
 from numbers import Real
 from typing import Any, Unpack, overload
 
@@ -16,12 +17,14 @@ from neula.algorithms.spectra.gram_svd import frobenius_norm
 from neula.certificates.bounds import Accuracy
 from neula.certificates.low_rank import SVDCertificate, low_rank_error
 from neula.engines import FP32, FP64, Engine, Format, format_of
+from neula.engines.reduction import Reduction
 from neula.errors import check_name
 from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.call import Call
 from neula.pipeline.chain import run_chain
 from neula.pipeline.compilation import eager
 from neula.pipeline.inputs import check_finite, check_matrices
+from neula.pipeline.over_processes import OverProcesses
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, SVDResult
 from neula.problems.low_rank.chain import SVDJudge, chain
@@ -45,6 +48,15 @@ COARSE = 2.0**-14
 def svd_lowrank(A: Kind, rank: int | None = ..., **keywords: Unpack[SVDKeywords]) -> SVDResult[Kind]: ...
 @overload
 def svd_lowrank(A: Any, rank: int | None = ..., **keywords: Unpack[SVDKeywords]) -> SVDResult[Any]: ...
+@OverProcesses(
+    lambda result, tall, replicated: replace(
+        result,
+        U=tall(result.U),
+        s=replicated(result.s),
+        Vh=replicated(result.Vh),
+        errors=replicated(result.errors),
+    )
+)
 @eager
 def svd_lowrank(
     A: Any,
@@ -69,6 +81,7 @@ def svd_lowrank(
     ----------
     A : array_like, shape (m, n)
         NumPy array, torch tensor or DLPack object; not modified.
+        Or a matrix whose rows are spread over processes (:func:`neula.distributed.rows`).
     rank : int, optional
         Number of singular triplets, from 1 to ``min(m, n)``; 0 of a matrix without elements.
     tol : float, optional
@@ -151,7 +164,8 @@ def svd_lowrank(
     check_matrices(a, "A")
     if a.ndim > 2:
         raise ValueError(f"svd_lowrank takes one matrix at a time, got shape {tuple(a.shape)}")
-    _check_truncation(rank, tol, min(a.shape))
+    shape = (call.engine.over_rows.count(a.shape[0]), a.shape[1])
+    _check_truncation(rank, tol, min(shape))
     check_name("algorithm", algorithm, ALGORITHMS, optional=True)
     if rank is None and algorithm not in (None, "qr-svd"):
         raise ValueError(f"algorithm={algorithm!r} needs a rank: give one, or take 'qr-svd'")
@@ -161,10 +175,10 @@ def svd_lowrank(
     options = Options(target, part, call.engine, whole, tol, algorithm, progress)
     if 0 in a.shape:
         return _of_nothing(call, options)
-    transposed = a.shape[0] < a.shape[1]
+    transposed = shape[0] < shape[1]
     with plain_arithmetic(a.device), call.computing():
         matrix, scale = _prepared(a, a.T if transposed else a, options)
-        m, n = matrix.a.shape[1:]
+        m, n = options.shape_of(matrix.a.shape)
         judge = SVDJudge.of(m, n, options)
         run = run_chain(chain(m, n, options), matrix, judge)
         found = run.found
@@ -236,19 +250,28 @@ def _prepared(given: torch.Tensor, tall: torch.Tensor, options: Options) -> tupl
     ValueError
         For NaN and Inf.
     """
-    device, work = options.engine.device, options.work.dtype
+    device, work, over_rows = options.engine.device, options.work.dtype, options.engine.over_rows
     if tall.dtype != torch.float64:
         tall = tall.float()
-    norm, scale = frobenius_norm(tall), 1.0
+    norm, scale = _norm(tall, over_rows), 1.0
     low, high = SAFE_NORMS[work]
     if not low < norm < high:
-        largest = torch.linalg.vector_norm(tall, math.inf, dim=0)
-        check_finite(given, largest, "A")
+        largest = over_rows.largest(torch.linalg.vector_norm(tall, math.inf, dim=0))
+        check_finite(given, largest, "A", over_rows)
         exponent = math.frexp(float(largest.max()))[1]
         scale = 2.0 ** -max(-1022, min(1022, exponent))  # beyond there is no float64
         tall = (tall.double() * scale).to(work)
-        norm = frobenius_norm(tall)
+        norm = _norm(tall, over_rows)
     return Matrices(tall.to(device, work)[None], norm, options), scale
+
+
+def _norm(a: torch.Tensor, over_rows: Reduction) -> float:
+    """``||A||_F``, of which there may be other rows elsewhere."""
+    norm = frobenius_norm(a)
+    if not over_rows.spread:
+        return norm
+    square = torch.tensor([norm], dtype=torch.float64, device=a.device).square()
+    return float(over_rows.total(square).sqrt())
 
 
 def _relative_error(
@@ -261,7 +284,7 @@ def _relative_error(
         return rest**0.5
     if remainder > CLEAR_REMAINDER * norm:
         return remainder / norm
-    return low_rank_error(matrix.a[0], u, s.to(u), v.T)
+    return low_rank_error(matrix.a[0], u, s.to(u), v.T, matrix.options.engine.over_rows)
 
 
 def _check_truncation(rank: int | None, tol: float | None, largest: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,6 +15,7 @@ from neula.algorithms.orthogonal.tsqr import cholesky_tsqr, cholesky_tsqr2, chol
 from neula.algorithms.orthogonal.tsqr import tsqr as tree
 from neula.certificates.qr import QRCertificates, certificates_of
 from neula.engines import BF16, FORMATS, FP16, FP32, FP64, Format, Tuning
+from neula.engines.reduction import HERE, Reduction
 from neula.kernels.precision import exact_matmul
 from neula.kernels.tall import PANEL_COLUMNS
 from neula.pipeline.chain import Answer, Link, Run, Verdict
@@ -92,10 +94,11 @@ def chain_together(m: int, n: int, target: Format, tuning: Tuning) -> list[QRLin
     return [first, *more, last]
 
 
-def chain_tall(target: Format, tuning: Tuning) -> list[QRLink]:
+def chain_tall(target: Format, tuning: Tuning, over_rows: Reduction = HERE) -> list[QRLink]:
     """What is tried for tall matrices of a few columns, one or a batch: Gram matrices first, then a tree."""
     low = tuning.corrected and target is not FP64
     once, name = (cholesky_tsqr32, "fp16_cor") if low else (cholesky_tsqr, "fp64")
+    once = partial(once, over_rows=over_rows)
     passes = partial(links.one_by_one, method=once)
     twice = partial(links.one_by_one, method=partial(cholesky_tsqr2, once=once))
     # A reflector in float32 errs by some 10 u, no less than what a few columns are certified to.
@@ -104,7 +107,11 @@ def chain_tall(target: Format, tuning: Tuning) -> list[QRLink]:
         links.together(f"cholesky-qr {name}", target.storage, passes, scaled=False),
         links.together(f"cholesky-qr {name}, twice", target.storage, twice),
         *(
-            links.together(f"tsqr {name}", FORMATS[name].storage, partial(tree, product=exact_matmul))
+            links.together(
+                f"tsqr {name}",
+                FORMATS[name].storage,
+                partial(over_rows.merged, factorize=partial(tree, product=exact_matmul)),
+            )
             for name in trees
         ),
     ]
@@ -200,7 +207,7 @@ class QRJudge:
 
     Attributes
     ----------
-    shape : Size
+    shape : (int, int)
         Of each matrix.
     target : Format
     batch : Tensor, shape (batch, m, n), or None
@@ -209,7 +216,7 @@ class QRJudge:
         Whether there is nothing but the last factors.
     """
 
-    shape: torch.Size
+    shape: Sequence[int]
     target: Format
     batch: torch.Tensor | None = None
     in_place: bool = False

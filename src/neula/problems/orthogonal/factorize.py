@@ -13,7 +13,8 @@ from neula.engines import FP64, Format
 from neula.kernels.precision import plain_arithmetic
 from neula.kernels.shift import shift
 from neula.pipeline.chain import Link, Run, run_chain
-from neula.pipeline.inputs import finite_members
+from neula.pipeline.inputs import check_finite, finite_members
+from neula.pipeline.over_processes import in_step
 from neula.problems.orthogonal import chain
 from neula.problems.orthogonal.chain import Layout, QRJudge
 from neula.problems.orthogonal.factors import Factors
@@ -49,13 +50,16 @@ def factorize(matrices: torch.Tensor, mode: str, options: Options) -> Factors:
 
 def factorize_together(matrices: torch.Tensor, links: Sequence[QRLink], options: Options) -> Factors:
     """Run a chain: each link for those matrices that were not accepted before."""
-    judge = QRJudge(matrices.shape[1:], options.target, matrices)
+    over_rows = options.over_rows
+    if over_rows.spread:  # NaN on one process is an error on all of them
+        check_finite(matrices[0], options.engine.column_max(matrices[0]), "A", over_rows)
+    judge = QRJudge(options.shape_of(matrices.shape), options.target, None if over_rows.spread else matrices)
     return Factors.of(*_run(links, Matrices(matrices, options), judge))
 
 
 def _one_after_the_other(matrices: torch.Tensor, options: Options) -> Factors:
     """Each by a chain of its own; the attempts are those of the first that is not accepted."""
-    judge = QRJudge(matrices.shape[1:], options.target, in_place=options.in_place)
+    judge = QRJudge(options.shape_of(matrices.shape), options.target, in_place=options.in_place)
     usable = finite_members(matrices).tolist() if len(matrices) > 1 else [True]
     runs: list[Run[QRValues]] = []
     certificates: list[QRCertificate] = []
@@ -75,7 +79,7 @@ def _one_after_the_other(matrices: torch.Tensor, options: Options) -> Factors:
 def _run(
     links: Sequence[QRLink], matrices: Matrices, judge: QRJudge
 ) -> tuple[Run[QRValues], Sequence[QRCertificate]]:
-    run = run_chain(links, matrices, judge)
+    run = run_chain(in_step(links) if matrices.options.over_rows.spread else links, matrices, judge)
     return run, judge.certificates(run)
 
 

@@ -14,6 +14,7 @@ from neula.engines import Format
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Run
 from neula.pipeline.gradients import attach_factors
+from neula.pipeline.over_processes import Give
 from neula.pipeline.result import Attempt, QRResult
 from neula.problems.orthogonal.links import holding_nan
 from neula.problems.orthogonal.problem import Options, QRValues
@@ -86,6 +87,11 @@ class Factors:
         if isinstance(found, QRCertificates):  # thousands take milliseconds one by one
             return torch.from_numpy(getattr(found, name))
         return torch.from_numpy(np.array([getattr(c, name) for c in found]))
+
+
+def give_factors_back(result: QRResult, tall: Give, replicated: Give) -> QRResult:
+    """Of a matrix over processes: Q as A came, R on all of them."""
+    return replace(result, Q=None if result.Q is None else tall(result.Q), R=replicated(result.R))
 
 
 def as_result(

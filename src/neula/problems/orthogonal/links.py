@@ -18,6 +18,7 @@ from neula.algorithms.orthogonal.reorthogonalize import correct, refine_qr, reor
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.certificates.qr import certificates_of, certifying_dtype, image_measures, single_qr_measures
 from neula.engines import FP64, Format
+from neula.engines.reduction import Reduction
 from neula.kernels.magnitudes import largest_magnitude
 from neula.pipeline.chain import Answer, Declined, Link
 from neula.pipeline.inputs import check_finite, surely_finite
@@ -158,7 +159,7 @@ def queued(label: str, method: Callable[[Matrix], Factors]) -> QRLink:
                 options.engine.fill(r, r, matrix.scales.reciprocal())
             else:
                 r = matrix.unscaled(q, r)
-            return q, r, single_qr_measures(a, q, r, matrix.scales, options.target)
+            return q, r, single_qr_measures(a, q, r, matrix.scales, options.target, options.over_rows)
 
         key = (label, options.target.name, options.panel, options.cutoff)
         factors = options.engine.replay(factorized, (matrices.a[0],), key)
@@ -217,12 +218,14 @@ def preconditioned(matrices: Matrices, before: Solution | None) -> Solution:
     """Cholesky QR of ``A R^-1`` in double precision, with R from a first pass."""
     # Without zero columns, with which R is singular.
     r = _first_factors(matrices, before if matrices.single.zero is None else None)[1]
-    return _answer(matrices, " + cholesky-qr fp64", *refine_qr(_in_double(matrices), r))
+    over_rows = matrices.options.over_rows
+    return _answer(matrices, " + cholesky-qr fp64", *refine_qr(_in_double(matrices), r, over_rows))
 
 
 def by_householder(matrices: Matrices, before: Solution | None) -> Solution:
     """Householder reflections in double precision."""
-    return replace(_answer(matrices, "", *householder(_in_double(matrices))), label="householder fp64")
+    factors = householder(_in_double(matrices), matrices.options.engine)
+    return replace(_answer(matrices, "", *factors), label="householder fp64")
 
 
 def _in_double(matrices: Matrices) -> torch.Tensor:
@@ -237,7 +240,7 @@ def _first_factors(matrices: Matrices, before: Solution | None) -> Factors:
     else:
         q, r = before.values.q[0], before.values.r[0, :, : matrix.a.shape[1]]
         r = (r * matrix.scales).to(q.dtype)
-    if matrix.options.panel is None and not bool(torch.isfinite(r).all()):
+    if matrix.options.panel is None and not _is_finite(r, matrix.options.over_rows):
         q, r = matrix.rgsqrf("cholesky2")
     return q, r
 
@@ -248,15 +251,21 @@ def _is_spoiled(matrices: Matrices, before: Solution) -> bool:
         return False
     assert before.numbers is not None
     measured_in, target = before.values.measures.dtype, matrices.options.target
-    found = certificates_of(before.numbers, measured_in, matrices.a.shape[1:], target)[0]
+    shape = matrices.options.shape_of(matrices.a.shape)
+    found = certificates_of(before.numbers, measured_in, shape, target)[0]
     return found.residual > found.residual_bound
+
+
+def _is_finite(r: torch.Tensor, over_rows: Reduction) -> bool:
+    return bool(over_rows.agree(torch.isfinite(r).all()))
 
 
 def _answer(matrices: Matrices, more: str, q: torch.Tensor, r_scaled: torch.Tensor) -> Solution:
     """Factors of the matrix as it was given, with what is measured of them."""
     matrix, options = matrices.single, matrices.options
-    r = matrix.unscaled(q, r_scaled)
-    measures = single_qr_measures(matrix.a, q, r, matrix.scales, options.target)
+    r = options.over_rows.agree(matrix.unscaled(q, r_scaled))
+    measures = single_qr_measures(matrix.a, q, r, matrix.scales, options.target, options.over_rows)
+    measures = options.over_rows.agree(measures)
     return Answer(QRValues.of_one(q, r, measures), f"rgsqrf {options.low.format.name}{more}")
 
 

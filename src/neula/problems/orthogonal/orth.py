@@ -11,10 +11,12 @@ from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.numerical_rank import columns_of_norm_one, numerical_ranks
 from neula.certificates.bounds import Accuracy
 from neula.engines import Engine
+from neula.engines.reduction import Reduction
 from neula.kernels.precision import exact_matmul
 from neula.pipeline.call import Call
 from neula.pipeline.compilation import eager
 from neula.pipeline.inputs import check_matrices
+from neula.pipeline.over_processes import OverProcesses
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import QRResult
 from neula.problems.orthogonal.factorize import factorize
@@ -27,6 +29,7 @@ from neula.problems.signatures import Common, Kind
 def orth(A: Kind, rcond: float | None = ..., **keywords: Unpack[Common]) -> Kind: ...
 @overload
 def orth(A: Any, rcond: float | None = ..., **keywords: Unpack[Common]) -> Any: ...
+@OverProcesses(lambda basis, tall, replicated: tall(basis))
 @eager
 def orth(
     A: Any,
@@ -111,7 +114,7 @@ def orth(
         if rcond is None:
             _check_full_rank(factors, call, result)
             return result.Q
-        basis = _range_basis(factors, a.shape, rcond)
+        basis = _range_basis(factors, a.shape, rcond, options.over_rows)
     if basis is not None and call.differentiable:
         raise ValueError(
             f"A of shape {tuple(a.shape)} has rank {basis.shape[-1]} with rcond={rcond} and requires a "
@@ -122,12 +125,15 @@ def orth(
 
 def _check_full_rank(factors: Factors, call: Call, result: QRResult) -> None:
     """Say where columns are dependent, of those factors that are accepted: the others have been reported."""
+    over_rows = call.engine.over_rows
     *batch, m, n = call.first.tensor.shape
+    m = over_rows.count(m)
     r = factors.r
     residuals, accepted = factors.residual.to(r.device), factors.accepted.to(r.device)
     # The measured residual is relative to the norm of all columns together.
     error = (math.sqrt(n) * torch.where(accepted, residuals, 0.0)).to(r.dtype)
     ranks = numerical_ranks(columns_of_norm_one(r), rank_tolerance(call.dtype, m, n), error, exact=False)
+    ranks = over_rows.agree(ranks)
     deficient = (accepted & (ranks < min(m, n))).cpu()
     if not bool(deficient.any()):
         return
@@ -149,13 +155,15 @@ def rank_tolerance(dtype: torch.dtype, m: int, n: int) -> float:
     return max(math.sqrt(size) * torch.finfo(torch.float32).eps, torch.finfo(dtype).eps)
 
 
-def _range_basis(factors: Factors, shape: torch.Size, rcond: float) -> torch.Tensor | None:
+def _range_basis(
+    factors: Factors, shape: torch.Size, rcond: float, over_rows: Reduction
+) -> torch.Tensor | None:
     """Basis of the range of each matrix, shape (batch, m, rank); None where that is Q."""
     q, r = factors.q, factors.r
     # Squares of large or small elements would be out of range.
     r = (r * power_of_two_scales(r.abs().amax((1, 2)))[:, None, None]).double()
     finite = r.isfinite().flatten(1).all(1)
-    ranks = numerical_ranks(r, rcond)[finite].tolist()
+    ranks = over_rows.agree(numerical_ranks(r, rcond))[finite].tolist()
     k = r.shape[1]
     if len(set(ranks)) > 1:
         raise ValueError(
@@ -167,4 +175,5 @@ def _range_basis(factors: Factors, shape: torch.Size, rcond: float) -> torch.Ten
     if rank == k:
         return None
     u = torch.linalg.svd(torch.where(finite[:, None, None], r, 0.0), full_matrices=False).U
+    u = over_rows.agree(u)  # singular vectors are not unique: all processes take those of the first
     return exact_matmul(q, u[..., :rank].to(q.dtype))

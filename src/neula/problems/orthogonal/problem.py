@@ -14,6 +14,7 @@ from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.scaling import SAFE_NORMS, power_of_two_scales
 from neula.certificates.qr import certifying_dtype, image_of, qr_measures
 from neula.engines import BF16, FP16, FP32, FP64, Arithmetic, Engine, Format
+from neula.engines.reduction import Reduction
 from neula.pipeline.chain import Batch, Values
 from neula.pipeline.inputs import check_finite
 from neula.pipeline.progress import Progress
@@ -43,6 +44,15 @@ class Options:
     cutoff: int | None = None
     progress: Progress | None = None
     in_place: bool = False
+
+    @property
+    def over_rows(self) -> Reduction:
+        """What it takes to contract over rows."""
+        return self.engine.over_rows
+
+    def shape_of(self, here: torch.Size) -> tuple[int, int]:
+        """Shape of a matrix of whose rows these are here."""
+        return self.over_rows.count(here[-2]), here[-1]
 
     @property
     def named(self) -> bool:
@@ -118,7 +128,7 @@ class Matrices(Batch):
     @property
     def k(self) -> int:
         """Columns of Q."""
-        return min(self.a.shape[1:])
+        return min(self.options.shape_of(self.a.shape))
 
     def leading(self, dtype: torch.dtype) -> torch.Tensor:
         """The leading blocks that are not wide; the matrices themselves where nothing changes."""
@@ -127,7 +137,8 @@ class Matrices(Batch):
     def scales(self) -> torch.Tensor:
         """Column scales, shape (batch, n)."""
         wide_enough = torch.float64 if self.a.dtype == torch.float64 else torch.float32
-        return power_of_two_scales(torch.linalg.vector_norm(self.a, math.inf, dim=1).to(wide_enough))
+        largest = torch.linalg.vector_norm(self.a, math.inf, dim=1)
+        return power_of_two_scales(self.options.over_rows.largest(largest).to(wide_enough))
 
     def scaled(self, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """The leading blocks with their columns scaled."""
@@ -153,7 +164,8 @@ class Matrices(Batch):
             # NaN unless low < norm < high; zero columns are harmless.
             inverse = functional.threshold(norms, low, math.nan).reciprocal_()
             scales = functional.threshold(inverse, 1 / high, math.nan).masked_fill_(norms == 0, 1.0)
-        return q, r, qr_measures(self.a, q, r, scales)
+        (r,) = self.options.over_rows.agreed(r)
+        return q, r, qr_measures(self.a, q, r, scales, self.options.over_rows)
 
     def _projected(self, q: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
         """``Q^T A`` of the columns beyond the square."""
@@ -195,7 +207,7 @@ class Matrix:
             If it holds NaN or Inf.
         """
         column_max = _column_max(a, options)
-        check_finite(a, column_max, "A")
+        check_finite(a, column_max, "A", options.over_rows)
         zero = column_max == 0
         return cls(a, power_of_two_scales(column_max), zero if bool(zero.any()) else None, options)
 
@@ -207,7 +219,7 @@ class Matrix:
     @property
     def leading(self) -> Matrix:
         """The leading square block of a wide matrix; others themselves."""
-        m, n = self.a.shape
+        m, n = self.options.shape_of(self.a.shape)
         if m >= n:
             return self
         zero = None if self.zero is None else self.zero[:m]
@@ -226,10 +238,11 @@ class Matrix:
         """The same in ``out``, which may be A."""
         engine.fill(out, self.a, self.scales)
         if self.zero is not None:
-            generator = torch.Generator("cpu").manual_seed(0)
-            shape = (out.shape[0], int(self.zero.sum()))
+            over_rows = self.options.over_rows
+            generator = torch.Generator("cpu").manual_seed(over_rows.first)
+            shape = (over_rows.own(out.shape[0]), int(self.zero.sum()))
             columns = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
-            out[:, self.zero] = columns.to(out)
+            out[: shape[0], self.zero] = columns.to(out)
         return out
 
     def rgsqrf(self, panel: str | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -244,14 +257,13 @@ class Matrix:
 
     def unscaled(self, q: torch.Tensor, r_scaled: torch.Tensor) -> torch.Tensor:
         """R of the matrix as it was given: scales undone, zero columns zero, those of a wide one added."""
-        leading = self.leading
+        leading, options = self.leading, self.options
         r = r_scaled.to(self.scales.dtype) / leading.scales
         if leading.zero is not None:
             r[:, leading.zero] = 0
-        m, n = self.a.shape
+        m, n = options.shape_of(self.a.shape)
         if m >= n:
             return r
-        options = self.options
         engine = options.low_engine if options.target in (FP16, BF16) else options.engine.using(FP64)
         scales = self.scales[m:]
         rest = engine.fill(engine.empty(m, n - m), self.a[:, m:], scales)

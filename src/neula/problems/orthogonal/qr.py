@@ -15,10 +15,11 @@ from neula.errors import check_name
 from neula.pipeline.call import Call
 from neula.pipeline.compilation import eager
 from neula.pipeline.inputs import check_matrices
+from neula.pipeline.over_processes import OverProcesses
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import QRResult
 from neula.problems.orthogonal.factorize import factorize
-from neula.problems.orthogonal.factors import as_result
+from neula.problems.orthogonal.factors import as_result, give_factors_back
 from neula.problems.orthogonal.pivoted import factorize_pivoted, in_order
 from neula.problems.orthogonal.problem import Options
 from neula.problems.signatures import Kind, QRKeywords, QRMode
@@ -31,6 +32,9 @@ ALGORITHMS = ("rgsqrf", "rgsqrf-reortho", "cholesky-qr", "householder")
 def qr(A: Kind, mode: QRMode = ..., **keywords: Unpack[QRKeywords]) -> QRResult[Kind]: ...
 @overload
 def qr(A: Any, mode: QRMode = ..., **keywords: Unpack[QRKeywords]) -> QRResult[Any]: ...
+@OverProcesses(
+    give_factors_back, refused={"mode": "complete", "pivoting": True}, ignored={"overwrite_a": False}
+)
 @eager
 def qr(
     A: Any,
@@ -59,6 +63,7 @@ def qr(
     A : array_like, shape (..., m, n)
         NumPy array, torch tensor or DLPack object, float16 to float64; integers are taken as float64. It is
         not modified, except with ``overwrite_a``. Leading dimensions are a batch; any dimension may be zero.
+        Or a matrix whose rows are spread over processes (:func:`neula.distributed.rows`).
     mode : {"reduced", "r", "complete"}
         Q of shape (m, min(m, n)); only R; or Q of shape (m, m) and R of shape (m, n).
     pivoting : bool, optional

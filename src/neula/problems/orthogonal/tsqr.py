@@ -16,10 +16,11 @@ from neula.kernels.precision import exact_matmul
 from neula.pipeline.call import Call
 from neula.pipeline.compilation import eager
 from neula.pipeline.inputs import check_finite, check_matrices
+from neula.pipeline.over_processes import OverProcesses
 from neula.pipeline.result import QRResult
 from neula.problems.orthogonal import chain
 from neula.problems.orthogonal.factorize import factorize_together
-from neula.problems.orthogonal.factors import Factors, as_result
+from neula.problems.orthogonal.factors import Factors, as_result, give_factors_back
 from neula.problems.orthogonal.links import QRLink, together
 from neula.problems.orthogonal.problem import Options
 from neula.problems.signatures import Kind, QRMode, TsqrKeywords
@@ -42,6 +43,7 @@ MAX_COLUMNS = 256
 def tsqr(A: Kind, mode: QRMode = ..., **keywords: Unpack[TsqrKeywords]) -> QRResult[Kind]: ...
 @overload
 def tsqr(A: Any, mode: QRMode = ..., **keywords: Unpack[TsqrKeywords]) -> QRResult[Any]: ...
+@OverProcesses(give_factors_back)
 @eager
 def tsqr(
     A: Any,
@@ -64,6 +66,7 @@ def tsqr(
     A : array_like, shape (..., m, n), n <= 256
         NumPy array, torch tensor or DLPack object, float16 to float64; integers are taken as float64. It is
         not modified. Leading dimensions are a batch; any dimension may be zero.
+        Or a matrix whose rows are spread over processes (:func:`neula.distributed.rows`).
     mode : {"reduced", "r"}
         Q of shape (m, min(m, n)), or only R.
     compute : {"auto", "fp16_cor", "fp16_nocor", "tf32_cor", "tf32_nocor", "fp32_notc"}, optional
@@ -142,7 +145,7 @@ def tsqr(
     else:
         with call.computing():
             factors = factorize_together(matrices, links, options)
-    if a.ndim == 2 and not factors.attempts[-1].accepted:
+    if a.ndim == 2 and not factors.attempts[-1].accepted and not options.over_rows.spread:
         check_finite(a, a, "A")
     return as_result(factors, call, mode, options)
 
@@ -154,12 +157,13 @@ def _chain(matrices: torch.Tensor, options: Options) -> list[QRLink]:
     # LAPACK takes a third of the time of a Gram matrix in float64.
     if tuning.lapack or chain.go_together(count, m, n, tuning):
         return chain.chain_together(m, n, options.target, tuning)
-    return chain.chain_tall(options.target, tuning)
+    return chain.chain_tall(options.target, tuning, options.over_rows)
 
 
 def _named(compute: str, engine: Engine) -> QRLink:
     """Exactly this mode of the tree."""
-    return together(f"tsqr {compute}", torch.float32, partial(tree, product=_product(compute, engine)))
+    method = partial(tree, product=_product(compute, engine))
+    return together(f"tsqr {compute}", torch.float32, partial(engine.over_rows.merged, factorize=method))
 
 
 def _product(compute: str, engine: Engine) -> str | Product:

@@ -14,7 +14,7 @@ from neula.errors import check_name
 from neula.pipeline.call import Call
 from neula.pipeline.compilation import eager
 from neula.pipeline.gradients import attach_product
-from neula.pipeline.inputs import refuse_gradient, take
+from neula.pipeline.inputs import is_spread, refuse_gradient, take
 from neula.pipeline.shapes import broadcast_batch
 from neula.problems.products.product import MODES, Product
 from neula.problems.signatures import Kind, MatmulKeywords
@@ -49,7 +49,8 @@ def matmul(
         NumPy array, torch tensor or DLPack object, of any strides; not modified. Shapes go together as in
         :func:`numpy.matmul`: leading dimensions are broadcast, a one-dimensional A is a row and a
         one-dimensional B a column, which the result does not have. Any dimension may be zero. An entry of the
-        product that depends on NaN or Inf is NaN or Inf.
+        product that depends on NaN or Inf is NaN or Inf. Or, over processes, ``A.T`` and B of two tall
+        matrices whose rows are spread alike (:func:`neula.distributed.rows`).
     compute : str, optional
         What operands are rounded to; sums are always float32 (float64 for fp64).
 
@@ -129,6 +130,10 @@ def matmul(
     >>> bool(error("fp16") > 1e-4), bool(error("fp16_cor") < 3e-7)
     (True, True)
     """
+    if is_spread(A) or is_spread(B):
+        from neula.problems.products.over_processes import multiply_over_processes
+
+        return multiply_over_processes(A, B, compute=compute, alpha=alpha, beta=beta, out=out, engine=engine)
     call = Call.begin({"A": A, "B": B}, engine=engine, gradients=True)
     for factor, name in ((alpha, "alpha"), (beta, "beta")):
         refuse_gradient(factor, name)

@@ -1,0 +1,172 @@
+"""Rows over processes beside one of them: ``torchrun --nproc-per-node=2 -m benchmarks distributed``.
+
+Each row has the time, that of one process with the whole problem (weak scaling: with the rows of one
+process), what all processes send, and which part of the time they wait for messages. The last two are from a
+run that waits for the device before and after each message, so that it is not the one that is timed.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import distributed
+
+import neula
+from benchmarks.harness import Results
+from neula.engines.sharded import RowsOfGroup
+from neula.papers.measuring import median_seconds, timed
+from neula.pipeline.distributed import RowSharded
+
+REPEATS = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem.
+
+    Attributes
+    ----------
+    problem : {"lstsq", "qr"}
+    m, n : int
+        Of the whole matrix, or, for weak scaling, of one process.
+    dtype : torch.dtype
+    accuracy : str, optional
+    weak : bool
+        Whether each process has as many rows as one alone.
+    """
+
+    problem: str
+    m: int
+    n: int
+    dtype: torch.dtype = torch.float64
+    accuracy: Any = None
+    weak: bool = False
+
+
+GPU_CASES = (
+    Case("lstsq", 262144, 4096),
+    Case("lstsq", 524288, 2048),
+    Case("qr", 524288, 1024, torch.float32),
+    Case("qr", 131072, 4096, torch.float32),
+    Case("qr", 32768, 16384, torch.float32),
+    Case("qr", 32768, 16384, torch.float32, "fp16"),
+    Case("lstsq", 262144, 2048, weak=True),
+)
+CPU_CASES = (
+    Case("lstsq", 40000, 256),
+    Case("qr", 40000, 256, torch.float32),
+    Case("tsqr", 200000, 32),
+    Case("lstsq", 20000, 256, weak=True),
+)
+
+
+class Measured(RowsOfGroup):
+    """Counts what it sends, and how long that takes.
+
+    Attributes
+    ----------
+    sent, messages : int
+        Bytes and messages of this process.
+    seconds : float
+    """
+
+    def __init__(self, like: RowsOfGroup) -> None:
+        super().__init__(like.counts, like.group)
+        self.sent, self.messages, self.seconds = 0, 0, 0.0
+
+    def _measure(self, message: torch.Tensor, send: Callable[[], Any]) -> Any:
+        found, seconds = timed(send)
+        self.sent += message.nbytes
+        self.messages += 1
+        self.seconds += seconds
+        return found
+
+    def all_reduce(self, message: torch.Tensor, operation: Any) -> None:
+        reduce = super().all_reduce
+        self._measure(message, lambda: reduce(message, operation))
+
+    def broadcast(self, message: torch.Tensor) -> None:
+        broadcast = super().broadcast
+        self._measure(message, lambda: broadcast(message))
+
+    def send(self, message: torch.Tensor, to: int) -> None:
+        send = super().send
+        self._measure(message, lambda: send(message, to))
+
+    def receive(self, message: torch.Tensor, of: int) -> torch.Tensor:
+        receive = super().receive
+        received: torch.Tensor = self._measure(message[:0], lambda: receive(message, of))
+        return received
+
+
+def run(device: torch.device) -> Results:
+    """Time the cases on all processes that torchrun has started."""
+    rank = int(os.environ.get("RANK", 0))
+    if "RANK" not in os.environ:
+        os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29501"}
+    gpu = device.type == "cuda"
+    if gpu:
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        torch.cuda.set_device(device)
+    distributed.init_process_group("nccl" if gpu else "gloo", device_id=device if gpu else None)
+    results = Results("distributed", device)
+    try:
+        for case in GPU_CASES if gpu else CPU_CASES:
+            results.add(**_row(case, device, rank))
+    finally:
+        distributed.destroy_process_group()
+    return results
+
+
+def _row(case: Case, device: torch.device, rank: int) -> dict[str, Any]:
+    size = distributed.get_world_size()
+    one_ms, m = 0.0, case.m
+    if rank == 0:
+        one_ms = 1e3 * median_seconds(lambda: _solve(case, *_problem(case, m, device, 0)), REPEATS)
+    distributed.barrier()
+    share = m if case.weak else m // size + (rank < m % size)
+    a, b = _problem(case, share, device, rank)
+    ms = 1e3 * median_seconds(
+        lambda: _solve(case, neula.distributed.rows(a), neula.distributed.rows(b)), REPEATS
+    )
+    over_rows = Measured(neula.distributed.rows(a).over_rows)
+    start = time.perf_counter()
+    result = _solve(case, RowSharded(a, over_rows), RowSharded(b, over_rows))
+    waiting = over_rows.seconds / (time.perf_counter() - start)
+    sent = torch.tensor([over_rows.sent, over_rows.messages], device=device)
+    distributed.all_reduce(sent)
+    one_ms *= size if case.weak else 1
+    return {
+        "problem": f"{case.problem} {case.accuracy or str(case.dtype).removeprefix('torch.')}"
+        + (" weak" if case.weak else ""),
+        "m": size * m if case.weak else m,
+        "n": case.n,
+        "processes": size,
+        "ms": ms,
+        "one_ms": one_ms,
+        "ratio": one_ms / ms,
+        "sent_mb": float(sent[0]) / 1e6,
+        "messages": int(sent[1]),
+        "waiting": waiting,
+        "certified": result.converged,
+        "method": result.attempts[-1].method,
+    }
+
+
+def _problem(case: Case, m: int, device: torch.device, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator(device).manual_seed(seed)
+    a = torch.randn(m, case.n, dtype=case.dtype, device=device, generator=generator)
+    return a, torch.randn(m, dtype=case.dtype, device=device, generator=generator)
+
+
+def _solve(case: Case, a: Any, b: Any) -> Any:
+    if case.problem == "lstsq":
+        return neula.lstsq(a, b, accuracy=case.accuracy)
+    if case.problem == "tsqr":
+        return neula.tsqr(a)
+    return neula.qr(a, accuracy=case.accuracy)

@@ -1,0 +1,334 @@
+"""Engines whose tall matrices are spread over processes by rows, with torch.distributed between them.
+
+Each process multiplies its own rows by the engine of its device; a product that contracts over rows is
+followed by an all-reduce. So algorithms, refinement, certificates and chains run as they are:
+
+- *Sums* over rows (Gram matrices, ``Q^T A``, ``A^T r``, squares of norms) are all-reduced, several small ones
+  packed into one message; an iteration of CGLS has one.
+- *Factorizations* that need whole columns (Householder, the tiles of CAQR, TSQR) are done by each process for
+  its rows; the R factors are merged in pairs up a binary tree, and the orthogonal factors multiplied back
+  down, as in TSQR.
+- *Small matrices* (R, x) are replicated: each process computes them from the same totals.
+- *Decisions* are taken on replicated numbers as the first process has them (:meth:`Reduction.agreed`), and
+  results are broadcast from it. All-reduced sums are equal everywhere with Gloo and NCCL, but neither
+  promises it, and factorizations of equal matrices need not be equal on unequal machines. A small broadcast
+  makes both certain: no process takes another branch, where it would wait for ever. An R is agreed upon
+  before it is measured, so that the certificate sees what unequal machines do to ``A = Q R``.
+- *Nothing is replayed* from CUDA graphs, and all problems are solved one by one.
+
+A process without rows works on one zero row, which no sum sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Self
+
+import torch
+from torch import distributed
+
+from neula.engines.engine import Engine, Named, Tensors
+from neula.engines.reduction import Factorize, Reduction
+from neula.engines.tuning import Tuning
+from neula.kernels.doubled import two_sum
+from neula.kernels.precision import exact_matmul
+
+
+class RowsOfGroup(Reduction):
+    """Rows that are spread over the processes of a group, in the order of their ranks.
+
+    All methods are to be called by all processes of the group, with tensors of the same shapes but for rows.
+
+    Parameters
+    ----------
+    counts : sequence of int
+        Rows of each process.
+    group : ProcessGroup or None
+        None for all processes.
+
+    Attributes
+    ----------
+    counts : tuple of int
+    group : ProcessGroup or None
+    rank, size : int
+        Place of this process in the group, and how many there are.
+    """
+
+    spread = True
+
+    def __init__(self, counts: Sequence[int], group: Any = None) -> None:
+        self.counts = tuple(counts)
+        self.group = group
+        self.rank, self.size = distributed.get_rank(group), distributed.get_world_size(group)
+        self.begins = self.rank == 0
+        self.first = sum(self.counts[: self.rank])
+
+    def count(self, m: int) -> int:
+        return sum(self.counts)
+
+    def own(self, m: int) -> int:
+        return self.counts[self.rank] if m == max(1, self.counts[self.rank]) else m
+
+    # --- sums and maxima ---
+
+    def total(self, x: torch.Tensor) -> torch.Tensor:
+        return self.totals(x)[0]
+
+    def totals(self, *parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self._packed(parts, lambda message: self.all_reduce(message, distributed.ReduceOp.SUM))
+
+    def largest(self, x: torch.Tensor) -> torch.Tensor:
+        """NaN comes out as Inf: what a maximum with NaN is differs between backends."""
+        sent = torch.where(x.isnan(), torch.inf, x) if x.is_floating_point() else x
+        message = (sent.to(torch.uint8) if x.dtype == torch.bool else sent).contiguous().clone()
+        self.all_reduce(message, distributed.ReduceOp.MAX)
+        return message.to(x.dtype)
+
+    def norms(self, *matrices: torch.Tensor, dim: int = 0) -> tuple[torch.Tensor, ...]:
+        squares = self.totals(*(torch.linalg.vector_norm(x, dim=dim).square() for x in matrices))
+        return tuple(x.sqrt() for x in squares)
+
+    def agreed(self, *replicated: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self._packed(replicated, self.broadcast)
+
+    def agree(self, x: torch.Tensor) -> torch.Tensor:
+        return self.agreed(x)[0]
+
+    def _packed(
+        self, parts: Sequence[torch.Tensor], send: Callable[[torch.Tensor], None]
+    ) -> tuple[torch.Tensor, ...]:
+        """Several tensors in one message, in the widest of their dtypes; integers and booleans as float64.
+
+        Elements are sent row by row, whatever their order in memory, which need not be the same on all
+        processes. A single tensor that lies so is sent from where it is, and overwritten.
+        """
+        if len(parts) == 1 and parts[0].is_contiguous() and parts[0].dtype == _sent_as(parts[0].dtype):
+            send(parts[0])
+            return tuple(parts)
+        dtype = max((_sent_as(x.dtype) for x in parts), key=lambda dtype: dtype.itemsize)
+        message = torch.cat([x.reshape(-1).to(dtype) for x in parts]).contiguous()
+        send(message)
+        pieces = message.split([x.numel() for x in parts])
+        return tuple(_like(piece, x) for piece, x in zip(pieces, parts, strict=True))
+
+    def total_of_pairs(self, high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
+        """All pairs are gathered, and added in the order of the processes, rounding errors kept."""
+        mine = torch.stack([high, low]).contiguous()
+        pairs = [torch.empty_like(mine) for _ in self.counts]
+        distributed.all_gather(pairs, mine, group=self.group)
+        total = rest = torch.zeros_like(high)
+        for part, part_low in pairs:
+            total, error = two_sum(total, part)
+            rest = rest + (error + part_low)
+        return total + rest
+
+    # --- the messages themselves ---
+
+    def all_reduce(self, message: torch.Tensor, operation: Any) -> None:
+        """Reduce in place."""
+        distributed.all_reduce(message, operation, group=self.group)
+
+    def broadcast(self, message: torch.Tensor) -> None:
+        """Take that of the first process, in place."""
+        distributed.broadcast(message, group=self.group, group_src=0)
+
+    def send(self, message: torch.Tensor, to: int) -> None:
+        """Send to one process."""
+        distributed.send(message.contiguous(), group=self.group, group_dst=to)
+
+    def receive(self, message: torch.Tensor, of: int) -> torch.Tensor:
+        """Receive from one process into contiguous room."""
+        distributed.recv(message, group=self.group, group_src=of)
+        return message
+
+    def gather_objects(self, one: Any) -> list[Any]:
+        """A small object of each process."""
+        found: list[Any] = [None] * self.size
+        distributed.all_gather_object(found, one, group=self.group)
+        return found
+
+    def gathered(self, a: torch.Tensor) -> torch.Tensor:
+        """Rows of all processes, one block after the other."""
+        tallest = max(self.counts)
+        room = a.new_zeros(tallest, *a.shape[1:])
+        room[: self.counts[self.rank]] = a[: self.counts[self.rank]]
+        blocks = [torch.empty_like(room) for _ in self.counts]
+        distributed.all_gather(blocks, room, group=self.group)
+        return torch.cat([block[:count] for block, count in zip(blocks, self.counts, strict=True)])
+
+    def first_of(self, bad: torch.Tensor, a: torch.Tensor) -> tuple[tuple[int, ...], float, str] | None:
+        here = super().first_of(bad, a)
+        for rank, found in enumerate(self.gather_objects(here)):
+            if found is not None:
+                (row, *column), value, _ = found
+                return (row + sum(self.counts[:rank]), *column), value, f" (row {row} of process {rank})"
+        return None
+
+    # --- the tree ---
+
+    def merged(self, a: torch.Tensor, factorize: Factorize) -> tuple[torch.Tensor, torch.Tensor]:
+        """R factors in pairs up a tree, and the orthogonal factors back down."""
+        m, n = a.shape[-2:]
+        rows = a[..., : self.own(m), :]
+        q, r, pairs = self._up(rows, factorize)
+        share = self._down(r.shape[-2], pairs, a)
+        r = self.agree(r if self.begins else a.new_empty(*a.shape[:-2], n, n))
+        q = share if q is None else exact_matmul(q, share)
+        return torch.cat([q, q.new_zeros(*q.shape[:-2], m - q.shape[-2], n)], -2), r
+
+    def merged_r(self, a: torch.Tensor, factorize: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        m, n = a.shape[-2:]
+        r = self._up(a[..., : self.own(m), :], lambda x: (x[..., :0], factorize(x)))[1]
+        return self.agree(r if self.begins else a.new_empty(*a.shape[:-2], n, n))
+
+    def _up(
+        self, a: torch.Tensor, factorize: Factorize
+    ) -> tuple[torch.Tensor | None, torch.Tensor, list[_Pair]]:
+        """Q and R of the rows here, and the pairs that are merged here; R is the last one.
+
+        A message has room for an R, and before it a row that says how many rows it has.
+        """
+        n, step, pairs = a.shape[-1], 1, []
+        q, r = _factors(a, factorize)
+        while step < self.size and self.rank % (2 * step) == 0:
+            other = self.rank + step
+            if other < self.size:
+                message = self.receive(r.new_empty(*r.shape[:-2], n + 1, n), other)
+                below = message[..., 1 : 1 + int(message.flatten()[0]), :]
+                pair, merged = _factors(torch.cat([r, below], -2), factorize)
+                pairs.append(_Pair(pair, r.shape[-2], below.shape[-2], other))
+                r = merged
+            step *= 2
+        if not self.begins:
+            message = r.new_zeros(*r.shape[:-2], n + 1, n)
+            message[..., 0, :] = r.shape[-2]
+            message[..., 1 : 1 + r.shape[-2], :] = r
+            self.send(message, self.rank - step)
+        return q, r, pairs
+
+    def _down(self, height: int, pairs: list[_Pair], like: torch.Tensor) -> torch.Tensor:
+        """What the Q of the rows here is to be multiplied by."""
+        n = like.shape[-1]
+        if self.begins:
+            share = torch.eye(n, dtype=like.dtype, device=like.device).expand(*like.shape[:-2], n, n)
+        else:
+            step = self.rank & -self.rank
+            share = self.receive(like.new_empty(*like.shape[:-2], height, n), self.rank - step)
+        for pair in reversed(pairs):
+            share = share if pair.q is None else exact_matmul(pair.q, share)
+            self.send(share[..., pair.above :, :], pair.other)
+            share = share[..., : pair.above, :]
+        return share
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """Two R factors, one above the other, that were merged.
+
+    Attributes
+    ----------
+    q : Tensor or None
+        Orthogonal factor of the two; None where they have fewer rows than columns, and stay what they are.
+    above : int
+        Rows of the first.
+    below : int
+    other : int
+        Whose the second is.
+    """
+
+    q: torch.Tensor | None
+    above: int
+    below: int
+    other: int
+
+
+def _factors(a: torch.Tensor, factorize: Factorize) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """Fewer rows than columns are no R yet."""
+    return (None, a) if a.shape[-2] < a.shape[-1] else factorize(a)
+
+
+def _sent_as(dtype: torch.dtype) -> torch.dtype:
+    return dtype if dtype in (torch.float32, torch.float64) else torch.float64
+
+
+def _like(piece: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return piece.view(x.shape).to(x.dtype)
+
+
+class _Sharded(Engine):
+    """What an engine does about rows that are spread over processes."""
+
+    over_rows: Reduction
+
+    def __init__(self, local: Engine, over_rows: Reduction) -> None:
+        vars(self).update(vars(local))
+        self._local = local
+        self.over_rows = over_rows
+
+    def using(self, arithmetic: Named) -> Self:
+        return type(self)(self._local.using(arithmetic), self.over_rows)
+
+    @property
+    def alone(self) -> Engine:
+        return self._local
+
+    @property
+    def unblocked(self) -> Self:
+        return type(self)(self._local.unblocked, self.over_rows)
+
+    @property
+    def tuning(self) -> Tuning:
+        """That of one process, without what is done for matrices of a batch together, or played back."""
+        return _alone(self._local.tuning)
+
+    def inner(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None = None) -> torch.Tensor:
+        """The transpose is what lies row by row in memory."""
+        total = self.over_rows.total(super().inner(a, b).T).T
+        return total if c is None else c.copy_(total)
+
+    def project_out(
+        self, q: torch.Tensor, a: torch.Tensor, r: torch.Tensor, room: torch.Tensor | None = None
+    ) -> None:
+        Engine.project_out(self, q, a, r, room)  # no kernel that does both products at once
+
+    def column_max(self, a: torch.Tensor) -> torch.Tensor:
+        return self.over_rows.largest(super().column_max(a))
+
+    def gram(self, a: torch.Tensor) -> torch.Tensor:
+        return self.over_rows.total(super().gram(a))
+
+    def lower_gram(self, a: torch.Tensor, blocks: Sequence[slice]) -> torch.Tensor:
+        return self.over_rows.total(super().lower_gram(a, blocks).T).T
+
+    @property
+    def replayed_bytes(self) -> int:
+        return 0
+
+    def replay(
+        self, function: Callable[..., Tensors], inputs: Tensors, key: Hashable, out: Tensors | None = None
+    ) -> Tensors:
+        return Engine.replay(self, function, inputs, key, out)
+
+
+@lru_cache(maxsize=16)
+def _sharded_class(kind: type[Engine]) -> type[_Sharded]:
+    return type(f"Sharded{kind.__name__}", (_Sharded, kind), {})
+
+
+def sharded(engine: Engine, over_rows: Reduction) -> Engine:
+    """The same engine for tall matrices of which this process has some rows.
+
+    Parameters
+    ----------
+    engine : Engine
+        That of the rows here.
+    over_rows : Reduction
+    """
+    return _sharded_class(type(engine))(engine, over_rows)
+
+
+@lru_cache(maxsize=16)
+def _alone(tuning: Tuning) -> Tuning:
+    return replace(tuning, batched_elements=0, bordered=0, replayed_bytes=0, lapack=False)

@@ -1,0 +1,185 @@
+"""What processes are asked to do in tests."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+import neula
+from neula.engines import EmulatedEngine
+from neula.engines.sharded import RowsOfGroup
+from neula.engines.tuning import cuda_tuning
+from neula.problems.least_squares.together import FACTORS
+from over_processes.problems import counts_of
+
+
+class LikeAGpu(EmulatedEngine):
+    """Takes the links, panels and steps of an H200, but for products with error correction."""
+
+    tuning = cuda_tuning((9, 0), corrected=False, tournament_width=0)
+
+
+def mine(x: Any, group: Any, size: int) -> Any:
+    """The rows of this process."""
+    counts, rank = counts_of(len(x), size), distributed.get_rank(group)
+    start = sum(counts[:rank])
+    return x[start : start + counts[rank]]
+
+
+def factors(rank: int, group: Any, function: str, a: Any, asked: dict[str, Any]) -> Any:
+    """Q, gathered, with R and the rest of the result."""
+    size = distributed.get_world_size(group)
+    result = getattr(neula, function)(neula.distributed.rows(mine(a, group, size), group), **asked)
+    if result.Q is None:
+        return result
+    assert result.Q.counts == tuple(counts_of(len(a), size))
+    assert type(result.Q.local) is type(a)
+    return replace(result, Q=result.Q.full())
+
+
+def basis(rank: int, group: Any, a: torch.Tensor, asked: dict[str, Any]) -> tuple[Any, list[str]]:
+    """Orthonormal basis, gathered, and what was warned of."""
+    local = mine(a, group, distributed.get_world_size(group))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        q = neula.orth(neula.distributed.rows(local, group), **asked)
+    return q.full(), [str(warning.message) for warning in caught]
+
+
+def solution(rank: int, group: Any, a: Any, b: Any, weights: Any, asked: dict[str, Any]) -> Any:
+    """A least-squares solution."""
+    size = distributed.get_world_size(group)
+
+    def rows(x: Any) -> Any:
+        return None if x is None else neula.distributed.rows(mine(x, group, size), group)
+
+    return neula.lstsq(rows(a), rows(b), weights=rows(weights), **asked)
+
+
+def of_dtensors(rank: int, group: Any, a: torch.Tensor, b: torch.Tensor) -> Any:
+    """QR and least squares of DTensors, with what kind of results they have."""
+    mesh = DeviceMesh.from_group(group, "cpu")
+    a, b = distribute_tensor(a, mesh, [Shard(0)]), distribute_tensor(b, mesh, [Shard(0)])
+    found, solved = neula.qr(a), neula.lstsq(a, b)
+    for x, placement in ((found.Q, Shard(0)), (found.R, Replicate()), (solved.x, Replicate())):
+        assert isinstance(x, DTensor)
+        assert tuple(x.placements) == (placement,)
+    assert found.Q.shape == a.shape
+    return replace(found, Q=found.Q.full_tensor(), R=found.R.to_local()), solved.x.to_local()
+
+
+def refused_layout(rank: int, group: Any, kind: str) -> None:
+    """DTensors that are not supported."""
+    a = torch.ones(8, 4)
+    mesh = DeviceMesh.from_group(group, "cpu")
+    if kind == "mesh":
+        mesh = DeviceMesh("cpu", torch.arange(4).reshape(2, 2))
+        neula.qr(DTensor.from_local(a, mesh, [Shard(0), Replicate()], run_check=False))
+    elif kind == "solve":
+        neula.solve(distribute_tensor(torch.eye(4), mesh, [Shard(0)]), torch.ones(4))
+    else:
+        neula.qr(distribute_tensor(a, mesh, [Shard(1)]))
+
+
+def disagreeing(rank: int, group: Any, what: str) -> Any:
+    """Least squares where the last process asks for something else."""
+    other = rank == distributed.get_world_size(group) - 1
+    a, b, asked = torch.ones(6, 3).double(), torch.ones(6).double(), {}
+    if what == "columns" and other:
+        a = a[:, :2]
+    if what == "dtype" and other:
+        a = a.float()
+    if what == "kind" and other:
+        a = a.to(torch.complex64)
+    if what == "damp":
+        asked["damp"] = 1.0 + other
+    if what == "weights":
+        weights = neula.distributed.rows(torch.ones(6), group)
+        asked["weights"] = None if other else weights
+    if what == "rows of b" and other:
+        b = b[:4]
+    if what == "b":
+        return neula.lstsq(neula.distributed.rows(a, group), b)
+    if what == "A":
+        return neula.lstsq(a, neula.distributed.rows(b, group))
+    return neula.lstsq(neula.distributed.rows(a, group), neula.distributed.rows(b, group), **asked)
+
+
+def with_nan(rank: int, group: Any, function: str, operand: str, m: int, n: int) -> Any:
+    """NaN in the last row of the last process."""
+    size = distributed.get_world_size(group)
+    a, b, weights = (mine(np.ones(shape), group, size) for shape in ((m, n), m, m))
+    a = a + np.random.default_rng(rank).normal(size=a.shape)
+    if rank == size - 1:
+        {"A": a[:, 1], "b": b, "weights": weights}[operand][-1] = np.nan
+    spread = [neula.distributed.rows(x, group) for x in (a, b, weights)]
+    if function == "lstsq":
+        return neula.lstsq(spread[0], spread[1], weights=spread[2])
+    return getattr(neula, function)(spread[0])
+
+
+def forever(rank: int, group: Any, a: torch.Tensor) -> None:
+    """Work until something is wrong."""
+    spread = neula.distributed.rows(a, group)
+    while True:
+        neula.qr(spread)
+
+
+def product(rank: int, group: Any, a: torch.Tensor, b: torch.Tensor, asked: dict[str, Any]) -> Any:
+    """``A^T B``, and the same of DTensors."""
+    size = distributed.get_world_size(group)
+    rows = [neula.distributed.rows(mine(x, group, size), group) for x in (a, b)]
+    found = neula.matmul(rows[0].T, rows[1], **asked)
+    mesh = DeviceMesh.from_group(group, "cpu")
+    spread = [distribute_tensor(x, mesh, [Shard(0)]) for x in (a, b)]
+    return found, neula.matmul(spread[0].T, spread[1], **asked).to_local()
+
+
+def refused_product(rank: int, group: Any) -> Any:
+    """``A B`` with rows of both spread."""
+    a = neula.distributed.rows(torch.ones(2, 4), group)
+    return neula.matmul(a, a)
+
+
+def on_gpus(rank: int, group: Any, function: str, a: torch.Tensor, b: torch.Tensor, asked: Any) -> Any:
+    """The same with the rows of each process on its GPU; results on the CPU."""
+    size = distributed.get_world_size(group)
+    rows = [neula.distributed.rows(mine(x, group, size).cuda(), group) for x in (a, b)]
+    if function == "lstsq":
+        result = neula.lstsq(*rows, **asked)
+        return replace(result, x=result.x.cpu(), **dict.fromkeys(ARRAYS))
+    if function == "matmul":
+        return neula.matmul(rows[0].T, rows[1], **asked).cpu()
+    result = getattr(neula, function)(rows[0], **asked)
+    return replace(result, Q=result.Q.full().cpu(), R=result.R.cpu())
+
+
+ARRAYS = ("accepted", "backward_errors", "conditions", "forward_errors", "ranks")
+
+
+def r_factor(rank: int, group: Any, name: str, a: torch.Tensor) -> torch.Tensor:
+    """R of small problems, from one of its sources."""
+    size = distributed.get_world_size(group)
+    local = mine(a, group, size)
+    over_rows = RowsOfGroup(counts_of(len(a), size), group)
+    local = local if len(local) else local.new_zeros(1, a.shape[1])
+    return FACTORS[name](local[None], over_rows=over_rows)[0]
+
+
+def whole(rank: int, group: Any, name: str) -> Any:
+    """What takes no matrices over processes."""
+    return getattr(neula, name)(neula.distributed.rows(torch.ones(3, 2), group))
+
+
+def triplets(rank: int, group: Any, a: torch.Tensor, asked: dict[str, Any]) -> Any:
+    """Leading singular triplets, U gathered."""
+    size = distributed.get_world_size(group)
+    result = neula.svd_lowrank(neula.distributed.rows(mine(a, group, size), group), **asked)
+    return replace(result, U=result.U.full())

@@ -1,0 +1,163 @@
+"""Least squares of matrices whose rows are spread over processes, beside what one process gives."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import neula
+from neula.problems.least_squares.together import FACTORS
+from over_processes import tasks
+from over_processes.problems import COUNTS, SPECTRA, matrix, noise
+from over_processes.processes import Processes
+
+LARGE = (1500, 90)
+"""More than what is solved in one step, so that a fast R preconditions CGLS."""
+
+
+def one_process(a: Any, b: Any, weights: Any, asked: dict[str, Any]) -> neula.LstsqResult:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", neula.AccuracyWarning)
+        return neula.lstsq(a, b, weights=weights, **asked)
+
+
+def compare(
+    processes: Processes, size: int, a: Any, b: Any, weights: Any = None, **asked: Any
+) -> neula.LstsqResult:
+    """The same evidence as for one process, and solutions that differ by no more than both may err."""
+    found = processes.check(size, tasks.solution, a, b, weights, asked)
+    first, one = found[0], one_process(a, b, weights, asked)
+    for other in found[1:]:
+        assert torch.equal(torch.as_tensor(other.x), torch.as_tensor(first.x))
+        assert (other.attempts, other.iterations) == (first.attempts, first.iterations)
+        assert other.backward_error == first.backward_error
+        assert other.residual_norm == first.residual_norm
+    assert (first.converged, first.rank) == (one.converged, one.rank)
+    assert first.accuracy == one.accuracy
+    if one.converged:
+        assert first.backward_error <= first.tolerance
+        assert math.isclose(first.condition, one.condition, rel_tol=0.5)
+    error = first.forward_error + one.forward_error
+    if math.isfinite(error):
+        x, y = (torch.as_tensor(result.x, dtype=torch.float64) for result in (first, one))
+        weighted = torch.as_tensor(a, dtype=torch.float64)
+        weighted = weighted / weighted.abs().max().clamp_min(2.0**-1000)
+        if weights is not None:
+            weighted = weighted * weights[:, None]
+        columns = torch.linalg.vector_norm(weighted, dim=0)
+        x, y = (columns[:, None] * z.reshape(len(columns), -1) for z in (x, y))
+        norm = torch.linalg.vector_norm
+        assert (norm(x - y, dim=0) <= error * norm(y, dim=0)).all()
+    return first
+
+
+@pytest.mark.parametrize("size", COUNTS)
+@pytest.mark.parametrize("name", SPECTRA)
+def test_spectra(processes: Processes, size: int, name: str) -> None:
+    for condition in (1e2, 1e6, 1e9):
+        a = matrix(*LARGE, name, condition)
+        assert compare(processes, size, a, noise(LARGE[0], 2)).converged
+
+
+@pytest.mark.parametrize("size", COUNTS)
+def test_small_problems(processes: Processes, size: int) -> None:
+    """Solved in one step, with residuals in twice the working precision: all digits are right."""
+    a, b, weights = matrix(80, 7, "geometric"), noise(80, 3), 1 + noise(80, seed=3).abs()
+    for asked in ({}, {"damp": 0.1}, {"accuracy": "fp32"}):
+        found = compare(processes, size, a, b, **asked)
+        assert found.forward_error <= 16 * 2.0**-53
+        assert compare(processes, size, a, b, weights, **asked).converged
+    assert compare(processes, size, a.float(), b[:, 0].float()).converged
+    assert compare(processes, size, 2.0**700 * a, 2.0**-200 * b, weights).converged
+    assert compare(processes, size, a.numpy(), b[:, 0].numpy()).x.dtype == np.float64
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_large_problems(processes: Processes, size: int) -> None:
+    m, n = LARGE
+    a, b, weights = matrix(m, n, "geometric", 1e3), noise(m, 1), 1 + noise(m, seed=3).abs()
+    assert compare(processes, size, a, b, weights).converged
+    assert compare(processes, size, a, b, weights, damp=1e-2).converged
+    assert compare(processes, size, a.float(), b.float()).converged
+    assert compare(processes, size, 2.0**600 * a, b, weights).converged
+    assert compare(processes, size, a, b, engine="emulated").converged
+    for algorithm in ("lsqr", "householder", "direct", "normal"):
+        assert compare(processes, size, a, b, algorithm=algorithm).converged == (algorithm[0] in "lh")
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_the_links_of_a_gpu(processes: Processes, size: int) -> None:
+    engine = tasks.LikeAGpu("cpu")
+    for shape in ((80, 7), LARGE, (3000, 130)):
+        for name, condition in (("geometric", 1e2), ("cluster", 1e5), ("arithmetic", 1e8)):
+            a = matrix(*shape, name, condition)
+            assert compare(processes, size, a, noise(shape[0], 1), engine=engine).converged
+
+
+@pytest.mark.parametrize("name", FACTORS)
+def test_where_r_of_small_problems_comes_from(processes: Processes, name: str) -> None:
+    """``R^T R = A^T A`` to the precision of the arithmetic, and the same R on all processes."""
+    a = matrix(90, 12)
+    u = 2.0**-24 if "fp32" in name else 2.0**-53
+    for size in COUNTS:
+        found = processes.check(size, tasks.r_factor, name, a)
+        error = torch.linalg.matrix_norm(found[0].T @ found[0] - a.T @ a)
+        assert error <= 90 * u * torch.linalg.matrix_norm(a) ** 2
+        assert all(torch.equal(r, found[0]) for r in found)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_forward_errors(processes: Processes, size: int) -> None:
+    """Gradients are totalled in twice the working precision."""
+    m, n = LARGE
+    a, b, weights = matrix(m, n, "geometric", 1e6), noise(m, 1), 1 + noise(m, seed=3).abs()
+    for given, damp in ((None, 0.0), (weights, 0.0), (weights, 1e-3)):
+        found = compare(processes, size, a, b, given, damp=damp, certify="forward")
+        assert found.converged
+        assert found.forward_error <= 16 * 2.0**-53
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("shape", [(60, 8), LARGE])
+def test_below_full_rank(processes: Processes, size: int, shape: tuple[int, int]) -> None:
+    """The solution of minimum norm, by singular vectors that are the same on all processes."""
+    a, b = matrix(*shape), noise(shape[0], 2)
+    a[:, 3], a[:, 5] = a[:, 4] - a[:, 2], 0.0
+    found = compare(processes, size, a, b)
+    assert found.converged
+    assert found.rank == shape[1] - 2
+
+
+def test_more_columns_than_rows_with_damping(processes: Processes) -> None:
+    for size in COUNTS:
+        assert compare(processes, size, noise(12, 30), noise(12, 2, seed=2), damp=0.5).converged
+
+
+def test_zeros(processes: Processes) -> None:
+    """A right-hand side that is zero, or orthogonal to all columns across processes."""
+    a = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.0, 0.0]]).double().repeat(6, 1)
+    b = torch.tensor([1.0, 1.0, -1.0, 5.0]).double().repeat(6)
+    for rhs in (b, 0 * b):
+        found = compare(processes, 3, a, rhs)
+        assert found.converged
+        assert not found.x.any()
+    assert not compare(processes, 2, 0 * a, b).x.any()
+
+
+def test_nearly_singular(processes: Processes) -> None:
+    """What no process is sure of none accepts."""
+    a = matrix(*LARGE, "geometric", 1e14)
+    assert not compare(processes, 3, a, noise(LARGE[0], 1)).converged
+
+
+def test_nothing_to_solve(processes: Processes) -> None:
+    found = processes.check(2, tasks.solution, torch.ones(5, 0), torch.ones(5), None, {})
+    assert found[0].x.shape == (0,)
+    assert found[0].residual_norm == pytest.approx(5**0.5)
+    found = processes.check(2, tasks.solution, torch.ones(5, 1), torch.ones(5, 0), None, {})
+    assert found[0].x.shape == (1, 0)

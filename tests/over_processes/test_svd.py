@@ -1,0 +1,55 @@
+"""Low-rank approximation of matrices whose rows are spread over processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from over_processes import tasks
+from over_processes.problems import COUNTS, SPECTRA, matrix
+from over_processes.processes import Failure, Processes
+
+CALLS: list[tuple[dict[str, Any], float]] = [
+    ({"rank": 3}, 2.0**-53),
+    ({"tol": 1e-2}, 2.0**-53),
+    ({"rank": 20, "accuracy": "fp32"}, 2.0**-24),
+    ({"rank": 2, "accuracy": 1e-3}, 1e-3),
+]
+
+
+@pytest.mark.parametrize("size", COUNTS)
+@pytest.mark.parametrize(("asked", "u"), CALLS)
+def test_triplets(processes: Processes, size: int, asked: dict[str, Any], u: float) -> None:
+    """Singular values and residuals to a modest multiple of ``u ||A||``, the same on all processes."""
+    for name in SPECTRA:
+        a = matrix(200, 24, name)
+        found = processes.check(size, tasks.triplets, a, asked)
+        one, norm = found[0], torch.linalg.matrix_norm(a)
+        assert one.converged
+        for other in found[1:]:
+            assert all(torch.equal(x, y) for x, y in zip(one, other, strict=True))
+        k = len(one.s)
+        exact = torch.linalg.svdvals(a)
+        assert ((one.s - exact[:k]).abs() <= 50 * u * norm).all()
+        assert torch.linalg.matrix_norm(a.T @ one.U - one.Vh.T * one.s) <= 50 * k * u * norm
+        assert torch.linalg.matrix_norm(one.U.T @ one.U - torch.eye(k)) <= 50 * 24 * u
+        rest = torch.linalg.vector_norm(exact[k:]) / norm
+        assert abs(one.relative_error - rest) <= 0.5 * rest + 50 * u
+
+
+def test_badly_scaled_and_nan(processes: Processes) -> None:
+    a = matrix(40, 6)
+    for scale in (2.0**600, 2.0**-700, 0.0):
+        found = processes.check(2, tasks.triplets, scale * a, {"rank": 2})[0]
+        error = (found.s - torch.linalg.svdvals(a)[:2] * scale).abs()
+        assert (error <= 1e-13 * scale).all()
+    a[39, 1] = torch.nan
+    found = processes.run(2, tasks.triplets, a, {"rank": 2})
+    assert all(isinstance(x, Failure) and x.message.startswith("A[39, 1] is nan (row 3 of") for x in found)
+
+
+def test_algorithms_for_whole_matrices(processes: Processes) -> None:
+    found = processes.run(2, tasks.triplets, matrix(40, 6), {"rank": 2, "algorithm": "iteration"})
+    assert all(isinstance(x, Failure) and "is for whole matrices" in x.message for x in found)
