@@ -72,7 +72,7 @@ def test_other_names_and_backward_errors(given: object, target: Format) -> None:
     assert target_format(given, torch.float64) is target
 
 
-@pytest.mark.parametrize("given", [True, "half", np.int32, torch.int8, [1], object()], ids=repr)
+@pytest.mark.parametrize("given", [True, "half", np.int32, torch.int8, [1], Ellipsis], ids=repr)
 def test_what_is_no_accuracy(given: object) -> None:
     with pytest.raises(ValueError, match="unknown accuracy"):
         target_format(given, torch.float64)

@@ -125,7 +125,7 @@ def largest_beyond(
 
     Let w be the singular vector of D for its norm d, and G Gaussian vectors that U and V do not depend on.
     For any polynomial T, ``w^T T(D^T D) G = T(d^2) w^T G``, so ``T(d^2) ||w^T G|| <= ||T(D^T D) G||_2``. But
-    for the probability :data:`MISSED`, ``||w^T G||`` is at least :func:`visible`, and then
+    for the probability ``MISSED``, ``||w^T G||`` is at least :func:`visible`, and then
     ``T(d^2) <= ||T(D^T D) G||_2 / visible``. With ``T(x) = x``, which takes two products with A, this bounds
     d by some ten times itself, which is enough where there is a gap. A Chebyshev polynomial of degree j, of
     ``2 x / edge^2 - 1``, is at most 1 up to ``edge`` and ``cosh(2 j acosh(d / edge))`` beyond. That gives
