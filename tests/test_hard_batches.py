@@ -56,7 +56,10 @@ def test_profiles_on_a_gpu(profile: str) -> None:
     a = batch_of_profile(profile, 4, 512, 2.0, device="cuda")
     q, r = factors = neula.qr(a)
     assert factors.converged
-    assert not any("householder" in attempt.method for attempt in factors.attempts)
+    # Random triangles of order 512 have condition numbers beyond any precision: what is left of their columns
+    # are rounding errors along those before, however many passes.
+    if profile != "upper":
+        assert not any("householder" in attempt.method for attempt in factors.attempts)
     q, r, a = q.double(), r.double(), a.double()
     assert (one_norm(r - q.mT @ a) <= 20 * 512 * EPS * one_norm(a)).all()
     assert (one_norm(q.mT @ q - torch.eye(512, device="cuda")) <= 100 * 512 * EPS).all()

@@ -149,7 +149,8 @@ def check(a, k, accuracy, result, method=""):
     assert result.converged
     assert method in result.attempts[-1].method
     wide, (u, s, vh) = a.double(), (x.double() for x in result)
-    exact = torch.linalg.svdvals(wide)
+    # On the host: cuSOLVER's Jacobi iterations err by more than what is certified, 6e-13 at 5001 x 2000.
+    exact = torch.linalg.svdvals(wide.cpu()).to(a.device)
     norm, n = float(exact.norm()), min(a.shape)
     part = accuracy if isinstance(accuracy, float) else 0.0
     unit = torch.finfo(torch.float32 if part >= 2.0**-14 else a.dtype).eps / 2

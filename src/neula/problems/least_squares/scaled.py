@@ -301,7 +301,9 @@ def _damped(
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
     """``[A; damp I]``, its columns scaled."""
     n = a.shape[2]
-    fraction, exponent = torch.frexp(torch.as_tensor(damp, dtype=a.dtype, device=a.device))
+    # Filled, not copied from the host, which no CUDA graph could play back.
+    damp = damp if isinstance(damp, torch.Tensor) else a.new_full((), damp)
+    fraction, exponent = torch.frexp(damp)
     exponents = torch.where(_any(a != 0, over_rows), torch.maximum(columns, exponent), exponent)
     a, rest = shift(a, columns - exponents), None if low is None else shift(low, columns - exponents)
     if not over_rows.begins:
