@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import neula
 from neula.algorithms.scaling import SAFE_NORMS
 from neula.engines import FP32, FP64, CpuEngine
 from neula.io.matrices import random_matrix
@@ -161,3 +162,18 @@ def test_scales_of_a_batch() -> None:
     """Powers of two, also for float16 columns whose scales float16 could not hold; 1 for zeros."""
     a = torch.tensor([[[3.0, 0.0, 6e-8], [1.0, 0.0, 0.0]]], dtype=torch.float16)
     assert Matrices(a, Options(FP32, ENGINE)).scales().tolist() == [[0.25, 1.0, 2.0**23]]
+
+
+@pytest.mark.parametrize("engine", ["cpu", "emulated"])
+@pytest.mark.parametrize("accuracy", ["fp16", "fp32"])
+@pytest.mark.parametrize("size", [1e-280, 1e-200, 1e-40, 1e200])
+@pytest.mark.parametrize("shape", [(3, 3), (4, 1), (5, 4, 3)])
+def test_float64_that_does_not_fit_float32(
+    shape: tuple[int, ...], size: float, accuracy: str, engine: str
+) -> None:
+    """Rounded to float32, A would be zero or infinite, and zero is its own QR factorization."""
+    a = size * torch.rand(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    q, r = result = neula.qr(a, accuracy=accuracy, engine=engine)
+    assert result.converged
+    error = torch.linalg.matrix_norm(a / size - q.double() @ (r / size)) / torch.linalg.matrix_norm(a / size)
+    assert float(error.max()) <= 12 * {"fp16": 2.0**-11, "fp32": 2.0**-24}[accuracy]

@@ -77,6 +77,19 @@ def test_singular_ones_are_never_accepted(n: int) -> None:
             neula.solve(a, np.ones(n), engine=ENGINE, strict=True)
 
 
+def test_probes_that_cancel_rounding_errors_are_not_believed() -> None:
+    """Columns of a Gram matrix without rounding errors: the factor looks exact, and solves to two digits."""
+    a = np.array(
+        [3.016746852324559e-10, -2.9882674112968743e-10, -5.888859955227588e-10, 5.833266647492508e-10]
+    )
+    a = a.reshape(2, 2)
+    b = np.array([[-0.12416672706604004, 0.26233625411987305], [0.24238045513629913, -0.5120951533317566]])
+    exact = np.array([[-248236090.41, 1258722036.3], [164912224.7, 392830708.1]])
+    found = neula.solve(a.astype(np.float32), b.astype(np.float32), engine=ENGINE)
+    assert found.converged
+    assert np.abs(found.x / exact - 1).max() <= 1e-6
+
+
 def test_one_bad_member_of_a_batch() -> None:
     a = torch.stack(
         [random_matrix("geometric", 16, 16, cond=c, seed=i) for i, c in enumerate((10, 1e9, 1e3))]

@@ -59,7 +59,7 @@ def together(
     scaled : bool
         Whether it needs columns whose largest elements are near 1. A first link that takes matrices as they
         are saves a scaled copy. It is right unless squares of the elements leave the range of the format, and
-        then it is not accepted.
+        then it is not accepted. Matrices of a wider format, which may not fit this one, are always scaled.
     waits : bool
         Whether the host waits for the device in it, or copies to it: then no CUDA graph can have it.
     """
@@ -69,7 +69,7 @@ def together(
 
         def factorized(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
             batch = Matrices(a, options)
-            if not scaled:
+            if not scaled and torch.promote_types(a.dtype, dtype) == dtype:
                 return batch.measured(*method(batch.leading(dtype)), None)
             scales = batch.scales()
             return batch.measured(*method(batch.scaled(scales, dtype)), scales)

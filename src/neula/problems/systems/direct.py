@@ -173,6 +173,8 @@ class Square:
         Random vectors that show how well factors solve.
     u : float
         Unit roundoff of the factors.
+    power : int
+        Of the condition number, by which a solve with them magnifies rounding errors.
     """
 
     def __init__(
@@ -184,6 +186,7 @@ class Square:
         doubled: bool,
         vectors: int = VECTORS,
         u: float = FP64.u,
+        power: int = 1,
     ) -> None:
         self.a, self.factors, self.sizes = a, factors, sizes
         self.doubled = Doubled.of(a) if doubled else None
@@ -192,8 +195,8 @@ class Square:
         one = torch.ones_like(sizes)
         self.inverse_norm = inverse_norm(factors.solve, factors.solve_transposed, sizes, one)[0][:, None]
         # Rounding errors of a solve, also where none happen to be in what is measured.
-        smallest = sizes.amin((1, 2))
-        rounding = ROUNDING * u * (self._norm * self.inverse_norm)[:, 0] / smallest
+        condition = (self._norm * self.inverse_norm)[:, 0] / sizes.amin((1, 2))
+        rounding = ROUNDING * u * condition**power
         self.rate = MARGIN * torch.linalg.matrix_norm(z - factors.solve((z.mT @ a.mT).mT)) + rounding
         unit = DOUBLED if doubled else 2 * FP64.u
         self._noise = unit * a.shape[-1] ** 0.5 * self.inverse_norm

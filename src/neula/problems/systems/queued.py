@@ -121,7 +121,10 @@ def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> Members:
     """Scale, factorize, refine and measure some systems without synchronizing."""
     scaled = Scaled.of(a, b, looks=False)
     factors = _Definite.of(scaled) if options.positive else _NormalEquations.of(scaled.a)
-    system = Square(scaled.a, factors, scaled.norms, doubled=True, vectors=PROBES)
+    # Rounding errors of A^T r are magnified by the square of the condition number; probes that are unit
+    # vectors may miss them, since A^T A has just the same.
+    power = 1 if options.positive else 2
+    system = Square(scaled.a, factors, scaled.norms, doubled=True, vectors=PROBES, power=power)
     found = refine_doubled(system, scaled.b, tolerance=options.digits, max_steps=_steps(options), look=False)
     return members_of(scaled, system, found, torch.ones_like(scaled.norms[:, 0, 0]), options)
 
