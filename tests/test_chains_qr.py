@@ -102,6 +102,18 @@ def test_a_tall_matrix_on_an_h200(n: int, accuracy: str, first: str) -> None:
     assert tried[first.startswith("cholesky") :][:2] == [f"rgsqrf {low}"] * 2
 
 
+@pytest.mark.parametrize(("m", "n"), [(500, 200), (2000, 500), (5000, 3000), (3000, 5000)])
+def test_lapack_comes_first_on_a_cpu(m: int, n: int) -> None:
+    assert alone(m, n, "fp32", engine=OnCpu("cpu")) == ["householder fp32", "householder fp64"]
+    assert alone(m, n, "fp64", engine=OnCpu("cpu")) == ["householder fp64", "householder fp64"]
+
+
+@pytest.mark.parametrize(("m", "n"), [(10000, 1000), (16384, 2048), (1000, 10000)])
+def test_but_not_for_large_matrices_that_are_no_squares(m: int, n: int) -> None:
+    expected = ["rgsqrf fp32", "rgsqrf fp32 + reortho", "householder fp64"]
+    assert alone(m, n, "fp32", engine=OnCpu("cpu")) == expected
+
+
 def test_kernels_of_tall_matrices_read_rows_or_the_columns_of_a_panel() -> None:
     by_columns = {"by_rows": False, "by_columns": True}
     assert alone(1 << 20, 128, "fp32", layout=by_columns)[0] == "cholesky-qr fp16_cor"

@@ -65,6 +65,10 @@ class Tuning:
         what they gain (2048^3 takes 0.4 ms either way).
     lapack : bool
         Whether nothing beats LAPACK on small matrices, and on tall ones.
+    lapack_alone : int
+        Value of ``m n^2`` up to which nothing beats LAPACK on one matrix, either, if it is twice as tall as
+        wide: 10000 x 1000 takes 212 ms by recursive Gram-Schmidt in float32, and 360 by LAPACK; 2000 x 500
+        33 and 36; 2000 x 2000, which needs a second pass, 563 and 317.
     replayed_bytes : int
         Size of inputs up to which whole links are replayed from CUDA graphs.
     single, double : Recursion
@@ -166,6 +170,7 @@ class Tuning:
     corrected_gram: int = 1 << 33
     corrected_product: int = 1 << 34
     lapack: bool = False
+    lapack_alone: int = 0
     replayed_bytes: int = 0
     single: Recursion = Recursion("caqr", 128)
     double: Recursion = Recursion("caqr", 128)
@@ -212,6 +217,11 @@ class Tuning:
         """The cheapest arithmetic whose accuracy is that of a format, or better."""
         return next(name for name in self.arithmetics if Arithmetic.named(name).u <= target.u)
 
+    def lapack_first(self, m: int, n: int) -> bool:
+        """Whether LAPACK's reflections come first for one matrix."""
+        long, short = max(m, n), min(m, n)
+        return self.lapack and (long < 2 * short or long * short**2 <= self.lapack_alone)
+
     def has_tournaments(self, format: Format) -> bool:
         """Whether LU in this format finds pivots by tournaments."""
         return self.tournaments and format.dtype.itemsize == 2
@@ -254,6 +264,7 @@ def cpu_tuning(formats: tuple[str, ...]) -> Tuning:
         preconditioners=("fp32",),
         definite=("fp32", "fp64"),
         lapack=True,
+        lapack_alone=1_000_000_000,
         gram_lapack=128,  # with more columns bounds by Schatten norms cost digits that LAPACK's R shows
         doubled_elements=1 << 12,  # what that takes is the time of calls: 64 x 32
         single=Recursion("cholesky2", 128),

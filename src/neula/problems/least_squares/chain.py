@@ -95,7 +95,7 @@ def chain_alone(m: int, n: int, options: Options) -> Chain:
         return [_svd()]
     if algorithm == "householder":
         return [_by_householder(m, n, options)]
-    lapack = options.engine.tuning.lapack and not options.named
+    lapack = not options.named and options.engine.tuning.lapack_first(options.rows(m, n), n)
     fast = _by_lapack(m, n, options) if lapack else _with_fast_r(m, n, options)
     if algorithm is not None:
         return fast[:1]

@@ -122,7 +122,7 @@ def chain_alone(layout: Layout, options: Options) -> list[QRLink]:
     low, named = f"rgsqrf {options.low.format.name}", options.algorithm
     if options.in_place:
         return _in_place(low, options)
-    if options.engine.tuning.lapack and not options.named:
+    if not options.named and options.engine.tuning.lapack_first(layout.m, layout.n):
         storage = FP64 if options.target is FP64 else FP32
         return [links.alone_by_lapack(storage), Link("householder fp64", links.by_householder)]
     tried = [*_tall(layout, options), *_queued(low, layout, options)]
