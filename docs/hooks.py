@@ -197,6 +197,16 @@ COLUMNS: dict[str, Sequence[Column]] = {
         ("of torch", _formatted("torch_orthogonality", ".1e")),
         ("result of", _method),
     ),
+    "hard_batches": (
+        ("matrices", lambda row: f"{row['batch']} of {row['n']}"),
+        ("profile", lambda row: f"{row['profile']} {row['cond']}" if "cond" in row else row["profile"]),
+        ("neula, ms", _milliseconds("ms")),
+        ("torch, ms", _milliseconds("torch_ms")),
+        ("torch / neula", _formatted("speedup", ".1f")),
+        ("residual gate", _formatted("residual_gate", ".1e")),
+        ("orthogonality gate", _formatted("orthogonality_gate", ".1e")),
+        ("tried", lambda row: row["methods"]),
+    ),
     "tsqr": (
         ("shape", _shape),
         ("compute", lambda row: row["compute"]),
