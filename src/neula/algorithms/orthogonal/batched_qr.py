@@ -14,6 +14,7 @@ from __future__ import annotations
 import torch
 
 from neula.algorithms.orthogonal.rgsqrf import split_columns
+from neula.engines.random_vectors import gaussian
 from neula.kernels import mgs_into, tallest_tile
 from neula.kernels.precision import exactly
 
@@ -95,7 +96,9 @@ def batched_reorthogonalize(q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Ten
     """
     # Of Q, not of R: a random column of an earlier pass has a zero on the diagonal, but others rely on it.
     vanished = ~q.any(1)
-    q = torch.where(vanished[:, None, :], _noise(*q.shape[1:]).to(q), q)
+    m, n = q.shape[1:]
+    noise = gaussian(m, n, torch.float32, q.device, seed=0).to(q.dtype) / m**0.5
+    q = torch.where(vanished[:, None, :], noise, q)
     step = _orthogonalize(q, tallest_tile(q.dtype))
     return q, _triangular_product(step, r)
 
@@ -167,9 +170,3 @@ def _triangular_product(step: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
         block = product[:, :stop, start:stop]
         exactly(torch.bmm, step[:, :stop, :stop], r[:, :stop, start:stop], out=block)
     return product
-
-
-def _noise(m: int, n: int) -> torch.Tensor:
-    """Fixed random columns of length near 1."""
-    generator = torch.Generator("cpu").manual_seed(0)
-    return torch.randn(m, n, generator=generator, dtype=torch.float32, device="cpu") / m**0.5
