@@ -21,6 +21,7 @@ from benchmarks import (
     lu,
     matmul,
     qr,
+    sizes,
     solve,
     tsqr,
 )
@@ -37,6 +38,7 @@ BENCHMARKS: dict[str, Callable[[torch.device], Results]] = {
     "kernels": kernels.run,
     "lu": lu.run,
     "solve": solve.run,
+    "sizes": sizes.run,
     "distributed": distributed.run,
 }
 
