@@ -119,6 +119,9 @@ class Tuning:
         Time of all eigenvectors of a symmetric matrix of order n in double precision, in operations of
         products in float32 for each ``n^3`` (CPU: 20 from n = 500 on; H200: 80 and 50 for n = 4000 and 8000,
         which take 100 and 500 ms, and more for smaller ones).
+    iteration : float
+        Time that a product of a block by ``A^T A`` takes beside its operations, in operations of float32
+        (H200: 4 ms of a host that launches, orthonormalizes and looks).
     direct_svd : int
         Value of ``m n^2`` up to which the library's SVD takes no longer than what looks for a part of it.
     sketched_pivots : int
@@ -191,6 +194,7 @@ class Tuning:
     fp16_gram_columns: int = 2048
     gram_part: float = 0.25
     eigenvectors: float = 100.0
+    iteration: float = 0.0
     direct_svd: int = 0
     sketched_pivots: int = 128
     pivot_block: int = 64
@@ -326,6 +330,7 @@ def cuda_tuning(
         small_r=("cholesky fp64", "shifted cholesky fp64") if fast_fp64 else GRAM_SCHMIDT,
         blind_steps=3,
         pivot_block=256,
+        iteration=2e11,
         inverted=2048,
         inverted_from=512,
         cholesky=24576,

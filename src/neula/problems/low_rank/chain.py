@@ -61,8 +61,8 @@ def block_width(n: int, rank: int) -> int:
 
 def worth(m: int, n: int, rank: int, tuning: Tuning) -> int:
     """Products of a block by ``A^T A`` for the price of the Gram matrix with its eigenvectors."""
-    eigenvectors = tuning.eigenvectors * n * n / m
-    return int((n + eigenvectors) / (4 * block_width(n, rank)))
+    operations = (m + tuning.eigenvectors * n) * n * n
+    return int(operations / (4 * m * n * block_width(n, rank) + tuning.iteration))
 
 
 def _iteration(m: int, n: int, options: Options) -> SVDLink:
