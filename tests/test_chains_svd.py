@@ -24,7 +24,7 @@ def tried(tuning: Tuning, m: int, n: int, rank: int | None = None, **asked: Any)
 
 
 @pytest.mark.parametrize(
-    ("m", "n", "rank"), [(50000, 4000, 20), (8000, 8000, 50), (200000, 2000, 100), (2000, 500, 5)]
+    ("m", "n", "rank"), [(50000, 4000, 20), (8000, 8000, 50), (200000, 2000, 100), (5001, 2000, 20)]
 )
 def test_a_few_singular_values_on_an_h200(m: int, n: int, rank: int) -> None:
     assert tried(H200, m, n, rank) == ["subspace iteration fp16_cor", "gram-svd fp16_cor", "qr-svd"]
@@ -32,6 +32,10 @@ def test_a_few_singular_values_on_an_h200(m: int, n: int, rank: int) -> None:
     assert tried(H200, m, n, rank, target=FP64) == ["subspace iteration fp64", "gram-svd fp64", "qr-svd"]
     without = tried(WITHOUT_KERNELS, m, n, rank)
     assert without == ["subspace iteration fp32", "gram-svd fp32", "qr-svd"]
+
+
+def test_launches_of_iterations_take_longer_than_a_small_gram_matrix_on_an_h200() -> None:
+    assert tried(H200, 2000, 500, 5) == ["gram-svd fp16_cor", "qr-svd"]
 
 
 def test_a_number_decides_on_the_arithmetic_of_iterations() -> None:

@@ -121,7 +121,7 @@ class Tuning:
         which take 100 and 500 ms, and more for smaller ones).
     iteration : float
         Time that a product of a block by ``A^T A`` takes beside its operations, in operations of float32
-        (H200: 4 ms of a host that launches, orthonormalizes and looks).
+        (H200: 0.5 ms of a host that launches, orthonormalizes and looks).
     direct_svd : int
         Value of ``m n^2`` up to which the library's SVD takes no longer than what looks for a part of it.
     sketched_pivots : int
@@ -330,7 +330,7 @@ def cuda_tuning(
         small_r=("cholesky fp64", "shifted cholesky fp64") if fast_fp64 else GRAM_SCHMIDT,
         blind_steps=3,
         pivot_block=256,
-        iteration=2e11,
+        iteration=2.5e10,
         inverted=2048,
         inverted_from=512,
         cholesky=24576,
