@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import math
 import textwrap
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -20,7 +21,7 @@ COLUMNS = 100
 Rows = Iterable[tuple[str, str]]
 
 
-class Shown:
+class Shown(ABC):
     """A result with rows of what matters in it.
 
     Results are equal only to themselves, and hash by what they are, as open files and tensors do. Fields are
@@ -28,13 +29,13 @@ class Shown:
     equal ones, and comparing them would wait for a GPU.
     """
 
+    @abstractmethod
     def headline(self) -> str:
         """What is certified, in a line."""
-        raise NotImplementedError
 
+    @abstractmethod
     def rows(self) -> Rows:
         """Names and values below the headline."""
-        raise NotImplementedError
 
     def __repr__(self) -> str:
         rows = list(self.rows())

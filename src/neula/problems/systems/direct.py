@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -128,33 +129,56 @@ class _LU:
 
 
 @dataclass(frozen=True)
-class _Cholesky:
-    """Factors of a symmetric matrix as those of one whose rows and columns are scaled by themselves.
+class SymmetricallyScaled:
+    """Cholesky factors of a symmetric matrix whose rows and columns are scaled by themselves.
 
     Attributes
     ----------
     lower : Tensor, shape (batch, n, n)
+        L, in ``L L^T = diag(2^-e) A diag(2^-e)``.
+    info : Tensor of int, shape (batch,)
+        Orders of leading minors that are not positive; 0 where there are none.
     rows, columns : Tensor of int, shape (batch, n, 1)
         Exponents between the two.
-    inverted : InvertedBlocks or None
-        What solves where that is faster than the library's substitution.
     """
 
     lower: torch.Tensor
+    info: torch.Tensor
     rows: torch.Tensor
     columns: torch.Tensor
-    inverted: InvertedBlocks | None = None
+
+    @classmethod
+    def of(cls, scaled: Scaled) -> SymmetricallyScaled:
+        """Factorize, without a look at what comes of it."""
+        exponents = scaled.symmetric()
+        rows, columns = scaled.rows - exponents, scaled.columns.mT - exponents
+        lower, info = torch.linalg.cholesky_ex(shift(scaled.a, rows + columns.mT))
+        return cls(lower, info, rows, columns)
+
+    def solving(self, solve: Callable[[torch.Tensor], torch.Tensor]) -> _Cholesky:
+        """These as factors of the systems, given how to solve with ``L L^T``."""
+        return _Cholesky(solve, self.rows, self.columns)
+
+
+@dataclass(frozen=True)
+class _Cholesky:
+    """A solver with :class:`SymmetricallyScaled` factors as one of the systems.
+
+    Attributes
+    ----------
+    solve_scaled : callable
+    rows, columns : Tensor of int, shape (batch, n, 1)
+    """
+
+    solve_scaled: Callable[[torch.Tensor], torch.Tensor]
+    rows: torch.Tensor
+    columns: torch.Tensor
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:
-        return shift(self._solve(shift(b, self.rows)), self.columns)
+        return shift(self.solve_scaled(shift(b, self.rows)), self.columns)
 
     def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
-        return shift(self._solve(shift(b, self.columns)), self.rows)
-
-    def _solve(self, b: torch.Tensor) -> torch.Tensor:
-        if self.inverted is None:
-            return torch.cholesky_solve(b, self.lower)
-        return self.inverted.mT.solve(self.inverted.solve(b))
+        return shift(self.solve_scaled(shift(b, self.columns)), self.rows)
 
 
 class Square:
@@ -322,9 +346,8 @@ def _cholesky(a: torch.Tensor, scaled: Scaled, tuning: Tuning) -> tuple[Factors,
             f"A is not positive definite: A[{i}, {i}] is {float(diagonal[place, i])}; "
             "solve it with assume_a='gen'",
         )
-    exponents = scaled.symmetric()
-    rows, columns = scaled.rows - exponents, scaled.columns.mT - exponents
-    lower, info = torch.linalg.cholesky_ex(shift(scaled.a, rows + columns.mT))
+    found = SymmetricallyScaled.of(scaled)
+    lower, info = found.lower, found.info
     singular = (info > 0).nonzero()[:, 0].tolist()
     if singular:
         place = singular[0]
@@ -334,5 +357,9 @@ def _cholesky(a: torch.Tensor, scaled: Scaled, tuning: Tuning) -> tuple[Factors,
             "solve it with assume_a='gen'",
         )
     width = tuning.inverted_width(lower.shape[-1])
-    inverted = InvertedBlocks.of(lower, lower.dtype, upper=False, width=width) if width else None
-    return _Cholesky(lower, rows, columns, inverted), torch.ones_like(diagonal[:, 0], dtype=torch.float64)
+    if width:
+        inverted = InvertedBlocks.of(lower, lower.dtype, upper=False, width=width)
+        factors = found.solving(lambda b: inverted.mT.solve(inverted.solve(b)))
+    else:
+        factors = found.solving(lambda b: torch.cholesky_solve(b, lower))
+    return factors, torch.ones_like(diagonal[:, 0], dtype=torch.float64)

@@ -15,12 +15,11 @@ import torch
 
 from neula.algorithms.krylov.batched_lstsq import PROBES, cholesky_r
 from neula.algorithms.krylov.doubled_refinement import refine_doubled
-from neula.kernels.shift import shift
 from neula.kernels.triangular_inverse import triangular_inverse
 from neula.pipeline.border import Border
 from neula.pipeline.chain import Answer
 from neula.pipeline.progress import stage
-from neula.problems.systems.direct import Square, Systems, members_of
+from neula.problems.systems.direct import Factors, Square, SymmetricallyScaled, Systems, members_of
 from neula.problems.systems.problem import Members, Options
 from neula.problems.systems.scaled import Scaled
 
@@ -54,39 +53,12 @@ class _NormalEquations:
         return self.a @ (self.inverse @ (self.inverse.mT @ b))
 
 
-@dataclass(frozen=True)
-class _Definite:
-    """``L L^T = diag(2^-e) A diag(2^-e)``, to solve systems whose rows and columns are scaled by themselves.
-
-    Attributes
-    ----------
-    inverse : Tensor, shape (batch, n, n)
-        That of L.
-    rows, columns : Tensor of int, shape (batch, n, 1)
-        Exponents between the two.
-    """
-
-    inverse: torch.Tensor
-    rows: torch.Tensor
-    columns: torch.Tensor
-
-    @classmethod
-    def of(cls, scaled: Scaled) -> _Definite:
-        """Of matrices that may turn out not to be definite: then the inverse is NaN."""
-        exponents = scaled.symmetric()
-        rows, columns = scaled.rows - exponents, scaled.columns.mT - exponents
-        lower, info = torch.linalg.cholesky_ex(shift(scaled.a, rows + columns.mT))
-        inverse = triangular_inverse(lower, upper=False)
-        return cls(inverse.masked_fill((info > 0)[:, None, None], torch.nan), rows, columns)
-
-    def solve(self, b: torch.Tensor) -> torch.Tensor:
-        return shift(self._solve(shift(b, self.rows)), self.columns)
-
-    def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
-        return shift(self._solve(shift(b, self.columns)), self.rows)
-
-    def _solve(self, b: torch.Tensor) -> torch.Tensor:
-        return self.inverse.mT @ (self.inverse @ b)
+def _definite(scaled: Scaled) -> Factors:
+    """Those of matrices that may turn out not to be definite: then solutions are NaN."""
+    found = SymmetricallyScaled.of(scaled)
+    inverse = triangular_inverse(found.lower, upper=False)
+    inverse = inverse.masked_fill((found.info > 0)[:, None, None], torch.nan)
+    return found.solving(lambda b: inverse.mT @ (inverse @ b))
 
 
 def solve_queued(systems: Systems, before: Answer[Members] | None) -> Answer[Members]:
@@ -120,7 +92,7 @@ def solve_queued(systems: Systems, before: Answer[Members] | None) -> Answer[Mem
 def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> Members:
     """Scale, factorize, refine and measure some systems without synchronizing."""
     scaled = Scaled.of(a, b, looks=False)
-    factors = _Definite.of(scaled) if options.positive else _NormalEquations.of(scaled.a)
+    factors = _definite(scaled) if options.positive else _NormalEquations.of(scaled.a)
     # Rounding errors of A^T r are magnified by the square of the condition number; probes that are unit
     # vectors may miss them, since A^T A has just the same.
     power = 1 if options.positive else 2
