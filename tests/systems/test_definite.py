@@ -161,7 +161,7 @@ def test_cg_refinement_where_factors_alone_do_not_converge() -> None:
 # ---------------------------------------------------------------- inverted diagonal blocks
 
 
-INVERTING = replace(cuda_tuning((9, 0)), queued=0)
+INVERTING = replace(cuda_tuning((9, 0)), queued=0, queued_definite=0)
 
 
 def test_widths_of_inverted_blocks() -> None:

@@ -112,7 +112,7 @@ def test_numbers_that_are_not_finite_are_refused() -> None:
 
 def test_nothing_is_queued_where_double_precision_is_slow() -> None:
     class Slow(CpuEngine):
-        tuning = replace(ENGINE.tuning, queued=0)
+        tuning = replace(ENGINE.tuning, queued=0, queued_definite=0)
 
     found = neula.solve(torch.eye(5), torch.ones(5), engine=Slow("cpu"))
     assert [attempt.method for attempt in found.attempts] == [LIBRARY]

@@ -155,9 +155,11 @@ class Tuning:
     direct, direct_pivoted, direct_definite : int
         Order of linear systems below which the library in double precision is as fast as a cheaper LU, LU
         with partial pivoting, or Cholesky factorization, with refinement.
-    queued : int
-        Order of linear systems up to which Cholesky factors of A or ``A^T A`` are queued with everything that
-        follows, before LU (order 1000: 2.6 ms on an H200 instead of 10; 3000: 6.6 and 23; 6000: 27 and 40).
+    queued, queued_definite : int
+        Order of linear systems up to which Cholesky factors of ``A^T A``, or of a definite A, are queued with
+        everything that follows, before LU (order 1000: 2.6 ms on an H200 instead of 10; 3000: 6.6 and 23; 6000: 27 and 40).
+    inverted_whole : int
+        Order up to which these factors are inverted as a whole.
     direct_single : int
         Order from which on the library's LU in single precision comes first where no more is asked for.
     doubled_order : int
@@ -214,6 +216,8 @@ class Tuning:
     direct_pivoted: int = 256
     direct_definite: int = 256
     queued: int = 0
+    queued_definite: int = 0
+    inverted_whole: int = 4096
     direct_single: int = 1 << 62
     doubled_order: int = 512
 
@@ -343,7 +347,8 @@ def cuda_tuning(
         # Where what is lost in vain on ill-conditioned matrices is small beside cuSOLVER in double.
         direct_pivoted=20000 if fast_fp64 else 6144,
         direct_definite=20000,
-        queued=6000 if fast_fp64 else 0,
+        queued=13000 if fast_fp64 else 0,
+        queued_definite=20000 if fast_fp64 else 0,
         doubled_order=1 << 14,
     )
     if not tournament_width:

@@ -75,7 +75,9 @@ class InvertedBlocks:
         return type(self)(self.t.mT, steps, self.dtype, not self.upper)
 
     def solve(self, x: torch.Tensor) -> torch.Tensor:
-        """``T^-1 X`` in the place of X, shape (..., n, k), which is returned."""
+        """``T^-1 X``, which may take the place of X, shape (..., n, k)."""
+        if len(self.steps) == 1:
+            return exact_matmul(self.steps[0][1], x)
         if not self.steps:
             return x.copy_(torch.linalg.solve_triangular(self.t, x, upper=self.upper))
         return solve_in_blocks(

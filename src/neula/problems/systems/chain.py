@@ -25,12 +25,15 @@ def chain_together(n: int, options: Options) -> list[Link[Systems, Members]]:
     pivots takes longer.
     """
     tuning = options.engine.tuning
-    order = tuning.direct_definite if options.positive else tuning.direct
-    if n >= order or options.pivot is not None or options.compute is not None:
+    if options.pivot is not None or options.compute is not None:
         return []
+    order = tuning.direct_definite if options.positive else tuning.direct
+    queued = tuning.queued_definite if options.positive else tuning.queued
     library = Link("cholesky fp64" if options.positive else "lu fp64 with pivoting", solve_directly)
-    if n <= tuning.queued:
+    if n <= queued:
         return [Link(DEFINITE if options.positive else NORMAL_EQUATIONS, solve_queued), library]
+    if n >= order:
+        return []
     if options.positive or options.target is FP64 or n < tuning.direct_single:
         return [library]
     return [Link("lu fp32 with pivoting", partial(solve_directly, format=FP32)), library]

@@ -138,26 +138,26 @@ class SymmetricallyScaled:
         L, in ``L L^T = diag(2^-e) A diag(2^-e)``.
     info : Tensor of int, shape (batch,)
         Orders of leading minors that are not positive; 0 where there are none.
-    rows, columns : Tensor of int, shape (batch, n, 1)
-        Exponents between the two.
+    exponents : (Tensor, Tensor) of int, shape (batch, n, 1) each, or None
+        Between the rows of the two, and between the columns; None where they are the same matrix.
     """
 
     lower: torch.Tensor
     info: torch.Tensor
-    rows: torch.Tensor
-    columns: torch.Tensor
+    exponents: tuple[torch.Tensor, torch.Tensor] | None
 
     @classmethod
     def of(cls, scaled: Scaled) -> SymmetricallyScaled:
         """Factorize, without a look at what comes of it."""
+        if scaled.given:  # numbers near 1, and so is the diagonal: no element of a row is larger than its root
+            return cls(*torch.linalg.cholesky_ex(scaled.a), None)
         exponents = scaled.symmetric()
         rows, columns = scaled.rows - exponents, scaled.columns.mT - exponents
-        lower, info = torch.linalg.cholesky_ex(shift(scaled.a, rows + columns.mT))
-        return cls(lower, info, rows, columns)
+        return cls(*torch.linalg.cholesky_ex(shift(scaled.a, rows + columns.mT)), (rows, columns))
 
     def solving(self, solve: Callable[[torch.Tensor], torch.Tensor]) -> _Cholesky:
         """These as factors of the systems, given how to solve with ``L L^T``."""
-        return _Cholesky(solve, self.rows, self.columns)
+        return _Cholesky(solve, self.exponents)
 
 
 @dataclass(frozen=True)
@@ -167,18 +167,23 @@ class _Cholesky:
     Attributes
     ----------
     solve_scaled : callable
-    rows, columns : Tensor of int, shape (batch, n, 1)
+    exponents : (Tensor, Tensor) or None
     """
 
     solve_scaled: Callable[[torch.Tensor], torch.Tensor]
-    rows: torch.Tensor
-    columns: torch.Tensor
+    exponents: tuple[torch.Tensor, torch.Tensor] | None
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:
-        return shift(self.solve_scaled(shift(b, self.rows)), self.columns)
+        if self.exponents is None:
+            return self.solve_scaled(b)
+        rows, columns = self.exponents
+        return shift(self.solve_scaled(shift(b, rows)), columns)
 
     def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
-        return shift(self.solve_scaled(shift(b, self.columns)), self.rows)
+        if self.exponents is None:
+            return self.solve_scaled(b)
+        rows, columns = self.exponents
+        return shift(self.solve_scaled(shift(b, columns)), rows)
 
 
 class Square:
@@ -359,7 +364,7 @@ def _cholesky(a: torch.Tensor, scaled: Scaled, tuning: Tuning) -> tuple[Factors,
     width = tuning.inverted_width(lower.shape[-1])
     if width:
         inverted = InvertedBlocks.of(lower, lower.dtype, upper=False, width=width)
-        factors = found.solving(lambda b: inverted.mT.solve(inverted.solve(b)))
+        factors = found.solving(lambda b: inverted.mT.solve(inverted.solve(b.clone())))
     else:
         factors = found.solving(lambda b: torch.cholesky_solve(b, lower))
     return factors, torch.ones_like(diagonal[:, 0], dtype=torch.float64)

@@ -1,6 +1,7 @@
-"""Systems by a Cholesky factor and its inverse, launched without a look at the numbers.
+"""Systems by a Cholesky factor and its inverse, launched after one look at the sizes of the numbers.
 
-So a CUDA graph plays all of it back. A definite A is factorized itself, any other one by its normal
+So a CUDA graph plays all of it back, and where matrices are too large for graphs a GPU never waits for the
+host. A definite A is factorized itself, any other one by its normal
 equations. A Gram matrix takes three times the operations of LU, but in a large product, and its Cholesky
 factor needs no pivots: on an H200 an LU of order 1000 takes 2.2 ms, the two and an inverse of R 0.7. A step
 with ``A^-1 = R^-1 R^-T A^T`` multiplies the error by ``u cond(A)^2``, which is measured; with residuals in
@@ -15,11 +16,18 @@ import torch
 
 from neula.algorithms.krylov.batched_lstsq import PROBES, cholesky_r
 from neula.algorithms.krylov.doubled_refinement import refine_doubled
-from neula.kernels.triangular_inverse import triangular_inverse
+from neula.algorithms.triangular.inverted import InvertedBlocks
+from neula.engines import Tuning
 from neula.pipeline.border import Border
 from neula.pipeline.chain import Answer
 from neula.pipeline.progress import stage
-from neula.problems.systems.direct import Factors, Square, SymmetricallyScaled, Systems, members_of
+from neula.problems.systems.direct import (
+    Factors,
+    Square,
+    SymmetricallyScaled,
+    Systems,
+    members_of,
+)
 from neula.problems.systems.problem import Members, Options
 from neula.problems.systems.scaled import Scaled
 
@@ -34,31 +42,37 @@ class _NormalEquations:
     Attributes
     ----------
     a : Tensor, shape (batch, n, n)
-    inverse : Tensor, shape (batch, n, n)
-        That of R.
+    r : InvertedBlocks
     """
 
     a: torch.Tensor
-    inverse: torch.Tensor
+    r: InvertedBlocks
 
     @classmethod
-    def of(cls, a: torch.Tensor) -> _NormalEquations:
-        """Of matrices that may turn out to be singular: then the inverse may be NaN."""
-        return cls(a, triangular_inverse(cholesky_r(a), upper=True))
+    def of(cls, a: torch.Tensor, tuning: Tuning) -> _NormalEquations:
+        """Of matrices that may turn out to be singular: then R may be NaN."""
+        return cls(a, _inverted(cholesky_r(a), tuning, upper=True))
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:
-        return self.inverse @ (self.inverse.mT @ (self.a.mT @ b))
+        return self.r.solve(self.r.mT.solve(self.a.mT @ b))
 
     def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
-        return self.a @ (self.inverse @ (self.inverse.mT @ b))
+        return self.a @ self.r.solve(self.r.mT.solve(b.clone()))
 
 
-def _definite(scaled: Scaled) -> Factors:
+def _inverted(t: torch.Tensor, tuning: Tuning, *, upper: bool) -> InvertedBlocks:
+    """With all of it as one block where a product takes less time than launches of several do."""
+    n = t.shape[-1]
+    width = n if n <= tuning.inverted_whole else tuning.inverted_width(n)
+    return InvertedBlocks.of(t, t.dtype, upper=upper, width=width)
+
+
+def _definite(scaled: Scaled, tuning: Tuning) -> Factors:
     """Those of matrices that may turn out not to be definite: then solutions are NaN."""
     found = SymmetricallyScaled.of(scaled)
-    inverse = triangular_inverse(found.lower, upper=False)
-    inverse = inverse.masked_fill((found.info > 0)[:, None, None], torch.nan)
-    return found.solving(lambda b: inverse.mT @ (inverse @ b))
+    lower = _inverted(found.lower, tuning, upper=False)
+    failed = (found.info > 0)[:, None, None]
+    return found.solving(lambda b: lower.mT.solve(lower.solve(b.masked_fill(failed, torch.nan))))
 
 
 def solve_queued(systems: Systems, before: Answer[Members] | None) -> Answer[Members]:
@@ -70,18 +84,10 @@ def solve_queued(systems: Systems, before: Answer[Members] | None) -> Answer[Mem
     # One small system takes the shape of others, so that one graph serves them all.
     few = len(systems) == 1 and n**3 <= tuning.bordered
     border = Border.around(n, n) if few else Border()
-
-    def solved(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        members = _solved(a, b, options)
-        return *members.tensors, members.measured()
-
-    key = (label, options.max_iterations, options.target.name, options.dtype)
     parts, measured = [], []
     for start in range(0, len(systems), size):
         part = slice(start, start + size)
-        inputs = border.put(systems.a[part], systems.b[part])
-        *found, numbers = options.engine.replay(solved, inputs, key)
-        members = Members(*found)
+        members, numbers = _replayed(*border.put(systems.a[part], systems.b[part]), options)
         parts.append(replace(members, x=border.take(members.x)))
         measured.append(numbers)
         report(min(1.0, (start + size) / len(systems)))
@@ -89,12 +95,27 @@ def solve_queued(systems: Systems, before: Answer[Members] | None) -> Answer[Mem
     return Answer(Members.joined(parts), label, iterations=_steps(options), measured=numbers)
 
 
-def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> Members:
-    """Scale, factorize, refine and measure some systems without synchronizing."""
-    scaled = Scaled.of(a, b, looks=False)
-    factors = _definite(scaled) if options.positive else _NormalEquations.of(scaled.a)
+def _replayed(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members, torch.Tensor]:
+    """Some systems, and what was measured of them."""
+    # The only look: nothing that scaling needs is launched for numbers near 1, which is half of everything.
+    scaled = Scaled.of(a, b)
+    given = scaled.given
+
+    def solved(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        members = _solved(Scaled.again(inputs, given=given), options)
+        return *members.tensors, members.measured()
+
+    key = (_solved, given, options.positive, options.max_iterations, options.target.name, options.dtype)
+    *found, numbers = options.engine.replay(solved, scaled.tensors, key)
+    return Members(*found), numbers
+
+
+def _solved(scaled: Scaled, options: Options) -> Members:
+    """Factorize, refine and measure some systems without synchronizing."""
+    tuning = options.engine.tuning
     # Rounding errors of A^T r are magnified by the square of the condition number; probes that are unit
     # vectors may miss them, since A^T A has just the same.
+    factors = _definite(scaled, tuning) if options.positive else _NormalEquations.of(scaled.a, tuning)
     power = 1 if options.positive else 2
     system = Square(scaled.a, factors, scaled.norms, doubled=True, vectors=PROBES, power=power)
     found = refine_doubled(system, scaled.b, tolerance=options.digits, max_steps=_steps(options), look=False)

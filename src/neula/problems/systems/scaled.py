@@ -59,7 +59,7 @@ class Scaled:
         if looks:
             sizes = magnitudes(a)
             if _near_one(sizes, b):
-                return cls._as_given(a, b, sizes)
+                return cls._as_given(a, b, sizes.norms, sizes.sums.amax(1)[:, None], largest_magnitude(b, 1))
         columns = _alike(binary_exponents(largest_magnitude(a, 1, keepdim=True)))
         scaled = shift(a, -columns) if not looks or bool(columns.any()) else a
         norms = torch.linalg.vector_norm(scaled, dim=1)[..., None]
@@ -74,13 +74,30 @@ class Scaled:
         return cls(scaled, rows, columns, shift(fraction, exponent - b_columns), b_columns, norms, looks)
 
     @classmethod
-    def _as_given(cls, a: torch.Tensor, b: torch.Tensor, sizes: Magnitudes) -> Scaled:
+    def _as_given(
+        cls, a: torch.Tensor, b: torch.Tensor, norms: torch.Tensor, *sizes: torch.Tensor
+    ) -> Scaled:
         rows = torch.zeros(len(a), a.shape[1], 1, dtype=torch.int64, device=a.device)
         b_columns = torch.zeros(len(a), 1, b.shape[2], dtype=torch.int64, device=a.device)
-        found = cls(a, rows, rows.mT, b, b_columns, sizes.norms, given=True)
-        # In the place where it is looked for: known already.
-        found.__dict__["_sizes"] = _Sizes(sizes.sums.amax(1)[:, None], largest_magnitude(b, 1))
+        found = cls(a, rows, rows.mT, b, b_columns, norms, given=True)
+        found.__dict__["_sizes"] = _Sizes(*sizes)  # in the place where it is looked for: known already
         return found
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """What :meth:`again` takes."""
+        if self.given:
+            return self.a, self.b, self.norms, self._sizes.a, self._sizes.b
+        return self.a, self.b, self.norms, self.rows, self.columns, self.b_columns
+
+    @classmethod
+    def again(cls, tensors: tuple[torch.Tensor, ...], *, given: bool) -> Scaled:
+        """The same from its tensors, or from others of their shapes; nothing looks at the numbers."""
+        a, b, norms, *others = tensors
+        if given:
+            return cls._as_given(a, b, norms, *others)
+        rows, columns, b_columns = others
+        return cls(a, rows, columns, b, b_columns, norms, looks=False)
 
     def unscale(self, y: torch.Tensor) -> torch.Tensor:
         """The x of the systems that were given."""
