@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 
 from neula.certificates.bounds import measurement_error, residual_bound
@@ -11,9 +9,7 @@ from neula.certificates.probes import gaussian_probes
 from neula.engines import Format
 from neula.kernels.precision import exact_matmul
 from neula.kernels.thin import thin_product
-
-BLOCK = {"cpu": 1 << 18, "cuda": 1 << 25}
-"""Elements of rows that are read at a time: what a cache holds, and what fills a GPU."""
+from neula.kernels.triangle import triangle_product
 
 
 def cholesky_bound(target: Format, n: int) -> float:
@@ -55,7 +51,7 @@ def cholesky_measures(image: torch.Tensor, lower: torch.Tensor) -> torch.Tensor:
 
 
 def measures_of_triangles(a: torch.Tensor, lower: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """The same for ``D A D`` and ``D L``, of which half is read, in blocks that stay in a CPU's cache.
+    """The same for ``D A D`` and ``D L``, of which half is read.
 
     Parameters
     ----------
@@ -66,29 +62,11 @@ def measures_of_triangles(a: torch.Tensor, lower: torch.Tensor, scales: torch.Te
     scales : Tensor, shape (batch, n)
         The diagonals of D, float64.
     """
-    # Vectors are rows: libraries multiply a few of these several times as fast as a few columns.
-    d = scales[:, None]
-    x = gaussian_probes(a.shape[1], a.device).T * d
-    image, below, product = (torch.zeros_like(x) for _ in range(3))
-    for k, rows in _block_rows(a):
-        rows = rows.tril(k.start)
-        image[:, :, k] += x[:, :, : k.stop] @ rows.mT
-        image[:, :, : k.stop] += x[:, :, k] @ rows
-    image -= x * a.diagonal(dim1=1, dim2=2)[:, None]
-    for k, rows in _block_rows(lower):
-        below[:, :, : k.stop] += x[:, :, k] @ rows
-    for k, rows in _block_rows(lower):
-        product[:, :, k] = below[:, :, : k.stop] @ rows.mT
+    d = scales[..., None]
+    x = gaussian_probes(a.shape[1], a.device) * d
+    below = triangle_product(lower, x, "transposed")
+    image, product = triangle_product(a, x, "symmetric"), triangle_product(lower, below, "lower")
     return _norms(d * image, d * product)
-
-
-def _block_rows(t: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Some rows up to the end of their diagonal block, in float64."""
-    count, n, _ = t.shape
-    height = max(1, BLOCK[t.device.type] // (count * n))
-    for start in range(0, n, height):
-        k = slice(start, min(start + height, n))
-        yield k, t[:, k, : k.stop].double()
 
 
 def _norms(image: torch.Tensor, product: torch.Tensor) -> torch.Tensor:

@@ -157,7 +157,8 @@ class Tuning:
         with partial pivoting, or Cholesky factorization, with refinement.
     queued, queued_definite : int
         Order of linear systems up to which Cholesky factors of ``A^T A``, or of a definite A, are queued with
-        everything that follows, before LU (order 1000: 2.6 ms on an H200 instead of 10; 3000: 6.6 and 23; 6000: 27 and 40).
+        everything that follows, before LU (order 1000: 2.6 ms on an H200 instead of 10; 3000: 6.6 and 23;
+        6000: 27 and 40).
     inverted_whole : int
         Order up to which these factors are inverted as a whole.
     direct_single : int

@@ -226,7 +226,7 @@ def _without_gap(
     if dropped < 1 and not 2 * dropped**2 * eps / (above * (1 - dropped)) > 2 * SURE:
         return None
     q, z, r = q[:, :rank], z[:, :rank], r[:rank, :rank]
-    found = _solution(problem, b_matrix, _measured(b_matrix, z, q, r, b_matrix.T @ q))
+    found = _solution(problem, b_matrix, _measured(b_matrix, z, q, r, b_matrix.T @ q), sure=False)
     doubt = (
         f"the singular values number {rank} and {rank + 1} are about {above:.2e} and {below:.2e} times the "
         f"largest, with no gap at rcond = {rcond:.2e}: pass another rcond, or damp="
@@ -256,7 +256,9 @@ def _near_threshold(r: torch.Tensor, rcond: float) -> tuple[int, float, float] |
     return first + counting, float(near[counting - 1]), float(near[counting])
 
 
-def _solution(problem: Deficient, b_matrix: torch.Tensor, found: Subspaces) -> MinimumNorm:
+def _solution(
+    problem: Deficient, b_matrix: torch.Tensor, found: Subspaces, *, sure: bool = True
+) -> MinimumNorm:
     b, z, q = problem.b, found.z, found.q
     coefficients = torch.zeros(found.rank, b.shape[1], dtype=b.dtype, device=b.device)
     residual = b
@@ -275,7 +277,7 @@ def _solution(problem: Deficient, b_matrix: torch.Tensor, found: Subspaces) -> M
     size = length(coefficients, dim=0)
     left = over(length(found.inverse @ (q.T @ residual), dim=0), size)
     error = left + spectrum.coefficient_error(over(length(residual, dim=0), found.largest[0] * size))
-    row_space = RowSpace(z, problem.sizes)
+    row_space = RowSpace(z, problem.sizes, sure=sure)
     y = row_space.shortest(coefficients)
     return MinimumNorm(
         y=y,

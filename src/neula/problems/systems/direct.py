@@ -149,11 +149,15 @@ class SymmetricallyScaled:
     @classmethod
     def of(cls, scaled: Scaled) -> SymmetricallyScaled:
         """Factorize, without a look at what comes of it."""
-        if scaled.given:  # numbers near 1, and so is the diagonal: no element of a row is larger than its root
-            return cls(*torch.linalg.cholesky_ex(scaled.a), None)
+        if (
+            scaled.given
+        ):  # numbers near 1, and so is the diagonal: no element of a row is larger than its root
+            lower, info = torch.linalg.cholesky_ex(scaled.a)
+            return cls(lower, info, None)
         exponents = scaled.symmetric()
         rows, columns = scaled.rows - exponents, scaled.columns.mT - exponents
-        return cls(*torch.linalg.cholesky_ex(shift(scaled.a, rows + columns.mT)), (rows, columns))
+        lower, info = torch.linalg.cholesky_ex(shift(scaled.a, rows + columns.mT))
+        return cls(lower, info, (rows, columns))
 
     def solving(self, solve: Callable[[torch.Tensor], torch.Tensor]) -> _Cholesky:
         """These as factors of the systems, given how to solve with ``L L^T``."""

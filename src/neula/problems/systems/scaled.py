@@ -74,9 +74,7 @@ class Scaled:
         return cls(scaled, rows, columns, shift(fraction, exponent - b_columns), b_columns, norms, looks)
 
     @classmethod
-    def _as_given(
-        cls, a: torch.Tensor, b: torch.Tensor, norms: torch.Tensor, *sizes: torch.Tensor
-    ) -> Scaled:
+    def _as_given(cls, a: torch.Tensor, b: torch.Tensor, norms: torch.Tensor, *sizes: torch.Tensor) -> Scaled:
         rows = torch.zeros(len(a), a.shape[1], 1, dtype=torch.int64, device=a.device)
         b_columns = torch.zeros(len(a), 1, b.shape[2], dtype=torch.int64, device=a.device)
         found = cls(a, rows, rows.mT, b, b_columns, norms, given=True)
