@@ -20,6 +20,7 @@ from neula.algorithms.krylov.batched_lstsq import (
     gram_schmidt_r,
     householder_r,
     lengths,
+    lower_gram,
     schatten_bounds,
 )
 from neula.algorithms.krylov.doubled_refinement import (
@@ -379,3 +380,11 @@ def test_plain_residuals_bound_the_error_they_leave(cond: float) -> None:
         assert bool(error <= found.forward_error + 4 * 2.0**-53 * cond)
         assert bool(found.forward_error <= 1e3 * 2.0**-53 * max(cond, 10.0))
         assert found.steps <= 3
+
+
+@pytest.mark.parametrize(("m", "n"), [(3, 2), (7, 2048), (5, 2101)])
+def test_the_lower_half_of_a_gram_matrix(m: int, n: int) -> None:
+    a = random_matrix("normal", n, m, dtype=torch.float64).mT.expand(2, m, n)
+    found = lower_gram(a).tril()
+    # gamma_m |A|^T |A| (Higham 2002, section 3.5).
+    assert ((found - (a.mT @ a).tril()).abs() <= 2 * m * 2.0**-52 * (a.abs().mT @ a.abs())).all()

@@ -28,6 +28,7 @@ from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.shift import shift
 from neula.pipeline.chain import Answer, Batch, Declined
 from neula.pipeline.progress import stage
+from neula.problems.systems.evidence import ESTIMATED
 from neula.problems.systems.problem import Members, Options
 from neula.problems.systems.scaled import Scaled
 
@@ -227,8 +228,10 @@ class Square:
         z = probes(a.shape[-1], a.device, vectors).expand(len(a), -1, -1)
         one = torch.ones_like(sizes)
         self.inverse_norm = inverse_norm(factors.solve, factors.solve_transposed, sizes, one)[0][:, None]
+        self.scaled_norm = norm_of(a, sizes)
         # Rounding errors of a solve, also where none happen to be in what is measured.
-        condition = (self._norm * self.inverse_norm)[:, 0] / sizes.amin((1, 2))
+        norm = torch.minimum(self._norm[:, 0], ESTIMATED * self.scaled_norm * sizes.amax((1, 2)))
+        condition = norm * self.inverse_norm[:, 0] / sizes.amin((1, 2))
         rounding = ROUNDING * u * condition**power
         self.rate = MARGIN * torch.linalg.matrix_norm(z - factors.solve((z.mT @ a.mT).mT)) + rounding
         unit = DOUBLED if doubled else 2 * FP64.u
@@ -315,7 +318,7 @@ def members_of(
 def _condition(scaled: Scaled, system: Square) -> torch.Tensor:
     """Condition number of ``B = A D^-1`` with the rows of A in their own units, shape (batch,)."""
     if not scaled.has_rows:
-        condition = system.inverse_norm[:, 0] * norm_of(scaled.a, scaled.norms)
+        condition = system.inverse_norm[:, 0] * system.scaled_norm
     else:
         # Units below the smallest normal number: singular for all that matters.
         units, factors = scaled.units, system.factors
