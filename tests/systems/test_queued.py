@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import neula
 from neula.engines import CpuEngine
@@ -88,6 +89,50 @@ def test_probes_that_cancel_rounding_errors_are_not_believed() -> None:
     found = neula.solve(a.astype(np.float32), b.astype(np.float32), engine=ENGINE)
     assert found.converged
     assert np.abs(found.x / exact - 1).max() <= 1e-6
+
+
+def test_a_pseudoinverse_is_not_taken_for_an_inverse() -> None:
+    """R of nearly equal columns may hold rounding errors, and solve its own normal equations exactly."""
+    column = np.array([6.660512119586, 4.05360922557687])
+    a = np.stack([column * 1e-294, column * 1e-308], 1)
+    a[0, 1], a[1, 1] = 6.660512119585999e-308, 4.05360922557687e-308
+    with pytest.raises((np.linalg.LinAlgError, neula.AccuracyError), match="singular"):
+        neula.solve(a, [[2.4340793280787857e-12], [1.4813885543532965e-12]], engine=ENGINE, strict=True)
+
+
+class Watched(TorchDispatchMode):
+    """Refuses what makes a host wait for a GPU."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        assert func.overloadpacket not in (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero)
+        return func(*args, **(kwargs or {}))
+
+
+class Watching(OnAGPU):
+    """Plays nothing back, and lets nothing wait that could be."""
+
+    played = 0
+
+    def replay(self, function, inputs, key, out=None):  # type: ignore[no-untyped-def]
+        Watching.played += 1
+        with Watched():
+            return function(*inputs)
+
+
+@pytest.mark.parametrize("positive", [False, True])
+@pytest.mark.parametrize("units", [1.0, 1e100])
+@pytest.mark.parametrize("n", [70, 150])
+def test_nothing_waits_for_the_host(
+    positive: bool, units: float, n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Watching, "tuning", replace(ENGINE.tuning, inverted_whole=100, inverted_from=1))
+    a = random_matrix("normal", n, n)
+    a = units * (a @ a.mT / n + torch.eye(n) if positive else a)
+    before = Watching.played
+    found = neula.solve(a, torch.ones(n), assume_a="pos" if positive else "gen", engine=Watching("cpu"))
+    assert found.converged
+    assert found.method == (DEFINITE if positive else LABEL)
+    assert Watching.played > before
 
 
 def test_one_bad_member_of_a_batch() -> None:

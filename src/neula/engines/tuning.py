@@ -349,7 +349,7 @@ def cuda_tuning(
         direct_pivoted=20000 if fast_fp64 else 6144,
         direct_definite=20000,
         queued=13000 if fast_fp64 else 0,
-        queued_definite=20000 if fast_fp64 else 0,
+        queued_definite=32768 if fast_fp64 else 0,
         doubled_order=1 << 14,
     )
     if not tournament_width:

@@ -395,8 +395,19 @@ def lengths(x: torch.Tensor) -> torch.Tensor:
     return torch.linalg.vector_norm(x, dim=1)
 
 
-def probes(n: int, device: torch.device, count: int = PROBES) -> torch.Tensor:
-    """Vectors z with ``||A||_F^2 = E ||A z||_F^2``, shape (n, p): unit vectors, or Gaussian ones."""
-    if n <= PROBES:
+def probes(n: int, device: torch.device, count: int = PROBES, *, unit: bool = True) -> torch.Tensor:
+    """Vectors z with ``||A||_F^2 = E ||A z||_F^2``, shape (n, p): unit vectors if they are few, or Gaussian.
+
+    Parameters
+    ----------
+    n : int
+    device : torch.device
+    count : int
+        Of Gaussian vectors.
+    unit : bool
+        Whether they may be unit vectors: not where A times those is what was factorized, rounding errors
+        included.
+    """
+    if unit and n <= PROBES:
         return torch.eye(n, dtype=torch.float64, device=device)
     return gaussian(n, count, torch.float64, device, seed=1) / count**0.5

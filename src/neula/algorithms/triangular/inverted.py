@@ -147,7 +147,9 @@ def _multiply(inverse: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> None
 
 
 def _subtract(a: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
-    if a.ndim > 2:
+    if a.ndim > 2 and a.dtype == x.dtype == torch.float64:
+        torch.baddbmm(y, a, x, alpha=-1.0, out=y)
+    elif a.ndim > 2:
         y -= exact_matmul(a.to(x.dtype), x)
     elif a.dtype == x.dtype:
         subtract_from(a, x, y)

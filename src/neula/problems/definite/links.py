@@ -18,9 +18,9 @@ from neula.problems.definite.problem import CholeskyValues, NotDefiniteMember, S
 Solution = Answer[CholeskyValues]
 
 
-SAFE_EXPONENT = {torch.float32: 50, torch.float64: 450}
-"""Diagonal elements between ``2^-e`` and ``2^e`` have factors whose products neither overflow nor lose
-digits."""
+SAFE_EXPONENT = 450
+"""Diagonal elements between ``2^-e`` and ``2^e`` have factors in double precision whose products neither
+overflow nor lose digits."""
 
 
 def recursive(matrices: Symmetric, before: Solution | None, arithmetic: Arithmetic) -> Solution:
@@ -44,7 +44,8 @@ def by_library(matrices: Symmetric, before: Solution | None, format: Format) -> 
     a, label = matrices.a, f"cholesky {format.name}"
     report = stage(matrices.options.progress, f"factorizing in {format.name}")
     scales = _scales(a)
-    if _is_safe(a, scales, format.dtype):
+    # In single precision nothing waits for the answer: where scales matter, the residual shows it.
+    if format is not FP64 or _is_safe(scales):
         found = library_cholesky(a.to(format.dtype))
         lower = found.lower.to(a.dtype)
     else:
@@ -88,9 +89,9 @@ def _scales(a: torch.Tensor) -> torch.Tensor:
     return torch.where(diagonal > 0, torch.ldexp(torch.ones_like(diagonal), -half), 1.0)
 
 
-def _is_safe(a: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether A can be factorized in this precision as it is."""
-    most = 2.0 ** (SAFE_EXPONENT[dtype] // 2)
+def _is_safe(scales: torch.Tensor) -> bool:
+    """Whether A can be factorized in double precision as it is."""
+    most = 2.0 ** (SAFE_EXPONENT // 2)
     return bool(((scales <= most) & (scales >= 1 / most)).all())
 
 

@@ -225,7 +225,8 @@ class Square:
         self.a, self.factors, self.sizes = a, factors, sizes
         self.doubled = Doubled.of(a) if doubled else None
         self._norm = torch.linalg.matrix_norm(a)[:, None]
-        z = probes(a.shape[-1], a.device, vectors).expand(len(a), -1, -1)
+        # A^T A times unit vectors is the matrix that was factorized, with the same rounding errors.
+        z = probes(a.shape[-1], a.device, vectors, unit=power == 1).expand(len(a), -1, -1)
         one = torch.ones_like(sizes)
         self.inverse_norm = inverse_norm(factors.solve, factors.solve_transposed, sizes, one)[0][:, None]
         self.scaled_norm = norm_of(a, sizes)

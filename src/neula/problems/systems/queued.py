@@ -113,8 +113,7 @@ def _replayed(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Membe
 def _solved(scaled: Scaled, options: Options) -> Members:
     """Factorize, refine and measure some systems without synchronizing."""
     tuning = options.engine.tuning
-    # Rounding errors of A^T r are magnified by the square of the condition number; probes that are unit
-    # vectors may miss them, since A^T A has just the same.
+    # Rounding errors of A^T r are magnified by the square of the condition number.
     factors = _definite(scaled, tuning) if options.positive else _NormalEquations.of(scaled.a, tuning)
     power = 1 if options.positive else 2
     system = Square(scaled.a, factors, scaled.norms, doubled=True, vectors=PROBES, power=power)

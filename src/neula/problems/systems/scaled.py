@@ -112,7 +112,7 @@ class Scaled:
     @cached_property
     def has_rows(self) -> bool:
         """Whether rows were scaled, as far as the host knows."""
-        return not self.looks or bool(self.rows.any())
+        return not self.given and (not self.looks or bool(self.rows.any()))
 
     @cached_property
     def trivial(self) -> bool:
