@@ -165,7 +165,7 @@ INVERTING = replace(cuda_tuning((9, 0)), queued=0, queued_definite=0)
 
 
 def test_widths_of_inverted_blocks() -> None:
-    assert [INVERTING.inverted_width(n) for n in (100, 512, 3000, 12000, 30000)] == [0, 256, 512, 1024, 1024]
+    assert [INVERTING.inverted_width(n) for n in (100, 512, 3000, 12000, 30000)] == [0, 256, 1024, 2048, 2048]
     assert EMULATED.inverted_width(10_000) == 0
 
 

@@ -244,12 +244,12 @@ class Tuning:
     def inverted_width(self, n: int) -> int:
         """Width of the diagonal blocks of factors of order n that are inverted; 0: none.
 
-        About eight of them: each is two launches of a solve, and wider ones cost more, and lose more.
+        Four to eight of them: each is two launches of a solve, and wider ones cost more, and lose more.
         """
         if not 0 < self.inverted_from <= n:
             return 0
         width = 256
-        while width < min(1024, n // 8):
+        while width < min(2048, n // 4):
             width *= 2
         return width
 

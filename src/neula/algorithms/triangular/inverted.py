@@ -75,13 +75,16 @@ class InvertedBlocks:
         return type(self)(self.t.mT, steps, self.dtype, not self.upper)
 
     def solve(self, x: torch.Tensor) -> torch.Tensor:
-        """``T^-1 X``, which may take the place of X, shape (..., n, k)."""
+        """``T^-1 X``, shape (..., n, k); X is overwritten."""
         if len(self.steps) == 1:
             return exact_matmul(self.steps[0][1], x)
         if not self.steps:
             return x.copy_(torch.linalg.solve_triangular(self.t, x, upper=self.upper))
         return solve_in_blocks(
-            self.t, self.steps, x, x, upper=self.upper, multiply=_multiply, subtract=_subtract
+            *(self.t, self.steps, x, torch.empty_like(x)),
+            upper=self.upper,
+            multiply=_multiply,
+            subtract=_subtract,
         )
 
 
@@ -142,8 +145,10 @@ def inverted_diagonal(
 
 
 def _multiply(inverse: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> None:
-    # In the place of x, which a product may not be written to.
-    out.copy_(exact_matmul(inverse, x))
+    if x.dtype == torch.float64:  # which has no other precision to be kept from
+        torch.matmul(inverse, x, out=out)
+    else:
+        out.copy_(exact_matmul(inverse, x))
 
 
 def _subtract(a: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:

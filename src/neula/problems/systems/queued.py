@@ -98,15 +98,23 @@ def solve_queued(systems: Systems, before: Answer[Members] | None) -> Answer[Mem
 def _replayed(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members, torch.Tensor]:
     """Some systems, and what was measured of them."""
     # The only look: nothing that scaling needs is launched for numbers near 1, which is half of everything.
-    scaled = Scaled.of(a, b)
-    given = scaled.given
+    given = Scaled.as_given(a, b)
 
     def solved(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        members = _solved(Scaled.again(inputs, given=given), options)
+        scaled = Scaled.of(*inputs, looks=False) if given is None else Scaled.again(*inputs)
+        members = _solved(scaled, options)
         return *members.tensors, members.measured()
 
-    key = (_solved, given, options.positive, options.max_iterations, options.target.name, options.dtype)
-    *found, numbers = options.engine.replay(solved, scaled.tensors, key)
+    inputs = (a, b) if given is None else given.tensors
+    key = (
+        _solved,
+        given is None,
+        options.positive,
+        options.max_iterations,
+        options.target.name,
+        options.dtype,
+    )
+    *found, numbers = options.engine.replay(solved, inputs, key)
     return Members(*found), numbers
 
 

@@ -13,7 +13,7 @@ from neula.engines import FP64
 from neula.kernels.magnitudes import Magnitudes, largest_magnitude, magnitudes
 from neula.kernels.shift import LIMIT, shift
 
-ALIKE, NEAR = 3, 3
+ALIKE, NEAR = 3, 8
 """Exponents of rows and columns that stay as they are differ by less, and are no larger: scaling is a pass
 over the matrix."""
 
@@ -55,11 +55,9 @@ class Scaled:
     @classmethod
     def of(cls, a: torch.Tensor, b: torch.Tensor, *, looks: bool = True) -> Scaled:
         """Scale columns by their largest elements, then rows; no column becomes much smaller by that."""
+        if looks and (found := cls.as_given(a, b)) is not None:
+            return found
         a, b = a.double(), b.double()
-        if looks:
-            sizes = magnitudes(a)
-            if _near_one(sizes, b):
-                return cls._as_given(a, b, sizes.norms, sizes.sums.amax(1)[:, None], largest_magnitude(b, 1))
         columns = _alike(binary_exponents(largest_magnitude(a, 1, keepdim=True)))
         scaled = shift(a, -columns) if not looks or bool(columns.any()) else a
         norms = torch.linalg.vector_norm(scaled, dim=1)[..., None]
@@ -74,28 +72,35 @@ class Scaled:
         return cls(scaled, rows, columns, shift(fraction, exponent - b_columns), b_columns, norms, looks)
 
     @classmethod
-    def _as_given(cls, a: torch.Tensor, b: torch.Tensor, norms: torch.Tensor, *sizes: torch.Tensor) -> Scaled:
-        rows = torch.zeros(len(a), a.shape[1], 1, dtype=torch.int64, device=a.device)
-        b_columns = torch.zeros(len(a), 1, b.shape[2], dtype=torch.int64, device=a.device)
-        found = cls(a, rows, rows.mT, b, b_columns, norms, given=True)
-        found.__dict__["_sizes"] = _Sizes(*sizes)  # in the place where it is looked for: known already
-        return found
+    def as_given(cls, a: torch.Tensor, b: torch.Tensor) -> Scaled | None:
+        """The systems as they are, if all numbers are near 1; the host looks at sizes, once."""
+        a, b = a.double(), b.double()
+        sizes = magnitudes(a)
+        if not _near_one(sizes, b):
+            return None
+        return cls.again(a, b, sizes.norms, sizes.sums.amax(1)[:, None], largest_magnitude(b, 1))
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """What :meth:`again` takes."""
-        if self.given:
-            return self.a, self.b, self.norms, self._sizes.a, self._sizes.b
-        return self.a, self.b, self.norms, self.rows, self.columns, self.b_columns
+        return self.a, self.b, self.norms, self._sizes.a, self._sizes.b
 
     @classmethod
-    def again(cls, tensors: tuple[torch.Tensor, ...], *, given: bool) -> Scaled:
-        """The same from its tensors, or from others of their shapes; nothing looks at the numbers."""
-        a, b, norms, *others = tensors
-        if given:
-            return cls._as_given(a, b, norms, *others)
-        rows, columns, b_columns = others
-        return cls(a, rows, columns, b, b_columns, norms, looks=False)
+    def again(
+        cls,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        norms: torch.Tensor,
+        size_of_a: torch.Tensor,
+        size_of_b: torch.Tensor,
+    ) -> Scaled:
+        """Systems that stay as they were given, or others of their shapes; nothing looks at the numbers."""
+        rows = torch.zeros(len(a), a.shape[1], 1, dtype=torch.int64, device=a.device)
+        b_columns = torch.zeros(len(a), 1, b.shape[2], dtype=torch.int64, device=a.device)
+        found = cls(a, rows, rows.mT, b, b_columns, norms, given=True)
+        # In the place where it is looked for: known already.
+        found.__dict__["_sizes"] = _Sizes(size_of_a, size_of_b)
+        return found
 
     def unscale(self, y: torch.Tensor) -> torch.Tensor:
         """The x of the systems that were given."""
