@@ -19,7 +19,7 @@ DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch
 GPU = [pytest.mark.gpu] if HAS_GPU else []
 U = 2.0**-24
 
-Project = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+Project = Callable[..., None]
 
 
 @pytest.fixture(params=["reference", "dispatch", pytest.param("kernels", marks=GPU)])
@@ -75,3 +75,13 @@ def test_nan_comes_out(project: Project) -> None:
     a[7, 11] = math.nan
     project(q, a, r)
     assert a.isnan().any(0).nonzero().tolist() == [[11]]
+
+
+def test_rows_that_are_elsewhere(project: Project) -> None:
+    q, a, r = operands(200, 20, 30)
+    whole, before = q.double().mT @ a.double(), a.double()
+    there = 2 * whole.float()
+    project(q, a, r, lambda r: r.add_(there))
+    assert float((r.double() - 3 * whole).norm()) <= 20 * U * float(whole.norm())
+    expected = before - q.double() @ (3 * whole)
+    assert float((a.double() - expected).norm()) <= 20 * U * float(before.norm() + whole.norm())

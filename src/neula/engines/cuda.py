@@ -130,9 +130,10 @@ class CudaEngine(Engine):
         self, q: torch.Tensor, a: torch.Tensor, r: torch.Tensor, room: torch.Tensor | None = None
     ) -> None:
         if self.format is FP32 and project_out.takes(q, a, r):
-            project_out(q, a, r)
+            project_out(q, a, r, self._total)
         elif self._corrects(q, r):
             corrected_gemm(q.T, a, c=r, bound=ORTHONORMAL)
+            self._total(r)
             corrected_gemm(q, r, alpha=-1.0, beta=1.0, c=a, bound=ORTHONORMAL)
         else:
             super().project_out(q, a, r, room)

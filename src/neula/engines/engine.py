@@ -182,6 +182,11 @@ class Engine(ABC):
             self.inner(q, self.operand(part, None if room is None else room[:, : part.shape[1]]), r_part)
             self.gemm(q, self.operand(r_part), part, alpha=-1.0, beta=1.0)
 
+    def _total(self, r: torch.Tensor) -> None:
+        """Add to R, in place, what rows that are elsewhere contribute to it."""
+        if self.over_rows.spread:
+            r.copy_(self.over_rows.total(r.T).T)
+
     def gemm_low(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
         """``C = C - A B`` for C in the low format, to which it is rounded as often as the unit does."""
         return self.round(c.to(self.storage) - self.gemm(a, b), c)

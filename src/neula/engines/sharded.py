@@ -288,11 +288,6 @@ class _Sharded(Engine):
         total = self.over_rows.total(super().inner(a, b).T).T
         return total if c is None else c.copy_(total)
 
-    def project_out(
-        self, q: torch.Tensor, a: torch.Tensor, r: torch.Tensor, room: torch.Tensor | None = None
-    ) -> None:
-        Engine.project_out(self, q, a, r, room)  # no kernel that does both products at once
-
     def column_max(self, a: torch.Tensor) -> torch.Tensor:
         return self.over_rows.largest(super().column_max(a))
 

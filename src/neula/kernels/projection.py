@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from neula.kernels.dispatch import kernel, trial
@@ -17,14 +19,18 @@ def _tried(device: torch.device) -> None:
     project_out.kernel(one, one.clone(), one.clone())
 
 
-def _narrow(q: torch.Tensor, a: torch.Tensor, r: torch.Tensor) -> bool:
+Total = Callable[[torch.Tensor], object]
+"""Adds to R, in place, what rows that are elsewhere contribute to it."""
+
+
+def _narrow(q: torch.Tensor, a: torch.Tensor, r: torch.Tensor, total: Total | None = None) -> bool:
     """Few columns, all of them contiguous, in float32."""
     narrow = max(q.shape[1], a.shape[1]) <= MAX_COLUMNS and q.stride(0) == a.stride(0) == 1
     return narrow and q.dtype == a.dtype == torch.float32
 
 
 @kernel("neula.kernels.projection_triton:project_out_triton", trial=_tried, when=_narrow)
-def project_out(q: torch.Tensor, a: torch.Tensor, r: torch.Tensor) -> None:
+def project_out(q: torch.Tensor, a: torch.Tensor, r: torch.Tensor, total: Total | None = None) -> None:
     """``R = Q^T A``, then ``A = A - Q R``, on a GPU by Triton kernels in fp16 with error correction.
 
     Parameters
@@ -35,6 +41,8 @@ def project_out(q: torch.Tensor, a: torch.Tensor, r: torch.Tensor) -> None:
         float32, columns scaled to elements of about 1; overwritten.
     r : Tensor, shape (k, n)
         float32, overwritten.
+    total : callable, optional
+        Called with R before A is changed, where Q and A are some rows of theirs.
 
     Examples
     --------
@@ -45,4 +53,6 @@ def project_out(q: torch.Tensor, a: torch.Tensor, r: torch.Tensor) -> None:
     (tensor([[0., 4.]]), tensor([[3.]]))
     """
     r.copy_(exact_matmul(q.T, a))
+    if total is not None:
+        total(r)
     a.sub_(exact_matmul(q, r))

@@ -19,6 +19,7 @@ import triton.language as tl
 
 from neula.kernels.launch import elements_at_a_time, multiprocessors, share
 from neula.kernels.parts_triton import split
+from neula.kernels.projection import Total
 from neula.kernels.tall_gram_triton import sum_of_blocks
 
 WIDTH = 128
@@ -34,7 +35,7 @@ Q_SCALE, A_SCALE = 2.0**14, 2.0**6
 """Elements of A and R may be up to 1023: more than the norm of a column of 2^19 rows."""
 
 
-def project_out_triton(q: torch.Tensor, a: torch.Tensor, r: torch.Tensor) -> None:
+def project_out_triton(q: torch.Tensor, a: torch.Tensor, r: torch.Tensor, total: Total | None = None) -> None:
     """:func:`neula.kernels.projection.project_out` by the kernels, queued on the current stream."""
     (m, k), n = q.shape, a.shape[1]
     vector = min(elements_at_a_time(q), elements_at_a_time(a))
@@ -49,6 +50,8 @@ def project_out_triton(q: torch.Tensor, a: torch.Tensor, r: torch.Tensor) -> Non
             num_warps=8,
         )
         sum_of_blocks(parts, r.mT)
+        if total is not None:
+            total(r)
         _subtract[(triton.cdiv(m, ROWS), tiles[1])](
             *(q, r, a, m, k, n, q.stride(1), *r.stride(), a.stride(1)),
             *(ROWS, WIDTH, RUN, 2 if vector > 1 else 1, vector, Q_SCALE, A_SCALE),
