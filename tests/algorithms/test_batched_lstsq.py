@@ -13,16 +13,7 @@ import pytest
 import torch
 
 from campaign.oracle import LeastSquares
-from neula.algorithms.krylov.batched_lstsq import (
-    Overdetermined,
-    Underdetermined,
-    cholesky_r,
-    gram_schmidt_r,
-    householder_r,
-    lengths,
-    lower_gram,
-    schatten_bounds,
-)
+from neula.algorithms.krylov.batched_lstsq import Overdetermined, Underdetermined, lengths, schatten_bounds
 from neula.algorithms.krylov.doubled_refinement import (
     COMPUTED,
     DOUBLED,
@@ -30,6 +21,7 @@ from neula.algorithms.krylov.doubled_refinement import (
     DoubledSolution,
     refine_doubled,
 )
+from neula.algorithms.orthogonal.r_only import cholesky_r, gram_schmidt_r, householder_r, lower_gram
 from neula.certificates.forward_error import SURE
 from neula.io.matrices import random_matrix
 from neula.problems.least_squares.scaled import ScaledProblems

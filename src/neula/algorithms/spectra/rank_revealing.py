@@ -9,14 +9,9 @@ import numpy as np
 import scipy.linalg
 import torch
 
-from neula.algorithms.krylov.batched_lstsq import (
-    MARGIN,
-    Overdetermined,
-    householder_r,
-    probes,
-    schatten_bounds,
-)
+from neula.algorithms.krylov.batched_lstsq import MARGIN, Overdetermined, probes, schatten_bounds
 from neula.algorithms.krylov.doubled_refinement import refine_doubled
+from neula.algorithms.orthogonal.r_only import householder_r
 from neula.algorithms.orthogonal.reorthogonalize import refine_qr
 from neula.certificates.backward_error import over
 from neula.engines import FP64

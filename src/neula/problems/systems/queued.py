@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from neula.algorithms.krylov.batched_lstsq import PROBES, cholesky_r
+from neula.algorithms.krylov.batched_lstsq import PROBES
 from neula.algorithms.krylov.doubled_refinement import refine_doubled
+from neula.algorithms.orthogonal.r_only import cholesky_r
 from neula.algorithms.triangular.inverted import InvertedBlocks
 from neula.engines import Tuning
 from neula.pipeline.border import Border
@@ -98,7 +99,8 @@ def solve_queued(systems: Systems, before: Answer[Members] | None) -> Answer[Mem
 def _replayed(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members, torch.Tensor]:
     """Some systems, and what was measured of them."""
     # The only look: nothing that scaling needs is launched for numbers near 1, which is half of everything.
-    given = Scaled.as_given(a, b)
+    # In a batch that would depend on what the other systems are.
+    given = Scaled.as_given(a, b) if len(a) == 1 else None
 
     def solved(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         scaled = Scaled.of(*inputs, looks=False) if given is None else Scaled.again(*inputs)
