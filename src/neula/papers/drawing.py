@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from neula.errors import needs_extra
 from neula.papers.data import Rows
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def new_canvas(width: float, height: float) -> Canvas:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("drawing needs matplotlib: pip install 'neula[plot]'") from error
+        raise needs_extra("drawing", "matplotlib", "plot") from error
     return Figure(figsize=(width, height), layout="constrained")
 
 
