@@ -1,6 +1,7 @@
 """Run a script as if only the packages that neula requires were installed.
 
-``python -m tests.required_only tests/smoke.py``: whatever is not required, directly or by what is, cannot be imported.
+``python -m tests.required_only tests/smoke.py``: whatever is not required, directly or by what is, cannot be
+imported.
 """
 
 from __future__ import annotations

@@ -1,17 +1,19 @@
 """What an installation must do with the required packages alone: ``python tests/smoke.py``.
 
-Plain Python, since a new environment has no pytest. ``make dist-check`` runs it in one, ``make smoke`` where other
-packages are hidden (:mod:`tests.required_only`). Each function is a check.
+Plain Python, since a new environment has no pytest. ``make dist-check`` runs it in one, ``make smoke`` where
+other packages are hidden (:mod:`tests.required_only`).
 """
 
 from __future__ import annotations
 
-import importlib
 import io
 import pkgutil
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from unittest import mock
@@ -32,10 +34,8 @@ def check_every_module() -> None:
     for name in names:
         if name.endswith(("_triton", ".__main__")):
             continue
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            assert "pip install 'neula[" in str(error), f"{name}: {error}"
+        failed = import_error(partial(import_module, name))
+        assert failed is None or "pip install 'neula[" in failed, f"{name}: {failed}"
 
 
 def check_problems() -> None:
@@ -82,10 +82,19 @@ def check_what_is_missing() -> None:
     """Without its extra a feature says how to get it."""
     from neula.papers.drawing import new_canvas
 
+    assert import_error(partial(new_canvas, 1.0, 1.0)) in (
+        None,
+        "drawing needs matplotlib: pip install 'neula[plot]'",
+    )
+
+
+def import_error(call: Callable[[], object]) -> str | None:
+    """What an ImportError of a call says; None if there was none."""
     try:
-        new_canvas(1.0, 1.0)
+        call()
     except ImportError as error:
-        assert "pip install 'neula[plot]'" in str(error)
+        return str(error)
+    return None
 
 
 if __name__ == "__main__":
