@@ -1,0 +1,107 @@
+"""The README's picture: how many times as fast as torch, from small problems to large ones, as accurate.
+
+Bars start at zero, on a linear axis: their lengths are what they say. The data are in the file's description,
+so that it can be told whether it is up to date.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from html import unescape
+from pathlib import Path
+
+from benchmarks.compared import FOLDER, Comparison, Source, one_of_each_size, shown
+from neula.papers.drawing import Axes, new_canvas
+
+PANELS: Mapping[str, tuple[Source, ...]] = {
+    "Least squares, float64": (
+        Source("sizes", {"problem": "lstsq", "matrix": "normal"}),
+        Source("bench-lstsq"),
+        Source("lstsq", {"matrix": "normal"}),
+    ),
+    "Linear systems, float64": (
+        Source("sizes", {"problem": "solve"}),
+        Source("solve", {"matrix": "normal"}),
+    ),
+    "Positive definite systems, float64": (
+        Source("sizes", {"problem": "solve definite", "matrix": "definite"}),
+        Source("solve", {"matrix": "definite"}),
+    ),
+    "QR, float32": (Source("qr", {"accuracy": "fp32"}),),
+    "Products, float32": (Source("matmul", {"compute": "fp16_cor", "entries": "uniform(-1, 1)"}),),
+    "Cholesky factors, float32": (Source("sizes", {"problem": "cholesky"}),),
+}
+"""Problems whose answers are as accurate as torch's, and where they were measured."""
+
+FASTER, SLOWER = "#2f81f7", "#db6d28"
+"""Colours of bars above and below 1: told apart by the colour-blind, and seen on white and on black."""
+
+INKS = {"light": ("#1f2328", "white"), "dark": ("#e6edf3", "none")}
+"""Of a picture for a light and for a dark page: the ink, and what it is drawn on."""
+
+
+def measured(folder: Path = FOLDER) -> dict[str, list[Comparison]]:
+    """What each panel shows; those that have not been measured are left out."""
+    found = {title: one_of_each_size(sources, folder) for title, sources in PANELS.items()}
+    return {title: bars for title, bars in found.items() if bars}
+
+
+def description(panels: Mapping[str, list[Comparison]]) -> str:
+    """The ratios in words: for those who do not see the picture, and to tell whether it is up to date."""
+    return "Times as fast as torch on an H200. " + ". ".join(
+        f"{title}: " + ", ".join(f"{shown(one.size)} {one.ratio:.2g}" for one in bars)
+        for title, bars in panels.items()
+    )
+
+
+def is_current(path: Path, panels: Mapping[str, list[Comparison]]) -> bool:
+    """Whether a file shows these measurements."""
+    drawn = path.read_text("utf-8") if path.exists() else ""
+    found = re.search(r"<dc:description>(.*?)</dc:description>", drawn, re.S)
+    return found is not None and unescape(found[1]) == description(panels)
+
+
+def draw(path: Path, panels: Mapping[str, list[Comparison]], page: str) -> None:
+    """Draw all panels on one scale, as SVG; ``page`` is one of :data:`INKS`."""
+    import matplotlib as mpl
+
+    ink, paper = INKS[page]
+    colors = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+    with mpl.rc_context({**dict.fromkeys(colors, ink), "svg.hashsalt": "neula", "axes.facecolor": "none"}):
+        canvas = new_canvas(11, 6.4)
+        grid = canvas.subplots(2, 3, sharey=True).flatten()
+        most = max(map(len, panels.values()))
+        for axes, (title, bars) in zip(grid, panels.items(), strict=False):
+            _panel(axes, title, bars, ink)
+            axes.set_xlim(-0.6, most - 0.4)
+        for axes in grid[len(panels) :]:
+            axes.set_axis_off()
+        for axes in grid[::3]:
+            axes.set_ylabel("times as fast as torch")
+        about = {"Description": description(panels), "Date": None, "Title": "neula beside torch on an H200"}
+        canvas.savefig(path, format="svg", facecolor=paper, metadata=about)
+
+
+def _panel(axes: Axes, title: str, bars: list[Comparison], ink: str) -> None:
+    ratios = [one.ratio for one in bars]
+    colors = [FASTER if ratio >= 1 else SLOWER for ratio in ratios]
+    axes.bar(range(len(bars)), ratios, 0.75, color=colors)
+    for place, ratio in enumerate(ratios):
+        above = max(ratio, 1.0)
+        axes.annotate(
+            f"{ratio:.2g}", (place, above), (0, 2), textcoords="offset points", ha="center", fontsize=8
+        )
+    axes.axhline(1.0, color=ink, linewidth=0.8, linestyle="--")
+    axes.set_xticks(range(len(bars)), [_tick(one.size) for one in bars], fontsize=7.5)
+    axes.tick_params(axis="x", rotation=45)
+    for label in axes.get_xticklabels():
+        label.set(ha="right", rotation_mode="anchor")
+    axes.set_title(title, fontsize=11)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.margins(y=0.08)
+
+
+def _tick(size: tuple[int, ...]) -> str:
+    """A size without what can be guessed: the order of what is square."""
+    return str(size[0]) if len(set(size)) == 1 else shown(size)

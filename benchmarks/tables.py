@@ -1,0 +1,105 @@
+"""Tables in pages that are read as they are: what stands between two marks is written from the data.
+
+``<!-- table: speed -->`` opens one of :data:`TABLES`, ``<!-- end of table -->`` closes it. The site makes the
+tables of its pages itself (``docs/hooks.py``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.compared import FOLDER, MACHINES, Comparison, Source, comparisons, shown
+from neula.papers.data import Data
+
+_TABLE = re.compile(r"(?P<mark><!-- table: (?P<name>\w+) -->\n).*?(?P<end><!-- end of table -->)", re.S)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A problem, where it was measured, and the sizes that are shown."""
+
+    problem: str
+    source: Source
+    sizes: Sequence[tuple[int, ...]]
+
+
+_ERRORS, _DIFFERENCE = ("error", "torch_error"), ("difference",)
+_OPTIMALITY, _BACKWARD = ("optimality", "torch_optimality"), ("backward_error", "torch_backward_error")
+
+SPEED = (
+    Line(
+        "least squares",
+        Source("sizes", {"problem": "lstsq", "matrix": "normal"}, _DIFFERENCE),
+        [(64, 32), (2000, 500)],
+    ),
+    Line("least squares", Source("bench-lstsq", errors=_ERRORS), [(16384, 2048), (131072, 4096)]),
+    Line(
+        "least squares, condition 1e5",
+        Source("lstsq", {"matrix": "arithmetic"}, _OPTIMALITY),
+        [(32768, 16384)],
+    ),
+    Line(
+        "least squares, one large singular value",
+        Source("lstsq", {"matrix": "cluster_large"}, _OPTIMALITY),
+        [(32768, 16384)],
+    ),
+    Line("linear system", Source("sizes", {"problem": "solve"}, _DIFFERENCE), [(500,)]),
+    Line("linear system", Source("solve", {"matrix": "normal"}, _BACKWARD), [(8192,), (32768,)]),
+    Line("positive definite system", Source("solve", {"matrix": "definite"}, _BACKWARD), [(32768,)]),
+    Line("QR", Source("bench-qr", {"accuracy": "fp32"}, _ERRORS), [(16384, 1024), (32768, 16384)]),
+    Line("1024 QRs", Source("batched_qr", errors=("residual", "torch_residual")), [(1024, 256, 128)]),
+    Line(
+        "product",
+        Source("matmul", {"compute": "fp16_cor", "entries": "uniform(-1, 1)"}, _ERRORS),
+        [(1024, 1024, 1024), (16384, 16384, 16384)],
+    ),
+    Line("least squares", Source("lstsq", {"matrix": "normal"}, _OPTIMALITY, "CPU"), [(16384, 2048)]),
+    Line("linear system", Source("solve", {"matrix": "normal"}, _BACKWARD, "CPU"), [(2048,)]),
+)
+"""What the README shows, from small to large, gains and losses."""
+
+
+def speed(folder: Path = FOLDER) -> Iterator[Sequence[str]]:
+    """Times of neula and of torch."""
+    yield "", "size", "on", "neula, ms", "torch, ms", "times as fast", "errors of both"
+    for line in SPEED:
+        found = {one.size: one for one in comparisons(line.source, folder)}
+        for size in line.sizes:
+            if size in found:
+                yield line.problem, shown(size), line.source.machine, *_times(found[size])
+
+
+def _times(one: Comparison) -> tuple[str, str, str, str]:
+    if len(one.errors) == 1:
+        accuracy = f"their x differ by {one.errors[0]:.0e}"
+    else:
+        accuracy = ", ".join(f"{error:.0e}" for error in one.errors)
+    return _milliseconds(one.ms), _milliseconds(one.peer_ms), f"{one.ratio:.2g}", accuracy
+
+
+def _milliseconds(time: float) -> str:
+    return f"{time:.0f}" if time >= 100 else f"{time:.2g}"
+
+
+def accuracy(folder: Path = FOLDER) -> Iterator[Sequence[str]]:
+    """Correct digits of the coefficients that NIST has certified."""
+    yield "data set", "condition", "neula", "SciPy", "torch"
+    for row in Data.read(folder / f"nist-{MACHINES['CPU']}.json").rows:
+        digits = (f"{row[name]:.1f}" for name in ("digits", "scipy_digits", "torch_digits"))
+        yield row["set"], f"{row['condition']:.2g}".replace("e+0", "e"), *digits
+
+
+TABLES: Mapping[str, Callable[[], Iterator[Sequence[str]]]] = {"speed": speed, "accuracy": accuracy}
+
+
+def filled(page: str) -> str:
+    """A page with its tables as the data say."""
+    return _TABLE.sub(lambda found: found["mark"] + _markdown(TABLES[found["name"]]()) + found["end"], page)
+
+
+def _markdown(rows: Iterator[Sequence[str]]) -> str:
+    head, *body = rows
+    return "".join(f"| {' | '.join(line)} |\n" for line in (head, ["---"] * len(head), *body))
