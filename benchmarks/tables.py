@@ -33,9 +33,9 @@ SPEED = (
     Line(
         "least squares",
         Source("sizes", {"problem": "lstsq", "matrix": "normal"}, _DIFFERENCE),
-        [(64, 32), (2000, 500)],
+        [(64, 32), (2000, 500), (16384, 2048)],
     ),
-    Line("least squares", Source("bench-lstsq", errors=_ERRORS), [(16384, 2048), (131072, 4096)]),
+    Line("least squares", Source("bench-lstsq", errors=_ERRORS), [(131072, 4096), (32768, 16384)]),
     Line(
         "least squares, condition 1e5",
         Source("lstsq", {"matrix": "arithmetic"}, _OPTIMALITY),
@@ -46,8 +46,17 @@ SPEED = (
         Source("lstsq", {"matrix": "cluster_large"}, _OPTIMALITY),
         [(32768, 16384)],
     ),
-    Line("linear system", Source("sizes", {"problem": "solve"}, _DIFFERENCE), [(500,)]),
-    Line("linear system", Source("solve", {"matrix": "normal"}, _BACKWARD), [(8192,), (32768,)]),
+    Line(
+        "linear system",
+        Source("sizes", {"problem": "solve"}, _DIFFERENCE),
+        [(500,), (3000,), (8192,)],
+    ),
+    Line("linear system", Source("solve", {"matrix": "normal"}, _BACKWARD), [(32768,)]),
+    Line(
+        "positive definite system",
+        Source("sizes", {"problem": "solve definite", "matrix": "definite"}, _DIFFERENCE),
+        [(6000,)],
+    ),
     Line("positive definite system", Source("solve", {"matrix": "definite"}, _BACKWARD), [(32768,)]),
     Line("QR", Source("bench-qr", {"accuracy": "fp32"}, _ERRORS), [(16384, 1024), (32768, 16384)]),
     Line("1024 QRs", Source("batched_qr", errors=("residual", "torch_residual")), [(1024, 256, 128)]),
@@ -64,7 +73,7 @@ SPEED = (
 
 def speed(folder: Path = FOLDER) -> Iterator[Sequence[str]]:
     """Times of neula and of torch."""
-    yield "", "size", "on", "neula, ms", "torch, ms", "times as fast", "errors of both"
+    yield "", "size", "on", "neula, ms", "torch, ms", "times as fast", "errors of both, or difference of x"
     for line in SPEED:
         found = {one.size: one for one in comparisons(line.source, folder)}
         for size in line.sizes:
@@ -74,7 +83,7 @@ def speed(folder: Path = FOLDER) -> Iterator[Sequence[str]]:
 
 def _times(one: Comparison) -> tuple[str, str, str, str]:
     if len(one.errors) == 1:
-        accuracy = f"their x differ by {one.errors[0]:.0e}"
+        accuracy = f"difference {one.errors[0]:.0e}"
     else:
         accuracy = ", ".join(f"{error:.0e}" for error in one.errors)
     return _milliseconds(one.ms), _milliseconds(one.peer_ms), f"{one.ratio:.2g}", accuracy
