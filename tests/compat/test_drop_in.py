@@ -68,6 +68,8 @@ def close(x: Any, y: Any, a: np.ndarray, factor: float = 100.0) -> bool:
 
 @pytest.mark.parametrize(("compat", "name"), OWN, ids=lambda value: getattr(value, "__name__", value))
 def test_signatures(compat: ModuleType, name: str) -> None:
+    if np.lib.NumpyVersion(np.__version__) < "2.0.0":
+        pytest.skip("the signatures are those of NumPy 2 and the SciPy of its time")
     try:
         peer = inspect.signature(getattr(PEERS[compat], name)).parameters
     except ValueError:

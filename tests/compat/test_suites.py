@@ -11,6 +11,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -51,6 +52,8 @@ ELSEWHERE = {
 
 @pytest.mark.parametrize("suite", SUITES)
 def test_suite_of_the_peer(suite: str) -> None:
+    if np.lib.NumpyVersion(np.__version__) < "2.0.0":
+        pytest.skip("older suites have other names")
     if find_spec(suite) is None:
         pytest.skip("the peer is installed without its tests")
     done = subprocess.run(
