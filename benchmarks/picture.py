@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 from benchmarks.compared import FOLDER, Comparison, Source, one_of_each_size, shown
 from neula.papers.drawing import Axes, new_canvas
@@ -68,7 +69,8 @@ def draw(path: Path, panels: Mapping[str, list[Comparison]], page: str) -> None:
 
     ink, paper = INKS[page]
     colors = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
-    with mpl.rc_context({**dict.fromkeys(colors, ink), "svg.hashsalt": "neula", "axes.facecolor": "none"}):
+    style: dict[Any, Any] = {**dict.fromkeys(colors, ink), "axes.facecolor": "none", "svg.hashsalt": "neula"}
+    with mpl.rc_context(style):
         canvas = new_canvas(11, 6.4)
         grid = canvas.subplots(2, 3, sharey=True).flatten()
         most = max(map(len, panels.values()))
