@@ -1,7 +1,6 @@
 """The README's picture: how many times as fast as torch, from small problems to large ones, as accurate.
 
-Bars start at zero, on a linear axis: their lengths are what they say. The data are in the file's description,
-so that it can be told whether it is up to date.
+What is drawn is in the file's description, too, so that it can be told whether it is up to date.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.compared import FOLDER, Comparison, Source, one_of_each_size, shown
-from neula.papers.drawing import Axes, new_canvas
+from neula.papers.drawing import Axes, new_canvas, speedup_bars
 
 PANELS: Mapping[str, tuple[Source, ...]] = {
     "Least squares, float64": (
@@ -34,9 +33,6 @@ PANELS: Mapping[str, tuple[Source, ...]] = {
     "Cholesky factors, float32": (Source("sizes", {"problem": "cholesky"}),),
 }
 """Problems whose answers are as accurate as torch's, and where they were measured."""
-
-FASTER, SLOWER = "#2f81f7", "#db6d28"
-"""Colours of bars above and below 1: told apart by the colour-blind, and seen on white and on black."""
 
 INKS = {"light": ("#1f2328", "white"), "dark": ("#e6edf3", "none")}
 """Of a picture for a light and for a dark page: the ink, and what it is drawn on."""
@@ -71,7 +67,7 @@ def draw(path: Path, panels: Mapping[str, list[Comparison]], page: str) -> None:
     colors = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
     style: dict[Any, Any] = {**dict.fromkeys(colors, ink), "axes.facecolor": "none", "svg.hashsalt": "neula"}
     with mpl.rc_context(style):
-        canvas = new_canvas(11, 6.4)
+        canvas = new_canvas(11, 5.6)
         grid = canvas.subplots(2, 3, sharey=True).flatten()
         most = max(map(len, panels.values()))
         for axes, (title, bars) in zip(grid, panels.items(), strict=False):
@@ -86,22 +82,9 @@ def draw(path: Path, panels: Mapping[str, list[Comparison]], page: str) -> None:
 
 
 def _panel(axes: Axes, title: str, bars: list[Comparison], ink: str) -> None:
-    ratios = [one.ratio for one in bars]
-    colors = [FASTER if ratio >= 1 else SLOWER for ratio in ratios]
-    axes.bar(range(len(bars)), ratios, 0.75, color=colors)
-    for place, ratio in enumerate(ratios):
-        above = max(ratio, 1.0)
-        axes.annotate(
-            f"{ratio:.2g}", (place, above), (0, 2), textcoords="offset points", ha="center", fontsize=8
-        )
-    axes.axhline(1.0, color=ink, linewidth=0.8, linestyle="--")
-    axes.set_xticks(range(len(bars)), [_tick(one.size) for one in bars], fontsize=7.5)
-    axes.tick_params(axis="x", rotation=45)
-    for label in axes.get_xticklabels():
-        label.set(ha="right", rotation_mode="anchor")
+    speedup_bars(axes, [_tick(one.size) for one in bars], [one.ratio for one in bars], ink)
     axes.set_title(title, fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.margins(y=0.08)
 
 
 def _tick(size: tuple[int, ...]) -> str:
