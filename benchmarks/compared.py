@@ -45,6 +45,7 @@ class Comparison:
     size : tuple of int
         Of a batch with the number of matrices first.
     ms, peer_ms : float
+        That of the peer is NaN where it could not solve the problem.
     errors : tuple of float
         As in :class:`Source`.
     """
@@ -65,7 +66,12 @@ def comparisons(source: Source, folder: Path = FOLDER) -> list[Comparison]:
     path = folder / f"{source.benchmark}-{MACHINES[source.machine]}.json"
     rows = Data.read(path).rows if path.exists() else Rows()
     return [
-        Comparison(size_of(row), row["ms"], row["torch_ms"], tuple(row[name] for name in source.errors))
+        Comparison(
+            size_of(row),
+            row["ms"],
+            row.get("torch_ms", math.nan),
+            tuple(row[name] for name in source.errors),
+        )
         for row in rows.where(**source.where)
     ]
 
@@ -87,6 +93,11 @@ def size_of(row: Row) -> tuple[int, ...]:
 
 def _sizes(row: Row) -> Iterator[int]:
     return (row[name] for name in ("batch", "m", "n", "k") if name in row)
+
+
+def milliseconds(time: float) -> str:
+    """Two digits, and all before the point."""
+    return f"{time:.0f}" if time >= 100 else f"{time:.2g}"
 
 
 def shown(size: tuple[int, ...]) -> str:

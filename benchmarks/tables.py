@@ -1,7 +1,7 @@
 """Tables in pages that are read as they are: what stands between two marks is written from the data.
 
-``<!-- table: speed -->`` opens one of :data:`TABLES`, ``<!-- end of table -->`` closes it. The site makes the
-tables of its pages itself (``docs/hooks.py``).
+``<!-- table: speed -->`` opens one of :data:`TABLES`, ``<!-- end of table -->`` closes it. Tables of all rows
+of a benchmark are made with the site, by ``docs/hooks.py``.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.compared import FOLDER, MACHINES, Comparison, Source, comparisons, shown
+from benchmarks.bounds import bounds
+from benchmarks.compared import FOLDER, MACHINES, Comparison, Source, comparisons, milliseconds, shown
 from neula.papers.data import Data
 
-_TABLE = re.compile(r"(?P<mark><!-- table: (?P<name>\w+) -->\n).*?(?P<end><!-- end of table -->)", re.S)
+_TABLE = re.compile(
+    r"(?P<mark><!-- table: (?P<name>\w+) -->\n)(?P<old>.*?)(?P<end><!-- end of table -->)", re.S
+)
 
 
 @dataclass(frozen=True)
@@ -86,11 +89,7 @@ def _times(one: Comparison) -> tuple[str, str, str, str]:
         accuracy = f"difference {one.errors[0]:.0e}"
     else:
         accuracy = ", ".join(f"{error:.0e}" for error in one.errors)
-    return _milliseconds(one.ms), _milliseconds(one.peer_ms), f"{one.ratio:.2g}", accuracy
-
-
-def _milliseconds(time: float) -> str:
-    return f"{time:.0f}" if time >= 100 else f"{time:.2g}"
+    return milliseconds(one.ms), milliseconds(one.peer_ms), f"{one.ratio:.2g}", accuracy
 
 
 def accuracy(folder: Path = FOLDER) -> Iterator[Sequence[str]]:
@@ -101,14 +100,36 @@ def accuracy(folder: Path = FOLDER) -> Iterator[Sequence[str]]:
         yield row["set"], f"{row['condition']:.2g}".replace("e+0", "e"), *digits
 
 
-TABLES: Mapping[str, Callable[[], Iterator[Sequence[str]]]] = {"speed": speed, "accuracy": accuracy}
+TABLES: Mapping[str, Callable[[], Iterator[Sequence[str]]]] = {
+    "speed": speed,
+    "accuracy": accuracy,
+    "bounds": bounds,
+}
 
 
 def filled(page: str) -> str:
     """A page with its tables as the data say."""
-    return _TABLE.sub(lambda found: found["mark"] + _markdown(TABLES[found["name"]]()) + found["end"], page)
+
+    def fill(found: re.Match[str]) -> str:
+        old = [_cells(line) for line in found["old"].splitlines() if line.startswith("|")]
+        rows = _with_notes([[*row] for row in TABLES[found["name"]]()], old)
+        return f"{found['mark']}\n{_markdown(rows)}\n{found['end']}"
+
+    return _TABLE.sub(fill, page)
 
 
-def _markdown(rows: Iterator[Sequence[str]]) -> str:
+def _with_notes(new: list[list[str]], old: list[list[str]]) -> list[list[str]]:
+    """Columns that are written by hand stand at the end, and stay with what the first two cells say."""
+    width = len(new[0])
+    notes = {tuple(row[:2]): row[width:] for row in old}
+    none = [""] * max((len(note) for note in notes.values()), default=0)
+    return [row + notes.get(tuple(row[:2]), none) for row in new]
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def _markdown(rows: list[list[str]]) -> str:
     head, *body = rows
-    return "".join(f"| {' | '.join(line)} |\n" for line in (head, ["---"] * len(head), *body))
+    return "".join(f"| {' | '.join(row)} |\n" for row in (head, ["---"] * len(head), *body))

@@ -81,8 +81,21 @@ def test_tables_and_old_marks() -> None:
     filled = tables.filled(page)
     assert filled == tables.filled(filled)
     assert "old" not in filled
-    assert filled.startswith("before\n<!-- table: speed -->\n| ")
-    assert filled.endswith(" |\n<!-- end of table -->\nafter <!-- table: speed -->")
+    assert filled.startswith("before\n<!-- table: speed -->\n\n| ")
+    assert filled.endswith(" |\n\n<!-- end of table -->\nafter <!-- table: speed -->")
+
+
+def test_columns_by_hand_stay_with_their_rows() -> None:
+    head, first, *others = tables.bounds()
+    old = ["| what | size | x | x | x | x | why |", "|---|---|---|---|---|---|---|"]
+    old += [f"| {row[0]} | {row[1]} | 1 | 2 | 3 | 4 | because {row[1]} |" for row in (*others, first)]
+    old += ["| no longer | measured | 1 | 2 | 3 | 4 | because |"]
+    page = "\n".join(["<!-- table: bounds -->", *old, "<!-- end of table -->"])
+    lines = tables.filled(page).splitlines()
+    assert f"| {' | '.join(head)} | why |" in lines
+    assert f"| {' | '.join(first)} | because {first[1]} |" in lines
+    assert len(lines) == len(others) + 7
+    assert "no longer" not in "".join(lines)
 
 
 def test_the_picture_knows_what_it_shows(tmp_path: Path) -> None:
