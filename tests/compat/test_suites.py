@@ -11,8 +11,8 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
 import pytest
+from tests.peers import of_new_peers
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,10 +50,9 @@ ELSEWHERE = {
 """Tests that are left out, and why."""
 
 
+@of_new_peers
 @pytest.mark.parametrize("suite", SUITES)
 def test_suite_of_the_peer(suite: str) -> None:
-    if np.lib.NumpyVersion(np.__version__) < "2.0.0":
-        pytest.skip("older suites have other names")
     if find_spec(suite) is None:
         pytest.skip("the peer is installed without its tests")
     done = subprocess.run(
