@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import entry_points, version
 from pathlib import Path
 from unittest import mock
 
@@ -67,12 +67,11 @@ def check_command_line() -> None:
 
 def command(*words: str) -> int:
     """Exit code of the command line."""
-    from neula.cli.app import main
-
+    (script,) = entry_points(group="console_scripts", name="neula")
     silent = redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO())
     with silent[0], silent[1], mock.patch.object(sys, "argv", ["neula", *words]):
         try:
-            main()
+            script.load()()
         except SystemExit as end:
             return int(end.code or 0)
     return 0

@@ -7,7 +7,9 @@ import io
 import re
 import shutil
 import sys
+import tomllib
 import warnings
+from importlib import import_module
 from pathlib import Path
 from unittest import mock
 
@@ -15,8 +17,6 @@ import pytest
 import torch
 from benchmarks import compared, pages, picture, sizes, tables
 from benchmarks.compared import Comparison, Source
-
-from neula.cli.app import main
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
@@ -51,12 +51,14 @@ def test_the_command_line_example(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     change, command, *shown = block("console").splitlines()
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["scripts"]
+    module, _, main = scripts["neula"].partition(":")
     # Where the data are, but for the answer.
     shutil.copytree(ROOT / change.removeprefix("$ cd "), tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     with mock.patch.object(sys, "argv", command.removeprefix("$ ").split()), pytest.raises(SystemExit) as end:
-        main()
+        getattr(import_module(module), main)()
     assert not end.value.code
     said = "".join(capsys.readouterr())
     label = re.compile(r"^  (\w+(?: \w+)*)  ", re.M)
