@@ -68,7 +68,7 @@ def check_command_line() -> None:
 def command(*words: str) -> int:
     """Exit code of the command line."""
     (script,) = entry_points(group="console_scripts", name="neula")
-    silent = redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO())
+    silent = redirect_stdout(io.TextIOWrapper(io.BytesIO())), redirect_stderr(io.StringIO())
     with silent[0], silent[1], mock.patch.object(sys, "argv", ["neula", *words]):
         try:
             script.load()()
