@@ -2,27 +2,32 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CONSTRAINTS := constraints.txt
 
 # Tests run on all cores, each process with one thread: threads of several processes would wait for one another.
 WORKERS ?= auto
 PYTEST = OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 \
-	$(BIN)/python -m pytest -m "not gpu and not gpu2" -n $(WORKERS) --dist worksteal
+	$(BIN)/python -m pytest -m "not gpu and not gpu2" -n $(WORKERS) --dist worksteal $(TESTS)
 
 # A CPU without bf16 and AVX-512, on any machine. What other processors than x86 do not know they would complain about.
 CAPS_x86_64 := ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 OPENBLAS_CORETYPE=Haswell
 CAPS := ONEDNN_MAX_CPU_ISA=AVX2 $(CAPS_$(shell uname -m))
 
-.PHONY: demo test test-capped fuzz lint format types check docs docs-serve gpu-test clean
+.PHONY: demo test test-capped test-oldest fuzz lint format types check tables docs docs-serve dist smoke dist-check \
+	gpu-test clean
 
 demo: $(VENV)/installed
 	$(BIN)/neula demo --out demo-output
 
-test: $(VENV)/installed  ## WORKERS=2 for so many processes instead of one for each core
+test: $(VENV)/installed  ## WORKERS=2 for so many processes instead of one for each core, TESTS=tests/test_qr.py for some
 	$(PYTEST)
 
 # Kernels are left out: their interpreter takes a third of the time, and no format of the CPU.
 test-capped: $(VENV)/installed  ## as on a CPU with AVX2 at most
 	$(CAPS) $(PYTEST) --ignore=tests/kernels
+
+test-oldest:  ## with the oldest versions that pyproject.toml names, and PYTHON=python3.11
+	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt
 
 fuzz: $(VENV)/installed  ## random problems for ten minutes, a new seed every time; MINUTES=1 for less
 	$(BIN)/python -m tests.campaign.fuzz --minutes $(or $(MINUTES),10)
@@ -51,10 +56,33 @@ docs: $(VENV)/installed  ## into site/; what is doubtful (a dead link, an unknow
 docs-serve: $(VENV)/installed  ## on http://127.0.0.1:8000, built again after every change
 	$(BIN)/mkdocs serve
 
-$(VENV)/installed: pyproject.toml constraints.txt
+tables: $(VENV)/installed  ## of README.md, and its picture, from benchmarks/data
+	$(BIN)/python -m benchmarks tables
+
+dist: $(VENV)/installed  ## the source distribution, and the wheel that is built from it, into dist/
+	rm -rf dist
+	$(BIN)/python -m build
+
+smoke: dist  ## the wheel, in this environment, without what it does not require
+	rm -rf build/wheel
+	$(BIN)/python -m pip install --quiet --no-deps --target build/wheel dist/*.whl
+	PYTHONPATH=build/wheel $(BIN)/python -m tests.required_only tests/smoke.py
+
+dist-check: dist  ## wheel and source distribution, in an empty environment: torch is downloaded again
+	rm -rf build/empty
+	$(PYTHON) -m venv build/empty
+	for built in dist/*.whl dist/*.tar.gz; do \
+		build/empty/bin/python -m pip uninstall --quiet --yes neula && \
+		build/empty/bin/python -m pip install --quiet -c constraints.txt $$built && \
+		build/empty/bin/python -m pip check && \
+		build/empty/bin/python -I tests/smoke.py && \
+		build/empty/bin/neula --version || exit 1; \
+	done
+
+$(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[dev]"
 	touch $@
 
 clean:
-	rm -rf $(VENV) demo-output site
+	rm -rf .venv .venv-oldest demo-output site dist build

@@ -1,4 +1,4 @@
-"""``python -m benchmarks NAME [--device cuda|cpu] [--out DIR]``."""
+"""``python -m benchmarks NAME [--device cuda|cpu] [--out DIR]``; ``python -m benchmarks tables --check``."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from benchmarks import (
     lstsq,
     lu,
     matmul,
+    nist,
+    pages,
     qr,
     sizes,
     solve,
@@ -39,24 +41,45 @@ BENCHMARKS: dict[str, Callable[[torch.device], Results]] = {
     "lu": lu.run,
     "solve": solve.run,
     "sizes": sizes.run,
+    "nist": nist.run,
     "distributed": distributed.run,
 }
 
 
-def main(
-    name: Annotated[str, typer.Argument(help=f"one of {', '.join(BENCHMARKS)}")],
-    device: Annotated[str, typer.Option(help="cuda or cpu; cuda where there is one")] = "",
-    out: Annotated[Path, typer.Option(help="folder for the data")] = Path("benchmarks/data"),
+app = typer.Typer(add_completion=False, help="Measure beside the peers, and show what was measured.")
+
+
+def _command(name: str, run: Callable[[torch.device], Results]) -> None:
+    @app.command(name, help=f"Run {run.__module__}, show it and write its data.")
+    def command(
+        device: Annotated[str, typer.Option(help="cuda or cpu; cuda where there is one")] = "",
+        out: Annotated[Path, typer.Option(help="folder for the data")] = Path("benchmarks/data"),
+    ) -> None:
+        results = run(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
+        if int(os.environ.get("RANK", 0)):  # of several processes the first speaks for all
+            return
+        Console().print(results.table())
+        Console().print(f"data: {results.write(out)}")
+
+
+for name, run in BENCHMARKS.items():
+    _command(name, run)
+
+
+@app.command()
+def tables(
+    check: Annotated[bool, typer.Option("--check", help="write nothing; 1 where something is old")] = False,
 ) -> None:
-    """Run one benchmark, show it and write its data."""
-    if name not in BENCHMARKS:
-        raise typer.BadParameter(f"unknown benchmark {name!r}: choose one of {', '.join(BENCHMARKS)}")
-    results = BENCHMARKS[name](torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
-    if int(os.environ.get("RANK", 0)):  # of several processes the first speaks for all
-        return
-    Console().print(results.table())
-    Console().print(f"data: {results.write(out)}")
+    """Write the README's tables and pictures from benchmarks/data."""
+    stale = pages.stale()
+    for path, write in stale.items():
+        if not check:
+            write()
+        print(f"{path.relative_to(pages.ROOT)}: {'not what the data say' if check else 'written'}")
+    if stale and check:
+        print("python -m benchmarks tables writes them")
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app()

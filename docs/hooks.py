@@ -144,6 +144,10 @@ def _formatted(key: str, spec: str) -> Callable[[Mapping[str, Any]], str]:
     return lambda row: format(row[key], spec)
 
 
+def _optional(key: str, spec: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda row: "" if row[key] is None else format(row[key], spec)
+
+
 def _shape(row: Mapping[str, Any]) -> str:
     return f"{row['m']} x {row['n']}"
 
@@ -283,6 +287,25 @@ COLUMNS: dict[str, Sequence[Column]] = {
         ("of torch", _formatted("torch_backward_error", ".1e")),
         ("iterations", lambda row: row["iterations"]),
         ("result of", _method),
+    ),
+    "sizes": (
+        ("problem", lambda row: row["problem"]),
+        ("matrix", lambda row: row["matrix"]),
+        ("shape", lambda row: row["shape"]),
+        ("neula, ms", _milliseconds("ms")),
+        ("torch, ms", _milliseconds("torch_ms")),
+        ("torch / neula", _formatted("speedup", ".2f")),
+        ("forward error", _optional("forward_error", ".1e")),
+        ("difference of x", _optional("difference", ".1e")),
+        ("tried", lambda row: row["methods"]),
+    ),
+    "nist": (
+        ("data set", lambda row: row["set"]),
+        ("shape", _shape),
+        ("condition", _formatted("condition", ".1e")),
+        ("neula, digits", _formatted("digits", ".1f")),
+        ("SciPy", _formatted("scipy_digits", ".1f")),
+        ("torch", _formatted("torch_digits", ".1f")),
     ),
     "lstsq": (
         ("matrix", _matrix),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 import torch
+from tests.peers import of_new_peers
 
 import neula
 
@@ -81,6 +82,7 @@ def test_tsqr(shape, dtype, compute):
     same(neula.tsqr(a, "r").R, np.linalg.qr(a, "r"))
 
 
+@of_new_peers
 @each_engine
 @each_dtype
 @each_shape

@@ -439,7 +439,7 @@ def test_pickles_are_never_loaded(tmp_path: Path, extension: str) -> None:
     path = tmp_path / f"a{extension}"
     objects = np.array([{"a": 1}, None], dtype=object)
     save = np.save if extension == ".npy" else np.savez
-    save(path, objects, allow_pickle=True)  # type: ignore[operator]
+    save(path, objects)  # type: ignore[operator]
     with pytest.raises(FileError, match=rf"a{extension}: holds Python objects, not numbers"):
         read_matrix(path)
 

@@ -654,8 +654,9 @@ def test_damping_that_makes_matrices_large_is_solved_one_by_one(rng):
     assert "seminormal" in neula.lstsq(A, b).factorization
     damped = neula.lstsq(A, b, damp=2.0)
     assert "seminormal" not in damped.factorization
-    normal = A @ A.mT + 4 * np.eye(3)
-    np.testing.assert_allclose(damped.x, (A.mT @ np.linalg.solve(normal, b[..., None]))[..., 0], rtol=1e-9)
+    transposed = A.swapaxes(-1, -2)
+    expected = transposed @ np.linalg.solve(A @ transposed + 4 * np.eye(3), b[..., None])
+    np.testing.assert_allclose(damped.x, expected[..., 0], rtol=1e-9)
 
 
 @pytest.mark.parametrize("size", [1e-200, 1e200])

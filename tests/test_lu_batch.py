@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 import torch
+from tests.peers import of_new_peers
 
 from lu_systems import backward_error, dominant, factor, silent
 from neula.certificates.bounds import solve_bound
@@ -15,6 +16,7 @@ from neula.pipeline.result import AccuracyWarning
 from neula.problems.systems.lu import lu_factor, lu_solve
 
 
+@of_new_peers
 @pytest.mark.parametrize(
     ("of_a", "of_b"),
     [

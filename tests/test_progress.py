@@ -48,7 +48,7 @@ def test_a_bar(call: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Non
     terminal, pipe = io.StringIO(), io.StringIO()
     monkeypatch.setattr("sys.stderr", pipe)
     assert call(np.eye(3), np.ones(3), progress=True).converged
-    assert pipe.getvalue() == ""
+    assert pipe.getvalue().strip() == ""  # older versions of rich end the line
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")

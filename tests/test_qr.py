@@ -420,7 +420,7 @@ def test_modes_of_a_batch(shape, chain, rng):
     assert Q.shape == (*batch, m, m)
     assert R.shape == (*batch, m, n)
     np.testing.assert_allclose(Q @ R, A, atol=1e-13)
-    np.testing.assert_allclose(Q.mT @ Q, np.broadcast_to(np.eye(m), Q.shape), atol=1e-13)
+    np.testing.assert_allclose(Q.swapaxes(-1, -2) @ Q, np.broadcast_to(np.eye(m), Q.shape), atol=1e-13)
 
 
 @pytest.mark.parametrize("mode", ["reduced", "r", "complete"])
@@ -499,9 +499,11 @@ def test_orth_of_a_batch(shape, chain, rng):
     with dependent:
         Q = neula.orth(A, engine=chain["engine"])
     assert Q.shape == (*shape[:-1], k)
-    np.testing.assert_allclose(Q.mT @ Q, np.broadcast_to(np.eye(k), (*shape[:-2], k, k)), atol=1e-5)
+    np.testing.assert_allclose(
+        Q.swapaxes(-1, -2) @ Q, np.broadcast_to(np.eye(k), (*shape[:-2], k, k)), atol=1e-5
+    )
     # The columns of A lie in the span of Q.
-    np.testing.assert_allclose(Q @ (Q.mT @ A), A, atol=1e-5)
+    np.testing.assert_allclose(Q @ (Q.swapaxes(-1, -2) @ A), A, atol=1e-5)
 
 
 def test_orth_of_an_empty_batch():

@@ -94,7 +94,7 @@ def test_where_both_readings_fit_it_is_numpys():
         system = broadcast_system(a, b)
     assert caught[0].filename == __file__
     x = system.solutions(torch.linalg.solve(system.matrices, system.columns))
-    np.testing.assert_allclose(x, np.linalg.solve(a.numpy(), b.numpy()), rtol=1e-10)
+    np.testing.assert_allclose(x, np.linalg.solve(a.numpy(), b.numpy()[None]), rtol=1e-10)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         again, other = broadcast_system(a, b[None]), broadcast_system(a, b[..., None])

@@ -25,6 +25,11 @@ def check_name(what: str, given: object, known: Collection[str], *, optional: bo
         raise unknown_name(what, given, known)
 
 
+def needs_extra(what: str, package: str, extra: str) -> ImportError:
+    """Error for a package that comes with an optional part of the installation."""
+    return ImportError(f"{what} needs {package}: pip install 'neula[{extra}]'")
+
+
 def warn(message: str, category: type[Warning]) -> None:
     """Warn at the line of the user's that called, whatever lies between it and here."""
     level, frame = 1, sys._getframe()

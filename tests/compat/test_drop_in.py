@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 import torch
+from tests.peers import of_new_peers
 
 import neula
 import neula.compat
@@ -66,6 +67,7 @@ def close(x: Any, y: Any, a: np.ndarray, factor: float = 100.0) -> bool:
     return float(np.linalg.norm(x - y)) <= factor * u * np.linalg.cond(a.astype(float)) * np.linalg.norm(y)
 
 
+@of_new_peers
 @pytest.mark.parametrize(("compat", "name"), OWN, ids=lambda value: getattr(value, "__name__", value))
 def test_signatures(compat: ModuleType, name: str) -> None:
     try:

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tests.peers import of_new_peers
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,6 +50,7 @@ ELSEWHERE = {
 """Tests that are left out, and why."""
 
 
+@of_new_peers
 @pytest.mark.parametrize("suite", SUITES)
 def test_suite_of_the_peer(suite: str) -> None:
     if find_spec(suite) is None:

@@ -26,7 +26,7 @@ from neula.engines.cuda import measured_rate
 from neula.engines.formats import FormatName
 from neula.kernels.precision import exact_matmul
 from neula.papers.data import Data, Row, Rows, show
-from neula.papers.drawing import Canvas, grouped_bars, new_canvas, plain_ticks
+from neula.papers.drawing import Canvas, new_canvas, speedup_bars
 from neula.papers.errors import optimality
 from neula.papers.measuring import circumstances, data_file, householder_flops, median_seconds
 from neula.pipeline.result import LstsqResult
@@ -359,23 +359,17 @@ def read(folder: Path) -> list[Data]:
 
 
 def draw(results: list[Data]) -> Canvas:
-    """Times of neula and of torch side by side, one picture for all problems, with the ratios above."""
+    """How many times as fast as torch, one picture for all problems."""
     canvas = new_canvas(5.5 * min(2, len(results)), 3.6 * -(-len(results) // 2))
     panels = canvas.subplots(-(-len(results) // 2), min(2, len(results)), squeeze=False).flatten()
     for axes, data in zip(panels, results, strict=False):
         if data.about["problem"] == sweep.NAME:
             sweep.draw(axes, data)
             continue
-        groups = [f"{row['shape']} {row['accuracy']}" for row in data.rows]
-        series = {"neula": data.rows.numbers("ms"), data.about["peer"]: data.rows.numbers("torch_ms")}
-        ratios = [f"{row['ratio']:.1f}x" for row in data.rows]
-        grouped_bars(axes, groups, series, {"neula": ratios})
-        axes.set(yscale="log", ylabel="ms", title=data.about["problem"])
-        axes.margins(y=0.25)
-        for label in axes.get_xticklabels():
-            label.set(rotation=40, ha="right", rotation_mode="anchor", fontsize=7)
-        plain_ticks(axes)
-        axes.legend(fontsize=7)
+        labels = [f"{row['shape']} {row['accuracy']}" for row in data.rows]
+        speedup_bars(axes, labels, data.rows.numbers("ratio"))
+        axes.set_title(f"{data.about['problem']}, beside {data.about['peer']}", fontsize=10)
+        axes.set_ylabel("times as fast")
     for axes in panels[len(results) :]:
         axes.set_axis_off()
     canvas.suptitle(results[0].about["device"])
