@@ -158,7 +158,7 @@ class Tuning:
     queued, queued_definite : int
         Order of linear systems up to which Cholesky factors of ``A^T A``, or of a definite A, are queued with
         everything that follows, before LU (order 1000: 2.6 ms on an H200 instead of 10; 3000: 6.6 and 23;
-        6000: 27 and 40).
+        6000: 27 and 40; definite, 24000: 150, and 164 by fp16; 32768: 340 and 174).
     inverted_whole : int
         Order up to which these factors are inverted as a whole.
     direct_single : int
@@ -349,7 +349,7 @@ def cuda_tuning(
         direct_pivoted=20000 if fast_fp64 else 6144,
         direct_definite=20000,
         queued=13000 if fast_fp64 else 0,
-        queued_definite=32768 if fast_fp64 else 0,
+        queued_definite=25000 if fast_fp64 else 0,
         doubled_order=1 << 14,
     )
     if not tournament_width:
