@@ -1,0 +1,29 @@
+"""What commands that factorize A = QR have in common: where Q and R go."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from neula.cli.options import Mode
+from neula.cli.run import Run
+
+if TYPE_CHECKING:
+    from neula.pipeline.result import QRResult
+
+
+def check_factors(
+    run: Run, a: str, mode: Mode, output: str | None, q_file: str | None, r_file: str | None
+) -> None:
+    """Raise before the work if the factors could not be written."""
+    if mode is Mode.r and q_file is not None:
+        raise ValueError("--mode r computes no Q: leave out --q, or use --mode reduced")
+    run.check([a], (output, 1 if mode is Mode.r else 2), (q_file, 1), (r_file, 1))
+
+
+def write_factors(
+    run: Run, result: QRResult, mode: Mode, output: str | None, q_file: str | None, r_file: str | None
+) -> None:
+    """Write Q and R together, and each alone."""
+    r = {"R": result.R}
+    q = {} if mode is Mode.r else {"Q": result.Q}
+    run.write((output, {**q, **r}), (q_file, q), (r_file, r))
