@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -30,20 +31,32 @@ PROBLEMS: tuple[Callable[..., None], ...] = (lstsq, solve, lu, cholesky, qr, tsq
 MACHINE: tuple[Callable[..., None], ...] = (machine.info, machine.demo, machine.bench, machine.tune)
 
 
+@contextmanager
+def _ended_from_outside() -> Iterator[None]:
+    """An interruption ends with one line; a reader that is gone has read enough."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("neula: interrupted", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+    except BrokenPipeError:
+        # Python would try once more to write what is left.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(BROKEN_PIPE) from None
+
+
 class Program(TyperGroup):
     """All commands, and how they end when somebody else ends them."""
 
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        """Read the command line."""
+        with _ended_from_outside():
+            return super().make_context(*args, **options)
+
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
-        try:
+        with _ended_from_outside():
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            print("neula: interrupted", file=sys.stderr)
-            raise typer.Exit(INTERRUPTED) from None
-        except BrokenPipeError:
-            # Whoever reads the answer has read enough; Python would try once more to write what is left.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(BROKEN_PIPE) from None
 
 
 class Command(TyperCommand):

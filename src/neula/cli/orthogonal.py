@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from neula.cli.options import Mode
 from neula.cli.run import Run
 
 if TYPE_CHECKING:
+    from neula.io.table import Table
     from neula.pipeline.result import QRResult
 
 
@@ -21,9 +23,9 @@ def check_factors(
 
 
 def write_factors(
-    run: Run, result: QRResult, mode: Mode, output: str | None, q_file: str | None, r_file: str | None
+    run: Run, result: QRResult, a: Table, output: str | None, q_file: str | None, r_file: str | None
 ) -> None:
-    """Write Q and R together, and each alone."""
-    r = {"R": result.R}
-    q = {} if mode is Mode.r else {"Q": result.Q}
+    """Write Q and R together, and each alone; the columns of R have the names of those of A."""
+    r = {"R": replace(a, values=result.R)}
+    q = {} if result.Q is None else {"Q": result.Q}
     run.write((output, {**q, **r}), (q_file, q), (r_file, r))

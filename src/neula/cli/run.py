@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import neula
 from neula.cli import BAD_INPUT, CERTIFIED, NOT_CERTIFIED, show
@@ -24,6 +23,7 @@ from neula.cli.options import ACCURACIES, Missing
 
 if TYPE_CHECKING:
     import numpy as np
+    from rich.progress import Progress
 
     from neula.io.paths import Source
     from neula.io.table import Table
@@ -44,6 +44,8 @@ class ProgressReport:
 
     def __enter__(self) -> ProgressReport:
         if sys.stderr.isatty() and self._console.is_interactive:
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
             columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
             self._bar = Progress(*columns, console=self._console, transient=True)
             self._task = self._bar.add_task("", total=None)
@@ -184,6 +186,8 @@ class Run:
         from neula.io.paths import Source
 
         if self._standard_input is None:
+            if sys.stdin.isatty():
+                self.say("reading from the terminal: end with Ctrl-D")
             folder = self._held.enter_context(tempfile.TemporaryDirectory(prefix="neula-"))
             self._standard_input = Path(folder) / "stdin"
             with self._standard_input.open("wb") as copy:

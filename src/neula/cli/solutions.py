@@ -40,7 +40,8 @@ def named(x: np.ndarray, a: Table, b: Table) -> Table:
     return Table(x, columns=b.columns or unnamed, rows=a.columns)
 
 
-def finish_solution(run: Run, result: LstsqResult | SolveResult, shown: show.Shown) -> None:
-    """Report what a solver found, and how good it is."""
+def finish_solution(run: Run, result: LstsqResult | SolveResult, shown: show.Shown, a: Table) -> None:
+    """Report what a solver found, and how good it is; the entries of x belong to the columns of A."""
+    facts, rows = shown
     error = f"backward error {result.backward_error:.1e}, tolerance {result.tolerance:.1e}"
-    run.finish(shown, reached=None if result.converged else error)
+    run.finish(({**facts, "columns": a.columns}, rows), reached=None if result.converged else error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
@@ -164,9 +163,13 @@ def read_parquet(source: Source, key: str | None, missing: MissingValues) -> Tab
     import pyarrow.parquet as pq
 
     schema = pq.read_schema(source.path)
-    # What pandas adds to keep the index of a frame is no column of it.
-    names = [name for name in schema.names if not name.startswith("__index_level_")]
-    wanted = names if key is None else [names[i] for i in chosen_columns(source.name, names, key)]
+    names = schema.names
+    if key is not None:
+        wanted = [names[i] for i in chosen_columns(source.name, names, key)]
+    else:
+        # What pandas keeps the index of a frame in is no column of it.
+        index = (schema.pandas_metadata or {}).get("index_columns", [])
+        wanted = [name for name in names if name not in index]
     if not wanted:
         raise FileError(f"{source.name}: holds no columns")
     table = pq.read_table(source.path, columns=wanted)
@@ -177,8 +180,8 @@ def read_parquet(source: Source, key: str | None, missing: MissingValues) -> Tab
             column = column.cast(pa.float64())
         if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
             raise FileError(
-                f"{source.name}: column {name!r} holds {column.type}, not numbers; choose columns, as in "
-                f"{source.name}:{','.join(names[:2])}"
+                f"{source.name}: column {name!r} holds {column.type}, not numbers; choose columns by their "
+                f"names, behind a colon: {listed(names)}"
             )
         if column.null_count and missing == "error":
             raise FileError(
@@ -190,19 +193,9 @@ def read_parquet(source: Source, key: str | None, missing: MissingValues) -> Tab
 
 
 def write_parquet(stream: IO[bytes], table: Table) -> None:
-    """Write a table; columns without names are counted, names of rows come first."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    """Write a table; columns without names are counted, names of rows are the index of a frame."""
+    import pandas as pd
 
     matrix = table.values.reshape(len(table.values), -1)
     names = table.columns or [str(i + 1) for i in range(matrix.shape[1])]
-    columns = dict(zip(names, matrix.T, strict=True))
-    if table.rows is None:
-        frame = pa.table(columns)
-    else:
-        # As pandas keeps the index of a frame: it gives the names of rows back.
-        index = "__index_level_0__"
-        frame = pa.table({**columns, index: list(table.rows)})
-        about = {"index_columns": [index], "columns": [], "column_indexes": []}
-        frame = frame.replace_schema_metadata({"pandas": json.dumps(about)})
-    pq.write_table(frame, stream)
+    pd.DataFrame(matrix, index=table.rows, columns=list(names)).to_parquet(stream)

@@ -23,7 +23,7 @@ SEVERAL = (".npz", *HDF5, ".mat")
 STANDARD = "-"
 """The name of the standard input, and of the standard output."""
 
-_PACKAGES = {".parquet": "pyarrow", ".h5": "h5py", ".hdf5": "h5py"}
+_PACKAGES = {".parquet": ("pyarrow", "pandas"), ".h5": ("h5py",), ".hdf5": ("h5py",)}
 """What some kinds need beside NumPy and SciPy."""
 
 _KEYED = re.compile(
@@ -149,11 +149,11 @@ def readable_kind(path: Path) -> str:
 
 
 def _check_package(kind: str, name: str) -> None:
-    package = _PACKAGES.get(kind)
-    if package is not None and importlib.util.find_spec(package) is None:
-        raise FileError(
-            f"{name}: {kind} files need {package}, which is not installed: pip install 'neula[io]'"
-        )
+    for package in _PACKAGES.get(kind, ()):
+        if importlib.util.find_spec(package) is None:
+            raise FileError(
+                f"{name}: {kind} files need {package}, which is not installed: pip install 'neula[io]'"
+            )
 
 
 def _family(kind: str | None) -> str | None:

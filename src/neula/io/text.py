@@ -25,6 +25,9 @@ from neula.io.table import Message, MissingValues, Table, chosen_columns, count,
 MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NULL", "null", "None")
 """Fields that stand for no value; ``nan`` is a number."""
 
+_NAN = [sign + name for sign in ("", "+", "-") for name in ("nan", "NaN", "Nan", "NAN")]
+"""Numbers that pandas would not know as such."""
+
 _SWAPPED = str.maketrans(",.", ".,")
 
 LARGE = 1 << 25
@@ -264,7 +267,7 @@ def _by_pandas(source: Source, layout: Layout, wanted: Sequence[int]) -> np.ndar
         index_col=False,
         skipinitialspace=True,
         dtype={i: np.float64 if i in wanted else str for i in range(layout.width)},
-        na_values=list(MISSING),
+        na_values=[*MISSING, *_NAN],
         keep_default_na=False,
         low_memory=False,
         **exact,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from neula.papers.reproduce import Paper
 
 app = typer.Typer(no_args_is_help=True, help="Reproduce the figures of a paper on this machine.")
+
 QR_FIGURES = (
     "table3, figure1, figure2, figure3, figure4, figure5, figure6, figure7, figure8, figure9, table4, "
     "overflow, iterations"
@@ -24,7 +25,11 @@ LU_FIGURES = "figure1, table1, figure2, figure3, table2, figure4, figure5, table
 
 
 def _figure_of(names: str) -> Any:
-    return typer.Argument(metavar="FIGURE|all", help=f"One of {names}, or all of them.")
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in ("all", *names.split(", ")) if name.startswith(incomplete)]
+
+    text = f"One of {names}, or all of them."
+    return typer.Argument(metavar="FIGURE|all", help=text, autocompletion=complete)
 
 
 ScaleOption = Annotated[

@@ -73,4 +73,4 @@ def lstsq(
         )
         run.write((output, {"x": named(result.x, table, given["b"])}))
     m, n = table.values.shape[-2:]
-    finish_solution(run, result, show.lstsq(result, n if damp else min(m, n)))
+    finish_solution(run, result, show.lstsq(result, n if damp else min(m, n)), table)

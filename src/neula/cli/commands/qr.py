@@ -42,6 +42,6 @@ def qr(
         result = run.compute(
             "qr", table.values, mode=mode, accuracy=accuracy, engine=engine, progress=run.progress
         )
-        write_factors(run, result, mode, output, q_file, r_file)
+        write_factors(run, result, table, output, q_file, r_file)
     reached = None if result.converged else show.certificate(result.certificate)
     run.finish(show.qr(result), reached=reached)

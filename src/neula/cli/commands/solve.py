@@ -55,4 +55,4 @@ def solve(
             progress=run.progress,
         )
         run.write((output, {"x": named(result.x, given["A"], given["b"])}))
-    finish_solution(run, result, show.solve(result))
+    finish_solution(run, result, show.solve(result), given["A"])

@@ -51,6 +51,6 @@ def tsqr(
         check_factors(run, a, mode, output, q_file, r_file)
         table = run.read({"A": a}, decimal=decimal.value, missing=missing)["A"]
         result = run.compute("tsqr", table.values, mode=mode, compute=compute, engine=engine)
-        write_factors(run, result, mode, output, q_file, r_file)
+        write_factors(run, result, table, output, q_file, r_file)
     reached = None if result.converged else show.certificate(result.certificate)
     run.finish(show.qr(result), reached=reached)
