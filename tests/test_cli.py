@@ -293,7 +293,7 @@ def test_solve_refuses(matrix: np.ndarray, arguments: list[str], says: str) -> N
 def test_lstsq_json() -> None:
     facts = parsed(succeed("lstsq", "problem.npz:A", "b.csv", "--json"))
     assert facts["command"] == "lstsq"
-    about = {"dtype": "float64", "columns": None}
+    about = {"dtype": "float64", "names": None}
     assert facts["inputs"]["A"] == {"file": "problem.npz:A", "shape": [60, 7], **about}
     assert facts["inputs"]["b"] == {"file": "b.csv", "shape": [60], **about}
     assert facts["outputs"] == {}

@@ -170,7 +170,8 @@ def test_an_intercept_is_not_damped() -> None:
 
 def test_json_has_the_names() -> None:
     facts = json.loads(run("lstsq", "reg.csv:x1,x2", "reg.csv:y", "--intercept", "--json").stdout)
-    assert facts["columns"] == ["intercept", "x1", "x2"]
+    assert facts["names"] == ["intercept", "x1", "x2"]
+    assert facts["inputs"]["b"]["names"] == ["y"]
     assert len(facts["x"]) == 3
 
 

@@ -162,7 +162,7 @@ class Run:
                 "file": given[name],
                 "shape": table.values.shape,
                 "dtype": str(table.values.dtype),
-                "columns": table.columns,
+                "names": table.columns,
             }
         return tables
 
@@ -233,18 +233,17 @@ class Run:
         from neula.io.paths import STANDARD
 
         wanted = {_standard(output): arrays for output, arrays in answers if output is not None}
+        if not wanted:
+            self._not_kept = answers[0][1]
+            if not self.as_json and show.is_short(self._not_kept, on_terminal=sys.stdout.isatty()):
+                self._answer, self._not_kept = _as_bytes(self._not_kept), {}
+            return
         with self._timed("write"):
             self.progress("writing", 0.0)
             write_files({Path(output): arrays for output, arrays in wanted.items() if output != STANDARD})
             if STANDARD in wanted:
                 self._answer = _as_bytes(wanted[STANDARD])
         self._outputs = {output: list(arrays) for output, arrays in wanted.items()}
-        if wanted:
-            return
-        del self._seconds["write"]
-        self._not_kept = answers[0][1]
-        if not self.as_json and show.is_short(self._not_kept, on_terminal=sys.stdout.isatty()):
-            self._answer, self._not_kept = _as_bytes(self._not_kept), {}
 
     def say(self, text: str) -> None:
         """Print a line on stderr."""
