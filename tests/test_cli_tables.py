@@ -270,6 +270,22 @@ def test_matmul() -> None:
     assert "fp17" in run("matmul", "problem.npz:A", "problem.npz:S", "--compute", "fp17", code=2).stderr
 
 
+def test_nothing_and_a_number() -> None:
+    np.save("none.npy", np.zeros((0, 0)))
+    np.save("v.npy", np.arange(3.0))
+    for command in (["lu", "none.npy", "--json"], ["solve", "none.npy", "none.npy"], ["orth", "none.npy"]):
+        run(*command)
+    assert run("matmul", "v.npy", "v.npy").stdout == "5.0\n"
+    Path("named.csv").write_text("a,b\n1,2\n3,4\n5,6\n")
+    assert run("matmul", "v.npy", "named.csv").stdout == "13.0\n16.0\n"
+
+
+def test_one_standard_output() -> None:
+    result = run("qr", "problem.npz:A", "--q", "-", "--r", "-", code=cli.BAD_INPUT)
+    assert "would replace another output" in result.stderr
+    assert "Q and R were not kept" in run("qr", "problem.npz:A", "--json").stderr
+
+
 @pytest.mark.parametrize(
     "command",
     [

@@ -121,13 +121,13 @@ class Run:
         for output, arrays in outputs:
             if output is None:
                 continue
-            if _standard(output) == STANDARD:
-                self._check_standard_output(arrays)
-                continue
-            path, key = split_key(output)
+            path, key = split_key(_standard(output))
             if key is not None:
                 raise FileError(f"{output}: the answer is written as a whole: leave out ':{key}'")
-            check_output(path, arrays=arrays)
+            if str(path) == STANDARD:
+                self._check_standard_output(arrays)
+            else:
+                check_output(path, arrays=arrays)
             if path.resolve() in taken:
                 raise FileError(f"{path}: would replace {taken[path.resolve()]}; choose another output file")
             taken[path.resolve()] = f"another output, {path}"
@@ -267,6 +267,8 @@ class Run:
             answer = self._not_kept if len(self._not_kept) == 1 else {}
             values = {name: getattr(array, "values", array) for name, array in answer.items()}
             show.print_json({**common, **facts, **values, "seconds": self._seconds})
+            if len(self._not_kept) > 1:
+                self.say(show.not_kept(self._not_kept))
         else:
             rows = {**show.inputs(self._inputs), **rows, **show.times(self._seconds, self._outputs)}
             verdict = show.verdict(certified=reached is None) if judged else show.DONE

@@ -93,7 +93,8 @@ def lu(factors: LUFactors, rows: np.ndarray, lower: np.ndarray, upper: np.ndarra
     x = np.random.default_rng(0).standard_normal(rows.shape[-1])
     given = rows.astype(np.float64) @ x
     lost = given - lower.astype(np.float64) @ (upper.astype(np.float64) @ x)
-    residual = float(np.max(np.linalg.norm(lost, axis=-1) / np.linalg.norm(given, axis=-1), initial=0.0))
+    part, whole = (np.atleast_1d(np.linalg.norm(one, axis=-1)) for one in (lost, given))
+    residual = float(np.max(np.divide(part, whole, out=part, where=whole > 0), initial=0.0))
     facts = _facts(factors, "variant", "compute", "storage", "engine", "growth", "storage_bytes")
     return facts | {"residual": residual}, {
         "engine": factors.engine,

@@ -24,8 +24,7 @@ def with_intercept(a: Table) -> Table:
     matrix = a.values
     if matrix.ndim != 2:
         raise ValueError(f"--intercept adds a column to a matrix, and A has shape {matrix.shape}")
-    dtype = np.result_type(matrix.dtype, np.float16)
-    ones = np.ones((len(matrix), 1), dtype=dtype)
+    ones = np.ones((len(matrix), 1), dtype=matrix.dtype)
     names = a.columns or tuple(str(i + 1) for i in range(matrix.shape[1]))
     return replace(a, values=np.hstack([ones, matrix]), columns=(INTERCEPT, *names))
 

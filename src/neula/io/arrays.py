@@ -196,6 +196,5 @@ def write_parquet(stream: IO[bytes], table: Table) -> None:
     """Write a table; columns without names are counted, names of rows are the index of a frame."""
     import pandas as pd
 
-    matrix = table.values.reshape(len(table.values), -1)
-    names = table.columns or [str(i + 1) for i in range(matrix.shape[1])]
-    pd.DataFrame(matrix, index=table.rows, columns=list(names)).to_parquet(stream)
+    names = table.columns or [str(i + 1) for i in range(table.values.shape[1])]
+    pd.DataFrame(table.values, index=table.rows, columns=list(names)).to_parquet(stream)

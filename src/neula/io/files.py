@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
@@ -199,10 +200,13 @@ def write_stream(stream: IO[bytes], content: Mapping[str, np.ndarray | Table], k
         if kind == ".npy":
             np.save(stream, table.values, allow_pickle=False)
             return
-        if table.values.ndim not in (1, 2):
+        if table.values.ndim > 2:
             raise FileError(
                 f"{name}: a {kind} file holds a matrix, not an array of shape {table.values.shape}"
             )
+        # A vector is a column, a number one of length 1.
+        matrix = table.values if table.values.ndim == 2 else table.values.reshape(-1, 1)
+        table = replace(table, values=matrix)
         if kind == ".parquet":
             arrays.write_parquet(stream, table)
         elif kind in TEXT:

@@ -39,8 +39,8 @@ def read_market(source: Source, tell: Message) -> np.ndarray:
 
 
 def write_market(stream: IO[bytes], array: np.ndarray) -> None:
-    """Write a vector or matrix with the digits that bring back the same float64."""
-    matrix = np.asarray(array, dtype=np.float64).reshape(len(array), -1)
+    """Write a matrix with the digits that bring back the same float64."""
+    matrix = np.asarray(array, dtype=np.float64)
     rows, columns = matrix.shape
     stream.write(f"%%MatrixMarket matrix array real general\n{rows} {columns}\n".encode())
     for column in matrix.T.tolist():

@@ -193,9 +193,10 @@ def _is_header(source: Source, number: int, fields: Sequence[str], layout: Layou
     last = max(i for i, field in enumerate(fields) if field)
     for i, field in enumerate(fields[: last + 1]):
         if not ((i == 0 and not field) or _is_name(field)) if named else not layout.is_number(field):
+            hint = _hint(field) or " (names of columns do not begin with a digit)" * named
             raise FileError(
                 f"{source.name}: line {number} is neither numbers nor names of columns: "
-                f"column {i + 1} is {shorten(field)!r}{_hint(field)}"
+                f"column {i + 1} is {shorten(field)!r}{hint}"
             )
     return True
 
@@ -326,7 +327,7 @@ def _hint(field: str) -> str:
 
 
 def write_text(stream: IO[bytes], table: Table, kind: str) -> None:
-    """Write a vector or matrix with the digits that bring back the same float64, names first.
+    """Write a matrix with the digits that bring back the same float64, names first.
 
     Names of rows make a first column without a name, as pandas writes it.
     """
@@ -334,7 +335,7 @@ def write_text(stream: IO[bytes], table: Table, kind: str) -> None:
     text = io.TextIOWrapper(compressed or stream, encoding="utf-8", newline="", write_through=True)
     delimiter = "," if kind.startswith(".csv") else "\t"
     writer = csv.writer(text, delimiter=delimiter, lineterminator="\n")
-    matrix = np.asarray(table.values, dtype=np.float64).reshape(len(table.values), -1)
+    matrix = np.asarray(table.values, dtype=np.float64)
     if table.columns is not None:
         writer.writerow([""] * (table.rows is not None) + list(table.columns))
     for i, row in enumerate(matrix.tolist()):

@@ -53,7 +53,7 @@ def lu(
         matrix = run.read({"A": a}, decimal=decimal.value)["A"].values
         options = {"pivot": pivot, "compute": compute, "storage": storage, "engine": engine}
         factors = run.compute("lu_factor", matrix, progress=run.progress, **options)
-        lower, upper, permutation = factors.L, factors.U, np.asarray(factors.permutation)
+        lower, upper, permutation = factors.L, factors.U, np.asarray(factors.permutation, dtype=np.int64)
         run.write((output, {"L": lower, "U": upper, "permutation": permutation}))
     rows = np.take_along_axis(matrix, permutation[..., np.newaxis], axis=-2)
     run.finish(show.lu(factors, rows, lower, upper), judged=False)

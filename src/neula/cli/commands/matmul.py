@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -36,12 +35,15 @@ def matmul(
     as_json: JsonOption = False,
 ) -> None:
     """Multiply A by B, in the arithmetic that you choose."""
+    from neula.io.table import Table
+
     with running("matmul", as_json) as run:
         run.check([a, b], (output, 1))
         given = run.read({"A": a, "B": b}, decimal=decimal.value)
         product = run.compute("matmul", given["A"].values, given["B"].values, compute=compute, engine=engine)
-        # The columns of the product are those of B.
-        run.write((output, {"C": replace(given["B"], values=product)}))
+        # The columns of the product are those of B, unless A is a row, which it does not have.
+        names = given["B"].columns if given["A"].values.ndim > 1 else None
+        run.write((output, {"C": Table(product, names)}))
     shape = tuple(product.shape)
     facts = {"shape": shape, "dtype": str(product.dtype), "compute": compute}
     run.finish((facts, {"product": f"{' x '.join(map(str, shape))} {product.dtype}"}), judged=False)
