@@ -376,3 +376,68 @@ def test_nothing_that_is_known(tmp_path: Path, content: bytes, says: str) -> Non
     (tmp_path / "f").write_bytes(content)
     with pytest.raises(FileError, match=f"standard input {says}"):
         Source.unnamed(tmp_path / "f", "standard input")
+
+
+# --- random text ------------------------------------------------------------------------------------------
+
+ODD = [
+    "",
+    " 4 ",
+    '"5"',
+    "nan",
+    "NA",
+    "x",
+    "1,5",
+    "#",
+    "a b",
+    '"q,w"',
+    "0x1",
+    "1_0",
+    "inf",
+    "1e400",
+    "3e10",
+    '"',
+]
+
+
+def random_text(rng: np.random.Generator) -> str:
+    """Lines of numbers with something odd in every fourth field, and blank, short and commented lines."""
+    delimiter, width = rng.choice([",", ";", "\t", " "]), int(rng.integers(1, 5))
+
+    def line(fields: int, names: bool = False) -> str:
+        row = [
+            str(rng.choice(["x", "y", "", "u v"]) if names else rng.choice(ODD))
+            if names or rng.random() < 0.25
+            else repr(float(rng.normal()))
+            for _ in range(fields)
+        ]
+        return delimiter.join(row) + delimiter * bool(rng.random() < 0.05)
+
+    lines = [line(width, names=True)] * bool(rng.random() < 0.5)
+    for _ in range(rng.integers(1, 6)):
+        lines.append(line(width if rng.random() < 0.93 else int(rng.integers(1, 6))))
+        if rng.random() < 0.1:
+            lines.append(str(rng.choice(["", " ", "\t", "# c", "  # c"])))
+    return "\n".join(lines) + str(rng.choice(["", "\n", "\r\n"]))
+
+
+@pytest.mark.parametrize("missing", ["error", "nan"])
+def test_numpy_and_pandas_read_the_same_or_refuse_the_same(
+    tmp_path: Path, missing: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pandas")
+    rng = np.random.default_rng(11)
+    refused = 0
+    for _ in range(120):
+        content = random_text(rng)
+        found = []
+        for large in (1 << 30, 0):
+            monkeypatch.setattr(text, "LARGE", large)
+            try:
+                table = table_of(tmp_path / "t.csv", content, missing=missing)
+                found.append((table.values.shape, table.values.tobytes(), table.columns))
+            except FileError as error:
+                found.append(str(error))
+        assert found[0] == found[1], content
+        refused += isinstance(found[0], str)
+    assert 20 < refused < 118

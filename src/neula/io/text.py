@@ -14,7 +14,9 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import IO, Any
 
 import numpy as np
@@ -31,7 +33,7 @@ _NAN = [sign + name for sign in ("", "+", "-") for name in ("nan", "NaN", "Nan",
 _SWAPPED = str.maketrans(",.", ".,")
 
 LARGE = 1 << 25
-"""Bytes from which on pandas, which takes half a second to import, is faster: 450 MB/s beside 55 MB/s."""
+"""Bytes from which on pandas, which takes half a second to import, is faster: 230 MB/s beside 45 MB/s."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ def _lines(source: Source) -> Iterator[tuple[int, str]]:
             text = before + _without_comment(line.strip(" \r\n"))
             if text.count('"') % 2:
                 first, before = first or number, text + " "
-            elif text:
+            elif text.strip():
                 yield first or number, text
                 first, before = 0, ""
         if before:
@@ -261,8 +263,8 @@ def _by_pandas(source: Source, layout: Layout, wanted: Sequence[int]) -> np.ndar
     # Since version 3.1 the default rounds correctly, and asking for it is deprecated.
     old = tuple(map(int, pd.__version__.split(".")[:2])) < (3, 1)
     exact: dict[str, Any] = {"float_precision": "round_trip"} if old else {}
-    frame = pd.read_csv(
-        io.StringIO("\n".join(_regular_lines(source, layout))),
+    read = partial(
+        pd.read_csv,
         sep=layout.delimiter or r"\s+",
         header=None,
         index_col=False,
@@ -273,7 +275,22 @@ def _by_pandas(source: Source, layout: Layout, wanted: Sequence[int]) -> np.ndar
         low_memory=False,
         **exact,
     )
-    return frame[list(wanted)].to_numpy(np.float64)
+    frame: Any = None
+    if not _has_comments(source):
+        compression = "gzip" if source.kind.endswith(".gz") else None
+        about = {"compression": compression, "encoding": "utf-8-sig", "decimal": layout.decimal}
+        with suppress(pd.errors.ParserError):
+            frame = read(source.path, skiprows=layout.header, **about)
+    # Of lines that are too short, or blank, pandas makes empty fields, or an error.
+    if frame is None or frame[layout.width - 1].isna().any():
+        frame = read(io.StringIO("\n".join(_regular_lines(source, layout))))
+    return np.asarray(frame[list(wanted)].to_numpy(np.float64))
+
+
+def _has_comments(source: Source) -> bool:
+    opened = gzip.open if source.kind.endswith(".gz") else open
+    with opened(source.path, "rb") as stream:
+        return any(b"#" in block for block in iter(partial(stream.read, 1 << 20), b""))
 
 
 def _regular_lines(source: Source, layout: Layout) -> Iterator[str]:
