@@ -18,6 +18,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "neula"
 LINES_OF_A_FILE = 400
 LINES_OF_A_FUNCTION = 60
 ENTRIES = 13
+"""Beside ``__main__.py``, which Python wants there."""
 
 LONG_FILES: set[str] = set()
 """Files that are still to be split. Nothing is to be added."""
@@ -100,5 +101,5 @@ def test_exceptions_exist() -> None:
 
 
 def test_few_entries() -> None:
-    entries = {path.name for path in SOURCE.iterdir()} - {"__pycache__"}
+    entries = {path.name for path in SOURCE.iterdir()} - {"__pycache__", "__main__.py"}
     assert len(entries) <= ENTRIES, sorted(entries)

@@ -20,7 +20,8 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from neula.cli import app as cli
+from neula import cli
+from neula.cli.app import app
 from neula.papers.data import Data, Row, Rows, show
 from neula.papers.drawing import grouped_bars, lines, new_canvas
 from neula.papers.figure import Claim, Figure, Scale, Setting, Verdict
@@ -499,7 +500,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def experiment(*arguments: str) -> Result:
-    return CliRunner().invoke(cli.app, ("experiment", *arguments))
+    return CliRunner().invoke(app, ("experiment", *arguments))
 
 
 def refused(result: Result) -> str:

@@ -1,27 +1,35 @@
-"""Running a command: files in, progress on stderr, the result on stdout, an exit code out."""
+"""Running a command: files in, reports on stderr, the answer on stdout or in files, an exit code out."""
 
 from __future__ import annotations
 
+import io
+import shutil
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import neula
-from neula.cli import show
+from neula.cli import BAD_INPUT, CERTIFIED, NOT_CERTIFIED, show
+from neula.cli.options import ACCURACIES, Missing
 
 if TYPE_CHECKING:
     import numpy as np
+    from rich.progress import Progress
 
-CERTIFIED, NOT_CERTIFIED, BAD_INPUT, DEFECT, INTERRUPTED = 0, 1, 2, 70, 130
+    from neula.io.paths import Source
+    from neula.io.table import Table
+
+Answer: TypeAlias = "Mapping[str, np.ndarray | Table]"
+"""Arrays by their names."""
 
 
 class ProgressReport:
@@ -36,6 +44,8 @@ class ProgressReport:
 
     def __enter__(self) -> ProgressReport:
         if sys.stderr.isatty() and self._console.is_interactive:
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
             columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
             self._bar = Progress(*columns, console=self._console, transient=True)
             self._task = self._bar.add_task("", total=None)
@@ -71,59 +81,129 @@ class ProgressReport:
 class Run:
     """One run of a command: what it has read and written, the time it took, and how it ends."""
 
-    def __init__(self, command: str, as_json: bool, err: Console, progress: ProgressReport) -> None:
+    def __init__(
+        self, command: str, as_json: bool, err: Console, progress: ProgressReport, held: ExitStack
+    ) -> None:
         self.command = command
         self.as_json = as_json
         self.progress = progress
         self._err = err
+        self._held = held
+        """What is put away when the command ends."""
+        self._standard_input: Path | None = None
         self._inputs: dict[str, dict[str, Any]] = {}
         self._outputs: dict[str, list[str]] = {}
+        self._not_kept: Answer = {}
+        self._answer = b""
+        """What goes to the standard output."""
         self._seconds: dict[str, float] = {}
         self.missed: str | None = None
         """The text of a warning that the accuracy, or the rank, was missed."""
 
-    def check_outputs(self, inputs: Sequence[str | None], *outputs: tuple[Path | None, int]) -> None:
+    # --- files in -----------------------------------------------------------------------------------------
+
+    def check(self, inputs: Sequence[str | None], *outputs: tuple[str | None, int]) -> None:
         """Raise before the work if an input is missing, or a result could not be saved or would replace one.
 
         An output is a file with the number of arrays that go into it.
         """
-        from neula.io.paths import FileError, check_output, readable_kind, split_key
+        from neula.io.paths import STANDARD, FileError, check_output, readable_kind, split_key
 
-        for name in inputs:
-            if name is not None:
-                readable_kind(split_key(name)[0])
-        taken = {split_key(name)[0].resolve(): name for name in inputs if name is not None}
-        for path, arrays in outputs:
-            if path is None:
+        given = [_standard(name) for name in inputs if name is not None]
+        if given.count(STANDARD) > 1:
+            raise FileError(
+                "the standard input is given twice: say which part is which, as in -:x1,x2 and -:y"
+            )
+        files = [name for name in given if str(split_key(name)[0]) != STANDARD]
+        for name in files:
+            readable_kind(split_key(name)[0])
+        taken = {split_key(name)[0].resolve(): name for name in files}
+        for output, arrays in outputs:
+            if output is None:
                 continue
-            check_output(path, arrays=arrays)
+            path, key = split_key(_standard(output))
+            if key is not None:
+                raise FileError(f"{output}: the answer is written as a whole: leave out ':{key}'")
+            if str(path) == STANDARD:
+                self._check_standard_output(arrays)
+            else:
+                check_output(path, arrays=arrays)
             if path.resolve() in taken:
                 raise FileError(f"{path}: would replace {taken[path.resolve()]}; choose another output file")
             taken[path.resolve()] = f"another output, {path}"
 
-    def read(self, name: str, argument: str, *, column_as_vector: bool = False) -> np.ndarray:
-        """Read the file of an argument."""
-        from neula.io.files import read_matrix, split_key
+    def _check_standard_output(self, arrays: int) -> None:
+        if self.as_json:
+            raise ValueError("--json takes the standard output: give the name of a file in place of -")
+        if arrays > 1 and sys.stdout.isatty():
+            raise ValueError(
+                f"{arrays} arrays go to the standard output as an .npz file, which is not for a terminal: "
+                "give the name of a file, or send them through a pipe"
+            )
 
+    def read(
+        self, files: Mapping[str, str | None], *, decimal: str = ".", missing: Missing = Missing.error
+    ) -> dict[str, Table]:
+        """Read the files of the arguments, by the names of these; all but A may be vectors.
+
+        With ``Missing.drop`` lines that lack a value in any of them are left out of all.
+        """
+        from neula.io.table import without_missing
+
+        given = {name: _standard(argument) for name, argument in files.items() if argument is not None}
         with self._timed("read"):
-            self.progress(f"reading {argument}", 0.0)
-            path, key = split_key(argument)
-            array = read_matrix(path, key=key, column_as_vector=column_as_vector, message=self.say)
-        self._inputs[name] = {"file": argument, "shape": array.shape, "dtype": str(array.dtype)}
-        return array
+            tables = {name: self._read(name, given[name], decimal, missing) for name in given}
+            if missing is Missing.drop:
+                tables, left_out = without_missing(tables)
+                if left_out:
+                    self.say(f"left out {left_out}: they have empty fields or NaN")
+        for name, table in tables.items():
+            self._inputs[name] = {
+                "file": given[name],
+                "shape": table.values.shape,
+                "dtype": str(table.values.dtype),
+                "names": table.columns,
+            }
+        return tables
 
-    def compute(
-        self, function: str, *arrays: np.ndarray, accuracy: StrEnum | None, engine: StrEnum, **options: Any
-    ) -> Any:
+    def _read(self, name: str, argument: str, decimal: str, missing: Missing) -> Table:
+        from neula.io.files import read_table
+        from neula.io.paths import STANDARD, Source, split_key
+
+        self.progress(f"reading {argument}", 0.0)
+        path, key = split_key(argument)
+        return read_table(
+            self._spooled_input() if str(path) == STANDARD else Source.of(path),
+            key=key,
+            column_as_vector=name != "A",
+            decimal=decimal,
+            missing="nan" if missing is Missing.drop else "error",
+            message=self.say,
+        )
+
+    def _spooled_input(self) -> Source:
+        """What comes by the standard input, as a file: it may be read more than once."""
+        from neula.io.paths import Source
+
+        if self._standard_input is None:
+            if sys.stdin.isatty():
+                self.say("reading from the terminal: end with Ctrl-D")
+            folder = self._held.enter_context(tempfile.TemporaryDirectory(prefix="neula-"))
+            self._standard_input = Path(folder) / "stdin"
+            with self._standard_input.open("wb") as copy:
+                shutil.copyfileobj(sys.stdin.buffer, copy)
+        return Source.unnamed(self._standard_input, "standard input")
+
+    # --- the work -----------------------------------------------------------------------------------------
+
+    def compute(self, function: str, *arrays: np.ndarray, **options: Any) -> Any:
         """Call a public function of neula; importing it takes time that is not counted."""
         start = time.perf_counter()
         call = getattr(neula, function)
         self.progress.leave_out(time.perf_counter() - start)
         with self._timed("compute"), self._keeping_accuracy_warnings():
             self.progress("starting", 0.0)
-            wanted = None if accuracy is None else accuracy.value
-            options |= {"accuracy": wanted, "engine": engine.value, "progress": self.progress}
-            return call(*arrays, **options)
+            return call(*arrays, **{name: _plain(name, value) for name, value in options.items()})
 
     @contextmanager
     def _keeping_accuracy_warnings(self) -> Iterator[None]:
@@ -141,44 +221,65 @@ class Run:
             warnings.showwarning = keep  # type: ignore[assignment]
             yield
 
-    def write(self, contents: Mapping[Path | None, Mapping[str, np.ndarray]]) -> None:
-        """Write the arrays to the files that were asked for, all or none."""
-        from neula.io.files import write_files
+    # --- files out ----------------------------------------------------------------------------------------
 
-        wanted = {path: arrays for path, arrays in contents.items() if path is not None}
-        if wanted:
-            with self._timed("write"):
-                self.progress("writing", 0.0)
-                write_files(wanted)
-        self._outputs = {str(path): list(arrays) for path, arrays in wanted.items()}
+    def write(self, *answers: tuple[str | None, Answer]) -> None:
+        """Write arrays to the files that were asked for, all or none; keep what goes to the standard output.
+
+        The first answer is the whole one. Without any file it goes to the standard output if it is one array;
+        a terminal gets what is short.
+        """
+        from neula.io.files import write_files
+        from neula.io.paths import STANDARD
+
+        wanted = {_standard(output): arrays for output, arrays in answers if output is not None}
+        if not wanted:
+            self._not_kept = answers[0][1]
+            if not self.as_json and show.is_short(self._not_kept, on_terminal=sys.stdout.isatty()):
+                self._answer, self._not_kept = _as_bytes(self._not_kept), {}
+            return
+        with self._timed("write"):
+            self.progress("writing", 0.0)
+            write_files({Path(output): arrays for output, arrays in wanted.items() if output != STANDARD})
+            if STANDARD in wanted:
+                self._answer = _as_bytes(wanted[STANDARD])
+        self._outputs = {output: list(arrays) for output, arrays in wanted.items()}
 
     def say(self, text: str) -> None:
         """Print a line on stderr."""
         self._err.print(f"neula: {text}", soft_wrap=True)
 
-    def finish(self, shown: show.Shown, *, reached: str | None, answer: str | None = None) -> NoReturn:
-        """Show the result and exit.
+    def finish(self, shown: show.Shown, *, reached: str | None = None, judged: bool = True) -> NoReturn:
+        """Report on stderr, print the answer on stdout, and exit.
 
         Parameters
         ----------
         shown : (dict, dict)
             The JSON object, but for what every command has, and the rows of the summary.
-        reached : str or None
+        reached : str, optional
             The accuracy that was reached, when the result is not certified.
-        answer : str, optional
-            Printed below the summary.
+        judged : bool, optional
+            Whether there is an accuracy that the result could have missed.
         """
         facts, rows = shown
         if self.as_json:
             common = {"command": self.command, "inputs": self._inputs, "outputs": self._outputs}
-            show.print_json({**common, **facts, "seconds": self._seconds})
+            answer = self._not_kept if len(self._not_kept) == 1 else {}
+            values = {name: getattr(array, "values", array) for name, array in answer.items()}
+            show.print_json({**common, **facts, **values, "seconds": self._seconds})
+            if len(self._not_kept) > 1:
+                self.say(show.not_kept(self._not_kept))
         else:
             rows = {**show.inputs(self._inputs), **rows, **show.times(self._seconds, self._outputs)}
-            show.print_summary(self.command, rows, certified=reached is None)
-            if answer is not None:
-                print(answer)
+            verdict = show.verdict(certified=reached is None) if judged else show.DONE
+            show.print_summary(self._err, self.command, rows, verdict)
+            if self._not_kept:
+                self.say(show.not_kept(self._not_kept))
+            sys.stdout.buffer.write(self._answer)
+            sys.stdout.flush()
         if reached is not None:
-            saved = "; the best that was found is in " + ", ".join(self._outputs) if self._outputs else ""
+            files = [output for output in self._outputs if output != "-"]
+            saved = "; the best that was found is in " + ", ".join(files) if files else ""
             self.say((self.missed or f"not the accuracy asked for: {reached}") + saved)
         raise typer.Exit(CERTIFIED if reached is None else NOT_CERTIFIED)
 
@@ -189,10 +290,41 @@ class Run:
         self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
 
 
+def _standard(file: str) -> str:
+    """The name of a file; of the standard input and output that is ``-``, with what is chosen from it."""
+    for device in ("/dev/stdin", "/dev/stdout"):
+        if file == device or file.startswith(f"{device}:"):
+            return f"-{file.removeprefix(device)}"
+    return file
+
+
+def _plain(name: str, value: Any) -> Any:
+    """The value of an option as a function takes it."""
+    if name == "accuracy" and value is not None and value not in ACCURACIES:
+        return float(value)
+    return value.value if isinstance(value, StrEnum) else value
+
+
+def _as_bytes(answer: Answer) -> bytes:
+    """An answer as it goes through a pipe: a vector or matrix as text, others as NumPy writes them."""
+    from neula.io.files import write_stream
+
+    stream = io.BytesIO()
+    kind = (
+        ".npz"
+        if len(answer) > 1
+        else ".csv"
+        if all(show.is_table(one) for one in answer.values())
+        else ".npy"
+    )
+    write_stream(stream, answer, kind, "standard output")
+    return stream.getvalue()
+
+
 @contextmanager
 def running(command: str, as_json: bool = False) -> Iterator[Run]:
     """Show progress; turn errors and warnings into a line on stderr, and errors into an exit code."""
-    err = Console(stderr=True, highlight=False, markup=False)
+    err = show.plain_console(stderr=True)
     try:
         with warnings.catch_warnings():
 
@@ -200,11 +332,10 @@ def running(command: str, as_json: bool = False) -> Iterator[Run]:
                 err.print(f"neula: warning: {message}", soft_wrap=True)
 
             warnings.showwarning = in_one_line  # type: ignore[assignment]
-            with ProgressReport(err) as progress:
-                yield Run(command, as_json, err, progress)
-    except KeyboardInterrupt:
-        err.print("neula: interrupted")
-        raise typer.Exit(INTERRUPTED) from None
+            with ProgressReport(err) as progress, ExitStack() as held:
+                yield Run(command, as_json, err, progress, held)
+    except BrokenPipeError:
+        raise
     except Exception as error:
         if isinstance(error, (ValueError, TypeError, ArithmeticError, OSError)):
             text = " ".join(str(error).split())

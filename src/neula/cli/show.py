@@ -17,15 +17,29 @@ from rich.text import Text
 if TYPE_CHECKING:
     import numpy as np
 
-    from neula.pipeline.result import Attempt, LstsqResult, QRResult, SolveResult, SVDResult
+    from neula.pipeline.result import (
+        Attempt,
+        CholeskyResult,
+        LstsqResult,
+        LUFactors,
+        QRResult,
+        SolveResult,
+        SVDResult,
+    )
 
 SHORT = 20
-"""Solutions of at most so many numbers are printed when no output file is given."""
+"""Answers of at most so many numbers are shown on a terminal when no output file is given."""
 
 Facts = dict[str, Any]
 Labelled = dict[str, str]
 Shown = tuple[Facts, Labelled]
 """A result as a JSON object, and as labelled lines of a summary."""
+
+Verdict = tuple[str, str]
+"""What is said of a result, and in which style."""
+
+DONE: Verdict = ("done", "bold")
+"""Where there is nothing to certify."""
 
 EVIDENCE = ("backward_error", "tolerance", "condition", "forward_error", "digits")
 
@@ -59,6 +73,35 @@ def qr(result: QRResult) -> Shown:
     """A QR factorization."""
     facts = _facts(result, "converged", "accuracy", "engine", "certificate", "attempts")
     return facts, {"engine": result.engine, "tried": attempts(result.attempts)}
+
+
+def cholesky(result: CholeskyResult) -> Shown:
+    """A Cholesky factorization."""
+    facts = _facts(result, "converged", "accuracy", "engine", "upper", "residual", "bound", "attempts")
+    return facts, {
+        "engine": result.engine,
+        "tried": attempts(result.attempts),
+        "residual": f"{result.residual:.1e} (bound {result.bound:.1e})",
+    }
+
+
+def lu(factors: LUFactors, rows: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> Shown:
+    """LU factors, beside the rows of A in their order."""
+    import numpy as np
+
+    # Along one random vector: a product of the factors would take as long as they did.
+    x = np.random.default_rng(0).standard_normal(rows.shape[-1])
+    given = rows.astype(np.float64) @ x
+    lost = given - lower.astype(np.float64) @ (upper.astype(np.float64) @ x)
+    part, whole = (np.atleast_1d(np.linalg.norm(one, axis=-1)) for one in (lost, given))
+    residual = float(np.max(np.divide(part, whole, out=part, where=whole > 0), initial=0.0))
+    facts = _facts(factors, "variant", "compute", "storage", "engine", "growth", "storage_bytes")
+    return facts | {"residual": residual}, {
+        "engine": factors.engine,
+        "formats": f"products in {factors.compute}, factors in {factors.storage}",
+        "residual": f"{residual:.1e}",
+        "growth": numbers(np.atleast_1d(factors.growth)),
+    }
 
 
 def svd(result: SVDResult) -> Shown:
@@ -115,27 +158,50 @@ def numbers(values: np.ndarray, most: int = 8) -> str:
     return " ".join(f"{value:.4g}" for value in flat[:most]) + (" ..." if flat.size > most else "")
 
 
-def vector(x: np.ndarray) -> str:
-    """A short solution with all its digits, a row a line."""
-    if x.size > SHORT:
-        return f"x has {x.size} entries; save them with -o x.npy"
-    # str() of a NumPy scalar has as many digits as bring back the same number.
-    return "\n".join(" ".join(map(str, row)) for row in x.reshape(len(x), -1))
+def is_table(array: Any) -> bool:
+    """Whether an array is a vector or matrix, which text can hold."""
+    return getattr(array, "values", array).ndim <= 2
+
+
+def is_short(answer: Mapping[str, Any], *, on_terminal: bool) -> bool:
+    """Whether an answer is for the standard output though nobody said so."""
+    arrays = [getattr(one, "values", one) for one in answer.values()]
+    return len(arrays) == 1 and not (on_terminal and (arrays[0].size > SHORT or arrays[0].ndim > 2))
+
+
+def not_kept(answer: Mapping[str, Any]) -> str:
+    """What becomes of an answer that has no file, and how to get one."""
+    *first, last = answer
+    if first:
+        what, where = f"{', '.join(first)} and {last} were", "an .npz file"
+    else:
+        size = getattr(answer[last], "values", answer[last]).size
+        what, where = f"{last}, of {size} numbers, was", "a file"
+    return f"{what} not kept: give -o with the name of {where}, or send the answer through a pipe with -o -"
 
 
 # --- the summary ------------------------------------------------------------------------------------------
 
 
-def print_summary(command: str, rows: Labelled, *, certified: bool) -> None:
+def verdict(*, certified: bool) -> Verdict:
+    """What is said of a result that was measured."""
+    return ("certified", "bold green") if certified else ("NOT certified", "bold yellow")
+
+
+def print_summary(console: Console, command: str, rows: Labelled, verdict: Verdict) -> None:
     """The verdict, and a labelled line for everything else."""
-    verdict, style = ("certified", "bold green") if certified else ("NOT certified", "bold yellow")
-    heading = Text.assemble((f"neula {command}", "bold"), ": ", (verdict, style))
-    print_on_stdout(heading, grid(rows))
+    console.print(Text.assemble((f"neula {command}", "bold"), ": ", verdict))
+    console.print(grid(rows))
+
+
+def plain_console(*, stderr: bool = False) -> Console:
+    """A console that prints texts as they are: names of files may look like markup."""
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
 
 
 def print_on_stdout(*things: Any) -> None:
     """Print tables and texts as they are, without markup."""
-    console = Console(highlight=False, markup=False)
+    console = plain_console()
     for thing in things:
         console.print(thing)
 
@@ -154,7 +220,10 @@ def times(seconds: Mapping[str, float], outputs: Mapping[str, Sequence[str]]) ->
         f"{name} {value:.3g} s" if value >= 0.1 else f"{name} {1000 * value:.2g} ms"
         for name, value in seconds.items()
     )
-    saved = {", ".join(names): f"saved to {path}" for path, names in outputs.items()}
+    saved = {
+        ", ".join(names): "on the standard output" if path == "-" else f"saved to {path}"
+        for path, names in outputs.items()
+    }
     return {"time": ", ".join(steps), **saved}
 
 

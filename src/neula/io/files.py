@@ -1,19 +1,43 @@
-"""Matrices in files: NumPy, CSV and Matrix Market, in and out, with errors that say what to change."""
+"""Matrices in files: NumPy, tables, HDF5, MATLAB and Matrix Market, with errors that say what to change."""
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
-from neula.io.paths import WRITABLE, FileError, check_output, kind_of, readable_kind, split_key, system_errors
-from neula.io.tables import Message, read_csv, read_mtx, write_text
+from neula.io import arrays
+from neula.io.market import read_market, write_market
+from neula.io.paths import (
+    HDF5,
+    MARKET,
+    TEXT,
+    WRITABLE,
+    FileError,
+    Source,
+    check_output,
+    kind_of,
+    split_key,
+    system_errors,
+)
+from neula.io.table import Message, MissingValues, Table
+from neula.io.text import read_text, write_text
 
-__all__ = ["FileError", "check_output", "read_matrix", "split_key", "write_files", "write_matrix"]
+__all__ = [
+    "FileError",
+    "Table",
+    "check_output",
+    "read_matrix",
+    "read_table",
+    "split_key",
+    "write_files",
+    "write_matrix",
+]
 
 
 def read_matrix(
@@ -21,19 +45,28 @@ def read_matrix(
     *,
     key: str | None = None,
     column_as_vector: bool = False,
+    decimal: str = ".",
+    missing: MissingValues = "error",
     message: Message | None = None,
 ) -> np.ndarray:
-    """Read one array from a ``.npy``, ``.npz``, ``.csv``, ``.mtx`` or ``.mtx.gz`` file.
+    """Read one array from a file.
 
     Parameters
     ----------
     path : str or path
-        The extension names the format.
+        The extension names the format: ``.npy``, ``.npz``, ``.csv``, ``.tsv`` and ``.txt`` (and these with
+        ``.gz`` behind), ``.parquet``, ``.h5`` or ``.hdf5``, ``.mat``, ``.mtx`` or ``.mtx.gz``.
     key : str, optional
-        Which array of an ``.npz`` file; not needed when it holds only one.
+        Which array of an ``.npz`` or ``.mat`` file, or the path of a dataset of HDF5; not needed when there
+        is only one. Of a table the columns, as in ``"x1,x2"``: their names, or their numbers from 1 where the
+        file names none; all by default.
     column_as_vector : bool, optional
         Return a matrix of one column as a vector of shape ``(m,)`` where the format cannot tell the two
-        apart (``.csv`` and Matrix Market), as a right-hand side wants it.
+        apart (tables, ``.mat`` and Matrix Market), as a right-hand side wants it.
+    decimal : {".", ","}, optional
+        What separates the decimals in text.
+    missing : {"error", "nan"}, optional
+        What becomes of the empty fields of a table, and of ``NA`` and the like.
     message : callable, optional
         Is told in one line what was done to the file's content beyond reading it: a header line left
         out, a sparse matrix made dense.
@@ -41,38 +74,81 @@ def read_matrix(
     Returns
     -------
     ndarray
-        ``.npy`` and ``.npz`` keep their shape and dtype (in native byte order); ``.csv`` and Matrix Market
-        give a float64 matrix.
+        Text and Matrix Market give a float64 matrix, other formats keep shape and dtype (in native byte
+        order).
 
     Raises
     ------
     FileError
-        The file is missing, empty, truncated, not what its extension says, or holds no real numbers.
+        The file is missing, empty, truncated, not what its extension says, or holds no real numbers; a
+        package is not installed that reads it.
     """
-    path = Path(path)
-    kind = readable_kind(path)
-    if key is not None and kind != ".npz":
-        raise FileError(f"{path}: only an .npz file holds arrays by name, so ':{key}' cannot choose one")
+    return read_table(
+        Source.of(path),
+        key=key,
+        column_as_vector=column_as_vector,
+        decimal=decimal,
+        missing=missing,
+        message=message,
+    ).values
+
+
+def read_table(
+    source: Source,
+    *,
+    key: str | None = None,
+    column_as_vector: bool = False,
+    decimal: str = ".",
+    missing: MissingValues = "error",
+    message: Message | None = None,
+) -> Table:
+    """Read one array with the names of its columns, where the file has some: :func:`read_matrix` says how.
+
+    Raises
+    ------
+    FileError
+        As there.
+    """
+    if key is not None and source.kind in (".npy", *MARKET):
+        raise FileError(f"{source.name}: a {source.kind} file holds one array, so ':{key}' cannot choose one")
     tell = message or (lambda text: None)
-    with system_errors(path, "read"):
-        if kind in (".npy", ".npz"):
-            return _numbers(path, _read_npy(path) if kind == ".npy" else _read_npz(path, key))
-        matrix = read_csv(path, tell) if kind == ".csv" else read_mtx(path, kind, tell)
-    return matrix[:, 0] if column_as_vector and matrix.shape[1] == 1 else matrix
+    with system_errors(source.name, "read"), arrays.damage_reported(source):
+        table = _read(source, key, decimal, missing, tell)
+    values = arrays.real_numbers(source.name, table.values)
+    vectors = source.kind in (*TEXT, ".parquet", ".mat", *MARKET)
+    if column_as_vector and vectors and values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    return Table(values, table.columns)
+
+
+def _read(source: Source, key: str | None, decimal: str, missing: MissingValues, tell: Message) -> Table:
+    if source.kind in TEXT:
+        return read_text(source, key, decimal, missing, tell)
+    if source.kind == ".parquet":
+        return arrays.read_parquet(source, key, missing)
+    if source.kind in MARKET:
+        return Table(read_market(source, tell))
+    if source.kind == ".mat":
+        return Table(arrays.read_mat(source, key, tell))
+    if source.kind in HDF5:
+        return Table(arrays.read_hdf5(source, key))
+    return Table(arrays.read_npz(source, key) if source.kind == ".npz" else arrays.read_npy(source))
 
 
 def write_matrix(path: str | os.PathLike[str], array: np.ndarray, *, name: str = "array") -> None:
-    """Write one array to a ``.npy``, ``.npz``, ``.csv`` or ``.mtx`` file, completely or not at all.
+    """Write one array to a file, completely or not at all.
 
     Parameters
     ----------
     path : str or path
-        The extension names the format. An existing file is replaced once the new one is complete.
+        The extension names the format, one of those of :func:`read_matrix` but ``.mtx.gz``. An existing file
+        is replaced once the new one is complete.
     array : ndarray
-        ``.npy`` and ``.npz`` keep shape and dtype. The text formats take vectors (one column) and matrices,
-        and write as many digits as bring back exactly the same float64.
+        Text and Matrix Market take vectors (one column) and matrices, and write as many digits as bring back
+        exactly the same float64. Other formats keep the dtype, and all but ``.parquet`` and ``.mat`` the
+        shape.
     name : str, optional
-        The name of the array inside an ``.npz`` file.
+        The name of the array inside an ``.npz``, HDF5 or ``.mat`` file.
 
     Raises
     ------
@@ -82,7 +158,7 @@ def write_matrix(path: str | os.PathLike[str], array: np.ndarray, *, name: str =
     write_files({Path(path): {name: array}})
 
 
-def write_files(contents: Mapping[Path, Mapping[str, np.ndarray]]) -> None:
+def write_files(contents: Mapping[Path, Mapping[str, np.ndarray | Table]]) -> None:
     """Write several files, all of them or none: ``{path: {name of array: array}}``.
 
     Every file is first written under a temporary name beside its destination; only when all of them are
@@ -95,12 +171,13 @@ def write_files(contents: Mapping[Path, Mapping[str, np.ndarray]]) -> None:
     """
     staged: list[tuple[Path, Path]] = []
     try:
-        for path, arrays in contents.items():
-            check_output(path, arrays=len(arrays))
+        for path, content in contents.items():
+            check_output(path, arrays=len(content))
             destination = Path(os.path.realpath(path))
             temporary = destination.with_name(f".{destination.name}.{secrets.token_hex(4)}.part")
             staged.append((temporary, destination))
-            _write(path, temporary, arrays)
+            with system_errors(path, "written"), temporary.open("x+b") as stream:
+                write_stream(stream, content, kind_of(path, WRITABLE, "written"), str(path))
         for temporary, destination in staged:
             os.replace(temporary, destination)
     finally:
@@ -108,77 +185,31 @@ def write_files(contents: Mapping[Path, Mapping[str, np.ndarray]]) -> None:
             temporary.unlink(missing_ok=True)
 
 
-# --- what a file is ---------------------------------------------------------------------------------------
-
-
-def _numbers(path: Path, array: np.ndarray) -> np.ndarray:
-    """Refuse what is no array of real numbers; torch takes the native byte order only."""
-    if array.dtype.kind == "c":
-        raise FileError(f"{path}: holds {array.dtype} numbers; complex matrices are not supported yet")
-    if array.dtype.kind not in "biuf":
-        raise FileError(f"{path}: holds {array.dtype} values, not numbers; save it as a float array")
-    return array.astype(array.dtype.newbyteorder("="), copy=False)
-
-
-# --- NumPy ------------------------------------------------------------------------------------------------
-
-
-def _read_npy(path: Path) -> np.ndarray:
-    with _damage_reported(path, ".npy"):
-        # Mapping the file first compares the size in the header with the size of the file, so a truncated
-        # file of a terabyte is noticed before its memory is asked for.
-        return np.array(np.load(path, mmap_mode="r", allow_pickle=False))
-
-
-def _read_npz(path: Path, key: str | None) -> np.ndarray:
-    with (
-        _damage_reported(path, ".npz"),
-        path.open("rb") as stream,
-        np.load(stream, allow_pickle=False) as archive,
-    ):
-        return archive[_choose(path, list(archive.files), key)]
-
-
-@contextmanager
-def _damage_reported(path: Path, kind: str) -> Iterator[None]:
-    """Whatever NumPy raises on a damaged file becomes a FileError."""
-    try:
-        yield
-    except (FileError, OSError, MemoryError):
-        raise
-    except Exception as error:
-        if "Object arrays" in str(error) or "Python objects" in str(error):
-            raise FileError(f"{path}: holds Python objects, not numbers; save it as a float array") from error
-        raise FileError(
-            f"{path}: truncated or damaged {kind} file ({str(error) or 'it ends early'})"
-        ) from error
-
-
-def _choose(path: Path, keys: list[str], key: str | None) -> str:
-    names = ", ".join(keys)
-    if key is not None:
-        if key not in keys:
-            raise FileError(f"{path}: no array is named {key!r}; it holds {names or 'none'}")
-        return key
-    if not keys:
-        raise FileError(f"{path}: holds no arrays")
-    if len(keys) > 1:
-        raise FileError(f"{path}: holds {len(keys)} arrays ({names}); choose one, as in {path}:{keys[0]}")
-    return keys[0]
-
-
-# --- writing ----------------------------------------------------------------------------------------------
-
-
-def _write(path: Path, temporary: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write to ``temporary`` in the format of ``path``."""
-    kind = kind_of(path, WRITABLE, "written")
-    with system_errors(path, "written"), temporary.open("xb") as stream:
-        if kind == ".npz":
-            np.savez(stream, **arrays)  # type: ignore[arg-type]
-            return
-        (array,) = arrays.values()
+def write_stream(stream: IO[bytes], content: Mapping[str, np.ndarray | Table], kind: str, name: str) -> None:
+    """Write arrays in the format of an extension; ``name`` is what messages call the stream."""
+    tables = {key: one if isinstance(one, Table) else Table(one) for key, one in content.items()}
+    plain = {key: table.values for key, table in tables.items()}
+    if kind == ".npz":
+        np.savez(stream, **plain)  # type: ignore[arg-type]
+    elif kind in HDF5:
+        arrays.write_hdf5(stream, plain)
+    elif kind == ".mat":
+        arrays.write_mat(stream, plain)
+    else:
+        (table,) = tables.values()
         if kind == ".npy":
-            np.save(stream, array, allow_pickle=False)
+            np.save(stream, table.values, allow_pickle=False)
+            return
+        if table.values.ndim > 2:
+            raise FileError(
+                f"{name}: a {kind} file holds a matrix, not an array of shape {table.values.shape}"
+            )
+        # A vector is a column, a number one of length 1.
+        matrix = table.values if table.values.ndim == 2 else table.values.reshape(-1, 1)
+        table = replace(table, values=matrix)
+        if kind == ".parquet":
+            arrays.write_parquet(stream, table)
+        elif kind in TEXT:
+            write_text(stream, table, kind)
         else:
-            write_text(path, stream, array, kind)
+            write_market(stream, table.values)

@@ -2,25 +2,94 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
-READABLE = (".npy", ".npz", ".csv", ".mtx", ".mtx.gz")
-WRITABLE = (".npy", ".npz", ".csv", ".mtx")
+TEXT = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz")
+MARKET = (".mtx", ".mtx.gz")
+HDF5 = (".h5", ".hdf5")
+READABLE = (".npy", ".npz", *TEXT, ".parquet", *HDF5, ".mat", *MARKET)
+WRITABLE = (".npy", ".npz", *TEXT, ".parquet", *HDF5, ".mat", ".mtx")
+SEVERAL = (".npz", *HDF5, ".mat")
+"""Files that hold several arrays, each with a name."""
+
+STANDARD = "-"
+"""The name of the standard input, and of the standard output."""
+
+_PACKAGES = {".parquet": ("pyarrow", "pandas"), ".h5": ("h5py",), ".hdf5": ("h5py",)}
+"""What some kinds need beside NumPy and SciPy."""
+
+_KEYED = re.compile(
+    rf"(?P<path>-|.*?(?:{'|'.join(map(re.escape, (*SEVERAL, *TEXT, '.parquet')))})):(?P<key>.*)",
+    re.IGNORECASE | re.DOTALL,
+)
+
+_BEGINNINGS = {
+    b"\x93NUMPY": ".npy",
+    b"PK\x03\x04": ".npz",
+    b"PK\x05\x06": ".npz",
+    b"PAR1": ".parquet",
+    b"\x89HDF\r\n\x1a\n": ".h5",
+    b"MATLAB ": ".mat",
+}
 
 
 class FileError(ValueError):
     """A file cannot be read or written; the message names it and says what to change."""
 
 
+@dataclass(frozen=True)
+class Source:
+    """A file to read.
+
+    Attributes
+    ----------
+    path : Path
+        Where its bytes are.
+    kind : str
+        Its extension, one of those that can be read.
+    name : str
+        What messages call it.
+    """
+
+    path: Path
+    kind: str
+    name: str
+
+    @classmethod
+    def of(cls, path: str | os.PathLike[str]) -> Self:
+        """A file that is there, is not empty, and begins as its extension says."""
+        path = Path(path)
+        return cls(path, readable_kind(path), str(path))
+
+    @classmethod
+    def unnamed(cls, path: Path, name: str) -> Self:
+        """A file whose kind is what its content looks like."""
+        with path.open("rb") as stream:
+            head = stream.read(512)
+        if not head:
+            raise FileError(f"{name} is empty")
+        kind = _sniff(head)
+        if kind is None:
+            raise FileError(f"{name} is of no known kind; {', '.join(READABLE)} can be read")
+        _check_package(kind, name)
+        return cls(path, kind, name)
+
+
 def split_key(argument: str) -> tuple[Path, str | None]:
-    """Split ``file.npz:key`` into the path and the key of the array inside; other names have no key."""
-    head, colon, key = argument.rpartition(":")
-    if colon and head.lower().endswith(".npz"):
-        return Path(head), key
-    return Path(argument), None
+    """Split ``file.npz:key`` into the path and what is chosen inside; other names choose nothing.
+
+    What is chosen is an array of an ``.npz``, HDF5 or ``.mat`` file, or columns of a table.
+    """
+    match = _KEYED.fullmatch(argument)
+    return (Path(match["path"]), match["key"]) if match else (Path(argument), None)
 
 
 def check_output(path: str | os.PathLike[str], *, arrays: int = 1) -> None:
@@ -31,7 +100,7 @@ def check_output(path: str | os.PathLike[str], *, arrays: int = 1) -> None:
     path : str or path
         Where :func:`write_matrix` or :func:`write_files` will write.
     arrays : int, optional
-        How many arrays will go into the file; only ``.npz`` holds more than one.
+        How many arrays will go into the file; only ``.npz``, HDF5 and ``.mat`` files hold more than one.
 
     Raises
     ------
@@ -40,8 +109,9 @@ def check_output(path: str | os.PathLike[str], *, arrays: int = 1) -> None:
     """
     path = Path(path)
     kind = kind_of(path, WRITABLE, "written")
-    if arrays > 1 and kind != ".npz":
+    if arrays > 1 and kind not in SEVERAL:
         raise FileError(f"{path}: a {kind} file holds one array, not {arrays}; give the name of an .npz file")
+    _check_package(kind, str(path))
     if path.is_dir():
         raise FileError(f"{path}: is a directory; add the name of a file")
     if not path.parent.is_dir():
@@ -70,26 +140,55 @@ def readable_kind(path: Path) -> str:
     if not head:
         raise FileError(f"{path}: the file is empty")
     found = _sniff(head)
-    if found != kind:
+    # Version 4 of .mat files begins with anything.
+    if _family(found) != _family(kind) and not (kind == ".mat" and found in (None, ".csv")):
         content = f"looks like {found}; rename it" if found else "is of no known kind"
         raise FileError(f"{path}: not a {kind} file, as its extension says: the content {content}")
+    _check_package(kind, str(path))
     return kind
 
 
+def _check_package(kind: str, name: str) -> None:
+    for package in _PACKAGES.get(kind, ()):
+        if importlib.util.find_spec(package) is None:
+            raise FileError(
+                f"{name}: {kind} files need {package}, which is not installed: pip install 'neula[io]'"
+            )
+
+
+def _family(kind: str | None) -> str | None:
+    """One kind of those whose content looks alike."""
+    if kind in TEXT:
+        return ".csv.gz" if kind.endswith(".gz") else ".csv"
+    return ".h5" if kind in HDF5 else kind
+
+
 def _sniff(head: bytes) -> str | None:
-    if head.startswith(b"\x93NUMPY"):
-        return ".npy"
-    if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
-        return ".npz"
     if head.startswith(b"\x1f\x8b"):
-        return ".mtx.gz"
+        inside = _text_kind(_inflated(head))
+        return None if inside is None else f"{inside}.gz"
+    for beginning, kind in _BEGINNINGS.items():
+        if head.startswith(beginning):
+            return kind
+    return _text_kind(head)
+
+
+def _text_kind(head: bytes) -> str | None:
     if head.lower().startswith(b"%%matrixmarket"):
         return ".mtx"
     return None if b"\0" in head else ".csv"
 
 
+def _inflated(head: bytes) -> bytes:
+    """What the beginning of a gzip file holds, as far as it goes."""
+    try:
+        return zlib.decompressobj(wbits=31).decompress(head, 512)
+    except zlib.error:
+        return b""
+
+
 @contextmanager
-def system_errors(path: Path, verb: str) -> Iterator[None]:
+def system_errors(path: Path | str, verb: str) -> Iterator[None]:
     """What the operating system refuses becomes a FileError."""
     try:
         yield

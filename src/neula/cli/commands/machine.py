@@ -10,13 +10,10 @@ import typer
 from rich.console import Console
 
 from neula.cli import show
+from neula.cli.options import JsonOption
 from neula.cli.run import running
 
 BenchmarkName = StrEnum("BenchmarkName", ["qr", "lstsq", "svd", "gemm", "sweep"])
-
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object on stdout and everything else on stderr.")
-]
 
 
 def info(as_json: JsonOption = False) -> None:

@@ -1,0 +1,102 @@
+"""``neula experiment``: the figures of papers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from neula.cli.run import running
+from neula.papers.data import Scale
+
+if TYPE_CHECKING:
+    from neula.papers.reproduce import Paper
+
+app = typer.Typer(no_args_is_help=True, help="Reproduce the figures of a paper on this machine.")
+
+QR_FIGURES = (
+    "table3, figure1, figure2, figure3, figure4, figure5, figure6, figure7, figure8, figure9, table4, "
+    "overflow, iterations"
+)
+TSQR_FIGURES = "underflow, products, accuracy, performance, batched"
+LU_FIGURES = "figure1, table1, figure2, figure3, table2, figure4, figure5, table3, figure6, iterations"
+
+
+def _figure_of(names: str) -> Any:
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in ("all", *names.split(", ")) if name.startswith(incomplete)]
+
+    text = f"One of {names}, or all of them."
+    return typer.Argument(metavar="FIGURE|all", help=text, autocompletion=complete)
+
+
+ScaleOption = Annotated[
+    Scale, typer.Option(help="small: two cores, a minute a figure; paper: its sizes, on a GPU.")
+]
+OutOption = Annotated[Path, typer.Option(help="Directory for data, pictures and the page.")]
+RedrawOption = Annotated[
+    bool, typer.Option("--redraw", help="Draw and judge the data in the directory, measure nothing.")
+]
+
+
+@app.command("qr-paper")
+def qr_paper(
+    figure: Annotated[str, _figure_of(QR_FIGURES)],
+    scale: ScaleOption = Scale.small,
+    out: OutOption = Path("qr-paper"),
+    redraw: RedrawOption = False,
+) -> None:
+    """QR factorization: Zhang, Baharlouei, Wu, HPDC 2020."""
+    from neula.papers.qr import QR_PAPER
+
+    _experiment(QR_PAPER, figure, scale, out, redraw)
+
+
+@app.command("tsqr-paper")
+def tsqr_paper(
+    figure: Annotated[str, _figure_of(TSQR_FIGURES)],
+    scale: ScaleOption = Scale.small,
+    out: OutOption = Path("tsqr-paper"),
+    redraw: RedrawOption = False,
+) -> None:
+    """TSQR with error correction: Ootomo, Yokota, 2021."""
+    from neula.papers.tsqr import TSQR_PAPER
+
+    _experiment(TSQR_PAPER, figure, scale, out, redraw)
+
+
+@app.command("lu-paper")
+def lu_paper(
+    figure: Annotated[str, _figure_of(LU_FIGURES)],
+    scale: ScaleOption = Scale.small,
+    out: OutOption = Path("lu-paper"),
+    redraw: RedrawOption = False,
+    matrices: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            exists=True,
+            file_okay=False,
+            help="Directory with .mtx or .mtx.gz files of the SuiteSparse matrices of table3.",
+        ),
+    ] = None,
+) -> None:
+    """LU factorization with fp16 storage: Lopez, Mary, 2022."""
+    from neula.papers.lu import LU_PAPER
+
+    _experiment(LU_PAPER, figure, scale, out, redraw, matrices)
+
+
+def _experiment(
+    paper: Paper, figure: str, scale: Scale, out: Path, redraw: bool, matrices: Path | None = None
+) -> None:
+    from neula.papers.reproduce import reproduce
+
+    console = Console()
+    with running("experiment") as run:
+        report = run.progress
+        reproduce(
+            paper, figure, scale, out, redraw=redraw, matrices=matrices, console=console, progress=report
+        )

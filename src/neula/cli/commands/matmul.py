@@ -1,0 +1,49 @@
+"""``neula matmul``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from neula.cli.options import (
+    Decimal,
+    DecimalOption,
+    EngineName,
+    EngineOption,
+    JsonOption,
+    MatrixFile,
+    output_option,
+)
+from neula.cli.run import running
+
+
+def matmul(
+    a: MatrixFile,
+    b: Annotated[str, typer.Argument(metavar="B", help="File of the other matrix, or -.")],
+    compute: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FORMAT",
+            help="What operands are rounded to: fp16, bf16, tf32, with _cor for error correction, fp32 "
+            "or fp64. The default is as accurate as the input's dtype.",
+        ),
+    ] = None,
+    engine: EngineOption = EngineName.auto,
+    output: Annotated[str | None, output_option("the product")] = None,
+    decimal: DecimalOption = Decimal.point,
+    as_json: JsonOption = False,
+) -> None:
+    """Multiply A by B, in the arithmetic that you choose."""
+    from neula.io.table import Table
+
+    with running("matmul", as_json) as run:
+        run.check([a, b], (output, 1))
+        given = run.read({"A": a, "B": b}, decimal=decimal.value)
+        product = run.compute("matmul", given["A"].values, given["B"].values, compute=compute, engine=engine)
+        # The columns of the product are those of B, unless A is a row, which it does not have.
+        names = given["B"].columns if given["A"].values.ndim > 1 else None
+        run.write((output, {"C": Table(product, names)}))
+    shape = tuple(product.shape)
+    facts = {"shape": shape, "dtype": str(product.dtype), "compute": compute}
+    run.finish((facts, {"product": f"{' x '.join(map(str, shape))} {product.dtype}"}), judged=False)

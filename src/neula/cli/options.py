@@ -1,0 +1,100 @@
+"""Arguments and options that several commands have: a meaning, a name and a help text once each."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+ACCURACIES = ("fp16", "bf16", "tf32", "fp32", "fp64", "float16", "bfloat16", "float32", "float64")
+"""Names that an accuracy has, known here so that a wrong one is refused before anything is read."""
+
+EngineName = StrEnum("EngineName", ["auto", "cpu", "emulated", "cuda"])
+Missing = StrEnum("Missing", ["error", "drop"])
+Mode = StrEnum("Mode", ["reduced", "r"])
+Certify = StrEnum("Certify", ["backward", "forward"])
+Decimal = StrEnum("Decimal", {"point": ".", "comma": ","})
+
+FILES = "Files"
+"""The heading above the options about files."""
+
+MatrixFile = Annotated[str, typer.Argument(metavar="A", help="File of the matrix; - is the standard input.")]
+RightHandSideFile = Annotated[
+    str, typer.Argument(metavar="b", help="File of one or several right-hand sides, or -.")
+]
+
+
+def output_option(what: str) -> Any:
+    """``-o`` of a command, with what it writes."""
+    text = f"File for {what}; - is the standard output."
+    return typer.Option("--output", "-o", metavar="FILE", rich_help_panel=FILES, help=text)
+
+
+def _file_option(name: str, what: str) -> Any:
+    return typer.Option(name, metavar="FILE", rich_help_panel=FILES, help=f"File {what}.")
+
+
+SolutionOption = Annotated[str | None, output_option("the solution x")]
+FactorsOption = Annotated[str | None, output_option("Q and R (.npz, .h5 or .mat); any kind with --mode r")]
+QFileOption = Annotated[str | None, _file_option("--q", "for Q alone")]
+RFileOption = Annotated[str | None, _file_option("--r", "for R alone")]
+WeightsOption = Annotated[str | None, _file_option("--weights", "of one weight per row")]
+
+
+def _complete_accuracy(incomplete: str) -> list[str]:
+    return [name for name in ACCURACIES if name.startswith(incomplete)]
+
+
+def _check_accuracy(given: str | None) -> str | None:
+    """Refuse what is neither a name nor a number; which numbers will do depends on the matrix."""
+    if given is None or given in ACCURACIES:
+        return given
+    try:
+        float(given)
+    except ValueError:
+        names = ", ".join(map(repr, ACCURACIES))
+        message = f"{given!r} is neither a backward error, as 1e-6, nor one of {names}."
+        raise typer.BadParameter(message) from None
+    return given
+
+
+AccuracyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--accuracy",
+        metavar="FORMAT|NUMBER",
+        callback=_check_accuracy,
+        autocompletion=_complete_accuracy,
+        help="Accuracy of the answer: a format (fp16, bf16, tf32, fp32, fp64) or the largest backward error "
+        "that will do, as 1e-6. The default is that of the input's dtype.",
+    ),
+]
+CertifyOption = Annotated[
+    Certify,
+    typer.Option(
+        "--certify",
+        help="backward: stop at the backward error; forward: refine until the digits of x are right.",
+    ),
+]
+RcondOption = Annotated[
+    float | None, typer.Option("--rcond", help="Singular values below rcond times the largest count as zero.")
+]
+EngineOption = Annotated[EngineName, typer.Option("--engine", help="What multiplies.")]
+ModeOption = Annotated[Mode, typer.Option(help="Compute Q and R, or R alone.")]
+DecimalOption = Annotated[
+    Decimal,
+    typer.Option("--decimal", rich_help_panel=FILES, help="What separates the decimals in text files."),
+]
+MissingOption = Annotated[
+    Missing,
+    typer.Option(
+        "--missing",
+        rich_help_panel=FILES,
+        help="Lines with empty fields, NA or NaN: refuse them, or leave them out.",
+    ),
+]
+JsonOption = Annotated[
+    bool,
+    typer.Option("--json", rich_help_panel=FILES, help="Print one JSON object on stdout, with all facts."),
+]

@@ -1,0 +1,86 @@
+"""Matrix Market files, with errors that name the line and say what to change."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import shutil
+import tempfile
+import zlib
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from neula.io.paths import FileError, Source
+from neula.io.sparse import as_dense, check_memory
+from neula.io.table import Message, count, shorten
+
+_NUMBER = rb"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|(?i:nan|inf|infinity))"
+
+
+def read_market(source: Source, tell: Message) -> np.ndarray:
+    """Read a Matrix Market file, compressed or not; ``tell`` gets a line on a sparse matrix made dense."""
+    # scipy (1.17) ends the whole process when the last line has no newline but a blank, and when it meets
+    # an error in the middle of a Python stream: it is given plain files that end with a newline.
+    if source.kind == ".mtx" and _ends_with_newline(source.path):
+        return _read_plain(source.name, source.path, tell)
+    with tempfile.TemporaryDirectory(prefix="neula-") as folder:
+        plain = Path(folder) / "matrix.mtx"
+        opened = gzip.open if source.kind == ".mtx.gz" else open
+        try:
+            with opened(source.path, "rb") as given, plain.open("wb") as copy:
+                shutil.copyfileobj(given, copy)
+                copy.write(b"\n")
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise FileError(f"{source.name}: truncated or damaged gzip file ({error})") from error
+        return _read_plain(source.name, plain, tell)
+
+
+def write_market(stream: IO[bytes], array: np.ndarray) -> None:
+    """Write a matrix with the digits that bring back the same float64."""
+    matrix = np.asarray(array, dtype=np.float64)
+    rows, columns = matrix.shape
+    stream.write(f"%%MatrixMarket matrix array real general\n{rows} {columns}\n".encode())
+    for column in matrix.T.tolist():
+        stream.write("".join(f"{number!r}\n" for number in column).encode())
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with path.open("rb") as stream:
+        stream.seek(-1, os.SEEK_END)
+        return stream.read() == b"\n"
+
+
+def _read_plain(name: str, plain: Path, tell: Message) -> np.ndarray:
+    """Read ``plain``; messages and errors name the file that it comes from."""
+    import scipy.io
+
+    try:
+        rows, columns, _, layout, field, _ = scipy.io.mminfo(plain)
+    except (ValueError, OverflowError) as error:
+        raise FileError(f"{name}: not a Matrix Market file that can be read ({error})") from error
+    if field == "complex":
+        raise FileError(f"{name}: holds complex numbers; complex matrices are not supported yet")
+    check_memory(name, rows, columns)
+    _check_lines(name, plain, 1 if layout == "array" else 2 if field == "pattern" else 3)
+    try:
+        matrix = scipy.io.mmread(plain)
+    except (ValueError, OverflowError) as error:
+        raise FileError(f"{name}: truncated or damaged Matrix Market file ({error})") from error
+    dense = matrix if isinstance(matrix, np.ndarray) else as_dense(name, matrix, tell)
+    return dense.astype(np.float64, copy=False)
+
+
+def _check_lines(name: str, plain: Path, width: int) -> None:
+    """Refuse lines that hold something else than ``width`` numbers: scipy reads ``1.5D+03`` as 1.5."""
+    blank_or_comment = re.compile(rb"\s*|%.*\s*")
+    numbers = re.compile(rb"\s*" + rb"\s+".join([_NUMBER] * width) + rb"\s*")
+    with plain.open("rb") as stream:
+        lines = ((i, line) for i, line in enumerate(stream, 1) if not blank_or_comment.fullmatch(line))
+        next(lines, None)  # the size
+        for i, line in lines:
+            if not numbers.fullmatch(line):
+                text = shorten(line.decode(errors="replace").strip())
+                raise FileError(f"{name}: line {i} should hold {count(width, 'number')}, it is {text!r}")

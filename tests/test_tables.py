@@ -1,0 +1,443 @@
+"""Tables, HDF5, MATLAB: the same numbers whoever parses them, names of columns, empty fields."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.io
+import scipy.sparse
+
+from neula.io import text
+from neula.io.files import Table, read_matrix, read_table, write_files, write_matrix
+from neula.io.paths import FileError, Source, check_output, readable_kind
+
+NUMBERS = np.array([[1.0, -2.5], [3e10, 4.0]])
+
+
+def without(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a package look as if it were not installed."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find(name))
+
+
+@pytest.fixture(params=["numpy alone", "numpy, then pandas", "pandas"])
+def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Who parses text: small files are NumPy's, unless they have empty fields; large ones are pandas'."""
+    if request.param == "numpy alone":
+        without("pandas", monkeypatch)
+    else:
+        pytest.importorskip("pandas")
+    if request.param == "pandas":
+        monkeypatch.setattr(text, "LARGE", 0)
+    return str(request.param)
+
+
+def table_of(path: Path, content: str, **options: Any) -> Table:
+    path.write_bytes(content.encode())
+    return read_table(Source.of(path), **options)
+
+
+# --- text -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "columns"),
+    [
+        ("1,-2.5\n3e10,4\n", None),
+        ("1;-2.5\n3e10;4", None),
+        ("1\t-2.5\n3e10\t4\n", None),
+        ("1 -2.5\n  3e10   4", None),
+        (" 1 , -2.5 \n\n3e10,4\n", None),
+        ('"1","-2.5"\r\n"3e10","4"\r\n', None),
+        ("\ufeffx,y\n1,-2.5\n3e10,4\n", ("x", "y")),
+        ("# from savetxt\n1,-2.5\n3e10,4 # last\n", None),
+        ('"length; m","mass, kg"\n1,-2.5\n3e10,4\n', ("length; m", "mass, kg")),
+        ("x;#y\n1;-2.5\n3e10;4\n", ("x", "#y")),
+        ("1,-2.5,\n3e10,4,\n", None),
+        ("x,y,\n1,-2.5,\n3e10,4,\n", ("x", "y")),
+        ("x,y\n1,-2.5,\n3e10,4,\n", ("x", "y")),
+        ("x,y,\n1,-2.5\n3e10,4\n", ("x", "y")),
+        (",x,y\n0,1,-2.5\n1,3e10,4\n", ("x", "y")),
+        ('"","x","y"\n"a, b",1,-2.5\n"c",3e10,4\n', ("x", "y")),
+        (",x,y\n2026-01-01,1,-2.5\n2026-01-02,3e10,4\n", ("x", "y")),
+        ('"a\nb",y\n1,-2.5\n3e10,4\n', ("a b", "y")),
+    ],
+)
+def test_dialects(tmp_path: Path, parser: str, content: str, columns: tuple[str, ...] | None) -> None:
+    table = table_of(tmp_path / "t.csv", content)
+    np.testing.assert_array_equal(table.values, NUMBERS)
+    assert table.values.dtype == np.float64
+    assert table.columns == columns
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.txt", "t.csv.gz", "t.tsv.gz", "t.TXT.GZ"])
+def test_every_bit_of_every_kind_of_text(tmp_path: Path, parser: str, name: str) -> None:
+    bits = np.random.default_rng(1).integers(0, 1 << 63, size=3000, dtype=np.uint64)
+    bits |= np.random.default_rng(2).integers(0, 2, size=3000, dtype=np.uint64) << np.uint64(63)
+    values = bits.view(np.float64)
+    values = values[np.isfinite(values)][:2700].reshape(-1, 3)
+    table = Table(values, columns=("a", "b, c", "d"), rows=tuple(f"r {i}" for i in range(len(values))))
+    write_files({tmp_path / name: {"x": table}})
+    read = read_table(Source.of(tmp_path / name))
+    assert read.values.tobytes() == values.tobytes()
+    assert read.columns == table.columns
+
+
+def test_written_tables_are_those_of_pandas(tmp_path: Path) -> None:
+    pd = pytest.importorskip("pandas")
+    frame = pd.DataFrame(NUMBERS, index=["r1", "r2"], columns=["a", "b"])
+    write_files({tmp_path / "t.csv": {"x": Table(NUMBERS, ("a", "b"), ("r1", "r2"))}})
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "t.csv", index_col=0), frame)
+    pytest.importorskip("pyarrow")
+    write_files({tmp_path / "t.parquet": {"x": Table(NUMBERS, ("a", "b"), ("r1", "r2"))}})
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "t.parquet"), frame)
+
+
+LABELLED = ",x1,x2,site\n0,1,2.5,a\n1,3,4,b c\n"
+
+
+def test_columns_by_name(tmp_path: Path, parser: str) -> None:
+    table = table_of(tmp_path / "t.csv", LABELLED, key="x2,x1")
+    np.testing.assert_array_equal(table.values, [[2.5, 1], [4, 3]])
+    assert table.columns == ("x2", "x1")
+    vector = table_of(tmp_path / "t.csv", LABELLED, key="x1", column_as_vector=True)
+    np.testing.assert_array_equal(vector.values, [1, 3])
+    quoted = table_of(tmp_path / "q.csv", '"a,b",c\n1,2\n', key='c,"a,b"')
+    assert quoted.columns == ("c", "a,b")
+    np.testing.assert_array_equal(quoted.values, [[2, 1]])
+
+
+def test_columns_by_number_where_there_are_no_names(tmp_path: Path, parser: str) -> None:
+    table = table_of(tmp_path / "t.csv", "1,2,3\n4,5,6\n", key="3,1")
+    np.testing.assert_array_equal(table.values, [[3, 1], [6, 4]])
+    assert table.columns is None
+
+
+@pytest.mark.parametrize(
+    ("content", "key", "says"),
+    [
+        (LABELLED, "x1,sites", r"no column is named 'sites' \(did you mean 'site'\?\); it has x1, x2, site"),
+        (LABELLED, "", r"names of columns are missing after ':'; it has x1, x2, site"),
+        (LABELLED, "x1,site", r"line 2, column 4 \(site\): 'a' is not a number"),
+        (LABELLED, None, r"line 2, column 4 \(site\): 'a' is not a number \(choose columns by their names"),
+        ("x,x\n1,2\n", "x", r"2 columns are named 'x'; give them different names"),
+        ("1,2\n", "3", r"no column is named '3'; it has no names, columns go by 1 to 2"),
+    ],
+)
+def test_columns_that_cannot_be(
+    tmp_path: Path, parser: str, content: str, key: str | None, says: str
+) -> None:
+    with pytest.raises(FileError, match=says):
+        table_of(tmp_path / "t.csv", content, key=key)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["1,5;2\n-0,25;3e2\n", "x;y\n1,5;2\n-0,25;3e2\n", "1,5\t2\n-0,25\t3e2\n", "1,5 2\n-0,25 3e2\n"],
+)
+def test_decimal_commas(tmp_path: Path, parser: str, content: str) -> None:
+    table = table_of(tmp_path / "t.txt", content, decimal=",")
+    np.testing.assert_array_equal(table.values, [[1.5, 2], [-0.25, 300]])
+
+
+def test_points_are_no_decimals_among_commas(tmp_path: Path, parser: str) -> None:
+    """They separate thousands there: 1.500 is not 1.5."""
+    with pytest.raises(FileError, match=r"line 2, column 2: '1\.500' is not a number \(a decimal point, or"):
+        table_of(tmp_path / "t.csv", "1,5;2\n3,5;1.500\n", decimal=",")
+
+
+MISSING = "a,b,c\n1,2,3\n,5,6\n7,NA,9\n10,11,\n"
+
+
+def test_empty_fields(tmp_path: Path, parser: str) -> None:
+    with pytest.raises(FileError, match=r"line 3, column 1 \(a\) is empty \(leave out .* --missing drop\)"):
+        table_of(tmp_path / "t.csv", MISSING)
+    if parser == "numpy alone":
+        with pytest.raises(
+            FileError, match=r"empty fields, which are read by pandas: pip install 'neula\[io\]'"
+        ):
+            table_of(tmp_path / "t.csv", MISSING, missing="nan")
+        return
+    nan = np.nan
+    table = table_of(tmp_path / "t.csv", MISSING, missing="nan")
+    np.testing.assert_array_equal(table.values, [[1, 2, 3], [nan, 5, 6], [7, nan, 9], [10, 11, nan]])
+
+
+def test_nan_is_a_number_and_an_empty_field_is_not(tmp_path: Path, parser: str) -> None:
+    np.testing.assert_array_equal(
+        table_of(tmp_path / "t.csv", "1,nan\n-NaN,3\n").values, [[1, np.nan], [np.nan, 3]]
+    )
+    with pytest.raises(FileError, match="line 3, column 1 is empty"):
+        table_of(tmp_path / "t.csv", "1,nan\n2,3\n,4\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("x,y\n\n1,2\n# comment\n3,4\n5,6,7\n", "line 6 has 3 fields, line 1 names 2"),
+        ('x,y\n"1\n",2\n3,4,5\n', "line 4 has 3 fields, line 1 names 2"),
+        ("x,y,z\n1,2,3\n4,5\n", "line 3 has 2 fields, line 1 names 3"),
+        ("1 2\n3\n4 5\n", "line 2 has 1 field, most lines have 2"),
+        ("x,y\n1,2,\n3,4,5\n", "line 1 names 2 columns, the lines below have 3"),
+    ],
+)
+@pytest.mark.parametrize("missing", ["error", "nan"])
+def test_ragged_lines_are_errors_whatever_is_missing(
+    tmp_path: Path, parser: str, content: str, says: str, missing: Any
+) -> None:
+    with pytest.raises(FileError, match=says):
+        table_of(tmp_path / "t.csv", content, missing=missing)
+
+
+def test_what_is_said_of_a_file(tmp_path: Path) -> None:
+    told: list[str] = []
+    table_of(tmp_path / "t.csv", ",x,y\n0,1,2\n", message=told.append)
+    assert [line.partition(": ")[2] for line in told] == [
+        "line 1 is a header: x, y",
+        "column 1 has no name and was left out: it numbers or names the rows",
+    ]
+    told.clear()
+    table_of(tmp_path / "t.csv", ",x,y\n0,1,2\n", key="x", message=told.append)
+    assert told == []
+
+
+@pytest.mark.parametrize("length", [5, 12, 30, -3])
+def test_damaged_compressed_text(tmp_path: Path, length: int) -> None:
+    whole = gzip.compress("\n".join(f"{i},{i * i}" for i in range(500)).encode())
+    (tmp_path / "t.csv.gz").write_bytes(whole[:length])
+    with pytest.raises(FileError, match=r"t\.csv\.gz: (truncated or damaged|holds no numbers)"):
+        read_matrix(tmp_path / "t.csv.gz")
+
+
+# --- Parquet, HDF5, MATLAB --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("extension", [".parquet", ".h5", ".hdf5", ".mat"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32])
+def test_binary_kinds_keep_numbers_and_dtype(tmp_path: Path, extension: str, dtype: type) -> None:
+    pytest.importorskip({".parquet": "pyarrow", ".mat": "scipy"}.get(extension, "h5py"))
+    matrix = (
+        np.arange(6).reshape(3, 2).astype(dtype) / np.array(3, dtype) if dtype != np.int32 else np.eye(3, 2)
+    )
+    matrix = matrix.astype(dtype)
+    write_matrix(tmp_path / f"a{extension}", matrix)
+    write_matrix(tmp_path / f"b{extension}", matrix[:, 0])
+    for name, written in (("a", matrix), ("b", matrix[:, 0])):
+        read = read_matrix(tmp_path / f"{name}{extension}", column_as_vector=True)
+        assert read.dtype == written.dtype
+        np.testing.assert_array_equal(read, written)
+
+
+@pytest.mark.parametrize("extension", [".npz", ".h5", ".mat"])
+def test_several_arrays_in_one_file(tmp_path: Path, extension: str) -> None:
+    if extension == ".h5":
+        pytest.importorskip("h5py")
+    path = tmp_path / f"qr{extension}"
+    check_output(path, arrays=2)
+    write_files({path: {"Q": NUMBERS, "R": np.eye(2)}})
+    np.testing.assert_array_equal(read_matrix(path, key="R"), np.eye(2))
+    with pytest.raises(FileError, match=r"holds 2 arrays \(/?Q, /?R\); choose one, as in .*:/?Q"):
+        read_matrix(path)
+    with pytest.raises(FileError, match=r"no array is named '/?S'; it holds /?Q, /?R"):
+        read_matrix(path, key="S")
+
+
+def test_hdf5_groups(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "r.h5", "w") as file:
+        file["run/1/A"] = NUMBERS
+        file["about"] = "text"
+        file["nothing"] = h5py.Empty("f8")
+    for key in ("/run/1/A", "run/1/A"):
+        np.testing.assert_array_equal(read_matrix(tmp_path / "r.h5", key=key), NUMBERS)
+    for key, says in (
+        ("/run", "no array is named '/run'"),
+        ("about", "not numbers"),
+        ("nothing", "is empty"),
+    ):
+        with pytest.raises(FileError, match=rf"r\.h5: .*{says}"):
+            read_matrix(tmp_path / "r.h5", key=key)
+
+
+@pytest.mark.parametrize("version", ["4", "5"])
+def test_matlab(tmp_path: Path, version: Any) -> None:
+    told: list[str] = []
+    path = tmp_path / "m.mat"
+    scipy.io.savemat(path, {"A": NUMBERS, "S": scipy.sparse.csc_matrix(np.eye(3))}, format=version)
+    np.testing.assert_array_equal(read_matrix(path, key="A"), NUMBERS)
+    np.testing.assert_array_equal(read_matrix(path, key="S", message=told.append), np.eye(3))
+    assert told == [f"{path}: sparse, 3 x 3 with 3 entries (33.33% dense), was made dense"]
+
+
+def test_matlab_73_has_columns_where_hdf5_has_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    h5py = pytest.importorskip("h5py")
+    path = tmp_path / "m.mat"
+    with h5py.File(path, "w", userblock_size=512) as file:
+        file["A"] = np.arange(6.0).reshape(2, 3).T
+        file.create_group("#refs#")
+        file.create_group("s")
+    with path.open("r+b") as stream:
+        stream.write(b"MATLAB 7.3 MAT-file, Platform: GLNXA64".ljust(124) + b"\x00\x02IM")
+    np.testing.assert_array_equal(read_matrix(path, key="A"), np.arange(6.0).reshape(2, 3))
+    with pytest.raises(FileError, match="s is a structure, or sparse"):
+        read_matrix(path, key="s")
+
+
+def test_parquet(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    from decimal import Decimal
+
+    path = tmp_path / "t.parquet"
+    columns = {"i": [1, 2], "f": [0.5, None], "d": [Decimal("1.5"), Decimal("2.5")], "t": ["a", "b"]}
+    pq.write_table(pa.table(columns), path)
+    table = read_table(Source.of(path), key="d,i")
+    np.testing.assert_array_equal(table.values, [[1.5, 1], [2.5, 2]])
+    assert table.columns == ("d", "i")
+    with pytest.raises(FileError, match=r"column 'f' has 1 empty field \(leave out .* --missing drop"):
+        read_matrix(path, key="f")
+    np.testing.assert_array_equal(read_matrix(path, key="f", missing="nan"), [[0.5], [np.nan]])
+    for key, says in (
+        (None, "column 't' holds string, not numbers"),
+        ("x", "no column is named 'x'; it has i, f"),
+    ):
+        with pytest.raises(FileError, match=says):
+            read_matrix(path, key=key, missing="nan")
+
+
+def test_parquet_leaves_the_index_of_a_frame_out(tmp_path: Path) -> None:
+    pd = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    frame = pd.DataFrame({"x": [1.0, 2.0], "y": [3.0, 4.0], "site": ["a", "b"]})
+    for index in (frame.set_index("site"), frame[["x", "y"]], frame[["x", "y"]].iloc[[1, 0]]):
+        index.to_parquet(tmp_path / "t.parquet")
+        assert read_table(Source.of(tmp_path / "t.parquet")).columns == ("x", "y")
+
+
+@pytest.mark.parametrize("extension", [".parquet", ".h5", ".mat"])
+def test_damaged_files(tmp_path: Path, extension: str) -> None:
+    pytest.importorskip("pyarrow")
+    pytest.importorskip("h5py")
+    path = tmp_path / f"a{extension}"
+    write_matrix(path, np.random.default_rng(0).normal(size=(40, 3)))
+    whole = path.read_bytes()
+    for length in np.linspace(1, len(whole) - 1, 20).astype(int):
+        path.write_bytes(whole[:length])
+        with pytest.raises(FileError, match=rf"a{extension}: "):
+            read_matrix(path)
+
+
+@pytest.mark.parametrize(
+    ("extension", "package"), [(".parquet", "pyarrow"), (".h5", "h5py"), (".hdf5", "h5py")]
+)
+def test_a_package_that_is_not_installed(
+    tmp_path: Path, extension: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is said before anything is computed, and with what to type."""
+    beginning = {".parquet": b"PAR1"}.get(extension, b"\x89HDF\r\n\x1a\n")
+    (tmp_path / f"a{extension}").write_bytes(beginning)
+    without(package, monkeypatch)
+    for check in (readable_kind, check_output):
+        with pytest.raises(
+            FileError, match=rf"need {package}, which is not installed: pip install 'neula\[io\]'"
+        ):
+            check(tmp_path / f"a{extension}")
+
+
+# --- files without a name ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: write_matrix(path.with_suffix(".npy"), NUMBERS),
+        lambda path: write_matrix(path.with_suffix(".npz"), NUMBERS),
+        lambda path: write_matrix(path.with_suffix(".csv"), NUMBERS),
+        lambda path: write_matrix(path.with_name("f.csv.gz"), NUMBERS),
+        lambda path: write_matrix(path.with_suffix(".mtx"), NUMBERS),
+        lambda path: write_matrix(path.with_suffix(".mat"), NUMBERS),
+        lambda path: path.with_suffix(".x").write_bytes(gzip.compress(b"1,-2.5\n3e10,4")),
+    ],
+)
+def test_a_file_without_a_name_is_what_it_looks_like(tmp_path: Path, write: Callable[[Path], Any]) -> None:
+    write(tmp_path / "f")
+    (path,) = tmp_path.iterdir()
+    np.testing.assert_array_equal(read_table(Source.unnamed(path, "standard input")).values, NUMBERS)
+
+
+@pytest.mark.parametrize(("content", "says"), [(b"", "is empty"), (b"\0\1\2" * 9, "is of no known kind")])
+def test_nothing_that_is_known(tmp_path: Path, content: bytes, says: str) -> None:
+    (tmp_path / "f").write_bytes(content)
+    with pytest.raises(FileError, match=f"standard input {says}"):
+        Source.unnamed(tmp_path / "f", "standard input")
+
+
+# --- random text ------------------------------------------------------------------------------------------
+
+ODD = [
+    "",
+    " 4 ",
+    '"5"',
+    "nan",
+    "NA",
+    "x",
+    "1,5",
+    "#",
+    "a b",
+    '"q,w"',
+    "0x1",
+    "1_0",
+    "inf",
+    "1e400",
+    "3e10",
+    '"',
+]
+
+
+def random_text(rng: np.random.Generator) -> str:
+    """Lines of numbers with something odd in every fourth field, and blank, short and commented lines."""
+    delimiter, width = rng.choice([",", ";", "\t", " "]), int(rng.integers(1, 5))
+
+    def line(fields: int, names: bool = False) -> str:
+        row = [
+            str(rng.choice(["x", "y", "", "u v"]) if names else rng.choice(ODD))
+            if names or rng.random() < 0.25
+            else repr(float(rng.normal()))
+            for _ in range(fields)
+        ]
+        return delimiter.join(row) + delimiter * bool(rng.random() < 0.05)
+
+    lines = [line(width, names=True)] * bool(rng.random() < 0.5)
+    for _ in range(rng.integers(1, 6)):
+        lines.append(line(width if rng.random() < 0.93 else int(rng.integers(1, 6))))
+        if rng.random() < 0.1:
+            lines.append(str(rng.choice(["", " ", "\t", "# c", "  # c"])))
+    return "\n".join(lines) + str(rng.choice(["", "\n", "\r\n"]))
+
+
+@pytest.mark.parametrize("missing", ["error", "nan"])
+def test_numpy_and_pandas_read_the_same_or_refuse_the_same(
+    tmp_path: Path, missing: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pandas")
+    rng = np.random.default_rng(11)
+    refused = 0
+    for _ in range(120):
+        content = random_text(rng)
+        found = []
+        for large in (1 << 30, 0):
+            monkeypatch.setattr(text, "LARGE", large)
+            try:
+                table = table_of(tmp_path / "t.csv", content, missing=missing)
+                found.append((table.values.shape, table.values.tobytes(), table.columns))
+            except FileError as error:
+                found.append(str(error))
+        assert found[0] == found[1], content
+        refused += isinstance(found[0], str)
+    assert 20 < refused < 118
