@@ -123,7 +123,7 @@ class OverProcesses:
     operands : tuple of str
         Names of the arguments whose rows are spread, A first.
     refused : dict
-        Values of arguments that are for whole matrices only, by name.
+        Some values of arguments that are for whole matrices only, by name.
     ignored : dict
         Values of arguments that are permissions, and not made use of.
     wide : callable
@@ -134,7 +134,7 @@ class OverProcesses:
 
     give_back: Callable[[Any, Give, Give], Any]
     operands: tuple[str, ...] = ("A",)
-    refused: Mapping[str, Any] = field(default_factory=dict)
+    refused: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     ignored: Mapping[str, Any] = field(default_factory=dict)
     wide: Callable[[Mapping[str, Any]], bool] = lambda asked: False
     instead: str = "pass A.full()"
@@ -185,9 +185,9 @@ class OverProcesses:
         TypeError, ValueError
             For what is not supported.
         """
-        for name, value in self.refused.items():
-            if given.get(name) == value:
-                raise ValueError(f"{name}={value!r} needs the whole matrix: {self.instead}")
+        for name, values in self.refused.items():
+            if given.get(name) in values:
+                raise ValueError(f"{name}={given[name]!r} needs the whole matrix: {self.instead}")
         asked: dict[str, Any] = {}
         for name, operand in found.items():
             x = operand.taken

@@ -23,7 +23,7 @@ ArithmeticName = FormatName | Literal["fp16_cor"]
 Pivoting = Literal["partial", "none", "rbt"]
 Structure = Literal["gen", "pos"]
 Certified = Literal["backward", "forward"]
-QRMode = Literal["reduced", "r", "complete"]
+QRMode = Literal["reduced", "r", "complete", "raw"]
 
 
 class Common(TypedDict, total=False):

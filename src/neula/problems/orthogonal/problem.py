@@ -101,6 +101,11 @@ class QRValues(Values):
         return cls(q.unsqueeze(0), r.unsqueeze(0), measures.unsqueeze(0))
 
 
+def raw_dtype(given: torch.dtype) -> torch.dtype:
+    """The dtype of a QR in Householder form: LAPACK, and so torch, has no reflectors in half precision."""
+    return torch.promote_types(given, torch.float32)
+
+
 @dataclass(frozen=True)
 class Matrices(Batch):
     """A batch of matrices as they were given, and how their factors are kept and measured.
