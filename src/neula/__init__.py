@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         SolveResult,
         SVDResult,
     )
+    from neula.problems import operators as ops  # noqa: F401
     from neula.problems.definite.cholesky import cholesky
     from neula.problems.least_squares.lstsq import lstsq
     from neula.problems.least_squares.pinv import pinv
@@ -78,7 +79,7 @@ _HOMES = {
 }
 """Where the functions and the certificate live; all other public names are results."""
 
-_MODULES = {"distributed": "pipeline.distributed"}
+_MODULES = {"distributed": "pipeline.distributed", "ops": "problems.operators"}
 """Public modules that live in a room."""
 
 _ROOMS = (

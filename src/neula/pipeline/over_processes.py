@@ -191,7 +191,7 @@ class OverProcesses:
         asked: dict[str, Any] = {}
         for name, operand in found.items():
             x = operand.taken
-            if x.graph.requires_grad and torch.is_grad_enabled():
+            if x.is_variable:
                 raise ValueError(
                     f"{name} requires a gradient, and there is none over processes: pass its detach()"
                 )

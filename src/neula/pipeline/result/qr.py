@@ -39,6 +39,8 @@ class QRResult(shown.Shown, Generic[ArrayT]):
     H, tau : array, shape (..., m, n) and (..., min(m, n)), or None
         With ``mode="raw"`` R in the upper triangle and Householder vectors below, and their factors:
         ``Q = H_1 H_2 ...`` with ``H_j = I - tau_j v_j v_j^T``.
+    accepted : array of bool, shape (*batch,), or None
+        Whether each factorization is certified to the accuracy asked for.
     """
 
     Q: ArrayT
@@ -51,6 +53,7 @@ class QRResult(shown.Shown, Generic[ArrayT]):
     seconds: float = math.nan
     H: ArrayT | None = None
     tau: ArrayT | None = None
+    accepted: Any = None
 
     def _factors(self) -> tuple[Any, ...]:
         if self.tau is not None:
@@ -69,6 +72,8 @@ class QRResult(shown.Shown, Generic[ArrayT]):
     @property
     def converged(self) -> bool:
         """Whether the factorization is certified to the accuracy asked for."""
+        if not self.attempts and self.accepted is not None:  # nobody has looked
+            return bool(self.accepted.all())
         return bool(self.attempts) and self.attempts[-1].accepted
 
     def headline(self) -> str:

@@ -17,7 +17,7 @@ from neula.engines.reduction import HERE, Reduction
 from neula.errors import check_name
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Run
-from neula.pipeline.compilation import eager
+from neula.pipeline.compilation import with_operator
 from neula.pipeline.gradients import attach_solution, stacked_problem
 from neula.pipeline.inputs import check_finite, refuse_gradient
 from neula.pipeline.over_processes import OverProcesses
@@ -28,6 +28,7 @@ from neula.pipeline.solutions import Report, accept_digits, does_not_fit, number
 from neula.problems.least_squares.prepared import Problems
 from neula.problems.least_squares.problem import Members, Options
 from neula.problems.least_squares.run import solve_problems, with_exact_zeros
+from neula.problems.operators.solutions import traced_lstsq
 from neula.problems.orthogonal.qr import qr
 from neula.problems.signatures import Kind, LstsqKeywords
 
@@ -39,13 +40,13 @@ CERTIFIED = ("backward", "forward")
 def lstsq(A: Kind, b: Any, **keywords: Unpack[LstsqKeywords]) -> LstsqResult[Kind]: ...
 @overload
 def lstsq(A: Any, b: Any, **keywords: Unpack[LstsqKeywords]) -> LstsqResult[Any]: ...
+@with_operator(traced_lstsq)
 @OverProcesses(
     lambda result, tall, replicated: replace(result, x=replicated(result.x)),
     operands=("A", "b", "weights"),
     wide=lambda asked: bool(asked.get("damp", 0.0)),
     instead="solutions of minimum norm are for whole matrices: pass A.full() and b.full(), or damp=",
 )
-@eager
 def lstsq(
     A: Any,
     b: Any,

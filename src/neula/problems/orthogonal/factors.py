@@ -119,6 +119,7 @@ def as_result(
         accuracy=options.target.name,
         P=None if order is None else call.give_back(order.reshape(*batch, order.shape[-1]), order.dtype),
         seconds=call.seconds,
+        accepted=call.give_back(factors.accepted.reshape(batch), torch.bool),
     )
     if not result.converged:
         call.report_missed(

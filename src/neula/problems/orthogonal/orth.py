@@ -14,11 +14,12 @@ from neula.engines import Engine
 from neula.engines.reduction import Reduction
 from neula.kernels.precision import exact_matmul
 from neula.pipeline.call import Call
-from neula.pipeline.compilation import eager
+from neula.pipeline.compilation import with_operator
 from neula.pipeline.inputs import check_matrices
 from neula.pipeline.over_processes import OverProcesses
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import QRResult
+from neula.problems.operators.factorizations import traced_orth
 from neula.problems.orthogonal.factorize import factorize
 from neula.problems.orthogonal.factors import Factors, as_result
 from neula.problems.orthogonal.problem import Options
@@ -29,8 +30,8 @@ from neula.problems.signatures import Common, Kind
 def orth(A: Kind, rcond: float | None = ..., **keywords: Unpack[Common]) -> Kind: ...
 @overload
 def orth(A: Any, rcond: float | None = ..., **keywords: Unpack[Common]) -> Any: ...
+@with_operator(traced_orth)
 @OverProcesses(lambda basis, tall, replicated: tall(basis))
-@eager
 def orth(
     A: Any,
     rcond: float | None = None,
@@ -100,20 +101,15 @@ def orth(
     >>> neula.orth(torch.tensor([[1.0, 2.0], [2.0, 4.0], [3.0, 6.0]]), rcond=1e-6).shape
     torch.Size([3, 1])
     """
-    call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict, gradients=True)
-    a = call.first.tensor
-    check_matrices(a, "A")
     if rcond is not None and not 0 <= rcond < 1:
         raise ValueError(f"rcond must be at least 0 and below 1, got {rcond}")
-    options = Options(call.target, call.engine, progress=progress)
-    factors = factorize(call.matrices(), "reduced", options)
-    result = as_result(factors, call, "reduced", options)
+    if rcond is None:
+        return basis_and_ranks(A, accuracy=accuracy, engine=engine, strict=strict, progress=progress)[0].Q
+    call, options, factors, result = _factorized(A, accuracy, engine, strict, progress)
+    a = call.first.tensor
     if a.numel() == 0:
         return result.Q
     with call.computing():
-        if rcond is None:
-            _check_full_rank(factors, call, result)
-            return result.Q
         basis = _range_basis(factors, a.shape, rcond, options.over_rows)
     if basis is not None and call.differentiable:
         raise ValueError(
@@ -123,7 +119,35 @@ def orth(
     return result.Q if basis is None else call.give_back(basis.reshape(*a.shape[:-1], basis.shape[-1]))
 
 
-def _check_full_rank(factors: Factors, call: Call, result: QRResult) -> None:
+def _factorized(
+    A: Any, accuracy: Accuracy | None, engine: str | Engine, strict: bool, progress: Progress | None
+) -> tuple[Call, Options, Factors, QRResult]:
+    """Q and R of A, certified."""
+    call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict, gradients=True)
+    check_matrices(call.first.tensor, "A")
+    options = Options(call.target, call.engine, progress=progress)
+    factors = factorize(call.matrices(), "reduced", options)
+    return call, options, factors, as_result(factors, call, "reduced", options)
+
+
+def basis_and_ranks(
+    A: Any,
+    *,
+    accuracy: Accuracy | None,
+    engine: str | Engine,
+    strict: bool,
+    progress: Progress | None = None,
+) -> tuple[QRResult, torch.Tensor]:
+    """A result whose Q is the basis, and the rank of each matrix of the batch, which may be reported."""
+    call, _, factors, result = _factorized(A, accuracy, engine, strict, progress)
+    *batch, m, n = call.first.tensor.shape
+    if 0 in (*batch, m, n):
+        return result, torch.zeros(batch, dtype=torch.int64)
+    with call.computing():
+        return result, _check_full_rank(factors, call, result).reshape(batch)
+
+
+def _check_full_rank(factors: Factors, call: Call, result: QRResult) -> torch.Tensor:
     """Say where columns are dependent, of those factors that are accepted: the others have been reported."""
     over_rows = call.engine.over_rows
     *batch, m, n = call.first.tensor.shape
@@ -136,7 +160,7 @@ def _check_full_rank(factors: Factors, call: Call, result: QRResult) -> None:
     ranks = over_rows.agree(ranks)
     deficient = (accepted & (ranks < min(m, n))).cpu()
     if not bool(deficient.any()):
-        return
+        return ranks
     rank = int(ranks.cpu()[deficient].min())
     call.report_missed(
         "the columns do not have full rank",
@@ -145,6 +169,7 @@ def _check_full_rank(factors: Factors, call: Call, result: QRResult) -> None:
         result,
         deficient.reshape(batch).nonzero().tolist(),
     )
+    return ranks
 
 
 def rank_tolerance(dtype: torch.dtype, m: int, n: int) -> float:

@@ -13,11 +13,12 @@ from neula.certificates.bounds import Accuracy
 from neula.engines import Arithmetic, Engine
 from neula.errors import check_name
 from neula.pipeline.call import Call
-from neula.pipeline.compilation import eager
+from neula.pipeline.compilation import with_operator
 from neula.pipeline.inputs import check_matrices
 from neula.pipeline.over_processes import OverProcesses
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import QRResult
+from neula.problems.operators.factorizations import traced_qr
 from neula.problems.orthogonal.factorize import factorize
 from neula.problems.orthogonal.factors import as_result, give_factors_back
 from neula.problems.orthogonal.pivoted import factorize_pivoted, in_order
@@ -33,12 +34,12 @@ ALGORITHMS = ("rgsqrf", "rgsqrf-reortho", "cholesky-qr", "householder")
 def qr(A: Kind, mode: QRMode = ..., **keywords: Unpack[QRKeywords]) -> QRResult[Kind]: ...
 @overload
 def qr(A: Any, mode: QRMode = ..., **keywords: Unpack[QRKeywords]) -> QRResult[Any]: ...
+@with_operator(traced_qr)
 @OverProcesses(
     give_factors_back,
     refused={"mode": ("complete", "raw"), "pivoting": (True,)},
     ignored={"overwrite_a": False},
 )
-@eager
 def qr(
     A: Any,
     mode: str = "reduced",
@@ -198,7 +199,7 @@ def qr(
         return as_result(factors, replace(call, operands={"A": permuted}), mode, options, order)
     if mode == "raw":
         return as_result(factorize_raw(call.matrices(), options), call, mode, options)
-    if overwrite_a and isinstance(A, (np.ndarray, torch.Tensor)) and not call.first.graph.requires_grad:
+    if overwrite_a and isinstance(A, (np.ndarray, torch.Tensor)) and not call.first.is_variable:
         options = replace(options, in_place=_fits_in_place(a, options))
     return as_result(factorize(call.matrices(), mode, options), call, mode, options)
 

@@ -15,13 +15,14 @@ from neula.engines import Engine, format_named
 from neula.errors import check_name
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Run, Unanswered, run_chain, run_each
-from neula.pipeline.compilation import eager
+from neula.pipeline.compilation import with_operator
 from neula.pipeline.gradients import attach_system
 from neula.pipeline.inputs import check_finite
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import SolveResult
 from neula.pipeline.shapes import broadcast_system
 from neula.pipeline.solutions import Report, accept_digits, does_not_fit, nothing_to_do, numbers_of
+from neula.problems.operators.solutions import traced_solve
 from neula.problems.signatures import Kind, SolveKeywords
 from neula.problems.systems.chain import (
     SystemsJudge,
@@ -42,7 +43,7 @@ CERTIFIED = ("backward", "forward")
 def solve(A: Kind, b: Any, **keywords: Unpack[SolveKeywords]) -> SolveResult[Kind]: ...
 @overload
 def solve(A: Any, b: Any, **keywords: Unpack[SolveKeywords]) -> SolveResult[Any]: ...
-@eager
+@with_operator(traced_solve)
 def solve(
     A: Any,
     b: Any,
