@@ -399,7 +399,7 @@ def test_gradients_that_nobody_computes_are_not_lost():
 
 def test_forward_mode_is_refused_where_there_is_no_formula():
     a = variable(5, 3).detach()
-    with forward_ad.dual_level(), pytest.raises(ValueError, match="A has a tangent.*unpack_dual"):
+    with forward_ad.dual_level(), pytest.raises(ValueError, match=r"A has a tangent.*unpack_dual"):
         neula.svd_lowrank(forward_ad.make_dual(a, a))
 
 
