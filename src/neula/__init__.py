@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from neula.certificates.qr import QRCertificate
     from neula.pipeline import distributed as distributed
+    from neula.pipeline.pending import finish
     from neula.pipeline.result import (
         AccuracyError,
         AccuracyWarning,
@@ -51,6 +52,7 @@ __all__ = [
     "SVDResult",
     "SolveResult",
     "cholesky",
+    "finish",
     "lstsq",
     "lu_factor",
     "lu_solve",
@@ -66,6 +68,7 @@ __all__ = [
 _HOMES = {
     "QRCertificate": "certificates.qr",
     "cholesky": "problems.definite.cholesky",
+    "finish": "pipeline.pending",
     "lstsq": "problems.least_squares.lstsq",
     "lu_factor": "problems.systems.lu",
     "lu_solve": "problems.systems.lu",

@@ -19,7 +19,8 @@ from torch import distributed
 
 from neula.engines import select_engine
 from neula.engines.sharded import RowsOfGroup, sharded
-from neula.pipeline.chain import Link, Problems, Values
+from neula.pipeline.batches import Problems, Values
+from neula.pipeline.chain import Link
 from neula.pipeline.distributed import ColumnSharded, RowSharded, agree
 from neula.pipeline.inputs import Taken, is_spread, refuse_gradient, take
 from neula.pipeline.result import AccuracyError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic
 
@@ -41,6 +41,8 @@ class QRResult(shown.Shown, Generic[ArrayT]):
         ``Q = H_1 H_2 ...`` with ``H_j = I - tau_j v_j v_j^T``.
     accepted : array of bool, shape (*batch,), or None
         Whether each factorization is certified to the accuracy asked for.
+    pending : callable or None
+        With ``wait=False`` what :func:`neula.finish` calls.
     """
 
     Q: ArrayT
@@ -54,6 +56,7 @@ class QRResult(shown.Shown, Generic[ArrayT]):
     H: ArrayT | None = None
     tau: ArrayT | None = None
     accepted: Any = None
+    pending: Callable[[], Any] | None = None
 
     def _factors(self) -> tuple[Any, ...]:
         if self.tau is not None:

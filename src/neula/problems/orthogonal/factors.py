@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from neula.pipeline.gradients import attach_factors
 from neula.pipeline.over_processes import Give
 from neula.pipeline.result import Attempt, QRResult
 from neula.problems.orthogonal.links import holding_nan
-from neula.problems.orthogonal.problem import Options, raw_dtype
+from neula.problems.orthogonal.problem import Options, QRValues, raw_dtype
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,25 @@ class Factors:
         if isinstance(found, QRCertificates):  # thousands take milliseconds one by one
             return torch.from_numpy(getattr(found, name))
         return torch.from_numpy(np.array([getattr(c, name) for c in found]))
+
+
+def as_pending(
+    values: QRValues, accepted: torch.Tensor, call: Call, mode: str, finish: Callable[[], Any]
+) -> QRResult:
+    """The same of first links, whose numbers nobody has read."""
+    batch = call.first.tensor.shape[:-2]
+    q, r = (x.reshape(*batch, *x.shape[1:]) for x in (values.q, values.r))
+    if call.differentiable:
+        q, r = attach_factors(call.first.graph, q, r)
+    fits = (r.to(call.dtype).isfinite() == r.isfinite()).flatten(len(batch)).all(-1)
+    return QRResult(
+        Q=None if mode == "r" else call.hand_back(q),
+        R=call.hand_back(r),
+        engine=str(call.engine),
+        accuracy=call.target.name,
+        accepted=call.hand_back(accepted.reshape(batch) & fits, torch.bool),
+        pending=finish,
+    )
 
 
 def give_factors_back(result: QRResult, tall: Give, replicated: Give) -> QRResult:

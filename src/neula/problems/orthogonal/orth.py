@@ -20,18 +20,18 @@ from neula.pipeline.over_processes import OverProcesses
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import QRResult
 from neula.problems.operators.factorizations import traced_orth
-from neula.problems.orthogonal.factorize import factorize
-from neula.problems.orthogonal.factors import Factors, as_result
+from neula.problems.orthogonal.factorize import Begun, begin, factorize
+from neula.problems.orthogonal.factors import Factors, as_pending, as_result
 from neula.problems.orthogonal.problem import Options
-from neula.problems.signatures import Common, Kind
+from neula.problems.signatures import Kind, Waiting
 
 
 @overload
-def orth(A: Kind, rcond: float | None = ..., **keywords: Unpack[Common]) -> Kind: ...
+def orth(A: Kind, rcond: float | None = ..., **keywords: Unpack[Waiting]) -> Kind: ...
 @overload
-def orth(A: Any, rcond: float | None = ..., **keywords: Unpack[Common]) -> Any: ...
+def orth(A: Any, rcond: float | None = ..., **keywords: Unpack[Waiting]) -> Any: ...
 @with_operator(traced_orth)
-@OverProcesses(lambda basis, tall, replicated: tall(basis))
+@OverProcesses(lambda basis, tall, replicated: tall(basis), refused={"wait": (False,)})
 def orth(
     A: Any,
     rcond: float | None = None,
@@ -40,6 +40,7 @@ def orth(
     engine: str | Engine = "auto",
     strict: bool = False,
     progress: Progress | None = None,
+    wait: bool = True,
 ) -> Any:
     """Orthonormal basis of the columns of A: the Q of :func:`qr`, or with ``rcond`` a basis of the range.
 
@@ -53,6 +54,10 @@ def orth(
         number. By default the basis has ``min(m, n)`` columns, whatever the rank.
     accuracy, engine, strict, progress : optional
         As for :func:`qr`.
+    wait : bool, optional
+        As for :func:`qr`, without ``rcond``. With False what is returned is a
+        :class:`~neula.pipeline.result.QRResult` whose Q is the basis, and :func:`neula.finish` returns the
+        basis.
 
     Returns
     -------
@@ -103,9 +108,15 @@ def orth(
     """
     if rcond is not None and not 0 <= rcond < 1:
         raise ValueError(f"rcond must be at least 0 and below 1, got {rcond}")
+    if not wait and rcond is not None:
+        raise ValueError(f"wait=False and rcond={rcond}: how many columns there are depends on the numbers")
+    call, options = _begun(A, accuracy, engine, strict, progress)
+    if not wait and (found := begin(call.matrices(), options)) is not None:
+        values, accepted, begun = found
+        return as_pending(values, accepted, call, "reduced", lambda: _with_ranks(call, options, begun)[0].Q)
     if rcond is None:
-        return basis_and_ranks(A, accuracy=accuracy, engine=engine, strict=strict, progress=progress)[0].Q
-    call, options, factors, result = _factorized(A, accuracy, engine, strict, progress)
+        return _with_ranks(call, options)[0].Q
+    factors, result = _factorized(call, options)
     a = call.first.tensor
     if a.numel() == 0:
         return result.Q
@@ -119,27 +130,30 @@ def orth(
     return result.Q if basis is None else call.give_back(basis.reshape(*a.shape[:-1], basis.shape[-1]))
 
 
-def _factorized(
+def _begun(
     A: Any, accuracy: Accuracy | None, engine: str | Engine, strict: bool, progress: Progress | None
-) -> tuple[Call, Options, Factors, QRResult]:
-    """Q and R of A, certified."""
+) -> tuple[Call, Options]:
+    """What is asked for, checked."""
     call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict, gradients=True)
     check_matrices(call.first.tensor, "A")
-    options = Options(call.target, call.engine, progress=progress)
-    factors = factorize(call.matrices(), "reduced", options)
-    return call, options, factors, as_result(factors, call, "reduced", options)
+    return call, Options(call.target, call.engine, progress=progress)
+
+
+def _factorized(call: Call, options: Options, begun: Begun | None = None) -> tuple[Factors, QRResult]:
+    """Q and R of A, certified."""
+    factors = factorize(call.matrices(), "reduced", options, begun)
+    return factors, as_result(factors, call, "reduced", options)
 
 
 def basis_and_ranks(
-    A: Any,
-    *,
-    accuracy: Accuracy | None,
-    engine: str | Engine,
-    strict: bool,
-    progress: Progress | None = None,
+    A: Any, *, accuracy: Accuracy | None, engine: str | Engine, strict: bool
 ) -> tuple[QRResult, torch.Tensor]:
     """A result whose Q is the basis, and the rank of each matrix of the batch, which may be reported."""
-    call, _, factors, result = _factorized(A, accuracy, engine, strict, progress)
+    return _with_ranks(*_begun(A, accuracy, engine, strict, None))
+
+
+def _with_ranks(call: Call, options: Options, begun: Begun | None = None) -> tuple[QRResult, torch.Tensor]:
+    factors, result = _factorized(call, options, begun)
     *batch, m, n = call.first.tensor.shape
     if 0 in (*batch, m, n):
         return result, torch.zeros(batch, dtype=torch.int64)

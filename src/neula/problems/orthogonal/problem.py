@@ -15,7 +15,7 @@ from neula.algorithms.scaling import SAFE_NORMS, power_of_two_scales
 from neula.certificates.qr import certifying_dtype, image_of, qr_measures
 from neula.engines import BF16, FP16, FP32, FP64, Arithmetic, Engine, Format
 from neula.engines.reduction import Reduction
-from neula.pipeline.chain import Batch, Values
+from neula.pipeline.batches import Batch, Values
 from neula.pipeline.inputs import check_finite
 from neula.pipeline.progress import Progress
 

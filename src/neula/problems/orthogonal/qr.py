@@ -19,8 +19,8 @@ from neula.pipeline.over_processes import OverProcesses
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import QRResult
 from neula.problems.operators.factorizations import traced_qr
-from neula.problems.orthogonal.factorize import factorize
-from neula.problems.orthogonal.factors import as_result, give_factors_back
+from neula.problems.orthogonal.factorize import begin, factorize
+from neula.problems.orthogonal.factors import as_pending, as_result, give_factors_back
 from neula.problems.orthogonal.pivoted import factorize_pivoted, in_order
 from neula.problems.orthogonal.problem import Options
 from neula.problems.orthogonal.raw import factorize_raw
@@ -37,7 +37,7 @@ def qr(A: Any, mode: QRMode = ..., **keywords: Unpack[QRKeywords]) -> QRResult[A
 @with_operator(traced_qr)
 @OverProcesses(
     give_factors_back,
-    refused={"mode": ("complete", "raw"), "pivoting": (True,)},
+    refused={"mode": ("complete", "raw"), "pivoting": (True,), "wait": (False,)},
     ignored={"overwrite_a": False},
 )
 def qr(
@@ -54,6 +54,7 @@ def qr(
     overwrite_a: bool = False,
     strict: bool = False,
     progress: Progress | None = None,
+    wait: bool = True,
 ) -> QRResult:
     """QR factorization ``A = Q R`` on matrix units, certified to the accuracy asked for.
 
@@ -99,6 +100,10 @@ def qr(
         and Inf in batches, too.
     progress : callable or bool, optional
         Called with the name of the stage and the part of it that is done; True shows a bar.
+    wait : bool, optional
+        False to return as soon as the first link of the chain is launched, without waiting for the device:
+        ``accepted`` stays there, and :func:`neula.finish` goes on. Where that link looks at numbers itself
+        (LAPACK for a single matrix on a CPU), the answer is complete.
 
     Returns
     -------
@@ -191,7 +196,7 @@ def qr(
     a = call.first.tensor
     check_matrices(a, "A")
     _check_names(mode, algorithm, compute, panel)
-    _check_mode(mode, call, pivoting=pivoting)
+    _check_mode(mode, call, pivoting=pivoting, wait=wait)
     options = Options(call.target, call.engine, algorithm, compute, panel, cutoff, progress)
     if pivoting:
         factors, order = factorize_pivoted(call.matrices(), mode, options, is_batch=a.ndim > 2)
@@ -199,13 +204,30 @@ def qr(
         return as_result(factors, replace(call, operands={"A": permuted}), mode, options, order)
     if mode == "raw":
         return as_result(factorize_raw(call.matrices(), options), call, mode, options)
+    if not wait and (pending := _begun(call, mode, options)) is not None:
+        return pending
     if overwrite_a and isinstance(A, (np.ndarray, torch.Tensor)) and not call.first.is_variable:
         options = replace(options, in_place=_fits_in_place(a, options))
     return as_result(factorize(call.matrices(), mode, options), call, mode, options)
 
 
-def _check_mode(mode: str, call: Call, *, pivoting: bool) -> None:
+def _begun(call: Call, mode: str, options: Options) -> QRResult | None:
+    """What the first link has launched, where that waits for nothing."""
+    found = begin(call.matrices(), options)
+    if found is None:
+        return None
+    values, accepted, begun = found
+
+    def finish() -> QRResult:
+        return as_result(factorize(call.matrices(), mode, options, begun), call, mode, options)
+
+    return as_pending(values, accepted, call, mode, finish)
+
+
+def _check_mode(mode: str, call: Call, *, pivoting: bool, wait: bool) -> None:
     """What a mode cannot do."""
+    if not wait and (pivoting or mode not in ("reduced", "r")):
+        raise ValueError(f"wait=False is for the modes 'reduced' and 'r' without pivoting, got {mode!r}")
     shape = tuple(call.first.tensor.shape)
     if call.differentiable and mode == "complete" and shape[-2] > shape[-1]:
         raise ValueError(
