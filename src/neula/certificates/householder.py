@@ -8,8 +8,8 @@ from neula.certificates.probes import gaussian_probes
 from neula.kernels.probes import norms
 from neula.kernels.reflectors import Reflectors
 
-CHUNK = 1 << 25
-"""Elements that are converted to double precision at a time."""
+CHUNK = {"cpu": 1 << 16, "cuda": 1 << 25}
+"""Elements that are converted to double precision at a time: what a cache holds, and what fills a GPU."""
 
 
 def householder_measures(
@@ -33,7 +33,7 @@ def householder_measures(
         Norms of ``A D G - Q R D G``, of ``A D G`` and of ``Q^T Q H - H`` with random vectors G and H and the
         diagonal matrix D of the scales.
     """
-    size = max(1, CHUNK // (h.shape[1] * h.shape[2]))
+    size = max(1, CHUNK[h.device.type] // (h.shape[1] * h.shape[2]))
     parts = zip(*(x.split(size) for x in (a, h, tau, scales)), strict=True)
     return torch.cat([_measured(*part) for part in parts], 1)
 
@@ -44,7 +44,7 @@ def _measured(a: torch.Tensor, h: torch.Tensor, tau: torch.Tensor, scales: torch
     dg = scales[:, :, None].double() * g
     reflectors = Reflectors.of(h, tau, torch.float64)
     start = dg.new_zeros(batch, m, 2 * g.shape[1])
-    start[:, :k] = torch.cat([h[:, :k].double().triu() @ dg, probes.expand(batch, -1, -1)], 2)
+    start[:, :k] = torch.cat([h[:, :k].triu().double() @ dg, probes.expand(batch, -1, -1)], 2)
     image, basis = reflectors.apply(start).chunk(2, 2)
     given = a.double() @ dg
     loss = reflectors.apply(basis, transposed=True)[:, :k] - probes

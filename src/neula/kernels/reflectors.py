@@ -24,9 +24,10 @@ class Reflectors:
     Attributes
     ----------
     y : Tensor, shape (batch, m, blocks * 64)
-        Householder vectors, 1 on the diagonal and zeros above; zero columns fill up the last block.
+        Householder vectors, 1 on the diagonal and zeros above; zero columns fill up the last block. Or
+        whatever is above, shape (batch, m, k), for LAPACK.
     t : Tensor, shape (batch, blocks, 64, 64)
-        Upper triangular.
+        Upper triangular. Or tau, shape (batch, k), for LAPACK.
     """
 
     y: torch.Tensor
@@ -36,7 +37,8 @@ class Reflectors:
     def of(cls, h: torch.Tensor, tau: torch.Tensor, dtype: torch.dtype) -> Reflectors:
         """Those of ``H_j = I - tau_j y_j y_j^T``, in another precision.
 
-        By ``T^-1 = diag(1 / tau) + striu(Y^T Y)``, written so that ``tau_j`` may be zero.
+        By ``T^-1 = diag(1 / tau) + striu(Y^T Y)``, written so that ``tau_j`` may be zero. On a CPU nothing
+        is to be prepared: LAPACK applies reflectors as they are.
 
         Parameters
         ----------
@@ -46,11 +48,17 @@ class Reflectors:
         tau : Tensor, shape (batch, min(m, n))
         dtype : torch.dtype
         """
+        h, tau = h[..., : tau.shape[1]].to(dtype), tau.to(dtype)
+        return cls.in_blocks(h, tau) if h.is_cuda else cls(h, tau)
+
+    @classmethod
+    def in_blocks(cls, h: torch.Tensor, tau: torch.Tensor) -> Reflectors:
+        """The same for products, in which a GPU applies them."""
         batch, k = tau.shape
-        y = h[..., :k].to(dtype).tril(-1)
+        y = h.tril(-1)
         y.diagonal(dim1=1, dim2=2).fill_(1.0)
         more = -k % WIDTH
-        y, factors = functional.pad(y, (0, more)), functional.pad(tau.to(dtype), (0, more))
+        y, factors = functional.pad(y, (0, more)), functional.pad(tau, (0, more))
         blocks = y.unflatten(2, (-1, WIDTH)).movedim(2, 1).flatten(0, 1)
         factors = factors.view(-1, WIDTH)
         gram = exact_matmul(blocks.mT, blocks).triu(1).mul_(factors[:, :, None])
@@ -65,6 +73,8 @@ class Reflectors:
         ----------
         x : Tensor, shape (batch, m, columns)
         """
+        if self.t.ndim == 2:
+            return torch.ormqr(self.y, self.t, x, transpose=transposed)
         x = x.clone()
         count = self.t.shape[1]
         for block in range(count) if transposed else reversed(range(count)):

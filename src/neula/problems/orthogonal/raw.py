@@ -90,6 +90,10 @@ def _by_library(storage: Format) -> RawLink:
     label = f"householder {storage.name}"
 
     def reflected(batch: Matrices, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if (
+            torch.promote_types(batch.a.dtype, storage.dtype) == storage.dtype
+        ):  # norms in LAPACK do not overflow
+            return torch.geqrf(batch.a.to(storage.dtype))
         h, tau = torch.geqrf((batch.a * scales[:, None]).to(storage.dtype))
         return _unscaled(h, scales, batch), tau
 
