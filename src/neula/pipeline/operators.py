@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from neula.pipeline.functions import Answerer, Attached, Tensors, leading, no_answer
+from neula.pipeline.inputs import is_spread
 
 
 class Operator:
@@ -116,7 +117,10 @@ def is_traced(given: Sequence[Any]) -> bool:
         return True
     usual = torch.Tensor.__torch_dispatch__
     return any(
-        isinstance(x, torch.Tensor) and (x.is_meta or type(x).__torch_dispatch__ is not usual) for x in given
+        isinstance(x, torch.Tensor)
+        and (x.is_meta or type(x).__torch_dispatch__ is not usual)
+        and not is_spread(x)
+        for x in given
     )
 
 

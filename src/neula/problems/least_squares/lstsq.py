@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
-from typing import Any, Unpack, overload
+from typing import Any, Unpack, cast, overload
 
 import numpy as np
 import torch
@@ -116,7 +116,7 @@ def lstsq(
     wait : bool, optional
         False to return as soon as the first link of the chain is launched, without waiting for the device:
         ``accepted`` stays there, and :func:`neula.finish` goes on. Where that link looks at numbers itself
-        (on a CPU, and for large problems), the answer is complete.
+        (on a CPU, for large problems, and at weights), the answer is complete.
 
     Returns
     -------
@@ -211,7 +211,7 @@ def lstsq(
         forward=certify == "forward",
         progress=progress,
     )
-    if not wait and (pending := _begun(call, shapes, options)) is not None:
+    if not wait and w is None and (pending := _begun(call, shapes, options)) is not None:
         return pending
     return _finished(call, shapes, options)
 
@@ -224,14 +224,14 @@ def _begun(call: Call, shapes: System, options: Options) -> LstsqResult | None:
     if found is None:
         return None
     begun, accepted = found
-    values, members = begun.values, shapes.of_members
+    values, least = begun.values, cast(int, begun.values.rank.amin())
     result: LstsqResult[Any] = LstsqResult(
         **unread(call, shapes, begun.values, accepted, options),
         optimality=math.nan,
         residual_norm=math.nan,
-        rank=min(shapes.matrices.shape[-2:]),
+        rank=least,
         factorization=begun.label,
-        ranks=call.hand_back(members(values.rank), torch.int64),
+        ranks=call.hand_back(shapes.of_members(values.rank), torch.int64),
         pending=lambda: _finished(call, shapes, options, begun),
     )
     return _attached(call, shapes, options, result)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from neula.pipeline.inputs import is_spread
 from neula.pipeline.operators import accuracy_of
 
 Shapes = tuple[tuple[tuple[int, ...], torch.dtype], ...]
@@ -35,7 +36,8 @@ def shapes_of_evidence(batch: tuple[int, ...], *columns: int) -> Shapes:
 
 def are_simple(engine: Any, *operands: Any) -> bool:
     """Whether an operator takes them: tensors of its own, and an engine by its name."""
-    return isinstance(engine, str) and all(isinstance(x, torch.Tensor) and x.ndim > 0 for x in operands)
+    whole = all(isinstance(x, torch.Tensor) and x.ndim > 0 and not is_spread(x) for x in operands)
+    return isinstance(engine, str) and whole
 
 
 def worst(errors: torch.Tensor) -> torch.Tensor:
