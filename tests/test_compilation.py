@@ -6,12 +6,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import neula
 from neula.pipeline.compilation import eager
+from neula.pipeline.operators import name_of
 
 
 @pytest.fixture(autouse=True)
@@ -108,6 +111,16 @@ def test_evidence_of_operators() -> None:
         rank = torch.ops.neula.orth(a)[4]
     assert rank.tolist() == [4, 4, 3]
     assert torch.ops.neula.lstsq(a, torch.ones(8, 2))[1].tolist() == [4, 4, 3]
+
+
+@pytest.mark.parametrize(
+    "accuracy", ["fp32", torch.float32, np.float32, np.dtype("float32"), 1e-3, np.float64(1e-3)]
+)
+def test_accuracies_have_names(accuracy: Any) -> None:
+    a = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    expected = neula.qr(a, accuracy=accuracy)
+    q = torch.ops.neula.qr(a, accuracy=name_of(accuracy))[0]
+    assert torch.equal(q, expected.Q)
 
 
 def test_shapes_alone() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from neula.pipeline.functions import Answerer, Attached, Tensors, leading, no_answer
@@ -128,7 +129,9 @@ def name_of(accuracy: Any) -> str | None:
     """An accuracy as an operator takes it."""
     if accuracy is None or isinstance(accuracy, str):
         return accuracy
-    return repr(accuracy).removeprefix("torch.")
+    if isinstance(accuracy, torch.dtype):
+        return str(accuracy).removeprefix("torch.")
+    return repr(float(accuracy)) if isinstance(accuracy, float | int) else np.dtype(accuracy).name
 
 
 def accuracy_of(name: str | None) -> str | float | None:

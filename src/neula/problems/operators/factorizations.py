@@ -110,12 +110,14 @@ def traced_orth(
     accuracy: Accuracy | None = None,
     engine: Any = "auto",
     strict: bool = False,
+    wait: bool = True,
     **others: Any,
-) -> torch.Tensor | None:
+) -> Any:
     """:func:`neula.orth` in a graph; how many columns a range has depends on the numbers."""
     if rcond is not None or not are_simple(engine, A):
         return None
-    return ORTH(A, name_of(accuracy), engine, strict)[0]
+    q, r, *_, accepted = ORTH(A, name_of(accuracy), engine, strict)
+    return q if wait else QRResult(q, r, engine=engine, accepted=accepted, pending=lambda: q)
 
 
 def _cholesky(A: torch.Tensor, accuracy: str | None, engine: str, strict: bool) -> Tensors:

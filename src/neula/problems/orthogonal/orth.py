@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, Unpack, overload
 
 import torch
@@ -115,7 +116,8 @@ def orth(
         values, accepted, begun = found
         return as_pending(values, accepted, call, "reduced", lambda: _with_ranks(call, options, begun)[0].Q)
     if rcond is None:
-        return _with_ranks(call, options)[0].Q
+        complete = _with_ranks(call, options)[0]
+        return complete.Q if wait else replace(complete, pending=lambda: complete.Q)
     factors, result = _factorized(call, options)
     a = call.first.tensor
     if a.numel() == 0:
