@@ -39,6 +39,8 @@ class Options:
     max_iterations : int
     forward : bool
         Whether to refine until the forward error is that of the accuracy.
+    looks : bool
+        Whether the host looks at numbers once before all is launched, to leave out what changes nothing.
     """
 
     engine: Engine
@@ -47,6 +49,7 @@ class Options:
     max_iterations: int
     forward: bool
     progress: Progress | None
+    looks: bool = True
 
     @property
     def over_rows(self) -> Reduction:

@@ -59,7 +59,7 @@ def chain_together(count: int, m: int, n: int, options: Options) -> Chain:
             solve_together,
             factor=FACTORS[name],
             blind_steps=number,
-            queued=number > 0,
+            queued=number > 0 and not options.looks,
         )
         for name, number in zip(names, steps, strict=True)
     ]

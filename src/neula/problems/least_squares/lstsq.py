@@ -219,7 +219,8 @@ def lstsq(
 def _begun(call: Call, shapes: System, options: Options) -> LstsqResult | None:
     """What the first link has launched, where that waits for nothing."""
     with call.computing():
-        problems = Problems(call.here(shapes.matrices), call.here(shapes.columns), options)
+        blind = replace(options, looks=False)
+        problems = Problems(call.here(shapes.matrices), call.here(shapes.columns), blind)
         found = begin_problems(problems)
     if found is None:
         return None

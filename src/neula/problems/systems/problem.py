@@ -23,14 +23,11 @@ class Options(solutions.Options):
     pivot : str or None
     compute : Format or None
         Of the products in the first factorizations, where it is named.
-    looks : bool
-        Whether the host looks at numbers to leave out what changes nothing.
     """
 
     positive: bool
     pivot: str | None
     compute: Format | None
-    looks: bool = True
 
     @property
     def formats(self) -> list[Format]:
