@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -44,13 +45,13 @@ CPU_CASES = [(20, 32, "dense", 1), (8, 176, "mixed", 2), (8, 176, "rankdef", 0),
 
 
 def run(device: torch.device, repeats: int = 5) -> Results:
-    """Time ``neula.qr`` beside ``torch.linalg.qr``, with the contest's gates for both.
+    """Time ``neula.qr`` beside ``torch.linalg.qr``, and in Householder form beside ``torch.geqrf``.
 
     Gates are ``||R - Q^T A||_1 / (20 n eps ||A||_1)`` and ``||Q^T Q - I||_1 / (100 n eps)`` of the worst
     matrix, in float64: at most 1.
     """
     results = Results("hard_batches", device)
-    timed = []
+    timed, speedups = [], []
     for count, n, profile, cond in [*TIMED, *OTHERS] if device.type == "cuda" else CPU_CASES:
         a = batch_of_profile(profile, count, n, cond, device=device)
         seconds = median_seconds(partial(neula.qr, a), repeats, warmup=2)
@@ -59,6 +60,9 @@ def run(device: torch.device, repeats: int = 5) -> Results:
         residual, orthogonality = _gates(a, *factors)
         if (count, n, profile, cond) in TIMED:
             timed.append(1e3 * seconds)
+        raw = _raw(a, repeats)
+        if (count, n, profile, cond) in TIMED:
+            speedups.append(raw["raw_speedup"])
         results.add(
             batch=count,
             n=n,
@@ -71,10 +75,29 @@ def run(device: torch.device, repeats: int = 5) -> Results:
             orthogonality_gate=orthogonality,
             methods=" / ".join(attempt.method for attempt in factors.attempts),
             certified=factors.converged,
+            **raw,
         )
-    mean = math.exp(sum(map(math.log, timed)) / len(timed))
-    results.add(profile="geometric mean of the timed ones", ms=mean)
+    ms, speedup = (math.exp(sum(map(math.log, x)) / len(x)) for x in (timed, speedups or [1.0]))
+    results.add(profile="geometric mean of the timed ones", ms=ms, raw_speedup=speedup)
     return results
+
+
+def _raw(a: torch.Tensor, repeats: int) -> dict[str, Any]:
+    """The Householder form, whose Q the gates are held against."""
+    seconds = median_seconds(partial(neula.qr, a, "raw"), repeats, warmup=2)
+    peer = median_seconds(partial(torch.geqrf, a), 1, warmup=1)
+    h, tau = found = neula.qr(a, "raw")
+    parts = (torch.linalg.householder_product(x.double(), y.double()) for x, y in zip(h, tau, strict=True))
+    residual, orthogonality = _gates(a, torch.stack(list(parts)), h.triu())
+    return {
+        "raw_ms": 1e3 * seconds,
+        "geqrf_ms": 1e3 * peer,
+        "raw_speedup": peer / seconds,
+        "raw_residual_gate": residual,
+        "raw_orthogonality_gate": orthogonality,
+        "raw_methods": " / ".join(attempt.method for attempt in found.attempts),
+        "raw_certified": found.converged,
+    }
 
 
 def _gates(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> tuple[float, float]:

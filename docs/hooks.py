@@ -210,6 +210,10 @@ COLUMNS: dict[str, Sequence[Column]] = {
         ("residual gate", _formatted("residual_gate", ".1e")),
         ("orthogonality gate", _formatted("orthogonality_gate", ".1e")),
         ("tried", lambda row: row["methods"]),
+        ("raw, ms", _milliseconds("raw_ms")),
+        ("geqrf, ms", _milliseconds("geqrf_ms")),
+        ("geqrf / raw", _formatted("raw_speedup", ".1f")),
+        ("raw by", lambda row: row["raw_methods"]),
     ),
     "tsqr": (
         ("shape", _shape),

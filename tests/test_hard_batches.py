@@ -21,6 +21,25 @@ class Together(CpuEngine):
     tuning = replace(cuda_tuning((9, 0)), corrected=False)
 
 
+class Raw(CpuEngine):
+    """The same with a kernel that reflects each matrix by itself."""
+
+    tuning = replace(Together.tuning, reflected_rows=512)
+
+
+def meets_gates(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> bool:
+    """Those of the contest."""
+    a, q, r, n = a.double(), q.double(), r.double(), a.shape[-1]
+    identity = torch.eye(n, dtype=q.dtype, device=q.device)
+    residual = one_norm(r - q.mT @ a) <= 20 * n * EPS * one_norm(a)
+    return bool((residual & (one_norm(q.mT @ q - identity) <= 100 * n * EPS)).all())
+
+
+def of_householder(h: torch.Tensor, tau: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Q and R of the Householder form."""
+    return torch.linalg.householder_product(h.double(), tau.double()), h.triu()
+
+
 def one_norm(x: torch.Tensor) -> torch.Tensor:
     return torch.linalg.matrix_norm(x.double(), ord=1)
 
@@ -32,9 +51,17 @@ def test_no_profile_goes_one_by_one(profile: str, n: int, cond: float) -> None:
     q, r = factors = neula.qr(a, engine=Together("cpu"))
     assert factors.converged
     assert not any("householder" in attempt.method for attempt in factors.attempts)
-    q, r, a = q.double(), r.double(), a.double()
-    assert (one_norm(r - q.mT @ a) <= 20 * n * EPS * one_norm(a)).all()
-    assert (one_norm(q.mT @ q - torch.eye(n)) <= 100 * n * EPS).all()
+    assert meets_gates(a, q, r)
+
+
+@pytest.mark.parametrize("engine", ["cpu", Together("cpu"), Raw("cpu")], ids=["lapack", "from Q", "tiles"])
+@pytest.mark.parametrize("profile", [*PROFILES, "mixed"])
+def test_reflectors_of_every_profile(profile: str, engine: str | CpuEngine) -> None:
+    a = batch_of_profile(profile, 3, 70, 2.0)
+    h, tau = found = neula.qr(a, mode="raw", engine=engine)
+    assert found.converged
+    assert len(found.attempts) == 1
+    assert meets_gates(a, *of_householder(h, tau))
 
 
 def test_profiles_are_what_they_say() -> None:
@@ -60,6 +87,14 @@ def test_profiles_on_a_gpu(profile: str) -> None:
     # are rounding errors along those before, however many passes.
     if profile != "upper":
         assert not any("householder" in attempt.method for attempt in factors.attempts)
-    q, r, a = q.double(), r.double(), a.double()
-    assert (one_norm(r - q.mT @ a) <= 20 * 512 * EPS * one_norm(a)).all()
-    assert (one_norm(q.mT @ q - torch.eye(512, device="cuda")) <= 100 * 512 * EPS).all()
+    assert meets_gates(a, q, r)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("profile", [*PROFILES, "mixed"])
+@pytest.mark.parametrize("n", [32, 512, 700])
+def test_reflectors_of_every_profile_on_a_gpu(profile: str, n: int) -> None:
+    a = batch_of_profile(profile, 4, n, 2.0, device="cuda")
+    h, tau = found = neula.qr(a, mode="raw")
+    assert found.converged
+    assert meets_gates(a, *of_householder(h, tau))

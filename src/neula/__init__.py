@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from neula.certificates.qr import QRCertificate
     from neula.pipeline import distributed as distributed
+    from neula.pipeline.pending import finish
     from neula.pipeline.result import (
         AccuracyError,
         AccuracyWarning,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         SolveResult,
         SVDResult,
     )
+    from neula.problems import operators as ops  # noqa: F401
     from neula.problems.definite.cholesky import cholesky
     from neula.problems.least_squares.lstsq import lstsq
     from neula.problems.least_squares.pinv import pinv
@@ -50,6 +52,7 @@ __all__ = [
     "SVDResult",
     "SolveResult",
     "cholesky",
+    "finish",
     "lstsq",
     "lu_factor",
     "lu_solve",
@@ -65,6 +68,7 @@ __all__ = [
 _HOMES = {
     "QRCertificate": "certificates.qr",
     "cholesky": "problems.definite.cholesky",
+    "finish": "pipeline.pending",
     "lstsq": "problems.least_squares.lstsq",
     "lu_factor": "problems.systems.lu",
     "lu_solve": "problems.systems.lu",
@@ -78,7 +82,7 @@ _HOMES = {
 }
 """Where the functions and the certificate live; all other public names are results."""
 
-_MODULES = {"distributed": "pipeline.distributed"}
+_MODULES = {"distributed": "pipeline.distributed", "ops": "problems.operators"}
 """Public modules that live in a room."""
 
 _ROOMS = (

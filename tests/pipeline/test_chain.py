@@ -11,17 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from neula.pipeline.chain import (
-    Answer,
-    Declined,
-    Link,
-    Run,
-    Unanswered,
-    Values,
-    Verdict,
-    run_chain,
-    run_each,
-)
+from neula.pipeline.batches import Values
+from neula.pipeline.chain import Answer, Declined, Link, Run, Unanswered, Verdict, run_chain, run_each
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -240,18 +240,38 @@ def certificates_of(
     measures: np.ndarray, measured_in: torch.dtype, shape: Sequence[int], target: Format
 ) -> QRCertificates:
     """The same of numbers that were read already, which have been measured in some precision."""
-    m, n = shape
     # NumPy takes a tenth of torch's time for some thousand numbers, a part of that of small batches.
-    residual, size, loss = measures.astype(np.float64)
-    noise = measurement_error(m, measured_in)
     with np.errstate(invalid="ignore", over="ignore"):
-        relative = residual / np.where(size == 0, 1.0, size)
-    return QRCertificates(
-        residual=relative,
-        orthogonality=loss / (_gaussian_norm(min(m, n)) or 1.0),
-        residual_bound=residual_bound(target, n) + noise,
-        orthogonality_bound=orthogonality_bound(target, n) + noise,
-    )
+        residual, orthogonality = _relative(*measures.astype(np.float64), where=np.where, shape=shape)
+    return QRCertificates(residual, orthogonality, *_bounds(shape, measured_in, target))
+
+
+def accepted_by(measures: torch.Tensor, shape: Sequence[int], target: Format) -> torch.Tensor:
+    """Which factorizations meet the bounds, shape (batch,), without synchronizing.
+
+    Parameters
+    ----------
+    measures : Tensor, shape (3, batch)
+        From :func:`qr_measures`, in the precision of the measurement.
+    shape : (int, int)
+        Of each matrix.
+    target : Format
+    """
+    residual, orthogonality = _relative(*measures.double(), where=torch.where, shape=shape)
+    residual_most, orthogonality_most = _bounds(shape, measures.dtype, target)
+    return (residual <= residual_most) & (orthogonality <= orthogonality_most)
+
+
+def _relative(residual: Any, size: Any, loss: Any, *, where: Any, shape: Sequence[int]) -> tuple[Any, Any]:
+    """Residual and loss of orthogonality, of arrays or tensors."""
+    return residual / where(size == 0, 1.0, size), loss / (_gaussian_norm(min(shape)) or 1.0)
+
+
+def _bounds(shape: Sequence[int], measured_in: torch.dtype, target: Format) -> tuple[float, float]:
+    """What they may be."""
+    m, n = shape
+    noise = measurement_error(m, measured_in)
+    return residual_bound(target, n) + noise, orthogonality_bound(target, n) + noise
 
 
 @lru_cache(maxsize=128)

@@ -116,8 +116,9 @@ def qr(a: Any, mode: str = "reduced") -> Any:
 
     Returns
     -------
-    QRResult or ndarray
-        ``Q, R``, or only R with ``mode="r"``.
+    QRResult, ndarray or tuple
+        ``Q, R``, only R with ``mode="r"``, or with ``mode="raw"`` ``h, tau``, h being the transpose of what
+        LAPACK has.
 
     Raises
     ------
@@ -138,11 +139,13 @@ def qr(a: Any, mode: str = "reduced") -> Any:
     >>> bool(np.allclose(Q @ R, A))
     True
     """
-    need(mode in ("reduced", "complete", "r"))
     A = _real(a)
     need(bool(np.isfinite(A).all()))
     # NumPy computes in double precision, whatever the dtype, and so is more accurate than single precision.
     result = neula.qr(A.astype(np.float64, copy=False), cast(QRMode, mode))
+    if mode == "raw":
+        h, tau = result
+        return _as(a, _rounded(h.swapaxes(-2, -1), A)), _as(a, _rounded(tau, A))
     R = _as(a, _rounded(result.R, A))
     return R if mode == "r" else _QRResult(_as(a, _rounded(result.Q, A)), R)
 

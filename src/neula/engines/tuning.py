@@ -106,6 +106,8 @@ class Tuning:
     blind_steps : int
         Refinement steps of such problems between which nothing synchronizes: enough for an R in float32 and
         condition numbers up to 1e4, what needs more of them goes on to a better R. 0: as many as it takes.
+    reflected_rows : int
+        Rows of matrices in Householder form up to which each is reflected by a thread block.
     tall_columns, low_columns, tall_ratio : int
         Columns up to which Cholesky QR of the whole matrix comes first, with corrected products and in half
         precision, and rows for each column from which on.
@@ -190,6 +192,7 @@ class Tuning:
     bordered: int = 0
     small_r: tuple[str, ...] = ("cholesky fp64", "householder fp64")
     blind_steps: int = 0
+    reflected_rows: int = 0
     tall_columns: int = 256
     low_columns: int = 1024
     tall_ratio: int = 32
@@ -334,6 +337,7 @@ def cuda_tuning(
         bordered=2_000_000_000 if replayed_bytes else 0,
         small_r=("cholesky fp64", "shifted cholesky fp64") if fast_fp64 else GRAM_SCHMIDT,
         blind_steps=3,
+        reflected_rows=512 if corrected else 0,
         pivot_block=256,
         iteration=2.5e10,
         inverted=2048,

@@ -7,79 +7,17 @@ that is read once, and the problems whose answers are not good enough go on to t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Generic, Protocol, Self, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
 
+from neula.pipeline.batches import Problems, Values
 from neula.pipeline.memory import MemoryGuard
 from neula.pipeline.result import Attempt
-
-
-class Problems(Protocol):
-    """A batch of problems."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where they are."""
-
-    def __len__(self) -> int: ...
-
-    def at(self, places: torch.Tensor) -> Self:
-        """Some of them."""
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Tensors whose first dimension counts problems, at least one, before what belongs to all of them."""
-
-    @property
-    def _first(self) -> torch.Tensor:
-        first: torch.Tensor = next(iter(vars(self).values()))  # in a tenth of the time that fields() takes
-        return first
-
-    @property
-    def _tensors(self) -> dict[str, torch.Tensor]:
-        known = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: x for name, x in known.items() if isinstance(x, torch.Tensor)}
-
-    @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """All of them, in order."""
-        return tuple(self._tensors.values())
-
-    @property
-    def device(self) -> torch.device:
-        """Where they are."""
-        return self._first.device
-
-    def __len__(self) -> int:
-        return len(self._first)
-
-    def at(self, places: torch.Tensor) -> Self:
-        """Those at some places."""
-        return replace(self, **{name: x[places] for name, x in self._tensors.items()})
-
-
-@dataclass(frozen=True)
-class Values(Batch):
-    """What is known of each problem of a batch."""
-
-    @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
-        """Parts of a batch in one."""
-        if len(parts) == 1:
-            return parts[0]
-        return cls(*map(torch.cat, zip(*(part.tensors for part in parts), strict=True)))
-
-    def put(self, places: torch.Tensor, others: Self) -> None:
-        """Take ``others`` to some places."""
-        for known, other in zip(self.tensors, others.tensors, strict=True):
-            known[places] = other
-
 
 P = TypeVar("P", bound=Problems)
 V = TypeVar("V", bound=Values)
@@ -151,6 +89,8 @@ class Link(Generic[P, V]):
     overwrites : bool
         Whether it works in the memory of the problem or of what it inherits: if it runs out of memory,
         nothing is left for other links to go on from.
+    queued : bool
+        Whether it only launches: the host waits for nothing in it.
     """
 
     label: str
@@ -158,6 +98,7 @@ class Link(Generic[P, V]):
     inherits: bool = False
     improves: bool = False
     overwrites: bool = False
+    queued: bool = False
 
 
 @dataclass(frozen=True)
@@ -309,7 +250,13 @@ class Unanswered(ArithmeticError):
     """No link gave an answer."""
 
 
-def run_chain(links: Iterable[Link[P, V]], problems: P, judge: Judge[P, V], known: V | None = None) -> Run[V]:
+def run_chain(
+    links: Iterable[Link[P, V]],
+    problems: P,
+    judge: Judge[P, V],
+    known: V | None = None,
+    begun: Answer[V] | None = None,
+) -> Run[V]:
     """Try links until the answers of all problems are accepted; of each problem the best answer is kept.
 
     Parameters
@@ -321,6 +268,8 @@ def run_chain(links: Iterable[Link[P, V]], problems: P, judge: Judge[P, V], know
     judge : Judge
     known : Values, optional
         What was found before, for a link that improves it; any answer takes its place.
+    begun : Answer, optional
+        What the first link has found already (:func:`neula.pipeline.pending.first_answer`); not changed.
 
     Raises
     ------
@@ -341,7 +290,7 @@ def run_chain(links: Iterable[Link[P, V]], problems: P, judge: Judge[P, V], know
                 previous = previous.at(left, problems.device)
         with nullcontext() if link.overwrites else guard.attempt(link.label):
             try:
-                previous = link.answer(mine, previous)
+                previous = link.answer(mine, previous) if begun is None else begun
             except Declined as why:
                 if str(why):
                     run.attempts.append(Attempt(why.label or link.label, False, str(why)))
@@ -349,6 +298,9 @@ def run_chain(links: Iterable[Link[P, V]], problems: P, judge: Judge[P, V], know
             measured = judge.measure(mine, previous) if previous.measured is None else previous.measured
             previous.numbers = _read(measured)
             left = run.keep(previous, previous.numbers, judge.verdict(previous, previous.numbers))
+            if begun is not None and not run.accepted.all():
+                run.values = run.found.copied()
+            begun = None
             if not len(left):
                 break
     if guard.shortages:

@@ -1,14 +1,15 @@
-"""``torch.compile`` and the public functions: it goes around them."""
+"""``torch.compile`` and the public functions: it takes their operators, or goes around them."""
 
 from __future__ import annotations
 
 import functools
 import sys
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+from neula.pipeline.operators import is_traced
 from neula.pipeline.progress import showing
 from neula.pipeline.state import restored
 
@@ -16,7 +17,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def eager(function: Callable[P, T]) -> Callable[..., T]:
+def with_operator(traced: Callable[..., Any]) -> Callable[[Callable[P, T]], Callable[..., T]]:
+    """:func:`eager` for a function that has an operator of torch, which takes its place in a graph."""
+    return lambda function: eager(function, traced)
+
+
+def eager(function: Callable[P, T], traced: Callable[..., Any] | None = None) -> Callable[..., T]:
     """Run a function as it stands, a graph break for ``torch.compile``, and leave modes as they were.
 
     The chains look at their numbers at every step. Traced, they are many graphs, compiled anew for each
@@ -25,6 +31,9 @@ def eager(function: Callable[P, T]) -> Callable[..., T]:
     Parameters
     ----------
     function : callable
+    traced : callable, optional
+        What takes its place where numbers cannot be looked at, by an operator of torch; it returns None for
+        arguments that it has none for.
 
     Returns
     -------
@@ -37,6 +46,10 @@ def eager(function: Callable[P, T]) -> Callable[..., T]:
 
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         nonlocal disabled
+        if traced is not None and is_traced((*args, *kwargs.values())):
+            found: T | None = traced(*args, **kwargs)
+            if found is not None:
+                return found
         # The compiler takes longer to import than torch itself; where nobody did, nobody compiles.
         if "torch._dynamo" not in sys.modules:
             return careful(*args, **kwargs)

@@ -1,29 +1,32 @@
 """Gradients: answers that were computed without autograd are attached to the graph of their input.
 
 Every function here takes an answer and the input it was computed from, and returns the same numbers with a
-gradient. The backward formulas are differentiable operations on what was saved, so that gradients have
-gradients, too.
+gradient (:mod:`neula.pipeline.functions`), by the formulas of :mod:`neula.pipeline.derivatives`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
 import torch
-from torch.autograd import Function
 
-from neula.kernels.precision import exact_matmul
+from neula.pipeline.derivatives import Factorize, Multiply, Solve
+from neula.pipeline.functions import (
+    Answerer,
+    Cholesky,
+    Factors,
+    LinearSystem,
+    Product,
+    Solution,
+    no_answer,
+)
 
-Factorize = Callable[[torch.Tensor], Iterable[torch.Tensor]]
-"""QR factorization ``A -> Q, R`` of batches in double precision, differentiable."""
 
-Solve = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Solution of ``A x = b`` for batches in double precision, differentiable."""
-
-Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Product of batches, broadcast and differentiable."""
+def _known(*answer: torch.Tensor, again: Callable[..., Any] = no_answer) -> Answerer:
+    """What has been computed already."""
+    return Answerer(lambda *inputs: tuple(x.detach() for x in answer), again)
 
 
 def attach_factors(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -61,7 +64,7 @@ def attach_factors(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> tuple[t
     tensor([0.6000, 0.8000])
     """
     dtype = reduce(torch.promote_types, (q.dtype, r.dtype, torch.float32))
-    return _Factors.apply(a.to(q.device, dtype), q.to(dtype), r.to(dtype))
+    return Factors.apply(a.to(q.device, dtype), _known(q.to(dtype), r.to(dtype)))
 
 
 def attach_cholesky(a: torch.Tensor, lower: torch.Tensor) -> torch.Tensor:
@@ -93,7 +96,7 @@ def attach_cholesky(a: torch.Tensor, lower: torch.Tensor) -> torch.Tensor:
     tensor([[0.2500]])
     """
     dtype = torch.promote_types(lower.dtype, torch.float32)
-    return _Cholesky.apply(a.to(lower.device, dtype), lower.to(dtype))
+    return Cholesky.apply(a.to(lower.device, dtype), _known(lower.to(dtype)))[0]
 
 
 def attach_solution(
@@ -125,7 +128,7 @@ def attach_solution(
     .. [1] G. H. Golub, V. Pereyra, "The differentiation of pseudo-inverses and nonlinear least squares
        problems whose variables separate", 1973.
     """
-    return _Solution.apply(a, b, x, ranks, factorize)
+    return Solution.apply(a, b, _known(x, ranks, again=factorize))[0]
 
 
 def attach_system(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, solve: Solve) -> torch.Tensor:
@@ -159,7 +162,7 @@ def attach_system(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, solve: Solv
     >>> torch.autograd.grad(x.sum(), A)[0]  # of 2 / A
     tensor([[-0.1250]])
     """
-    return _System.apply(a, b, x, solve)
+    return LinearSystem.apply(a, b, _known(x, again=solve))[0]
 
 
 def attach_product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, multiply: Multiply) -> torch.Tensor:
@@ -179,9 +182,10 @@ def attach_product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, multiply: 
     """
     if a.ndim > 2 and b.ndim == 2:
         # One product for the gradient of B, not a sum over the batch.
-        rows = _Product.apply(a.flatten(0, -2), b, c.flatten(0, -2), multiply)
-        return rows.reshape(c.shape)
-    return _Product.apply(a, b, c, multiply)
+        return Product.apply(a.flatten(0, -2), b, _known(c.flatten(0, -2), again=multiply))[0].reshape(
+            c.shape
+        )
+    return Product.apply(a, b, _known(c, again=multiply))[0]
 
 
 def stacked_problem(
@@ -210,144 +214,3 @@ def stacked_problem(
         a = torch.cat([a.double(), (damp * eye).expand(*batch, n, n)], -2)
         b = torch.cat([b.double(), eye.new_zeros(*batch, n, b.shape[-1])], -2)
     return a, b
-
-
-class _Factors(Function):
-    @staticmethod
-    def forward(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return q.detach(), r.detach()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*output)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        q, r = ctx.saved_tensors
-        with torch.autocast(q.device.type, enabled=False):
-            return _gradient_of_matrix(q, r, *gradients), None, None
-
-
-def _gradient_of_matrix(q: torch.Tensor, r: torch.Tensor, dq: torch.Tensor, dr: torch.Tensor) -> torch.Tensor:
-    k = q.shape[-1]
-    if r.shape[-1] > k:
-        (u, v), (du, dv) = (x.tensor_split([k], -1) for x in (r, dr))
-        dx = _gradient_of_matrix(q, u, dq + exact_matmul(q, exact_matmul(v, dv.mT)), du)
-        return torch.cat([dx, exact_matmul(q, dv)], -1)
-    m = exact_matmul(r, dr.mT) - exact_matmul(dq.mT, q)
-    symmetric = m.tril() + m.tril(-1).mT
-    right = dq + exact_matmul(q, symmetric)
-    return torch.linalg.solve_triangular(r.mT, right, upper=False, left=False)
-
-
-class _Cholesky(Function):
-    @staticmethod
-    def forward(a: torch.Tensor, lower: torch.Tensor) -> torch.Tensor:
-        return lower.detach()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
-        ctx.save_for_backward(output)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        (lower,) = ctx.saved_tensors
-        with torch.autocast(lower.device.type, enabled=False):
-            p = exact_matmul(lower.mT, gradient.tril()).tril()
-            # P + P^T with the diagonal of P halved.
-            symmetric = p + p.tril(-1).mT
-            solve = torch.linalg.solve_triangular
-            left = solve(lower.mT, symmetric, upper=True)
-            return 0.5 * solve(lower, left, upper=False, left=False), None
-
-
-class _Solution(Function):
-    @staticmethod
-    def forward(
-        a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, ranks: torch.Tensor, factorize: Factorize
-    ) -> torch.Tensor:
-        return x.detach()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
-        a, b, _, ctx.ranks, ctx.factorize = inputs
-        ctx.save_for_backward(a, b, output)
-
-    @staticmethod
-    def backward(ctx: Any, dx: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        a, b, x = ctx.saved_tensors
-        deficient = ctx.ranks.to(a.device) < min(a.shape[-2:])
-        if bool(deficient.any()):
-            _refuse_where(deficient & (dx != 0).flatten(-2).any(-1), ctx.ranks, a.shape)
-            # Nobody asks for their gradients, which are zero: those of any matrix of full rank will do.
-            instead = torch.eye(*a.shape[-2:], dtype=a.dtype, device=a.device)
-            keep = ~deficient[..., None, None]
-            a, b, x = (torch.where(keep, t, u) for t, u in ((a, instead), (b, 0.0), (x, 0.0)))
-        system = a.double(), b.double(), x.double()
-        da, db = _gradients_of_system(*system, dx.double(), ctx.factorize)
-        return da.to(a.dtype), db.to(b.dtype), None, None, None
-
-
-def _refuse_where(refused: torch.Tensor, ranks: torch.Tensor, shape: torch.Size) -> None:
-    if not bool(refused.any()):
-        return
-    index = refused.nonzero()[0].tolist()
-    name = f"A[{', '.join(map(str, index))}]" if index else "A"
-    raise ValueError(
-        f"{name} has rank {int(ranks[tuple(index)])}, not {min(shape[-2:])}, and the solution has no "
-        "gradient where the rank can change: leave dependent columns out, or pass damp="
-    )
-
-
-def _gradients_of_system(
-    a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, dx: torch.Tensor, factorize: Factorize
-) -> tuple[torch.Tensor, torch.Tensor]:
-    solve = torch.linalg.solve_triangular
-    if a.shape[-2] >= a.shape[-1]:
-        q, r = factorize(a)
-        c = solve(r.mT, dx, upper=False)
-        y, z = q @ c, solve(r, c, upper=True)
-        return (b - a @ x) @ z.mT - y @ x.mT, y
-    q, r = factorize(a.mT)
-    c = q.mT @ dx
-    y = solve(r, c, upper=True)
-    w = solve(r, solve(r.mT, b, upper=False), upper=True)
-    return w @ (dx - q @ c).mT - y @ x.mT, y
-
-
-class _System(Function):
-    @staticmethod
-    def forward(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, solve: Solve) -> torch.Tensor:
-        return x.detach()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
-        a, b, _, ctx.solve = inputs
-        ctx.dtype_of_b = b.dtype
-        ctx.save_for_backward(a, output)
-
-    @staticmethod
-    def backward(ctx: Any, dx: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        a, x = ctx.saved_tensors
-        y = ctx.solve(a.double().mT, dx.double())
-        da = (-y @ x.double().mT).to(a.dtype) if ctx.needs_input_grad[0] else None
-        return da, y.to(ctx.dtype_of_b), None, None
-
-
-class _Product(Function):
-    @staticmethod
-    def forward(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, multiply: Multiply) -> torch.Tensor:
-        return c.detach()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
-        a, b, _, ctx.multiply = inputs
-        ctx.save_for_backward(a, b)
-
-    @staticmethod
-    def backward(ctx: Any, dc: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        a, b = ctx.saved_tensors
-        for_a, for_b = ctx.needs_input_grad[:2]
-        da = ctx.multiply(dc, b.mT).sum_to_size(a.shape).to(a) if for_a else None
-        db = ctx.multiply(a.mT, dc).sum_to_size(b.shape).to(b) if for_b else None
-        return da, db, None, None

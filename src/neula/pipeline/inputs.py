@@ -36,6 +36,12 @@ class Taken:
     wrap: Callable[[torch.Tensor], Any]
     graph: torch.Tensor
 
+    @property
+    def is_variable(self) -> bool:
+        """Whether somebody differentiates with respect to it, in either mode."""
+        backward = self.graph.requires_grad and torch.is_grad_enabled()
+        return backward or has_tangent(self.graph)
+
     def give_back(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> Any:
         """A tensor as an array of the user's library, on its device, in its dtype or another.
 
@@ -117,14 +123,18 @@ def gradient_wanted(first: Taken, *others: Taken | None) -> bool:
     ValueError
         If it is, and that library is not torch.
     """
-    taken = [x for x in (first, *others) if x is not None and x.graph.requires_grad]
-    wanted = bool(taken) and torch.is_grad_enabled()
+    wanted = any(x is not None and x.is_variable for x in (first, *others))
     if wanted and first.wrap is not _itself:
         raise ValueError(
-            "an operand requires a gradient, and the answer cannot, since A is no torch tensor: "
-            "pass torch.as_tensor(A), or detach the other"
+            "an operand requires a gradient or has a tangent, and the answer cannot, since A is no torch "
+            "tensor: pass torch.as_tensor(A), or detach the other"
         )
     return wanted
+
+
+def has_tangent(x: torch.Tensor) -> bool:
+    """Whether somebody differentiates forward."""
+    return forward_ad.unpack_dual(x).tangent is not None
 
 
 def refuse_gradient(x: Any, name: str) -> None:
@@ -133,8 +143,13 @@ def refuse_gradient(x: Any, name: str) -> None:
     Raises
     ------
     ValueError
-        For a tensor that requires a gradient.
+        For a tensor that requires a gradient, or has a tangent.
     """
+    if isinstance(x, torch.Tensor) and has_tangent(x):
+        raise ValueError(
+            f"{name} has a tangent, and this function has no derivatives for it: pass "
+            f"torch.autograd.forward_ad.unpack_dual({name}).primal"
+        )
     if isinstance(x, torch.Tensor) and x.requires_grad and torch.is_grad_enabled():
         raise ValueError(
             f"{name} requires a gradient, and this function has none for it: pass {name}.detach()"
@@ -234,11 +249,6 @@ def _take_numpy(x: np.ndarray, name: str) -> Taken:
 def _take_tensor(x: torch.Tensor, name: str, wrap: Callable[[torch.Tensor], Any]) -> Taken:
     if x.layout != torch.strided:
         raise TypeError(f"{name} is a sparse tensor: pass {name}.to_dense()")
-    if forward_ad.unpack_dual(x).tangent is not None:
-        raise ValueError(
-            f"{name} has a tangent, and neula has no forward-mode derivatives: use backward mode "
-            f"(torch.autograd.grad), or pass torch.autograd.forward_ad.unpack_dual({name}).primal"
-        )
     if not x.is_floating_point() and not x.is_complex():
         x = x.double()
     if x.dtype not in FLOATS:

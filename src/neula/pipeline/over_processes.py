@@ -19,7 +19,8 @@ from torch import distributed
 
 from neula.engines import select_engine
 from neula.engines.sharded import RowsOfGroup, sharded
-from neula.pipeline.chain import Link, Problems, Values
+from neula.pipeline.batches import Problems, Values
+from neula.pipeline.chain import Link
 from neula.pipeline.distributed import ColumnSharded, RowSharded, agree
 from neula.pipeline.inputs import Taken, is_spread, refuse_gradient, take
 from neula.pipeline.result import AccuracyError
@@ -123,7 +124,7 @@ class OverProcesses:
     operands : tuple of str
         Names of the arguments whose rows are spread, A first.
     refused : dict
-        Values of arguments that are for whole matrices only, by name.
+        Some values of arguments that are for whole matrices only, by name.
     ignored : dict
         Values of arguments that are permissions, and not made use of.
     wide : callable
@@ -134,7 +135,7 @@ class OverProcesses:
 
     give_back: Callable[[Any, Give, Give], Any]
     operands: tuple[str, ...] = ("A",)
-    refused: Mapping[str, Any] = field(default_factory=dict)
+    refused: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     ignored: Mapping[str, Any] = field(default_factory=dict)
     wide: Callable[[Mapping[str, Any]], bool] = lambda asked: False
     instead: str = "pass A.full()"
@@ -185,13 +186,13 @@ class OverProcesses:
         TypeError, ValueError
             For what is not supported.
         """
-        for name, value in self.refused.items():
-            if given.get(name) == value:
-                raise ValueError(f"{name}={value!r} needs the whole matrix: {self.instead}")
+        for name, values in self.refused.items():
+            if given.get(name) in values:
+                raise ValueError(f"{name}={given[name]!r} needs the whole matrix: {self.instead}")
         asked: dict[str, Any] = {}
         for name, operand in found.items():
             x = operand.taken
-            if x.graph.requires_grad and torch.is_grad_enabled():
+            if x.is_variable:
                 raise ValueError(
                     f"{name} requires a gradient, and there is none over processes: pass its detach()"
                 )

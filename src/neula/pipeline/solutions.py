@@ -14,8 +14,9 @@ import torch
 from neula.certificates.forward_error import SURE, digits_of
 from neula.engines import FP64, Engine, Format
 from neula.engines.reduction import Reduction
+from neula.pipeline.batches import Values
 from neula.pipeline.call import Call
-from neula.pipeline.chain import Run, Values
+from neula.pipeline.chain import Run
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, SolutionResult
 from neula.pipeline.shapes import System
@@ -38,6 +39,8 @@ class Options:
     max_iterations : int
     forward : bool
         Whether to refine until the forward error is that of the accuracy.
+    looks : bool
+        Whether the host looks at numbers once before all is launched, to leave out what changes nothing.
     """
 
     engine: Engine
@@ -46,6 +49,7 @@ class Options:
     max_iterations: int
     forward: bool
     progress: Progress | None
+    looks: bool = True
 
     @property
     def over_rows(self) -> Reduction:
@@ -236,24 +240,53 @@ class Report:
             ),
         }
 
-    def attached(
-        self, result: R, attach: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-    ) -> R:
-        """The same result, its x attached to the graph of A and b where somebody wants that.
 
-        Parameters
-        ----------
-        attach : callable
-            From A, b and x, matrices of one batch, to x.
-        """
-        if not self.call.differentiable:
-            return result
-        a, b = (taken.graph for taken in self.call.operands.values())
-        x, b, batch = result.x, b.to(result.x.device), self.shapes.batch
-        if self.shapes.is_vector:
-            x, b = x.unsqueeze(-1), b.unsqueeze(-1)
-        x = attach(a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:]), x)
-        return replace(result, x=x.squeeze(-1) if self.shapes.is_vector else x)
+def attached(
+    call: Call,
+    shapes: System,
+    result: R,
+    attach: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+) -> R:
+    """A result, its x attached to the graph of A and b where somebody wants that.
+
+    Parameters
+    ----------
+    call : Call
+    shapes : System
+    result : LstsqResult or SolveResult
+    attach : callable
+        From A, b and x, matrices of one batch, to x.
+    """
+    if not call.differentiable:
+        return result
+    a, b = (taken.graph for taken in call.operands.values())
+    x, b, batch = result.x, b.to(result.x.device), shapes.batch
+    if shapes.is_vector:
+        x, b = x.unsqueeze(-1), b.unsqueeze(-1)
+    x = attach(a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:]), x)
+    return replace(result, x=x.squeeze(-1) if shapes.is_vector else x)
+
+
+def unread(
+    call: Call, shapes: System, values: Solutions, accepted: torch.Tensor, options: Options
+) -> dict[str, Any]:
+    """What results have in common while nobody has read the numbers: they are tensors, or NaN."""
+    found = {
+        "accepted": shapes.of_members(accepted),
+        "backward_errors": shapes.of_members(values.backward_error),
+        "conditions": shapes.of_members(values.condition),
+        "forward_errors": shapes.of_columns(values.forward_error),
+    }
+    return {
+        "x": call.hand_back(shapes.solutions(values.x), options.dtype),
+        "converged": accepted.all(),
+        "iterations": 0,
+        "backward_error": values.backward_error.amax(),
+        "tolerance": math.nan,
+        "engine": str(options.engine),
+        "accuracy": options.target.name,
+        **{name: call.hand_back(x.contiguous(), x.dtype) for name, x in found.items()},
+    }
 
 
 def accept_digits(run: Run[S], options: Options) -> None:

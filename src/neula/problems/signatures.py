@@ -23,7 +23,7 @@ ArithmeticName = FormatName | Literal["fp16_cor"]
 Pivoting = Literal["partial", "none", "rbt"]
 Structure = Literal["gen", "pos"]
 Certified = Literal["backward", "forward"]
-QRMode = Literal["reduced", "r", "complete"]
+QRMode = Literal["reduced", "r", "complete", "raw"]
 
 
 class Common(TypedDict, total=False):
@@ -35,7 +35,13 @@ class Common(TypedDict, total=False):
     progress: Progress | bool | None
 
 
-class LstsqKeywords(Common, total=False):
+class Waiting(Common, total=False):
+    """Of functions that need not wait."""
+
+    wait: bool
+
+
+class LstsqKeywords(Waiting, total=False):
     """Of :func:`neula.lstsq`."""
 
     algorithm: Literal["cgls", "lsqr", "direct", "normal", "householder", "svd"] | None
@@ -47,7 +53,7 @@ class LstsqKeywords(Common, total=False):
     certify: Certified
 
 
-class SolveKeywords(Common, total=False):
+class SolveKeywords(Waiting, total=False):
     """Of :func:`neula.solve`."""
 
     assume_a: Structure
@@ -57,7 +63,7 @@ class SolveKeywords(Common, total=False):
     certify: Certified
 
 
-class QRKeywords(Common, total=False):
+class QRKeywords(Waiting, total=False):
     """Of :func:`neula.qr`, without the mode."""
 
     pivoting: bool

@@ -40,12 +40,11 @@ def inverse_norm(
     """
     n = left.shape[-2]
     if n <= EXPLICIT:
-        identity = torch.eye(n, dtype=left.dtype, device=left.device).expand(*left.shape[:-1], n)
-        inverse = left * solve(right * identity)
+        identity = torch.eye(n, dtype=left.dtype, device=left.device)
+        inverse = left * solve(right * identity.expand(*left.shape[:-1], n))
         stack = inverse.reshape(-1, n, n)
         longest = torch.linalg.vector_norm(stack, dim=1).argmax(1)
-        vector = torch.nn.functional.one_hot(longest, n).to(left.dtype).reshape(left.shape)
-        return schatten_bounds(stack)[1].reshape(left.shape[:-2]), vector
+        return schatten_bounds(stack)[1].reshape(left.shape[:-2]), identity[longest].reshape(left.shape)
     v = gaussian(n, VECTORS, left.dtype, left.device, seed=20180417).expand(*left.shape[:-2], n, VECTORS)
     v = v / torch.linalg.vector_norm(v, dim=-2, keepdim=True)
     for _ in range(STEPS):

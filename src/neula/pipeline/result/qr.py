@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic
 
@@ -16,13 +16,14 @@ from neula.pipeline.result.shown import ArrayT
 class QRResult(shown.Shown, Generic[ArrayT]):
     """``Q, R = result`` as with ``torch.linalg.qr``; the rest says how it was made and how good it is.
 
-    With column pivoting ``Q, R, P = result``, as with ``scipy.linalg.qr``.
+    With column pivoting ``Q, R, P = result``, as with ``scipy.linalg.qr``; with ``mode="raw"``
+    ``H, tau = result``, as with ``torch.geqrf``.
 
     Attributes
     ----------
     Q, R : array
         The factors, in the library, on the device and in the dtype of the input.
-        ``Q`` is ``None`` for ``mode="r"``.
+        ``Q`` is ``None`` for ``mode="r"``, both are for ``mode="raw"``.
     certificate : QRCertificate or sequence of QRCertificate
         One for each matrix of a batch; not accepted where that holds NaN or Inf, and its factors are NaN.
     attempts : tuple of Attempt
@@ -35,6 +36,13 @@ class QRResult(shown.Shown, Generic[ArrayT]):
         With column pivoting the order of the columns: ``A[:, P] = Q R``.
     seconds : float
         Time of the call.
+    H, tau : array, shape (..., m, n) and (..., min(m, n)), or None
+        With ``mode="raw"`` R in the upper triangle and Householder vectors below, and their factors:
+        ``Q = H_1 H_2 ...`` with ``H_j = I - tau_j v_j v_j^T``.
+    accepted : array of bool, shape (*batch,), or None
+        Whether each factorization is certified to the accuracy asked for.
+    pending : callable or None
+        With ``wait=False`` what :func:`neula.finish` calls.
     """
 
     Q: ArrayT
@@ -45,8 +53,14 @@ class QRResult(shown.Shown, Generic[ArrayT]):
     accuracy: str = ""
     P: ArrayT | None = None
     seconds: float = math.nan
+    H: ArrayT | None = None
+    tau: ArrayT | None = None
+    accepted: Any = None
+    pending: Callable[[], Any] | None = None
 
     def _factors(self) -> tuple[Any, ...]:
+        if self.tau is not None:
+            return self.H, self.tau
         return (self.Q, self.R) if self.P is None else (self.Q, self.R, self.P)
 
     def __iter__(self) -> Iterator[Any]:
@@ -61,6 +75,8 @@ class QRResult(shown.Shown, Generic[ArrayT]):
     @property
     def converged(self) -> bool:
         """Whether the factorization is certified to the accuracy asked for."""
+        if not self.attempts and self.accepted is not None:  # nobody has looked
+            return bool(self.accepted.all())
         return bool(self.attempts) and self.attempts[-1].accepted
 
     def headline(self) -> str:
@@ -69,9 +85,11 @@ class QRResult(shown.Shown, Generic[ArrayT]):
 
     def rows(self) -> shown.Rows:
         """What matters: the factors, how they came about, and how good they are."""
+        first, second, *_ = self._factors()
+        names = ("Q", "R") if self.tau is None else ("H", "tau")
         return {
-            "Q": shown.array(self.Q),
-            "R": shown.array(self.R),
+            names[0]: shown.array(first),
+            names[1]: shown.array(second),
             "method": shown.attempted(self.attempts),
             "certificate": str(self.certificate),
             "time": f"{shown.duration(self.seconds)}, engine {self.engine}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic
 
@@ -51,6 +52,8 @@ class SolutionResult(shown.Shown, Generic[ArrayT]):
     backward_errors, conditions : array of float64, shape (*batch,)
     forward_errors : array of float64, shape (*batch,) or (*batch, k)
         Of each right-hand side.
+    pending : callable or None
+        With ``wait=False`` what :func:`neula.finish` calls.
     """
 
     x: ArrayT
@@ -70,6 +73,7 @@ class SolutionResult(shown.Shown, Generic[ArrayT]):
     backward_errors: Any = None
     conditions: Any = None
     forward_errors: Any = None
+    pending: Callable[[], Any] | None = None
 
     def headline(self) -> str:
         """What is certified, in a line."""

@@ -12,13 +12,14 @@ from neula.certificates.cholesky import cholesky_bound
 from neula.engines import Engine
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Run, run_chain
-from neula.pipeline.compilation import eager
+from neula.pipeline.compilation import with_operator
 from neula.pipeline.gradients import attach_cholesky
 from neula.pipeline.inputs import check_finite, check_matrices
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, CholeskyResult
 from neula.problems.definite.chain import CholeskyJudge, chain, residuals
 from neula.problems.definite.problem import CholeskyValues, NotDefiniteMember, Options, Symmetric
+from neula.problems.operators.factorizations import traced_cholesky
 from neula.problems.signatures import CholeskyKeywords, Kind
 
 
@@ -26,7 +27,7 @@ from neula.problems.signatures import CholeskyKeywords, Kind
 def cholesky(A: Kind, **keywords: Unpack[CholeskyKeywords]) -> CholeskyResult[Kind]: ...
 @overload
 def cholesky(A: Any, **keywords: Unpack[CholeskyKeywords]) -> CholeskyResult[Any]: ...
-@eager
+@with_operator(traced_cholesky)
 def cholesky(
     A: Any,
     *,

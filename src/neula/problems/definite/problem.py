@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from neula.engines import FP64, Arithmetic, Engine, Format
-from neula.pipeline.chain import Batch, Values
+from neula.pipeline.batches import Batch, Values
 from neula.pipeline.progress import Progress
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -54,7 +54,13 @@ def chain_together(count: int, m: int, n: int, options: Options) -> Chain:
     # A better R is there for ill-conditioned problems, which take more steps.
     steps = [tuning.blind_steps, *(PATIENCE * tuning.blind_steps for _ in names[1:])]
     return [
-        _link(f"{name} + seminormal", solve_together, factor=FACTORS[name], blind_steps=number)
+        _link(
+            f"{name} + seminormal",
+            solve_together,
+            factor=FACTORS[name],
+            blind_steps=number,
+            queued=number > 0 and not options.looks,
+        )
         for name, number in zip(names, steps, strict=True)
     ]
 
@@ -138,9 +144,14 @@ def _with_fast_r(m: int, n: int, options: Options) -> Chain:
 
 
 def _link(
-    label: str, answer: Callable[..., Answer[Members]], *, improves: bool = False, **given: Any
+    label: str,
+    answer: Callable[..., Answer[Members]],
+    *,
+    improves: bool = False,
+    queued: bool = False,
+    **given: Any,
 ) -> Link[Problems, Members]:
-    return Link(label, partial(answer, label=label, **given), improves=improves)
+    return Link(label, partial(answer, label=label, **given), improves=improves, queued=queued)
 
 
 def preconditioners(n: int, options: Options) -> list[tuple[str, str]]:
@@ -190,16 +201,21 @@ class LeastSquaresJudge:
         """What :attr:`Members.names` says, for each problem."""
         return answer.values.measured()
 
+    def accepts(self, of: Mapping[str, Any]) -> Any:
+        """Whether each is solved, from arrays or tensors of what was measured."""
+        accepted = of["accepted"] > 0
+        if self.together:  # elsewhere the links themselves look at these
+            full_rank = of["condition"] * self.certain_rcond * ROUNDED_RANK < 1
+            accepted = accepted & full_rank & (of["refined_error"] <= self.bound)
+        return accepted
+
     def verdict(self, answer: Answer[Members], numbers: np.ndarray) -> Verdict:
         """Of solutions whose backward error is small enough the one with the most digits is best.
 
         The SVD improves what was found before, and has the last word.
         """
         of = dict(zip(Members.names, numbers, strict=True))
-        accepted = (of["accepted"] > 0) & (not answer.doubt)
-        if self.together:  # elsewhere the links themselves look at these
-            full_rank = of["condition"] * self.certain_rcond * ROUNDED_RANK < 1
-            accepted &= full_rank & (of["refined_error"] <= self.bound)
+        accepted = self.accepts(of) & (not answer.doubt)
         superseded = np.full_like(of["accepted"], answer.label != SVD)
         error = np.maximum(of["refined_error"], self.bound)
         demerit = np.array([~accepted, superseded, error, of["forward_error"]])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
-from typing import Any, Unpack, overload
+from typing import Any, Unpack, cast, overload
 
 import numpy as np
 import torch
@@ -16,18 +16,19 @@ from neula.engines import Arithmetic, Engine, format_of
 from neula.engines.reduction import HERE, Reduction
 from neula.errors import check_name
 from neula.pipeline.call import Call
-from neula.pipeline.chain import Run
-from neula.pipeline.compilation import eager
+from neula.pipeline.chain import Answer, Run
+from neula.pipeline.compilation import with_operator
 from neula.pipeline.gradients import attach_solution, stacked_problem
 from neula.pipeline.inputs import check_finite, refuse_gradient
 from neula.pipeline.over_processes import OverProcesses
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, LstsqResult
 from neula.pipeline.shapes import System, broadcast_system
-from neula.pipeline.solutions import Report, accept_digits, does_not_fit, numbers_of, unsure
+from neula.pipeline.solutions import Report, accept_digits, attached, does_not_fit, numbers_of, unread, unsure
 from neula.problems.least_squares.prepared import Problems
 from neula.problems.least_squares.problem import Members, Options
-from neula.problems.least_squares.run import solve_problems, with_exact_zeros
+from neula.problems.least_squares.run import begin_problems, solve_problems, with_exact_zeros
+from neula.problems.operators.solutions import traced_lstsq
 from neula.problems.orthogonal.qr import qr
 from neula.problems.signatures import Kind, LstsqKeywords
 
@@ -39,13 +40,14 @@ CERTIFIED = ("backward", "forward")
 def lstsq(A: Kind, b: Any, **keywords: Unpack[LstsqKeywords]) -> LstsqResult[Kind]: ...
 @overload
 def lstsq(A: Any, b: Any, **keywords: Unpack[LstsqKeywords]) -> LstsqResult[Any]: ...
+@with_operator(traced_lstsq)
 @OverProcesses(
     lambda result, tall, replicated: replace(result, x=replicated(result.x)),
     operands=("A", "b", "weights"),
+    refused={"wait": (False,)},
     wide=lambda asked: bool(asked.get("damp", 0.0)),
     instead="solutions of minimum norm are for whole matrices: pass A.full() and b.full(), or damp=",
 )
-@eager
 def lstsq(
     A: Any,
     b: Any,
@@ -61,6 +63,7 @@ def lstsq(
     certify: str = "backward",
     strict: bool = False,
     progress: Progress | None = None,
+    wait: bool = True,
 ) -> LstsqResult:
     """Solve ``min ||A x - b||``: a fast QR in low precision, refined to the accuracy asked for.
 
@@ -110,6 +113,10 @@ def lstsq(
         and Inf in batches, too.
     progress : callable or bool, optional
         Called with the name of the stage and the part of it that is done; True shows a bar.
+    wait : bool, optional
+        False to return as soon as the first link of the chain is launched, without waiting for the device:
+        ``accepted`` stays there, and :func:`neula.finish` goes on. Where that link looks at numbers itself
+        (on a CPU, for large problems, and at weights), the answer is complete.
 
     Returns
     -------
@@ -204,14 +211,44 @@ def lstsq(
         forward=certify == "forward",
         progress=progress,
     )
+    if not wait and w is None and (pending := _begun(call, shapes, options)) is not None:
+        return pending
+    return _finished(call, shapes, options)
+
+
+def _begun(call: Call, shapes: System, options: Options) -> LstsqResult | None:
+    """What the first link has launched, where that waits for nothing."""
+    with call.computing():
+        blind = replace(options, looks=False)
+        problems = Problems(call.here(shapes.matrices), call.here(shapes.columns), blind)
+        found = begin_problems(problems)
+    if found is None:
+        return None
+    begun, accepted = found
+    values, least = begun.values, cast(int, begun.values.rank.amin())
+    result: LstsqResult[Any] = LstsqResult(
+        **unread(call, shapes, begun.values, accepted, options),
+        optimality=math.nan,
+        residual_norm=math.nan,
+        rank=least,
+        factorization=begun.label,
+        ranks=call.hand_back(shapes.of_members(values.rank), torch.int64),
+        pending=lambda: _finished(call, shapes, options, begun),
+    )
+    return _attached(call, shapes, options, result)
+
+
+def _finished(
+    call: Call, shapes: System, options: Options, begun: Answer[Members] | None = None
+) -> LstsqResult:
     matrices, columns = call.here(shapes.matrices), call.here(shapes.columns)
     is_batch = bool(shapes.batch)
     with call.computing():
         spoilt = _spoilt(shapes, columns)
         if spoilt is not None:  # a column that is worked on with others would spoil them
-            columns = columns.masked_fill(shapes.for_columns(spoilt)[:, None], 0.0)
+            columns, begun = columns.masked_fill(shapes.for_columns(spoilt)[:, None], 0.0), None
         problems = Problems(matrices, columns, options)
-        run = with_exact_zeros(solve_problems(problems, is_batch=is_batch), problems)
+        run = with_exact_zeros(solve_problems(problems, is_batch=is_batch, begun=begun), problems)
     accept_digits(run, options)
     if spoilt is not None:
         _put_nan(run, spoilt, shapes)
@@ -225,7 +262,12 @@ def lstsq(
             report.missed(),
             unsure=unsure(run),
         )
-    return report.attached(result, partial(_attach, None if w is None else w.graph, options, result.ranks))
+    return _attached(call, shapes, options, result)
+
+
+def _attached(call: Call, shapes: System, options: Options, result: LstsqResult) -> LstsqResult:
+    weights = None if call.weights is None else call.weights.graph
+    return attached(call, shapes, result, partial(_attach, weights, options, result.ranks))
 
 
 def _spoilt(shapes: System, columns: torch.Tensor) -> torch.Tensor | None:

@@ -15,7 +15,7 @@ from neula.algorithms.krylov.refine_forward import ExactProblem
 from neula.algorithms.scaling import binary_exponents, power_of_two_scales
 from neula.certificates.bounds import lstsq_bound
 from neula.kernels.shift import shift
-from neula.pipeline.chain import Batch
+from neula.pipeline.batches import Batch
 from neula.pipeline.inputs import check_finite
 from neula.problems.least_squares.problem import Options
 from neula.problems.least_squares.scaled import ScaledProblems

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from neula.certificates.forward_error import SURE
-from neula.pipeline.chain import Run, Unanswered, run_chain, run_each
+from neula.pipeline.chain import Answer, Run, Unanswered, run_chain, run_each
 from neula.pipeline.inputs import check_finite, finite_members
 from neula.pipeline.over_processes import in_step
+from neula.pipeline.pending import first_answer
 from neula.pipeline.result import Attempt
 from neula.pipeline.solutions import nothing_to_do, numbers_of
 from neula.problems.least_squares.chain import (
@@ -25,7 +26,23 @@ from neula.problems.least_squares.problem import Members
 from neula.problems.least_squares.scaled import gradient_is_zero, gradient_vanishes, weighted_norms
 
 
-def solve_problems(problems: Problems, *, is_batch: bool) -> Run[Members]:
+def begin_problems(problems: Problems) -> tuple[Answer[Members], torch.Tensor] | None:
+    """What the first link finds, and which problems it solves, without waiting; None where it waits."""
+    count, (m, n), options = len(problems), problems.a.shape[1:], problems.options
+    if 0 in (problems.a.numel(), problems.b.numel()):
+        return None
+    judge = LeastSquaresJudge.of(m, n, options, together=True)
+    answer = first_answer(chain_together(count, m, n, options), problems, judge)
+    if answer is None or answer.measured is None:
+        return None
+    of = dict(zip(Members.names, answer.measured, strict=True))
+    exact = (of["zero"] == 0) & (of["largest"] <= torch.finfo(options.dtype).max)
+    return answer, judge.accepts(of) & exact & (of["forward_error"] <= options.largest_error)
+
+
+def solve_problems(
+    problems: Problems, *, is_batch: bool, begun: Answer[Members] | None = None
+) -> Run[Members]:
     """All together where they are small, then each that is left alone.
 
     Parameters
@@ -33,6 +50,8 @@ def solve_problems(problems: Problems, *, is_batch: bool) -> Run[Members]:
     problems : Problems
     is_batch : bool
         Whether NaN and Inf are no error.
+    begun : Answer, optional
+        From :func:`begin_problems`.
     """
     a, b, options = problems.a, problems.b, problems.options
     count, m, n = len(a), options.over_rows.count(a.shape[1]), a.shape[2]
@@ -42,7 +61,8 @@ def solve_problems(problems: Problems, *, is_batch: bool) -> Run[Members]:
         return _without_right_hand_sides(problems, is_batch=is_batch)
     together = chain_together(count, m, n, options)
     if together:
-        run = run_chain(together, problems, LeastSquaresJudge.of(m, n, options, together=True))
+        judge = LeastSquaresJudge.of(m, n, options, together=True)
+        run = run_chain(together, problems, judge, begun=begun)
     else:
         run = Run.begin(count, _missing(problems, count))
     if not is_batch and len(run.open):  # no solution of numbers that are not finite is accepted

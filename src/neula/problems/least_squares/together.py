@@ -93,7 +93,7 @@ def solve_together(
         border = _border(part[0], options)
         a, b = border.put(*part)
         # The one look before all is launched: what scaling takes is a third of the launches.
-        given = blind_steps > 0 and len(a) == 1 and _stays_as_given(a, b, options)
+        given = options.looks and blind_steps > 0 and len(a) == 1 and _stays_as_given(a, b, options)
         link = partial(refined, given=given)
         *found, numbers = options.engine.replay(link, (a, b, *weights), (*key, given))
         parts.append(_without(border, Members(*found), numbers))

@@ -8,7 +8,7 @@ import torch
 
 from neula.certificates.bounds import measurement_error, orthogonality_bound, residual_bound
 from neula.engines import BF16, FP16, FP32, FP64, Engine, Format
-from neula.pipeline.chain import Batch, Values
+from neula.pipeline.batches import Batch, Values
 from neula.pipeline.progress import Progress
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -221,11 +222,11 @@ class QRJudge:
     batch: torch.Tensor | None = None
     in_place: bool = False
 
-    def measure(self, problems: Matrices, answer: Answer[QRValues]) -> torch.Tensor:
+    def measure(self, problems: Matrices, answer: Answer[Any]) -> torch.Tensor:
         """Links have done it, since CUDA graphs play it back with the rest."""
         return answer.values.measures.T
 
-    def certificates(self, run: Run[QRValues]) -> QRCertificates:
+    def certificates(self, run: Run[Any]) -> QRCertificates:
         """Those of the best factors."""
         found: QRCertificates | None = run.evidence
         return self._certificates(run.found, run.numbers) if found is None else found
@@ -233,7 +234,7 @@ class QRJudge:
     def _certificates(self, values: QRValues, numbers: np.ndarray) -> QRCertificates:
         return certificates_of(numbers, values.measures.dtype, self.shape, self.target)
 
-    def verdict(self, answer: Answer[QRValues], numbers: np.ndarray) -> Verdict:
+    def verdict(self, answer: Answer[Any], numbers: np.ndarray) -> Verdict:
         """Of factors that are not accepted those with the smallest error are best."""
         found = self._certificates(answer.values, numbers)
         accepted = found.accepted

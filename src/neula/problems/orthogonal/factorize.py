@@ -8,21 +8,25 @@ from dataclasses import replace
 import torch
 
 from neula.algorithms.scaling import binary_exponents
-from neula.certificates.qr import QRCertificate
+from neula.certificates.qr import QRCertificate, accepted_by
 from neula.engines import FP64, Format
 from neula.kernels.precision import plain_arithmetic
 from neula.kernels.shift import shift
-from neula.pipeline.chain import Link, Run, run_chain
+from neula.pipeline.chain import Answer, Link, Run, run_chain
 from neula.pipeline.inputs import check_finite, finite_members
 from neula.pipeline.over_processes import in_step
+from neula.pipeline.pending import first_answer
 from neula.problems.orthogonal import chain
 from neula.problems.orthogonal.chain import Layout, QRJudge
 from neula.problems.orthogonal.factors import Factors
 from neula.problems.orthogonal.links import QRLink, without_factors
 from neula.problems.orthogonal.problem import Matrices, Options, QRValues
 
+Begun = Sequence[Answer[QRValues]]
+"""What the first links have found: of a chain for all matrices, or of one for each."""
 
-def factorize(matrices: torch.Tensor, mode: str, options: Options) -> Factors:
+
+def factorize(matrices: torch.Tensor, mode: str, options: Options, begun: Begun | None = None) -> Factors:
     """Q and R of one matrix or a batch, by what suits it, on the engine's device.
 
     Parameters
@@ -31,33 +35,75 @@ def factorize(matrices: torch.Tensor, mode: str, options: Options) -> Factors:
     mode : {"reduced", "r", "complete"}
         Whether Q is to be square.
     options : Options
+    begun : sequence of Answer, optional
+        From :func:`begin`.
     """
-    engine, target = options.engine, options.target
-    count, m, n = matrices.shape
-    with plain_arithmetic(engine.device):
+    target = options.target
+    with plain_arithmetic(options.engine.device):
         if matrices.numel() == 0:
             return Factors.of_nothing(matrices, mode, target)
-        if not options.named and chain.go_together(count, m, n, engine.tuning):
+        if _go_together(matrices, options):
             matrices, exponents = _in_range(matrices, target)
-            links = chain.chain_together(m, n, target, engine.tuning)
-            factors = factorize_together(matrices, links, options)
+            first = None if begun is None else begun[0]
+            factors = factorize_together(matrices, _links_together(matrices, options), options, first)
             if exponents is not None:
                 factors = replace(factors, r=shift(factors.r.double(), exponents))
         else:
-            factors = _one_after_the_other(matrices, options)
+            factors = _one_after_the_other(matrices, options, begun)
         return factors.completed() if mode == "complete" else factors
 
 
-def factorize_together(matrices: torch.Tensor, links: Sequence[QRLink], options: Options) -> Factors:
+def begin(matrices: torch.Tensor, options: Options) -> tuple[QRValues, torch.Tensor, Begun] | None:
+    """Factors by the first links, and which are accepted, without waiting; None where a first link waits."""
+    if matrices.numel() == 0:
+        return None
+    with plain_arithmetic(options.engine.device):
+        exponents, parts = None, list(matrices.split(1))
+        if _go_together(matrices, options):
+            scaled, exponents = _in_range(matrices, options.target)
+            parts = [scaled]
+        begun = []
+        for a in parts:
+            one = Matrices(a, options)
+            links = chain.chain_alone(Layout.of(a[0]), options)
+            if _go_together(matrices, options):
+                links = _links_together(a, options)
+            found = first_answer(links, one, QRJudge(options.shape_of(a.shape), options.target))
+            if found is None:
+                return None
+            begun.append(found)
+        values = QRValues.joined([found.values for found in begun])
+        accepted = accepted_by(values.measures.T, options.shape_of(matrices.shape), options.target)
+        if exponents is not None:
+            values = replace(values, r=shift(values.r.double(), exponents))
+        return values, accepted, begun
+
+
+def _go_together(matrices: torch.Tensor, options: Options) -> bool:
+    count, m, n = matrices.shape
+    return not options.named and chain.go_together(count, m, n, options.engine.tuning)
+
+
+def _links_together(matrices: torch.Tensor, options: Options) -> list[QRLink]:
+    m, n = matrices.shape[1:]
+    return chain.chain_together(m, n, options.target, options.engine.tuning)
+
+
+def factorize_together(
+    matrices: torch.Tensor,
+    links: Sequence[QRLink],
+    options: Options,
+    begun: Answer[QRValues] | None = None,
+) -> Factors:
     """Run a chain: each link for those matrices that were not accepted before."""
     over_rows = options.over_rows
     if over_rows.spread:  # NaN on one process is an error on all of them
         check_finite(matrices[0], options.engine.column_max(matrices[0]), "A", over_rows)
     judge = QRJudge(options.shape_of(matrices.shape), options.target, None if over_rows.spread else matrices)
-    return Factors.of(*_run(links, Matrices(matrices, options), judge))
+    return Factors.of(*_run(links, Matrices(matrices, options), judge, begun))
 
 
-def _one_after_the_other(matrices: torch.Tensor, options: Options) -> Factors:
+def _one_after_the_other(matrices: torch.Tensor, options: Options, begun: Begun | None) -> Factors:
     """Each by a chain of its own; the attempts are those of the first that is not accepted."""
     judge = QRJudge(options.shape_of(matrices.shape), options.target, in_place=options.in_place)
     usable = finite_members(matrices).tolist() if len(matrices) > 1 else [True]
@@ -66,9 +112,11 @@ def _one_after_the_other(matrices: torch.Tensor, options: Options) -> Factors:
     for place, finite in enumerate(usable):
         a = matrices[place : place + 1]
         links = [Link("none", without_factors)]
+        first = None
         if finite:
             links = chain.chain_alone(Layout.of(a[0]), options)
-        run, found = _run(links, Matrices(a, options), judge)
+            first = None if begun is None else begun[place]
+        run, found = _run(links, Matrices(a, options), judge, first)
         runs.append(run)
         certificates += found
     worst = next((run for run in runs if not run.accepted[0]), runs[-1])
@@ -77,9 +125,10 @@ def _one_after_the_other(matrices: torch.Tensor, options: Options) -> Factors:
 
 
 def _run(
-    links: Sequence[QRLink], matrices: Matrices, judge: QRJudge
+    links: Sequence[QRLink], matrices: Matrices, judge: QRJudge, begun: Answer[QRValues] | None = None
 ) -> tuple[Run[QRValues], Sequence[QRCertificate]]:
-    run = run_chain(in_step(links) if matrices.options.over_rows.spread else links, matrices, judge)
+    links = in_step(links) if matrices.options.over_rows.spread else links
+    run = run_chain(links, matrices, judge, begun=begun)
     return run, judge.certificates(run)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from neula.pipeline.gradients import attach_factors
 from neula.pipeline.over_processes import Give
 from neula.pipeline.result import Attempt, QRResult
 from neula.problems.orthogonal.links import holding_nan
-from neula.problems.orthogonal.problem import Options, QRValues
+from neula.problems.orthogonal.problem import Options, QRValues, raw_dtype
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,9 @@ class Factors:
     Attributes
     ----------
     q : Tensor, shape (batch, m, k)
+        Or H, shape (batch, m, n), in Householder form.
     r : Tensor, shape (batch, k, n)
+        Or tau, shape (batch, k).
     certificates : sequence of QRCertificate
         One for each matrix.
     attempts : tuple of Attempt
@@ -39,7 +42,7 @@ class Factors:
     attempts: tuple[Attempt, ...]
 
     @classmethod
-    def of(cls, run: Run[QRValues], certificates: Sequence[QRCertificate]) -> Factors:
+    def of(cls, run: Run[Any], certificates: Sequence[QRCertificate]) -> Factors:
         """What a chain has come to; NaN for matrices that were given up since they hold NaN or Inf."""
         q, r, attempts = run.found.q, run.found.r, list(run.attempts)
         lost = ~run.accepted
@@ -89,6 +92,25 @@ class Factors:
         return torch.from_numpy(np.array([getattr(c, name) for c in found]))
 
 
+def as_pending(
+    values: QRValues, accepted: torch.Tensor, call: Call, mode: str, finish: Callable[[], Any]
+) -> QRResult:
+    """The same of first links, whose numbers nobody has read."""
+    batch = call.first.tensor.shape[:-2]
+    q, r = (x.reshape(*batch, *x.shape[1:]) for x in (values.q, values.r))
+    if call.differentiable:
+        q, r = attach_factors(call.first.graph, q, r)
+    fits = (r.to(call.dtype).isfinite() == r.isfinite()).flatten(len(batch)).all(-1)
+    return QRResult(
+        Q=None if mode == "r" else call.hand_back(q),
+        R=call.hand_back(r),
+        engine=str(call.engine),
+        accuracy=call.target.name,
+        accepted=call.hand_back(accepted.reshape(batch) & fits, torch.bool),
+        pending=finish,
+    )
+
+
 def give_factors_back(result: QRResult, tall: Give, replicated: Give) -> QRResult:
     """Of a matrix over processes: Q as A came, R on all of them."""
     return replace(result, Q=None if result.Q is None else tall(result.Q), R=replicated(result.R))
@@ -99,18 +121,24 @@ def as_result(
 ) -> QRResult:
     """What the user gets, attached to the graph of A; says so where the accuracy was not reached."""
     batch, certificates = call.first.tensor.shape[:-2], factors.certificates
-    q, r = (x.reshape(*batch, *x.shape[-2:]) for x in (factors.q, factors.r))
+    q, r = (x.reshape(*batch, *x.shape[1:]) for x in (factors.q, factors.r))
     if call.differentiable:
         q, r = attach_factors(call.first.graph, q, r)
-    result = QRResult(
-        Q=None if mode == "r" else call.give_back(q),
-        R=call.give_back(r),
+    dtype = raw_dtype(call.dtype) if mode == "raw" else None
+    pair = (None if mode == "r" else call.give_back(q, dtype)), call.give_back(r, dtype)
+    Q, R, H, tau = (None, None, *pair) if mode == "raw" else (*pair, None, None)
+    result: QRResult[Any] = QRResult(
+        Q=Q,
+        R=R,
+        H=H,
+        tau=tau,
         certificate=certificates if batch else certificates[0],
         attempts=factors.attempts,
         engine=str(options.engine),
         accuracy=options.target.name,
         P=None if order is None else call.give_back(order.reshape(*batch, order.shape[-1]), order.dtype),
         seconds=call.seconds,
+        accepted=call.give_back(factors.accepted.reshape(batch), torch.bool),
     )
     if not result.converged:
         call.report_missed(

@@ -83,7 +83,7 @@ def together(
             options.progress(label, 1.0)
         return Answer(QRValues(q, r, measures.T), label)
 
-    return Link(label, answer)
+    return Link(label, answer, queued=not waits)
 
 
 def another_pass(label: str) -> QRLink:
@@ -165,7 +165,7 @@ def queued(label: str, method: Callable[[Matrix], Factors]) -> QRLink:
         factors = options.engine.replay(factorized, (matrices.a[0],), key)
         return Answer(QRValues.of_one(*factors), label)
 
-    return Link(label, answer)
+    return Link(label, answer, queued=True)
 
 
 def two_passes(matrix: Matrix) -> Factors:

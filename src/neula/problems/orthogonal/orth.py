@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, Unpack, overload
 
 import torch
@@ -14,23 +15,24 @@ from neula.engines import Engine
 from neula.engines.reduction import Reduction
 from neula.kernels.precision import exact_matmul
 from neula.pipeline.call import Call
-from neula.pipeline.compilation import eager
+from neula.pipeline.compilation import with_operator
 from neula.pipeline.inputs import check_matrices
 from neula.pipeline.over_processes import OverProcesses
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import QRResult
-from neula.problems.orthogonal.factorize import factorize
-from neula.problems.orthogonal.factors import Factors, as_result
+from neula.problems.operators.factorizations import traced_orth
+from neula.problems.orthogonal.factorize import Begun, begin, factorize
+from neula.problems.orthogonal.factors import Factors, as_pending, as_result
 from neula.problems.orthogonal.problem import Options
-from neula.problems.signatures import Common, Kind
+from neula.problems.signatures import Kind, Waiting
 
 
 @overload
-def orth(A: Kind, rcond: float | None = ..., **keywords: Unpack[Common]) -> Kind: ...
+def orth(A: Kind, rcond: float | None = ..., **keywords: Unpack[Waiting]) -> Kind: ...
 @overload
-def orth(A: Any, rcond: float | None = ..., **keywords: Unpack[Common]) -> Any: ...
-@OverProcesses(lambda basis, tall, replicated: tall(basis))
-@eager
+def orth(A: Any, rcond: float | None = ..., **keywords: Unpack[Waiting]) -> Any: ...
+@with_operator(traced_orth)
+@OverProcesses(lambda basis, tall, replicated: tall(basis), refused={"wait": (False,)})
 def orth(
     A: Any,
     rcond: float | None = None,
@@ -39,6 +41,7 @@ def orth(
     engine: str | Engine = "auto",
     strict: bool = False,
     progress: Progress | None = None,
+    wait: bool = True,
 ) -> Any:
     """Orthonormal basis of the columns of A: the Q of :func:`qr`, or with ``rcond`` a basis of the range.
 
@@ -52,6 +55,10 @@ def orth(
         number. By default the basis has ``min(m, n)`` columns, whatever the rank.
     accuracy, engine, strict, progress : optional
         As for :func:`qr`.
+    wait : bool, optional
+        As for :func:`qr`, without ``rcond``. With False what is returned is a
+        :class:`~neula.pipeline.result.QRResult` whose Q is the basis, and :func:`neula.finish` returns the
+        basis.
 
     Returns
     -------
@@ -100,20 +107,22 @@ def orth(
     >>> neula.orth(torch.tensor([[1.0, 2.0], [2.0, 4.0], [3.0, 6.0]]), rcond=1e-6).shape
     torch.Size([3, 1])
     """
-    call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict, gradients=True)
-    a = call.first.tensor
-    check_matrices(a, "A")
     if rcond is not None and not 0 <= rcond < 1:
         raise ValueError(f"rcond must be at least 0 and below 1, got {rcond}")
-    options = Options(call.target, call.engine, progress=progress)
-    factors = factorize(call.matrices(), "reduced", options)
-    result = as_result(factors, call, "reduced", options)
+    if not wait and rcond is not None:
+        raise ValueError(f"wait=False and rcond={rcond}: how many columns there are depends on the numbers")
+    call, options = _begun(A, accuracy, engine, strict, progress)
+    if not wait and (found := begin(call.matrices(), options)) is not None:
+        values, accepted, begun = found
+        return as_pending(values, accepted, call, "reduced", lambda: _with_ranks(call, options, begun)[0].Q)
+    if rcond is None:
+        complete = _with_ranks(call, options)[0]
+        return complete.Q if wait else replace(complete, pending=lambda: complete.Q)
+    factors, result = _factorized(call, options)
+    a = call.first.tensor
     if a.numel() == 0:
         return result.Q
     with call.computing():
-        if rcond is None:
-            _check_full_rank(factors, call, result)
-            return result.Q
         basis = _range_basis(factors, a.shape, rcond, options.over_rows)
     if basis is not None and call.differentiable:
         raise ValueError(
@@ -123,7 +132,38 @@ def orth(
     return result.Q if basis is None else call.give_back(basis.reshape(*a.shape[:-1], basis.shape[-1]))
 
 
-def _check_full_rank(factors: Factors, call: Call, result: QRResult) -> None:
+def _begun(
+    A: Any, accuracy: Accuracy | None, engine: str | Engine, strict: bool, progress: Progress | None
+) -> tuple[Call, Options]:
+    """What is asked for, checked."""
+    call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict, gradients=True)
+    check_matrices(call.first.tensor, "A")
+    return call, Options(call.target, call.engine, progress=progress)
+
+
+def _factorized(call: Call, options: Options, begun: Begun | None = None) -> tuple[Factors, QRResult]:
+    """Q and R of A, certified."""
+    factors = factorize(call.matrices(), "reduced", options, begun)
+    return factors, as_result(factors, call, "reduced", options)
+
+
+def basis_and_ranks(
+    A: Any, *, accuracy: Accuracy | None, engine: str | Engine, strict: bool
+) -> tuple[QRResult, torch.Tensor]:
+    """A result whose Q is the basis, and the rank of each matrix of the batch, which may be reported."""
+    return _with_ranks(*_begun(A, accuracy, engine, strict, None))
+
+
+def _with_ranks(call: Call, options: Options, begun: Begun | None = None) -> tuple[QRResult, torch.Tensor]:
+    factors, result = _factorized(call, options, begun)
+    *batch, m, n = call.first.tensor.shape
+    if 0 in (*batch, m, n):
+        return result, torch.zeros(batch, dtype=torch.int64)
+    with call.computing():
+        return result, _check_full_rank(factors, call, result).reshape(batch)
+
+
+def _check_full_rank(factors: Factors, call: Call, result: QRResult) -> torch.Tensor:
     """Say where columns are dependent, of those factors that are accepted: the others have been reported."""
     over_rows = call.engine.over_rows
     *batch, m, n = call.first.tensor.shape
@@ -136,7 +176,7 @@ def _check_full_rank(factors: Factors, call: Call, result: QRResult) -> None:
     ranks = over_rows.agree(ranks)
     deficient = (accepted & (ranks < min(m, n))).cpu()
     if not bool(deficient.any()):
-        return
+        return ranks
     rank = int(ranks.cpu()[deficient].min())
     call.report_missed(
         "the columns do not have full rank",
@@ -145,6 +185,7 @@ def _check_full_rank(factors: Factors, call: Call, result: QRResult) -> None:
         result,
         deficient.reshape(batch).nonzero().tolist(),
     )
+    return ranks
 
 
 def rank_tolerance(dtype: torch.dtype, m: int, n: int) -> float:

@@ -15,7 +15,7 @@ from neula.algorithms.scaling import SAFE_NORMS, power_of_two_scales
 from neula.certificates.qr import certifying_dtype, image_of, qr_measures
 from neula.engines import BF16, FP16, FP32, FP64, Arithmetic, Engine, Format
 from neula.engines.reduction import Reduction
-from neula.pipeline.chain import Batch, Values
+from neula.pipeline.batches import Batch, Values
 from neula.pipeline.inputs import check_finite
 from neula.pipeline.progress import Progress
 
@@ -99,6 +99,11 @@ class QRValues(Values):
     def of_one(cls, q: torch.Tensor, r: torch.Tensor, measures: torch.Tensor) -> QRValues:
         """The factors of a single matrix, which are not copied."""
         return cls(q.unsqueeze(0), r.unsqueeze(0), measures.unsqueeze(0))
+
+
+def raw_dtype(given: torch.dtype) -> torch.dtype:
+    """The dtype of a QR in Householder form: LAPACK, and so torch, has no reflectors in half precision."""
+    return torch.promote_types(given, torch.float32)
 
 
 @dataclass(frozen=True)

@@ -13,18 +13,20 @@ from neula.certificates.bounds import Accuracy
 from neula.engines import Arithmetic, Engine
 from neula.errors import check_name
 from neula.pipeline.call import Call
-from neula.pipeline.compilation import eager
+from neula.pipeline.compilation import with_operator
 from neula.pipeline.inputs import check_matrices
 from neula.pipeline.over_processes import OverProcesses
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import QRResult
-from neula.problems.orthogonal.factorize import factorize
-from neula.problems.orthogonal.factors import as_result, give_factors_back
+from neula.problems.operators.factorizations import traced_qr
+from neula.problems.orthogonal.factorize import begin, factorize
+from neula.problems.orthogonal.factors import as_pending, as_result, give_factors_back
 from neula.problems.orthogonal.pivoted import factorize_pivoted, in_order
 from neula.problems.orthogonal.problem import Options
+from neula.problems.orthogonal.raw import factorize_raw
 from neula.problems.signatures import Kind, QRKeywords, QRMode
 
-MODES = ("reduced", "r", "complete")
+MODES = ("reduced", "r", "complete", "raw")
 ALGORITHMS = ("rgsqrf", "rgsqrf-reortho", "cholesky-qr", "householder")
 
 
@@ -32,10 +34,12 @@ ALGORITHMS = ("rgsqrf", "rgsqrf-reortho", "cholesky-qr", "householder")
 def qr(A: Kind, mode: QRMode = ..., **keywords: Unpack[QRKeywords]) -> QRResult[Kind]: ...
 @overload
 def qr(A: Any, mode: QRMode = ..., **keywords: Unpack[QRKeywords]) -> QRResult[Any]: ...
+@with_operator(traced_qr)
 @OverProcesses(
-    give_factors_back, refused={"mode": "complete", "pivoting": True}, ignored={"overwrite_a": False}
+    give_factors_back,
+    refused={"mode": ("complete", "raw"), "pivoting": (True,), "wait": (False,)},
+    ignored={"overwrite_a": False},
 )
-@eager
 def qr(
     A: Any,
     mode: str = "reduced",
@@ -50,6 +54,7 @@ def qr(
     overwrite_a: bool = False,
     strict: bool = False,
     progress: Progress | None = None,
+    wait: bool = True,
 ) -> QRResult:
     """QR factorization ``A = Q R`` on matrix units, certified to the accuracy asked for.
 
@@ -64,8 +69,9 @@ def qr(
         NumPy array, torch tensor or DLPack object, float16 to float64; integers are taken as float64. It is
         not modified, except with ``overwrite_a``. Leading dimensions are a batch; any dimension may be zero.
         Or a matrix whose rows are spread over processes (:func:`neula.distributed.rows`).
-    mode : {"reduced", "r", "complete"}
-        Q of shape (m, min(m, n)); only R; or Q of shape (m, m) and R of shape (m, n).
+    mode : {"reduced", "r", "complete", "raw"}
+        Q of shape (m, min(m, n)); only R; Q of shape (m, m) and R of shape (m, n); or the Householder form
+        of :func:`torch.geqrf`, at least in float32.
     pivoting : bool, optional
         Order the columns so that R shows the rank: ``A[:, P] = Q R``, as in :func:`scipy.linalg.qr`.
     accuracy : {"fp16", "bf16", "tf32", "fp32", "fp64"}, dtype or float, optional
@@ -94,19 +100,23 @@ def qr(
         and Inf in batches, too.
     progress : callable or bool, optional
         Called with the name of the stage and the part of it that is done; True shows a bar.
+    wait : bool, optional
+        False to return as soon as the first link of the chain is launched, without waiting for the device:
+        ``accepted`` stays there, and :func:`neula.finish` goes on. Where that link looks at numbers itself
+        (LAPACK for a single matrix on a CPU), the answer is complete.
 
     Returns
     -------
     QRResult
-        Unpacks into ``Q, R``, with ``pivoting`` into ``Q, R, P``; holds the certificate and the attempts. The
-        diagonal of R is nonnegative.
+        Unpacks into ``Q, R``, with ``pivoting`` into ``Q, R, P``, with ``mode="raw"`` into ``H, tau``; holds
+        the certificate and the attempts. The diagonal of R is nonnegative, but in Householder form.
 
     Raises
     ------
     ValueError
         For a matrix that has NaN or Inf, or fewer than two dimensions, and for unknown names; if the complete
-        Q of a tall matrix is to have a gradient. Matrices of a batch with NaN or Inf are no error unless
-        ``strict``: their factors are NaN, and are not accepted.
+        Q of a tall matrix, or the Householder form, is to have a gradient, or the latter pivots. Matrices of
+        a batch with NaN or Inf are no error unless ``strict``: their factors are NaN, and are not accepted.
     TypeError
         For complex, sparse or masked input.
     OverflowError
@@ -141,6 +151,12 @@ def qr(
     next singular value, and the smallest one of ``R[:k, :k]`` near the one before. The diagonal of R falls,
     but not strictly. ``overwrite_a`` is without effect.
 
+    With ``mode="raw"`` the strict lower triangle of H has Householder vectors, for :func:`torch.ormqr` and
+    :func:`torch.linalg.householder_product`, and its upper triangle R, as in LAPACK; NumPy has the transpose
+    (:mod:`neula.compat.numpy`). On a CPU LAPACK reflects; on a GPU a kernel does that for small matrices, and
+    the vectors of others are reconstructed from an explicit Q [4]_. What is certified is the Q that they
+    define. Where columns are dependent, those of Q beyond the rank are orthonormal to the others.
+
     On a GPU tall matrices are tried first by Cholesky QR of the whole matrix: of up to 256 columns with
     corrected products, as by :func:`tsqr`, and of up to 1024 in half precision where the accuracy allows it.
     Of square matrices in float32 Q is made orthonormal by a correction before it is measured.
@@ -159,6 +175,8 @@ def qr(
        randomization for column pivoting (HQRRP)", SIAM J. Sci. Comput. 39, 2017.
     .. [3] M. Gu, S. C. Eisenstat, "Efficient algorithms for computing a strong rank-revealing QR
        factorization", SIAM J. Sci. Comput. 17, 1996.
+    .. [4] G. Ballard, J. Demmel, L. Grigori, M. Jacquelin, N. Knight, H. D. Nguyen, "Reconstructing
+       Householder vectors from tall-skinny QR", J. Parallel Distrib. Comput. 85, 2015.
 
     Examples
     --------
@@ -178,19 +196,50 @@ def qr(
     a = call.first.tensor
     check_matrices(a, "A")
     _check_names(mode, algorithm, compute, panel)
-    if call.differentiable and mode == "complete" and a.shape[-2] > a.shape[-1]:
-        raise ValueError(
-            f"A of shape {tuple(a.shape)} requires a gradient, and the columns that mode='complete' adds "
-            "to Q are not unique and have none: pass mode='reduced' or A.detach()"
-        )
+    _check_mode(mode, call, pivoting=pivoting, wait=wait)
     options = Options(call.target, call.engine, algorithm, compute, panel, cutoff, progress)
     if pivoting:
         factors, order = factorize_pivoted(call.matrices(), mode, options, is_batch=a.ndim > 2)
         permuted = replace(call.first, graph=in_order(call.first.graph, order))
         return as_result(factors, replace(call, operands={"A": permuted}), mode, options, order)
-    if overwrite_a and isinstance(A, (np.ndarray, torch.Tensor)) and not call.first.graph.requires_grad:
+    if mode == "raw":
+        return as_result(factorize_raw(call.matrices(), options), call, mode, options)
+    if not wait and (pending := _begun(call, mode, options)) is not None:
+        return pending
+    if overwrite_a and isinstance(A, (np.ndarray, torch.Tensor)) and not call.first.is_variable:
         options = replace(options, in_place=_fits_in_place(a, options))
     return as_result(factorize(call.matrices(), mode, options), call, mode, options)
+
+
+def _begun(call: Call, mode: str, options: Options) -> QRResult | None:
+    """What the first link has launched, where that waits for nothing."""
+    found = begin(call.matrices(), options)
+    if found is None:
+        return None
+    values, accepted, begun = found
+
+    def finish() -> QRResult:
+        return as_result(factorize(call.matrices(), mode, options, begun), call, mode, options)
+
+    return as_pending(values, accepted, call, mode, finish)
+
+
+def _check_mode(mode: str, call: Call, *, pivoting: bool, wait: bool) -> None:
+    """What a mode cannot do."""
+    if not wait and (pivoting or mode not in ("reduced", "r")):
+        raise ValueError(f"wait=False is for the modes 'reduced' and 'r' without pivoting, got {mode!r}")
+    shape = tuple(call.first.tensor.shape)
+    if call.differentiable and mode == "complete" and shape[-2] > shape[-1]:
+        raise ValueError(
+            f"A of shape {shape} requires a gradient, and the columns that mode='complete' adds "
+            "to Q are not unique and have none: pass mode='reduced' or A.detach()"
+        )
+    if call.differentiable and mode == "raw":
+        raise ValueError("A requires a gradient, and mode='raw' has none: pass mode='reduced', or A.detach()")
+    if mode == "raw" and pivoting:
+        raise ValueError(
+            "pivoting=True has no Householder form: pass mode='reduced', or A[..., P] with the P of that"
+        )
 
 
 def _check_names(mode: str, algorithm: str | None, compute: str | None, panel: str | None) -> None:

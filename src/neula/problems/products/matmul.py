@@ -12,10 +12,11 @@ import torch
 from neula.engines import FP16_COR, Engine
 from neula.errors import check_name
 from neula.pipeline.call import Call
-from neula.pipeline.compilation import eager
+from neula.pipeline.compilation import with_operator
 from neula.pipeline.gradients import attach_product
 from neula.pipeline.inputs import is_spread, refuse_gradient, take
 from neula.pipeline.shapes import broadcast_batch
+from neula.problems.operators.products import traced_matmul
 from neula.problems.products.product import MODES, Product
 from neula.problems.signatures import Kind, MatmulKeywords
 
@@ -24,7 +25,7 @@ from neula.problems.signatures import Kind, MatmulKeywords
 def matmul(A: Kind, B: Any, **keywords: Unpack[MatmulKeywords]) -> Kind: ...
 @overload
 def matmul(A: Any, B: Any, **keywords: Unpack[MatmulKeywords]) -> Any: ...
-@eager
+@with_operator(traced_matmul)
 def matmul(
     A: Any,
     B: Any,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +33,8 @@ def chain_together(n: int, options: Options) -> list[Link[Systems, Members]]:
     queued = tuning.queued_definite if options.positive else tuning.queued
     library = Link("cholesky fp64" if options.positive else "lu fp64 with pivoting", solve_directly)
     if n <= queued:
-        return [Link(DEFINITE if options.positive else NORMAL_EQUATIONS, solve_queued), library]
+        label = DEFINITE if options.positive else NORMAL_EQUATIONS
+        return [Link(label, solve_queued, queued=not options.looks), library]
     if n >= order:
         return []
     if options.positive or options.target is FP64 or n < tuning.direct_single:
@@ -107,11 +110,15 @@ class SystemsJudge:
         """What :attr:`Members.names` says, for each system."""
         return answer.values.measured()
 
+    def accepts(self, of: Mapping[str, Any]) -> Any:
+        """Whether each is solved, from arrays or tensors of what was measured."""
+        return (of["accepted"] > 0) & (of["refined_error"] <= self.bound)
+
     def verdict(self, answer: Answer[Members], numbers: np.ndarray) -> Verdict:
         """Of solutions whose residual is small enough the one with the most digits is best."""
         of = dict(zip(Members.names, numbers, strict=True))
         error, forward, growth = of["refined_error"], of["forward_error"], of["growth"]
-        accepted = (of["accepted"] > 0) & (error <= self.bound) & (not answer.doubt)
+        accepted = self.accepts(of) & (not answer.doubt)
         demerit = np.array([~accepted, np.maximum(error, self.bound), forward])
         improves = self.improves or answer.label in (DEFINITE, NORMAL_EQUATIONS)
         final = accepted if improves else accepted | (error <= self.bound)

@@ -26,7 +26,8 @@ from neula.engines import FP64, Format, Tuning
 from neula.kernels.doubled import Doubled
 from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.shift import shift
-from neula.pipeline.chain import Answer, Batch, Declined
+from neula.pipeline.batches import Batch
+from neula.pipeline.chain import Answer, Declined
 from neula.pipeline.progress import stage
 from neula.problems.systems.evidence import ESTIMATED
 from neula.problems.systems.problem import Members, Options

@@ -100,7 +100,7 @@ def _replayed(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Membe
     """Some systems, and what was measured of them."""
     # The only look: nothing that scaling needs is launched for numbers near 1, which is half of everything.
     # In a batch that would depend on what the other systems are.
-    given = Scaled.as_given(a, b) if len(a) == 1 else None
+    given = Scaled.as_given(a, b) if options.looks and len(a) == 1 else None
 
     def solved(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         scaled = Scaled.of(*inputs, looks=False) if given is None else Scaled.again(*inputs)

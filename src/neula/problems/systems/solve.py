@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack, overload
@@ -14,14 +15,25 @@ from neula.certificates.forward_error import SURE
 from neula.engines import Engine, format_named
 from neula.errors import check_name
 from neula.pipeline.call import Call
-from neula.pipeline.chain import Run, Unanswered, run_chain, run_each
-from neula.pipeline.compilation import eager
+from neula.pipeline.chain import Answer, Run, Unanswered, run_chain, run_each
+from neula.pipeline.compilation import with_operator
 from neula.pipeline.gradients import attach_system
 from neula.pipeline.inputs import check_finite
+from neula.pipeline.pending import first_answer
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import SolveResult
+from neula.pipeline.shapes import System as Shapes
 from neula.pipeline.shapes import broadcast_system
-from neula.pipeline.solutions import Report, accept_digits, does_not_fit, nothing_to_do, numbers_of
+from neula.pipeline.solutions import (
+    Report,
+    accept_digits,
+    attached,
+    does_not_fit,
+    nothing_to_do,
+    numbers_of,
+    unread,
+)
+from neula.problems.operators.solutions import traced_solve
 from neula.problems.signatures import Kind, SolveKeywords
 from neula.problems.systems.chain import (
     SystemsJudge,
@@ -42,7 +54,7 @@ CERTIFIED = ("backward", "forward")
 def solve(A: Kind, b: Any, **keywords: Unpack[SolveKeywords]) -> SolveResult[Kind]: ...
 @overload
 def solve(A: Any, b: Any, **keywords: Unpack[SolveKeywords]) -> SolveResult[Any]: ...
-@eager
+@with_operator(traced_solve)
 def solve(
     A: Any,
     b: Any,
@@ -56,6 +68,7 @@ def solve(
     certify: str = "backward",
     strict: bool = False,
     progress: Progress | None = None,
+    wait: bool = True,
 ) -> SolveResult:
     """Solve ``A x = b``: a fast LU (or Cholesky) in low precision, refined to the accuracy asked for.
 
@@ -97,6 +110,10 @@ def solve(
         Raise an :class:`~neula.pipeline.result.AccuracyError` where there would be a warning.
     progress : callable or bool, optional
         Called with the name of the stage and the part of it that is done; True shows a bar.
+    wait : bool, optional
+        False to return as soon as the first link of the chain is launched, without waiting for the device:
+        ``accepted`` stays there, and :func:`neula.finish` goes on. Where that link looks at numbers itself
+        (on a CPU, and for large systems), the answer is complete.
 
     Returns
     -------
@@ -183,13 +200,45 @@ def solve(
         forward=certify == "forward",
         progress=progress,
     )
+    if not wait and (pending := _begun(call, shapes, options)) is not None:
+        return pending
+    return _finished(call, shapes, options)
+
+
+def _begun(call: Call, shapes: Shapes, options: Options) -> SolveResult | None:
+    """What the first link has launched, where that waits for nothing."""
+    matrices, columns = call.here(shapes.matrices), call.here(shapes.columns)
+    n = matrices.shape[-1]
+    if 0 in (matrices.numel(), columns.numel()):
+        return None
+    judge = SystemsJudge.of(n, options, improves=False)
+    with call.computing():
+        systems = Systems(matrices, columns, replace(options, looks=False))
+        begun = first_answer(chain_together(n, systems.options), systems, judge)
+        if begun is None or begun.measured is None:
+            return None
+        of = dict(zip(Members.names, begun.measured, strict=True))
+        fits = of["largest"] <= torch.finfo(options.dtype).max
+        accepted = judge.accepts(of) & fits & (of["forward_error"] <= options.largest_error)
+    result: SolveResult[Any] = SolveResult(
+        **unread(call, shapes, begun.values, accepted, options),
+        growth=math.nan,
+        method=begun.label,
+        pending=lambda: _finished(call, shapes, options, begun),
+    )
+    return _attached(call, shapes, options, result)
+
+
+def _finished(
+    call: Call, shapes: Shapes, options: Options, begun: Answer[Members] | None = None
+) -> SolveResult:
     matrices, columns = call.here(shapes.matrices), call.here(shapes.columns)
     if 0 in (matrices.numel(), columns.numel()):
         zero = Members.full(0.0, len(matrices), columns.shape[1], columns.shape[2], columns.device)
         run = nothing_to_do(replace(zero, growth=zero.growth + 1), matrices)
     else:
         with call.computing():
-            run = _solve(Systems(matrices, columns, options), call)
+            run = _solve(Systems(matrices, columns, options), call, begun)
     accept_digits(run, options)
     report = Report(call, shapes, options, run)
     result = _collect(report)
@@ -201,16 +250,20 @@ def solve(
             report.missed(),
             unsure=not result.forward_error <= SURE,
         )
+    return _attached(call, shapes, options, result)
+
+
+def _attached(call: Call, shapes: Shapes, options: Options, result: SolveResult) -> SolveResult:
     again = partial(
         solve,
-        assume_a=assume_a,
+        assume_a="pos" if options.positive else "gen",
         engine=call.engine,
-        pivot=pivot,
-        compute=compute,
-        max_iterations=max_iterations,
-        strict=strict,
+        pivot=options.pivot,
+        compute=None if options.compute is None else options.compute.name,
+        max_iterations=options.max_iterations,
+        strict=call.strict,
     )
-    return report.attached(result, lambda a, b, x: attach_system(a, b, x, lambda a, b: again(a, b).x))
+    return attached(call, shapes, result, lambda a, b, x: attach_system(a, b, x, lambda a, b: again(a, b).x))
 
 
 def _check_names(assume_a: str, pivot: str | None, certify: str, max_iterations: int) -> None:
@@ -230,7 +283,7 @@ def _check_square(a: torch.Tensor) -> None:
         )
 
 
-def _solve(systems: Systems, call: Call) -> Run[Members]:
+def _solve(systems: Systems, call: Call, begun: Answer[Members] | None) -> Run[Members]:
     """All together where the library's factors are the cheapest; what is left alone."""
     a, b, options = systems.a, systems.b, systems.options
     count, n, k = b.shape
@@ -238,7 +291,8 @@ def _solve(systems: Systems, call: Call) -> Run[Members]:
     together = chain_together(n, options)
     if together:
         try:
-            run = run_chain(together, systems, SystemsJudge.of(n, options, improves=False))
+            judge = SystemsJudge.of(n, options, improves=False)
+            run = run_chain(together, systems, judge, begun=begun)
         except SingularMember as error:
             _check_finite(systems, call)
             raise np.linalg.LinAlgError(_of_batch(error.why, error.place, batch)) from None

@@ -1,0 +1,72 @@
+"""Householder reflectors from an explicit orthonormal Q.
+
+Ballard, Demmel, Grigori, Jacquelin, Knight and Nguyen, "Reconstructing Householder vectors from tall-skinny
+QR" (J. Parallel Distrib. Comput. 85, 2015), section 5: if ``Q = (I - Y T Y_1^T) [S; 0]`` with the signs S,
+then ``Q - [S; 0] = Y (-T Y_1^T S)`` is an LU factorization, whose L are the Householder vectors.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from neula.kernels.precision import exact_matmul, exactly
+from neula.kernels.signed_lu import WIDTH, signed_lu
+
+
+def householder_form(q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The QR factorizations ``A = Q R`` of a batch as LAPACK keeps them.
+
+    LU by Crout's order of the loops: a block of columns of L and one of rows of U are two products with what
+    is there already, so that nothing is written twice. Each step is some launches for the whole batch.
+
+    Parameters
+    ----------
+    q : Tensor, shape (batch, m, k), m >= k
+        float32 or float64, with orthonormal columns.
+    r : Tensor, shape (batch, k, n), n >= k
+        Upper triangular.
+
+    Returns
+    -------
+    h : Tensor, shape (batch, m, n)
+        ``S R`` in the upper triangle, Householder vectors below, in the dtype of Q.
+    tau : Tensor, shape (batch, k)
+        What makes reflectors of these vectors orthogonal to rounding errors, also where Q is not.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from neula.algorithms.orthogonal.reconstruction import householder_form
+    >>> q = torch.tensor([[[0.6], [0.8]]])
+    >>> h, tau = householder_form(q, torch.tensor([[[5.0]]]))
+    >>> h, torch.linalg.householder_product(h / torch.tensor([[-5.0], [1.0]]), tau)
+    (tensor([[[-5.0000],
+             [ 0.5000]]]), tensor([[[-0.6000],
+             [-0.8000]]]))
+    """
+    batch, _, k = q.shape
+    work = q.clone(memory_format=torch.contiguous_format)
+    signs = work.new_empty(batch, k)
+    for start in range(0, k, WIDTH):
+        stop = min(start + WIDTH, k)
+        panel, row, done = work[:, start:, start:stop], work[:, start:stop, stop:], slice(0, start)
+        if start > 0:
+            _subtract(panel, work[:, start:, done], work[:, done, start:stop])
+            _subtract(row, work[:, start:stop, done], work[:, done, stop:])
+        below = panel[:, stop - start :]
+        signs[:, start:stop], l_inverse, u_inverse = signed_lu(panel[:, : stop - start])
+        below.copy_(exact_matmul(below, u_inverse))
+        row.copy_(exact_matmul(l_inverse, row))
+    vectors = work.tril_(-1)
+    tau = 2 / (1 + torch.linalg.vector_norm(vectors, dim=1, dtype=torch.float64).square())
+    signed = (signs[..., None] * r.triu()).to(q.dtype)
+    vectors[:, :k] += signed[..., :k]
+    if r.shape[2] > k:
+        vectors = torch.cat([vectors, signed[..., k:]], 2)
+    return vectors, tau.to(q.dtype)
+
+
+def _subtract(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    """``C = C - A B`` in place."""
+    if c.numel():
+        exactly(torch.baddbmm, c, a, b, alpha=-1.0, out=c)

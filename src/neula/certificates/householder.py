@@ -1,0 +1,51 @@
+"""The certificate of a QR factorization in Householder form: of the Q that reflectors define."""
+
+from __future__ import annotations
+
+import torch
+
+from neula.certificates.probes import gaussian_probes
+from neula.kernels.probes import norms
+from neula.kernels.reflectors import Reflectors
+
+CHUNK = {"cpu": 1 << 16, "cuda": 1 << 25}
+"""Elements that are converted to double precision at a time: what a cache holds, and what fills a GPU."""
+
+
+def householder_measures(
+    a: torch.Tensor, h: torch.Tensor, tau: torch.Tensor, scales: torch.Tensor
+) -> torch.Tensor:
+    """What :func:`neula.certificates.qr.qr_measures` says of Q and R, in double precision.
+
+    Parameters
+    ----------
+    a : Tensor, shape (batch, m, n)
+        The matrices as they were given.
+    h : Tensor, shape (batch, m, n)
+        R, and Householder vectors below its diagonal.
+    tau : Tensor, shape (batch, min(m, n))
+    scales : Tensor, shape (batch, n)
+        Column scales.
+
+    Returns
+    -------
+    Tensor, shape (3, batch)
+        Norms of ``A D G - Q R D G``, of ``A D G`` and of ``Q^T Q H - H`` with random vectors G and H and the
+        diagonal matrix D of the scales.
+    """
+    size = max(1, CHUNK[h.device.type] // (h.shape[1] * h.shape[2]))
+    parts = zip(*(x.split(size) for x in (a, h, tau, scales)), strict=True)
+    return torch.cat([_measured(*part) for part in parts], 1)
+
+
+def _measured(a: torch.Tensor, h: torch.Tensor, tau: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    (batch, m, n), k = h.shape, tau.shape[1]
+    g, probes = (gaussian_probes(size, h.device).double() for size in (n, k))
+    dg = scales[:, :, None].double() * g
+    reflectors = Reflectors.of(h, tau, torch.float64)
+    start = dg.new_zeros(batch, m, 2 * g.shape[1])
+    start[:, :k] = torch.cat([h[:, :k].triu().double() @ dg, probes.expand(batch, -1, -1)], 2)
+    image, basis = reflectors.apply(start).chunk(2, 2)
+    given = a.double() @ dg
+    loss = reflectors.apply(basis, transposed=True)[:, :k] - probes
+    return torch.stack([norms(given - image), norms(given), norms(loss)])

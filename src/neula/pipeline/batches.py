@@ -1,0 +1,75 @@
+"""Batches of problems, and what is known of each: tensors whose first dimension counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Protocol, Self
+
+import torch
+
+
+class Problems(Protocol):
+    """A batch of problems."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+
+    def __len__(self) -> int: ...
+
+    def at(self, places: torch.Tensor) -> Self:
+        """Some of them."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Tensors whose first dimension counts problems, at least one, before what belongs to all of them."""
+
+    @property
+    def _first(self) -> torch.Tensor:
+        first: torch.Tensor = next(iter(vars(self).values()))  # in a tenth of the time that fields() takes
+        return first
+
+    @property
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        known = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: x for name, x in known.items() if isinstance(x, torch.Tensor)}
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All of them, in order."""
+        return tuple(self._tensors.values())
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        return self._first.device
+
+    def __len__(self) -> int:
+        return len(self._first)
+
+    def at(self, places: torch.Tensor) -> Self:
+        """Those at some places."""
+        return replace(self, **{name: x[places] for name, x in self._tensors.items()})
+
+
+@dataclass(frozen=True)
+class Values(Batch):
+    """What is known of each problem of a batch."""
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Parts of a batch in one."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(*map(torch.cat, zip(*(part.tensors for part in parts), strict=True)))
+
+    def copied(self) -> Self:
+        """The same in other memory."""
+        return type(self)(*(x.clone() for x in self.tensors))
+
+    def put(self, places: torch.Tensor, others: Self) -> None:
+        """Take ``others`` to some places."""
+        for known, other in zip(self.tensors, others.tensors, strict=True):
+            known[places] = other

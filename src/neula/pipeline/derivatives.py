@@ -1,0 +1,172 @@
+"""Derivatives of answers, backward and forward: formulas alone.
+
+Every function here takes answers, and gradients of a loss with respect to them (backward) or changes of the
+input (forward). All are differentiable operations, so that gradients have gradients, too.
+:mod:`neula.pipeline.functions` attaches them to graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+
+from neula.kernels.precision import exact_matmul
+
+Factorize = Callable[[torch.Tensor], Iterable[torch.Tensor]]
+"""QR factorization ``A -> Q, R`` of batches in double precision, differentiable."""
+
+Solve = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Solution of ``A x = b`` for batches in double precision, differentiable."""
+
+Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Product of batches, broadcast and differentiable."""
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+# --- QR ---
+
+
+def factors_backward(q: torch.Tensor, r: torch.Tensor, dq: torch.Tensor, dr: torch.Tensor) -> torch.Tensor:
+    """Gradient of A from those of Q and R (:func:`neula.pipeline.gradients.attach_factors`)."""
+    k = q.shape[-1]
+    if r.shape[-1] > k:
+        (u, v), (du, dv) = (x.tensor_split([k], -1) for x in (r, dr))
+        dx = factors_backward(q, u, dq + exact_matmul(q, exact_matmul(v, dv.mT)), du)
+        return torch.cat([dx, exact_matmul(q, dv)], -1)
+    m = exact_matmul(r, dr.mT) - exact_matmul(dq.mT, q)
+    symmetric = m.tril() + m.tril(-1).mT
+    right = dq + exact_matmul(q, symmetric)
+    return torch.linalg.solve_triangular(r.mT, right, upper=False, left=False)
+
+
+def factors_forward(q: torch.Tensor, r: torch.Tensor, da: torch.Tensor) -> Pair:
+    """Changes of Q and R.
+
+    With ``W = Q^T dA R^-1`` and L its strictly lower triangle, ``Q^T dQ = L - L^T`` is skew, and
+    ``dR = (W - L + L^T) R`` upper triangular.
+    """
+    k = q.shape[-1]
+    if r.shape[-1] > k:
+        (u, v), (dx, dy) = (x.tensor_split([k], -1) for x in (r, da))
+        dq, du = factors_forward(q, u, dx)
+        dv = exact_matmul(dq.mT, exact_matmul(q, v)) + exact_matmul(q.mT, dy)
+        return dq, torch.cat([du, dv], -1)
+    scaled = torch.linalg.solve_triangular(r, da, upper=True, left=False)
+    w = exact_matmul(q.mT, scaled)
+    lower = w.tril(-1)
+    triangle = (w - lower + lower.mT).triu()
+    return scaled - exact_matmul(q, triangle), exact_matmul(triangle, r)
+
+
+# --- Cholesky ---
+
+
+def cholesky_backward(lower: torch.Tensor, dl: torch.Tensor) -> torch.Tensor:
+    """Gradient of A from that of L (:func:`neula.pipeline.gradients.attach_cholesky`)."""
+    p = exact_matmul(lower.mT, dl.tril()).tril()
+    # P + P^T with the diagonal of P halved.
+    symmetric = p + p.tril(-1).mT
+    solve = torch.linalg.solve_triangular
+    return 0.5 * solve(lower, solve(lower.mT, symmetric, upper=True), upper=False, left=False)
+
+
+def cholesky_forward(lower: torch.Tensor, da: torch.Tensor) -> torch.Tensor:
+    """Change of L: with ``M = L^-1 dA L^-T``, L times the lower triangle of M, its diagonal halved."""
+    solve = torch.linalg.solve_triangular
+    left = solve(lower, 0.5 * (da + da.mT), upper=False)
+    m = solve(lower.mT, left, upper=True, left=False)
+    return exact_matmul(lower, 0.5 * (m.tril() + m.tril(-1)))
+
+
+# --- linear systems ---
+
+
+def system_backward(a: torch.Tensor, x: torch.Tensor, dx: torch.Tensor, solve: Solve) -> Pair:
+    """Gradients of A and b, in double precision (:func:`neula.pipeline.gradients.attach_system`)."""
+    y = solve(a.double().mT, dx.double())
+    return -y @ x.double().mT, y
+
+
+def system_forward(
+    a: torch.Tensor, x: torch.Tensor, da: torch.Tensor | None, db: torch.Tensor | None, solve: Solve
+) -> torch.Tensor:
+    """Change of x: ``A^-1 (db - dA x)``."""
+    return solve(a.double(), _changed_residual(x, da, db))
+
+
+# --- least squares ---
+
+
+def solution_backward(
+    a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, dx: torch.Tensor, factorize: Factorize
+) -> Pair:
+    """Gradients of A and b, all in double precision (:func:`neula.pipeline.gradients.attach_solution`)."""
+    solve = torch.linalg.solve_triangular
+    if a.shape[-2] >= a.shape[-1]:
+        q, r = factorize(a)
+        c = solve(r.mT, dx, upper=False)
+        y, z = q @ c, solve(r, c, upper=True)
+        return (b - a @ x) @ z.mT - y @ x.mT, y
+    q, r = factorize(a.mT)
+    c = q.mT @ dx
+    y = solve(r, c, upper=True)
+    w = solve(r, solve(r.mT, b, upper=False), upper=True)
+    return w @ (dx - q @ c).mT - y @ x.mT, y
+
+
+def solution_forward(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    x: torch.Tensor,
+    da: torch.Tensor | None,
+    db: torch.Tensor | None,
+    factorize: Factorize,
+) -> torch.Tensor:
+    """Change of x, all in double precision.
+
+    ``A^+ (db - dA x)``, and of a tall matrix ``(A^T A)^-1 dA^T (b - A x)`` more, of a wide one
+    ``(I - A^+ A) dA^T A^+T x``.
+    """
+    solve, rest = torch.linalg.solve_triangular, _changed_residual(x, da, db)
+    if a.shape[-2] >= a.shape[-1]:
+        q, r = factorize(a)
+        image = q.mT @ rest
+        if da is not None:
+            image = image + solve(r.mT, da.double().mT @ (b - a @ x), upper=False)
+        return solve(r, image, upper=True)
+    q, r = factorize(a.mT)
+    dx = q @ solve(r.mT, rest, upper=False)
+    if da is not None:
+        y = da.double().mT @ solve(r, q.mT @ x, upper=True)
+        dx = dx + y - q @ (q.mT @ y)
+    return dx
+
+
+def _changed_residual(x: torch.Tensor, da: torch.Tensor | None, db: torch.Tensor | None) -> torch.Tensor:
+    """``db - dA x`` in double precision."""
+    change = torch.zeros_like(x[..., :1, :]).double() if db is None else db.double()
+    return change if da is None else change - da.double() @ x.double()
+
+
+# --- products ---
+
+
+def product_backward(
+    a: torch.Tensor, b: torch.Tensor, dc: torch.Tensor, multiply: Multiply, wanted: tuple[bool, bool]
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Gradients of those operands that want one (:func:`neula.pipeline.gradients.attach_product`)."""
+    da = multiply(dc, b.mT).sum_to_size(a.shape).to(a) if wanted[0] else None
+    db = multiply(a.mT, dc).sum_to_size(b.shape).to(b) if wanted[1] else None
+    return da, db
+
+
+def product_forward(
+    a: torch.Tensor, b: torch.Tensor, da: torch.Tensor | None, db: torch.Tensor | None, multiply: Multiply
+) -> torch.Tensor:
+    """Change of the product, ``dA B + A dB``, at least one of which there is."""
+    parts = [multiply(da, b)] if da is not None else []
+    if db is not None:
+        parts.append(multiply(a, db))
+    return parts[0] if len(parts) == 1 else parts[0] + parts[1]

@@ -1,0 +1,273 @@
+"""Problems as ``autograd.Function``: of their input, and of what answers.
+
+That is what has been computed already, or where the input is hidden by a transform of ``torch.func`` an
+operator of torch (:mod:`neula.pipeline.operators`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import torch
+from torch.autograd import Function
+
+from neula.pipeline.derivatives import (
+    cholesky_backward,
+    cholesky_forward,
+    factors_backward,
+    factors_forward,
+    product_backward,
+    product_forward,
+    solution_backward,
+    solution_forward,
+    system_backward,
+    system_forward,
+)
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+def no_answer(*inputs: torch.Tensor) -> Any:
+    """What nobody calls."""
+    raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Answerer:
+    """What answers, and what the derivatives of the answer need.
+
+    Attributes
+    ----------
+    call : callable
+        From the input to the answer, and the evidence, which has no derivatives.
+    again : callable
+        Solves, factorizes or multiplies anew.
+    looks : bool
+        Whether the numbers may be looked at, so that what has no gradient is an error and not NaN.
+    """
+
+    call: Callable[..., Tensors]
+    again: Callable[..., Any] = no_answer
+    looks: bool = True
+
+
+class Attached(Function):
+    """What all problems share: outputs with derivatives, then evidence without, and batches."""
+
+    operands = 1
+    """Inputs that derivatives are with respect to."""
+
+    answers = 1
+    """Outputs that have derivatives."""
+
+    @staticmethod
+    def forward(*inputs: Any) -> Tensors:
+        *operands, answerer = inputs
+        found: Tensors = answerer.call(*operands)
+        return found
+
+    @classmethod
+    def setup_context(cls, ctx: Any, inputs: Any, output: Tensors) -> None:
+        *operands, ctx.answerer = inputs
+        evidence = output[cls.answers :]
+        ctx.evidence = len(evidence)
+        ctx.mark_non_differentiable(*evidence)
+        kept = cls.kept(operands, output)
+        ctx.save_for_backward(*kept)
+        ctx.save_for_forward(*kept)
+
+    @classmethod
+    def backward(cls, ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        wanted = ctx.needs_input_grad[: cls.operands]
+        return *cls.pulled_back(ctx.answerer, wanted, ctx.saved_tensors, *gradients[: cls.answers]), None
+
+    @classmethod
+    def jvp(cls, ctx: Any, *changes: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        kept = ctx.saved_tensors
+        with torch.autocast(kept[0].device.type, enabled=False):
+            found = cls.pushed_forward(ctx.answerer, kept, *changes[: cls.operands])
+        return *found, *(None,) * ctx.evidence
+
+    @classmethod
+    def vmap(cls, info: Any, in_dims: Any, *inputs: Any) -> tuple[Tensors, tuple[int, ...]]:
+        *operands, answerer = inputs
+        found = cls.apply(*leading(operands, in_dims), answerer)
+        return found, (0,) * len(found)
+
+    @staticmethod
+    def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
+        """What derivatives need of an answer and what it was computed from."""
+        raise NotImplementedError
+
+    @classmethod
+    def pulled_back(
+        cls, answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Gradients of the operands, without the caller's autocast."""
+        with torch.autocast(kept[0].device.type, enabled=False):
+            return cls.gradients(answerer, wanted, kept, *gradients)
+
+    @staticmethod
+    def gradients(
+        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Gradients of the operands from those of the answers."""
+        raise NotImplementedError
+
+    @staticmethod
+    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
+        """Changes of the answers from those of the operands."""
+        raise NotImplementedError
+
+
+def leading(operands: Sequence[torch.Tensor], dims: Sequence[int | None]) -> list[torch.Tensor]:
+    """Matrices whose hidden dimensions come first, before as many others as the rules of NumPy ask for."""
+    dims = dims[: len(operands)]
+    most = max(x.ndim - (dim is not None) for x, dim in zip(operands, dims, strict=True))
+    found = []
+    for x, dim in zip(operands, dims, strict=True):
+        if dim is not None:
+            x = x.movedim(dim, 0)
+            x = x.reshape(x.shape[0], *(1,) * (most + 1 - x.ndim), *x.shape[1:])
+        found.append(x)
+    return found
+
+
+class Factors(Attached):
+    """Q and R."""
+
+    answers = 2
+
+    @staticmethod
+    def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
+        return output[:2]
+
+    @staticmethod
+    def gradients(
+        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
+    ) -> tuple[torch.Tensor]:
+        q, r, dq, dr = _at_least_single(*kept, *gradients)
+        return (factors_backward(q, r, dq, dr).to(kept[0].dtype),)
+
+    @staticmethod
+    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
+        found = factors_forward(*_at_least_single(*kept, *changes))
+        return tuple(x.to(kept[0].dtype) for x in found)
+
+
+class Cholesky(Attached):
+    """L."""
+
+    @staticmethod
+    def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
+        return output[:1]
+
+    @staticmethod
+    def gradients(
+        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
+    ) -> tuple[torch.Tensor]:
+        return (cholesky_backward(*_at_least_single(*kept, *gradients)).to(kept[0].dtype),)
+
+    @staticmethod
+    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
+        return (cholesky_forward(*_at_least_single(*kept, *changes)).to(kept[0].dtype),)
+
+
+class LinearSystem(Attached):
+    """x of ``A x = b``."""
+
+    operands = 2
+
+    @staticmethod
+    def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
+        return *operands, output[0]
+
+    @staticmethod
+    def gradients(
+        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:
+        (a, b, x), (dx,) = kept, gradients
+        da, db = system_backward(a, x, dx, answerer.again)
+        return da.sum_to_size(a.shape).to(a.dtype) if wanted[0] else None, db.sum_to_size(b.shape).to(b.dtype)
+
+    @staticmethod
+    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
+        (a, _, x), (da, db) = kept, changes
+        return (system_forward(a, x, da, db, answerer.again).to(x.dtype),)
+
+
+class Solution(Attached):
+    """x of least squares, and as evidence the ranks of the matrices."""
+
+    operands = 2
+
+    @staticmethod
+    def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
+        return *operands, *output[:2]
+
+    @staticmethod
+    def gradients(
+        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        (a, b, x, ranks), (dx,) = kept, gradients
+        deficient = (ranks.to(a.device) < min(a.shape[-2:]))[..., None, None]
+        if answerer.looks:
+            _refuse_where(deficient[..., 0, 0] & (dx != 0).flatten(-2).any(-1), ranks, a.shape)
+        # Nobody asks for their gradients, which are zero: those of any matrix of full rank will do.
+        instead = torch.eye(*a.shape[-2:], dtype=a.dtype, device=a.device)
+        full, rhs, y = (torch.where(deficient, t, u).double() for t, u in ((instead, a), (0.0, b), (0.0, x)))
+        # Where somebody does and this is not an error, they are NaN.
+        dx = torch.where(deficient & (dx != 0), math.nan, dx.double())
+        da, db = solution_backward(full, rhs, y, dx, answerer.again)
+        return da.sum_to_size(a.shape).to(a.dtype), db.sum_to_size(b.shape).to(b.dtype)
+
+    @staticmethod
+    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
+        a, b, x, ranks = kept
+        deficient = (ranks.to(a.device) < min(a.shape[-2:]))[..., None, None]
+        da, db = changes
+        dx = solution_forward(a.double(), b.double(), x.double(), da, db, answerer.again)
+        return (torch.where(deficient, math.nan, dx).to(x.dtype),)
+
+
+def _refuse_where(refused: torch.Tensor, ranks: torch.Tensor, shape: torch.Size) -> None:
+    if not bool(refused.any()):
+        return
+    index = refused.nonzero()[0].tolist()
+    name = f"A[{', '.join(map(str, index))}]" if index else "A"
+    raise ValueError(
+        f"{name} has rank {int(ranks[tuple(index)])}, not {min(shape[-2:])}, and the solution has no "
+        "gradient where the rank can change: leave dependent columns out, or pass damp="
+    )
+
+
+class Product(Attached):
+    """A B."""
+
+    operands = 2
+
+    @staticmethod
+    def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
+        return tuple(operands)
+
+    @staticmethod
+    def gradients(
+        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
+    ) -> tuple[torch.Tensor | None, ...]:
+        (a, b), (dc,), (for_a, for_b) = kept, gradients, wanted
+        return product_backward(a, b, dc, answerer.again, (for_a, for_b))
+
+    @staticmethod
+    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
+        (a, b), (da, db) = kept, changes
+        return (product_forward(a, b, da, db, answerer.again),)
+
+
+def _at_least_single(*tensors: torch.Tensor) -> Tensors:
+    """Tensors in their common dtype, at least float32: half precision has no triangular solves."""
+    dtype = reduce(torch.promote_types, (x.dtype for x in tensors), torch.float32)
+    return tuple(x.to(dtype) for x in tensors)

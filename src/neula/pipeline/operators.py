@@ -1,0 +1,142 @@
+"""Public functions as operators of torch: ``torch.ops.neula``.
+
+An operator takes tensors, numbers and names, and returns tensors: the answer and its evidence. So compilers
+can have it in a graph. It calls the public function, which decides by numbers; they see shapes alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from neula.pipeline.functions import Answerer, Attached, Tensors, leading, no_answer
+from neula.pipeline.inputs import is_spread
+
+
+class Operator:
+    """An operator of torch with its shapes, derivatives and batches.
+
+    Parameters
+    ----------
+    schema : str
+        Name, arguments and results, as in torch: first the operands, then options.
+    function : type
+        The derivatives.
+    compute : callable
+        From tensors and options to the results.
+    shapes : callable
+        From the operands to shapes and dtypes of the results.
+    again : callable, optional
+        From the options to what the derivatives solve, factorize or multiply with.
+    """
+
+    def __init__(
+        self,
+        schema: str,
+        function: type[Attached],
+        compute: Callable[..., Sequence[torch.Tensor]],
+        shapes: Callable[..., Sequence[tuple[tuple[int, ...], torch.dtype]]],
+        again: Callable[..., Callable[..., Any]] | None = None,
+    ) -> None:
+        name, _, signature = schema.partition("(")
+        self._function, self._again = function, again
+
+        def real(*inputs: Any) -> Any:
+            found = compute(*inputs, *self._defaults[len(inputs) :])
+            return self._returned(_separate(found, inputs[: function.operands]))
+
+        def fake(*inputs: Any) -> Any:
+            found = shapes(*inputs[: function.operands])
+            return self._returned(tuple(inputs[0].new_empty(shape, dtype=dtype) for shape, dtype in found))
+
+        operator = torch.library.custom_op(f"neula::{name}", real, mutates_args=(), schema=f"({signature}")
+        operator.register_fake(fake)
+        operator.register_autograd(self._backward, setup_context=self._keep)
+        operator.register_vmap(self._batched)
+        self.packet = getattr(torch.ops.neula, name)
+        found = self.packet.default._schema
+        self._single = len(found.returns) == 1
+        self._defaults: list[Any] = [x.default_value for x in found.arguments]
+
+    def __call__(self, *inputs: Any) -> Tensors:
+        """The results, with derivatives of both modes, also for tensors that a transform hides."""
+        if torch.compiler.is_compiling():  # what compilers trace has the derivatives of the operator itself
+            return self._called(*inputs)
+        operands, options = self._split(inputs)
+        return self._function.apply(*operands, self._answerer(options))
+
+    def _called(self, *inputs: Any) -> Tensors:
+        found = self.packet.default(*inputs)
+        return (found,) if self._single else found
+
+    def _returned(self, found: Tensors) -> Any:
+        return found[0] if self._single else found
+
+    def _split(self, inputs: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        count = self._function.operands
+        return inputs[:count], inputs[count:]
+
+    def _answerer(self, options: Sequence[Any]) -> Answerer:
+        again = no_answer if self._again is None else self._again(*options)
+        return Answerer(lambda *operands: self._called(*operands, *options), again, looks=False)
+
+    def _keep(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+        operands, ctx.options = self._split(inputs)
+        found = (output,) if self._single else output
+        ctx.save_for_backward(*self._function.kept(operands, found))
+
+    def _backward(self, ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        wanted = ctx.needs_input_grad[: self._function.operands]
+        given = gradients[: self._function.answers]
+        found = self._function.pulled_back(self._answerer(ctx.options), wanted, ctx.saved_tensors, *given)
+        return *found, *(None,) * len(ctx.options)
+
+    def _batched(self, info: Any, dims: Any, *inputs: Any) -> tuple[Any, Any]:
+        operands, options = self._split(inputs)
+        found = self._called(*leading(operands, dims), *options)
+        return (found[0], 0) if self._single else (found, (0,) * len(found))
+
+
+def _separate(found: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> Tensors:
+    """Results as compilers expect them: row-major, on the device of the input, each in memory of its own."""
+    seen = {x.untyped_storage().data_ptr() for x in given}
+    separate = []
+    for x in found:
+        x = x.detach().to(given[0].device).contiguous()
+        memory = x.untyped_storage().data_ptr()
+        separate.append(x.clone() if memory in seen else x)
+        seen.add(memory)
+    return tuple(separate)
+
+
+def is_traced(given: Sequence[Any]) -> bool:
+    """Whether numbers of tensors cannot be looked at: somebody compiles, transforms, or has shapes alone."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return True
+    usual = torch.Tensor.__torch_dispatch__
+    return any(
+        isinstance(x, torch.Tensor)
+        and (x.is_meta or type(x).__torch_dispatch__ is not usual)
+        and not is_spread(x)
+        for x in given
+    )
+
+
+def name_of(accuracy: Any) -> str | None:
+    """An accuracy as an operator takes it."""
+    if accuracy is None or isinstance(accuracy, str):
+        return accuracy
+    if isinstance(accuracy, torch.dtype):
+        return str(accuracy).removeprefix("torch.")
+    return repr(float(accuracy)) if isinstance(accuracy, float | int) else np.dtype(accuracy).name
+
+
+def accuracy_of(name: str | None) -> str | float | None:
+    """The inverse of :func:`name_of`."""
+    try:
+        return None if name is None else float(name)
+    except ValueError:
+        return name

@@ -1,0 +1,45 @@
+"""What operators share: dtypes and shapes of what they return, and what they take."""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import Any
+
+import torch
+
+from neula.pipeline.inputs import is_spread
+from neula.pipeline.operators import accuracy_of
+
+Shapes = tuple[tuple[tuple[int, ...], torch.dtype], ...]
+"""Shapes and dtypes of results."""
+
+Tensors = tuple[torch.Tensor, ...]
+
+COMMON = 'str? accuracy=None, str engine="auto", bool strict=False'
+
+
+def common(accuracy: str | None, engine: str, strict: bool) -> dict[str, Any]:
+    """The same for the function."""
+    return {"accuracy": accuracy_of(accuracy), "engine": engine, "strict": strict}
+
+
+def common_dtype(*operands: torch.Tensor) -> torch.dtype:
+    """The common one; integers are float64."""
+    floats = (x.dtype if x.is_floating_point() else torch.float64 for x in operands)
+    return reduce(torch.promote_types, floats)
+
+
+def shapes_of_evidence(batch: tuple[int, ...], *columns: int) -> Shapes:
+    """Errors of each member, of each of its columns, and whether it is accepted."""
+    return (batch, torch.float64), ((*batch, *columns), torch.float64), (batch, torch.bool)
+
+
+def are_simple(engine: Any, *operands: Any) -> bool:
+    """Whether an operator takes them: tensors of its own, and an engine by its name."""
+    whole = all(isinstance(x, torch.Tensor) and x.ndim > 0 and not is_spread(x) for x in operands)
+    return isinstance(engine, str) and whole
+
+
+def worst(errors: torch.Tensor) -> torch.Tensor:
+    """The largest error; zero where there are none."""
+    return errors.amax() if errors.numel() else errors.new_zeros(())

@@ -1,0 +1,56 @@
+"""``torch.ops.neula.matmul``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from neula.pipeline import functions
+from neula.pipeline.operators import Operator
+from neula.problems.operators.arguments import Shapes, Tensors, are_simple, common_dtype
+
+
+def _matmul(A: torch.Tensor, B: torch.Tensor, compute: str | None, alpha: float, engine: str) -> Tensors:
+    from neula.problems.products.matmul import matmul
+
+    options: dict[str, Any] = {"compute": compute, "alpha": alpha, "engine": engine}
+    return (matmul(A, B, **options),)
+
+
+def _shapes_of_product(A: torch.Tensor, B: torch.Tensor) -> Shapes:
+    batch = torch.broadcast_shapes(A.shape[:-2], B.shape[:-2])
+    return (((*batch, A.shape[-2], B.shape[-1]), common_dtype(A, B)),)
+
+
+def _multiply(compute: str | None, alpha: float, engine: str) -> Any:
+    return lambda a, b: MATMUL(a, b, compute, alpha, engine)[0]
+
+
+MATMUL = Operator(
+    'matmul(Tensor A, Tensor B, str? compute=None, float alpha=1.0, str engine="auto") -> Tensor',
+    functions.Product,
+    _matmul,
+    _shapes_of_product,
+    _multiply,
+)
+
+
+def traced_matmul(
+    A: Any,
+    B: Any,
+    *,
+    compute: str | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    out: Any = None,
+    engine: Any = "auto",
+) -> torch.Tensor | None:
+    """:func:`neula.matmul` in a graph."""
+    if out is not None or beta != 0.0 or not are_simple(engine, A, B):
+        return None
+    rows, columns = A.ndim == 1, B.ndim == 1
+    left, right = A.unsqueeze(0) if rows else A, B.unsqueeze(1) if columns else B
+    (product,) = MATMUL(left, right, compute, alpha, engine)
+    product = product.squeeze(-2) if rows else product
+    return product.squeeze(-1) if columns else product

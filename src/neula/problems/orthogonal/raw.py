@@ -1,0 +1,170 @@
+"""QR in Householder form: by reflecting, or from an explicit Q."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from neula.algorithms.orthogonal.reconstruction import householder_form
+from neula.certificates.householder import householder_measures
+from neula.engines import FP32, FP64, Format
+from neula.kernels.householder import factor_tiles
+from neula.kernels.magnitudes import largest_magnitude
+from neula.kernels.precision import plain_arithmetic
+from neula.kernels.reflectors import Reflectors
+from neula.pipeline.chain import Answer, Link, run_chain
+from neula.pipeline.inputs import check_finite, surely_finite
+from neula.problems.orthogonal.chain import QRJudge
+from neula.problems.orthogonal.factorize import factorize
+from neula.problems.orthogonal.factors import Factors
+from neula.problems.orthogonal.problem import Matrices, Options, QRValues, raw_dtype
+
+RECONSTRUCTED = "reconstruction"
+"""Label of the link that goes through an explicit Q."""
+
+TILES = "fp16_cor"
+"""What the kernel of reflectors multiplies with."""
+
+
+@dataclass(frozen=True)
+class HouseholderForm(QRValues):
+    """H and tau in the places of Q and R, with what was measured of the factors that they define.
+
+    Attributes
+    ----------
+    q : Tensor, shape (batch, m, n)
+        H: R in its upper triangle, and Householder vectors below.
+    r : Tensor, shape (batch, min(m, n))
+        tau.
+    """
+
+
+Solution = Answer[HouseholderForm]
+RawLink = Link[Matrices, HouseholderForm]
+
+Form = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+"""From matrices, the scales of their columns, and what else is given to H and tau."""
+
+
+def factorize_raw(matrices: torch.Tensor, options: Options) -> Factors:
+    """H and tau of one matrix or a batch, in the places of Q and R, on the engine's device.
+
+    Parameters
+    ----------
+    matrices : Tensor, shape (batch, m, n)
+    options : Options
+    """
+    count, m, n = matrices.shape
+    if matrices.numel() == 0:
+        nothing = Factors.of_nothing(matrices, "reduced", options.target)
+        h, tau = matrices.new_empty(count, m, n), matrices.new_empty(count, min(m, n))
+        return Factors(h, tau, nothing.certificates, nothing.attempts)
+    judge = QRJudge((m, n), options.target, matrices if count > 1 else None)
+    with plain_arithmetic(options.engine.device):
+        run = run_chain(chain_raw(m, options), Matrices(matrices, options), judge)
+        return Factors.of(run, judge.certificates(run))
+
+
+def chain_raw(m: int, options: Options) -> list[RawLink]:
+    """What is tried for matrices of m rows.
+
+    LAPACK reflects nearly as fast as it multiplies. On a GPU a thread block reflects a small matrix by
+    itself, whatever its condition; others go through an explicit Q, which is made of products.
+    """
+    tuning, target = options.engine.tuning, options.target
+    explicit: RawLink = Link(RECONSTRUCTED, _reconstructed)
+    if options.named:
+        return [_by_library(FP64)] if options.algorithm == "householder" else [explicit]
+    tried = [] if target is FP64 else [_by_library(FP32)]
+    if not tuning.lapack:
+        small = m <= tuning.reflected_rows and target is not FP64
+        tried = [Link(f"householder {TILES}", _by_tiles)] if small else []
+        tried.append(explicit)
+    return [*tried, _by_library(FP64)]
+
+
+def _by_library(storage: Format) -> RawLink:
+    """LAPACK's or cuSOLVER's reflections; of a single matrix after a look at its numbers."""
+    label = f"householder {storage.name}"
+
+    def reflected(batch: Matrices, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if (
+            torch.promote_types(batch.a.dtype, storage.dtype) == storage.dtype
+        ):  # norms in LAPACK do not overflow
+            return torch.geqrf(batch.a.to(storage.dtype))
+        h, tau = torch.geqrf((batch.a * scales[:, None]).to(storage.dtype))
+        return _unscaled(h, scales, batch), tau
+
+    def answer(matrices: Matrices, before: Solution | None) -> Solution:
+        a = matrices.a
+        if len(a) == 1 and not surely_finite(a):
+            check_finite(a[0], largest_magnitude(a[0], 0), "A")
+        return _answer(matrices, label, *_measured(matrices, reflected))
+
+    return Link(label, answer)
+
+
+def _by_tiles(matrices: Matrices, before: Solution | None) -> Solution:
+    """The kernel that reflects matrices of a few hundred rows, each by one thread block."""
+    return _replayed(matrices, f"householder {TILES}", _reflected)
+
+
+def _reflected(batch: Matrices, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    height = batch.a.shape[1]
+    tiles, r = factor_tiles(batch.scaled(scales, torch.float32), height, TILES)
+    diagonal = tiles.v.diagonal(dim1=1, dim2=2)  # at least 1, or zero where a column is
+    y = (tiles.v / torch.where(diagonal == 0, 1.0, diagonal)[:, None]).tril(-1)
+    norms = torch.linalg.vector_norm(y, dim=1, dtype=torch.float64)
+    tau = torch.where(diagonal == 0, 0.0, 2 / (1 + norms.square())).float()
+    y[:, : batch.k] += r.triu()
+    if batch.a.shape[2] > batch.k:
+        rest = batch.a[..., batch.k :] * scales[:, None, batch.k :]
+        y = torch.cat([y, Reflectors.of(y, tau, torch.float64).apply(rest.double(), transposed=True)], 2)
+    return _unscaled(y, scales, batch), tau
+
+
+def _reconstructed(matrices: Matrices, before: Solution | None) -> Solution:
+    """Reflectors of the Q of the chain for Q and R."""
+    factors = factorize(matrices.a, "reduced", matrices.options)
+    label = [attempt.method for attempt in factors.attempts if attempt.method != "none"][-1]
+    return _replayed(matrices, f"{label} + {RECONSTRUCTED}", _of_factors, factors.q, factors.r)
+
+
+def _of_factors(
+    batch: Matrices, scales: torch.Tensor, q: torch.Tensor, r: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return householder_form(q.to(raw_dtype(batch.a.dtype)), r)
+
+
+def _replayed(matrices: Matrices, label: str, form: Form, *given: torch.Tensor) -> Solution:
+    """H and tau by launches that do not depend on the numbers."""
+    options = matrices.options
+
+    def made(a: torch.Tensor, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return _measured(Matrices(a, options), form, *given)
+
+    key = (form.__name__, options.target.name)
+    return _answer(matrices, label, *options.engine.replay(made, (matrices.a, *given), key))
+
+
+def _measured(batch: Matrices, form: Form, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """H and tau as they are returned, and measures of what they define."""
+    dtype, scales = raw_dtype(batch.a.dtype), batch.scales()
+    h, tau = (x.to(dtype) for x in form(batch, scales, *given))
+    return h, tau, householder_measures(batch.a, h, tau, scales)
+
+
+def _unscaled(h: torch.Tensor, scales: torch.Tensor, batch: Matrices) -> torch.Tensor:
+    """H with R in the units of the matrices that were given."""
+    h = h.to(raw_dtype(batch.a.dtype))
+    return h.tril(-1) + (h / scales[:, None].to(h.dtype)).triu()
+
+
+def _answer(
+    matrices: Matrices, label: str, h: torch.Tensor, tau: torch.Tensor, measures: torch.Tensor
+) -> Solution:
+    if matrices.options.progress is not None:
+        matrices.options.progress(label, 1.0)
+    return Answer(HouseholderForm(h, tau, measures.T), label)

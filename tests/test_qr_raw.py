@@ -1,0 +1,181 @@
+"""QR in Householder form: against the definition, and as torch goes on from it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import neula
+import neula.compat.numpy
+from neula.algorithms.orthogonal.reconstruction import householder_form
+from neula.certificates.householder import householder_measures
+from neula.engines import CpuEngine, Engine
+from neula.engines.tuning import cuda_tuning
+from neula.kernels.reflectors import Reflectors
+
+SHAPES = [(1, 1), (5, 3), (3, 5), (40, 40), (70, 33), (33, 70), (3, 70, 40), (2, 2, 33, 70), (2, 100, 100)]
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+
+class FromQ(CpuEngine):
+    """A CPU that takes the steps of a GPU for batches."""
+
+    tuning = replace(cuda_tuning((9, 0)), corrected=False, reflected_rows=0)
+
+
+class Tiles(CpuEngine):
+    tuning = replace(FromQ.tuning, reflected_rows=512)
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def factors(h: torch.Tensor, tau: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Q and R as torch and LAPACK read them, in double precision."""
+    k = tau.shape[-1]
+    return torch.linalg.householder_product(h[..., :k].double(), tau.double()), h[..., :k, :].double().triu()
+
+
+def errors(a: torch.Tensor, h: torch.Tensor, tau: torch.Tensor) -> tuple[float, float]:
+    """Residual and loss of orthogonality as certificates have them."""
+    q, r = factors(h, tau)
+    a, identity = a.double(), torch.eye(q.shape[-1], dtype=torch.float64)
+    return gap(q @ r, a), float((q.mT @ q - identity).norm()) / math.sqrt(tau.numel())
+
+
+def gap(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+def engines_for(shape: tuple[int, ...]) -> list[str | Engine]:
+    return ["cpu", "emulated", *([FromQ("cpu"), Tiles("cpu")] if math.prod(shape[:-2]) > 1 else [])]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_shape_and_dtype(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    a = random(*shape, dtype=dtype)
+    for engine in engines_for(shape):
+        h, tau = found = neula.qr(a, mode="raw", engine=engine)
+        assert found.converged
+        assert found.Q is found.R is None
+        assert h.dtype == tau.dtype == torch.promote_types(dtype, torch.float32)
+        assert (h.shape, tau.shape) == (shape, (*shape[:-2], min(shape[-2:])))
+        # The bounds of a certificate, whose random vectors may see a third of an error.
+        bound = 9 * torch.finfo(dtype).eps / 2 * (2 + math.log2(max(shape[-1], 2)))
+        residual, orthogonality = errors(a, h, tau)
+        assert residual <= bound, engine
+        assert orthogonality <= 2 * bound, engine
+
+
+def test_torch_goes_on_from_it() -> None:
+    a, b = random(4, 60, 20), random(4, 60, 3, seed=1)
+    h, tau = neula.qr(a, mode="raw", engine=FromQ("cpu"))
+    image = torch.ormqr(h, tau, b, transpose=True)[:, :20]
+    x = torch.linalg.solve_triangular(h[:, :20].triu(), image, upper=True)
+    assert gap(x, torch.linalg.lstsq(a, b).solution) <= 60 * 2.0**-52 * float(torch.linalg.cond(a).max())
+    q = torch.linalg.householder_product(h, tau)
+    assert gap(q @ h[:, :20].triu(), a) <= 60 * 2.0**-52
+
+
+def test_what_is_returned_is_what_is_measured() -> None:
+    """A wrong vector shows, and a wrong factor, though Q and R that they came from were right."""
+    a = random(2, 50, 30)
+    h, tau = neula.qr(a, mode="raw", engine=FromQ("cpu"))
+    scales = torch.ones(2, 30, dtype=torch.float64)
+    residual, size, loss = householder_measures(a, h, tau, scales)
+    assert (residual <= 1e-14 * size).all()
+    assert (loss <= 1e-13).all()
+    wrong = tau.clone()
+    wrong[1, 7] *= 1.01
+    assert (householder_measures(a, h, wrong, scales)[2] > 1e-4).tolist() == [False, True]
+    wrong = h.clone()
+    wrong[0, 20, 3] += 0.01
+    assert (householder_measures(a, wrong, tau, scales)[0] > 1e-4 * size).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("engine", ["cpu", "emulated", FromQ("cpu"), Tiles("cpu")], ids=str)
+def test_dependent_columns_and_scales(engine: str | Engine) -> None:
+    """Q is orthonormal beyond the rank, too, and columns in any units count alike."""
+    a = random(3, 40, 12, dtype=torch.float32)
+    a[0, :, 5], a[1, :, 7], a[2] = 0.0, a[1, :, 2], 0.0
+    a *= torch.logspace(-30, 30, 12)
+    h, tau = found = neula.qr(a, mode="raw", engine=engine)
+    assert found.converged
+    q, r = factors(h, tau)
+    units = a.double().norm(dim=1, keepdim=True)
+    units[units == 0] = 1
+    assert float(((q @ r - a.double()) / units).norm(dim=(1, 2)).max()) <= 12 * 40 * 2.0**-24
+    assert float((q.mT @ q - torch.eye(12)).norm()) <= 12 * 40 * 2.0**-24
+
+
+@pytest.mark.parametrize("engine", ["cpu", FromQ("cpu"), Tiles("cpu")], ids=["cpu", "from Q", "tiles"])
+def test_nan_in_one_of_a_batch(engine: str | Engine) -> None:
+    a = random(3, 9, 5, dtype=torch.float32)
+    a[1, 4, 2] = math.nan
+    with pytest.warns(neula.AccuracyWarning, match=r"A\[1\]"):
+        h, tau = found = neula.qr(a, mode="raw", engine=engine)
+    assert h[1].isnan().all()
+    assert tau[1].isnan().all()
+    assert [c.accepted for c in found.certificate] == [True, False, True]
+    assert max(errors(a[[0, 2]], h[[0, 2]], tau[[0, 2]])) <= 45 * 2.0**-24
+    with pytest.raises(ValueError, match=r"A\[4, 2\] is nan"):
+        neula.qr(a[1], mode="raw", engine="cpu")
+
+
+def test_empty() -> None:
+    for shape in ((0, 4, 3), (3, 0, 2), (4, 0)):
+        h, tau = found = neula.qr(torch.zeros(shape), mode="raw")
+        assert (h.shape, tau.shape) == (shape, (*shape[:-2], min(shape[-2:])))
+        assert found.converged
+
+
+def test_numpy_has_the_transpose() -> None:
+    a = np.random.default_rng(0).standard_normal((2, 7, 4))
+    result = neula.qr(a, mode="raw")
+    assert isinstance(result.H, np.ndarray)
+    h, tau = neula.compat.numpy.qr(a, mode="raw")
+    assert np.array_equal(h, result.H.swapaxes(-2, -1))
+    expected, expected_tau = np.linalg.qr(a, mode="raw")
+    assert h.shape == expected.shape
+    # LAPACK's, of columns that were scaled by powers of two.
+    assert np.allclose(h, expected, rtol=1e-12, atol=1e-13)
+    assert np.allclose(tau, expected_tau, rtol=1e-12)
+
+
+def test_what_it_cannot_do() -> None:
+    a = random(5, 3)
+    with pytest.raises(ValueError, match=r"mode='raw' has none: pass mode='reduced'"):
+        neula.qr(a.clone().requires_grad_(), mode="raw")
+    with pytest.raises(ValueError, match="pivoting=True has no Householder form"):
+        neula.qr(a, mode="raw", pivoting=True)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 32, 32), (2, 33, 33), (2, 90, 70), (1, 8, 65)], ids=str)
+def test_reconstruction_is_exact_to_rounding(shape: tuple[int, ...]) -> None:
+    """Of any orthonormal Q, also where pivots vanish without signs."""
+    m, k = shape[1], min(shape[1:])
+    q = torch.linalg.qr(random(shape[0], m, k))[0]
+    q[0] = torch.eye(m, k).roll(1, 0)
+    r = random(shape[0], k, shape[2], seed=1).triu()
+    h, tau = householder_form(q, r)
+    found, signed = factors(h, tau)
+    signs = (found * q).sum(1)
+    assert float((signs.abs() - 1).abs().max()) <= 10 * m * 2.0**-53
+    assert gap(found @ signed, q @ r) <= 10 * m * 2.0**-53
+    assert ((tau >= 1 - 1e-12) & (tau <= 2)).all()
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_products_with_reflectors(transposed: bool) -> None:
+    h, tau = torch.geqrf(random(2, 150, 130))
+    tau[:, 3] = 0.0
+    x = random(2, 150, 4, seed=1)
+    for reflectors in (Reflectors.of(h, tau, torch.float64), Reflectors.in_blocks(h, tau)):
+        found = reflectors.apply(x, transposed=transposed)
+        assert gap(found, torch.ormqr(h, tau, x, transpose=transposed)) <= 150 * 2.0**-52
