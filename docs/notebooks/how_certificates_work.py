@@ -1,0 +1,218 @@
+# %% [markdown]
+# # How certificates work
+#
+# neula accepts an answer because of what it measured of that answer. This notebook does such measurements by hand, on a problem
+# whose solution is known exactly, and shows why one number is not enough. [Accuracy and
+# certificates](../accuracy-and-certificates.md) has the definitions.
+#
+# ## A problem with a known solution
+#
+# To see the error of a solution one has to know the exact one. So take a matrix of integers, below $2^{40}$, and a
+# solution of small integers: then $b = A x$ is an integer below $2^{53}$, computed and stored without any rounding.
+
+# %%
+import matplotlib.pyplot as plt
+import numpy as np
+
+import neula
+from neula.io.matrices import random_matrix
+
+
+def integer_problem(m, n, condition):
+    """A and b of integers, with a solution of integers."""
+    A = random_matrix("geometric", m, n, cond=condition).numpy()
+    A = np.round(A * 2.0**40)
+    x = np.random.default_rng(0).integers(1, 10, n).astype(float)
+    return A, A @ x, x
+
+
+A, b, exact = integer_problem(100, 100, 1e8)
+x = np.linalg.solve(A, b)
+
+# %% [markdown]
+# ## Backward error: for which problem is this right?
+#
+# The computed `x` is not the solution of $A x = b$. But it is the solution of another problem,
+# $(A + E)\,x = b + f$, and there is a formula for the smallest E and f that make it so (Rigal and Gaches 1967). With
+# $r = b - A x$ the relative size of the smallest change is
+#
+# $$ \eta = \frac{\|r\|}{\|A\| \, \|x\| + \|b\|} . $$
+
+# %%
+r = b - A @ x
+size = np.linalg.norm(A, 2) * np.linalg.norm(x) + np.linalg.norm(b)
+eta = np.linalg.norm(r) / size
+print(f"backward error {eta:.1e}")
+
+# %% [markdown]
+# These changes can be written down, so nobody has to believe the formula. E has rank one:
+
+# %%
+E = np.outer(r, x) / np.linalg.norm(x) * np.linalg.norm(A, 2) / size
+f = -r * np.linalg.norm(b) / size
+print(
+    f"size of E, relative to A: {np.linalg.norm(E, 2) / np.linalg.norm(A, 2):.1e}"
+)
+print(f"size of f, relative to b: {np.linalg.norm(f) / np.linalg.norm(b):.1e}")
+print(f"what is left of r: {np.linalg.norm(r - E @ x + f) / np.linalg.norm(r):.1e}")
+
+# %% [markdown]
+# The changes are of the size of rounding errors. Had A come from measurements with six digits, they
+# would be far beyond what is known of A. This is the sense in which LU with pivoting is *backward stable*, and it is what
+# neula means by accuracy: **the answer is exact for data that differ from yours by rounding errors of the format asked
+# for.** A few roundoffs are allowed, in another norm, the one of the largest row sum:
+
+# %%
+result = neula.solve(A, b)
+r = b - A @ result.x
+by_hand = abs(r).max() / (abs(A).sum(1).max() * abs(result.x).max() + abs(b).max())
+print(
+    f"backward error of neula's x, by hand {by_hand:.1e}; up to {result.tolerance:.1e} is accepted"
+)
+assert result.converged
+assert by_hand < result.tolerance
+
+# %% [markdown]
+# ## An error that the residual does not see
+#
+# Now spoil the exact solution, by one part in a hundred million, in two directions. One is random. The other is the singular
+# vector of the smallest singular value, the direction along which A hardly changes anything.
+
+# %%
+U, s, Vt = np.linalg.svd(A)
+directions = {
+    "random": np.random.default_rng(1).standard_normal(100),
+    "smallest": Vt[-1],
+}
+for name, direction in directions.items():
+    spoilt = exact + 1e-8 * np.linalg.norm(exact) * direction / np.linalg.norm(
+        direction
+    )
+    r = b - A @ spoilt
+    print(f"{name:8}: error 1.0e-08, backward error {np.linalg.norm(r) / size:.1e}")
+
+# %% [markdown]
+# Both are wrong by the same amount. The second has a backward error as small as that of a good algorithm, and no look at the
+# residual could tell it from one: its digits are beyond what the problem determines in double precision. That is what the
+# condition number is about. An error in x may be larger than the backward error by
+#
+# $$ \kappa = \frac{\sigma_{\max}}{\sigma_{\min}} , $$
+#
+# of A with its columns brought to length 1, so that units do not matter.
+
+# %%
+columns = np.linalg.norm(A, axis=0)
+print(
+    f"condition number {np.linalg.cond(A / columns):.1e}, neula's estimate {result.condition:.1e}"
+)
+
+# %% [markdown]
+# ## Forward error: a bound, from both
+#
+# Backward error and condition number together bound the error of x. That is the *formula*, and
+# it is pessimistic: it must hold for the worst right-hand side. The other way is to *measure*: compute the residual in
+# twice the working precision, solve for an update, and take the last update, which is not worth applying, for the error.
+# neula does the second for small problems, and for large ones if you say `certify="forward"`.
+#
+# Here are both beside the true error, for least-squares problems of growing condition. A bound must never be below the
+# truth:
+
+# %%
+conditions = 10.0 ** np.arange(1, 11)
+rows = []
+for condition in conditions:
+    A, b, exact = integer_problem(400, 60, condition)
+    D = np.linalg.norm(A, axis=0)
+    for certify in ("backward", "forward"):
+        result = neula.lstsq(A, b, certify=certify)
+        error = np.linalg.norm(D * (result.x - exact)) / np.linalg.norm(D * exact)
+        rows.append(
+            (condition, certify, error, result.forward_error, result.backward_error)
+        )
+        assert error <= result.forward_error
+
+# %% alt="Errors and bounds against the condition number: the bound by formula rises with it, the measured bound stays at the last digit"
+fig, axes = plt.subplots(1, 2, figsize=(7.6, 3.6), sharey=True)
+for axis, certify in zip(axes, ("backward", "forward"), strict=True):
+    errors, bounds, backward = np.array(
+        [row[2:] for row in rows if row[1] == certify]
+    ).T
+    axis.loglog(conditions, bounds, "s-", label="bound on the error")
+    axis.loglog(conditions, errors.clip(1e-18), "o-", label="true error")
+    axis.loglog(conditions, backward, ":", label="backward error")
+    axis.set_title(f'certify="{certify}"')
+    axis.set_xlabel("condition number")
+axes[0].legend(loc="upper left")
+plt.show()
+
+# %% [markdown]
+# On the left, refinement stopped when the backward error was small. On the right, it went on until the digits
+# of x were right; an error of zero is drawn at $10^{-18}$. In both pictures the bound is above the error.
+#
+# ## The chain
+#
+# How does a factorization in half precision end in an answer like these? By trying, measuring, and going on. The emulated
+# engine has the units of a GPU on any computer, so one can watch what happens as problems become harder:
+
+# %%
+for condition in (1e2, 1e4, 1e6):
+    A = random_matrix("geometric", 1500, 150, cond=condition)
+    result = neula.lstsq(A, A.sum(1), engine="emulated")
+    print(f"condition {condition:.0e}")
+    for attempt in result.attempts:
+        verdict = "accepted" if attempt.accepted else "rejected"
+        print(f"   {attempt.method:24} {verdict}: {attempt.reason}")
+    assert result.converged
+
+# %% [markdown]
+# Half precision is enough for the first problem, too coarse for the last, and nothing in the call says which: the
+# measurements do.
+#
+# ## The certificate of a QR: four random vectors
+#
+# For $A = Q R$ the measure is $\|A - Q R\| / \|A\|$. Computing it takes as long as a factorization. So
+# it is *estimated*: four random vectors, the columns of G, are multiplied by A and by $Q R$, and the difference is
+# compared. How far can that be off? Take an error matrix and try it five thousand times. The worst case is an error in one
+# single direction, the best case one that is spread over all of them.
+
+# %%
+rng = np.random.default_rng(2)
+ratios = {
+    "one direction": np.sqrt(
+        (rng.standard_normal((5000, 4, 1)) ** 2).sum((1, 2)) / 4
+    ),
+    "100 directions": np.sqrt(
+        (rng.standard_normal((5000, 4, 100)) ** 2).sum((1, 2)) / 400
+    ),
+}
+below = (ratios["one direction"] < 1 / 3).mean()
+print(f"one direction: below a third of the truth in {below:.1%} of all cases")
+assert 0.01 < below < 0.04
+
+# %% alt="Histograms of estimate over truth: broad around one for an error in one direction, narrow for one in a hundred"
+for name, values in ratios.items():
+    plt.hist(
+        values, bins=np.linspace(0, 2.2, 60), alpha=0.7, label=f"error in {name}"
+    )
+plt.axvline(1 / 3, linestyle="--", color="0.5")
+plt.xlabel("estimate / truth")
+plt.yticks([])
+plt.legend()
+plt.show()
+
+# %% [markdown]
+# So it is an estimate and not a bound: off by more than a factor of three in two cases of a hundred at
+# the worst, and usually within some percent. The estimate of a real factorization, beside the truth:
+
+# %%
+A = random_matrix("geometric", 1000, 200, cond=100)
+factors = neula.qr(A, accuracy="fp16", engine="emulated")
+truth = np.linalg.norm(A - factors.Q @ factors.R) / np.linalg.norm(A)
+certificate = factors.certificate
+print(
+    f"estimated {certificate.residual:.2e}, true {truth:.2e}, accepted up to {certificate.residual_bound:.2e}"
+)
+assert 1 / 3 < certificate.residual / truth < 3
+
+# %% [markdown]
+# [Mixed precision by hand](mixed-precision-by-hand.md) goes on from here: how half precision can be enough.

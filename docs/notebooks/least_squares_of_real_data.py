@@ -1,0 +1,213 @@
+# %% [markdown]
+# # Least squares of real data
+#
+# Three data sets that come with neula: a calibration, a polynomial that has been breaking programs for decades, and a
+# surveying network. The first two are from NIST's Statistical Reference Datasets, with coefficients that were computed with
+# 500 digits, so that every program can be held against the truth.
+
+# %%
+import matplotlib.pyplot as plt
+import numpy as np
+
+import neula
+from neula.io.datasets import log_relative_error, nist, nist_names, surveying
+
+# %% [markdown]
+# ## A calibration
+#
+# *Norris*: 36 readings of an instrument for ozone, against a standard. A has a column of ones and the standard.
+
+# %%
+norris = nist("norris")
+line = neula.lstsq(norris.A, norris.b)
+m, n = norris.A.shape
+spread = line.residual_norm / np.sqrt(m - n)
+
+# Standard errors of the coefficients: the covariance is spread^2 (A^T A)^-1, and A^T A = R^T R.
+_, R = neula.qr(norris.A)
+errors = spread * np.linalg.norm(np.linalg.inv(R), axis=1)
+for name, value, error, truth in zip(
+    ("offset", "slope"), line.x, errors, norris.certified, strict=True
+):
+    print(f"{name}: {value:.12f} +- {error:.5f}, certified by NIST {truth:.12f}")
+print(
+    f"scatter of the readings: {spread:.10f}, certified {norris.residual_std:.10f}"
+)
+
+# %% [markdown]
+# Residuals are the first thing to look at. Here they show nothing that a line does not explain:
+
+# %% alt="Residuals of the calibration against the standard: scattered around zero, within two units"
+plt.axhline(0, color="0.5", linewidth=1)
+plt.plot(norris.A[:, 1], norris.b - norris.A @ line.x, "o")
+plt.xlabel("standard")
+plt.ylabel("residual")
+plt.show()
+
+# %% [markdown]
+# ## Ten powers of x
+#
+# *Filip*: 82 points and a polynomial of degree ten, the powers of numbers between -9 and -3. Eleven columns that look so much
+# alike that the condition number is some $10^9$ with columns of length one, and $10^{15}$ without.
+
+# %%
+filip = nist("filip")
+ours = neula.lstsq(filip.A, filip.b)
+theirs, _, rank, _ = np.linalg.lstsq(filip.A, filip.b)
+print(
+    f"condition number {ours.condition:.1e}; as the columns stand {np.linalg.cond(filip.A):.1e}"
+)
+print(f"rank: neula {ours.rank}, NumPy {rank}")
+print(
+    f"coefficient of x^2: neula {ours.x[2]:.1f}, NumPy {theirs[2]:.1f}, NIST {filip.certified[2]:.1f}"
+)
+
+# %% alt="Filip's points with two fits: the one of neula through the points, that of NumPy beside them"
+position = filip.A[:, 1]
+curve = np.linspace(position.min(), position.max(), 400)
+powers = curve[:, None] ** np.arange(11)
+plt.plot(position, filip.b, "o", color="0.55", markersize=4, label="data")
+plt.plot(curve, powers @ ours.x, label="neula")
+plt.plot(curve, powers @ theirs, "--", label="NumPy")
+plt.xlabel("x")
+plt.legend()
+plt.show()
+
+# %% [markdown]
+# NumPy takes the smallest singular value for zero, because it goes by the columns as they stand, and one in large
+# units hides the others. It returns another problem's solution, and says so in the third of four return values, at which
+# few programs look. neula scales columns first.
+#
+# How right are the coefficients of neula? All digits are, says `digits`. NIST says, eight:
+
+# %%
+print(
+    f"digits sure {ours.digits:.1f}; digits of NIST's coefficients {log_relative_error(ours.x, filip.certified):.1f}"
+)
+
+# %% [markdown]
+# No contradiction. NIST solved the problem of the *decimal* numbers in its file, powers with a hundred digits. In
+# memory there is another one: each power is rounded to a double, by a part in $10^{16}$, and the condition
+# number makes eight digits of that. neula's solution is right for the matrix that it was given; what was lost was lost before. That is
+# what `condition` is for: **times the error of your data, it says how far they leave x open.**
+#
+# ## All of them
+#
+# The same for the eleven regressions, with the normal equations as a third way. NIST's coefficients have 15 digits, so no
+# answer can show more.
+
+# %%
+ways = {
+    "neula": lambda A, b: neula.lstsq(A, b).x,
+    "numpy.linalg.lstsq": lambda A, b: np.linalg.lstsq(A, b)[0],
+    "normal equations": lambda A, b: np.linalg.solve(A.T @ A, A.T @ b),
+}
+problems = [nist(name) for name in nist_names()]
+digits = {
+    way: [
+        max(0.0, log_relative_error(solve(p.A, p.b), p.certified)) for p in problems
+    ]
+    for way, solve in ways.items()
+}
+
+# %% alt="Correct digits of eleven regressions for three ways to solve them; neula has the most everywhere"
+places = np.arange(len(problems))
+fig, axis = plt.subplots(figsize=(6.4, 4.6))
+for row, (way, values) in enumerate(digits.items()):
+    axis.barh(places + 0.27 * (row - 1), values, height=0.25, label=way)
+axis.set_yticks(places, [p.name for p in problems])
+axis.invert_yaxis()
+axis.set_xlabel("digits that agree with NIST's")
+fig.legend(
+    *axis.get_legend_handles_labels(),
+    loc="upper center",
+    bbox_to_anchor=(0.55, 1.0),
+    ncols=3,
+)
+plt.show()
+
+# %%
+assert all(
+    ours > theirs - 1
+    for ours, theirs in zip(
+        digits["neula"], digits["numpy.linalg.lstsq"], strict=True
+    )
+)
+
+# %% [markdown]
+# ## A surveying network, and a blunder in it
+#
+# *Illc1033* (Paige and Saunders 1979): 1033 observations of 320 unknowns in a network of survey points, each observation
+# of a few neighbours. neula makes it a dense matrix.
+
+# %% alt="Where the matrix of the surveying problem has entries: a few bands"
+A, b = surveying("illc1033")
+fig, axis = plt.subplots(figsize=(6.4, 2.6))
+axis.plot(*np.nonzero(A), ".", markersize=1.2, rasterized=True)
+axis.set_xlabel("observation")
+axis.set_ylabel("unknown")
+plt.show()
+
+# %%
+network = neula.lstsq(A, b, certify="forward")
+print(f"condition {network.condition:.1e}, {network.digits:.1f} digits are sure")
+
+# %% [markdown]
+# Now somebody misreads three instruments. Squares weigh large residuals heavily, so a few wrong observations pull
+# at everything. The remedy is to weigh down what does not fit, and to solve again until that settles (Huber's
+# estimate by *iteratively reweighted least squares*). `weights=` are factors of rows, so the square root of Huber's weights.
+
+# %%
+rng = np.random.default_rng(0)
+scatter = network.residual_norm / np.sqrt(A.shape[0] - A.shape[1])
+exact = A @ network.x
+clean = exact + scatter * rng.standard_normal(
+    b.size
+)  # observations with known truth
+blunders = [100, 500, 900]
+observed = clean.copy()
+observed[blunders] += 40 * scatter
+
+plain = neula.lstsq(A, observed)
+x = plain.x
+for _ in range(20):
+    r = observed - A @ x
+    typical = (
+        np.median(abs(r)) / 0.6745
+    )  # the standard deviation of a normal distribution with this median
+    weights = np.sqrt(np.minimum(1.0, 1.5 * typical / np.maximum(abs(r), 1e-300)))
+    x = neula.lstsq(A, observed, weights=weights).x
+
+# %% alt="Weights of all observations after the iteration: near one for most, near zero for the three blunders"
+plt.plot(weights**2, ".", markersize=3)
+plt.plot(
+    blunders,
+    weights[blunders] ** 2,
+    "o",
+    markersize=9,
+    fillstyle="none",
+    label="misread",
+)
+plt.xlabel("observation")
+plt.ylabel("weight")
+plt.legend()
+plt.show()
+
+
+# %%
+def misfit(x):
+    """How far the adjusted observations are from the true ones, in units of their scatter."""
+    return np.linalg.norm(A @ x - exact) / (scatter * np.sqrt(b.size))
+
+
+print(
+    f"without blunders {misfit(neula.lstsq(A, clean).x):.2f}, with them {misfit(plain.x):.2f}, reweighted {misfit(x):.2f}"
+)
+assert misfit(x) < misfit(plain.x)
+
+# %% [markdown]
+# Ordinary noise alone gives 0.56, the square root of 320/1033: that is what 320 unknowns take up of it. With three
+# blunders the plain solution is twice as wrong; the reweighted one is nearly as good as if nothing had been misread.
+#
+# Each of the solutions above carries its certificate; the loop looked at none, because a solution that missed its accuracy would
+# have warned. [Refinement](../refinement.md) says how large problems like these are solved.

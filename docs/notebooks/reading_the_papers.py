@@ -1,0 +1,214 @@
+# %% [markdown]
+# # Reading the papers with neula
+#
+# neula grew out of three papers. Each has claims that take a page to prove and a minute to try, on the *emulated engine*,
+# which rounds and sums as tensor cores do. This notebook tries one or two of each; all figures of the papers have been
+# [measured again](../experiments/index.md) on a GPU.
+#
+# ## QR on neural engines
+#
+# S. Zhang, E. Baharlouei, P. Wu, "High Accuracy Matrix Computations on Neural Engines",
+# [HPDC 2020](https://doi.org/10.1145/3369583.3392685). They factorize by recursive Gram-Schmidt (RGSQRF), with products in half
+# precision, and say of the result (their Figures 3 and 4):
+#
+# 1. the backward error is that of half precision, *whatever the condition number*;
+# 2. orthogonality is lost as the condition number grows;
+# 3. a second pass over Q brings it back.
+
+# %%
+import matplotlib.pyplot as plt
+import torch
+
+import neula
+from neula.algorithms.corrected import corrected_product
+from neula.algorithms.orthogonal.reorthogonalize import reorthogonalize
+from neula.algorithms.orthogonal.rgsqrf import rgsqrf
+from neula.engines import EmulatedEngine
+from neula.io.matrices import random_matrix
+
+half = EmulatedEngine(format="fp16")
+u = half.format.u
+
+
+def errors(A, Q, R):
+    """Backward error and loss of orthogonality, in double precision."""
+    A, Q, R = A.double(), Q.double(), R.double()
+    eye = torch.eye(Q.shape[1], dtype=torch.float64)
+    return float(torch.linalg.norm(A - Q @ R) / torch.linalg.norm(A)), float(
+        torch.linalg.norm(Q.T @ Q - eye, 2)
+    )
+
+
+conditions = [10.0**k for k in (0.5, 1, 1.5, 2, 2.5, 3)]
+once, twice = [], []
+for condition in conditions:
+    A = random_matrix("arithmetic", 1024, 256, cond=condition, dtype=torch.float32)
+    Q, R = rgsqrf(A, half, cutoff=64)
+    once.append(errors(A, Q, R))
+    twice.append(errors(A, *reorthogonalize(Q, R, half, cutoff=64)))
+
+# %% alt="Left: backward errors of one and two passes, flat, below the unit roundoff of fp16. Right: orthogonality of one pass rising with the condition number, of two passes flat"
+fig, axes = plt.subplots(1, 2, figsize=(7.6, 3.6))
+for axis, column, title in zip(
+    axes, (0, 1), ("backward error", "loss of orthogonality"), strict=True
+):
+    axis.loglog(conditions, [row[column] for row in once], "o-", label="one pass")
+    axis.loglog(
+        conditions, [row[column] for row in twice], "s-", label="two passes"
+    )
+    axis.axhline(u, color="0.5", linestyle=":", label="u of fp16")
+    axis.set_title(title)
+    axis.set_xlabel("condition number")
+axes[1].legend()
+plt.show()
+
+# %% [markdown]
+# All three hold. As a program would say it:
+
+# %%
+assert max(backward for backward, _ in once) < u
+assert once[-1][1] > 10 * once[0][1]
+assert max(lost for _, lost in twice) < 4 * u
+
+# %% [markdown]
+# Claims about *speed* cannot be tried here, because an emulation has none. And a claim is about certain matrices:
+# the paper takes singular values that are spread evenly. With one large singular value and all others small,
+# orthogonality is gone much sooner.
+
+# %%
+for condition in (1e2, 1e3, 1e4):
+    A = random_matrix(
+        "cluster_large", 1024, 256, cond=condition, dtype=torch.float32
+    )
+    Q, R = rgsqrf(A, half, cutoff=64)
+    print(
+        f"condition {condition:.0e}: orthogonality lost to {errors(A, Q, R)[1]:.2f}"
+    )
+
+# %% [markdown]
+# That is why `neula.qr` does not decide by a condition number when a second pass is needed. It measures the Q that it has:
+
+# %%
+result = neula.qr(A, accuracy="fp16", engine="emulated")
+for attempt in result.attempts:
+    print(
+        f"{attempt.method}: {'accepted' if attempt.accepted else 'rejected'}, {attempt.reason}"
+    )
+assert result.converged
+assert errors(A, result.Q, result.R)[1] < 4 * u
+
+# %% [markdown]
+# ## Single precision from halves
+#
+# H. Ootomo, R. Yokota, "TSQR on TensorCores with error correction", 2021 ([their
+# code](https://github.com/enp1s0/tsqr-tc)). They write each operand as a sum of two halves, $A = A_1 + 2^{-11} A_2$. Then
+#
+# $$ A B \approx A_1 B_1 + 2^{-11} (A_2 B_1 + A_1 B_2) , $$
+#
+# three products of halves for one of single precision. There is a catch. Tensor cores *truncate* when they add, always
+# toward zero, and in a long sum that spoils what was gained. So neula has the unit add sixteen products at a time, and adds
+# these sums in single precision.
+
+# %%
+tensor_core = EmulatedEngine(format="fp16", accumulate="fp32_rz", block=16)
+sums = {
+    "plain fp16": [],
+    "corrected, summed in the unit": [],
+    "corrected, summed outside": [],
+    "float32": [],
+}
+inner = [2**k for k in range(5, 13)]
+for k in inner:
+    a = random_matrix("uniform", 24, k, dtype=torch.float32, seed=1)
+    b = random_matrix("uniform", k, 24, dtype=torch.float32, seed=2)
+    exact = a.double() @ b.double()
+    products = (
+        tensor_core.gemm(tensor_core.operand(a), tensor_core.operand(b)),
+        corrected_product(a, b, tensor_core, run=k),  # the unit sums all k products
+        corrected_product(
+            a, b, tensor_core, run=16
+        ),  # sixteen, the rest in float32
+        a @ b,
+    )
+    for values, product in zip(sums.values(), products, strict=True):
+        values.append(
+            float(
+                torch.linalg.norm(product.double() - exact)
+                / torch.linalg.norm(exact)
+            )
+        )
+
+# %% alt="Errors of four products against the length of the sums: plain fp16 thousands of times above the others; summed in the unit the corrected one drifts away from float32"
+for name, values in sums.items():
+    plt.loglog(inner, values, "o-", base=2, markersize=4, label=name)
+plt.yscale("log", base=10)
+plt.xlabel("length of the sums")
+plt.ylabel("relative error")
+plt.legend(loc="upper left", bbox_to_anchor=(0.0, 0.85))
+plt.show()
+
+# %%
+_, inside, outside, single = (values[-1] for values in sums.values())
+print(
+    f"summed in the unit {inside / single:.0f} times the error of float32, outside {outside / single:.1f} times"
+)
+assert outside < inside / 3
+
+# %% [markdown]
+# In neula this arithmetic is called `fp16_cor`, and is what a GPU takes for `accuracy="fp32"`.
+#
+# ## LU in half precision
+#
+# F. Lopez, T. Mary, "Mixed Precision LU Factorization on GPU Tensor Cores: Reducing Data Movement and Memory Footprint", 2022
+# ([HAL](https://hal.science/hal-02937325)). They keep the *matrix* in half precision, so that less has to be moved, and
+# ask how to round as seldom as possible. Their Algorithm 3.1 rounds a block at every update. Algorithm 5.2 sums all
+# updates of a block in single precision and rounds once. `neula.lu_factor` knows them by number:
+
+# %%
+orders = (48, 96, 192, 384)
+variants = {"3.1": [], "5.2/5.1": []}
+for n in orders:
+    A = random_matrix("normal", n, n)
+    for variant, values in variants.items():
+        F = neula.lu_factor(A, variant, storage="fp16", engine="emulated")
+        values.append(
+            float(
+                torch.linalg.norm(A[F.permutation] - F.L @ F.U)
+                / torch.linalg.norm(A)
+            )
+        )
+
+# %% alt="Residuals of LU against the order: those of Algorithm 3.1 grow, those of 5.2 stay lower, by a factor of about five at the end"
+for variant, values in variants.items():
+    plt.loglog(orders, values, "o-", label=f"Algorithm {variant}")
+plt.xticks(orders, orders)
+plt.minorticks_off()
+plt.xlabel("order")
+plt.ylabel("residual")
+plt.legend()
+plt.show()
+
+# %%
+assert variants["5.2/5.1"][-1] < variants["3.1"][-1] / 2
+
+# %% [markdown]
+# Factors of three digits are enough where they are only the start of a refinement:
+
+# %%
+x = neula.lu_solve(F, A.sum(1))
+print(
+    f"factors in {F.storage}, error of the solution {float((x - 1).abs().max()):.0e}"
+)
+assert (x - 1).abs().max() < 1e-9
+
+# %% [markdown]
+# ## The figures themselves
+#
+# Every figure of these papers is a command, which measures on your machine, draws, and says for each claim whether it
+# holds:
+#
+# ```
+# neula experiment qr-paper figure4
+# ```
+#
+# [Experiments](../experiments/index.md) says what became of the claims on a GPU three generations later.
