@@ -50,8 +50,9 @@ format: $(VENV)/installed
 
 check: lint types test
 
-docs: $(VENV)/installed  ## into site/; what is doubtful (a dead link, an unknown name) is an error
+docs: $(VENV)/installed  ## into site/; what is doubtful (a dead link, an unknown name) is an error, and so is an ugly page
 	$(BIN)/mkdocs build --strict
+	$(BIN)/python docs/check_site.py site
 
 docs-serve: $(VENV)/installed  ## on http://127.0.0.1:8000, built again after every change
 	$(BIN)/mkdocs serve

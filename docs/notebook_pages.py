@@ -1,9 +1,9 @@
 """Notebooks as pages: run when the site is built, shown with what they print and draw (a hook of mkdocs).
 
-A notebook is a Python file in ``docs/notebooks``, in the percent format of Jupytext: read, checked and compared
-like any other source, and without output. Here each is run in a kernel of its own. A cell that fails fails the
-build, and so does one that says anything on stderr without having announced it. What comes out is a Markdown
-page, and beside it the notebook with its output, for downloading.
+A notebook is a Python file in ``docs/notebooks``, in the percent format of Jupytext: read, checked and
+compared like any other source, and without output. Here each is run in a kernel of its own. A cell that fails
+fails the build, and so does one that says anything on stderr without having announced it. What comes out is a
+Markdown page, and beside it the notebook with its output, for downloading.
 
 The first line of a cell may say ``tags=["stderr"]``: a warning is shown. A cell that draws has ``alt="..."``,
 which says what is on the picture to those who cannot see it.
@@ -86,7 +86,9 @@ def run(source: str, name: str) -> Any:
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     with TemporaryDirectory() as sockets:  # in the file system, not on the network
         manager = {"transport": "ipc", "ip": f"{sockets}/kernel"}
-        client = NotebookClient(notebook, timeout=120, config=Config({"KernelManager": manager}))
+        client = NotebookClient(
+            notebook, timeout=120, coalesce_streams=True, config=Config({"KernelManager": manager})
+        )
         client.execute(env={**os.environ, **threads})
     del notebook.cells[0]
     for cell in notebook.cells:

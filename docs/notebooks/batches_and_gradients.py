@@ -27,7 +27,8 @@ noisy = signal + 0.2 * torch.randn(t.shape, generator=generator)
 windows = t.unfold(0, 31, 1)  # (400, 31): the times of each window
 centres = windows[:, 15:16]
 A = torch.stack(
-    [torch.ones_like(windows), windows - centres, (windows - centres) ** 2], dim=-1
+    [torch.ones_like(windows), windows - centres, (windows - centres) ** 2],
+    dim=-1,
 )
 b = noisy.unfold(0, 31, 1)[..., None]  # one column for each window
 weights = torch.exp(-((windows[0] - centres[0]) ** 2) / 0.03)
@@ -40,9 +41,8 @@ print("A", tuple(A.shape), " b", tuple(b.shape), " x", tuple(fits.x.shape))
 # has been certified by itself:
 
 # %%
-print(
-    f"{int(fits.accepted.sum())} of {len(A)} accepted, the worst condition number is {fits.conditions.max():.1f}"
-)
+print(f"{int(fits.accepted.sum())} of {len(A)} accepted")
+print(f"largest condition number {fits.conditions.max():.1f}")
 assert fits.accepted.all()
 
 # %% alt="A noisy signal with rising frequency, and the smooth curve through it"
@@ -75,7 +75,9 @@ plt.show()
 # %%
 places = torch.rand(60, generator=generator) * 10
 values = (
-    torch.sin(places) + 0.3 * places + 0.15 * torch.randn(60, generator=generator)
+    torch.sin(places)
+    + 0.3 * places
+    + 0.15 * torch.randn(60, generator=generator)
 )
 values = values - values.mean()
 
@@ -88,7 +90,9 @@ def kernel(p, q, log_length, log_size):
 
 def covariance(parameters):
     noise = (2 * parameters[2]).exp()
-    return kernel(places, places, *parameters[:2]) + noise * torch.eye(len(places))
+    return kernel(places, places, *parameters[:2]) + noise * torch.eye(
+        len(places)
+    )
 
 
 def unlikelihood(parameters):
@@ -107,7 +111,10 @@ start = torch.tensor([-1.0, 0.0, -0.5], requires_grad=True)
 step = 1e-5 * torch.eye(3)
 with torch.no_grad():
     quotient = torch.stack(
-        [(unlikelihood(start + d) - unlikelihood(start - d)) / 2e-5 for d in step]
+        [
+            (unlikelihood(start + d) - unlikelihood(start - d)) / 2e-5
+            for d in step
+        ]
     )
 print("gradient  ", gradient.numpy().round(5))
 print("difference", quotient.numpy().round(5))
@@ -131,7 +138,9 @@ before = closure().item()
 optimizer.step(closure)
 length, size, noise = parameters.detach().exp().tolist()
 print(f"-log p from {before:.1f} to {unlikelihood(parameters).item():.1f}")
-print(f"length {length:.2f}, size {size:.2f}, noise {noise:.2f} (0.15 was put in)")
+print(
+    f"length {length:.2f}, size {size:.2f}, noise {noise:.2f} (0.15 was put in)"
+)
 assert 0.1 < noise < 0.2
 
 # %% [markdown]
@@ -185,7 +194,9 @@ def residuals(log_lifetimes):
 
 
 guess = torch.zeros(100, requires_grad=True)  # all lifetimes are 1
-optimizer = torch.optim.LBFGS([guess], max_iter=40, line_search_fn="strong_wolfe")
+optimizer = torch.optim.LBFGS(
+    [guess], max_iter=40, line_search_fn="strong_wolfe"
+)
 
 
 def closure():

@@ -75,9 +75,8 @@ result
 # %%
 print(f"backward error {result.backward_error:.0e}")
 print(f"condition      {result.condition:.2f}")
-print(
-    f"forward error  {result.forward_error:.0e}, so {result.digits:.1f} digits are sure"
-)
+print(f"forward error  {result.forward_error:.0e}")
+print(f"digits         {result.digits:.1f}")
 assert result.converged
 assert result.digits > 12
 
@@ -87,12 +86,9 @@ assert result.digits > 12
 
 # %%
 by_scipy = scipy.linalg.lstsq(A, b)[0]
-print(
-    f"difference to SciPy {np.linalg.norm(result.x - by_scipy) / np.linalg.norm(by_scipy):.0e}"
-)
-print(
-    f"difference to the truth {np.linalg.norm(result.x - truth) / np.linalg.norm(truth):.0e}"
-)
+for name, other in (("SciPy", by_scipy), ("the truth", truth)):
+    difference = np.linalg.norm(result.x - other) / np.linalg.norm(other)
+    print(f"difference to {name}: {difference:.0e}")
 
 # %% [markdown]
 # ## A problem that cannot be solved well
@@ -117,7 +113,9 @@ fits = {
 
 # %% alt="Condition number against the degree: flat for Chebyshev polynomials, rising to ten to the eleventh for powers"
 for name in bases:
-    plt.semilogy(degrees, [fit.condition for fit in fits[name]], "o-", label=name)
+    plt.semilogy(
+        degrees, [fit.condition for fit in fits[name]], "o-", label=name
+    )
 plt.xlabel("degree")
 plt.ylabel("condition number")
 plt.legend()

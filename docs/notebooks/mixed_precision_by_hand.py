@@ -46,7 +46,9 @@ print(half.operand(columns * scales) / scales)
 ways = {
     "to nearest": EmulatedEngine(format="fp16", accumulate="fp32"),
     "truncated": EmulatedEngine(format="fp16", accumulate="fp32_rz", block=8),
-    "in half precision": EmulatedEngine(format="fp16", accumulate="fp16", block=8),
+    "in half precision": EmulatedEngine(
+        format="fp16", accumulate="fp16", block=8
+    ),
 }
 lengths = [2**power for power in range(5, 14)]
 errors = {name: [] for name in ways}
@@ -128,23 +130,21 @@ plt.show()
 
 # %%
 def cgls(A, b, R, steps):
-    """Iterates of conjugate gradients for min ||A x - b||, preconditioned by R."""
+    """Iterates of CGLS for min ||A x - b||, preconditioned by R."""
 
-    def solve(v, transposed=False):
-        T = R.T if transposed else R
-        return torch.linalg.solve_triangular(T, v[:, None], upper=not transposed)[
-            :, 0
-        ]
+    def solve(T, v):
+        upper = T is R
+        return torch.linalg.solve_triangular(T, v[:, None], upper=upper)[:, 0]
 
     x, r = torch.zeros_like(b[: A.shape[1]]), b.clone()
-    s = p = solve(A.T @ r, transposed=True)
+    s = p = solve(R.T, A.T @ r)
     gamma = s @ s
     for _ in range(steps):
-        t = solve(p)
+        t = solve(R, p)
         q = A @ t
         alpha = gamma / (q @ q)
         x, r = x + alpha * t, r - alpha * q
-        s = solve(A.T @ r, transposed=True)
+        s = solve(R.T, A.T @ r)
         gamma, before = s @ s, gamma
         p = s + gamma / before * p
         yield x
@@ -161,7 +161,9 @@ def error(x):
 for name in ("fp32", "fp16", "bf16"):
     _, low = rgsqrf(A.float(), EmulatedEngine(format=name), cutoff=32)
     history = [error(x) for x in cgls(A, b, low.double(), 25)]
-    plt.semilogy(range(1, 26), history, "o-", markersize=4, label=f"R in {name}")
+    plt.semilogy(
+        range(1, 26), history, "o-", markersize=4, label=f"R in {name}"
+    )
     assert min(history) < 1e-11
 plain = [error(x) for x in cgls(A, b, torch.eye(n, dtype=torch.float64), 25)]
 plt.semilogy(range(1, 26), plain, "--", label="without R")
