@@ -125,6 +125,10 @@ def _shown(output: Any, metadata: Any, name: str, pictures: list[str]) -> str:
         return _text(output.text)
     data = output.data
     if "image/svg+xml" in data:
+        if "alt" not in metadata:
+            raise RuntimeError(
+                f"{name}: a cell that draws begins with `# %% alt=...`, what is on the picture"
+            )
         pictures.append(_picture(data["image/svg+xml"], metadata["alt"]))
         return f"picture:{name}:{len(pictures) - 1}"
     if "text/html" in data:
