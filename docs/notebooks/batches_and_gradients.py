@@ -17,21 +17,21 @@ generator = torch.Generator().manual_seed(0)
 # ## Four hundred fits in one call
 #
 # To smooth a noisy signal *and* to differentiate it, fit a parabola around every point, with weights that fall with the
-# distance. Each point has its own matrix of 31 x 3, and all of them are one tensor:
+# distance. Each point has its own matrix of 41 x 3, and all of them are one tensor:
 
 # %%
-t = torch.linspace(0, 10, 430)
+t = torch.linspace(0, 10, 440)
 signal = torch.sin(t**1.6 / 3)
 noisy = signal + 0.2 * torch.randn(t.shape, generator=generator)
 
-windows = t.unfold(0, 31, 1)  # (400, 31): the times of each window
-centres = windows[:, 15:16]
+windows = t.unfold(0, 41, 1)  # (400, 41): the times of each window
+centres = windows[:, 20:21]
 A = torch.stack(
     [torch.ones_like(windows), windows - centres, (windows - centres) ** 2],
     dim=-1,
 )
-b = noisy.unfold(0, 31, 1)[..., None]  # one column for each window
-weights = torch.exp(-((windows[0] - centres[0]) ** 2) / 0.03)
+b = noisy.unfold(0, 41, 1)[..., None]  # one column for each window
+weights = torch.exp(-((windows[0] - centres[0]) ** 2) / 0.1)
 
 fits = neula.lstsq(A, b, weights=weights)
 print("A", tuple(A.shape), " b", tuple(b.shape), " x", tuple(fits.x.shape))
@@ -47,7 +47,7 @@ assert fits.accepted.all()
 
 # %% alt="A noisy signal with rising frequency, and the smooth curve through it"
 value, slope = fits.x[:, 0, 0], fits.x[:, 1, 0]
-inner = t[15:-15]
+inner = t[20:-20]
 plt.plot(t, noisy, ".", color="0.55", markersize=3, label="noisy")
 plt.plot(inner, value, linewidth=2, label="smoothed")
 plt.xlabel("t")

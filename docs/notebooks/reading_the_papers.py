@@ -33,37 +33,34 @@ u = half.format.u
 def errors(A, Q, R):
     """Backward error and loss of orthogonality, in double precision."""
     A, Q, R = A.double(), Q.double(), R.double()
-    eye = torch.eye(Q.shape[1], dtype=torch.float64)
-    return float(torch.linalg.norm(A - Q @ R) / torch.linalg.norm(A)), float(
-        torch.linalg.norm(Q.T @ Q - eye, 2)
-    )
+    norm = torch.linalg.matrix_norm
+    lost = Q.T @ Q - torch.eye(Q.shape[1], dtype=torch.float64)
+    return float(norm(A - Q @ R) / norm(A)), float(norm(lost, 2))
+
+
+def matrix(kind, condition):
+    return random_matrix(kind, 1024, 256, cond=condition, dtype=torch.float32)
 
 
 conditions = [10.0**k for k in (0.5, 1, 1.5, 2, 2.5, 3)]
 once, twice = [], []
 for condition in conditions:
-    A = random_matrix(
-        "arithmetic", 1024, 256, cond=condition, dtype=torch.float32
-    )
+    A = matrix("arithmetic", condition)
     Q, R = rgsqrf(A, half, cutoff=64)
     once.append(errors(A, Q, R))
     twice.append(errors(A, *reorthogonalize(Q, R, half, cutoff=64)))
 
 # %% alt="Left: backward errors of one and two passes, flat, below the unit roundoff of fp16. Right: orthogonality of one pass rising with the condition number, of two passes flat"
 fig, axes = plt.subplots(1, 2, figsize=(7.6, 3.6))
-for axis, column, title in zip(
-    axes, (0, 1), ("backward error", "loss of orthogonality"), strict=True
-):
-    axis.loglog(
-        conditions, [row[column] for row in once], "o-", label="one pass"
-    )
-    axis.loglog(
-        conditions, [row[column] for row in twice], "s-", label="two passes"
-    )
-    axis.axhline(u, color="0.5", linestyle=":", label="u of fp16")
-    axis.set_title(title)
-    axis.set_xlabel("condition number")
-axes[1].legend()
+for k, title in enumerate(("backward error", "loss of orthogonality")):
+    one, two = ([row[k] for row in rows] for rows in (once, twice))
+    axes[k].loglog(conditions, one, "o-", markersize=9, label="one pass")
+    axes[k].loglog(conditions, two, "s-", markersize=4, label="two passes")
+    axes[k].axhline(u, color="0.5", linestyle=":", label="u of fp16")
+    axes[k].set_ylim(5e-5, 0.2)
+    axes[k].set_title(title)
+    axes[k].set_xlabel("condition number")
+axes[0].legend()
 plt.show()
 
 # %% [markdown]
@@ -81,9 +78,7 @@ assert max(lost for _, lost in twice) < 4 * u
 
 # %%
 for condition in (1e2, 1e3, 1e4):
-    A = random_matrix(
-        "cluster_large", 1024, 256, cond=condition, dtype=torch.float32
-    )
+    A = matrix("cluster_large", condition)
     Q, R = rgsqrf(A, half, cutoff=64)
     _, lost = errors(A, Q, R)
     print(f"condition {condition:.0e}: orthogonality lost to {lost:.2f}")
@@ -112,35 +107,26 @@ assert errors(A, result.Q, result.R)[1] < 4 * u
 # these sums in single precision.
 
 # %%
-tensor_core = EmulatedEngine(format="fp16", accumulate="fp32_rz", block=16)
-sums = {
-    "plain fp16": [],
-    "corrected, summed in the unit": [],
-    "corrected, summed outside": [],
-    "float32": [],
+core = EmulatedEngine(format="fp16", accumulate="fp32_rz", block=16)
+ways = {
+    "plain fp16": lambda a, b: core.gemm(core.operand(a), core.operand(b)),
+    "corrected, summed in the unit": lambda a, b: corrected_product(
+        a, b, core, run=len(b)
+    ),
+    "corrected, summed outside": lambda a, b: corrected_product(
+        a, b, core, run=16
+    ),
+    "float32": torch.matmul,
 }
+sums = {name: [] for name in ways}
 inner = [2**k for k in range(5, 13)]
 for k in inner:
     a = random_matrix("uniform", 24, k, dtype=torch.float32, seed=1)
     b = random_matrix("uniform", k, 24, dtype=torch.float32, seed=2)
     exact = a.double() @ b.double()
-    products = (
-        tensor_core.gemm(tensor_core.operand(a), tensor_core.operand(b)),
-        corrected_product(
-            a, b, tensor_core, run=k
-        ),  # the unit sums all k products
-        corrected_product(
-            a, b, tensor_core, run=16
-        ),  # sixteen, the rest in float32
-        a @ b,
-    )
-    for values, product in zip(sums.values(), products, strict=True):
-        values.append(
-            float(
-                torch.linalg.norm(product.double() - exact)
-                / torch.linalg.norm(exact)
-            )
-        )
+    for name, multiply in ways.items():
+        difference = multiply(a, b).double() - exact
+        sums[name].append(float(difference.norm() / exact.norm()))
 
 # %% alt="Errors of four products against the length of the sums: plain fp16 thousands of times above the others; summed in the unit the corrected one drifts away from float32"
 for name, values in sums.items():
@@ -174,12 +160,8 @@ for n in orders:
     A = random_matrix("normal", n, n)
     for variant, values in variants.items():
         F = neula.lu_factor(A, variant, storage="fp16", engine="emulated")
-        values.append(
-            float(
-                torch.linalg.norm(A[F.permutation] - F.L @ F.U)
-                / torch.linalg.norm(A)
-            )
-        )
+        residual = A[F.permutation] - F.L @ F.U
+        values.append(float(residual.norm() / A.norm()))
 
 # %% alt="Residuals of LU against the order: those of Algorithm 3.1 grow, those of 5.2 stay lower, by a factor of about five at the end"
 for variant, values in variants.items():
