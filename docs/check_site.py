@@ -116,7 +116,7 @@ LOOK = """async () => {
     if (image.complete && !image.naturalWidth) found.push(`a picture that does not load: ${image.src}`);
   for (const formula of all(".arithmatex"))
     if (!formula.querySelector(".katex") || formula.querySelector(".katex-error"))
-      found.push(`a formula that is not drawn: ${formula.textContent}`);
+      found.push(`a formula that is not drawn: ${formula.textContent.trim().slice(0, 60)}`);
   const width = document.documentElement.clientWidth;
   if (document.documentElement.scrollWidth > width) {
     const wide = all("body *").filter((element) => element.getBoundingClientRect().right > width + 1);
