@@ -163,28 +163,25 @@ assert not hopeless.converged
 # %%
 M = rng.standard_normal((1000, 300))
 Q, R = neula.qr(M)
-print(
-    np.linalg.norm(M - Q @ R) / np.linalg.norm(M) < 1e-14,
-    np.linalg.norm(Q.T @ Q - np.eye(300)) < 1e-14,
-)
+norm = np.linalg.norm
+print(f"residual      {norm(M - Q @ R) / norm(M):.0e}")
+print(f"orthogonality {norm(Q.T @ Q - np.eye(300)) / norm(Q):.0e}")
 
 # %% [markdown]
 # You may ask for less accuracy than the arrays could hold. On a GPU that is faster, and the certificate says whether the
 # accuracy was met:
 
 # %%
-rough = neula.qr(
-    M, accuracy="fp16", engine="emulated"
-)  # half precision, as a tensor core would compute it
+# Half precision, as a tensor core would compute it.
+rough = neula.qr(M, accuracy="fp16", engine="emulated")
 print(rough.certificate)
 
 # %% [markdown]
 # And the largest singular values of a matrix, each with a bound on its error:
 
 # %%
-smooth = 1 / (
-    1 + np.abs(np.linspace(0, 10, 300)[:, None] - np.linspace(0, 10, 200))
-)
+rows, columns = np.linspace(0, 10, 300), np.linspace(0, 10, 200)
+smooth = 1 / (1 + abs(rows[:, None] - columns))
 U, s, Vh = low = neula.svd_lowrank(smooth, rank=5)
 for value, error in zip(s, low.errors, strict=True):
     print(f"{value:8.4f} +- {error:.0e}")

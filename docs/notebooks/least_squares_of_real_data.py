@@ -23,21 +23,18 @@ line = neula.lstsq(norris.A, norris.b)
 m, n = norris.A.shape
 spread = line.residual_norm / np.sqrt(m - n)
 
-# Standard errors of the coefficients: the covariance is spread^2 (A^T A)^-1, and A^T A = R^T R.
+# The covariance is spread^2 (A^T A)^-1, and A^T A = R^T R.
 _, R = neula.qr(norris.A)
 errors = spread * np.linalg.norm(np.linalg.inv(R), axis=1)
-for name, value, error, truth in zip(
-    ("offset", "slope"), line.x, errors, norris.certified, strict=True
-):
-    print(
-        f"{name}: {value:.12f} +- {error:.5f}, certified by NIST {truth:.12f}"
-    )
-print(
-    f"scatter of the readings: {spread:.10f}, certified {norris.residual_std:.10f}"
-)
+for k, name in enumerate(("offset", "slope")):
+    print(f"{name:7} {line.x[k]:.12f} +- {errors[k]:.5f}")
+    print(f"{'NIST':7} {norris.certified[k]:.12f}")
+print(f"{'scatter':7} {spread:.10f}")
+print(f"{'NIST':7} {norris.residual_std:.10f}")
 
 # %% [markdown]
-# Residuals are the first thing to look at. Here they show nothing that a line does not explain:
+# Residuals are the first thing to look at. Here they scatter around zero, without a bend that
+# would ask for more than a line:
 
 # %% alt="Residuals of the calibration against the standard: scattered around zero, within two units"
 plt.axhline(0, color="0.5", linewidth=1)
@@ -157,9 +154,8 @@ print(
 rng = np.random.default_rng(0)
 scatter = network.residual_norm / np.sqrt(A.shape[0] - A.shape[1])
 exact = A @ network.x
-clean = exact + scatter * rng.standard_normal(
-    b.size
-)  # observations with known truth
+noise = rng.standard_normal(b.size)
+clean = exact + scatter * noise  # observations with known truth
 blunders = [100, 500, 900]
 observed = clean.copy()
 observed[blunders] += 40 * scatter
@@ -168,9 +164,8 @@ plain = neula.lstsq(A, observed)
 x = plain.x
 for _ in range(20):
     r = observed - A @ x
-    typical = (
-        np.median(abs(r)) / 0.6745
-    )  # the standard deviation of a normal distribution with this median
+    # The standard deviation of a normal distribution with this median.
+    typical = np.median(abs(r)) / 0.6745
     weights = np.sqrt(
         np.minimum(1.0, 1.5 * typical / np.maximum(abs(r), 1e-300))
     )
@@ -178,23 +173,18 @@ for _ in range(20):
 
 # %% alt="Weights of all observations after the iteration: near one for most, near zero for the three blunders"
 plt.plot(weights**2, ".", markersize=3)
-plt.plot(
-    blunders,
-    weights[blunders] ** 2,
-    "o",
-    markersize=9,
-    fillstyle="none",
-    label="misread",
-)
+marks = {"markersize": 9, "fillstyle": "none", "label": "misread"}
+plt.plot(blunders, weights[blunders] ** 2, "o", **marks)
+plt.ylim(-0.05, 1.25)
 plt.xlabel("observation")
 plt.ylabel("weight")
-plt.legend()
+plt.legend(loc="upper right")
 plt.show()
 
 
 # %%
 def misfit(x):
-    """Distance of adjusted and true observations, in units of their scatter."""
+    """Distance from the true observations, in units of the scatter."""
     return np.linalg.norm(A @ x - exact) / (scatter * np.sqrt(b.size))
 
 
