@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         SVDResult,
     )
     from neula.problems.definite.cholesky import cholesky
+    from neula.problems.least_squares.held_open import LeastSquares
     from neula.problems.least_squares.lstsq import lstsq
     from neula.problems.least_squares.pinv import pinv
     from neula.problems.low_rank.svd import svd_lowrank
@@ -44,6 +45,7 @@ __all__ = [
     "CholeskyResult",
     "IllConditionedWarning",
     "LUFactors",
+    "LeastSquares",
     "LstsqResult",
     "QRCertificate",
     "QRResult",
@@ -63,6 +65,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "LeastSquares": "problems.least_squares.held_open",
     "QRCertificate": "certificates.qr",
     "cholesky": "problems.definite.cholesky",
     "lstsq": "problems.least_squares.lstsq",

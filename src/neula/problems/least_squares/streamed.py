@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -33,7 +33,7 @@ from neula.pipeline.shapes import broadcast_system
 from neula.pipeline.solutions import Report, accept_digits, unsure
 from neula.pipeline.streaming import Block, Reader, torch_dtype
 from neula.problems.least_squares.chain import LeastSquaresJudge
-from neula.problems.least_squares.problem import ROUNDED_RANK, Members, Options, no_longer
+from neula.problems.least_squares.problem import ROUNDED_RANK, Alone, Members, Options, no_longer
 from neula.problems.least_squares.report import collect, why
 
 MOST_PASSES = 3
@@ -120,8 +120,8 @@ def _check_shapes(a: Source, b: Source, damp: float) -> None:
         )
     if m < n and not damp:
         raise ValueError(
-            f"A has {m} rows, fewer than its {n} columns: solutions of minimum norm need A in memory; load it, "
-            "or pass damp="
+            f"A has {m} rows, fewer than its {n} columns: solutions of minimum norm need A in memory; load "
+            "it, or pass damp="
         )
 
 
@@ -167,7 +167,7 @@ def chain_streamed(options: Options) -> list[Link[Streamed, Members]]:
 
 
 @dataclass
-class Streamed:
+class Streamed(Alone):
     """One problem, whose rows are read in passes.
 
     Attributes
@@ -211,13 +211,6 @@ class Streamed:
     def doubled(self) -> bool:
         """Whether residuals are in twice the working precision."""
         return self.options.forward or self.options.engine.tuning.streams_doubled
-
-    def __len__(self) -> int:
-        return 1
-
-    def at(self, places: torch.Tensor) -> Self:
-        """All of them."""
-        return self
 
     def visit(self, what: str, step: Step, rescale: Step | None = None) -> None:
         """One pass: all rows, weighted and scaled, then those of the damping.
