@@ -210,7 +210,9 @@ def test_files(rng: np.random.Generator, tmp_path: Path) -> None:
     fit = of_all(a[:400], b[:400])
     fit.save(path)
     again = neula.LeastSquares.load(path)
+    assert torch.equal(again._scales, fit._scales)
     assert np.array_equal(again.solve().x, fit.solve().x)
+    assert again.solve().converged
     again.update(a[400:], b[400:])
     assert same(again.solve(), a, b)
     assert repr(again) == "LeastSquares(8): 600 rows, engine cpu"

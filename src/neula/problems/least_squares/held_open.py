@@ -286,7 +286,8 @@ class LeastSquares:
         FileError
             If the file cannot be written, as on a full disk; one that was there is then still there.
         """
-        arrays = {"n": np.array(self.n), "scales": (1 / self._scales).cpu().numpy()}
+        # Sizes of which the scales are made: powers of two.
+        arrays = {"n": np.array(self.n), "scales": (0.5 / self._scales).cpu().numpy()}
         if self._sums is not None:
             counts = {"is_vector": self._is_vector, "rows": self.rows, "updates": self._sums.updates}
             arrays |= {name: np.array(count) for name, count in counts.items()}
