@@ -8,6 +8,7 @@ where.
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 from collections.abc import Iterator, Mapping
@@ -256,6 +257,23 @@ class _Cursor:
             more = any(len(block) for block in self.blocks)
         if more:
             raise ValueError(f"{self.name} goes on beyond its {self.total} rows {self.which}")
+
+
+def check_rows(x: torch.Tensor, name: str, first: int, largest: float = math.inf) -> None:
+    """Refuse NaN, Inf and numbers that are too large in some rows; says where in all of them.
+
+    Raises
+    ------
+    ValueError
+    """
+    size = torch.linalg.vector_norm(x, math.inf) if x.numel() else 0.0
+    if float(size) <= largest and float(size) < math.inf:
+        return
+    where = (~(x.abs() <= min(largest, torch.finfo(x.dtype).max))).nonzero()[0].tolist()
+    value = float(x[tuple(where)])
+    place = ", ".join(map(str, [where[0] + first, *where[1:]]))
+    must = "finite" if not math.isfinite(value) else f"at most {largest:.1e}: scale it down"
+    raise ValueError(f"{name}[{place}] is {value}: {name} must be {must}")
 
 
 def torch_dtype(dtype: Any, name: str) -> torch.dtype:

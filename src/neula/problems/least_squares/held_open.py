@@ -26,7 +26,7 @@ from neula.pipeline.inputs import Taken, take
 from neula.pipeline.result import LstsqResult
 from neula.pipeline.shapes import broadcast_system
 from neula.pipeline.solutions import Report, unsure
-from neula.pipeline.streaming import Block, Reader
+from neula.pipeline.streaming import Block, Reader, check_rows
 from neula.problems.least_squares.chain import LeastSquaresJudge
 from neula.problems.least_squares.held_evidence import Held
 from neula.problems.least_squares.problem import Options
@@ -359,7 +359,7 @@ class LeastSquares:
             blocks = [Block(0, tuple(rows))] if m else []
         for block in blocks:
             for name, x in zip(sources, block.rows, strict=True):
-                _check_rows(x, name, block.first)
+                check_rows(x, name, block.first, LARGEST)
             a, b, *weights = block.rows
             b = b.reshape(len(b), k)
             for w in weights:
@@ -385,15 +385,3 @@ class LeastSquares:
 def _joined(source: Source, m: int) -> torch.Tensor:
     parts = [torch.as_tensor(block) for block in source.blocks(m)]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _check_rows(x: torch.Tensor, name: str, first: int) -> None:
-    """Refuse NaN, Inf, and what has squares that overflow; says where."""
-    bad = ~(x.abs() <= LARGEST)
-    if not bool(bad.any()):
-        return
-    where = bad.nonzero()[0].tolist()
-    value = float(x[tuple(where)])
-    place = ", ".join(map(str, [where[0] + first, *where[1:]]))
-    must = "must be finite" if not math.isfinite(value) else f"must be at most {LARGEST:.1e}: scale it down"
-    raise ValueError(f"{name}[{place}] is {value}: {name} {must}")

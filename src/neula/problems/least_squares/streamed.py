@@ -31,7 +31,7 @@ from neula.pipeline.progress import Progress
 from neula.pipeline.result import LstsqResult
 from neula.pipeline.shapes import broadcast_system
 from neula.pipeline.solutions import Report, accept_digits, unsure
-from neula.pipeline.streaming import Block, Reader, torch_dtype
+from neula.pipeline.streaming import Block, Reader, check_rows, torch_dtype
 from neula.problems.least_squares.chain import LeastSquaresJudge
 from neula.problems.least_squares.problem import ROUNDED_RANK, Alone, Members, Options, no_longer
 from neula.problems.least_squares.report import collect, why
@@ -203,6 +203,11 @@ class Streamed(Alone):
         return cls(reader, options, n, k, torch.zeros(n + k, dtype=torch.float64, device=device))
 
     @property
+    def is_vector(self) -> bool:
+        """Whether b was given as one."""
+        return len(self.reader.sources["b"].shape) == 1
+
+    @property
     def device(self) -> torch.device:
         """Where it is worked on."""
         return self.options.engine.device
@@ -239,7 +244,7 @@ class Streamed(Alone):
         a, b, *weights = block.rows
         b = b.reshape(len(b), self.k)
         for w in weights:
-            _check(w[:, None], w.abs().amax()[None], "weights", block.first)
+            check_rows(w, "weights", block.first)
             a.mul_(w[:, None])
             b.mul_(w[:, None])
         return a, b
@@ -248,8 +253,10 @@ class Streamed(Alone):
         """Refuse NaN and Inf; keep squares of what is summed in the range of float64."""
         column_max = self.options.engine.using(FP64).column_max
         of_a, of_b = column_max(a), column_max(b)
-        _check(a, of_a, "A", first)
-        _check(b, of_b, "b", first)
+        if not bool(torch.isfinite(of_a).all()):
+            check_rows(a, "A", first)
+        if not bool(torch.isfinite(of_b).all()):
+            check_rows(b.squeeze(1) if self.is_vector else b, "b", first)
         self.largest = torch.maximum(self.largest, torch.cat([of_a, of_b]))
         extreme = (self.largest > SAFE) | ((self.largest < 1 / SAFE) & (self.largest > 0))
         if bool(extreme.any()) or bool((self.scales != 1).any()):
@@ -328,15 +335,6 @@ class Streamed(Alone):
             optimality=measures.optimality.amax()[None],
             rank=torch.full_like(backward, of.rank, dtype=torch.int64),
         )
-
-
-def _check(x: torch.Tensor, column_max: torch.Tensor, name: str, first: int) -> None:
-    """Refuse NaN and Inf in a block; says where in the whole matrix."""
-    if bool(torch.isfinite(column_max).all()):
-        return
-    row, column = (~torch.isfinite(x)).nonzero()[0].tolist()
-    place = f"{row + first}, {column}" if x.shape[1] > 1 or name == "A" else f"{row + first}"
-    raise ValueError(f"{name}[{place}] is {float(x[row, column])}: {name} must be finite")
 
 
 def by_gram(problem: Streamed, before: Answer[Members] | None, *, label: str) -> Answer[Members]:

@@ -104,7 +104,7 @@ class SVDJudge:
         """That for a matrix of this shape."""
         return cls(options.bound(m, n), options.orthogonality_bound(m, n))
 
-    def measure(self, problems: Matrices, answer: Answer[Triplets]) -> torch.Tensor:
+    def measure(self, problems: object, answer: Answer[Triplets]) -> torch.Tensor:
         """Links have done it, since iterations stop by what is measured."""
         return answer.values.measures.T
 
