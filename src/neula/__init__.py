@@ -10,8 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from neula import distributed as distributed
     from neula.certificates.qr import QRCertificate
-    from neula.pipeline import distributed as distributed
     from neula.pipeline.result import (
         AccuracyError,
         AccuracyWarning,
@@ -81,14 +81,12 @@ _HOMES = {
 }
 """Where the functions and the certificate live; all other public names are results."""
 
-_MODULES = {"distributed": "pipeline.distributed"}
-"""Public modules that live in a room."""
-
 _ROOMS = (
     "algorithms",
     "certificates",
     "cli",
     "compat",
+    "distributed",
     "engines",
     "errors",
     "io",
@@ -105,8 +103,6 @@ if not TYPE_CHECKING:  # type checkers would believe in any name
         """Import a public name when it is used first: ``import neula`` alone does not import torch."""
         if name in _ROOMS:
             return import_module(f"neula.{name}")
-        if name in _MODULES:
-            return import_module(f"neula.{_MODULES[name]}")
         if name not in __all__:
             raise AttributeError(f"module 'neula' has no attribute {name!r}{_meant(name)}")
         found = getattr(import_module(f"neula.{_HOMES.get(name, 'pipeline.result')}"), name)
@@ -123,4 +119,4 @@ def _meant(name: str) -> str:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_MODULES, *_ROOMS})
+    return sorted({*globals(), *__all__, *_ROOMS})

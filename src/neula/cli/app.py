@@ -113,10 +113,13 @@ def lstsq(
     certify: CertifyOption = Certify.backward,
     as_json: JsonOption = False,
 ) -> None:
-    """Solve the least-squares problem min ||Ax - b||; with m < n, the solution of minimum norm."""
+    """Solve the least-squares problem min ||Ax - b||; with m < n, the solution of minimum norm.
+
+    An A in a .npy file that does not fit into memory is read block by block, two or three times.
+    """
     with running("lstsq", as_json) as run:
         run.check_outputs([a, b, weights], (output, 1))
-        matrix, rhs = run.read("A", a), run.read("b", b, column_as_vector=True)
+        matrix, rhs = run.read_rows("A", a), run.read("b", b, column_as_vector=True)
         row_weights = None if weights is None else run.read("weights", weights, column_as_vector=True)
         options = {"damp": damp, "weights": row_weights, "rcond": rcond, "certify": certify.value}
         result = run.compute("lstsq", matrix, rhs, accuracy=accuracy, engine=engine, **options)

@@ -112,6 +112,18 @@ class Run:
         self._inputs[name] = {"file": argument, "shape": array.shape, "dtype": str(array.dtype)}
         return array
 
+    def read_rows(self, name: str, argument: str) -> Any:
+        """Read a matrix, or, where it does not fit into memory, what reads it block by block."""
+        from neula.cli.large import rows_of
+        from neula.io.files import split_key
+
+        rows = rows_of(split_key(argument)[0])
+        if rows is None:
+            return self.read(name, argument)
+        self._inputs[name] = {"file": argument, "shape": rows.shape, "dtype": str(rows.dtype)}
+        self.say(f"{argument} does not fit into memory, and is read block by block")
+        return rows
+
     def compute(
         self, function: str, *arrays: np.ndarray, accuracy: StrEnum | None, engine: StrEnum, **options: Any
     ) -> Any:

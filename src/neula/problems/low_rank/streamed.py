@@ -137,9 +137,9 @@ class _Evidence:
 
     With ``D = max(s, t)`` for some t, let ``D^-1 V^T A^T A V D^-1`` differ by Delta from the diagonal matrix
     that it should be. Then the i-th eigenvalue of ``A^T A`` is within ``||Delta|| max(s_i, t)^2`` of
-    ``s_i^2``, by the monotonicity of eigenvalues. Random vectors estimate Delta for t at every decade from the largest singular
-    value to the last one that counts; rounding errors of R let it grow like ``s_1 / t``, and so those of the
-    i-th singular value stay about the same.
+    ``s_i^2``, by the monotonicity of eigenvalues. Random vectors estimate Delta for t at every decade from
+    the largest singular value to the last one that counts; rounding errors of R let it grow like ``s_1 / t``,
+    and so those of the i-th singular value stay about the same.
 
     Attributes
     ----------
