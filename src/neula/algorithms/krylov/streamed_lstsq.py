@@ -61,7 +61,7 @@ class GramSums:
     def add(self, a: torch.Tensor, b: torch.Tensor) -> None:
         """More rows, shape (rows, n) and (rows, k)."""
         add_gram(self.gram, a)
-        self.products.addmm_(a.T, b)
+        self.products += (b.T.contiguous() @ a).T
         self.squares += b.square().sum(0)
 
     def rescale(self, columns: torch.Tensor, right: torch.Tensor) -> None:
@@ -262,11 +262,12 @@ class RefinementSums:
         self.count += len(a)
         self.of_b += b.square().sum(0)
         if not self.doubled:
-            products = a @ torch.cat([self.x, self.probed], 1)
+            # Vectors are rows, which takes a quarter of the time in MKL.
+            products = torch.cat([self.x, self.probed], 1).T.contiguous() @ a.T
             k = b.shape[1]
-            products[:, :k].neg_().add_(b)
-            residual = products[:, :k]
-            summed = a.T @ products
+            products[:k].neg_().add_(b.T)
+            residual = products[:k].T
+            summed = (products @ a).T
             self.gradient += summed[:, :k]
             self.images += summed[:, k:]
         else:
