@@ -55,7 +55,7 @@ def _rates(device: torch.device) -> dict[str, float]:
 
 
 def _gram(engine: Engine, a: torch.Tensor) -> float:
-    operand = engine.operand(engine.empty(*a.shape, dtype=torch.float32).copy_(a))
+    operand = a.to(engine.operand_dtype)
     return _seconds(lambda: gram(operand, engine))
 
 

@@ -71,6 +71,7 @@ class Reader:
     progress: Progress | None = None
     passes: int = 0
     _sums: dict[tuple[int, str], int] = field(default_factory=dict)
+    _slots: list[_Slot] = field(default_factory=list)
 
     @property
     def count(self) -> int:
@@ -89,8 +90,10 @@ class Reader:
         report = stage(self.progress, f"pass {self.passes}: {what}")
         free: queue.Queue[_Slot | None] = queue.Queue()
         full: queue.Queue[_Slot | Exception | None] = queue.Queue()
-        for _ in range(SLOTS):
-            free.put(_Slot.of(self, self.device))
+        self._slots = self._slots or [_Slot.of(self) for _ in range(SLOTS)]
+        for slot in self._slots:
+            slot.leave()  # what had this memory before may still be at work
+            free.put(slot)
         thread = threading.Thread(target=self._fill, args=(free, full), name="neula-reader", daemon=True)
         thread.start()
         try:
@@ -107,6 +110,7 @@ class Reader:
 
     def _fill(self, free: queue.Queue[_Slot | None], full: queue.Queue[_Slot | Exception | None]) -> None:
         """What the thread does: until all rows are read, something is wrong, or nobody wants more."""
+        stream = None
         try:
             stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
             with nullcontext() if stream is None else torch.cuda.stream(stream):
@@ -122,6 +126,9 @@ class Reader:
             full.put(None)
         except Exception as error:
             full.put(error)
+        finally:
+            if stream is not None:
+                stream.synchronize()  # nothing is copied to memory that is given back
 
     def _checked(self, slot: _Slot) -> Block:
         """Compare with the last pass: a sum of all bits, in which the order of blocks does not matter."""
@@ -141,7 +148,7 @@ _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class _Slot:
-    """Room for a block: on the device, and on the host if that is another place.
+    """Room for a block on the device, and, once that is needed, on the host if that is another place.
 
     Attributes
     ----------
@@ -149,45 +156,54 @@ class _Slot:
         Rows that are in it.
     """
 
-    def __init__(self, host: list[torch.Tensor], here: list[torch.Tensor]) -> None:
-        self.host, self.here = host, here
+    def __init__(self, here: list[torch.Tensor]) -> None:
+        self.here = here
+        self.host: list[torch.Tensor | None] = [None for _ in here]
         self.first = self.count = 0
         self.copied: Any = None
         self.left: Any = None
 
     @classmethod
-    def of(cls, reader: Reader, device: torch.device) -> _Slot:
+    def of(cls, reader: Reader) -> _Slot:
         """Blocks are copied to a GPU in their own dtype, which may be shorter."""
-        rows, on_gpu = min(reader.rows, max(1, reader.count)), device.type == "cuda"
-        shapes = [
-            ((rows, *source.shape[1:]), torch_dtype(source.dtype, name) if on_gpu else torch.float64)
-            for name, source in reader.sources.items()
-        ]
-        host = [torch.empty(shape, dtype=dtype, device="cpu", pin_memory=on_gpu) for shape, dtype in shapes]
-        return cls(
-            host, [torch.empty_like(x, device=device, pin_memory=False) for x in host] if on_gpu else host
-        )
+        rows, device = min(reader.rows, max(1, reader.count)), reader.device
+        here = []
+        for name, source in reader.sources.items():
+            dtype = torch_dtype(source.dtype, name) if device.type == "cuda" else torch.float64
+            here.append(torch.empty((rows, *source.shape[1:]), dtype=dtype, device=device))
+        return cls(here)
 
     def fill(self, cursors: list[_Cursor], first: int, count: int, stream: Any) -> None:
         """Read rows into it; on a GPU they are on their way when this returns."""
         self.first, self.count = first, count
+        if stream is not None:
+            stream.wait_event(self.left)
         if self.copied is not None:
             self.copied.synchronize()  # what is in the pinned buffer has left it
-            stream.wait_event(self.left)
-        for cursor, host, here in zip(cursors, self.host, self.here, strict=True):
-            done = 0
+        for place, cursor in enumerate(cursors):
+            here, done = self.here[place], 0
             for piece in cursor.take(count):
                 part = slice(done, done + len(piece))
                 done += len(piece)
-                if stream is not None and _goes_directly(piece, here):
+                if stream is None:
+                    _copy(here[part], piece, parallel=False)
+                elif _goes_directly(piece, here):
                     here[part].copy_(piece, non_blocking=True)
-                    continue
-                _copy(host[part], piece, parallel=stream is not None)
-                if stream is not None:
-                    here[part].copy_(host[part], non_blocking=True)
+                else:
+                    host = self._pinned(place)[part]
+                    _copy(host, piece, parallel=True)
+                    here[part].copy_(host, non_blocking=True)
         if stream is not None:
             self.copied = torch.cuda.Event()
             self.copied.record(stream)
+
+    def _pinned(self, place: int) -> torch.Tensor:
+        """Room on the host, from where copies need not wait."""
+        found = self.host[place]
+        if found is None:
+            found = torch.empty_like(self.here[place], device="cpu", pin_memory=True)
+            self.host[place] = found
+        return found
 
     def take(self) -> list[torch.Tensor]:
         """Its rows, for the stream that computes."""
@@ -197,9 +213,10 @@ class _Slot:
 
     def leave(self) -> None:
         """Nothing that is launched later reads it."""
-        if self.copied is not None:
+        device = self.here[0].device
+        if device.type == "cuda":
             self.left = torch.cuda.Event()
-            self.left.record(torch.cuda.current_stream(self.here[0].device))
+            self.left.record(torch.cuda.current_stream(device))
 
 
 class _Cursor:
