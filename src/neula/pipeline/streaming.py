@@ -91,9 +91,9 @@ class Reader:
         free: queue.Queue[_Slot | None] = queue.Queue()
         full: queue.Queue[_Slot | Exception | None] = queue.Queue()
         self._slots = self._slots or [_Slot.of(self) for _ in range(SLOTS)]
-        for slot in self._slots:
-            slot.leave()  # what had this memory before may still be at work
-            free.put(slot)
+        for room in self._slots:
+            room.leave()  # what had this memory before may still be at work
+            free.put(room)
         thread = threading.Thread(target=self._fill, args=(free, full), name="neula-reader", daemon=True)
         thread.start()
         try:
