@@ -11,9 +11,10 @@ said of it is what InfiniBand NDR promises, one adapter of 50 GB/s a GPU.
 from __future__ import annotations
 
 import math
+import statistics
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,7 +41,7 @@ class Machine:
     Attributes
     ----------
     memory : float
-        Bytes that products of a matrix with a vector and back read.
+        Bytes of A that all but the factorization goes through: less than kernels read that do nothing else.
     gram, gram_low, qr : float
         Operations: of Gram matrices in fp16 with error correction and without, of a QR in fp16.
     serial : float
@@ -54,7 +55,8 @@ class Machine:
     capacity : float
         Bytes that a GPU holds.
     host : float
-        Seconds of a call for what does not depend on the size: launches and looks.
+        Seconds of a call for what does not depend on the size, launches and looks; twice that over processes,
+        where nothing is played back.
     """
 
     memory: float = 3.0e12
@@ -131,8 +133,8 @@ def lstsq(machine: Machine, m: float, n: int, gpus: int) -> Time:
       columns the Gram matrix is in plain fp16, and iterations are two more.
     - Beyond, recursive Gram-Schmidt: ``2 m n^2 - 2/3 n^3`` operations, all-reduces of ``n^2`` numbers in two
       for each panel of 128 columns, and one for each product of the recursion, as many again.
-    - A is read nine times: column maxima, the copy in fp16, five iterations (one all-reduce each, of the
-      gradient), the residual, the certificate. Each is followed by two triangular solves.
+    - A is read nine times: column maxima, the copy in fp16, five iterations, the residual, the certificate.
+      Each is followed by two triangular solves, and two small all-reduces (of the gradient, and of norms).
     """
     rows = m / gpus
     low = n > 2048
@@ -148,8 +150,9 @@ def lstsq(machine: Machine, m: float, n: int, gpus: int) -> Time:
         network = messages * machine.all_reduce(4 * n * n / messages, gpus)
     # Triangles are half of what is read for a solve with R.
     replicated += passes * 2 * 8 * n * n / 2 / machine.memory
-    network += passes * machine.all_reduce(8 * (n + 1), gpus)
-    return Time(factorization, passes * 8 * rows * n / machine.memory, replicated, network, machine.host)
+    network += (2 * passes + 4) * machine.all_reduce(8 * (n + 1), gpus)
+    host = machine.host if gpus == 1 else 2 * machine.host
+    return Time(factorization, passes * 8 * rows * n / machine.memory, replicated, network, host)
 
 
 def fits(machine: Machine, m: float, n: int, gpus: int) -> bool:
@@ -158,13 +161,25 @@ def fits(machine: Machine, m: float, n: int, gpus: int) -> bool:
 
 
 def machine_of(rows: Rows, start: Machine = H100) -> Machine:
-    """A machine by the constants that were measured on it."""
+    """A machine by the constants that were measured on it.
+
+    The rate at which A is gone through is what one GPU has left for it of its time: kernels that only read
+    are faster.
+    """
     known = {row["what"]: row["value"] for row in rows.where(problem="constant") if row.get("value")}
     reduces = rows.where(problem="constant", what="all-reduce", processes=2)
-    names = {"memory": "memory", "gram": "gram corrected", "gram_low": "gram low", "qr": "qr low"}
-    found = {name: known[what] for name, what in names.items() if what in known}
+    names = {"gram": "gram corrected", "gram_low": "gram low", "qr": "qr low"}
+    found: dict[str, Any] = {name: known[what] for name, what in names.items() if what in known}
     inside = {row["bytes"]: row["ms"] / 1e3 for row in reduces}
-    return Machine(**{**vars(start), **found, **({"inside": inside} if inside else {})})
+    machine = replace(start, inside=inside or start.inside, **found)
+    without = replace(machine, memory=math.inf)
+    rates = []
+    for row in rows.where(problem="lstsq float64"):
+        m, n, seconds = row["m"], row["n"], row["one_ms"] / 1e3
+        rest = lstsq(without, m, n, 1).total
+        moved = lstsq(replace(machine, memory=1.0), m, n, 1).total - rest
+        rates.append(moved / max(1e-9, seconds - rest))
+    return replace(machine, memory=statistics.geometric_mean(rates)) if rates else machine
 
 
 MEASURED = (

@@ -161,7 +161,7 @@ path = sys.argv[1]
 a = np.lib.format.open_memmap(path, "w+", np.float64, (m, n))
 rng = np.random.default_rng(0)
 for start in range(0, m, 20_000):
-    a[start : start + 20_000] = rng.standard_normal((20_000, n))
+    a[start : start + 20_000] = rng.random((20_000, n))
 if sys.argv[2] == "deficient":
     a[:, 1] = a[:, 0]
 a.flush()
