@@ -122,6 +122,25 @@ def test_damping(rng: np.random.Generator, damp: float, shape: tuple[int, int]) 
     assert abs(result.residual_norm - norm) <= 1e-12 * norm
 
 
+@pytest.mark.parametrize("condition", [1e2, 1e6])
+def test_weights_are_rounded(rng: np.random.Generator, condition: float) -> None:
+    """Which counts, also where residuals are in twice the precision."""
+    a, w = with_condition(rng, 300, 6, condition), 1 + rng.random(300)
+    b = rng.standard_normal(300)
+    result = neula.lstsq(Pieces(a), b, weights=w, certify="forward", accuracy=1e-6)
+    flint = pytest.importorskip("flint")
+    before, flint.ctx.prec = flint.ctx.prec, 1000
+    try:
+        exact, right, weights = (flint.arb_mat(x.tolist()) for x in (a, b[:, None], np.diag(w)))
+        exact, right = weights * exact, weights * right
+        x = (exact.transpose() * exact).solve(exact.transpose() * right)
+        x = np.array([[float(x[i, 0].mid())] for i in range(6)])
+    finally:
+        flint.ctx.prec = before
+    assert error_of(w[:, None] * a, result.x, x) <= result.forward_error
+    assert result.forward_error <= 1e-12 * condition
+
+
 def test_weights(rng: np.random.Generator) -> None:
     a, b, w = rng.standard_normal((200, 5)), rng.standard_normal((200, 3)), rng.random(200)
     w[:3] = 0.0, -1.0, 1e6
@@ -215,6 +234,20 @@ def test_what_a_gpu_does(rng: np.random.Generator, monkeypatch: pytest.MonkeyPat
     assert result.converged
     assert result.forward_error <= 1e-12
     assert error_of(a, result.x, exact_solution(a, b)) <= result.forward_error
+
+
+def test_names_and_numbers_are_checked(rng: np.random.Generator) -> None:
+    a = Pieces(rng.standard_normal((30, 6)))
+    for asked, message in (
+        ({"algorithm": "qr"}, "algorithm"),
+        ({"certify": "both"}, "certify"),
+        ({"damp": -1.0}, "damp must be finite and not negative"),
+        ({"rcond": 2.0}, "rcond must be at least 0"),
+        ({"engine": "gpu"}, "engine"),
+        ({"accuracy": "fp8"}, "accuracy"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            neula.lstsq(a, np.ones(30), **asked)
 
 
 def test_named_algorithm(rng: np.random.Generator) -> None:

@@ -232,6 +232,8 @@ class RefinementSums:
         The solution as an unevaluated sum.
     doubled : bool
         Whether residuals and gradients are in twice the working precision, for A with columns of a size.
+    rounded : bool
+        Whether elements of A and b were rounded on the way, as by weights.
 
     Attributes
     ----------
@@ -245,6 +247,7 @@ class RefinementSums:
     x: torch.Tensor
     x_low: torch.Tensor
     doubled: bool
+    rounded: bool = False
     count: int = 0
     squares: torch.Tensor = field(init=False)
     of_b: torch.Tensor = field(init=False)
@@ -287,15 +290,13 @@ class RefinementSums:
         projected = of.inverse.T @ gradient
         change = torch.linalg.matrix_norm(self.z - of.inverse.T @ self.images)
         rate = float(MARGINS[PROBES] * change) + ROUNDING * FP64.u * of.size
-        noise = DOUBLED * (self.count + len(gradient)) if self.doubled else _plain(self.count, len(gradient))
+        n = len(gradient)
+        noise = DOUBLED * (self.count + n) if self.doubled else 2 * FP64.u * float(self.count + n) ** 0.5
+        if self.rounded:  # ||dA y|| <= u ||A||_F ||y||
+            noise = max(noise, 2 * FP64.u * n**0.5)
         residual, b = self.squares.sqrt(), self.of_b.sqrt()
         floor = noise * (of.norm_bound * of.length(self.x) + b + of.condition * residual)
         return Refined(of, projected, of.inverse @ projected, rate, residual, b, floor)
-
-
-def _plain(m: int, n: int) -> float:
-    """Rounding errors of sums in working precision."""
-    return 2 * FP64.u * float(m + n) ** 0.5
 
 
 @dataclass(frozen=True)

@@ -183,6 +183,8 @@ def lstsq(
     >>> result.x.round(12), result.converged, result.rank
     (array([1., 2.]), True, 2)
     """
+    _check_names(algorithm, certify, max_iterations, rcond)
+    damp = _check_damp(damp)
     if is_source(A):
         asked = (accuracy, engine, algorithm, compute, damp, weights, rcond, certify, strict, progress)
         return lstsq_streamed(A, b, *asked)
@@ -197,14 +199,13 @@ def lstsq(
     )
     a, w = call.first.tensor, call.weights
     shapes = broadcast_system(*call.tensors)
-    _check_names(algorithm, certify, max_iterations, rcond)
     options = Options(
         engine=call.engine,
         target=call.target,
         dtype=call.dtype,
         algorithm=algorithm,
         compute=None if compute is None else Arithmetic.named(compute).name,
-        damp=_check_damp(damp),
+        damp=damp,
         weights=None if w is None else _check_weights(w.tensor, a.shape[-2], call.engine),
         rcond=default_rcond(a, call.engine.over_rows) if rcond is None else rcond,
         max_iterations=max_iterations,

@@ -67,12 +67,13 @@ def lstsq_streamed(
     if algorithm not in (None, "householder") or compute is not None:
         named = f"algorithm={algorithm!r}" if compute is None else f"compute={compute!r}"
         raise ValueError(f"{named} needs A in memory: leave it out, or load A first")
-    sources = {"A": row_blocks(A), "b": _source_of(b, "b")[0]}
+    b_source, b_taken = _source_of(b, "b")
+    sources = {"A": row_blocks(A), "b": b_source}
     _check_shapes(sources["A"], sources["b"], damp)
     if weights is not None:
         sources["weights"] = _source_of(weights, "weights")[0]
         _check_weights(sources["weights"], sources["A"].shape[0])
-    call = _begun(sources, _source_of(b, "b")[1], engine, accuracy, strict)
+    call = _begun(sources, b_taken, engine, accuracy, strict)
     a, right = (x.tensor for x in call.operands.values())
     options = Options(
         engine=call.engine,
@@ -286,7 +287,8 @@ class Streamed(Alone):
         """Passes with updates, until the solution is accepted, or no pass is left."""
         low, history, begun = torch.zeros_like(x), [], self.reader.passes
         while True:
-            sums = RefinementSums(coordinates, x, low, self.doubled)
+            weighted = "weights" in self.reader.sources
+            sums = RefinementSums(coordinates, x, low, self.doubled, weighted)
             self.visit("refinement", sums.add)
             refined = sums.refined()
             x, low = add_to_pair(x, low, refined.update)

@@ -19,7 +19,7 @@ from neula.certificates.probes import PROBES
 from neula.engines import FP64
 from neula.engines.random_vectors import gaussian
 from neula.pipeline.chain import Answer
-from neula.pipeline.streaming import Reader, check_rows
+from neula.pipeline.streaming import Block, Reader, check_rows
 from neula.problems.low_rank.problem import Options, Triplets
 
 DECADE = 10.0
@@ -105,7 +105,7 @@ class StreamedMatrix:
                 factor = torch.full((self.n,), scale / self.scale, dtype=a.dtype, device=a.device)
                 sums.rescale(factor, factor[:0])
                 self.scale = scale
-            sums.add(a.mul_(self.scale) if self.scale != 1 else a, a[:, :0])
+            sums.add(self._scaled(block), a[:, :0])
 
     def _projected(
         self, s: torch.Tensor, v: torch.Tensor, k: int
@@ -115,7 +115,7 @@ class StreamedMatrix:
         evidence = _Evidence(s.to(v), v, k)
         images = torch.zeros_like(evidence.vectors)
         for block in self.reader.read("left singular vectors"):
-            a = block.rows[0].mul_(self.scale)
+            a = self._scaled(block)
             products = a @ torch.cat([v[:, :k], evidence.vectors], 1)
             y[block.first : block.stop] = products[:, :k]
             images.addmm_(a.T, products[:, k:])
@@ -128,8 +128,11 @@ class StreamedMatrix:
         """``A^T U``, by one pass."""
         image = torch.zeros(self.n, u.shape[1], dtype=torch.float64, device=self.device)
         for block in self.reader.read("residuals"):
-            image.addmm_(block.rows[0].mul_(self.scale).T, u[block.first : block.stop])
+            image.addmm_(self._scaled(block).T, u[block.first : block.stop])
         return image
+
+    def _scaled(self, block: Block) -> torch.Tensor:
+        return block.rows[0] if self.scale == 1 else block.rows[0].mul_(self.scale)
 
 
 class _Evidence:
