@@ -1,6 +1,6 @@
 """The time of ``lstsq`` of float64 rows over many GPUs, in operations, bytes, latency and bandwidth.
 
-``python -m benchmarks.model`` compares what the model says of one and two GPUs with what was measured
+``python -m benchmarks model`` compares what the model says of one and two GPUs with what was measured
 (``benchmarks/data/distributed-*.json``), says what it expects of more, and draws
 ``docs/images/scaling.png``.
 The constants of a machine and of the network inside a host come from the same data; before there are any,
@@ -282,7 +282,3 @@ def main(
         Console(width=110).print(table)
     draw(machine, figure)
     Console().print(f"picture: {figure}")
-
-
-if __name__ == "__main__":
-    typer.run(main)
