@@ -152,6 +152,8 @@ class TestParquet:
             assert source.shape == (M, 2)
             assert np.array_equal(joined(source, 64), matrix[:, [2, 0]])
         assert is_source(parquet.ParquetFile(whole))
+        assert is_source(dataset.dataset(tmp_path))
+        assert not is_source(table)
         result = neula.lstsq(row_blocks(tmp_path, ["a", "b", "c"]), row_blocks(tmp_path, "f"))
         assert np.allclose(result.x, neula.lstsq(matrix[:, :3], matrix[:, 5]).x)
 

@@ -16,6 +16,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from neula.errors import needs_extra
+
 LOADED = 1 << 28
 """Bytes in float64 up to which memory maps and datasets are arrays like any other: 256 MB fit anywhere."""
 
@@ -42,11 +44,16 @@ def is_source(x: Any) -> bool:
     """Whether x is to be read in blocks, and not taken as a whole."""
     if callable(getattr(x, "blocks", None)) and hasattr(x, "shape") and hasattr(x, "dtype"):
         return True
-    library, shape = _library_of(x), getattr(x, "shape", ())
-    if library == "dask" or _is_parquet(x):
-        return len(shape) in (0, 1, 2)
-    in_file = isinstance(x, np.memmap) or library in SLICED
-    return in_file and len(shape) in (1, 2) and 8 * math.prod(shape) > LOADED
+    of_file = hasattr(x, "count_rows") or hasattr(x, "iter_batches")  # tables are in memory
+    if _is_parquet(x) and of_file:
+        return True
+    shape = getattr(x, "shape", ())
+    if len(shape) not in (1, 2):
+        return False
+    if type(x).__module__.startswith("dask.array"):
+        return True
+    in_file = isinstance(x, np.memmap) or _library_of(x) in SLICED
+    return in_file and 8 * math.prod(shape) > LOADED
 
 
 def row_blocks(x: Any, columns: Sequence[str] | str | None = None) -> Source:
@@ -229,7 +236,7 @@ def _dataset_of(path: Path) -> Any:
     try:
         from pyarrow import dataset
     except ImportError:
-        raise ImportError(f"{path} is read by pyarrow: pip install 'neula[io]'") from None
+        raise needs_extra(f"reading {path}", "pyarrow", "io") from None
     return dataset.dataset(path, format="parquet")
 
 
