@@ -20,11 +20,13 @@ from benchmarks import (
     lstsq,
     lu,
     matmul,
+    model,
     nist,
     pages,
     qr,
     sizes,
     solve,
+    stream,
     tsqr,
 )
 from benchmarks.harness import Results
@@ -55,15 +57,36 @@ def _command(name: str, run: Callable[[torch.device], Results]) -> None:
         device: Annotated[str, typer.Option(help="cuda or cpu; cuda where there is one")] = "",
         out: Annotated[Path, typer.Option(help="folder for the data")] = Path("benchmarks/data"),
     ) -> None:
-        results = run(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
-        if int(os.environ.get("RANK", 0)):  # of several processes the first speaks for all
-            return
-        Console().print(results.table())
-        Console().print(f"data: {results.write(out)}")
+        _show(run(_device(device)), out)
+
+
+def _device(name: str) -> torch.device:
+    return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def _show(results: Results, out: Path) -> None:
+    if int(os.environ.get("RANK", 0)):  # of several processes the first speaks for all
+        return
+    Console().print(results.table())
+    Console().print(f"data: {results.write(out)}")
 
 
 for name, run in BENCHMARKS.items():
     _command(name, run)
+
+
+@app.command("stream", help=f"Run {stream.__name__}, show it and write its data.")
+def of_size(
+    device: Annotated[str, typer.Option(help="cuda or cpu; cuda where there is one")] = "",
+    out: Annotated[Path, typer.Option(help="folder for the data")] = Path("benchmarks/data"),
+    rows: Annotated[int | None, typer.Option(help="of A")] = None,
+    columns: Annotated[int | None, typer.Option(help="of A")] = None,
+) -> None:
+    """The same of a size that is given."""
+    _show(stream.run(_device(device), rows, columns), out)
+
+
+app.command("model")(model.main)
 
 
 @app.command()

@@ -2,7 +2,8 @@
 
 Each row has the time, that of one process with the whole problem (weak scaling: with the rows of one
 process), what all processes send, and which part of the time they wait for messages. The last two are from a
-run that waits for the device before and after each message, so that it is not the one that is timed.
+run that waits for the device before and after each message, so that it is not the one that is timed. Last
+come the constants of the model of time (:mod:`benchmarks.model`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from torch import distributed
 
 import neula
+from benchmarks import constants
 from benchmarks.harness import Results
 from neula.engines.sharded import RowsOfGroup
 from neula.papers.measuring import median_seconds, timed
@@ -118,6 +120,8 @@ def run(device: torch.device) -> Results:
     try:
         for case in GPU_CASES if gpu else CPU_CASES:
             results.add(**_row(case, device, rank))
+        for row in constants.measured(device):
+            results.add(**row)
     finally:
         distributed.destroy_process_group()
     return results

@@ -110,7 +110,8 @@ def benchmark(name: str) -> str:
 
 def _machine(name: str, path: Path) -> str:
     data = json.loads(path.read_text())
-    about, rows = data["about"], data["rows"]
+    about = data["about"]
+    rows = [row for row in data["rows"] if row.get("problem") != "constant"]  # those are for a model
     device = "cuda" if about["device"].startswith("NVIDIA") else "cpu"
     versions = ", ".join(f"{label} {about[key]}" for key, label in SOFTWARE.items() if about.get(key))
     circumstances = (
@@ -171,6 +172,18 @@ COLUMNS: dict[str, Sequence[Column]] = {
         ("sent, MB", _formatted("sent_mb", ".1f")),
         ("messages", lambda row: row["messages"]),
         ("waiting", _formatted("waiting", ".0%")),
+    ),
+    "stream": (
+        ("A in", lambda row: row["A in"]),
+        ("shape", _shape),
+        ("GB", _formatted("gb", ".1f")),
+        ("ms", _milliseconds("ms")),
+        ("passes", lambda row: row["passes"]),
+        ("one pass alone, ms", _milliseconds("pass_ms")),
+        ("time of all passes", _formatted("ratio", ".2f")),
+        ("LAPACK in memory, ms", _milliseconds("lapack_ms")),
+        ("method", _method),
+        ("backward error", _formatted("backward_error", ".1e")),
     ),
     "qr": (
         ("shape", _shape),

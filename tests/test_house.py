@@ -17,7 +17,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "neula"
 
 LINES_OF_A_FILE = 400
 LINES_OF_A_FUNCTION = 60
-ENTRIES = 13
+ENTRIES = 14
 """Beside ``__main__.py``, which Python wants there."""
 
 LONG_FILES: set[str] = set()

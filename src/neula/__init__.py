@@ -10,8 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from neula import distributed as distributed
     from neula.certificates.qr import QRCertificate
-    from neula.pipeline import distributed as distributed
     from neula.pipeline.pending import finish
     from neula.pipeline.result import (
         AccuracyError,
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from neula.problems import operators as ops  # noqa: F401
     from neula.problems.definite.cholesky import cholesky
+    from neula.problems.least_squares.held_open import LeastSquares
     from neula.problems.least_squares.lstsq import lstsq
     from neula.problems.least_squares.pinv import pinv
     from neula.problems.low_rank.svd import svd_lowrank
@@ -46,6 +47,7 @@ __all__ = [
     "CholeskyResult",
     "IllConditionedWarning",
     "LUFactors",
+    "LeastSquares",
     "LstsqResult",
     "QRCertificate",
     "QRResult",
@@ -66,6 +68,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "LeastSquares": "problems.least_squares.held_open",
     "QRCertificate": "certificates.qr",
     "cholesky": "problems.definite.cholesky",
     "finish": "pipeline.pending",
@@ -82,7 +85,7 @@ _HOMES = {
 }
 """Where the functions and the certificate live; all other public names are results."""
 
-_MODULES = {"distributed": "pipeline.distributed", "ops": "problems.operators"}
+_MODULES = {"ops": "problems.operators"}
 """Public modules that live in a room."""
 
 _ROOMS = (
@@ -90,6 +93,7 @@ _ROOMS = (
     "certificates",
     "cli",
     "compat",
+    "distributed",
     "engines",
     "errors",
     "io",
@@ -106,8 +110,6 @@ if not TYPE_CHECKING:  # type checkers would believe in any name
         """Import a public name when it is used first: ``import neula`` alone does not import torch."""
         if name in _ROOMS:
             return import_module(f"neula.{name}")
-        if name in _MODULES:
-            return import_module(f"neula.{_MODULES[name]}")
         if name not in __all__:
             raise AttributeError(f"module 'neula' has no attribute {name!r}{_meant(name)}")
         found = getattr(import_module(f"neula.{_HOMES.get(name, 'pipeline.result')}"), name)
@@ -124,4 +126,4 @@ def _meant(name: str) -> str:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_MODULES, *_ROOMS})
+    return sorted({*globals(), *__all__, *_ROOMS})

@@ -119,3 +119,13 @@ def test_a_killed_process() -> None:
         assert few.pipes[0].recv().error == "RuntimeError"
     finally:
         few.stop()
+
+
+def test_a_module() -> None:
+    """To be imported as such, also from it."""
+    import neula.distributed as module
+    from neula.distributed import RowSharded, rows
+
+    assert module is neula.distributed
+    assert module.rows is rows
+    assert RowSharded.__name__ == "RowSharded"

@@ -50,6 +50,28 @@ def test_badly_scaled_and_nan(processes: Processes) -> None:
     assert all(isinstance(x, Failure) and x.message.startswith("A[39, 1] is nan (row 3 of") for x in found)
 
 
-def test_algorithms_for_whole_matrices(processes: Processes) -> None:
-    found = processes.run(2, tasks.triplets, matrix(40, 6), {"rank": 2, "algorithm": "iteration"})
-    assert all(isinstance(x, Failure) and "is for whole matrices" in x.message for x in found)
+@pytest.mark.parametrize("size", COUNTS)
+@pytest.mark.parametrize("algorithm", ["iteration", "gram-svd", "qr-svd"])
+@pytest.mark.parametrize("asked", [{}, {"accuracy": "fp32"}, {"accuracy": 1e-2}])
+def test_every_algorithm(processes: Processes, size: int, algorithm: str, asked: dict[str, Any]) -> None:
+    """Triplets to the accuracy, the same on all processes; some have fewer rows than columns."""
+    left, right = (torch.linalg.qr(matrix(*shape))[0] for shape in ((150, 40), (40, 40)))
+    exact = torch.cat([2.0 ** -torch.arange(4), 1e-3 * 0.9 ** torch.arange(36)]).double()
+    found = processes.check(
+        size, tasks.triplets, left * exact @ right.T, {"rank": 3, "algorithm": algorithm, **asked}
+    )
+    one = found[0]
+    assert one.converged
+    method = {"iteration": "subspace iteration", "gram-svd": "gram-svd", "qr-svd": " + svd"}[algorithm]
+    assert all(method in attempt.method for attempt in one.attempts)
+    for other in found[1:]:
+        assert all(torch.equal(x, y) for x, y in zip(one, other, strict=True))
+    error = (one.s - exact[:3]).abs()
+    assert (error <= one.errors + 1e-14).all()
+    assert torch.linalg.matrix_norm(one.U.T @ one.U - torch.eye(3)) <= 1e-5
+
+
+def test_iterations_come_first(processes: Processes) -> None:
+    """A few triplets of many take no QR."""
+    found = processes.check(2, tasks.triplets, matrix(400, 120), {"rank": 2, "accuracy": 1e-2})[0]
+    assert found.attempts[0].method.split()[0] in ("subspace", "gram-svd")

@@ -165,13 +165,15 @@ def largest_beyond(
         return _beside(u, engine.gemm(a, x), engine)
 
     def transposed_times(y: torch.Tensor) -> torch.Tensor:
-        return _beside(v, engine.gemm(a.mT, y), engine)
+        return _beside(v, engine.inner(a, y), engine.alone)
 
-    g = _beside(v, gaussian(a.shape[1], VECTORS, a.dtype, a.device, seed=SEED), engine)
+    g = _beside(v, gaussian(a.shape[1], VECTORS, a.dtype, a.device, seed=SEED), engine.alone)
     image = times(g)
     product = transposed_times(image)
     seen = visible()
-    (start, _), (_, size), (largest, _) = _norms(g, image, product)
+    over_rows = engine.over_rows
+    grams = _gram(g), over_rows.total(_gram(image)), _gram(product)
+    (start, _), (_, size), (largest, _) = _norms(*grams, over_rows=over_rows)
     bound, size = math.sqrt(largest / seen), size / math.sqrt(VECTORS)
     rate = 2 * math.acosh(wanted / edge) if 0 < edge < wanted else 0.0
     if bound <= wanted or rate == 0:
@@ -184,7 +186,7 @@ def largest_beyond(
     for _ in range(degree - 1):
         product = transposed_times(times(block))
         before, block = block, product.mul_(weight).sub_(block, alpha=2.0).sub_(before)
-    largest = max(1.0, _norms(block)[0][0] / seen)
+    largest = max(1.0, _norms(_gram(block), over_rows=over_rows)[0][0] / seen)
     bound = min(bound, edge * math.cosh(math.acosh(largest) / (2 * degree)))
     return Beyond(bound, size, degree)
 
@@ -240,12 +242,16 @@ def upper_bounds(
 
 def _beside(q: torch.Tensor, x: torch.Tensor, engine: Engine) -> torch.Tensor:
     """``(I - Q Q^T) X``."""
-    return x - engine.gemm(q, engine.gemm(q.mT, x))
+    return x - engine.gemm(q, engine.inner(q, x))
 
 
-def _norms(*blocks: torch.Tensor) -> list[tuple[float, float]]:
-    """``||X||_2`` and ``||X||_F`` of blocks of a few columns; infinite where one is not finite."""
-    grams = torch.stack([x.mT.double() @ x.double() for x in blocks]).cpu()
+def _gram(x: torch.Tensor) -> torch.Tensor:
+    return x.mT.double() @ x.double()
+
+
+def _norms(*of_blocks: torch.Tensor, over_rows: Reduction) -> list[tuple[float, float]]:
+    """``||X||_2`` and ``||X||_F`` by the Gram matrices of a few columns; infinite where one is not finite."""
+    grams = over_rows.agree(torch.stack(of_blocks)).cpu()
     finite = grams.isfinite().all(2).all(1)
     squares = torch.linalg.eigvalsh(grams.where(finite[:, None, None], 0.0)).clamp_min(0)
     norms = torch.stack([squares[:, -1], squares.sum(1)], 1).sqrt()

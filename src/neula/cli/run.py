@@ -196,6 +196,22 @@ class Run:
 
     # --- the work -----------------------------------------------------------------------------------------
 
+    def rows_that_do_not_fit(self, argument: str) -> Any:
+        """What reads a matrix block by block, where it does not fit into memory; None where it does."""
+        from neula.cli.large import rows_of
+        from neula.io.paths import split_key
+
+        rows = rows_of(split_key(argument)[0])
+        if rows is not None:
+            self._inputs["A"] = {
+                "file": argument,
+                "shape": rows.shape,
+                "dtype": str(rows.dtype),
+                "names": None,
+            }
+            self.say(f"{argument} does not fit into memory, and is read block by block")
+        return rows
+
     def compute(self, function: str, *arrays: np.ndarray, **options: Any) -> Any:
         """Call a public function of neula; importing it takes time that is not counted."""
         start = time.perf_counter()

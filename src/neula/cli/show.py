@@ -59,7 +59,9 @@ def lstsq(result: LstsqResult, full_rank: int) -> Shown:
         "residual norm": numbers(np.atleast_1d(result.residual_norm)),
         "rank": f"{result.rank} of {full_rank}{minimum_norm}",
     }
-    return _facts(result, *before, *EVIDENCE, *after), rows
+    if result.passes:
+        rows["passes over A"] = str(result.passes)
+    return _facts(result, *before, *EVIDENCE, *after, "passes"), rows
 
 
 def solve(result: SolveResult) -> Shown:

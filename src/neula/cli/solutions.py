@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from neula.cli import show
 from neula.cli.run import Run
@@ -27,6 +27,13 @@ def with_intercept(a: Table) -> Table:
     ones = np.ones((len(matrix), 1), dtype=matrix.dtype)
     names = a.columns or tuple(str(i + 1) for i in range(matrix.shape[1]))
     return replace(a, values=np.hstack([ones, matrix]), columns=(INTERCEPT, *names))
+
+
+def unread(rows: Any) -> Table:
+    """A matrix that is read block by block, in place of its array."""
+    from neula.io.table import Table
+
+    return Table(rows)
 
 
 def named(x: np.ndarray, a: Table, b: Table) -> Table:

@@ -168,6 +168,12 @@ class Tuning:
     doubled_order : int
         Order of linear systems up to which residuals in twice the working precision cost less than a part of
         the factorization, so that every solution gets them.
+    streamed_bytes : int
+        Of a block of a matrix that is read in blocks, of which there are a few at a time: larger ones gain
+        nothing on a CPU; a GPU copies 256 MB in 5 ms, beside which launches are nothing.
+    streams_doubled : bool
+        Whether matrices that are read in blocks are refined with residuals in twice the working precision
+        unasked: a GPU reads its memory so much faster than that of the host that it takes no time.
     """
 
     arithmetics: tuple[str, ...]
@@ -224,6 +230,8 @@ class Tuning:
     inverted_whole: int = 4096
     direct_single: int = 1 << 62
     doubled_order: int = 512
+    streamed_bytes: int = 1 << 26
+    streams_doubled: bool = False
 
     def cheapest(self, target: Format) -> str:
         """The cheapest arithmetic whose accuracy is that of a format, or better."""
@@ -355,6 +363,8 @@ def cuda_tuning(
         queued=13000 if fast_fp64 else 0,
         queued_definite=25000 if fast_fp64 else 0,
         doubled_order=1 << 14,
+        streamed_bytes=1 << 28,
+        streams_doubled=True,
     )
     if not tournament_width:
         return found

@@ -16,6 +16,7 @@ import torch
 from neula.algorithms.scaling import SAFE_NORMS
 from neula.algorithms.spectra.gram import gram
 from neula.engines import Engine
+from neula.engines.reduction import Reduction
 from neula.kernels.precision import exact_matmul
 
 MAX_STEPS = 3
@@ -52,7 +53,9 @@ class Triplets:
     beyond: float
 
 
-def gram_svd(a: torch.Tensor, rank: int, engine: Engine, residual: float) -> Triplets:
+def gram_svd(
+    a: torch.Tensor, rank: int, engine: Engine, residual: float, norm: float | None = None
+) -> Triplets:
     """The ``rank`` largest singular values of A with their vectors.
 
     Parameters
@@ -61,9 +64,11 @@ def gram_svd(a: torch.Tensor, rank: int, engine: Engine, residual: float) -> Tri
         float32, or float64 for an engine in that format.
     rank : int
     engine : Engine
-        Multiplies ``A^T A``.
+        Multiplies ``A^T A``, also of rows that are spread over processes.
     residual : float
         Iterate until it is as small as this, or :data:`MAX_STEPS` times.
+    norm : float, optional
+        ``||A||_F``, to be given where rows of A are spread over processes.
 
     Returns
     -------
@@ -78,19 +83,20 @@ def gram_svd(a: torch.Tensor, rank: int, engine: Engine, residual: float) -> Tri
     >>> gram_svd(a, 2, CpuEngine("cpu", "fp32"), 1e-6).s
     tensor([3., 2.])
     """
+    over_rows = engine.over_rows
     g = gram(a.to(engine.operand_dtype), engine).double()
-    norm = frobenius_norm(a)
-    if not math.isfinite(float(g.trace())):
+    norm = frobenius_norm(a) if norm is None else norm
+    if not math.isfinite(float(over_rows.agree(g.trace()))):
         nan = [x.new_full((len(x), rank), math.nan) for x in (a, a.T)]
         return Triplets(nan[0], nan[0][0], nan[1], math.nan, math.nan, norm, math.nan)
-    eigenvalues, vectors = torch.linalg.eigh(g)
+    eigenvalues, vectors = over_rows.agreed(*torch.linalg.eigh(g))
     beyond = float(eigenvalues[-rank - 1].clamp_min(0).sqrt()) if rank < len(g) else 0.0
     v = vectors[:, -rank:].flip(1)
     for step in range(MAX_STEPS):
-        found, image = _project(a, v.to(a.dtype), norm)
+        found, image = _project(a, v.to(a.dtype), norm, over_rows)
         if step + 1 == MAX_STEPS or not found.residual > residual:
             return replace(found, beyond=beyond)
-        v = torch.linalg.qr(image.double()).Q
+        v = over_rows.agree(torch.linalg.qr(image.double()).Q)
     raise AssertionError  # unreachable
 
 
@@ -104,17 +110,21 @@ def frobenius_norm(a: torch.Tensor) -> float:
     return norm if low < norm < high else float(torch.linalg.matrix_norm(a.double()))
 
 
-def _project(a: torch.Tensor, v: torch.Tensor, norm: float) -> tuple[Triplets, torch.Tensor]:
+def _project(
+    a: torch.Tensor, v: torch.Tensor, norm: float, over_rows: Reduction
+) -> tuple[Triplets, torch.Tensor]:
     """Singular triplets of ``A V V^T``, measured, and ``A^T U``."""
     b = exact_matmul(a, v)
-    theta, w = torch.linalg.eigh(_gram64(b))
+    theta, w = over_rows.agreed(*torch.linalg.eigh(over_rows.total(_gram64(b))))
     s, w = theta.flip(0).clamp_min(0).sqrt(), w.flip(1)
     u = exact_matmul(b, (w / s).to(a.dtype))
     v = exact_matmul(v, w.to(a.dtype))
-    image = exact_matmul(a.T, u)
+    image = over_rows.total(exact_matmul(a.T, u))
     gap = torch.linalg.matrix_norm(image.double() - v * s)
-    loss = torch.linalg.matrix_norm(_gram64(u) - torch.eye(len(s), dtype=s.dtype, device=s.device))
-    residual, orthogonality = torch.stack([gap / norm if norm > 0 else gap, loss / len(s) ** 0.5]).tolist()
+    of_u = over_rows.total(_gram64(u))
+    loss = torch.linalg.matrix_norm(of_u - torch.eye(len(s), dtype=s.dtype, device=s.device))
+    measured = torch.stack([gap / norm if norm > 0 else gap, loss / len(s) ** 0.5])
+    residual, orthogonality = over_rows.agree(measured).tolist()
     return Triplets(u, s.to(a.dtype), v, residual, orthogonality, norm, math.nan), image
 
 

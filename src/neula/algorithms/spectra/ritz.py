@@ -77,18 +77,18 @@ def orthonormal(
     if loss is None:
         loss = ROUNDING * torch.finfo(x.dtype).eps
     if engine.tuning.lapack:
-        q, r = householder(x)
+        q, r = householder(x, engine)
         return q, r.cpu().double()
     panel = panel_named(engine.tuning.recursion(x.dtype).panel)
     q, r = panel(x, engine)
-    r, gram = torch.stack([r.double(), engine.gram(q)]).cpu()
+    r, gram = engine.over_rows.agree(torch.stack([r.double(), engine.gram(q)])).cpu()
     lost = float((gram - torch.eye(len(r), dtype=gram.dtype, device="cpu")).abs().amax())
     if lost <= loss:
         return q, r
     if lost <= TWICE_IS_ENOUGH:  # not for NaN
         q, again = panel(q, engine)
-        return q, again.cpu().double() @ r
-    q, r = householder(x)
+        return q, engine.over_rows.agree(again.double()).cpu() @ r
+    q, r = householder(x, engine)
     return q, r.cpu().double()
 
 
@@ -102,7 +102,7 @@ def ritz_triplets(a: torch.Tensor, v: torch.Tensor, engine: Engine) -> Ritz:
     v : Tensor, shape (n, l)
         Orthonormal columns.
     engine : Engine
-        Its products are as accurate as the triplets.
+        Its products are as accurate as the triplets. Rows of A may be spread over processes.
 
     Returns
     -------
@@ -121,13 +121,19 @@ def ritz_triplets(a: torch.Tensor, v: torch.Tensor, engine: Engine) -> Ritz:
     if not bool(r.isfinite().all()):
         nan = torch.full_like(r, torch.nan)
         return Ritz(q, nan[0], v, v, nan, torch.nan)
+    over_rows = engine.over_rows
     w, s, x = torch.linalg.svd(r)
     w, x = (rotation.to(v) for rotation in (w, x.T))
+    if over_rows.spread:  # singular vectors are not unique: all processes take those of the first
+        w, s, x = over_rows.agreed(w, s.to(v.device), x)
+        s = s.cpu()
     u, v = engine.gemm(q, w), engine.gemm(v, x)
-    image = engine.gemm(a.T, u)
+    image = engine.inner(a, u)
     rest = image - v * s.to(v)
-    losses = [torch.linalg.matrix_norm(_gram64(b) - torch.eye(len(s), device=b.device)) for b in (u, v)]
-    measured = torch.cat([_gram64(rest), torch.stack(losses).max().expand(1, len(s))]).cpu()
+    grams = (over_rows.total(_gram64(u)), _gram64(v))
+    losses = [torch.linalg.matrix_norm(gram - torch.eye(len(s), device=gram.device)) for gram in grams]
+    measured = torch.cat([_gram64(rest), torch.stack(losses).max().expand(1, len(s))])
+    measured = over_rows.agree(measured).cpu()
     return Ritz(u, s, v, image, measured[:-1], float(measured[-1, 0]) / len(s) ** 0.5)
 
 

@@ -76,7 +76,7 @@ class Operator:
 
     def transposed_times(self, y: torch.Tensor) -> torch.Tensor:
         """``A^T Y`` times the scale, in the low arithmetic."""
-        return self.engine.gemm(self.low.T, self.engine.operand(y))
+        return self.engine.inner(self.low, self.engine.operand(y))
 
 
 def subspace_iteration(
@@ -122,7 +122,9 @@ def subspace_iteration(
     image = orthonormal(a.times(start), a.exact, loss=CONDITIONED)[0]
     block, products = a.transposed_times(image), 1
     while True:
-        found = ritz_triplets(a.a, orthonormal(block, a.exact)[0], a.exact)
+        # The block is the same on all processes, if rows of A are spread over some.
+        v = a.exact.over_rows.agree(orthonormal(block, a.exact.alone)[0])
+        found = ritz_triplets(a.a, v, a.exact)
         products += 1
         factor = excess(found)
         degree, needed = _degrees(found.s, rank, factor, a.engine.format.u)

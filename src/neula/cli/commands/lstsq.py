@@ -25,7 +25,7 @@ from neula.cli.options import (
     WeightsOption,
 )
 from neula.cli.run import running
-from neula.cli.solutions import finish_solution, named, with_intercept
+from neula.cli.solutions import finish_solution, named, unread, with_intercept
 
 
 def lstsq(
@@ -48,6 +48,8 @@ def lstsq(
     """Solve the least-squares problem min ||Ax - b||; with m < n, the solution of minimum norm.
 
     Columns of tables go by their names: neula lstsq table.csv:x1,x2 table.csv:y --intercept
+
+    An A in a .npy file that does not fit into memory is read block by block, two or three times.
     """
     with running("lstsq", as_json) as run:
         if intercept and damp:
@@ -56,9 +58,10 @@ def lstsq(
                 "column from A and b"
             )
         run.check([a, b, weights], (output, 1))
-        files = {"A": a, "b": b, "weights": weights}
+        rows = None if intercept else run.rows_that_do_not_fit(a)
+        files = {"A": a if rows is None else None, "b": b, "weights": weights}
         given = run.read(files, decimal=decimal.value, missing=missing)
-        table = with_intercept(given["A"]) if intercept else given["A"]
+        table = unread(rows) if rows is not None else with_intercept(given["A"]) if intercept else given["A"]
         result = run.compute(
             "lstsq",
             table.values,

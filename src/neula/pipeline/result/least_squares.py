@@ -33,6 +33,8 @@ class LstsqResult(SolutionResult[ArrayT], Generic[ArrayT]):
         What the accepted attempt did, e.g. ``"rgsqrf fp16 + cgls"``.
     ranks : array of int64, shape (*batch,)
         0 where a problem holds NaN or Inf.
+    passes : int
+        How often A was read, if it was read in blocks; 0 if it was in memory.
     """
 
     optimality: float
@@ -40,10 +42,12 @@ class LstsqResult(SolutionResult[ArrayT], Generic[ArrayT]):
     rank: int
     factorization: str = ""
     ranks: Any = None
+    passes: int = 0
 
     def rows(self) -> shown.Rows:
         """What matters: the answer, how it came about, and how good it is."""
         norms = self.residual_norm if isinstance(self.residual_norm, list) else [self.residual_norm]
-        return self.rows_with(
-            self.factorization, {"rank": f"{self.rank}", "residual norm": shown.numbers(norms)}
-        )
+        more = {"rank": f"{self.rank}", "residual norm": shown.numbers(norms)}
+        if self.passes:
+            more["passes over A"] = f"{self.passes}"
+        return self.rows_with(self.factorization, more)

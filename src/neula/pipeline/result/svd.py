@@ -41,6 +41,8 @@ class SVDResult(shown.Shown, Generic[ArrayT]):
         Whether the certificate is accepted.
     seconds : float
         Time of the call.
+    passes : int
+        How often A was read, if it was read in blocks; 0 if it was in memory.
     """
 
     U: ArrayT
@@ -54,6 +56,7 @@ class SVDResult(shown.Shown, Generic[ArrayT]):
     accuracy: str = ""
     converged: bool = False
     seconds: float = math.nan
+    passes: int = 0
 
     @property
     def qr(self) -> QRResult[Any]:

@@ -197,7 +197,7 @@ class LeastSquaresJudge:
         rows = m if together else options.rows(m, n)
         return cls(lstsq_bound(options.target, min(rows, n)), options.certain_rcond((m, n)), together)
 
-    def measure(self, problems: Problems, answer: Answer[Members]) -> torch.Tensor:
+    def measure(self, problems: object, answer: Answer[Members]) -> torch.Tensor:
         """What :attr:`Members.names` says, for each problem."""
         return answer.values.measured()
 

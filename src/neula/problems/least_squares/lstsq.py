@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from neula.certificates.bounds import Accuracy, lstsq_bound
-from neula.certificates.forward_error import SURE
 from neula.engines import Arithmetic, Engine, format_of
 from neula.engines.reduction import HERE, Reduction
 from neula.errors import check_name
+from neula.io.sources import is_source
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer, Run
 from neula.pipeline.compilation import with_operator
@@ -24,10 +24,12 @@ from neula.pipeline.over_processes import OverProcesses
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, LstsqResult
 from neula.pipeline.shapes import System, broadcast_system
-from neula.pipeline.solutions import Report, accept_digits, attached, does_not_fit, numbers_of, unread, unsure
+from neula.pipeline.solutions import Report, accept_digits, attached, numbers_of, unread, unsure
 from neula.problems.least_squares.prepared import Problems
 from neula.problems.least_squares.problem import Members, Options
+from neula.problems.least_squares.report import collect, why
 from neula.problems.least_squares.run import begin_problems, solve_problems, with_exact_zeros
+from neula.problems.least_squares.streamed import lstsq_streamed
 from neula.problems.operators.solutions import traced_lstsq
 from neula.problems.orthogonal.qr import qr
 from neula.problems.signatures import Kind, LstsqKeywords
@@ -79,10 +81,12 @@ def lstsq(
         NumPy array, torch tensor or DLPack object, float16 to float64; integers are taken as float64. Not
         modified. Leading dimensions are a batch. Every dimension may be zero. With m < n the minimum-norm
         solution is computed.
-        Or a matrix whose rows are spread over processes (:func:`neula.distributed.rows`).
+        Or a matrix whose rows are spread over processes (:func:`neula.distributed.rows`), or one that is
+        larger than memory: a source of row blocks (:func:`neula.io.sources.row_blocks`), an array of Dask,
+        or a memory map, h5py dataset or array of Zarr of more than 256 MB.
     b : array_like, shape (m,) or (..., m, k)
         One vector, the same for every matrix of A, or a matrix of right-hand sides; leading dimensions of A
-        and b are broadcast as in NumPy.
+        and b are broadcast as in NumPy. A source of rows if A is one.
     accuracy : {"fp16", "bf16", "tf32", "fp32", "fp64"}, dtype or float, optional
         Accuracy of the result; by default that of the dtype. A number is the largest backward error that will
         do: the cheapest format with which it is certified is taken.
@@ -186,6 +190,11 @@ def lstsq(
     >>> result.x.round(12), result.converged, result.rank
     (array([1., 2.]), True, 2)
     """
+    _check_names(algorithm, certify, max_iterations, rcond)
+    damp = _check_damp(damp)
+    if is_source(A):
+        asked = (accuracy, engine, algorithm, compute, damp, weights, rcond, certify, strict, progress)
+        return lstsq_streamed(A, b, *asked)
     call = Call.begin(
         {"A": A, "b": b},
         engine=engine,
@@ -197,14 +206,13 @@ def lstsq(
     )
     a, w = call.first.tensor, call.weights
     shapes = broadcast_system(*call.tensors)
-    _check_names(algorithm, certify, max_iterations, rcond)
     options = Options(
         engine=call.engine,
         target=call.target,
         dtype=call.dtype,
         algorithm=algorithm,
         compute=None if compute is None else Arithmetic.named(compute).name,
-        damp=_check_damp(damp),
+        damp=damp,
         weights=None if w is None else _check_weights(w.tensor, a.shape[-2], call.engine),
         rcond=default_rcond(a, call.engine.over_rows) if rcond is None else rcond,
         max_iterations=max_iterations,
@@ -253,11 +261,11 @@ def _finished(
     if spoilt is not None:
         _put_nan(run, spoilt, shapes)
     report = Report(call, shapes, options, run, spoilt)
-    result = _collect(report)
+    result = collect(report)
     if not result.converged:
         call.report_missed(
             f"least squares is not certified to {result.accuracy} accuracy",
-            _why(result, run, options, is_batch=is_batch),
+            why(result, run, options, is_batch=is_batch),
             result,
             report.missed(),
             unsure=unsure(run),
@@ -303,25 +311,6 @@ def check_rcond(rcond: float | None) -> None:
         raise ValueError(f"rcond must be at least 0 and below 1, got {rcond}")
 
 
-def _why(result: LstsqResult, run: Run[Members], options: Options, *, is_batch: bool) -> str:
-    accurate = result.backward_error <= result.tolerance
-    if is_batch:
-        return run.attempts[-1].reason
-    if accurate and SURE >= result.forward_error > options.largest_error:
-        return (
-            f"forward error {result.forward_error:.1e}, asked for {options.largest_error:.1e}: "
-            f"condition number {result.condition:.1e} ({run.label})"
-        )
-    if accurate and not unsure(run):  # the rank is in doubt
-        return run.attempts[-1].reason
-    if accurate:
-        return (
-            f"A is ill-conditioned, no digit of x is sure: condition number {result.condition:.1e}, "
-            f"forward error {result.forward_error:.1e} ({run.label})"
-        )
-    return f"backward error {result.backward_error:.1e}, asked for {result.tolerance:.1e} ({run.label})"
-
-
 def default_rcond(a: torch.Tensor, over_rows: Reduction = HERE) -> float:
     """Rounding errors of the double-precision factorization, or of the data where those are larger."""
     return max(max(over_rows.count(a.shape[-2]), a.shape[-1]) * 2.0**-52, 2 * format_of(a.dtype).u)
@@ -341,26 +330,6 @@ def _check_weights(w: torch.Tensor, m: int, engine: Engine) -> torch.Tensor:
         largest = engine.over_rows.largest(w.abs().max().reshape(1))
         check_finite(w, largest, "weights", engine.over_rows)
     return w.to(engine.device).double()
-
-
-def _collect(report: Report) -> LstsqResult:
-    """One result for the batch: the worst of its members speaks for all."""
-    run, options = report.run, report.options
-    values, of = run.found, numbers_of(run)
-    if np.isinf(of["largest"]).any():
-        raise does_not_fit(options.dtype)
-    m, n = options.over_rows.count(report.shapes.matrices.shape[-2]), report.shapes.matrices.shape[-1]
-    ranks = of["rank"][~np.isnan(of["backward_error"])]
-    norms = report.shapes.of_columns(values.residual_norm).flatten().tolist()
-    return LstsqResult(
-        **report.common(),
-        optimality=report.worst.get("optimality", 0.0),
-        tolerance=lstsq_bound(options.target, max(1, min(m, n))),
-        residual_norm=norms[0] if len(norms) == 1 else norms,
-        rank=int(min(ranks, default=0)) if len(run.accepted) else min(m, n),
-        factorization=run.label,
-        ranks=report.of_members(values.rank, 0),
-    )
 
 
 def _attach(

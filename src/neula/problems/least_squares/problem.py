@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 
@@ -61,6 +61,17 @@ class Options(solutions.Options):
     def rows(self, m: int, n: int) -> int:
         """Rows of a matrix, damping stacked below it."""
         return m + n if self.damp else m
+
+
+class Alone:
+    """One problem, for a chain that is made for batches."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def at(self, places: torch.Tensor) -> Self:
+        """All of them."""
+        return self
 
 
 def no_longer(residual: torch.Tensor, b: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:

@@ -34,18 +34,16 @@ def chain(m: int, n: int, options: Options) -> list[SVDLink]:
 
     A part of the singular values comes from iterations where these cost less than the Gram matrix and its
     eigenvectors, from the Gram matrix otherwise; all of them, and what neither finds, from QR and the SVD of
-    R, or for small matrices from the library's SVD. Over processes all come from QR and the SVD of R.
+    R, or for small matrices, unless their rows are spread over processes, from the library's SVD.
     """
     tuning, named, rank = options.engine.tuning, options.algorithm, options.rank
-    if options.engine.over_rows.spread and named not in (None, "qr-svd"):
-        raise ValueError(f"algorithm={named!r} is for whole matrices: leave it out, or pass A.full()")
-    if named == "qr-svd" or options.engine.over_rows.spread:
+    if named == "qr-svd":
         return [_QR_SVD]
     if named == "gram-svd":
         return [_gram(options)]
     if named == "iteration":
         return [_iteration(m, n, options)]
-    if m * n * n <= tuning.direct_svd:
+    if m * n * n <= tuning.direct_svd and not options.engine.over_rows.spread:
         return [Link(f"svd {options.work.name}", links.by_svd), _QR_SVD]
     if rank is None or rank > tuning.gram_part * n:
         return [_QR_SVD]
@@ -104,7 +102,7 @@ class SVDJudge:
         """That for a matrix of this shape."""
         return cls(options.bound(m, n), options.orthogonality_bound(m, n))
 
-    def measure(self, problems: Matrices, answer: Answer[Triplets]) -> torch.Tensor:
+    def measure(self, problems: object, answer: Answer[Triplets]) -> torch.Tensor:
         """Links have done it, since iterations stop by what is measured."""
         return answer.values.measures.T
 

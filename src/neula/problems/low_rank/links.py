@@ -69,7 +69,7 @@ class _Evidence:
     def excess(self, found: Ritz) -> float:
         """By how much errors exceed what is asked for."""
         problems, k = self.problems, self.rank
-        m, n = problems.a.shape[1:]
+        m, n = problems.options.shape_of(problems.a.shape)
         weights = problems.options.weights(found.s, problems.norm, m, n)
         bound = problems.options.bound(m, n)
         gaps = found.rest.diagonal()[:k].clamp_min(0).sqrt()
@@ -104,13 +104,14 @@ def by_gram(problems: Matrices, before: Solution | None, *, compute: str) -> Sol
     rank = options.rank
     assert rank is not None
     engine = options.exact.using(compute)
-    found = gram_svd(a, rank, engine, options.rounding(*a.shape))
+    shape = options.shape_of(problems.a.shape)
+    found = gram_svd(a, rank, engine, options.rounding(*shape), norm)
     s = found.s.double().cpu()
     # Up to rounding errors of A^T A, which are relative to its norm, that is the largest beyond.
     beyond = (found.beyond**2 + engine.arithmetic.u * norm**2) ** 0.5
     errors = torch.full_like(s, found.residual * norm)
     errors[-1] = torch.maximum(errors[-1], beyond - s[-1])
-    weights = options.weights(s, norm, *a.shape)
+    weights = options.weights(s, norm, *shape)
     residual, missed = found.residual * norm / float(weights.min()), float((errors / weights).max())
     measures = [residual, found.orthogonality, missed]
     return _answer(options, f"gram-svd {compute}", _values(found.u, s, found.v, measures, errors))

@@ -14,21 +14,24 @@ import torch
 
 from neula.algorithms.scaling import SAFE_NORMS
 from neula.algorithms.spectra.gram_svd import frobenius_norm
-from neula.certificates.bounds import Accuracy
+from neula.certificates.bounds import Accuracy, measurement_error, target_format
 from neula.certificates.low_rank import SVDCertificate, low_rank_error
-from neula.engines import FP32, FP64, Engine, Format, format_of
+from neula.engines import FP32, FP64, Engine, Format, format_of, select_engine
 from neula.engines.reduction import Reduction
 from neula.errors import check_name
+from neula.io.sources import is_source, row_blocks
 from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.call import Call
-from neula.pipeline.chain import run_chain
+from neula.pipeline.chain import Link, run_chain
 from neula.pipeline.compilation import eager
-from neula.pipeline.inputs import check_finite, check_matrices
+from neula.pipeline.inputs import Taken, check_finite, check_matrices
 from neula.pipeline.over_processes import OverProcesses
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, SVDResult
+from neula.pipeline.streaming import Reader, torch_dtype
 from neula.problems.low_rank.chain import SVDJudge, chain
 from neula.problems.low_rank.problem import Matrices, Options
+from neula.problems.low_rank.streamed import StreamedMatrix
 from neula.problems.signatures import Kind, SVDKeywords
 
 ALGORITHMS = ("iteration", "gram-svd", "qr-svd")
@@ -81,7 +84,8 @@ def svd_lowrank(
     ----------
     A : array_like, shape (m, n)
         NumPy array, torch tensor or DLPack object; not modified.
-        Or a matrix whose rows are spread over processes (:func:`neula.distributed.rows`).
+        Or a matrix whose rows are spread over processes (:func:`neula.distributed.rows`), or one that is
+        larger than memory, as for :func:`neula.lstsq`: it is read three times, and U, of as many rows, kept.
     rank : int, optional
         Number of singular triplets, from 1 to ``min(m, n)``; 0 of a matrix without elements.
     tol : float, optional
@@ -158,6 +162,8 @@ def svd_lowrank(
     >>> bool((result.errors < 0.01 * result.s).all())
     True
     """
+    if is_source(A):
+        return _of_source(A, rank, tol, accuracy, engine, algorithm, strict, progress)
     number = isinstance(accuracy, Real) and not isinstance(accuracy, bool)
     call = Call.begin({"A": A}, engine=engine, accuracy=None if number else accuracy, strict=strict)
     a = call.first.tensor
@@ -169,10 +175,7 @@ def svd_lowrank(
     check_name("algorithm", algorithm, ALGORITHMS, optional=True)
     if rank is None and algorithm not in (None, "qr-svd"):
         raise ValueError(f"algorithm={algorithm!r} needs a rank: give one, or take 'qr-svd'")
-    target, part = _of_number(accuracy, a.dtype) if isinstance(accuracy, Real) else (call.target, None)
-    # Not an unsigned rank, of which there is no -rank.
-    whole = None if rank is None else operator.index(rank)
-    options = Options(target, part, call.engine, whole, tol, algorithm, progress)
+    options = _options(call, rank, tol, accuracy, algorithm, progress)
     if 0 in a.shape:
         return _of_nothing(call, options)
     transposed = shape[0] < shape[1]
@@ -190,9 +193,72 @@ def svd_lowrank(
     if transposed:
         u, v = v, u
     result = _result(call, options, (u, s, v.T, errors), error, judge.certificate(run.numbers), run.attempts)
+    _report(call, result)
+    return result
+
+
+def _report(call: Call, result: SVDResult) -> None:
     if not result.converged:
         what = f"the singular triplets are not certified to accuracy {result.accuracy}"
         call.report_missed(what, str(result.certificate), result, [()])
+
+
+def _options(
+    call: Call,
+    rank: int | None,
+    tol: float | None,
+    accuracy: Any,
+    algorithm: str | None,
+    progress: Progress | None,
+) -> Options:
+    target, part = _of_number(accuracy, call.dtype) if isinstance(accuracy, Real) else (call.target, None)
+    # Not an unsigned rank, of which there is no -rank.
+    whole = None if rank is None else operator.index(rank)
+    return Options(target, part, call.engine, whole, tol, algorithm, progress)
+
+
+def _of_source(
+    A: Any,
+    rank: int | None,
+    tol: float | None,
+    accuracy: Any,
+    engine: str | Engine,
+    algorithm: str | None,
+    strict: bool,
+    progress: Progress | None,
+) -> SVDResult:
+    """The same of a matrix that is read in blocks."""
+    source = row_blocks(A)
+    if len(source.shape) != 2 or 0 in source.shape:
+        raise ValueError(
+            f"A must be one matrix with rows and columns, and its source has shape {source.shape}"
+        )
+    if algorithm is not None:
+        raise ValueError(f"algorithm={algorithm!r} needs A in memory: leave it out, or load A first")
+    _check_truncation(rank, tol, min(source.shape))
+    x = torch.zeros(1, dtype=torch_dtype(source.dtype, "A"), device="cpu").expand(source.shape)
+    number = isinstance(accuracy, Real) and not isinstance(accuracy, bool)
+    target = target_format(None if number else accuracy, x.dtype)
+    taken = Taken(x, torch.Tensor.numpy, x)
+    call = Call({"A": taken}, select_engine(engine, x.device), x.dtype, target, strict)
+    options = _options(call, rank, tol, accuracy, None, progress)
+    m, n = source.shape
+    rows = max(call.engine.tuning.streamed_bytes // (8 * n), n)
+    matrix = StreamedMatrix(Reader({"A": source}, call.engine.device, rows, progress), n, options)
+    with call.computing():
+        judge = SVDJudge.of(max(m, n), min(m, n), options)
+        # Errors of R are measured in the Frobenius norm, to which all of its columns contribute.
+        rounding = 0.0 if options.part else 4 * measurement_error(n, options.work.dtype)
+        judge = replace(judge, bound=judge.bound + rounding)
+        run = run_chain([Link("in passes", matrix.triplets)], matrix, judge)
+        found = run.found
+        u, s, v, errors = (
+            x[0] for x in (found.u, found.s / matrix.scale, found.v, found.errors / matrix.scale)
+        )
+    certificate = judge.certificate(run.numbers)
+    result = _result(call, options, (u, s, v.T, errors), matrix.relative_error, certificate, run.attempts)
+    result = replace(result, passes=matrix.reader.passes)
+    _report(call, result)
     return result
 
 

@@ -1,0 +1,284 @@
+"""The time of ``lstsq`` of float64 rows over many GPUs, in operations, bytes, latency and bandwidth.
+
+``python -m benchmarks model`` compares what the model says of one and two GPUs with what was measured
+(``benchmarks/data/distributed-*.json``), says what it expects of more, and draws
+``docs/images/scaling.png``.
+The constants of a machine and of the network inside a host come from the same data; before there are any,
+from an H100 host whose all-reduces were measured alone. The network between hosts was not measured: what is
+said of it is what InfiniBand NDR promises, one adapter of 50 GB/s a GPU.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from neula.papers.data import Data, Rows, show
+from neula.papers.drawing import new_canvas
+
+DATA = Path(__file__).parent / "data"
+FIGURE = Path(__file__).parent.parent / "docs" / "images" / "scaling.png"
+
+GPUS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+COLUMNS = (1024, 4096, 16384)
+HOST = 8
+"""GPUs of a host."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a GPU and the network do in a second.
+
+    Attributes
+    ----------
+    memory : float
+        Bytes of A that all but the factorization goes through: less than kernels read that do nothing else.
+    gram, gram_low, qr : float
+        Operations: of Gram matrices in fp16 with error correction and without, of a QR in fp16.
+    serial : float
+        Operations of Cholesky factors and inverses, which every GPU computes for itself.
+    inside : dict of float to float
+        Seconds of an all-reduce of some bytes over two GPUs of a host.
+    adapter : float
+        Bytes that a GPU sends to another host, at 80% of what is promised.
+    hop : float
+        Seconds that a small message takes from host to host.
+    capacity : float
+        Bytes that a GPU holds.
+    host : float
+        Seconds of a call for what does not depend on the size, launches and looks; twice that over processes,
+        where nothing is played back.
+    """
+
+    memory: float = 3.0e12
+    gram: float = 190e12
+    gram_low: float = 600e12
+    qr: float = 270e12
+    serial: float = 15e12
+    inside: Mapping[float, float] = field(
+        default_factory=lambda: {512: 23e-6, 64e6: 64e6 / 239e9, 1e9: 1e9 / 327e9}
+    )
+    adapter: float = 40e9
+    hop: float = 5e-6
+    capacity: float = 80e9
+    host: float = 1e-3
+
+    def all_reduce(self, size: float, gpus: int) -> float:
+        """Seconds of an all-reduce of some bytes: inside hosts a ring, between them a tree of rings.
+
+        Of g GPUs each sends ``2 (g - 1) / g`` times its bytes. Between hosts every GPU reduces its eighth
+        with those of the same place in other hosts.
+        """
+        if gpus == 1:
+            return 0.0
+        here = min(gpus, HOST)
+        inside = _interpolated(self.inside, size)
+        latency = min(self.inside.values())
+        seconds = latency + (inside - latency) * 2 * (here - 1) / here
+        hosts = -(-gpus // HOST)
+        if hosts > 1:
+            share = size / here
+            seconds += 2 * math.log2(hosts) * self.hop + 2 * (hosts - 1) / hosts * share / self.adapter
+        return seconds
+
+
+H100 = Machine()
+
+
+def _interpolated(known: Mapping[float, float], size: float) -> float:
+    """Seconds for a size between those that were measured, on a line; beyond the last by its rate."""
+    sizes = sorted(known)
+    place = min(max(1, bisect_left(sizes, size)), len(sizes) - 1)
+    a, b = sizes[place - 1], sizes[place]
+    if size <= sizes[0]:
+        return known[sizes[0]]
+    return known[a] + (known[b] - known[a]) * (size - a) / (b - a)
+
+
+@dataclass(frozen=True)
+class Time:
+    """Seconds of one solution, by what they are spent on.
+
+    Attributes
+    ----------
+    factorization, passes, replicated, network, host : float
+    """
+
+    factorization: float
+    passes: float
+    replicated: float
+    network: float
+    host: float
+
+    @property
+    def total(self) -> float:
+        """All of them: nothing overlaps yet."""
+        return sum(vars(self).values())
+
+
+def lstsq(machine: Machine, m: float, n: int, gpus: int) -> Time:
+    """The links of :func:`neula.lstsq` for well-conditioned float64 rows on GPUs.
+
+    - Up to 4096 columns R comes from a Gram matrix: ``1.25 m n^2`` operations, one all-reduce of ``n^2``
+      float32 numbers, a Cholesky factor and the inverses of its diagonal blocks on each GPU. Beyond 2048
+      columns the Gram matrix is in plain fp16, and iterations are two more.
+    - Beyond, recursive Gram-Schmidt: ``2 m n^2 - 2/3 n^3`` operations, all-reduces of ``n^2`` numbers in two
+      for each panel of 128 columns, and one for each product of the recursion, as many again.
+    - A is read nine times: column maxima, the copy in fp16, five iterations, the residual, the certificate.
+      Each is followed by two triangular solves, and two small all-reduces (of the gradient, and of norms).
+    """
+    rows = m / gpus
+    low = n > 2048
+    passes = 11 if low else 9
+    if n <= 4096:
+        factorization = 1.25 * rows * n * n / (machine.gram_low if low else machine.gram)
+        replicated = 2 / 3 * n**3 / machine.serial
+        network = machine.all_reduce(4 * n * n, gpus)
+    else:
+        factorization = max(0.0, 2 * rows * n * n - 2 / 3 * n**3 / gpus) / machine.qr
+        replicated = 0.0
+        messages = 3 * n / 128
+        network = messages * machine.all_reduce(4 * n * n / messages, gpus)
+    # Triangles are half of what is read for a solve with R.
+    replicated += passes * 2 * 8 * n * n / 2 / machine.memory
+    network += (2 * passes + 4) * machine.all_reduce(8 * (n + 1), gpus)
+    host = machine.host if gpus == 1 else 2 * machine.host
+    return Time(factorization, passes * 8 * rows * n / machine.memory, replicated, network, host)
+
+
+def fits(machine: Machine, m: float, n: int, gpus: int) -> bool:
+    """Whether rows in float64, and what is made of them in low precision, fit the memory of the GPUs."""
+    return 1.5 * 8 * m * n / gpus + 3 * 8 * n * n <= machine.capacity
+
+
+def machine_of(rows: Rows, start: Machine = H100) -> Machine:
+    """A machine by the constants that were measured on it.
+
+    The rate at which A is gone through is what one GPU has left for it of its time: kernels that only read
+    are faster.
+    """
+    known = {row["what"]: row["value"] for row in rows.where(problem="constant") if row.get("value")}
+    reduces = rows.where(problem="constant", what="all-reduce", processes=2)
+    names = {"gram": "gram corrected", "gram_low": "gram low", "qr": "qr low"}
+    found: dict[str, Any] = {name: known[what] for name, what in names.items() if what in known}
+    inside = {row["bytes"]: row["ms"] / 1e3 for row in reduces}
+    machine = replace(start, inside=inside or start.inside, **found)
+    without = replace(machine, memory=math.inf)
+    rates = []
+    for row in rows.where(problem="lstsq float64"):
+        m, n, seconds = row["m"], row["n"], row["one_ms"] / 1e3
+        rest = lstsq(without, m, n, 1).total
+        moved = lstsq(replace(machine, memory=1.0), m, n, 1).total - rest
+        rates.append(moved / max(1e-9, seconds - rest))
+    return replace(machine, memory=statistics.geometric_mean(rates)) if rates else machine
+
+
+MEASURED = (
+    {"problem": "lstsq float64", "m": 262144, "n": 4096, "processes": 1, "ms": 42.7},
+    {"problem": "lstsq float64", "m": 524288, "n": 2048, "processes": 1, "ms": 40.6},
+)
+"""On one H100, where there are no other data."""
+
+
+def compared(rows: Rows, machine: Machine) -> Iterator[dict[str, Any]]:
+    """What the model says of what was measured, one row for each number of GPUs."""
+    for row in rows:
+        if not str(row["problem"]).startswith("lstsq float64"):
+            continue
+        weak = str(row["problem"]).endswith("weak")
+        times = {row["processes"]: row["ms"], **({1: row["one_ms"]} if row.get("one_ms") else {})}
+        for gpus, ms in sorted(times.items()):
+            # Weak scaling is compared with the work of all on one, which one does piece by piece.
+            pieces = row["processes"] if weak and gpus == 1 else 1
+            said = 1e3 * pieces * lstsq(machine, row["m"] / pieces, row["n"], gpus).total
+            yield {"problem": row["problem"], "m": row["m"], "n": row["n"], "gpus": gpus} | {
+                "ms": ms,
+                "model_ms": said,
+                "ratio": said / ms,
+            }
+
+
+def expected(machine: Machine) -> Iterator[dict[str, Any]]:
+    """What the model expects of 8, 64 and 1,024 GPUs: strong scaling of 10^6 to 10^9 rows, and weak."""
+    for n in COLUMNS:
+        for m in (1e6, 1e7, 1e8, 1e9):
+            row: dict[str, Any] = {"rows": f"{m:.0e}", "n": n}
+            for gpus in (8, 64, 1024):
+                time = lstsq(machine, m, n, gpus)
+                said = f"{1e3 * time.total:.1f} ms, {_busy(time):.0%} useful"
+                row[f"{gpus} GPUs"] = said if fits(machine, m, n, gpus) else "does not fit"
+            yield row
+        weak: dict[str, Any] = {"rows": "2.5e5 a GPU", "n": n}
+        for gpus in (8, 64, 1024):
+            time = lstsq(machine, 250e3 * gpus, n, gpus)
+            one = lstsq(machine, 250e3, n, 1)
+            weak[f"{gpus} GPUs"] = f"{1e3 * time.total:.1f} ms, {one.total / time.total:.0%} of one"
+        yield weak
+
+
+def _busy(time: Time) -> float:
+    """Part of the time in which GPUs do what more of them would do faster."""
+    return (time.factorization + time.passes) / time.total
+
+
+def draw(machine: Machine, path: Path) -> None:
+    """Speed with more GPUs for a matrix of one size, and for as many rows on each."""
+    canvas = new_canvas(11, 4.4)
+    strong, weak = canvas.subplots(1, 2)
+    for place, n in enumerate(COLUMNS):
+        for m, style in ((1e6, ":"), (1e7, "--"), (1e8, "-")):
+            points = [(g, lstsq(machine, m, n, g).total) for g in GPUS if fits(machine, m, n, g)]
+            if len(points) > 1:
+                first, seconds = points[0]
+                speed = [(g, first * seconds / time) for g, time in points]
+                label = f"{m:.0e} x {n}".replace("e+0", "e")
+                strong.plot(*zip(*speed, strict=True), style, color=f"C{place}", marker=".", label=label)
+        one = lstsq(machine, 250e3, n, 1).total
+        share = [one / lstsq(machine, 250e3 * g, n, g).total for g in GPUS]
+        weak.plot(GPUS, share, color=f"C{place}", marker=".", label=f"{n} columns")
+    strong.plot(GPUS, GPUS, color="0.7", linewidth=1, zorder=0)
+    strong.set(xscale="log", yscale="log", xlabel="GPUs", ylabel="speed, one GPU = 1", ylim=(0.8, 1500))
+    strong.set_title("A matrix of one size (those that fit)")
+    weak.set(xscale="log", xlabel="GPUs", ylabel="part of the speed of one", ylim=(0, 1.05))
+    weak.set_title("250,000 rows on each GPU")
+    for axes in (strong, weak):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(GPUS[::2], [str(g) for g in GPUS[::2]])
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    canvas.savefig(path, dpi=130)
+
+
+def measured_rows() -> Rows:
+    """Data of all GPUs on which ``distributed`` was run."""
+    files = sorted(DATA.glob("distributed-nvidia-*.json"))
+    return Rows(row for file in files for row in Data.read(file).rows)
+
+
+def main(
+    figure: Annotated[Path, typer.Option(help="picture to draw")] = FIGURE,
+) -> None:
+    """Compare the model with the data, say what it expects, and draw it; nothing is measured."""
+    rows = measured_rows()
+    machine = machine_of(rows)
+    for title, found in (
+        ("lstsq float64, measured and as the model says", compared(rows or Rows(MEASURED), machine)),
+        ("lstsq float64, as the model expects", expected(machine)),
+    ):
+        shown = Rows(found)
+        table = Table(*shown.fields, title=title)
+        for row in shown:
+            table.add_row(*(show(row.get(name)) for name in shown.fields))
+        Console(width=110).print(table)
+    draw(machine, figure)
+    Console().print(f"picture: {figure}")

@@ -1,0 +1,113 @@
+"""A solution of rows that are gone, and what is known of it by products that were kept."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from neula.algorithms.krylov.held_sums import HeldSums, normal_product
+from neula.algorithms.krylov.streamed_lstsq import Coordinates
+from neula.certificates.backward_error import over
+from neula.certificates.bounds import lstsq_bound
+from neula.certificates.forward_error import SURE, least_squares_error, residual_ratio
+from neula.certificates.probes import PROBES, gaussian_probes
+from neula.engines import FP64
+from neula.pipeline.chain import Answer
+from neula.problems.least_squares.problem import Alone, Members, Options
+
+MARGIN = 10.0
+"""An estimate of a norm from four random vectors is below a tenth of it twice in ten thousand cases."""
+
+MAX_RATE = 0.25
+"""How far ``(R^T R)^-1 A^T A`` may be from the identity for bounds to be believed."""
+
+
+@dataclass
+class Held(Alone):
+    """A fit that is held open, as a problem.
+
+    Attributes
+    ----------
+    sums : HeldSums
+    scales : Tensor, shape (n,)
+        By which the random vectors are multiplied.
+    options : Options
+    """
+
+    sums: HeldSums
+    scales: torch.Tensor
+    options: Options
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.sums.r.device
+
+    @property
+    def bound(self) -> float:
+        """Largest backward error: reflections of n columns err by ``n u``, and updates add up like noise."""
+        n = len(self.scales)
+        return lstsq_bound(self.options.target, n) + 4 * n * max(1, self.sums.updates) ** 0.5 * FP64.u
+
+    def solved(self, problems: Held, before: Answer[Members] | None) -> Answer[Members]:
+        """The solution by R, and how far ``R^T [R z]`` is from ``A^T [A b]``."""
+        options, n = self.options, len(self.scales)
+        r, z, s = self._damped()
+        of = Coordinates.of_any_rank(r, options.certain_rcond((max(self.sums.rows, n), n)))
+        x = of.inverse @ (z if of.left is None else of.left.T @ z)
+        size, b = of.length(x), (z.square().sum(0) + s.square().sum(0)).sqrt()
+        distance = self._distance(of)
+        wrong = self._wrong(of, x)
+        rate = MARGIN * distance * of.inverse_norm**2
+        error = of.inverse_norm * (wrong + MARGIN * distance * of.inverse_norm * size)
+        error = over(error, (1 - rate) * size) if rate <= MAX_RATE else torch.full_like(size, math.inf)
+        norms = torch.linalg.vector_norm(s, dim=0)
+        if not of.rank:
+            error = torch.zeros_like(error)
+        elif of.left is not None:  # below full rank the space of the solution depends on rounding errors, too
+            relative = torch.full_like(size, distance / of.norm**2)
+            by_formula = least_squares_error(of.condition, relative, residual_ratio(norms, of.norm, size))
+            error = torch.maximum(error, by_formula)
+        products = self.sums.products - r[: len(self.scales)].T @ z
+        of_products = torch.linalg.vector_norm(products / of.columns, dim=0)
+        scale = max(of.norm, torch.finfo(torch.float64).tiny)
+        backward = torch.maximum(over(of_products, scale * b).amax(), b.new_tensor(distance / scale**2))[None]
+        members = Members(
+            x=x[None],
+            forward_error=error[None],
+            backward_error=backward,
+            condition=backward.new_tensor([max(1.0, of.norm * of.inverse_norm)]),
+            refined_error=backward,
+            accepted=(error <= SURE).all() & (backward <= self.bound),
+            residual_norm=norms[None],
+            optimality=over(wrong, of.norm * norms).amax()[None],
+            rank=torch.full_like(backward, of.rank, dtype=torch.int64),
+        )
+        return Answer(members, "householder fp64, held open", of.doubt)
+
+    def _damped(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """R, z and S with the rows of the damping."""
+        damp, parts = self.options.damp, self.sums.parts
+        if not damp:
+            return parts
+        n, k = parts[1].shape
+        r = self.sums.r
+        below = torch.cat([damp * torch.eye(n, dtype=r.dtype, device=r.device), r.new_zeros(n, k)], 1)
+        r = torch.linalg.qr(torch.cat([r, below]), mode="r")[1]
+        return r[:n, :n], r[:n, n:], r[n:, n:]
+
+    def _distance(self, of: Coordinates) -> float:
+        """``||D^-1 (A^T A - R^T R) D^-1||_F``, estimated; D is at least as large as what the vectors see."""
+        vectors = gaussian_probes(len(self.scales), self.device) * self.scales[:, None]
+        high, low = normal_product(self.sums.parts[0], vectors)
+        difference = (self.sums.probes - high) + (self.sums.probes_low - low)
+        seen = torch.linalg.matrix_norm(difference / of.columns) / PROBES**0.5
+        return float(seen / (of.columns[:, 0] * self.scales).min())
+
+    def _wrong(self, of: Coordinates, x: torch.Tensor) -> torch.Tensor:
+        """``||C^T (A^T b - (R^T R + damp^2 I) x)||``, shape (k,)."""
+        high, low = normal_product(self.sums.parts[0], x)
+        rest = (self.sums.products - high) + (self.sums.products_low - low) - self.options.damp**2 * x
+        return torch.linalg.vector_norm(of.inverse.T @ rest, dim=0)

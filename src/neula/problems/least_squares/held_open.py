@@ -1,0 +1,387 @@
+"""A least-squares fit that is held open: rows come and go, and only small matrices are kept."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from neula.algorithms.krylov.held_sums import HeldSums
+from neula.algorithms.scaling import power_of_two_scales
+from neula.certificates.bounds import Accuracy, lstsq_bound, target_format
+from neula.certificates.probes import gaussian_probes
+from neula.engines import FP64, Engine, select_engine
+from neula.io.files import write_files
+from neula.io.sources import Sliced, Source, is_source, row_blocks
+from neula.kernels.precision import plain_arithmetic
+from neula.pipeline.call import Call
+from neula.pipeline.chain import Link, run_chain
+from neula.pipeline.inputs import Taken, take
+from neula.pipeline.result import LstsqResult
+from neula.pipeline.shapes import broadcast_system
+from neula.pipeline.solutions import Report, unsure
+from neula.pipeline.streaming import Block, Reader, check_rows
+from neula.problems.least_squares.chain import LeastSquaresJudge
+from neula.problems.least_squares.held_evidence import Held
+from neula.problems.least_squares.problem import Options
+from neula.problems.least_squares.report import collect, why
+
+LARGEST = 2.0**400
+"""Elements up to this have sums of squares that float64 holds."""
+
+
+class LeastSquares:
+    """A least-squares fit ``min ||A x - b||`` that is held open for new rows.
+
+    Of all rows only R, ``Q^T b`` and the norms of the residuals are kept, ``(n + k)^2`` numbers whatever the
+    number of rows. As evidence, although A is gone, ``A^T (A G)`` is accumulated in twice the working
+    precision for four random vectors G, and ``R^T (R G)`` is compared with it.
+
+    Parameters
+    ----------
+    n : int
+        Columns of A.
+    scales : array_like, shape (n,), optional
+        About how large the columns are, to a few powers of ten; 1 by default. Only the evidence depends on
+        it: columns of very different sizes are not certified to be accurate without.
+    engine : {"auto", "cpu", "cuda"} or Engine, optional
+        Where it is kept and computed; ``"auto"`` is the CPU.
+
+    Attributes
+    ----------
+    n : int
+    rows : int
+        Rows that it has seen, less those that were removed.
+
+    Raises
+    ------
+    ValueError
+        For n below 1, or scales that are not positive.
+
+    Notes
+    -----
+    R is merged with each block of rows by Householder reflections (sequential TSQR). Rows are removed by
+    ``R'^T R' = R^T (I - P P^T) R`` with ``P = R^-T A^T`` ([1]_, section 6.5). The bound on the error of x is
+    that of the normal equations: it grows with the square of the condition number, and from about 1e6 on no
+    digit is sure. :func:`neula.lstsq` of a source that can be read again knows better.
+
+    References
+    ----------
+    .. [1] G. H. Golub, C. F. Van Loan, "Matrix Computations", 4th edition, 2013.
+
+    Examples
+    --------
+    >>> import numpy as np, neula
+    >>> fit = neula.LeastSquares(2)
+    >>> for day in range(10):
+    ...     t = day + np.linspace(0.0, 1.0, 50)
+    ...     fit.update(np.stack([np.ones(50), t], 1), 3.0 - 2.0 * t)
+    >>> result = fit.solve()
+    >>> result.x.round(12), result.converged, fit.rows
+    (array([ 3., -2.]), True, 500)
+    """
+
+    def __init__(self, n: int, *, scales: Any = None, engine: str | Engine = "auto") -> None:
+        if not (hasattr(n, "__index__") and n >= 1):
+            raise ValueError(f"n must be a number of columns, at least 1, got {n!r}")
+        self.n = int(n)
+        self._engine = select_engine(engine, torch.device("cpu")).using(FP64)
+        given = torch.ones(self.n).double() if scales is None else take(scales, "scales").tensor.double()
+        if given.shape != (self.n,) or not bool(((given > 0) & given.isfinite()).all()):
+            raise ValueError(f"scales must be {self.n} positive numbers, got {scales!r}")
+        self._scales = power_of_two_scales(given).to(self._engine.device)
+        self._sums: HeldSums | None = None
+        self._like: Any = torch.Tensor.numpy
+        self._is_vector = True
+
+    @property
+    def rows(self) -> int:
+        """Rows that it has seen, less those that were removed."""
+        return 0 if self._sums is None else self._sums.rows
+
+    def __repr__(self) -> str:
+        return f"LeastSquares({self.n}): {self.rows} rows, engine {self._engine}"
+
+    # --- rows come and go ---
+
+    def update(self, A: Any, b: Any, *, weights: Any = None) -> None:
+        """Take new rows.
+
+        Parameters
+        ----------
+        A : array_like, shape (m, n)
+            Any number of rows, or a source of row blocks (:func:`neula.io.sources.row_blocks`).
+        b : array_like, shape (m,) or (m, k)
+            Or a source. The first one says how many right-hand sides there are.
+        weights : array_like, shape (m,), optional
+            Factors of the rows.
+
+        Raises
+        ------
+        ValueError
+            For shapes that do not fit, NaN and Inf; the fit is then what it was before.
+        """
+        sources, like = self._sources(A, b, weights)
+        with plain_arithmetic(self._engine.device):
+            sums = self._sums or HeldSums.begin(self.n, self._width(sources), self._engine.device)
+            for rows, right in self._blocks(sources, whole=not is_source(A)):
+                sums = sums.plus_rows(rows, right, self._vectors)
+        self._take(sums, sources, like)
+
+    def forget(self, factor: float) -> None:
+        """Let what was there count for less.
+
+        Parameters
+        ----------
+        factor : float
+            Above 0, at most 1: the squares of all past residuals are multiplied by it. Called before each
+            update it is the forgetting factor of recursive least squares.
+
+        Raises
+        ------
+        ValueError
+            For other factors.
+        """
+        if not 0 < factor <= 1:
+            raise ValueError(f"factor must be above 0 and at most 1, got {factor}")
+        if self._sums is not None:
+            self._sums = self._sums.times(math.sqrt(factor))
+
+    def downdate(self, A: Any, b: Any, *, weights: Any = None) -> None:
+        """Remove rows that were taken before.
+
+        Parameters
+        ----------
+        A, b, weights : array_like
+            As they were given to :meth:`update`.
+
+        Raises
+        ------
+        ValueError
+            If too little would be left along some direction for rounding errors not to matter, or more was to
+            be removed than is there; the fit is then what it was before.
+        """
+        sources, _ = self._sources(A, b, weights)
+        m = sources["A"].shape[0]
+        if self._sums is None or self.rows < m:
+            raise ValueError(f"{m} rows cannot be removed from a fit of {self.rows}")
+        with plain_arithmetic(self._engine.device):
+            for rows, right in self._blocks(sources, whole=True):
+                self._sums = self._sums.minus_rows(rows, right, self._vectors)
+
+    def merge(self, other: LeastSquares) -> None:
+        """Take the rows of another fit, which stays as it is.
+
+        Parameters
+        ----------
+        other : LeastSquares
+            Of as many columns and right-hand sides, with the same scales.
+
+        Raises
+        ------
+        ValueError
+            If these differ.
+        """
+        if self.n != other.n or not torch.equal(self._scales.cpu(), other._scales.cpu()):
+            raise ValueError(f"{other} has other columns or scales than {self}")
+        if other._sums is None:
+            return
+        theirs = other._sums.each(lambda x: x.to(self._engine.device))
+        if self._sums is None:
+            self._sums, self._is_vector, self._like = theirs, other._is_vector, other._like
+            return
+        self._check_width(theirs.products.shape[1], other._is_vector)
+        with plain_arithmetic(self._engine.device):
+            self._sums = self._sums.plus(theirs)
+
+    # --- solutions ---
+
+    def solve(
+        self,
+        *,
+        damp: float = 0.0,
+        rcond: float | None = None,
+        accuracy: Accuracy | None = None,
+        strict: bool = False,
+    ) -> LstsqResult:
+        """The solution for all rows so far.
+
+        Parameters
+        ----------
+        damp, rcond, accuracy, strict : optional
+            As for :func:`neula.lstsq`.
+
+        Returns
+        -------
+        LstsqResult
+            Of which ``backward_error`` is that of the Gram matrix of [A b], and ``passes`` is 1.
+
+        Raises
+        ------
+        ValueError
+            Without rows, or with fewer than columns and no damping.
+        AccuracyError
+            If the accuracy was not reached and ``strict`` is set.
+
+        Warns
+        -----
+        AccuracyWarning
+            If the accuracy was not reached.
+        """
+        if self._sums is None or (self.rows < self.n and not damp):
+            raise ValueError(f"{self.rows} rows do not determine {self.n} columns: update, or pass damp=")
+        if not (math.isfinite(damp) and damp >= 0):
+            raise ValueError(f"damp must be finite and not negative, got {damp}")
+        call = self._call(accuracy, strict)
+        a, right = (x.tensor for x in call.operands.values())
+        rcond = max(a.shape) * 2.0**-52 if rcond is None else rcond
+        nothing: dict[str, Any] = {"algorithm": None, "compute": None, "weights": None, "progress": None}
+        options = Options(
+            engine=call.engine,
+            target=call.target,
+            dtype=torch.float64,
+            damp=damp,
+            rcond=rcond,
+            max_iterations=1,
+            forward=False,
+            **nothing,
+        )
+        with call.computing():
+            held = Held(self._sums, self._scales, options)
+            judge = LeastSquaresJudge.of(max(self.rows, self.n), self.n, options, together=False)
+            judge = replace(judge, bound=held.bound)
+            run = run_chain([Link("householder fp64, held open", held.solved)], held, judge)
+        report = Report(call, broadcast_system(a, right), options, run)
+        result = replace(collect(report, passes=1), tolerance=held.bound)
+        if not result.converged:
+            reason = why(result, run, options, is_batch=False)
+            what = f"least squares is not certified to {result.accuracy} accuracy"
+            call.report_missed(what, reason, result, report.missed(), unsure=unsure(run))
+        return result
+
+    def _call(self, accuracy: Accuracy | None, strict: bool) -> Call:
+        """With operands that have shapes, and no numbers."""
+        assert self._sums is not None
+        m, k = max(self.rows, 1), self._sums.products.shape[1]
+        number, operands = torch.zeros(1, dtype=torch.float64), {}
+        for name, shape in (("A", (m, self.n)), ("b", (m,) if self._is_vector else (m, k))):
+            x = number.expand(shape)
+            operands[name] = Taken(x, self._like, x)
+        target = target_format(accuracy, torch.float64, lambda target: lstsq_bound(target, self.n))
+        return Call(operands, self._engine, torch.float64, target, strict)
+
+    # --- files ---
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it to an ``.npz`` file, completely or not at all.
+
+        Raises
+        ------
+        FileError
+            If the file cannot be written, as on a full disk; one that was there is then still there.
+        """
+        # Sizes of which the scales are made: powers of two.
+        arrays = {"n": np.array(self.n), "scales": (0.5 / self._scales).cpu().numpy()}
+        if self._sums is not None:
+            counts = {"is_vector": self._is_vector, "rows": self.rows, "updates": self._sums.updates}
+            arrays |= {name: np.array(count) for name, count in counts.items()}
+            arrays |= {name: x.cpu().numpy() for name, x in self._sums.tensors.items()}
+        write_files({Path(path): arrays})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, engine: str | Engine = "auto") -> Self:
+        """Read what :meth:`save` has written.
+
+        Raises
+        ------
+        ValueError
+            For another file.
+        """
+        with np.load(path, allow_pickle=False) as file:
+            found = dict(file)
+        kept = {"n", "scales", "is_vector", *HeldSums.__dataclass_fields__}
+        if set(found) not in (kept, {"n", "scales"}):
+            raise ValueError(f"{path} holds no LeastSquares, but {', '.join(sorted(found)) or 'nothing'}")
+        fit = cls(int(found.pop("n")), scales=found.pop("scales"), engine=engine)
+        if found:
+            fit._is_vector = bool(found.pop("is_vector"))
+            counts: dict[str, Any] = {name: int(found.pop(name)) for name in ("rows", "updates")}
+            tensors: dict[str, Any] = {
+                k: torch.from_numpy(x).to(fit._engine.device) for k, x in found.items()
+            }
+            fit._sums = HeldSums(**counts, **tensors)
+        return fit
+
+    # --- rows ---
+
+    @property
+    def _vectors(self) -> torch.Tensor:
+        """Those that are multiplied by ``A^T A``."""
+        return gaussian_probes(self.n, self._engine.device) * self._scales[:, None]
+
+    def _sources(self, A: Any, b: Any, weights: Any) -> tuple[dict[str, Source], Any]:
+        """Operands of the same number of rows, and what makes an array like b."""
+        sources, like = {}, self._like
+        given = {"A": A, "b": b} | ({} if weights is None else {"weights": weights})
+        for name, x in given.items():
+            if is_source(x):
+                sources[name] = row_blocks(x)
+                continue
+            taken = take(x, name)
+            sources[name] = Sliced(taken.tensor)
+            like = taken.wrap if name == "b" else like
+        shapes = {name: source.shape for name, source in sources.items()}
+        m = shapes["A"][0] if shapes["A"] else 0
+        if shapes["A"] != (m, self.n):
+            raise ValueError(f"A must have shape (m, {self.n}), got {shapes['A']}")
+        if len(shapes["b"]) not in (1, 2) or shapes["b"][0] != m:
+            raise ValueError(f"A has {m} rows, and b has shape {shapes['b']}")
+        if shapes.get("weights", (m,)) != (m,):
+            raise ValueError(f"weights must have shape ({m},), one for each row, got {shapes['weights']}")
+        self._check_width(self._width(sources), len(shapes["b"]) == 1)
+        return sources, like
+
+    def _blocks(
+        self, sources: dict[str, Source], *, whole: bool
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Rows of A and b, checked and weighted: all of them, or some at a time, read ahead in a thread."""
+        m, k, device = sources["A"].shape[0], self._width(sources), self._engine.device
+        size = max(self._engine.tuning.streamed_bytes // (8 * self.n), self.n)
+        blocks: Any = Reader(sources, device, size).read("update")
+        if whole:
+            rows = [_joined(source, m).to(device).double() for source in sources.values()] if m else []
+            blocks = [Block(0, tuple(rows))] if m else []
+        for block in blocks:
+            for name, x in zip(sources, block.rows, strict=True):
+                check_rows(x, name, block.first, LARGEST)
+            a, b, *weights = block.rows
+            b = b.reshape(len(b), k)
+            for w in weights:
+                a, b = a * w[:, None], b * w[:, None]
+            yield a, b
+
+    def _take(self, sums: HeldSums, sources: dict[str, Source], like: Any) -> None:
+        if self._sums is None:
+            self._is_vector, self._like = len(sources["b"].shape) == 1, like
+        self._sums = sums
+
+    def _width(self, sources: dict[str, Source]) -> int:
+        """Right-hand sides."""
+        return math.prod(sources["b"].shape[1:])
+
+    def _check_width(self, k: int, is_vector: bool) -> None:
+        if self._sums is not None and (k, is_vector) != (self._sums.products.shape[1], self._is_vector):
+            known = "a vector" if self._is_vector else f"{self._sums.products.shape[1]} right-hand sides"
+            now = "a vector" if is_vector else f"{k} right-hand sides"
+            raise ValueError(f"b was {known} before, and is {now} now")
+
+
+def _joined(source: Source, m: int) -> torch.Tensor:
+    parts = [torch.as_tensor(block) for block in source.blocks(m)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,0 +1,53 @@
+"""What a user is told of least-squares problems that were solved."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from neula.certificates.bounds import lstsq_bound
+from neula.certificates.forward_error import SURE
+from neula.pipeline.chain import Run
+from neula.pipeline.result import LstsqResult
+from neula.pipeline.solutions import Report, does_not_fit, numbers_of, unsure
+from neula.problems.least_squares.problem import Members, Options
+
+
+def collect(report: Report, passes: int = 0) -> LstsqResult:
+    """One result for the batch: the worst of its members speaks for all."""
+    run, options = report.run, report.options
+    values, of = run.found, numbers_of(run)
+    if np.isinf(of["largest"]).any():
+        raise does_not_fit(options.dtype)
+    m, n = options.over_rows.count(report.shapes.matrices.shape[-2]), report.shapes.matrices.shape[-1]
+    ranks = of["rank"][~np.isnan(of["backward_error"])]
+    norms = report.shapes.of_columns(values.residual_norm).flatten().tolist()
+    return LstsqResult(
+        **report.common(),
+        optimality=report.worst.get("optimality", 0.0),
+        tolerance=lstsq_bound(options.target, max(1, min(m, n))),
+        residual_norm=norms[0] if len(norms) == 1 else norms,
+        rank=int(min(ranks, default=0)) if len(run.accepted) else min(m, n),
+        factorization=run.label,
+        ranks=report.of_members(values.rank, 0),
+        passes=passes,
+    )
+
+
+def why(result: LstsqResult, run: Run[Members], options: Options, *, is_batch: bool) -> str:
+    """Why the accuracy was missed."""
+    accurate = result.backward_error <= result.tolerance
+    if is_batch:
+        return run.attempts[-1].reason
+    if accurate and SURE >= result.forward_error > options.largest_error:
+        return (
+            f"forward error {result.forward_error:.1e}, asked for {options.largest_error:.1e}: "
+            f"condition number {result.condition:.1e} ({run.label})"
+        )
+    if accurate and not unsure(run):  # the rank is in doubt
+        return run.attempts[-1].reason
+    if accurate:
+        return (
+            f"A is ill-conditioned, no digit of x is sure: condition number {result.condition:.1e}, "
+            f"forward error {result.forward_error:.1e} ({run.label})"
+        )
+    return f"backward error {result.backward_error:.1e}, asked for {result.tolerance:.1e} ({run.label})"

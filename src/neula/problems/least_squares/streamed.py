@@ -1,0 +1,374 @@
+"""Least squares of a matrix that is read in blocks: one pass makes R, one or two more refine and measure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from neula.algorithms.krylov.doubled_refinement import COMPUTED, MAX_RATE, add_to_pair
+from neula.algorithms.krylov.streamed_lstsq import (
+    Coordinates,
+    GramSums,
+    HouseholderSums,
+    Refined,
+    RefinementSums,
+)
+from neula.algorithms.scaling import power_of_two_scales
+from neula.certificates.backward_error import Norms, over
+from neula.certificates.bounds import Accuracy, lstsq_bound, target_format
+from neula.certificates.forward_error import SURE, least_squares_error, residual_ratio
+from neula.engines import FP64, Engine, format_of, select_engine
+from neula.io.sources import Sliced, Source, is_source, row_blocks
+from neula.pipeline.call import Call
+from neula.pipeline.chain import Answer, Declined, Link, Run, Unanswered, run_chain
+from neula.pipeline.inputs import Taken, take
+from neula.pipeline.progress import Progress
+from neula.pipeline.result import LstsqResult
+from neula.pipeline.shapes import broadcast_system
+from neula.pipeline.solutions import Report, accept_digits, unsure
+from neula.pipeline.streaming import Block, Reader, check_rows, torch_dtype
+from neula.problems.least_squares.chain import LeastSquaresJudge
+from neula.problems.least_squares.problem import ROUNDED_RANK, Alone, Members, Options, no_longer
+from neula.problems.least_squares.report import collect, why
+
+MOST_PASSES = 3
+"""Over A: where it does not fit into memory, reading it is what takes time."""
+
+GRAM_RATE = 1e-5
+"""What ``u cond(A)^2`` may be for an R of the Gram matrix: two updates then leave rounding errors."""
+
+SAFE = 2.0**400
+"""Elements up to this, and down to its reciprocal, have sums of squares that float64 holds."""
+
+Step = Callable[[torch.Tensor, torch.Tensor], None]
+"""What a pass does with some rows of A and b."""
+
+
+def lstsq_streamed(
+    A: Any,
+    b: Any,
+    accuracy: Accuracy | None,
+    engine: str | Engine,
+    algorithm: str | None,
+    compute: str | None,
+    damp: float,
+    weights: Any,
+    rcond: float | None,
+    certify: str,
+    strict: bool,
+    progress: Progress | None,
+) -> LstsqResult:
+    """:func:`neula.lstsq` for a source of rows; names and numbers are checked already."""
+    if algorithm not in (None, "householder") or compute is not None:
+        named = f"algorithm={algorithm!r}" if compute is None else f"compute={compute!r}"
+        raise ValueError(f"{named} needs A in memory: leave it out, or load A first")
+    b_source, b_taken = _source_of(b, "b")
+    sources = {"A": row_blocks(A), "b": b_source}
+    _check_shapes(sources["A"], sources["b"], damp)
+    if weights is not None:
+        sources["weights"] = _source_of(weights, "weights")[0]
+        _check_weights(sources["weights"], sources["A"].shape[0])
+    call = _begun(sources, b_taken, engine, accuracy, strict)
+    a, right = (x.tensor for x in call.operands.values())
+    options = Options(
+        engine=call.engine,
+        target=call.target,
+        dtype=call.dtype,
+        algorithm=algorithm,
+        compute=None,
+        damp=damp,
+        weights=None,
+        rcond=max(max(a.shape) * 2.0**-52, 2 * format_of(a.dtype).u) if rcond is None else rcond,
+        max_iterations=MOST_PASSES,
+        forward=certify == "forward",
+        progress=progress,
+    )
+    with call.computing():
+        problem = Streamed.of(sources, options)
+        run = _solved(problem)
+    accept_digits(run, options)
+    report = Report(call, broadcast_system(a, right), options, run)
+    result = collect(report, passes=problem.reader.passes)
+    if not result.converged:
+        reason = why(result, run, options, is_batch=False)
+        what = f"least squares is not certified to {result.accuracy} accuracy"
+        call.report_missed(what, reason, result, report.missed(), unsure=unsure(run))
+    return result
+
+
+def _source_of(x: Any, name: str) -> tuple[Source, Taken | None]:
+    """Rows of a right-hand side or of weights, and the array that they are if they are in memory."""
+    if is_source(x):
+        return row_blocks(x), None
+    taken = take(x, name)
+    return Sliced(taken.tensor), taken
+
+
+def _check_shapes(a: Source, b: Source, damp: float) -> None:
+    if len(a.shape) != 2:
+        raise ValueError(f"A must be one matrix, and its source has shape {a.shape}")
+    m, n = a.shape
+    if len(b.shape) not in (1, 2) or b.shape[0] != m:
+        raise ValueError(f"A has {m} rows, and b has shape {b.shape}: it must be ({m},) or ({m}, k)")
+    if 0 in (m, n) or 0 in b.shape:
+        raise ValueError(
+            f"A of shape {a.shape} and b of shape {b.shape} have no numbers to read: pass arrays"
+        )
+    if m < n and not damp:
+        raise ValueError(
+            f"A has {m} rows, fewer than its {n} columns: solutions of minimum norm need A in memory; load "
+            "it, or pass damp="
+        )
+
+
+def _check_weights(weights: Source, m: int) -> None:
+    if weights.shape != (m,):
+        raise ValueError(f"weights must have shape ({m},), one for each row of A, got {weights.shape}")
+
+
+def _begun(
+    sources: dict[str, Source], b: Taken | None, engine: str | Engine, accuracy: Accuracy | None, strict: bool
+) -> Call:
+    """The call, with operands that have shapes and dtypes, and no numbers; the answer is like b."""
+    device = torch.device("cpu") if b is None else b.tensor.device
+    wrap = torch.Tensor.numpy if b is None else b.wrap
+    operands = {}
+    for name in ("A", "b"):
+        source = sources[name]
+        x = torch.zeros(1, dtype=torch_dtype(source.dtype, name), device=device).expand(source.shape)
+        operands[name] = Taken(x, wrap, x)
+    dtype = torch.promote_types(*(taken.tensor.dtype for taken in operands.values()))
+    n = sources["A"].shape[1]
+    target = target_format(accuracy, dtype, lambda target: lstsq_bound(target, n))
+    return Call(operands, select_engine(engine, device), dtype, target, strict)
+
+
+def _solved(problem: Streamed) -> Run[Members]:
+    options = problem.options
+    judge = LeastSquaresJudge.of(problem.reader.count, problem.n, options, together=False)
+    try:
+        return run_chain(chain_streamed(options), problem, judge)
+    except Unanswered as reason:
+        raise ArithmeticError(str(reason)) from None
+
+
+def chain_streamed(options: Options) -> list[Link[Streamed, Members]]:
+    """What is tried for a matrix that is read in blocks."""
+    ways = {"cholesky fp64 + seminormal": by_gram, "householder fp64 + seminormal": by_householder}
+    return [
+        Link(label, partial(answer, label=label))
+        for label, answer in ways.items()
+        if options.algorithm is None or label.startswith(options.algorithm)
+    ]
+
+
+@dataclass
+class Streamed(Alone):
+    """One problem, whose rows are read in passes.
+
+    Attributes
+    ----------
+    reader : Reader
+        Of A, b, and weights if there are any.
+    options : Options
+    n, k : int
+        Columns of A, and of b.
+    largest : Tensor, shape (n + k,)
+        The largest magnitude in each column of A and b that was read so far, weighted.
+    scales : Tensor, shape (n + k,)
+        Powers of two by which they are multiplied.
+    """
+
+    reader: Reader
+    options: Options
+    n: int
+    k: int
+    largest: torch.Tensor
+    scales: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.scales = torch.ones_like(self.largest)
+
+    @classmethod
+    def of(cls, sources: dict[str, Source], options: Options) -> Streamed:
+        """Nothing is read yet."""
+        n, k = sources["A"].shape[1], math.prod(sources["b"].shape[1:])
+        device, size = options.engine.device, options.engine.tuning.streamed_bytes
+        # With fewer rows than columns a block would not make up for the merging of its R.
+        reader = Reader(sources, device, max(size // (8 * (n + k)), n, 1), options.progress)
+        return cls(reader, options, n, k, torch.zeros(n + k, dtype=torch.float64, device=device))
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether b was given as one."""
+        return len(self.reader.sources["b"].shape) == 1
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is worked on."""
+        return self.options.engine.device
+
+    @property
+    def doubled(self) -> bool:
+        """Whether residuals are in twice the working precision."""
+        return self.options.forward or self.options.engine.tuning.streams_doubled
+
+    def visit(self, what: str, step: Step, rescale: Step | None = None) -> None:
+        """One pass: all rows, weighted and scaled, then those of the damping.
+
+        Parameters
+        ----------
+        what : str
+            For the progress.
+        step : callable
+            Takes some rows of A and b.
+        rescale : callable, optional
+            In a first pass: changes what was summed, where columns of A and b are too large, or small.
+        """
+        for block in self.reader.read(what):
+            a, b = self._weighted(block)
+            if rescale is not None:
+                self._look(a, b, block.first, rescale)
+            if bool((self.scales != 1).any()):
+                a.mul_(self.scales[: self.n])
+                b.mul_(self.scales[self.n :])
+            step(a, b)
+        for rows in self._damping():
+            step(rows, rows.new_zeros(len(rows), self.k))
+
+    def _weighted(self, block: Block) -> tuple[torch.Tensor, torch.Tensor]:
+        a, b, *weights = block.rows
+        b = b.reshape(len(b), self.k)
+        for w in weights:
+            check_rows(w, "weights", block.first)
+            a.mul_(w[:, None])
+            b.mul_(w[:, None])
+        return a, b
+
+    def _look(self, a: torch.Tensor, b: torch.Tensor, first: int, rescale: Step) -> None:
+        """Refuse NaN and Inf; keep squares of what is summed in the range of float64."""
+        column_max = self.options.engine.using(FP64).column_max
+        of_a, of_b = column_max(a), column_max(b)
+        if not bool(torch.isfinite(of_a).all()):
+            check_rows(a, "A", first)
+        if not bool(torch.isfinite(of_b).all()):
+            check_rows(b.squeeze(1) if self.is_vector else b, "b", first)
+        self.largest = torch.maximum(self.largest, torch.cat([of_a, of_b]))
+        extreme = (self.largest > SAFE) | ((self.largest < 1 / SAFE) & (self.largest > 0))
+        if bool(extreme.any()) or bool((self.scales != 1).any()):
+            wanted = torch.where(extreme, power_of_two_scales(self.largest), 1.0)
+            self.change(wanted, rescale)
+
+    def change(self, scales: torch.Tensor, rescale: Step) -> None:
+        """Take other scales, also in what was summed."""
+        factors = scales / self.scales
+        rescale(factors[: self.n], factors[self.n :])
+        self.scales = scales
+
+    def _damping(self) -> Iterator[torch.Tensor]:
+        """Rows of ``damp I``, some at a time."""
+        n, damp = self.n, self.options.damp
+        for start in range(0, n if damp else 0, self.reader.rows):
+            rows = torch.zeros(min(self.reader.rows, n - start), n, dtype=torch.float64, device=self.device)
+            rows.diagonal(start).copy_(damp * self.scales[start : start + len(rows)])
+            yield rows
+
+    def normalize(self, norms: torch.Tensor, rescale: Step) -> None:
+        """Columns of A, and b, of norms near 1: products in twice the precision are only as good as that."""
+        if self.doubled:
+            self.change(self.scales * power_of_two_scales(norms), rescale)
+
+    def refine(self, coordinates: Coordinates, x: torch.Tensor, label: str) -> Answer[Members]:
+        """Passes with updates, until the solution is accepted, or no pass is left."""
+        low, history, begun = torch.zeros_like(x), [], self.reader.passes
+        while True:
+            weighted = "weights" in self.reader.sources
+            sums = RefinementSums(coordinates, x, low, self.doubled, weighted)
+            self.visit("refinement", sums.add)
+            refined = sums.refined()
+            x, low = add_to_pair(x, low, refined.update)
+            members = self._members(refined, x, low)
+            history.append(float(members.refined_error))
+            good = (
+                bool(members.accepted) and float(members.forward_error.amax()) <= self.options.largest_error
+            )
+            if good or self.reader.passes == MOST_PASSES or not refined.rate <= MAX_RATE:
+                break
+        steps = self.reader.passes - begun
+        return Answer(members, label, coordinates.doubt, iterations=steps, history=tuple(history))
+
+    def _members(self, refined: Refined, x: torch.Tensor, low: torch.Tensor) -> Members:
+        """What is known of a solution after its last update."""
+        of, options, shape = refined.coordinates, self.options, (self.reader.count, self.n)
+        columns, right = self.scales[: self.n, None], self.scales[self.n :]
+        rounded = (x * columns / right).to(options.dtype).double()
+        lost = (x - rounded / columns * right) + low
+        size, rounding = of.length(x), of.length(lost)
+        residual = refined.residual_after(of.norm_bound * rounding)
+        norms = Norms(residual, of.norm_bound * refined.left, refined.left, of.norm * size, refined.b)
+        measures = norms.measures(of.norm)
+        error = over(of.inverse_norm * (refined.left + refined.floor) + rounding, size)
+        if not of.rank:
+            error = torch.zeros_like(error)
+        elif of.left is not None:  # below full rank the space of the solution depends on rounding errors, too
+            by_formula = least_squares_error(
+                of.condition, measures.backward_error, residual_ratio(residual, of.norm, size)
+            )
+            error = torch.maximum(error, by_formula)
+        error = COMPUTED * error / (1 - error)
+        trusted = (error >= 0) & error.isfinite() & (refined.rate <= MAX_RATE)
+        error = torch.where(trusted, error, math.inf)
+        backward = measures.backward_error.amax()[None]
+        shorter = no_longer(residual, refined.b, shape).all()
+        accurate = backward <= lstsq_bound(options.target, min(options.rows(*shape), self.n))
+        return Members(
+            x=rounded[None],
+            forward_error=error[None],
+            backward_error=(measures.backward_error + over(rounding, size)).amax()[None],
+            condition=backward.new_tensor([max(1.0, of.norm * of.inverse_norm)]),
+            refined_error=backward,
+            accepted=accurate & (error <= SURE).all() & shorter,
+            residual_norm=(residual / right)[None],
+            optimality=measures.optimality.amax()[None],
+            rank=torch.full_like(backward, of.rank, dtype=torch.int64),
+        )
+
+
+def by_gram(problem: Streamed, before: Answer[Members] | None, *, label: str) -> Answer[Members]:
+    """R of the Gram matrix, which takes half the operations of a QR; for moderate condition numbers."""
+    sums = GramSums.begin(problem.n, problem.k, problem.device)
+    problem.visit("Gram matrix", sums.add, sums.rescale)
+    norms = torch.cat([sums.gram.diagonal(), sums.squares]).sqrt()
+    problem.normalize(norms, sums.rescale)
+    r = sums.r()
+    if r is None:
+        raise Declined("the Gram matrix is not positive definite: A is too ill-conditioned for it")
+    coordinates = Coordinates.of(r)
+    condition = coordinates.condition
+    rcond = problem.options.certain_rcond((problem.reader.count, problem.n))
+    if not (FP64.u * condition**2 <= GRAM_RATE and condition * rcond * ROUNDED_RANK < 1):
+        raise Declined(f"condition number up to {condition:.1e}, which the Gram matrix squares")
+    inverse = coordinates.inverse
+    return problem.refine(coordinates, inverse @ (inverse.T @ sums.products), label)
+
+
+def by_householder(problem: Streamed, before: Answer[Members] | None, *, label: str) -> Answer[Members]:
+    """R by Householder reflections, for any condition number; solutions of minimum norm below full rank."""
+    if problem.reader.passes > MOST_PASSES - 2:
+        raise Declined(f"it takes two passes, and {problem.reader.passes} of {MOST_PASSES} are made")
+    sums = HouseholderSums.begin(problem.n, problem.k, problem.device)
+    problem.visit("Householder reflections", sums.add, sums.rescale if not problem.reader.passes else None)
+    r, z, s = sums.parts()
+    norms = torch.cat([torch.linalg.vector_norm(r, dim=0), torch.cat([z, s]).norm(dim=0)])
+    problem.normalize(norms, sums.rescale)
+    r, z, _ = sums.parts()
+    if not bool(torch.isfinite(r).all()):
+        raise Declined("R is not finite")
+    coordinates = Coordinates.of_any_rank(r, problem.options.certain_rcond((problem.reader.count, problem.n)))
+    projected = z if coordinates.left is None else coordinates.left.T @ z
+    return problem.refine(coordinates, coordinates.inverse @ projected, label)

@@ -1,0 +1,271 @@
+"""Least squares of matrices that are read in blocks, beside definitions and the solution in memory."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import neula
+from neula.engines import CpuEngine
+from neula.engines.tuning import cuda_tuning
+from neula.io.sources import row_blocks
+from neula.problems.least_squares.streamed import GRAM_RATE, MOST_PASSES
+
+U = 2.0**-53
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Rows in blocks of uneven lengths."""
+
+    a: Any
+
+    @property
+    def shape(self) -> Any:
+        return self.a.shape
+
+    @property
+    def dtype(self) -> Any:
+        return self.a.dtype
+
+    def blocks(self) -> Iterator[Any]:
+        start, length = 0, 1
+        while start < len(self.a):
+            yield self.a[start : start + length]
+            start, length = start + length, 3 * length + 1
+
+
+def with_condition(rng: np.random.Generator, m: int, n: int, condition: float) -> np.ndarray:
+    u = np.linalg.qr(rng.standard_normal((m, n)))[0]
+    v = np.linalg.qr(rng.standard_normal((n, n)))[0]
+    return u * np.geomspace(1, 1 / condition, n) @ v.T
+
+
+def exact_solution(a: np.ndarray, b: np.ndarray, damp: float = 0.0) -> np.ndarray:
+    """By normal equations in 1000 bits."""
+    flint = pytest.importorskip("flint")
+    before, flint.ctx.prec = flint.ctx.prec, 1000
+    try:
+        exact, right = (flint.arb_mat(x.tolist()) for x in (a, b.reshape(len(b), -1)))
+        gram = exact.transpose() * exact
+        for j in range(a.shape[1]):
+            gram[j, j] = gram[j, j] + flint.arb(damp) * flint.arb(damp)
+        x = gram.solve(exact.transpose() * right)
+        return np.array([[float(x[i, j].mid()) for j in range(right.ncols())] for i in range(a.shape[1])])
+    finally:
+        flint.ctx.prec = before
+
+
+def error_of(a: np.ndarray, x: np.ndarray, exact: np.ndarray) -> float:
+    """``||D (x - x*)|| / ||D x*||``, the worst right-hand side."""
+    sizes = np.linalg.norm(a, axis=0)[:, None]
+    x = x.reshape(exact.shape)
+    return float((np.linalg.norm(sizes * (x - exact), axis=0) / np.linalg.norm(sizes * exact, axis=0)).max())
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many blocks as a large matrix has."""
+    tuning = replace(CpuEngine("cpu").tuning, streamed_bytes=1 << 12)
+    monkeypatch.setattr(CpuEngine, "tuning", tuning)
+
+
+@pytest.mark.parametrize("condition", [1.0, 1e3, 1e6, 1e9, 1e12])
+@pytest.mark.parametrize("noise", [0.0, 1e-3])
+@pytest.mark.parametrize("certify", ["backward", "forward"])
+def test_every_condition_number(
+    rng: np.random.Generator, condition: float, noise: float, certify: str
+) -> None:
+    """Errors are below their bounds, and where digits can be had there is no warning."""
+    m, n = 400, 10
+    a = with_condition(rng, m, n, condition)
+    b = a @ rng.standard_normal((n, 2)) + noise * rng.standard_normal((m, 2))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = neula.lstsq(Pieces(a), b, certify=certify)
+    error = error_of(a, result.x, exact_solution(a, b))
+    assert error <= result.forward_error or not result.converged
+    assert result.converged == (not caught)
+    assert result.passes <= MOST_PASSES
+    if condition <= 1e6 or (noise == 0.0 and certify == "backward" and condition <= 1e9):
+        assert result.converged, result
+    if result.converged and certify == "forward":
+        assert error <= 16 * U
+    if condition**2 * n * U <= GRAM_RATE:
+        assert result.passes == 2
+        assert result.factorization.startswith("cholesky")
+    if result.converged:
+        residual = b - a @ result.x
+        # Walden, Karlson and Sun: the smallest perturbation of A is at most ||P r|| / ||x||.
+        projected = np.linalg.norm(np.linalg.qr(a)[0].T @ residual, axis=0)
+        smallest = projected / np.linalg.norm(result.x, axis=0) / np.linalg.norm(a, 2)
+        consistent = np.linalg.norm(residual, axis=0) / np.linalg.norm(b, axis=0)
+        assert (np.minimum(smallest, consistent) <= 2 * result.tolerance + 4 * m**0.5 * U).all()
+
+
+@pytest.mark.parametrize("damp", [1e-3, 10.0])
+@pytest.mark.parametrize("shape", [(300, 12), (7, 12)])
+def test_damping(rng: np.random.Generator, damp: float, shape: tuple[int, int]) -> None:
+    """Also with fewer rows than columns."""
+    a, b = rng.standard_normal(shape), rng.standard_normal(shape[0])
+    result = neula.lstsq(Pieces(a), b, damp=damp, certify="forward")
+    assert result.converged
+    assert error_of(np.vstack([a, damp * np.eye(12)]), result.x, exact_solution(a, b, damp)) <= 16 * U
+    norm = math.hypot(np.linalg.norm(b - a @ result.x), damp * np.linalg.norm(result.x))
+    assert abs(result.residual_norm - norm) <= 1e-12 * norm
+
+
+@pytest.mark.parametrize("condition", [1e2, 1e6])
+def test_weights_are_rounded(rng: np.random.Generator, condition: float) -> None:
+    """Which counts, also where residuals are in twice the precision."""
+    a, w = with_condition(rng, 300, 6, condition), 1 + rng.random(300)
+    b = rng.standard_normal(300)
+    result = neula.lstsq(Pieces(a), b, weights=w, certify="forward", accuracy=1e-6)
+    flint = pytest.importorskip("flint")
+    before, flint.ctx.prec = flint.ctx.prec, 1000
+    try:
+        exact, right, weights = (flint.arb_mat(x.tolist()) for x in (a, b[:, None], np.diag(w)))
+        exact, right = weights * exact, weights * right
+        x = (exact.transpose() * exact).solve(exact.transpose() * right)
+        x = np.array([[float(x[i, 0].mid())] for i in range(6)])
+    finally:
+        flint.ctx.prec = before
+    assert error_of(w[:, None] * a, result.x, x) <= result.forward_error
+    assert result.forward_error <= 1e-12 * condition
+
+
+def test_weights(rng: np.random.Generator) -> None:
+    a, b, w = rng.standard_normal((200, 5)), rng.standard_normal((200, 3)), rng.random(200)
+    w[:3] = 0.0, -1.0, 1e6
+    result = neula.lstsq(Pieces(a), b, weights=w)
+    assert result.converged
+    weighted = w[:, None] * a
+    assert error_of(weighted, result.x, exact_solution(weighted, w[:, None] * b)) <= result.forward_error
+    assert result.x.shape == (5, 3)
+    assert result.forward_errors.shape == (3,)
+
+
+@pytest.mark.parametrize("scale", [2.0**900, 2.0**-900, 1.0])
+def test_badly_scaled_columns(rng: np.random.Generator, scale: float) -> None:
+    """Squares neither overflow nor underflow, also where it shows in a later block that they would."""
+    a = rng.standard_normal((300, 6))
+    units = 2.0 ** np.array([-900, -300, 0, 1, 300, 900]) if scale == 1.0 else np.full(6, scale)
+    b = a @ np.arange(1.0, 7.0) + 0.01 * rng.standard_normal(300)
+    exact = exact_solution(a, b)
+    result = neula.lstsq(Pieces(a * units), b * 2.0**20, certify="forward")
+    assert result.converged
+    assert error_of(a, (result.x * units) / 2.0**20, exact) <= 16 * U
+    late = a * units
+    late[:100] *= 2.0**-60
+    assert neula.lstsq(Pieces(late), b).converged
+
+
+def test_condition_does_not_count_units(rng: np.random.Generator) -> None:
+    a = rng.standard_normal((300, 6)) * 10.0 ** np.arange(-6, 6, 2)
+    result = neula.lstsq(Pieces(a), rng.standard_normal(300))
+    assert result.converged
+    assert result.condition < 10
+    assert result.factorization.startswith("cholesky")
+
+
+def test_below_full_rank(rng: np.random.Generator) -> None:
+    """The solution of minimum norm, with the rank, in three passes."""
+    a = rng.standard_normal((300, 4)) @ rng.standard_normal((4, 9))
+    a[:, 2] = 0.0
+    b = rng.standard_normal(300)
+    result = neula.lstsq(Pieces(a), b)
+    expected, _, rank, _ = np.linalg.lstsq(a, b, rcond=1e-12)
+    assert (result.rank, rank) == (4, 4)
+    assert result.converged
+    assert result.passes == 3
+    # Singular vectors err by u times the condition number.
+    assert np.linalg.norm(result.x - expected) <= 1e-12 * np.linalg.norm(expected)
+    assert result.forward_error < 1e-9
+    nothing = neula.lstsq(Pieces(np.zeros((30, 3))), b[:30])
+    assert (nothing.rank, nothing.converged, nothing.forward_error) == (0, True, 0.0)
+
+
+def test_rank_without_a_gap_is_warned_of(rng: np.random.Generator) -> None:
+    a = with_condition(rng, 300, 20, 1e16)
+    with pytest.warns(neula.AccuracyWarning):
+        assert not neula.lstsq(Pieces(a), np.ones(300)).converged
+    with pytest.raises(neula.AccuracyError):
+        neula.lstsq(Pieces(a), np.ones(300), strict=True)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_narrow_numbers(rng: np.random.Generator, dtype: Any) -> None:
+    a, b = rng.standard_normal((300, 6)).astype(dtype), rng.standard_normal(300).astype(dtype)
+    result = neula.lstsq(Pieces(a), b)
+    exact = exact_solution(a.astype(float), b.astype(float))
+    assert result.x.dtype == dtype
+    assert result.accuracy == {np.float32: "fp32", np.float16: "fp16"}[dtype]
+    assert error_of(a.astype(float), result.x.astype(float), exact) <= result.forward_error
+    assert result.forward_error <= 4 * np.finfo(dtype).eps
+
+
+def test_solutions_are_like_b(rng: np.random.Generator) -> None:
+    a, b = rng.standard_normal((60, 3)), rng.standard_normal((60, 1))
+    assert isinstance(neula.lstsq(Pieces(a), b).x, np.ndarray)
+    found = neula.lstsq(Pieces(torch.from_numpy(a)), torch.from_numpy(b).float())
+    assert found.x.dtype == torch.float64
+    assert found.x.shape == (3, 1)
+    assert found.accepted.shape == ()
+    zero = neula.lstsq(Pieces(a), 0 * b)
+    assert zero.converged
+    assert not zero.x.any()
+    assert zero.forward_error == 0
+
+
+def test_what_a_gpu_does(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Residuals in twice the precision without being asked."""
+    assert cuda_tuning((9, 0)).streams_doubled
+    tuning = replace(CpuEngine("cpu").tuning, streams_doubled=True)
+    monkeypatch.setattr(CpuEngine, "tuning", tuning)
+    a, b = with_condition(rng, 300, 8, 1e5), rng.standard_normal(300)
+    result = neula.lstsq(Pieces(a), b)
+    assert result.converged
+    assert result.forward_error <= 1e-12
+    assert error_of(a, result.x, exact_solution(a, b)) <= result.forward_error
+
+
+def test_names_and_numbers_are_checked(rng: np.random.Generator) -> None:
+    a = Pieces(rng.standard_normal((30, 6)))
+    for asked, message in (
+        ({"algorithm": "qr"}, "algorithm"),
+        ({"certify": "both"}, "certify"),
+        ({"damp": -1.0}, "damp must be finite and not negative"),
+        ({"rcond": 2.0}, "rcond must be at least 0"),
+        ({"engine": "gpu"}, "engine"),
+        ({"accuracy": "fp8"}, "accuracy"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            neula.lstsq(a, np.ones(30), **asked)
+
+
+def test_named_algorithm(rng: np.random.Generator) -> None:
+    a, b = rng.standard_normal((300, 6)), rng.standard_normal(300)
+    result = neula.lstsq(Pieces(a), b, algorithm="householder")
+    assert result.converged
+    assert [attempt.method for attempt in result.attempts] == ["householder fp64 + seminormal"]
+    assert result.passes == 2
+    for asked in ({"algorithm": "svd"}, {"compute": "fp32"}):
+        with pytest.raises(ValueError, match="needs A in memory"):
+            neula.lstsq(Pieces(a), b, **asked)
+
+
+def test_progress(rng: np.random.Generator) -> None:
+    told: list[tuple[str, float]] = []
+    a = rng.standard_normal((3000, 6))
+    neula.lstsq(row_blocks(a), a[:, 0], progress=lambda *what: told.append(what))
+    stages = list(dict.fromkeys(name for name, _ in told))
+    assert stages == ["pass 1: Gram matrix", "pass 2: refinement"]
+    assert [fraction for name, fraction in told if name == stages[0]][-1] == 1.0
+    assert len(told) > 20

@@ -1,0 +1,86 @@
+"""The model of time over many GPUs, and that its benchmarks run; times themselves are not tested."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks import constants, model, stream
+
+from neula.papers.data import Rows
+
+
+def test_what_was_measured() -> None:
+    """Within 15% on one and two GPUs; what one took is what two are predicted by."""
+    rows = model.measured_rows()
+    compared = [
+        *model.compared(Rows(model.MEASURED), model.H100),
+        *model.compared(rows, model.machine_of(rows)),
+    ]
+    assert {row["gpus"] for row in compared} == {1, 2}
+    for row in compared:
+        assert 0.85 <= row["ratio"] <= 1.15, row
+
+
+def test_all_reduces() -> None:
+    """Those that were measured, between them on a line, and never less for more GPUs."""
+    for size, seconds in model.H100.inside.items():
+        assert model.H100.all_reduce(size, 2) == pytest.approx(seconds)
+    assert model.H100.all_reduce(8, 2) == pytest.approx(23e-6)
+    assert model.H100.all_reduce(2e9, 2) == pytest.approx(2 * 1e9 / 327e9, rel=0.1)
+    for size in (8.0, 1e6, 1e9):
+        times = [model.H100.all_reduce(size, gpus) for gpus in model.GPUS]
+        assert times == sorted(times)
+    assert model.H100.all_reduce(1e9, 1) == 0
+
+
+@pytest.mark.parametrize("n", model.COLUMNS)
+def test_more_gpus(n: int) -> None:
+    """Many rows gain from more GPUs, few do not; as many rows on each never gain."""
+    many = [model.lstsq(model.H100, 1e9, n, gpus).total for gpus in model.GPUS]
+    assert many == sorted(many, reverse=True)
+    few = model.lstsq(model.H100, 1e6, n, 1024)
+    assert few.total > model.lstsq(model.H100, 1e6, n, 1).total / 256
+    weak = [model.lstsq(model.H100, 250e3 * gpus, n, gpus).total for gpus in model.GPUS]
+    assert weak == sorted(weak)
+
+
+def test_constants_from_data() -> None:
+    rows = Rows(
+        [
+            {"problem": "lstsq float64", "m": 1000, "n": 10, "processes": 2, "ms": 20.0, "one_ms": 30.0},
+            {"problem": "constant", "what": "gram low", "value": 4e14, "processes": 2},
+            {"problem": "constant", "what": "all-reduce", "bytes": 512, "ms": 0.01, "processes": 2},
+            {"problem": "constant", "what": "all-reduce", "bytes": 1 << 20, "ms": 0.1, "processes": 2},
+        ]
+    )
+    machine = model.machine_of(rows)
+    assert machine.gram_low == 4e14
+    assert machine.gram == model.H100.gram
+    assert model.lstsq(machine, 1000, 10, 1).total == pytest.approx(30e-3)
+    assert machine.all_reduce(1 << 20, 2) == pytest.approx(1e-4)
+    assert [row["gpus"] for row in model.compared(rows, machine)] == [1, 2]
+
+
+def test_figure(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    model.draw(model.H100, tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size > 10_000
+    assert len(list(model.expected(model.H100))) == 5 * len(model.COLUMNS)
+
+
+def test_benchmarks_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    (row,) = stream.run(torch.device("cpu"), 2000, 20).rows
+    assert row["certified"]
+    assert row["passes"] == 2
+    monkeypatch.setattr(constants, "SHAPES", {"cpu": (512, 16)})
+    monkeypatch.setattr(constants, "MESSAGES", (512, 4096))
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        rows = Rows(constants.measured(torch.device("cpu")))
+    finally:
+        torch.distributed.destroy_process_group()
+    assert all(value > 0 for value in rows.where(what="memory").column("value"))
+    assert len(rows.where(what="all-reduce")) == 2
