@@ -18,12 +18,16 @@ if TYPE_CHECKING:
         Attempt,
         CholeskyResult,
         IllConditionedWarning,
+        LsqLinearResult,
         LstsqResult,
         LUFactors,
+        NNLSResult,
         QRResult,
         SolveResult,
         SVDResult,
     )
+    from neula.problems.bounded.lsq_linear import lsq_linear
+    from neula.problems.bounded.nnls import nnls
     from neula.problems.definite.cholesky import cholesky
     from neula.problems.least_squares.lstsq import lstsq
     from neula.problems.least_squares.pinv import pinv
@@ -44,16 +48,20 @@ __all__ = [
     "CholeskyResult",
     "IllConditionedWarning",
     "LUFactors",
+    "LsqLinearResult",
     "LstsqResult",
+    "NNLSResult",
     "QRCertificate",
     "QRResult",
     "SVDResult",
     "SolveResult",
     "cholesky",
+    "lsq_linear",
     "lstsq",
     "lu_factor",
     "lu_solve",
     "matmul",
+    "nnls",
     "orth",
     "pinv",
     "qr",
@@ -65,10 +73,12 @@ __all__ = [
 _HOMES = {
     "QRCertificate": "certificates.qr",
     "cholesky": "problems.definite.cholesky",
+    "lsq_linear": "problems.bounded.lsq_linear",
     "lstsq": "problems.least_squares.lstsq",
     "lu_factor": "problems.systems.lu",
     "lu_solve": "problems.systems.lu",
     "matmul": "problems.products.matmul",
+    "nnls": "problems.bounded.nnls",
     "orth": "problems.orthogonal.orth",
     "pinv": "problems.least_squares.pinv",
     "qr": "problems.orthogonal.qr",

@@ -47,6 +47,18 @@ class LstsqKeywords(Common, total=False):
     certify: Certified
 
 
+class NNLSKeywords(Common, total=False):
+    """Of :func:`neula.nnls`."""
+
+    maxiter: int | None
+
+
+class LsqLinearKeywords(Common, total=False):
+    """Of :func:`neula.lsq_linear`, without what can be given by place."""
+
+    lsmr_maxiter: int | None
+
+
 class SolveKeywords(Common, total=False):
     """Of :func:`neula.solve`."""
 

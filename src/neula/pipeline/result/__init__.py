@@ -7,6 +7,7 @@ from neula.pipeline.result.attempts import (
     IllConditionedWarning,
     report_missed,
 )
+from neula.pipeline.result.bounded import BoundedResult, LsqLinearResult, NNLSResult
 from neula.pipeline.result.cholesky import CholeskyResult
 from neula.pipeline.result.least_squares import LstsqResult
 from neula.pipeline.result.lu import LUFactors
@@ -19,10 +20,13 @@ __all__ = [
     "AccuracyError",
     "AccuracyWarning",
     "Attempt",
+    "BoundedResult",
     "CholeskyResult",
     "IllConditionedWarning",
     "LUFactors",
+    "LsqLinearResult",
     "LstsqResult",
+    "NNLSResult",
     "QRResult",
     "SVDResult",
     "SolutionResult",
