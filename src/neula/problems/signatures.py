@@ -42,6 +42,9 @@ class LstsqKeywords(Common, total=False):
     compute: ArithmeticName | None
     damp: float
     weights: Any
+    constraints: tuple[Any, Any] | None
+    covariance: Any
+    covariance_factor: Any
     rcond: float | None
     max_iterations: int
     certify: Certified

@@ -31,6 +31,9 @@ class LstsqResult(SolutionResult[ArrayT], Generic[ArrayT]):
         one, the minimum-norm solution was computed. Of a batch the smallest of those that were solved.
     factorization : str
         What the accepted attempt did, e.g. ``"rgsqrf fp16 + cgls"``.
+    constraint_error : float
+        With constraints ``||C x - d||`` relative to ``||C|| ||x|| + ||d||``, rows of C scaled to norms near
+        1; of the worst right-hand side.
     ranks : array of int64, shape (*batch,)
         0 where a problem holds NaN or Inf.
     """
@@ -40,6 +43,7 @@ class LstsqResult(SolutionResult[ArrayT], Generic[ArrayT]):
     rank: int
     factorization: str = ""
     ranks: Any = None
+    constraint_error: float = 0.0
 
     def rows(self) -> shown.Rows:
         """What matters: the answer, how it came about, and how good it is."""

@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
 from typing import Any, Unpack, overload
 
-import numpy as np
 import torch
 
 from neula.certificates.bounds import Accuracy, lstsq_bound
-from neula.certificates.forward_error import SURE
 from neula.engines import Arithmetic, Engine, format_of
 from neula.engines.reduction import HERE, Reduction
 from neula.errors import check_name
 from neula.pipeline.call import Call
-from neula.pipeline.chain import Run
 from neula.pipeline.compilation import eager
-from neula.pipeline.gradients import attach_solution, stacked_problem
 from neula.pipeline.inputs import check_finite, refuse_gradient
 from neula.pipeline.over_processes import OverProcesses
 from neula.pipeline.progress import Progress
-from neula.pipeline.result import Attempt, LstsqResult
-from neula.pipeline.shapes import System, broadcast_system
-from neula.pipeline.solutions import Report, accept_digits, does_not_fit, numbers_of, unsure
-from neula.problems.least_squares.prepared import Problems
-from neula.problems.least_squares.problem import Members, Options
-from neula.problems.least_squares.run import solve_problems, with_exact_zeros
-from neula.problems.orthogonal.qr import qr
+from neula.pipeline.result import LstsqResult
+from neula.pipeline.shapes import broadcast_system
+from neula.problems.least_squares.general import checked_general, solve_general
+from neula.problems.least_squares.problem import Options
+from neula.problems.least_squares.solution import solve_system
 from neula.problems.signatures import Kind, LstsqKeywords
 
 ALGORITHMS = ("cgls", "lsqr", "direct", "normal", "householder", "svd")
@@ -42,6 +35,7 @@ def lstsq(A: Any, b: Any, **keywords: Unpack[LstsqKeywords]) -> LstsqResult[Any]
 @OverProcesses(
     lambda result, tall, replicated: replace(result, x=replicated(result.x)),
     operands=("A", "b", "weights"),
+    refused={"constraints": None, "covariance": None, "covariance_factor": None},
     wide=lambda asked: bool(asked.get("damp", 0.0)),
     instead="solutions of minimum norm are for whole matrices: pass A.full() and b.full(), or damp=",
 )
@@ -56,6 +50,9 @@ def lstsq(
     compute: str | None = None,
     damp: float = 0.0,
     weights: Any = None,
+    constraints: tuple[Any, Any] | None = None,
+    covariance: Any = None,
+    covariance_factor: Any = None,
     rcond: float | None = None,
     max_iterations: int = 60,
     certify: str = "backward",
@@ -95,6 +92,14 @@ def lstsq(
         Solve ``min ||A x - b||^2 + damp^2 ||x||^2`` (ridge regression, Tikhonov).
     weights : array_like, shape (m,), optional
         Factors of the rows: ``min ||diag(weights) (A x - b)||``, as in :func:`numpy.polyfit`.
+    constraints : pair of array_like, optional
+        C of shape (p, n) and d of shape (p,), or (p, k) for each right-hand side: x is to fulfil ``C x = d``,
+        for every matrix of a batch. Rows of C may depend on others, if d does likewise.
+    covariance : array_like, shape (m, m) or (m,), optional
+        Of b, a matrix V or a vector of variances: ``min (A x - b)^T V^-1 (A x - b)`` (generalized least
+        squares).
+    covariance_factor : array_like, shape (m, m), optional
+        Its Cholesky factor, lower triangular, in place of V.
     rcond : float, optional
         Singular values of A with normalized columns below ``rcond`` times the largest count as zero. By
         default ``max(m, n)`` times the precision of float64, or the precision of A's dtype if that is larger.
@@ -121,10 +126,10 @@ def lstsq(
     Raises
     ------
     ValueError
-        For shapes that do not fit, NaN or Inf, and unknown names; if b or the weights require
-        a gradient and A is no torch tensor. Problems of a batch with NaN or Inf are no error unless
-        ``strict``: their solutions are NaN, and are not accepted; others are solved, those with the same
-        matrix as well.
+        For shapes that do not fit, NaN or Inf, and unknown names; for constraints that contradict one
+        another, and a covariance that is not positive definite; if b or the weights require a gradient and A
+        is no torch tensor. Problems of a batch with NaN or Inf are no error unless ``strict``: their
+        solutions are NaN, and are not accepted; others are solved, those with the same matrix as well.
     TypeError
         For complex or sparse input.
     ArithmeticError
@@ -145,6 +150,12 @@ def lstsq(
 
     Notes
     -----
+    With constraints C is scaled and its transpose factorized with column pivoting, which shows its rank; x is
+    the shortest solution of the constraints and a combination of the null space, for which a problem without
+    them is solved (LAPACK's ``gglse`` does the same). ``constraint_error`` says how well they are fulfilled,
+    and all of that is part of the backward and the forward error. With a covariance A and b are multiplied by
+    the inverse of its Cholesky factor, and its condition number is part of the forward error.
+
     Where A, b or the weights are torch tensors that require a gradient, x has one, of the first and of higher
     orders. The backward pass factorizes A in double precision, and raises a ValueError where A lacks full
     rank (:func:`neula.pipeline.gradients.attach_solution`).
@@ -204,47 +215,14 @@ def lstsq(
         forward=certify == "forward",
         progress=progress,
     )
-    matrices, columns = call.here(shapes.matrices), call.here(shapes.columns)
-    is_batch = bool(shapes.batch)
-    with call.computing():
-        spoilt = _spoilt(shapes, columns)
-        if spoilt is not None:  # a column that is worked on with others would spoil them
-            columns = columns.masked_fill(shapes.for_columns(spoilt)[:, None], 0.0)
-        problems = Problems(matrices, columns, options)
-        run = with_exact_zeros(solve_problems(problems, is_batch=is_batch), problems)
-    accept_digits(run, options)
-    if spoilt is not None:
-        _put_nan(run, spoilt, shapes)
-    report = Report(call, shapes, options, run, spoilt)
-    result = _collect(report)
-    if not result.converged:
-        call.report_missed(
-            f"least squares is not certified to {result.accuracy} accuracy",
-            _why(result, run, options, is_batch=is_batch),
-            result,
-            report.missed(),
-            unsure=unsure(run),
-        )
-    return report.attached(result, partial(_attach, None if w is None else w.graph, options, result.ranks))
-
-
-def _spoilt(shapes: System, columns: torch.Tensor) -> torch.Tensor | None:
-    """Right-hand sides with NaN or Inf that share a matrix with others, shape (P, copies), if any do."""
-    if not shapes.shares:
-        return None
-    spoilt = ~shapes.finite.to(columns.device)
-    return spoilt if bool(spoilt.any()) else None
-
-
-def _put_nan(run: Run[Members], spoilt: torch.Tensor, shapes: System) -> None:
-    """Say that nothing is known of right-hand sides with NaN or Inf."""
-    values, columns = run.found, shapes.for_columns(spoilt)
-    for known in (values.forward_error, values.residual_norm):
-        known.masked_fill_(columns, math.nan)
-    values.x.masked_fill_(columns[:, None], math.nan)
-    numbers_of(run)["forward_error"][spoilt.any(1).cpu().numpy()] = np.nan
-    reason = f"{int(spoilt.sum())} of {spoilt.numel()} problems hold NaN or Inf"
-    run.attempts.append(Attempt("none", False, reason))
+    weight = None if w is None else w.graph
+    general = checked_general(call, constraints, covariance, covariance_factor)
+    if general is None:
+        solved = solve_system(call, shapes, options, weight)
+    else:
+        solved = solve_general(call, shapes, options, weight, general)
+    solved.report(call)
+    return solved.result
 
 
 def _check_names(algorithm: str | None, certify: str, max_iterations: int, rcond: float | None) -> None:
@@ -259,25 +237,6 @@ def check_rcond(rcond: float | None) -> None:
     """A part of the largest singular value, if one is given."""
     if rcond is not None and not 0 <= rcond < 1:
         raise ValueError(f"rcond must be at least 0 and below 1, got {rcond}")
-
-
-def _why(result: LstsqResult, run: Run[Members], options: Options, *, is_batch: bool) -> str:
-    accurate = result.backward_error <= result.tolerance
-    if is_batch:
-        return run.attempts[-1].reason
-    if accurate and SURE >= result.forward_error > options.largest_error:
-        return (
-            f"forward error {result.forward_error:.1e}, asked for {options.largest_error:.1e}: "
-            f"condition number {result.condition:.1e} ({run.label})"
-        )
-    if accurate and not unsure(run):  # the rank is in doubt
-        return run.attempts[-1].reason
-    if accurate:
-        return (
-            f"A is ill-conditioned, no digit of x is sure: condition number {result.condition:.1e}, "
-            f"forward error {result.forward_error:.1e} ({run.label})"
-        )
-    return f"backward error {result.backward_error:.1e}, asked for {result.tolerance:.1e} ({run.label})"
 
 
 def default_rcond(a: torch.Tensor, over_rows: Reduction = HERE) -> float:
@@ -299,38 +258,3 @@ def _check_weights(w: torch.Tensor, m: int, engine: Engine) -> torch.Tensor:
         largest = engine.over_rows.largest(w.abs().max().reshape(1))
         check_finite(w, largest, "weights", engine.over_rows)
     return w.to(engine.device).double()
-
-
-def _collect(report: Report) -> LstsqResult:
-    """One result for the batch: the worst of its members speaks for all."""
-    run, options = report.run, report.options
-    values, of = run.found, numbers_of(run)
-    if np.isinf(of["largest"]).any():
-        raise does_not_fit(options.dtype)
-    m, n = options.over_rows.count(report.shapes.matrices.shape[-2]), report.shapes.matrices.shape[-1]
-    ranks = of["rank"][~np.isnan(of["backward_error"])]
-    norms = report.shapes.of_columns(values.residual_norm).flatten().tolist()
-    return LstsqResult(
-        **report.common(),
-        optimality=report.worst.get("optimality", 0.0),
-        tolerance=lstsq_bound(options.target, max(1, min(m, n))),
-        residual_norm=norms[0] if len(norms) == 1 else norms,
-        rank=int(min(ranks, default=0)) if len(run.accepted) else min(m, n),
-        factorization=run.label,
-        ranks=report.of_members(values.rank, 0),
-    )
-
-
-def _attach(
-    weights: torch.Tensor | None,
-    options: Options,
-    ranks: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    x: torch.Tensor,
-) -> torch.Tensor:
-    """The solution attached to the graph of A, b and weights."""
-    if x.numel() == 0 or a.numel() == 0:  # it does not depend on the numbers
-        return x + 0 * a.sum() + 0 * b.sum()
-    factorize = partial(qr, accuracy="fp64", engine=options.engine)
-    return attach_solution(*stacked_problem(a, b, weights, options.damp), x, ranks=ranks, factorize=factorize)
