@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         LUFactors,
         NNLSResult,
         QRResult,
+        RidgePath,
         SolveResult,
         SVDResult,
     )
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from neula.problems.definite.cholesky import cholesky
     from neula.problems.least_squares.lstsq import lstsq
     from neula.problems.least_squares.pinv import pinv
+    from neula.problems.least_squares.ridge_path import ridge_path
     from neula.problems.low_rank.svd import svd_lowrank
     from neula.problems.orthogonal.orth import orth
     from neula.problems.orthogonal.qr import qr
@@ -53,6 +55,7 @@ __all__ = [
     "NNLSResult",
     "QRCertificate",
     "QRResult",
+    "RidgePath",
     "SVDResult",
     "SolveResult",
     "cholesky",
@@ -65,6 +68,7 @@ __all__ = [
     "orth",
     "pinv",
     "qr",
+    "ridge_path",
     "solve",
     "svd_lowrank",
     "tsqr",
@@ -82,6 +86,7 @@ _HOMES = {
     "orth": "problems.orthogonal.orth",
     "pinv": "problems.least_squares.pinv",
     "qr": "problems.orthogonal.qr",
+    "ridge_path": "problems.least_squares.ridge_path",
     "solve": "problems.systems.solve",
     "svd_lowrank": "problems.low_rank.svd",
     "tsqr": "problems.orthogonal.tsqr",

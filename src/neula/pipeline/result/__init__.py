@@ -12,6 +12,7 @@ from neula.pipeline.result.cholesky import CholeskyResult
 from neula.pipeline.result.least_squares import LstsqResult
 from neula.pipeline.result.lu import LUFactors
 from neula.pipeline.result.qr import QRResult
+from neula.pipeline.result.ridge import RidgePath
 from neula.pipeline.result.solution import SolutionResult
 from neula.pipeline.result.svd import SVDResult
 from neula.pipeline.result.systems import SolveResult
@@ -28,6 +29,7 @@ __all__ = [
     "LstsqResult",
     "NNLSResult",
     "QRResult",
+    "RidgePath",
     "SVDResult",
     "SolutionResult",
     "SolveResult",

@@ -8,10 +8,11 @@ from typing import Any, Generic
 from neula.pipeline.result import shown
 from neula.pipeline.result.shown import ArrayT
 from neula.pipeline.result.solution import SolutionResult
+from neula.pipeline.result.statistics import Fit, Statistics
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class LstsqResult(SolutionResult[ArrayT], Generic[ArrayT]):
+class LstsqResult(Statistics, SolutionResult[ArrayT], Generic[ArrayT]):
     """Solution of a least-squares problem, or of a batch of them: a :class:`SolutionResult`, and the rank.
 
     What is known of x below full rank is known of the solution of the problem of this rank. Problems of a
@@ -36,6 +37,8 @@ class LstsqResult(SolutionResult[ArrayT], Generic[ArrayT]):
         1; of the worst right-hand side.
     ranks : array of int64, shape (*batch,)
         0 where a problem holds NaN or Inf.
+    fit : object or None
+        The problem, from which statistics are computed.
     """
 
     optimality: float
@@ -44,6 +47,7 @@ class LstsqResult(SolutionResult[ArrayT], Generic[ArrayT]):
     factorization: str = ""
     ranks: Any = None
     constraint_error: float = 0.0
+    fit: Fit | None = None
 
     def rows(self) -> shown.Rows:
         """What matters: the answer, how it came about, and how good it is."""

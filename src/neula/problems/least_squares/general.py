@@ -17,6 +17,7 @@ from neula.pipeline.gradients import stacked_problem
 from neula.pipeline.inputs import Taken, check_finite, take
 from neula.pipeline.result import Attempt, LstsqResult
 from neula.pipeline.shapes import System, broadcast_system
+from neula.problems.least_squares.fit import LinearFit
 from neula.problems.least_squares.null_space import NullSpace
 from neula.problems.least_squares.problem import Options
 from neula.problems.least_squares.solution import Solved, solve_system
@@ -207,7 +208,8 @@ def _constrained(
         result, rank=result.rank + rank, ranks=result.ranks + rank, attempts=(how, *result.attempts)
     )
     solved = replace(solved, result=result)
-    return _given_back(call, shapes, solved, scales[:, None] * x, a, noise)
+    basis = scales[:, None] * null.basis
+    return _given_back(call, shapes, solved, scales[:, None] * x, a, noise, basis)
 
 
 def _column_scales(a: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
@@ -257,7 +259,13 @@ def worst_of(columns: torch.Tensor) -> torch.Tensor:
 
 
 def _given_back(
-    call: Call, shapes: System, solved: Solved, x: torch.Tensor, a: torch.Tensor, noise: float
+    call: Call,
+    shapes: System,
+    solved: Solved,
+    x: torch.Tensor,
+    a: torch.Tensor,
+    noise: float,
+    basis: torch.Tensor | None = None,
 ) -> Solved:
     """The result as the user gets it, with what whitening and rounding have cost."""
     result, bound = solved.result, solved.result.tolerance
@@ -282,8 +290,14 @@ def _given_back(
     worst, of_data = (float(y.max()) if y.numel() else 0.0 for y in (forward, backward))
     why = solved.why or f"forward error {worst:.1e}, backward error {of_data:.1e} (bound {bound:.1e})"
     given = x.squeeze(-1) if shapes.is_vector else x
+    fit = result.fit
+    if isinstance(fit, LinearFit):
+        given_shapes = replace(fit.shapes, is_vector=shapes.is_vector)
+        rows = shapes.matrices.shape[1] if basis is not None else None
+        fit = replace(fit, call=call, shapes=given_shapes, rows=rows, basis=basis)
     result = replace(
         result,
+        fit=fit,
         x=call.give_back(given, call.dtype),
         converged=bool(accepted.all()),
         backward_error=of_data,

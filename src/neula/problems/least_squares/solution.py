@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -17,6 +17,7 @@ from neula.pipeline.gradients import attach_solution, stacked_problem
 from neula.pipeline.result import Attempt, LstsqResult
 from neula.pipeline.shapes import System
 from neula.pipeline.solutions import Report, accept_digits, does_not_fit, numbers_of, unsure
+from neula.problems.least_squares.fit import LinearFit
 from neula.problems.least_squares.prepared import Problems
 from neula.problems.least_squares.problem import Members, Options
 from neula.problems.least_squares.run import solve_problems, with_exact_zeros
@@ -70,6 +71,8 @@ def solve_system(call: Call, shapes: System, options: Options, weights: torch.Te
         _put_nan(run, spoilt, shapes)
     report = Report(call, shapes, options, run, spoilt)
     result = _collect(report)
+    if spoilt is None and not options.over_rows.spread:
+        result = replace(result, fit=LinearFit(call, shapes, options, run.found.x, run.found.residual_norm))
     why = "" if result.converged else _why(result, run, options, is_batch=is_batch)
     result = report.attached(result, partial(_attach, weights, options, result.ranks))
     return Solved(result, why, report.missed(), unsure(run))
