@@ -108,6 +108,7 @@ _ROOMS = (
     "papers",
     "pipeline",
     "problems",
+    "sklearn",
 )
 
 

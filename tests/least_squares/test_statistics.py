@@ -104,8 +104,8 @@ NIST = {
 def test_certified_standard_deviations(name) -> None:
     data = nist(name)
     result = neula.lstsq(data.A, data.b)
-    # Rounding of A moves them by u times the condition number with columns of norm 1: 5e9 of Filip, and at most
-    # 1e5 of the others.
+    # Rounding of A moves them by u times the condition number with columns of norm 1: 5e9 of Filip, and at
+    # most 1e5 of the others.
     errors = 1e-6 if name == "filip" else 1e-10
     assert np.allclose(result.standard_errors(), NIST[name], rtol=errors, atol=0)
     assert np.sqrt(result.residual_variance) == pytest.approx(data.residual_std, rel=errors / 10)

@@ -50,6 +50,12 @@ class LstsqKeywords(Common, total=False):
     certify: Certified
 
 
+class RidgeKeywords(Common, total=False):
+    """Of :func:`neula.ridge_path`."""
+
+    leverage: Any
+
+
 class NNLSKeywords(Common, total=False):
     """Of :func:`neula.nnls`."""
 

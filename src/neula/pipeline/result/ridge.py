@@ -29,6 +29,8 @@ class RidgePath(shown.Shown, Generic[ArrayT]):
         Generalized cross-validation, ``m ||A x - b||^2 / (m - effective degrees of freedom)^2``.
     leave_one_out : array of float64, shape (p,) or (p, k)
         Mean square of the error with which each row of b is predicted by the fit of all others, exactly.
+    squared_errors : array of float64, shape (p, m) or (p, m, k)
+        Whose mean that is.
     backward_errors : array of float64, shape (p,) or (p, k)
         Relative change of A and b (with the rows of damping below) for which each x is exact.
     tolerance : float
@@ -48,6 +50,7 @@ class RidgePath(shown.Shown, Generic[ArrayT]):
     effective_degrees_of_freedom: Any
     gcv: Any
     leave_one_out: Any
+    squared_errors: Any
     backward_errors: Any
     tolerance: float
     converged: bool

@@ -91,7 +91,7 @@ class LinearFit:
 
     @cached_property
     def _map(self) -> torch.Tensor:
-        """M with ``M M^T`` the covariance, shape (P, n, q): ``R^-1``, with damping times a root of ``Q_1^T Q_1``."""
+        """M, the covariance being ``M M^T``, shape (P, n, q): ``R^-1``, or damped less than that."""
         q, r = self._factors.q, self._factors.r
         identity = torch.eye(r.shape[2], dtype=r.dtype, device=r.device).expand_as(r)
         inverse = torch.linalg.solve_triangular(r, identity, upper=True)

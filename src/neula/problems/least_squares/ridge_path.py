@@ -17,19 +17,20 @@ from neula.pipeline.progress import Progress, stage
 from neula.pipeline.result import RidgePath
 from neula.pipeline.shapes import broadcast_system
 from neula.problems.orthogonal.certified import certified_qr
-from neula.problems.signatures import Common, Kind
+from neula.problems.signatures import Kind, RidgeKeywords
 
 
 @overload
-def ridge_path(A: Kind, b: Any, damps: Any, **keywords: Unpack[Common]) -> RidgePath[Kind]: ...
+def ridge_path(A: Kind, b: Any, damps: Any, **keywords: Unpack[RidgeKeywords]) -> RidgePath[Kind]: ...
 @overload
-def ridge_path(A: Any, b: Any, damps: Any, **keywords: Unpack[Common]) -> RidgePath[Any]: ...
+def ridge_path(A: Any, b: Any, damps: Any, **keywords: Unpack[RidgeKeywords]) -> RidgePath[Any]: ...
 @eager
 def ridge_path(
     A: Any,
     b: Any,
     damps: Any,
     *,
+    leverage: Any = 0.0,
     accuracy: Accuracy | None = None,
     engine: str | Engine = "auto",
     strict: bool = False,
@@ -48,6 +49,9 @@ def ridge_path(
     damps : array_like, shape (p,)
         Not negative, in any order; 0 is plain least squares of minimum norm. scikit-learn's ``alpha`` is
         ``damp**2``.
+    leverage : float or array_like, shape (m,), optional
+        Leverages of what A and b were made orthogonal to before, which count in cross-validation: ``1 / m``
+        where means were subtracted.
     accuracy : {"fp16", "bf16", "tf32", "fp32", "fp64"}, dtype or float, optional
         Accuracy that solutions are held against; by default that of the dtype. Everything is computed in
         double precision.
@@ -120,12 +124,13 @@ def ridge_path(
         )
     given = _checked(call.here(take(damps, "damps").tensor).double())
     a, b = call.here(shapes.matrices)[0].double(), call.here(shapes.columns)[0].double()
+    before = _checked_leverage(call.here(take(leverage, "leverage").tensor).double(), len(a))
     for name, x in (("A", a), ("b", b.squeeze(-1) if shapes.is_vector else b)):
         check_finite(x, x, name)
     report = stage(progress, "factorizing")
     with call.computing():
         qr = certified_qr(a[None], call.engine)
-        path = Path.of(qr.q[0], qr.r[0], b, given)
+        path = Path.of(qr.q[0], qr.r[0], b, given, before)
         report(1.0)
         x = path.solutions()
         errors = _backward_errors(a, b, given, path, x)
@@ -135,15 +140,17 @@ def ridge_path(
         """Of each damping and right-hand side, shape (p, k)."""
         return call.give_back((y[:, 0] if shapes.is_vector else y).contiguous(), torch.float64)
 
-    residuals = path.residual_norms()
+    residuals, squared = path.residual_norms(), path.left_out().square()
+    free = len(a) - path.effective - before.sum()
     result = RidgePath(
         damps=call.give_back(given, torch.float64),
         x=call.give_back((x[..., 0] if shapes.is_vector else x).contiguous()),
         residual_norms=of_columns(residuals),
         solution_norms=of_columns(torch.linalg.vector_norm(x, dim=1)),
         effective_degrees_of_freedom=call.give_back(path.effective, torch.float64),
-        gcv=of_columns(len(a) * residuals.square() / (len(a) - path.effective[:, None]).square()),
-        leave_one_out=of_columns(path.leave_one_out()),
+        gcv=of_columns(len(a) * residuals.square() / free[:, None].square()),
+        leave_one_out=of_columns(squared.mean(1)),
+        squared_errors=call.give_back(squared[..., 0] if shapes.is_vector else squared, torch.float64),
         backward_errors=of_columns(errors + rounding),
         tolerance=bound,
         converged=bool((errors + rounding <= bound).all()),
@@ -169,6 +176,15 @@ def _checked(damps: torch.Tensor) -> torch.Tensor:
     return damps
 
 
+def _checked_leverage(leverage: torch.Tensor, m: int) -> torch.Tensor:
+    """Shape (m, 1)."""
+    if leverage.shape not in ((), (m,)):
+        raise ValueError(f"leverage must be a number or have shape ({m},), got {tuple(leverage.shape)}")
+    if not bool(((leverage >= 0) & (leverage <= 1)).all()):
+        raise ValueError("leverage must be between 0 and 1")
+    return leverage.expand(m)[:, None]
+
+
 @dataclass(frozen=True)
 class Path:
     """Solutions for many dampings, in terms of singular vectors.
@@ -183,6 +199,8 @@ class Path:
         ``U^T b``.
     b : Tensor, shape (m, k)
     damps : Tensor, shape (p,)
+    before : Tensor, shape (m, 1)
+        Leverages of what A and b are orthogonal to.
     """
 
     u: torch.Tensor
@@ -191,13 +209,21 @@ class Path:
     c: torch.Tensor
     b: torch.Tensor
     damps: torch.Tensor
+    before: torch.Tensor
 
     @classmethod
-    def of(cls, q: torch.Tensor, r: torch.Tensor, b: torch.Tensor, damps: torch.Tensor) -> Path:
+    def of(
+        cls,
+        q: torch.Tensor,
+        r: torch.Tensor,
+        b: torch.Tensor,
+        damps: torch.Tensor,
+        before: torch.Tensor,
+    ) -> Path:
         """From ``A = Q R``."""
         left, s, vt = torch.linalg.svd(r, full_matrices=False)
         u = q @ left
-        return cls(u, vt.mT, s, u.mT @ b, b, damps)
+        return cls(u, vt.mT, s, u.mT @ b, b, damps, before)
 
     @property
     def filters(self) -> torch.Tensor:
@@ -229,20 +255,14 @@ class Path:
         inside = torch.linalg.vector_norm((1 - self.filters)[:, :, None] * self.c, dim=1)
         return torch.hypot(outside.expand_as(inside), inside)
 
-    def leave_one_out(self, offset: float = 0.0) -> torch.Tensor:
-        """Mean squares of errors of prediction, shape (p, k).
-
-        Parameters
-        ----------
-        offset : float
-            Added to leverages: ``1 / m`` where means were subtracted before.
-        """
-        squares, found = self.u.square(), []
+    def left_out(self) -> torch.Tensor:
+        """Errors with which rows are predicted by fits without them, shape (p, m, k)."""
+        squares = self.u.square()
+        found = self.b.new_empty(len(self.damps), *self.b.shape)
         for place in range(len(self.damps)):
             part = slice(place, place + 1)
-            rest = 1 - offset - squares @ self.filters[part].mT
-            found.append((self.residuals(part)[0] / rest).square().mean(0))
-        return torch.stack(found) if found else self.c.new_zeros(0, self.b.shape[1])
+            found[place] = self.residuals(part)[0] / (1 - self.before - squares @ self.filters[part].mT)
+        return found
 
 
 def _backward_errors(
