@@ -174,7 +174,7 @@ class PCA(_Decomposition, decomposition.PCA):
     >>> X = np.random.default_rng(0).standard_normal((50, 8)) * np.arange(8)
     >>> model = PCA(0.9).fit(X)
     >>> model.n_components_, bool(model.explained_variance_ratio_.sum() > 0.9)
-    (5, True)
+    (4, True)
     """
 
     _parameter_constraints: ClassVar[dict[str, Any]] = {**decomposition.PCA._parameter_constraints, **EXTRA}

@@ -31,9 +31,9 @@ class _Linear(Dense):
         assert data.y_mean is not None
         intercept = data.y_mean - data.x_mean @ coefficients
         coefficients = coefficients.T.contiguous() if coefficients.ndim > 1 else coefficients
-        self.coef_ = data.given(
-            coefficients[0] if self._flat and len(coefficients) == 1 < coefficients.ndim else coefficients
-        )
+        if self._flat and coefficients.ndim > 1 and len(coefficients) == 1:
+            coefficients = coefficients[0]
+        self.coef_ = data.given(coefficients)
         self.intercept_ = data.given(intercept) if self.fit_intercept else 0.0
         self.result_ = result
         return self
@@ -195,8 +195,8 @@ class Ridge(_Linear, linear_model.Ridge):
     --------
     >>> import numpy as np
     >>> from neula.sklearn import Ridge
-    >>> Ridge(alpha=1.0).fit(np.array([[0.0], [1.0], [2.0]]), [0.0, 1.0, 2.0]).coef_.round(12)
-    array([0.666666666667])
+    >>> Ridge(alpha=1.0).fit(np.array([[0.0], [1.0], [2.0]]), [0.0, 1.0, 2.0]).coef_.round(6)
+    array([0.666667])
     """
 
     _flat = True

@@ -21,6 +21,10 @@ FULL_RANK = 1e-13
 first."""
 
 
+SAFE_EXPONENT = 400
+"""Elements between ``2^-400`` and ``2^400`` have squares whose sums float64 holds."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """What is asked for.
@@ -145,7 +149,9 @@ def _exponents_of_columns(a: torch.Tensor) -> torch.Tensor:
     """Exponents that bring norms of columns into [1/2, 1), whatever overflows on the way, shape (P, n)."""
     if not a.shape[1]:
         return torch.zeros(len(a), a.shape[2], dtype=torch.int64, device=a.device)
-    first = binary_exponents(a.abs().amax(1))
+    first = binary_exponents(torch.linalg.vector_norm(a, torch.inf, dim=1))
+    if not bool((first.abs() > SAFE_EXPONENT).any()):
+        return binary_exponents(torch.linalg.vector_norm(a, dim=1))
     norms = torch.linalg.vector_norm(shift(a, -first[:, None]), dim=1)
     return first + binary_exponents(norms)
 

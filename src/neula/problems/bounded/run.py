@@ -12,7 +12,7 @@ from neula.certificates.forward_error import SURE, digits_of
 from neula.engines import Engine
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Run, run_chain
-from neula.pipeline.inputs import check_finite, finite_members, take
+from neula.pipeline.inputs import check_finite, finite_members, surely_finite, take
 from neula.pipeline.result import Attempt
 from neula.pipeline.shapes import System, broadcast_system
 from neula.problems.bounded.chain import BoundedJudge, chain
@@ -172,8 +172,11 @@ def _run(whole: Whole) -> Run[BoundedValues]:
 def _spoilt(a: torch.Tensor, columns: torch.Tensor, *, is_batch: bool) -> torch.Tensor:
     """Problems with NaN or Inf, shape (C,): of a batch, elsewhere they are errors."""
     if not is_batch:
-        check_finite(a[0], a[0], "A")
-        check_finite(columns[0].squeeze(-1) if columns.shape[2] == 1 else columns[0], columns, "b")
+        b = columns[0].squeeze(-1) if columns.shape[2] == 1 else columns[0]
+        for name, x in (("A", a[0]), ("b", b)):
+            if not surely_finite(x):
+                check_finite(x, x, name)
+        return torch.zeros(columns.shape[2], dtype=torch.bool, device=a.device)
     return (~finite_members(a)[:, None] | ~columns.isfinite().all(1)).flatten()
 
 
