@@ -55,6 +55,10 @@ def checked_general(call: Call, constraints: Any, covariance: Any, factor: Any) 
     """
     if constraints is None and covariance is None and factor is None:
         return None
+    if call.engine.over_rows.spread:
+        raise ValueError(
+            "constraints and covariances are for whole matrices: pass A.full() and b.full(), or weights="
+        )
     if covariance is not None and factor is not None:
         raise ValueError("covariance and covariance_factor say the same: pass one of them")
     if call.weights is not None and (covariance is not None or factor is not None):

@@ -35,7 +35,6 @@ def lstsq(A: Any, b: Any, **keywords: Unpack[LstsqKeywords]) -> LstsqResult[Any]
 @OverProcesses(
     lambda result, tall, replicated: replace(result, x=replicated(result.x)),
     operands=("A", "b", "weights"),
-    refused={"constraints": None, "covariance": None, "covariance_factor": None},
     wide=lambda asked: bool(asked.get("damp", 0.0)),
     instead="solutions of minimum norm are for whole matrices: pass A.full() and b.full(), or damp=",
 )
