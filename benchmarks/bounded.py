@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import scipy.optimize
@@ -29,14 +31,14 @@ LOOPED = 20
 def run(device: torch.device, repeats: int = 5) -> Results:
     """Time ``neula.nnls`` and ``neula.lsq_linear`` beside SciPy's, with the violations of both.
 
-    A violation is how far a step along the gradient, cut off at the bounds, leads at most, for columns of norm 1,
-    relative to the norm of b.
+    A violation is how far a step along the gradient, cut off at the bounds, leads at most, for columns of
+    norm 1, relative to the norm of b.
     """
     results = Results("bounded", device)
     for problem, m, n, k in GPU_CASES if device.type == "cuda" else CPU_CASES:
         a, b = _problem(m, n, k, device)
         bounds = (0.0, np.inf) if problem == "nnls" else (0.0, 0.7)
-        solve = partial(neula.lsq_linear, a, b, bounds)
+        solve: Callable[[], Any] = partial(neula.lsq_linear, a, b, bounds)
         if problem == "nnls":
             solve = partial(neula.nnls, a, b)
         seconds = median_seconds(solve, repeats)

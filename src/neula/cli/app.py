@@ -18,8 +18,9 @@ import typer
 from rich.console import Console
 
 import neula
-from neula.cli import machine, show
+from neula.cli import constrained, machine, show
 from neula.cli.machine import JsonOption
+from neula.cli.report import write_report
 from neula.cli.run import BAD_INPUT, CERTIFIED, DEFECT, INTERRUPTED, NOT_CERTIFIED, Run, running
 from neula.papers.data import Scale
 
@@ -111,18 +112,37 @@ def lstsq(
     weights: Annotated[str | None, typer.Option(metavar="FILE", help="File of one weight per row.")] = None,
     rcond: RcondOption = None,
     certify: CertifyOption = Certify.backward,
+    nonnegative: Annotated[bool, typer.Option("--nonnegative", help="Solve for x >= 0.")] = False,
+    bounds: Annotated[
+        str | None, typer.Option(metavar="LO,HI", help="Solve for LO <= x <= HI; inf is no bound.")
+    ] = None,
+    constraints: Annotated[
+        str | None, typer.Option(metavar="C,d", help="Files of C and d: solve for Cx = d.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A page (.html) about the solution.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Solve the least-squares problem min ||Ax - b||; with m < n, the solution of minimum norm."""
     with running("lstsq", as_json) as run:
-        run.check_outputs([a, b, weights], (output, 1))
+        files = None if constraints is None else constrained.two_files(constraints)
+        run.check_outputs([a, b, weights, *(files or ())], (output, 1))
         matrix, rhs = run.read("A", a), run.read("b", b, column_as_vector=True)
         row_weights = None if weights is None else run.read("weights", weights, column_as_vector=True)
         options = {"damp": damp, "weights": row_weights, "rcond": rcond, "certify": certify.value}
-        result = run.compute("lstsq", matrix, rhs, accuracy=accuracy, engine=engine, **options)
+        pair = (
+            None
+            if files is None
+            else (run.read("C", files[0]), run.read("d", files[1], column_as_vector=True))
+        )
+        function, options = constrained.call_for(options, nonnegative, bounds, pair)
+        result = run.compute(function, matrix, rhs, accuracy=accuracy, engine=engine, **options)
         run.write({output: {"x": result.x}})
-    full_rank = matrix.shape[-1] if damp else min(matrix.shape[-2:])
-    _finish_solution(run, result, show.lstsq(result, full_rank), output)
+        if report is not None:
+            write_report(report, matrix, rhs, result)
+    full_rank = matrix.shape[-1] if damp or pair else min(matrix.shape[-2:])
+    _finish_solution(run, result, constrained.shown(result, full_rank), output)
 
 
 @app.command()
