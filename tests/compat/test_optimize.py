@@ -27,9 +27,10 @@ def test_nnls() -> None:
         assert message(ours.nnls, bad) == message(scipy.optimize.nnls, bad)
 
 
-@pytest.mark.parametrize(
-    "bounds", [(0, 0.1), (-np.inf, np.inf), scipy.optimize.Bounds(-0.1 * np.ones(5), np.ones(5))]
-)
+BOUNDS = [(0, 0.1), (-np.inf, np.inf), scipy.optimize.Bounds(-0.1 * np.ones(5), np.ones(5))]
+
+
+@pytest.mark.parametrize("bounds", BOUNDS)
 def test_lsq_linear(bounds) -> None:
     found = ours.lsq_linear(A, B, bounds)
     expected = scipy.optimize.lsq_linear(A, B, bounds, method="bvls")
