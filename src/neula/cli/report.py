@@ -39,7 +39,7 @@ def write_report(path: Path, A: np.ndarray, b: np.ndarray, result: Any, names: t
     ------
     ValueError
         For batches, and more than one right-hand side.
-    ModuleNotFoundError
+    ImportError
         Without matplotlib.
     """
     if A.ndim != 2 or b.ndim != 1:
@@ -90,10 +90,10 @@ def _coefficients(result: Any, names: tuple[str, ...]) -> str:
 
 def _residuals(A: np.ndarray, b: np.ndarray, x: np.ndarray) -> str:
     """Against fitted values, and their distribution."""
-    from matplotlib.figure import Figure
+    from neula.papers.drawing import new_canvas
 
     fitted = A @ x
-    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    figure = new_canvas(9, 3.4)
     left, right = figure.subplots(1, 2)
     left.plot(fitted, b - fitted, ".", markersize=3, rasterized=len(b) > 5000)
     left.axhline(0.0, color="0.6", linewidth=0.8)
@@ -106,12 +106,13 @@ def _residuals(A: np.ndarray, b: np.ndarray, x: np.ndarray) -> str:
 def _spectrum(A: np.ndarray) -> str:
     """Of A with columns of norm 1: what decides how many digits are lost."""
     import numpy as np
-    from matplotlib.figure import Figure
+
+    from neula.papers.drawing import new_canvas
 
     R = neula.qr(A, mode="r").R
     norms = np.linalg.norm(R, axis=0)
     values = np.linalg.svd(R / np.where(norms > 0, norms, 1.0), compute_uv=False)
-    figure = Figure(figsize=(9, 2.8), layout="constrained")
+    figure = new_canvas(9, 2.8)
     axes = figure.subplots()
     axes.semilogy(np.arange(1, len(values) + 1), np.maximum(values, 1e-300), ".-", markersize=4)
     axes.set(xlabel="number", ylabel="singular value, columns of norm 1")
