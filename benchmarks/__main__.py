@@ -14,6 +14,7 @@ from rich.console import Console
 from benchmarks import (
     batched_lstsq,
     batched_qr,
+    bounded,
     distributed,
     hard_batches,
     kernels,
@@ -38,6 +39,7 @@ BENCHMARKS: dict[str, Callable[[torch.device], Results]] = {
     "tsqr": tsqr.run,
     "lstsq": lstsq.run,
     "batched_lstsq": batched_lstsq.run,
+    "bounded": bounded.run,
     "matmul": matmul.run,
     "kernels": kernels.run,
     "lu": lu.run,

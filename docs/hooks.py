@@ -185,6 +185,18 @@ COLUMNS: dict[str, Sequence[Column]] = {
         ("method", _method),
         ("backward error", _formatted("backward_error", ".1e")),
     ),
+    "bounded": (
+        ("problem", lambda row: row["problem"]),
+        ("shape", _shape),
+        ("right-hand sides", lambda row: row["k"]),
+        ("neula, ms", _milliseconds("ms")),
+        ("SciPy, ms", _milliseconds("scipy_ms")),
+        ("SciPy / neula", _formatted("speedup", ".2f")),
+        ("violation", _formatted("violation", ".1e")),
+        ("SciPy's", _formatted("scipy_violation", ".1e")),
+        ("at bounds", _formatted("at_bounds", ".0%")),
+        ("result of", lambda row: row["method"]),
+    ),
     "qr": (
         ("shape", _shape),
         ("accuracy", lambda row: row["accuracy"]),

@@ -1,4 +1,4 @@
-"""The house is small: files of 400 lines at most, functions of 60 lines of code, thirteen entries on top.
+"""The house is small: files of 400 lines at most, functions of 60 lines of code, fourteen entries on top.
 
 Which room may know which is checked by import-linter (``make lint``; the rooms are in pyproject.toml).
 """
@@ -17,7 +17,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "neula"
 
 LINES_OF_A_FILE = 400
 LINES_OF_A_FUNCTION = 60
-ENTRIES = 14
+ENTRIES = 15
 """Beside ``__main__.py``, which Python wants there."""
 
 LONG_FILES: set[str] = set()

@@ -19,17 +19,23 @@ if TYPE_CHECKING:
         Attempt,
         CholeskyResult,
         IllConditionedWarning,
+        LsqLinearResult,
         LstsqResult,
         LUFactors,
+        NNLSResult,
         QRResult,
+        RidgePath,
         SolveResult,
         SVDResult,
     )
     from neula.problems import operators as ops  # noqa: F401
+    from neula.problems.bounded.lsq_linear import lsq_linear
+    from neula.problems.bounded.nnls import nnls
     from neula.problems.definite.cholesky import cholesky
     from neula.problems.least_squares.held_open import LeastSquares
     from neula.problems.least_squares.lstsq import lstsq
     from neula.problems.least_squares.pinv import pinv
+    from neula.problems.least_squares.ridge_path import ridge_path
     from neula.problems.low_rank.svd import svd_lowrank
     from neula.problems.orthogonal.orth import orth
     from neula.problems.orthogonal.qr import qr
@@ -48,20 +54,26 @@ __all__ = [
     "IllConditionedWarning",
     "LUFactors",
     "LeastSquares",
+    "LsqLinearResult",
     "LstsqResult",
+    "NNLSResult",
     "QRCertificate",
     "QRResult",
+    "RidgePath",
     "SVDResult",
     "SolveResult",
     "cholesky",
     "finish",
+    "lsq_linear",
     "lstsq",
     "lu_factor",
     "lu_solve",
     "matmul",
+    "nnls",
     "orth",
     "pinv",
     "qr",
+    "ridge_path",
     "solve",
     "svd_lowrank",
     "tsqr",
@@ -72,13 +84,16 @@ _HOMES = {
     "QRCertificate": "certificates.qr",
     "cholesky": "problems.definite.cholesky",
     "finish": "pipeline.pending",
+    "lsq_linear": "problems.bounded.lsq_linear",
     "lstsq": "problems.least_squares.lstsq",
     "lu_factor": "problems.systems.lu",
     "lu_solve": "problems.systems.lu",
     "matmul": "problems.products.matmul",
+    "nnls": "problems.bounded.nnls",
     "orth": "problems.orthogonal.orth",
     "pinv": "problems.least_squares.pinv",
     "qr": "problems.orthogonal.qr",
+    "ridge_path": "problems.least_squares.ridge_path",
     "solve": "problems.systems.solve",
     "svd_lowrank": "problems.low_rank.svd",
     "tsqr": "problems.orthogonal.tsqr",
@@ -101,6 +116,7 @@ _ROOMS = (
     "papers",
     "pipeline",
     "problems",
+    "sklearn",
 )
 
 

@@ -32,7 +32,7 @@ def test_a_file_that_does_not_fit(
     assert "does not fit into memory, and is read block by block" in found.stderr
     assert np.allclose(np.load(tmp_path / "x.npy"), np.linalg.lstsq(a, b, rcond=None)[0])
     shown = run.invoke(app.app, ["lstsq", *files[:2]])
-    assert "passes over A" in shown.stdout
+    assert "passes over A" in shown.stderr
 
 
 def test_memory_that_is_left() -> None:

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 Answer: TypeAlias = "Mapping[str, np.ndarray | Table]"
 """Arrays by their names."""
 
+MATRICES = ("A", "C")
+"""Arguments of which a single column is a matrix, and no vector."""
+
 
 class ProgressReport:
     """Shows ``progress(stage, fraction)``: a bar on a terminal, otherwise lines for what takes long."""
@@ -144,7 +147,7 @@ class Run:
     def read(
         self, files: Mapping[str, str | None], *, decimal: str = ".", missing: Missing = Missing.error
     ) -> dict[str, Table]:
-        """Read the files of the arguments, by the names of these; all but A may be vectors.
+        """Read the files of the arguments, by the names of these; all but matrices may be vectors.
 
         With ``Missing.drop`` lines that lack a value in any of them are left out of all.
         """
@@ -175,7 +178,7 @@ class Run:
         return read_table(
             self._spooled_input() if str(path) == STANDARD else Source.of(path),
             key=key,
-            column_as_vector=name != "A",
+            column_as_vector=name not in MATRICES,
             decimal=decimal,
             missing="nan" if missing is Missing.drop else "error",
             message=self.say,

@@ -48,9 +48,30 @@ class LstsqKeywords(Waiting, total=False):
     compute: ArithmeticName | None
     damp: float
     weights: Any
+    constraints: tuple[Any, Any] | None
+    covariance: Any
+    covariance_factor: Any
     rcond: float | None
     max_iterations: int
     certify: Certified
+
+
+class RidgeKeywords(Common, total=False):
+    """Of :func:`neula.ridge_path`."""
+
+    leverage: Any
+
+
+class NNLSKeywords(Common, total=False):
+    """Of :func:`neula.nnls`."""
+
+    maxiter: int | None
+
+
+class LsqLinearKeywords(Common, total=False):
+    """Of :func:`neula.lsq_linear`, without what can be given by place."""
+
+    lsmr_maxiter: int | None
 
 
 class SolveKeywords(Waiting, total=False):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from neula.cli import show
+from neula.cli import constrained
 from neula.cli.options import (
     AccuracyOption,
     Certify,
@@ -24,6 +25,7 @@ from neula.cli.options import (
     SolutionOption,
     WeightsOption,
 )
+from neula.cli.report import write_report
 from neula.cli.run import running
 from neula.cli.solutions import finish_solution, named, unread, with_intercept
 
@@ -41,6 +43,16 @@ def lstsq(
     engine: EngineOption = EngineName.auto,
     output: SolutionOption = None,
     weights: WeightsOption = None,
+    nonnegative: Annotated[bool, typer.Option("--nonnegative", help="Solve for x >= 0.")] = False,
+    bounds: Annotated[
+        str | None, typer.Option(metavar="LO,HI", help="Solve for LO <= x <= HI; inf is no bound.")
+    ] = None,
+    constraints: Annotated[
+        str | None, typer.Option(metavar="C,d", help="Files of C and d: solve for Cx = d.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A page (.html) about the solution.")
+    ] = None,
     decimal: DecimalOption = Decimal.point,
     missing: MissingOption = Missing.error,
     as_json: JsonOption = False,
@@ -57,23 +69,26 @@ def lstsq(
                 "--damp would damp the intercept, too: leave out --intercept, and subtract the mean of each "
                 "column from A and b"
             )
-        run.check([a, b, weights], (output, 1))
+        c, d = (None, None) if constraints is None else constrained.two_files(constraints)
+        run.check([a, b, weights, c, d], (output, 1))
         rows = None if intercept else run.rows_that_do_not_fit(a)
         files = {"A": a if rows is None else None, "b": b, "weights": weights}
         given = run.read(files, decimal=decimal.value, missing=missing)
+        given |= run.read({"C": c, "d": d}, decimal=decimal.value)
         table = unread(rows) if rows is not None else with_intercept(given["A"]) if intercept else given["A"]
-        result = run.compute(
-            "lstsq",
-            table.values,
-            given["b"].values,
-            weights=given["weights"].values if weights else None,
-            damp=damp,
-            rcond=rcond,
-            accuracy=accuracy,
-            certify=certify,
-            engine=engine,
-            progress=run.progress,
-        )
+        options = {
+            "damp": damp,
+            "weights": given["weights"].values if weights else None,
+            "rcond": rcond,
+            "certify": certify.value,
+        }
+        pair = None if c is None else (given["C"].values, given["d"].values)
+        function, options = constrained.call_for(options, nonnegative, bounds, pair)
+        keywords = {"accuracy": accuracy, "engine": engine, "progress": run.progress, **options}
+        result = run.compute(function, table.values, given["b"].values, **keywords)
         run.write((output, {"x": named(result.x, table, given["b"])}))
+        if report is not None:
+            write_report(report, table.values, given["b"].values, result)
     m, n = table.values.shape[-2:]
-    finish_solution(run, result, show.lstsq(result, n if damp else min(m, n)), table)
+    full_rank = n if damp or pair else min(m, n)
+    finish_solution(run, result, constrained.shown(result, full_rank), table)

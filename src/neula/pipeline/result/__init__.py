@@ -7,10 +7,12 @@ from neula.pipeline.result.attempts import (
     IllConditionedWarning,
     report_missed,
 )
+from neula.pipeline.result.bounded import BoundedResult, LsqLinearResult, NNLSResult
 from neula.pipeline.result.cholesky import CholeskyResult
 from neula.pipeline.result.least_squares import LstsqResult
 from neula.pipeline.result.lu import LUFactors
 from neula.pipeline.result.qr import QRResult
+from neula.pipeline.result.ridge import RidgePath
 from neula.pipeline.result.solution import SolutionResult
 from neula.pipeline.result.svd import SVDResult
 from neula.pipeline.result.systems import SolveResult
@@ -19,11 +21,15 @@ __all__ = [
     "AccuracyError",
     "AccuracyWarning",
     "Attempt",
+    "BoundedResult",
     "CholeskyResult",
     "IllConditionedWarning",
     "LUFactors",
+    "LsqLinearResult",
     "LstsqResult",
+    "NNLSResult",
     "QRResult",
+    "RidgePath",
     "SVDResult",
     "SolutionResult",
     "SolveResult",

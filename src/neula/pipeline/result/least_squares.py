@@ -8,10 +8,11 @@ from typing import Any, Generic
 from neula.pipeline.result import shown
 from neula.pipeline.result.shown import ArrayT
 from neula.pipeline.result.solution import SolutionResult
+from neula.pipeline.result.statistics import Fit, Statistics
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class LstsqResult(SolutionResult[ArrayT], Generic[ArrayT]):
+class LstsqResult(Statistics, SolutionResult[ArrayT], Generic[ArrayT]):
     """Solution of a least-squares problem, or of a batch of them: a :class:`SolutionResult`, and the rank.
 
     What is known of x below full rank is known of the solution of the problem of this rank. Problems of a
@@ -31,10 +32,15 @@ class LstsqResult(SolutionResult[ArrayT], Generic[ArrayT]):
         one, the minimum-norm solution was computed. Of a batch the smallest of those that were solved.
     factorization : str
         What the accepted attempt did, e.g. ``"rgsqrf fp16 + cgls"``.
+    constraint_error : float
+        With constraints ``||C x - d||`` relative to ``||C|| ||x|| + ||d||``, rows of C scaled to norms near
+        1; of the worst right-hand side.
     ranks : array of int64, shape (*batch,)
         0 where a problem holds NaN or Inf.
     passes : int
         How often A was read, if it was read in blocks; 0 if it was in memory.
+    fit : object or None
+        The problem, from which statistics are computed.
     """
 
     optimality: float
@@ -43,6 +49,8 @@ class LstsqResult(SolutionResult[ArrayT], Generic[ArrayT]):
     factorization: str = ""
     ranks: Any = None
     passes: int = 0
+    constraint_error: float = 0.0
+    fit: Fit | None = None
 
     def rows(self) -> shown.Rows:
         """What matters: the answer, how it came about, and how good it is."""

@@ -69,6 +69,11 @@ def array(x: Any) -> str:
     return f"{text}: [{numbers(x.detach() if hasattr(x, 'detach') else x)}]"
 
 
+def count(x: Any) -> int:
+    """Elements of an array of any library."""
+    return math.prod(x.shape)
+
+
 def numbers(x: Any) -> str:
     """The first and last of a sequence of numbers."""
     n, half = len(x), NUMBERS // 2

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
-from typing import Any, Unpack, cast, overload
+from typing import Any, Unpack, overload
 
-import numpy as np
 import torch
 
 from neula.certificates.bounds import Accuracy, lstsq_bound
@@ -16,22 +14,17 @@ from neula.engines.reduction import HERE, Reduction
 from neula.errors import check_name
 from neula.io.sources import is_source
 from neula.pipeline.call import Call
-from neula.pipeline.chain import Answer, Run
 from neula.pipeline.compilation import with_operator
-from neula.pipeline.gradients import attach_solution, stacked_problem
 from neula.pipeline.inputs import check_finite, refuse_gradient
 from neula.pipeline.over_processes import OverProcesses
 from neula.pipeline.progress import Progress
-from neula.pipeline.result import Attempt, LstsqResult
-from neula.pipeline.shapes import System, broadcast_system
-from neula.pipeline.solutions import Report, accept_digits, attached, numbers_of, unread, unsure
-from neula.problems.least_squares.prepared import Problems
-from neula.problems.least_squares.problem import Members, Options
-from neula.problems.least_squares.report import collect, why
-from neula.problems.least_squares.run import begin_problems, solve_problems, with_exact_zeros
+from neula.pipeline.result import LstsqResult
+from neula.pipeline.shapes import broadcast_system
+from neula.problems.least_squares.general import checked_general, solve_general
+from neula.problems.least_squares.problem import Options
+from neula.problems.least_squares.solution import begin_system, solve_system
 from neula.problems.least_squares.streamed import lstsq_streamed
 from neula.problems.operators.solutions import traced_lstsq
-from neula.problems.orthogonal.qr import qr
 from neula.problems.signatures import Kind, LstsqKeywords
 
 ALGORITHMS = ("cgls", "lsqr", "direct", "normal", "householder", "svd")
@@ -60,6 +53,9 @@ def lstsq(
     compute: str | None = None,
     damp: float = 0.0,
     weights: Any = None,
+    constraints: tuple[Any, Any] | None = None,
+    covariance: Any = None,
+    covariance_factor: Any = None,
     rcond: float | None = None,
     max_iterations: int = 60,
     certify: str = "backward",
@@ -102,6 +98,14 @@ def lstsq(
         Solve ``min ||A x - b||^2 + damp^2 ||x||^2`` (ridge regression, Tikhonov).
     weights : array_like, shape (m,), optional
         Factors of the rows: ``min ||diag(weights) (A x - b)||``, as in :func:`numpy.polyfit`.
+    constraints : pair of array_like, optional
+        C of shape (p, n) and d of shape (p,), or (p, k) for each right-hand side: x is to fulfil ``C x = d``,
+        for every matrix of a batch. Rows of C may depend on others, if d does likewise.
+    covariance : array_like, shape (m, m) or (m,), optional
+        Of b, a matrix V or a vector of variances: ``min (A x - b)^T V^-1 (A x - b)`` (generalized least
+        squares).
+    covariance_factor : array_like, shape (m, m), optional
+        Its Cholesky factor, lower triangular, in place of V.
     rcond : float, optional
         Singular values of A with normalized columns below ``rcond`` times the largest count as zero. By
         default ``max(m, n)`` times the precision of float64, or the precision of A's dtype if that is larger.
@@ -132,10 +136,10 @@ def lstsq(
     Raises
     ------
     ValueError
-        For shapes that do not fit, NaN or Inf, and unknown names; if b or the weights require
-        a gradient and A is no torch tensor. Problems of a batch with NaN or Inf are no error unless
-        ``strict``: their solutions are NaN, and are not accepted; others are solved, those with the same
-        matrix as well.
+        For shapes that do not fit, NaN or Inf, and unknown names; for constraints that contradict one
+        another, and a covariance that is not positive definite; if b or the weights require a gradient and A
+        is no torch tensor. Problems of a batch with NaN or Inf are no error unless ``strict``: their
+        solutions are NaN, and are not accepted; others are solved, those with the same matrix as well.
     TypeError
         For complex or sparse input.
     ArithmeticError
@@ -156,6 +160,12 @@ def lstsq(
 
     Notes
     -----
+    With constraints C is scaled and its transpose factorized with column pivoting, which shows its rank; x is
+    the shortest solution of the constraints and a combination of the null space, for which a problem without
+    them is solved (LAPACK's ``gglse`` does the same). ``constraint_error`` says how well they are fulfilled,
+    and all of that is part of the backward and the forward error. With a covariance A and b are multiplied by
+    the inverse of its Cholesky factor, and its condition number is part of the forward error.
+
     Where A, b or the weights are torch tensors that require a gradient, x has one, of the first and of higher
     orders. The backward pass factorizes A in double precision, and raises a ValueError where A lacks full
     rank (:func:`neula.pipeline.gradients.attach_solution`).
@@ -193,6 +203,8 @@ def lstsq(
     _check_names(algorithm, certify, max_iterations, rcond)
     damp = _check_damp(damp)
     if is_source(A):
+        if any(x is not None for x in (constraints, covariance, covariance_factor)):
+            raise ValueError("constraints and covariances need A in memory: leave them out, or load A first")
         asked = (accuracy, engine, algorithm, compute, damp, weights, rcond, certify, strict, progress)
         return lstsq_streamed(A, b, *asked)
     call = Call.begin(
@@ -219,82 +231,15 @@ def lstsq(
         forward=certify == "forward",
         progress=progress,
     )
-    if not wait and w is None and (pending := _begun(call, shapes, options)) is not None:
+    weight = None if w is None else w.graph
+    general = checked_general(call, constraints, covariance, covariance_factor)
+    if general is not None:
+        solved = solve_general(call, shapes, options, weight, general)
+    elif not wait and w is None and (pending := begin_system(call, shapes, options)) is not None:
         return pending
-    return _finished(call, shapes, options)
-
-
-def _begun(call: Call, shapes: System, options: Options) -> LstsqResult | None:
-    """What the first link has launched, where that waits for nothing."""
-    with call.computing():
-        blind = replace(options, looks=False)
-        problems = Problems(call.here(shapes.matrices), call.here(shapes.columns), blind)
-        found = begin_problems(problems)
-    if found is None:
-        return None
-    begun, accepted = found
-    values, least = begun.values, cast(int, begun.values.rank.amin())
-    result: LstsqResult[Any] = LstsqResult(
-        **unread(call, shapes, begun.values, accepted, options),
-        optimality=math.nan,
-        residual_norm=math.nan,
-        rank=least,
-        factorization=begun.label,
-        ranks=call.hand_back(shapes.of_members(values.rank), torch.int64),
-        pending=lambda: _finished(call, shapes, options, begun),
-    )
-    return _attached(call, shapes, options, result)
-
-
-def _finished(
-    call: Call, shapes: System, options: Options, begun: Answer[Members] | None = None
-) -> LstsqResult:
-    matrices, columns = call.here(shapes.matrices), call.here(shapes.columns)
-    is_batch = bool(shapes.batch)
-    with call.computing():
-        spoilt = _spoilt(shapes, columns)
-        if spoilt is not None:  # a column that is worked on with others would spoil them
-            columns, begun = columns.masked_fill(shapes.for_columns(spoilt)[:, None], 0.0), None
-        problems = Problems(matrices, columns, options)
-        run = with_exact_zeros(solve_problems(problems, is_batch=is_batch, begun=begun), problems)
-    accept_digits(run, options)
-    if spoilt is not None:
-        _put_nan(run, spoilt, shapes)
-    report = Report(call, shapes, options, run, spoilt)
-    result = collect(report)
-    if not result.converged:
-        call.report_missed(
-            f"least squares is not certified to {result.accuracy} accuracy",
-            why(result, run, options, is_batch=is_batch),
-            result,
-            report.missed(),
-            unsure=unsure(run),
-        )
-    return _attached(call, shapes, options, result)
-
-
-def _attached(call: Call, shapes: System, options: Options, result: LstsqResult) -> LstsqResult:
-    weights = None if call.weights is None else call.weights.graph
-    return attached(call, shapes, result, partial(_attach, weights, options, result.ranks))
-
-
-def _spoilt(shapes: System, columns: torch.Tensor) -> torch.Tensor | None:
-    """Right-hand sides with NaN or Inf that share a matrix with others, shape (P, copies), if any do."""
-    if not shapes.shares:
-        return None
-    spoilt = ~shapes.finite.to(columns.device)
-    return spoilt if bool(spoilt.any()) else None
-
-
-def _put_nan(run: Run[Members], spoilt: torch.Tensor, shapes: System) -> None:
-    """Say that nothing is known of right-hand sides with NaN or Inf."""
-    values, columns = run.found, shapes.for_columns(spoilt)
-    for known in (values.forward_error, values.residual_norm):
-        known.masked_fill_(columns, math.nan)
-    values.x.masked_fill_(columns[:, None], math.nan)
-    numbers_of(run)["forward_error"][spoilt.any(1).cpu().numpy()] = np.nan
-    reason = f"{int(spoilt.sum())} of {spoilt.numel()} problems hold NaN or Inf"
-    run.attempts.append(Attempt("none", False, reason))
+    else:
+        solved = solve_system(call, shapes, options, weight)
+    return solved.reported(call)
 
 
 def _check_names(algorithm: str | None, certify: str, max_iterations: int, rcond: float | None) -> None:
@@ -330,18 +275,3 @@ def _check_weights(w: torch.Tensor, m: int, engine: Engine) -> torch.Tensor:
         largest = engine.over_rows.largest(w.abs().max().reshape(1))
         check_finite(w, largest, "weights", engine.over_rows)
     return w.to(engine.device).double()
-
-
-def _attach(
-    weights: torch.Tensor | None,
-    options: Options,
-    ranks: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    x: torch.Tensor,
-) -> torch.Tensor:
-    """The solution attached to the graph of A, b and weights."""
-    if x.numel() == 0 or a.numel() == 0:  # it does not depend on the numbers
-        return x + 0 * a.sum() + 0 * b.sum()
-    factorize = partial(qr, accuracy="fp64", engine=options.engine)
-    return attach_solution(*stacked_problem(a, b, weights, options.damp), x, ranks=ranks, factorize=factorize)

@@ -1,0 +1,139 @@
+"""The active-set method of Lawson and Hanson, and with upper bounds of Stark and Parker, for many problems.
+
+One variable becomes free at a time, the one along which the residual shortens most; a step that leaves the
+bounds is cut off where the first variable meets its own. The residual becomes shorter each time a set of free
+variables has been solved for, which is what ends it: no set comes back. Columns that depend on those of free
+variables never become free.
+
+C. L. Lawson, R. J. Hanson, "Solving Least Squares Problems", 1974, chapter 23; P. B. Stark, R. L. Parker,
+"Bounded-variable least-squares: an algorithm and applications", Computational Statistics 10, 1995.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from neula.algorithms.bounded.block_pivoting import Found
+from neula.algorithms.bounded.free_sets import Factorize, by_cholesky, minimize
+from neula.algorithms.bounded.reduced import Reduced
+
+
+@dataclass
+class _State:
+    """What changes, of all problems.
+
+    Attributes
+    ----------
+    entered : Tensor of int, shape (C,)
+        The variable that became free last; n for none.
+    blocked : Tensor of bool, shape (C, n)
+        Variables that did not shorten the residual when they were tried.
+    gradient : Tensor, shape (C, n)
+        That of the residual when a set was last solved for, zeros where it is rounding errors.
+    length : Tensor, shape (C,)
+        Squared norm of that residual.
+    """
+
+    found: Found
+    entered: torch.Tensor
+    blocked: torch.Tensor
+    gradient: torch.Tensor
+    length: torch.Tensor
+
+
+def active_set(
+    problems: Reduced, start: torch.Tensor, *, max_iterations: int, factorize: Factorize = by_cholesky
+) -> Found:
+    """Solve each problem.
+
+    Parameters
+    ----------
+    problems : Reduced
+    start : Tensor, shape (C, n)
+        Variables of it that are between their bounds are free first, if their columns are independent.
+    max_iterations : int
+        Sets of free variables that are solved for.
+    factorize : callable
+
+    Returns
+    -------
+    Found
+    """
+    low, high = problems.low, problems.high
+    x = start.clamp(low, high)
+    count = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+    state = _State(
+        Found(x, (x > low) & (x < high), count, count.bool()),
+        entered=torch.full_like(count, problems.n),
+        blocked=torch.zeros_like(x, dtype=torch.bool),
+        gradient=torch.zeros_like(x),
+        length=x.new_full((len(x),), torch.inf),
+    )
+    rows = torch.arange(len(problems), device=x.device)
+    for _ in range(max_iterations):
+        if not len(rows):
+            break
+        rows = _iterate(problems.at(rows), state, rows, factorize)
+    return state.found
+
+
+def _iterate(problems: Reduced, state: _State, rows: torch.Tensor, factorize: Factorize) -> torch.Tensor:
+    """One set of free variables of each problem in ``rows``; returns which of them are not done."""
+    found, n = state.found, problems.n
+    x, free, entered = found.x[rows], found.free[rows].clone(), state.entered[rows]
+    best = minimize(problems, x, free, factorize)
+    found.iterations[rows] += 1
+    places = torch.arange(n, device=x.device)
+    new = places == entered[:, None]
+    # A step against the gradient along which a variable became free is rounding errors.
+    back = ((best.x - x) * new * state.gradient[rows]).sum(1) < 0
+    singular = best.singular | back
+    solved = torch.where(singular[:, None], x, best.x)
+    x, free, inside = _cut_off(problems, x, solved, free)
+    length = best.residual.square().sum(1)
+    no_shorter = inside & ~(length < state.length[rows]) & (entered < n)
+    refused = singular | no_shorter
+    x = torch.where(refused[:, None], found.x[rows], x)
+    # Without one that has just become free the start is at fault: nothing is free then.
+    afresh = singular & (entered == n)
+    free = torch.where(refused[:, None], found.free[rows] & ~new & ~afresh[:, None], free)
+    complete = inside & ~refused
+    state.length[rows] = torch.where(complete, length, state.length[rows])
+    blocked = (state.blocked[rows] & ~complete[:, None]) | (new & refused[:, None])
+    sure = best.gradient.abs() > problems.noise(best.x, best.residual)
+    gradient = torch.where(sure, best.gradient, 0.0)
+    state.gradient[rows] = torch.where((complete | afresh)[:, None], gradient, state.gradient[rows])
+    chosen, done = _next(problems, x, ~free & ~blocked, state.gradient[rows])
+    enters = complete | refused
+    chosen = torch.where(enters, chosen, entered)
+    found.x[rows], found.done[rows] = x, enters & done
+    found.free[rows] = free | ((places == chosen[:, None]) & enters[:, None])
+    state.entered[rows], state.blocked[rows] = chosen, blocked
+    return rows[~(enters & done)]
+
+
+def _cut_off(
+    problems: Reduced, x: torch.Tensor, solved: torch.Tensor, free: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The step from x as far as bounds allow; which variables stay free, and whether all of it was taken."""
+    low, high = problems.low, problems.high
+    below, above = free & (solved < low), free & (solved > high)
+    inside = ~(below | above).any(1)
+    bound = torch.where(below, low, high)
+    part = torch.where(below | above, (bound - x) / (solved - x), torch.inf)
+    length = part.amin(1, keepdim=True).clamp(0.0, 1.0)
+    meets = part <= length
+    moved = torch.where(free, x + length * (solved - x), x).clamp(low, high)
+    moved = torch.where(meets, bound, torch.where(inside[:, None], solved, moved))
+    return moved, free & ~meets, inside
+
+
+def _next(
+    problems: Reduced, x: torch.Tensor, candidates: torch.Tensor, gradient: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The candidate to become free, and whether there is none."""
+    gain = problems.wrong(x, gradient).abs() / problems.of_each(problems.norms)
+    best, place = torch.where(candidates & (gain > 0), gain, -1.0).max(1)
+    return torch.where(best >= 0, place, problems.n), best < 0

@@ -1,0 +1,288 @@
+"""Least squares on the free variables of many problems, whose other variables stay at their bounds.
+
+Each problem has a set of free variables of its own, and so a matrix of its own: columns of R. Problems are
+sorted by the number of them and worked on in batches that fit a cache, or fill a GPU; a set that many
+problems share is factorized once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from neula.algorithms.bounded.reduced import Reduced
+from neula.engines.random_vectors import gaussian
+
+SHARED = 32
+"""Problems with the same free variables from which on they are solved together, as several right-hand sides
+with one matrix."""
+
+STEPS = 2
+"""Solves with each factor: the second one removes the error of the first, as in the corrected seminormal
+equations."""
+
+POWER_STEPS = 4
+"""Of the power method: an estimate is rarely less than a third of what it stands for."""
+
+DEPENDENT, DEPENDENT_GRAM = 1e-14, 1e-5
+"""Diagonal elements of a factor, relative to the norm of their column, below which the column counts as one
+that depends on the others: by Householder, and by a Gram matrix, whose errors are those of double precision
+times the square of that."""
+
+
+@dataclass(frozen=True)
+class FreeBatch:
+    """Problems that are worked on together.
+
+    Attributes
+    ----------
+    rows : Tensor of int, shape (S,)
+        Which ones.
+    index : Tensor of int, shape (S, w) or (1, w)
+        Their free variables, filled up with n; of problems that share them once.
+    """
+
+    rows: torch.Tensor
+    index: torch.Tensor
+
+    def take(self, x: torch.Tensor) -> torch.Tensor:
+        """The free components of a tensor of shape (S, n), zeros where filled up, shape (S, w)."""
+        return functional.pad(x, (0, 1)).gather(1, self.index.expand(len(x), -1))
+
+    def spread(self, part: torch.Tensor, n: int) -> torch.Tensor:
+        """The inverse of :meth:`take`, zeros where variables are not free, shape (S, n)."""
+        room = part.new_zeros(len(part), n + 1)
+        return room.scatter_(1, self.index.expand(len(part), -1), part)[:, :n]
+
+
+@dataclass(frozen=True)
+class Factor:
+    """Triangles of the matrices of a batch, and how they solve.
+
+    Attributes
+    ----------
+    triangle : Tensor, shape (S, w, w) or (1, w, w)
+        Upper triangular; the identity where filled up.
+    q : Tensor, shape (S, k, w), or None
+        Orthonormal columns; without them the seminormal equations are solved.
+    """
+
+    triangle: torch.Tensor
+    q: torch.Tensor | None = None
+
+    @property
+    def singular(self) -> torch.Tensor:
+        """Whether columns are dependent, shape (S,) or (1,); NaN are."""
+        diagonal = self.triangle.diagonal(dim1=1, dim2=2).abs()
+        least = DEPENDENT_GRAM if self.q is None else DEPENDENT
+        return ~(diagonal > least * torch.linalg.vector_norm(self.triangle, dim=1)).all(1)
+
+    def solve(self, residual: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        """``min ||R_F y - t||`` for residuals t, shape (S, k), with gradients ``R_F^T t``, shape (S, w)."""
+        if self.q is None:
+            y = self._substitute(gradient, transposed=True)
+        else:
+            y = (residual[:, None] @ self.q)[:, 0] if len(self.q) > 1 else residual @ self.q[0]
+        return self._substitute(y)
+
+    def _substitute(self, y: torch.Tensor, *, transposed: bool = False) -> torch.Tensor:
+        shared = len(self.triangle) == 1
+        columns = y.mT[None] if shared else y[..., None]
+        matrix = self.triangle.mT if transposed else self.triangle
+        found = torch.linalg.solve_triangular(matrix, columns, upper=not transposed)
+        return found[0].mT if shared else found[..., 0]
+
+    def image(self, problems: Reduced, batch: FreeBatch, gradient: torch.Tensor) -> torch.Tensor:
+        """The projection of residuals on the ranges of the free columns, by their gradients: shape (S, k)."""
+        y = self._substitute(gradient, transposed=True)
+        if self.q is None:
+            return problems.times(batch.spread(self._substitute(y), problems.n))
+        return (self.q @ y[..., None])[..., 0] if len(self.q) > 1 else y @ self.q[0].mT
+
+    def projection(self, problems: Reduced, batch: FreeBatch, residual: torch.Tensor) -> torch.Tensor:
+        """The same by residuals, without what their gradients have lost."""
+        if self.q is None:
+            return self.image(problems, batch, batch.take(problems.back(residual)))
+        y = (residual[:, None] @ self.q)[:, 0] if len(self.q) > 1 else residual @ self.q[0]
+        return (self.q @ y[..., None])[..., 0] if len(self.q) > 1 else y @ self.q[0].mT
+
+    def norm(self) -> torch.Tensor:
+        """Estimate of ``||R_F||``, shape (S,) or (1,), by the power method."""
+        return self._power(lambda v: self.triangle.mT @ (self.triangle @ v))
+
+    def inverse_norm(self) -> torch.Tensor:
+        """Estimate of ``||R_F^+||``, likewise."""
+
+        def solve(v: torch.Tensor) -> torch.Tensor:
+            v = torch.linalg.solve_triangular(self.triangle.mT, v, upper=False)
+            return torch.linalg.solve_triangular(self.triangle, v, upper=True)
+
+        return self._power(solve)
+
+    def _power(self, step: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """Root of the largest eigenvalue of what a step multiplies by, from two random vectors."""
+        count, w = self.triangle.shape[:2]
+        start = gaussian(w, 2, torch.float64, self.triangle.device, seed=w)
+        v = start.expand(count, w, 2)
+        for _ in range(POWER_STEPS):
+            v = step(v / torch.linalg.vector_norm(v, dim=1, keepdim=True))
+        return torch.linalg.vector_norm(v, dim=1).amax(1).sqrt()
+
+
+Factorize = Callable[[Reduced, FreeBatch], Factor]
+
+
+def by_cholesky(problems: Reduced, batch: FreeBatch) -> Factor:
+    """From parts of the Gram matrix, which are gathered in a fraction of the time of any QR."""
+    owner, index = problems.owner[batch.rows[: len(batch.index)]], batch.index
+    gram, n = problems.gram, problems.n
+    # The filled-up rows and columns of zeros get ones on their diagonals.
+    found = gram[owner[:, None, None], index[:, :, None], index[:, None, :]]
+    found.diagonal(dim1=1, dim2=2).add_((index == n).double())
+    lower, info = torch.linalg.cholesky_ex(found)
+    return Factor(lower.masked_fill((info > 0)[:, None, None], torch.nan).mT)
+
+
+def by_householder(problems: Reduced, batch: FreeBatch) -> Factor:
+    """Householder QR of columns of R: as good as double precision allows."""
+    owner, index = problems.owner[batch.rows[: len(batch.index)]], batch.index
+    columns = problems.columns.mT[owner[:, None], index].mT
+    q, triangle = torch.linalg.qr(columns)
+    missing = index.shape[1] - triangle.shape[1]
+    if missing > 0:  # more free variables than rows: those beyond depend on the others
+        triangle = functional.pad(triangle, (0, 0, 0, missing))
+        q = functional.pad(q, (0, missing))
+    filled = index == problems.n
+    # Zero columns stand last, and so do not touch what is before them.
+    triangle = triangle.masked_fill(filled[:, :, None] | filled[:, None, :], 0.0)
+    triangle.diagonal(dim1=1, dim2=2).add_(filled.double())
+    return Factor(triangle, q.masked_fill(filled[:, None, :], 0.0))
+
+
+def batches(problems: Reduced, free: torch.Tensor) -> Iterator[FreeBatch]:
+    """Problems in batches of about as many free variables; those without any are left out.
+
+    Parameters
+    ----------
+    problems : Reduced
+    free : Tensor of bool, shape (C, n)
+    """
+    group = _shared_sets(problems, free) if len(free) >= SHARED else None
+    rest = torch.arange(len(free), device=free.device)
+    if group is not None:
+        members, sizes = group
+        for rows in members[: sum(sizes)].split(sizes):
+            index = free[rows[0]].nonzero()[:, 0]
+            if len(index):
+                yield from (FreeBatch(part, index[None]) for part in rows.split(_rows(problems, len(index))))
+        rest = members[sum(sizes) :]
+    yield from _own_sets(problems, free, rest)
+
+
+def _rows(problems: Reduced, width: int) -> int:
+    return max(SHARED, problems.chunk // max(1, width))
+
+
+def _own_sets(problems: Reduced, free: torch.Tensor, rows: torch.Tensor) -> Iterator[FreeBatch]:
+    """Problems with sets of their own, those with the fewest free variables first."""
+    counts, order = free[rows].sum(1).sort()
+    rows, widths = rows[order], counts.tolist()
+    start = sum(width == 0 for width in widths)
+    while start < len(widths):
+        stop = start + 1
+        # Not wider than a quarter more than the narrowest: the rest is filled up.
+        while stop < len(widths) and widths[stop] <= 1.25 * widths[start] + 8:
+            if (stop + 1 - start) * widths[stop] ** 2 > problems.chunk:
+                break
+            stop += 1
+        part = rows[start:stop]
+        yield FreeBatch(part, _indices(free[part], widths[stop - 1]))
+        start = stop
+
+
+def _indices(free: torch.Tensor, width: int) -> torch.Tensor:
+    """Places of the free variables of each row, filled up with n, shape (S, width)."""
+    n = free.shape[1]
+    places = torch.where(free, torch.arange(n, device=free.device), n)
+    return places.sort(1).values[:, :width]
+
+
+def _shared_sets(problems: Reduced, free: torch.Tensor) -> tuple[torch.Tensor, list[int]] | None:
+    """Problems sorted by sets that many of them share, those with sets of their own last, and how many share.
+
+    Sets are compared by a random number for each; where two of them have the same one, none is shared.
+    """
+    generator = torch.Generator("cpu").manual_seed(0)
+    codes = torch.randint(-(2**62), 2**62, (free.shape[1] + 1,), generator=generator, device="cpu")
+    codes = codes.to(free.device)
+    code = torch.where(free, codes[:-1], 0).sum(1) + problems.owner * codes[-1]
+    _, inverse, counts = code.unique(return_inverse=True, return_counts=True)
+    shared = counts >= SHARED
+    if not bool(shared.any()):
+        return None
+    # Groups that are shared come first, in order.
+    rank = torch.where(shared, shared.cumsum(0) - 1, len(counts))
+    order = rank[inverse].argsort(stable=True)
+    sizes: list[int] = counts[shared].tolist()
+    members = order[: sum(sizes)]
+    group = rank[inverse[members]]
+    first = torch.tensor([0, *sizes[:-1]], device=free.device).cumsum(0)
+    same = (free[members] == free[members[first][group]]).all()
+    return (order, sizes) if bool(same) else None
+
+
+@dataclass(frozen=True)
+class Minimum:
+    """Where free variables are best, the others staying as they are.
+
+    Attributes
+    ----------
+    x : Tensor, shape (C, n)
+        As it was where columns are dependent.
+    residual : Tensor, shape (C, k)
+        Orthogonal to the columns of free variables, to rounding errors of its own length: that of a
+        right-hand side that differs by rounding errors.
+    gradient : Tensor, shape (C, n)
+        ``R^T t`` of that residual.
+    singular : Tensor of bool, shape (C,)
+        Where columns are dependent.
+    """
+
+    x: torch.Tensor
+    residual: torch.Tensor
+    gradient: torch.Tensor
+    singular: torch.Tensor
+
+
+def minimize(
+    problems: Reduced, x: torch.Tensor, free: torch.Tensor, factorize: Factorize = by_cholesky
+) -> Minimum:
+    """Minimize over the free variables.
+
+    Parameters
+    ----------
+    problems : Reduced
+    x : Tensor, shape (C, n)
+        Where to start.
+    free : Tensor of bool, shape (C, n)
+    factorize : callable
+    """
+    x, singular = x.clone(), torch.zeros(len(x), dtype=torch.bool, device=x.device)
+    residual = problems.residual(x)
+    for batch in batches(problems, free):
+        rows = batch.rows
+        factor, some = factorize(problems, batch), problems.at(rows)
+        bad = factor.singular.expand(len(rows))
+        singular[rows] = bad
+        part, start = x[rows], residual[rows]
+        for _ in range(STEPS):
+            t = some.residual(part)
+            part = part + batch.spread(factor.solve(t, batch.take(some.back(t))), problems.n)
+        t = some.residual(part)
+        t = t - factor.projection(some, batch, t)
+        x[rows] = torch.where(bad[:, None], x[rows], part)
+        residual[rows] = torch.where(bad[:, None], start, t)
+    return Minimum(x, residual, problems.back(residual), singular)

@@ -1,0 +1,118 @@
+"""Least squares with bounds once A is factorized: ``min ||R x - c||`` subject to ``l <= x <= u``.
+
+Every right-hand side is a problem of its own, a row of the tensors here; problems of one matrix share its R.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch.nn import functional
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """Problems with bounds on R.
+
+    Attributes
+    ----------
+    r : Tensor, shape (P, k, n)
+        float64, of P matrices, the norms of their columns near 1; zero columns are zero.
+    c : Tensor, shape (C, k)
+        ``Q^T b`` of C problems.
+    owner : Tensor of int, shape (C,)
+        Which matrix a problem has.
+    lower, upper : Tensor, shape (P, n)
+        ``l < u``; perhaps infinite.
+    chunk : int
+        Elements of matrices that are worked on together.
+    """
+
+    r: torch.Tensor
+    c: torch.Tensor
+    owner: torch.Tensor
+    lower: torch.Tensor
+    upper: torch.Tensor
+    chunk: int
+
+    def __len__(self) -> int:
+        return len(self.c)
+
+    @property
+    def n(self) -> int:
+        """Unknowns of each problem."""
+        return self.r.shape[2]
+
+    @cached_property
+    def gram(self) -> torch.Tensor:
+        """``R^T R`` with a row and a column of zeros added, shape (P, n + 1, n + 1)."""
+        return functional.pad(self.r.mT @ self.r, (0, 1, 0, 1))
+
+    @cached_property
+    def columns(self) -> torch.Tensor:
+        """R with a column of zeros added, shape (P, k, n + 1)."""
+        return functional.pad(self.r, (0, 1))
+
+    @cached_property
+    def norms(self) -> torch.Tensor:
+        """Norms of the columns, 1 for zero columns, shape (P, n)."""
+        norms = torch.linalg.vector_norm(self.r, dim=1)
+        return torch.where(norms > 0, norms, 1.0)
+
+    @cached_property
+    def low(self) -> torch.Tensor:
+        """Lower bounds of each problem, shape (C, n); rows may share memory."""
+        return self.of_each(self.lower)
+
+    @cached_property
+    def high(self) -> torch.Tensor:
+        """Likewise."""
+        return self.of_each(self.upper)
+
+    def of_each(self, x: torch.Tensor) -> torch.Tensor:
+        """What belongs to a matrix, shape (P, n), for each of its problems."""
+        return x.expand(len(self), -1) if len(x) == 1 else x[self.owner]
+
+    def at(self, rows: torch.Tensor) -> Reduced:
+        """Some of the problems."""
+        found = Reduced(self.r, self.c[rows], self.owner[rows], self.lower, self.upper, self.chunk)
+        found.__dict__.update(gram=self.gram, columns=self.columns, norms=self.norms)
+        return found
+
+    def residual(self, x: torch.Tensor) -> torch.Tensor:
+        """``c - R x``, shape (C, k)."""
+        return self.c - self.times(x)
+
+    def times(self, x: torch.Tensor) -> torch.Tensor:
+        """``R x``, shape (C, k)."""
+        return self._times(self.r.mT, x)
+
+    def back(self, residual: torch.Tensor) -> torch.Tensor:
+        """``R^T t`` of residuals, shape (C, n)."""
+        return self._times(self.r, residual)
+
+    def noise(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """What rounding errors make of components of the gradient ``R^T t``, shape (C, n), from above.
+
+        Infinite where the residual t itself is rounding errors, and its gradient says nothing.
+        """
+        u, norms = 4 * self.n**0.5 * 2.0**-53, self.of_each(self.norms)
+        size = torch.linalg.vector_norm(self.c, dim=1) + (x * norms).abs().sum(1)
+        length = torch.linalg.vector_norm(residual, dim=1)
+        return torch.where(length > u * size, 2 * u * length, torch.inf)[:, None] * norms
+
+    def wrong(self, x: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+        """What of the gradient no bound forbids to follow, shape (C, n): zero at a solution."""
+        gradient = torch.where(x >= self.high, gradient.clamp(max=0.0), gradient)
+        return torch.where(x <= self.low, gradient.clamp(min=0.0), gradient)
+
+    def _times(self, matrix: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """``y^T M`` for each row y, with the matrix of its problem."""
+        if len(matrix) == 1:
+            return rows @ matrix[0]
+        size = max(1, self.chunk // max(1, matrix[0].numel()))
+        parts = zip(rows.split(size), self.owner.split(size), strict=True)
+        found = [torch.bmm(part[:, None], matrix[owner])[:, 0] for part, owner in parts]
+        return torch.cat(found) if found else rows.new_zeros(0, matrix.shape[2])

@@ -1,0 +1,89 @@
+"""``neula lstsq`` with bounds and constraints: what is called for its options, and what is shown."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from neula.cli import show
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from neula.pipeline.result import LsqLinearResult, LstsqResult, NNLSResult
+
+NOT_WITH_BOUNDS = ("damp", "weights", "rcond", "certify")
+
+
+def interval(text: str) -> tuple[float, float]:
+    """Two numbers with a comma between them.
+
+    Examples
+    --------
+    >>> interval("0,inf"), interval("-1.5, 2")
+    ((0.0, inf), (-1.5, 2.0))
+    """
+    try:
+        lower, upper = map(float, text.split(","))
+    except ValueError:
+        raise ValueError(
+            f"--bounds {text!r} is not a pair of numbers: write it like --bounds=0,1 or --bounds=-inf,2.5"
+        ) from None
+    return lower, upper
+
+
+def two_files(text: str) -> tuple[str, str]:
+    """The files of C and d."""
+    c, comma, d = text.rpartition(",")
+    if not comma or not c or not d:
+        raise ValueError(f"--constraints {text!r} does not name two files: write it like C.csv,d.csv")
+    return c, d
+
+
+def call_for(
+    options: dict[str, Any],
+    nonnegative: bool,
+    bounds: str | None,
+    constraints: tuple[np.ndarray, np.ndarray] | None,
+) -> tuple[str, dict[str, Any]]:
+    """The function of neula to call, and its options.
+
+    Raises
+    ------
+    ValueError
+        For options that exclude one another.
+    """
+    if not nonnegative and bounds is None:
+        return "lstsq", {**options, "constraints": constraints} if constraints else options
+    if nonnegative and bounds is not None:
+        raise ValueError("--nonnegative is --bounds=0,inf: leave one of them out")
+    if constraints is not None:
+        raise ValueError("--constraints do not go together with bounds: leave one of them out")
+    given = {"damp": 0.0, "weights": None, "rcond": None, "certify": "backward"}
+    for name in NOT_WITH_BOUNDS:
+        value = options.get(name, given[name])
+        if value is not given[name] and value != given[name]:
+            raise ValueError(f"--{name} does not go together with bounds: leave one of them out")
+    return ("nnls", {}) if bounds is None else ("lsq_linear", {"bounds": interval(bounds)})
+
+
+def shown(result: LstsqResult | NNLSResult | LsqLinearResult, full_rank: int) -> show.Shown:
+    """A solution, with bounds or without."""
+    import numpy as np
+
+    from neula.pipeline.result import LstsqResult
+
+    if isinstance(result, LstsqResult):
+        return show.lstsq(result, full_rank)
+    names = ("converged", "accuracy", "engine", "iterations", *show.EVIDENCE)
+    facts = {name: getattr(result, name) for name in names}
+    at_bounds = int((result.active_mask != 0).sum())
+    facts |= {
+        "residual_norm": np.asarray(result.residual_norm).tolist(),
+        "active_mask": np.asarray(result.active_mask).tolist(),
+        "attempts": [dataclasses.asdict(attempt) for attempt in result.attempts],
+    }
+    rows = dict(result.rows())
+    rows |= {"at bounds": f"{at_bounds} of {result.x.size} unknowns", "tried": show.attempts(result.attempts)}
+    rows["residual norm"] = show.numbers(np.atleast_1d(result.residual_norm))
+    return facts, {name: value for name, value in rows.items() if name not in ("x", "time")}

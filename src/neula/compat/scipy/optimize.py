@@ -1,0 +1,130 @@
+"""``scipy.optimize``, with linear least squares by neula: ``import neula.compat.scipy.optimize as opt``.
+
+What is not defined here is SciPy's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from scipy import optimize
+
+import neula
+from neula.compat.drop_in import drop_in, names_of, need
+
+__all__ = ["lsq_linear", "nnls"]
+
+
+@drop_in(optimize)
+def nnls(A: Any, b: Any, *, maxiter: int | None = None) -> tuple[np.ndarray, float]:
+    """Least squares with ``x >= 0`` as by :func:`scipy.optimize.nnls`, by :func:`neula.nnls`.
+
+    Parameters
+    ----------
+    A : array_like, shape (m, n)
+    b : array_like, shape (m,) or (m, 1)
+    maxiter : int, optional
+        Where it is given SciPy counts, and solves.
+
+    Returns
+    -------
+    x : ndarray, shape (n,)
+    rnorm : float
+
+    Raises
+    ------
+    ValueError, RuntimeError
+        As SciPy.
+
+    Warns
+    -----
+    AccuracyWarning
+        If the solution is not certified.
+
+    Examples
+    --------
+    >>> import neula.compat.scipy.optimize as opt
+    >>> opt.nnls([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], [2.0, 1.0, -1.0])[0].round(12)
+    array([1.5, 0. ])
+    """
+    matrix, rhs = _arrays(A, b)
+    need(maxiter is None)
+    result = neula.nnls(matrix, rhs)
+    return result.x, result.rnorm
+
+
+@drop_in(optimize)
+def lsq_linear(
+    A: Any,
+    b: Any,
+    bounds: Any = (-np.inf, np.inf),
+    method: str = "trf",
+    tol: float = 1e-10,
+    lsq_solver: str | None = None,
+    lsmr_tol: Any = None,
+    max_iter: int | None = None,
+    verbose: int = 0,
+    *,
+    lsmr_maxiter: int | None = None,
+) -> optimize.OptimizeResult:
+    """Least squares with bounds as by :func:`scipy.optimize.lsq_linear`, by :func:`neula.lsq_linear`.
+
+    Parameters
+    ----------
+    A : array_like, shape (m, n)
+    b : array_like, shape (m,)
+    bounds : pair of array_like or scipy.optimize.Bounds, optional
+    method, tol, verbose : optional
+        There is one algorithm, and nothing is printed before the end.
+    lsq_solver, lsmr_tol, max_iter, lsmr_maxiter : optional
+        Where one of them is given SciPy solves.
+
+    Returns
+    -------
+    scipy.optimize.OptimizeResult
+
+    Raises
+    ------
+    ValueError
+        As SciPy.
+
+    Warns
+    -----
+    AccuracyWarning
+        If the solution is not certified.
+
+    Examples
+    --------
+    >>> import neula.compat.scipy.optimize as opt
+    >>> opt.lsq_linear([[1.0, 0.0], [0.0, 1.0]], [3.0, 0.5], (0.0, 1.0)).x
+    array([1. , 0.5])
+    """
+    matrix, rhs = _arrays(A, b)
+    need((lsq_solver, lsmr_tol, max_iter, lsmr_maxiter) == (None,) * 4)
+    need(np.ndim(b) == 1 and method in ("trf", "bvls") and verbose == 0)
+    lower, upper = (bounds.lb, bounds.ub) if isinstance(bounds, optimize.Bounds) else bounds
+    lower, upper = (np.broadcast_to(x, matrix.shape[1:]).astype(float) for x in (lower, upper))
+    need(bool((lower < upper).all()))
+    result = neula.lsq_linear(matrix, rhs, (lower, upper))
+    names = ("x", "fun", "cost", "optimality", "active_mask", "nit", "status", "message", "success")
+    unbounded = np.linalg.lstsq(matrix, rhs, rcond=-1)
+    return optimize.OptimizeResult({name: result[name] for name in names} | {"unbounded_sol": unbounded})
+
+
+def _arrays(A: Any, b: Any) -> tuple[np.ndarray, np.ndarray]:
+    """What both take: a matrix and a vector of finite numbers."""
+    need(not hasattr(A, "tocoo") and not hasattr(A, "matvec"))
+    matrix, rhs = np.asarray(A), np.asarray(b)
+    need(matrix.ndim == 2 and matrix.size > 0 and all(x.dtype.kind in "iubf" for x in (matrix, rhs)))
+    matrix, rhs = matrix.astype(np.float64), rhs.astype(np.float64)
+    need(rhs.shape in ((len(matrix),), (len(matrix), 1)) and bool(np.isfinite(matrix).all()))
+    need(bool(np.isfinite(rhs).all()))
+    return matrix, rhs.ravel()
+
+
+__dir__ = names_of(optimize, globals())
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(optimize, name)

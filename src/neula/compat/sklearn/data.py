@@ -1,0 +1,172 @@
+"""Data of estimators as tensors, checked as scikit-learn does; what is fitted in the library of the data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+
+FLOATS = [np.float64, np.float32]
+
+
+@dataclass(frozen=True)
+class Data:
+    """Rows to fit, in double precision.
+
+    Attributes
+    ----------
+    x : Tensor, shape (m, n)
+    y : Tensor, shape (m,) or (m, k), or None
+    weights : Tensor, shape (m,), or None
+        Square roots of scikit-learn's.
+    x_mean, y_mean : Tensor
+        What was subtracted; zeros without an intercept.
+    dtype : torch.dtype
+        Of what was given.
+    is_tensor : bool
+        Whether that was a torch tensor.
+    """
+
+    x: torch.Tensor
+    y: torch.Tensor | None
+    weights: torch.Tensor | None
+    x_mean: torch.Tensor
+    y_mean: torch.Tensor | None
+    dtype: torch.dtype
+    is_tensor: bool
+
+    @classmethod
+    def of(
+        cls, estimator: BaseEstimator, X: Any, y: Any = None, sample_weight: Any = None, *, centred: bool
+    ) -> Data:
+        """Check as scikit-learn does, and subtract means.
+
+        Raises
+        ------
+        ValueError
+            Where scikit-learn's estimators raise it.
+        """
+        is_tensor = isinstance(X, torch.Tensor)
+        if is_tensor:
+            x, target, w = _tensors(estimator, X, y, sample_weight)
+        else:
+            x, target, w = _arrays(estimator, X, y, sample_weight)
+        dtype = x.dtype
+        x, target = x.double(), None if target is None else target.double()
+        x_mean, y_mean = x.new_zeros(x.shape[1]), None if target is None else x.new_zeros(target.shape[1:])
+        if centred:
+            part = torch.ones_like(x[:, 0]) if w is None else w
+            part = part / part.sum()
+            x_mean = part @ x
+            x = x - x_mean
+            if target is not None:
+                y_mean = part @ target
+                target = target - y_mean
+        return cls(x, target, None if w is None else w.sqrt(), x_mean, y_mean, dtype, is_tensor)
+
+    @property
+    def weighted(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows of x and y multiplied by the weights."""
+        assert self.y is not None
+        if self.weights is None:
+            return self.x, self.y
+        return self.weights[:, None] * self.x, rows_times(self.weights, self.y)
+
+    def given(self, x: torch.Tensor) -> Any:
+        """A tensor in the library and dtype of the data; a number of the CPU as a number of NumPy."""
+        x = x.to(self.dtype)
+        if self.is_tensor:
+            return x
+        return x.cpu().numpy() if x.ndim else x.cpu().numpy()[()]
+
+
+class Dense(BaseEstimator):
+    """An estimator that takes no sparse matrices."""
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = False
+        return tags
+
+
+def rows_times(w: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """``diag(w) y`` of a vector or a matrix."""
+    return w * y if y.ndim == 1 else w[:, None] * y
+
+
+def _arrays(
+    estimator: BaseEstimator, X: Any, y: Any, sample_weight: Any
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    if y is None and not estimator.__sklearn_tags__().target_tags.required:
+        x, target = validate_data(estimator, X, dtype=FLOATS), None
+    else:
+        x, target = validate_data(estimator, X, y, dtype=FLOATS, y_numeric=True, multi_output=True)
+    if sample_weight is not None:
+        sample_weight = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
+    return _shared(x), None if target is None else _shared(target), _shared(sample_weight)
+
+
+def _shared(x: Any) -> Any:
+    """A tensor that shares the memory of an array, unless that is in another order or read-only."""
+    if x is None:
+        return None
+    x = np.asarray(x)
+    if x.dtype.kind in "iub":
+        x = x.astype(np.float64)
+    if any(stride < 0 for stride in x.strides) or not x.flags.writeable:
+        x = x.copy()
+    return torch.from_numpy(x)
+
+
+def _tensors(
+    estimator: BaseEstimator, X: torch.Tensor, y: Any, sample_weight: Any
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    x = checked_tensor(X)
+    estimator.n_features_in_ = x.shape[1]
+    if hasattr(estimator, "feature_names_in_"):
+        del estimator.feature_names_in_
+    if y is None and estimator.__sklearn_tags__().target_tags.required:
+        raise ValueError(f"{type(estimator).__name__} requires y to be passed, but the target y is None")
+    target, w = (
+        None if z is None else torch.as_tensor(z, device=x.device).detach() for z in (y, sample_weight)
+    )
+    for name, z in (("y", target), ("sample_weight", w)):
+        if z is not None and len(z) != len(x):
+            raise ValueError(f"X has {len(x)} samples and {name} {len(z)}")
+    if w is not None and bool((w < 0).any()):
+        raise ValueError("Negative values in data passed to `sample_weight`")
+    return x, target, None if w is None else w.double()
+
+
+def checked_tensor(X: torch.Tensor) -> torch.Tensor:
+    """Samples in a matrix of floating-point numbers."""
+    if X.ndim != 2:
+        raise ValueError(f"X must have two dimensions, samples and features, got shape {tuple(X.shape)}")
+    if not X.is_floating_point():
+        X = X.double()
+    if not bool(X.isfinite().all()):
+        raise ValueError("X contains NaN or Inf")
+    return X.detach()
+
+
+def like_fitted(estimator: BaseEstimator, X: Any, fitted: str) -> torch.Tensor | None:
+    """New samples, if they are a tensor and the estimator was fitted with tensors; else None.
+
+    Raises
+    ------
+    ValueError
+        For another number of features.
+    """
+    check_is_fitted(estimator)
+    if not isinstance(X, torch.Tensor) or not isinstance(getattr(estimator, fitted), torch.Tensor):
+        return None
+    if X.shape[-1] != estimator.n_features_in_:
+        raise ValueError(
+            f"X has {X.shape[-1]} features, but {type(estimator).__name__} is expecting "
+            f"{estimator.n_features_in_} features as input"
+        )
+    return checked_tensor(X)

@@ -1,0 +1,253 @@
+"""Decompositions: scikit-learn's parameters and attributes, singular vectors by :func:`neula.svd_lowrank`."""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import Any, ClassVar, Self
+
+import torch
+from sklearn import decomposition
+
+import neula
+from neula.certificates.bounds import Accuracy
+from neula.compat.sklearn.data import Data, Dense, like_fitted
+from neula.compat.sklearn.linear import EXTRA
+
+
+class _Decomposition(Dense):
+    """What decompositions share."""
+
+    accuracy: Accuracy | None
+    engine: Any
+
+    def _triplets(self, data: Data, rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """U, s and V^T, the largest element of each row of V^T positive, as scikit-learn has it."""
+        accuracy = data.dtype if self.accuracy is None else self.accuracy
+        self.result_ = neula.svd_lowrank(data.x, rank, accuracy=accuracy, engine=self.engine)
+        u, s, vt = self.result_
+        if not len(s):
+            return u, s, vt
+        signs = vt.gather(1, vt.abs().argmax(1, keepdim=True)).sign()
+        return u * signs.mT, s, vt * signs
+
+    def transform(self, X: Any) -> Any:
+        """Samples in terms of the components: tensors for tensors, if it was fitted with tensors.
+
+        Parameters
+        ----------
+        X : array_like, shape (samples, features)
+
+        Returns
+        -------
+        array, shape (samples, components)
+        """
+        x = like_fitted(self, X, "components_")
+        if x is None:
+            return super().transform(X)
+        found = (x - getattr(self, "mean_", 0.0)) @ self.components_.mT
+        if getattr(self, "whiten", False):
+            found = found / self.explained_variance_.sqrt().clamp(min=torch.finfo(found.dtype).eps)
+        return found
+
+    def fit_transform(self, X: Any, y: Any = None) -> Any:
+        """Fit, and transform the same samples.
+
+        Parameters
+        ----------
+        X : array_like, shape (samples, features)
+        y : ignored
+
+        Returns
+        -------
+        array, shape (samples, components)
+        """
+        return self.fit(X, y).transform(X)
+
+
+class TruncatedSVD(_Decomposition, decomposition.TruncatedSVD):
+    """Truncated SVD by :func:`neula.svd_lowrank`, with scikit-learn's parameters.
+
+    Parameters
+    ----------
+    n_components : int, optional
+    algorithm, n_iter, n_oversamples, power_iteration_normalizer, random_state, tol : optional
+        As for ``sklearn.decomposition.TruncatedSVD``; accepted, and change nothing: iterations end when what
+        is measured meets the accuracy, and random vectors are always the same.
+    accuracy, engine : optional
+        As for :func:`neula.svd_lowrank`. By default the accuracy is that of X.
+
+    Attributes
+    ----------
+    components_, explained_variance_, explained_variance_ratio_, singular_values_, n_features_in_,
+    feature_names_in_
+        scikit-learn's.
+    result_ : SVDResult
+        The evidence.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from neula.sklearn import TruncatedSVD
+    >>> X = np.random.default_rng(0).standard_normal((50, 8)) * np.arange(8)
+    >>> model = TruncatedSVD(3).fit(X)
+    >>> model.components_.shape, model.result_.converged
+    ((3, 8), True)
+    """
+
+    _parameter_constraints: ClassVar[dict[str, Any]] = {
+        **decomposition.TruncatedSVD._parameter_constraints,
+        **EXTRA,
+    }
+
+    def __init__(
+        self,
+        n_components: int = 2,
+        *,
+        algorithm: str = "randomized",
+        n_iter: int = 5,
+        n_oversamples: int = 10,
+        power_iteration_normalizer: str = "auto",
+        random_state: Any = None,
+        tol: float = 0.0,
+        accuracy: Accuracy | None = None,
+        engine: str = "auto",
+    ) -> None:
+        super().__init__(
+            n_components,
+            algorithm=algorithm,
+            n_iter=n_iter,
+            n_oversamples=n_oversamples,
+            power_iteration_normalizer=power_iteration_normalizer,
+            random_state=random_state,
+            tol=tol,
+        )
+        self.accuracy = accuracy
+        self.engine = engine
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Fit.
+
+        Parameters
+        ----------
+        X : array_like, shape (samples, features)
+        y : ignored
+        """
+        self._validate_params()
+        data = Data.of(self, X, centred=False)
+        m, n = data.x.shape
+        if self.n_components > n:
+            raise ValueError(f"n_components({self.n_components}) must be <= n_features({n}).")
+        u, s, vt = self._triplets(data, min(self.n_components, m))
+        variances = (u * s).var(0, correction=0)
+        total = data.x.var(0, correction=0).sum()
+        self.components_, self.singular_values_ = data.given(vt), data.given(s)
+        self.explained_variance_ = data.given(variances)
+        self.explained_variance_ratio_ = data.given(variances / total)
+        return self
+
+
+class PCA(_Decomposition, decomposition.PCA):
+    """Principal components by :func:`neula.svd_lowrank`, with scikit-learn's parameters.
+
+    Parameters
+    ----------
+    n_components : int or float, optional
+        A number between 0 and 1 is the part of the variance to be explained. ``"mle"`` is not known here.
+    whiten : bool, optional
+    copy, svd_solver, tol, iterated_power, n_oversamples, power_iteration_normalizer, random_state : optional
+        As for ``sklearn.decomposition.PCA``; accepted, and change nothing.
+    accuracy, engine : optional
+        As for :func:`neula.svd_lowrank`. By default the accuracy is that of X.
+
+    Attributes
+    ----------
+    components_, explained_variance_, explained_variance_ratio_, singular_values_, mean_, n_components_,
+    n_samples_
+        scikit-learn's, and ``noise_variance_``, ``n_features_in_``, ``feature_names_in_``.
+    result_ : SVDResult
+        The evidence.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from neula.sklearn import PCA
+    >>> X = np.random.default_rng(0).standard_normal((50, 8)) * np.arange(8)
+    >>> model = PCA(0.9).fit(X)
+    >>> model.n_components_, bool(model.explained_variance_ratio_.sum() > 0.9)
+    (4, True)
+    """
+
+    _parameter_constraints: ClassVar[dict[str, Any]] = {**decomposition.PCA._parameter_constraints, **EXTRA}
+
+    def __init__(
+        self,
+        n_components: Any = None,
+        *,
+        copy: bool = True,
+        whiten: bool = False,
+        svd_solver: str = "auto",
+        tol: float = 0.0,
+        iterated_power: Any = "auto",
+        n_oversamples: int = 10,
+        power_iteration_normalizer: str = "auto",
+        random_state: Any = None,
+        accuracy: Accuracy | None = None,
+        engine: str = "auto",
+    ) -> None:
+        super().__init__(
+            n_components,
+            copy=copy,
+            whiten=whiten,
+            svd_solver=svd_solver,
+            tol=tol,
+            iterated_power=iterated_power,
+            n_oversamples=n_oversamples,
+            power_iteration_normalizer=power_iteration_normalizer,
+            random_state=random_state,
+        )
+        self.accuracy = accuracy
+        self.engine = engine
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Fit.
+
+        Parameters
+        ----------
+        X : array_like, shape (samples, features)
+        y : ignored
+        """
+        self._validate_params()
+        data = Data.of(self, X, centred=True)
+        m, n = data.x.shape
+        smaller = min(m, n)
+        rank = self._rank(smaller)
+        _, s, vt = self._triplets(data, rank)
+        free = max(m - 1, 1)
+        variances = s.square() / free
+        total = data.x.square().sum() / free
+        ratio = variances / total
+        if rank == smaller and isinstance(self.n_components, float) and self.n_components < 1:
+            rank = min(int((ratio.cumsum(0) <= self.n_components).sum()) + 1, smaller)
+        rest = (total - variances[:rank].sum()) / (smaller - rank) if rank < smaller else total * 0
+        self.n_samples_, self.n_components_ = m, rank
+        self.mean_, self.components_ = data.given(data.x_mean), data.given(vt[:rank])
+        self.explained_variance_ = data.given(variances[:rank])
+        self.explained_variance_ratio_ = data.given(ratio[:rank])
+        self.singular_values_, self.noise_variance_ = data.given(s[:rank]), data.given(rest.clamp(min=0.0))
+        return self
+
+    def _rank(self, smaller: int) -> int:
+        """Triplets to compute."""
+        wanted = self.n_components
+        if wanted == "mle":
+            raise ValueError("n_components='mle' is not known here: pass a number, or use scikit-learn's PCA")
+        if wanted is None or (isinstance(wanted, float) and wanted < 1):
+            return smaller
+        if not isinstance(wanted, Integral):
+            raise ValueError(f"n_components={wanted!r} must be of type int when greater than or equal to 1")
+        rank = int(wanted)
+        if not 0 <= rank <= smaller:
+            raise ValueError(
+                f"n_components={rank} must be between 0 and min(n_samples, n_features)={smaller}"
+            )
+        return rank

@@ -1,0 +1,106 @@
+"""The results of least squares with bounds, which unpack as SciPy's do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Generic
+
+from neula.pipeline.result import shown
+from neula.pipeline.result.shown import ArrayT
+from neula.pipeline.result.solution import SolutionResult
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class BoundedResult(SolutionResult[ArrayT], Generic[ArrayT]):
+    """Solution of least squares with bounds, or of many: a :class:`SolutionResult`, and where x is at a
+    bound.
+
+    The backward error is that of the conditions of Karush, Kuhn and Tucker: x is within its bounds, and exact
+    for A and b changed by so much. What single numbers say of the worst problem, arrays say of each
+    right-hand side.
+
+    Attributes
+    ----------
+    condition : float
+        Of those columns of A, normalized, whose variables may be between their bounds.
+    accepted, backward_errors, conditions, forward_errors : array, shape (*batch,) or (*batch, k)
+    residual_norms : array of float64, shape (*batch,) or (*batch, k)
+        ``||b - A x||``.
+    active_mask : array of int64, of the shape of x
+        -1 at the lower bound, 1 at the upper one, 0 between them.
+    """
+
+    residual_norms: Any = None
+    active_mask: Any = None
+
+    @property
+    def residual_norm(self) -> Any:
+        """A number for a single problem, an array otherwise."""
+        return self.residual_norms if self.residual_norms.ndim else float(self.residual_norms)
+
+    def rows(self) -> shown.Rows:
+        """What matters: the answer, how it came about, and how good it is."""
+        at_bounds = int((self.active_mask != 0).sum())
+        return self.rows_with("", {"at bounds": f"{at_bounds} of {shown.count(self.x)} unknowns"})
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class NNLSResult(BoundedResult[ArrayT], Generic[ArrayT]):
+    """``x, rnorm = result`` as with ``scipy.optimize.nnls``; the rest is its evidence."""
+
+    @property
+    def rnorm(self) -> Any:
+        """``||b - A x||``: a number for a single problem, an array otherwise."""
+        return self.residual_norm
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.x, self.rnorm))
+
+    def __getitem__(self, index: int) -> Any:
+        return (self.x, self.rnorm)[index]
+
+    def __len__(self) -> int:
+        return 2
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class LsqLinearResult(BoundedResult[ArrayT], Generic[ArrayT]):
+    """The fields of ``scipy.optimize.lsq_linear``, as attributes and by ``result["x"]``, and the evidence.
+
+    Attributes
+    ----------
+    cost : float or array of float64, shape (*batch,) or (*batch, k)
+        ``||A x - b||^2 / 2``.
+    fun : array, of the shape of b
+        ``A x - b``.
+    optimality : float
+        The largest component of the gradient that no bound forbids to follow, of the worst problem.
+    unbounded_sol : array, of the shape of x
+        The solution without bounds; zeros where the columns of A are dependent.
+    nit : int
+        Exchanges between bounds; of several problems the most that one took. 0 where the solution without
+        bounds is within them.
+    status : int
+        3: the solution without bounds is within them; 1: the conditions hold; 0: they do not.
+    message : str
+    """
+
+    cost: Any
+    fun: ArrayT
+    optimality: float
+    unbounded_sol: ArrayT
+    nit: int
+    status: int
+    message: str
+
+    @property
+    def success(self) -> bool:
+        """Whether the conditions hold; ``converged`` says whether a digit of x is sure, too."""
+        return self.status > 0
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return getattr(self, name)
+        except (AttributeError, TypeError):
+            raise KeyError(name) from None

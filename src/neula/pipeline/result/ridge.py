@@ -1,0 +1,88 @@
+"""The result of ridge regression with many dampings."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Generic
+
+from neula.pipeline.result import shown
+from neula.pipeline.result.attempts import Attempt
+from neula.pipeline.result.shown import ArrayT
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class RidgePath(shown.Shown, Generic[ArrayT]):
+    """Solutions of ``min ||A x - b||^2 + damp^2 ||x||^2`` for many dampings, and how well each predicts.
+
+    With k right-hand sides arrays have one more dimension.
+
+    Attributes
+    ----------
+    damps : array of float64, shape (p,)
+    x : array, shape (p, n) or (p, n, k)
+        In the library, on the device and in the dtype of the input.
+    residual_norms, solution_norms : array of float64, shape (p,) or (p, k)
+        ``||A x - b||`` and ``||x||``: the L-curve.
+    effective_degrees_of_freedom : array of float64, shape (p,)
+    gcv : array of float64, shape (p,) or (p, k)
+        Generalized cross-validation, ``m ||A x - b||^2 / (m - effective degrees of freedom)^2``.
+    leave_one_out : array of float64, shape (p,) or (p, k)
+        Mean square of the error with which each row of b is predicted by the fit of all others, exactly.
+    squared_errors : array of float64, shape (p, m) or (p, m, k)
+        Whose mean that is.
+    backward_errors : array of float64, shape (p,) or (p, k)
+        Relative change of A and b (with the rows of damping below) for which each x is exact.
+    tolerance : float
+        What these were asked to be.
+    converged : bool
+        Whether all of them are.
+    attempts : tuple of Attempt
+        How A was factorized.
+    engine, accuracy : str
+    seconds : float
+    """
+
+    damps: Any
+    x: ArrayT
+    residual_norms: Any
+    solution_norms: Any
+    effective_degrees_of_freedom: Any
+    gcv: Any
+    leave_one_out: Any
+    squared_errors: Any
+    backward_errors: Any
+    tolerance: float
+    converged: bool
+    attempts: tuple[Attempt, ...] = ()
+    engine: str = ""
+    accuracy: str = ""
+    seconds: float = math.nan
+
+    def best(self, by: str = "gcv") -> Any:
+        """The index of the damping with the smallest error: a number, or one for each right-hand side.
+
+        Parameters
+        ----------
+        by : {"gcv", "leave_one_out"}, optional
+        """
+        if by not in ("gcv", "leave_one_out"):
+            raise ValueError(f"unknown error {by!r}: choose 'gcv' or 'leave_one_out'")
+        found = getattr(self, by).argmin(0)
+        return found if found.ndim else int(found)
+
+    def headline(self) -> str:
+        """What is certified, in a line."""
+        return shown.verdict(self.accuracy, converged=self.converged)
+
+    def rows(self) -> shown.Rows:
+        """What matters: the answer, how it came about, and how good it is."""
+        worst = float(self.backward_errors.max()) if shown.count(self.backward_errors) else 0.0
+        return {
+            "x": shown.array(self.x),
+            "damps": shown.numbers(self.damps),
+            "effective dof": shown.numbers(self.effective_degrees_of_freedom),
+            "method": shown.attempted(self.attempts),
+            "backward error": f"{worst:.1e}, at most {self.tolerance:.1e} asked for",
+            "time": f"{shown.duration(self.seconds)}, engine {self.engine}",
+        }.items()

@@ -1,0 +1,166 @@
+"""What a fit says of its parameters, computed when it is asked for."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+
+class Fit(Protocol):
+    """The problem behind a solution, from which its statistics follow."""
+
+    def covariance(self, x: Any, absolute: bool) -> Any:
+        """Of the parameters."""
+
+    def standard_errors(self, x: Any, absolute: bool) -> Any:
+        """Their square roots of variances."""
+
+    def confidence_intervals(self, x: Any, level: float, absolute: bool) -> Any:
+        """Their bounds."""
+
+    def leverage(self, samples: int | None) -> Any:
+        """Of each row."""
+
+    def residual_variance(self, x: Any) -> Any:
+        """Of b."""
+
+    def effective_degrees_of_freedom(self) -> Any:
+        """Of the fit."""
+
+    def degrees_of_freedom(self) -> Any:
+        """Of the residual."""
+
+
+class Statistics:
+    """Statistics of a linear fit; a part of :class:`LstsqResult`.
+
+    They follow from a QR of A (with weights, damping, covariance and constraints) that is certified in double
+    precision, which is made when the first of them is asked for. A and b must be unchanged since; the result
+    keeps them. Every number is in double precision. Leading dimensions are those of the batch, k counts
+    right-hand sides, and has no dimension where b is a vector.
+    """
+
+    x: Any
+    fit: Fit | None
+
+    def covariance(self, *, absolute: bool = False) -> Any:
+        """Covariance matrix of the parameters, ``s^2 (A^T W A)^-1`` with ``W = diag(weights)^2`` or ``V^-1``.
+
+        With damping that of the linear map from b to x, ``s^2 (A^T A + damp^2 I)^-1 A^T A (A^T A + damp^2
+        I)^-1``: what noise does, not the bias.
+
+        Parameters
+        ----------
+        absolute : bool, optional
+            Take the covariance of b as given: s is 1, and not estimated from the residual. Weights are
+            reciprocal standard deviations then.
+
+        Returns
+        -------
+        array of float64, shape (..., n, n) or (..., k, n, n)
+
+        Raises
+        ------
+        ValueError
+            If A lacks full rank, or A or b have changed; with fewer than one degree of freedom; where nothing
+            is known of A: over processes, and after pickling.
+
+        Examples
+        --------
+        >>> import numpy as np, neula
+        >>> A = np.column_stack([np.ones(4), np.arange(4.0)])
+        >>> result = neula.lstsq(A, np.array([0.0, 1.1, 1.9, 3.0]))
+        >>> result.covariance().round(6)
+        array([[ 0.0063, -0.0027],
+               [-0.0027,  0.0018]])
+        """
+        return self._known.covariance(self.x, absolute)
+
+    def standard_errors(self, *, absolute: bool = False) -> Any:
+        """Standard errors of the parameters, roots of the diagonal of the covariance, which is not formed.
+
+        Parameters
+        ----------
+        absolute : bool, optional
+            As for :meth:`covariance`.
+
+        Returns
+        -------
+        array of float64, of the shape of x
+
+        Raises
+        ------
+        ValueError
+            As :meth:`covariance`.
+        """
+        return self._known.standard_errors(self.x, absolute)
+
+    def confidence_intervals(self, level: float = 0.95, *, absolute: bool = False) -> Any:
+        """Intervals that hold each parameter with a probability, for errors of b that are normally
+        distributed.
+
+        Parameters
+        ----------
+        level : float, optional
+            Between 0 and 1.
+        absolute : bool, optional
+            As for :meth:`covariance`: the normal distribution in place of Student's.
+
+        Returns
+        -------
+        array of float64, shape (*x.shape, 2)
+            Lower and upper ends.
+
+        Raises
+        ------
+        ValueError
+            As :meth:`covariance`.
+        """
+        if not 0 < level < 1:
+            raise ValueError(f"level must be between 0 and 1, got {level}")
+        return self._known.confidence_intervals(self.x, level, absolute)
+
+    def leverage(self, *, samples: int | None = None) -> Any:
+        """Diagonal of the matrix that takes b to ``A x``: how much each row pulls the fit to itself.
+
+        Parameters
+        ----------
+        samples : int, optional
+            Estimate it from so many random vectors: a relative error of about ``sqrt(2 / samples)``, in a
+            fraction of the time where n is large. By default exactly, in blocks of rows.
+
+        Returns
+        -------
+        array of float64, shape (..., m)
+
+        Raises
+        ------
+        ValueError
+            As :meth:`covariance`.
+        """
+        if samples is not None and samples < 1:
+            raise ValueError(f"samples must be at least 1, got {samples}")
+        return self._known.leverage(samples)
+
+    @property
+    def residual_variance(self) -> Any:
+        """``||r||^2 / degrees_of_freedom`` of weighted or whitened residuals, shape (...) or (..., k)."""
+        return self._known.residual_variance(self.x)
+
+    @property
+    def degrees_of_freedom(self) -> Any:
+        """Rows less the effective degrees of freedom of the fit: m - n without damping or constraints."""
+        return self._known.degrees_of_freedom()
+
+    @property
+    def effective_degrees_of_freedom(self) -> Any:
+        """The sum of leverages: n, less one for each independent constraint; with damping less than n."""
+        return self._known.effective_degrees_of_freedom()
+
+    @property
+    def _known(self) -> Fit:
+        if self.fit is None:
+            raise ValueError(
+                "nothing is left of A, from which statistics are computed: neither over processes nor after "
+                "pickling; ask for them where the result was made"
+            )
+        return self.fit

@@ -1,0 +1,73 @@
+"""What is tried for least squares with bounds, and when solutions are accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+
+from neula.algorithms.bounded.free_sets import Factorize, by_cholesky, by_householder
+from neula.certificates.forward_error import SURE
+from neula.pipeline.chain import Answer, Link, Verdict
+from neula.problems.bounded import links
+from neula.problems.bounded.problem import Bounded, BoundedValues
+
+Chain = list[Link[Bounded, BoundedValues]]
+
+
+def chain(m: int, n: int) -> Chain:
+    """What is tried for matrices of a shape.
+
+    Block pivoting takes a few exchanges, but columns have to be independent, and those of a wide matrix are
+    not. The active-set method always ends. Parts of a Gram matrix do for condition numbers up to 1e5.
+    """
+    tried = []
+    if m >= n:
+        tried.append(_link("block pivoting cholesky", links.by_block_pivoting, by_cholesky))
+        tried.append(_link("block pivoting householder", links.by_block_pivoting, by_householder))
+    else:
+        tried.append(_link("active set cholesky", links.by_active_set, by_cholesky))
+    return [*tried, _link("active set householder", links.by_active_set, by_householder, improves=True)]
+
+
+def _link(
+    label: str,
+    answer: Callable[..., Answer[BoundedValues]],
+    factorize: Factorize,
+    *,
+    improves: bool = False,
+) -> Link[Bounded, BoundedValues]:
+    return Link(label, partial(answer, label=label, factorize=factorize), improves=improves)
+
+
+@dataclass(frozen=True)
+class BoundedJudge:
+    """Solutions are accepted by backward error, which no other link improves then, and forward error.
+
+    Attributes
+    ----------
+    bound : float
+    """
+
+    bound: float
+
+    def measure(self, problems: Bounded, answer: Answer[BoundedValues]) -> torch.Tensor:
+        """Backward and forward errors and condition numbers."""
+        return answer.values.measured()
+
+    def verdict(self, answer: Answer[BoundedValues], numbers: np.ndarray) -> Verdict:
+        """Of solutions that are not accepted those with the smallest backward error are best."""
+        backward, forward, condition = numbers
+        optimal = backward <= self.bound
+        accepted = optimal & (forward <= SURE)
+        error = np.where(np.isnan(backward), np.inf, np.maximum(backward, self.bound))
+        reason = (
+            f"backward error {backward.max(initial=0.0):.1e} (bound {self.bound:.1e}), "
+            f"forward error {forward.max(initial=0.0):.1e}, condition number {condition.max(initial=1.0):.1e}"
+        )
+        if len(accepted) > 1:
+            reason = f"{int((~accepted).sum())} of {len(accepted)} problems rejected; the worst: {reason}"
+        return Verdict(accepted, np.array([~optimal, error, forward]), reason, optimal)

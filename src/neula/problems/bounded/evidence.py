@@ -1,0 +1,191 @@
+"""What is known of solutions within bounds, measured with A and b themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from neula.algorithms.bounded.block_pivoting import Found
+from neula.algorithms.bounded.free_sets import Factor, Factorize, FreeBatch, batches
+from neula.algorithms.bounded.reduced import Reduced
+from neula.certificates.backward_error import over
+from neula.certificates.forward_error import least_squares_error, residual_ratio
+from neula.certificates.kkt import KKTNorms
+from neula.problems.bounded.problem import Bounded, BoundedValues
+
+ESTIMATED = 3.0
+"""Factor between an estimate of a condition number by some steps of the power method and a bound on it."""
+
+
+@dataclass(frozen=True)
+class _Residuals:
+    """Of the problems themselves, not of R.
+
+    Attributes
+    ----------
+    norm : Tensor, shape (C,)
+    gradient : Tensor, shape (C, n)
+        ``A^T r``.
+    """
+
+    norm: torch.Tensor
+    gradient: torch.Tensor
+    b: torch.Tensor
+
+
+def values_of(problems: Bounded, found: Found, factorize: Factorize) -> BoundedValues:
+    """Solutions rounded as they will be given back, and their evidence.
+
+    Parameters
+    ----------
+    problems : Bounded
+    found : Found
+    factorize : callable
+        How columns of free variables are factorized: what is measured is as good as that.
+    """
+    whole, reduced = problems.whole, problems.reduced
+    low, high = reduced.low, reduced.high
+    side = torch.where(found.x >= high, 1, torch.where(found.x <= low, -1, 0)).to(torch.int8)
+    side = side.masked_fill(found.free, 0)
+    x, rounded = found.x, whole.rounded(found.x, reduced.owner)
+    residuals = _residuals(problems, x)
+    norms = reduced.of_each(reduced.norms)
+    wrong = _wrong(residuals.gradient, side)
+    free = (side == 0) & (reduced.of_each(torch.linalg.vector_norm(reduced.r, dim=1)) > 0)
+    known = _Known.of(reduced, free, residuals.gradient, factorize)
+    left = _wrong(known.left, side).masked_fill(free, 0.0)
+    pushed = torch.where(left == 0, known.left.abs() / norms, 0.0).masked_fill(free, torch.inf).amin(1)
+    kkt = KKTNorms(
+        residual=residuals.norm,
+        wrong=_norm(wrong / norms),
+        projected=known.projected,
+        rest=_norm(left / norms),
+        image=_norm(x * norms),
+        b=residuals.b,
+    )
+    rounding = over(_norm((rounded - x) * norms), kkt.image)
+    backward_error = kkt.backward_error + rounding
+    forward_error = _forward_error(kkt, known, pushed, reduced) + rounding
+    exact = ~free.any(1) & (pushed > 0) & (backward_error <= whole.bound)  # a corner, and there it stays
+    return BoundedValues(
+        x=rounded,
+        side=side,
+        wrong=wrong / norms,
+        residual_norm=residuals.norm,
+        backward_error=backward_error,
+        forward_error=torch.where(exact, rounding, forward_error),
+        condition=known.condition,
+        iterations=found.iterations,
+    )
+
+
+def _norm(x: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.vector_norm(x, dim=1)
+
+
+def _wrong(gradient: torch.Tensor, side: torch.Tensor) -> torch.Tensor:
+    """What of a gradient no bound forbids to follow."""
+    gradient = torch.where(side > 0, gradient.clamp(max=0.0), gradient)
+    return torch.where(side < 0, gradient.clamp(min=0.0), gradient)
+
+
+def _residuals(problems: Bounded, x: torch.Tensor) -> _Residuals:
+    """Residuals and gradients by products with A, some right-hand sides at a time."""
+    whole, owner = problems.whole, problems.reduced.owner
+    count, m, _ = whole.a.shape
+    norm, b_norm, gradient = x.new_empty(len(x)), x.new_empty(len(x)), torch.empty_like(x)
+    k = whole.b.shape[2]
+    size = max(1, 8 * whole.options.engine.tuning.chunk_elements // max(1, m))
+    for place in range(count):
+        mine = (owner == place).nonzero()[:, 0] if count > 1 else torch.arange(len(x), device=x.device)
+        for rows in mine.split(size):
+            b = whole.b[place, :, problems.places[rows] - place * k]
+            r = torch.addmm(b, whole.a[place], x[rows].T, alpha=-1.0)
+            norm[rows] = torch.linalg.vector_norm(r, dim=0)
+            b_norm[rows] = torch.linalg.vector_norm(b, dim=0)
+            gradient[rows] = r.T @ whole.a[place]
+    return _Residuals(norm, gradient, b_norm)
+
+
+@dataclass
+class _Known:
+    """What the columns of free variables say.
+
+    Attributes
+    ----------
+    projected : Tensor, shape (C,)
+        Norm of the residual's projection on their range.
+    left : Tensor, shape (C, n)
+        The gradient without that.
+    norm, inverse_norm : Tensor, shape (C,)
+        Of these columns of R, and of its pseudoinverse; infinite where they are dependent.
+    """
+
+    projected: torch.Tensor
+    left: torch.Tensor
+    norm: torch.Tensor
+    inverse_norm: torch.Tensor
+
+    @classmethod
+    def of(
+        cls,
+        problems: Reduced,
+        free: torch.Tensor,
+        gradient: torch.Tensor,
+        factorize: Factorize,
+    ) -> _Known:
+        zero = gradient.new_zeros(len(gradient))
+        # Without free variables nothing is projected, and no column can be ill-conditioned.
+        found = cls(zero.clone(), gradient.clone(), zero + 1, zero + 1)
+        for batch in batches(problems, free):
+            found._take(problems, batch, factorize(problems, batch), gradient)
+        return found
+
+    def _take(
+        self,
+        problems: Reduced,
+        batch: FreeBatch,
+        factor: Factor,
+        gradient: torch.Tensor,
+    ) -> None:
+        """Note what one batch says."""
+        rows = batch.rows
+        singular = factor.singular.expand(len(rows))
+        image = factor.image(problems.at(rows), batch, batch.take(gradient[rows]))
+        self.left[rows] -= problems.at(rows).back(image)
+        self.projected[rows] = _norm(image).masked_fill(singular, torch.inf)
+        self.norm[rows] = factor.norm()
+        self.inverse_norm[rows] = factor.inverse_norm().masked_fill(factor.singular, torch.inf)
+
+    @property
+    def condition(self) -> torch.Tensor:
+        """Of these columns, estimated, shape (C,)."""
+        return (self.norm * self.inverse_norm).clamp(min=1.0)
+
+
+def _forward_error(kkt: KKTNorms, known: _Known, pushed: torch.Tensor, problems: Reduced) -> torch.Tensor:
+    """Bound on ``||D (x - x*)|| / ||D x*||``, shape (C,).
+
+    Wedin's bound holds with bounds, too: a projection on a convex set brings points no further apart. The
+    condition number is that of the columns in which x and x* may differ: of all of them, unless the other
+    variables are pushed against their bounds by more than the residual may change: by ``pushed`` at least.
+    """
+    error = kkt.backward_error
+    moved = error * (kkt.image * known.norm + kkt.b)
+    moved = moved + error * kkt.residual * ESTIMATED * known.inverse_norm
+    certain = moved < pushed
+    condition = known.condition
+    if not bool(certain.all()):
+        condition = torch.where(certain, condition, _condition_of_all(problems))
+    ratio = residual_ratio(kkt.residual, known.norm, kkt.image)
+    return least_squares_error(ESTIMATED * condition, error, ratio)
+
+
+def _condition_of_all(problems: Reduced) -> torch.Tensor:
+    """Condition numbers of the matrices of problems, shape (C,)."""
+    if problems.r.shape[1] < problems.n:
+        return problems.c.new_full((len(problems),), torch.inf)
+    values = torch.linalg.svdvals(problems.r.nan_to_num())
+    condition = values[:, 0] / values[:, -1]
+    return torch.where(condition.isnan(), torch.inf, condition)[problems.owner]

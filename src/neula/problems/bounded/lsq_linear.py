@@ -1,0 +1,216 @@
+"""Least squares with bounds."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Unpack, overload
+
+import numpy as np
+import torch
+
+from neula.certificates.bounds import Accuracy
+from neula.engines import Engine
+from neula.errors import check_name
+from neula.kernels.shift import shift
+from neula.pipeline.compilation import eager
+from neula.pipeline.progress import Progress, stage
+from neula.pipeline.result import LsqLinearResult
+from neula.problems.bounded.run import Solved, solve_bounded
+from neula.problems.signatures import Kind, LsqLinearKeywords
+
+METHODS, SOLVERS = ("trf", "bvls"), ("exact", "lsmr")
+
+MESSAGES = {
+    3: "The unconstrained solution is optimal.",
+    1: "The conditions of Karush, Kuhn and Tucker hold to the accuracy asked for.",
+    0: "The conditions of Karush, Kuhn and Tucker do not hold to the accuracy asked for.",
+}
+
+
+@overload
+def lsq_linear(
+    A: Kind,
+    b: Any,
+    bounds: Any = ...,
+    method: str = ...,
+    tol: float = ...,
+    lsq_solver: str | None = ...,
+    lsmr_tol: float | str | None = ...,
+    max_iter: int | None = ...,
+    verbose: int = ...,
+    **keywords: Unpack[LsqLinearKeywords],
+) -> LsqLinearResult[Kind]: ...
+@overload
+def lsq_linear(
+    A: Any,
+    b: Any,
+    bounds: Any = ...,
+    method: str = ...,
+    tol: float = ...,
+    lsq_solver: str | None = ...,
+    lsmr_tol: float | str | None = ...,
+    max_iter: int | None = ...,
+    verbose: int = ...,
+    **keywords: Unpack[LsqLinearKeywords],
+) -> LsqLinearResult[Any]: ...
+@eager
+def lsq_linear(
+    A: Any,
+    b: Any,
+    bounds: Any = (-math.inf, math.inf),
+    method: str = "trf",
+    tol: float = 1e-10,
+    lsq_solver: str | None = None,
+    lsmr_tol: float | str | None = None,
+    max_iter: int | None = None,
+    verbose: int = 0,
+    *,
+    lsmr_maxiter: int | None = None,
+    accuracy: Accuracy | None = None,
+    engine: str | Engine = "auto",
+    strict: bool = False,
+    progress: Progress | None = None,
+) -> LsqLinearResult:
+    """Solve ``min ||A x - b||^2 / 2`` for ``lb <= x <= ub``, for one right-hand side or many.
+
+    The signature is SciPy's. A is factorized once; all that follows is small problems on R. Every solution is
+    certified.
+
+    Parameters
+    ----------
+    A : array_like, shape (..., m, n)
+        NumPy array, torch tensor or DLPack object, float16 to float64; integers are taken as float64. Not
+        modified. Leading dimensions are a batch. Every dimension may be zero; m < n is no error.
+    b : array_like, shape (m,) or (..., m, k)
+        One vector, the same for every matrix of A, or a matrix of right-hand sides; leading dimensions of A
+        and b are broadcast as in NumPy.
+    bounds : pair of array_like, or scipy.optimize.Bounds, optional
+        Lower and upper bounds, each one number or of shape (n,); perhaps infinite. The same for all
+        right-hand sides and matrices.
+    method : {"trf", "bvls"}, optional
+    lsq_solver : {None, "exact", "lsmr"}, optional
+    lsmr_tol, lsmr_maxiter : optional
+    tol : float, optional
+        These are SciPy's, accepted so that a call moves over, and change nothing: there is one algorithm, it
+        factorizes, and it ends with the set of unknowns at bounds, not with a tolerance.
+    max_iter : int, optional
+        Sets of unknowns between bounds that are tried for each right-hand side in each attempt; by default
+        100 where many unknowns change at once, and ``3 n`` where one does.
+    verbose : {0, 1, 2}, optional
+        Above 0 the message is printed.
+    accuracy : {"fp16", "bf16", "tf32", "fp32", "fp64"}, dtype or float, optional
+        Accuracy of the result; by default that of the dtype. A number is the largest backward error that will
+        do. Everything is computed in double precision; it says what x is held against.
+    engine : {"auto", "cpu", "cuda", "emulated"} or Engine, optional
+        What multiplies. ``"auto"`` goes by the device of A.
+    strict : bool, optional
+        Raise an :class:`~neula.pipeline.result.AccuracyError` where there would be a warning, and refuse NaN
+        and Inf in batches, too.
+    progress : callable or bool, optional
+        Called with the name of the stage and the part of it that is done; True shows a bar.
+
+    Returns
+    -------
+    LsqLinearResult
+        SciPy's fields (``x``, ``cost``, ``fun``, ``optimality``, ``active_mask``, ``nit``, ``status``,
+        ``message``, ``success``), and the evidence: ``converged``, ``backward_error``, ``condition``,
+        ``forward_error`` and ``digits``, of each right-hand side ``accepted``, ``backward_errors`` and so on.
+
+    Raises
+    ------
+    ValueError
+        For shapes that do not fit, bounds between which there is nothing, NaN or Inf, unknown names, and
+        input that requires a gradient. Problems of a batch with NaN or Inf are no error unless ``strict``:
+        their solutions are NaN, and are not accepted.
+    TypeError
+        For complex or sparse input.
+    AccuracyError
+        If the accuracy was not reached and ``strict`` is set.
+
+    Warns
+    -----
+    AccuracyWarning
+        If the accuracy was not reached; the result says how far it got.
+    IllConditionedWarning
+        If no digit of a solution is sure. It is an AccuracyWarning, too.
+
+    See Also
+    --------
+    nnls : for ``x >= 0``.
+    lstsq : without bounds, or with equality constraints.
+    scipy.optimize.lsq_linear : for sparse A.
+
+    Notes
+    -----
+    Block principal pivoting with two bounds [1]_, [2]_ on the R of :func:`neula.qr` in double precision,
+    beginning with the solution without bounds, and the active-set method of Stark and Parker [3]_ where that
+    does not end, or columns are dependent.
+
+    References
+    ----------
+    .. [1] J. J. Júdice, F. M. Pires, "Basic-set algorithm for a generalized linear complementarity problem",
+       J. Optim. Theory Appl. 74, 1992.
+    .. [2] J. Kim, H. Park, "Fast nonnegative matrix factorization: an active-set-like method and
+    comparisons",
+       SIAM J. Sci. Comput. 33, 2011.
+    .. [3] P. B. Stark, R. L. Parker, "Bounded-variable least-squares: an algorithm and applications",
+       Computational Statistics 10, 1995.
+
+    Examples
+    --------
+    >>> import numpy as np, neula
+    >>> A = np.array([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]])
+    >>> result = neula.lsq_linear(A, np.array([1.0, 3.0, 5.0]), bounds=([0.0, 0.0], [np.inf, 1.5]))
+    >>> result.x.round(12), result.active_mask, result.converged
+    (array([1.5, 1.5]), array([0, 1]), True)
+    """
+    check_name("method", method, METHODS)
+    check_name("lsq_solver", lsq_solver, SOLVERS, optional=True)
+    if method == "bvls" and lsq_solver == "lsmr":
+        raise ValueError("method='bvls' can't be used with lsq_solver='lsmr'")
+    report = stage(progress, "solving with bounds")
+    solved = solve_bounded(
+        A, b, _pair(bounds), max_iterations=max_iter, accuracy=accuracy, engine=engine, strict=strict
+    )
+    result = _result(solved)
+    report(1.0)
+    if verbose > 0:
+        print(result.message)
+    solved.report(result)
+    return result
+
+
+def _pair(bounds: Any) -> tuple[Any, Any]:
+    """Lower and upper bounds."""
+    if hasattr(bounds, "lb") and hasattr(bounds, "ub"):
+        return np.array(bounds.lb, dtype=float), np.array(bounds.ub, dtype=float)  # SciPy's share memory
+    if not hasattr(bounds, "__len__") or len(bounds) != 2:
+        raise ValueError(f"bounds must be a pair, the lower and the upper ones, got {bounds!r}")
+    return bounds[0], bounds[1]
+
+
+def _result(solved: Solved) -> LsqLinearResult:
+    call, whole, values = solved.call, solved.whole, solved.values
+    owner = whole.reduced.owner
+    # A x - b in the numbers that are worked with, as x is given back.
+    x = whole.by_matrix(solved.run.found.x).mT
+    fun = shift(torch.baddbmm(whole.b, whole.a, x, beta=-1.0), whole.b_exponents[:, :, None])
+    # Components of the gradient of columns of norm 1 by the norms of the columns that were given.
+    gradient = values.wrong * whole.reduced.of_each(whole.reduced.norms)
+    gradient = shift(gradient, 2 * whole.b_exponents[owner] - whole.exponents[owner])
+    nit = int(values.iterations.max()) - 1 if len(values.iterations) else 0
+    optimal = bool((values.backward_error <= whole.bound).all())
+    inside = optimal and not bool(values.side.any()) and nit <= 0
+    status = 3 if inside else int(optimal)
+    cost = solved.of_columns(values.residual_norm.square() / 2)
+    unbounded = whole.unscale(whole.unbounded, owner)
+    return LsqLinearResult(
+        **solved.common(),
+        cost=call.give_back(cost, torch.float64) if cost.ndim else float(cost),
+        fun=call.give_back(solved.shapes.solutions(fun).contiguous(), call.dtype),
+        optimality=float(gradient.abs().max()) if gradient.numel() else 0.0,
+        unbounded_sol=call.give_back(solved.of_unknowns(unbounded).contiguous(), call.dtype),
+        nit=max(nit, 0),
+        status=status,
+        message=MESSAGES[status],
+    )

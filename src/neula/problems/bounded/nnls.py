@@ -1,0 +1,117 @@
+"""Least squares with solutions that are not negative."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Unpack, overload
+
+from neula.certificates.bounds import Accuracy
+from neula.engines import Engine
+from neula.pipeline.compilation import eager
+from neula.pipeline.progress import Progress, stage
+from neula.pipeline.result import NNLSResult
+from neula.problems.bounded.run import solve_bounded
+from neula.problems.signatures import Kind, NNLSKeywords
+
+
+@overload
+def nnls(A: Kind, b: Any, **keywords: Unpack[NNLSKeywords]) -> NNLSResult[Kind]: ...
+@overload
+def nnls(A: Any, b: Any, **keywords: Unpack[NNLSKeywords]) -> NNLSResult[Any]: ...
+@eager
+def nnls(
+    A: Any,
+    b: Any,
+    *,
+    maxiter: int | None = None,
+    accuracy: Accuracy | None = None,
+    engine: str | Engine = "auto",
+    strict: bool = False,
+    progress: Progress | None = None,
+) -> NNLSResult:
+    """Solve ``min ||A x - b||`` for ``x >= 0``, for one right-hand side or hundreds of thousands.
+
+    A is factorized once; all that follows is small problems on R, of all right-hand sides together. Every
+    solution is certified: how little A and b have to change for it to be exact, and how many digits are sure.
+
+    Parameters
+    ----------
+    A : array_like, shape (..., m, n)
+        NumPy array, torch tensor or DLPack object, float16 to float64; integers are taken as float64. Not
+        modified. Leading dimensions are a batch. Every dimension may be zero; m < n is no error.
+    b : array_like, shape (m,) or (..., m, k)
+        One vector, the same for every matrix of A, or a matrix of right-hand sides; leading dimensions of A
+        and b are broadcast as in NumPy.
+    maxiter : int, optional
+        Sets of positive unknowns that are tried for each right-hand side in each attempt; by default 100
+        where many unknowns change at once, and ``3 n`` where one does.
+    accuracy : {"fp16", "bf16", "tf32", "fp32", "fp64"}, dtype or float, optional
+        Accuracy of the result; by default that of the dtype. A number is the largest backward error that will
+        do. Everything is computed in double precision; it says what x is held against.
+    engine : {"auto", "cpu", "cuda", "emulated"} or Engine, optional
+        What multiplies. ``"auto"`` goes by the device of A.
+    strict : bool, optional
+        Raise an :class:`~neula.pipeline.result.AccuracyError` where there would be a warning, and refuse NaN
+        and Inf in batches, too.
+    progress : callable or bool, optional
+        Called with the name of the stage and the part of it that is done; True shows a bar.
+
+    Returns
+    -------
+    NNLSResult
+        ``x, rnorm = result``, as from SciPy, and the evidence: ``converged``, ``backward_error``,
+        ``condition``, ``forward_error`` and ``digits``; that of each right-hand side is in ``accepted``,
+        ``backward_errors``, ``conditions``, ``forward_errors`` and ``residual_norms``.
+
+    Raises
+    ------
+    ValueError
+        For shapes that do not fit, NaN or Inf, unknown names, and input that requires a gradient. Problems of
+        a batch with NaN or Inf are no error unless ``strict``: their solutions are NaN, and are not accepted.
+    TypeError
+        For complex or sparse input.
+    AccuracyError
+        If the accuracy was not reached and ``strict`` is set.
+
+    Warns
+    -----
+    AccuracyWarning
+        If the accuracy was not reached; the result says how far it got.
+    IllConditionedWarning
+        If no digit of a solution is sure, since columns of positive unknowns are dependent: there are others
+        with the same residual. It is an AccuracyWarning, too.
+
+    See Also
+    --------
+    lsq_linear : with any bounds.
+    scipy.optimize.nnls : for one right-hand side.
+
+    Notes
+    -----
+    Block principal pivoting [1]_ on the R of :func:`neula.qr` in double precision, and the active-set method
+    of Lawson and Hanson [2]_ where that does not end, or columns are dependent. Right-hand sides with the
+    same positive unknowns share a factorization, others are worked on in batches.
+
+    References
+    ----------
+    .. [1] J. Kim, H. Park, "Fast nonnegative matrix factorization: an active-set-like method and
+    comparisons",
+       SIAM J. Sci. Comput. 33, 2011.
+    .. [2] C. L. Lawson, R. J. Hanson, "Solving Least Squares Problems", 1974, chapter 23.
+
+    Examples
+    --------
+    >>> import numpy as np, neula
+    >>> A = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    >>> x, rnorm = neula.nnls(A, np.array([2.0, 1.0, -1.0]))
+    >>> x.round(12), round(rnorm, 12)
+    (array([1.5, 0. ]), 1.224744871392)
+    """
+    report = stage(progress, "solving with bounds")
+    solved = solve_bounded(
+        A, b, (0.0, math.inf), max_iterations=maxiter, accuracy=accuracy, engine=engine, strict=strict
+    )
+    result = NNLSResult(**solved.common())
+    report(1.0)
+    solved.report(result)
+    return result

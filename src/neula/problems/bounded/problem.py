@@ -1,0 +1,214 @@
+"""What least squares with bounds ask for, and what is known of their solutions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+
+from neula.algorithms.bounded.reduced import Reduced
+from neula.algorithms.scaling import binary_exponents
+from neula.certificates.bounds import lstsq_bound
+from neula.engines import Engine, Format
+from neula.kernels.shift import shift
+from neula.pipeline.batches import Batch, Values
+from neula.problems.orthogonal.certified import CertifiedQR, certified_qr
+
+FULL_RANK = 1e-13
+"""Diagonal elements of R, relative to their column, from which on the problem without bounds is solved
+first."""
+
+
+SAFE_EXPONENT = 400
+"""Elements between ``2^-400`` and ``2^400`` have squares whose sums float64 holds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What is asked for.
+
+    Attributes
+    ----------
+    engine : Engine
+    target : Format
+        Whose accuracy the result is to have.
+    dtype : torch.dtype
+        Of x as it is given back.
+    max_iterations : int or None
+        Exchanges, or sets of free variables that are solved for, of each problem and in each attempt.
+    """
+
+    engine: Engine
+    target: Format
+    dtype: torch.dtype
+    max_iterations: int | None
+
+
+@dataclass(frozen=True)
+class Whole:
+    """All problems of a call, in numbers near 1, and R of their matrices.
+
+    Attributes
+    ----------
+    a : Tensor, shape (P, m, n)
+        Columns divided by powers of two, to norms in [1/2, 1).
+    b : Tensor, shape (P, m, K)
+        Divided by one power of two for each matrix.
+    exponents : Tensor of int, shape (P, n)
+        What solutions are divided by, as exponents: x as it was given is ``2^e x``.
+    b_exponents : Tensor of int, shape (P, 1)
+    reduced : Reduced
+        With C = P K problems, those of one matrix in a row.
+    factors : CertifiedQR
+        Of ``a``.
+    options : Options
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    exponents: torch.Tensor
+    b_exponents: torch.Tensor
+    reduced: Reduced
+    factors: CertifiedQR
+    options: Options
+
+    @classmethod
+    def of(
+        cls, a: torch.Tensor, b: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor, options: Options
+    ) -> Whole:
+        """Scale and factorize.
+
+        Parameters
+        ----------
+        a : Tensor, shape (P, m, n)
+        b : Tensor, shape (P, m, K)
+        lower, upper : Tensor, shape (P, n) or (1, n)
+        options : Options
+        """
+        a, b = a.double(), b.double()
+        exponents = _exponents_of_columns(a)
+        b_exponents = binary_exponents(_largest(b))
+        a, b = shift(a, -exponents[:, None]), shift(b, -b_exponents[:, None, None])
+        factors = certified_qr(a, options.engine)
+        k = b.shape[2]
+        c = (factors.q.mT @ b).mT.flatten(0, 1)
+        x_exponents = b_exponents[:, None] - exponents
+        reduced = Reduced(
+            r=factors.r,
+            c=c,
+            owner=torch.arange(len(a), device=a.device).repeat_interleave(k),
+            lower=shift(lower, -x_exponents),
+            upper=shift(upper, -x_exponents),
+            chunk=options.engine.tuning.chunk_elements,
+        )
+        return cls(a, b, x_exponents, b_exponents[:, None], reduced, factors, options)
+
+    @cached_property
+    def unbounded(self) -> torch.Tensor:
+        """Solutions without bounds, shape (C, n); zeros where columns are dependent."""
+        r, n = self.reduced.r, self.reduced.n
+        c = self.by_matrix(self.reduced.c).mT
+        zeros = c.new_zeros(len(self.reduced), n)
+        if r.shape[1] < n:
+            return zeros
+        diagonal = r.diagonal(dim1=1, dim2=2).abs()
+        regular = (diagonal > FULL_RANK * self.reduced.norms).all(1)
+        safe = torch.where(regular[:, None, None], r, torch.eye(n, dtype=r.dtype, device=r.device))
+        found = torch.linalg.solve_triangular(safe, c, upper=True).mT
+        return torch.where(regular[:, None, None], found, 0.0).reshape(zeros.shape)
+
+    def by_matrix(self, x: torch.Tensor) -> torch.Tensor:
+        """What is known of the problems, shape (C, s), as shape (P, K, s)."""
+        return x.reshape(len(self.a), self.b.shape[2], x.shape[1])
+
+    def unscale(self, x: torch.Tensor, owner: torch.Tensor) -> torch.Tensor:
+        """Solutions as they are given back."""
+        return shift(x, self.exponents[owner])
+
+    def rounded(self, x: torch.Tensor, owner: torch.Tensor) -> torch.Tensor:
+        """Solutions rounded to the dtype of the result, in the numbers that are worked with."""
+        if self.options.dtype == torch.float64:
+            return x
+        given = self.unscale(x, owner).to(self.options.dtype).double()
+        return shift(given, -self.exponents[owner])
+
+    @property
+    def bound(self) -> float:
+        """Largest backward error."""
+        return lstsq_bound(self.options.target, max(1, min(self.a.shape[1:])))
+
+
+def _largest(x: torch.Tensor) -> torch.Tensor:
+    """The largest magnitude in each matrix, shape (P,); 0 of no elements."""
+    return x.abs().flatten(1).amax(1) if x.numel() else x.new_zeros(len(x))
+
+
+def _exponents_of_columns(a: torch.Tensor) -> torch.Tensor:
+    """Exponents that bring norms of columns into [1/2, 1), whatever overflows on the way, shape (P, n)."""
+    if not a.shape[1]:
+        return torch.zeros(len(a), a.shape[2], dtype=torch.int64, device=a.device)
+    first = binary_exponents(torch.linalg.vector_norm(a, torch.inf, dim=1))
+    if not bool((first.abs() > SAFE_EXPONENT).any()):
+        return binary_exponents(torch.linalg.vector_norm(a, dim=1))
+    norms = torch.linalg.vector_norm(shift(a, -first[:, None]), dim=1)
+    return first + binary_exponents(norms)
+
+
+@dataclass(frozen=True)
+class Bounded(Batch):
+    """Some problems of a call.
+
+    Attributes
+    ----------
+    places : Tensor of int, shape (C,)
+        Which ones.
+    whole : Whole
+    """
+
+    places: torch.Tensor
+    whole: Whole
+
+    @cached_property
+    def reduced(self) -> Reduced:
+        """The same on R."""
+        return self.whole.reduced.at(self.places)
+
+
+@dataclass(frozen=True)
+class BoundedValues(Values):
+    """Solutions of problems with their evidence.
+
+    Attributes
+    ----------
+    x : Tensor, shape (C, n)
+        In the numbers that are worked with, rounded to the dtype of the result.
+    side : Tensor of int8, shape (C, n)
+        -1 at the lower bound, 1 at the upper one, 0 between them.
+    gradient : Tensor, shape (C, n)
+        What of ``A^T r`` no bound forbids to follow, of columns of norm 1.
+    residual_norm, backward_error, forward_error, condition : Tensor, shape (C,)
+    iterations : Tensor of int, shape (C,)
+    """
+
+    x: torch.Tensor
+    side: torch.Tensor
+    wrong: torch.Tensor
+    residual_norm: torch.Tensor
+    backward_error: torch.Tensor
+    forward_error: torch.Tensor
+    condition: torch.Tensor
+    iterations: torch.Tensor
+
+    names: ClassVar[tuple[str, ...]] = ("backward_error", "forward_error", "condition")
+
+    def measured(self) -> torch.Tensor:
+        """What is in :attr:`names`, shape (3, C)."""
+        return torch.stack([self.backward_error, self.forward_error, self.condition])
+
+    def in_units(self, whole: Whole) -> BoundedValues:
+        """X and lengths of residuals as they are given back."""
+        owner = whole.reduced.owner
+        norms = shift(self.residual_norm, whole.b_exponents[owner, 0])
+        return replace(self, x=whole.unscale(self.x, owner), residual_norm=norms)

@@ -1,0 +1,229 @@
+"""Least squares with bounds from arrays to a run: what both public functions do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from neula.certificates.bounds import Accuracy, lstsq_bound
+from neula.certificates.forward_error import SURE, digits_of
+from neula.engines import Engine
+from neula.pipeline.call import Call
+from neula.pipeline.chain import Run, run_chain
+from neula.pipeline.inputs import check_finite, finite_members, surely_finite, take
+from neula.pipeline.result import Attempt
+from neula.pipeline.shapes import System, broadcast_system
+from neula.problems.bounded.chain import BoundedJudge, chain
+from neula.problems.bounded.problem import Bounded, BoundedValues, Options, Whole
+
+
+@dataclass(frozen=True)
+class Solved:
+    """What has come of a call.
+
+    Attributes
+    ----------
+    call : Call
+    shapes : System
+    whole : Whole
+    run : Run
+    values : BoundedValues
+        In the units that were given.
+    """
+
+    call: Call
+    shapes: System
+    whole: Whole
+    run: Run[BoundedValues]
+    values: BoundedValues
+
+    def of_columns(self, x: torch.Tensor) -> torch.Tensor:
+        """What is known of each problem, as the user has them, shape (*batch,) or (*batch, k)."""
+        return self.shapes.of_columns(x.reshape(len(self.whole.a), self.whole.b.shape[2]))
+
+    def of_unknowns(self, x: torch.Tensor) -> torch.Tensor:
+        """What is known of each unknown, shape (C, n), as the user has them."""
+        return self.shapes.solutions(self.whole.by_matrix(x).mT)
+
+    @property
+    def spoilt(self) -> torch.Tensor:
+        """Problems with NaN or Inf, shape (C,)."""
+        return self.values.backward_error.isnan()
+
+    def common(self) -> dict[str, Any]:
+        """What results have in common: the worst problem speaks for all."""
+        call, run, values = self.call, self.run, self.values
+        accepted = torch.from_numpy(run.accepted).to(values.x.device)
+        worst = {name: float(of.max()) if len(of) else 0.0 for name, of in self._measured().items()}
+        return {
+            "x": call.give_back(self.of_unknowns(values.x).contiguous(), call.dtype),
+            "converged": bool(run.accepted.all()),
+            "iterations": run.iterations,
+            "backward_error": worst["backward_error"],
+            "tolerance": self.whole.bound,
+            "condition": max(1.0, worst["condition"]),
+            "forward_error": worst["forward_error"],
+            "digits": digits_of(worst["forward_error"]),
+            "attempts": (*self.whole.factors.attempts, *run.attempts),
+            "engine": str(call.engine),
+            "accuracy": call.target.name,
+            "seconds": call.seconds,
+            "accepted": self._given(accepted),
+            "backward_errors": self._given(values.backward_error),
+            "conditions": self._given(values.condition),
+            "forward_errors": self._given(values.forward_error),
+            "active_mask": call.give_back(self.of_unknowns(values.side.double()).long(), torch.int64),
+            "residual_norms": self._given(values.residual_norm),
+        }
+
+    def _measured(self) -> dict[str, torch.Tensor]:
+        return dict(zip(BoundedValues.names, self.values.measured().cpu(), strict=True))
+
+    def _given(self, x: torch.Tensor) -> Any:
+        found = self.of_columns(x).contiguous()
+        return self.call.give_back(found, found.dtype)
+
+    def report(self, result: Any) -> None:
+        """Say so where the accuracy was missed.
+
+        Raises
+        ------
+        AccuracyError
+            If the call is strict.
+        """
+        if result.converged:
+            return
+        missed = ~torch.from_numpy(self.run.accepted)
+        of_matrices = missed.reshape(len(self.whole.a), self.whole.b.shape[2]).any(1)
+        unsure = ~(self.values.forward_error <= SURE) & ~self.spoilt
+        self.call.report_missed(
+            f"least squares with bounds is not certified to {result.accuracy} accuracy",
+            self.run.attempts[-1].reason,
+            result,
+            self.shapes.of_members(of_matrices).nonzero().tolist(),
+            unsure=bool(unsure.any()),
+        )
+
+
+def solve_bounded(
+    A: Any,
+    b: Any,
+    bounds: tuple[Any, Any],
+    *,
+    max_iterations: int | None,
+    accuracy: Accuracy | None,
+    engine: str | Engine,
+    strict: bool,
+) -> Solved:
+    """Take the arrays, check the bounds, and run the chain for all right-hand sides together.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As :func:`neula.lsq_linear`.
+    """
+    call = Call.begin(
+        {"A": A, "b": b},
+        engine=engine,
+        accuracy=accuracy,
+        bound=lambda target, shape: lstsq_bound(target, min((1, *shape)[-2:]) or 1),
+        strict=strict,
+    )
+    shapes = broadcast_system(*call.tensors)
+    if max_iterations is not None and max_iterations < 1:
+        raise ValueError(f"the largest number of iterations must be at least 1, got {max_iterations}")
+    options = Options(engine=call.engine, target=call.target, dtype=call.dtype, max_iterations=max_iterations)
+    lower, upper = checked_bounds(bounds, call.first.tensor.shape, call)
+    with call.computing():
+        a, columns = call.here(shapes.matrices), call.here(shapes.columns)
+        spoilt = _spoilt(a, columns, is_batch=bool(shapes.batch))
+        if bool(spoilt.any()):
+            of_matrix = ~finite_members(a)
+            a = a.masked_fill(of_matrix[:, None, None], 0.0)
+            columns = columns.masked_fill(spoilt.reshape(len(a), 1, columns.shape[2]), 0.0)
+        whole = Whole.of(a, columns, lower, upper, options)
+        run = _run(whole)
+        values = run.found.in_units(whole)
+        if bool(torch.isinf(values.x).any()):
+            raise OverflowError("the solution does not fit float64: scale b down")
+        _forget(run, values, spoilt)
+    return Solved(call, shapes, whole, run, values)
+
+
+def _run(whole: Whole) -> Run[BoundedValues]:
+    count, n = len(whole.reduced), whole.reduced.n
+    problems = Bounded(torch.arange(count, device=whole.a.device), whole)
+    if count and whole.a.numel():
+        return run_chain(chain(*whole.a.shape[1:]), problems, BoundedJudge(whole.bound))
+    # Without equations every point within the bounds is a solution, and zero the natural one.
+    reduced, zero = whole.reduced, whole.a.new_zeros(count)
+    x = whole.a.new_zeros(count, n).clamp(reduced.low, reduced.high)
+    side = (x >= reduced.high).to(torch.int8) - (x <= reduced.low).to(torch.int8)
+    norms = torch.linalg.vector_norm(whole.b, dim=1).flatten()
+    values = BoundedValues(x, side, torch.zeros_like(x), norms, zero, zero, zero + 1, zero.long())
+    run = Run.begin(count, values)
+    run.numbers, run.accepted[:] = values.measured().cpu().numpy(), True
+    run.attempts.append(Attempt("nothing to do", True, f"A is {tuple(whole.a.shape[1:])}, {count} times"))
+    return run
+
+
+def _spoilt(a: torch.Tensor, columns: torch.Tensor, *, is_batch: bool) -> torch.Tensor:
+    """Problems with NaN or Inf, shape (C,): of a batch, elsewhere they are errors."""
+    if not is_batch:
+        b = columns[0].squeeze(-1) if columns.shape[2] == 1 else columns[0]
+        for name, x in (("A", a[0]), ("b", b)):
+            if not surely_finite(x):
+                check_finite(x, x, name)
+        return torch.zeros(columns.shape[2], dtype=torch.bool, device=a.device)
+    return (~finite_members(a)[:, None] | ~columns.isfinite().all(1)).flatten()
+
+
+def _forget(run: Run[BoundedValues], values: BoundedValues, spoilt: torch.Tensor) -> None:
+    """Say that nothing is known of problems with NaN or Inf."""
+    if not bool(spoilt.any()):
+        return
+    for known in (
+        values.x,
+        values.residual_norm,
+        values.backward_error,
+        values.forward_error,
+        values.condition,
+    ):
+        known[spoilt] = torch.nan
+    run.accepted[spoilt.cpu().numpy()] = False
+    run.attempts.append(
+        Attempt("none", False, f"{int(spoilt.sum())} of {len(spoilt)} problems hold NaN or Inf")
+    )
+
+
+def checked_bounds(
+    bounds: tuple[Any, Any], shape: torch.Size, call: Call
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Lower and upper bounds of each matrix, shape (P, n) or (1, n), on the engine's device.
+
+    Raises
+    ------
+    ValueError
+        For a wrong shape, NaN, and where a lower bound is not below the upper one.
+    """
+    n = shape[-1]
+    given = [
+        take(x, name).tensor.double() for x, name in zip(bounds, ("lower bound", "upper bound"), strict=True)
+    ]
+    for name, x in zip(("lower", "upper"), given, strict=True):
+        if x.ndim > 1 or x.shape not in ((), (1,), (n,)):
+            raise ValueError(
+                f"{name} bounds must be one number or have shape ({n},), one for each unknown, "
+                f"got {tuple(x.shape)}"
+            )
+    lower, upper = (call.here(x).expand(n) for x in given)
+    wrong = ~(lower < upper)
+    if bool(wrong.any()):
+        place = int(wrong.nonzero()[0])
+        raise ValueError(
+            f"no x[{place}] is between its bounds: the lower one, {float(lower[place])}, must be less than "
+            f"the upper one, {float(upper[place])}"
+        )
+    return lower[None], upper[None]

@@ -1,0 +1,222 @@
+"""Statistics of linear fits, from a certified R: no inverse of ``A^T A`` is formed unless it is asked for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from scipy.special import ndtri, stdtrit
+
+from neula.engines.random_vectors import gaussian
+from neula.pipeline.call import Call
+from neula.pipeline.gradients import stacked_problem
+from neula.pipeline.shapes import System
+from neula.problems.least_squares.problem import Options
+from neula.problems.orthogonal.certified import CertifiedQR, certified_qr
+
+UNCHANGED = 1e-10
+"""What the norm of a residual may change by, relative to what it is a difference of, when it is computed
+again: rounding errors are far smaller."""
+
+
+@dataclass(frozen=True)
+class LinearFit:
+    """The problem behind a solution.
+
+    Attributes
+    ----------
+    call : Call
+    shapes : System
+    options : Options
+    x : Tensor, shape (P, n, K)
+        The solution.
+    norms : Tensor, shape (P, K)
+        Norms of its residuals.
+    rows : int or None
+        How many rows are data; those below are damping. None: all that were given.
+    basis : Tensor, shape (n, q), or None
+        Unknowns by those of the problem that was solved, whose matrix the shapes have: a null space.
+    """
+
+    call: Call
+    shapes: System
+    options: Options
+    x: torch.Tensor
+    norms: torch.Tensor
+    rows: int | None = None
+    basis: torch.Tensor | None = None
+
+    def __reduce__(self) -> Any:
+        """Matrices do not travel with a result."""
+        return _forgotten, ()
+
+    # --- what was solved ---
+
+    @cached_property
+    def _stacked(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """A and b with weights and damping."""
+        a, b = self.call.here(self.shapes.matrices).double(), self.call.here(self.shapes.columns).double()
+        return stacked_problem(a, b, self.options.weights, self.options.damp)
+
+    @property
+    def _data(self) -> int:
+        """Rows that are data."""
+        return self.shapes.matrices.shape[1] if self.rows is None else self.rows
+
+    @cached_property
+    def _factors(self) -> CertifiedQR:
+        """QR of the stacked matrix.
+
+        Raises
+        ------
+        ValueError
+            If A lacks full rank.
+        """
+        with self.call.computing():
+            found = certified_qr(self._stacked[0], self.call.engine)
+            diagonal = found.r.diagonal(dim1=1, dim2=2).abs()
+            norms = torch.linalg.vector_norm(found.r, dim=1)
+            least = self.options.rcond * norms[:, : diagonal.shape[1]]
+            full = found.r.shape[1] == found.r.shape[2] and bool((diagonal > least).all())
+        if not full:
+            raise ValueError(
+                f"A of shape {tuple(self.call.first.tensor.shape)} lacks full rank: its parameters have no "
+                "covariance; leave columns out that depend on others, or pass damp="
+            )
+        return found
+
+    @cached_property
+    def _map(self) -> torch.Tensor:
+        """M, the covariance being ``M M^T``, shape (P, n, q): ``R^-1``, or damped less than that."""
+        q, r = self._factors.q, self._factors.r
+        identity = torch.eye(r.shape[2], dtype=r.dtype, device=r.device).expand_as(r)
+        inverse = torch.linalg.solve_triangular(r, identity, upper=True)
+        if q.shape[1] > self._data:
+            # The triangle of a QR of the rows that are data is as good as they are.
+            inverse = inverse @ torch.linalg.qr(q[:, : self._data], mode="r")[1].mT
+        return inverse if self.basis is None else self.basis @ inverse
+
+    # --- numbers of each matrix, and of each right-hand side ---
+
+    @cached_property
+    def _effective(self) -> torch.Tensor:
+        """Sums of leverages, shape (P,)."""
+        q = self._factors.q
+        if q.shape[1] == self._data:
+            return q.new_full((len(q),), q.shape[2])
+        return q[:, : self._data].square().sum((1, 2))
+
+    @cached_property
+    def _variance(self) -> torch.Tensor:
+        """Residual variances, shape (P, K)."""
+        self._check_unchanged()
+        free = (self._data - self._effective)[:, None]
+        if not bool((free > 0).all()):
+            raise ValueError(
+                f"{self._data} rows and {self._effective.max():.0f} parameters leave no degrees of freedom "
+                "to estimate the variance of b from: pass absolute=True where it is known"
+            )
+        return self._residuals[:, : self._data].square().sum(1) / free
+
+    @cached_property
+    def _residuals(self) -> torch.Tensor:
+        """``b - A x`` with weights, by the projection on the range of A, shape (P, M, K)."""
+        (_, b), q = self._stacked, self._factors.q
+        left = b - q @ (q.mT @ b)
+        return left - q @ (q.mT @ left)
+
+    def _check_unchanged(self) -> None:
+        """A and b are those that were solved.
+
+        Raises
+        ------
+        ValueError
+        """
+        (a, b), norm = self._stacked, torch.linalg.vector_norm
+        changed = (norm(b - a @ self.x, dim=1) - self.norms).abs()
+        size = norm(b, dim=1) + norm(norm(a, dim=1)[..., None] * self.x, dim=1)
+        if not bool((changed <= UNCHANGED * size).all()):
+            raise ValueError("A or b has changed since it was solved: solve again, or keep a copy")
+
+    def _given(self, x: torch.Tensor) -> Any:
+        return self.call.give_back(x.contiguous(), torch.float64)
+
+    def _scale(self, absolute: bool) -> torch.Tensor:
+        """Variances of b, shape (P, K)."""
+        if absolute:
+            self._check_unchanged()
+            return torch.ones_like(self.norms)
+        return self._variance
+
+    def _of_columns(self, x: torch.Tensor) -> torch.Tensor:
+        return self.shapes.of_columns(x)
+
+    def _of_matrices(self, x: torch.Tensor) -> torch.Tensor:
+        """What is known of each matrix, shape (P, ...), as shape (*batch, ...)."""
+        places = torch.arange(len(x), device=x.device)
+        return x[self.shapes.of_members(places)]
+
+    # --- what is asked for ---
+
+    def covariance(self, x: Any, absolute: bool) -> Any:
+        """Covariance matrices of the parameters."""
+        variance = self._of_columns(self._scale(absolute))[..., None, None]
+        found = self._of_matrices(self._map @ self._map.mT)
+        return self._given(variance * (found if self.shapes.is_vector else found.unsqueeze(-3)))
+
+    def standard_errors(self, x: Any, absolute: bool) -> Any:
+        """Roots of their diagonals."""
+        return self._given(self._errors(absolute))
+
+    def _errors(self, absolute: bool) -> torch.Tensor:
+        lengths = torch.linalg.vector_norm(self._map, dim=2)
+        return self.shapes.solutions(lengths[:, :, None] * self._scale(absolute).sqrt()[:, None])
+
+    def confidence_intervals(self, x: Any, level: float, absolute: bool) -> Any:
+        """X and what is added to it."""
+        errors, tail = self._errors(absolute), 0.5 + level / 2
+        if absolute:
+            quantiles = torch.full_like(self._effective, float(ndtri(tail)))
+        else:
+            free = (self._data - self._effective).cpu().numpy()
+            quantiles = torch.from_numpy(stdtrit(free, tail)).to(errors)
+        half = self._of_matrices(quantiles)[(..., *[None] * (1 if self.shapes.is_vector else 2))] * errors
+        centre = torch.as_tensor(x, dtype=torch.float64, device=half.device).detach()
+        return self._given(torch.stack([centre - half, centre + half], -1))
+
+    def leverage(self, samples: int | None) -> Any:
+        """Squared norms of rows of Q, or of their images of random vectors."""
+        (a, _), r = self._stacked, self._factors.r
+        mixed = torch.eye(r.shape[2], dtype=r.dtype, device=r.device)
+        if samples is not None:
+            mixed = gaussian(r.shape[2], samples, torch.float64, r.device, seed=2) / math.sqrt(samples)
+        inverse = torch.linalg.solve_triangular(r, mixed.expand(len(r), *mixed.shape), upper=True)
+        parts = [(block @ inverse).square().sum(2) for block in self._blocks(a[:, : self._data])]
+        return self._given(self._of_matrices(torch.cat(parts, 1) if parts else a.new_zeros(len(a), 0)))
+
+    def _blocks(self, a: torch.Tensor) -> Iterator[torch.Tensor]:
+        size = max(1, 8 * self.call.engine.tuning.chunk_elements // max(1, len(a) * a.shape[2]))
+        return iter(a.split(size, 1)) if a.shape[1] else iter(())
+
+    def residual_variance(self, x: Any) -> Any:
+        """Of each right-hand side; of a single one a number."""
+        return self._number(self._of_columns(self._variance))
+
+    def effective_degrees_of_freedom(self) -> Any:
+        """Of each matrix; of a single one a number."""
+        return self._number(self._of_matrices(self._effective))
+
+    def degrees_of_freedom(self) -> Any:
+        """Likewise."""
+        return self._number(self._of_matrices(self._data - self._effective))
+
+    def _number(self, x: torch.Tensor) -> Any:
+        return self._given(x) if x.ndim else float(x)
+
+
+def _forgotten() -> None:
+    return None

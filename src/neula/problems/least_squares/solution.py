@@ -1,0 +1,141 @@
+"""One least-squares call: its chain is run, and what came of it becomes a result."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from neula.pipeline.call import Call
+from neula.pipeline.chain import Answer, Run
+from neula.pipeline.gradients import attach_solution, stacked_problem
+from neula.pipeline.result import Attempt, LstsqResult
+from neula.pipeline.shapes import System
+from neula.pipeline.solutions import Report, accept_digits, attached, numbers_of, unread, unsure
+from neula.problems.least_squares.fit import LinearFit
+from neula.problems.least_squares.prepared import Problems
+from neula.problems.least_squares.problem import Members, Options
+from neula.problems.least_squares.report import collect, why
+from neula.problems.least_squares.run import begin_problems, solve_problems, with_exact_zeros
+from neula.problems.orthogonal.qr import qr
+
+
+@dataclass(frozen=True)
+class Solved:
+    """A result, and what is to be said where it is not converged.
+
+    Attributes
+    ----------
+    result : LstsqResult
+    why : str
+    missed : list of list of int
+        Where in the batch problems are that were not accepted.
+    unsure : bool
+        Whether of any problem no digit of x is sure.
+    """
+
+    result: LstsqResult
+    why: str
+    missed: list[list[int]]
+    unsure: bool
+
+    def reported(self, call: Call) -> LstsqResult:
+        """The result, after a warning where the accuracy was missed, or an error where the call is strict."""
+        if self.result.converged:
+            return self.result
+        call.report_missed(
+            f"least squares is not certified to {self.result.accuracy} accuracy",
+            self.why,
+            self.result,
+            self.missed,
+            unsure=self.unsure,
+        )
+        return self.result
+
+
+def begin_system(call: Call, shapes: System, options: Options) -> LstsqResult | None:
+    """What the first link has launched, where that waits for nothing."""
+    with call.computing():
+        blind = replace(options, looks=False)
+        problems = Problems(call.here(shapes.matrices), call.here(shapes.columns), blind)
+        found = begin_problems(problems)
+    if found is None:
+        return None
+    begun, accepted = found
+    values, least = begun.values, cast(int, begun.values.rank.amin())
+    result: LstsqResult[Any] = LstsqResult(
+        **unread(call, shapes, begun.values, accepted, options),
+        optimality=math.nan,
+        residual_norm=math.nan,
+        rank=least,
+        factorization=begun.label,
+        ranks=call.hand_back(shapes.of_members(values.rank), torch.int64),
+        pending=lambda: solve_system(call, shapes, options, None, begun).reported(call),
+    )
+    return attached(call, shapes, result, partial(_attach, None, options, result.ranks))
+
+
+def solve_system(
+    call: Call,
+    shapes: System,
+    options: Options,
+    weights: torch.Tensor | None,
+    begun: Answer[Members] | None = None,
+) -> Solved:
+    """Run the chain, or go on with it, and attach the solution to the graphs of the operands and weights."""
+    matrices, columns = call.here(shapes.matrices), call.here(shapes.columns)
+    is_batch = bool(shapes.batch)
+    with call.computing():
+        spoilt = _spoilt(shapes, columns)
+        if spoilt is not None:  # a column that is worked on with others would spoil them
+            columns, begun = columns.masked_fill(shapes.for_columns(spoilt)[:, None], 0.0), None
+        problems = Problems(matrices, columns, options)
+        run = with_exact_zeros(solve_problems(problems, is_batch=is_batch, begun=begun), problems)
+    accept_digits(run, options)
+    if spoilt is not None:
+        _put_nan(run, spoilt, shapes)
+    report = Report(call, shapes, options, run, spoilt)
+    result = collect(report)
+    if spoilt is None and not options.over_rows.spread:
+        result = replace(result, fit=LinearFit(call, shapes, options, run.found.x, run.found.residual_norm))
+    reason = "" if result.converged else why(result, run, options, is_batch=is_batch)
+    result = attached(call, shapes, result, partial(_attach, weights, options, result.ranks))
+    return Solved(result, reason, report.missed(), unsure(run))
+
+
+def _spoilt(shapes: System, columns: torch.Tensor) -> torch.Tensor | None:
+    """Right-hand sides with NaN or Inf that share a matrix with others, shape (P, copies), if any do."""
+    if not shapes.shares:
+        return None
+    spoilt = ~shapes.finite.to(columns.device)
+    return spoilt if bool(spoilt.any()) else None
+
+
+def _put_nan(run: Run[Members], spoilt: torch.Tensor, shapes: System) -> None:
+    """Say that nothing is known of right-hand sides with NaN or Inf."""
+    values, columns = run.found, shapes.for_columns(spoilt)
+    for known in (values.forward_error, values.residual_norm):
+        known.masked_fill_(columns, math.nan)
+    values.x.masked_fill_(columns[:, None], math.nan)
+    numbers_of(run)["forward_error"][spoilt.any(1).cpu().numpy()] = np.nan
+    reason = f"{int(spoilt.sum())} of {spoilt.numel()} problems hold NaN or Inf"
+    run.attempts.append(Attempt("none", False, reason))
+
+
+def _attach(
+    weights: torch.Tensor | None,
+    options: Options,
+    ranks: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    x: torch.Tensor,
+) -> torch.Tensor:
+    """The solution attached to the graph of A, b and weights."""
+    if x.numel() == 0 or a.numel() == 0:  # it does not depend on the numbers
+        return x + 0 * a.sum() + 0 * b.sum()
+    factorize = partial(qr, accuracy="fp64", engine=options.engine)
+    return attach_solution(*stacked_problem(a, b, weights, options.damp), x, ranks=ranks, factorize=factorize)

@@ -1,0 +1,100 @@
+"""An R that is certified in double precision, for whatever goes on with it in place of A.
+
+Bounds, constraints, statistics and steps of non-linear fits are small problems on R once A is factorized. The
+R of a preconditioner will not do for them: it errs by its unit roundoff times the condition number. Cholesky
+QR of ``A R^-1`` in double precision makes a good one of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from neula.certificates.qr import QRCertificate
+from neula.engines import FP16_COR, FP64, Engine, Tuning
+from neula.kernels.precision import plain_arithmetic
+from neula.pipeline.chain import run_chain
+from neula.pipeline.inputs import finite_members
+from neula.pipeline.result import Attempt
+from neula.problems.orthogonal.chain import Layout, QRJudge, chain_alone
+from neula.problems.orthogonal.factorize import factorize
+from neula.problems.orthogonal.factors import Factors
+from neula.problems.orthogonal.links import refined_from_gram
+from neula.problems.orthogonal.problem import Matrices, Options
+
+
+@dataclass(frozen=True)
+class CertifiedQR:
+    """``A = Q R`` in float64 of each matrix of a batch, with k = min(m, n).
+
+    Attributes
+    ----------
+    q : Tensor, shape (batch, m, k)
+    r : Tensor, shape (batch, k, n)
+        In the units of A. Nothing is said of its rank. NaN where A holds NaN or Inf.
+    accepted : Tensor of bool, shape (batch,)
+        Whether residual and orthogonality are at the level of float64. On the CPU.
+    certificates : tuple of QRCertificate
+    attempts : tuple of Attempt
+    """
+
+    q: torch.Tensor
+    r: torch.Tensor
+    accepted: torch.Tensor
+    certificates: tuple[QRCertificate, ...]
+    attempts: tuple[Attempt, ...]
+
+    @classmethod
+    def of(cls, factors: Factors) -> CertifiedQR:
+        """Factors in double precision, whatever found them."""
+        found = tuple(factors.certificates)
+        return cls(factors.q, factors.r, factors.accepted, found, factors.attempts)
+
+
+def certified_qr(a: torch.Tensor, engine: Engine) -> CertifiedQR:
+    """QR in double precision of each matrix of a batch, certified as that of :func:`neula.qr` is.
+
+    Parameters
+    ----------
+    a : Tensor, shape (batch, m, n)
+        On the engine's device, of any floating-point dtype. Not modified. Any dimension may be zero.
+    engine : Engine
+
+    Returns
+    -------
+    CertifiedQR
+        Of matrices that are not accepted the best that was found; the caller has to say so.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from neula.engines import select_engine
+    >>> a = torch.tensor([[[3.0, 1.0], [4.0, 2.0], [0.0, 2.0]]])
+    >>> found = certified_qr(a, select_engine("cpu", a.device))
+    >>> found.r.abs().round(decimals=12), bool(found.accepted.all())
+    (tensor([[[5.0000, 2.2000],
+             [0.0000, 2.0396]]], dtype=torch.float64), True)
+    """
+    a = a.double()
+    count, m, n = a.shape
+    options = Options(FP64, engine)
+    compute = coarse_arithmetic(m, n, engine.tuning)
+    if compute is None or count > 1 or not bool(finite_members(a).all()):
+        return CertifiedQR.of(factorize(a, "reduced", options))
+    links = [refined_from_gram(compute), *chain_alone(Layout.of(a[0]), options)]
+    judge = QRJudge((m, n), FP64)
+    with plain_arithmetic(engine.device):
+        run = run_chain(links, Matrices(a, options), judge)
+    return CertifiedQR.of(Factors.of(run, judge.certificates(run)))
+
+
+def coarse_arithmetic(m: int, n: int, tuning: Tuning) -> str | None:
+    """In what the Gram matrix is computed whose R Cholesky QR of ``A R^-1`` starts from; None: there is none.
+
+    Worth it where an error-corrected product takes a part of the time of one in double precision. Elsewhere
+    Gram-Schmidt in double precision, which may do at once, takes less (8000 x 500 on a CPU: half). Nearly
+    square matrices are too ill-conditioned for a Gram matrix more often than not.
+    """
+    tall = m >= 2 * n > 0 and n <= tuning.gram_columns and not tuning.lapack_first(m, n)
+    return FP16_COR if tall and tuning.corrected else None

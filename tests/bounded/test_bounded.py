@@ -1,0 +1,275 @@
+"""Least squares with bounds: the conditions of Karush, Kuhn and Tucker, and SciPy."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import scipy.optimize
+import torch
+from tests.bounded.kkt import U, by_enumeration, violation
+
+import neula
+
+
+def problem(m: int, n: int, seed: int = 0, condition: float = 10.0):
+    rng = np.random.default_rng(seed)
+    u = np.linalg.qr(rng.standard_normal((m, min(m, n))))[0]
+    v = np.linalg.qr(rng.standard_normal((n, min(m, n))))[0]
+    return u * np.logspace(0, -np.log10(condition), min(m, n)) @ v.T, rng.standard_normal(m)
+
+
+def bound(n: int) -> float:
+    """Of violations: products of n terms, summed at random."""
+    return 20 * max(n, 1) ** 0.5 * U
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (5, 1), (7, 7), (40, 13), (90, 60), (33, 32)])
+@pytest.mark.parametrize("condition", [1.0, 1e3, 1e6])
+def test_nnls(shape, condition) -> None:
+    A, b = problem(*shape, condition=condition)
+    result = neula.nnls(A, b)
+    assert result.converged
+    assert violation(A, b, result.x, 0.0, np.inf) < bound(shape[1])
+    assert result.rnorm == pytest.approx(np.linalg.norm(b - A @ result.x), rel=1e-13)
+    expected = scipy.optimize.nnls(A, b)[0]
+    # Both are exact for data that differ by a few u: Wedin's bound, which the result reports.
+    error = np.linalg.norm(np.linalg.norm(A, axis=0) * (result.x - expected))
+    assert error <= 4 * result.forward_error * np.linalg.norm(np.linalg.norm(A, axis=0) * expected)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("width", [0.05, 1.0, np.inf])
+def test_the_best_of_all_faces(seed, width) -> None:
+    A, b = problem(6, 4, seed, condition=100.0)
+    lower, upper = np.array([-width, 0.0, -1.0, -np.inf]), np.array([width, width, -0.5, 0.3])
+    result = neula.lsq_linear(A, b, (lower, upper))
+    expected = by_enumeration(A, b, lower, upper)
+    assert result.converged
+    assert np.allclose(result.x, expected, rtol=1e-11, atol=1e-12)
+    assert np.all((result.active_mask == -1) == (result.x == lower))
+    assert np.all((result.active_mask == 1) == (result.x == upper))
+
+
+@pytest.mark.parametrize("shape", [(20, 30), (3, 50), (1, 4)])
+def test_fewer_rows_than_columns(shape) -> None:
+    """Solutions of an underdetermined problem are not unique where they leave no residual."""
+    A, b = np.abs(problem(*shape)[0]), -np.abs(problem(*shape)[1])
+    A[:, ::2] *= -1
+    rng = np.random.default_rng(3)
+    A += 0.3 * rng.standard_normal(shape)
+    result = neula.nnls(A, b)
+    assert violation(A, b, result.x, 0.0, np.inf) < bound(shape[1])
+    assert result.backward_error <= result.tolerance
+    reference = scipy.optimize.nnls(A, b)[1]
+    assert result.rnorm <= reference + 1e-12 * np.linalg.norm(b)
+
+
+def test_dependent_columns() -> None:
+    """A solution, whose residual is that of any other, and no digit of x is sure."""
+    A, b = problem(30, 6)
+    A = np.column_stack([A, A[:, 0], A[:, 1] + A[:, 2], np.zeros(30)])
+    b = A @ np.ones(9) + 0.1 * b
+    with pytest.warns(neula.IllConditionedWarning):
+        result = neula.nnls(A, b)
+    assert not result.converged
+    assert result.backward_error <= result.tolerance
+    assert violation(A, b, result.x, 0.0, np.inf) < bound(9)
+    assert result.rnorm == pytest.approx(scipy.optimize.nnls(A, b)[1], rel=1e-12)
+
+
+def test_a_column_twice_that_is_not_needed() -> None:
+    """Dependent columns do no harm where their unknowns are zero in every solution."""
+    A, b = problem(30, 4)
+    A = np.column_stack([A, -b, -b])
+    result = neula.nnls(A, b + A[:, 0])
+    assert result.converged
+    assert (result.x[4:] == 0).all()
+
+
+@pytest.mark.parametrize("condition", [1e8, 1e10, 1e12])
+def test_ill_conditioned(condition) -> None:
+    A, b = problem(60, 12, condition=condition)
+    b = A @ np.maximum(np.random.default_rng(1).standard_normal(12), 0) + 1e-9 * b
+    result = neula.nnls(A, b)
+    assert result.backward_error <= result.tolerance
+    assert violation(A, b, result.x, 0.0, np.inf) < bound(12)
+    if result.converged:
+        expected = scipy.optimize.nnls(A, b)[0]
+        assert np.linalg.norm(result.x - expected) <= 10 * result.forward_error * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-30, 1e30, 1e150])
+def test_units_do_not_matter(scale) -> None:
+    A, b = problem(25, 8)
+    plain = neula.nnls(A, b)
+    columns = 2.0 ** np.random.default_rng(0).integers(-20, 20, 8)
+    exact = 2.0 ** np.round(np.log2(scale))
+    scaled = neula.nnls(A * columns, b * exact)
+    assert scaled.converged
+    assert np.array_equal(scaled.active_mask, plain.active_mask)
+    assert np.allclose(scaled.x * (columns / exact), plain.x, rtol=1e-12, atol=0)
+
+
+def test_degenerate() -> None:
+    """Multipliers of zero: b lies in the range of some columns, with others in between that do not help."""
+    A, _ = problem(40, 10)
+    x = np.array([1.0, 0, 2, 0, 0, 0, 3, 0, 0, 0.5])
+    result = neula.nnls(A, A @ x)
+    assert result.converged
+    assert np.allclose(result.x, x, atol=1e-12)
+    corner = neula.nnls(np.eye(5), -np.ones(5))
+    assert corner.converged
+    assert corner.forward_error == 0
+    assert not corner.x.any()
+
+
+def test_many_right_hand_sides() -> None:
+    """Sets that many of them share, and sets of their own, are solved for in different ways."""
+    rng = np.random.default_rng(0)
+    A, _ = problem(30, 9)
+    B = rng.standard_normal((30, 400))
+    B[:, 100:200] = A @ np.abs(rng.standard_normal((9, 100)))
+    result = neula.nnls(A, B)
+    assert result.converged
+    assert result.x.shape == (9, 400)
+    assert result.residual_norms.shape == (400,)
+    expected = np.column_stack([scipy.optimize.nnls(A, b)[0] for b in B.T])
+    assert np.allclose(result.x, expected, atol=1e-12)
+    assert (result.accepted & (result.backward_errors <= result.tolerance)).all()
+
+
+def test_batches() -> None:
+    rng = np.random.default_rng(0)
+    A, b = rng.standard_normal((3, 1, 12, 4)), rng.standard_normal((1, 2, 12, 5))
+    result = neula.lsq_linear(A, b, (-0.1, np.full(4, 0.3)))
+    assert result.x.shape == (3, 2, 4, 5)
+    assert result.cost.shape == result.accepted.shape == (3, 2, 5)
+    assert result.fun.shape == (3, 2, 12, 5)
+    for i, j, k in np.ndindex(3, 2, 5):
+        expected = scipy.optimize.lsq_linear(A[i, 0], b[0, j, :, k], (-0.1, 0.3), method="bvls").x
+        assert np.allclose(result.x[i, j, :, k], expected, atol=1e-12)
+    assert np.allclose(result.fun, A @ result.x - b)
+
+
+def test_as_scipy_returns_it() -> None:
+    A, b = problem(30, 8, condition=3.0)
+    x, rnorm = neula.nnls(A, b)
+    expected = scipy.optimize.nnls(A, b)
+    assert np.allclose(x, expected[0])
+    assert isinstance(rnorm, float)
+    for bounds in [(-0.2, 0.1), (np.full(8, -0.2), np.linspace(0, 1, 8)), (-np.inf, np.inf)]:
+        ours, theirs = neula.lsq_linear(A, b, bounds), scipy.optimize.lsq_linear(A, b, bounds, method="bvls")
+        for name in ("x", "fun", "cost"):
+            assert np.allclose(ours[name], theirs[name], atol=1e-12)
+        assert np.array_equal(ours.active_mask, theirs.active_mask)
+        assert np.allclose(ours.unbounded_sol, theirs.unbounded_sol[0])
+        assert ours.success == theirs.success
+        assert ours.optimality < 1e-14
+        assert (ours.status == 3) == (theirs.status == 3)
+        assert (ours.nit == 0) == (theirs.nit == 0)
+    assert np.allclose(
+        neula.lsq_linear(A, b, scipy.optimize.Bounds(0, 1)).x, neula.lsq_linear(A, b, (0, 1)).x
+    )
+    with pytest.raises(KeyError):
+        ours["nothing"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_dtypes(dtype) -> None:
+    A, b = problem(50, 7)
+    A, b = torch.from_numpy(A).to(dtype), torch.from_numpy(b).to(dtype)
+    result = neula.nnls(A, b)
+    assert result.x.dtype == dtype
+    assert result.converged
+    expected = scipy.optimize.nnls(A.double().numpy(), b.double().numpy())[0]
+    # Rounding of x, and the errors of two solutions in double precision.
+    errors = torch.finfo(dtype).eps + 2 * neula.nnls(A.double(), b.double()).forward_error
+    norms = np.linalg.norm(A.double().numpy(), axis=0)
+    difference = norms * (result.x.double().numpy() - expected)
+    assert np.linalg.norm(difference) <= errors * np.linalg.norm(norms * expected)
+
+
+def test_integers_views_and_other_engines() -> None:
+    A = np.arange(24).reshape(8, 3)[::-1] % 5
+    b = np.arange(16)[::-2]
+    expected = scipy.optimize.nnls(A, b)[0]
+    for engine in ("auto", "emulated"):
+        assert np.allclose(neula.nnls(A, b, engine=engine).x, expected)
+    assert np.allclose(neula.nnls(A.tolist(), b.tolist()).x, expected)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (4, 0), (0, 0)])
+def test_empty(shape) -> None:
+    A, b = np.ones(shape), np.ones(shape[0])
+    result = neula.lsq_linear(A, b, (0.5, 2.0))
+    assert result.converged
+    assert np.array_equal(result.x, np.full(shape[1], 0.5))
+    assert result.cost == shape[0] / 2
+    assert neula.nnls(np.ones((5, 2)), np.ones((5, 0))).x.shape == (2, 0)
+    assert neula.nnls(np.ones((0, 5, 2)), np.ones((5, 1))).x.shape == (0, 2, 1)
+
+
+def test_nan_in_a_batch() -> None:
+    rng = np.random.default_rng(0)
+    A, b = rng.standard_normal((3, 9, 2)), rng.standard_normal((3, 9, 2))
+    A[1, 0, 0], b[2, 3, 1] = np.nan, np.inf
+    with pytest.warns(neula.AccuracyWarning, match="hold NaN or Inf"):
+        result = neula.nnls(A, b)
+    assert result.accepted.tolist() == [[True, True], [False, False], [True, False]]
+    assert np.isnan(result.x[1]).all()
+    assert np.isfinite(result.x[2, :, 0]).all()
+    with pytest.raises(ValueError, match=r"A\[1, 0, 0\] is nan"):
+        neula.nnls(A, b, strict=True)
+
+
+def test_bad_input() -> None:
+    A, b = problem(6, 3)
+    with pytest.raises(ValueError, match=r"no x\[1\] is between its bounds: the lower one, 2.0"):
+        neula.lsq_linear(A, b, ([0, 2, 0], 2))
+    with pytest.raises(ValueError, match="nan"):
+        neula.lsq_linear(A, b, (np.nan, 2))
+    with pytest.raises(ValueError, match=r"shape \(3,\).*got \(2,\)"):
+        neula.lsq_linear(A, b, ([0, 2], 2))
+    with pytest.raises(ValueError, match="bounds must be a pair"):
+        neula.lsq_linear(A, b, 3.0)
+    with pytest.raises(ValueError, match="unknown method 'simplex'"):
+        neula.lsq_linear(A, b, method="simplex")
+    with pytest.raises(ValueError, match="can't be used"):
+        neula.lsq_linear(A, b, method="bvls", lsq_solver="lsmr")
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        neula.nnls(A, b, maxiter=0)
+    with pytest.raises(ValueError, match="do not fit"):
+        neula.nnls(A, b[:-1])
+    A[2, 1] = np.nan
+    with pytest.raises(ValueError, match=r"A\[2, 1\] is nan"):
+        neula.nnls(A, b)
+    A[2, 1], b[4] = 0.0, np.inf
+    with pytest.raises(ValueError, match=r"b\[4\] is inf"):
+        neula.nnls(A, b)
+    with pytest.raises(ValueError, match="requires a gradient"):
+        neula.nnls(torch.ones(2, 1, requires_grad=True), torch.ones(2))
+
+
+def test_too_few_iterations() -> None:
+    A, b = problem(60, 40)
+    with pytest.warns(neula.AccuracyWarning, match="not certified"):
+        result = neula.nnls(A, b, maxiter=1)
+    assert not result.converged
+    assert (result.x >= 0).all()
+    with pytest.raises(neula.AccuracyError):
+        neula.nnls(A, b, maxiter=1, strict=True)
+    with pytest.warns(neula.AccuracyWarning):
+        linear = neula.lsq_linear(A, b, (0, np.inf), max_iter=1)
+    assert (linear.status, linear.success) == (0, False)
+
+
+def test_results_show_themselves(capsys) -> None:
+    A, b = problem(20, 5)
+    result = neula.lsq_linear(A, b, (0, 1), verbose=1, progress=lambda stage, part: print(stage, part))
+    assert "solving with bounds 1.0" in capsys.readouterr().out
+    assert "at bounds" in repr(result)
+    assert pickle.loads(pickle.dumps(result)).nit == result.nit
+    assert len(neula.nnls(A, b)) == 2
+    assert neula.nnls(A, b)[1] == neula.nnls(A, b).rnorm

@@ -1,0 +1,183 @@
+"""Least squares with equality constraints and with a covariance, beside LAPACK and by definition."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+
+import neula
+
+U = 2.0**-53
+
+
+def problem(m: int, n: int, p: int, seed: int = 0):
+    rng = np.random.default_rng(seed)
+    A, b = rng.standard_normal((m, n)), rng.standard_normal(m)
+    return A, b, rng.standard_normal((p, n)), rng.standard_normal(p)
+
+
+def gglse(A, b, C, d) -> np.ndarray:
+    return scipy.linalg.lapack.dgglse(A, C, b, d)[3]
+
+
+SHAPES = [(30, 8, 3), (8, 8, 1), (5, 8, 4), (40, 12, 11), (9, 4, 4), (6, 1, 1)]
+
+
+@pytest.mark.parametrize(("m", "n", "p"), SHAPES)
+def test_as_lapack(m, n, p) -> None:
+    A, b, C, d = problem(m, n, p)
+    result = neula.lstsq(A, b, constraints=(C, d))
+    assert result.converged
+    assert result.rank == n
+    expected = gglse(A, b, C, d)
+    assert np.linalg.norm(result.x - expected) <= 4 * result.forward_error * np.linalg.norm(expected) + 20 * U
+    assert np.linalg.norm(C @ result.x - d) <= 20 * n * U * np.linalg.norm(C) * np.linalg.norm(result.x)
+    # The gradient is a combination of the rows of C.
+    gradient = A.T @ (A @ result.x - b)
+    left = gradient - C.T @ np.linalg.lstsq(C.T, gradient, rcond=None)[0]
+    size = np.linalg.norm(A) * (np.linalg.norm(A) * np.linalg.norm(result.x) + np.linalg.norm(b))
+    assert np.linalg.norm(left) <= 20 * n * U * size
+
+
+def test_units_of_unknowns_and_constraints_do_not_matter() -> None:
+    A, b, C, d = problem(30, 8, 3)
+    columns, rows = 10.0 ** np.linspace(-9, 9, 8), np.array([1e-12, 1.0, 1e15])
+    plain = neula.lstsq(A, b, constraints=(C, d))
+    scaled = neula.lstsq(A * columns, b, constraints=(C * columns * rows[:, None], d * rows))
+    assert scaled.converged
+    assert np.allclose(scaled.x * columns, plain.x, rtol=1e-10)
+
+
+def test_dependent_constraints() -> None:
+    A, b, C, d = problem(30, 8, 3)
+    dependent = np.vstack([C, C[0] - 2 * C[2]]), np.append(d, d[0] - 2 * d[2])
+    result = neula.lstsq(A, b, constraints=dependent)
+    assert result.converged
+    assert "3 of 4 constraints" in result.attempts[0].reason
+    assert np.allclose(result.x, gglse(A, b, C, d), rtol=1e-11)
+    with pytest.raises(ValueError, match=r"contradict.* rank 3, and \|\|C x - d\|\| is at least 0.000408"):
+        neula.lstsq(A, b, constraints=(dependent[0], dependent[1] + [0, 0, 0, 1e-3]))
+    with pytest.raises(ValueError, match="row 1"):
+        neula.lstsq(A, b, constraints=(np.vstack([C[0], np.zeros(8)]), [1.0, 2.0]))
+
+
+def test_nearly_dependent_constraints() -> None:
+    """What they lose in digits is said."""
+    A, _, C, _ = problem(30, 8, 2)
+    exact = np.random.default_rng(1).standard_normal(8)
+    for distance in (1e-4, 1e-8):
+        near = np.vstack([C, C[0] + distance * np.arange(8)])
+        rhs = near @ exact
+        result = neula.lstsq(A, A @ exact, constraints=(near, rhs))
+        error = np.linalg.norm(result.x - exact) / np.linalg.norm(exact)
+        assert error <= 10 * result.forward_error
+        assert result.forward_error < 1e-14 / distance
+
+
+def test_few_or_many() -> None:
+    A, b, C, d = problem(20, 5, 5)
+    result = neula.lstsq(A, b, constraints=(C, d))
+    assert np.allclose(result.x, np.linalg.solve(C, d))
+    assert result.residual_norm == pytest.approx(np.linalg.norm(A @ result.x - b))
+    none = neula.lstsq(A, b, constraints=(C[:0], d[:0]))
+    assert np.allclose(none.x, neula.lstsq(A, b).x)
+
+
+def test_right_hand_sides_batches_and_gradients() -> None:
+    rng = np.random.default_rng(0)
+    A, B = rng.standard_normal((3, 15, 4)), rng.standard_normal((15, 2))
+    C, D = rng.standard_normal((2, 4)), rng.standard_normal((2, 2))
+    result = neula.lstsq(A, B, constraints=(C, D))
+    assert result.x.shape == (3, 4, 2)
+    assert result.forward_errors.shape == (3, 2)
+    assert result.accepted.tolist() == [True] * 3
+    for i, j in np.ndindex(3, 2):
+        assert np.allclose(result.x[i, :, j], gglse(A[i], B[:, j], C, D[:, j]))
+
+    def solution(a: torch.Tensor) -> torch.Tensor:
+        return neula.lstsq(a, torch.from_numpy(B), constraints=(C, D)).x
+
+    a = torch.from_numpy(A[:1].copy()).requires_grad_()
+    assert torch.autograd.gradcheck(solution, (a,))
+
+
+def test_with_weights_and_damping() -> None:
+    A, b, C, d = problem(20, 6, 2)
+    w = np.linspace(0.1, 2, 20)
+    result = neula.lstsq(A, b, constraints=(C, d), weights=w, damp=0.3)
+    stacked = np.vstack([w[:, None] * A, 0.3 * np.eye(6)])
+    expected = gglse(stacked, np.concatenate([w * b, np.zeros(6)]), C, d)
+    assert np.allclose(result.x, expected, rtol=1e-11)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_dtypes(dtype) -> None:
+    A, b, C, d = problem(20, 6, 2)
+    A, b = torch.from_numpy(A).to(dtype), torch.from_numpy(b).to(dtype)
+    result = neula.lstsq(A, b, constraints=(torch.from_numpy(C), d))
+    assert result.converged
+    assert result.x.dtype == dtype
+    expected = gglse(A.double().numpy(), b.double().numpy(), C, d)
+    error = np.abs(result.x.double().numpy() - expected).max()
+    assert error <= torch.finfo(dtype).eps * np.abs(expected).max()
+
+
+def test_covariance() -> None:
+    A, b, C, d = problem(25, 4, 1)
+    rng = np.random.default_rng(5)
+    L = np.tril(rng.standard_normal((25, 25))) + 5 * np.eye(25)
+    expected = np.linalg.lstsq(np.linalg.solve(L, A), np.linalg.solve(L, b), rcond=None)[0]
+    for given in ({"covariance": L @ L.T}, {"covariance_factor": L}):
+        result = neula.lstsq(A, b, **given)
+        assert result.converged
+        assert np.linalg.norm(result.x - expected) <= result.forward_error * np.linalg.norm(expected)
+    variances = np.linspace(0.1, 3, 25)
+    assert np.allclose(
+        neula.lstsq(A, b, covariance=variances).x, neula.lstsq(A, b, weights=variances**-0.5).x, rtol=1e-13
+    )
+    both = neula.lstsq(A, b, covariance_factor=L, constraints=(C, d))
+    assert np.allclose(both.x, gglse(np.linalg.solve(L, A), np.linalg.solve(L, b), C, d), rtol=1e-11)
+
+
+def test_an_ill_conditioned_covariance_costs_digits() -> None:
+    A, b, *_ = problem(25, 4, 1)
+    q = np.linalg.qr(np.random.default_rng(2).standard_normal((25, 25)))[0]
+    certain = neula.lstsq(A, b, covariance=np.eye(25)).digits
+    V = q * np.logspace(0, -10, 25) @ q.T
+    assert neula.lstsq(A, b, covariance=(V + V.T) / 2).digits < certain - 3
+
+
+def test_bad_input() -> None:
+    A, b, C, d = problem(9, 4, 2)
+    for message, given in [
+        (r"pair \(C, d\)", {"constraints": C}),
+        (r"C must have shape \(p, 4\).*got \(2, 3\)", {"constraints": (C[:, :3], d)}),
+        (r"d must have shape \(2,\)", {"constraints": (C, d[:1])}),
+        (r"C\[1, 2\] is nan", {"constraints": (np.where(np.arange(8).reshape(2, 4) == 6, np.nan, C), d)}),
+        (r"covariance\[3\] is -1", {"covariance": np.where(np.arange(9) == 3, -1.0, 1.0)}),
+        (r"shape \(9, 9\) or \(9,\)", {"covariance": np.eye(4)}),
+        ("not symmetric", {"covariance": np.eye(9) + np.eye(9, k=1)}),
+        ("leading minor of order 3", {"covariance": np.diag([1.0, 1, -1, 1, 1, 1, 1, 1, 1])}),
+        ("lower triangular", {"covariance_factor": np.eye(9) + np.eye(9, k=1)}),
+        (r"covariance_factor\[0, 0\] is zero", {"covariance_factor": np.diag(np.arange(9.0))}),
+        ("say the same", {"covariance": np.ones(9), "covariance_factor": np.eye(9)}),
+        ("say the same", {"covariance": np.ones(9), "weights": np.ones(9)}),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            neula.lstsq(A, b, **given)
+    with pytest.raises(ValueError, match=r"b\[2\] is nan"):
+        neula.lstsq(A, np.where(np.arange(9) == 2, np.nan, b), constraints=(C, d))
+    with pytest.raises(ValueError, match="requires a gradient"):
+        neula.lstsq(A, b, constraints=(torch.ones(1, 4, requires_grad=True), torch.ones(1)))
+
+
+def test_dependent_columns_that_no_constraint_decides() -> None:
+    A, b, C, d = problem(20, 5, 1)
+    A[:, 3] = A[:, 2]
+    C[:, 2:4] = 0
+    result = neula.lstsq(A, b, constraints=(C, d))
+    assert result.rank == 4
+    assert np.abs(C @ result.x - d).max() < 1e-13
+    assert result.x[2] == pytest.approx(result.x[3])  # the shortest

@@ -1,0 +1,232 @@
+"""Statistics of linear fits, beside statsmodels, NIST's certified values, and definitions."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+import neula
+from neula.io.datasets import nist
+
+sm = pytest.importorskip("statsmodels.api")
+
+
+def problem(m: int = 40, n: int = 5, seed: int = 0):
+    rng = np.random.default_rng(seed)
+    A = rng.standard_normal((m, n)) * 10.0 ** rng.integers(-1, 2, n)
+    return A, A @ np.ones(n) + rng.standard_normal(m), rng.random(m) + 0.5
+
+
+def compare(result, model) -> None:
+    assert np.allclose(result.covariance(), model.cov_params(), rtol=1e-9, atol=0)
+    assert np.allclose(result.standard_errors(), model.bse, rtol=1e-11)
+    assert np.allclose(result.confidence_intervals(0.9), model.conf_int(0.1), rtol=1e-11)
+    assert result.residual_variance == pytest.approx(model.scale, rel=1e-12)
+    assert result.degrees_of_freedom == model.df_resid
+
+
+def test_ordinary_weighted_and_generalized() -> None:
+    A, b, w = problem()
+    ordinary = sm.OLS(b, A).fit()
+    compare(neula.lstsq(A, b), ordinary)
+    hat = ordinary.get_influence().hat_matrix_diag
+    assert np.allclose(neula.lstsq(A, b).leverage(), hat, rtol=1e-11)
+    compare(neula.lstsq(A, b, weights=w), sm.WLS(b, A, weights=w**2).fit())
+    compare(neula.lstsq(A, b, covariance=w), sm.WLS(b, A, weights=1 / w).fit())
+    sigma = np.diag(w) + 0.1
+    compare(neula.lstsq(A, b, covariance=sigma), sm.GLS(b, A, sigma=sigma).fit())
+
+
+def test_constraints_take_degrees_of_freedom() -> None:
+    A, b, _ = problem()
+    C = np.array([[1.0, 1, 0, 0, 0], [0, 0, 1, 0, -1]])
+    result = neula.lstsq(A, b, constraints=(C, [2.0, 0.0]))
+    model = sm.GLM(b, A).fit_constrained((C, [2.0, 0.0]))
+    assert np.allclose(result.standard_errors(), model.bse, rtol=1e-7)
+    assert result.degrees_of_freedom == 37
+    assert np.abs(C @ result.covariance()).max() < 1e-10 * np.abs(result.covariance()).max()
+
+
+def test_damping() -> None:
+    A, b, _ = problem(30, 6)
+    result = neula.lstsq(A, b, damp=2.0)
+    inverse = np.linalg.solve(A.T @ A + 4 * np.eye(6), A.T)
+    assert result.effective_degrees_of_freedom == pytest.approx(np.trace(A @ inverse))
+    assert np.allclose(result.covariance(absolute=True), inverse @ inverse.T, rtol=1e-9, atol=1e-16)
+    assert np.allclose(result.leverage(), np.diag(A @ inverse))
+    variance = np.sum((b - A @ result.x) ** 2) / (30 - np.trace(A @ inverse))
+    assert result.residual_variance == pytest.approx(variance)
+
+
+NIST = {
+    "noint1": [0.165289256198347e-01],
+    "noint2": [0.420827318078432e-01],
+    "norris": [0.232818234301152, 0.429796848199937e-03],
+    "pontius": [0.107938612033077e-03, 0.157817399981659e-09, 0.486652849992036e-16],
+    "longley": [
+        890420.383607373,
+        84.9149257747669,
+        0.334910077722432e-01,
+        0.488399681651699,
+        0.214274163161675,
+        0.226073200069370,
+        455.478499142212,
+    ],
+    "filip": [
+        298.084530995537,
+        559.779865474950,
+        466.477572127796,
+        227.204274477751,
+        71.6478660875927,
+        15.2897178747400,
+        2.23691159816033,
+        0.221624321934227,
+        0.142363763154724e-01,
+        0.535617408889821e-03,
+        0.896632837373868e-05,
+    ],
+    "wampler3": [
+        2152.32624678170,
+        2363.55173469681,
+        779.343524331583,
+        101.475507550350,
+        5.64566512170752,
+        0.112324854679312,
+    ],
+}
+"""Certified standard deviations of the coefficients (https://www.itl.nist.gov/div898/strd/lls/lls.shtml)."""
+
+
+@pytest.mark.parametrize("name", sorted(NIST))
+def test_certified_standard_deviations(name) -> None:
+    data = nist(name)
+    result = neula.lstsq(data.A, data.b)
+    # Rounding of A moves them by u times the condition number with columns of norm 1: 5e9 of Filip, and at
+    # most 1e5 of the others.
+    errors = 1e-6 if name == "filip" else 1e-10
+    assert np.allclose(result.standard_errors(), NIST[name], rtol=errors, atol=0)
+    assert np.sqrt(result.residual_variance) == pytest.approx(data.residual_std, rel=errors / 10)
+
+
+def test_sketched_leverage() -> None:
+    A, b, _ = problem(300, 20)
+    result = neula.lstsq(A, b)
+    ratio = result.leverage(samples=2000) / result.leverage()
+    # Chi-squared with so many degrees of freedom: six standard deviations.
+    assert np.abs(ratio - 1).max() < 6 * np.sqrt(2 / 2000)
+
+
+def test_batches_and_right_hand_sides() -> None:
+    rng = np.random.default_rng(0)
+    A, B = rng.standard_normal((2, 20, 3)), rng.standard_normal((20, 4))
+    result = neula.lstsq(A, B)
+    assert result.covariance().shape == (2, 4, 3, 3)
+    assert result.standard_errors().shape == (2, 3, 4)
+    assert result.confidence_intervals().shape == (2, 3, 4, 2)
+    assert result.leverage().shape == (2, 20)
+    for i, j in np.ndindex(2, 4):
+        model = sm.OLS(B[:, j], A[i]).fit()
+        assert np.allclose(result.covariance()[i, j], model.cov_params())
+        assert np.allclose(result.standard_errors()[i, :, j], model.bse)
+        assert np.allclose(result.confidence_intervals()[i, :, j], model.conf_int())
+        assert result.residual_variance[i, j] == pytest.approx(model.scale)
+    one = neula.lstsq(A, B[:, 0])
+    assert one.covariance().shape == (2, 3, 3)
+    assert one.degrees_of_freedom.tolist() == [17, 17]
+
+
+def test_tensors_and_narrow_dtypes() -> None:
+    A, b, _ = problem()
+    result = neula.lstsq(torch.from_numpy(A).float(), torch.from_numpy(b).float())
+    expected = sm.OLS(b.astype("f4").astype("f8"), A.astype("f4").astype("f8")).fit()
+    assert result.standard_errors().dtype == torch.float64
+    assert np.allclose(result.standard_errors().numpy(), expected.bse, rtol=1e-10)
+
+
+def test_what_cannot_be_said() -> None:
+    A, b, _ = problem()
+    result = neula.lstsq(A, b)
+    with pytest.raises(ValueError, match="after pickling"):
+        pickle.loads(pickle.dumps(result)).covariance()
+    with pytest.raises(ValueError, match="between 0 and 1, got 95"):
+        result.confidence_intervals(95)
+    with pytest.raises(ValueError, match="samples must be at least 1"):
+        result.leverage(samples=0)
+    A[3] += 1
+    with pytest.raises(ValueError, match="has changed since"):
+        result.covariance()
+    square = neula.lstsq(A[:5], b[:5])
+    with pytest.raises(ValueError, match="no degrees of freedom"):
+        square.standard_errors()
+    assert np.isfinite(square.standard_errors(absolute=True)).all()
+    dependent = neula.lstsq(A[:, [0, 1, 0]], b)
+    with pytest.raises(ValueError, match="lacks full rank"):
+        dependent.covariance()
+    with pytest.raises(ValueError, match="lacks full rank"):
+        neula.lstsq(A[:3], b[:3]).leverage()
+
+
+# --- many dampings ---
+
+
+@pytest.mark.parametrize("shape", [(30, 6), (6, 6), (8, 12), (5, 1)])
+def test_ridge_path(shape) -> None:
+    A, b, _ = problem(*shape, seed=3)
+    A /= np.linalg.norm(A, axis=0)
+    damps = np.array([1e-2, 0.1, 1.0, 30.0])
+    path = neula.ridge_path(A, np.stack([b, -2 * b], 1), damps)
+    assert path.converged
+    assert path.x.shape == (4, shape[1], 2)
+    for i, damp in enumerate(damps):
+        single = neula.lstsq(A, b, damp=damp)
+        assert np.allclose(path.x[i, :, 0], single.x, rtol=1e-9, atol=1e-12)
+        hat = A @ np.linalg.solve(A.T @ A + damp**2 * np.eye(shape[1]), A.T)
+        r = b - hat @ b
+        assert path.effective_degrees_of_freedom[i] == pytest.approx(np.trace(hat), rel=1e-9)
+        assert path.residual_norms[i, 0] == pytest.approx(np.linalg.norm(r), rel=1e-8)
+        assert path.solution_norms[i, 1] == pytest.approx(2 * np.linalg.norm(single.x), rel=1e-9)
+        gcv = shape[0] * np.sum(r**2) / (shape[0] - np.trace(hat)) ** 2
+        assert path.gcv[i, 0] == pytest.approx(gcv, rel=1e-6)
+        loo = np.mean((r / (1 - np.diag(hat))) ** 2)
+        assert path.leave_one_out[i, 0] == pytest.approx(loo, rel=1e-6)
+    assert path.best().tolist() == path.gcv.argmin(0).tolist()
+
+
+def test_leaving_rows_out() -> None:
+    A, b, _ = problem(12, 3)
+    path = neula.ridge_path(A, b, [0.5])
+    errors = []
+    for row in range(12):
+        rest = np.arange(12) != row
+        errors.append(b[row] - A[row] @ neula.lstsq(A[rest], b[rest], damp=0.5).x)
+    assert path.leave_one_out[0] == pytest.approx(np.mean(np.square(errors)), rel=1e-9)
+    assert path.best("leave_one_out") == 0
+    assert "damps" in repr(path)
+
+
+def test_no_damping_and_dependent_columns() -> None:
+    A, b, _ = problem(20, 3)
+    A = np.column_stack([A, A[:, 0]])
+    path = neula.ridge_path(A, b, [0.0])
+    assert np.allclose(path.x[0], np.linalg.lstsq(A, b, rcond=None)[0], rtol=1e-8, atol=1e-10)
+    assert path.effective_degrees_of_freedom[0] == pytest.approx(3)
+
+
+def test_bad_input_of_paths() -> None:
+    A, b, _ = problem(9, 3)
+    for message, given in [
+        ("must be a vector", (A, b, 1.0)),
+        ("must not be negative, got -1", (A, b, [1.0, -1.0])),
+        (r"damps\[1\] is nan", (A, b, [1.0, np.nan])),
+        ("are a batch", (A[None], b, [1.0])),
+        (r"A\[0, 0\] is nan", (A * np.nan, b, [1.0])),
+        ("do not fit", (A, b[:-1], [1.0])),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            neula.ridge_path(*given)
+    with pytest.raises(ValueError, match="unknown error 'aic'"):
+        neula.ridge_path(A, b, [1.0]).best("aic")
+    assert neula.ridge_path(A, b, []).x.shape == (0, 3)
