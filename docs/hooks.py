@@ -162,6 +162,14 @@ def _method(row: Mapping[str, Any]) -> str:
 
 
 COLUMNS: dict[str, Sequence[Column]] = {
+    "nonlinear": (
+        ("shape of J", _shape),
+        ("an iteration, ms", _milliseconds("iteration_ms")),
+        ("Jacobian, ms", _milliseconds("jacobian_ms")),
+        ("`lstsq`, ms", _milliseconds("lstsq_ms")),
+        ("ratio", _formatted("ratio", ".2f")),
+        ("certified", lambda row: row["certified"]),
+    ),
     "distributed": (
         ("problem", lambda row: row["problem"]),
         ("shape", _shape),

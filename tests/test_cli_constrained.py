@@ -46,8 +46,8 @@ def test_bounds_and_constraints() -> None:
     assert np.allclose(x_of("--bounds=-0.1,0.05"), bounded)
     constrained = neula.lstsq(A, B, constraints=(np.ones((1, 4)), [2.0])).x
     assert np.allclose(x_of("--constraints", "C.csv,d.csv"), constrained)
-    assert "at bounds" in lstsq("--nonnegative").stdout
-    assert "rank" in lstsq("--constraints", "C.csv,d.csv").stdout
+    assert "at bounds" in lstsq("--nonnegative").stderr
+    assert "rank" in lstsq("--constraints", "C.csv,d.csv").stderr
 
 
 @pytest.mark.parametrize(

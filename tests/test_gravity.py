@@ -261,10 +261,18 @@ def test_demo_runs_and_reports(tmp_path):
     output = io.StringIO()
     run_demo(tmp_path / "new" / "folder", degree=6, console=Console(file=output, width=100))
     text = output.getvalue()
-    for expected in ("filip", "illc1033", "450 x 45", "backward error", "scipy (cpu)", "gravity.png"):
+    for expected in (
+        "filip",
+        "illc1033",
+        "rat43",
+        "450 x 45",
+        "backward error",
+        "scipy (cpu)",
+        "gravity.png",
+    ):
         assert expected in text
     assert "NOT certified" not in text
-    assert [path.name for path in (tmp_path / "new" / "folder").iterdir()] == ["gravity.png"]
+    assert {path.name for path in (tmp_path / "new" / "folder").iterdir()} == {"fit.png", "gravity.png"}
 
 
 def test_demo_checks_the_degree_before_any_work(tmp_path):

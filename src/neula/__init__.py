@@ -18,7 +18,9 @@ if TYPE_CHECKING:
         AccuracyWarning,
         Attempt,
         CholeskyResult,
+        CurveFitResult,
         IllConditionedWarning,
+        LeastSquaresResult,
         LsqLinearResult,
         LstsqResult,
         LUFactors,
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from neula.problems.least_squares.pinv import pinv
     from neula.problems.least_squares.ridge_path import ridge_path
     from neula.problems.low_rank.svd import svd_lowrank
+    from neula.problems.nonlinear.curve_fit import curve_fit
+    from neula.problems.nonlinear.least_squares import least_squares
     from neula.problems.orthogonal.orth import orth
     from neula.problems.orthogonal.qr import qr
     from neula.problems.orthogonal.tsqr import tsqr
@@ -51,9 +55,11 @@ __all__ = [
     "AccuracyWarning",
     "Attempt",
     "CholeskyResult",
+    "CurveFitResult",
     "IllConditionedWarning",
     "LUFactors",
     "LeastSquares",
+    "LeastSquaresResult",
     "LsqLinearResult",
     "LstsqResult",
     "NNLSResult",
@@ -63,7 +69,9 @@ __all__ = [
     "SVDResult",
     "SolveResult",
     "cholesky",
+    "curve_fit",
     "finish",
+    "least_squares",
     "lsq_linear",
     "lstsq",
     "lu_factor",
@@ -85,6 +93,8 @@ _HOMES = {
     "cholesky": "problems.definite.cholesky",
     "finish": "pipeline.pending",
     "lsq_linear": "problems.bounded.lsq_linear",
+    "curve_fit": "problems.nonlinear.curve_fit",
+    "least_squares": "problems.nonlinear.least_squares",
     "lstsq": "problems.least_squares.lstsq",
     "lu_factor": "problems.systems.lu",
     "lu_solve": "problems.systems.lu",

@@ -26,6 +26,8 @@ def numpy_in_numpy_out(A: Array, b: Array) -> None:
     assert_type(neula.orth(A, 1e-10, progress=True), Array)
     assert_type(neula.tsqr(A).Q, Array)
     assert_type(neula.pinv(A), Array)
+    assert_type(neula.least_squares(lambda x: A @ x - b, b, bounds=(0, 1), loss="huber").x, Array)
+    assert_type(neula.curve_fit(lambda x, a: a * x, A, b, full_output=True).popt, Array)
     assert_type(neula.cholesky(A, upper=True, accuracy=1e-6).U, Array)
     assert_type(neula.svd_lowrank(A, rank=3).s, Array)
     assert_type(neula.matmul(A, b, compute="fp16_cor"), Array)

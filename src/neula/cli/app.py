@@ -18,6 +18,7 @@ import neula
 from neula.cli import BROKEN_PIPE, INTERRUPTED
 from neula.cli.commands import experiment, machine
 from neula.cli.commands.cholesky import cholesky
+from neula.cli.commands.fit import fit
 from neula.cli.commands.lstsq import lstsq
 from neula.cli.commands.lu import lu
 from neula.cli.commands.matmul import matmul
@@ -27,7 +28,7 @@ from neula.cli.commands.solve import solve
 from neula.cli.commands.svd import svd
 from neula.cli.commands.tsqr import tsqr
 
-PROBLEMS: tuple[Callable[..., None], ...] = (lstsq, solve, lu, cholesky, qr, tsqr, orth, svd, matmul)
+PROBLEMS: tuple[Callable[..., None], ...] = (lstsq, fit, solve, lu, cholesky, qr, tsqr, orth, svd, matmul)
 MACHINE: tuple[Callable[..., None], ...] = (machine.info, machine.demo, machine.bench, machine.tune)
 
 

@@ -19,15 +19,29 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 from neula.cli import gravity
+from neula.cli.fit_picture import FitPicture
+from neula.cli.fit_picture import draw as draw_fit
 from neula.cli.gravity_map import draw
-from neula.io.datasets import SURVEYING_NAMES, NistProblem, log_relative_error, nist, nist_names, surveying
+from neula.io.datasets import (
+    SURVEYING_NAMES,
+    NistProblem,
+    log_relative_error,
+    nist,
+    nist_names,
+    nist_nonlinear,
+    surveying,
+)
 from neula.papers.errors import optimality
 from neula.papers.measuring import median_seconds, timed
 from neula.pipeline.result import AccuracyWarning, LstsqResult
 from neula.problems.least_squares.lstsq import lstsq
+from neula.problems.nonlinear.curve_fit import curve_fit
 
 HOST_MAX_DEGREE = 60
 """Beyond it SciPy, and on a machine with a GPU every solver on the CPU, is left out: minutes, gigabytes."""
+FITTED = "rat43"
+POINTS = 400
+"""The non-linear set that is drawn, and the points of its curve."""
 SLOW = 5.0
 """Seconds from which one run is enough to time a solver."""
 
@@ -82,7 +96,7 @@ def run_demo(out: Path, *, degree: int = 40, console: Console) -> None:
     Parameters
     ----------
     out : Path
-        Folder for the picture ``gravity.png``; made if it does not exist.
+        Folder for the pictures ``fit.png`` and ``gravity.png``; made if it does not exist.
     degree : int
         Highest degree L of the gravity field: (L + 1)^2 - 4 unknowns, ten times as many observations.
     console : rich.console.Console
@@ -91,13 +105,15 @@ def run_demo(out: Path, *, degree: int = 40, console: Console) -> None:
     out.mkdir(parents=True, exist_ok=True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     solvers = _gravity_solvers(degree, device)
-    with warnings.catch_warnings(), _Stages(console, total=len(solvers) + 5) as stages:
+    with warnings.catch_warnings(), _Stages(console, total=len(solvers) + 6) as stages:
         # The tables say what is certified and what is not.
         warnings.simplefilter("ignore", AccuracyWarning)
         stages.start("NIST reference data")
         console.print(_nist_table(stages), "")
         stages.start("Surveying problems")
         console.print(_surveying_table(), "")
+        stages.start("A non-linear fit")
+        _fit_picture(out / "fit.png", console)
         stages.start(f"Simulating a gravity mission, field to degree {degree}")
         problem = gravity.gravity_problem(degree, device=device)
         measurements = [_measure(problem, *solver, stages) for solver in solvers]
@@ -143,6 +159,27 @@ def _surveying_table() -> Table:
             table.add_row(name, _shape(A), solver, *evidence, certified)
         table.add_section()
     return table
+
+
+def _fit_picture(path: Path, console: Console) -> None:
+    """A growth curve of NIST's, fitted from the first start, with its band."""
+    problem = nist_nonlinear(FITTED)
+    formula = problem.formula
+
+    def model(x: np.ndarray, *b: float) -> Any:
+        return formula({"x": x, **dict(zip(problem.parameters, b, strict=True))})
+
+    x = problem.predictors["x"]
+    fit = curve_fit(model, x, problem.y, p0=problem.starts[0])
+    digits = log_relative_error(fit.popt, problem.certified)
+    certified = "certified" if fit.converged else "NOT certified"
+    console.print(f"NIST's {problem.name}, from the first start: {digits:.1f} correct digits, {certified}")
+    grid = np.linspace(x.min(), x.max(), POINTS)
+    curve = (grid, *fit.band(grid))
+    picture = FitPicture(
+        formula.text, ("x", "y"), (x, problem.y), problem.y - problem.predict(fit.popt), curve, 0.95
+    )
+    _draw_or_say(lambda: draw_fit(path, picture), path, console)
 
 
 def _gravity_solvers(degree: int, device: str) -> list[tuple[str, str]]:
@@ -224,8 +261,13 @@ def _comparison(problem: gravity.GravityProblem, measurements: list[_Measurement
 
 
 def _save_picture(problem: gravity.GravityProblem, x: torch.Tensor, path: Path, console: Console) -> None:
+    _draw_or_say(lambda: draw(problem, x, path), path, console)
+
+
+def _draw_or_say(drawing: Callable[[], None], path: Path, console: Console) -> None:
+    """Without matplotlib there is no picture."""
     try:
-        draw(problem, x, path)
+        drawing()
     except ImportError as error:
         console.print(f"No picture: {escape(str(error))}")
     else:

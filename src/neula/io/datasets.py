@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import scipy.io
+import torch
 
 from neula.errors import unknown_name
+from neula.io.expressions import Formula
 
 SURVEYING_NAMES = ("well1033", "illc1033")
 MAX_DIGITS = 15.0
@@ -114,6 +116,134 @@ def nist(name: str) -> NistProblem:
     )
 
 
+@dataclass(frozen=True)
+class NonlinearProblem:
+    """A non-linear regression with parameters certified by NIST.
+
+    Attributes
+    ----------
+    name : str
+        Name of the data set, in lower case.
+    formula : Formula
+        The model, of the parameters ``b1``, ``b2``, ... and the predictors.
+    predictors : dict of str to ndarray, shape (m,), float64
+    y : ndarray, shape (m,), float64
+        Observed response.
+    starts : ndarray, shape (2, n), float64
+        Parameters to begin with, the second ones nearer.
+    certified : ndarray, shape (n,), float64
+        Certified parameters, to 11 digits.
+    standard_deviations : ndarray, shape (n,), float64
+        Certified ones of the parameters.
+    residual_sum_of_squares, residual_std : float
+        Certified, too.
+    difficulty : {"lower", "average", "higher"}
+        NIST's.
+
+    Examples
+    --------
+    >>> problem = nist_nonlinear("misra1a")
+    >>> problem.formula.text, problem.parameters
+    ('b1*(1-exp(-b2*x))', ('b1', 'b2'))
+    >>> bool(abs((problem.residuals(problem.certified) ** 2).sum() - 0.12455138894) < 1e-11)
+    True
+    """
+
+    name: str
+    formula: Formula
+    predictors: dict[str, FloatArray]
+    y: FloatArray
+    starts: FloatArray
+    certified: FloatArray
+    standard_deviations: FloatArray
+    residual_sum_of_squares: float
+    residual_std: float
+    difficulty: str
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Their names, in order."""
+        return tuple(f"b{k + 1}" for k in range(len(self.certified)))
+
+    def predict(self, b: Any) -> Any:
+        """The model at parameters b, shape (n,); of torch if b is a tensor."""
+        return self.formula({**self._like(b, self.predictors), **dict(zip(self.parameters, b, strict=True))})
+
+    def residuals(self, b: Any) -> Any:
+        """What the model is off by at parameters b."""
+        return self.predict(b) - self._like(b, {"y": self.y})["y"]
+
+    @staticmethod
+    def _like(b: Any, arrays: dict[str, FloatArray]) -> dict[str, Any]:
+        if not isinstance(b, torch.Tensor):
+            return dict(arrays)
+        return {name: torch.from_numpy(array).to(b.device) for name, array in arrays.items()}
+
+
+def nist_nonlinear_names() -> tuple[str, ...]:
+    """Names of the NIST non-linear regression data sets.
+
+    Returns
+    -------
+    tuple of str
+        Names that :func:`nist_nonlinear` knows, in alphabetical order.
+
+    Examples
+    --------
+    >>> len(nist_nonlinear_names())
+    27
+    """
+    return tuple(sorted(_certified_nonlinear()))
+
+
+def nist_nonlinear(name: str) -> NonlinearProblem:
+    """A data set of the NIST Statistical Reference Datasets for non-linear regression.
+
+    Parameters
+    ----------
+    name : str
+        One of :func:`nist_nonlinear_names`; upper and lower case are the same.
+
+    Returns
+    -------
+    NonlinearProblem
+
+    Raises
+    ------
+    ValueError
+        If the name is not known.
+
+    References
+    ----------
+    .. [1] NIST Statistical Reference Datasets,
+       https://www.itl.nist.gov/div898/strd/nls/nls_main.shtml
+
+    Examples
+    --------
+    >>> problem = nist_nonlinear("MGH09")
+    >>> problem.y.shape, problem.starts.shape
+    ((11,), (2, 4))
+    """
+    known = _certified_nonlinear()
+    key = str(name).lower()
+    if key not in known:
+        raise unknown_name("NIST non-linear data set", name, nist_nonlinear_names())
+    entry = known[key]
+    table = _read_columns(_data() / "nist_nonlinear" / f"{key}.csv")
+    return NonlinearProblem(
+        name=key,
+        formula=Formula.parse(entry["model"]),
+        predictors={column: values for column, values in table.items() if column != "y"},
+        y=Formula.parse(entry["response"])(table),
+        starts=np.array([entry["start_1"], entry["start_2"]]),
+        certified=np.array(entry["certified"]),
+        standard_deviations=np.array(entry["standard_deviations"]),
+        residual_sum_of_squares=entry["residual_sum_of_squares"],
+        residual_std=entry["residual_standard_deviation"],
+        difficulty=entry["difficulty"],
+    )
+
+
 def surveying(name: str) -> tuple[FloatArray, FloatArray]:
     """A surveying problem of Paige and Saunders, as a dense matrix.
 
@@ -192,6 +322,18 @@ def _data() -> Traversable:
 @cache
 def _certified() -> dict[str, dict[str, Any]]:
     return json.loads((_data() / "nist_strd" / "certified.json").read_text(encoding="utf-8"))
+
+
+@cache
+def _certified_nonlinear() -> dict[str, dict[str, Any]]:
+    text = (_data() / "nist_nonlinear" / "certified.json").read_text(encoding="utf-8")
+    return {name.lower(): entry for name, entry in json.loads(text).items()}
+
+
+def _read_columns(path: Traversable) -> dict[str, FloatArray]:
+    names, *rows = csv.reader(path.read_text(encoding="utf-8").splitlines())
+    numbers = zip(*([float(text) for text in row] for row in rows), strict=True)
+    return {name: np.array(column) for name, column in zip(names, numbers, strict=True)}
 
 
 def _read_decimals(path: Traversable) -> tuple[list[Fraction], list[list[Fraction]]]:

@@ -5,6 +5,7 @@ The functions say the same, with defaults; a test compares the two.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict, TypeVar
 
 import numpy as np
@@ -72,6 +73,40 @@ class LsqLinearKeywords(Common, total=False):
     """Of :func:`neula.lsq_linear`, without what can be given by place."""
 
     lsmr_maxiter: int | None
+
+
+class FitKeywords(TypedDict, total=False):
+    """Of :func:`neula.least_squares` and :func:`neula.curve_fit`."""
+
+    ftol: float | None
+    xtol: float | None
+    gtol: float | None
+    x_scale: Any
+    loss: Literal["linear", "soft_l1", "huber", "cauchy", "arctan"] | Callable[[Any], Any]
+    f_scale: Any
+    diff_step: Any
+    max_nfev: int | None
+    verbose: Literal[0, 1, 2]
+    callback: Callable[..., Any] | None
+    engine: EngineName | Engine
+    strict: bool
+    progress: Progress | bool | None
+
+
+class LeastSquaresKeywords(FitKeywords, total=False):
+    """Of :func:`neula.least_squares`, after the method."""
+
+    args: Iterable[Any]
+    kwargs: Mapping[str, Any] | None
+    blocks: Sequence[Any] | None
+
+
+class CurveFitKeywords(FitKeywords, total=False):
+    """Of :func:`neula.curve_fit`, after the Jacobian."""
+
+    full_output: bool
+    nan_policy: Literal["raise", "omit"] | None
+    maxfev: int | None
 
 
 class SolveKeywords(Waiting, total=False):

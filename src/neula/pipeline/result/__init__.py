@@ -11,6 +11,7 @@ from neula.pipeline.result.bounded import BoundedResult, LsqLinearResult, NNLSRe
 from neula.pipeline.result.cholesky import CholeskyResult
 from neula.pipeline.result.least_squares import LstsqResult
 from neula.pipeline.result.lu import LUFactors
+from neula.pipeline.result.nonlinear import CurveFitResult, LeastSquaresResult
 from neula.pipeline.result.qr import QRResult
 from neula.pipeline.result.ridge import RidgePath
 from neula.pipeline.result.solution import SolutionResult
@@ -23,8 +24,10 @@ __all__ = [
     "Attempt",
     "BoundedResult",
     "CholeskyResult",
+    "CurveFitResult",
     "IllConditionedWarning",
     "LUFactors",
+    "LeastSquaresResult",
     "LsqLinearResult",
     "LstsqResult",
     "NNLSResult",

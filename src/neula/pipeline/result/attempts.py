@@ -61,18 +61,25 @@ class AccuracyError(ArithmeticError):
 
 
 def report_missed(
-    what: str, why: str, result: Any, indices: Sequence[Sequence[int]], *, strict: bool, unsure: bool = False
+    what: str,
+    why: str,
+    result: Any,
+    indices: Sequence[Sequence[int]],
+    *,
+    strict: bool,
+    unsure: bool = False,
+    name: str = "A",
 ) -> None:
     """Warn the caller of a public function, or raise, and name the matrices of a batch.
 
-    ``unsure`` says that no digit of one of the solutions is sure.
+    ``unsure`` says that no digit of one of the solutions is sure, ``name`` what the batch is called.
 
     Raises
     ------
     AccuracyError
         If ``strict``.
     """
-    named = [f"A[{', '.join(map(str, index))}]" for index in indices[:NAMED] if index]
+    named = [f"{name}[{', '.join(map(str, index))}]" for index in indices[:NAMED] if index]
     more = [f"{len(indices) - NAMED} more"] if len(indices) > NAMED else []
     message = f"{what}{' for ' * bool(named)}{', '.join(named + more)}: {why}"
     if strict:

@@ -1,0 +1,96 @@
+"""Gauss-Newton steps at the end of a fit: to the accuracy that rounding errors allow.
+
+What stops a trust region is the cost, and at a minimum that is flat: it cannot tell x from its neighbours
+within the square root of the unit roundoff. The step itself can. It shrinks by a nearly constant factor,
+which also says how far the limit is.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from neula.algorithms.nonlinear.damped import norm, upper_solve
+from neula.algorithms.nonlinear.feasible import Bounds, without
+from neula.algorithms.nonlinear.levenberg_marquardt import Iterates, Problem, move
+
+MOST = 30
+"""Steps; of those that shrink by a tenth each, 30 are worth a digit and a half."""
+
+STAGNANT = 0.9
+"""A step that is longer than this part of the one before is the last one."""
+
+NEAR = 0.1
+"""A step that is longer than this part of x is none to end with."""
+
+
+def newton_steps(at: Iterates, bounds: Bounds, which: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gauss-Newton steps of the variables that are not held by bounds, and their lengths relative to x.
+
+    Lengths are measured in the norms of the columns of the Jacobian; where x is zero they are absolute.
+
+    Returns
+    -------
+    p : Tensor, shape (batch, n)
+    length : Tensor, shape (batch,)
+        Inf where J is singular.
+    """
+    near, x = at.near.at(which), at.x[which].double()
+    held = bounds.at(which).held(x, -near.gradient)
+    r, c = without(near.r, near.c, held)
+    p = -upper_solve(r, c).masked_fill(held, 0.0)
+    far = norm(near.norms * x, dim=1)
+    length = norm(near.norms * p, dim=1) / torch.where(far > 0, far, 1.0)
+    return p, torch.where(p.isfinite().all(1), length, torch.inf)
+
+
+def polish(
+    problem: Problem, at: Iterates, bounds: Bounds, which: torch.Tensor, most: int = MOST
+) -> torch.Tensor:
+    """Go on from where the trust region has stopped, while steps shrink and the cost does not rise.
+
+    Parameters
+    ----------
+    problem : Problem
+    at : Iterates
+        Changes.
+    bounds : Bounds
+    which : Tensor of int
+        Problems that have come to a minimum.
+    most : int
+        Steps.
+
+    Returns
+    -------
+    Tensor, shape (batch,)
+        By what steps shrink, of all problems; zero where nothing was left to gain.
+    """
+    rate = torch.zeros_like(at.cost)
+    p, length = newton_steps(at, bounds, which)
+    for _ in range(most):
+        eps = torch.finfo(at.x.dtype).eps
+        gains = (length > eps) & (length <= NEAR)
+        which, p, length = which[gains], p[gains], length[gains]
+        if not len(which):
+            break
+        x = at.x[which].double() + p
+        inside = (bounds.at(which).clip(x) == x).all(1)
+        trial = x.to(at.x.dtype)
+        cost = problem.cost(trial, which)
+        at.nfev += 1
+        good = inside & (cost <= _allowed(at, which))
+        moved = which[good]
+        if not len(moved) or len(move(problem, at, moved, trial[good], cost[good])) < len(moved):
+            break
+        p, shorter = newton_steps(at, bounds, moved)
+        rate[moved] = shorter / length[good]
+        goes_on = rate[moved] <= STAGNANT
+        which, p, length = moved[goes_on], p[goes_on], shorter[goes_on]
+    return rate
+
+
+def _allowed(at: Iterates, which: torch.Tensor) -> torch.Tensor:
+    """The cost, with the rounding errors that it may have."""
+    near, eps = at.near.at(which), torch.finfo(at.x.dtype).eps
+    data = norm(near.norms * at.x[which].double(), dim=1) + near.size
+    error = 8 * eps * data
+    return at.cost[which] * (1 + 8 * eps) + near.size * error + error.square()

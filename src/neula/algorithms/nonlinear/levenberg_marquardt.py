@@ -1,0 +1,312 @@
+"""The method of Levenberg and Marquardt for a batch of problems, each at its own pace.
+
+J. J. Moré, "The Levenberg-Marquardt algorithm: implementation and theory", Numerical Analysis, Lecture Notes
+in Mathematics 630, 1978: a model of the sum of squares, from the triangular factor of the Jacobian, is
+minimized within a radius that grows where the model is right and shrinks where it is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from neula.algorithms.nonlinear.damped import norm
+from neula.algorithms.nonlinear.feasible import Bounds, Quadratic, feasible_steps
+
+WORTH = 1e-4
+"""Part of the promised decrease with which a step is taken."""
+
+WRONG, RIGHT = 0.25, 0.75
+"""Parts of the promised decrease below which the radius shrinks, and from which on it grows."""
+
+FIRST_RADIUS = 1.0
+"""Times the length of x, scaled: with Moré's 100 the first step may end where the Jacobian vanishes."""
+
+RUNNING, STOPPED, EXHAUSTED, GTOL, FTOL, XTOL, BOTH = -9, -2, 0, 1, 2, 3, 4
+"""What becomes of a problem; SciPy's numbers."""
+
+
+@dataclass(frozen=True)
+class Linearization:
+    """What is known of residuals f and their Jacobian J near x, of each problem of a batch.
+
+    Attributes
+    ----------
+    r : Tensor, shape (batch, n, n)
+        Triangular factor of J.
+    c : Tensor, shape (batch, n)
+        ``Q^T f``.
+    gradient : Tensor, shape (batch, n)
+        ``J^T f``.
+    norms : Tensor, shape (batch, n)
+        Of the columns of J.
+    size : Tensor, shape (batch,)
+        ``||f||``; with a loss that of the residuals weighted by its slope.
+    """
+
+    r: torch.Tensor
+    c: torch.Tensor
+    gradient: torch.Tensor
+    norms: torch.Tensor
+    size: torch.Tensor
+
+    def at(self, which: torch.Tensor) -> Linearization:
+        """That of some problems; of all of them itself."""
+        if len(which) == len(self.size):
+            return self
+        return Linearization(*(getattr(self, name)[which] for name in self.__dataclass_fields__))
+
+    def put(self, which: torch.Tensor, other: Linearization) -> None:
+        """Replace that of some problems."""
+        for name in self.__dataclass_fields__:
+            getattr(self, name)[which] = getattr(other, name)
+
+    @property
+    def finite(self) -> torch.Tensor:
+        """Of which problems it holds neither NaN nor Inf."""
+        return self.r.isfinite().all(2).all(1) & self.c.isfinite().all(1)
+
+    def cosine(self, held: torch.Tensor) -> torch.Tensor:
+        """Largest cosine of the angle between f and a column of J that is not held, shape (batch,)."""
+        lengths = self.norms * self.size[:, None]
+        cosines = torch.where(held | (lengths == 0), 0.0, self.gradient.abs() / lengths)
+        return cosines.amax(1)
+
+
+class Problem(Protocol):
+    """Residuals of a batch of problems; ``which`` says of which ones, by their numbers."""
+
+    def cost(self, x: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
+        """Half the sum of losses, shape (batch,); NaN or Inf where the residuals are not finite."""
+
+    def linearize(self, x: torch.Tensor, which: torch.Tensor) -> Linearization:
+        """At points for which :meth:`cost` was called last."""
+
+
+@dataclass(frozen=True)
+class Tolerances:
+    """When to stop, in SciPy's sense.
+
+    Attributes
+    ----------
+    ftol : float
+        Relative change of the cost.
+    xtol : float
+        Relative change of x, scaled.
+    gtol : float
+        Cosine of the angle between residuals and any column of the Jacobian.
+    max_nfev : int
+        Calls of the function.
+    """
+
+    ftol: float
+    xtol: float
+    gtol: float
+    max_nfev: int
+
+
+@dataclass
+class Iterates:
+    """Where each problem of a batch has come to.
+
+    Attributes
+    ----------
+    x : Tensor, shape (batch, n)
+    cost : Tensor, shape (batch,)
+    near : Linearization
+        At x.
+    scale : Tensor, shape (batch, n)
+        Of the trust region.
+    radius, damping : Tensor, shape (batch,)
+    status : Tensor of int, shape (batch,)
+    steps : Tensor of int, shape (batch,)
+        That were tried.
+    refused : Tensor of int, shape (batch,)
+        Steps that led to where the function is not finite.
+    peaks : Tensor, shape (batch, n)
+        Largest norms that the columns of the Jacobian have had.
+    nfev, njev : int
+        Calls for residuals and for Jacobians, each for all problems that are left.
+    """
+
+    x: torch.Tensor
+    cost: torch.Tensor
+    near: Linearization
+    scale: torch.Tensor
+    radius: torch.Tensor
+    damping: torch.Tensor
+    status: torch.Tensor
+    steps: torch.Tensor
+    refused: torch.Tensor
+    peaks: torch.Tensor
+    nfev: int = 1
+    njev: int = 1
+
+    @classmethod
+    def begin(
+        cls, x: torch.Tensor, cost: torch.Tensor, near: Linearization, scale: torch.Tensor | None
+    ) -> Iterates:
+        """At x, with the scale of the caller or that of the Jacobian."""
+        peaks = near.norms.clone()
+        columns = torch.where(peaks > 0, peaks, 1.0)
+        scale = columns if scale is None else scale.clone()
+        far = norm(scale * x.to(scale.dtype), dim=1)
+        zeros = torch.zeros_like(cost, dtype=torch.long)
+        return cls(
+            x=x.clone(),
+            cost=cost.clone(),
+            near=near,
+            scale=scale,
+            radius=FIRST_RADIUS * torch.where(far > 0, far, 1.0),
+            damping=torch.zeros_like(cost),
+            status=zeros + RUNNING,
+            steps=zeros.clone(),
+            refused=zeros.clone(),
+            peaks=peaks,
+        )
+
+    @property
+    def open(self) -> torch.Tensor:
+        """Numbers of the problems that have not come to an end."""
+        return (self.status == RUNNING).nonzero()[:, 0]
+
+
+def levenberg_marquardt(
+    problem: Problem,
+    at: Iterates,
+    bounds: Bounds,
+    tolerances: Tolerances,
+    *,
+    rescale: bool,
+    watch: Callable[[Iterates], bool] = lambda at: False,
+) -> None:
+    """Minimize the cost of each problem of a batch.
+
+    Parameters
+    ----------
+    problem : Problem
+    at : Iterates
+        Where to begin, within the bounds; in the end where it has come to.
+    bounds : Bounds
+    tolerances : Tolerances
+    rescale : bool
+        Whether the trust region is to follow the norms of the columns.
+    watch : callable, optional
+        Called after each step; True stops all problems.
+    """
+    _test_gradient(at, bounds, tolerances, at.open)
+    first = True
+    while len(which := at.open):
+        if at.nfev >= tolerances.max_nfev:
+            at.status[which] = EXHAUSTED
+            return
+        taken = _step(problem, at, bounds, tolerances, which, first=first)
+        if len(taken):
+            if rescale:
+                at.scale[taken] = torch.maximum(at.scale[taken], at.near.norms[taken])
+            at.peaks[taken] = torch.maximum(at.peaks[taken], at.near.norms[taken])
+            _test_gradient(at, bounds, tolerances, taken)
+        first = False
+        if watch(at):
+            at.status[at.open] = STOPPED
+
+
+def _step(
+    problem: Problem,
+    at: Iterates,
+    bounds: Bounds,
+    tolerances: Tolerances,
+    which: torch.Tensor,
+    *,
+    first: bool,
+) -> torch.Tensor:
+    """Try a step of each problem that is open; returns which problems have moved."""
+    x, here, cost = at.x[which], bounds.at(which), at.cost[which]
+    wide, near, scale = x.double(), at.near.at(which), at.scale[which]
+    model = Quadratic(near.r, near.c, scale)
+    p, damping = feasible_steps(wide, model, here, at.radius[which], at.damping[which])
+    trial = here.clip(wide + p).to(x.dtype)
+    new_cost = problem.cost(trial, which)
+    at.nfev += 1
+    at.steps[which] += 1
+    length, promised = norm(scale * p, dim=1), model.decrease(p)
+    actual = torch.where(new_cost.isfinite(), cost - new_cost, -torch.inf)
+    at.refused[which] += ~new_cost.isfinite()
+    ratio = torch.where(promised > 0, actual / promised, 0.0)
+    at.radius[which], at.damping[which] = _resized(
+        torch.minimum(at.radius[which], length) if first else at.radius[which],
+        damping, length, ratio, actual, promised, -(near.gradient * p).sum(1),
+    )  # fmt: skip
+    better = ratio > WORTH
+    moved = which[better]
+    if len(moved):
+        moved = move(problem, at, moved, trial[better], new_cost[better])
+    _test_step(at, tolerances, which, length, norm(scale * wide, dim=1), ratio, actual, promised, cost)
+    return moved
+
+
+def move(
+    problem: Problem, at: Iterates, which: torch.Tensor, x: torch.Tensor, cost: torch.Tensor
+) -> torch.Tensor:
+    """Go to x, but where the Jacobian is not finite there; returns which problems have moved."""
+    near = problem.linearize(x, which)
+    at.njev += 1
+    good = near.finite
+    if not bool(good.all()):
+        lost = which[~good]
+        problem.cost(at.x[lost], lost)
+        at.near.put(lost, problem.linearize(at.x[lost], lost))
+        at.radius[lost] = norm(at.scale[lost] * (x[~good].double() - at.x[lost].double()), dim=1) / 4
+        at.refused[lost] += 1
+        which, x, cost, near = which[good], x[good], cost[good], near.at(good.nonzero()[:, 0])
+    at.x[which], at.cost[which] = x, cost
+    at.near.put(which, near)
+    return which
+
+
+def _resized(
+    radius: torch.Tensor,
+    damping: torch.Tensor,
+    length: torch.Tensor,
+    ratio: torch.Tensor,
+    actual: torch.Tensor,
+    promised: torch.Tensor,
+    slope: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Moré's rules for the radius: after a step that was too long, by a parabola through the costs."""
+    parabola = torch.where(actual >= 0, 0.5, 0.5 * slope / (slope - actual))
+    shrink = torch.nan_to_num(parabola, 0.1, 0.1, 0.1).clamp(0.1, 0.5)
+    smaller = shrink * torch.minimum(radius, 10 * length)
+    grows = (ratio >= RIGHT) | ((damping == 0) & (ratio > WRONG))
+    wrong = ratio <= WRONG
+    radius = torch.where(wrong, smaller, torch.where(grows, 2 * length, radius))
+    return radius, torch.where(wrong, damping / shrink, torch.where(grows, 0.5 * damping, damping))
+
+
+def _test_gradient(at: Iterates, bounds: Bounds, tolerances: Tolerances, which: torch.Tensor) -> None:
+    near = at.near.at(which)
+    held = bounds.at(which).held(at.x[which], -near.gradient)
+    at.status[which[near.cosine(held) <= tolerances.gtol]] = GTOL
+
+
+def _test_step(
+    at: Iterates,
+    tolerances: Tolerances,
+    which: torch.Tensor,
+    length: torch.Tensor,
+    far: torch.Tensor,
+    ratio: torch.Tensor,
+    actual: torch.Tensor,
+    promised: torch.Tensor,
+    cost: torch.Tensor,
+) -> None:
+    """SciPy's tests of a step; where no more than rounding errors is promised there is nothing to gain."""
+    small = (promised <= tolerances.ftol * cost) & (actual < tolerances.ftol * cost)
+    small &= (ratio > WRONG) | (promised <= torch.finfo(cost.dtype).eps * cost)
+    short = length <= tolerances.xtol * (tolerances.xtol + far)
+    found = torch.where(small & short, BOTH, torch.where(small, FTOL, XTOL))
+    done = small | short
+    at.status[which[done]] = found[done]

@@ -1,0 +1,97 @@
+"""``neula fit``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from neula.cli.options import (
+    Decimal,
+    DecimalOption,
+    EngineName,
+    EngineOption,
+    JsonOption,
+    Missing,
+    MissingOption,
+    output_option,
+)
+from neula.cli.run import running
+
+if TYPE_CHECKING:
+    from neula.cli.fitting import Fitting
+
+
+def fit(
+    data: Annotated[str, typer.Argument(metavar="DATA", help="File of a table with named columns, or -.")],
+    formula: Annotated[
+        str,
+        typer.Argument(
+            metavar="FORMULA",
+            help='The model, as "a*exp(-b*x)+c" or "y = a*exp(-b*x)+c". Names that are no columns are '
+            "parameters.",
+        ),
+    ],
+    p0: Annotated[
+        str | None,
+        typer.Option("--p0", help='Where to begin, as "a=2,b=0.5" or "2,0.5,0"; ones by default.'),
+    ] = None,
+    response: Annotated[
+        str | None,
+        typer.Option(
+            help="The column to fit; by default the left side of the formula, or what is not in it."
+        ),
+    ] = None,
+    sigma: Annotated[
+        str | None, typer.Option(help="The column of standard deviations of the observations.")
+    ] = None,
+    loss: Annotated[
+        str, typer.Option(help="linear, or for outliers soft_l1, huber, cauchy or arctan.")
+    ] = "linear",
+    f_scale: Annotated[float, typer.Option(help="Residuals beyond it count as outliers.")] = 1.0,
+    level: Annotated[float, typer.Option(help="Probability of intervals and of the band.")] = 0.95,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Picture of data, curve, band and residuals (.png, .svg or .pdf)."),
+    ] = None,
+    engine: EngineOption = EngineName.auto,
+    output: Annotated[str | None, output_option("the parameters and their standard errors")] = None,
+    decimal: DecimalOption = Decimal.point,
+    missing: MissingOption = Missing.error,
+    as_json: JsonOption = False,
+) -> None:
+    """Fit a formula to the columns of a table by non-linear least squares."""
+    with running("fit", as_json) as run:
+        run.check([data], (output, 1))
+        if plot is not None:
+            from neula.cli.bench import check_picture
+
+            check_picture(plot)
+        from neula.cli import fitting
+
+        table = run.read({"data": data}, decimal=decimal.value, missing=missing)["data"]
+        wanted: Fitting = fitting.prepare(table, formula, response, sigma, p0)
+        found = run.compute(
+            "curve_fit",
+            f=wanted.model,
+            xdata=wanted.predictors,
+            ydata=wanted.observed,
+            p0=wanted.start,
+            sigma=wanted.deviations,
+            absolute_sigma=False,
+            loss=loss,
+            f_scale=f_scale,
+            engine=engine,
+            progress=run.progress,
+        )
+        facts, rows, answer = fitting.report(wanted, found, level)
+        if plot is not None:
+            from neula.cli.fit_picture import draw
+
+            plot.parent.mkdir(parents=True, exist_ok=True)
+            draw(plot, fitting.picture_of(wanted, found, level))
+            rows["picture"] = str(plot)
+        run.write((output, {"parameters": answer}))
+    evidence = f"stationarity {found.result.stationarity:.1e}, tolerance {found.result.tolerance:.1e}"
+    run.finish((facts, rows), reached=None if found.converged else evidence)

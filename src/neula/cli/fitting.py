@@ -1,0 +1,207 @@
+"""A formula and a table as a fit, and a fit as a report."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from neula.cli.fit_picture import FitPicture
+from neula.io.expressions import Formula
+from neula.io.table import Table, listed
+
+POINTS = 400
+"""Of a curve."""
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """What is fitted to what.
+
+    Attributes
+    ----------
+    formula : Formula
+    label : str
+        The response, as the caller named it.
+    predictors : dict of str to Tensor
+        Columns in the formula.
+    observed : Tensor
+    deviations : ndarray or None
+    parameters : tuple of str
+    start : ndarray
+    """
+
+    formula: Formula
+    label: str
+    predictors: dict[str, torch.Tensor]
+    observed: torch.Tensor
+    deviations: np.ndarray | None
+    parameters: tuple[str, ...]
+    start: np.ndarray
+
+    def model(self, columns: dict[str, torch.Tensor], *values: torch.Tensor) -> torch.Tensor:
+        """The formula, for columns and parameters."""
+        found = self.formula({**columns, **dict(zip(self.parameters, values, strict=True))})
+        length = len(next(iter(columns.values()))) if columns else len(self.observed)
+        return torch.as_tensor(found, dtype=torch.float64).expand(length)
+
+
+def prepare(table: Table, text: str, response: str | None, sigma: str | None, p0: str | None) -> Fitting:
+    """Tell columns from parameters.
+
+    Raises
+    ------
+    ValueError
+        If a name is not there, nothing is left to fit, or the formula is not understood.
+    """
+    columns = _columns(table)
+    left, right = _sides(text)
+    formula = Formula.parse(right)
+    if sigma is not None and sigma not in columns:
+        raise ValueError(f"no column is named {sigma!r} for --sigma: there are {listed(list(columns))}")
+    label = _response(left, response, columns, formula, sigma)
+    observed = Formula.parse(label)
+    strange = [name for name in observed.names if name not in columns]
+    if strange:
+        raise ValueError(f"{label!r} is not made of columns: there are {listed(list(columns))}")
+    parameters = tuple(name for name in formula.names if name not in columns)
+    if not parameters:
+        raise ValueError(
+            f"every name in {right!r} is a column ({listed(list(formula.names))}): there is nothing to fit"
+        )
+    values = np.asarray(observed(columns), dtype=np.float64)
+    return Fitting(
+        formula=formula,
+        label=label,
+        predictors={name: torch.from_numpy(columns[name]) for name in formula.names if name in columns},
+        observed=torch.from_numpy(values),
+        deviations=None if sigma is None else columns[sigma],
+        parameters=parameters,
+        start=_start(p0, parameters),
+    )
+
+
+def report(wanted: Fitting, found: Any, level: float) -> tuple[dict[str, Any], dict[str, str], Table]:
+    """Facts for programs, lines for people, and the parameters as a table."""
+    result = found.result
+    deviation = math.sqrt(result.residual_variance)
+    values, errors = found.popt.numpy(), found.standard_errors().numpy()
+    lower, upper = found.confidence_intervals(level).numpy().T
+    rows = {
+        name: f"{value:.8g} +- {error:.2g}   ({level:.0%}: {low:.6g} to {high:.6g})"
+        for name, value, error, low, high in zip(wanted.parameters, values, errors, lower, upper, strict=True)
+    }
+    rows |= {
+        "residual": f"standard deviation {deviation:.4g}, {result.degrees_of_freedom} degrees of freedom",
+        "digits": f"{result.digits:.1f} are sure (condition {result.condition:.1e})",
+        "message": result.message,
+    }
+    facts = {
+        "converged": result.converged,
+        "formula": wanted.formula.text,
+        "response": wanted.label,
+        "names": list(wanted.parameters),
+        "values": values,
+        "standard_errors": errors,
+        "lower": lower,
+        "upper": upper,
+        "covariance": found.pcov.numpy(),
+        "residual_variance": result.residual_variance,
+        "degrees_of_freedom": result.degrees_of_freedom,
+        "stationarity": result.stationarity,
+        "condition": result.condition,
+        "digits": result.digits,
+        "rank": result.rank,
+        "nfev": result.nfev,
+        "message": result.message,
+    }
+    table = Table(np.column_stack([values, errors]), ("value", "standard_error"), wanted.parameters)
+    return facts, rows, table
+
+
+def picture_of(wanted: Fitting, found: Any, level: float) -> FitPicture:
+    """The data with the curve; of several predictors with what was fitted."""
+    fitted, spread = (part.numpy() for part in found.band(wanted.predictors, level))
+    observed = wanted.observed.numpy()
+    title = f"{wanted.label} = {wanted.formula.text.strip()}"
+    if len(wanted.predictors) != 1:
+        order = np.argsort(fitted)
+        return FitPicture(
+            title,
+            ("fitted", wanted.label),
+            (fitted, observed),
+            observed - fitted,
+            (fitted[order], fitted[order], spread[order]),
+            level,
+        )
+    ((name, x),) = wanted.predictors.items()
+    grid = torch.linspace(float(x.min()), float(x.max()), POINTS, dtype=torch.float64)
+    curve, band = (part.numpy() for part in found.band({name: grid}, level))
+    return FitPicture(
+        title,
+        (name, wanted.label),
+        (x.numpy(), observed),
+        observed - fitted,
+        (grid.numpy(), curve, band),
+        level,
+    )
+
+
+def _columns(table: Table) -> dict[str, np.ndarray]:
+    values = np.asarray(table.values, dtype=np.float64)
+    values = values[:, None] if values.ndim == 1 else values
+    names = table.columns
+    if names is None and values.shape[1] == 2:
+        names = ("x", "y")
+    if names is None or values.ndim != 2:
+        raise ValueError("the table has no names of columns: write them into its first line")
+    return {name: np.ascontiguousarray(values[:, k]) for k, name in enumerate(names)}
+
+
+def _sides(text: str) -> tuple[str | None, str]:
+    left, equals, right = text.partition("=")
+    return (left.strip(), right) if equals and left.strip() else (None, text)
+
+
+def _response(
+    left: str | None,
+    named: str | None,
+    columns: dict[str, np.ndarray],
+    formula: Formula,
+    sigma: str | None,
+) -> str:
+    if left is not None and named is not None:
+        raise ValueError(f"the formula says {left!r} and --response {named!r}: leave one out")
+    if left is not None or named is not None:
+        return str(left if left is not None else named)
+    rest = [name for name in columns if name not in formula.names and name != sigma]
+    if len(rest) == 1 or "y" in rest:
+        return rest[0] if len(rest) == 1 else "y"
+    raise ValueError(
+        f"what is to be fitted? Columns that are not in the formula: {listed(rest)}; name one by --response"
+    )
+
+
+def _start(p0: str | None, parameters: tuple[str, ...]) -> np.ndarray:
+    parts = [part.strip() for part in (p0 or "").split(",") if part.strip()]
+    try:
+        if not any("=" in part for part in parts):
+            numbers = [float(part) for part in parts] or [1.0] * len(parameters)
+            if len(numbers) != len(parameters):
+                raise ValueError(
+                    f"--p0 has {len(numbers)} numbers for {len(parameters)} parameters "
+                    f"({', '.join(parameters)})"
+                )
+            return np.array(numbers)
+        given = {name.strip(): float(value) for name, _, value in (part.partition("=") for part in parts)}
+    except ValueError as error:
+        if str(error).startswith("--p0"):
+            raise
+        raise ValueError(f'--p0 {p0!r} is not understood: write "a=2,b=0.5", or numbers alone') from None
+    strange = [name for name in given if name not in parameters]
+    if strange:
+        raise ValueError(f"--p0 names {strange[0]!r}; the parameters are {', '.join(parameters)}")
+    return np.array([given.get(name, 1.0) for name in parameters])

@@ -1,0 +1,163 @@
+"""Formulas in text: parsed against a list of what is allowed, and computed without Python's evaluation.
+
+A formula is arithmetic with numbers, names and a few functions, nothing else: there is no way in it to reach
+an attribute, an element or a function that is not in the list.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.special
+import torch
+
+from neula.errors import unknown_name
+
+LONGEST = 10_000
+"""Characters of a formula."""
+
+SHOWN = 200
+"""Characters of it in a message."""
+
+OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+}
+
+CONSTANTS = {"pi": math.pi}
+
+_NAMES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan"}
+_EXPONENTIAL = ("exp", "exp2", "expm1", "log", "log10", "log1p", "log2", "sqrt", "abs")
+_CIRCULAR = ("sin", "cos", "tan", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh")
+
+FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    **{name: (getattr(np, name), getattr(torch, name)) for name in _EXPONENTIAL + _CIRCULAR},
+    **{name: (getattr(np, long), getattr(torch, long)) for name, long in _NAMES.items()},
+    "erf": (scipy.special.erf, torch.special.erf),
+    "erfc": (scipy.special.erfc, torch.special.erfc),
+}
+"""By name, of arrays of NumPy and of tensors."""
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A formula and the names in it.
+
+    Attributes
+    ----------
+    text : str
+    names : tuple of str
+        Variables, in the order in which they appear first.
+    tree : ast.expr
+
+    Examples
+    --------
+    >>> formula = Formula.parse("a*exp(-b*x) + c")
+    >>> formula.names
+    ('a', 'b', 'x', 'c')
+    >>> float(formula({"a": 2.0, "b": 0.0, "c": 1.0, "x": np.array(5.0)}))
+    3.0
+    """
+
+    text: str
+    names: tuple[str, ...]
+    tree: ast.expr
+
+    @classmethod
+    def parse(cls, text: str) -> Formula:
+        """Read a formula.
+
+        Raises
+        ------
+        ValueError
+            That says what in it is not understood, or not allowed.
+        """
+        if len(text) > LONGEST:
+            raise ValueError(f"a formula of {len(text)} characters is too long: {LONGEST} are allowed")
+        if "\0" in text:
+            raise ValueError("the formula is not understood: it holds a null character")
+        try:
+            tree = ast.parse(text.strip(), mode="eval").body
+            found = list(dict.fromkeys(_variables(tree, text)))
+        except SyntaxError as error:
+            where = "" if error.offset is None else f", at character {error.offset}"
+            raise ValueError(f"the formula {_short(text)} is not understood: {error.msg}{where}") from None
+        except (RecursionError, MemoryError):
+            raise ValueError("the formula is nested too deeply") from None
+        return cls(text, tuple(found), tree)
+
+    def __call__(self, values: Mapping[str, Any]) -> Any:
+        """The value for numbers or arrays, of one library, by name.
+
+        Where arrays overflow, or a function is not defined, it is Inf or NaN, without a warning.
+
+        Raises
+        ------
+        ValueError
+            For a name that has no value.
+        """
+        missing = [name for name in self.names if name not in values]
+        if missing:
+            raise ValueError(f"{missing[0]!r} in the formula {self.text!r} has no value")
+        with np.errstate(all="ignore"):
+            return _value(self.tree, values)
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= SHOWN else text[: SHOWN - 3] + "...")
+
+
+def _variables(node: ast.AST, text: str) -> Iterator[str]:
+    """Names in a formula, each node of which is checked."""
+    match node:
+        case ast.Constant(value=value) if type(value) in (int, float):
+            return
+        case ast.Name(id=name):
+            if name in FUNCTIONS:
+                raise ValueError(f"{name} in the formula {text!r} is a function: write {name}(...)")
+            if name not in CONSTANTS:
+                yield name
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
+            yield from _variables(left, text)
+            yield from _variables(right, text)
+        case ast.UnaryOp(op=op, operand=operand) if type(op) in OPERATORS:
+            yield from _variables(operand, text)
+        case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]):
+            if name not in FUNCTIONS:
+                raise unknown_name(f"function in the formula {text!r}:", name, sorted(FUNCTIONS))
+            yield from _variables(argument, text)
+        case ast.BinOp(op=ast.BitXor()):
+            raise ValueError(f"^ in the formula {text!r}: powers are written with **")
+        case _:
+            part = ast.get_source_segment(text.strip(), node) if isinstance(node, ast.expr) else None
+            raise ValueError(
+                f"{_short(part or text)} in a formula: allowed are numbers, names, + - * / **, parentheses "
+                f"and functions of one argument ({', '.join(FUNCTIONS)})"
+            )
+
+
+def _value(node: ast.AST, values: Mapping[str, Any]) -> Any:
+    match node:
+        case ast.Constant(value=int() | float() as value):
+            return float(value)  # powers of integers may grow without end
+        case ast.Name(id=name):
+            return values[name] if name in values else CONSTANTS[name]
+        case ast.BinOp(left=left, op=op, right=right):
+            return OPERATORS[type(op)](_value(left, values), _value(right, values))
+        case ast.UnaryOp(op=op, operand=operand):
+            return OPERATORS[type(op)](_value(operand, values))
+        case ast.Call(func=ast.Name(id=name), args=[argument]):
+            given = _value(argument, values)
+            return FUNCTIONS[name][isinstance(given, torch.Tensor)](given)
+    raise AssertionError(f"{node} was let through")

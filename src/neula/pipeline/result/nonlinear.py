@@ -1,0 +1,363 @@
+"""The results of non-linear fits, with the statistics that follow from R."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Generic
+
+import numpy as np
+import torch
+
+from neula.pipeline.result import shown
+from neula.pipeline.result.shown import ArrayT
+
+ROWS = 1 << 16
+"""Rows of the Jacobian that leverages are computed for at a time."""
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class LeastSquaresResult(shown.Shown, Generic[ArrayT]):
+    """Minimum of a sum of squares, or of a batch of them, with SciPy's fields and the measured evidence.
+
+    Of a batch ``status``, ``nit``, ``refused``, ``rank`` and all floats are arrays of shape (*batch,), and
+    ``converged``, ``success`` and ``message`` are those of all problems together.
+
+    Attributes
+    ----------
+    x : array, shape (*batch, n)
+        Where the cost is smallest, in the library and on the device of ``x0``.
+    cost : float
+        Half the sum of squares, or of losses.
+    fun : array, shape (*batch, m), or None
+        Residuals at x; None of a function that is called by blocks.
+    jac : array, shape (*batch, m, n), or None
+        Jacobian at x; with a loss scaled so that ``jac.T @ jac`` stands for the Hessian matrix of the cost.
+    grad : array, shape (*batch, n)
+        Gradient of the cost.
+    optimality : float
+        Its largest element, without those that a bound stops.
+    active_mask : array of int64, shape (*batch, n)
+        -1 where x is at its lower bound, 1 at its upper one, else 0.
+    nfev, njev : int
+        Calls for residuals and for Jacobians, each for all problems of a batch; those for differences are
+        not counted.
+    status : int
+        -2: stopped by the callback; 0: too many calls; 1: ``gtol``, 2: ``ftol``, 3: ``xtol``, 4: both of
+        these.
+    message : str
+    success : bool
+        Whether ``status`` is positive, as in SciPy.
+    converged : bool
+        Whether x is certified to be a stationary point with a Jacobian of full rank: ``stationarity`` is at
+        most ``tolerance``, and a digit of x is sure. Variables that a bound stops do not count.
+    stationarity : float
+        Relative change of the data for which x is exactly stationary.
+    tolerance : float
+        What it was asked to be.
+    rank : int
+        Of the Jacobian with normalized columns; those that have lost their influence count as zero.
+    determined : bool
+        Whether the Jacobian is of full rank also with the variables that a bound stops: whether there are
+        standard errors.
+    condition : float
+        Condition number of the same as the rank.
+    forward_error : float
+        Estimate of ``||D (x - x*)|| / ||D x*||``, x* being the minimum nearby and D the norms of the columns:
+        the Gauss-Newton step at x, how fast those before it shrank, and rounding errors.
+    digits : float
+        The negative logarithm of that; of a batch the fewest.
+    nit : int
+        Steps that were tried.
+    refused : int
+        Steps that were given up because ``fun`` or its Jacobian was not finite.
+    R : array, shape (*batch, n, n)
+        Triangular factor of ``jac``.
+    observations : int
+        Residuals of a problem.
+    accepted : array of bool, shape (*batch,)
+        Which problems have converged.
+    engine : str
+    seconds : float
+        Time of the call.
+    """
+
+    x: ArrayT
+    cost: Any
+    fun: ArrayT | None
+    jac: ArrayT | None
+    grad: ArrayT
+    optimality: Any
+    active_mask: Any
+    nfev: int
+    njev: int
+    status: Any
+    message: str
+    success: bool
+    converged: bool
+    stationarity: Any
+    tolerance: float
+    rank: Any
+    determined: Any
+    condition: Any
+    forward_error: Any
+    digits: float
+    nit: Any
+    refused: Any
+    R: ArrayT
+    observations: int
+    accepted: Any
+    engine: str = ""
+    seconds: float = math.nan
+
+    def __getitem__(self, name: str) -> Any:
+        """A field by its name, as SciPy's results have it."""
+        try:
+            return getattr(self, name)
+        except AttributeError:
+            raise KeyError(name) from None
+
+    @property
+    def degrees_of_freedom(self) -> int:
+        """Observations less variables."""
+        return self.observations - int(self.x.shape[-1])  # type: ignore[attr-defined]
+
+    @property
+    def residual_variance(self) -> Any:
+        """Twice the cost by the degrees of freedom; Inf where there are none."""
+        free = self.degrees_of_freedom
+        return 2 * self.cost / free if free > 0 else self.cost * 0 + math.inf
+
+    def covariance(self, *, absolute: bool = False) -> ArrayT:
+        """Covariance matrix of x to first order, ``s^2 (J^T J)^-1``, shape (*batch, n, n).
+
+        Parameters
+        ----------
+        absolute : bool, optional
+            Residuals are in units of their standard deviation, so that ``s`` is 1; by default it is
+            estimated from them.
+
+        Returns
+        -------
+        array
+            Inf where J is not of full rank, or ``s`` cannot be estimated.
+        """
+        inverse, give = self._inverse(absolute)
+        found: ArrayT = give(_product(inverse))
+        return found
+
+    def standard_errors(self, *, absolute: bool = False) -> ArrayT:
+        """Standard deviations of x, the roots of the diagonal of :meth:`covariance`, which is not formed."""
+        inverse, give = self._inverse(absolute)
+        found: ArrayT = give(torch.linalg.vector_norm(inverse, dim=-1))
+        return found
+
+    def confidence_intervals(self, level: float = 0.95, *, absolute: bool = False) -> ArrayT:
+        """Intervals that hold each variable with a probability, for errors that are normally distributed.
+
+        Parameters
+        ----------
+        level : float, optional
+        absolute : bool, optional
+            As for :meth:`covariance`; the normal distribution in place of Student's.
+
+        Returns
+        -------
+        array, shape (*batch, n, 2)
+            Lower and upper ends, to first order.
+        """
+        from neula.pipeline.inputs import take
+
+        taken = take(self.x, "x")
+        errors = take(self.standard_errors(absolute=absolute), "errors").tensor
+        half = quantile(level, math.inf if absolute else self.degrees_of_freedom) * errors
+        found: ArrayT = taken.wrap(torch.stack([taken.tensor - half, taken.tensor + half], -1))
+        return found
+
+    def leverage(self) -> ArrayT:
+        """How much each observation draws the model to itself, between 0 and 1, shape (*batch, m).
+
+        The squared norms of the rows of ``J R^-1``, in blocks of rows.
+
+        Raises
+        ------
+        ValueError
+            If the Jacobian was not kept, since ``fun`` was called by blocks.
+        """
+        if self.jac is None:
+            raise ValueError(
+                "leverages need the Jacobian, which is not kept of a fun that is called by blocks"
+            )
+        from neula.pipeline.inputs import take  # which knows the results
+
+        jac, r = take(self.jac, "jac"), take(self.R, "R").tensor.double()
+        parts = [
+            torch.linalg.solve_triangular(r, rows.double(), upper=True, left=False).square().sum(-1)
+            for rows in jac.tensor.split(ROWS, dim=-2)
+        ]
+        found: ArrayT = jac.wrap(torch.cat(parts, -1))
+        return found
+
+    def _inverse(self, absolute: bool) -> tuple[torch.Tensor, Callable[[torch.Tensor], Any]]:
+        """``s R^-1`` in double precision, and the way back to the caller's library."""
+        from neula.pipeline.inputs import take
+
+        taken = take(self.R, "R")
+        r = taken.tensor.double()
+        inverse = torch.linalg.solve_triangular(r, torch.eye(r.shape[-1]).to(r).expand_as(r), upper=True)
+        variance = torch.as_tensor(1.0 if absolute else self.residual_variance, dtype=torch.float64)
+        inverse = inverse * variance.sqrt().to(r.device)[..., None, None]
+        lost = (~torch.as_tensor(self.determined) | variance.isinf()).to(r.device)
+        return torch.where(lost[..., None, None], math.inf, inverse), taken.wrap
+
+    def headline(self) -> str:
+        """What is certified, in a line."""
+        verdict = "certified" if self.converged else "NOT certified"
+        return f"{verdict} to be stationary{shown.members(self.accepted)}, {shown.sure(self.digits)}"
+
+    def rows(self) -> shown.Rows:
+        """What matters: the answer, how it came about, and how good it is."""
+
+        def worst(value: Any) -> str:
+            return f"{float(np.max(np.asarray(value), initial=0.0)):.1e}"
+
+        return {
+            "x": shown.array(self.x),
+            "message": self.message,
+            "calls": f"{self.nfev} of fun, {self.njev} of its Jacobian",
+            "cost": shown.numbers(np.atleast_1d(self.cost).ravel()),
+            "stationarity": f"{worst(self.stationarity)}, at most {self.tolerance:.1e} asked for",
+            "forward error": f"{worst(self.forward_error)}, condition number {worst(self.condition)}",
+            "time": f"{shown.duration(self.seconds)}, engine {self.engine}",
+        }.items()
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class CurveFitResult(shown.Shown, Generic[ArrayT]):
+    """``popt, pcov = result`` as with ``scipy.optimize.curve_fit``, and the evidence.
+
+    With ``full_output`` it is ``popt, pcov, infodict, mesg, ier``.
+
+    Attributes
+    ----------
+    popt : array, shape (*batch, n)
+        Parameters.
+    pcov : array, shape (*batch, n, n)
+        Their covariance matrix; Inf where it cannot be estimated.
+    result : LeastSquaresResult
+        Of the fit, with residuals divided by their standard deviations.
+    absolute_sigma : bool
+    full_output : bool
+    predict : callable or None
+        From ``xdata`` to the model and its derivatives by the parameters, for :meth:`band`; None after
+        pickling, which few models survive.
+    """
+
+    popt: ArrayT
+    pcov: ArrayT
+    result: LeastSquaresResult[ArrayT]
+    absolute_sigma: bool
+    full_output: bool
+    predict: Callable[[Any], tuple[torch.Tensor, torch.Tensor]] | None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "predict": None}
+
+    def __iter__(self) -> Iterator[Any]:
+        yield self.popt
+        yield self.pcov
+        if self.full_output:
+            yield {"nfev": self.result.nfev, "fvec": self.result.fun}
+            yield self.result.message
+            yield self.result.status
+
+    def __len__(self) -> int:
+        return 5 if self.full_output else 2
+
+    def __getitem__(self, place: int) -> Any:
+        return tuple(self)[place]
+
+    @property
+    def converged(self) -> bool:
+        """Whether the fit is certified."""
+        return self.result.converged
+
+    def standard_errors(self) -> ArrayT:
+        """Standard deviations of the parameters."""
+        return self.result.standard_errors(absolute=self.absolute_sigma)
+
+    def confidence_intervals(self, level: float = 0.95) -> ArrayT:
+        """Intervals that hold each parameter with a probability, shape (*batch, n, 2)."""
+        return self.result.confidence_intervals(level, absolute=self.absolute_sigma)
+
+    def band(self, xdata: Any, level: float = 0.95) -> tuple[ArrayT, ArrayT]:
+        """The fitted curve, and half the width of the band that holds the true one, point by point.
+
+        To first order: the model's derivatives by the parameters, times their covariance.
+
+        Parameters
+        ----------
+        xdata : object
+            What the model takes.
+        level : float, optional
+            The probability.
+
+        Returns
+        -------
+        y, half : array, shape (*batch, k)
+
+        Raises
+        ------
+        ValueError
+            If nothing is left of the model, after pickling.
+        """
+        if self.predict is None:
+            raise ValueError(
+                "nothing is left of the model after pickling: ask for the band where it was fitted"
+            )
+        y, slopes = self.predict(xdata)
+        inverse, give = self.result._inverse(self.absolute_sigma)
+        spread = torch.linalg.vector_norm(slopes.double() @ inverse.to(slopes.device), dim=-1)
+        dof = math.inf if self.absolute_sigma else self.result.degrees_of_freedom
+        return give(y), give(quantile(level, dof) * spread)
+
+    def headline(self) -> str:
+        """What is certified, in a line."""
+        return self.result.headline()
+
+    def rows(self) -> shown.Rows:
+        """What matters: the parameters, their errors, and how good they are."""
+        rest = [row for row in self.result.rows() if row[0] != "x"]
+        return [
+            ("popt", shown.array(self.popt)),
+            ("standard errors", shown.array(self.standard_errors())),
+            *rest,
+        ]
+
+
+def quantile(level: float, dof: float) -> float:
+    """Standard deviations on either side that hold a part of Student's distribution.
+
+    Raises
+    ------
+    ValueError
+        For a level that is no probability.
+
+    Examples
+    --------
+    >>> round(quantile(0.95, 10), 3), round(quantile(0.95, float("inf")), 3)
+    (2.228, 1.96)
+    """
+    from scipy.special import ndtri, stdtrit
+
+    if not 0 < level < 1:
+        raise ValueError(f"level must be between 0 and 1, got {level}")
+    if dof <= 0:
+        return math.inf
+    return float(ndtri((1 + level) / 2) if math.isinf(dof) else stdtrit(dof, (1 + level) / 2))
+
+
+def _product(inverse: torch.Tensor) -> torch.Tensor:
+    lost = inverse.isinf()
+    return torch.where(lost, math.inf, inverse.masked_fill(lost, 0.0) @ inverse.masked_fill(lost, 0.0).mT)

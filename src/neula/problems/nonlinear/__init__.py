@@ -1,0 +1,1 @@
+"""Non-linear least squares: fits of models, with bounds, robust losses and batches."""

@@ -1,0 +1,250 @@
+"""Fits of a model to data, as SciPy has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Unpack, overload
+
+import numpy as np
+import torch
+
+from neula.algorithms.nonlinear.differentiate import Differences
+from neula.engines import Engine
+from neula.errors import check_name
+from neula.pipeline.compilation import eager
+from neula.pipeline.progress import Progress
+from neula.pipeline.result import CurveFitResult
+from neula.problems.nonlinear.fit import run_fit
+from neula.problems.nonlinear.functions import Jacobian, mode_of
+from neula.problems.nonlinear.least_squares import NOWHERE, begin
+from neula.problems.nonlinear.models import Model, Observations, Prediction, parameters_of, spread_of
+from neula.problems.nonlinear.outcome import result_of
+from neula.problems.nonlinear.problem import Start, bounds_of, check_names, loss_of, step_of, tolerances_of
+from neula.problems.nonlinear.residuals import Residuals
+from neula.problems.signatures import CurveFitKeywords, Kind
+
+
+@overload
+def curve_fit(
+    f: Callable[..., Any],
+    xdata: Any,
+    ydata: Kind,
+    p0: Any = ...,
+    sigma: Any = ...,
+    absolute_sigma: bool = ...,
+    check_finite: bool | None = ...,
+    bounds: Any = ...,
+    method: str | None = ...,
+    jac: Any = ...,
+    **keywords: Unpack[CurveFitKeywords],
+) -> CurveFitResult[Kind]: ...
+@overload
+def curve_fit(
+    f: Callable[..., Any],
+    xdata: Any,
+    ydata: Any,
+    p0: Any = ...,
+    sigma: Any = ...,
+    absolute_sigma: bool = ...,
+    check_finite: bool | None = ...,
+    bounds: Any = ...,
+    method: str | None = ...,
+    jac: Any = ...,
+    **keywords: Unpack[CurveFitKeywords],
+) -> CurveFitResult[Any]: ...
+@eager
+def curve_fit(
+    f: Callable[..., Any],
+    xdata: Any,
+    ydata: Any,
+    p0: Any = None,
+    sigma: Any = None,
+    absolute_sigma: bool = False,
+    check_finite: bool | None = None,
+    bounds: Any = NOWHERE,
+    method: str | None = None,
+    jac: Any = None,
+    *,
+    full_output: bool = False,
+    nan_policy: str | None = None,
+    ftol: float | None = 1e-8,
+    xtol: float | None = 1e-8,
+    gtol: float | None = 1e-8,
+    x_scale: Any = None,
+    loss: Any = "linear",
+    f_scale: Any = 1.0,
+    diff_step: Any = None,
+    max_nfev: int | None = None,
+    maxfev: int | None = None,
+    verbose: int = 0,
+    callback: Callable[..., Any] | None = None,
+    engine: str | Engine = "auto",
+    strict: bool = False,
+    progress: Progress | None = None,
+) -> CurveFitResult:
+    """Fit a model to data: ``popt, pcov = curve_fit(f, xdata, ydata)``, certified.
+
+    The parameters minimize the sum of squares of ``(f(xdata, *popt) - ydata) / sigma``. What the arguments
+    mean is what they mean to :func:`scipy.optimize.curve_fit`, unless said otherwise.
+
+    Parameters
+    ----------
+    f : callable
+        ``f(xdata, a, b, ...)``, of torch where ``ydata`` is a tensor. Of a batch each parameter comes with
+        shape (problems, 1), so that it is broadcast with xdata, and the model returns (problems, m). It may
+        be called for some of the problems, as others have converged.
+    xdata : object
+        What the model takes; arrays and lists must be finite. Of a batch it has the shape of ``ydata``, rows
+        belonging to the problems, or any other one, and belongs to all of them.
+    ydata : array_like, shape (m,) or (*batch, m)
+        Observations: of one curve, or of many, each with parameters of its own.
+    p0 : array_like, shape (n,) or (*batch, n), optional
+        Where to begin; by default ones, or the middle of the bounds.
+    sigma : array_like, optional
+        Standard deviations of ``ydata``, broadcast with it; or their covariance matrix, shape (m, m) or
+        (*batch, m, m).
+    absolute_sigma : bool, optional
+        Whether ``sigma`` is to be believed; by default ``pcov`` is scaled by the residuals.
+    check_finite : bool, optional
+    bounds : pair of array_like, or scipy.optimize.Bounds, optional
+    method : {"trf", "dogbox", "lm"}, optional
+        The same method each time.
+    jac : callable or str, optional
+        ``jac(xdata, a, b, ...)``, shape (m, n), or a name as for :func:`neula.least_squares`.
+    full_output : bool, optional
+        Let the result unpack into ``popt, pcov, infodict, mesg, ier``.
+    nan_policy : {"raise", "omit"}, optional
+        Whether observations that are NaN, of one curve, are left out.
+    ftol, xtol, gtol, x_scale, loss, f_scale, diff_step, verbose, callback, engine, strict : optional
+    progress : optional
+        As for :func:`neula.least_squares`.
+    max_nfev, maxfev : int, optional
+        Calls of f; the two are the same.
+
+    Returns
+    -------
+    CurveFitResult
+        Unpacks as SciPy's. Its ``result`` is a :class:`~neula.pipeline.result.LeastSquaresResult`, with all
+        evidence; ``standard_errors()``, ``confidence_intervals()`` and ``band(xdata)`` follow from it.
+
+    Raises
+    ------
+    ValueError, TypeError, AccuracyError
+        As :func:`neula.least_squares`, and for NaN in the data.
+
+    Warns
+    -----
+    AccuracyWarning
+        If the fit is not certified; SciPy raises a RuntimeError if it does not end.
+
+    Examples
+    --------
+    >>> import numpy as np, neula
+    >>> x = np.linspace(0, 4, 30)
+    >>> y = 3 * np.exp(-1.5 * x) + 0.5
+    >>> fit = neula.curve_fit(lambda x, a, b, c: a * np.exp(-b * x) + c, x, y)
+    >>> popt, pcov = fit
+    >>> popt.round(8), fit.converged
+    (array([3. , 1.5, 0.5]), True)
+    """
+    check_names(method, verbose)
+    is_tensor = isinstance(ydata, torch.Tensor)
+    xdata, ydata, sigma = clean_data(xdata, ydata, sigma, check_finite, nan_policy)
+    call = begin({"ydata": ydata}, [xdata, sigma, p0], engine, strict)
+    dtype = call.dtype if is_tensor else torch.float64
+    y = torch.atleast_1d(call.first.tensor).to(call.engine.device, dtype)
+    shape = tuple(y.shape)
+    start = Start.of(_first_guess(f, p0, bounds, shape[:-1], y), bounds, x_scale, y.device)
+    model = Model(f, lambda x: call.give_back(x.clone(), x.dtype), shape[:-1], is_tensor)
+    flat = y.reshape(-1, shape[-1])
+    data = Observations(model, xdata, flat, shape, *spread_of(sigma, flat, shape))
+    jacobian = Jacobian(
+        data.residuals,
+        data.derivatives(jac) if callable(jac) else None,
+        mode_of(jac, is_tensor=is_tensor),
+        Differences("2-point", start.bounds.lower, start.bounds.upper, step_of(diff_step, start)),
+        jac is None,
+        start.x.abs(),
+    )
+    problem = Residuals(data.residuals, jacobian, loss_of(loss, f_scale, model.wrap, y.device), call.engine)
+    most = max_nfev if maxfev is None else maxfev
+    tolerances = tolerances_of(ftol, xtol, gtol, most, start.x)
+    fit = run_fit(
+        problem,
+        start,
+        tolerances,
+        callback=callback,
+        verbose=verbose,
+        progress=progress,
+        wrap=model.wrap,
+    )
+    result = result_of(fit, problem, call, start)
+    return CurveFitResult(
+        popt=result.x,
+        pcov=result.covariance(absolute=absolute_sigma),
+        result=result,
+        absolute_sigma=absolute_sigma,
+        full_output=full_output,
+        predict=Prediction(model, jac, fit.at.x, shape),
+    )
+
+
+def clean_data(
+    xdata: Any, ydata: Any, sigma: Any, check_finite: bool | None, nan_policy: str | None
+) -> tuple[Any, Any, Any]:
+    """Arrays instead of lists, finite ones; of one curve without the observations that are NaN, if asked for.
+
+    Raises
+    ------
+    ValueError
+        For NaN or Inf, and no data.
+    """
+    check_name("nan_policy", nan_policy, ("raise", "omit"), optional=True)
+    if not isinstance(ydata, torch.Tensor):
+        ydata = np.asarray(ydata, dtype=np.float64)
+    if isinstance(xdata, (list, tuple, np.ndarray)):
+        xdata = np.asarray(xdata, dtype=np.float64)
+    arrays = isinstance(xdata, (np.ndarray, torch.Tensor))
+    if 0 in ydata.shape:
+        raise ValueError(f"ydata of shape {tuple(ydata.shape)} must not be empty")
+    if nan_policy == "omit":
+        if ydata.ndim != 1 or not arrays:
+            raise ValueError("nan_policy='omit' is for one curve, whose ydata has one dimension")
+        lost = ydata.isnan() if isinstance(ydata, torch.Tensor) else np.isnan(ydata)
+        missing = xdata.isnan() if isinstance(xdata, torch.Tensor) else np.isnan(xdata)
+        kept = ~(lost | missing.reshape(-1, len(lost)).any(0))
+        return xdata[..., kept], ydata[kept], _at(sigma, kept)
+    if check_finite or check_finite is None:
+        for name, array in (("xdata", xdata), ("ydata", ydata))[not arrays :]:
+            finite = array.isfinite() if isinstance(array, torch.Tensor) else np.isfinite(array)
+            if not finite.all():
+                raise ValueError(f"{name} holds NaN or Inf: leave such observations out (nan_policy='omit')")
+    return xdata, ydata, sigma
+
+
+def _at(sigma: Any, kept: Any) -> Any:
+    """Deviations, or covariances, of some observations."""
+    if sigma is None or np.ndim(sigma) == 0:
+        return sigma
+    sigma = sigma if isinstance(sigma, torch.Tensor) else np.asarray(sigma, dtype=np.float64)
+    return sigma[kept] if sigma.ndim == 1 else sigma[kept][:, kept]
+
+
+def _first_guess(
+    f: Callable[..., Any], p0: Any, bounds: Any, batch: tuple[int, ...], y: torch.Tensor
+) -> torch.Tensor:
+    """Parameters to begin with, of each problem: ones, or within the bounds."""
+    if p0 is not None:
+        array = p0 if isinstance(p0, torch.Tensor) else np.asarray(p0, dtype=np.float64)
+        given = torch.atleast_1d(torch.as_tensor(array)).to(y)
+        try:
+            return given.expand(*batch, given.shape[-1])
+        except RuntimeError:
+            raise ValueError(
+                f"p0 of shape {tuple(given.shape)} does not fit curves of shape {batch}"
+            ) from None
+    shape = torch.Size((*batch, parameters_of(f)))
+    limits = bounds_of(bounds, shape, y.device, y.dtype)
+    low, high = limits.lower.reshape(shape), limits.upper.reshape(shape)
+    guess = torch.where(low.isfinite(), low + 1, torch.where(high.isfinite(), high - 1, 1.0))
+    return torch.where(low.isfinite() & high.isfinite(), (low + high) / 2, guess).to(y)

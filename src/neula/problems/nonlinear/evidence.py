@@ -1,0 +1,108 @@
+"""What is known of the minimum that was found: whether it is one, and how many digits of x are sure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from neula.algorithms.nonlinear.damped import norm
+from neula.algorithms.nonlinear.feasible import Bounds, without
+from neula.algorithms.nonlinear.gauss_newton import newton_steps
+from neula.algorithms.nonlinear.levenberg_marquardt import Iterates
+
+SLOWEST = 0.99
+"""Rate of Gauss-Newton steps beyond which nothing is known of where they lead."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Of each problem of a batch; variables at a bound beyond which the cost falls do not count.
+
+    Attributes
+    ----------
+    rank : Tensor of int, shape (batch,)
+        Of the Jacobian with normalized columns; those without influence on the residuals count as zero.
+    full : Tensor of bool, shape (batch,)
+    determined : Tensor of bool, shape (batch,)
+        Whether it is of full rank also with the variables that do not count.
+    condition : Tensor, shape (batch,)
+        Condition number of the same.
+    stationarity : Tensor, shape (batch,)
+        ``||Q^T f||``, the part of the residuals that variables could still take away to first order, relative
+        to the larger one of the residuals and of what x contributes to the model: a relative change of the
+        data for which x is exactly stationary.
+    forward_error : Tensor, shape (batch,)
+        Estimate of ``||D (x - x*)|| / ||D x*||``, D being the norms of the columns.
+    """
+
+    rank: torch.Tensor
+    full: torch.Tensor
+    determined: torch.Tensor
+    condition: torch.Tensor
+    stationarity: torch.Tensor
+    forward_error: torch.Tensor
+
+
+def evidence_of(at: Iterates, bounds: Bounds, rate: torch.Tensor, rows: int, noise: float) -> Evidence:
+    """Measure it, from the factor of the Jacobian at x.
+
+    Parameters
+    ----------
+    at : Iterates
+    bounds : Bounds
+    rate : Tensor, shape (batch,)
+        By what Gauss-Newton steps shrank.
+    rows : int
+        Residuals of a problem.
+    noise : float
+        Relative error of the columns of the Jacobian.
+    """
+    near, x, n = at.near, at.x.double(), at.x.shape[1]
+    u = torch.finfo(at.x.dtype).eps
+    held = bounds.held(x, -near.gradient)
+    r, c = without(near.r, near.c, held)
+    idle = _without_influence(at, u * max(rows, 1)) & ~held
+    norms = torch.where(held | (near.norms == 0), 1.0, near.norms)
+    b = (r / norms[:, None, :]).masked_fill(idle[:, None, :], 0.0)
+    left, values, _ = torch.linalg.svd(torch.nan_to_num(b))
+    largest, smallest = values.amax(1), values.amin(1)
+    relative = max(rows, n) * u + 10 * n**0.5 * noise
+    counted = values > relative * largest[:, None]
+    full = counted.all(1) & ~idle.any(1) & ((~held).sum(1) <= rows)
+    condition = torch.where(full, largest / smallest, torch.inf)
+    within = (left.mT @ c.masked_fill(held, 0.0)[..., None])[..., 0].masked_fill(~counted, 0.0)
+    far = norm(norms * x, dim=1)
+    scale = torch.where(far > 0, largest * far, 1.0)
+    data = torch.maximum(near.size, norm((near.r @ x[..., None])[..., 0], dim=1))
+    removable = norm(within, dim=1)
+    stationarity = torch.where(removable > 0, removable / data, 0.0)
+    length = newton_steps(at, bounds, torch.arange(len(x), device=x.device))[1]
+    # Errors of the residuals, which the inverse magnifies once, and of the Jacobian: the gradient's, twice.
+    rounding = u * condition * (near.size + largest * far) / scale
+    rounding = rounding + noise * n**0.5 * condition.square() * near.size / scale
+    forward = length / (1 - rate.clamp(max=SLOWEST)) + rounding
+    return Evidence(
+        rank=(counted.sum(1) - held.sum(1)).clamp(min=0),
+        full=full,
+        determined=full if bounds.none else _of_full_rank(near.r, relative) & (n <= rows),
+        condition=condition,
+        stationarity=stationarity,
+        forward_error=torch.where(full, forward, torch.inf),
+    )
+
+
+def _of_full_rank(r: torch.Tensor, relative: float) -> torch.Tensor:
+    norms = norm(r, dim=1, keepdim=True)
+    values = torch.linalg.svdvals(torch.nan_to_num(r / torch.where(norms > 0, norms, 1.0)))
+    return values.amin(1) > relative * values.amax(1)
+
+
+def _without_influence(at: Iterates, u: float) -> torch.Tensor:
+    """Variables that residuals have ceased to depend on: neither a change of all of x does anything to them,
+    nor is the column of the Jacobian more than rounding errors of what it was.
+    """
+    near = at.near
+    faded = near.norms <= u * at.peaks
+    silent = near.norms * at.x.double().abs() <= u * near.size[:, None]
+    return (near.norms == 0) | (faded & silent)

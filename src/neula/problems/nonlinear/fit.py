@@ -1,0 +1,240 @@
+"""A fit from its start to its evidence, whatever the residuals come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from neula.algorithms.nonlinear.gauss_newton import polish
+from neula.algorithms.nonlinear.levenberg_marquardt import (
+    BOTH,
+    EXHAUSTED,
+    FTOL,
+    GTOL,
+    RUNNING,
+    STOPPED,
+    XTOL,
+    Iterates,
+    Tolerances,
+    levenberg_marquardt,
+)
+from neula.certificates.forward_error import SURE
+from neula.pipeline.progress import Progress, digits_done, stage
+from neula.problems.nonlinear.evidence import Evidence, evidence_of
+from neula.problems.nonlinear.problem import Start, usual_tolerance
+from neula.problems.nonlinear.residuals import Residuals
+
+POLISHED = 1 << 24
+"""Elements of a Jacobian up to which x is refined as far as rounding errors allow: a few more Jacobians. Of
+larger ones each takes as long as all the rest of many a fit."""
+
+MORE_CALLS = 30
+"""That the trust region may take for it."""
+
+MESSAGES = {
+    STOPPED: "Stopped because `callback` function raised `StopIteration` or returned `True`",
+    EXHAUSTED: "The maximum number of function evaluations is exceeded.",
+    GTOL: "`gtol` termination condition is satisfied.",
+    FTOL: "`ftol` termination condition is satisfied.",
+    XTOL: "`xtol` termination condition is satisfied.",
+    BOTH: "Both `ftol` and `xtol` termination conditions are satisfied.",
+}
+"""SciPy's."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a fit has come to.
+
+    Attributes
+    ----------
+    at : Iterates
+    evidence : Evidence
+    tolerance : float
+        What stationarity was asked to be.
+    accepted : Tensor of bool, shape (P,)
+    held : Tensor of bool, shape (P, n)
+        Variables that a bound stops.
+    """
+
+    at: Iterates
+    evidence: Evidence
+    tolerance: float
+    accepted: torch.Tensor
+    held: torch.Tensor
+
+    def why(self, uncertified: str) -> str:
+        """What is wrong with the first problem that is not accepted."""
+        place = int((~self.accepted).nonzero()[0, 0])
+        status, found = int(self.at.status[place]), self.evidence
+        reasons = [MESSAGES[status]] if status <= 0 else []
+        refused = int(self.at.refused[place])
+        if refused:
+            reasons.append(f"{refused} steps were refused, since fun is not finite where they led")
+        if not found.full[place]:
+            reasons.append(
+                f"the Jacobian has rank {int(found.rank[place])} at x: some variables, or combinations of "
+                "them, have no influence on the residuals"
+            )
+        left = float(found.stationarity[place])
+        if not left <= self.tolerance:
+            reasons.append(f"stationarity {left:.1e}, at most {self.tolerance:.1e} asked for")
+        if bool(found.full[place]) and not float(found.forward_error[place]) <= SURE:
+            reasons.append("no digit of x is sure")
+        return "; ".join([*reasons, *([uncertified] if uncertified else [])])
+
+
+def run_fit(
+    problem: Residuals,
+    start: Start,
+    tolerances: Tolerances,
+    *,
+    callback: Callable[..., Any] | None = None,
+    verbose: int = 0,
+    progress: Progress | None = None,
+    wrap: Callable[[torch.Tensor], Any] = lambda x: x,
+) -> Fit:
+    """Minimize, refine, and measure.
+
+    Raises
+    ------
+    ValueError
+        If residuals or the Jacobian are not finite at the start.
+    """
+    everyone = torch.arange(len(start.x), device=start.x.device)
+    cost = problem.cost(start.x, everyone)
+    _check_finite(cost.isfinite(), "residuals are", start)
+    near = problem.linearize(start.x, everyone)
+    _check_finite(near.finite, "the Jacobian is", start)
+    at = Iterates.begin(start.x, cost, near, start.scale)
+    watch = _watcher(callback, verbose, progress, tolerances, start, wrap)
+    rescale = start.scale is None
+    levenberg_marquardt(problem, at, start.bounds, tolerances, rescale=rescale, watch=watch)
+    rate = torch.zeros_like(cost)
+    small = problem.jac is not None and problem.jac[:1].numel() <= POLISHED
+    which = _to_refine(at, tolerances)
+    if small and len(which):
+        rate = _refine(problem, at, start, which, rescale=rescale)
+    if verbose:
+        _print_end(at, cost)
+    found = evidence_of(at, start.bounds, rate, problem.rows, problem.jacobian.noise)
+    tolerance = max(tolerances.ftol**0.5, tolerances.xtol, tolerances.gtol)
+    good = (
+        (at.status >= GTOL) & found.full & (found.stationarity <= tolerance) & (found.forward_error <= SURE)
+    )
+    accepted = good & (not problem.uncertified)
+    return Fit(at, found, tolerance, accepted, start.bounds.held(at.x, -at.near.gradient))
+
+
+def _to_refine(at: Iterates, tolerances: Tolerances) -> torch.Tensor:
+    """Problems that have passed a test with its usual tolerance, or a smaller one."""
+    usual = usual_tolerance(at.x.dtype)
+    tight = torch.zeros_like(at.status, dtype=torch.bool)
+    for status, tolerance in (
+        (GTOL, tolerances.gtol),
+        (FTOL, tolerances.ftol),
+        (XTOL, tolerances.xtol),
+        (BOTH, max(tolerances.ftol, tolerances.xtol)),
+    ):
+        tight |= (at.status == status) & (tolerance <= usual)
+    return tight.nonzero()[:, 0]
+
+
+def _refine(
+    problem: Residuals, at: Iterates, start: Start, which: torch.Tensor, *, rescale: bool
+) -> torch.Tensor:
+    """Go on to what rounding errors allow; returns by what the last steps shrank.
+
+    The trust region comes first: where a valley is curved, a Gauss-Newton step may lead up its side.
+    """
+    if problem.jacobian.take_care():
+        problem.cost(at.x[which], which)
+        at.near.put(which, problem.linearize(at.x[which], which))
+    status, tiny = at.status.clone(), usual_tolerance(at.x.dtype) ** 1.5
+    at.status[which] = RUNNING
+    tight = Tolerances(tiny, tiny, tiny, at.nfev + MORE_CALLS)
+    levenberg_marquardt(problem, at, start.bounds, tight, rescale=rescale)
+    at.status = status
+    return polish(problem, at, start.bounds, which)
+
+
+def _check_finite(finite: torch.Tensor, what: str, start: Start) -> None:
+    if not bool(finite.all()):
+        place = int((~finite).nonzero()[0, 0])
+        whose = f" of problem {place}" if start.batch else ""
+        raise ValueError(f"{what} not finite at x0{whose}: start where fun is defined")
+
+
+def _watcher(
+    callback: Callable[..., Any] | None,
+    verbose: int,
+    progress: Progress | None,
+    tolerances: Tolerances,
+    start: Start,
+    wrap: Callable[[torch.Tensor], Any],
+) -> Callable[[Iterates], bool]:
+    """What is told after each step; True to stop."""
+    done = stage(progress, "levenberg-marquardt")
+    told = _told(callback)
+    if callback is None and verbose < 2 and progress is None:
+        return lambda at: False
+    if verbose >= 2:
+        print(f"{'Iteration':^15}{'Total nfev':^15}{'Cost':^15}{'Optimality':^15}")
+
+    def watch(at: Iterates) -> bool:
+        steps = int(at.steps.max())
+        slope = float(at.near.gradient.abs().max())
+        if verbose >= 2:
+            print(f"{steps:^15}{at.nfev:^15}{float(at.cost.sum()):^15.4e}{slope:^15.2e}")
+        if progress is not None:
+            cosine = float(at.near.cosine(start.bounds.held(at.x, -at.near.gradient)).max())
+            done(
+                max(
+                    digits_done(cosine, min(0.5, tolerances.gtol or 1e-8)),
+                    float((at.status != RUNNING).double().mean()),
+                )
+            )
+        if told is None:
+            return False
+        shape = (*start.batch, at.x.shape[1])
+        state = SimpleNamespace(
+            x=wrap(at.x.reshape(shape).clone()),
+            cost=_number(at.cost, start.batch, wrap),
+            nit=steps,
+            nfev=at.nfev,
+            optimality=slope,
+        )
+        try:
+            return bool(told(state) or False)
+        except StopIteration:
+            return True
+
+    return watch
+
+
+def _told(callback: Callable[..., Any] | None) -> Callable[[SimpleNamespace], Any] | None:
+    """SciPy's two kinds of callbacks: of ``intermediate_result``, or of x."""
+    import inspect
+
+    if callback is None:
+        return None
+    if set(inspect.signature(callback).parameters) == {"intermediate_result"}:
+        return lambda state: callback(intermediate_result=state)
+    return lambda state: callback(state.x)
+
+
+def _number(values: torch.Tensor, batch: tuple[int, ...], wrap: Callable[[torch.Tensor], Any]) -> Any:
+    return wrap(values.reshape(batch).clone()) if batch else float(values[0])
+
+
+def _print_end(at: Iterates, first: torch.Tensor) -> None:
+    status = int(at.status.min()) if len(at.status) else GTOL
+    print(MESSAGES[status])
+    print(
+        f"Function evaluations {at.nfev}, initial cost {float(first.sum()):.4e}, final cost "
+        f"{float(at.cost.sum()):.4e}, first-order optimality {float(at.near.gradient.abs().max()):.2e}."
+    )

@@ -1,0 +1,221 @@
+"""The caller's function and its Jacobian, as functions of a batch of points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from neula.algorithms.nonlinear import differentiate
+from neula.algorithms.nonlinear.differentiate import NAMES, Differences, Function
+from neula.errors import check_name
+from neula.pipeline.inputs import FLOATS, take
+from neula.pipeline.memory import is_shortage
+
+MODES = ("forward", "reverse")
+SCHEMES = tuple(NAMES)
+TORCH = "torch"
+"""The mode with fewer directions."""
+
+
+@dataclass
+class Points:
+    """How points come to the caller, and residuals back.
+
+    Attributes
+    ----------
+    batch : tuple of int
+        Leading dimensions of x.
+    wrap : callable
+        Makes an array of the caller's library.
+    whole : Tensor, shape (P, n)
+        The last point of each problem. A function is called for all of them, also where only some are open.
+    """
+
+    batch: tuple[int, ...]
+    wrap: Callable[[torch.Tensor], Any]
+    whole: torch.Tensor
+
+    def given(self, x: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
+        """What the function is called with, shape (*batch, n), if problems ``which`` are at x."""
+        if len(which) < len(self.whole):
+            x = self.whole.to(x.dtype).index_copy(0, which, x)
+        return x.reshape(*self.batch, x.shape[-1])
+
+    def taken(self, out: torch.Tensor, which: torch.Tensor, name: str = "fun") -> torch.Tensor:
+        """What the function has returned, shape (len(which), ...)."""
+        if not self.batch:
+            return out[None]
+        if out.shape[: len(self.batch)] != self.batch:
+            raise ValueError(
+                f"{name} returned shape {tuple(out.shape)} for x of shape "
+                f"{(*self.batch, self.whole.shape[1])}: the leading dimensions must be {self.batch}, one "
+                "row for each problem"
+            )
+        out = out.reshape(len(self.whole), *out.shape[len(self.batch) :])
+        return out if len(which) == len(self.whole) else out[which]
+
+
+Call = Callable[[torch.Tensor, torch.Tensor, Any], torch.Tensor]
+"""From points, shape (P, n), the numbers of their problems and a block to residuals, shape (P, m)."""
+
+
+def tensor_of(out: Any, name: str, *, imaginary: bool = False) -> torch.Tensor:
+    """What a function of the caller has returned, as a tensor; complex only where x was.
+
+    Raises
+    ------
+    TypeError
+        For what is no array of numbers.
+    """
+    if isinstance(out, torch.Tensor) and (out.dtype in FLOATS or (imaginary and out.is_complex())):
+        return out
+    if imaginary and isinstance(out, np.ndarray) and out.dtype.kind == "c":
+        return torch.from_numpy(out)
+    return take(
+        np.asarray(out, dtype=np.float64) if isinstance(out, (list, tuple, float, int)) else out, name
+    ).tensor
+
+
+def residuals(points: Points, fun: Callable[..., Any], *, blocked: bool) -> Call:
+    """The caller's function of x, or of x and a block."""
+
+    def call(x: torch.Tensor, which: torch.Tensor, item: Any) -> torch.Tensor:
+        given = points.wrap(points.given(x, which))
+        out = tensor_of(fun(given, *([item] if blocked else [])), "fun(x)", imaginary=x.is_complex())
+        if out.ndim == len(points.batch):  # a number for each problem
+            out = out[..., None]
+        if out.ndim != len(points.batch) + 1:
+            raise ValueError(
+                "fun must return one row of residuals for each problem, of at most 1 dimension, got shape "
+                f"{tuple(out.shape)}: flatten it"
+            )
+        return points.taken(out.to(x.device), which)
+
+    return call
+
+
+def derivatives(points: Points, jac: Callable[..., Any], *, blocked: bool) -> Call:
+    """The caller's Jacobian."""
+
+    def call(x: torch.Tensor, which: torch.Tensor, item: Any) -> torch.Tensor:
+        given = points.wrap(points.given(x, which))
+        out = tensor_of(jac(given, *([item] if blocked else [])), "jac(x)")
+        return points.taken(out.to(x.device), which, "jac")
+
+    return call
+
+
+def mode_of(jac: Any, *, is_tensor: bool) -> str:
+    """How the Jacobian is found.
+
+    Raises
+    ------
+    ValueError
+        For an unknown name, and for derivatives of what is not of torch.
+    """
+    if jac is None or callable(jac):
+        return TORCH if is_tensor else "2-point"
+    check_name("jac", jac, (*MODES, *SCHEMES))
+    if jac in MODES and not is_tensor:
+        raise ValueError(f"jac={jac!r} differentiates functions of torch: pass x0 as a tensor")
+    return str(jac)
+
+
+@dataclass
+class Jacobian:
+    """The Jacobian, from the caller or found here.
+
+    Attributes
+    ----------
+    call : callable
+        The residuals.
+    given : callable or None
+        The caller's own: from points, numbers and a block to shape (P, m, n).
+    mode : str
+        One of :data:`MODES` or :data:`SCHEMES`, or :data:`TORCH`.
+    differences : Differences
+        Their steps, and where the function may be called.
+    default : bool
+        Whether the mode was not named: another one may take its place.
+    typical : Tensor, shape (P, n)
+        Largest sizes that variables have had.
+    ways : tuple of callable
+        To derivatives of torch; the first one works.
+    """
+
+    call: Call
+    given: Call | None
+    mode: str
+    differences: Differences
+    default: bool
+    typical: torch.Tensor
+    ways: tuple[Callable[[Function, torch.Tensor, torch.Tensor], None], ...] = ()
+
+    @property
+    def noise(self) -> float:
+        """Relative error of its columns."""
+        dtype = self.typical.dtype
+        known = self.given is not None or self.mode not in SCHEMES
+        return torch.finfo(dtype).eps if known else differentiate.noise(self.mode, dtype)
+
+    def take_care(self) -> bool:
+        """Go on with the best differences where one-sided ones were not named; False where there are none."""
+        found = self.default and self.mode == "2-point"
+        if found:
+            self.mode = "5-point"
+        return found
+
+    def write(
+        self, x: torch.Tensor, which: torch.Tensor, item: Any, f: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        """Write it to ``out``, shape (P, m, n), at x where the residuals are f."""
+        if self.given is not None:
+            out.copy_(self._checked(self.given(x, which, item), out))
+        elif self.mode in SCHEMES:
+            self._by_differences(x, which, item, f, out)
+        else:
+            self._by_derivatives(lambda point: self.call(point, which, item), x, out)
+
+    def _checked(self, found: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        if found.shape != out.shape:
+            raise ValueError(
+                f"the return value of jac has wrong shape: expected {tuple(out.shape[1:])} (a row for each "
+                f"residual, a column for each variable), got {tuple(found.shape[1:])}"
+            )
+        return found
+
+    def _by_differences(
+        self, x: torch.Tensor, which: torch.Tensor, item: Any, f: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        self.typical[which] = torch.maximum(self.typical[which], x.abs())
+        whole = self.differences
+        here = Differences(self.mode, whole.lower[which], whole.upper[which], whole.relative_step)
+        here(lambda point: self.call(point, which, item), x, f, self.typical[which], out)
+
+    def _by_derivatives(self, function: Function, x: torch.Tensor, out: torch.Tensor) -> None:
+        """Where the mode was not named, by what torch can do with the function: found out once."""
+        if not self.ways:
+            by_columns = (differentiate.columns, differentiate.forward)
+            by_rows = (differentiate.rows, differentiate.rows_one_by_one)
+            usual = by_rows if out.shape[2] > out.shape[1] else (*by_columns, *by_rows)
+            self.ways = {"forward": by_columns[1:], "reverse": by_rows[:1]}.get(self.mode, usual)
+        here = torch.empty_like(out, dtype=x.dtype, device=x.device) if out.dtype != x.dtype else out
+        while True:
+            try:
+                self.ways[0](function, x, here)
+                break
+            except (RuntimeError, NotImplementedError) as error:
+                if is_shortage(error):
+                    raise
+                if len(self.ways) == 1:
+                    raise TypeError(
+                        f"torch cannot differentiate fun ({str(error).splitlines()[0]}): pass jac='3-point', "
+                        "or a function that returns the Jacobian"
+                    ) from error
+                self.ways = self.ways[1:]
+        if here is not out:
+            out.copy_(here)

@@ -1,0 +1,220 @@
+"""Non-linear least squares: check the input, minimize, measure, give back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Unpack, overload
+
+import numpy as np
+import torch
+
+from neula.algorithms.nonlinear.differentiate import Differences
+from neula.engines import Engine
+from neula.pipeline.call import Call
+from neula.pipeline.compilation import eager
+from neula.pipeline.inputs import refuse_gradient
+from neula.pipeline.progress import Progress
+from neula.pipeline.result import LeastSquaresResult
+from neula.problems.nonlinear.fit import run_fit
+from neula.problems.nonlinear.functions import Jacobian, Points, derivatives, mode_of, residuals
+from neula.problems.nonlinear.outcome import result_of
+from neula.problems.nonlinear.problem import Start, check_names, loss_of, step_of, tolerances_of
+from neula.problems.nonlinear.residuals import Residuals
+from neula.problems.signatures import Kind, LeastSquaresKeywords
+
+NOWHERE = (-np.inf, np.inf)
+
+
+@overload
+def least_squares(
+    fun: Callable[..., Any],
+    x0: Kind,
+    jac: Any = ...,
+    bounds: Any = ...,
+    method: str = ...,
+    **keywords: Unpack[LeastSquaresKeywords],
+) -> LeastSquaresResult[Kind]: ...
+@overload
+def least_squares(
+    fun: Callable[..., Any],
+    x0: Any,
+    jac: Any = ...,
+    bounds: Any = ...,
+    method: str = ...,
+    **keywords: Unpack[LeastSquaresKeywords],
+) -> LeastSquaresResult[Any]: ...
+@eager
+def least_squares(
+    fun: Callable[..., Any],
+    x0: Any,
+    jac: Any = None,
+    bounds: Any = NOWHERE,
+    method: str = "trf",
+    *,
+    ftol: float | None = 1e-8,
+    xtol: float | None = 1e-8,
+    gtol: float | None = 1e-8,
+    x_scale: Any = None,
+    loss: Any = "linear",
+    f_scale: Any = 1.0,
+    diff_step: Any = None,
+    max_nfev: int | None = None,
+    verbose: int = 0,
+    args: Iterable[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    callback: Callable[..., Any] | None = None,
+    blocks: Sequence[Any] | None = None,
+    engine: str | Engine = "auto",
+    strict: bool = False,
+    progress: Progress | None = None,
+) -> LeastSquaresResult:
+    """Minimize half the sum of squares of a function, or of many functions at once, within bounds.
+
+    The method of Levenberg and Marquardt in a trust region: each iteration factorizes the Jacobian once, in
+    double precision, and tries damped steps by QR of R with the damping below it. When one of SciPy's tests
+    is passed, with its usual tolerance or a smaller one, Gauss-Newton steps go on while they shrink, so that
+    x is as accurate as rounding errors allow. Parameters mean what they mean to
+    :func:`scipy.optimize.least_squares`, unless said otherwise.
+
+    Parameters
+    ----------
+    fun : callable
+        ``fun(x, *args, **kwargs)`` returns the residuals, shape (m,). It is called with an array like ``x0``:
+        of NumPy, or a tensor. Of a batch, with x of shape (*batch, n), it returns shape (*batch, m), each row
+        from its own row of x alone.
+    x0 : array_like, shape (n,) or (*batch, n)
+        Where to begin. Tensors keep their dtype; all else is taken as float64, as in SciPy.
+    jac : {"forward", "reverse", "2-point", "3-point", "cs"} or callable, optional
+        ``jac(x, *args, **kwargs)`` of shape (*batch, m, n); or derivatives of torch in one mode, or
+        differences. By default torch, in the mode with fewer directions, where ``x0`` is a tensor; else
+        2-point differences, and 3-point ones for the Gauss-Newton steps at the end.
+    bounds : pair of array_like, or scipy.optimize.Bounds, optional
+        Lower and upper bounds, broadcast with ``x0``.
+    method : {"trf", "dogbox", "lm"}, optional
+        For SciPy's sake: it is the same method each time. It takes bounds, losses and batches in any case.
+    ftol, xtol, gtol : float or None, optional
+        The relative change of the cost, in fact and as promised by the model; the length of the step relative
+        to x, both scaled; and the largest cosine of the angle between residuals and a column of the Jacobian
+        (the last as for SciPy's "lm": no units matter). In formats coarser than float64 those below their
+        spacing are taken as its root. None: no such test.
+    x_scale : {"jac"} or array_like, optional
+        Sizes of the variables; by default the largest norms of the columns so far set the scale.
+    loss : {"linear", "soft_l1", "huber", "cauchy", "arctan"} or callable, optional
+    f_scale : float, optional
+        Beyond what residuals count as outliers.
+    diff_step : array_like, optional
+        Relative steps of differences.
+    max_nfev : int, optional
+        Calls of ``fun``, without those for differences; by default ``100 n (n + 1)``. The refinement at the
+        end may take some more.
+    verbose : {0, 1, 2}, optional
+    args, kwargs : optional
+        Further arguments of ``fun`` and ``jac``.
+    callback : callable, optional
+        Called after each step, with x, or with ``intermediate_result`` if that is the name of its parameter
+        (with x, cost, nit, nfev, optimality); it stops the fit by StopIteration, or by returning True.
+    blocks : sequence, optional
+        Of a Jacobian that does not fit in memory: for each item ``fun(x, item, *args, **kwargs)`` returns
+        some of the residuals, and the triangular factor is merged from block to block. A block should have
+        several times as many rows as there are variables.
+    engine : {"auto", "cpu", "cuda", "emulated"} or Engine, optional
+        What factorizes. ``"auto"`` goes by the device of ``x0``.
+    strict : bool, optional
+        Raise an :class:`~neula.pipeline.result.AccuracyError` where there would be a warning.
+    progress : callable or bool, optional
+        Called with the name of the stage and the part of it that is done; True shows a bar.
+
+    Returns
+    -------
+    LeastSquaresResult
+        With SciPy's fields, and with the evidence: ``converged``, ``stationarity``, ``rank``, ``condition``,
+        ``forward_error``, ``digits``; and ``covariance()``, ``standard_errors()``, ``leverage()``.
+
+    Raises
+    ------
+    ValueError
+        If bounds exclude ``x0`` or each other, residuals or the Jacobian are not finite at ``x0``, shapes do
+        not fit, or a name is unknown.
+    TypeError
+        For what is no array of numbers, and if torch cannot differentiate ``fun``.
+    AccuracyError
+        If x is not certified and ``strict`` is set.
+
+    Warns
+    -----
+    AccuracyWarning
+        If x is not certified to be a stationary point with a Jacobian of full rank.
+
+    See Also
+    --------
+    curve_fit : for a model and data.
+    lstsq : where residuals are linear in x.
+
+    Notes
+    -----
+    The trust region is that of [1]_, bounds are respected by steps of free variables alone [2]_. Where a step
+    leads to NaN or Inf it is refused, the region shrinks, and the result counts it.
+
+    The method finds a minimum near ``x0``, and the certificate says that it is one. That no other one is
+    lower it cannot say.
+
+    References
+    ----------
+    .. [1] J. J. Moré, "The Levenberg-Marquardt algorithm: implementation and theory", Numerical Analysis,
+       Lecture Notes in Mathematics 630, 1978.
+    .. [2] D. P. Bertsekas, "Projected Newton methods for optimization problems with simple constraints",
+       SIAM J. Control Optim. 20, 1982.
+
+    Examples
+    --------
+    >>> import numpy as np, neula
+    >>> def rosenbrock(x):
+    ...     return np.array([10 * (x[1] - x[0] ** 2), 1 - x[0]])
+    >>> result = neula.least_squares(rosenbrock, [-1.2, 1.0])
+    >>> result.x.round(12), result.converged
+    (array([1., 1.]), True)
+    """
+    call = begin({"x0": x0}, [*args, *dict(kwargs or {}).values()], engine, strict)
+    check_names(method, verbose)
+    is_tensor = isinstance(x0, torch.Tensor)
+    dtype = call.dtype if is_tensor else torch.float64
+    start = Start.of(call.first.tensor.to(dtype), bounds, x_scale, call.engine.device)
+    points = Points(start.batch, lambda x: call.give_back(x.clone(), x.dtype), start.x)
+    blocked = blocks is not None
+    function = residuals(points, with_arguments(fun, args, kwargs), blocked=blocked)
+    jacobian = Jacobian(
+        function,
+        derivatives(points, with_arguments(jac, args, kwargs), blocked=blocked) if callable(jac) else None,
+        mode_of(jac, is_tensor=is_tensor),
+        Differences("2-point", start.bounds.lower, start.bounds.upper, step_of(diff_step, start)),
+        jac is None,
+        start.x.abs(),
+    )
+    problem = Residuals(
+        function, jacobian, loss_of(loss, f_scale, points.wrap, call.engine.device), call.engine, blocks
+    )
+    fit = run_fit(
+        problem,
+        start,
+        tolerances_of(ftol, xtol, gtol, max_nfev, start.x),
+        callback=callback,
+        verbose=verbose,
+        progress=progress,
+        wrap=points.wrap,
+    )
+    return result_of(fit, problem, call, start)
+
+
+def with_arguments(
+    function: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any] | None
+) -> Callable[..., Any]:
+    """A function of what comes before these arguments."""
+    after, named = tuple(args), dict(kwargs or {})
+    return lambda *before: function(*before, *after, **named)
+
+
+def begin(arrays: Mapping[str, Any], others: Iterable[Any], engine: str | Engine, strict: bool) -> Call:
+    """Take the arrays and choose the engine; gradients would be lost in a fit, and are refused."""
+    for other in others:
+        refuse_gradient(other, "an argument of fun")
+    return Call.begin(arrays, engine=engine, strict=strict)

@@ -1,0 +1,215 @@
+"""A model and its data as residuals: what ``curve_fit`` makes of them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from neula.algorithms.nonlinear.differentiate import Differences
+from neula.pipeline.inputs import take
+from neula.problems.nonlinear.functions import SCHEMES, Jacobian, mode_of, tensor_of
+
+
+@dataclass(frozen=True)
+class Model:
+    """``f(xdata, *params)``, called with the parameters of one problem, or of several.
+
+    Attributes
+    ----------
+    f : callable
+    wrap : callable
+        Makes an array of the caller's library.
+    batch : tuple of int
+        Leading dimensions of the data.
+    is_tensor : bool
+        Whether f is a function of torch.
+    """
+
+    f: Callable[..., Any]
+    wrap: Callable[[torch.Tensor], Any]
+    batch: tuple[int, ...]
+    is_tensor: bool
+
+    def values(self, function: Callable[..., Any], xdata: Any, x: torch.Tensor, name: str) -> torch.Tensor:
+        """The model, or another function of the same arguments, at parameters x, shape (P, n).
+
+        Of a batch each parameter has shape (P, 1), else none.
+        """
+        rows = x[:, :, None].unbind(1) if self.batch else x[0].unbind()
+        given = [self.wrap(value) for value in rows]
+        if not self.batch and not self.is_tensor:
+            given = [value[()] for value in given]
+        out = tensor_of(function(xdata, *given), name, imaginary=x.is_complex()).to(x.device)
+        return out if self.batch else out[None]
+
+    def of(self, xdata: Any, which: torch.Tensor, shape: tuple[int, ...]) -> Any:
+        """What problems ``which`` take from ``xdata``: their rows, if it has the shape of the data."""
+        if not self.batch or tuple(getattr(xdata, "shape", ())) != shape:
+            return xdata
+        rows = xdata.reshape(-1, shape[-1])
+        return rows[which.to(rows.device) if isinstance(rows, torch.Tensor) else which.cpu().numpy()]
+
+
+@dataclass(frozen=True)
+class Observations:
+    """Residuals of a model, in units of their standard deviations.
+
+    Attributes
+    ----------
+    model : Model
+    xdata : object
+    y : Tensor, shape (P, m)
+    shape : tuple of int
+        Of the data as they came.
+    deviations : Tensor, shape (P, m), or None
+    factor : Tensor, shape (P, m, m), or None
+        Lower Cholesky factors of their covariance matrices.
+    """
+
+    model: Model
+    xdata: Any
+    y: torch.Tensor
+    shape: tuple[int, ...]
+    deviations: torch.Tensor | None
+    factor: torch.Tensor | None
+
+    def residuals(self, x: torch.Tensor, which: torch.Tensor, _: Any) -> torch.Tensor:
+        """Of some problems at parameters x, shape (P, m)."""
+        xdata, y = self.model.of(self.xdata, which, self.shape), self.y[which]
+        found = self.model.values(self.model.f, xdata, x, "f(xdata, ...)")
+        try:
+            left = found - y
+        except RuntimeError:
+            left = found
+        if left.shape != y.shape:
+            raise ValueError(
+                "f must return one value for each observation, shape "
+                f"{tuple(y.shape[not self.model.batch :])}, got {tuple(found.shape[not self.model.batch :])}"
+            )
+        return self.whitened(left[..., None], which)[..., 0]
+
+    def derivatives(self, jac: Callable[..., Any]) -> Callable[..., torch.Tensor]:
+        """The caller's derivatives of the model by its parameters, whitened."""
+
+        def call(x: torch.Tensor, which: torch.Tensor, _: Any) -> torch.Tensor:
+            xdata = self.model.of(self.xdata, which, self.shape)
+            return self.whitened(self.model.values(jac, xdata, x, "jac(xdata, ...)"), which)
+
+        return call
+
+    def whitened(self, columns: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
+        """Columns, shape (P, m, k), in units of the standard deviations of observations."""
+        if self.deviations is not None:
+            return columns / self.deviations[which][..., None]
+        if self.factor is not None:
+            factor = self.factor[which].to(columns.dtype)
+            return torch.linalg.solve_triangular(factor, columns, upper=False)
+        return columns
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The model and its derivatives anywhere, at the parameters that were found.
+
+    Attributes
+    ----------
+    model : Model
+    jac : callable or str or None
+        As for :func:`neula.curve_fit`.
+    x : Tensor, shape (P, n)
+    shape : tuple of int
+        Of the data.
+    """
+
+    model: Model
+    jac: Any
+    x: torch.Tensor
+    shape: tuple[int, ...]
+
+    def __call__(self, xdata: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Values, shape (*batch, k), and derivatives, shape (*batch, k, n)."""
+        x, everyone = self.x, torch.arange(len(self.x), device=self.x.device)
+        if isinstance(xdata, (list, tuple)):
+            xdata = np.asarray(xdata, dtype=np.float64)
+
+        def call(x: torch.Tensor, which: torch.Tensor, _: Any) -> torch.Tensor:
+            found = self.model.values(
+                self.model.f, self.model.of(xdata, which, self.shape), x, "f(xdata, ...)"
+            )
+            return found if found.ndim > 1 else found[:, None]
+
+        with torch.no_grad():
+            y = call(x, everyone, None)
+            given = None
+            if callable(self.jac):
+                given = self.model.values(self.jac, self.model.of(xdata, everyone, self.shape), x, "jac")
+            mode = mode_of(self.jac, is_tensor=self.model.is_tensor)
+            endless = torch.full_like(x, torch.inf, dtype=torch.float64)
+            found = Jacobian(
+                call,
+                None,
+                "5-point" if mode in SCHEMES and mode != "cs" else mode,
+                Differences("5-point", -endless, endless),
+                self.jac is None,
+                x.abs(),
+            )
+            slopes = y.new_empty(*y.shape, x.shape[1])
+            if given is None:
+                found.write(x, everyone, None, y, slopes)
+            else:
+                slopes.copy_(given)
+        return y.reshape(*self.model.batch, -1), slopes.reshape(*self.model.batch, *slopes.shape[1:])
+
+
+def parameters_of(f: Callable[..., Any]) -> int:
+    """How many parameters a model has, by its signature.
+
+    Raises
+    ------
+    ValueError
+        If that does not say.
+    """
+    parameters = list(inspect.signature(f).parameters.values())
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(named) < 2 or any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        raise ValueError(f"the number of parameters cannot be told from f{inspect.signature(f)}: pass p0")
+    return len(named) - 1
+
+
+def spread_of(
+    sigma: Any, y: torch.Tensor, shape: tuple[int, ...]
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Standard deviations of observations, or Cholesky factors of their covariance matrices.
+
+    Raises
+    ------
+    ValueError
+        If sigma does not fit, is not positive, or not positive definite.
+    """
+    if sigma is None:
+        return None, None
+    array = sigma if isinstance(sigma, torch.Tensor) else np.asarray(sigma, dtype=np.float64)
+    tensor = take(array, "sigma").tensor.to(y)
+    m = shape[-1]
+    if tensor.ndim == len(shape) + 1 or (tensor.shape == (m, m) and tensor.shape != shape):
+        wide = tensor.double().expand(*shape, m) if tensor.shape[-2:] == (m, m) else None
+        if wide is not None:
+            factor, info = torch.linalg.cholesky_ex(wide)
+            if bool((info > 0).any()):
+                raise ValueError("sigma must be positive definite")
+            return None, factor.reshape(-1, m, m)
+    try:
+        deviations = tensor.expand(shape).reshape(y.shape)
+    except RuntimeError:
+        raise ValueError(
+            f"sigma has incorrect shape {tuple(tensor.shape)}: expected {shape}, or {(*shape, m)} for "
+            "covariances"
+        ) from None
+    if not bool((deviations > 0).all()):
+        raise ValueError("sigma must be positive: it holds standard deviations of the observations")
+    return deviations, None

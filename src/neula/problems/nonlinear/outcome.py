@@ -1,0 +1,83 @@
+"""What the caller gets of a fit."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from neula.algorithms.nonlinear.levenberg_marquardt import GTOL
+from neula.certificates.forward_error import SURE
+from neula.pipeline.call import Call
+from neula.pipeline.result import LeastSquaresResult, report_missed
+from neula.problems.nonlinear.fit import MESSAGES, Fit
+from neula.problems.nonlinear.problem import Start
+from neula.problems.nonlinear.residuals import Residuals
+
+
+def result_of(fit: Fit, problem: Residuals, call: Call, start: Start) -> LeastSquaresResult:
+    """In the library of x0; says so where a problem is not certified."""
+    at, found, batch = fit.at, fit.evidence, start.batch
+    dtype = at.x.dtype
+
+    def array(x: torch.Tensor, kind: torch.dtype = dtype) -> Any:
+        return call.give_back(x.reshape(*batch, *x.shape[1:]), kind)
+
+    def number(values: torch.Tensor) -> Any:
+        wide = values.cpu().numpy()
+        return wide.reshape(batch) if batch else wide[0].item()
+
+    worst = int(at.status.min()) if len(at.status) else GTOL
+    slopes = at.near.gradient.masked_fill(fit.held, 0.0).abs().amax(1)
+    at_bounds = (at.x >= start.bounds.upper).long() - (at.x <= start.bounds.lower).long()
+    error = float(found.forward_error.max()) if len(at.x) else 0.0
+    result = LeastSquaresResult(
+        x=array(at.x),
+        cost=number(at.cost),
+        fun=None if problem.fun is None else array(problem.fun),
+        jac=None if problem.jac is None else array(problem.jac),
+        grad=array(at.near.gradient),
+        optimality=number(slopes),
+        active_mask=array(at_bounds, torch.int64),
+        nfev=at.nfev,
+        njev=at.njev,
+        status=number(at.status),
+        message=MESSAGES[worst],
+        success=worst >= GTOL,
+        converged=bool(fit.accepted.all()),
+        stationarity=number(found.stationarity),
+        tolerance=fit.tolerance,
+        rank=number(found.rank),
+        determined=number(found.determined),
+        condition=number(found.condition),
+        forward_error=number(found.forward_error),
+        digits=digits(error),
+        nit=number(at.steps),
+        refused=number(at.refused),
+        R=array(at.near.r.triu(), torch.float64),
+        observations=problem.rows,
+        accepted=fit.accepted.cpu().numpy().reshape(batch),
+        engine=str(call.engine),
+        seconds=call.seconds,
+    )
+    if not result.converged:
+        missed = np.argwhere(~np.asarray(result.accepted)).tolist()
+        report_missed(
+            "the fit is not certified",
+            fit.why(problem.uncertified),
+            result,
+            missed,
+            strict=call.strict,
+            unsure=not error <= SURE,
+            name="x0",
+        )
+    return result
+
+
+def digits(error: float) -> float:
+    """Decimal digits that an error leaves."""
+    if not error > 0:
+        return math.inf if error == 0 else 0.0
+    return max(0.0, -math.log10(error))

@@ -1,0 +1,206 @@
+"""What a non-linear fit asks for, checked as SciPy checks it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from neula.algorithms.nonlinear.feasible import Bounds
+from neula.algorithms.nonlinear.levenberg_marquardt import Tolerances
+from neula.algorithms.nonlinear.losses import LOSSES, Loss, Rho
+from neula.errors import check_name
+from neula.pipeline.inputs import take
+from neula.problems.nonlinear.functions import tensor_of
+
+METHODS = ("trf", "dogbox", "lm")
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a fit begins.
+
+    Attributes
+    ----------
+    x : Tensor, shape (P, n)
+    batch : tuple of int
+        Leading dimensions.
+    bounds : Bounds
+    scale : Tensor, shape (P, n), or None
+        Reciprocals of the sizes of variables; None for those of the Jacobian.
+    """
+
+    x: torch.Tensor
+    batch: tuple[int, ...]
+    bounds: Bounds
+    scale: torch.Tensor | None
+
+    @classmethod
+    def of(cls, x0: torch.Tensor, bounds: Any, x_scale: Any, device: torch.device) -> Start:
+        """Check it.
+
+        Raises
+        ------
+        ValueError
+            For no variables, numbers that are not finite, and bounds or scales that do not fit x0.
+        """
+        x = torch.atleast_1d(x0).detach()
+        *batch, n = x.shape
+        if n == 0:
+            raise ValueError(f"x0 of shape {tuple(x.shape)} has no variables: there is nothing to fit")
+        if not bool(x.isfinite().all()):
+            raise ValueError("x0 must be finite")
+        flat = x.reshape(-1, n).to(device)
+        limits = bounds_of(bounds, x.shape, device, x.dtype)
+        if bool((limits.lower >= limits.upper).any()):
+            raise ValueError("each lower bound must be strictly less than each upper bound")
+        outside = (flat.double() < limits.lower) | (flat.double() > limits.upper)
+        if bool(outside.any()):
+            where = tuple(outside.nonzero()[0].tolist())
+            low, high = float(limits.lower[where]), float(limits.upper[where])
+            raise ValueError(
+                f"x0 is outside of the bounds: variable {where[-1]} is {float(flat[where]):.6g}, allowed is "
+                f"{low:.6g} to {high:.6g}"
+            )
+        return cls(flat, tuple(batch), limits, scale_of(x_scale, x.shape, device))
+
+
+def bounds_of(bounds: Any, shape: torch.Size, device: torch.device, dtype: torch.dtype) -> Bounds:
+    """From a pair of numbers or arrays, or from SciPy's ``Bounds``, as numbers that x can be.
+
+    Raises
+    ------
+    ValueError
+        If they do not fit x0, or are NaN.
+    """
+    pair = (bounds.lb, bounds.ub) if hasattr(bounds, "lb") else tuple(bounds)
+    if len(pair) != 2:
+        raise ValueError(f"bounds must be a pair of lower and upper ones, got {len(pair)}")
+    ends = [_like(end, name, shape, device) for end, name in zip(pair, ("lower", "upper"), strict=True)]
+    if any(bool(end.isnan().any()) for end in ends):
+        raise ValueError("bounds must not be NaN: infinite ones are none")
+    return Bounds.of(*(end.to(dtype).double() for end in ends))
+
+
+def scale_of(x_scale: Any, shape: torch.Size, device: torch.device) -> torch.Tensor | None:
+    """Reciprocals of the sizes of variables.
+
+    Raises
+    ------
+    ValueError
+        Unless they are positive and fit x0, or are those of the Jacobian.
+    """
+    if x_scale is None or (isinstance(x_scale, str) and x_scale == "jac"):
+        return None
+    if isinstance(x_scale, str):
+        raise ValueError(f"x_scale must be 'jac' or positive numbers, got {x_scale!r}")
+    sizes = _like(x_scale, "x_scale", shape, device)
+    if not bool((sizes.isfinite() & (sizes > 0)).all()):
+        raise ValueError("x_scale must be 'jac' or positive numbers")
+    return 1 / sizes
+
+
+def step_of(diff_step: Any, start: Start) -> torch.Tensor | None:
+    """Relative steps of differences.
+
+    Raises
+    ------
+    ValueError
+        Unless they are positive and fit x0.
+    """
+    if diff_step is None:
+        return None
+    shape = torch.Size((*start.batch, start.x.shape[1]))
+    steps = _like(diff_step, "diff_step", shape, start.x.device)
+    if not bool((steps > 0).all()):
+        raise ValueError(f"diff_step must be positive, got {diff_step}")
+    return steps.to(start.x.dtype)
+
+
+def _like(numbers: Any, name: str, shape: torch.Size, device: torch.device) -> torch.Tensor:
+    # A copy: SciPy's bounds may be views that NumPy does not like to be asked about.
+    array = numbers if isinstance(numbers, torch.Tensor) else np.array(numbers, dtype=np.float64)
+    tensor = take(array, name).tensor.to(device, torch.float64)
+    try:
+        return tensor.expand(shape).reshape(-1, shape[-1]).clone()
+    except RuntimeError:
+        raise ValueError(
+            f"{name} of shape {tuple(tensor.shape)} does not fit x0 of shape {tuple(shape)}"
+        ) from None
+
+
+def usual_tolerance(dtype: torch.dtype) -> float:
+    """SciPy's 1e-8 in double precision, elsewhere the root of the spacing of numbers."""
+    return 1e-8 if dtype == torch.float64 else torch.finfo(dtype).eps ** 0.5
+
+
+def check_names(method: str | None, verbose: int) -> None:
+    """Refuse unknown ones.
+
+    Raises
+    ------
+    ValueError
+        That lists those that are known.
+    """
+    check_name("method", method, METHODS, optional=True)
+    if verbose not in (0, 1, 2):
+        raise ValueError(f"verbose must be 0, 1 or 2, got {verbose!r}")
+
+
+def tolerances_of(
+    ftol: float | None, xtol: float | None, gtol: float | None, max_nfev: int | None, x: torch.Tensor
+) -> Tolerances:
+    """Those that are None are zero; in coarser formats than float64 those below their spacing are its root.
+
+    Raises
+    ------
+    ValueError
+        If all are below the unit roundoff, or no call is allowed.
+    """
+    eps = torch.finfo(x.dtype).eps
+    named = {"ftol": ftol, "xtol": xtol, "gtol": gtol}
+    for name, value in named.items():
+        if value is not None and not value >= 0:
+            raise ValueError(f"{name} must be a number that is not negative, or None, got {value}")
+    found = {name: 0.0 if value is None else float(value) for name, value in named.items()}
+    if x.dtype != torch.float64:
+        found = {k: usual_tolerance(x.dtype) if 0 < v < eps else v for k, v in found.items()}
+    if all(value < eps for value in found.values()):
+        raise ValueError(f"at least one of the tolerances must be higher than machine epsilon ({eps:.2e})")
+    if max_nfev is not None and max_nfev <= 0:
+        raise ValueError(f"max_nfev must be None or a positive integer, got {max_nfev}")
+    n = x.shape[1]
+    return Tolerances(**found, max_nfev=100 * n * (n + 1) if max_nfev is None else int(max_nfev))
+
+
+def loss_of(loss: Any, f_scale: Any, wrap: Any, device: torch.device) -> Loss:
+    """A loss by name, or one of the caller.
+
+    Raises
+    ------
+    ValueError
+        For an unknown name, or a scale that is not positive.
+    """
+    if not callable(loss):
+        check_name("loss", loss, tuple(LOSSES))
+    array = f_scale if isinstance(f_scale, torch.Tensor) else np.asarray(f_scale, dtype=np.float64)
+    scale = take(array, "f_scale").tensor.to(device, torch.float64)
+    if not bool((scale > 0).all()):
+        raise ValueError(f"f_scale must be positive, got {f_scale}")
+    if not callable(loss):
+        return Loss(None if loss == "linear" else LOSSES[loss], scale)
+
+    def rho(z: torch.Tensor) -> Rho:
+        """The caller's, for one row of residuals at a time."""
+        rows = [tensor_of(loss(wrap(row)), "loss").to(device, torch.float64) for row in z]
+        if any(found.shape != (3, z.shape[1]) for found in rows):
+            raise ValueError(
+                f"the return value of loss has wrong shape: expected {(3, z.shape[1])}, got "
+                f"{tuple(rows[0].shape)}"
+            )
+        first, second, third = torch.stack(rows, 1)
+        return first, second, third
+
+    return Loss(rho, scale)

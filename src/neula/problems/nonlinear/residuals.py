@@ -1,0 +1,138 @@
+"""Residuals and their Jacobian near a point: what the method of Levenberg and Marquardt asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from neula.algorithms.nonlinear.damped import norm, triangle
+from neula.algorithms.nonlinear.levenberg_marquardt import Linearization
+from neula.algorithms.nonlinear.losses import Loss
+from neula.engines import Engine
+from neula.kernels.precision import exact_matmul, plain_arithmetic
+from neula.problems.nonlinear.functions import Call, Jacobian
+from neula.problems.orthogonal.certified import certified_qr
+
+REFLECTED = 1e7
+"""Work ``m n^2`` up to which reflections of the library take less than the evidence for anything else."""
+
+
+@dataclass
+class Residuals:
+    """Residuals of a batch of problems, all at once or block by block.
+
+    Attributes
+    ----------
+    call : callable
+    jacobian : Jacobian
+    loss : Loss
+    engine : Engine
+    blocks : sequence or None
+        What the function is called with, one after the other: no more than one block of the Jacobian is
+        ever held.
+    fun, jac : Tensor or None
+        Of each problem at the point where it was linearized last, shapes (P, m) and (P, m, n); the second is
+        scaled by the loss.
+    uncertified : str
+        Why the last triangular factor is not certified, if it is not.
+    rows : int
+        Residuals of a problem.
+    """
+
+    call: Call
+    jacobian: Jacobian
+    loss: Loss
+    engine: Engine
+    blocks: Sequence[Any] | None = None
+    fun: torch.Tensor | None = None
+    jac: torch.Tensor | None = None
+    uncertified: str = ""
+    rows: int = 0
+    _trial: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    _of: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+
+    def cost(self, x: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
+        """Half the sum of losses, shape (P,)."""
+        if self.blocks is not None:
+            found = torch.zeros(len(x), dtype=torch.float64, device=self.engine.device)
+            rows = 0
+            for item in self.blocks:
+                f = self._residuals(x, which, item)
+                found += self.loss.cost(f)
+                rows += f.shape[1]
+            self._check_rows(rows)
+            return found
+        self._trial, self._of = self._residuals(x, which, None), which
+        self._check_rows(self._trial.shape[1])
+        return self.loss.cost(self._trial)
+
+    def linearize(self, x: torch.Tensor, which: torch.Tensor) -> Linearization:
+        """At points for which :meth:`cost` was called last, or some of them."""
+        if self.blocks is not None:
+            return self._merged(x, which)
+        f = self._trial if len(which) == len(self._of) else self._trial[torch.searchsorted(self._of, which)]
+        j = self._scaled_jacobian(x, which, None, f)
+        if self.fun is None or self.jac is None or len(which) == len(self.fun):
+            self.fun, self.jac = f, j
+        else:
+            self.fun[which], self.jac[which] = f, j
+        scaled, size = f * self.loss.weights(f)[1], self.loss.size(f)
+        with plain_arithmetic(self.engine.device):
+            gradient = exact_matmul(j.mT, scaled[..., None])[..., 0]
+            return Linearization(*self._factor(j, scaled), gradient, norm(j, dim=1), size)
+
+    def _merged(self, x: torch.Tensor, which: torch.Tensor) -> Linearization:
+        """From block to block: R of what came before, above the rows that come."""
+        count, n = x.shape
+        whole: Linearization | None = None
+        for item in self.blocks or ():
+            f = self._residuals(x, which, item)
+            j = self._scaled_jacobian(x, which, item, f)
+            size, f = self.loss.size(f), f * self.loss.weights(f)[1]
+            with plain_arithmetic(self.engine.device):
+                gradient = exact_matmul(j.mT, f[..., None])[..., 0]
+                norms = norm(j, dim=1)
+                if whole is not None:
+                    j, f = torch.cat([whole.r, j], 1), torch.cat([whole.c, f], 1)
+                    gradient, norms = gradient + whole.gradient, torch.hypot(norms, whole.norms)
+                    size = torch.hypot(size, whole.size)
+                whole = Linearization(*self._factor(j, f), gradient, norms, size)
+        if whole is None:
+            zeros = torch.zeros(count, n, dtype=torch.float64, device=self.engine.device)
+            whole = Linearization(torch.diag_embed(zeros), zeros, zeros, zeros, zeros.sum(1))
+        return whole
+
+    def _residuals(self, x: torch.Tensor, which: torch.Tensor, item: Any) -> torch.Tensor:
+        with torch.no_grad():
+            return self.call(x, which, item).detach().to(self.engine.device, torch.float64)
+
+    def _scaled_jacobian(
+        self, x: torch.Tensor, which: torch.Tensor, item: Any, f: torch.Tensor
+    ) -> torch.Tensor:
+        """Column-major: derivatives come by columns, and so do factorizations go."""
+        count, n = x.shape
+        j = torch.empty(count, n, f.shape[1], dtype=torch.float64, device=self.engine.device).mT
+        with torch.no_grad():
+            self.jacobian.write(x, which, item, f.to(x.device, x.dtype), j)
+        if self.loss.rho is not None:
+            j *= self.loss.weights(f)[0][..., None]
+        return j
+
+    def _factor(self, j: torch.Tensor, f: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """R of J, and ``Q^T f``."""
+        count, m, n = j.shape
+        small = j.device.type == "cpu" and count * m * n * n <= REFLECTED * count
+        if small or m < n or not j.numel():
+            return triangle(torch.cat([j, f[..., None]], -1))
+        found = certified_qr(j, self.engine)
+        accepted = bool(found.accepted.all()) or not bool(j.isfinite().all())
+        self.uncertified = "" if accepted else f"the Jacobian's QR: {found.attempts[-1].reason}"
+        return found.r, exact_matmul(found.q.mT, f[..., None])[..., 0]
+
+    def _check_rows(self, rows: int) -> None:
+        if self.rows and rows != self.rows:
+            raise ValueError(f"fun returned {self.rows} residuals before, and now {rows}")
+        self.rows = rows

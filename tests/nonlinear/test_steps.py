@@ -1,0 +1,171 @@
+"""Steps in trust regions and within bounds, and derivatives, by their definitions."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.optimize
+import torch
+
+from neula.algorithms.nonlinear import differentiate
+from neula.algorithms.nonlinear.damped import CLOSE, damped_steps, triangle
+from neula.algorithms.nonlinear.differentiate import Differences
+from neula.algorithms.nonlinear.feasible import Bounds, Quadratic, feasible_steps, without
+from neula.algorithms.nonlinear.losses import LOSSES, Loss
+
+GENERATOR = torch.Generator().manual_seed(1)
+
+
+def normal(*shape):
+    return torch.randn(*shape, dtype=torch.float64, generator=GENERATOR)
+
+
+def problems(kind, count=6, n=5):
+    r = normal(count, n, n).triu()
+    if kind == "singular":
+        r[:, 2, 2:] = 0
+    if kind == "ill-conditioned":
+        r = torch.linalg.qr(normal(count, n, n) * 10.0 ** torch.arange(0, -3 * n, -3))[1]
+    if kind == "zero":
+        r = torch.zeros_like(r)
+    return r, normal(count, n)
+
+
+@pytest.mark.parametrize("kind", ["regular", "singular", "ill-conditioned", "zero"])
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+def test_damped_steps(kind, size):
+    r, c = problems(kind)
+    scale = 10 ** normal(*c.shape)
+    radius = torch.full((len(r),), size, dtype=torch.float64)
+    p, damping = damped_steps(r, c, scale, radius, torch.zeros_like(radius))
+    length = (scale * p).norm(dim=1)
+    assert p.isfinite().all()
+    assert (length <= (1 + CLOSE) * radius).all()
+    gradient = (r.mT @ c[..., None])[..., 0]
+    # (R^T R + damping D^2) p = -R^T c, to rounding errors of its terms.
+    image = (r.mT @ (r @ p[..., None]))[..., 0]
+    left = image + damping[:, None] * scale**2 * p + gradient
+    terms = image.abs() + damping[:, None] * scale**2 * p.abs() + gradient.abs()
+    assert (left.norm(dim=1) <= 1e-9 * terms.norm(dim=1) + 1e-300).all()
+    on_boundary = damping > 0
+    if kind == "regular":
+        assert (length[on_boundary] >= (1 - CLOSE) * radius[on_boundary]).all()
+
+
+def test_triangle_of_few_rows():
+    r, c = triangle(normal(2, 3, 6))
+    assert r.shape == (2, 5, 5)
+    assert c.shape == (2, 5)
+    assert (r[:, 3:] == 0).all()
+
+
+def test_held_variables():
+    r, c = problems("regular")
+    held = torch.zeros(6, 5, dtype=torch.bool)
+    held[0, 2] = held[1, 0] = held[1, 4] = True
+    held[2] = True
+    short, right = without(r, c, held)
+    for k in range(6):
+        keep = ~held[k]
+        expected = torch.linalg.lstsq(r[k][:, keep], -c[k][:, None]).solution[:, 0]
+        found = -torch.linalg.solve_triangular(short[k], right[k][:, None], upper=True)[:, 0]
+        np.testing.assert_allclose(found[keep], expected, rtol=1e-9)
+        np.testing.assert_allclose(found[held[k]], 0, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [1e-3, 0.3, 1e3])
+def test_feasible_steps(size):
+    """They stay inside, the model falls, and where nothing is in the way they are the damped ones."""
+    r, c = problems("regular", count=40)
+    x = torch.rand(40, 5, dtype=torch.float64, generator=GENERATOR)
+    x[:10] = x[:10].round()  # in the corners
+    bounds = Bounds.of(torch.zeros_like(x), torch.ones_like(x))
+    radius = torch.full((40,), size, dtype=torch.float64)
+    model = Quadratic(r, c, torch.ones_like(x))
+    p, _ = feasible_steps(x, model, bounds, radius, torch.zeros_like(radius))
+    rounding = 4 * torch.finfo(x.dtype).eps
+    assert (x + p >= -rounding).all()
+    assert (x + p <= 1 + rounding).all()
+    gradient = (r.mT @ c[..., None])[..., 0]
+    stationary = (bounds.held(x, -gradient) | (gradient == 0)).all(1)
+    assert (model.decrease(p)[~stationary] > 0).all()
+    wide = Bounds.of(x - 1e9, x + 1e9)
+    np.testing.assert_allclose(
+        feasible_steps(x, model, wide, radius, torch.zeros_like(radius))[0],
+        damped_steps(r, c, torch.ones_like(x), radius, torch.zeros_like(radius))[0],
+        rtol=1e-5,
+        atol=1e-7,
+    )
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_losses_are_scipys(name):
+    f = normal(1, 30) * 3
+    scale = 0.7
+    weights = scipy.optimize.least_squares(
+        lambda x: f[0].numpy() + 0 * x, [0.0], loss=name, f_scale=scale, method="trf", max_nfev=1
+    )
+    loss = Loss(None if name == "linear" else LOSSES[name], torch.tensor(scale, dtype=torch.float64))
+    np.testing.assert_allclose(loss.cost(f)[0], weights.cost, rtol=1e-12)
+    # The gradient of the cost is that of the scaled problem.
+    z = f.clone().requires_grad_()
+    loss.cost(z).sum().backward()
+    rows, residuals = loss.weights(f)
+    np.testing.assert_allclose(rows * residuals * f, z.grad, rtol=1e-9)
+
+
+def wavy(x):
+    return torch.stack(
+        [torch.sin(3 * x[:, 0]) * x[:, 1], x[:, 0] * x[:, 2] ** 2, torch.exp(x[:, 1]), x[:, 2]], 1
+    )
+
+
+X = torch.tensor([[0.3, -1.2, 2.0], [1.1, 0.4, -0.7]], dtype=torch.float64)
+EXACT = torch.stack([torch.func.jacrev(lambda v: wavy(v[None])[0])(x) for x in X])
+
+
+@pytest.mark.parametrize("way", ["columns", "rows", "rows_one_by_one", "forward"])
+@pytest.mark.parametrize("memory", [1, differentiate.HOST_BYTES])
+def test_derivatives(way, memory, monkeypatch):
+    monkeypatch.setattr(differentiate, "HOST_BYTES", memory)
+    out = torch.empty_like(EXACT)
+    getattr(differentiate, way)(wavy, X, out)
+    np.testing.assert_allclose(out, EXACT, rtol=1e-14, atol=1e-15)
+
+
+@pytest.mark.parametrize("way", ["columns", "rows", "forward"])
+def test_derivatives_where_memory_is_short(way, monkeypatch):
+    """As many tangents at a time as there is memory for: what a function needs is a guess."""
+    name = "_batched_gradient" if way != "forward" else "chunk"
+    widths = []
+    usual = differentiate._batched_gradient
+
+    def short(f, x, basis):
+        widths.append(len(basis))
+        if len(basis) > 1:
+            raise torch.OutOfMemoryError
+        return usual(f, x, basis)
+
+    monkeypatch.setattr(differentiate, name, short if way != "forward" else lambda *_: 2)
+    out = torch.empty_like(EXACT)
+    getattr(differentiate, way)(wavy, X, out)
+    np.testing.assert_allclose(out, EXACT, rtol=1e-14, atol=1e-15)
+    assert way == "forward" or (widths[0] > 1 and widths[-1] == 1)
+
+
+@pytest.mark.parametrize("scheme", ["2-point", "3-point", "5-point", "cs"])
+def test_differences(scheme):
+    endless = torch.full_like(X, math.inf)
+    out = torch.empty_like(EXACT)
+    Differences(scheme, -endless, endless)(wavy, X, wavy(X), X.abs(), out)
+    error = (out - EXACT).abs().max().item()
+    # Ten derivatives' worth of truncation, and rounding: both go with the same power of the unit roundoff.
+    assert error < 100 * differentiate.noise(scheme, torch.float64)
+
+
+def test_differences_at_zero_are_as_long_as_x_has_been():
+    differences = Differences("2-point", -torch.ones(1, 3), torch.ones(1, 3))
+    x, typical = torch.tensor([[0.0, 1e-12, 1e-3]]).double(), torch.tensor([[1e3, 1e3, 1e-3]]).double()
+    steps = differences.steps(x, typical)
+    expected = 2.0**-26 * torch.tensor([1e3, 1e3, 1e-3])
+    np.testing.assert_allclose(steps[0], expected, rtol=1e-3)

@@ -1,0 +1,94 @@
+"""Formulas: what they mean, and that nothing else gets in."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from neula.io.expressions import FUNCTIONS, LONGEST, Formula
+
+X = np.array([0.25, 0.5, 0.75])
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("a*exp(-b*x) + c", 2 * np.exp(-3 * X) + 5),
+        ("a**2**b", 256 + 0 * X),
+        ("-x**2", -(X**2)),
+        ("(a + +b) / -c", -1 + 0 * X),
+        ("1e-3*x + 2.", 1e-3 * X + 2),
+        ("cos(2*pi*x)", np.cos(2 * math.pi * X)),
+        ("  sqrt(abs(-x))\n", np.sqrt(X)),
+        ("7", 7 + 0 * X),
+        ("exp(1) * x", math.e * X),
+    ],
+)
+def test_values(text, value):
+    formula = Formula.parse(text)
+    values = {"a": 2.0, "b": 3.0, "c": 5.0, "x": X}
+    np.testing.assert_allclose(formula(values) + 0 * X, value, rtol=1e-14, atol=1e-14)
+    tensors = {"a": torch.tensor(2.0).double(), "b": 3.0, "c": 5.0, "x": torch.from_numpy(X)}
+    np.testing.assert_allclose(formula(tensors) + 0 * tensors["x"], value, rtol=1e-14, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+def test_functions_of_both_libraries(name):
+    formula = Formula.parse(f"{name}(x)")
+    np.testing.assert_allclose(formula({"x": torch.from_numpy(X)}), formula({"x": X}), rtol=1e-13)
+
+
+def test_names_in_order():
+    assert Formula.parse("c*x + a*exp(b*x) + pi").names == ("c", "x", "a", "b")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("__import__('os').system('x')", "allowed are"),
+        ("__import__('os')", "unknown function"),
+        ("eval(a)", "unknown function"),
+        ("a.__class__", "allowed are"),
+        ("a[0]", "allowed are"),
+        ("(lambda: a)()", "allowed are"),
+        ("[a for a in b]", "allowed are"),
+        ("a if b else c", "allowed are"),
+        ("a and b", "allowed are"),
+        ("a < b", "allowed are"),
+        ("a // b", "allowed are"),
+        ("a @ b", "allowed are"),
+        ("~a", "allowed are"),
+        ("'text'", "allowed are"),
+        ("1j*a", "allowed are"),
+        ("True*a", "allowed are"),
+        ("...", "allowed are"),
+        ("exp(a, b)", "allowed are"),
+        ("exp(x=a)", "allowed are"),
+        ("exp(*a)", "allowed are"),
+        ("exp + a", "write exp"),
+        ("a^2", r"\*\*"),
+        ("a b", "not understood"),
+        ("a = b", "not understood"),
+        ("a; b", "not understood"),
+        ("", "not understood"),
+        ("a\0", "not understood"),
+        ("(" * 500 + "a" + ")" * 500, "not understood|nested"),
+        ("-" * 9000 + "a", "nested"),
+        ("a" * (LONGEST + 1), "too long"),
+    ],
+)
+def test_what_is_not_allowed(text, message):
+    with pytest.raises(ValueError, match=message) as error:
+        Formula.parse(text)
+    assert len(str(error.value)) < 1000
+
+
+def test_powers_do_not_grow_without_end():
+    with pytest.raises(OverflowError):
+        Formula.parse("9**9**9**9*a")({"a": 1.0})
+
+
+def test_a_name_without_a_value():
+    with pytest.raises(ValueError, match="'b' in the formula"):
+        Formula.parse("a + b")({"a": 1.0})
