@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         IllConditionedWarning,
         LstsqResult,
         LUFactors,
+        PolarResult,
         QRResult,
         SolveResult,
         SVDResult,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from neula.problems.orthogonal.orth import orth
     from neula.problems.orthogonal.qr import qr
     from neula.problems.orthogonal.tsqr import tsqr
+    from neula.problems.polar.polar import polar
     from neula.problems.products.matmul import matmul
     from neula.problems.systems.lu import lu_factor, lu_solve
     from neula.problems.systems.solve import solve
@@ -45,6 +47,7 @@ __all__ = [
     "IllConditionedWarning",
     "LUFactors",
     "LstsqResult",
+    "PolarResult",
     "QRCertificate",
     "QRResult",
     "SVDResult",
@@ -56,6 +59,7 @@ __all__ = [
     "matmul",
     "orth",
     "pinv",
+    "polar",
     "qr",
     "solve",
     "svd_lowrank",
@@ -71,6 +75,7 @@ _HOMES = {
     "matmul": "problems.products.matmul",
     "orth": "problems.orthogonal.orth",
     "pinv": "problems.least_squares.pinv",
+    "polar": "problems.polar.polar",
     "qr": "problems.orthogonal.qr",
     "solve": "problems.systems.solve",
     "svd_lowrank": "problems.low_rank.svd",

@@ -76,6 +76,14 @@ class TsqrKeywords(TypedDict, total=False):
     strict: bool
 
 
+class PolarKeywords(Common, total=False):
+    """Of :func:`neula.polar`."""
+
+    side: Literal["right", "left"] | None
+    rcond: float | None
+    completion: bool
+
+
 class CholeskyKeywords(Common, total=False):
     """Of :func:`neula.cholesky`."""
 

@@ -10,6 +10,7 @@ from neula.pipeline.result.attempts import (
 from neula.pipeline.result.cholesky import CholeskyResult
 from neula.pipeline.result.least_squares import LstsqResult
 from neula.pipeline.result.lu import LUFactors
+from neula.pipeline.result.polar import PolarResult
 from neula.pipeline.result.qr import QRResult
 from neula.pipeline.result.solution import SolutionResult
 from neula.pipeline.result.svd import SVDResult
@@ -23,6 +24,7 @@ __all__ = [
     "IllConditionedWarning",
     "LUFactors",
     "LstsqResult",
+    "PolarResult",
     "QRResult",
     "SVDResult",
     "SolutionResult",

@@ -1,0 +1,112 @@
+"""What is tried for polar factors, cheapest first, and when they are accepted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from neula.certificates.polar import PolarBounds, PolarNumbers
+from neula.engines import BF16, FP16, FP32, FP64, Arithmetic, Format, Tuning
+from neula.pipeline.chain import Answer, Link, Verdict
+from neula.pipeline.inputs import finite_members
+from neula.problems.polar.links import PolarLink, by_svd, polynomials
+from neula.problems.polar.problem import Matrices, Options, PolarValues
+
+SMALLEST = 7e-4
+"""Singular values that the first polynomials are made for, relative to the bound on the norm, which is up to
+1.4 times the largest one: of condition numbers up to 1e3."""
+
+ERROR = 5.5e-3
+"""What polynomials may leave at the accuracy of bf16; the rest of ``2^-7`` is for rounding errors."""
+
+
+def chain(options: Options) -> list[PolarLink]:
+    """What is tried: polynomials for condition numbers up to 1e3, for any, and the SVD.
+
+    For the accuracy of bf16 they are evaluated in fp16: bf16 would bury small singular values. Where LAPACK
+    is fast the SVD takes no longer than polynomials for any condition number. A threshold that the caller
+    names is for the SVD to decide.
+    """
+    tuning, target = options.engine.tuning, options.target
+    svd: PolarLink = Link("svd fp64", by_svd)
+    if options.rcond is not None:
+        return [svd]
+    wanted = FP16 if target is BF16 else FP64 if target is FP64 else FP32
+    first = _arithmetic(tuning, wanted)
+    error = ERROR if target is BF16 else target.u
+    tried = [polynomials(f"polynomials {first.name}", first, SMALLEST, error)]
+    if not tuning.lapack:
+        fine = _arithmetic(tuning, FP64 if target is FP64 else FP32)
+        label = f"more polynomials {fine.name}"
+        tried.append(polynomials(label, fine, fine.u / 2, error))
+    return [*tried, svd]
+
+
+def _arithmetic(tuning: Tuning, format: Format) -> Arithmetic:
+    """The cheapest that has the accuracy of a format, and is known to keep small singular values."""
+    name = tuning.cheapest(format)
+    return Arithmetic.named("fp32" if name == "tf32" else name)
+
+
+@dataclass(frozen=True)
+class PolarJudge:
+    """Factors are accepted by residual, orthogonality, and the sign of H.
+
+    Attributes
+    ----------
+    bounds : PolarBounds
+    options : Options
+    batch : Tensor, shape (batch, m, n)
+        What was given: matrices that hold NaN or Inf are not tried again.
+    """
+
+    bounds: PolarBounds
+    options: Options
+    batch: torch.Tensor
+
+    def measure(self, problems: Matrices, answer: Answer[PolarValues]) -> torch.Tensor:
+        """Links have done it, since CUDA graphs play it back with the rest."""
+        values = answer.values
+        return torch.cat([values.rank.double()[:, None], values.measures], 1).T
+
+    def numbers(self, measured: np.ndarray) -> PolarNumbers:
+        """What was measured, evaluated."""
+        return PolarNumbers.of(measured[1:], weighted=not self.options.small_too)
+
+    def ranks(self, measured: np.ndarray) -> np.ndarray:
+        """How many singular values became 1: what a link has counted, or what was measured."""
+        count = np.nan_to_num(self.numbers(measured).count)
+        return np.where(measured[0] >= 0, measured[0], count.round()).clip(0).astype(np.int64)
+
+    def verdict(self, answer: Answer[PolarValues], numbers: np.ndarray) -> Verdict:
+        """Of factors that are not accepted those are best whose measures exceed their bounds least."""
+        found, bounds = self.numbers(numbers), self.bounds
+        # What was cut off is a part of A - U H.
+        missing = np.where(numbers[0] >= 0, min(self.batch.shape[1:]) - numbers[0], 0.0)
+        residual_bound = bounds.residual + self.options.cutoff * np.sqrt(missing)
+        excess = np.maximum(found.residual / residual_bound, found.orthogonality / bounds.orthogonality)
+        accepted = (excess <= 1) & found.positive
+        demerit = np.array([~accepted, np.nan_to_num(excess, nan=np.inf)])
+        worst = int(np.lexsort(demerit[::-1])[-1])
+        reason = (
+            f"residual {found.residual[worst]:.1e} (bound {residual_bound[worst]:.1e}), "
+            f"orthogonality {found.orthogonality[worst]:.1e} (bound {bounds.orthogonality:.1e})"
+        )
+        if not found.positive[worst]:
+            reason += ", H is not positive semidefinite"
+        if len(accepted) > 1:
+            reason = f"{int((~accepted).sum())} of {len(accepted)} matrices rejected; the worst: {reason}"
+        return Verdict(accepted, demerit, reason, accepted | ~self._usable(found))
+
+    def _usable(self, found: PolarNumbers) -> np.ndarray:
+        """Which matrices hold neither NaN nor Inf; only those are read whose residual is not finite."""
+        usable = np.isfinite(found.residual)
+        doubtful = np.flatnonzero(~usable)
+        if len(usable) < len(self.batch):  # those that were are no longer tried
+            usable[doubtful] = True
+        elif len(doubtful) > 0:
+            places = torch.from_numpy(doubtful).to(self.batch.device)
+            usable[doubtful] = finite_members(self.batch[places]).cpu()
+        return usable

@@ -1,0 +1,82 @@
+"""What can be tried for polar factors.
+
+Links are measured where they are computed, so that a CUDA graph plays back the measurement with the rest.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from neula.algorithms.polar.iteration import polar_factor
+from neula.algorithms.polar.polynomials import composition
+from neula.algorithms.polar.singular import isometry
+from neula.certificates.polar import polar_measures
+from neula.engines import FP32, FP64, Arithmetic
+from neula.kernels.precision import exact_matmul
+from neula.pipeline.chain import Answer, Link
+from neula.pipeline.inputs import finite_members
+from neula.problems.polar.problem import Matrices, Options, PolarValues, as_wide, is_wide, scaled
+
+Solution = Answer[PolarValues]
+
+PolarLink = Link[Matrices, PolarValues]
+
+Found = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+MARGIN = {"fp16": 2.0**-6, "fp16_cor": 2.0**-9, "fp32": 2.0**-9, "fp64": 2.0**-9}
+"""By how much numbers stay below 1 between two polynomials: several times what rounding errors add."""
+
+
+def polynomials(label: str, arithmetic: Arithmetic, smallest: float, error: float) -> PolarLink:
+    """A composition of polynomials for singular values from ``smallest`` times a bound on the norm."""
+    steps = composition(smallest, error, MARGIN[arithmetic.name])
+
+    def answer(matrices: Matrices, before: Solution | None) -> Solution:
+        options = matrices.options
+        engine = options.engine.using(arithmetic)
+
+        def factorized(a: torch.Tensor) -> Found:
+            wide = scaled(as_wide(a), engine.storage)
+            parts = engine.parts(wide)
+            x, _ = polar_factor(parts, steps, engine)
+            low = len(parts) == 1 and arithmetic.format not in (FP32, FP64)
+            measures = polar_measures(
+                parts[0] if low else wide,
+                x,
+                (lambda b, v: engine.thin(b[None], v)) if low else exact_matmul,
+                engine,
+                within=False,
+            )
+            u = engine.joined(x)
+            rank = torch.full((len(a),), -1, device=a.device)
+            return u if is_wide(a) else u.mT, rank, measures
+
+        found = options.engine.replay(factorized, (matrices.a,), (label, options.target.name))
+        return _answer(options, label, *found)
+
+    return Link(label, answer)
+
+
+def by_svd(matrices: Matrices, before: Solution | None) -> Solution:
+    """The singular value decomposition in double precision, which knows the rank."""
+    options, label = matrices.options, "svd fp64"
+    engine = options.engine.using(FP64 if options.target is FP64 else FP32)
+    usable = finite_members(matrices.a)
+    wide = scaled(matrices.wide, torch.float64)
+    wide = torch.where(usable[:, None, None], wide, 0.0)
+    x, rank = isometry(wide, options.cutoff, completion=options.completion)
+    low = wide.to(engine.storage)
+    within = not options.completion
+    measures = polar_measures(low, engine.parts(x), exact_matmul, engine, within=within)
+    x = torch.where(usable[:, None, None], x, torch.nan)
+    measures = torch.where(usable, measures, torch.nan)
+    u = x.to(engine.storage)
+    return _answer(options, label, u if is_wide(matrices.a) else u.mT, rank, measures)
+
+
+def _answer(
+    options: Options, label: str, u: torch.Tensor, rank: torch.Tensor, measures: torch.Tensor
+) -> Solution:
+    if options.progress is not None:
+        options.progress(label, 1.0)
+    return Answer(PolarValues(u, rank, measures.T), label)
