@@ -1,8 +1,8 @@
 """The certificate of a polar decomposition: is U orthonormal, and is it the factor of this matrix.
 
-That ``I - U^T U`` is small says nothing of A, and its Frobenius norm, divided by the root of the order, misses
-one bad singular value among thousands. So its extreme eigenvalues are found by a few Lanczos steps, and
-``A - U H`` is measured along random vectors for ``H = (U^T A + A^T U) / 2``. Both are blind for a sign: U
+That ``I - U^T U`` is small says nothing of A, and its Frobenius norm, divided by the root of the order,
+misses one bad singular value among thousands. So its extreme eigenvalues are found by a few Lanczos steps,
+and ``A - U H`` is measured along random vectors for ``H = (U^T A + A^T U) / 2``. Both are blind for a sign: U
 with ``-u v^T`` in place of ``u v^T`` has an H that is symmetric, and not positive. A polynomial has the wrong
 sign for a singular value that is larger than it was made for, which is among the largest. So ``y^T H y`` has
 to be positive for random vectors after a step of the power method.
@@ -56,11 +56,12 @@ class PolarBounds:
         """Those of an accuracy, for matrices of this shape.
 
         For bf16 singular values are to be within ``2^-7``, twice the unit roundoff, whatever the shape;
-        other bounds are those of a QR.
+        otherwise orthogonality is to be that of a QR. The residual may be twice that of a QR: polynomials
+        that take large singular values down to a half double what errors of the steps before them count.
         """
         noise = measurement_error(max(m, n), target.storage)
         orthogonality = 2 * target.u if target is BF16 else orthogonality_bound(target, min(m, n))
-        return cls(residual_bound(target, min(m, n)) + noise, orthogonality + noise)
+        return cls(2 * residual_bound(target, min(m, n)) + noise, orthogonality + noise)
 
 
 def polar_measures(

@@ -76,6 +76,12 @@ class TsqrKeywords(TypedDict, total=False):
     strict: bool
 
 
+class OrthKeywords(Common, total=False):
+    """Of :func:`neula.orth`, without ``rcond``."""
+
+    method: Literal["qr", "polar"]
+
+
 class PolarKeywords(Common, total=False):
     """Of :func:`neula.polar`."""
 

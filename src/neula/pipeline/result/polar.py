@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic
 
 from neula.pipeline.result import shown
@@ -68,6 +68,20 @@ class PolarResult(shown.Shown, Generic[ArrayT]):
     engine: str = ""
     accuracy: str = ""
     seconds: float = math.nan
+
+    def member(self, place: int) -> PolarResult[Any]:
+        """The decomposition of one matrix of a batch."""
+        names = ("U", "H", "ranks", "residuals", "orthogonalities", "accepted")
+        arrays: dict[str, Any] = {name: getattr(self, name) for name in names}
+        of_each: dict[str, Any] = {name: None if x is None else x[place] for name, x in arrays.items()}
+        return replace(
+            self,
+            converged=bool(of_each["accepted"]),
+            rank=int(of_each["ranks"]),
+            residual=float(of_each["residuals"]),
+            orthogonality=float(of_each["orthogonalities"]),
+            **of_each,
+        )
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.U, self.H))

@@ -8,14 +8,17 @@ from typing import Any, Unpack, overload
 import numpy as np
 import torch
 
+from neula.algorithms.scaling import binary_exponents
 from neula.certificates.bounds import Accuracy
 from neula.engines import FP32, FP64, Arithmetic, Engine
 from neula.errors import check_name
 from neula.kernels.magnitudes import largest_magnitude
+from neula.kernels.shift import shift
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Run, run_chain
 from neula.pipeline.compilation import eager
 from neula.pipeline.inputs import check_finite, check_matrices
+from neula.pipeline.lists import over_lists
 from neula.pipeline.polar_gradients import attach_polar
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, PolarResult
@@ -31,6 +34,7 @@ def polar(A: Kind, **keywords: Unpack[PolarKeywords]) -> PolarResult[Kind]: ...
 @overload
 def polar(A: Any, **keywords: Unpack[PolarKeywords]) -> PolarResult[Any]: ...
 @eager
+@over_lists(PolarResult.member)
 def polar(
     A: Any,
     *,
@@ -52,7 +56,8 @@ def polar(
     ----------
     A : array_like, shape (..., m, n)
         NumPy array, torch tensor or DLPack object, float16 to float64; integers are taken as float64. Not
-        modified. Leading dimensions are a batch; any dimension may be zero.
+        modified. Leading dimensions are a batch; any dimension may be zero. Of a list of torch matrices, as
+        optimizers hold them, those of one shape are decomposed together, and a list of results comes back.
     side : {"right", "left"}, optional
         Which symmetric factor is wanted, too: of ``A = U H`` or of ``A = H U``. By default none.
     rcond : float, optional
@@ -138,7 +143,19 @@ def polar(
     check_name("side", side, SIDES, optional=True)
     if rcond is not None and not 0 <= rcond < 1:
         raise ValueError(f"rcond must be at least 0 and below 1, got {rcond}")
-    options = Options(call.target, call.engine, rcond, completion, progress)
+    return polar_result(call, Options(call.target, call.engine, rcond, completion, progress), side)
+
+
+def polar_result(call: Call, options: Options, side: str | None = None) -> PolarResult:
+    """The decomposition of what a call was given.
+
+    Parameters
+    ----------
+    call : Call
+    options : Options
+    side : {"right", "left"}, optional
+    """
+    a = call.first.tensor
     with call.computing():
         found = decompose(call.matrices(), options)
         if not found.run.accepted.all() and a.ndim == 2:
@@ -185,14 +202,18 @@ def decompose(matrices: torch.Tensor, options: Options) -> Found:
 
 def symmetric_factor(a: torch.Tensor, u: torch.Tensor, side: str, options: Options) -> torch.Tensor:
     """``(U^T A + A^T U) / 2`` of a batch, or the same of rows, in working precision."""
+    if a.numel() == 0:
+        order = a.shape[2 if side == "right" else 1]
+        return a.new_zeros(len(a), order, order)
     name = options.engine.tuning.cheapest(FP64 if options.target is FP64 else FP32)
     engine = options.engine.using(Arithmetic.named(name))
-    exponents = torch.frexp(torch.linalg.vector_norm(a, torch.inf, dim=(1, 2), keepdim=True)).exponent
-    near_one = torch.ldexp(a.to(torch.promote_types(a.dtype, torch.float32)), -exponents)
+    a = a.to(torch.promote_types(a.dtype, torch.float32))
+    exponents = binary_exponents(torch.linalg.vector_norm(a, torch.inf, dim=(1, 2), keepdim=True))
+    near_one = shift(a, -exponents)
     left, right = (u.mT, near_one) if side == "right" else (near_one, u.mT)
     h = engine.joined(engine.product(engine.parts(left), engine.parts(right), symmetric=True))
     h = (h + h.mT) / 2
-    return torch.ldexp(h.double() if a.dtype == torch.float64 else h, exponents)
+    return shift(h.double() if a.dtype == torch.float64 else h, exponents)
 
 
 def _collect(call: Call, found: Found, side: str | None) -> PolarResult:
