@@ -4,8 +4,8 @@ That ``I - U^T U`` is small says nothing of A, and its Frobenius norm, divided b
 misses one bad singular value among thousands. So its extreme eigenvalues are found by a few Lanczos steps,
 and ``A - U H`` is measured along random vectors for ``H = (U^T A + A^T U) / 2``. Both are blind for a sign: U
 with ``-u v^T`` in place of ``u v^T`` has an H that is symmetric, and not positive. A polynomial has the wrong
-sign for a singular value that is larger than it was made for, which is among the largest. So ``y^T H y`` has
-to be positive for random vectors after a step of the power method.
+sign for a singular value that is larger than it was made for, which is among the largest. So a few Lanczos
+steps look for a negative eigenvalue of H, too.
 
 Where U is a partial isometry, that is ``U U^T U = U``, singular values of 0 are right as well: then Lanczos
 steps find the norm of the difference. At the accuracy of bf16 singular values of A below 1e-3 times the
@@ -18,22 +18,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from neula.certificates.bounds import measurement_error, orthogonality_bound, residual_bound
-from neula.certificates.probes import gaussian_probes
+from neula.certificates.probes import PROBES
 from neula.engines import BF16, Engine, Format
 from neula.engines.random_vectors import gaussian
+from neula.kernels.precision import exact_matmul
 
-STEPS = 12
+STEPS = 10
 """Lanczos steps: an eigenvalue ten times as large as all others is found in four."""
 
-LEADING = 6
-"""Numbers before those of the Lanczos steps."""
+STEPS_OF_H = 6
+"""The same of H: a single negative eigenvalue beside hundreds of positive ones is found in four, or in six
+where it is a third of the largest."""
 
-Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+SLIGHTLY = 0.05
+"""Eigenvalues of H that are negative by so much of the largest count: those of a wrong sign are far from
+zero."""
+
+LEADING = 4
+"""Numbers before those of the Lanczos steps."""
 
 
 @dataclass(frozen=True)
@@ -65,20 +73,19 @@ class PolarBounds:
 
 
 def polar_measures(
-    w: torch.Tensor, x: torch.Tensor, multiply: Multiply, engine: Engine, *, within: bool
+    w: torch.Tensor, x: torch.Tensor, engine: Engine, *, exactly: bool, within: bool
 ) -> torch.Tensor:
     """What :class:`PolarNumbers` needs to know of wide matrices and their factors, without synchronizing.
 
     Parameters
     ----------
-    w : Tensor, shape (batch, k, m), k <= m
-        The matrices.
+    w : Tensor, shape (parts, batch, k, m), k <= m
+        The matrices, as the engine has them.
     x : Tensor, shape (parts, batch, k, m)
-        Their factors, as the engine has them.
-    multiply : callable
-        Multiplies a batch of matrices and a batch of vectors, more accurately than what is certified.
+        Their factors.
     engine : Engine
-        Multiplies X by itself.
+    exactly : bool
+        Whether vectors are multiplied in the engine's storage precision, and not in its format.
     within : bool
         Whether X is to be a partial isometry: orthonormal on its range.
 
@@ -87,22 +94,24 @@ def polar_measures(
     Tensor, shape (numbers, batch)
         float64.
     """
-    count, k, _ = w.shape
-    factor = engine.joined(x).to(w.dtype) if len(x) > 1 else x[0]
-    g = gaussian_probes(k, w.device).to(engine.storage).expand(count, -1, -1)
-    norm = torch.linalg.matrix_norm
-    wg, xg = multiply(w.mT, g), multiply(factor.mT, g)
-    wwg = multiply(w, wg)
-    hg = (multiply(w, xg) + multiply(factor, wg)) / 2
-    residual = norm(wg - multiply(factor.mT, hg))
-    y = wwg / torch.linalg.vector_norm(wwg, dim=(1, 2), keepdim=True).clamp_min(1e-30)
-    image = multiply(w.mT, y)
-    lengths = torch.linalg.vector_norm(y, dim=1).clamp_min(1e-30)
-    top = (torch.linalg.vector_norm(image, dim=1) / lengths).amax(1)
-    sign = (image * multiply(factor.mT, y)).sum(1).amin(1)
+    _, count, k, _ = w.shape
+    multiply = exact_matmul if exactly else (lambda a, v: engine.thin(a[None], v))
+    matrix, factor = (engine.joined(y) if exactly else y[0] for y in (w, x))
 
+    def random(columns: int) -> torch.Tensor:
+        found = gaussian(k, columns, torch.float32, w.device, seed=k + columns)
+        return found.to(engine.storage).expand(count, -1, -1)
+
+    g = random(PROBES)
+    norm = torch.linalg.matrix_norm
+    wg, xg = multiply(matrix.mT, g), multiply(factor.mT, g)
+    hg = (multiply(matrix, xg) + multiply(factor, wg)) / 2
+    residual = norm(wg - multiply(factor.mT, hg))
+
+    h = engine.product(w, x.mT, symmetric=True)
+    signs = lanczos(lambda v: engine.thin(h, v), random(1), min(k, STEPS_OF_H))
     defect = engine.product(x, x.mT, factor=-1.0, shift=1.0, symmetric=True)
-    start = gaussian(k, 1, torch.float32, w.device, seed=k + 1).to(engine.storage).expand(count, -1, -1)
+    lost = torch.linalg.vector_norm(defect[0], dim=(1, 2), dtype=engine.storage).square()
 
     def squared_defect(v: torch.Tensor) -> torch.Tensor:
         """``B B^T v`` of ``B = X - X X^T X``."""
@@ -112,17 +121,30 @@ def polar_measures(
         return back - multiply(factor, multiply(factor.mT, back))
 
     operator = squared_defect if within else (lambda v: engine.thin(defect, v))
-    diagonal, beside, basis = lanczos(operator, start, min(k, STEPS))
-    images = multiply(w.mT, basis)
-    lost = torch.linalg.vector_norm(defect[0], dim=(1, 2), dtype=engine.storage).square()
-    numbers = [residual, norm(wg), sign, top, k - lost, torch.full_like(lost, within)]
+    steps = lanczos(operator, random(1), min(k, STEPS))
+    images = multiply(matrix.mT, steps.basis)
+    numbers = torch.stack([residual, norm(wg), k - lost, torch.full_like(lost, within)], 1)
     squares = (images.mT @ images).flatten(1)
-    return torch.cat([torch.stack(numbers, 1), diagonal, beside, squares], 1).double().T
+    return torch.cat([numbers, *signs.numbers, *steps.numbers, squares], 1).double().T
 
 
-def lanczos(
-    multiply: Callable[[torch.Tensor], torch.Tensor], start: torch.Tensor, steps: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+class Lanczos(NamedTuple):
+    """What a few Lanczos steps have made of a batch of symmetric matrices.
+
+    Attributes
+    ----------
+    numbers : tuple of Tensor, shape (batch, steps) each
+        Diagonal of the tridiagonal matrices, and what is beside it; the last one of these leads out of the
+        basis.
+    basis : Tensor, shape (batch, k, steps)
+        Zero from where an invariant subspace was found.
+    """
+
+    numbers: tuple[torch.Tensor, torch.Tensor]
+    basis: torch.Tensor
+
+
+def lanczos(multiply: Callable[[torch.Tensor], torch.Tensor], start: torch.Tensor, steps: int) -> Lanczos:
     """A few Lanczos steps for a batch of symmetric matrices, with full orthogonalization.
 
     Parameters
@@ -132,13 +154,6 @@ def lanczos(
     start : Tensor, shape (batch, k, 1)
     steps : int
         At most k.
-
-    Returns
-    -------
-    diagonal, beside : Tensor, shape (batch, steps)
-        Of the tridiagonal matrices; the last number of the second is not used.
-    basis : Tensor, shape (batch, k, steps)
-        Zero from where an invariant subspace was found.
     """
     basis: list[torch.Tensor] = []
     diagonal, beside, v = [], [], start
@@ -156,7 +171,7 @@ def lanczos(
         # What is left of rounding errors is no new direction.
         v = torch.where(torch.linalg.vector_norm(image, dim=1, keepdim=True) > 1e-3 * size, image, 0.0)
         beside[-1] = torch.where(v.any(1)[:, 0], beside[-1], 0.0)
-    return torch.stack(diagonal, 1), torch.stack(beside, 1), torch.cat(basis, 2)
+    return Lanczos((torch.stack(diagonal, 1), torch.stack(beside, 1)), torch.cat(basis, 2))
 
 
 @dataclass(frozen=True)
@@ -172,7 +187,7 @@ class PolarNumbers:
         ``||U U^T U - U||``; at the accuracy of bf16, of those that are too small, no more than half of
         ``||A - A U^T U|| / ||A||``.
     positive : array of bool, shape (batch,)
-        Whether H is, along the vectors that were tried.
+        Whether H is, as far as its Lanczos steps see.
     count : array of float, shape (batch,)
         About how many singular values of U are near 1: their number without ``||I - U^T U||_F^2``.
     """
@@ -188,15 +203,38 @@ class PolarNumbers:
 
         ``weighted`` says that what U lacks counts as much as A has of it.
         """
-        residual, size, sign, top, count, within = numbers[:LEADING]
+        residual, size, count, within = numbers[:LEADING]
         with np.errstate(invalid="ignore", over="ignore"):
             residual = residual / np.where(size == 0, 1.0, size)
         orthogonality = np.full_like(residual, np.nan)
         usable = np.isfinite(numbers).all(0)
-        steps = _Steps.of(numbers[LEADING:, usable])
-        off = steps.distances(top[usable] if weighted else None)
+        steps, signs = _steps_of(numbers[LEADING:, usable])
+        spectrum = np.linalg.eigvalsh(signs)
+        low, high = spectrum.min(1, initial=0.0), spectrum.max(1, initial=0.0)
+        positive = usable.copy()
+        positive[usable] = low >= -SLIGHTLY * high
+        off = steps.distances(high if weighted else None)
         orthogonality[usable] = np.where(within[usable] == 1, steps.root_of_largest() / 2, off)
-        return cls(residual, orthogonality, usable & (sign >= 0), count)
+        return cls(residual, orthogonality, positive, count)
+
+
+def _tridiagonal(diagonal: np.ndarray, beside: np.ndarray) -> np.ndarray:
+    steps = diagonal.shape[1]
+    matrices = np.zeros((len(diagonal), steps, steps))
+    i = np.arange(steps)
+    matrices[:, i, i] = diagonal
+    matrices[:, i[1:], i[:-1]] = matrices[:, i[:-1], i[1:]] = beside[:, : steps - 1]
+    return matrices
+
+
+def _steps_of(numbers: np.ndarray) -> tuple[_Steps, np.ndarray]:
+    """Steps with ``I - U^T U``, and the tridiagonal matrices of those with H."""
+    # Of matrices of an order below both numbers of steps there are as many of both.
+    count = next(n for n in range(1, STEPS + 1) if 2 * min(n, STEPS_OF_H) + 2 * n + n * n == len(numbers))
+    few = min(count, STEPS_OF_H)
+    parts = np.split(numbers.T, np.cumsum([few, few, count, count]), axis=1)
+    squares = parts[4].reshape(-1, count, count)
+    return _Steps(_tridiagonal(parts[2], parts[3]), squares), _tridiagonal(parts[0], parts[1])
 
 
 @dataclass(frozen=True)
@@ -213,17 +251,6 @@ class _Steps:
     tridiagonal: np.ndarray
     squares: np.ndarray
 
-    @classmethod
-    def of(cls, numbers: np.ndarray) -> _Steps:
-        """From the numbers of each matrix: diagonal, what is beside it, squares."""
-        steps = round((len(numbers) + 1) ** 0.5) - 1
-        diagonal, beside, squares = np.split(numbers.T, [steps, 2 * steps], axis=1)
-        matrices = np.zeros((len(diagonal), steps, steps))
-        i = np.arange(steps)
-        matrices[:, i, i] = diagonal
-        matrices[:, i[1:], i[:-1]] = matrices[:, i[:-1], i[1:]] = beside[:, : steps - 1]
-        return cls(matrices, squares.reshape(matrices.shape))
-
     def root_of_largest(self) -> np.ndarray:
         """Root of the largest Ritz value."""
         values = np.linalg.eigvalsh(self.tridiagonal)
@@ -232,7 +259,7 @@ class _Steps:
     def distances(self, top: np.ndarray | None) -> np.ndarray:
         """How far singular values are from 1, by Ritz values of ``I - U^T U``; see :class:`PolarNumbers`.
 
-        ``top`` is the norm of A where what U lacks is weighted.
+        ``top`` is the norm of A, from below, where what U lacks is weighted.
         """
         values = np.linalg.eigvalsh(self.tridiagonal)
         off = 1.0 - np.sqrt(np.clip(1.0 - values, 0.0, None))

@@ -12,7 +12,6 @@ from neula.algorithms.polar.polynomials import composition
 from neula.algorithms.polar.singular import isometry
 from neula.certificates.polar import polar_measures
 from neula.engines import FP32, FP64, Arithmetic
-from neula.kernels.precision import exact_matmul
 from neula.pipeline.chain import Answer, Link
 from neula.pipeline.inputs import finite_members
 from neula.problems.polar.problem import Matrices, Options, PolarValues, as_wide, is_wide, scaled
@@ -36,17 +35,10 @@ def polynomials(label: str, arithmetic: Arithmetic, smallest: float, error: floa
         engine = options.engine.using(arithmetic)
 
         def factorized(a: torch.Tensor) -> Found:
-            wide = scaled(as_wide(a), engine.storage)
-            parts = engine.parts(wide)
+            parts = engine.parts(scaled(as_wide(a), engine.storage))
             x, _ = polar_factor(parts, steps, engine)
-            low = len(parts) == 1 and arithmetic.format not in (FP32, FP64)
-            measures = polar_measures(
-                parts[0] if low else wide,
-                x,
-                (lambda b, v: engine.thin(b[None], v)) if low else exact_matmul,
-                engine,
-                within=False,
-            )
+            exactly = arithmetic.format in (FP32, FP64)
+            measures = polar_measures(parts, x, engine, exactly=exactly, within=False)
             u = engine.joined(x)
             rank = torch.full((len(a),), -1, device=a.device)
             return u if is_wide(a) else u.mT, rank, measures
@@ -65,9 +57,8 @@ def by_svd(matrices: Matrices, before: Solution | None) -> Solution:
     wide = scaled(matrices.wide, torch.float64)
     wide = torch.where(usable[:, None, None], wide, 0.0)
     x, rank = isometry(wide, options.cutoff, completion=options.completion)
-    low = wide.to(engine.storage)
     within = not options.completion
-    measures = polar_measures(low, engine.parts(x), exact_matmul, engine, within=within)
+    measures = polar_measures(engine.parts(wide), engine.parts(x), engine, exactly=True, within=within)
     x = torch.where(usable[:, None, None], x, torch.nan)
     measures = torch.where(usable, measures, torch.nan)
     u = x.to(engine.storage)

@@ -192,7 +192,7 @@ def decompose(matrices: torch.Tensor, options: Options) -> Found:
     judge = PolarJudge(options.bounds(max(m, 1), max(n, 1)), options, matrices)
     if matrices.numel() > 0:
         return Found(run_chain(chain(options), Matrices(matrices, options), judge), judge)
-    nothing = torch.zeros(count, 10, dtype=torch.float64)
+    nothing = torch.zeros(count, 9, dtype=torch.float64)
     dtype = (FP64 if options.target is FP64 else FP32).dtype
     run = Run.begin(count, PolarValues(matrices.to(dtype), nothing[:, 0].long(), nothing))
     run.numbers, run.accepted[:], run.open = np.zeros((10, count)), True, np.arange(0)
