@@ -11,7 +11,7 @@ from neula.algorithms.polar.iteration import polar_factor
 from neula.algorithms.polar.polynomials import composition
 from neula.algorithms.polar.singular import isometry
 from neula.certificates.polar import polar_measures
-from neula.engines import FP32, FP64, Arithmetic
+from neula.engines import FP32, FP64, Arithmetic, Format
 from neula.pipeline.chain import Answer, Link
 from neula.pipeline.inputs import finite_members
 from neula.problems.polar.problem import Matrices, Options, PolarValues, as_wide, is_wide, scaled
@@ -49,12 +49,12 @@ def polynomials(label: str, arithmetic: Arithmetic, smallest: float, error: floa
     return Link(label, answer)
 
 
-def by_svd(matrices: Matrices, before: Solution | None) -> Solution:
-    """The singular value decomposition in double precision, which knows the rank."""
-    options, label = matrices.options, "svd fp64"
+def by_svd(matrices: Matrices, before: Solution | None, format: Format) -> Solution:
+    """The singular value decomposition, which knows the rank, in float32 or float64."""
+    options, label = matrices.options, f"svd {format.name}"
     engine = options.engine.using(FP64 if options.target is FP64 else FP32)
     usable = finite_members(matrices.a)
-    wide = scaled(matrices.wide, torch.float64)
+    wide = scaled(matrices.wide, format.dtype)
     wide = torch.where(usable[:, None, None], wide, 0.0)
     x, rank = isometry(wide, options.cutoff, completion=options.completion)
     within = not options.completion

@@ -49,8 +49,9 @@ def polar(
     """Polar decomposition ``A = U H`` on matrix units, certified to the accuracy asked for.
 
     U is the matrix with orthonormal columns (or rows, if there are fewer) that is nearest to A: what Muon and
-    other optimizers replace a gradient by. Polynomials of A whose products fill matrix units take all
-    singular values to 1; what misses its accuracy goes on to the singular value decomposition.
+    other optimizers replace a gradient by. On a GPU polynomials of A whose products fill matrix units take
+    all singular values to 1, and what misses its accuracy goes on to the singular value decomposition; on a
+    CPU, where LAPACK's is faster, that comes first.
 
     Parameters
     ----------
