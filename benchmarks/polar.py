@@ -10,6 +10,7 @@ import torch
 
 import neula
 from benchmarks.harness import Results
+from neula.engines.formats import FormatName
 from neula.papers.measuring import median_seconds
 
 SHAPES = [(64, 1024, 1024), (12, 1024, 4096), (8, 4096, 4096), (1, 4096, 16384)]
@@ -18,7 +19,7 @@ CPU_SHAPES = [(4, 128, 128), (2, 128, 512), (1, 512, 512)]
 CONDITIONS = [1e3, None]
 """Singular values fall geometrically by so much, or are those of a normal matrix."""
 
-ACCURACIES = ["bf16", "fp32"]
+ACCURACIES: tuple[FormatName, ...] = ("bf16", "fp32")
 
 SVD_ELEMENTS = 1 << 24
 """Elements of a matrix up to which the SVD is waited for, of one matrix of the batch."""
