@@ -43,7 +43,9 @@ def run(device: torch.device, repeats: int = 10) -> Results:
             left, values, right = torch.linalg.svd(a[0].double(), full_matrices=False)
             basis = left, right, values >= 1e-3 * values[0]
             peer = median_seconds(partial(iterate, a), repeats, warmup=3)
-            by_svd = count * median_seconds(partial(svd_factor, a[:1]), 1) if m * n <= SVD_ELEMENTS else None
+            svd: dict[str, float] = {}
+            if m * n <= SVD_ELEMENTS:
+                svd["svd_ms"] = 1e3 * count * median_seconds(partial(svd_factor, a[:1]), 1)
             common = {"batch": count, "m": m, "n": n, "condition": condition or "normal"}
             for accuracy in ACCURACIES:
                 seconds = median_seconds(partial(neula.polar, a, accuracy=accuracy), repeats, warmup=3)
@@ -54,8 +56,7 @@ def run(device: torch.device, repeats: int = 10) -> Results:
                     ms=1e3 * seconds,
                     newton_schulz_ms=1e3 * peer,
                     ratio=seconds / peer,
-                    svd_ms=None if by_svd is None else 1e3 * by_svd,
-                    speedup=None if by_svd is None else by_svd / seconds,
+                    **svd,
                     **interval("", found.U[0], *basis),
                     **interval("newton_schulz_", iterate(a)[0], *basis),
                     residual=found.residual,

@@ -294,3 +294,43 @@ def test_orth_by_polar() -> None:
     with pytest.warns(AccuracyWarning, match="do not have full rank"):
         q = neula.orth(torch.zeros(4, 2), method="polar")
     assert torch.allclose(q.T @ q, torch.eye(2), atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(8, 512, 512), (2, 384, 1500), (3, 1001, 130), (1, 2048, 2048)])
+@pytest.mark.parametrize("accuracy", ["bf16", "fp32", "fp64"])
+def test_on_a_gpu(shape: tuple[int, ...], accuracy: Any) -> None:
+    """The first link does it, also when it is captured and when it is played back."""
+    values = torch.logspace(0, -2.9, min(shape[1:]), dtype=torch.float64)
+    dtype = torch.float64 if accuracy == "fp64" else torch.float32
+    a = torch.stack([with_spectrum(values, *shape[1:], seed=i) for i in range(shape[0])]).to("cuda", dtype)
+    for _ in range(3):
+        result = neula.polar(a, accuracy=accuracy)
+        assert [attempt.accepted for attempt in result.attempts] == [True]
+        assert result.attempts[0].method.startswith("polynomials")
+        found = torch.linalg.svdvals(result.U.double())
+        assert float((found - 1).abs().max()) <= result.orthogonality_bound
+        for x, u in zip(a, result.U, strict=True):
+            assert backward_error(x, u) <= result.residual_bound
+
+
+@pytest.mark.gpu
+def test_normal_matrices_on_a_gpu() -> None:
+    """Their condition is beyond 1e3, and one link is enough for optimizers."""
+    a = torch.randn(16, 512, 512, generator=torch.Generator().manual_seed(0)).cuda()
+    result = neula.polar(a, accuracy="bf16")
+    assert result.converged
+    assert len(result.attempts) == 1
+    assert float(torch.linalg.svdvals(result.U).max()) <= 1 + 2.0**-7
+
+
+@pytest.mark.gpu
+def test_bad_members_on_a_gpu() -> None:
+    a = torch.randn(5, 96, 64, generator=torch.Generator().manual_seed(0)).cuda()
+    a[1], a[2, 3, 4] = 0.0, torch.nan
+    with pytest.warns(AccuracyWarning, match=r"for A\[2\]"):
+        result = neula.polar(a)
+    assert not result.U[1].any()
+    assert result.U[2].isnan().all()
+    assert result.ranks.tolist()[1] == 0
+    assert distance_from_1(result.U[3].cpu()) <= result.orthogonality_bound

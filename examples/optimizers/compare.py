@@ -1,6 +1,6 @@
 """Muon and SOAP on a small transformer, once with the factorizations of torch and once with those of neula.
 
-    python examples/optimizers/compare.py --steps 30 --picture optimizers.png
+    python examples/optimizers/compare.py --picture optimizers.png
 
 Only the factorization is exchanged. Loss curves should agree, and the times of the factorizations are drawn
 beside them.
@@ -94,6 +94,11 @@ def train(
     return Run(optimizer, factorization, losses, 1e3 * steps.clock.seconds / (len(pieces) - warm))
 
 
+def milliseconds(time: float) -> str:
+    """In three digits."""
+    return f"{time:.0f}" if time >= 100 else f"{time:.3g}"
+
+
 def draw(runs: list[Run], path: Path, where: str) -> None:
     """Loss curves above, times of the factorizations below; one column an optimizer."""
     canvas = new_canvas(9, 6)
@@ -109,10 +114,10 @@ def draw(runs: list[Run], path: Path, where: str) -> None:
         bars = bottom.barh(
             names, [run.milliseconds for run in mine], color=[f"C{i}" for i in range(len(mine))]
         )
-        bottom.bar_label(bars, fmt="%.3g", padding=3)
+        bottom.bar_label(bars, labels=[milliseconds(run.milliseconds) for run in mine], padding=3)
         bottom.set(xlabel=f"factorizations, ms a step ({where})")
         bottom.invert_yaxis()
-        bottom.margins(x=0.15)
+        bottom.margins(x=0.2)
     canvas.savefig(path, dpi=120)
 
 
@@ -122,7 +127,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--width", type=int, default=256)
@@ -138,7 +143,9 @@ def main() -> None:
             run = train(optimizer, factorization, pieces, device, **sizes)
             runs.append(run)
             last = run.losses[-1]
-            print(f"{optimizer:5} {factorization:21} loss {last:.4f}  {run.milliseconds:7.2f} ms a step")
+            print(
+                f"{optimizer:5} {factorization:21} loss {last:.4f}  {milliseconds(run.milliseconds):>5} ms a step"
+            )
     if asked.picture is not None:
         where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
         draw(runs, asked.picture, where)

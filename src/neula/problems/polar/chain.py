@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from neula.certificates.polar import PolarBounds, PolarNumbers
-from neula.engines import BF16, FP16, FP32, FP64, Arithmetic, Format
+from neula.engines import BF16, FP16, FP64, Arithmetic, Format
 from neula.pipeline.chain import Answer, Link, Verdict
 from neula.pipeline.inputs import finite_members
 from neula.problems.polar.links import PolarLink, by_svd, polynomials
@@ -31,8 +31,7 @@ def chain(options: Options) -> list[PolarLink]:
     to 2 times for 1024 x 1024 and 512 x 2048, on one core of an AMD EPYC. A threshold that the caller names
     is for the SVD in double precision to decide.
     """
-    tuning, target = options.engine.tuning, options.target
-    work = FP64 if target is FP64 else FP32
+    tuning, target, work = options.engine.tuning, options.target, options.work
     last = _svd(FP64)
     if options.rcond is not None:
         return [last]

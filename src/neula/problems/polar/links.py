@@ -52,7 +52,7 @@ def polynomials(label: str, arithmetic: Arithmetic, smallest: float, error: floa
 def by_svd(matrices: Matrices, before: Solution | None, format: Format) -> Solution:
     """The singular value decomposition, which knows the rank, in float32 or float64."""
     options, label = matrices.options, f"svd {format.name}"
-    engine = options.engine.using(FP64 if options.target is FP64 else FP32)
+    engine = options.engine.using(options.work)
     usable = finite_members(matrices.a)
     wide = scaled(matrices.wide, format.dtype)
     wide = torch.where(usable[:, None, None], wide, 0.0)

@@ -10,7 +10,7 @@ import torch
 
 from neula.algorithms.scaling import binary_exponents
 from neula.certificates.bounds import Accuracy
-from neula.engines import FP32, FP64, Arithmetic, Engine
+from neula.engines import Arithmetic, Engine
 from neula.errors import check_name
 from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.shift import shift
@@ -63,8 +63,8 @@ def polar(
         Which symmetric factor is wanted, too: of ``A = U H`` or of ``A = H U``. By default none.
     rcond : float, optional
         Singular values of A of at most ``rcond`` times the largest become 0, not 1. By default those that
-        the accuracy cannot tell from zero may, those that are zero do, and with the accuracy of bf16 those
-        below 1e-3 may end anywhere between 0 and 1.
+        the working precision (float32, or float64 for that accuracy) cannot tell from zero do; with the
+        accuracy of bf16 those below 1e-3 may end anywhere between 0 and 1.
     completion : bool, optional
         Let all singular values of U be 1, also where those of A are zero: what U has there is orthonormal
         to the rest, and not unique.
@@ -194,8 +194,7 @@ def decompose(matrices: torch.Tensor, options: Options) -> Found:
     if matrices.numel() > 0:
         return Found(run_chain(chain(options), Matrices(matrices, options), judge), judge)
     nothing = torch.zeros(count, 9, dtype=torch.float64)
-    dtype = (FP64 if options.target is FP64 else FP32).dtype
-    run = Run.begin(count, PolarValues(matrices.to(dtype), nothing[:, 0].long(), nothing))
+    run = Run.begin(count, PolarValues(matrices.to(options.work.dtype), nothing[:, 0].long(), nothing))
     run.numbers, run.accepted[:], run.open = np.zeros((10, count)), True, np.arange(0)
     run.attempts.append(Attempt("nothing to do", True, "no elements"))
     return Found(run, judge)
@@ -206,7 +205,7 @@ def symmetric_factor(a: torch.Tensor, u: torch.Tensor, side: str, options: Optio
     if a.numel() == 0:
         order = a.shape[2 if side == "right" else 1]
         return a.new_zeros(len(a), order, order)
-    name = options.engine.tuning.cheapest(FP64 if options.target is FP64 else FP32)
+    name = options.engine.tuning.cheapest(options.work)
     engine = options.engine.using(Arithmetic.named(name))
     a = a.to(torch.promote_types(a.dtype, torch.float32))
     exponents = binary_exponents(torch.linalg.vector_norm(a, torch.inf, dim=(1, 2), keepdim=True))

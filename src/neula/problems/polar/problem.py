@@ -8,7 +8,7 @@ import torch
 
 from neula.algorithms.scaling import power_of_two_scales
 from neula.certificates.polar import PolarBounds
-from neula.engines import BF16, FP16, Engine, Format
+from neula.engines import BF16, FP32, FP64, Engine, Format
 from neula.pipeline.chain import Batch, Values
 from neula.pipeline.progress import Progress
 
@@ -23,8 +23,8 @@ class Options:
         The format whose accuracy the factors are to have.
     engine : Engine
     rcond : float, optional
-        Singular values of A up to this part of the largest are to become zero; those that the accuracy cannot
-        tell from zero where it is None.
+        Singular values of A up to this part of the largest are to become zero; those that the working
+        precision cannot tell from zero where it is None.
     completion : bool
         Whether all singular values are to become 1.
     progress : callable, optional
@@ -37,9 +37,14 @@ class Options:
     progress: Progress | None = None
 
     @property
+    def work(self) -> Format:
+        """What factors are computed in, or to the accuracy of, where nothing cheaper does."""
+        return FP64 if self.target is FP64 else FP32
+
+    @property
     def cutoff(self) -> float:
         """Singular values up to this part of the largest count as zero."""
-        return min(self.target.u, FP16.u) if self.rcond is None else self.rcond
+        return self.work.u if self.rcond is None else self.rcond
 
     @property
     def small_too(self) -> bool:
