@@ -142,10 +142,8 @@ def main() -> None:
         for factorization in factorizations:
             run = train(optimizer, factorization, pieces, device, **sizes)
             runs.append(run)
-            last = run.losses[-1]
-            print(
-                f"{optimizer:5} {factorization:21} loss {last:.4f}  {milliseconds(run.milliseconds):>5} ms a step"
-            )
+            time, last = milliseconds(run.milliseconds), run.losses[-1]
+            print(f"{optimizer:5} {factorization:21} loss {last:.4f}  {time:>5} ms a step")
     if asked.picture is not None:
         where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
         draw(runs, asked.picture, where)
