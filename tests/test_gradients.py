@@ -402,12 +402,13 @@ def test_gradients_that_nobody_computes_are_not_lost():
     [
         neula.qr,
         neula.orth,
+        neula.polar,
         neula.svd_lowrank,
         lambda a: neula.lstsq(a, a),
         lambda a: neula.solve(a[:3], a[:3]),
         lambda a: neula.matmul(a, a.mT),
     ],
-    ids=["qr", "orth", "svd_lowrank", "lstsq", "solve", "matmul"],
+    ids=["qr", "orth", "polar", "svd_lowrank", "lstsq", "solve", "matmul"],
 )
 def test_forward_mode_is_refused(function):
     a = variable(5, 3).detach()

@@ -186,6 +186,8 @@ class PolarNumbers:
         Estimate of the largest distance of a singular value of U from 1; of a partial isometry half of
         ``||U U^T U - U||``; at the accuracy of bf16, of those that are too small, no more than half of
         ``||A - A U^T U|| / ||A||``.
+    distance : array of float, shape (batch,)
+        The same without that exception.
     positive : array of bool, shape (batch,)
         Whether H is, as far as its Lanczos steps see.
     count : array of float, shape (batch,)
@@ -194,6 +196,7 @@ class PolarNumbers:
 
     residual: np.ndarray
     orthogonality: np.ndarray
+    distance: np.ndarray
     positive: np.ndarray
     count: np.ndarray
 
@@ -206,16 +209,20 @@ class PolarNumbers:
         residual, size, count, within = numbers[:LEADING]
         with np.errstate(invalid="ignore", over="ignore"):
             residual = residual / np.where(size == 0, 1.0, size)
-        orthogonality = np.full_like(residual, np.nan)
+        orthogonality, distance = np.full_like(residual, np.nan), np.full_like(residual, np.nan)
         usable = np.isfinite(numbers).all(0)
         steps, signs = _steps_of(numbers[LEADING:, usable])
         spectrum = np.linalg.eigvalsh(signs)
         low, high = spectrum.min(1, initial=0.0), spectrum.max(1, initial=0.0)
         positive = usable.copy()
         positive[usable] = low >= -SLIGHTLY * high
-        off = steps.distances(high if weighted else None)
-        orthogonality[usable] = np.where(within[usable] == 1, steps.root_of_largest() / 2, off)
-        return cls(residual, orthogonality, positive, count)
+        above, below = steps.distances()
+        of_isometry = steps.root_of_largest() / 2
+        distance[usable] = np.where(within[usable] == 1, of_isometry, np.maximum(above, below))
+        if weighted:
+            below = np.minimum(below, steps.lacking() / np.where(high > 0, high, 1.0) / 2)
+        orthogonality[usable] = np.where(within[usable] == 1, of_isometry, np.maximum(above, below))
+        return cls(residual, orthogonality, distance, positive, count)
 
 
 def _tridiagonal(diagonal: np.ndarray, beside: np.ndarray) -> np.ndarray:
@@ -256,17 +263,15 @@ class _Steps:
         values = np.linalg.eigvalsh(self.tridiagonal)
         return np.sqrt(np.clip(values, 0.0, None).max(1, initial=0.0))
 
-    def distances(self, top: np.ndarray | None) -> np.ndarray:
-        """How far singular values are from 1, by Ritz values of ``I - U^T U``; see :class:`PolarNumbers`.
-
-        ``top`` is the norm of A, from below, where what U lacks is weighted.
-        """
+    def distances(self) -> tuple[np.ndarray, np.ndarray]:
+        """How far singular values are above 1, and below, by Ritz values of ``I - U^T U``."""
         values = np.linalg.eigvalsh(self.tridiagonal)
         off = 1.0 - np.sqrt(np.clip(1.0 - values, 0.0, None))
-        above, below = np.clip(-off, 0, None).max(1, initial=0.0), np.clip(off, 0, None).max(1, initial=0.0)
-        if top is not None:
-            # The last step has left the basis.
-            image = self.tridiagonal[:, :, : max(1, self.tridiagonal.shape[2] - 1)]
-            lacking = np.linalg.eigvalsh(image.swapaxes(1, 2) @ self.squares @ image).max(1, initial=0.0)
-            below = np.minimum(below, np.sqrt(np.clip(lacking, 0.0, None)) / np.where(top > 0, top, 1.0) / 2)
-        return np.maximum(above, below)
+        return np.clip(-off, 0, None).max(1, initial=0.0), np.clip(off, 0, None).max(1, initial=0.0)
+
+    def lacking(self) -> np.ndarray:
+        """``||A - A U^T U||``, as far as the basis sees."""
+        # The last step has left the basis.
+        image = self.tridiagonal[:, :, : max(1, self.tridiagonal.shape[2] - 1)]
+        squares = np.linalg.eigvalsh(image.swapaxes(1, 2) @ self.squares @ image)
+        return np.sqrt(np.clip(squares, 0.0, None).max(1, initial=0.0))

@@ -78,8 +78,10 @@ class PolarJudge:
         return PolarNumbers.of(measured[1:], weighted=not self.options.small_too)
 
     def ranks(self, measured: np.ndarray) -> np.ndarray:
-        """How many singular values became 1: what a link has counted, or what was measured."""
-        count = np.nan_to_num(self.numbers(measured).count)
+        """How many singular values became 1: what a link has counted, all of them, or what was measured."""
+        found = self.numbers(measured)
+        all_of_them = found.distance <= self.bounds.orthogonality
+        count = np.where(all_of_them, min(self.batch.shape[1:]), np.nan_to_num(found.count))
         return np.where(measured[0] >= 0, measured[0], count.round()).clip(0).astype(np.int64)
 
     def verdict(self, answer: Answer[PolarValues], numbers: np.ndarray) -> Verdict:
