@@ -60,7 +60,7 @@ def orth(
         number. By default the basis has ``min(m, n)`` columns, whatever the rank.
     method : {"qr", "polar"}, optional
         Of all orthonormal bases that of :func:`qr`, each of whose columns depends on those of A before it, or
-        that of :func:`polar`, which is nearest to A. The second is for matrices that are not wide, and
+        that of :func:`neula.polar`, which is nearest to A. The second is for matrices that are not wide, and
         without ``rcond``.
     accuracy, engine, strict, progress : optional
         As for :func:`qr`.
