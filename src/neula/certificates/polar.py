@@ -124,7 +124,7 @@ def polar_measures(
     steps = lanczos(operator, random(1), min(k, STEPS))
     images = multiply(matrix.mT, steps.basis)
     numbers = torch.stack([residual, norm(wg), k - lost, torch.full_like(lost, within)], 1)
-    squares = (images.mT @ images).flatten(1)
+    squares = exact_matmul(images.mT, images).flatten(1)
     return torch.cat([numbers, *signs.numbers, *steps.numbers, squares], 1).double().T
 
 
@@ -166,7 +166,7 @@ def lanczos(multiply: Callable[[torch.Tensor], torch.Tensor], start: torch.Tenso
         diagonal.append((v * image).sum((1, 2)))
         size = torch.linalg.vector_norm(image, dim=1, keepdim=True)
         for _ in range(2):
-            image = image - known @ (known.mT @ image)
+            image = image - exact_matmul(known, exact_matmul(known.mT, image))
         beside.append(torch.linalg.vector_norm(image, dim=(1, 2)))
         # What is left of rounding errors is no new direction.
         v = torch.where(torch.linalg.vector_norm(image, dim=1, keepdim=True) > 1e-3 * size, image, 0.0)

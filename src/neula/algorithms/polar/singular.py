@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from neula.kernels.precision import exact_matmul
+
 
 def isometry(
     wide: torch.Tensor, cutoff: float, *, completion: bool = False
@@ -37,4 +39,4 @@ def isometry(
     v, s, wh = torch.linalg.svd(r)
     counts = (s > cutoff * s[:, :1]) & (s > 0)
     left = wh.mT if completion else wh.mT * counts[:, None, :]
-    return left @ (q @ v).mT, counts.sum(1)
+    return exact_matmul(left, exact_matmul(q, v).mT), counts.sum(1)
