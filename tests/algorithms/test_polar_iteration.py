@@ -77,8 +77,8 @@ def test_one_bad_singular_value_is_seen(kind: str, target: object) -> None:
     near = found.residual[0] <= bounds.residual
     assert orthonormal == (kind not in ("bad value", "larger value"))
     assert found.positive[0] == (kind not in ("sign", "another"))
-    if target is not BF16:  # the bound of bf16 is twice that of a QR: a quarter
-        assert near == (kind in ("good", "sign"))
+    # One of 300 that is off by 0.03, or vectors of nearly equal singular values: no matter at that accuracy.
+    assert near == (target is BF16 or kind in ("good", "sign"))
 
 
 def test_small_singular_values_do_not_count_for_optimizers() -> None:

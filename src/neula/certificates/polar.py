@@ -25,7 +25,7 @@ import torch
 
 from neula.certificates.bounds import measurement_error, orthogonality_bound, residual_bound
 from neula.certificates.probes import PROBES
-from neula.engines import BF16, Engine, Format
+from neula.engines import BF16, FP16, Engine, Format
 from neula.engines.random_vectors import gaussian
 from neula.kernels.precision import exact_matmul
 
@@ -66,10 +66,14 @@ class PolarBounds:
         For bf16 singular values are to be within ``2^-7``, twice the unit roundoff, whatever the shape;
         otherwise orthogonality is to be that of a QR. The residual may be twice that of a QR: polynomials
         that take large singular values down to a half double what errors of the steps before them count.
+        For bf16 that is a QR in fp16, in which they are evaluated, and a singular value of U that is off by
+        d adds 2 d.
         """
-        noise = measurement_error(max(m, n), target.storage)
-        orthogonality = 2 * target.u if target is BF16 else orthogonality_bound(target, min(m, n))
-        return cls(2 * residual_bound(target, min(m, n)) + noise, orthogonality + noise)
+        k, noise = min(m, n), measurement_error(max(m, n), target.storage)
+        if target is BF16:
+            off = 2 * target.u
+            return cls(2 * residual_bound(FP16, k) + 2 * off + noise, off + noise)
+        return cls(2 * residual_bound(target, k) + noise, orthogonality_bound(target, k) + noise)
 
 
 def polar_measures(
