@@ -56,6 +56,12 @@ def tsqr(seed: int, engine: str, device: str) -> None:
     check_qr(a, *neula.tsqr(a, engine=engine))
 
 
+def polar(seed: int, engine: str, device: str) -> None:
+    a = normal(40, 20, seed, torch.float32, device)
+    u, h = neula.polar(a, side="right", engine=engine)
+    check_qr(a, u, h)
+
+
 def lstsq(seed: int, engine: str, device: str) -> None:
     a, b = (normal(120, n, seed + n, torch.float64, device) for n in (25, 2))
     b.requires_grad_()
@@ -120,6 +126,7 @@ WORK: tuple[Callable[[int, str, str], None], ...] = (
     cholesky,
     svd_lowrank,
     tsqr,
+    polar,
     matmul,
 )
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         LstsqResult,
         LUFactors,
         NNLSResult,
+        PolarResult,
         QRResult,
         RidgePath,
         SolveResult,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from neula.problems.orthogonal.orth import orth
     from neula.problems.orthogonal.qr import qr
     from neula.problems.orthogonal.tsqr import tsqr
+    from neula.problems.polar.polar import polar
     from neula.problems.products.matmul import matmul
     from neula.problems.systems.lu import lu_factor, lu_solve
     from neula.problems.systems.solve import solve
@@ -63,6 +65,7 @@ __all__ = [
     "LsqLinearResult",
     "LstsqResult",
     "NNLSResult",
+    "PolarResult",
     "QRCertificate",
     "QRResult",
     "RidgePath",
@@ -80,6 +83,7 @@ __all__ = [
     "nnls",
     "orth",
     "pinv",
+    "polar",
     "qr",
     "ridge_path",
     "solve",
@@ -102,6 +106,7 @@ _HOMES = {
     "nnls": "problems.bounded.nnls",
     "orth": "problems.orthogonal.orth",
     "pinv": "problems.least_squares.pinv",
+    "polar": "problems.polar.polar",
     "qr": "problems.orthogonal.qr",
     "ridge_path": "problems.least_squares.ridge_path",
     "solve": "problems.systems.solve",
@@ -136,6 +141,8 @@ if not TYPE_CHECKING:  # type checkers would believe in any name
         """Import a public name when it is used first: ``import neula`` alone does not import torch."""
         if name in _ROOMS:
             return import_module(f"neula.{name}")
+        if name in _MODULES:
+            return import_module(f"neula.{_MODULES[name]}")
         if name not in __all__:
             raise AttributeError(f"module 'neula' has no attribute {name!r}{_meant(name)}")
         found = getattr(import_module(f"neula.{_HOMES.get(name, 'pipeline.result')}"), name)
@@ -152,4 +159,4 @@ def _meant(name: str) -> str:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_ROOMS})
+    return sorted({*globals(), *__all__, *_MODULES, *_ROOMS})

@@ -21,6 +21,7 @@ from neula import kernels
 if not torch.cuda.is_available() and "triton" not in sys.modules:
     with pytest.MonkeyPatch.context() as environment, contextlib.suppress(ImportError):
         environment.setenv("TRITON_INTERPRET", "1")
+        import neula.kernels.batched_product_triton
         import neula.kernels.calu_triton
         import neula.kernels.doubled_triton
         import neula.kernels.gemm_triton

@@ -14,6 +14,7 @@ from neula.engines.formats import FP32, TF32, round_to
 from neula.engines.tuned import tuned
 from neula.engines.tuning import Tuning, cuda_tuning
 from neula.kernels import calu, tournament
+from neula.kernels.batched_product import batched_product, joined, room, split
 from neula.kernels.dispatch import runs
 from neula.kernels.gemm import corrected_gemm, corrected_gram
 from neula.kernels.precision import exact_matmul, exactly
@@ -107,6 +108,48 @@ class CudaEngine(Engine):
             torch.addmm(c.T, b.T, a.T, out_dtype=torch.float32, beta=beta, alpha=alpha, out=c.T)
             return c
         return self._addmm(a, b, c, alpha, beta)
+
+    @property
+    def _in_parts(self) -> int:
+        """Parts of half precision of an operand of :meth:`product`; 0 where that is wider."""
+        if not runs(batched_product, self.device):
+            return 0
+        return 2 if self.arithmetic.corrected else int(self._half)
+
+    def parts(self, x: torch.Tensor) -> torch.Tensor:
+        count = self._in_parts
+        if not count:
+            return super().parts(x)
+        return split(x if count == 1 else x.float(), self.arithmetic.operands.dtype, count)
+
+    def joined(self, parts: torch.Tensor) -> torch.Tensor:
+        return joined(parts) if self._in_parts else super().joined(parts)
+
+    def product(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        *,
+        factor: float = 1.0,
+        shift: float = 0.0,
+        scales: torch.Tensor | None = None,
+        symmetric: bool = False,
+    ) -> torch.Tensor:
+        multiply = batched_product if self._in_parts else super().product
+        return multiply(a, b, factor=factor, shift=shift, scales=scales, symmetric=symmetric)
+
+    def adjusted(self, a: torch.Tensor, scales: torch.Tensor, shift: float) -> torch.Tensor:
+        if self._in_parts != 1:
+            return super().adjusted(a, scales, shift)
+        c = room(*a.shape, dtype=a.dtype, device=a.device)
+        torch.mul(a, scales[:, None, None].to(a.dtype), out=c)
+        c[0].diagonal(dim1=1, dim2=2).add_(shift)
+        return c
+
+    def thin(self, a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        if not self._in_parts or _refused(a):
+            return exact_matmul(a[0].to(self.storage), x)
+        return torch.bmm(a[0], x.to(a.dtype), out_dtype=torch.float32)
 
     def subtract_bmm(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
         if self.operand_dtype != self.storage or self.format is TF32:

@@ -214,6 +214,41 @@ class Engine(ABC):
         """``C = C - A B`` for a batch of small matrices, C in the storage precision."""
         return c.sub_(self.bmm(a, b))
 
+    def parts(self, x: torch.Tensor) -> torch.Tensor:
+        """A batch of matrices as :meth:`product` takes them, shape (parts, batch, m, n)."""
+        return self.operand(x.to(self.storage))[None]
+
+    def joined(self, parts: torch.Tensor) -> torch.Tensor:
+        """The numbers that parts stand for, in the storage precision."""
+        return parts[0].to(self.storage)
+
+    def product(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        *,
+        factor: float = 1.0,
+        shift: float = 0.0,
+        scales: torch.Tensor | None = None,
+        symmetric: bool = False,
+    ) -> torch.Tensor:
+        """``scale (factor A B + shift I)`` of batches in parts, rounded once; see
+        :func:`neula.kernels.batched_product.batched_product`.
+        """
+        c = self._matmul(a[0], b[0]).to(self.storage).mul_(factor)
+        c.diagonal(dim1=1, dim2=2).add_(shift)
+        return self.parts(c if scales is None else c.mul_(scales[:, None, None]))
+
+    def adjusted(self, a: torch.Tensor, scales: torch.Tensor, shift: float) -> torch.Tensor:
+        """``scale A + shift I`` of a batch in parts."""
+        c = self.joined(a) * scales[:, None, None]
+        c.diagonal(dim1=1, dim2=2).add_(shift)
+        return self.parts(c)
+
+    def thin(self, a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """The leading parts of a batch times a few vectors, in the storage precision."""
+        return self._matmul(a[0], self.operand(x)).to(self.storage)
+
     def column_max(self, a: torch.Tensor) -> torch.Tensor:
         """Largest magnitude in each column; NaN and Inf come through. Row blocks stay in cache."""
         rows = max(1, CACHE_ELEMENTS // max(1, a.shape[1]))

@@ -170,4 +170,6 @@ class Call:
         if self.strict and any(map(len, indices)):  # a single matrix was checked before
             for name, taken in self.operands.items():
                 check_finite(taken.tensor, taken.tensor, name)
+        if places := self.first.places:  # the user's, of a list
+            indices = [(places[first], *rest) for first, *rest in indices]
         report_missed(what, why, result, indices, strict=self.strict, unsure=unsure)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,11 +30,14 @@ class Taken:
         Turns a tensor on the user's device into an array of the user's library.
     graph : Tensor
         The same tensor, not detached: where it requires a gradient, the answer has to be attached to it.
+    places : tuple of int
+        Of a stack the places of its matrices in the user's list.
     """
 
     tensor: torch.Tensor
     wrap: Callable[[torch.Tensor], Any]
     graph: torch.Tensor
+    places: tuple[int, ...] = ()
 
     @property
     def is_variable(self) -> bool:
@@ -55,6 +58,21 @@ class Taken:
         if narrower and bool((kept.isinf() & x.isfinite().to(kept.device)).any()):
             raise OverflowError(f"the result does not fit {kept.dtype}: pass the input in a wider dtype")
         return self.wrap(kept)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Some matrices of a list that the user gave, in one tensor.
+
+    Attributes
+    ----------
+    tensor : Tensor, shape (batch, m, n)
+    places : tuple of int
+        Where each was in the list.
+    """
+
+    tensor: torch.Tensor
+    places: tuple[int, ...]
 
 
 class Spread:
@@ -93,6 +111,8 @@ def take(x: Any, name: str, *, differentiable: bool = False) -> Taken:
         raise TypeError(
             f"{name} is spread over processes, and this function takes whole matrices: pass {whole}"
         )
+    if isinstance(x, Stack):
+        return replace(take(x.tensor, name, differentiable=differentiable), places=x.places)
     if isinstance(x, torch.Tensor):
         if not differentiable:
             refuse_gradient(x, name)

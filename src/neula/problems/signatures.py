@@ -138,6 +138,20 @@ class TsqrKeywords(TypedDict, total=False):
     strict: bool
 
 
+class OrthKeywords(Waiting, total=False):
+    """Of :func:`neula.orth`, without ``rcond``."""
+
+    method: Literal["qr", "polar"]
+
+
+class PolarKeywords(Common, total=False):
+    """Of :func:`neula.polar`."""
+
+    side: Literal["right", "left"] | None
+    rcond: float | None
+    completion: bool
+
+
 class CholeskyKeywords(Common, total=False):
     """Of :func:`neula.cholesky`."""
 

@@ -12,6 +12,7 @@ from neula.pipeline.result.cholesky import CholeskyResult
 from neula.pipeline.result.least_squares import LstsqResult
 from neula.pipeline.result.lu import LUFactors
 from neula.pipeline.result.nonlinear import CurveFitResult, LeastSquaresResult
+from neula.pipeline.result.polar import PolarResult
 from neula.pipeline.result.qr import QRResult
 from neula.pipeline.result.ridge import RidgePath
 from neula.pipeline.result.solution import SolutionResult
@@ -31,6 +32,7 @@ __all__ = [
     "LsqLinearResult",
     "LstsqResult",
     "NNLSResult",
+    "PolarResult",
     "QRResult",
     "RidgePath",
     "SVDResult",

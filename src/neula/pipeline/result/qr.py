@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic
 
 from neula.pipeline.result import shown
@@ -71,6 +71,17 @@ class QRResult(shown.Shown, Generic[ArrayT]):
 
     def __len__(self) -> int:
         return len(self._factors())
+
+    def member(self, place: int) -> QRResult[Any]:
+        """The factors of one matrix of a batch."""
+        found = self.certificate[place]
+        attempts = self.attempts
+        if attempts:
+            attempts = (*attempts[:-1], replace(attempts[-1], accepted=found.accepted, reason=str(found)))
+        factors: dict[str, Any] = {"Q": self.Q, "R": self.R, "P": self.P}
+        of_one: dict[str, Any] = {name: None if x is None else x[place] for name, x in factors.items()}
+        of_one |= {"certificate": found, "attempts": attempts}
+        return replace(self, **of_one)
 
     @property
     def converged(self) -> bool:

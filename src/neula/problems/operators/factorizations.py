@@ -107,6 +107,7 @@ def traced_orth(
     A: Any,
     rcond: float | None = None,
     *,
+    method: str = "qr",
     accuracy: Accuracy | None = None,
     engine: Any = "auto",
     strict: bool = False,
@@ -114,7 +115,7 @@ def traced_orth(
     **others: Any,
 ) -> Any:
     """:func:`neula.orth` in a graph; how many columns a range has depends on the numbers."""
-    if rcond is not None or not are_simple(engine, A):
+    if rcond is not None or method != "qr" or not are_simple(engine, A):
         return None
     q, r, *_, accepted = ORTH(A, name_of(accuracy), engine, strict)
     return q if wait else QRResult(q, r, engine=engine, accepted=accepted, pending=lambda: q)

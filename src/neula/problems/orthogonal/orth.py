@@ -13,10 +13,12 @@ from neula.algorithms.spectra.numerical_rank import columns_of_norm_one, numeric
 from neula.certificates.bounds import Accuracy
 from neula.engines import Engine
 from neula.engines.reduction import Reduction
+from neula.errors import check_name
 from neula.kernels.precision import exact_matmul
 from neula.pipeline.call import Call
 from neula.pipeline.compilation import with_operator
 from neula.pipeline.inputs import check_matrices
+from neula.pipeline.lists import over_lists
 from neula.pipeline.over_processes import OverProcesses
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import QRResult
@@ -24,19 +26,25 @@ from neula.problems.operators.factorizations import traced_orth
 from neula.problems.orthogonal.factorize import Begun, begin, factorize
 from neula.problems.orthogonal.factors import Factors, as_pending, as_result
 from neula.problems.orthogonal.problem import Options
-from neula.problems.signatures import Kind, Waiting
+from neula.problems.polar.polar import polar_result
+from neula.problems.polar.problem import Options as PolarOptions
+from neula.problems.signatures import Kind, OrthKeywords
+
+METHODS = ("qr", "polar")
 
 
 @overload
-def orth(A: Kind, rcond: float | None = ..., **keywords: Unpack[Waiting]) -> Kind: ...
+def orth(A: Kind, rcond: float | None = ..., **keywords: Unpack[OrthKeywords]) -> Kind: ...
 @overload
-def orth(A: Any, rcond: float | None = ..., **keywords: Unpack[Waiting]) -> Any: ...
+def orth(A: Any, rcond: float | None = ..., **keywords: Unpack[OrthKeywords]) -> Any: ...
 @with_operator(traced_orth)
 @OverProcesses(lambda basis, tall, replicated: tall(basis), refused={"wait": (False,)})
+@over_lists(lambda bases, place: bases[place])
 def orth(
     A: Any,
     rcond: float | None = None,
     *,
+    method: str = "qr",
     accuracy: Accuracy | None = None,
     engine: str | Engine = "auto",
     strict: bool = False,
@@ -48,11 +56,15 @@ def orth(
     Parameters
     ----------
     A : array_like, shape (..., m, n)
-        As for :func:`qr`.
+        As for :func:`qr`; of a list of torch matrices a list of bases comes back.
     rcond : float, optional
         Singular values of A of at most ``rcond`` times the largest count as zero, and the basis has as many
         columns as the others, as in :func:`scipy.linalg.orth`; all matrices of a batch must have the same
         number. By default the basis has ``min(m, n)`` columns, whatever the rank.
+    method : {"qr", "polar"}, optional
+        Of all orthonormal bases that of :func:`qr`, each of whose columns depends on those of A before it, or
+        that of :func:`neula.polar`, which is nearest to A. The second is for matrices that are not wide, and
+        without ``rcond``.
     accuracy, engine, strict, progress : optional
         As for :func:`qr`.
     wait : bool, optional
@@ -109,9 +121,15 @@ def orth(
     """
     if rcond is not None and not 0 <= rcond < 1:
         raise ValueError(f"rcond must be at least 0 and below 1, got {rcond}")
-    if not wait and rcond is not None:
-        raise ValueError(f"wait=False and rcond={rcond}: how many columns there are depends on the numbers")
+    check_name("method", method, METHODS)
+    if not wait and (rcond is not None or method == "polar"):
+        raise ValueError(
+            f"wait=False with rcond={rcond} and method={method!r}: the rank depends on the numbers, and polar"
+            " factors are looked at; leave wait out"
+        )
     call, options = _begun(A, accuracy, engine, strict, progress)
+    if method == "polar":
+        return _nearest(call, rcond, progress)
     if not wait and (found := begin(call.matrices(), options)) is not None:
         values, accepted, begun = found
         return as_pending(values, accepted, call, "reduced", lambda: _with_ranks(call, options, begun)[0].Q)
@@ -161,6 +179,28 @@ def _with_ranks(call: Call, options: Options, begun: Begun | None = None) -> tup
         return result, torch.zeros(batch, dtype=torch.int64)
     with call.computing():
         return result, _check_full_rank(factors, call, result).reshape(batch)
+
+
+def _nearest(call: Call, rcond: float | None, progress: Progress | None) -> Any:
+    """The orthogonal polar factor, with all its columns."""
+    a = call.first.tensor
+    if rcond is not None:
+        raise ValueError(f"method='polar' has no basis of the range (rcond={rcond}): pass method='qr'")
+    if a.shape[-2] < a.shape[-1]:
+        raise ValueError(
+            f"A of shape {tuple(a.shape)} is wide, and its polar factor has orthonormal rows, not columns: "
+            "pass method='qr', or use neula.polar"
+        )
+    result = polar_result(call, PolarOptions(call.target, call.engine, completion=True, progress=progress))
+    if result.converged and result.rank < a.shape[-1]:
+        call.report_missed(
+            "the columns do not have full rank",
+            f"{result.rank} or fewer of {a.shape[-1]} are independent to {result.accuracy} accuracy, and "
+            "what the basis spans beyond the range are rounding errors",
+            result,
+            (torch.as_tensor(result.ranks) < a.shape[-1]).nonzero().tolist(),
+        )
+    return result.U
 
 
 def _check_full_rank(factors: Factors, call: Call, result: QRResult) -> torch.Tensor:

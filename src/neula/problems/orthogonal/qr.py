@@ -15,6 +15,7 @@ from neula.errors import check_name
 from neula.pipeline.call import Call
 from neula.pipeline.compilation import with_operator
 from neula.pipeline.inputs import check_matrices
+from neula.pipeline.lists import over_lists
 from neula.pipeline.over_processes import OverProcesses
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import QRResult
@@ -40,6 +41,7 @@ def qr(A: Any, mode: QRMode = ..., **keywords: Unpack[QRKeywords]) -> QRResult[A
     refused={"mode": ("complete", "raw"), "pivoting": (True,), "wait": (False,)},
     ignored={"overwrite_a": False},
 )
+@over_lists(QRResult.member)
 def qr(
     A: Any,
     mode: str = "reduced",
@@ -68,7 +70,8 @@ def qr(
     A : array_like, shape (..., m, n)
         NumPy array, torch tensor or DLPack object, float16 to float64; integers are taken as float64. It is
         not modified, except with ``overwrite_a``. Leading dimensions are a batch; any dimension may be zero.
-        Or a matrix whose rows are spread over processes (:func:`neula.distributed.rows`).
+        Or a matrix whose rows are spread over processes (:func:`neula.distributed.rows`). Of a list of torch
+        matrices those of one shape are factorized together, and a list of results comes back.
     mode : {"reduced", "r", "complete", "raw"}
         Q of shape (m, min(m, n)); only R; Q of shape (m, m) and R of shape (m, n); or the Householder form
         of :func:`torch.geqrf`, at least in float32.

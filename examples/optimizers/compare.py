@@ -1,0 +1,153 @@
+"""Muon and SOAP on a small transformer, once with the factorizations of torch and once with those of neula.
+
+    python examples/optimizers/compare.py --picture optimizers.png
+
+Only the factorization is exchanged. Loss curves should agree, and the times of the factorizations are drawn
+beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from steps import Factorize, Muon, Soap
+
+import neula
+from model import Transformer, batches, text
+from neula.papers.drawing import new_canvas
+
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+"""Coefficients of Muon."""
+
+
+@dataclass
+class Run:
+    """One training."""
+
+    optimizer: str
+    factorization: str
+    losses: list[float]
+    milliseconds: float
+    """Of factorizations, for each step."""
+
+
+def newton_schulz(a: torch.Tensor) -> torch.Tensor:
+    """Five steps in bf16, as Muon takes them."""
+    x = a.bfloat16() if a.shape[0] <= a.shape[1] else a.bfloat16().T
+    x = x / (x.norm() + 1e-7)
+    a1, a3, a5 = NEWTON_SCHULZ
+    for _ in range(5):
+        gram = x @ x.T
+        x = a1 * x + (a3 * gram + a5 * gram @ gram) @ x
+    return x if a.shape[0] <= a.shape[1] else x.T
+
+
+def svd_factor(a: torch.Tensor) -> torch.Tensor:
+    """The polar factor, from the singular value decomposition."""
+    left, _, right = torch.linalg.svd(a, full_matrices=False)
+    return left @ right
+
+
+def one_by_one(function: Callable[[torch.Tensor], torch.Tensor]) -> Factorize:
+    """A function of one matrix for all of them, as optimizers call the library."""
+    return lambda matrices: [function(a) for a in matrices]
+
+
+FACTORIZATIONS: dict[str, dict[str, Factorize]] = {
+    "Muon": {
+        "torch: Newton-Schulz": one_by_one(newton_schulz),
+        "torch: svd": one_by_one(svd_factor),
+        "neula.polar": lambda matrices: [r.U for r in neula.polar(matrices, accuracy="bf16")],
+    },
+    "SOAP": {
+        "torch: qr": one_by_one(lambda a: torch.linalg.qr(a).Q),
+        "neula.qr": lambda matrices: [r.Q for r in neula.qr(matrices)],
+    },
+}
+
+
+def train(
+    optimizer: str, factorization: str, pieces: list[torch.Tensor], device: torch.device, **sizes: int
+) -> Run:
+    """Train a transformer from the same start; embeddings and head by Adam."""
+    torch.manual_seed(0)
+    model = Transformer(**sizes).to(device)
+    inner = model.matrices()
+    known = {id(p) for p in inner}
+    others = torch.optim.Adam([p for p in model.parameters() if id(p) not in known], lr=3e-3)
+    kind = Muon if optimizer == "Muon" else Soap
+    steps = kind(inner, FACTORIZATIONS[optimizer][factorization])
+    losses, warm = [], max(1, len(pieces) // 4)
+    for number, piece in enumerate(pieces):
+        if number == warm:  # what is compiled and captured at first is no part of a step
+            steps.clock.seconds = 0.0
+        model.zero_grad()
+        loss = model.loss(piece)
+        loss.backward()
+        steps.step()
+        others.step()
+        losses.append(float(loss.detach()))
+    return Run(optimizer, factorization, losses, 1e3 * steps.clock.seconds / (len(pieces) - warm))
+
+
+def milliseconds(time: float) -> str:
+    """In three digits."""
+    return f"{time:.0f}" if time >= 100 else f"{time:.3g}"
+
+
+def draw(runs: list[Run], path: Path, where: str) -> None:
+    """Loss curves above, times of the factorizations below; one column an optimizer."""
+    canvas = new_canvas(9, 6)
+    axes = canvas.subplots(2, len(FACTORIZATIONS), height_ratios=[3, 2])
+    for column, name in enumerate(FACTORIZATIONS):
+        mine = [run for run in runs if run.optimizer == name]
+        top, bottom = axes[0][column], axes[1][column]
+        for number, run in enumerate(mine):  # later ones thinner, so that curves that coincide can be seen
+            top.plot(run.losses, color=f"C{number}", linewidth=4 - 1.2 * number, label=run.factorization)
+        top.set(title=name, xlabel="step", ylabel="loss (nats a byte)")
+        top.legend()
+        names = [run.factorization for run in mine]
+        bars = bottom.barh(
+            names, [run.milliseconds for run in mine], color=[f"C{i}" for i in range(len(mine))]
+        )
+        bottom.bar_label(bars, labels=[milliseconds(run.milliseconds) for run in mine], padding=3)
+        bottom.set(xlabel=f"factorizations, ms a step ({where})")
+        bottom.invert_yaxis()
+        bottom.margins(x=0.2)
+    canvas.savefig(path, dpi=120)
+
+
+def main() -> None:
+    """Train with each factorization, print the last losses and times, and draw them."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--length", type=int, default=64)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--picture", type=Path)
+    asked = parser.parse_args()
+    device = torch.device(asked.device)
+    pieces = batches(text(device), asked.steps, asked.batch, asked.length)
+    sizes = {"width": asked.width, "layers": asked.layers, "length": asked.length}
+    runs = []
+    for optimizer, factorizations in FACTORIZATIONS.items():
+        for factorization in factorizations:
+            run = train(optimizer, factorization, pieces, device, **sizes)
+            runs.append(run)
+            time, last = milliseconds(run.milliseconds), run.losses[-1]
+            print(f"{optimizer:5} {factorization:21} loss {last:.4f}  {time:>5} ms a step")
+    if asked.picture is not None:
+        where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+        draw(runs, asked.picture, where)
+
+
+if __name__ == "__main__":
+    main()

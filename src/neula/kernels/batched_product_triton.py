@@ -1,0 +1,169 @@
+"""The products of :mod:`neula.kernels.batched_product` on tensor cores, a thread block for each tile.
+
+Of a symmetric product tiles on and below the diagonal are computed, and those below are stored twice. Two
+parts of an operand take three products of tensor cores: that of the leading parts is summed in runs, which
+are added in float32, since tensor cores truncate their sums (:mod:`neula.kernels.gemm`).
+"""
+
+# mypy: allow-untyped-defs
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from neula.kernels.batched_product import SHIFT, room
+
+GROUP = 8
+"""Tiles are taken in bands of so many rows of tiles, whose operands stay in the cache."""
+
+
+class Config(NamedTuple):
+    """How a product is cut up: the tile of a thread block, what is loaded at a time, warps, stages."""
+
+    rows: int
+    columns: int
+    run: int
+    warps: int
+    stages: int
+
+
+SQUARE = {1: Config(128, 128, 64, 8, 4), 2: Config(128, 128, 64, 8, 2)}
+"""By the number of parts, of symmetric products: tiles on the diagonal are squares."""
+
+WIDE = {1: Config(128, 256, 64, 8, 3), 2: Config(128, 128, 64, 8, 2)}
+"""The same of others."""
+
+SMALL = Config(32, 32, 32, 4, 2)
+"""For matrices of up to :data:`TINY` rows, and in Triton's interpreter."""
+
+TINY = 64
+
+
+def batched_product_triton(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    *,
+    factor: float = 1.0,
+    shift: float = 0.0,
+    scales: torch.Tensor | None = None,
+    symmetric: bool = False,
+    config: Config | None = None,
+) -> torch.Tensor:
+    """:func:`neula.kernels.batched_product.batched_product` by the kernel, queued on the current stream."""
+    (parts, batch, m, k), n = a.shape, b.shape[3]
+    config = config or _config(m, n, parts, symmetric and a.is_cuda, on_gpu=a.is_cuda)
+    out = room(parts, batch, m, n, dtype=a.dtype, device=a.device)
+    by_columns = b.stride(2) == 1 and b.stride(3) != 1
+    b_block = [config.columns, config.run] if by_columns else [config.run, config.columns]
+    descriptors = (
+        *_descriptors(a, [config.rows, config.run]),
+        *_descriptors(b.mT if by_columns else b, b_block),
+    )
+    down, across = triton.cdiv(m, config.rows), triton.cdiv(n, config.columns)
+    tiles = down * (down + 1) // 2 if symmetric else down * across
+    with torch.cuda.device_of(a):
+        _batched_product[(tiles * batch,)](
+            *descriptors,
+            *(out, out if scales is None else scales.contiguous(), factor, shift, m, n, k, tiles),
+            *out.stride()[:3],
+            *(parts, SHIFT, symmetric, by_columns, scales is not None, not a.is_cuda),
+            *(config.rows, config.columns, config.run, GROUP),
+            num_warps=config.warps,
+            num_stages=config.stages,
+        )
+    return out
+
+
+def _config(m: int, n: int, parts: int, symmetric: bool, *, on_gpu: bool) -> Config:
+    if not on_gpu or min(m, n) <= TINY:
+        return SMALL
+    return (SQUARE if symmetric else WIDE)[parts]
+
+
+def _descriptors(operand: torch.Tensor, block: list[int]) -> list[Any]:
+    """Of two parts; where there is one, the kernel does not touch the second."""
+    found = [TensorDescriptor.from_tensor(part, [1, *block]) for part in operand]
+    return found + [found[-1]] * (2 - len(found))
+
+
+@triton.jit(do_not_specialize=["m", "n", "k", "tiles", "out_part", "out_batch", "out_row"])
+def _batched_product(
+    a1_parts, a2_parts, b1_parts, b2_parts, out, scales, factor, shift, m, n, k, tiles,
+    out_part, out_batch, out_row,
+    PARTS: tl.constexpr, SHIFT: tl.constexpr, SYMMETRIC: tl.constexpr, BY_COLUMNS: tl.constexpr,
+    SCALED: tl.constexpr, WIDEN: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, RUN: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """A tile of one of the products."""
+    batch, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    if SYMMETRIC:
+        # Tiles of the lower triangle, row by row.
+        below = ((tl.sqrt(8.0 * tile.to(tl.float32) + 1.0) - 1.0) * 0.5).to(tl.int32)
+        below = tl.where(below * (below + 1) // 2 > tile, below - 1, below)
+        below = tl.where((below + 1) * (below + 2) // 2 <= tile, below + 1, below)
+        row, column = below * ROWS, (tile - below * (below + 1) // 2) * COLUMNS
+    else:
+        down, across = tl.cdiv(m, ROWS), tl.cdiv(n, COLUMNS)
+        first = tile // (GROUP * across) * GROUP
+        height = tl.minimum(down - first, GROUP)
+        row = (first + tile % (GROUP * across) % height) * ROWS
+        column = tile % (GROUP * across) // height * COLUMNS
+
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    small = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for l in range(0, k, RUN):  # noqa: E741
+        a1 = _load(a1_parts, batch, row, l, ROWS, RUN, WIDEN)
+        b1 = _load_b(b1_parts, batch, l, column, RUN, COLUMNS, BY_COLUMNS, WIDEN)
+        if PARTS == 1:
+            total = tl.dot(a1, b1, total)
+        else:
+            a2 = _load(a2_parts, batch, row, l, ROWS, RUN, WIDEN)
+            b2 = _load_b(b2_parts, batch, l, column, RUN, COLUMNS, BY_COLUMNS, WIDEN)
+            # The bound keeps Triton from adding to the total on the matrix unit, which truncates.
+            total += tl.dot(a1, b1, input_precision="tf32", max_num_imprecise_acc=RUN)
+            small = tl.dot(a1, b2, small, input_precision="tf32")
+            small = tl.dot(a2, b1, small, input_precision="tf32")
+    if PARTS == 2:
+        total += small * (1.0 / (1 << SHIFT))
+
+    i, j = row + tl.arange(0, ROWS)[:, None], column + tl.arange(0, COLUMNS)[None, :]
+    total = factor * total + tl.where(i == j, shift, 0.0)
+    if SCALED:
+        total *= tl.load(scales + batch)
+    inside = (i < m) & (j < n)
+    if SYMMETRIC:
+        inside &= i >= j
+    i_wide, j_wide = i.to(tl.int64), j.to(tl.int64)
+    place = out + batch.to(tl.int64) * out_batch
+    narrow = total.to(out.dtype.element_ty)
+    rest = ((total - narrow.to(tl.float32)) * (1 << SHIFT)).to(out.dtype.element_ty)
+    tl.store(place + i_wide * out_row + j_wide, narrow, mask=inside)
+    if PARTS == 2:
+        tl.store(place + out_part + i_wide * out_row + j_wide, rest, mask=inside)
+    if SYMMETRIC:  # the transposed tile as well, the diagonal twice
+        mirrored = place + tl.trans(j_wide) * out_row + tl.trans(i_wide)
+        tl.store(mirrored, tl.trans(narrow), mask=tl.trans(inside))
+        if PARTS == 2:
+            tl.store(mirrored + out_part, tl.trans(rest), mask=tl.trans(inside))
+
+
+@triton.jit
+def _load(parts, batch, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDEN: tl.constexpr):
+    """A block of a matrix, zeros beyond its edges; float32 for the interpreter, which has no bf16 product."""
+    block = parts.load([batch, row, column]).reshape(ROWS, COLUMNS)
+    return block.to(tl.float32) if WIDEN else block
+
+
+@triton.jit
+def _load_b(
+    parts, batch, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BY_COLUMNS: tl.constexpr,
+    WIDEN: tl.constexpr,
+):  # fmt: skip
+    if BY_COLUMNS:
+        return _load(parts, batch, column, row, COLUMNS, ROWS, WIDEN).T
+    return _load(parts, batch, row, column, ROWS, COLUMNS, WIDEN)

@@ -1,0 +1,109 @@
+"""The result of a polar decomposition."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Generic
+
+from neula.pipeline.result import shown
+from neula.pipeline.result.attempts import Attempt
+from neula.pipeline.result.shown import ArrayT
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PolarResult(shown.Shown, Generic[ArrayT]):
+    """``U, H = result``: a polar decomposition of a matrix or of a batch of them, with the measured evidence.
+
+    Of a batch the single numbers are those of the worst matrix; the arrays have one for each.
+
+    Attributes
+    ----------
+    U : array, shape (..., m, n)
+        The orthogonal factor, in the library, on the device and in the dtype of the input: orthonormal
+        columns, or rows if there are fewer, but for what counts as zero.
+    H : array, shape (..., n, n) or (..., m, m), or None
+        The symmetric positive semidefinite factor, where a side was named: ``A = U H`` or ``A = H U``.
+    side : {"right", "left"} or None
+    converged : bool
+        Whether the decomposition is certified to the accuracy asked for.
+    rank : int
+        The smallest of ``ranks``.
+    residual : float
+        Estimate of ``||A - U H||_F / ||A||_F`` from a few random vectors, with ``H = (U^T A + A^T U) / 2``.
+    orthogonality : float
+        Estimate of the largest distance of a singular value of U from 1, from a few Lanczos steps; from 0 or
+        1 where the rank is not full.
+    residual_bound, orthogonality_bound : float
+        What they were asked to be.
+    ranks : array of int64, shape (*batch,)
+        How many singular values of U are 1.
+    residuals, orthogonalities : array of float64, shape (*batch,)
+    accepted : array of bool, shape (*batch,)
+    attempts : tuple of Attempt
+        The chain that led here.
+    engine : str
+        The engine that multiplied.
+    accuracy : str
+        The accuracy that was asked for.
+    seconds : float
+        Time of the call.
+    """
+
+    U: ArrayT
+    H: ArrayT | None
+    side: str | None
+    converged: bool
+    rank: int
+    residual: float
+    orthogonality: float
+    residual_bound: float
+    orthogonality_bound: float
+    ranks: Any
+    residuals: Any
+    orthogonalities: Any
+    accepted: Any
+    attempts: tuple[Attempt, ...] = ()
+    engine: str = ""
+    accuracy: str = ""
+    seconds: float = math.nan
+
+    def member(self, place: int) -> PolarResult[Any]:
+        """The decomposition of one matrix of a batch."""
+        names = ("U", "H", "ranks", "residuals", "orthogonalities", "accepted")
+        arrays: dict[str, Any] = {name: getattr(self, name) for name in names}
+        of_each: dict[str, Any] = {name: None if x is None else x[place] for name, x in arrays.items()}
+        return replace(
+            self,
+            converged=bool(of_each["accepted"]),
+            rank=int(of_each["ranks"]),
+            residual=float(of_each["residuals"]),
+            orthogonality=float(of_each["orthogonalities"]),
+            **of_each,
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.U, self.H))
+
+    def __getitem__(self, index: int) -> Any:
+        return (self.U, self.H)[index]
+
+    def __len__(self) -> int:
+        return 2
+
+    def headline(self) -> str:
+        """What is certified, in a line."""
+        return shown.verdict(self.accuracy, converged=self.converged) + shown.members(self.accepted)
+
+    def rows(self) -> shown.Rows:
+        """What matters: the factors, how they came about, and how good they are."""
+        return {
+            "U": shown.array(self.U),
+            "H": shown.array(self.H),
+            "rank": str(self.rank),
+            "method": shown.attempted(self.attempts),
+            "residual": f"{self.residual:.1e}, at most {self.residual_bound:.1e} asked for",
+            "orthogonality": f"{self.orthogonality:.1e}, at most {self.orthogonality_bound:.1e} asked for",
+            "time": f"{shown.duration(self.seconds)}, engine {self.engine}",
+        }.items()

@@ -1,0 +1,38 @@
+"""What is tried for polar factors on which machine, in which order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from neula.engines import BF16, FP16, FP32, FP64, EmulatedEngine, Format, Tuning
+from neula.engines.tuning import EMULATED, cpu_tuning, cuda_tuning
+from neula.problems.polar.chain import chain
+from neula.problems.polar.problem import Options
+
+CPU = cpu_tuning(("bf16", "fp32", "fp64"))
+H200 = cuda_tuning((9, 0), replayed_bytes=290_000_000)
+
+
+def tried(tuning: Tuning, target: Format, **asked: Any) -> list[str]:
+    engine = EmulatedEngine("cpu")
+    engine.tuning = tuning
+    return [link.label for link in chain(Options(target, engine, **asked))]
+
+
+def test_on_an_h200() -> None:
+    cor = ["polynomials fp16_cor", "more polynomials fp16_cor", "svd fp64"]
+    assert tried(H200, BF16) == ["polynomials fp16", *cor[1:]]
+    assert tried(H200, FP16) == tried(H200, FP32) == cor
+    assert tried(H200, FP64) == ["polynomials fp64", "more polynomials fp64", "svd fp64"]
+
+
+def test_on_a_cpu() -> None:
+    assert tried(CPU, BF16) == tried(CPU, FP32) == ["svd fp32", "svd fp64"]
+    assert tried(CPU, FP64) == ["svd fp64"]
+
+
+@pytest.mark.parametrize("tuning", [CPU, H200, EMULATED])
+def test_a_threshold_is_for_the_svd(tuning: Tuning) -> None:
+    assert tried(tuning, FP32, rcond=1e-3) == ["svd fp64"]

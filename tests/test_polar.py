@@ -1,0 +1,343 @@
+"""The polar decomposition against its definition, on spectra that break iterations."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+
+import neula
+from neula.certificates.bounds import orthogonality_bound, residual_bound
+from neula.engines import FORMATS, format_of
+from neula.pipeline.result import AccuracyError, AccuracyWarning
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+SHAPES = [(1, 1), (5, 1), (1, 5), (3, 2), (33, 33), (70, 31), (31, 70)]
+
+SPECTRA = {
+    "flat": torch.ones(48, dtype=torch.float64),
+    "geometric": torch.logspace(0, -3, 48, dtype=torch.float64),
+    "steep": torch.logspace(0, -6, 48, dtype=torch.float64),
+    "clustered": torch.cat([torch.ones(24), torch.full((24,), 1e-3)]).double(),
+    "one tiny": torch.cat([torch.ones(47), torch.full((1,), 1e-6)]).double(),
+    "one large": torch.cat([torch.ones(1), torch.full((47,), 1e-3)]).double(),
+}
+
+
+@pytest.fixture(autouse=True)
+def no_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", AccuracyWarning)
+        yield
+
+
+def with_spectrum(values: torch.Tensor, m: int, n: int, seed: int = 0) -> torch.Tensor:
+    """A matrix with these singular values."""
+    generator = torch.Generator().manual_seed(seed)
+    k = len(values)
+    u, v = (
+        torch.linalg.qr(torch.randn(size, k, generator=generator, dtype=torch.float64))[0] for size in (m, n)
+    )
+    return (u * values) @ v.T
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def distance_from_1(u: torch.Tensor) -> float:
+    return float((torch.linalg.svdvals(u.double()) - 1).abs().max())
+
+
+def backward_error(a: torch.Tensor, u: torch.Tensor) -> float:
+    """``||A - U H|| / ||A||`` for the symmetric H that U has, which must be positive semidefinite."""
+    a, u = a.double(), u.double()
+    h = u.mT @ a
+    h = (h + h.mT) / 2
+    return float((a - u @ h).norm() / a.norm())
+
+
+@pytest.mark.parametrize("engine", ["cpu", "emulated"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_every_shape(engine: Any, dtype: torch.dtype, shape: tuple[int, int], side: Any) -> None:
+    a = normal(*shape, dtype=dtype)
+    result = neula.polar(a, engine=engine, side=side)
+    target, k = format_of(dtype), min(shape)
+    u, h = (x.double() for x in result)
+    assert result.converged
+    assert result.rank == k
+    assert (result.U.dtype, result.U.shape) == (dtype, shape)
+    # What is certified, and the rounding of U to the dtype of A.
+    rounding = target.u * k**0.5
+    asked = 2 * target.u if target is FORMATS["bf16"] else orthogonality_bound(target, k)
+    assert distance_from_1(u) <= asked + rounding + shape[0] * 2.0**-53
+    product = u @ h if side == "right" else h @ u
+    assert (
+        float((a.double() - product).norm() / a.double().norm())
+        <= 2 * residual_bound(target, k) + 2 * rounding
+    )
+    assert torch.equal(h, h.T)
+    assert float(torch.linalg.eigvalsh(h).min()) >= -(2 * residual_bound(target, k) + rounding) * float(
+        h.norm()
+    )
+
+
+@pytest.mark.parametrize("engine", ["cpu", "emulated"])
+@pytest.mark.parametrize("accuracy", ["fp32", "fp64"])
+@pytest.mark.parametrize("name", SPECTRA)
+@pytest.mark.parametrize("shape", [(48, 48), (90, 48), (48, 90)])
+def test_spectra(engine: Any, accuracy: Any, name: str, shape: tuple[int, int]) -> None:
+    a = with_spectrum(SPECTRA[name], *shape)
+    result = neula.polar(a, accuracy=accuracy, engine=engine)
+    target = FORMATS[accuracy]
+    noise = max(shape) ** 0.5 * target.u
+    assert result.converged
+    assert result.rank == 48
+    assert distance_from_1(result.U) <= orthogonality_bound(target, 48) + noise
+    assert backward_error(a, result.U) <= 2 * residual_bound(target, 48) + noise
+    # Errors of U are those of A, divided by the sum of the two smallest singular values, or by the smallest.
+    left, values, right = torch.linalg.svd(a, full_matrices=False)
+    smallest = values[-1] + (values[-2] if shape[0] == shape[1] else 0.0)
+    allowed = 48 * (residual_bound(target, 48) + noise) * values[0] / smallest
+    assert float((result.U - left @ right).norm()) <= float(allowed)
+
+
+@pytest.mark.parametrize("engine", ["cpu", "emulated"])
+@pytest.mark.parametrize("name", SPECTRA)
+@pytest.mark.parametrize("shape", [(48, 48), (90, 48), (48, 90)])
+def test_spectra_for_optimizers(engine: Any, name: str, shape: tuple[int, int]) -> None:
+    """Within ``2^-7`` of 1 where A has at least 1e-3 of its norm; elsewhere anything up to that."""
+    a = with_spectrum(SPECTRA[name], *shape)
+    result = neula.polar(a, accuracy="bf16", engine=engine)
+    left, values, right = torch.linalg.svd(a, full_matrices=False)
+    large = values >= 0.999e-3 * values[0]
+    gains = torch.linalg.svdvals(result.U)
+    assert result.converged
+    assert len(result.attempts) == 1
+    assert float(gains.max()) <= 1 + 2.0**-7
+    assert int((gains >= 1 - 2.0**-7).sum()) >= int(large.sum())
+    assert float((result.U @ right[large].T - left[:, large]).norm()) / int(large.sum()) ** 0.5 <= 0.1
+    assert backward_error(a, result.U) <= result.residual_bound <= 0.05
+
+
+@pytest.mark.parametrize("engine", ["cpu", "emulated"])
+@pytest.mark.parametrize("accuracy", ["bf16", "fp32", "fp64"])
+def test_zero_stays_zero(engine: Any, accuracy: Any) -> None:
+    result = neula.polar(torch.zeros(2, 6, 4, dtype=torch.float64), accuracy=accuracy, engine=engine)
+    assert result.converged
+    assert not result.U.any()
+    assert result.ranks.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("engine", ["cpu", "emulated"])
+@pytest.mark.parametrize("rcond", [None, 1e-10, 1e-2])
+def test_deficient_rank(engine: Any, rcond: float | None) -> None:
+    """Integers, so that what should be zero is."""
+    a = torch.zeros(12, 9, dtype=torch.float64)
+    a[:6, :6] = normal(6, 6)
+    result = neula.polar(a, rcond=rcond, engine=engine)
+    left, values, right = torch.linalg.svd(a[:6, :6])
+    counts = values > (0.0 if rcond is None else rcond) * values[0]
+    exact = torch.zeros_like(a)
+    exact[:6, :6] = (left * counts) @ right
+    assert result.converged
+    assert result.rank == int(counts.sum())
+    assert float((result.U - exact).norm()) <= 1e-13 * float(values[0] / values[counts][-1])
+    u = result.U
+    assert float(torch.linalg.matrix_norm(u @ u.T @ u - u, 2)) <= 2 * result.orthogonality_bound
+
+
+def test_a_threshold_cuts_off() -> None:
+    a = with_spectrum(torch.tensor([1.0, 0.5, 1e-3, 1e-5]).double(), 20, 10)
+    result = neula.polar(a, rcond=1e-4)
+    assert result.rank == 3
+    assert float((torch.linalg.svdvals(result.U)[:4] - torch.tensor([1, 1, 1, 0])).abs().max()) <= 1e-13
+    assert neula.polar(a, rcond=1e-2, accuracy="bf16").rank == 2
+
+
+@pytest.mark.parametrize("accuracy", ["bf16", "fp32", "fp64"])
+@pytest.mark.parametrize("engine", ["cpu", "emulated"])
+def test_completion(accuracy: Any, engine: Any) -> None:
+    a = normal(20, 6) @ normal(6, 12)
+    for matrix in (a, torch.zeros_like(a)):
+        result = neula.polar(matrix, accuracy=accuracy, engine=engine, completion=True)
+        assert result.converged
+        assert distance_from_1(result.U) <= result.orthogonality_bound
+    assert backward_error(a, neula.polar(a, completion=True, engine=engine).U) <= 1e-14
+
+
+def test_nan_stays_in_its_matrix() -> None:
+    a = normal(4, 9, 6, dtype=torch.float32)
+    a[1, 2, 3], a[2, 0, 0] = torch.nan, torch.inf
+    with pytest.warns(AccuracyWarning, match=r"for A\[1\], A\[2\]"):
+        result = neula.polar(a, side="right")
+    assert result.accepted.tolist() == [True, False, False, True]
+    assert result.U.isnan().flatten(1).all(1).tolist() == [False, True, True, False]
+    for place in (0, 3):
+        assert torch.allclose(result.U[place], neula.polar(a[place]).U, atol=1e-6)
+    with pytest.raises(ValueError, match=r"A\[1, 2, 3\] is nan"):
+        neula.polar(a, strict=True)
+    with pytest.raises(ValueError, match=r"A\[2, 3\] is nan: A must be finite"):
+        neula.polar(a[1])
+
+
+@pytest.mark.parametrize("exponent", [-40, -12, 12, 38])
+@pytest.mark.parametrize("accuracy", ["bf16", "fp32"])
+def test_units_do_not_matter(exponent: int, accuracy: Any) -> None:
+    a = normal(30, 20)
+    plain = neula.polar(a, accuracy=accuracy, engine="emulated").U
+    size = 2.0 ** round(exponent * np.log2(10))
+    assert torch.equal(neula.polar(size * a, accuracy=accuracy, engine="emulated").U, plain)
+
+
+def test_at_the_ends_of_the_range() -> None:
+    a = normal(12, 8)
+    for size in (2.0**-1060, 2.0**1020):
+        u, h = neula.polar(size * a, side="right")
+        assert distance_from_1(u) <= 1e-13
+        assert h.isfinite().all()
+
+
+def test_views_and_leading_dimensions() -> None:
+    a = normal(2, 40, 30, 3, dtype=torch.float32).permute(3, 0, 2, 1)[..., ::2]
+    result = neula.polar(a)
+    assert result.U.shape == a.shape
+    assert result.residuals.shape == result.ranks.shape == a.shape[:2]
+    assert torch.allclose(result.U[1, 1], neula.polar(a[1, 1].clone()).U, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0), (0, 3, 4), (3, 0, 0)])
+def test_empty(shape: tuple[int, ...]) -> None:
+    result = neula.polar(np.zeros(shape), side="left")
+    assert result.U.shape == shape
+    assert result.H.shape == (*shape[:-2], shape[-2], shape[-2])
+    assert result.converged
+
+
+def test_beside_scipy() -> None:
+    a = normal(20, 9).numpy()
+    for side in ("right", "left"):
+        u, h = scipy.linalg.polar(a, side=side)
+        found = neula.polar(a, side=side)
+        assert isinstance(found.U, np.ndarray)
+        assert abs(found.U - u).max() <= 1e-13
+        assert abs(found.H - h).max() <= 1e-13
+
+
+def test_integers_and_bad_names() -> None:
+    assert abs(neula.polar([[3, 0], [0, -4]]).U - np.diag([1.0, -1.0])).max() <= 1e-15
+    with pytest.raises(ValueError, match="side"):
+        neula.polar(np.eye(2), side="middle")
+    with pytest.raises(ValueError, match="rcond must be at least 0 and below 1, got 2"):
+        neula.polar(np.eye(2), rcond=2)
+    with pytest.raises(ValueError, match="must be a matrix"):
+        neula.polar(np.ones(3))
+
+
+def test_what_is_missed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the last links gone, a matrix that the first cannot do comes with a warning, or an error."""
+    from neula.problems.polar import polar as front
+
+    everything = front.chain
+    monkeypatch.setattr(front, "chain", lambda options: everything(options)[:1])
+    a = with_spectrum(SPECTRA["steep"], 48, 48)
+    with pytest.warns(AccuracyWarning, match="not certified to fp64"):
+        result = neula.polar(a, engine="emulated")
+    assert not result.converged
+    assert result.orthogonality > result.orthogonality_bound
+    with pytest.raises(AccuracyError):
+        neula.polar(a, engine="emulated", strict=True)
+    assert "NOT certified" in repr(result)
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (3, 4), (3, 3), (2, 2, 2)])
+@pytest.mark.parametrize("side", [None, "right", "left"])
+def test_gradients(shape: tuple[int, ...], side: Any) -> None:
+    a = normal(*shape).requires_grad_()
+
+    def factors(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(f for f in neula.polar(x, side=side) if f is not None)
+
+    assert torch.autograd.gradcheck(factors, a)
+    assert torch.autograd.gradgradcheck(factors, a, fast_mode=True)
+
+
+def test_functional_gradients() -> None:
+    a = normal(5, 3)
+    plain = a.clone().requires_grad_()
+    neula.polar(plain).U.sin().sum().backward()
+    assert torch.equal(torch.func.grad(lambda x: neula.polar(x).U.sin().sum())(a), plain.grad)
+
+
+def test_gradients_where_singular_values_coincide() -> None:
+    a = torch.eye(4, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: neula.polar(x).U, a)
+    assert torch.autograd.gradgradcheck(lambda x: neula.polar(x).U, a)
+
+
+def test_no_gradient_where_the_rank_can_change() -> None:
+    a = torch.zeros(3, 2, requires_grad=True)
+    with pytest.raises(ValueError, match="requires a gradient, and its polar factor has none"):
+        neula.polar(a)
+
+
+def test_orth_by_polar() -> None:
+    a = normal(3, 20, 8)
+    assert torch.equal(neula.orth(a, method="polar"), neula.polar(a, completion=True).U)
+    with pytest.raises(ValueError, match="is wide"):
+        neula.orth(a.mT, method="polar")
+    with pytest.raises(ValueError, match="rcond"):
+        neula.orth(a, 1e-3, method="polar")
+    with pytest.raises(ValueError, match="method"):
+        neula.orth(a, method="svd")
+    with pytest.warns(AccuracyWarning, match="do not have full rank"):
+        q = neula.orth(torch.zeros(4, 2), method="polar")
+    assert torch.allclose(q.T @ q, torch.eye(2), atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(8, 512, 512), (2, 384, 1500), (3, 1001, 130), (1, 2048, 2048)])
+@pytest.mark.parametrize("accuracy", ["bf16", "fp32", "fp64"])
+def test_on_a_gpu(shape: tuple[int, ...], accuracy: Any) -> None:
+    """The first link does it, also when it is captured and when it is played back."""
+    values = torch.logspace(0, -2.9, min(shape[1:]), dtype=torch.float64)
+    dtype = torch.float64 if accuracy == "fp64" else torch.float32
+    a = torch.stack([with_spectrum(values, *shape[1:], seed=i) for i in range(shape[0])]).to("cuda", dtype)
+    for _ in range(3):
+        result = neula.polar(a, accuracy=accuracy)
+        assert [attempt.accepted for attempt in result.attempts] == [True]
+        assert result.attempts[0].method.startswith("polynomials")
+        found = torch.linalg.svdvals(result.U.double())
+        assert float((found - 1).abs().max()) <= result.orthogonality_bound
+        for x, u in zip(a, result.U, strict=True):
+            assert backward_error(x, u) <= result.residual_bound
+
+
+@pytest.mark.gpu
+def test_normal_matrices_on_a_gpu() -> None:
+    """Their condition is beyond 1e3, and one link is enough for optimizers."""
+    a = torch.randn(16, 512, 512, generator=torch.Generator().manual_seed(0)).cuda()
+    result = neula.polar(a, accuracy="bf16")
+    assert result.converged
+    assert len(result.attempts) == 1
+    assert float(torch.linalg.svdvals(result.U).max()) <= 1 + 2.0**-7
+
+
+@pytest.mark.gpu
+def test_bad_members_on_a_gpu() -> None:
+    a = torch.randn(5, 96, 64, generator=torch.Generator().manual_seed(0)).cuda()
+    a[1], a[2, 3, 4] = 0.0, torch.nan
+    with pytest.warns(AccuracyWarning, match=r"for A\[2\]"):
+        result = neula.polar(a)
+    assert not result.U[1].any()
+    assert result.U[2].isnan().all()
+    assert result.ranks.tolist()[1] == 0
+    assert distance_from_1(result.U[3].cpu()) <= result.orthogonality_bound
