@@ -78,7 +78,7 @@ def test_signatures(compat: ModuleType, name: str) -> None:
     assert list(ours)[: len(peer)] == list(peer)
     assert {p.kind for p in ours.values()} == {p.kind for p in peer.values()}
     for parameter in peer:
-        # "gen" before SciPy 1.15 looked for structure; a bare object stands for what is no longer to be given.
+        # "gen" before SciPy 1.15 looked for structure; a bare object says that nothing is to be given.
         if parameter != "assume_a" and type(peer[parameter].default) is not object:
             assert ours[parameter].default == peer[parameter].default
 
