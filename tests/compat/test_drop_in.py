@@ -78,7 +78,8 @@ def test_signatures(compat: ModuleType, name: str) -> None:
     assert list(ours)[: len(peer)] == list(peer)
     assert {p.kind for p in ours.values()} == {p.kind for p in peer.values()}
     for parameter in peer:
-        if parameter != "assume_a":  # "gen" before SciPy 1.15 looked for structure
+        # "gen" before SciPy 1.15 looked for structure; a bare object says that nothing is to be given.
+        if parameter != "assume_a" and type(peer[parameter].default) is not object:
             assert ours[parameter].default == peer[parameter].default
 
 
@@ -371,7 +372,7 @@ def test_ranks_are_those_of_the_peer(dtype: type) -> None:
     for compat in (np_compat, sp_compat):
         cut = {"rcond": np.finfo(dtype).eps} if compat is np_compat else {}
         for ours, theirs in zip(compat.lstsq(a, b, **cut), PEERS[compat].lstsq(a, b, **cut), strict=True):
-            assert np.array_equal(ours, theirs)
+            assert np.array_equal(ours, theirs, equal_nan=True)
     A, B = torch.from_numpy(a), torch.from_numpy(b)[:, None]
     ours, theirs = torch_compat.lstsq(A, B), torch.linalg.lstsq(A, B, driver="gelsd")
     assert ours.rank == theirs.rank == 2

@@ -38,6 +38,7 @@ ELSEWHERE = {
     "test_det": "another function",
     # Documented differences.
     "test_overwrite_args": "asks that memory is overwritten, where it is only permitted",
+    "test_overwrite_cleaning": "the same",
     "test_ill_condition_warning": "asks for a warning where the matrix is diagonal, and x exact",
     "left": "asks for the signs of R in qr_multiply, which is LAPACK's",
     "right": "the same",
