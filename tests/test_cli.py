@@ -937,7 +937,8 @@ def run_program(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_program_solves_and_says_so() -> None:
     done = run_program("lstsq", "A.mtx", "b.csv", "-o", "x.npy", "--json")
     assert done.returncode == cli.CERTIFIED
-    assert done.stderr == ""
+    # A busy machine may take so long that progress is told.
+    assert all("% after" in line for line in done.stderr.splitlines())
     assert json.loads(done.stdout)["outputs"] == {"x.npy": ["x"]}
     np.testing.assert_allclose(np.load("x.npy"), X, rtol=1e-12)
 

@@ -33,10 +33,12 @@ def needs_extra(what: str, package: str, extra: str) -> ImportError:
 def warn(message: str, category: type[Warning]) -> None:
     """Warn at the line of the user's that called, whatever lies between it and here."""
     level, frame = 1, sys._getframe()
-    while frame.f_back is not None and _package(frame) in ("neula", "torch"):
+    while frame.f_back is not None and _is_between(frame):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, category, stacklevel=level)
 
 
-def _package(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+def _is_between(frame: FrameType) -> bool:
+    """Whether code is neula's or torch's, or what torch has compiled a graph to."""
+    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    return package in ("neula", "torch") or frame.f_code.co_filename.startswith("<eval_with_key>")
