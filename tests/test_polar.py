@@ -315,7 +315,7 @@ def test_on_a_gpu(shape: tuple[int, ...], accuracy: Any) -> None:
         result = neula.polar(a, accuracy=accuracy)
         assert [attempt.accepted for attempt in result.attempts] == [True]
         assert result.attempts[0].method.startswith("polynomials")
-        found = torch.linalg.svdvals(result.U.double())
+        found = torch.linalg.svdvals(result.U.double().cpu())  # Jacobi's SVD on a GPU errs by more
         assert float((found - 1).abs().max()) <= result.orthogonality_bound
         for x, u in zip(a, result.U, strict=True):
             assert backward_error(x, u) <= result.residual_bound

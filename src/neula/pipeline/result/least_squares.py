@@ -12,7 +12,7 @@ from neula.pipeline.result.statistics import Fit, Statistics
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class LstsqResult(Statistics, SolutionResult[ArrayT], Generic[ArrayT]):
+class LstsqResult(SolutionResult[ArrayT], Statistics, Generic[ArrayT]):
     """Solution of a least-squares problem, or of a batch of them: a :class:`SolutionResult`, and the rank.
 
     What is known of x below full rank is known of the solution of the problem of this rank. Problems of a

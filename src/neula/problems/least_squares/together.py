@@ -80,22 +80,16 @@ def solve_together(
     key = (label, options.damp, options.max_iterations, options.target.name, options.dtype)
     steps: list[int] = []
 
-    def refined(
-        a: torch.Tensor, b: torch.Tensor, *weights: torch.Tensor, given: bool
-    ) -> tuple[torch.Tensor, ...]:
+    def refined(a: torch.Tensor, b: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
         weighted = replace(options, weights=weights[0] if weights else None)
-        members, taken = _refined(a, b, factor, weighted, blind_steps, given=given)
+        members, taken = _refined(a, b, factor, weighted, blind_steps)
         steps.append(taken)
         return *members.tensors, members.measured()
 
     parts, measured = [], []
-    for part in problems.chunks(size):
-        border = _border(part[0], options)
-        a, b = border.put(*part)
-        # The one look before all is launched: what scaling takes is a third of the launches.
-        given = options.looks and blind_steps > 0 and len(a) == 1 and _stays_as_given(a, b, options)
-        link = partial(refined, given=given)
-        *found, numbers = options.engine.replay(link, (a, b, *weights), (*key, given))
+    for a, b in problems.chunks(size):
+        border = _border(a, options)
+        *found, numbers = options.engine.replay(refined, (*border.put(a, b), *weights), key)
         parts.append(_without(border, Members(*found), numbers))
         measured.append(numbers)
         report(min(1.0, len(parts) * size / len(problems)))
@@ -122,12 +116,12 @@ def _without(border: Border, members: Members, numbers: torch.Tensor) -> Members
 
 
 def _refined(
-    a: torch.Tensor, b: torch.Tensor, factor: Factor, options: Options, blind_steps: int, *, given: bool
+    a: torch.Tensor, b: torch.Tensor, factor: Factor, options: Options, blind_steps: int
 ) -> tuple[Members, int]:
     """Scale, factorize, refine and measure some problems; how many updates that took."""
     over_rows = options.over_rows
     shape = (over_rows.count(a.shape[1]), a.shape[2])
-    problems, r = _prepared(a, b, factor, options, given=given, look=not blind_steps)
+    problems, r = _prepared(a, b, factor, options, look=not blind_steps)
     if problems.wide:
         solved = _minimum_norm(problems, factor, options, blind_steps)
     else:
@@ -177,11 +171,9 @@ class _Solved:
 
 
 def _prepared(
-    a: torch.Tensor, b: torch.Tensor, factor: Factor, options: Options, *, given: bool, look: bool
+    a: torch.Tensor, b: torch.Tensor, factor: Factor, options: Options, *, look: bool
 ) -> tuple[ScaledProblems, torch.Tensor | None]:
     """Problems in numbers near 1, which most are as they are: what R says, and then R is there, too."""
-    if given:
-        return ScaledProblems.as_given(a, b), None
     if look and _is_plain(a, options):
         problems = ScaledProblems.as_given(a, b)
         r = factor(problems.a)
@@ -194,11 +186,6 @@ def _is_plain(a: torch.Tensor, options: Options) -> bool:
     """Whether there is nothing but the rows of A, which is not wide."""
     others = options.weights is not None or options.damp or options.over_rows.spread
     return not others and a.shape[1] >= a.shape[2]
-
-
-def _stays_as_given(a: torch.Tensor, b: torch.Tensor, options: Options) -> bool:
-    """Whether problems need no scaling: the host looks at norms."""
-    return _is_plain(a, options) and _is_near_one(lengths(a.double()), b.double(), _doubled(options, a))
 
 
 def _is_near_one(norms: torch.Tensor, b: torch.Tensor, doubled: bool) -> bool:
