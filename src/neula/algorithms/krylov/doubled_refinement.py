@@ -117,6 +117,10 @@ class DoubledSolution:
     forward_error: torch.Tensor
     steps: int
 
+    def rounding(self, system: System) -> torch.Tensor:
+        """What x alone lacks, relative to it: by so much its backward error is larger, shape (batch, k)."""
+        return over(system.size(self.x_low), system.size(self.x))
+
 
 def refine_doubled(
     system: System,

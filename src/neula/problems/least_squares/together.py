@@ -129,7 +129,7 @@ def _refined(
         solved = _overdetermined(problems, r, options, blind_steps)
     found = solved.found
     refined_error = found.measures.backward_error.amax(1)
-    backward_error = (found.measures.backward_error + solved.rounding).amax(1)
+    backward_error = (found.measures.backward_error + solved.rounding + solved.low).amax(1)
     forward_error = found.forward_error + solved.rounding
     shorter = no_longer(solved.residual_norm, solved.b_norm, shape)
     members = Members(
@@ -157,6 +157,8 @@ class _Solved:
         Rounded to the dtype of the result.
     rounding : Tensor, shape (batch, k)
         What that lost, relative to x.
+    low : Tensor, shape (batch, k)
+        What x lacks of the sum that was refined, relative to it.
     residual_norm, b_norm : Tensor, shape (batch, k)
         In units of the scaled b, of x as it is returned.
     condition : Tensor, shape (batch,)
@@ -165,6 +167,7 @@ class _Solved:
     found: DoubledSolution
     x: torch.Tensor
     rounding: torch.Tensor
+    low: torch.Tensor
     residual_norm: torch.Tensor
     b_norm: torch.Tensor
     condition: torch.Tensor
@@ -234,6 +237,7 @@ def _overdetermined(problems: ScaledProblems, r: torch.Tensor, options: Options,
         found=found,
         x=x,
         rounding=rounding,
+        low=found.rounding(system),
         residual_norm=residual_norm,
         b_norm=b_norm,
         condition=(system.norm * system.inverse_norm)[:, 0],
@@ -256,6 +260,7 @@ def _minimum_norm(problems: ScaledProblems, factor: Factor, options: Options, bl
         found=found,
         x=x,
         rounding=over(system.size(rows.scale(x, problems) - found.x), system.size(found.x)),
+        low=found.rounding(system),
         residual_norm=lengths(shift(residual, rows.exponents.mT)),
         b_norm=lengths(problems.b),
         condition=condition[:, 0],

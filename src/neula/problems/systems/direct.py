@@ -309,7 +309,7 @@ def members_of(
     return Members(
         x=x,
         forward_error=forward_error,
-        backward_error=(measured + rounding).amax(1),
+        backward_error=(measured + rounding + found.rounding(system)).amax(1),
         condition=_condition(scaled, system),
         refined_error=measured.amax(1),
         growth=growth,
