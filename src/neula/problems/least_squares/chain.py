@@ -225,11 +225,14 @@ class LeastSquaresJudge:
     def _of_batch(self, of: dict[str, np.ndarray], accepted: np.ndarray) -> str:
         error, count = of["backward_error"], len(accepted)
         missed, doubtful = count - int(accepted.sum()), int((error[~accepted] <= self.bound).sum())
-        return (
-            f"{missed} of {count} problems rejected, {doubtful} for doubts about their rank or digits; "
-            f"the worst: backward error {error.max():.1e} (bound {self.bound:.1e}), "
+        worst = (
+            f"backward error {error.max():.1e} (bound {self.bound:.1e}), "
             f"forward error {of['forward_error'].max():.1e}"
         )
+        if count == 1:
+            return worst + (", its rank or digits in doubt" if doubtful else "")
+        doubts = f"{doubtful} for doubts about their rank or digits"
+        return f"{missed} of {count} problems rejected, {doubts}; the worst: {worst}"
 
     def _of_one(self, of: dict[str, np.ndarray], answer: Answer[Members]) -> str:
         forward = f"forward error {of['forward_error'][0]:.1e}"
