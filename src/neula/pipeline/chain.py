@@ -269,7 +269,7 @@ def run_chain(
     known : Values, optional
         What was found before, for a link that improves it; any answer takes its place.
     begun : Answer, optional
-        What the first link has found already (:func:`neula.pipeline.pending.first_answer`); not changed.
+        What the first link has found already (``neula.pipeline.pending.first_answer``); not changed.
 
     Raises
     ------

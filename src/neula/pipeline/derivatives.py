@@ -2,7 +2,7 @@
 
 Every function here takes answers, and gradients of a loss with respect to them (backward) or changes of the
 input (forward). All are differentiable operations, so that gradients have gradients, too.
-:mod:`neula.pipeline.functions` attaches them to graphs.
+``neula.pipeline.functions`` attaches them to graphs.
 """
 
 from __future__ import annotations

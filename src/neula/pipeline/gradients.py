@@ -1,7 +1,7 @@
 """Gradients: answers that were computed without autograd are attached to the graph of their input.
 
 Every function here takes an answer and the input it was computed from, and returns the same numbers with a
-gradient (:mod:`neula.pipeline.functions`), by the formulas of :mod:`neula.pipeline.derivatives`.
+gradient (``neula.pipeline.functions``), by the formulas of :mod:`neula.pipeline.derivatives`.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ def qr(
 
     With ``mode="raw"`` the strict lower triangle of H has Householder vectors, for :func:`torch.ormqr` and
     :func:`torch.linalg.householder_product`, and its upper triangle R, as in LAPACK; NumPy has the transpose
-    (:mod:`neula.compat.numpy`). On a CPU LAPACK reflects; on a GPU a kernel does that for small matrices, and
+    (``neula.compat.numpy``). On a CPU LAPACK reflects; on a GPU a kernel does that for small matrices, and
     the vectors of others are reconstructed from an explicit Q [4]_. What is certified is the Q that they
     define. Where columns are dependent, those of Q beyond the rank are orthonormal to the others.
 
