@@ -31,7 +31,6 @@ if TYPE_CHECKING:
         SolveResult,
         SVDResult,
     )
-    from neula.problems import operators as ops  # noqa: F401
     from neula.problems.bounded.lsq_linear import lsq_linear
     from neula.problems.bounded.nnls import nnls
     from neula.problems.definite.cholesky import cholesky
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from neula.problems.low_rank.svd import svd_lowrank
     from neula.problems.nonlinear.curve_fit import curve_fit
     from neula.problems.nonlinear.least_squares import least_squares
+    from neula.problems.operators import registered as ops  # noqa: F401
     from neula.problems.orthogonal.orth import orth
     from neula.problems.orthogonal.qr import qr
     from neula.problems.orthogonal.tsqr import tsqr
@@ -115,7 +115,7 @@ _HOMES = {
 }
 """Where the functions and the certificate live; all other public names are results."""
 
-_MODULES = {"ops": "problems.operators"}
+_MODULES = {"ops": "problems.operators.registered"}
 """Public modules that live in a room."""
 
 _ROOMS = (

@@ -4,11 +4,3 @@ A public function whose numbers cannot be looked at (:func:`neula.pipeline.opera
 operator: functions here that begin with ``traced`` have its parameters, and return None where there is no
 operator for what is asked. All operators are there once ``neula.ops`` has been named.
 """
-
-from neula.problems.operators.factorizations import CHOLESKY, ORTH, QR
-from neula.problems.operators.products import MATMUL
-from neula.problems.operators.solutions import LSTSQ, SOLVE
-
-__all__ = ["cholesky", "lstsq", "matmul", "orth", "qr", "solve"]
-
-cholesky, lstsq, matmul, orth, qr, solve = (x.packet for x in (CHOLESKY, LSTSQ, MATMUL, ORTH, QR, SOLVE))

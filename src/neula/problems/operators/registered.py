@@ -1,0 +1,13 @@
+"""All operators, which are registered once this is imported: what ``neula.ops`` is.
+
+Apart from the package, whose modules the public functions import: threads that use neula for the first time
+would wait for one another.
+"""
+
+from neula.problems.operators.factorizations import CHOLESKY, ORTH, QR
+from neula.problems.operators.products import MATMUL
+from neula.problems.operators.solutions import LSTSQ, SOLVE
+
+__all__ = ["cholesky", "lstsq", "matmul", "orth", "qr", "solve"]
+
+cholesky, lstsq, matmul, orth, qr, solve = (x.packet for x in (CHOLESKY, LSTSQ, MATMUL, ORTH, QR, SOLVE))
