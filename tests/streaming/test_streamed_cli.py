@@ -35,5 +35,20 @@ def test_a_file_that_does_not_fit(
     assert "passes over A" in shown.stderr
 
 
+@pytest.mark.parametrize(
+    "option", [["--report", "r.html"], ["--nonnegative"], ["--bounds=0,1"], ["--intercept"]]
+)
+def test_what_needs_all_of_a_reads_it(
+    rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("a.npy", rng.standard_normal((50, 4)))
+    np.save("b.npy", rng.standard_normal(50))
+    monkeypatch.setattr(large, "available", lambda: 0)
+    found = CliRunner().invoke(app.app, ["lstsq", "a.npy", "b.npy", *option])
+    assert found.exit_code == 0, found.output
+    assert "block by block" not in found.stderr
+
+
 def test_memory_that_is_left() -> None:
     assert memory.available() > 1 << 20

@@ -71,7 +71,8 @@ def lstsq(
             )
         c, d = (None, None) if constraints is None else constrained.two_files(constraints)
         run.check([a, b, weights, c, d], (output, 1))
-        rows = None if intercept else run.rows_that_do_not_fit(a)
+        whole = intercept or nonnegative or any((bounds, constraints, report))  # what needs all of A at once
+        rows = None if whole else run.rows_that_do_not_fit(a)
         files = {"A": a if rows is None else None, "b": b, "weights": weights}
         given = run.read(files, decimal=decimal.value, missing=missing)
         given |= run.read({"C": c, "d": d}, decimal=decimal.value)

@@ -177,23 +177,15 @@ def _prepared(
     a: torch.Tensor, b: torch.Tensor, factor: Factor, options: Options, *, look: bool
 ) -> tuple[ScaledProblems, torch.Tensor | None]:
     """Problems in numbers near 1, which most are as they are: what R says, and then R is there, too."""
-    if look and _is_plain(a, options):
-        problems = ScaledProblems.as_given(a, b)
-        r = factor(problems.a)
-        if _is_near_one(lengths(r), problems.b, _doubled(options, a)):
-            return problems, r
-    return ScaledProblems.of(a, b, options.weights, options.damp, options.over_rows), None
-
-
-def _is_plain(a: torch.Tensor, options: Options) -> bool:
-    """Whether there is nothing but the rows of A, which is not wide."""
-    others = options.weights is not None or options.damp or options.over_rows.spread
-    return not others and a.shape[1] >= a.shape[2]
-
-
-def _is_near_one(norms: torch.Tensor, b: torch.Tensor, doubled: bool) -> bool:
-    """Whether no problem with these norms of columns needs to be scaled."""
-    return _moderate(norms, largest_magnitude(b, 1)) and (not doubled or _alike(norms))
+    over_rows = options.over_rows
+    plain = options.weights is None and not options.damp and not over_rows.spread
+    if look and plain and a.shape[1] >= a.shape[2]:
+        given = ScaledProblems.as_given(a, b)
+        r = factor(given.a)
+        norms = lengths(r)
+        if _moderate(norms, largest_magnitude(given.b, 1)) and (not _doubled(options, a) or _alike(norms)):
+            return given, r
+    return ScaledProblems.of(a, b, options.weights, options.damp, over_rows), None
 
 
 def _moderate(norms: torch.Tensor, size_of_b: torch.Tensor) -> bool:
