@@ -84,15 +84,19 @@ def test_every_shape(gemm: Gemm, scheme: Scheme, m: int, n: int, k: int) -> None
 
 @pytest.mark.parametrize("by_kernel", [False, pytest.param(True, marks=[pytest.mark.gpu] if HAS_GPU else [])])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_gram_matrices_by_blocks_of_rows(by_kernel: bool, transposed: bool) -> None:
-    """A is split once; each block goes up to its last column, and beyond is what was there."""
+@pytest.mark.parametrize("fewest_rows", [16, 4096])
+def test_gram_matrices_by_blocks_of_rows(
+    by_kernel: bool, transposed: bool, fewest_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A is split once, or in blocks of its rows; each block of G goes up to its last column, beyond is 0."""
     a = uniform(70, 200, 11).T if transposed else uniform(200, 70, 12)
     blocks = [slice(0, 32), slice(32, 64), slice(64, 70)]
     if by_kernel:
         kernel()
-        from neula.kernels.gemm_triton import gram_triton
+        from neula.kernels import gemm_triton
 
-        g = gram_triton(a, blocks)
+        monkeypatch.setattr(gemm_triton, "FEWEST_ROWS", fewest_rows)
+        g = gemm_triton.gram_triton(a, blocks)
     else:
         g = corrected_gram(a, blocks)
     assert g.stride() == (1, 70)

@@ -79,6 +79,10 @@ SPLIT = (32, 128)
 GROUP = 8
 """Tiles of C are taken in bands of so many rows of tiles, whose operands stay in the cache."""
 
+ROW_BLOCKS, FEWEST_ROWS = 4, 4096
+"""Blocks of rows of a Gram matrix's A that are split at a time, of so many rows at least: parts take as many
+bytes as what they are parts of."""
+
 MIN_PIECE = 1024
 """A long k is cut into pieces for several thread blocks, but not into shorter ones."""
 
@@ -130,11 +134,12 @@ def gram_triton(
     """:func:`neula.kernels.gemm.corrected_gram` by the kernels, queued on the current stream."""
     g = empty_gram(a)
     with torch.cuda.device_of(a):
-        whole = _split(a.mT, scheme)
-        for k in blocks:
-            product = _Product(whole.rows(k), whole.rows(slice(0, k.stop)), scheme)
-            config = _fastest(product)
-            product(g[k, : k.stop], 1.0, 0.0, config, product.pieces(config))
+        for some in a.split(max(FEWEST_ROWS, share(len(a), ROW_BLOCKS, PAD))):
+            whole = _split(some.mT, scheme)
+            for k in blocks:
+                product = _Product(whole.rows(k), whole.rows(slice(0, k.stop)), scheme)
+                config = _fastest(product)
+                product(g[k, : k.stop], 1.0, 1.0, config, product.pieces(config))
     return g
 
 

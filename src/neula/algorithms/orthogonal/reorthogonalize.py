@@ -32,6 +32,9 @@ FULL_RANK = 0.5
 PRODUCT_BLOCKS = 8
 """Blocks of columns in a product of two triangular matrices: the last one has an eighth of the columns."""
 
+ROW_BLOCKS, FEWEST_ROWS = 4, 8192
+"""Blocks of rows that are rounded at a time, of so many rows at least, which fill the matrix unit."""
+
 NEARLY_ORTHONORMAL = 0.25
 """``||I - Q^T Q||_F / sqrt(2)`` up to which :func:`correct` changes anything by default."""
 
@@ -110,7 +113,7 @@ def _multiply_triangular(step: torch.Tensor, r: torch.Tensor, engine: Engine) ->
 def correct(
     q: torch.Tensor, r: torch.Tensor, engine: Engine, *, largest: float = NEARLY_ORTHONORMAL
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cholesky QR of a Q that is nearly orthonormal, by its series: returns Q, overwritten, and ``R_2 R``.
+    """Cholesky QR of a Q that is nearly orthonormal, by its series: Q and ``R_2 R`` in the places of Q and R.
 
     With ``Q^T Q = I + E`` the Cholesky factor is ``R_2 = I + U``, where ``U + U^T = E - U^T U``: half of E's
     upper triangle, and once more with that in place of U, is U up to ``|E|^3``. Up to that ``I - U + U^2`` is
@@ -123,6 +126,7 @@ def correct(
     q : Tensor, shape (m, n)
         Column-major, in the engine's storage precision.
     r : Tensor, shape (n, n)
+        Column-major as well.
     engine : Engine
     largest : float
         ``||I - Q^T Q||_F / sqrt(2)`` up to which anything is changed. ``A = Q R`` errs by ``|U^3|`` then,
@@ -145,13 +149,18 @@ def correct(
     u_t.diagonal().add_(half).mul_(0.5)
     u_t.mT.triu_()
 
-    second = _rounded(u_t, low, scales)
+    second = low.fill(first, u_t, scales)
     for k in columns:
         low.gemm(second[k.start :, k.start :], second[k.start :, k], u_t[k.start :, k], -(LIFT**-2), 1.0)
-    less, old_q, old_r, r = _rounded(u_t, low, scales), _rounded(q, low), _rounded(r, low), r.clone()
+    less = _rounded(u_t, low, scales)
+    del u_t  # large matrices: what is read no more makes room for what comes
+    for rows in blocks(slice(0, len(q)), max(FEWEST_ROWS, low.rows(-(-len(q) // ROW_BLOCKS)))):
+        old_q = _rounded(q[rows], low)
+        for k in columns:
+            low.gemm(old_q[:, : k.stop], less[k, : k.stop].T, q[rows, k], -1.0 / LIFT, 1.0)
     for k in columns:
-        low.gemm(old_q[:, : k.stop], less[k, : k.stop].T, q[:, k], -1.0 / LIFT, 1.0)
-        low.gemm(second[: k.stop, : k.stop].T, old_r[: k.stop, k], r[: k.stop, k], 1.0 / LIFT, 1.0)
+        old_r = _rounded(r[: k.stop, k], low)
+        low.gemm(second[: k.stop, : k.stop].T, old_r, r[: k.stop, k], 1.0 / LIFT, 1.0)
     return q, r
 
 
