@@ -21,7 +21,7 @@ PANELS: Mapping[str, tuple[Source, ...]] = {
         Source("lstsq", {"matrix": "normal"}),
     ),
     "Linear systems, float64": (
-        Source("sizes", {"problem": "solve"}),
+        Source("sizes", {"problem": "solve", "matrix": "normal"}),
         Source("solve", {"matrix": "normal"}),
     ),
     "Positive definite systems, float64": (

@@ -51,7 +51,7 @@ SPEED = (
     ),
     Line(
         "linear system",
-        Source("sizes", {"problem": "solve"}, _DIFFERENCE),
+        Source("sizes", {"problem": "solve", "matrix": "normal"}, _DIFFERENCE),
         [(500,), (3000,), (8192,)],
     ),
     Line("linear system", Source("solve", {"matrix": "normal"}, _BACKWARD), [(32768,)]),

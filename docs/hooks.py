@@ -357,6 +357,8 @@ COLUMNS: dict[str, Sequence[Column]] = {
         ("neula, ms", _milliseconds("ms")),
         ("torch, ms", _milliseconds("torch_ms")),
         ("torch / neula", _formatted("speedup", ".2f")),
+        ("floor, ms", _milliseconds("floor_ms")),
+        ("memory / A", _optional("memory", ".1f")),
         ("forward error", _optional("forward_error", ".1e")),
         ("difference of x", _optional("difference", ".1e")),
         ("tried", lambda row: row["methods"]),

@@ -15,7 +15,7 @@ from unittest import mock
 
 import pytest
 import torch
-from benchmarks import compared, pages, picture, sizes, tables
+from benchmarks import compared, pages, picture, size_cases, sizes, tables
 from benchmarks.compared import Comparison, Source
 
 ROOT = Path(__file__).parent.parent
@@ -124,9 +124,9 @@ def test_what_the_benchmark_of_sizes_writes_can_be_shown(
 ) -> None:
     a = torch.randn(30, 4, dtype=torch.float64)
     square = a.T @ a
-    cases = [sizes._least_squares("normal", a), sizes._definite("definite", square), sizes._cholesky(square)]
-    monkeypatch.setattr(sizes, "_cases", lambda device, small: iter(cases))
-    results = sizes.run(torch.device("cpu"), repeats=1)
+    made = size_cases._least_squares("normal", a), size_cases._definite("definite", square)
+    monkeypatch.setattr(sizes, "cases", lambda device, small: iter([*made, size_cases._cholesky(square)]))
+    results = sizes.run(torch.device("cpu"))
     written = results.write(tmp_path)
     written.rename(tmp_path / "sizes-nvidia-h200.json")
     shown = picture.measured(tmp_path)
