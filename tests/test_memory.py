@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import neula
+from neula.certificates.probes import PROBES, gaussian_probes
 from neula.engines import graphs, random_vectors
 from neula.engines.random_vectors import gaussian
 from neula.pipeline import memory
@@ -208,6 +209,17 @@ def test_graphs_that_are_gone_give_back_their_memory() -> None:
     for _ in range(10):
         record()
     assert torch.cuda.memory_reserved() <= before + (4 << 20)
+
+
+@pytest.mark.parametrize("n", range(1, PROBES + 1))
+def test_norms_of_few_dimensions_are_no_estimates(n: int) -> None:
+    """A matrix of rank one, most of whose images would be small along random vectors that lie across it."""
+    g = gaussian_probes(n, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(n)
+    rows = torch.randn(1000, 1, n, generator=generator, dtype=torch.float64)
+    norms = torch.linalg.matrix_norm(rows)
+    error = torch.linalg.matrix_norm(rows @ g) / PROBES**0.5 / norms - 1
+    assert error.abs().max() <= 20 * n * torch.finfo(torch.float64).eps
 
 
 @pytest.mark.gpu

@@ -239,3 +239,8 @@ def test_on_a_gpu(shape, dtype):
         neula.orth(a)
     if shape[-1] != shape[-2]:
         assert neula.orth(a, 1e-2).shape == (*shape[:-1], k - 1)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_thousands_of_tiny_matrices_are_orthonormalized_without_a_warning(n: int, no_warnings: None) -> None:
+    assert is_orthonormal(neula.orth(normal(20_000, n, n, seed=n)), torch.finfo(torch.float64).eps / 2)

@@ -13,5 +13,9 @@ contribute it is far closer."""
 
 
 def gaussian_probes(n: int, device: torch.device) -> torch.Tensor:
-    """Gaussian vectors, shape (n, :data:`PROBES`), float64; always the same ones."""
-    return gaussian(n, PROBES, torch.float64, device, seed=n)
+    """Gaussian vectors, shape (n, :data:`PROBES`), float64; always the same ones.
+
+    As many as there are dimensions are orthogonal: with them a Frobenius norm is no estimate. Of thousands of
+    tiny matrices with one large singular value some would lie across all vectors, and look inaccurate.
+    """
+    return gaussian(n, PROBES, torch.float64, device, seed=n, orthogonal_rows=n <= PROBES)

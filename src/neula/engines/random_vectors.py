@@ -17,7 +17,7 @@ from neula.engines.graphs import kept, records
 MOST, MOST_BYTES = 128, 1 << 26
 """How many are kept, and their bytes together."""
 
-_Key = tuple[int, int, torch.dtype, torch.device, int]
+_Key = tuple[int, int, torch.dtype, torch.device, int, bool]
 
 _lock = threading.Lock()
 _vectors: OrderedDict[_Key, torch.Tensor] = OrderedDict()
@@ -25,7 +25,15 @@ _of_users_graphs: dict[_Key, torch.Tensor] = {}
 """A graph that the user captures reads them as long as it lives, which nobody here knows."""
 
 
-def gaussian(rows: int, columns: int, dtype: torch.dtype, device: torch.device, *, seed: int) -> torch.Tensor:
+def gaussian(
+    rows: int,
+    columns: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    seed: int,
+    orthogonal_rows: bool = False,
+) -> torch.Tensor:
     """Normally distributed numbers, the same for the same arguments; the user's random state stays as it is.
 
     Parameters
@@ -34,6 +42,8 @@ def gaussian(rows: int, columns: int, dtype: torch.dtype, device: torch.device, 
     dtype : torch.dtype
     device : torch.device
     seed : int
+    orthogonal_rows : bool
+        Whether rows, no more of them than columns, are to be orthogonal, of norm ``sqrt(columns)``.
 
     Returns
     -------
@@ -47,7 +57,7 @@ def gaussian(rows: int, columns: int, dtype: torch.dtype, device: torch.device, 
     >>> gaussian(3, 1, torch.float64, torch.device("cpu"), seed=1).shape
     torch.Size([3, 1])
     """
-    key = (rows, columns, dtype, device, seed)
+    key = (rows, columns, dtype, device, seed, orthogonal_rows)
     vectors = kept(key, lambda: _found(key))
     if vectors.is_cuda and not torch.cuda.is_current_stream_capturing():
         # Another stream than the one it was made on may still read it when it is dropped.
@@ -62,9 +72,12 @@ def _found(key: _Key) -> torch.Tensor:
         if key in _vectors:
             _vectors.move_to_end(key)
             return _vectors[key]
-    rows, columns, dtype, device, seed = key
+    rows, columns, dtype, device, seed, orthogonal_rows = key
     generator = torch.Generator("cpu").manual_seed(seed)
-    vectors = torch.randn(rows, columns, generator=generator, dtype=dtype, device="cpu").to(device)
+    vectors = torch.randn(rows, columns, generator=generator, dtype=dtype, device="cpu")
+    if orthogonal_rows:
+        vectors = columns**0.5 * torch.linalg.qr(vectors.T).Q.T.contiguous()
+    vectors = vectors.to(device)
     with _lock:
         _vectors[key] = vectors
         while len(_vectors) > MOST or sum(x.nbytes for x in _vectors.values()) > MOST_BYTES:
