@@ -28,6 +28,9 @@ matrices end there as well: products over an odd number of rows take several tim
 ORTHONORMAL = 1.5
 """Elements of orthonormal columns are at most 1; what is not orthonormal may overflow, and is rejected."""
 
+LARGE = 1 << 30
+"""Bytes of Q from which on columns are projected in two halves: an operand in parts takes as much as itself."""
+
 TILE = (128, 256)
 """Elements of a product that cuBLAS computes on a multiprocessor at a time."""
 
@@ -175,9 +178,11 @@ class CudaEngine(Engine):
         if self.format is FP32 and project_out.takes(q, a, r):
             project_out(q, a, r, self._total)
         elif self._corrects(q, r):
-            corrected_gemm(q.T, a, c=r, bound=ORTHONORMAL)
-            self._total(r)
-            corrected_gemm(q, r, alpha=-1.0, beta=1.0, c=a, bound=ORTHONORMAL)
+            width = -(-a.shape[1] // (1 + (q.nbytes >= LARGE)))
+            for part, r_part in zip(a.split(width, 1), r.split(width, 1), strict=True):
+                corrected_gemm(q.T, part, c=r_part, bound=ORTHONORMAL)
+                self._total(r_part)
+                corrected_gemm(q, r_part, alpha=-1.0, beta=1.0, c=part, bound=ORTHONORMAL)
         else:
             super().project_out(q, a, r, room)
 

@@ -152,15 +152,15 @@ def correct(
     second = low.fill(first, u_t, scales)
     for k in columns:
         low.gemm(second[k.start :, k.start :], second[k.start :, k], u_t[k.start :, k], -(LIFT**-2), 1.0)
-    less = _rounded(u_t, low, scales)
+    for k in columns:
+        old_r = _rounded(r[: k.stop, k], low)
+        low.gemm(second[: k.stop, : k.stop].T, old_r, r[: k.stop, k], 1.0 / LIFT, 1.0)
+    less = low.fill(second, u_t, scales)
     del u_t  # large matrices: what is read no more makes room for what comes
     for rows in blocks(slice(0, len(q)), max(FEWEST_ROWS, low.rows(-(-len(q) // ROW_BLOCKS)))):
         old_q = _rounded(q[rows], low)
         for k in columns:
             low.gemm(old_q[:, : k.stop], less[k, : k.stop].T, q[rows, k], -1.0 / LIFT, 1.0)
-    for k in columns:
-        old_r = _rounded(r[: k.stop, k], low)
-        low.gemm(second[: k.stop, : k.stop].T, old_r, r[: k.stop, k], 1.0 / LIFT, 1.0)
     return q, r
 
 
