@@ -29,7 +29,7 @@ ORTHONORMAL = 1.5
 """Elements of orthonormal columns are at most 1; what is not orthonormal may overflow, and is rejected."""
 
 LARGE = 1 << 30
-"""Bytes of Q from which on columns are projected in two halves: an operand in parts takes as much as itself."""
+"""Bytes of Q from which on columns are projected in two halves: parts of operands take as much as they do."""
 
 TILE = (128, 256)
 """Elements of a product that cuBLAS computes on a multiprocessor at a time."""
