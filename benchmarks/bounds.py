@@ -85,6 +85,18 @@ def bounds(folder: Path = FOLDER) -> Iterator[Sequence[str]]:
                 yield bound.what, shown(size[:2]), *work, *times
 
 
+def of_sizes(folder: Path = FOLDER) -> Iterator[Sequence[str]]:
+    """The benchmark of sizes beside its floors, and beside torch."""
+    yield "what", "size", "GFLOP", "GB", "floor, ms", "measured, ms", "times the floor", "torch, ms"
+    for row in Data.read(folder / f"sizes-{MACHINES['H200']}.json").rows:
+        if row.get("floor_ms"):
+            work = f"{row['gflop']:.2g}", f"{row['gb']:.2g}"
+            times = milliseconds(row["floor_ms"]), milliseconds(row["ms"])
+            ratio = f"{row['ms'] / row['floor_ms']:.2g}"
+            what = f"`{row['problem'].partition(',')[0]}`, {row['matrix']}"
+            yield what, row["shape"], *work, *times, ratio, milliseconds(row["torch_ms"])
+
+
 def operations(size: tuple[int, ...]) -> float:
     """GFLOP of the classical algorithm: of elimination where a matrix is square by its name."""
     m, n = _shape(size)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.bounds import bounds
+from benchmarks.bounds import bounds, of_sizes
 from benchmarks.compared import FOLDER, MACHINES, Comparison, Source, comparisons, milliseconds, shown
 from neula.papers.data import Data
 
@@ -104,6 +104,7 @@ TABLES: Mapping[str, Callable[[], Iterator[Sequence[str]]]] = {
     "speed": speed,
     "accuracy": accuracy,
     "bounds": bounds,
+    "sizes": of_sizes,
 }
 
 
