@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from neula.cli import tune
-from neula.engines import CpuEngine, tuned
+from neula.engines import CpuEngine, EmulatedEngine, Engine, tuned
 from neula.engines.cpu import _tuning_of
-from neula.engines.tuning import cpu_tuning
+from neula.engines.tuning import cpu_tuning, cuda_tuning
 
 CPU = torch.device("cpu")
 
@@ -167,11 +167,18 @@ def test_both_ways_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stages == [("measuring direct", part) for part in (0.0, 0.5, 1.0)]
 
 
-@pytest.mark.parametrize("crossovers", [tune.CPU, tune.CUDA])
-def test_what_is_measured_can_be_kept(crossovers: tuple[tune.Crossover, ...]) -> None:
+class LikeAGpu(EmulatedEngine):
+    """What a GPU would try, in plain torch."""
+
+    tuning = cuda_tuning((9, 0), corrected=False, tournament_width=0)
+
+
+@pytest.mark.parametrize(
+    ("crossovers", "engine"), [(tune.CPU, CpuEngine("cpu")), (tune.CUDA, LikeAGpu("cpu"))]
+)
+def test_what_is_measured_can_be_kept(crossovers: tuple[tune.Crossover, ...], engine: Engine) -> None:
     for crossover in crossovers:
         assert crossover.name in tuned.MEASURED
         assert list(crossover.sizes) == sorted(crossover.sizes)
-        engine = CpuEngine("cpu")
         for way in tune._both(engine, crossover):
             assert crossover.problem(8, CPU)(way).converged

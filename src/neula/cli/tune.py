@@ -68,6 +68,12 @@ def _least_squares(rows: int) -> Problem:
     return problem
 
 
+def _factors(n: int, device: torch.device) -> Callable[[Engine], Any]:
+    a = _normal(n, n, torch.float32, device)
+    a = a @ a.T / n + torch.eye(n, device=device)
+    return lambda engine: neula.cholesky(a, engine=engine)
+
+
 def _normal(m: int, n: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     generator = torch.Generator(device).manual_seed(m + n)
     return torch.randn(m, n, dtype=dtype, device=device, generator=generator)
@@ -81,9 +87,12 @@ CPU = (
 )
 
 CUDA = (
-    Crossover("direct", (1024, 2048, 4096, 6144, 8192, 12288), _system(torch.float64)),
-    Crossover("direct_definite", (4096, 8192, 12288, 16384, 20480), _system(torch.float64, "pos")),
+    Crossover("queued", (1024, 2048, 4096, 8192, 12288, 16384), _system(torch.float64), up_to=True),
+    Crossover(
+        "queued_definite", (1024, 4096, 8192, 12288, 16384, 24576), _system(torch.float64, "pos"), up_to=True
+    ),
     Crossover("gram_columns", (1024, 2048, 4096, 6144, 8192), _least_squares(4), up_to=True),
+    Crossover("cholesky", (2048, 4096, 8192, 16384, 24576), _factors),
 )
 
 

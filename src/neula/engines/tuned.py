@@ -25,7 +25,10 @@ import torch
 import neula
 from neula.engines.tuning import Tuning
 
-MEASURED = ("direct", "direct_definite", "direct_single", "gram_lapack", "gram_columns")
+MEASURED = (
+    *("direct", "direct_definite", "direct_single", "gram_lapack"),
+    *("queued", "queued_definite", "gram_columns", "cholesky"),
+)
 """Fields of :class:`~neula.engines.tuning.Tuning` that are measured: integers, not negative."""
 
 Machine = Mapping[str, str | int]
