@@ -245,9 +245,9 @@ def test_large_systems_on_an_h200() -> None:
     assert solved(H200, 19999) == ["lu fp16", *LIBRARY]
     assert solved(H200, 32768) == ["lu fp16", "lu fp16 with pivoting", *LIBRARY]
     assert solved(WITHOUT_KERNELS, 32768) == ["lu fp16", *LIBRARY]
-    assert solved(H200, 25000, positive=True) == ["cholesky fp64, inverted", "cholesky fp64"]
+    assert solved(H200, 16000, positive=True) == ["cholesky fp64, inverted", "cholesky fp64"]
     definite = ["cholesky fp16", "cholesky fp16_cor", "cholesky fp64", *LIBRARY]
-    assert solved(H200, 25001, positive=True) == definite
+    assert solved(H200, 16001, positive=True) == definite
 
 
 def test_large_systems_where_fp64_is_slow() -> None:

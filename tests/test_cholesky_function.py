@@ -45,11 +45,11 @@ def test_accuracy(n: int, accuracy: str, engine: str) -> None:
     assert (lower.diagonal() > 0).all()
     assert ratios.pot01(a, lower, FORMATS[accuracy].u) < ratios.THRESHOLD
     # The estimate is of the true residual: by four vectors within a factor of ten, but once in ten thousand
-    # cases.
+    # cases. Three products with these are rounded.
     true = scaled_residual(a, lower)
     assert true <= found.bound
-    assert found.residual <= 10 * true + math.sqrt(n) * FP64.u
-    assert true <= 10 * found.residual + math.sqrt(n) * FP64.u
+    assert found.residual <= 10 * true + 3 * math.sqrt(n) * FP64.u
+    assert true <= 10 * found.residual + 3 * math.sqrt(n) * FP64.u
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -224,9 +224,11 @@ H200 = cuda_tuning((9, 0), replayed_bytes=1 << 28)
     [
         (H200, 1, 32768, FP32, ["fp16_cor", "fp64"]),
         (H200, 1, 32768, FORMATS["fp16"], ["fp16", "fp64"]),
-        (H200, 1, 16384, FP32, ["fp32", "fp64"]),
+        (H200, 1, 16384, FP32, ["fp16_cor", "fp64"]),
+        (H200, 1, 4096, FP32, ["fp32", "fp64"]),
         (H200, 8, 2048, FP32, ["fp16_cor", "fp64"]),
-        (H200, 8, 1024, FP32, ["fp32", "fp64"]),
+        (H200, 640, 512, FP32, ["fp16_cor", "fp64"]),
+        (H200, 640, 16, FP32, ["fp32", "fp64"]),
         (H200, 1, 32768, FP64, ["fp64"]),
         (cpu_tuning(("bf16", "fp32", "fp64")), 1, 5000, FORMATS["bf16"], ["fp32", "fp64"]),
         (cpu_tuning(("fp32", "fp64")), 1, 50, FP64, ["fp64"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,15 +12,17 @@ import torch
 from neula.algorithms.elimination.cholesky import (
     SHIFT,
     Cholesky,
-    CholeskyFactor,
+    FallingPivotsError,
     cholesky,
     library_cholesky,
     recursion_pays,
     working_matrices,
 )
+from neula.algorithms.elimination.cholesky_factor import CholeskyFactor
 from neula.engines import CpuEngine, EmulatedEngine, Engine
 from neula.engines.cuda import CudaEngine
 from neula.io.matrices import random_matrix
+from neula.kernels.kept import Kept, multiply_kept
 
 ENGINES = [CpuEngine("cpu", "fp32"), CpuEngine("cpu", "fp64")] + [
     EmulatedEngine(format=name) for name in ("fp16", "bf16", "tf32", "fp32", "fp64")
@@ -32,7 +35,7 @@ def definite(n: int, seed: int = 0) -> torch.Tensor:
     return g @ g.T / n
 
 
-def factorized(a: torch.Tensor, engine: Engine, leaf: int = 32, **options: float) -> Cholesky:
+def factorized(a: torch.Tensor, engine: Engine, leaf: int = 32, **options: Any) -> Cholesky:
     a = a if a.ndim == 3 else a[None]
     work = working_matrices(len(a), a.shape[1], engine).copy_(a)
     return cholesky(work, engine, leaf=leaf, **options)
@@ -64,35 +67,59 @@ def test_a_batch_is_factorized_as_its_members_are(name: str) -> None:
         assert torch.allclose(together.lower[i].tril(), alone, rtol=0, atol=4 * engine.format.u)
 
 
-def test_large_products_of_a_batch_are_corrected_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a GPU does, whose corrected products take one matrix at a time."""
+def room(rows: int, columns: int, largest: torch.Tensor, *, exact: bool = False) -> Kept:
+    """What a GPU has."""
+    return Kept.room(rows, columns, largest)
+
+
+@pytest.mark.parametrize("inverted", [8, 16, 32])
+@pytest.mark.parametrize("n", [100, 128, 137])
+def test_blocks_below_are_multiplied_in_parts(n: int, inverted: int, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = EmulatedEngine(format="fp32")
+    monkeypatch.setattr(engine, "kept", room)
+    monkeypatch.setattr(
+        EmulatedEngine, "tuning", replace(engine.tuning, corrected_from=32, cholesky_inverted=inverted)
+    )
+    a = definite(n)
+    found = factorized(a, engine, 8, block=32)
+    lower = found.lower[0].double().tril()
+    assert found.order.tolist() == [0]
+    assert (a - lower @ lower.mT).abs().max() <= 100 * 2.0**-24 * a.max()
+    a[70, 70] = -1.0
+    assert factorized(a, engine, 8, block=32).order.tolist() == [71]
+
+
+def test_operands_in_parts_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU does, whose corrected products take one matrix at a time: each column is split once."""
+    engine = EmulatedEngine(format="fp32")
+    monkeypatch.setattr(engine, "kept", room)
+    monkeypatch.setattr(EmulatedEngine, "tuning", replace(engine.tuning, corrected_from=32))
     calls: list[tuple[int, ...]] = []
 
-    def gemm(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, **_: float) -> None:
-        calls.append(tuple(a.shape))
-        c.sub_(a @ b)
+    def multiply(c: torch.Tensor, x: Kept, y: Kept, **scalars: float) -> torch.Tensor:
+        calls.append((*c.shape, x.parts.shape[2]))
+        return multiply_kept(c, x, y, **scalars)
 
-    monkeypatch.setattr(engine, "gemm", gemm)
-    monkeypatch.setattr(engine, "arithmetic", replace(engine.arithmetic, corrected=True))
-    monkeypatch.setattr(EmulatedEngine, "tuning", replace(engine.tuning, corrected_from=32))
-    a = torch.stack([definite(64, seed) for seed in range(2)])
-    lower = factorized(a, engine, 8).lower.double().tril()
-    assert calls == [(32, 32), (32, 32)]
+    monkeypatch.setattr("neula.algorithms.elimination.cholesky.multiply_kept", multiply)
+    a = torch.stack([definite(100, seed) for seed in range(2)])
+    lower = factorized(a, engine, 8, block=32).lower.double().tril()
+    assert calls == 2 * [(68, 32, 32)] + 2 * [(36, 32, 64)]
+    # As accurate as products in float32, but for parts of 22 bits.
     assert (a - lower @ lower.mT).abs().max() <= 100 * 2.0**-24 * a.max()
 
 
 @pytest.mark.parametrize("name", ["fp16", "fp32"])
 @pytest.mark.parametrize("count", [1, 2])
-def test_replayed_blocks_are_the_same(name: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_columns_are_what_recursion_makes(name: str, count: int) -> None:
     engine, a = EmulatedEngine(format=name), torch.stack([definite(77, seed) for seed in range(count)])
     expected = factorized(a, engine, 8)
-    monkeypatch.setattr("neula.algorithms.elimination.cholesky.REPLAYED", 32)
-    found = factorized(a, engine, 8)
-    error = (found.lower - expected.lower).tril().abs().max()
-    assert error <= 10 * engine.format.u * expected.lower.tril().max()
+    for block in (8, 20, 32):
+        found = factorized(a, engine, 8, block=block)
+        error = (found.lower - expected.lower).tril().abs().max()
+        assert error <= 10 * engine.format.u * expected.lower.tril().max()
+        assert found.order.tolist() == [0] * count
     a[-1, 40, 40] = -1.0
-    assert factorized(a, engine, 8).order.tolist() == [0] * (count - 1) + [41]
+    assert factorized(a, engine, 8, block=32).order.tolist() == [0] * (count - 1) + [41]
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=repr)
@@ -141,10 +168,37 @@ def test_gives_up_early(index: int) -> None:
     engine = EmulatedEngine(format="fp32")
     a = 2 * torch.eye(64, dtype=torch.float64)
     a[index, index] = -1.0
-    found = factorized(a, engine, 8, give_up=True)
+    found = factorized(a, engine, 8, block=16, give_up=True)
     assert found.order.tolist() == [index + 1]
     untouched = torch.equal(found.lower[0, 32:, 32:], a[32:, 32:].float())
     assert untouched == (index < 32)
+
+
+@pytest.mark.parametrize(
+    ("decades", "name", "lost"), [(3, "fp16", False), (6, "fp16", True), (12, "fp32", True)]
+)
+def test_foresees_the_smallest_eigenvalue(decades: int, name: str, lost: bool) -> None:
+    q = random_matrix("normal", 256, 256, dtype=torch.float64)
+    q = torch.linalg.qr(q)[0]
+    a = (q * torch.logspace(0, -decades, 256, dtype=torch.float64)) @ q.T
+    d = a.diagonal().rsqrt()
+    a = a * d * d[:, None]
+    engine = EmulatedEngine(format=name)
+    if not lost:
+        assert factorized(a, engine, 8, block=16, give_up=True).order.tolist() == [0]
+        return
+    with pytest.raises(FallingPivotsError) as error:
+        factorized(a, engine, 8, block=16, give_up=True)
+    # By a quarter of the rows a tiny one seems smaller than it is.
+    assert 1e-4 <= error.value.smallest / float(torch.linalg.eigvalsh(a)[0]) <= 100
+
+
+def test_pivots_that_do_not_fall_any_further_are_no_reason_to_give_up() -> None:
+    """A Gaussian kernel with noise: as many pivots as there are, none is smaller than the noise."""
+    x = random_matrix("normal", 256, 3, dtype=torch.float64)
+    a = torch.cdist(x, x).square().neg().exp() + 0.01 * torch.eye(256)
+    found = factorized(a, EmulatedEngine(format="fp16"), 8, block=16, give_up=True, shift=SHIFT)
+    assert found.order.tolist() == [0]
 
 
 def test_nan_is_no_positive_pivot() -> None:

@@ -643,17 +643,18 @@ def test_products_beside_something_else() -> None:
 
 
 @pytest.mark.parametrize("shape", [(5000, 1024), (1024, 5000), (300, 300), (70, 20000)])
+@pytest.mark.parametrize(("arithmetic", "width"), [("fp16", cuda.TILE[1]), ("fp16_cor", cuda.TILE[0])])
 def test_pieces_of_a_product_leave_some_units_free(
-    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    shape: tuple[int, int], arithmetic: str, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132)
     )
     covered = torch.zeros(shape, dtype=torch.int8)
-    for rows, columns in CudaEngine("cuda")._pieces(*shape):
+    for rows, columns in CudaEngine("cuda", arithmetic).pieces(*shape):
         covered[rows, columns] += 1
         short, long = sorted(covered[rows, columns].shape)
-        assert -(-long // cuda.TILE[0]) * -(-short // cuda.TILE[1]) <= 132 - cuda.FREE
+        assert -(-long // cuda.TILE[0]) * -(-short // width) <= 132 - cuda.FREE
     assert bool((covered == 1).all())
 
 

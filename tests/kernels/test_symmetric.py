@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from neula.kernels.symmetric import symmetric_copy
+from neula.kernels.symmetric import symmetric_copy, unscaled_triangle
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
@@ -33,3 +33,25 @@ def test_one_triangle_becomes_two(count: int, n: int, rows: int, dtype: torch.dt
         assert torch.equal(found, expected)
         assert found.stride()[1:] == (1, max(n, rows))
         assert torch.equal(a.nan_to_num(7.0), before.nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("by_kernel", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize(("count", "n", "rows"), [(1, 1, 0), (3, 33, 40), (1, 70, 0), (2, 5, 8)])
+def test_a_triangle_in_the_units_that_were_given(
+    count: int, n: int, rows: int, dtype: torch.dtype, by_kernel: bool
+) -> None:
+    if by_kernel:
+        pytest.importorskip("triton")
+    generator = torch.Generator().manual_seed(n)
+    g = torch.randn(count, n, max(n, rows), generator=generator).to(dtype).to(DEVICE).mT[:, :n]
+    scales = torch.ldexp(torch.ones(n), torch.arange(n) % 5 - 2).expand(count, n).to(DEVICE)
+    expected = g.tril().float() / scales[:, :, None]
+    g.masked_fill_(torch.ones(n, n, dtype=torch.bool, device=DEVICE).triu(1), math.nan)
+    function = unscaled_triangle.kernel if by_kernel else unscaled_triangle.reference
+    for target in (torch.float32, torch.float64):
+        t = g.clone()
+        found = function(t, scales, target)
+        assert (found.dtype, found.stride()) == (target, t.stride())
+        assert (found.data_ptr() == t.data_ptr()) == (target == dtype)
+        assert torch.equal(found, expected.to(target))

@@ -33,6 +33,7 @@ def multiply(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(
         triangle_triton, "TILE", 16
     )  # that several tiles are small enough for the interpreter
+    monkeypatch.setattr(triangle_triton, "WIDTH", 32)
     return triangle_triton.triangle_product_triton
 
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import neula
-from neula.algorithms.elimination.cholesky import CholeskyFactor, cholesky, working_matrices
+from neula.algorithms.elimination.cholesky import cholesky, working_matrices
+from neula.algorithms.elimination.cholesky_factor import CholeskyFactor
 from neula.algorithms.elimination.factorization import LibraryLU, inverted_lu, library_lu
 from neula.algorithms.krylov.cg import cg
 from neula.algorithms.krylov.iterative_refinement import cg_refinement, refine

@@ -7,8 +7,6 @@ import torch
 from neula.certificates.bounds import measurement_error, residual_bound
 from neula.certificates.probes import gaussian_probes
 from neula.engines import Format
-from neula.kernels.precision import exact_matmul
-from neula.kernels.thin import thin_product
 from neula.kernels.triangle import triangle_product
 
 
@@ -23,35 +21,9 @@ def cholesky_bound(target: Format, n: int) -> float:
     return residual_bound(target, n) + measurement_error(n, torch.float64)
 
 
-def image_of(a: torch.Tensor) -> torch.Tensor:
-    """``A G`` for the random vectors G, shape (batch, n, probes), float64: what a certificate knows of A.
-
-    Parameters
-    ----------
-    a : Tensor, shape (batch, n, n)
-        Symmetric, both triangles, with a diagonal near one.
-    """
-    return _times_probes(a)
-
-
-def cholesky_measures(image: torch.Tensor, lower: torch.Tensor) -> torch.Tensor:
-    """Norms of ``A G - L L^T G`` and of ``A G``, shape (2, batch), without synchronizing.
-
-    Parameters
-    ----------
-    image : Tensor, shape (batch, n, probes)
-        From :func:`image_of`.
-    lower : Tensor, shape (batch, n, n)
-        Zero above the diagonal.
-    """
-    below = _times_probes(lower.mT)
-    if len(lower) == 1:
-        return _norms(image, thin_product(lower[0], below[0])[None])
-    return _norms(image, exact_matmul(lower.to(below.dtype), below))
-
-
 def measures_of_triangles(a: torch.Tensor, lower: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """The same for ``D A D`` and ``D L``, of which half is read.
+    """Norms of ``D A D G - D L L^T D G`` and of ``D A D G`` for random vectors G, shape (2, batch), without
+    synchronizing; half of each matrix is read.
 
     Parameters
     ----------
@@ -65,21 +37,6 @@ def measures_of_triangles(a: torch.Tensor, lower: torch.Tensor, scales: torch.Te
     d = scales[..., None]
     x = gaussian_probes(a.shape[1], a.device) * d
     below = triangle_product(lower, x, "transposed")
-    image, product = triangle_product(a, x, "symmetric"), triangle_product(lower, below, "lower")
-    return _norms(d * image, d * product)
-
-
-def _norms(image: torch.Tensor, product: torch.Tensor) -> torch.Tensor:
+    image, product = d * triangle_product(a, x, "symmetric"), d * triangle_product(lower, below, "lower")
     norm = torch.linalg.matrix_norm
     return torch.stack([norm(image - product), norm(image)])
-
-
-def _times_probes(a: torch.Tensor) -> torch.Tensor:
-    """Products with the same vectors for all of a batch: those of one tall matrix, where rows are
-    neighbours.
-    """
-    count, n, _ = a.shape
-    g = gaussian_probes(n, a.device)
-    if count > 1 and a.dtype != g.dtype:
-        return thin_product(a.reshape(count * n, n), g).view(count, n, -1)
-    return thin_product(a[0], g)[None] if count == 1 else exact_matmul(a, g)

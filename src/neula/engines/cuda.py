@@ -17,6 +17,7 @@ from neula.kernels import calu, tournament
 from neula.kernels.batched_product import batched_product, joined, room, split
 from neula.kernels.dispatch import runs
 from neula.kernels.gemm import corrected_gemm, corrected_gram
+from neula.kernels.kept import Kept, keep
 from neula.kernels.precision import exact_matmul, exactly
 from neula.kernels.projection import project_out
 from neula.kernels.transposed_copy import transposed_copy
@@ -32,7 +33,8 @@ LARGE = 1 << 30
 """Bytes of Q from which on columns are projected in two halves: parts of operands take as much as they do."""
 
 TILE = (128, 256)
-"""Elements of a product that cuBLAS computes on a multiprocessor at a time."""
+"""Elements of a product that cuBLAS computes on a multiprocessor at a time; products with error correction
+have square tiles."""
 
 FREE = 4
 """Multiprocessors that products leave to what runs beside them: cuBLAS deals tiles out to all of them before
@@ -111,6 +113,12 @@ class CudaEngine(Engine):
             torch.addmm(c.T, b.T, a.T, out_dtype=torch.float32, beta=beta, alpha=alpha, out=c.T)
             return c
         return self._addmm(a, b, c, alpha, beta)
+
+    def kept(self, rows: int, columns: int, largest: torch.Tensor, *, exact: bool = False) -> Kept | None:
+        pays = self.arithmetic.corrected or (exact and self.storage == torch.float32)
+        if not pays or not runs(keep, self.device):
+            return None
+        return Kept.room(rows, columns, largest)
 
     @property
     def _in_parts(self) -> int:
@@ -204,31 +212,29 @@ class CudaEngine(Engine):
         # Not by torch: sums of products in half precision are whole there only if the user wants them to be.
         return cublas.gemm(a, b, c, alpha=-1.0, beta=1.0)
 
-    def subtract_beside(self, products: Sequence[Tensors], other: Callable[[], Result]) -> Result:
-        if not self._half:
-            return super().subtract_beside(products, other)
+    def beside(self, launch: Callable[[], None], other: Callable[[], Result]) -> Result:
+        if not (self._half or self.arithmetic.corrected):
+            return super().beside(launch, other)
         current, side = torch.cuda.current_stream(self.device), _side_stream(self.device)
-
-        def subtract() -> None:
-            for a, b, c in products:
-                for rows, columns in self._pieces(*c.shape):
-                    self.gemm_low(a[rows], b[:, columns], c[rows, columns])
-
         side.wait_stream(current)
         try:
-            graphs.on_stream(side, subtract)
+            graphs.on_stream(side, launch)
             return other()
         finally:
             current.wait_stream(side)
 
-    def _pieces(self, m: int, n: int) -> Iterator[tuple[slice, slice]]:
+    def pieces(self, m: int, n: int) -> Iterator[tuple[slice, slice]]:
         """Parts of a matrix, each in so few tiles that some multiprocessors stay free for something else."""
+        if not (self._half or self.arithmetic.corrected):
+            yield from super().pieces(m, n)
+            return
         units = torch.cuda.get_device_properties(self.device).multi_processor_count - FREE
         short, long = sorted((m, n))
-        length = max(1, units // -(-short // TILE[1])) * TILE[0]
+        width = TILE[0] if self.arithmetic.corrected else TILE[1]
+        length = max(1, units // -(-short // width)) * TILE[0]
         for start in range(0, long, length):
-            part = slice(start, start + length)
-            yield (part, slice(None)) if long == m else (slice(None), part)
+            part = slice(start, min(start + length, long))
+            yield (part, slice(0, n)) if long == m else (slice(0, m), part)
 
     @property
     def replayed_bytes(self) -> int:

@@ -8,7 +8,7 @@ Working matrices are column-major, as in LAPACK: a block of columns is one conti
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import ClassVar, Self, TypeVar
 
 import torch
@@ -17,6 +17,7 @@ from neula.engines.formats import Arithmetic, Format
 from neula.engines.reduction import HERE, Reduction
 from neula.engines.tuning import Tuning
 from neula.errors import unknown_name
+from neula.kernels.kept import Kept
 
 Tensors = tuple[torch.Tensor, ...]
 Result = TypeVar("Result")
@@ -197,9 +198,22 @@ class Engine(ABC):
         ``other``, whose result is returned, should keep few units busy for a long time. It may not touch
         what the products read or write.
         """
-        for a, b, c in products:
-            self.gemm_low(a, b, c)
+
+        def subtract() -> None:
+            for a, b, c in products:
+                for rows, columns in self.pieces(*c.shape):
+                    self.gemm_low(a[rows], b[:, columns], c[rows, columns])
+
+        return self.beside(subtract, other)
+
+    def beside(self, launch: Callable[[], None], other: Callable[[], Result]) -> Result:
+        """What launches products, and something else at the same time where that can be, as above."""
+        launch()
         return other()
+
+    def pieces(self, m: int, n: int) -> Iterator[tuple[slice, slice]]:
+        """Parts of a matrix so small that a product into each leaves units to what runs beside it."""
+        yield slice(0, m), slice(0, n)
 
     @property
     def unblocked(self) -> Engine:
@@ -213,6 +227,20 @@ class Engine(ABC):
     def subtract_bmm(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
         """``C = C - A B`` for a batch of small matrices, C in the storage precision."""
         return c.sub_(self.bmm(a, b))
+
+    def kept(self, rows: int, columns: int, largest: torch.Tensor, *, exact: bool = False) -> Kept | None:
+        """Room for an operand that is multiplied again and again, where it is converted once for all of
+        that.
+
+        Parameters
+        ----------
+        rows, columns : int
+        largest : Tensor, shape (rows,)
+            What no element of a row exceeds in magnitude.
+        exact : bool
+            Whether products are to be as accurate as in float32, whatever the arithmetic.
+        """
+        return None
 
     def parts(self, x: torch.Tensor) -> torch.Tensor:
         """A batch of matrices as :meth:`product` takes them, shape (parts, batch, m, n)."""

@@ -139,10 +139,18 @@ class Tuning:
         blocks, and not by the library's substitution; 0: never.
     cholesky_leaf : int
         Order of the blocks that end the recursion of a Cholesky factorization.
+    cholesky_block : int
+        Order of the diagonal blocks that are factorized by recursion, and width of the columns that are
+        updated by one product.
+    cholesky_inverted : int
+        Order of the parts of these that are inverted for what is below them: products with wider ones take
+        fewer launches (16384 in ``fp16_cor``: 14.9 ms for 1024, 18.1 for 512), and lose more if they are
+        ill-conditioned (Gaussian kernel with noise 0.01: a residual of 4.0e-7, and 3.7e-7).
     cholesky, batched_cholesky : int
-        Order from which on that recursion beats the library's factorization in float32, of one matrix (H200:
-        59 and 44 ms at order 16384, 145 and 289 at 32768) and of each of a batch (60 of 1024: 3.9 and 3.7 ms,
-        8 of 2048: 3.6 and 6.0).
+        Order from which on that factorization beats the library's in float32, of one matrix (H200: 6.7 and
+        8.7 ms at order 8192, 21 and 44 at 16384; 3.2 and 1.9 at 4096) and of each of a batch (640 of 512: 5.0
+        and 7.1 ms with what certifies, 60 of 1024: 2.8 and 4.7, 256 of 128: 0.7 and 1.1, 4096 of 32: 1.2 and
+        1.5).
     lu_panel, lu_inner_panel : int
         Widths r and s of the panels of LU factorizations.
     pivoted_panel, pivoted_inner_panel : int
@@ -160,7 +168,8 @@ class Tuning:
     queued, queued_definite : int
         Order of linear systems up to which Cholesky factors of ``A^T A``, or of a definite A, are queued with
         everything that follows, before LU (order 1000: 2.6 ms on an H200 instead of 10; 3000: 6.6 and 23;
-        6000: 27 and 40; definite, 24000: 150, and 164 by fp16; 32768: 340 and 174).
+        6000: 27 and 40; definite, 12000: 30, and 21 by cuSOLVER without evidence; 24000: 150, and 106 by
+        fp16).
     inverted_whole : int
         Order up to which these factors are inverted as a whole.
     direct_single : int
@@ -213,6 +222,8 @@ class Tuning:
     inverted: int = 256
     inverted_from: int = 0
     cholesky_leaf: int = 128
+    cholesky_block: int = 1024
+    cholesky_inverted: int = 512
     cholesky: int = 1 << 30
     batched_cholesky: int = 1 << 30
     lu_panel: int = 256
@@ -350,8 +361,9 @@ def cuda_tuning(
         iteration=2.5e10,
         inverted=2048,
         inverted_from=512,
-        cholesky=24576,
-        batched_cholesky=1536,
+        cholesky_inverted=1024,
+        cholesky=8192,
+        batched_cholesky=32,
         lu_panel=1024,  # as fast as 512 up to 32768 columns, and half the launches
         lu_inner_panel=128,
         # Pivoted panels are library calls, and its LU in double takes no longer where fp64 is fast.
@@ -359,9 +371,9 @@ def cuda_tuning(
         direct=6144,
         # Where what is lost in vain on ill-conditioned matrices is small beside cuSOLVER in double.
         direct_pivoted=20000 if fast_fp64 else 6144,
-        direct_definite=20000,
+        direct_definite=16000,
         queued=13000 if fast_fp64 else 0,
-        queued_definite=25000 if fast_fp64 else 0,
+        queued_definite=16000 if fast_fp64 else 0,
         doubled_order=1 << 14,
         streamed_bytes=1 << 28,
         streams_doubled=True,

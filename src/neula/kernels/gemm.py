@@ -135,13 +135,20 @@ def corrected_gemm_reference(
     """:func:`corrected_gemm` in plain torch, on any device: a unit that sums ``run`` products exactly."""
     a_parts, a_exponents = split_reference(a, scheme)
     b_parts, b_exponents = split_reference(b.mT, scheme)
-    total = a.new_zeros(a.shape[0], b.shape[1])
-    # In double: exact up to 2^-53, and no switch for float32 products has a say.
-    for x, y in zip(a_parts[0].split(run, 1), b_parts[0].split(run, 1), strict=True):
-        total += (x.double() @ y.double().mT).float()
-    corrections = (a_parts[i].double() @ b_parts[j].double().mT for i, j in scheme.corrections)
-    total += (sum(corrections, torch.zeros(())) * 2.0**-scheme.shift).float()
+    total = product_of_parts(a_parts, b_parts, scheme, run)
     return combine(unbalanced(total, a_exponents, b_exponents), alpha, beta, c)
+
+
+def product_of_parts(
+    a: Sequence[torch.Tensor], b: Sequence[torch.Tensor], scheme: Scheme, run: int = RUN
+) -> torch.Tensor:
+    """``A B^T`` of matrices in parts, float32, as a unit computes it that sums ``run`` products exactly."""
+    total = torch.zeros(len(a[0]), len(b[0]), device=a[0].device)
+    # In double: exact up to 2^-53, and no switch for float32 products has a say.
+    for x, y in zip(a[0].split(run, 1), b[0].split(run, 1), strict=True):
+        total += (x.double() @ y.double().mT).float()
+    corrections = (a[i].double() @ b[j].double().mT for i, j in scheme.corrections)
+    return total + (sum(corrections, torch.zeros(())) * 2.0**-scheme.shift).float()
 
 
 def combine(product: torch.Tensor, alpha: float, beta: float, c: torch.Tensor | None) -> torch.Tensor:

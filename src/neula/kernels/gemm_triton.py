@@ -18,8 +18,9 @@ other effect.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +29,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from neula.kernels.gemm import combine, empty_gram
+from neula.kernels.kept import Kept
 from neula.kernels.launch import multiprocessors, share
 from neula.kernels.parts import SCHEMES, Scheme
 from neula.kernels.parts_triton import exponents_of, round_to_bits, times_power_of_two
@@ -153,6 +155,21 @@ class _Parts(NamedTuple):
         return _Parts(self.parts[:, k], self.largest[k])
 
 
+def keep_triton(x: torch.Tensor, into: Kept) -> None:
+    """:func:`neula.kernels.kept.keep` by the kernel, queued on the current stream."""
+    with torch.cuda.device_of(x):
+        _split_into(into.parts, x, into.largest, into.scheme)
+
+
+def multiply_kept_triton(c: torch.Tensor, x: Kept, y: Kept, *, alpha: float, beta: float) -> torch.Tensor:
+    """:func:`neula.kernels.kept.multiply_kept` by the kernel, queued on the current stream."""
+    with torch.cuda.device_of(c):
+        product = _Product(_Parts(x.parts, x.largest), _Parts(y.parts, y.largest), x.scheme)
+        config = _widest(c.device, x.scheme)
+        # No more than fill the machine once: something else may run beside it, and has units of its own.
+        return product(c, alpha, beta, config, product.pieces(config, waves=1))
+
+
 def _split(x: torch.Tensor, scheme: Scheme, bound: float | None = None) -> _Parts:
     """Scale the rows of ``x``, by their largest elements or a bound on all, and split its elements."""
     rows, k = x.shape
@@ -162,21 +179,27 @@ def _split(x: torch.Tensor, scheme: Scheme, bound: float | None = None) -> _Part
     else:
         largest = torch.full((rows,), bound, dtype=x.dtype, device=x.device)
     parts = torch.empty((scheme.parts, rows, padded), dtype=scheme.dtype, device=x.device)
+    _split_into(parts, x, largest, scheme)
+    return _Parts(parts, largest)
+
+
+def _split_into(parts: torch.Tensor, x: torch.Tensor, largest: torch.Tensor, scheme: Scheme) -> None:
+    """The same, where there is room for the parts, which may have columns of zeros beyond those of x."""
+    (rows, k), padded = x.shape, parts.shape[2]
     grid = (triton.cdiv(rows, SPLIT[0]) * triton.cdiv(padded, SPLIT[1]),)
-    shape = (rows, k, padded)
     _split_kernel[grid](
         x,
         largest,
         parts,
-        *shape,
+        *(rows, k, padded),
         *x.stride(),
+        *parts.stride()[:2],
         scheme.parts,
         scheme.significand,
         scheme.shift,
         scheme.top,
         *SPLIT,
     )
-    return _Parts(parts, largest)
 
 
 class _Product:
@@ -190,11 +213,11 @@ class _Product:
     def tiles(self, config: Config) -> int:
         return triton.cdiv(self.shape[0], config.rows) * triton.cdiv(self.shape[1], config.columns)
 
-    def pieces(self, config: Config) -> int:
+    def pieces(self, config: Config, waves: int = 2) -> int:
         """Into how many pieces k should be cut so that every multiprocessor has something to do."""
         if not self.a.parts.is_cuda:
             return 1
-        blocks = 2 * multiprocessors(self.a.parts.device)
+        blocks = waves * multiprocessors(self.a.parts.device)
         return max(1, min(self.k // MIN_PIECE, blocks // self.tiles(config)))
 
     def __call__(
@@ -229,6 +252,20 @@ class _Product:
         """Of three parts; the kernel does not touch those that there are not."""
         descriptors = [TensorDescriptor.from_tensor(part, block) for part in operand.parts]
         return descriptors + [descriptors[-1]] * (3 - len(descriptors))
+
+
+@lru_cache(maxsize=32)
+def _widest(device: torch.device, scheme: Scheme) -> Config:
+    """The first configuration that this GPU has the shared memory and the registers for."""
+    *candidates, last = configs(scheme)
+    if device.type != "cuda":
+        return last
+    one = _split(torch.ones(PAD, PAD, device=device), scheme)
+    for config in candidates:
+        with contextlib.suppress(Exception):
+            _Product(one, one, scheme)(torch.empty(PAD, PAD, device=device), 1.0, 0.0, config, 1)
+            return config
+    return last
 
 
 def _fastest(product: _Product) -> Config:
@@ -276,7 +313,7 @@ def _milliseconds(run: Callable[[], Any], repeats: int = 3) -> float:
 
 @triton.jit(do_not_specialize=["rows", "k"])
 def _split_kernel(
-    x, largest, parts, rows, k, padded, stride_row, stride_column,
+    x, largest, parts, rows, k, padded, stride_row, stride_column, part_size, part_row,
     PARTS: tl.constexpr, SIGNIFICAND: tl.constexpr, SHIFT: tl.constexpr, TOP: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -291,12 +328,12 @@ def _split_kernel(
     )
     exponents = TOP - exponents_of(tl.load(largest + i, mask=i < rows, other=0.0))
     rest = times_power_of_two(rest, exponents[:, None])
-    parts += i_wide * padded + j_wide
+    parts += i_wide * part_row + j_wide
     for part in tl.static_range(PARTS):
         # bf16 and tf32 by hand (there is no type for the latter): their exponents are those of float32.
         rounded = rest if parts.dtype.element_ty == tl.float16 else round_to_bits(rest, SIGNIFICAND)
         narrow = rounded.to(parts.dtype.element_ty)
-        tl.store(parts + part * rows.to(tl.int64) * padded, narrow, mask=inside & (j < padded)[None, :])
+        tl.store(parts + tl.cast(part_size, tl.int64) * part, narrow, mask=inside & (j < padded)[None, :])
         rest = (rest - narrow.to(tl.float32)) * (1 << SHIFT)
 
 

@@ -1,5 +1,5 @@
-"""A symmetric matrix of which one triangle is given, scaled, as a whole: the copy that a factorization
-overwrites.
+"""Before and after a factorization of a symmetric matrix: a scaled copy of the one triangle that is given, as
+a whole, to overwrite; and the triangle that comes of it in the units that were given.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ import torch
 from neula.kernels.dispatch import kernel, trial
 
 
-@trial("The kernel that copies symmetric matrices", "several passes of the library's take its place")
+@trial("The kernels that copy symmetric matrices", "several passes of the library's take their place")
 def _tried(device: torch.device) -> None:
-    symmetric_copy.kernel(torch.ones(1, 2, 2, device=device), torch.ones(1, 2, device=device))
+    a, scales = torch.ones(1, 2, 2, device=device), torch.ones(1, 2, device=device)
+    unscaled_triangle.kernel(symmetric_copy.kernel(a, scales), scales, a.dtype)
 
 
 @kernel(
@@ -49,6 +50,43 @@ def symmetric_copy(a: torch.Tensor, scales: torch.Tensor, *, rows: int = 0) -> t
     # element.
     lower = a.tril().to(out.dtype) * scales[:, :, None] * scales[:, None]
     return torch.add(lower, lower.tril(-1).mT, out=out)
+
+
+@kernel(
+    "neula.kernels.symmetric_triton:unscaled_triangle_triton",
+    trial=_tried,
+    when=lambda t, *_: 0 not in t.shape,
+)
+def unscaled_triangle(t: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``D^-1 L`` for the lower triangles of some matrices, zero above the diagonal.
+
+    Parameters
+    ----------
+    t : Tensor, shape (batch, n, n)
+        Of any floating dtype and any strides; what is above the diagonal is not read.
+    scales : Tensor, shape (batch, n)
+        The diagonals of D: powers of two, in a dtype whose range holds the result.
+    dtype : torch.dtype
+
+    Returns
+    -------
+    Tensor, shape (batch, n, n)
+        In ``dtype`` with the strides of ``t``, which it overwrites where that has the same dtype.
+
+    Examples
+    --------
+    >>> unscaled_triangle(torch.tensor([[[1.0, 9.0], [2.0, 3.0]]]), torch.tensor([[1.0, 0.5]]), torch.float64)
+    tensor([[[1., 0.],
+             [4., 6.]]], dtype=torch.float64)
+    """
+    return triangle_room(t, dtype).copy_(t.tril().to(scales.dtype) / scales[:, :, None])
+
+
+def triangle_room(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """For the result: t itself, if it has the dtype."""
+    if t.dtype == dtype:
+        return t
+    return torch.empty_strided(t.shape, t.stride(), dtype=dtype, device=t.device)
 
 
 def room_for(a: torch.Tensor, rows: int) -> torch.Tensor:

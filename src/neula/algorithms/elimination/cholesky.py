@@ -1,28 +1,36 @@
-"""Cholesky factorization by recursion: nearly all of it is large products, in the arithmetic of an engine.
+"""Cholesky factorization by blocks of columns: nearly all of it is large products, in the arithmetic of an
+engine.
 
-Factorize the left half, solve for what is below it, subtract the square of that from the right half, and
-factorize what remains: LAPACK's ``potrf2``, whose leaves here are blocks of a hundred columns or so. They are
-inverted, so that solving with them takes products as well.
+A block of columns is updated by one product with all that are done (left-looking: each element of A is
+written once a block, and no half of a square is computed in vain), its diagonal block is factorized, and what
+is below that multiplied by inverses. Diagonal blocks are factorized by recursion: the left half, what is
+below it, the square of that subtracted from the right half, the right half (LAPACK's ``potrf2``). Its leaves,
+blocks of a hundred columns or so, are inverted, so that solving with them takes products as well.
 
-*Errors.* With products in a format of unit roundoff u, each element of A is changed by at most ``(2 + log2
-n)`` roundings of its updates and by what rounding L costs, ``2 u |L| |L^T|``, next to sums of the storage
-precision (Higham 2002, theorem 10.3; Lopez and Mary, "Mixed Precision LU Factorization on GPU Tensor Cores",
-2022, theorem 3, for operands that are rounded). A product with the inverse of a leaf in place of substitution
-adds up to the storage precision times the condition number of that leaf, or of two of them (Higham 2002,
-section 14.2): leaves stay small, and who needs more than a preconditioner measures what came of it.
+*Errors.* With products in a format of unit roundoff u, each element of A is changed by at most a rounding of
+every update, a few for each block of columns, and by what rounding L costs, ``2 u |L| |L^T|``, next to sums
+of the storage precision (Higham 2002, theorem 10.3; Lopez and Mary, "Mixed Precision LU Factorization on GPU
+Tensor Cores", 2022, theorem 3, for operands that are rounded). A product with the inverse of a leaf in place
+of substitution adds up to the storage precision times the condition number of that leaf, or of two of them
+(Higham 2002, section 14.2): leaves stay small, and who needs more than a preconditioner measures what came of
+it.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import starmap
 from typing import NamedTuple
 
 import torch
 
-from neula.algorithms.triangular.inverted import InvertedBlocks
+from neula.algorithms.elimination.lu_panels import blocks
 from neula.engines import FP32, Engine, format_of
 from neula.kernels.cholesky import cholesky_lower
-from neula.kernels.precision import exact_matmul
+from neula.kernels.kept import Kept, keep, multiply_kept
+from neula.kernels.precision import exact_matmul, exactly
 
 SHIFT = 4.0
 """Multiple of u by which the diagonal of a matrix grows before its factors are rounded to a low format:
@@ -30,14 +38,19 @@ rounding could cost a matrix that is barely positive definite its sign (Higham a
 Precision Arithmetic in Solving Symmetric Positive Definite Linear Systems and Least Squares Problems", SIAM
 J. Sci. Comput. 43, 2021, section 2)."""
 
-SQUARE = 1024
-"""Order of the diagonal blocks of an update that are computed as a whole: half of what they take is wasted,
-and smaller products are slower by more than that."""
 
+class FallingPivotsError(ArithmeticError):
+    """Pivots fall so fast that factors in a format will hold nothing but rounding errors in some direction.
 
-REPLAYED = 1024
-"""Order of diagonal blocks of a larger matrix up to which their dozens of small launches are replayed from
-one CUDA graph: what takes time there is Python."""
+    Attributes
+    ----------
+    smallest : float
+        The smallest eigenvalue as it seems, of the matrix with a diagonal of ones.
+    """
+
+    def __init__(self, smallest: float) -> None:
+        super().__init__(f"pivots fall, and the smallest eigenvalue will be about {smallest:.1e}")
+        self.smallest = smallest
 
 
 class Cholesky(NamedTuple):
@@ -66,6 +79,7 @@ def cholesky(
     engine: Engine,
     *,
     leaf: int | None = None,
+    block: int | None = None,
     shift: float = 0.0,
     give_up: bool = False,
 ) -> Cholesky:
@@ -81,16 +95,23 @@ def cholesky(
         Multiplies.
     leaf : int, optional
         Order of the blocks that end the recursion; what suits the engine by default.
+    block : int, optional
+        Order of the diagonal blocks that are factorized by recursion, likewise.
     shift : float
         Multiple of the unit roundoff of the format by which the diagonal grows first.
     give_up : bool
-        Whether to look at the leading quarter and half when they are done, and to end there if a pivot of
-        each matrix was not positive: they take a 64th and an eighth of the operations, and the device waits
-        twice.
+        Whether to look when a sixteenth, an eighth, a quarter and half of the columns are done, and to end
+        there if a pivot of each matrix was not positive, or of a single one they fall so fast that one will
+        not be. Half of the columns take an eighth of the operations; the device waits.
 
     Returns
     -------
     Cholesky
+
+    Raises
+    ------
+    FallingPivotsError
+        If asked to give up.
 
     Examples
     --------
@@ -103,8 +124,13 @@ def cholesky(
     n = a.shape[-1]
     if shift:
         a.diagonal(dim1=1, dim2=2).mul_(1 + shift * engine.format.u)
-    work = _Recursion(a, _operands(a, engine), engine, leaf or engine.tuning.cholesky_leaf, give_up)
-    work.factorize(slice(0, n))
+    leaf = leaf or engine.tuning.cholesky_leaf
+    width = max(leaf, (block or engine.tuning.cholesky_block) // leaf * leaf)
+    work = _Factorization(a, _operands(a, engine), engine, leaf, 2 * leaf)
+    if n <= width:
+        work.factorize(slice(0, n))
+    else:
+        work.by_columns(width, give_up=give_up)
     return Cholesky(work.low, work.order)
 
 
@@ -128,7 +154,7 @@ def _operands(a: torch.Tensor, engine: Engine) -> torch.Tensor:
 
 
 @dataclass
-class _Recursion:
+class _Factorization:
     """The matrices on their way, and what is known of L.
 
     Attributes
@@ -137,122 +163,204 @@ class _Recursion:
         Updates are summed here.
     low : Tensor, shape (batch, n, n)
         L, each element rounded once, when it is done.
+    inverted : int
+        Order of the diagonal blocks that are inverted.
     inverses : dict of int to Tensor
-        ``L^-T`` of pairs of leaves on the diagonal, by where they begin.
-    orders : list of Tensor
-        What each leaf has found.
+        ``L^-T`` of these, by where they begin.
+    operands : dict of int to Kept
+        ``L^-1`` of these in parts, where blocks below are multiplied in parts.
+    orders : list of Tensor, shape (leaves, batch)
+        What leaves have found.
+    kept : list of Kept
+        L of each matrix in the parts that are multiplied, below diagonal blocks, where an engine has such.
+    room : Kept, optional
+        For what is below a diagonal block, before it is multiplied.
     """
 
     a: torch.Tensor
     low: torch.Tensor
     engine: Engine
     leaf: int
-    give_up: bool
+    inverted: int
     inverses: dict[int, torch.Tensor] = field(default_factory=dict)
+    operands: dict[int, Kept] = field(default_factory=dict)
     orders: list[torch.Tensor] = field(default_factory=list)
+    kept: list[Kept] = field(default_factory=list)
+    room: Kept | None = None
 
     @property
     def order(self) -> torch.Tensor:
         """The smallest of those that the leaves have found, shape (batch,)."""
         if not self.orders:
             return torch.zeros(len(self.a), dtype=torch.int32, device=self.a.device)
-        found = torch.stack(self.orders)
+        found = torch.cat(self.orders)
         starts = torch.arange(len(found), dtype=torch.int32, device=found.device)[:, None] * self.leaf
         most = torch.iinfo(torch.int32).max
         first = torch.where(found > 0, found + starts, most).amin(0)
         return torch.where(first == most, 0, first)
 
-    def factorize(self, k: slice) -> None:
-        """A diagonal block becomes one of L."""
-        width = k.stop - k.start
-        if width <= self.leaf:
-            self._leaf(k)
+    def by_columns(self, width: int, *, give_up: bool) -> None:
+        """All of it, in blocks of columns.
+
+        A diagonal block keeps few units busy for a long time. Beside it the next columns are updated by all
+        that is done, so that afterwards these alone are left for them.
+
+        Raises
+        ------
+        FallingPivotsError
+            If asked to give up.
+        """
+        n = self.a.shape[1]
+        sizes = self.a.diagonal(dim1=1, dim2=2).sqrt()  # no element of a row of L is larger
+        self.kept = list(filter(None, (self.engine.kept(n, n, size) for size in sizes)))
+        if len(self.a) == 1:
+            # Schur complements have no elements larger than that.
+            largest = sizes[0] * sizes[0].amax()
+            inverted = self.leaf
+            while 2 * inverted <= min(width, self.engine.tuning.cholesky_inverted):
+                inverted *= 2
+            self.room = self.engine.kept(n, inverted, largest, exact=True)
+            self.inverted = self.inverted if self.room is None else inverted
+        steps = list(blocks(slice(0, n), width))
+        for k, following in zip(steps, [*steps[1:], None], strict=True):
+            done = slice(0, k.start)
+            if following is None or k.start == 0 or len(self.a) > 1:
+                self._replayed(k)
+            else:
+                self.engine.beside(partial(self._update_pieces, following, done), partial(self._replayed, k))
+                done = k
+            if following is None or (give_up and self._is_lost(k, sizes)):
+                return
+            below = slice(k.stop, n)
+            self.solve(below, k)
+            for kept, lower in zip(self.kept, self.low, strict=False):
+                keep(lower[below, k], kept.block(below, k))
+            self.update(below, following, slice(done.start, k.stop))
+
+    def update(self, rows: slice, columns: slice, done: slice) -> None:
+        """What blocks of columns that are done contribute to a block."""
+        target = self.a[:, rows, columns]
+        if not self.kept or min(target.shape[1:]) < self.engine.tuning.corrected_from:
+            self.subtract(rows, columns, done)
             return
-        if width <= REPLAYED < self.a.shape[1]:
-            self._replayed(k)
+        for kept, c in zip(self.kept, target, strict=True):
+            multiply_kept(c, kept.block(rows, done), kept.block(columns, done), alpha=-1.0, beta=1.0)
+
+    def _update_pieces(self, columns: slice, done: slice) -> None:
+        """The next columns, in products that leave units to what runs beside them."""
+        n, start = self.a.shape[1], columns.start
+        for part, _ in self.engine.pieces(n - start, columns.stop - start):
+            self.update(slice(start + part.start, start + part.stop), columns, done)
+
+    def _is_lost(self, k: slice, sizes: torch.Tensor) -> bool:
+        """Whether all matrices have a pivot that is not positive; the device waits at four places."""
+        n = self.a.shape[1]
+        places = [place for place in (n // 16, n // 8, n // 4, n // 2) if k.start < place <= k.stop]
+        if not places:
+            return False
+        if bool((self.order > 0).all()):
+            return True
+        if len(self.a) == 1 and places[-1] >= n // 4:
+            self._foresee(k.stop, sizes[0])
+        return False
+
+    def _foresee(self, done: int, sizes: torch.Tensor) -> None:
+        """Give up where rounding errors will exceed the smallest eigenvalue, as pivots foretell.
+
+        In a matrix whose eigenvalues fall geometrically and whose eigenvectors are random, the logarithm of
+        the smallest pivot so far is about quadratic in the number of rows, and for all of them about that of
+        the smallest eigenvalue: for condition numbers from 1e2 to 1e12 within a factor of four by half of the
+        rows. Where a multiple of the identity is added, pivots do not fall below that.
+        """
+        pivots = (self.low[0].diagonal()[:done].to(sizes.dtype) / sizes[:done]).square()
+        half, whole = torch.stack([pivots[: done // 2].amin(), pivots.amin()]).log().tolist()
+        rows = self.a.shape[1] / done
+        linear, square = 4 * half - whole, 2 * whole - 4 * half
+        expected = min(whole, rows * linear + rows**2 * square)
+        if expected < math.log(SHIFT * self.engine.format.u):
+            raise FallingPivotsError(math.exp(expected))
+
+    def factorize(self, k: slice) -> None:
+        """A diagonal block becomes one of L, by recursion."""
+        if k.stop - k.start <= self.leaf:
+            self._leaf(k)
             return
         left, right = self._halves(k)
         self.factorize(left)
-        if self._is_lost(left):
-            return
         self.solve(right, left)
-        self.subtract_square(right, left)
+        self.subtract(right, right, left)
         self.factorize(right)
-        if width <= 2 * self.leaf:
+        if k.stop - k.start <= self.inverted:
             self._join(left, right)
-
-    def _is_lost(self, k: slice) -> bool:
-        looks = self.give_up and k.start == 0 and 4 * k.stop >= self.a.shape[1]
-        return looks and bool((self.order > 0).all())
 
     def solve(self, rows: slice, columns: slice) -> None:
         """A block below a diagonal one becomes ``A L^-T``."""
-        if columns.stop - columns.start <= 2 * self.leaf:
-            block = self.a[:, rows, columns].mT  # column-major matrices by rows
+        width = columns.stop - columns.start
+        if width > self.inverted:
+            left, right = self._halves(columns)
+            self.solve(rows, left)
+            self.subtract(rows, right, left)
+            self.solve(rows, right)
+            return
+        block = self.a[:, rows, columns].mT  # column-major matrices by rows
+        if self.room is None:
             block.copy_(exact_matmul(self.inverses[columns.start].mT, block))
-            self._round(rows, columns)
-            return
-        left, right = self._halves(columns)
-        self.solve(rows, left)
-        self.subtract(rows, right, left)
-        self.solve(rows, right)
-
-    def subtract_square(self, k: slice, done: slice) -> None:
-        """What columns that are done contribute to the lower triangle of a diagonal block."""
-        if k.stop - k.start <= max(SQUARE, self.leaf):
-            self.subtract(k, k, done)
-            return
-        top, bottom = self._halves(k)
-        self.subtract_square(top, done)
-        self.subtract(bottom, top, done)
-        self.subtract_square(bottom, done)
+        else:
+            below = self.room.block(rows, slice(0, width))
+            keep(block[0].mT, below)
+            multiply_kept(block[0].mT, below, self.operands[columns.start], alpha=1.0, beta=0.0)
+        self._round(rows, columns)
 
     def subtract(self, rows: slice, columns: slice, done: slice) -> None:
         """What columns that are done contribute to a block."""
         target, x, y = self.a[:, rows, columns], self.low[:, rows, done], self.low[:, columns, done].mT
-        if len(target) == 1 or self._large(x, y):
-            for c, left, right in zip(target, x, y, strict=True):
-                self.engine.gemm(left, right, c, alpha=-1.0, beta=1.0)
+        if len(target) == 1:
+            self.engine.gemm(x[0], y[0], target[0], alpha=-1.0, beta=1.0)
         else:
             self.engine.subtract_bmm(x, y, target)
 
-    def _large(self, x: torch.Tensor, y: torch.Tensor) -> bool:
-        """Whether products of a batch one by one are faster, since they are corrected ones then."""
-        sizes = (*x.shape[1:], y.shape[2])
-        return self.engine.arithmetic.corrected and min(sizes) >= self.engine.tuning.corrected_from
-
     def _replayed(self, k: slice) -> None:
-        """The same for a block of few large products, by a graph that others of its size have, too."""
-        engine, leaf, width = self.engine, self.leaf, k.stop - k.start
+        """The same by a graph that others of its size have, too: what takes time here are launches."""
+        engine, leaf, inverted, parts = self.engine, self.leaf, self.inverted, self.room is not None
 
-        def factorized(block: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            block = block.clone()
-            work = _Recursion(block, _operands(block, engine), engine, leaf, give_up=False)
-            work.factorize(slice(0, width))
-            return block, *work.inverses.values(), *work.orders
+        def factorized(columns: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            block = columns.mT
+            work = _Factorization(block, _operands(block, engine), engine, leaf, inverted)
+            work.factorize(slice(0, block.shape[1]))
+            inverses = list(work.inverses.values())
+            if parts:
+                operands = [Kept.of(x[0].mT) for x in inverses]
+                inverses = [tensor for x in operands for tensor in (x.parts, x.largest)]
+            return block, torch.cat(work.orders), *inverses
 
-        key = ("cholesky", engine.arithmetic.name, leaf)
-        found, *rest = engine.replay(factorized, (self.a[:, k, k].contiguous(),), key)
+        key = ("cholesky", engine.arithmetic.name, leaf, inverted, parts)
+        # A copy, which may be overwritten, with columns that lie as they do in A.
+        found, orders, *inverses = engine.replay(factorized, (self.a[:, k, k].mT.contiguous(),), key)
         self.a[:, k, k] = found
-        starts = range(k.start, k.stop, 2 * leaf)
-        self.inverses.update(zip(starts, rest[: len(starts)], strict=True))
-        self.orders += rest[len(starts) :]
+        self.orders.append(orders)
+        starts = range(k.start, k.stop, inverted)
+        if parts:
+            pairs = zip(inverses[::2], inverses[1::2], strict=True)
+            self.operands = dict(zip(starts, starmap(Kept, pairs), strict=True))
+        else:
+            self.inverses = dict(zip(starts, inverses, strict=True))
         self._round(k, k)
 
     def _leaf(self, k: slice) -> None:
         if k.start == k.stop:
             return
         self.inverses[k.start], order = cholesky_lower(self.a[:, k, k])
-        self.orders.append(order)
+        self.orders.append(order[None])
         self._round(k, k)
 
     def _join(self, left: slice, right: slice) -> None:
-        """``L^-T`` of two leaves from those of each: half as many products to solve with them."""
+        """``L^-T`` of two blocks from those of each: half as many products to solve with them."""
         first, second = self.inverses[left.start], self.inverses.pop(right.start)
-        beside = exact_matmul(first, exact_matmul(self.a[:, right, left].mT, second))
         h, n = first.shape[-1], first.shape[-1] + second.shape[-1]
         whole = first.new_zeros(len(first), n, n)
-        whole[:, :h, :h], whole[:, h:, h:], whole[:, :h, h:] = first, second, -beside
+        whole[:, :h, :h], whole[:, h:, h:] = first, second
+        beside, between = whole[:, :h, h:], exact_matmul(self.a[:, right, left].mT, second)
+        exactly(torch.baddbmm, beside, first, between, out=beside, alpha=-1.0, beta=0.0)
         self.inverses[left.start] = whole
 
     def _round(self, rows: slice, columns: slice) -> None:
@@ -267,56 +375,3 @@ class _Recursion:
         while 2 * half < k.stop - k.start:
             half *= 2
         return slice(k.start, k.start + half), slice(k.start + half, k.stop)
-
-
-class NotPositiveDefiniteError(ArithmeticError):
-    """A pivot is not positive: A, as it was rounded, is not positive definite.
-
-    Attributes
-    ----------
-    order : int
-        Of the leading minor that is not positive.
-    """
-
-    def __init__(self, order: int) -> None:
-        super().__init__(f"the leading minor of order {order} is not positive")
-        self.order = order
-
-
-@dataclass(frozen=True)
-class CholeskyFactor:
-    """``A = L L^T``, about, of one matrix, to solve with.
-
-    Attributes
-    ----------
-    lower : Tensor, shape (n, n)
-        L in its lower triangle, in any format.
-    solver : InvertedBlocks
-        L, to solve with in some precision.
-    width : int
-        Of the diagonal blocks that are inverted; 0 where the library substitutes.
-    """
-
-    lower: torch.Tensor
-    solver: InvertedBlocks
-    width: int
-
-    @classmethod
-    def of(cls, lower: torch.Tensor, storage: torch.dtype, width: int) -> CholeskyFactor:
-        """Prepare to solve in some precision."""
-        return cls(lower, InvertedBlocks.of(lower, storage, upper=False, width=width), width)
-
-    @property
-    def growth(self) -> float:
-        """1: elements of L are at most the square root of those of A (Higham 2002, section 10.1)."""
-        return 1.0
-
-    def solve(self, b: torch.Tensor) -> torch.Tensor:
-        x = self.solver.solve(b.to(self.solver.dtype, copy=True))
-        return self.solver.mT.solve(x).double()
-
-    def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
-        return self.solve(b)
-
-    def in_double(self) -> CholeskyFactor:
-        return CholeskyFactor.of(self.lower, torch.float64, self.width)

@@ -8,9 +8,9 @@ import torch
 
 from neula.algorithms.elimination.cholesky import cholesky, library_cholesky
 from neula.algorithms.scaling import binary_exponents
-from neula.certificates.cholesky import cholesky_measures, image_of, measures_of_triangles
+from neula.certificates.cholesky import measures_of_triangles
 from neula.engines import FP64, Arithmetic, Engine, Format
-from neula.kernels.symmetric import symmetric_copy
+from neula.kernels.symmetric import symmetric_copy, unscaled_triangle
 from neula.pipeline.chain import Answer
 from neula.pipeline.progress import stage
 from neula.problems.definite.problem import CholeskyValues, NotDefiniteMember, Symmetric
@@ -51,7 +51,7 @@ def by_library(matrices: Symmetric, before: Solution | None, format: Format) -> 
     else:
         wide = scales.to(torch.promote_types(a.dtype, torch.float32))
         found = library_cholesky(symmetric_copy(a, wide).to(format.dtype))
-        lower = _unscaled(found.lower, wide, a.dtype)
+        lower = unscaled_triangle(found.lower, wide, a.dtype)
     if format is FP64:
         orders = found.order.tolist()
         if any(orders):
@@ -68,18 +68,11 @@ def _by_recursion(a: torch.Tensor, *, engine: Engine) -> tuple[torch.Tensor, tor
     Of A scaled by powers of two to a diagonal near one, which rounds nothing: then no format is too narrow.
     """
     wide = torch.promote_types(a.dtype, torch.float32)
-    scales = _scales(a).to(wide)
-    work = symmetric_copy(a, scales, rows=engine.rows(a.shape[-1]))
-    image = image_of(work)
+    scales = _scales(a)
+    work = symmetric_copy(a, scales.to(wide), rows=engine.rows(a.shape[-1]))
     found = cholesky(work if wide == engine.storage else _in(work, engine.storage), engine)
-    if found.lower.dtype == a.dtype:  # then what is given back differs by powers of two alone
-        lower = _triangle(found.lower)
-        measures = cholesky_measures(image, lower)
-        lower.div_(scales[:, :, None])
-    else:
-        lower = _unscaled(found.lower, scales, a.dtype)
-        measures = cholesky_measures(image, lower.to(wide) * scales[:, :, None])
-    return lower, found.order, measures.T
+    lower = unscaled_triangle(found.lower, scales.to(wide), a.dtype)
+    return lower, found.order, measures_of_triangles(a, lower, scales).T
 
 
 def _scales(a: torch.Tensor) -> torch.Tensor:
@@ -98,14 +91,3 @@ def _is_safe(scales: torch.Tensor) -> bool:
 def _in(work: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A column-major copy in another precision."""
     return torch.empty_strided(work.shape, work.stride(), dtype=dtype, device=work.device).copy_(work)
-
-
-def _unscaled(lower: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """L of the matrix that was given, in its dtype, zero above the diagonal."""
-    return (_triangle(lower).to(scales.dtype) / scales[:, :, None]).to(dtype)
-
-
-def _triangle(lower: torch.Tensor) -> torch.Tensor:
-    """The same matrices, zero above the diagonal now; they are column-major, which is quick by rows."""
-    lower.mT.triu_()
-    return lower

@@ -74,7 +74,7 @@ class CholeskyValues(Values):
     order : Tensor, shape (batch,)
         int32: 0, or the order of a leading minor that is not positive as far as this link can tell.
     measures : Tensor, shape (batch, 2)
-        Residual and size as in :func:`neula.certificates.cholesky.cholesky_measures`.
+        Residual and size as in :func:`neula.certificates.cholesky.measures_of_triangles`.
     """
 
     lower: torch.Tensor

@@ -11,13 +11,13 @@ import torch
 from neula.algorithms.elimination.butterfly import Butterflied, TwoSided, padded
 from neula.algorithms.elimination.cholesky import (
     SHIFT,
-    CholeskyFactor,
-    NotPositiveDefiniteError,
+    FallingPivotsError,
     cholesky,
     library_cholesky,
     recursion_pays,
     working_matrices,
 )
+from neula.algorithms.elimination.cholesky_factor import CholeskyFactor, NotPositiveDefiniteError
 from neula.algorithms.elimination.equilibrate import Equilibrated
 from neula.algorithms.elimination.factorization import (
     Factorization,
@@ -106,9 +106,14 @@ def by_library(system: System, before: Solution | None) -> Solution:
 def by_cholesky(system: System, before: Solution | None, arithmetic: Arithmetic) -> Solution:
     """Cholesky factors."""
     engine, label = system.options.engine.using(arithmetic), f"cholesky {arithmetic.name}"
+    if engine.format is not FP64 and system.smallest < SHIFT * engine.format.u:
+        raise Declined(f"the smallest eigenvalue seems to be {system.smallest:.1e}")
     report = stage(system.options.progress, f"factorizing in {arithmetic.name}")
     try:
         factors = _cholesky_factor(system, engine)
+    except FallingPivotsError as error:
+        system.foreseen.append(error.smallest)
+        raise Declined(str(error)) from None
     except NotPositiveDefiniteError as error:
         if engine.format is FP64:
             raise np.linalg.LinAlgError(

@@ -48,6 +48,8 @@ class System:
         Largest backward error of an answer that is accepted.
     scaled : Scaled or None
         Where it comes from if numbers are near the ends of the range.
+    foreseen : list of float
+        Estimates of the smallest eigenvalue, from factorizations that were given up.
     """
 
     a: torch.Tensor
@@ -60,6 +62,7 @@ class System:
     b_scales: torch.Tensor
     scaled: Scaled | None = None
     _harmless: dict[Format, bool] = field(default_factory=dict, repr=False)
+    foreseen: list[float] = field(default_factory=list, repr=False)
 
     @property
     def units(self) -> torch.Tensor | float:
@@ -124,6 +127,11 @@ class System:
     def at(self, places: torch.Tensor) -> Self:
         """Itself: there is no other."""
         return self
+
+    @property
+    def smallest(self) -> float:
+        """The smallest eigenvalue of A with a diagonal of ones, as factorizations that were given up say."""
+        return min(self.foreseen, default=math.inf)
 
     def needs_no_pivoting(self, format: Format) -> bool:
         """Whether A seems to be one that needs no pivoting in this format, by its leading block."""

@@ -1,0 +1,62 @@
+"""A Cholesky factor to solve with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from neula.algorithms.triangular.inverted import InvertedBlocks
+
+
+class NotPositiveDefiniteError(ArithmeticError):
+    """A pivot is not positive: A, as it was rounded, is not positive definite.
+
+    Attributes
+    ----------
+    order : int
+        Of the leading minor that is not positive.
+    """
+
+    def __init__(self, order: int) -> None:
+        super().__init__(f"the leading minor of order {order} is not positive")
+        self.order = order
+
+
+@dataclass(frozen=True)
+class CholeskyFactor:
+    """``A = L L^T``, about, of one matrix, to solve with.
+
+    Attributes
+    ----------
+    lower : Tensor, shape (n, n)
+        L in its lower triangle, in any format.
+    solver : InvertedBlocks
+        L, to solve with in some precision.
+    width : int
+        Of the diagonal blocks that are inverted; 0 where the library substitutes.
+    """
+
+    lower: torch.Tensor
+    solver: InvertedBlocks
+    width: int
+
+    @classmethod
+    def of(cls, lower: torch.Tensor, storage: torch.dtype, width: int) -> CholeskyFactor:
+        """Prepare to solve in some precision."""
+        return cls(lower, InvertedBlocks.of(lower, storage, upper=False, width=width), width)
+
+    @property
+    def growth(self) -> float:
+        """1: elements of L are at most the square root of those of A (Higham 2002, section 10.1)."""
+        return 1.0
+
+    def solve(self, b: torch.Tensor) -> torch.Tensor:
+        x = self.solver.solve(b.to(self.solver.dtype, copy=True))
+        return self.solver.mT.solve(x).double()
+
+    def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
+        return self.solve(b)
+
+    def in_double(self) -> CholeskyFactor:
+        return CholeskyFactor.of(self.lower, torch.float64, self.width)
