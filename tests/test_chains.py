@@ -76,13 +76,30 @@ def by(inner: str, *ways: str) -> list[str]:
 @pytest.mark.parametrize(
     ("m", "n", "first"),
     [
-        (131072, 2048, ["cholesky fp16_cor"]),
         (131072, 4096, ["cholesky fp16", "cholesky fp16_cor"]),
         (32768, 16384, ["rgsqrf fp16"]),
     ],
 )
 def test_one_large_least_squares_problem_on_an_h200(m: int, n: int, first: list[str]) -> None:
     assert tried(H200, m, n) == [*by("cgls", *first, *FAST), *ANY_RANK]
+
+
+def test_a_tall_large_least_squares_problem_on_an_h200() -> None:
+    iterations = [*by("cgls", "cholesky fp16_cor", *FAST), *ANY_RANK]
+    assert tried(H200, 131072, 2048) == ["cholesky fp16_cor + seminormal", *iterations]
+    weights = torch.ones(131072, dtype=torch.float64)
+    for asked in ({"damp": 0.1}, {"weights": weights}):
+        assert tried(H200, 131072, 2048, **asked) == iterations
+
+
+@pytest.mark.parametrize(("m", "steps"), [(4000, (3, 12)), (16384, (3, 0)), (30000, (0, 0))])
+def test_what_is_not_played_back_is_looked_at(m: int, steps: tuple[int, int]) -> None:
+    """Unless the answer is not to be waited for."""
+    links = lstsq_chain.chain_together(1, m, 1500, least_squares_of(H200))
+    assert tuple(link.answer.keywords["blind_steps"] for link in links) == steps  # type: ignore[attr-defined]
+    links = lstsq_chain.chain_together(1, m, 1500, least_squares_of(H200, looks=False))
+    assert tuple(link.answer.keywords["blind_steps"] for link in links) == (3, 12)  # type: ignore[attr-defined]
+    assert links[0].queued
 
 
 def test_least_squares_where_fp64_is_slow() -> None:

@@ -310,10 +310,10 @@ def test_an_fp16_r_that_will_not_do_ends_half_way(kind, cond, given_up, rng):
 def test_a_gram_matrix_that_is_too_coarse_is_not_iterated_with(half_fast, monkeypatch, rng):
     first = ("cholesky", "fp16_cor")
     monkeypatch.setitem(preconditioner.LIMITS, first, preconditioner.Limit(300.0, 0))
-    A = random_matrix("geometric", 600, 150, cond=1e3).numpy()
+    A = random_matrix("geometric", 600, 150, cond=1e4).numpy()
     result = neula.lstsq(A, rng.standard_normal(600), engine=half_fast)
-    assert result.attempts[0].reason.endswith("too large for an R in this precision")
-    assert result.attempts[1].accepted
+    assert result.attempts[1].reason.endswith("too large for an R in this precision")
+    assert result.attempts[2].accepted
 
 
 class HalfFast(CudaEngine):
@@ -335,6 +335,7 @@ def half_fast() -> HalfFast:
 
 
 CHAIN = [
+    "cholesky fp16_cor + seminormal",
     "cholesky fp16_cor + cgls",
     "rgsqrf fp16_cor + cgls",
     "rgsqrf fp64 + cgls",
@@ -344,10 +345,10 @@ CHAIN = [
 ]
 
 
-@pytest.mark.parametrize(("cond", "links"), [(1e1, 1), (1e3, 1), (1e5, 2), (1e8, 3), (1e9, 4)])
+@pytest.mark.parametrize(("cond", "links"), [(1e1, 1), (1e3, 1), (1e4, 2), (1e5, 3), (1e8, 4), (1e9, 5)])
 def test_where_r_comes_from_on_a_gpu(cond, links, half_fast, rng):
-    """The Gram matrix in single precision up to 4e3, QR up to 1e6 or so, and double precision, whose panels
-    are Cholesky QR, up to 1e8.
+    """The Gram matrix in single precision up to 1e3 and, as a preconditioner, up to 1e4, QR up to 1e6 or so,
+    and double precision, whose panels are Cholesky QR, up to 1e8.
     """
     A = random_matrix("geometric", 600, 150, cond=cond)
     b = torch.from_numpy(rng.standard_normal((600, 2)))
@@ -365,7 +366,7 @@ def test_singular_values_on_both_sides_of_rcond_leave_no_digit(half_fast, rng):
         result = neula.lstsq(A, torch.from_numpy(rng.standard_normal(600)), engine=half_fast)
     assert not result.converged
     assert result.forward_error > 0.1
-    assert [a.method for a in result.attempts] == [*CHAIN[:4], "complete orthogonal fp64, no gap"]
+    assert [a.method for a in result.attempts] == [*CHAIN[:5], "complete orthogonal fp64, no gap"]
     by_svd = neula.lstsq(A, torch.ones(600, dtype=torch.float64), algorithm="svd")
     assert abs(by_svd.rank - result.rank) <= 1
 
@@ -386,7 +387,8 @@ def test_corrected_products_can_be_named(half_fast, rng):
     ("kind", "shape", "method"),
     [
         ("normal", (8192, 1024), "cholesky fp64 + seminormal"),
-        ("normal", (140000, 1024), "cholesky fp16_cor + cgls"),
+        ("normal", (140000, 1024), "cholesky fp16_cor + seminormal"),
+        ("normal", (2000000, 150), "cholesky fp64 + seminormal"),
         ("normal", (32768, 2304), "cholesky fp16 + cgls"),
         ("uniform01", (32768, 2304), "cholesky fp16 + cgls"),
         ("normal", (16384, 4608), "rgsqrf fp16 + cgls"),
@@ -429,6 +431,25 @@ def test_what_is_played_back_is_what_was_computed(shape, options):
     with pytest.raises(ValueError, match=r"A\[7, 7\]"):
         neula.lstsq(A, b, **options)
     graphs.clear()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(20000, 900), (900, 20000), (3000, 2000)])
+def test_ranks_by_tournaments_on_a_gpu(shape):
+    """Twice: what is played back belongs to the matrix of its call."""
+    for seed in range(2):
+        generator = torch.Generator("cuda").manual_seed(seed)
+        left, right, b = (
+            torch.randn(size, generator=generator, dtype=torch.float64, device="cuda")
+            for size in ((shape[0], 400), (400, shape[1]), (shape[0],))
+        )
+        A = left @ right
+        result = neula.lstsq(A, b)
+        assert result.converged
+        assert result.rank == 400
+        assert result.attempts[-1].method == "complete orthogonal fp64"
+        expected = torch.linalg.pinv(right) @ (torch.linalg.pinv(left) @ b)
+        assert float((result.x - expected).norm() / expected.norm()) <= 1e-9
 
 
 @pytest.mark.gpu

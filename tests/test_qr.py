@@ -118,6 +118,24 @@ def test_zero_columns_keep_q_orthonormal(dtype, rng):
     assert max(residual, orthogonality) <= bound(U[dtype], *A.shape)
 
 
+@pytest.mark.parametrize("shape", [(60, 60), (90, 60), (60, 90), (1, 1)])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_triangle_is_its_own_r(shape, dtype, rng):
+    """Exactly, however ill-conditioned; one element below the diagonal, and it is none."""
+    A = np.triu(rng.standard_normal(shape)).astype(dtype)
+    A[:, 0] *= 1e-30
+    result = Q, R = neula.qr(A, engine="emulated")
+    assert (result.attempts[-1].method, result.converged) == ("triangular", True)
+    assert (Q @ R == A).all()
+    assert np.array_equal(Q.T @ Q, np.eye(min(shape)))
+    assert (R.diagonal() >= 0).all()
+    if shape != (1, 1):
+        A[-1, 0] = 1e-30
+        result = Q, R = neula.qr(A, engine="emulated")
+        assert result.attempts[-1].method != "triangular"
+        assert max(errors(A, Q, R)) <= bound(U[dtype], *shape)
+
+
 def test_zero_matrix():
     Q, R = neula.qr(np.zeros((6, 3)))
     assert (R == 0).all()
@@ -684,3 +702,13 @@ def test_blocks_that_are_played_back_on_a_gpu():
     whole, s = rgsqrf(a, engine, on_columns=lambda columns: None)
     assert torch.allclose(r, s, rtol=0, atol=1e-3 * float(s.max()))
     assert torch.allclose(q, whole, rtol=0, atol=1e-3)
+
+
+@pytest.mark.gpu
+def test_a_triangle_on_a_gpu():
+    generator = torch.Generator("cuda").manual_seed(0)
+    A = torch.randn(2048, 2048, generator=generator, device="cuda").triu()
+    result = neula.qr(A)
+    assert result.converged
+    assert result.attempts[-1].method == "triangular"
+    assert torch.equal(result.Q @ result.R, A)

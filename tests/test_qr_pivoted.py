@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import torch
 import neula
 from neula.algorithms.orthogonal.pivots import greedy_orders, lapack_factors, sketched_order
 from neula.algorithms.orthogonal.strong_rrqr import strong_order
-from neula.engines import CpuEngine, EmulatedEngine
+from neula.engines import CpuEngine, EmulatedEngine, Tuning
 
 EPS = 2.0**-52
 rng = np.random.default_rng(0)
@@ -74,16 +75,25 @@ REVEALED: dict[str, tuple[Callable[[], np.ndarray], float]] = {
 }
 
 
+class WithTournaments(CpuEngine):
+    """Finds pivots as a GPU does."""
+
+    @property
+    def tuning(self) -> Tuning:
+        return replace(super().tuning, tournaments=True)
+
+
 @pytest.mark.parametrize("name", REVEALED)
-@pytest.mark.parametrize("by", ["lapack", "sketches", "columns"])
+@pytest.mark.parametrize("by", ["lapack", "sketches", "tournaments", "columns"])
 def test_the_rank_is_revealed(name: str, by: str) -> None:
     """At the numerical rank k: ``||R22|| <= 10 sqrt(n) sigma_(k+1)``, and likewise for R11."""
     make, tolerance = REVEALED[name]
     a = torch.from_numpy(make())
     a = a / a.abs().max()
     m, n = a.shape
-    if by == "sketches":
-        order = sketched_order(a.T.clone().T, CpuEngine("cpu", "fp64"), 32)
+    if by in ("sketches", "tournaments"):
+        engine = CpuEngine("cpu", "fp64") if by == "sketches" else WithTournaments("cpu", "fp64")
+        order = sketched_order(a.T.clone().T, engine, 32)
     else:
         order = lapack_factors(a[None])[2][0] if by == "lapack" else greedy_orders(a[None].clone())[0]
     assert sorted(order.tolist()) == list(range(n))
@@ -219,3 +229,18 @@ def test_gradient() -> None:
         return (neula.qr(x, pivoting=True).R * weights).sum()
 
     assert torch.autograd.gradcheck(of, a)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_rank_is_revealed_on_a_gpu(dtype: torch.dtype) -> None:
+    """Of more columns than a sketch has rows, so that tournaments find those that come into question."""
+    a = torch.from_numpy(kernel(1500)).to("cuda", dtype)
+    q, r, order = neula.qr(a, pivoting=True)
+    assert sorted(order.tolist()) == list(range(1500))
+    eps = torch.finfo(dtype).eps
+    s, r = torch.linalg.svdvals(a.double()), r.double()
+    assert torch.linalg.matrix_norm(a[:, order].double() - q.double() @ r) <= 100 * eps * s[0]
+    for k in (50, 200, 400):
+        rounding = 1500 * eps * s[0]
+        assert torch.linalg.matrix_norm(r[k:, k:], 2) <= 10 * 1500**0.5 * (s[k] + rounding)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from campaign.oracle import LeastSquares
-from neula.algorithms.krylov.batched_lstsq import Overdetermined, Underdetermined, lengths, schatten_bounds
+from neula.algorithms.krylov.batched_lstsq import Overdetermined, Underdetermined, lengths
 from neula.algorithms.krylov.doubled_refinement import (
     COMPUTED,
     DOUBLED,
@@ -22,6 +22,8 @@ from neula.algorithms.krylov.doubled_refinement import (
     refine_doubled,
 )
 from neula.algorithms.orthogonal.r_only import cholesky_r, gram_schmidt_r, householder_r, lower_gram
+from neula.algorithms.spectra import schatten
+from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.certificates.forward_error import SURE
 from neula.io.matrices import random_matrix
 from neula.problems.least_squares.scaled import ScaledProblems
@@ -338,6 +340,16 @@ def test_schatten_bounds(n: int, kind: str) -> None:
     assert (lower >= norm * (math.sqrt(2 / (1 + math.sqrt(n))) - slack)).all()
     assert (upper >= norm * (1 - slack)).all()
     assert (upper <= norm * n**0.25 * (1 + slack)).all()
+
+
+@pytest.mark.parametrize("n", [1, 7, 40])
+def test_schatten_bounds_of_triangles(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+    """By blocks they are the same."""
+    r = matrices(5, 60, n, "geometric", 1e4)[:, :n].triu()
+    expected = schatten_bounds(r)
+    monkeypatch.setattr(schatten, "HALVED", 1)
+    for found, bound in zip(schatten_bounds(r, upper=True), expected, strict=True):
+        assert torch.allclose(found, bound, rtol=10 * n * U64, atol=0)
 
 
 @pytest.mark.parametrize("kind", ["geometric", "cluster_small", "cluster_large"])

@@ -90,12 +90,11 @@ class Diagonal:
         correction = (1 - self.rates[:, None]) * residual
         return Evaluation(correction, self.size(residual - correction) + self.floors, residual)
 
-    def change(self, unknowns: torch.Tensor) -> torch.Tensor:
-        return unknowns
-
-    def measures(self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor) -> Measures:
-        error = self.size(residual)
-        return Measures(error, error)
+    def updated(
+        self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor, update: torch.Tensor
+    ) -> tuple[torch.Tensor, Measures]:
+        error = self.size(residual - update)
+        return residual - update, Measures(error, error)
 
 
 def system(

@@ -6,11 +6,12 @@ The kernel runs on the GPU where there is one (``pytest -m gpu``), in Triton's i
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 
 import pytest
 import torch
 
-from neula.kernels.normal_product import normal_product
+from neula.kernels.normal_product import normal_product, transposed_product
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
@@ -41,7 +42,7 @@ def normal(*shape: int) -> torch.Tensor:
 
 @pytest.mark.usefixtures("uninitialized_is_nan")
 @pytest.mark.parametrize(("m", "n"), [(1, 1), (300, 20), (1000, 32), (130, 129), (700, 1030)])
-@pytest.mark.parametrize("k", [1, 2])
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
 @pytest.mark.parametrize("with_b", [False, True])
 def test_errors_are_those_of_float64(multiply: Multiply, m: int, n: int, k: int, with_b: bool) -> None:
     a, x = normal(m, n), normal(n, k)
@@ -53,6 +54,18 @@ def test_errors_are_those_of_float64(multiply: Multiply, m: int, n: int, k: int,
         expected, size = b - expected, b.abs() + size
     # gamma_n |A| |x| (Higham 2002, section 3.5), and the same of the product with the transpose.
     assert ((y - expected).abs() <= (n + 2) * EPS * size).all()
+    assert ((z - a.T @ y).abs() <= (m + 2) * EPS * (a.abs().T @ y.abs())).all()
+
+
+@pytest.mark.usefixtures("uninitialized_is_nan")
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (300, 20), (130, 129)])
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_transposed_products(multiply: Multiply, m: int, n: int, k: int) -> None:
+    a, y = normal(m, n), normal(k, m).T
+    if multiply is normal_product.reference:
+        z = transposed_product.reference(a, y)
+    else:
+        z = import_module("neula.kernels.normal_product_triton").transposed_product_triton(a, y)
     assert ((z - a.T @ y).abs() <= (m + 2) * EPS * (a.abs().T @ y.abs())).all()
 
 
@@ -75,7 +88,7 @@ def test_nan_comes_out(multiply: Multiply) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("m", "n"), [(20000, 1024), (20001, 2047), (9000, 4096), (9000, 4097)])
-@pytest.mark.parametrize("k", [1, 2, 3])
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 5])
 def test_what_a_gpu_takes(m: int, n: int, k: int) -> None:
     a, x, b = normal(m, n), normal(n, k), normal(m, k)
     y, z = normal_product(a, x, b)
@@ -84,3 +97,5 @@ def test_what_a_gpu_takes(m: int, n: int, k: int) -> None:
     again = normal_product(a, x, b)
     assert torch.equal(y, again[0])
     assert torch.equal(z, again[1])
+    z = transposed_product(a, b)
+    assert ((z - a.T @ b).abs() <= (m + 2) * EPS * (a.abs().T @ b.abs())).all()

@@ -76,7 +76,7 @@ class Doubled:
             float64, of any strides.
         """
         rows, transposed = _with_contiguous_rows(a)
-        if a.numel() == 0 or runs(doubled_product, a.device):
+        if a.numel() == 0 or not cuts(a.device):
             return cls(rows, transposed)
         return cls.sliced(rows, transposed)
 
@@ -197,6 +197,11 @@ def doubled_product(
         high = x.new_zeros(len(x), x.shape[2], a.shape[1])
         return _evaluated((high, high.clone()), b)
     return _evaluated(Doubled.sliced(*_with_contiguous_rows(a))._product(x, x_low), b)
+
+
+def cuts(device: torch.device) -> bool:
+    """Whether :class:`Doubled` cuts matrices there: the kernel's errors do not depend on sizes of columns."""
+    return not runs(doubled_product, device)
 
 
 def _with_contiguous_rows(a: torch.Tensor) -> tuple[torch.Tensor, bool]:

@@ -181,13 +181,13 @@ def _sum_of_pieces(
     total = tl.zeros((ROWS,), tl.float64)
     errors = tl.zeros((ROWS,), tl.float64)
     for part in range(pieces):
-        total, error = _two_sum(total, tl.load(high + part * size + place, mask=i < m, other=0.0))
+        total, error = two_sum(total, tl.load(high + part * size + place, mask=i < m, other=0.0))
         errors += error + tl.load(low + part * size + place, mask=i < m, other=0.0)
     if FROM_B:
         b += column // k * b_batch + column % k * b_column
-        total, error = _two_sum(tl.load(b + i * b_row, mask=i < m, other=0.0), -total)
+        total, error = two_sum(tl.load(b + i * b_row, mask=i < m, other=0.0), -total)
         errors = error - errors
-    total, errors = _two_sum(total, errors)
+    total, errors = two_sum(total, errors)
     tl.store(to_high + place, total, mask=i < m)
     tl.store(to_low + place, errors, mask=i < m)
 
@@ -197,15 +197,15 @@ def _add(s, c, block, x, x_low, mask, HAS_LOW: tl.constexpr, FUSED: tl.constexpr
     """A block times elements of a vector, added to sums and to the sums of their errors."""
     factor = tl.load(x, mask=mask, other=0.0)[None, :]
     product = block * factor
-    s, error = _two_sum(s, product)
-    c += error + _product_error(block, factor, product, FUSED)
+    s, error = two_sum(s, product)
+    c += error + product_error(block, factor, product, FUSED)
     if HAS_LOW:
         c += block * tl.load(x_low, mask=mask, other=0.0)[None, :]
     return s, c
 
 
 @triton.jit
-def _product_error(a, b, product, FUSED: tl.constexpr):
+def product_error(a, b, product, FUSED: tl.constexpr):
     """``a b - product``, without a fused multiply-add (Dekker) where Triton's interpreter may round twice."""
     if FUSED:
         error = tl.fma(a, b, -product)
@@ -225,7 +225,7 @@ def _halves(a):
 
 
 @triton.jit
-def _two_sum(a, b):
+def two_sum(a, b):
     """``a + b`` and its rounding error (Knuth)."""
     total = a + b
     of_b = total - a
@@ -233,14 +233,14 @@ def _two_sum(a, b):
 
 
 @triton.jit
-def _add_pairs(a, a_low, b, b_low):
-    total, error = _two_sum(a, b)
+def add_pairs(a, a_low, b, b_low):
+    total, error = two_sum(a, b)
     return total, error + (a_low + b_low)
 
 
 @triton.jit
 def _store(high, low, s, c, mask):
     """The sums over columns, added in doubled precision."""
-    total, errors = tl.reduce((s, c), 1, _add_pairs)
+    total, errors = tl.reduce((s, c), 1, add_pairs)
     tl.store(high, total, mask=mask)
     tl.store(low, errors, mask=mask)

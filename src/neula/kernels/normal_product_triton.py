@@ -1,8 +1,8 @@
 """``Y = A X`` (or ``B - A X``) and ``Z = A^T Y`` while each row of A is in registers.
 
-``8 m n`` bytes and ``4 m n k`` flops in float64, k being 1 or 2: an H200 does 14 flops in the time of a byte
-without matrix units, so memory decides, and reading A once instead of twice is the gain. A thread block goes
-through every so many blocks of whole rows. A row of Y is a sum over all its threads; Z is summed in the
+``8 m n`` bytes and ``4 m n k`` flops in float64, k being at most 4: an H200 does 14 flops in the time of a
+byte without matrix units, so memory decides, and reading A once instead of twice is the gain. A thread block
+goes through every so many blocks of whole rows. A row of Y is a sum over all its threads; Z is summed in the
 registers of the thread that holds the column, and what thread blocks found is added by torch, in an order
 that does not depend on what finishes first.
 """
@@ -18,7 +18,10 @@ import triton.language as tl
 from neula.kernels.launch import multiprocessors
 
 TILE = 8192
-"""Elements of A at a time, 64 KB: three of them fit in shared memory, two on their way, one in use."""
+"""Elements of A at a time, 64 KB: three of them fit in shared memory, two on their way, one in use.
+
+Half as many for more than two vectors, whose sums take registers as well.
+"""
 
 WARPS = 8
 STAGES = 3
@@ -43,40 +46,80 @@ def normal_product_triton(
     a : Tensor, shape (m, n)
         float64, rows contiguous.
     x : Tensor, shape (n, k)
-        float64, k at most 2.
+        float64, k at most 4.
     b : Tensor, shape (m, k), optional
     """
-    (m, n), k = a.shape, x.shape[1]
+    k = x.shape[1]
+    y = torch.empty(k, a.shape[0], dtype=a.dtype, device=a.device)
+    return y.T, _launched(k, a, x.T.contiguous(), b, y, tile, warps, stages, blocks)
+
+
+def transposed_product_triton(
+    a: torch.Tensor,
+    y: torch.Tensor,
+    *,
+    tile: int = TILE,
+    warps: int = WARPS,
+    stages: int = STAGES,
+    blocks: int = BLOCKS,
+) -> torch.Tensor:
+    """:func:`neula.kernels.normal_product.transposed_product`, likewise.
+
+    Parameters
+    ----------
+    a : Tensor, shape (m, n)
+    y : Tensor, shape (m, k)
+    """
+    return _launched(y.shape[1], a, None, y, None, tile, warps, stages, blocks)
+
+
+def _launched(
+    k: int,
+    a: torch.Tensor,
+    x: torch.Tensor | None,
+    b: torch.Tensor | None,
+    y: torch.Tensor | None,
+    tile: int,
+    warps: int,
+    stages: int,
+    blocks: int,
+) -> torch.Tensor:
+    """``A^T Y``, shape (n, k), for the Y that X and B make, or that B is; vectors in X and in Y are rows."""
+    m, n = a.shape
     width = max(32, triton.next_power_of_2(n))
-    rows = max(1, tile // width)
+    rows = max(1, (tile if k <= 2 else tile // 2) // width)
     programs = min(blocks * multiprocessors(a.device), triton.cdiv(m, rows))
-    x = x.T.contiguous()
-    y = torch.empty(k, m, dtype=a.dtype, device=a.device)
     sums = torch.empty(programs, k, n, dtype=a.dtype, device=a.device)
     b_strides = (0, 0) if b is None else b.stride()
     with torch.cuda.device_of(a):
         _normal_product[(programs,)](
-            *(a, x, y if b is None else b, y, sums, m, n, a.stride(0), *b_strides),
-            *(rows, width, k, b is not None, stages, n == width),
+            *(a, a if x is None else x, a if b is None else b, a if y is None else y, sums, m, n),
+            *(a.stride(0), *b_strides, rows, width, k, x is not None, b is not None, stages, n == width),
             num_warps=warps,
         )
-    return y.T, sums.sum(0).T
+    return sums.sum(0).T
 
 
 @triton.jit(do_not_specialize=["m", "n", "b_row", "b_column"])
 def _normal_product(
     a, x, b, y, sums, m, n, a_row, b_row, b_column,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, VECTORS: tl.constexpr, FROM_B: tl.constexpr,
-    STAGES: tl.constexpr, WHOLE: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, VECTORS: tl.constexpr, FROM_X: tl.constexpr,
+    FROM_B: tl.constexpr, STAGES: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """What every so many blocks of rows contribute."""
     m, b_column = m.to(tl.int64), b_column.to(tl.int64)  # offsets may exceed 2^31
     j = tl.arange(0, WIDTH)
-    x0 = tl.load(x + j, mask=j < n, other=0.0)
-    z0 = tl.zeros((WIDTH,), tl.float64)
-    if VECTORS == 2:
-        x1 = tl.load(x + n + j, mask=j < n, other=0.0)
-        z1 = tl.zeros((WIDTH,), tl.float64)
+    zero = tl.zeros((WIDTH,), tl.float64)
+    x0, x1, x2, x3 = zero, zero, zero, zero
+    z0, z1, z2, z3 = zero, zero, zero, zero
+    if FROM_X:
+        x0 = tl.load(x + j, mask=j < n, other=0.0)
+        if VECTORS > 1:
+            x1 = tl.load(x + n + j, mask=j < n, other=0.0)
+        if VECTORS > 2:
+            x2 = tl.load(x + 2 * n + j, mask=j < n, other=0.0)
+        if VECTORS > 3:
+            x3 = tl.load(x + 3 * n + j, mask=j < n, other=0.0)
     first = tl.program_id(0).to(tl.int64) * ROWS
     step = tl.num_programs(0).to(tl.int64) * ROWS
     for start in tl.range(first, m, step, num_stages=STAGES):
@@ -86,18 +129,32 @@ def _normal_product(
             block = tl.load(place, mask=(i < m)[:, None], other=0.0)
         else:
             block = tl.load(place, mask=(i < m)[:, None] & (j < n)[None, :], other=0.0)
-        y0 = tl.sum(block * x0[None, :], axis=1)
-        if FROM_B:
-            y0 = tl.load(b + i * b_row, mask=i < m, other=0.0) - y0
-        tl.store(y + i, y0, mask=i < m)
-        z0 += tl.sum(block * y0[:, None], axis=0)
-        if VECTORS == 2:
-            y1 = tl.sum(block * x1[None, :], axis=1)
-            if FROM_B:
-                y1 = tl.load(b + i * b_row + b_column, mask=i < m, other=0.0) - y1
-            tl.store(y + m + i, y1, mask=i < m)
-            z1 += tl.sum(block * y1[:, None], axis=0)
+        b_place, y_place = b + i * b_row, y + i
+        z0 += _product(block, x0, b_place, y_place, i < m, FROM_X, FROM_B)
+        if VECTORS > 1:
+            z1 += _product(block, x1, b_place + b_column, y_place + m, i < m, FROM_X, FROM_B)
+        if VECTORS > 2:
+            z2 += _product(block, x2, b_place + 2 * b_column, y_place + 2 * m, i < m, FROM_X, FROM_B)
+        if VECTORS > 3:
+            z3 += _product(block, x3, b_place + 3 * b_column, y_place + 3 * m, i < m, FROM_X, FROM_B)
     sums += tl.program_id(0).to(tl.int64) * VECTORS * n
     tl.store(sums + j, z0, mask=j < n)
-    if VECTORS == 2:
+    if VECTORS > 1:
         tl.store(sums + n + j, z1, mask=j < n)
+    if VECTORS > 2:
+        tl.store(sums + 2 * n + j, z2, mask=j < n)
+    if VECTORS > 3:
+        tl.store(sums + 3 * n + j, z3, mask=j < n)
+
+
+@triton.jit
+def _product(block, x, b, y, inside, FROM_X: tl.constexpr, FROM_B: tl.constexpr):
+    """What some rows contribute to ``A^T y``; their y is stored where it is not given."""
+    if FROM_X:
+        image = tl.sum(block * x[None, :], axis=1)
+        if FROM_B:
+            image = tl.load(b, mask=inside, other=0.0) - image
+        tl.store(y, image, mask=inside)
+    else:
+        image = tl.load(b, mask=inside, other=0.0)
+    return tl.sum(block * image[:, None], axis=0)

@@ -13,14 +13,19 @@ Whether a step does so is measured on random vectors.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from neula.algorithms.krylov.doubled_refinement import DOUBLED, Evaluation, add_to_pair
+from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.certificates.backward_error import Measures, Norms, over
 from neula.engines import FP64
 from neula.engines.random_vectors import gaussian
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.doubled import Doubled
+from neula.kernels.doubled_normal import doubled_normal
+from neula.kernels.normal_product import normal_product, transposed_product
 from neula.kernels.triangular_inverse import triangular_inverse
 
 PROBES = 8
@@ -42,6 +47,37 @@ MARGINS = {PROBES: MARGIN, FEW: 10.0}
 """By the number of vectors; an estimate from four is below a tenth as rarely as two in ten thousand."""
 
 
+@dataclass(frozen=True)
+class Triangles:
+    """What each R of a batch says by itself.
+
+    Attributes
+    ----------
+    inverse : Tensor, shape (batch, n, n)
+        ``R^-1``: products with it take less time than triangular solves for single vectors.
+    norm, norm_bound : Tensor, shape (batch, 1)
+        ``||R D^-1||_2`` from below and from above: from Schatten norms, within ``n^(1/4)``.
+    inverse_norm : Tensor, shape (batch, 1)
+        ``||D R^-1||_2`` from above, likewise.
+    """
+
+    inverse: torch.Tensor
+    norm: torch.Tensor
+    norm_bound: torch.Tensor
+    inverse_norm: torch.Tensor
+
+    @classmethod
+    def of(cls, r: torch.Tensor, columns: torch.Tensor) -> Triangles:
+        """For upper triangular R, shape (batch, n, n), and the diagonal of D, shape (batch, n, 1)."""
+        inverse = triangular_inverse(r, upper=True)
+        bounds = schatten_bounds(r / columns.mT, upper=True)
+        return cls(inverse, *bounds, schatten_bounds(columns * inverse, upper=True)[1])
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return self.inverse, self.norm, self.norm_bound, self.inverse_norm
+
+
 class _Factored:
     """A batch of tall matrices T with R of each.
 
@@ -51,6 +87,8 @@ class _Factored:
         float64, at most 1 in magnitude, columns of comparable size.
     r : Tensor, shape (batch, columns, columns)
         Upper triangular, float64; accurate to any format.
+    inverse : Tensor, shape (batch, columns, columns)
+        ``R^-1``.
     low : Tensor, shape (batch, rows, columns), optional
         What rounding T has lost.
     b_low : Tensor, optional
@@ -65,7 +103,6 @@ class _Factored:
     Attributes
     ----------
     inverse : Tensor, shape (batch, columns, columns)
-        ``R^-1``: products with it take less time than triangular solves for single vectors.
     rate : Tensor, shape (batch,)
         ``||I - W^T W||_F`` from above, the rounding errors of its measurement included.
     """
@@ -74,6 +111,7 @@ class _Factored:
         self,
         t: torch.Tensor,
         r: torch.Tensor,
+        inverse: torch.Tensor,
         low: torch.Tensor | None = None,
         b_low: torch.Tensor | None = None,
         columns: torch.Tensor | None = None,
@@ -83,8 +121,9 @@ class _Factored:
     ) -> None:
         self.t, self.low, self.b_low, self.over_rows = t, low, b_low, over_rows
         self.doubled = Doubled.of(t) if doubled else None
-        self.inverse = triangular_inverse(r, upper=True)
-        self.rate = rate_of(t, r, self.inverse, columns, PROBES if doubled else FEW, over_rows)
+        self.inverse = inverse
+        few = not doubled or _in_one_pass(t, FEW)
+        self.rate = rate_of(t, r, self.inverse, columns, FEW if few else PROBES, over_rows)
 
     def coordinates(self, g: torch.Tensor) -> torch.Tensor:
         """``R^-T g``."""
@@ -97,12 +136,14 @@ class Overdetermined(_Factored):
     Parameters are those of the matrices A, whose columns are at most 1 in magnitude, and
     ``columns`` : Tensor, shape (batch, n, 1), optional
         The diagonal of D; the norms of the columns by default.
+    ``triangles`` : Triangles, optional
+        Of R, where they are known.
 
     Attributes
     ----------
     columns : Tensor, shape (batch, n, 1)
     norm, norm_bound : Tensor, shape (batch, 1)
-        ``||B||_2`` for ``B = A D^-1``, from below and from above: from Schatten norms, within ``n^(1/4)``.
+        ``||B||_2`` for ``B = A D^-1``, from below and from above, from :class:`Triangles`.
     inverse_norm : Tensor, shape (batch, 1)
         ``||B^+||_2`` from above, likewise.
     """
@@ -117,14 +158,15 @@ class Overdetermined(_Factored):
         over_rows: Reduction = HERE,
         *,
         doubled: bool = True,
+        triangles: Triangles | None = None,
     ) -> None:
         if columns is None:
             (sizes,) = over_rows.norms(a, dim=1)
             columns = torch.where(sizes > 0, sizes, 1.0)[..., None]
-        super().__init__(a, r, low, b_low, columns, over_rows, doubled=doubled)
+        known = Triangles.of(r, columns) if triangles is None else triangles
+        super().__init__(a, r, known.inverse, low, b_low, columns, over_rows, doubled=doubled)
         self.columns = columns
-        self.norm, self.norm_bound = schatten_bounds(r / self.columns.mT)
-        self.inverse_norm = schatten_bounds(self.columns * self.inverse)[1]
+        self.norm, self.norm_bound, self.inverse_norm = known.norm, known.norm_bound, known.inverse_norm
 
     @property
     def condition(self) -> torch.Tensor:
@@ -132,7 +174,7 @@ class Overdetermined(_Factored):
         return (self.norm_bound * self.inverse_norm)[:, 0]
 
     def start(self, b: torch.Tensor) -> torch.Tensor:
-        return self.inverse @ self.coordinates(self.over_rows.total(self.t.mT @ b))
+        return self.inverse @ self.coordinates(self.over_rows.total(_transposed(self.t, b)))
 
     def solution(self, unknowns: torch.Tensor) -> torch.Tensor:
         return unknowns
@@ -144,6 +186,11 @@ class Overdetermined(_Factored):
         """``R^-1 R^-T A^T r``."""
         if self.doubled is None:
             return self._evaluate_plainly(b, high)
+        one = (self.t[0], high[0], low[0], b[0])
+        if len(b) == 1 and self.low is None and doubled_normal.takes(*one):
+            (residual, _), pair = doubled_normal(*one)
+            gradient = self.over_rows.total_of_pairs(*pair)[None]
+            return self._found(b, high, residual[None], gradient, DOUBLED * self._size)
         residual, rest = self.doubled.residual(high, b, low)
         if self.low is not None:
             lost = -(self.low @ high) if self.b_low is None else self.b_low - self.low @ high
@@ -155,8 +202,8 @@ class Overdetermined(_Factored):
 
     def _evaluate_plainly(self, b: torch.Tensor, high: torch.Tensor) -> Evaluation:
         """The same by a residual in working precision: its rounding errors are what is left."""
-        residual = b - self.t @ high
-        gradient = self.over_rows.total(self.t.mT @ residual)
+        residual, gradient = _residual(self.t, high, b)
+        gradient = self.over_rows.total(gradient)
         return self._found(b, high, residual, gradient, 2 * FP64.u * self._size**0.5)
 
     @property
@@ -183,19 +230,20 @@ class Overdetermined(_Factored):
         )
         return Evaluation(update, left, residual, floor)
 
-    def change(self, unknowns: torch.Tensor) -> torch.Tensor:
-        return self.t @ unknowns
-
-    def measures(self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor) -> Measures:
-        gradient = self.over_rows.total(self.t.mT @ residual)
+    def updated(
+        self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor, update: torch.Tensor
+    ) -> tuple[torch.Tensor, Measures]:
+        residual, gradient = _residual(self.t, update, residual)
+        gradient = self.over_rows.total(gradient)
         b_norm, residual_norm = self.over_rows.norms(b, residual, dim=1)
-        return Norms(
+        norms = Norms(
             residual=residual_norm,
             gradient=lengths(gradient / self.columns),
             projected=lengths(self.coordinates(gradient)) / (1 - self.rate[:, None]).clamp_min(0),
             image=self.norm * self.size(unknowns),
             b=b_norm,
-        ).measures(self.norm)
+        )
+        return residual, norms.measures(self.norm)
 
 
 class Underdetermined(_Factored):
@@ -218,10 +266,10 @@ class Underdetermined(_Factored):
         low: torch.Tensor | None = None,
         b_low: torch.Tensor | None = None,
     ) -> None:
-        super().__init__(t, r, low, b_low)
+        super().__init__(t, r, triangular_inverse(r, upper=True), low, b_low)
         self.columns = columns
-        self.norm, norm_bound = schatten_bounds(r)
-        self._condition = norm_bound * schatten_bounds(self.inverse)[1]
+        self.norm, norm_bound = schatten_bounds(r, upper=True)
+        self._condition = norm_bound * schatten_bounds(self.inverse, upper=True)[1]
 
     def start(self, b: torch.Tensor) -> torch.Tensor:
         w = self.inverse @ self.coordinates(b)
@@ -253,14 +301,14 @@ class Underdetermined(_Factored):
         wrong = rate / (1 - rate) * (lengths(outside) + lengths(inside)) + noise * sizes
         return Evaluation(torch.cat([dx, dw], 1), self.columns.amax(1) * wrong, residual)
 
-    def change(self, unknowns: torch.Tensor) -> torch.Tensor:
-        return self.t.mT @ self.solution(unknowns)
-
-    def measures(self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor) -> Measures:
+    def updated(
+        self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor, update: torch.Tensor
+    ) -> tuple[torch.Tensor, Measures]:
         """``||r|| / (||A|| ||x|| + ||b||)``."""
+        residual = residual - self.t.mT @ self.solution(update)
         size = self.norm * lengths(self.solution(unknowns)) + lengths(b)
         error = over(lengths(residual), size)
-        return Measures(error, error)
+        return residual, Measures(error, error)
 
 
 def rate_of(
@@ -284,22 +332,32 @@ def rate_of(
     return MARGINS[count] * norm(change) + ROUNDING * FP64.u * norm(r) * norm(inverse)
 
 
+def _in_one_pass(t: torch.Tensor, count: int) -> bool:
+    """Whether so many products with a matrix and its transpose are one pass, which more would not be."""
+    return len(t) == 1 and normal_product.takes(t[0], t.new_empty(t.shape[2], count))
+
+
+def _residual(t: torch.Tensor, x: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``R = B - T X`` and ``T^T R``; of a single matrix in one pass, where there is a kernel for it."""
+    if len(t) == 1 and normal_product.takes(t[0], x[0], b[0]):
+        residual, gradient = normal_product(t[0], x[0], b[0])
+        return residual[None], gradient[None]
+    residual = b - t @ x
+    return residual, t.mT @ residual
+
+
+def _transposed(t: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """``T^T y``."""
+    if len(t) == 1 and transposed_product.takes(t[0], y[0]):
+        return transposed_product(t[0], y[0])[None]
+    return t.mT @ y
+
+
 def _normal(t: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """``T^T T x``; vectors are rows, which takes a third of the time in MKL."""
+    if len(t) == 1 and normal_product.takes(t[0], x[0]):
+        return normal_product(t[0], x[0])[1][None]
     return ((x.mT.contiguous() @ t.mT) @ t).mT
-
-
-def schatten_bounds(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``||A||_2`` from below and from above, shape (batch, 1), by one product.
-
-    With the Schatten 4-norm ``||A||_4`` they are ``||A||_4^2 / ||A||_F``, at least
-    ``sqrt(2 / (1 + sqrt(n)))`` of it, and ``||A||_4``, at most ``n^(1/4)`` times as large.
-    """
-    norm = torch.linalg.matrix_norm
-    size = norm(a)[:, None, None]
-    scaled = a / torch.where(size > 0, size, 1.0)
-    square = norm(scaled.mT @ scaled)[:, None]
-    return size[..., 0] * square, size[..., 0] * square.sqrt()
 
 
 def lengths(x: torch.Tensor) -> torch.Tensor:

@@ -80,11 +80,12 @@ class System(Protocol):
     def evaluate(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> Evaluation:
         """How good ``high + low`` is, and what makes it better."""
 
-    def change(self, unknowns: torch.Tensor) -> torch.Tensor:
-        """By how much the residual changes with the unknowns, ``A x``, shape (batch, rows, k)."""
-
-    def measures(self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor) -> Measures:
-        """Backward error and optimality of each right-hand side, shape (batch, k)."""
+    def updated(
+        self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor, update: torch.Tensor
+    ) -> tuple[torch.Tensor, Measures]:
+        """The residual that an update leaves, shape (batch, rows, k), and what it says of the unknowns: the
+        backward error and the optimality of each right-hand side, shape (batch, k).
+        """
 
     def solution(self, unknowns: torch.Tensor) -> torch.Tensor:
         """The x among the unknowns."""
@@ -104,7 +105,7 @@ class DoubledSolution:
     measures : Measures
         Tensors of shape (batch, k).
     residual : Tensor, shape (batch, rows, k)
-        ``b - A (x + x_low)``.
+        ``b - A x``.
     forward_error : Tensor, shape (batch, k)
         For x alone, bound on ``||D (x - x*)|| / ||D x*||``; infinite where updates are not to be trusted.
     steps : int
@@ -172,11 +173,12 @@ def refine_doubled(
     forward_error = over(left, size) + over(system.size(low), size)
     forward_error = COMPUTED * forward_error / (1 - forward_error)  # relative to the exact solution
     trusted = (system.rate <= MAX_RATE)[:, None] & (forward_error >= 0) & forward_error.isfinite()
-    residual = found.residual - system.change(update)
+    # Of x alone, as it is returned.
+    residual, measures = system.updated(b, high, found.residual, update - low)
     return DoubledSolution(
         x=system.solution(high),
         x_low=system.solution(low),
-        measures=system.measures(b, high, residual),
+        measures=measures,
         residual=residual,
         forward_error=torch.where(trusted, forward_error, torch.inf),
         steps=steps,

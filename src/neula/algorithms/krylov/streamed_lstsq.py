@@ -22,10 +22,10 @@ from neula.algorithms.krylov.batched_lstsq import (
     ROUNDING,
     lengths,
     probes,
-    schatten_bounds,
 )
 from neula.algorithms.krylov.doubled_refinement import DOUBLED
 from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
+from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.engines import FP64
 from neula.kernels.doubled import Doubled, two_sum
 from neula.kernels.triangular_inverse import triangular_inverse

@@ -19,9 +19,11 @@ from __future__ import annotations
 import scipy.linalg
 import torch
 
+from neula.algorithms.elimination.lu_panels import blocks
 from neula.algorithms.orthogonal.cholesky_qr import cholesky_qr
 from neula.engines import Engine
 from neula.kernels.precision import exact_matmul
+from neula.kernels.tournament import WIDTH, PanelFactors, play
 from neula.kernels.triangular_inverse import triangular_inverse
 
 OVERSAMPLED = 16
@@ -41,7 +43,9 @@ def sketched_order(a: torch.Tensor, engine: Engine, width: int) -> torch.Tensor:
     return sketched_pivots(a, engine, width)[0]
 
 
-def sketched_pivots(a: torch.Tensor, engine: Engine, width: int) -> tuple[torch.Tensor, int]:
+def sketched_pivots(
+    a: torch.Tensor, engine: Engine, width: int, tolerance: float = 0.0
+) -> tuple[torch.Tensor, int]:
     """Order of the columns, and how many there are before only rounding errors are left.
 
     The host waits for the device once a block. What comes after the pivots is in no particular order.
@@ -55,6 +59,8 @@ def sketched_pivots(a: torch.Tensor, engine: Engine, width: int) -> tuple[torch.
         Multiplies.
     width : int
         Columns of a block.
+    tolerance : float
+        Part of the longest column below which others are not wanted.
 
     Returns
     -------
@@ -69,15 +75,16 @@ def sketched_pivots(a: torch.Tensor, engine: Engine, width: int) -> tuple[torch.
     generator = torch.Generator(a.device).manual_seed(_SEED)
     g = torch.randn(width + OVERSAMPLED, m, generator=generator, dtype=a.dtype, device=a.device)
     sketch = exact_matmul(g, a)
-    noise = NOISE * engine.arithmetic.u * torch.linalg.vector_norm(sketch, dim=0).amax()
+    noise = max(NOISE * engine.arithmetic.u, tolerance) * torch.linalg.vector_norm(sketch, dim=0).amax()
     room = engine.operand_buffer(a)
     start = 0
     while start < min(m, n):
-        places, triangle = _pivots(sketch[:, start:], min(width, min(m, n) - start), noise)
-        if not places:
+        count = min(width, min(m, n) - start)
+        chosen, triangle = _pivots(sketch[:, start:], count, noise, tournaments=engine.tuning.tournaments)
+        if not chosen:
             break
-        _interchange([a[:, start:], sketch[:, start:], order[None, start:]], places)
-        stop = start + len(places)
+        _bring_forward([a[:, start:], sketch[:, start:], order[None, start:]], chosen)
+        stop = start + len(chosen)
         # Well conditioned, since the sketch of it is, however small the columns are; twice is orthonormal.
         q, first = cholesky_qr(exact_matmul(a[:, start:stop], triangle), exact)
         q, second = cholesky_qr(q, exact)
@@ -92,37 +99,99 @@ def sketched_pivots(a: torch.Tensor, engine: Engine, width: int) -> tuple[torch.
     return order, start
 
 
-def _pivots(sketch: torch.Tensor, count: int, noise: torch.Tensor) -> tuple[list[int], torch.Tensor]:
+def _pivots(
+    sketch: torch.Tensor, count: int, noise: torch.Tensor, *, tournaments: bool
+) -> tuple[list[int], torch.Tensor]:
     """Where the next pivots are, and what makes their columns well conditioned.
+
+    Parameters
+    ----------
+    sketch : Tensor, shape (rows, n)
+    count : int
+    noise : Tensor, shape ()
+    tournaments : bool
+        Whether columns that come into question are found by tournaments, where there are many.
 
     Returns
     -------
-    places : list of int
-        In order, as LAPACK records interchanges; fewer than ``count`` where only noise is left.
+    chosen : list of int
+        In order; fewer than ``count`` where only noise is left.
     triangle : Tensor, shape (pivots, pivots)
         Upper triangular. With ``S^T = L U`` for the columns S of the sketch, ``S L^-T = U^T``, whose columns
         are made to have norm 1.
     """
-    lu, pivots, _ = torch.linalg.lu_factor_ex(sketch.T)
+    rows, some = sketch.T, None
+    if tournaments and len(rows) > sketch.shape[0]:
+        some = _candidates(rows, count)
+        rows = rows[some]
+    lu, pivots, _ = torch.linalg.lu_factor_ex(rows)
     lu = lu[:count]
     good = (lu.diagonal().abs() > noise / sketch.shape[0] ** 0.5).cumprod(0)
-    found = torch.stack([pivots[:count] - 1, good.to(pivots)]).tolist()
-    chosen = sum(found[1])
-    lu = lu[:chosen]
-    identity = torch.eye(chosen, dtype=lu.dtype, device=lu.device)
-    lower = lu[:, :chosen].tril(-1) + identity
-    return found[0][:chosen], _inverse(lower, upper=False).T / torch.linalg.vector_norm(lu.triu(), dim=1)
+    known = [pivots[:count].long() - 1, good, *(() if some is None else (some,))]
+    places, left, *found = torch.stack(known).tolist()
+    chosen = _interchanged(places[: sum(left)])
+    lu = lu[: len(chosen)]
+    identity = torch.eye(len(chosen), dtype=lu.dtype, device=lu.device)
+    lower = lu[:, : len(chosen)].tril(-1) + identity
+    triangle = _inverse(lower, upper=False).T / torch.linalg.vector_norm(lu.triu(), dim=1)
+    return [found[0][i] for i in chosen] if found else chosen, triangle
 
 
-def _interchange(matrices: list[torch.Tensor], places: list[int]) -> None:
-    """Interchange the i-th column of each with that at ``places[i]``, in this order."""
+def _candidates(rows: torch.Tensor, count: int) -> torch.Tensor:
+    """As many rows as pivots are wanted, by tournaments: elimination with partial pivoting of all of them
+    waits for each pivot, and libraries do it column by column.
+
+    Tournaments are in single precision. Their pivots say which rows come into question, and are not the
+    pivots, so that numbers which are too small for that precision cost quality alone.
+
+    Parameters
+    ----------
+    rows : Tensor, shape (n, k)
+    count : int
+        At most k and n.
+
+    Returns
+    -------
+    Tensor, shape (count,)
+        int64: which, all different.
+    """
+    x = rows[:, :count].clone(memory_format=torch.contiguous_format)
+    found = PanelFactors.of(x, torch.float16)
+    for k in blocks(slice(0, count), WIDTH):
+        block = torch.zeros(len(x), WIDTH, dtype=torch.float32, device=x.device)
+        size = x[:, k].abs().amax().clamp_min(torch.finfo(x.dtype).tiny)
+        block[:, : k.stop - k.start] = x[:, k] / size
+        play(block, found, k.start, k.stop - k.start)
+        pivots = x[found.pivots[k].long()]
+        left = exact_matmul(x[:, k], torch.linalg.inv_ex(pivots[:, k])[0])
+        x[:, k.stop :] -= exact_matmul(left, pivots[:, k.stop :])
+    return found.pivots.long()
+
+
+def _interchanged(places: list[int]) -> list[int]:
+    """What comes first when the i-th is interchanged with that at ``places[i]``, one after the other.
+
+    Examples
+    --------
+    >>> _interchanged([2, 2])
+    [2, 0]
+    """
     moved: dict[int, int] = {}
+    first = []
     for i, place in enumerate(places):
-        moved[i], moved[place] = moved.get(place, place), moved.get(i, i)
-    moves = torch.tensor(sorted(moved.items()), device=matrices[0].device)
-    to, origin = moves.T
+        first.append(moved.get(place, place))
+        moved[place] = moved.get(i, i)
+    return first
+
+
+def _bring_forward(matrices: list[torch.Tensor], chosen: list[int]) -> None:
+    """Bring some columns of each to the front; those that were there take their places."""
+    count, taken = len(chosen), set(chosen)
+    to = [*range(count), *(i for i in chosen if i >= count)]
+    origin = [*chosen, *(i for i in range(count) if i not in taken)]
+    moves = torch.tensor([to, origin], device=matrices[0].device)
     for x in matrices:
-        x.T.index_copy_(0, to, x.T[origin])
+        x.T.index_copy_(0, moves[0], x.T[moves[1]])
 
 
 def _inverse(t: torch.Tensor, *, upper: bool) -> torch.Tensor:

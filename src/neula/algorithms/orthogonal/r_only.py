@@ -9,7 +9,9 @@ import torch
 
 from neula.algorithms.orthogonal.batched_qr import batched_qr
 from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
-from neula.engines import FP64
+from neula.algorithms.scaling import power_of_two_scales
+from neula.algorithms.spectra.gram import gram_r
+from neula.engines import FP64, Engine
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.triangular_inverse import triangular_inverse
 
@@ -33,6 +35,26 @@ def cholesky_r(a: torch.Tensor, over_rows: Reduction = HERE) -> torch.Tensor:
     """
     r, info = upper_cholesky(over_rows.total(lower_gram(a)))
     return r.masked_fill((info > 0)[:, None, None], torch.nan)
+
+
+def low_cholesky_r(
+    a: torch.Tensor, over_rows: Reduction = HERE, *, engine: Engine, column_max: torch.Tensor
+) -> torch.Tensor:
+    """R of a single matrix by a Gram matrix in the arithmetic of an engine, returned in double precision.
+
+    Parameters
+    ----------
+    a : Tensor, shape (1, m, n)
+        Its columns are scaled as they are rounded.
+    over_rows : Reduction
+        That of the engine.
+    engine : Engine
+    column_max : Tensor, shape (n,)
+        The largest magnitude in each of its columns.
+    """
+    matrix, scales = a[0], power_of_two_scales(over_rows.largest(column_max.double()))
+    operand = torch.empty(matrix.shape, dtype=engine.operand_dtype, device=a.device)
+    return (gram_r(engine.fill(operand, matrix, scales), engine).double() / scales)[None]
 
 
 def lower_gram(a: torch.Tensor) -> torch.Tensor:

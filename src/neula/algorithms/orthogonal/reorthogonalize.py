@@ -171,7 +171,7 @@ def _rounded(x: torch.Tensor, engine: Engine, scales: torch.Tensor | None = None
 
 
 def refine_qr(
-    a: torch.Tensor, r: torch.Tensor, over_rows: Reduction = HERE
+    a: torch.Tensor, r: torch.Tensor | None = None, over_rows: Reduction = HERE
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """QR in double precision from an R of low precision: Cholesky QR of ``W = A R^-1``.
 
@@ -182,8 +182,8 @@ def refine_qr(
     ----------
     a : Tensor, shape (m, n)
         float64.
-    r : Tensor, shape (n, n)
-        Upper triangular, of any precision.
+    r : Tensor, shape (n, n), optional
+        Upper triangular, of any precision; the identity by default.
     over_rows : Reduction
 
     Returns
@@ -192,19 +192,22 @@ def refine_qr(
     R : Tensor, shape (n, n)
         Both float64; NaN where A is too close to rank-deficient for this.
     """
-    w, step = a, r.double()
+    w, step = a, None if r is None else r.double()
     r = step
     for _ in range(MAX_PASSES):
-        w = torch.linalg.solve_triangular(step, w, upper=True, left=False)
+        if step is not None:
+            w = torch.linalg.solve_triangular(step, w, upper=True, left=False)
         gram = over_rows.total(w.T @ w)
         step, info = upper_cholesky(gram)
         definite = not bool(over_rows.agree(info > 0))
         if not definite:
             step = shifted_cholesky_r(w, gram, over_rows)
-        r = (step @ r).triu_()
+        r = step if r is None else (step @ r).triu_()
         # The Gram matrix, a sum over all rows, is the same on all processes, but perhaps not its norm.
         if definite and not bool(over_rows.agree(_deviation(gram)) > WELL_CONDITIONED):
             break
+    assert step is not None
+    assert r is not None
     return torch.linalg.solve_triangular(step, w, upper=True, left=False), r
 
 

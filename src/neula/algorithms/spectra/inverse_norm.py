@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from neula.algorithms.krylov.batched_lstsq import schatten_bounds
+from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.engines.random_vectors import gaussian
 
 EXPLICIT = 64

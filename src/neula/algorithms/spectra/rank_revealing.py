@@ -9,10 +9,11 @@ import numpy as np
 import scipy.linalg
 import torch
 
-from neula.algorithms.krylov.batched_lstsq import MARGIN, Overdetermined, probes, schatten_bounds
+from neula.algorithms.krylov.batched_lstsq import MARGIN, Overdetermined, probes
 from neula.algorithms.krylov.doubled_refinement import refine_doubled
 from neula.algorithms.orthogonal.r_only import householder_r
 from neula.algorithms.orthogonal.reorthogonalize import refine_qr
+from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.certificates.backward_error import over
 from neula.engines import FP64
 from neula.engines.reduction import HERE, Reduction
@@ -281,8 +282,7 @@ class RowSpace:
         counting = sizes[sizes > 0]
         self.spread = float(counting.max() / counting.min()) if len(counting) else 1.0
         if self.spread <= (ALIKE if sure else SURVIVED):
-            identity = torch.eye(v.shape[1], dtype=v.dtype, device=v.device)
-            self.q, self.r = refine_qr(v * self.sizes, identity)
+            self.q, self.r = refine_qr(v * self.sizes)
             self.pivots = torch.arange(v.shape[1], device=v.device)
             return
         # Rows in order of size, and columns pivoted, without which Householder QR loses the small ones (Cox

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from functools import partial
 
 import torch
 
 from neula.algorithms.krylov.refinement import InnerSolver, Refined
 from neula.algorithms.orthogonal.direct import normal_equations, qr_solve
+from neula.algorithms.orthogonal.r_only import low_cholesky_r
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.spectra.condition import solve_rt
 from neula.certificates.backward_error import Scale, norms_of
 from neula.pipeline.chain import Answer, Declined
 from neula.problems.least_squares.preconditioner import Limit, Preconditioner, fast_r, householder_r
 from neula.problems.least_squares.prepared import Problems
-from neula.problems.least_squares.problem import Members
+from neula.problems.least_squares.problem import ROUNDED_RANK, Members
 from neula.problems.least_squares.refined import ESTIMATED, Evidence, answer_of, refined_with
+from neula.problems.least_squares.together import solve_together
 
 Solution = Answer[Members]
 
@@ -33,6 +37,21 @@ def by_fast_r(
     """R by ``"rgsqrf"`` or from the Gram matrix (``"cholesky"``) in some arithmetic."""
     problem = problems.prepared
     return refined_with(problem, label, fast_r(problem, method, compute, limit), inner, limit)
+
+
+def by_gram(problems: Problems, before: Solution | None, *, label: str, compute: str) -> Solution:
+    """R from the Gram matrix in some arithmetic, and the corrected seminormal equations.
+
+    Where R is as good as a step of these needs, a step is one pass over A, as an iteration is, and says how
+    many digits are sure.
+    """
+    options = problems.options
+    factor = partial(low_cholesky_r, engine=options.engine.using(compute), column_max=problems.column_max)
+    answer = solve_together(problems, before, label=label, factor=factor, blind_steps=0)
+    found = answer.values
+    certain = found.condition * options.certain_rcond(problems.a.shape) * ROUNDED_RANK < 1
+    accepted = found.accepted & certain & (found.refined_error <= problems.bound)
+    return replace(answer, values=replace(found, accepted=accepted), measured=None)
 
 
 def by_householder(

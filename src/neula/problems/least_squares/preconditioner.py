@@ -130,9 +130,13 @@ def fast_r(problem: Problem, method: str, compute: str, limit: Limit | None) -> 
             work = same.fill(engine, scales)
             r = rgsqrf(work, engine, overwrite_a=True, on_columns=on_columns, on_half=on_half)[1]
         r = over_rows.agree(r)
+        # Dozens of launches that know nothing of A, which may be too large to be played back.
+        return r, *options.engine.replay(known_of, (r,), "preconditioner")
+
+    def known_of(r: torch.Tensor) -> tuple[torch.Tensor, ...]:
         triangle = BlockTriangular.of(r, options.engine.tuning.inverted)
         found = Preconditioner.of(r, triangle)
-        return r, triangle.inverses, found.columns, found.extremes
+        return triangle.inverses, found.columns, found.extremes
 
     inputs = (operator.a, problem.scales, *(() if operator.weights is None else (operator.weights,)))
     if played_back:

@@ -51,6 +51,8 @@ class Problems(Batch):
 
     def one(self, place: int) -> Problems:
         """One of all, a view."""
+        if len(self.a) == 1:
+            return self
         return Problems(self.a[place : place + 1], self.b[place : place + 1], self.options)
 
     def chunks(self, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -60,10 +62,21 @@ class Problems(Batch):
             where = part if self.places is None else self.places[part]
             yield self.a[where], self.b[where]
 
+    @property
+    def bound(self) -> float:
+        """Largest backward error of a solution that is accepted."""
+        m, n = self.a.shape[1:]
+        return lstsq_bound(self.options.target, min(self.options.rows(m, n), n))
+
     @cached_property
     def prepared(self) -> Problem:
         """The only one, prepared."""
-        return Problem.of(self.a[0].double(), self.b[0].double(), self.options)
+        return Problem.of(self.a[0].double(), self.b[0].double(), self.options, self.column_max.double())
+
+    @cached_property
+    def column_max(self) -> torch.Tensor:
+        """Largest magnitude in each column of the only one."""
+        return self.options.engine.column_max(self.a[0])
 
 
 @dataclass(frozen=True)
@@ -116,7 +129,7 @@ class Problem:
     units: Units | None = None
 
     @classmethod
-    def of(cls, a: torch.Tensor, b: torch.Tensor, options: Options) -> Problem:
+    def of(cls, a: torch.Tensor, b: torch.Tensor, options: Options, column_max: torch.Tensor) -> Problem:
         """Problems with numbers near the ends of the range are scaled first, in a copy.
 
         Parameters
@@ -124,9 +137,10 @@ class Problem:
         a : Tensor, shape (m, n)
         b : Tensor, shape (m, k)
         options : Options
+        column_max : Tensor, shape (n,)
+            Largest magnitude in each column.
         """
         over_rows = options.over_rows
-        column_max = options.engine.column_max(a)
         sizes = [column_max]
         if options.weights is not None:
             sizes.append(options.weights.abs())

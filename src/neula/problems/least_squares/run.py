@@ -66,7 +66,7 @@ def solve_problems(
     else:
         run = Run.begin(count, _missing(problems, count))
     if not is_batch and len(run.open):  # no solution of numbers that are not finite is accepted
-        check_finite(a[0], options.engine.column_max(a[0]), "A", options.over_rows)
+        check_finite(a[0], problems.column_max, "A", options.over_rows)
         check_finite(b[0].squeeze(-1), options.engine.column_max(b[0]), "b", options.over_rows)
     unusable = _set_aside(run, problems) if is_batch and len(run.open) else np.empty(0, dtype=np.int64)
     alone = chain_after_together(m, n, options) if together else chain_alone(m, n, options)

@@ -14,10 +14,10 @@ import torch
 
 from neula.algorithms.krylov.batched_lstsq import (
     Overdetermined,
+    Triangles,
     Underdetermined,
     lengths,
     rate_of,
-    schatten_bounds,
 )
 from neula.algorithms.krylov.doubled_refinement import (
     MAX_RATE,
@@ -33,8 +33,10 @@ from neula.algorithms.orthogonal.r_only import (
     householder_r,
     shifted_cholesky3_r,
 )
+from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.certificates.backward_error import over
 from neula.certificates.forward_error import SURE
+from neula.kernels.doubled import cuts
 from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.shift import shift
 from neula.kernels.triangular_inverse import triangular_inverse
@@ -89,7 +91,8 @@ def solve_together(
     parts, measured = [], []
     for a, b in problems.chunks(size):
         border = _border(a, options)
-        *found, numbers = options.engine.replay(refined, (*border.put(a, b), *weights), key)
+        inputs = (*border.put(a, b), *weights)
+        *found, numbers = options.engine.replay(refined, inputs, key) if blind_steps else refined(*inputs)
         parts.append(_without(border, Members(*found), numbers))
         measured.append(numbers)
         report(min(1.0, len(parts) * size / len(problems)))
@@ -183,7 +186,8 @@ def _prepared(
         given = ScaledProblems.as_given(a, b)
         r = factor(given.a)
         norms = lengths(r)
-        if _moderate(norms, largest_magnitude(given.b, 1)) and (not _doubled(options, a) or _alike(norms)):
+        size_of_b = largest_magnitude(given.b, 1)
+        if _moderate(norms, size_of_b) and (not _doubled(options, a) or not cuts(a.device) or _alike(norms)):
             return given, r
     return ScaledProblems.of(a, b, options.weights, options.damp, over_rows), None
 
@@ -198,7 +202,7 @@ def _moderate(norms: torch.Tensor, size_of_b: torch.Tensor) -> bool:
 
 
 def _alike(norms: torch.Tensor) -> bool:
-    """Whether the columns of each matrix are of a size: slices of all of them are cut at the same places."""
+    """Whether the columns of each matrix are of a size: where they are cut, it is at the same places."""
     return bool((norms.amax(1) <= ALIKE * norms.amin(1)).all())
 
 
@@ -210,9 +214,16 @@ def _doubled(options: Options, a: torch.Tensor) -> bool:
 
 def _overdetermined(problems: ScaledProblems, r: torch.Tensor, options: Options, blind_steps: int) -> _Solved:
     doubled, over_rows = _doubled(options, problems.a), options.over_rows
-    columns = lengths(r)[..., None] if problems.given else None
+    columns, triangles = None, None
+    if problems.given:
+        columns = lengths(r)[..., None]
+        # Dozens of launches that know nothing of A, which may be too large to be played back.
+        known = options.engine.replay(_triangles, (r, columns), "triangles")
+        triangles = Triangles(*known)
     system = Overdetermined(
-        problems.a, r, problems.a_low, problems.b_low, columns, over_rows, doubled=doubled
+        *(problems.a, r, problems.a_low, problems.b_low, columns, over_rows),
+        doubled=doubled,
+        triangles=triangles,
     )
     found = _refine(system, problems.b, options, blind_steps)
     if problems.given and options.dtype == torch.float64:
@@ -222,8 +233,6 @@ def _overdetermined(problems: ScaledProblems, r: torch.Tensor, options: Options,
         lost = found.x - problems.scale(x)
         residual = found.residual + problems.a @ lost
         rounding = over(system.size(lost), system.size(found.x))
-    if doubled:
-        residual = residual + problems.a @ found.x_low
     residual_norm, b_norm = over_rows.norms(residual, problems.b, dim=1)
     return _Solved(
         found=found,
@@ -236,16 +245,20 @@ def _overdetermined(problems: ScaledProblems, r: torch.Tensor, options: Options,
     )
 
 
+def _triangles(r: torch.Tensor, columns: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return Triangles.of(r, columns).tensors
+
+
 def _minimum_norm(problems: ScaledProblems, factor: Factor, options: Options, blind_steps: int) -> _Solved:
     rows = problems.rows
     system = Underdetermined(rows.t, factor(rows.t), problems.sizes, rows.t_low, rows.b_low)
     found = _refine(system, rows.b, options, blind_steps)
     x = rows.unscale(found.x, problems).to(options.dtype).double()
-    residual = found.residual + rows.t.mT @ (found.x - rows.scale(x, problems) + found.x_low)
+    residual = found.residual + rows.t.mT @ (found.x - rows.scale(x, problems))
     b_transposed = (problems.a / problems.norms).mT
     r = factor(b_transposed)
     inverse = triangular_inverse(r, upper=True)
-    condition = schatten_bounds(r)[0] * schatten_bounds(inverse)[1]
+    condition = schatten_bounds(r, upper=True)[0] * schatten_bounds(inverse, upper=True)[1]
     # An R of the normal equations may look regular where B is not.
     condition = condition.where(rate_of(b_transposed, r, inverse)[:, None] <= MAX_RATE, torch.inf)
     return _Solved(

@@ -199,12 +199,33 @@ def low_cholesky_qr(matrix: Matrix) -> Factors:
 def first_pass(matrices: Matrices, before: Solution | None) -> Solution:
     """Recursive Gram-Schmidt in the low arithmetic, unless what was queued will do to go on from.
 
-    Zero columns have to be replaced before it, and no pass over Q repairs a residual.
+    Zero columns have to be replaced before it, and no pass over Q repairs a residual. A triangle is its own
+    R, and more often than not too ill-conditioned for anything but reflections.
     """
     looked_at = matrices.single  # which refuses NaN
+    if matrices.options.algorithm is None and _is_triangular(matrices):
+        return _triangular(matrices)
     if before is not None and looked_at.zero is None and not _is_spoiled(matrices, before):
         raise Declined
     return _answer(matrices, "", *looked_at.leading.rgsqrf())
+
+
+def _is_triangular(matrices: Matrices) -> bool:
+    """Whether nothing but zeros is below the diagonal, most often known from the first column."""
+    a = matrices.a[0]
+    return not (matrices.options.over_rows.spread or bool(a[1:, 0].any()) or bool(a.tril(-1).any()))
+
+
+def _triangular(matrices: Matrices) -> Solution:
+    """What reflections make of an upper triangle, or trapezoid: R is A itself, but for signs."""
+    matrix, options, k = matrices.single, matrices.options, matrices.k
+    r = matrix.a[:k].to(matrix.scales.dtype)
+    sign = torch.where(r.diagonal() < 0, -1.0, 1.0).to(r.dtype)
+    q = r.new_zeros(len(matrix.a), k, dtype=options.low_engine.storage)
+    q.diagonal().copy_(sign)
+    r = sign[:, None] * r
+    measures = single_qr_measures(matrix.a, q, r, matrix.scales, options.target, options.over_rows)
+    return Answer(QRValues.of_one(q, r, measures), "triangular")
 
 
 def second_pass(matrices: Matrices, before: Solution | None) -> Solution:

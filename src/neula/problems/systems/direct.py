@@ -258,13 +258,13 @@ class Square:
         wrong = largest * rate / (1 - rate) * lengths(update) + floor
         return Evaluation(update, wrong, residual, floor)
 
-    def change(self, unknowns: torch.Tensor) -> torch.Tensor:
-        return self.a @ unknowns
-
-    def measures(self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor) -> Measures:
+    def updated(
+        self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor, update: torch.Tensor
+    ) -> tuple[torch.Tensor, Measures]:
         """Normwise, in the matrix as it is scaled."""
+        residual = residual - self.a @ update
         error = over(lengths(residual), self._norm * lengths(unknowns) + lengths(b))
-        return Measures(error, error)
+        return residual, Measures(error, error)
 
 
 def _solved(
@@ -302,8 +302,6 @@ def members_of(
         x = scaled.unscale(found.x).to(options.dtype).double()
         lost = found.x - scaled.scale(x)
         residual, rounding = found.residual + scaled.a @ lost, over(system.size(lost), system.size(found.x))
-    if system.doubled is not None:
-        residual = residual + scaled.a @ found.x_low
     measured = scaled.backward_error(found.x, found.residual)
     forward_error = found.forward_error + rounding
     return Members(

@@ -9,13 +9,13 @@ import torch
 
 from neula.algorithms.elimination.equilibrate import Equilibration
 from neula.algorithms.elimination.factorization import Factorization, Transposed
-from neula.algorithms.krylov.batched_lstsq import schatten_bounds
 from neula.algorithms.krylov.doubled_refinement import DOUBLED, MAX_RATE
 from neula.algorithms.krylov.gmres import gmres
 from neula.algorithms.krylov.iterative_refinement import Refined, UpdateSolver
 from neula.algorithms.krylov.refine_sum import refine_sum
 from neula.algorithms.spectra.condition import random_direction
 from neula.algorithms.spectra.inverse_norm import EXPLICIT, inverse_norm
+from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.certificates.backward_error import over
 from neula.engines import FP64
 from neula.engines.random_vectors import gaussian
