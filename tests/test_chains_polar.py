@@ -22,10 +22,12 @@ def tried(tuning: Tuning, target: Format, **asked: Any) -> list[str]:
 
 
 def test_on_an_h200() -> None:
-    cor = ["polynomials fp16_cor", "more polynomials fp16_cor", "svd fp64"]
-    assert tried(H200, BF16) == ["polynomials fp16", *cor[1:]]
-    assert tried(H200, FP16) == tried(H200, FP32) == cor
-    assert tried(H200, FP64) == ["polynomials fp64", "more polynomials fp64", "svd fp64"]
+    last = "svd fp64"
+    assert tried(H200, BF16) == ["polynomials fp16", "more polynomials fp16_cor", last]
+    for target in (FP16, FP32, FP64):
+        name = "fp64" if target is FP64 else "fp16_cor"
+        more = [f"{more}polynomials {name}" for more in ("", "more ", "still more ")]
+        assert tried(H200, target) == [*more, last]
 
 
 def test_on_a_cpu() -> None:

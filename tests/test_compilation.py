@@ -30,6 +30,8 @@ def loss(a: torch.Tensor, b: torch.Tensor, *, tall: bool) -> torch.Tensor:
     s = neula.tsqr(matrix).R if tall else neula.cholesky(matrix.mT @ matrix, upper=True).U
     x = neula.lstsq(matrix, b, damp=0.1).x
     gram = neula.matmul(matrix.mT, neula.orth(matrix))
+    u, h = neula.polar(matrix, side="left")
+    gram = gram + u.mT @ h @ neula.orth(matrix, method="polar")
     z = neula.solve(q @ q.mT + torch.eye(q.shape[-2], dtype=q.dtype), b).x
     return (q**3).sum() + r.sin().sum() + s.exp().sum() + (x.cos().sum() + z.cos().sum()) + gram.tanh().sum()
 
@@ -76,6 +78,7 @@ def test_what_has_no_operator_breaks_the_graph():
 OPERATORS = {
     "qr": ((2, 6, 3),),
     "orth": ((2, 3, 5),),
+    "polar": ((2, 5, 3),),
     "lstsq": ((2, 6, 3), (6, 1)),
     "solve": ((2, 4, 4), (2, 4, 2)),
     "matmul": ((2, 6, 3), (3, 4)),
@@ -111,6 +114,10 @@ def test_evidence_of_operators() -> None:
         rank = torch.ops.neula.orth(a)[4]
     assert rank.tolist() == [4, 4, 3]
     assert torch.ops.neula.lstsq(a, torch.ones(8, 2))[1].tolist() == [4, 4, 3]
+    u, rank, residual, orthogonality, accepted = torch.ops.neula.polar(a)
+    assert (rank.tolist(), accepted.tolist()) == ([4, 4, 3], [True] * 3)
+    assert bool((residual < 1e-5).all() & (orthogonality < 1e-5).all())
+    assert torch.equal(u, neula.polar(a).U)
 
 
 @pytest.mark.parametrize(
@@ -129,12 +136,15 @@ def test_shapes_alone() -> None:
     result = neula.qr(a)
     assert (result.Q.shape, result.R.shape, result.accepted.shape) == ((2, 6, 3), (2, 3, 3), (2,))
     assert neula.lstsq(a, b).x.shape == (2, 3)
+    factors = neula.polar(a, side="right")
+    assert (factors.U.shape, factors.H.shape, factors.ranks.shape) == ((2, 6, 3), (2, 3, 3), (2,))
 
 
 def test_export() -> None:
     class Whitened(torch.nn.Module):
         def forward(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return neula.orth(a) + 1, neula.solve(a.mT @ a, b, assume_a="pos").x
+            u = neula.polar(a, accuracy="fp32").U
+            return neula.orth(a) + u, neula.solve(a.mT @ a, b, assume_a="pos").x
 
     a = torch.randn(7, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     inputs = a, torch.ones(4, dtype=torch.float64)

@@ -7,13 +7,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import neula
 from neula.engines import CpuEngine
+from neula.engines.formats import FORMATS
 from neula.engines.tuning import cuda_tuning
+from neula.pipeline.pending import first_answer
+from neula.problems.polar.chain import PolarJudge, chain
+from neula.problems.polar.problem import Matrices, Options
 
 READS = {"_local_scalar_dense", "nonzero", "is_nonzero", "equal", "allclose", "masked_select"}
 
@@ -45,6 +50,7 @@ def definite(*shape: int) -> torch.Tensor:
 
 
 GPU = Gpu("cpu")
+STEPS = ["qr", "orth", "polar", "lstsq", "solve", "cholesky"]
 A = random(4, 60, 40, dtype=torch.float32)
 B = random(60, seed=1, dtype=torch.float32)
 TALL, SQUARE = random(300, 60, dtype=torch.float32), random(3, 20, 20)
@@ -55,6 +61,12 @@ CALLS: dict[str, Callable[..., Any]] = {
     "r in double": lambda **k: neula.qr(A.double(), mode="r", accuracy="fp32", engine=GPU, **k),
     "qr in half precision": lambda **k: neula.qr(A.half(), engine=GPU, **k),
     "orth": lambda **k: neula.orth(A, engine=GPU, **k),
+    "polar": lambda **k: neula.polar(A, side="left", engine=GPU, **k),
+    "polar for optimizers": lambda **k: neula.polar(A.mT, accuracy="bf16", engine=GPU, **k),
+    "polar in half precision": lambda **k: neula.polar(A.bfloat16(), engine=GPU, **k),
+    "orth by polar": lambda **k: neula.orth(TALL, method="polar", engine=GPU, **k),
+    "cholesky": lambda **k: neula.cholesky(definite(3, 9, 9).float(), upper=True, engine=GPU, **k),
+    "cholesky in double": lambda **k: neula.cholesky(definite(3, 9, 9), engine=GPU, **k),
     "lstsq of a batch": lambda **k: neula.lstsq(A, B, engine=GPU, **k),
     "lstsq of one": lambda **k: neula.lstsq(TALL, TALL[:, :2], engine=GPU, **k),
     "solve": lambda **k: neula.solve(SQUARE, B[:20].double(), engine=GPU, **k),
@@ -77,6 +89,10 @@ def numbers(result: Any) -> list[torch.Tensor]:
         return [result]
     if isinstance(result, neula.QRResult):
         return [x for x in (result.Q, result.R, result.accepted) if x is not None]
+    if isinstance(result, neula.PolarResult):
+        return [x for x in (result.U, result.H, result.accepted, result.ranks) if x is not None]
+    if isinstance(result, neula.CholeskyResult):
+        return [result.factor, result.residuals, result.accepted]
     return [result.x, result.accepted, result.backward_errors, result.forward_errors, result.conditions]
 
 
@@ -120,6 +136,44 @@ def test_what_the_first_link_has_not_done_is_done_by_others() -> None:
     assert all(torch.equal(x.nan_to_num(-1.0), y.nan_to_num(-1.0)) for x, y in after)
     with pytest.warns(neula.AccuracyWarning):
         assert same(neula.finish(pending), expected)
+
+
+def test_polar_factors_are_judged_where_they_are() -> None:
+    """As they are on the host, whatever the spectrum, and a batch goes on with what was rejected."""
+    a, _, v = torch.linalg.svd(random(7, 30, 24), full_matrices=False)
+    spectra = [torch.ones(24), torch.logspace(0, -2, 24), torch.logspace(0, -5, 24), torch.zeros(24)]
+    spectra += [torch.cat([torch.ones(1), torch.full((23,), small)]) for small in (1e-2, 1e-4, 0.0)]
+    a = (a * torch.stack(spectra)[:, None]) @ v
+    a = torch.cat([a, torch.full_like(a[:1], math.nan)]).float()
+    for accuracy in ("bf16", "fp32"):
+        neula.finish(neula.polar(a[:1], accuracy=accuracy, engine=GPU))
+        with NobodyLooks():
+            pending = neula.polar(a, accuracy=accuracy, engine=GPU, wait=False)
+        options = Options(FORMATS[accuracy], GPU)
+        judge = PolarJudge.of(a, options)
+        first = first_answer(chain(options), Matrices(a, options), judge)
+        assert first is not None
+        verdict = judge.verdict(first, judge.measure(Matrices(a, options), first).numpy())
+        assert pending.accepted.tolist() == verdict.accepted.tolist()
+        assert pending.accepted[[0, 1, 7]].tolist() == [True, True, False]
+        with pytest.warns(neula.AccuracyWarning, match=r"A\[7\]: residual nan"):
+            expected = neula.polar(a, accuracy=accuracy, engine=GPU)
+        with pytest.warns(neula.AccuracyWarning, match=r"A\[7\]"):
+            assert same(neula.finish(pending), expected)
+
+
+def test_what_is_not_definite_is_an_error_when_it_is_finished() -> None:
+    a = torch.stack([definite(5, 5), -torch.eye(5)])
+    for accuracy in ("fp32", "fp64"):
+        neula.cholesky(a[:1], accuracy=accuracy, engine=GPU)
+        with NobodyLooks():
+            pending = neula.cholesky(a, accuracy=accuracy, engine=GPU, wait=False)
+        assert pending.accepted.tolist() == [True, False]
+        with pytest.raises(np.linalg.LinAlgError, match=r"A\[1\] of the batch is not positive definite"):
+            neula.finish(pending)
+    a = definite(5, 5) * torch.logspace(-120, 100, 5, dtype=torch.float64)
+    a = a * torch.logspace(-120, 100, 5, dtype=torch.float64)[:, None]
+    assert same(neula.finish(neula.cholesky(a, engine=GPU, wait=False)), neula.cholesky(a, engine=GPU))
 
 
 def test_systems_without_digits_go_on() -> None:
@@ -186,26 +240,38 @@ def test_what_cannot_be_left_for_later() -> None:
         neula.orth(A, rcond=1e-3, wait=False)
 
 
+def step(name: str, a: torch.Tensor, b: torch.Tensor, **keywords: Any) -> Any:
+    """A call of one of the functions, of a matrix that it takes."""
+    if name == "polar":
+        return neula.polar(a, side="right", **keywords)
+    if name == "cholesky":
+        return neula.cholesky(a @ a.mT + torch.eye(a.shape[-1], device=a.device), **keywords)
+    return getattr(neula, name)(a, *(() if name in ("qr", "orth") else (b,)), **keywords)
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["qr", "orth", "lstsq", "solve"])
-def test_a_graph_of_the_caller_has_it(name: str) -> None:
-    """Nothing synchronizes, so that a CUDA graph captures the call, and replays it with other numbers."""
+@pytest.mark.parametrize("names", [*([name] for name in STEPS), STEPS], ids=[*STEPS, "all of them"])
+def test_a_graph_of_the_caller_has_it(names: list[str]) -> None:
+    """Nothing synchronizes, so that a CUDA graph captures calls, and replays them with other numbers."""
     a, b = random(8, 96, 96, dtype=torch.float32).cuda(), random(96, 1, seed=1, dtype=torch.float32).cuda()
-    operands = (a,) if name in ("qr", "orth") else (a, b)
-    call = lambda **k: getattr(neula, name)(*operands, **k)  # noqa: E731
+
+    def calls() -> list[Any]:
+        return [step(name, a, b, wait=False) for name in names]
+
     for _ in range(3):
-        call(wait=False)
+        calls()
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        call(wait=False)
+        calls()
     finally:
         torch.cuda.set_sync_debug_mode("default")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        pending = call(wait=False)
+        pending = calls()
     a.copy_(random(8, 96, 96, seed=5, dtype=torch.float32))
     graph.replay()
-    found, expected = neula.finish(pending), call()
-    for x, y in zip(numbers(found)[:2], numbers(expected)[:2], strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4, equal_nan=True)
+    for name, one in zip(names, pending, strict=True):
+        found, expected = neula.finish(one), step(name, a, b)
+        for x, y in zip(numbers(found)[:2], numbers(expected)[:2], strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4, equal_nan=True)

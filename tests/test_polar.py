@@ -135,6 +135,13 @@ def test_zero_stays_zero(engine: Any, accuracy: Any) -> None:
     assert result.converged
     assert not result.U.any()
     assert result.ranks.tolist() == [0, 0]
+    assert len(result.attempts) == 1
+    one = neula.polar(
+        torch.zeros(1, 6, 4, dtype=torch.float64), accuracy=accuracy, engine=engine, completion=True
+    )
+    assert one.converged
+    assert one.rank == 0
+    assert distance_from_1(one.U[0]) <= one.orthogonality_bound
 
 
 @pytest.mark.parametrize("engine", ["cpu", "emulated"])

@@ -1,20 +1,24 @@
 """Muon and SOAP on a small transformer, once with the factorizations of torch and once with those of neula.
 
     python examples/optimizers/compare.py --picture optimizers.png
+    torchrun --nproc-per-node=2 examples/optimizers/compare.py
 
 Only the factorization is exchanged. Loss curves should agree, and the times of the factorizations are drawn
-beside them.
+beside them. A GPU takes seconds for the singular value decompositions of a step: there ``--svd`` asks for
+them. With several processes parameters are sharded by rows (FSDP2), and Muon's factors are those of DTensors.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from steps import Factorize, Muon, Soap
+from torch import distributed
 
 import neula
 from model import Transformer, batches, text
@@ -57,10 +61,12 @@ def one_by_one(function: Callable[[torch.Tensor], torch.Tensor]) -> Factorize:
     return lambda matrices: [function(a) for a in matrices]
 
 
+SVD = "torch: svd"
+
 FACTORIZATIONS: dict[str, dict[str, Factorize]] = {
     "Muon": {
         "torch: Newton-Schulz": one_by_one(newton_schulz),
-        "torch: svd": one_by_one(svd_factor),
+        SVD: one_by_one(svd_factor),
         "neula.polar": lambda matrices: [r.U for r in neula.polar(matrices, accuracy="bf16")],
     },
     "SOAP": {
@@ -76,6 +82,10 @@ def train(
     """Train a transformer from the same start; embeddings and head by Adam."""
     torch.manual_seed(0)
     model = Transformer(**sizes).to(device)
+    if distributed.is_initialized():
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model)
     inner = model.matrices()
     known = {id(p) for p in inner}
     others = torch.optim.Adam([p for p in model.parameters() if id(p) not in known], lr=3e-3)
@@ -94,6 +104,16 @@ def train(
     return Run(optimizer, factorization, losses, 1e3 * steps.clock.seconds / (len(pieces) - warm))
 
 
+def compared(*, svd: bool, sharded: bool) -> list[tuple[str, str]]:
+    """Optimizers, and factorizations: of parameters over processes those of Muon that take DTensors."""
+    return [
+        (optimizer, name)
+        for optimizer, factorizations in FACTORIZATIONS.items()
+        for name in factorizations
+        if not (name == SVD and not svd) and not (sharded and (optimizer != "Muon" or name == SVD))
+    ]
+
+
 def milliseconds(time: float) -> str:
     """In three digits."""
     return f"{time:.0f}" if time >= 100 else f"{time:.3g}"
@@ -101,9 +121,9 @@ def milliseconds(time: float) -> str:
 
 def draw(runs: list[Run], path: Path, where: str) -> None:
     """Loss curves above, times of the factorizations below; one column an optimizer."""
-    canvas = new_canvas(9, 6)
-    axes = canvas.subplots(2, len(FACTORIZATIONS), height_ratios=[3, 2])
-    for column, name in enumerate(FACTORIZATIONS):
+    canvas, optimizers = new_canvas(9, 6), list(dict.fromkeys(run.optimizer for run in runs))
+    axes = canvas.subplots(2, len(optimizers), height_ratios=[3, 2], squeeze=False)
+    for column, name in enumerate(optimizers):
         mine = [run for run in runs if run.optimizer == name]
         top, bottom = axes[0][column], axes[1][column]
         for number, run in enumerate(mine):  # later ones thinner, so that curves that coincide can be seen
@@ -133,20 +153,30 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--picture", type=Path)
+    parser.add_argument("--svd", action=argparse.BooleanOptionalAction, help="by default on a CPU alone")
     asked = parser.parse_args()
-    device = torch.device(asked.device)
+    device, sharded = torch.device(asked.device), int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if sharded:
+        if device.type == "cuda":
+            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            torch.cuda.set_device(device)
+        distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    talks = not sharded or distributed.get_rank() == 0
     pieces = batches(text(device), asked.steps, asked.batch, asked.length)
     sizes = {"width": asked.width, "layers": asked.layers, "length": asked.length}
     runs = []
-    for optimizer, factorizations in FACTORIZATIONS.items():
-        for factorization in factorizations:
-            run = train(optimizer, factorization, pieces, device, **sizes)
-            runs.append(run)
-            time, last = milliseconds(run.milliseconds), run.losses[-1]
-            print(f"{optimizer:5} {factorization:21} loss {last:.4f}  {time:>5} ms a step")
-    if asked.picture is not None:
+    svd = device.type == "cpu" if asked.svd is None else asked.svd
+    for optimizer, factorization in compared(svd=svd, sharded=sharded):
+        run = train(optimizer, factorization, pieces, device, **sizes)
+        runs.append(run)
+        time, last = milliseconds(run.milliseconds), run.losses[-1]
+        if talks:
+            print(f"{optimizer:5} {factorization:21} loss {last:.4f}  {time:>5} ms a step", flush=True)
+    if asked.picture is not None and talks:
         where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
         draw(runs, asked.picture, where)
+    if sharded:
+        distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

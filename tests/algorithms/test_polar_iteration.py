@@ -56,6 +56,13 @@ def test_norm_bound(k: int, spectrum: str) -> None:
         assert (found <= (4 * k) ** (1 / 12) * 1.1 * size * values.max()).all()
 
 
+def measured(w: torch.Tensor, x: torch.Tensor, **asked: bool) -> PolarNumbers:
+    """Of one matrix and its factor, in double precision."""
+    asked = {"within": False, **asked}
+    found = polar_measures(w[None, None], x[None, None], DOUBLE, exactly=True, **asked)
+    return PolarNumbers(*found.numpy())
+
+
 @pytest.mark.parametrize("kind", ["bad value", "larger value", "sign", "another", "good"])
 @pytest.mark.parametrize("target", [BF16, FP32, FP64])
 def test_one_bad_singular_value_is_seen(kind: str, target: object) -> None:
@@ -70,8 +77,10 @@ def test_one_bad_singular_value_is_seen(kind: str, target: object) -> None:
     if kind == "another":
         left[:, 10:20] = left[:, 10:20].flip(1)
     w, x = (u * values) @ v.T, (left * gains) @ v.T
-    measured = polar_measures(w[None, None], x[None, None], DOUBLE, exactly=True, within=False)
-    found = PolarNumbers.of(measured.numpy(), weighted=target is BF16)
+    measured = polar_measures(
+        w[None, None], x[None, None], DOUBLE, exactly=True, within=False, weighted=target is BF16
+    )
+    found = PolarNumbers(*measured.numpy())
     bounds = PolarBounds.of(target, k, 320)  # type: ignore[arg-type]
     orthonormal = found.orthogonality[0] <= bounds.orthogonality
     near = found.residual[0] <= bounds.residual
@@ -87,9 +96,15 @@ def test_small_singular_values_do_not_count_for_optimizers() -> None:
     values, gains = torch.ones(k).double(), torch.ones(k).double()
     values[30:], gains[30:] = 1e-4, torch.linspace(0, 1, 30).double()
     w, x = (q[0] * values) @ q[1].T, (q[0] * gains) @ q[1].T
-    measured = polar_measures(w[None, None], x[None, None], DOUBLE, exactly=True, within=False).numpy()
-    assert PolarNumbers.of(measured, weighted=True).orthogonality[0] <= 2.0**-7
-    assert PolarNumbers.of(measured, weighted=False).orthogonality[0] >= 0.9
+
+    def orthogonality(*, weighted: bool) -> float:
+        measured = polar_measures(
+            w[None, None], x[None, None], DOUBLE, exactly=True, within=False, weighted=weighted
+        )
+        return float(PolarNumbers(*measured).orthogonality[0])
+
+    assert orthogonality(weighted=True) <= 2.0**-7
+    assert orthogonality(weighted=False) >= 0.9
 
 
 def test_partial_isometries() -> None:
@@ -98,8 +113,7 @@ def test_partial_isometries() -> None:
     for worst in (1.0, 0.5, 1e-3):
         gains = torch.cat([torch.ones(20), torch.full((1,), worst), torch.zeros(29)]).double()
         x = (q[0] * gains) @ q[1].T
-        measured = polar_measures(x[None, None], x[None, None], DOUBLE, exactly=True, within=True).numpy()
-        found = PolarNumbers.of(measured, weighted=False).orthogonality[0]
+        found = measured(x, x, within=True).orthogonality[0]
         assert found == pytest.approx(worst * (1 - worst**2) / 2, rel=1e-2, abs=1e-14)
 
 

@@ -157,3 +157,19 @@ def test_on_a_gpu_on_the_current_stream_and_in_a_graph() -> None:
     torch.cuda.synchronize()
     expected, size = a.double() @ a.double(), a.abs().double() @ a.abs().double()
     assert ((c.double() - expected).abs() <= U16 * expected.abs() + 4 * 64 * U32 * size).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("m", "k", "n"), [(128, 136, 264), (200, 131, 157), (1, 3, 5)])
+def test_batches(dtype: torch.dtype, m: int, k: int, n: int) -> None:
+    """Rows may have gaps between them."""
+    a, b = (
+        torch.randn(3, m, k + 8, device="cuda").to(dtype),
+        torch.randn(3, k, n + 3, device="cuda").to(dtype),
+    )
+    a, b = a[..., :k], b[..., :n]
+    c = cublas.batched(a, b, torch.empty(3, m, n + 5, dtype=dtype, device="cuda")[..., :n])
+    exact = a.double() @ b.double()
+    sums = 2 * k * 2.0**-24 * (a.double().abs() @ b.double().abs())
+    assert ((c.double() - exact).abs() <= torch.finfo(dtype).eps * exact.abs() + sums + 1e-6).all()

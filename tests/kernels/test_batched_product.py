@@ -33,6 +33,11 @@ def multiply(request: pytest.FixtureRequest) -> Multiply:
     return batched_product_triton.batched_product_triton
 
 
+@pytest.fixture
+def split_in(multiply: Multiply) -> Callable[..., torch.Tensor]:
+    return split.reference if multiply is batched_product.reference else split.kernel
+
+
 def normal(*shape: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(sum(shape))
     return torch.randn(shape, generator=generator).to(DEVICE)
@@ -89,3 +94,19 @@ def test_two_parts_are_as_accurate_as_float32() -> None:
     x = normal(2, 30, 20) / 100
     error = (joined(split(x, torch.float16, 2), torch.float64) - x.double()).abs()
     assert (error <= 2.0**-22 * x.abs() + 2.0**-36).all()
+
+
+@pytest.mark.parametrize("given", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_splitting(split_in: Callable[..., torch.Tensor], given: torch.dtype, parts: int) -> None:
+    """Scaled by factors that are out of range together, of any strides, to all bits of the parts."""
+    x = (normal(2, 70, 37).to(given) * torch.tensor(2.0, dtype=given) ** -12).mT
+    wide = torch.promote_types(given, torch.float32)
+    scales = torch.tensor([2.0**120, 2.0**100], dtype=wide, device=DEVICE)
+    scales[1] = scales[1] * 2.0**20
+    found = split_in(x, torch.float16, parts, scales, 2.0**-108)
+    exact = x.double() * 2.0**12
+    assert found.stride(2) % 8 == 0
+    unit = 2.0**-11 if parts == 1 else 2.0**-22
+    assert ((joined(found, torch.float64) - exact).abs() <= unit * exact.abs() + 2.0**-25 * unit).all()
+    assert torch.equal(found, split.reference(x, torch.float16, parts, scales, 2.0**-108))

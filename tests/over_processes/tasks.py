@@ -53,6 +53,25 @@ def basis(rank: int, group: Any, a: torch.Tensor, asked: dict[str, Any]) -> tupl
     return q.full(), [str(warning.message) for warning in caught]
 
 
+def polar(rank: int, group: Any, a: torch.Tensor, asked: dict[str, Any]) -> Any:
+    """A polar decomposition, U gathered."""
+    size = distributed.get_world_size(group)
+    result = neula.polar(neula.distributed.rows(mine(a, group, size), group), **asked)
+    assert result.U.counts == tuple(counts_of(len(a), size))
+    return replace(result, U=result.U.full())
+
+
+def polar_of_dtensors(rank: int, group: Any, matrices: list[torch.Tensor]) -> list[Any]:
+    """As an optimizer holds them whose parameters are sharded; U of each, whole."""
+    mesh = DeviceMesh.from_group(group, "cpu")
+    spread = [distribute_tensor(a, mesh, [Shard(0)]) for a in matrices]
+    found = neula.polar([*spread, matrices[0]], accuracy="bf16")
+    bases = neula.orth(spread[:1], method="polar")
+    for x, a in zip(found, spread, strict=False):
+        assert (tuple(x.U.placements), x.U.shape) == ((Shard(0),), a.shape)
+    return [*(x.U.full_tensor() for x in found[:-1]), found[-1].U, bases[0].full_tensor()]
+
+
 def solution(rank: int, group: Any, a: Any, b: Any, weights: Any, asked: dict[str, Any]) -> Any:
     """A least-squares solution."""
     size = distributed.get_world_size(group)

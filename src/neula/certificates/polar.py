@@ -8,25 +8,25 @@ sign for a singular value that is larger than it was made for, which is among th
 steps look for a negative eigenvalue of H, too.
 
 Where U is a partial isometry, that is ``U U^T U = U``, singular values of 0 are right as well: then Lanczos
-steps find the norm of the difference. At the accuracy of bf16 singular values of A below 1e-3 times the
-largest may end anywhere. A few steps do not tell their vectors from others, and errors of ``2^-8`` in A would
-change them. There, what U lacks counts as much as A has of it: ``A - A U^T U``, by the basis of the same
-steps.
+steps find the norm of the difference. Zero is right for zero. At the accuracy of bf16 singular values of A
+below 1e-3 times the largest may end anywhere. A few steps do not tell their vectors from others, and errors
+of ``2^-8`` in A would change them. There, what U lacks counts as much as A has of it: ``A - A U^T U``, by the
+basis of the same steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from neula.certificates.bounds import measurement_error, orthogonality_bound, residual_bound
 from neula.certificates.probes import PROBES
 from neula.engines import BF16, FP16, Engine, Format
 from neula.engines.random_vectors import gaussian
+from neula.kernels.lanczos import advance, extreme_values
 from neula.kernels.precision import exact_matmul
 
 STEPS = 10
@@ -40,8 +40,8 @@ SLIGHTLY = 0.05
 """Eigenvalues of H that are negative by so much of the largest count: those of a wrong sign are far from
 zero."""
 
-LEADING = 4
-"""Numbers before those of the Lanczos steps."""
+SQUARINGS = 5
+"""Of a matrix of order 9 at most, for the root of a norm of its 32nd power."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,16 @@ class PolarBounds:
 
 
 def polar_measures(
-    w: torch.Tensor, x: torch.Tensor, engine: Engine, *, exactly: bool, within: bool
+    w: torch.Tensor,
+    x: torch.Tensor,
+    engine: Engine,
+    *,
+    exactly: bool,
+    within: bool,
+    weighted: bool = False,
+    whole: bool = False,
 ) -> torch.Tensor:
-    """What :class:`PolarNumbers` needs to know of wide matrices and their factors, without synchronizing.
+    """:class:`PolarNumbers` of wide matrices and their factors, without synchronizing on a GPU.
 
     Parameters
     ----------
@@ -92,44 +99,88 @@ def polar_measures(
         Whether vectors are multiplied in the engine's storage precision, and not in its format.
     within : bool
         Whether X is to be a partial isometry: orthonormal on its range.
+    weighted : bool, optional
+        Whether what U lacks counts as much as A has of it.
+    whole : bool, optional
+        Whether U is to be orthonormal even where A is zero.
 
     Returns
     -------
     Tensor, shape (numbers, batch)
-        float64.
+        float64; not accepted where it is NaN.
     """
     _, count, k, _ = w.shape
+    over_rows = engine.over_rows
     multiply = exact_matmul if exactly else (lambda a, v: engine.thin(a[None], v))
     matrix, factor = (engine.joined(y) if exactly else y[0] for y in (w, x))
+
+    def norm(v: torch.Tensor) -> torch.Tensor:
+        return over_rows.total(torch.linalg.vector_norm(v, dim=(1, 2)).square()).sqrt()
+
+    def across(a: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return over_rows.total(multiply(a, v))
 
     def random(columns: int) -> torch.Tensor:
         found = gaussian(k, columns, torch.float32, w.device, seed=k + columns)
         return found.to(engine.storage).expand(count, -1, -1)
 
     g = random(PROBES)
-    norm = torch.linalg.matrix_norm
     wg, xg = multiply(matrix.mT, g), multiply(factor.mT, g)
-    hg = (multiply(matrix, xg) + multiply(factor, wg)) / 2
+    hg = over_rows.total((multiply(matrix, xg) + multiply(factor, wg)) / 2)
     residual = norm(wg - multiply(factor.mT, hg))
 
-    h = engine.product(w, x.mT, symmetric=True)
+    h = engine.across(w, x)
     signs = lanczos(lambda v: engine.thin(h, v), random(1), min(k, STEPS_OF_H))
-    defect = engine.product(x, x.mT, factor=-1.0, shift=1.0, symmetric=True)
+    defect = engine.across(x, x, factor=-1.0, shift=1.0)
     lost = torch.linalg.vector_norm(defect[0], dim=(1, 2), dtype=engine.storage).square()
 
     def squared_defect(v: torch.Tensor) -> torch.Tensor:
         """``B B^T v`` of ``B = X - X X^T X``."""
         image = multiply(factor.mT, v)
-        image = image - multiply(factor.mT, multiply(factor, image))
-        back = multiply(factor, image)
-        return back - multiply(factor, multiply(factor.mT, back))
+        image = image - multiply(factor.mT, across(factor, image))
+        back = across(factor, image)
+        return back - across(factor, multiply(factor.mT, back))
 
     operator = squared_defect if within else (lambda v: engine.thin(defect, v))
     steps = lanczos(operator, random(1), min(k, STEPS))
-    images = multiply(matrix.mT, steps.basis)
-    numbers = torch.stack([residual, norm(wg), k - lost, torch.full_like(lost, within)], 1)
-    squares = exact_matmul(images.mT, images).flatten(1)
-    return torch.cat([numbers, *signs.numbers, *steps.numbers, squares], 1).double().T
+    (lowest, highest), (smallest, largest) = (extreme_values(*x.numbers) for x in (signs, steps))
+    distance = orthogonality = largest.clamp_min(0.0).sqrt() / 2
+    if not within:
+        above = (1 - smallest).clamp_min(0.0).sqrt() - 1
+        below = 1 - (1 - largest).clamp_min(0.0).sqrt()
+        distance = orthogonality = torch.maximum(above, below).clamp_min(0.0)
+    if weighted:
+        images = multiply(matrix.mT, steps.basis)
+        squares = over_rows.total(exact_matmul(images.mT, images)).double()
+        part = _lacking(steps, squares) / torch.where(highest > 0, highest, 1.0)
+        orthogonality = torch.maximum(above, torch.minimum(below, part / 2)).clamp_min(0.0)
+    size = norm(wg)
+    if not whole:
+        orthogonality = torch.where((size == 0) & (norm(xg) == 0), 0.0, orthogonality)
+    residual = residual / torch.where(size == 0, 1.0, size)
+    found = PolarNumbers(residual, orthogonality, distance, lowest >= -SLIGHTLY * highest, k - lost)
+    return over_rows.agree(torch.stack([x.double() for x in found]))
+
+
+def _lacking(steps: Lanczos, squares: torch.Tensor) -> torch.Tensor:
+    """``||A - A U^T U||``, as far as the basis sees, from ``V^T A A^T V`` for the basis V."""
+    diagonal, beside = (x.double() for x in steps.numbers)
+    count = diagonal.shape[1]
+    lower = torch.diag_embed(beside[:, :-1], -1)
+    # The last step has left the basis.
+    image = (torch.diag_embed(diagonal) + lower + lower.mT)[:, :, : max(1, count - 1)]
+    return _largest(exact_matmul(image.mT, exact_matmul(squares, image))).sqrt()
+
+
+def _largest(x: torch.Tensor) -> torch.Tensor:
+    """Largest eigenvalue of small positive semidefinite matrices, up to 4 % too large."""
+    logarithm = torch.zeros(len(x), dtype=x.dtype, device=x.device)
+    for i in range(SQUARINGS + 1):
+        x = exact_matmul(x, x) if i else x
+        length = torch.linalg.vector_norm(x, dim=(1, 2))
+        logarithm = logarithm + length.log() / 2**i
+        x = x / torch.where(length == 0, 1.0, length)[:, None, None]
+    return logarithm.exp()
 
 
 class Lanczos(NamedTuple):
@@ -159,28 +210,19 @@ def lanczos(multiply: Callable[[torch.Tensor], torch.Tensor], start: torch.Tenso
     steps : int
         At most k.
     """
-    basis: list[torch.Tensor] = []
-    diagonal, beside, v = [], [], start
-    for _ in range(steps):
-        length = torch.linalg.vector_norm(v, dim=1, keepdim=True)
-        v = torch.where(length > 0, v / length, 0.0)
-        basis.append(v)
-        known = torch.cat(basis, 2)
-        image = multiply(v)
-        diagonal.append((v * image).sum((1, 2)))
-        size = torch.linalg.vector_norm(image, dim=1, keepdim=True)
-        for _ in range(2):
-            image = image - exact_matmul(known, exact_matmul(known.mT, image))
-        beside.append(torch.linalg.vector_norm(image, dim=(1, 2)))
-        # What is left of rounding errors is no new direction.
-        v = torch.where(torch.linalg.vector_norm(image, dim=1, keepdim=True) > 1e-3 * size, image, 0.0)
-        beside[-1] = torch.where(v.any(1)[:, 0], beside[-1], 0.0)
-    return Lanczos((torch.stack(diagonal, 1), torch.stack(beside, 1)), torch.cat(basis, 2))
+    count, k, _ = start.shape
+    basis = start.new_empty(count, steps, k)
+    basis[:, 0] = (start / torch.linalg.vector_norm(start, dim=1, keepdim=True))[..., 0]
+    numbers = []
+    for step in range(steps):
+        image = multiply(basis[:, step, :, None])
+        numbers.append(advance(image[..., 0].contiguous(), basis, step))
+    diagonal, beside = (torch.stack(x, 1) for x in zip(*numbers, strict=True))
+    return Lanczos((diagonal, beside), basis.mT)
 
 
-@dataclass(frozen=True)
-class PolarNumbers:
-    """The measured numbers of a batch, on the host.
+class PolarNumbers(NamedTuple):
+    """The measured numbers of a batch, on its device or on the host.
 
     Attributes
     ----------
@@ -192,90 +234,19 @@ class PolarNumbers:
         ``||A - A U^T U|| / ||A||``.
     distance : array of float, shape (batch,)
         The same without that exception.
-    positive : array of bool, shape (batch,)
-        Whether H is, as far as its Lanczos steps see.
+    positive : array of float, shape (batch,)
+        1 where H is positive semidefinite, as far as its Lanczos steps see.
     count : array of float, shape (batch,)
         About how many singular values of U are near 1: their number without ``||I - U^T U||_F^2``.
     """
 
-    residual: np.ndarray
-    orthogonality: np.ndarray
-    distance: np.ndarray
-    positive: np.ndarray
-    count: np.ndarray
+    residual: Any
+    orthogonality: Any
+    distance: Any
+    positive: Any
+    count: Any
 
-    @classmethod
-    def of(cls, numbers: np.ndarray, *, weighted: bool) -> PolarNumbers:
-        """Evaluate what was measured, shape (numbers, batch).
-
-        ``weighted`` says that what U lacks counts as much as A has of it.
-        """
-        residual, size, count, within = numbers[:LEADING]
-        with np.errstate(invalid="ignore", over="ignore"):
-            residual = residual / np.where(size == 0, 1.0, size)
-        orthogonality, distance = np.full_like(residual, np.nan), np.full_like(residual, np.nan)
-        usable = np.isfinite(numbers).all(0)
-        steps, signs = _steps_of(numbers[LEADING:, usable])
-        spectrum = np.linalg.eigvalsh(signs)
-        low, high = spectrum.min(1, initial=0.0), spectrum.max(1, initial=0.0)
-        positive = usable.copy()
-        positive[usable] = low >= -SLIGHTLY * high
-        above, below = steps.distances()
-        of_isometry = steps.root_of_largest() / 2
-        distance[usable] = np.where(within[usable] == 1, of_isometry, np.maximum(above, below))
-        if weighted:
-            below = np.minimum(below, steps.lacking() / np.where(high > 0, high, 1.0) / 2)
-        orthogonality[usable] = np.where(within[usable] == 1, of_isometry, np.maximum(above, below))
-        return cls(residual, orthogonality, distance, positive, count)
-
-
-def _tridiagonal(diagonal: np.ndarray, beside: np.ndarray) -> np.ndarray:
-    steps = diagonal.shape[1]
-    matrices = np.zeros((len(diagonal), steps, steps))
-    i = np.arange(steps)
-    matrices[:, i, i] = diagonal
-    matrices[:, i[1:], i[:-1]] = matrices[:, i[:-1], i[1:]] = beside[:, : steps - 1]
-    return matrices
-
-
-def _steps_of(numbers: np.ndarray) -> tuple[_Steps, np.ndarray]:
-    """Steps with ``I - U^T U``, and the tridiagonal matrices of those with H."""
-    # Of matrices of an order below both numbers of steps there are as many of both.
-    count = next(n for n in range(1, STEPS + 1) if 2 * min(n, STEPS_OF_H) + 2 * n + n * n == len(numbers))
-    few = min(count, STEPS_OF_H)
-    parts = np.split(numbers.T, np.cumsum([few, few, count, count]), axis=1)
-    squares = parts[4].reshape(-1, count, count)
-    return _Steps(_tridiagonal(parts[2], parts[3]), squares), _tridiagonal(parts[0], parts[1])
-
-
-@dataclass(frozen=True)
-class _Steps:
-    """What Lanczos steps have come to.
-
-    Attributes
-    ----------
-    tridiagonal : array of float, shape (batch, steps, steps)
-    squares : array of float, shape (batch, steps, steps)
-        ``V^T A A^T V`` for the basis V.
-    """
-
-    tridiagonal: np.ndarray
-    squares: np.ndarray
-
-    def root_of_largest(self) -> np.ndarray:
-        """Root of the largest Ritz value."""
-        values = np.linalg.eigvalsh(self.tridiagonal)
-        return np.sqrt(np.clip(values, 0.0, None).max(1, initial=0.0))
-
-    def distances(self) -> tuple[np.ndarray, np.ndarray]:
-        """How far singular values are above 1, and below, by Ritz values of ``I - U^T U``."""
-        values = np.linalg.eigvalsh(self.tridiagonal)
-        off = 1.0 - np.sqrt(np.clip(1.0 - values, 0.0, None))
-        return np.clip(-off, 0, None).max(1, initial=0.0), np.clip(off, 0, None).max(1, initial=0.0)
-
-    def lacking(self) -> np.ndarray:
-        """``||A - A U^T U||``, as far as the basis sees."""
-        # The last step has left the basis.
-        image = self.tridiagonal[:, :, : max(1, self.tridiagonal.shape[2] - 1)]
-        squares = np.linalg.eigvalsh(image.swapaxes(1, 2) @ self.squares @ image)
-        return np.sqrt(np.clip(squares, 0.0, None).max(1, initial=0.0))
+    def accepted_by(self, bounds: PolarBounds, cut_off: Any = 0.0) -> Any:
+        """Which are accepted; the part of A that was cut off is allowed as a residual."""
+        right = (self.residual <= bounds.residual + cut_off) & (self.positive == 1)
+        return right & (self.orthogonality <= bounds.orthogonality)

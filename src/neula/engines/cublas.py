@@ -19,6 +19,9 @@ _FLOAT32, _TF32 = 68, 77  # cublasComputeType_t: CUBLAS_COMPUTE_32F, CUBLAS_COMP
 _DEFAULT, _WHOLE_SUMS = 0, 16  # cublasMath_t: ..., CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
 _ANY_ALGORITHM = -1  # CUBLAS_GEMM_DEFAULT
 
+SMALLEST = 128
+"""Order of matrices from which on products of batches are left to it."""
+
 
 def gemm(
     a: torch.Tensor,
@@ -62,6 +65,51 @@ def gemm(
     else:
         with torch.cuda.device(c.device):
             _launch(a, b, c, alpha, beta, tf32)
+    return c
+
+
+def multiplies(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether :func:`batched` is the fastest way to a product of batches: 64 of order 1024 take 0.22 ms on an
+    H200, and 0.32 by a kernel of Triton, 8 of order 4096 1.5 and 1.6.
+    """
+    by_rows = a.stride(2) == b.stride(2) == 1
+    return by_rows and min(*a.shape[1:], b.shape[2]) >= SMALLEST and runs(a.device)
+
+
+def batched(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    """``C = A B`` for batches in float16 or bfloat16, summed in float32 to the end.
+
+    Parameters
+    ----------
+    a : Tensor, shape (batch, m, k)
+    b : Tensor, shape (batch, k, n)
+    c : Tensor, shape (batch, m, n)
+        All of one dtype, on one GPU; rows contiguous.
+
+    Returns
+    -------
+    Tensor, shape (batch, m, n)
+        ``c``.
+
+    Raises
+    ------
+    RuntimeError
+        If cuBLAS refuses; the message has its status.
+    """
+    (count, m, n), k, kind = c.shape, a.shape[2], _TYPES[c.dtype]
+    # By columns these are C^T = B^T A^T.
+    operands = [(x.data_ptr(), kind, x.stride(1), x.stride(0)) for x in (b, a, c)]
+    with torch.cuda.device_of(c):
+        library, handle = _library(), torch.cuda.current_blas_handle()
+        arguments = (
+            *(0, 0, n, m, k, _number(1.0), *operands[0], *operands[1], _number(0.0), *operands[2]),
+            *(count, _FLOAT32, _ANY_ALGORITHM),
+        )
+        _check(library.cublasSetMathMode(handle, _WHOLE_SUMS))
+        try:
+            _check(library.cublasGemmStridedBatchedEx(handle, *arguments))
+        finally:
+            library.cublasSetMathMode(handle, _DEFAULT)  # as above
     return c
 
 
@@ -145,4 +193,7 @@ def _library() -> ctypes.CDLL:
     library.cublasSetMathMode.argtypes = [pointer, number]
     product = [pointer, *matrix, *matrix, pointer, *matrix]
     library.cublasGemmEx.argtypes = [pointer, *5 * [number], *product, *2 * [number]]
+    matrices = [*matrix, ctypes.c_longlong]
+    product = [pointer, *matrices, *matrices, pointer, *matrices]
+    library.cublasGemmStridedBatchedEx.argtypes = [pointer, *5 * [number], *product, *3 * [number]]
     return library

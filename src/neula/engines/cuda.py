@@ -127,11 +127,11 @@ class CudaEngine(Engine):
             return 0
         return 2 if self.arithmetic.corrected else int(self._half)
 
-    def parts(self, x: torch.Tensor) -> torch.Tensor:
+    def parts(self, x: torch.Tensor, scales: torch.Tensor | None = None, factor: float = 1.0) -> torch.Tensor:
         count = self._in_parts
         if not count:
-            return super().parts(x)
-        return split(x if count == 1 else x.float(), self.arithmetic.operands.dtype, count)
+            return super().parts(x, scales, factor)
+        return split(x, self.arithmetic.operands.dtype, count, scales, factor)
 
     def joined(self, parts: torch.Tensor) -> torch.Tensor:
         return joined(parts) if self._in_parts else super().joined(parts)
@@ -146,6 +146,12 @@ class CudaEngine(Engine):
         scales: torch.Tensor | None = None,
         symmetric: bool = False,
     ) -> torch.Tensor:
+        plain = not symmetric and factor == 1.0 and shift == 0.0 and scales is None
+        if plain and self._in_parts == 1 and cublas.multiplies(a[0], b[0]):
+            _, batch, m, _ = a.shape
+            c = room(1, batch, m, b.shape[3], dtype=a.dtype, device=a.device)
+            cublas.batched(a[0], b[0], c[0])
+            return c
         multiply = batched_product if self._in_parts else super().product
         return multiply(a, b, factor=factor, shift=shift, scales=scales, symmetric=symmetric)
 

@@ -242,8 +242,13 @@ class Engine(ABC):
         """
         return None
 
-    def parts(self, x: torch.Tensor) -> torch.Tensor:
-        """A batch of matrices as :meth:`product` takes them, shape (parts, batch, m, n)."""
+    def parts(self, x: torch.Tensor, scales: torch.Tensor | None = None, factor: float = 1.0) -> torch.Tensor:
+        """A batch of matrices as :meth:`product` takes them, shape (parts, batch, m, n).
+
+        Where scales are given, one for each matrix, they are multiplied by these, and then by a factor.
+        """
+        if scales is not None:  # one after the other: together they may be out of range
+            x = (x * scales[:, None, None]) * factor
         return self.operand(x.to(self.storage))[None]
 
     def joined(self, parts: torch.Tensor) -> torch.Tensor:
@@ -266,6 +271,14 @@ class Engine(ABC):
         c = self._matmul(a[0], b[0]).to(self.storage).mul_(factor)
         c.diagonal(dim1=1, dim2=2).add_(shift)
         return self.parts(c if scales is None else c.mul_(scales[:, None, None]))
+
+    def across(
+        self, x: torch.Tensor, y: torch.Tensor, *, factor: float = 1.0, shift: float = 0.0
+    ) -> torch.Tensor:
+        """``factor X Y^T + shift I`` of wide matrices in parts, known to be symmetric: it contracts over what
+        may be spread over processes.
+        """
+        return self.product(x, y.mT, factor=factor, shift=shift, symmetric=True)
 
     def adjusted(self, a: torch.Tensor, scales: torch.Tensor, shift: float) -> torch.Tensor:
         """``scale A + shift I`` of a batch in parts."""

@@ -288,6 +288,14 @@ class _Sharded(Engine):
         total = self.over_rows.total(super().inner(a, b).T).T
         return total if c is None else c.copy_(total)
 
+    def across(
+        self, x: torch.Tensor, y: torch.Tensor, *, factor: float = 1.0, shift: float = 0.0
+    ) -> torch.Tensor:
+        """Sums of the processes are rounded once more."""
+        total = self.over_rows.total(self.joined(self.product(x, y.mT, symmetric=True))).mul_(factor)
+        total.diagonal(dim1=1, dim2=2).add_(shift)
+        return self.parts(total)
+
     def column_max(self, a: torch.Tensor) -> torch.Tensor:
         return self.over_rows.largest(super().column_max(a))
 

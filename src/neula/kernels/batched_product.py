@@ -22,7 +22,7 @@ ALIGNED = 8
 
 @trial("The kernel of products of batches", "the library's products take its place")
 def _tried(device: torch.device) -> None:
-    one = split(torch.eye(16, device=device)[None], torch.float16, 2)
+    one = split.kernel(torch.eye(16, device=device)[None], torch.float16, 2)
     batched_product.kernel(one, one.mT, symmetric=True)
 
 
@@ -75,25 +75,39 @@ def batched_product(
     return split(product.float(), a.dtype, len(a))
 
 
-def split(x: torch.Tensor, dtype: torch.dtype, parts: int = 1) -> torch.Tensor:
-    """Numbers in one part or two of half precision.
+@kernel("neula.kernels.split_triton:split_triton", trial=_tried, when=lambda x, *_, **__: 0 not in x.shape)
+def split(
+    x: torch.Tensor,
+    dtype: torch.dtype,
+    parts: int = 1,
+    scales: torch.Tensor | None = None,
+    factor: float = 1.0,
+) -> torch.Tensor:
+    """Numbers in one part or two of half precision, as a GPU reads them in one pass.
 
     Parameters
     ----------
     x : Tensor, shape (batch, m, n)
-        Elements of magnitudes below the largest of the dtype.
+        Of any floating dtype and any strides; scaled, elements of magnitudes below the largest of the dtype.
     dtype : torch.dtype
     parts : int
+    scales : Tensor, shape (batch,), optional
+        What the matrices are multiplied by first, in the dtype of x, at least float32.
+    factor : float
+        What all of them are multiplied by after that, where there are scales.
 
     Returns
     -------
     Tensor, shape (parts, batch, m, n)
         Rows contiguous, with room between them where n is not a multiple of :data:`ALIGNED`.
     """
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    if scales is not None:  # one after the other: together they may be out of range
+        x = (x * scales[:, None, None]) * factor
     out = room(parts, *x.shape, dtype=dtype, device=x.device)
-    out[0] = x
+    out[0] = x.float()
     if parts == 2:
-        out[1] = (x - out[0].to(x.dtype)) * 2.0**SHIFT
+        out[1] = (x.float() - out[0].float()) * 2.0**SHIFT
     return out
 
 

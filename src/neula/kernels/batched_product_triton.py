@@ -32,16 +32,18 @@ class Config(NamedTuple):
     stages: int
 
 
-SQUARE = {1: Config(128, 128, 64, 8, 4), 2: Config(128, 128, 64, 8, 2)}
+SQUARE = {1: Config(128, 128, 64, 8, 3), 2: Config(128, 128, 64, 8, 3)}
 """By the number of parts, of symmetric products: tiles on the diagonal are squares."""
 
-WIDE = {1: Config(128, 256, 64, 8, 3), 2: Config(128, 128, 64, 8, 2)}
+WIDE = {1: Config(128, 256, 64, 8, 3), 2: Config(128, 128, 64, 8, 3)}
 """The same of others."""
 
 SMALL = Config(32, 32, 32, 4, 2)
 """For matrices of up to :data:`TINY` rows, and in Triton's interpreter."""
 
 TINY = 64
+
+LOW = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
 def batched_product_triton(
@@ -63,15 +65,15 @@ def batched_product_triton(
     descriptors = (
         *_descriptors(a, [config.rows, config.run]),
         *_descriptors(b.mT if by_columns else b, b_block),
+        *_descriptors(out, [config.rows, config.columns]),
     )
     down, across = triton.cdiv(m, config.rows), triton.cdiv(n, config.columns)
     tiles = down * (down + 1) // 2 if symmetric else down * across
     with torch.cuda.device_of(a):
         _batched_product[(tiles * batch,)](
             *descriptors,
-            *(out, out if scales is None else scales.contiguous(), factor, shift, m, n, k, tiles),
-            *out.stride()[:3],
-            *(parts, SHIFT, symmetric, by_columns, scales is not None, not a.is_cuda),
+            *(out if scales is None else scales.contiguous(), factor, shift, m, n, k, tiles),
+            *(LOW[a.dtype], parts, SHIFT, symmetric, by_columns, scales is not None, not a.is_cuda),
             *(config.rows, config.columns, config.run, GROUP),
             num_warps=config.warps,
             num_stages=config.stages,
@@ -91,10 +93,10 @@ def _descriptors(operand: torch.Tensor, block: list[int]) -> list[Any]:
     return found + [found[-1]] * (2 - len(found))
 
 
-@triton.jit(do_not_specialize=["m", "n", "k", "tiles", "out_part", "out_batch", "out_row"])
+@triton.jit(do_not_specialize=["m", "n", "k", "tiles"])
 def _batched_product(
-    a1_parts, a2_parts, b1_parts, b2_parts, out, scales, factor, shift, m, n, k, tiles,
-    out_part, out_batch, out_row,
+    a1_parts, a2_parts, b1_parts, b2_parts, c1_parts, c2_parts, scales, factor, shift, m, n, k, tiles,
+    LOW: tl.constexpr,
     PARTS: tl.constexpr, SHIFT: tl.constexpr, SYMMETRIC: tl.constexpr, BY_COLUMNS: tl.constexpr,
     SCALED: tl.constexpr, WIDEN: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, RUN: tl.constexpr, GROUP: tl.constexpr,
@@ -131,25 +133,29 @@ def _batched_product(
     if PARTS == 2:
         total += small * (1.0 / (1 << SHIFT))
 
+    total *= factor
     i, j = row + tl.arange(0, ROWS)[:, None], column + tl.arange(0, COLUMNS)[None, :]
-    total = factor * total + tl.where(i == j, shift, 0.0)
+    if (row < column + COLUMNS) & (column < row + ROWS):
+        total += tl.where(i == j, shift, 0.0)
     if SCALED:
         total *= tl.load(scales + batch)
-    inside = (i < m) & (j < n)
-    if SYMMETRIC:
-        inside &= i >= j
-    i_wide, j_wide = i.to(tl.int64), j.to(tl.int64)
-    place = out + batch.to(tl.int64) * out_batch
-    narrow = total.to(out.dtype.element_ty)
-    rest = ((total - narrow.to(tl.float32)) * (1 << SHIFT)).to(out.dtype.element_ty)
-    tl.store(place + i_wide * out_row + j_wide, narrow, mask=inside)
+    if SYMMETRIC:  # noqa: SIM102 (the other is no constant)
+        if row == column:  # sums of two parts are not symmetric to the last bit
+            total = tl.where(i >= j, total, tl.trans(total))
+    c1 = total.to(LOW)
+    _store(c1_parts, batch, row, column, c1, SYMMETRIC)
     if PARTS == 2:
-        tl.store(place + out_part + i_wide * out_row + j_wide, rest, mask=inside)
-    if SYMMETRIC:  # the transposed tile as well, the diagonal twice
-        mirrored = place + tl.trans(j_wide) * out_row + tl.trans(i_wide)
-        tl.store(mirrored, tl.trans(narrow), mask=tl.trans(inside))
-        if PARTS == 2:
-            tl.store(mirrored + out_part, tl.trans(rest), mask=tl.trans(inside))
+        c2 = ((total - c1.to(tl.float32)) * (1 << SHIFT)).to(LOW)
+        _store(c2_parts, batch, row, column, c2, SYMMETRIC)
+
+
+@triton.jit
+def _store(parts, batch, row, column, tile, SYMMETRIC: tl.constexpr):
+    """A tile of a matrix, and of a symmetric one its transpose as well."""
+    parts.store([batch, row, column], tile.reshape(1, tile.shape[0], tile.shape[1]))
+    if SYMMETRIC:  # noqa: SIM102 (the other is no constant)
+        if row != column:
+            parts.store([batch, column, row], tl.trans(tile).reshape(1, tile.shape[1], tile.shape[0]))
 
 
 @triton.jit

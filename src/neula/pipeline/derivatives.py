@@ -8,8 +8,10 @@ input (forward). All are differentiable operations, so that gradients have gradi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
+from torch.autograd import Function
 
 from neula.kernels.precision import exact_matmul
 
@@ -170,3 +172,67 @@ def product_forward(
     if db is not None:
         parts.append(multiply(a, db))
     return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+
+
+# --- polar decomposition ---
+
+
+def polar_backward(a: torch.Tensor, u: torch.Tensor, du: torch.Tensor) -> torch.Tensor:
+    """Gradient of A, in double precision (:func:`neula.pipeline.gradients.attach_polar`)."""
+    if a.shape[-2] < a.shape[-1]:
+        return polar_backward(a.mT, u.mT, du.mT).mT
+    h, inner = _symmetric(u.mT @ a), u.mT @ du
+    y = Lyapunov.apply(h, inner - inner.mT)
+    return u @ y + _divided(du - u @ inner, h)
+
+
+def polar_forward(a: torch.Tensor, u: torch.Tensor, da: torch.Tensor) -> torch.Tensor:
+    """Change of U, in double precision.
+
+    ``U Y + (I - U U^T) dA H^-1`` of a tall matrix, where Y solves ``H Y + Y H = U^T dA - dA^T U``.
+    """
+    if a.shape[-2] < a.shape[-1]:
+        return polar_forward(a.mT, u.mT, da.mT).mT
+    h, inner = _symmetric(u.mT @ a), u.mT @ da
+    return u @ Lyapunov.apply(h, inner - inner.mT) + _divided(da - u @ inner, h)
+
+
+def _symmetric(h: torch.Tensor) -> torch.Tensor:
+    return (h + h.mT) / 2
+
+
+def _divided(x: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+    """``X H^-1``, without a look at whether H is singular."""
+    return torch.linalg.solve_ex(h, x, left=False)[0]
+
+
+class Lyapunov(Function):
+    """Y of ``H Y + Y H = K`` for a symmetric positive definite H: linear in K, and its own adjoint.
+
+    Eigenvectors have gradients that divide by differences of eigenvalues; Y divides by sums alone.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(h: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        values, vectors = torch.linalg.eigh(h)
+        sums = values[..., :, None] + values[..., None, :]
+        return vectors @ ((vectors.mT @ k @ vectors) / sums) @ vectors.mT
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
+        ctx.save_for_backward(inputs[0], output)
+        ctx.save_for_forward(inputs[0], output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Pair:
+        h, y = ctx.saved_tensors
+        z = Lyapunov.apply(h, gradient)
+        return -(z @ y.mT + y.mT @ z), z
+
+    @staticmethod
+    def jvp(ctx: Any, dh: torch.Tensor | None, dk: torch.Tensor | None) -> torch.Tensor:
+        h, y = ctx.saved_tensors
+        right = torch.zeros_like(y) if dk is None else dk
+        return Lyapunov.apply(h, right if dh is None else right - dh @ y - y @ dh)

@@ -20,6 +20,8 @@ from neula.pipeline.derivatives import (
     cholesky_forward,
     factors_backward,
     factors_forward,
+    polar_backward,
+    polar_forward,
     product_backward,
     product_forward,
     solution_backward,
@@ -175,6 +177,35 @@ class Cholesky(Attached):
     @staticmethod
     def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
         return (cholesky_forward(*_at_least_single(*kept, *changes)).to(kept[0].dtype),)
+
+
+class Polar(Attached):
+    """The orthogonal polar factor, and as evidence the ranks of the matrices."""
+
+    @staticmethod
+    def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
+        return operands[0], *output[:2]
+
+    @staticmethod
+    def gradients(
+        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
+    ) -> tuple[torch.Tensor]:
+        (a, u, deficient), (du,) = _of_full_rank(*kept), gradients
+        du = torch.where(deficient & (du != 0), math.nan, du.double())
+        return (polar_backward(a, u, du).to(kept[0].dtype),)
+
+    @staticmethod
+    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
+        a, u, deficient = _of_full_rank(*kept)
+        du = polar_forward(a, u, changes[0].double())
+        return (torch.where(deficient, math.nan, du).to(kept[1].dtype),)
+
+
+def _of_full_rank(a: torch.Tensor, u: torch.Tensor, ranks: torch.Tensor) -> Tensors:
+    """A and U in double precision, where they have a gradient, and where not; there any others will do."""
+    deficient = (ranks.to(a.device) < min(a.shape[-2:]))[..., None, None]
+    instead = torch.eye(*a.shape[-2:], dtype=torch.float64, device=a.device)
+    return *(torch.where(deficient, instead, x.double()) for x in (a, u)), deficient
 
 
 class LinearSystem(Attached):

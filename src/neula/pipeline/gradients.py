@@ -12,12 +12,14 @@ from typing import Any
 
 import torch
 
+from neula.kernels.precision import exact_matmul
 from neula.pipeline.derivatives import Factorize, Multiply, Solve
 from neula.pipeline.functions import (
     Answerer,
     Cholesky,
     Factors,
     LinearSystem,
+    Polar,
     Product,
     Solution,
     no_answer,
@@ -97,6 +99,55 @@ def attach_cholesky(a: torch.Tensor, lower: torch.Tensor) -> torch.Tensor:
     """
     dtype = torch.promote_types(lower.dtype, torch.float32)
     return Cholesky.apply(a.to(lower.device, dtype), _known(lower.to(dtype)))[0]
+
+
+def attach_polar(
+    a: torch.Tensor, u: torch.Tensor, side: str | None, *, ranks: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """U, and H of one side, of ``A = U H`` or ``A = H U`` with the gradient of A.
+
+    Of a tall A ``dA = U Y + (I - U U^T) dU H^-1``, where Y solves ``H Y + Y H = U^T dU - dU^T U``: only sums
+    of singular values are divided by [1]_. H is ``(U^T A + A^T U) / 2``, differentiated as such.
+
+    Parameters
+    ----------
+    a : Tensor, shape (..., m, n)
+        Of full rank.
+    u : Tensor, shape (..., m, n)
+    side : {"right", "left"} or None
+    ranks : Tensor, shape (...)
+        Below ``min(m, n)`` gradients are NaN.
+
+    Returns
+    -------
+    u : Tensor, shape (..., m, n)
+        At least float32.
+    h : Tensor or None
+
+    References
+    ----------
+    .. [1] C. S. Kenney, A. J. Laub, "Polar decomposition and matrix sign function condition estimates", SIAM
+       J. Sci. Stat. Comput. 12, 1991.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from neula.pipeline.gradients import attach_polar
+    >>> A = torch.tensor([[3.0], [4.0]], requires_grad=True)
+    >>> U, H = attach_polar(A, torch.tensor([[0.6], [0.8]]), "right", ranks=torch.tensor(1))
+    >>> torch.autograd.grad(H.sum(), A)[0].flatten()  # H is the norm of A
+    tensor([0.6000, 0.8000])
+    """
+    dtype = torch.promote_types(u.dtype, torch.float32)
+    a = a.to(u.device, dtype)
+    u, _ = Polar.apply(a, _known(u.to(dtype), ranks))
+    return u, None if side is None else symmetric_part(a, u, side)
+
+
+def symmetric_part(a: torch.Tensor, u: torch.Tensor, side: str) -> torch.Tensor:
+    """``(U^T A + A^T U) / 2``, or for the left side ``(A U^T + U A^T) / 2``, differentiable."""
+    h = exact_matmul(u.mT, a) if side == "right" else exact_matmul(a, u.mT)
+    return (h + h.mT) / 2
 
 
 def attach_solution(

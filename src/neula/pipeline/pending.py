@@ -29,12 +29,12 @@ def finish(result: Any) -> Any:
 
     Parameters
     ----------
-    result : QRResult, LstsqResult or SolveResult
+    result : QRResult, PolarResult, LstsqResult, SolveResult or CholeskyResult
         Others are complete, and come back as they are.
 
     Returns
     -------
-    QRResult, LstsqResult, SolveResult or array
+    QRResult, PolarResult, LstsqResult, SolveResult, CholeskyResult or array
         What the function returns with ``wait=True``.
 
     Raises

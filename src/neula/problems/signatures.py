@@ -150,12 +150,14 @@ class PolarKeywords(Common, total=False):
     side: Literal["right", "left"] | None
     rcond: float | None
     completion: bool
+    wait: bool
 
 
 class CholeskyKeywords(Common, total=False):
     """Of :func:`neula.cholesky`."""
 
     upper: bool
+    wait: bool
 
 
 class SVDKeywords(Common, total=False):

@@ -12,12 +12,17 @@ import torch
 from neula.kernels.precision import exact_matmul, exactly
 from neula.kernels.signed_lu import WIDTH, signed_lu
 
+OUTER = 256
+"""Columns that products with all columns before them bring up to date together: those with 32 columns take
+18 of 37 ms for two matrices of order 4096 on an H200 if they do it by themselves."""
+
 
 def householder_form(q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The QR factorizations ``A = Q R`` of a batch as LAPACK keeps them.
 
-    LU by Crout's order of the loops: a block of columns of L and one of rows of U are two products with what
-    is there already, so that nothing is written twice. Each step is some launches for the whole batch.
+    LU by Crout's order of the loops, twice: a wide block of columns of L and one of rows of U are two
+    products with what is there already, and so are narrow blocks inside. Each step is some launches for all
+    matrices.
 
     Parameters
     ----------
@@ -48,9 +53,13 @@ def householder_form(q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, to
     work = q.clone(memory_format=torch.contiguous_format)
     signs = work.new_empty(batch, k)
     for start in range(0, k, WIDTH):
-        stop = min(start + WIDTH, k)
-        panel, row, done = work[:, start:, start:stop], work[:, start:stop, stop:], slice(0, start)
-        if start > 0:
+        stop, outer = min(start + WIDTH, k), start - start % OUTER
+        panel, row, done = work[:, start:, start:stop], work[:, start:stop, stop:], slice(outer, start)
+        if start == outer > 0:
+            wide, before = slice(start, min(start + OUTER, k)), slice(0, start)
+            _subtract(work[:, start:, wide], work[:, start:, before], work[:, before, wide])
+            _subtract(work[:, wide, wide.stop :], work[:, wide, before], work[:, before, wide.stop :])
+        elif start > outer:
             _subtract(panel, work[:, start:, done], work[:, done, start:stop])
             _subtract(row, work[:, start:stop, done], work[:, done, stop:])
         below = panel[:, stop - start :]

@@ -65,15 +65,20 @@ def polar_factor(x: torch.Tensor, steps: Sequence[Step], engine: Engine) -> tupl
     tensor([[[0., 1.],
              [1., 0.]]], dtype=torch.float64)
     """
-    gram = engine.product(x, x.mT, symmetric=True)
+    gram = engine.across(x, x)
     squared = norm_bound(gram, engine)
     inverse = torch.where(squared > 0, squared, 1.0).reciprocal()
     w = engine.adjusted(gram, inverse, -steps[0].center)
     x = engine.product(_last(w, steps[0], engine), x, scales=inverse.sqrt())
-    for step in steps[1:]:
-        w = engine.product(x, x.mT, shift=-step.center, symmetric=True)
+    return taken_on(x, steps[1:], engine), squared.sqrt()
+
+
+def taken_on(x: torch.Tensor, steps: Sequence[Step], engine: Engine) -> torch.Tensor:
+    """The same of matrices whose norms are at most 1: of what other polynomials have left."""
+    for step in steps:
+        w = engine.across(x, x, shift=-step.center)
         x = engine.product(_last(w, step, engine), x)
-    return x, squared.sqrt()
+    return x
 
 
 def _last(w: torch.Tensor, step: Step, engine: Engine) -> torch.Tensor:

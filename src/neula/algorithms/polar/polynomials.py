@@ -15,8 +15,9 @@ All coefficients are computed here, when they are first asked for.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 
 import numpy as np
 
@@ -109,6 +110,11 @@ def composition(smallest: float, error: float, margin: float) -> tuple[Step, ...
         steps.append(_TOUCHING_ONE)
         off = off**3 * (8 + 9 * (1 + off) + 3 * (1 + off) ** 2) / 8
     return tuple(steps)
+
+
+def image(steps: Sequence[Step], x: float) -> float:
+    """What becomes of a number."""
+    return float(reduce(lambda y, step: step(y), steps, np.array(x)))
 
 
 def _least(step: Step, low: float) -> float:

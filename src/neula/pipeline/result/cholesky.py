@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic
 
@@ -41,6 +42,8 @@ class CholeskyResult(shown.Shown, Generic[ArrayT]):
         The accuracy that was asked for.
     seconds : float
         Time of the call.
+    pending : callable or None
+        With ``wait=False`` what :func:`neula.finish` calls.
     """
 
     factor: ArrayT
@@ -54,6 +57,7 @@ class CholeskyResult(shown.Shown, Generic[ArrayT]):
     engine: str = ""
     accuracy: str = ""
     seconds: float = math.nan
+    pending: Callable[[], Any] | None = None
 
     @property
     def L(self) -> ArrayT:

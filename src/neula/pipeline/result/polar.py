@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Generic
 
@@ -49,6 +49,8 @@ class PolarResult(shown.Shown, Generic[ArrayT]):
         The accuracy that was asked for.
     seconds : float
         Time of the call.
+    pending : callable or None
+        With ``wait=False`` what :func:`neula.finish` calls.
     """
 
     U: ArrayT
@@ -68,6 +70,7 @@ class PolarResult(shown.Shown, Generic[ArrayT]):
     engine: str = ""
     accuracy: str = ""
     seconds: float = math.nan
+    pending: Callable[[], Any] | None = None
 
     def member(self, place: int) -> PolarResult[Any]:
         """The decomposition of one matrix of a batch."""

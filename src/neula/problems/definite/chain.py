@@ -22,12 +22,20 @@ def chain(count: int, n: int, options: Options) -> list[Link[Symmetric, Cholesky
     library in double precision, which alone says that a matrix is not positive definite.
     """
     low, tuning = options.low, options.engine.tuning
-    tried = []
+    queued, tried = not tuning.lapack, []
     if n >= (tuning.cholesky if count == 1 else tuning.batched_cholesky) and low.format is not FP64:
-        tried.append(Link(f"cholesky {low.name}", partial(recursive, arithmetic=low)))
+        tried.append(Link(f"cholesky {low.name}", partial(recursive, arithmetic=low), queued=queued))
     elif low.format is not FP64:
-        tried.append(Link("cholesky fp32", partial(by_library, format=FP32)))
+        tried.append(Link("cholesky fp32", partial(by_library, format=FP32), queued=queued))
     return [*tried, Link("cholesky fp64", partial(by_library, format=FP64))]
+
+
+def chain_unread(count: int, n: int, options: Options) -> list[Link[Symmetric, CholeskyValues]]:
+    """The same where the first link is not to wait: in double precision that looks at nothing."""
+    links = chain(count, n, options)
+    if links[0].queued or options.engine.tuning.lapack:
+        return links
+    return [Link("cholesky fp64", partial(by_library, format=FP64, looks=False), queued=True), *links]
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,11 @@ class CholeskyJudge:
         """Residual, size, and the order of a minor that is not positive: links have measured."""
         values = answer.values
         return torch.cat([values.measures.double(), values.order.double()[:, None]], 1).T
+
+    def accepts(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Which are, where nobody has read the numbers."""
+        residual, size, order = numbers
+        return (order == 0) & (residual <= self.bound * torch.where(size == 0, 1.0, size))
 
     def verdict(self, answer: Answer[CholeskyValues], numbers: np.ndarray) -> Verdict:
         """Of factors that are not accepted those with the smallest residual are best."""

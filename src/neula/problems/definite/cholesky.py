@@ -11,13 +11,14 @@ from neula.certificates.bounds import Accuracy
 from neula.certificates.cholesky import cholesky_bound
 from neula.engines import Engine
 from neula.pipeline.call import Call
-from neula.pipeline.chain import Run, run_chain
+from neula.pipeline.chain import Answer, Run, run_chain
 from neula.pipeline.compilation import with_operator
 from neula.pipeline.gradients import attach_cholesky
 from neula.pipeline.inputs import check_finite, check_matrices
+from neula.pipeline.pending import first_answer
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, CholeskyResult
-from neula.problems.definite.chain import CholeskyJudge, chain, residuals
+from neula.problems.definite.chain import CholeskyJudge, chain, chain_unread, residuals
 from neula.problems.definite.problem import CholeskyValues, NotDefiniteMember, Options, Symmetric
 from neula.problems.operators.factorizations import traced_cholesky
 from neula.problems.signatures import CholeskyKeywords, Kind
@@ -36,6 +37,7 @@ def cholesky(
     engine: str | Engine = "auto",
     strict: bool = False,
     progress: Progress | None = None,
+    wait: bool = True,
 ) -> CholeskyResult:
     """Cholesky factorization ``A = L L^T`` on matrix units, certified to the accuracy asked for.
 
@@ -62,6 +64,11 @@ def cholesky(
         Raise an :class:`~neula.pipeline.result.AccuracyError` where there would be a warning.
     progress : callable or bool, optional
         Called with the name of the stage and the part of it that is done; True shows a bar.
+    wait : bool, optional
+        False to return as soon as the first link of the chain is launched, without waiting for the device:
+        the result has the factors, their residuals, and which of them are accepted, as arrays on it, and
+        :func:`neula.finish` makes of it what the waiting call returns, or raises what that raises. For
+        matrices on a CPU the call waits as ever.
 
     Returns
     -------
@@ -129,21 +136,77 @@ def cholesky(
     if given.shape[-2] != n:
         raise ValueError(f"A must be square, got {given.shape[-2]} x {n}: neula.qr factorizes any matrix")
     options = Options(call.target, call.engine, progress)
+    if not wait and given.numel() > 0:
+        with call.computing():
+            lower = _lower(call, upper=upper)
+            links = chain_unread(len(lower), n, options)
+            begun = first_answer(links, Symmetric.of(lower, options), CholeskyJudge.of(n, options))
+        if begun is not None:
+            return _pending(call, options, begun, upper=upper)
+    return _finished(call, options, upper=upper)
+
+
+def _lower(call: Call, *, upper: bool) -> torch.Tensor:
+    """Matrices whose lower triangles are read."""
+    matrices = call.matrices()
+    return matrices.mT if upper else matrices
+
+
+def _pending(call: Call, options: Options, begun: Answer[CholeskyValues], *, upper: bool) -> CholeskyResult:
+    """What the first link has launched, and what there is to say of it on its device."""
+    given, judge = call.first.tensor, CholeskyJudge.of(call.first.tensor.shape[-1], options)
+    assert begun.measured is not None
+    batch, (residual, size, _) = given.shape[:-2], begun.measured
     with call.computing():
-        matrices = call.matrices()
-        run = _factorize(matrices.mT if upper else matrices, given, options, upper=upper)
+        found = (residual / torch.where(size == 0, 1.0, size)).reshape(batch)
+        accepted = judge.accepts(begun.measured).reshape(batch)
+    lower = _attached(call, begun.values.lower, upper=upper)
+    of_all: dict[str, Any] = {"converged": accepted.all(), "residual": found.amax()}
+    return CholeskyResult(
+        factor=call.hand_back(lower.mT if upper else lower),
+        upper=upper,
+        **of_all,
+        bound=judge.bound,
+        residuals=call.hand_back(found, found.dtype),
+        accepted=call.hand_back(accepted, accepted.dtype),
+        engine=str(options.engine),
+        accuracy=options.target.name,
+        pending=lambda: _finished(call, options, begun, upper=upper),
+    )
+
+
+def _finished(
+    call: Call, options: Options, begun: Answer[CholeskyValues] | None = None, *, upper: bool
+) -> CholeskyResult:
+    with call.computing():
+        run = _factorize(_lower(call, upper=upper), call.first.tensor, options, begun, upper=upper)
     return _collect(call, options, run, upper=upper)
 
 
+def _attached(call: Call, lower: torch.Tensor, *, upper: bool) -> torch.Tensor:
+    """L, attached to the graph of A."""
+    lower = lower.reshape(call.first.tensor.shape)
+    if not call.differentiable:
+        return lower
+    graph = call.first.graph
+    return attach_cholesky(graph.mT if upper else graph, lower)
+
+
 def _factorize(
-    lower: torch.Tensor, given: torch.Tensor, options: Options, *, upper: bool
+    lower: torch.Tensor,
+    given: torch.Tensor,
+    options: Options,
+    begun: Answer[CholeskyValues] | None,
+    *,
+    upper: bool,
 ) -> Run[CholeskyValues]:
     n = lower.shape[-1]
     if 0 in lower.shape:
         return _nothing_to_do(lower)
     try:
+        links = (chain if begun is None else chain_unread)(len(lower), n, options)
         judge = CholeskyJudge.of(n, options)
-        run = run_chain(chain(len(lower), n, options), Symmetric.of(lower, options), judge)
+        run = run_chain(links, Symmetric.of(lower, options), judge, begun=begun)
     except NotDefiniteMember as error:
         _check_triangle(given, upper=upper)
         where = np.unravel_index(error.place, given.shape[:-2])
@@ -174,10 +237,7 @@ def _collect(call: Call, options: Options, run: Run[CholeskyValues], *, upper: b
     """What the user gets, attached to the graph of A; says so where the accuracy was not reached."""
     given = call.first.tensor
     batch, n = given.shape[:-2], given.shape[-1]
-    lower = run.found.lower.reshape(given.shape)
-    if call.differentiable:
-        graph = call.first.graph
-        lower = attach_cholesky(graph.mT if upper else graph, lower)
+    lower = _attached(call, run.found.lower, upper=upper)
     found = residuals(run.numbers)
     worst = found.max(initial=0.0)
 

@@ -33,8 +33,18 @@ def recursive(matrices: Symmetric, before: Solution | None, arithmetic: Arithmet
     return Answer(CholeskyValues(*found), label)
 
 
-def by_library(matrices: Symmetric, before: Solution | None, format: Format) -> Solution:
+def by_library(
+    matrices: Symmetric, before: Solution | None, format: Format, *, looks: bool = True
+) -> Solution:
     """LAPACK or cuSOLVER, in float32 or float64.
+
+    Parameters
+    ----------
+    matrices : Symmetric
+    before : Answer or None
+    format : Format
+    looks : bool, optional
+        Whether the host may wait to see if scales matter, and if there is a factor.
 
     Raises
     ------
@@ -45,14 +55,14 @@ def by_library(matrices: Symmetric, before: Solution | None, format: Format) -> 
     report = stage(matrices.options.progress, f"factorizing in {format.name}")
     scales = _scales(a)
     # In single precision nothing waits for the answer: where scales matter, the residual shows it.
-    if format is not FP64 or _is_safe(scales):
+    if format is not FP64 or (looks and _is_safe(scales)):
         found = library_cholesky(a.to(format.dtype))
         lower = found.lower.to(a.dtype)
     else:
         wide = scales.to(torch.promote_types(a.dtype, torch.float32))
         found = library_cholesky(symmetric_copy(a, wide).to(format.dtype))
         lower = unscaled_triangle(found.lower, wide, a.dtype)
-    if format is FP64:
+    if format is FP64 and looks:
         orders = found.order.tolist()
         if any(orders):
             first = next(i for i, order in enumerate(orders) if order)

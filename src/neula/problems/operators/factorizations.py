@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from neula.problems.operators.arguments import (
     shapes_of_evidence,
     worst,
 )
+from neula.problems.operators.polar import traced_polar
 
 QR_OPTIONS = ("algorithm", "compute", "panel", "cutoff")
 
@@ -115,7 +117,12 @@ def traced_orth(
     **others: Any,
 ) -> Any:
     """:func:`neula.orth` in a graph; how many columns a range has depends on the numbers."""
-    if rcond is not None or method != "qr" or not are_simple(engine, A):
+    if rcond is not None or not are_simple(engine, A):
+        return None
+    if method == "polar" and A.shape[-2] >= A.shape[-1]:
+        found: Any = traced_polar(A, completion=True, accuracy=accuracy, engine=engine, strict=strict)
+        return found.U if wait else replace(found, pending=lambda: found.U)
+    if method != "qr":
         return None
     q, r, *_, accepted = ORTH(A, name_of(accuracy), engine, strict)
     return q if wait else QRResult(q, r, engine=engine, accepted=accepted, pending=lambda: q)

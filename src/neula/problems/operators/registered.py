@@ -5,9 +5,12 @@ would wait for one another.
 """
 
 from neula.problems.operators.factorizations import CHOLESKY, ORTH, QR
+from neula.problems.operators.polar import POLAR
 from neula.problems.operators.products import MATMUL
 from neula.problems.operators.solutions import LSTSQ, SOLVE
 
-__all__ = ["cholesky", "lstsq", "matmul", "orth", "qr", "solve"]
+__all__ = ["cholesky", "lstsq", "matmul", "orth", "polar", "qr", "solve"]
 
-cholesky, lstsq, matmul, orth, qr, solve = (x.packet for x in (CHOLESKY, LSTSQ, MATMUL, ORTH, QR, SOLVE))
+cholesky, lstsq, matmul, orth, polar, qr, solve = (
+    x.packet for x in (CHOLESKY, LSTSQ, MATMUL, ORTH, POLAR, QR, SOLVE)
+)

@@ -20,8 +20,9 @@ from neula.pipeline.compilation import with_operator
 from neula.pipeline.inputs import check_matrices
 from neula.pipeline.lists import over_lists
 from neula.pipeline.over_processes import OverProcesses
+from neula.pipeline.pending import finish
 from neula.pipeline.progress import Progress
-from neula.pipeline.result import QRResult
+from neula.pipeline.result import PolarResult, QRResult
 from neula.problems.operators.factorizations import traced_orth
 from neula.problems.orthogonal.factorize import Begun, begin, factorize
 from neula.problems.orthogonal.factors import Factors, as_pending, as_result
@@ -69,8 +70,8 @@ def orth(
         As for :func:`qr`.
     wait : bool, optional
         As for :func:`qr`, without ``rcond``. With False what is returned is a
-        :class:`~neula.pipeline.result.QRResult` whose Q is the basis, and :func:`neula.finish` returns the
-        basis.
+        :class:`~neula.pipeline.result.QRResult` whose Q is the basis, or a
+        :class:`~neula.pipeline.result.PolarResult` whose U it is, and :func:`neula.finish` returns the basis.
 
     Returns
     -------
@@ -122,14 +123,11 @@ def orth(
     if rcond is not None and not 0 <= rcond < 1:
         raise ValueError(f"rcond must be at least 0 and below 1, got {rcond}")
     check_name("method", method, METHODS)
-    if not wait and (rcond is not None or method == "polar"):
-        raise ValueError(
-            f"wait=False with rcond={rcond} and method={method!r}: the rank depends on the numbers, and polar"
-            " factors are looked at; leave wait out"
-        )
+    if not wait and rcond is not None:
+        raise ValueError(f"wait=False with rcond={rcond}: the rank depends on the numbers; leave wait out")
     call, options = _begun(A, accuracy, engine, strict, progress)
     if method == "polar":
-        return _nearest(call, rcond, progress)
+        return _nearest(call, rcond, progress, wait=wait)
     if not wait and (found := begin(call.matrices(), options)) is not None:
         values, accepted, begun = found
         return as_pending(values, accepted, call, "reduced", lambda: _with_ranks(call, options, begun)[0].Q)
@@ -181,24 +179,33 @@ def _with_ranks(call: Call, options: Options, begun: Begun | None = None) -> tup
         return result, _check_full_rank(factors, call, result).reshape(batch)
 
 
-def _nearest(call: Call, rcond: float | None, progress: Progress | None) -> Any:
+def _nearest(call: Call, rcond: float | None, progress: Progress | None, *, wait: bool) -> Any:
     """The orthogonal polar factor, with all its columns."""
     a = call.first.tensor
     if rcond is not None:
         raise ValueError(f"method='polar' has no basis of the range (rcond={rcond}): pass method='qr'")
-    if a.shape[-2] < a.shape[-1]:
+    if call.engine.over_rows.count(a.shape[-2]) < a.shape[-1]:
         raise ValueError(
             f"A of shape {tuple(a.shape)} is wide, and its polar factor has orthonormal rows, not columns: "
             "pass method='qr', or use neula.polar"
         )
-    result = polar_result(call, PolarOptions(call.target, call.engine, completion=True, progress=progress))
-    if result.converged and result.rank < a.shape[-1]:
+    options = PolarOptions(call.target, call.engine, completion=True, progress=progress)
+    result = polar_result(call, options, wait=wait)
+    if wait:
+        return _of_full_rank(call, result)
+    return replace(result, pending=lambda: _of_full_rank(call, finish(result)))
+
+
+def _of_full_rank(call: Call, result: PolarResult) -> Any:
+    """The basis; says where it spans more than A does."""
+    columns = call.first.tensor.shape[-1]
+    if result.converged and result.rank < columns:
         call.report_missed(
             "the columns do not have full rank",
-            f"{result.rank} or fewer of {a.shape[-1]} are independent to {result.accuracy} accuracy, and "
+            f"{result.rank} or fewer of {columns} are independent to {result.accuracy} accuracy, and "
             "what the basis spans beyond the range are rounding errors",
             result,
-            (torch.as_tensor(result.ranks) < a.shape[-1]).nonzero().tolist(),
+            (torch.as_tensor(result.ranks) < columns).nonzero().tolist(),
         )
     return result.U
 

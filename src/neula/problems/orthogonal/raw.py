@@ -115,14 +115,19 @@ def _reflected(batch: Matrices, scales: torch.Tensor) -> tuple[torch.Tensor, tor
     height = batch.a.shape[1]
     tiles, r = factor_tiles(batch.scaled(scales, torch.float32), height, TILES)
     diagonal = tiles.v.diagonal(dim1=1, dim2=2)  # at least 1, or zero where a column is
-    y = (tiles.v / torch.where(diagonal == 0, 1.0, diagonal)[:, None]).tril(-1)
+    y = tiles.v / torch.where(diagonal == 0, 1.0, diagonal)[:, None]  # zeros above the diagonal
     norms = torch.linalg.vector_norm(y, dim=1, dtype=torch.float64)
-    tau = torch.where(diagonal == 0, 0.0, 2 / (1 + norms.square())).float()
-    y[:, : batch.k] += r.triu()
-    if batch.a.shape[2] > batch.k:
-        rest = batch.a[..., batch.k :] * scales[:, None, batch.k :]
-        y = torch.cat([y, Reflectors.of(y, tau, torch.float64).apply(rest.double(), transposed=True)], 2)
-    return _unscaled(y, scales, batch), tau
+    tau = torch.where(diagonal == 0, 0.0, 2 / norms.square()).float()
+    k, dtype = batch.k, raw_dtype(batch.a.dtype)
+    inverse = scales.to(dtype).reciprocal()[:, None]  # of powers of two
+    h = y.to(dtype)
+    if batch.a.shape[2] > k:
+        rest = (batch.a[..., k:] * scales[:, None, k:]).double()
+        rest = Reflectors.of(y, tau, torch.float64).apply(rest, transposed=True)
+        h = torch.cat([h, rest.to(dtype) * inverse[..., k:]], 2)
+    below = torch.ones(k, k, dtype=torch.bool, device=y.device).tril(-1)
+    h[:, :k, :k] = torch.where(below, h[:, :k, :k], r * inverse[..., :k])
+    return h, tau
 
 
 def _reconstructed(matrices: Matrices, before: Solution | None) -> Solution:

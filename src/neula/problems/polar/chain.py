@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from neula.algorithms.polar.polynomials import composition, image
 from neula.certificates.polar import PolarBounds, PolarNumbers
 from neula.engines import BF16, FP16, FP64, Arithmetic, Format
 from neula.pipeline.chain import Answer, Link, Verdict
@@ -19,8 +20,14 @@ SMALLEST = 7e-4
 """Singular values that the first polynomials are made for, relative to the bound on the norm, which is up to
 1.4 times the largest one: of condition numbers up to 1e3."""
 
+NEXT = 1e-2
+"""The same for those that take on what these leave: of condition numbers up to 3e5."""
+
 ERROR = 5.5e-3
 """What polynomials may leave at the accuracy of bf16; the rest of ``2^-7`` is for rounding errors."""
+
+MARGIN = {"fp16": 2.0**-6, "fp16_cor": 2.0**-9, "fp32": 2.0**-9, "fp64": 2.0**-9}
+"""By how much numbers stay below 1 between two polynomials: several times what rounding errors add."""
 
 
 def chain(options: Options) -> list[PolarLink]:
@@ -40,12 +47,18 @@ def chain(options: Options) -> list[PolarLink]:
     first, fine = (
         Arithmetic.named(tuning.cheapest(wanted)) for wanted in (FP16 if target is BF16 else work, work)
     )
-    error = ERROR if target is BF16 else target.u
-    return [
-        polynomials(f"polynomials {first.name}", first, SMALLEST, error),
-        polynomials(f"more polynomials {fine.name}", fine, fine.u / 2, error),
-        last,
-    ]
+    error = ERROR if target is BF16 else 2 * target.u
+    least = fine.u / 2
+    steps = partial(composition, error=error, margin=MARGIN[fine.name])
+    begun = composition(SMALLEST, error, MARGIN[first.name])
+    found = [polynomials(f"polynomials {first.name}", first, begun)]
+    if first != fine:  # what is small is lost in what the first have left
+        return [*found, polynomials(f"more polynomials {fine.name}", fine, steps(least)), last]
+    more = steps(NEXT)
+    rest = steps(image(more, image(begun, least)))
+    for word, on in (("more", more), ("still more", rest)):
+        found.append(polynomials(f"{word} polynomials {fine.name}", fine, on, on=True))
+    return [*found, last]
 
 
 def _svd(format: Format) -> PolarLink:
@@ -68,41 +81,59 @@ class PolarJudge:
     options: Options
     batch: torch.Tensor
 
+    @classmethod
+    def of(cls, batch: torch.Tensor, options: Options) -> PolarJudge:
+        """Of a batch of matrices."""
+        return cls(options.bounds(batch.shape), options, batch)
+
+    @property
+    def full(self) -> int:
+        """The full rank."""
+        return min(self.options.shape_of(self.batch.shape))
+
     def measure(self, problems: Matrices, answer: Answer[PolarValues]) -> torch.Tensor:
         """Links have done it, since CUDA graphs play it back with the rest."""
         values = answer.values
         return torch.cat([values.rank.double()[:, None], values.measures], 1).T
 
     def numbers(self, measured: np.ndarray) -> PolarNumbers:
-        """What was measured, evaluated."""
-        return PolarNumbers.of(measured[1:], weighted=not self.options.small_too)
+        """What was measured."""
+        return PolarNumbers(*measured[1:])
 
     def ranks(self, measured: np.ndarray) -> np.ndarray:
-        """How many singular values became 1: what a link has counted, all of them, or what was measured."""
-        found = self.numbers(measured)
-        all_of_them = found.distance <= self.bounds.orthogonality
-        count = np.where(all_of_them, min(self.batch.shape[1:]), np.nan_to_num(found.count))
-        return np.where(measured[0] >= 0, measured[0], count.round()).clip(0).astype(np.int64)
+        """How many singular values became 1: what a link has counted, or what was measured."""
+        ranks = self.ranks_measured(PolarNumbers(*torch.from_numpy(measured[1:]))).numpy()
+        return np.where(measured[0] >= 0, measured[0], ranks).astype(np.int64)
+
+    def ranks_measured(self, found: PolarNumbers) -> torch.Tensor:
+        """All of them where they are near 1, or about how many."""
+        counts = found.count.nan_to_num(0.0).round().clamp(0, self.full).long()
+        return torch.where(found.distance <= self.bounds.orthogonality, self.full, counts)
 
     def verdict(self, answer: Answer[PolarValues], numbers: np.ndarray) -> Verdict:
         """Of factors that are not accepted those are best whose measures exceed their bounds least."""
         found, bounds = self.numbers(numbers), self.bounds
         # What was cut off is a part of A - U H.
-        missing = np.where(numbers[0] >= 0, min(self.batch.shape[1:]) - numbers[0], 0.0)
-        residual_bound = bounds.residual + self.options.cutoff * np.sqrt(missing)
+        missing = np.where(numbers[0] >= 0, self.full - numbers[0], 0.0)
+        cut_off = self.options.cutoff * np.sqrt(missing)
+        accepted = found.accepted_by(bounds, cut_off)
+        residual_bound = bounds.residual + cut_off
         excess = np.maximum(found.residual / residual_bound, found.orthogonality / bounds.orthogonality)
-        accepted = (excess <= 1) & found.positive
         demerit = np.array([~accepted, np.nan_to_num(excess, nan=np.inf)])
-        worst = int(np.lexsort(demerit[::-1])[-1])
-        reason = (
-            f"residual {found.residual[worst]:.1e} (bound {residual_bound[worst]:.1e}), "
-            f"orthogonality {found.orthogonality[worst]:.1e} (bound {bounds.orthogonality:.1e})"
-        )
-        if not found.positive[worst]:
-            reason += ", H is not positive semidefinite"
+        reason = self.reason(found, int(np.lexsort(demerit[::-1])[-1]))
         if len(accepted) > 1:
             reason = f"{int((~accepted).sum())} of {len(accepted)} matrices rejected; the worst: {reason}"
         return Verdict(accepted, demerit, reason, accepted | ~self._usable(found))
+
+    def reason(self, found: PolarNumbers, place: int) -> str:
+        """What was measured of one of the matrices."""
+        bounds = self.bounds
+        measured = (
+            f"residual {found.residual[place]:.1e} (bound {bounds.residual:.1e}), "
+            f"orthogonality {found.orthogonality[place]:.1e} (bound {bounds.orthogonality:.1e})"
+        )
+        indefinite = np.isfinite(found.residual[place]) and found.positive[place] != 1
+        return measured + (", H is not positive semidefinite" if indefinite else "")
 
     def _usable(self, found: PolarNumbers) -> np.ndarray:
         """Which matrices hold neither NaN nor Inf; only those are read whose residual is not finite."""

@@ -5,48 +5,48 @@ Links are measured where they are computed, so that a CUDA graph plays back the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-from neula.algorithms.polar.iteration import polar_factor
-from neula.algorithms.polar.polynomials import composition
+from neula.algorithms.polar.iteration import polar_factor, taken_on
+from neula.algorithms.polar.polynomials import Step
 from neula.algorithms.polar.singular import isometry
 from neula.certificates.polar import polar_measures
 from neula.engines import FP32, FP64, Arithmetic, Format
 from neula.pipeline.chain import Answer, Link
 from neula.pipeline.inputs import finite_members
-from neula.problems.polar.problem import Matrices, Options, PolarValues, as_wide, is_wide, scaled
+from neula.problems.polar.problem import Matrices, Options, PolarValues
 
 Solution = Answer[PolarValues]
 
 PolarLink = Link[Matrices, PolarValues]
 
-Found = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
-MARGIN = {"fp16": 2.0**-6, "fp16_cor": 2.0**-9, "fp32": 2.0**-9, "fp64": 2.0**-9}
-"""By how much numbers stay below 1 between two polynomials: several times what rounding errors add."""
-
-
-def polynomials(label: str, arithmetic: Arithmetic, smallest: float, error: float) -> PolarLink:
-    """A composition of polynomials for singular values from ``smallest`` times a bound on the norm."""
-    steps = composition(smallest, error, MARGIN[arithmetic.name])
+def polynomials(label: str, arithmetic: Arithmetic, steps: Sequence[Step], *, on: bool = False) -> PolarLink:
+    """A composition of polynomials; ``on`` says that it takes on what the link before has found."""
 
     def answer(matrices: Matrices, before: Solution | None) -> Solution:
         options = matrices.options
         engine = options.engine.using(arithmetic)
 
-        def factorized(a: torch.Tensor) -> Found:
-            parts = engine.parts(scaled(as_wide(a), engine.storage))
-            x, _ = polar_factor(parts, steps, engine)
+        def factorized(a: torch.Tensor, *found: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            parts = engine.parts(options.laid_down(a), *options.scales(a))
+            if found:
+                x = taken_on(engine.parts(options.laid_down(found[0])), steps, engine)
+            else:
+                x, _ = polar_factor(parts, steps, engine)
             exactly = arithmetic.format in (FP32, FP64)
-            measures = polar_measures(parts, x, engine, exactly=exactly, within=False)
-            u = engine.joined(x)
-            rank = torch.full((len(a),), -1, device=a.device)
-            return u if is_wide(a) else u.mT, rank, measures
+            asked = {"exactly": exactly, "weighted": not options.small_too, "whole": options.completion}
+            return x, polar_measures(parts, x, engine, within=False, **asked)
 
-        found = options.engine.replay(factorized, (matrices.a,), (label, options.target.name))
-        return _answer(options, label, *found)
+        a, known = matrices.a, () if before is None else (before.values.u,)
+        key = label, options.target.name, options.small_too, options.completion
+        x, measures = options.engine.replay(factorized, (a, *known), key)
+        u, unknown = engine.joined(x), torch.full((len(a),), -1, device=a.device)
+        return _answer(options, label, u if options.lie_down(a.shape) else u.mT, unknown, measures)
 
-    return Link(label, answer)
+    return Link(label, answer, inherits=on, queued=not on)
 
 
 def by_svd(matrices: Matrices, before: Solution | None, format: Format) -> Solution:
@@ -54,15 +54,16 @@ def by_svd(matrices: Matrices, before: Solution | None, format: Format) -> Solut
     options, label = matrices.options, f"svd {format.name}"
     engine = options.engine.using(options.work)
     usable = finite_members(matrices.a)
-    wide = scaled(matrices.wide, format.dtype)
+    scales, factor = options.scales(matrices.a)
+    wide = ((options.laid_down(matrices.a) * scales[:, None, None]) * factor).to(format.dtype)
     wide = torch.where(usable[:, None, None], wide, 0.0)
-    x, rank = isometry(wide, options.cutoff, completion=options.completion)
+    x, rank = isometry(wide, options.cutoff, completion=options.completion, over_rows=options.over_rows)
     within = not options.completion
     measures = polar_measures(engine.parts(wide), engine.parts(x), engine, exactly=True, within=within)
     x = torch.where(usable[:, None, None], x, torch.nan)
     measures = torch.where(usable, measures, torch.nan)
     u = x.to(engine.storage)
-    return _answer(options, label, u if is_wide(matrices.a) else u.mT, rank, measures)
+    return _answer(options, label, u if options.lie_down(matrices.a.shape) else u.mT, rank, measures)
 
 
 def _answer(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Unpack, overload
 
 import numpy as np
@@ -10,30 +10,38 @@ import torch
 
 from neula.algorithms.scaling import binary_exponents
 from neula.certificates.bounds import Accuracy
+from neula.certificates.polar import PolarNumbers
 from neula.engines import Arithmetic, Engine
 from neula.errors import check_name
 from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.shift import shift
 from neula.pipeline.call import Call
-from neula.pipeline.chain import Run, run_chain
-from neula.pipeline.compilation import eager
+from neula.pipeline.chain import Answer, Run, run_chain
+from neula.pipeline.compilation import with_operator
+from neula.pipeline.gradients import attach_polar
 from neula.pipeline.inputs import check_finite, check_matrices
 from neula.pipeline.lists import over_lists
-from neula.pipeline.polar_gradients import attach_polar
+from neula.pipeline.over_processes import Give, OverProcesses, in_step
+from neula.pipeline.pending import first_answer
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, PolarResult
+from neula.problems.operators.polar import traced_polar
 from neula.problems.polar.chain import PolarJudge, chain
-from neula.problems.polar.problem import Matrices, Options, PolarValues
+from neula.problems.polar.problem import SIDES, Matrices, Options, PolarValues
 from neula.problems.signatures import Kind, PolarKeywords
 
-SIDES = ("right", "left")
+
+def give_factors_back(result: PolarResult, tall: Give, replicated: Give) -> PolarResult:
+    """Of a matrix over processes: U as A came, H on all of them."""
+    return replace(result, U=tall(result.U), H=None if result.H is None else replicated(result.H))
 
 
 @overload
 def polar(A: Kind, **keywords: Unpack[PolarKeywords]) -> PolarResult[Kind]: ...
 @overload
 def polar(A: Any, **keywords: Unpack[PolarKeywords]) -> PolarResult[Any]: ...
-@eager
+@with_operator(traced_polar)
+@OverProcesses(give_factors_back, refused={"side": ("left",), "wait": (False,)}, wide=lambda asked: True)
 @over_lists(PolarResult.member)
 def polar(
     A: Any,
@@ -45,6 +53,7 @@ def polar(
     engine: str | Engine = "auto",
     strict: bool = False,
     progress: Progress | None = None,
+    wait: bool = True,
 ) -> PolarResult:
     """Polar decomposition ``A = U H`` on matrix units, certified to the accuracy asked for.
 
@@ -78,6 +87,11 @@ def polar(
         and Inf in batches, too.
     progress : callable or bool, optional
         Called with the name of the stage and the part of it that is done; True shows a bar.
+    wait : bool, optional
+        False to return as soon as the first link of the chain is launched, without waiting for the device:
+        the result has U, H, their ranks and residuals, and which of them are accepted, as arrays on it, and
+        :func:`neula.finish` makes of it what the waiting call returns. Where the first link waits itself, as
+        for matrices on a CPU, so does this.
 
     Returns
     -------
@@ -144,10 +158,11 @@ def polar(
     check_name("side", side, SIDES, optional=True)
     if rcond is not None and not 0 <= rcond < 1:
         raise ValueError(f"rcond must be at least 0 and below 1, got {rcond}")
-    return polar_result(call, Options(call.target, call.engine, rcond, completion, progress), side)
+    options = Options(call.target, call.engine, rcond, completion, progress)
+    return polar_result(call, options, side, wait=wait)
 
 
-def polar_result(call: Call, options: Options, side: str | None = None) -> PolarResult:
+def polar_result(call: Call, options: Options, side: str | None = None, *, wait: bool = True) -> PolarResult:
     """The decomposition of what a call was given.
 
     Parameters
@@ -155,13 +170,71 @@ def polar_result(call: Call, options: Options, side: str | None = None) -> Polar
     call : Call
     options : Options
     side : {"right", "left"}, optional
+    wait : bool, optional
     """
+    if not wait and call.first.tensor.numel() > 0:
+        with call.computing():
+            a = call.matrices()
+            begun = first_answer(chain(options), Matrices(a, options), PolarJudge.of(a, options))
+        if begun is not None:
+            return _pending(call, options, side, begun)
+    return _finished(call, options, side)
+
+
+def _pending(call: Call, options: Options, side: str | None, begun: Answer[PolarValues]) -> PolarResult:
+    """What the first link has launched, and what there is to say of it on its device."""
+    shape = call.first.tensor.shape
+    bounds = options.bounds(shape)
+    with call.computing():
+        judge = PolarJudge.of(call.matrices(), options)
+        found = PolarNumbers(*(x.reshape(shape[:-2]) for x in begun.values.measures.T))
+        accepted, ranks = found.accepted_by(bounds), judge.ranks_measured(found)
+    u, h = _factors(call, options, side, begun.values.u, ranks)
+    if h is not None:
+        fits = (h.to(call.dtype).isfinite() == h.isfinite()).flatten(len(shape) - 2).all(-1)
+        accepted = accepted & fits
+    of_all: dict[str, Any] = {"converged": accepted.all(), "rank": ranks.amin()}
+    of_all |= {"residual": found.residual.amax(), "orthogonality": found.orthogonality.amax()}
+    return PolarResult(
+        U=call.hand_back(u),
+        H=None if h is None else call.hand_back(h),
+        side=side,
+        **of_all,
+        residual_bound=bounds.residual,
+        orthogonality_bound=bounds.orthogonality,
+        ranks=call.hand_back(ranks, ranks.dtype),
+        residuals=call.hand_back(found.residual, found.residual.dtype),
+        orthogonalities=call.hand_back(found.orthogonality, found.orthogonality.dtype),
+        accepted=call.hand_back(accepted, accepted.dtype),
+        engine=str(options.engine),
+        accuracy=options.target.name,
+        pending=lambda: _finished(call, options, side, begun),
+    )
+
+
+def _factors(
+    call: Call, options: Options, side: str | None, u: torch.Tensor, ranks: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """U and H, attached to the graph of A."""
+    shape = call.first.tensor.shape
+    if call.differentiable:
+        return attach_polar(call.first.graph, u.reshape(shape), side, ranks=ranks)
+    if side is None:
+        return u.reshape(shape), None
+    with call.computing():
+        h = symmetric_factor(call.matrices(), u, side, options)
+    return u.reshape(shape), h.reshape(*shape[:-2], *h.shape[1:])
+
+
+def _finished(
+    call: Call, options: Options, side: str | None, begun: Answer[PolarValues] | None = None
+) -> PolarResult:
     a = call.first.tensor
     with call.computing():
-        found = decompose(call.matrices(), options)
+        found = decompose(call.matrices(), options, begun)
         if not found.run.accepted.all() and a.ndim == 2:
             check_finite(a, largest_magnitude(a, 0), "A")
-    return _collect(call, found, side)
+    return _collect(call, options, found, side)
 
 
 @dataclass(frozen=True)
@@ -181,23 +254,48 @@ class Found:
         return u
 
 
-def decompose(matrices: torch.Tensor, options: Options) -> Found:
+def decompose(matrices: torch.Tensor, options: Options, begun: Answer[PolarValues] | None = None) -> Found:
     """Orthogonal polar factors of a batch, on the engine's device.
 
     Parameters
     ----------
     matrices : Tensor, shape (batch, m, n)
     options : Options
+    begun : Answer, optional
+        What the first link has found.
     """
-    count, m, n = matrices.shape
-    judge = PolarJudge(options.bounds(max(m, 1), max(n, 1)), options, matrices)
+    count, over_rows = len(matrices), options.over_rows
+    judge = PolarJudge.of(matrices, options)
+    if over_rows.spread:  # NaN on one process is an error on all of them
+        check_finite(matrices[0], options.engine.column_max(matrices[0]), "A", over_rows)
+        m, n = options.shape_of(matrices.shape)
+        if m < n:
+            return _gathered(matrices[0], options)
     if matrices.numel() > 0:
-        return Found(run_chain(chain(options), Matrices(matrices, options), judge), judge)
-    nothing = torch.zeros(count, 9, dtype=torch.float64)
+        links = in_step(chain(options)) if over_rows.spread else chain(options)
+        return Found(run_chain(links, Matrices(matrices, options), judge, begun=begun), judge)
+    nothing = torch.zeros(count, 5, dtype=torch.float64)
     run = Run.begin(count, PolarValues(matrices.to(options.work.dtype), nothing[:, 0].long(), nothing))
-    run.numbers, run.accepted[:], run.open = np.zeros((10, count)), True, np.arange(0)
+    run.numbers, run.accepted[:], run.open = np.zeros((6, count)), True, np.arange(0)
     run.attempts.append(Attempt("nothing to do", True, "no elements"))
     return Found(run, judge)
+
+
+def _gathered(rows: torch.Tensor, options: Options) -> Found:
+    """Of one wide matrix, whose products contract over columns: each process takes all of it.
+
+    What counts is what the first process has found.
+    """
+    over_rows, device = options.over_rows, rows.device
+    whole = over_rows.gathered(rows)
+    found = decompose(whole[None], replace(options, engine=options.engine.alone))
+    run = found.run
+    u, numbers = over_rows.agree(found.u.contiguous()), torch.from_numpy(run.numbers).to(device)
+    accepted = torch.from_numpy(run.accepted).to(device)
+    run.numbers, run.accepted = (x.cpu().numpy() for x in over_rows.agreed(numbers, accepted))
+    mine = u[:, over_rows.first : over_rows.first + over_rows.own(len(rows))]
+    run.values = replace(run.found, u=mine if mine.shape[1] else rows.new_zeros(1, *rows.shape))
+    return found
 
 
 def symmetric_factor(a: torch.Tensor, u: torch.Tensor, side: str, options: Options) -> torch.Tensor:
@@ -208,27 +306,23 @@ def symmetric_factor(a: torch.Tensor, u: torch.Tensor, side: str, options: Optio
     name = options.engine.tuning.cheapest(options.work)
     engine = options.engine.using(Arithmetic.named(name))
     a = a.to(torch.promote_types(a.dtype, torch.float32))
-    exponents = binary_exponents(torch.linalg.vector_norm(a, torch.inf, dim=(1, 2), keepdim=True))
+    largest = torch.linalg.vector_norm(a, torch.inf, dim=(1, 2), keepdim=True)
+    exponents = binary_exponents(options.over_rows.largest(largest))
     near_one = shift(a, -exponents)
-    left, right = (u.mT, near_one) if side == "right" else (near_one, u.mT)
-    h = engine.joined(engine.product(engine.parts(left), engine.parts(right), symmetric=True))
+    left, right = (u.mT, near_one.mT) if side == "right" else (near_one, u)
+    h = engine.joined(engine.across(engine.parts(left), engine.parts(right)))
     h = (h + h.mT) / 2
     return shift(h.double() if a.dtype == torch.float64 else h, exponents)
 
 
-def _collect(call: Call, found: Found, side: str | None) -> PolarResult:
+def _collect(call: Call, options: Options, found: Found, side: str | None) -> PolarResult:
     """What the user gets, attached to the graph of A; says so where the accuracy was not reached."""
     given, run, judge = call.first.tensor, found.run, found.judge
-    batch, options, bounds = given.shape[:-2], judge.options, judge.bounds
+    batch, bounds = given.shape[:-2], judge.bounds
     measured, ranks = judge.numbers(run.numbers), judge.ranks(run.numbers)
-    u, h = found.u.reshape(given.shape), None
     if call.differentiable:
         _refuse_deficient(given, ranks[run.accepted])
-        u, h = attach_polar(call.first.graph, u, side)
-    elif side is not None:
-        with call.computing():
-            h = symmetric_factor(call.matrices(), found.u, side, options)
-            h = h.reshape(*batch, *h.shape[1:])
+    u, h = _factors(call, options, side, found.u, torch.from_numpy(ranks).reshape(batch))
 
     def of_members(x: np.ndarray) -> Any:
         known = torch.from_numpy(np.ascontiguousarray(x)).reshape(batch)
@@ -242,7 +336,7 @@ def _collect(call: Call, found: Found, side: str | None) -> PolarResult:
         H=None if h is None else call.give_back(h),
         side=side,
         converged=bool(run.accepted.all()),
-        rank=int(ranks.min(initial=min(given.shape[-2:]))),
+        rank=int(ranks.min(initial=judge.full)),
         residual=largest(measured.residual),
         orthogonality=largest(measured.orthogonality),
         residual_bound=bounds.residual,
@@ -259,7 +353,7 @@ def _collect(call: Call, found: Found, side: str | None) -> PolarResult:
     if not result.converged:
         call.report_missed(
             f"the polar decomposition is not certified to {result.accuracy} accuracy",
-            run.attempts[-1].reason,
+            judge.reason(measured, run.worst(measured.residual)),
             result,
             np.argwhere(~run.accepted.reshape(batch)).tolist(),
         )

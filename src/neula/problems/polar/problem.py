@@ -9,8 +9,12 @@ import torch
 from neula.algorithms.scaling import power_of_two_scales
 from neula.certificates.polar import PolarBounds
 from neula.engines import BF16, FP32, FP64, Engine, Format
+from neula.engines.reduction import Reduction
 from neula.pipeline.batches import Batch, Values
 from neula.pipeline.progress import Progress
+
+SIDES = ("right", "left")
+"""Where H stands: ``A = U H`` or ``A = H U``."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +55,47 @@ class Options:
         """Whether it matters where small singular values end."""
         return self.target is not BF16 or self.completion or self.rcond is not None
 
-    def bounds(self, m: int, n: int) -> PolarBounds:
-        """What is asked of matrices of this shape."""
-        return PolarBounds.of(self.target, m, n)
+    @property
+    def over_rows(self) -> Reduction:
+        """Of the rows of a matrix."""
+        return self.engine.over_rows
+
+    def shape_of(self, here: torch.Size) -> tuple[int, int]:
+        """Shape of a matrix of whose rows these are here."""
+        return self.over_rows.count(here[-2]), here[-1]
+
+    def bounds(self, here: torch.Size) -> PolarBounds:
+        """What is asked of matrices of whose rows these are here."""
+        m, n = self.shape_of(here)
+        return PolarBounds.of(self.target, max(m, 1), max(n, 1))
+
+    def lie_down(self, here: torch.Size) -> bool:
+        """Whether matrices have at least as many columns as rows; over processes they have not."""
+        return not self.over_rows.spread and here[-2] <= here[-1]
+
+    def laid_down(self, a: torch.Tensor) -> torch.Tensor:
+        """Matrices as they are, tall ones transposed."""
+        return a if self.lie_down(a.shape) else a.mT
+
+    def scales(self, a: torch.Tensor) -> tuple[torch.Tensor, float]:
+        """Powers of two by which elements of ``A A^T`` are near 1 at most: one a matrix, and one for all.
+
+        Both at once may be out of range.
+
+        Parameters
+        ----------
+        a : Tensor, shape (batch, m, n)
+
+        Returns
+        -------
+        scales : Tensor, shape (batch,)
+            In the dtype of A, at least float32.
+        factor : float
+        """
+        enough = torch.promote_types(a.dtype, torch.float32)
+        largest = self.over_rows.largest(torch.linalg.vector_norm(a, torch.inf, dim=(1, 2)).to(enough))
+        length = max(self.shape_of(a.shape))
+        return power_of_two_scales(largest), 2.0 ** -((length.bit_length() - 1) // 2)
 
 
 @dataclass(frozen=True)
@@ -68,11 +110,6 @@ class Matrices(Batch):
 
     a: torch.Tensor
     options: Options
-
-    @property
-    def wide(self) -> torch.Tensor:
-        """Those at most as long as wide: shape (batch, k, length), k <= length."""
-        return as_wide(self.a)
 
 
 @dataclass(frozen=True)
@@ -92,29 +129,3 @@ class PolarValues(Values):
     u: torch.Tensor
     rank: torch.Tensor
     measures: torch.Tensor
-
-
-def is_wide(a: torch.Tensor) -> bool:
-    """Whether matrices have more columns than rows."""
-    return a.shape[-2] < a.shape[-1]
-
-
-def as_wide(a: torch.Tensor) -> torch.Tensor:
-    """Matrices as they are, tall and square ones transposed."""
-    return a if is_wide(a) else a.mT
-
-
-def scaled(wide: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Wide matrices times powers of two, so that elements of ``A A^T`` are near 1 at most.
-
-    Parameters
-    ----------
-    wide : Tensor, shape (batch, k, m)
-    dtype : torch.dtype
-        Of the result: float32 or float64.
-    """
-    enough = torch.promote_types(wide.dtype, torch.float32)
-    largest = torch.linalg.vector_norm(wide, torch.inf, dim=(1, 2)).to(enough)
-    root = 2.0 ** -((wide.shape[2].bit_length() - 1) // 2)
-    # One factor after the other: together they may be out of range.
-    return ((wide * power_of_two_scales(largest)[:, None, None]) * root).to(dtype)
