@@ -108,6 +108,10 @@ class Tuning:
         condition numbers up to 1e4, what needs more of them goes on to a better R. 0: as many as it takes, as
         of single problems that are too large to be played back (1000000 x 200 on an H200: 22.7 ms with three
         steps, 14.1 with the one that it takes).
+    one_launch : int
+        Elements of A, times right-hand sides, up to which a problem of at most 64 columns is solved and
+        measured by one launch, where it has a single multiprocessor (H200: 64 x 32 takes 0.05 ms, 300 x 40
+        takes 0.19, and their hundreds of small launches more than 0.4; 1000 of 200 x 50 take 1.4).
     reflected_rows : int
         Rows of matrices in Householder form up to which each is reflected by a thread block.
     tall_columns, low_columns, tall_ratio : int
@@ -209,6 +213,7 @@ class Tuning:
     bordered: int = 0
     small_r: tuple[str, ...] = ("cholesky fp64", "householder fp64")
     blind_steps: int = 0
+    one_launch: int = 0
     reflected_rows: int = 0
     tall_columns: int = 256
     low_columns: int = 1024
@@ -358,6 +363,7 @@ def cuda_tuning(
         bordered=2_000_000_000 if replayed_bytes else 0,
         small_r=("cholesky fp64", "shifted cholesky fp64") if fast_fp64 else GRAM_SCHMIDT,
         blind_steps=3,
+        one_launch=1 << 15 if corrected and fast_fp64 else 0,
         reflected_rows=512 if corrected else 0,
         pivot_block=256,
         iteration=2.5e10,

@@ -47,7 +47,7 @@ class Batch:
         return self._first.device
 
     def __len__(self) -> int:
-        return len(self._first)
+        return self._first.shape[0]  # a tenth of the time that len() of a tensor takes
 
     def at(self, places: torch.Tensor) -> Self:
         """Those at some places."""

@@ -23,6 +23,13 @@ P = TypeVar("P", bound=Problems)
 V = TypeVar("V", bound=Values)
 Judged = TypeVar("Judged", bound=Problems, contravariant=True)
 
+Settled = Callable[[torch.Tensor], torch.Tensor]
+"""From what was measured of a batch to a tensor of one bool."""
+
+MANY = 2048
+"""Problems from which on the host reads no more than the worst if all are accepted at once: to look at the
+numbers of others takes it longer than a GPU takes to solve them."""
+
 
 @dataclass
 class Answer(Generic[V]):
@@ -145,7 +152,7 @@ class Run(Generic[V]):
     values : Values or None
         The best of each problem; None before the first answer.
     numbers : array of float, shape (numbers, batch)
-        What was measured of them.
+        What was measured of them; where many were accepted at once, of the worst by each number alone.
     accepted : array of bool, shape (batch,)
     demerit : array of float, shape (levels, batch)
     open : array of int
@@ -204,6 +211,22 @@ class Run(Generic[V]):
         self.open = self.open[left]
         return left
 
+    def settle(
+        self, answer: Answer[V], measured: torch.Tensor, settled: Settled, judge: Judge[Any, V]
+    ) -> bool:
+        """Take first answers if nothing is left to do for any of many problems; tells whether that is so."""
+        kinds, count = measured.shape
+        if count < MANY or len(self.demerit) or count < len(self.accepted):
+            return False
+        worst = measured[:, measured.argmax(1)]
+        *read, all_settled = _read(torch.cat([worst.flatten(), settled(measured).to(worst.dtype)[None]]))
+        if not all_settled:
+            return False
+        numbers = np.reshape(read, (kinds, kinds))
+        verdict = judge.verdict(answer, numbers)
+        self.keep(answer, numbers, replace(verdict, accepted=np.ones(count, dtype=bool)))
+        return True
+
     def _keep_better(self, answer: Answer[V], numbers: np.ndarray, verdict: Verdict) -> None:
         better = _no_worse(verdict.demerit, self.demerit[:, self.open])
         if not better.any():
@@ -216,8 +239,9 @@ class Run(Generic[V]):
 
     def worst(self, errors: np.ndarray) -> int:
         """The problem with the largest error: of those that were not accepted, if there are any."""
-        counts = self.accepted if self.accepted.all() else ~self.accepted
-        return int(np.where(counts, np.where(np.isnan(errors), np.inf, errors), -1.0).argmax())
+        if self.accepted.all():
+            return int(errors.argmax())  # NaN is the largest
+        return int(np.where(self.accepted, -1.0, np.where(np.isnan(errors), np.inf, errors)).argmax())
 
     def _put(self, values: V, which: np.ndarray) -> None:
         if self.values is None or (which.all() and len(which) == len(self.accepted)):
@@ -256,6 +280,7 @@ def run_chain(
     judge: Judge[P, V],
     known: V | None = None,
     begun: Answer[V] | None = None,
+    settled: Settled | None = None,
 ) -> Run[V]:
     """Try links until the answers of all problems are accepted; of each problem the best answer is kept.
 
@@ -270,6 +295,8 @@ def run_chain(
         What was found before, for a link that improves it; any answer takes its place.
     begun : Answer, optional
         What the first link has found already (``neula.pipeline.pending.first_answer``); not changed.
+    settled : callable, optional
+        Whether nothing is left to do for any problem, from what was measured: a tensor of one bool.
 
     Raises
     ------
@@ -296,6 +323,8 @@ def run_chain(
                     run.attempts.append(Attempt(why.label or link.label, False, str(why)))
                 continue
             measured = judge.measure(mine, previous) if previous.measured is None else previous.measured
+            if settled is not None and run.settle(previous, measured, settled, judge):
+                break
             previous.numbers = _read(measured)
             left = run.keep(previous, previous.numbers, judge.verdict(previous, previous.numbers))
             if begun is not None and not run.accepted.all():

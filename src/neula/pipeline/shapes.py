@@ -11,6 +11,8 @@ import torch
 from neula.errors import warn
 from neula.pipeline.inputs import check_matrices, flattened
 
+_NOTHING = torch.empty(0, 0, 0)
+
 
 @dataclass(frozen=True, eq=False)
 class System:
@@ -36,6 +38,10 @@ class System:
     batch: tuple[int, ...]
     is_vector: bool
     _layout: _Layout = field(repr=False)
+
+    def without_numbers(self) -> System:
+        """The same for shapes alone, which keeps no matrix alive."""
+        return System(_NOTHING, _NOTHING, self.batch, self.is_vector, self._layout)
 
     def solutions(self, x: torch.Tensor) -> torch.Tensor:
         """Solutions as the user expects them.

@@ -19,6 +19,7 @@ from neula.pipeline.call import Call
 from neula.pipeline.chain import Run
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, SolutionResult
+from neula.pipeline.result.deferred import Later
 from neula.pipeline.shapes import System
 
 FORWARD = 16
@@ -187,12 +188,21 @@ class Report:
     run: Run[Any]
     spoilt: torch.Tensor | None = None
 
-    def of_members(self, known: torch.Tensor, missing: float = math.nan) -> Any:
+    def of_members(self, known: torch.Tensor, missing: float = math.nan) -> Later:
         """An array with what is known of each problem."""
-        x = self.shapes.of_members(known)
-        if self.spoilt is not None:
-            x = x.masked_fill(self.shapes.of_copies(self.spoilt), missing)
-        return self.call.give_back(x.contiguous(), x.dtype)
+        spoilt = self.spoilt
+
+        def arranged(shapes: System) -> torch.Tensor:
+            x = shapes.of_members(known)
+            return x if spoilt is None else x.masked_fill(shapes.of_copies(spoilt.to(x.device)), missing)
+
+        return self.later(arranged)
+
+    def later(self, arranged: Callable[[System], torch.Tensor]) -> Later:
+        """An array that is made of a tensor when somebody reads it; until then no operand is kept for it."""
+        shapes, first = self.shapes.without_numbers(), self.call.first
+        wrap, device = first.wrap, first.tensor.device
+        return Later(lambda: wrap(arranged(shapes).contiguous().to(device)))
 
     def missed(self) -> list[list[int]]:
         """Where in the batch problems are that were not accepted."""
@@ -220,7 +230,8 @@ class Report:
             float(of[name].max(initial=least)) for name, least in (("condition", 1.0), ("forward_error", 0.0))
         )
         return {
-            "x": self.call.give_back(self.shapes.solutions(values.x), self.options.dtype),
+            # It is rounded already, and its largest element was looked at.
+            "x": self.call.hand_back(self.shapes.solutions(values.x), self.options.dtype),
             "converged": self.spoilt is None and bool(run.accepted.all()),
             "iterations": run.iterations,
             "backward_error": self.worst.get("backward_error", 0.0),
@@ -232,12 +243,10 @@ class Report:
             "engine": str(self.options.engine),
             "accuracy": self.options.target.name,
             "seconds": self.call.seconds,
-            "accepted": self.of_members(torch.from_numpy(run.accepted).to(values.x.device), False),
+            "accepted": self.of_members(torch.from_numpy(run.accepted), False),
             "backward_errors": self.of_members(values.backward_error),
             "conditions": self.of_members(values.condition),
-            "forward_errors": self.call.give_back(
-                self.shapes.of_columns(values.forward_error), torch.float64
-            ),
+            "forward_errors": self.later(lambda shapes: shapes.of_columns(values.forward_error)),
         }
 
 
@@ -294,7 +303,9 @@ def accept_digits(run: Run[S], options: Options) -> None:
 
     Better links would not reach it either, where residuals in twice the working precision do not.
     """
-    run.accepted &= numbers_of(run)["forward_error"] <= options.largest_error
+    reached = numbers_of(run)["forward_error"] <= options.largest_error
+    if not reached.all():
+        run.accepted &= reached
 
 
 def unsure(run: Run[S]) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Generic
 
 from neula.pipeline.result import shown
+from neula.pipeline.result.deferred import Deferrable
 from neula.pipeline.result.shown import ArrayT
 from neula.pipeline.result.solution import SolutionResult
 from neula.pipeline.result.statistics import Fit, Statistics
@@ -44,10 +45,10 @@ class LstsqResult(SolutionResult[ArrayT], Statistics, Generic[ArrayT]):
     """
 
     optimality: float
-    residual_norm: Any
+    residual_norm: Any = Deferrable()  # noqa: RUF009
     rank: int
     factorization: str = ""
-    ranks: Any = None
+    ranks: Any = Deferrable(None)  # noqa: RUF009
     passes: int = 0
     constraint_error: float = 0.0
     fit: Fit | None = None

@@ -9,6 +9,7 @@ from typing import Any, Generic
 
 from neula.pipeline.result import shown
 from neula.pipeline.result.attempts import Attempt
+from neula.pipeline.result.deferred import Deferrable
 from neula.pipeline.result.shown import ArrayT
 
 
@@ -69,11 +70,15 @@ class SolutionResult(shown.Shown, Generic[ArrayT]):
     engine: str = ""
     accuracy: str = ""
     seconds: float = math.nan
-    accepted: Any = None
-    backward_errors: Any = None
-    conditions: Any = None
-    forward_errors: Any = None
+    accepted: Any = Deferrable(None)  # noqa: RUF009
+    backward_errors: Any = Deferrable(None)  # noqa: RUF009
+    conditions: Any = Deferrable(None)  # noqa: RUF009
+    forward_errors: Any = Deferrable(None)  # noqa: RUF009
     pending: Callable[[], Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles have all values."""
+        return {name: getattr(self, name) for name in vars(self)}
 
     def headline(self) -> str:
         """What is certified, in a line."""

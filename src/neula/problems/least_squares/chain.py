@@ -14,6 +14,7 @@ from neula.algorithms.krylov.cgls import cgls
 from neula.algorithms.krylov.lsqr import lsqr
 from neula.algorithms.krylov.refinement import InnerSolver
 from neula.certificates.bounds import lstsq_bound
+from neula.certificates.forward_error import SURE
 from neula.engines import FP16_COR, FP64
 from neula.pipeline.chain import Answer, Link, Verdict
 from neula.problems.least_squares import links
@@ -203,17 +204,21 @@ class LeastSquaresJudge:
         What the singular values must exceed for the rank to be certain.
     together : bool
         Whether problems were solved together.
+    largest_error : float
+        What forward errors may be in the end.
     """
 
     bound: float
     certain_rcond: float
     together: bool
+    largest_error: float = SURE
 
     @classmethod
     def of(cls, m: int, n: int, options: Options, *, together: bool) -> LeastSquaresJudge:
         """That for problems of one shape."""
         rows = m if together else options.rows(m, n)
-        return cls(lstsq_bound(options.target, min(rows, n)), options.certain_rcond((m, n)), together)
+        bound = lstsq_bound(options.target, min(rows, n))
+        return cls(bound, options.certain_rcond((m, n)), together, options.largest_error)
 
     def measure(self, problems: object, answer: Answer[Members]) -> torch.Tensor:
         """What :attr:`Members.names` says, for each problem."""
@@ -227,6 +232,11 @@ class LeastSquaresJudge:
             accepted = accepted & full_rank & (of["refined_error"] <= self.bound)
         return accepted
 
+    def settled(self, measured: torch.Tensor) -> torch.Tensor:
+        """Whether all are solved, with as many digits as are asked for, and none is zero."""
+        of = dict(zip(Members.names, measured, strict=True))
+        return (self.accepts(of) & (of["forward_error"] <= self.largest_error) & (of["zero"] == 0)).all()
+
     def verdict(self, answer: Answer[Members], numbers: np.ndarray) -> Verdict:
         """Of solutions whose backward error is small enough the one with the most digits is best.
 
@@ -237,12 +247,14 @@ class LeastSquaresJudge:
         superseded = np.full_like(of["accepted"], answer.label != SVD)
         error = np.maximum(of["refined_error"], self.bound)
         demerit = np.array([~accepted, superseded, error, of["forward_error"]])
-        reason = self._of_batch(of, accepted) if self.together else self._of_one(of, answer)
+        reason = (
+            self._of_batch(of, accepted, len(answer.values)) if self.together else self._of_one(of, answer)
+        )
         return Verdict(accepted, demerit, reason, accepted | answer.label.endswith(NO_GAP))
 
-    def _of_batch(self, of: dict[str, np.ndarray], accepted: np.ndarray) -> str:
-        error, count = of["backward_error"], len(accepted)
-        missed, doubtful = count - int(accepted.sum()), int((error[~accepted] <= self.bound).sum())
+    def _of_batch(self, of: dict[str, np.ndarray], accepted: np.ndarray, count: int) -> str:
+        error = of["backward_error"]
+        missed, doubtful = int((~accepted).sum()), int((error[~accepted] <= self.bound).sum())
         worst = (
             f"backward error {error.max():.1e} (bound {self.bound:.1e}), "
             f"forward error {of['forward_error'].max():.1e}"

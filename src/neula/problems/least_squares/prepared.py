@@ -43,7 +43,7 @@ class Problems(Batch):
     places: torch.Tensor | None = None
 
     def __len__(self) -> int:
-        return len(self.a if self.places is None else self.places)
+        return (self.a if self.places is None else self.places).shape[0]
 
     def at(self, places: torch.Tensor) -> Self:
         """Some of them."""

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
+import torch
 
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE
 from neula.pipeline.chain import Run
 from neula.pipeline.result import LstsqResult
+from neula.pipeline.result.deferred import Later
+from neula.pipeline.result.statistics import Fit
+from neula.pipeline.shapes import System
 from neula.pipeline.solutions import Report, does_not_fit, numbers_of, unsure
 from neula.problems.least_squares.problem import Members, Options
 
 
-def collect(report: Report, passes: int = 0) -> LstsqResult:
+def collect(report: Report, passes: int = 0, fit: Fit | None = None) -> LstsqResult:
     """One result for the batch: the worst of its members speaks for all."""
     run, options = report.run, report.options
     values, of = run.found, numbers_of(run)
@@ -20,17 +26,24 @@ def collect(report: Report, passes: int = 0) -> LstsqResult:
         raise does_not_fit(options.dtype)
     m, n = options.over_rows.count(report.shapes.matrices.shape[-2]), report.shapes.matrices.shape[-1]
     ranks = of["rank"][~np.isnan(of["backward_error"])]
-    norms = report.shapes.of_columns(values.residual_norm).flatten().tolist()
+    norms = partial(_norms, values.residual_norm, report.shapes.without_numbers())
     return LstsqResult(
         **report.common(),
         optimality=report.worst.get("optimality", 0.0),
         tolerance=lstsq_bound(options.target, max(1, min(m, n))),
-        residual_norm=norms[0] if len(norms) == 1 else norms,
+        residual_norm=Later(norms),
         rank=int(min(ranks, default=0)) if len(run.accepted) else min(m, n),
         factorization=run.label,
         ranks=report.of_members(values.rank, 0),
         passes=passes,
+        fit=fit,
     )
+
+
+def _norms(residual_norm: torch.Tensor, shapes: System) -> float | list[float]:
+    """A number, or those of all right-hand sides."""
+    norms: list[float] = shapes.of_columns(residual_norm).flatten().tolist()
+    return norms[0] if len(norms) == 1 else norms
 
 
 def why(result: LstsqResult, run: Run[Members], options: Options, *, is_batch: bool) -> str:

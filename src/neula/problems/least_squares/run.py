@@ -62,13 +62,25 @@ def solve_problems(
     together = chain_together(count, m, n, options)
     if together:
         judge = LeastSquaresJudge.of(m, n, options, together=True)
-        run = run_chain(together, problems, judge, begun=begun)
+        run = run_chain(together, problems, judge, begun=begun, settled=judge.settled)
     else:
         run = Run.begin(count, _missing(problems, count))
-    if not is_batch and len(run.open):  # no solution of numbers that are not finite is accepted
+    if len(run.open):
+        _go_on(run, problems, together=bool(together), is_batch=is_batch)
+    _reject_vanished(run, problems)
+    return run
+
+
+def _go_on(run: Run[Members], problems: Problems, *, together: bool, is_batch: bool) -> None:
+    """Each problem that is left alone; no solution of numbers that are not finite is accepted."""
+    a, b, options = problems.a, problems.b, problems.options
+    m, n = options.over_rows.count(a.shape[1]), a.shape[2]
+    unusable = np.empty(0, dtype=np.int64)
+    if is_batch:
+        unusable = _set_aside(run, problems)
+    else:
         check_finite(a[0], problems.column_max, "A", options.over_rows)
         check_finite(b[0].squeeze(-1), options.engine.column_max(b[0]), "b", options.over_rows)
-    unusable = _set_aside(run, problems) if is_batch and len(run.open) else np.empty(0, dtype=np.int64)
     alone = chain_after_together(m, n, options) if together else chain_alone(m, n, options)
     alone = in_step(alone) if options.over_rows.spread else alone
     judge = LeastSquaresJudge.of(m, n, options, together=False)
@@ -83,8 +95,6 @@ def solve_problems(
     run_each(run, solve_alone)
     if len(unusable):
         _forget(run, problems, unusable)
-    _reject_vanished(run, problems)
-    return run
 
 
 def _missing(problems: Problems, count: int) -> Members:
@@ -136,6 +146,8 @@ def with_exact_zeros(run: Run[Members], problems: Problems) -> Run[Members]:
 
     Such right-hand sides look like unsure ones. The others of the same matrix are solved again without them.
     """
+    if run.accepted.all():
+        return run
     a, b, weights, values = problems.a, problems.b, problems.options.weights, run.found
     over_rows = problems.options.over_rows
     places = np.flatnonzero(~run.accepted & ~(numbers_of(run)["forward_error"] <= SURE))

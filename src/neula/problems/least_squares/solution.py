@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -32,16 +33,16 @@ class Solved:
     ----------
     result : LstsqResult
     why : str
-    missed : list of list of int
+    missed : sequence of list of int
         Where in the batch problems are that were not accepted.
     unsure : bool
         Whether of any problem no digit of x is sure.
     """
 
     result: LstsqResult
-    why: str
-    missed: list[list[int]]
-    unsure: bool
+    why: str = ""
+    missed: Sequence[list[int]] = ()
+    unsure: bool = False
 
     def reported(self, call: Call) -> LstsqResult:
         """The result, after a warning where the accuracy was missed, or an error where the call is strict."""
@@ -99,12 +100,14 @@ def solve_system(
     if spoilt is not None:
         _put_nan(run, spoilt, shapes)
     report = Report(call, shapes, options, run, spoilt)
-    result = collect(report)
+    fit = None
     if spoilt is None and not options.over_rows.spread:
-        result = replace(result, fit=LinearFit(call, shapes, options, run.found.x, run.found.residual_norm))
-    reason = "" if result.converged else why(result, run, options, is_batch=is_batch)
-    result = attached(call, shapes, result, partial(_attach, weights, options, result.ranks))
-    return Solved(result, reason, report.missed(), unsure(run))
+        fit = LinearFit(call, shapes, options, run.found.x, run.found.residual_norm)
+    found = collect(report, fit=fit)
+    result = attached(call, shapes, found, lambda *of: _attach(weights, options, found.ranks, *of))
+    if found.converged:
+        return Solved(result)
+    return Solved(result, why(found, run, options, is_batch=is_batch), report.missed(), unsure(run))
 
 
 def _spoilt(shapes: System, columns: torch.Tensor) -> torch.Tensor | None:

@@ -17,6 +17,7 @@ from neula.algorithms.krylov.batched_lstsq import (
     Triangles,
     Underdetermined,
     lengths,
+    limits_of,
     rate_of,
 )
 from neula.algorithms.krylov.doubled_refinement import (
@@ -36,8 +37,10 @@ from neula.algorithms.orthogonal.r_only import (
 from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.certificates.backward_error import over
 from neula.certificates.forward_error import SURE
+from neula.kernels import seminormal
 from neula.kernels.doubled import cuts
 from neula.kernels.magnitudes import largest_magnitude
+from neula.kernels.seminormal import MODERATE
 from neula.kernels.shift import shift
 from neula.kernels.triangular_inverse import triangular_inverse
 from neula.pipeline.border import Border
@@ -50,9 +53,6 @@ from neula.problems.least_squares.scaled import ScaledProblems
 Factor = Callable[..., torch.Tensor]
 """R of a batch of tall matrices, ``factor(a, over_rows=...)``."""
 
-
-MODERATE = 2.0**200
-"""Norms up to this, and down to its reciprocal, have squares and quotients that float64 holds."""
 
 ALIKE = 4.0
 """Columns whose norms differ by less are not scaled before their products are doubled."""
@@ -76,6 +76,8 @@ def solve_together(
     """
     options, k = problems.options, problems.b.shape[2]
     report = stage(options.progress, label)
+    if factor is cholesky_r and _in_reach(problems):
+        return _in_one_launch(problems, label, blind_steps)
     m, n = problems.a.shape[1:]
     size = max(1, options.engine.tuning.chunk_elements // (options.rows(m, n) * max(n, k)))
     weights = () if options.weights is None else (options.weights,)
@@ -100,6 +102,35 @@ def solve_together(
     taken = min(blind_steps, options.max_iterations) or max(steps)
     numbers = measured[0] if len(measured) == 1 else torch.cat(measured, 1)
     return Answer(Members.joined(parts), label, iterations=taken, measured=numbers)
+
+
+def _in_reach(problems: Problems) -> bool:
+    """Whether one launch does all that follows, and sooner than many."""
+    options, (m, n), k = problems.options, problems.a.shape[1:], problems.b.shape[2]
+    special = options.damp or options.weights is not None or options.over_rows.spread
+    small = m * n * k <= options.engine.tuning.one_launch
+    return small and not special and seminormal.takes(problems.a)
+
+
+def _in_one_launch(problems: Problems, label: str, blind_steps: int) -> Answer[Members]:
+    """All problems by the kernel, which leaves those alone whose numbers are near the ends of the range."""
+    options = problems.options
+    steps = min(blind_steps or MAX_STEPS, options.max_iterations)
+    ((a, b),) = problems.chunks(len(problems))
+    found = seminormal.solved(a, b, options.dtype, limits_of(options.digits, steps))
+    of = dict(zip(seminormal.NAMES, found.numbers, strict=True))
+    members = Members(
+        x=found.x,
+        residual_norm=found.residual_norm,
+        forward_error=found.forward_error,
+        backward_error=of["backward_error"],
+        refined_error=of["refined_error"],
+        optimality=of["optimality"],
+        condition=of["condition"],
+        rank=found.rank,
+        accepted=found.accepted,
+    )
+    return Answer(members, label, iterations=steps, measured=found.numbers)
 
 
 def _border(a: torch.Tensor, options: Options) -> Border:

@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from neula.algorithms.krylov.batched_lstsq import PROBES
+from neula.algorithms.krylov.batched_lstsq import PROBES, limits_of
 from neula.algorithms.krylov.doubled_refinement import refine_doubled
 from neula.algorithms.orthogonal.r_only import cholesky_r
 from neula.algorithms.triangular.inverted import InvertedBlocks
 from neula.engines import Tuning
+from neula.kernels import seminormal
 from neula.pipeline.border import Border
 from neula.pipeline.chain import Answer
 from neula.pipeline.progress import stage
@@ -30,7 +31,7 @@ from neula.problems.systems.direct import (
     members_of,
 )
 from neula.problems.systems.problem import Members, Options
-from neula.problems.systems.scaled import Scaled
+from neula.problems.systems.scaled import ALIKE, NEAR, Scaled
 
 NORMAL_EQUATIONS = "cholesky of the normal equations fp64"
 DEFINITE = "cholesky fp64, inverted"
@@ -81,6 +82,8 @@ def solve_queued(systems: Systems, before: Answer[Members] | None) -> Answer[Mem
     options, (n, k) = systems.options, systems.b.shape[1:]
     label = DEFINITE if options.positive else NORMAL_EQUATIONS
     report, tuning = stage(options.progress, label), options.engine.tuning
+    if n * n * k <= tuning.one_launch and seminormal.takes(systems.a, square=True):
+        return _in_one_launch(systems)
     size = max(1, tuning.chunk_elements // (n * max(n, k)))
     # One small system takes the shape of others, so that one graph serves them all.
     few = len(systems) == 1 and n**3 <= tuning.bordered
@@ -94,6 +97,26 @@ def solve_queued(systems: Systems, before: Answer[Members] | None) -> Answer[Mem
         report(min(1.0, (start + size) / len(systems)))
     numbers = measured[0] if len(measured) == 1 else torch.cat(measured, 1)
     return Answer(Members.joined(parts), label, iterations=_steps(options), measured=numbers)
+
+
+def _in_one_launch(systems: Systems) -> Answer[Members]:
+    """All systems by the kernel, which leaves those alone whose rows or columns are not of one size."""
+    options = systems.options
+    square = seminormal.Square(2.0**NEAR, 2.0**ALIKE, options.positive)
+    limits = limits_of(options.digits, _steps(options))
+    found = seminormal.solved(systems.a, systems.b, options.dtype, limits, square)
+    numbers = found.numbers[: len(Members.names)]
+    _, refined_error, _, backward_error, condition, _, growth = numbers
+    members = Members(
+        x=found.x,
+        forward_error=found.forward_error,
+        backward_error=backward_error,
+        condition=condition,
+        refined_error=refined_error,
+        accepted=found.accepted,
+        growth=growth,
+    )
+    return Answer(members, NORMAL_EQUATIONS, iterations=_steps(options), measured=numbers)
 
 
 def _replayed(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members, torch.Tensor]:

@@ -1,0 +1,169 @@
+"""Small least-squares problems in one launch, from the matrix to the evidence.
+
+What plain torch computes step by step (:mod:`neula.problems.least_squares.together` with R of a Gram matrix)
+is hundreds of launches, each far longer than its arithmetic. Here one program has a problem to itself: it
+keeps the Gram matrix, and then the inverse of its Cholesky factor, in registers, and reads A from a cache as
+often as it needs. Where the kernel does not run, nothing takes its place but those steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import torch
+
+from neula.kernels.dispatch import trial
+
+MAX_COLUMNS = 64
+"""Columns of A at most: a Gram matrix of them takes half of the registers of a multiprocessor."""
+
+LEAST_COLUMNS = 8
+"""Columns of the narrowest Gram matrix in the kernel."""
+
+MODERATE = 2.0**200
+"""Norms up to this, and down to its reciprocal, have squares and quotients that float64 holds."""
+
+NAMES = (
+    "accepted",
+    "refined_error",
+    "forward_error",
+    "backward_error",
+    "condition",
+    "largest",
+    "optimality",
+    "rank",
+    "zero",
+)
+"""What :attr:`Seminormal.numbers` says of each problem: of several right-hand sides the worst counts."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What decides, when to stop and what to believe.
+
+    Attributes
+    ----------
+    tolerance : float
+        Forward error at which refinement ends.
+    max_steps : int
+        Updates at most.
+    max_rate : float
+        Rate of convergence above which updates are not trusted to show the error.
+    rounding : float
+        Unit roundoffs, times the condition number, that a solve with factors errs by at most.
+    noise : float
+        Relative error of an operation in doubled precision.
+    floor : float
+        Multiple of the errors of the residual below which refinement has nothing to gain.
+    stagnation : float
+        Part of the error before that an update must leave at most to go on.
+    computed : float
+        For the rounding errors of the bound itself.
+    sure : float
+        Forward error up to which a digit is sure.
+    """
+
+    tolerance: float
+    max_steps: int
+    max_rate: float
+    rounding: float
+    noise: float
+    floor: float
+    stagnation: float
+    computed: float
+    sure: float
+
+
+@dataclass(frozen=True)
+class Square:
+    """What is different for linear systems: backward errors are in the infinity norm, of A as it is.
+
+    Attributes
+    ----------
+    near : float
+        The largest elements of rows and columns are at least its reciprocal, and at most half of it;
+    alike : float
+        and differ by this factor at most. Other systems are not accepted: theirs would be measured scaled.
+    definite : bool
+        Whether those are not accepted either whose matrix has no Cholesky factor.
+    """
+
+    near: float
+    alike: float
+    definite: bool
+
+
+class Seminormal(NamedTuple):
+    """Solutions with their evidence, float64 where nothing else is said.
+
+    Attributes
+    ----------
+    x : Tensor, shape (batch, n, k)
+        Rounded to the dtype that was asked for.
+    numbers : Tensor, shape (9, batch)
+        Each row is one of :data:`NAMES`; linear systems have a 1 in place of the optimality. Problems whose
+        norms are beyond ``2^200`` or below ``2^-200`` are not accepted, whatever else is said of them.
+    forward_error, residual_norm : Tensor, shape (batch, k)
+    rank : Tensor of int, shape (batch,)
+        n.
+    accepted : Tensor of bool, shape (batch,)
+    """
+
+    x: torch.Tensor
+    numbers: torch.Tensor
+    forward_error: torch.Tensor
+    residual_norm: torch.Tensor
+    rank: torch.Tensor
+    accepted: torch.Tensor
+
+    @classmethod
+    def empty(cls, count: int, n: int, k: int, device: torch.device) -> Self:
+        """Room for so many."""
+        shapes = ((count, n, k), (len(NAMES), count), (count, k), (count, k))
+        x, numbers, forward_error, residual_norm = (
+            torch.empty(shape, dtype=torch.float64, device=device) for shape in shapes
+        )
+        rank = torch.empty(count, dtype=torch.int64, device=device)
+        return cls(x, numbers, forward_error, residual_norm, rank, rank.new_empty(count, dtype=torch.bool))
+
+
+def columns_of(n: int) -> int:
+    """Columns that matrices of n have in the kernel: a power of two, each of which is compiled once."""
+    return max(LEAST_COLUMNS, 1 << (n - 1).bit_length())
+
+
+@trial("The kernel of small problems", "dozens of launches take its place")
+def _tried(device: torch.device, columns: int, square: int) -> None:
+    a = torch.eye(columns, dtype=torch.float64, device=device)[None]
+    limits = Limits(2.0**-54, 1, 0.25, 8.0, 2.0**-104, 2.0, 0.5, 1.0, 0.1)
+    solved(a, a[..., :1], torch.float64, limits, Square(2.0, 2.0, definite=True) if square else None)
+
+
+def takes(a: torch.Tensor, *, square: bool = False) -> bool:
+    """Whether the kernel runs on the device of some matrices, and has room for them."""
+    m, n = a.shape[1:]
+    fits = 0 < n <= min(m, MAX_COLUMNS)
+    return fits and a.is_cuda and _tried.passed(a.device, columns_of(n), int(square))
+
+
+def solved(
+    a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, limits: Limits, square: Square | None = None
+) -> Seminormal:
+    """Solve, refine and measure some problems, queued on the current stream.
+
+    Parameters
+    ----------
+    a : Tensor, shape (batch, m, n), m >= n
+        At most :data:`MAX_COLUMNS` columns, any float dtype and strides.
+    b : Tensor, shape (batch, m, k)
+        Likewise.
+    dtype : torch.dtype
+        To which x is rounded.
+    limits : Limits
+    square : Square, optional
+        Where the problems are linear systems.
+    """
+    from neula.kernels.seminormal_triton import seminormal_triton
+
+    return seminormal_triton(a, b, dtype, limits, square)

@@ -1,0 +1,314 @@
+"""Small least-squares problems in one launch, against exact solutions and against the steps in plain torch.
+
+The kernel runs on the GPU where there is one (``pytest -m gpu``), in Triton's interpreter elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import neula
+from campaign.oracle import LeastSquares
+from neula.algorithms.krylov.batched_lstsq import limits_of
+from neula.certificates.bounds import lstsq_bound
+from neula.certificates.forward_error import SURE
+from neula.engines import FP64, EmulatedEngine
+from neula.engines.tuning import EMULATED
+from neula.io.matrices import random_matrix
+from neula.kernels import seminormal
+from neula.kernels.seminormal import NAMES, Seminormal, Square, columns_of
+from neula.problems.least_squares.problem import Members
+from neula.problems.systems.queued import NORMAL_EQUATIONS
+
+HAS_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
+pytestmark = [pytest.mark.gpu] if HAS_GPU else []
+
+LIMITS = limits_of(FP64.u / 2, 3)
+SYSTEM = Square(near=2.0**8, alike=2.0**3, definite=False)
+DEFINITE = Square(near=2.0**8, alike=2.0**3, definite=True)
+Solve = Callable[..., Seminormal]
+
+
+@pytest.fixture(name="solve")
+def _solve(uninitialized_is_nan: None) -> Solve:
+    pytest.importorskip("triton")
+    from triton.runtime.interpreter import InterpretedFunction
+
+    from neula.kernels import seminormal_triton
+
+    if not HAS_GPU and not isinstance(seminormal_triton._seminormal, InterpretedFunction):
+        pytest.skip("Triton was imported before its interpreter could be chosen: run tests/kernels by itself")
+
+    def solve(
+        a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype = torch.float64, square: Square | None = None
+    ) -> Seminormal:
+        found = seminormal_triton.seminormal_triton(a.to(DEVICE), b.to(DEVICE), dtype, LIMITS, square)
+        return Seminormal(*(x.cpu() for x in found))
+
+    return solve
+
+
+def matrices(batch: int, m: int, n: int, cond: float = 1.0, seed: int = 0) -> torch.Tensor:
+    kind = "normal" if cond == 1.0 else "geometric"
+    return torch.stack([random_matrix(kind, m, n, cond=cond, seed=seed + i) for i in range(batch)])
+
+
+def noise(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator("cpu").manual_seed(3), dtype=torch.float64)
+
+
+def said(found: Seminormal) -> dict[str, list[float]]:
+    return dict(zip(NAMES, found.numbers.tolist(), strict=True))
+
+
+def true_errors(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """``||D (x - x*)|| / ||D x*||`` by exact arithmetic, shape (batch, k), for A of full rank."""
+    return torch.stack(
+        [
+            torch.from_numpy(LeastSquares(one.numpy(), rhs.numpy(), rcond=0.0).errors(y.numpy(), a.shape[2]))
+            for one, rhs, y in zip(a, b, x, strict=True)
+        ]
+    )
+
+
+def test_names_are_those_that_judges_read() -> None:
+    assert Members.names == NAMES
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(1, 1, 1), (5, 1, 2), (9, 9, 1), (16, 6, 1), (37, 7, 2), (20, 17, 1)]
+)
+def test_solutions_and_their_evidence(solve: Solve, m: int, n: int, k: int) -> None:
+    """Every number by its definition; the forward error holds, and is that of rounding x."""
+    a, b = matrices(2, m, n), noise(2, m, k)
+    found = solve(a, b)
+    of = said(found)
+    assert of["accepted"] == [1.0, 1.0]
+    assert of["rank"] == [n, n]
+    assert of["zero"] == [0.0, 0.0]
+    assert found.accepted.all()
+    assert found.rank.tolist() == [n, n]
+    assert (true_errors(a, b, found.x) <= found.forward_error).all()
+    assert (found.forward_error <= 2 * FP64.u).all()
+    torch.testing.assert_close(torch.tensor(of["forward_error"]).double(), found.forward_error.amax(1))
+    torch.testing.assert_close(torch.tensor(of["largest"]).double(), found.x.abs().amax((1, 2)))
+    bound = lstsq_bound(FP64, n)
+    for name in ("refined_error", "backward_error"):
+        assert max(of[name]) <= bound
+    residual = torch.linalg.vector_norm(b - a @ found.x, dim=1)
+    atol = (m + n) * FP64.u * float(b.norm())
+    torch.testing.assert_close(found.residual_norm, residual, rtol=0, atol=atol)
+    condition = torch.linalg.cond(a / torch.linalg.vector_norm(a, dim=1, keepdim=True))
+    ratio = torch.tensor(of["condition"]).double() / condition
+    # From Schatten norms, each within the fourth root of n of the norm.
+    assert ((ratio >= n**-0.5) & (ratio <= 1.01 * n**0.5)).all()
+
+
+@pytest.mark.parametrize("consistent", [False, True])
+@pytest.mark.parametrize("cond", [1e4, 1e6])
+def test_ill_conditioned(solve: Solve, cond: float, consistent: bool) -> None:
+    a = matrices(2, 24, 8, cond)
+    b = a @ noise(2, 8, 1) if consistent else noise(2, 24, 1)
+    found = solve(a, b)
+    assert (true_errors(a, b, found.x) <= found.forward_error).all()
+    assert said(found)["accepted"] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("cond", [1e7, 1e8])
+def test_at_the_edge(solve: Solve, cond: float) -> None:
+    """Few digits, or none, but never more than there are."""
+    a, b = matrices(2, 16, 8, cond), noise(2, 16, 1)
+    found = solve(a, b)
+    errors = true_errors(a, b, found.x)
+    assert ((errors <= found.forward_error) | ~(found.forward_error <= SURE)).all()
+
+
+@pytest.mark.parametrize("cond", [1e10, 1e13, 1e16])
+def test_beyond_what_a_gram_matrix_holds(solve: Solve, cond: float) -> None:
+    """With ``cond^2 u`` above 1 nothing is claimed."""
+    a, b = matrices(2, 24, 8, cond), noise(2, 24, 1)
+    found = solve(a, b)
+    assert said(found)["accepted"] == [0.0, 0.0]
+    assert not (found.forward_error <= SURE).any()
+
+
+def test_without_full_rank(solve: Solve) -> None:
+    """Equal columns, a zero column, a sum of others, nothing at all."""
+    a, b = matrices(4, 20, 5), noise(4, 20, 1)
+    a[0, :, 3] = a[0, :, 1]
+    a[1, :, 2] = 0
+    a[2, :, 4] = a[2, :, :4].sum(1)
+    a[3] = 0
+    found = solve(a, b)
+    assert said(found)["accepted"] == [0.0] * 4
+    assert not (found.forward_error <= SURE).any()
+
+
+def test_what_is_not_finite_or_not_moderate_spoils_nothing_else(solve: Solve) -> None:
+    a, b = matrices(7, 9, 5), noise(7, 9, 1)
+    alone = solve(a[6:], b[6:])
+    a[0, 3, 2], a[1, 0, 0], b[2, 5, 0], b[3, 1, 0] = math.nan, math.inf, math.nan, -math.inf
+    a[4], b[5] = a[4] * 1e-70, b[5] * 1e70
+    found = solve(a, b)
+    assert said(found)["accepted"] == [0.0] * 6 + [1.0]
+    for one, other in zip(found, alone, strict=True):
+        if one is found.numbers:
+            assert torch.equal(one[:, 6:], other)
+        else:
+            assert torch.equal(one[6:], other)
+
+
+def test_columns_in_any_units(solve: Solve) -> None:
+    """Powers of two change nothing but units; other factors no digit."""
+    a, b = matrices(1, 30, 7), noise(1, 30, 1)
+    units = torch.tensor([2.0**e for e in (-90, 60, 3, 0, -1, 120, -45)], dtype=torch.float64)
+    plain, scaled, odd = solve(a, b), solve(a * units, b), solve(a * units * 1.7, b)
+    assert torch.equal(scaled.x * units[:, None], plain.x)
+    assert said(scaled)["condition"] == pytest.approx(said(plain)["condition"])
+    assert said(scaled)["accepted"] == said(odd)["accepted"] == [1.0]
+    assert (true_errors(a * units * 1.7, b, odd.x) <= odd.forward_error).all()
+
+
+def test_zero_and_orthogonal_right_hand_sides(solve: Solve) -> None:
+    """Zero is exact for b = 0; for b orthogonal to the columns what is left are rounding errors of b."""
+    a = matrices(2, 12, 4)
+    b = torch.zeros(2, 12, 1, dtype=torch.float64)
+    q = torch.linalg.qr(a[1], mode="complete")[0]
+    b[1, :, 0] = q[:, -1]
+    found = solve(a, b)
+    of = said(found)
+    assert of["accepted"][0] == of["zero"][0] == 1.0
+    assert of["forward_error"][0] == of["largest"][0] == 0.0
+    assert float(found.x[1].abs().max()) <= 12 * FP64.u * float(torch.linalg.cond(a[1]))
+    assert (true_errors(a[1:], b[1:], found.x[1:]) <= found.forward_error[1:]).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_narrow_dtypes(solve: Solve, dtype: torch.dtype) -> None:
+    """Solved in double, then rounded: by half a unit, which the forward error counts."""
+    a, b = matrices(2, 16, 6).to(dtype), noise(2, 16, 1).to(dtype)
+    found = solve(a, b, dtype)
+    assert torch.equal(found.x, found.x.to(dtype).double())
+    assert (true_errors(a.double(), b.double(), found.x) <= found.forward_error).all()
+    u = torch.finfo(dtype).eps / 2
+    assert (found.forward_error <= 1.01 * u).all()
+    assert said(found)["accepted"] == [1.0, 1.0]
+    given = torch.linalg.vector_norm(b.double() - a.double() @ found.x, dim=1)
+    torch.testing.assert_close(found.residual_norm, given, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("n", [1, 6, 10])
+def test_systems(solve: Solve, n: int) -> None:
+    """Backward errors are Rigal and Gaches', in the infinity norm; x is as accurate as it can be."""
+    a, b = matrices(2, n, n) / 4, noise(2, n, 2)
+    found = solve(a, b, square=SYSTEM)
+    of = said(found)
+    assert of["accepted"] == of["optimality"] == [1.0, 1.0]
+    assert (true_errors(a, b, found.x) <= found.forward_error).all()
+    assert (found.forward_error <= 2 * FP64.u).all()
+    assert max(of["refined_error"]) <= FP64.u  # of x as a sum of two numbers
+    assert max(of["backward_error"]) <= 2 * FP64.u
+    norm = lambda x, dims: torch.linalg.vector_norm(x, torch.inf, dim=dims)  # noqa: E731
+    size = a.abs().sum(2).amax(1)[:, None] * norm(found.x, 1) + norm(b, 1)
+    assert (norm(b - a @ found.x, 1) <= torch.tensor(of["backward_error"])[:, None] * size + n * FP64.u).all()
+
+
+def test_systems_that_are_measured_scaled_are_left_alone(solve: Solve) -> None:
+    """A long row, a short column, all far from 1, a zero matrix, equal columns, and one that is fine."""
+    a, b = matrices(6, 8, 8), noise(6, 8, 1)
+    a[0, 4] *= 50
+    a[1, :, 2] /= 50
+    a[2] *= 1000
+    a[3] = 0
+    a[4, :, 7] = a[4, :, 3]
+    assert said(solve(a, b, square=SYSTEM))["accepted"] == [0.0] * 5 + [1.0]
+
+
+def test_only_definite_matrices_are_definite(solve: Solve) -> None:
+    """Indefinite ones are regular, and their systems are solved if nobody says that they are definite."""
+    root = matrices(1, 8, 8)
+    definite = root @ root.mT / 8
+    indefinite = definite - 1.5 * torch.linalg.eigvalsh(definite)[:, :1, None] * torch.eye(8)
+    a, b = torch.cat([definite, indefinite]), noise(2, 8, 1)
+    assert said(solve(a, b, square=DEFINITE))["accepted"] == [1.0, 0.0]
+    assert said(solve(a, b, square=SYSTEM))["accepted"] == [1.0, 1.0]
+
+
+def test_columns_of_a_problem() -> None:
+    assert [columns_of(n) for n in (1, 8, 9, 16, 17, 33, 64)] == [8, 8, 16, 16, 32, 64, 64]
+
+
+def test_any_strides(solve: Solve) -> None:
+    wide = noise(2, 8, 30)
+    a, b = wide[:, ::2, ::2].mT, noise(30)[::2][:, None].expand(2, -1, -1)
+    dense = solve(a.contiguous(), b.contiguous())
+    for one, other in zip(solve(a, b), dense, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_agrees_with_lapack(solve: Solve) -> None:
+    a, b = matrices(1, 30, 8, 1e3), noise(1, 30, 2)
+    expected = np.linalg.lstsq(a[0].numpy(), b[0].numpy(), rcond=None)[0]
+    error = np.linalg.norm(solve(a, b).x[0].numpy() - expected) / np.linalg.norm(expected)
+    # Wedin's bound for LAPACK's answer: cond^2, since the residual is as long as b.
+    assert error <= 20 * FP64.u * 1e3**2
+
+
+# --- through the public functions -------------------------------------------------------------------------
+
+
+@pytest.fixture(name="engine")
+def _engine(solve: Solve, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The engine whose problems the kernel takes: without a GPU one that believes that it runs."""
+    if HAS_GPU:
+        return "cuda"
+    tuning = replace(EMULATED, one_launch=1 << 15, blind_steps=3, queued=64, queued_definite=64)
+    monkeypatch.setattr(EmulatedEngine, "tuning", tuning)
+    monkeypatch.setattr(seminormal, "takes", lambda a, square=False: a.shape[2] <= min(64, a.shape[1]))
+    return "emulated"
+
+
+def test_least_squares_go_on_where_the_kernel_has_no_answer(engine: str) -> None:
+    """A batch with NaN, a matrix without full rank and one for which a Gram matrix is too coarse."""
+    a, b = matrices(4, 20, 5), noise(4, 20, 1)
+    a[0, 3, 3], a[1, :, 2], a[2] = math.nan, a[1, :, 0], matrices(1, 20, 5, 1e11)[0]
+    with pytest.warns(neula.AccuracyWarning, match="A\\[0\\]"):
+        result = neula.lstsq(a, b, engine=engine)
+    assert result.attempts[0].method == "cholesky fp64 + seminormal"
+    assert result.attempts[0].reason.startswith("3 of 4 problems rejected")
+    assert result.accepted.tolist() == [False, True, True, True]
+    assert result.ranks.tolist() == [0, 4, 5, 5]
+    exact = true_errors(a[2:], b[2:], torch.as_tensor(result.x)[2:].cpu())
+    assert (exact <= torch.as_tensor(result.forward_errors)[2:].cpu()).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_one_problem_is_said_to_be_what_it_is(engine: str, dtype: type) -> None:
+    a, b = matrices(1, 20, 5)[0].numpy().astype(dtype), noise(20).numpy().astype(dtype)
+    result = neula.lstsq(a, b, engine=engine)
+    expected = np.linalg.lstsq(a.astype(float), b.astype(float), rcond=None)[0]
+    assert result.converged
+    assert (len(result.attempts), result.x.dtype, result.rank, result.ranks) == (1, dtype, 5, 5)
+    error = np.linalg.norm(result.x - expected) / np.linalg.norm(expected)
+    # Both are wrong: LAPACK by up to m u cond^2, since b is as long as its residual, ours by u.
+    assert error <= len(a) * np.linalg.cond(a) ** 2 * np.finfo(dtype).eps
+    assert result.residual_norm == pytest.approx(np.linalg.norm(b - a @ result.x), rel=1e-6)
+
+
+def test_systems_go_on_where_the_kernel_has_no_answer(engine: str) -> None:
+    a, b = matrices(1, 8, 8)[0].numpy() / 3, noise(8).numpy()
+    assert neula.solve(a, b, engine=engine).method == NORMAL_EQUATIONS
+    badly = np.ldexp(a, np.arange(8)[:, None] * 4)
+    result = neula.solve(badly, b, engine=engine)
+    assert result.converged
+    assert [attempt.accepted for attempt in result.attempts] == [False, True]
+    assert neula.solve(a @ a.T, b, assume_a="pos", engine=engine).converged
+    with pytest.raises(np.linalg.LinAlgError, match="not positive definite"):
+        neula.solve(a @ a.T - np.eye(8), b, assume_a="pos", engine=engine)
