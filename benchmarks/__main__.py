@@ -52,7 +52,6 @@ BENCHMARKS: dict[str, Callable[[torch.device], Results]] = {
     "nonlinear": nonlinear.run,
     "sizes": sizes.run,
     "nist": nist.run,
-    "distributed": distributed.run,
 }
 
 
@@ -92,6 +91,16 @@ def of_size(
 ) -> None:
     """The same of a size that is given."""
     _show(stream.run(_device(device), rows, columns), out)
+
+
+@app.command("distributed", help=f"Run {distributed.__name__} under torchrun, show it and write its data.")
+def over_processes(
+    device: Annotated[str, typer.Option(help="cuda or cpu; cuda where there is one")] = "",
+    out: Annotated[Path, typer.Option(help="folder for the data")] = Path("benchmarks/data"),
+    only: Annotated[str, typer.Option(help="cases with this in their name, 'qr float32'; all")] = "",
+) -> None:
+    """All cases, or some."""
+    _show(distributed.run(_device(device), only), out)
 
 
 app.command("model")(model.main)

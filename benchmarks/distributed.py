@@ -24,7 +24,8 @@ from neula.engines.sharded import RowsOfGroup
 from neula.papers.measuring import median_seconds, timed
 from neula.pipeline.distributed import RowSharded
 
-REPEATS = 3
+REPEATS, WARMUP = 5, 2
+"""Graphs are captured at the second call for a shape."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,12 @@ class Case:
     dtype: torch.dtype = torch.float64
     accuracy: Any = None
     weak: bool = False
+
+    @property
+    def name(self) -> str:
+        """As in the data."""
+        what = self.accuracy or str(self.dtype).removeprefix("torch.")
+        return f"{self.problem} {what}" + (" weak" if self.weak else "")
 
 
 GPU_CASES = (
@@ -106,8 +113,11 @@ class Measured(RowsOfGroup):
         return received
 
 
-def run(device: torch.device) -> Results:
-    """Time the cases on all processes that torchrun has started."""
+def run(device: torch.device, only: str = "") -> Results:
+    """Time the cases whose name has ``only`` in it, on all processes that torchrun has started.
+
+    The constants of the model are measured if all cases are.
+    """
     rank = int(os.environ.get("RANK", 0))
     if "RANK" not in os.environ:
         os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29501"}
@@ -119,8 +129,9 @@ def run(device: torch.device) -> Results:
     results = Results("distributed", device)
     try:
         for case in GPU_CASES if gpu else CPU_CASES:
-            results.add(**_row(case, device, rank))
-        for row in constants.measured(device):
+            if only in case.name:
+                results.add(**_row(case, device, rank))
+        for row in [] if only else constants.measured(device):
             results.add(**row)
     finally:
         distributed.destroy_process_group()
@@ -131,23 +142,22 @@ def _row(case: Case, device: torch.device, rank: int) -> dict[str, Any]:
     size = distributed.get_world_size()
     one_ms, m = 0.0, case.m
     if rank == 0:
-        one_ms = 1e3 * median_seconds(lambda: _solve(case, *_problem(case, m, device, 0)), REPEATS)
+        problem = _problem(case, m, device, 0)
+        one_ms = 1e3 * median_seconds(lambda: _solve(case, *problem), REPEATS, WARMUP)
+        del problem
     distributed.barrier()
     share = m if case.weak else m // size + (rank < m % size)
-    a, b = _problem(case, share, device, rank)
-    ms = 1e3 * median_seconds(
-        lambda: _solve(case, neula.distributed.rows(a), neula.distributed.rows(b)), REPEATS
-    )
-    over_rows = Measured(neula.distributed.rows(a).over_rows)
+    a, b = (neula.distributed.rows(x) for x in _problem(case, share, device, rank))
+    ms = 1e3 * median_seconds(lambda: _solve(case, a, b), REPEATS, WARMUP)
+    over_rows = Measured(a.over_rows)
     start = time.perf_counter()
-    result = _solve(case, RowSharded(a, over_rows), RowSharded(b, over_rows))
+    result = _solve(case, RowSharded(a.local, over_rows), RowSharded(b.local, over_rows))
     waiting = over_rows.seconds / (time.perf_counter() - start)
     sent = torch.tensor([over_rows.sent, over_rows.messages], device=device)
     distributed.all_reduce(sent)
     one_ms *= size if case.weak else 1
     return {
-        "problem": f"{case.problem} {case.accuracy or str(case.dtype).removeprefix('torch.')}"
-        + (" weak" if case.weak else ""),
+        "problem": case.name,
         "m": size * m if case.weak else m,
         "n": case.n,
         "processes": size,

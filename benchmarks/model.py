@@ -1,4 +1,4 @@
-"""The time of ``lstsq`` of float64 rows over many GPUs, in operations, bytes, latency and bandwidth.
+"""The time of ``lstsq`` and ``qr`` of rows over many GPUs, in operations, bytes, latency and bandwidth.
 
 ``python -m benchmarks model`` compares what the model says of one and two GPUs with what was measured
 (``benchmarks/data/distributed-*.json``), says what it expects of more, and draws
@@ -33,6 +33,9 @@ COLUMNS = (1024, 4096, 16384)
 HOST = 8
 """GPUs of a host."""
 
+PANEL = 1024
+"""Columns of a panel of QR over processes."""
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -44,6 +47,10 @@ class Machine:
         Bytes of A that all but the factorization goes through: less than kernels read that do nothing else.
     gram, gram_low, qr : float
         Operations: of Gram matrices in fp16 with error correction and without, of a QR in fp16.
+    corrected, low : float
+        Operations of the products of a QR in fp16 with error correction, and without.
+    panel : float
+        Seconds that the factor of a Gram matrix of :data:`PANEL` columns takes with its inverse.
     serial : float
         Operations of Cholesky factors and inverses, which every GPU computes for itself.
     inside : dict of float to float
@@ -63,6 +70,9 @@ class Machine:
     gram: float = 190e12
     gram_low: float = 600e12
     qr: float = 270e12
+    corrected: float = 170e12
+    low: float = 700e12
+    panel: float = 0.65e-3
     serial: float = 15e12
     inside: Mapping[float, float] = field(
         default_factory=lambda: {512: 23e-6, 64e6: 64e6 / 239e9, 1e9: 1e9 / 327e9}
@@ -132,7 +142,7 @@ def lstsq(machine: Machine, m: float, n: int, gpus: int) -> Time:
       float32 numbers, a Cholesky factor and the inverses of its diagonal blocks on each GPU. Beyond 2048
       columns the Gram matrix is in plain fp16, and iterations are two more.
     - Beyond, recursive Gram-Schmidt: ``2 m n^2 - 2/3 n^3`` operations, all-reduces of ``n^2`` numbers in two
-      for each panel of 128 columns, and one for each product of the recursion, as many again.
+      for each panel of 1024 columns, whose Gram matrix each GPU factorizes.
     - A is read nine times: column maxima, the copy in fp16, five iterations, the residual, the certificate.
       Each is followed by two triangular solves, and two small all-reduces (of the gradient, and of norms).
     """
@@ -145,14 +155,41 @@ def lstsq(machine: Machine, m: float, n: int, gpus: int) -> Time:
         network = machine.all_reduce(4 * n * n, gpus)
     else:
         factorization = max(0.0, 2 * rows * n * n - 2 / 3 * n**3 / gpus) / machine.qr
-        replicated = 0.0
-        messages = 3 * n / 128
-        network = messages * machine.all_reduce(4 * n * n / messages, gpus)
+        panels = n / PANEL if gpus > 1 else 0
+        replicated = panels * machine.panel
+        network = 2 * panels * machine.all_reduce(4 * n * n / max(1, 2 * panels), gpus)
     # Triangles are half of what is read for a solve with R.
     replicated += passes * 2 * 8 * n * n / 2 / machine.memory
     network += (2 * passes + 4) * machine.all_reduce(8 * (n + 1), gpus)
     host = machine.host if gpus == 1 else 2 * machine.host
     return Time(factorization, passes * 8 * rows * n / machine.memory, replicated, network, host)
+
+
+def qr(machine: Machine, m: float, n: int, gpus: int, *, low: bool) -> Time:
+    """The first link of :func:`neula.qr` for float32 rows over GPUs, in fp16, with error correction or not.
+
+    - Recursive Gram-Schmidt: ``2 m n^2`` operations, of which the Gram matrices of panels (1.25) and the
+      products with the inverses of their factors (2) are always corrected ones.
+    - Each GPU factorizes the Gram matrix of each panel.
+    - All-reduces of these, and of ``n^2 / 2`` products in a message for each panel but the first. The
+      triangle of R is broadcast.
+    - A is gone through ten times in float32: column maxima, the scaled copy, the parts of panels, what graphs
+      copy, the certificate.
+    """
+    rows, width = m / gpus, min(n, PANEL)
+    panels = n / width
+    rate = machine.low if low else machine.corrected
+    factorization = 2 * rows * n * (n - width) / rate + 3.25 * rows * n * width / machine.corrected
+    triangle = 4 * n * (n - width) / 2
+    network = panels * machine.all_reduce(4 * width**2, gpus) + machine.all_reduce(4 * n * n / 2, gpus)
+    network += (panels - 1) * machine.all_reduce(triangle / max(1, panels - 1), gpus)
+    return Time(
+        factorization,
+        10 * 4 * rows * n / machine.memory,
+        panels * machine.panel * width / PANEL,
+        network,
+        2 * machine.host,
+    )
 
 
 def fits(machine: Machine, m: float, n: int, gpus: int) -> bool:
@@ -189,6 +226,15 @@ MEASURED = (
 """On one H100, where there are no other data."""
 
 
+MEASURED_QR = (
+    {"problem": "qr fp16", "m": 32768, "n": 16384, "processes": 2, "ms": 43.0},
+    {"problem": "qr float32", "m": 32768, "n": 16384, "processes": 2, "ms": 74.6},
+    {"problem": "qr float32", "m": 131072, "n": 4096, "processes": 2, "ms": 25.5},
+    {"problem": "qr float32", "m": 524288, "n": 1024, "processes": 2, "ms": 12.2},
+)
+"""On two H200, median of five."""
+
+
 def compared(rows: Rows, machine: Machine) -> Iterator[dict[str, Any]]:
     """What the model says of what was measured, one row for each number of GPUs."""
     for row in rows:
@@ -200,11 +246,21 @@ def compared(rows: Rows, machine: Machine) -> Iterator[dict[str, Any]]:
             # Weak scaling is compared with the work of all on one, which one does piece by piece.
             pieces = row["processes"] if weak and gpus == 1 else 1
             said = 1e3 * pieces * lstsq(machine, row["m"] / pieces, row["n"], gpus).total
-            yield {"problem": row["problem"], "m": row["m"], "n": row["n"], "gpus": gpus} | {
-                "ms": ms,
-                "model_ms": said,
-                "ratio": said / ms,
-            }
+            yield _compared(row, gpus, ms, said)
+
+
+def compared_qr(rows: Rows, machine: Machine) -> Iterator[dict[str, Any]]:
+    """The same of QR over processes."""
+    for row in rows:
+        if row["problem"] in ("qr float32", "qr fp16") and row["processes"] > 1:
+            low = row["problem"] == "qr fp16"
+            said = 1e3 * qr(machine, row["m"], row["n"], row["processes"], low=low).total
+            yield _compared(row, row["processes"], row["ms"], said)
+
+
+def _compared(row: Mapping[str, Any], gpus: int, ms: float, said: float) -> dict[str, Any]:
+    shape = {"problem": row["problem"], "m": row["m"], "n": row["n"], "gpus": gpus}
+    return {**shape, "ms": ms, "model_ms": said, "ratio": said / ms}
 
 
 def expected(machine: Machine) -> Iterator[dict[str, Any]]:
@@ -273,6 +329,7 @@ def main(
     machine = machine_of(rows)
     for title, found in (
         ("lstsq float64, measured and as the model says", compared(rows or Rows(MEASURED), machine)),
+        ("qr, measured and as the model says", compared_qr(Rows(MEASURED_QR), machine)),
         ("lstsq float64, as the model expects", expected(machine)),
     ):
         shown = Rows(found)

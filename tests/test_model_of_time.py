@@ -23,6 +23,26 @@ def test_what_was_measured() -> None:
         assert 0.85 <= row["ratio"] <= 1.15, row
 
 
+def test_qr_as_it_was_measured() -> None:
+    found = list(model.compared_qr(Rows(model.MEASURED_QR), model.H100))
+    assert len(found) == len(model.MEASURED_QR)
+    for row in found:
+        assert 0.85 <= row["ratio"] <= 1.15, row
+
+
+@pytest.mark.parametrize("low", [False, True])
+def test_qr_over_more_gpus(low: bool) -> None:
+    """Tall matrices gain from more GPUs, and none from halves of half precision beyond what is corrected."""
+    many = [model.qr(model.H100, 1e8, 4096, gpus, low=low).total for gpus in model.GPUS]
+    assert many == sorted(many, reverse=True)
+    assert (
+        model.qr(model.H100, 1e8, 4096, 8, low=True).total
+        < model.qr(model.H100, 1e8, 4096, 8, low=False).total
+    )
+    one_panel = [model.qr(model.H100, 1e7, model.PANEL, 8, low=low).total for low in (False, True)]
+    assert one_panel[0] == one_panel[1]
+
+
 def test_all_reduces() -> None:
     """Those that were measured, between them on a line, and never less for more GPUs."""
     for size, seconds in model.H100.inside.items():

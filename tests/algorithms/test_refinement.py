@@ -256,7 +256,7 @@ def test_a_steady_rate_needs_few_looks(rate: float) -> None:
     wanted = 1e-16
     needed = math.ceil(math.log(wanted) / math.log(rate))
     one = torch.ones(1, dtype=torch.float64)
-    progress, looks, seen = _Progress(one, wanted, 1000), 0, 0
+    progress, looks, seen = _Progress(one, one.new_tensor(wanted), 1000), 0, 0
     for iteration in range(1, needed + 1):
         left = rate**iteration
         ended = progress.ends(left * one, torch.tensor([left <= wanted]))

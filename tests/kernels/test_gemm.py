@@ -84,9 +84,9 @@ def test_every_shape(gemm: Gemm, scheme: Scheme, m: int, n: int, k: int) -> None
 
 @pytest.mark.parametrize("by_kernel", [False, pytest.param(True, marks=[pytest.mark.gpu] if HAS_GPU else [])])
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("fewest_rows", [16, 4096])
+@pytest.mark.parametrize("fewest", [16, 1 << 26])
 def test_gram_matrices_by_blocks_of_rows(
-    by_kernel: bool, transposed: bool, fewest_rows: int, monkeypatch: pytest.MonkeyPatch
+    by_kernel: bool, transposed: bool, fewest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A is split once, or in blocks of its rows; each block of G goes up to its last column, beyond is 0."""
     a = uniform(70, 200, 11).T if transposed else uniform(200, 70, 12)
@@ -95,7 +95,7 @@ def test_gram_matrices_by_blocks_of_rows(
         kernel()
         from neula.kernels import gemm_triton
 
-        monkeypatch.setattr(gemm_triton, "FEWEST_ROWS", fewest_rows)
+        monkeypatch.setattr(gemm_triton, "FEWEST_ELEMENTS", fewest)
         g = gemm_triton.gram_triton(a, blocks)
     else:
         g = corrected_gram(a, blocks)

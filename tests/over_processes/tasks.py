@@ -15,15 +15,19 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 import neula
 from neula.engines import EmulatedEngine
 from neula.engines.sharded import RowsOfGroup
-from neula.engines.tuning import cuda_tuning
+from neula.engines.tuning import Recursion, cuda_tuning
 from neula.problems.least_squares.together import FACTORS
 from over_processes.problems import counts_of
 
 
 class LikeAGpu(EmulatedEngine):
-    """Takes the links, panels and steps of an H200, but for products with error correction."""
+    """Takes the links and steps of an H200, but for products with error correction, and panels as wide for
+    small matrices as those are for large ones.
+    """
 
-    tuning = cuda_tuning((9, 0), corrected=False, tournament_width=0)
+    tuning = replace(
+        cuda_tuning((9, 0), corrected=False, tournament_width=0), spread=Recursion("cholesky32", 160)
+    )
 
 
 def mine(x: Any, group: Any, size: int) -> Any:
@@ -190,6 +194,13 @@ def r_factor(rank: int, group: Any, name: str, a: torch.Tensor) -> torch.Tensor:
     over_rows = RowsOfGroup(counts_of(len(a), size), group)
     local = local if len(local) else local.new_zeros(1, a.shape[1])
     return FACTORS[name](local[None], over_rows=over_rows)[0]
+
+
+def triangle(rank: int, group: Any, n: int) -> torch.Tensor:
+    """An upper triangular matrix as the first process has it; others have other numbers, and orders."""
+    r = torch.full((n, n), float(rank)).triu() + torch.arange(n).diag()
+    r = r.T.contiguous().T if rank % 2 else r
+    return RowsOfGroup([1] * distributed.get_world_size(group), group).agree_triangle(r)
 
 
 def whole(rank: int, group: Any, name: str) -> Any:

@@ -59,13 +59,29 @@ def test_factors(processes: Processes, size: int, function: str, asked: dict[str
 @pytest.mark.parametrize("accuracy", ["fp16", "fp32", "fp64"])
 def test_the_links_of_a_gpu(processes: Processes, accuracy: str) -> None:
     """Panels that do not look at numbers, tall matrices by their Gram matrix: with emulated products."""
-    a = matrix(700, 140, "geometric", 1e2)
+    a = matrix(700, 190, "geometric", 1e2)
     asked = {"engine": tasks.LikeAGpu("cpu"), "accuracy": accuracy}
     for size in (1, 3):
         for function, given in (("qr", asked), ("tsqr", {"engine": asked["engine"]})):
             found = processes.check(size, tasks.factors, function, a, given)[0]
             assert found.converged
             check_factors(found.Q, found.R, a, U[found.accuracy])
+
+
+@pytest.mark.parametrize(
+    ("condition", "methods"),
+    [
+        (10.0, ["rgsqrf fp32"]),
+        (300.0, ["rgsqrf fp32", "rgsqrf fp32 + correction"]),
+        (1e6, ["rgsqrf fp32", "rgsqrf fp32 + correction", "rgsqrf fp32 + reortho"]),
+    ],
+)
+def test_what_wide_panels_lose_comes_back(processes: Processes, condition: float, methods: list[str]) -> None:
+    a = matrix(400, 190, "arithmetic", condition).float()
+    found = processes.check(2, tasks.factors, "qr", a, {"engine": tasks.LikeAGpu("cpu")})
+    assert [attempt.method for attempt in found[0].attempts] == methods
+    check_factors(found[0].Q, found[0].R, a, U["fp32"])
+    assert torch.equal(found[0].R, found[1].R)
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -80,6 +96,12 @@ def test_the_last_links(processes: Processes, size: int) -> None:
     zero = processes.check(size, tasks.factors, "qr", torch.zeros(30, 4), {})[0]
     assert zero.converged
     check_factors(zero.Q, zero.R, torch.zeros(30, 4), U["fp32"])
+
+
+@pytest.mark.parametrize("n", [1, 5, 1100])
+def test_triangles_are_those_of_the_first(processes: Processes, n: int) -> None:
+    for found in processes.check(3, tasks.triangle, n):
+        assert torch.equal(found, torch.arange(n).diag().float())
 
 
 def test_a_square_matrix_over_processes(processes: Processes) -> None:

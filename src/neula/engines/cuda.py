@@ -192,7 +192,9 @@ class CudaEngine(Engine):
         if self.format is FP32 and project_out.takes(q, a, r):
             project_out(q, a, r, self._total)
         elif self._corrects(q, r):
-            width = -(-a.shape[1] // (1 + (q.nbytes >= LARGE)))
+            # Of all rows: processes send as many messages, whatever rows each of them has.
+            nbytes = self.over_rows.count(q.shape[0]) * q.shape[1] * q.itemsize
+            width = -(-a.shape[1] // (1 + (nbytes >= LARGE)))
             for part, r_part in zip(a.split(width, 1), r.split(width, 1), strict=True):
                 corrected_gemm(q.T, part, c=r_part, bound=ORTHONORMAL)
                 self._total(r_part)

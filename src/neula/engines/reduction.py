@@ -76,6 +76,10 @@ class Reduction:
         """The same of one tensor."""
         return x
 
+    def agree_triangle(self, r: torch.Tensor) -> torch.Tensor:
+        """The same of an upper triangular matrix, in place."""
+        return r
+
     def merged(self, a: torch.Tensor, factorize: Factorize) -> tuple[torch.Tensor, torch.Tensor]:
         """Q and R of a tall matrix, shape (..., m, n), by a method that needs all rows."""
         return factorize(a)

@@ -14,7 +14,8 @@ followed by an all-reduce. So algorithms, refinement, certificates and chains ru
   promises it, and factorizations of equal matrices need not be equal on unequal machines. A small broadcast
   makes both certain: no process takes another branch, where it would wait for ever. An R is agreed upon
   before it is measured, so that the certificate sees what unequal machines do to ``A = Q R``.
-- *Nothing is replayed* from CUDA graphs, and all problems are solved one by one.
+- *CUDA graphs* hold no messages: whole links are not replayed, but what a wide panel does before its message
+  and after it. All problems are solved one by one.
 
 A process without rows works on one zero row, which no sum sees.
 """
@@ -34,6 +35,9 @@ from neula.engines.reduction import Factorize, Reduction
 from neula.engines.tuning import Tuning
 from neula.kernels.doubled import two_sum
 from neula.kernels.precision import exact_matmul
+
+TRIANGLE_BLOCKS, NARROWEST = 8, 1024
+"""Messages that a triangular matrix is sent in, and columns of the smallest."""
 
 
 class RowsOfGroup(Reduction):
@@ -95,6 +99,17 @@ class RowsOfGroup(Reduction):
 
     def agree(self, x: torch.Tensor) -> torch.Tensor:
         return self.agreed(x)[0]
+
+    def agree_triangle(self, r: torch.Tensor) -> torch.Tensor:
+        """Blocks of columns down to the diagonal: of what is below it, all zeros, little is sent."""
+        width = max(NARROWEST, -(-r.shape[1] // TRIANGLE_BLOCKS))
+        for start in range(0, r.shape[1], width):
+            block = r[: start + width, start : start + width]
+            message = block.mT.contiguous()
+            self.broadcast(message)
+            if not self.begins:
+                block.copy_(message.mT)
+        return r
 
     def _packed(
         self, parts: Sequence[torch.Tensor], send: Callable[[torch.Tensor], None]
@@ -334,4 +349,5 @@ def sharded(engine: Engine, over_rows: Reduction) -> Engine:
 
 @lru_cache(maxsize=16)
 def _alone(tuning: Tuning) -> Tuning:
-    return replace(tuning, batched_elements=0, bordered=0, replayed_bytes=0, lapack=False)
+    single = tuning.spread or tuning.single
+    return replace(tuning, batched_elements=0, bordered=0, replayed_bytes=0, lapack=False, single=single)

@@ -73,6 +73,8 @@ class Tuning:
         Size of inputs up to which whole links are replayed from CUDA graphs.
     single, double : Recursion
         Of a QR whose working matrices are float32 and float64.
+    spread : Recursion, optional
+        Of one in float32 whose rows are spread over processes: wide panels, so that messages are few.
     batched_elements : int
         Elements of a matrix up to which the QR of a batch takes each step for all of them; larger ones fill
         the machine one by one.
@@ -203,6 +205,7 @@ class Tuning:
     replayed_bytes: int = 0
     single: Recursion = Recursion("caqr", 128)
     double: Recursion = Recursion("caqr", 128)
+    spread: Recursion | None = None
     batched_elements: int = 0
     chunk_elements: int = 1 << 19
     together: int = 10_000_000
@@ -357,6 +360,8 @@ def cuda_tuning(
         single=Recursion("cholesky32", 128),
         # Panels in float64 are library calls, and 256 columns take half of the launches of 128.
         double=Recursion("cholesky", 256),
+        # One of two H200, for 32768 x 16384 in fp16: 37 ms; by 512 columns 51, by 128 columns 120.
+        spread=Recursion("cholesky32", 1024) if corrected else None,
         batched_elements=1 << 22,
         chunk_elements=1 << 26,
         together=130_000_000_000 if fast_fp64 else 10_000_000,

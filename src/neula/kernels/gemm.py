@@ -45,7 +45,7 @@ def corrected_gemm(
     alpha: float = 1.0,
     beta: float = 0.0,
     c: torch.Tensor | None = None,
-    bound: float | None = None,
+    bound: float | torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``C = alpha A B + beta C`` in parts of a low format, about as accurate as a float32 product.
 
@@ -61,7 +61,7 @@ def corrected_gemm(
         ``c`` is not read if ``beta`` is zero.
     c : Tensor, shape (m, n), optional
         float32, of any strides, written in place. It may overlap ``a`` and ``b``.
-    bound : float, optional
+    bound : float or Tensor, optional
         Largest magnitude in ``a``, where it is known: a kernel then need not look for it in every row.
 
     Returns

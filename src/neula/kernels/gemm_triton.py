@@ -81,9 +81,9 @@ SPLIT = (32, 128)
 GROUP = 8
 """Tiles of C are taken in bands of so many rows of tiles, whose operands stay in the cache."""
 
-ROW_BLOCKS, FEWEST_ROWS = 4, 4096
-"""Blocks of rows of a Gram matrix's A that are split at a time, of so many rows at least: parts take as many
-bytes as what they are parts of."""
+ROW_BLOCKS, FEWEST_ELEMENTS = 4, 1 << 26
+"""Blocks of rows of a Gram matrix's A that are split at a time, of so many elements at least: parts take as
+many bytes as what they are parts of, and launches take time."""
 
 MIN_PIECE = 1024
 """A long k is cut into pieces for several thread blocks, but not into shorter ones."""
@@ -99,7 +99,7 @@ def gemm_triton(
     c: torch.Tensor | None = None,
     config: Config | None = None,
     pieces: int | None = None,
-    bound: float | None = None,
+    bound: float | torch.Tensor | None = None,
 ) -> torch.Tensor:
     """:func:`neula.kernels.gemm.corrected_gemm` by the kernels, on the current stream of the device of ``a``.
 
@@ -116,7 +116,7 @@ def gemm_triton(
         class of shapes (powers of two) times them all.
     pieces : int, optional
         Into how many pieces k is cut; by default one, or more where the tiles of C are too few for the GPU.
-    bound : float, optional
+    bound : float or Tensor, optional
         Largest magnitude in ``a``, where it is known.
 
     Returns
@@ -136,7 +136,8 @@ def gram_triton(
     """:func:`neula.kernels.gemm.corrected_gram` by the kernels, queued on the current stream."""
     g = empty_gram(a)
     with torch.cuda.device_of(a):
-        for some in a.split(max(FEWEST_ROWS, share(len(a), ROW_BLOCKS, PAD))):
+        fewest = triton.cdiv(FEWEST_ELEMENTS, a.shape[1] * PAD) * PAD
+        for some in a.split(max(fewest, share(len(a), ROW_BLOCKS, PAD))):
             whole = _split(some.mT, scheme)
             for k in blocks:
                 product = _Product(whole.rows(k), whole.rows(slice(0, k.stop)), scheme)
@@ -170,12 +171,14 @@ def multiply_kept_triton(c: torch.Tensor, x: Kept, y: Kept, *, alpha: float, bet
         return product(c, alpha, beta, config, product.pieces(config, waves=1))
 
 
-def _split(x: torch.Tensor, scheme: Scheme, bound: float | None = None) -> _Parts:
+def _split(x: torch.Tensor, scheme: Scheme, bound: float | torch.Tensor | None = None) -> _Parts:
     """Scale the rows of ``x``, by their largest elements or a bound on all, and split its elements."""
     rows, k = x.shape
     padded = triton.cdiv(k, PAD) * PAD
     if bound is None:
         largest = torch.linalg.vector_norm(x, float("inf"), dim=1)
+    elif isinstance(bound, torch.Tensor):
+        largest = bound.repeat(rows)
     else:
         largest = torch.full((rows,), bound, dtype=x.dtype, device=x.device)
     parts = torch.empty((scheme.parts, rows, padded), dtype=scheme.dtype, device=x.device)

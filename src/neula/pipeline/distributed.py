@@ -194,7 +194,7 @@ def agree(
     message = torch.tensor([mine, *counts], device=device)
     found = [torch.empty_like(message) for _ in range(distributed.get_world_size(group))]
     distributed.all_gather(found, message, group=group)
-    said = [x.tolist() for x in found]
+    said = torch.stack(found).tolist()
     if mine < 0 or any(one[0] != mine for one in said):
         _raise_difference(group, asked, error)
     return [one[1:] for one in said]

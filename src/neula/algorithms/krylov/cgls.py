@@ -125,8 +125,8 @@ def cgls(
     p = s
     gamma = start = s.square().sum(0)
     done = gamma == 0
-    wanted = operator.over_rows.agree(ratio(stop.preconditioned.square(), start).min())
-    progress = _Progress(start, float(wanted), max_iterations, operator.over_rows)
+    wanted = ratio(stop.preconditioned.square(), start).min()
+    progress = _Progress(start, wanted, max_iterations, operator.over_rows)
     lanczos = _Lanczos()
     for _ in range(max_iterations):
         direction = solve_r(r, p)
@@ -164,7 +164,7 @@ class _Progress:
     """
 
     def __init__(
-        self, start: torch.Tensor, wanted: float, max_iterations: int, over_rows: Reduction = HERE
+        self, start: torch.Tensor, wanted: torch.Tensor, max_iterations: int, over_rows: Reduction = HERE
     ) -> None:
         self._start = start
         self._left = [1.0]
@@ -182,12 +182,13 @@ class _Progress:
             return False
         gammas, finished = (torch.stack(values) for values in zip(*self._unseen, strict=True))
         left = ratio(gammas, self._start).masked_fill(finished, 0.0).amax(1)
-        for value in self._over_rows.agree(left).tolist():
+        wanted, *values = self._over_rows.agree(torch.cat([self._wanted[None], left])).tolist()
+        for value in values:
             self._left.append(value)
-            if value == 0.0 or _hopeless(self._left, self._wanted, self._max_iterations):
+            if value == 0.0 or _hopeless(self._left, wanted, self._max_iterations):
                 return True
         self._unseen.clear()
-        self._blind = max(1, math.ceil(min(BLIND, _iterations_left(self._left, self._wanted) / 2)))
+        self._blind = max(1, math.ceil(min(BLIND, _iterations_left(self._left, wanted) / 2)))
         return False
 
     @property

@@ -173,7 +173,9 @@ class _Best:
         error, optimality = self._merits(measures)
         old_error, old_optimality = self._merits(self.measures)
         better = (error < old_error) | ((error == old_error) & (optimality <= old_optimality))
-        if bool(better.any()):
+        if bool(better.all()):
+            self.x = x
+        elif bool(better.any()):
             self.x = torch.where(better.to(x.device), x, self.x)
         self.residual_norm = torch.where(better, residual_norm, self.residual_norm)
         self.measures = Measures(

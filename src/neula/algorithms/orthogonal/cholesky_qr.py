@@ -12,9 +12,10 @@ import math
 
 import torch
 
+from neula.algorithms.orthogonal.wide_panels import wide_cholesky_qr32_in_place
 from neula.engines import Engine
 from neula.engines.reduction import HERE, Reduction
-from neula.kernels.cholesky import cholesky_inverse
+from neula.kernels.cholesky import MAX_COLUMNS, cholesky_inverse
 from neula.kernels.precision import exact_matmul
 from neula.kernels.tall import half_gram, multiply_panel
 
@@ -51,25 +52,28 @@ def cholesky_qr32(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.
         return cholesky_qr(a, engine)
     m, n = a.shape
     q, r = engine.empty(m, n).copy_(a), engine.empty(n, n)
-    cholesky_qr32_in_place(q, r, over_rows=engine.over_rows)
+    cholesky_qr32_in_place(q, r, engine)
     return q, r
 
 
 def cholesky_qr32_in_place(
-    a: torch.Tensor, r: torch.Tensor, low: torch.Tensor | None = None, over_rows: Reduction = HERE
+    a: torch.Tensor, r: torch.Tensor, engine: Engine, low: torch.Tensor | None = None
 ) -> None:
     """:func:`cholesky_qr32` with Q in place of a float32 A, and rounded to a narrower type in ``low``."""
-    factors = cholesky_inverse(over_rows.total(half_gram(a)), out=r)
+    if a.shape[1] > MAX_COLUMNS:
+        wide_cholesky_qr32_in_place(a, r, engine, low)
+        return
+    factors = cholesky_inverse(engine.over_rows.total(half_gram(a)), out=r)
     multiply_panel(a, factors.inverse, factors.norms, low)
 
 
 def cholesky_qr32_twice_in_place(
-    a: torch.Tensor, r: torch.Tensor, low: torch.Tensor | None = None, over_rows: Reduction = HERE
+    a: torch.Tensor, r: torch.Tensor, engine: Engine, low: torch.Tensor | None = None
 ) -> None:
     """:func:`cholesky_qr32_in_place`, and once more of Q: orthogonal to ``u`` beyond a condition of 1e5."""
     first = torch.empty_like(r)
-    cholesky_qr32_in_place(a, first, over_rows=over_rows)
-    cholesky_qr32_in_place(a, r, low, over_rows)
+    cholesky_qr32_in_place(a, first, engine)
+    cholesky_qr32_in_place(a, r, engine, low)
     r.copy_(exact_matmul(r, first))
 
 

@@ -177,7 +177,7 @@ class _Recursion:
         if self.fused:
             square = self.careful and self._rows_left() < 2 * self.cutoff
             factorize = cholesky_qr32_twice_in_place if square else cholesky_qr32_in_place
-            factorize(a, r, rounded, self.engine.over_rows)
+            factorize(a, r, self.engine, rounded)
         else:
             q, r_panel = self.panel(a, self.panel_engine)
             a.copy_(q)

@@ -50,8 +50,8 @@ class Problems(Batch):
         return replace(self, places=places if self.places is None else self.places[places])
 
     def one(self, place: int) -> Problems:
-        """One of all, a view."""
-        if len(self.a) == 1:
+        """One of all, a view; the only one itself, with what is known of it."""
+        if len(self.a) == 1 and self.places is None:
             return self
         return Problems(self.a[place : place + 1], self.b[place : place + 1], self.options)
 
@@ -71,12 +71,26 @@ class Problems(Batch):
     @cached_property
     def prepared(self) -> Problem:
         """The only one, prepared."""
-        return Problem.of(self.a[0].double(), self.b[0].double(), self.options, self.column_max.double())
+        a, b = self.a[0].double(), self.b[0].double()
+        return Problem.of(a, b, self.options, self.column_max.double())
 
     @cached_property
     def column_max(self) -> torch.Tensor:
-        """Largest magnitude in each column of the only one."""
+        """Largest magnitude in each column of the only A: a pass over it, which is not to be taken twice."""
         return self.options.engine.column_max(self.a[0])
+
+    def check_finite(self) -> None:
+        """Look for NaN and Inf in the only problem; the host waits once.
+
+        Raises
+        ------
+        ValueError
+        """
+        a, b, options = self.a[0], self.b[0], self.options
+        of_b = options.engine.column_max(b)
+        seen_a, seen_b = torch.cat([self.column_max, of_b]).cpu().split([a.shape[1], b.shape[1]])
+        check_finite(a, seen_a, "A", options.over_rows)
+        check_finite(b.squeeze(-1), seen_b, "b", options.over_rows)
 
 
 @dataclass(frozen=True)
@@ -138,7 +152,7 @@ class Problem:
         b : Tensor, shape (m, k)
         options : Options
         column_max : Tensor, shape (n,)
-            Largest magnitude in each column.
+            Largest magnitude in each column of A.
         """
         over_rows = options.over_rows
         sizes = [column_max]
@@ -191,9 +205,10 @@ class Problem:
         else:
             operator = LeastSquaresOperator(a, weights, damp, options.over_rows)
             b = operator.right_hand_side(b)
-        column_max = operator.column_max(options.engine) if column_max is None else column_max
-        check_finite(a, column_max, "A", options.over_rows)
-        check_finite(b, options.engine.column_max(b), "b", options.over_rows)
+        if column_max is None:  # A and b were finite when they were given
+            column_max = operator.column_max(options.engine)
+            check_finite(a, column_max, "A", options.over_rows)
+            check_finite(b, options.engine.column_max(b), "b", options.over_rows)
         scales = power_of_two_scales(column_max)
         return cls(operator, b, given_b, b_scales, scales, wide, options, units)
 

@@ -287,9 +287,7 @@ def _probe(
 
     It is one more right-hand side in the first solve by CGLS, whose products read A once for all of them.
     """
-    generator = torch.Generator("cpu").manual_seed(1)
-    n = problem.rank
-    z = torch.randn(n, 1, generator=generator, dtype=torch.float64, device="cpu").to(columns.device)
+    z = gaussian(problem.rank, 1, torch.float64, columns.device, seed=1)
     known = solve_r(r, z)
     together = inner is cgls and not problem.wide
     if together:  # [A known, b] and its gradient in one pass over A

@@ -79,8 +79,7 @@ def _go_on(run: Run[Members], problems: Problems, *, together: bool, is_batch: b
     if is_batch:
         unusable = _set_aside(run, problems)
     else:
-        check_finite(a[0], problems.column_max, "A", options.over_rows)
-        check_finite(b[0].squeeze(-1), options.engine.column_max(b[0]), "b", options.over_rows)
+        problems.check_finite()
     alone = chain_after_together(m, n, options) if together else chain_alone(m, n, options)
     alone = in_step(alone) if options.over_rows.spread else alone
     judge = LeastSquaresJudge.of(m, n, options, together=False)

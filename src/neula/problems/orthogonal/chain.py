@@ -129,6 +129,8 @@ def chain_alone(layout: Layout, options: Options) -> list[QRLink]:
     tried = [*_tall(layout, options), *_queued(low, layout, options)]
     if named in (None, "rgsqrf"):
         tried.append(Link(low, links.first_pass, inherits=True))
+    if _is_corrected_over_processes(options):
+        tried.append(Link(low + links.CORRECTED, links.correction, inherits=True))
     if named == "cholesky-qr" or (named is None and options.target is FP64):
         tried.append(Link(f"{low} + cholesky-qr fp64", links.preconditioned, inherits=True))
     if named == "rgsqrf-reortho" or (named is None and options.target is not FP64):
@@ -175,6 +177,16 @@ def _queued(low: str, layout: Layout, options: Options) -> list[QRLink]:
     if default and square and options.target is not FP64 and played_back:
         tried.append(links.queued(f"{low} + reortho", links.two_passes))
     return tried
+
+
+def _is_corrected_over_processes(options: Options) -> bool:
+    """Whether wide panels may have lost what a correction brings back, with fewer operations than a second
+    pass, most of them in half precision.
+
+    Matrices that are all here are corrected in a link that is queued, or in their places.
+    """
+    wide = options.over_rows.spread and options.engine.tuning.spread is not None
+    return wide and not options.named and options.target is FP32
 
 
 def _in_place(low: str, options: Options) -> list[QRLink]:

@@ -29,7 +29,8 @@ CORRECTED = " + correction"
 """End of the label of a first pass whose Q was made orthonormal before it was measured."""
 
 SURELY_CORRECTED = 0.03
-"""How far from orthonormal Q may be for a correction that must not leave a residual: in place."""
+"""How far from orthonormal Q may be for a correction that must not leave a residual, since what comes next
+goes on from it."""
 
 Factors = tuple[torch.Tensor, torch.Tensor]
 """Q and R."""
@@ -236,6 +237,15 @@ def second_pass(matrices: Matrices, before: Solution | None) -> Solution:
     return _answer(matrices, " + reortho", *factors)
 
 
+def correction(matrices: Matrices, before: Solution | None) -> Solution:
+    """What makes Q orthonormal if it nearly is, of a copy of it: a second pass may have to go on from it."""
+    q, r = _first_factors(matrices, before)
+    engine = matrices.options.low_engine
+    q = engine.empty(*q.shape).copy_(q)
+    factors = correct(q, engine.empty(*r.shape).copy_(r), engine, largest=SURELY_CORRECTED)
+    return _answer(matrices, CORRECTED, *factors)
+
+
 def preconditioned(matrices: Matrices, before: Solution | None) -> Solution:
     """Cholesky QR of ``A R^-1`` in double precision, with R from a first pass."""
     # Without zero columns, with which R is singular.
@@ -299,7 +309,7 @@ def _is_finite(r: torch.Tensor, over_rows: Reduction) -> bool:
 def _answer(matrices: Matrices, more: str, q: torch.Tensor, r_scaled: torch.Tensor) -> Solution:
     """Factors of the matrix as it was given, with what is measured of them."""
     matrix, options = matrices.single, matrices.options
-    r = options.over_rows.agree(matrix.unscaled(q, r_scaled))
+    r = options.over_rows.agree_triangle(matrix.unscaled(q, r_scaled))
     measures = single_qr_measures(matrix.a, q, r, matrix.scales, options.target, options.over_rows)
     measures = options.over_rows.agree(measures)
     return Answer(QRValues.of_one(q, r, measures), f"rgsqrf {options.low.format.name}{more}")

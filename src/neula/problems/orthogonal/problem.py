@@ -212,9 +212,10 @@ class Matrix:
             If it holds NaN or Inf.
         """
         column_max = _column_max(a, options)
-        check_finite(a, column_max, "A", options.over_rows)
-        zero = column_max == 0
-        return cls(a, power_of_two_scales(column_max), zero if bool(zero.any()) else None, options)
+        seen = column_max.cpu()  # the host waits once for all that it looks at
+        check_finite(a, seen, "A", options.over_rows)
+        zero = column_max == 0 if bool((seen == 0).any()) else None
+        return cls(a, power_of_two_scales(column_max), zero, options)
 
     @classmethod
     def unchecked(cls, a: torch.Tensor, options: Options) -> Matrix:

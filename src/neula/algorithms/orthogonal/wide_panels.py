@@ -1,0 +1,109 @@
+"""Cholesky QR of panels of some hundred columns, as accurate as in float32, with one message for each.
+
+Over processes a panel waits for the others, so there should be few of them. Its Gram matrix is too large for
+the kernel that factorizes 128 columns; blocks of so many are factorized by it one after the other. What is
+done before the message, and after it, is played back from two CUDA graphs, neither of which holds the
+message: NCCL does not end a communicator while there is a graph that uses it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from neula.algorithms.elimination.lu_panels import blocks
+from neula.engines import Engine
+from neula.kernels.cholesky import MAX_COLUMNS, CholeskyFactors, cholesky_inverse
+from neula.kernels.gemm import corrected_gemm, corrected_gram
+from neula.kernels.precision import exact_matmul, exactly
+
+GRAM_COLUMNS = 256
+"""Columns of the blocks of a Gram matrix: of what is above them half is computed in vain."""
+
+LOST = 2.0**-19
+"""Part of a diagonal element that a pivot may owe to rounding errors, as in the kernel of a block."""
+
+
+def wide_cholesky_qr32_in_place(
+    a: torch.Tensor, r: torch.Tensor, engine: Engine, low: torch.Tensor | None = None
+) -> None:
+    """Q in place of a float32 A, and rounded to a narrower type in ``low``.
+
+    Orthogonal to ``u cond(A)^2``; beyond a condition of about ``u**-0.5`` columns of Q may be too short, or
+    NaN.
+
+    Parameters
+    ----------
+    a : Tensor, shape (m, n)
+        Column-major.
+    r : Tensor, shape (n, n)
+        Room for R.
+    engine : Engine
+    low : Tensor, shape (m, n), optional
+        An operand of the engine, column-major.
+    """
+
+    def multiplied(a: torch.Tensor, gram: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        r, inverse = engine.alone.replay(_factors, (gram,), "factors of a wide panel")
+        corrected_gemm(a, inverse, c=a, bound=gram.diagonal().amax().sqrt())
+        return (a, r) if low is None else (a, r, engine.operand(a))
+
+    (gram,) = engine.alone.replay(_gram, (a,), "Gram matrix of a wide panel")
+    gram = engine.over_rows.total(gram)
+    out = (a, r) if low is None else (a, r, low)
+    engine.alone.replay(multiplied, (a, gram), ("wide panel", repr(engine), len(out)), out)
+
+
+def _gram(a: torch.Tensor) -> tuple[torch.Tensor]:
+    """Of the rows here; the triangle that it has lies above the diagonal."""
+    return (corrected_gram(a, list(blocks(slice(0, a.shape[1]), GRAM_COLUMNS))).T,)
+
+
+def _factors(gram: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    factors = cholesky_inverse_in_blocks(gram)
+    return factors.r, factors.inverse
+
+
+def cholesky_inverse_in_blocks(gram: torch.Tensor, width: int = MAX_COLUMNS) -> CholeskyFactors:
+    """:func:`neula.kernels.cholesky.cholesky_inverse` by blocks of some columns, without synchronizing.
+
+    Parameters
+    ----------
+    gram : Tensor, shape (n, n)
+        float32, of which the upper triangle is read.
+    width : int
+        Of the blocks.
+
+    Returns
+    -------
+    CholeskyFactors
+
+    Examples
+    --------
+    >>> import torch
+    >>> factors = cholesky_inverse_in_blocks(torch.tensor([[4.0, 2.0], [0.0, 2.0]]), width=1)
+    >>> factors.r
+    tensor([[2., 1.],
+            [0., 1.]])
+    >>> factors.inverse
+    tensor([[ 0.5000, -0.5000],
+            [ 0.0000,  1.0000]])
+    """
+    n, rest = len(gram), gram.triu()
+    rest += rest.triu(1).T
+    diagonal = rest.diagonal().clone()
+    smallest = LOST * diagonal
+    r, inverse = torch.zeros_like(rest), torch.zeros_like(rest)
+    for k in blocks(slice(0, n), width):
+        left, right = slice(0, k.start), slice(k.stop, n)
+        pivots = rest[k, k].diagonal()
+        torch.maximum(pivots, smallest[k], out=pivots)
+        factors = cholesky_inverse(rest[k, k].double(), out=r[k, k])
+        inverse[k, k] = factors.inverse
+        if k.start > 0:
+            above = exact_matmul(r[left, k], factors.inverse)
+            exactly(torch.addmm, inverse[left, k], inverse[left, left], above, out=inverse[left, k], alpha=-1)
+        if k.stop < n:
+            beside = exact_matmul(factors.inverse.T, rest[k, right])
+            r[k, right] = beside
+            exactly(torch.addmm, rest[right, right], beside.T, beside, out=rest[right, right], alpha=-1)
+    return CholeskyFactors(r, inverse, diagonal.sqrt())
