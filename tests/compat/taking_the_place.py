@@ -7,13 +7,18 @@ from types import ModuleType
 import pytest
 
 from neula.compat import numpy, scipy
+from neula.compat.scipy import optimize
 
-PLACES = {"scipy": ("scipy.linalg", scipy), "numpy": ("numpy.linalg", numpy)}
+PLACES = {
+    "scipy.linalg": ("scipy.linalg", scipy),
+    "scipy.optimize": ("scipy.optimize", optimize),
+    "numpy.linalg": ("numpy.linalg", numpy),
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for module in {item.module for item in items if isinstance(item, pytest.Function)}:
-        _replace(module, *PLACES[module.__name__.partition(".")[0]])
+        _replace(module, *PLACES[".".join(module.__name__.split(".")[:2])])
 
 
 def _replace(module: ModuleType, peer: str, compat: ModuleType) -> None:

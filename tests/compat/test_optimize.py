@@ -50,3 +50,66 @@ def test_what_is_left_to_scipy() -> None:
         ours.nnls(A, B, maxiter=1)
     assert ours.minimize is scipy.optimize.minimize
     assert "curve_fit" in dir(ours)
+
+
+T = np.linspace(0, 4, 30)
+Y = 2.5 * np.exp(-1.3 * T) + 0.5 + 0.05 * RNG.standard_normal(30)
+
+
+def decay(p, t=T):
+    return p[0] * np.exp(-p[1] * t) + p[2] - Y
+
+
+@pytest.mark.parametrize("method", ["trf", "dogbox", "lm"])
+def test_least_squares(method) -> None:
+    found, expected = (
+        module.least_squares(decay, [1, 1, 1], method=method, x_scale="jac")
+        for module in (ours, scipy.optimize)
+    )
+    assert isinstance(found, scipy.optimize.OptimizeResult)
+    assert sorted(found) == sorted(expected)
+    for name in ("x", "fun", "cost", "active_mask"):
+        assert np.allclose(found[name], expected[name], atol=1e-6)
+    assert found.success
+    assert np.abs(found.grad).max() < 1e-10  # refined, where SciPy's is 1e-6
+
+
+def test_curve_fit() -> None:
+    def model(t, a, b, c):
+        return a * np.exp(-b * t) + c
+
+    for keywords in ({}, {"p0": [2, 1, 0]}, {"sigma": 0.1 + T, "absolute_sigma": True}, {"bounds": (0, 9)}):
+        popt, pcov = ours.curve_fit(model, T, Y, **keywords)
+        expected = scipy.optimize.curve_fit(model, T, Y, **keywords)
+        assert np.allclose(popt, expected[0], rtol=1e-5)
+        assert np.allclose(pcov, expected[1], rtol=1e-3)
+    # Two are SciPy's: all that it says of a fit, and one that does not end.
+    assert sorted(ours.curve_fit(model, T, Y, full_output=True)[2]) == ["fjac", "fvec", "ipvt", "nfev", "qtf"]
+    with pytest.raises(RuntimeError, match="Optimal parameters not found"):
+        ours.curve_fit(model, T, Y, maxfev=3)
+
+
+def test_fits_that_are_left_to_scipy() -> None:
+    for bad in (
+        {"bounds": ([0.0], [3.0, 4.0, 5.0])},
+        {"method": "lm", "bounds": (0, 3)},
+        {"method": "lm", "loss": "huber"},
+        {"method": "newton"},
+        {"jac": "4-point"},
+        {"loss": "cubic"},
+    ):
+        told = []
+        for module in (ours, scipy.optimize):
+            with pytest.raises(ValueError) as caught:  # noqa: PT011
+                module.least_squares(decay, [1.0, 1.0, 1.0], **bad)
+            told.append(str(caught.value))
+        assert told[0] == told[1]
+    assert ours.least_squares(decay, [1, 1, 1], max_nfev=2).status == 0
+
+
+def test_many_solutions_are_scipys() -> None:
+    for solve in ("nnls", "lsq_linear"):
+        found, expected = (getattr(module, solve)(A[:3], B[:3]) for module in (ours, scipy.optimize))
+        assert np.array_equal(
+            found[0] if solve == "nnls" else found.x, expected[0] if solve == "nnls" else expected.x
+        )

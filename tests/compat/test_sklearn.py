@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 
 import numpy as np
@@ -13,6 +14,7 @@ import neula
 pytest.importorskip("sklearn")
 
 from sklearn import decomposition, linear_model
+from sklearn.base import clone
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from neula.sklearn import PCA, LinearRegression, NonNegativeLeastSquares, Ridge, RidgeCV, TruncatedSVD
@@ -133,9 +135,29 @@ def test_components_that_cannot_be_had() -> None:
     X = data(m=20, n=4)[0]
     with pytest.raises(ValueError, match="must be <= n_features"):
         TruncatedSVD(5).fit(X)
-    for wanted in (5, "mle", 1.5):
+    for wanted in (5, 1.5):
         with pytest.raises(ValueError, match="n_components"):
             PCA(wanted).fit(X)
+    with pytest.raises(ValueError, match="only supported if n_samples >= n_features"):
+        PCA("mle").fit(X.T)
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.5, 3.0])
+def test_how_many_components_are_likely(noise) -> None:
+    """Minka's estimate, as scikit-learn has it, for tensors as well."""
+    rng = np.random.default_rng(3)
+    X = rng.standard_normal((80, 3)) @ rng.standard_normal((3, 9)) + noise * rng.standard_normal((80, 9))
+    ours, theirs = PCA("mle").fit(X), decomposition.PCA("mle").fit(X)
+    assert ours.n_components_ == theirs.n_components_
+    assert np.allclose(ours.explained_variance_, theirs.explained_variance_)
+    assert ours.noise_variance_ == pytest.approx(theirs.noise_variance_)
+    assert PCA("mle").fit(torch.from_numpy(X)).n_components_ == theirs.n_components_
+
+
+def test_components_of_equal_variance() -> None:
+    """And of none at all: the estimate stays a number of components."""
+    for X in (np.repeat(np.eye(4), 5, 0), np.zeros((9, 3)), np.ones((6, 1)), np.eye(2)):
+        assert 0 <= PCA("mle").fit(X).n_components_ <= X.shape[1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -183,3 +205,84 @@ def test_feature_names_pickling_and_evidence() -> None:
     assert np.array_equal(again.predict(frame), model.predict(frame))
     with pytest.raises(ValueError, match="unknown accuracy 'fp65'"):
         LinearRegression(accuracy="fp65").fit(X, y)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        LinearRegression(),
+        LinearRegression(fit_intercept=False),
+        Ridge(3.0),
+        Ridge(0.5, fit_intercept=False),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("targets", [0, 1, 3])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.filterwarnings("ignore::neula.AccuracyWarning")  # three rows determine nothing
+def test_rows_in_parts(model, targets, weighted) -> None:
+    """However they are cut, even into parts of fewer rows than columns, and begun by ``fit``."""
+    X, y, w = data(targets=targets)
+    X = X * 10.0 ** np.arange(-2, 3) + 1e3  # means that are far larger than the deviations
+    expected = clone(model).fit(X, y, sample_weight=w if weighted else None)
+    begun = clone(model).fit(X[:20], y[:20], sample_weight=w[:20] if weighted else None)
+    for parts, cuts in ((clone(model), [0, 3, 4, 20, 60]), (begun, [20, 21, 60])):
+        for start, stop in itertools.pairwise(cuts):
+            some = slice(start, stop)
+            parts.partial_fit(X[some], y[some], sample_weight=w[some] if weighted else None)
+        assert np.shape(parts.coef_) == np.shape(expected.coef_)
+        assert np.shape(parts.intercept_) == np.shape(expected.intercept_)
+        # Both are right to their forward errors, in the norms of the columns.
+        sizes = X.std(0) if model.fit_intercept else np.linalg.norm(X, axis=0)
+        wrong = np.linalg.norm(np.atleast_2d((parts.coef_ - expected.coef_) * sizes), axis=1)
+        size = np.linalg.norm(np.atleast_2d(expected.coef_ * sizes), axis=1)
+        error = parts.result_.forward_error + expected.result_.forward_error
+        assert (wrong <= (10 * error + 1e-13) * size).all()
+        assert np.allclose(parts.predict(X), expected.predict(X), rtol=1e-9)
+        assert parts.result_.converged
+        again = pickle.loads(pickle.dumps(parts)).partial_fit(X[:1], y[:1])
+        assert np.isfinite(again.coef_).all()
+
+
+@pytest.mark.filterwarnings("ignore::neula.AccuracyWarning")  # a difference of rounding errors has no rank
+def test_parts_of_few_rows() -> None:
+    """The shortest solution, as of the same rows at once."""
+    X, y, _ = data()
+    for model in (LinearRegression(), Ridge(1e-3)):
+        parts = clone(model).partial_fit(X[:2], y[:2]).partial_fit(X[2:3], y[2:3])
+        assert np.allclose(parts.coef_, clone(model).fit(X[:3], y[:3]).coef_)
+    assert np.array_equal(LinearRegression().partial_fit(X[:1], y[:1]).coef_, np.zeros(5))
+    both = Ridge([0.1, 1.0]), Ridge([0.1, 1.0]).fit(X, np.stack([y, -y], 1))
+    for some in (slice(0, 7), slice(7, None)):
+        both[0].partial_fit(X[some], np.stack([y, -y], 1)[some])
+    assert np.allclose(both[0].coef_, both[1].coef_)
+    assert len(both[0].result_) == 2
+
+
+def test_rows_that_cannot_be_added() -> None:
+    X, y, _ = data()
+    assert not hasattr(NonNegativeLeastSquares(), "partial_fit")
+    assert not hasattr(Ridge(positive=True), "partial_fit")
+    model = LinearRegression().partial_fit(X, y)
+    before = model.coef_.copy()
+    with pytest.raises(ValueError, match="b was a vector before"):
+        model.partial_fit(X, np.stack([y, y], 1))
+    with pytest.raises(ValueError, match="expecting 5 features"):
+        model.partial_fit(X[:, :3], y)
+    with pytest.raises(ValueError, match="expecting 5 features"):
+        model.partial_fit(torch.from_numpy(X[:, :3]), y)
+    assert np.array_equal(model.coef_, before)
+    fitted = pickle.loads(pickle.dumps(LinearRegression().fit(X, y)))
+    with pytest.raises(ValueError, match="not there any more"):
+        fitted.partial_fit(X, y)
+
+
+def test_tensors_in_parts() -> None:
+    X, y, w = (torch.from_numpy(x).float() for x in data())
+    for model in (LinearRegression(), Ridge()):
+        expected = clone(model).fit(X, y, w)
+        for some in (slice(0, 7), slice(7, None)):
+            model.partial_fit(X[some], y[some], w[some])
+        assert isinstance(model.coef_, torch.Tensor)
+        assert model.coef_.dtype == torch.float32
+        assert torch.allclose(model.coef_, expected.coef_, rtol=1e-5)

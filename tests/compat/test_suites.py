@@ -27,6 +27,13 @@ SUITES = {
         "test_decomp_lu": "TestLUFactor TestLUSolve",
         "test_decomp_cholesky": "TestCholesky TestChoFactor",
     },
+    "scipy.optimize.tests": {
+        "test_least_squares": "TestTRF TestLM test_basic test_callback test_small_tolerances_for_lm "
+        "test_fp32_gh12991 test_gh_19103",
+        "test_minpack": "TestCurveFit",
+        "test_lsq_linear": "TestTRF TestBVLS TestErrorChecking",
+        "test_nnls": "TestNNLS",
+    },
 }
 
 ELSEWHERE = {
@@ -44,8 +51,18 @@ ELSEWHERE = {
     "right": "the same",
     "pivoting": "the same, of a pivoted QR",
     "test_lwork": "the same, of workspace sizes",
+    "test_numerical_jac": "asks for as many calls with as without derivatives",
+    "test_workers": "compares a fit of neula with one of SciPy, digit for digit",
+    "test_options": "asks for zero within 1e-15, at a minimum that is flat: x may be 1e-8",
+    "test_bounds_shape": "asks for zero, exactly; there it is 1e-63",
+    "test_x_scale_options": "the same, where it is 1e-16",
+    "test_full_result": "asks for few calls, where x is refined to the last digit",
+    "test_2D_singleton": "asks for zero, exactly; there it is 1e-16",
+    "test_broadcast_y": "compares covariances of two of SciPy's methods, which agree to seven digits",
+    "test_gh4555b": "the same with a covariance that differences made, right to five digits",
     # Time.
     "test_generalized": "5,000 combinations of strides; see test_strides_of_stacks",
+    "test_robustness": "a thousand fits",
     "xslow": "gigabytes",
 }
 """Tests that are left out, and why."""

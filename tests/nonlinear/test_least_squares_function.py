@@ -315,12 +315,27 @@ def test_blocks_of_rows():
 
     result = neula.least_squares(some, START, blocks=parts, loss="soft_l1", f_scale=0.1)
     whole = neula.least_squares(decay, START, loss="soft_l1", f_scale=0.1)
-    np.testing.assert_allclose(result.x, whole.x, rtol=1e-5)
+    np.testing.assert_allclose(result.x, whole.x, rtol=1e-9)
     assert result.observations == 40
     assert max(lengths) == 20
     assert result.fun is None
     with pytest.raises(ValueError, match="blocks"):
         result.leverage()
+    for unreadable in (iter(parts), []):
+        with pytest.raises(ValueError, match="read again and again"):
+            neula.least_squares(some, START, blocks=unreadable)
+
+
+def test_blocks_within_bounds():
+    def some(p, rows):
+        return p[0] * np.exp(-p[1] * T[rows]) + p[2] - Y[rows]
+
+    bounds = ([0, 0, 0.6], [10, 10, 10])
+    result = neula.least_squares(some, [1, 1, 1], blocks=[slice(0, 15), slice(15, 40)], bounds=bounds)
+    whole = neula.least_squares(decay, [1, 1, 1], bounds=bounds)
+    assert result.converged
+    assert result.active_mask.tolist() == whole.active_mask.tolist() == [0, 0, -1]
+    np.testing.assert_allclose(result.x, whole.x, rtol=1e-9)
 
 
 # --- stopping ---------------------------------------------------------------------------------------------
@@ -505,3 +520,29 @@ def test_state_is_left_alone(global_state):
     before = global_state()
     neula.least_squares(torch_decay, torch.tensor(START))
     assert global_state() == before
+
+
+def test_a_function_in_single_precision():
+    """Its differences are as long as its rounding errors ask for, whatever the dtype of x."""
+    t, y = T.astype(np.float32), Y.astype(np.float32)
+
+    def coarse(p):
+        return (p[0] * np.exp(-p[1] * t) + p[2]).astype(np.float32) - y
+
+    result = neula.least_squares(coarse, START)
+    exact = neula.least_squares(decay, START)
+    assert result.converged
+    # Rounding errors of f times the condition number, and those of Y.
+    error = np.abs(result.x - exact.x).max() / np.abs(exact.x).max()
+    assert error < 100 * result.condition * 2.0**-24
+    assert error < 10 * result.forward_error < 1.0
+
+
+def test_a_function_that_returns_the_same_memory():
+    room = np.empty_like(Y)
+
+    def reused(p):
+        room[:] = decay(p)
+        return room
+
+    np.testing.assert_allclose(neula.least_squares(reused, START).x, neula.least_squares(decay, START).x)

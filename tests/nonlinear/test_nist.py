@@ -116,6 +116,5 @@ def test_by_blocks_as_at_once():
     assert result.converged
     assert result.jac is None
     assert result.observations == 250
-    # Not refined beyond the tests of SciPy.
-    assert digits(result.x, problem) > 6
-    np.testing.assert_allclose(result.standard_errors(), whole.standard_errors(), rtol=1e-5)
+    assert digits(result.x, problem) >= CERTIFIED_DIGITS
+    np.testing.assert_allclose(result.standard_errors(), whole.standard_errors(), rtol=1e-9)

@@ -202,6 +202,15 @@ def test_below_full_rank(rng: np.random.Generator) -> None:
     assert np.allclose(result.x, np.linalg.lstsq(a, b, rcond=1e-12)[0], atol=1e-12)
 
 
+def test_nothing_but_zeros() -> None:
+    fit = neula.LeastSquares(2)
+    fit.update(np.zeros((3, 2)), np.zeros(3))
+    result = fit.solve()
+    assert result.rank == 0
+    assert result.converged
+    assert not result.x.any()
+
+
 def test_files(rng: np.random.Generator, tmp_path: Path) -> None:
     a, b = data(rng)
     path = tmp_path / "fit.npz"

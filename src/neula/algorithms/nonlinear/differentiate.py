@@ -11,14 +11,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from neula.algorithms.nonlinear.feasible import Bounds
 
 Function = Callable[[torch.Tensor], torch.Tensor]
+
+Derivative = Callable[[torch.Tensor], torch.Tensor]
+"""From directions, shape (k, batch, count), to what a derivative makes of them."""
 
 INTERMEDIATES = 16
 """Arrays as large as the residuals that a function is taken to hold at a time, of each tangent."""
 
 HOST_BYTES = 1 << 28
 """What tangents may take at a time on a CPU: more at once is not faster."""
+
+LARGE = 1 << 16
+"""Elements of a Jacobian from which on it is worth a look at each operation, some microseconds, to have one
+product with a matrix in place of many with vectors."""
 
 DEVICE_PART = 4
 """Of the free memory of a GPU tangents take one part in so many."""
@@ -102,7 +112,7 @@ def _batched_gradient(f: torch.Tensor, x: torch.Tensor, basis: torch.Tensor) -> 
 
 
 def _in_chunks(
-    derivative: Callable[[torch.Tensor], torch.Tensor],
+    derivative: Derivative,
     shape: torch.Size,
     out: torch.Tensor,
     write: Callable[[torch.Tensor, slice], object],
@@ -110,6 +120,8 @@ def _in_chunks(
     """A derivative along every unit vector, the same for all of a batch, shape (k, batch, count)."""
     batch, count = shape
     basis = torch.eye(count, dtype=out.dtype, device=out.device)
+    if out.numel() >= LARGE:
+        derivative = _with_one_matrix(derivative)
     start, width = 0, chunk(count, out[:, :, 0].nbytes, out.device)
     while start < count:
         part = slice(start, min(start + width, count))
@@ -121,6 +133,31 @@ def _in_chunks(
             width = -(-width // 2)
             continue
         start += width
+
+
+def _with_one_matrix(derivative: Derivative) -> Derivative:
+    """Let products of the same matrix with many vectors be one product."""
+
+    def one(basis: torch.Tensor) -> torch.Tensor:
+        with _OneMatrix():
+            return derivative(basis)
+
+    return one
+
+
+class _OneMatrix(TorchDispatchMode):
+    """What ``A @ x`` becomes for many tangents: of vmap, a batch of products that each read all of A."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.aten.bmm.default:
+            a, b = args
+            if a.stride(0) == 0 and b.shape[2] == 1:
+                return (b[:, :, 0] @ a[0].mT)[..., None]
+            if b.stride(0) == 0 and a.shape[1] == 1:
+                return (a[:, 0] @ b[0])[:, None]
+        return func(*args, **(kwargs or {}))
 
 
 def chunk(count: int, nbytes: int, device: torch.device) -> int:
@@ -147,16 +184,18 @@ class Differences:
     ----------
     scheme : {"2-point", "3-point", "5-point", "cs"}
         One-sided; central; central of fourth order; or with imaginary steps, which have no rounding error.
-    lower, upper : Tensor, shape (batch, n)
+    bounds : Bounds
         Within which the function may be called.
     relative_step : Tensor or None
         Of the size of x, broadcast with it; by default what balances rounding errors and curvature.
+    eps : float
+        Relative rounding errors of the function, where they are larger than those of x.
     """
 
     scheme: str
-    lower: torch.Tensor
-    upper: torch.Tensor
+    bounds: Bounds
     relative_step: torch.Tensor | None = None
+    eps: float = 0.0
 
     def __call__(
         self, function: Function, x: torch.Tensor, f: torch.Tensor, typical: torch.Tensor, out: torch.Tensor
@@ -173,80 +212,90 @@ class Differences:
             Sizes that x has had.
         out : Tensor, shape (batch, m, n)
         """
-        steps = self.steps(x, typical)
-        for j in range(x.shape[1]):
-            out[:, :, j] = getattr(self, "_" + NAMES[self.scheme])(function, x, f, steps[:, j], j)
+        h = self.steps(x, typical)
+        if self.scheme == "cs":
+            _by_imaginary_steps(function, x, h.abs(), out)
+            return
+        # All that does not depend on f at once: of a small problem it is most of the work. No more memory
+        # than for J, whose rows are not fewer than its columns.
+        taken = [(_moved(x, by), weight[..., None].unbind(1)) for by, weight in self._quotients(x, h)]
+        for j, column in enumerate(out.unbind(2)):
+            for place, (points, weights) in enumerate(taken):
+                change = (function(points[j]) - f) * weights[j]
+                if place:
+                    column += change
+                else:
+                    column.copy_(change)
 
-    def steps(self, x: torch.Tensor, typical: torch.Tensor) -> torch.Tensor:
-        """Their lengths, away from zero: relative to x, unless x has fallen to nearly nothing."""
-        part = torch.finfo(x.dtype).eps ** STEPS[self.scheme]
-        sign = torch.where(x >= 0, 1.0, -1.0).to(x.dtype)
-        size = torch.where(x.abs() > NEGLIGIBLE * typical, x.abs(), typical)
-        usual = part * sign * torch.where(size > 0, size, 1.0)
-        if self.relative_step is not None:
-            named = self.relative_step * sign * x.abs()
-            usual = torch.where(x + named == x, usual, named)
-        return (x + usual) - x  # what is a difference of floating-point numbers
+    def _quotients(self, x: torch.Tensor, h: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """How far to go from x, and with what weights the changes of f add up to a derivative.
 
-    def _one_sided(
-        self, function: Function, x: torch.Tensor, f: torch.Tensor, h: torch.Tensor, j: int
-    ) -> torch.Tensor:
-        above, below = self.upper[:, j] - x[:, j], x[:, j] - self.lower[:, j]
-        fits = torch.where(h > 0, h <= above, -h <= below)
+        Returns
+        -------
+        list of pair of Tensor, shape (batch, n)
+        """
+        if self.bounds.none:
+            h = h.abs()
+            weights = {"2-point": (1.0,), "3-point": (0.5, -0.5), "5-point": (2 / 3, -2 / 3, -1 / 12, 1 / 12)}
+            return [
+                (far * h, weight / h)
+                for far, weight in zip((1, -1, 2, -2), weights[self.scheme], strict=False)
+            ]
+        above, below = self.bounds.upper - x, x - self.bounds.lower
         room = torch.where(above >= below, above, -below)
-        h = torch.where(fits, h, torch.where(h.abs() <= room.abs(), h.abs() * room.sign(), room))
-        return (function(moved(x, j, h)) - f) / h[:, None]
-
-    def _fourth_order(
-        self, function: Function, x: torch.Tensor, f: torch.Tensor, h: torch.Tensor, j: int
-    ) -> torch.Tensor:
-        """Richardson's extrapolation from two central quotients; near a bound a parabola's."""
-        once, twice = self._central(function, x, f, h, j), self._central(function, x, f, 2 * h, j)
-        reach = 2 * h.abs()
-        inside = (reach <= self.upper[:, j] - x[:, j]) & (reach <= x[:, j] - self.lower[:, j])
-        return torch.where(inside[:, None], (4 * once - twice) / 3, once)
-
-    def _central(
-        self, function: Function, x: torch.Tensor, f: torch.Tensor, h: torch.Tensor, j: int
-    ) -> torch.Tensor:
-        above, below = self.upper[:, j] - x[:, j], x[:, j] - self.lower[:, j]
+        if self.scheme == "2-point":
+            fits = torch.where(h > 0, h <= above, -h <= below)
+            h = torch.where(fits, h, torch.where(h.abs() <= room.abs(), h.abs() * room.sign(), room))
+            return [(h, 1 / h)]
         h = h.abs()
         inside = (h <= above) & (h <= below)
         # At a bound: a parabola through x and two points on the side with more room.
-        room = torch.where(above >= below, above, -below)
         side = torch.minimum(h, room.abs() / 2) * torch.where(room >= 0, 1.0, -1.0)
-        first = torch.where(inside, -h, side)
-        second = torch.where(inside, h, 2 * side)
-        a, b = function(moved(x, j, first)), function(moved(x, j, second))
-        one_sided = (4 * a - 3 * f - b) / (2 * side)[:, None]
-        return torch.where(inside[:, None], (b - a) / (2 * h)[:, None], one_sided)
+        first, second = torch.where(inside, -h, side), torch.where(inside, h, 2 * side)
+        central = torch.where(inside, 0.5, 2.0) / torch.where(inside, -h, side)
+        found = [(first, central), (second, torch.where(inside, 0.5 / h, -0.5 / side))]
+        if self.scheme == "3-point":
+            return found
+        # Richardson's extrapolation from two central quotients, where both fit.
+        inside = (2 * h <= above) & (2 * h <= below)
+        wider = torch.where(inside, h, 0.0)
+        third = torch.where(inside, 1 / (12 * h), 0.0)
+        found = [(by, torch.where(inside, 4 / 3 * weight, weight)) for by, weight in found]
+        return [*found, (-2 * wider, third), (2 * wider, -third)]
 
-    def _imaginary(
-        self, function: Function, x: torch.Tensor, f: torch.Tensor, h: torch.Tensor, j: int
-    ) -> torch.Tensor:
-        point = x.to(torch.promote_types(x.dtype, torch.complex64))
-        return function(moved(point, j, 1j * h.abs())).imag / h.abs()[:, None]
+    def steps(self, x: torch.Tensor, typical: torch.Tensor) -> torch.Tensor:
+        """Their lengths, away from zero: relative to x, unless x has fallen to nearly nothing."""
+        part, size = max(torch.finfo(x.dtype).eps, self.eps) ** STEPS[self.scheme], x.abs()
+        size = torch.where(size > NEGLIGIBLE * typical, size, typical)
+        usual = torch.copysign(part * torch.where(size > 0, size, 1.0), x)
+        if self.relative_step is not None:
+            named = torch.copysign(self.relative_step * x, x)
+            usual = torch.where(x + named == x, usual, named)
+        return (x + usual) - x  # what is a difference of floating-point numbers
 
-
-NAMES = {"2-point": "one_sided", "3-point": "central", "5-point": "fourth_order", "cs": "imaginary"}
-"""Methods of :class:`Differences`, by SciPy's names, and one that SciPy has not."""
 
 STEPS = {"2-point": 1 / 2, "3-point": 1 / 3, "5-point": 1 / 4, "cs": 1 / 2}
-"""Powers of the unit roundoff that are relative steps. The third is shorter than what balances errors of the
-fourth order, so that it is better than the second also where functions are far from polynomials."""
+"""By SciPy's names, and one that SciPy has not: powers of the unit roundoff that are relative steps. That of
+fourth order is shorter than what balances its errors, so that it is better than the central one also where
+functions are far from polynomials."""
 
 NEGLIGIBLE = 1e-5
 """Part of its usual size below which a variable is taken to pass through zero."""
 
 
-def noise(scheme: str, dtype: torch.dtype) -> float:
-    """Relative error of columns that are found by differences of functions as accurate as their format."""
-    eps = torch.finfo(dtype).eps
+def noise(scheme: str, eps: float) -> float:
+    """Relative error of columns that are found by differences of functions with rounding errors of eps."""
     return eps if scheme == "cs" else eps ** (1 - STEPS[scheme])
 
 
-def moved(x: torch.Tensor, j: int, by: Any) -> torch.Tensor:
-    """Points with one variable changed."""
-    point = x.clone()
-    point[:, j] += by
-    return point
+def _moved(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+    """Points with one variable changed, for each of the n variables, shape (n, batch, n)."""
+    points = x.expand(x.shape[1], *x.shape).clone()
+    points.diagonal(dim1=0, dim2=2).add_(by)
+    return points
+
+
+def _by_imaginary_steps(function: Function, x: torch.Tensor, h: torch.Tensor, out: torch.Tensor) -> None:
+    points = _moved(x.to(torch.promote_types(x.dtype, torch.complex64)), 1j * h)
+    for j, point in enumerate(points):
+        out[:, :, j] = function(point).imag / h[:, j, None]

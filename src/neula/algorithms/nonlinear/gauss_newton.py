@@ -12,12 +12,16 @@ import torch
 from neula.algorithms.nonlinear.damped import norm, upper_solve
 from neula.algorithms.nonlinear.feasible import Bounds, without
 from neula.algorithms.nonlinear.levenberg_marquardt import Iterates, Problem, move
+from neula.algorithms.nonlinear.some import picked
 
 MOST = 30
 """Steps; of those that shrink by a tenth each, 30 are worth a digit and a half."""
 
 STAGNANT = 0.9
 """A step that is longer than this part of the one before is the last one."""
+
+ROUNDINGS = 4
+"""Units in the last place by which residuals and their products with Q are taken to err."""
 
 NEAR = 0.1
 """A step that is longer than this part of x is none to end with."""
@@ -34,7 +38,7 @@ def newton_steps(at: Iterates, bounds: Bounds, which: torch.Tensor) -> tuple[tor
     length : Tensor, shape (batch,)
         Inf where J is singular.
     """
-    near, x = at.near.at(which), at.x[which].double()
+    near, x = at.near.at(which), picked(at.x, which).double()
     held = bounds.at(which).held(x, -near.gradient)
     r, c = without(near.r, near.c, held)
     p = -upper_solve(r, c).masked_fill(held, 0.0)
@@ -67,12 +71,12 @@ def polish(
     rate = torch.zeros_like(at.cost)
     p, length = newton_steps(at, bounds, which)
     for _ in range(most):
-        eps = torch.finfo(at.x.dtype).eps
-        gains = (length > eps) & (length <= NEAR)
-        which, p, length = which[gains], p[gains], length[gains]
+        gains = (length > _rounding(at, which)) & (length <= NEAR)
+        on = gains.nonzero()[:, 0]
+        which, p, length = picked(which, on), picked(p, on), picked(length, on)
         if not len(which):
             break
-        x = at.x[which].double() + p
+        x = picked(at.x, which).double() + p
         inside = (bounds.at(which).clip(x) == x).all(1)
         trial = x.to(at.x.dtype)
         cost = problem.cost(trial, which)
@@ -88,9 +92,22 @@ def polish(
     return rate
 
 
+def _rounding(at: Iterates, which: torch.Tensor) -> torch.Tensor:
+    """About what rounding errors of the residuals make of a step, from below.
+
+    The condition number is at least the reciprocal of the smallest diagonal element of R with columns of
+    norm 1.
+    """
+    near, u = at.near.at(which), at.eps
+    far = norm(near.norms * picked(at.x, which).double(), dim=1)
+    diagonal = near.r.diagonal(dim1=1, dim2=2).abs() / near.norms
+    # NaN, of columns that are zero or data that are: then steps are not finite, or zero.
+    return torch.nan_to_num(ROUNDINGS * u * (1 + near.size / far) / diagonal.amin(1), u, u, u)
+
+
 def _allowed(at: Iterates, which: torch.Tensor) -> torch.Tensor:
     """The cost, with the rounding errors that it may have."""
-    near, eps = at.near.at(which), torch.finfo(at.x.dtype).eps
-    data = norm(near.norms * at.x[which].double(), dim=1) + near.size
+    near, eps = at.near.at(which), at.eps
+    data = norm(near.norms * picked(at.x, which).double(), dim=1) + near.size
     error = 8 * eps * data
-    return at.cost[which] * (1 + 8 * eps) + near.size * error + error.square()
+    return picked(at.cost, which) * (1 + 8 * eps) + near.size * error + error.square()

@@ -15,6 +15,7 @@ import torch
 
 from neula.algorithms.nonlinear.damped import norm
 from neula.algorithms.nonlinear.feasible import Bounds, Quadratic, feasible_steps
+from neula.algorithms.nonlinear.some import picked, placed
 
 WORTH = 1e-4
 """Part of the promised decrease with which a step is taken."""
@@ -55,19 +56,19 @@ class Linearization:
 
     def at(self, which: torch.Tensor) -> Linearization:
         """That of some problems; of all of them itself."""
-        if len(which) == len(self.size):
+        if which.shape[0] == self.size.shape[0]:
             return self
         return Linearization(*(getattr(self, name)[which] for name in self.__dataclass_fields__))
 
-    def put(self, which: torch.Tensor, other: Linearization) -> None:
-        """Replace that of some problems."""
-        for name in self.__dataclass_fields__:
-            getattr(self, name)[which] = getattr(other, name)
+    def placed(self, which: torch.Tensor, other: Linearization) -> Linearization:
+        """With that of some problems replaced."""
+        names = self.__dataclass_fields__
+        return Linearization(*(placed(getattr(self, name), which, getattr(other, name)) for name in names))
 
     @property
     def finite(self) -> torch.Tensor:
         """Of which problems it holds neither NaN nor Inf."""
-        return self.r.isfinite().all(2).all(1) & self.c.isfinite().all(1)
+        return (norm(self.r, torch.inf, dim=(1, 2)) + norm(self.c, torch.inf, dim=1)).isfinite()
 
     def cosine(self, held: torch.Tensor) -> torch.Tensor:
         """Largest cosine of the angle between f and a column of J that is not held, shape (batch,)."""
@@ -128,6 +129,8 @@ class Iterates:
         Steps that led to where the function is not finite.
     peaks : Tensor, shape (batch, n)
         Largest norms that the columns of the Jacobian have had.
+    eps : float
+        Relative rounding errors of x and of the residuals.
     nfev, njev : int
         Calls for residuals and for Jacobians, each for all problems that are left.
     """
@@ -142,12 +145,13 @@ class Iterates:
     steps: torch.Tensor
     refused: torch.Tensor
     peaks: torch.Tensor
+    eps: float
     nfev: int = 1
     njev: int = 1
 
     @classmethod
     def begin(
-        cls, x: torch.Tensor, cost: torch.Tensor, near: Linearization, scale: torch.Tensor | None
+        cls, x: torch.Tensor, cost: torch.Tensor, near: Linearization, scale: torch.Tensor | None, eps: float
     ) -> Iterates:
         """At x, with the scale of the caller or that of the Jacobian."""
         peaks = near.norms.clone()
@@ -166,6 +170,7 @@ class Iterates:
             steps=zeros.clone(),
             refused=zeros.clone(),
             peaks=peaks,
+            eps=eps,
         )
 
     @property
@@ -205,9 +210,10 @@ def levenberg_marquardt(
             return
         taken = _step(problem, at, bounds, tolerances, which, first=first)
         if len(taken):
+            norms = picked(at.near.norms, taken)
             if rescale:
-                at.scale[taken] = torch.maximum(at.scale[taken], at.near.norms[taken])
-            at.peaks[taken] = torch.maximum(at.peaks[taken], at.near.norms[taken])
+                at.scale = placed(at.scale, taken, torch.maximum(picked(at.scale, taken), norms))
+            at.peaks = placed(at.peaks, taken, torch.maximum(picked(at.peaks, taken), norms))
             _test_gradient(at, bounds, tolerances, taken)
         first = False
         if watch(at):
@@ -224,26 +230,28 @@ def _step(
     first: bool,
 ) -> torch.Tensor:
     """Try a step of each problem that is open; returns which problems have moved."""
-    x, here, cost = at.x[which], bounds.at(which), at.cost[which]
-    wide, near, scale = x.double(), at.near.at(which), at.scale[which]
-    model = Quadratic(near.r, near.c, scale)
-    p, damping = feasible_steps(wide, model, here, at.radius[which], at.damping[which])
+    x, here, cost = picked(at.x, which), bounds.at(which), picked(at.cost, which)
+    wide, near, scale = x.double(), at.near.at(which), picked(at.scale, which)
+    model, radius = Quadratic(near.r, near.c, scale), picked(at.radius, which)
+    p, damping = feasible_steps(wide, model, here, radius, picked(at.damping, which))
     trial = here.clip(wide + p).to(x.dtype)
     new_cost = problem.cost(trial, which)
     at.nfev += 1
-    at.steps[which] += 1
+    finite = new_cost.isfinite()
+    at.steps = placed(at.steps, which, picked(at.steps, which) + 1)
+    at.refused = placed(at.refused, which, picked(at.refused, which) + ~finite)
     length, promised = norm(scale * p, dim=1), model.decrease(p)
-    actual = torch.where(new_cost.isfinite(), cost - new_cost, -torch.inf)
-    at.refused[which] += ~new_cost.isfinite()
+    actual = torch.where(finite, cost - new_cost, -torch.inf)
     ratio = torch.where(promised > 0, actual / promised, 0.0)
-    at.radius[which], at.damping[which] = _resized(
-        torch.minimum(at.radius[which], length) if first else at.radius[which],
-        damping, length, ratio, actual, promised, -(near.gradient * p).sum(1),
+    radius, damping = _resized(
+        torch.minimum(radius, length) if first else radius,
+        damping, length, ratio, actual, -(near.gradient * p).sum(1),
     )  # fmt: skip
-    better = ratio > WORTH
-    moved = which[better]
+    at.radius, at.damping = placed(at.radius, which, radius), placed(at.damping, which, damping)
+    better = (ratio > WORTH).nonzero()[:, 0]
+    moved = picked(which, better)
     if len(moved):
-        moved = move(problem, at, moved, trial[better], new_cost[better])
+        moved = move(problem, at, moved, picked(trial, better), picked(new_cost, better))
     _test_step(at, tolerances, which, length, norm(scale * wide, dim=1), ratio, actual, promised, cost)
     return moved
 
@@ -258,12 +266,12 @@ def move(
     if not bool(good.all()):
         lost = which[~good]
         problem.cost(at.x[lost], lost)
-        at.near.put(lost, problem.linearize(at.x[lost], lost))
+        at.near = at.near.placed(lost, problem.linearize(at.x[lost], lost))
         at.radius[lost] = norm(at.scale[lost] * (x[~good].double() - at.x[lost].double()), dim=1) / 4
         at.refused[lost] += 1
         which, x, cost, near = which[good], x[good], cost[good], near.at(good.nonzero()[:, 0])
-    at.x[which], at.cost[which] = x, cost
-    at.near.put(which, near)
+    at.x, at.cost = placed(at.x, which, x), placed(at.cost, which, cost)
+    at.near = at.near.placed(which, near)
     return which
 
 
@@ -273,7 +281,6 @@ def _resized(
     length: torch.Tensor,
     ratio: torch.Tensor,
     actual: torch.Tensor,
-    promised: torch.Tensor,
     slope: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Moré's rules for the radius: after a step that was too long, by a parabola through the costs."""
@@ -288,7 +295,7 @@ def _resized(
 
 def _test_gradient(at: Iterates, bounds: Bounds, tolerances: Tolerances, which: torch.Tensor) -> None:
     near = at.near.at(which)
-    held = bounds.at(which).held(at.x[which], -near.gradient)
+    held = bounds.at(which).held(picked(at.x, which), -near.gradient)
     at.status[which[near.cosine(held) <= tolerances.gtol]] = GTOL
 
 
@@ -305,7 +312,7 @@ def _test_step(
 ) -> None:
     """SciPy's tests of a step; where no more than rounding errors is promised there is nothing to gain."""
     small = (promised <= tolerances.ftol * cost) & (actual < tolerances.ftol * cost)
-    small &= (ratio > WRONG) | (promised <= torch.finfo(cost.dtype).eps * cost)
+    small &= (ratio > WRONG) | (promised <= at.eps * cost)
     short = length <= tolerances.xtol * (tolerances.xtol + far)
     found = torch.where(small & short, BOTH, torch.where(small, FTOL, XTOL))
     done = small | short

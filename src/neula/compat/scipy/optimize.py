@@ -1,10 +1,11 @@
-"""``scipy.optimize``, with linear least squares by neula: ``import neula.compat.scipy.optimize as opt``.
+"""``scipy.optimize``, with least squares by neula: ``import neula.compat.scipy.optimize as opt``.
 
 What is not defined here is SciPy's own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,10 @@ from scipy import optimize
 
 import neula
 from neula.compat.drop_in import drop_in, names_of, need
+from neula.compat.scipy.fits import curve_fit, fitted, least_squares
+from neula.errors import warn
 
-__all__ = ["lsq_linear", "nnls"]
+__all__ = ["curve_fit", "least_squares", "lsq_linear", "nnls"]
 
 
 @drop_in(optimize)
@@ -50,7 +53,7 @@ def nnls(A: Any, b: Any, *, maxiter: int | None = None) -> tuple[np.ndarray, flo
     """
     matrix, rhs = _arrays(A, b)
     need(maxiter is None)
-    result = neula.nnls(matrix, rhs)
+    result = _sure(neula.nnls, matrix, rhs)
     return result.x, result.rnorm
 
 
@@ -106,10 +109,19 @@ def lsq_linear(
     lower, upper = (bounds.lb, bounds.ub) if isinstance(bounds, optimize.Bounds) else bounds
     lower, upper = (np.broadcast_to(x, matrix.shape[1:]).astype(float) for x in (lower, upper))
     need(bool((lower < upper).all()))
-    result = neula.lsq_linear(matrix, rhs, (lower, upper))
+    result = _sure(neula.lsq_linear, matrix, rhs, (lower, upper))
     names = ("x", "fun", "cost", "optimality", "active_mask", "nit", "status", "message", "success")
     unbounded = np.linalg.lstsq(matrix, rhs, rcond=-1)
     return optimize.OptimizeResult({name: result[name] for name in names} | {"unbounded_sol": unbounded})
+
+
+def _sure(solve: Callable[..., Any], *args: Any) -> Any:
+    """A solution with sure digits; where there are several, which one is SciPy's to say."""
+    result, missed = fitted(solve, *args)
+    need(result.digits > 0)
+    if missed:
+        warn(missed, neula.AccuracyWarning)
+    return result
 
 
 def _arrays(A: Any, b: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -41,9 +41,16 @@ class Data:
 
     @classmethod
     def of(
-        cls, estimator: BaseEstimator, X: Any, y: Any = None, sample_weight: Any = None, *, centred: bool
+        cls,
+        estimator: BaseEstimator,
+        X: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        *,
+        centred: bool,
+        first: bool = True,
     ) -> Data:
-        """Check as scikit-learn does, and subtract means.
+        """Check as scikit-learn does, and subtract means; rows that are not the first have known features.
 
         Raises
         ------
@@ -52,9 +59,9 @@ class Data:
         """
         is_tensor = isinstance(X, torch.Tensor)
         if is_tensor:
-            x, target, w = _tensors(estimator, X, y, sample_weight)
+            x, target, w = _tensors(estimator, X, y, sample_weight, first)
         else:
-            x, target, w = _arrays(estimator, X, y, sample_weight)
+            x, target, w = _arrays(estimator, X, y, sample_weight, first)
         dtype = x.dtype
         x, target = x.double(), None if target is None else target.double()
         x_mean, y_mean = x.new_zeros(x.shape[1]), None if target is None else x.new_zeros(target.shape[1:])
@@ -67,6 +74,21 @@ class Data:
                 y_mean = part @ target
                 target = target - y_mean
         return cls(x, target, None if w is None else w.sqrt(), x_mean, y_mean, dtype, is_tensor)
+
+    def __reduce__(self) -> Any:
+        """Rows do not travel with an estimator."""
+        return _forgotten, ()
+
+    @property
+    def total(self) -> float:
+        """Sum of scikit-learn's weights."""
+        return float(len(self.x) if self.weights is None else self.weights.square().sum())
+
+    @property
+    def means(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of x and y."""
+        assert self.y_mean is not None
+        return self.x_mean, self.y_mean
 
     @property
     def weighted(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -84,6 +106,10 @@ class Data:
         return x.cpu().numpy() if x.ndim else x.cpu().numpy()[()]
 
 
+def _forgotten() -> None:
+    return None
+
+
 class Dense(BaseEstimator):
     """An estimator that takes no sparse matrices."""
 
@@ -99,12 +125,14 @@ def rows_times(w: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def _arrays(
-    estimator: BaseEstimator, X: Any, y: Any, sample_weight: Any
+    estimator: BaseEstimator, X: Any, y: Any, sample_weight: Any, first: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     if y is None and not estimator.__sklearn_tags__().target_tags.required:
-        x, target = validate_data(estimator, X, dtype=FLOATS), None
+        x, target = validate_data(estimator, X, dtype=FLOATS, reset=first), None
     else:
-        x, target = validate_data(estimator, X, y, dtype=FLOATS, y_numeric=True, multi_output=True)
+        x, target = validate_data(
+            estimator, X, y, dtype=FLOATS, reset=first, y_numeric=True, multi_output=True
+        )
     if sample_weight is not None:
         sample_weight = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
     return _shared(x), None if target is None else _shared(target), _shared(sample_weight)
@@ -123,12 +151,15 @@ def _shared(x: Any) -> Any:
 
 
 def _tensors(
-    estimator: BaseEstimator, X: torch.Tensor, y: Any, sample_weight: Any
+    estimator: BaseEstimator, X: torch.Tensor, y: Any, sample_weight: Any, first: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     x = checked_tensor(X)
-    estimator.n_features_in_ = x.shape[1]
-    if hasattr(estimator, "feature_names_in_"):
-        del estimator.feature_names_in_
+    if first:
+        estimator.n_features_in_ = x.shape[1]
+        if hasattr(estimator, "feature_names_in_"):
+            del estimator.feature_names_in_
+    else:
+        check_features(estimator, x)
     if y is None and estimator.__sklearn_tags__().target_tags.required:
         raise ValueError(f"{type(estimator).__name__} requires y to be passed, but the target y is None")
     target, w = (
@@ -164,9 +195,19 @@ def like_fitted(estimator: BaseEstimator, X: Any, fitted: str) -> torch.Tensor |
     check_is_fitted(estimator)
     if not isinstance(X, torch.Tensor) or not isinstance(getattr(estimator, fitted), torch.Tensor):
         return None
+    check_features(estimator, X)
+    return checked_tensor(X)
+
+
+def check_features(estimator: BaseEstimator, X: torch.Tensor) -> None:
+    """As many as it was fitted with.
+
+    Raises
+    ------
+    ValueError
+    """
     if X.shape[-1] != estimator.n_features_in_:
         raise ValueError(
             f"X has {X.shape[-1]} features, but {type(estimator).__name__} is expecting "
             f"{estimator.n_features_in_} features as input"
         )
-    return checked_tensor(X)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from numbers import Integral
 from typing import Any, ClassVar, Self
 
@@ -10,8 +11,11 @@ from sklearn import decomposition
 
 import neula
 from neula.certificates.bounds import Accuracy
+from neula.compat.sklearn.base import EXTRA
 from neula.compat.sklearn.data import Data, Dense, like_fitted
-from neula.compat.sklearn.linear import EXTRA
+
+NO_VARIANCE = 1e-15
+"""Variances below this one count as none (scikit-learn's)."""
 
 
 class _Decomposition(Dense):
@@ -151,8 +155,9 @@ class PCA(_Decomposition, decomposition.PCA):
 
     Parameters
     ----------
-    n_components : int or float, optional
-        A number between 0 and 1 is the part of the variance to be explained. ``"mle"`` is not known here.
+    n_components : int, float or "mle", optional
+        A number between 0 and 1 is the part of the variance to be explained; ``"mle"`` is Minka's estimate
+        [1]_.
     whiten : bool, optional
     copy, svd_solver, tol, iterated_power, n_oversamples, power_iteration_normalizer, random_state : optional
         As for ``sklearn.decomposition.PCA``; accepted, and change nothing.
@@ -166,6 +171,10 @@ class PCA(_Decomposition, decomposition.PCA):
         scikit-learn's, and ``noise_variance_``, ``n_features_in_``, ``feature_names_in_``.
     result_ : SVDResult
         The evidence.
+
+    References
+    ----------
+    .. [1] T. P. Minka, "Automatic choice of dimensionality for PCA", NIPS 2000.
 
     Examples
     --------
@@ -220,7 +229,7 @@ class PCA(_Decomposition, decomposition.PCA):
         data = Data.of(self, X, centred=True)
         m, n = data.x.shape
         smaller = min(m, n)
-        rank = self._rank(smaller)
+        rank = self._rank(m, n)
         _, s, vt = self._triplets(data, rank)
         free = max(m - 1, 1)
         variances = s.square() / free
@@ -228,6 +237,8 @@ class PCA(_Decomposition, decomposition.PCA):
         ratio = variances / total
         if rank == smaller and isinstance(self.n_components, float) and self.n_components < 1:
             rank = min(int((ratio.cumsum(0) <= self.n_components).sum()) + 1, smaller)
+        if self.n_components == "mle":
+            rank = _likely_rank(variances, m)
         rest = (total - variances[:rank].sum()) / (smaller - rank) if rank < smaller else total * 0
         self.n_samples_, self.n_components_ = m, rank
         self.mean_, self.components_ = data.given(data.x_mean), data.given(vt[:rank])
@@ -236,12 +247,12 @@ class PCA(_Decomposition, decomposition.PCA):
         self.singular_values_, self.noise_variance_ = data.given(s[:rank]), data.given(rest.clamp(min=0.0))
         return self
 
-    def _rank(self, smaller: int) -> int:
+    def _rank(self, m: int, n: int) -> int:
         """Triplets to compute."""
-        wanted = self.n_components
-        if wanted == "mle":
-            raise ValueError("n_components='mle' is not known here: pass a number, or use scikit-learn's PCA")
-        if wanted is None or (isinstance(wanted, float) and wanted < 1):
+        wanted, smaller = self.n_components, min(m, n)
+        if wanted == "mle" and m < n:
+            raise ValueError("n_components='mle' is only supported if n_samples >= n_features")
+        if wanted is None or wanted == "mle" or (isinstance(wanted, float) and wanted < 1):
             return smaller
         if not isinstance(wanted, Integral):
             raise ValueError(f"n_components={wanted!r} must be of type int when greater than or equal to 1")
@@ -251,3 +262,26 @@ class PCA(_Decomposition, decomposition.PCA):
                 f"n_components={rank} must be between 0 and min(n_samples, n_features)={smaller}"
             )
         return rank
+
+
+def _likely_rank(variances: torch.Tensor, m: int) -> int:
+    """Minka's most likely number of components of m samples, by their variances, the largest first.
+
+    The evidence of each number by Laplace's method, equations 30 and 31 of his report.
+    """
+    n, device = len(variances), variances.device
+    spectrum = variances.clamp(min=torch.finfo(torch.float64).tiny)
+    ranks = torch.arange(1, n, dtype=torch.float64, device=device)
+    halves = (n - torch.arange(n - 1, dtype=torch.float64, device=device)) / 2
+    uniform = (halves.lgamma() - halves * math.log(math.pi) - math.log(2)).cumsum(0)
+    rest = (variances.flip(0).cumsum(0).flip(0)[1:] / (n - ranks)).clamp(min=NO_VARIANCE)
+    likelihood = -0.5 * m * (spectrum.log().cumsum(0)[:-1] + (n - ranks) * rest.log())
+    freedom = n * ranks - ranks * (ranks + 1) / 2
+    evidence = uniform + likelihood + (freedom + ranks) / 2 * math.log(2 * math.pi) - ranks / 2 * math.log(m)
+    for k in range(1, n):
+        smoothed = torch.cat([spectrum[:k], rest[k - 1].expand(n - k)])
+        curvature = (spectrum[:k, None] - spectrum) * (1 / smoothed - 1 / spectrum[:k, None])
+        pairs = torch.ones_like(curvature).triu(1).bool()
+        evidence[k - 1] -= 0.5 * (curvature[pairs].log() + math.log(m)).sum()
+    evidence = evidence.masked_fill(variances[:-1] < NO_VARIANCE, -math.inf)
+    return int(evidence.argmax()) + 1 if n > 1 else 0

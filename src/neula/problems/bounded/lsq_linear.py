@@ -119,9 +119,10 @@ def lsq_linear(
     Raises
     ------
     ValueError
-        For shapes that do not fit, bounds between which there is nothing, NaN or Inf, unknown names, and
-        input that requires a gradient. Problems of a batch with NaN or Inf are no error unless ``strict``:
-        their solutions are NaN, and are not accepted.
+        For shapes that do not fit, bounds between which there is nothing, NaN or Inf, and unknown names; for
+        bounds that require a gradient, and A or b where columns of unknowns between their bounds are
+        dependent. Problems of a batch with NaN or Inf are no error unless ``strict``: their solutions are
+        NaN, and are not accepted.
     TypeError
         For complex or sparse input.
     AccuracyError
@@ -145,6 +146,9 @@ def lsq_linear(
     Block principal pivoting with two bounds [1]_, [2]_ on the R of :func:`neula.qr` in double precision,
     beginning with the solution without bounds, and the active-set method of Stark and Parker [3]_ where that
     does not end, or columns are dependent.
+
+    Where A or b are torch tensors that require a gradient, x has one, of the first and of higher orders: that
+    of least squares on the unknowns between their bounds.
 
     References
     ----------
@@ -172,7 +176,7 @@ def lsq_linear(
     solved = solve_bounded(
         A, b, _pair(bounds), max_iterations=max_iter, accuracy=accuracy, engine=engine, strict=strict
     )
-    result = _result(solved)
+    result = solved.attached(_result(solved))
     report(1.0)
     if verbose > 0:
         print(result.message)

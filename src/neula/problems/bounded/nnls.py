@@ -66,8 +66,9 @@ def nnls(
     Raises
     ------
     ValueError
-        For shapes that do not fit, NaN or Inf, unknown names, and input that requires a gradient. Problems of
-        a batch with NaN or Inf are no error unless ``strict``: their solutions are NaN, and are not accepted.
+        For shapes that do not fit, NaN or Inf, and unknown names; for A or b that require a gradient where
+        columns of positive unknowns are dependent. Problems of a batch with NaN or Inf are no error unless
+        ``strict``: their solutions are NaN, and are not accepted.
     TypeError
         For complex or sparse input.
     AccuracyError
@@ -92,6 +93,9 @@ def nnls(
     of Lawson and Hanson [2]_ where that does not end, or columns are dependent. Right-hand sides with the
     same positive unknowns share a factorization, others are worked on in batches.
 
+    Where A or b are torch tensors that require a gradient, x has one, of the first and of higher orders: that
+    of least squares on the positive unknowns, with a matrix of order n for each right-hand side.
+
     References
     ----------
     .. [1] J. Kim, H. Park, "Fast nonnegative matrix factorization: an active-set-like method and
@@ -111,7 +115,7 @@ def nnls(
     solved = solve_bounded(
         A, b, (0.0, math.inf), max_iterations=maxiter, accuracy=accuracy, engine=engine, strict=strict
     )
-    result = NNLSResult(**solved.common())
+    result = solved.attached(NNLSResult(**solved.common()))
     report(1.0)
     solved.report(result)
     return result

@@ -14,7 +14,7 @@ from neula.certificates.bounds import lstsq_bound
 from neula.engines import Engine, Format
 from neula.kernels.shift import shift
 from neula.pipeline.batches import Batch, Values
-from neula.problems.orthogonal.certified import CertifiedQR, certified_qr
+from neula.problems.orthogonal.triangle import Triangle, certified_triangle
 
 FULL_RANK = 1e-13
 """Diagonal elements of R, relative to their column, from which on the problem without bounds is solved
@@ -22,7 +22,8 @@ first."""
 
 
 SAFE_EXPONENT = 400
-"""Elements between ``2^-400`` and ``2^400`` have squares whose sums float64 holds."""
+"""Norms between ``2^-400`` and ``2^400`` are those of elements whose squares float64 holds, or that do not
+count."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +62,8 @@ class Whole:
     b_exponents : Tensor of int, shape (P, 1)
     reduced : Reduced
         With C = P K problems, those of one matrix in a row.
-    factors : CertifiedQR
-        Of ``a``.
+    factors : Triangle
+        Of ``a`` and ``b``.
     options : Options
     """
 
@@ -71,7 +72,7 @@ class Whole:
     exponents: torch.Tensor
     b_exponents: torch.Tensor
     reduced: Reduced
-    factors: CertifiedQR
+    factors: Triangle
     options: Options
 
     @classmethod
@@ -91,9 +92,9 @@ class Whole:
         exponents = _exponents_of_columns(a)
         b_exponents = binary_exponents(_largest(b))
         a, b = shift(a, -exponents[:, None]), shift(b, -b_exponents[:, None, None])
-        factors = certified_qr(a, options.engine)
+        factors = certified_triangle(a, b, options.engine)
         k = b.shape[2]
-        c = (factors.q.mT @ b).mT.flatten(0, 1)
+        c = factors.c.mT.flatten(0, 1)
         x_exponents = b_exponents[:, None] - exponents
         reduced = Reduced(
             r=factors.r,
@@ -149,9 +150,11 @@ def _exponents_of_columns(a: torch.Tensor) -> torch.Tensor:
     """Exponents that bring norms of columns into [1/2, 1), whatever overflows on the way, shape (P, n)."""
     if not a.shape[1]:
         return torch.zeros(len(a), a.shape[2], dtype=torch.int64, device=a.device)
+    norms = torch.linalg.vector_norm(a, dim=1)
+    found = binary_exponents(norms)
+    if bool(((norms > 0) & norms.isfinite() & (found.abs() <= SAFE_EXPONENT)).all()):
+        return found
     first = binary_exponents(torch.linalg.vector_norm(a, torch.inf, dim=1))
-    if not bool((first.abs() > SAFE_EXPONENT).any()):
-        return binary_exponents(torch.linalg.vector_norm(a, dim=1))
     norms = torch.linalg.vector_norm(shift(a, -first[:, None]), dim=1)
     return first + binary_exponents(norms)
 

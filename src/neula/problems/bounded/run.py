@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 
@@ -13,10 +14,14 @@ from neula.engines import Engine
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Run, run_chain
 from neula.pipeline.inputs import check_finite, finite_members, surely_finite, take
-from neula.pipeline.result import Attempt
+from neula.pipeline.result import Attempt, LsqLinearResult, NNLSResult
 from neula.pipeline.shapes import System, broadcast_system
+from neula.pipeline.solutions import attached
 from neula.problems.bounded.chain import BoundedJudge, chain
+from neula.problems.bounded.gradient import attach_bounded
 from neula.problems.bounded.problem import Bounded, BoundedValues, Options, Whole
+
+R = TypeVar("R", NNLSResult, LsqLinearResult)
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,12 @@ class Solved:
         found = self.of_columns(x).contiguous()
         return self.call.give_back(found, found.dtype)
 
+    def attached(self, result: R) -> R:
+        """The result, its x attached to the graph of A and b where somebody wants that."""
+        free = self.of_unknowns((self.values.side == 0).double()) > 0
+        free = free.unsqueeze(-1) if self.shapes.is_vector else free
+        return attached(self.call, self.shapes, result, partial(attach_bounded, free))
+
     def report(self, result: Any) -> None:
         """Say so where the accuracy was missed.
 
@@ -130,6 +141,7 @@ def solve_bounded(
         accuracy=accuracy,
         bound=lambda target, shape: lstsq_bound(target, min((1, *shape)[-2:]) or 1),
         strict=strict,
+        gradients=True,
     )
     shapes = broadcast_system(*call.tensors)
     if max_iterations is not None and max_iterations < 1:

@@ -162,7 +162,7 @@ def curve_fit(
         data.residuals,
         data.derivatives(jac) if callable(jac) else None,
         mode_of(jac, is_tensor=is_tensor),
-        Differences("2-point", start.bounds.lower, start.bounds.upper, step_of(diff_step, start)),
+        Differences("2-point", start.bounds, step_of(diff_step, start)),
         jac is None,
         start.x.abs(),
     )

@@ -58,8 +58,7 @@ def evidence_of(at: Iterates, bounds: Bounds, rate: torch.Tensor, rows: int, noi
     noise : float
         Relative error of the columns of the Jacobian.
     """
-    near, x, n = at.near, at.x.double(), at.x.shape[1]
-    u = torch.finfo(at.x.dtype).eps
+    near, x, n, u = at.near, at.x.double(), at.x.shape[1], at.eps
     held = bounds.held(x, -near.gradient)
     r, c = without(near.r, near.c, held)
     idle = _without_influence(at, u * max(rows, 1)) & ~held

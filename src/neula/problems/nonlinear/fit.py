@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from neula.algorithms.nonlinear.gauss_newton import polish
+from neula.algorithms.nonlinear.gauss_newton import newton_steps, polish
 from neula.algorithms.nonlinear.levenberg_marquardt import (
     BOTH,
     EXHAUSTED,
@@ -22,6 +22,7 @@ from neula.algorithms.nonlinear.levenberg_marquardt import (
     Tolerances,
     levenberg_marquardt,
 )
+from neula.algorithms.nonlinear.some import picked
 from neula.certificates.forward_error import SURE
 from neula.pipeline.progress import Progress, digits_done, stage
 from neula.problems.nonlinear.evidence import Evidence, evidence_of
@@ -110,12 +111,12 @@ def run_fit(
     _check_finite(cost.isfinite(), "residuals are", start)
     near = problem.linearize(start.x, everyone)
     _check_finite(near.finite, "the Jacobian is", start)
-    at = Iterates.begin(start.x, cost, near, start.scale)
+    at = Iterates.begin(start.x, cost, near, start.scale, problem.jacobian.eps)
     watch = _watcher(callback, verbose, progress, tolerances, start, wrap)
     rescale = start.scale is None
     levenberg_marquardt(problem, at, start.bounds, tolerances, rescale=rescale, watch=watch)
     rate = torch.zeros_like(cost)
-    small = problem.jac is not None and problem.jac[:1].numel() <= POLISHED
+    small = problem.rows * start.x.shape[1] <= POLISHED
     which = _to_refine(at, tolerances)
     if small and len(which):
         rate = _refine(problem, at, start, which, rescale=rescale)
@@ -149,17 +150,23 @@ def _refine(
 ) -> torch.Tensor:
     """Go on to what rounding errors allow; returns by what the last steps shrank.
 
-    The trust region comes first: where a valley is curved, a Gauss-Newton step may lead up its side.
+    Gauss-Newton steps do, but where a valley is curved they may lead up its side: there the trust region goes
+    on, with tight tolerances, before they are tried again.
     """
     if problem.jacobian.take_care():
-        problem.cost(at.x[which], which)
-        at.near.put(which, problem.linearize(at.x[which], which))
-    status, tiny = at.status.clone(), usual_tolerance(at.x.dtype) ** 1.5
-    at.status[which] = RUNNING
-    tight = Tolerances(tiny, tiny, tiny, at.nfev + MORE_CALLS)
-    levenberg_marquardt(problem, at, start.bounds, tight, rescale=rescale)
-    at.status = status
-    return polish(problem, at, start.bounds, which)
+        x = picked(at.x, which)
+        problem.cost(x, which)
+        at.near = at.near.placed(which, problem.linearize(x, which))
+    rate, tiny = polish(problem, at, start.bounds, which), usual_tolerance(at.x.dtype) ** 1.5
+    far = newton_steps(at, start.bounds, which)[1] > tiny
+    if bool(far.any()):
+        which, status = which[far], at.status.clone()
+        at.status[which] = RUNNING
+        tight = Tolerances(tiny, tiny, tiny, at.nfev + MORE_CALLS)
+        levenberg_marquardt(problem, at, start.bounds, tight, rescale=rescale)
+        at.status = status
+        rate[which] = polish(problem, at, start.bounds, which)[which]
+    return rate
 
 
 def _check_finite(finite: torch.Tensor, what: str, start: Start) -> None:

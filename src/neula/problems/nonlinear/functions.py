@@ -10,13 +10,14 @@ import numpy as np
 import torch
 
 from neula.algorithms.nonlinear import differentiate
-from neula.algorithms.nonlinear.differentiate import NAMES, Differences, Function
+from neula.algorithms.nonlinear.differentiate import STEPS, Differences, Function
+from neula.algorithms.nonlinear.some import picked, placed
 from neula.errors import check_name
 from neula.pipeline.inputs import FLOATS, take
 from neula.pipeline.memory import is_shortage
 
 MODES = ("forward", "reverse")
-SCHEMES = tuple(NAMES)
+SCHEMES = tuple(STEPS)
 TORCH = "torch"
 """The mode with fewer directions."""
 
@@ -143,6 +144,8 @@ class Jacobian:
         Whether the mode was not named: another one may take its place.
     typical : Tensor, shape (P, n)
         Largest sizes that variables have had.
+    values : torch.dtype
+        Of what the function returns: one that computes in float32 is no more accurate for an x in float64.
     ways : tuple of callable
         To derivatives of torch; the first one works.
     """
@@ -153,14 +156,19 @@ class Jacobian:
     differences: Differences
     default: bool
     typical: torch.Tensor
+    values: torch.dtype = torch.float64
     ways: tuple[Callable[[Function, torch.Tensor, torch.Tensor], None], ...] = ()
 
     @property
     def noise(self) -> float:
         """Relative error of its columns."""
-        dtype = self.typical.dtype
         known = self.given is not None or self.mode not in SCHEMES
-        return torch.finfo(dtype).eps if known else differentiate.noise(self.mode, dtype)
+        return self.eps if known else differentiate.noise(self.mode, self.eps)
+
+    @property
+    def eps(self) -> float:
+        """Relative rounding errors of x and of the residuals."""
+        return max(torch.finfo(dtype).eps for dtype in (self.typical.dtype, self.values))
 
     def take_care(self) -> bool:
         """Go on with the best differences where one-sided ones were not named; False where there are none."""
@@ -191,10 +199,12 @@ class Jacobian:
     def _by_differences(
         self, x: torch.Tensor, which: torch.Tensor, item: Any, f: torch.Tensor, out: torch.Tensor
     ) -> None:
-        self.typical[which] = torch.maximum(self.typical[which], x.abs())
-        whole = self.differences
-        here = Differences(self.mode, whole.lower[which], whole.upper[which], whole.relative_step)
-        here(lambda point: self.call(point, which, item), x, f, self.typical[which], out)
+        whole, step = self.differences, self.differences.relative_step
+        typical = torch.maximum(picked(self.typical, which), x.abs())
+        self.typical = placed(self.typical, which, typical)
+        step = None if step is None else picked(step, which)
+        here = Differences(self.mode, whole.bounds.at(which), step, self.eps)
+        here(lambda point: self.call(point, which, item), x, f, typical, out)
 
     def _by_derivatives(self, function: Function, x: torch.Tensor, out: torch.Tensor) -> None:
         """Where the mode was not named, by what torch can do with the function: found out once."""

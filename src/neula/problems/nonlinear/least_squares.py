@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Unpack, overload
 
 import numpy as np
@@ -181,12 +181,14 @@ def least_squares(
     start = Start.of(call.first.tensor.to(dtype), bounds, x_scale, call.engine.device)
     points = Points(start.batch, lambda x: call.give_back(x.clone(), x.dtype), start.x)
     blocked = blocks is not None
+    if blocks is not None and (isinstance(blocks, Iterator) or not len(blocks)):
+        raise ValueError(f"blocks must be a sequence that can be read again and again, got {blocks!r}")
     function = residuals(points, with_arguments(fun, args, kwargs), blocked=blocked)
     jacobian = Jacobian(
         function,
         derivatives(points, with_arguments(jac, args, kwargs), blocked=blocked) if callable(jac) else None,
         mode_of(jac, is_tensor=is_tensor),
-        Differences("2-point", start.bounds.lower, start.bounds.upper, step_of(diff_step, start)),
+        Differences("2-point", start.bounds, step_of(diff_step, start)),
         jac is None,
         start.x.abs(),
     )

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from neula.algorithms.nonlinear.differentiate import Differences
+from neula.algorithms.nonlinear.feasible import Bounds
 from neula.pipeline.inputs import take
 from neula.problems.nonlinear.functions import SCHEMES, Jacobian, mode_of, tensor_of
 
@@ -154,7 +155,7 @@ class Prediction:
                 call,
                 None,
                 "5-point" if mode in SCHEMES and mode != "cs" else mode,
-                Differences("5-point", -endless, endless),
+                Differences("5-point", Bounds.of(-endless, endless)),
                 self.jac is None,
                 x.abs(),
             )

@@ -14,7 +14,7 @@ from neula.algorithms.nonlinear.losses import Loss
 from neula.engines import Engine
 from neula.kernels.precision import exact_matmul, plain_arithmetic
 from neula.problems.nonlinear.functions import Call, Jacobian
-from neula.problems.orthogonal.certified import certified_qr
+from neula.problems.orthogonal.triangle import certified_triangle
 
 REFLECTED = 1e7
 """Work ``m n^2`` up to which reflections of the library take less than the evidence for anything else."""
@@ -107,7 +107,10 @@ class Residuals:
 
     def _residuals(self, x: torch.Tensor, which: torch.Tensor, item: Any) -> torch.Tensor:
         with torch.no_grad():
-            return self.call(x, which, item).detach().to(self.engine.device, torch.float64)
+            found = self.call(x, which, item).detach()
+        self.jacobian.values = found.dtype
+        # A copy: a function may write into the same memory each time.
+        return found.to(self.engine.device, torch.float64, copy=True)
 
     def _scaled_jacobian(
         self, x: torch.Tensor, which: torch.Tensor, item: Any, f: torch.Tensor
@@ -126,11 +129,11 @@ class Residuals:
         count, m, n = j.shape
         small = j.device.type == "cpu" and count * m * n * n <= REFLECTED * count
         if small or m < n or not j.numel():
-            return triangle(torch.cat([j, f[..., None]], -1))
-        found = certified_qr(j, self.engine)
-        accepted = bool(found.accepted.all()) or not bool(j.isfinite().all())
+            return triangle(torch.cat([j.mT, f[:, None]], 1).mT)  # by columns, as they are
+        found = certified_triangle(j, f[..., None], self.engine)
+        accepted = found.accepted or not bool(j.isfinite().all())
         self.uncertified = "" if accepted else f"the Jacobian's QR: {found.attempts[-1].reason}"
-        return found.r, exact_matmul(found.q.mT, f[..., None])[..., 0]
+        return found.r, found.c[..., 0]
 
     def _check_rows(self, rows: int) -> None:
         if self.rows and rows != self.rows:

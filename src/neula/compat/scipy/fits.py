@@ -1,0 +1,202 @@
+"""Non-linear fits with the signatures of SciPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from scipy import optimize
+
+import neula
+from neula.compat.drop_in import drop_in, need
+from neula.errors import warn
+
+NOWHERE = (-np.inf, np.inf)
+
+METHODS, SCHEMES = ("trf", "dogbox", "lm"), ("2-point", "3-point", "cs")
+
+FIELDS = (
+    *("x", "cost", "fun", "jac", "grad", "optimality", "active_mask"),
+    *("nfev", "njev", "status", "message", "success"),
+)
+
+
+@drop_in(optimize)
+def least_squares(
+    fun: Callable[..., Any],
+    x0: Any,
+    jac: Any = "2-point",
+    bounds: Any = NOWHERE,
+    method: str = "trf",
+    ftol: float | None = 1e-8,
+    xtol: float | None = 1e-8,
+    gtol: float | None = 1e-8,
+    x_scale: Any = None,
+    loss: Any = "linear",
+    f_scale: float = 1.0,
+    diff_step: Any = None,
+    tr_solver: str | None = None,
+    tr_options: Any = None,
+    jac_sparsity: Any = None,
+    max_nfev: int | None = None,
+    verbose: int = 0,
+    args: Any = (),
+    kwargs: Any = None,
+    callback: Any = None,
+    workers: Any = None,
+) -> optimize.OptimizeResult:
+    """Non-linear least squares as by :func:`scipy.optimize.least_squares`, by :func:`neula.least_squares`.
+
+    Parameters
+    ----------
+    fun, x0, bounds, ftol, xtol, gtol, loss, f_scale, diff_step, args, kwargs : optional
+        As for SciPy, but that ``gtol`` is a cosine, as for its method "lm".
+    jac : {"2-point", "3-point", "cs"} or callable, optional
+        With "2-point" x is refined in the end by differences of fourth order.
+    method : {"trf", "dogbox", "lm"}, optional
+        The same method each time; where SciPy's refuses bounds, losses or few residuals, so does this.
+    x_scale : optional
+        By default the norms of the columns of the Jacobian.
+    tr_solver, tr_options, jac_sparsity, max_nfev, verbose, callback, workers : optional
+        Where one of them is given SciPy minimizes.
+
+    Returns
+    -------
+    scipy.optimize.OptimizeResult
+
+    Raises
+    ------
+    ValueError, TypeError
+        As SciPy.
+
+    Warns
+    -----
+    AccuracyWarning
+        If x is not certified to be a minimum that the data determine.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import neula.compat.scipy.optimize as opt
+    >>> opt.least_squares(lambda x: np.array([10 * (x[1] - x[0] ** 2), 1 - x[0]]), [-1.2, 1.0]).x.round(12)
+    array([1., 1.])
+    """
+    others = (tr_solver, jac_sparsity, max_nfev, callback, workers)
+    need(all(other is None for other in others) and not tr_options and verbose == 0)
+    need(method in METHODS and (callable(jac) or jac in SCHEMES))
+    start = np.atleast_1d(x0)
+    need(start.ndim == 1 and start.dtype.kind in "iubf")
+    need(all(np.shape(end) in ((), start.shape) for end in _ends(bounds)))
+    if method == "lm":
+        need(_unbounded(bounds) and loss == "linear")
+        need(all(x is not None and x >= np.finfo(float).eps for x in (ftol, xtol, gtol)))
+    found, missed = fitted(
+        neula.least_squares,
+        fun,
+        start.astype(np.float64),
+        None if isinstance(jac, str) and jac == "2-point" else jac,
+        bounds,
+        method,
+        ftol=ftol,
+        xtol=xtol,
+        gtol=gtol,
+        x_scale=x_scale,
+        loss=loss,
+        f_scale=f_scale,
+        diff_step=diff_step,
+        args=args,
+        kwargs=kwargs,
+    )
+    need(method != "lm" or len(found.fun) >= len(found.x))
+    if missed:
+        warn(missed, neula.AccuracyWarning)
+    fields = {name: getattr(found, name) for name in FIELDS}
+    return optimize.OptimizeResult(fields | ({"njev": None} if method == "lm" and not callable(jac) else {}))
+
+
+@drop_in(optimize)
+def curve_fit(
+    f: Callable[..., Any],
+    xdata: Any,
+    ydata: Any,
+    p0: Any = None,
+    sigma: Any = None,
+    absolute_sigma: bool = False,
+    check_finite: bool | None = None,
+    bounds: Any = NOWHERE,
+    method: str | None = None,
+    jac: Any = None,
+    *,
+    full_output: bool = False,
+    nan_policy: str | None = None,
+    **kwargs: Any,
+) -> Any:
+    """A fit as by :func:`scipy.optimize.curve_fit`, by :func:`neula.curve_fit`.
+
+    Parameters
+    ----------
+    f, xdata, ydata, p0, sigma, absolute_sigma, check_finite, bounds, method, jac, nan_policy : optional
+        As for SciPy, which fits where ydata is not a vector.
+    full_output : bool, optional
+        SciPy fits, whose dictionary has LAPACK's factors.
+    **kwargs
+        ``ftol``, ``xtol``, ``gtol``, ``x_scale``, ``loss`` and ``f_scale`` as for :func:`least_squares`; with
+        others SciPy fits.
+
+    Returns
+    -------
+    popt : ndarray, shape (n,)
+    pcov : ndarray, shape (n, n)
+
+    Raises
+    ------
+    ValueError, RuntimeError
+        As SciPy.
+
+    Warns
+    -----
+    AccuracyWarning
+        If the fit is not certified.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import neula.compat.scipy.optimize as opt
+    >>> x = np.linspace(0, 4, 30)
+    >>> popt, pcov = opt.curve_fit(lambda x, a, b: a * np.exp(-b * x), x, 3 * np.exp(-1.5 * x))
+    >>> popt.round(8)
+    array([3. , 1.5])
+    """
+    need(not full_output and method in (None, *METHODS))
+    need(set(kwargs) <= {"ftol", "xtol", "gtol", "x_scale", "loss", "f_scale"})
+    need(jac is None or callable(jac) or jac in SCHEMES)
+    observed = np.asarray(ydata)
+    need(observed.ndim == 1 and observed.dtype.kind in "iubf" and np.ndim(p0) <= 1)
+    need(method != "lm" or (_unbounded(bounds) and "loss" not in kwargs))
+    given = {"bounds": bounds, "method": method, "jac": jac, "nan_policy": nan_policy, **kwargs}
+    given |= {"p0": p0, "sigma": sigma, "check_finite": check_finite}
+    found, missed = fitted(neula.curve_fit, f, xdata, observed, **given)
+    pcov = found.covariance(absolute=absolute_sigma)
+    # What did not end, and covariances that cannot be had, are SciPy's to refuse.
+    need(found.success and bool(np.isfinite(pcov).all()))
+    if missed:
+        warn(missed, neula.AccuracyWarning)
+    return found.x, pcov
+
+
+def fitted(fit: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, str]:
+    """What was found, and why it is not certified: told when it is clear that SciPy is not asked."""
+    try:
+        found = fit(*args, **kwargs, strict=True)
+    except neula.AccuracyError as error:
+        return error.result, str(error)
+    return getattr(found, "result", found), ""
+
+
+def _ends(bounds: Any) -> tuple[Any, ...]:
+    return (bounds.lb, bounds.ub) if hasattr(bounds, "lb") else tuple(bounds)
+
+
+def _unbounded(bounds: Any) -> bool:
+    return all(bool(np.isinf(end).all()) for end in _ends(bounds))

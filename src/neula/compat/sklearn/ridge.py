@@ -1,0 +1,285 @@
+"""Ridge regression: scikit-learn's parameters, attributes and meaning of ``sample_weight``."""
+
+from __future__ import annotations
+
+from numbers import Real
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from sklearn import linear_model
+from sklearn.model_selection import GridSearchCV
+from sklearn.utils.metaestimators import available_if
+
+import neula
+from neula.certificates.bounds import Accuracy
+from neula.compat.sklearn.base import EXTRA, Linear, of_any_sign
+from neula.compat.sklearn.data import Data, rows_times
+from neula.compat.sklearn.seen import Seen
+
+
+class Ridge(Linear, linear_model.Ridge):
+    """Ridge regression by :func:`neula.lstsq` with damping, with scikit-learn's parameters.
+
+    Parameters
+    ----------
+    alpha : float or array_like, shape (targets,), optional
+        The square of the damping.
+    fit_intercept, copy_X, max_iter, tol, solver, random_state : optional
+        As for ``sklearn.linear_model.Ridge``; all but the first are accepted and change nothing.
+    positive : bool, optional
+        Coefficients that are not negative, by :func:`neula.nnls`.
+    accuracy, engine : optional
+        As for :func:`neula.lstsq`. By default the accuracy is that of X.
+
+    Attributes
+    ----------
+    coef_, intercept_, n_features_in_, feature_names_in_
+        scikit-learn's.
+    result_ : LstsqResult, NNLSResult or tuple of them
+        The evidence; a tuple with penalties of their own for some targets.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from neula.sklearn import Ridge
+    >>> Ridge(alpha=1.0).fit(np.array([[0.0], [1.0], [2.0]]), [0.0, 1.0, 2.0]).coef_.round(6)
+    array([0.666667])
+    """
+
+    _flat = True
+    _parameter_constraints: ClassVar[dict[str, Any]] = {**linear_model.Ridge._parameter_constraints, **EXTRA}
+
+    def __init__(
+        self,
+        alpha: float = 1.0,
+        *,
+        fit_intercept: bool = True,
+        copy_X: bool = True,
+        max_iter: int | None = None,
+        tol: float = 1e-4,
+        solver: str = "auto",
+        positive: bool = False,
+        random_state: Any = None,
+        accuracy: Accuracy | None = None,
+        engine: str = "auto",
+    ) -> None:
+        super().__init__(
+            alpha=alpha,
+            fit_intercept=fit_intercept,
+            copy_X=copy_X,
+            max_iter=max_iter,
+            tol=tol,
+            solver=solver,
+            positive=positive,
+            random_state=random_state,
+        )
+        self.accuracy = accuracy
+        self.engine = engine
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Fit.
+
+        Parameters
+        ----------
+        X : array_like, shape (samples, features)
+        y : array_like, shape (samples,) or (samples, targets)
+        sample_weight : float or array_like, shape (samples,), optional
+            Of squares, so that 2 counts a row twice.
+        """
+        self._validate_params()
+        data = Data.of(self, X, y, sample_weight, centred=self.fit_intercept)
+        assert data.y is not None
+        alphas = self._penalties(data)
+        if alphas is None:
+            result = self._solve(data, data.y, float(self.alpha))
+            return self._counted(data, result.x, result)
+        targets = data.y[:, None] if data.y.ndim == 1 else data.y
+        results = tuple(self._solve(data, targets[:, i], alpha) for i, alpha in enumerate(alphas))
+        coefficients = torch.stack([result.x for result in results], 1)
+        return self._counted(data, coefficients[:, 0] if data.y.ndim == 1 else coefficients, results)
+
+    @available_if(of_any_sign)
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Take more rows: the fit is then that of all rows so far, which are not kept.
+
+        See :meth:`LinearRegression.partial_fit <neula.sklearn.LinearRegression.partial_fit>`.
+
+        Parameters
+        ----------
+        X : array_like, shape (samples, features)
+            Any number of rows.
+        y : array_like, shape (samples,) or (samples, targets)
+        sample_weight : array_like, shape (samples,), optional
+            Of squares, so that 2 counts a row twice.
+
+        Raises
+        ------
+        ValueError
+            After :meth:`fit`, once the estimator has been copied or pickled: rows are left behind.
+        """
+        data, seen = self._more(X, y, sample_weight)
+        alphas, how = self._penalties(data), self._how(data)
+        if alphas is None:
+            result = seen.solve(float(self.alpha) ** 0.5, **how)
+            return self._counted(data, result.x, result, seen)
+        results = tuple(seen.solve(alpha**0.5, **how) for alpha in alphas)
+        columns = [result.x.reshape(len(result.x), -1)[:, i] for i, result in enumerate(results)]
+        vector = seen.origin[1].ndim == 0
+        return self._counted(data, columns[0] if vector else torch.stack(columns, 1), results, seen)
+
+    def _counted(self, data: Data, coefficients: torch.Tensor, found: Any, seen: Seen | None = None) -> Self:
+        """Set the attributes, with the numbers of iterations."""
+        counts = [max(1, result.iterations) for result in (found if isinstance(found, tuple) else (found,))]
+        self.n_iter_ = np.array(counts) if isinstance(found, tuple) else counts[0]
+        return self._keep(data, coefficients, found, data if seen is None and not self.positive else seen)
+
+    def _penalties(self, data: Data) -> list[float] | None:
+        """One for each target; None where all have the same.
+
+        Raises
+        ------
+        ValueError
+            For another number of them.
+        """
+        if isinstance(self.alpha, Real):
+            return None
+        assert data.y is not None
+        targets = data.y.shape[1] if data.y.ndim > 1 else 1
+        alphas = np.asarray(self.alpha, dtype=float).ravel()
+        if len(alphas) not in (1, targets):
+            raise ValueError(
+                f"Number of targets and number of penalties do not correspond: {targets} != {len(alphas)}"
+            )
+        found: list[float] = np.broadcast_to(alphas, targets).tolist()
+        return found
+
+    def _solve(self, data: Data, y: torch.Tensor, alpha: float) -> Any:
+        if not self.positive:
+            return neula.lstsq(data.x, y, damp=alpha**0.5, weights=data.weights, **self._how(data))
+        w = torch.ones_like(data.x[:, 0]) if data.weights is None else data.weights
+        n = data.x.shape[1]
+        penalty = alpha**0.5 * torch.eye(n, dtype=data.x.dtype, device=data.x.device)
+        stacked = torch.cat([w[:, None] * data.x, penalty])
+        target = torch.cat([rows_times(w, y), y.new_zeros(n, *y.shape[1:])])
+        return neula.nnls(stacked, target, **self._how(data))
+
+
+class RidgeCV(Linear, linear_model.RidgeCV):
+    """Ridge regression with the penalty chosen by leaving one out, by :func:`neula.ridge_path`.
+
+    Parameters
+    ----------
+    alphas : array_like, shape (p,), optional
+        Positive; squares of dampings.
+    fit_intercept, scoring, cv, store_cv_results, alpha_per_target : optional
+        As for ``sklearn.linear_model.RidgeCV``. With ``scoring`` or ``cv`` a grid search is made.
+    gcv_mode : optional
+        Accepted; there is one way.
+    accuracy, engine : optional
+        As for :func:`neula.ridge_path`. By default the accuracy is that of X.
+
+    Attributes
+    ----------
+    coef_, intercept_, alpha_, best_score_, cv_results_, n_features_in_, feature_names_in_
+        scikit-learn's; ``best_score_`` is the negative mean square of the errors of prediction.
+    result_ : RidgePath or Ridge's
+        The evidence.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from neula.sklearn import RidgeCV
+    >>> X = np.vander(np.linspace(0, 1, 30), 10)
+    >>> bool(RidgeCV(np.logspace(-8, 2, 40)).fit(X, np.sin(5 * X[:, -2])).alpha_ < 1e-3)
+    True
+    """
+
+    _flat = True
+    _parameter_constraints: ClassVar[dict[str, Any]] = {
+        **linear_model.RidgeCV._parameter_constraints,
+        **EXTRA,
+    }
+
+    def __init__(
+        self,
+        alphas: Any = (0.1, 1.0, 10.0),
+        *,
+        fit_intercept: bool = True,
+        scoring: Any = None,
+        cv: Any = None,
+        gcv_mode: str | None = None,
+        store_cv_results: bool = False,
+        alpha_per_target: bool = False,
+        accuracy: Accuracy | None = None,
+        engine: str = "auto",
+    ) -> None:
+        super().__init__(
+            alphas=alphas,
+            fit_intercept=fit_intercept,
+            scoring=scoring,
+            cv=cv,
+            gcv_mode=gcv_mode,
+            store_cv_results=store_cv_results,
+            alpha_per_target=alpha_per_target,
+        )
+        self.accuracy = accuracy
+        self.engine = engine
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, **params: Any) -> Self:
+        """Fit.
+
+        Parameters
+        ----------
+        X : array_like, shape (samples, features)
+        y : array_like, shape (samples,) or (samples, targets)
+        sample_weight : array_like, shape (samples,), optional
+            Of squares, so that 2 counts a row twice.
+        **params
+            For a grid search.
+        """
+        self._validate_params()
+        alphas = np.atleast_1d(np.asarray(self.alphas, dtype=float))
+        if not (alphas > 0).all():
+            raise ValueError(f"alphas must be positive, got {alphas.min()}")
+        if self.cv is not None or self.scoring is not None:
+            return self._search(X, y, sample_weight, alphas, params)
+        data = Data.of(self, X, y, sample_weight, centred=self.fit_intercept)
+        path = neula.ridge_path(
+            *data.weighted, np.sqrt(alphas), leverage=self._leverage(data), **self._how(data)
+        )
+        errors, solutions = path.leave_one_out, path.x
+        if errors.ndim > 1 and not self.alpha_per_target:
+            errors = errors.mean(1)
+        best = errors.argmin(0)
+        if best.ndim:
+            columns = torch.arange(len(best), device=best.device)
+            coefficients, score = solutions[best, :, columns].mT, -errors[best, columns]
+        else:
+            coefficients, score = solutions[best], -errors[best]
+        self.alpha_ = alphas[best.cpu().numpy()] if best.ndim else float(alphas[int(best)])
+        self.best_score_ = score.cpu().numpy() if score.ndim else float(score)
+        if self.store_cv_results:
+            self.cv_results_ = data.given(path.squared_errors.movedim(0, -1))
+        return self._keep(data, coefficients, path)
+
+    def _leverage(self, data: Data) -> Any:
+        """Leverages of the intercept."""
+        if not self.fit_intercept:
+            return 0.0
+        w = torch.ones_like(data.x[:, 0]) if data.weights is None else data.weights.square()
+        return w / w.sum()
+
+    def _search(self, X: Any, y: Any, sample_weight: Any, alphas: np.ndarray, params: dict[str, Any]) -> Self:
+        if self.store_cv_results or self.alpha_per_target:
+            raise ValueError("cv!=None and store_cv_results=True, or alpha_per_target=True, are incompatible")
+        ridge = Ridge(fit_intercept=self.fit_intercept, accuracy=self.accuracy, engine=self.engine)
+        search = GridSearchCV(ridge, {"alpha": alphas}, cv=self.cv, scoring=self.scoring)
+        weights = {} if sample_weight is None else {"sample_weight": sample_weight}
+        search.fit(X, y, **weights, **params)
+        found = search.best_estimator_
+        self.alpha_, self.best_score_ = found.alpha, search.best_score_
+        for name in ("coef_", "intercept_", "result_", "n_features_in_", "feature_names_in_"):
+            if hasattr(found, name):
+                setattr(self, name, getattr(found, name))
+        return self

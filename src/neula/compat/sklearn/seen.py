@@ -1,0 +1,100 @@
+"""Rows that come in parts: their means, and a fit of what differs from these, held open.
+
+T. F. Chan, G. H. Golub, R. J. LeVeque, "Updating formulae and a pairwise algorithm for computing sample
+variances", COMPSTAT 1982: sums of squares of deviations add up, with one more term for the distance of the
+means. In least squares that term is one more row.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+import neula
+from neula.compat.sklearn.data import Data
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """All rows so far.
+
+    Means are kept as sums of two numbers, of which only the second one changes: rounding errors of a mean
+    that is far larger than the deviations would be those of the distance of two means.
+
+    Attributes
+    ----------
+    held : LeastSquares
+        Of their deviations from the means; of the rows themselves without an intercept. Never changed.
+    weight : float
+        Sum of their weights.
+    origin : pair of Tensor
+        Means of x and y of the first rows; zeros without an intercept.
+    apart : pair of Tensor
+        What is to be added for those of all rows.
+    centred : bool
+        Whether there is an intercept.
+    """
+
+    held: neula.LeastSquares
+    weight: float
+    origin: Pair
+    apart: Pair
+    centred: bool
+
+    @classmethod
+    def begin(cls, data: Data, engine: Any, *, centred: bool) -> Seen:
+        """The first ones, which say how large the columns are, and where the fit is kept."""
+        sizes = torch.linalg.vector_norm(data.x, dim=0) / max(1, len(data.x)) ** 0.5
+        sizes = torch.where(sizes > 0, sizes, data.x_mean.abs())
+        where = data.x.device.type if engine == "auto" else engine
+        held = neula.LeastSquares(data.x.shape[1], scales=torch.where(sizes > 0, sizes, 1.0), engine=where)
+        held.update(data.x, data.y, weights=data.weights)
+        return cls(held, data.total, data.means, _left(data, centred=centred), centred)
+
+    def plus(self, data: Data) -> Seen:
+        """With more rows.
+
+        Raises
+        ------
+        ValueError
+            For another number of targets.
+        """
+        held, total = copy(self.held), self.weight + data.total
+        held.update(data.x, data.y, weights=data.weights)
+        if not self.centred:
+            return replace(self, held=held, weight=total)
+        part = data.total / total if total else 0.0
+        parts = zip(self.origin, self.apart, data.means, _left(data, centred=True), strict=True)
+        steps = [(mean - old.to(mean)) + (left - far.to(left)) for old, far, mean, left in parts]
+        held.update(*(((1 - part) * data.total) ** 0.5 * step[None] for step in steps))
+        x, y = (far.to(step) + part * step for far, step in zip(self.apart, steps, strict=True))
+        return replace(self, held=held, weight=total, apart=(x, y))
+
+    @property
+    def means(self) -> Pair:
+        """Of x and y."""
+        return self.origin[0] + self.apart[0], self.origin[1] + self.apart[1]
+
+    def solve(self, damp: float, **how: Any) -> neula.LstsqResult[Any]:
+        """The fit of all rows: the shortest one where they are too few."""
+        held, missing = self.held, self.held.n - self.held.rows
+        if missing > 0:  # rows of zeros change nothing
+            held = copy(held)
+            zeros = torch.zeros(missing, held.n, dtype=torch.float64, device=self.origin[0].device)
+            held.update(zeros, zeros.new_zeros(missing, *self.origin[1].shape))
+        return held.solve(damp=damp, accuracy=how["accuracy"])
+
+
+def _left(data: Data, *, centred: bool) -> Pair:
+    """Means of deviations: what rounding has made of zeros."""
+    assert data.y is not None
+    if not centred:
+        return torch.zeros_like(data.means[0]), torch.zeros_like(data.means[1])
+    weights = torch.ones_like(data.x[:, 0]) if data.weights is None else data.weights.square()
+    part = weights / weights.sum()
+    return part @ data.x, part @ data.y

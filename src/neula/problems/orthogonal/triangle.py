@@ -1,0 +1,143 @@
+"""R and ``Q^T B`` in double precision, certified, without Q where it is not needed.
+
+Bounds and steps of non-linear fits need no more than this of a QR, and Q takes more than half of its time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
+from neula.algorithms.orthogonal.reorthogonalize import WELL_CONDITIONED
+from neula.algorithms.spectra.gram import gram_r
+from neula.certificates.probes import PROBES, gaussian_probes
+from neula.engines import FP64, Engine
+from neula.kernels.precision import plain_arithmetic
+from neula.pipeline.result import Attempt
+from neula.problems.orthogonal.certified import certified_qr, coarse_arithmetic
+from neula.problems.orthogonal.problem import Matrices, Options
+
+MARGIN = 10.0
+"""An estimate of a norm from four random vectors is below a tenth of it twice in ten thousand cases."""
+
+FAITHFUL = 0.25
+"""How far ``(R^T R)^-1 A^T A`` may be from the identity: singular values are right within a seventh then."""
+
+RIGHT_HAND_SIDES = 4
+"""Reflections are applied to B as to columns of A, one by one, up to one for so many columns of A; with more
+of them Q and one product take less."""
+
+
+@dataclass(frozen=True)
+class Triangle:
+    """``A = Q R`` of each matrix of a batch, with k = min(m, n).
+
+    Attributes
+    ----------
+    r : Tensor, shape (batch, k, n)
+        float64, in the units of A. Nothing is said of its rank. NaN where A holds NaN or Inf.
+    c : Tensor, shape (batch, k, K)
+        ``Q^T B``.
+    accepted : bool
+        Whether all of them are certified.
+    attempts : tuple of Attempt
+    """
+
+    r: torch.Tensor
+    c: torch.Tensor
+    accepted: bool
+    attempts: tuple[Attempt, ...]
+
+
+def certified_triangle(a: torch.Tensor, b: torch.Tensor, engine: Engine) -> Triangle:
+    """R and ``Q^T B`` by reflections alone where the library's are fastest, on a GPU by Cholesky factors.
+
+    Without Q what is measured is ``A^T A`` beside ``R^T R``, which is enough for condition numbers up to
+    about 1e6; R itself is as good as Householder's is. Beyond that, a certified QR.
+
+    Parameters
+    ----------
+    a : Tensor, shape (batch, m, n)
+        float64, on the engine's device.
+    b : Tensor, shape (batch, m, K)
+    engine : Engine
+
+    Returns
+    -------
+    Triangle
+
+    Examples
+    --------
+    >>> import torch
+    >>> from neula.engines import select_engine
+    >>> a = torch.tensor([[[3.0, 1.0], [4.0, 2.0], [0.0, 2.0]]]).double()
+    >>> found = certified_triangle(a, a[:, :, :1], select_engine("cpu", a.device))
+    >>> found.accepted, found.r.abs().round(decimals=12), found.c.abs().round(decimals=12)[0, :, 0]
+    (True, tensor([[[5.0000, 2.2000],
+             [0.0000, 2.0396]]], dtype=torch.float64), tensor([5., 0.], dtype=torch.float64))
+    """
+    m, n = a.shape[1:]
+    few = RIGHT_HAND_SIDES * b.shape[2] <= n
+    if a.numel() and m >= n and few:
+        found = None
+        with plain_arithmetic(engine.device):
+            if engine.tuning.lapack_first(m, n):
+                found = _by_reflections(a, b)
+            elif len(a) == 1 and (compute := coarse_arithmetic(m, n, engine.tuning)):
+                found = _by_cholesky(a, b, engine.using(compute))
+        if found is not None:
+            return found
+    whole = certified_qr(a, engine)
+    with plain_arithmetic(engine.device):
+        c = whole.q.mT @ b
+    return Triangle(whole.r, c, bool(whole.accepted.all()), whole.attempts)
+
+
+def _by_reflections(a: torch.Tensor, b: torch.Tensor) -> Triangle | None:
+    """The triangle of [A B]."""
+    n = a.shape[2]
+    # By columns, as LAPACK works: transposed copies take longer than the reflections.
+    r = torch.linalg.qr(torch.cat([a.mT, b.mT], 1).mT, mode="r")[1]
+    return _believed(a, r[:, :n, :n], r[:, :n, n:], "householder fp64")
+
+
+def _by_cholesky(a: torch.Tensor, b: torch.Tensor, coarse: Engine) -> Triangle | None:
+    """R of a coarse Gram matrix, and that of ``W = A R^-1`` in double precision."""
+    matrix = Matrices(a, Options(FP64, coarse)).single.leading
+    first = gram_r(coarse.operand(matrix.scaled(coarse)), coarse).double() / matrix.scales.double()
+    w = torch.linalg.solve_triangular(first, a[0], upper=True, left=False)
+    gram = w.mT @ w
+    second, info = upper_cholesky(gram)
+    second = second.masked_fill(info > 0, math.nan)
+    gram.diagonal().sub_(1.0)
+    # Of a W that is nearly orthonormal Q^T B needs no Q.
+    second = torch.where(torch.linalg.matrix_norm(gram) <= WELL_CONDITIONED, second, math.nan)
+    c = torch.linalg.solve_triangular(second.mT, w.mT @ b[0], upper=False)
+    r = (second @ first).triu_()
+    return _believed(a, r[None], c[None], f"cholesky {coarse.arithmetic.name} + cholesky fp64")
+
+
+def _believed(a: torch.Tensor, r: torch.Tensor, c: torch.Tensor, method: str) -> Triangle | None:
+    """R and ``Q^T B``, if R is as good as condition numbers need."""
+    rate = float(_rate(a, r).max())
+    if not rate <= FAITHFUL:
+        return None
+    reason = f"(R^T R)^-1 A^T A differs from the identity by {rate:.1e} (bound {FAITHFUL})"
+    return Triangle(r, c, True, (Attempt(f"{method} without Q", True, reason),))
+
+
+def _rate(a: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+    """``||(R^T R)^-1 A^T A - I||`` for columns of norm 1, estimated from above, shape (batch,)."""
+    norms = torch.linalg.vector_norm(r, dim=1, keepdim=True)
+    norms = torch.where(norms > 0, norms, 1.0)
+    # In rows: MKL takes three times as long for a few columns.
+    vectors = gaussian_probes(r.shape[2], r.device).mT / norms
+    difference = ((vectors @ a.mT) @ a - (vectors @ r.mT) @ r) / norms
+    identity = torch.eye(r.shape[2], dtype=r.dtype, device=r.device).expand_as(r)
+    inverse = norms.mT * torch.linalg.solve_triangular(r, identity, upper=True)
+    distance = torch.linalg.matrix_norm(difference) / PROBES**0.5
+    rate = MARGIN * distance * torch.linalg.matrix_norm(inverse).square()
+    return torch.nan_to_num(rate, torch.inf)
