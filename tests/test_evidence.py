@@ -204,7 +204,8 @@ def test_lstsq_to_the_forward_error(engine: str, cond: float) -> None:
     forward = neula.lstsq(A, b, engine=engine, certify="forward")
     for result in (backward, forward):
         assert result.converged
-        assert "cgls" in result.factorization
+        # On a CPU a Gram matrix comes first, alone, where it is good enough.
+        assert "cgls" in result.factorization or (engine == "cpu" and cond < 1e6)
         assert scaled_error(A, result.x, x) <= result.forward_error
         assert result.digits == pytest.approx(-math.log10(result.forward_error))
     assert forward.forward_error <= 2 * U64 < backward.forward_error

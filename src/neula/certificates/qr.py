@@ -246,6 +246,14 @@ def certificates_of(
     return QRCertificates(residual, orthogonality, *_bounds(shape, measured_in, target))
 
 
+def certificate_of(
+    residual: float, size: float, loss: float, shape: Sequence[int], target: Format
+) -> QRCertificate:
+    """The certificate of a single matrix, measured in double precision: numbers as of :func:`qr_measures`."""
+    relative = _relative(residual, size, loss, where=lambda empty, one, x: one if empty else x, shape=shape)
+    return QRCertificate(*relative, *_bounds(shape, torch.float64, target))
+
+
 def accepted_by(measures: torch.Tensor, shape: Sequence[int], target: Format) -> torch.Tensor:
     """Which factorizations meet the bounds, shape (batch,), without synchronizing.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -79,6 +80,8 @@ def _selected(engine: str | Engine, device: torch.device) -> Engine:
         engine = "cuda" if device.type == "cuda" else "cpu"
     if engine not in ENGINES:
         raise unknown_name("engine", engine, ("auto", *ENGINES))
+    if engine == "cpu":
+        return _cpu_engine(why_no_bf16())
     if engine != "cuda":
         return ENGINES[engine]("cpu")
     if device.type == "cuda":
@@ -86,6 +89,12 @@ def _selected(engine: str | Engine, device: torch.device) -> Engine:
     if not torch.cuda.is_available():
         raise ValueError("engine 'cuda' needs an NVIDIA GPU that torch sees: use 'cpu' or 'emulated'")
     return CudaEngine(torch.device("cuda", torch.cuda.current_device()))
+
+
+@lru_cache(maxsize=2)
+def _cpu_engine(why_no_bf16: str) -> CpuEngine:
+    """It does not change, and most calls ask for it."""
+    return CpuEngine("cpu")
 
 
 def describe() -> list[dict[str, Any]]:

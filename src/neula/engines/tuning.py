@@ -69,6 +69,12 @@ class Tuning:
         Value of ``m n^2`` up to which nothing beats LAPACK on one matrix, either, if it is twice as tall as
         wide: 10000 x 1000 takes 212 ms by recursive Gram-Schmidt in float32, and 360 by LAPACK; 2000 x 500
         33 and 36; 2000 x 2000, which needs a second pass, 563 and 317.
+    by_lapack : int
+        Value of ``m n^2`` up to which least-squares problems are solved one by one by NumPy and LAPACK from a
+        Gram matrix, without tensors: 10 x 3 takes a tenth of the time of calls of torch, 600 x 100 half, and
+        with one thread 16384 x 1024 0.6 of that of an R in float32 with iterations, 0.4 of LAPACK's gels.
+    measured_here : int
+        Elements of a matrix up to which NumPy measures a QR: a tenth of the time for 10 x 3.
     replayed_bytes : int
         Size of inputs up to which whole links are replayed from CUDA graphs.
     single, double : Recursion
@@ -202,6 +208,8 @@ class Tuning:
     corrected_product: int = 1 << 34
     lapack: bool = False
     lapack_alone: int = 0
+    by_lapack: int = 0
+    measured_here: int = 0
     replayed_bytes: int = 0
     single: Recursion = Recursion("caqr", 128)
     double: Recursion = Recursion("caqr", 128)
@@ -306,6 +314,8 @@ def cpu_tuning(formats: tuple[str, ...]) -> Tuning:
         definite=("fp32", "fp64"),
         lapack=True,
         lapack_alone=1_000_000_000,
+        by_lapack=100_000_000_000,
+        measured_here=1 << 18,
         gram_lapack=128,  # with more columns bounds by Schatten norms cost digits that LAPACK's R shows
         doubled_elements=1 << 12,  # what that takes is the time of calls: 64 x 32
         single=Recursion("cholesky2", 128),

@@ -42,6 +42,8 @@ class Source(Protocol):
 
 def is_source(x: Any) -> bool:
     """Whether x is to be read in blocks, and not taken as a whole."""
+    if type(x) is np.ndarray or type(x).__module__ == "torch":  # most of all, and nothing to be looked for
+        return False
     if callable(getattr(x, "blocks", None)) and hasattr(x, "shape") and hasattr(x, "dtype"):
         return True
     of_file = hasattr(x, "count_rows") or hasattr(x, "iter_batches")  # tables are in memory

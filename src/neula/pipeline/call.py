@@ -95,7 +95,8 @@ class Call:
         first, *others = taken.values()
         dtype = first.tensor.dtype
         for other in others:
-            dtype = torch.promote_types(dtype, other.tensor.dtype)
+            if other.tensor.dtype != dtype:
+                dtype = torch.promote_types(dtype, other.tensor.dtype)
         return cls(
             taken,
             select_engine(engine, first.tensor.device),

@@ -59,6 +59,10 @@ class Taken:
             raise OverflowError(f"the result does not fit {kept.dtype}: pass the input in a wider dtype")
         return self.wrap(kept)
 
+    def wrap_array(self, x: np.ndarray) -> Any:
+        """An array of NumPy as one of the user's library, for what is on the CPU."""
+        return x if self.wrap is torch.Tensor.numpy else self.wrap(torch.from_numpy(x))
+
 
 @dataclass(frozen=True)
 class Stack:
@@ -106,6 +110,8 @@ def take(x: Any, name: str, *, differentiable: bool = False) -> Taken:
     ValueError
         For a tensor that requires a gradient where there is none.
     """
+    if type(x) is torch.Tensor and differentiable:  # microseconds count
+        return _take_tensor(x, name, _itself)
     if is_spread(x):
         whole = f"{name}.full()" if isinstance(x, Spread) else f"{name}.full_tensor()"
         raise TypeError(

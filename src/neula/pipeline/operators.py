@@ -117,12 +117,13 @@ def is_traced(given: Sequence[Any]) -> bool:
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return True
     usual = torch.Tensor.__torch_dispatch__
-    return any(
-        isinstance(x, torch.Tensor)
-        and (x.is_meta or type(x).__torch_dispatch__ is not usual)
-        and not is_spread(x)
-        for x in given
-    )
+    for x in given:
+        if type(x) is torch.Tensor and not x.is_meta:  # microseconds count
+            continue
+        hidden = isinstance(x, torch.Tensor) and (x.is_meta or type(x).__torch_dispatch__ is not usual)
+        if hidden and not is_spread(x):
+            return True
+    return False
 
 
 def name_of(accuracy: Any) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -23,21 +24,32 @@ class System:
 
     Attributes
     ----------
-    matrices : Tensor, shape (P, m, n)
-        Those of A, its leading dimensions flattened.
-    columns : Tensor, shape (P, m, K)
-        The right-hand sides of each matrix. They may share memory: write to a copy.
+    a : Tensor, shape (..., m, n)
+        As it was given.
+    b : Tensor, shape (..., m, k)
+        Likewise; a vector as a column.
     batch : tuple of int
         The leading dimensions of A and b, broadcast.
     is_vector : bool
         Whether the right-hand sides were given as vectors: then x has no last dimension for them.
     """
 
-    matrices: torch.Tensor
-    columns: torch.Tensor
+    a: torch.Tensor
+    b: torch.Tensor
     batch: tuple[int, ...]
     is_vector: bool
     _layout: _Layout = field(repr=False)
+
+    @cached_property
+    def matrices(self) -> torch.Tensor:
+        """Those of A, its leading dimensions flattened, shape (P, m, n)."""
+        return flattened(self.a)
+
+    @cached_property
+    def columns(self) -> torch.Tensor:
+        """The right-hand sides of each matrix, shape (P, m, K). They may share memory: write to a copy."""
+        b = self.b
+        return self._layout.fold(b if b.shape[:-2] == self.batch else b.expand(*self.batch, *b.shape[-2:]))
 
     def without_numbers(self) -> System:
         """The same for shapes alone, which keeps no matrix alive."""
@@ -201,6 +213,9 @@ def broadcast_system(a: torch.Tensor, b: torch.Tensor) -> System:
             "reshape one number to b.reshape(1)"
         )
     is_vector = b.ndim == 1
+    if a.ndim == 2 and b.ndim <= 2 and a.shape[0] == b.shape[0]:  # one problem: microseconds count
+        b = b.unsqueeze(-1) if is_vector else b
+        return System(a, b, (), is_vector, _Layout((), (), b.shape[1]))
     batch = _batch(a.shape, b.unsqueeze(-1).shape if is_vector else b.shape)
     if b.ndim > 1 and b.shape == a.shape[:-1]:
         warn(_two_readings(a.shape, b.shape, fits=batch is not None), FutureWarning)
@@ -210,9 +225,7 @@ def broadcast_system(a: torch.Tensor, b: torch.Tensor) -> System:
         raise ValueError(_misfit(a.shape, b.shape))
     b = b.unsqueeze(-1) if is_vector else b
     members = (1,) * (len(batch) - a.ndim + 2) + tuple(a.shape[:-2])
-    layout = _Layout(batch, members, b.shape[-1])
-    columns = layout.fold(b if b.shape[:-2] == batch else b.expand(*batch, *b.shape[-2:]))
-    return System(flattened(a), columns, batch, is_vector, layout)
+    return System(a, b, batch, is_vector, _Layout(batch, members, b.shape[-1]))
 
 
 def broadcast_batch(*shapes: torch.Size) -> tuple[int, ...] | None:

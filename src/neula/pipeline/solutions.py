@@ -142,6 +142,12 @@ class Solutions(Values):
         return cls.full(math.nan, count, n, k, device)
 
 
+IN_NUMPY = {torch.float64: np.float64, torch.float32: np.float32, torch.float16: np.float16}
+"""Dtypes that NumPy has as well."""
+
+FEW = 16
+"""Right-hand sides of one problem that are refined one by one; more of them are taken together."""
+
 S = TypeVar("S", bound=Solutions)
 R = TypeVar("R", bound=SolutionResult)
 
@@ -248,6 +254,56 @@ class Report:
             "conditions": self.of_members(values.condition),
             "forward_errors": self.later(lambda shapes: shapes.of_columns(values.forward_error)),
         }
+
+
+def is_single(shapes: System, options: Options) -> bool:
+    """Whether there is one problem in the memory of the host, which NumPy and LAPACK can be handed."""
+    a, b = shapes.a, shapes.b
+    here = options.engine.device.type == "cpu" and a.is_cpu and b.is_cpu and not options.over_rows.spread
+    usual = options.dtype in IN_NUMPY and options.progress is None
+    return here and a.ndim == 2 and not shapes.batch and 0 < b.shape[-1] <= FEW and usual
+
+
+def arrays_of(shapes: System) -> tuple[np.ndarray, list[np.ndarray]]:
+    """The matrix of such a problem as it was given, and its right-hand sides in double precision."""
+    return array_of(shapes.a), list(np.ascontiguousarray(array_of(shapes.b).T, dtype=np.float64))
+
+
+def array_of(x: torch.Tensor) -> np.ndarray:
+    """A tensor in the memory of the host as an array: a view, unless NumPy does not know what is in it."""
+    x = x.resolve_neg()
+    found: np.ndarray = (x if x.dtype in IN_NUMPY else x.double()).numpy()
+    return found
+
+
+def x_of_single(call: Call, shapes: System, options: Options, x: np.ndarray) -> Any:
+    """The solution for the user; x has shape (n, k), is float64, and rounded to the dtype of the result."""
+    x = x[:, 0] if shapes.is_vector else x
+    return call.first.wrap_array(x.astype(IN_NUMPY[options.dtype], copy=False))
+
+
+def of_single(
+    call: Call,
+    shapes: System,
+    options: Options,
+    backward_error: float,
+    condition: float,
+    forward_errors: list[float],
+) -> dict[str, Any]:
+    """What results of ``solve`` and ``lstsq`` say of one problem that is solved."""
+    array, worst = call.first.wrap_array, max(forward_errors)
+    return {
+        "converged": True,
+        "forward_error": worst,
+        "digits": digits_of(worst),
+        "engine": str(options.engine),
+        "accuracy": options.target.name,
+        "accepted": array(np.array(True)),
+        "backward_errors": array(np.array(backward_error)),
+        "conditions": array(np.array(condition)),
+        "forward_errors": array(np.array(worst if shapes.is_vector else forward_errors)),
+        "seconds": call.seconds,
+    }
 
 
 def attached(

@@ -6,8 +6,8 @@ import html
 import math
 import textwrap
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any, Self, TypeVar
 
 ArrayT = TypeVar("ArrayT")
 """The type of the arrays in a result: that of the input."""
@@ -28,6 +28,13 @@ class Shown(ABC):
     arrays, of which ``==`` makes arrays, NaN where something is unknown, and times: no two calls would have
     equal ones, and comparing them would wait for a GPU.
     """
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Self:
+        """What the constructor makes of the fields that are given, in a tenth of its microseconds."""
+        result = object.__new__(cls)
+        result.__dict__.update(fields)
+        return result
 
     @abstractmethod
     def headline(self) -> str:

@@ -17,7 +17,9 @@ from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE
 from neula.engines import FP16_COR, FP64
 from neula.pipeline.chain import Answer, Link, Verdict
+from neula.pipeline.solutions import IN_NUMPY
 from neula.problems.least_squares import links
+from neula.problems.least_squares.by_lapack import LABEL, each_by_lapack
 from neula.problems.least_squares.minimum_norm import NO_GAP, by_complete_orthogonal, by_svd
 from neula.problems.least_squares.preconditioner import LIMITS
 from neula.problems.least_squares.prepared import Problems
@@ -57,7 +59,7 @@ def chain_together(count: int, m: int, n: int, options: Options) -> Chain:
     patience, blind = [1, *(PATIENCE for _ in names[1:])], count > 1 or not options.looks
     played_back = [blind or 8 * rows * n * times <= tuning.replayed_bytes for times in patience]
     steps = [tuning.blind_steps * times * play for times, play in zip(patience, played_back, strict=True)]
-    return [
+    tried = [
         _link(
             f"{name} + seminormal",
             solve_together,
@@ -67,6 +69,11 @@ def chain_together(count: int, m: int, n: int, options: Options) -> Chain:
         )
         for name, number in zip(names, steps, strict=True)
     ]
+    large = m * n**2 <= tuning.by_lapack and not exotic and not options.refines_doubled(m, n)
+    if count > 1 and large and options.dtype in IN_NUMPY:
+        together = next(link.answer for link in tried if link.label == LABEL)
+        return [_link(LABEL, each_by_lapack, together=together), *tried[-1:]]
+    return tried
 
 
 def chain_after_together(m: int, n: int, options: Options) -> Chain:

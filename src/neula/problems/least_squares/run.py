@@ -73,7 +73,7 @@ def solve_problems(
 
 def _go_on(run: Run[Members], problems: Problems, *, together: bool, is_batch: bool) -> None:
     """Each problem that is left alone; no solution of numbers that are not finite is accepted."""
-    a, b, options = problems.a, problems.b, problems.options
+    a, options = problems.a, problems.options
     m, n = options.over_rows.count(a.shape[1]), a.shape[2]
     unusable = np.empty(0, dtype=np.int64)
     if is_batch:

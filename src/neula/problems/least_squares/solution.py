@@ -17,6 +17,7 @@ from neula.pipeline.gradients import attach_solution, stacked_problem
 from neula.pipeline.result import Attempt, LstsqResult
 from neula.pipeline.shapes import System
 from neula.pipeline.solutions import Report, accept_digits, attached, numbers_of, unread, unsure
+from neula.problems.least_squares.by_lapack import solve_by_lapack
 from neula.problems.least_squares.fit import LinearFit
 from neula.problems.least_squares.prepared import Problems
 from neula.problems.least_squares.problem import Members, Options
@@ -88,6 +89,9 @@ def solve_system(
     begun: Answer[Members] | None = None,
 ) -> Solved:
     """Run the chain, or go on with it, and attach the solution to the graphs of the operands and weights."""
+    if begun is None and (single := solve_by_lapack(call, shapes, options)) is not None:
+        attach = partial(_attach, None, options, single.ranks)
+        return Solved(attached(call, shapes, single, attach), "", [], False)
     matrices, columns = call.here(shapes.matrices), call.here(shapes.columns)
     is_batch = bool(shapes.batch)
     with call.computing():

@@ -20,6 +20,7 @@ from neula.pipeline.over_processes import OverProcesses
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import QRResult
 from neula.problems.operators.factorizations import traced_qr
+from neula.problems.orthogonal.by_lapack import qr_by_lapack
 from neula.problems.orthogonal.factorize import begin, factorize
 from neula.problems.orthogonal.factors import as_pending, as_result, give_factors_back
 from neula.problems.orthogonal.pivoted import factorize_pivoted, in_order
@@ -209,6 +210,8 @@ def qr(
         return as_result(factorize_raw(call.matrices(), options), call, mode, options)
     if not wait and (pending := _begun(call, mode, options)) is not None:
         return pending
+    if not overwrite_a and (single := qr_by_lapack(call, mode, options)) is not None:
+        return single
     if overwrite_a and isinstance(A, (np.ndarray, torch.Tensor)) and not call.first.is_variable:
         options = replace(options, in_place=_fits_in_place(a, options))
     return as_result(factorize(call.matrices(), mode, options), call, mode, options)

@@ -26,31 +26,15 @@ from neula.engines import FP64, Format, Tuning
 from neula.kernels.doubled import Doubled
 from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.shift import shift
-from neula.pipeline.batches import Batch
 from neula.pipeline.chain import Answer, Declined
 from neula.pipeline.progress import stage
+from neula.problems.systems.by_lapack import each_by_lapack
 from neula.problems.systems.evidence import ESTIMATED
-from neula.problems.systems.problem import Members, Options
+from neula.problems.systems.problem import Members, Options, Systems
 from neula.problems.systems.scaled import Scaled
 
 VECTORS = 3
 """Random vectors that show how well factors solve; with LAPACK's that is more than is needed."""
-
-
-@dataclass(frozen=True)
-class Systems(Batch):
-    """A batch of systems as they were given.
-
-    Attributes
-    ----------
-    a : Tensor, shape (batch, n, n)
-    b : Tensor, shape (batch, n, k)
-    options : Options
-    """
-
-    a: torch.Tensor
-    b: torch.Tensor
-    options: Options
 
 
 def solve_directly(
@@ -66,6 +50,8 @@ def solve_directly(
         If there are none in single precision.
     """
     options, n, k = systems.options, *systems.b.shape[1:]
+    if (answer := each_by_lapack(systems, format)) is not None:
+        return answer
     report = stage(options.progress, f"factorizing in {format.name}")
     size = max(1, options.engine.tuning.chunk_elements // (n * max(n, k)))
     parts, histories = [], []

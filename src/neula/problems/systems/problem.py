@@ -9,6 +9,7 @@ import torch
 
 from neula.engines import FORMATS, FP64, Format
 from neula.pipeline import solutions
+from neula.pipeline.batches import Batch
 from neula.pipeline.solutions import Solutions
 
 
@@ -69,3 +70,19 @@ class Members(Solutions):
     def numbers(self) -> list[torch.Tensor]:
         """What is in :attr:`names`, shape (batch,) each."""
         return [*super().numbers(), self.growth]
+
+
+@dataclass(frozen=True)
+class Systems(Batch):
+    """A batch of systems as they were given.
+
+    Attributes
+    ----------
+    a : Tensor, shape (batch, n, n)
+    b : Tensor, shape (batch, n, k)
+    options : Options
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    options: Options

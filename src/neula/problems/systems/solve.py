@@ -35,6 +35,7 @@ from neula.pipeline.solutions import (
 )
 from neula.problems.operators.solutions import traced_solve
 from neula.problems.signatures import Kind, SolveKeywords
+from neula.problems.systems.by_lapack import solve_by_lapack
 from neula.problems.systems.chain import (
     SystemsJudge,
     chain_after_together,
@@ -232,6 +233,8 @@ def _begun(call: Call, shapes: Shapes, options: Options) -> SolveResult | None:
 def _finished(
     call: Call, shapes: Shapes, options: Options, begun: Answer[Members] | None = None
 ) -> SolveResult:
+    if begun is None and (single := solve_by_lapack(call, shapes, options)) is not None:
+        return _attached(call, shapes, options, single)
     matrices, columns = call.here(shapes.matrices), call.here(shapes.columns)
     if 0 in (matrices.numel(), columns.numel()):
         zero = Members.full(0.0, len(matrices), columns.shape[1], columns.shape[2], columns.device)

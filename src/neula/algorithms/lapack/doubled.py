@@ -1,0 +1,115 @@
+"""Products of one matrix and vectors in twice the working precision, in a few calls of NumPy.
+
+The scheme is that of :mod:`neula.kernels.doubled`: numbers are cut into slices so short that sums of their
+products are exact. There it serves batches and large matrices; here a call takes as long as the arithmetic.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import numpy as np
+
+Pair = tuple[np.ndarray, np.ndarray]
+"""A vector as a sum of two that is not evaluated, the larger first."""
+
+SELECTED = np.zeros((3, 9))
+"""Which products of slices are added: those of the first two are exact, and so is the next sum."""
+SELECTED[0, 0] = SELECTED[1, [1, 3]] = SELECTED[2, [2, 4, 5, 6, 7, 8]] = 1.0
+
+
+MOST_BITS = 25
+"""Of a slice: sums with an anchor for twice as many stay in one binade."""
+
+ROUNDED = 1.001
+"""Bounds on elements are norms, which rounding may have made smaller."""
+
+
+class Sliced:
+    """A matrix as the sum of three slices.
+
+    The error of an element of a product is at most a small multiple of ``n 2^-104 max|a| max|x|``, n being
+    the larger dimension, before the result is rounded.
+
+    Parameters
+    ----------
+    a : array, shape (m, n)
+        float64.
+    largest : float
+        No element is larger.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> third = Sliced(np.full((1, 1), 1 / 3), 1.0)
+    >>> high, low = third.residual(np.array([3.0]), np.zeros(1), np.ones(1))
+    >>> high.item() * 2**54, low.item()
+    (1.0, 0.0)
+    """
+
+    def __init__(self, a: np.ndarray, largest: float) -> None:
+        # Sums of so many products of slices of so many bits are exact in 53 bits.
+        self._bits = min(MOST_BITS, int((53 - math.log2(max(a.shape))) // 2))
+        self._slices = _cut(a, largest, self._bits)
+        self._rows = self._slices.reshape(-1, a.shape[1]).T
+
+    def residual(self, x: np.ndarray, x_low: np.ndarray, b: np.ndarray) -> Pair:
+        """``b - A (x + x_low)``, x_low being of the size of the rounding errors of x at most."""
+        factors = self._cut(x, x_low)
+        high, low = _added(factors.dot(self._rows).reshape(9, -1))
+        total = b - high
+        of_b = total - b
+        error = b - (total - of_b)
+        error -= high + of_b
+        error -= low
+        return two_sum(total, error)
+
+    def gradient(self, high: np.ndarray, low: np.ndarray) -> np.ndarray:
+        """``A^T (high + low)``, rounded once; the numbers are those of a residual."""
+        products = np.matmul(self._cut(high, low), self._slices)
+        high, low = _added(products.reshape(9, -1))
+        high += low
+        return high
+
+    def _cut(self, x: np.ndarray, x_low: np.ndarray) -> np.ndarray:
+        slices = _cut(x, math.sqrt(x.dot(x)), self._bits)
+        slices[2] += x_low
+        return slices
+
+
+def _cut(v: np.ndarray, largest: float, bits: int) -> np.ndarray:
+    """Three slices whose sum is v, no element being larger than ``largest``: two of so many bits, the rest.
+
+    A sum with an anchor is rounded to multiples of its unit.
+    """
+    anchors = _anchors(bits, v.ndim) * 2.0 ** math.frexp(ROUNDED * largest)[1]
+    rounded = v + anchors
+    rounded -= anchors
+    return rounded[1:] - rounded[:-1]
+
+
+@lru_cache(maxsize=64)
+def _anchors(bits: int, dimensions: int) -> np.ndarray:
+    """At which numbers below 1 are rounded to 0, to so many bits, to twice as many, and not at all."""
+    exponents = np.array([1.0, -bits, -2 * bits])
+    return np.append(1.5 * 2.0 ** (52 + exponents), 0.0).reshape(4, *(1,) * dimensions)
+
+
+def _added(products: np.ndarray) -> Pair:
+    """The sum of the products of three slices with three slices."""
+    first, second, rest = SELECTED.dot(products)
+    high = first + second
+    # The larger one is a multiple of the unit of the smaller, so this is the rounding error of the sum.
+    second -= high - first
+    second += rest
+    return high, second
+
+
+def two_sum(a: np.ndarray, b: np.ndarray) -> Pair:
+    """``a + b`` and its rounding error (Knuth)."""
+    total = a + b
+    of_b = total - a
+    error = a - (total - of_b)
+    error += b - of_b
+    return total, error

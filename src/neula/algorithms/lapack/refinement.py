@@ -1,0 +1,108 @@
+"""Refinement of one right-hand side, as in :mod:`neula.algorithms.krylov.doubled_refinement`.
+
+The same steps and the same bounds, for vectors of NumPy and numbers of Python.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from neula.algorithms.krylov.doubled_refinement import COMPUTED, FLOOR, MAX_STEPS
+from neula.algorithms.krylov.driver import STAGNATION
+from neula.algorithms.lapack.doubled import two_sum
+
+
+class Evaluation(NamedTuple):
+    """What a residual says of x.
+
+    Attributes
+    ----------
+    residual : array, shape (m,)
+    update : array, shape (n,)
+        What to add to x.
+    left : float
+        Bound on ``||D (x - x*)||`` after that.
+    floor : float
+        What of it is due to the rounding errors of the residual.
+    """
+
+    residual: np.ndarray
+    update: np.ndarray
+    left: float
+    floor: float
+
+
+class System(Protocol):
+    """A problem with factors to solve it approximately."""
+
+    def start(self, b: np.ndarray) -> np.ndarray:
+        """A first solution."""
+
+    def evaluate(self, b: np.ndarray, high: np.ndarray, low: np.ndarray) -> Evaluation:
+        """How good ``high + low`` is, and what makes it better."""
+
+    def size(self, x: np.ndarray) -> float:
+        """``||D x||``."""
+
+    def change(self, x: np.ndarray) -> np.ndarray:
+        """``A x``."""
+
+
+@dataclass(slots=True)
+class Refined:
+    """A solution.
+
+    Attributes
+    ----------
+    x, x_low : array, shape (n,)
+        As an unevaluated sum.
+    residual : array, shape (m,)
+        Of the sum.
+    size : float
+        ``||D x||``.
+    low : float
+        What x alone lacks of the sum, relative to it.
+    forward_error : float
+        For x alone, bound on ``||D (x - x*)|| / ||D x*||``.
+    steps : int
+    """
+
+    x: np.ndarray
+    x_low: np.ndarray
+    residual: np.ndarray
+    size: float
+    low: float
+    forward_error: float
+    steps: int
+
+
+def refine(system: System, b: np.ndarray, tolerance: float, max_steps: int = MAX_STEPS) -> Refined | None:
+    """Solve and refine until the forward error meets the tolerance, or stagnates; None where x vanishes."""
+    high = system.start(b)
+    low = np.zeros(len(high))
+    left, steps = math.inf, 0
+    while steps < max_steps:
+        steps += 1
+        residual, update, wrong, floor = system.evaluate(b, high, low)
+        before, left = left, wrong
+        low += update
+        high, low = two_sum(high, low)
+        size = system.size(high)
+        if not (left > tolerance * size and left < STAGNATION * before and left > FLOOR * floor):
+            break
+    if not 0 < size < math.inf:
+        return None
+    lost = system.size(low) / size
+    error = left / size + lost
+    error = COMPUTED * error / (1 - error) if error < 1 else math.inf
+    residual = residual - system.change(update)
+    return Refined(high, low, residual, size, lost, error, steps)
+
+
+def length(x: np.ndarray) -> float:
+    """Norm of a vector whose elements are near 1."""
+    return math.sqrt(x.dot(x))

@@ -1,0 +1,192 @@
+"""One least-squares problem by the corrected seminormal equations, in NumPy and LAPACK.
+
+The algorithm and its bounds are those of :mod:`neula.algorithms.krylov.batched_lstsq`, with R of a Cholesky
+factorization. What differs is the overhead: some eighty calls that take half a microsecond each.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy.linalg import lapack
+
+from neula.algorithms.krylov.batched_lstsq import FEW, MARGINS, PROBES, ROUNDING
+from neula.algorithms.krylov.doubled_refinement import DOUBLED, MAX_RATE
+from neula.algorithms.lapack.doubled import Sliced
+from neula.algorithms.lapack.refinement import Evaluation, Refined, length
+from neula.algorithms.lapack.triangle import ESTIMATED, Triangle
+from neula.algorithms.lapack.vectors import probe_array
+from neula.certificates.forward_error import NOISE
+from neula.engines import FP64
+
+ALIKE = 4.0
+"""Columns whose norms differ by less are not scaled before their products are doubled."""
+
+MODERATE = 2.0**200
+"""Norms up to this, and down to its reciprocal, have squares and quotients that float64 holds."""
+
+
+class Factor(NamedTuple):
+    """R of a tall matrix, and what is known by it.
+
+    Attributes
+    ----------
+    lower : array, shape (n, n)
+        ``R^T``, float64, column-major.
+    columns : array, shape (n,)
+        Norms of the columns of A: the diagonal of D.
+    norm, norm_bound : float
+        ``||B||_2`` for ``B = A D^-1`` from below and from above.
+    """
+
+    lower: np.ndarray
+    columns: np.ndarray
+    norm: float
+    norm_bound: float
+
+
+def by_gram(a: np.ndarray) -> Factor | None:
+    """From the Gram matrix, in the precision of A.
+
+    None where it is not positive definite, and where numbers are not moderate.
+    """
+    gram = a.T.dot(a)
+    squares = gram.diagonal().tolist()
+    moderate = MODERATE if a.dtype == np.float64 else MODERATE**0.1
+    if not (min(squares) >= moderate**-2 and max(squares) <= moderate**2):
+        return None
+    lower, info = (lapack.dpotrf if a.dtype == np.float64 else lapack.spotrf)(gram, lower=1)
+    if info:
+        return None
+    columns = np.sqrt(gram.diagonal())
+    # The Schatten 4-norm of B is between ||B|| and n^(1/4) ||B||; its square is the norm of B^T B.
+    reciprocals = 1 / gram.diagonal()
+    square = math.sqrt((gram * gram).dot(reciprocals).dot(reciprocals))
+    return Factor(_double(lower), _double(columns), square / math.sqrt(len(gram)), math.sqrt(square))
+
+
+def by_reflections(a: np.ndarray) -> Factor | None:
+    """By Householder's, in the precision of A; None where numbers are not moderate."""
+    r = torch.geqrf(torch.from_numpy(a))[0][: a.shape[1]].double().triu().numpy()
+    squares = np.einsum("ij,ij->j", r, r)
+    if not (squares.min() >= MODERATE**-0.2 and squares.max() <= MODERATE**0.2):
+        return None
+    columns = np.sqrt(squares)
+    v = probe_array(len(r), 1)[:, 0]
+    image = r.dot(v / columns)
+    norm = length(r.T.dot(image) / columns) / length(image)
+    return Factor(np.asfortranarray(r.T), columns, norm, min(ESTIMATED * norm, math.sqrt(len(r))))
+
+
+def _double(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.float64, copy=False)
+
+
+class Seminormal:
+    """``min ||A x - b||`` for a tall matrix.
+
+    Parameters
+    ----------
+    a : array, shape (m, n), m >= n
+        float64.
+    factor : Factor
+    doubled : bool
+        Whether residuals are in twice the working precision.
+
+    Attributes
+    ----------
+    scales : array, shape (n,), or None
+        Powers of two with which the columns of A were multiplied.
+    doubled : Sliced or None
+        A for residuals in twice the working precision.
+    rate : float
+        ``||I - W^T W||_F`` for ``W = A R^-1`` from above.
+    condition, condition_bound : float
+        Condition number of B, estimated and from above.
+    """
+
+    def __init__(self, a: np.ndarray, factor: Factor, *, doubled: bool) -> None:
+        lower, self._columns, self._norm, self._norm_bound = factor
+        self.shape, self.scales, n = a.shape, None, len(lower)
+        sizes = self._columns.tolist()
+        if doubled and max(sizes) > ALIKE * min(sizes):  # all are cut into slices at the same places
+            scales = self.scales = np.ldexp(1.0, -np.frexp(self._columns)[1])
+            a, lower, self._columns = a * scales, lower * scales[:, None], self._columns * scales
+            sizes = [1.0]
+        self._a, self._triangle = a, Triangle(lower, self._columns)
+        inverse_norm, margin = self._triangle.inverse_norm, self._triangle.margin
+        self.condition = max(1.0, self._norm * inverse_norm / margin)
+        self.condition_bound = self._norm_bound * inverse_norm
+        if margin > 1:
+            self.condition_bound = min(self.condition_bound, margin * self.condition)
+        count = PROBES if doubled else FEW
+        z = probe_array(n, count, unit=n <= PROBES)
+        # Vectors are rows, which takes half the time.
+        images = self._triangle.solve_transposed(self._triangle.solve(z).T.dot(a.T).dot(a).T)
+        rounding = ROUNDING * FP64.u * n * self._triangle.inverse_norm
+        self.rate = MARGINS[count] * length((z - images).ravel(order="K")) + rounding
+        self.doubled = Sliced(a, max(sizes)) if doubled else None
+
+    @classmethod
+    def of(cls, given: np.ndarray, *, doubled: bool, single: bool) -> Seminormal | None:
+        """Factorize, first in single precision where that will do; None where no R is good enough."""
+        (m, n), a = given.shape, _double(given)
+        tried = [lambda: by_gram(a)]
+        if single:
+            narrow = given.astype(np.float32, copy=False)
+            tried.insert(0, lambda: by_gram(narrow) if m >= 2 * n else by_reflections(narrow))
+        for factorize in tried:
+            factor = factorize()
+            found = None if factor is None else cls(a, factor, doubled=doubled)
+            if found is not None and found.rate <= MAX_RATE:
+                return found
+        return None
+
+    def start(self, b: np.ndarray) -> np.ndarray:
+        """``R^-1 R^-T A^T b``."""
+        return self._triangle.solve(self._triangle.solve_transposed(b.dot(self._a)))
+
+    def size(self, x: np.ndarray) -> float:
+        """``||D x||``."""
+        return length(self._columns * x)
+
+    def change(self, x: np.ndarray) -> np.ndarray:
+        """``A x``."""
+        return self._a.dot(x)
+
+    def evaluate(self, b: np.ndarray, high: np.ndarray, low: np.ndarray) -> Evaluation:
+        """``R^-1 R^-T A^T (b - A x)``."""
+        if self.doubled is None:
+            residual = b - self._a.dot(high)
+            gradient, noise = residual.dot(self._a), 2 * FP64.u * sum(self.shape) ** 0.5
+        else:
+            residual, rest = self.doubled.residual(high, low, b)
+            gradient, noise = self.doubled.gradient(residual, rest), DOUBLED * sum(self.shape)
+        projected = self._triangle.solve_transposed(gradient)
+        # Errors of the residual reach x through B^+, and those of the gradient through (B^T B)^-1.
+        through, bound = self._triangle.inverse_norm, self._norm_bound
+        floor = noise * (bound * self.size(high) + length(b) + bound * through * length(residual))
+        wrong = self.rate / (1 - self.rate) * length(projected) + floor
+        return Evaluation(residual, self._triangle.solve(projected), through * wrong, through * floor)
+
+    def errors(self, b: np.ndarray, found: Refined) -> tuple[float, float, float]:
+        """Backward error, optimality and forward error of a refined solution.
+
+        The first is the least of three bounds (:mod:`neula.certificates.backward_error`), the last what the
+        update says, or, with residuals in working precision, Wedin's bound where that is less
+        (:mod:`neula.certificates.forward_error`).
+        """
+        gradient = found.residual.dot(self._a)
+        residual, image = length(found.residual), self._norm * found.size
+        projected = length(self._triangle.solve_transposed(gradient)) / (1 - self.rate)
+        optimality = length(gradient / self._columns) / (self._norm * residual) if residual else 0.0
+        backward_error = min(optimality, residual / (image + length(b)), projected / image)
+        if self.doubled is not None:
+            return backward_error, optimality, found.forward_error
+        condition = self.condition_bound
+        grows = (condition + 1) * residual / image
+        by_formula = condition * (backward_error + NOISE * FP64.u) * (2 + grows)
+        return backward_error, optimality, min(found.forward_error, by_formula)

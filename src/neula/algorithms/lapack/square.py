@@ -1,0 +1,243 @@
+"""One linear system by the factors of LAPACK, in NumPy.
+
+The bounds are those of :class:`neula.problems.systems.direct.Square`. What differs is the overhead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.linalg import lapack
+from scipy.linalg.blas import idamax, isamax
+
+from neula.algorithms.krylov.batched_lstsq import MARGIN, PROBES, ROUNDING
+from neula.algorithms.krylov.doubled_refinement import DOUBLED, MAX_RATE
+from neula.algorithms.lapack.doubled import Sliced
+from neula.algorithms.lapack.refinement import Evaluation, length
+from neula.algorithms.lapack.triangle import ESTIMATED
+from neula.algorithms.lapack.vectors import probe_array
+from neula.algorithms.spectra.inverse_norm import EXPLICIT, STEPS
+from neula.engines import FP32, FP64
+
+VECTORS = 3
+"""Random vectors that show how well factors solve."""
+
+MODERATE = 2.0**200
+"""Numbers up to this, and down to its reciprocal, have squares and quotients that float64 holds."""
+
+ALIKE = 16.0
+"""Rows, and columns, whose largest elements differ by less are not scaled."""
+
+BLOCK = 1 << 16
+"""Elements that are looked at together, while they are in the cache."""
+
+Solve = Callable[[np.ndarray], np.ndarray]
+
+
+class Factors(NamedTuple):
+    """What is solved with.
+
+    Attributes
+    ----------
+    solve, solve_transposed : callable
+        ``A^-1 x`` and ``A^-T x``.
+    inverse : callable
+        ``A^-1``, from factors in double precision.
+    growth : float
+        Of the elements, relative to the largest of A.
+    u : float
+        Unit roundoff.
+    """
+
+    solve: Solve
+    solve_transposed: Solve
+    inverse: Callable[[], np.ndarray]
+    growth: float
+    u: float
+
+
+def lu(a: np.ndarray, largest: float, *, single: bool = False) -> Factors | None:
+    """LU with partial pivoting, of the transpose where rows are contiguous; None where a pivot vanishes."""
+    transposed = int(a.flags.c_contiguous)
+    given = a.T if transposed else a
+    factorize, solve = (lapack.sgetrf, lapack.sgetrs) if single else (lapack.dgetrf, lapack.dgetrs)
+    factors, pivots, info = factorize(given.astype(_dtype(single), copy=False))
+    if info:
+        return None
+    most = largest_of(factors.T.ravel())
+    if most <= 1:  # that may be an element of L
+        most = largest_of(np.triu(factors).T.ravel())
+    return Factors(
+        lambda x: solve(factors, pivots, x, trans=transposed)[0],
+        lambda x: solve(factors, pivots, x, trans=1 - transposed)[0],
+        lambda: lapack.dgetri(factors, pivots)[0].T if transposed else lapack.dgetri(factors, pivots)[0],
+        float(most / largest),
+        (FP32 if single else FP64).u,
+    )
+
+
+def cholesky(a: np.ndarray, *, single: bool = False) -> Factors | None:
+    """Cholesky factors; None where A is not positive definite."""
+    factorize, library = (lapack.spotrf, lapack.spotrs) if single else (lapack.dpotrf, lapack.dpotrs)
+    given = a.T if a.flags.c_contiguous else a
+    factors, info = factorize(given.astype(_dtype(single), copy=False), lower=1, clean=0)
+
+    def solve(x: np.ndarray) -> np.ndarray:
+        found: np.ndarray = library(factors, x, lower=1)[0]
+        return found
+
+    def inverse() -> np.ndarray:
+        lower = np.tril(lapack.dpotri(factors, lower=1)[0])
+        return lower + np.tril(lower, -1).T
+
+    return None if info else Factors(solve, solve, inverse, 1.0, (FP32 if single else FP64).u)
+
+
+def _dtype(single: bool) -> type[np.floating[Any]]:
+    return np.float32 if single else np.float64
+
+
+class Square:
+    """``A x = b`` with factors.
+
+    Parameters
+    ----------
+    a : array, shape (n, n)
+        float64.
+    sizes : array, shape (n,)
+        Norms of its columns: the diagonal of D.
+    norm : float
+        ``||A||`` in the infinity norm.
+    factors : Factors
+    doubled : float
+        No element is larger, where residuals are in twice the working precision; 0 elsewhere.
+
+    Attributes
+    ----------
+    rate : float
+        By how much one update reduces the error, at least.
+    condition : float
+        Condition number of ``B = A D^-1``.
+    history : list of float
+        Backward errors of what was evaluated.
+    """
+
+    def __init__(
+        self, a: np.ndarray, sizes: np.ndarray, norm: float, factors: Factors, doubled: float
+    ) -> None:
+        self._a, self._sizes, self._infinity_norm, self._solve = a, sizes, norm, factors.solve
+        self.history: list[float] = []
+        n, norm_of_columns = len(a), sizes.tolist()
+        largest, least = max(norm_of_columns), min(norm_of_columns)
+        self._norm = length(sizes)
+        if n <= EXPLICIT:
+            inverse = factors.inverse()
+            self._solve = inverse.dot
+            scaled_norm, inverse_norm = _schatten(a / sizes)[0], _schatten(sizes[:, None] * inverse)[1]
+        else:
+            scaled_norm, inverse_norm = _norm_along(a, sizes), _inverse_norm(factors, sizes)
+        self.condition = max(1.0, inverse_norm * scaled_norm)
+        z = probe_array(n, VECTORS, unit=n <= PROBES)
+        missed = z.T - (self._solve(a.dot(z)).T if n <= EXPLICIT else self._each(a.dot(z)))
+        # Rounding errors of a solve, also where none happen to be in what is measured.
+        rounding = (
+            ROUNDING * factors.u * min(self._norm, ESTIMATED * scaled_norm * largest) * inverse_norm / least
+        )
+        self.rate = MARGIN * length(missed.ravel()) + rounding
+        self._doubled = Sliced(a, doubled) if doubled else None
+        self._largest = largest
+        self._noise = (DOUBLED if doubled else 2 * FP64.u) * n**0.5 * inverse_norm
+
+    @classmethod
+    def of(
+        cls, given: np.ndarray, *, positive: bool, single: bool, doubled: bool
+    ) -> tuple[Square, float] | None:
+        """Factorize; the system, and the growth of the elements.
+
+        None where numbers are not moderate or rows or columns not alike, and where factors are no good.
+        """
+        a = given.astype(np.float64, copy=False)
+        rows, squares, largest = _magnitudes(a)
+        columns, most = squares.tolist(), max(rows)
+        alike = most <= ALIKE * min(rows) and max(columns) <= ALIKE**2 * min(columns)
+        if not (alike and 1 / MODERATE <= most <= MODERATE):
+            return None
+        factors = cholesky(given, single=single) if positive else lu(given, largest, single=single)
+        if factors is None:
+            return None
+        found = cls(a, np.sqrt(squares), most, factors, largest if doubled else 0.0)
+        return (found, factors.growth) if found.rate <= MAX_RATE else None
+
+    def _each(self, right: np.ndarray) -> np.ndarray:
+        """Solutions as rows: a few vectors together take the library longer than one after another."""
+        return np.array([self._solve(b) for b in np.ascontiguousarray(right.T)])
+
+    def start(self, b: np.ndarray) -> np.ndarray:
+        """``A^-1 b`` by the factors."""
+        return self._solve(b).astype(np.float64, copy=False)
+
+    def size(self, x: np.ndarray) -> float:
+        """``||D x||``."""
+        return length(self._sizes * x)
+
+    def change(self, x: np.ndarray) -> np.ndarray:
+        """``A x``."""
+        return self._a.dot(x)
+
+    def evaluate(self, b: np.ndarray, high: np.ndarray, low: np.ndarray) -> Evaluation:
+        """``A^-1 r`` by the factors."""
+        # Without doubled products low is below the rounding errors of the residual.
+        residual = b - self._a.dot(high) if self._doubled is None else self._doubled.residual(high, low, b)[0]
+        self.history.append(self.backward_error(b, high, residual))
+        update = self.start(residual)
+        floor = self._noise * (self._norm * length(high) + length(b))
+        wrong = self._largest * self.rate / (1 - self.rate) * length(update) + floor
+        return Evaluation(residual, update, wrong, floor)
+
+    def backward_error(self, b: np.ndarray, x: np.ndarray, residual: np.ndarray) -> float:
+        """``||r|| / (||A|| ||x|| + ||b||)`` in the infinity norm (Rigal and Gaches, 1967)."""
+        return float(largest_of(residual) / (self._infinity_norm * largest_of(x) + largest_of(b)))
+
+
+def _magnitudes(a: np.ndarray) -> tuple[list[float], np.ndarray, float]:
+    """Sums of rows of ``|A|``, of squares of columns, and the largest element, in one pass."""
+    n = len(a)
+    ones, rows, squares, largest = np.ones(n), list[float](), np.zeros(n), 0.0
+    step = max(1, BLOCK // n)
+    for start in range(0, n, step):
+        block = np.abs(a[start : start + step])
+        rows += block.dot(ones).tolist()
+        largest = max(largest, float(block.max()))
+        block *= block
+        squares += ones[: len(block)].dot(block)
+    return rows, squares, largest
+
+
+def largest_of(x: np.ndarray) -> float:
+    """The largest magnitude of a vector."""
+    found: float = abs(x[idamax(x) if x.dtype == np.float64 else isamax(x)])
+    return found
+
+
+def _schatten(a: np.ndarray) -> tuple[float, float]:
+    """``||A||_2`` from below and above (:func:`neula.algorithms.krylov.batched_lstsq.schatten_bounds`)."""
+    square = length(a.T.dot(a).ravel())
+    return square / length(a.ravel(order="K")), math.sqrt(square)
+
+
+def _norm_along(a: np.ndarray, sizes: np.ndarray) -> float:
+    """``||A D^-1||_2``, estimated."""
+    image = a.dot(probe_array(len(a), 1)[:, 0] / sizes)
+    return length(a.T.dot(image) / sizes) / length(image)
+
+
+def _inverse_norm(factors: Factors, sizes: np.ndarray) -> float:
+    """``||D A^-1||_2`` by the power method, from below."""
+    v = probe_array(len(sizes), 1)[:, 0]
+    for _ in range(STEPS):
+        image = sizes * factors.solve(v / length(v)).astype(np.float64, copy=False)
+        v = factors.solve_transposed(sizes * (image / length(image))).astype(np.float64, copy=False)
+    return length(v)

@@ -1,0 +1,70 @@
+"""R of a Cholesky factorization: solves with it, and the norm of its inverse."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy.linalg import lapack
+
+from neula.algorithms.lapack.refinement import length
+from neula.algorithms.lapack.vectors import probe_array
+
+EXPLICIT = 128
+"""Order up to which the inverse itself is formed: products with it take less time than solves."""
+
+STEPS = 2
+"""Steps of the power method, each two solves, from a random start."""
+
+ESTIMATED = 3.0
+"""Factor between an estimate of a norm by some steps of the power method and a bound on it."""
+
+
+class Triangle:
+    """``R = L^T``, and the norm of ``diag(rows) R^-1``.
+
+    Parameters
+    ----------
+    lower : array, shape (n, n)
+        L, float64, column-major: LAPACK is a quarter faster with it than with R.
+    rows : array, shape (n,)
+
+    Attributes
+    ----------
+    inverse_norm : float
+        From above: its Schatten 4-norm, and for large ones three times an estimate.
+    margin : float
+        By how much that may exceed the norm because it is estimated: 1 or 3.
+    """
+
+    def __init__(self, lower: np.ndarray, rows: np.ndarray) -> None:
+        self._lower, self._inverse, self.margin = lower, None, 1.0
+        if len(lower) <= EXPLICIT:
+            self._inverse, _ = lapack.dtrtri(lower, lower=1)
+            scaled = self._inverse * rows
+            self.inverse_norm = math.sqrt(length(scaled.dot(scaled.T).ravel()))
+            return
+        v = probe_array(len(lower), 1)[:, 0]
+        for _ in range(STEPS):
+            image = rows * self.solve(v / length(v))
+            v = self.solve_transposed(rows * (image / length(image)))
+        self.inverse_norm, self.margin = ESTIMATED * length(v), ESTIMATED
+
+    def solve(self, y: np.ndarray) -> np.ndarray:
+        """``R^-1 y``."""
+        if self._inverse is None:
+            return self._each(y, trans=1)
+        return self._inverse.T.dot(y)
+
+    def solve_transposed(self, y: np.ndarray) -> np.ndarray:
+        """``R^-T y``."""
+        if self._inverse is None:
+            return self._each(y, trans=0)
+        return self._inverse.dot(y)
+
+    def _each(self, y: np.ndarray, trans: int) -> np.ndarray:
+        """The library takes longer for a few vectors together than for one after another."""
+        if y.ndim == 2:
+            return np.array([self._each(column, trans) for column in np.ascontiguousarray(y.T)]).T
+        found: np.ndarray = lapack.dtrtrs(self._lower, y, lower=1, trans=trans)[0]
+        return found

@@ -1,0 +1,176 @@
+"""One least-squares problem on a CPU, by NumPy and LAPACK: the first link of its chain without the chain.
+
+For small problems tensors, batches and records of what was tried take many times as long as the arithmetic.
+What is accepted here is what the judge of the chain accepts; what is not begins with its first link again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from neula.algorithms.krylov.doubled_refinement import MAX_STEPS
+from neula.algorithms.lapack.refinement import length, refine
+from neula.algorithms.lapack.seminormal import MODERATE, Seminormal
+from neula.certificates.bounds import lstsq_bound
+from neula.engines import FP64
+from neula.pipeline.call import Call
+from neula.pipeline.chain import Answer
+from neula.pipeline.progress import stage
+from neula.pipeline.result import Attempt, LstsqResult
+from neula.pipeline.shapes import System
+from neula.pipeline.solutions import FEW, IN_NUMPY, array_of, arrays_of, is_single, of_single, x_of_single
+from neula.problems.least_squares.fit import LinearFit
+from neula.problems.least_squares.prepared import Problems
+from neula.problems.least_squares.problem import ROUNDED_RANK, Members, Options
+
+Way = Callable[[Problems, Answer[Members] | None], Answer[Members]]
+"""What a link does."""
+
+LABEL = "cholesky fp64 + seminormal"
+
+
+class _Column(NamedTuple):
+    """What is known of one right-hand side."""
+
+    x: np.ndarray
+    residual_norm: float
+    forward_error: float
+    backward_error: float
+    refined_error: float
+    optimality: float
+    steps: int
+
+
+def solve_by_lapack(call: Call, shapes: System, options: Options) -> LstsqResult[Any] | None:
+    """The solution where it is accepted, and the problem is one for this way."""
+    if not _suits(shapes, options):
+        return None
+    with np.errstate(all="ignore"), suppress(MemoryError):  # what is not finite is not accepted
+        return _by_lapack(call, shapes, options)
+    return None
+
+
+def each_by_lapack(
+    problems: Problems, before: Answer[Members] | None, *, label: str, together: Way
+) -> Answer[Members]:
+    """All of a batch, one after the other: for matrices that take longer than the calls for one.
+
+    Many right-hand sides are better taken together.
+    """
+    if problems.b.shape[2] > FEW:
+        return together(problems, before)
+    options, (a, b) = problems.options, (array_of(problems.a), array_of(problems.b))
+    values = Members.missing(len(problems), a.shape[2], b.shape[2], problems.device)
+    values.rank.fill_(a.shape[2])
+    known = {name: x.numpy() for name, x in vars(values).items()}
+    places = range(len(a)) if problems.places is None else problems.places.tolist()
+    report, steps = stage(options.progress, label), 0
+    for i, place in enumerate(places):
+        with np.errstate(all="ignore"):  # what is not finite is not accepted
+            found = _member(a[place], list(np.ascontiguousarray(b[place].T, np.float64)), options)
+        if found is not None:
+            condition, columns = found
+            known["condition"][i], known["accepted"][i] = condition, True
+            for name in ("backward_error", "refined_error", "optimality"):
+                known[name][i] = max([getattr(column, name) for column in columns])
+            for name in ("x", "forward_error", "residual_norm"):
+                known[name][i] = np.array([getattr(column, name) for column in columns]).T
+            steps = max(steps, *(column.steps for column in columns))
+        report((i + 1) / len(values))
+    return Answer(values, label, iterations=steps)
+
+
+def _by_lapack(call: Call, shapes: System, options: Options) -> LstsqResult[Any] | None:
+    found = _member(*arrays_of(shapes), options)
+    return None if found is None else _result(call, shapes, options, *found)
+
+
+def _member(a: np.ndarray, b: list[np.ndarray], options: Options) -> tuple[float, list[_Column]] | None:
+    """Condition number and solutions of one problem; None where one is not accepted."""
+    m, n = a.shape
+    doubled = options.refines_doubled(m, n)
+    system = Seminormal.of(a, doubled=doubled, single=options.target is not FP64 and not doubled)
+    if system is None or not system.condition_bound * options.certain_rcond((m, n)) * ROUNDED_RANK < 1:
+        return None
+    bound, columns = lstsq_bound(options.target, n), []
+    for right in b:
+        found = _solved(system, right, options)
+        if found is None or not (
+            found.refined_error <= bound and found.forward_error <= options.largest_error
+        ):
+            return None
+        columns.append(found)
+    return system.condition, columns
+
+
+def _suits(shapes: System, options: Options) -> bool:
+    """Whether there is one plain problem, neither too large nor with too many right-hand sides."""
+    if options.weights is not None or options.damp or options.named or not is_single(shapes, options):
+        return False
+    m, n = shapes.a.shape
+    return m >= n > 0 and m * n**2 <= options.engine.tuning.by_lapack
+
+
+def _solved(system: Seminormal, b: np.ndarray, options: Options) -> _Column | None:
+    """One solution with its evidence; None where the residual is longer than b, and where x is not finite."""
+    b_norm = length(b)
+    if not 1 / MODERATE <= b_norm <= MODERATE:
+        return None
+    found = refine(system, b, options.digits, min(MAX_STEPS, options.max_iterations))
+    if found is None:
+        return None
+    refined_error, optimality, forward_error = system.errors(b, found)
+    # Residuals in working precision do not see what x lacks of the sum.
+    lost = found.x_low if system.doubled else None
+    x, rounding = found.x if system.scales is None else found.x * system.scales, 0.0
+    if options.dtype != torch.float64:
+        x = x.astype(IN_NUMPY[options.dtype]).astype(np.float64)
+        rest = found.x - (x if system.scales is None else x / system.scales)
+        lost, rounding = rest if lost is None else lost + rest, system.size(rest) / found.size
+    residual_norm = length(found.residual if lost is None else found.residual + system.change(lost))
+    if not residual_norm <= b_norm * (1 + sum(system.shape) * FP64.u):
+        return None
+    return _Column(
+        x,
+        residual_norm,
+        forward_error + rounding,
+        refined_error + rounding + found.low,
+        refined_error,
+        optimality,
+        found.steps,
+    )
+
+
+def _result(
+    call: Call, shapes: System, options: Options, condition: float, columns: list[_Column]
+) -> LstsqResult[Any]:
+    bound = lstsq_bound(options.target, len(columns[0].x))
+    x = np.array([column.x for column in columns]).T
+    norms = [column.residual_norm for column in columns]
+    backward_error = max([column.backward_error for column in columns])
+    forward_errors = [column.forward_error for column in columns]
+    reason = (
+        f"backward error {backward_error:.1e} (bound {bound:.1e}), forward error {max(forward_errors):.1e}"
+    )
+    known = {
+        "x": x_of_single(call, shapes, options, x),
+        "iterations": max([column.steps for column in columns]),
+        "backward_error": backward_error,
+        "condition": condition,
+        "attempts": (Attempt(LABEL, True, reason),),
+        "optimality": max([column.optimality for column in columns]),
+        "tolerance": bound,
+        "residual_norm": norms if len(norms) > 1 else norms[0],
+        "rank": len(x),
+        "factorization": LABEL,
+        "ranks": call.first.wrap_array(np.array(len(x))),
+        "fit": LinearFit(
+            call, shapes, options, torch.from_numpy(x[None]), torch.from_numpy(np.array([norms]))
+        ),
+    }
+    return LstsqResult.of(known | of_single(call, shapes, options, backward_error, condition, forward_errors))

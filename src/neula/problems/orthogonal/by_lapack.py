@@ -1,0 +1,123 @@
+"""QR of small matrices on a CPU: the first link of their chain without the chain, measured in NumPy.
+
+For small matrices tensors of batches and records of what was tried take many times as long as LAPACK.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from neula.algorithms.lapack.refinement import length
+from neula.algorithms.scaling import SAFE_NORMS
+from neula.certificates.probes import gaussian_probes
+from neula.certificates.qr import QRCertificate, QRCertificates, certificate_of, certificates_of
+from neula.engines import FP32, FP64
+from neula.pipeline.call import Call
+from neula.pipeline.result import Attempt, QRResult
+from neula.problems.orthogonal.problem import Options
+
+BLOCK = 1 << 17
+"""Elements of a batch that are measured together, while they are in the cache."""
+
+
+def qr_by_lapack(call: Call, mode: str, options: Options) -> QRResult[Any] | None:
+    """The factors where all are accepted, and the matrices are some for this way."""
+    a, label = call.first.tensor, f"householder {options.target.name}"
+    if not _suits(call, options) or mode not in ("reduced", "r"):
+        return None
+    with call.computing():
+        q, r = torch.linalg.qr(a)
+    with np.errstate(all="ignore"):  # what is not finite is not accepted
+        factors = _reflected(q.numpy(), r.numpy())
+        measured = _measured if a.ndim == 2 else _measured_together
+        found = measured(a.resolve_neg().numpy(), *factors, options)
+    if found is None or not np.all(found.accepted):
+        return None
+    reason = str(found)
+    if isinstance(found, QRCertificates):
+        reason = f"0 of {len(found)} matrices rejected; the worst: {found.worst}"
+    return QRResult(
+        Q=None if mode == "r" else call.first.wrap(q),
+        R=call.first.wrap(r),
+        certificate=found,
+        attempts=(Attempt(label, True, reason),),
+        engine=str(options.engine),
+        accuracy=options.target.name,
+        seconds=call.seconds,
+        accepted=call.first.wrap_array(np.ones(a.shape[:-2], bool)),
+    )
+
+
+def _suits(call: Call, options: Options) -> bool:
+    """Whether matrices are tall, in the memory of the host, neither large nor attached to a graph."""
+    a, tuning = call.first.tensor, options.engine.tuning
+    asked = options.named or options.in_place or options.progress is not None or call.differentiable
+    if asked or not (2 <= a.ndim <= 3 and a.is_cpu and options.engine.device.type == "cpu"):
+        return False
+    usual = a.dtype == options.target.dtype and options.target in (FP32, FP64) and not call.first.places
+    m, n = a.shape[-2:]
+    return usual and m >= n and a.numel() > 0 and m * n <= tuning.measured_here and tuning.lapack_first(m, n)
+
+
+def _reflected(q: np.ndarray, r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The same, the diagonal of R made nonnegative, in place."""
+    sign = np.copysign(r.dtype.type(1), r.diagonal(axis1=-2, axis2=-1))
+    q *= sign[..., None, :]
+    r *= sign[..., None]
+    return q, r
+
+
+def _measured(a: np.ndarray, q: np.ndarray, r: np.ndarray, options: Options) -> QRCertificate | None:
+    """Residual and orthogonality along random vectors, as :mod:`neula.certificates.qr` measures them.
+
+    None where squares of a norm of a column are not to be trusted.
+    """
+    norms = _safe_norms(r, options)
+    if norms is None:
+        return None
+    a, q, r = (x.astype(np.float64, copy=False) for x in (a, q, r))
+    g = _vectors(r.shape[1])
+    scaled = g / norms[:, None]
+    image, loss = a.dot(scaled), q.T.dot(q.dot(g)) - g
+    missed = image - q.dot(r.dot(scaled))
+    residual, size, orthogonality = (length(x.ravel(order="K")) for x in (missed, image, loss))
+    return certificate_of(residual, size, orthogonality, a.shape, options.target)
+
+
+def _measured_together(
+    a: np.ndarray, q: np.ndarray, r: np.ndarray, options: Options
+) -> QRCertificates | None:
+    """The same of a batch, some at a time: NumPy takes a part of the time of torch for thin products."""
+    norms = _safe_norms(r, options)
+    if norms is None:
+        return None
+    g, measures = _vectors(r.shape[-1]), []
+    step = max(1, BLOCK // a[0].size)
+    for start in range(0, len(a), step):
+        part = slice(start, start + step)
+        some, basis, triangle = (x[part].astype(np.float64, copy=False) for x in (a, q, r))
+        scaled = g / norms[part, :, None]
+        image = some @ scaled
+        missed = image - basis @ (triangle @ scaled)
+        loss = basis.transpose(0, 2, 1) @ (basis @ g) - g
+        measures.append([np.einsum("pij,pij->p", x, x) for x in (missed, image, loss)])
+    found = np.sqrt(np.concatenate(measures, axis=1))
+    return certificates_of(found, torch.float64, a.shape[-2:], options.target)
+
+
+def _safe_norms(r: np.ndarray, options: Options) -> np.ndarray | None:
+    """Norms of columns; None where the squares of one are not to be trusted."""
+    low, high = SAFE_NORMS[options.target.dtype]
+    squares: np.ndarray = np.einsum("...ij,...ij->...j", r, r)
+    safe = squares.min() > low**2 and squares.max() < high**2
+    return np.sqrt(squares) if safe else None
+
+
+@lru_cache(maxsize=64)
+def _vectors(n: int) -> np.ndarray:
+    found: np.ndarray = gaussian_probes(n, torch.device("cpu")).numpy()
+    return found

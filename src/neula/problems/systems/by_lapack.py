@@ -1,0 +1,158 @@
+"""One linear system on a CPU, by NumPy and LAPACK: the first links of its chain without the chain.
+
+For small systems tensors, batches and records of what was tried take many times as long as the arithmetic.
+What is accepted here is what the judge of the chain accepts; what is not begins with its first link again.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from neula.algorithms.krylov.doubled_refinement import MAX_STEPS
+from neula.algorithms.lapack.refinement import length, refine
+from neula.algorithms.lapack.square import MODERATE, Square
+from neula.certificates.bounds import solve_bound
+from neula.engines import FP32, FP64, Format
+from neula.pipeline.call import Call
+from neula.pipeline.chain import Answer
+from neula.pipeline.result import Attempt, SolveResult
+from neula.pipeline.shapes import System
+from neula.pipeline.solutions import FEW, IN_NUMPY, array_of, arrays_of, is_single, of_single, x_of_single
+from neula.problems.systems.problem import Members, Options, Systems
+
+WORTH = 48
+"""Order from which on a system takes longer than the calls for it."""
+
+
+class _Column(NamedTuple):
+    """What is known of one right-hand side."""
+
+    x: np.ndarray
+    forward_error: float
+    backward_error: float
+    history: list[float]
+
+
+def solve_by_lapack(call: Call, shapes: System, options: Options) -> SolveResult[Any] | None:
+    """The solution where it is accepted, and the system is one for this way."""
+    n, tuning = shapes.a.shape[-1], options.engine.tuning
+    named = options.pivot is not None or options.compute is not None
+    order = tuning.direct_definite if options.positive else tuning.direct
+    if named or not tuning.lapack or not 0 < n < order or not is_single(shapes, options):
+        return None
+    with np.errstate(all="ignore"):  # what is not finite is not accepted
+        return _by_lapack(call, shapes, options)
+
+
+def _by_lapack(call: Call, shapes: System, options: Options) -> SolveResult[Any] | None:
+    a, b = arrays_of(shapes)
+    doubled = options.forward or len(a) <= options.engine.tuning.doubled_order
+    for single in (True, False) if options.target is not FP64 and not doubled else (False,):
+        found = Square.of(a, positive=options.positive, single=single, doubled=doubled)
+        columns = None if found is None else _solved(found[0], b, options)
+        if found is not None and columns is not None:
+            format = "fp32" if single else "fp64"
+            label = f"cholesky {format}" if options.positive else f"lu {format} with pivoting"
+            return _result(call, shapes, options, found, label, columns)
+    return None
+
+
+def each_by_lapack(systems: Systems, format: Format) -> Answer[Members] | None:
+    """All of a batch, one after the other, where matrices take longer than the calls for one; None where one
+    of them is not accepted.
+    """
+    options, (a, b) = systems.options, (systems.a, systems.b)
+    here = a.is_cpu and options.engine.tuning.lapack and options.dtype in IN_NUMPY
+    if not (here and len(a) > 1 and a.shape[1] >= WORTH and b.shape[2] <= FEW and options.progress is None):
+        return None
+    doubled, found = options.forward or a.shape[1] <= options.engine.tuning.doubled_order, []
+    for member, right in zip(array_of(a), array_of(b), strict=True):
+        columns = list(np.ascontiguousarray(right.T, np.float64))
+        with np.errstate(all="ignore"):  # what is not finite is not accepted
+            one = Square.of(member, positive=options.positive, single=format is FP32, doubled=doubled)
+            solved = None if one is None else _solved(one[0], columns, options)
+        if one is None or solved is None:
+            return None
+        found.append((solved, one[0].condition, one[1]))
+    solutions, conditions, growths = zip(*found, strict=True)
+    values = Members(
+        x=_tensor([[c.x for c in columns] for columns in solutions]).mT,
+        forward_error=_tensor([[c.forward_error for c in columns] for columns in solutions]),
+        backward_error=_tensor([max(c.backward_error for c in columns) for columns in solutions]),
+        condition=_tensor(conditions),
+        refined_error=_tensor([max(c.history[-1] for c in columns) for columns in solutions]),
+        accepted=torch.ones(len(a), dtype=torch.bool),
+        growth=_tensor(growths),
+    )
+    history = _worst([c.history for columns in solutions for c in columns])
+    name = "cholesky fp64" if options.positive else f"lu {format.name} with pivoting"
+    return Answer(values, name, "", len(history) - 1, history)
+
+
+def _tensor(numbers: Any) -> torch.Tensor:
+    return torch.from_numpy(np.array(numbers))
+
+
+def _worst(histories: list[list[float]]) -> tuple[float, ...]:
+    """The largest error after each step; some take fewer."""
+    steps = max(map(len, histories))
+    return tuple(max(h[min(step, len(h) - 1)] for h in histories) for step in range(steps))
+
+
+def _solved(system: Square, right: list[np.ndarray], options: Options) -> list[_Column] | None:
+    """The solutions; None where one is not accepted."""
+    bound, columns = solve_bound(options.target, len(right[0])), []
+    for b in right:
+        b_norm, system.history = length(b), []
+        if not 1 / MODERATE <= b_norm <= MODERATE:
+            return None
+        found = refine(system, b, options.digits, min(MAX_STEPS, options.max_iterations))
+        if found is None:
+            return None
+        measured = system.backward_error(b, found.x, found.residual)
+        x, lost, rounding = found.x, found.x_low, 0.0
+        if options.dtype != torch.float64:
+            x = x.astype(IN_NUMPY[options.dtype]).astype(np.float64)
+            rest = found.x - x
+            lost, rounding = lost + rest, system.size(rest) / found.size
+        forward_error = found.forward_error + rounding
+        longer = length(found.residual + system.change(lost)) > b_norm * (1 + len(b) * FP64.u)
+        if longer or not (measured <= bound and forward_error <= options.largest_error):
+            return None
+        history = [*system.history, measured]
+        columns.append(_Column(x, forward_error, measured + rounding + found.low, history))
+    return columns
+
+
+def _result(
+    call: Call,
+    shapes: System,
+    options: Options,
+    found: tuple[Square, float],
+    label: str,
+    columns: list[_Column],
+) -> SolveResult[Any]:
+    system, growth = found
+    x, forward_errors = np.array([column.x for column in columns]).T, [c.forward_error for c in columns]
+    backward_error, bound = max([c.backward_error for c in columns]), solve_bound(options.target, len(x))
+    history = _worst([column.history for column in columns])
+    reason = (
+        f"backward error {backward_error:.1e} (bound {bound:.1e}), forward error {max(forward_errors):.1e}, "
+        f"{len(history) - 1} iterations, growth {growth:.1e}"
+    )
+    known = {
+        "x": x_of_single(call, shapes, options, x),
+        "iterations": len(history) - 1,
+        "backward_error": backward_error,
+        "condition": system.condition,
+        "history": history,
+        "attempts": (Attempt(label, True, reason),),
+        "tolerance": bound,
+        "growth": growth,
+        "method": label,
+    }
+    more = of_single(call, shapes, options, backward_error, system.condition, forward_errors)
+    return SolveResult.of(known | more)

@@ -1,0 +1,208 @@
+"""One problem on a CPU in NumPy and LAPACK: exact products, bounds that hold, what is left to the chain."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import neula
+from neula.algorithms.lapack.doubled import Sliced
+from neula.algorithms.lapack.seminormal import Seminormal
+from neula.algorithms.lapack.square import Square
+from neula.algorithms.lapack.triangle import EXPLICIT, Triangle
+
+U = 2.0**-53
+
+
+def exactly(a: np.ndarray) -> list[list[Fraction]]:
+    return [[Fraction(x) for x in row] for row in a.tolist()]
+
+
+def product(a: list[list[Fraction]], x: list[Fraction]) -> list[Fraction]:
+    return [sum((p * q for p, q in zip(row, x, strict=True)), Fraction(0)) for row in a]
+
+
+def solved(a: list[list[Fraction]], b: list[Fraction]) -> list[Fraction]:
+    """By Gaussian elimination."""
+    rows, n = [[*row, right] for row, right in zip(a, b, strict=True)], len(a)
+    for k in range(n):
+        pivot = next(i for i in range(k, n) if rows[i][k])
+        rows[k], rows[pivot] = rows[pivot], rows[k]
+        rows[k] = [x / rows[k][k] for x in rows[k]]
+        for i in range(n):
+            if i != k:
+                rows[i] = [x - rows[i][k] * y for x, y in zip(rows[i], rows[k], strict=True)]
+    return [row[-1] for row in rows]
+
+
+def least_squares(a: np.ndarray, b: np.ndarray) -> list[Fraction]:
+    """The exact solution, of the normal equations."""
+    given = exactly(a)
+    transposed = [list(column) for column in zip(*given, strict=True)]
+    gram = [product(transposed, column) for column in transposed]
+    return solved(gram, product(transposed, [Fraction(x) for x in b.tolist()]))
+
+
+def error_of(a: np.ndarray, x: np.ndarray, exact: list[Fraction]) -> float:
+    """``||D (x - x*)|| / ||D x*||``."""
+    sizes = np.linalg.norm(a, axis=0)
+    differences = [float(Fraction(found) - true) for found, true in zip(x.tolist(), exact, strict=True)]
+    size = np.linalg.norm(sizes * np.array([float(x) for x in exact]))
+    return float(np.linalg.norm(sizes * np.array(differences)) / size)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 1), (2, 2), (3, 2), (10, 3), (7, 20), (70, 30)])
+def test_products_are_doubled(shape: tuple[int, int], rng: np.random.Generator) -> None:
+    a, b = rng.standard_normal(shape), rng.standard_normal(shape[0])
+    a[0, 0], a[-1, -1] = 4.0, -4.0  # where a power of two is the largest
+    x = rng.standard_normal(shape[1])
+    x_low = U * x * rng.uniform(-1, 1, shape[1])
+    sliced, bound = Sliced(a, 4.0), 8 * sum(shape) * 2.0**-104 * 4
+    high, low = sliced.residual(x, x_low, b)
+    image = product(
+        exactly(a), [Fraction(p) + Fraction(q) for p, q in zip(x.tolist(), x_low.tolist(), strict=True)]
+    )
+    for found, rest, right, true in zip(high.tolist(), low.tolist(), b.tolist(), image, strict=True):
+        missed = abs(Fraction(found) + Fraction(rest) - (Fraction(right) - true))
+        assert missed <= bound * max(np.linalg.norm(x), np.linalg.norm(b))
+        assert abs(rest) <= U * abs(found)
+    gradient = sliced.gradient(high, low)
+    pairs = [Fraction(p) + Fraction(q) for p, q in zip(high.tolist(), low.tolist(), strict=True)]
+    for found, true in zip(gradient.tolist(), product(exactly(a.T), pairs), strict=True):
+        assert abs(Fraction(found) - true) <= U * abs(true) + bound * np.linalg.norm(high)
+
+
+def test_slices_of_zeros_and_of_one_element_that_is_the_norm() -> None:
+    zero = np.zeros(3)
+    for largest in (1.0, 2.0 - 2.0**-52, 2.0**-300, 3e200):
+        a = np.array([[largest, 0.0, 0.0]])
+        high, low = Sliced(a, largest).residual(np.array([1.0, 0.0, 0.0]), zero, np.array([largest]))
+        assert (high.item(), low.item()) == (0.0, 0.0)
+    high, low = Sliced(np.ones((2, 3)), 1.0).residual(zero, zero, np.array([1.0, -3.0]))
+    assert (high.tolist(), low.tolist()) == ([1.0, -3.0], [0.0, 0.0])
+
+
+@pytest.mark.parametrize("condition", [1.0, 1e3, 1e6])
+@pytest.mark.parametrize("units", [1.0, 1e-3])
+def test_errors_of_least_squares_are_bounded(
+    condition: float, units: float, rng: np.random.Generator
+) -> None:
+    u, _ = np.linalg.qr(rng.standard_normal((12, 4)))
+    v, _ = np.linalg.qr(rng.standard_normal((4, 4)))
+    a = (u * np.geomspace(1, 1 / condition, 4)) @ v * units ** np.arange(4)
+    b = rng.standard_normal(12)
+    result, exact = neula.lstsq(a, b), least_squares(a, b)
+    assert result.converged
+    assert error_of(a, result.x, exact) <= result.forward_error <= 2 * U
+    assert result.backward_error <= result.tolerance
+
+
+@pytest.mark.parametrize("positive", [False, True])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_errors_of_systems_are_bounded(positive: bool, order: Any, rng: np.random.Generator) -> None:
+    a = rng.standard_normal((9, 9))
+    a = np.array(a @ a.T + np.eye(9) if positive else a, order=order)
+    b = rng.standard_normal((9, 2))
+    result = neula.solve(a, b, assume_a="pos" if positive else "gen")
+    assert result.converged
+    assert result.history[-1] <= result.tolerance
+    for column, found, error in zip(b.T, result.x.T, result.forward_errors, strict=True):
+        exact = solved(exactly(a), [Fraction(x) for x in column.tolist()])
+        assert error_of(a, found, exact) <= error <= 2 * U
+
+
+@pytest.mark.parametrize("n", [5, EXPLICIT + 1])
+def test_the_norm_of_an_inverse_is_bounded(n: int, rng: np.random.Generator) -> None:
+    a = rng.standard_normal((3 * n, n))
+    lower = np.asfortranarray(np.linalg.cholesky(a.T @ a))
+    rows = rng.uniform(0.5, 2, n)
+    triangle = Triangle(lower, rows)
+    norm = np.linalg.norm(rows[:, None] * np.linalg.inv(lower.T), 2)
+    assert norm <= triangle.inverse_norm <= 4 * norm
+    y = rng.standard_normal((n, 2))
+    for solution, matrix in ((triangle.solve(y), lower.T), (triangle.solve_transposed(y), lower)):
+        assert np.linalg.norm(matrix @ solution - y) <= 1e-13 * np.linalg.norm(y)
+
+
+def test_what_has_no_good_factors_is_left(rng: np.random.Generator) -> None:
+    a = rng.standard_normal((20, 4))
+    a[:, 3] = a[:, 1] + 1e-9 * a[:, 2]
+    with np.errstate(all="ignore"):
+        assert Seminormal.of(a, doubled=True, single=False) is None
+        assert Seminormal.of(1e200 * a[:, :3], doubled=False, single=False) is None
+        assert Seminormal.of(np.full((5, 2), np.nan), doubled=False, single=True) is None
+    square = a[:4].copy()
+    square[3] = square[2]
+    for unusable in (square, np.diag([1.0, 1e-6, 1.0, 1.0]), np.full((4, 4), np.nan)):
+        with np.errstate(all="ignore"):
+            assert Square.of(unusable, positive=False, single=False, doubled=True) is None
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+@pytest.mark.parametrize("shape", [(30, 4), (300, 40), (70, 70)])
+def test_one_problem_is_as_one_of_a_batch(
+    shape: tuple[int, int], dtype: Any, rng: np.random.Generator
+) -> None:
+    a, b = rng.standard_normal(shape).astype(dtype), rng.standard_normal((shape[0], 3)).astype(dtype)
+    alone, batch = neula.lstsq(a, b), neula.lstsq(np.stack([a, a]), b)
+    assert alone.converged
+    assert alone.x.dtype == dtype
+    assert np.linalg.norm(alone.x - batch.x[0]) <= 8 * np.finfo(dtype).eps * np.linalg.norm(alone.x)
+    assert batch.conditions[0] / 4 <= alone.condition <= 4 * batch.conditions[0]
+    assert alone.rank == batch.ranks[0] == shape[1]
+    assert alone.residual_norm == pytest.approx(batch.residual_norm[:3], rel=1e-3)
+    for name in ("accepted", "backward_errors", "conditions", "forward_errors", "ranks"):
+        one, many = getattr(alone, name), getattr(batch, name)
+        assert (one.shape, one.dtype) == (many.shape[1:], many.dtype)
+
+
+def test_tensors_that_numpy_does_not_know(rng: np.random.Generator) -> None:
+    a = torch.from_numpy(rng.standard_normal((60, 60)) + 1j * rng.standard_normal((60, 60))).conj().imag
+    b = torch.from_numpy(rng.standard_normal((60, 2)))
+    assert a.is_neg()
+    assert neula.qr(a[:, :7]).converged
+    for function in (neula.lstsq, neula.solve):
+        expected = function(a.clone().resolve_neg(), b).x
+        assert torch.linalg.vector_norm(function(a, b).x - expected) <= 1e-12 * torch.linalg.vector_norm(
+            expected
+        )
+        narrow = a.clone().resolve_neg().bfloat16()
+        for mine, right in (
+            (narrow, b.float()),
+            (narrow.expand(3, 60, 60), b.float()),
+            (narrow, b.bfloat16()),
+        ):
+            assert function(mine, right).converged
+    tall = a.clone().resolve_neg().repeat(3, 2, 1).bfloat16()
+    assert neula.lstsq(tall, b.float().repeat(2, 1)).converged
+
+
+def test_problems_of_a_batch_that_one_way_leaves_go_on(rng: np.random.Generator) -> None:
+    a, b = rng.standard_normal((4, 120, 50)), rng.standard_normal((4, 120, 1))
+    a[1, :, 7] = a[1, :, 3]
+    a[2, 5, 5] = np.nan
+    with pytest.warns(neula.AccuracyWarning):
+        result = neula.lstsq(a, b)
+    assert result.accepted.tolist() == [True, True, False, True]
+    assert result.ranks.tolist() == [50, 49, 0, 50]
+    for place in (0, 1, 3):
+        expected = np.linalg.lstsq(a[place], b[place], rcond=None)[0]
+        assert np.linalg.norm(result.x[place] - expected) <= 1e-12 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("shape", [(5, 0), (1, 1), (40, 40), (3, 30, 7)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_factors_are_measured(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    a = torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    result = neula.qr(a)
+    assert result.converged
+    q, r = result
+    assert bool((r.diagonal(dim1=-2, dim2=-1) >= 0).all())
+    one = torch.eye(r.shape[-1], dtype=dtype)
+    size, u = max(1.0, float(torch.linalg.vector_norm(a))), torch.finfo(dtype).eps
+    assert torch.linalg.vector_norm(a - q @ r) <= 10 * u * size * max(1, r.shape[-1])
+    assert torch.linalg.vector_norm(q.mT @ q - one) <= 20 * u * max(1, r.numel())
