@@ -28,6 +28,7 @@ if not torch.cuda.is_available() and "triton" not in sys.modules:
         import neula.kernels.gemm_triton
         import neula.kernels.householder_triton
         import neula.kernels.lu_block_triton
+        import neula.kernels.magnitudes_triton
         import neula.kernels.mgs_triton
         import neula.kernels.normal_product_triton
         import neula.kernels.projection_triton

@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from neula.kernels import magnitudes
 from neula.kernels.magnitudes import largest_magnitude
+
+HAS_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
+
+
+@pytest.fixture(params=[pytest.param("kernel", marks=[pytest.mark.gpu] if HAS_GPU else [])])
+def sizes_by_kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[..., magnitudes.Magnitudes]:
+    """The kernel, on the GPU where there is one, in Triton's interpreter elsewhere."""
+    pytest.importorskip("triton")
+    from triton.runtime.interpreter import InterpretedFunction
+
+    from neula.kernels import magnitudes_triton
+
+    if not HAS_GPU and not isinstance(magnitudes_triton._sizes_kernel, InterpretedFunction):
+        pytest.skip("Triton was imported before its interpreter could be chosen: run tests/kernels by itself")
+    monkeypatch.setattr(magnitudes_triton, "TILES", 2)
+    return magnitudes_triton.magnitudes_triton
 
 
 @pytest.mark.parametrize("block", [1, 50, 1 << 16])
@@ -41,3 +60,29 @@ def test_largest_magnitudes_along_dimensions() -> None:
         for keepdim in (False, True):
             expected = torch.linalg.vector_norm(a, torch.inf, dim=dim, keepdim=keepdim)
             assert torch.equal(largest_magnitude(a, dim, keepdim=keepdim), expected)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (5, 3), (300, 270), (129, 65)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_pass_on_a_gpu(
+    sizes_by_kernel: Callable[..., magnitudes.Magnitudes], shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    a = torch.randn(1, *shape, dtype=dtype, generator=torch.Generator().manual_seed(3)).to(DEVICE)
+    for x in (a, a.mT.contiguous().mT):
+        found, expected = sizes_by_kernel(x), magnitudes.magnitudes.reference(x.double())
+        assert torch.equal(found.rows.double(), expected.rows)
+        assert torch.equal(found.columns.double(), expected.columns)
+        rounding = 2 * max(shape) * torch.finfo(dtype).eps
+        torch.testing.assert_close(found.sums.double(), expected.sums, rtol=rounding, atol=0)
+        torch.testing.assert_close(found.norms.double(), expected.norms, rtol=rounding, atol=0)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_comes_through_the_kernel(
+    sizes_by_kernel: Callable[..., magnitudes.Magnitudes], value: float
+) -> None:
+    a = torch.ones(1, 3, 4, dtype=torch.float64, device=DEVICE)
+    a[0, 1, 2] = value
+    found = sizes_by_kernel(a)
+    for sizes, place in zip(found, (1, 2, 1, 2), strict=True):
+        assert (~sizes.isfinite()).flatten().nonzero().tolist() == [[place]]

@@ -17,7 +17,7 @@ from neula.algorithms.krylov.iterative_refinement import Refined, classical, gmr
 from neula.algorithms.spectra.inverse_norm import EXPLICIT
 from neula.engines import FP64, EmulatedEngine
 from neula.io.matrices import random_matrix
-from neula.problems.systems.evidence import BLOCK, ESTIMATED, Evidence, column_norms
+from neula.problems.systems.evidence import ESTIMATED, Evidence
 from neula.problems.systems.problem import Options
 
 U64 = 2.0**-53
@@ -66,7 +66,7 @@ def test_condition(kind: str, n: int, format: str, gmres: bool) -> None:
     a = matrix(kind, n)
     factors = factors_of(a, format)
     correct = gmres_refinement(a, factors) if gmres else None
-    found = Evidence.of(a, factors, factors.scales, correct, 60, column_norms(a))
+    found = Evidence.of(a, factors, factors.scales, correct, 60, torch.linalg.vector_norm(a, dim=0))
     true = float(torch.linalg.cond(a / torch.linalg.vector_norm(a, dim=0)))
     assert true / 10 <= float(found.condition) <= 10 * true
     assert found.is_regular
@@ -78,25 +78,16 @@ def test_condition_beyond_the_format(n: int, format: str) -> None:
     """1e6: factors in fp16 do not solve with A, and GMRES does."""
     a = random_matrix("cluster_small", n, n, cond=1e6, seed=1)
     factors = factors_of(a, format)
-    found = Evidence.of(a, factors, factors.scales, None, 60, column_norms(a))
+    found = Evidence.of(a, factors, factors.scales, None, 60, torch.linalg.vector_norm(a, dim=0))
     true = float(torch.linalg.cond(a / torch.linalg.vector_norm(a, dim=0)))
     assert true / 10 <= float(found.condition) <= 10 * true
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (7, 3), (BLOCK // 50 * 2 + 3, 50), (3, BLOCK + 1)])
-def test_norms_of_columns(shape: tuple[int, int]) -> None:
-    """In one block of rows and in several, the last of them shorter, and in single rows."""
-    m, n = shape
-    a = torch.randn(m, n, generator=torch.Generator("cpu").manual_seed(1), dtype=torch.float64)
-    expected = torch.linalg.vector_norm(a, dim=0)
-    torch.testing.assert_close(column_norms(a), expected, rtol=2 * m * U64 + 4 * U64, atol=0)
 
 
 def test_a_singular_matrix_is_not_regular() -> None:
     a = random_matrix("normal", 40, 40)
     a[:, 7] = a[:, 3]
     factors = factors_of(a, "fp32")
-    found = Evidence.of(a, factors, factors.scales, None, 60, column_norms(a))
+    found = Evidence.of(a, factors, factors.scales, None, 60, torch.linalg.vector_norm(a, dim=0))
     assert not found.is_regular
     refined = Refined(torch.ones(40, 1).double(), torch.zeros(40, 1).double(), torch.zeros(1).double())
     assert found.forward_error(torch.ones(40, 1).double(), refined).item() == np.inf
@@ -107,7 +98,7 @@ def test_refined_to_the_forward_error_of_the_format(format: str, cond: float) ->
     a = random_matrix("geometric", 50, 50, cond=cond, seed=1)
     b = torch.from_numpy(np.random.default_rng(1).standard_normal((50, 2)))
     factors = factors_of(a, format)
-    found = Evidence.of(a, factors, factors.scales, None, 60, column_norms(a))
+    found = Evidence.of(a, factors, factors.scales, None, 60, torch.linalg.vector_norm(a, dim=0))
     options = Options(
         engine=EmulatedEngine(),
         target=FP64,
@@ -180,11 +171,11 @@ def test_norms_of_inverses_are_not_underestimated(n: int, count: int, kind: str,
     for cond in 10.0 ** rng.uniform(3, 18, count):
         a = torch.from_numpy(with_singular_values(singular_values(kind, n, cond, rng), rng))
         factors = factors_of(a, format)
-        found = Evidence.of(a, factors, factors.scales, None, 60, column_norms(a))
+        found = Evidence.of(a, factors, factors.scales, None, 60, torch.linalg.vector_norm(a, dim=0))
         if cond < 1e12 and n <= EXPLICIT:
             assert found.is_regular
         if found.is_regular:
-            b = factors.scales.rows[:, None] * a / column_norms(a)
+            b = factors.scales.rows[:, None] * a / torch.linalg.vector_norm(a, dim=0)
             smallest = float(torch.linalg.svdvals(b)[-1])
             rounding = 4 * U64 * n**0.5 * float(torch.linalg.matrix_norm(b))  # of LAPACK's, and of b
             assert ESTIMATED * float(found.inverse) * (smallest + rounding) >= 1

@@ -171,7 +171,8 @@ def recorded(
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """The same function for tensors of one shape, from a graph of its own; itself where it has none.
 
-    Whoever keeps it must keep what the function reads, and have no two calls under way.
+    Whoever keeps it must keep what the function reads, and have no two calls under way. It has been called
+    for such a tensor before, so that nothing is compiled or made once while it is captured.
 
     Parameters
     ----------
@@ -183,7 +184,8 @@ def recorded(
     if is_recording():
         return function
     with _lock:
-        graph = _captured(lambda x: (function(x),), (like,), torch.cuda.current_stream(like.device))
+        stream = torch.cuda.current_stream(like.device)
+        graph = _captured(lambda x: (function(x),), (like,), stream, called=True)
     if graph is None:
         return function
 
@@ -245,14 +247,17 @@ def clear() -> None:
         _pools.clear()
 
 
-def _captured(function: Callable[..., Tensors], inputs: Tensors, stream: torch.cuda.Stream) -> _Graph | None:
+def _captured(
+    function: Callable[..., Tensors], inputs: Tensors, stream: torch.cuda.Stream, *, called: bool = False
+) -> _Graph | None:
     """A graph of the function, or None if one of its steps cannot be captured."""
     own = tuple(_clone(x) for x in inputs)
     side, graph = _beside(stream.device, stream.stream_id), torch.cuda.CUDAGraph()
     read: dict[Hashable, torch.Tensor] = {}
     try:
         _recording.kept = read
-        function(*own)  # compiles kernels and makes what is made once, neither of which a graph may do
+        if not called:  # to compile kernels and make what is made once, neither of which a graph may do
+            function(*own)
         side.wait_stream(stream)
         memory = _pool(stream, side)
         outputs = on_stream(side, lambda: _capture(graph, function, own, memory))

@@ -6,8 +6,13 @@ from typing import NamedTuple
 
 import torch
 
+from neula.kernels.dispatch import kernel, trial
+
 BLOCK = 1 << 16
 """Elements whose magnitudes stay in a cache while they are reduced in several ways."""
+
+LARGE = 1 << 22
+"""Elements from which on four passes over a matrix take a GPU longer than the launches do."""
 
 
 def largest_magnitude(x: torch.Tensor, dim: int | tuple[int, ...], *, keepdim: bool = False) -> torch.Tensor:
@@ -53,8 +58,18 @@ class Magnitudes(NamedTuple):
     norms: torch.Tensor
 
 
+@trial("The kernel of sizes of rows and columns", "four passes of the library take its place")
+def _tried(device: torch.device) -> None:
+    magnitudes.kernel(torch.ones(1, 1, 1, dtype=torch.float64, device=device))
+
+
+@kernel(
+    "neula.kernels.magnitudes_triton:magnitudes_triton",
+    trial=_tried,
+    when=lambda a: len(a) == 1 and a.numel() >= LARGE and a.dtype.itemsize >= 4,
+)
 def magnitudes(a: torch.Tensor) -> Magnitudes:
-    """Sizes of rows and columns, by one pass on a CPU.
+    """Sizes of rows and columns, by one pass on a CPU, and of one large matrix on a GPU.
 
     Parameters
     ----------

@@ -100,7 +100,9 @@ class Equilibrated:
         return replace(self, factors=self.factors.in_double())
 
 
-def equilibrate(a: torch.Tensor, row_norms: torch.Tensor, engine: Engine) -> Equilibration:
+def equilibrate(
+    a: torch.Tensor, row_norms: torch.Tensor, engine: Engine, largest: torch.Tensor | None = None
+) -> Equilibration:
     """Scale rows by their 1-norms, then columns by their largest elements.
 
     Rows of equal 1-norm have the smallest condition number in the infinity norm that scaling of rows can
@@ -113,6 +115,8 @@ def equilibrate(a: torch.Tensor, row_norms: torch.Tensor, engine: Engine) -> Equ
     row_norms : Tensor, shape (n,)
         1-norms of the rows.
     engine : Engine
+    largest : Tensor, shape (n,), optional
+        Largest magnitudes of the columns, where they are known.
 
     Examples
     --------
@@ -126,7 +130,7 @@ def equilibrate(a: torch.Tensor, row_norms: torch.Tensor, engine: Engine) -> Equ
     uniform_rows = _is_uniform(row_norms)
     if uniform_rows:
         rows = power_of_two_scales(row_norms.amax()).expand_as(row_norms)
-        column_max = engine.column_max(a) * rows[0]
+        column_max = (engine.column_max(a) if largest is None else largest) * rows[0]
     else:
         rows = power_of_two_scales(row_norms)
         column_max = torch.stack([engine.column_max(block) for block in scaled_rows(a, rows)]).amax(0)

@@ -1,49 +1,66 @@
-"""GMRES for several right-hand sides at once, each in a Krylov space of its own.
+"""GMRES for several right-hand sides at once, in one space that all of them, and later ones, share.
 
 Saad and Schultz, "GMRES: A Generalized Minimal Residual Algorithm for Solving Nonsymmetric Linear Systems",
-SIAM J. Sci. Stat. Comput. 7, 1986. Gram-Schmidt is classical and done twice, which is as orthogonal as
-Householder reflections and consists of products (Giraud, Langou, Rozloznik, van den Eshof, "Rounding error
+SIAM J. Sci. Stat. Comput. 7, 1986; with blocks: Simoncini and Gallopoulos, "Convergence properties of block
+GMRES and matrix polynomials", Linear Algebra Appl. 247, 1996. Each residual is minimized over what the Krylov
+spaces of all right-hand sides span: what slows GMRES down, a few directions in which a preconditioner is
+poor, has to be found only once. That serves residuals that are computed anew as well, so a restart costs
+nothing (de Sturler, "Nested Krylov methods based on GCR", J. Comput. Appl. Math. 67, 1996).
+
+What a preconditioner makes of the basis is kept (Saad, "A flexible inner-outer preconditioned GMRES
+algorithm", SIAM J. Sci. Comput. 14, 1993): then solutions are combinations of vectors whose images are known,
+and its rounding errors do not come in again. Gram-Schmidt is classical and done twice, which is as orthogonal
+as Householder reflections and consists of products (Giraud, Langou, Rozloznik, van den Eshof, "Rounding error
 analysis of the classical Gram-Schmidt orthogonalization process", Numer. Math. 101, 2005).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 
 from neula.certificates.backward_error import over
 
+Operator = Callable[[torch.Tensor], torch.Tensor]
+"""Linear, of the columns of a matrix of shape (n, k)."""
+
 HOPELESS_AFTER = 20
 """Iterations after which the rate of convergence can be trusted enough to give up. Where few singular values
 of the preconditioned matrix are far from one, residuals are hardly smaller until those are done with."""
 
+DEPENDENT = 1e-8
+"""Part of a vector that others leave below which it depends on them: what is left would be rounding errors of
+half of the digits."""
+
+UNSEEN = 4
+"""Iterations that may go by before residuals are looked at, for which the host waits."""
+
+LARGEST = 512
+"""Vectors of a space beyond which the next right-hand sides begin a new one."""
+
 
 def gmres(
-    operator: Callable[[torch.Tensor], torch.Tensor],
-    b: torch.Tensor,
-    *,
-    tolerance: float,
-    max_iterations: int,
+    operator: Operator, b: torch.Tensor, *, tolerance: float | torch.Tensor, max_iterations: int
 ) -> tuple[torch.Tensor, int]:
-    """Minimize ``||b - A x||`` over Krylov spaces that grow until every column is small enough.
+    """Minimize ``||b - A x||`` over a space that grows until every column is small enough.
 
     Parameters
     ----------
     operator : callable
-        Applies A to the columns of a matrix of shape (n, k); with a preconditioner M from the right, A M^-1.
+        Applies A to the columns of a matrix of shape (n, k).
     b : Tensor, shape (n, k)
         Right-hand sides.
-    tolerance : float
-        Norm of the residual, relative to that of b, at which a column is done.
+    tolerance : float or Tensor, shape (k,)
+        Norm of the residual, relative to that of b, at which a column is done; a tensor is on the CPU.
     max_iterations : int
-        Largest dimension of the Krylov spaces, all of which is kept. It ends earlier as soon as the rate of
-        convergence says that they will not be enough.
+        Most applications of the operator, the results of all of which are kept. It ends earlier as soon as
+        the rate of convergence says that they will not be enough.
 
     Returns
     -------
     x : Tensor, shape (n, k)
-        ``M x`` with a preconditioner.
     iterations : int
         Applications of the operator.
 
@@ -54,27 +71,85 @@ def gmres(
     >>> x[:, 0], iterations
     (tensor([1.0000, 0.5000, 0.3333], dtype=torch.float64), 3)
     """
-    n, k = b.shape
-    steps = min(n, max_iterations)
-    start = torch.linalg.vector_norm(b, dim=0)
-    basis = b.new_zeros(k, n, steps + 1)
-    basis[:, :, 0] = over(b, start).T
-    problem = _Hessenberg(start.cpu(), steps)
-    iterations = 0
-    while iterations < steps:
-        found = basis[:, :, : iterations + 1]
-        w = operator(found[:, :, -1].T).T[:, :, None]
-        iterations += 1
-        h, w = _orthogonalize(found, w)
-        norm = torch.linalg.vector_norm(w, dim=1)
-        basis[:, :, iterations] = over(w[:, :, 0], norm)
-        residual = problem.append(torch.cat([h[:, :, 0], norm], dim=1).cpu())
-        worst = float(over(residual, problem.start).max())
-        # NaN ends it too: the caller measures what came of it.
-        if not tolerance < worst or is_hopeless(worst, iterations, tolerance, max_iterations):
-            break
-    y = problem.solve().to(b.device)
-    return (basis[:, :, :iterations] @ y)[:, :, 0].T, iterations
+    return Space(operator).solve(b, tolerance, max_iterations)
+
+
+class Space:
+    """Vectors, and their images in an orthonormal basis, over which residuals are minimized.
+
+    Parameters
+    ----------
+    multiply : callable
+        Applies A.
+    precondition : callable, optional
+        Applies some ``A^-1``, not always quite the same.
+    """
+
+    def __init__(self, multiply: Operator, precondition: Operator = lambda v: v) -> None:
+        self._multiply, self._precondition = multiply, precondition
+        self._problem = _Projected()
+
+    def solve(
+        self, b: torch.Tensor, tolerance: float | torch.Tensor, max_iterations: int
+    ) -> tuple[torch.Tensor, int]:
+        """As :func:`gmres`."""
+        if self._problem.rows == 0 or self._problem.rows > min(LARGEST, len(b) // 2):
+            self._problem = _Projected()
+            self._basis, self._vectors = _Columns(b), _Columns(b)
+        v, coefficients = _orthonormalized(b, self._basis.all)
+        residual = self._problem.begin(coefficients.cpu())
+        self._basis.append(v)
+        aim = torch.as_tensor(tolerance, dtype=b.dtype, device="cpu").expand(b.shape[1])
+        iterations = self._extend(residual, aim, min(len(b), max_iterations))
+        y = self._problem.solve().to(b.device)
+        return self._vectors.all @ y, iterations
+
+    def _extend(self, residual: torch.Tensor, aim: torch.Tensor, steps: int) -> int:
+        """Let the space grow until residuals are small enough; returns the iterations that it took."""
+        iterations, ahead = 0, 1
+        while iterations < steps and self._problem.next and _goes_on(residual, aim, iterations, steps):
+            limit = HOPELESS_AFTER if iterations < HOPELESS_AFTER else steps
+            ahead = min(ahead, min(limit, steps) - iterations)
+            columns, blocks = self._problem.next, []
+            for _ in range(ahead):
+                blocks.append((columns, self._step(columns)))
+                columns = list(range(self._basis.count - len(columns), self._basis.count))
+            before, residual = residual, self._problem.append(blocks)
+            iterations, ahead = iterations + ahead, _unseen(residual, before, aim, ahead)
+        return iterations
+
+    def _step(self, columns: list[int]) -> torch.Tensor:
+        """Multiply some vectors of the basis, and let it grow; returns the coefficients of the images."""
+        basis = self._basis.all
+        # Mostly one after the other, and then not copied.
+        whole = columns[-1] - columns[0] < len(columns)
+        z = self._precondition(basis[:, columns[0] : columns[-1] + 1] if whole else basis[:, columns])
+        v, h = _orthonormalized(self._multiply(z), basis)
+        self._vectors.append(z)
+        self._basis.append(v)
+        return h
+
+
+class _Columns:
+    """A matrix that columns are appended to."""
+
+    def __init__(self, like: torch.Tensor) -> None:
+        self._room, self.count = like.new_empty(0, len(like)), 0
+
+    @property
+    def all(self) -> torch.Tensor:
+        """What there is, column-major."""
+        return self._room[: self.count].T
+
+    def append(self, x: torch.Tensor) -> None:
+        """Columns of a matrix."""
+        end = self.count + x.shape[1]
+        if end > len(self._room):
+            room = self._room.new_empty(2 * end, self._room.shape[1])
+            room[: self.count] = self._room[: self.count]
+            self._room = room
+        self._room[self.count : end] = x.T
+        self.count = end
 
 
 def is_hopeless(reduction: float, iterations: int, tolerance: float, max_iterations: int) -> bool:
@@ -82,45 +157,120 @@ def is_hopeless(reduction: float, iterations: int, tolerance: float, max_iterati
     return iterations >= HOPELESS_AFTER and reduction ** (max_iterations / iterations) > tolerance
 
 
-def _orthogonalize(basis: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Coefficients of w in the basis, and what is left of it, for each right-hand side."""
+def _goes_on(residual: torch.Tensor, aim: torch.Tensor, iterations: int, steps: int) -> bool:
+    """Whether some columns are not done, and none is NaN, or hopeless."""
+    pairs = [(r, t) for r, t in zip(residual.tolist(), aim.tolist(), strict=True) if not r <= t]
+    return bool(pairs) and not any(math.isnan(r) or is_hopeless(r, iterations, t, steps) for r, t in pairs)
+
+
+def _unseen(residual: torch.Tensor, before: torch.Tensor, aim: torch.Tensor, passed: int) -> int:
+    """Iterations until the next look: half of those that are missing at the rate since the last one."""
+    wanted = over(aim, residual).clamp(1e-300, 1.0).log()
+    rate = over(residual, before).clamp(1e-300, math.exp(-1e-3)).log() / passed
+    missing = float((wanted / rate).nan_to_num(0.0).max())
+    return max(1, min(UNSEEN, int(missing) // 2))
+
+
+def _orthonormalized(w: torch.Tensor, basis: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What w has beside an orthonormal basis.
+
+    Parameters
+    ----------
+    w : Tensor, shape (n, k)
+    basis : Tensor, shape (n, m)
+
+    Returns
+    -------
+    v : Tensor, shape (n, k)
+        Orthonormal; zero where a column depends on the basis and the columns before.
+    h : Tensor, shape (m + k, k)
+        ``w = [basis, v] h``, the last rows of which are upper triangular.
+    """
+    least = DEPENDENT * torch.linalg.vector_norm(w, dim=0)
     h = basis.mT @ w
     w = w - basis @ h
     again = basis.mT @ w
-    return h + again, w - basis @ again
+    w = w - basis @ again
+    v, r = torch.empty_like(w), w.new_zeros(2 * (w.shape[1],))
+    for j in range(w.shape[1]):
+        x, left = w[:, j : j + 1], v[:, :j]
+        for _ in range(2 if j else 0):
+            part = left.mT @ x
+            x = x - left @ part
+            r[:j, j : j + 1] += part
+        size = torch.linalg.vector_norm(x)
+        nothing = size <= least[j]
+        v[:, j : j + 1] = (x / size).masked_fill(nothing, 0.0)
+        r[j, j] = size.masked_fill(nothing, 0.0)
+    return v, torch.cat([h + again, r])
 
 
-class _Hessenberg:
-    """The least-squares problems ``min ||beta e_1 - H y||`` of GMRES, by Givens rotations, on the host."""
+class _Projected:
+    """The least-squares problems ``min ||C - H Y||`` of GMRES, by reflections, on the host.
 
-    def __init__(self, start: torch.Tensor, steps: int) -> None:
-        k = len(start)
-        self.start = start
-        self._size = 0
-        self._r = start.new_zeros(k, steps, steps)
-        # The product of all rotations so far, and the right-hand side that they have turned.
-        self._q = torch.eye(steps + 1, dtype=start.dtype, device="cpu").repeat(k, 1, 1)
-        self._rhs = start.new_zeros(k, steps + 1)
-        self._rhs[:, 0] = start
+    C has the coefficients of right-hand sides in the basis, H those of images of its vectors. Vectors of the
+    basis that are zero have none.
 
-    def append(self, h: torch.Tensor) -> torch.Tensor:
-        """Add a column, shape (k, size + 2), and return the norms of the residuals."""
-        j = self._size
-        column = (self._q[:, : j + 2, : j + 2] @ h[:, :, None])[:, :, 0]
-        radius = torch.linalg.vector_norm(column[:, j:], dim=1)
-        # A Krylov space that cannot grow has nothing left to rotate.
-        cosine = torch.where(radius > 0, column[:, j] / radius, 1.0)
-        sine = torch.where(radius > 0, column[:, j + 1] / radius, 0.0)
-        rotation = torch.stack([torch.stack([cosine, sine], 1), torch.stack([-sine, cosine], 1)], 1)
-        self._q[:, j : j + 2] = rotation @ self._q[:, j : j + 2]
-        self._rhs[:, j : j + 2] = (rotation @ self._rhs[:, j : j + 2, None])[:, :, 0]
-        self._r[:, :j, j] = column[:, :j]
-        # Nor does it need a coefficient: any pivot will do where the right-hand side is zero.
-        self._r[:, j, j] = torch.where(radius > 0, radius, 1.0)
-        self._size += 1
-        return self._rhs[:, j + 1].abs()
+    Attributes
+    ----------
+    rows : int
+        Vectors of the basis.
+    next : list of int
+        Those that have no image yet.
+    """
+
+    def __init__(self) -> None:
+        self.rows, self.next = 0, list[int]()
+        self._zeros, self._used, self._images = set[int](), list[int](), 0
+        # The product of all reflections so far, and the triangle that they have made of H, by columns.
+        self._q = torch.zeros(0, 0, dtype=torch.float64, device="cpu")
+        self._r: list[torch.Tensor] = []
+
+    def begin(self, coefficients: torch.Tensor) -> torch.Tensor:
+        """Right-hand sides, and the vectors that they add to the basis; returns the relative residuals."""
+        self._start = torch.linalg.vector_norm(coefficients, dim=0)
+        self.next = self.next + self._grow(coefficients)
+        self._rhs = self._q @ coefficients
+        return self._residuals()
+
+    def append(self, blocks: list[tuple[list[int], torch.Tensor]]) -> torch.Tensor:
+        """Images of some vectors of the basis, and the vectors that they add to it, some blocks of them."""
+        flat = torch.cat([h.flatten() for _, h in blocks]).cpu()
+        for (columns, h), part in zip(blocks, flat.split([h.numel() for _, h in blocks]), strict=True):
+            self._append(columns, part.view(h.shape))
+        return self._residuals()
+
+    def _grow(self, h: torch.Tensor) -> list[int]:
+        """New vectors, whose coefficients are the last rows; returns those that are not zero."""
+        k, first = h.shape[1], self.rows
+        self.rows += k
+        self._zeros |= {first + j for j in range(k) if h[first + j, j] == 0}
+        self._q = torch.block_diag(self._q, torch.eye(k, dtype=h.dtype, device="cpu"))
+        return [j for j in range(first, self.rows) if j not in self._zeros]
+
+    def _append(self, columns: list[int], h: torch.Tensor) -> None:
+        self.next = self._grow(h)
+        self._rhs = torch.cat([self._rhs, self._rhs.new_zeros(len(columns), self._rhs.shape[1])])
+        places, size = [i for i, j in enumerate(columns) if j not in self._zeros], len(self._r)
+        image = self._q @ h[:, places]
+        rotation, triangle = torch.linalg.qr(image[size:], mode="complete")
+        self._q[size:] = rotation.mT @ self._q[size:]
+        self._rhs[size:] = rotation.mT @ self._rhs[size:]
+        image[size:] = triangle
+        self._r += image.T.unbind()
+        self._used += [self._images + i for i in places]
+        self._images += len(columns)
+
+    def _residuals(self) -> torch.Tensor:
+        return over(torch.linalg.vector_norm(self._rhs[len(self._r) :], dim=0), self._start)
 
     def solve(self) -> torch.Tensor:
-        """The coefficients y, shape (k, size, 1)."""
-        j = self._size
-        return torch.linalg.solve_triangular(self._r[:, :j, :j], self._rhs[:, :j, None], upper=True)
+        """Coefficients Y of all vectors that have images, shape (images, k)."""
+        size = len(self._r)
+        r, y = self._rhs.new_zeros(size, size), self._rhs.new_zeros(self._images, self._rhs.shape[1])
+        for j, column in enumerate(self._r):
+            r[: j + 1, j] = column[: j + 1]
+        # Nothing is known in a direction that A maps to zero: any pivot will do.
+        r.diagonal().masked_fill_(r.diagonal() == 0, 1.0)
+        y[self._used] = torch.linalg.solve_triangular(r, self._rhs[:size], upper=True)
+        return y

@@ -11,7 +11,6 @@ which right-hand sides without a relation to T are not. Who solves like this ref
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -20,7 +19,7 @@ import torch
 from neula.algorithms.elimination.lu_panels import blocks
 from neula.algorithms.triangular.triangular import solve_in_blocks, subtract_from
 from neula.kernels.mixed_product import subtract_product
-from neula.kernels.precision import exact_matmul
+from neula.kernels.precision import exact_matmul, exactly
 from neula.kernels.triangular_inverse import triangular_inverse, triangular_inverses
 
 Steps = list[tuple[slice, torch.Tensor]]
@@ -36,8 +35,9 @@ class InvertedBlocks:
     t : Tensor, shape (..., n, n)
         Of any floating dtype; only one triangle is read. A single matrix may be narrower than what is solved
         for.
-    steps : list of (slice, Tensor)
-        Inverses in the precision of solves; empty where the library substitutes.
+    inverses : Tensor, shape (blocks, ..., width, width)
+        Of the diagonal blocks, in the precision of solves; the last one is bordered by an identity where it
+        is smaller. No blocks where the library substitutes.
     dtype : torch.dtype
         The precision of solves.
     upper : bool
@@ -51,7 +51,7 @@ class InvertedBlocks:
     """
 
     t: torch.Tensor
-    steps: Steps
+    inverses: torch.Tensor
     dtype: torch.dtype
     upper: bool
 
@@ -61,25 +61,31 @@ class InvertedBlocks:
         must.
         """
         if width == 0:
-            return cls(t.to(dtype), [], dtype, upper)
-
-        def invert(diagonal: torch.Tensor) -> tuple[torch.Tensor]:
-            return (triangular_inverse(diagonal, upper=upper),)
-
-        return cls(t, [(k, x) for k, (x,) in inverted_diagonal(t, dtype, width, invert)], dtype, upper)
+            return cls(t.to(dtype), t.new_empty(0, 0, 0, dtype=dtype), dtype, upper)
+        diagonal = diagonal_blocks(t, dtype, width)
+        inverses = triangular_inverse(diagonal.flatten(0, -3), upper=upper).view(diagonal.shape)
+        return cls(t, inverses, dtype, upper)
 
     @property
     def mT(self) -> Self:
         """The transpose: a view."""
-        steps = [(k, inverse.mT) for k, inverse in self.steps]
-        return type(self)(self.t.mT, steps, self.dtype, not self.upper)
+        return type(self)(self.t.mT, self.inverses.mT, self.dtype, not self.upper)
+
+    @property
+    def steps(self) -> Steps:
+        """What is solved for, from first to last."""
+        where = blocks(slice(0, self.t.shape[-1]), self.inverses.shape[-1])
+        return [
+            (k, inverse[..., : k.stop - k.start, : k.stop - k.start])
+            for k, inverse in zip(where, self.inverses, strict=True)
+        ]
 
     def solve(self, x: torch.Tensor) -> torch.Tensor:
         """``T^-1 X``, shape (..., n, k); X is overwritten."""
-        if len(self.steps) == 1:
-            return exact_matmul(self.steps[0][1], x)
-        if not self.steps:
+        if not len(self.inverses):
             return x.copy_(torch.linalg.solve_triangular(self.t, x, upper=self.upper))
+        if len(self.inverses) == 1:
+            return exact_matmul(self.steps[0][1], x)
         return solve_in_blocks(
             *(self.t, self.steps, x, torch.empty_like(x)),
             upper=self.upper,
@@ -123,32 +129,25 @@ def inverted_factors(
     lu: torch.Tensor, dtype: torch.dtype, width: int
 ) -> tuple[InvertedBlocks, InvertedBlocks]:
     """L and U, packed in one matrix, with blocks that are inverted in the same launches."""
-    found = inverted_diagonal(lu, dtype, width, triangular_inverses)
-    lower, upper = ([(k, pair[i]) for k, pair in found] for i in (0, 1))
+    diagonal = diagonal_blocks(lu, dtype, width)
+    lower, upper = (x.view(diagonal.shape) for x in triangular_inverses(diagonal.flatten(0, -3)))
     return InvertedBlocks(lu, lower, dtype, upper=False), InvertedBlocks(lu, upper, dtype, upper=True)
 
 
-def inverted_diagonal(
-    t: torch.Tensor,
-    dtype: torch.dtype,
-    width: int,
-    invert: Callable[[torch.Tensor], tuple[torch.Tensor, ...]],
-) -> list[tuple[slice, tuple[torch.Tensor, ...]]]:
-    """Blocks of unknowns, and what ``invert`` makes of the diagonal blocks, all of one width together."""
+def diagonal_blocks(t: torch.Tensor, dtype: torch.dtype, width: int) -> torch.Tensor:
+    """Blocks on the diagonal, shape (blocks, ..., width, width), the last one bordered by an identity."""
     steps = list(blocks(slice(0, t.shape[-1]), width))
-    found: list[tuple[torch.Tensor, ...]] = []
-    for group in filter(None, (steps[:-1], steps[-1:])):
-        diagonal = torch.stack([t[..., k, k] for k in group]).to(dtype)
-        inverses = invert(diagonal.flatten(0, -3))
-        found.extend(zip(*(x.view(diagonal.shape) for x in inverses), strict=True))
-    return list(zip(steps, found, strict=True))
+    found = torch.empty(len(steps), *t.shape[:-2], width, width, dtype=dtype, device=t.device)
+    for block, k in zip(found, steps, strict=True):
+        size = k.stop - k.start
+        if size < width:
+            block.copy_(torch.eye(width, dtype=dtype, device=t.device))
+        block[..., :size, :size] = t[..., k, k]
+    return found
 
 
 def _multiply(inverse: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> None:
-    if x.dtype == torch.float64:  # which has no other precision to be kept from
-        torch.matmul(inverse, x, out=out)
-    else:
-        out.copy_(exact_matmul(inverse, x))
+    exactly(torch.matmul, inverse, x, out=out)
 
 
 def _subtract(a: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:

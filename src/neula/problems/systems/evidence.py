@@ -11,7 +11,7 @@ from neula.algorithms.elimination.equilibrate import Equilibration
 from neula.algorithms.elimination.factorization import Factorization, Transposed
 from neula.algorithms.krylov.doubled_refinement import DOUBLED, MAX_RATE
 from neula.algorithms.krylov.gmres import gmres
-from neula.algorithms.krylov.iterative_refinement import Refined, UpdateSolver
+from neula.algorithms.krylov.iterative_refinement import Beside, Refined, UpdateSolver
 from neula.algorithms.krylov.refine_sum import refine_sum
 from neula.algorithms.spectra.condition import random_direction
 from neula.algorithms.spectra.inverse_norm import EXPLICIT, inverse_norm
@@ -46,9 +46,6 @@ VECTORS = 8
 SEEN = 0.02
 """Times ``1 / sqrt(n)``, what GMRES may leave of a residual: a unit vector that is half random has more than
 twice that along any one direction, such as the one that A^-1 enlarges most, in 95% of all cases."""
-
-BLOCK = 1 << 17
-"""Elements whose squares stay in a cache until they are added up."""
 
 UNCERTAIN = 3.0
 """Factor for a norm that one vector shows, which is not that of the inverse of A itself."""
@@ -102,6 +99,7 @@ class Evidence:
         max_iterations: int,
         sizes: torch.Tensor,
         scaled: Scaled | None = None,
+        probe: InverseProbe | None = None,
     ) -> Evidence:
         """Norms by some solves with the factors.
 
@@ -117,6 +115,8 @@ class Evidence:
             The diagonal of D.
         scaled : Scaled, optional
             Where A comes from, if its rows and columns were scaled before.
+        probe : InverseProbe, optional
+            What GMRES has solved for beside the system.
         """
         sizes = sizes[:, None]
         rows = scales.rows[:, None]
@@ -127,7 +127,7 @@ class Evidence:
             def measured(right: torch.Tensor) -> torch.Tensor:
                 return inverse_norm(factors.solve, factors.solve_transposed, sizes, right)[0]
         else:
-            measured = _by_gmres(a, factors, sizes, max_iterations, update)
+            measured = _by_gmres(a, factors, sizes, max_iterations, update, probe)
         inverse = measured(1 / rows).nan_to_num(torch.inf, torch.inf)
         norm = _scaled_norm(a, scales.rows, sizes)
         if scales.trivial and scaled is None:
@@ -215,40 +215,84 @@ def _by_library(a: torch.Tensor, rows: torch.Tensor, sizes: torch.Tensor) -> Mea
     return measured
 
 
+@dataclass(frozen=True)
+class InverseProbe:
+    """A vector that is to show the norm of ``D A^-1 diag(right)`` once it is solved for.
+
+    What A^-1 enlarges most need not be what the factors do, and GMRES may leave it in the residual: so half
+    of the vector is random, and residuals are to be smaller than what is in it of any direction.
+
+    Attributes
+    ----------
+    right, sizes : Tensor, shape (n, 1)
+    vector : Tensor, shape (n, 1)
+        Of norm 1.
+    norm : Tensor, shape ()
+        What the factors say.
+    solved : Beside
+        For ``diag(right)`` times the vector.
+    """
+
+    right: torch.Tensor
+    sizes: torch.Tensor
+    vector: torch.Tensor
+    norm: torch.Tensor
+    solved: Beside
+
+    @classmethod
+    def of(cls, factors: Factorization, right: torch.Tensor, sizes: torch.Tensor) -> InverseProbe:
+        """Before anything is solved for with A itself."""
+        n = len(sizes)
+        norm, vector = inverse_norm(factors.solve, factors.solve_transposed, sizes, right)
+        random = gaussian(n, 1, vector.dtype, vector.device, seed=20260107)
+        vector = vector + random / torch.linalg.vector_norm(random)
+        vector = vector / torch.linalg.vector_norm(vector)
+        return cls(right, sizes, vector, norm, Beside(right * vector, SEEN / n**0.5))
+
+    def shown(self, a: torch.Tensor) -> torch.Tensor | None:
+        """The norm, within a factor of :data:`UNCERTAIN`; None where the vector is not solved for."""
+        x = self.solved.x
+        if x is None or not self.solves(a, x, self.right, self.vector):
+            return None
+        return UNCERTAIN * torch.maximum(self.norm, torch.linalg.vector_norm(self.sizes * x))
+
+    def solves(
+        self, a: torch.Tensor, x: torch.Tensor, right: torch.Tensor, vector: torch.Tensor
+    ) -> torch.Tensor:
+        """Whether x solves ``A x = diag(right) vector`` well enough, in the rows as they are scaled."""
+        return torch.linalg.vector_norm(vector - (a @ x) / right) <= self.solved.reduction
+
+
 def _by_gmres(
     a: torch.Tensor,
     factors: Factorization,
     sizes: torch.Tensor,
     max_iterations: int,
     update: UpdateSolver | None,
+    probe: InverseProbe | None,
 ) -> Measure:
-    """Norms by the power method, the solves of which are those of GMRES.
-
-    What A^-1 enlarges most need not be what the factors do, and GMRES may leave it in the residual: so the
-    start is random as well, and residuals are smaller than what is in it of any direction.
-    """
-    n = len(a)
-    norm_of, hidden = torch.linalg.vector_norm, SEEN / n**0.5
+    """Norms by the power method, the solves of which are those of GMRES."""
 
     def measured(right: torch.Tensor) -> torch.Tensor:
-        norm, vector = inverse_norm(factors.solve, factors.solve_transposed, sizes, right)
-        random = gaussian(n, 1, a.dtype, a.device, seed=20260107)
-        vector = vector + random / norm_of(random)
-        vector = vector / norm_of(vector)
-        if update is not None and n >= COSTLY:
-            # The operator of the refinement is at hand; whether rows in small units are solved, too, shows.
-            image = update(right * vector, hidden, max_iterations)[0]
-            if bool(norm_of(vector - (a @ image) / right) <= hidden):
-                return UNCERTAIN * torch.maximum(norm, norm_of(sizes * image))
+        start = probe
+        if start is None or start.solved.x is None or not torch.equal(start.right, right):
+            start = InverseProbe.of(factors, right, sizes)
+            if update is not None and len(a) >= COSTLY:
+                # The refinement is at hand; whether rows in small units are solved, too, shows.
+                start.solved.x = update(start.solved.b, start.solved.reduction, max_iterations)[0]
+        if (shown := start.shown(a)) is not None:
+            return shown
+        norm, vector, hidden = start.norm, start.vector, start.solved.reduction
         exact = factors.in_double()
         pairs = ((a, exact), (a.mT, Transposed(exact)))
         for _ in range(ROUNDS):
             for (matrix, solver), left, scale in zip(pairs, (sizes, right), (right, sizes), strict=True):
-                vector = vector / norm_of(vector)
+                vector = vector / torch.linalg.vector_norm(vector)
                 image = _by_preconditioned_gmres(matrix, solver, scale, vector, hidden, max_iterations)
-                solved = norm_of(vector - (matrix @ image) / scale) <= hidden
+                solved = start.solves(matrix, image, scale, vector)
                 vector = left * image
-                norm = torch.where(solved, torch.maximum(norm, norm_of(vector)), torch.inf)
+                size = torch.maximum(norm, torch.linalg.vector_norm(vector))
+                norm = torch.where(solved, size, torch.inf)
         return UNCERTAIN * norm
 
     return measured
@@ -287,14 +331,6 @@ def _solve(factors: Factorization, a: torch.Tensor, scales: Equilibration) -> bo
     z = 2**0.5 * z[:, : VECTORS // 2]
     z = z - factors.solve(a @ z)
     return bool(torch.linalg.matrix_norm(z / columns) <= SOLVED_TWICE)
-
-
-def column_norms(a: torch.Tensor) -> torch.Tensor:
-    """Norms of columns, 0 or infinite where squares underflow or overflow; row blocks stay in cache."""
-    if a.is_cuda:
-        return torch.linalg.vector_norm(a, dim=0)
-    rows = max(1, BLOCK // a.shape[1])
-    return torch.stack([block.square().sum(0) for block in a.split(rows)]).sum(0).sqrt()
 
 
 def _scaled_norm(a: torch.Tensor, rows: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:

@@ -40,7 +40,7 @@ from neula.certificates.forward_error import SURE
 from neula.engines import FP32, FP64, Arithmetic, Engine, Format
 from neula.pipeline.chain import Answer, Declined
 from neula.pipeline.progress import digits_done, stage
-from neula.problems.systems.evidence import Evidence
+from neula.problems.systems.evidence import COSTLY, Evidence, InverseProbe
 from neula.problems.systems.problem import Members
 from neula.problems.systems.system import System
 
@@ -187,13 +187,18 @@ def _refine(system: System, label: str, factors: Factorization, format: Format) 
             on_step=lambda error: report(digits_done(error, target)),
         )
 
-    update = classical(factors)
+    update, probe = classical(factors), None
     refined = run(update, None, SLOW)
     by_gmres = not bool((refined.backward_error <= system.bound).all())
     if by_gmres:
-        symmetric = options.positive and system.scaled is None
-        label += " + cg" if symmetric else " + gmres"
-        update = (cg_refinement if symmetric else gmres_refinement)(system.a, factors)
+        if options.positive and system.scaled is None:
+            label += " + cg"
+            update = cg_refinement(system.a, factors)
+        else:
+            label += " + gmres"
+            if len(system.a) >= COSTLY:
+                probe = InverseProbe.of(factors, 1 / system.scales.rows[:, None], system.sizes[:, None])
+            update = gmres_refinement(system.a, factors, None if probe is None else probe.solved)
         refined = run(update, refined, STAGNATION)
     if not bool((refined.backward_error < 1).all()):
         raise Declined("refinement does not converge", label)
@@ -205,6 +210,7 @@ def _refine(system: System, label: str, factors: Factorization, format: Format) 
         options.max_iterations,
         system.sizes,
         system.scaled,
+        probe,
     )
     if options.forward:
         refined, forward_error = evidence.refine_forward(system.b, refined, update, options)

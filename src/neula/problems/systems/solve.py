@@ -303,14 +303,15 @@ def _solve(systems: Systems, call: Call, begun: Answer[Members] | None) -> Run[M
         run = Run.begin(count, Members.missing(count, n, k, a.device))
     if not len(run.open):  # no solution of numbers that are not finite is accepted
         return run
-    _check_finite(systems, call)
+    if together:
+        _check_finite(systems, call)
     alone = chain_after_together(options) if together else chain_alone(n, options)
     if not alone:
         return run
 
     def solve_alone(place: int) -> Run[Members] | None:
         try:
-            system = System.of(a[place], b[place], options)
+            system = System.of(a[place], b[place], options, lambda: _check_finite(systems, call))
             return run_chain(alone, system, SystemsJudge.of(n, options))
         except (ArithmeticError, np.linalg.LinAlgError) as error:
             if isinstance(error, Unanswered) and together:  # no better than what there is

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -15,7 +16,7 @@ from neula.algorithms.scaling import binary_exponents, power_of_two_scales
 from neula.certificates.backward_error import Scaling
 from neula.certificates.bounds import solve_bound
 from neula.engines import Engine, Format
-from neula.problems.systems.evidence import column_norms
+from neula.kernels.magnitudes import magnitudes
 from neula.problems.systems.problem import Options
 from neula.problems.systems.scaled import Scaled
 
@@ -84,7 +85,13 @@ class System:
         return self.scales.fill(engine.empty(*self.a.shape, dtype=engine.operand_dtype), self.a, engine)
 
     @classmethod
-    def of(cls, a: torch.Tensor, b: torch.Tensor, options: Options) -> System:
+    def of(
+        cls,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        options: Options,
+        check: Callable[[], object] = lambda: None,
+    ) -> System:
         """Choose the scales, measure the norms; numbers near the ends of the range are scaled in a copy.
 
         Parameters
@@ -92,24 +99,29 @@ class System:
         a : Tensor, shape (n, n)
         b : Tensor, shape (n, k)
         options : Options
+        check : callable, optional
+            Called where norms are not finite: raises an error if A or b is not.
         """
         a, b = a.double(), b.double()
+        found, b_max = magnitudes(a[None]), options.engine.column_max(b)
+        row_norms, sizes = found.sums[0], found.norms[0, :, 0]
+        if not bool(torch.cat([row_norms, sizes, b_max]).isfinite().all()):
+            check()
         diagonal = _positive_diagonal(a) if options.positive else None
-        row_norms, sizes, b_max = _norms(a, b, options)
         scaled = None
         exponents = binary_exponents(torch.cat([row_norms, sizes, b_max]).nan_to_num(math.inf)).abs().amax()
         if not bool(row_norms.isfinite().all() & sizes.isfinite().all()) or int(exponents) > SAFE_EXPONENT:
             scaled = Scaled.of(a[None], b[None])
             a, b = scaled.a[0], scaled.b[0]
-            row_norms, _, b_max = _norms(a, b, options)
-            sizes = scaled.norms[0, :, 0]
+            found, b_max = magnitudes(a[None]), options.engine.column_max(b)
+            row_norms, sizes = found.sums[0], scaled.norms[0, :, 0]
         sizes = torch.where(sizes > 0, sizes, 1.0)
         # Powers of two, so that norms neither overflow nor underflow.
         b_scales = power_of_two_scales(b_max)
         if diagonal is not None:
             scales = equilibrate_symmetric(diagonal) if scaled is None else _symmetric_again(scaled)
         else:
-            scales = equilibrate(a, row_norms, options.engine)
+            scales = equilibrate(a, row_norms, options.engine, found.columns[0, 0])
         scalings = [Scaling(row_norms.amax())]
         if not scales.trivial:
             scalings.append(Scaling(scales.norm(a), scales.rows, scales.columns))
@@ -153,13 +165,6 @@ def _symmetric_again(scaled: Scaled) -> Equilibration:
     one = torch.ones_like(exponents, dtype=torch.float64)
     rows, columns = torch.ldexp(one, rows - common), torch.ldexp(one, columns + common + TOP)
     return Equilibration(rows, columns, trivial=False)
-
-
-def _norms(
-    a: torch.Tensor, b: torch.Tensor, options: Options
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """1-norms of the rows of A, norms of its columns, largest elements of the columns of b."""
-    return torch.linalg.vector_norm(a, 1, dim=1), column_norms(a), options.engine.column_max(b)
 
 
 def _positive_diagonal(a: torch.Tensor) -> torch.Tensor:
