@@ -240,7 +240,9 @@ def test_what_is_tried(tuning: Tuning, count: int, n: int, target: Format, label
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("count", "n"), [(1, 5000), (1, 100), (40, 352), (3, 2048), (300, 32), (7, 1001)])
+@pytest.mark.parametrize(
+    ("count", "n"), [(1, 9001), (1, 100), (40, 352), (3, 2048), (300, 32), (7, 1001), (2, 2500)]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_on_a_gpu(count: int, n: int, dtype: torch.dtype) -> None:
     generator = torch.Generator("cuda").manual_seed(n)
