@@ -27,6 +27,7 @@ if not torch.cuda.is_available() and "triton" not in sys.modules:
         import neula.kernels.doubled_triton
         import neula.kernels.gemm_triton
         import neula.kernels.householder_triton
+        import neula.kernels.lanczos_triton
         import neula.kernels.lu_block_triton
         import neula.kernels.magnitudes_triton
         import neula.kernels.mgs_triton
@@ -34,6 +35,7 @@ if not torch.cuda.is_available() and "triton" not in sys.modules:
         import neula.kernels.projection_triton
         import neula.kernels.seminormal_triton
         import neula.kernels.shift_triton
+        import neula.kernels.split_triton
         import neula.kernels.symmetric_triton
         import neula.kernels.tall_gram_triton
         import neula.kernels.tall_product_triton
