@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from neula.engines import select_engine
+from neula.engines import EmulatedEngine, select_engine
 from neula.problems.orthogonal import triangle
 from neula.problems.orthogonal.triangle import certified_triangle
 
@@ -65,6 +65,23 @@ def test_a_wrong_triangle_is_noticed(monkeypatch) -> None:
 
     monkeypatch.setattr(triangle.torch.linalg, "qr", wrong)
     assert certified_triangle(a, a[:, :, :1], CPU).attempts[-1].method == "householder fp64"
+
+
+@pytest.mark.parametrize("compute", ["fp16", "fp32"])
+def test_by_a_coarse_gram_matrix(compute) -> None:
+    """What a GPU does with large ones: as good as Householder's, or given up."""
+    coarse = EmulatedEngine().using(compute)
+    for condition in (1.0, 100.0, 1e6):
+        a = conditioned(200, 30, condition) * 2.0 ** torch.arange(-15, 15)
+        b = torch.randn(1, 200, 1, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+        found = triangle._by_cholesky(a, b, coarse)
+        assert (found is None) == (condition == 1e6)
+        if found is not None:
+            d = torch.linalg.vector_norm(a, dim=1, keepdim=True)
+            error = 8 * 30**1.5 * U
+            assert ((found.r.mT @ found.r - a.mT @ a) / d / d.mT).abs().max() <= error
+            assert ((found.r.mT @ found.c - a.mT @ b) / d.mT).abs().max() <= error * torch.linalg.norm(b)
+            assert torch.equal(found.r, found.r.triu())
 
 
 def test_nan() -> None:

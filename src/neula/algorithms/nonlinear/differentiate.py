@@ -216,16 +216,11 @@ class Differences:
         if self.scheme == "cs":
             _by_imaginary_steps(function, x, h.abs(), out)
             return
-        # All that does not depend on f at once: of a small problem it is most of the work. No more memory
-        # than for J, whose rows are not fewer than its columns.
-        taken = [(_moved(x, by), weight[..., None].unbind(1)) for by, weight in self._quotients(x, h)]
-        for j, column in enumerate(out.unbind(2)):
-            for place, (points, weights) in enumerate(taken):
-                change = (function(points[j]) - f) * weights[j]
-                if place:
-                    column += change
-                else:
-                    column.copy_(change)
+        # All that does not depend on f at once: of a small problem it is most of the work.
+        parts = [(by.split(1, 1), weight.split(1, 1)) for by, weight in self._quotients(x, h)]
+        for j, (place, column) in enumerate(zip(_places(x), out.unbind(2), strict=True)):
+            changes = [(function(x.index_add(1, place, by[j])) - f) * weight[j] for by, weight in parts]
+            column.copy_(sum(changes[1:], changes[0]))
 
     def _quotients(self, x: torch.Tensor, h: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """How far to go from x, and with what weights the changes of f add up to a derivative.
@@ -235,12 +230,9 @@ class Differences:
         list of pair of Tensor, shape (batch, n)
         """
         if self.bounds.none:
-            h = h.abs()
             weights = {"2-point": (1.0,), "3-point": (0.5, -0.5), "5-point": (2 / 3, -2 / 3, -1 / 12, 1 / 12)}
-            return [
-                (far * h, weight / h)
-                for far, weight in zip((1, -1, 2, -2), weights[self.scheme], strict=False)
-            ]
+            pairs = zip((1, -1, 2, -2), weights[self.scheme], strict=False)
+            return [(far * h, weight / h) for far, weight in pairs]
         above, below = self.bounds.upper - x, x - self.bounds.lower
         room = torch.where(above >= below, above, -below)
         if self.scheme == "2-point":
@@ -288,14 +280,12 @@ def noise(scheme: str, eps: float) -> float:
     return eps if scheme == "cs" else eps ** (1 - STEPS[scheme])
 
 
-def _moved(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
-    """Points with one variable changed, for each of the n variables, shape (n, batch, n)."""
-    points = x.expand(x.shape[1], *x.shape).clone()
-    points.diagonal(dim1=0, dim2=2).add_(by)
-    return points
+def _places(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Of each variable, as an index."""
+    return torch.arange(x.shape[1], device=x.device).split(1)
 
 
 def _by_imaginary_steps(function: Function, x: torch.Tensor, h: torch.Tensor, out: torch.Tensor) -> None:
-    points = _moved(x.to(torch.promote_types(x.dtype, torch.complex64)), 1j * h)
-    for j, point in enumerate(points):
-        out[:, :, j] = function(point).imag / h[:, j, None]
+    point, steps = x.to(torch.promote_types(x.dtype, torch.complex64)), (1j * h).split(1, 1)
+    for j, place in enumerate(_places(x)):
+        out[:, :, j] = function(point.index_add(1, place, steps[j])).imag / h[:, j, None]
