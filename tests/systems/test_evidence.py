@@ -17,6 +17,7 @@ from neula.algorithms.krylov.iterative_refinement import Refined, classical, gmr
 from neula.algorithms.spectra.inverse_norm import EXPLICIT
 from neula.engines import FP64, EmulatedEngine
 from neula.io.matrices import random_matrix
+from neula.problems.systems import evidence, links
 from neula.problems.systems.evidence import ESTIMATED, Evidence
 from neula.problems.systems.problem import Options
 
@@ -181,3 +182,27 @@ def test_norms_of_inverses_are_not_underestimated(n: int, count: int, kind: str,
             assert ESTIMATED * float(found.inverse) * (smallest + rounding) >= 1
             if cond < 1e12 and n <= EXPLICIT:  # n^(1/4) is the Schatten norm, 2 what is left of B X
                 assert float(found.inverse) * (smallest - rounding) <= 2 * n**0.25
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_large_systems_show_the_norm_of_the_inverse_beside_their_solution(
+    k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GMRES solves for the probe together with the system, and for nothing else."""
+    for module in (evidence, links):
+        monkeypatch.setattr(module, "COSTLY", 100)
+    begun, of = [], evidence.InverseProbe.of
+    monkeypatch.setattr(evidence.InverseProbe, "of", lambda *x: [begun.append(of(*x)), begun[-1]][1])
+    monkeypatch.setattr(evidence, "_by_preconditioned_gmres", lambda *_: pytest.fail("once more"))
+    a = random_matrix("geometric", 150, 150, cond=3e3)
+    x = random_matrix("normal", 150, k)
+    found = neula.solve(a, a @ x, engine="emulated", pivot="partial")
+    assert found.converged
+    assert "gmres" in found.method
+    assert len(begun) == 1
+    sizes = torch.linalg.vector_norm(a, dim=0)[:, None]
+    true = torch.linalg.vector_norm(sizes * (found.x - x)) / torch.linalg.vector_norm(sizes * x)
+    # b is rounded: x is the solution for it up to the condition number times u.
+    condition = torch.linalg.cond(a / sizes.T)
+    assert true <= found.forward_error + condition * torch.finfo(torch.float64).eps
+    assert condition / 10 <= found.condition <= 10 * condition
