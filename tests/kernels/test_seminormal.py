@@ -15,7 +15,7 @@ import torch
 
 import neula
 from campaign.oracle import LeastSquares
-from neula.algorithms.krylov.batched_lstsq import limits_of
+from neula.algorithms.krylov.one_launch import limits_of
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE
 from neula.engines import FP64, EmulatedEngine

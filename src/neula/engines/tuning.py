@@ -71,8 +71,7 @@ class Tuning:
         33 and 36; 2000 x 2000, which needs a second pass, 563 and 317.
     by_lapack : int
         Value of ``m n^2`` up to which least-squares problems are solved one by one by NumPy and LAPACK from a
-        Gram matrix, without tensors: 10 x 3 takes a tenth of the time of calls of torch, 600 x 100 half, and
-        with one thread 16384 x 1024 0.6 of that of an R in float32 with iterations, 0.4 of LAPACK's gels.
+        Gram matrix, without tensors (times of calls of torch: 10 for 10 x 3, 2 for 600 x 100).
     measured_here : int
         Elements of a matrix up to which NumPy measures a QR: a tenth of the time for 10 x 3.
     replayed_bytes : int
@@ -91,7 +90,7 @@ class Tuning:
         Value of ``m n^2`` up to which least squares take each step for all problems: an R in double precision
         takes milliseconds there, and nothing is to be gained from a lower one. A GPU plays the whole link
         back, and synchronizes once: 2000 x 500 takes 2.9 ms on an H200, and 12 with an R in half precision
-        and iterations that the host counts; 16384 x 2048 takes 9.6 and 16, 262144 x 1024 25 and 12.5.
+        and iterations that the host counts; 262144 x 1024 takes 25 and 12.5.
     gram_lapack, gram_ratio : int
         Columns up to which they do so with any number of rows, and rows for each column from which on: R from
         the Gram matrix, its inverse and products with it take less time than LAPACK's QR (2048 x 128: 0.7 of
@@ -109,17 +108,14 @@ class Tuning:
     small_r : tuple of str
         Where their R comes from, in the order to try. On a CPU the Gram matrix in double precision: 100
         matrices of 256 x 32 take 2 ms, and 4.4 ms by LAPACK's QR. Like an R in float32 it does for condition
-        numbers up to about 1e6. So it does on GPUs with fast fp64: one of 2000 x 500 takes 0.25 ms, and
-        1.1 ms by Gram-Schmidt in float32.
+        numbers up to about 1e6. So it does on GPUs with fast fp64 (2000 x 500: 0.25 ms).
     blind_steps : int
         Refinement steps of such problems between which nothing synchronizes: enough for an R in float32 and
         condition numbers up to 1e4, what needs more of them goes on to a better R. 0: as many as it takes, as
-        of single problems that are too large to be played back (1000000 x 200 on an H200: 22.7 ms with three
-        steps, 14.1 with the one that it takes).
+        of single problems too large to be played back (1000000 x 200: 22.7 ms with three, 14.1 with one).
     one_launch : int
         Elements of A, times right-hand sides, up to which a problem of at most 64 columns is solved and
-        measured by one launch, where it has a single multiprocessor (H200: 64 x 32 takes 0.05 ms, 300 x 40
-        takes 0.19, and their hundreds of small launches more than 0.4; 1000 of 200 x 50 take 1.4).
+        measured by one launch on a single multiprocessor (64 x 32: 0.05 ms, many launches more than 0.4).
     reflected_rows : int
         Rows of matrices in Householder form up to which each is reflected by a thread block.
     tall_columns, low_columns, tall_ratio : int
@@ -158,13 +154,11 @@ class Tuning:
         updated by one product.
     cholesky_inverted : int
         Order of the parts of these that are inverted for what is below them: products with wider ones take
-        fewer launches (16384 in ``fp16_cor``: 14.9 ms for 1024, 18.1 for 512), and lose more if they are
-        ill-conditioned (Gaussian kernel with noise 0.01: a residual of 4.0e-7, and 3.7e-7).
+        fewer launches (16384 in ``fp16_cor``: 14.9 ms for 1024, 18.1 for 512), and lose more.
     cholesky, batched_cholesky : int
         Order from which on that factorization beats the library's in float32, of one matrix (H200: 6.7 and
-        8.7 ms at order 8192, 21 and 44 at 16384; 3.2 and 1.9 at 4096) and of each of a batch (640 of 512: 5.0
-        and 7.1 ms with what certifies, 60 of 1024: 2.8 and 4.7, 256 of 128: 0.7 and 1.1, 4096 of 32: 1.2 and
-        1.5).
+        8.7 ms at order 8192; 3.2 and 1.9 at 4096) and of each of a batch (640 of 512: 5.0 and 7.1 ms with
+        what certifies, 4096 of 32: 1.2 and 1.5).
     lu_panel, lu_inner_panel : int
         Widths r and s of the panels of LU factorizations.
     pivoted_panel, pivoted_inner_panel : int
@@ -181,9 +175,8 @@ class Tuning:
         with partial pivoting, or Cholesky factorization, with refinement.
     queued, queued_definite : int
         Order of linear systems up to which Cholesky factors of ``A^T A``, or of a definite A, are queued with
-        everything that follows, before LU (order 1000: 2.6 ms on an H200 instead of 10; 3000: 6.6 and 23;
-        6000: 27 and 40; definite, 12000: 30, and 21 by cuSOLVER without evidence; 24000: 150, and 106 by
-        fp16).
+        everything that follows, before LU (order 1000: 2.6 ms on an H200 instead of 10; 6000: 27 and 40;
+        definite, 24000: 150, and 106 by fp16).
     inverted_whole : int
         Order up to which these factors are inverted as a whole.
     direct_single : int

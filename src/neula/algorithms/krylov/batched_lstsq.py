@@ -18,24 +18,18 @@ from dataclasses import dataclass
 import torch
 
 from neula.algorithms.krylov.doubled_refinement import (
-    COMPUTED,
     DOUBLED,
-    FLOOR,
-    MAX_RATE,
     Evaluation,
     add_to_pair,
 )
-from neula.algorithms.krylov.driver import STAGNATION
 from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.certificates.backward_error import Measures, Norms, over
-from neula.certificates.forward_error import SURE
 from neula.engines import FP64
 from neula.engines.random_vectors import gaussian
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.doubled import Doubled
 from neula.kernels.doubled_normal import doubled_normal
 from neula.kernels.normal_product import normal_product, transposed_product
-from neula.kernels.seminormal import Limits
 from neula.kernels.triangular_inverse import triangular_inverse
 
 PROBES = 8
@@ -86,21 +80,6 @@ class Triangles:
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
         return self.inverse, self.norm, self.norm_bound, self.inverse_norm
-
-
-def limits_of(tolerance: float, max_steps: int) -> Limits:
-    """What decides where all steps are one launch: the same as here."""
-    return Limits(
-        tolerance=tolerance,
-        max_steps=max_steps,
-        max_rate=MAX_RATE,
-        rounding=ROUNDING,
-        noise=DOUBLED,
-        floor=FLOOR,
-        stagnation=STAGNATION,
-        computed=COMPUTED,
-        sure=SURE,
-    )
 
 
 class _Factored:

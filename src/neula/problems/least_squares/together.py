@@ -17,7 +17,6 @@ from neula.algorithms.krylov.batched_lstsq import (
     Triangles,
     Underdetermined,
     lengths,
-    limits_of,
     rate_of,
 )
 from neula.algorithms.krylov.doubled_refinement import (
@@ -27,6 +26,7 @@ from neula.algorithms.krylov.doubled_refinement import (
     System,
     refine_doubled,
 )
+from neula.algorithms.krylov.one_launch import limits_of
 from neula.algorithms.orthogonal.r_only import (
     cholesky32_r,
     cholesky_r,

@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from neula.algorithms.krylov.batched_lstsq import PROBES, limits_of
+from neula.algorithms.krylov.batched_lstsq import PROBES
 from neula.algorithms.krylov.doubled_refinement import refine_doubled
+from neula.algorithms.krylov.one_launch import limits_of
 from neula.algorithms.orthogonal.r_only import cholesky_r
 from neula.algorithms.triangular.inverted import InvertedBlocks
 from neula.engines import Tuning

@@ -1,0 +1,24 @@
+"""Refinement in one launch: by the same limits as in :mod:`neula.algorithms.krylov.batched_lstsq`."""
+
+from __future__ import annotations
+
+from neula.algorithms.krylov.batched_lstsq import ROUNDING
+from neula.algorithms.krylov.doubled_refinement import COMPUTED, DOUBLED, FLOOR, MAX_RATE
+from neula.algorithms.krylov.driver import STAGNATION
+from neula.certificates.forward_error import SURE
+from neula.kernels.seminormal import Limits
+
+
+def limits_of(tolerance: float, max_steps: int) -> Limits:
+    """What decides where all steps are one launch: the same as where each is many."""
+    return Limits(
+        tolerance=tolerance,
+        max_steps=max_steps,
+        max_rate=MAX_RATE,
+        rounding=ROUNDING,
+        noise=DOUBLED,
+        floor=FLOOR,
+        stagnation=STAGNATION,
+        computed=COMPUTED,
+        sure=SURE,
+    )
