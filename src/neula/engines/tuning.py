@@ -67,8 +67,7 @@ class Tuning:
         Whether nothing beats LAPACK on small matrices, and on tall ones.
     lapack_alone : int
         Value of ``m n^2`` up to which nothing beats LAPACK on one matrix, either, if it is twice as tall as
-        wide: 10000 x 1000 takes 212 ms by recursive Gram-Schmidt in float32, and 360 by LAPACK; 2000 x 500
-        33 and 36; 2000 x 2000, which needs a second pass, 563 and 317.
+        wide: 10000 x 1000 takes 212 ms by recursive Gram-Schmidt in float32, and 360 by LAPACK.
     by_lapack : int
         Value of ``m n^2`` up to which least-squares problems are solved one by one by NumPy and LAPACK from a
         Gram matrix, without tensors (times of calls of torch: 10 for 10 x 3, 2 for 600 x 100).
@@ -93,8 +92,7 @@ class Tuning:
         and iterations that the host counts; 262144 x 1024 takes 25 and 12.5.
     gram_lapack, gram_ratio : int
         Columns up to which they do so with any number of rows, and rows for each column from which on: R from
-        the Gram matrix, its inverse and products with it take less time than LAPACK's QR (2048 x 128: 0.7 of
-        it, 6144 x 384: 0.6; 4000 x 500: 0.9, 2000 x 500: 1.3).
+        the Gram matrix, its inverse and products with it take less time than LAPACK's QR (2048 x 128: 0.7).
     doubled_elements : int
         Elements of a tall matrix up to which least squares are refined with residuals in twice the working
         precision unasked.
@@ -111,8 +109,7 @@ class Tuning:
         numbers up to about 1e6. So it does on GPUs with fast fp64 (2000 x 500: 0.25 ms).
     blind_steps : int
         Refinement steps of such problems between which nothing synchronizes: enough for an R in float32 and
-        condition numbers up to 1e4, what needs more of them goes on to a better R. 0: as many as it takes, as
-        of single problems too large to be played back (1000000 x 200: 22.7 ms with three, 14.1 with one).
+        condition numbers up to 1e4, what needs more of them goes on to a better R. 0: as many as it takes.
     one_launch : int
         Elements of A, times right-hand sides, up to which a problem of at most 64 columns is solved and
         measured by one launch on a single multiprocessor (64 x 32: 0.05 ms, many launches more than 0.4).
@@ -124,13 +121,12 @@ class Tuning:
     gram_columns, fp16_gram_columns : int
         Columns up to which R comes from the Gram matrix with error correction: half the operations of a QR,
         and no panels; and from how many on it is tried in fp16 before: its product saves more than what the
-        two or three more iterations read (131072 x 4096: 33 ms and 40; 524288 x 1024: 25 and 24).
+        two or three more iterations read (131072 x 4096: 33 ms and 40).
     gram_part : float
         Part of all singular values up to which the leading ones are computed by themselves.
     eigenvectors : float
         Time of all eigenvectors of a symmetric matrix of order n in double precision, in operations of
-        products in float32 for each ``n^3`` (CPU: 20 from n = 500 on; H200: 80 and 50 for n = 4000 and 8000,
-        which take 100 and 500 ms, and more for smaller ones).
+        products in float32 for each ``n^3`` (CPU: 20 from n = 500 on; H200: 80 for n = 4000).
     iteration : float
         Time that a product of a block by ``A^T A`` takes beside its operations, in operations of float32
         (H200: 0.5 ms of a host that launches, orthonormalizes and looks).
@@ -138,7 +134,7 @@ class Tuning:
         Value of ``m n^2`` up to which the library's SVD takes no longer than what looks for a part of it.
     sketched_pivots : int
         Columns, or rows if there are fewer, up to which column pivots are found one by one: by LAPACK on a
-        CPU (1000^2: 84 ms, in blocks 99; 2000^2: 817 and 646), by a few launches a column elsewhere.
+        CPU (1000^2: 84 ms, in blocks 99), by a few launches a column elsewhere.
     pivot_block : int
         Columns of a block of pivots that a sketch picks.
     inverted : int
@@ -189,7 +185,7 @@ class Tuning:
         nothing on a CPU; a GPU copies 256 MB in 5 ms, beside which launches are nothing.
     streams_doubled : bool
         Whether matrices that are read in blocks are refined with residuals in twice the working precision
-        unasked: a GPU reads its memory so much faster than that of the host that it takes no time.
+        unasked: on a GPU, which reads its own memory so much faster, it takes no time.
     """
 
     arithmetics: tuple[str, ...]
