@@ -19,8 +19,8 @@ other effect.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -56,7 +56,7 @@ class Config(NamedTuple):
 
 
 def configs(scheme: Scheme) -> list[Config]:
-    """What is tried for a class of shapes, what is best for large ones first."""
+    """How products may be cut up, what is best for large ones first."""
     run = 128 // scheme.dtype.itemsize
     if scheme.parts == 1:
         return [Config(128, 256, run, 8, 3), Config(128, 128, run, 8, 4), Config(64, 64, run, 4, 3)]
@@ -68,9 +68,6 @@ def configs(scheme: Scheme) -> list[Config]:
         Config(64, 64, run // 2, 4, 2),
     ]
 
-
-_chosen: dict[tuple, Config] = {}
-"""The fastest configuration of each class of shapes, as measured in this process."""
 
 PAD = 16
 """Rows of parts are filled up with zeros to a multiple of this, so that they start where bulk copies can."""
@@ -112,8 +109,7 @@ def gemm_triton(
     alpha, beta : float
     c : Tensor, shape (m, n), optional
     config : Config, optional
-        By default the fastest of :func:`configs` for matrices of about this shape: the first call for a
-        class of shapes (powers of two) times them all.
+        By default that of :func:`configs` with the widest tiles that fill the GPU.
     pieces : int, optional
         Into how many pieces k is cut; by default one, or more where the tiles of C are too few for the GPU.
     bound : float or Tensor, optional
@@ -125,7 +121,7 @@ def gemm_triton(
     """
     with torch.cuda.device_of(a):
         product = _Product(_split(a, scheme, bound), _split(b.mT, scheme), scheme)
-        config = config or _fastest(product)
+        config = config or _filling(product)
         target = a.new_empty(product.shape) if c is None else c
         return product(target, alpha, beta, config, pieces or product.pieces(config))
 
@@ -141,7 +137,7 @@ def gram_triton(
             whole = _split(some.mT, scheme)
             for k in blocks:
                 product = _Product(whole.rows(k), whole.rows(slice(0, k.stop)), scheme)
-                config = _fastest(product)
+                config = _filling(product)
                 product(g[k, : k.stop], 1.0, 1.0, config, product.pieces(config))
     return g
 
@@ -166,7 +162,7 @@ def multiply_kept_triton(c: torch.Tensor, x: Kept, y: Kept, *, alpha: float, bet
     """:func:`neula.kernels.kept.multiply_kept` by the kernel, queued on the current stream."""
     with torch.cuda.device_of(c):
         product = _Product(_Parts(x.parts, x.largest), _Parts(y.parts, y.largest), x.scheme)
-        config = _widest(c.device, x.scheme)
+        config = _first_that_runs(c.device, x.scheme, tuple(configs(x.scheme)))
         # No more than fill the machine once: something else may run beside it, and has units of its own.
         return product(c, alpha, beta, config, product.pieces(config, waves=1))
 
@@ -257,61 +253,30 @@ class _Product:
         return descriptors + [descriptors[-1]] * (3 - len(descriptors))
 
 
-@lru_cache(maxsize=32)
-def _widest(device: torch.device, scheme: Scheme) -> Config:
+def _filling(product: _Product) -> Config:
+    """The widest tile of which there are as many as multiprocessors, or more; else the smallest one.
+
+    On an H200 the fastest one for all shapes from 16^3 to 16384^3, but for a few percent.
+    """
+    device, candidates = product.a.parts.device, configs(product.scheme)
+    fewest = multiprocessors(device) if device.type == "cuda" else 0
+    full = [config for config in candidates if product.tiles(config) >= fewest]
+    small = sorted((c for c in candidates if c not in full), key=lambda c: c.rows * c.columns)
+    return _first_that_runs(device, product.scheme, (*full, *small))
+
+
+@lru_cache(maxsize=128)
+def _first_that_runs(device: torch.device, scheme: Scheme, candidates: tuple[Config, ...]) -> Config:
     """The first configuration that this GPU has the shared memory and the registers for."""
-    *candidates, last = configs(scheme)
-    if device.type != "cuda":
-        return last
+    *others, last = candidates
+    if device.type != "cuda":  # the interpreter: small tiles take less time
+        return configs(scheme)[-1]
     one = _split(torch.ones(PAD, PAD, device=device), scheme)
-    for config in candidates:
+    for config in others:
         with contextlib.suppress(Exception):
             _Product(one, one, scheme)(torch.empty(PAD, PAD, device=device), 1.0, 0.0, config, 1)
             return config
     return last
-
-
-def _fastest(product: _Product) -> Config:
-    """The fastest configuration for shapes like this one: looked up, or measured once a process."""
-    parts = product.a.parts
-    candidates = configs(product.scheme)
-    if not parts.is_cuda:
-        return candidates[-1]
-    sizes = (*product.shape, product.k)
-    key = (parts.device, product.scheme.name, *((size - 1).bit_length() for size in sizes))
-    if key not in _chosen:
-        if torch.cuda.is_current_stream_capturing():  # no time can be taken inside a graph
-            return candidates[1]
-        _chosen[key] = _measured(product, candidates)
-    return _chosen[key]
-
-
-def _measured(product: _Product, candidates: list[Config]) -> Config:
-    times: dict[Config, float] = {}
-    errors: list[Exception] = []
-    c = torch.empty(product.shape, dtype=torch.float32, device=product.a.parts.device)
-    for config in candidates:
-        try:
-            times[config] = _milliseconds(partial(product, c, 1.0, 0.0, config, product.pieces(config)))
-        except Exception as error:  # more shared memory or registers than this GPU has
-            errors.append(error)
-    if not times:
-        raise errors[0]
-    return min(times, key=lambda config: times[config])
-
-
-def _milliseconds(run: Callable[[], Any], repeats: int = 3) -> float:
-    """Best of some runs, after one that compiles."""
-    run()
-    times = []
-    for _ in range(repeats):
-        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        run()
-        stop.record()
-        stop.synchronize()
-        times.append(start.elapsed_time(stop))
-    return min(times)
 
 
 @triton.jit(do_not_specialize=["rows", "k"])
