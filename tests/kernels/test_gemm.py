@@ -311,18 +311,17 @@ def test_the_unit_truncates_and_the_kernel_does_not_let_it() -> None:
 
 
 @pytest.mark.gpu
-def test_a_choice_is_measured_once() -> None:
-    from neula.kernels.gemm_triton import _chosen, _fastest, _Product, _split
+def test_tiles_fill_the_gpu() -> None:
+    """Where any do; those of a tiny product are small."""
+    from neula.kernels.gemm_triton import _filling, _Product, _split, configs
+    from neula.kernels.launch import multiprocessors
 
-    scheme = SCHEMES["fp16_cor"]
-    _chosen.clear()
-    for m in (600, 700, 1000, 1024):
-        product = _Product(_split(uniform(m, 600, 32), scheme), _split(uniform(m, 600, 33), scheme), scheme)
-        _fastest(product)
-    assert len(_chosen) == 1
-    product = _Product(_split(uniform(1025, 600, 34), scheme), _split(uniform(600, 600, 35), scheme), scheme)
-    _fastest(product)
-    assert len(_chosen) == 2
+    scheme, device = SCHEMES["fp16_cor"], torch.device("cuda", torch.cuda.current_device())
+    for m, n in ((16, 16), (1000, 600), (1024, 1024), (4096, 4096), (20000, 128)):
+        product = _Product(_split(uniform(m, 64, 32), scheme), _split(uniform(n, 64, 33), scheme), scheme)
+        filling = [x for x in configs(scheme) if product.tiles(x) >= multiprocessors(device)]
+        smallest = [x for x in configs(scheme) if x.rows * x.columns == 64 * 64]
+        assert _filling(product) in (filling or smallest)
 
 
 @pytest.mark.gpu

@@ -197,5 +197,6 @@ def test_on_a_gpu(n: int) -> None:
         assert float((found.x - x).norm() / x.norm()) <= 1e-13 * n
         definite = a @ a.mT + n * torch.eye(n, device="cuda")
         found = neula.solve(definite, definite @ x, assume_a="pos")
-        assert found.method == DEFINITE
+        # One launch, which takes up to 64 unknowns, leaves rows that are not near 1 to the library.
+        assert found.method == (DEFINITE if n > 64 else "cholesky fp64")
         assert float((found.x - x).norm() / x.norm()) <= 1e-13 * n

@@ -338,7 +338,7 @@ class Engine(ABC):
     def recorded(
         self, function: Callable[[torch.Tensor], torch.Tensor], like: torch.Tensor
     ) -> Callable[[torch.Tensor], torch.Tensor]:
-        """A function that was called for a tensor like this one, and will be some dozen times, in less time.
+        """A function of tensors like this one that is about to be called dozens of times, in less time.
 
         A GPU captures it in a CUDA graph and replays that: launches must be the same each time.
         """

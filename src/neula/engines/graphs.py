@@ -171,8 +171,7 @@ def recorded(
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """The same function for tensors of one shape, from a graph of its own; itself where it has none.
 
-    Whoever keeps it must keep what the function reads, and have no two calls under way. It has been called
-    for such a tensor before, so that nothing is compiled or made once while it is captured.
+    Whoever keeps it must keep what the function reads, and have no two calls under way.
 
     Parameters
     ----------
@@ -184,8 +183,7 @@ def recorded(
     if is_recording():
         return function
     with _lock:
-        stream = torch.cuda.current_stream(like.device)
-        graph = _captured(lambda x: (function(x),), (like,), stream, called=True)
+        graph = _captured(lambda x: (function(x),), (like,), torch.cuda.current_stream(like.device))
     if graph is None:
         return function
 
@@ -247,17 +245,14 @@ def clear() -> None:
         _pools.clear()
 
 
-def _captured(
-    function: Callable[..., Tensors], inputs: Tensors, stream: torch.cuda.Stream, *, called: bool = False
-) -> _Graph | None:
+def _captured(function: Callable[..., Tensors], inputs: Tensors, stream: torch.cuda.Stream) -> _Graph | None:
     """A graph of the function, or None if one of its steps cannot be captured."""
     own = tuple(_clone(x) for x in inputs)
     side, graph = _beside(stream.device, stream.stream_id), torch.cuda.CUDAGraph()
     read: dict[Hashable, torch.Tensor] = {}
     try:
         _recording.kept = read
-        if not called:  # to compile kernels and make what is made once, neither of which a graph may do
-            function(*own)
+        function(*own)  # compiles kernels and makes what is made once, neither of which a graph may do
         side.wait_stream(stream)
         memory = _pool(stream, side)
         outputs = on_stream(side, lambda: _capture(graph, function, own, memory))

@@ -43,6 +43,8 @@ def seminormal_triton(
     a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, limits: Limits, square: Square | None = None
 ) -> Seminormal:
     """:func:`neula.kernels.seminormal.solved` by the kernel, queued on the current stream."""
+    # Triton 3.6 cannot lower products in double precision of what was loaded in half precision.
+    a, b = (x.float() if x.dtype.itemsize < 4 else x for x in (a, b))
     (count, m, n), k = a.shape, b.shape[2]
     found = Seminormal.empty(count, n, k, a.device)
     columns = columns_of(n)

@@ -26,10 +26,6 @@ INNER_TOLERANCE = 1e-12
 MARGIN = 0.5
 """Part of what is asked for that is aimed at: norms of solutions change, and so do those of residuals."""
 
-AIM = 0.1
-"""The same for residuals that GMRES reduces in the 2-norm, while errors are measured by largest elements:
-these were three times what was aimed at (order 24000). To begin again costs more than the iteration that this
-takes."""
 
 COLUMNS = 16
 """Right-hand sides that GMRES takes at a time: their common basis stays small beside A."""
@@ -177,7 +173,7 @@ def gmres_refinement(a: torch.Tensor, factors: Factorization, beside: Beside | N
     space = Space(lambda z: a @ z, factors.in_double().solve)
 
     def solve(residual: torch.Tensor, reduction: float, max_iterations: int) -> tuple[torch.Tensor, int]:
-        aims = torch.full(residual.shape[1:], AIM * reduction, dtype=residual.dtype, device="cpu")
+        aims = torch.full(residual.shape[1:], MARGIN * reduction, dtype=residual.dtype, device="cpu")
         first = 0
         if beside is not None and beside.x is None:
             first = beside.b.shape[1]
