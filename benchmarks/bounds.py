@@ -90,9 +90,9 @@ def of_sizes(folder: Path = FOLDER) -> Iterator[Sequence[str]]:
     yield "what", "size", "GFLOP", "GB", "floor, ms", "measured, ms", "times the floor", "torch, ms"
     for row in Data.read(folder / f"sizes-{MACHINES['H200']}.json").rows:
         if row.get("floor_ms"):
-            work = f"{row['gflop']:.2g}", f"{row['gb']:.2g}"
+            work = milliseconds(row["gflop"]), f"{row['gb']:.2g}"
             times = milliseconds(row["floor_ms"]), milliseconds(row["ms"])
-            ratio = f"{row['ms'] / row['floor_ms']:.2g}"
+            ratio = milliseconds(row["ms"] / row["floor_ms"])
             what = f"`{row['problem'].partition(',')[0]}`, {row['matrix']}"
             yield what, row["shape"], *work, *times, ratio, milliseconds(row["torch_ms"])
 
