@@ -35,7 +35,8 @@ class LinearRegression(Linear, linear_model.LinearRegression):
 
     Examples
     --------
-    >>>     >>> from neula.sklearn import LinearRegression
+    >>> import numpy as np
+    >>> from neula.sklearn import LinearRegression
     >>> X = np.array([[0.0, 1.0], [1.0, 1.0], [2.0, 3.0], [3.0, 1.0]])
     >>> model = LinearRegression().fit(X, X @ [1.0, 2.0] + 3.0)
     >>> model.coef_.round(12), round(float(model.intercept_), 12), model.result_.converged
@@ -129,7 +130,8 @@ class NonNegativeLeastSquares(LinearRegression):
 
     Examples
     --------
-    >>>     >>> from neula.sklearn import NonNegativeLeastSquares
+    >>> import numpy as np
+    >>> from neula.sklearn import NonNegativeLeastSquares
     >>> X = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     >>> NonNegativeLeastSquares().fit(X, [2.0, 1.0, -1.0]).coef_.round(12)
     array([1.5, 0. ])

@@ -38,7 +38,7 @@ def attach_bounded(free: torch.Tensor, a: torch.Tensor, b: torch.Tensor, x: torc
     >>> a = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], requires_grad=True)
     >>> b, x = torch.tensor([[2.0], [1.0], [-1.0]]), torch.tensor([[1.5], [0.0]])
     >>> torch.autograd.grad(attach_bounded(x > 0, a, b, x).sum(), a)[0][:, 0]
-    tensor([-0.5000, -1.0000, -0.0000])
+    tensor([-0.5000, -1.0000, -0.5000])
     """
     if not x.numel() or not a.numel():  # it does not depend on the numbers
         return x + 0 * a.sum() + 0 * b.sum()
