@@ -1,6 +1,6 @@
 """One linear system by the factors of LAPACK, in NumPy.
 
-The bounds are those of :class:`neula.problems.systems.direct.Square`. What differs is the overhead.
+The bounds are those of ``problems.systems.direct``. What differs is the overhead.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def _factors(gram: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def cholesky_inverse_in_blocks(gram: torch.Tensor, width: int = MAX_COLUMNS) -> CholeskyFactors:
-    """:func:`neula.kernels.cholesky.cholesky_inverse` by blocks of some columns, without synchronizing.
+    """``kernels.cholesky.cholesky_inverse`` by blocks of some columns, without synchronizing.
 
     Parameters
     ----------
