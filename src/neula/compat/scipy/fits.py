@@ -87,7 +87,7 @@ def least_squares(
     need(method in METHODS and (callable(jac) or jac in SCHEMES))
     start = np.atleast_1d(x0)
     need(start.ndim == 1 and start.dtype.kind in "iubf")
-    need(all(np.shape(end) in ((), start.shape) for end in _ends(bounds)))
+    need(all(np.shape(end) in ((), start.shape) for end in ends_of(bounds)))
     if method == "lm":
         need(_unbounded(bounds) and loss == "linear")
         need(all(x is not None and x >= np.finfo(float).eps for x in (ftol, xtol, gtol)))
@@ -194,9 +194,10 @@ def fitted(fit: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, str
     return getattr(found, "result", found), ""
 
 
-def _ends(bounds: Any) -> tuple[Any, ...]:
+def ends_of(bounds: Any) -> tuple[Any, ...]:
+    """Lower and upper ends, of bounds in either of SciPy's forms."""
     return (bounds.lb, bounds.ub) if hasattr(bounds, "lb") else tuple(bounds)
 
 
 def _unbounded(bounds: Any) -> bool:
-    return all(bool(np.isinf(end).all()) for end in _ends(bounds))
+    return all(bool(np.isinf(end).all()) for end in ends_of(bounds))

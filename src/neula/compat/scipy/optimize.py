@@ -13,7 +13,7 @@ from scipy import optimize
 
 import neula
 from neula.compat.drop_in import drop_in, names_of, need
-from neula.compat.scipy.fits import curve_fit, fitted, least_squares
+from neula.compat.scipy.fits import curve_fit, ends_of, fitted, least_squares
 from neula.errors import warn
 
 __all__ = ["curve_fit", "least_squares", "lsq_linear", "nnls"]
@@ -106,8 +106,7 @@ def lsq_linear(
     matrix, rhs = _arrays(A, b)
     need((lsq_solver, lsmr_tol, max_iter, lsmr_maxiter) == (None,) * 4)
     need(np.ndim(b) == 1 and method in ("trf", "bvls") and verbose == 0)
-    lower, upper = (bounds.lb, bounds.ub) if isinstance(bounds, optimize.Bounds) else bounds
-    lower, upper = (np.broadcast_to(x, matrix.shape[1:]).astype(float) for x in (lower, upper))
+    lower, upper = (np.broadcast_to(x, matrix.shape[1:]).astype(float) for x in ends_of(bounds))
     need(bool((lower < upper).all()))
     result = _sure(neula.lsq_linear, matrix, rhs, (lower, upper))
     names = ("x", "fun", "cost", "optimality", "active_mask", "nit", "status", "message", "success")

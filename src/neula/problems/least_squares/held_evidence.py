@@ -73,9 +73,8 @@ class Held(Alone):
         products = self.sums.products - r[: len(self.scales)].T @ z
         of_products = torch.linalg.vector_norm(products / of.columns, dim=0)
         scale = max(of.norm, torch.finfo(torch.float64).tiny)
-        backward = torch.maximum(over(of_products, scale * b).amax(), b.new_tensor(distance / scale / scale))[
-            None
-        ]
+        of_sums = over(of_products, scale * b).amax()
+        backward = torch.maximum(of_sums, b.new_tensor(distance / scale / scale))[None]
         members = Members(
             x=x[None],
             forward_error=error[None],
