@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from neula.engines import FP16_COR, FP64, EmulatedEngine, select_engine
-from neula.engines.tuning import cpu_tuning, cuda_tuning
+from neula.engines.shipped import cpu_tuning, cuda_tuning
 from neula.problems.orthogonal.certified import certified_qr, coarse_arithmetic
 from neula.problems.orthogonal.links import refined_from_gram
 from neula.problems.orthogonal.problem import Matrices, Options

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from neula.engines import FP16, FP32, FP64, EmulatedEngine, Engine, Tuning
-from neula.engines.tuning import EMULATED, cpu_tuning, cuda_tuning
+from neula.engines.shipped import EMULATED, cpu_tuning, cuda_tuning
 from neula.pipeline.chain import Link
 from neula.problems.least_squares import chain as lstsq_chain
 from neula.problems.least_squares.preconditioner import LIMITS

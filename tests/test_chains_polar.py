@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from neula.engines import BF16, FP16, FP32, FP64, EmulatedEngine, Format, Tuning
-from neula.engines.tuning import EMULATED, cpu_tuning, cuda_tuning
+from neula.engines.shipped import EMULATED, cpu_tuning, cuda_tuning
 from neula.problems.polar.chain import chain
 from neula.problems.polar.problem import Options
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from neula.engines import FORMATS, EmulatedEngine
-from neula.engines.tuning import cpu_tuning, cuda_tuning
+from neula.engines.shipped import cpu_tuning, cuda_tuning
 from neula.problems.orthogonal.chain import (
     Layout,
     chain_alone,

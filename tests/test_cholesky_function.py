@@ -13,7 +13,8 @@ from tests.test_chains import engine_of
 
 import neula
 from neula.engines import FORMATS, FP32, FP64, Format
-from neula.engines.tuning import Tuning, cpu_tuning, cuda_tuning
+from neula.engines.shipped import cpu_tuning, cuda_tuning
+from neula.engines.tuning import Tuning
 from neula.problems.definite.chain import chain
 from neula.problems.definite.problem import Options
 

@@ -9,7 +9,7 @@ import torch
 
 import neula
 from neula.engines import CpuEngine
-from neula.engines.tuning import cuda_tuning
+from neula.engines.shipped import cuda_tuning
 from neula.io.batches import PROFILES, batch_of_profile
 
 EPS = torch.finfo(torch.float32).eps

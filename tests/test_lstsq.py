@@ -14,7 +14,7 @@ import torch
 
 import neula
 from neula.engines import CpuEngine, CudaEngine, Engine, graphs, select_engine
-from neula.engines.tuning import cuda_tuning
+from neula.engines.shipped import cuda_tuning
 from neula.io import datasets
 from neula.io.matrices import KINDS, SPECTRA, random_matrix
 from neula.pipeline.result import AccuracyError, AccuracyWarning

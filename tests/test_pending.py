@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import neula
 from neula.engines import CpuEngine
 from neula.engines.formats import FORMATS
-from neula.engines.tuning import cuda_tuning
+from neula.engines.shipped import cuda_tuning
 from neula.pipeline.pending import first_answer
 from neula.problems.polar.chain import PolarJudge, chain
 from neula.problems.polar.problem import Matrices, Options

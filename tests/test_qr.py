@@ -14,7 +14,8 @@ import torch
 
 import neula
 from neula.engines import FORMATS, CpuEngine, EmulatedEngine
-from neula.engines.tuning import EMULATED, Recursion, cuda_tuning
+from neula.engines.shipped import EMULATED, cuda_tuning
+from neula.engines.tuning import Recursion
 from neula.io.matrices import SPECTRA, random_matrix
 from neula.pipeline.result import AccuracyError
 from neula.problems.orthogonal import links

@@ -14,7 +14,7 @@ import neula.compat.numpy
 from neula.algorithms.orthogonal.reconstruction import householder_form
 from neula.certificates.householder import householder_measures
 from neula.engines import CpuEngine, Engine
-from neula.engines.tuning import cuda_tuning
+from neula.engines.shipped import cuda_tuning
 from neula.kernels.reflectors import Reflectors
 
 SHAPES = [(1, 1), (5, 3), (3, 5), (40, 40), (70, 33), (33, 70), (3, 70, 40), (2, 2, 33, 70), (2, 100, 100)]

@@ -14,7 +14,7 @@ import torch
 from neula.cli import tune
 from neula.engines import CpuEngine, EmulatedEngine, Engine, tuned
 from neula.engines.cpu import _tuning_of
-from neula.engines.tuning import cpu_tuning, cuda_tuning
+from neula.engines.shipped import cpu_tuning, cuda_tuning
 
 CPU = torch.device("cpu")
 

@@ -11,7 +11,7 @@ import torch
 from neula.algorithms.spectra.ritz import Ritz, orthonormal, ritz_triplets
 from neula.algorithms.spectra.subspace_iteration import Operator, subspace_iteration
 from neula.engines import CpuEngine, EmulatedEngine, Engine
-from neula.engines.tuning import cuda_tuning
+from neula.engines.shipped import cuda_tuning
 from neula.io import matrices
 
 U32, U64 = 2.0**-24, 2.0**-53

@@ -12,7 +12,8 @@ from neula.algorithms.orthogonal.cholesky_qr import cholesky_qr32
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.orthogonal.wide_panels import LOST, cholesky_inverse_in_blocks
 from neula.engines import EmulatedEngine
-from neula.engines.tuning import EMULATED, Recursion
+from neula.engines.shipped import EMULATED
+from neula.engines.tuning import Recursion
 from neula.io.matrices import random_matrix
 
 U = 2.0**-24

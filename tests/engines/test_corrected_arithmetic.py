@@ -8,7 +8,7 @@ import torch
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.spectra.gram import gram
 from neula.engines import FP16_COR, FP32, CpuEngine, CudaEngine, EmulatedEngine
-from neula.engines.tuning import EMULATED
+from neula.engines.shipped import EMULATED
 from neula.io.matrices import random_matrix
 
 U32 = 2.0**-24

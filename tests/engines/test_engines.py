@@ -29,7 +29,7 @@ from neula.engines import (
 )
 from neula.engines.cpu import _dense
 from neula.engines.formats import round_to
-from neula.engines.tuning import cuda_tuning
+from neula.engines.shipped import cuda_tuning
 from neula.io.matrices import random_matrix
 from neula.kernels.precision import exact_matmul
 

@@ -19,7 +19,7 @@ from neula.algorithms.krylov.one_launch import limits_of
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE
 from neula.engines import FP64, EmulatedEngine
-from neula.engines.tuning import EMULATED
+from neula.engines.shipped import EMULATED
 from neula.io.matrices import random_matrix
 from neula.kernels import seminormal
 from neula.kernels.seminormal import NAMES, Seminormal, Square, columns_of

@@ -15,7 +15,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 import neula
 from neula.engines import EmulatedEngine
 from neula.engines.sharded import RowsOfGroup
-from neula.engines.tuning import Recursion, cuda_tuning
+from neula.engines.shipped import cuda_tuning
+from neula.engines.tuning import Recursion
 from neula.problems.least_squares.together import FACTORS
 from over_processes.problems import counts_of
 

@@ -10,7 +10,7 @@ import torch
 
 import neula
 from neula.engines import FP64, CpuEngine, EmulatedEngine
-from neula.engines.tuning import EMULATED
+from neula.engines.shipped import EMULATED
 from neula.pipeline.border import LEAST_COLUMNS, LEAST_ROWS, Border, _on_the_grid
 from neula.problems.least_squares.problem import Options
 from neula.problems.least_squares.together import _border

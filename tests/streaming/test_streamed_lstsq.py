@@ -14,7 +14,7 @@ import torch
 
 import neula
 from neula.engines import CpuEngine
-from neula.engines.tuning import cuda_tuning
+from neula.engines.shipped import cuda_tuning
 from neula.io.sources import row_blocks
 from neula.problems.least_squares.streamed import GRAM_RATE, MOST_PASSES
 

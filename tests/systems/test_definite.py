@@ -19,7 +19,7 @@ from neula.algorithms.krylov.iterative_refinement import cg_refinement, refine
 from neula.algorithms.triangular.inverted import InvertedBlocks, InvertedLU
 from neula.certificates.backward_error import Scaling
 from neula.engines import EmulatedEngine
-from neula.engines.tuning import EMULATED, cuda_tuning
+from neula.engines.shipped import EMULATED, cuda_tuning
 from neula.io.matrices import random_matrix
 
 U64 = 2.0**-53

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import neula
 from neula.engines import CpuEngine
-from neula.engines.tuning import cuda_tuning
+from neula.engines.shipped import cuda_tuning
 from neula.io.matrices import random_matrix
 from neula.problems.systems.queued import DEFINITE
 from neula.problems.systems.queued import NORMAL_EQUATIONS as LABEL

@@ -12,8 +12,9 @@ from functools import lru_cache
 import torch
 
 from neula.engines.engine import Engine
+from neula.engines.shipped import cpu_tuning
 from neula.engines.tuned import tuned
-from neula.engines.tuning import Tuning, cpu_tuning
+from neula.engines.tuning import Tuning
 
 
 class CpuEngine(Engine):

@@ -11,8 +11,9 @@ import torch
 from neula.engines import cublas, graphs
 from neula.engines.engine import Engine, Result, Tensors
 from neula.engines.formats import FP32, TF32, round_to
+from neula.engines.shipped import cuda_tuning
 from neula.engines.tuned import tuned
-from neula.engines.tuning import Tuning, cuda_tuning
+from neula.engines.tuning import Tuning
 from neula.kernels import calu, tournament
 from neula.kernels.batched_product import batched_product, joined, room, split
 from neula.kernels.dispatch import runs

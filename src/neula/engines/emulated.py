@@ -25,7 +25,7 @@ import torch
 
 from neula.engines.engine import Engine, Named
 from neula.engines.formats import FP16, FP32, FP64, round_to, round_toward_zero
-from neula.engines.tuning import EMULATED
+from neula.engines.shipped import EMULATED
 from neula.errors import unknown_name
 
 ACCUMULATIONS = ("fp32", "fp32_rz", "fp16")

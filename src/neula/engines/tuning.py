@@ -7,23 +7,11 @@ number was measured on an H200 (CUDA) or on two cores of an AMD EPYC (CPU).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 
 import torch
 
-from neula.engines.formats import FP16_COR, Arithmetic, Format
-
-FAST_FP64 = frozenset({(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)})
-"""Compute capabilities of P100, V100, A100, H100 and H200, B200. Others (6.1, 8.6, 8.9, 10.3, 12.0) multiply
-fp64 at a 32nd of the rate of fp32 or less.
-
-Source: throughput of native arithmetic instructions, in the CUDA C++ programming guide.
-"""
-
-
-GRAM_SCHMIDT = ("gram-schmidt fp32", "gram-schmidt fp64")
-"""Where R comes from for small least-squares problems on a GPU with slow products in double precision."""
+from neula.engines.formats import Arithmetic, Format
 
 
 @dataclass(frozen=True)
@@ -285,116 +273,3 @@ class Tuning:
     def recursion(self, storage: torch.dtype) -> Recursion:
         """How the recursion of a QR with working matrices of this dtype ends."""
         return self.double if storage == torch.float64 else self.single
-
-
-EMULATED = Tuning(
-    ("fp16", "bf16", "tf32", "fp32", "fp64"), ("fp16", "fp32"), gram_part=0.0, cholesky=1, batched_cholesky=1
-)
-"""For the numerics of the papers, whose panels and widths it has; speed is no matter."""
-
-
-@lru_cache(maxsize=2)
-def cpu_tuning(formats: tuple[str, ...]) -> Tuning:
-    """Thresholds of a CPU that multiplies in these formats."""
-    return Tuning(
-        formats,
-        # bf16 halves the time of the products, but its iterations take longer than that saves.
-        preconditioners=("fp32",),
-        definite=("fp32", "fp64"),
-        lapack=True,
-        lapack_alone=1_000_000_000,
-        by_lapack=100_000_000_000,
-        measured_here=1 << 18,
-        gram_lapack=128,  # with more columns bounds by Schatten norms cost digits that LAPACK's R shows
-        doubled_elements=1 << 12,  # what that takes is the time of calls: 64 x 32
-        single=Recursion("cholesky2", 128),
-        double=Recursion("cholesky2", 128),
-        batched_elements=1 << 16,
-        sketched_pivots=1200,
-        lu_panel=384,  # narrower ones copy more of L for oneDNN, wider ones take longer than that saves
-        lu_inner_panel=64,
-        swaps=True,
-        direct=1700,  # 1400: 0.8 of the time of LU in single precision with refinement; 2000: 1.2
-        direct_pivoted=256,
-        direct_definite=1400,
-        eigenvectors=20.0,
-        direct_svd=4_000_000,
-        direct_single=400,  # 256: 1.2 times the time of double precision; 512: 0.8
-        doubled_order=64,
-    )
-
-
-@lru_cache(maxsize=8)
-def cuda_tuning(
-    capability: tuple[int, int],
-    *,
-    replayed_bytes: int = 0,
-    corrected: bool = True,
-    tournament_width: int = 32,
-) -> Tuning:
-    """Thresholds of a GPU.
-
-    Parameters
-    ----------
-    capability : (int, int)
-        Compute capability, ``(9, 0)`` for H100 and H200.
-    replayed_bytes : int
-        What CUDA graphs may take as an input.
-    corrected : bool
-        Whether the kernel for products with error correction runs.
-    tournament_width : int
-        Columns of a panel of the kernels for tournament pivoting; 0 where they do not run.
-    """
-    fast_fp64 = capability in FAST_FP64
-    exact = ("fp32", "fp64")
-    found = Tuning(
-        ("fp16", "bf16", "tf32", *((FP16_COR, *exact) if corrected else exact)),
-        # Data-center GPUs multiply fp64 on tensor cores, as fast as fp32 without them.
-        preconditioners=("fp16", "fp64" if fast_fp64 else "fp32"),
-        # Factors as accurate as float32 cost three times those in fp16, and those in fp64 twice as much
-        # again.
-        definite=("fp16", FP16_COR if corrected else "fp32", "fp64"),
-        corrected=corrected,
-        replayed_bytes=replayed_bytes,
-        single=Recursion("cholesky32", 128),
-        # Panels in float64 are library calls, and 256 columns take half of the launches of 128.
-        double=Recursion("cholesky", 256),
-        # One of two H200, for 32768 x 16384 in fp16: 37 ms; by 512 columns 51, by 128 columns 120.
-        spread=Recursion("cholesky32", 1024) if corrected else None,
-        batched_elements=1 << 22,
-        chunk_elements=1 << 26,
-        together=130_000_000_000 if fast_fp64 else 10_000_000,
-        bordered=2_000_000_000 if replayed_bytes else 0,
-        small_r=("cholesky fp64", "shifted cholesky fp64") if fast_fp64 else GRAM_SCHMIDT,
-        blind_steps=3,
-        one_launch=1 << 15 if corrected and fast_fp64 else 0,
-        reflected_rows=512 if corrected else 0,
-        pivot_block=256,
-        iteration=2.5e10,
-        inverted=2048,
-        inverted_from=512,
-        cholesky_inverted=1024,
-        cholesky=8192,
-        batched_cholesky=32,
-        lu_panel=1024,  # as fast as 512 up to 32768 columns, and half the launches
-        lu_inner_panel=128,
-        # Pivoted panels are library calls, and its LU in double takes no longer where fp64 is fast.
-        pivoted_lu=not fast_fp64,
-        direct=6144,
-        # Where what is lost in vain on ill-conditioned matrices is small beside cuSOLVER in double.
-        direct_pivoted=20000 if fast_fp64 else 6144,
-        direct_definite=16000,
-        queued=13000 if fast_fp64 else 0,
-        queued_definite=16000 if fast_fp64 else 0,
-        doubled_order=1 << 14,
-        streamed_bytes=1 << 28,
-        streams_doubled=True,
-    )
-    if not tournament_width:
-        return found
-    return replace(
-        found,
-        tournaments=True,
-        pivoted_panel=512,
-        pivoted_inner_panel=tournament_width,
-    )
