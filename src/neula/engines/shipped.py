@@ -97,6 +97,7 @@ def cuda_tuning(
         double=Recursion("cholesky", 256),
         # One of two H200, for 32768 x 16384 in fp16: 37 ms; by 512 columns 51, by 128 columns 120.
         spread=Recursion("cholesky32", 1024) if corrected else None,
+        by_host=1_000_000,
         batched_elements=1 << 22,
         chunk_elements=1 << 26,
         together=130_000_000_000 if fast_fp64 else 10_000_000,

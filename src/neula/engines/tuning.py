@@ -59,6 +59,9 @@ class Tuning:
     by_lapack : int
         Value of ``m n^2`` up to which least-squares problems are solved one by one by NumPy and LAPACK from a
         Gram matrix, without tensors (times of calls of torch: 10 for 10 x 3, 2 for 600 x 100).
+    by_host : int
+        Value of ``m n (n + k)`` up to which one matrix with k right-hand sides is fetched by the host, and
+        left to LAPACK: launches take longer.
     measured_here : int
         Elements of a matrix up to which NumPy measures a QR: a tenth of the time for 10 x 3.
     replayed_bytes : int
@@ -186,6 +189,7 @@ class Tuning:
     lapack: bool = False
     lapack_alone: int = 0
     by_lapack: int = 0
+    by_host: int = 0
     measured_here: int = 0
     replayed_bytes: int = 0
     single: Recursion = Recursion("caqr", 128)

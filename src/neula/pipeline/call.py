@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
@@ -105,6 +105,27 @@ class Call:
             strict,
             gradients and gradient_wanted(first, *others, factors),
             factors,
+        )
+
+    def by_host(self, asked: str | Engine) -> Call:
+        """The same by the CPU, if one matrix is so small that this takes less time than launches elsewhere.
+
+        Parameters
+        ----------
+        asked : str or Engine
+            Of the user, who leaves the choice by ``"auto"``.
+        """
+        a, *others = self.tensors
+        limit = self.engine.tuning.by_host if asked == "auto" else 0
+        if not limit or a.ndim != 2 or any(b.ndim > 2 for b in others):
+            return self
+        m, n = a.shape
+        if not 0 < m * n * (min(m, n) + sum(b[:1].numel() for b in others)) <= limit:
+            return self
+        operands = {name: taken.fetched() for name, taken in self.operands.items()}
+        weights = None if self.weights is None else self.weights.fetched()
+        return replace(
+            self, operands=operands, weights=weights, engine=select_engine("cpu", torch.device("cpu"))
         )
 
     @property

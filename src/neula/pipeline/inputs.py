@@ -59,6 +59,11 @@ class Taken:
             raise OverflowError(f"the result does not fit {kept.dtype}: pass the input in a wider dtype")
         return self.wrap(kept)
 
+    def fetched(self) -> Taken:
+        """A copy in the memory of the host; what is made of it goes back to where the array is."""
+        device, wrap = self.tensor.device, self.wrap
+        return replace(self, tensor=self.tensor.cpu(), wrap=lambda x: wrap(x.to(device)))
+
     def wrap_array(self, x: np.ndarray) -> Any:
         """An array of NumPy as one of the user's library, for what is on the CPU."""
         return x if self.wrap is torch.Tensor.numpy else self.wrap(torch.from_numpy(x))

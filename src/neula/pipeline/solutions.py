@@ -291,17 +291,21 @@ def of_single(
     forward_errors: list[float],
 ) -> dict[str, Any]:
     """What results of ``solve`` and ``lstsq`` say of one problem that is solved."""
-    array, worst = call.first.wrap_array, max(forward_errors)
+    wrap, worst = call.first.wrap_array, max(forward_errors)
+
+    def later(known: Any) -> Later:
+        return Later(lambda: wrap(np.array(known)))
+
     return {
         "converged": True,
         "forward_error": worst,
         "digits": digits_of(worst),
         "engine": str(options.engine),
         "accuracy": options.target.name,
-        "accepted": array(np.array(True)),
-        "backward_errors": array(np.array(backward_error)),
-        "conditions": array(np.array(condition)),
-        "forward_errors": array(np.array(worst if shapes.is_vector else forward_errors)),
+        "accepted": later(True),
+        "backward_errors": later(backward_error),
+        "conditions": later(condition),
+        "forward_errors": later(worst if shapes.is_vector else forward_errors),
         "seconds": call.seconds,
     }
 

@@ -22,6 +22,7 @@ from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer
 from neula.pipeline.progress import stage
 from neula.pipeline.result import Attempt, LstsqResult
+from neula.pipeline.result.deferred import Later
 from neula.pipeline.shapes import System
 from neula.pipeline.solutions import FEW, IN_NUMPY, array_of, arrays_of, is_single, of_single, x_of_single
 from neula.problems.least_squares.fit import LinearFit
@@ -168,7 +169,7 @@ def _result(
         "residual_norm": norms if len(norms) > 1 else norms[0],
         "rank": len(x),
         "factorization": LABEL,
-        "ranks": call.first.wrap_array(np.array(len(x))),
+        "ranks": Later(lambda: call.first.wrap_array(np.array(len(x)))),
         "fit": LinearFit(
             call, shapes, options, torch.from_numpy(x[None]), torch.from_numpy(np.array([norms]))
         ),

@@ -220,6 +220,8 @@ def lstsq(
         gradients=True,
         weights=weights,
     )
+    if wait and algorithm is None and compute is None:
+        call = call.by_host(engine)
     a, w = call.first.tensor, call.weights
     shapes = broadcast_system(*call.tensors)
     options = Options(

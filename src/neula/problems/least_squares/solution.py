@@ -90,8 +90,8 @@ def solve_system(
 ) -> Solved:
     """Run the chain, or go on with it, and attach the solution to the graphs of the operands and weights."""
     if begun is None and (single := solve_by_lapack(call, shapes, options)) is not None:
-        attach = partial(_attach, None, options, single.ranks)
-        return Solved(attached(call, shapes, single, attach), "", [], False)
+        found = attached(call, shapes, single, lambda *of: _attach(None, options, single.ranks, *of))
+        return Solved(found, "", [], False)
     matrices, columns = call.here(shapes.matrices), call.here(shapes.columns)
     is_batch = bool(shapes.batch)
     with call.computing():

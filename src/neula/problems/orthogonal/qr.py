@@ -197,6 +197,8 @@ def qr(
     (True, 39)
     """
     call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict, gradients=True)
+    if wait and not overwrite_a and algorithm is compute is panel is cutoff is None:
+        call = call.by_host(engine)
     a = call.first.tensor
     check_matrices(a, "A")
     _check_names(mode, algorithm, compute, panel)

@@ -187,6 +187,8 @@ def solve(
         strict=strict,
         gradients=True,
     )
+    if wait and pivot is None and compute is None:
+        call = call.by_host(engine)
     _check_square(call.first.tensor)
     shapes = broadcast_system(*call.tensors)
     _check_names(assume_a, pivot, certify, max_iterations)

@@ -1,0 +1,120 @@
+"""Small matrices of an engine whose launches take longer than LAPACK are left to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import neula
+from neula.engines import EmulatedEngine, select_engine
+from neula.engines.shipped import EMULATED
+from neula.pipeline import call
+
+LIMIT = 40 * 8 * 9
+"""Of what the host takes here: one right-hand side of 40 x 8."""
+
+
+class Launching(EmulatedEngine):
+    """An engine that leaves small matrices to the host."""
+
+    tuning = replace(EMULATED, by_host=LIMIT)
+
+
+@pytest.fixture
+def launching(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ``engine="auto"`` takes."""
+    monkeypatch.setattr(
+        call,
+        "select_engine",
+        lambda asked, device: Launching("cpu") if asked == "auto" else select_engine(asked, device),
+    )
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def system(n: int, k: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    return normal(n, n) + n * torch.eye(n, dtype=torch.float64), normal(n, k)
+
+
+SMALL: list[Callable[..., Any]] = [
+    lambda **asked: neula.lstsq(normal(40, 8), normal(40), **asked),
+    lambda **asked: neula.lstsq(normal(40, 8).numpy(), normal(40).numpy(), **asked),
+    lambda **asked: neula.lstsq(normal(40, 8), normal(40), damp=0.5, weights=normal(40).abs(), **asked),
+    lambda **asked: neula.lstsq(normal(5, 8), normal(5), **asked),
+    lambda **asked: neula.solve(*system(12), **asked),
+    lambda **asked: neula.solve(system(12)[0] + system(12)[0].T, system(12)[1], assume_a="pos", **asked),
+    lambda **asked: neula.qr(normal(40, 8, dtype=torch.float32), **asked),
+    lambda **asked: neula.qr(normal(40, 8), mode="complete", **asked),
+]
+
+
+@pytest.mark.parametrize("compute", SMALL)
+def test_small_ones_are_the_hosts(compute: Callable[..., Any], launching: None) -> None:
+    assert compute().engine == compute(engine="cpu").engine
+    assert compute().converged
+
+
+@pytest.mark.parametrize("compute", SMALL)
+def test_an_engine_that_is_named_computes(compute: Callable[..., Any], launching: None) -> None:
+    assert compute(engine=Launching("cpu")).engine == str(Launching("cpu"))
+
+
+OTHERS: list[Callable[[], Any]] = [
+    lambda: neula.lstsq(normal(41, 8), normal(41)),
+    lambda: neula.lstsq(normal(40, 8), normal(40, 2)),
+    lambda: neula.lstsq(normal(2, 40, 8), normal(2, 40, 1)),
+    lambda: neula.lstsq(normal(40, 8), normal(40), algorithm="cgls"),
+    lambda: neula.lstsq(normal(40, 8), normal(40), compute="fp32"),
+    lambda: neula.lstsq(normal(0, 8), normal(0)),
+    lambda: neula.solve(*system(15)),
+    lambda: neula.solve(*system(8), pivot="partial"),
+    lambda: neula.solve(*system(8), compute="fp32"),
+    lambda: neula.solve(*system(5), wait=False),
+    lambda: neula.qr(normal(3, 40, 8)),
+    lambda: neula.qr(normal(40, 8), algorithm="rgsqrf"),
+    lambda: neula.qr(normal(40, 8), overwrite_a=True),
+]
+
+
+@pytest.mark.parametrize("compute", OTHERS)
+def test_others_stay(compute: Callable[[], Any], launching: None) -> None:
+    assert compute().engine == str(Launching("cpu"))
+
+
+def test_what_the_host_finds_has_gradients(launching: None) -> None:
+    a, b = normal(20, 4).requires_grad_(), normal(20).requires_grad_()
+    torch.autograd.gradcheck(lambda a, b: neula.lstsq(a, b).x, (a, b))
+    square, right = (x.requires_grad_() for x in system(5))
+    torch.autograd.gradcheck(lambda a, b: neula.solve(a, b).x, (square, right))
+    tall = normal(9, 3).requires_grad_()
+    torch.autograd.gradcheck(lambda a: tuple(neula.qr(a)), (tall,))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_answers_go_back_to_the_gpu(dtype: torch.dtype) -> None:
+    a, b = normal(64, 32, dtype=dtype).cuda().requires_grad_(), normal(64, dtype=dtype).cuda()
+    found, alone = neula.lstsq(a, b), neula.lstsq(a, b, engine="cuda")
+    assert found.engine.startswith("cpu")
+    assert alone.engine.startswith("cuda")
+    tolerance = 64 * torch.finfo(dtype).eps * found.condition
+    assert torch.linalg.vector_norm(found.x - alone.x) <= tolerance * torch.linalg.vector_norm(alone.x)
+    of = ("x", "accepted", "backward_errors", "conditions", "forward_errors", "ranks")
+    assert all(getattr(found, name).is_cuda for name in of)
+    found.x.sum().backward()
+    assert a.grad is not None
+    assert a.grad.is_cuda
+    q, r = neula.qr(a.detach())
+    assert q.is_cuda
+    assert r.is_cuda
+    x = neula.solve(a.detach()[:32], b[:32]).x
+    residual = torch.linalg.vector_norm(a.detach()[:32].double() @ x.double() - b[:32].double())
+    size = torch.linalg.matrix_norm(a.detach()[:32].double(), 2) * torch.linalg.vector_norm(x.double())
+    assert x.is_cuda
+    assert residual <= 32 * torch.finfo(dtype).eps * size
