@@ -196,14 +196,14 @@ def print_summary(console: Console, command: str, rows: Labelled, verdict: Verdi
     console.print(grid(rows))
 
 
-def plain_console(*, stderr: bool = False) -> Console:
+def plain_console(*, stderr: bool = False, width: int | None = None) -> Console:
     """A console that prints texts as they are: names of files may look like markup."""
-    return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False, width=width)
 
 
-def print_on_stdout(*things: Any) -> None:
-    """Print tables and texts as they are, without markup."""
-    console = plain_console()
+def print_on_stdout(*things: Any, width: int | None = None) -> None:
+    """Print tables and texts as they are, without markup; by default as wide as the terminal."""
+    console = plain_console(width=width)
     for thing in things:
         console.print(thing)
 

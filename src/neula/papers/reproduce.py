@@ -13,16 +13,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from neula.errors import unknown_name
-from neula.papers.data import Data, Rows, show
+from neula.papers.data import WIDE, Data, Rows, show
 from neula.papers.drawing import new_canvas
 from neula.papers.figure import Claim, Figure, Scale, Setting, Verdict
 from neula.papers.measuring import circumstances
 
 LONG_TABLE = 16
 """Tables with more rows than this are left to the data files."""
-
-WIDE = 140
-"""Width that a table may take in any terminal, so that no digits are cut off."""
 
 
 @dataclass(frozen=True)

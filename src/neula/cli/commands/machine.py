@@ -92,6 +92,7 @@ def bench(
     call of torch and SciPy for each.
     """
     from neula.cli import bench as benchmarks
+    from neula.papers.data import WIDE
 
     with running("bench", as_json) as run:
         if data is not None and (problems or out):
@@ -110,4 +111,5 @@ def bench(
     if as_json:
         show.print_json({"command": "bench", "results": results, "outputs": paths})
     else:
-        show.print_on_stdout(*map(benchmarks.table, results), *(f"saved to {path}" for path in paths))
+        tables = map(benchmarks.table, results)
+        show.print_on_stdout(*tables, *(f"saved to {path}" for path in paths), width=WIDE)
