@@ -82,7 +82,7 @@ def qr(
         Accuracy of the result; by default that of A's dtype. A number is the largest residual, relative to A,
         that will do: the cheapest format with which it is certified is taken.
     engine : {"auto", "cpu", "cuda", "emulated"} or Engine, optional
-        What multiplies. ``"auto"`` goes by the device of A.
+        What multiplies. ``"auto"`` goes by the device of A, but leaves one small matrix of a GPU to LAPACK.
     algorithm : {"rgsqrf", "rgsqrf-reortho", "cholesky-qr", "householder"}, optional
         Exactly this one, accepted or not; by default the chain above.
     compute : str, optional
