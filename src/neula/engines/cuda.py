@@ -203,15 +203,17 @@ class CudaEngine(Engine):
         else:
             super().project_out(q, a, r, room)
 
-    def lower_gram(self, a: torch.Tensor, blocks: Sequence[slice]) -> torch.Tensor:
+    def lower_gram(
+        self, a: torch.Tensor, blocks: Sequence[slice], scales: torch.Tensor | None = None
+    ) -> torch.Tensor:
         m, n = a.shape
         if (
             self.arithmetic.corrected
             and runs(corrected_gemm, self.device)
             and m * n * n >= self.tuning.corrected_gram
         ):
-            return corrected_gram(a, blocks)
-        return super().lower_gram(a, blocks)
+            return corrected_gram(a, blocks, scales=scales)
+        return super().lower_gram(a, blocks, scales)
 
     def gemm_low(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
         if not self._half:  # each element as accurate as LU wants it, where a corrected one is beside its row

@@ -306,8 +306,15 @@ class Engine(ABC):
         """``A^T A`` of a tall working matrix in float64, as accurately as is cheap here."""
         return (a.T.double() @ a.double()) if a.dtype != torch.float64 else a.T @ a
 
-    def lower_gram(self, a: torch.Tensor, blocks: Sequence[slice]) -> torch.Tensor:
-        """``A^T A`` of an operand in the engine's arithmetic: blocks of rows, each up to its last column."""
+    def lower_gram(
+        self, a: torch.Tensor, blocks: Sequence[slice], scales: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """``A^T A`` of an operand in the engine's arithmetic: blocks of rows, each up to its last column.
+
+        Where scales are given it is that of a matrix in any precision, whose columns they make at most 1.
+        """
+        if scales is not None:
+            a = self.fill(torch.empty(a.shape, dtype=self.operand_dtype, device=a.device), a, scales)
         g = self.empty(a.shape[1], a.shape[1]).zero_()
         for k in blocks:
             self.gemm(a[:, k].T, a[:, : k.stop], g[k, : k.stop])

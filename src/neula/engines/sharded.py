@@ -317,8 +317,10 @@ class _Sharded(Engine):
     def gram(self, a: torch.Tensor) -> torch.Tensor:
         return self.over_rows.total(super().gram(a))
 
-    def lower_gram(self, a: torch.Tensor, blocks: Sequence[slice]) -> torch.Tensor:
-        return self.over_rows.total(super().lower_gram(a, blocks).T).T
+    def lower_gram(
+        self, a: torch.Tensor, blocks: Sequence[slice], scales: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return self.over_rows.total(super().lower_gram(a, blocks, scales).T).T
 
     @property
     def replayed_bytes(self) -> int:

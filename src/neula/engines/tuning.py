@@ -101,6 +101,9 @@ class Tuning:
     blind_steps : int
         Refinement steps of such problems between which nothing synchronizes: enough for an R in float32 and
         condition numbers up to 1e4, what needs more of them goes on to a better R. 0: as many as it takes.
+    queued_steps : int
+        Such steps that are queued before the host looks at anything of a problem that is too large to be
+        played back: it waits once, at the end, and launches what is next while the GPU makes R.
     one_launch : int
         Elements of A, times right-hand sides, up to which a problem of at most 64 columns is solved and
         measured by one launch on a single multiprocessor (64 x 32: 0.05 ms, many launches more than 0.4).
@@ -205,6 +208,7 @@ class Tuning:
     bordered: int = 0
     small_r: tuple[str, ...] = ("cholesky fp64", "householder fp64")
     blind_steps: int = 0
+    queued_steps: int = 0
     one_launch: int = 0
     reflected_rows: int = 0
     tall_columns: int = 256

@@ -85,7 +85,11 @@ def corrected_gemm(
     when=lambda a, *_, **__: 0 not in a.shape,
 )
 def corrected_gram(
-    a: torch.Tensor, blocks: Sequence[slice], scheme: Scheme = SCHEMES["fp16_cor"]
+    a: torch.Tensor,
+    blocks: Sequence[slice],
+    scheme: Scheme = SCHEMES["fp16_cor"],
+    *,
+    scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Blocks of rows of ``A^T A``, each up to its last column, by :func:`corrected_gemm`; zero elsewhere.
 
@@ -94,10 +98,13 @@ def corrected_gram(
     Parameters
     ----------
     a : Tensor, shape (m, n)
-        float32, of any strides.
+        float32, of any strides; float64 with scales.
     blocks : sequence of slice
         The blocks of rows.
     scheme : Scheme
+    scales : Tensor, shape (n,), optional
+        Powers of two that make its columns at most 1: the Gram matrix is that of the scaled columns. A kernel
+        looks for no largest element then, and elements beyond 4 overflow.
 
     Returns
     -------
@@ -111,6 +118,8 @@ def corrected_gram(
     tensor([[10.,  0.],
             [14., 20.]])
     """
+    if scales is not None:
+        a = (a * scales).float()
     g = empty_gram(a)
     for k in blocks:
         corrected_gemm_reference(a[:, k].T, a[:, : k.stop], scheme, c=g[k, : k.stop])
@@ -119,7 +128,7 @@ def corrected_gram(
 
 def empty_gram(a: torch.Tensor) -> torch.Tensor:
     """Zeros in the shape of ``A^T A``, column-major."""
-    return torch.zeros(a.shape[1], a.shape[1], dtype=a.dtype, device=a.device).T
+    return torch.zeros(a.shape[1], a.shape[1], dtype=torch.float32, device=a.device).T
 
 
 def corrected_gemm_reference(

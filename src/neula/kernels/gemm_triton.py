@@ -127,14 +127,18 @@ def gemm_triton(
 
 
 def gram_triton(
-    a: torch.Tensor, blocks: Sequence[slice], scheme: Scheme = SCHEMES["fp16_cor"]
+    a: torch.Tensor,
+    blocks: Sequence[slice],
+    scheme: Scheme = SCHEMES["fp16_cor"],
+    *,
+    scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """:func:`neula.kernels.gemm.corrected_gram` by the kernels, queued on the current stream."""
     g = empty_gram(a)
     with torch.cuda.device_of(a):
         fewest = triton.cdiv(FEWEST_ELEMENTS, a.shape[1] * PAD) * PAD
         for some in a.split(max(fewest, share(len(a), ROW_BLOCKS, PAD))):
-            whole = _split(some.mT, scheme)
+            whole = _split(some.mT, scheme, scales=scales)
             for k in blocks:
                 product = _Product(whole.rows(k), whole.rows(slice(0, k.stop)), scheme)
                 config = _filling(product)
@@ -167,8 +171,17 @@ def multiply_kept_triton(c: torch.Tensor, x: Kept, y: Kept, *, alpha: float, bet
         return product(c, alpha, beta, config, product.pieces(config, waves=1))
 
 
-def _split(x: torch.Tensor, scheme: Scheme, bound: float | torch.Tensor | None = None) -> _Parts:
-    """Scale the rows of ``x``, by their largest elements or a bound on all, and split its elements."""
+def _split(
+    x: torch.Tensor,
+    scheme: Scheme,
+    bound: float | torch.Tensor | None = None,
+    scales: torch.Tensor | None = None,
+) -> _Parts:
+    """Scale the rows of ``x``, by their largest elements or a bound on all, and split its elements.
+
+    With scales, which make its rows at most 1, the rows are multiplied by these before.
+    """
+    bound = 1.0 if bound is None and scales is not None else bound
     rows, k = x.shape
     padded = triton.cdiv(k, PAD) * PAD
     if bound is None:
@@ -176,20 +189,24 @@ def _split(x: torch.Tensor, scheme: Scheme, bound: float | torch.Tensor | None =
     elif isinstance(bound, torch.Tensor):
         largest = bound.repeat(rows)
     else:
-        largest = torch.full((rows,), bound, dtype=x.dtype, device=x.device)
+        largest = torch.full((rows,), bound, dtype=torch.float32, device=x.device)
     parts = torch.empty((scheme.parts, rows, padded), dtype=scheme.dtype, device=x.device)
-    _split_into(parts, x, largest, scheme)
+    _split_into(parts, x, largest, scheme, scales)
     return _Parts(parts, largest)
 
 
-def _split_into(parts: torch.Tensor, x: torch.Tensor, largest: torch.Tensor, scheme: Scheme) -> None:
+def _split_into(
+    parts: torch.Tensor,
+    x: torch.Tensor,
+    largest: torch.Tensor,
+    scheme: Scheme,
+    scales: torch.Tensor | None = None,
+) -> None:
     """The same, where there is room for the parts, which may have columns of zeros beyond those of x."""
     (rows, k), padded = x.shape, parts.shape[2]
     grid = (triton.cdiv(rows, SPLIT[0]) * triton.cdiv(padded, SPLIT[1]),)
     _split_kernel[grid](
-        x,
-        largest,
-        parts,
+        *(x, largest, largest if scales is None else scales, parts),
         *(rows, k, padded),
         *x.stride(),
         *parts.stride()[:2],
@@ -197,6 +214,7 @@ def _split_into(parts: torch.Tensor, x: torch.Tensor, largest: torch.Tensor, sch
         scheme.significand,
         scheme.shift,
         scheme.top,
+        scales is not None,
         *SPLIT,
     )
 
@@ -281,9 +299,9 @@ def _first_that_runs(device: torch.device, scheme: Scheme, candidates: tuple[Con
 
 @triton.jit(do_not_specialize=["rows", "k"])
 def _split_kernel(
-    x, largest, parts, rows, k, padded, stride_row, stride_column, part_size, part_row,
+    x, largest, scales, parts, rows, k, padded, stride_row, stride_column, part_size, part_row,
     PARTS: tl.constexpr, SIGNIFICAND: tl.constexpr, SHIFT: tl.constexpr, TOP: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    SCALED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Scale and split a tile of ``x``; columns from k on become zeros."""
     across = tl.cdiv(padded, COLUMNS)
@@ -294,6 +312,8 @@ def _split_kernel(
     rest = tl.load(
         x + i_wide * stride_row + j_wide * stride_column, mask=inside & (j < k)[None, :], other=0.0
     )
+    if SCALED:
+        rest = (rest * tl.load(scales + i, mask=i < rows, other=1.0)[:, None]).to(tl.float32)
     exponents = TOP - exponents_of(tl.load(largest + i, mask=i < rows, other=0.0))
     rest = times_power_of_two(rest, exponents[:, None])
     parts += i_wide * part_row + j_wide

@@ -154,35 +154,70 @@ def refine_doubled(
     DoubledSolution
         With an x of NaN where factors or a problem are not finite. Other problems are not affected.
     """
-    high = system.start(b)
-    low = torch.zeros_like(high)
-    active = torch.ones(len(b), b.shape[2], dtype=torch.bool, device=b.device)
-    left = torch.full_like(b[:, 0], torch.inf)
-    steps = 0
-    while steps < max_steps and (steps == 0 or not look or bool(active.any())):
-        steps += 1
-        found = system.evaluate(b, high, low)
-        if on_step is not None:
-            on_step(high, found.residual)
-        update = torch.where(active[:, None], found.update, 0.0)
-        high, low = add_to_pair(high, low, update)
-        before, left = left, torch.where(active, found.left, left)
+    refinement = Refinement(system, b, tolerance)
+    while refinement.steps < max_steps and (refinement.steps == 0 or not look or refinement.goes_on()):
+        if on_step is None:
+            refinement.step()
+        else:
+            high = refinement.high
+            on_step(high, refinement.step())
+    return refinement.solution()
+
+
+class Refinement:
+    """The same step by step, for who looks at the numbers of several things at a time.
+
+    Attributes
+    ----------
+    steps : int
+        That were taken.
+    active : Tensor of bool, shape (batch, k)
+        Which right-hand sides are neither accurate enough nor stagnate.
+    high : Tensor, shape (batch, unknowns, k)
+        The unknowns, rounded to one number.
+    """
+
+    def __init__(self, system: System, b: torch.Tensor, tolerance: float) -> None:
+        self.system, self.b, self.tolerance, self.steps = system, b, tolerance, 0
+        self.high = system.start(b)
+        self._low = torch.zeros_like(self.high)
+        self.active = torch.ones(len(b), b.shape[2], dtype=torch.bool, device=b.device)
+        self._left = torch.full_like(b[:, 0], torch.inf)
+
+    def goes_on(self) -> bool:
+        """Whether anything is left to refine, for which the host waits."""
+        return bool(self.active.any())
+
+    def step(self) -> torch.Tensor:
+        """Take one, without synchronizing; returns the residuals before it."""
+        self.steps += 1
+        found = self.system.evaluate(self.b, self.high, self._low)
+        update = torch.where(self.active[:, None], found.update, 0.0)
+        self.high, self._low = add_to_pair(self.high, self._low, update)
+        before, self._left = self._left, torch.where(self.active, found.left, self._left)
         # Not relative to x: first updates may be far too long, and those errors then stay at 1.
-        active &= unfinished(left, before, tolerance * system.size(high)) & (left > FLOOR * found.floor)
-    size = system.size(high)
-    forward_error = over(left, size) + over(system.size(low), size)
-    forward_error = COMPUTED * forward_error / (1 - forward_error)  # relative to the exact solution
-    trusted = (system.rate <= MAX_RATE)[:, None] & (forward_error >= 0) & forward_error.isfinite()
-    # Of x alone, as it is returned.
-    residual, measures = system.updated(b, high, found.residual, update - low)
-    return DoubledSolution(
-        x=system.solution(high),
-        x_low=system.solution(low),
-        measures=measures,
-        residual=residual,
-        forward_error=torch.where(trusted, forward_error, torch.inf),
-        steps=steps,
-    )
+        tolerance = self.tolerance * self.system.size(self.high)
+        self.active &= unfinished(self._left, before, tolerance) & (self._left > FLOOR * found.floor)
+        self._residual, self._update = found.residual, update
+        return found.residual
+
+    def solution(self) -> DoubledSolution:
+        """What has been reached after at least one step."""
+        system, high, low = self.system, self.high, self._low
+        size = system.size(high)
+        forward_error = over(self._left, size) + over(system.size(low), size)
+        forward_error = COMPUTED * forward_error / (1 - forward_error)  # relative to the exact solution
+        trusted = (system.rate <= MAX_RATE)[:, None] & (forward_error >= 0) & forward_error.isfinite()
+        # Of x alone, as it is returned.
+        residual, measures = system.updated(self.b, high, self._residual, self._update - low)
+        return DoubledSolution(
+            x=system.solution(high),
+            x_low=system.solution(low),
+            measures=measures,
+            residual=residual,
+            forward_error=torch.where(trusted, forward_error, torch.inf),
+            steps=self.steps,
+        )
 
 
 def add_to_pair(high: torch.Tensor, low: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -19,6 +19,12 @@ HALVED = 2048
 """Columns from which on only the lower triangle of a Gram matrix is computed, in blocks of an eighth of them:
 nine sixteenths of the operations, in products that are still large."""
 
+SAMPLED = 1024
+"""Rows, at least, that show how large the elements of a column are."""
+
+HEADROOM = 256.0
+"""By how much others may be larger than those, and four times more: corrected products have that range."""
+
 MAX_SHIFT = 1e-3
 """Part of ``||A||_F^2`` that is added to a Gram matrix at most."""
 
@@ -37,8 +43,15 @@ def cholesky_r(a: torch.Tensor, over_rows: Reduction = HERE) -> torch.Tensor:
     return r.masked_fill((info > 0)[:, None, None], torch.nan)
 
 
+def sampled_max(a: torch.Tensor) -> torch.Tensor:
+    """What the largest magnitude in each column of a matrix with many rows is likely to be below."""
+    some = a[:: max(1, len(a) // SAMPLED)]
+    largest = torch.linalg.vector_norm(some.double(), torch.inf, dim=0)
+    return largest if len(some) == len(a) else HEADROOM * largest
+
+
 def low_cholesky_r(
-    a: torch.Tensor, over_rows: Reduction = HERE, *, engine: Engine, column_max: torch.Tensor
+    a: torch.Tensor, over_rows: Reduction = HERE, *, engine: Engine, sampled: bool = False
 ) -> torch.Tensor:
     """R of a single matrix by a Gram matrix in the arithmetic of an engine, returned in double precision.
 
@@ -49,12 +62,14 @@ def low_cholesky_r(
     over_rows : Reduction
         That of the engine.
     engine : Engine
-    column_max : Tensor, shape (n,)
-        The largest magnitude in each of its columns.
+    sampled : bool
+        Whether some rows show how large its elements are, for a pass over it less; where others exceed
+        :func:`sampled_max` by a factor of two or more, R may be NaN.
     """
-    matrix, scales = a[0], power_of_two_scales(over_rows.largest(column_max.double()))
-    operand = torch.empty(matrix.shape, dtype=engine.operand_dtype, device=a.device)
-    return (gram_r(engine.fill(operand, matrix, scales), engine).double() / scales)[None]
+    matrix = a[0]
+    column_max = sampled_max(matrix) if sampled else engine.column_max(matrix).double()
+    scales = power_of_two_scales(over_rows.largest(column_max))
+    return (gram_r(matrix, engine, scales).double() / scales)[None]
 
 
 def lower_gram(a: torch.Tensor) -> torch.Tensor:
@@ -79,7 +94,9 @@ def lower_gram(a: torch.Tensor) -> torch.Tensor:
     return gram
 
 
-def shifted_cholesky3_r(a: torch.Tensor, over_rows: Reduction = HERE) -> torch.Tensor:
+def shifted_cholesky3_r(
+    a: torch.Tensor, over_rows: Reduction = HERE, *, looks: bool = False
+) -> torch.Tensor:
     """R by Cholesky QR in three passes, the first one shifted: as good as that of Householder reflections.
 
     Fukaya, Kannan, Nakatsukasa, Yamamoto, Yanagisawa, "Shifted Cholesky QR for computing the QR factorization
@@ -91,6 +108,9 @@ def shifted_cholesky3_r(a: torch.Tensor, over_rows: Reduction = HERE) -> torch.T
     a : Tensor, shape (batch, m, n)
         float64.
     over_rows : Reduction
+    looks : bool
+        Whether the host waits for the second pass, which breaks down where A lacks full rank: the third one is
+        then left out.
     """
     m, n = over_rows.count(a.shape[1]), a.shape[2]
     gram = over_rows.total(lower_gram(a))
@@ -102,6 +122,8 @@ def shifted_cholesky3_r(a: torch.Tensor, over_rows: Reduction = HERE) -> torch.T
         a = a @ triangular_inverse(step, upper=True)
         step = cholesky_r(a, over_rows)
         r = step @ r
+        if looks and bool(step.isnan().any()):
+            break
     return r
 
 

@@ -17,7 +17,7 @@ NARROWEST = 512
 """Narrower blocks run below the rate of the matrix unit."""
 
 
-def gram(operand: torch.Tensor, engine: Engine) -> torch.Tensor:
+def gram(operand: torch.Tensor, engine: Engine, scales: torch.Tensor | None = None) -> torch.Tensor:
     """Lower triangle of ``A^T A``; what is above its blocks is zero.
 
     Parameters
@@ -25,6 +25,8 @@ def gram(operand: torch.Tensor, engine: Engine) -> torch.Tensor:
     operand : Tensor, shape (m, n)
         A as an operand of the engine.
     engine : Engine
+    scales : Tensor, shape (n,), optional
+        What makes the columns of an A in any precision at most 1, where it is no operand yet.
 
     Returns
     -------
@@ -39,10 +41,10 @@ def gram(operand: torch.Tensor, engine: Engine) -> torch.Tensor:
             [14., 20.]])
     """
     n = operand.shape[1]
-    return engine.lower_gram(operand, list(blocks(slice(0, n), max(NARROWEST, -(-n // PARTS)))))
+    return engine.lower_gram(operand, list(blocks(slice(0, n), max(NARROWEST, -(-n // PARTS)))), scales)
 
 
-def gram_r(operand: torch.Tensor, engine: Engine) -> torch.Tensor:
+def gram_r(operand: torch.Tensor, engine: Engine, scales: torch.Tensor | None = None) -> torch.Tensor:
     """R of ``A^T A = R^T R``: the R of A's QR factorization up to ``u cond(A)^2``, for half its operations.
 
     Parameters
@@ -50,11 +52,13 @@ def gram_r(operand: torch.Tensor, engine: Engine) -> torch.Tensor:
     operand : Tensor, shape (m, n)
         A as an operand of the engine, its columns scaled.
     engine : Engine
+    scales : Tensor, shape (n,), optional
+        As for :func:`gram`.
 
     Returns
     -------
     Tensor, shape (n, n)
         Upper triangular; NaN where the Gram matrix is not numerically positive definite.
     """
-    r, info = upper_cholesky(gram(operand, engine))
+    r, info = upper_cholesky(gram(operand, engine, scales))
     return r.masked_fill(info > 0, math.nan)

@@ -24,7 +24,7 @@ from neula.problems.least_squares.minimum_norm import NO_GAP, by_complete_orthog
 from neula.problems.least_squares.preconditioner import LIMITS
 from neula.problems.least_squares.prepared import Problems
 from neula.problems.least_squares.problem import ROUNDED_RANK, Members, Options
-from neula.problems.least_squares.together import FACTORS, solve_together
+from neula.problems.least_squares.together import FACTORS, LOOKED_AT, solve_together
 
 Chain = list[Link[Problems, Members]]
 
@@ -45,12 +45,9 @@ def chain_together(count: int, m: int, n: int, options: Options) -> Chain:
     Forward errors of weighted, damped and wide problems are refined so whatever their size.
     """
     tuning, rows = options.engine.tuning, options.rows(m, n)
-    few = rows * n <= tuning.batched_elements and count > 1
-    small = max(rows, n) * min(rows, n) ** 2 <= tuning.together
-    tall = n <= tuning.gram_lapack and rows >= tuning.gram_ratio * n
     exotic = options.is_wide(m, n) or options.damp or options.weights is not None
-    if options.named or not (few or small or tall or (options.forward and exotic)):
-        return []
+    if not _are_small(count, m, n, options):
+        return _by_gram(m, n, options) if count == 1 else []
     names = tuning.small_r
     if tuning.gram_lapack and options.target is not FP64 and not options.refines_doubled(m, n):
         names = ("cholesky fp32", *names)
@@ -63,8 +60,9 @@ def chain_together(count: int, m: int, n: int, options: Options) -> Chain:
         _link(
             f"{name} + seminormal",
             solve_together,
-            factor=FACTORS[name],
+            factor=FACTORS[name] if number or name not in LOOKED_AT else LOOKED_AT[name],
             blind_steps=number,
+            ahead=0 if name in BACKWARD_STABLE else tuning.queued_steps,
             queued=number > 0 and not options.looks,
         )
         for name, number in zip(names, steps, strict=True)
@@ -76,11 +74,23 @@ def chain_together(count: int, m: int, n: int, options: Options) -> Chain:
     return tried
 
 
+def _are_small(count: int, m: int, n: int, options: Options) -> bool:
+    """Whether problems take each step together: the time of a single one is that of launches."""
+    tuning, rows = options.engine.tuning, options.rows(m, n)
+    few = rows * n <= tuning.batched_elements and count > 1
+    small = max(rows, n) * min(rows, n) ** 2 <= tuning.together
+    tall = n <= tuning.gram_lapack and rows >= tuning.gram_ratio * n
+    exotic = options.is_wide(m, n) or options.damp or options.weights is not None
+    return not options.named and bool(few or small or tall or (options.forward and exotic))
+
+
 def chain_after_together(m: int, n: int, options: Options) -> Chain:
     """What is tried for one problem that was not solved together: an SVD at once where that takes no time.
 
-    What is left is more often without full rank than nearly so.
+    What is left is more often without full rank than nearly so. A large one goes on like any other.
     """
+    if not _are_small(1, m, n, options) and (large := _by_gram(m, n, options)):
+        return chain_alone(m, n, options)[len(large) :]
     if max(m, n) * min(m, n) ** 2 <= options.engine.tuning.svd:
         return [_svd()]
     *deficient, svd = _of_any_rank(m, n, options)
@@ -132,7 +142,7 @@ def _by_gram(m: int, n: int, options: Options) -> Chain:
     tuning = options.engine.tuning
     plain = options.weights is None and not options.damp and not options.over_rows.spread
     fast = tuning.corrected and "fp64" in tuning.preconditioners and n <= tuning.fp16_gram_columns
-    large = m >= n and 8 * m * n > tuning.replayed_bytes
+    large = m >= n and 8 * m * n > tuning.replayed_bytes and m * n > tuning.batched_elements
     if options.named or not (plain and fast and large and options.refines_doubled(m, n)):
         return []
     return [_link(f"cholesky {FP16_COR} + seminormal", links.by_gram, compute=FP16_COR)]

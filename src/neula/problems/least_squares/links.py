@@ -10,7 +10,7 @@ import torch
 
 from neula.algorithms.krylov.refinement import InnerSolver, Refined
 from neula.algorithms.orthogonal.direct import normal_equations, qr_solve
-from neula.algorithms.orthogonal.r_only import low_cholesky_r
+from neula.algorithms.orthogonal.r_only import low_cholesky_r, sampled_max
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.spectra.condition import solve_rt
 from neula.certificates.backward_error import Scale, norms_of
@@ -46,8 +46,13 @@ def by_gram(problems: Problems, before: Solution | None, *, label: str, compute:
     many digits are sure.
     """
     options = problems.options
-    factor = partial(low_cholesky_r, engine=options.engine.using(compute), column_max=problems.column_max)
-    answer = solve_together(problems, before, label=label, factor=factor, blind_steps=0)
+    factor = partial(low_cholesky_r, engine=options.engine.using(compute))
+    solve = partial(solve_together, problems, before, label=label, blind_steps=0, ahead=1, coarse=True)
+    answer = solve(factor=partial(factor, sampled=True))
+    if not bool(answer.values.accepted.all()):
+        beyond = problems.column_max > sampled_max(problems.a[0])
+        if bool(beyond.any()):
+            answer = solve(factor=factor)
     found = answer.values
     certain = found.condition * options.certain_rcond(problems.a.shape) * ROUNDED_RANK < 1
     accepted = found.accepted & certain & (found.refined_error <= problems.bound)

@@ -23,6 +23,7 @@ from neula.algorithms.krylov.doubled_refinement import (
     MAX_RATE,
     MAX_STEPS,
     DoubledSolution,
+    Refinement,
     System,
     refine_doubled,
 )
@@ -66,13 +67,24 @@ FACTORS: dict[str, Factor] = {
     "gram-schmidt fp64": partial(gram_schmidt_r, dtype=torch.float64),
 }
 
+LOOKED_AT: dict[str, Factor] = {"shifted cholesky fp64": partial(shifted_cholesky3_r, looks=True)}
+"""Those that end early where they break down, for who may wait."""
+
 
 def solve_together(
-    problems: Problems, before: Answer[Members] | None, *, label: str, factor: Factor, blind_steps: int
+    problems: Problems,
+    before: Answer[Members] | None,
+    *,
+    label: str,
+    factor: Factor,
+    blind_steps: int,
+    ahead: int = 0,
+    coarse: bool = False,
 ) -> Answer[Members]:
     """Some problems with R from one source, as many at a time as fill the machine.
 
-    After each of their steps all are looked at, or after ``blind_steps`` where that is not 0.
+    After each of their steps all are looked at, or after ``blind_steps`` where that is not 0; before the
+    first look ``ahead`` steps are queued. An R of low precision is ``coarse``.
     """
     options, k = problems.options, problems.b.shape[2]
     report = stage(options.progress, label)
@@ -86,7 +98,10 @@ def solve_together(
 
     def refined(a: torch.Tensor, b: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
         weighted = replace(options, weights=weights[0] if weights else None)
-        members, taken = _refined(a, b, factor, weighted, blind_steps)
+        given = None
+        if not blind_steps and _is_plain(a, weighted):
+            given = _as_given(a, b, factor, weighted, ahead, coarse=coarse)
+        members, taken = _refined(a, b, factor, weighted, blind_steps) if given is None else given
         steps.append(taken)
         return *members.tensors, members.measured()
 
@@ -149,19 +164,76 @@ def _without(border: Border, members: Members, numbers: torch.Tensor) -> Members
     return replace(members, x=border.take(members.x), rank=members.rank - border.columns)
 
 
+def _is_plain(a: torch.Tensor, options: Options) -> bool:
+    """Whether problems may be solved as they are given: tall, neither weighted nor damped."""
+    special = options.weights is not None or options.damp or options.over_rows.spread
+    return not special and a.shape[1] >= a.shape[2]
+
+
+def _as_given(
+    a: torch.Tensor, b: torch.Tensor, factor: Factor, options: Options, ahead: int, *, coarse: bool
+) -> tuple[Members, int] | None:
+    """Factorize, refine and measure problems in numbers near 1, which most are; None for others.
+
+    What R says of their columns is looked at before anything else, or after as many steps as are queued ahead
+    of the host: it then has launched what follows a long product before that is done.
+    """
+    problems = ScaledProblems.as_given(a, b)
+    r = factor(problems.a)
+    norms = lengths(r)
+    usable = _moderate(norms, largest_magnitude(problems.b, 1))
+    if _doubled(options, a) and cuts(a.device):
+        usable &= _alike(norms)
+    if not ahead and not bool(usable):
+        return _broken_down(problems, r)
+    system = _system(problems, r, options, coarse=coarse)
+    refinement = Refinement(system, problems.b, options.digits)
+    most = min(MAX_STEPS, options.max_iterations)
+    for _ in range(min(max(1, ahead), most)):
+        refinement.step()
+    goes_on = refinement.active.any()
+    if ahead:
+        members = _measured(problems, system, refinement.solution(), options, a.shape[1])
+        near_one, goes_on = torch.stack([usable, goes_on]).tolist()
+        if not near_one:
+            return _broken_down(problems, r)
+        if not goes_on:
+            return members, refinement.steps
+    while refinement.steps < most and goes_on:
+        refinement.step()
+        goes_on = refinement.goes_on()
+    return _measured(problems, system, refinement.solution(), options, a.shape[1]), refinement.steps
+
+
+def _broken_down(problems: ScaledProblems, r: torch.Tensor) -> tuple[Members, int] | None:
+    """A single problem of which nothing is known where R broke down, and not because its numbers are far from
+    1; None for others.
+    """
+    if len(r) > 1 or not bool(r.isnan().any()):
+        return None
+    sizes = torch.linalg.vector_norm(problems.a, dim=1)
+    if not bool(_moderate(sizes, largest_magnitude(problems.b, 1))):
+        return None
+    return Members.missing(1, problems.a.shape[2], problems.b.shape[2], problems.a.device), 0
+
+
 def _refined(
     a: torch.Tensor, b: torch.Tensor, factor: Factor, options: Options, blind_steps: int
 ) -> tuple[Members, int]:
     """Scale, factorize, refine and measure some problems; how many updates that took."""
-    over_rows = options.over_rows
-    shape = (over_rows.count(a.shape[1]), a.shape[2])
-    problems, r = _prepared(a, b, factor, options, look=not blind_steps)
+    problems = ScaledProblems.of(a, b, options.weights, options.damp, options.over_rows)
     if problems.wide:
         solved = _minimum_norm(problems, factor, options, blind_steps)
-    else:
-        r = factor(problems.a, over_rows=over_rows) if r is None else r
-        solved = _overdetermined(problems, r, options, blind_steps)
-    found = solved.found
+        return _members(problems, solved, options, a.shape[1]), solved.found.steps
+    system = _system(problems, factor(problems.a, over_rows=options.over_rows), options)
+    found = _refine(system, problems.b, options, blind_steps)
+    return _measured(problems, system, found, options, a.shape[1]), found.steps
+
+
+def _members(problems: ScaledProblems, solved: _Solved, options: Options, rows: int) -> Members:
+    """Solutions in the units that were given, with what was measured."""
+    found, over_rows = solved.found, options.over_rows
+    shape = (over_rows.count(rows), solved.x.shape[1])
     refined_error = found.measures.backward_error.amax(1)
     backward_error = (found.measures.backward_error + solved.rounding + solved.low).amax(1)
     forward_error = found.forward_error + solved.rounding
@@ -177,7 +249,7 @@ def _refined(
         rank=torch.full_like(backward_error, min(options.rows(*shape), shape[1]), dtype=torch.int64),
         accepted=((forward_error <= SURE) & shorter).all(1),
     )
-    return Members(*options.over_rows.agreed(*members.tensors)), found.steps
+    return Members(*over_rows.agreed(*members.tensors))
 
 
 @dataclass(frozen=True)
@@ -207,34 +279,17 @@ class _Solved:
     condition: torch.Tensor
 
 
-def _prepared(
-    a: torch.Tensor, b: torch.Tensor, factor: Factor, options: Options, *, look: bool
-) -> tuple[ScaledProblems, torch.Tensor | None]:
-    """Problems in numbers near 1, which most are as they are: what R says, and then R is there, too."""
-    over_rows = options.over_rows
-    plain = options.weights is None and not options.damp and not over_rows.spread
-    if look and plain and a.shape[1] >= a.shape[2]:
-        given = ScaledProblems.as_given(a, b)
-        r = factor(given.a)
-        norms = lengths(r)
-        size_of_b = largest_magnitude(given.b, 1)
-        if _moderate(norms, size_of_b) and (not _doubled(options, a) or not cuts(a.device) or _alike(norms)):
-            return given, r
-    return ScaledProblems.of(a, b, options.weights, options.damp, over_rows), None
-
-
-def _moderate(norms: torch.Tensor, size_of_b: torch.Tensor) -> bool:
+def _moderate(norms: torch.Tensor, size_of_b: torch.Tensor) -> torch.Tensor:
     """Whether squares neither overflow nor underflow; a right-hand side may be zero."""
     smallest, largest = norms.aminmax()
     of_b = torch.where(size_of_b == 0, 1.0, size_of_b).aminmax()
-    return bool(
-        (torch.minimum(smallest, of_b.min) >= 1 / MODERATE) & (torch.maximum(largest, of_b.max) <= MODERATE)
-    )
+    enough = torch.minimum(smallest, of_b.min) >= 1 / MODERATE
+    return enough & (torch.maximum(largest, of_b.max) <= MODERATE)
 
 
-def _alike(norms: torch.Tensor) -> bool:
+def _alike(norms: torch.Tensor) -> torch.Tensor:
     """Whether the columns of each matrix are of a size: where they are cut, it is at the same places."""
-    return bool((norms.amax(1) <= ALIKE * norms.amin(1)).all())
+    return (norms.amax(1) <= ALIKE * norms.amin(1)).all()
 
 
 def _doubled(options: Options, a: torch.Tensor) -> bool:
@@ -243,7 +298,9 @@ def _doubled(options: Options, a: torch.Tensor) -> bool:
     return options.refines_doubled(m, n)
 
 
-def _overdetermined(problems: ScaledProblems, r: torch.Tensor, options: Options, blind_steps: int) -> _Solved:
+def _system(
+    problems: ScaledProblems, r: torch.Tensor, options: Options, *, coarse: bool = False
+) -> Overdetermined:
     doubled, over_rows = _doubled(options, problems.a), options.over_rows
     columns, triangles = None, None
     if problems.given:
@@ -251,12 +308,19 @@ def _overdetermined(problems: ScaledProblems, r: torch.Tensor, options: Options,
         # Dozens of launches that know nothing of A, which may be too large to be played back.
         known = options.engine.replay(_triangles, (r, columns), "triangles")
         triangles = Triangles(*known)
-    system = Overdetermined(
+    return Overdetermined(
         *(problems.a, r, problems.a_low, problems.b_low, columns, over_rows),
         doubled=doubled,
         triangles=triangles,
+        coarse=coarse,
     )
-    found = _refine(system, problems.b, options, blind_steps)
+
+
+def _measured(
+    problems: ScaledProblems, system: Overdetermined, found: DoubledSolution, options: Options, rows: int
+) -> Members:
+    """Solutions of tall problems with their evidence."""
+    over_rows = options.over_rows
     if problems.given and options.dtype == torch.float64:
         x, residual, rounding = found.x, found.residual, torch.zeros_like(found.forward_error)
     else:
@@ -265,7 +329,7 @@ def _overdetermined(problems: ScaledProblems, r: torch.Tensor, options: Options,
         residual = found.residual + problems.a @ lost
         rounding = over(system.size(lost), system.size(found.x))
     residual_norm, b_norm = over_rows.norms(residual, problems.b, dim=1)
-    return _Solved(
+    solved = _Solved(
         found=found,
         x=x,
         rounding=rounding,
@@ -274,6 +338,7 @@ def _overdetermined(problems: ScaledProblems, r: torch.Tensor, options: Options,
         b_norm=b_norm,
         condition=(system.norm * system.inverse_norm)[:, 0],
     )
+    return _members(problems, solved, options, rows)
 
 
 def _triangles(r: torch.Tensor, columns: torch.Tensor) -> tuple[torch.Tensor, ...]:
