@@ -24,13 +24,22 @@ from dataclasses import dataclass, replace
 import torch
 
 from neula.algorithms.krylov.batched_lstsq import MARGIN, probes
+from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
 from neula.algorithms.orthogonal.pivots import sketched_pivots
+from neula.algorithms.orthogonal.r_only import lower_gram
 from neula.algorithms.orthogonal.reorthogonalize import refine_qr
 from neula.algorithms.spectra.rank_revealing import Deficient, MinimumNorm, RowSpace, Spectrum
 from neula.certificates.backward_error import over
 from neula.certificates.forward_error import SURE
-from neula.engines import Engine
+from neula.engines import FP64, Engine
 from neula.kernels.triangular_inverse import triangular_inverse
+
+GRAM_ROUNDING = 4.0
+"""Unit roundoffs, times the root of the rows, that a Gram matrix is shifted by, relative to its norm."""
+
+SEPARATED = 1e3
+"""Factor between what columns that depend on others leave of the diagonal of a Gram matrix, and what others
+do."""
 
 STEPS = 4
 """Of subspace iteration at most. With a gap of ten they leave 1e-8 of the angle."""
@@ -106,6 +115,10 @@ def complete_orthogonal(problem: Deficient, rcond: float, engine: Engine, width:
         Or why there is a doubt that only an SVD can settle.
     """
     b_matrix = problem.a / problem.norms
+    separated = _separated_rows(b_matrix)
+    found = None if separated is None else _subspaces(b_matrix, *separated)
+    if found is not None and not _doubt(found, b_matrix.shape, rcond):
+        return _solution(problem, b_matrix, found)
     work = engine.empty(*b_matrix.shape).copy_(b_matrix)
     # What is left of n columns, all of them together, is then below the threshold.
     tolerance = rcond / (UNWANTED * work.shape[1] ** 0.5)
@@ -125,6 +138,35 @@ def complete_orthogonal(problem: Deficient, rcond: float, engine: Engine, width:
     return _without_gap(problem, b_matrix, z, rcond) or doubt
 
 
+def _separated_rows(b_matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Basis Z of the row space, and R of B Z, where a Gram matrix tells columns that depend on those before them from others.
+
+    Its Cholesky factorization squares singular values, and is shifted by more than its rounding errors. On the
+    diagonal of R, columns that depend on others leave a multiple of the shift, by how large their
+    coefficients are. Where all others leave much more, the rows of R that are theirs span the row space. None
+    where there is no such gap.
+
+    The shift turns them. A step of subspace iteration with the Gram matrix leaves ``u cond(B Z)^2``.
+    """
+    m, n = b_matrix.shape
+    if m < n:
+        return None
+    gram = lower_gram(b_matrix[None])[0]
+    shift = GRAM_ROUNDING * m**0.5 * FP64.u * torch.linalg.matrix_norm(gram)
+    r, info = upper_cholesky(gram + shift * torch.eye(n, dtype=gram.dtype, device=gram.device))
+    sizes, order = r.diagonal().square().sort(descending=True)
+    gap, place = (sizes[:-1] / sizes[1:]).max(0)
+    wide = (gap > SEPARATED) & (sizes[place] > SEPARATED * shift) & (info == 0)
+    usable, last = torch.stack([wide, place]).tolist()
+    if not usable:
+        return None
+    z = _graded_qr(r[order[: last + 1]].T)[0]
+    rows = (gram.tril() + gram.tril(-1).T) @ z
+    square = upper_cholesky(z.T @ rows)[0]
+    # Nearly orthonormal, so that what makes it so changes R by as little.
+    return refine_qr(torch.cholesky_solve(rows.T, square, upper=True).T)[0], square
+
+
 def _graded_qr(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """QR of a matrix whose columns are in order of size, and apart from that not ill-conditioned: Cholesky QR
     with columns of norm 1. A library that reflects column by column takes ten times as long on a GPU.
@@ -137,13 +179,13 @@ def _graded_qr(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return q, r * sizes
 
 
-def _subspaces(b_matrix: torch.Tensor, z: torch.Tensor) -> Subspaces | None:
-    """Improve a basis of the row space, whose vectors are in order of what B makes of them; None where that
-    breaks down.
+def _subspaces(b_matrix: torch.Tensor, z: torch.Tensor, r: torch.Tensor | None = None) -> Subspaces | None:
+    """Improve a basis of the row space, whose vectors are in order of what B makes of them unless an R of
+    B Z is known; None where that breaks down.
     """
     eps, found = Spectrum.rounding(sum(b_matrix.shape)), None
     for _ in range(STEPS):
-        q, r = _graded_qr(b_matrix @ z) if found is None else refine_qr(b_matrix @ z, found.r)
+        q, r = _graded_qr(b_matrix @ z) if r is None else refine_qr(b_matrix @ z, r)
         if not bool(r.diagonal().isfinite().all()):
             return None
         rows = b_matrix.T @ q
