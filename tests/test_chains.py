@@ -64,8 +64,10 @@ def tried(tuning: Tuning, m: int, n: int, count: int = 1, **asked: Any) -> list[
     """Everything that may be tried for some problems: together, and of one that is left alone."""
     options = least_squares_of(tuning, **asked)
     together = lstsq_chain.chain_together(count, m, n, options)
-    after = lstsq_chain.chain_after_together if together else lstsq_chain.chain_alone
-    alone = after(m, n, options)
+    if together:
+        alone = lstsq_chain.chain_after_together(m, n, options, count)
+    else:
+        alone = lstsq_chain.chain_alone(m, n, options)
     return labels([*together, *alone])
 
 

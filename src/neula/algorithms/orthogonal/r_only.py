@@ -12,6 +12,7 @@ from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.gram import gram_r
 from neula.engines import FP64, Engine
+from neula.engines.random_vectors import gaussian
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.triangular_inverse import triangular_inverse
 
@@ -25,11 +26,16 @@ SAMPLED = 1024
 HEADROOM = 256.0
 """By how much others may be larger than those, and four times more: corrected products have that range."""
 
+INVERSE_STEPS = 10
+"""Of inverse iteration: they take out what belongs to a gap of four up to 1e-12."""
+
 MAX_SHIFT = 1e-3
 """Part of ``||A||_F^2`` that is added to a Gram matrix at most."""
 
 
-def cholesky_r(a: torch.Tensor, over_rows: Reduction = HERE) -> torch.Tensor:
+def cholesky_r(
+    a: torch.Tensor, over_rows: Reduction = HERE, *, gram: torch.Tensor | None = None
+) -> torch.Tensor:
     """R of the normal equations: accurate to ``u cond(A)^2`` relative to its smallest singular value.
 
     One product and one small factorization. NaN where the Gram matrix is not positive definite.
@@ -38,8 +44,10 @@ def cholesky_r(a: torch.Tensor, over_rows: Reduction = HERE) -> torch.Tensor:
     ----------
     a : Tensor, shape (batch, m, n)
     over_rows : Reduction
+    gram : Tensor, shape (batch, n, n), optional
+        :func:`lower_gram` of all rows, where it is known.
     """
-    r, info = upper_cholesky(over_rows.total(lower_gram(a)))
+    r, info = upper_cholesky(over_rows.total(lower_gram(a)) if gram is None else gram)
     return r.masked_fill((info > 0)[:, None, None], torch.nan)
 
 
@@ -95,7 +103,11 @@ def lower_gram(a: torch.Tensor) -> torch.Tensor:
 
 
 def shifted_cholesky3_r(
-    a: torch.Tensor, over_rows: Reduction = HERE, *, looks: bool = False
+    a: torch.Tensor,
+    over_rows: Reduction = HERE,
+    *,
+    gram: torch.Tensor | None = None,
+    rcond: float | None = None,
 ) -> torch.Tensor:
     """R by Cholesky QR in three passes, the first one shifted: as good as that of Householder reflections.
 
@@ -108,23 +120,44 @@ def shifted_cholesky3_r(
     a : Tensor, shape (batch, m, n)
         float64.
     over_rows : Reduction
-    looks : bool
-        Whether the host waits for the second pass, which breaks down where A lacks full rank: the third one is
-        then left out.
+    gram : Tensor, shape (batch, n, n), optional
+        :func:`lower_gram` of all rows, where it is known.
+    rcond : float, optional
+        Where the host may wait for looks at a single A: if a vector is found that shows the smallest singular
+        value of A with normalized columns to be below this, R is NaN after one pass, and after two if the
+        second one breaks down.
     """
     m, n = over_rows.count(a.shape[1]), a.shape[2]
-    gram = over_rows.total(lower_gram(a))
+    gram = over_rows.total(lower_gram(a)) if gram is None else gram.clone()
+    sizes = gram.diagonal(dim1=1, dim2=2).sqrt()
     shift = min(11 * (m * n + n * (n + 1)) * FP64.u, MAX_SHIFT)
     diagonal = gram.diagonal(dim1=1, dim2=2)
     diagonal += shift * diagonal.sum(1, keepdim=True)
     r = step = upper_cholesky(gram)[0]
-    for _ in range(2):
-        a = a @ triangular_inverse(step, upper=True)
+    inverse = triangular_inverse(step, upper=True)
+    if rcond is not None and bool(_shortest(a, inverse, sizes[..., None]) < rcond):
+        return r.fill_(torch.nan)
+    for passes in (2, 3):
+        a = a @ inverse
         step = cholesky_r(a, over_rows)
         r = step @ r
-        if looks and bool(step.isnan().any()):
+        if passes == 3 or (rcond is not None and bool(step.isnan().any())):
             break
+        inverse = triangular_inverse(step, upper=True)
     return r
+
+
+def _shortest(a: torch.Tensor, inverse: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+    """``||A x|| / ||D x||`` for an x that makes it small: a bound on the least singular value of ``A D^-1``.
+
+    Inverse iteration with ``(A^T A + s I)^-1 = R^-1 R^-T`` takes out what belongs to singular values beyond
+    the root of s.
+    """
+    x = gaussian(a.shape[2], 1, a.dtype, a.device, seed=1)[None]
+    for _ in range(INVERSE_STEPS):
+        x = inverse @ (inverse.mT @ x)
+        x = x / torch.linalg.vector_norm(x)
+    return torch.linalg.vector_norm(a @ x) / torch.linalg.vector_norm(sizes * x)
 
 
 def cholesky32_r(a: torch.Tensor, over_rows: Reduction = HERE) -> torch.Tensor:

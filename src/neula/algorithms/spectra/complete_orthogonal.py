@@ -139,10 +139,10 @@ def complete_orthogonal(problem: Deficient, rcond: float, engine: Engine, width:
 
 
 def _separated_rows(b_matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Basis Z of the row space, and R of B Z, where a Gram matrix tells columns that depend on those before them from others.
+    """Basis Z of the row space, and R of B Z, where a Gram matrix tells which columns depend on those before.
 
-    Its Cholesky factorization squares singular values, and is shifted by more than its rounding errors. On the
-    diagonal of R, columns that depend on others leave a multiple of the shift, by how large their
+    Its Cholesky factorization squares singular values, and is shifted by more than its rounding errors. On
+    the diagonal of R, columns that depend on others leave a multiple of the shift, by how large their
     coefficients are. Where all others leave much more, the rows of R that are theirs span the row space. None
     where there is no such gap.
 

@@ -24,7 +24,7 @@ from neula.problems.least_squares.minimum_norm import NO_GAP, by_complete_orthog
 from neula.problems.least_squares.preconditioner import LIMITS
 from neula.problems.least_squares.prepared import Problems
 from neula.problems.least_squares.problem import ROUNDED_RANK, Members, Options
-from neula.problems.least_squares.together import FACTORS, LOOKED_AT, solve_together
+from neula.problems.least_squares.together import FACTORS, FROM_GRAM, Factor, solve_together
 
 Chain = list[Link[Problems, Members]]
 
@@ -60,9 +60,10 @@ def chain_together(count: int, m: int, n: int, options: Options) -> Chain:
         _link(
             f"{name} + seminormal",
             solve_together,
-            factor=FACTORS[name] if number or name not in LOOKED_AT else LOOKED_AT[name],
+            factor=_factor(name, m, n, options, looks=count == 1 and not number),
             blind_steps=number,
             ahead=0 if name in BACKWARD_STABLE else tuning.queued_steps,
+            shared=name in FROM_GRAM,
             queued=number > 0 and not options.looks,
         )
         for name, number in zip(names, steps, strict=True)
@@ -72,6 +73,13 @@ def chain_together(count: int, m: int, n: int, options: Options) -> Chain:
         together = next(link.answer for link in tried if link.label == LABEL)
         return [_link(LABEL, each_by_lapack, together=together), *tried[-1:]]
     return tried
+
+
+def _factor(name: str, m: int, n: int, options: Options, *, looks: bool) -> Factor:
+    """What makes an R; one of several passes is spared the last ones for a single A without full rank."""
+    if looks and name == "shifted cholesky fp64":
+        return partial(FACTORS[name], rcond=options.certain_rcond((m, n)))
+    return FACTORS[name]
 
 
 def _are_small(count: int, m: int, n: int, options: Options) -> bool:
@@ -84,13 +92,13 @@ def _are_small(count: int, m: int, n: int, options: Options) -> bool:
     return not options.named and bool(few or small or tall or (options.forward and exotic))
 
 
-def chain_after_together(m: int, n: int, options: Options) -> Chain:
-    """What is tried for one problem that was not solved together: an SVD at once where that takes no time.
+def chain_after_together(m: int, n: int, options: Options, count: int = 1) -> Chain:
+    """What is tried for one of ``count`` that was left: an SVD at once where that takes no time.
 
     What is left is more often without full rank than nearly so. A large one goes on like any other.
     """
-    if not _are_small(1, m, n, options) and (large := _by_gram(m, n, options)):
-        return chain_alone(m, n, options)[len(large) :]
+    if not _are_small(count, m, n, options):
+        return chain_alone(m, n, options)[len(_by_gram(m, n, options)) :]
     if max(m, n) * min(m, n) ** 2 <= options.engine.tuning.svd:
         return [_svd()]
     *deficient, svd = _of_any_rank(m, n, options)
@@ -142,7 +150,7 @@ def _by_gram(m: int, n: int, options: Options) -> Chain:
     tuning = options.engine.tuning
     plain = options.weights is None and not options.damp and not options.over_rows.spread
     fast = tuning.corrected and "fp64" in tuning.preconditioners and n <= tuning.fp16_gram_columns
-    large = m >= n and 8 * m * n > tuning.replayed_bytes and m * n > tuning.batched_elements
+    large = m >= n and 8 * m * n > tuning.replayed_bytes
     if options.named or not (plain and fast and large and options.refines_doubled(m, n)):
         return []
     return [_link(f"cholesky {FP16_COR} + seminormal", links.by_gram, compute=FP16_COR)]

@@ -12,6 +12,7 @@ import torch
 
 from neula.algorithms.krylov.operators import LeastSquaresOperator
 from neula.algorithms.krylov.refine_forward import ExactProblem
+from neula.algorithms.orthogonal.r_only import lower_gram
 from neula.algorithms.scaling import binary_exponents, power_of_two_scales
 from neula.certificates.bounds import lstsq_bound
 from neula.kernels.shift import shift
@@ -57,6 +58,9 @@ class Problems(Batch):
 
     def chunks(self, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """A and b of so many at a time: views of all, copies of some."""
+        if size >= len(self) and self.places is None:
+            yield self.a, self.b
+            return
         for start in range(0, len(self), size):
             part = slice(start, start + size)
             where = part if self.places is None else self.places[part]
@@ -78,6 +82,11 @@ class Problems(Batch):
     def column_max(self) -> torch.Tensor:
         """Largest magnitude in each column of the only A: a pass over it, which is not to be taken twice."""
         return self.options.engine.column_max(self.a[0])
+
+    @cached_property
+    def gram(self) -> torch.Tensor:
+        """Lower triangle of ``A^T A`` of the only A in double precision, shape (n, n)."""
+        return lower_gram(self.a.double())[0]
 
     def check_finite(self) -> None:
         """Look for NaN and Inf in the only problem; the host waits once.

@@ -80,7 +80,7 @@ def _go_on(run: Run[Members], problems: Problems, *, together: bool, is_batch: b
         unusable = _set_aside(run, problems)
     else:
         problems.check_finite()
-    alone = chain_after_together(m, n, options) if together else chain_alone(m, n, options)
+    alone = chain_after_together(m, n, options, len(a)) if together else chain_alone(m, n, options)
     alone = in_step(alone) if options.over_rows.spread else alone
     judge = LeastSquaresJudge.of(m, n, options, together=False)
 

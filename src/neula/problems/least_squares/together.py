@@ -67,8 +67,8 @@ FACTORS: dict[str, Factor] = {
     "gram-schmidt fp64": partial(gram_schmidt_r, dtype=torch.float64),
 }
 
-LOOKED_AT: dict[str, Factor] = {"shifted cholesky fp64": partial(shifted_cholesky3_r, looks=True)}
-"""Those that end early where they break down, for who may wait."""
+FROM_GRAM = ("cholesky fp64", "shifted cholesky fp64")
+"""Those that take the Gram matrix of a single A, which is made once for all of them."""
 
 
 def solve_together(
@@ -80,11 +80,13 @@ def solve_together(
     blind_steps: int,
     ahead: int = 0,
     coarse: bool = False,
+    shared: bool = False,
 ) -> Answer[Members]:
     """Some problems with R from one source, as many at a time as fill the machine.
 
     After each of their steps all are looked at, or after ``blind_steps`` where that is not 0; before the
-    first look ``ahead`` steps are queued. An R of low precision is ``coarse``.
+    first look ``ahead`` steps are queued. An R of low precision is ``coarse``; if ``shared``, it is made of
+    the Gram matrix that links share.
     """
     options, k = problems.options, problems.b.shape[2]
     report = stage(options.progress, label)
@@ -100,7 +102,9 @@ def solve_together(
         weighted = replace(options, weights=weights[0] if weights else None)
         given = None
         if not blind_steps and _is_plain(a, weighted):
-            given = _as_given(a, b, factor, weighted, ahead, coarse=coarse)
+            known = shared and a is problems.a and len(a) == 1
+            of_given = partial(factor, gram=problems.gram[None]) if known else factor
+            given = _as_given(a, b, of_given, weighted, ahead, coarse=coarse)
         members, taken = _refined(a, b, factor, weighted, blind_steps) if given is None else given
         steps.append(taken)
         return *members.tensors, members.measured()
@@ -191,17 +195,15 @@ def _as_given(
     most = min(MAX_STEPS, options.max_iterations)
     for _ in range(min(max(1, ahead), most)):
         refinement.step()
-    goes_on = refinement.active.any()
     if ahead:
         members = _measured(problems, system, refinement.solution(), options, a.shape[1])
-        near_one, goes_on = torch.stack([usable, goes_on]).tolist()
+        near_one, goes_on = torch.stack([usable, refinement.active.any()]).tolist()
         if not near_one:
             return _broken_down(problems, r)
         if not goes_on:
             return members, refinement.steps
-    while refinement.steps < most and goes_on:
+    while refinement.steps < most and refinement.goes_on():
         refinement.step()
-        goes_on = refinement.goes_on()
     return _measured(problems, system, refinement.solution(), options, a.shape[1]), refinement.steps
 
 
