@@ -105,6 +105,27 @@ def test_gram_matrices_by_blocks_of_rows(
         assert not g[k, k.stop :].any()
 
 
+@pytest.mark.parametrize("by_kernel", [False, pytest.param(True, marks=[pytest.mark.gpu] if HAS_GPU else [])])
+def test_gram_matrices_of_scaled_columns_in_double_precision(by_kernel: bool) -> None:
+    """Columns whose units float32 does not hold are never in it as they are."""
+    a, units = uniform(200, 33, 12).double(), 2.0 ** torch.arange(-800, 850, 50, dtype=torch.float64)
+    scales = 1 / units
+    blocks = [slice(0, 32), slice(32, 33)]
+    if by_kernel:
+        kernel()
+        from neula.kernels import gemm_triton
+
+        g = gemm_triton.gram_triton(a * units, blocks, scales=scales)
+        # Elements beyond what the scales promise are no numbers, and are noticed.
+        beyond = a.clone()
+        beyond[7, 3] = 1e6
+        assert not gemm_triton.gram_triton(beyond * units, blocks, scales=scales)[3].isfinite().all()
+    else:
+        g = corrected_gram(a * units, blocks, scales=scales)
+    for k in blocks:
+        assert errors(g[k, : k.stop], a.T[k].float(), a[:, : k.stop].float()).max() <= bound(200)
+
+
 @EACH_SCHEME
 def test_sixteen_decades(gemm: Gemm, scheme: Scheme) -> None:
     a, b = wide(20, 100, 2), wide(100, 30, 3)

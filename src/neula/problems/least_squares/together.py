@@ -209,12 +209,12 @@ def _as_given(
 
 def _broken_down(problems: ScaledProblems, r: torch.Tensor) -> tuple[Members, int] | None:
     """A single problem of which nothing is known where R broke down, and not because its numbers are far from
-    1; None for others.
+    1, or those of some columns from others; None where scaling may help.
     """
     if len(r) > 1 or not bool(r.isnan().any()):
         return None
     sizes = torch.linalg.vector_norm(problems.a, dim=1)
-    if not bool(_moderate(sizes, largest_magnitude(problems.b, 1))):
+    if not bool(_moderate(sizes, largest_magnitude(problems.b, 1)) & _alike(sizes)):
         return None
     return Members.missing(1, problems.a.shape[2], problems.b.shape[2], problems.a.device), 0
 
