@@ -37,7 +37,7 @@ def evaluate(request: pytest.FixtureRequest) -> Evaluate:
 
     if not HAS_GPU and not isinstance(doubled_normal_triton._doubled_normal, InterpretedFunction):
         pytest.skip("Triton was imported before its interpreter could be chosen: run tests/kernels by itself")
-    return partial(doubled_normal_triton.doubled_normal_triton, tile=128)
+    return partial(doubled_normal_triton.doubled_normal_triton, given=(128, 8, 3, 1))
 
 
 @pytest.fixture(autouse=True)

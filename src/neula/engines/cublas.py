@@ -17,7 +17,11 @@ import torch
 _TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}  # cudaDataType_t
 _FLOAT32, _TF32 = 68, 77  # cublasComputeType_t: CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_32F_FAST_TF32
 _DEFAULT, _WHOLE_SUMS = 0, 16  # cublasMath_t: ..., CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
+_UPPER = 1  # cublasFillMode_t: CUBLAS_FILL_MODE_UPPER
 _ANY_ALGORITHM = -1  # CUBLAS_GEMM_DEFAULT
+
+SQUARED = 1000
+"""Columns from which on it makes Gram matrices in double precision: with fewer it is as slow as with these."""
 
 SMALLEST = 128
 """Order of matrices from which on products of batches are left to it."""
@@ -74,6 +78,38 @@ def multiplies(a: torch.Tensor, b: torch.Tensor) -> bool:
     """
     by_rows = a.stride(2) == b.stride(2) == 1
     return by_rows and min(*a.shape[1:], b.shape[2]) >= SMALLEST and runs(a.device)
+
+
+def squares(a: torch.Tensor) -> bool:
+    """Whether :func:`lower_square` is the fastest way to a Gram matrix: of a single matrix with some columns.
+
+    20000 x 2000 take 1.6 ms on an H200, and 3.2 by a product; 1000000 x 200 7.6 and 2.2.
+    """
+    single = a.ndim == 3 and len(a) == 1 and a.dtype == torch.float64 and a.stride(2) == 1
+    return single and a.stride(1) >= a.shape[2] >= SQUARED and runs(a.device)
+
+
+def lower_square(a: torch.Tensor) -> torch.Tensor:
+    """Lower triangle of ``A^T A`` in float64; zero above.
+
+    Parameters
+    ----------
+    a : Tensor, shape (m, n)
+        Rows contiguous.
+
+    Raises
+    ------
+    RuntimeError
+        If cuBLAS refuses; the message has its status.
+    """
+    m, n = a.shape
+    c = a.new_zeros(n, n)
+    one, zero = (ctypes.byref(ctypes.c_double(x)) for x in (1.0, 0.0))
+    with torch.cuda.device_of(a):
+        # By columns these are the upper triangle of C, and A^T.
+        arguments = (_UPPER, 0, n, m, one, a.data_ptr(), a.stride(0), zero, c.data_ptr(), n)
+        _check(_library().cublasDsyrk_v2(torch.cuda.current_blas_handle(), *arguments))
+    return c
 
 
 def batched(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
@@ -191,6 +227,8 @@ def _library() -> ctypes.CDLL:
     pointer, number = ctypes.c_void_p, ctypes.c_int
     matrix: list[Any] = [pointer, number, number]
     library.cublasSetMathMode.argtypes = [pointer, number]
+    operand: list[Any] = [pointer, pointer, number]
+    library.cublasDsyrk_v2.argtypes = [pointer, *4 * [number], *operand, *operand]
     product = [pointer, *matrix, *matrix, pointer, *matrix]
     library.cublasGemmEx.argtypes = [pointer, *5 * [number], *product, *2 * [number]]
     matrices = [*matrix, ctypes.c_longlong]

@@ -9,15 +9,14 @@ from neula.kernels.dispatch import kernel, trial
 COLUMNS = 4096
 """Up to how many columns a few rows fit in the registers of a multiprocessor."""
 
-NARROWEST = 400
-"""Rows of 200 columns are too short for a thread block: 1000000 of them take 1.9 ms on an H200, and 0.85 ms
-by two products of cuBLAS; 262144 rows of 1024 columns 0.48 ms, at the speed of memory."""
+NARROWEST = 129
+"""1000000 rows of 200 columns take 0.49 ms on an H200, and 0.76 ms by two products of cuBLAS."""
 
 ROWS = 4096
 """With fewer rows the library's two products take no longer than launches do."""
 
-VECTORS = 4
-"""More vectors would take more passes, or more registers than there are: four of them beyond half of
+VECTORS = 5
+"""More vectors would take more passes, or more registers than there are; fewer beyond a quarter, and half, of
 :data:`COLUMNS`."""
 
 
@@ -27,12 +26,16 @@ def _tried(device: torch.device) -> None:
     normal_product.kernel(one, one)
 
 
+def _vectors(n: int) -> int:
+    return VECTORS if 4 * n <= COLUMNS else VECTORS - 1 if 2 * n <= COLUMNS else VECTORS // 2
+
+
 def _in_one_pass(a: torch.Tensor, x: torch.Tensor, b: torch.Tensor | None = None) -> bool:
     (m, n), k = a.shape, x.shape[1]
     fits = (
         m >= max(n, ROWS)
         and NARROWEST <= n <= COLUMNS
-        and 0 < k <= (VECTORS if 2 * n <= COLUMNS else VECTORS // 2)
+        and 0 < k <= _vectors(n)
     )
     return fits and a.dtype == x.dtype == torch.float64 and a.stride(1) == 1
 

@@ -16,13 +16,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional
 
 from neula.algorithms.krylov.doubled_refinement import (
     DOUBLED,
     Evaluation,
     add_to_pair,
 )
-from neula.algorithms.spectra.schatten import schatten_bounds
+from neula.algorithms.spectra.schatten import schatten_bounds, schatten_bounds_of_gram
 from neula.certificates.backward_error import Measures, Norms, over
 from neula.engines import FP64
 from neula.engines.random_vectors import gaussian
@@ -41,6 +42,9 @@ ROUNDING = 8.0
 
 FEW = 4
 """Random vectors where products with a large matrix are what takes time."""
+
+PLAIN_STEPS = 2
+"""With an R as accurate as float32 the second one leaves rounding errors."""
 
 MARGIN = 3.0
 """An estimate of a Frobenius norm from :data:`PROBES` Gaussian vectors is below a third of it once in some
@@ -71,10 +75,16 @@ class Triangles:
     inverse_norm: torch.Tensor
 
     @classmethod
-    def of(cls, r: torch.Tensor, columns: torch.Tensor) -> Triangles:
-        """For upper triangular R, shape (batch, n, n), and the diagonal of D, shape (batch, n, 1)."""
+    def of(cls, r: torch.Tensor, columns: torch.Tensor, gram: torch.Tensor | None = None) -> Triangles:
+        """For upper triangular R, shape (batch, n, n), and the diagonal of D, shape (batch, n, 1).
+
+        The lower triangle of ``R^T R``, where it is known, spares a product.
+        """
         inverse = triangular_inverse(r, upper=True)
-        bounds = schatten_bounds(r / columns.mT, upper=True)
+        if gram is None:
+            bounds = schatten_bounds(r / columns.mT, upper=True)
+        else:
+            bounds = schatten_bounds_of_gram(gram, columns)
         return cls(inverse, *bounds, schatten_bounds(columns * inverse, upper=True)[1])
 
     @property
@@ -122,12 +132,16 @@ class _Factored:
         over_rows: Reduction = HERE,
         *,
         doubled: bool = True,
+        rhs: torch.Tensor | None = None,
     ) -> None:
         self.t, self.low, self.b_low, self.over_rows = t, low, b_low, over_rows
         self.doubled = Doubled.of(t) if doubled else None
         self.inverse = inverse
-        few = not doubled or _in_one_pass(t, FEW)
-        self.rate = rate_of(t, r, self.inverse, columns, FEW if few else PROBES, over_rows)
+        count = FEW if not doubled or _in_one_pass(t, FEW) else PROBES
+        z = probes(r.shape[-1], r.device, count)
+        normal, gradient = _normal_beside(t, inverse @ z, rhs)
+        self._gradient = None if gradient is None else over_rows.total(gradient)
+        self.rate = MARGINS[count] * _change(z, over_rows.total(normal), inverse) + _noise(r, inverse, columns)
 
     def coordinates(self, g: torch.Tensor) -> torch.Tensor:
         """``R^-T g``."""
@@ -142,9 +156,11 @@ class Overdetermined(_Factored):
         The diagonal of D; the norms of the columns by default.
     ``triangles`` : Triangles, optional
         Of R, where they are known.
+    ``rhs`` : Tensor, shape (batch, m, k), optional
+        Right-hand sides whose gradient at zero is wanted: the pass over A that measures the rate computes it.
     ``coarse`` : bool, optional
-        Whether R is of low precision: then the first step is one with a residual in working precision, which
-        takes half the time and leaves no more.
+        Whether R is of low precision: then the first steps are with residuals in working precision, which
+        take half the time and leave no more.
 
     Attributes
     ----------
@@ -166,13 +182,14 @@ class Overdetermined(_Factored):
         *,
         doubled: bool = True,
         triangles: Triangles | None = None,
+        rhs: torch.Tensor | None = None,
         coarse: bool = False,
     ) -> None:
         if columns is None:
             (sizes,) = over_rows.norms(a, dim=1)
             columns = torch.where(sizes > 0, sizes, 1.0)[..., None]
         known = Triangles.of(r, columns) if triangles is None else triangles
-        super().__init__(a, r, known.inverse, low, b_low, columns, over_rows, doubled=doubled)
+        super().__init__(a, r, known.inverse, low, b_low, columns, over_rows, doubled=doubled, rhs=rhs)
         self.columns, self._coarse = columns, coarse
         self.norm, self.norm_bound, self.inverse_norm = known.norm, known.norm_bound, known.inverse_norm
 
@@ -182,8 +199,10 @@ class Overdetermined(_Factored):
         return (self.norm_bound * self.inverse_norm)[:, 0]
 
     def start(self, b: torch.Tensor) -> torch.Tensor:
-        x = self.inverse @ self.coordinates(self.over_rows.total(_transposed(self.t, b)))
-        if self._coarse:
+        known = self._gradient
+        gradient = self.over_rows.total(_transposed(self.t, b)) if known is None else known
+        x = self.inverse @ self.coordinates(gradient)
+        for _ in range(PLAIN_STEPS if self._coarse else 0):
             gradient = self.over_rows.total(_residual(self.t, x, b)[1])
             x = x + self.inverse @ self.coordinates(gradient)
         return x
@@ -336,12 +355,21 @@ def rate_of(
     It is at least 1 where T lacks full rank, whatever R is. The rounding errors of triangular solves are
     those of the matrix with normalized columns.
     """
-    z, norm = probes(r.shape[-1], r.device, count), torch.linalg.matrix_norm
-    change = z - inverse.mT @ over_rows.total(_normal(t, inverse @ z))
+    z = probes(r.shape[-1], r.device, count)
+    normal = over_rows.total(_normal(t, inverse @ z))
+    return MARGINS[count] * _change(z, normal, inverse) + _noise(r, inverse, columns)
+
+
+def _change(z: torch.Tensor, normal: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
+    """``||(I - W^T W) Z||_F``, given ``T^T T R^-1 Z``."""
+    return torch.linalg.matrix_norm(z - inverse.mT @ normal)
+
+
+def _noise(r: torch.Tensor, inverse: torch.Tensor, columns: torch.Tensor | None) -> torch.Tensor:
+    """Rounding errors of a solve, also where none happen to be in what is measured."""
     if columns is not None:
         r, inverse = r / columns.mT, columns * inverse
-    # Rounding errors of a solve, also where none happen to be in what is measured.
-    return MARGINS[count] * norm(change) + ROUNDING * FP64.u * norm(r) * norm(inverse)
+    return ROUNDING * FP64.u * torch.linalg.matrix_norm(r) * torch.linalg.matrix_norm(inverse)
 
 
 def _in_one_pass(t: torch.Tensor, count: int) -> bool:
@@ -370,6 +398,20 @@ def _normal(t: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     if len(t) == 1 and normal_product.takes(t[0], x[0]):
         return normal_product(t[0], x[0])[1][None]
     return ((x.mT.contiguous() @ t.mT) @ t).mT
+
+
+def _normal_beside(
+    t: torch.Tensor, x: torch.Tensor, b: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """``T^T T X`` and ``T^T B``, in one pass over a single matrix where there is a kernel for it."""
+    if b is None:
+        return _normal(t, x), None
+    count, k = x.shape[2], b.shape[2]
+    if not _in_one_pass(t, count + k):
+        return _normal(t, x), _transposed(t, b)
+    negative, beside = functional.pad(-x[0], (0, k)), functional.pad(b[0], (count, 0))
+    found = normal_product(t[0], negative, beside)[1][None]
+    return found[..., :count], found[..., count:]
 
 
 def lengths(x: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from neula.algorithms.orthogonal.batched_qr import batched_qr
 from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.gram import gram_r
-from neula.engines import FP64, Engine
+from neula.engines import FP64, Engine, cublas
 from neula.engines.random_vectors import gaussian
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.triangular_inverse import triangular_inverse
@@ -30,7 +30,7 @@ INVERSE_STEPS = 10
 """Of inverse iteration: they take out what belongs to a gap of four up to 1e-12."""
 
 MAX_SHIFT = 1e-3
-"""Part of ``||A||_F^2`` that is added to a Gram matrix at most."""
+"""Part of ``||A||_F^2``, with normalized columns, that is added to a Gram matrix at most."""
 
 
 def cholesky_r(
@@ -93,6 +93,8 @@ def lower_gram(a: torch.Tensor) -> torch.Tensor:
     [[[1.0, 2.0], [2.0, 5.0]]]
     """
     n = a.shape[-1]
+    if cublas.squares(a):
+        return cublas.lower_square(a[0])[None]
     if n < HALVED:
         return a.mT @ a
     gram = a.new_zeros(len(a), n, n)
@@ -132,7 +134,7 @@ def shifted_cholesky3_r(
     sizes = gram.diagonal(dim1=1, dim2=2).sqrt()
     shift = min(11 * (m * n + n * (n + 1)) * FP64.u, MAX_SHIFT)
     diagonal = gram.diagonal(dim1=1, dim2=2)
-    diagonal += shift * diagonal.sum(1, keepdim=True)
+    diagonal *= 1 + n * shift  # of columns with norm 1: their units do not matter
     r = step = upper_cholesky(gram)[0]
     inverse = triangular_inverse(step, upper=True)
     if rcond is not None and bool(_shortest(a, inverse, sizes[..., None]) < rcond):

@@ -26,6 +26,24 @@ def schatten_bounds(a: torch.Tensor, *, upper: bool = False) -> tuple[torch.Tens
     return size[..., 0] * square, size[..., 0] * square.sqrt()
 
 
+def schatten_bounds_of_gram(gram: torch.Tensor, sizes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same of ``A D^-1`` from the Gram matrix of A, for a few operations an element.
+
+    Parameters
+    ----------
+    gram : Tensor, shape (batch, n, n)
+        Of which the lower triangle is read.
+    sizes : Tensor, shape (batch, n, 1)
+        The diagonal of D.
+    """
+    norm = torch.linalg.vector_norm
+    scaled = (gram / sizes / sizes.mT).tril_()
+    diagonal = scaled.diagonal(dim1=1, dim2=2)
+    squares = 2 * norm(scaled, dim=(1, 2))[:, None].square() - norm(diagonal, dim=1, keepdim=True).square()
+    square = squares.sqrt()
+    return square / diagonal.sum(1, keepdim=True).sqrt(), square.sqrt()
+
+
 def _gram_norm(a: torch.Tensor, *, upper: bool) -> torch.Tensor:
     """``||A^T A||_F``, shape (batch,); of a large triangle in eight blocks, a quarter of the operations."""
     n, norm = a.shape[-1], torch.linalg.matrix_norm

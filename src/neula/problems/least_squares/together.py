@@ -29,10 +29,12 @@ from neula.algorithms.krylov.doubled_refinement import (
 )
 from neula.algorithms.krylov.one_launch import limits_of
 from neula.algorithms.orthogonal.r_only import (
+    HALVED,
     cholesky32_r,
     cholesky_r,
     gram_schmidt_r,
     householder_r,
+    lower_gram,
     shifted_cholesky3_r,
 )
 from neula.algorithms.spectra.schatten import schatten_bounds
@@ -103,9 +105,11 @@ def solve_together(
         given = None
         if not blind_steps and _is_plain(a, weighted):
             known = shared and a is problems.a and len(a) == 1
-            of_given = partial(factor, gram=problems.gram[None]) if known else factor
-            given = _as_given(a, b, of_given, weighted, ahead, coarse=coarse)
-        members, taken = _refined(a, b, factor, weighted, blind_steps) if given is None else given
+            gram = problems.gram[None] if known else None
+            given = _as_given(a, b, factor, weighted, ahead, gram, coarse=coarse)
+        if given is None:
+            given = _refined(a, b, factor, weighted, blind_steps, shared=shared)
+        members, taken = given
         steps.append(taken)
         return *members.tensors, members.measured()
 
@@ -175,7 +179,14 @@ def _is_plain(a: torch.Tensor, options: Options) -> bool:
 
 
 def _as_given(
-    a: torch.Tensor, b: torch.Tensor, factor: Factor, options: Options, ahead: int, *, coarse: bool
+    a: torch.Tensor,
+    b: torch.Tensor,
+    factor: Factor,
+    options: Options,
+    ahead: int,
+    gram: torch.Tensor | None,
+    *,
+    coarse: bool,
 ) -> tuple[Members, int] | None:
     """Factorize, refine and measure problems in numbers near 1, which most are; None for others.
 
@@ -183,14 +194,14 @@ def _as_given(
     of the host: it then has launched what follows a long product before that is done.
     """
     problems = ScaledProblems.as_given(a, b)
-    r = factor(problems.a)
+    r = factor(problems.a) if gram is None else factor(problems.a, gram=gram)
     norms = lengths(r)
     usable = _moderate(norms, largest_magnitude(problems.b, 1))
     if _doubled(options, a) and cuts(a.device):
         usable &= _alike(norms)
     if not ahead and not bool(usable):
         return _broken_down(problems, r)
-    system = _system(problems, r, options, coarse=coarse)
+    system = _system(problems, r, options, gram, coarse=coarse)
     refinement = Refinement(system, problems.b, options.digits)
     most = min(MAX_STEPS, options.max_iterations)
     for _ in range(min(max(1, ahead), most)):
@@ -220,14 +231,18 @@ def _broken_down(problems: ScaledProblems, r: torch.Tensor) -> tuple[Members, in
 
 
 def _refined(
-    a: torch.Tensor, b: torch.Tensor, factor: Factor, options: Options, blind_steps: int
+    a: torch.Tensor, b: torch.Tensor, factor: Factor, options: Options, blind_steps: int, *, shared: bool
 ) -> tuple[Members, int]:
     """Scale, factorize, refine and measure some problems; how many updates that took."""
     problems = ScaledProblems.of(a, b, options.weights, options.damp, options.over_rows)
     if problems.wide:
         solved = _minimum_norm(problems, factor, options, blind_steps)
         return _members(problems, solved, options, a.shape[1]), solved.found.steps
-    system = _system(problems, factor(problems.a, over_rows=options.over_rows), options)
+    over_rows, gram, of = options.over_rows, None, {}
+    if shared and problems.a.shape[2] >= HALVED:
+        gram = over_rows.total(lower_gram(problems.a))
+        of = {"gram": gram}
+    system = _system(problems, factor(problems.a, over_rows=over_rows, **of), options, gram)
     found = _refine(system, problems.b, options, blind_steps)
     return _measured(problems, system, found, options, a.shape[1]), found.steps
 
@@ -301,19 +316,26 @@ def _doubled(options: Options, a: torch.Tensor) -> bool:
 
 
 def _system(
-    problems: ScaledProblems, r: torch.Tensor, options: Options, *, coarse: bool = False
+    problems: ScaledProblems,
+    r: torch.Tensor,
+    options: Options,
+    gram: torch.Tensor | None = None,
+    *,
+    coarse: bool = False,
 ) -> Overdetermined:
     doubled, over_rows = _doubled(options, problems.a), options.over_rows
     columns, triangles = None, None
-    if problems.given:
+    if problems.given or gram is not None:
         columns = lengths(r)[..., None]
         # Dozens of launches that know nothing of A, which may be too large to be played back.
-        known = options.engine.replay(_triangles, (r, columns), "triangles")
+        inputs = (r, columns) if gram is None or gram.shape[1] < HALVED else (r, columns, gram)
+        known = options.engine.replay(_triangles, inputs, "triangles")
         triangles = Triangles(*known)
     return Overdetermined(
         *(problems.a, r, problems.a_low, problems.b_low, columns, over_rows),
         doubled=doubled,
         triangles=triangles,
+        rhs=problems.b if problems.given else None,
         coarse=coarse,
     )
 
@@ -343,8 +365,8 @@ def _measured(
     return _members(problems, solved, options, rows)
 
 
-def _triangles(r: torch.Tensor, columns: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return Triangles.of(r, columns).tensors
+def _triangles(*known: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return Triangles.of(*known).tensors
 
 
 def _minimum_norm(problems: ScaledProblems, factor: Factor, options: Options, blind_steps: int) -> _Solved:
