@@ -26,7 +26,6 @@ from neula.kernels.launch import multiprocessors
 from neula.kernels.normal_product_triton import NARROW
 
 
-
 def config(width: int) -> tuple[int, int, int, int]:
     """Elements of A at a time, warps, loads in flight, and thread blocks for each multiprocessor.
 

@@ -32,11 +32,7 @@ def _vectors(n: int) -> int:
 
 def _in_one_pass(a: torch.Tensor, x: torch.Tensor, b: torch.Tensor | None = None) -> bool:
     (m, n), k = a.shape, x.shape[1]
-    fits = (
-        m >= max(n, ROWS)
-        and NARROWEST <= n <= COLUMNS
-        and 0 < k <= _vectors(n)
-    )
+    fits = m >= max(n, ROWS) and NARROWEST <= n <= COLUMNS and 0 < k <= _vectors(n)
     return fits and a.dtype == x.dtype == torch.float64 and a.stride(1) == 1
 
 

@@ -141,7 +141,9 @@ class _Factored:
         z = probes(r.shape[-1], r.device, count)
         normal, gradient = _normal_beside(t, inverse @ z, rhs)
         self._gradient = None if gradient is None else over_rows.total(gradient)
-        self.rate = MARGINS[count] * _change(z, over_rows.total(normal), inverse) + _noise(r, inverse, columns)
+        self.rate = MARGINS[count] * _change(z, over_rows.total(normal), inverse) + _noise(
+            r, inverse, columns
+        )
 
     def coordinates(self, g: torch.Tensor) -> torch.Tensor:
         """``R^-T g``."""

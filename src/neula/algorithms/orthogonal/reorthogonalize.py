@@ -19,6 +19,7 @@ import torch
 
 from neula.algorithms.elimination.lu_panels import blocks
 from neula.algorithms.orthogonal.cholesky_qr import shifted_cholesky_r, upper_cholesky
+from neula.algorithms.orthogonal.r_only import lower_gram
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.spectra.gram import gram
 from neula.engines import Engine
@@ -197,7 +198,7 @@ def refine_qr(
     for _ in range(MAX_PASSES):
         if step is not None:
             w = torch.linalg.solve_triangular(step, w, upper=True, left=False)
-        gram = over_rows.total(w.T @ w)
+        gram = over_rows.total(lower_gram(w[None])[0])
         step, info = upper_cholesky(gram)
         definite = not bool(over_rows.agree(info > 0))
         if not definite:
@@ -212,6 +213,7 @@ def refine_qr(
 
 
 def _deviation(gram: torch.Tensor) -> torch.Tensor:
-    """``||G - I||_F``; NaN when a factorization has broken down."""
-    identity = torch.eye(gram.shape[0], dtype=gram.dtype, device=gram.device)
-    return torch.linalg.matrix_norm(gram - identity)
+    """``||G - I||_F`` from the lower triangle of G; NaN when a factorization has broken down."""
+    norm = torch.linalg.vector_norm
+    below = gram.tril(-1)
+    return (2 * norm(below).square() + norm(gram.diagonal() - 1).square()).sqrt()

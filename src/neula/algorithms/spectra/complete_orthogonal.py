@@ -48,6 +48,9 @@ NEAR = 30.0
 """Singular values that are larger or smaller than the threshold by such a factor have no part in those that
 are near it."""
 
+GRADUAL = 3.0
+"""Factor between diagonal elements on both sides of the threshold below which a gap is not looked for first."""
+
 UNWANTED = 3.0
 """Factor below the threshold at which columns, as far as they are not in the span of others, do not count."""
 
@@ -96,7 +99,9 @@ class Subspaces:
         return self.z.shape[1]
 
 
-def complete_orthogonal(problem: Deficient, rcond: float, engine: Engine, width: int) -> MinimumNorm | str:
+def complete_orthogonal(
+    problem: Deficient, rcond: float, engine: Engine, width: int, *, gram: torch.Tensor | None = None
+) -> MinimumNorm | str:
     """Solution of ``min ||A x - b||`` with the smallest ``||x||``, its rank decided in ``B = A D^-1``.
 
     Parameters
@@ -108,6 +113,8 @@ def complete_orthogonal(problem: Deficient, rcond: float, engine: Engine, width:
         Multiplies, in float64.
     width : int
         Columns of a block of pivots.
+    gram : Tensor, shape (n, n), optional
+        Lower triangle of the Gram matrix of A, or of A with columns in other units, where it is known.
 
     Returns
     -------
@@ -115,7 +122,7 @@ def complete_orthogonal(problem: Deficient, rcond: float, engine: Engine, width:
         Or why there is a doubt that only an SVD can settle.
     """
     b_matrix = problem.a / problem.norms
-    separated = _separated_rows(b_matrix)
+    separated = _separated_rows(b_matrix, gram)
     found = None if separated is None else _subspaces(b_matrix, *separated)
     if found is not None and not _doubt(found, b_matrix.shape, rcond):
         return _solution(problem, b_matrix, found)
@@ -129,16 +136,22 @@ def complete_orthogonal(problem: Deficient, rcond: float, engine: Engine, width:
     rank = int((sizes > rcond * sizes.amax()).sum()) if count else 0
     if rank in (0, min(b_matrix.shape)):
         return f"the rank seems to be {rank}"
+    gradual = rank < count and bool(sizes[rank] * GRADUAL > sizes[rank - 1])
+    without = _without_gap(problem, b_matrix, z, rcond) if gradual else None
+    if without is not None:
+        return without
     found = _subspaces(b_matrix, z[:, :rank])
     if found is None:
         return BROKEN_DOWN
     doubt = _doubt(found, b_matrix.shape, rcond)
     if not doubt:
         return _solution(problem, b_matrix, found)
-    return _without_gap(problem, b_matrix, z, rcond) or doubt
+    return (None if gradual else _without_gap(problem, b_matrix, z, rcond)) or doubt
 
 
-def _separated_rows(b_matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+def _separated_rows(
+    b_matrix: torch.Tensor, gram: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Basis Z of the row space, and R of B Z, where a Gram matrix tells which columns depend on those before.
 
     Its Cholesky factorization squares singular values, and is shifted by more than its rounding errors. On
@@ -151,8 +164,13 @@ def _separated_rows(b_matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     m, n = b_matrix.shape
     if m < n:
         return None
-    gram = lower_gram(b_matrix[None])[0]
-    shift = GRAM_ROUNDING * m**0.5 * FP64.u * torch.linalg.matrix_norm(gram)
+    if gram is None:
+        gram = lower_gram(b_matrix[None])[0]
+    else:
+        units = gram.diagonal().sqrt()
+        units = torch.where(units > 0, units, 1.0)
+        gram = gram / units / units[:, None]
+    shift = GRAM_ROUNDING * m**0.5 * FP64.u * 2**0.5 * torch.linalg.matrix_norm(gram.tril_())
     r, info = upper_cholesky(gram + shift * torch.eye(n, dtype=gram.dtype, device=gram.device))
     sizes, order = r.diagonal().square().sort(descending=True)
     gap, place = (sizes[:-1] / sizes[1:]).max(0)
@@ -161,7 +179,7 @@ def _separated_rows(b_matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     if not usable:
         return None
     z = _graded_qr(r[order[: last + 1]].T)[0]
-    rows = (gram.tril() + gram.tril(-1).T) @ z
+    rows = (gram + gram.tril(-1).T) @ z
     square = upper_cholesky(z.T @ rows)[0]
     # Nearly orthonormal, so that what makes it so changes R by as little.
     return refine_qr(torch.cholesky_solve(rows.T, square, upper=True).T)[0], square

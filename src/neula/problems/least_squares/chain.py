@@ -62,7 +62,8 @@ def chain_together(count: int, m: int, n: int, options: Options) -> Chain:
             solve_together,
             factor=_factor(name, m, n, options, looks=count == 1 and not number),
             blind_steps=number,
-            ahead=0 if name in BACKWARD_STABLE else tuning.queued_steps,
+            ahead=tuning.queued_steps * (2 if name in BACKWARD_STABLE else 1),
+            wary=name in BACKWARD_STABLE,
             shared=name in FROM_GRAM,
             queued=number > 0 and not options.looks,
         )

@@ -66,7 +66,10 @@ def by_complete_orthogonal(
     report = stage(options.progress, "complete orthogonal decomposition in fp64")
     given = _Given.of(problems)
     engine = options.engine.using(FP64)
-    solution = complete_orthogonal(given.deficient, options.rcond, engine, engine.tuning.pivot_block)
+    gram = vars(problems).pop("gram", None)  # if a link before has made it
+    solution = complete_orthogonal(
+        given.deficient, options.rcond, engine, engine.tuning.pivot_block, gram=gram
+    )
     if isinstance(solution, str):
         raise Declined(solution)
     report(1.0)

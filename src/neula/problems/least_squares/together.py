@@ -81,14 +81,15 @@ def solve_together(
     factor: Factor,
     blind_steps: int,
     ahead: int = 0,
+    wary: bool = False,
     coarse: bool = False,
     shared: bool = False,
 ) -> Answer[Members]:
     """Some problems with R from one source, as many at a time as fill the machine.
 
     After each of their steps all are looked at, or after ``blind_steps`` where that is not 0; before the
-    first look ``ahead`` steps are queued. An R of low precision is ``coarse``; if ``shared``, it is made of
-    the Gram matrix that links share.
+    first look ``ahead`` steps are queued, but if ``wary`` R is looked at before. An R of low precision is
+    ``coarse``; if ``shared``, it is made of the Gram matrix that links share.
     """
     options, k = problems.options, problems.b.shape[2]
     report = stage(options.progress, label)
@@ -106,7 +107,7 @@ def solve_together(
         if not blind_steps and _is_plain(a, weighted):
             known = shared and a is problems.a and len(a) == 1
             gram = problems.gram[None] if known else None
-            given = _as_given(a, b, factor, weighted, ahead, gram, coarse=coarse)
+            given = _as_given(a, b, factor, weighted, ahead, gram, wary=wary, coarse=coarse)
         if given is None:
             given = _refined(a, b, factor, weighted, blind_steps, shared=shared)
         members, taken = given
@@ -186,6 +187,7 @@ def _as_given(
     ahead: int,
     gram: torch.Tensor | None,
     *,
+    wary: bool,
     coarse: bool,
 ) -> tuple[Members, int] | None:
     """Factorize, refine and measure problems in numbers near 1, which most are; None for others.
@@ -199,7 +201,7 @@ def _as_given(
     usable = _moderate(norms, largest_magnitude(problems.b, 1))
     if _doubled(options, a) and cuts(a.device):
         usable &= _alike(norms)
-    if not ahead and not bool(usable):
+    if (wary or not ahead) and not bool(usable):
         return _broken_down(problems, r)
     system = _system(problems, r, options, gram, coarse=coarse)
     refinement = Refinement(system, problems.b, options.digits)
@@ -220,12 +222,12 @@ def _as_given(
 
 def _broken_down(problems: ScaledProblems, r: torch.Tensor) -> tuple[Members, int] | None:
     """A single problem of which nothing is known where R broke down, and not because its numbers are far from
-    1, or those of some columns from others; None where scaling may help.
+    1; None for others.
     """
     if len(r) > 1 or not bool(r.isnan().any()):
         return None
     sizes = torch.linalg.vector_norm(problems.a, dim=1)
-    if not bool(_moderate(sizes, largest_magnitude(problems.b, 1)) & _alike(sizes)):
+    if not bool(_moderate(sizes, largest_magnitude(problems.b, 1))):
         return None
     return Members.missing(1, problems.a.shape[2], problems.b.shape[2], problems.a.device), 0
 
