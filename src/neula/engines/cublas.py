@@ -21,7 +21,7 @@ _UPPER = 1  # cublasFillMode_t: CUBLAS_FILL_MODE_UPPER
 _ANY_ALGORITHM = -1  # CUBLAS_GEMM_DEFAULT
 
 SQUARED = 1000
-"""Columns from which on it makes Gram matrices in double precision: with fewer it is as slow as with these."""
+"""Columns from which on it makes Gram matrices in double precision; of fewer it takes as long as of these."""
 
 SMALLEST = 128
 """Order of matrices from which on products of batches are left to it."""

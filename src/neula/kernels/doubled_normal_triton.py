@@ -29,9 +29,9 @@ from neula.kernels.normal_product_triton import NARROW
 def config(width: int) -> tuple[int, int, int, int]:
     """Elements of A at a time, warps, loads in flight, and thread blocks for each multiprocessor.
 
-    Several thread blocks hide one another's waits for sums of rows: 262144 rows of 1024 columns take 0.78 ms on
-    an H200, and 0.98 by one of 8 warps. One warp needs no such waits, where rows fit in its registers: 1000000
-    rows of 200 columns take 0.72 ms, and 3.3.
+    Several thread blocks hide one another's waits for sums of rows: 262144 rows of 1024 columns take 0.78 ms
+    on an H200, and 0.98 by one of 8 warps. One warp needs no such waits, where rows fit in its registers:
+    1000000 rows of 200 columns take 0.72 ms, and 3.3.
     """
     if width <= NARROW:
         return 512, 1, 4, 16

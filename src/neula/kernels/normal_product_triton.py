@@ -23,10 +23,10 @@ STAGES = 3
 def config(width: int, vectors: int) -> tuple[int, int, int]:
     """Elements of A at a time, warps, and thread blocks for each multiprocessor.
 
-    Of wide rows a thread block has 64 KB at a time, of which three fit in shared memory: two on their way, one
-    in use; half as many for more than two vectors, whose sums take registers as well. Rows that fit in the
-    registers of one or two warps need not be added up through shared memory, for which all wait: 1000000 rows
-    of 200 columns take 0.49 ms on an H200 for one vector, and 0.62 for four; with 8 warps 1.9.
+    Of wide rows a thread block has 64 KB at a time, of which three fit in shared memory: two on their way,
+    one in use; half as many for more than two vectors, whose sums take registers as well. Rows that fit in
+    the registers of one or two warps need not be added up through shared memory, for which all wait: 1000000
+    rows of 200 columns take 0.49 ms on an H200 for one vector, and 0.62 for four; with 8 warps 1.9.
     """
     if width > NARROW:
         return (8192 if vectors <= 2 else 4096), 8, 1

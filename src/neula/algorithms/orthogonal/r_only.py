@@ -20,7 +20,7 @@ HALVED = 2048
 """Columns from which on only the lower triangle of a Gram matrix is computed, in blocks of an eighth of them:
 nine sixteenths of the operations, in products that are still large."""
 
-SAMPLED = 1024
+SAMPLED = 1 << 14
 """Rows, at least, that show how large the elements of a column are."""
 
 HEADROOM = 256.0

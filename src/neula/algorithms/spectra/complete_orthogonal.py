@@ -49,7 +49,7 @@ NEAR = 30.0
 are near it."""
 
 GRADUAL = 3.0
-"""Factor between diagonal elements on both sides of the threshold below which a gap is not looked for first."""
+"""Factor between diagonal elements on both sides of the threshold, below which there hardly is a gap."""
 
 UNWANTED = 3.0
 """Factor below the threshold at which columns, as far as they are not in the span of others, do not count."""

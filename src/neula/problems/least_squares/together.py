@@ -210,7 +210,8 @@ def _as_given(
         refinement.step()
     if ahead:
         members = _measured(problems, system, refinement.solution(), options, a.shape[1])
-        near_one, goes_on = torch.stack([usable, refinement.active.any()]).tolist()
+        promising = refinement.active.any() & (system.rate <= MAX_RATE).any()
+        near_one, goes_on = torch.stack([usable, promising]).tolist()
         if not near_one:
             return _broken_down(problems, r)
         if not goes_on:
