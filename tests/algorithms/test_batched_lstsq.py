@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from campaign.oracle import LeastSquares
-from neula.algorithms.krylov.batched_lstsq import Overdetermined, Underdetermined, lengths
+from neula.algorithms.krylov.batched_lstsq import Overdetermined, lengths
 from neula.algorithms.krylov.doubled_refinement import (
     COMPUTED,
     DOUBLED,
@@ -21,6 +21,7 @@ from neula.algorithms.krylov.doubled_refinement import (
     DoubledSolution,
     refine_doubled,
 )
+from neula.algorithms.krylov.underdetermined import Underdetermined
 from neula.algorithms.orthogonal.r_only import cholesky_r, gram_schmidt_r, householder_r, lower_gram
 from neula.algorithms.spectra import schatten
 from neula.algorithms.spectra.schatten import schatten_bounds

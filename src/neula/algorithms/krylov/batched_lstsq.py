@@ -24,7 +24,7 @@ from neula.algorithms.krylov.doubled_refinement import (
     add_to_pair,
 )
 from neula.algorithms.spectra.schatten import schatten_bounds, schatten_bounds_of_gram
-from neula.certificates.backward_error import Measures, Norms, over
+from neula.certificates.backward_error import Measures, Norms
 from neula.engines import FP64
 from neula.engines.random_vectors import gaussian
 from neula.engines.reduction import HERE, Reduction
@@ -92,7 +92,7 @@ class Triangles:
         return self.inverse, self.norm, self.norm_bound, self.inverse_norm
 
 
-class _Factored:
+class Factored:
     """A batch of tall matrices T with R of each.
 
     Parameters
@@ -150,7 +150,7 @@ class _Factored:
         return self.inverse.mT @ g
 
 
-class Overdetermined(_Factored):
+class Overdetermined(Factored):
     """``min ||A x - b||`` for tall A.
 
     Parameters are those of the matrices A, whose columns are at most 1 in magnitude, and
@@ -277,71 +277,6 @@ class Overdetermined(_Factored):
             b=b_norm,
         )
         return residual, norms.measures(self.norm)
-
-
-class Underdetermined(_Factored):
-    """``min ||x||`` subject to ``A x = b`` for wide A, T being ``A^T`` with scaled columns: ``x = T w``.
-
-    Both x and w are refined (the augmented system): errors of x outside the range of T do not show in the
-    residual of ``A x = b``.
-
-    Parameters
-    ----------
-    columns : Tensor, shape (batch, n, 1)
-        Norms of the columns of A, up to a common factor: the diagonal of D.
-    """
-
-    def __init__(
-        self,
-        t: torch.Tensor,
-        r: torch.Tensor,
-        columns: torch.Tensor,
-        low: torch.Tensor | None = None,
-        b_low: torch.Tensor | None = None,
-    ) -> None:
-        super().__init__(t, r, triangular_inverse(r, upper=True), low, b_low)
-        self.columns = columns
-        self.norm, norm_bound = schatten_bounds(r, upper=True)
-        self._condition = norm_bound * schatten_bounds(self.inverse, upper=True)[1]
-
-    def start(self, b: torch.Tensor) -> torch.Tensor:
-        w = self.inverse @ self.coordinates(b)
-        return torch.cat([self.t @ w, w], 1)
-
-    def solution(self, unknowns: torch.Tensor) -> torch.Tensor:
-        return unknowns[:, : self.t.shape[1]]
-
-    def size(self, unknowns: torch.Tensor) -> torch.Tensor:
-        return lengths(self.columns * self.solution(unknowns))
-
-    def evaluate(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> Evaluation:
-        """Updates of x and w."""
-        n = self.t.shape[1]
-        (x, w), (x_low, w_low) = high.tensor_split([n], 1), low.tensor_split([n], 1)
-        assert self.doubled is not None
-        outside, rest = self.doubled.residual(w, x, w_low)
-        residual, residual_low = self.doubled.mT.residual(x, b, x_low)
-        rest = rest + x_low
-        if self.low is not None and self.b_low is not None:
-            rest, residual_low = rest - self.low @ w, residual_low - self.low.mT @ x + self.b_low
-        outside, residual = outside + rest, residual + residual_low
-        inside = self.coordinates(residual + self.t.mT @ outside)
-        dw = self.inverse @ inside
-        dx = self.t @ dw - outside
-        sizes = lengths(x)
-        noise = DOUBLED * sum(self.t.shape[1:]) * self._condition
-        rate = self.rate[:, None]
-        wrong = rate / (1 - rate) * (lengths(outside) + lengths(inside)) + noise * sizes
-        return Evaluation(torch.cat([dx, dw], 1), self.columns.amax(1) * wrong, residual)
-
-    def updated(
-        self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor, update: torch.Tensor
-    ) -> tuple[torch.Tensor, Measures]:
-        """``||r|| / (||A|| ||x|| + ||b||)``."""
-        residual = residual - self.t.mT @ self.solution(update)
-        size = self.norm * lengths(self.solution(unknowns)) + lengths(b)
-        error = over(lengths(residual), size)
-        return residual, Measures(error, error)
 
 
 def rate_of(

@@ -24,7 +24,8 @@ from neula.problems.least_squares.minimum_norm import NO_GAP, by_complete_orthog
 from neula.problems.least_squares.preconditioner import LIMITS
 from neula.problems.least_squares.prepared import Problems
 from neula.problems.least_squares.problem import ROUNDED_RANK, Members, Options
-from neula.problems.least_squares.together import FACTORS, FROM_GRAM, Factor, solve_together
+from neula.problems.least_squares.together import FACTORS, FROM_GRAM, solve_together
+from neula.problems.least_squares.with_r import Factor
 
 Chain = list[Link[Problems, Members]]
 

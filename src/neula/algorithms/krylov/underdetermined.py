@@ -1,0 +1,79 @@
+"""Solutions of minimum norm of many small problems at once: the augmented system, refined.
+
+Steps are those of :mod:`neula.algorithms.krylov.batched_lstsq`, one launch for the whole batch.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from neula.algorithms.krylov.batched_lstsq import Factored, lengths
+from neula.algorithms.krylov.doubled_refinement import DOUBLED, Evaluation
+from neula.algorithms.spectra.schatten import schatten_bounds
+from neula.certificates.backward_error import Measures, over
+from neula.kernels.triangular_inverse import triangular_inverse
+
+
+class Underdetermined(Factored):
+    """``min ||x||`` subject to ``A x = b`` for wide A, T being ``A^T`` with scaled columns: ``x = T w``.
+
+    Both x and w are refined (the augmented system): errors of x outside the range of T do not show in the
+    residual of ``A x = b``.
+
+    Parameters
+    ----------
+    columns : Tensor, shape (batch, n, 1)
+        Norms of the columns of A, up to a common factor: the diagonal of D.
+    """
+
+    def __init__(
+        self,
+        t: torch.Tensor,
+        r: torch.Tensor,
+        columns: torch.Tensor,
+        low: torch.Tensor | None = None,
+        b_low: torch.Tensor | None = None,
+    ) -> None:
+        super().__init__(t, r, triangular_inverse(r, upper=True), low, b_low)
+        self.columns = columns
+        self.norm, norm_bound = schatten_bounds(r, upper=True)
+        self._condition = norm_bound * schatten_bounds(self.inverse, upper=True)[1]
+
+    def start(self, b: torch.Tensor) -> torch.Tensor:
+        w = self.inverse @ self.coordinates(b)
+        return torch.cat([self.t @ w, w], 1)
+
+    def solution(self, unknowns: torch.Tensor) -> torch.Tensor:
+        return unknowns[:, : self.t.shape[1]]
+
+    def size(self, unknowns: torch.Tensor) -> torch.Tensor:
+        return lengths(self.columns * self.solution(unknowns))
+
+    def evaluate(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> Evaluation:
+        """Updates of x and w."""
+        n = self.t.shape[1]
+        (x, w), (x_low, w_low) = high.tensor_split([n], 1), low.tensor_split([n], 1)
+        assert self.doubled is not None
+        outside, rest = self.doubled.residual(w, x, w_low)
+        residual, residual_low = self.doubled.mT.residual(x, b, x_low)
+        rest = rest + x_low
+        if self.low is not None and self.b_low is not None:
+            rest, residual_low = rest - self.low @ w, residual_low - self.low.mT @ x + self.b_low
+        outside, residual = outside + rest, residual + residual_low
+        inside = self.coordinates(residual + self.t.mT @ outside)
+        dw = self.inverse @ inside
+        dx = self.t @ dw - outside
+        sizes = lengths(x)
+        noise = DOUBLED * sum(self.t.shape[1:]) * self._condition
+        rate = self.rate[:, None]
+        wrong = rate / (1 - rate) * (lengths(outside) + lengths(inside)) + noise * sizes
+        return Evaluation(torch.cat([dx, dw], 1), self.columns.amax(1) * wrong, residual)
+
+    def updated(
+        self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor, update: torch.Tensor
+    ) -> tuple[torch.Tensor, Measures]:
+        """``||r|| / (||A|| ||x|| + ||b||)``."""
+        residual = residual - self.t.mT @ self.solution(update)
+        size = self.norm * lengths(self.solution(unknowns)) + lengths(b)
+        error = over(lengths(residual), size)
+        return residual, Measures(error, error)

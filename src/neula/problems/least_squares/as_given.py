@@ -1,0 +1,95 @@
+"""Problems that are solved as they are given, without a scaled copy: in numbers near 1, which most are."""
+
+from __future__ import annotations
+
+import torch
+
+from neula.algorithms.krylov.batched_lstsq import lengths
+from neula.algorithms.krylov.doubled_refinement import MAX_RATE, MAX_STEPS, Refinement
+from neula.kernels.doubled import cuts
+from neula.kernels.magnitudes import largest_magnitude
+from neula.kernels.seminormal import MODERATE
+from neula.problems.least_squares.problem import Members, Options
+from neula.problems.least_squares.scaled import ScaledProblems
+from neula.problems.least_squares.with_r import (
+    Factor,
+    measured_members,
+    refines_doubled_of,
+    system_of,
+)
+
+ALIKE = 4.0
+"""Columns whose norms differ by less are not scaled before their products are doubled."""
+
+
+def is_plain(a: torch.Tensor, options: Options) -> bool:
+    """Whether problems may be solved as they are given: tall, neither weighted nor damped."""
+    special = options.weights is not None or options.damp or options.over_rows.spread
+    return not special and a.shape[1] >= a.shape[2]
+
+
+def as_given(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    factor: Factor,
+    options: Options,
+    ahead: int,
+    gram: torch.Tensor | None,
+    *,
+    wary: bool,
+    coarse: bool,
+) -> tuple[Members, int] | None:
+    """Factorize, refine and measure problems in numbers near 1, which most are; None for others.
+
+    What R says of their columns is looked at before anything else, or after as many steps as are queued ahead
+    of the host: it then has launched what follows a long product before that is done.
+    """
+    problems = ScaledProblems.as_given(a, b)
+    r = factor(problems.a) if gram is None else factor(problems.a, gram=gram)
+    norms = lengths(r)
+    usable = _moderate(norms, largest_magnitude(problems.b, 1))
+    if refines_doubled_of(options, a) and cuts(a.device):
+        usable &= _alike(norms)
+    if (wary or not ahead) and not bool(usable):
+        return _broken_down(problems, r)
+    system = system_of(problems, r, options, gram, coarse=coarse)
+    refinement = Refinement(system, problems.b, options.digits)
+    most = min(MAX_STEPS, options.max_iterations)
+    for _ in range(min(max(1, ahead), most)):
+        refinement.step()
+    if ahead:
+        members = measured_members(problems, system, refinement.solution(), options, a.shape[1])
+        promising = refinement.active.any() & (system.rate <= MAX_RATE).any()
+        near_one, goes_on = torch.stack([usable, promising]).tolist()
+        if not near_one:
+            return _broken_down(problems, r)
+        if not goes_on:
+            return members, refinement.steps
+    while refinement.steps < most and refinement.goes_on():
+        refinement.step()
+    return measured_members(problems, system, refinement.solution(), options, a.shape[1]), refinement.steps
+
+
+def _broken_down(problems: ScaledProblems, r: torch.Tensor) -> tuple[Members, int] | None:
+    """A single problem of which nothing is known where R broke down, and not because its numbers are far from
+    1; None for others.
+    """
+    if len(r) > 1 or not bool(r.isnan().any()):
+        return None
+    sizes = torch.linalg.vector_norm(problems.a, dim=1)
+    if not bool(_moderate(sizes, largest_magnitude(problems.b, 1))):
+        return None
+    return Members.missing(1, problems.a.shape[2], problems.b.shape[2], problems.a.device), 0
+
+
+def _moderate(norms: torch.Tensor, size_of_b: torch.Tensor) -> torch.Tensor:
+    """Whether squares neither overflow nor underflow; a right-hand side may be zero."""
+    smallest, largest = norms.aminmax()
+    of_b = torch.where(size_of_b == 0, 1.0, size_of_b).aminmax()
+    enough = torch.minimum(smallest, of_b.min) >= 1 / MODERATE
+    return enough & (torch.maximum(largest, of_b.max) <= MODERATE)
+
+
+def _alike(norms: torch.Tensor) -> torch.Tensor:
+    """Whether the columns of each matrix are of a size: where they are cut, it is at the same places."""
+    return (norms.amax(1) <= ALIKE * norms.amin(1)).all()

@@ -1,0 +1,128 @@
+"""Problems with an R: what is refined with it, and solutions with their evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from neula.algorithms.krylov.batched_lstsq import Overdetermined, Triangles, lengths
+from neula.algorithms.krylov.doubled_refinement import DoubledSolution
+from neula.algorithms.orthogonal.r_only import HALVED
+from neula.certificates.backward_error import over
+from neula.certificates.forward_error import SURE
+from neula.problems.least_squares.problem import Members, Options, no_longer
+from neula.problems.least_squares.scaled import ScaledProblems
+
+Factor = Callable[..., torch.Tensor]
+"""R of a batch of tall matrices, ``factor(a, over_rows=...)``."""
+
+
+def refines_doubled_of(options: Options, a: torch.Tensor) -> bool:
+    """Whether residuals are in twice the working precision."""
+    m, n = options.over_rows.count(a.shape[1]), a.shape[2]
+    return options.refines_doubled(m, n)
+
+
+def system_of(
+    problems: ScaledProblems,
+    r: torch.Tensor,
+    options: Options,
+    gram: torch.Tensor | None = None,
+    *,
+    coarse: bool = False,
+) -> Overdetermined:
+    doubled, over_rows = refines_doubled_of(options, problems.a), options.over_rows
+    columns, triangles = None, None
+    if problems.given or gram is not None:
+        columns = lengths(r)[..., None]
+        # Dozens of launches that know nothing of A, which may be too large to be played back.
+        inputs = (r, columns) if gram is None or gram.shape[1] < HALVED else (r, columns, gram)
+        known = options.engine.replay(_triangles, inputs, "triangles")
+        triangles = Triangles(*known)
+    return Overdetermined(
+        *(problems.a, r, problems.a_low, problems.b_low, columns, over_rows),
+        doubled=doubled,
+        triangles=triangles,
+        rhs=problems.b if problems.given else None,
+        coarse=coarse,
+    )
+
+
+def _triangles(*known: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return Triangles.of(*known).tensors
+
+
+@dataclass(frozen=True)
+class Solved:
+    """Solutions of some problems in their own units.
+
+    Attributes
+    ----------
+    found : DoubledSolution
+    x : Tensor, shape (batch, n, k)
+        Rounded to the dtype of the result.
+    rounding : Tensor, shape (batch, k)
+        What that lost, relative to x.
+    low : Tensor, shape (batch, k)
+        What x lacks of the sum that was refined, relative to it.
+    residual_norm, b_norm : Tensor, shape (batch, k)
+        In units of the scaled b, of x as it is returned.
+    condition : Tensor, shape (batch,)
+    """
+
+    found: DoubledSolution
+    x: torch.Tensor
+    rounding: torch.Tensor
+    low: torch.Tensor
+    residual_norm: torch.Tensor
+    b_norm: torch.Tensor
+    condition: torch.Tensor
+
+
+def members_of(problems: ScaledProblems, solved: Solved, options: Options, rows: int) -> Members:
+    """Solutions in the units that were given, with what was measured."""
+    found, over_rows = solved.found, options.over_rows
+    shape = (over_rows.count(rows), solved.x.shape[1])
+    refined_error = found.measures.backward_error.amax(1)
+    backward_error = (found.measures.backward_error + solved.rounding + solved.low).amax(1)
+    forward_error = found.forward_error + solved.rounding
+    shorter = no_longer(solved.residual_norm, solved.b_norm, shape)
+    members = Members(
+        x=solved.x,
+        residual_norm=problems.residual_norm(solved.residual_norm),
+        forward_error=forward_error,
+        backward_error=backward_error,
+        refined_error=refined_error,
+        optimality=found.measures.optimality.amax(1),
+        condition=solved.condition,
+        rank=torch.full_like(backward_error, min(options.rows(*shape), shape[1]), dtype=torch.int64),
+        accepted=((forward_error <= SURE) & shorter).all(1),
+    )
+    return Members(*over_rows.agreed(*members.tensors))
+
+
+def measured_members(
+    problems: ScaledProblems, system: Overdetermined, found: DoubledSolution, options: Options, rows: int
+) -> Members:
+    """Solutions of tall problems with their evidence."""
+    over_rows = options.over_rows
+    if problems.given and options.dtype == torch.float64:
+        x, residual, rounding = found.x, found.residual, torch.zeros_like(found.forward_error)
+    else:
+        x = problems.unscale(found.x).to(options.dtype).double()
+        lost = found.x - problems.scale(x)
+        residual = found.residual + problems.a @ lost
+        rounding = over(system.size(lost), system.size(found.x))
+    residual_norm, b_norm = over_rows.norms(residual, problems.b, dim=1)
+    solved = Solved(
+        found=found,
+        x=x,
+        rounding=rounding,
+        low=found.rounding(system),
+        residual_norm=residual_norm,
+        b_norm=b_norm,
+        condition=(system.norm * system.inverse_norm)[:, 0],
+    )
+    return members_of(problems, solved, options, rows)
