@@ -1,0 +1,99 @@
+"""Single problems whose steps are queued before the first look, with the chain of a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import neula
+from campaign.oracle import LeastSquares
+from neula.engines import CpuEngine
+from neula.engines.shipped import cuda_tuning
+
+GRAM, SHIFTED = "cholesky fp64 + seminormal", "shifted cholesky fp64 + seminormal"
+DEFICIENT = "complete orthogonal fp64"
+
+
+class Queued(CpuEngine):
+    """What a GPU does with problems that are too large to be played back."""
+
+    tuning = replace(
+        cuda_tuning((9, 0), corrected=False, tournament_width=0),
+        chunk_elements=1 << 22,
+        svd=0,
+        batched_elements=0,
+    )
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape))
+
+
+def with_condition(condition: float) -> torch.Tensor:
+    u, _, vh = torch.linalg.svd(normal(120, 12), full_matrices=False)
+    return u * torch.logspace(0, -1, 12, base=condition, dtype=torch.float64) @ vh
+
+
+def rows(a: torch.Tensor) -> torch.Tensor:
+    a[::30] *= 1e10
+    return a
+
+
+def twice(a: torch.Tensor, noise: float = 0.0) -> torch.Tensor:
+    a[:, 9] = a[:, 3] + noise * a[:, 9]
+    return a
+
+
+FULL = {
+    "normal": (lambda: normal(120, 12), [GRAM]),
+    "columns": (lambda: normal(120, 12) * torch.logspace(-30, 30, 12, dtype=torch.float64), [GRAM]),
+    "far columns": (lambda: normal(120, 12) * torch.logspace(-250, 0, 12, dtype=torch.float64), [GRAM]),
+    "condition 1e5": (lambda: with_condition(1e5), [GRAM]),
+    "condition 1e9": (lambda: with_condition(1e9), [GRAM, SHIFTED]),
+    "rows": (lambda: rows(normal(120, 12)), [GRAM, SHIFTED]),
+    "nearly twice": (lambda: twice(normal(120, 12), 1e-9), [GRAM, SHIFTED]),
+}
+
+
+@pytest.mark.parametrize("name", FULL)
+@pytest.mark.parametrize("k", [1, 3])
+def test_every_digit_is_certified(name: str, k: int) -> None:
+    make, attempts = FULL[name]
+    a, b = make(), normal(120, k, seed=1)
+    result = neula.lstsq(a, b, engine=Queued("cpu"))
+    assert result.converged
+    assert [attempt.method for attempt in result.attempts] == attempts
+    judge = LeastSquares(a.numpy(), b.numpy(), rcond=120 * 2.0**-52)
+    errors = judge.errors(result.x.numpy(), 12)
+    assert (errors <= np.asarray(result.forward_errors)).all()
+    assert result.forward_error <= 1e-14
+
+
+@pytest.mark.parametrize(
+    "matrix",
+    [
+        lambda: twice(normal(120, 12)),
+        lambda: normal(120, 8) @ normal(8, 12, seed=2),
+        lambda: normal(120, 12).index_fill(1, torch.tensor([4]), 0.0),
+    ],
+)
+def test_what_lacks_full_rank_comes_to_its_minimum_norm(matrix) -> None:
+    a, b = matrix(), normal(120, 2, seed=1)
+    result = neula.lstsq(a, b, engine=Queued("cpu"))
+    assert result.converged
+    assert [attempt.method for attempt in result.attempts] == [GRAM, SHIFTED, DEFICIENT]
+    assert result.rank == int(torch.linalg.matrix_rank(a))
+    judge = LeastSquares(a.numpy(), b.numpy(), rcond=1e-11)
+    errors = judge.errors(result.x.numpy(), result.rank)
+    assert (errors <= np.asarray(result.forward_errors)).all()
+    assert result.forward_error <= 1e-9
+
+
+def test_what_is_not_finite_is_an_error() -> None:
+    a, b = normal(120, 12), normal(120, 1)
+    a[77, 5] = torch.nan
+    with pytest.raises(ValueError, match=r"A\[77, 5\] is nan"):
+        neula.lstsq(a, b, engine=Queued("cpu"))
