@@ -26,8 +26,8 @@ SAMPLED = 1 << 14
 HEADROOM = 256.0
 """By how much others may be larger than those, and four times more: corrected products have that range."""
 
-INVERSE_STEPS = 10
-"""Of inverse iteration: they take out what belongs to a gap of four up to 1e-12."""
+INVERSE_STEPS = 8
+"""Of inverse iteration: they take out singular values beyond six times the root of the shift up to 1e-12."""
 
 MAX_SHIFT = 1e-3
 """Part of ``||A||_F^2``, with normalized columns, that is added to a Gram matrix at most."""
@@ -125,9 +125,9 @@ def shifted_cholesky3_r(
     gram : Tensor, shape (batch, n, n), optional
         :func:`lower_gram` of all rows, where it is known.
     rcond : float, optional
-        Where the host may wait for looks at a single A: if a vector is found that shows the smallest singular
-        value of A with normalized columns to be below this, R is NaN after one pass, and after two if the
-        second one breaks down.
+        Where the host may wait for a look at a single A: if a vector is found that shows the smallest
+        singular value of A with normalized columns to be below this, or the second pass breaks down, R is
+        NaN, and there is no third one.
     """
     m, n = over_rows.count(a.shape[1]), a.shape[2]
     gram = over_rows.total(lower_gram(a)) if gram is None else gram.clone()
@@ -137,29 +137,30 @@ def shifted_cholesky3_r(
     diagonal *= 1 + n * shift  # of columns with norm 1: their units do not matter
     r = step = upper_cholesky(gram)[0]
     inverse = triangular_inverse(step, upper=True)
-    if rcond is not None and bool(_shortest(a, inverse, sizes[..., None]) < rcond):
-        return r.fill_(torch.nan)
+    shortest = None if rcond is None else _shortest(a, inverse, sizes[..., None])
     for passes in (2, 3):
         a = a @ inverse
         step = cholesky_r(a, over_rows)
         r = step @ r
-        if passes == 3 or (rcond is not None and bool(step.isnan().any())):
+        if passes == 3:
             break
+        # The host has launched two passes when it waits.
+        if shortest is not None and bool(~(shortest >= rcond) | step[0, 0, 0].isnan()):
+            return r.fill_(torch.nan)
         inverse = triangular_inverse(step, upper=True)
     return r
 
 
 def _shortest(a: torch.Tensor, inverse: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
-    """``||A x|| / ||D x||`` for an x that makes it small: a bound on the least singular value of ``A D^-1``.
+    """``||B y|| / ||y||`` for ``B = A D^-1`` and a y that makes it small: not below the least singular value.
 
-    Inverse iteration with ``(A^T A + s I)^-1 = R^-1 R^-T`` takes out what belongs to singular values beyond
-    the root of s.
+    Inverse iteration with ``(B^T B + s I)^-1 = D R^-1 R^-T D`` takes out what belongs to singular values
+    beyond the root of s.
     """
-    x = gaussian(a.shape[2], 1, a.dtype, a.device, seed=1)[None]
+    y, inverse = gaussian(a.shape[2], 1, a.dtype, a.device, seed=1)[None], sizes * inverse
     for _ in range(INVERSE_STEPS):
-        x = inverse @ (inverse.mT @ x)
-        x = x / torch.linalg.vector_norm(x)
-    return torch.linalg.vector_norm(a @ x) / torch.linalg.vector_norm(sizes * x)
+        y = inverse @ (inverse.mT @ y)
+    return torch.linalg.vector_norm(a @ (y / sizes)) / torch.linalg.vector_norm(y)
 
 
 def cholesky32_r(a: torch.Tensor, over_rows: Reduction = HERE) -> torch.Tensor:
