@@ -23,7 +23,7 @@ from neula.kernels.doubled_triton import (
     two_sum,
 )
 from neula.kernels.launch import multiprocessors
-from neula.kernels.normal_product_triton import NARROW
+from neula.kernels.normal_product import ONE_WARP
 
 
 def config(width: int) -> tuple[int, int, int, int]:
@@ -33,9 +33,9 @@ def config(width: int) -> tuple[int, int, int, int]:
     on an H200, and 0.98 by one of 8 warps. One warp needs no such waits, where rows fit in its registers:
     1000000 rows of 200 columns take 0.72 ms, and 3.3.
     """
-    if width <= NARROW:
+    if width <= ONE_WARP:
         return 512, 1, 4, 16
-    return (2048, 4, 3, 3) if width <= 1024 else (4096, 8, 3, 1)
+    return (2048, 4, 3, 3) if width == 1024 else (4096, 8, 3, 1)
 
 
 def doubled_normal_triton(

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from neula.kernels.launch import multiprocessors
+from neula.kernels.normal_product import ONE_WARP
 
 STAGES = 3
 
@@ -28,13 +29,9 @@ def config(width: int, vectors: int) -> tuple[int, int, int]:
     the registers of one or two warps need not be added up through shared memory, for which all wait: 1000000
     rows of 200 columns take 0.49 ms on an H200 for one vector, and 0.62 for four; with 8 warps 1.9.
     """
-    if width > NARROW:
+    if width > ONE_WARP:
         return (8192 if vectors <= 2 else 4096), 8, 1
     return (2048, 2, 8) if vectors <= 2 else (512, 1, 16)
-
-
-NARROW = 256
-"""Rows, filled up to a power of two, that are."""
 
 
 def normal_product_triton(

@@ -137,7 +137,7 @@ def shifted_cholesky3_r(
     diagonal *= 1 + n * shift  # of columns with norm 1: their units do not matter
     r = step = upper_cholesky(gram)[0]
     inverse = triangular_inverse(step, upper=True)
-    shortest = None if rcond is None else _shortest(a, inverse, sizes[..., None])
+    shortest = a.new_zeros(()) if rcond is None else _shortest(a, inverse, sizes[..., None])
     for passes in (2, 3):
         a = a @ inverse
         step = cholesky_r(a, over_rows)
@@ -145,7 +145,7 @@ def shifted_cholesky3_r(
         if passes == 3:
             break
         # The host has launched two passes when it waits.
-        if shortest is not None and bool(~(shortest >= rcond) | step[0, 0, 0].isnan()):
+        if rcond is not None and bool(~(shortest >= rcond) | step[0, 0, 0].isnan()):
             return r.fill_(torch.nan)
         inverse = triangular_inverse(step, upper=True)
     return r
