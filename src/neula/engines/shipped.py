@@ -40,6 +40,7 @@ def cpu_tuning(formats: tuple[str, ...]) -> Tuning:
         lapack=True,
         lapack_alone=1_000_000_000,
         by_lapack=100_000_000_000,
+        in_torch=9216,  # where OpenBLAS takes threads for a product with one vector
         measured_here=1 << 18,
         gram_lapack=128,  # with more columns bounds by Schatten norms cost digits that LAPACK's R shows
         doubled_elements=1 << 12,  # what that takes is the time of calls: 64 x 32
@@ -53,6 +54,7 @@ def cpu_tuning(formats: tuple[str, ...]) -> Tuning:
         direct=1700,  # 1400: 0.8 of the time of LU in single precision with refinement; 2000: 1.2
         direct_pivoted=256,
         direct_definite=1400,
+        direct_alone=3000,  # 2000, two cores of an Intel Xeon: 73 ms, 90 by LU in single precision
         eigenvectors=20.0,
         direct_svd=4_000_000,
         direct_single=400,  # 256: 1.2 times the time of double precision; 512: 0.8

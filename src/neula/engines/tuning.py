@@ -62,8 +62,14 @@ class Tuning:
     by_host : int
         Value of ``m n (n + k)`` up to which one matrix with k right-hand sides is fetched by the host, and
         left to LAPACK: launches take longer.
+    in_torch : int
+        Elements of such a matrix, and of one of a system, from which on torch multiplies and factorizes where
+        it has several threads. NumPy's and SciPy's BLAS take some of their own from there, which wait busily
+        for milliseconds while torch's need the processor (two cores of an Intel Xeon, 300 x 40 in float32:
+        6.7 ms in NumPy and 0.6 in torch; 1000 x 1000: 75 and 21).
     measured_here : int
-        Elements of a matrix up to which NumPy measures a QR: a tenth of the time for 10 x 3.
+        Elements of a matrix up to which NumPy measures a QR: a tenth of the time for 10 x 3. Of a single
+        matrix it measures larger ones, too, where torch has one thread.
     replayed_bytes : int
         Size of inputs up to which whole links are replayed from CUDA graphs.
     single, double : Recursion
@@ -163,6 +169,9 @@ class Tuning:
     direct, direct_pivoted, direct_definite : int
         Order of linear systems below which the library in double precision is as fast as a cheaper LU, LU
         with partial pivoting, or Cholesky factorization, with refinement.
+    direct_alone : int
+        The same of one system in double precision that NumPy and LAPACK are handed: factors, refinement and
+        evidence without tensors and copies.
     queued, queued_definite : int
         Order of linear systems up to which Cholesky factors of ``A^T A``, or of a definite A, are queued with
         everything that follows, before LU (order 1000: 2.6 ms on an H200 instead of 10; 6000: 27 and 40;
@@ -193,6 +202,7 @@ class Tuning:
     lapack_alone: int = 0
     by_lapack: int = 0
     by_host: int = 0
+    in_torch: int = 1 << 62
     measured_here: int = 0
     replayed_bytes: int = 0
     single: Recursion = Recursion("caqr", 128)
@@ -239,6 +249,7 @@ class Tuning:
     direct: int = 256
     direct_pivoted: int = 256
     direct_definite: int = 256
+    direct_alone: int = 0
     queued: int = 0
     queued_definite: int = 0
     inverted_whole: int = 4096

@@ -276,6 +276,13 @@ def array_of(x: torch.Tensor) -> np.ndarray:
     return found
 
 
+def is_large(a: np.ndarray, options: Options) -> bool:
+    """Whether torch is to multiply and factorize (:mod:`neula.algorithms.lapack.products`): of one thread
+    NumPy makes more.
+    """
+    return a.size >= options.engine.tuning.in_torch and torch.get_num_threads() > 1
+
+
 def x_of_single(call: Call, shapes: System, options: Options, x: np.ndarray) -> Any:
     """The solution for the user; x has shape (n, k), is float64, and rounded to the dtype of the result."""
     x = x[:, 0] if shapes.is_vector else x

@@ -103,6 +103,11 @@ def refine(system: System, b: np.ndarray, tolerance: float, max_steps: int = MAX
     return Refined(high, low, residual, size, lost, error, steps)
 
 
+LONG = 10_000
+"""Elements of a vector beyond which the BLAS of NumPy takes several threads
+(:mod:`neula.algorithms.lapack.products`)."""
+
+
 def length(x: np.ndarray) -> float:
     """Norm of a vector whose elements are near 1."""
-    return math.sqrt(x.dot(x))
+    return math.sqrt(x.dot(x) if len(x) <= LONG else np.einsum("i,i->", x, x))

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy.linalg import lapack
 
 from neula.algorithms.krylov.batched_lstsq import FEW, MARGINS, PROBES, ROUNDING
 from neula.algorithms.krylov.doubled_refinement import DOUBLED, MAX_RATE
 from neula.algorithms.lapack.doubled import Sliced
+from neula.algorithms.lapack.products import WIDE, cholesky_factor, gram_matrix, products, schatten_square
 from neula.algorithms.lapack.refinement import Evaluation, Refined, length
 from neula.algorithms.lapack.triangle import ESTIMATED, Triangle
 from neula.algorithms.lapack.vectors import probe_array
@@ -48,37 +48,36 @@ class Factor(NamedTuple):
     norm_bound: float
 
 
-def by_gram(a: np.ndarray) -> Factor | None:
+def by_gram(a: np.ndarray, *, large: bool = False) -> Factor | None:
     """From the Gram matrix, in the precision of A.
 
     None where it is not positive definite, and where numbers are not moderate.
     """
-    gram = a.T.dot(a)
+    gram, large = gram_matrix(a, large=large), large and a.shape[1] >= WIDE
     squares = gram.diagonal().tolist()
     moderate = MODERATE if a.dtype == np.float64 else MODERATE**0.1
     if not (min(squares) >= moderate**-2 and max(squares) <= moderate**2):
         return None
-    lower, info = (lapack.dpotrf if a.dtype == np.float64 else lapack.spotrf)(gram, lower=1)
-    if info:
+    lower = cholesky_factor(gram, large=large)
+    if lower is None:
         return None
     columns = np.sqrt(gram.diagonal())
     # The Schatten 4-norm of B is between ||B|| and n^(1/4) ||B||; its square is the norm of B^T B.
-    reciprocals = 1 / gram.diagonal()
-    square = math.sqrt((gram * gram).dot(reciprocals).dot(reciprocals))
+    square = math.sqrt(schatten_square(gram, 1 / gram.diagonal(), large=large))
     return Factor(_double(lower), _double(columns), square / math.sqrt(len(gram)), math.sqrt(square))
 
 
-def by_reflections(a: np.ndarray) -> Factor | None:
+def by_reflections(a: np.ndarray, *, large: bool = False) -> Factor | None:
     """By Householder's, in the precision of A; None where numbers are not moderate."""
-    r = torch.geqrf(torch.from_numpy(a))[0][: a.shape[1]].double().triu().numpy()
-    squares = np.einsum("ij,ij->j", r, r)
-    if not (squares.min() >= MODERATE**-0.2 and squares.max() <= MODERATE**0.2):
+    n = a.shape[1]
+    upper = torch.empty(n, n, dtype=torch.float64).copy_(torch.geqrf(torch.from_numpy(a))[0][:n]).triu_()
+    columns = torch.linalg.vector_norm(upper, dim=0).numpy()
+    if not (columns.min() >= MODERATE**-0.1 and columns.max() <= MODERATE**0.1):
         return None
-    columns = np.sqrt(squares)
-    v = probe_array(len(r), 1)[:, 0]
-    image = r.dot(v / columns)
-    norm = length(r.T.dot(image) / columns) / length(image)
-    return Factor(np.asfortranarray(r.T), columns, norm, min(ESTIMATED * norm, math.sqrt(len(r))))
+    r, v = products(upper.numpy(), large=large and n >= WIDE), probe_array(n, 1)[:, 0]
+    image = r.times(v / columns)
+    norm = length(r.transposed_times(image) / columns) / length(image)
+    return Factor(upper.numpy().T, columns, norm, min(ESTIMATED * norm, math.sqrt(n)))
 
 
 def _double(x: np.ndarray) -> np.ndarray:
@@ -95,6 +94,8 @@ class Seminormal:
     factor : Factor
     doubled : bool
         Whether residuals are in twice the working precision.
+    large : bool
+        Whether A is large (:mod:`neula.algorithms.lapack.products`).
 
     Attributes
     ----------
@@ -108,7 +109,7 @@ class Seminormal:
         Condition number of B, estimated and from above.
     """
 
-    def __init__(self, a: np.ndarray, factor: Factor, *, doubled: bool) -> None:
+    def __init__(self, a: np.ndarray, factor: Factor, *, doubled: bool, large: bool = False) -> None:
         lower, self._columns, self._norm, self._norm_bound = factor
         self.shape, self.scales, n = a.shape, None, len(lower)
         sizes = self._columns.tolist()
@@ -116,7 +117,8 @@ class Seminormal:
             scales = self.scales = np.ldexp(1.0, -np.frexp(self._columns)[1])
             a, lower, self._columns = a * scales, lower * scales[:, None], self._columns * scales
             sizes = [1.0]
-        self._a, self._triangle = a, Triangle(lower, self._columns)
+        self._a = products(a, large=large)
+        self._triangle = Triangle(lower, self._columns, large=large and n >= WIDE)
         inverse_norm, margin = self._triangle.inverse_norm, self._triangle.margin
         self.condition = max(1.0, self._norm * inverse_norm / margin)
         self.condition_bound = self._norm_bound * inverse_norm
@@ -124,30 +126,32 @@ class Seminormal:
             self.condition_bound = min(self.condition_bound, margin * self.condition)
         count = PROBES if doubled else FEW
         z = probe_array(n, count, unit=n <= PROBES)
-        # Vectors are rows, which takes half the time.
-        images = self._triangle.solve_transposed(self._triangle.solve(z).T.dot(a.T).dot(a).T)
+        images = self._triangle.solve_transposed(self._a.gram_times(self._triangle.solve(z)))
         rounding = ROUNDING * FP64.u * n * self._triangle.inverse_norm
         self.rate = MARGINS[count] * length((z - images).ravel(order="K")) + rounding
         self.doubled = Sliced(a, max(sizes)) if doubled else None
 
     @classmethod
-    def of(cls, given: np.ndarray, *, doubled: bool, single: bool) -> Seminormal | None:
+    def of(cls, given: np.ndarray, *, doubled: bool, single: bool, large: bool = False) -> Seminormal | None:
         """Factorize, first in single precision where that will do; None where no R is good enough."""
-        (m, n), a = given.shape, _double(given)
-        tried = [lambda: by_gram(a)]
+        m, n = given.shape
+        a = _double(given)
+        tried = [lambda: by_gram(a, large=large)]
         if single:
             narrow = given.astype(np.float32, copy=False)
-            tried.insert(0, lambda: by_gram(narrow) if m >= 2 * n else by_reflections(narrow))
+            tried.insert(
+                0, lambda: by_gram(narrow, large=large) if m >= 2 * n else by_reflections(narrow, large=large)
+            )
         for factorize in tried:
             factor = factorize()
-            found = None if factor is None else cls(a, factor, doubled=doubled)
+            found = None if factor is None else cls(a, factor, doubled=doubled, large=large)
             if found is not None and found.rate <= MAX_RATE:
                 return found
         return None
 
     def start(self, b: np.ndarray) -> np.ndarray:
         """``R^-1 R^-T A^T b``."""
-        return self._triangle.solve(self._triangle.solve_transposed(b.dot(self._a)))
+        return self._triangle.solve(self._triangle.solve_transposed(self._a.transposed_times(b)))
 
     def size(self, x: np.ndarray) -> float:
         """``||D x||``."""
@@ -155,13 +159,13 @@ class Seminormal:
 
     def change(self, x: np.ndarray) -> np.ndarray:
         """``A x``."""
-        return self._a.dot(x)
+        return self._a.times(x)
 
     def evaluate(self, b: np.ndarray, high: np.ndarray, low: np.ndarray) -> Evaluation:
         """``R^-1 R^-T A^T (b - A x)``."""
         if self.doubled is None:
-            residual = b - self._a.dot(high)
-            gradient, noise = residual.dot(self._a), 2 * FP64.u * sum(self.shape) ** 0.5
+            residual, gradient = self._a.residual(b, high)
+            noise = 2 * FP64.u * sum(self.shape) ** 0.5
         else:
             residual, rest = self.doubled.residual(high, low, b)
             gradient, noise = self.doubled.gradient(residual, rest), DOUBLED * sum(self.shape)
@@ -179,7 +183,7 @@ class Seminormal:
         update says, or, with residuals in working precision, Wedin's bound where that is less
         (:mod:`neula.certificates.forward_error`).
         """
-        gradient = found.residual.dot(self._a)
+        gradient = self._a.transposed_times(found.residual)
         residual, image = length(found.residual), self._norm * found.size
         projected = length(self._triangle.solve_transposed(gradient)) / (1 - self.rate)
         optimality = length(gradient / self._columns) / (self._norm * residual) if residual else 0.0

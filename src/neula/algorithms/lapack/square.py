@@ -16,11 +16,21 @@ from scipy.linalg.blas import idamax, isamax
 from neula.algorithms.krylov.batched_lstsq import MARGIN, PROBES, ROUNDING
 from neula.algorithms.krylov.doubled_refinement import DOUBLED, MAX_RATE
 from neula.algorithms.lapack.doubled import Sliced
-from neula.algorithms.lapack.refinement import Evaluation, length
+from neula.algorithms.lapack.products import (
+    Products,
+    cholesky_factor,
+    largest_element,
+    lu_factors,
+    products,
+)
+from neula.algorithms.lapack.refinement import Evaluation, Refined, length
 from neula.algorithms.lapack.triangle import ESTIMATED
 from neula.algorithms.lapack.vectors import probe_array
-from neula.algorithms.spectra.inverse_norm import EXPLICIT, STEPS
+from neula.algorithms.spectra.inverse_norm import STEPS
 from neula.engines import FP32, FP64
+
+EXPLICIT = 32
+"""Order up to which the inverse itself is formed, and its norm bounded: that takes less time than solves."""
 
 VECTORS = 3
 """Random vectors that show how well factors solve."""
@@ -59,17 +69,18 @@ class Factors(NamedTuple):
     u: float
 
 
-def lu(a: np.ndarray, largest: float, *, single: bool = False) -> Factors | None:
+def lu(a: np.ndarray, largest: float, *, single: bool = False, large: bool = False) -> Factors | None:
     """LU with partial pivoting, of the transpose where rows are contiguous; None where a pivot vanishes."""
     transposed = int(a.flags.c_contiguous)
-    given = a.T if transposed else a
-    factorize, solve = (lapack.sgetrf, lapack.sgetrs) if single else (lapack.dgetrf, lapack.dgetrs)
-    factors, pivots, info = factorize(given.astype(_dtype(single), copy=False))
-    if info:
+    given = (a.T if transposed else a).astype(_dtype(single), copy=False)
+    solve = lapack.sgetrs if single else lapack.dgetrs  # of one vector: without threads
+    found = lu_factors(given, large=large)
+    if found is None:
         return None
-    most = largest_of(factors.T.ravel())
+    factors, pivots = found
+    most = largest_element(factors)
     if most <= 1:  # that may be an element of L
-        most = largest_of(np.triu(factors).T.ravel())
+        most = largest_element(np.triu(factors))
     return Factors(
         lambda x: solve(factors, pivots, x, trans=transposed)[0],
         lambda x: solve(factors, pivots, x, trans=1 - transposed)[0],
@@ -79,11 +90,11 @@ def lu(a: np.ndarray, largest: float, *, single: bool = False) -> Factors | None
     )
 
 
-def cholesky(a: np.ndarray, *, single: bool = False) -> Factors | None:
+def cholesky(a: np.ndarray, *, single: bool = False, large: bool = False) -> Factors | None:
     """Cholesky factors; None where A is not positive definite."""
-    factorize, library = (lapack.spotrf, lapack.spotrs) if single else (lapack.dpotrf, lapack.dpotrs)
+    library = lapack.spotrs if single else lapack.dpotrs
     given = a.T if a.flags.c_contiguous else a
-    factors, info = factorize(given.astype(_dtype(single), copy=False), lower=1, clean=0)
+    factors = cholesky_factor(given.astype(_dtype(single), copy=False), large=large, clean=False)
 
     def solve(x: np.ndarray) -> np.ndarray:
         found: np.ndarray = library(factors, x, lower=1)[0]
@@ -93,7 +104,7 @@ def cholesky(a: np.ndarray, *, single: bool = False) -> Factors | None:
         lower = np.tril(lapack.dpotri(factors, lower=1)[0])
         return lower + np.tril(lower, -1).T
 
-    return None if info else Factors(solve, solve, inverse, 1.0, (FP32 if single else FP64).u)
+    return None if factors is None else Factors(solve, solve, inverse, 1.0, (FP32 if single else FP64).u)
 
 
 def _dtype(single: bool) -> type[np.floating[Any]]:
@@ -126,49 +137,65 @@ class Square:
     """
 
     def __init__(
-        self, a: np.ndarray, sizes: np.ndarray, norm: float, factors: Factors, doubled: float
+        self,
+        a: np.ndarray,
+        sizes: np.ndarray,
+        norm: float,
+        factors: Factors,
+        doubled: float,
+        *,
+        large: bool = False,
     ) -> None:
-        self._a, self._sizes, self._infinity_norm, self._solve = a, sizes, norm, factors.solve
+        self._a, self._sizes, self._infinity_norm = products(a, large=large), sizes, norm
+        self.shape, self.scales = a.shape, None
+        self._solve = factors.solve
         self.history: list[float] = []
         n, norm_of_columns = len(a), sizes.tolist()
         largest, least = max(norm_of_columns), min(norm_of_columns)
         self._norm = length(sizes)
-        if n <= EXPLICIT:
+        explicit = n <= EXPLICIT and not large
+        if explicit:
             inverse = factors.inverse()
             self._solve = inverse.dot
             scaled_norm, inverse_norm = _schatten(a / sizes)[0], _schatten(sizes[:, None] * inverse)[1]
         else:
-            scaled_norm, inverse_norm = _norm_along(a, sizes), _inverse_norm(factors, sizes)
+            scaled_norm, inverse_norm = _norm_along(self._a, sizes), _inverse_norm(factors, sizes)
+        self._scaled_norm = scaled_norm
         self.condition = max(1.0, inverse_norm * scaled_norm)
+        self.condition_bound = self.condition if explicit else ESTIMATED**2 * self.condition
         z = probe_array(n, VECTORS, unit=n <= PROBES)
-        missed = z.T - (self._solve(a.dot(z)).T if n <= EXPLICIT else self._each(a.dot(z)))
+        images = self._a.times(z)
+        missed = z.T - (self._solve(images).T if explicit else self._each(images))
         # Rounding errors of a solve, also where none happen to be in what is measured.
         rounding = (
             ROUNDING * factors.u * min(self._norm, ESTIMATED * scaled_norm * largest) * inverse_norm / least
         )
         self.rate = MARGIN * length(missed.ravel()) + rounding
-        self._doubled = Sliced(a, doubled) if doubled else None
+        self.doubled = Sliced(a, doubled) if doubled else None
         self._largest = largest
         self._noise = (DOUBLED if doubled else 2 * FP64.u) * n**0.5 * inverse_norm
 
     @classmethod
     def of(
-        cls, given: np.ndarray, *, positive: bool, single: bool, doubled: bool
+        cls, given: np.ndarray, *, positive: bool, single: bool, doubled: bool, large: bool = False
     ) -> tuple[Square, float] | None:
         """Factorize; the system, and the growth of the elements.
 
         None where numbers are not moderate or rows or columns not alike, and where factors are no good.
         """
         a = given.astype(np.float64, copy=False)
-        rows, squares, largest = _magnitudes(a)
+        rows, squares, largest = _magnitudes(a, large=large)
         columns, most = squares.tolist(), max(rows)
         alike = most <= ALIKE * min(rows) and max(columns) <= ALIKE**2 * min(columns)
-        if not (alike and 1 / MODERATE <= most <= MODERATE):
+        if not (alike and 1 / MODERATE <= most <= MODERATE and largest > 0):  # which NaN leaves at 0
             return None
-        factors = cholesky(given, single=single) if positive else lu(given, largest, single=single)
+        if positive:
+            factors = cholesky(given, single=single, large=large)
+        else:
+            factors = lu(given, largest, single=single, large=large)
         if factors is None:
             return None
-        found = cls(a, np.sqrt(squares), most, factors, largest if doubled else 0.0)
+        found = cls(a, np.sqrt(squares), most, factors, largest if doubled else 0.0, large=large)
         return (found, factors.growth) if found.rate <= MAX_RATE else None
 
     def _each(self, right: np.ndarray) -> np.ndarray:
@@ -185,34 +212,41 @@ class Square:
 
     def change(self, x: np.ndarray) -> np.ndarray:
         """``A x``."""
-        return self._a.dot(x)
+        return self._a.times(x)
 
     def evaluate(self, b: np.ndarray, high: np.ndarray, low: np.ndarray) -> Evaluation:
         """``A^-1 r`` by the factors."""
         # Without doubled products low is below the rounding errors of the residual.
-        residual = b - self._a.dot(high) if self._doubled is None else self._doubled.residual(high, low, b)[0]
+        residual = b - self._a.times(high) if self.doubled is None else self.doubled.residual(high, low, b)[0]
         self.history.append(self.backward_error(b, high, residual))
         update = self.start(residual)
         floor = self._noise * (self._norm * length(high) + length(b))
         wrong = self._largest * self.rate / (1 - self.rate) * length(update) + floor
         return Evaluation(residual, update, wrong, floor)
 
+    def errors(self, b: np.ndarray, found: Refined) -> tuple[float, float, float]:
+        """Backward error, optimality and forward error of a refined solution of least squares."""
+        residual, image = length(found.residual), self._scaled_norm * found.size
+        gradient = self._a.transposed_times(found.residual)
+        optimality = length(gradient / self._sizes) / (self._scaled_norm * residual) if residual else 0.0
+        return min(optimality, residual / (image + length(b))), optimality, found.forward_error
+
     def backward_error(self, b: np.ndarray, x: np.ndarray, residual: np.ndarray) -> float:
         """``||r|| / (||A|| ||x|| + ||b||)`` in the infinity norm (Rigal and Gaches, 1967)."""
         return float(largest_of(residual) / (self._infinity_norm * largest_of(x) + largest_of(b)))
 
 
-def _magnitudes(a: np.ndarray) -> tuple[list[float], np.ndarray, float]:
+def _magnitudes(a: np.ndarray, *, large: bool) -> tuple[list[float], np.ndarray, float]:
     """Sums of rows of ``|A|``, of squares of columns, and the largest element, in one pass."""
     n = len(a)
     ones, rows, squares, largest = np.ones(n), list[float](), np.zeros(n), 0.0
     step = max(1, BLOCK // n)
     for start in range(0, n, step):
         block = np.abs(a[start : start + step])
-        rows += block.dot(ones).tolist()
+        rows += (block.sum(1) if large else block.dot(ones)).tolist()
         largest = max(largest, float(block.max()))
         block *= block
-        squares += ones[: len(block)].dot(block)
+        squares += block.sum(0) if large else ones[: len(block)].dot(block)
     return rows, squares, largest
 
 
@@ -228,10 +262,10 @@ def _schatten(a: np.ndarray) -> tuple[float, float]:
     return square / length(a.ravel(order="K")), math.sqrt(square)
 
 
-def _norm_along(a: np.ndarray, sizes: np.ndarray) -> float:
+def _norm_along(a: Products, sizes: np.ndarray) -> float:
     """``||A D^-1||_2``, estimated."""
-    image = a.dot(probe_array(len(a), 1)[:, 0] / sizes)
-    return length(a.T.dot(image) / sizes) / length(image)
+    image = a.times(probe_array(len(sizes), 1)[:, 0] / sizes)
+    return length(a.transposed_times(image) / sizes) / length(image)
 
 
 def _inverse_norm(factors: Factors, sizes: np.ndarray) -> float:

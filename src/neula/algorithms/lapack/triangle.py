@@ -7,6 +7,7 @@ import math
 import numpy as np
 from scipy.linalg import lapack
 
+from neula.algorithms.lapack.products import Products, gram_matrix, products
 from neula.algorithms.lapack.refinement import length
 from neula.algorithms.lapack.vectors import probe_array
 
@@ -28,6 +29,8 @@ class Triangle:
     lower : array, shape (n, n)
         L, float64, column-major: LAPACK is a quarter faster with it than with R.
     rows : array, shape (n,)
+    large : bool
+        Of the matrix whose R it is (:mod:`neula.algorithms.lapack.products`).
 
     Attributes
     ----------
@@ -37,12 +40,14 @@ class Triangle:
         By how much that may exceed the norm because it is estimated: 1 or 3.
     """
 
-    def __init__(self, lower: np.ndarray, rows: np.ndarray) -> None:
-        self._lower, self._inverse, self.margin = lower, None, 1.0
+    def __init__(self, lower: np.ndarray, rows: np.ndarray, *, large: bool = False) -> None:
+        self._inverse: Products | None = None
+        self._lower, self.margin = lower, 1.0
         if len(lower) <= EXPLICIT:
-            self._inverse, _ = lapack.dtrtri(lower, lower=1)
-            scaled = self._inverse * rows
-            self.inverse_norm = math.sqrt(length(scaled.dot(scaled.T).ravel()))
+            inverse, _ = lapack.dtrtri(lower, lower=1)
+            self._inverse = products(inverse, large=large)
+            gram = gram_matrix((inverse * rows).T, large=large)
+            self.inverse_norm = math.sqrt(length(gram.ravel()))
             return
         v = probe_array(len(lower), 1)[:, 0]
         for _ in range(STEPS):
@@ -54,13 +59,13 @@ class Triangle:
         """``R^-1 y``."""
         if self._inverse is None:
             return self._each(y, trans=1)
-        return self._inverse.T.dot(y)
+        return self._inverse.transposed_times(y)
 
     def solve_transposed(self, y: np.ndarray) -> np.ndarray:
         """``R^-T y``."""
         if self._inverse is None:
             return self._each(y, trans=0)
-        return self._inverse.dot(y)
+        return self._inverse.times(y)
 
     def _each(self, y: np.ndarray, trans: int) -> np.ndarray:
         """The library takes longer for a few vectors together than for one after another."""

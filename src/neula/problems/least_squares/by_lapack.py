@@ -16,15 +16,25 @@ import torch
 from neula.algorithms.krylov.doubled_refinement import MAX_STEPS
 from neula.algorithms.lapack.refinement import length, refine
 from neula.algorithms.lapack.seminormal import MODERATE, Seminormal
+from neula.algorithms.lapack.square import Square
 from neula.certificates.bounds import lstsq_bound
-from neula.engines import FP64
+from neula.engines import FP32, FP64
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer
 from neula.pipeline.progress import stage
 from neula.pipeline.result import Attempt, LstsqResult
 from neula.pipeline.result.deferred import Later
 from neula.pipeline.shapes import System
-from neula.pipeline.solutions import FEW, IN_NUMPY, array_of, arrays_of, is_single, of_single, x_of_single
+from neula.pipeline.solutions import (
+    FEW,
+    IN_NUMPY,
+    array_of,
+    arrays_of,
+    is_large,
+    is_single,
+    of_single,
+    x_of_single,
+)
 from neula.problems.least_squares.fit import LinearFit
 from neula.problems.least_squares.prepared import Problems
 from neula.problems.least_squares.problem import ROUNDED_RANK, Members, Options
@@ -33,6 +43,10 @@ Way = Callable[[Problems, Answer[Members] | None], Answer[Members]]
 """What a link does."""
 
 LABEL = "cholesky fp64 + seminormal"
+
+SINGLE = 1500
+"""Order up to which LU in single precision comes first, where no more is asked for: the condition number of a
+random matrix is some times its order, and larger ones are too ill-conditioned more often than not."""
 
 
 class _Column(NamedTuple):
@@ -87,18 +101,30 @@ def each_by_lapack(
 
 
 def _by_lapack(call: Call, shapes: System, options: Options) -> LstsqResult[Any] | None:
-    found = _member(*arrays_of(shapes), options)
+    a, b = arrays_of(shapes)
+    found = _by_lu(a, b, options) if len(a) == a.shape[1] else None
+    if found is None and (solved := _member(a, b, options)) is not None:
+        found = LABEL, *solved
     return None if found is None else _result(call, shapes, options, *found)
 
 
-def _member(a: np.ndarray, b: list[np.ndarray], options: Options) -> tuple[float, list[_Column]] | None:
-    """Condition number and solutions of one problem; None where one is not accepted."""
-    m, n = a.shape
-    doubled = options.refines_doubled(m, n)
-    system = Seminormal.of(a, doubled=doubled, single=options.target is not FP64 and not doubled)
-    if system is None or not system.condition_bound * options.certain_rcond((m, n)) * ROUNDED_RANK < 1:
+def _by_lu(a: np.ndarray, b: list[np.ndarray], options: Options) -> tuple[str, float, list[_Column]] | None:
+    """The same of a square matrix, by half the operations of a QR; what did it comes first."""
+    doubled, large = options.refines_doubled(*a.shape), is_large(a, options)
+    single = options.target is not FP64 and not doubled and len(a) <= SINGLE
+    for format in (FP32, FP64) if single else (FP64,):
+        found = Square.of(a, positive=False, single=format is FP32, doubled=doubled, large=large)
+        columns = None if found is None else _columns(found[0], b, options)
+        if found is not None and columns is not None:
+            return f"lu {format.name} with pivoting", found[0].condition, columns
+    return None
+
+
+def _columns(system: Seminormal | Square, b: list[np.ndarray], options: Options) -> list[_Column] | None:
+    """All solutions; None where one is not accepted, or the rank is in doubt."""
+    if not system.condition_bound * options.certain_rcond(system.shape) * ROUNDED_RANK < 1:
         return None
-    bound, columns = lstsq_bound(options.target, n), []
+    bound, columns = lstsq_bound(options.target, system.shape[1]), []
     for right in b:
         found = _solved(system, right, options)
         if found is None or not (
@@ -106,7 +132,17 @@ def _member(a: np.ndarray, b: list[np.ndarray], options: Options) -> tuple[float
         ):
             return None
         columns.append(found)
-    return system.condition, columns
+    return columns
+
+
+def _member(a: np.ndarray, b: list[np.ndarray], options: Options) -> tuple[float, list[_Column]] | None:
+    """Condition number and solutions of one problem; None where one is not accepted."""
+    m, n = a.shape
+    doubled = options.refines_doubled(m, n)
+    single, large = options.target is not FP64 and not doubled, is_large(a, options)
+    system = Seminormal.of(a, doubled=doubled, single=single, large=large)
+    columns = None if system is None else _columns(system, b, options)
+    return None if system is None or columns is None else (system.condition, columns)
 
 
 def _suits(shapes: System, options: Options) -> bool:
@@ -117,7 +153,7 @@ def _suits(shapes: System, options: Options) -> bool:
     return m >= n > 0 and m * n**2 <= options.engine.tuning.by_lapack
 
 
-def _solved(system: Seminormal, b: np.ndarray, options: Options) -> _Column | None:
+def _solved(system: Seminormal | Square, b: np.ndarray, options: Options) -> _Column | None:
     """One solution with its evidence; None where the residual is longer than b, and where x is not finite."""
     b_norm = length(b)
     if not 1 / MODERATE <= b_norm <= MODERATE:
@@ -126,8 +162,8 @@ def _solved(system: Seminormal, b: np.ndarray, options: Options) -> _Column | No
     if found is None:
         return None
     refined_error, optimality, forward_error = system.errors(b, found)
-    # Residuals in working precision do not see what x lacks of the sum.
-    lost = found.x_low if system.doubled else None
+    # Residuals in working precision do not see what x lacks of the sum, unless that is all there is.
+    lost = found.x_low if system.doubled or isinstance(system, Square) else None
     x, rounding = found.x if system.scales is None else found.x * system.scales, 0.0
     if options.dtype != torch.float64:
         x = x.astype(IN_NUMPY[options.dtype]).astype(np.float64)
@@ -148,7 +184,7 @@ def _solved(system: Seminormal, b: np.ndarray, options: Options) -> _Column | No
 
 
 def _result(
-    call: Call, shapes: System, options: Options, condition: float, columns: list[_Column]
+    call: Call, shapes: System, options: Options, label: str, condition: float, columns: list[_Column]
 ) -> LstsqResult[Any]:
     bound = lstsq_bound(options.target, len(columns[0].x))
     x = np.array([column.x for column in columns]).T
@@ -163,12 +199,12 @@ def _result(
         "iterations": max([column.steps for column in columns]),
         "backward_error": backward_error,
         "condition": condition,
-        "attempts": (Attempt(LABEL, True, reason),),
+        "attempts": (Attempt(label, True, reason),),
         "optimality": max([column.optimality for column in columns]),
         "tolerance": bound,
         "residual_norm": norms if len(norms) > 1 else norms[0],
         "rank": len(x),
-        "factorization": LABEL,
+        "factorization": label,
         "ranks": Later(lambda: call.first.wrap_array(np.array(len(x)))),
         "fit": LinearFit(
             call, shapes, options, torch.from_numpy(x[None]), torch.from_numpy(np.array([norms]))

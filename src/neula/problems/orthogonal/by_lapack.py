@@ -5,6 +5,7 @@ For small matrices tensors of batches and records of what was tried take many ti
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -13,12 +14,17 @@ import torch
 
 from neula.algorithms.lapack.refinement import length
 from neula.algorithms.scaling import SAFE_NORMS
-from neula.certificates.probes import gaussian_probes
+from neula.certificates.probes import PROBES, gaussian_probes
 from neula.certificates.qr import QRCertificate, QRCertificates, certificate_of, certificates_of
 from neula.engines import FP32, FP64
+from neula.kernels.probes import probe_errors
 from neula.pipeline.call import Call
 from neula.pipeline.result import Attempt, QRResult
 from neula.problems.orthogonal.problem import Options
+
+ALONE = 1 << 15
+"""Elements of a matrix whose products with eight vectors NumPy computes without more threads: those of its
+BLAS would wait for the processor while torch's, which have just reflected, wait busily for more work."""
 
 BLOCK = 1 << 17
 """Elements of a batch that are measured together, while they are in the cache."""
@@ -60,7 +66,8 @@ def _suits(call: Call, options: Options) -> bool:
         return False
     usual = a.dtype == options.target.dtype and options.target in (FP32, FP64) and not call.first.places
     m, n = a.shape[-2:]
-    return usual and m >= n and a.numel() > 0 and m * n <= tuning.measured_here and tuning.lapack_first(m, n)
+    small = a.ndim == 2 or m * n <= tuning.measured_here
+    return usual and m >= n and a.numel() > 0 and small and tuning.lapack_first(m, n)
 
 
 def _reflected(q: np.ndarray, r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -79,13 +86,44 @@ def _measured(a: np.ndarray, q: np.ndarray, r: np.ndarray, options: Options) -> 
     norms = _safe_norms(r, options)
     if norms is None:
         return None
-    a, q, r = (x.astype(np.float64, copy=False) for x in (a, q, r))
     g = _vectors(r.shape[1])
+    if a.size > ALONE:
+        many = a.size > options.engine.tuning.measured_here and torch.get_num_threads() > 1
+        errors = (_errors_in_torch if many else _errors_by_blocks)(a, q, r, g, norms)
+        return certificate_of(*errors, a.shape, options.target)
+    a, q, r = (x.astype(np.float64, copy=False) for x in (a, q, r))
     scaled = g / norms[:, None]
     image, loss = a.dot(scaled), q.T.dot(q.dot(g)) - g
     missed = image - q.dot(r.dot(scaled))
     residual, size, orthogonality = (length(x.ravel(order="K")) for x in (missed, image, loss))
     return certificate_of(residual, size, orthogonality, a.shape, options.target)
+
+
+def _errors_by_blocks(
+    a: np.ndarray, q: np.ndarray, r: np.ndarray, g: np.ndarray, norms: np.ndarray
+) -> tuple[float, float, float]:
+    """The three norms of a larger matrix, which is read once, by blocks of rows that stay in the cache."""
+    scaled = g / norms[:, None]
+    of_q, loss, residual, size = np.concatenate((r.dot(scaled).T, g.T)), -g.T, 0.0, 0.0
+    rows = max(1, ALONE // len(g))
+    for start in range(0, len(a), rows):
+        some, basis = (x[start : start + rows].astype(np.float64, copy=False) for x in (a, q))
+        image, both = some.dot(scaled), of_q.dot(basis.T)
+        loss += both[PROBES:].dot(basis)
+        missed = image.T - both[:PROBES]
+        residual += length(missed.ravel(order="K")) ** 2
+        size += length(image.ravel()) ** 2
+    return math.sqrt(residual), math.sqrt(size), length(loss.ravel())
+
+
+def _errors_in_torch(
+    a: np.ndarray, q: np.ndarray, r: np.ndarray, g: np.ndarray, norms: np.ndarray
+) -> tuple[float, float, float]:
+    """The same of a matrix that is worth several threads."""
+    matrix, basis, triangle, scales = (torch.from_numpy(x)[None] for x in (a, q, r, 1 / norms))
+    vectors = torch.from_numpy(g)
+    residual, size, loss = probe_errors(matrix, basis, triangle, scales, vectors, vectors)
+    return residual.item(), size.item(), loss.item()
 
 
 def _measured_together(

@@ -20,7 +20,16 @@ from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer
 from neula.pipeline.result import Attempt, SolveResult
 from neula.pipeline.shapes import System
-from neula.pipeline.solutions import FEW, IN_NUMPY, array_of, arrays_of, is_single, of_single, x_of_single
+from neula.pipeline.solutions import (
+    FEW,
+    IN_NUMPY,
+    array_of,
+    arrays_of,
+    is_large,
+    is_single,
+    of_single,
+    x_of_single,
+)
 from neula.problems.systems.problem import Members, Options, Systems
 
 WORTH = 48
@@ -41,6 +50,8 @@ def solve_by_lapack(call: Call, shapes: System, options: Options) -> SolveResult
     n, tuning = shapes.a.shape[-1], options.engine.tuning
     named = options.pivot is not None or options.compute is not None
     order = tuning.direct_definite if options.positive else tuning.direct
+    if options.target is FP64 and not options.positive:
+        order = max(order, tuning.direct_alone)
     if named or not tuning.lapack or not 0 < n < order or not is_single(shapes, options):
         return None
     with np.errstate(all="ignore"):  # what is not finite is not accepted
@@ -49,9 +60,10 @@ def solve_by_lapack(call: Call, shapes: System, options: Options) -> SolveResult
 
 def _by_lapack(call: Call, shapes: System, options: Options) -> SolveResult[Any] | None:
     a, b = arrays_of(shapes)
+    large = is_large(a, options)
     doubled = options.forward or len(a) <= options.engine.tuning.doubled_order
     for single in (True, False) if options.target is not FP64 and not doubled else (False,):
-        found = Square.of(a, positive=options.positive, single=single, doubled=doubled)
+        found = Square.of(a, positive=options.positive, single=single, doubled=doubled, large=large)
         columns = None if found is None else _solved(found[0], b, options)
         if found is not None and columns is not None:
             format = "fp32" if single else "fp64"
@@ -69,10 +81,13 @@ def each_by_lapack(systems: Systems, format: Format) -> Answer[Members] | None:
     if not (here and len(a) > 1 and a.shape[1] >= WORTH and b.shape[2] <= FEW and options.progress is None):
         return None
     doubled, found = options.forward or a.shape[1] <= options.engine.tuning.doubled_order, []
+    large = is_large(array_of(a[0]), options)
     for member, right in zip(array_of(a), array_of(b), strict=True):
         columns = list(np.ascontiguousarray(right.T, np.float64))
         with np.errstate(all="ignore"):  # what is not finite is not accepted
-            one = Square.of(member, positive=options.positive, single=format is FP32, doubled=doubled)
+            one = Square.of(
+                member, positive=options.positive, single=format is FP32, doubled=doubled, large=large
+            )
             solved = None if one is None else _solved(one[0], columns, options)
         if one is None or solved is None:
             return None

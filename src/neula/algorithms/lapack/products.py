@@ -1,0 +1,157 @@
+"""Products and factors of one matrix, by NumPy and SciPy or by torch.
+
+For small matrices NumPy takes a part of the time of torch, since a call costs half a microsecond. For larger
+ones its BLAS takes threads of its own, and so does SciPy's: for milliseconds after a call they wait busily,
+and take the processor from the threads of another library. So one library has all that is large: torch,
+whose threads reflect and do everything else, too.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from scipy.linalg import lapack
+
+WIDE = 64
+"""Order from which on a square matrix may be large: smaller ones take no threads."""
+
+HALVED = 128
+"""Columns from which on a Gram matrix is worth the calls of two halves."""
+
+
+class Products(Protocol):
+    """A matrix, and what is done with it in double precision."""
+
+    def times(self, x: np.ndarray) -> np.ndarray:
+        """``A x``, of one vector or of a few."""
+
+    def transposed_times(self, y: np.ndarray) -> np.ndarray:
+        """``A^T y``, likewise."""
+
+    def gram_times(self, x: np.ndarray) -> np.ndarray:
+        """``A^T A x`` of a few vectors."""
+
+    def residual(self, b: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """``r = b - A x``, and ``A^T r``."""
+
+
+class InNumPy:
+    """A small matrix, float64."""
+
+    def __init__(self, a: np.ndarray) -> None:
+        self.times, self._a = a.dot, a
+
+    def transposed_times(self, y: np.ndarray) -> np.ndarray:
+        """``A^T y``."""
+        return y.dot(self._a) if y.ndim == 1 else self._a.T.dot(y)
+
+    def gram_times(self, x: np.ndarray) -> np.ndarray:
+        """``A^T A x``; vectors as rows take half of the time."""
+        return x.T.dot(self._a.T).dot(self._a).T
+
+    def residual(self, b: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """``r = b - A x``, and ``A^T r``."""
+        residual = b - self.times(x)
+        return residual, residual.dot(self._a)
+
+
+class InTorch:
+    """A large matrix."""
+
+    def __init__(self, a: np.ndarray) -> None:
+        self._a = torch.from_numpy(a)
+
+    def times(self, x: np.ndarray) -> np.ndarray:
+        """``A x``."""
+        return _product(self._a, x)
+
+    def transposed_times(self, y: np.ndarray) -> np.ndarray:
+        """``A^T y``."""
+        return _product(self._a.mT, y)
+
+    def gram_times(self, x: np.ndarray) -> np.ndarray:
+        """``A^T A x``."""
+        return self.transposed_times(self.times(x))
+
+    def residual(self, b: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """``r = b - A x``, and ``A^T r``."""
+        residual = b - self.times(x)
+        return residual, self.transposed_times(residual)
+
+
+def _product(a: torch.Tensor, x: np.ndarray) -> np.ndarray:
+    vectors = torch.from_numpy(x)
+    # Products of a few rows take a third of the time of those of a few columns in MKL.
+    found: np.ndarray = (a.mv(vectors) if x.ndim == 1 else (vectors.mT @ a.mT).mT).numpy()
+    return found
+
+
+def products(a: np.ndarray, *, large: bool) -> Products:
+    """What multiplies with a matrix."""
+    return InTorch(a) if large else InNumPy(a)
+
+
+def gram_matrix(a: np.ndarray, *, large: bool) -> np.ndarray:
+    """``A^T A``."""
+    if not large:
+        return a.T.dot(a)  # which is symmetric: half of the operations
+    n = a.shape[1]
+    found = torch.empty(n, n, dtype=torch.from_numpy(a).dtype)
+    _fill(torch.from_numpy(a), found)
+    return found.numpy()
+
+
+def _fill(a: torch.Tensor, gram: torch.Tensor) -> None:
+    """A Gram matrix by halves, of which one product is that of the other transposed."""
+    half = a.shape[1] // 2
+    if half < HALVED:
+        torch.mm(a.mT, a, out=gram)
+        return
+    left, right = a[:, :half], a[:, half:]
+    _fill(left, gram[:half, :half])
+    _fill(right, gram[half:, half:])
+    torch.mm(right.mT, left, out=gram[half:, :half])
+    gram[:half, half:].copy_(gram[half:, :half].mT)
+
+
+def schatten_square(gram: np.ndarray, reciprocals: np.ndarray, *, large: bool) -> float:
+    """``||D^-1 G D^-1||_F^2`` for reciprocals of ``D^2``: the fourth power of a Schatten 4-norm."""
+    if not large:
+        return float((gram * gram).dot(reciprocals).dot(reciprocals))
+    weights = torch.from_numpy(reciprocals)
+    return float(torch.from_numpy(gram).square().mv(weights).dot(weights))
+
+
+def cholesky_factor(gram: np.ndarray, *, large: bool, clean: bool = True) -> np.ndarray | None:
+    """L, column-major; None where there is none.
+
+    Parameters
+    ----------
+    gram : array, shape (n, n)
+        Of which the lower triangle is read.
+    large : bool
+    clean : bool, optional
+        Whether zeros are to be above the diagonal.
+    """
+    if large:
+        lower, info = torch.linalg.cholesky_ex(torch.from_numpy(gram))
+        return None if int(info) else lower.numpy()
+    factorize = lapack.dpotrf if gram.dtype == np.float64 else lapack.spotrf
+    found, info = factorize(gram, lower=1, clean=clean)
+    return None if info else found
+
+
+def lu_factors(a: np.ndarray, *, large: bool) -> tuple[np.ndarray, np.ndarray] | None:
+    """LU with partial pivoting in the form of SciPy, column-major; None where a pivot vanishes."""
+    if large:
+        factors, pivots, info = torch.linalg.lu_factor_ex(torch.from_numpy(a))
+        return None if int(info) else (factors.numpy(), pivots.numpy() - 1)
+    factors, pivots, info = (lapack.dgetrf if a.dtype == np.float64 else lapack.sgetrf)(a)
+    return None if info else (factors, pivots)
+
+
+def largest_element(a: np.ndarray) -> float:
+    """The largest magnitude in a matrix."""
+    return float(max(a.max(), -a.min()))
