@@ -276,11 +276,11 @@ def array_of(x: torch.Tensor) -> np.ndarray:
     return found
 
 
-def is_large(a: np.ndarray, options: Options) -> bool:
-    """Whether torch is to multiply and factorize (:mod:`neula.algorithms.lapack.products`): of one thread
-    NumPy makes more.
+def is_large(elements: int, options: Options) -> bool:
+    """Whether torch is to multiply with a matrix of so many, and to factorize it
+    (:mod:`neula.algorithms.lapack.products`): of one thread NumPy makes more.
     """
-    return a.size >= options.engine.tuning.in_torch and torch.get_num_threads() > 1
+    return elements >= options.engine.tuning.in_torch and torch.get_num_threads() > 1
 
 
 def x_of_single(call: Call, shapes: System, options: Options, x: np.ndarray) -> Any:

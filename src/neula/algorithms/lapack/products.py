@@ -97,10 +97,9 @@ def gram_matrix(a: np.ndarray, *, large: bool) -> np.ndarray:
     """``A^T A``."""
     if not large:
         return a.T.dot(a)  # which is symmetric: half of the operations
-    n = a.shape[1]
-    found = torch.empty(n, n, dtype=torch.from_numpy(a).dtype)
-    _fill(torch.from_numpy(a), found)
-    return found.numpy()
+    gram = np.empty((a.shape[1], a.shape[1]), a.dtype)
+    _fill(torch.from_numpy(a), torch.from_numpy(gram))
+    return gram
 
 
 def _fill(a: torch.Tensor, gram: torch.Tensor) -> None:
@@ -150,8 +149,3 @@ def lu_factors(a: np.ndarray, *, large: bool) -> tuple[np.ndarray, np.ndarray] |
         return None if int(info) else (factors.numpy(), pivots.numpy() - 1)
     factors, pivots, info = (lapack.dgetrf if a.dtype == np.float64 else lapack.sgetrf)(a)
     return None if info else (factors, pivots)
-
-
-def largest_element(a: np.ndarray) -> float:
-    """The largest magnitude in a matrix."""
-    return float(max(a.max(), -a.min()))

@@ -70,7 +70,7 @@ def by_gram(a: np.ndarray, *, large: bool = False) -> Factor | None:
 def by_reflections(a: np.ndarray, *, large: bool = False) -> Factor | None:
     """By Householder's, in the precision of A; None where numbers are not moderate."""
     n = a.shape[1]
-    upper = torch.empty(n, n, dtype=torch.float64).copy_(torch.geqrf(torch.from_numpy(a))[0][:n]).triu_()
+    upper = torch.from_numpy(np.empty((n, n))).copy_(torch.geqrf(torch.from_numpy(a))[0][:n]).triu_()
     columns = torch.linalg.vector_norm(upper, dim=0).numpy()
     if not (columns.min() >= MODERATE**-0.1 and columns.max() <= MODERATE**0.1):
         return None

@@ -19,18 +19,14 @@ from neula.algorithms.lapack.doubled import Sliced
 from neula.algorithms.lapack.products import (
     Products,
     cholesky_factor,
-    largest_element,
     lu_factors,
     products,
 )
-from neula.algorithms.lapack.refinement import Evaluation, Refined, length
+from neula.algorithms.lapack.refinement import LONG, Evaluation, Refined, length
 from neula.algorithms.lapack.triangle import ESTIMATED
 from neula.algorithms.lapack.vectors import probe_array
-from neula.algorithms.spectra.inverse_norm import STEPS
+from neula.algorithms.spectra.inverse_norm import EXPLICIT, STEPS
 from neula.engines import FP32, FP64
-
-EXPLICIT = 32
-"""Order up to which the inverse itself is formed, and its norm bounded: that takes less time than solves."""
 
 VECTORS = 3
 """Random vectors that show how well factors solve."""
@@ -78,9 +74,9 @@ def lu(a: np.ndarray, largest: float, *, single: bool = False, large: bool = Fal
     if found is None:
         return None
     factors, pivots = found
-    most = largest_element(factors)
+    most = _largest_element(factors)
     if most <= 1:  # that may be an element of L
-        most = largest_element(np.triu(factors))
+        most = _largest_element(np.triu(factors))
     return Factors(
         lambda x: solve(factors, pivots, x, trans=transposed)[0],
         lambda x: solve(factors, pivots, x, trans=1 - transposed)[0],
@@ -125,13 +121,17 @@ class Square:
     factors : Factors
     doubled : float
         No element is larger, where residuals are in twice the working precision; 0 elsewhere.
+    large : bool
+        Whether A is large (:mod:`neula.algorithms.lapack.products`).
 
     Attributes
     ----------
     rate : float
         By how much one update reduces the error, at least.
-    condition : float
-        Condition number of ``B = A D^-1``.
+    condition, condition_bound : float
+        Condition number of ``B = A D^-1``, estimated and from above.
+    shape, scales, doubled
+        As of :class:`neula.algorithms.lapack.seminormal.Seminormal`.
     history : list of float
         Backward errors of what was evaluated.
     """
@@ -162,7 +162,8 @@ class Square:
             scaled_norm, inverse_norm = _norm_along(self._a, sizes), _inverse_norm(factors, sizes)
         self._scaled_norm = scaled_norm
         self.condition = max(1.0, inverse_norm * scaled_norm)
-        self.condition_bound = self.condition if explicit else ESTIMATED**2 * self.condition
+        norm_bound = min(n**0.5, ESTIMATED * scaled_norm)  # B has columns of norm 1
+        self.condition_bound = norm_bound * inverse_norm * (1 if explicit else ESTIMATED)
         z = probe_array(n, VECTORS, unit=n <= PROBES)
         images = self._a.times(z)
         missed = z.T - (self._solve(images).T if explicit else self._each(images))
@@ -254,6 +255,11 @@ def largest_of(x: np.ndarray) -> float:
     """The largest magnitude of a vector."""
     found: float = abs(x[idamax(x) if x.dtype == np.float64 else isamax(x)])
     return found
+
+
+def _largest_element(a: np.ndarray) -> float:
+    """The same of a column-major matrix."""
+    return largest_of(a.T.ravel()) if a.size <= LONG else float(max(a.max(), -a.min()))
 
 
 def _schatten(a: np.ndarray) -> tuple[float, float]:

@@ -21,6 +21,7 @@ from neula.certificates.bounds import lstsq_bound
 from neula.engines import FP32, FP64
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer
+from neula.pipeline.memory import MemoryGuard
 from neula.pipeline.progress import stage
 from neula.pipeline.result import Attempt, LstsqResult
 from neula.pipeline.result.deferred import Later
@@ -65,8 +66,12 @@ def solve_by_lapack(call: Call, shapes: System, options: Options) -> LstsqResult
     """The solution where it is accepted, and the problem is one for this way."""
     if not _suits(shapes, options):
         return None
-    with np.errstate(all="ignore"), suppress(MemoryError):  # what is not finite is not accepted
-        return _by_lapack(call, shapes, options)
+    with np.errstate(all="ignore"):  # what is not finite is not accepted
+        if not is_large(shapes.a.numel(), options):
+            with suppress(MemoryError):
+                return _by_lapack(call, shapes, options)
+        with MemoryGuard(call.engine.device).attempt(LABEL), call.computing():
+            return _by_lapack(call, shapes, options)
     return None
 
 
@@ -110,7 +115,7 @@ def _by_lapack(call: Call, shapes: System, options: Options) -> LstsqResult[Any]
 
 def _by_lu(a: np.ndarray, b: list[np.ndarray], options: Options) -> tuple[str, float, list[_Column]] | None:
     """The same of a square matrix, by half the operations of a QR; what did it comes first."""
-    doubled, large = options.refines_doubled(*a.shape), is_large(a, options)
+    doubled, large = options.refines_doubled(*a.shape), is_large(a.size, options)
     single = options.target is not FP64 and not doubled and len(a) <= SINGLE
     for format in (FP32, FP64) if single else (FP64,):
         found = Square.of(a, positive=False, single=format is FP32, doubled=doubled, large=large)
@@ -139,7 +144,7 @@ def _member(a: np.ndarray, b: list[np.ndarray], options: Options) -> tuple[float
     """Condition number and solutions of one problem; None where one is not accepted."""
     m, n = a.shape
     doubled = options.refines_doubled(m, n)
-    single, large = options.target is not FP64 and not doubled, is_large(a, options)
+    single, large = options.target is not FP64 and not doubled, is_large(a.size, options)
     system = Seminormal.of(a, doubled=doubled, single=single, large=large)
     columns = None if system is None else _columns(system, b, options)
     return None if system is None or columns is None else (system.condition, columns)

@@ -55,12 +55,15 @@ def solve_by_lapack(call: Call, shapes: System, options: Options) -> SolveResult
     if named or not tuning.lapack or not 0 < n < order or not is_single(shapes, options):
         return None
     with np.errstate(all="ignore"):  # what is not finite is not accepted
-        return _by_lapack(call, shapes, options)
+        if not is_large(shapes.a.numel(), options):
+            return _by_lapack(call, shapes, options)
+        with call.computing():
+            return _by_lapack(call, shapes, options)
 
 
 def _by_lapack(call: Call, shapes: System, options: Options) -> SolveResult[Any] | None:
     a, b = arrays_of(shapes)
-    large = is_large(a, options)
+    large = is_large(a.size, options)
     doubled = options.forward or len(a) <= options.engine.tuning.doubled_order
     for single in (True, False) if options.target is not FP64 and not doubled else (False,):
         found = Square.of(a, positive=options.positive, single=single, doubled=doubled, large=large)
@@ -81,7 +84,7 @@ def each_by_lapack(systems: Systems, format: Format) -> Answer[Members] | None:
     if not (here and len(a) > 1 and a.shape[1] >= WORTH and b.shape[2] <= FEW and options.progress is None):
         return None
     doubled, found = options.forward or a.shape[1] <= options.engine.tuning.doubled_order, []
-    large = is_large(array_of(a[0]), options)
+    large = is_large(a[0].numel(), options)
     for member, right in zip(array_of(a), array_of(b), strict=True):
         columns = list(np.ascontiguousarray(right.T, np.float64))
         with np.errstate(all="ignore"):  # what is not finite is not accepted
