@@ -14,7 +14,7 @@ import torch
 
 from neula.algorithms.lapack.refinement import length
 from neula.algorithms.scaling import SAFE_NORMS
-from neula.certificates.probes import PROBES, gaussian_probes
+from neula.certificates.probes import gaussian_probes
 from neula.certificates.qr import QRCertificate, QRCertificates, certificate_of, certificates_of
 from neula.engines import FP32, FP64
 from neula.kernels.probes import probe_errors
@@ -22,8 +22,8 @@ from neula.pipeline.call import Call
 from neula.pipeline.result import Attempt, QRResult
 from neula.problems.orthogonal.problem import Options
 
-ALONE = 1 << 15
-"""Elements of a matrix whose products with eight vectors NumPy computes without more threads: those of its
+ALONE = 1 << 16
+"""Elements of a matrix whose products with four vectors NumPy computes without threads: those of its
 BLAS would wait for the processor while torch's, which have just reflected, wait busily for more work."""
 
 BLOCK = 1 << 17
@@ -87,10 +87,10 @@ def _measured(a: np.ndarray, q: np.ndarray, r: np.ndarray, options: Options) -> 
     if norms is None:
         return None
     g = _vectors(r.shape[1])
-    if a.size > ALONE:
-        many = a.size > options.engine.tuning.measured_here and torch.get_num_threads() > 1
-        errors = (_errors_in_torch if many else _errors_by_blocks)(a, q, r, g, norms)
-        return certificate_of(*errors, a.shape, options.target)
+    several, here = torch.get_num_threads() > 1, options.engine.tuning.measured_here
+    if a.size > (ALONE if several else here):
+        way = _errors_in_torch if several and a.size > here else _errors_by_blocks
+        return certificate_of(*way(a, q, r, g, norms), a.shape, options.target)
     a, q, r = (x.astype(np.float64, copy=False) for x in (a, q, r))
     scaled = g / norms[:, None]
     image, loss = a.dot(scaled), q.T.dot(q.dot(g)) - g
@@ -104,14 +104,13 @@ def _errors_by_blocks(
 ) -> tuple[float, float, float]:
     """The three norms of a larger matrix, which is read once, by blocks of rows that stay in the cache."""
     scaled = g / norms[:, None]
-    of_q, loss, residual, size = np.concatenate((r.dot(scaled).T, g.T)), -g.T, 0.0, 0.0
+    triangle, loss, residual, size = r.dot(scaled), -g, 0.0, 0.0
     rows = max(1, ALONE // len(g))
     for start in range(0, len(a), rows):
         some, basis = (x[start : start + rows].astype(np.float64, copy=False) for x in (a, q))
-        image, both = some.dot(scaled), of_q.dot(basis.T)
-        loss += both[PROBES:].dot(basis)
-        missed = image.T - both[:PROBES]
-        residual += length(missed.ravel(order="K")) ** 2
+        image = some.dot(scaled)
+        loss += basis.T.dot(basis.dot(g))
+        residual += length((basis.dot(triangle) - image).ravel(order="K")) ** 2
         size += length(image.ravel()) ** 2
     return math.sqrt(residual), math.sqrt(size), length(loss.ravel())
 
