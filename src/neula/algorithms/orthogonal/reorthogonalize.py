@@ -158,11 +158,51 @@ def correct(
         low.gemm(second[: k.stop, : k.stop].T, old_r, r[: k.stop, k], 1.0 / LIFT, 1.0)
     less = low.fill(second, u_t, scales)
     del u_t  # large matrices: what is read no more makes room for what comes
-    for rows in blocks(slice(0, len(q)), max(FEWEST_ROWS, low.rows(-(-len(q) // ROW_BLOCKS)))):
+    for rows in _blocks_of_rows(len(q), low):
         old_q = _rounded(q[rows], low)
         for k in columns:
             low.gemm(old_q[:, : k.stop], less[k, : k.stop].T, q[rows, k], -1.0 / LIFT, 1.0)
     return q, r
+
+
+def correct_last(
+    q: torch.Tensor, r: torch.Tensor, engine: Engine, columns: int, *, largest: float = NEARLY_ORTHONORMAL
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`correct` of the last columns of a Q whose others are orthonormal: of a square matrix.
+
+    Gram-Schmidt loses orthogonality with the condition number of the columns so far. As long as these are a
+    part of those of a matrix without structure, that is a small number (14 for three quarters of a square
+    one); the loss is in the last columns. They are projected out of the others' range once more: ``S = Q_1^T
+    Q_2`` in the engine's format, ``Q_2 - Q_1 S`` and ``R_12 + S R_22`` in the cheapest one, since S is small.
+    Then :func:`correct` takes care of what they have among themselves.
+
+    Parameters
+    ----------
+    q, r : Tensor
+    engine : Engine
+    columns : int
+        How many are the last.
+    largest : float
+        ``||S||_F``, and what it is in :func:`correct`, up to which anything is changed.
+    """
+    m, n = q.shape
+    first, last = slice(0, n - columns), slice(n - columns, n)
+    if columns >= n:
+        return correct(q, r, engine, largest=largest)
+    low = engine.using(engine.formats[0])
+    s = engine.inner(engine.operand(q[:, first]), engine.operand(q[:, last]))
+    small = torch.linalg.matrix_norm(s) < largest
+    step = _rounded(s, low, torch.where(small, LIFT, 0.0).to(s.dtype).repeat(columns))
+    low.gemm(step, _rounded(r[last, last], low), r[first, last], 1.0 / LIFT, 1.0)
+    for rows in _blocks_of_rows(m, low):
+        low.gemm(_rounded(q[rows, first], low), step, q[rows, last], -1.0 / LIFT, 1.0)
+    correct(q[:, last], r[last, last], engine, largest=largest)
+    return q, r
+
+
+def _blocks_of_rows(m: int, engine: Engine) -> list[slice]:
+    """What is rounded at a time."""
+    return list(blocks(slice(0, m), max(FEWEST_ROWS, engine.rows(-(-m // ROW_BLOCKS)))))
 
 
 def _rounded(x: torch.Tensor, engine: Engine, scales: torch.Tensor | None = None) -> torch.Tensor:

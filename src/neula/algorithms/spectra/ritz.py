@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
+from neula.algorithms.orthogonal.cholesky_qr import cholesky_qr32, cholesky_qr32_in_place
 from neula.algorithms.orthogonal.householder import householder
 from neula.algorithms.orthogonal.panels import panel_named
 from neula.engines import Engine
+from neula.kernels.cholesky import MAX_COLUMNS
+from neula.kernels.small_svd import small_svd
 
 ROUNDING = 8
 """Units in the last place that elements of ``Q^T Q`` may be off by, for Q to count as orthonormal."""
 
 TWICE_IS_ENOUGH = 0.1
 """What they may be off by for a second pass to make Q orthonormal."""
+
+LOST = 32
+"""Units in the last place of ``||Q^T Q - I||_F / sqrt(l)`` beyond which a block is looked at."""
+
+SURE = 1e-8
+"""Part of the largest singular value of a block above which the smallest may be for the kernel of small SVDs."""
 
 
 @dataclass(frozen=True)
@@ -92,22 +102,41 @@ def orthonormal(
     return q, r.cpu().double()
 
 
-def ritz_triplets(a: torch.Tensor, v: torch.Tensor, engine: Engine) -> Ritz:
-    """Singular triplets of ``A V V^T`` by two products with A.
+def is_blind(x: torch.Tensor, engine: Engine) -> bool:
+    """Whether a block is made orthonormal without a look at it: where looking takes longer."""
+    panel = engine.tuning.recursion(x.dtype).panel
+    few = x.shape[1] <= MAX_COLUMNS and not engine.over_rows.spread
+    return panel == "cholesky32" and x.dtype == torch.float32 and few
+
+
+def orthonormal_blindly(x: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`orthonormal` by three passes of Cholesky QR, which do up to a condition number of ``1/u``.
+
+    Nothing waits, and R, float64, stays on the device. Both are NaN where a column vanishes.
+    """
+    q, r = cholesky_qr32(x, engine)
+    r, step = r.double(), torch.empty_like(r)
+    for _ in range(2):
+        cholesky_qr32_in_place(q, step, engine)
+        r = step.double() @ r
+    return q, r
+
+
+def ritz_triplets(a: torch.Tensor, block: torch.Tensor, engine: Engine) -> Ritz:
+    """Singular triplets of A restricted to the range of a block, by two products with A.
 
     Parameters
     ----------
     a : Tensor, shape (m, n), m >= n
         In the storage precision of the engine.
-    v : Tensor, shape (n, l)
-        Orthonormal columns.
+    block : Tensor, shape (n, l)
     engine : Engine
         Its products are as accurate as the triplets. Rows of A may be spread over processes.
 
     Returns
     -------
     Ritz
-        NaN where there are some in A or V.
+        NaN where there are some in A or in the block.
 
     Examples
     --------
@@ -117,24 +146,40 @@ def ritz_triplets(a: torch.Tensor, v: torch.Tensor, engine: Engine) -> Ritz:
     >>> ritz_triplets(a, torch.eye(3)[:, :2], CpuEngine("cpu", "fp32")).s
     tensor([3., 2.], dtype=torch.float64)
     """
+    if is_blind(block, engine):
+        v = orthonormal_blindly(block, engine.alone)[0]
+        found = _rotated(a, v, *orthonormal_blindly(engine.gemm(a, v), engine), engine, small_svd)
+        if found.loss <= LOST * torch.finfo(v.dtype).eps and bool(found.s[-1] > SURE * found.s[0]):
+            return found
+    # The block is the same on all processes, if rows of A are spread over some.
+    v = engine.over_rows.agree(orthonormal(block, engine.alone)[0])
     q, r = orthonormal(engine.gemm(a, v), engine)
-    if not bool(r.isfinite().all()):
-        nan = torch.full_like(r, torch.nan)
-        return Ritz(q, nan[0], v, v, nan, torch.nan)
+    return _rotated(a, v, q, r, engine, small_svd.reference)
+
+
+Decompose = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+
+
+def _rotated(
+    a: torch.Tensor, v: torch.Tensor, q: torch.Tensor, r: torch.Tensor, engine: Engine, decompose: Decompose
+) -> Ritz:
+    """Triplets from ``A V = Q R`` by the singular value decomposition of R; the host waits once."""
     over_rows = engine.over_rows
-    w, s, x = torch.linalg.svd(r)
-    w, x = (rotation.to(v) for rotation in (w, x.T))
-    if over_rows.spread:  # singular vectors are not unique: all processes take those of the first
-        w, s, x = over_rows.agreed(w, s.to(v.device), x)
-        s = s.cpu()
-    u, v = engine.gemm(q, w), engine.gemm(v, x)
+    # Singular vectors are not unique: all processes take those of the first.
+    w, s, x = over_rows.agreed(*(part.to(v.device) for part in decompose(r)))
+    u, v = engine.gemm(q, w.to(q)), engine.gemm(v, x.to(v))
     image = engine.inner(a, u)
     rest = image - v * s.to(v)
-    grams = (over_rows.total(_gram64(u)), _gram64(v))
-    losses = [torch.linalg.matrix_norm(gram - torch.eye(len(s), device=gram.device)) for gram in grams]
-    measured = torch.cat([_gram64(rest), torch.stack(losses).max().expand(1, len(s))])
+    losses = [_loss(gram) for gram in (over_rows.total(_gram64(u)), _gram64(v))]
+    measured = torch.cat([_gram64(rest), s[None], torch.stack(losses).amax().expand(1, len(s))])
     measured = over_rows.agree(measured).cpu()
-    return Ritz(u, s, v, image, measured[:-1], float(measured[-1, 0]) / len(s) ** 0.5)
+    return Ritz(u, measured[-2], v, image, measured[:-2], float(measured[-1, 0]))
+
+
+def _loss(gram: torch.Tensor) -> torch.Tensor:
+    """``||G - I||_F / sqrt(l)``."""
+    identity = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    return torch.linalg.matrix_norm(gram - identity) / len(gram) ** 0.5
 
 
 def _gram64(b: torch.Tensor) -> torch.Tensor:
