@@ -192,7 +192,12 @@ def largest_beyond(
 
 
 def upper_bounds(
-    s: torch.Tensor, rest: torch.Tensor, rank: int, beyond: float, margin: float
+    s: torch.Tensor,
+    rest: torch.Tensor,
+    rank: int,
+    beyond: float,
+    margin: float,
+    enough: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Bounds on the leading singular values of A from all triplets of a subspace, ``A V = U diag(s)``.
 
@@ -202,6 +207,10 @@ def upper_bounds(
     are no smaller. So the i-th singular value of A is at most the larger of t and the root of the i-th
     eigenvalue. (It is at least ``s_i``, as Ritz values are.) Errors are of second order in E. Nothing is said
     of convergence: triplets of V that are not wanted, and no good yet, serve to make D small.
+
+    By norms of its blocks the i-th eigenvalue of ``[[S_1^2 + L_11, L_12], [L_12^T, S_2^2 + L_22]]`` is at most
+    the larger one of ``[[s_i^2 + ||L_11||, ||L_12||], [||L_12||, s_(k+1)^2 + ||L_22||]]``. Where that is not
+    enough, eigenvalues are computed.
 
     Parameters
     ----------
@@ -215,6 +224,8 @@ def upper_bounds(
         Bound on ``||D||``.
     margin : float
         By how much t may exceed the last one that counts.
+    enough : Tensor, shape (rank,), optional
+        Differences to the singular values that are small enough: no eigenvalues are computed for less.
 
     Returns
     -------
@@ -233,11 +244,28 @@ def upper_bounds(
     for t in (last, last + 0.75 * margin):
         if beyond < t or beyond == 0:
             larger = rest / (1 - (beyond / t) ** 2 if beyond > 0 else 1.0)
-            values = torch.linalg.eigvalsh(s.square().diag() + larger).flip(0)[:rank].clamp_min(0).sqrt()
-            # Roots of small eigenvalues have half the digits; what follows from norms may be less.
-            values = torch.minimum(values, s[:rank] + larger.trace().sqrt())
+            values = _by_norms(s, larger, rank)
+            if enough is None or bool((values - s[:rank] > enough).any()):
+                values = torch.minimum(values, _by_eigenvalues(s, larger, rank))
             bounds = torch.minimum(bounds, values.clamp_min(t))
     return bounds
+
+
+def _by_norms(s: torch.Tensor, larger: torch.Tensor, rank: int) -> torch.Tensor:
+    """Bounds on roots of the leading eigenvalues of ``S^2 + larger`` by norms of its blocks."""
+    norm = torch.linalg.matrix_norm
+    if rank == len(s):
+        return (s.square() + norm(larger)).sqrt()
+    first = s[:rank].square() + norm(larger[:rank, :rank])
+    second = s[rank].square() + norm(larger[rank:, rank:])
+    root = torch.hypot(first - second, 2 * norm(larger[:rank, rank:]))
+    return ((first + second + root) / 2).sqrt()
+
+
+def _by_eigenvalues(s: torch.Tensor, larger: torch.Tensor, rank: int) -> torch.Tensor:
+    """Those roots; of small eigenvalues they have half the digits, and what follows from norms may be less."""
+    values = torch.linalg.eigvalsh(s.square().diag() + larger).flip(0)[:rank].clamp_min(0).sqrt()
+    return torch.minimum(values, s[:rank] + larger.trace().sqrt())
 
 
 def _beside(q: torch.Tensor, x: torch.Tensor, engine: Engine) -> torch.Tensor:

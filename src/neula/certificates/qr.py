@@ -13,9 +13,13 @@ import torch
 from neula.certificates.bounds import measurement_error, orthogonality_bound, residual_bound
 from neula.certificates.probes import PROBES, gaussian_probes
 from neula.engines import BF16, FP16, Format
+from neula.engines.random_vectors import gaussian
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels import probe_errors
-from neula.kernels.thin import thin_product
+from neula.kernels.thin import VECTORS, thin_product
+
+SEED = 3
+"""Of the random vectors that look for columns which are not orthonormal."""
 
 
 @dataclass(frozen=True)
@@ -176,6 +180,38 @@ def image_measures(
         norm(image - qrg).square(), norm(image).square(), thin_product(q.T, qh)
     )
     return torch.stack([residual.sqrt(), size.sqrt(), norm(qqh - h)])
+
+
+def leading_losses(q: torch.Tensor, counts: Sequence[int], over_rows: Reduction = HERE) -> torch.Tensor:
+    """Estimates of ``||I - Q_k^T Q_k||_F / sqrt(k)`` for the first k columns, without synchronizing.
+
+    Parameters
+    ----------
+    q : Tensor, shape (m, n)
+    counts : sequence of int
+        The k, so few that all random vectors together are multiplied while Q is read once.
+    over_rows : Reduction
+
+    Returns
+    -------
+    Tensor, shape (len(counts),)
+        float64.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from neula.certificates.qr import leading_losses
+    >>> q = torch.diag(torch.tensor([1.0, 1.0, 1.0, 0.5]))
+    >>> leading_losses(q, [3, 4])[0]
+    tensor(0., dtype=torch.float64)
+    """
+    n, each = q.shape[1], VECTORS // len(counts)
+    place = torch.arange(n, device=q.device)
+    within = torch.stack([place < k for k in counts], 1).repeat_interleave(each, 1)
+    g = gaussian(n, len(counts) * each, torch.float64, q.device, seed=SEED) * within
+    lost = (over_rows.total(thin_product(q.T, thin_product(q, g))) - g) * within
+    sizes = (x.unflatten(1, (len(counts), each)).square().sum((0, 2)) for x in (lost, g))
+    return torch.div(*sizes).sqrt()
 
 
 def certifying_dtype(given: torch.dtype, target: Format) -> torch.dtype:

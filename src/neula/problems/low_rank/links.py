@@ -25,7 +25,8 @@ CLEAR = 0.9
 bounds on errors five times as large as they would be without."""
 
 LESS = 10.0
-"""By how much the residual is to be smaller where it is small enough, and bounds on errors are not."""
+"""By how much the residual is to be smaller where it is small enough, and bounds on errors are not; and part
+of what an error may be up to which no sharper bound is looked for."""
 
 TRIES = 3
 """How often that is tried: what random vectors see is not in the block, or cannot be told from what is."""
@@ -76,7 +77,7 @@ class _Evidence:
         residual = float(torch.linalg.vector_norm(gaps / weights[:k]))
         self.errors, missed = torch.full_like(gaps, math.inf), math.inf
         if residual <= bound:
-            self.errors = self._errors(found, bound * float(weights[k - 1]))
+            self.errors = self._errors(found, bound * weights[:k])
             missed = float((self.errors / weights[:k]).max())
         self.measures = [residual, found.loss, missed]
         if residual > bound:
@@ -85,15 +86,16 @@ class _Evidence:
         self.tries += 1
         return min(LESS, missed / bound) if missed <= bound or self.tries < TRIES else math.inf
 
-    def _errors(self, found: Ritz, margin: float) -> torch.Tensor:
-        """Bounds on the errors of the singular values."""
+    def _errors(self, found: Ritz, most: torch.Tensor) -> torch.Tensor:
+        """Bounds on the errors of the singular values, given what they may be at most."""
+        margin = float(most[-1])
         last, edge = float(found.s[self.rank - 1]), float(found.s[-1])
         wanted = max(CLEAR * (last + margin), (last + margin + edge) / 2)
         a, exact = self.problems.a[0], self.problems.options.exact
         beyond = largest_beyond(a, found.u, found.v, edge, wanted, exact, most=self.most)
         left = found.s[self.rank :].square().sum() + found.rest.trace()
         self.remainder = math.hypot(float(left.sqrt()), beyond.size)
-        bounds = upper_bounds(found.s, found.rest, self.rank, beyond.bound, margin)
+        bounds = upper_bounds(found.s, found.rest, self.rank, beyond.bound, margin, most / LESS)
         rounding = self.problems.options.work.u + found.loss
         return bounds - found.s[: self.rank] + rounding * self.problems.norm
 

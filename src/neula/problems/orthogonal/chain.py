@@ -29,6 +29,10 @@ MAX_PASSES = 3
 """Gram-Schmidt passes: twice is enough at full rank, the third is for matrices without."""
 
 
+LOOKED_AT = 2048
+"""Columns from which on a look at Q takes less time than what need not be corrected."""
+
+
 @dataclass(frozen=True)
 class Layout:
     """A matrix without its numbers.
@@ -118,15 +122,15 @@ def chain_tall(target: Format, tuning: Tuning, over_rows: Reduction = HERE) -> l
     ]
 
 
-def chain_alone(layout: Layout, options: Options) -> list[QRLink]:
-    """What is tried for one matrix."""
+def chain_alone(layout: Layout, options: Options, *, wait: bool = True) -> list[QRLink]:
+    """What is tried for one matrix; unless the host may wait, a first link that is queued is queued as a whole."""
     low, named = f"rgsqrf {options.low.format.name}", options.algorithm
     if options.in_place:
         return _in_place(low, options)
     if not options.named and options.engine.tuning.lapack_first(layout.m, layout.n):
         storage = FP64 if options.target is FP64 else FP32
         return [links.alone_by_lapack(storage), Link("householder fp64", links.by_householder)]
-    tried = [*_tall(layout, options), *_queued(low, layout, options)]
+    tried = [*_tall(layout, options), *_queued(low, layout, options, wait=wait)]
     if named in (None, "rgsqrf"):
         tried.append(Link(low, links.first_pass, inherits=True))
     if _is_corrected_over_processes(options):
@@ -163,13 +167,15 @@ def _tall(layout: Layout, options: Options) -> list[QRLink]:
     return []
 
 
-def _queued(low: str, layout: Layout, options: Options) -> list[QRLink]:
-    """First passes that are queued as a whole."""
+def _queued(low: str, layout: Layout, options: Options, *, wait: bool) -> list[QRLink]:
+    """First passes that are queued as a whole, or would be if nothing was gained by a look."""
     if not is_queued(layout, options):
         return []
     # Square matrices are too ill-conditioned for one pass in float32 more often than not.
     square, default = layout.m < 2 * layout.n, options.algorithm is None
     if default and square and options.target is FP32:
+        if wait and layout.n >= LOOKED_AT:
+            return [links.corrected_where_lost(low + links.CORRECTED)]
         return [links.queued(low + links.CORRECTED, links.corrected)]
     tried = [links.queued(low, Matrix.rgsqrf)]
     # Where launches decide, both passes played back take less time than a second one that is not.

@@ -65,7 +65,7 @@ def begin(matrices: torch.Tensor, options: Options) -> tuple[QRValues, torch.Ten
         begun = []
         for a in parts:
             one = Matrices(a, options)
-            links = chain.chain_alone(Layout.of(a[0]), options)
+            links = chain.chain_alone(Layout.of(a[0]), options, wait=False)
             if _go_together(matrices, options):
                 links = _links_together(a, options)
             found = first_answer(links, one, QRJudge(options.shape_of(a.shape), options.target))
