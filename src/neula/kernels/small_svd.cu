@@ -51,7 +51,7 @@ __device__ __forceinline__ int rotate(int i, int j, int n, int pitch, bool there
     return 1;
 }
 
-// Right singular vectors are rows of x, in descending order of their values. NaN in R comes out as NaN.
+// Right singular vectors are rows of x, in descending order of their values. Where R has NaN or Inf all are NaN.
 extern "C" __global__ void __launch_bounds__(MOST_THREADS) small_svd(
     const double* r, double* x, double* values, int n, int r_row, int r_column
 ) {
@@ -76,18 +76,20 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) small_svd(
         }
         if (!__syncthreads_or(rotated)) break;
     }
+    int bad = 0;
     for (int first = group / 2 * 2; first < n; first += groups) {
         const int j = first + group % 2;
         double square = 0.0;
         for (int i = lane; i < n && j < n; i += LANES) square = fma(columns[j * pitch + i], columns[j * pitch + i], square);
         square = sum_over_lanes(square);
         if (lane == 0 && j < n) norms[j] = sqrt(square);
+        bad |= !(square >= 0.0);
     }
-    __syncthreads();
+    bad = __syncthreads_or(bad);
     for (int j = group; j < n; j += groups) {
-        const double norm = norms[j];
+        const double norm = bad ? sqrt(-1.0) : norms[j];
         int before = 0;
-        for (int k = 0; k < n; ++k) before += k < j ? !(norms[k] < norm) : norms[k] > norm;
+        for (int k = 0; k < n; ++k) before += bad ? k < j : norms[k] > norm || (norms[k] == norm && k < j);
         for (int i = lane; i < n; i += LANES) x[before * n + i] = columns[j * pitch + i] / norm;
         if (lane == 0) values[before] = norm;
     }

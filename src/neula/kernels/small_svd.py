@@ -38,7 +38,7 @@ def small_svd(r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
     Returns
     -------
     w, s, x : Tensor, shapes (n, n), (n,), (n, n)
-        s descending. Some are NaN where R has NaN or Inf. The kernel computes ``W = R X diag(s)^-1``, whose
+        s descending. All NaN where R has NaN or Inf. The kernel computes ``W = R X diag(s)^-1``, whose
         columns err by ``u s_1 / s_i``: where s vanishes they are none.
 
     Examples

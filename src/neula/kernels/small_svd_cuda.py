@@ -18,6 +18,11 @@ def shared_bytes(n: int) -> int:
     return 8 * n * (-(-n // LANES) * LANES + 1)
 
 
+def threads_for(n: int) -> int:
+    """Whole warps with a half for each pair of n columns, one more if n is odd."""
+    return min(MOST_THREADS, -(-(n + 1) // 4) * 2 * LANES)
+
+
 def small_svd_cuda(r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """:func:`neula.kernels.small_svd.small_svd` by the kernel, queued on the current stream.
 
@@ -27,9 +32,8 @@ def small_svd_cuda(r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.T
         Without a torch that compiles CUDA.
     """
     n = len(r)
-    threads = min(MOST_THREADS, -(-(n + 1) // 4) * 2 * LANES)
     x, s = torch.empty_like(r, memory_format=torch.contiguous_format), r.new_empty(n)
     with torch.cuda.device_of(r):
         kernel = compiled("small_svd", "small_svd", r.device, shared_bytes=shared_bytes(MAX_ORDER))
-        kernel((1, 1, 1), (threads, 1, 1), [r, x, s, n, *r.stride()], shared_bytes(n))
+        kernel((1, 1, 1), (threads_for(n), 1, 1), [r, x, s, n, *r.stride()], shared_bytes(n))
     return (r @ x.mT).div_(s), s, x.mT
