@@ -18,7 +18,7 @@ from neula.engines.shipped import EMULATED, cuda_tuning
 from neula.engines.tuning import Recursion
 from neula.io.matrices import SPECTRA, random_matrix
 from neula.pipeline.result import AccuracyError
-from neula.problems.orthogonal import links
+from neula.problems.orthogonal import launched
 
 SHAPES = [
     (1, 1),
@@ -623,7 +623,7 @@ def test_the_chain_where_nothing_is_looked_at_first(m, n, accuracy, cond, method
 
 def test_a_correction_that_leaves_a_residual_is_forgotten(monkeypatch):
     """Then the next link starts from A again."""
-    monkeypatch.setattr(links, "correct", lambda q, r, engine: (q, 1.001 * r))
+    monkeypatch.setattr(launched, "correct", lambda q, r, engine: (q, 1.001 * r))
     a = random_matrix("normal", 100, 60, dtype=torch.float32)
     result = neula.qr(a, engine=Queueing("cpu"))
     methods = [attempt.method for attempt in result.attempts]

@@ -73,8 +73,8 @@ def test_values_and_vectors(decompose: Decompose, n: int, kind: str) -> None:
     r = r.mT.contiguous().mT if kind == "transposed" else r
     w, s, x = decompose(r)
     exact = torch.linalg.svdvals(r)
-    # Each rotation errs by a few u, and a pair of columns is rotated in each of some ten sweeps; 1e-14 is left
-    # between any two of them.
+    # Each rotation errs by a few u, and a pair of columns is rotated in each of some ten sweeps; between any
+    # two of them 1e-14 is left.
     small = 1e-14 * n + 100 * n * U
     assert (s[:-1] >= s[1:]).all()
     assert ((s - exact).abs() <= small * exact[0]).all()

@@ -208,8 +208,8 @@ def upper_bounds(
     eigenvalue. (It is at least ``s_i``, as Ritz values are.) Errors are of second order in E. Nothing is said
     of convergence: triplets of V that are not wanted, and no good yet, serve to make D small.
 
-    By norms of its blocks the i-th eigenvalue of ``[[S_1^2 + L_11, L_12], [L_12^T, S_2^2 + L_22]]`` is at most
-    the larger one of ``[[s_i^2 + ||L_11||, ||L_12||], [||L_12||, s_(k+1)^2 + ||L_22||]]``. Where that is not
+    By norms of its blocks the i-th eigenvalue of ``[[S_1^2 + L_11, L_12], [L_12^T, S_2^2 + L_22]]`` is at
+    most the larger one of ``[[s_i^2 + ||L_11||, ||L_12||], [||L_12||, s_(k+1)^2 + ||L_22||]]``. Where that is not
     enough, eigenvalues are computed.
 
     Parameters
@@ -263,7 +263,7 @@ def _by_norms(s: torch.Tensor, larger: torch.Tensor, rank: int) -> torch.Tensor:
 
 
 def _by_eigenvalues(s: torch.Tensor, larger: torch.Tensor, rank: int) -> torch.Tensor:
-    """Those roots; of small eigenvalues they have half the digits, and what follows from norms may be less."""
+    """Those roots; of small eigenvalues they have half the digits, and a bound by the norm may be less."""
     values = torch.linalg.eigvalsh(s.square().diag() + larger).flip(0)[:rank].clamp_min(0).sqrt()
     return torch.minimum(values, s[:rank] + larger.trace().sqrt())
 

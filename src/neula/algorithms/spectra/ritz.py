@@ -24,7 +24,7 @@ LOST = 32
 """Units in the last place of ``||Q^T Q - I||_F / sqrt(l)`` beyond which a block is looked at."""
 
 SURE = 1e-8
-"""Part of the largest singular value of a block above which the smallest may be for the kernel of small SVDs."""
+"""Part of the largest singular value of a block above which the kernel of small SVDs finds all vectors."""
 
 
 @dataclass(frozen=True)

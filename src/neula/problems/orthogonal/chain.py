@@ -21,7 +21,7 @@ from neula.kernels.precision import exact_matmul
 from neula.kernels.tall import PANEL_COLUMNS
 from neula.pipeline.chain import Answer, Link, Run, Verdict
 from neula.pipeline.inputs import finite_members
-from neula.problems.orthogonal import links
+from neula.problems.orthogonal import launched, links
 from neula.problems.orthogonal.links import QRLink
 from neula.problems.orthogonal.problem import Matrices, Matrix, Options, QRValues
 
@@ -123,7 +123,7 @@ def chain_tall(target: Format, tuning: Tuning, over_rows: Reduction = HERE) -> l
 
 
 def chain_alone(layout: Layout, options: Options, *, wait: bool = True) -> list[QRLink]:
-    """What is tried for one matrix; unless the host may wait, a first link that is queued is queued as a whole."""
+    """What is tried for one matrix, whose first link waits for the host only if it may."""
     low, named = f"rgsqrf {options.low.format.name}", options.algorithm
     if options.in_place:
         return _in_place(low, options)
@@ -163,7 +163,7 @@ def _tall(layout: Layout, options: Options) -> list[QRLink]:
     if n <= tuning.tall_columns and (layout.by_rows or (n <= PANEL_COLUMNS and layout.by_columns)):
         return chain_tall(target, tuning)[:1]
     if n <= tuning.low_columns and target in (FP16, BF16):
-        return [links.queued(f"cholesky-qr {options.low.format.name}", links.low_cholesky_qr)]
+        return [launched.queued(f"cholesky-qr {options.low.format.name}", launched.low_cholesky_qr)]
     return []
 
 
@@ -175,13 +175,13 @@ def _queued(low: str, layout: Layout, options: Options, *, wait: bool) -> list[Q
     square, default = layout.m < 2 * layout.n, options.algorithm is None
     if default and square and options.target is FP32:
         if wait and layout.n >= LOOKED_AT:
-            return [links.corrected_where_lost(low + links.CORRECTED)]
-        return [links.queued(low + links.CORRECTED, links.corrected)]
-    tried = [links.queued(low, Matrix.rgsqrf)]
+            return [launched.corrected_where_lost(low + links.CORRECTED)]
+        return [launched.queued(low + links.CORRECTED, launched.corrected)]
+    tried = [launched.queued(low, Matrix.rgsqrf)]
     # Where launches decide, both passes played back take less time than a second one that is not.
     played_back = layout.nbytes <= options.engine.tuning.replayed_bytes
     if default and square and options.target is not FP64 and played_back:
-        tried.append(links.queued(f"{low} + reortho", links.two_passes))
+        tried.append(launched.queued(f"{low} + reortho", launched.two_passes))
     return tried
 
 

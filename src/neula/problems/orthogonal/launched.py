@@ -1,0 +1,94 @@
+"""First links of one matrix: launched as a whole, by a CUDA graph where it has one, or all but a correction.
+
+Nothing is known about the numbers but what is measured on the way; NaN, Inf and zero columns show in that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from neula.algorithms.orthogonal.cholesky_qr import cholesky_qr_low
+from neula.algorithms.orthogonal.reorthogonalize import correct, correct_last, second_passes
+from neula.certificates.bounds import orthogonality_bound
+from neula.certificates.qr import leading_losses, single_qr_measures
+from neula.pipeline.chain import Answer, Link
+from neula.problems.orthogonal.links import Factors, QRLink, Solution
+from neula.problems.orthogonal.problem import Matrices, Matrix, QRValues
+
+LAST = (16, 8, 4, 2)
+"""Which part of the columns, at the end, may be all that is to be corrected."""
+
+
+def queued(label: str, method: Callable[[Matrix], Factors]) -> QRLink:
+    """A link with its scales and measures; NaN, Inf and zero columns show in these."""
+
+    def answer(matrices: Matrices, before: Solution | None) -> Solution:
+        options = matrices.options
+
+        def factorized(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            matrix = Matrix.unchecked(a, options)
+            q, r = method(matrix)
+            if r.dtype == matrix.scales.dtype:  # in place, since it may be as large as A
+                options.engine.fill(r, r, matrix.scales.reciprocal())
+            else:
+                r = matrix.unscaled(q, r)
+            return q, r, single_qr_measures(a, q, r, matrix.scales, options.target, options.over_rows)
+
+        key = (label, options.target.name, options.panel, options.cutoff)
+        factors = options.engine.replay(factorized, (matrices.a[0],), key)
+        return Answer(QRValues.of_one(*factors), label)
+
+    return Link(label, answer, queued=True)
+
+
+def two_passes(matrix: Matrix) -> Factors:
+    """Two passes of recursive Gram-Schmidt in the low arithmetic."""
+    options = matrix.options
+    passes = second_passes(*matrix.rgsqrf(), options.low_engine, panel=options.panel, cutoff=options.cutoff)
+    return next(passes)
+
+
+def corrected(matrix: Matrix) -> Factors:
+    """One pass, and what makes Q orthonormal if it nearly is."""
+    return correct(*matrix.rgsqrf(), matrix.options.low_engine)
+
+
+def corrected_where_lost(label: str) -> QRLink:
+    """The same with a look at Q in between: most often few columns, the last ones, are not orthonormal."""
+
+    def answer(matrices: Matrices, before: Solution | None) -> Solution:
+        options = matrices.options
+        engine, n = options.low_engine, matrices.a.shape[2]
+        counts = [n - n // part for part in LAST]
+
+        def factorized(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            matrix = Matrix.unchecked(a, options)
+            q, r = matrix.rgsqrf()
+            return q, r, matrix.scales, leading_losses(q, counts)
+
+        key = (label, options.target.name, "with a look")
+        q, r, scales, losses = options.engine.replay(factorized, (matrices.a[0],), key)
+        if q.stride(0) != 1:
+            q = engine.empty(*q.shape).copy_(q)
+        most = orthogonality_bound(options.target, n) / 2
+        first = next((k for k, loss in zip(counts, losses.tolist(), strict=True) if loss <= most), 0)
+        q, r = correct_last(q, r, engine, n - first)
+        engine.fill(r, r, scales.reciprocal())
+        measures = single_qr_measures(matrices.a[0], q, r, scales, options.target)
+        return Answer(QRValues.of_one(q, r, measures), label)
+
+    return Link(label, answer)
+
+
+def low_cholesky_qr(matrix: Matrix) -> Factors:
+    """Cholesky QR of the whole matrix in the low arithmetic."""
+    engine = matrix.options.low_engine
+    m, n = matrix.a.shape
+    # Columns are filled up like rows: they are those of the Gram matrix.
+    room = engine.padded(m, engine.rows(n), dtype=engine.operand_dtype)
+    room[:, n:].zero_()
+    engine.fill(room[:m, :n], matrix.a, matrix.scales)
+    q, r = cholesky_qr_low(room, engine, n)
+    return q[:m], r
