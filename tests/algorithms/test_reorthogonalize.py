@@ -21,6 +21,7 @@ from neula.algorithms.orthogonal.panels import PANELS
 from neula.algorithms.orthogonal.reorthogonalize import (
     NEARLY_ORTHONORMAL,
     correct,
+    correct_last,
     refine_qr,
     reorthogonalize,
 )
@@ -181,6 +182,26 @@ def test_a_correction_that_is_not_small_changes_nothing(kind: str) -> None:
     new_q, new_r = correct(q, r, engine)
     assert torch.equal(new_q, before)
     assert torch.equal(new_r, torch.ones(20, 20).triu())
+
+
+@pytest.mark.parametrize("columns", [0, 1, 40, 130, 300])
+@pytest.mark.parametrize("size", [1e-4, 1e-2])
+def test_a_correction_of_the_last_columns(columns: int, size: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others are orthonormal, and stay what they are."""
+    monkeypatch.setattr(reorthogonalization, "FEWEST_ROWS", 64)
+    engine = EmulatedEngine("cpu", "fp32")
+    m, n, generator = 400, 300, torch.Generator().manual_seed(columns)
+    basis = torch.linalg.qr(torch.randn(m, n, generator=generator, dtype=torch.float64)).Q
+    noise = torch.randn(n, columns, generator=generator, dtype=torch.float64)
+    basis[:, n - columns :] += size * basis @ (noise / max(1.0, float(torch.linalg.matrix_norm(noise))))
+    q, r = column_major(basis.float()), column_major(torch.randn(n, n, generator=generator).triu())
+    a, before, first = q.double() @ r.double(), loss(q), q[:, : n - columns].clone()
+    new_q, new_r = correct_last(q, r, engine, columns)
+    assert torch.equal(new_q[:, : n - columns], first)
+    assert torch.equal(new_r, new_r.triu())
+    allowed = 3 * before**3 + 4 * engine.using("fp16").format.u * before + orthogonality_bound(U32, m, n)
+    assert loss(new_q) <= allowed
+    assert residual(a, new_q, new_r) <= allowed
 
 
 @pytest.mark.parametrize("kind", ["normal", "arithmetic", "cluster_small"])

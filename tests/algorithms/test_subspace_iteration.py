@@ -8,7 +8,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from neula.algorithms.spectra.ritz import Ritz, orthonormal, ritz_triplets
+from neula.algorithms.spectra.ritz import (
+    Ritz,
+    is_blind,
+    orthonormal,
+    orthonormal_blindly,
+    ritz_triplets,
+)
 from neula.algorithms.spectra.subspace_iteration import Operator, subspace_iteration
 from neula.engines import CpuEngine, EmulatedEngine, Engine
 from neula.engines.shipped import cuda_tuning
@@ -110,6 +116,33 @@ def on_a_gpu(dtype: torch.dtype) -> Engine:
 
 def emulated(dtype: torch.dtype) -> Engine:
     return EmulatedEngine("cpu", "fp32" if dtype == torch.float32 else "fp64")
+
+
+@pytest.mark.parametrize("kind", ["normal", "graded", "scaled"])
+def test_blocks_are_orthonormal_without_a_look_at_them(kind: str) -> None:
+    """Condition numbers that Cholesky QR takes by its reference, which has no lost pivots."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(200, 6, generator=generator) * (1e-12 if kind == "scaled" else 1.0)
+    if kind == "graded":
+        x = x @ (torch.randn(6, 6, generator=generator) * 10.0 ** -torch.linspace(0, 3, 6))
+    assert is_blind(x, on_a_gpu(torch.float32))
+    assert not is_blind(x.double(), on_a_gpu(torch.float64))
+    assert not is_blind(x, engine_of(torch.float32))
+    q, r = orthonormal_blindly(x, on_a_gpu(torch.float32))
+    assert float((q.double().T @ q.double() - torch.eye(6)).norm()) <= 100 * U32
+    assert float((q.double() @ r - x.double()).norm()) <= 100 * U32 * float(x.double().norm())
+
+
+@pytest.mark.parametrize("kind", ["duplicates", "zero"])
+def test_a_look_at_blocks_that_were_not_made_orthonormal(kind: str) -> None:
+    generator = torch.Generator().manual_seed(4)
+    block = torch.randn(N, 6, generator=generator)
+    block[:, 3:] = block[:, :3] if kind == "duplicates" else 0.0
+    a = with_spectrum(0.8 ** torch.arange(N, dtype=torch.float64), 200).float()
+    found = ritz_triplets(a, block, on_a_gpu(torch.float32))
+    assert found.loss <= 100 * U32
+    exact = torch.linalg.svdvals(a.double() @ torch.linalg.qr(block[:, :3].double()).Q)
+    assert bool((found.s[:3] >= exact * (1 - 100 * U32)).all())
 
 
 @pytest.mark.parametrize("engine", [engine_of, on_a_gpu, emulated])

@@ -209,8 +209,8 @@ def upper_bounds(
     of convergence: triplets of V that are not wanted, and no good yet, serve to make D small.
 
     By norms of its blocks the i-th eigenvalue of ``[[S_1^2 + L_11, L_12], [L_12^T, S_2^2 + L_22]]`` is at
-    most the larger one of ``[[s_i^2 + ||L_11||, ||L_12||], [||L_12||, s_(k+1)^2 + ||L_22||]]``. Where that is not
-    enough, eigenvalues are computed.
+    most the larger one of ``[[s_i^2 + ||L_11||, ||L_12||], [||L_12||, s_(k+1)^2 + ||L_22||]]``. Where that is
+    not enough, eigenvalues are computed.
 
     Parameters
     ----------

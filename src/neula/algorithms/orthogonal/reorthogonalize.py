@@ -187,7 +187,9 @@ def correct_last(
     """
     m, n = q.shape
     first, last = slice(0, n - columns), slice(n - columns, n)
-    if columns >= n:
+    if columns == 0:
+        return q, r
+    if columns == n:
         return correct(q, r, engine, largest=largest)
     low = engine.using(engine.formats[0])
     s = engine.inner(engine.operand(q[:, first]), engine.operand(q[:, last]))
