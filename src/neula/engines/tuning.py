@@ -118,6 +118,9 @@ class Tuning:
     tall_columns, low_columns, tall_ratio : int
         Columns up to which Cholesky QR of the whole matrix comes first, with corrected products and in half
         precision, and rows for each column from which on.
+    partly_corrected : int
+        Columns from which on a look at the Q of a square matrix in float32 takes less time than to correct
+        columns that have lost nothing.
     gram_columns, fp16_gram_columns : int
         Columns up to which R comes from the Gram matrix with error correction: half the operations of a QR,
         and no panels; and from how many on it is tried in fp16 before: its product saves more than what the
@@ -224,6 +227,7 @@ class Tuning:
     tall_columns: int = 256
     low_columns: int = 1024
     tall_ratio: int = 32
+    partly_corrected: int = 1 << 62
     gram_columns: int = 4096
     fp16_gram_columns: int = 2048
     gram_part: float = 0.25

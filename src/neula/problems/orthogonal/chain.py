@@ -29,10 +29,6 @@ MAX_PASSES = 3
 """Gram-Schmidt passes: twice is enough at full rank, the third is for matrices without."""
 
 
-LOOKED_AT = 2048
-"""Columns from which on a look at Q takes less time than what need not be corrected."""
-
-
 @dataclass(frozen=True)
 class Layout:
     """A matrix without its numbers.
@@ -174,7 +170,7 @@ def _queued(low: str, layout: Layout, options: Options, *, wait: bool) -> list[Q
     # Square matrices are too ill-conditioned for one pass in float32 more often than not.
     square, default = layout.m < 2 * layout.n, options.algorithm is None
     if default and square and options.target is FP32:
-        if wait and layout.n >= LOOKED_AT:
+        if wait and layout.n >= options.engine.tuning.partly_corrected:
             return [launched.corrected_where_lost(low + links.CORRECTED)]
         return [launched.queued(low + links.CORRECTED, launched.corrected)]
     tried = [launched.queued(low, Matrix.rgsqrf)]
