@@ -16,6 +16,8 @@ static double __shfl_xor_sync(unsigned, double x, int distance) {
     return other;
 }
 
+static float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+
 static int __syncthreads_or(int x) {
     __syncthreads();
     votes = 0;
@@ -29,9 +31,9 @@ static int __syncthreads_or(int x) {
 
 double columns[BYTES / sizeof(double)];
 
-extern "C" void decompose(const double* r, double* x, double* s, int n, int row, int column, int threads) {
+extern "C" void decompose(const double* r, double* x, double* s, int n, int row, int column, double small, int threads) {
     std::fill(std::begin(columns), std::end(columns), NAN);
     blockDim.x = threads;
     lanes.assign(threads, NAN);
-    run_together(threads, [=] { small_svd(r, x, s, n, row, column); });
+    run_together(threads, [=] { small_svd(r, x, s, n, row, column, small); });
 }

@@ -1,4 +1,4 @@
-// Singular values and right singular vectors of a matrix of up to 160 columns, by one thread block: one-sided Jacobi
+// Singular values and right singular vectors of a matrix of up to 128 columns, by one thread block: one-sided Jacobi
 // (Hestenes, "Inversion of matrices by biorthogonalization and related results", J. Soc. Indust. Appl. Math. 6, 1958).
 //
 // The columns of R^T are rotated, two at a time, until all are orthogonal: then they are right singular vectors of R
@@ -7,10 +7,9 @@
 // has a pair of columns in registers. In a round each column is in one pair, in a sweep each pair has had its turn.
 
 #define LANES 16
-#define LARGEST 160
+#define LARGEST 128
 #define SWEEPS 30
 #define MOST_THREADS 1024
-#define SMALL 1e-14  // cosine of the angle between columns that are orthogonal, up to rounding errors
 #define ALL 0xffffffffu
 
 extern __shared__ double columns[];
@@ -22,8 +21,18 @@ __device__ __forceinline__ double sum_over_lanes(double x) {
     return x;
 }
 
+// So that x times it is between one half and two: numbers of single precision have as many digits there.
+__device__ __forceinline__ double power_of_two_near_reciprocal(double x) {
+#ifdef __CUDA_ARCH__
+    const int exponent = __double2hiint(x) >> 20;
+    return __hiloint2double(max(1, min(2045, 2046 - exponent)) << 20, 0);
+#else
+    return std::ldexp(1.0, -std::ilogb(x));
+#endif
+}
+
 // Columns i and j, if both are there: whether they were rotated. All threads of a warp have to come here.
-__device__ __forceinline__ int rotate(int i, int j, int n, int pitch, bool there) {
+__device__ __forceinline__ int rotate(int i, int j, int n, int pitch, bool there, double small) {
     const int lane = threadIdx.x % LANES;
     double x[LARGEST / LANES], y[LARGEST / LANES], xx = 0.0, yy = 0.0, xy = 0.0;
 #pragma unroll
@@ -36,12 +45,17 @@ __device__ __forceinline__ int rotate(int i, int j, int n, int pitch, bool there
             xy = fma(x[k], y[k], xy);
         }
     xx = sum_over_lanes(xx), yy = sum_over_lanes(yy), xy = sum_over_lanes(xy);
-    if (!there || !(fabs(xy) > SMALL * sqrt(xx) * sqrt(yy))) return 0;
-    // The smaller of the two angles, by its tangent.
-    const double difference = yy - xx, twice = 2.0 * xy;
-    const double root = sqrt(fma(difference, difference, twice * twice));
-    const double t = twice / (difference + (difference < 0.0 ? -root : root));
-    const double c = 1.0 / sqrt(fma(t, t, 1.0)), s = c * t;
+    if (!there || !(xy * xy > small * small * (xx * yy))) return 0;
+    // The tangent of the smaller of the two angles, in single precision, which costs a sweep at most: what makes the
+    // rotation one is that the cosine belongs to it.
+    const double scale = power_of_two_near_reciprocal(xx + yy);
+    const float difference = static_cast<float>((yy - xx) * scale), twice = static_cast<float>(2.0 * xy * scale);
+    const float root = sqrtf(fmaf(difference, difference, twice * twice));
+    const double t = twice / (difference + copysignf(root, difference)), square = fma(t, t, 1.0);
+    double c = rsqrtf(static_cast<float>(square));
+#pragma unroll
+    for (int step = 0; step < 2; ++step) c *= fma(-0.5 * square, c * c, 1.5);
+    const double s = c * t;
 #pragma unroll
     for (int k = 0; k < LARGEST / LANES; ++k)
         if (LANES * k < n) {
@@ -51,9 +65,10 @@ __device__ __forceinline__ int rotate(int i, int j, int n, int pitch, bool there
     return 1;
 }
 
-// Right singular vectors are rows of x, in descending order of their values. Where R has NaN or Inf all are NaN.
+// Right singular vectors are rows of x, in descending order of their values. Columns are orthogonal where the cosine of
+// the angle between them is small. Where R has NaN or Inf all are NaN.
 extern "C" __global__ void __launch_bounds__(MOST_THREADS) small_svd(
-    const double* r, double* x, double* values, int n, int r_row, int r_column
+    const double* r, double* x, double* values, int n, int r_row, int r_column, double small
 ) {
     const int thread = threadIdx.x, lane = thread % LANES, group = thread / LANES, groups = blockDim.x / LANES;
     const int pitch = (n + LANES - 1) / LANES * LANES, others = n + n % 2 - 1, pairs = (others + 1) / 2;
@@ -70,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) small_svd(
             for (int first = group / 2 * 2; first < pairs; first += groups) {
                 const int p = first + group % 2;
                 const int i = p == 0 ? others : (round + p) % others, j = (round + others - p) % others;
-                rotated |= rotate(i, j, n, pitch, p < pairs && i < n && j < n);
+                rotated |= rotate(i, j, n, pitch, p < pairs && i < n && j < n, small);
             }
             __syncthreads();
         }

@@ -13,7 +13,7 @@ import torch
 
 from neula.kernels.dispatch import kernel, trial
 
-MAX_ORDER = 160
+MAX_ORDER = 128
 """What the kernel keeps in the shared memory of one multiprocessor."""
 
 
@@ -25,15 +25,17 @@ def _tried(device: torch.device) -> None:
 @kernel(
     "neula.kernels.small_svd_cuda:small_svd_cuda",
     trial=_tried,
-    when=lambda r: 0 < len(r) <= MAX_ORDER and r.dtype == torch.float64,
+    when=lambda r, small=0.0: 0 < len(r) <= MAX_ORDER and r.dtype == torch.float64,
 )
-def small_svd(r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def small_svd(r: torch.Tensor, small: float = 1e-14) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """``R = W diag(s) X^T``; on a GPU by a kernel, elsewhere by LAPACK.
 
     Parameters
     ----------
     r : Tensor, shape (n, n)
         float64.
+    small : float
+        Cosine of the angle between columns of the kernel that are orthogonal.
 
     Returns
     -------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +21,11 @@ TWICE_IS_ENOUGH = 0.1
 
 LOST = 32
 """Units in the last place of ``||Q^T Q - I||_F / sqrt(l)`` beyond which a block is looked at."""
+
+Tensors = tuple[torch.Tensor, ...]
+
+SMALL = 2.0**-30
+"""Cosine of the angle between vectors of the kernel of small SVDs that are orthogonal in float32."""
 
 SURE = 1e-8
 """Part of the largest singular value of a block above which the kernel of small SVDs finds all vectors."""
@@ -125,6 +129,9 @@ def orthonormal_blindly(x: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, 
 def ritz_triplets(a: torch.Tensor, block: torch.Tensor, engine: Engine) -> Ritz:
     """Singular triplets of A restricted to the range of a block, by two products with A.
 
+    Where nothing needs a look at a block, the host waits once; what is between products with A is played
+    back from CUDA graphs.
+
     Parameters
     ----------
     a : Tensor, shape (m, n), m >= n
@@ -147,33 +154,45 @@ def ritz_triplets(a: torch.Tensor, block: torch.Tensor, engine: Engine) -> Ritz:
     tensor([3., 2.], dtype=torch.float64)
     """
     if is_blind(block, engine):
-        v = orthonormal_blindly(block, engine.alone)[0]
-        found = _rotated(a, v, *orthonormal_blindly(engine.gemm(a, v), engine), engine, small_svd)
+        (v,) = engine.replay(
+            lambda x: orthonormal_blindly(x, engine)[:1], (block,), ("basis of a block", repr(engine))
+        )
+
+        def rotated(image: torch.Tensor, v: torch.Tensor) -> Tensors:
+            q, r = orthonormal_blindly(image, engine)
+            return _rotated(v, q, small_svd(r, SMALL), engine)
+
+        found = _measured(
+            a, *engine.replay(rotated, (engine.gemm(a, v), v), ("Ritz vectors", repr(engine))), engine
+        )
         if found.loss <= LOST * torch.finfo(v.dtype).eps and bool(found.s[-1] > SURE * found.s[0]):
             return found
     # The block is the same on all processes, if rows of A are spread over some.
     v = engine.over_rows.agree(orthonormal(block, engine.alone)[0])
     q, r = orthonormal(engine.gemm(a, v), engine)
-    return _rotated(a, v, q, r, engine, small_svd.reference)
+    return _measured(a, *_rotated(v, q, small_svd.reference(r), engine), engine)
 
 
-Decompose = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
-
-
-def _rotated(
-    a: torch.Tensor, v: torch.Tensor, q: torch.Tensor, r: torch.Tensor, engine: Engine, decompose: Decompose
-) -> Ritz:
-    """Triplets from ``A V = Q R`` by the singular value decomposition of R; the host waits once."""
-    over_rows = engine.over_rows
+def _rotated(v: torch.Tensor, q: torch.Tensor, of_r: Tensors, engine: Engine) -> Tensors:
+    """U, s and V from ``A V = Q R`` and the singular value decomposition of R."""
     # Singular vectors are not unique: all processes take those of the first.
-    w, s, x = over_rows.agreed(*(part.to(v.device) for part in decompose(r)))
-    u, v = engine.gemm(q, w.to(q)), engine.gemm(v, x.to(v))
+    w, s, x = engine.over_rows.agreed(*(part.to(v.device) for part in of_r))
+    return engine.gemm(q, w.to(q)), s, engine.gemm(v, x.to(v))
+
+
+def _measured(a: torch.Tensor, u: torch.Tensor, s: torch.Tensor, v: torch.Tensor, engine: Engine) -> Ritz:
+    """The triplets with what they leave over; the host waits once."""
+    over_rows = engine.over_rows
+
+    def measured(image: torch.Tensor, u: torch.Tensor, s: torch.Tensor, v: torch.Tensor) -> Tensors:
+        losses = [_loss(gram) for gram in (over_rows.total(_gram64(u)), _gram64(v))]
+        rest = _gram64(image - v * s.to(v))
+        return (torch.cat([rest, s[None], torch.stack(losses).amax().expand(1, len(s))]),)
+
     image = engine.inner(a, u)
-    rest = image - v * s.to(v)
-    losses = [_loss(gram) for gram in (over_rows.total(_gram64(u)), _gram64(v))]
-    measured = torch.cat([_gram64(rest), s[None], torch.stack(losses).amax().expand(1, len(s))])
-    measured = over_rows.agree(measured).cpu()
-    return Ritz(u, measured[-2], v, image, measured[:-2], float(measured[-1, 0]))
+    (found,) = engine.replay(measured, (image, u, s, v), ("Ritz residuals", repr(engine)))
+    found = over_rows.agree(found).cpu()
+    return Ritz(u, found[-2], v, image, found[:-2], float(found[-1, 0]))
 
 
 def _loss(gram: torch.Tensor) -> torch.Tensor:

@@ -125,12 +125,7 @@ def subspace_iteration(
     """
     n = a.a.shape[1]
     start = gaussian(n, width, a.a.dtype, a.a.device, seed=SEED)
-    image = a.times(start)
-    if is_blind(image, a.exact):  # where all of a column was rounding errors, it is left out
-        image = orthonormal_blindly(image, a.exact)[0].nan_to_num_(0.0)
-    else:
-        image = orthonormal(image, a.exact, loss=CONDITIONED)[0]
-    block, products = a.transposed_times(image), 1
+    block, products = a.transposed_times(_basis(a.times(start), a.exact)), 1
     while True:
         found = ritz_triplets(a.a, block, a.exact)
         products += 1
@@ -140,6 +135,17 @@ def subspace_iteration(
             return found, products
         block = _filtered(a, found, rank, degree)
         products += degree - 1
+
+
+def _basis(image: torch.Tensor, engine: Engine) -> torch.Tensor:
+    """Its columns made nearly orthonormal."""
+    if not is_blind(image, engine):
+        return orthonormal(image, engine, loss=CONDITIONED)[0]
+
+    def basis(image: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (orthonormal_blindly(image, engine)[0].nan_to_num_(0.0),)  # without columns that vanish
+
+    return engine.replay(basis, (image,), ("basis of an image", repr(engine)))[0]
 
 
 def _degrees(s: torch.Tensor, rank: int, factor: float, u: float) -> tuple[int, float]:

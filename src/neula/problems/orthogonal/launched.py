@@ -11,14 +11,10 @@ import torch
 
 from neula.algorithms.orthogonal.cholesky_qr import cholesky_qr_low
 from neula.algorithms.orthogonal.reorthogonalize import correct, correct_last, second_passes
-from neula.certificates.bounds import orthogonality_bound
 from neula.certificates.qr import leading_losses, single_qr_measures
 from neula.pipeline.chain import Answer, Link
-from neula.problems.orthogonal.links import Factors, QRLink, Solution
+from neula.problems.orthogonal.links import Factors, QRLink, Solution, columns_lost, leading
 from neula.problems.orthogonal.problem import Matrices, Matrix, QRValues
-
-LAST = (16, 8, 4, 2)
-"""Which part of the columns, at the end, may be all that is to be corrected."""
 
 
 def queued(label: str, method: Callable[[Matrix], Factors]) -> QRLink:
@@ -60,21 +56,18 @@ def corrected_where_lost(label: str) -> QRLink:
 
     def answer(matrices: Matrices, before: Solution | None) -> Solution:
         options = matrices.options
-        engine, n = options.low_engine, matrices.a.shape[2]
-        counts = [n - n // part for part in LAST]
 
         def factorized(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
             matrix = Matrix.unchecked(a, options)
             q, r = matrix.rgsqrf()
-            return q, r, matrix.scales, leading_losses(q, counts)
+            return q, r, matrix.scales, leading_losses(q, leading(q.shape[1]))
 
         key = (label, options.target.name, "with a look")
         q, r, scales, losses = options.engine.replay(factorized, (matrices.a[0],), key)
+        engine = options.low_engine
         if q.stride(0) != 1:
             q = engine.empty(*q.shape).copy_(q)
-        most = orthogonality_bound(options.target, n) / 2
-        first = next((k for k, loss in zip(counts, losses.tolist(), strict=True) if loss <= most), 0)
-        q, r = correct_last(q, r, engine, n - first)
+        correct_last(q, r, engine, columns_lost(losses, q.shape[1], options.target))
         engine.fill(r, r, scales.reciprocal())
         measures = single_qr_measures(matrices.a[0], q, r, scales, options.target)
         return Answer(QRValues.of_one(q, r, measures), label)

@@ -15,15 +15,18 @@ from neula.algorithms.orthogonal.batched_qr import batched_reorthogonalize
 from neula.algorithms.orthogonal.householder import householder
 from neula.algorithms.orthogonal.reorthogonalize import (
     correct,
+    correct_last,
     refine_qr,
     reorthogonalize,
 )
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.spectra.gram import gram_r
+from neula.certificates.bounds import orthogonality_bound
 from neula.certificates.qr import (
     certificates_of,
     certifying_dtype,
     image_measures,
+    leading_losses,
     single_qr_measures,
 )
 from neula.engines import FP64, Format
@@ -39,6 +42,9 @@ CORRECTED = " + correction"
 SURELY_CORRECTED = 0.03
 """How far from orthonormal Q may be for a correction that must not leave a residual, since what comes next
 goes on from it."""
+
+LAST = (16, 8, 4, 2)
+"""Which part of the columns, at the end, may be all that is to be corrected."""
 
 Factors = tuple[torch.Tensor, torch.Tensor]
 """Q and R."""
@@ -285,8 +291,26 @@ def first_pass_in_place(matrices: Matrices, before: Solution | None) -> Solution
 def correction_in_place(matrices: Matrices, before: Solution | None) -> Solution:
     """What makes Q orthonormal if it nearly is."""
     q, r = _inherited(matrices.single, before)
-    factors = correct(q, r, matrices.options.low_engine, largest=SURELY_CORRECTED)
+    options, over_rows = matrices.options, matrices.options.over_rows
+    losses = leading_losses(q, leading(q.shape[1]), over_rows)
+    columns = columns_lost(over_rows.agree(losses), q.shape[1], options.target)
+    factors = correct_last(q, r, options.low_engine, columns, largest=SURELY_CORRECTED)
     return _answer_in_place(matrices, CORRECTED, *factors)
+
+
+def leading(n: int) -> list[int]:
+    """How many columns, at the beginning, may be orthonormal already."""
+    return [n - n // part for part in LAST]
+
+
+def columns_lost(losses: torch.Tensor, n: int, target: Format) -> int:
+    """How many columns, at the end, are to be corrected, given what the first :func:`leading` ones lost.
+
+    Estimates by two random vectors may be too small, which the certificate notices.
+    """
+    most = orthogonality_bound(target, n) / 2
+    found = zip(leading(n), losses.tolist(), strict=True)
+    return n - next((k for k, loss in found if loss <= most), 0)
 
 
 def second_pass_in_place(matrices: Matrices, before: Solution | None) -> Solution:
