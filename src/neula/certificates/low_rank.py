@@ -167,13 +167,9 @@ def largest_beyond(
     def transposed_times(y: torch.Tensor) -> torch.Tensor:
         return _beside(v, engine.inner(a, y), engine.alone)
 
-    g = _beside(v, gaussian(a.shape[1], VECTORS, a.dtype, a.device, seed=SEED), engine.alone)
-    image = times(g)
-    product = transposed_times(image)
-    seen = visible()
-    over_rows = engine.over_rows
-    grams = _gram(g), over_rows.total(_gram(image)), _gram(product)
-    (start, _), (_, size), (largest, _) = _norms(*grams, over_rows=over_rows)
+    seen, over_rows = visible(), engine.over_rows
+    g, product, grams = _first_product(a, u, v, engine)
+    (start, _), (_, size), (largest, _) = _norms(grams, over_rows)
     bound, size = math.sqrt(largest / seen), size / math.sqrt(VECTORS)
     rate = 2 * math.acosh(wanted / edge) if 0 < edge < wanted else 0.0
     if bound <= wanted or rate == 0:
@@ -186,9 +182,36 @@ def largest_beyond(
     for _ in range(degree - 1):
         product = transposed_times(times(block))
         before, block = block, product.mul_(weight).sub_(block, alpha=2.0).sub_(before)
-    largest = max(1.0, _norms(_gram(block), over_rows=over_rows)[0][0] / seen)
+    largest = max(1.0, _norms(_gram(block)[None], over_rows)[0][0] / seen)
     bound = min(bound, edge * math.cosh(math.acosh(largest) / (2 * degree)))
     return Beyond(bound, size, degree)
+
+
+def _first_product(
+    a: torch.Tensor, u: torch.Tensor, v: torch.Tensor, engine: Engine
+) -> tuple[torch.Tensor, ...]:
+    """Random vectors G beside V, ``D^T D G``, and the Gram matrices of both, with that of D G between them.
+
+    Nothing waits, and all but the two products with A is played back from CUDA graphs.
+    """
+    arithmetic, over_rows = repr(engine), engine.over_rows
+
+    def begun(v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (_beside(v, gaussian(len(v), VECTORS, v.dtype, v.device, seed=SEED), engine.alone),)
+
+    def halfway(u: torch.Tensor, image: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (_beside(u, image, engine),)
+
+    def ended(
+        v: torch.Tensor, product: torch.Tensor, g: torch.Tensor, image: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        product = _beside(v, product, engine.alone)
+        return product, torch.stack([_gram(g), over_rows.total(_gram(image)), _gram(product)])
+
+    (g,) = engine.replay(begun, (v,), ("random vectors beside V", arithmetic))
+    (image,) = engine.replay(halfway, (u, engine.gemm(a, g)), ("image beside U", arithmetic))
+    inputs = (v, engine.inner(a, image), g, image)
+    return g, *engine.replay(ended, inputs, ("what is left beside V", arithmetic))
 
 
 def upper_bounds(
@@ -277,9 +300,9 @@ def _gram(x: torch.Tensor) -> torch.Tensor:
     return x.mT.double() @ x.double()
 
 
-def _norms(*of_blocks: torch.Tensor, over_rows: Reduction) -> list[tuple[float, float]]:
+def _norms(grams: torch.Tensor, over_rows: Reduction) -> list[tuple[float, float]]:
     """``||X||_2`` and ``||X||_F`` by the Gram matrices of a few columns; infinite where one is not finite."""
-    grams = over_rows.agree(torch.stack(of_blocks)).cpu()
+    grams = over_rows.agree(grams).cpu()
     finite = grams.isfinite().all(2).all(1)
     squares = torch.linalg.eigvalsh(grams.where(finite[:, None, None], 0.0)).clamp_min(0)
     norms = torch.stack([squares[:, -1], squares.sum(1)], 1).sqrt()
