@@ -33,6 +33,9 @@ FULL_RANK = 0.5
 PRODUCT_BLOCKS = 8
 """Blocks of columns in a product of two triangular matrices: the last one has an eighth of the columns."""
 
+NARROWEST = 512
+"""Narrower blocks of a correction save less than their launches take."""
+
 ROW_BLOCKS, FEWEST_ROWS = 4, 8192
 """Blocks of rows that are rounded at a time, of so many rows at least, which fill the matrix unit."""
 
@@ -135,7 +138,7 @@ def correct(
     """
     n = q.shape[1]
     low = engine.using(engine.formats[0])
-    columns = list(blocks(slice(0, n), -(-n // PRODUCT_BLOCKS)))
+    columns = list(blocks(slice(0, n), max(NARROWEST, -(-n // PRODUCT_BLOCKS))))
 
     u_t = gram(engine.operand(q), engine)  # lower triangles, which are what the Gram matrix has
     u_t.diagonal().sub_(1.0).mul_(0.5)

@@ -162,15 +162,14 @@ def ritz_triplets(a: torch.Tensor, block: torch.Tensor, engine: Engine) -> Ritz:
             q, r = orthonormal_blindly(image, engine)
             return _rotated(v, q, small_svd(r, SMALL), engine)
 
-        found = _measured(
-            a, *engine.replay(rotated, (engine.gemm(a, v), v), ("Ritz vectors", repr(engine))), engine
-        )
+        triplets = engine.replay(rotated, (engine.gemm(a, v), v), ("Ritz vectors", repr(engine)))
+        found = _measured(a, triplets, engine)
         if found.loss <= LOST * torch.finfo(v.dtype).eps and bool(found.s[-1] > SURE * found.s[0]):
             return found
     # The block is the same on all processes, if rows of A are spread over some.
     v = engine.over_rows.agree(orthonormal(block, engine.alone)[0])
     q, r = orthonormal(engine.gemm(a, v), engine)
-    return _measured(a, *_rotated(v, q, small_svd.reference(r), engine), engine)
+    return _measured(a, _rotated(v, q, small_svd.reference(r), engine), engine)
 
 
 def _rotated(v: torch.Tensor, q: torch.Tensor, of_r: Tensors, engine: Engine) -> Tensors:
@@ -180,9 +179,9 @@ def _rotated(v: torch.Tensor, q: torch.Tensor, of_r: Tensors, engine: Engine) ->
     return engine.gemm(q, w.to(q)), s, engine.gemm(v, x.to(v))
 
 
-def _measured(a: torch.Tensor, u: torch.Tensor, s: torch.Tensor, v: torch.Tensor, engine: Engine) -> Ritz:
-    """The triplets with what they leave over; the host waits once."""
-    over_rows = engine.over_rows
+def _measured(a: torch.Tensor, triplets: Tensors, engine: Engine) -> Ritz:
+    """U, s and V with what they leave over; the host waits once."""
+    (u, s, v), over_rows = triplets, engine.over_rows
 
     def measured(image: torch.Tensor, u: torch.Tensor, s: torch.Tensor, v: torch.Tensor) -> Tensors:
         losses = [_loss(gram) for gram in (over_rows.total(_gram64(u)), _gram64(v))]

@@ -43,7 +43,7 @@ SURELY_CORRECTED = 0.03
 """How far from orthonormal Q may be for a correction that must not leave a residual, since what comes next
 goes on from it."""
 
-LAST = (16, 8, 4, 2)
+LAST = (16, 4)
 """Which part of the columns, at the end, may be all that is to be corrected."""
 
 Factors = tuple[torch.Tensor, torch.Tensor]
@@ -306,7 +306,7 @@ def leading(n: int) -> list[int]:
 def columns_lost(losses: torch.Tensor, n: int, target: Format) -> int:
     """How many columns, at the end, are to be corrected, given what the first :func:`leading` ones lost.
 
-    Estimates by two random vectors may be too small, which the certificate notices.
+    Estimates by a few random vectors may be too small, which the certificate notices.
     """
     most = orthogonality_bound(target, n) / 2
     found = zip(leading(n), losses.tolist(), strict=True)
