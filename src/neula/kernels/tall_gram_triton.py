@@ -62,7 +62,7 @@ SUM = (32, 128)
 """Matrices that are added at a time, and elements of each."""
 
 SAMPLES = 4
-"""Blocks of rows that a thread block looks at for its scales."""
+"""Blocks of rows that a thread block looks at for its scales, if it has as many."""
 
 TOP = 7
 """Exponent that the largest elements of a sample are scaled to."""
@@ -81,19 +81,19 @@ def tall_half_gram_triton(a: torch.Tensor, *, config: Config | None = None) -> t
     rows, warps, stages, blocks = config or config_for(GRAM, n)
     chunk = share(m, blocks * multiprocessors(a.device), max(rows, ACROSS.rows))
     parts = torch.empty(triton.cdiv(m, chunk), n, n, dtype=a.dtype, device=a.device)
-    arguments = (a, parts, m, n, chunk, *a.stride())
+    arguments = (a, parts, m, n, chunk, samples_of(chunk, rows), *a.stride())
     vector, by_columns = elements_at_a_time(a), a.stride(0) == 1
     with torch.cuda.device_of(a):
         _gram_kernel[(len(parts), triton.cdiv(n, width))](
             *arguments,
-            *(rows, width, stages if vector > 1 else 1, True, SAMPLES, TOP, vector, by_columns),
+            *(rows, width, stages if vector > 1 else 1, True, TOP, vector, by_columns),
             num_warps=warps,
         )
         if n > width:
             rows, warps, stages, _ = ACROSS
             _gram_kernel[(len(parts), 1)](
                 *arguments,
-                *(rows, width, stages if vector > 1 else 1, False, SAMPLES, TOP, vector, by_columns),
+                *(rows, width, stages if vector > 1 else 1, False, TOP, vector, by_columns),
                 num_warps=warps,
             )
     return sum_of_blocks(parts, torch.empty(n, n, dtype=torch.float64, device=a.device))
@@ -109,6 +109,11 @@ def sum_of_blocks(parts: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
     return total
 
 
+def samples_of(chunk: int, rows: int) -> int:
+    """Blocks of rows to look at of a chunk of them: of a short one all, once."""
+    return max(1, min(SAMPLES, chunk // rows))
+
+
 def config_for(table: dict[int, Config], n: int) -> Config:
     return table[next(columns for columns in COLUMNS if n <= columns)]
 
@@ -118,11 +123,11 @@ def width_of(n: int) -> int:
     return min(BLOCK_COLUMNS, max(32, int(triton.next_power_of_2(n))))
 
 
-@triton.jit(do_not_specialize=["m", "n", "chunk"])
+@triton.jit(do_not_specialize=["m", "n", "chunk", "samples"])
 def _gram_kernel(
-    a, parts, m, n, chunk, stride_row, stride_column,
+    a, parts, m, n, chunk, samples, stride_row, stride_column,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr, DIAGONAL: tl.constexpr,
-    SAMPLES: tl.constexpr, TOP: tl.constexpr, VECTOR: tl.constexpr, BY_COLUMNS: tl.constexpr,
+    TOP: tl.constexpr, VECTOR: tl.constexpr, BY_COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """What the rows of this program add to a block of ``H^T (H + 2 L)``."""
     # Multiples of VECTOR, as the compiler has to see to move so many elements at a time.
@@ -139,10 +144,10 @@ def _gram_kernel(
     j = tl.arange(0, WIDTH)[None, :]
     x_column, x_exists = a + (left + j).to(tl.int64) * stride_column, left + j < n
     y_column, y_exists = a + (right + j).to(tl.int64) * stride_column, right + j < n
-    x_exponents = _sampled(x_column, x_exists, i, first, last, stride_row, WIDTH, SAMPLES, TOP)
+    x_exponents = _sampled(x_column, x_exists, i, first, last, samples, stride_row, WIDTH, TOP)
     y_exponents = x_exponents
     if not DIAGONAL:
-        y_exponents = _sampled(y_column, y_exists, i, first, last, stride_row, WIDTH, SAMPLES, TOP)
+        y_exponents = _sampled(y_column, y_exists, i, first, last, samples, stride_row, WIDTH, TOP)
     x_scale, y_scale = power_of_two(x_exponents)[None, :], power_of_two(y_exponents)[None, :]
 
     total = tl.zeros((WIDTH, WIDTH), tl.float32)
@@ -192,14 +197,11 @@ def _sum_kernel(
 
 
 @triton.jit
-def _sampled(
-    column, exists, i, first, last, stride_row,
-    WIDTH: tl.constexpr, SAMPLES: tl.constexpr, TOP: tl.constexpr,
-):  # fmt: skip
+def _sampled(column, exists, i, first, last, samples, stride_row, WIDTH: tl.constexpr, TOP: tl.constexpr):
     """Exponents of the scales of columns, by the largest elements of some blocks of rows."""
     largest = tl.zeros((WIDTH,), tl.float32)
-    for sample in range(SAMPLES):
-        row = first + (last - first) * sample // SAMPLES + i
+    for sample in range(samples):
+        row = first + (last - first) * sample // samples + i
         x = tl.load(column + row * stride_row, mask=(row < last) & exists, other=0.0)
         largest = tl.maximum(largest, tl.max(tl.abs(x), axis=0))
     # Columns that are zero in the sample are taken as they are: most often they are zeros and ones.
