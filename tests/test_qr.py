@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import neula
+from neula.algorithms.orthogonal.reorthogonalize import correct_last
 from neula.engines import FORMATS, CpuEngine, EmulatedEngine
 from neula.engines.shipped import EMULATED, cuda_tuning
 from neula.engines.tuning import Recursion
@@ -619,6 +620,57 @@ def test_the_chain_where_nothing_is_looked_at_first(m, n, accuracy, cond, method
     result = neula.qr(a.mT.contiguous().mT, accuracy=accuracy, engine=Queueing("cpu"))
     assert result.converged
     assert [attempt.method for attempt in result.attempts][: len(methods)] == methods
+
+
+class Looking(Queueing):
+    """Square matrices of any size are looked at before they are corrected."""
+
+    tuning = replace(Queueing.tuning, partly_corrected=1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "cond", "columns"),
+    [("normal", 1.0, 250 // 16), ("geometric", 30.0, 250 // 16), ("geometric", 1e4, 250)],
+)
+@pytest.mark.parametrize("m", [250, 301])
+def test_only_columns_that_lost_orthogonality_are_corrected(monkeypatch, kind, cond, columns, m):
+    corrected = []
+
+    def last(q, r, engine, columns):
+        corrected.append(columns)
+        return correct_last(q, r, engine, columns)
+
+    monkeypatch.setattr(launched, "correct_last", last)
+    a = random_matrix(kind, m, 250, cond=cond, seed=1, dtype=torch.float32)
+    result = neula.qr(a, engine=Looking("cpu"))
+    assert [attempt.method for attempt in result.attempts] == ["rgsqrf fp32 + correction"]
+    assert corrected == [columns]
+    assert result.converged
+    q, r = result.Q.double(), result.R.double()
+    assert torch.linalg.matrix_norm(q.T @ q - torch.eye(250)) <= 1e-5 * 250**0.5
+    assert torch.linalg.matrix_norm(q @ r - a) <= 1e-5 * torch.linalg.matrix_norm(a)
+
+
+@pytest.mark.parametrize("what", ["nan", "zero", "rank"])
+def test_a_look_at_what_cannot_be_corrected(what):
+    a = random_matrix("normal", 120, 100, seed=2, dtype=torch.float32)
+    if what == "nan":
+        a[3, 4] = math.nan
+        with pytest.raises(ValueError, match="finite"):
+            neula.qr(a, engine=Looking("cpu"))
+        return
+    a[:, 60:] = 0.0 if what == "zero" else a[:, :40]
+    result = neula.qr(a, engine=Looking("cpu"))
+    assert result.converged
+    assert len(result.attempts) > 1
+    assert torch.linalg.matrix_norm(result.Q.T @ result.Q - torch.eye(100)) <= 1e-4
+
+
+def test_nothing_is_looked_at_unless_the_host_may_wait():
+    a = random_matrix("normal", 120, 100, seed=3, dtype=torch.float32)
+    result = neula.qr(a, engine=Looking("cpu"), wait=False)
+    assert result.pending is not None
+    assert neula.finish(result).converged
 
 
 def test_a_correction_that_leaves_a_residual_is_forgotten(monkeypatch):

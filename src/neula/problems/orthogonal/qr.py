@@ -163,7 +163,8 @@ def qr(
 
     On a GPU tall matrices are tried first by Cholesky QR of the whole matrix: of up to 256 columns with
     corrected products, as by :func:`tsqr`, and of up to 1024 in half precision where the accuracy allows it.
-    Of square matrices in float32 Q is made orthonormal by a correction before it is measured.
+    Of square matrices in float32 those columns of Q that have lost their orthogonality, most often the last
+    few, are made orthonormal by a correction before it is measured.
 
     Small matrices of a batch are factorized together, each step one launch for all of them
     (:mod:`neula.algorithms.orthogonal.batched_qr`), unless an algorithm or one of its parameters is named.
