@@ -66,9 +66,10 @@ class CudaEngine(Engine):
 
     def _corrects(self, a: torch.Tensor, b: torch.Tensor) -> bool:
         """Whether a product is computed in parts of fp16, and not in float32."""
-        if not self.arithmetic.corrected or a.ndim > 2 or not runs(corrected_gemm, self.device):
-            return False
-        return min(*a.shape, b.shape[1]) >= self.tuning.corrected_from
+        return a.ndim == 2 and self._corrects_from(min(*a.shape, b.shape[1]), self.tuning.corrected_from)
+
+    def _corrects_from(self, smallest: int, threshold: int) -> bool:
+        return self.arithmetic.corrected and smallest >= threshold and runs(corrected_gemm, self.device)
 
     def _matmul(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         if self._corrects(a, b):
@@ -192,7 +193,7 @@ class CudaEngine(Engine):
     ) -> None:
         if self.format is FP32 and project_out.takes(q, a, r):
             project_out(q, a, r, self._total)
-        elif self._corrects(q, r):
+        elif self._corrects_from(min(r.shape), self.tuning.projected_from):
             # Of all rows: processes send as many messages, whatever rows each of them has.
             nbytes = self.over_rows.count(q.shape[0]) * q.shape[1] * q.itemsize
             width = -(-a.shape[1] // (1 + (nbytes >= LARGE)))

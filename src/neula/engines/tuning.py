@@ -48,6 +48,8 @@ class Tuning:
         Smallest dimension from which on they do, in an engine that is to have the accuracy of float32 (140 to
         200 TFLOP/s instead of 50), and ``m n^2`` from which on a Gram matrix does (16384 x 2048: 0.4 ms
         instead of 0.7; for a quarter of that a float32 product is faster).
+    projected_from : int
+        The same of the columns on either side of a projection ``A - Q (Q^T A)``, beside kernels for few.
     corrected_product : int
         Value of ``m n k`` from which on :func:`neula.matmul` takes them for float32: below, launches cost
         what they gain (2048^3 takes 0.4 ms either way).
@@ -200,6 +202,7 @@ class Tuning:
     corrected: bool = False
     corrected_from: int = 1024
     corrected_gram: int = 1 << 33
+    projected_from: int = 512
     corrected_product: int = 1 << 34
     lapack: bool = False
     lapack_alone: int = 0
