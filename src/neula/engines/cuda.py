@@ -66,10 +66,12 @@ class CudaEngine(Engine):
 
     def _corrects(self, a: torch.Tensor, b: torch.Tensor) -> bool:
         """Whether a product is computed in parts of fp16, and not in float32."""
-        return a.ndim == 2 and self._corrects_from(min(*a.shape, b.shape[1]), self.tuning.corrected_from)
+        can = a.ndim == 2 and self._in_corrected_parts
+        return can and min(*a.shape, b.shape[1]) >= self.tuning.corrected_from
 
-    def _corrects_from(self, smallest: int, threshold: int) -> bool:
-        return self.arithmetic.corrected and smallest >= threshold and runs(corrected_gemm, self.device)
+    @property
+    def _in_corrected_parts(self) -> bool:
+        return self.arithmetic.corrected and runs(corrected_gemm, self.device)
 
     def _matmul(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         if self._corrects(a, b):
@@ -193,7 +195,7 @@ class CudaEngine(Engine):
     ) -> None:
         if self.format is FP32 and project_out.takes(q, a, r):
             project_out(q, a, r, self._total)
-        elif self._corrects_from(min(r.shape), self.tuning.projected_from):
+        elif self._in_corrected_parts and min(r.shape) >= self.tuning.projected_from:
             # Of all rows: processes send as many messages, whatever rows each of them has.
             nbytes = self.over_rows.count(q.shape[0]) * q.shape[1] * q.itemsize
             width = -(-a.shape[1] // (1 + (nbytes >= LARGE)))
@@ -208,11 +210,7 @@ class CudaEngine(Engine):
         self, a: torch.Tensor, blocks: Sequence[slice], scales: torch.Tensor | None = None
     ) -> torch.Tensor:
         m, n = a.shape
-        if (
-            self.arithmetic.corrected
-            and runs(corrected_gemm, self.device)
-            and m * n * n >= self.tuning.corrected_gram
-        ):
+        if self._in_corrected_parts and m * n * n >= self.tuning.corrected_gram:
             return corrected_gram(a, blocks, scales=scales)
         return super().lower_gram(a, blocks, scales)
 
