@@ -651,6 +651,14 @@ def test_only_columns_that_lost_orthogonality_are_corrected(monkeypatch, kind, c
     assert torch.linalg.matrix_norm(q @ r - a) <= 1e-5 * torch.linalg.matrix_norm(a)
 
 
+def test_a_wider_matrix_in_the_accuracy_of_float32():
+    a = random_matrix("normal", 130, 101, seed=4, dtype=torch.float64) * 1e200
+    result = neula.qr(a, accuracy="fp32", engine=Looking("cpu"))
+    assert [attempt.method for attempt in result.attempts] == ["rgsqrf fp32 + correction"]
+    assert result.R.dtype == torch.float64
+    assert torch.linalg.matrix_norm(result.Q @ result.R / 1e200 - a / 1e200) <= 1e-5 * 130
+
+
 @pytest.mark.parametrize("what", ["nan", "zero", "rank"])
 def test_a_look_at_what_cannot_be_corrected(what):
     a = random_matrix("normal", 120, 100, seed=2, dtype=torch.float32)

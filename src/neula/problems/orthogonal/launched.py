@@ -25,18 +25,23 @@ def queued(label: str, method: Callable[[Matrix], Factors]) -> QRLink:
 
         def factorized(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
             matrix = Matrix.unchecked(a, options)
-            q, r = method(matrix)
-            if r.dtype == matrix.scales.dtype:  # in place, since it may be as large as A
-                options.engine.fill(r, r, matrix.scales.reciprocal())
-            else:
-                r = matrix.unscaled(q, r)
-            return q, r, single_qr_measures(a, q, r, matrix.scales, options.target, options.over_rows)
+            return _measured(matrix, *method(matrix))
 
         key = (label, options.target.name, options.panel, options.cutoff)
         factors = options.engine.replay(factorized, (matrices.a[0],), key)
         return Answer(QRValues.of_one(*factors), label)
 
     return Link(label, answer, queued=True)
+
+
+def _measured(matrix: Matrix, q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Factors of the matrix as it was given, with what is measured of them."""
+    options = matrix.options
+    if r.dtype == matrix.scales.dtype:  # in place, since it may be as large as A
+        options.engine.fill(r, r, matrix.scales.reciprocal())
+    else:
+        r = matrix.unscaled(q, r)
+    return q, r, single_qr_measures(matrix.a, q, r, matrix.scales, options.target, options.over_rows)
 
 
 def two_passes(matrix: Matrix) -> Factors:
@@ -62,15 +67,13 @@ def corrected_where_lost(label: str) -> QRLink:
             q, r = matrix.rgsqrf()
             return q, r, matrix.scales, leading_losses(q, leading(q.shape[1]))
 
-        key = (label, options.target.name, "with a look")
+        key = (label, options.target.name, options.panel, options.cutoff, "with a look")
         q, r, scales, losses = options.engine.replay(factorized, (matrices.a[0],), key)
-        engine = options.low_engine
+        engine, matrix = options.low_engine, Matrix(matrices.a[0], scales, None, options)
         if q.stride(0) != 1:
             q = engine.empty(*q.shape).copy_(q)
         correct_last(q, r, engine, columns_lost(losses, q.shape[1], options.target))
-        engine.fill(r, r, scales.reciprocal())
-        measures = single_qr_measures(matrices.a[0], q, r, scales, options.target)
-        return Answer(QRValues.of_one(q, r, measures), label)
+        return Answer(QRValues.of_one(*_measured(matrix, q, r)), label)
 
     return Link(label, answer)
 
