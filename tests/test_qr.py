@@ -712,7 +712,7 @@ def test_blocks_that_could_be_played_back_change_nothing():
         (20000, 300, torch.float32, None, "rgsqrf fp32"),
         (3001, 1000, torch.float32, "fp16", "rgsqrf fp16"),
         (1000, 1000, torch.float32, None, "rgsqrf fp32 + correction"),
-        (3001, 3000, torch.float32, None, "rgsqrf fp32 + correction"),
+        (6001, 6000, torch.float32, None, "rgsqrf fp32 + correction"),
         (3001, 1000, torch.float64, None, "rgsqrf fp64"),
     ],
 )

@@ -31,9 +31,9 @@ static int __syncthreads_or(int x) {
 
 double columns[BYTES / sizeof(double)];
 
-extern "C" void decompose(const double* r, double* x, double* s, int n, int row, int column, double small, int threads) {
+extern "C" void decompose(const double* r, double* x, double* s, int n, int row, int column, int threads) {
     std::fill(std::begin(columns), std::end(columns), NAN);
     blockDim.x = threads;
     lanes.assign(threads, NAN);
-    run_together(threads, [=] { small_svd(r, x, s, n, row, column, small); });
+    run_together(threads, [=] { small_svd(r, x, s, n, row, column); });
 }

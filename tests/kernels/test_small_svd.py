@@ -28,11 +28,11 @@ def on_host(compiled_for_host: Callable[..., ctypes.CDLL]) -> Decompose:
     """The kernel, compiled for the CPU."""
     function = compiled_for_host("small_svd", BYTES=small_svd_cuda.shared_bytes(MAX_ORDER)).decompose
 
-    def decompose(r: torch.Tensor, small: float = 1e-14) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def decompose(r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         n = len(r)
         x, s = torch.full((n, n), math.nan).double(), torch.full((n,), math.nan).double()
         places = [ctypes.c_void_p(part.data_ptr()) for part in (r, x, s)]
-        function(*places, n, *r.stride(), ctypes.c_double(small), small_svd_cuda.threads_for(n))
+        function(*places, n, *r.stride(), small_svd_cuda.threads_for(n))
         return (r @ x.mT) / s, s, x.mT
 
     return decompose
@@ -95,12 +95,6 @@ def test_each_value_has_its_digits(kernel: Decompose) -> None:
     assert float(found.log().sum()) == pytest.approx(
         float((scales * r.diagonal().abs()).log().sum()), rel=1e-12
     )
-
-
-def test_columns_may_be_less_orthogonal(kernel: Decompose) -> None:
-    r = torch.linalg.qr(random_matrix("normal", 30, 20, seed=2, dtype=torch.float64).to(DEVICE)).R
-    assert loss(kernel(r, 1e-6)[2]) <= 20 * 1e-6
-    assert torch.allclose(kernel(r, 1e-6)[1], torch.linalg.svdvals(r), rtol=1e-10)
 
 
 def test_nan_shows(decompose: Decompose) -> None:

@@ -10,6 +10,7 @@
 #define LARGEST 128
 #define SWEEPS 30
 #define MOST_THREADS 1024
+#define SMALL 1e-14  // cosine of the angle between columns that are orthogonal, up to rounding errors
 #define ALL 0xffffffffu
 
 extern __shared__ double columns[];
@@ -32,7 +33,7 @@ __device__ __forceinline__ double power_of_two_near_reciprocal(double x) {
 }
 
 // Columns i and j, if both are there: whether they were rotated. All threads of a warp have to come here.
-__device__ __forceinline__ int rotate(int i, int j, int n, int pitch, bool there, double small) {
+__device__ __forceinline__ int rotate(int i, int j, int n, int pitch, bool there) {
     const int lane = threadIdx.x % LANES;
     double x[LARGEST / LANES], y[LARGEST / LANES], xx = 0.0, yy = 0.0, xy = 0.0;
 #pragma unroll
@@ -45,7 +46,7 @@ __device__ __forceinline__ int rotate(int i, int j, int n, int pitch, bool there
             xy = fma(x[k], y[k], xy);
         }
     xx = sum_over_lanes(xx), yy = sum_over_lanes(yy), xy = sum_over_lanes(xy);
-    if (!there || !(xy * xy > small * small * (xx * yy))) return 0;
+    if (!there || !(xy * xy > SMALL * SMALL * (xx * yy))) return 0;
     // The tangent of the smaller of the two angles, in single precision, which costs a sweep at most: what makes the
     // rotation one is that the cosine belongs to it.
     const double scale = power_of_two_near_reciprocal(xx + yy);
@@ -65,10 +66,9 @@ __device__ __forceinline__ int rotate(int i, int j, int n, int pitch, bool there
     return 1;
 }
 
-// Right singular vectors are rows of x, in descending order of their values. Columns are orthogonal where the cosine of
-// the angle between them is small. Where R has NaN or Inf all are NaN.
+// Right singular vectors are rows of x, in descending order of their values. Where R has NaN or Inf all are NaN.
 extern "C" __global__ void __launch_bounds__(MOST_THREADS) small_svd(
-    const double* r, double* x, double* values, int n, int r_row, int r_column, double small
+    const double* r, double* x, double* values, int n, int r_row, int r_column
 ) {
     const int thread = threadIdx.x, lane = thread % LANES, group = thread / LANES, groups = blockDim.x / LANES;
     const int pitch = (n + LANES - 1) / LANES * LANES, others = n + n % 2 - 1, pairs = (others + 1) / 2;
@@ -85,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) small_svd(
             for (int first = group / 2 * 2; first < pairs; first += groups) {
                 const int p = first + group % 2;
                 const int i = p == 0 ? others : (round + p) % others, j = (round + others - p) % others;
-                rotated |= rotate(i, j, n, pitch, p < pairs && i < n && j < n, small);
+                rotated |= rotate(i, j, n, pitch, p < pairs && i < n && j < n);
             }
             __syncthreads();
         }
@@ -95,7 +95,10 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) small_svd(
     for (int first = group / 2 * 2; first < n; first += groups) {
         const int j = first + group % 2;
         double square = 0.0;
-        for (int i = lane; i < n && j < n; i += LANES) square = fma(columns[j * pitch + i], columns[j * pitch + i], square);
+        for (int i = lane; i < n && j < n; i += LANES) {
+            const double element = columns[j * pitch + i];
+            square = fma(element, element, square);
+        }
         square = sum_over_lanes(square);
         if (lane == 0 && j < n) norms[j] = sqrt(square);
         bad |= !(square >= 0.0);

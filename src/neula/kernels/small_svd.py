@@ -25,17 +25,15 @@ def _tried(device: torch.device) -> None:
 @kernel(
     "neula.kernels.small_svd_cuda:small_svd_cuda",
     trial=_tried,
-    when=lambda r, small=0.0: 0 < len(r) <= MAX_ORDER and r.dtype == torch.float64,
+    when=lambda r: 0 < len(r) <= MAX_ORDER and r.dtype == torch.float64,
 )
-def small_svd(r: torch.Tensor, small: float = 1e-14) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def small_svd(r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """``R = W diag(s) X^T``; on a GPU by a kernel, elsewhere by LAPACK.
 
     Parameters
     ----------
     r : Tensor, shape (n, n)
         float64.
-    small : float
-        Cosine of the angle between columns of the kernel that are orthogonal.
 
     Returns
     -------

@@ -23,7 +23,7 @@ def threads_for(n: int) -> int:
     return min(MOST_THREADS, -(-(n + 1) // 4) * 2 * LANES)
 
 
-def small_svd_cuda(r: torch.Tensor, small: float = 1e-14) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def small_svd_cuda(r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """:func:`neula.kernels.small_svd.small_svd` by the kernel, queued on the current stream.
 
     Raises
@@ -35,5 +35,5 @@ def small_svd_cuda(r: torch.Tensor, small: float = 1e-14) -> tuple[torch.Tensor,
     x, s = torch.empty_like(r, memory_format=torch.contiguous_format), r.new_empty(n)
     with torch.cuda.device_of(r):
         kernel = compiled("small_svd", "small_svd", r.device, shared_bytes=shared_bytes(MAX_ORDER))
-        kernel((1, 1, 1), (threads_for(n), 1, 1), [r, x, s, n, *r.stride(), small], shared_bytes(n))
+        kernel((1, 1, 1), (threads_for(n), 1, 1), [r, x, s, n, *r.stride()], shared_bytes(n))
     return (r @ x.mT).div_(s), s, x.mT

@@ -24,9 +24,6 @@ LOST = 32
 
 Tensors = tuple[torch.Tensor, ...]
 
-SMALL = 2.0**-30
-"""Cosine of the angle between vectors of the kernel of small SVDs that are orthogonal in float32."""
-
 SURE = 1e-8
 """Part of the largest singular value of a block above which the kernel of small SVDs finds all vectors."""
 
@@ -160,7 +157,7 @@ def ritz_triplets(a: torch.Tensor, block: torch.Tensor, engine: Engine) -> Ritz:
 
         def rotated(image: torch.Tensor, v: torch.Tensor) -> Tensors:
             q, r = orthonormal_blindly(image, engine)
-            return _rotated(v, q, small_svd(r, SMALL), engine)
+            return _rotated(v, q, small_svd(r), engine)
 
         triplets = engine.replay(rotated, (engine.gemm(a, v), v), ("Ritz vectors", repr(engine)))
         found = _measured(a, triplets, engine)
