@@ -165,6 +165,25 @@ def test_what_is_not_finite_or_not_moderate_spoils_nothing_else(solve: Solve) ->
             assert torch.equal(one[6:], other)
 
 
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("size", [2.0**-1070, 1e-201, 1e-160, 1e-90, 1e90, 1e160])
+@pytest.mark.parametrize("scaled", ["b", "one column of b", "A", "one column of A"])
+def test_nothing_is_claimed_where_squares_are_beyond_the_range(
+    solve: Solve, scaled: str, size: float, n: int
+) -> None:
+    """A norm that underflows is not that of a zero right-hand side, nor an update without length an error of
+    zero.
+    """
+    a, b = matrices(1, n + 2, n), noise(1, n + 2, 2)
+    {"b": b, "one column of b": b[..., 1:], "A": a, "one column of A": a[..., -1:]}[scaled].mul_(size)
+    found = solve(a, b)
+    assert said(found)["accepted"] == [0.0]
+    assert said(found)["zero"] == [0.0]
+    untouched = 1 if scaled == "one column of b" else 0
+    assert found.forward_error[0, untouched:].isinf().all()
+    assert (found.forward_error[0, :untouched] <= 2 * FP64.u).all()
+
+
 def test_columns_in_any_units(solve: Solve) -> None:
     """Powers of two change nothing but units; other factors no digit."""
     a, b = matrices(1, 30, 7), noise(1, 30, 1)
@@ -287,6 +306,18 @@ def test_least_squares_go_on_where_the_kernel_has_no_answer(engine: str) -> None
     assert result.ranks.tolist() == [0, 4, 5, 5]
     exact = true_errors(a[2:], b[2:], torch.as_tensor(result.x)[2:].cpu())
     assert (exact <= torch.as_tensor(result.forward_errors)[2:].cpu()).all()
+
+
+@pytest.mark.parametrize("units", [1e-300, 1e-201, 1e-160, 1e-70, 1e160])
+@pytest.mark.parametrize("n", [1, 3])
+def test_right_hand_sides_in_any_units(engine: str, n: int, units: float) -> None:
+    """The next link solves what the kernel leaves alone, and nothing that this has said gets in the way."""
+    a, b = matrices(1, n + 2, n)[0].numpy(), noise(n + 2, 2).numpy() * [1.0, units]
+    result = neula.lstsq(a, b, engine=engine)
+    assert result.converged
+    errors = true_errors(*(torch.from_numpy(x)[None] for x in (a, b, result.x)))
+    assert (errors.numpy()[0] <= result.forward_errors).all()
+    assert (result.forward_errors <= 2 * FP64.u).all()
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -103,7 +103,7 @@ class Seminormal(NamedTuple):
         Rounded to the dtype that was asked for.
     numbers : Tensor, shape (9, batch)
         Each row is one of :data:`NAMES`; linear systems have a 1 in place of the optimality. Problems whose
-        norms are beyond ``2^200`` or below ``2^-200`` are not accepted, whatever else is said of them.
+        norms are beyond ``2^200`` or below ``2^-200`` are not accepted, and their forward errors infinite.
     forward_error, residual_norm : Tensor, shape (batch, k)
     rank : Tensor of int, shape (batch,)
         n.

@@ -97,7 +97,8 @@ def _seminormal(
 
     zero = tl.zeros((), tl.float64)
     refined, forward, backward, optimality, largest, rows = zero, zero, zero, zero, zero, zero
-    good = (tl.min(size) >= 1.0 / MODERATE) & (tl.max(size) <= MODERATE)
+    moderate = (tl.min(size) >= 1.0 / MODERATE) & (tl.max(size) <= MODERATE)
+    good = moderate
     if SQUARE:
         rows, near = _rows_of(a, m, n, l, j, a_row, NEAR, ALIKE)
         good &= near
@@ -111,12 +112,14 @@ def _seminormal(
             *(a, target, inverse, size, norm_bound, inverse_norm, rate, m, n, l, j, a_row, b_row),
             *(tolerance, max_steps, NOISE, FLOOR, STAGNATION, FUSED),
         )
-        good &= (b_norm == 0.0) | ((b_norm >= 1.0 / MODERATE) & (b_norm <= MODERATE))
         rounded = _rounded(high, DTYPE)
         g, r_norm, r_largest, b_largest, given_norm = _residuals(
             a, target, high, low, rounded, m, n, l, j, a_row, b_row, FUSED
         )
         of_x, lost, error = _errors(size, high, low, rounded, left, rate, MAX_RATE, COMPUTED)
+        # By its norm alone a tiny one would be zero, as squares underflow.
+        known = (b_largest == 0.0) | ((b_norm >= 1.0 / MODERATE) & (b_norm <= MODERATE))
+        error = tl.where(moderate & known, error, float("inf"))
         if SQUARE:
             stewart = zero + 1.0
             small = _over(r_largest, rows * tl.max(tl.abs(high)) + b_largest)
