@@ -37,7 +37,7 @@ def least_squares_error(
         ``||r|| / (||B|| ||D x||)``.
     """
     eta = backward_error + NOISE * FP64.u
-    grows = ((condition + 1) * residual_ratio).masked_fill(~(residual_ratio > 0), 0.0)
+    grows = ((condition + 1) * residual_ratio).masked_fill(residual_ratio == 0, 0.0)
     return condition * eta * (2 + grows)
 
 

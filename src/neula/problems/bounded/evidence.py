@@ -10,12 +10,20 @@ from neula.algorithms.bounded.block_pivoting import Found
 from neula.algorithms.bounded.free_sets import Factor, Factorize, FreeBatch, batches
 from neula.algorithms.bounded.reduced import Reduced
 from neula.certificates.backward_error import over
-from neula.certificates.forward_error import least_squares_error, residual_ratio
+from neula.certificates.forward_error import NOISE, least_squares_error, residual_ratio
 from neula.certificates.kkt import KKTNorms
+from neula.engines import FP64
 from neula.problems.bounded.problem import Bounded, BoundedValues
 
 ESTIMATED = 3.0
 """Factor between an estimate of a condition number by some steps of the power method and a bound on it."""
+
+SHORTEST = 0.5
+"""Norm of a column at least: they are scaled to norms between this and 1."""
+
+SMALLEST = 2.0**-400
+"""Norms of x and b, beside the largest right-hand side of the same matrix, below which nothing is known of a
+problem: squares underflow."""
 
 
 @dataclass(frozen=True)
@@ -66,15 +74,20 @@ def values_of(problems: Bounded, found: Found, factorize: Factorize) -> BoundedV
     )
     rounding = over(_norm((rounded - x) * norms), kkt.image)
     backward_error = kkt.backward_error + rounding
-    forward_error = _forward_error(kkt, known, pushed, reduced) + rounding
-    exact = ~free.any(1) & (pushed > 0) & (backward_error <= whole.bound)  # a corner, and there it stays
+    # Rounding errors of the residual, and of products with it.
+    noise = (sum(whole.a.shape[1:]) + 4) * FP64.u * (kkt.residual + kkt.b + (x * norms).abs().sum(1))
+    forward_error = _forward_error(kkt, known, pushed - noise, reduced) + rounding
+    exact = ~free.any(1) & (pushed > noise) & (backward_error <= whole.bound)  # a corner, and there it stays
+    forward_error = torch.where(exact, rounding, forward_error)
+    zero = ~(x.any(1) | whole.b.mT.flatten(0, 1)[problems.places].any(1))
+    sizable = (zero | (kkt.image + kkt.b >= SMALLEST)) & whole.keeps_bounds[reduced.owner]
     return BoundedValues(
         x=rounded,
         side=side,
         wrong=wrong / norms,
         residual_norm=residuals.norm,
         backward_error=backward_error,
-        forward_error=torch.where(exact, rounding, forward_error),
+        forward_error=torch.where(sizable, forward_error, torch.inf).nan_to_num(torch.inf, torch.inf),
         condition=known.condition,
         iterations=found.iterations,
     )
@@ -119,7 +132,7 @@ class _Known:
     left : Tensor, shape (C, n)
         The gradient without that.
     norm, inverse_norm : Tensor, shape (C,)
-        Of these columns of R, and of its pseudoinverse; infinite where they are dependent.
+        Of these columns of R from below, and of its pseudoinverse; infinite where they are dependent.
     """
 
     projected: torch.Tensor
@@ -155,7 +168,7 @@ class _Known:
         image = factor.image(problems.at(rows), batch, batch.take(gradient[rows]))
         self.left[rows] -= problems.at(rows).back(image)
         self.projected[rows] = _norm(image).masked_fill(singular, torch.inf)
-        self.norm[rows] = factor.norm()
+        self.norm[rows] = factor.norm().masked_fill(factor.singular, SHORTEST)
         self.inverse_norm[rows] = factor.inverse_norm().masked_fill(factor.singular, torch.inf)
 
     @property
@@ -171,7 +184,7 @@ def _forward_error(kkt: KKTNorms, known: _Known, pushed: torch.Tensor, problems:
     condition number is that of the columns in which x and x* may differ: of all of them, unless the other
     variables are pushed against their bounds by more than the residual may change: by ``pushed`` at least.
     """
-    error = kkt.backward_error
+    error = kkt.backward_error + NOISE * FP64.u
     moved = error * (kkt.image * known.norm + kkt.b)
     moved = moved + error * kkt.residual * ESTIMATED * known.inverse_norm
     certain = moved < pushed
@@ -179,7 +192,7 @@ def _forward_error(kkt: KKTNorms, known: _Known, pushed: torch.Tensor, problems:
     if not bool(certain.all()):
         condition = torch.where(certain, condition, _condition_of_all(problems))
     ratio = residual_ratio(kkt.residual, known.norm, kkt.image)
-    return least_squares_error(ESTIMATED * condition, error, ratio)
+    return least_squares_error(ESTIMATED * condition, kkt.backward_error, ratio)
 
 
 def _condition_of_all(problems: Reduced) -> torch.Tensor:

@@ -64,6 +64,8 @@ class Whole:
         With C = P K problems, those of one matrix in a row.
     factors : Triangle
         Of ``a`` and ``b``.
+    bounds : (Tensor, Tensor), shape (P, n) or (1, n) each
+        As they were given.
     options : Options
     """
 
@@ -73,6 +75,7 @@ class Whole:
     b_exponents: torch.Tensor
     reduced: Reduced
     factors: Triangle
+    bounds: tuple[torch.Tensor, torch.Tensor]
     options: Options
 
     @classmethod
@@ -104,7 +107,7 @@ class Whole:
             upper=shift(upper, -x_exponents),
             chunk=options.engine.tuning.chunk_elements,
         )
-        return cls(a, b, x_exponents, b_exponents[:, None], reduced, factors, options)
+        return cls(a, b, x_exponents, b_exponents[:, None], reduced, factors, (lower, upper), options)
 
     @cached_property
     def unbounded(self) -> torch.Tensor:
@@ -120,6 +123,14 @@ class Whole:
         found = torch.linalg.solve_triangular(safe, c, upper=True).mT
         return torch.where(regular[:, None, None], found, 0.0).reshape(zeros.shape)
 
+    @cached_property
+    def keeps_bounds(self) -> torch.Tensor:
+        """Whether bounds are the same numbers, not zero or infinite, in numbers near 1, shape (P,)."""
+        kept = torch.ones(len(self.a), dtype=torch.bool, device=self.a.device)
+        for given, scaled in zip(self.bounds, (self.reduced.lower, self.reduced.upper), strict=True):
+            kept = kept & (shift(scaled, self.exponents) == given).all(1)
+        return kept
+
     def by_matrix(self, x: torch.Tensor) -> torch.Tensor:
         """What is known of the problems, shape (C, s), as shape (P, K, s)."""
         return x.reshape(len(self.a), self.b.shape[2], x.shape[1])
@@ -130,8 +141,6 @@ class Whole:
 
     def rounded(self, x: torch.Tensor, owner: torch.Tensor) -> torch.Tensor:
         """Solutions rounded to the dtype of the result, in the numbers that are worked with."""
-        if self.options.dtype == torch.float64:
-            return x
         given = self.unscale(x, owner).to(self.options.dtype).double()
         return shift(given, -self.exponents[owner])
 
