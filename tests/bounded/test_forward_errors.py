@@ -80,10 +80,11 @@ def test_solutions_that_underflow(b: float) -> None:
     assert not result.converged
 
 
-def test_right_hand_sides_of_very_different_sizes() -> None:
+@pytest.mark.parametrize("unit", [1.0, 1e120])
+def test_right_hand_sides_of_very_different_sizes(unit: float) -> None:
     """They share units with their bounds: what is tiny beside another one is not claimed to be known."""
     rng = np.random.default_rng(7)
-    a, b = rng.standard_normal((5, 3)), rng.standard_normal((5, 4)) * [1.0, 1e-60, 1e-170, 1e-310]
+    a, b = rng.standard_normal((5, 3)), rng.standard_normal((5, 4)) * unit * [1.0, 1e-60, 1e-170, 1e-310]
     with pytest.warns(neula.AccuracyWarning):
         result = neula.nnls(a, b)
     assert result.accepted.tolist() == [True, True, False, False]

@@ -79,7 +79,7 @@ def values_of(problems: Bounded, found: Found, factorize: Factorize) -> BoundedV
     forward_error = _forward_error(kkt, known, pushed - noise, reduced) + rounding
     exact = ~free.any(1) & (pushed > noise) & (backward_error <= whole.bound)  # a corner, and there it stays
     forward_error = torch.where(exact, rounding, forward_error)
-    zero = ~(x.any(1) | whole.b.mT.flatten(0, 1)[problems.places].any(1))
+    zero = whole.without_b[problems.places] & ~x.any(1)
     sizable = (zero | (kkt.image + kkt.b >= SMALLEST)) & whole.keeps_bounds[reduced.owner]
     return BoundedValues(
         x=rounded,

@@ -66,6 +66,8 @@ class Whole:
         Of ``a`` and ``b``.
     bounds : (Tensor, Tensor), shape (P, n) or (1, n) each
         As they were given.
+    without_b : Tensor of bool, shape (C,)
+        Whether b was zero as it was given.
     options : Options
     """
 
@@ -76,6 +78,7 @@ class Whole:
     reduced: Reduced
     factors: Triangle
     bounds: tuple[torch.Tensor, torch.Tensor]
+    without_b: torch.Tensor
     options: Options
 
     @classmethod
@@ -92,6 +95,7 @@ class Whole:
         options : Options
         """
         a, b = a.double(), b.double()
+        without_b = ~b.any(1).flatten()
         exponents = _exponents_of_columns(a)
         b_exponents = binary_exponents(_largest(b))
         a, b = shift(a, -exponents[:, None]), shift(b, -b_exponents[:, None, None])
@@ -107,7 +111,8 @@ class Whole:
             upper=shift(upper, -x_exponents),
             chunk=options.engine.tuning.chunk_elements,
         )
-        return cls(a, b, x_exponents, b_exponents[:, None], reduced, factors, (lower, upper), options)
+        given = (lower, upper), without_b
+        return cls(a, b, x_exponents, b_exponents[:, None], reduced, factors, *given, options)
 
     @cached_property
     def unbounded(self) -> torch.Tensor:
