@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from neula.algorithms.krylov.doubled_refinement import COMPUTED, DOUBLED
 from neula.algorithms.krylov.held_sums import HeldSums, normal_product
 from neula.algorithms.krylov.streamed_lstsq import Coordinates
 from neula.certificates.backward_error import over
@@ -14,6 +15,7 @@ from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE, least_squares_error, residual_ratio
 from neula.certificates.probes import PROBES, gaussian_probes
 from neula.engines import FP64
+from neula.kernels.magnitudes import largest_magnitude
 from neula.pipeline.chain import Answer
 from neula.problems.least_squares.problem import Alone, Members, Options
 
@@ -22,6 +24,13 @@ MARGIN = 10.0
 
 MAX_RATE = 0.25
 """How far ``(R^T R)^-1 A^T A`` may be from the identity for bounds to be believed."""
+
+MODERATE = 2.0**400
+"""Columns of R and right-hand sides whose largest elements are between this and its reciprocal have squares
+that float64 holds."""
+
+LONGEST = 8.0
+"""Elements of a random vector exceed this once in 1e15 cases."""
 
 
 @dataclass
@@ -58,21 +67,23 @@ class Held(Alone):
         of = Coordinates.of_any_rank(r, options.certain_rcond((max(self.sums.rows, n), n)))
         x = of.inverse @ (z if of.left is None else of.left.T @ z)
         size, b = of.length(x), (z.square().sum(0) + s.square().sum(0)).sqrt()
-        distance = self._distance(of)
-        wrong = self._wrong(of, x)
-        rate = MARGIN * distance * of.inverse_norm**2
-        error = of.inverse_norm * (wrong + MARGIN * distance * of.inverse_norm * size)
+        distance, noise = self._distance(of)
+        wrong = self._wrong(of, x) + of.inverse_norm * self._noise(of, x, b)
+        uncertain = (MARGIN * distance + noise) * of.inverse_norm
+        rate = uncertain * of.inverse_norm
+        error = of.inverse_norm * (wrong + uncertain * size)
         error = over(error, (1 - rate) * size) if rate <= MAX_RATE else torch.full_like(size, math.inf)
-        norms = torch.linalg.vector_norm(s, dim=0)
+        norms, scale = torch.linalg.vector_norm(s, dim=0), max(of.norm, torch.finfo(torch.float64).tiny)
         if not of.rank:
             error = torch.zeros_like(error)
         elif of.left is not None:  # below full rank the space of the solution depends on rounding errors, too
-            relative = torch.full_like(size, distance / of.norm**2)
+            relative = torch.full_like(size, distance / scale / scale)
             by_formula = least_squares_error(of.condition, relative, residual_ratio(norms, of.norm, size))
             error = torch.maximum(error, by_formula)
+        error = COMPUTED * error / (1 - error)  # relative to the exact solution
+        error = torch.where((error >= 0) & self._moderate(r, torch.cat([z, s])), error, math.inf)
         products = self.sums.products - r[: len(self.scales)].T @ z
         of_products = torch.linalg.vector_norm(products / of.columns, dim=0)
-        scale = max(of.norm, torch.finfo(torch.float64).tiny)
         of_sums = over(of_products, scale * b).amax()
         backward = torch.maximum(of_sums, b.new_tensor(distance / scale / scale))[None]
         members = Members(
@@ -99,13 +110,47 @@ class Held(Alone):
         r = torch.linalg.qr(torch.cat([r, below]), mode="r")[1]
         return r[:n, :n], r[:n, n:], r[n:, n:]
 
-    def _distance(self, of: Coordinates) -> float:
-        """``||D^-1 (A^T A - R^T R) D^-1||_F``, estimated; D is at least as large as what the vectors see."""
+    def _moderate(self, *parts: torch.Tensor) -> torch.Tensor:
+        """Which right-hand sides, in the last matrix, are moderate, as all other columns are, shape (k,).
+
+        Zero is.
+        """
+        sizes = [largest_magnitude(x, 0) for x in parts]
+        *others, right = ((x == 0) | ((x >= 1 / MODERATE) & (x <= MODERATE)) for x in sizes)
+        for moderate in others:
+            right = right & moderate.all()
+        return right
+
+    def _noise(self, of: Coordinates, x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """What rounding errors make of ``D^-1 (A^T b - (R^T R + damp^2 I) x)``, from above, shape (k,).
+
+        Those of doubled products are relative to the largest element of a matrix, also in its small columns.
+        """
+        n, spread = len(x), of.columns.max() / of.columns.min()
+        image = (1 + n**0.5) * of.norm_bound * of.length(x)
+        of_damping = 4 * FP64.u * self.options.damp**2 * torch.linalg.vector_norm(x / of.columns, dim=0)
+        return self._unit * spread * (b + image) + of_damping
+
+    @property
+    def _unit(self) -> float:
+        """Rounding errors of an element of a doubled product, times the root of the number of elements."""
+        n = len(self.scales)
+        return DOUBLED * (self.sums.rows + 2 * n) * n**0.5
+
+    def _distance(self, of: Coordinates) -> tuple[float, float]:
+        """``||D^-1 (A^T A - R^T R) D^-1||_F``, estimated, and what rounding errors of products hide of it.
+
+        D is at least as large as what the vectors see.
+        """
         vectors = gaussian_probes(len(self.scales), self.device) * self.scales[:, None]
         high, low = normal_product(self.sums.parts[0], vectors)
         difference = (self.sums.probes - high) + (self.sums.probes_low - low)
         seen = torch.linalg.matrix_norm(difference / of.columns) / PROBES**0.5
-        return float(seen / (of.columns[:, 0] * self.scales).min())
+        sizes, largest = of.columns[:, 0] * self.scales, of.columns.max()
+        images = largest * self.scales.max() * of.norm_bound * max(1, self.sums.rows) ** 0.5
+        images = images + largest / of.columns.min() * sizes.sum()
+        seen, noise = torch.stack([seen, self._unit * LONGEST * images]) / sizes.min()
+        return float(seen), float(noise)
 
     def _wrong(self, of: Coordinates, x: torch.Tensor) -> torch.Tensor:
         """``||C^T (A^T b - (R^T R + damp^2 I) x)||``, shape (k,)."""
