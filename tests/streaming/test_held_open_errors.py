@@ -58,4 +58,4 @@ def test_columns_of_different_sizes(power: int, rng: np.random.Generator) -> Non
     sizes = 10.0 ** np.array([power, -power, 0.0])
     a, b = rng.standard_normal((12, 3)) * sizes, rng.standard_normal((12, 1))
     assert not checked(a, b).converged
-    assert checked(a, b, scales=sizes).converged == (power <= 6)
+    assert checked(a, b, scales=sizes).converged

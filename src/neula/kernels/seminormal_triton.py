@@ -97,15 +97,13 @@ def _seminormal(
 
     zero = tl.zeros((), tl.float64)
     refined, forward, backward, optimality, largest, rows = zero, zero, zero, zero, zero, zero
-    moderate = (tl.min(size) >= 1.0 / MODERATE) & (tl.max(size) <= MODERATE)
-    good = moderate
+    good, vanished = zero == 0.0, zero > 0.0
     if SQUARE:
         rows, near = _rows_of(a, m, n, l, j, a_row, NEAR, ALIKE)
         good &= near
     if DEFINITE:
         factor = _inverse(_whole(a, n, a_row, COLUMNS), n, COLUMNS)
         good &= _length(factor) < float("inf")  # no pivot is negative or NaN
-    vanished = zero > 0.0
     for column in range(k):
         target = b + column * b_column
         high, low, left, b_norm = _refined(
@@ -116,10 +114,9 @@ def _seminormal(
         g, r_norm, r_largest, b_largest, given_norm = _residuals(
             a, target, high, low, rounded, m, n, l, j, a_row, b_row, FUSED
         )
-        of_x, lost, error = _errors(size, high, low, rounded, left, rate, MAX_RATE, COMPUTED)
-        # By its norm alone a tiny one would be zero, as squares underflow.
-        known = (b_largest == 0.0) | ((b_norm >= 1.0 / MODERATE) & (b_norm <= MODERATE))
-        error = tl.where(moderate & known, error, float("inf"))
+        of_x, lost, error = _errors(
+            *(size, high, low, rounded, left, rate, b_norm, b_largest, MAX_RATE, COMPUTED, MODERATE)
+        )
         if SQUARE:
             stewart = zero + 1.0
             small = _over(r_largest, rows * tl.max(tl.abs(high)) + b_largest)
@@ -229,15 +226,20 @@ def _refined(
 
 
 @triton.jit
-def _errors(size, high, low, rounded, left, rate, MAX_RATE: tl.constexpr, COMPUTED: tl.constexpr):
+def _errors(
+    size, high, low, rounded, left, rate, b_norm, b_largest,
+    MAX_RATE: tl.constexpr, COMPUTED: tl.constexpr, MODERATE: tl.constexpr,
+):  # fmt: skip
     """``||D x||``, what of x is lost when it becomes one number and is rounded, and the forward error."""
     of_x = _length(size * high)
     of_low = _over(_length(size * low), of_x)
     of_rounding = _over(_length(size * (high - rounded)), of_x)
     error = _over(left, of_x) + of_low
     error = COMPUTED * error / (1.0 - error)  # relative to the exact solution
-    trusted = (rate <= MAX_RATE) & (error >= 0.0) & (error < float("inf"))
-    return of_x, of_low + of_rounding, tl.where(trusted, error, float("inf")) + of_rounding
+    known = (rate <= MAX_RATE) & (error >= 0.0) & (error < float("inf"))
+    known &= (tl.min(size) >= 1.0 / MODERATE) & (tl.max(size) <= MODERATE)
+    known &= (b_largest == 0.0) | ((b_norm >= 1.0 / MODERATE) & (b_norm <= MODERATE))  # squares underflow
+    return of_x, of_low + of_rounding, tl.where(known, error + of_rounding, float("inf"))
 
 
 @triton.jit
@@ -271,9 +273,7 @@ def _gradient(a, b, high, low, m, n, l, j, a_row, b_row, FUSED: tl.constexpr):  
 
 @triton.jit
 def _residuals(a, b, high, low, rounded, m, n, l, j, a_row, b_row, FUSED: tl.constexpr):  # noqa: E741
-    """``A^T r``, ``||r||`` and the largest element for the refined solution, that of b, and ``||r||`` for the
-    rounded solution.
-    """
+    """``A^T r``, ``||r||`` and the largest elements of r and b; ``||r||`` of the rounded solution."""
     g = tl.zeros_like(high)
     square = tl.zeros((), tl.float64)
     given, largest, of_b = square, square, square
