@@ -34,6 +34,9 @@ VECTORS = 3
 MODERATE = 2.0**200
 """Numbers up to this, and down to its reciprocal, have squares and quotients that float64 holds."""
 
+SAFE = 900
+"""Exponents between this and its negative are those of numbers with finite reciprocals."""
+
 ALIKE = 16.0
 """Rows, and columns, whose largest elements differ by less are not scaled."""
 
@@ -150,6 +153,7 @@ class Square:
         self.shape, self.scales = a.shape, None
         self._solve = factors.solve
         self.history: list[float] = []
+        self._single = factors.u > FP64.u
         n, norm_of_columns = len(a), sizes.tolist()
         largest, least = max(norm_of_columns), min(norm_of_columns)
         self._norm = length(sizes)
@@ -188,7 +192,8 @@ class Square:
         rows, squares, largest = _magnitudes(a, large=large)
         columns, most = squares.tolist(), max(rows)
         alike = most <= ALIKE * min(rows) and max(columns) <= ALIKE**2 * min(columns)
-        if not (alike and 1 / MODERATE <= most <= MODERATE and largest > 0):  # which NaN leaves at 0
+        moderate = MODERATE**0.2 if single else MODERATE
+        if not (alike and 1 / moderate <= most <= moderate and largest > 0):  # which NaN leaves at 0
             return None
         if positive:
             factors = cholesky(given, single=single, large=large)
@@ -205,7 +210,11 @@ class Square:
 
     def start(self, b: np.ndarray) -> np.ndarray:
         """``A^-1 b`` by the factors."""
-        return self._solve(b).astype(np.float64, copy=False)
+        if not self._single:
+            return self._solve(b)
+        # Updates in single precision would underflow, and seem to be exact.
+        unit = 2.0 ** max(-SAFE, min(SAFE, math.frexp(largest_of(b))[1]))
+        return self._solve(b / unit).astype(np.float64, copy=False) * unit
 
     def size(self, x: np.ndarray) -> float:
         """``||D x||``."""

@@ -18,6 +18,7 @@ from neula.algorithms.krylov.doubled_refinement import (
     Evaluation,
     refine_doubled,
 )
+from neula.algorithms.scaling import binary_exponents
 from neula.algorithms.spectra.inverse_norm import inverse_norm, norm_of
 from neula.algorithms.triangular.inverted import InvertedBlocks
 from neula.certificates.backward_error import Measures, over
@@ -110,7 +111,12 @@ class _LU:
     pivots: torch.Tensor
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:
-        return torch.linalg.lu_solve(self.lu, self.pivots, b.to(self.lu.dtype)).double()
+        if self.lu.dtype == b.dtype:
+            return torch.linalg.lu_solve(self.lu, self.pivots, b)
+        # Updates in single precision would underflow, and seem to be exact.
+        exponents = binary_exponents(largest_magnitude(b, 1, keepdim=True))
+        found = torch.linalg.lu_solve(self.lu, self.pivots, shift(b, -exponents).to(self.lu.dtype))
+        return shift(found.double(), exponents)
 
     def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
         return torch.linalg.lu_solve(self.lu, self.pivots, b.to(self.lu.dtype), adjoint=True).double()
