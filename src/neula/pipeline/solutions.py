@@ -14,6 +14,7 @@ import torch
 from neula.certificates.forward_error import SURE, digits_of
 from neula.engines import FP64, Engine, Format
 from neula.engines.reduction import Reduction
+from neula.kernels.magnitudes import largest_magnitude
 from neula.pipeline.batches import Values
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Run
@@ -118,7 +119,7 @@ class Solutions(Values):
             forward_error.amax(1) if forward_error.numel() else self.backward_error,
             self.backward_error,
             self.condition,
-            torch.linalg.vector_norm(x, torch.inf, dim=(1, 2)) if x.numel() else self.backward_error,
+            largest_magnitude(x, (1, 2)) if x.numel() else self.backward_error,
         ]
 
     def measured(self) -> torch.Tensor:

@@ -19,6 +19,7 @@ from neula.engines import FP16_COR, FP64
 from neula.pipeline.chain import Answer, Link, Verdict
 from neula.pipeline.solutions import IN_NUMPY
 from neula.problems.least_squares import links
+from neula.problems.least_squares.batch_by_lapack import batch_by_lapack, suits
 from neula.problems.least_squares.by_lapack import LABEL, each_by_lapack
 from neula.problems.least_squares.minimum_norm import NO_GAP, by_complete_orthogonal, by_svd
 from neula.problems.least_squares.preconditioner import LIMITS
@@ -70,10 +71,11 @@ def chain_together(count: int, m: int, n: int, options: Options) -> Chain:
         )
         for name, number in zip(names, steps, strict=True)
     ]
-    large = m * n**2 <= tuning.by_lapack and not exotic and not options.refines_doubled(m, n)
-    if count > 1 and large and options.dtype in IN_NUMPY:
+    by_lapack = m * n**2 <= tuning.by_lapack and not exotic and options.dtype in IN_NUMPY
+    if count > 1 and by_lapack and (suits(m, n) or not options.refines_doubled(m, n)):
         together = next(link.answer for link in tried if link.label == LABEL)
-        return [_link(LABEL, each_by_lapack, together=together), *tried[-1:]]
+        answer = batch_by_lapack if suits(m, n) else each_by_lapack
+        return [_link(LABEL, answer, together=together), *tried[-1:]]
     return tried
 
 

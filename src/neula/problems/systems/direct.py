@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -29,6 +29,7 @@ from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.shift import shift
 from neula.pipeline.chain import Answer, Declined
 from neula.pipeline.progress import stage
+from neula.problems.systems.batch_by_lapack import batch_by_lapack
 from neula.problems.systems.by_lapack import each_by_lapack
 from neula.problems.systems.evidence import ESTIMATED
 from neula.problems.systems.problem import Members, Options, Systems
@@ -50,9 +51,23 @@ def solve_directly(
     Declined
         If there are none in single precision.
     """
-    options, n, k = systems.options, *systems.b.shape[1:]
-    if (answer := each_by_lapack(systems, format)) is not None:
+    answer = batch_by_lapack(systems) if format is FP64 else None
+    if answer is None:
+        return each_by_lapack(systems, format) or _in_steps(systems, format)
+    places = (~answer.values.accepted).nonzero()[:, 0]
+    if not len(places):
         return answer
+    try:
+        rest = _in_steps(systems.at(places), format)
+    except SingularMember as error:
+        raise SingularMember(int(places[error.place]), error.why) from None
+    answer.values.put(places, rest.values)
+    return replace(answer, iterations=rest.iterations, history=rest.history)
+
+
+def _in_steps(systems: Systems, format: Format) -> Answer[Members]:
+    """All together, each step one launch."""
+    options, n, k = systems.options, *systems.b.shape[1:]
     report = stage(options.progress, f"factorizing in {format.name}")
     size = max(1, options.engine.tuning.chunk_elements // (n * max(n, k)))
     parts, histories = [], []

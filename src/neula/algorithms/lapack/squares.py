@@ -1,0 +1,251 @@
+"""A batch of linear systems by the factors of LAPACK, in as few passes over it as their evidence takes.
+
+What differs from :mod:`neula.algorithms.lapack.square` is how the error of a solution is bounded: by the
+residual that its update leaves, and by the norm of the inverse, from a few random vectors with a margin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from neula.algorithms.krylov.batched_lstsq import FEW, PROBES, ROUNDING
+from neula.algorithms.krylov.batched_lstsq import MARGINS as MARGINS_OF_MORE
+from neula.algorithms.krylov.doubled_refinement import COMPUTED, DOUBLED, MAX_RATE
+from neula.algorithms.lapack.batches import SlicedBatch, largest, least, lengths, most, transposed_times
+from neula.algorithms.lapack.doubled import two_sum
+from neula.algorithms.lapack.square import ALIKE, MODERATE
+from neula.algorithms.lapack.vectors import probe_array
+from neula.engines import FP64
+
+DOUBLED_VECTORS = 2
+"""Random vectors with residuals in twice the working precision, which leave room for a large margin."""
+
+MARGINS = {DOUBLED_VECTORS: 1000.0, **MARGINS_OF_MORE}
+"""By how much a norm may exceed an estimate from so many Gaussian vectors: one from two is below a
+thousandth of it once in a million cases (chi-squared with 2 degrees of freedom)."""
+
+Solve = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Factors:
+    """What is solved with.
+
+    Attributes
+    ----------
+    solve : callable
+        ``A^-1 X`` for arrays of shape (batch, n, k).
+    most : array, shape (batch,), or None
+        Largest elements of U; None where no element grows.
+    """
+
+    solve: Solve
+    most: np.ndarray | None = None
+
+
+def lu(a: np.ndarray) -> Factors:
+    """LU with partial pivoting, of the transposes where rows are contiguous; solutions are not finite where a
+    pivot vanishes.
+    """
+    given, transposed = torch.from_numpy(a), a.strides[2] <= a.strides[1]
+    factors, pivots, _ = torch.linalg.lu_factor_ex(given.mT if transposed else given)
+
+    def solve(b: np.ndarray) -> np.ndarray:
+        found: np.ndarray = torch.linalg.lu_solve(
+            factors, pivots, torch.from_numpy(b), adjoint=transposed
+        ).numpy()
+        return found
+
+    sizes = _largest(factors)
+    if not bool((sizes > 1).all()):  # those may be elements of L
+        sizes = _largest(factors.triu())
+    return Factors(solve, sizes.numpy())
+
+
+def _largest(x: torch.Tensor) -> torch.Tensor:
+    elements = x.mT.flatten(1)
+    return torch.maximum(elements.amax(1), -elements.amin(1))
+
+
+def cholesky(a: np.ndarray) -> Factors:
+    """Cholesky factors; solutions are not finite where A is not positive definite."""
+    lower, info = torch.linalg.cholesky_ex(torch.from_numpy(a))
+    if bool(info.any()):
+        lower = lower.masked_fill((info > 0)[:, None, None], torch.nan)
+
+    def solve(b: np.ndarray) -> np.ndarray:
+        found: np.ndarray = torch.cholesky_solve(torch.from_numpy(b), lower).numpy()
+        return found
+
+    return Factors(solve)
+
+
+@dataclass(frozen=True)
+class Refined:
+    """Solutions of a batch, with arrays of shape (batch, k) for each right-hand side.
+
+    Attributes
+    ----------
+    x : array, shape (batch, n, k)
+        As they are given back.
+    left : array
+        Bound on ``||D (x - x*)|| / ||D x||`` for the sum that was refined, D being the norms of A's columns.
+    low, rounding : array
+        What x lacks of that sum, and what rounding x to another dtype has lost, relative to it.
+    backward_error, first_error : array
+        Of x before it was rounded, and of what the factors gave, in the infinity norm; the first is the
+        componentwise one where rows or columns of A differ in size.
+    settled : array of bool
+        Whether another update would gain nothing: what is left are rounding errors of the residual.
+    good : array of bool
+        Whether all of this is to be trusted: numbers are moderate, factors solve, and
+        the residual of x as it is given back is no longer than b.
+    condition : array, shape (batch, 1)
+        Condition number of ``A D^-1``, estimated.
+    """
+
+    x: np.ndarray
+    left: np.ndarray
+    low: np.ndarray | float
+    rounding: np.ndarray | float
+    backward_error: np.ndarray
+    first_error: np.ndarray
+    settled: np.ndarray
+    good: np.ndarray
+    condition: np.ndarray
+
+    @property
+    def forward_error(self) -> np.ndarray:
+        """For x as it is given back, bound on ``||D (x - x*)|| / ||D x*||``."""
+        error = self.left + self.low
+        return np.where(error < 1, COMPUTED * error / (1 - error), np.inf) + self.rounding
+
+
+class Squares:
+    """``A x = b`` with factors of each A.
+
+    Parameters
+    ----------
+    a : array, shape (batch, n, n)
+        float64.
+    factorize : callable
+    doubled : bool
+        Whether residuals are in twice the working precision.
+    updates : bool
+        Whether what the factors give is updated once.
+
+    Attributes
+    ----------
+    growth : array, shape (batch,)
+        Of the elements, relative to the largest of A.
+    """
+
+    def __init__(
+        self, a: np.ndarray, factorize: Callable[[np.ndarray], Factors], *, doubled: bool, updates: bool
+    ) -> None:
+        self._a, self._updates, n = a, updates, a.shape[1]
+        magnitudes, ones = np.abs(a), np.ones(n)
+        rows, of_a = np.matmul(magnitudes, ones), most(magnitudes.reshape(len(a), -1))
+        np.multiply(magnitudes, magnitudes, out=magnitudes)
+        sizes = np.sqrt(np.matmul(ones, magnitudes))
+        self._sizes, self._norm = sizes[..., None], lengths(sizes[..., None])
+        self._infinity_norm, self._smallest = most(rows)[:, None], least(sizes)[:, None]
+        norm, smallest_row, largest_column = self._infinity_norm, least(rows)[:, None], most(sizes)[:, None]
+        alike = (norm <= ALIKE * smallest_row) & (largest_column <= ALIKE * self._smallest)
+        self._graded = np.flatnonzero(~alike)
+        self._moderate = (np.minimum(smallest_row, self._smallest) >= 1 / MODERATE) & (norm <= MODERATE)
+        factors = factorize(a)
+        self.growth = np.ones(len(a)) if factors.most is None else factors.most / of_a
+        self._solve, self._doubled = factors.solve, SlicedBatch(a, of_a) if doubled else None
+
+    def refined(self, b: np.ndarray, dtype: type[Any]) -> Refined:
+        """Solve, update, and measure.
+
+        Parameters
+        ----------
+        b : array, shape (batch, n, k)
+            float64.
+        dtype : type
+            Of x as it is given back.
+        """
+        x, inverse_norm, estimate = self._start(b)
+        n, of_b, steps, low = b.shape[1], lengths(b), list[np.ndarray](), None
+        before = b - np.matmul(self._a, x) if self._doubled is None else self._doubled.residual(x, b)[0]
+        if self._updates:
+            update = self._solve(before)
+            x, low = two_sum(x, update)
+            steps = [update, low]
+        given = x if dtype is np.float64 else x.astype(dtype).astype(np.float64)
+        if given is not x:
+            steps.append(x - given)
+        condition, images = self._condition(steps, estimate)
+        after, of_before, size = before, lengths(before), lengths(self._sizes * x)
+        unit = 2 * FP64.u if self._doubled is None else DOUBLED
+        noise = floor = unit * n**0.5 * (self._norm * lengths(x) + of_b)
+        if self._updates:
+            after = before - images[0]
+            noise = floor + (n + 2) * FP64.u * (of_before + self._norm * lengths(update))
+        of_x = after + images[1] if self._updates else after
+        left, scale = lengths(after), self._infinity_norm * largest(x) + largest(b)
+        backward_error = largest(of_x) / scale
+        if len(self._graded):
+            backward_error[self._graded] = self._by_rows(x, b, of_x)
+        solves = (left <= MAX_RATE * of_before + noise) if self._updates else True
+        solves &= ROUNDING * FP64.u * self._norm * inverse_norm <= MAX_RATE * self._smallest
+        of_given = of_x if given is x else of_x + images[-1]
+        shorter = lengths(of_given) <= of_b * (1 + n * FP64.u)
+        moderate = (of_b >= 1 / MODERATE) & (of_b <= MODERATE)
+        return Refined(
+            x=given,
+            left=inverse_norm * (left + noise) / size,
+            low=0.0 if low is None else lengths(self._sizes * low) / size,
+            rounding=0.0 if given is x else lengths(self._sizes * steps[-1]) / size,
+            backward_error=backward_error,
+            first_error=largest(before) / scale,
+            settled=left <= floor,
+            good=self._moderate & solves & shorter & moderate,
+            condition=condition,
+        )
+
+    def _by_rows(self, x: np.ndarray, b: np.ndarray, residual: np.ndarray) -> np.ndarray:
+        """Backward errors where rows or columns differ in size: ``max |r| / (|A| |x| + |b|)``.
+
+        That is the componentwise one (Oettli and Prager, 1964), and no less than the normwise one of A with
+        rows and columns scaled in any way.
+        """
+        some = self._graded
+        sizes = np.matmul(np.abs(self._a[some]), np.abs(x[some])) + np.abs(b[some])
+        return most(np.where(residual[some] == 0, 0.0, np.abs(residual[some]) / sizes))
+
+    def _start(self, b: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """``A^-1 b``, and ``||D A^-1||`` from above and as it is estimated, shape (batch, 1)."""
+        batch, n, k = b.shape
+        count = DOUBLED_VECTORS if self._doubled else PROBES if self._updates else FEW
+        z = probe_array(n, count, unit=n <= PROBES)
+        if n <= PROBES:
+            inverse = self._solve(np.tile(z, (batch, 1, 1)))
+            first, images, margin = np.matmul(inverse, b), inverse, 1.0
+            self._solve = lambda x: np.matmul(inverse, x)
+        else:
+            rows = np.empty((batch, k + count, n))
+            rows[:, :k], rows[:, k:] = b.transpose(0, 2, 1), z.T
+            found = self._solve(rows.transpose(0, 2, 1))
+            first, images, margin = found[..., :k], found[..., k:], MARGINS[count]
+        images = self._sizes * images
+        estimate = np.sqrt(np.einsum("pik,pik->p", images, images))[:, None]
+        return first, margin * estimate, estimate
+
+    def _condition(
+        self, steps: list[np.ndarray], inverse_norm: np.ndarray
+    ) -> tuple[np.ndarray, list[np.ndarray]]:
+        """The condition number, ``||A D^-1||`` by a step of the power method; images of other vectors."""
+        v = probe_array(self._a.shape[1], 1) / self._sizes
+        images = np.matmul(self._a, np.concatenate([v, *steps], 2))
+        image = images[..., :1]
+        norm = lengths(transposed_times(self._a, image) / self._sizes) / lengths(image)
+        return np.maximum(norm * inverse_norm, 1.0), np.split(images[..., 1:], max(1, len(steps)), 2)
