@@ -23,6 +23,7 @@ if not torch.cuda.is_available() and "triton" not in sys.modules:
         environment.setenv("TRITON_INTERPRET", "1")
         import neula.kernels.batched_product_triton
         import neula.kernels.calu_triton
+        import neula.kernels.cholesky_block_triton
         import neula.kernels.doubled_normal_triton
         import neula.kernels.doubled_triton
         import neula.kernels.gemm_triton

@@ -96,12 +96,13 @@ class Kernels:
         from neula.kernels import lu_block_triton
 
         if not HAS_GPU:
-            if not isinstance(lu_block_triton._factor_kernel, InterpretedFunction):
+            if not isinstance(lu_block_triton._strip_kernel, InterpretedFunction):
                 pytest.skip(
                     "Triton was imported before its interpreter could be chosen: run tests/kernels alone"
                 )
             monkeypatch.setattr(lu_block_triton, "WIDTH", self.width)
-            monkeypatch.setattr(lu_block_triton, "ROWS", 32)
+            for name in ("ROWS", "STRIP", "TILE"):
+                monkeypatch.setattr(lu_block_triton, name, 16)
         else:
             self.width = lu_block_triton.WIDTH
         self.solve = lu_block_triton.solve_upper_triton

@@ -76,6 +76,32 @@ def kernels_take(dtype: torch.dtype, device: torch.device, width: int) -> bool:
 
 
 @kernel(
+    "neula.kernels.lu_block_cuda:factor_diagonal_cuda",
+    trial=_tried,
+    when=lambda work, out, *_: out.dtype.itemsize == 2 and len(work) == WIDTH,
+)
+def factor_diagonal(
+    work: torch.Tensor, out: torch.Tensor, l_inverse: torch.Tensor, u_inverse: torch.Tensor
+) -> None:
+    """Factors of one block, and their inverses, without synchronizing.
+
+    Parameters
+    ----------
+    work : Tensor, shape (width, width)
+        float32, row-major: the block, bordered by an identity. It may be overwritten.
+    out : Tensor, shape (n, n)
+        Of a low format, of any strides: U, and L below the diagonal, take its place.
+    l_inverse, u_inverse : Tensor, shape (width, width)
+        float32, column-major: room for the inverses.
+    """
+    n = len(out)
+    factors = lu_unpivoted_reference(work)
+    out.copy_(factors[:n, :n])
+    for inverse, found in zip((l_inverse, u_inverse), triangular_inverses(factors), strict=True):
+        inverse.copy_(found)
+
+
+@kernel(
     "neula.kernels.lu_block_triton:factor_block_triton",
     trial=_tried,
     when=lambda block, width: block.dtype.itemsize == 2 and width == WIDTH,
@@ -96,21 +122,20 @@ def factor_block(block: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.T
         float32: inverses of the triangles on the diagonal, before they were rounded. Where r is no multiple
         of the width, the last ones are bordered by an identity.
     """
-    inverses = []
-    for start in range(0, block.shape[0], width):
+    r = block.shape[0]
+    inverses = block.new_empty(2, -(-r // width), width, width, dtype=torch.float32)
+    for start in range(0, r, width):
         k, done, rest = slice(start, start + width), slice(0, start), slice(start + width, None)
-        factors = torch.eye(width, dtype=torch.float32, device=block.device)
-        diagonal = block[k, k].float() - _product(block[k, done], block[done, k])
+        work = torch.eye(width, dtype=torch.float32, device=block.device)
+        diagonal, (l_inverse, u_inverse) = block[k, k], inverses[:, start // width]
         n = len(diagonal)
-        factors[:n, :n] = lu_unpivoted_reference(diagonal)
-        inverses.append(triangular_inverses(factors))
+        work[:n, :n] = diagonal.float() - _product(block[k, done], block[done, k])
         below = block[rest, k].float() - _product(block[rest, done], block[done, k])
         right = block[k, rest].float() - _product(block[k, done], block[done, rest])
-        block[k, k] = diagonal.to(block.dtype)
-        block[rest, k] = exact_matmul(below, inverses[-1][1][:n, :n]).to(block.dtype)
-        block[k, rest] = exact_matmul(inverses[-1][0][:n, :n], right).to(block.dtype)
-    l_inverses, u_inverses = zip(*inverses, strict=True)
-    return torch.stack(l_inverses), torch.stack(u_inverses)
+        factor_diagonal.reference(work, diagonal, l_inverse, u_inverse)
+        block[rest, k] = exact_matmul(below, u_inverse[:n, :n]).to(block.dtype)
+        block[k, rest] = exact_matmul(l_inverse[:n, :n], right).to(block.dtype)
+    return inverses[0], inverses[1]
 
 
 @kernel(

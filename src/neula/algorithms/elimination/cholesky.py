@@ -29,6 +29,7 @@ import torch
 from neula.algorithms.elimination.lu_panels import blocks
 from neula.engines import FP32, Engine, format_of
 from neula.kernels.cholesky import cholesky_lower
+from neula.kernels.cholesky_block import LEAF, factor_lower
 from neula.kernels.kept import Kept, keep, multiply_kept
 from neula.kernels.precision import exact_matmul, exactly
 
@@ -281,7 +282,9 @@ class _Factorization:
             raise FallingPivotsError(math.exp(expected))
 
     def factorize(self, k: slice) -> None:
-        """A diagonal block becomes one of L, by recursion."""
+        """A diagonal block becomes one of L, by recursion or by a kernel."""
+        if self._by_kernel(k):
+            return
         if k.stop - k.start <= self.leaf:
             self._leaf(k)
             return
@@ -345,6 +348,17 @@ class _Factorization:
         else:
             self.inverses = dict(zip(starts, inverses, strict=True))
         self._round(k, k)
+
+    def _by_kernel(self, k: slice) -> bool:
+        block, low = self.a[:, k, k], None if self.low is self.a else self.low.dtype
+        if self.leaf != LEAF or not factor_lower.takes(block, low):
+            return False
+        inverse, order = factor_lower(block, low)
+        self.orders.append(order)
+        for part in blocks(slice(0, block.shape[1]), self.inverted):
+            self.inverses[k.start + part.start] = inverse[:, part, part]
+        self._round(k, k)
+        return True
 
     def _leaf(self, k: slice) -> None:
         if k.start == k.stop:

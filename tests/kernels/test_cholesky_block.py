@@ -1,0 +1,81 @@
+"""Cholesky factors of blocks with their inverses: reference and kernels against the same bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from neula.kernels import cholesky_block
+from neula.kernels.cholesky_block import BlockFactors, factor_lower
+
+HAS_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if HAS_GPU else "cpu"
+U = 2.0**-24
+
+Factor = Callable[[torch.Tensor, torch.dtype | None], BlockFactors]
+
+
+@pytest.fixture(params=["reference", pytest.param("kernel", marks=[pytest.mark.gpu] if HAS_GPU else [])])
+def factor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Factor:
+    """With leaves as small as they can be, where there is no GPU."""
+    if not HAS_GPU:
+        monkeypatch.setattr(cholesky_block, "LEAF", 32)
+    if request.param == "reference":
+        return factor_lower.reference
+    pytest.importorskip("triton")
+    from triton.runtime.interpreter import InterpretedFunction
+
+    from neula.kernels import cholesky_block_triton
+
+    if not HAS_GPU:
+        if not isinstance(cholesky_block_triton._columns_kernel, InterpretedFunction):
+            pytest.skip("Triton was imported before its interpreter could be chosen: run tests/kernels alone")
+        monkeypatch.setattr(cholesky_block_triton, "LEAF", 32)
+        monkeypatch.setattr(cholesky_block_triton, "TILE", 16)
+    return factor_lower.kernel
+
+
+def definite(count: int, n: int) -> torch.Tensor:
+    """Column-major float32 blocks of larger matrices, with NaN above the diagonal."""
+    generator = torch.Generator().manual_seed(n)
+    g = torch.randn(count, n, 2 * n, generator=generator, dtype=torch.float64)
+    above = torch.ones(n, n, dtype=torch.bool).triu(1)
+    whole = torch.full((count, n + 3, n + 5), torch.nan, device=DEVICE)
+    block = whole.mT[:, 2 : n + 2, 3 : n + 3]
+    block.copy_((g @ g.mT / n).float().masked_fill(above, torch.nan))
+    return block
+
+
+@pytest.mark.parametrize("low", [None, torch.float16])
+@pytest.mark.parametrize(("count", "n"), [(1, 1), (2, 20), (1, 32), (3, 75), (1, 130)])
+def test_factors_and_inverses(factor: Factor, count: int, n: int, low: torch.dtype | None) -> None:
+    """``|A - L L^T| <= gamma |L| |L^T|`` (Higham, Theorem 10.3), with what products with inverses lose."""
+    a = definite(count, n)
+    exact = a.double().tril() + a.double().tril(-1).mT
+    inverse, order = factor(a, low)
+    assert not order.any()
+    assert order.shape == (-(-n // cholesky_block.LEAF), count)
+    lower = a.double().tril()
+    u = U if low is None else torch.finfo(low).eps
+    size = lower.abs() @ lower.abs().mT
+    assert ((lower @ lower.mT - exact).abs() <= (2.1 * u + 2 * n * U) * size).all()
+    identity = torch.eye(n, dtype=torch.float64, device=DEVICE)
+    x = inverse.double().mT
+    assert not x.triu(1).any()
+    assert ((x @ lower - identity).abs() <= (2.1 * u + 2 * n * U) * (x.abs() @ lower.abs())).all()
+    if low is not None:
+        leaf = cholesky_block.LEAF
+        below = a[:, leaf:, :leaf]
+        assert torch.equal(below, below.to(low).float())
+
+
+def test_what_is_not_definite_is_found(factor: Factor) -> None:
+    a = definite(2, 75)
+    a[1, 70, 70] = -1.0
+    _, order = factor(a, None)
+    leaf = cholesky_block.LEAF
+    found = (order[:, 1] > 0).nonzero()[0, 0]
+    assert not order[:, 0].any()
+    assert int(found) * leaf + int(order[found, 1]) == 71
