@@ -12,6 +12,7 @@ from neula.kernels.lu_block import (
     factor_block,
     lu_unpivoted,
     lu_unpivoted_reference,
+    solve_beside,
     solve_upper,
 )
 from neula.kernels.triangular_inverse import triangular_inverse, triangular_inverses
@@ -96,7 +97,7 @@ class Kernels:
         from neula.kernels import lu_block_triton
 
         if not HAS_GPU:
-            if not isinstance(lu_block_triton._strip_kernel, InterpretedFunction):
+            if not isinstance(lu_block_triton._beside_kernel, InterpretedFunction):
                 pytest.skip(
                     "Triton was imported before its interpreter could be chosen: run tests/kernels alone"
                 )
@@ -106,6 +107,7 @@ class Kernels:
         else:
             self.width = lu_block_triton.WIDTH
         self.solve = lu_block_triton.solve_upper_triton
+        self.solve_beside = lu_block_triton.solve_beside_triton
         self.factor = partial(lu_block_triton.factor_block_triton, width=self.width)
 
 
@@ -114,6 +116,7 @@ class Reference:
 
     width = 32
     solve = staticmethod(solve_upper.reference)
+    solve_beside = staticmethod(solve_beside.reference)
 
     def factor(self, block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return factor_block.reference(block, self.width)
@@ -175,6 +178,20 @@ def test_solutions_beside_a_block(m: int, r: int, blocks: Kernels | Reference) -
             x = work.double().cpu()
             bound = (2.1 * U16 + 2 * r * U32) * (x.abs() @ triangle.abs()) + tiny(x, triangle)
             assert ((x @ triangle - b.double().cpu()).abs() <= bound).all()
+
+
+@pytest.mark.parametrize(("n", "r"), [(41, 1), (100, 75), (130, 64)])
+def test_both_sides_of_a_block(n: int, r: int, blocks: Kernels | Reference) -> None:
+    """As one after the other."""
+    a = dominant(n)
+    inverses = blocks.factor(a[:r, :r])
+    below, right = a[r:, :r].clone(), a[:r, r:].T.clone()
+    blocks.solve(below, a[:r, :r], inverses[1])
+    blocks.solve(right, a[:r, :r].T, inverses[0].mT)
+    rest = a[r:, r:].clone()
+    assert blocks.solve_beside(a, r, *inverses) is a
+    for found, expected in ((a[r:, :r], below), (a[:r, r:], right.T), (a[r:, r:], rest)):
+        assert torch.allclose(found.double(), expected.double(), rtol=2 * U16, atol=1e-7)
 
 
 def test_a_zero_pivot_stays_on_the_diagonal_of_a_block(blocks: Kernels | Reference) -> None:

@@ -66,12 +66,12 @@ def lu_unpivoted_reference(block: torch.Tensor) -> torch.Tensor:
 
 @trial("The kernels for blocks of LU", "many calls of the library take their place, several times slower")
 def _tried(device: torch.device) -> None:
-    block = torch.eye(WIDTH, dtype=torch.float16, device=device)
-    solve_upper.kernel(block.clone(), block, factor_block.kernel(block, WIDTH)[1])
+    block = torch.eye(WIDTH + 1, dtype=torch.float16, device=device)
+    solve_beside.kernel(block, WIDTH, *factor_block.kernel(block[:WIDTH, :WIDTH], WIDTH))
 
 
 def kernels_take(dtype: torch.dtype, device: torch.device, width: int) -> bool:
-    """Whether :func:`factor_block` and :func:`solve_upper` have kernels for such a matrix and panel."""
+    """Whether :func:`factor_block` and :func:`solve_beside` have kernels for such a matrix and panel."""
     return dtype.itemsize == 2 and width == WIDTH and runs(factor_block, device)
 
 
@@ -169,6 +169,38 @@ def solve_upper(b: torch.Tensor, upper: torch.Tensor, inverses: torch.Tensor) ->
         rest = columns.float() - _product(b[:, :start], upper[:start, start : start + n])
         columns.copy_(exact_matmul(rest, inverses[index, :n, :n]))
     return b
+
+
+@kernel(
+    "neula.kernels.lu_block_triton:solve_beside_triton",
+    trial=_tried,
+    when=lambda a, r, l_inverses, u_inverses: (
+        r < len(a) and a.dtype.itemsize == 2 and l_inverses.shape[-1] == WIDTH
+    ),
+)
+def solve_beside(
+    a: torch.Tensor, r: int, l_inverses: torch.Tensor, u_inverses: torch.Tensor
+) -> torch.Tensor:
+    """``X U = B`` below a block that is factorized, and ``L X = B`` to the right of it, in place.
+
+    Parameters
+    ----------
+    a : Tensor, shape (n, n)
+        Of a low format, of any strides: L and U of the leading block, and what lies beside it.
+    r : int
+        Order of that block.
+    l_inverses, u_inverses : Tensor, shape (ceil(r / width), width, width)
+        From :func:`factor_block`.
+
+    Returns
+    -------
+    Tensor, shape (n, n)
+        ``a``.
+    """
+    factors, below, right = a[:r, :r], a[r:, :r], a[:r, r:]
+    solve_upper.reference(below, factors, u_inverses)
+    solve_upper.reference(right.T, factors.T, l_inverses.mT)
+    return a
 
 
 def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

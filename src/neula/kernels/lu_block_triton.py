@@ -50,20 +50,37 @@ def factor_block_triton(block: torch.Tensor, width: int) -> tuple[torch.Tensor, 
     # The interpreter has no CUDA.
     factor = factor_diagonal.kernel if block.is_cuda else factor_diagonal.reference
     with torch.cuda.device_of(block):
-        for start in range(0, r, width):
-            k, (l_inverse, u_inverse) = slice(start, start + width), inverses[:, start // width]
+        for index, start in enumerate(range(0, r, width)):
+            k, (l_inverse, u_inverse) = slice(start, start + width), inverses[:, index : index + 1]
             _diagonal_kernel[(width // TILE, width // TILE)](
                 *(block, *block.stride(), work, start, r, TILE, width, DEPTH, STAGES),
                 num_warps=FACTOR_WARPS,
             )
-            factor(work, block[k, k], l_inverse, u_inverse)
+            factor(work, block[k, k], l_inverse[0], u_inverse[0])
             if start + width < r:
-                _strip_kernel[(triton.cdiv(r - start - width, STRIP), 2)](
-                    *(block, *block.stride(), l_inverse, u_inverse, start, r),
-                    *(STRIP, width, DEPTH, _low(block), STAGES),
-                    num_warps=SOLVE_WARPS,
-                )
+                _solve_beside(block, start, start + width, l_inverse, u_inverse, STRIP)
     return inverses[0], inverses[1]
+
+
+def solve_beside_triton(
+    a: torch.Tensor, r: int, l_inverses: torch.Tensor, u_inverses: torch.Tensor
+) -> torch.Tensor:
+    """:func:`neula.kernels.lu_block.solve_beside` by the kernel, queued on the current stream."""
+    with torch.cuda.device_of(a):
+        _solve_beside(a, 0, r, l_inverses, u_inverses, ROWS)
+    return a
+
+
+def _solve_beside(
+    a: torch.Tensor, first: int, stop: int, l_inverses: torch.Tensor, u_inverses: torch.Tensor, rows: int
+) -> None:
+    """Below and to the right of blocks on the diagonal, to the left of which all is done."""
+    n, width = len(a), l_inverses.shape[-1]
+    _beside_kernel[(triton.cdiv(n - stop, rows), 2)](
+        *(a, *a.stride(), l_inverses, *l_inverses.stride(), u_inverses, *u_inverses.stride()),
+        *(first, stop, n, rows, width, DEPTH, _low(a), STAGES),
+        num_warps=SOLVE_WARPS,
+    )
 
 
 def solve_upper_triton(b: torch.Tensor, upper: torch.Tensor, inverses: torch.Tensor) -> torch.Tensor:
@@ -135,45 +152,57 @@ def _solve_rows(
 
 
 @triton.jit
+def _solve_columns(
+    b, b_row, b_column, u, u_row, u_column, inverse, next_inverse, i, m, first, stop,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """``X U = B`` for rows i and some columns, from left to right."""
+    for start in range(first, stop, WIDTH):
+        j = start + tl.arange(0, WIDTH).to(tl.int64)
+        _solve_rows(
+            b, b_row, b_column, u, u_row, u_column, tl.load(inverse), i, j, m, stop, start, ROWS, WIDTH,
+            DEPTH, LOW, STAGES,
+        )  # fmt: skip
+        inverse += next_inverse
+        # A barrier: the next products read what other threads have stored.
+        tl.debug_barrier()
+
+
+@triton.jit
 def _solve_kernel(
-    b, b_row, b_column, u, u_row, u_column, inverses, stride_inverse, inverse_row, inverse_column, m, r,
+    b, b_row, b_column, u, u_row, u_column, inverses, next_inverse, inverse_row, inverse_column, m, r,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """``X U = B`` for some rows of B, in place."""
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     w = tl.arange(0, WIDTH).to(tl.int64)
     inverse = inverses + w[:, None] * inverse_row + w[None, :] * inverse_column
-    for start in range(0, r, WIDTH):
-        j = start + w
-        _solve_rows(
-            b, b_row, b_column, u, u_row, u_column, tl.load(inverse), i, j, m, r, start, ROWS, WIDTH,
-            DEPTH, LOW, STAGES,
-        )  # fmt: skip
-        inverse += stride_inverse
-        # A barrier: the next products read what other threads have stored.
-        tl.debug_barrier()
+    _solve_columns(
+        b, b_row, b_column, u, u_row, u_column, inverse, next_inverse, i, m, 0, r, ROWS, WIDTH, DEPTH, LOW,
+        STAGES,
+    )  # fmt: skip
 
 
 @triton.jit
-def _strip_kernel(
-    a, a_row, a_column, l_inverse, u_inverse, start, r,
+def _beside_kernel(
+    a, a_row, a_column, l_inverses, next_l, l_row, l_column, u_inverses, next_u, u_row, u_column, first, stop,
+    n,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Some rows of L below, or columns of U to the right of a block on the diagonal."""
-    i = start + WIDTH + tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    """Some rows of L below, or columns of U to the right of blocks on the diagonal."""
+    i = stop + tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     w = tl.arange(0, WIDTH)
-    j = start + w.to(tl.int64)
     if tl.program_id(1) == 0:
-        inverse = tl.load(u_inverse + w[:, None] + w[None, :] * WIDTH)
-        _solve_rows(
-            a, a_row, a_column, a, a_row, a_column, inverse, i, j, r, r, start, ROWS, WIDTH, DEPTH, LOW,
-            STAGES,
+        inverse = u_inverses + w[:, None] * u_row + w[None, :] * u_column
+        _solve_columns(
+            a, a_row, a_column, a, a_row, a_column, inverse, next_u, i, n, first, stop, ROWS, WIDTH,
+            DEPTH, LOW, STAGES,
         )  # fmt: skip
     else:
-        inverse = tl.load(l_inverse + w[None, :] + w[:, None] * WIDTH)
-        _solve_rows(
-            a, a_column, a_row, a, a_column, a_row, inverse, i, j, r, r, start, ROWS, WIDTH, DEPTH, LOW,
-            STAGES,
+        inverse = l_inverses + w[None, :] * l_row + w[:, None] * l_column
+        _solve_columns(
+            a, a_column, a_row, a, a_column, a_row, inverse, next_l, i, n, first, stop, ROWS, WIDTH,
+            DEPTH, LOW, STAGES,
         )  # fmt: skip
 
 

@@ -14,6 +14,16 @@
 #define PITCH (WIDTH + 1)
 #define ALL 0xffffffffu
 
+__device__ __forceinline__ float reciprocal(float x) {
+#ifdef __CUDA_ARCH__
+    float y;
+    asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return 1.0f / x;
+#endif
+}
+
 // The inverse of a lower triangle of order HALF, whose column i is in t[i * PITCH], by the first HALF lanes of a
 // warp, each of which has a column: rows i of the inverse go to out[i * PITCH].
 __device__ __forceinline__ void invert(const float* t, bool unit, float* out) {
@@ -23,7 +33,7 @@ __device__ __forceinline__ void invert(const float* t, bool unit, float* out) {
     for (int i = 0; i < HALF; ++i) y[i] = i == lane ? 1.0f : 0.0f;
 #pragma unroll
     for (int i = 0; i < HALF; ++i) {
-        if (!unit) y[i] *= 1.0f / t[i * PITCH + i];
+        if (!unit) y[i] *= reciprocal(t[i * PITCH + i]);
 #pragma unroll
         for (int k = i + 1; k < HALF; ++k) y[k] = fmaf(-t[i * PITCH + k], y[i], y[k]);
     }
@@ -44,47 +54,58 @@ struct Player {
     int row[ROWS], rank[ROWS];
 };
 
+// What a warp bids for a column: the size of its best row, the lane that has it, and which of its rows each lane
+// bids with.
+struct Bid {
+    unsigned top;
+    int leader, mine;
+};
+
+// For column j, of which the numbers come first in all rows.
+__device__ __forceinline__ Bid bid(const Player& p, int j, int count) {
+    // The order of floating-point numbers is that of their bits, NaN above all.
+    unsigned key = 0;
+    int mine = 0;
+#pragma unroll
+    for (int q = 0; q < ROWS; ++q) {
+        const unsigned k = (__float_as_uint(p.x[q][0]) & 0x7fffffffu) + 1u;
+        if (j < count && p.row[q] >= 0 && p.rank[q] < 0 && k > key) key = k, mine = q;
+    }
+    const unsigned top = __reduce_max_sync(ALL, key);
+    return {top, __ffs(__ballot_sync(ALL, key == top)) - 1, mine};
+}
+
 // Eliminates up to 8 columns from the first one on, in rows of which the first N numbers still count.
 //
 // The loop is not unrolled, and there are only four of them: code that runs once takes longer to arrive than to
 // run. So rows are turned instead, and the next column is always the first. What is done, L and the finished
 // rows of U, comes in at the end.
 template <int N>
-__device__ __forceinline__ void steps(Player& p, int first, int count) {
+__device__ __forceinline__ void steps(Player& p, Bid& offer, int first, int count) {
     const int warp = threadIdx.x / LANES, lane = threadIdx.x % LANES;
 #pragma unroll 1
     for (int j = first; j < first + 8; ++j) {
-        // The order of floating-point numbers is that of their bits, NaN above all.
-        unsigned key = 0;
-        int mine = 0;
-#pragma unroll
-        for (int q = 0; q < ROWS; ++q) {
-            const unsigned k = (__float_as_uint(p.x[q][0]) & 0x7fffffffu) + 1u;
-            if (j < count && p.row[q] >= 0 && p.rank[q] < 0 && k > key) key = k, mine = q;
-        }
         float4* rows = p.shared.rows[j % 2][warp];
-        const unsigned top = __reduce_max_sync(ALL, key);
-        const int leader = __ffs(__ballot_sync(ALL, key == top)) - 1;
-        if (lane == leader) {
-            p.shared.best[j % 2][warp] = top;
+        if (lane == offer.leader) {
+            p.shared.best[j % 2][warp] = offer.top;
 #pragma unroll
             for (int q = 0; q < ROWS; ++q)
-                if (q == mine)
+                if (q == offer.mine)
 #pragma unroll
                     for (int c = 0; c < N; c += 4)
                         rows[c / 4] = float4{p.x[q][c], p.x[q][c + 1], p.x[q][c + 2], p.x[q][c + 3]};
         }
         // One barrier a column: what is written next goes to the other half.
         __syncthreads();
-        const unsigned bid = lane < WARPS ? p.shared.best[j % 2][lane] : 0;
-        const unsigned highest = __reduce_max_sync(ALL, bid);
-        const int winner = __ffs(__ballot_sync(ALL, bid == highest)) - 1;
+        const unsigned best = lane < WARPS ? p.shared.best[j % 2][lane] : 0;
+        const unsigned highest = __reduce_max_sync(ALL, best);
+        const int winner = __ffs(__ballot_sync(ALL, best == highest)) - 1;
         // Where all columns are done, or fewer rows than columns are left, there is no winner, and nothing to subtract.
         const bool found = highest > 0;
-        if (found && warp == winner && lane == leader) {
+        if (found && warp == winner && lane == offer.leader) {
 #pragma unroll
             for (int q = 0; q < ROWS; ++q)
-                if (q == mine) {
+                if (q == offer.mine) {
                     p.rank[q] = j;
                     p.shared.winners[j] = p.row[q];
                 }
@@ -96,17 +117,24 @@ __device__ __forceinline__ void steps(Player& p, int first, int count) {
             u[c] = v.x, u[c + 1] = v.y, u[c + 2] = v.z, u[c + 3] = v.w;
         }
         // A zero pivot has nothing but zeros below it.
-        const float reciprocal = u[0] == 0.0f ? 0.0f : 1.0f / u[0];
+        const float scale = u[0] == 0.0f ? 0.0f : reciprocal(u[0]);
 #pragma unroll
         for (int c = N - 8; c < N; ++c)
             if (c >= N - (j - first)) u[c] = 0.0f;
+        // The next column first: while its maximum is on its way, the others follow.
+        float l[ROWS], done[ROWS];
 #pragma unroll
         for (int q = 0; q < ROWS; ++q) {
             const bool plays = found && p.rank[q] < 0;
-            const float l = plays ? p.x[q][0] * reciprocal : 0.0f, done = plays ? l : p.x[q][0];
+            l[q] = plays ? p.x[q][0] * scale : 0.0f, done[q] = plays ? l[q] : p.x[q][0];
+            p.x[q][0] = fmaf(-l[q], u[1], p.x[q][1]);
+        }
+        offer = bid(p, j + 1, count);
 #pragma unroll
-            for (int c = 0; c + 1 < N; ++c) p.x[q][c] = fmaf(-l, u[c + 1], p.x[q][c + 1]);
-            p.x[q][N - 1] = done;
+        for (int q = 0; q < ROWS; ++q) {
+#pragma unroll
+            for (int c = 1; c + 1 < N; ++c) p.x[q][c] = fmaf(-l[q], u[c + 1], p.x[q][c + 1]);
+            p.x[q][N - 1] = done[q];
         }
     }
 }
@@ -152,10 +180,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) tournament(
             }
         }
         if (thread < WIDTH) shared.winners[thread] = -1;
-        steps<WIDTH>(player, 0, count);
-        steps<WIDTH - 8>(player, 8, count);
-        steps<WIDTH - 16>(player, 16, count);
-        steps<WIDTH - 24>(player, 24, count);
+        Bid offer = bid(player, 0, count);
+        steps<WIDTH>(player, offer, 0, count);
+        steps<WIDTH - 8>(player, offer, 8, count);
+        steps<WIDTH - 16>(player, offer, 16, count);
+        steps<WIDTH - 24>(player, offer, 24, count);
         if (tiles == 1) break;
         __syncthreads();
         // Tiles of candidates are rounded up to whole ones: what is missing does not play.

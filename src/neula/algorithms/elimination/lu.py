@@ -31,7 +31,7 @@ from neula.algorithms.elimination.lu_panels import (
 from neula.algorithms.elimination.pivoting import Interchanges
 from neula.engines import FP32, Engine, Format
 from neula.errors import unknown_name
-from neula.kernels.lu_block import factor_block, kernels_take, solve_upper
+from neula.kernels.lu_block import factor_block, kernels_take, solve_beside
 from neula.kernels.tournament import WIDTH
 
 WIDEST = 1024
@@ -268,8 +268,7 @@ def by_blocks(
             [update for update in updates if k.start > 0 and update[2].numel()],
             partial(_factorized, diagonal, s, engine),
         )
-        solve_upper(matrix[rest, k], diagonal, u_inverses)
-        solve_upper(matrix[k, rest].T, diagonal.T, l_inverses.mT)
+        solve_beside(matrix[k.start :, k.start :], len(diagonal), l_inverses, u_inverses)
         if on_columns is not None:
             on_columns(k.start + diagonal.shape[0])
 
