@@ -8,17 +8,18 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
 
 from neula.io.matrices import random_matrix
 from neula.kernels import tournament_cuda
-from neula.kernels.tournament import TILE, WIDTH, PanelFactors, play_reference
+from neula.kernels.tournament import TILES, WIDTH, PanelFactors, play_reference, tile_of
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
+TILE = TILES[0]
 U = 2.0**-24
 SMALL = 64
 """Rows of a tile of the reference, so that there are several rounds."""
@@ -29,10 +30,11 @@ Play = Callable[[torch.Tensor, PanelFactors, int, int], None]
 @pytest.fixture(scope="module")
 def on_host(compiled_for_host: Callable[..., ctypes.CDLL]) -> Play:
     """The kernel, compiled for the CPU."""
-    function = compiled_for_host("tournament", THREADS=tournament_cuda.THREADS, TILE=TILE).play
+    compiled = cache(lambda tile: compiled_for_host("tournament", THREADS=tournament_cuda.THREADS, TILE=tile))
 
     def play(block: torch.Tensor, found: PanelFactors, start: int, count: int) -> None:
         tensors, numbers = tournament_cuda.arguments(block, found, start)
+        function = compiled(tile_of(len(block))).play
         function(*(ctypes.c_void_p(x.data_ptr()) for x in tensors), *numbers, count)
 
     return play
@@ -63,7 +65,7 @@ def blank(m: int, r: int, low: torch.dtype = torch.float32) -> PanelFactors:
 
 @pytest.mark.parametrize(
     ("m", "count", "busy"),
-    [(1, 1, 0), (32, 32, 0), (50, 20, 7), (64, 32, 0), (65, 32, 1), (333, 32, 40), (2 * TILE + 5, 31, 3)],
+    [(1, 1, 0), (32, 32, 0), (50, 20, 7), (64, 32, 0), (65, 32, 1), (333, 32, 40), (2 * TILE + 5, 31, 3), (9 * TILE, 32, 5)],
 )
 def test_factors_and_inverses_of_pivot_rows(play: Play, m: int, count: int, busy: int) -> None:
     a = random_matrix("normal", m, count, dtype=torch.float32, seed=m).to(DEVICE)
@@ -160,7 +162,7 @@ def test_nan_shows(play: Play) -> None:
 @pytest.mark.gpu
 def test_rounds_leave_their_room_as_it_was() -> None:
     """The same numbers each time, also with as many rows as take three rounds."""
-    a = torch.randn(40 * TILE + 9, WIDTH, generator=torch.Generator(DEVICE).manual_seed(0), device=DEVICE)
+    a = torch.randn(40 * TILES[-1] + 9, WIDTH, generator=torch.Generator(DEVICE).manual_seed(0), device=DEVICE)
     from neula.kernels.tournament_cuda import play_cuda
 
     found = blank(len(a), WIDTH)

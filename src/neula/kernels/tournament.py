@@ -19,8 +19,8 @@ from neula.kernels.triangular_inverse import triangular_inverses
 WIDTH = 32
 """Columns that are decided together: a row is kept in the registers of one thread."""
 
-TILE = 1024
-"""Rows that a thread block eliminates in."""
+TILES = (256, 512, 1024)
+"""Rows that a thread block may eliminate in: a column takes the longer the more they are."""
 
 
 ELSEWHERE = 1 << 30
@@ -75,12 +75,18 @@ class PanelFactors:
         )
 
 
+def tile_of(m: int) -> int:
+    """Rows of a tile: as few as leave one tile for the second round, of the pivot rows of all others."""
+    return next((tile for tile in TILES if -(-m // tile) * WIDTH <= tile), TILES[-1])
+
+
 def room_for_rounds(m: int) -> int:
     """Numbers of the rows that play in all rounds but the first, in whole tiles."""
-    tiles, room = -(-m // TILE), 0
+    tile = tile_of(m)
+    tiles, room = -(-m // tile), 0
     while tiles > 1:
-        tiles = -(-tiles * WIDTH // TILE)
-        room += tiles * TILE
+        tiles = -(-tiles * WIDTH // tile)
+        room += tiles * tile
     return room
 
 
@@ -111,9 +117,10 @@ def play(block: torch.Tensor, found: PanelFactors, start: int, count: int) -> No
 
 
 def play_reference(
-    block: torch.Tensor, found: PanelFactors, start: int, count: int, tile: int = TILE
+    block: torch.Tensor, found: PanelFactors, start: int, count: int, tile: int | None = None
 ) -> None:
     """:func:`play` in plain torch, on any device, with tiles of any number of rows."""
+    tile = tile or tile_of(len(block))
     rows = (found.places < 0).nonzero()[:, 0]
     while len(rows) > tile:
         tiles = torch.nn.functional.pad(rows, (0, -len(rows) % tile), value=-1).view(-1, tile)
