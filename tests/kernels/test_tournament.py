@@ -65,7 +65,10 @@ def blank(m: int, r: int, low: torch.dtype = torch.float32) -> PanelFactors:
 
 @pytest.mark.parametrize(
     ("m", "count", "busy"),
-    [(1, 1, 0), (32, 32, 0), (50, 20, 7), (64, 32, 0), (65, 32, 1), (333, 32, 40), (2 * TILE + 5, 31, 3), (9 * TILE, 32, 5)],
+    [
+        *((1, 1, 0), (32, 32, 0), (50, 20, 7), (64, 32, 0), (65, 32, 1), (333, 32, 40)),
+        *((2 * TILE + 5, 31, 3), (9 * TILE, 32, 5)),
+    ],
 )
 def test_factors_and_inverses_of_pivot_rows(play: Play, m: int, count: int, busy: int) -> None:
     a = random_matrix("normal", m, count, dtype=torch.float32, seed=m).to(DEVICE)
@@ -162,7 +165,8 @@ def test_nan_shows(play: Play) -> None:
 @pytest.mark.gpu
 def test_rounds_leave_their_room_as_it_was() -> None:
     """The same numbers each time, also with as many rows as take three rounds."""
-    a = torch.randn(40 * TILES[-1] + 9, WIDTH, generator=torch.Generator(DEVICE).manual_seed(0), device=DEVICE)
+    generator = torch.Generator(DEVICE).manual_seed(0)
+    a = torch.randn(40 * TILES[-1] + 9, WIDTH, generator=generator, device=DEVICE)
     from neula.kernels.tournament_cuda import play_cuda
 
     found = blank(len(a), WIDTH)

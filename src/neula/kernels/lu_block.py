@@ -178,9 +178,7 @@ def solve_upper(b: torch.Tensor, upper: torch.Tensor, inverses: torch.Tensor) ->
         r < len(a) and a.dtype.itemsize == 2 and l_inverses.shape[-1] == WIDTH
     ),
 )
-def solve_beside(
-    a: torch.Tensor, r: int, l_inverses: torch.Tensor, u_inverses: torch.Tensor
-) -> torch.Tensor:
+def solve_beside(a: torch.Tensor, r: int, l_inverses: torch.Tensor, u_inverses: torch.Tensor) -> torch.Tensor:
     """``X U = B`` below a block that is factorized, and ``L X = B`` to the right of it, in place.
 
     Parameters

@@ -221,6 +221,4 @@ def _diagonal_kernel(
     inside = (row < r)[:, None] & (column < r)[None, :]
     block = tl.load(a + row[:, None] * a_row + column[None, :] * a_column, mask=inside, other=0.0)
     border = tl.where(i[:, None] == j[None, :], 1.0, 0.0)
-    tl.store(
-        work + i[:, None] * WIDTH + j[None, :], tl.where(inside, block.to(tl.float32) - known, border)
-    )
+    tl.store(work + i[:, None] * WIDTH + j[None, :], tl.where(inside, block.to(tl.float32) - known, border))
