@@ -211,7 +211,7 @@ def _diagonal_kernel(
     a, a_row, a_column, work, start, r,
     TILE: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """A tile of an updated block on the diagonal, which an identity borders beyond the last row and column."""
+    """A tile of an updated block on the diagonal, which an identity borders where the matrix ends."""
     i = tl.program_id(0) * TILE + tl.arange(0, TILE)
     j = tl.program_id(1) * TILE + tl.arange(0, TILE)
     row, column = start + i.to(tl.int64), start + j.to(tl.int64)
