@@ -4,6 +4,12 @@
 
 #define __shared__ static
 
+using std::max;
+
+struct uint4 {
+    unsigned x, y, z, w;
+};
+
 static Index blockIdx, gridDim;
 static unsigned lanes[THREADS];
 
@@ -23,12 +29,6 @@ static unsigned gathered(unsigned value, Combine combine) {
 static unsigned __reduce_max_sync(unsigned, unsigned value) {
     return gathered(value, [](unsigned a, unsigned b, int) { return std::max(a, b); });
 }
-
-static unsigned __ballot_sync(unsigned, bool value) {
-    return gathered(value, [](unsigned a, unsigned b, int i) { return a | b << i; });
-}
-
-static int __ffs(unsigned x) { return __builtin_ffs(x); }
 
 static unsigned __float_as_uint(float x) {
     unsigned bits;

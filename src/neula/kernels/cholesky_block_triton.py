@@ -16,35 +16,41 @@ import triton.language as tl
 from neula.kernels.cholesky import cholesky_lower
 from neula.kernels.cholesky_block import LEAF, BlockFactors
 
-TILE = 64
-"""Rows and columns that a thread block computes; a leaf has a multiple of that."""
+ROWS = 16
+"""Rows that a thread block multiplies by the inverse of a leaf: few, so that the next leaf waits not long."""
+
+TILE = 32
+"""Rows and columns from which a thread block subtracts."""
+
+DEPTH = 32
+"""Products that are summed at a time."""
 
 PRECISION = "tf32x3"
 """Three products of parts, about as accurate as single precision."""
 
-WARPS = 8
+WARPS = 4
 
 
 def factor_lower_triton(a: torch.Tensor, low: torch.dtype | None) -> BlockFactors:
     """:func:`neula.kernels.cholesky_block.factor_lower` by the kernels, queued on the current stream."""
-    batch, n, _ = a.shape
+    n = len(a)
     inverse, orders = torch.zeros_like(a), []
-    tiles = triton.cdiv(n, TILE)
     # The interpreter has no CUDA.
     factor = cholesky_lower.kernel if a.is_cuda else cholesky_lower.reference
     with torch.cuda.device_of(a):
         for start in range(0, n, LEAF):
             k = slice(start, start + LEAF)
-            leaf, order = factor(a[:, k, k])
+            leaf, order = factor(a[None, k, k])
             orders.append(order)
             arguments = (a, *a.stride(), inverse, *inverse.stride())
-            _columns_kernel[(tiles, batch)](
-                *(*arguments, leaf, *leaf.stride(), start, n, TILE, LEAF, _rounds_to(low), PRECISION),
+            _columns_kernel[(triton.cdiv(n, ROWS),)](
+                *(*arguments, leaf, *leaf.stride()[1:], start, n, ROWS, LEAF, DEPTH),
+                *(_rounds_to(low), PRECISION),
                 num_warps=WARPS,
             )
             if k.stop < n:
-                _subtract_kernel[(tiles, triton.cdiv(n - k.stop, TILE), batch)](
-                    *(*arguments, start, n, TILE, LEAF, PRECISION), num_warps=WARPS
+                _subtract_kernel[(triton.cdiv(n, TILE), triton.cdiv(n - k.stop, TILE))](
+                    *(*arguments, start, n, TILE, LEAF, DEPTH, PRECISION), num_warps=WARPS
                 )
     return BlockFactors(inverse, torch.stack(orders))
 
@@ -56,65 +62,84 @@ def _rounds_to(low: torch.dtype | None) -> object:
 
 @triton.jit
 def _columns_kernel(
-    a, a_batch, a_row, a_column, x, x_batch, x_row, x_column, leaf, leaf_batch, leaf_row, leaf_column, start,
-    n,
-    TILE: tl.constexpr, LEAF: tl.constexpr, LOW: tl.constexpr, PRECISION: tl.constexpr,
+    a, a_row, a_column, x, x_row, x_column, leaf, leaf_row, leaf_column, start, n,
+    ROWS: tl.constexpr, LEAF: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Some rows of L below a leaf, or of its inverse above it and beside it."""
-    first = tl.program_id(0) * TILE
-    member = tl.program_id(1).to(tl.int64)
-    i = first + tl.arange(0, TILE).to(tl.int64)
+    first = tl.program_id(0) * ROWS
+    i = first + tl.arange(0, ROWS).to(tl.int64)
     w = tl.arange(0, LEAF)
     j = start + w.to(tl.int64)
     inside = (i < n)[:, None] & (j < n)[None, :]
-    inverse = x + member * x_batch + i[:, None] * x_row + j[None, :] * x_column
-    lower = a + member * a_batch + i[:, None] * a_row + j[None, :] * a_column
-    leaf += member * leaf_batch
-    if (first >= start) & (first < start + LEAF):
+    inverse = x + i[:, None] * x_row + j[None, :] * x_column
+    if first < start:
+        rows = _product(
+            x, x_row, x_column, leaf, leaf_row, leaf_column, i, w, n, n - start, start, 0, ROWS, LEAF, LEAF,
+            DEPTH, PRECISION,
+        )  # fmt: skip
+        tl.store(inverse, rows, mask=inside)
+    elif first < start + LEAF:
         beside = leaf + (i - start)[:, None] * leaf_row + w[None, :] * leaf_column
         tl.store(inverse, tl.load(beside, mask=inside), mask=inside)
     else:
-        known = (j < n)[:, None] & (j < n)[None, :]
-        triangle = tl.load(leaf + w[:, None] * leaf_row + w[None, :] * leaf_column, mask=known, other=0.0)
-        if first < start:
-            rows = tl.load(inverse, mask=inside, other=0.0)
-            tl.store(inverse, tl.dot(rows, triangle, input_precision=PRECISION), mask=inside)
-        else:
-            rows = tl.load(lower, mask=inside, other=0.0)
-            rows = tl.dot(rows, triangle, input_precision=PRECISION)
-            tl.store(lower, rows.to(LOW).to(tl.float32), mask=inside)
+        rows = _product(
+            a, a_row, a_column, leaf, leaf_row, leaf_column, i, w, n, n - start, start, 0, ROWS, LEAF, LEAF,
+            DEPTH, PRECISION,
+        )  # fmt: skip
+        tl.store(a + i[:, None] * a_row + j[None, :] * a_column, rows.to(LOW).to(tl.float32), mask=inside)
 
 
 @triton.jit
 def _subtract_kernel(
-    a, a_batch, a_row, a_column, x, x_batch, x_row, x_column, start, n,
-    TILE: tl.constexpr, LEAF: tl.constexpr, PRECISION: tl.constexpr,
+    a, a_row, a_column, x, x_row, x_column, start, n,
+    TILE: tl.constexpr, LEAF: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """What the columns of a leaf contribute to a tile to their right, of what will be L or its inverse."""
     first, left = tl.program_id(0) * TILE, start + LEAF + tl.program_id(1) * TILE
-    member = tl.program_id(2).to(tl.int64)
     if first >= left:
         _subtract_tile(
-            a + member * a_batch, a_row, a_column, a + member * a_batch, a_row, a_column, first, left, start,
-            n, TILE, LEAF, PRECISION,
-        )  # fmt: skip
+            a, a_row, a_column, a, a_row, a_column, first, left, start, n, TILE, LEAF, DEPTH, PRECISION
+        )
     elif first < start + LEAF:
         _subtract_tile(
-            x + member * x_batch, x_row, x_column, a + member * a_batch, a_row, a_column, first, left, start,
-            n, TILE, LEAF, PRECISION,
-        )  # fmt: skip
+            x, x_row, x_column, a, a_row, a_column, first, left, start, n, TILE, LEAF, DEPTH, PRECISION
+        )
 
 
 @triton.jit
 def _subtract_tile(
     x, x_row, x_column, a, a_row, a_column, first, left, start, n,
-    TILE: tl.constexpr, LEAF: tl.constexpr, PRECISION: tl.constexpr,
+    TILE: tl.constexpr, LEAF: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     i, j = first + tl.arange(0, TILE).to(tl.int64), left + tl.arange(0, TILE).to(tl.int64)
-    k = start + tl.arange(0, LEAF).to(tl.int64)
-    rows = tl.load(x + i[:, None] * x_row + k[None, :] * x_column, mask=(i < n)[:, None], other=0.0)
-    columns = tl.load(a + k[:, None] * a_column + j[None, :] * a_row, mask=(j < n)[None, :], other=0.0)
     place = x + i[:, None] * x_row + j[None, :] * x_column
     inside = (i < n)[:, None] & (j < n)[None, :]
-    rest = tl.load(place, mask=inside, other=0.0) - tl.dot(rows, columns, input_precision=PRECISION)
-    tl.store(place, rest, mask=inside)
+    known = _product(
+        x, x_row, x_column, a, a_column, a_row, i, j, n, n, start, start, TILE, TILE, LEAF, DEPTH, PRECISION
+    )
+    tl.store(place, tl.load(place, mask=inside, other=0.0) - known, mask=inside)
+
+
+@triton.jit
+def _product(
+    x, x_row, x_column, y, y_row, y_column, i, j, rows, columns, x_start, y_start,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, LEAF: tl.constexpr, DEPTH: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Rows i of X times columns j of Y, of both of which a leaf counts; of Y as many rows as columns."""
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for first in range(0, LEAF, DEPTH):
+        k = first + tl.arange(0, DEPTH).to(tl.int64)
+        more = (y_start + k) < columns
+        left = tl.load(
+            x + i[:, None] * x_row + (x_start + k)[None, :] * x_column,
+            mask=(i < rows)[:, None] & more[None, :],
+            other=0.0,
+        )
+        right = tl.load(
+            y + (y_start + k)[:, None] * y_row + j[None, :] * y_column,
+            mask=more[:, None] & (j < columns)[None, :],
+            other=0.0,
+        )
+        total = tl.dot(left, right, total, input_precision=PRECISION)
+    return total

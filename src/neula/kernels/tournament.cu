@@ -44,7 +44,8 @@ __device__ __forceinline__ void invert(const float* t, bool unit, float* out) {
 
 struct Shared {
     float4 rows[2][WARPS][WIDTH / 4];  // the best row of each warp
-    unsigned best[2][WARPS];
+    uint4 bids[2][WARPS / 4];
+    float scales[2][WARPS];  // reciprocals of the pivots that these would be
     int winners[WIDTH];
 };
 
@@ -54,25 +55,40 @@ struct Player {
     int row[ROWS], rank[ROWS];
 };
 
-// What a warp bids for a column: the size of its best row, the lane that has it, and which of its rows each lane
-// bids with.
+// An element of one of the rows of a thread, which stay in registers.
+__device__ __forceinline__ float of_row(const Player& p, int which, int c) {
+    unsigned bits = 0;  // compilers would turn a choice of numbers into one of addresses
+#pragma unroll
+    for (int q = 0; q < ROWS; ++q) bits |= __float_as_uint(p.x[q][c]) & (q == which ? ~0u : 0u);
+    return __uint_as_float(bits);
+}
+
+// What a warp bids for a column, in one number, of which the largest wins: the leading bits of its largest element
+// and who has it. Elements that differ by less than 2^-14 count as equal, but zero is less than all others.
+#define BITS 10
+__device__ __forceinline__ int lane_of(unsigned bid) { return bid % LANES; }
+__device__ __forceinline__ int warp_of(unsigned bid) { return bid / LANES % WARPS; }
+__device__ __forceinline__ int row_of(unsigned bid) { return bid / THREADS % ROWS; }
+
 struct Bid {
     unsigned top;
-    int leader, mine;
+    float scale;  // reciprocal of the best of a thread's own elements, 0 for 0
 };
 
 // For column j, of which the numbers come first in all rows.
 __device__ __forceinline__ Bid bid(const Player& p, int j, int count) {
-    // The order of floating-point numbers is that of their bits, NaN above all.
     unsigned key = 0;
     int mine = 0;
 #pragma unroll
     for (int q = 0; q < ROWS; ++q) {
-        const unsigned k = (__float_as_uint(p.x[q][0]) & 0x7fffffffu) + 1u;
+        // The order of floating-point numbers is that of their bits, NaN above all.
+        const unsigned size = ((__float_as_uint(p.x[q][0]) & 0x7fffffffu) + (1u << BITS) - 1u) >> BITS;
+        const unsigned k = (size + 1u) << BITS | (q * THREADS + threadIdx.x);
         if (j < count && p.row[q] >= 0 && p.rank[q] < 0 && k > key) key = k, mine = q;
     }
-    const unsigned top = __reduce_max_sync(ALL, key);
-    return {top, __ffs(__ballot_sync(ALL, key == top)) - 1, mine};
+    // A zero pivot has nothing but zeros below it.
+    const float best = of_row(p, mine, 0);
+    return {__reduce_max_sync(ALL, key), best == 0.0f ? 0.0f : reciprocal(best)};
 }
 
 // Eliminates up to 8 columns from the first one on, in rows of which the first N numbers still count.
@@ -85,39 +101,43 @@ __device__ __forceinline__ void steps(Player& p, Bid& offer, int first, int coun
     const int warp = threadIdx.x / LANES, lane = threadIdx.x % LANES;
 #pragma unroll 1
     for (int j = first; j < first + 8; ++j) {
-        float4* rows = p.shared.rows[j % 2][warp];
-        if (lane == offer.leader) {
-            p.shared.best[j % 2][warp] = offer.top;
+        const int half = j % 2;
+        if (lane == lane_of(offer.top)) {
+            reinterpret_cast<unsigned*>(p.shared.bids[half])[warp] = offer.top;
+            p.shared.scales[half][warp] = offer.scale;
+            const int mine = row_of(offer.top);
 #pragma unroll
-            for (int q = 0; q < ROWS; ++q)
-                if (q == offer.mine)
-#pragma unroll
-                    for (int c = 0; c < N; c += 4)
-                        rows[c / 4] = float4{p.x[q][c], p.x[q][c + 1], p.x[q][c + 2], p.x[q][c + 3]};
+            for (int c = 0; c < N; c += 4)
+                p.shared.rows[half][warp][c / 4] =
+                    float4{of_row(p, mine, c), of_row(p, mine, c + 1), of_row(p, mine, c + 2), of_row(p, mine, c + 3)};
         }
         // One barrier a column: what is written next goes to the other half.
         __syncthreads();
-        const unsigned best = lane < WARPS ? p.shared.best[j % 2][lane] : 0;
-        const unsigned highest = __reduce_max_sync(ALL, best);
-        const int winner = __ffs(__ballot_sync(ALL, best == highest)) - 1;
+        unsigned highest = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS / 4; ++w) {
+            const uint4 bids = p.shared.bids[half][w];
+            highest = max(highest, max(max(bids.x, bids.y), max(bids.z, bids.w)));
+        }
         // Where all columns are done, or fewer rows than columns are left, there is no winner, and nothing to subtract.
         const bool found = highest > 0;
-        if (found && warp == winner && lane == offer.leader) {
+        if (found && threadIdx.x == highest % THREADS) {
+            int row = 0;
 #pragma unroll
-            for (int q = 0; q < ROWS; ++q)
-                if (q == offer.mine) {
-                    p.rank[q] = j;
-                    p.shared.winners[j] = p.row[q];
-                }
+            for (int q = 0; q < ROWS; ++q) {
+                const bool mine = q == row_of(highest);
+                p.rank[q] = mine ? j : p.rank[q];
+                row |= p.row[q] & (mine ? ~0 : 0);
+            }
+            p.shared.winners[j] = row;
         }
+        const float scale = p.shared.scales[half][warp_of(highest)];
         float u[N];
 #pragma unroll
         for (int c = 0; c < N; c += 4) {
-            const float4 v = p.shared.rows[j % 2][winner][c / 4];
+            const float4 v = p.shared.rows[half][warp_of(highest)][c / 4];
             u[c] = v.x, u[c + 1] = v.y, u[c + 2] = v.z, u[c + 3] = v.w;
         }
-        // A zero pivot has nothing but zeros below it.
-        const float scale = u[0] == 0.0f ? 0.0f : reciprocal(u[0]);
 #pragma unroll
         for (int c = N - 8; c < N; ++c)
             if (c >= N - (j - first)) u[c] = 0.0f;

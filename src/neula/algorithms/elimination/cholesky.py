@@ -350,13 +350,13 @@ class _Factorization:
         self._round(k, k)
 
     def _by_kernel(self, k: slice) -> bool:
-        block, low = self.a[:, k, k], None if self.low is self.a else self.low.dtype
-        if self.leaf != LEAF or not factor_lower.takes(block, low):
+        block, low = self.a[0, k, k], None if self.low is self.a else self.low.dtype
+        if len(self.a) > 1 or self.leaf != LEAF or not factor_lower.takes(block, low):
             return False
         inverse, order = factor_lower(block, low)
         self.orders.append(order)
-        for part in blocks(slice(0, block.shape[1]), self.inverted):
-            self.inverses[k.start + part.start] = inverse[:, part, part]
+        for part in blocks(slice(0, len(block)), self.inverted):
+            self.inverses[k.start + part.start] = inverse[None, part, part]
         self._round(k, k)
         return True
 
