@@ -41,6 +41,9 @@ FREE = 4
 """Multiprocessors that products leave to what runs beside them: cuBLAS deals tiles out to all of them before
 it starts, and those of one that is busy would wait."""
 
+SPARE = 24
+"""The same where it has more than one of its own kernels that take turns."""
+
 
 class CudaEngine(Engine):
     """cuBLAS products with half-precision operands and float32 results, in place on column-major storage.
@@ -232,6 +235,10 @@ class CudaEngine(Engine):
             return other()
         finally:
             current.wait_stream(side)
+
+    @property
+    def spare(self) -> int:
+        return SPARE
 
     def pieces(self, m: int, n: int) -> Iterator[tuple[slice, slice]]:
         """Parts of a matrix, each in so few tiles that some multiprocessors stay free for something else."""

@@ -211,6 +211,11 @@ class Engine(ABC):
         launch()
         return other()
 
+    @property
+    def spare(self) -> int:
+        """Units that products leave to what runs beside them."""
+        return 0
+
     def pieces(self, m: int, n: int) -> Iterator[tuple[slice, slice]]:
         """Parts of a matrix so small that a product into each leaves units to what runs beside it."""
         yield slice(0, m), slice(0, n)

@@ -162,13 +162,14 @@ def keep_triton(x: torch.Tensor, into: Kept) -> None:
         _split_into(into.parts, x, into.largest, into.scheme)
 
 
-def multiply_kept_triton(c: torch.Tensor, x: Kept, y: Kept, *, alpha: float, beta: float) -> torch.Tensor:
+def multiply_kept_triton(
+    c: torch.Tensor, x: Kept, y: Kept, *, alpha: float, beta: float, spare: int = 0
+) -> torch.Tensor:
     """:func:`neula.kernels.kept.multiply_kept` by the kernel, queued on the current stream."""
     with torch.cuda.device_of(c):
         product = _Product(_Parts(x.parts, x.largest), _Parts(y.parts, y.largest), x.scheme)
         config = _first_that_runs(c.device, x.scheme, tuple(configs(x.scheme)))
-        # No more than fill the machine once: something else may run beside it, and has units of its own.
-        return product(c, alpha, beta, config, product.pieces(config, waves=1))
+        return product(c, alpha, beta, config, product.pieces(config, waves=1, spare=spare), spare)
 
 
 def _split(
@@ -230,24 +231,24 @@ class _Product:
     def tiles(self, config: Config) -> int:
         return triton.cdiv(self.shape[0], config.rows) * triton.cdiv(self.shape[1], config.columns)
 
-    def pieces(self, config: Config, waves: int = 2) -> int:
+    def pieces(self, config: Config, waves: int = 2, spare: int = 0) -> int:
         """Into how many pieces k should be cut so that every multiprocessor has something to do."""
         if not self.a.parts.is_cuda:
             return 1
-        blocks = waves * multiprocessors(self.a.parts.device)
+        blocks = waves * (multiprocessors(self.a.parts.device) - spare)
         return max(1, min(self.k // MIN_PIECE, blocks // self.tiles(config)))
 
     def __call__(
-        self, c: torch.Tensor, alpha: float, beta: float, config: Config, pieces: int
+        self, c: torch.Tensor, alpha: float, beta: float, config: Config, pieces: int, spare: int = 0
     ) -> torch.Tensor:
         if pieces == 1:
-            self._launch(c[None], alpha, beta, config)
+            self._launch(c[None], alpha, beta, config, spare)
             return c
         sums = torch.empty((pieces, *self.shape), dtype=torch.float32, device=c.device)
-        self._launch(sums, 1.0, 0.0, config)
+        self._launch(sums, 1.0, 0.0, config, spare)
         return combine(sums.sum(0), alpha, beta, c)
 
-    def _launch(self, c: torch.Tensor, alpha: float, beta: float, config: Config) -> None:
+    def _launch(self, c: torch.Tensor, alpha: float, beta: float, config: Config, spare: int) -> None:
         """Products of the pieces of k into the matrices of ``c``."""
         m, n = self.shape
         piece = share(self.k, len(c), config.run)
@@ -255,12 +256,15 @@ class _Product:
             *self._descriptors(self.a, [config.rows, config.run]),
             *self._descriptors(self.b, [config.columns, config.run]),
         )
-        _gemm_kernel[(self.tiles(config), len(c))](
+        tiles = self.tiles(config)
+        # As many thread blocks as the units have room for go from tile to tile, where some are to stay free.
+        programs = min(tiles, multiprocessors(c.device) - spare) if spare and c.is_cuda else tiles
+        _gemm_kernel[(programs, len(c))](
             *descriptors,
             *(c, self.a.largest, self.b.largest, alpha, beta, m, n, self.k, piece),
             *c.stride(),
             *(self.scheme.parts, self.scheme.shift, self.scheme.top, beta != 0.0, not c.is_cuda),
-            *(config.rows, config.columns, config.run, GROUP),
+            *(config.rows, config.columns, config.run, GROUP, programs < tiles),
             num_warps=config.warps,
             num_stages=config.stages,
         )
@@ -331,10 +335,32 @@ def _gemm_kernel(
     k, piece, stride_piece, stride_row, stride_column,
     PARTS: tl.constexpr, SHIFT: tl.constexpr, TOP: tl.constexpr, ADDS: tl.constexpr, WIDEN: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, RUN: tl.constexpr, GROUP: tl.constexpr,
+    SEVERAL: tl.constexpr,
 ):  # fmt: skip
-    """A tile of C, or of one of the matrices whose sum is C."""
+    """A tile of C, or of one of the matrices whose sum is C; or several, one after the other."""
+    if SEVERAL:
+        for tile in range(tl.program_id(0), tl.cdiv(m, ROWS) * tl.cdiv(n, COLUMNS), tl.num_programs(0)):
+            _tile(
+                tile, a1_parts, a2_parts, a3_parts, b1_parts, b2_parts, b3_parts, c, a_largest, b_largest,
+                alpha, beta, m, n, k, piece, stride_piece, stride_row, stride_column, PARTS, SHIFT, TOP, ADDS,
+                WIDEN, ROWS, COLUMNS, RUN, GROUP,
+            )  # fmt: skip
+    else:
+        _tile(
+            tl.program_id(0), a1_parts, a2_parts, a3_parts, b1_parts, b2_parts, b3_parts, c, a_largest,
+            b_largest, alpha, beta, m, n, k, piece, stride_piece, stride_row, stride_column, PARTS, SHIFT,
+            TOP, ADDS, WIDEN, ROWS, COLUMNS, RUN, GROUP,
+        )  # fmt: skip
+
+
+@triton.jit
+def _tile(
+    tile, a1_parts, a2_parts, a3_parts, b1_parts, b2_parts, b3_parts, c, a_largest, b_largest, alpha, beta, m,
+    n, k, piece, stride_piece, stride_row, stride_column,
+    PARTS: tl.constexpr, SHIFT: tl.constexpr, TOP: tl.constexpr, ADDS: tl.constexpr, WIDEN: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, RUN: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
     down, across = tl.cdiv(m, ROWS), tl.cdiv(n, COLUMNS)
-    tile = tl.program_id(0)
     first = tile // (GROUP * across) * GROUP
     height = tl.minimum(down - first, GROUP)
     row = (first + tile % (GROUP * across) % height) * ROWS

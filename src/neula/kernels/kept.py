@@ -101,7 +101,9 @@ def keep(x: torch.Tensor, into: Kept) -> None:
     trial=_tried,
     when=lambda c, x, y, **_: 0 not in (*c.shape, x.parts.shape[2]),
 )
-def multiply_kept(c: torch.Tensor, x: Kept, y: Kept, *, alpha: float, beta: float) -> torch.Tensor:
+def multiply_kept(
+    c: torch.Tensor, x: Kept, y: Kept, *, alpha: float, beta: float, spare: int = 0
+) -> torch.Tensor:
     """``C = alpha X Y^T + beta C``, about as accurate as a float32 product.
 
     Parameters

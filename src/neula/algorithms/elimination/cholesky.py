@@ -238,18 +238,22 @@ class _Factorization:
                 keep(lower[below, k], kept.block(below, k))
             self.update(below, following, slice(done.start, k.stop))
 
-    def update(self, rows: slice, columns: slice, done: slice) -> None:
+    def update(self, rows: slice, columns: slice, done: slice, spare: int = 0) -> None:
         """What blocks of columns that are done contribute to a block."""
         target = self.a[:, rows, columns]
         if not self.kept or min(target.shape[1:]) < self.engine.tuning.corrected_from:
             self.subtract(rows, columns, done)
             return
         for kept, c in zip(self.kept, target, strict=True):
-            multiply_kept(c, kept.block(rows, done), kept.block(columns, done), alpha=-1.0, beta=1.0)
+            x, y = kept.block(rows, done), kept.block(columns, done)
+            multiply_kept(c, x, y, alpha=-1.0, beta=1.0, spare=spare)
 
     def _update_pieces(self, columns: slice, done: slice) -> None:
         """The next columns, in products that leave units to what runs beside them."""
         n, start = self.a.shape[1], columns.start
+        if self.kept:
+            self.update(slice(start, n), columns, done, self.engine.spare)
+            return
         for part, _ in self.engine.pieces(n - start, columns.stop - start):
             self.update(slice(start + part.start, start + part.stop), columns, done)
 
