@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
 from functools import partial
 
 import pytest
 import torch
 
 from neula.io.matrices import hpl_ai_matrix, no_pivoting_matrix, random_matrix
+from neula.kernels import lu_block_cuda
 from neula.kernels.lu_block import (
+    WIDTH,
     factor_block,
+    factor_diagonal,
     lu_unpivoted,
     lu_unpivoted_reference,
     solve_beside,
@@ -80,6 +85,75 @@ def test_inverses_by_doubling(n: int) -> None:
     inverse = triangular_inverse(lower, upper=False, leaf=1)
     bound = 8 * n * 2.0**-53 * (lower.abs() @ inverse.abs())
     assert ((lower @ inverse - torch.eye(n, dtype=torch.float64)).abs() <= bound).all()
+
+
+# ---------------------------------------------------------------- the kernel of one block
+
+Factor = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
+
+
+@pytest.fixture(scope="module")
+def on_host(compiled_for_host: Callable[..., ctypes.CDLL]) -> Factor:
+    """The kernel, compiled for the CPU, with factors in float32."""
+    function = compiled_for_host("lu_block", BYTES=lu_block_cuda.SHARED_BYTES).factorize
+
+    def factor(work: torch.Tensor, out: torch.Tensor, *inverses: torch.Tensor) -> None:
+        places = [ctypes.c_void_p(x.data_ptr()) for x in (work, out, *inverses)]
+        function(*places, len(out), *out.stride())
+
+    return factor
+
+
+@pytest.fixture(params=["reference", "on_host", pytest.param("kernel", marks=pytest.mark.gpu)])
+def factor(request: pytest.FixtureRequest) -> Factor:
+    if request.param == "reference":
+        return factor_diagonal.reference
+    return request.getfixturevalue("on_host") if request.param == "on_host" else factor_diagonal.kernel
+
+
+def of_one_block(
+    factor: Factor, a: torch.Tensor, low: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Factors, and inverses in float64, of a block bordered by an identity."""
+    n, device = len(a), "cuda" if HAS_GPU else "cpu"
+    work = torch.eye(WIDTH)
+    work[:n, :n] = a
+    inverses = torch.full((2, WIDTH, WIDTH), torch.nan, device=device).mT
+    out = torch.full((n, n + 3), torch.nan, device=device, dtype=low).T[:n]
+    factor(work.to(device), out, *inverses)
+    return out, *inverses.double().cpu()
+
+
+@pytest.mark.parametrize("n", [1, 15, 16, 17, 100, 128])
+def test_one_block_with_its_inverses(factor: Factor, n: int) -> None:
+    """Products of blocks with inverses of order 16: a few times the bound of plain elimination."""
+    a = random_matrix("normal", n, n, seed=n) + 2 * n**0.5 * torch.eye(n, dtype=torch.float64)
+    low = torch.float16 if HAS_GPU else torch.float32
+    u = torch.finfo(low).eps / 2
+    out, l_inverse, u_inverse = of_one_block(factor, a.float(), low)
+    (lower, upper), identity = unpacked(out), torch.eye(n, dtype=torch.float64)
+    size = lower.abs() @ upper.abs()
+    assert ((lower @ upper - a).abs() <= (2 * u + 2 * n * U32) * size + U32 * a.abs()).all()
+    for triangle, inverse in ((lower, l_inverse), (upper, u_inverse)):
+        x = inverse[:n, :n]
+        bound = (1.1 * u + 2 * n * U32) * (x.abs() @ triangle.abs())
+        assert ((x @ triangle - identity).abs() <= bound).all()
+    assert torch.equal(l_inverse, l_inverse.tril())
+    assert torch.equal(u_inverse, u_inverse.triu())
+    for inverse in (l_inverse, u_inverse):
+        assert torch.equal(inverse[n:, n:], torch.eye(WIDTH - n, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("zero", [0, 15, 16, 77, 127])
+def test_a_zero_pivot_of_one_block_stays(factor: Factor, zero: int) -> None:
+    a = torch.eye(WIDTH) + torch.ones(WIDTH, WIDTH).tril(-1)
+    a[zero, zero] = 0.0
+    out, _, u_inverse = of_one_block(factor, a, torch.float16 if HAS_GPU else torch.float32)
+    diagonal = out.diagonal().cpu()
+    assert diagonal[zero] == 0
+    assert (diagonal[:zero] == 1).all()
+    assert bool(out.isfinite().all()) == (zero == WIDTH - 1)
+    assert not bool(u_inverse.isfinite().all())
 
 
 # ---------------------------------------------------------------- blocks in a low format
