@@ -541,7 +541,7 @@ def test_peak_memory_with_tournaments_on_a_gpu() -> None:
 
 @pytest.mark.gpu
 def test_peak_memory_by_blocks_on_a_gpu() -> None:
-    """Without interchanges updates are rounded as they are stored: a copy of a diagonal block, two at most."""
+    """Without interchanges updates are rounded as they are stored: copies of a diagonal block are all."""
     n = 4096
     engine, a = CudaEngine("cuda", "fp16"), hpl_ai_matrix(n, dtype=torch.float32, device="cuda")
     lu_factorize(a, engine)  # cuBLAS allocates its workspace
