@@ -3,7 +3,7 @@
 // Elimination in [[A, I], [I, 0]] leaves [[L \ U, L^-1], [U^-1, ...]]. A step is a block of 16 columns and 16 rows.
 // What it computes are 16 columns of [L; U^-1] and 16 rows of [U, L^-1], which leave for the caller's memory: rows
 // of the one are done as those of the other begin, so one array has room for what is still to be done of both, U^-1
-// above its diagonal blocks and L^-1 below them. Eight warps follow the chain of pivots, with these rows and columns
+// above its diagonal blocks and L^-1 below them. Four warps follow the chain of pivots, with these rows and columns
 // in registers, and each with the rows of the diagonal block as well, so that none waits for another. The other
 // warps meanwhile subtract what the step before contributes to everything else, and write what it has computed.
 
@@ -13,7 +13,7 @@
 #define PITCH 132  // four rows one below the other are in different banks
 #define NARROW 20  // likewise, where rows have 16 numbers
 #define THREADS 512
-#define CHAIN 256  // threads along the chain: a warp for each block of rows and of columns
+#define CHAIN 128  // threads along the chain: a warp for each two blocks of rows and of columns
 
 #ifdef __CUDA_ARCH__
 typedef unsigned short Low;
@@ -27,8 +27,6 @@ __device__ __forceinline__ Low rounded(float x) {
 #endif
     return y;
 }
-
-__device__ __forceinline__ void barrier_of_chain() { asm volatile("bar.sync 1, %0;" ::"n"(CHAIN) : "memory"); }
 
 __device__ __forceinline__ float reciprocal(float x) {
     float y;
@@ -95,30 +93,55 @@ __device__ __forceinline__ void subtract_step(int k) {
     }
 }
 
-// Step k: block k of the columns of L and U^-1, and of the rows of U and L^-1. Lanes of the first half of a warp have
-// a row of the diagonal block in x, the others one of a block of rows; both have a column of a block of columns in y.
-__device__ __forceinline__ void eliminate(int k) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, r = lane % BLOCK;
-    const bool diagonal = lane < BLOCK;
-    if (k > 0) {
-        const int half = threadIdx.x / BLOCK;
-        if (half < BLOCKS) subtract_block(half, k, k - 1);
-        else if (half - BLOCKS != k) subtract_block(k, half - BLOCKS, k - 1);
-        barrier_of_chain();
-    }
-    float x[BLOCK], y[BLOCK];
+// What the step before contributes to block k of the rows and columns.
+__device__ __forceinline__ void subtract_next(int k) {
+    const int i = threadIdx.x / BLOCK, j = i - BLOCKS;
+    if (i < BLOCKS) subtract_block(i, k, k - 1);
+    else if (j < BLOCKS && j != k) subtract_block(k, j, k - 1);
+}
+
+struct Vector {
+    float x[BLOCK];
+};
+
+// A row of U times a number, subtracted from what is to the right of that in a row.
+__device__ __forceinline__ void eliminate_row(Vector& row, const float* u, float scale, int c) {
+    row.x[c] *= scale;
+#pragma unroll
+    for (int j = 1; j < BLOCK; ++j)
+        if (j > c) row.x[j] = fmaf(-row.x[c], u[j], row.x[j]);
+}
+
+__device__ __forceinline__ void load_row(Vector& row, int i, int k, int r) {
 #pragma unroll
     for (int c = 0; c < BLOCK; c += 4) {
-        const float4 v = load4(at(diagonal ? k : warp, k) + r * PITCH + c);
-        x[c] = v.x, x[c + 1] = v.y, x[c + 2] = v.z, x[c + 3] = v.w;
+        const float4 v = load4(at(i, k) + r * PITCH + c);
+        row.x[c] = v.x, row.x[c + 1] = v.y, row.x[c + 2] = v.z, row.x[c + 3] = v.w;
     }
+}
+
+__device__ __forceinline__ void store_row(const Vector& row, float* place) {
+#pragma unroll
+    for (int c = 0; c < BLOCK; c += 4)
+        store4(place + c, float4{row.x[c], row.x[c + 1], row.x[c + 2], row.x[c + 3]});
+}
+
+// Step k: block k of the columns of L and U^-1, and of the rows of U and L^-1. Lanes of the first half of a warp have
+// a row of the diagonal block in x, the others one of a block of rows; both have one of another block of rows in z,
+// and a column of two blocks of columns in y.
+__device__ __forceinline__ void eliminate(int k) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, r = lane % BLOCK;
+    const int other = warp + BLOCKS / 2, mine = lane < BLOCK ? warp : other;
+    const bool diagonal = lane < BLOCK;
+    Vector x, y, z;
+    load_row(x, diagonal ? k : warp, k, r);
+    load_row(z, other, k, r);
 #pragma unroll
     for (int c = 0; c < BLOCK; ++c) {
-        y[c] = at(k, warp)[c * PITCH + r];
-        if (warp == k) {
-            y[c] = c == r ? 1.0f : 0.0f;
-            if (!diagonal) x[c] = y[c];
-        }
+        const float unit = c == r ? 1.0f : 0.0f;
+        y.x[c] = mine == k ? unit : at(k, mine)[c * PITCH + r];
+        if (warp == k && !diagonal) x.x[c] = unit;
+        if (other == k) z.x[c] = unit;
     }
     // The row of U goes out before its reciprocal is known, the column of L with the next row: one barrier a pivot.
     float *row = on_their_way(), *column = row + 2 * BLOCK;
@@ -127,7 +150,7 @@ __device__ __forceinline__ void eliminate(int k) {
         if (lane == c) {
 #pragma unroll
             for (int j = c / 4 * 4; j < BLOCK; j += 4)
-                store4(row + c % 2 * BLOCK + j, float4{x[j], x[j + 1], x[j + 2], x[j + 3]});
+                store4(row + c % 2 * BLOCK + j, float4{x.x[j], x.x[j + 1], x.x[j + 2], x.x[j + 3]});
         }
         __syncwarp();
         float u[BLOCK];
@@ -136,13 +159,11 @@ __device__ __forceinline__ void eliminate(int k) {
             const float4 v = load4(row + c % 2 * BLOCK + j);
             u[j] = v.x, u[j + 1] = v.y, u[j + 2] = v.z, u[j + 3] = v.w;
         }
+        const float scale = reciprocal(u[c]);
         // Rows that are done are not touched: what is not finite stays where it arises.
-        if (!diagonal || r > c) {
-            x[c] *= reciprocal(u[c]);
-#pragma unroll
-            for (int j = c + 1; j < BLOCK; ++j) x[j] = fmaf(-x[c], u[j], x[j]);
-        }
-        if (diagonal) column[c % 2 * BLOCK + r] = x[c];
+        if (!diagonal || r > c) eliminate_row(x, u, scale, c);
+        if (diagonal) column[c % 2 * BLOCK + r] = x.x[c];
+        eliminate_row(z, u, scale, c);
         if (c == 0) continue;
 #pragma unroll
         for (int j = c / 4 * 4; j < BLOCK; j += 4) {
@@ -150,20 +171,16 @@ __device__ __forceinline__ void eliminate(int k) {
             const float l[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
             for (int i = 0; i < 4; ++i)
-                if (j + i >= c) y[j + i] = fmaf(-l[i], y[c - 1], y[j + i]);
+                if (j + i >= c) y.x[j + i] = fmaf(-l[i], y.x[c - 1], y.x[j + i]);
         }
     }
     // What the step before has computed is not needed any more.
     __syncthreads();
-    float* place = diagonal ? factors_of_step() + r * NARROW : columns_of_step() + (warp * BLOCK + r) * NARROW;
-    if (!diagonal || warp == 0) {
+    if (!diagonal) store_row(x, columns_of_step() + (warp * BLOCK + r) * NARROW);
+    else if (warp == 0) store_row(x, factors_of_step() + r * NARROW);
+    if (diagonal) store_row(z, columns_of_step() + (other * BLOCK + r) * NARROW);
 #pragma unroll
-        for (int c = 0; c < BLOCK; c += 4) store4(place + c, float4{x[c], x[c + 1], x[c + 2], x[c + 3]});
-    }
-    if (diagonal) {
-#pragma unroll
-        for (int c = 0; c < BLOCK; ++c) rows_of_step()[c * PITCH + warp * BLOCK + r] = y[c];
-    }
+    for (int c = 0; c < BLOCK; ++c) rows_of_step()[c * PITCH + mine * BLOCK + r] = y.x[c];
 }
 
 // What step k has computed: of the first n rows and columns of L and U, and of the inverses, which are column-major.
@@ -196,6 +213,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) lu_block(
         store4(at(0, 0) + i * PITCH + thread % 32 * 4, load4(work + i * WIDTH + thread % 32 * 4));
     __syncthreads();
     for (int k = 0; k < BLOCKS; ++k) {
+        if (k > 0) {
+            subtract_next(k);
+            __syncthreads();
+        }
         if (thread < CHAIN) {
             eliminate(k);
         } else {

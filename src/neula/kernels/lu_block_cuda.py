@@ -3,8 +3,9 @@ call.
 
 *Factorization* of 128 x 128 with both inverses: 5 Mflop, 10 us of what one multiprocessor can, and 128 pivots
 one after the other, each of which needs a tenth of a microsecond: a row that other lanes read, a reciprocal,
-a multiplication and a subtraction. CUDA rather than Triton, for the reasons of
-:mod:`neula.kernels.cholesky_cuda`: both go on at the same time, in different warps.
+a multiplication and a subtraction. Both go on at the same time, in different warps: 30 us on an H200, 22 for
+the pivots alone (34 where eight warps follow them and not four: shared memory is what they wait for). CUDA
+rather than Triton, for the reasons of :mod:`neula.kernels.cholesky_cuda`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from neula.kernels.cuda_source import compiled
 
 THREADS = 512
 
-SHARED_BYTES = 4 * (128 * 132 + 128 * 20 + 16 * 132 + 16 * 20 + 8 * 64)
+SHARED_BYTES = 4 * (128 * 132 + 128 * 20 + 16 * 132 + 16 * 20 + 4 * 64)
 """The block, what a step of 16 columns computes, and rows on their way."""
 
 

@@ -1,15 +1,14 @@
 // A tournament of rows for the pivots of up to 32 columns, and the factors of the block that they form.
 //
-// A thread block eliminates with partial pivoting in a tile of rows, which stay in the registers of its threads,
-// and its pivot rows meet those of other tiles in the next round. Nobody waits: the last thread block of a group
+// A thread block eliminates with partial pivoting in a tile of rows, which stay in the registers of its threads, a
+// row each, and its pivot rows meet those of other tiles in the next round. Nobody waits: the last thread block of a group
 // to finish plays the next round for it. So a column costs a maximum over a thread block in each round and not
 // one over the GPU.
 
 #define WIDTH 32
 #define LANES 32
 #define GROUP (TILE / WIDTH)  // tiles whose pivot rows fill a tile of the next round
-#define ROWS (TILE / THREADS)
-#define WARPS (THREADS / LANES)
+#define WARPS (TILE / LANES)
 #define HALF (WIDTH / 2)
 #define PITCH (WIDTH + 1)
 #define ALL 0xffffffffu
@@ -51,44 +50,27 @@ struct Shared {
 
 struct Player {
     Shared& shared;
-    float x[ROWS][WIDTH];
-    int row[ROWS], rank[ROWS];
+    float x[WIDTH];
+    int row, rank;
 };
 
-// An element of one of the rows of a thread, which stay in registers.
-__device__ __forceinline__ float of_row(const Player& p, int which, int c) {
-    unsigned bits = 0;  // compilers would turn a choice of numbers into one of addresses
-#pragma unroll
-    for (int q = 0; q < ROWS; ++q) bits |= __float_as_uint(p.x[q][c]) & (q == which ? ~0u : 0u);
-    return __uint_as_float(bits);
-}
-
 // What a warp bids for a column, in one number, of which the largest wins: the leading bits of its largest element
-// and who has it. Elements that differ by less than 2^-14 count as equal, but zero is less than all others.
-#define BITS 10
-__device__ __forceinline__ int lane_of(unsigned bid) { return bid % LANES; }
-__device__ __forceinline__ int warp_of(unsigned bid) { return bid / LANES % WARPS; }
-__device__ __forceinline__ int row_of(unsigned bid) { return bid / THREADS % ROWS; }
+// and the thread that has it. Elements that differ by less than 2^-16 count as equal, but zero is less than all
+// others.
+#define BITS 8  // of the number of a thread: TILE is 2^8
 
 struct Bid {
     unsigned top;
-    float scale;  // reciprocal of the best of a thread's own elements, 0 for 0
+    float scale;  // reciprocal of a thread's own element, 0 for 0
 };
 
-// For column j, of which the numbers come first in all rows.
+// For column j, of which the number comes first in all rows.
 __device__ __forceinline__ Bid bid(const Player& p, int j, int count) {
-    unsigned key = 0;
-    int mine = 0;
-#pragma unroll
-    for (int q = 0; q < ROWS; ++q) {
-        // The order of floating-point numbers is that of their bits, NaN above all.
-        const unsigned size = ((__float_as_uint(p.x[q][0]) & 0x7fffffffu) + (1u << BITS) - 1u) >> BITS;
-        const unsigned k = (size + 1u) << BITS | (q * THREADS + threadIdx.x);
-        if (j < count && p.row[q] >= 0 && p.rank[q] < 0 && k > key) key = k, mine = q;
-    }
+    // The order of floating-point numbers is that of their bits, NaN above all.
+    const unsigned size = ((__float_as_uint(p.x[0]) & 0x7fffffffu) + (1u << BITS) - 1u) >> BITS;
+    const unsigned key = j < count && p.row >= 0 && p.rank < 0 ? (size + 1u) << BITS | threadIdx.x : 0u;
     // A zero pivot has nothing but zeros below it.
-    const float best = of_row(p, mine, 0);
-    return {__reduce_max_sync(ALL, key), best == 0.0f ? 0.0f : reciprocal(best)};
+    return {__reduce_max_sync(ALL, key), p.x[0] == 0.0f ? 0.0f : reciprocal(p.x[0])};
 }
 
 // Eliminates up to 8 columns from the first one on, in rows of which the first N numbers still count.
@@ -102,14 +84,12 @@ __device__ __forceinline__ void steps(Player& p, Bid& offer, int first, int coun
 #pragma unroll 1
     for (int j = first; j < first + 8; ++j) {
         const int half = j % 2;
-        if (lane == lane_of(offer.top)) {
+        if (lane == offer.top % LANES) {
             reinterpret_cast<unsigned*>(p.shared.bids[half])[warp] = offer.top;
             p.shared.scales[half][warp] = offer.scale;
-            const int mine = row_of(offer.top);
 #pragma unroll
             for (int c = 0; c < N; c += 4)
-                p.shared.rows[half][warp][c / 4] =
-                    float4{of_row(p, mine, c), of_row(p, mine, c + 1), of_row(p, mine, c + 2), of_row(p, mine, c + 3)};
+                p.shared.rows[half][warp][c / 4] = float4{p.x[c], p.x[c + 1], p.x[c + 2], p.x[c + 3]};
         }
         // One barrier a column: what is written next goes to the other half.
         __syncthreads();
@@ -121,41 +101,29 @@ __device__ __forceinline__ void steps(Player& p, Bid& offer, int first, int coun
         }
         // Where all columns are done, or fewer rows than columns are left, there is no winner, and nothing to subtract.
         const bool found = highest > 0;
-        if (found && threadIdx.x == highest % THREADS) {
-            int row = 0;
-#pragma unroll
-            for (int q = 0; q < ROWS; ++q) {
-                const bool mine = q == row_of(highest);
-                p.rank[q] = mine ? j : p.rank[q];
-                row |= p.row[q] & (mine ? ~0 : 0);
-            }
-            p.shared.winners[j] = row;
+        if (found && threadIdx.x == highest % TILE) {
+            p.rank = j;
+            p.shared.winners[j] = p.row;
         }
-        const float scale = p.shared.scales[half][warp_of(highest)];
+        const int winner = highest % TILE / LANES;
+        const float scale = p.shared.scales[half][winner];
         float u[N];
 #pragma unroll
         for (int c = 0; c < N; c += 4) {
-            const float4 v = p.shared.rows[half][warp_of(highest)][c / 4];
+            const float4 v = p.shared.rows[half][winner][c / 4];
             u[c] = v.x, u[c + 1] = v.y, u[c + 2] = v.z, u[c + 3] = v.w;
         }
 #pragma unroll
         for (int c = N - 8; c < N; ++c)
             if (c >= N - (j - first)) u[c] = 0.0f;
         // The next column first: while its maximum is on its way, the others follow.
-        float l[ROWS], done[ROWS];
-#pragma unroll
-        for (int q = 0; q < ROWS; ++q) {
-            const bool plays = found && p.rank[q] < 0;
-            l[q] = plays ? p.x[q][0] * scale : 0.0f, done[q] = plays ? l[q] : p.x[q][0];
-            p.x[q][0] = fmaf(-l[q], u[1], p.x[q][1]);
-        }
+        const bool plays = found && p.rank < 0;
+        const float l = plays ? p.x[0] * scale : 0.0f, done = plays ? l : p.x[0];
+        p.x[0] = fmaf(-l, u[1], p.x[1]);
         offer = bid(p, j + 1, count);
 #pragma unroll
-        for (int q = 0; q < ROWS; ++q) {
-#pragma unroll
-            for (int c = 1; c + 1 < N; ++c) p.x[q][c] = fmaf(-l[q], u[c + 1], p.x[q][c + 1]);
-            p.x[q][N - 1] = done[q];
-        }
+        for (int c = 1; c + 1 < N; ++c) p.x[c] = fmaf(-l, u[c + 1], p.x[c + 1]);
+        p.x[N - 1] = done;
     }
 }
 
@@ -169,7 +137,7 @@ __device__ __forceinline__ float rounded(float x, int dropped) {
 // block: m rows of 32 numbers. places: where each row has ended, -1 if nowhere; those are the ones that play.
 // Columns from count on are zero. dropped: bits of a float that factors do not have; inverses are those of what
 // is left. arrived: zeros, which it leaves as zeros.
-extern "C" __global__ void __launch_bounds__(THREADS) tournament(
+extern "C" __global__ void __launch_bounds__(TILE) tournament(
     const float* block, int* places, int* pivots, float* factors, float* l_inverse, float* u_inverse,
     int* candidates, int* arrived, int dropped, int m, int start, int count
 ) {
@@ -186,18 +154,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) tournament(
     auto& rank = player.rank;
 
     while (true) {
+        const int i = tile * TILE + thread;
+        if (first) row = i < m && places[i] < 0 ? i : -1;
+        else row = __ldcg(candidates + i);
+        rank = -1;
+        const float4* source = reinterpret_cast<const float4*>(block + (long long)row * WIDTH);
 #pragma unroll
-        for (int q = 0; q < ROWS; ++q) {
-            const int i = tile * TILE + q * THREADS + thread;
-            if (first) row[q] = i < m && places[i] < 0 ? i : -1;
-            else row[q] = __ldcg(candidates + i);
-            rank[q] = -1;
-            const float4* source = reinterpret_cast<const float4*>(block + (long long)row[q] * WIDTH);
-#pragma unroll
-            for (int c = 0; c < WIDTH / 4; ++c) {
-                const float4 v = row[q] >= 0 ? source[c] : float4{0.0f, 0.0f, 0.0f, 0.0f};
-                x[q][4 * c] = v.x, x[q][4 * c + 1] = v.y, x[q][4 * c + 2] = v.z, x[q][4 * c + 3] = v.w;
-            }
+        for (int c = 0; c < WIDTH / 4; ++c) {
+            const float4 v = row >= 0 ? source[c] : float4{0.0f, 0.0f, 0.0f, 0.0f};
+            x[4 * c] = v.x, x[4 * c + 1] = v.y, x[4 * c + 2] = v.z, x[4 * c + 3] = v.w;
         }
         if (thread < WIDTH) shared.winners[thread] = -1;
         Bid offer = bid(player, 0, count);
@@ -213,7 +178,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tournament(
         if (!first) candidates += tiles * TILE;
         if (thread < WIDTH) __stcg(candidates + tile * WIDTH + thread, shared.winners[thread]);
         if (group + 1 == groups)
-            for (int i = tiles * WIDTH + thread; i < groups * TILE; i += THREADS) __stcg(candidates + i, -1);
+            for (int i = tiles * WIDTH + thread; i < groups * TILE; i += TILE) __stcg(candidates + i, -1);
         __threadfence();
         __syncthreads();
         if (thread == 0) {
@@ -229,28 +194,26 @@ extern "C" __global__ void __launch_bounds__(THREADS) tournament(
     __syncthreads();
     float* lower = triangles[0];
     float* upper = triangles[1];
-    for (int i = thread; i < 2 * WIDTH * PITCH; i += THREADS) {
+    for (int i = thread; i < 2 * WIDTH * PITCH; i += TILE) {
         triangles[0][i] = i % (WIDTH * PITCH) % PITCH == i % (WIDTH * PITCH) / PITCH ? 1.0f : 0.0f;
         inverses[0][i] = 0.0f;
     }
     __syncthreads();
-#pragma unroll
-    for (int q = 0; q < ROWS; ++q) {
-        if (rank[q] < 0) continue;
-        places[row[q]] = start + rank[q];
-        pivots[start + rank[q]] = row[q];
+    if (rank >= 0) {
+        places[row] = start + rank;
+        pivots[start + rank] = row;
 #pragma unroll
         for (int c = 0; c < WIDTH; ++c) {
             // Where rows were turned to, four times by eight columns.
             const int column = (WIDTH / 8 - 1 - c / 8) * 8 + c % 8;
-            const float value = rounded(x[q][c], dropped);
+            const float value = rounded(x[c], dropped);
             if (column >= count) continue;
-            if (column < rank[q]) lower[column * PITCH + rank[q]] = value;
-            else upper[rank[q] * PITCH + column] = value;
+            if (column < rank) lower[column * PITCH + rank] = value;
+            else upper[rank * PITCH + column] = value;
         }
     }
     __syncthreads();
-    for (int i = thread; i < WIDTH * WIDTH; i += THREADS) {
+    for (int i = thread; i < WIDTH * WIDTH; i += TILE) {
         const int r = i / WIDTH, c = i % WIDTH;
         factors[i] = c < r ? lower[c * PITCH + r] : upper[r * PITCH + c];
     }
@@ -281,7 +244,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tournament(
         if (thread < HALF * HALF) inverses[t][half + i * PITCH + j] = -sum;
     }
     __syncthreads();
-    for (int e = thread; e < WIDTH * WIDTH; e += THREADS) {
+    for (int e = thread; e < WIDTH * WIDTH; e += TILE) {
         const int r = e / WIDTH, c = e % WIDTH;
         l_inverse[e] = inverses[0][r * PITCH + c];
         u_inverse[e] = inverses[1][c * PITCH + r];

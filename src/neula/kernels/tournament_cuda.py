@@ -11,9 +11,9 @@ import math
 import torch
 
 from neula.kernels.cuda_source import compiled
-from neula.kernels.tournament import PanelFactors, tile_of
+from neula.kernels.tournament import TILE, PanelFactors
 
-THREADS = 256
+MACROS = f"#define TILE {TILE}\n"
 
 
 def play_cuda(block: torch.Tensor, found: PanelFactors, start: int, count: int) -> None:
@@ -25,11 +25,9 @@ def play_cuda(block: torch.Tensor, found: PanelFactors, start: int, count: int) 
         Without a torch that compiles CUDA.
     """
     tensors, numbers = arguments(block, found, start)
-    tile = tile_of(len(block))
-    macros = f"#define THREADS {THREADS}\n#define TILE {tile}\n"
     with torch.cuda.device_of(block):
-        kernel = compiled("tournament", "tournament", block.device, macros)
-        kernel((-(-len(block) // tile), 1, 1), (THREADS, 1, 1), [*tensors, *numbers, count])
+        kernel = compiled("tournament", "tournament", block.device, MACROS)
+        kernel((-(-len(block) // TILE), 1, 1), (TILE, 1, 1), [*tensors, *numbers, count])
 
 
 def arguments(
