@@ -20,8 +20,8 @@ WIDTH = 32
 """Columns that are decided together: a row is kept in the registers of one thread."""
 
 TILE = 256
-"""Rows that a thread block eliminates in, one in each thread: a round takes an H200 11 us, and one of 1024 rows
-25. So three rounds, up to 16384 rows, take less time than two with larger tiles."""
+"""Rows that a thread block eliminates in, one in each thread: a round takes an H200 11 us, and one of 1024
+rows 25. So three rounds, up to 16384 rows, take less time than two with larger tiles."""
 
 ELSEWHERE = 1 << 30
 """The place of rows that are not to be touched."""
@@ -94,8 +94,9 @@ def _tried(device: torch.device) -> None:
 def play(block: torch.Tensor, found: PanelFactors, start: int, count: int) -> None:
     """Find the next pivot rows of a panel, and write them, their factors, and the inverses into ``found``.
 
-    On a GPU by a kernel in CUDA C++, which compares 16 bits of a significand. Elements of L are not bounded by
-    one, as they are with partial pivoting, but hardly exceed it. A pivot is zero only where a column is; NaN comes before all numbers.
+    On a GPU by a kernel in CUDA C++, which compares 16 bits of a significand. Elements of L are not bounded
+    by one, as they are with partial pivoting, but hardly exceed it. A pivot is zero only where a column is;
+    NaN comes before all numbers.
 
     Parameters
     ----------
