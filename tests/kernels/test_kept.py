@@ -72,3 +72,19 @@ def test_what_is_not_finite_shows(functions: Functions) -> None:
     c = subtract(torch.zeros(20, 20, device=DEVICE), kept, kept)
     assert c[3].isnan().all()
     assert c[:3, :3].isfinite().all()
+
+
+def test_a_few_thread_blocks_go_from_tile_to_tile(
+    functions: Functions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same numbers, whatever is left to others."""
+    _, subtract = functions
+    if not HAS_GPU and subtract.func is not multiply_kept.reference:
+        monkeypatch.setattr("neula.kernels.gemm_triton.multiprocessors", lambda device: 3)
+    x = uniform(300 if HAS_GPU else 140, 64, 5)
+    kept = Kept.of(x)
+    one, other = (torch.zeros(len(x), len(x), device=DEVICE) for _ in range(2))
+    subtract(one, kept, kept)
+    units = torch.cuda.get_device_properties(DEVICE).multi_processor_count if HAS_GPU else 3
+    subtract(other, kept, kept, spare=units - 2)
+    assert torch.equal(one, other)

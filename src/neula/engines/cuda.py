@@ -42,7 +42,8 @@ FREE = 4
 it starts, and those of one that is busy would wait."""
 
 SPARE = 24
-"""The same where it has more than one of its own kernels that take turns."""
+"""The same for products that go from tile to tile by themselves, and leave them free all the time (Cholesky
+factors of order 16384 in ``fp16_cor``: 15.9 ms, 16.9 with 8, and 17.4 with 48)."""
 
 
 class CudaEngine(Engine):

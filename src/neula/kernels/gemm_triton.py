@@ -257,8 +257,8 @@ class _Product:
             *self._descriptors(self.b, [config.columns, config.run]),
         )
         tiles = self.tiles(config)
-        # As many thread blocks as the units have room for go from tile to tile, where some are to stay free.
-        programs = min(tiles, multiprocessors(c.device) - spare) if spare and c.is_cuda else tiles
+        # Where multiprocessors are to stay free, a thread block on each other one goes from tile to tile.
+        programs = min(tiles, multiprocessors(c.device) - spare) if spare else tiles
         _gemm_kernel[(programs, len(c))](
             *descriptors,
             *(c, self.a.largest, self.b.largest, alpha, beta, m, n, self.k, piece),

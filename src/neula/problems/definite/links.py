@@ -53,12 +53,10 @@ def by_library(
     """
     a, label = matrices.a, f"cholesky {format.name}"
     report = stage(matrices.options.progress, f"factorizing in {format.name}")
-    # In single precision nothing waits for the answer: where scales matter, the residual shows it.
-    found = library_cholesky(a.to(format.dtype)) if format is not FP64 else None
     scales = _scales(a)
-    if found is None and looks and _is_safe(scales):
+    # In single precision nothing waits for the answer: where scales matter, the residual shows it.
+    if format is not FP64 or (looks and _is_safe(scales)):
         found = library_cholesky(a.to(format.dtype))
-    if found is not None:
         lower = found.lower.to(a.dtype)
     else:
         wide = scales.to(torch.promote_types(a.dtype, torch.float32))
