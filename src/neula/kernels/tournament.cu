@@ -1,8 +1,8 @@
 // A tournament of rows for the pivots of up to 32 columns, and the factors of the block that they form.
 //
 // A thread block eliminates with partial pivoting in a tile of rows, which stay in the registers of its threads, a
-// row each, and its pivot rows meet those of other tiles in the next round. Nobody waits: the last thread block of a group
-// to finish plays the next round for it. So a column costs a maximum over a thread block in each round and not
+// row each, and its pivot rows meet those of other tiles in the next round. Nobody waits: the last thread block of a
+// group to finish plays the next round for it. So a column costs a maximum over a thread block in each round and not
 // one over the GPU.
 
 #define WIDTH 32

@@ -354,8 +354,11 @@ class _Factorization:
         self._round(k, k)
 
     def _by_kernel(self, k: slice) -> bool:
+        """The same for one matrix, with the inverse; of a batch the library's products take less time."""
+        if len(self.a) != 1 or self.leaf != LEAF:
+            return False
         block, low = self.a[0, k, k], None if self.low is self.a else self.low.dtype
-        if len(self.a) > 1 or self.leaf != LEAF or not factor_lower.takes(block, low):
+        if not factor_lower.takes(block, low):
             return False
         inverse, order = factor_lower(block, low)
         self.orders.append(order)
