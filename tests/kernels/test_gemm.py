@@ -248,7 +248,7 @@ def test_parts_are_those_of_the_reference(triton_gemm: Gemm, scheme: Scheme, tra
 
 @EACH_SCHEME
 def test_every_configuration(triton_gemm: Gemm, scheme: Scheme) -> None:
-    from neula.kernels.gemm_triton import configs
+    from neula.kernels.gemm_tiles import configs
 
     a, b = uniform(130, 140, 17), uniform(140, 70, 18)
     for config in configs(scheme):
@@ -334,7 +334,8 @@ def test_the_unit_truncates_and_the_kernel_does_not_let_it() -> None:
 @pytest.mark.gpu
 def test_tiles_fill_the_gpu() -> None:
     """Where any do; those of a tiny product are small."""
-    from neula.kernels.gemm_triton import _filling, _Product, _split, configs
+    from neula.kernels.gemm_tiles import configs
+    from neula.kernels.gemm_triton import _filling, _Product, _split
     from neula.kernels.launch import multiprocessors
 
     scheme, device = SCHEMES["fp16_cor"], torch.device("cuda", torch.cuda.current_device())

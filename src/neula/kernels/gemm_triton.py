@@ -35,7 +35,6 @@ from neula.kernels.launch import multiprocessors, share
 from neula.kernels.parts import SCHEMES, Scheme
 from neula.kernels.parts_triton import exponents_of, round_to_bits, times_power_of_two
 
-
 PAD = 16
 """Rows of parts are filled up with zeros to a multiple of this, so that they start where bulk copies can."""
 
