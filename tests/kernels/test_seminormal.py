@@ -31,8 +31,8 @@ DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch
 pytestmark = [pytest.mark.gpu] if HAS_GPU else []
 
 LIMITS = limits_of(FP64.u / 2, 3)
-SYSTEM = Square(near=2.0**8, alike=2.0**3, definite=False)
-DEFINITE = Square(near=2.0**8, alike=2.0**3, definite=True)
+SYSTEM = Square(near=2.0**100, alike=2.0**3, definite=False)
+DEFINITE = Square(near=2.0**100, alike=2.0**3, definite=True)
 Solve = Callable[..., Seminormal]
 
 
@@ -240,14 +240,23 @@ def test_systems(solve: Solve, n: int) -> None:
 
 
 def test_systems_that_are_measured_scaled_are_left_alone(solve: Solve) -> None:
-    """A long row, a short column, all far from 1, a zero matrix, equal columns, and one that is fine."""
+    """A long row, a short column, all very far from 1, a zero matrix, equal columns, and one that is fine."""
     a, b = matrices(6, 8, 8), noise(6, 8, 1)
     a[0, 4] *= 50
     a[1, :, 2] /= 50
-    a[2] *= 1000
+    a[2] *= 2.0**110
     a[3] = 0
     a[4, :, 7] = a[4, :, 3]
     assert said(solve(a, b, square=SYSTEM))["accepted"] == [0.0] * 5 + [1.0]
+
+
+@pytest.mark.parametrize("size", [2.0**-95, 2.0**95])
+def test_systems_of_one_size_are_not_scaled(solve: Solve, size: float) -> None:
+    a, b = matrices(2, 8, 8) * size, noise(2, 8, 1)
+    found = solve(a, b, square=SYSTEM)
+    assert said(found)["accepted"] == [1.0, 1.0]
+    assert (true_errors(a, b, found.x) <= found.forward_error).all()
+    assert (found.forward_error <= 2 * FP64.u).all()
 
 
 def test_only_definite_matrices_are_definite(solve: Solve) -> None:

@@ -124,7 +124,7 @@ def test_the_forward_error_is_that_of_the_format(cond: float) -> None:
     b = noise(3, 12, 2)
     scaled = Scaled.of(a, b)
     lu, pivots = torch.linalg.lu_factor(scaled.a)
-    square = Square(scaled.a, _LU(lu, pivots), scaled.norms, doubled=True)
+    square = Square(scaled.a, _LU(lu, pivots), scaled.norms, scaled.b, scaled.frobenius, doubled=True)
     found = refine_doubled(square, scaled.b, tolerance=U64 / 2)
     x = scaled.unscale(found.x)
     for i in range(3):
@@ -139,7 +139,7 @@ def test_without_doubled_residuals(cond: float) -> None:
     a, b = random_matrix("geometric", 12, 12, cond=cond)[None], noise(1, 12, 2)
     scaled = Scaled.of(a, b)
     lu, pivots = torch.linalg.lu_factor(scaled.a)
-    square = Square(scaled.a, _LU(lu, pivots), scaled.norms, doubled=False)
+    square = Square(scaled.a, _LU(lu, pivots), scaled.norms, scaled.b, scaled.frobenius, doubled=False)
     found = refine_doubled(square, scaled.b, tolerance=U64 / 2)
     errors = System(a[0].numpy(), b[0].numpy()).errors(scaled.unscale(found.x)[0].numpy(), 12)
     assert (torch.from_numpy(errors) <= found.forward_error[0]).all()

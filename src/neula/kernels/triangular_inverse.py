@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from neula.kernels.precision import exact_matmul
+from neula.kernels.precision import exact_matmul, exactly
 
 
 def triangular_inverses(lu: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -62,21 +62,22 @@ def triangular_inverse(t: torch.Tensor, *, upper: bool, leaf: int | None = None)
     if order > n:  # bordered by an identity
         t = torch.nn.functional.pad(t, (0, order - n, 0, order - n))
         t.diagonal(dim1=1, dim2=2)[:, n:] = 1
-    inverse = _diagonal_blocks(t, leaf)
+    blocks = _diagonal_blocks(t, leaf)
     if leaf == 1:
-        inverse = inverse.reciprocal()
+        known = blocks.reciprocal()
     else:
-        identity = torch.eye(leaf, dtype=t.dtype, device=t.device).expand_as(inverse)
-        inverse = torch.linalg.solve_triangular(inverse, identity, upper=upper)
-    i, j = (0, 1) if upper else (1, 0)
-    while (size := inverse.shape[1]) < order:
-        beside = _quarters(_diagonal_blocks(t, 2 * size))[:, i, :, j]
-        known = inverse.unflatten(0, (-1, 2))
-        inverse = t.new_zeros(len(beside), 2 * size, 2 * size)
-        quarters = _quarters(inverse)
-        quarters[:, 0, :, 0], quarters[:, 1, :, 1] = known[:, 0], known[:, 1]
-        quarters[:, i, :, j] = -exact_matmul(known[:, i], exact_matmul(beside, known[:, j]))
-    return inverse.view(batch, order, order)[:, :n, :n]
+        identity = torch.eye(leaf, dtype=t.dtype, device=t.device).expand_as(blocks)
+        known = torch.linalg.solve_triangular(blocks, identity, upper=upper)
+    inverse = t.new_zeros(batch, order, order)
+    _diagonal_blocks(inverse, leaf).copy_(known)
+    size = leaf
+    while size < order:
+        first, second = (_halves(x, size) for x in (t, inverse))
+        i, j = (0, 1) if upper else (1, 0)
+        between = _product(first[i, j], second[j, j])
+        _product(second[i, i], between, out=second[i, j])
+        size *= 2
+    return inverse[:, :n, :n]
 
 
 def _leaf(n: int) -> int:
@@ -86,12 +87,26 @@ def _leaf(n: int) -> int:
 
 
 def _diagonal_blocks(t: torch.Tensor, size: int) -> torch.Tensor:
-    """Blocks on the diagonal of each of some matrices, all in one batch."""
+    """Blocks on the diagonal of each of some matrices, shape (batch, blocks, size, size): a view."""
     count = t.shape[1] // size
     blocks = t.unflatten(1, (count, size)).unflatten(3, (count, size))
-    return blocks.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2).flatten(0, 1)
+    return blocks.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
 
 
-def _quarters(t: torch.Tensor) -> torch.Tensor:
-    """Matrices of order 2 h as (batch, 2, h, 2, h)."""
-    return t.unflatten(2, (2, -1)).unflatten(1, (2, -1))
+def _halves(t: torch.Tensor, size: int) -> dict[tuple[int, int], torch.Tensor]:
+    """The four quarters of the blocks of order ``2 size`` on the diagonal, likewise."""
+    blocks = _diagonal_blocks(t, 2 * size)
+    parts = (slice(0, size), slice(size, None))
+    return {(i, j): blocks[..., parts[i], parts[j]] for i in (0, 1) for j in (0, 1)}
+
+
+def _product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """``A B``, or ``-A B`` in the place of ``out``; shape (batch, blocks, size, size) each."""
+    if out is None:
+        return exact_matmul(a, b)
+    if 1 in out.shape[:2]:  # views as one batch
+        a, b, flat = a.flatten(0, 1), b.flatten(0, 1), out.flatten(0, 1)
+        exactly(torch.baddbmm, flat, a, b, out=flat, alpha=-1.0, beta=0.0)
+    else:
+        out.copy_(exact_matmul(a, b)).neg_()
+    return out

@@ -108,7 +108,11 @@ class DoubledSolution:
         ``b - A x``.
     forward_error : Tensor, shape (batch, k)
         For x alone, bound on ``||D (x - x*)|| / ||D x*||``; infinite where updates are not to be trusted.
+    rounding : Tensor, shape (batch, k)
+        What x alone lacks, relative to it: by so much its backward error is larger.
     steps : int
+    unfinished : Tensor of bool, shape (batch, k)
+        Where another step would have made the forward error smaller.
     """
 
     x: torch.Tensor
@@ -116,11 +120,9 @@ class DoubledSolution:
     measures: Measures
     residual: torch.Tensor
     forward_error: torch.Tensor
+    rounding: torch.Tensor
     steps: int
-
-    def rounding(self, system: System) -> torch.Tensor:
-        """What x alone lacks, relative to it: by so much its backward error is larger, shape (batch, k)."""
-        return over(system.size(self.x_low), system.size(self.x))
+    unfinished: torch.Tensor
 
 
 def refine_doubled(
@@ -205,7 +207,8 @@ class Refinement:
         """What has been reached after at least one step."""
         system, high, low = self.system, self.high, self._low
         size = system.size(high)
-        forward_error = over(self._left, size) + over(system.size(low), size)
+        rounding = over(system.size(low), size)
+        forward_error = over(self._left, size) + rounding
         forward_error = COMPUTED * forward_error / (1 - forward_error)  # relative to the exact solution
         trusted = (system.rate <= MAX_RATE)[:, None] & (forward_error >= 0) & forward_error.isfinite()
         # Of x alone, as it is returned.
@@ -216,7 +219,9 @@ class Refinement:
             measures=measures,
             residual=residual,
             forward_error=torch.where(trusted, forward_error, torch.inf),
+            rounding=rounding,
             steps=self.steps,
+            unfinished=self.active,
         )
 
 

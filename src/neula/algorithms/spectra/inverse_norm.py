@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import torch
 
@@ -56,6 +56,50 @@ def inverse_norm(
     return sizes.amax(-1)[..., 0], v.gather(-1, best.expand(left.shape))
 
 
+class Beside:
+    """Solves for other right-hand sides together with those that are asked for: factors are read once.
+
+    Parameters
+    ----------
+    solve : callable
+    others : generator
+        Yields right-hand sides, shape (..., n, m), and is sent their solutions.
+
+    Examples
+    --------
+    >>> def others():
+    ...     halves = yield torch.ones(1, 2)
+    ...     print(halves)
+    >>> solves = Beside(lambda x: x / 2, others())
+    >>> solves(torch.eye(1)), solves.finish()
+    tensor([[0.5000, 0.5000]])
+    (tensor([[0.5000]]), None)
+    """
+
+    def __init__(self, solve: Solve, others: Generator[torch.Tensor, torch.Tensor, None]) -> None:
+        self._solve, self._others = solve, others
+        self._waiting = next(others, None)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self._waiting is None:
+            return self._solve(x)
+        count = x.shape[-1]
+        found = self._solve(torch.cat([x, self._waiting], -1))
+        self._go_on(found[..., count:])
+        return found[..., :count]
+
+    def finish(self) -> None:
+        """Solve for what nobody has come along with."""
+        while self._waiting is not None:
+            self._go_on(self._solve(self._waiting))
+
+    def _go_on(self, found: torch.Tensor) -> None:
+        try:
+            self._waiting = self._others.send(found)
+        except StopIteration:
+            self._waiting = None
+
+
 def sampled_inverse_norm(z: torch.Tensor) -> float:
     """Estimate ``||A^-1||_2`` from ``Z = A^-1 G`` for Gaussian vectors G, without anything transposed.
 
@@ -83,18 +127,29 @@ def sampled_inverse_norm(z: torch.Tensor) -> float:
     return float(size * gram[pairs[0], pairs[1]].square().mean().sqrt().sqrt())
 
 
-def norm_of(a: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """``||A diag(columns)^-1||_2``, estimated, shape (batch,).
+def norm_of(
+    a: torch.Tensor, columns: torch.Tensor, beside: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``||A diag(columns)^-1||_2``, estimated, shape (batch,), and ``A X`` for other vectors.
 
     Parameters
     ----------
     a : Tensor, shape (batch, n, n)
     columns : Tensor, shape (batch, n, 1)
+    beside : Tensor, shape (batch, n, k), optional
+        X; no vectors by default.
     """
-    n = a.shape[-1]
+    n, x = a.shape[-1], columns[..., :0] if beside is None else beside
     if n <= EXPLICIT:
-        return schatten_bounds(a / columns.mT)[0][:, 0]
-    image = a @ (gaussian(n, 1, a.dtype, a.device, seed=20180417) / columns)
+        return schatten_bounds(a / columns.mT)[0][:, 0], _times(a, x)
+    start = gaussian(n, 1, a.dtype, a.device, seed=20180417) / columns
+    images = _times(a, torch.cat([start, x], 2))
+    image = images[..., :1]
     back = (a.mT @ image) / columns
     norm = torch.linalg.vector_norm
-    return norm(back, dim=(1, 2)) / norm(image, dim=(1, 2))
+    return norm(back, dim=(1, 2)) / norm(image, dim=(1, 2)), images[..., 1:]
+
+
+def _times(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """``A X``, as a product that reads row-major matrices along their rows."""
+    return (x.mT @ a.mT).mT

@@ -190,7 +190,7 @@ def _minimum_norm(problems: ScaledProblems, factor: Factor, options: Options, bl
         found=found,
         x=x,
         rounding=over(system.size(rows.scale(x, problems) - found.x), system.size(found.x)),
-        low=found.rounding(system),
+        low=found.rounding,
         residual_norm=lengths(shift(residual, rows.exponents.mT)),
         b_norm=lengths(problems.b),
         condition=condition[:, 0],

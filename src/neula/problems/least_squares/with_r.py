@@ -120,7 +120,7 @@ def measured_members(
         found=found,
         x=x,
         rounding=rounding,
-        low=found.rounding(system),
+        low=found.rounding,
         residual_norm=residual_norm,
         b_norm=b_norm,
         condition=(system.norm * system.inverse_norm)[:, 0],

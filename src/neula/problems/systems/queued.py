@@ -1,4 +1,4 @@
-"""Systems by a Cholesky factor and its inverse, launched after one look at the sizes of the numbers.
+"""Systems by a Cholesky factor and its inverse, launched after at most one look at the sizes of numbers.
 
 So a CUDA graph plays all of it back, and where matrices are too large for graphs a GPU never waits for the
 host. A definite A is factorized itself, any other one by its normal
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from neula.algorithms.krylov.batched_lstsq import PROBES
-from neula.algorithms.krylov.doubled_refinement import refine_doubled
+from neula.algorithms.krylov.doubled_refinement import MAX_STEPS, refine_doubled
 from neula.algorithms.krylov.one_launch import limits_of
 from neula.algorithms.orthogonal.r_only import cholesky_r
 from neula.algorithms.triangular.inverted import InvertedBlocks
@@ -32,7 +32,7 @@ from neula.problems.systems.direct import (
     members_of,
 )
 from neula.problems.systems.problem import Members, Options
-from neula.problems.systems.scaled import ALIKE, NEAR, Scaled
+from neula.problems.systems.scaled import ALIKE, NEAR, Scaled, near_one
 
 NORMAL_EQUATIONS = "cholesky of the normal equations fp64"
 DEFINITE = "cholesky fp64, inverted"
@@ -122,37 +122,79 @@ def _in_one_launch(systems: Systems) -> Answer[Members]:
 
 def _replayed(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members, torch.Tensor]:
     """Some systems, and what was measured of them."""
-    # The only look: nothing that scaling needs is launched for numbers near 1, which is half of everything.
-    # In a batch that would depend on what the other systems are.
-    given = Scaled.as_given(a, b) if options.looks and len(a) == 1 else None
+    tuning = options.engine.tuning
+    # What scaling needs is half of everything, and mostly changes nothing. In a batch that would depend on
+    # what the other systems are.
+    alone = options.looks and len(a) == 1
+    if alone and a.shape[-1] ** 3 <= tuning.bordered:
+        if (supposed := _supposed(a, b, options)) is not None:
+            return supposed
+        alone = False
+    given = Scaled.as_given(a, b) if alone else None
+    # What is too large for a graph takes longer than to look whether another step is worth its while.
+    look = options.looks and a.nbytes > tuning.replayed_bytes
 
     def solved(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         scaled = Scaled.of(*inputs, looks=False) if given is None else Scaled.again(*inputs)
-        members = _solved(scaled, options)
+        members = _solved(scaled, options, look=look)
         return *members.tensors, members.measured()
 
     inputs = (a, b) if given is None else given.tensors
-    key = (
-        _solved,
-        given is None,
-        options.positive,
-        options.max_iterations,
-        options.target.name,
-        options.dtype,
-    )
-    *found, numbers = options.engine.replay(solved, inputs, key)
+    *found, numbers = options.engine.replay(solved, inputs, _key(options, given is None))
     return Members(*found), numbers
 
 
-def _solved(scaled: Scaled, options: Options) -> Members:
-    """Factorize, refine and measure some systems without synchronizing."""
-    tuning = options.engine.tuning
+def _supposed(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members, torch.Tensor] | None:
+    """A small system as if its numbers were near 1, which is looked at with the answer; None if they are not.
+
+    The host, which takes longer than a GPU here, then waits once.
+    """
+
+    def solved(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        scaled, ends = Scaled.supposed(*inputs)
+        members = _solved(scaled, options, look=False)
+        return *members.tensors, torch.cat([members.measured(), ends[:, None]])
+
+    *found, numbers = options.engine.replay(solved, (a, b), _key(options, "supposed"))
+    numbers = numbers.cpu()
+    of_members, ends = numbers.tensor_split([len(Members.names)])
+    return (Members(*found), of_members) if near_one(ends.flatten().tolist()) else None
+
+
+def _key(options: Options, kind: bool | str) -> tuple[object, ...]:
+    """What the launches depend on beside shapes."""
+    target = options.target.name
+    return _solved, kind, options.positive, options.max_iterations, target, options.dtype, options.looks
+
+
+def _solved(scaled: Scaled, options: Options, *, look: bool) -> Members:
+    """Factorize, refine and measure some systems without synchronizing, unless the host is to look."""
+    tuning, definite = options.engine.tuning, options.positive
     # Rounding errors of A^T r are magnified by the square of the condition number.
-    factors = _definite(scaled, tuning) if options.positive else _NormalEquations.of(scaled.a, tuning)
-    power = 1 if options.positive else 2
-    system = Square(scaled.a, factors, scaled.norms, doubled=True, vectors=PROBES, power=power)
-    found = refine_doubled(system, scaled.b, tolerance=options.digits, max_steps=_steps(options), look=False)
-    return members_of(scaled, system, found, torch.ones_like(scaled.norms[:, 0, 0]), options)
+    factors = _definite(scaled, tuning) if definite else _NormalEquations.of(scaled.a, tuning)
+    system = Square(
+        *(scaled.a, factors, scaled.norms, scaled.b, scaled.frobenius),
+        doubled=True,
+        vectors=PROBES,
+        power=1 if definite else 2,
+    )
+    steps, fewer = _steps(options), False
+    if look:  # what most take before the first look, beside which the answer is made
+        steps = min(system.power, options.max_iterations)
+    elif definite and options.looks:
+        # Blind steps do for condition numbers up to 1e6, of a definite A up to 1e12. There one less does up
+        # to 1e10, and what it leaves unfinished goes on to the library.
+        steps, fewer = max(1, steps - 1), True
+
+    def refined(steps: int, *, look: bool) -> tuple[Members, torch.Tensor]:
+        found = refine_doubled(system, scaled.b, tolerance=options.digits, max_steps=steps, look=look)
+        growth = torch.ones_like(scaled.norms[:, 0, 0])
+        return members_of(scaled, system, found, growth, options), found.unfinished.any(1)
+
+    members, unfinished = refined(steps, look=False)
+    if look and bool(unfinished.any()):
+        members, _ = refined(min(MAX_STEPS, options.max_iterations), look=True)
+    return replace(members, accepted=members.accepted & ~unfinished) if fewer else members
 
 
 def _steps(options: Options) -> int:

@@ -10,12 +10,12 @@ import torch
 from neula.algorithms.scaling import binary_exponents
 from neula.certificates.backward_error import over
 from neula.engines import FP64
-from neula.kernels.magnitudes import Magnitudes, largest_magnitude, magnitudes
+from neula.kernels.magnitudes import largest_magnitude, magnitudes
 from neula.kernels.shift import LIMIT, shift
 
-ALIKE, NEAR = 3, 8
+ALIKE, NEAR = 3, 100
 """Exponents of rows and columns that stay as they are differ by less, and are no larger: scaling is a pass
-over the matrix."""
+over the matrix. Such numbers are near 1 in that float64 holds fourth powers of them."""
 
 MODERATE = 2.0**200
 """Right-hand sides up to this, and down to its reciprocal, stay as they are."""
@@ -74,11 +74,18 @@ class Scaled:
     @classmethod
     def as_given(cls, a: torch.Tensor, b: torch.Tensor) -> Scaled | None:
         """The systems as they are, if all numbers are near 1; the host looks at sizes, once."""
+        found, ends = cls.supposed(a, b)
+        return found if near_one(ends.tolist()) else None
+
+    @classmethod
+    def supposed(cls, a: torch.Tensor, b: torch.Tensor) -> tuple[Scaled, torch.Tensor]:
+        """The systems as they are, and the sizes by which :func:`near_one` tells whether they may be."""
         a, b = a.double(), b.double()
-        sizes = magnitudes(a)
-        if not _near_one(sizes, b):
-            return None
-        return cls.again(a, b, sizes.norms, sizes.sums.amax(1)[:, None], largest_magnitude(b, 1))
+        sizes, size_of_b = magnitudes(a), largest_magnitude(b, 1)
+        of_a = torch.stack([sizes.rows.flatten(), sizes.columns.flatten()]).aminmax(dim=1)
+        of_b = size_of_b.masked_fill(size_of_b == 0, 1.0).aminmax()
+        found = cls.again(a, b, sizes.norms, sizes.sums.amax(1)[:, None], size_of_b)
+        return found, torch.cat([x.reshape(-1) for x in (*of_a, *of_b)])
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
@@ -125,6 +132,15 @@ class Scaled:
         return self.given or (not self.has_rows and not bool(self.columns.any()))
 
     @cached_property
+    def frobenius(self) -> torch.Tensor:
+        """``||R A C||_F``, shape (batch,); a pass over the matrix only where it was scaled."""
+        return (
+            torch.linalg.vector_norm(self.norms, dim=(1, 2))
+            if self.given
+            else torch.linalg.matrix_norm(self.a)
+        )
+
+    @cached_property
     def units(self) -> torch.Tensor:
         """Rows of A relative to the largest, shape (batch, n, 1)."""
         return shift(torch.ones_like(self.norms), self.rows - self.rows.amax(1, keepdim=True))
@@ -156,8 +172,8 @@ class Scaled:
 
     def longer(self, residual: torch.Tensor) -> torch.Tensor:
         """Where the residual of the systems that were given exceeds b, shape (batch, k)."""
-        units = 1.0 if self.given else self.units
-        sizes = [torch.linalg.vector_norm(units * x, dim=1) for x in (residual, self.b)]
+        pair = (residual, self.b) if self.given else (self.units * residual, self.units * self.b)
+        sizes = [torch.linalg.vector_norm(x, dim=1) for x in pair]
         return sizes[0] > sizes[1] * (1 + self.b.shape[1] * FP64.u)
 
     def symmetric(self) -> torch.Tensor:
@@ -170,15 +186,17 @@ class Scaled:
         return exponents.div(2, rounding_mode="floor")
 
 
-def _near_one(sizes: Magnitudes, b: torch.Tensor) -> bool:
+def near_one(ends: list[float]) -> bool:
     """Whether rows and columns are of one size, none of them zero, and b is neither huge nor tiny.
 
     Some matrices and right-hand sides are for :func:`_alike` to tell.
+
+    Parameters
+    ----------
+    ends : list of float
+        The smallest rows and columns, the largest ones, the smallest and the largest column of b.
     """
-    size_of_b = largest_magnitude(b, 1)
-    size_of_b = torch.where(size_of_b == 0, 1.0, size_of_b)
-    numbers = [y for x in (sizes.rows, sizes.columns, size_of_b) for y in x.aminmax()]
-    smallest, row, least, column, of_b, most_of_b = torch.stack(numbers).tolist()
+    smallest, least, row, column, of_b, most_of_b = ends
     return (
         min(smallest, least) >= 2.0**-NEAR
         and max(row, column) <= 2.0 ** (NEAR - 1)
