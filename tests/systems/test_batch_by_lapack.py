@@ -17,7 +17,8 @@ from neula.engines import FP32, FP64
 from neula.engines.shipped import cpu_tuning
 from neula.io.matrices import random_matrix
 from neula.problems.systems.batch_by_lapack import batch_by_lapack
-from neula.problems.systems.direct import SingularMember, solve_directly
+from neula.problems.systems.direct import solve_directly
+from neula.problems.systems.library_factors import SingularMember
 from neula.problems.systems.problem import Systems
 
 from .test_direct import OPTIONS, U64

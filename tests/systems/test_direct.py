@@ -15,8 +15,9 @@ from neula.algorithms.krylov.doubled_refinement import COMPUTED, refine_doubled
 from neula.engines import FP32, FP64, CpuEngine
 from neula.io.matrices import random_matrix
 from neula.pipeline.chain import Declined
-from neula.problems.systems.direct import _LU, SingularMember, Square, Systems, _worst, solve_directly
-from neula.problems.systems.problem import Members, Options
+from neula.problems.systems.direct import Square, _worst, solve_directly
+from neula.problems.systems.library_factors import _LU, SingularMember
+from neula.problems.systems.problem import Members, Options, Systems
 from neula.problems.systems.scaled import ALIKE, NEAR, Scaled
 
 U64 = 2.0**-53

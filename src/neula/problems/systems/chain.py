@@ -14,8 +14,8 @@ from neula.certificates.bounds import solve_bound
 from neula.engines import FP32, FP64, Arithmetic, Format, Tuning
 from neula.pipeline.chain import Answer, Link, Verdict
 from neula.problems.systems import links
-from neula.problems.systems.direct import Systems, solve_directly
-from neula.problems.systems.problem import Members, Options
+from neula.problems.systems.direct import solve_directly
+from neula.problems.systems.problem import Members, Options, Systems
 from neula.problems.systems.queued import DEFINITE, NORMAL_EQUATIONS, solve_queued
 from neula.problems.systems.system import System
 

@@ -25,12 +25,11 @@ from neula.pipeline.border import Border
 from neula.pipeline.chain import Answer
 from neula.pipeline.progress import stage
 from neula.problems.systems.direct import (
-    Factors,
     Square,
-    SymmetricallyScaled,
     Systems,
     members_of,
 )
+from neula.problems.systems.library_factors import Factors, SymmetricallyScaled
 from neula.problems.systems.problem import Members, Options
 from neula.problems.systems.scaled import ALIKE, NEAR, Scaled, near_one
 

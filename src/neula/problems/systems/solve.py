@@ -42,8 +42,8 @@ from neula.problems.systems.chain import (
     chain_alone,
     chain_together,
 )
-from neula.problems.systems.direct import SingularMember, Systems
-from neula.problems.systems.problem import Members, Options
+from neula.problems.systems.library_factors import SingularMember
+from neula.problems.systems.problem import Members, Options, Systems
 from neula.problems.systems.system import System
 
 STRUCTURES = ("gen", "pos")
