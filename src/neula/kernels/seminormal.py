@@ -134,17 +134,17 @@ def columns_of(n: int) -> int:
 
 
 @trial("The kernel of small problems", "dozens of launches take its place")
-def _tried(device: torch.device, columns: int, square: int) -> None:
-    a = torch.eye(columns, dtype=torch.float64, device=device)[None]
+def _tried(device: torch.device, columns: int, square: int, size: int) -> None:
+    a = torch.eye(columns, dtype=torch.float64 if size == 8 else torch.float32, device=device)[None]
     limits = Limits(2.0**-54, 1, 0.25, 8.0, 2.0**-104, 2.0, 0.5, 1.0, 0.1)
-    solved(a, a[..., :1], torch.float64, limits, Square(2.0, 2.0, definite=True) if square else None)
+    solved(a, a[..., :1], a.dtype, limits, Square(2.0, 2.0, definite=True) if square else None)
 
 
 def takes(a: torch.Tensor, *, square: bool = False) -> bool:
     """Whether the kernel runs on the device of some matrices, and has room for them."""
     m, n = a.shape[1:]
     fits = 0 < n <= min(m, MAX_COLUMNS)
-    return fits and a.is_cuda and _tried.passed(a.device, columns_of(n), int(square))
+    return fits and a.is_cuda and _tried.passed(a.device, columns_of(n), int(square), a.dtype.itemsize)
 
 
 def solved(
