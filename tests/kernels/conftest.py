@@ -34,6 +34,7 @@ if not torch.cuda.is_available() and "triton" not in sys.modules:
         import neula.kernels.mgs_triton
         import neula.kernels.normal_product_triton
         import neula.kernels.projection_triton
+        import neula.kernels.refining_triton
         import neula.kernels.seminormal_triton
         import neula.kernels.shift_triton
         import neula.kernels.split_triton

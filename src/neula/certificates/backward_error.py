@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from neula.engines.reduction import HERE, Reduction
+from neula.kernels.refining import perturbations, quotient
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,8 @@ class Norms:
         ``||A^T r|| / ||r||`` (Stewart, 1977); changing b by the residual does so too; and the optimal
         perturbation is at most ``||P r|| / ||x||`` (Walden, Karlson, Sun, 1995).
         """
-        optimality = over(self.gradient, norm * self.residual)
-        consistent = over(self.residual, self.image + self.b)
-        projected = over(self.projected, self.image)
-        return Measures(torch.minimum(torch.minimum(optimality, consistent), projected), optimality)
+        norms = self.gradient, self.residual, self.projected, self.image, self.b
+        return Measures(*perturbations(*norms, norm))
 
 
 def norms_of(
@@ -155,4 +154,4 @@ def backward_error(
 
 def over(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """``a / b``, 0 where both vanish."""
-    return (a / b).masked_fill(a == 0, 0.0)
+    return quotient(a, b)

@@ -31,6 +31,7 @@ from neula.engines.reduction import HERE, Reduction
 from neula.kernels.doubled import Doubled
 from neula.kernels.doubled_normal import doubled_normal
 from neula.kernels.normal_product import normal_product, transposed_product
+from neula.kernels.refining import uncertainty
 from neula.kernels.triangular_inverse import triangular_inverse
 
 PROBES = 8
@@ -253,14 +254,10 @@ class Overdetermined(Factored):
         noise: float,
     ) -> Evaluation:
         projected = self.coordinates(gradient)
-        rate = self.rate[:, None]
-        # Errors of the residual reach x through B^+, and those of the gradient through (B^T B)^-1.
         b_norm, residual_norm = self.over_rows.norms(b, residual, dim=1)
-        floor = noise * (self.norm_bound * self.size(high) + b_norm + self.condition[:, None] * residual_norm)
-        wrong = rate / (1 - rate) * lengths(projected) + floor
-        update, left, floor = self.over_rows.agreed(
-            self.inverse @ projected, self.inverse_norm * wrong, self.inverse_norm * floor
-        )
+        norms = lengths(projected), self.size(high), b_norm, residual_norm
+        errors = uncertainty(norms, self.rate[:, None], self.norm_bound, self.inverse_norm, noise)
+        update, left, floor = self.over_rows.agreed(self.inverse @ projected, *errors)
         return Evaluation(update, left, residual, floor)
 
     def updated(

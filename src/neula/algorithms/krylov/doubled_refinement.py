@@ -20,8 +20,9 @@ from typing import Protocol
 
 import torch
 
-from neula.algorithms.krylov.driver import unfinished
+from neula.algorithms.krylov.driver import STAGNATION
 from neula.certificates.backward_error import Measures, over
+from neula.kernels.refining import added, progress, relative_error
 
 MAX_STEPS = 30
 """At a rate of 1/4 so many steps give 60 bits."""
@@ -194,23 +195,21 @@ class Refinement:
         """Take one, without synchronizing; returns the residuals before it."""
         self.steps += 1
         found = self.system.evaluate(self.b, self.high, self._low)
-        update = torch.where(self.active[:, None], found.update, 0.0)
-        self.high, self._low = add_to_pair(self.high, self._low, update)
-        before, self._left = self._left, torch.where(self.active, found.left, self._left)
+        self.high, self._low, self._update = added(self.high, self._low, found.update, self.active)
         # Not relative to x: first updates may be far too long, and those errors then stay at 1.
-        tolerance = self.tolerance * self.system.size(self.high)
-        self.active &= unfinished(self._left, before, tolerance) & (self._left > FLOOR * found.floor)
-        self._residual, self._update = found.residual, update
+        size = self.system.size(self.high)
+        self._left, self.active = progress(
+            self.active, found.left, self._left, found.floor, size, self.tolerance, STAGNATION, FLOOR
+        )
+        self._residual = found.residual
         return found.residual
 
     def solution(self) -> DoubledSolution:
         """What has been reached after at least one step."""
         system, high, low = self.system, self.high, self._low
         size = system.size(high)
-        rounding = over(system.size(low), size)
-        forward_error = over(self._left, size) + rounding
-        forward_error = COMPUTED * forward_error / (1 - forward_error)  # relative to the exact solution
-        trusted = (system.rate <= MAX_RATE)[:, None] & (forward_error >= 0) & forward_error.isfinite()
+        low_size, rate = system.size(low), system.rate[:, None]
+        forward_error = relative_error(self._left, size, low_size, rate, MAX_RATE, COMPUTED)
         # Of x alone, as it is returned.
         residual, measures = system.updated(self.b, high, self._residual, self._update - low)
         return DoubledSolution(
@@ -218,8 +217,8 @@ class Refinement:
             x_low=system.solution(low),
             measures=measures,
             residual=residual,
-            forward_error=torch.where(trusted, forward_error, torch.inf),
-            rounding=rounding,
+            forward_error=forward_error,
+            rounding=over(low_size, size),
             steps=self.steps,
             unfinished=self.active,
         )
