@@ -23,8 +23,8 @@ P = TypeVar("P", bound=Problems)
 V = TypeVar("V", bound=Values)
 Judged = TypeVar("Judged", bound=Problems, contravariant=True)
 
-Settled = Callable[[torch.Tensor], torch.Tensor]
-"""From what was measured of a batch to a tensor of one bool."""
+Settled = Callable[[np.ndarray, np.ndarray], bool]
+"""From the smallest and the largest of each number that was measured of a batch."""
 
 MANY = 2048
 """Problems from which on the host reads no more than the worst if all are accepted at once: to look at the
@@ -215,14 +215,14 @@ class Run(Generic[V]):
         self, answer: Answer[V], measured: torch.Tensor, settled: Settled, judge: Judge[Any, V]
     ) -> bool:
         """Take first answers if nothing is left to do for any of many problems; tells whether that is so."""
-        kinds, count = measured.shape
+        count = measured.shape[1]
         if count < MANY or len(self.demerit) or count < len(self.accepted):
             return False
-        worst = measured[:, measured.argmax(1)]
-        *read, all_settled = _read(torch.cat([worst.flatten(), settled(measured).to(worst.dtype)[None]]))
-        if not all_settled:
+        worst = measured[:, measured.argmax(1)]  # NaN is the largest, and the smallest
+        read = _read(torch.cat([worst, measured.amin(1)[None]]))
+        numbers, smallest = read[:-1], read[-1]
+        if not settled(smallest, numbers.diagonal()):
             return False
-        numbers = np.reshape(read, (kinds, kinds))
         verdict = judge.verdict(answer, numbers)
         self.keep(answer, numbers, replace(verdict, accepted=np.ones(count, dtype=bool)))
         return True
@@ -296,7 +296,7 @@ def run_chain(
     begun : Answer, optional
         What the first link has found already (``neula.pipeline.pending.first_answer``); not changed.
     settled : callable, optional
-        Whether nothing is left to do for any problem, from what was measured: a tensor of one bool.
+        Whether nothing is left to do for any problem, from the extremes of what was measured.
 
     Raises
     ------

@@ -261,10 +261,17 @@ class LeastSquaresJudge:
             accepted = accepted & full_rank & (of["refined_error"] <= self.bound)
         return accepted
 
-    def settled(self, measured: torch.Tensor) -> torch.Tensor:
-        """Whether all are solved, with as many digits as are asked for, and none is zero."""
-        of = dict(zip(Members.names, measured, strict=True))
-        return (self.accepts(of) & (of["forward_error"] <= self.largest_error) & (of["zero"] == 0)).all()
+    def settled(self, smallest: np.ndarray, largest: np.ndarray) -> bool:
+        """Whether all are solved, with as many digits as are asked for, and none is zero.
+
+        Parameters
+        ----------
+        smallest, largest : array of float, shape (numbers,)
+            Of what was measured, NaN where a number is.
+        """
+        of = dict(zip(Members.names, largest, strict=True))
+        of["accepted"] = smallest[Members.names.index("accepted")]
+        return bool(self.accepts(of) and of["forward_error"] <= self.largest_error and of["zero"] == 0)
 
     def verdict(self, answer: Answer[Members], numbers: np.ndarray) -> Verdict:
         """Of solutions whose backward error is small enough the one with the most digits is best.
