@@ -9,7 +9,8 @@ import warnings
 import pytest
 import torch
 
-from neula.kernels.dispatch import Trial, kernel, runs, trial
+from neula.kernels import dispatch
+from neula.kernels.dispatch import OLDEST, Trial, expected, kernel, runs, trial, try_together
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -72,3 +73,36 @@ def test_any_other_failure_is_told_once() -> None:
         assert not tried.passed(GPU)
     with warnings.catch_warnings(action="error"):
         assert not tried.passed(GPU)
+
+
+@pytest.mark.parametrize(("capability", "likely"), [(OLDEST, True), ((7, 5), False)])
+def test_a_kernel_is_expected_to_run_until_it_has_failed(
+    capability: tuple[int, int], likely: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    dispatch._compiles.cache_clear()
+
+    @trial("The kernel", "plain torch takes its place")
+    def fails(device: torch.device) -> None:
+        raise RuntimeError("no compiler")
+
+    likely_one = kernel("neula.kernels.x_triton:x", trial=fails)(torch.neg)
+    assert expected(likely_one, GPU) == likely
+    assert not expected(likely_one, CPU)
+    with pytest.warns(RuntimeWarning, match="no compiler"):
+        assert not runs(likely_one, GPU)
+    assert not expected(likely_one, GPU)
+    dispatch._compiles.cache_clear()
+
+
+def test_trials_run_side_by_side_and_once() -> None:
+    both = threading.Barrier(2, timeout=30)
+    trials = [
+        Trial(lambda device: both.wait(), "The kernel", "plain torch takes its place") for _ in range(2)
+    ]
+    try_together(trials, CPU)
+    assert [tried.outcome(GPU) for tried in trials] == [None, None]
+    try_together(trials, GPU)  # one after the other they would wait for ever
+    assert [tried.outcome(GPU) for tried in trials] == [True, True]
+    try_together(trials, GPU)

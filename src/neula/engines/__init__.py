@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from neula.engines.cpu import CpuEngine, measured_rates, why_no_bf16
-from neula.engines.cuda import CudaEngine, load_solvers, measured_rate
+from neula.engines.cuda import CudaEngine, measured_rate
 from neula.engines.emulated import EmulatedEngine
 from neula.engines.engine import Engine
 from neula.engines.formats import (
@@ -67,13 +67,6 @@ def select_engine(engine: str | Engine, device: torch.device) -> Engine:
     ValueError
         If the name is unknown, or the engine cannot work on this machine.
     """
-    found = _selected(engine, device)
-    if found.device.type == "cuda":
-        load_solvers()
-    return found
-
-
-def _selected(engine: str | Engine, device: torch.device) -> Engine:
     if isinstance(engine, Engine):
         return engine
     if engine == "auto":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 
 import torch
 
@@ -16,7 +16,7 @@ from neula.engines.tuned import tuned
 from neula.engines.tuning import Tuning
 from neula.kernels import calu, tournament
 from neula.kernels.batched_product import batched_product, joined, room, split
-from neula.kernels.dispatch import runs
+from neula.kernels.dispatch import expected, runs
 from neula.kernels.gemm import corrected_gemm, corrected_gram
 from neula.kernels.kept import Kept, keep
 from neula.kernels.precision import exact_matmul, exactly
@@ -62,7 +62,9 @@ class CudaEngine(Engine):
 
     @property
     def tuning(self) -> Tuning:
-        return _tuning_of(self.device, self.replayed_bytes)
+        kernels = (corrected_gemm, tournament.play, calu.eliminate)
+        corrected, *tournaments = (expected(kernel, self.device) for kernel in kernels)
+        return _tuning_of(self.device, self.replayed_bytes, corrected, all(tournaments))
 
     @property
     def _half(self) -> bool:
@@ -270,33 +272,15 @@ class CudaEngine(Engine):
 
 
 @lru_cache(maxsize=16)
-def _tuning_of(device: torch.device, replayed_bytes: int) -> Tuning:
+def _tuning_of(device: torch.device, replayed_bytes: int, corrected: bool, tournaments: bool) -> Tuning:
     """Asked for some ten times a call, so it must not cost what asking the device does."""
-    tournaments = runs(tournament.play, device) and runs(calu.eliminate, device)
     shipped = cuda_tuning(
         torch.cuda.get_device_capability(device),
         replayed_bytes=replayed_bytes,
-        corrected=runs(corrected_gemm, device),
+        corrected=corrected,
         tournament_width=tournament.WIDTH if tournaments else 0,
     )
     return tuned(shipped, device)
-
-
-_loading = threading.Lock()
-
-
-def load_solvers() -> None:
-    """Let torch load its solvers, which fails where several threads ask for the first time at once.
-
-    Source: issue 90613 of PyTorch, "lazy wrapper should be called at most once".
-    """
-    with _loading:
-        _loaded()
-
-
-@cache
-def _loaded() -> None:
-    torch.linalg.inv_ex(torch.ones(1, 1, device="cuda"))
 
 
 _of_thread = threading.local()

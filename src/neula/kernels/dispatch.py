@@ -10,11 +10,15 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterable
-from functools import update_wrapper
+from functools import lru_cache, update_wrapper
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
+
+OLDEST = (8, 0)
+"""Compute capability from which on kernels are likely to run: of the oldest GPUs that Triton is made for."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -47,6 +51,10 @@ class Trial:
                 if key not in self._passed:
                     self._passed[key] = self.run(device, *variant)
         return self._passed[key]
+
+    def outcome(self, device: torch.device) -> bool | None:
+        """Whether kernels without variants run on a device; None where they have not been tried."""
+        return self._passed.get((device,))
 
     def run(self, device: torch.device, *variant: int) -> bool:
         """Launch now, and warn where that fails for another reason than a missing package."""
@@ -101,6 +109,10 @@ class Kernel(Generic[P, R]):
             return self.tried.passed(first.device)
         return self.tried.passed(first.device, self._variant(*args, **kwargs))
 
+    def compiles(self, device: torch.device) -> bool:
+        """Whether what compiles the kernel is there, and made for a GPU like this."""
+        return _compiles("cuda" if self._module_name.endswith("_cuda") else "triton", device)
+
     @property
     def kernel(self) -> Callable[P, R]:
         """The kernel's function, whatever the device.
@@ -111,6 +123,12 @@ class Kernel(Generic[P, R]):
             Without what compiles it: Triton, or a torch that compiles CUDA.
         """
         return getattr(import_module(self._module_name), self._name)
+
+
+@lru_cache
+def _compiles(language: str, device: torch.device) -> bool:
+    there = hasattr(torch.cuda, "_compile_kernel") if language == "cuda" else find_spec("triton") is not None
+    return there and torch.cuda.get_device_capability(device) >= OLDEST
 
 
 def _first_tensor(given: Iterable[object]) -> torch.Tensor:
@@ -149,3 +167,29 @@ def kernel(
 def runs(function: Kernel[..., Any], device: torch.device) -> bool:
     """Whether the kernel of a decorated function, which has no variants, runs on a device."""
     return device.type == "cuda" and function.tried.passed(device)
+
+
+def expected(function: Kernel[..., Any], device: torch.device) -> bool:
+    """Whether the kernel of a decorated function, which has no variants, is likely to run on a device.
+
+    For decisions about speed alone: nothing is launched for them, since to compile a kernel takes a second.
+    Once a trial has failed, it is no.
+    """
+    return device.type == "cuda" and function.tried.outcome(device) is not False and function.compiles(device)
+
+
+def try_together(trials: Iterable[Trial], device: torch.device) -> None:
+    """Try kernels that are needed soon, and have no variants, side by side.
+
+    Most of the time that compilers take they are programs of their own, and leave other cores idle.
+    """
+    if device.type != "cuda":
+        return
+    untried = [tried for tried in trials if tried.outcome(device) is None]
+    if len(untried) < 2:
+        return
+    threads = [threading.Thread(target=tried.passed, args=(device,)) for tried in untried]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

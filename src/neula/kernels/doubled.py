@@ -175,14 +175,26 @@ def _tried(device: torch.device) -> None:
     """Whether it keeps rounding errors as well."""
     from neula.kernels.doubled_triton import ALONG
 
-    # One thread sums both products; if the second is added before it is rounded, its error counts twice.
-    a = torch.zeros(1, 1, 1 + ALONG, device=device, dtype=torch.float64)
+    # One thread sums both products; if the second is added before it is rounded, its error counts twice. Rows
+    # begin where those of most matrices do, so that residuals take what is compiled here.
+    a = torch.zeros(1, 1, ALONG + 16, device=device, dtype=torch.float64)[..., : 1 + ALONG]
     a[..., -1] = 1 + 2.0**-30
     x = a.clone()
-    a[..., 0], x[..., 0] = -1, 1 + 2.0**-29
-    high, low = doubled_product.kernel(a, x.mT)
-    if (high.item(), low.item()) != (2.0**-60, 0.0):
-        raise ArithmeticError(f"(1 + 2^-30)^2 - (1 + 2^-29) is said to be {high.item()} + {low.item()}")
+    a[..., 0], x[..., 0] = 1, -1 - 2.0**-29
+    zero = torch.zeros_like(x)
+    high, low = doubled_product.kernel(a, x.mT, zero.mT, zero[..., :1])
+    if (high.item(), low.item()) != (-(2.0**-60), 0.0):
+        raise ArithmeticError(f"(1 + 2^-29) - (1 + 2^-30)^2 is said to be {high.item()} + {low.item()}")
+
+
+@trial("The kernel of doubled products with transposes", "sliced products take its place")
+def transposes_tried(device: torch.device) -> None:
+    """The same kernel as gradients take it, which is compiled by itself."""
+    from neula.kernels.doubled_triton import ALONG
+
+    rows = torch.zeros(1, 1, ALONG + 16, device=device, dtype=torch.float64)[..., : 1 + ALONG]
+    one = rows.new_zeros(1, 1, 1)
+    doubled_product.kernel(rows.mT, one, one)
 
 
 @kernel("neula.kernels.doubled_triton:doubled_product_triton", trial=_tried)

@@ -123,6 +123,7 @@ def doubled_product_triton(
         "x_column",
         "low_batch",
         "low_column",
+        *("x", "x_low", "high", "low"),
     ]
 )
 def _pieces(
@@ -167,7 +168,11 @@ def _pieces(
         _store(high + place + 3 * m, low + place + 3 * m, s3, c3, i < tl.where(vector + 3 < k, m, 0))
 
 
-@triton.jit(do_not_specialize=["m", "k", "size", "pieces", "b_batch", "b_row", "b_column"])
+@triton.jit(
+    do_not_specialize=[
+        *("m", "k", "size", "pieces", "b_batch", "b_row", "b_column", "high", "low", "b", "to_high", "to_low")
+    ]
+)
 def _sum_of_pieces(
     high, low, b, to_high, to_low, m, k, size, pieces, b_batch, b_row, b_column,
     ROWS: tl.constexpr, FROM_B: tl.constexpr,

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from neula.kernels.solvers import load_solvers
+
 
 class _NoTF32(NamedTuple):
     """Constructor and destructor of ATen's guard, and whether one is alive in this thread."""
@@ -88,7 +90,7 @@ def _lt_is_preferred() -> bool:
 
 
 class plain_arithmetic:
-    """No gradients, and no autocast that would round operands behind an engine's back.
+    """No gradients, no autocast that rounds operands behind an engine's back, and solvers that are there.
 
     Parameters
     ----------
@@ -99,6 +101,8 @@ class plain_arithmetic:
         self._type = device.type
 
     def __enter__(self) -> None:
+        if self._type == "cuda":
+            load_solvers()
         self._gradients, self._casts = torch.is_grad_enabled(), torch.is_autocast_enabled(self._type)
         torch.set_grad_enabled(False)
         torch.set_autocast_enabled(self._type, False)
