@@ -108,7 +108,8 @@ def test_gram_matrices_by_blocks_of_rows(
 @pytest.mark.parametrize("by_kernel", [False, pytest.param(True, marks=[pytest.mark.gpu] if HAS_GPU else [])])
 def test_gram_matrices_of_scaled_columns_in_double_precision(by_kernel: bool) -> None:
     """Columns whose units float32 does not hold are never in it as they are."""
-    a, units = uniform(200, 33, 12).double(), 2.0 ** torch.arange(-800, 850, 50, dtype=torch.float64)
+    a = uniform(200, 33, 12).double()
+    units = 2.0 ** torch.arange(-800, 850, 50, dtype=torch.float64, device=a.device)
     scales = 1 / units
     blocks = [slice(0, 32), slice(32, 33)]
     if by_kernel:

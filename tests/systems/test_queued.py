@@ -218,11 +218,11 @@ def test_what_is_not_definite_is_an_error() -> None:
 def test_on_a_gpu(n: int) -> None:
     a, x = random_matrix("normal", n, n, device="cuda"), torch.ones(n, dtype=torch.float64, device="cuda")
     for _ in range(3):  # as it is, captured, played back
-        found = neula.solve(a, a @ x)
+        found = neula.solve(a, a @ x, engine="cuda")
         assert found.converged
         assert found.method == LABEL
         assert float((found.x - x).norm() / x.norm()) <= 1e-13 * n
         definite = a @ a.mT + n * torch.eye(n, device="cuda")
-        found = neula.solve(definite, definite @ x, assume_a="pos")
+        found = neula.solve(definite, definite @ x, assume_a="pos", engine="cuda")
         assert found.method == (DEFINITE if n > 64 else LABEL)
         assert float((found.x - x).norm() / x.norm()) <= 1e-13 * n

@@ -99,7 +99,8 @@ def cuda_tuning(
         double=Recursion("cholesky", 256),
         # One of two H200, for 32768 x 16384 in fp16: 37 ms; by 512 columns 51, by 128 columns 120.
         spread=Recursion("cholesky32", 1024) if corrected else None,
-        by_host=7_000_000,  # 600 x 100: 1.0 ms, and 1.3; 200 x 200: 1.2 and 1.7; 500 x 200: 1.7 and 1.5
+        # 64 x 32: 0.48 ms, and 0.58. Beyond, BLAS takes several threads, and up to 44 ms where cores are shared.
+        by_host=250_000,
         batched_elements=1 << 22,
         chunk_elements=1 << 26,
         together=130_000_000_000 if fast_fp64 else 10_000_000,

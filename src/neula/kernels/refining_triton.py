@@ -28,7 +28,7 @@ INPUTS, OUTPUTS, NUMBERS = 7, 3, 3
 def added_triton(high: torch.Tensor, low: torch.Tensor, update: torch.Tensor, active: torch.Tensor) -> Three:
     """:func:`neula.kernels.refining.added` by the kernel, queued on the current stream."""
     given = [x.contiguous() for x in (high, low, update)]
-    found = [torch.empty_like(x) for x in given]
+    found = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in given]
     _launch(_added, given, found, active=active)
     return found[0], found[1], found[2]
 
@@ -104,7 +104,7 @@ def _launch(
 ) -> None:
     """For each element of the results; all tensors are made contiguous, the results are."""
     first, shape = found[0], found[0].shape
-    nothing = first.view(torch.uint8)
+    nothing = first.view(-1).view(torch.uint8)
     bools = [nothing if x is None else x.contiguous().view(torch.uint8) for x in (active, to_active)]
     given = [x.contiguous() for x in given]
     given += given[:1] * (INPUTS - len(given))

@@ -122,11 +122,12 @@ class Call:
         m, n = a.shape
         if not 0 < m * n * (min(m, n) + sum(b[:1].numel() for b in others)) <= limit:
             return self
+        host = select_engine("cpu", torch.device("cpu"))
+        if m * n >= host.tuning.in_torch:  # several threads would work on it
+            return self
         operands = {name: taken.fetched() for name, taken in self.operands.items()}
         weights = None if self.weights is None else self.weights.fetched()
-        return replace(
-            self, operands=operands, weights=weights, engine=select_engine("cpu", torch.device("cpu"))
-        )
+        return replace(self, operands=operands, weights=weights, engine=host)
 
     @property
     def seconds(self) -> float:

@@ -137,7 +137,7 @@ def shifted_cholesky3_r(
     diagonal *= 1 + n * shift  # of columns with norm 1: their units do not matter
     r = step = upper_cholesky(gram)[0]
     inverse = triangular_inverse(step, upper=True)
-    shortest = a.new_zeros(()) if rcond is None else _shortest(a, inverse, sizes[..., None])
+    shortest = a.new_zeros(1) if rcond is None else _shortest(a, inverse, sizes[..., None], over_rows)
     for passes in (2, 3):
         a = a @ inverse
         step = cholesky_r(a, over_rows)
@@ -145,14 +145,18 @@ def shifted_cholesky3_r(
         if passes == 3:
             break
         # The host has launched two passes when it waits.
-        if rcond is not None and bool(~(shortest >= rcond) | step[0, 0, 0].isnan()):
+        if rcond is not None and bool(over_rows.agree(~(shortest >= rcond) | step[0, 0, :1].isnan())):
             return r.fill_(torch.nan)
         inverse = triangular_inverse(step, upper=True)
     return r
 
 
-def _shortest(a: torch.Tensor, inverse: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
-    """``||B y|| / ||y||`` for ``B = A D^-1`` and a y that makes it small: not below the least singular value.
+def _shortest(
+    a: torch.Tensor, inverse: torch.Tensor, sizes: torch.Tensor, over_rows: Reduction
+) -> torch.Tensor:
+    """``||B y|| / ||y||`` for ``B = A D^-1`` and a y that makes it small, shape (1,).
+
+    It is not below the least singular value.
 
     Inverse iteration with ``(B^T B + s I)^-1 = D R^-1 R^-T D`` takes out what belongs to singular values
     beyond the root of s.
@@ -160,7 +164,7 @@ def _shortest(a: torch.Tensor, inverse: torch.Tensor, sizes: torch.Tensor) -> to
     y, inverse = gaussian(a.shape[2], 1, a.dtype, a.device, seed=1)[None], sizes * inverse
     for _ in range(INVERSE_STEPS):
         y = inverse @ (inverse.mT @ y)
-    return torch.linalg.vector_norm(a @ (y / sizes)) / torch.linalg.vector_norm(y)
+    return over_rows.norms((a @ (y / sizes))[0, :, 0])[0].reshape(1) / torch.linalg.vector_norm(y)
 
 
 def cholesky32_r(a: torch.Tensor, over_rows: Reduction = HERE) -> torch.Tensor:

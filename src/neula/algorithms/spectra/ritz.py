@@ -9,6 +9,7 @@ import torch
 from neula.algorithms.orthogonal.cholesky_qr import cholesky_qr32, cholesky_qr32_in_place
 from neula.algorithms.orthogonal.householder import householder
 from neula.algorithms.orthogonal.panels import panel_named
+from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.engines import Engine
 from neula.kernels.cholesky import MAX_COLUMNS
 from neula.kernels.small_svd import small_svd
@@ -44,6 +45,9 @@ class Ritz:
         ``E^T E``, float64, on the host.
     loss : float
         ``||U^T U - I||_F / sqrt(l)`` or the same of V, whichever is larger.
+    rounding : float
+        Bound on ``||V^T E||_2``, which is zero but for rounding errors of products with A and of bases: by so
+        much ``U^T A V`` differs from diag(s).
     """
 
     u: torch.Tensor
@@ -52,6 +56,7 @@ class Ritz:
     image: torch.Tensor
     rest: torch.Tensor
     loss: float
+    rounding: float
 
 
 def orthonormal(
@@ -182,13 +187,15 @@ def _measured(a: torch.Tensor, triplets: Tensors, engine: Engine) -> Ritz:
 
     def measured(image: torch.Tensor, u: torch.Tensor, s: torch.Tensor, v: torch.Tensor) -> Tensors:
         losses = [_loss(gram) for gram in (over_rows.total(_gram64(u)), _gram64(v))]
-        rest = _gram64(image - v * s.to(v))
-        return (torch.cat([rest, s[None], torch.stack(losses).amax().expand(1, len(s))]),)
+        rest = image - v * s.to(v)
+        rounding = schatten_bounds((v.double().T @ rest.double())[None])[1][0, 0]
+        numbers = [torch.stack(losses).amax(), rounding]
+        return (torch.cat([_gram64(rest), s[None], torch.stack(numbers)[:, None].expand(2, len(s))]),)
 
     image = engine.inner(a, u)
     (found,) = engine.replay(measured, (image, u, s, v), ("Ritz residuals", repr(engine)))
     found = over_rows.agree(found).cpu()
-    return Ritz(u, found[-2], v, image, found[:-2], float(found[-1, 0]))
+    return Ritz(u, found[-3], v, image, found[:-3], *found[-2:, 0].tolist())
 
 
 def _loss(gram: torch.Tensor) -> torch.Tensor:

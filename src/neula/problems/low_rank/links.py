@@ -96,8 +96,10 @@ class _Evidence:
         left = found.s[self.rank :].square().sum() + found.rest.trace()
         self.remainder = math.hypot(float(left.sqrt()), beyond.size)
         bounds = upper_bounds(found.s, found.rest, self.rank, beyond.bound, margin, most / LESS)
-        rounding = self.problems.options.work.u + found.loss
-        return bounds - found.s[: self.rank] + rounding * self.problems.norm
+        s = found.s[: self.rank]
+        # Singular values of A are larger by so much, or smaller; s is rounded.
+        larger, smaller = bounds - s + found.loss * self.problems.norm, found.rounding + found.loss * s
+        return torch.maximum(larger, smaller) + self.problems.options.work.u * s
 
 
 def by_gram(problems: Matrices, before: Solution | None, *, compute: str) -> Solution:

@@ -82,7 +82,7 @@ def qr(
         Accuracy of the result; by default that of A's dtype. A number is the largest residual, relative to A,
         that will do: the cheapest format with which it is certified is taken.
     engine : {"auto", "cpu", "cuda", "emulated"} or Engine, optional
-        What multiplies. ``"auto"`` goes by the device of A, but leaves one small matrix of a GPU to LAPACK.
+        What multiplies. ``"auto"`` goes by the device of A.
     algorithm : {"rgsqrf", "rgsqrf-reortho", "cholesky-qr", "householder"}, optional
         Exactly this one, accepted or not; by default the chain above.
     compute : str, optional
@@ -198,8 +198,6 @@ def qr(
     (True, 39)
     """
     call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict, gradients=True)
-    if wait and not overwrite_a and algorithm is compute is panel is cutoff is None:
-        call = call.by_host(engine)
     a = call.first.tensor
     check_matrices(a, "A")
     _check_names(mode, algorithm, compute, panel)
