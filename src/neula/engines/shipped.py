@@ -99,7 +99,7 @@ def cuda_tuning(
         double=Recursion("cholesky", 256),
         # One of two H200, for 32768 x 16384 in fp16: 37 ms; by 512 columns 51, by 128 columns 120.
         spread=Recursion("cholesky32", 1024) if corrected else None,
-        # 64 x 32: 0.48 ms, and 0.58. Beyond, BLAS takes several threads, and up to 44 ms where cores are shared.
+        # 64 x 32: 0.48 ms, and 0.58. Beyond, BLAS takes several threads, and up to 44 ms on shared cores.
         by_host=250_000,
         batched_elements=1 << 22,
         chunk_elements=1 << 26,
