@@ -1,6 +1,6 @@
 """The thresholds that neula ships: of the emulated engine, of CPUs, of GPUs.
 
-What ``neula tune`` has measured on a machine takes their place (:mod:`neula.engines.tuned`). Where no other
+What ``neula tune`` has measured on a machine takes their place (``engines/tuned.py``). Where no other
 machine is named, a number was measured on an H200 (CUDA) or on two cores of an AMD EPYC (CPU).
 """
 
