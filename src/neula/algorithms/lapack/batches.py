@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from neula.algorithms.lapack.doubled import MOST_BITS, ROUNDED, Pair, two_sum
+from neula.algorithms.lapack.doubled import MOST_BITS, ROUNDED, Pair, difference
 
 ELEMENTS = 1 << 18
 """Elements of the matrices that are worked on together: more do not stay in a cache, and fewer take less time
@@ -85,12 +85,7 @@ class SlicedBatch:
     def residual(self, x: np.ndarray, b: np.ndarray) -> Pair:
         """``b - A x``, shape (batch, m, k)."""
         high, low = self._product(x, None, np.matmul)
-        total = b - high
-        of_b = total - b
-        error = b - (total - of_b)
-        error -= high + of_b
-        error -= low
-        return two_sum(total, error)
+        return difference(b, high, low)
 
     def gradient(self, high: np.ndarray, low: np.ndarray) -> np.ndarray:
         """``A^T (high + low)``, rounded once; the numbers are those of a residual."""

@@ -26,6 +26,16 @@ ROUNDED = 1.001
 """Bounds on elements are norms, which rounding may have made smaller."""
 
 
+def difference(b: np.ndarray, high: np.ndarray, low: np.ndarray) -> Pair:
+    """``b - (high + low)`` as a pair of numbers, D. E. Knuth's sum with a remainder that is known."""
+    total = b - high
+    of_b = total - b
+    error = b - (total - of_b)
+    error -= high + of_b
+    error -= low
+    return two_sum(total, error)
+
+
 class Sliced:
     """A matrix as the sum of three slices.
 
@@ -58,12 +68,7 @@ class Sliced:
         """``b - A (x + x_low)``, x_low being of the size of the rounding errors of x at most."""
         factors = self._cut(x, x_low)
         high, low = _added(factors.dot(self._rows).reshape(9, -1))
-        total = b - high
-        of_b = total - b
-        error = b - (total - of_b)
-        error -= high + of_b
-        error -= low
-        return two_sum(total, error)
+        return difference(b, high, low)
 
     def gradient(self, high: np.ndarray, low: np.ndarray) -> np.ndarray:
         """``A^T (high + low)``, rounded once; the numbers are those of a residual."""
