@@ -39,7 +39,34 @@ def isometry(
              [0., 0.]]]), tensor([1]))
     """
     q, r = over_rows.merged(wide.mT, torch.linalg.qr)
-    v, s, wh = over_rows.agreed(*torch.linalg.svd(r))
+    v, s, wh = torch.linalg.svd(r)
     counts = (s > cutoff * s[:, :1]) & (s > 0)
-    left = wh.mT if completion else wh.mT * counts[:, None, :]
-    return exact_matmul(left, exact_matmul(q, v).mT), counts.sum(1)
+    kept = torch.ones_like(counts) if completion else counts
+    left = wh.mT * kept[:, None, :]
+    if wide.dtype == torch.float64:  # in float32 LAPACK's tolerance is a tenth of that, in units of rounding
+        left = left + exact_matmul(left, _turn(r, v, s, wh.mT)) * kept[:, None, :]
+        small = _orthonormal(exact_matmul(left, v.mT))
+    else:
+        small = exact_matmul(left, v.mT)
+    small, counts = over_rows.agreed(small, counts)
+    return exact_matmul(small, q.mT), counts.sum(1)
+
+
+def _turn(r: torch.Tensor, v: torch.Tensor, s: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """The small skew-symmetric Z for which ``W (I + Z) V^T`` is the polar factor of ``R^T`` to first order.
+
+    LAPACK's iteration takes elements beside the diagonal for zero from ``u^(-1/8) u`` on (TOLMUL of DBDSQR),
+    in float64 99 u, so that ``W^T R^T V = S + E`` with an E of that size. A polar factor leaves a symmetric
+    ``(S + E) (I - Z)``: ``S Z + Z S = E - E^T``. Where Z is not below the root of u (zero by zero is not,
+    either) it is left out, or ``I + Z`` would not be orthonormal; singular values are too small there for E
+    to count.
+    """
+    core = exact_matmul(v.mT, exact_matmul(r, w))
+    z = (core.mT - core) / (s[:, :, None] + s[:, None, :])
+    most = (torch.finfo(s.dtype).eps / 2) ** 0.5 / s.shape[1]
+    return torch.where(z.abs() <= most, z, 0.0)
+
+
+def _orthonormal(x: torch.Tensor) -> torch.Tensor:
+    """Newton's and Schulz's step: V and W are orthonormal but for roundings, which would count twice."""
+    return x + (x - exact_matmul(exact_matmul(x, x.mT), x)) / 2
