@@ -13,6 +13,7 @@ from neula.algorithms.nonlinear.damped import norm, upper_solve
 from neula.algorithms.nonlinear.feasible import Bounds, without
 from neula.algorithms.nonlinear.levenberg_marquardt import Iterates, Problem, move
 from neula.algorithms.nonlinear.some import picked
+from neula.certificates.backward_error import over
 
 MOST = 30
 """Steps; of those that shrink by a tenth each, 30 are worth a digit and a half."""
@@ -30,7 +31,8 @@ NEAR = 0.1
 def newton_steps(at: Iterates, bounds: Bounds, which: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Gauss-Newton steps of the variables that are not held by bounds, and their lengths relative to x.
 
-    Lengths are measured in the norms of the columns of the Jacobian; where x is zero they are absolute.
+    Lengths are measured in the norms of the columns of the Jacobian. Where x is zero they are relative to
+    where the step leads, and so 1: absolute ones would depend on the units of the residuals.
 
     Returns
     -------
@@ -43,7 +45,8 @@ def newton_steps(at: Iterates, bounds: Bounds, which: torch.Tensor) -> tuple[tor
     r, c = without(near.r, near.c, held)
     p = -upper_solve(r, c).masked_fill(held, 0.0)
     far = norm(near.norms * x, dim=1)
-    length = norm(near.norms * p, dim=1) / torch.where(far > 0, far, 1.0)
+    length = norm(near.norms * p, dim=1)
+    length = over(length, torch.where(far > 0, far, length))
     return p, torch.where(p.isfinite().all(1), length, torch.inf)
 
 
@@ -71,7 +74,8 @@ def polish(
     rate = torch.zeros_like(at.cost)
     p, length = newton_steps(at, bounds, which)
     for _ in range(most):
-        gains = (length > _rounding(at, which)) & (length <= NEAR)
+        nowhere = ~picked(at.x, which).any(1)  # no step is a part of zero
+        gains = _is_more_than_rounding(at, which, p) & ((length <= NEAR) | nowhere)
         on = gains.nonzero()[:, 0]
         which, p, length = picked(which, on), picked(p, on), picked(length, on)
         if not len(which):
@@ -92,17 +96,16 @@ def polish(
     return rate
 
 
-def _rounding(at: Iterates, which: torch.Tensor) -> torch.Tensor:
-    """About what rounding errors of the residuals make of a step, from below.
+def _is_more_than_rounding(at: Iterates, which: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+    """Whether steps are longer than about what rounding errors of the residuals make of them, from below.
 
     The condition number is at least the reciprocal of the smallest diagonal element of R with columns of
-    norm 1.
+    norm 1. NaN, of columns that are zero, is not longer.
     """
     near, u = at.near.at(which), at.eps
     far = norm(near.norms * picked(at.x, which).double(), dim=1)
     diagonal = near.r.diagonal(dim1=1, dim2=2).abs() / near.norms
-    # NaN, of columns that are zero or data that are: then steps are not finite, or zero.
-    return torch.nan_to_num(ROUNDINGS * u * (1 + near.size / far) / diagonal.amin(1), u, u, u)
+    return norm(near.norms * p, dim=1) > ROUNDINGS * u * (far + near.size) / diagonal.amin(1)
 
 
 def _allowed(at: Iterates, which: torch.Tensor) -> torch.Tensor:

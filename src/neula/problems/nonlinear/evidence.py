@@ -33,7 +33,8 @@ class Evidence:
         to the larger one of the residuals and of what x contributes to the model: a relative change of the
         data for which x is exactly stationary.
     forward_error : Tensor, shape (batch,)
-        Estimate of ``||D (x - x*)|| / ||D x*||``, D being the norms of the columns.
+        Estimate of ``||D (x - x*)|| / ||D x*||``, D being the norms of the columns: 1 of ``x = 0``, or 0
+        where residuals are zero there or bounds stop all variables.
     """
 
     rank: torch.Tensor
@@ -72,15 +73,17 @@ def evidence_of(at: Iterates, bounds: Bounds, rate: torch.Tensor, rows: int, noi
     condition = torch.where(full, largest / smallest, torch.inf)
     within = (left.mT @ c.masked_fill(held, 0.0)[..., None])[..., 0].masked_fill(~counted, 0.0)
     far = norm(norms * x, dim=1)
-    scale = torch.where(far > 0, largest * far, 1.0)
+    size = largest * far
     data = torch.maximum(near.size, norm((near.r @ x[..., None])[..., 0], dim=1))
     removable = norm(within, dim=1)
     stationarity = torch.where(removable > 0, removable / data, 0.0)
     length = newton_steps(at, bounds, torch.arange(len(x), device=x.device))[1]
     # Errors of the residuals, which the inverse magnifies once, and of the Jacobian: the gradient's, twice.
-    rounding = u * condition * (near.size + largest * far) / scale
-    rounding = rounding + noise * n**0.5 * condition.square() * near.size / scale
+    rounding = u * condition * (near.size + size) / size
+    rounding = rounding + noise * n**0.5 * condition.square() * near.size / size
     forward = length / (1 - rate.clamp(max=SLOWEST)) + rounding
+    # Whatever x* is, all of it is missing in zero, unless bounds or vanishing residuals say that it is right.
+    forward = torch.where(far > 0, forward, ((near.size > 0) & ~held.all(1)).double())
     return Evidence(
         rank=(counted.sum(1) - held.sum(1)).clamp(min=0),
         full=full,
