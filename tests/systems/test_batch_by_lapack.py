@@ -213,6 +213,7 @@ def test_slices_of_a_batch_are_those_of_each() -> None:
     gradient = together.gradient(high, low)
     for i in range(3):
         one = Sliced(a[i], float(largest[i]))
+        assert together.error[i] == one.error
         for j in range(2):
             exact = one.residual(x[i, :, j], np.zeros(7), b[i, :, j])
             assert np.allclose(high[i, :, j], exact[0], rtol=1e-12, atol=1e-28 * largest[i])

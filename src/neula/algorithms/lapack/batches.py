@@ -6,13 +6,12 @@ small matrices, and torch a part of its time for reductions.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
 import torch
 
-from neula.algorithms.lapack.doubled import MOST_BITS, ROUNDED, Pair, difference
+from neula.algorithms.lapack.doubled import ROUNDED, Pair, bits_of, difference, error_of
 
 ELEMENTS = 1 << 18
 """Elements of the matrices that are worked on together: more do not stay in a cache, and fewer take less time
@@ -59,14 +58,17 @@ def gram(x: np.ndarray) -> np.ndarray:
 class SlicedBatch:
     """Matrices as sums of three slices each: :class:`neula.algorithms.lapack.doubled.Sliced` of a batch.
 
-    The error of an element of a product is that of a single matrix.
-
     Parameters
     ----------
     a : array, shape (batch, m, n)
         float64.
     largest : array, shape (batch,)
         No element of the matrix is larger.
+
+    Attributes
+    ----------
+    error : array, shape (batch, 1)
+        Bounds on the errors of products with vectors of norm 1, before they are rounded.
 
     Examples
     --------
@@ -78,9 +80,9 @@ class SlicedBatch:
     """
 
     def __init__(self, a: np.ndarray, largest: np.ndarray) -> None:
-        # Sums of so many products of slices of so many bits are exact in 53 bits.
-        self._bits = min(MOST_BITS, int((53 - math.log2(max(a.shape[1:]))) // 2))
+        self._bits = bits_of(a.shape[1:])
         self._slices = _cut(a, largest[:, None, None], self._bits)
+        self.error = error_of(a.shape[1:]) * largest[:, None]
 
     def residual(self, x: np.ndarray, b: np.ndarray) -> Pair:
         """``b - A x``, shape (batch, m, k)."""

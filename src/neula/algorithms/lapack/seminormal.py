@@ -116,7 +116,8 @@ class Seminormal:
         if doubled and max(sizes) > ALIKE * min(sizes):  # all are cut into slices at the same places
             scales = self.scales = np.ldexp(1.0, -np.frexp(self._columns)[1])
             a, lower, self._columns = a * scales, lower * scales[:, None], self._columns * scales
-            sizes = [1.0]
+            sizes = self._columns.tolist()
+        self._smallest = min(sizes)
         self._a = products(a, large=large)
         self._triangle = Triangle(lower, self._columns, large=large and n >= WIDE)
         inverse_norm, margin = self._triangle.inverse_norm, self._triangle.margin
@@ -163,16 +164,18 @@ class Seminormal:
 
     def evaluate(self, b: np.ndarray, high: np.ndarray, low: np.ndarray) -> Evaluation:
         """``R^-1 R^-T A^T (b - A x)``."""
+        # Errors of the residual reach x through B^+, and those of the gradient through (B^T B)^-1.
+        through, bound = self._triangle.inverse_norm, self._norm_bound
         if self.doubled is None:
             residual, gradient = self._a.residual(b, high)
-            noise = 2 * FP64.u * sum(self.shape) ** 0.5
+            noise, of_slices = 2 * FP64.u * sum(self.shape) ** 0.5, 0.0
         else:
             residual, rest = self.doubled.residual(high, low, b)
             gradient, noise = self.doubled.gradient(residual, rest), DOUBLED * sum(self.shape)
+            of_slices = self.doubled.error * (length(high) + through * length(residual) / self._smallest)
         projected = self._triangle.solve_transposed(gradient)
-        # Errors of the residual reach x through B^+, and those of the gradient through (B^T B)^-1.
-        through, bound = self._triangle.inverse_norm, self._norm_bound
         floor = noise * (bound * self.size(high) + length(b) + bound * through * length(residual))
+        floor += of_slices
         wrong = self.rate / (1 - self.rate) * length(projected) + floor
         return Evaluation(residual, self._triangle.solve(projected), through * wrong, through * floor)
 

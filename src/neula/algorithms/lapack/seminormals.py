@@ -184,7 +184,11 @@ class Seminormals:
             residual, rest = self._doubled.residual(x, b)
             gradient, noise = self._doubled.gradient(residual, rest), DOUBLED * size**0.5
         update, projected = self._solved(gradient)
-        floor = self._floor(noise, lengths(self._columns * x), b_norm, lengths(residual))
+        of_residual = lengths(residual)
+        floor = self._floor(noise, lengths(self._columns * x), b_norm, of_residual)
+        if self._doubled is not None:
+            through = self._inverse_norm / least(self._columns)
+            floor += self._doubled.error * (lengths(x) + through * of_residual)
         left = self._rate / (1 - self._rate) * projected + floor
         return residual, update, projected, self._inverse_norm * left, self._inverse_norm * floor
 

@@ -179,6 +179,7 @@ class Square:
         self.doubled = Sliced(a, doubled) if doubled else None
         self._largest = largest
         self._noise = (DOUBLED if doubled else 2 * FP64.u) * n**0.5 * inverse_norm
+        self._noise_of_slices = self.doubled.error * inverse_norm if self.doubled else 0.0
 
     @classmethod
     def of(
@@ -230,7 +231,8 @@ class Square:
         residual = b - self._a.times(high) if self.doubled is None else self.doubled.residual(high, low, b)[0]
         self.history.append(self.backward_error(b, high, residual))
         update = self.start(residual)
-        floor = self._noise * (self._norm * length(high) + length(b))
+        of_x = length(high)
+        floor = self._noise * (self._norm * of_x + length(b)) + self._noise_of_slices * of_x
         wrong = self._largest * self.rate / (1 - self.rate) * length(update) + floor
         return Evaluation(residual, update, wrong, floor)
 

@@ -186,7 +186,10 @@ class Squares:
         condition, images = self._condition(steps, estimate)
         after, of_before, size = before, lengths(before), lengths(self._sizes * x)
         unit = 2 * FP64.u if self._doubled is None else DOUBLED
-        noise = floor = unit * n**0.5 * (self._norm * lengths(x) + of_b)
+        floor = unit * n**0.5 * (self._norm * lengths(x) + of_b)
+        if self._doubled is not None:
+            floor += self._doubled.error * lengths(x)
+        noise = floor
         if self._updates:
             after = before - images[0]
             noise = floor + (n + 2) * FP64.u * (of_before + self._norm * lengths(update))

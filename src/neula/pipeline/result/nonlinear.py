@@ -65,8 +65,8 @@ class LeastSquaresResult(shown.Shown, Generic[ArrayT]):
         Condition number of the same as the rank.
     forward_error : float
         Estimate of ``||D (x - x*)|| / ||D x*||``, x* being the minimum nearby and D the norms of the columns:
-        the Gauss-Newton step at x, how fast those before it shrank, and rounding errors. Of ``x = 0`` it is 1,
-        but 0 where residuals vanish or bounds stop all variables.
+        the Gauss-Newton step at x, how fast those before it shrank, and rounding errors. Where x is zero it
+        is 1, but 0 if residuals vanish or bounds stop all variables.
     digits : float
         The negative logarithm of that; of a batch the fewest.
     nit : int
