@@ -23,8 +23,8 @@ MOST_BITS = 25
 """Of a slice: sums with an anchor for twice as many stay in one binade."""
 
 ROUNDINGS = 16
-"""Unit roundoffs of products with third slices, and of their sums, that a product errs by at most: in a hundred
-thousand products 4.7 are seen with numbers, and 3 with matrices."""
+"""Unit roundoffs of products with third slices, and of their sums, that a product errs by at most: in
+a hundred thousand products 4.7 are seen with numbers, and 3 with matrices."""
 
 ROUNDED = 1.001
 """Bounds on elements are norms, which rounding may have made smaller."""
