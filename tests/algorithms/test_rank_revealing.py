@@ -8,6 +8,7 @@ import pytest
 import scipy.linalg
 import torch
 
+import neula
 from campaign.oracle import LeastSquares
 from neula.algorithms.spectra.rank_revealing import Deficient, MinimumNorm, minimum_norm
 from neula.io.matrices import random_matrix
@@ -212,6 +213,19 @@ def test_dependent_columns_in_different_units(m: int, n: int, rank: int, exponen
     assert (errors <= found.forward_error).all()
     # Twice the ratio of the units: through M^+ and through what is orthogonal to M.
     assert (found.forward_error <= 1e-13 * 4.0 ** (2 * exponent)).all()
+
+
+@pytest.mark.parametrize("spread", [0, 12, 30])
+def test_zero_is_solved_exactly(spread: int) -> None:
+    """Of any rank and in any units, where other solutions have bounds that are infinite."""
+    generator = np.random.default_rng(spread)
+    a = generator.integers(-3, 4, (6, 4)).astype(float)
+    a[:, 3] = a[:, 0] - a[:, 1]
+    result = neula.lstsq(a * 10.0 ** np.linspace(0, spread, 4), np.zeros(6))
+    assert result.converged
+    assert result.rank == 3
+    assert not result.x.any()
+    assert result.forward_error == 0
 
 
 def test_weighted_rows_lose_nothing() -> None:

@@ -19,6 +19,7 @@ import numpy as np
 from flint import acb_mat, arb, arb_mat, ctx, fmpz_mat
 
 from .exact import balls, columns, dyadic, integers, norm, rounded, scaled_rows, stacked, times
+from .shortest import sensitivity
 
 AMBIGUOUS = 1e-3
 """A singular value that is this close to the threshold, relative to it, may count or not: either rank is
@@ -217,16 +218,20 @@ class LeastSquares:
         ``V^T D x = V^T V (B V)^+ b``, and the smallest of them is in the range of ``D V``.
         """
         b, rhs = self._scaled(bits), arb_mat(self._b)
-        m, n = self.shape
-        if rank == n:
+        if rank == b.ncols():
             return _tall(b, rhs)
-        basis = b.transpose() if rank == m else self._without_zero_columns(self._dominant(b, rank))
+        basis = self._rows(rank, bits)
         wanted = basis.transpose() * basis * _tall(b * basis, rhs)
         norms = self._norms(bits)
         directions = scaled_rows(basis, norms)
         # Columns of one size, for the balls' sake.
         weights = (directions.transpose() * directions).solve(wanted)
         return scaled_rows(directions * weights, norms)
+
+    def _rows(self, rank: int, bits: int) -> arb_mat:
+        """A basis of the space of B's rows that counts."""
+        b = self._scaled(bits)
+        return b.transpose() if rank == b.nrows() else self._without_zero_columns(self._dominant(b, rank))
 
     def _dominant(self, b: arb_mat, rank: int) -> arb_mat:
         """A basis of the space of B's rows that belongs to its largest singular values.
@@ -292,9 +297,13 @@ class LeastSquares:
 
     def bounds(self, rank: int, u: float) -> np.ndarray:
         """``kappa u (2 + (kappa + 1) ||r|| / (||B|| ||D x*||))``: what the forward error can be expected to
-        be with a backward error of u.
+        be with a backward error of u. Below full rank that is the error of coefficients, and spaces turn by
+        ``kappa u`` over the gap in the spectrum. Anything can be expected where rounding errors of A decide
+        which singular values count.
         """
-        kappa = self.condition(rank)
+        kappa, s = self.condition(rank), self.singular_values
+        if (np.abs(s - self.rcond) <= max(self.shape) * 2.0**-53).any() and s[0] > 0:
+            return np.full(self._b.ncols(), math.inf)
         if self._a.rank() == 0 or rank == 0:
             return np.zeros(self._b.ncols())
         bits, exact = self._solution(rank)
@@ -306,7 +315,15 @@ class LeastSquares:
                 ratios.append(float(rest / size) if size != 0 else (0.0 if rest == 0 else math.inf))
         ratio = np.array(ratios) / self.norm
         with np.errstate(invalid="ignore"):
-            return np.where(ratio > 0, kappa * u * (2 + (kappa + 1) * ratio), 2 * kappa * u)
+            expected = np.where(ratio > 0, kappa * u * (2 + (kappa + 1) * ratio), 2 * kappa * u)
+        if rank == self._a.ncols():
+            return expected
+        with ctx.workprec(bits):
+            found = sensitivity(self._rows(rank, bits), self._norms(bits), exact)
+        gap = 1 - s[rank] / s[rank - 1] if rank < len(s) else 1.0
+        angle = kappa * u / max(gap, u)
+        factors = zip(expected.tolist(), found.coefficients, found.angle, strict=True)
+        return np.array([e * float(c) + angle * float(t) if e < math.inf else e for e, c, t in factors])
 
     def rounded_solution(self, rank: int) -> np.ndarray:
         """x* in float64."""

@@ -7,8 +7,10 @@ from fractions import Fraction
 import mpmath
 import numpy as np
 import pytest
+from flint import arb, arb_mat, ctx
 
 from .oracle import LeastSquares, System
+from .shortest import sensitivity
 
 U = 2.0**-53
 DIGITS = 200
@@ -160,3 +162,41 @@ def test_residuals(rng: np.random.Generator) -> None:
     x = np.linalg.lstsq(a, b)[0]
     expected = np.linalg.norm(b - a @ x) / np.linalg.norm(b)
     assert LeastSquares(a, b, rcond=1e-15).residual_ratios(x) == pytest.approx([expected])
+
+
+@pytest.mark.parametrize("rank", [1, 2, 4])
+@pytest.mark.parametrize("spread", [0, 3, 12])
+def test_what_the_shortest_solution_makes_of_angles(rank: int, spread: int, rng: np.random.Generator) -> None:
+    """Against small turns of the space, in as many digits as they need."""
+    n, angle = 5, 1e-60
+    mpmath.mp.dps = DIGITS
+    d = mpmath.diag([mpmath.mpf(10) ** p for p in rng.integers(0, spread + 1, n).tolist()])
+    v = mpmath.qr(mpmath.matrix(rng.standard_normal((n, rank)).tolist()), mode="skinny")[0]
+    c = mpmath.matrix(rng.standard_normal((rank, 1)).tolist())
+
+    def shortest(basis: mpmath.matrix) -> mpmath.matrix:
+        m = d * basis
+        return d * m * mpmath.lu_solve(m.T * m, c)
+
+    y = shortest(v)
+    ctx.prec = 600
+    given = [arb_mat([[arb(mpmath.nstr(x, 150)) for x in row] for row in z.tolist()]) for z in (v, y)]
+    found = sensitivity(given[0], [arb(mpmath.nstr(d[i, i], 150)) for i in range(n)], given[1])
+    turns = []
+    for _ in range(20):
+        turn = mpmath.matrix(rng.standard_normal((n, rank)).tolist())
+        turn = turn - v * (v.T * turn)
+        turned = mpmath.qr(v + angle / mpmath.norm(turn) * turn, mode="skinny")[0]
+        turned = turned * mpmath.inverse(v.T * turned)  # so that coefficients stay those of V, to first order
+        turns.append(float(mpmath.norm(shortest(turned) - y) / mpmath.norm(y) / angle))
+    ctx.prec = 53
+    bound = float(found.angle[0])
+    assert max(turns) <= bound <= 100 * max(turns)
+
+
+def test_rounding_errors_decide_below_their_size(rng: np.random.Generator) -> None:
+    """Nobody can say the rank of columns that depend on others where all singular values are to count."""
+    a = rng.standard_normal((6, 3)) @ rng.standard_normal((3, 4))
+    b = rng.standard_normal((6, 1))
+    assert np.isinf(LeastSquares(a, b, rcond=0.0).bounds(3, U)).all()
+    assert (LeastSquares(a, b, rcond=1e-10).bounds(3, U) < 1e-10).all()

@@ -318,7 +318,8 @@ class RowSpace:
         change = along * (relative * _lengths(coefficients) + angle * sizes) + across * angle * weights
         # Beyond, errors of V along large columns of A hide what small ones contribute.
         first_order = angle * torch.linalg.matrix_norm(inverse) * self.sizes.amax() <= FIRST_ORDER
-        return torch.where(first_order, over(change, sizes), torch.inf)
+        # Zero is the solution for zero in any space.
+        return torch.where(first_order | (change == 0), over(change, sizes), torch.inf)
 
     def _half_solve(self, x: torch.Tensor) -> torch.Tensor:
         return torch.linalg.solve_triangular(self.r.mT, x[self.pivots], upper=False)
