@@ -92,6 +92,19 @@ def test_right_hand_sides_of_very_different_sizes(unit: float) -> None:
         assert error(a, x, solution(a, column, np.zeros(3), np.full(3, np.inf))) <= claimed
 
 
+@pytest.mark.parametrize("power", [-900, -600, 0, 600, 900])
+@pytest.mark.parametrize("b_power", [-80, 0, 80])
+def test_bounds_may_be_far_from_what_b_says(power: int, b_power: int) -> None:
+    """Where they make x long b does not count, and where they keep it short the gradient is that of b."""
+    rng = np.random.default_rng(abs(power) + b_power + 80)
+    a, b = rng.standard_normal((6, 4)), rng.standard_normal(6) * 2.0**b_power
+    unit = 2.0**power
+    lower, upper = unit * np.array([0.7, -2.0, -np.inf, -1.0]), unit * np.array([1.3, -1.0, np.inf, 1.0])
+    for some in ([0, 1, 2, 3], [0, 1], [0, 3], [3]):
+        for right in (b, np.zeros(6)):
+            assert checked(a[:, some], right, lower[some], upper[some]).converged
+
+
 @pytest.mark.parametrize("power", [900, -900])
 def test_bounds_that_are_out_of_range_in_units_of_the_problem(power: int) -> None:
     """There x is one bound or the other, or none, and nobody knows which."""

@@ -21,6 +21,9 @@ FULL_RANK = 1e-13
 first."""
 
 
+NOTHING = -4096
+"""An exponent below those of all numbers."""
+
 SAFE_EXPONENT = 400
 """Norms between ``2^-400`` and ``2^400`` are those of elements whose squares float64 holds, or that do not
 count."""
@@ -56,7 +59,8 @@ class Whole:
     a : Tensor, shape (P, m, n)
         Columns divided by powers of two, to norms in [1/2, 1).
     b : Tensor, shape (P, m, K)
-        Divided by one power of two for each matrix.
+        Divided by one power of two for each matrix, which brings it, or what bounds make of the solution where
+        that is longer, near 1.
     exponents : Tensor of int, shape (P, n)
         What solutions are divided by, as exponents: x as it was given is ``2^e x``.
     b_exponents : Tensor of int, shape (P, 1)
@@ -97,7 +101,7 @@ class Whole:
         a, b = a.double(), b.double()
         without_b = ~b.any(1).flatten()
         exponents = _exponents_of_columns(a)
-        b_exponents = binary_exponents(_largest(b))
+        b_exponents = _units(b, lower, upper, exponents)
         a, b = shift(a, -exponents[:, None]), shift(b, -b_exponents[:, None, None])
         factors = certified_triangle(a, b, options.engine)
         k = b.shape[2]
@@ -153,6 +157,18 @@ class Whole:
     def bound(self) -> float:
         """Largest backward error."""
         return lstsq_bound(self.options.target, max(1, min(self.a.shape[1:])))
+
+
+def _units(
+    b: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor, exponents: torch.Tensor
+) -> torch.Tensor:
+    """Exponents of what is the longest, b or what bounds make an unknown contribute, shape (P,)."""
+    nearest = torch.zeros_like(lower).clamp(lower, upper)
+    sizes = torch.where(nearest != 0, binary_exponents(nearest) + exponents, NOTHING)
+    largest = _largest(b)
+    of_b = torch.where(largest > 0, binary_exponents(largest), NOTHING)
+    found = torch.maximum(of_b, sizes.amax(1)) if exponents.shape[1] else of_b
+    return torch.where(found > NOTHING, found, 0)
 
 
 def _largest(x: torch.Tensor) -> torch.Tensor:
