@@ -59,8 +59,8 @@ class Whole:
     a : Tensor, shape (P, m, n)
         Columns divided by powers of two, to norms in [1/2, 1).
     b : Tensor, shape (P, m, K)
-        Divided by one power of two for each matrix, which brings it, or what bounds make of the solution where
-        that is longer, near 1.
+        Divided by one power of two for each matrix, which brings it near 1, or what bounds make of the
+        solution where that is longer.
     exponents : Tensor of int, shape (P, n)
         What solutions are divided by, as exponents: x as it was given is ``2^e x``.
     b_exponents : Tensor of int, shape (P, 1)
