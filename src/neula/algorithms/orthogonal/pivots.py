@@ -16,14 +16,17 @@ Only the order is wanted here. Whoever factorizes the columns in this order is f
 
 from __future__ import annotations
 
+from functools import partial
+
 import scipy.linalg
 import torch
 
+from neula.algorithms.elimination.calu import height
 from neula.algorithms.elimination.lu_panels import blocks
-from neula.algorithms.orthogonal.cholesky_qr import cholesky_qr
+from neula.algorithms.orthogonal.cholesky_qr import cholesky_qr, cholesky_qr32, gram64, upper_cholesky
 from neula.engines import Engine
 from neula.kernels.precision import exact_matmul
-from neula.kernels.tournament import WIDTH, PanelFactors, play
+from neula.kernels.tournament import ELSEWHERE, WIDTH, PanelFactors, play
 from neula.kernels.triangular_inverse import triangular_inverse
 
 OVERSAMPLED = 16
@@ -76,18 +79,19 @@ def sketched_pivots(
     g = torch.randn(width + OVERSAMPLED, m, generator=generator, dtype=a.dtype, device=a.device)
     sketch = exact_matmul(g, a)
     noise = max(NOISE * engine.arithmetic.u, tolerance) * torch.linalg.vector_norm(sketch, dim=0).amax()
+    one_pass = cholesky_qr32 if engine.tuning.corrected else cholesky_qr
     room = engine.operand_buffer(a)
     start = 0
     while start < min(m, n):
         count = min(width, min(m, n) - start)
-        chosen, triangle = _pivots(sketch[:, start:], count, noise, tournaments=engine.tuning.tournaments)
+        chosen, triangle = _pivots(sketch[:, start:], count, noise, engine)
         if not chosen:
             break
         _bring_forward([a[:, start:], sketch[:, start:], order[None, start:]], chosen)
         stop = start + len(chosen)
         # Well conditioned, since the sketch of it is, however small the columns are; twice is orthonormal.
-        q, first = cholesky_qr(exact_matmul(a[:, start:stop], triangle), exact)
-        q, second = cholesky_qr(q, exact)
+        q, first = one_pass(exact_matmul(a[:, start:stop], triangle), exact)
+        q, second = one_pass(q, exact)
         a[:, start:stop] = q
         if stop < n:
             block = engine.operand(q, None if room is None else room[:, start:stop])
@@ -100,7 +104,7 @@ def sketched_pivots(
 
 
 def _pivots(
-    sketch: torch.Tensor, count: int, noise: torch.Tensor, *, tournaments: bool
+    sketch: torch.Tensor, count: int, noise: torch.Tensor, engine: Engine
 ) -> tuple[list[int], torch.Tensor]:
     """Where the next pivots are, and what makes their columns well conditioned.
 
@@ -109,63 +113,114 @@ def _pivots(
     sketch : Tensor, shape (rows, n)
     count : int
     noise : Tensor, shape ()
-    tournaments : bool
-        Whether columns that come into question are found by tournaments, where there are many.
+    engine : Engine
 
     Returns
     -------
     chosen : list of int
         In order; fewer than ``count`` where only noise is left.
     triangle : Tensor, shape (pivots, pivots)
-        Upper triangular. With ``S^T = L U`` for the columns S of the sketch, ``S L^-T = U^T``, whose columns
-        are made to have norm 1.
+        Upper triangular: makes the columns of the sketch orthonormal.
     """
     rows, some = sketch.T, None
-    if tournaments and len(rows) > sketch.shape[0]:
-        some = _candidates(rows, count)
+    smallest = noise / sketch.shape[0] ** 0.5
+    if engine.tuning.tournaments and len(rows) > sketch.shape[0]:
+        some, sizes, inverse, upper = _by_tournaments(rows, count, engine)
+        if rows.dtype == torch.float32:
+            chosen, good = torch.stack([some, (sizes > smallest).cumprod(0)]).tolist()
+            rank = sum(good)
+            return chosen[:rank], _conditioner(inverse[:rank, :rank], upper[:rank])
         rows = rows[some]
-    lu, pivots, _ = torch.linalg.lu_factor_ex(rows)
+    lu, interchanges, _ = torch.linalg.lu_factor_ex(rows)
     lu = lu[:count]
-    good = (lu.diagonal().abs() > noise / sketch.shape[0] ** 0.5).cumprod(0)
-    known = [pivots[:count].long() - 1, good, *(() if some is None else (some,))]
+    good = (lu.diagonal().abs() > smallest).cumprod(0)
+    known = [interchanges[:count].long() - 1, good, *(() if some is None else (some,))]
     places, left, *found = torch.stack(known).tolist()
     chosen = _interchanged(places[: sum(left)])
     lu = lu[: len(chosen)]
-    identity = torch.eye(len(chosen), dtype=lu.dtype, device=lu.device)
-    lower = lu[:, : len(chosen)].tril(-1) + identity
-    triangle = _inverse(lower, upper=False).T / torch.linalg.vector_norm(lu.triu(), dim=1)
+    triangle = _conditioner(_unit_inverse(lu[:, : len(chosen)]), lu.triu())
     return [found[0][i] for i in chosen] if found else chosen, triangle
 
 
-def _candidates(rows: torch.Tensor, count: int) -> torch.Tensor:
-    """As many rows as pivots are wanted, by tournaments: elimination with partial pivoting of all of them
-    waits for each pivot, and libraries do it column by column.
+def _conditioner(inverse: torch.Tensor, upper: torch.Tensor) -> torch.Tensor:
+    """Upper triangular T for which the columns of ``S T`` are orthonormal, where ``S^T = L U``.
 
-    Tournaments are in single precision. Their pivots say which rows come into question, and are not the
-    pivots, so that numbers which are too small for that precision cost quality alone.
+    ``S L^-T = U^T`` is well conditioned but for the lengths of its columns, whatever S is, so that Cholesky
+    QR in double precision does the rest.
 
     Parameters
     ----------
-    rows : Tensor, shape (n, k)
+    inverse : Tensor, shape (c, c)
+        Of L.
+    upper : Tensor, shape (c, k)
+        U.
+    """
+    sizes = torch.linalg.vector_norm(upper, dim=1, keepdim=True)
+    r = upper_cholesky(gram64((upper / sizes).T))[0]
+    return exact_matmul((inverse / sizes).T, _inverse(r, upper=True).to(upper.dtype))
+
+
+def _unit_inverse(lower: torch.Tensor) -> torch.Tensor:
+    """Inverse of a unit lower triangle, of which only what is below the diagonal is read."""
+    identity = torch.eye(len(lower), dtype=lower.dtype, device=lower.device)
+    return _inverse(lower.tril(-1) + identity, upper=False)
+
+
+def _by_tournaments(rows: torch.Tensor, count: int, engine: Engine) -> tuple[torch.Tensor, ...]:
+    """Pivot rows by tournaments: elimination with partial pivoting of all rows waits for each pivot, and
+    libraries do it column by column.
+
+    Tournaments are in single precision. For rows in double precision their pivots say which come into
+    question, and numbers which are too small for single precision cost quality alone.
+
+    Parameters
+    ----------
+    rows : Tensor, shape (n, k), k <= n
     count : int
-        At most k and n.
+        Pivots, at most k.
+    engine : Engine
 
     Returns
     -------
-    Tensor, shape (count,)
-        int64: which, all different.
+    pivots : Tensor, shape (count,)
+        int64: which, in order, all different.
+    sizes : Tensor, shape (count,)
+        Magnitudes of the diagonal of U.
+    inverse : Tensor, shape (count, count)
+        Of L.
+    upper : Tensor, shape (count, k)
+        U.
     """
-    x = rows[:, :count].clone(memory_format=torch.contiguous_format)
-    found = PanelFactors.of(x, torch.float16)
-    for k in blocks(slice(0, count), WIDTH):
+    n, k = rows.shape
+    # Few different heights need few CUDA graphs.
+    x = rows.new_zeros(height(n, 2 * n), k)
+    x[:n] = rows
+    places = torch.full(x.shape[:1], -1, dtype=torch.int32, device=x.device)
+    places[n:] = ELSEWHERE
+    return engine.replay(partial(_play_all, count=count), (x, places), ("pivots of a sketch", count))
+
+
+def _play_all(x: torch.Tensor, places: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
+    """:func:`_by_tournaments` of the rows whose place is -1, without synchronizing."""
+    left = x[:, :count].clone()
+    lower, sizes = torch.zeros_like(left), x.new_empty(count)
+    found = PanelFactors.of(left, torch.float32, places.clone())
+    for index, k in enumerate(blocks(slice(0, count), WIDTH)):
+        width = k.stop - k.start
+        size = left[:, k].abs().amax().clamp_min(torch.finfo(torch.float32).tiny)
         block = torch.zeros(len(x), WIDTH, dtype=torch.float32, device=x.device)
-        size = x[:, k].abs().amax().clamp_min(torch.finfo(x.dtype).tiny)
-        block[:, : k.stop - k.start] = x[:, k] / size
-        play(block, found, k.start, k.stop - k.start)
-        pivots = x[found.pivots[k].long()]
-        left = exact_matmul(x[:, k], torch.linalg.inv_ex(pivots[:, k])[0])
-        x[:, k.stop :] -= exact_matmul(left, pivots[:, k.stop :])
-    return found.pivots.long()
+        block[:, :width] = left[:, k] / size
+        play(block, found, k.start, width)
+        l_inverse, u_inverse = (
+            inverses[index, :width, :width].to(x.dtype) for inverses in (found.l_inverses, found.u_inverses)
+        )
+        lower[:, k] = exact_matmul(left[:, k] / size, u_inverse)
+        right = exact_matmul(l_inverse, left[found.pivots[k].long(), k.stop :])
+        left[:, k.stop :] -= exact_matmul(lower[:, k], right)
+        sizes[k] = size * found.factors[index].diagonal()[:width].abs()
+    pivots = found.pivots.long()
+    inverse = _unit_inverse(lower[pivots])
+    return pivots, sizes, inverse, exact_matmul(inverse, x[pivots])
 
 
 def _interchanged(places: list[int]) -> list[int]:
