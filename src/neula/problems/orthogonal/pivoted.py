@@ -127,17 +127,21 @@ def _strong_orders(factors: Factors, matrices: torch.Tensor, options: Options) -
     """Better orders of the columns of some R, shape (batch, n); None where all are good."""
     _, m, n = matrices.shape
     k = min(m, n)
-    r = factors.r[:, :k].double()
-    r = r * power_of_two_scales(r.abs().amax((1, 2)))[:, None, None]
-    usable = r.isfinite().flatten(1).all(1)
-    r = torch.where(usable[:, None, None], r, 0.0)
+    # In the precision of the factors: what it cannot tell from zero the tolerance does not, either.
+    r = factors.r[:, :k]
+    r = r.to(torch.promote_types(r.dtype, torch.float32))
+    sizes = r.abs().amax((1, 2))
+    r = r * power_of_two_scales(sizes)[:, None, None].to(r.dtype)
+    usable = sizes.isfinite()
+    if not usable.all():
+        r = torch.where(usable[:, None, None], r, 0.0)
     tolerance = max(rank_tolerance(matrices.dtype, m, n), residual_bound(options.target, n))
     doubtful = usable & (numerical_ranks(r, tolerance, exact=False) < k)
     order = torch.arange(n, device=r.device).repeat(len(r), 1)
     changed = False
     for place in doubtful.nonzero()[:, 0].tolist():
         size = tolerance * float(largest_singular_values(r[place, None]))
-        found = strong_order(r[place], size)
+        found = strong_order(r[place].double(), size)
         if found is not None:
             order[place], changed = found, True
     return order if changed else None
