@@ -21,7 +21,6 @@ from functools import partial
 import scipy.linalg
 import torch
 
-from neula.algorithms.elimination.calu import height
 from neula.algorithms.elimination.lu_panels import blocks
 from neula.algorithms.orthogonal.cholesky_qr import cholesky_qr, cholesky_qr32, gram64, upper_cholesky
 from neula.engines import Engine
@@ -192,8 +191,8 @@ def _by_tournaments(rows: torch.Tensor, count: int, engine: Engine) -> tuple[tor
         U.
     """
     n, k = rows.shape
-    # Few different heights need few CUDA graphs.
-    x = rows.new_zeros(height(n, 2 * n), k)
+    # Few different heights need few CUDA graphs, and leave room for those of a QR.
+    x = rows.new_zeros(1 << (n - 1).bit_length(), k)
     x[:n] = rows
     places = torch.full(x.shape[:1], -1, dtype=torch.int32, device=x.device)
     places[n:] = ELSEWHERE
@@ -207,14 +206,15 @@ def _play_all(x: torch.Tensor, places: torch.Tensor, count: int) -> tuple[torch.
     found = PanelFactors.of(left, torch.float32, places.clone())
     for index, k in enumerate(blocks(slice(0, count), WIDTH)):
         width = k.stop - k.start
-        size = left[:, k].abs().amax().clamp_min(torch.finfo(torch.float32).tiny)
-        block = torch.zeros(len(x), WIDTH, dtype=torch.float32, device=x.device)
-        block[:, :width] = left[:, k] / size
-        play(block, found, k.start, width)
+        block = left.new_zeros(len(x), WIDTH)
+        block[:, :width] = left[:, k]
+        size = block.abs().amax().clamp_min(torch.finfo(torch.float32).tiny)
+        block /= size
+        play(block.float(), found, k.start, width)
         l_inverse, u_inverse = (
             inverses[index, :width, :width].to(x.dtype) for inverses in (found.l_inverses, found.u_inverses)
         )
-        lower[:, k] = exact_matmul(left[:, k] / size, u_inverse)
+        lower[:, k] = exact_matmul(block[:, :width], u_inverse)
         right = exact_matmul(l_inverse, left[found.pivots[k].long(), k.stop :])
         left[:, k.stop :] -= exact_matmul(lower[:, k], right)
         sizes[k] = size * found.factors[index].diagonal()[:width].abs()
