@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -275,3 +277,30 @@ def test_a_graph_of_the_caller_has_it(names: list[str]) -> None:
         found, expected = neula.finish(one), step(name, a, b)
         for x, y in zip(numbers(found)[:2], numbers(expected)[:2], strict=True):
             torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+@pytest.mark.gpu
+def test_a_first_call_cannot_be_captured() -> None:
+    """It says what to do, in a process where nothing was called before, and works afterwards."""
+    program = """
+import torch, neula
+a, b = torch.randn(96, 96, device="cuda").double(), torch.randn(96, 1, device="cuda").double()
+stream = torch.cuda.Stream()
+with torch.cuda.stream(stream):
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin()
+    try:
+        neula.lstsq(a, b, wait=False)
+    except RuntimeError as error:
+        print(error)
+    try:
+        graph.capture_end()
+    except RuntimeError:
+        pass
+torch.cuda.synchronize()
+print(neula.lstsq(a, b).converged)
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "once before the capture" in found.stdout, found.stderr
+    assert found.stdout.endswith("True\n"), found.stderr
+    assert "cannot run" not in found.stderr

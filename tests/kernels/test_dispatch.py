@@ -75,6 +75,21 @@ def test_any_other_failure_is_told_once() -> None:
         assert not tried.passed(GPU)
 
 
+def test_a_capture_is_refused_before_anything_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the kernel is tried afterwards as if nothing had happened."""
+    tried = [Trial(lambda device: None, "The kernel", "plain torch takes its place") for _ in range(2)]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(RuntimeError, match=r"the kernel is compiled by the first call.*before the capture"):
+        tried[0].passed(GPU)
+    with pytest.raises(RuntimeError, match="before the capture"):
+        try_together(tried, GPU)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    try_together(tried, GPU)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert all(one.passed(GPU) for one in tried)
+
+
 @pytest.mark.parametrize(("capability", "likely"), [(OLDEST, True), ((7, 5), False)])
 def test_a_kernel_is_expected_to_run_until_it_has_failed(
     capability: tuple[int, int], likely: bool, monkeypatch: pytest.MonkeyPatch

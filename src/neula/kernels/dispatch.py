@@ -44,9 +44,16 @@ class Trial:
         self._lock = threading.RLock()
 
     def passed(self, device: torch.device, *variant: int) -> bool:
-        """Whether the kernels run on a device, in one of their variants."""
+        """Whether the kernels run on a device, in one of their variants.
+
+        Raises
+        ------
+        RuntimeError
+            If that is not known yet, and a CUDA graph is being captured.
+        """
         key = (device, *variant)
         if key not in self._passed:
+            _refuse_capture(self.what)
             with self._lock:
                 if key not in self._passed:
                     self._passed[key] = self.run(device, *variant)
@@ -67,6 +74,15 @@ class Trial:
             warnings.warn(message, RuntimeWarning, stacklevel=5)  # who has called the decorated function
             return False
         return True
+
+
+def _refuse_capture(what: str) -> None:
+    """A launch that fails because of a capture would be taken for a kernel that does not run."""
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            f"{what[0].lower()}{what[1:]} is compiled by the first call that needs it, which a CUDA graph "
+            "cannot capture: make the same calls, for tensors of the same shapes, once before the capture"
+        )
 
 
 def trial(what: str, instead: str) -> Callable[[Callable[..., object]], Trial]:
@@ -188,6 +204,7 @@ def try_together(trials: Iterable[Trial], device: torch.device) -> None:
     untried = [tried for tried in trials if tried.outcome(device) is None]
     if len(untried) < 2:
         return
+    _refuse_capture(untried[0].what)  # other threads do not know of it
     threads = [threading.Thread(target=tried.passed, args=(device,)) for tried in untried]
     for thread in threads:
         thread.start()
