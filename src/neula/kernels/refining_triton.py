@@ -122,17 +122,29 @@ TENSORS = tuple(range(2 + INPUTS + OUTPUTS))
 SIZES = ("each", "k", "count")
 
 
+@triton.jit
+def _places(count, BLOCK: tl.constexpr):
+    """Elements of this program, and which of them there are."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    return place, place < count
+
+
+@triton.jit
+def _at(x, place, inside):
+    """Numbers at these places, zero where there are none."""
+    return tl.load(x + place, mask=inside, other=0.0)
+
+
 @triton.jit(do_not_specialize=[*TENSORS, *SIZES])
 def _added(
     active, _1, high, low, update, _2, _3, _4, _5, to_high, to_low, to_update,
     _6: tl.float64, _7: tl.float64, _8: tl.float64, each, k, count, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < count
+    place, inside = _places(count, BLOCK)
     going = tl.load(active + place // each * k + place % k, mask=inside, other=0) != 0
-    x = tl.where(going, tl.load(update + place, mask=inside, other=0.0), 0.0)
-    rest = x + tl.load(low + place, mask=inside, other=0.0)
-    total, lost = two_sum(tl.load(high + place, mask=inside, other=0.0), rest)
+    x = tl.where(going, _at(update, place, inside), 0.0)
+    rest = x + _at(low, place, inside)
+    total, lost = two_sum(_at(high, place, inside), rest)
     tl.store(to_high + place, total, mask=inside)
     tl.store(to_low + place, lost, mask=inside)
     tl.store(to_update + place, x, mask=inside)
@@ -143,13 +155,12 @@ def _progress(
     active, to_active, left, before, floor, size, _1, _2, _3, to_left, _4, _5,
     tolerance: tl.float64, stagnation: tl.float64, least: tl.float64, each, k, count, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < count
+    place, inside = _places(count, BLOCK)
     going = tl.load(active + place, mask=inside, other=0) != 0
-    old = tl.load(before + place, mask=inside, other=0.0)
-    new = tl.where(going, tl.load(left + place, mask=inside, other=0.0), old)
-    goes_on = going & (new > tolerance * tl.load(size + place, mask=inside, other=0.0))
-    goes_on &= (new < stagnation * old) & (new > least * tl.load(floor + place, mask=inside, other=0.0))
+    old = _at(before, place, inside)
+    new = tl.where(going, _at(left, place, inside), old)
+    goes_on = going & (new > tolerance * _at(size, place, inside))
+    goes_on &= (new < stagnation * old) & (new > least * _at(floor, place, inside))
     tl.store(to_left + place, new, mask=inside)
     tl.store(to_active + place, goes_on.to(tl.uint8), mask=inside)
 
@@ -159,15 +170,14 @@ def _uncertainty(
     _1, _2, projected, size, b, residual, rate, norm, inverse_norm, to_left, to_floor, _3,
     noise: tl.float64, _4: tl.float64, _5: tl.float64, each, k, count, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < count
+    place, inside = _places(count, BLOCK)
     member = place // k
-    speed = tl.load(rate + member, mask=inside, other=0.0)
-    of_b = tl.load(norm + member, mask=inside, other=0.0)
-    of_inverse = tl.load(inverse_norm + member, mask=inside, other=0.0)
-    lost = of_b * tl.load(size + place, mask=inside, other=0.0) + tl.load(b + place, mask=inside, other=0.0)
-    lost = noise * (lost + of_b * of_inverse * tl.load(residual + place, mask=inside, other=0.0))
-    wrong = speed / (1.0 - speed) * tl.load(projected + place, mask=inside, other=0.0) + lost
+    speed = _at(rate, member, inside)
+    of_b = _at(norm, member, inside)
+    of_inverse = _at(inverse_norm, member, inside)
+    lost = of_b * _at(size, place, inside) + _at(b, place, inside)
+    lost = noise * (lost + of_b * of_inverse * _at(residual, place, inside))
+    wrong = speed / (1.0 - speed) * _at(projected, place, inside) + lost
     tl.store(to_left + place, of_inverse * wrong, mask=inside)
     tl.store(to_floor + place, of_inverse * lost, mask=inside)
 
@@ -177,13 +187,12 @@ def _relative_error(
     _1, _2, left, size, low, rate, _3, _4, _5, to_error, _6, _7,
     max_rate: tl.float64, computed: tl.float64, _8: tl.float64, each, k, count, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < count
-    of_x = tl.load(size + place, mask=inside, other=1.0)
-    error = quotient(tl.load(left + place, mask=inside, other=0.0), of_x)
-    error += quotient(tl.load(low + place, mask=inside, other=0.0), of_x)
+    place, inside = _places(count, BLOCK)
+    of_x = _at(size, place, inside)
+    error = quotient(_at(left, place, inside), of_x)
+    error += quotient(_at(low, place, inside), of_x)
     error = computed * error / (1.0 - error)
-    trusted = tl.load(rate + place // k, mask=inside, other=0.0) <= max_rate
+    trusted = _at(rate, place // k, inside) <= max_rate
     trusted &= (error >= 0.0) & (error < float("inf"))
     tl.store(to_error + place, tl.where(trusted, error, float("inf")), mask=inside)
 
@@ -193,13 +202,12 @@ def _perturbations(
     _1, _2, gradient, residual, projected, image, b, norm, _3, to_error, to_optimality, _4,
     _5: tl.float64, _6: tl.float64, _7: tl.float64, each, k, count, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < count
-    r = tl.load(residual + place, mask=inside, other=0.0)
-    of_x = tl.load(image + place, mask=inside, other=0.0)
-    of_a = tl.load(norm + place // k, mask=inside, other=0.0)
-    optimality = quotient(tl.load(gradient + place, mask=inside, other=0.0), of_a * r)
-    consistent = quotient(r, of_x + tl.load(b + place, mask=inside, other=0.0))
-    projection = quotient(tl.load(projected + place, mask=inside, other=0.0), of_x)
+    place, inside = _places(count, BLOCK)
+    r = _at(residual, place, inside)
+    of_x = _at(image, place, inside)
+    of_a = _at(norm, place // k, inside)
+    optimality = quotient(_at(gradient, place, inside), of_a * r)
+    consistent = quotient(r, of_x + _at(b, place, inside))
+    projection = quotient(_at(projected, place, inside), of_x)
     tl.store(to_error + place, least_of(least_of(optimality, consistent), projection), mask=inside)
     tl.store(to_optimality + place, optimality, mask=inside)
