@@ -2,6 +2,7 @@
 
 import inspect
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -198,3 +199,31 @@ def test_a_fit_that_does_not_end():
         fit = neula.curve_fit(decay, X, Y, p0=[50, 9, -40], maxfev=2)
     assert not fit.converged
     assert fit.result.status == 0
+
+
+@pytest.mark.parametrize("where", ["xdata", "ydata", "sigma", "p0"])
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda x: np.ma.masked_array(x, mask=x > x.mean()), "masked array"),
+        (lambda x: x + 1j, "complex"),
+        (lambda x: x.astype(str), "dtype <U"),
+        (lambda x: x.astype(str).tolist(), "dtype <U"),
+    ],
+    ids=["masked", "complex", "text", "list of text"],
+)
+def test_nothing_is_lost_without_a_word(where, spoil, message):
+    """A mask that is ignored, or an imaginary part, would make another fit."""
+    x = np.linspace(0, 1, 20)
+    given = {"xdata": x, "ydata": 2 * x + 1, "sigma": np.linspace(1, 2, 20), "p0": np.array([1.0, 2.0])}
+    given[where] = spoil(given[where])
+    with warnings.catch_warnings(action="error"), pytest.raises(TypeError, match=f"{where}.*{message}"):
+        neula.curve_fit(lambda x, a, b: a * x + b, **given)
+
+
+def test_objects_that_are_numbers_are_fitted():
+    x = np.linspace(0, 1, 20)
+    fit = neula.curve_fit(lambda x, a, b: a * x + b, x.astype(object), (2 * x + 1).astype(object))
+    assert np.allclose(fit.popt, [2, 1])
+    with pytest.raises(TypeError, match="ydata is None"):
+        neula.curve_fit(lambda x, a: a * x, x, None)

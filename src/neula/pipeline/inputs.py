@@ -198,7 +198,8 @@ def check_matrices(a: torch.Tensor, name: str) -> None:
     if a.ndim < 2:
         raise ValueError(
             f"{name} must be a matrix (or a batch of matrices), got {a.ndim} dimension(s), "
-            f"shape {tuple(a.shape)}: reshape one column to {name}.reshape(-1, 1)"
+            f"shape {tuple(a.shape)}: "
+            + (f"reshape one column to {name}.reshape(-1, 1)" if a.ndim else f"pass [[{name}]]")
         )
 
 
@@ -289,5 +290,5 @@ def _take_tensor(x: torch.Tensor, name: str, wrap: Callable[[torch.Tensor], Any]
 
 def _unsupported(is_complex: bool, dtype: Any, name: str) -> TypeError:
     if is_complex:
-        return TypeError(f"{name} is complex ({dtype}), which is not supported yet: pass a real matrix")
+        return TypeError(f"{name} is complex ({dtype}), which is not supported yet: pass real numbers")
     return TypeError(f"{name} has dtype {dtype}: pass float16, bfloat16, float32 or float64")

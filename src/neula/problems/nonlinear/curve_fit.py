@@ -17,7 +17,7 @@ from neula.pipeline.result import CurveFitResult
 from neula.problems.nonlinear.fit import run_fit
 from neula.problems.nonlinear.functions import Jacobian, mode_of
 from neula.problems.nonlinear.least_squares import NOWHERE, begin
-from neula.problems.nonlinear.models import Model, Observations, Prediction, parameters_of, spread_of
+from neula.problems.nonlinear.models import Model, Observations, Prediction, floats, parameters_of, spread_of
 from neula.problems.nonlinear.outcome import result_of
 from neula.problems.nonlinear.problem import Start, bounds_of, check_names, loss_of, step_of, tolerances_of
 from neula.problems.nonlinear.residuals import Residuals
@@ -198,12 +198,13 @@ def clean_data(
     ------
     ValueError
         For NaN or Inf, and no data.
+    TypeError
+        For what is no array of numbers, masked or complex.
     """
     check_name("nan_policy", nan_policy, ("raise", "omit"), optional=True)
-    if not isinstance(ydata, torch.Tensor):
-        ydata = np.asarray(ydata, dtype=np.float64)
+    ydata = floats(ydata, "ydata")
     if isinstance(xdata, (list, tuple, np.ndarray)):
-        xdata = np.asarray(xdata, dtype=np.float64)
+        xdata = floats(xdata, "xdata")
     arrays = isinstance(xdata, (np.ndarray, torch.Tensor))
     if 0 in ydata.shape:
         raise ValueError(f"ydata of shape {tuple(ydata.shape)} must not be empty")
@@ -226,7 +227,7 @@ def _at(sigma: Any, kept: Any) -> Any:
     """Deviations, or covariances, of some observations."""
     if sigma is None or np.ndim(sigma) == 0:
         return sigma
-    sigma = sigma if isinstance(sigma, torch.Tensor) else np.asarray(sigma, dtype=np.float64)
+    sigma = floats(sigma, "sigma")
     return sigma[kept] if sigma.ndim == 1 else sigma[kept][:, kept]
 
 
@@ -235,8 +236,7 @@ def _first_guess(
 ) -> torch.Tensor:
     """Parameters to begin with, of each problem: ones, or within the bounds."""
     if p0 is not None:
-        array = p0 if isinstance(p0, torch.Tensor) else np.asarray(p0, dtype=np.float64)
-        given = torch.atleast_1d(torch.as_tensor(array)).to(y)
+        given = torch.atleast_1d(torch.as_tensor(floats(p0, "p0"))).to(y)
         try:
             return given.expand(*batch, given.shape[-1])
         except RuntimeError:

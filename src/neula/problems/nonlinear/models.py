@@ -136,7 +136,7 @@ class Prediction:
         """Values, shape (*batch, k), and derivatives, shape (*batch, k, n)."""
         x, everyone = self.x, torch.arange(len(self.x), device=self.x.device)
         if isinstance(xdata, (list, tuple)):
-            xdata = np.asarray(xdata, dtype=np.float64)
+            xdata = floats(xdata, "xdata")
 
         def call(x: torch.Tensor, which: torch.Tensor, _: Any) -> torch.Tensor:
             found = self.model.values(
@@ -167,6 +167,21 @@ class Prediction:
         return y.reshape(*self.model.batch, -1), slopes.reshape(*self.model.batch, *slopes.shape[1:])
 
 
+def floats(x: Any, name: str) -> Any:
+    """A tensor as it is, all else as SciPy takes it: as an array in float64.
+
+    Raises
+    ------
+    TypeError
+        For what would lose its meaning without a word: masks, imaginary parts, text.
+    """
+    if isinstance(x, torch.Tensor):
+        return x
+    if x is None or isinstance(x, np.ma.MaskedArray) or np.asarray(x).dtype.kind not in "biufO":
+        take(x, name)
+    return np.asarray(x, dtype=np.float64)
+
+
 def parameters_of(f: Callable[..., Any]) -> int:
     """How many parameters a model has, by its signature.
 
@@ -194,8 +209,7 @@ def spread_of(
     """
     if sigma is None:
         return None, None
-    array = sigma if isinstance(sigma, torch.Tensor) else np.asarray(sigma, dtype=np.float64)
-    tensor = take(array, "sigma").tensor.to(y)
+    tensor = take(floats(sigma, "sigma"), "sigma").tensor.to(y)
     m = shape[-1]
     if tensor.ndim == len(shape) + 1 or (tensor.shape == (m, m) and tensor.shape != shape):
         wide = tensor.double().expand(*shape, m) if tensor.shape[-2:] == (m, m) else None
