@@ -265,8 +265,10 @@ def _misfit(a: torch.Size, b: torch.Size) -> str:
         why = f"A has {m} rows and b {rows}"
     else:
         why = f"leading dimensions {batch} and {tuple(b[:-2])} are not equal, and not 1 where they differ"
-    fitting = f"({m},), ({m}, k) or {(*batch, m, 'k')}".replace("'", "") if batch else f"({m},), ({m}, k)"
-    return (
-        f"shapes of A and b do not fit: A is {tuple(a)}, b is {tuple(b)}, and {why}; b must have shape "
-        f"{fitting}, or leading dimensions that broadcast with {batch} before ({m}, k)"
-    )
+    fitting = f"({m},), ({m}, k) or (..., {m}, k)"
+    if batch:
+        whole = f"{(*batch, m, 'k')}".replace("'", "")
+        leading = f"leading dimensions that broadcast with {batch} before ({m}, k)"
+        fitting = f"({m},), ({m}, k) or {whole}, or {leading}"
+    given = f"A is {tuple(a)}, b is {tuple(b)}, and {why}"
+    return f"shapes of A and b do not fit: {given}; b must have shape {fitting}"
