@@ -12,7 +12,7 @@ import neula
 from neula.algorithms.scaling import SAFE_NORMS
 from neula.engines import FP32, FP64, CpuEngine
 from neula.io.matrices import random_matrix
-from neula.problems.orthogonal.factorize import factorize_together
+from neula.problems.orthogonal.factorize import begin, factorize, factorize_together
 from neula.problems.orthogonal.factors import Factors as Found
 from neula.problems.orthogonal.links import QRLink, together
 from neula.problems.orthogonal.problem import Matrices, Options
@@ -177,3 +177,29 @@ def test_float64_that_does_not_fit_float32(
     assert result.converged
     error = torch.linalg.matrix_norm(a / size - q.double() @ (r / size)) / torch.linalg.matrix_norm(a / size)
     assert float(error.max()) <= 12 * {"fp16": 2.0**-11, "fp32": 2.0**-24}[accuracy]
+
+
+@pytest.mark.parametrize("engine", ["cpu", "emulated"])
+@pytest.mark.parametrize("accuracy", ["fp16", "fp32", "fp64"])
+@pytest.mark.filterwarnings("ignore::neula.AccuracyWarning")
+def test_an_r_that_overflows_is_not_accepted(accuracy: Any, engine: str) -> None:
+    """Columns of A are longer than any number, and so are those of R; others are none the worse."""
+    largest = torch.finfo(torch.float64).max
+    a = torch.rand(3, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    a[1] = largest
+    result = neula.qr(a, accuracy=accuracy, engine=engine)
+    assert result.accepted.tolist() == [True, False, True]
+    assert result.R[[0, 2]].isfinite().all()
+
+
+def test_an_r_that_overflows_is_not_accepted_where_nobody_looks() -> None:
+    """What the first links have found, and what comes of it."""
+    a = torch.rand(2, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    a[1] = torch.finfo(torch.float64).max
+    begun = begin(a, Options(target=FP32, engine=ENGINE))
+    assert begun is not None
+    _, accepted, found = begun
+    assert accepted.tolist() == [True, False]
+    factors = factorize(a, "reduced", Options(target=FP32, engine=ENGINE), found)
+    assert factors.accepted.tolist() == [True, False]
+    assert "overflows float64" in factors.attempts[-1].reason

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
+import numpy as np
 import torch
 
 from neula.algorithms.scaling import binary_exponents
-from neula.certificates.qr import QRCertificate, accepted_by
+from neula.certificates.qr import QRCertificate, QRCertificates, accepted_by
 from neula.engines import FP64, Format
 from neula.kernels.precision import plain_arithmetic
 from neula.kernels.shift import shift
@@ -16,6 +18,7 @@ from neula.pipeline.chain import Answer, Link, Run, run_chain
 from neula.pipeline.inputs import check_finite, finite_members
 from neula.pipeline.over_processes import in_step
 from neula.pipeline.pending import first_answer
+from neula.pipeline.result import Attempt
 from neula.problems.orthogonal import chain
 from neula.problems.orthogonal.chain import Layout, QRJudge
 from neula.problems.orthogonal.factors import Factors
@@ -47,7 +50,7 @@ def factorize(matrices: torch.Tensor, mode: str, options: Options, begun: Begun 
             first = None if begun is None else begun[0]
             factors = factorize_together(matrices, _links_together(matrices, options), options, first)
             if exponents is not None:
-                factors = replace(factors, r=shift(factors.r.double(), exponents))
+                factors = _in_units_of_a(factors, exponents)
         else:
             factors = _one_after_the_other(matrices, options, begun)
         return factors.completed() if mode == "complete" else factors
@@ -75,7 +78,8 @@ def begin(matrices: torch.Tensor, options: Options) -> tuple[QRValues, torch.Ten
         values = QRValues.joined([found.values for found in begun])
         accepted = accepted_by(values.measures.T, options.shape_of(matrices.shape), options.target)
         if exponents is not None:
-            values = replace(values, r=shift(values.r.double(), exponents))
+            r, fits = _multiplied(values.r, exponents)
+            values, accepted = replace(values, r=r), accepted & fits
         return values, accepted, begun
 
 
@@ -144,3 +148,22 @@ def _in_range(matrices: torch.Tensor, target: Format) -> tuple[torch.Tensor, tor
         return matrices, None
     exponents = binary_exponents(torch.linalg.vector_norm(matrices, torch.inf, dim=(1, 2), keepdim=True))
     return shift(matrices, -exponents), exponents
+
+
+def _multiplied(r: torch.Tensor, exponents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """R by powers of two, and whether that of each matrix does not overflow, shape (batch,)."""
+    found = shift(r.double(), exponents)
+    return found, (found.isfinite() == r.isfinite()).flatten(1).all(1)
+
+
+def _in_units_of_a(factors: Factors, exponents: torch.Tensor) -> Factors:
+    """Factors of what :func:`_in_range` has divided; those with an R that overflows are not accepted."""
+    r, fits = _multiplied(factors.r, exponents)
+    factors = replace(factors, r=r)
+    if bool(fits.all()):
+        return factors
+    found = cast(QRCertificates, factors.certificates)
+    certificates = replace(found, residual=np.where(fits.cpu().numpy(), found.residual, np.nan))
+    why = f"R of {int((~fits).sum())} of {len(r)} matrices overflows float64"
+    attempts = (*factors.attempts, Attempt("none", False, why))
+    return replace(factors, certificates=certificates, attempts=attempts)
