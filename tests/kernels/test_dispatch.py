@@ -80,7 +80,7 @@ def test_a_capture_is_refused_before_anything_is_known(monkeypatch: pytest.Monke
     tried = [Trial(lambda device: None, "The kernel", "plain torch takes its place") for _ in range(2)]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    with pytest.raises(RuntimeError, match=r"the kernel is compiled by the first call.*before the capture"):
+    with pytest.raises(RuntimeError, match=r"the kernel must be made ready.*once before the capture"):
         tried[0].passed(GPU)
     with pytest.raises(RuntimeError, match="before the capture"):
         try_together(tried, GPU)

@@ -53,7 +53,7 @@ class Trial:
         """
         key = (device, *variant)
         if key not in self._passed:
-            _refuse_capture(self.what)
+            refuse_capture(self.what)
             with self._lock:
                 if key not in self._passed:
                     self._passed[key] = self.run(device, *variant)
@@ -76,12 +76,23 @@ class Trial:
         return True
 
 
-def _refuse_capture(what: str) -> None:
-    """A launch that fails because of a capture would be taken for a kernel that does not run."""
+def refuse_capture(what: str) -> None:
+    """What is made ready once cannot be while a CUDA graph is captured, and would seem to be broken.
+
+    Parameters
+    ----------
+    what : str
+        With an article.
+
+    Raises
+    ------
+    RuntimeError
+        That says what to do.
+    """
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
-            f"{what[0].lower()}{what[1:]} is compiled by the first call that needs it, which a CUDA graph "
-            "cannot capture: make the same calls, for tensors of the same shapes, once before the capture"
+            f"{what[0].lower()}{what[1:]} must be made ready before a CUDA graph is captured: make the same "
+            "calls, for tensors of the same shapes, once before the capture"
         )
 
 
@@ -204,7 +215,7 @@ def try_together(trials: Iterable[Trial], device: torch.device) -> None:
     untried = [tried for tried in trials if tried.outcome(device) is None]
     if len(untried) < 2:
         return
-    _refuse_capture(untried[0].what)  # other threads do not know of it
+    refuse_capture(untried[0].what)  # other threads do not know of it
     threads = [threading.Thread(target=tried.passed, args=(device,)) for tried in untried]
     for thread in threads:
         thread.start()

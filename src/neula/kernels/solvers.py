@@ -7,6 +7,8 @@ from functools import cache
 
 import torch
 
+from neula.kernels.dispatch import refuse_capture
+
 _loading = threading.Lock()
 
 
@@ -16,6 +18,8 @@ def load_solvers() -> None:
     Source: issue 90613 of PyTorch, "lazy wrapper should be called at most once".
     """
     with _loading:
+        if not _loaded.cache_info().currsize:
+            refuse_capture("the library's solvers")
         _loaded()
 
 
