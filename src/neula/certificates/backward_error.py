@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from neula.engines.reduction import HERE, Reduction
-from neula.kernels.refining import perturbations, quotient
+from neula.kernels.refining import over, perturbations
 
 
 @dataclass(frozen=True)
@@ -150,8 +150,3 @@ def backward_error(
     """The largest backward error over all scalings, shape (k,); infinite where x is not finite."""
     errors = torch.stack([scaling.backward_error(b, x, residual) for scaling in scalings])
     return errors.amax(0).nan_to_num(math.inf, math.inf)
-
-
-def over(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """``a / b``, 0 where both vanish."""
-    return quotient(a, b)

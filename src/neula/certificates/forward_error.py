@@ -11,8 +11,8 @@ import math
 
 import torch
 
-from neula.certificates.backward_error import over
 from neula.engines import FP64
+from neula.kernels.refining import over
 
 SURE = 0.1
 """Forward error up to which at least one digit is sure."""

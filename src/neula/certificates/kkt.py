@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from neula.certificates.backward_error import over
+from neula.kernels.refining import over
 
 
 @dataclass(frozen=True)

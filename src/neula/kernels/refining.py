@@ -168,7 +168,7 @@ def relative_error(
     computed : float
         For the rounding errors of the bound itself.
     """
-    error = quotient(left, size) + quotient(low, size)
+    error = over(left, size) + over(low, size)
     error = computed * error / (1 - error)
     trusted = (rate <= max_rate) & (error >= 0) & error.isfinite()
     return torch.where(trusted, error, torch.inf)
@@ -193,11 +193,11 @@ def perturbations(
         Or of any other shape.
     norm : Tensor, shape (batch, 1), or float
     """
-    optimality = quotient(gradient, norm * residual)
-    consistent = quotient(residual, image + b)
-    return torch.minimum(torch.minimum(optimality, consistent), quotient(projected, image)), optimality
+    optimality = over(gradient, norm * residual)
+    consistent = over(residual, image + b)
+    return torch.minimum(torch.minimum(optimality, consistent), over(projected, image)), optimality
 
 
-def quotient(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def over(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """``a / b``, 0 where both vanish."""
     return (a / b).masked_fill(a == 0, 0.0)

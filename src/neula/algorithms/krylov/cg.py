@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 
 from neula.algorithms.krylov.gmres import is_hopeless
-from neula.certificates.backward_error import over
+from neula.kernels.refining import over
 
 Operator = Callable[[torch.Tensor], torch.Tensor]
 """Applies a matrix to the columns of another, shape (n, k)."""

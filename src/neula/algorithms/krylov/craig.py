@@ -17,7 +17,8 @@ from neula.algorithms.krylov.driver import STAGNATION, iterate
 from neula.algorithms.krylov.refinement import INNER_REDUCTION, Refined
 from neula.algorithms.spectra.condition import solve_r, solve_rt
 from neula.algorithms.triangular.triangular import UpperTriangular
-from neula.certificates.backward_error import Measures, Scale, over
+from neula.certificates.backward_error import Measures, Scale
+from neula.kernels.refining import over
 
 
 def craig(

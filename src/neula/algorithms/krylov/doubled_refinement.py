@@ -21,8 +21,8 @@ from typing import Protocol
 import torch
 
 from neula.algorithms.krylov.driver import STAGNATION
-from neula.certificates.backward_error import Measures, over
-from neula.kernels.refining import added, progress, relative_error
+from neula.certificates.backward_error import Measures
+from neula.kernels.refining import added, over, progress, relative_error
 
 MAX_STEPS = 30
 """At a rate of 1/4 so many steps give 60 bits."""

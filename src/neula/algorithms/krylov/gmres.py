@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 import torch
 
-from neula.certificates.backward_error import over
+from neula.kernels.refining import over
 
 Operator = Callable[[torch.Tensor], torch.Tensor]
 """Linear, of the columns of a matrix of shape (n, k)."""

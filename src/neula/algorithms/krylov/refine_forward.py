@@ -18,9 +18,10 @@ from neula.algorithms.krylov.refine_sum import refine_sum
 from neula.algorithms.krylov.refinement import INNER_REDUCTION, Refined
 from neula.algorithms.spectra.condition import solve_rt
 from neula.algorithms.triangular.triangular import UpperTriangular
-from neula.certificates.backward_error import Norms, Scale, norms_of, over
+from neula.certificates.backward_error import Norms, Scale, norms_of
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.doubled import Doubled
+from neula.kernels.refining import over
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 
 from neula.algorithms.krylov.doubled_refinement import add_to_pair
 from neula.algorithms.krylov.driver import iterate, unfinished
-from neula.certificates.backward_error import over
+from neula.kernels.refining import over
 
 PASSES = 8
 """Updates at most; each leaves some 1e-8 of the error, so that two or three do nearly always."""

@@ -10,7 +10,8 @@ import torch
 from neula.algorithms.krylov.batched_lstsq import Factored, lengths
 from neula.algorithms.krylov.doubled_refinement import DOUBLED, Evaluation
 from neula.algorithms.spectra.schatten import schatten_bounds
-from neula.certificates.backward_error import Measures, over
+from neula.certificates.backward_error import Measures
+from neula.kernels.refining import over
 from neula.kernels.triangular_inverse import triangular_inverse
 
 

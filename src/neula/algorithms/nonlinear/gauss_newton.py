@@ -13,7 +13,7 @@ from neula.algorithms.nonlinear.damped import norm, upper_solve
 from neula.algorithms.nonlinear.feasible import Bounds, without
 from neula.algorithms.nonlinear.levenberg_marquardt import Iterates, Problem, move
 from neula.algorithms.nonlinear.some import picked
-from neula.certificates.backward_error import over
+from neula.kernels.refining import over
 
 MOST = 30
 """Steps; of those that shrink by a tenth each, 30 are worth a digit and a half."""

@@ -29,9 +29,9 @@ from neula.algorithms.orthogonal.pivots import sketched_pivots
 from neula.algorithms.orthogonal.r_only import lower_gram
 from neula.algorithms.orthogonal.reorthogonalize import refine_qr
 from neula.algorithms.spectra.rank_revealing import Deficient, MinimumNorm, RowSpace, Spectrum
-from neula.certificates.backward_error import over
 from neula.certificates.forward_error import SURE
 from neula.engines import FP64, Engine
+from neula.kernels.refining import over
 from neula.kernels.triangular_inverse import triangular_inverse
 
 GRAM_ROUNDING = 4.0

@@ -14,10 +14,10 @@ from neula.algorithms.krylov.doubled_refinement import refine_doubled
 from neula.algorithms.orthogonal.r_only import householder_r
 from neula.algorithms.orthogonal.reorthogonalize import refine_qr
 from neula.algorithms.spectra.schatten import schatten_bounds
-from neula.certificates.backward_error import over
 from neula.engines import FP64
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.doubled import Doubled
+from neula.kernels.refining import over
 
 FIRST_ORDER = 0.1
 """Relative change of a basis up to which its square does not matter."""

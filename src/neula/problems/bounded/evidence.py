@@ -9,10 +9,10 @@ import torch
 from neula.algorithms.bounded.block_pivoting import Found
 from neula.algorithms.bounded.free_sets import Factor, Factorize, FreeBatch, batches
 from neula.algorithms.bounded.reduced import Reduced
-from neula.certificates.backward_error import over
 from neula.certificates.forward_error import NOISE, least_squares_error, residual_ratio
 from neula.certificates.kkt import KKTNorms
 from neula.engines import FP64
+from neula.kernels.refining import over
 from neula.problems.bounded.problem import Bounded, BoundedValues
 
 ESTIMATED = 3.0

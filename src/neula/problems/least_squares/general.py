@@ -9,9 +9,9 @@ import torch
 
 from neula.algorithms.scaling import binary_exponents, power_of_two_scales
 from neula.algorithms.spectra.condition import extreme_singular_values
-from neula.certificates.backward_error import over
 from neula.certificates.forward_error import SURE, digits_of, least_squares_error, residual_ratio
 from neula.engines import FP64, Engine, format_of
+from neula.kernels.refining import over
 from neula.pipeline.call import Call
 from neula.pipeline.gradients import stacked_problem
 from neula.pipeline.inputs import Taken, check_finite, take

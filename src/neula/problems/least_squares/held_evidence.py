@@ -10,12 +10,12 @@ import torch
 from neula.algorithms.krylov.doubled_refinement import COMPUTED, DOUBLED
 from neula.algorithms.krylov.held_sums import HeldSums, normal_product
 from neula.algorithms.krylov.streamed_lstsq import Coordinates
-from neula.certificates.backward_error import over
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE, least_squares_error, residual_ratio
 from neula.certificates.probes import PROBES, gaussian_probes
 from neula.engines import FP64
 from neula.kernels.magnitudes import largest_magnitude
+from neula.kernels.refining import over
 from neula.pipeline.chain import Answer
 from neula.problems.least_squares.problem import Alone, Members, Options
 

@@ -13,10 +13,11 @@ import torch
 from neula.algorithms.krylov.batched_lstsq import lengths
 from neula.algorithms.spectra.complete_orthogonal import complete_orthogonal
 from neula.algorithms.spectra.rank_revealing import Deficient, MinimumNorm, minimum_norm
-from neula.certificates.backward_error import Scale, norms_of, over
+from neula.certificates.backward_error import Scale, norms_of
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE
 from neula.engines import FP64
+from neula.kernels.refining import over
 from neula.pipeline.chain import Answer, Declined
 from neula.pipeline.progress import stage
 from neula.problems.least_squares.prepared import Problems

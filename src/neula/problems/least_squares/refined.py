@@ -16,9 +16,10 @@ from neula.algorithms.krylov.refine_forward import refine_forward
 from neula.algorithms.krylov.refinement import INNER_REDUCTION, InnerSolver, Refined, refine
 from neula.algorithms.spectra.condition import extreme_singular_values, multiply_r, solve_r, solve_rt
 from neula.algorithms.triangular.triangular import BlockTriangular, UpperTriangular
-from neula.certificates.backward_error import Scale, over
+from neula.certificates.backward_error import Scale
 from neula.certificates.forward_error import SURE, least_squares_error, residual_ratio
 from neula.engines.random_vectors import gaussian
+from neula.kernels.refining import over
 from neula.pipeline.chain import Answer, Declined
 from neula.pipeline.progress import digits_done, stage
 from neula.problems.least_squares.preconditioner import Limit, Preconditioner

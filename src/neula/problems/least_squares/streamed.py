@@ -19,11 +19,12 @@ from neula.algorithms.krylov.streamed_lstsq import (
     RefinementSums,
 )
 from neula.algorithms.scaling import power_of_two_scales
-from neula.certificates.backward_error import Norms, over
+from neula.certificates.backward_error import Norms
 from neula.certificates.bounds import Accuracy, lstsq_bound, target_format
 from neula.certificates.forward_error import SURE, least_squares_error, residual_ratio
 from neula.engines import FP64, Engine, format_of, select_engine
 from neula.io.sources import Sliced, Source, is_source, row_blocks
+from neula.kernels.refining import over
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer, Declined, Link, Run, Unanswered, run_chain
 from neula.pipeline.inputs import Taken, take

@@ -31,11 +31,10 @@ from neula.algorithms.orthogonal.r_only import (
     shifted_cholesky3_r,
 )
 from neula.algorithms.spectra.schatten import schatten_bounds
-from neula.certificates.backward_error import over
 from neula.kernels import seminormal
 from neula.kernels.dispatch import try_together
 from neula.kernels.doubled import doubled_product, transposes_tried
-from neula.kernels.refining import added
+from neula.kernels.refining import added, over
 from neula.kernels.shift import shift
 from neula.kernels.triangular_inverse import triangular_inverse
 from neula.pipeline.border import Border

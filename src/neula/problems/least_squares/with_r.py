@@ -10,8 +10,8 @@ import torch
 from neula.algorithms.krylov.batched_lstsq import Overdetermined, Triangles, lengths
 from neula.algorithms.krylov.doubled_refinement import DoubledSolution
 from neula.algorithms.orthogonal.r_only import HALVED
-from neula.certificates.backward_error import over
 from neula.certificates.forward_error import SURE
+from neula.kernels.refining import over
 from neula.problems.least_squares.problem import Members, Options, no_longer
 from neula.problems.least_squares.scaled import ScaledProblems
 

@@ -16,10 +16,11 @@ from neula.algorithms.krylov.doubled_refinement import (
     refine_doubled,
 )
 from neula.algorithms.spectra.inverse_norm import Beside, inverse_norm, norm_of
-from neula.certificates.backward_error import Measures, over
+from neula.certificates.backward_error import Measures
 from neula.certificates.forward_error import SURE
 from neula.engines import FP64, Format
 from neula.kernels.doubled import Doubled
+from neula.kernels.refining import over
 from neula.pipeline.chain import Answer, Declined
 from neula.pipeline.progress import stage
 from neula.problems.systems.batch_by_lapack import batch_by_lapack

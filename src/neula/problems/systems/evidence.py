@@ -16,10 +16,10 @@ from neula.algorithms.krylov.refine_sum import refine_sum
 from neula.algorithms.spectra.condition import random_direction
 from neula.algorithms.spectra.inverse_norm import EXPLICIT, inverse_norm
 from neula.algorithms.spectra.schatten import schatten_bounds
-from neula.certificates.backward_error import over
 from neula.engines import FP64
 from neula.engines.random_vectors import gaussian
 from neula.kernels.doubled import Doubled
+from neula.kernels.refining import over
 from neula.problems.systems.problem import Options
 from neula.problems.systems.scaled import Scaled
 

@@ -12,9 +12,9 @@ import torch
 from neula.algorithms.elimination.factorization import inverted_lu
 from neula.algorithms.scaling import binary_exponents
 from neula.algorithms.triangular.inverted import InvertedBlocks
-from neula.certificates.backward_error import over
 from neula.engines import FP64, Format, Tuning
 from neula.kernels.magnitudes import largest_magnitude
+from neula.kernels.refining import over
 from neula.kernels.shift import shift
 from neula.problems.systems.scaled import Scaled
 

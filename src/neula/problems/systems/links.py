@@ -35,9 +35,9 @@ from neula.algorithms.krylov.iterative_refinement import (
     gmres_refinement,
     refine,
 )
-from neula.certificates.backward_error import over
 from neula.certificates.forward_error import SURE
 from neula.engines import FP32, FP64, Arithmetic, Engine, Format
+from neula.kernels.refining import over
 from neula.pipeline.chain import Answer, Declined
 from neula.pipeline.progress import digits_done, stage
 from neula.problems.systems.evidence import COSTLY, Evidence, InverseProbe

@@ -8,9 +8,9 @@ from functools import cached_property
 import torch
 
 from neula.algorithms.scaling import binary_exponents
-from neula.certificates.backward_error import over
 from neula.engines import FP64
 from neula.kernels.magnitudes import largest_magnitude, magnitudes
+from neula.kernels.refining import over
 from neula.kernels.shift import LIMIT, shift
 
 ALIKE, NEAR = 3, 100
