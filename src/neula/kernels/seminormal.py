@@ -164,6 +164,8 @@ def solved(
     square : Square, optional
         Where the problems are linear systems.
     """
-    from neula.kernels.seminormal_triton import seminormal_triton
-
-    return seminormal_triton(a, b, dtype, limits, square)
+    if columns_of(a.shape[2]) > LEAST_COLUMNS:
+        from neula.kernels.seminormal_cuda import seminormal_cuda as launch
+    else:
+        from neula.kernels.seminormal_triton import seminormal_triton as launch
+    return launch(a, b, dtype, limits, square)
