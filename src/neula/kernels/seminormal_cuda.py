@@ -1,9 +1,8 @@
-"""Least-squares problems of 9 to 64 columns by the corrected seminormal equations, in CUDA C++: a thread block for
-each, in one launch.
+"""Least-squares problems of 9 to 64 columns by the corrected seminormal equations: a thread block for each.
 
-CUDA rather than Triton: threads have rows to themselves where residuals are added up, columns where gradients are,
-and read either from shared memory; what Triton makes adds across threads for each block of rows. NVRTC takes a
-fifth of the time of Triton's compiler, which a program with one problem pays for.
+CUDA rather than Triton: threads have rows to themselves where residuals are added up, columns where gradients
+are, and read either from shared memory; what Triton makes adds across threads for each block of rows. NVRTC
+takes a fifth of the time of Triton's compiler, which a program with one problem pays for.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ def seminormal_cuda(
     (count, m, n), k, size = a.shape, b.shape[2], a.element_size()
     columns = max(SIDE, columns_of(n))
     found = Seminormal.empty(count, n, k, a.device)
-    most = torch.cuda.get_device_properties(a.device).shared_memory_per_block_optin
+    most = getattr(torch.cuda.get_device_properties(a.device), "shared_memory_per_block_optin", 48 << 10)
     # Two thread blocks hide one another's waits.
     room = most if count <= multiprocessors(a.device) else most // 2 - RESERVED
     chunk = rows_at_a_time(columns, m, n, size, room)

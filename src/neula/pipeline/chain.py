@@ -23,7 +23,7 @@ P = TypeVar("P", bound=Problems)
 V = TypeVar("V", bound=Values)
 Judged = TypeVar("Judged", bound=Problems, contravariant=True)
 
-Settled = Callable[[np.ndarray, np.ndarray], bool]
+Settled = Callable[[Any, Any], bool]
 """From the smallest and the largest of each number that was measured of a batch."""
 
 MANY = 2048

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -261,12 +261,12 @@ class LeastSquaresJudge:
             accepted = accepted & full_rank & (of["refined_error"] <= self.bound)
         return accepted
 
-    def settled(self, smallest: np.ndarray, largest: np.ndarray) -> bool:
+    def settled(self, smallest: Sequence[float], largest: Sequence[float]) -> bool:
         """Whether all are solved, with as many digits as are asked for, and none is zero.
 
         Parameters
         ----------
-        smallest, largest : array of float, shape (numbers,)
+        smallest, largest : sequence of float
             Of what was measured, NaN where a number is.
         """
         of = dict(zip(Members.names, largest, strict=True))

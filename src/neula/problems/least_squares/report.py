@@ -26,7 +26,7 @@ def collect(report: Report, passes: int = 0, fit: Fit | None = None) -> LstsqRes
         raise does_not_fit(options.dtype)
     m, n = options.over_rows.count(report.shapes.matrices.shape[-2]), report.shapes.matrices.shape[-1]
     ranks = of["rank"][~np.isnan(of["backward_error"])]
-    norms = partial(_norms, values.residual_norm, report.shapes.without_numbers())
+    norms = partial(norms_of, values.residual_norm, report.shapes.without_numbers())
     return LstsqResult(
         **report.common(),
         optimality=report.worst.get("optimality", 0.0),
@@ -40,7 +40,7 @@ def collect(report: Report, passes: int = 0, fit: Fit | None = None) -> LstsqRes
     )
 
 
-def _norms(residual_norm: torch.Tensor, shapes: System) -> float | list[float]:
+def norms_of(residual_norm: torch.Tensor, shapes: System) -> float | list[float]:
     """A number, or those of all right-hand sides."""
     norms: list[float] = shapes.of_columns(residual_norm).flatten().tolist()
     return norms[0] if len(norms) == 1 else norms

@@ -19,6 +19,7 @@ from neula.pipeline.shapes import System
 from neula.pipeline.solutions import Report, accept_digits, attached, numbers_of, unread, unsure
 from neula.problems.least_squares.by_lapack import solve_by_lapack
 from neula.problems.least_squares.fit import LinearFit
+from neula.problems.least_squares.in_one_launch import begin_alone, solved_alone
 from neula.problems.least_squares.prepared import Problems
 from neula.problems.least_squares.problem import Members, Options
 from neula.problems.least_squares.report import collect, why
@@ -89,9 +90,13 @@ def solve_system(
     begun: Answer[Members] | None = None,
 ) -> Solved:
     """Run the chain, or go on with it, and attach the solution to the graphs of the operands and weights."""
-    if begun is None and (single := solve_by_lapack(call, shapes, options)) is not None:
-        found = attached(call, shapes, single, lambda *of: _attach(None, options, single.ranks, *of))
-        return Solved(found, "", [], False)
+    if begun is None:
+        single = solve_by_lapack(call, shapes, options)
+        if single is None and (begun := begin_alone(call, shapes, options)) is not None:
+            single = solved_alone(call, shapes, options, begun)
+        if single is not None:
+            found = single
+            return Solved(attached(call, shapes, found, lambda *of: _attach(None, options, found.ranks, *of)))
     matrices, columns = call.here(shapes.matrices), call.here(shapes.columns)
     is_batch = bool(shapes.batch)
     with call.computing():

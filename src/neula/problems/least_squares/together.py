@@ -79,8 +79,8 @@ def solve_together(
     """
     options, k = problems.options, problems.b.shape[2]
     report = stage(options.progress, label)
-    if factor is cholesky_r and _in_reach(problems):
-        return _in_one_launch(problems, label, blind_steps)
+    if factor is cholesky_r and in_reach(problems.a, k, options):
+        return in_one_launch(problems, label, blind_steps)
     trials = (doubled_product.tried, transposes_tried, shift.tried, added.tried)
     try_together(trials, options.engine.device)
     m, n = problems.a.shape[1:]
@@ -116,15 +116,14 @@ def solve_together(
     return Answer(Members.joined(parts), label, iterations=taken, measured=numbers)
 
 
-def _in_reach(problems: Problems) -> bool:
-    """Whether one launch does all that follows, and sooner than many."""
-    options, (m, n), k = problems.options, problems.a.shape[1:], problems.b.shape[2]
+def in_reach(a: torch.Tensor, k: int, options: Options) -> bool:
+    """Whether one launch does all for matrices of shape (batch, m, n), and sooner than many."""
     special = options.damp or options.weights is not None or options.over_rows.spread
-    small = m * n * k <= options.engine.tuning.one_launch
-    return small and not special and seminormal.takes(problems.a)
+    small = a.shape[1] * a.shape[2] * k <= options.engine.tuning.one_launch
+    return small and not special and seminormal.takes(a)
 
 
-def _in_one_launch(problems: Problems, label: str, blind_steps: int) -> Answer[Members]:
+def in_one_launch(problems: Problems, label: str, blind_steps: int) -> Answer[Members]:
     """All problems by the kernel, which leaves those alone whose numbers are near the ends of the range."""
     options = problems.options
     steps = min(blind_steps or MAX_STEPS, options.max_iterations)
