@@ -55,7 +55,7 @@ def compiled_for_host(tmp_path_factory: pytest.TempPathFactory) -> Callable[...,
     if subprocess.run(probe, capture_output=True).returncode:
         pytest.skip("g++ is older than C++17, or there are no coroutines in its C library")
 
-    def compiled(name: str, **macros: int) -> ctypes.CDLL:
+    def compiled(name: str, **macros: object) -> ctypes.CDLL:
         library = tmp_path_factory.mktemp(name) / f"{name}.so"
         source = Path(kernels.__file__).with_name(f"{name}.cu")
         options = ["-std=c++17", "-O1", "-shared", "-fPIC", f'-DSOURCE="{source}"']

@@ -31,10 +31,10 @@ static double __longlong_as_double(long long x) {
 
 double memory[BYTES / sizeof(double)];
 
-extern "C" void solve(
-    const REAL* a, const REAL* b, double* x, double* numbers, double* forward, double* residual, long long* rank,
-    unsigned char* accepted, const double* limits, int count, int m, int n, int k, const int* strides, int chunk,
-    int bits, int square, int definite
+extern "C" void launch(
+    int count, const REAL* a, const REAL* b, double* to_x, double* numbers, double* to_forward, double* to_residual,
+    long long* to_rank, unsigned char* to_accepted, const double* limits, int m, int n, int k, int a_batch, int a_row,
+    int a_column, int b_batch, int b_row, int b_column, int chunk, int bits, int square, int definite
 ) {
     lanes.assign(THREADS, NAN);
     gridDim.x = count;
@@ -43,8 +43,8 @@ extern "C" void solve(
         blockIdx.x = member;
         run_together(THREADS, [=] {
             seminormal(
-                a, b, x, numbers, forward, residual, rank, accepted, limits, m, n, k, strides[0], strides[1],
-                strides[2], strides[3], strides[4], strides[5], chunk, bits, square, definite
+                a, b, to_x, numbers, to_forward, to_residual, to_rank, to_accepted, limits, m, n, k, a_batch, a_row,
+                a_column, b_batch, b_row, b_column, chunk, bits, square, definite
             );
         });
     }

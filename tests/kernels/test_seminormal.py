@@ -1,13 +1,16 @@
 """Small least-squares problems in one launch, against exact solutions and against the steps in plain torch.
 
-The kernel runs on the GPU where there is one (``pytest -m gpu``), in Triton's interpreter elsewhere.
+The kernels, of narrow matrices in Triton and of wider ones in CUDA C++, run on the GPU where there is one
+(``pytest -m gpu``); elsewhere in Triton's interpreter, and compiled for the CPU.
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -21,7 +24,8 @@ from neula.certificates.forward_error import SURE
 from neula.engines import FP64, EmulatedEngine
 from neula.engines.shipped import EMULATED
 from neula.io.matrices import random_matrix
-from neula.kernels import seminormal
+from neula.kernels import seminormal, seminormal_cuda
+from neula.kernels.launch import shared_memory
 from neula.kernels.seminormal import NAMES, Seminormal, Square, columns_of
 from neula.problems.least_squares.problem import Members
 from neula.problems.systems.queued import NORMAL_EQUATIONS
@@ -36,8 +40,21 @@ DEFINITE = Square(near=2.0**100, alike=2.0**3, definite=True)
 Solve = Callable[..., Seminormal]
 
 
-@pytest.fixture(name="solve")
-def _solve(uninitialized_is_nan: None) -> Solve:
+@pytest.fixture(name="solve", params=["triton", "cuda"])
+def _solve(request: pytest.FixtureRequest) -> Solve:
+    kernel = request.getfixturevalue(f"in_{request.param}")
+
+    def solve(
+        a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype = torch.float64, square: Square | None = None
+    ) -> Seminormal:
+        found = kernel(a.to(DEVICE), b.to(DEVICE), dtype, LIMITS, square)
+        return Seminormal(*(x.cpu() for x in found))
+
+    return solve
+
+
+@pytest.fixture
+def in_triton(uninitialized_is_nan: None) -> Callable[..., Seminormal]:
     pytest.importorskip("triton")
     from triton.runtime.interpreter import InterpretedFunction
 
@@ -45,14 +62,39 @@ def _solve(uninitialized_is_nan: None) -> Solve:
 
     if not HAS_GPU and not isinstance(seminormal_triton._seminormal, InterpretedFunction):
         pytest.skip("Triton was imported before its interpreter could be chosen: run tests/kernels by itself")
+    return seminormal_triton.seminormal_triton
 
-    def solve(
-        a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype = torch.float64, square: Square | None = None
-    ) -> Seminormal:
-        found = seminormal_triton.seminormal_triton(a.to(DEVICE), b.to(DEVICE), dtype, LIMITS, square)
-        return Seminormal(*(x.cpu() for x in found))
 
-    return solve
+@pytest.fixture
+def in_cuda(
+    uninitialized_is_nan: None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Seminormal]:
+    if not HAS_GPU:
+        launches = request.getfixturevalue("launches")
+        monkeypatch.setattr(
+            seminormal_cuda, "compiled", lambda name, function, device, macros, **_: launches(macros)
+        )
+    return seminormal_cuda.seminormal_cuda
+
+
+@pytest.fixture(scope="module")
+def launches(compiled_for_host: Callable[..., ctypes.CDLL]) -> Callable[[str], Callable[..., None]]:
+    """The kernel in CUDA C++ by its macros, compiled for the CPU."""
+
+    @cache
+    def compiled(macros: str) -> Callable[..., None]:
+        defined = dict(line.split()[1:] for line in macros.splitlines())
+        function = compiled_for_host("seminormal", BYTES=shared_memory(DEVICE), **defined).launch
+
+        def launch(grid: tuple[int, ...], block: tuple[int, ...], arguments: list, room: int) -> None:
+            assert block == (seminormal_cuda.THREADS, 1, 1)
+            assert room <= shared_memory(DEVICE)
+            places = [ctypes.c_void_p(x.data_ptr()) if isinstance(x, torch.Tensor) else x for x in arguments]
+            function(grid[0], *places)
+
+        return launch
+
+    return compiled
 
 
 def matrices(batch: int, m: int, n: int, cond: float = 1.0, seed: int = 0) -> torch.Tensor:

@@ -15,6 +15,13 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
+def shared_memory(device: torch.device) -> int:
+    """Bytes that a thread block of a GPU has at most; what tests on a CPU have room for."""
+    if device.type != "cuda":
+        return 100 << 10
+    return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 48 << 10)
+
+
 def share(total: int, among: int, multiple: int) -> int:
     """What each of so many thread blocks has to do, in whole multiples."""
     each = -(-total // among)

@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 
 from neula.kernels.cuda_source import compiled
-from neula.kernels.launch import multiprocessors
+from neula.kernels.launch import multiprocessors, shared_memory
 from neula.kernels.seminormal import MODERATE, Limits, Seminormal, Square, columns_of
 
 THREADS = 256
@@ -64,7 +64,7 @@ def seminormal_cuda(
     (count, m, n), k, size = a.shape, b.shape[2], a.element_size()
     columns = max(SIDE, columns_of(n))
     found = Seminormal.empty(count, n, k, a.device)
-    most = getattr(torch.cuda.get_device_properties(a.device), "shared_memory_per_block_optin", 48 << 10)
+    most = shared_memory(a.device)
     # Two thread blocks hide one another's waits.
     room = most if count <= multiprocessors(a.device) else most // 2 - RESERVED
     chunk = rows_at_a_time(columns, m, n, size, room)
