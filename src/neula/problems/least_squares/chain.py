@@ -291,10 +291,11 @@ class LeastSquaresJudge:
     def _of_batch(self, of: dict[str, np.ndarray], accepted: np.ndarray, count: int) -> str:
         error = of["backward_error"]
         missed, doubtful = int((~accepted).sum()), int((error[~accepted] <= self.bound).sum())
-        worst = (
-            f"backward error {error.max():.1e} (bound {self.bound:.1e}), "
-            f"forward error {of['forward_error'].max():.1e}"
-        )
+        return self.reason(error.max(), of["forward_error"].max(), count, missed, doubtful)
+
+    def reason(self, error: float, forward: float, count: int, missed: int = 0, doubtful: int = 0) -> str:
+        """The largest backward and forward errors in words, of problems some of which may be rejected."""
+        worst = f"backward error {error:.1e} (bound {self.bound:.1e}), forward error {forward:.1e}"
         if count == 1:
             return worst + (", its rank or digits in doubt" if doubtful else "")
         doubts = f"{doubtful} for doubts about their rank or digits"

@@ -1,8 +1,8 @@
-"""One small least-squares problem on a GPU by one launch, and a look: the first link without the chain.
+"""Small least-squares problems on a GPU by one launch, and one look: the first link without the chain.
 
-Batches, links, judges of many problems and records of what was tried take the host longer than the launch
-takes the GPU. What is accepted here is what the judge of the chain accepts; from what is not, the chain goes
-on.
+Links, judges of each problem by itself and records of what was tried take the host longer than the launch
+takes the GPU. What is accepted here is what the judge of the chain accepts; where that is not so of all
+problems, the chain goes on from what was found.
 """
 
 from __future__ import annotations
@@ -28,45 +28,42 @@ from neula.problems.least_squares.report import norms_of
 from neula.problems.least_squares.together import FROM_GRAM, in_one_launch, in_reach
 
 
-def begin_alone(call: Call, shapes: System, options: Options) -> Answer[Members] | None:
-    """What the kernel is to say of one problem, queued; None where it is not made for it."""
-    (m, n), k, tuning = shapes.a.shape[-2:], shapes.b.shape[-1], options.engine.tuning
-    plain = shapes.a.ndim == 2 and not shapes.batch and m >= n and k > 0 and options.progress is None
-    first = plain and not options.named and tuning.small_r[0] == FROM_GRAM[0]
-    if not first or not in_reach(shapes.a[None], k, options):
+def begin_at_once(call: Call, shapes: System, options: Options) -> Answer[Members] | None:
+    """What the kernel is to say of all problems, queued; None where it is not made for them."""
+    a, b, tuning = shapes.matrices, shapes.columns, options.engine.tuning
+    plain = a.shape[1] >= a.shape[2] and 0 not in (len(a), b.shape[2]) and not shapes.shares
+    first = plain and not options.named and options.progress is None and tuning.small_r[0] == FROM_GRAM[0]
+    if not first or not in_reach(a, b.shape[2], options):
         return None
-    problems = Problems(shapes.a[None], call.here(shapes.b)[None], options)
-    return in_one_launch(problems, LABEL, tuning.blind_steps)
+    return in_one_launch(Problems(a, call.here(b), options), LABEL, tuning.blind_steps)
 
 
-def solved_alone(
+def solved_at_once(
     call: Call, shapes: System, options: Options, begun: Answer[Members]
 ) -> LstsqResult[Any] | None:
-    """The solution where it is accepted; the host waits."""
-    assert begun.measured is not None
-    numbers = begun.measured.flatten().tolist()
-    of = dict(zip(Members.names, numbers, strict=True))
-    judge = LeastSquaresJudge.of(shapes.a.shape[0], shapes.a.shape[1], options, together=True)
+    """The solutions where all are accepted; the host waits."""
+    judge = LeastSquaresJudge.of(shapes.a.shape[-2], shapes.a.shape[-1], options, together=True)
+    smallest, largest = _extremes(begun)
+    of = dict(zip(Members.names, largest, strict=True))
     fits = of["largest"] <= torch.finfo(options.dtype).max
-    if not (fits and judge.settled(numbers, numbers)):
+    if not (fits and judge.settled(smallest, largest)):
         return None
     values, first, known = begun.values, call.first, shapes.without_numbers()
-    device, wrap, error = first.tensor.device, first.wrap, of["forward_error"]
+    device, wrap, errors = first.tensor.device, first.wrap, (of["backward_error"], of["forward_error"])
 
     def later(arranged: Callable[[System], torch.Tensor]) -> Later:
         return Later(lambda: wrap(arranged(known).contiguous().to(device)))
 
-    reason = f"backward error {of['backward_error']:.1e} (bound {judge.bound:.1e}), forward error {error:.1e}"
     fields = {
         "x": call.hand_back(shapes.solutions(values.x), options.dtype),
         "converged": True,
         "iterations": begun.iterations,
-        "backward_error": of["backward_error"],
+        "backward_error": errors[0],
         "tolerance": judge.bound,
         "condition": of["condition"],
-        "forward_error": error,
-        "digits": digits_of(error),
-        "attempts": (Attempt(LABEL, True, reason),),
+        "forward_error": errors[1],
+        "digits": digits_of(errors[1]),
+        "attempts": (Attempt(LABEL, True, judge.reason(*errors, len(values))),),
         "engine": str(options.engine),
         "accuracy": options.target.name,
         "accepted": later(lambda shapes: shapes.of_members(values.accepted)),
@@ -75,10 +72,21 @@ def solved_alone(
         "forward_errors": later(lambda shapes: shapes.of_columns(values.forward_error)),
         "optimality": of["optimality"],
         "residual_norm": Later(partial(norms_of, values.residual_norm, known)),
-        "rank": shapes.a.shape[1],
+        "rank": shapes.a.shape[-1],
         "factorization": LABEL,
         "ranks": later(lambda shapes: shapes.of_members(values.rank)),
         "fit": LinearFit(call, shapes, options, values.x, values.residual_norm),
         "seconds": call.seconds,
     }
     return LstsqResult.of(fields)
+
+
+def _extremes(begun: Answer[Members]) -> tuple[list[float], list[float]]:
+    """The smallest and the largest of each number that was measured, NaN where one is."""
+    measured = begun.measured
+    assert measured is not None
+    if measured.shape[1] == 1:
+        numbers = measured.flatten().tolist()
+        return numbers, numbers
+    smallest, largest = torch.stack(measured.aminmax(dim=1)).tolist()
+    return smallest, largest

@@ -19,7 +19,7 @@ from neula.pipeline.shapes import System
 from neula.pipeline.solutions import Report, accept_digits, attached, numbers_of, unread, unsure
 from neula.problems.least_squares.by_lapack import solve_by_lapack
 from neula.problems.least_squares.fit import LinearFit
-from neula.problems.least_squares.in_one_launch import begin_alone, solved_alone
+from neula.problems.least_squares.in_one_launch import begin_at_once, solved_at_once
 from neula.problems.least_squares.prepared import Problems
 from neula.problems.least_squares.problem import Members, Options
 from neula.problems.least_squares.report import collect, why
@@ -91,12 +91,11 @@ def solve_system(
 ) -> Solved:
     """Run the chain, or go on with it, and attach the solution to the graphs of the operands and weights."""
     if begun is None:
-        single = solve_by_lapack(call, shapes, options)
-        if single is None and (begun := begin_alone(call, shapes, options)) is not None:
-            single = solved_alone(call, shapes, options, begun)
-        if single is not None:
-            found = single
-            return Solved(attached(call, shapes, found, lambda *of: _attach(None, options, found.ranks, *of)))
+        soon = solve_by_lapack(call, shapes, options)
+        if soon is None and (begun := begin_at_once(call, shapes, options)) is not None:
+            soon = solved_at_once(call, shapes, options, begun)
+        if soon is not None:
+            return Solved(_attached(call, shapes, options, None, soon))
     matrices, columns = call.here(shapes.matrices), call.here(shapes.columns)
     is_batch = bool(shapes.batch)
     with call.computing():
@@ -113,7 +112,7 @@ def solve_system(
     if spoilt is None and not options.over_rows.spread:
         fit = LinearFit(call, shapes, options, run.found.x, run.found.residual_norm)
     found = collect(report, fit=fit)
-    result = attached(call, shapes, found, lambda *of: _attach(weights, options, found.ranks, *of))
+    result = _attached(call, shapes, options, weights, found)
     if found.converged:
         return Solved(result)
     return Solved(result, why(found, run, options, is_batch=is_batch), report.missed(), unsure(run))
@@ -136,6 +135,13 @@ def _put_nan(run: Run[Members], spoilt: torch.Tensor, shapes: System) -> None:
     numbers_of(run)["forward_error"][0] = np.nan  # the largest of all is not known
     reason = f"{int(spoilt.sum())} of {spoilt.numel()} problems hold NaN or Inf"
     run.attempts.append(Attempt("none", False, reason))
+
+
+def _attached(
+    call: Call, shapes: System, options: Options, weights: torch.Tensor | None, result: LstsqResult[Any]
+) -> LstsqResult[Any]:
+    """A result, its x attached to the graphs of the operands and weights."""
+    return attached(call, shapes, result, lambda *of: _attach(weights, options, result.ranks, *of))
 
 
 def _attach(
