@@ -315,6 +315,63 @@ def test_columns_of_a_problem() -> None:
     assert [columns_of(n) for n in (1, 8, 9, 16, 17, 33, 64)] == [8, 8, 16, 16, 32, 64, 64]
 
 
+@pytest.mark.parametrize("cond", [1.0, 1e4])
+@pytest.mark.parametrize(("m", "n"), [(33, 33), (40, 16), (90, 49), (64, 64)])
+def test_wide_matrices(in_cuda: Callable[..., Seminormal], m: int, n: int, cond: float) -> None:
+    a, b = matrices(1, m, n, cond), noise(1, m, 1)
+    found = Seminormal(*(x.cpu() for x in in_cuda(a.to(DEVICE), b.to(DEVICE), torch.float64, LIMITS)))
+    of = said(found)
+    assert of["accepted"] == [1.0]
+    assert of["rank"] == [n]
+    assert (true_errors(a, b, found.x) <= found.forward_error).all()
+    assert (found.forward_error <= 2 * FP64.u).all()
+    assert max(of["refined_error"] + of["backward_error"]) <= lstsq_bound(FP64, n)
+    condition = torch.linalg.cond(a / torch.linalg.vector_norm(a, dim=1, keepdim=True))
+    assert n**-0.5 <= of["condition"][0] / float(condition) <= 1.01 * n**0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_more_rows_than_there_is_room_for(in_cuda: Callable[..., Seminormal], dtype: torch.dtype) -> None:
+    """They are read some at a time."""
+    m, n = (600, 40) if dtype == torch.float64 else (1300, 40)
+    a, b = matrices(1, m, n).to(dtype), noise(1, m, 1).to(dtype)
+    size = a.element_size()
+    room = shared_memory(DEVICE)
+    if not HAS_GPU:
+        assert seminormal_cuda.rows_at_a_time(64, m, n, size, room) < m
+    found = Seminormal(*(x.cpu() for x in in_cuda(a.to(DEVICE), b.to(DEVICE), dtype, LIMITS)))
+    assert said(found)["accepted"] == [1.0]
+    assert (true_errors(a.double(), b.double(), found.x) <= found.forward_error).all()
+    residual = torch.linalg.vector_norm(b.double() - a.double() @ found.x, dim=1)
+    torch.testing.assert_close(found.residual_norm, residual, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("columns", [16, 32, 64])
+@pytest.mark.parametrize("size", [4, 8])
+@pytest.mark.parametrize("m", [9, 300, 3000])
+def test_rows_at_a_time(columns: int, size: int, m: int) -> None:
+    """As many as there is room for."""
+    for n in range(columns // 2 + 1, min(columns, m) + 1):
+        for room in (100 << 10, 227 << 10):
+            rows = seminormal_cuda.rows_at_a_time(columns, m, n, size, room)
+            assert seminormal_cuda.shared_bytes(columns, n, size, rows) <= room
+            assert rows == m or seminormal_cuda.shared_bytes(columns, n, size, rows + 1) > room
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_rounding(in_cuda: Callable[..., Seminormal], dtype: torch.dtype) -> None:
+    """To nearest, ties to even, below the normal numbers and beyond the largest, as torch rounds."""
+    limits = torch.finfo(dtype)
+    b = noise(1, 16, 1)
+    b[0, :8, 0] *= torch.tensor([limits.max, limits.tiny, 1e-3 * limits.tiny, 1, 3, 1e3, 1e-3, 0.5]).double()
+    b[0, 8:12, 0] = 1 + limits.eps * torch.tensor([0.5, 1.5, 0.4999, 2.5]).double()
+    a = torch.eye(16, dtype=torch.float64)[None]
+    found = in_cuda(a.to(DEVICE), b.to(DEVICE), dtype, LIMITS).x.cpu()
+    assert torch.equal(
+        found, b.float().to(dtype).double() if dtype == torch.float32 else b.to(dtype).double()
+    )
+
+
 def test_any_strides(solve: Solve) -> None:
     wide = noise(2, 8, 30)
     a, b = wide[:, ::2, ::2].mT, noise(30)[::2][:, None].expand(2, -1, -1)
@@ -334,9 +391,10 @@ def test_agrees_with_lapack(solve: Solve) -> None:
 # --- through the public functions -------------------------------------------------------------------------
 
 
-@pytest.fixture(name="engine")
-def _engine(solve: Solve, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The engine whose problems the kernel takes: without a GPU one that believes that it runs."""
+@pytest.fixture(name="engine", params=["triton", "cuda"])
+def _engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The engine whose problems a kernel takes: without a GPU one that believes that it runs."""
+    monkeypatch.setattr(seminormal, "solved", request.getfixturevalue(f"in_{request.param}"))
     if HAS_GPU:
         return "cuda"
     tuning = replace(EMULATED, one_launch=1 << 15, blind_steps=3, queued=64, queued_definite=64)
