@@ -107,6 +107,7 @@ def cuda_tuning(
         bordered=2_000_000_000 if replayed_bytes else 0,
         small_r=("cholesky fp64", "shifted cholesky fp64") if fast_fp64 else GRAM_SCHMIDT,
         blind_steps=3,
+        patient=40_000_000_000 if fast_fp64 else 0,
         queued_steps=1,
         one_launch=1 << 15 if corrected and fast_fp64 else 0,
         reflected_rows=512 if corrected else 0,

@@ -25,6 +25,10 @@ ALONG, ACROSS = 128, 8
 For more vectors it is shorter in the other direction: the sums of all vectors are in registers.
 """
 
+MANY = (64, 16)
+"""Of a matrix whose rows are contiguous, for several vectors: 30000 x 1500 with 20 of them takes 1.3 ms on an
+H200, and 2.3."""
+
 LENGTHS = (8, 32, ALONG)
 """Of tiles: of matrices with short rows most of a long tile would be empty."""
 
@@ -35,7 +39,8 @@ VECTORS = 4
 """For how many vectors at most an element is read once."""
 
 BLOCKS = 12
-"""Thread blocks for each multiprocessor, so that enough loads are in flight."""
+"""Thread blocks for each multiprocessor, so that enough loads are in flight; twice as many for several
+vectors and contiguous columns, which have a warp each (20 vectors and 30000 x 1500: 1.4 ms, and 1.8)."""
 
 MIN_TILES = 8
 """Tiles of a row that are not divided any further."""
@@ -81,13 +86,17 @@ def doubled_product_triton(
         return high, low
     vectors = min(VECTORS, triton.next_power_of_2(k))
     by_columns = a.stride(1) == 1 and a.stride(2) != 1
+    many = vectors == VECTORS
+    if along is None and many and not by_columns and n > MANY[0]:
+        along, across = MANY
     if along is None:
         along = next(size for size in LENGTHS if size >= min(m if by_columns else n, ALONG))
         across = min(across * ALONG // along, WIDEST)
     across = max(1, across // vectors)
     rows, columns = (along, across) if by_columns else (across, along)
     tasks = triton.cdiv(m, rows) * triton.cdiv(k, vectors) * batch
-    pieces = max(1, min(BLOCKS * multiprocessors(a.device) // tasks, n // (min_tiles * columns)))
+    blocks = (2 if many and by_columns else 1) * BLOCKS * multiprocessors(a.device)
+    pieces = max(1, min(blocks // tasks, n // (min_tiles * columns)))
     piece = share(n, pieces, columns)
     sums = torch.empty(2, pieces, batch * k, m, dtype=a.dtype, device=a.device)
     low_strides = (0, 0, 0) if x_low is None else x_low.stride()

@@ -38,11 +38,19 @@ def as_given(
     *,
     wary: bool,
     coarse: bool,
-) -> tuple[Members, int] | None:
+) -> tuple[Members, int, torch.Tensor] | None:
     """Factorize, refine and measure problems in numbers near 1, which most are; None for others.
 
     What R says of their columns is looked at before anything else, or after as many steps as are queued ahead
-    of the host: it then has launched what follows a long product before that is done.
+    of the host: it then has launched what follows a long product before that is done, and reads all numbers
+    at once.
+
+    Returns
+    -------
+    members : Members
+    steps : int
+    numbers : Tensor
+        What was measured of them, which the host may have read already.
     """
     problems = ScaledProblems.as_given(a, b)
     r = factor(problems.a) if gram is None else factor(problems.a, gram=gram)
@@ -60,17 +68,20 @@ def as_given(
     if ahead:
         members = measured_members(problems, system, refinement.solution(), options, a.shape[1])
         promising = refinement.active.any() & (system.rate <= MAX_RATE).any()
-        near_one, goes_on = torch.stack([usable, promising]).tolist()
+        numbers = members.measured()
+        read = torch.cat([numbers.flatten(), torch.stack([usable, promising])]).cpu()
+        near_one, goes_on = read[-2:].tolist()
         if not near_one:
             return _broken_down(problems, r)
         if not goes_on:
-            return members, refinement.steps
+            return members, refinement.steps, read[:-2].reshape(numbers.shape)
     while refinement.steps < most and refinement.goes_on():
         refinement.step()
-    return measured_members(problems, system, refinement.solution(), options, a.shape[1]), refinement.steps
+    members = measured_members(problems, system, refinement.solution(), options, a.shape[1])
+    return members, refinement.steps, members.measured()
 
 
-def _broken_down(problems: ScaledProblems, r: torch.Tensor) -> tuple[Members, int] | None:
+def _broken_down(problems: ScaledProblems, r: torch.Tensor) -> tuple[Members, int, torch.Tensor] | None:
     """A single problem of which nothing is known where R broke down, and not because its numbers are far from
     1; None for others.
     """
@@ -79,7 +90,8 @@ def _broken_down(problems: ScaledProblems, r: torch.Tensor) -> tuple[Members, in
     sizes = torch.linalg.vector_norm(problems.a, dim=1)
     if not bool(_moderate(sizes, largest_magnitude(problems.b, 1))):
         return None
-    return Members.missing(1, problems.a.shape[2], problems.b.shape[2], problems.a.device), 0
+    missing = Members.missing(1, problems.a.shape[2], problems.b.shape[2], problems.a.device)
+    return missing, 0, missing.measured()
 
 
 def _moderate(norms: torch.Tensor, size_of_b: torch.Tensor) -> torch.Tensor:

@@ -56,7 +56,8 @@ def chain_together(count: int, m: int, n: int, options: Options) -> Chain:
     # A better R is there for ill-conditioned problems, which take more steps. Where those of a single problem
     # are not worth playing back, each takes longer than a look that may save it.
     patience, blind = [1, *(PATIENCE for _ in names[1:])], count > 1 or not options.looks
-    played_back = [blind or 8 * rows * n * times <= tuning.replayed_bytes for times in patience]
+    brief = 8 * rows * n <= tuning.replayed_bytes and max(rows, n) * min(rows, n) ** 2 <= tuning.patient
+    played_back = [blind or brief or 8 * rows * n * times <= tuning.replayed_bytes for times in patience]
     steps = [tuning.blind_steps * times * play for times, play in zip(patience, played_back, strict=True)]
     tried = [
         _link(

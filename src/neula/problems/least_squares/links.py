@@ -49,14 +49,23 @@ def by_gram(problems: Problems, before: Solution | None, *, label: str, compute:
     factor = partial(low_cholesky_r, engine=options.engine.using(compute))
     solve = partial(solve_together, problems, before, label=label, blind_steps=0, ahead=1, coarse=True)
     answer = solve(factor=partial(factor, sampled=True))
-    if not bool(answer.values.accepted.all()):
+    numbers = _read(answer)
+    if not numbers["accepted"] > 0:
         beyond = problems.column_max > sampled_max(problems.a[0])
         if bool(beyond.any()):
             answer = solve(factor=factor)
-    found = answer.values
-    certain = found.condition * options.certain_rcond(problems.a.shape) * ROUNDED_RANK < 1
-    accepted = found.accepted & certain & (found.refined_error <= problems.bound)
-    return replace(answer, values=replace(found, accepted=accepted), measured=None)
+            numbers = _read(answer)
+    certain = numbers["condition"] * options.certain_rcond(problems.a.shape) * ROUNDED_RANK < 1
+    if certain and numbers["refined_error"] <= problems.bound:
+        return answer
+    rejected = replace(answer.values, accepted=torch.zeros_like(answer.values.accepted))
+    return replace(answer, values=rejected, measured=None)
+
+
+def _read(answer: Solution) -> dict[str, float]:
+    """What was measured of one problem."""
+    assert answer.measured is not None
+    return dict(zip(Members.names, answer.measured[:, 0].tolist(), strict=True))
 
 
 def by_householder(

@@ -17,9 +17,9 @@ from neula.pipeline.gradients import attach_solution, stacked_problem
 from neula.pipeline.result import Attempt, LstsqResult
 from neula.pipeline.shapes import System
 from neula.pipeline.solutions import Report, accept_digits, attached, numbers_of, unread, unsure
+from neula.problems.least_squares.at_once import begin_at_once, solved_at_once
 from neula.problems.least_squares.by_lapack import solve_by_lapack
 from neula.problems.least_squares.fit import LinearFit
-from neula.problems.least_squares.in_one_launch import begin_at_once, solved_at_once
 from neula.problems.least_squares.prepared import Problems
 from neula.problems.least_squares.problem import Members, Options
 from neula.problems.least_squares.report import collect, why
@@ -90,19 +90,19 @@ def solve_system(
     begun: Answer[Members] | None = None,
 ) -> Solved:
     """Run the chain, or go on with it, and attach the solution to the graphs of the operands and weights."""
-    if begun is None:
-        soon = solve_by_lapack(call, shapes, options)
-        if soon is None and (begun := begin_at_once(call, shapes, options)) is not None:
+    soon = solve_by_lapack(call, shapes, options) if begun is None else None
+    if soon is None:
+        problems = Problems(call.here(shapes.matrices), call.here(shapes.columns), options)
+        if begun is None and (begun := begin_at_once(call, shapes, problems)) is not None:
             soon = solved_at_once(call, shapes, options, begun)
-        if soon is not None:
-            return Solved(_attached(call, shapes, options, None, soon))
-    matrices, columns = call.here(shapes.matrices), call.here(shapes.columns)
+    if soon is not None:
+        return Solved(_attached(call, shapes, options, weights, soon))
     is_batch = bool(shapes.batch)
     with call.computing():
-        spoilt = _spoilt(shapes, columns)
+        spoilt = _spoilt(shapes, problems.b)
         if spoilt is not None:  # a column that is worked on with others would spoil them
-            columns, begun = columns.masked_fill(shapes.for_columns(spoilt)[:, None], 0.0), None
-        problems = Problems(matrices, columns, options)
+            usable = problems.b.masked_fill(shapes.for_columns(spoilt)[:, None], 0.0)
+            problems, begun = replace(problems, b=usable), None
         run = with_exact_zeros(solve_problems(problems, is_batch=is_batch, begun=begun), problems)
     accept_digits(run, options)
     if spoilt is not None:

@@ -98,9 +98,9 @@ def solve_together(
             given = as_given(a, b, factor, weighted, ahead, gram, wary=wary, coarse=coarse)
         if given is None:
             given = _refined(a, b, factor, weighted, blind_steps, shared=shared)
-        members, taken = given
+        members, taken, numbers = given
         steps.append(taken)
-        return *members.tensors, members.measured()
+        return *members.tensors, numbers
 
     parts, measured = [], []
     for a, b in problems.chunks(size):
@@ -112,6 +112,8 @@ def solve_together(
         report(min(1.0, len(parts) * size / len(problems)))
     # Where nobody looks at errors in between there are as many as may be; what is played back counts none.
     taken = min(blind_steps, options.max_iterations) or max(steps)
+    if len({x.device for x in measured}) > 1:  # the host has looked at some
+        measured = [x.cpu() for x in measured]
     numbers = measured[0] if len(measured) == 1 else torch.cat(measured, 1)
     return Answer(Members.joined(parts), label, iterations=taken, measured=numbers)
 
@@ -162,19 +164,21 @@ def _without(border: Border, members: Members, numbers: torch.Tensor) -> Members
 
 def _refined(
     a: torch.Tensor, b: torch.Tensor, factor: Factor, options: Options, blind_steps: int, *, shared: bool
-) -> tuple[Members, int]:
+) -> tuple[Members, int, torch.Tensor]:
     """Scale, factorize, refine and measure some problems; how many updates that took."""
     problems = ScaledProblems.of(a, b, options.weights, options.damp, options.over_rows)
     if problems.wide:
         solved = _minimum_norm(problems, factor, options, blind_steps)
-        return members_of(problems, solved, options, a.shape[1]), solved.found.steps
+        members = members_of(problems, solved, options, a.shape[1])
+        return members, solved.found.steps, members.measured()
     over_rows, gram, of = options.over_rows, None, {}
     if shared and problems.a.shape[2] >= HALVED:
         gram = over_rows.total(lower_gram(problems.a))
         of = {"gram": gram}
     system = system_of(problems, factor(problems.a, over_rows=over_rows, **of), options, gram)
     found = _refine(system, problems.b, options, blind_steps)
-    return measured_members(problems, system, found, options, a.shape[1]), found.steps
+    members = measured_members(problems, system, found, options, a.shape[1])
+    return members, found.steps, members.measured()
 
 
 def _minimum_norm(problems: ScaledProblems, factor: Factor, options: Options, blind_steps: int) -> Solved:

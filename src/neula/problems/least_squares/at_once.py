@@ -1,8 +1,8 @@
-"""Small least-squares problems on a GPU by one launch, and one look: the first link without the chain.
+"""Least-squares problems that the first link of their chain solves, on a GPU: without the chain.
 
-Links, judges of each problem by itself and records of what was tried take the host longer than the launch
-takes the GPU. What is accepted here is what the judge of the chain accepts; where that is not so of all
-problems, the chain goes on from what was found.
+Where it does, judges of each problem by itself and records of what was tried take the host longer than small
+problems take the GPU. What is accepted here is what the judge of the chain accepts; where that is not so of
+all problems, the chain goes on from what was found.
 """
 
 from __future__ import annotations
@@ -16,34 +16,37 @@ import torch
 from neula.certificates.forward_error import digits_of
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer
+from neula.pipeline.memory import MemoryGuard
 from neula.pipeline.result import Attempt, LstsqResult
 from neula.pipeline.result.deferred import Later
 from neula.pipeline.shapes import System
-from neula.problems.least_squares.by_lapack import LABEL
-from neula.problems.least_squares.chain import LeastSquaresJudge
+from neula.problems.least_squares.chain import LeastSquaresJudge, chain_together
 from neula.problems.least_squares.fit import LinearFit
 from neula.problems.least_squares.prepared import Problems
 from neula.problems.least_squares.problem import Members, Options
 from neula.problems.least_squares.report import norms_of
-from neula.problems.least_squares.together import FROM_GRAM, in_one_launch, in_reach
 
 
-def begin_at_once(call: Call, shapes: System, options: Options) -> Answer[Members] | None:
-    """What the kernel is to say of all problems, queued; None where it is not made for them."""
-    a, b, tuning = shapes.matrices, shapes.columns, options.engine.tuning
-    plain = a.shape[1] >= a.shape[2] and 0 not in (len(a), b.shape[2]) and not shapes.shares
-    first = plain and not options.named and options.progress is None and tuning.small_r[0] == FROM_GRAM[0]
-    if not first or not in_reach(a, b.shape[2], options):
+def begin_at_once(call: Call, shapes: System, problems: Problems) -> Answer[Members] | None:
+    """What the first link finds for problems that are solved together; None where others begin."""
+    options, empty = problems.options, 0 in (problems.a.numel(), problems.b.numel())
+    if empty or shapes.shares or options.over_rows.spread or not options.engine.tuning.blind_steps:
         return None
-    return in_one_launch(Problems(a, call.here(b), options), LABEL, tuning.blind_steps)
+    count, m, n = problems.a.shape
+    links = chain_together(count, m, n, options)
+    with MemoryGuard(problems.device).attempt(""), call.computing():
+        return links[0].answer(problems, None) if links else None
+    return None
 
 
 def solved_at_once(
     call: Call, shapes: System, options: Options, begun: Answer[Members]
 ) -> LstsqResult[Any] | None:
     """The solutions where all are accepted; the host waits."""
+    if begun.measured is None or begun.doubt:
+        return None
     judge = LeastSquaresJudge.of(shapes.a.shape[-2], shapes.a.shape[-1], options, together=True)
-    smallest, largest = _extremes(begun)
+    smallest, largest = _extremes(begun.measured)
     of = dict(zip(Members.names, largest, strict=True))
     fits = of["largest"] <= torch.finfo(options.dtype).max
     if not (fits and judge.settled(smallest, largest)):
@@ -63,7 +66,7 @@ def solved_at_once(
         "condition": of["condition"],
         "forward_error": errors[1],
         "digits": digits_of(errors[1]),
-        "attempts": (Attempt(LABEL, True, judge.reason(*errors, len(values))),),
+        "attempts": (Attempt(begun.label, True, judge.reason(*errors, len(values))),),
         "engine": str(options.engine),
         "accuracy": options.target.name,
         "accepted": later(lambda shapes: shapes.of_members(values.accepted)),
@@ -72,8 +75,8 @@ def solved_at_once(
         "forward_errors": later(lambda shapes: shapes.of_columns(values.forward_error)),
         "optimality": of["optimality"],
         "residual_norm": Later(partial(norms_of, values.residual_norm, known)),
-        "rank": shapes.a.shape[-1],
-        "factorization": LABEL,
+        "rank": int(smallest[Members.names.index("rank")]),
+        "factorization": begun.label,
         "ranks": later(lambda shapes: shapes.of_members(values.rank)),
         "fit": LinearFit(call, shapes, options, values.x, values.residual_norm),
         "seconds": call.seconds,
@@ -81,10 +84,8 @@ def solved_at_once(
     return LstsqResult.of(fields)
 
 
-def _extremes(begun: Answer[Members]) -> tuple[list[float], list[float]]:
+def _extremes(measured: torch.Tensor) -> tuple[list[float], list[float]]:
     """The smallest and the largest of each number that was measured, NaN where one is."""
-    measured = begun.measured
-    assert measured is not None
     if measured.shape[1] == 1:
         numbers = measured.flatten().tolist()
         return numbers, numbers
