@@ -94,12 +94,15 @@ def test_a_tall_large_least_squares_problem_on_an_h200() -> None:
         assert tried(H200, 131072, 2048, **asked) == iterations
 
 
-@pytest.mark.parametrize(("m", "steps"), [(4000, (3, 12)), (16384, (3, 0)), (30000, (0, 0))])
-def test_what_is_not_played_back_is_looked_at(m: int, steps: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("m", "n", "steps"),
+    [(4000, 1500, (3, 12)), (20000, 1000, (3, 12)), (16384, 2000, (3, 0)), (30000, 1500, (0, 0))],
+)
+def test_what_is_not_played_back_is_looked_at(m: int, n: int, steps: tuple[int, int]) -> None:
     """Unless the answer is not to be waited for."""
-    links = lstsq_chain.chain_together(1, m, 1500, least_squares_of(H200))
+    links = lstsq_chain.chain_together(1, m, n, least_squares_of(H200))
     assert tuple(link.answer.keywords["blind_steps"] for link in links) == steps  # type: ignore[attr-defined]
-    links = lstsq_chain.chain_together(1, m, 1500, least_squares_of(H200, looks=False))
+    links = lstsq_chain.chain_together(1, m, n, least_squares_of(H200, looks=False))
     assert tuple(link.answer.keywords["blind_steps"] for link in links) == (3, 12)  # type: ignore[attr-defined]
     assert links[0].queued
 

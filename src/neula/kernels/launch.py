@@ -18,7 +18,7 @@ def multiprocessors(device: torch.device) -> int:
 def shared_memory(device: torch.device) -> int:
     """Bytes that a thread block of a GPU has at most; what tests on a CPU have room for."""
     if device.type != "cuda":
-        return 100 << 10
+        return 120 << 10
     return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 48 << 10)
 
 

@@ -6,9 +6,10 @@
 // nothing is added across threads; for A^T r each has some rows of a column. Of matrices of the size of the Gram
 // matrix each of 16 x 16 threads has elements 16 apart in both directions.
 //
-// COLUMNS (16, 32 or 64) and REAL, the type of A and b, are defined by whoever compiles it. What is called more than
-// once is not inlined, and loops are not unrolled where nothing is gained: it is compiled when it is needed.
+// REAL, the type of A and b, is defined by whoever compiles it. What is called more than once is not inlined, and
+// loops are not unrolled where nothing is gained: it is compiled when it is needed.
 
+#define COLUMNS 64
 #define THREADS 256
 #define SIDE 16
 #define TILES (COLUMNS / SIDE)
@@ -117,13 +118,18 @@ __device__ __noinline__ double largest_of(int n, int x) {
 }
 
 // To the nearest number of so many bits, with exponents from some least one on: what a narrower format makes of it.
-__device__ __noinline__ double rounded_to(double x, int bits) {
-    if (bits == 53 || !(fabs(x) < INFINITE)) return x;
+__device__ __forceinline__ double rounded_to(double x, int bits) {
     const int least = bits == 11 ? -14 : -126;
-    const double unit = ldexp(1.0, max(x == 0.0 ? least : ilogb(x), least) + 1 - bits), anchor = 0x1.8p52 * unit;
+    const double beyond = bits == 11 ? 0x1p16 : 0x1p128;  // what rounds to it or more is infinite
+    if (bits == 53 || !(fabs(x) < 2.0 * beyond)) return bits == 53 || x != x ? x : copysign(INFINITE, x);
+#ifdef __CUDA_ARCH__
+    const int exponent = max((__double2hiint(x) >> 20 & 0x7ff) - 1023, least);
+    const double anchor = __hiloint2double((exponent + 1 - bits + 52 + 1023) << 20, 0) * 1.5;
+#else
+    const double anchor = std::ldexp(1.5, std::max(x == 0.0 ? least : std::ilogb(x), least) + 1 - bits + 52);
+#endif
     const double rounded = (x + anchor) - anchor;
-    const double largest = bits == 11 ? 65504.0 : ldexp(2.0 - ldexp(1.0, 1 - bits), 127);
-    return fabs(rounded) > largest ? copysign(INFINITE, x) : rounded;
+    return fabs(rounded) >= beyond ? copysign(INFINITE, x) : rounded;
 }
 
 // R^-T times a vector, or R^-1 times one; four threads have a row.
@@ -238,6 +244,21 @@ __device__ __noinline__ void invert(int n) {
     __syncthreads();
 }
 
+__device__ __forceinline__ void copy(REAL* to, const REAL* from) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    const unsigned place = static_cast<unsigned>(__cvta_generic_to_shared(to));
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(place), "l"(from), "n"(sizeof(REAL)));
+#else
+    *to = *from;
+#endif
+}
+
+__device__ __forceinline__ void wait_for_copies() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
 // A matrix, of which some rows are in shared memory.
 struct Matrix {
     const REAL* a;
@@ -259,7 +280,7 @@ struct Matrix {
         __syncthreads();
     }
 
-    // Neighbours in memory by neighbours.
+    // Neighbours in memory by neighbours; all that is read is on its way at once.
     __device__ __noinline__ void load() const {
         const bool by_rows = column <= row;
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, inner = by_rows ? n : rows();
@@ -267,10 +288,11 @@ struct Matrix {
         const long long far = by_rows ? row : column, near = by_rows ? column : row;
         const REAL* const from = a + static_cast<long long>(start) * row;
         REAL* const to = block();
-#pragma unroll 4
+#pragma unroll 1
         for (int i = warp; i < outer; i += THREADS / 32)
-#pragma unroll 2
-            for (int j = lane; j < inner; j += 32) to[i * down + j * right] = from[i * far + j * near];
+#pragma unroll 1
+            for (int j = lane; j < inner; j += 32) copy(to + i * down + j * right, from + i * far + j * near);
+        wait_for_copies();
     }
 };
 
@@ -319,11 +341,13 @@ __device__ Worth factorize(Matrix& matrix, double of_solve) {
     const int n = matrix.n, i = threadIdx.x / 4, part = threadIdx.x % 4;
     const double columns = n;
     gram(matrix);
+    if (threadIdx.x < n) memory[SOLVED + threadIdx.x] = 1.0 / memory[SIZE + threadIdx.x];
+    __syncthreads();
     double square = 0.0, sum = 0.0;
     if (i < n)
 #pragma unroll 1
         for (int j = part; j < n; j += 4) {
-            const double x = memory[OTHER + i * PITCH + j] * (1.0 / memory[SIZE + i]) * (1.0 / memory[SIZE + j]);
+            const double x = memory[OTHER + i * PITCH + j] * memory[SOLVED + i] * memory[SOLVED + j];
             square = fma(x, x, square);
         }
     const double of_gram = sqrt(over_threads(square, false));

@@ -1,4 +1,4 @@
-"""Least-squares problems of 9 to 64 columns by the corrected seminormal equations: a thread block for each.
+"""Least-squares problems of up to 64 columns by the corrected seminormal equations: a thread block for each.
 
 CUDA rather than Triton: threads have rows to themselves where residuals are added up, columns where gradients
 are, and read either from shared memory; what Triton makes adds across threads for each block of rows. NVRTC
@@ -15,7 +15,7 @@ import torch
 
 from neula.kernels.cuda_source import compiled
 from neula.kernels.launch import multiprocessors, shared_memory
-from neula.kernels.seminormal import MODERATE, Limits, Seminormal, Square, columns_of
+from neula.kernels.seminormal import MAX_COLUMNS, MODERATE, Limits, Seminormal, Square
 
 THREADS = 256
 
@@ -29,24 +29,18 @@ BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16:
 """Of the significand of the dtype that solutions are rounded to."""
 
 
-def doubles_before_rows(columns: int, chunk: int) -> int:
-    """Numbers in shared memory before the rows of A, as ``Place`` in the kernel says."""
-    pitch = columns + 1
-    vectors = columns * pitch + 7 * columns + 2 * pitch + THREADS // 32
-    return vectors + max(columns * pitch, 2 * max(THREADS, chunk))
+def shared_bytes(n: int, itemsize: int, rows: int) -> int:
+    """Shared memory for so many rows of n elements at a time, as ``Place`` in the kernel says."""
+    square = MAX_COLUMNS * (MAX_COLUMNS + 1)
+    vectors = square + 7 * MAX_COLUMNS + 2 * (MAX_COLUMNS + 1) + THREADS // 32
+    return 8 * (vectors + max(square, 2 * THREADS, 2 * rows)) + itemsize * (rows * (n | 1) + SIDE)
 
 
-def shared_bytes(columns: int, n: int, itemsize: int, chunk: int) -> int:
-    """Shared memory for so many rows of n elements at a time."""
-    return 8 * doubles_before_rows(columns, chunk) + itemsize * (chunk * (n | 1) + SIDE)
-
-
-def rows_at_a_time(columns: int, m: int, n: int, itemsize: int, room: int) -> int:
+def rows_at_a_time(m: int, n: int, itemsize: int, room: int) -> int:
     """As many as there is room for, in bytes; all of them if they fit."""
-    if shared_bytes(columns, n, itemsize, m) <= room:
+    if shared_bytes(n, itemsize, m) <= room:
         return m
-    key = partial(shared_bytes, columns, n, itemsize)
-    return max(1, bisect_right(range(m), room, key=key) - 1)
+    return max(1, bisect_right(range(m), room, key=partial(shared_bytes, n, itemsize)) - 1)
 
 
 def seminormal_cuda(
@@ -63,13 +57,14 @@ def seminormal_cuda(
         a, b = a.double(), b.double()
     a, b = (x if max(x.stride()) < 1 << 31 else x.contiguous() for x in (a, b))
     (count, m, n), k, size = a.shape, b.shape[2], a.element_size()
-    columns = max(SIDE, columns_of(n))
     found = Seminormal.empty(count, n, k, a.device)
     most = shared_memory(a.device)
-    # Two thread blocks hide one another's waits.
-    room = most if count <= multiprocessors(a.device) else most // 2 - RESERVED
-    chunk = rows_at_a_time(columns, m, n, size, room)
-    macros = f"#define COLUMNS {columns}\n#define REAL {'double' if size == 8 else 'float'}\n"
+    half = most // 2 - RESERVED  # two thread blocks hide one another's waits
+    halved = count > multiprocessors(a.device) and shared_bytes(n, size, min(m, MAX_COLUMNS)) <= half
+    chunk = rows_at_a_time(m, n, size, half if halved else most)
+    if square is not None and chunk < m:
+        raise RuntimeError(f"{most} bytes of shared memory are too few for a matrix of order {m}")
+    macros = f"#define REAL {'double' if size == 8 else 'float'}\n"
     near, alike = (square.near, square.alike) if square else (0.0, 0.0)
     with torch.cuda.device_of(a):
         kernel = compiled("seminormal", "seminormal", a.device, macros, shared_bytes=most)
@@ -78,8 +73,7 @@ def seminormal_cuda(
             *(found.accepted, _on_device(limits, near, alike, a.device), m, n, k, *a.stride(), *b.stride()),
             *(chunk, BITS[dtype], square is not None, square is not None and square.definite),
         ]
-        bytes_ = shared_bytes(columns, n, size, chunk)
-        kernel((count, 1, 1), (THREADS, 1, 1), arguments, bytes_)
+        kernel((count, 1, 1), (THREADS, 1, 1), arguments, shared_bytes(n, size, chunk))
     return found
 
 
