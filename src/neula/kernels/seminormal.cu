@@ -70,6 +70,18 @@ __device__ __forceinline__ Pair total_of(const Pair* sums) { return (sums[0] + s
 __device__ __forceinline__ double most_of(double a, double b) { return a >= b || a != a ? a : b; }
 __device__ __forceinline__ double least_of(double a, double b) { return a <= b || a != a ? a : b; }
 
+// The last bit does not matter where it is used, and a division would be what other threads wait for.
+__device__ __forceinline__ double reciprocal_of(double x) {
+#ifdef __CUDA_ARCH__
+    double y;
+    asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(y) : "d"(x));
+    y = fma(y, fma(-x, y, 1.0), y);
+    return fma(y, fma(-x, y, 1.0), y);
+#else
+    return 1.0 / x;
+#endif
+}
+
 __device__ __noinline__ double quotient(double a, double b) { return a == 0.0 ? 0.0 : a / b; }
 
 // The sum over a warp, or the largest.
@@ -214,7 +226,7 @@ __device__ __noinline__ void invert(int n) {
                     if (step == right + SIDE * t) memory[PIVOTS + step] = g[s][t];
                 }
             }
-        if (step % SIDE == down && step % SIDE == right) row[COLUMNS] = 1.0 / memory[PIVOTS + step];
+        if (step % SIDE == down && step % SIDE == right) row[COLUMNS] = reciprocal_of(memory[PIVOTS + step]);
         __syncthreads();
         const double reciprocal = row[COLUMNS];
 #pragma unroll
@@ -304,7 +316,7 @@ __device__ void gram(Matrix& matrix) {
     for (int start = 0; start < matrix.m; start += matrix.chunk) {
         matrix.go_to(start);
         const REAL* row = matrix.block();
-#pragma unroll 2
+#pragma unroll 4
         for (int left = matrix.rows(); left > 0; --left, row += matrix.pitch()) {
             double along[TILES], across[TILES];
 #pragma unroll

@@ -1,0 +1,134 @@
+"""Kernels in CUDA C++ are compiled once a machine, and launched with the arguments that were given."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import platformdirs
+import pytest
+import torch
+
+from neula.kernels import cuda_source
+
+
+class Nvrtc:
+    """What is called of NVRTC: machine code is the source in capitals."""
+
+    def __init__(self) -> None:
+        self.sources: list[bytes] = []
+        self.options: list[bytes] = []
+        self.alive = 0
+
+    def nvrtcCreateProgram(self, program: Any, source: bytes, *rest: object) -> int:
+        self.sources.append(source)
+        self.alive += 1
+        return 0
+
+    def nvrtcCompileProgram(self, program: Any, count: int, options: Any) -> int:
+        assert count == 1
+        self.options.append(ctypes.cast(options, ctypes.POINTER(ctypes.c_char_p))[0])
+        return int(b"error" in self.sources[-1])
+
+    def _size(self, program: Any, size: Any) -> None:
+        ctypes.cast(size, ctypes.POINTER(ctypes.c_size_t))[0] = len(self.sources[-1])
+
+    def _text(self, program: Any, room: Any) -> None:
+        room.raw = self.sources[-1].upper()
+
+    nvrtcGetCUBINSize = nvrtcGetProgramLogSize = _size
+    nvrtcGetCUBIN = nvrtcGetProgramLog = _text
+
+    def nvrtcDestroyProgram(self, program: Any) -> None:
+        self.alive -= 1
+
+
+@pytest.fixture(name="utils")
+def _utils(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """In the place of ``torch.cuda._utils``; binaries are loaded that are in capitals."""
+    monkeypatch.setattr(platformdirs, "user_cache_path", lambda name: tmp_path / "cache" / name)
+
+    def load(binary: bytes, names: list[str]) -> dict[str, bytes]:
+        if binary != binary.upper():
+            raise RuntimeError("no binary")
+        return dict.fromkeys(names, binary)
+
+    nvrtc = Nvrtc()
+    return SimpleNamespace(_get_gpu_rtc_library=lambda: nvrtc, _cuda_load_module=load, nvrtc=nvrtc)
+
+
+def kept(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "cache").rglob("*.*"))
+
+
+def test_compiled_once(utils: SimpleNamespace, tmp_path: Path) -> None:
+    for _ in range(2):
+        assert cuda_source._loaded("kernel", "one", (9, 0), utils) == b"KERNEL"
+    assert utils.nvrtc.options == [b"--gpu-architecture=sm_90"]
+    assert utils.nvrtc.alive == 0
+    (file,) = kept(tmp_path)
+    assert file.read_bytes() == b"KERNEL"
+    for source, capability in (("other", (9, 0)), ("kernel", (8, 0))):
+        assert cuda_source._loaded(source, "one", capability, utils) == source.upper().encode()
+    assert len(utils.nvrtc.sources) == len(kept(tmp_path)) == 3
+
+
+def test_what_is_kept_may_be_broken_or_impossible(utils: SimpleNamespace, tmp_path: Path) -> None:
+    cuda_source._loaded("kernel", "one", (9, 0), utils)
+    (file,) = kept(tmp_path)
+    file.write_bytes(b"half of it")
+    assert cuda_source._loaded("kernel", "one", (9, 0), utils) == b"KERNEL"
+    assert file.read_bytes() == b"KERNEL"
+    file.unlink()
+    file.parent.rmdir()
+    file.parent.write_text("a file in the place of the folder")
+    assert cuda_source._loaded("kernel", "one", (9, 0), utils) == b"KERNEL"
+
+
+def test_what_the_compiler_says(utils: SimpleNamespace, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="AN ERROR"):
+        cuda_source._loaded("an error", "one", (9, 0), utils)
+    assert utils.nvrtc.alive == 0
+    assert not kept(tmp_path)
+
+
+def test_arguments_of_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pointers, and ints where the kernel reads four bytes."""
+    seen: list[Any] = []
+
+    def launched(*given: Any) -> int:
+        function, *sizes, stream, places, extra = given
+        assert (function, sizes, stream.value, extra) == ("function", [3, 1, 1, 64, 1, 1, 512], 7, None)
+        seen.append(ctypes.cast(places[0], ctypes.POINTER(ctypes.c_void_p))[0])
+        seen.extend(ctypes.cast(place, ctypes.POINTER(ctypes.c_int))[0] for place in list(places)[1:])
+        return 0
+
+    utils = SimpleNamespace(
+        _get_gpu_runtime_library=lambda: SimpleNamespace(cuLaunchKernel=launched),
+        _check_cuda=lambda status: seen.append(("status", status)),
+    )
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=7))
+    x = torch.ones(3)
+    launch = cuda_source._launching(SimpleNamespace(func="function"), utils)
+    launch((3, 1, 1), (64, 1, 1), [x, 5, -6, True], 512)
+    assert seen == [x.data_ptr(), 5, -6, 1, ("status", 0)]
+
+
+@pytest.mark.gpu
+def test_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled, and loaded from the cache folder."""
+    monkeypatch.setattr(platformdirs, "user_cache_path", lambda name: tmp_path / name)
+    monkeypatch.setattr(cuda_source, "__file__", str(tmp_path / "cuda_source.py"))
+    body = "{ if (threadIdx.x < n) x[threadIdx.x] += PLUS; }"
+    source = f'extern "C" __global__ void add(double* x, int n) {body}'
+    (tmp_path / "sum.cu").write_text(source)
+    device = torch.device("cuda", torch.cuda.current_device())
+    x = torch.zeros(3, dtype=torch.float64, device=device)
+    for times in (1, 2):
+        cuda_source.compiled.cache_clear()
+        cuda_source.compiled("sum", "add", device, "#define PLUS 1.5\n")((1, 1, 1), (32, 1, 1), [x, 2])
+        assert x.tolist() == [1.5 * times, 1.5 * times, 0]
+        assert len(list((tmp_path / "neula" / "kernels").iterdir())) == 1
+    cuda_source.compiled.cache_clear()
