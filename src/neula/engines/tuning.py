@@ -112,8 +112,8 @@ class Tuning:
         Refinement steps of such problems between which nothing synchronizes: enough for an R in float32 and
         condition numbers up to 1e4, what needs more of them goes on to a better R. 0: as many as it takes.
     patient : int
-        Value of ``m n^2`` up to which that is true of a second R as well, with several times as many steps,
-        though A is large (rows times 1e10 of 20000 x 1000 on an H200: 15.8 ms with a look at each step).
+        Value of ``m n^2`` up to which a second R is played back, too, with several times as many steps, if A
+        is small enough for that (rows times 1e10, 20000 x 1000: 11.7 ms on an H200, and 15.8 with looks).
     queued_steps : int
         Such steps that are queued before the host looks at anything of a problem that is too large to be
         played back: it waits once, at the end, and launches what is next while the GPU makes R.
