@@ -2,7 +2,7 @@
 
 CUDA rather than Triton: threads have rows to themselves where residuals are added up, columns where gradients
 are, and read either from shared memory; what Triton makes adds across threads for each block of rows. NVRTC
-takes a fifth of the time of Triton's compiler, which a program with one problem pays for.
+takes a third of the time of Triton's compiler, which a program with one problem pays for.
 """
 
 from __future__ import annotations
