@@ -346,6 +346,27 @@ def test_more_rows_than_there_is_room_for(in_cuda: Callable[..., Seminormal], dt
     torch.testing.assert_close(found.residual_norm, residual, rtol=1e-12, atol=0)
 
 
+@pytest.mark.gpu
+def test_limits_in_a_graph_of_the_caller() -> None:
+    """What is recorded copies nothing from the host."""
+    a, b = matrices(1, 90, 40).to(DEVICE), noise(1, 90, 1).to(DEVICE)
+    limits = replace(LIMITS, max_steps=2)
+    seminormal_cuda.seminormal_cuda(a, b, torch.float64, LIMITS)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = seminormal_cuda.seminormal_cuda(a, b, torch.float64, limits)
+    graph.replay()
+    expected = seminormal_cuda.seminormal_cuda(a, b, torch.float64, limits)
+    assert torch.equal(found.x, expected.x)
+    assert torch.equal(found.numbers, expected.numbers)
+
+
+def test_limits_by_launches() -> None:
+    numbers = (0.5, 2.0**-104, 3.0)
+    one, other = (make(numbers, DEVICE) for make in (seminormal_cuda._copied, seminormal_cuda._filled))
+    assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize("size", [4, 8])
 @pytest.mark.parametrize("m", [64, 300, 3000])
 def test_rows_at_a_time(size: int, m: int) -> None:

@@ -66,11 +66,13 @@ def seminormal_cuda(
         raise RuntimeError(f"{most} bytes of shared memory are too few for a matrix of order {m}")
     macros = f"#define REAL {'double' if size == 8 else 'float'}\n"
     near, alike = (square.near, square.alike) if square else (0.0, 0.0)
+    recorded = a.is_cuda and torch.cuda.is_current_stream_capturing()
+    numbers = (_filled if recorded else _copied)((*astuple(limits), MODERATE, near, alike), a.device)
     with torch.cuda.device_of(a):
         kernel = compiled("seminormal", "seminormal", a.device, macros, shared_bytes=most)
         arguments = [
             *(a, b, found.x, found.numbers, found.forward_error, found.residual_norm, found.rank),
-            *(found.accepted, _on_device(limits, near, alike, a.device), m, n, k, *a.stride(), *b.stride()),
+            *(found.accepted, numbers, m, n, k, *a.stride(), *b.stride()),
             *(chunk, BITS[dtype], square is not None, square is not None and square.definite),
         ]
         kernel((count, 1, 1), (THREADS, 1, 1), arguments, shared_bytes(n, size, chunk))
@@ -78,6 +80,14 @@ def seminormal_cuda(
 
 
 @lru_cache(maxsize=64)
-def _on_device(limits: Limits, near: float, alike: float, device: torch.device) -> torch.Tensor:
+def _copied(numbers: tuple[float, ...], device: torch.device) -> torch.Tensor:
     """``Limits`` of the kernel, where it reads them."""
-    return torch.tensor([*astuple(limits), MODERATE, near, alike], dtype=torch.float64, device=device)
+    return torch.tensor(numbers, dtype=torch.float64, device=device)
+
+
+def _filled(numbers: tuple[float, ...], device: torch.device) -> torch.Tensor:
+    """The same by launches, which a graph can hold, and no copy from the host."""
+    room = torch.empty(len(numbers), dtype=torch.float64, device=device)
+    for place, number in zip(room, numbers, strict=True):
+        place.fill_(number)
+    return room
