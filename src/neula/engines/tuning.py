@@ -113,7 +113,8 @@ class Tuning:
         condition numbers up to 1e4, what needs more of them goes on to a better R. 0: as many as it takes.
     patient : int
         Value of ``m n^2`` up to which a second R is played back, too, with several times as many steps, if A
-        is small enough for that (rows times 1e10, 20000 x 1000: 11.7 ms on an H200, and 15.8 with looks).
+        is small enough for that (20000 x 1000 on an H200, condition 1e9: 12.4 ms, 16.4 with a look at each
+        step; of rank 750, which a look would give up earlier: 35.6, and 29.2).
     queued_steps : int
         Such steps that are queued before the host looks at anything of a problem that is too large to be
         played back: it waits once, at the end, and launches what is next while the GPU makes R.
