@@ -16,6 +16,8 @@ import torch
 from neula.algorithms.orthogonal.rgsqrf import split_columns
 from neula.engines.random_vectors import gaussian
 from neula.kernels import mgs_into, tallest_tile
+from neula.kernels.cholesky_panel import cholesky_panel
+from neula.kernels.first_column import with_first_column, without_first_column
 from neula.kernels.precision import exactly
 
 TILE_COLUMNS = 32
@@ -83,6 +85,31 @@ def batched_qr(
     return q, r
 
 
+def batched_qr_in_double(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """One pass in double precision, whose Q is orthonormal in single precision for most matrices there are.
+
+    Columns that vanish are random ones in Q, with a zero column of R, so that Q is orthonormal; and what all
+    columns have in common with the first one goes first.
+
+    Parameters
+    ----------
+    a : Tensor, shape (batch, m, n), m >= n
+        Of any floating dtype; not modified.
+
+    Returns
+    -------
+    Q : Tensor, shape (batch, m, n)
+        float64.
+    R : Tensor, shape (batch, n, n)
+        float64 if A is, else float32.
+    """
+    m, n = a.shape[1:]
+    q, *others = without_first_column(a, _noise(m, n, a.device))
+    r = q.new_empty(len(a), n, n)
+    _factorize(q, r, tallest_tile(q.dtype))
+    return q, with_first_column(r, *others, torch.promote_types(a.dtype, torch.float32))
+
+
 def batched_reorthogonalize(q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Another pass over Q: returns an orthonormal Q and the R that belongs to it (``R_2 R``).
 
@@ -97,10 +124,14 @@ def batched_reorthogonalize(q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Ten
     # Of Q, not of R: a random column of an earlier pass has a zero on the diagonal, but others rely on it.
     vanished = ~q.any(1)
     m, n = q.shape[1:]
-    noise = gaussian(m, n, torch.float32, q.device, seed=0).to(q.dtype) / m**0.5
-    q = torch.where(vanished[:, None, :], noise, q)
+    q = torch.where(vanished[:, None, :], _noise(m, n, q.device).to(q.dtype) / m**0.5, q)
     step = _orthogonalize(q, tallest_tile(q.dtype))
     return q, _triangular_product(step, r)
+
+
+def _noise(m: int, n: int, device: torch.device) -> torch.Tensor:
+    """What takes the places of columns that vanish."""
+    return gaussian(m, n, torch.float32, device, seed=0)
 
 
 def _orthogonalize(q: torch.Tensor, tile_rows: int) -> torch.Tensor:
@@ -115,7 +146,10 @@ def _factorize(a: torch.Tensor, r: torch.Tensor, tile_rows: int) -> None:
     """Algorithm 1 in place: the columns of A become those of Q."""
     n = a.shape[2]
     if n <= TILE_COLUMNS:
-        _tree(a, r, tile_rows)
+        if a.dtype == torch.float64:
+            cholesky_panel(a, r)
+        else:
+            _tree(a, r, tile_rows)
         return
     k = split_columns(n, TILE_COLUMNS)
     q1, rest, r12 = a[..., :k], a[..., k:], r[:, :k, k:]
