@@ -1,4 +1,4 @@
-"""The first column of each matrix projected out of the others before they are factorized, and put back into R.
+"""The first column of each matrix projected out of the others, and put back into R once they are factorized.
 
 Where all columns have a large part in common, recursive Gram-Schmidt loses orthogonality with the square of
 the condition number: each level projects out of what is large a Q that is orthonormal only up to the one
@@ -21,7 +21,8 @@ class Projected(NamedTuple):
     Attributes
     ----------
     a : Tensor, shape (batch, m, n)
-        Contiguous. The first column as it was, the others without multiples of it; noise where columns vanish.
+        Contiguous. The first column as it was, the others without multiples of it; noise for those
+        that vanish.
     multiples : Tensor, shape (batch, n)
         float64: of the first column, zero for itself and for columns that vanish.
     vanished : Tensor of bool, shape (batch, n)
@@ -36,8 +37,8 @@ class Projected(NamedTuple):
 @trial("The kernels at both ends of a batched QR", "library calls take their place, half a dozen passes")
 def _tried(device: torch.device) -> None:
     one = torch.ones(1, 1, 1, device=device)
-    work, *others = without_first_column.kernel(one, one[0])
-    with_first_column.kernel(work, *others, torch.float32)
+    work, multiples, vanished = without_first_column.kernel(one, one[0])
+    with_first_column.kernel(work, multiples, vanished, torch.float32)
 
 
 def _any(a: torch.Tensor, *_: object) -> bool:

@@ -1,4 +1,4 @@
-"""The passes of :mod:`neula.kernels.first_column`: a thread block has some columns of a matrix, or a part of R."""
+"""The passes of :mod:`neula.kernels.first_column`: a thread block has some columns of A, or a part of R."""
 
 # mypy: allow-untyped-defs
 

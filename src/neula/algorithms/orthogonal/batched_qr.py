@@ -104,10 +104,10 @@ def batched_qr_in_double(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         float64 if A is, else float32.
     """
     m, n = a.shape[1:]
-    q, *others = without_first_column(a, _noise(m, n, a.device))
+    q, multiples, vanished = without_first_column(a, _noise(m, n, a.device))
     r = q.new_empty(len(a), n, n)
     _factorize(q, r, tallest_tile(q.dtype))
-    return q, with_first_column(r, *others, torch.promote_types(a.dtype, torch.float32))
+    return q, with_first_column(r, multiples, vanished, torch.promote_types(a.dtype, torch.float32))
 
 
 def batched_reorthogonalize(q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

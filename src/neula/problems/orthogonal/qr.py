@@ -202,6 +202,9 @@ def qr(
     check_matrices(a, "A")
     _check_names(mode, algorithm, compute, panel)
     _check_mode(mode, call, pivoting=pivoting, wait=wait)
+    usual = mode in ("reduced", "r") and not (pivoting or overwrite_a) and progress is None
+    if wait and usual and (algorithm, compute, panel, cutoff) == (None,) * 4:
+        call = call.by_host(engine)
     options = Options(call.target, call.engine, algorithm, compute, panel, cutoff, progress)
     if pivoting:
         factors, order = factorize_pivoted(call.matrices(), mode, options, is_batch=a.ndim > 2)
