@@ -30,7 +30,7 @@ def _fits(a: torch.Tensor, r: torch.Tensor) -> bool:
 
 @kernel("neula.kernels.cholesky_panel_triton:cholesky_panel_triton", trial=_tried, when=_fits)
 def cholesky_panel(a: torch.Tensor, r: torch.Tensor) -> None:
-    """QR of each panel, Q in the place of A: orthonormal to the working precision unless columns are lost.
+    """QR of each panel, Q in the place of A: orthonormal to the working precision up to a condition of 1e6.
 
     A pivot smaller than :data:`LOST` of the diagonal element is taken to be that, and what is right of it to
     be zero. ``A = Q R`` all the same: such a column of Q is short after the first pass, and the second one
