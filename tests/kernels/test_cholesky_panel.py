@@ -15,7 +15,7 @@ HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
 U = 2.0**-53
 
-Panel = Callable[[torch.Tensor, torch.Tensor], None]
+Panel = Callable[..., None]
 
 
 @pytest.fixture(params=["definition", pytest.param("kernel", marks=[pytest.mark.gpu] if HAS_GPU else [])])
@@ -52,8 +52,10 @@ def check(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> None:
 def test_every_shape(panel: Panel, m: int, n: int) -> None:
     a = geometric(m, n, 1.0, 1e3, 1e6)
     q, r = a.clone(), torch.full((3, n, n), 7.0, dtype=torch.float64, device=DEVICE)
-    panel(q, r)
+    narrow = torch.full((3, m, n), 7.0, device=DEVICE).mT.contiguous().mT
+    panel(q, r, narrow)
     check(a, q, r)
+    assert torch.equal(narrow, q.float())
 
 
 def test_columns_of_a_wider_matrix_and_blocks_of_its_r(panel: Panel) -> None:

@@ -24,12 +24,12 @@ def _tried(device: torch.device) -> None:
     cholesky_panel.kernel(one, one.clone())
 
 
-def _fits(a: torch.Tensor, r: torch.Tensor) -> bool:
+def _fits(a: torch.Tensor, r: torch.Tensor, narrow: torch.Tensor | None = None) -> bool:
     return a.dtype == torch.float64 and 0 < a.shape[2] <= MAX_COLUMNS and a.numel() > 0
 
 
 @kernel("neula.kernels.cholesky_panel_triton:cholesky_panel_triton", trial=_tried, when=_fits)
-def cholesky_panel(a: torch.Tensor, r: torch.Tensor) -> None:
+def cholesky_panel(a: torch.Tensor, r: torch.Tensor, narrow: torch.Tensor | None = None) -> None:
     """QR of each panel, Q in the place of A: orthonormal to the working precision up to a condition of 1e6.
 
     A pivot smaller than :data:`LOST` of the diagonal element is taken to be that, and what is right of it to
@@ -43,6 +43,8 @@ def cholesky_panel(a: torch.Tensor, r: torch.Tensor) -> None:
         float64, of any strides. Squares of its elements should neither overflow nor underflow.
     r : Tensor, shape (batch, n, n)
         float64, of any strides: room for R.
+    narrow : Tensor, shape (batch, m, n), optional
+        float32, of any strides: room for a rounded Q.
 
     Examples
     --------
@@ -59,6 +61,8 @@ def cholesky_panel(a: torch.Tensor, r: torch.Tensor) -> None:
     second, inverse = _factors(q.mT @ q)
     a.copy_(q @ inverse)
     r.copy_(second @ first)
+    if narrow is not None:
+        narrow.copy_(a)
 
 
 def _factors(gram: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -26,7 +26,7 @@ PARTS = 16
 """Gram matrices that are added up, at most."""
 
 
-def cholesky_panel_triton(a: torch.Tensor, r: torch.Tensor) -> None:
+def cholesky_panel_triton(a: torch.Tensor, r: torch.Tensor, narrow: torch.Tensor | None = None) -> None:
     """:func:`neula.kernels.cholesky_panel.cholesky_panel` by the kernels, queued on the current stream."""
     count, m, n = a.shape
     among = min(PARTS, max(1, EACH * multiprocessors(a.device) // count))
@@ -35,13 +35,18 @@ def cholesky_panel_triton(a: torch.Tensor, r: torch.Tensor) -> None:
     room = a.new_empty(2 * count * blocks + count, MAX_COLUMNS, MAX_COLUMNS)
     first, second, r1 = room.split([count * blocks, count * blocks, count])
     sizes = (m, n, chunk, blocks)
+    rounds, kept = narrow is not None, a if narrow is None else narrow
     constants = (LOST, ROWS, MAX_COLUMNS)
     with torch.cuda.device_of(a):
         grid = (count * blocks,)
         _gram[grid](a, first, *sizes, *a.stride(), ROWS, MAX_COLUMNS, num_warps=WARPS)
-        arguments = (*sizes, *a.stride(), *r.stride())
-        _multiply[grid](a, first, second, r1, r, *arguments, True, *constants, num_warps=WARPS)
-        _multiply[grid](a, second, first, r1, r, *arguments, False, *constants, num_warps=WARPS)
+        arguments = (*sizes, *a.stride(), *r.stride(), *kept.stride())
+        _multiply[grid](
+            *(a, first, second, r1, r, kept, *arguments, True, False, *constants), num_warps=WARPS
+        )
+        _multiply[grid](
+            *(a, second, first, r1, r, kept, *arguments, False, rounds, *constants), num_warps=WARPS
+        )
 
 
 @triton.jit(do_not_specialize=["m", "n", "chunk", "blocks"])
@@ -65,8 +70,9 @@ def _gram(
 
 @triton.jit(do_not_specialize=["m", "n", "chunk", "blocks"])
 def _multiply(
-    a, parts, next_parts, r1, r, m, n, chunk, blocks, a_batch, a_row, a_column, r_batch, r_row, r_column,
-    FIRST: tl.constexpr, LOST: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr,
+    a, parts, next_parts, r1, r, narrow, m, n, chunk, blocks, a_batch, a_row, a_column, r_batch, r_row,
+    r_column, narrow_batch, narrow_row, narrow_column,
+    FIRST: tl.constexpr, ROUNDS: tl.constexpr, LOST: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """The rows of this program times the inverse of R; the first program of a matrix keeps R."""
     matrix, part = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
@@ -87,6 +93,7 @@ def _multiply(
             place = r + matrix * r_batch + k.to(tl.int64) * r_row + j.to(tl.int64) * r_column
             tl.store(place, whole, mask=(k < n) & (j < n))
     place = a + matrix * a_batch + j.to(tl.int64) * a_column
+    narrow_place = narrow + matrix * narrow_batch + j.to(tl.int64) * narrow_column
     last = tl.minimum(part * chunk + chunk, m)
     gram = tl.zeros((SIZE, SIZE), tl.float64)
     for start in range(part * chunk, last, ROWS):
@@ -95,6 +102,8 @@ def _multiply(
         x = tl.load(place + row.to(tl.int64) * a_row, mask=inside, other=0.0)
         x = tl.dot(x, inverse, input_precision="ieee", out_dtype=tl.float64)
         tl.store(place + row.to(tl.int64) * a_row, x, mask=inside)
+        if ROUNDS:
+            tl.store(narrow_place + row.to(tl.int64) * narrow_row, x.to(tl.float32), mask=inside)
         if FIRST:
             gram = tl.dot(tl.trans(x), x, gram, input_precision="ieee", out_dtype=tl.float64)
     if FIRST:

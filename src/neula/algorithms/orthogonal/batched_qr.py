@@ -99,15 +99,16 @@ def batched_qr_in_double(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     Returns
     -------
     Q : Tensor, shape (batch, m, n)
-        float64.
+        float32.
     R : Tensor, shape (batch, n, n)
         float64 if A is, else float32.
     """
     m, n = a.shape[1:]
     q, multiples, vanished = without_first_column(a, _noise(m, n, a.device))
     r = q.new_empty(len(a), n, n)
-    _factorize(q, r, tallest_tile(q.dtype))
-    return q, with_first_column(r, multiples, vanished, torch.promote_types(a.dtype, torch.float32))
+    narrow = torch.empty(a.shape, dtype=torch.float32, device=a.device)
+    _factorize(q, r, tallest_tile(q.dtype), narrow)
+    return narrow, with_first_column(r, multiples, vanished, torch.promote_types(a.dtype, torch.float32))
 
 
 def batched_reorthogonalize(q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -142,21 +143,22 @@ def _orthogonalize(q: torch.Tensor, tile_rows: int) -> torch.Tensor:
     return r
 
 
-def _factorize(a: torch.Tensor, r: torch.Tensor, tile_rows: int) -> None:
-    """Algorithm 1 in place: the columns of A become those of Q."""
+def _factorize(a: torch.Tensor, r: torch.Tensor, tile_rows: int, narrow: torch.Tensor | None = None) -> None:
+    """Algorithm 1 in place: the columns of A become those of Q, and of a rounded Q where there is room."""
     n = a.shape[2]
     if n <= TILE_COLUMNS:
         if a.dtype == torch.float64:
-            cholesky_panel(a, r)
+            cholesky_panel(a, r, narrow)
         else:
             _tree(a, r, tile_rows)
         return
     k = split_columns(n, TILE_COLUMNS)
     q1, rest, r12 = a[..., :k], a[..., k:], r[:, :k, k:]
-    _factorize(q1, r[:, :k, :k], tile_rows)
+    narrow1, narrow2 = (None, None) if narrow is None else (narrow[..., :k], narrow[..., k:])
+    _factorize(q1, r[:, :k, :k], tile_rows, narrow1)
     _inner_products(q1, rest, r12)
     exactly(torch.baddbmm, rest, q1, r12, alpha=-1.0, out=rest)
-    _factorize(rest, r[:, k:, k:], tile_rows)
+    _factorize(rest, r[:, k:, k:], tile_rows, narrow2)
 
 
 def _inner_products(q: torch.Tensor, a: torch.Tensor, out: torch.Tensor) -> None:
