@@ -9,6 +9,7 @@ from typing import Any, Generic
 
 from neula.pipeline.result import shown
 from neula.pipeline.result.attempts import Attempt
+from neula.pipeline.result.deferred import Deferrable
 from neula.pipeline.result.shown import ArrayT
 
 
@@ -55,7 +56,7 @@ class QRResult(shown.Shown, Generic[ArrayT]):
     seconds: float = math.nan
     H: ArrayT | None = None
     tau: ArrayT | None = None
-    accepted: Any = None
+    accepted: Any = Deferrable(None)  # noqa: RUF009
     pending: Callable[[], Any] | None = None
 
     def _factors(self) -> tuple[Any, ...]:
