@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -18,18 +20,34 @@ U = 2.0**-53
 Panel = Callable[..., None]
 
 
-@pytest.fixture(params=["definition", pytest.param("kernel", marks=[pytest.mark.gpu] if HAS_GPU else [])])
+@pytest.fixture(params=["definition", "on_host", pytest.param("kernel", marks=pytest.mark.gpu)])
 def panel(request: pytest.FixtureRequest) -> Panel:
+    """On a CPU Triton's interpreter multiplies, and the factors are those of the kernel compiled for it."""
     if request.param == "definition":
         return cholesky_panel.reference
     pytest.importorskip("triton")
-    from triton.runtime.interpreter import InterpretedFunction
-
     from neula.kernels import cholesky_panel_triton as module
 
-    if not HAS_GPU and not isinstance(module._gram, InterpretedFunction):
+    if request.param == "kernel":
+        return module.cholesky_panel_triton
+    from triton.runtime.interpreter import InterpretedFunction
+
+    if not isinstance(module._gram, InterpretedFunction):
         pytest.skip("Triton was imported before its interpreter could be chosen: run tests/kernels by itself")
-    return module.cholesky_panel_triton
+    return partial(module.cholesky_panel_triton, factorize=request.getfixturevalue("factorize_on_host"))
+
+
+@pytest.fixture(scope="module")
+def factorize_on_host(compiled_for_host: Callable[..., ctypes.CDLL]) -> Callable[..., None]:
+    function = compiled_for_host("cholesky_panel").factors
+
+    def factorize(*arguments: torch.Tensor | int) -> None:
+        tensors = [ctypes.c_void_p(x.data_ptr()) for x in arguments if isinstance(x, torch.Tensor)]
+        kept = arguments[1]
+        assert isinstance(kept, torch.Tensor)
+        function(*tensors, len(kept), *arguments[len(tensors) :])
+
+    return factorize
 
 
 def geometric(m: int, n: int, *conditions: float) -> torch.Tensor:
