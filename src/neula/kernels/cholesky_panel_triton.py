@@ -1,7 +1,7 @@
 """The panels of :mod:`neula.kernels.cholesky_panel`: products in Triton, factors between them in CUDA C++.
 
-Gram matrices of blocks of rows are added up where R and its inverse are found, by a warp for each panel: there
-follow 32 reciprocals one after the other, for which Triton, which has no lanes, takes five times as long.
+Gram matrices of blocks of rows are added up where R and its inverse are found, by a warp for each panel: what
+follows are 32 reciprocals one after the other, and Triton, which has no lanes, takes several times as long.
 A second pass is launched whatever comes out of the first; it ends at once where there is nothing to do.
 """
 
@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from neula.kernels.cholesky_panel import MAX_COLUMNS
+from neula.kernels.cholesky_panel import WIDTH
 from neula.kernels.cuda_source import compiled
 from neula.kernels.launch import multiprocessors, share
 
@@ -61,19 +61,30 @@ def cholesky_panel_triton(
     among = min(PARTS, max(1, EACH * multiprocessors(a.device) // count))
     chunk = share(m, among, ROWS)
     blocks = triton.cdiv(m, chunk)
-    room = a.new_empty(count * (blocks + 2), MAX_COLUMNS, MAX_COLUMNS)
-    parts, kept, inverse = room.split([count * blocks, count, count])
+    room = a.new_empty(count * (2 * blocks + 2), WIDTH, WIDTH)
+    parts, common, kept, inverse = room.split([count * blocks, count * blocks, count, count])
     done = torch.empty(count, dtype=torch.int32, device=a.device)
-    rounds, place = narrow is not None, a if narrow is None else narrow
-    sizes = (m, n, chunk, blocks)
-    of_factors = (parts, kept, inverse, done, r, blocks, n, *r.stride())
-    of_product = (a, place, inverse, parts, done, *sizes, *a.stride(), *place.stride())
+    place = a if narrow is None else narrow
+    left, right = slice(0, min(n, WIDTH)), slice(min(n, WIDTH), n)
     with torch.cuda.device_of(a):
-        grid = (count * blocks,)
-        _gram[grid](a, parts, *sizes, *a.stride(), ROWS, MAX_COLUMNS, num_warps=WARPS)
-        for second in (False, True):
-            factorize(*of_factors, int(second))
-            _multiply[grid](*of_product, second, rounds, ROWS, MAX_COLUMNS, num_warps=WARPS)
+        for columns in (left, right) if n > WIDTH else (left,):
+            some, beside, rounded = a[..., columns], a[..., right], place[..., columns]
+            sizes = (m, some.shape[2], chunk, blocks)
+            grid, constants = (count * blocks,), (ROWS, WIDTH)
+            if columns is left:
+                _gram[grid](some, parts, *sizes, *a.stride(), *constants, num_warps=WARPS)
+            else:
+                known = (a[..., left], some, common, r[:, left, right], parts)
+                _project[grid](*known, *sizes, *a.stride(), *r.stride(), *constants, num_warps=WARPS)
+            block = r[:, columns, columns]
+            others = 0 if columns is right else beside.shape[2]
+            for second in (False, True):
+                factorize(parts, kept, inverse, done, block, blocks, sizes[1], *r.stride(), int(second))
+                _multiply[grid](
+                    *(some, rounded, beside, inverse, parts, common, done, *sizes, others),
+                    *(*a.stride(), *place.stride(), second, narrow is not None, others > 0, *constants),
+                    num_warps=WARPS,
+                )
 
 
 @triton.jit(do_not_specialize=["m", "n", "chunk", "blocks"])
@@ -96,33 +107,71 @@ def _gram(
 
 
 @triton.jit(do_not_specialize=["m", "n", "chunk", "blocks"])
-def _multiply(
-    a, narrow, inverses, parts, done, m, n, chunk, blocks, a_batch, a_row, a_column, narrow_batch, narrow_row,
-    narrow_column,
-    SECOND: tl.constexpr, ROUNDS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr,
+def _project(
+    q, a, common, r, parts, m, n, chunk, blocks, a_batch, a_row, a_column, r_batch, r_row, r_column,
+    ROWS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """The rows of this program times the inverse of R, and if they are not final, their Gram matrix."""
+    """The rows of this program without what they have in common with Q, and their Gram matrix."""
+    matrix, part = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
+    i, j = tl.arange(0, ROWS)[:, None], tl.arange(0, SIZE)[None, :]
+    k = tl.arange(0, SIZE)[:, None]
+    here = k * SIZE + j
+    product = tl.zeros((SIZE, SIZE), tl.float64)
+    for block in range(blocks):
+        product += tl.load(common + (matrix * blocks + block) * SIZE * SIZE + here)
+    if part == 0:
+        place = r + matrix * r_batch + k.to(tl.int64) * r_row + j.to(tl.int64) * r_column
+        tl.store(place, product, mask=(k < SIZE) & (j < n))
+    column = matrix * a_batch + j.to(tl.int64) * a_column
+    last = tl.minimum(part * chunk + chunk, m)
+    gram = tl.zeros((SIZE, SIZE), tl.float64)
+    for start in range(part * chunk, last, ROWS):
+        row, inside = (start + i).to(tl.int64), (start + i < last) & (j < n)
+        known = tl.load(q + column + row * a_row, mask=start + i < last, other=0.0)
+        x = tl.load(a + column + row * a_row, mask=inside, other=0.0)
+        x -= tl.dot(known, product, input_precision="ieee", out_dtype=tl.float64)
+        tl.store(a + column + row * a_row, x, mask=inside)
+        gram = tl.dot(tl.trans(x), x, gram, input_precision="ieee", out_dtype=tl.float64)
+    tl.store(parts + tl.program_id(0).to(tl.int64) * SIZE * SIZE + here, gram)
+
+
+@triton.jit(do_not_specialize=["m", "n", "chunk", "blocks", "others"])
+def _multiply(
+    a, narrow, beside, inverses, parts, common, done, m, n, chunk, blocks, others, a_batch, a_row, a_column,
+    narrow_batch, narrow_row, narrow_column,
+    SECOND: tl.constexpr, ROUNDS: tl.constexpr, BESIDE: tl.constexpr,
+    ROWS: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """The rows of this program times the inverse of R; if they are final, what those beside them have in common
+    with them, else their Gram matrix.
+    """
     matrix, part = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
     enough = tl.load(done + matrix) != 0
     i, j = tl.arange(0, ROWS)[:, None], tl.arange(0, SIZE)[None, :]
-    k = tl.arange(0, SIZE)[:, None]
-    place = a + matrix * a_batch + j.to(tl.int64) * a_column
-    narrow_place = narrow + matrix * narrow_batch + j.to(tl.int64) * narrow_column
+    here = tl.arange(0, SIZE)[:, None] * SIZE + j
+    there = tl.program_id(0).to(tl.int64) * SIZE * SIZE + here
+    column = matrix * a_batch + j.to(tl.int64) * a_column
+    narrow += matrix * narrow_batch + j.to(tl.int64) * narrow_column
     first, last = part * chunk, tl.minimum(part * chunk + chunk, m)
-    inverse = tl.load(inverses + matrix * SIZE * SIZE + k * SIZE + j)
-    if SECOND != enough:  # a second pass that is wanted, or a first one that is all
+    inverse = tl.load(inverses + matrix * SIZE * SIZE + here)
+    product = tl.zeros((SIZE, SIZE), tl.float64)
+    if enough != SECOND:  # a second pass that is wanted, or a first one that is all
         for start in range(first, last, ROWS):
             row, inside = (start + i).to(tl.int64), (start + i < last) & (j < n)
-            x = _multiplied(place + row * a_row, inside, inverse)
+            x = _multiplied(a + column + row * a_row, inside, inverse)
             if ROUNDS:
-                tl.store(narrow_place + row * narrow_row, x.to(tl.float32), mask=inside)
+                tl.store(narrow + row * narrow_row, x.to(tl.float32), mask=inside)
+            if BESIDE:
+                y = tl.load(beside + column + row * a_row, mask=(row < last) & (j < others), other=0.0)
+                product = tl.dot(tl.trans(x), y, product, input_precision="ieee", out_dtype=tl.float64)
+        if BESIDE:
+            tl.store(common + there, product)
     elif not SECOND:
-        gram = tl.zeros((SIZE, SIZE), tl.float64)
         for start in range(first, last, ROWS):
             row, inside = (start + i).to(tl.int64), (start + i < last) & (j < n)
-            x = _multiplied(place + row * a_row, inside, inverse)
-            gram = tl.dot(tl.trans(x), x, gram, input_precision="ieee", out_dtype=tl.float64)
-        tl.store(parts + tl.program_id(0).to(tl.int64) * SIZE * SIZE + k * SIZE + j, gram)
+            x = _multiplied(a + column + row * a_row, inside, inverse)
+            product = tl.dot(tl.trans(x), x, product, input_precision="ieee", out_dtype=tl.float64)
+        tl.store(parts + there, product)
 
 
 @triton.jit

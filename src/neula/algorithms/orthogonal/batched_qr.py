@@ -16,7 +16,7 @@ import torch
 from neula.algorithms.orthogonal.rgsqrf import split_columns
 from neula.engines.random_vectors import gaussian
 from neula.kernels import mgs_into, tallest_tile
-from neula.kernels.cholesky_panel import cholesky_panel
+from neula.kernels.cholesky_panel import MAX_COLUMNS, cholesky_panel
 from neula.kernels.first_column import with_first_column, without_first_column
 from neula.kernels.precision import exactly
 
@@ -149,11 +149,11 @@ def _orthogonalize(q: torch.Tensor, tile_rows: int) -> torch.Tensor:
 def _factorize(a: torch.Tensor, r: torch.Tensor, tile_rows: int, narrow: torch.Tensor | None = None) -> None:
     """Algorithm 1 in place: the columns of A become those of Q, and of a rounded Q where there is room."""
     n = a.shape[2]
+    if a.dtype == torch.float64 and n <= MAX_COLUMNS:
+        cholesky_panel(a, r, narrow)
+        return
     if n <= TILE_COLUMNS:
-        if a.dtype == torch.float64:
-            cholesky_panel(a, r, narrow)
-        else:
-            _tree(a, r, tile_rows)
+        _tree(a, r, tile_rows)
         return
     k = split_columns(n, TILE_COLUMNS)
     q1, rest, r12 = a[..., :k], a[..., k:], r[:, :k, k:]
