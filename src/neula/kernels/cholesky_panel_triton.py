@@ -142,8 +142,8 @@ def _multiply(
     SECOND: tl.constexpr, ROUNDS: tl.constexpr, BESIDE: tl.constexpr,
     ROWS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """The rows of this program times the inverse of R; if they are final, what others have of them, else their
-    Gram matrix.
+    """The rows of this program times the inverse of R; what others have of them if they are final,
+    and else their Gram matrix.
     """
     matrix, part = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
     enough = tl.load(done + matrix) != 0
