@@ -42,7 +42,7 @@ def qr_by_lapack(call: Call, mode: str, options: Options) -> QRResult[Any] | Non
         factors = _reflected(q.numpy(), r.numpy())
         measured = _measured if a.ndim == 2 else _measured_together
         found = measured(a.resolve_neg().numpy(), *factors, options)
-    if found is None or not np.all(found.accepted):
+    if found is None or not (found.accepted is True or np.all(found.accepted)):  # in a tenth of its time
         return None
     reason = str(found)
     if isinstance(found, QRCertificates):
