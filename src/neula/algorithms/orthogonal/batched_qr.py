@@ -1,9 +1,10 @@
 """QR of many small matrices at once: every step is one launch for the whole batch.
 
 Zhang, Baharlouei, Wu, "High Accuracy Matrix Computations on Neural Engines" (HPDC 2020): Algorithm 1 (the
-columns are halved recursively) down to panels of 32 columns, and Algorithm 2 (modified Gram-Schmidt of tiles
-that stay on the chip) for these; panels taller than a tile go up the tree of section 3.1.3. Products are in
-the full precision of the matrices, on all batch members together.
+columns are halved recursively) down to panels of 32 columns. In single precision Algorithm 2 (modified
+Gram-Schmidt of tiles that stay on the chip) factorizes these; panels taller than a tile go up the tree of
+section 3.1.3. In double precision Cholesky QR does (:mod:`neula.kernels.cholesky_panel`). Products are in the
+full precision of the matrices, on all batch members together.
 
 Gram-Schmidt loses orthogonality in proportion to the condition number; a second pass over Q brings it back
 (*twice is enough*, section 3.3), and for matrices without full rank a third one.
@@ -148,14 +149,15 @@ def _orthogonalize(q: torch.Tensor, tile_rows: int) -> torch.Tensor:
 
 def _factorize(a: torch.Tensor, r: torch.Tensor, tile_rows: int, narrow: torch.Tensor | None = None) -> None:
     """Algorithm 1 in place: the columns of A become those of Q, and of a rounded Q where there is room."""
-    n = a.shape[2]
-    if a.dtype == torch.float64 and n <= MAX_COLUMNS:
-        cholesky_panel(a, r, narrow)
+    n, double = a.shape[2], a.dtype == torch.float64
+    cutoff = MAX_COLUMNS if double else TILE_COLUMNS
+    if n <= cutoff:
+        if double:
+            cholesky_panel(a, r, narrow)
+        else:
+            _tree(a, r, tile_rows)
         return
-    if n <= TILE_COLUMNS:
-        _tree(a, r, tile_rows)
-        return
-    k = split_columns(n, TILE_COLUMNS)
+    k = split_columns(n, cutoff)
     q1, rest, r12 = a[..., :k], a[..., k:], r[:, :k, k:]
     narrow1, narrow2 = (None, None) if narrow is None else (narrow[..., :k], narrow[..., k:])
     _factorize(q1, r[:, :k, :k], tile_rows, narrow1)
