@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from neula.io.matrices import random_matrix
-from neula.kernels.cholesky_panel import LOST, WIDTH, cholesky_panel
+from neula.kernels.cholesky_panel import LOST, MAX_COLUMNS, cholesky_panel
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
@@ -55,30 +55,24 @@ def geometric(m: int, n: int, *conditions: float) -> torch.Tensor:
     return torch.stack(found).to(DEVICE, torch.float64)
 
 
-def check(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, growth: float | torch.Tensor = 1.0) -> None:
-    """Two products and two triangles: ``4 n u`` each way; Q is that of a well-conditioned panel.
-
-    Between two panels rounding errors grow with the condition number.
-    """
+def check(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> None:
+    """Two products and two triangles: ``4 n u`` each way; Q is that of a well-conditioned panel."""
     m, n = a.shape[1:]
     norm = torch.linalg.matrix_norm
     assert torch.equal(r, r.triu())
     assert (r.diagonal(dim1=1, dim2=2) >= 0).all()
     assert (norm(a - q @ r) <= 8 * n * U * norm(a)).all()
     identity = torch.eye(n, dtype=torch.float64, device=a.device)
-    assert (norm(q.mT @ q - identity, 2) <= 8 * (n + math.sqrt(m)) * U * growth).all()
+    assert (norm(q.mT @ q - identity, 2) <= 8 * (n + math.sqrt(m)) * U).all()
 
 
-@pytest.mark.parametrize(
-    ("m", "n"), [(1, 1), (7, 7), (32, 32), (65, 31), (300, 17), (700, 5), (64, 64), (90, 33), (300, 50)]
-)
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (7, 7), (32, 32), (65, 31), (300, 17), (700, 5)])
 def test_every_shape(panel: Panel, m: int, n: int) -> None:
     a = geometric(m, n, 1.0, 1e3, 1e6)
-    q, r = a.clone(), torch.zeros(3, n, n, dtype=torch.float64, device=DEVICE)
-    r[:, :32, :32] = 7.0
+    q, r = a.clone(), torch.full((3, n, n), 7.0, dtype=torch.float64, device=DEVICE)
     narrow = torch.full((3, m, n), 7.0, device=DEVICE).mT.contiguous().mT
     panel(q, r, narrow)
-    check(a, q, r, 1.0 if n <= WIDTH else torch.tensor([1.0, 1e3, 1e6], device=DEVICE))
+    check(a, q, r)
     assert torch.equal(narrow, q.float())
 
 
@@ -112,8 +106,8 @@ def test_columns_that_are_lost_become_unit_vectors(panel: Panel) -> None:
 
 
 def test_a_matrix_does_not_depend_on_its_neighbours(panel: Panel) -> None:
-    a = geometric(70, WIDTH, 1e1, 1e1, 1e1, 1e1)
-    clean, clean_r = a.clone(), torch.empty(4, WIDTH, WIDTH, dtype=torch.float64, device=DEVICE)
+    a = geometric(70, MAX_COLUMNS, 1e1, 1e1, 1e1, 1e1)
+    clean, clean_r = a.clone(), torch.empty(4, MAX_COLUMNS, MAX_COLUMNS, dtype=torch.float64, device=DEVICE)
     panel(clean, clean_r)
     a[1, 3, 4], a[2, :, 7] = math.nan, 0
     q, r = a.clone(), torch.empty_like(clean_r)

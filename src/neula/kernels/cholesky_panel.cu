@@ -3,12 +3,12 @@
 // G = L D L^T and [G; I] = [L D; R^-1] L^T but for scales: the operations on columns that turn G into L D turn the
 // identity below it into R^-1. A lane of the first warp has a row of each in registers, half of the columns at a time
 // in the same ones, so that the code is short: what takes time are 32 reciprocals, one after the other, and to fetch
-// instructions. The other warps help to add up the parts that G comes in, and to write.
+// instructions. The other warp helps to add up the parts that G comes in, and to write.
 
 #define SIZE 32
 #define HALF 16
 #define PITCH 33  // rows one below the other are in different banks
-#define THREADS 128
+#define THREADS 64
 #define ALL 0xffffffffu
 #define LOST 5.6843418860808015e-14  // 2^-44 of a diagonal element: what a pivot may owe to rounding errors
 #define ENOUGH 0.015625              // 2^-6: a first pass whose pivots are no smaller leaves nothing to a second one

@@ -11,11 +11,8 @@ import torch
 
 from neula.kernels.dispatch import kernel, trial
 
-WIDTH = 32
-"""Columns of a panel, whose Gram matrix the registers of a thread block hold well."""
-
-MAX_COLUMNS = 2 * WIDTH
-"""Two panels: the second one is read while what it has in common with the first is known."""
+MAX_COLUMNS = 32
+"""A Gram matrix that the registers of a thread block hold well."""
 
 LOST = 2.0**-44
 """Part of its diagonal element that a pivot may owe to rounding errors."""
@@ -42,11 +39,10 @@ def cholesky_panel(a: torch.Tensor, r: torch.Tensor, narrow: torch.Tensor | None
 
     Parameters
     ----------
-    a : Tensor, shape (batch, m, n), n <= 64
+    a : Tensor, shape (batch, m, n), n <= 32
         float64, of any strides. Squares of its elements should neither overflow nor underflow.
     r : Tensor, shape (batch, n, n)
-        float64, of any strides: room for R. Beyond 32 columns what is below its diagonal blocks of 32 is left
-        as it is.
+        float64, of any strides: room for R.
     narrow : Tensor, shape (batch, m, n), optional
         float32, of any strides: room for a rounded Q.
 
@@ -60,18 +56,6 @@ def cholesky_panel(a: torch.Tensor, r: torch.Tensor, narrow: torch.Tensor | None
     tensor([[[2., 5.],
              [0., 3.]]], dtype=torch.float64)
     """
-    n = a.shape[2]
-    if n > WIDTH:
-        left, right = slice(0, WIDTH), slice(WIDTH, n)
-        cholesky_panel.reference(
-            a[..., left], r[:, left, left], None if narrow is None else narrow[..., left]
-        )
-        r[:, left, right] = a[..., left].mT @ a[..., right]
-        a[..., right] -= a[..., left] @ r[:, left, right]
-        cholesky_panel.reference(
-            a[..., right], r[:, right, right], None if narrow is None else narrow[..., right]
-        )
-        return
     first, inverse = _factors(a.mT @ a)
     q = a @ inverse
     second, inverse = _factors(q.mT @ q)

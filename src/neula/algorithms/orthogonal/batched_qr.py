@@ -17,7 +17,7 @@ import torch
 from neula.algorithms.orthogonal.rgsqrf import split_columns
 from neula.engines.random_vectors import gaussian
 from neula.kernels import mgs_into, tallest_tile
-from neula.kernels.cholesky_panel import MAX_COLUMNS, cholesky_panel
+from neula.kernels.cholesky_panel import cholesky_panel
 from neula.kernels.first_column import with_first_column, without_first_column
 from neula.kernels.precision import exactly
 
@@ -149,15 +149,14 @@ def _orthogonalize(q: torch.Tensor, tile_rows: int) -> torch.Tensor:
 
 def _factorize(a: torch.Tensor, r: torch.Tensor, tile_rows: int, narrow: torch.Tensor | None = None) -> None:
     """Algorithm 1 in place: the columns of A become those of Q, and of a rounded Q where there is room."""
-    n, double = a.shape[2], a.dtype == torch.float64
-    cutoff = MAX_COLUMNS if double else TILE_COLUMNS
-    if n <= cutoff:
-        if double:
+    n = a.shape[2]
+    if n <= TILE_COLUMNS:
+        if a.dtype == torch.float64:
             cholesky_panel(a, r, narrow)
         else:
             _tree(a, r, tile_rows)
         return
-    k = split_columns(n, cutoff)
+    k = split_columns(n, TILE_COLUMNS)
     q1, rest, r12 = a[..., :k], a[..., k:], r[:, :k, k:]
     narrow1, narrow2 = (None, None) if narrow is None else (narrow[..., :k], narrow[..., k:])
     _factorize(q1, r[:, :k, :k], tile_rows, narrow1)
