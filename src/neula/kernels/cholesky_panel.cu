@@ -9,6 +9,7 @@
 #define HALF 16
 #define PITCH 33  // rows one below the other are in different banks
 #define THREADS 64
+#define BLOCKS 5  // for which a multiprocessor is to have room
 #define ALL 0xffffffffu
 #define LOST 5.6843418860808015e-14  // 2^-44 of a diagonal element: what a pivot may owe to rounding errors
 #define ENOUGH 0.015625              // 2^-6: a first pass whose pivots are no smaller leaves nothing to a second one
@@ -87,7 +88,7 @@ __device__ __forceinline__ bool eliminate(double* gram, double* inverse, double*
 
 // The first pass: R and its inverse, and whether that is all. The second pass, where it is not: the product of both R,
 // and the inverse of the second one. `r` is the result, rows of `kept` and `inverses` are contiguous.
-extern "C" __global__ void __launch_bounds__(THREADS) panel_factors(
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) panel_factors(
     const double* parts, double* kept, double* inverses, int* done, double* r, int blocks, int n, int r_batch, int r_row,
     int r_column, int second
 ) {

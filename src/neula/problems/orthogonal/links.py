@@ -92,7 +92,8 @@ def together(
             scales = batch.scales()
             return batch.measured(*method(batch.scaled(scales, dtype)), scales)
 
-        if waits:
+        count, m, _ = matrices.a.shape
+        if waits or count * m >= options.engine.tuning.launched_rows:
             q, r, measures = factorized(matrices.a)
         else:
             key = (label, scaled, options.target.name)
