@@ -83,7 +83,7 @@ def corrected_further(label: str) -> QRLink:
 
 
 def corrected_where_lost(label: str) -> QRLink:
-    """One pass, and a correction of those columns that have lost their orthogonality, as a look at Q shows."""
+    """One pass, and a correction of the columns that have lost their orthogonality, as a look at Q shows."""
 
     def answer(matrices: Matrices, before: Solution | None) -> Solution:
         options = matrices.options
