@@ -162,10 +162,10 @@ def qr(
     define. Where columns are dependent, those of Q beyond the rank are orthonormal to the others.
 
     On a GPU one small matrix (64 x 32) is left to LAPACK on the host, unless an engine or something else is
-    named, and the factors come back. Tall matrices are tried first by Cholesky QR of the whole matrix: of up to 256 columns with
-    corrected products, as by :func:`tsqr`, and of up to 1024 in half precision where the accuracy allows it.
-    Of square matrices in float32 those columns of Q that have lost their orthogonality, most often the last
-    few, are made orthonormal by a correction before it is measured.
+    named, and the factors come back. Tall matrices are tried first by Cholesky QR of the whole matrix: of up
+    to 256 columns with corrected products, as by :func:`tsqr`, and of up to 1024 in half precision where the
+    accuracy allows it. Of square matrices in float32 those columns of Q that have lost their orthogonality,
+    most often the last few, are made orthonormal by a correction before it is measured.
 
     Small matrices of a batch are factorized together, each step one launch for all of them
     (:mod:`neula.algorithms.orthogonal.batched_qr`), unless an algorithm or one of its parameters is named.
