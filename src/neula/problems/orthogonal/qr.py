@@ -171,8 +171,8 @@ def qr(
     (:mod:`neula.algorithms.orthogonal.batched_qr`), unless an algorithm or one of its parameters is named.
     On a GPU square ones take a pass in double precision, which is enough for most, also where columns vanish
     or are nearly collinear. Each has a certificate of its own; those that miss their accuracy go on to a
-    second pass, a third, and Householder reflections in double precision. The attempts are those of the batch, with the worst
-    certificate.
+    second pass, a third, and Householder reflections in double precision. The attempts are those of the
+    batch, with the worst certificate.
 
     References
     ----------
