@@ -18,7 +18,7 @@ LOST = 2.0**-44
 """Part of its diagonal element that a pivot may owe to rounding errors."""
 
 
-@trial("The kernel of panels in double precision", "library calls take its place")
+@trial("The kernel of panels in double precision", "modified Gram-Schmidt takes its place")
 def _tried(device: torch.device) -> None:
     one = torch.ones(1, 1, 1, dtype=torch.float64, device=device)
     cholesky_panel.kernel(one, one.clone())

@@ -151,10 +151,7 @@ def _factorize(a: torch.Tensor, r: torch.Tensor, tile_rows: int, narrow: torch.T
     """Algorithm 1 in place: the columns of A become those of Q, and of a rounded Q where there is room."""
     n = a.shape[2]
     if n <= TILE_COLUMNS:
-        if a.dtype == torch.float64:
-            cholesky_panel(a, r, narrow)
-        else:
-            _tree(a, r, tile_rows)
+        _factorize_panel(a, r, tile_rows, narrow)
         return
     k = split_columns(n, TILE_COLUMNS)
     q1, rest, r12 = a[..., :k], a[..., k:], r[:, :k, k:]
@@ -163,6 +160,16 @@ def _factorize(a: torch.Tensor, r: torch.Tensor, tile_rows: int, narrow: torch.T
     _inner_products(q1, rest, r12)
     exactly(torch.baddbmm, rest, q1, r12, alpha=-1.0, out=rest)
     _factorize(rest, r[:, k:, k:], tile_rows, narrow2)
+
+
+def _factorize_panel(a: torch.Tensor, r: torch.Tensor, tile_rows: int, narrow: torch.Tensor | None) -> None:
+    """By Cholesky QR in double precision, but on a GPU without its kernel: it would be a thousand launches."""
+    if a.dtype == torch.float64 and (not a.is_cuda or cholesky_panel.takes(a, r)):
+        cholesky_panel(a, r, narrow)
+        return
+    _tree(a, r, tile_rows)
+    if narrow is not None:
+        narrow.copy_(a)
 
 
 def _inner_products(q: torch.Tensor, a: torch.Tensor, out: torch.Tensor) -> None:
