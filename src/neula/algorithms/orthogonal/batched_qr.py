@@ -163,7 +163,7 @@ def _factorize(a: torch.Tensor, r: torch.Tensor, tile_rows: int, narrow: torch.T
 
 
 def _factorize_panel(a: torch.Tensor, r: torch.Tensor, tile_rows: int, narrow: torch.Tensor | None) -> None:
-    """By Cholesky QR in double precision, but on a GPU without its kernel: it would be a thousand launches."""
+    """By Cholesky QR in double precision, unless a GPU has no kernel for that: a thousand launches."""
     if a.dtype == torch.float64 and (not a.is_cuda or cholesky_panel.takes(a, r)):
         cholesky_panel(a, r, narrow)
         return
