@@ -139,10 +139,13 @@ def _side_by_side(matrices: torch.Tensor, judge: QRJudge, options: Options) -> B
         assert answer is not None
         found.append(answer)
 
-    for place in range(0, len(matrices) - 1, 2):
-        options.low_engine.beside(partial(begin, place), partial(begin, place + 1))
-    if len(matrices) % 2:
-        begin(len(matrices) - 1)
+    try:
+        for place in range(0, len(matrices) - 1, 2):
+            options.low_engine.beside(partial(begin, place), partial(begin, place + 1))
+        if len(matrices) % 2:
+            begin(len(matrices) - 1)
+    except torch.OutOfMemoryError:  # there is room for one of them, perhaps
+        return None
     return found
 
 
