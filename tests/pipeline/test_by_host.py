@@ -113,3 +113,9 @@ def test_answers_go_back_to_the_gpu(dtype: torch.dtype) -> None:
     size = torch.linalg.matrix_norm(a.detach()[:32].double(), 2) * torch.linalg.vector_norm(x.double())
     assert x.is_cuda
     assert residual <= 32 * torch.finfo(dtype).eps * size
+    q, r = factors = neula.qr(a.detach())
+    assert factors.engine.startswith("cpu")
+    assert q.is_cuda
+    assert r.is_cuda
+    assert factors.accepted.is_cuda
+    assert torch.linalg.matrix_norm(q @ r - a) <= 64 * torch.finfo(dtype).eps * torch.linalg.matrix_norm(a)
