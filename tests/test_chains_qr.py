@@ -59,18 +59,6 @@ def alone(m: int, n: int, accuracy: str, **named: Any) -> list[str]:
             "fp32",
             ["rgsqrf fp32 + correction", "rgsqrf fp32", "rgsqrf fp32 + reortho", "householder fp64"],
         ),
-        (
-            6000,
-            6000,
-            "fp32",
-            [
-                "rgsqrf fp32 + correction",
-                "rgsqrf fp32 + correction + correction",
-                "rgsqrf fp32",
-                "rgsqrf fp32 + reortho",
-                "householder fp64",
-            ],
-        ),
         # Large enough that launches do not decide: no second pass before the first is measured.
         (16384, 16384, "fp16", ["rgsqrf fp16", "rgsqrf fp16", "rgsqrf fp16 + reortho", "householder fp64"]),
         (

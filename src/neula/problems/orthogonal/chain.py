@@ -174,17 +174,13 @@ def _queued(low: str, layout: Layout, options: Options, *, wait: bool) -> list[Q
         return []
     # Square matrices are too ill-conditioned for one pass in float32 more often than not.
     square, default = layout.m < 2 * layout.n, options.algorithm is None
-    played_back = layout.nbytes <= options.engine.tuning.replayed_bytes
     if default and square and options.target is FP32:
-        label = low + links.CORRECTED
-        if not wait or layout.n < options.engine.tuning.partly_corrected:
-            return [launched.queued(label, launched.corrected)]
-        if not played_back:
-            return [launched.corrected_where_lost(label)]
-        # What is most often enough is played back with the rest, and the look follows where it was not.
-        return [launched.queued(label, launched.last_corrected), launched.corrected_further(label)]
+        if wait and layout.n >= options.engine.tuning.partly_corrected:
+            return [launched.corrected_where_lost(low + links.CORRECTED)]
+        return [launched.queued(low + links.CORRECTED, launched.corrected)]
     tried = [launched.queued(low, Matrix.rgsqrf)]
     # Where launches decide, both passes played back take less time than a second one that is not.
+    played_back = layout.nbytes <= options.engine.tuning.replayed_bytes
     if default and square and options.target is not FP64 and played_back:
         tried.append(launched.queued(f"{low} + reortho", launched.two_passes))
     return tried

@@ -12,8 +12,7 @@ import torch
 from neula.algorithms.orthogonal.cholesky_qr import cholesky_qr_low
 from neula.algorithms.orthogonal.reorthogonalize import correct, correct_last, second_passes
 from neula.certificates.qr import leading_losses, single_qr_measures
-from neula.pipeline.chain import Answer, Declined, Link
-from neula.problems.orthogonal import links
+from neula.pipeline.chain import Answer, Link
 from neula.problems.orthogonal.links import Factors, QRLink, Solution, columns_lost, leading
 from neula.problems.orthogonal.problem import Matrices, Matrix, QRValues
 
@@ -28,7 +27,7 @@ def queued(label: str, method: Callable[[Matrix], Factors]) -> QRLink:
             matrix = Matrix.unchecked(a, options)
             return _measured(matrix, *method(matrix))
 
-        key = (label, method.__qualname__, options.target.name, options.panel, options.cutoff)
+        key = (label, options.target.name, options.panel, options.cutoff)
         factors = options.engine.replay(factorized, (matrices.a[0],), key)
         return Answer(QRValues.of_one(*factors), label)
 
@@ -57,33 +56,8 @@ def corrected(matrix: Matrix) -> Factors:
     return correct(*matrix.rgsqrf(), matrix.options.low_engine)
 
 
-def last_corrected(matrix: Matrix) -> Factors:
-    """One pass, and the same of the last columns, which most often are all that lost their orthogonality."""
-    q, r = matrix.rgsqrf()
-    n = q.shape[1]
-    return correct_last(q, r, matrix.options.low_engine, n - leading(n)[0])
-
-
-def corrected_further(label: str) -> QRLink:
-    """More of the Q before is made orthonormal, after a look at it."""
-
-    def answer(matrices: Matrices, before: Solution | None) -> Solution:
-        assert before is not None
-        options, matrix = matrices.options, Matrix.unchecked(matrices.a[0], matrices.options)
-        engine, n = options.low_engine, matrix.a.shape[1]
-        q = engine.empty(*matrix.a.shape).copy_(before.values.q[0])
-        r = engine.fill(engine.empty(n, n), before.values.r[0], matrix.scales)
-        columns = columns_lost(leading_losses(q, leading(n)), n, options.target)
-        if columns <= n - leading(n)[0]:
-            raise Declined
-        correct_last(q, r, engine, columns)
-        return Answer(QRValues.of_one(*_measured(matrix, q, r)), label + links.CORRECTED)
-
-    return Link(label + links.CORRECTED, answer, inherits=True)
-
-
 def corrected_where_lost(label: str) -> QRLink:
-    """One pass, and a correction of the columns that have lost their orthogonality, as a look at Q shows."""
+    """The same with a look at Q in between: most often few columns, the last ones, are not orthonormal."""
 
     def answer(matrices: Matrices, before: Solution | None) -> Solution:
         options = matrices.options
