@@ -76,9 +76,6 @@ class Tuning:
         matrix it measures larger ones, too, where torch has one thread.
     replayed_bytes : int
         Size of inputs up to which whole links are replayed from CUDA graphs.
-    launched_rows : int
-        Rows of all matrices of a batch together from which on launches take less time than what they launch:
-        to play a QR back would only copy what goes in and comes out.
     single, double : Recursion
         Of a QR whose working matrices are float32 and float64.
     spread : Recursion, optional
@@ -216,7 +213,6 @@ class Tuning:
     in_torch: int = 1 << 62
     measured_here: int = 0
     replayed_bytes: int = 0
-    launched_rows: int = 1 << 62
     single: Recursion = Recursion("caqr", 128)
     double: Recursion = Recursion("caqr", 128)
     spread: Recursion | None = None

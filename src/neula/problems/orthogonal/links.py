@@ -92,8 +92,7 @@ def together(
             scales = batch.scales()
             return batch.measured(*method(batch.scaled(scales, dtype)), scales)
 
-        count, m, _ = matrices.a.shape
-        if waits or count * m >= options.engine.tuning.launched_rows:
+        if waits:
             q, r, measures = factorized(matrices.a)
         else:
             key = (label, scaled, options.target.name)
