@@ -54,6 +54,19 @@ def test_no_profile_goes_one_by_one(profile: str, n: int, cond: float) -> None:
     assert meets_gates(a, q, r)
 
 
+@pytest.mark.parametrize("profile", [p for p in PROFILES if p != "upper"])
+@pytest.mark.parametrize("cond", [0.0, 2.0])
+def test_one_pass_does(profile: str, cond: float) -> None:
+    """Also where columns vanish, or have nearly all in common."""
+    a = batch_of_profile(profile, 3, 100, cond)
+    q, r = factors = neula.qr(a, engine=Together("cpu"))
+    assert [attempt.method for attempt in factors.attempts] == ["gram-schmidt fp64"]
+    assert meets_gates(a, q, r)
+    assert torch.equal(r, r.triu())
+    if profile == "rankdef":
+        assert not r[:, :, 75:].any()
+
+
 @pytest.mark.parametrize("engine", ["cpu", Together("cpu"), Raw("cpu")], ids=["lapack", "from Q", "tiles"])
 @pytest.mark.parametrize("profile", [*PROFILES, "mixed"])
 def test_reflectors_of_every_profile(profile: str, engine: str | CpuEngine) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +12,8 @@ import torch
 
 import neula
 from neula.algorithms.scaling import SAFE_NORMS
-from neula.engines import FP32, FP64, CpuEngine
+from neula.engines import FP32, FP64, CpuEngine, Engine
+from neula.engines.shipped import cuda_tuning
 from neula.io.matrices import random_matrix
 from neula.problems.orthogonal.factorize import begin, factorize, factorize_together
 from neula.problems.orthogonal.factors import Factors as Found
@@ -18,6 +21,19 @@ from neula.problems.orthogonal.links import QRLink, together
 from neula.problems.orthogonal.problem import Matrices, Options
 
 ENGINE = CpuEngine("cpu")
+
+
+class OneByOne(CpuEngine):
+    """A CPU that takes the steps of a GPU, of matrices so large that they are factorized one by one."""
+
+    tuning = replace(
+        cuda_tuning((9, 0), replayed_bytes=1 << 28),
+        corrected=False,
+        arithmetics=("fp32", "fp64"),
+        batched_elements=0,
+    )
+
+
 Factors = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -203,3 +219,29 @@ def test_an_r_that_overflows_is_not_accepted_where_nobody_looks() -> None:
     factors = factorize(a, "reduced", Options(target=FP32, engine=ENGINE), found)
     assert factors.accepted.tolist() == [True, False]
     assert "overflows float64" in factors.attempts[-1].reason
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_two_large_ones_side_by_side(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """First links of two at a time; what they do not solve goes on by itself, and NaN lets none begin."""
+    pairs, beside = [], Engine.beside
+
+    def counted(self: Engine, launch: Callable[[], None], other: Callable[[], object]) -> object:
+        pairs.append(1)
+        return beside(self, launch, other)
+
+    monkeypatch.setattr(Engine, "beside", counted)
+    engine = OneByOne("cpu")
+    a = normal(count, 90, 40)
+    a[1, :, 7] = a[1, :, 2]
+    together = neula.qr(a, engine=engine)
+    assert len(pairs) == count // 2
+    assert together.converged
+    for i in range(count):
+        alone = neula.qr(a[i], engine=engine)
+        assert torch.equal(alone.Q, together.Q[i])
+        assert torch.equal(alone.R, together.R[i])
+    a[0, 3, 4] = math.nan
+    with pytest.warns(neula.AccuracyWarning):
+        assert neula.qr(a, engine=engine).accepted.tolist() == [False] + [True] * (count - 1)
+    assert len(pairs) == count // 2

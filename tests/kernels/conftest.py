@@ -24,8 +24,10 @@ if not torch.cuda.is_available() and "triton" not in sys.modules:
         import neula.kernels.batched_product_triton
         import neula.kernels.calu_triton
         import neula.kernels.cholesky_block_triton
+        import neula.kernels.cholesky_panel_triton
         import neula.kernels.doubled_normal_triton
         import neula.kernels.doubled_triton
+        import neula.kernels.first_column_triton
         import neula.kernels.gemm_triton
         import neula.kernels.householder_triton
         import neula.kernels.lanczos_triton

@@ -49,6 +49,8 @@ SMALL: list[Callable[..., Any]] = [
     lambda **asked: neula.lstsq(normal(5, 8), normal(5), **asked),
     lambda **asked: neula.solve(*system(12), **asked),
     lambda **asked: neula.solve(system(12)[0] + system(12)[0].T, system(12)[1], assume_a="pos", **asked),
+    lambda **asked: neula.qr(normal(40, 8), **asked),
+    lambda **asked: neula.qr(normal(40, 8, dtype=torch.float32), "r", **asked),
 ]
 
 
@@ -74,7 +76,9 @@ OTHERS: list[Callable[[], Any]] = [
     lambda: neula.solve(*system(8), pivot="partial"),
     lambda: neula.solve(*system(8), compute="fp32"),
     lambda: neula.solve(*system(5), wait=False),
-    lambda: neula.qr(normal(40, 8)),
+    lambda: neula.qr(normal(41, 9)),
+    lambda: neula.qr(normal(40, 8), pivoting=True),
+    lambda: neula.qr(normal(40, 8), panel="caqr"),
 ]
 
 
@@ -109,3 +113,9 @@ def test_answers_go_back_to_the_gpu(dtype: torch.dtype) -> None:
     size = torch.linalg.matrix_norm(a.detach()[:32].double(), 2) * torch.linalg.vector_norm(x.double())
     assert x.is_cuda
     assert residual <= 32 * torch.finfo(dtype).eps * size
+    q, r = factors = neula.qr(a.detach())
+    assert factors.engine.startswith("cpu")
+    assert q.is_cuda
+    assert r.is_cuda
+    assert factors.accepted.is_cuda
+    assert torch.linalg.matrix_norm(q @ r - a) <= 64 * torch.finfo(dtype).eps * torch.linalg.matrix_norm(a)

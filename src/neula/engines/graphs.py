@@ -225,6 +225,7 @@ def on_stream(stream: torch.cuda.Stream, function: Callable[[], Result]) -> Resu
         torch.cuda.set_device(device)
 
 
+@lru_cache(maxsize=16)
 def largest_input(device: torch.device) -> int:
     """Bytes of inputs up to which functions are replayed."""
     return int(torch.cuda.get_device_properties(device).total_memory // LARGEST)

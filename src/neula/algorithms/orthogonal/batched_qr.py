@@ -1,9 +1,10 @@
 """QR of many small matrices at once: every step is one launch for the whole batch.
 
 Zhang, Baharlouei, Wu, "High Accuracy Matrix Computations on Neural Engines" (HPDC 2020): Algorithm 1 (the
-columns are halved recursively) down to panels of 32 columns, and Algorithm 2 (modified Gram-Schmidt of tiles
-that stay on the chip) for these; panels taller than a tile go up the tree of section 3.1.3. Products are in
-the full precision of the matrices, on all batch members together.
+columns are halved recursively) down to panels of 32 columns. In single precision Algorithm 2 (modified
+Gram-Schmidt of tiles that stay on the chip) factorizes these; panels taller than a tile go up the tree of
+section 3.1.3. In double precision Cholesky QR does (:mod:`neula.kernels.cholesky_panel`). Products are in the
+full precision of the matrices, on all batch members together.
 
 Gram-Schmidt loses orthogonality in proportion to the condition number; a second pass over Q brings it back
 (*twice is enough*, section 3.3), and for matrices without full rank a third one.
@@ -16,6 +17,8 @@ import torch
 from neula.algorithms.orthogonal.rgsqrf import split_columns
 from neula.engines.random_vectors import gaussian
 from neula.kernels import mgs_into, tallest_tile
+from neula.kernels.cholesky_panel import cholesky_panel
+from neula.kernels.first_column import with_first_column, without_first_column
 from neula.kernels.precision import exactly
 
 TILE_COLUMNS = 32
@@ -31,6 +34,9 @@ BLOCK_ROWS = 256
 NARROW = 128
 """Products ``Q^T A`` with at most this many columns of Q are summed over blocks of rows: measured on an H200,
 those of 64 matrices of 4096 x 128 take 0.14 ms instead of 0.47."""
+
+MANY = 256
+"""Matrices from which on there are enough thread blocks without."""
 
 
 def batched_qr(
@@ -83,6 +89,32 @@ def batched_qr(
     return q, r
 
 
+def batched_qr_in_double(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """One pass in double precision, whose Q is orthonormal in single precision for most matrices there are.
+
+    Columns that vanish are random ones in Q, with a zero column of R, so that Q is orthonormal; and what all
+    columns have in common with the first one goes first.
+
+    Parameters
+    ----------
+    a : Tensor, shape (batch, m, n), m >= n
+        Of any floating dtype; not modified.
+
+    Returns
+    -------
+    Q : Tensor, shape (batch, m, n)
+        float32.
+    R : Tensor, shape (batch, n, n)
+        float64 if A is, else float32.
+    """
+    m, n = a.shape[1:]
+    q, multiples, vanished = without_first_column(a, _noise(m, n, a.device))
+    r = q.new_empty(len(a), n, n)
+    narrow = torch.empty(a.shape, dtype=torch.float32, device=a.device)
+    _factorize(q, r, tallest_tile(q.dtype), narrow)
+    return narrow, with_first_column(r, multiples, vanished, torch.promote_types(a.dtype, torch.float32))
+
+
 def batched_reorthogonalize(q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Another pass over Q: returns an orthonormal Q and the R that belongs to it (``R_2 R``).
 
@@ -97,10 +129,14 @@ def batched_reorthogonalize(q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Ten
     # Of Q, not of R: a random column of an earlier pass has a zero on the diagonal, but others rely on it.
     vanished = ~q.any(1)
     m, n = q.shape[1:]
-    noise = gaussian(m, n, torch.float32, q.device, seed=0).to(q.dtype) / m**0.5
-    q = torch.where(vanished[:, None, :], noise, q)
+    q = torch.where(vanished[:, None, :], _noise(m, n, q.device).to(q.dtype) / m**0.5, q)
     step = _orthogonalize(q, tallest_tile(q.dtype))
     return q, _triangular_product(step, r)
+
+
+def _noise(m: int, n: int, device: torch.device) -> torch.Tensor:
+    """What takes the places of columns that vanish."""
+    return gaussian(m, n, torch.float32, device, seed=0)
 
 
 def _orthogonalize(q: torch.Tensor, tile_rows: int) -> torch.Tensor:
@@ -111,25 +147,36 @@ def _orthogonalize(q: torch.Tensor, tile_rows: int) -> torch.Tensor:
     return r
 
 
-def _factorize(a: torch.Tensor, r: torch.Tensor, tile_rows: int) -> None:
-    """Algorithm 1 in place: the columns of A become those of Q."""
+def _factorize(a: torch.Tensor, r: torch.Tensor, tile_rows: int, narrow: torch.Tensor | None = None) -> None:
+    """Algorithm 1 in place: the columns of A become those of Q, and of a rounded Q where there is room."""
     n = a.shape[2]
     if n <= TILE_COLUMNS:
-        _tree(a, r, tile_rows)
+        _factorize_panel(a, r, tile_rows, narrow)
         return
     k = split_columns(n, TILE_COLUMNS)
     q1, rest, r12 = a[..., :k], a[..., k:], r[:, :k, k:]
-    _factorize(q1, r[:, :k, :k], tile_rows)
+    narrow1, narrow2 = (None, None) if narrow is None else (narrow[..., :k], narrow[..., k:])
+    _factorize(q1, r[:, :k, :k], tile_rows, narrow1)
     _inner_products(q1, rest, r12)
     exactly(torch.baddbmm, rest, q1, r12, alpha=-1.0, out=rest)
-    _factorize(rest, r[:, k:, k:], tile_rows)
+    _factorize(rest, r[:, k:, k:], tile_rows, narrow2)
+
+
+def _factorize_panel(a: torch.Tensor, r: torch.Tensor, tile_rows: int, narrow: torch.Tensor | None) -> None:
+    """By Cholesky QR in double precision, unless a GPU has no kernel for that: a thousand launches."""
+    if a.dtype == torch.float64 and (not a.is_cuda or cholesky_panel.takes(a, r)):
+        cholesky_panel(a, r, narrow)
+        return
+    _tree(a, r, tile_rows)
+    if narrow is not None:
+        narrow.copy_(a)
 
 
 def _inner_products(q: torch.Tensor, a: torch.Tensor, out: torch.Tensor) -> None:
     """``Q^T A``: narrow matrices are cut into blocks of rows, so that there is a thread block for each."""
     count, m, k = q.shape
     blocks = m // BLOCK_ROWS
-    if k > NARROW or blocks < 2 or m % blocks:
+    if k > NARROW or count >= MANY or blocks < 2 or m % blocks:
         exactly(torch.bmm, q.mT, a, out=out)
         return
     left, right = (x.unflatten(1, (blocks, -1)).flatten(0, 1) for x in (q, a))

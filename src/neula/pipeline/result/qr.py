@@ -9,6 +9,7 @@ from typing import Any, Generic
 
 from neula.pipeline.result import shown
 from neula.pipeline.result.attempts import Attempt
+from neula.pipeline.result.deferred import Deferrable
 from neula.pipeline.result.shown import ArrayT
 
 
@@ -55,8 +56,12 @@ class QRResult(shown.Shown, Generic[ArrayT]):
     seconds: float = math.nan
     H: ArrayT | None = None
     tau: ArrayT | None = None
-    accepted: Any = None
+    accepted: Any = Deferrable(None)  # noqa: RUF009
     pending: Callable[[], Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles have all values."""
+        return {name: getattr(self, name) for name in vars(self)}
 
     def _factors(self) -> tuple[Any, ...]:
         if self.tau is not None:

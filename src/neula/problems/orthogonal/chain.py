@@ -10,7 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from neula.algorithms.orthogonal.batched_qr import TILE_COLUMNS, batched_qr, batched_reorthogonalize
+from neula.algorithms.orthogonal.batched_qr import (
+    TILE_COLUMNS,
+    batched_qr,
+    batched_qr_in_double,
+    batched_reorthogonalize,
+)
 from neula.algorithms.orthogonal.householder import householder
 from neula.algorithms.orthogonal.tsqr import cholesky_tsqr, cholesky_tsqr2, cholesky_tsqr32
 from neula.algorithms.orthogonal.tsqr import tsqr as tree
@@ -85,7 +90,7 @@ def chain_together(m: int, n: int, target: Format, tuning: Tuning) -> list[QRLin
         n: f"gram-schmidt {name}{label}" for n, label in ((1, ""), (2, " + reortho"), (3, " + 2 reortho"))
     }
     if doubled:  # squares of numbers that are float32 stay in the range of float64
-        first = links.together(labels[1], torch.float64, batched_qr, scaled=False)
+        first = links.together(labels[1], None, batched_qr_in_double, scaled=False)
         return [first, *(links.another_pass(labels[n]) for n in range(2, MAX_PASSES + 1)), last]
     first = links.together(labels[passes], dtype, partial(batched_qr, passes=passes), scaled=False)
     more = [

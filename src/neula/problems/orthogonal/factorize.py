@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -113,6 +114,8 @@ def _one_after_the_other(matrices: torch.Tensor, options: Options, begun: Begun 
     usable = finite_members(matrices).tolist() if len(matrices) > 1 else [True]
     runs: list[Run[QRValues]] = []
     certificates: list[QRCertificate] = []
+    if begun is None and len(matrices) > 1 and all(usable):
+        begun = _side_by_side(matrices, judge, options)
     for place, finite in enumerate(usable):
         a = matrices[place : place + 1]
         links = [Link("none", without_factors)]
@@ -126,6 +129,28 @@ def _one_after_the_other(matrices: torch.Tensor, options: Options, begun: Begun 
     worst = next((run for run in runs if not run.accepted[0]), runs[-1])
     values = QRValues.joined([run.found for run in runs])
     return Factors(values.q, values.r, tuple(certificates), tuple(worst.attempts))
+
+
+def _side_by_side(matrices: torch.Tensor, judge: QRJudge, options: Options) -> Begun | None:
+    """What first links find that are played back, two at a time: a chain of panels leaves most units idle."""
+    links = chain.chain_alone(Layout.of(matrices[0]), options)
+    if not links[0].queued or matrices[0].nbytes > options.engine.tuning.replayed_bytes:
+        return None
+    found: list[Answer[QRValues]] = []
+
+    def begin(place: int) -> None:
+        answer = first_answer(links, Matrices(matrices[place : place + 1], options), judge)
+        assert answer is not None
+        found.append(answer)
+
+    try:
+        for place in range(0, len(matrices) - 1, 2):
+            options.low_engine.beside(partial(begin, place), partial(begin, place + 1))
+        if len(matrices) % 2:
+            begin(len(matrices) - 1)
+    except torch.OutOfMemoryError:  # there is room for one of them, perhaps
+        return None
+    return found
 
 
 def _run(

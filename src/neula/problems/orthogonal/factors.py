@@ -17,6 +17,7 @@ from neula.pipeline.chain import Run
 from neula.pipeline.gradients import attach_factors
 from neula.pipeline.over_processes import Give
 from neula.pipeline.result import Attempt, QRResult
+from neula.pipeline.result.deferred import Later
 from neula.problems.orthogonal.links import holding_nan
 from neula.problems.orthogonal.problem import Options, QRValues, raw_dtype
 
@@ -138,7 +139,7 @@ def as_result(
         accuracy=options.target.name,
         P=None if order is None else call.give_back(order.reshape(*batch, order.shape[-1]), order.dtype),
         seconds=call.seconds,
-        accepted=call.give_back(factors.accepted.reshape(batch), torch.bool),
+        accepted=Later(lambda: call.give_back(factors.accepted.reshape(batch), torch.bool)),
     )
     if not result.converged:
         call.report_missed(

@@ -60,7 +60,7 @@ Method = Callable[[torch.Tensor], Factors]
 
 
 def together(
-    label: str, dtype: torch.dtype, method: Method, *, scaled: bool = True, waits: bool = False
+    label: str, dtype: torch.dtype | None, method: Method, *, scaled: bool = True, waits: bool = False
 ) -> QRLink:
     """A method for all matrices of a batch at once.
 
@@ -68,8 +68,8 @@ def together(
     ----------
     label : str
         Says what the method does: equal labels, equal methods.
-    dtype : torch.dtype
-        Of the matrices that it takes.
+    dtype : torch.dtype or None
+        Of the matrices that it takes; None for a method that is not scaled and takes any.
     method : callable
         QR of a batch of matrices that are not wide; it may overwrite them where they are scaled.
     scaled : bool
@@ -85,6 +85,8 @@ def together(
 
         def factorized(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
             batch = Matrices(a, options)
+            if dtype is None:
+                return batch.measured(*method(a[..., : batch.k]), None)
             if not scaled and torch.promote_types(a.dtype, dtype) == dtype:
                 return batch.measured(*method(batch.leading(dtype)), None)
             scales = batch.scales()

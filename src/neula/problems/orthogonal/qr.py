@@ -161,16 +161,18 @@ def qr(
     the vectors of others are reconstructed from an explicit Q [4]_. What is certified is the Q that they
     define. Where columns are dependent, those of Q beyond the rank are orthonormal to the others.
 
-    On a GPU tall matrices are tried first by Cholesky QR of the whole matrix: of up to 256 columns with
-    corrected products, as by :func:`tsqr`, and of up to 1024 in half precision where the accuracy allows it.
-    Of square matrices in float32 those columns of Q that have lost their orthogonality, most often the last
-    few, are made orthonormal by a correction before it is measured.
+    On a GPU one small matrix (64 x 32) is left to LAPACK on the host, unless an engine or something else is
+    named, and the factors come back. Tall matrices are tried first by Cholesky QR of the whole matrix: of up
+    to 256 columns with corrected products, as by :func:`tsqr`, and of up to 1024 in half precision where the
+    accuracy allows it. Of square matrices in float32 those columns of Q that have lost their orthogonality,
+    most often the last few, are made orthonormal by a correction before it is measured.
 
     Small matrices of a batch are factorized together, each step one launch for all of them
     (:mod:`neula.algorithms.orthogonal.batched_qr`), unless an algorithm or one of its parameters is named.
-    Each has a certificate of its own; those that miss their accuracy go on to a second pass, a third, and
-    Householder reflections in double precision. The attempts are those of the batch, with the worst
-    certificate.
+    On a GPU square ones take a pass in double precision, which is enough for most, also where columns vanish
+    or are nearly collinear. Each has a certificate of its own; those that miss their accuracy go on to a
+    second pass, a third, and Householder reflections in double precision. The attempts are those of the
+    batch, with the worst certificate.
 
     References
     ----------
@@ -202,6 +204,9 @@ def qr(
     check_matrices(a, "A")
     _check_names(mode, algorithm, compute, panel)
     _check_mode(mode, call, pivoting=pivoting, wait=wait)
+    usual = mode in ("reduced", "r") and not (pivoting or overwrite_a) and progress is None
+    if wait and usual and (algorithm, compute, panel, cutoff) == (None,) * 4:
+        call = call.by_host(engine)
     options = Options(call.target, call.engine, algorithm, compute, panel, cutoff, progress)
     if pivoting:
         factors, order = factorize_pivoted(call.matrices(), mode, options, is_batch=a.ndim > 2)
