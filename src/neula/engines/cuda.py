@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 
@@ -62,6 +62,10 @@ class CudaEngine(Engine):
 
     @property
     def tuning(self) -> Tuning:
+        return self._tuning
+
+    @cached_property
+    def _tuning(self) -> Tuning:
         kernels = (corrected_gemm, tournament.play, calu.eliminate)
         corrected, *tournaments = (expected(kernel, self.device) for kernel in kernels)
         return _tuning_of(self.device, self.replayed_bytes, corrected, all(tournaments))
@@ -273,7 +277,7 @@ class CudaEngine(Engine):
 
 @lru_cache(maxsize=16)
 def _tuning_of(device: torch.device, replayed_bytes: int, corrected: bool, tournaments: bool) -> Tuning:
-    """Asked for some ten times a call, so it must not cost what asking the device does."""
+    """Asked for in every call, so it must not cost what asking the device does."""
     shipped = cuda_tuning(
         torch.cuda.get_device_capability(device),
         replayed_bytes=replayed_bytes,

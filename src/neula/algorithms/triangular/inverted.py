@@ -137,6 +137,8 @@ def inverted_factors(
 def diagonal_blocks(t: torch.Tensor, dtype: torch.dtype, width: int) -> torch.Tensor:
     """Blocks on the diagonal, shape (blocks, ..., width, width), the last one bordered by an identity."""
     steps = list(blocks(slice(0, t.shape[-1]), width))
+    if width == t.shape[-1] and t.dtype == dtype:
+        return t[None]
     found = torch.empty(len(steps), *t.shape[:-2], width, width, dtype=dtype, device=t.device)
     for block, k in zip(found, steps, strict=True):
         size = k.stop - k.start

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from neula.algorithms.krylov.batched_lstsq import PROBES
-from neula.algorithms.krylov.doubled_refinement import MAX_STEPS, refine_doubled
+from neula.algorithms.krylov.doubled_refinement import MAX_STEPS, Refinement
 from neula.algorithms.krylov.one_launch import limits_of
 from neula.algorithms.orthogonal.r_only import cholesky_r
 from neula.algorithms.triangular.inverted import InvertedBlocks
@@ -27,6 +27,7 @@ from neula.pipeline.progress import stage
 from neula.problems.systems.direct import (
     Square,
     Systems,
+    judged_as_given,
     members_of,
 )
 from neula.problems.systems.library_factors import Factors, SymmetricallyScaled
@@ -74,7 +75,11 @@ def _definite(scaled: Scaled, tuning: Tuning) -> Factors:
     found = SymmetricallyScaled.of(scaled)
     lower = _inverted(found.lower, tuning, upper=False)
     failed = (found.info > 0)[:, None, None]
-    return found.solving(lambda b: lower.mT.solve(lower.solve(b.masked_fill(failed, torch.nan))))
+    # Of a first unknown that is NaN, all others become NaN.
+    whole = len(lower.inverses) == 1
+    first = lower.inverses[0] if len(lower.inverses) else lower.t
+    first[..., :1, :1].masked_fill_(failed, torch.nan)
+    return found.solving(lambda b: lower.mT.solve(lower.solve(b if whole else b.clone())))
 
 
 def solve_queued(systems: Systems, before: Answer[Members] | None) -> Answer[Members]:
@@ -92,7 +97,7 @@ def solve_queued(systems: Systems, before: Answer[Members] | None) -> Answer[Mem
     for start in range(0, len(systems), size):
         part = slice(start, start + size)
         members, numbers = _replayed(*border.put(systems.a[part], systems.b[part]), options)
-        parts.append(replace(members, x=border.take(members.x)))
+        parts.append(replace(members, x=border.take(members.x)) if border.columns else members)
         measured.append(numbers)
         report(min(1.0, (start + size) / len(systems)))
     numbers = measured[0] if len(measured) == 1 else torch.cat(measured, 1)
@@ -106,17 +111,16 @@ def _in_one_launch(systems: Systems) -> Answer[Members]:
     limits = limits_of(options.digits, _steps(options))
     found = seminormal.solved(systems.a, systems.b, options.dtype, limits, square)
     numbers = found.numbers[: len(Members.names)]
-    _, refined_error, _, backward_error, condition, _, growth = numbers
-    members = Members(
-        x=found.x,
-        forward_error=found.forward_error,
-        backward_error=backward_error,
-        condition=condition,
-        refined_error=refined_error,
-        accepted=found.accepted,
-        growth=growth,
-    )
+    members = _members(found.x, found.forward_error, found.accepted, numbers=numbers)
     return Answer(members, NORMAL_EQUATIONS, iterations=_steps(options), measured=numbers)
+
+
+def _members(
+    x: torch.Tensor, forward_error: torch.Tensor, accepted: torch.Tensor, *, numbers: torch.Tensor
+) -> Members:
+    """Solutions of which the other numbers are what the judge reads."""
+    _, refined_error, _, backward_error, condition, _, growth = numbers.unbind()
+    return Members(x, forward_error, backward_error, condition, refined_error, accepted, growth)
 
 
 def _replayed(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members, torch.Tensor]:
@@ -134,13 +138,13 @@ def _replayed(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Membe
     look = options.looks and a.nbytes > tuning.replayed_bytes
 
     def solved(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        scaled = Scaled.of(*inputs, looks=False) if given is None else Scaled.again(*inputs)
-        members = _solved(scaled, options, look=look)
-        return *members.tensors, members.measured()
+        return _solved(
+            Scaled.of(*inputs, looks=False) if given is None else Scaled.again(*inputs), options, look=look
+        )
 
     inputs = (a, b) if given is None else given.tensors
     *found, numbers = options.engine.replay(solved, inputs, _key(options, given is None))
-    return Members(*found), numbers
+    return _members(*found, numbers=numbers), numbers
 
 
 def _supposed(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members, torch.Tensor] | None:
@@ -151,13 +155,15 @@ def _supposed(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Membe
 
     def solved(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         scaled, ends = Scaled.supposed(*inputs)
-        members = _solved(scaled, options, look=False)
-        return *members.tensors, torch.cat([members.measured(), ends[:, None]])
+        *found, numbers = _solved(scaled, options, look=False)
+        return *found, torch.cat([numbers, ends[:, None]])
 
     *found, numbers = options.engine.replay(solved, (a, b), _key(options, "supposed"))
-    numbers = numbers.cpu()
-    of_members, ends = numbers.tensor_split([len(Members.names)])
-    return (Members(*found), of_members) if near_one(ends.flatten().tolist()) else None
+    read = numbers.cpu()
+    known = len(Members.names)
+    if not near_one(read[known:, 0].tolist()):
+        return None
+    return _members(*found, numbers=numbers[:known]), read[:known]
 
 
 def _key(options: Options, kind: bool | str) -> tuple[object, ...]:
@@ -166,8 +172,11 @@ def _key(options: Options, kind: bool | str) -> tuple[object, ...]:
     return _solved, kind, options.positive, options.max_iterations, target, options.dtype, options.looks
 
 
-def _solved(scaled: Scaled, options: Options, *, look: bool) -> Members:
-    """Factorize, refine and measure some systems without synchronizing, unless the host is to look."""
+def _solved(scaled: Scaled, options: Options, *, look: bool) -> tuple[torch.Tensor, ...]:
+    """Factorize, refine and measure some systems without synchronizing, unless the host is to look.
+
+    Returns x, forward errors, which are accepted, and what the judge reads.
+    """
     tuning, definite = options.engine.tuning, options.positive
     # Rounding errors of A^T r are magnified by the square of the condition number.
     factors = _definite(scaled, tuning) if definite else _NormalEquations.of(scaled.a, tuning)
@@ -177,23 +186,38 @@ def _solved(scaled: Scaled, options: Options, *, look: bool) -> Members:
         vectors=PROBES,
         power=1 if definite else 2,
     )
-    steps, fewer = _steps(options), False
+    refinement, steps = Refinement(system, scaled.b, options.digits), _steps(options)
+    # Blind steps do for condition numbers up to 1e6, of a definite A up to 1e12. There one less does up to
+    # 1e10, and what it leaves unfinished goes on to the library.
+    fewer = definite and options.looks and not look
+    if fewer:
+        steps = max(1, steps - 1)
     if look:  # what most take before the first look, beside which the answer is made
         steps = min(system.power, options.max_iterations)
-    elif definite and options.looks:
-        # Blind steps do for condition numbers up to 1e6, of a definite A up to 1e12. There one less does up
-        # to 1e10, and what it leaves unfinished goes on to the library.
-        steps, fewer = max(1, steps - 1), True
+    for _ in range(steps):
+        refinement.step()
+    found = _measured(scaled, system, refinement, options, finished=fewer)
+    most = min(MAX_STEPS, options.max_iterations) if look else 0
+    if refinement.steps < most and refinement.goes_on():
+        refinement.step()
+        while refinement.steps < most and refinement.goes_on():
+            refinement.step()
+        found = _measured(scaled, system, refinement, options, finished=False)
+    return found
 
-    def refined(steps: int, *, look: bool) -> tuple[Members, torch.Tensor]:
-        found = refine_doubled(system, scaled.b, tolerance=options.digits, max_steps=steps, look=look)
-        growth = torch.ones_like(scaled.norms[:, 0, 0])
-        return members_of(scaled, system, found, growth, options), found.unfinished.any(1)
 
-    members, unfinished = refined(steps, look=False)
-    if look and bool(unfinished.any()):
-        members, _ = refined(min(MAX_STEPS, options.max_iterations), look=True)
-    return replace(members, accepted=members.accepted & ~unfinished) if fewer else members
+def _measured(
+    scaled: Scaled, system: Square, refinement: Refinement, options: Options, *, finished: bool
+) -> tuple[torch.Tensor, ...]:
+    """The same of what has been reached; where that is asked for, only what is finished is accepted."""
+    if scaled.given and options.dtype == torch.float64:
+        found = judged_as_given(scaled, system, refinement, finished=finished)
+        return refinement.high, found.forward_error, found.accepted, found.numbers
+    growth = torch.ones_like(scaled.norms[:, 0, 0])
+    members = members_of(scaled, system, refinement.solution(), growth, options)
+    if finished:
+        members = replace(members, accepted=members.accepted & ~refinement.active.any(1))
+    return members.x, members.forward_error, members.accepted, members.measured()
 
 
 def _steps(options: Options) -> int:

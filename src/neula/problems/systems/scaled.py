@@ -10,7 +10,7 @@ import torch
 from neula.algorithms.scaling import binary_exponents
 from neula.certificates.backward_error import over
 from neula.engines import FP64
-from neula.kernels.magnitudes import largest_magnitude, magnitudes
+from neula.kernels.magnitudes import ends_of, largest_magnitude, magnitudes
 from neula.kernels.shift import LIMIT, shift
 
 ALIKE, NEAR = 3, 100
@@ -81,16 +81,16 @@ class Scaled:
     def supposed(cls, a: torch.Tensor, b: torch.Tensor) -> tuple[Scaled, torch.Tensor]:
         """The systems as they are, and the sizes by which :func:`near_one` tells whether they may be."""
         a, b = a.double(), b.double()
-        sizes, size_of_b = magnitudes(a), largest_magnitude(b, 1)
-        of_a = torch.stack([sizes.rows.flatten(), sizes.columns.flatten()]).aminmax(dim=1)
-        of_b = size_of_b.masked_fill(size_of_b == 0, 1.0).aminmax()
-        found = cls.again(a, b, sizes.norms, sizes.sums.amax(1)[:, None], size_of_b)
-        return found, torch.cat([x.reshape(-1) for x in (*of_a, *of_b)])
+        sizes = magnitudes(a)
+        ends = ends_of(sizes, b)
+        found = cls.again(a, b, sizes.norms, ends.of_a, ends.of_b)
+        found.__dict__["frobenius"] = ends.frobenius
+        return found, ends.ends
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """What :meth:`again` takes."""
-        return self.a, self.b, self.norms, self._sizes.a, self._sizes.b
+        return self.a, self.b, self.norms, *self.sizes
 
     @classmethod
     def again(
@@ -160,6 +160,11 @@ class Scaled:
     def _relative(self) -> torch.Tensor:
         """Exponents of the columns relative to the largest."""
         return self.columns - self.columns.amax(2, keepdim=True)
+
+    @property
+    def sizes(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Norms in the infinity norm: of A, shape (batch, 1), and of b, shape (batch, k)."""
+        return self._sizes.a, self._sizes.b
 
     @cached_property
     def _sizes(self) -> _Sizes:
