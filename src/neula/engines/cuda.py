@@ -10,7 +10,7 @@ import torch
 
 from neula.engines import cublas, graphs
 from neula.engines.engine import Engine, Result, Tensors
-from neula.engines.formats import FP32, TF32, round_to
+from neula.engines.formats import FP32, FP64, TF32, round_to
 from neula.engines.shipped import cuda_tuning
 from neula.engines.tuned import tuned
 from neula.engines.tuning import Tuning
@@ -233,7 +233,7 @@ class CudaEngine(Engine):
         return cublas.gemm(a, b, c, alpha=-1.0, beta=1.0)
 
     def beside(self, launch: Callable[[], None], other: Callable[[], Result]) -> Result:
-        if not (self._half or self.arithmetic.corrected):
+        if not (self._half or self.arithmetic.corrected or self.format is FP64):
             return super().beside(launch, other)
         current, side = torch.cuda.current_stream(self.device), _side_stream(self.device)
         side.wait_stream(current)
