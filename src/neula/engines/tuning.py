@@ -162,6 +162,9 @@ class Tuning:
         Order from which on that factorization beats the library's in float32, of one matrix (H200: 6.7 and
         8.7 ms at order 8192; 3.2 and 1.9 at 4096) and of each of a batch (640 of 512: 5.0 and 7.1 ms with
         what certifies, 4096 of 32: 1.2 and 1.5).
+    double_cholesky, double_block : int
+        Order from which on it beats the library's in float64, of one matrix, and width of the blocks that are
+        left to the library.
     lu_panel, lu_inner_panel : int
         Widths r and s of the panels of LU factorizations.
     pivoted_panel, pivoted_inner_panel : int
@@ -248,6 +251,8 @@ class Tuning:
     cholesky_inverted: int = 512
     cholesky: int = 1 << 30
     batched_cholesky: int = 1 << 30
+    double_cholesky: int = 1 << 30
+    double_block: int = 1024
     lu_panel: int = 256
     lu_inner_panel: int = 8
     pivoted_panel: int = 256

@@ -80,8 +80,12 @@ class InvertedBlocks:
             for k, inverse in zip(where, self.inverses, strict=True)
         ]
 
+    def solved(self, b: torch.Tensor) -> torch.Tensor:
+        """``T^-1 B``, shape (..., n, k)."""
+        return self.solve(b if len(self.inverses) == 1 else b.clone())
+
     def solve(self, x: torch.Tensor) -> torch.Tensor:
-        """``T^-1 X``, shape (..., n, k); X is overwritten."""
+        """The same, for which X may be overwritten."""
         if not len(self.inverses):
             return x.copy_(torch.linalg.solve_triangular(self.t, x, upper=self.upper))
         if len(self.inverses) == 1:

@@ -192,7 +192,7 @@ def _solved(
     """Solutions, and their largest backward error after each step."""
     scaled = Scaled.of(a, b)
     if options.positive:
-        factors, growth = cholesky_factors(a, scaled, options.engine.tuning)
+        factors, growth = cholesky_factors(a, scaled, options.engine)
     else:
         factors, growth = lu_factors(scaled, format, options.engine.tuning)
     doubled = options.forward or a.shape[1] <= options.engine.tuning.doubled_order

@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from neula.algorithms.elimination.cholesky import cholesky_in_double
 from neula.algorithms.krylov.batched_lstsq import PROBES
 from neula.algorithms.krylov.doubled_refinement import MAX_STEPS, Refinement
 from neula.algorithms.krylov.one_launch import limits_of
-from neula.algorithms.orthogonal.r_only import cholesky_r
+from neula.algorithms.orthogonal.r_only import lower_gram
 from neula.algorithms.triangular.inverted import InvertedBlocks
-from neula.engines import Tuning
+from neula.engines import Engine, Tuning
 from neula.kernels import seminormal
 from neula.pipeline.border import Border
 from neula.pipeline.chain import Answer
@@ -40,46 +41,53 @@ DEFINITE = "cholesky fp64, inverted"
 
 @dataclass(frozen=True)
 class _NormalEquations:
-    """``R^T R = A^T A``, to solve systems with A.
+    """``L L^T = A^T A``, to solve systems with A.
 
     Attributes
     ----------
     a : Tensor, shape (batch, n, n)
-    r : InvertedBlocks
+    lower : InvertedBlocks
     """
 
     a: torch.Tensor
-    r: InvertedBlocks
+    lower: InvertedBlocks
 
     @classmethod
-    def of(cls, a: torch.Tensor, tuning: Tuning) -> _NormalEquations:
-        """Of matrices that may turn out to be singular: then R may be NaN."""
-        return cls(a, _inverted(cholesky_r(a), tuning, upper=True))
+    def of(cls, a: torch.Tensor, engine: Engine) -> _NormalEquations:
+        """Of matrices that may turn out to be singular: then solutions are NaN."""
+        return cls(a, _inverted(*cholesky_in_double(lower_gram(a), engine), engine.tuning))
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:
-        return self.r.solve(self.r.mT.solve(self.a.mT @ b))
+        return self.lower.mT.solve(self.lower.solve(self.a.mT @ b))
 
     def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
-        return self.a @ self.r.solve(self.r.mT.solve(b.clone()))
+        return self.a @ self.lower.mT.solve(self.lower.solved(b))
 
 
-def _inverted(t: torch.Tensor, tuning: Tuning, *, upper: bool) -> InvertedBlocks:
-    """With all of it as one block where a product takes less time than launches of several do."""
-    n = t.shape[-1]
+def _inverted(lower: torch.Tensor, order: torch.Tensor, tuning: Tuning) -> InvertedBlocks:
+    """With all of it as one block where a product takes less time than launches of several do.
+
+    Parameters
+    ----------
+    lower : Tensor, shape (batch, n, n)
+        May be changed.
+    order : Tensor, shape (batch,)
+        Not zero where L means nothing: what is solved for is NaN then.
+    """
+    n = lower.shape[-1]
     width = n if n <= tuning.inverted_whole else tuning.inverted_width(n)
-    return InvertedBlocks.of(t, t.dtype, upper=upper, width=width)
-
-
-def _definite(scaled: Scaled, tuning: Tuning) -> Factors:
-    """Those of matrices that may turn out not to be definite: then solutions are NaN."""
-    found = SymmetricallyScaled.of(scaled)
-    lower = _inverted(found.lower, tuning, upper=False)
-    failed = (found.info > 0)[:, None, None]
+    blocks = InvertedBlocks.of(lower, lower.dtype, upper=False, width=width)
+    first = blocks.inverses[0] if len(blocks.inverses) else blocks.t
     # Of a first unknown that is NaN, all others become NaN.
-    whole = len(lower.inverses) == 1
-    first = lower.inverses[0] if len(lower.inverses) else lower.t
-    first[..., :1, :1].masked_fill_(failed, torch.nan)
-    return found.solving(lambda b: lower.mT.solve(lower.solve(b if whole else b.clone())))
+    first[..., :1, :1].masked_fill_((order > 0)[:, None, None], torch.nan)
+    return blocks
+
+
+def _definite(scaled: Scaled, engine: Engine) -> Factors:
+    """Those of matrices that may turn out not to be definite: then solutions are NaN."""
+    found = SymmetricallyScaled.of(scaled, engine)
+    lower = _inverted(found.lower, found.info, engine.tuning)
+    return found.solving(lambda b: lower.mT.solve(lower.solved(b)))
 
 
 def solve_queued(systems: Systems, before: Answer[Members] | None) -> Answer[Members]:
@@ -177,9 +185,9 @@ def _solved(scaled: Scaled, options: Options, *, look: bool) -> tuple[torch.Tens
 
     Returns x, forward errors, which are accepted, and what the judge reads.
     """
-    tuning, definite = options.engine.tuning, options.positive
+    engine, definite = options.engine, options.positive
     # Rounding errors of A^T r are magnified by the square of the condition number.
-    factors = _definite(scaled, tuning) if definite else _NormalEquations.of(scaled.a, tuning)
+    factors = _definite(scaled, engine) if definite else _NormalEquations.of(scaled.a, engine)
     system = Square(
         *(scaled.a, factors, scaled.norms, scaled.b, scaled.frobenius),
         doubled=True,
