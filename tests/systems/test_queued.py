@@ -126,7 +126,9 @@ class Watching(OnAGPU):
 def test_nothing_waits_for_the_host(
     positive: bool, units: float, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Watching, "tuning", replace(ENGINE.tuning, inverted_whole=100, inverted_from=1))
+    blocked = {"double_cholesky": 100, "double_block": 64}
+    tuning = replace(ENGINE.tuning, inverted_whole=100, inverted_from=1, **blocked)
+    monkeypatch.setattr(Watching, "tuning", tuning)
     a = random_matrix("normal", n, n)
     a = units * (a @ a.mT / n + torch.eye(n) if positive else a)
     before = Watching.played

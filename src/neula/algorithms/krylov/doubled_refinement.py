@@ -16,12 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 
 from neula.algorithms.krylov.driver import STAGNATION
 from neula.certificates.backward_error import Measures, over
+from neula.engines.graphs import kept
 from neula.kernels.refining import added, progress, relative_error
 from neula.kernels.systems import Stepped, Trust, stepped
 
@@ -211,6 +213,16 @@ def refine_doubled(
     return refinement.solution()
 
 
+_BEGINNING: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+    torch.zeros_like,
+    lambda high: torch.ones_like(high[:, 0], dtype=torch.bool),
+    lambda high: torch.full_like(high[:, 0], torch.inf),
+)
+"""What is known of unknowns before the first step: the rest of them, which columns go on, bounds on errors.
+
+Nothing changes these in place."""
+
+
 class Refinement:
     """The same step by step, for who looks at the numbers of several things at a time.
 
@@ -231,9 +243,10 @@ class Refinement:
     def __init__(self, system: System, b: torch.Tensor, tolerance: float) -> None:
         self.system, self.b, self.tolerance, self.steps = system, b, tolerance, 0
         self.high = system.start(b)
-        self.low = torch.zeros_like(self.high)
-        self.active = torch.ones(len(b), b.shape[2], dtype=torch.bool, device=b.device)
-        self.left = torch.full_like(b[:, 0], torch.inf)
+        self.low, self.active, self.left = (
+            kept(("refinement", i, self.high.shape, b.device), partial(begin, self.high))
+            for i, begin in enumerate(_BEGINNING)
+        )
 
     def goes_on(self) -> bool:
         """Whether anything is left to refine, for which the host waits."""

@@ -10,6 +10,7 @@ import torch
 from neula.algorithms.scaling import binary_exponents
 from neula.certificates.backward_error import over
 from neula.engines import FP64
+from neula.engines.graphs import kept
 from neula.kernels.magnitudes import ends_of, largest_magnitude, magnitudes
 from neula.kernels.shift import LIMIT, shift
 
@@ -102,8 +103,8 @@ class Scaled:
         size_of_b: torch.Tensor,
     ) -> Scaled:
         """Systems that stay as they were given, or others of their shapes; nothing looks at the numbers."""
-        rows = torch.zeros(len(a), a.shape[1], 1, dtype=torch.int64, device=a.device)
-        b_columns = torch.zeros(len(a), 1, b.shape[2], dtype=torch.int64, device=a.device)
+        rows = _no_exponents(len(a), a.shape[1], 1, a.device)
+        b_columns = _no_exponents(len(a), 1, b.shape[2], a.device)
         found = cls(a, rows, rows.mT, b, b_columns, norms, given=True)
         # In the place where it is looked for: known already.
         found.__dict__["_sizes"] = _Sizes(size_of_a, size_of_b)
@@ -189,6 +190,11 @@ class Scaled:
         diagonal = self.a.diagonal(dim1=1, dim2=2)
         exponents = binary_exponents(diagonal)[..., None] + self.rows + self.columns.mT
         return exponents.div(2, rounding_mode="floor")
+
+
+def _no_exponents(count: int, m: int, n: int, device: torch.device) -> torch.Tensor:
+    key = ("exponents", count, m, n, device)
+    return kept(key, lambda: torch.zeros(count, m, n, dtype=torch.int64, device=device))
 
 
 def near_one(ends: list[float]) -> bool:
