@@ -269,6 +269,9 @@ class CudaEngine(Engine):
     ) -> Tensors:
         return graphs.replay(function, inputs, key, out)
 
+    def often(self, key: Hashable) -> bool:
+        return graphs.often((key, self.device))
+
     def recorded(
         self, function: Callable[[torch.Tensor], torch.Tensor], like: torch.Tensor
     ) -> Callable[[torch.Tensor], torch.Tensor]:

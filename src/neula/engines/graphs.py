@@ -40,6 +40,10 @@ SMALL = 1 << 16
 ALIGNED = 16
 """Bytes at multiples of which results begin in the buffer that they share."""
 
+OFTEN = 8
+"""Calls for one shape after which more are to be expected. Of a thousand problems with shapes near each other
+hardly one comes up so often, and a capture takes as long as dozens of calls."""
+
 STREAMS = 128
 """Streams of callers that are remembered."""
 
@@ -51,6 +55,7 @@ _recording = threading.local()
 
 _seen: OrderedDict[Hashable, None] = OrderedDict()
 _graphs: OrderedDict[Hashable, _Graph | None] = OrderedDict()
+_asked: OrderedDict[Hashable, int] = OrderedDict()
 _pools: OrderedDict[tuple[torch.device, int], torch.cuda.CUDAGraph] = OrderedDict()
 """For each stream of a caller an empty graph, in whose memory all others for this stream work.
 
@@ -157,7 +162,7 @@ def replay(
     device = inputs[0].device
     if is_recording():
         return _called(function, inputs, out)
-    stream = torch.cuda.current_stream(device)
+    stream = torch.cuda.current_stream(device.index)  # of a device it takes three times as long
     full_key = (key, *[(x.shape, x.stride(), x.dtype) for x in inputs], device, stream.stream_id)
     # Between the copy of the input and those of the results nobody else may use the graph.
     with _lock:
@@ -176,6 +181,15 @@ def replay(
         if graph is not None:
             return graph(inputs, out)
     return _called(function, inputs, out)
+
+
+def often(key: Hashable) -> bool:
+    """Whether this is asked so often for one key that a graph pays which serves nothing else."""
+    with _lock:
+        _asked[key] = count = _asked.pop(key, 0) + 1
+        while len(_asked) > MOST:
+            _asked.popitem(last=False)
+    return count > OFTEN
 
 
 def recorded(
@@ -254,6 +268,7 @@ def clear() -> None:
             torch.cuda.synchronize()
         _graphs.clear()
         _seen.clear()
+        _asked.clear()
         _pools.clear()
 
 

@@ -11,6 +11,7 @@ twice the working precision x becomes as accurate as it can be, up to a conditio
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -37,6 +38,8 @@ from neula.problems.systems.scaled import ALIKE, NEAR, Scaled, near_one
 
 NORMAL_EQUATIONS = "cholesky of the normal equations fp64"
 DEFINITE = "cholesky fp64, inverted"
+
+Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -90,48 +93,88 @@ def _definite(scaled: Scaled, engine: Engine) -> Factors:
     return found.solving(lambda b: lower.mT.solve(lower.solved(b)))
 
 
+class Found(NamedTuple):
+    """What was queued.
+
+    Attributes
+    ----------
+    x : Tensor, shape (batch, n, k)
+    forward_error : Tensor, shape (batch, k)
+    numbers : Tensor, shape (numbers, batch)
+        What the judge reads, :attr:`Members.names`.
+    read : Tensor, optional
+        The same in the memory of the host, where that has waited for it.
+    """
+
+    x: torch.Tensor
+    forward_error: torch.Tensor
+    numbers: torch.Tensor
+    read: torch.Tensor | None = None
+
+    @property
+    def members(self) -> Members:
+        """The same as a chain has it."""
+        accepted, refined_error, _, backward_error, condition, _, growth = self.numbers.unbind()
+        known = backward_error, condition, refined_error, accepted > 0, growth
+        return Members(self.x, self.forward_error, *known)
+
+
 def solve_queued(systems: Systems, before: Answer[Members] | None) -> Answer[Members]:
     """All systems, as many at a time as fill the machine; those that this does not solve are not accepted."""
-    options, (n, k) = systems.options, systems.b.shape[1:]
-    label = DEFINITE if options.positive else NORMAL_EQUATIONS
-    report, tuning = stage(options.progress, label), options.engine.tuning
-    if n * n * k <= tuning.one_launch and seminormal.takes(systems.a, square=True):
-        return _in_one_launch(systems)
-    size = max(1, tuning.chunk_elements // (n * max(n, k)))
-    # One small system takes the shape of others, so that one graph serves them all.
-    few = len(systems) == 1 and n**3 <= tuning.bordered
-    border = Border.around(n, n) if few else Border()
-    parts, measured = [], []
-    for start in range(0, len(systems), size):
+    options, count, (n, k) = systems.options, len(systems), systems.b.shape[1:]
+    size = max(1, options.engine.tuning.chunk_elements // (n * max(n, k)))
+    if count <= size or _in_reach(systems):
+        return answer_of(queued(systems), systems)
+    report, parts = stage(options.progress, label_of(systems)), []
+    for start in range(0, count, size):
         part = slice(start, start + size)
-        members, numbers = _replayed(*border.put(systems.a[part], systems.b[part]), options)
-        parts.append(replace(members, x=border.take(members.x)) if border.columns else members)
-        measured.append(numbers)
-        report(min(1.0, (start + size) / len(systems)))
-    numbers = measured[0] if len(measured) == 1 else torch.cat(measured, 1)
-    return Answer(Members.joined(parts), label, iterations=_steps(options), measured=numbers)
+        parts.append(queued(replace(systems, a=systems.a[part], b=systems.b[part])))
+        report(min(1.0, (start + size) / count))
+    return answer_of(Found(*map(torch.cat, zip(*(part[:3] for part in parts), strict=True))), systems)
 
 
-def _in_one_launch(systems: Systems) -> Answer[Members]:
-    """All systems by the kernel, which leaves those alone whose rows or columns are not of one size."""
-    options = systems.options
+def answer_of(found: Found, systems: Systems) -> Answer[Members]:
+    """What a chain goes on from."""
+    measured, steps = found.numbers if found.read is None else found.read, steps_of(systems.options)
+    return Answer(found.members, label_of(systems), iterations=steps, measured=measured)
+
+
+def label_of(systems: Systems) -> str:
+    """Which factors they are solved by."""
+    return DEFINITE if systems.options.positive and not _in_reach(systems) else NORMAL_EQUATIONS
+
+
+def queued(systems: Systems) -> Found:
+    """All systems at once."""
+    a, b, options = systems.a, systems.b, systems.options
+    if _in_reach(systems):
+        return _in_one_launch(a, b, options)
+    n, engine = a.shape[-1], options.engine
+    alone = len(a) == 1 and n**3 <= engine.tuning.bordered
+    if not alone or engine.often((queued, n, b.shape[-1], options.positive)):
+        return _replayed(a, b, options)
+    # One small system takes the shape of others, so that one graph serves them all.
+    border = Border.around(n, n)
+    found = _replayed(*border.put(a, b), options)
+    return found._replace(x=border.take(found.x))
+
+
+def _in_reach(systems: Systems) -> bool:
+    """Whether one launch does all that follows, and sooner than many."""
+    n, k = systems.b.shape[1:]
+    one_launch = systems.options.engine.tuning.one_launch
+    return n * n * k <= one_launch and seminormal.takes(systems.a, square=True)
+
+
+def _in_one_launch(a: torch.Tensor, b: torch.Tensor, options: Options) -> Found:
+    """By the kernel, which leaves those alone whose rows or columns are not of one size."""
     square = seminormal.Square(2.0**NEAR, 2.0**ALIKE, options.positive)
-    limits = limits_of(options.digits, _steps(options))
-    found = seminormal.solved(systems.a, systems.b, options.dtype, limits, square)
-    numbers = found.numbers[: len(Members.names)]
-    members = _members(found.x, found.forward_error, found.accepted, numbers=numbers)
-    return Answer(members, NORMAL_EQUATIONS, iterations=_steps(options), measured=numbers)
+    limits = limits_of(options.digits, steps_of(options))
+    found = seminormal.solved(a, b, options.dtype, limits, square)
+    return Found(found.x, found.forward_error, found.numbers[: len(Members.names)])
 
 
-def _members(
-    x: torch.Tensor, forward_error: torch.Tensor, accepted: torch.Tensor, *, numbers: torch.Tensor
-) -> Members:
-    """Solutions of which the other numbers are what the judge reads."""
-    _, refined_error, _, backward_error, condition, _, growth = numbers.unbind()
-    return Members(x, forward_error, backward_error, condition, refined_error, accepted, growth)
-
-
-def _replayed(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members, torch.Tensor]:
+def _replayed(a: torch.Tensor, b: torch.Tensor, options: Options) -> Found:
     """Some systems, and what was measured of them."""
     tuning = options.engine.tuning
     # What scaling needs is half of everything, and mostly changes nothing. In a batch that would depend on
@@ -146,16 +189,14 @@ def _replayed(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Membe
     look = options.looks and a.nbytes > tuning.replayed_bytes
 
     def solved(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return _solved(
-            Scaled.of(*inputs, looks=False) if given is None else Scaled.again(*inputs), options, look=look
-        )
+        scaled = Scaled.of(*inputs, looks=False) if given is None else Scaled.again(*inputs)
+        return _solved(scaled, options, look=look)
 
     inputs = (a, b) if given is None else given.tensors
-    *found, numbers = options.engine.replay(solved, inputs, _key(options, given is None))
-    return _members(*found, numbers=numbers), numbers
+    return Found(*options.engine.replay(solved, inputs, _key(options, given is None)))
 
 
-def _supposed(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members, torch.Tensor] | None:
+def _supposed(a: torch.Tensor, b: torch.Tensor, options: Options) -> Found | None:
     """A small system as if its numbers were near 1, which is looked at with the answer; None if they are not.
 
     The host, which takes longer than a GPU here, then waits once.
@@ -163,15 +204,15 @@ def _supposed(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Membe
 
     def solved(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         scaled, ends = Scaled.supposed(*inputs)
-        *found, numbers = _solved(scaled, options, look=False)
-        return *found, torch.cat([numbers, ends[:, None]])
+        x, forward_error, numbers = _solved(scaled, options, look=False)
+        return x, forward_error, torch.cat([numbers, ends[:, None]])
 
-    *found, numbers = options.engine.replay(solved, (a, b), _key(options, "supposed"))
-    read = numbers.cpu()
+    found = Found(*options.engine.replay(solved, (a, b), _key(options, "supposed")))
+    read = found.numbers.cpu()
     known = len(Members.names)
     if not near_one(read[known:, 0].tolist()):
         return None
-    return _members(*found, numbers=numbers[:known]), read[:known]
+    return found._replace(numbers=found.numbers[:known], read=read[:known])
 
 
 def _key(options: Options, kind: bool | str) -> tuple[object, ...]:
@@ -180,10 +221,10 @@ def _key(options: Options, kind: bool | str) -> tuple[object, ...]:
     return _solved, kind, options.positive, options.max_iterations, target, options.dtype, options.looks
 
 
-def _solved(scaled: Scaled, options: Options, *, look: bool) -> tuple[torch.Tensor, ...]:
+def _solved(scaled: Scaled, options: Options, *, look: bool) -> Three:
     """Factorize, refine and measure some systems without synchronizing, unless the host is to look.
 
-    Returns x, forward errors, which are accepted, and what the judge reads.
+    Returns x, forward errors, and what the judge reads.
     """
     engine, definite = options.engine, options.positive
     # Rounding errors of A^T r are magnified by the square of the condition number.
@@ -194,7 +235,7 @@ def _solved(scaled: Scaled, options: Options, *, look: bool) -> tuple[torch.Tens
         vectors=PROBES,
         power=1 if definite else 2,
     )
-    refinement, steps = Refinement(system, scaled.b, options.digits), _steps(options)
+    refinement, steps = Refinement(system, scaled.b, options.digits), steps_of(options)
     # Blind steps do for condition numbers up to 1e6, of a definite A up to 1e12. There one less does up to
     # 1e10, and what it leaves unfinished goes on to the library.
     fewer = definite and options.looks and not look
@@ -216,17 +257,18 @@ def _solved(scaled: Scaled, options: Options, *, look: bool) -> tuple[torch.Tens
 
 def _measured(
     scaled: Scaled, system: Square, refinement: Refinement, options: Options, *, finished: bool
-) -> tuple[torch.Tensor, ...]:
+) -> Three:
     """The same of what has been reached; where that is asked for, only what is finished is accepted."""
     if scaled.given and options.dtype == torch.float64:
         found = judged_as_given(scaled, system, refinement, finished=finished)
-        return refinement.high, found.forward_error, found.accepted, found.numbers
+        return refinement.high, found.forward_error, found.numbers
     growth = torch.ones_like(scaled.norms[:, 0, 0])
     members = members_of(scaled, system, refinement.solution(), growth, options)
     if finished:
         members = replace(members, accepted=members.accepted & ~refinement.active.any(1))
-    return members.x, members.forward_error, members.accepted, members.measured()
+    return members.x, members.forward_error, members.measured()
 
 
-def _steps(options: Options) -> int:
+def steps_of(options: Options) -> int:
+    """Steps of refinement between which nothing synchronizes."""
     return min(options.engine.tuning.blind_steps, options.max_iterations)

@@ -35,7 +35,7 @@ from neula.pipeline.solutions import (
 )
 from neula.problems.operators.solutions import traced_solve
 from neula.problems.signatures import Kind, SolveKeywords
-from neula.problems.systems.at_once import accepted_alone, queued_alone
+from neula.problems.systems.at_once import solve_at_once
 from neula.problems.systems.by_lapack import solve_by_lapack
 from neula.problems.systems.chain import (
     SystemsJudge,
@@ -238,10 +238,11 @@ def _finished(
 ) -> SolveResult:
     if begun is None and (single := solve_by_lapack(call, shapes, options)) is not None:
         return _attached(call, shapes, options, single)
-    if begun is None and (begun := queued_alone(call, shapes, options)) is not None:
-        alone = accepted_alone(call, shapes, options, begun)
-        if alone is not None:
+    if begun is None:
+        alone = solve_at_once(call, shapes, options)
+        if isinstance(alone, SolveResult):
             return _attached(call, shapes, options, alone)
+        begun = alone
     matrices, columns = call.here(shapes.matrices), call.here(shapes.columns)
     if 0 in (matrices.numel(), columns.numel()):
         zero = Members.full(0.0, len(matrices), columns.shape[1], columns.shape[2], columns.device)
