@@ -232,8 +232,13 @@ class CudaEngine(Engine):
         # Not by torch: sums of products in half precision are whole there only if the user wants them to be.
         return cublas.gemm(a, b, c, alpha=-1.0, beta=1.0)
 
+    @property
+    def _runs_beside(self) -> bool:
+        """Whether something else runs beside products."""
+        return self._half or self.arithmetic.corrected or self.format is FP64
+
     def beside(self, launch: Callable[[], None], other: Callable[[], Result]) -> Result:
-        if not (self._half or self.arithmetic.corrected or self.format is FP64):
+        if not self._runs_beside:
             return super().beside(launch, other)
         current, side = torch.cuda.current_stream(self.device), _side_stream(self.device)
         side.wait_stream(current)
@@ -249,12 +254,12 @@ class CudaEngine(Engine):
 
     def pieces(self, m: int, n: int) -> Iterator[tuple[slice, slice]]:
         """Parts of a matrix, each in so few tiles that some multiprocessors stay free for something else."""
-        if not (self._half or self.arithmetic.corrected):
+        if not self._runs_beside:
             yield from super().pieces(m, n)
             return
         units = torch.cuda.get_device_properties(self.device).multi_processor_count - FREE
         short, long = sorted((m, n))
-        width = TILE[0] if self.arithmetic.corrected else TILE[1]
+        width = TILE[1] if self._half else TILE[0]
         length = max(1, units // -(-short // width)) * TILE[0]
         for start in range(0, long, length):
             part = slice(start, min(start + length, long))
