@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import cached_property, lru_cache
 
@@ -240,7 +241,8 @@ class CudaEngine(Engine):
     def beside(self, launch: Callable[[], None], other: Callable[[], Result]) -> Result:
         if not self._runs_beside:
             return super().beside(launch, other)
-        current, side = torch.cuda.current_stream(self.device), _side_stream(self.device)
+        current = torch.cuda.current_stream(self.device)
+        side = _side_stream(current)
         side.wait_stream(current)
         try:
             graphs.on_stream(side, launch)
@@ -298,12 +300,20 @@ def _tuning_of(device: torch.device, replayed_bytes: int, corrected: bool, tourn
 _of_thread = threading.local()
 
 
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for each thread and device: torch keeps a workspace of cuBLAS for every stream that multiplies."""
-    streams = _of_thread.__dict__.setdefault("streams", {})
-    if device not in streams:
-        streams[device] = torch.cuda.Stream(device)
-    return streams[device]
+def _side_stream(beside: torch.cuda.Stream) -> torch.cuda.Stream:
+    """One for each thread and stream: torch keeps a workspace of cuBLAS for every stream that multiplies.
+
+    Graphs that are replayed on different streams must not share one.
+    """
+    streams = _of_thread.__dict__.setdefault("streams", OrderedDict())
+    key = beside.device, beside.stream_id
+    if key not in streams:
+        streams[key] = torch.cuda.Stream(beside.device)
+        while len(streams) > graphs.STREAMS:
+            streams.popitem(last=False)
+    streams.move_to_end(key)
+    found: torch.cuda.Stream = streams[key]
+    return found
 
 
 def _refused(a: torch.Tensor) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 
@@ -92,6 +93,31 @@ def _worst(histories: list[torch.Tensor]) -> torch.Tensor:
     return torch.stack(padded).amax(0)
 
 
+class Images(NamedTuple):
+    """What is measured of matrices before there are factors.
+
+    Attributes
+    ----------
+    z : Tensor, shape (batch, n, p)
+        Random vectors.
+    norm : Tensor, shape (batch,)
+        ``||A D^-1||``, estimated.
+    images : Tensor, shape (batch, n, p)
+        ``A Z``.
+    """
+
+    z: torch.Tensor
+    norm: torch.Tensor
+    images: torch.Tensor
+
+    @classmethod
+    def of(cls, a: torch.Tensor, sizes: torch.Tensor, *, vectors: int, power: int) -> Images:
+        """Of matrices with columns of some sizes; other parameters are those of :class:`Square`."""
+        # A^T A times unit vectors is the matrix that was factorized, with the same rounding errors.
+        z = probes(a.shape[-1], a.device, vectors, unit=power == 1).expand(len(a), -1, -1)
+        return cls(z, *norm_of(a, sizes, beside=z))
+
+
 class Square:
     """Linear systems with factors, for :func:`neula.algorithms.krylov.doubled_refinement.refine_doubled`.
 
@@ -116,6 +142,8 @@ class Square:
         Unit roundoff of the factors.
     power : int
         Of the condition number, by which a solve with them magnifies rounding errors.
+    measured : Images, optional
+        Where that is known.
     """
 
     def __init__(
@@ -130,12 +158,12 @@ class Square:
         vectors: int = VECTORS,
         u: float = FP64.u,
         power: int = 1,
+        measured: Images | None = None,
     ) -> None:
         self.a, self.factors, self.sizes, self.power = a, factors, sizes, power
         self.doubled = Doubled.of(a) if doubled else None
-        # A^T A times unit vectors is the matrix that was factorized, with the same rounding errors.
-        z = probes(a.shape[-1], a.device, vectors, unit=power == 1).expand(len(a), -1, -1)
-        self.scaled_norm, images = norm_of(a, sizes, beside=z)
+        known = Images.of(a, sizes, vectors=vectors, power=power) if measured is None else measured
+        z, self.scaled_norm, images = known
         solves = Beside(factors.solve, self._first_steps(b, z, images))
         inverse = inverse_norm(solves, factors.solve_transposed, sizes)[0]
         solves.finish()

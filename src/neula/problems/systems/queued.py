@@ -27,6 +27,7 @@ from neula.pipeline.border import Border
 from neula.pipeline.chain import Answer
 from neula.pipeline.progress import stage
 from neula.problems.systems.direct import (
+    Images,
     Square,
     Systems,
     judged_as_given,
@@ -235,12 +236,18 @@ def _solved(scaled: Scaled, options: Options, *, look: bool) -> Three:
     """
     engine, definite = options.engine, options.positive
     # Rounding errors of A^T r are magnified by the square of the condition number.
-    factors = _definite(scaled, engine) if definite else _NormalEquations.of(scaled.a, engine)
+    power, images = 1 if definite else 2, list[Images]()
+    a, sizes = scaled.a, scaled.norms
+    # The first columns of factors keep few multiprocessors busy.
+    factors = engine.beside(
+        lambda: images.append(Images.of(a, sizes, vectors=PROBES, power=power)),
+        lambda: _definite(scaled, engine) if definite else _NormalEquations.of(a, engine),
+    )
     system = Square(
-        *(scaled.a, factors, scaled.norms, scaled.b, scaled.frobenius),
+        *(a, factors, sizes, scaled.b, scaled.frobenius),
         doubled=True,
-        vectors=PROBES,
-        power=1 if definite else 2,
+        power=power,
+        measured=images[0],
     )
     refinement, steps = Refinement(system, scaled.b, options.digits), steps_of(options)
     # Blind steps do for condition numbers up to 1e6, of a definite A up to 1e12. There one less does up to
