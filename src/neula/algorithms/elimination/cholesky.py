@@ -27,7 +27,7 @@ from typing import NamedTuple
 import torch
 
 from neula.algorithms.elimination.lu_panels import blocks
-from neula.engines import FP32, FP64, Engine, format_of
+from neula.engines import FP32, Engine, format_of
 from neula.kernels.cholesky import cholesky_lower
 from neula.kernels.cholesky_block import LEAF, factor_lower
 from neula.kernels.kept import Kept, keep, multiply_kept
@@ -143,25 +143,8 @@ def library_cholesky(a: torch.Tensor) -> Cholesky:
 def recursion_pays(n: int, engine: Engine) -> bool:
     """Whether the recursion is faster than the library for one matrix, or has an arithmetic of its own."""
     if engine.format == format_of(engine.storage):
-        tuning = engine.tuning
-        return n >= (tuning.cholesky if engine.format is FP32 else tuning.double_cholesky)
+        return engine.format is FP32 and n >= engine.tuning.cholesky
     return True
-
-
-def blocks_pay(a: torch.Tensor, engine: Engine) -> bool:
-    """Whether :func:`cholesky_in_double` overwrites matrices, since it is faster than the library."""
-    return len(a) == 1 and recursion_pays(a.shape[-1], engine.using(FP64))
-
-
-def cholesky_in_double(a: torch.Tensor, engine: Engine) -> Cholesky:
-    """:func:`cholesky` of matrices in float64, or :func:`library_cholesky`, whichever is faster.
-
-    Diagonal blocks are the library's: beside what is updated by products they take no time.
-    """
-    block = engine.tuning.double_block
-    if not blocks_pay(a, engine):
-        return library_cholesky(a)
-    return cholesky(a, engine.using(FP64), leaf=block, block=block)
 
 
 def _operands(a: torch.Tensor, engine: Engine) -> torch.Tensor:

@@ -9,7 +9,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from neula.algorithms.elimination.cholesky import Cholesky, blocks_pay, cholesky_in_double
+from neula.algorithms.elimination.cholesky import Cholesky
+from neula.algorithms.elimination.double_cholesky import blocks_pay, double_cholesky
 from neula.algorithms.elimination.factorization import inverted_lu
 from neula.algorithms.scaling import binary_exponents
 from neula.algorithms.triangular.inverted import InvertedBlocks
@@ -99,7 +100,7 @@ def _cholesky_of(a: torch.Tensor, engine: Engine) -> Cholesky:
     """L and info of symmetric matrices, which stay as they are."""
     # A GPU's library has them by columns, and copies them faster as they lie (order 12000: 19.0 ms, not 19.9)
     a = a.mT if a.is_cuda and a.stride(-1) == 1 else a
-    return cholesky_in_double(a.clone() if blocks_pay(a, engine) else a, engine)
+    return double_cholesky(a.clone() if blocks_pay(a, engine) else a, engine)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from neula.algorithms.elimination.cholesky import cholesky_in_double
+from neula.algorithms.elimination.double_cholesky import double_cholesky
 from neula.algorithms.krylov.batched_lstsq import PROBES
 from neula.algorithms.krylov.doubled_refinement import MAX_STEPS, Refinement
 from neula.algorithms.krylov.one_launch import limits_of
@@ -59,7 +59,7 @@ class _NormalEquations:
     @classmethod
     def of(cls, a: torch.Tensor, engine: Engine) -> _NormalEquations:
         """Of matrices that may turn out to be singular: then solutions are NaN."""
-        return cls(a, _inverted(*cholesky_in_double(lower_gram(a), engine), engine.tuning))
+        return cls(a, _inverted(*double_cholesky(lower_gram(a), engine), engine.tuning))
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:
         return self.lower.mT.solve(self.lower.solve(self.a.mT @ b))

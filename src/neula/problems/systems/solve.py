@@ -95,7 +95,8 @@ def solve(
         Accuracy of the result; by default that of the dtype. A number is the largest backward error that will
         do: the cheapest format with which it is certified is taken.
     engine : {"auto", "cpu", "cuda", "emulated"} or Engine, optional
-        What multiplies. ``"auto"`` goes by the device of A, but leaves one small matrix of a GPU to LAPACK.
+        What multiplies. ``"auto"`` goes by the device of A, but leaves one small matrix of a GPU with slow
+        float64 to LAPACK.
     pivot : {"none", "rbt", "partial"}, optional
         Exactly this LU, accepted or not: unpivoted, unpivoted after a random butterfly transform, with
         partial pivoting. By default the chain above.
@@ -188,7 +189,8 @@ def solve(
         strict=strict,
         gradients=True,
     )
-    if wait and pivot is None and compute is None:
+    queued = call.engine.tuning.queued_definite if assume_a == "pos" else call.engine.tuning.queued
+    if wait and pivot is None and compute is None and not queued:  # one launch takes less than LAPACK
         call = call.by_host(engine)
     _check_square(call.first.tensor)
     shapes = broadcast_system(*call.tensors)
