@@ -100,15 +100,18 @@ class Judged(NamedTuple):
 
 @trial("The kernels of the evidence of linear systems", "a launch for each operation takes their place")
 def _tried(device: torch.device) -> None:
-    one = torch.ones(1, 1, 1, dtype=torch.float64, device=device)
-    active = torch.ones(1, 1, dtype=torch.bool, device=device)
-    number = one[0]
-    turned.kernel(one, one)
-    trusted.kernel(one, number[0], number[0], number[0], number[0], Margins(3.0, 1.0, 1, 1.0))
-    trust = Trust(one, number, number, number, number, 1.0)
-    stepped.kernel(one, one, one, active, number, trust, 0.5, 0.5, 2.0)
-    believed = Believed(0.25, 1.0, 0.1, 1.0)
-    judged.kernel(*(one,) * 5, number, active, number, number, number[0], number[0], believed)
+    vector = torch.ones(1, 65, 1, dtype=torch.float64, device=device)  # longer than the shortest
+    number = vector[:, 0]
+    one, active, believed = (
+        number[0],
+        torch.ones_like(number, dtype=torch.bool),
+        Believed(0.25, 1.0, 0.1, 1.0),
+    )
+    turned.kernel(vector, vector)
+    trusted.kernel(vector, one, one, one, one, Margins(3.0, 1.0, 1, 1.0))
+    trust = Trust(vector, number, number, number, number, 1.0)
+    stepped.kernel(vector, vector, vector, active, number, trust, 0.5, 0.5, 2.0)
+    judged.kernel(*(vector,) * 5, number, active, number, number, one, one, believed)
 
 
 def _single(x: torch.Tensor) -> bool:
