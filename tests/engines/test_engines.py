@@ -666,3 +666,12 @@ def test_copies_of_inputs_keep_the_order_of_memory_where_there_is_one() -> None:
         assert torch.equal(copy, x)
         copy.zero_()  # nothing is written twice
     assert graphs._clone(a.T[:5]).stride() == a.T[:5].stride()
+
+
+def test_what_is_asked_for_often() -> None:
+    graphs.clear()
+    assert [graphs.often("a shape") for _ in range(graphs.OFTEN + 2)] == [False] * graphs.OFTEN + [True] * 2
+    assert not graphs.often("another one")
+    for i in range(graphs.MOST):
+        graphs.often(i)
+    assert not graphs.often("a shape")

@@ -41,6 +41,7 @@ if not torch.cuda.is_available() and "triton" not in sys.modules:
         import neula.kernels.shift_triton
         import neula.kernels.split_triton
         import neula.kernels.symmetric_triton
+        import neula.kernels.systems_triton
         import neula.kernels.tall_gram_triton
         import neula.kernels.tall_product_triton
         import neula.kernels.thin_triton

@@ -86,3 +86,31 @@ def test_what_is_not_finite_comes_through_the_kernel(
     found = sizes_by_kernel(a)
     for sizes, place in zip(found, (1, 2, 1, 2), strict=True):
         assert (~sizes.isfinite()).flatten().nonzero().tolist() == [[place]]
+
+
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (300, 3), (1100, 1)])
+def test_sizes_of_systems(sizes_by_kernel: Callable[..., magnitudes.Magnitudes], n: int, k: int) -> None:
+    from neula.kernels.magnitudes_triton import ends_of_triton
+
+    generator = torch.Generator().manual_seed(n)
+    a, b = (torch.randn(1, n, columns, dtype=torch.float64, generator=generator) for columns in (n, k))
+    b[..., 1:2] = 0.0
+    for x, right in ((a, b), (a.mT, b.mT.contiguous().mT)):
+        x, right = x.to(DEVICE), right.to(DEVICE)
+        expected = magnitudes.ends_of.reference(magnitudes.magnitudes.reference(x), right)
+        for one, other in zip(ends_of_triton(sizes_by_kernel(x), right), expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_systems_that_are_not_finite_are_not_near_one(
+    sizes_by_kernel: Callable[..., magnitudes.Magnitudes], value: float
+) -> None:
+    from neula.kernels.magnitudes_triton import ends_of_triton
+
+    a, b = (torch.ones(1, 4, columns, dtype=torch.float64, device=DEVICE) for columns in (4, 1))
+    for x in (a, b):
+        x[0, 1, 0] = value
+        ends = ends_of_triton(sizes_by_kernel(a), b).ends
+        assert not ends.isfinite().all()
+        x[0, 1, 0] = 1.0

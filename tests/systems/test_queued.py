@@ -13,6 +13,7 @@ import neula
 from neula.engines import CpuEngine
 from neula.engines.shipped import cuda_tuning
 from neula.io.matrices import random_matrix
+from neula.problems.systems import at_once, queued
 from neula.problems.systems.queued import DEFINITE
 from neula.problems.systems.queued import NORMAL_EQUATIONS as LABEL
 from neula.problems.systems.scaled import Scaled
@@ -126,7 +127,9 @@ class Watching(OnAGPU):
 def test_nothing_waits_for_the_host(
     positive: bool, units: float, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Watching, "tuning", replace(ENGINE.tuning, inverted_whole=100, inverted_from=1))
+    blocked = {"double_cholesky": 100, "double_block": 64}
+    tuning = replace(ENGINE.tuning, inverted_whole=100, inverted_from=1, **blocked)
+    monkeypatch.setattr(Watching, "tuning", tuning)
     a = random_matrix("normal", n, n)
     a = units * (a @ a.mT / n + torch.eye(n) if positive else a)
     before = Watching.played
@@ -226,3 +229,66 @@ def test_on_a_gpu(n: int) -> None:
         found = neula.solve(definite, definite @ x, assume_a="pos", engine="cuda")
         assert found.method == (DEFINITE if n > 64 else LABEL)
         assert float((found.x - x).norm() / x.norm()) <= 1e-13 * n
+
+
+@pytest.mark.parametrize("positive", [False, True])
+@pytest.mark.parametrize("k", [None, 1, 3])
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+def test_a_single_system_says_what_a_batch_of_one_says(library: str, k: int | None, positive: bool) -> None:
+    """The one without the chain, the other with it."""
+    n, generator = 70, torch.Generator().manual_seed(5)
+    a = torch.randn(n, n, generator=generator, dtype=torch.float64)
+    a = a @ a.mT / n + torch.eye(n) if positive else a
+    b = torch.randn(n, *(() if k is None else (k,)), generator=generator, dtype=torch.float64)
+    if library == "numpy":
+        a, b = a.numpy(), b.numpy()
+    what = "pos" if positive else "gen"
+    found = neula.solve(a, b, assume_a=what, engine=ENGINE)
+    batch = neula.solve(a[None], b if k is None else b[None], assume_a=what, engine=ENGINE)
+    assert type(found.x) is type(a)
+    assert np.array_equal(found.x, batch.x[0])
+    assert found.converged
+    assert (found.method, found.iterations, found.tolerance) == (
+        batch.method,
+        batch.iterations,
+        batch.tolerance,
+    )
+    assert [attempt.method for attempt in found.attempts] == [found.method]
+    for name in ("forward_error", "backward_error", "condition", "growth", "digits"):
+        assert getattr(found, name) == pytest.approx(getattr(batch, name), rel=1e-6)
+    for name in ("accepted", "backward_errors", "conditions", "forward_errors"):
+        mine, other = getattr(found, name), getattr(batch, name)[0]
+        assert type(mine) is type(a)
+        assert mine.shape == other.shape
+        assert mine.dtype == other.dtype
+        assert np.allclose(mine, other, rtol=1e-6)
+
+
+def test_what_one_link_has_found_is_not_looked_for_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system that the first link does not solve goes on from there."""
+    asked = []
+    monkeypatch.setattr(at_once, "queued", lambda systems: asked.append(1) or queued.queued(systems))
+    monkeypatch.setattr(queued, "solve_queued", None)
+    a = random_matrix("geometric", 60, 60, cond=1e12)
+    found = neula.solve(a, a @ torch.ones(60, dtype=torch.float64), engine=ENGINE)
+    assert [attempt.accepted for attempt in found.attempts] == [False, True]
+    assert asked == [1]
+
+
+@pytest.mark.parametrize("n", [70, 150])
+def test_factors_by_blocks_of_columns(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = ENGINE.tuning
+    u = random_matrix("normal", n, n)
+    definite = u @ u.mT / n + 0.1 * torch.eye(n)
+    for what, a in (("pos", definite), ("gen", u), ("pos", definite - 0.3 * torch.eye(n))):
+        monkeypatch.setattr(OnAGPU, "tuning", replace(plain, double_cholesky=20, double_block=32))
+        if torch.linalg.eigvalsh(a)[0] <= 0 and what == "pos":
+            with pytest.raises(np.linalg.LinAlgError, match="not positive definite"):
+                neula.solve(a, torch.ones(n), assume_a=what, engine=ENGINE)
+            continue
+        found = neula.solve(a, torch.ones(n), assume_a=what, engine=ENGINE)
+        monkeypatch.setattr(OnAGPU, "tuning", plain)
+        expected = neula.solve(a, torch.ones(n), assume_a=what, engine=ENGINE)
+        assert found.method == expected.method == (DEFINITE if what == "pos" else LABEL)
+        assert found.forward_error <= 1e-15
+        assert torch.allclose(found.x, expected.x, rtol=1e-14)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import cached_property, lru_cache
 
@@ -10,7 +11,7 @@ import torch
 
 from neula.engines import cublas, graphs
 from neula.engines.engine import Engine, Result, Tensors
-from neula.engines.formats import FP32, TF32, round_to
+from neula.engines.formats import FP32, FP64, TF32, round_to
 from neula.engines.shipped import cuda_tuning
 from neula.engines.tuned import tuned
 from neula.engines.tuning import Tuning
@@ -228,10 +229,16 @@ class CudaEngine(Engine):
         # Not by torch: sums of products in half precision are whole there only if the user wants them to be.
         return cublas.gemm(a, b, c, alpha=-1.0, beta=1.0)
 
+    @property
+    def _runs_beside(self) -> bool:
+        """Whether something else runs beside products."""
+        return self._half or self.arithmetic.corrected or self.format is FP64
+
     def beside(self, launch: Callable[[], None], other: Callable[[], Result]) -> Result:
-        if not (self._half or self.arithmetic.corrected):
+        if not self._runs_beside:
             return super().beside(launch, other)
-        current, side = torch.cuda.current_stream(self.device), _side_stream(self.device)
+        current = torch.cuda.current_stream(self.device)
+        side = _side_stream(current)
         side.wait_stream(current)
         try:
             graphs.on_stream(side, launch)
@@ -245,12 +252,12 @@ class CudaEngine(Engine):
 
     def pieces(self, m: int, n: int) -> Iterator[tuple[slice, slice]]:
         """Parts of a matrix, each in so few tiles that some multiprocessors stay free for something else."""
-        if not (self._half or self.arithmetic.corrected):
+        if not self._runs_beside:
             yield from super().pieces(m, n)
             return
         units = torch.cuda.get_device_properties(self.device).multi_processor_count - FREE
         short, long = sorted((m, n))
-        width = TILE[0] if self.arithmetic.corrected else TILE[1]
+        width = TILE[1] if self._half else TILE[0]
         length = max(1, units // -(-short // width)) * TILE[0]
         for start in range(0, long, length):
             part = slice(start, min(start + length, long))
@@ -265,6 +272,9 @@ class CudaEngine(Engine):
     ) -> Tensors:
         return graphs.replay(function, inputs, key, out)
 
+    def often(self, key: Hashable) -> bool:
+        return graphs.often((key, self.device))
+
     def recorded(
         self, function: Callable[[torch.Tensor], torch.Tensor], like: torch.Tensor
     ) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -273,6 +283,7 @@ class CudaEngine(Engine):
 
 @lru_cache(maxsize=16)
 def _tuning_of(device: torch.device, replayed_bytes: int, corrected: bool, tournaments: bool) -> Tuning:
+    """Asked for in every call, so it must not cost what asking the device does."""
     shipped = cuda_tuning(
         torch.cuda.get_device_capability(device),
         replayed_bytes=replayed_bytes,
@@ -285,12 +296,20 @@ def _tuning_of(device: torch.device, replayed_bytes: int, corrected: bool, tourn
 _of_thread = threading.local()
 
 
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for each thread and device: torch keeps a workspace of cuBLAS for every stream that multiplies."""
-    streams = _of_thread.__dict__.setdefault("streams", {})
-    if device not in streams:
-        streams[device] = torch.cuda.Stream(device)
-    return streams[device]
+def _side_stream(beside: torch.cuda.Stream) -> torch.cuda.Stream:
+    """One for each thread and stream: torch keeps a workspace of cuBLAS for every stream that multiplies.
+
+    Graphs that are replayed on different streams must not share one.
+    """
+    streams = _of_thread.__dict__.setdefault("streams", OrderedDict())
+    key = beside.device, beside.stream_id
+    if key not in streams:
+        streams[key] = torch.cuda.Stream(beside.device)
+        while len(streams) > graphs.STREAMS:
+            streams.popitem(last=False)
+    streams.move_to_end(key)
+    found: torch.cuda.Stream = streams[key]
+    return found
 
 
 def _refused(a: torch.Tensor) -> bool:

@@ -347,6 +347,10 @@ class Engine(ABC):
                 target.copy_(result)
         return out
 
+    def often(self, key: Hashable) -> bool:
+        """Whether :meth:`replay` is wanted so often for a shape that it need not share what is replayed."""
+        return False
+
     def recorded(
         self, function: Callable[[torch.Tensor], torch.Tensor], like: torch.Tensor
     ) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -8,12 +8,13 @@ ones replay on a copy of the input; they return copies of the results.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TypeVar
 
 import torch
@@ -39,6 +40,10 @@ SMALL = 1 << 16
 ALIGNED = 16
 """Bytes at multiples of which results begin in the buffer that they share."""
 
+OFTEN = 8
+"""Calls for one shape after which more are to be expected. Of a thousand problems with shapes near each other
+hardly one comes up so often, and a capture takes as long as dozens of calls."""
+
 STREAMS = 128
 """Streams of callers that are remembered."""
 
@@ -50,6 +55,7 @@ _recording = threading.local()
 
 _seen: OrderedDict[Hashable, None] = OrderedDict()
 _graphs: OrderedDict[Hashable, _Graph | None] = OrderedDict()
+_asked: OrderedDict[Hashable, int] = OrderedDict()
 _pools: OrderedDict[tuple[torch.device, int], torch.cuda.CUDAGraph] = OrderedDict()
 """For each stream of a caller an empty graph, in whose memory all others for this stream work.
 
@@ -75,6 +81,14 @@ class _Packed:
     buffer: torch.Tensor
     places: tuple[int, ...]
 
+    @cached_property
+    def _layouts(self) -> list[tuple[int, torch.dtype, torch.Size, tuple[int, ...]]]:
+        """Where each result begins in the buffer, counted in its elements, and how it lies there."""
+        return [
+            (place // x.itemsize, x.dtype, x.shape, _row_major(x.shape))
+            for x, place in zip(self.results, self.places, strict=True)
+        ]
+
     @classmethod
     def of(cls, results: Tensors) -> _Packed:
         """Copy small results to a buffer."""
@@ -94,12 +108,15 @@ class _Packed:
         return self._views(self.buffer.clone(), copy=True)
 
     def _views(self, buffer: torch.Tensor, *, copy: bool = False) -> Tensors:
+        typed = {dtype: buffer.view(dtype) for dtype in {x.dtype for x in self.results}}
         return tuple(
-            (x.clone() if copy else x)
-            if place < 0
-            else buffer[place : place + x.nbytes].view(x.dtype).view(x.shape)
-            for x, place in zip(self.results, self.places, strict=True)
+            (x.clone() if copy else x) if place < 0 else typed[dtype].as_strided(shape, strides, place)
+            for x, (place, dtype, shape, strides) in zip(self.results, self._layouts, strict=True)
         )
+
+
+def _row_major(shape: torch.Size) -> tuple[int, ...]:
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 @dataclass(frozen=True)
@@ -143,17 +160,17 @@ def replay(
         Room for the results. Then the function may overwrite its inputs, some of which may be in ``out``.
     """
     device = inputs[0].device
-    largest = largest_input(device)
-    too_large = sum(x.nbytes for x in inputs) > largest
-    if too_large or is_recording():
+    if is_recording():
         return _called(function, inputs, out)
-    stream = torch.cuda.current_stream(device)
-    full_key = (key, *((x.shape, x.stride(), x.dtype) for x in inputs), device, stream.stream_id)
+    stream = torch.cuda.current_stream(device.index)  # of a device it takes three times as long
+    full_key = (key, *[(x.shape, x.stride(), x.dtype) for x in inputs], device, stream.stream_id)
     # Between the copy of the input and those of the results nobody else may use the graph.
     with _lock:
         if full_key in _graphs:
             _graphs.move_to_end(full_key)
             graph = _graphs[full_key]
+        elif sum(x.nbytes for x in inputs) > (largest := largest_input(device)):
+            graph = None
         elif full_key in _seen:
             graph = _graphs[full_key] = _captured(function, inputs, stream)
             _make_room(KEPT * largest, stream)
@@ -164,6 +181,15 @@ def replay(
         if graph is not None:
             return graph(inputs, out)
     return _called(function, inputs, out)
+
+
+def often(key: Hashable) -> bool:
+    """Whether this is asked so often for one key that a graph pays which serves nothing else."""
+    with _lock:
+        _asked[key] = count = _asked.pop(key, 0) + 1
+        while len(_asked) > MOST:
+            _asked.popitem(last=False)
+    return count > OFTEN
 
 
 def recorded(
@@ -243,6 +269,7 @@ def clear() -> None:
             torch.cuda.synchronize()
         _graphs.clear()
         _seen.clear()
+        _asked.clear()
         _pools.clear()
 
 

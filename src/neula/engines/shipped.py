@@ -119,6 +119,7 @@ def cuda_tuning(
         cholesky_inverted=1024,
         cholesky=8192,
         batched_cholesky=32,
+        double_cholesky=12000 if fast_fp64 else 1 << 30,
         lu_panel=1024,  # as fast as 512 up to 32768 columns, and half the launches
         lu_inner_panel=128,
         # Pivoted panels are library calls, and its LU in double takes no longer where fp64 is fast.

@@ -65,7 +65,7 @@ class Tuning:
         Gram matrix, without tensors (times of calls of torch: 10 for 10 x 3, 2 for 600 x 100).
     by_host : int
         Value of ``m n (n + k)`` up to which one matrix with k right-hand sides is fetched by the host, and
-        left to LAPACK: launches take longer.
+        left to LAPACK: launches take longer. Not for systems that are queued.
     in_torch : int
         Elements of such a matrix, and of one of a system, from which on torch multiplies and factorizes where
         it has several threads. NumPy's and SciPy's BLAS take some of their own from there, which wait busily
@@ -166,6 +166,9 @@ class Tuning:
         Order from which on that factorization beats the library's in float32, of one matrix (H200: 6.7 and
         8.7 ms at order 8192; 3.2 and 1.9 at 4096) and of each of a batch (640 of 512: 5.0 and 7.1 ms with
         what certifies, 4096 of 32: 1.2 and 1.5).
+    double_cholesky, double_block : int
+        Order from which on it beats the library's in float64, of one matrix, and width of the blocks that are
+        left to the library (definite systems, H200: 12000 takes 22.1 ms and 24.7, 8192 12.1 and 11.7).
     lu_panel, lu_inner_panel : int
         Widths r and s of the panels of LU factorizations.
     pivoted_panel, pivoted_inner_panel : int
@@ -188,7 +191,7 @@ class Tuning:
         everything that follows, before LU (order 1000: 2.6 ms on an H200 instead of 10; 6000: 27 and 40;
         definite, 24000: 150, and 106 by fp16).
     inverted_whole : int
-        Order up to which these factors are inverted as a whole.
+        Order up to which these factors are inverted as a whole (definite, 3000: 2.95 ms, and 3.46 inverted).
     direct_single : int
         Order from which on the library's LU in single precision comes first where no more is asked for.
     doubled_order : int
@@ -253,6 +256,8 @@ class Tuning:
     cholesky_inverted: int = 512
     cholesky: int = 1 << 30
     batched_cholesky: int = 1 << 30
+    double_cholesky: int = 1 << 30
+    double_block: int = 512
     lu_panel: int = 256
     lu_inner_panel: int = 8
     pivoted_panel: int = 256
@@ -266,7 +271,7 @@ class Tuning:
     direct_alone: int = 0
     queued: int = 0
     queued_definite: int = 0
-    inverted_whole: int = 4096
+    inverted_whole: int = 2048
     direct_single: int = 1 << 62
     doubled_order: int = 512
     streamed_bytes: int = 1 << 26

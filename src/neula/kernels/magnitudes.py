@@ -11,8 +11,8 @@ from neula.kernels.dispatch import kernel, trial
 BLOCK = 1 << 16
 """Elements whose magnitudes stay in a cache while they are reduced in several ways."""
 
-LARGE = 1 << 22
-"""Elements from which on four passes over a matrix take a GPU longer than the launches do."""
+FEW = 16
+"""Right-hand sides at most whose sizes one thread block finds."""
 
 
 def largest_magnitude(x: torch.Tensor, dim: int | tuple[int, ...], *, keepdim: bool = False) -> torch.Tensor:
@@ -58,18 +58,40 @@ class Magnitudes(NamedTuple):
     norms: torch.Tensor
 
 
-@trial("The kernel of sizes of rows and columns", "four passes of the library take its place")
+class Ends(NamedTuple):
+    """Sizes of systems, and of their largest and smallest rows and columns.
+
+    Attributes
+    ----------
+    of_a : Tensor, shape (batch, 1)
+        ``||A||`` in the infinity norm.
+    of_b : Tensor, shape (batch, k)
+        Largest magnitudes.
+    frobenius : Tensor, shape (batch,)
+    ends : Tensor, shape (6,)
+        The smallest of all rows and of all columns, the largest of them, the smallest column of b that is not
+        zero (1 where all are), and the largest one (where one is zero at least 1).
+    """
+
+    of_a: torch.Tensor
+    of_b: torch.Tensor
+    frobenius: torch.Tensor
+    ends: torch.Tensor
+
+
+@trial("The kernels of sizes of rows and columns", "many launches of the library take their place")
 def _tried(device: torch.device) -> None:
-    magnitudes.kernel(torch.ones(1, 1, 1, dtype=torch.float64, device=device))
+    one = torch.ones(1, 1, 1, dtype=torch.float64, device=device)
+    ends_of.kernel(magnitudes.kernel(one), one)
 
 
 @kernel(
     "neula.kernels.magnitudes_triton:magnitudes_triton",
     trial=_tried,
-    when=lambda a: len(a) == 1 and a.numel() >= LARGE and a.dtype.itemsize >= 4,
+    when=lambda a: len(a) == 1 and a.numel() > 0 and a.dtype.itemsize >= 4,
 )
 def magnitudes(a: torch.Tensor) -> Magnitudes:
-    """Sizes of rows and columns, by one pass on a CPU, and of one large matrix on a GPU.
+    """Sizes of rows and columns, by one pass on a CPU, and of one matrix on a GPU.
 
     Parameters
     ----------
@@ -100,3 +122,35 @@ def magnitudes(a: torch.Tensor) -> Magnitudes:
 def _of_block(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
     size = a.abs()
     return size.amax(2, keepdim=True), size.amax(1, keepdim=True), size.sum(2), size.square_().sum(1)
+
+
+def _alone(sizes: Magnitudes, b: torch.Tensor) -> bool:
+    single = len(b) == 1 and b.numel() > 0 and b.shape[2] <= FEW
+    return single and b.dtype == sizes.sums.dtype == torch.float64 and b.shape[1] == sizes.columns.shape[2]
+
+
+@kernel("neula.kernels.magnitudes_triton:ends_of_triton", trial=_tried, when=_alone)
+def ends_of(sizes: Magnitudes, b: torch.Tensor) -> Ends:
+    """What tells whether systems may be solved as they are.
+
+    Parameters
+    ----------
+    sizes : Magnitudes
+        Of square matrices.
+    b : Tensor, shape (batch, n, k)
+
+    Examples
+    --------
+    >>> ones = torch.ones(1, 2, 2).double()
+    >>> ends_of(magnitudes(4 * ones), ones).ends.tolist()
+    [4.0, 4.0, 4.0, 4.0, 1.0, 1.0]
+    """
+    of_b = largest_magnitude(b, 1)
+    ends = torch.stack([sizes.rows.flatten(), sizes.columns.flatten()]).aminmax(dim=1)
+    ends_of_b = of_b.masked_fill(of_b == 0, 1.0).aminmax()
+    return Ends(
+        sizes.sums.amax(1)[:, None],
+        of_b,
+        torch.linalg.vector_norm(sizes.norms, dim=(1, 2)),
+        torch.cat([x.reshape(-1) for x in (*ends, *ends_of_b)]),
+    )

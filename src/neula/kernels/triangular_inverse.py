@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from neula.kernels.precision import exact_matmul, exactly
+from neula.kernels.precision import exactly
 
 
 def triangular_inverses(lu: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -59,25 +59,45 @@ def triangular_inverse(t: torch.Tensor, *, upper: bool, leaf: int | None = None)
     order = leaf
     while order < n:
         order *= 2
-    if order > n:  # bordered by an identity
-        t = torch.nn.functional.pad(t, (0, order - n, 0, order - n))
-        t.diagonal(dim1=1, dim2=2)[:, n:] = 1
+    in_place = batch == 1 or t.stride() == (n * (n + 1), n, 1)
+    if order > n or (order > leaf and not in_place):
+        t = _bordered(t, order)
     blocks = _diagonal_blocks(t, leaf)
     if leaf == 1:
         known = blocks.reciprocal()
     else:
         identity = torch.eye(leaf, dtype=t.dtype, device=t.device).expand_as(blocks)
         known = torch.linalg.solve_triangular(blocks, identity, upper=upper)
-    inverse = t.new_zeros(batch, order, order)
+    inverse = one_after_the_other(batch, order, t.dtype, t.device).zero_()
     _diagonal_blocks(inverse, leaf).copy_(known)
     size = leaf
     while size < order:
         first, second = (_halves(x, size) for x in (t, inverse))
         i, j = (0, 1) if upper else (1, 0)
-        between = _product(first[i, j], second[j, j])
-        _product(second[i, i], between, out=second[i, j])
+        between = exactly(torch.bmm, first[i, j], second[j, j])
+        out = second[i, j]
+        exactly(torch.baddbmm, out, second[i, i], between, out=out, alpha=-1.0, beta=0.0)
         size *= 2
     return inverse[:, :n, :n]
+
+
+def one_after_the_other(batch: int, n: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Uninitialized row-major matrices whose diagonal blocks of any size are equally far from each other.
+
+    So they are a batch of their own, and products take them where they are.
+    """
+    return torch.empty_strided((batch, n, n), (n * (n + 1), n, 1), dtype=dtype, device=device)
+
+
+def _bordered(t: torch.Tensor, order: int) -> torch.Tensor:
+    """A copy of matrices, one after the other, bordered by an identity."""
+    batch, n, _ = t.shape
+    found = one_after_the_other(batch, order, t.dtype, t.device)
+    found[:, :n, :n] = t
+    if order > n:
+        found[:, n:], found[:, :n, n:] = 0, 0
+        found.diagonal(dim1=1, dim2=2)[:, n:] = 1
+    return found
 
 
 def _leaf(n: int) -> int:
@@ -94,19 +114,7 @@ def _diagonal_blocks(t: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def _halves(t: torch.Tensor, size: int) -> dict[tuple[int, int], torch.Tensor]:
-    """The four quarters of the blocks of order ``2 size`` on the diagonal, likewise."""
-    blocks = _diagonal_blocks(t, 2 * size)
+    """The four quarters of the blocks of order ``2 size`` on the diagonals, shape (count, size, size)."""
+    blocks = _diagonal_blocks(t, 2 * size).flatten(0, 1)
     parts = (slice(0, size), slice(size, None))
-    return {(i, j): blocks[..., parts[i], parts[j]] for i in (0, 1) for j in (0, 1)}
-
-
-def _product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """``A B``, or ``-A B`` in the place of ``out``; shape (batch, blocks, size, size) each."""
-    if out is None:
-        return exact_matmul(a, b)
-    if 1 in out.shape[:2]:  # views as one batch
-        a, b, flat = a.flatten(0, 1), b.flatten(0, 1), out.flatten(0, 1)
-        exactly(torch.baddbmm, flat, a, b, out=flat, alpha=-1.0, beta=0.0)
-    else:
-        out.copy_(exact_matmul(a, b)).neg_()
-    return out
+    return {(i, j): blocks[:, parts[i], parts[j]] for i in (0, 1) for j in (0, 1)}

@@ -65,8 +65,8 @@ class Taken:
         return replace(self, tensor=self.tensor.cpu(), wrap=lambda x: wrap(x.to(device)))
 
     def wrap_array(self, x: np.ndarray) -> Any:
-        """An array of NumPy as one of the user's library, for what is on the CPU."""
-        return x if self.wrap is torch.Tensor.numpy else self.wrap(torch.from_numpy(x))
+        """An array of NumPy as one of the user's library, where the user's is."""
+        return x if self.wrap is torch.Tensor.numpy else self.wrap(torch.from_numpy(x).to(self.tensor.device))
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
 
 from neula.algorithms.krylov.driver import STAGNATION
 from neula.certificates.backward_error import Measures
+from neula.engines.graphs import kept
 from neula.kernels.refining import added, over, progress, relative_error
+from neula.kernels.systems import Stepped, Trust, stepped
 
 MAX_STEPS = 30
 """At a rate of 1/4 so many steps give 60 bits."""
@@ -39,6 +42,15 @@ FLOOR = 2.0
 
 DOUBLED = 2.0**-104
 """Relative error of one operation in doubled products, with some room."""
+
+
+class Unknowns(Protocol):
+    """How far a refinement has come: ``high + low``, bounds on their errors, and which columns go on."""
+
+    high: torch.Tensor
+    low: torch.Tensor
+    left: torch.Tensor
+    active: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -63,6 +75,40 @@ class Evaluation:
     residual: torch.Tensor
     floor: torch.Tensor | float = 0.0
 
+    def stepped(
+        self, before: Unknowns, size: Callable[[torch.Tensor], torch.Tensor], tolerance: float
+    ) -> Stepped:
+        """What it makes of the unknowns, of which some are to have an error relative to their size."""
+        high, low, update = added(before.high, before.low, self.update, before.active)
+        # Not relative to x: first updates may be far too long, and those errors then stay at 1.
+        left, active = progress(
+            *(before.active, self.left, before.left, self.floor, size(high), tolerance, STAGNATION, FLOOR)
+        )
+        return Stepped(high, low, update, left, active)
+
+
+@dataclass(frozen=True)
+class Trusting:
+    """The same in one launch for linear systems: ``left`` and ``floor`` follow from what is trusted.
+
+    Attributes
+    ----------
+    update, residual : Tensor
+        As :class:`Evaluation` has them.
+    trust : Trust
+    """
+
+    update: torch.Tensor
+    residual: torch.Tensor
+    trust: Trust
+
+    def stepped(
+        self, before: Unknowns, size: Callable[[torch.Tensor], torch.Tensor], tolerance: float
+    ) -> Stepped:
+        """As :meth:`Evaluation.stepped`."""
+        vectors = before.high, before.low, self.update
+        return stepped(*vectors, before.active, before.left, self.trust, tolerance, STAGNATION, FLOOR)
+
 
 class System(Protocol):
     """Problems of one shape, with factors to solve them approximately.
@@ -78,7 +124,7 @@ class System(Protocol):
     def start(self, b: torch.Tensor) -> torch.Tensor:
         """Unknowns as the factors give them, shape (batch, unknowns, k)."""
 
-    def evaluate(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> Evaluation:
+    def evaluate(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> Evaluation | Trusting:
         """How good ``high + low`` is, and what makes it better."""
 
     def updated(
@@ -167,6 +213,16 @@ def refine_doubled(
     return refinement.solution()
 
 
+_BEGINNING: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+    torch.zeros_like,
+    lambda high: torch.ones_like(high[:, 0], dtype=torch.bool),
+    lambda high: torch.full_like(high[:, 0], torch.inf),
+)
+"""What is known of unknowns before the first step: the rest of them, which columns go on, bounds on errors.
+
+Nothing changes these in place."""
+
+
 class Refinement:
     """The same step by step, for who looks at the numbers of several things at a time.
 
@@ -176,16 +232,21 @@ class Refinement:
         That were taken.
     active : Tensor of bool, shape (batch, k)
         Which right-hand sides are neither accurate enough nor stagnate.
-    high : Tensor, shape (batch, unknowns, k)
-        The unknowns, rounded to one number.
+    high, low : Tensor, shape (batch, unknowns, k)
+        The unknowns, as an unevaluated sum.
+    left : Tensor, shape (batch, k)
+        Bound on their error.
+    residual, update : Tensor
+        Of the last step: before it, and what it has added.
     """
 
     def __init__(self, system: System, b: torch.Tensor, tolerance: float) -> None:
         self.system, self.b, self.tolerance, self.steps = system, b, tolerance, 0
         self.high = system.start(b)
-        self._low = torch.zeros_like(self.high)
-        self.active = torch.ones(len(b), b.shape[2], dtype=torch.bool, device=b.device)
-        self._left = torch.full_like(b[:, 0], torch.inf)
+        self.low, self.active, self.left = (
+            kept(("refinement", i, self.high.shape, b.device), partial(begin, self.high))
+            for i, begin in enumerate(_BEGINNING)
+        )
 
     def goes_on(self) -> bool:
         """Whether anything is left to refine, for which the host waits."""
@@ -194,24 +255,21 @@ class Refinement:
     def step(self) -> torch.Tensor:
         """Take one, without synchronizing; returns the residuals before it."""
         self.steps += 1
-        found = self.system.evaluate(self.b, self.high, self._low)
-        self.high, self._low, self._update = added(self.high, self._low, found.update, self.active)
-        # Not relative to x: first updates may be far too long, and those errors then stay at 1.
-        size = self.system.size(self.high)
-        self._left, self.active = progress(
-            self.active, found.left, self._left, found.floor, size, self.tolerance, STAGNATION, FLOOR
+        found = self.system.evaluate(self.b, self.high, self.low)
+        self.high, self.low, self.update, self.left, self.active = found.stepped(
+            self, self.system.size, self.tolerance
         )
-        self._residual = found.residual
+        self.residual = found.residual
         return found.residual
 
     def solution(self) -> DoubledSolution:
         """What has been reached after at least one step."""
-        system, high, low = self.system, self.high, self._low
+        system, high, low = self.system, self.high, self.low
         size = system.size(high)
         low_size, rate = system.size(low), system.rate[:, None]
-        forward_error = relative_error(self._left, size, low_size, rate, MAX_RATE, COMPUTED)
+        forward_error = relative_error(self.left, size, low_size, rate, MAX_RATE, COMPUTED)
         # Of x alone, as it is returned.
-        residual, measures = system.updated(self.b, high, self._residual, self._update - low)
+        residual, measures = system.updated(self.b, high, self.residual, self.update - low)
         return DoubledSolution(
             x=system.solution(high),
             x_low=system.solution(low),

@@ -8,6 +8,7 @@ import torch
 
 from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.engines.random_vectors import gaussian
+from neula.kernels.systems import turned
 
 EXPLICIT = 64
 """Up to this order the inverse itself is formed, which takes a few calls, and its norm is bounded."""
@@ -15,13 +16,11 @@ EXPLICIT = 64
 STEPS = 2
 """Steps of the power method, each two solves, from a random start."""
 
-VECTORS = 1
-
 Solve = Callable[[torch.Tensor], torch.Tensor]
 
 
 def inverse_norm(
-    solve: Solve, solve_transposed: Solve, left: torch.Tensor, right: torch.Tensor
+    solve: Solve, solve_transposed: Solve, left: torch.Tensor, right: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``||diag(left) A^-1 diag(right)||_2``, within a factor of three, and a vector that shows it.
 
@@ -30,6 +29,7 @@ def inverse_norm(
     solve, solve_transposed : callable
         ``A^-1 x`` and ``A^-T x`` for the columns of x, shape (..., n, k).
     left, right : Tensor, shape (..., n, 1)
+        The right one is an identity by default.
 
     Returns
     -------
@@ -40,20 +40,21 @@ def inverse_norm(
     """
     n = left.shape[-2]
     if n <= EXPLICIT:
-        identity = torch.eye(n, dtype=left.dtype, device=left.device)
-        inverse = left * solve(right * identity.expand(*left.shape[:-1], n))
+        identity = torch.eye(n, dtype=left.dtype, device=left.device).expand(*left.shape[:-1], n)
+        inverse = left * solve(_scaled(right, identity))
         stack = inverse.reshape(-1, n, n)
         longest = torch.linalg.vector_norm(stack, dim=1).argmax(1)
-        return schatten_bounds(stack)[1].reshape(left.shape[:-2]), identity[longest].reshape(left.shape)
-    v = gaussian(n, VECTORS, left.dtype, left.device, seed=20180417).expand(*left.shape[:-2], n, VECTORS)
-    v = v / torch.linalg.vector_norm(v, dim=-2, keepdim=True)
+        shown = identity.reshape(-1, n, n)[0, longest]
+        return schatten_bounds(stack)[1].reshape(left.shape[:-2]), shown.reshape(left.shape)
+    v = gaussian(n, 1, left.dtype, left.device, seed=20180417).expand(*left.shape[:-2], n, 1)
     for _ in range(STEPS):
-        image = left * solve(right * v)
-        v = right * solve_transposed(left * (image / torch.linalg.vector_norm(image, dim=-2, keepdim=True)))
-        sizes = torch.linalg.vector_norm(v, dim=-2, keepdim=True)
-        v = v / sizes
-    best = sizes.argmax(-1, keepdim=True)
-    return sizes.amax(-1)[..., 0], v.gather(-1, best.expand(left.shape))
+        v = _scaled(right, solve_transposed(turned(solve(_scaled(right, v)), left)))
+    norm = torch.linalg.vector_norm(v, dim=-2, keepdim=True)
+    return norm[..., 0, 0], v / norm
+
+
+def _scaled(diagonal: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
+    return x if diagonal is None else diagonal * x
 
 
 class Beside:

@@ -11,6 +11,7 @@ which right-hand sides without a relation to T are not. Who solves like this ref
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Self
 
@@ -20,7 +21,11 @@ from neula.algorithms.elimination.lu_panels import blocks
 from neula.algorithms.triangular.triangular import solve_in_blocks, subtract_from
 from neula.kernels.mixed_product import subtract_product
 from neula.kernels.precision import exact_matmul, exactly
-from neula.kernels.triangular_inverse import triangular_inverse, triangular_inverses
+from neula.kernels.triangular_inverse import (
+    one_after_the_other,
+    triangular_inverse,
+    triangular_inverses,
+)
 
 Steps = list[tuple[slice, torch.Tensor]]
 """Blocks of unknowns with the inverses of the diagonal blocks that belong to them."""
@@ -80,8 +85,12 @@ class InvertedBlocks:
             for k, inverse in zip(where, self.inverses, strict=True)
         ]
 
+    def solved(self, b: torch.Tensor) -> torch.Tensor:
+        """``T^-1 B``, shape (..., n, k)."""
+        return self.solve(b if len(self.inverses) == 1 else b.clone())
+
     def solve(self, x: torch.Tensor) -> torch.Tensor:
-        """``T^-1 X``, shape (..., n, k); X is overwritten."""
+        """The same, for which X may be overwritten."""
         if not len(self.inverses):
             return x.copy_(torch.linalg.solve_triangular(self.t, x, upper=self.upper))
         if len(self.inverses) == 1:
@@ -137,7 +146,10 @@ def inverted_factors(
 def diagonal_blocks(t: torch.Tensor, dtype: torch.dtype, width: int) -> torch.Tensor:
     """Blocks on the diagonal, shape (blocks, ..., width, width), the last one bordered by an identity."""
     steps = list(blocks(slice(0, t.shape[-1]), width))
-    found = torch.empty(len(steps), *t.shape[:-2], width, width, dtype=dtype, device=t.device)
+    if width == t.shape[-1] and t.dtype == dtype:
+        return t[None]
+    shape = (len(steps), *t.shape[:-2])
+    found = one_after_the_other(math.prod(shape), width, dtype, t.device).unflatten(0, shape)
     for block, k in zip(found, steps, strict=True):
         size = k.stop - k.start
         if size < width:

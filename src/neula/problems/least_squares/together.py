@@ -151,7 +151,9 @@ def _border(a: torch.Tensor, options: Options) -> Border:
     count, m, n = a.shape
     special = m < n or options.damp or options.weights is not None
     few = count == 1 and m * n**2 <= options.engine.tuning.bordered
-    return Border.around(m, n) if few and not special else Border()
+    if not few or special or options.engine.often((_border, m, n)):
+        return Border()
+    return Border.around(m, n)
 
 
 def _without(border: Border, members: Members, numbers: torch.Tensor) -> Members:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 
 from neula.algorithms.krylov.batched_lstsq import MARGIN, ROUNDING, lengths, probes
 from neula.algorithms.krylov.doubled_refinement import (
+    COMPUTED,
     DOUBLED,
+    MAX_RATE,
     MAX_STEPS,
     DoubledSolution,
-    Evaluation,
+    Refinement,
+    Trusting,
     refine_doubled,
 )
 from neula.algorithms.spectra.inverse_norm import Beside, inverse_norm, norm_of
@@ -21,6 +25,7 @@ from neula.certificates.forward_error import SURE
 from neula.engines import FP64, Format
 from neula.kernels.doubled import Doubled
 from neula.kernels.refining import over
+from neula.kernels.systems import Believed, Judged, Margins, Trust, judged, trusted
 from neula.pipeline.chain import Answer, Declined
 from neula.pipeline.progress import stage
 from neula.problems.systems.batch_by_lapack import batch_by_lapack
@@ -89,6 +94,31 @@ def _worst(histories: list[torch.Tensor]) -> torch.Tensor:
     return torch.stack(padded).amax(0)
 
 
+class Images(NamedTuple):
+    """What is measured of matrices before there are factors.
+
+    Attributes
+    ----------
+    z : Tensor, shape (batch, n, p)
+        Random vectors.
+    norm : Tensor, shape (batch,)
+        ``||A D^-1||``, estimated.
+    images : Tensor, shape (batch, n, p)
+        ``A Z``.
+    """
+
+    z: torch.Tensor
+    norm: torch.Tensor
+    images: torch.Tensor
+
+    @classmethod
+    def of(cls, a: torch.Tensor, sizes: torch.Tensor, *, vectors: int, power: int) -> Images:
+        """Of matrices with columns of some sizes; other parameters are those of :class:`Square`."""
+        # A^T A times unit vectors is the matrix that was factorized, with the same rounding errors.
+        z = probes(a.shape[-1], a.device, vectors, unit=power == 1).expand(len(a), -1, -1)
+        return cls(z, *norm_of(a, sizes, beside=z))
+
+
 class Square:
     """Linear systems with factors, for :func:`neula.algorithms.krylov.doubled_refinement.refine_doubled`.
 
@@ -113,6 +143,8 @@ class Square:
         Unit roundoff of the factors.
     power : int
         Of the condition number, by which a solve with them magnifies rounding errors.
+    measured : Images, optional
+        Where that is known.
     """
 
     def __init__(
@@ -127,26 +159,20 @@ class Square:
         vectors: int = VECTORS,
         u: float = FP64.u,
         power: int = 1,
+        measured: Images | None = None,
     ) -> None:
         self.a, self.factors, self.sizes, self.power = a, factors, sizes, power
         self.doubled = Doubled.of(a) if doubled else None
-        self._norm, self._length = norm[:, None], lengths(b)
-        # A^T A times unit vectors is the matrix that was factorized, with the same rounding errors.
-        z = probes(a.shape[-1], a.device, vectors, unit=power == 1).expand(len(a), -1, -1)
-        self.scaled_norm, images = norm_of(a, sizes, beside=z)
+        known = Images.of(a, sizes, vectors=vectors, power=power) if measured is None else measured
+        z, self.scaled_norm, images = known
         solves = Beside(factors.solve, self._first_steps(b, z, images))
-        one = torch.ones_like(sizes)
-        self.inverse_norm = inverse_norm(solves, factors.solve_transposed, sizes, one)[0][:, None]
+        inverse = inverse_norm(solves, factors.solve_transposed, sizes)[0]
         solves.finish()
-        # Rounding errors of a solve, also where none happen to be in what is measured.
-        norm = torch.minimum(norm, ESTIMATED * self.scaled_norm * sizes.amax((1, 2)))
-        condition = norm * self.inverse_norm[:, 0] / sizes.amin((1, 2))
-        rounding = ROUNDING * u * condition**power
-        self.rate = MARGIN * self._left + rounding
-        # By how much an update may be wrong.
-        self._wrong = sizes.amax(1) * (self.rate / (1 - self.rate))[:, None]
-        unit = DOUBLED if doubled else 2 * FP64.u
-        self._noise = unit * a.shape[-1] ** 0.5 * self.inverse_norm
+        norms = norm, self.scaled_norm, inverse, self._left
+        self.rate, wrong = trusted(sizes, *norms, Margins(ESTIMATED, ROUNDING * u, power, MARGIN))
+        self.condition = inverse * self.scaled_norm
+        noise = (DOUBLED if doubled else 2 * FP64.u) * a.shape[-1] ** 0.5
+        self._trust = Trust(sizes, wrong, inverse[:, None], norm[:, None], lengths(b), noise)
 
     def _first_steps(
         self, b: torch.Tensor, z: torch.Tensor, images: torch.Tensor
@@ -167,15 +193,14 @@ class Square:
     def size(self, unknowns: torch.Tensor) -> torch.Tensor:
         return lengths(self.sizes * unknowns)
 
-    def evaluate(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> Evaluation:
+    def evaluate(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> Trusting:
         """``A^-1 r`` by the factors."""
         if high is self._start:
             residual, update = self._first
         else:
             residual = self._residual(b, high, low)
             update = self.factors.solve(residual)
-        floor = self._noise * (self._norm * lengths(high) + self._length)
-        return Evaluation(update, self._wrong * lengths(update) + floor, residual, floor)
+        return Trusting(update, residual, self._trust)
 
     def _residual(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor | None = None) -> torch.Tensor:
         # Without doubled products low is below the rounding errors of the residual.
@@ -185,8 +210,8 @@ class Square:
         self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor, update: torch.Tensor
     ) -> tuple[torch.Tensor, Measures]:
         """Normwise, in the matrix as it is scaled."""
-        residual = residual - self.a @ update
-        error = over(lengths(residual), self._norm * lengths(unknowns) + self._length)
+        residual, trust = residual - self.a @ update, self._trust
+        error = over(lengths(residual), trust.norm * lengths(unknowns) + trust.length)
         return residual, Measures(error, error)
 
 
@@ -196,7 +221,7 @@ def _solved(
     """Solutions, and their largest backward error after each step."""
     scaled = Scaled.of(a, b)
     if options.positive:
-        factors, growth = cholesky_factors(a, scaled, options.engine.tuning)
+        factors, growth = cholesky_factors(a, scaled, options.engine)
     else:
         factors, growth = lu_factors(scaled, format, options.engine.tuning)
     doubled = options.forward or a.shape[1] <= options.engine.tuning.doubled_order
@@ -238,10 +263,28 @@ def members_of(
     )
 
 
+def judged_as_given(scaled: Scaled, system: Square, refinement: Refinement, *, finished: bool) -> Judged:
+    """What is known of solutions in double precision of systems that were not scaled, without much else.
+
+    Parameters
+    ----------
+    finished : bool
+        Whether only those are accepted that no other step would improve.
+    """
+    # Of x alone, as it is returned.
+    residual = refinement.residual - scaled.a @ (refinement.update - refinement.low)
+    unfinished = refinement.active if finished else torch.zeros_like(refinement.active)
+    longest = 1 + scaled.b.shape[1] * FP64.u
+    return judged(
+        *(refinement.high, refinement.low, scaled.norms, residual, scaled.b, refinement.left, unfinished),
+        *(*scaled.sizes, system.rate, system.condition, Believed(MAX_RATE, COMPUTED, SURE, longest)),
+    )
+
+
 def _condition(scaled: Scaled, system: Square) -> torch.Tensor:
     """Condition number of ``B = A D^-1`` with the rows of A in their own units, shape (batch,)."""
     if not scaled.has_rows:
-        condition = system.inverse_norm[:, 0] * system.scaled_norm
+        condition = system.condition
     else:
         # Units below the smallest normal number: singular for all that matters.
         units, factors = scaled.units, system.factors

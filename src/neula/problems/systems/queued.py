@@ -11,22 +11,26 @@ twice the working precision x becomes as accurate as it can be, up to a conditio
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
+from neula.algorithms.elimination.double_cholesky import double_cholesky
 from neula.algorithms.krylov.batched_lstsq import PROBES
-from neula.algorithms.krylov.doubled_refinement import MAX_STEPS, refine_doubled
+from neula.algorithms.krylov.doubled_refinement import MAX_STEPS, Refinement
 from neula.algorithms.krylov.one_launch import limits_of
-from neula.algorithms.orthogonal.r_only import cholesky_r
+from neula.algorithms.orthogonal.r_only import lower_gram
 from neula.algorithms.triangular.inverted import InvertedBlocks
-from neula.engines import Tuning
+from neula.engines import Engine, Tuning
 from neula.kernels import seminormal
 from neula.pipeline.border import Border
 from neula.pipeline.chain import Answer
 from neula.pipeline.progress import stage
 from neula.problems.systems.direct import (
+    Images,
     Square,
     Systems,
+    judged_as_given,
     members_of,
 )
 from neula.problems.systems.library_factors import Factors, SymmetricallyScaled
@@ -36,90 +40,149 @@ from neula.problems.systems.scaled import ALIKE, NEAR, Scaled, near_one
 NORMAL_EQUATIONS = "cholesky of the normal equations fp64"
 DEFINITE = "cholesky fp64, inverted"
 
+Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
 
 @dataclass(frozen=True)
 class _NormalEquations:
-    """``R^T R = A^T A``, to solve systems with A.
+    """``L L^T = A^T A``, to solve systems with A.
 
     Attributes
     ----------
     a : Tensor, shape (batch, n, n)
-    r : InvertedBlocks
+    lower : InvertedBlocks
     """
 
     a: torch.Tensor
-    r: InvertedBlocks
+    lower: InvertedBlocks
 
     @classmethod
-    def of(cls, a: torch.Tensor, tuning: Tuning) -> _NormalEquations:
-        """Of matrices that may turn out to be singular: then R may be NaN."""
-        return cls(a, _inverted(cholesky_r(a), tuning, upper=True))
+    def of(cls, a: torch.Tensor, engine: Engine) -> _NormalEquations:
+        """Of matrices that may turn out to be singular: then solutions are NaN."""
+        return cls(a, _inverted(*double_cholesky(lower_gram(a), engine), engine.tuning))
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:
-        return self.r.solve(self.r.mT.solve(self.a.mT @ b))
+        return self.lower.mT.solve(self.lower.solve(self.a.mT @ b))
 
     def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
-        return self.a @ self.r.solve(self.r.mT.solve(b.clone()))
+        return self.a @ self.lower.mT.solve(self.lower.solved(b))
 
 
-def _inverted(t: torch.Tensor, tuning: Tuning, *, upper: bool) -> InvertedBlocks:
-    """With all of it as one block where a product takes less time than launches of several do."""
-    n = t.shape[-1]
+def _inverted(lower: torch.Tensor, order: torch.Tensor, tuning: Tuning) -> InvertedBlocks:
+    """With all of it as one block where a product takes less time than launches of several do.
+
+    Parameters
+    ----------
+    lower : Tensor, shape (batch, n, n)
+        May be changed.
+    order : Tensor, shape (batch,)
+        Not zero where L means nothing: what is solved for is NaN then.
+    """
+    n = lower.shape[-1]
     width = n if n <= tuning.inverted_whole else tuning.inverted_width(n)
-    return InvertedBlocks.of(t, t.dtype, upper=upper, width=width)
+    blocks = InvertedBlocks.of(lower, lower.dtype, upper=False, width=width)
+    first = blocks.inverses[0] if len(blocks.inverses) else blocks.t
+    # Of a first unknown that is NaN, all others become NaN.
+    first[..., :1, :1].masked_fill_((order > 0)[:, None, None], torch.nan)
+    return blocks
 
 
-def _definite(scaled: Scaled, tuning: Tuning) -> Factors:
+def _definite(scaled: Scaled, engine: Engine) -> Factors:
     """Those of matrices that may turn out not to be definite: then solutions are NaN."""
-    found = SymmetricallyScaled.of(scaled)
-    lower = _inverted(found.lower, tuning, upper=False)
-    failed = (found.info > 0)[:, None, None]
-    return found.solving(lambda b: lower.mT.solve(lower.solve(b.masked_fill(failed, torch.nan))))
+    found = SymmetricallyScaled.of(scaled, engine)
+    lower = _inverted(found.lower, found.info, engine.tuning)
+    return found.solving(lambda b: lower.mT.solve(lower.solved(b)))
+
+
+class Found(NamedTuple):
+    """What was queued.
+
+    Attributes
+    ----------
+    x : Tensor, shape (batch, n, k)
+    forward_error : Tensor, shape (batch, k)
+    numbers : Tensor, shape (numbers, batch)
+        What the judge reads, :attr:`Members.names`.
+    read : Tensor, optional
+        The same in the memory of the host, where that has waited for it.
+    """
+
+    x: torch.Tensor
+    forward_error: torch.Tensor
+    numbers: torch.Tensor
+    read: torch.Tensor | None = None
+
+    @property
+    def members(self) -> Members:
+        """The same as a chain has it."""
+        accepted, refined_error, _, backward_error, condition, _, growth = self.numbers.unbind()
+        known = backward_error, condition, refined_error, accepted > 0, growth
+        return Members(self.x, self.forward_error, *known)
 
 
 def solve_queued(systems: Systems, before: Answer[Members] | None) -> Answer[Members]:
     """All systems, as many at a time as fill the machine; those that this does not solve are not accepted."""
-    options, (n, k) = systems.options, systems.b.shape[1:]
-    label = DEFINITE if options.positive else NORMAL_EQUATIONS
-    report, tuning = stage(options.progress, label), options.engine.tuning
-    if n * n * k <= tuning.one_launch and seminormal.takes(systems.a, square=True):
-        return _in_one_launch(systems)
-    size = max(1, tuning.chunk_elements // (n * max(n, k)))
-    # One small system takes the shape of others, so that one graph serves them all.
-    few = len(systems) == 1 and n**3 <= tuning.bordered
-    border = Border.around(n, n) if few else Border()
-    parts, measured = [], []
-    for start in range(0, len(systems), size):
+    options, count, (n, k) = systems.options, len(systems), systems.b.shape[1:]
+    size = max(1, options.engine.tuning.chunk_elements // (n * max(n, k)))
+    if count <= size or _in_reach(systems):
+        return answer_of(queued(systems), systems)
+    report, parts = stage(options.progress, label_of(systems)), []
+    for start in range(0, count, size):
         part = slice(start, start + size)
-        members, numbers = _replayed(*border.put(systems.a[part], systems.b[part]), options)
-        parts.append(replace(members, x=border.take(members.x)))
-        measured.append(numbers)
-        report(min(1.0, (start + size) / len(systems)))
-    numbers = measured[0] if len(measured) == 1 else torch.cat(measured, 1)
-    return Answer(Members.joined(parts), label, iterations=_steps(options), measured=numbers)
+        parts.append(queued(replace(systems, a=systems.a[part], b=systems.b[part])))
+        report(min(1.0, (start + size) / count))
+    return answer_of(Found(*map(torch.cat, zip(*(part[:3] for part in parts), strict=True))), systems)
 
 
-def _in_one_launch(systems: Systems) -> Answer[Members]:
-    """All systems by the kernel, which leaves those alone whose rows or columns are not of one size."""
-    options = systems.options
+def answer_of(found: Found, systems: Systems) -> Answer[Members]:
+    """What a chain goes on from."""
+    measured, steps = found.numbers if found.read is None else found.read, steps_of(systems.options)
+    return Answer(found.members, label_of(systems), iterations=steps, measured=measured)
+
+
+def label_of(systems: Systems) -> str:
+    """Which factors they are solved by."""
+    return DEFINITE if systems.options.positive and not _in_reach(systems) else NORMAL_EQUATIONS
+
+
+def queued(systems: Systems) -> Found:
+    """All systems at once."""
+    a, b, options = systems.a, systems.b, systems.options
+    if _in_reach(systems):
+        return _in_one_launch(a, b, options)
+    n, engine = a.shape[-1], options.engine
+    alone = len(a) == 1 and n**3 <= engine.tuning.bordered
+    if not alone or engine.often((queued, n, b.shape[-1], options.positive)):
+        return _replayed(a, b, options)
+    # One small system takes the shape of others, so that one graph serves them all.
+    border = Border.around(n, n)
+    found = _replayed(*border.put(a, b), options)
+    return found._replace(x=border.take(found.x))
+
+
+def _in_reach(systems: Systems) -> bool:
+    """Whether one launch does all that follows, and sooner than many."""
+    n, k = systems.b.shape[1:]
+    one_launch = systems.options.engine.tuning.one_launch
+    return n * n * k <= one_launch and seminormal.takes(systems.a, square=True)
+
+
+def _in_one_launch(a: torch.Tensor, b: torch.Tensor, options: Options) -> Found:
+    """By the kernel, which leaves those alone whose rows or columns are not of one size."""
     square = seminormal.Square(2.0**NEAR, 2.0**ALIKE, options.positive)
-    limits = limits_of(options.digits, _steps(options))
-    found = seminormal.solved(systems.a, systems.b, options.dtype, limits, square)
-    numbers = found.numbers[: len(Members.names)]
-    _, refined_error, _, backward_error, condition, _, growth = numbers
-    members = Members(
-        x=found.x,
-        forward_error=found.forward_error,
-        backward_error=backward_error,
-        condition=condition,
-        refined_error=refined_error,
-        accepted=found.accepted,
-        growth=growth,
+    limits = limits_of(options.digits, steps_of(options))
+
+    def solved(a: torch.Tensor, b: torch.Tensor) -> Three:
+        found = seminormal.solved(a, b, options.dtype, limits, square)
+        return found.x, found.forward_error, found.numbers[: len(Members.names)]
+
+    # To play even one launch back takes a host less time than its arguments do.
+    return Found(
+        *(options.engine.replay(solved, (a, b), _key(options, "one launch")) if len(a) == 1 else solved(a, b))
     )
-    return Answer(members, NORMAL_EQUATIONS, iterations=_steps(options), measured=numbers)
 
 
-def _replayed(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members, torch.Tensor]:
+def _replayed(a: torch.Tensor, b: torch.Tensor, options: Options) -> Found:
     """Some systems, and what was measured of them."""
     tuning = options.engine.tuning
     # What scaling needs is half of everything, and mostly changes nothing. In a batch that would depend on
@@ -135,15 +198,13 @@ def _replayed(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Membe
 
     def solved(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         scaled = Scaled.of(*inputs, looks=False) if given is None else Scaled.again(*inputs)
-        members = _solved(scaled, options, look=look)
-        return *members.tensors, members.measured()
+        return _solved(scaled, options, look=look)
 
     inputs = (a, b) if given is None else given.tensors
-    *found, numbers = options.engine.replay(solved, inputs, _key(options, given is None))
-    return Members(*found), numbers
+    return Found(*options.engine.replay(solved, inputs, _key(options, given is None)))
 
 
-def _supposed(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members, torch.Tensor] | None:
+def _supposed(a: torch.Tensor, b: torch.Tensor, options: Options) -> Found | None:
     """A small system as if its numbers were near 1, which is looked at with the answer; None if they are not.
 
     The host, which takes longer than a GPU here, then waits once.
@@ -151,13 +212,15 @@ def _supposed(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Membe
 
     def solved(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         scaled, ends = Scaled.supposed(*inputs)
-        members = _solved(scaled, options, look=False)
-        return *members.tensors, torch.cat([members.measured(), ends[:, None]])
+        x, forward_error, numbers = _solved(scaled, options, look=False)
+        return x, forward_error, torch.cat([numbers, ends[:, None]])
 
-    *found, numbers = options.engine.replay(solved, (a, b), _key(options, "supposed"))
-    numbers = numbers.cpu()
-    of_members, ends = numbers.tensor_split([len(Members.names)])
-    return (Members(*found), of_members) if near_one(ends.flatten().tolist()) else None
+    found = Found(*options.engine.replay(solved, (a, b), _key(options, "supposed")))
+    read = found.numbers.cpu()
+    known = len(Members.names)
+    if not near_one(read[known:, 0].tolist()):
+        return None
+    return found._replace(numbers=found.numbers[:known], read=read[:known])
 
 
 def _key(options: Options, kind: bool | str) -> tuple[object, ...]:
@@ -166,35 +229,60 @@ def _key(options: Options, kind: bool | str) -> tuple[object, ...]:
     return _solved, kind, options.positive, options.max_iterations, target, options.dtype, options.looks
 
 
-def _solved(scaled: Scaled, options: Options, *, look: bool) -> Members:
-    """Factorize, refine and measure some systems without synchronizing, unless the host is to look."""
-    tuning, definite = options.engine.tuning, options.positive
+def _solved(scaled: Scaled, options: Options, *, look: bool) -> Three:
+    """Factorize, refine and measure some systems without synchronizing, unless the host is to look.
+
+    Returns x, forward errors, and what the judge reads.
+    """
+    engine, definite = options.engine, options.positive
     # Rounding errors of A^T r are magnified by the square of the condition number.
-    factors = _definite(scaled, tuning) if definite else _NormalEquations.of(scaled.a, tuning)
-    system = Square(
-        *(scaled.a, factors, scaled.norms, scaled.b, scaled.frobenius),
-        doubled=True,
-        vectors=PROBES,
-        power=1 if definite else 2,
+    power, images = 1 if definite else 2, list[Images]()
+    a, sizes = scaled.a, scaled.norms
+    # The first columns of factors keep few multiprocessors busy.
+    factors = engine.beside(
+        lambda: images.append(Images.of(a, sizes, vectors=PROBES, power=power)),
+        lambda: _definite(scaled, engine) if definite else _NormalEquations.of(a, engine),
     )
-    steps, fewer = _steps(options), False
+    system = Square(
+        *(a, factors, sizes, scaled.b, scaled.frobenius),
+        doubled=True,
+        power=power,
+        measured=images[0],
+    )
+    refinement, steps = Refinement(system, scaled.b, options.digits), steps_of(options)
+    # Blind steps do for condition numbers up to 1e6, of a definite A up to 1e12. There one less does up to
+    # 1e10, and what it leaves unfinished goes on to the library.
+    fewer = definite and options.looks and not look
+    if fewer:
+        steps = max(1, steps - 1)
     if look:  # what most take before the first look, beside which the answer is made
         steps = min(system.power, options.max_iterations)
-    elif definite and options.looks:
-        # Blind steps do for condition numbers up to 1e6, of a definite A up to 1e12. There one less does up
-        # to 1e10, and what it leaves unfinished goes on to the library.
-        steps, fewer = max(1, steps - 1), True
-
-    def refined(steps: int, *, look: bool) -> tuple[Members, torch.Tensor]:
-        found = refine_doubled(system, scaled.b, tolerance=options.digits, max_steps=steps, look=look)
-        growth = torch.ones_like(scaled.norms[:, 0, 0])
-        return members_of(scaled, system, found, growth, options), found.unfinished.any(1)
-
-    members, unfinished = refined(steps, look=False)
-    if look and bool(unfinished.any()):
-        members, _ = refined(min(MAX_STEPS, options.max_iterations), look=True)
-    return replace(members, accepted=members.accepted & ~unfinished) if fewer else members
+    for _ in range(steps):
+        refinement.step()
+    found = _measured(scaled, system, refinement, options, finished=fewer)
+    most = min(MAX_STEPS, options.max_iterations) if look else 0
+    if refinement.steps < most and refinement.goes_on():
+        refinement.step()
+        while refinement.steps < most and refinement.goes_on():
+            refinement.step()
+        found = _measured(scaled, system, refinement, options, finished=False)
+    return found
 
 
-def _steps(options: Options) -> int:
+def _measured(
+    scaled: Scaled, system: Square, refinement: Refinement, options: Options, *, finished: bool
+) -> Three:
+    """The same of what has been reached; where that is asked for, only what is finished is accepted."""
+    if scaled.given and options.dtype == torch.float64:
+        found = judged_as_given(scaled, system, refinement, finished=finished)
+        return refinement.high, found.forward_error, found.numbers
+    growth = torch.ones_like(scaled.norms[:, 0, 0])
+    members = members_of(scaled, system, refinement.solution(), growth, options)
+    if finished:
+        members = replace(members, accepted=members.accepted & ~refinement.active.any(1))
+    return members.x, members.forward_error, members.measured()
+
+
+def steps_of(options: Options) -> int:
+    """Steps of refinement between which nothing synchronizes."""
     return min(options.engine.tuning.blind_steps, options.max_iterations)

@@ -9,7 +9,8 @@ import torch
 
 from neula.algorithms.scaling import binary_exponents
 from neula.engines import FP64
-from neula.kernels.magnitudes import largest_magnitude, magnitudes
+from neula.engines.graphs import kept
+from neula.kernels.magnitudes import ends_of, largest_magnitude, magnitudes
 from neula.kernels.refining import over
 from neula.kernels.shift import LIMIT, shift
 
@@ -81,16 +82,16 @@ class Scaled:
     def supposed(cls, a: torch.Tensor, b: torch.Tensor) -> tuple[Scaled, torch.Tensor]:
         """The systems as they are, and the sizes by which :func:`near_one` tells whether they may be."""
         a, b = a.double(), b.double()
-        sizes, size_of_b = magnitudes(a), largest_magnitude(b, 1)
-        of_a = torch.stack([sizes.rows.flatten(), sizes.columns.flatten()]).aminmax(dim=1)
-        of_b = size_of_b.masked_fill(size_of_b == 0, 1.0).aminmax()
-        found = cls.again(a, b, sizes.norms, sizes.sums.amax(1)[:, None], size_of_b)
-        return found, torch.cat([x.reshape(-1) for x in (*of_a, *of_b)])
+        sizes = magnitudes(a)
+        ends = ends_of(sizes, b)
+        found = cls.again(a, b, sizes.norms, ends.of_a, ends.of_b)
+        found.__dict__["frobenius"] = ends.frobenius
+        return found, ends.ends
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """What :meth:`again` takes."""
-        return self.a, self.b, self.norms, self._sizes.a, self._sizes.b
+        return self.a, self.b, self.norms, *self.sizes
 
     @classmethod
     def again(
@@ -102,8 +103,8 @@ class Scaled:
         size_of_b: torch.Tensor,
     ) -> Scaled:
         """Systems that stay as they were given, or others of their shapes; nothing looks at the numbers."""
-        rows = torch.zeros(len(a), a.shape[1], 1, dtype=torch.int64, device=a.device)
-        b_columns = torch.zeros(len(a), 1, b.shape[2], dtype=torch.int64, device=a.device)
+        rows = _no_exponents(len(a), a.shape[1], 1, a.device)
+        b_columns = _no_exponents(len(a), 1, b.shape[2], a.device)
         found = cls(a, rows, rows.mT, b, b_columns, norms, given=True)
         # In the place where it is looked for: known already.
         found.__dict__["_sizes"] = _Sizes(size_of_a, size_of_b)
@@ -161,6 +162,11 @@ class Scaled:
         """Exponents of the columns relative to the largest."""
         return self.columns - self.columns.amax(2, keepdim=True)
 
+    @property
+    def sizes(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Norms in the infinity norm: of A, shape (batch, 1), and of b, shape (batch, k)."""
+        return self._sizes.a, self._sizes.b
+
     @cached_property
     def _sizes(self) -> _Sizes:
         return _Sizes.of(self.a, self.b)
@@ -184,6 +190,11 @@ class Scaled:
         diagonal = self.a.diagonal(dim1=1, dim2=2)
         exponents = binary_exponents(diagonal)[..., None] + self.rows + self.columns.mT
         return exponents.div(2, rounding_mode="floor")
+
+
+def _no_exponents(count: int, m: int, n: int, device: torch.device) -> torch.Tensor:
+    key = ("exponents", count, m, n, device)
+    return kept(key, lambda: torch.zeros(count, m, n, dtype=torch.int64, device=device))
 
 
 def near_one(ends: list[float]) -> bool:

@@ -35,6 +35,7 @@ from neula.pipeline.solutions import (
 )
 from neula.problems.operators.solutions import traced_solve
 from neula.problems.signatures import Kind, SolveKeywords
+from neula.problems.systems.at_once import solve_at_once
 from neula.problems.systems.by_lapack import solve_by_lapack
 from neula.problems.systems.chain import (
     SystemsJudge,
@@ -94,7 +95,8 @@ def solve(
         Accuracy of the result; by default that of the dtype. A number is the largest backward error that will
         do: the cheapest format with which it is certified is taken.
     engine : {"auto", "cpu", "cuda", "emulated"} or Engine, optional
-        What multiplies. ``"auto"`` goes by the device of A, but leaves one small matrix of a GPU to LAPACK.
+        What multiplies. ``"auto"`` goes by the device of A, but leaves one small matrix of a GPU with slow
+        float64 to LAPACK.
     pivot : {"none", "rbt", "partial"}, optional
         Exactly this LU, accepted or not: unpivoted, unpivoted after a random butterfly transform, with
         partial pivoting. By default the chain above.
@@ -187,7 +189,8 @@ def solve(
         strict=strict,
         gradients=True,
     )
-    if wait and pivot is None and compute is None:
+    queued = call.engine.tuning.queued_definite if assume_a == "pos" else call.engine.tuning.queued
+    if wait and pivot is None and compute is None and not queued:  # one launch takes less than LAPACK
         call = call.by_host(engine)
     _check_square(call.first.tensor)
     shapes = broadcast_system(*call.tensors)
@@ -237,6 +240,11 @@ def _finished(
 ) -> SolveResult:
     if begun is None and (single := solve_by_lapack(call, shapes, options)) is not None:
         return _attached(call, shapes, options, single)
+    if begun is None:
+        alone = solve_at_once(call, shapes, options)
+        if isinstance(alone, SolveResult):
+            return _attached(call, shapes, options, alone)
+        begun = alone
     matrices, columns = call.here(shapes.matrices), call.here(shapes.columns)
     if 0 in (matrices.numel(), columns.numel()):
         zero = Members.full(0.0, len(matrices), columns.shape[1], columns.shape[2], columns.device)

@@ -1,0 +1,36 @@
+"""Cholesky factors in double precision: the library's, or by blocks of columns where these are faster.
+
+In a library blocks on the diagonal and products wait for each other. Large matrices have products enough to
+hide what takes its columns one after the other.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from neula.algorithms.elimination.cholesky import Cholesky, cholesky, library_cholesky
+from neula.engines import FP64, Engine
+
+
+def blocks_pay(a: torch.Tensor, engine: Engine) -> bool:
+    """Whether :func:`double_cholesky` overwrites matrices, since it is faster than the library."""
+    return len(a) == 1 and a.shape[-1] >= engine.tuning.double_cholesky
+
+
+def double_cholesky(a: torch.Tensor, engine: Engine) -> Cholesky:
+    """Factors of matrices in float64, shape (batch, n, n), of which the lower triangles are read.
+
+    Diagonal blocks are the library's, beside the products that update the columns after them.
+
+    Examples
+    --------
+    >>> from neula.engines import EmulatedEngine
+    >>> a = torch.tensor([[[4.0, 0.0], [2.0, 5.0]]], dtype=torch.float64)
+    >>> double_cholesky(a, EmulatedEngine()).lower
+    tensor([[[2., 0.],
+             [1., 2.]]], dtype=torch.float64)
+    """
+    if not blocks_pay(a, engine):
+        return library_cholesky(a)
+    block = engine.tuning.double_block
+    return cholesky(a, engine.using(FP64), leaf=block, block=block)
