@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from neula.cli import bench, sweep
-from neula.papers.measuring import interleaved_seconds
+from neula.papers.measuring import interleaved_seconds, rested_seconds
 
 CPU = torch.device("cpu")
 
@@ -144,3 +144,10 @@ def test_calls_are_timed_in_turns() -> None:
     assert len(seconds) == 2
     interleaved_seconds([lambda: order.append("c")], 60.0, (1, 2))
     assert order[6:] == ["c", "c"]
+
+
+def test_calls_are_timed_each_by_itself() -> None:
+    order: list[str] = []
+    seconds = rested_seconds([lambda: order.append("a"), lambda: order.append("b")], 0.0, rounds=2)
+    assert order == ["a", "a", "b", "b"] * 2  # the first of each to warm up
+    assert len(seconds) == 2

@@ -227,9 +227,12 @@ def test_overflow_of_the_output_dtype_is_an_error():
 
 
 def test_exponential_growth_with_partial_pivoting(rng):
-    """Wilkinson's matrix, which LU with partial pivoting does not solve at all beyond n = 60."""
+    """Wilkinson's matrix, which LU with partial pivoting does not solve at all beyond n = 60.
+
+    Column-major: of a row-major matrix the transpose is factorized, and that of this one does not grow.
+    """
     n = 120
-    A = np.eye(n) - np.tril(np.ones((n, n)), -1)
+    A = np.asfortranarray(np.eye(n) - np.tril(np.ones((n, n)), -1))
     A[:, -1] = 1
     b = rng.standard_normal(n)
     assert backward_error(A, b, np.linalg.solve(A, b)) > 1e-4

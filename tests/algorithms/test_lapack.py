@@ -249,7 +249,7 @@ def test_what_has_no_good_factors_is_left(rng: np.random.Generator) -> None:
     square[3] = square[2]
     for unusable in (square, np.diag([1.0, 1e-6, 1.0, 1.0]), np.full((4, 4), np.nan)):
         with np.errstate(all="ignore"):
-            assert Square.of(unusable, positive=False, single=False, doubled=True) is None
+            assert Square.of(unusable, [], positive=False, single=False, doubled=True) is None
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])

@@ -1,7 +1,8 @@
 """``neula bench sweep``: every size beside the fastest call of torch and SciPy that is as accurate.
 
 A peer counts if its error is at most :data:`AS_ACCURATE` times neula's, or ``sqrt(n) u``. All are timed in
-turns in one process, so that what else the machine does meets all of them alike.
+one process and several rounds, so that what else the machine does meets all of them alike, but each by
+itself: the threads of one library would hold up those of another.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from neula.engines import FP64
 from neula.papers.data import Data, Row, Rows, show
 from neula.papers.drawing import MARKERS, Axes, log_log
 from neula.papers.errors import optimality
-from neula.papers.measuring import circumstances, householder_flops, interleaved_seconds, timed
+from neula.papers.measuring import circumstances, householder_flops, rested_seconds
 
 NAME = "sweep"
 
@@ -75,14 +76,14 @@ def run(device: torch.device, on_row: Callable[[Row], None] | None = None, *, qu
     for task in tasks(device):
         if quick and task.flops > QUICK_FLOPS:
             continue
-        rows.append(_measure(task, at_least=0.05 if quick else 0.5))
+        rows.append(_measure(task, *((0.05, 1) if quick else (0.5, 3))))
         if on_row is not None:
             on_row(rows[-1])
     error = "backward errors; of svd_lowrank that of the approximation"
     return Data.of({"problem": NAME, "peer": PEER, "error": error, **circumstances(device)}, rows)
 
 
-def _measure(task: Task, at_least: float) -> Row:
+def _measure(task: Task, at_least: float, rounds: int = 1) -> Row:
     ours, peers, error = task.calls()
     result = ours()
     found = error(result)
@@ -90,9 +91,10 @@ def _measure(task: Task, at_least: float) -> Row:
     errors = {name: error(call()) for name, call in peers.items()}
     enough = AS_ACCURATE * max(found, 0.5 * torch.finfo(task.dtype).eps * task.shape[-1] ** 0.5)
     accurate = {name: call for name, call in peers.items() if errors[name] <= enough}
-    once = {name: timed(call)[1] for name, call in (accurate or peers).items()}
+    candidates = accurate or peers
+    once = dict(zip(candidates, rested_seconds(list(candidates.values()), 0.0, rounds=1), strict=True))
     near = [name for name in once if once[name] <= 3 * min(once.values())]
-    mine, *others = interleaved_seconds([ours, *(peers[name] for name in near)], at_least)
+    mine, *others = rested_seconds([ours, *(peers[name] for name in near)], at_least, rounds)
     seconds, peer = min(zip(others, near, strict=True))
     return {
         "problem": task.problem,

@@ -184,8 +184,8 @@ class Tuning:
         Order of linear systems below which the library in double precision is as fast as a cheaper LU, LU
         with partial pivoting, or Cholesky factorization, with refinement.
     direct_alone : int
-        The same of one system in double precision that NumPy and LAPACK are handed: factors, refinement and
-        evidence without tensors and copies.
+        The same of one system that NumPy and LAPACK are handed: factors, refinement and evidence without
+        tensors and copies.
     queued, queued_definite : int
         Order of linear systems up to which Cholesky factors of ``A^T A``, or of a definite A, are queued with
         everything that follows, before LU (order 1000: 2.6 ms on an H200 instead of 10; 6000: 27 and 40;

@@ -20,6 +20,15 @@ import neula
 
 T = TypeVar("T")
 
+PAUSE = 0.02
+"""Seconds in which it shows whether threads wait busily for more work."""
+
+PATIENCE = 5.0
+"""Seconds until which they have gone to sleep: OpenBLAS takes 30 ms, or much longer, as it was built."""
+
+LONG, MOST = 0.1, 100
+"""Seconds from which on a first call counts, and repetitions of what is over in microseconds."""
+
 
 def median_seconds(run: Callable[[], Any], repeats: int = 5, warmup: int = 1) -> float:
     """Median wall-clock seconds; on a GPU the queue is drained before and after each run."""
@@ -46,6 +55,42 @@ def interleaved_seconds(
     while len(rounds) < least or (len(rounds) < most and sum(map(sum, rounds)) < at_least):
         rounds.append([seconds_of(run) for run in runs])
     return [statistics.median(times) for times in zip(*rounds, strict=True)]
+
+
+def rested_seconds(runs: Sequence[Callable[[], Any]], at_least: float, rounds: int = 3) -> list[float]:
+    """Median seconds of each of some calls, each repeated alone, in rounds.
+
+    Threads of one library, which wait busily after a call, would hold up those of another in the next one:
+    nobody calls two of them in turns. So each call is timed after a rest, and not at its first repetition
+    unless that takes long.
+
+    Parameters
+    ----------
+    runs : sequence of callable
+    at_least : float
+        Seconds that all repetitions take together.
+    rounds : int, optional
+    """
+    share, times = at_least / (rounds * len(runs)), [list[float]() for _ in runs]
+    for _ in range(rounds):
+        for run, found in zip(runs, times, strict=True):
+            _rest()
+            first = seconds_of(run)
+            this = [first] if first > LONG else []
+            while not this or (sum(this) < share and len(this) < MOST):
+                this.append(seconds_of(run))
+            found += this
+    return [statistics.median(found) for found in times]
+
+
+def _rest() -> None:
+    """Wait until no thread of this process is busy."""
+    until = time.perf_counter() + PATIENCE
+    while time.perf_counter() < until:
+        busy = time.process_time()
+        time.sleep(PAUSE)
+        if time.process_time() - busy < PAUSE / 4:
+            return
 
 
 def sustained_seconds(run: Callable[[], Any], at_least: float = 0.02) -> float:

@@ -14,8 +14,12 @@ import numpy as np
 import torch
 from scipy.linalg import lapack
 
-WIDE = 64
-"""Order from which on a square matrix may be large: smaller ones take no threads."""
+WIDE = 128
+"""Order from which on a square matrix may be large: smaller ones take no threads for a Cholesky
+factorization, nor for products with a vector."""
+
+ALONE = 1 << 16
+"""Elements of a matrix up to which NumPy multiplies by one vector, or by four, without threads."""
 
 HALVED = 128
 """Columns from which on a Gram matrix is worth the calls of two halves."""
@@ -90,7 +94,7 @@ def _product(a: torch.Tensor, x: np.ndarray) -> np.ndarray:
 
 def products(a: np.ndarray, *, large: bool) -> Products:
     """What multiplies with a matrix."""
-    return InTorch(a) if large else InNumPy(a)
+    return InTorch(a) if large and a.size > ALONE else InNumPy(a)
 
 
 def gram_matrix(a: np.ndarray, *, large: bool) -> np.ndarray:

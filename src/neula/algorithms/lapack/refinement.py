@@ -17,11 +17,12 @@ from neula.algorithms.lapack.doubled import two_sum
 
 
 class Evaluation(NamedTuple):
-    """What a residual says of x.
+    """What the residual of x says of x.
 
     Attributes
     ----------
     residual : array, shape (m,)
+        What is left of it after the update.
     update : array, shape (n,)
         What to add to x.
     left : float
@@ -47,9 +48,6 @@ class System(Protocol):
 
     def size(self, x: np.ndarray) -> float:
         """``||D x||``."""
-
-    def change(self, x: np.ndarray) -> np.ndarray:
-        """``A x``."""
 
 
 @dataclass(slots=True)
@@ -80,9 +78,25 @@ class Refined:
     steps: int
 
 
-def refine(system: System, b: np.ndarray, tolerance: float, max_steps: int = MAX_STEPS) -> Refined | None:
-    """Solve and refine until the forward error meets the tolerance, or stagnates; None where x vanishes."""
-    high = system.start(b)
+def refine(
+    system: System,
+    b: np.ndarray,
+    tolerance: float,
+    max_steps: int = MAX_STEPS,
+    first: np.ndarray | None = None,
+) -> Refined | None:
+    """Refine until the forward error meets the tolerance, or stagnates; None where x vanishes.
+
+    Parameters
+    ----------
+    system : System
+    b : array, shape (m,)
+    tolerance : float
+    max_steps : int, optional
+    first : array, shape (n,), optional
+        A solution, where there is one already.
+    """
+    high = system.start(b) if first is None else first
     low = np.zeros(len(high))
     left, steps = math.inf, 0
     while steps < max_steps:
@@ -99,7 +113,6 @@ def refine(system: System, b: np.ndarray, tolerance: float, max_steps: int = MAX
     lost = system.size(low) / size
     error = left / size + lost
     error = COMPUTED * error / (1 - error) if error < 1 else math.inf
-    residual = residual - system.change(update)
     return Refined(high, low, residual, size, lost, error, steps)
 
 

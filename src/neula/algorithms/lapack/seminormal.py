@@ -177,7 +177,8 @@ class Seminormal:
         floor = noise * (bound * self.size(high) + length(b) + bound * through * length(residual))
         floor += of_slices
         wrong = self.rate / (1 - self.rate) * length(projected) + floor
-        return Evaluation(residual, self._triangle.solve(projected), through * wrong, through * floor)
+        update = self._triangle.solve(projected)
+        return Evaluation(residual - self.change(update), update, through * wrong, through * floor)
 
     def errors(self, b: np.ndarray, found: Refined) -> tuple[float, float, float]:
         """Backward error, optimality and forward error of a refined solution.

@@ -10,11 +10,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from scipy.linalg import lapack
 from scipy.linalg.blas import idamax, isamax
 
-from neula.algorithms.krylov.batched_lstsq import MARGIN, PROBES, ROUNDING
-from neula.algorithms.krylov.doubled_refinement import DOUBLED, MAX_RATE
+from neula.algorithms.krylov.batched_lstsq import FEW, MARGINS, ROUNDING
+from neula.algorithms.krylov.doubled_refinement import COMPUTED, DOUBLED, MAX_RATE
 from neula.algorithms.lapack.doubled import Sliced
 from neula.algorithms.lapack.products import (
     Products,
@@ -25,11 +26,8 @@ from neula.algorithms.lapack.products import (
 from neula.algorithms.lapack.refinement import LONG, Evaluation, Refined, length
 from neula.algorithms.lapack.triangle import ESTIMATED
 from neula.algorithms.lapack.vectors import probe_array
-from neula.algorithms.spectra.inverse_norm import EXPLICIT, STEPS
+from neula.algorithms.spectra.inverse_norm import EXPLICIT
 from neula.engines import FP32, FP64
-
-VECTORS = 3
-"""Random vectors that show how well factors solve."""
 
 MODERATE = 2.0**200
 """Numbers up to this, and down to its reciprocal, have squares and quotients that float64 holds."""
@@ -38,9 +36,9 @@ SAFE = 900
 """Exponents between this and its negative are those of numbers with finite reciprocals."""
 
 ALIKE = 16.0
-"""Rows, and columns, whose largest elements differ by less are not scaled."""
+"""Rows, and columns, whose lengths differ by less are not scaled."""
 
-BLOCK = 1 << 16
+BLOCK = 1 << 17
 """Elements that are looked at together, while they are in the cache."""
 
 Solve = Callable[[np.ndarray], np.ndarray]
@@ -52,7 +50,9 @@ class Factors(NamedTuple):
     Attributes
     ----------
     solve, solve_transposed : callable
-        ``A^-1 x`` and ``A^-T x``.
+        ``A^-1 x`` and ``A^-T x`` of one vector.
+    several : callable
+        ``A^-1 X``.
     inverse : callable
         ``A^-1``, from factors in double precision.
     growth : float
@@ -63,12 +63,13 @@ class Factors(NamedTuple):
 
     solve: Solve
     solve_transposed: Solve
+    several: Solve
     inverse: Callable[[], np.ndarray]
     growth: float
     u: float
 
 
-def lu(a: np.ndarray, largest: float, *, single: bool = False, large: bool = False) -> Factors | None:
+def lu(a: np.ndarray, *, single: bool = False, large: bool = False) -> Factors | None:
     """LU with partial pivoting, of the transpose where rows are contiguous; None where a pivot vanishes."""
     transposed = int(a.flags.c_contiguous)
     given = (a.T if transposed else a).astype(_dtype(single), copy=False)
@@ -77,14 +78,26 @@ def lu(a: np.ndarray, largest: float, *, single: bool = False, large: bool = Fal
     if found is None:
         return None
     factors, pivots = found
-    most = _largest_element(factors)
+    most = _largest_element(factors, large=large)
     if most <= 1:  # that may be an element of L
-        most = _largest_element(np.triu(factors))
+        most = _largest_element(np.triu(factors), large=large)
+
+    def several(x: np.ndarray) -> np.ndarray:
+        given, places = torch.from_numpy(x.astype(factors.dtype, copy=False)), torch.from_numpy(pivots + 1)
+        return torch.linalg.lu_solve(
+            torch.from_numpy(factors), places, given, adjoint=bool(transposed)
+        ).numpy()
+
+    def one(x: np.ndarray) -> np.ndarray:
+        found: np.ndarray = solve(factors, pivots, x, trans=transposed)[0]
+        return found
+
     return Factors(
-        lambda x: solve(factors, pivots, x, trans=transposed)[0],
+        one,
         lambda x: solve(factors, pivots, x, trans=1 - transposed)[0],
+        several if large else lambda x: _each(one, x),
         lambda: lapack.dgetri(factors, pivots)[0].T if transposed else lapack.dgetri(factors, pivots)[0],
-        float(most / largest),
+        most / _largest_element(given, large=large),
         (FP32 if single else FP64).u,
     )
 
@@ -93,17 +106,30 @@ def cholesky(a: np.ndarray, *, single: bool = False, large: bool = False) -> Fac
     """Cholesky factors; None where A is not positive definite."""
     library = lapack.spotrs if single else lapack.dpotrs
     given = a.T if a.flags.c_contiguous else a
-    factors = cholesky_factor(given.astype(_dtype(single), copy=False), large=large, clean=False)
+    lower = cholesky_factor(given.astype(_dtype(single), copy=False), large=large, clean=False)
+    if lower is None:
+        return None
+    factors = lower
 
     def solve(x: np.ndarray) -> np.ndarray:
         found: np.ndarray = library(factors, x, lower=1)[0]
         return found
 
-    def inverse() -> np.ndarray:
-        lower = np.tril(lapack.dpotri(factors, lower=1)[0])
-        return lower + np.tril(lower, -1).T
+    def several(x: np.ndarray) -> np.ndarray:
+        given = torch.from_numpy(x.astype(factors.dtype, copy=False))
+        return torch.cholesky_solve(given, torch.from_numpy(factors)).numpy()
 
-    return None if factors is None else Factors(solve, solve, inverse, 1.0, (FP32 if single else FP64).u)
+    def inverse() -> np.ndarray:
+        half = np.tril(lapack.dpotri(factors, lower=1)[0])
+        return half + np.tril(half, -1).T
+
+    together = several if large else lambda x: _each(solve, x)
+    return Factors(solve, solve, together, inverse, 1.0, (FP32 if single else FP64).u)
+
+
+def _each(solve: Solve, right: np.ndarray) -> np.ndarray:
+    """Of one library: a few vectors together take it longer than one after another."""
+    return np.array([solve(b) for b in right.T]).T
 
 
 def _dtype(single: bool) -> type[np.floating[Any]]:
@@ -117,6 +143,8 @@ class Square:
     ----------
     a : array, shape (n, n)
         float64.
+    right : list of array, shape (n,)
+        Right-hand sides.
     sizes : array, shape (n,)
         Norms of its columns: the diagonal of D.
     norm : float
@@ -129,6 +157,8 @@ class Square:
 
     Attributes
     ----------
+    first : list of array, shape (n,)
+        Solutions by the factors.
     rate : float
         By how much one update reduces the error, at least.
     condition, condition_bound : float
@@ -142,6 +172,7 @@ class Square:
     def __init__(
         self,
         a: np.ndarray,
+        right: list[np.ndarray],
         sizes: np.ndarray,
         norm: float,
         factors: Factors,
@@ -154,67 +185,95 @@ class Square:
         self._solve = factors.solve
         self.history: list[float] = []
         self._single = factors.u > FP64.u
-        n, norm_of_columns = len(a), sizes.tolist()
-        largest, least = max(norm_of_columns), min(norm_of_columns)
+        n, (least, largest) = len(a), _range(sizes)
         self._norm = length(sizes)
-        explicit = n <= EXPLICIT and not large
-        if explicit:
+        if n <= EXPLICIT and not large:
             inverse = factors.inverse()
             self._solve = inverse.dot
             scaled_norm, inverse_norm = _schatten(a / sizes)[0], _schatten(sizes[:, None] * inverse)[1]
+            missed = a.dot(inverse)
+            missed.ravel()[:: n + 1] -= 1.0
+            through, lost = inverse_norm, length(missed.ravel())
+            self.first = [inverse.dot(b) for b in right]
         else:
-            scaled_norm, inverse_norm = _norm_along(self._a, sizes), _inverse_norm(factors, sizes)
+            scaled_norm = _norm_along(self._a, sizes)
+            units, z = [self._unit_of(b) for b in right], probe_array(n, FEW).T
+            known = np.array([*(b / unit for b, unit in zip(right, units, strict=True)), *z])
+            found = factors.several(known.T).T.astype(np.float64, copy=False)
+            self.first = [x * unit for x, unit in zip(found, units, strict=False)]
+            inverse_norm, lost = self._inverse_norm(factors, z, found[len(right) :])
+            through = MARGINS[FEW] * inverse_norm
         self._scaled_norm = scaled_norm
         self.condition = max(1.0, inverse_norm * scaled_norm)
-        norm_bound = min(n**0.5, ESTIMATED * scaled_norm)  # B has columns of norm 1
-        self.condition_bound = norm_bound * inverse_norm * (1 if explicit else ESTIMATED)
-        z = probe_array(n, VECTORS, unit=n <= PROBES)
-        images = self._a.times(z)
-        missed = z.T - (self._solve(images).T if explicit else self._each(images))
+        # B has columns of norm 1.
+        self.condition_bound = min(n**0.5, ESTIMATED * scaled_norm) * through
         # Rounding errors of a solve, also where none happen to be in what is measured.
         rounding = (
             ROUNDING * factors.u * min(self._norm, ESTIMATED * scaled_norm * largest) * inverse_norm / least
         )
-        self.rate = MARGIN * length(missed.ravel()) + rounding
+        self.rate = lost + rounding
         self.doubled = Sliced(a, doubled) if doubled else None
-        self._largest = largest
-        self._noise = (DOUBLED if doubled else 2 * FP64.u) * n**0.5 * inverse_norm
-        self._noise_of_slices = self.doubled.error * inverse_norm if self.doubled else 0.0
+        self._through = through / (1 - self.rate)
+        self._unit = (DOUBLED if doubled else 2 * FP64.u) * n**0.5
 
     @classmethod
     def of(
-        cls, given: np.ndarray, *, positive: bool, single: bool, doubled: bool, large: bool = False
+        cls,
+        given: np.ndarray,
+        right: list[np.ndarray],
+        *,
+        positive: bool,
+        single: bool,
+        doubled: bool,
+        large: bool = False,
     ) -> tuple[Square, float] | None:
         """Factorize; the system, and the growth of the elements.
 
         None where numbers are not moderate or rows or columns not alike, and where factors are no good.
         """
-        a = given.astype(np.float64, copy=False)
-        rows, squares, largest = _magnitudes(a, large=large)
-        columns, most = squares.tolist(), max(rows)
-        alike = most <= ALIKE * min(rows) and max(columns) <= ALIKE**2 * min(columns)
-        moderate = MODERATE**0.2 if single else MODERATE
-        if not (alike and 1 / moderate <= most <= moderate and largest > 0):  # which NaN leaves at 0
+        a = torch.from_numpy(given).double().numpy() if large else given.astype(np.float64, copy=False)
+        # Squares of what single precision is tried for do not overflow in it.
+        seen = given if single and given.dtype == np.float32 else a
+        rows, columns = _squares(seen, large=large)
+        spread, moderate = ALIKE**2, (MODERATE**0.2 if single else MODERATE) ** 2
+        (least, most), (narrowest, widest) = _range(rows), _range(columns)
+        alike = most <= spread * least and widest <= spread * narrowest
+        if not (alike and 1 / moderate <= most <= moderate):  # nor is NaN
             return None
-        if positive:
-            factors = cholesky(given, single=single, large=large)
-        else:
-            factors = lu(given, largest, single=single, large=large)
+        factors = (cholesky if positive else lu)(given, single=single, large=large)
         if factors is None:
             return None
-        found = cls(a, np.sqrt(squares), most, factors, largest if doubled else 0.0, large=large)
+        # From below, unless another row of less length has a larger sum.
+        norm = float(np.abs(a[rows.argmax()]).sum())
+        largest = _largest_element(a, large=large) if doubled else 0.0
+        found = cls(a, right, np.sqrt(columns), norm, factors, largest, large=large)
         return (found, factors.growth) if found.rate <= MAX_RATE else None
 
-    def _each(self, right: np.ndarray) -> np.ndarray:
-        """Solutions as rows: a few vectors together take the library longer than one after another."""
-        return np.array([self._solve(b) for b in np.ascontiguousarray(right.T)])
+    def _inverse_norm(self, factors: Factors, z: np.ndarray, found: np.ndarray) -> tuple[float, float]:
+        """``||D X||_2`` for the inverse X that the factors are, by a step of the power method from the best
+        of some random vectors, whose solutions are known; and ``||I - A X||_2``.
+
+        Factors of A + E err by ``E X``, which is largest where X is. If E is what has made a singular A
+        regular, then nothing is left of the vector there.
+        """
+        images = self._sizes * found
+        sizes = [length(x) for x in images]
+        best = max(range(len(sizes)), key=sizes.__getitem__)
+        v = factors.solve_transposed(self._sizes * (images[best] / sizes[best])).astype(
+            np.float64, copy=False
+        )
+        norm, missed = length(v), z[best] - self._a.times(found[best])
+        return norm, length(missed) * norm / sizes[best]
+
+    def _unit_of(self, b: np.ndarray) -> float:
+        """What to divide b by: in single precision updates would underflow, and seem to be exact."""
+        return 2.0 ** max(-SAFE, min(SAFE, math.frexp(largest_of(b))[1])) if self._single else 1.0
 
     def start(self, b: np.ndarray) -> np.ndarray:
         """``A^-1 b`` by the factors."""
         if not self._single:
             return self._solve(b)
-        # Updates in single precision would underflow, and seem to be exact.
-        unit = 2.0 ** max(-SAFE, min(SAFE, math.frexp(largest_of(b))[1]))
+        unit = self._unit_of(b)
         return self._solve(b / unit).astype(np.float64, copy=False) * unit
 
     def size(self, x: np.ndarray) -> float:
@@ -225,16 +284,28 @@ class Square:
         """``A x``."""
         return self._a.times(x)
 
+    def longer(self, residual: np.ndarray, lost: np.ndarray, most: float) -> bool:
+        """Whether the residual is longer than that once x has lost so much."""
+        if length(residual) + COMPUTED * self._norm * length(lost) <= most:
+            return False
+        return not length(residual + self.change(lost)) <= most
+
     def evaluate(self, b: np.ndarray, high: np.ndarray, low: np.ndarray) -> Evaluation:
         """``A^-1 r`` by the factors."""
         # Without doubled products low is below the rounding errors of the residual.
         residual = b - self._a.times(high) if self.doubled is None else self.doubled.residual(high, low, b)[0]
         self.history.append(self.backward_error(b, high, residual))
         update = self.start(residual)
+        after = residual - self._a.times(update)
+        size, left = length(residual), length(after)
         of_x = length(high)
-        floor = self._noise * (self._norm * of_x + length(b)) + self._noise_of_slices * of_x
-        wrong = self._largest * self.rate / (1 - self.rate) * length(update) + floor
-        return Evaluation(residual, update, wrong, floor)
+        floor = self._unit * (self._norm * of_x + length(b))
+        if self.doubled is not None:
+            floor += self.doubled.error * of_x
+        noise = floor + (len(b) + 2) * FP64.u * (size + self._norm * length(update))
+        if not left <= MAX_RATE * size + noise:
+            return Evaluation(after, update, math.inf, self._through * floor)
+        return Evaluation(after, update, self._through * (left + noise), self._through * floor)
 
     def errors(self, b: np.ndarray, found: Refined) -> tuple[float, float, float]:
         """Backward error, optimality and forward error of a refined solution of least squares."""
@@ -248,18 +319,31 @@ class Square:
         return float(largest_of(residual) / (self._infinity_norm * largest_of(x) + largest_of(b)))
 
 
-def _magnitudes(a: np.ndarray, *, large: bool) -> tuple[list[float], np.ndarray, float]:
-    """Sums of rows of ``|A|``, of squares of columns, and the largest element, in one pass."""
+def _squares(a: np.ndarray, *, large: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Sums of the squares of rows, and of columns."""
+    if a.flags.f_contiguous and not a.flags.c_contiguous:
+        columns, rows = _squares(a.T, large=large)
+        return rows, columns
     n = len(a)
-    ones, rows, squares, largest = np.ones(n), list[float](), np.zeros(n), 0.0
+    rows, columns = np.empty(n), np.zeros(n)
     step = max(1, BLOCK // n)
     for start in range(0, n, step):
-        block = np.abs(a[start : start + step])
-        rows += (block.sum(1) if large else block.dot(ones)).tolist()
-        largest = max(largest, float(block.max()))
-        block *= block
-        squares += block.sum(0) if large else ones[: len(block)].dot(block)
-    return rows, squares, largest
+        part = slice(start, start + step)
+        block = a[part]
+        columns += np.einsum("ij,ij->j", block, block)
+        if not large:
+            rows[part] = np.matmul(block[:, None], block[:, :, None])[:, 0, 0]
+    if large:  # by all threads
+        rows = torch.linalg.vector_norm(torch.from_numpy(a), dim=1).double().square_().numpy()
+    return rows, columns
+
+
+def _range(x: np.ndarray) -> tuple[float, float]:
+    """The least and the largest element; NaN comes through."""
+    if len(x) > EXPLICIT:
+        return float(x.min()), float(x.max())
+    known = x.tolist()
+    return (min(known), max(known)) if math.isfinite(sum(known)) else (math.nan, math.nan)
 
 
 def largest_of(x: np.ndarray) -> float:
@@ -268,9 +352,13 @@ def largest_of(x: np.ndarray) -> float:
     return found
 
 
-def _largest_element(a: np.ndarray) -> float:
-    """The same of a column-major matrix."""
-    return largest_of(a.T.ravel()) if a.size <= LONG else float(max(a.max(), -a.min()))
+def _largest_element(a: np.ndarray, *, large: bool) -> float:
+    """The same of a matrix without gaps."""
+    elements = a.ravel(order="K")  # of others torch takes ten times as long
+    if a.size <= LONG:
+        return largest_of(elements)
+    least, most = torch.aminmax(torch.from_numpy(elements)) if large else (a.min(), a.max())
+    return max(float(most), -float(least))
 
 
 def _schatten(a: np.ndarray) -> tuple[float, float]:
@@ -283,12 +371,3 @@ def _norm_along(a: Products, sizes: np.ndarray) -> float:
     """``||A D^-1||_2``, estimated."""
     image = a.times(probe_array(len(sizes), 1)[:, 0] / sizes)
     return length(a.transposed_times(image) / sizes) / length(image)
-
-
-def _inverse_norm(factors: Factors, sizes: np.ndarray) -> float:
-    """``||D A^-1||_2`` by the power method, from below."""
-    v = probe_array(len(sizes), 1)[:, 0]
-    for _ in range(STEPS):
-        image = sizes * factors.solve(v / length(v)).astype(np.float64, copy=False)
-        v = factors.solve_transposed(sizes * (image / length(image))).astype(np.float64, copy=False)
-    return length(v)

@@ -11,7 +11,7 @@ from neula.algorithms.lapack.products import Products, gram_matrix, products
 from neula.algorithms.lapack.refinement import length
 from neula.algorithms.lapack.vectors import probe_array
 
-EXPLICIT = 128
+EXPLICIT = 64
 """Order up to which the inverse itself is formed: products with it take less time than solves."""
 
 STEPS = 2

@@ -118,7 +118,7 @@ def _by_lu(a: np.ndarray, b: list[np.ndarray], options: Options) -> tuple[str, f
     doubled, large = options.refines_doubled(*a.shape), is_large(a.size, options)
     single = options.target is not FP64 and not doubled and len(a) <= SINGLE
     for format in (FP32, FP64) if single else (FP64,):
-        found = Square.of(a, positive=False, single=format is FP32, doubled=doubled, large=large)
+        found = Square.of(a, b, positive=False, single=format is FP32, doubled=doubled, large=large)
         columns = None if found is None else _columns(found[0], b, options)
         if found is not None and columns is not None:
             return f"lu {format.name} with pivoting", found[0].condition, columns
@@ -130,8 +130,9 @@ def _columns(system: Seminormal | Square, b: list[np.ndarray], options: Options)
     if not system.condition_bound * options.certain_rcond(system.shape) * ROUNDED_RANK < 1:
         return None
     bound, columns = lstsq_bound(options.target, system.shape[1]), []
-    for right in b:
-        found = _solved(system, right, options)
+    known = system.first if isinstance(system, Square) else [None] * len(b)
+    for right, first in zip(b, known, strict=True):
+        found = _solved(system, right, first, options)
         if found is None or not (
             found.refined_error <= bound and found.forward_error <= options.largest_error
         ):
@@ -158,12 +159,14 @@ def _suits(shapes: System, options: Options) -> bool:
     return m >= n > 0 and m * n**2 <= options.engine.tuning.by_lapack
 
 
-def _solved(system: Seminormal | Square, b: np.ndarray, options: Options) -> _Column | None:
+def _solved(
+    system: Seminormal | Square, b: np.ndarray, first: np.ndarray | None, options: Options
+) -> _Column | None:
     """One solution with its evidence; None where the residual is longer than b, and where x is not finite."""
     b_norm = length(b)
     if not 1 / MODERATE <= b_norm <= MODERATE:
         return None
-    found = refine(system, b, options.digits, min(MAX_STEPS, options.max_iterations))
+    found = refine(system, b, options.digits, min(MAX_STEPS, options.max_iterations), first)
     if found is None:
         return None
     refined_error, optimality, forward_error = system.errors(b, found)

@@ -39,7 +39,7 @@ def qr_by_lapack(call: Call, mode: str, options: Options) -> QRResult[Any] | Non
     with call.computing():
         q, r = torch.linalg.qr(a)
     with np.errstate(all="ignore"):  # what is not finite is not accepted
-        factors = _reflected(q.numpy(), r.numpy())
+        factors = _reflected(q, r)
         measured = _measured if a.ndim == 2 else _measured_together
         found = measured(a.resolve_neg().numpy(), *factors, options)
     if found is None or not (found.accepted is True or np.all(found.accepted)):  # in a tenth of its time
@@ -71,12 +71,17 @@ def _suits(call: Call, options: Options) -> bool:
     return usual and m >= n and a.numel() > 0 and small and tuning.lapack_first(m, n)
 
 
-def _reflected(q: np.ndarray, r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The same, the diagonal of R made nonnegative, in place."""
-    sign = np.copysign(r.dtype.type(1), r.diagonal(axis1=-2, axis2=-1))
-    q *= sign[..., None, :]
-    r *= sign[..., None]
-    return q, r
+def _reflected(q: torch.Tensor, r: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """The same as arrays, the diagonal of R made nonnegative, in place."""
+    basis, triangle = q.numpy(), r.numpy()
+    sign = np.copysign(triangle.dtype.type(1), triangle.diagonal(axis1=-2, axis2=-1))
+    if basis.size > ALONE:  # for torch's threads
+        q *= torch.from_numpy(sign[..., None, :])
+        r *= torch.from_numpy(sign[..., None])
+    else:
+        basis *= sign[..., None, :]
+        triangle *= sign[..., None]
+    return basis, triangle
 
 
 def _measured(a: np.ndarray, q: np.ndarray, r: np.ndarray, options: Options) -> QRCertificate | None:
@@ -90,7 +95,7 @@ def _measured(a: np.ndarray, q: np.ndarray, r: np.ndarray, options: Options) -> 
     g = _vectors(r.shape[1])
     several, here = torch.get_num_threads() > 1, options.engine.tuning.measured_here
     if a.size > (ALONE if several else here):
-        way = _errors_in_torch if several and a.size > here else _errors_by_blocks
+        way = _errors_in_torch if several else _errors_by_blocks
         return certificate_of(*way(a, q, r, g, norms), a.shape, options.target)
     a, q, r = (x.astype(np.float64, copy=False) for x in (a, q, r))
     scaled = g / norms[:, None]
@@ -150,9 +155,11 @@ def _measured_together(
 def _safe_norms(r: np.ndarray, options: Options) -> np.ndarray | None:
     """Norms of columns; None where the squares of one are not to be trusted."""
     low, high = SAFE_NORMS[options.target.dtype]
-    squares: np.ndarray = np.einsum("...ij,...ij->...j", r, r)
-    safe = squares.min() > low**2 and squares.max() < high**2
-    return np.sqrt(squares) if safe else None
+    if r.size > ALONE:
+        norms: np.ndarray = torch.linalg.vector_norm(torch.from_numpy(r), dim=-2).numpy()
+    else:
+        norms = np.sqrt(np.einsum("...ij,...ij->...j", r, r))
+    return norms if norms.min() > low and norms.max() < high else None
 
 
 @lru_cache(maxsize=64)

@@ -50,7 +50,7 @@ def solve_by_lapack(call: Call, shapes: System, options: Options) -> SolveResult
     n, tuning = shapes.a.shape[-1], options.engine.tuning
     named = options.pivot is not None or options.compute is not None
     order = tuning.direct_definite if options.positive else tuning.direct
-    if options.target is FP64 and not options.positive:
+    if not options.positive:
         order = max(order, tuning.direct_alone)
     if named or not tuning.lapack or not 0 < n < order or not is_single(shapes, options):
         return None
@@ -66,7 +66,7 @@ def _by_lapack(call: Call, shapes: System, options: Options) -> SolveResult[Any]
     large = is_large(a.size, options)
     doubled = options.forward or len(a) <= options.engine.tuning.doubled_order
     for single in (True, False) if options.target is not FP64 and not doubled else (False,):
-        found = Square.of(a, positive=options.positive, single=single, doubled=doubled, large=large)
+        found = Square.of(a, b, positive=options.positive, single=single, doubled=doubled, large=large)
         columns = None if found is None else _solved(found[0], b, options)
         if found is not None and columns is not None:
             format = "fp32" if single else "fp64"
@@ -89,7 +89,12 @@ def each_by_lapack(systems: Systems, format: Format) -> Answer[Members] | None:
         columns = list(np.ascontiguousarray(right.T, np.float64))
         with np.errstate(all="ignore"):  # what is not finite is not accepted
             one = Square.of(
-                member, positive=options.positive, single=format is FP32, doubled=doubled, large=large
+                member,
+                columns,
+                positive=options.positive,
+                single=format is FP32,
+                doubled=doubled,
+                large=large,
             )
             solved = None if one is None else _solved(one[0], columns, options)
         if one is None or solved is None:
@@ -123,11 +128,11 @@ def _worst(histories: list[list[float]]) -> tuple[float, ...]:
 def _solved(system: Square, right: list[np.ndarray], options: Options) -> list[_Column] | None:
     """The solutions; None where one is not accepted."""
     bound, columns = solve_bound(options.target, len(right[0])), []
-    for b in right:
+    for b, first in zip(right, system.first, strict=True):
         b_norm, system.history = length(b), []
         if not 1 / MODERATE <= b_norm <= MODERATE:
             return None
-        found = refine(system, b, options.digits, min(MAX_STEPS, options.max_iterations))
+        found = refine(system, b, options.digits, min(MAX_STEPS, options.max_iterations), first)
         if found is None:
             return None
         measured = system.backward_error(b, found.x, found.residual)
@@ -137,7 +142,7 @@ def _solved(system: Square, right: list[np.ndarray], options: Options) -> list[_
             rest = found.x - x
             lost, rounding = lost + rest, system.size(rest) / found.size
         forward_error = found.forward_error + rounding
-        longer = length(found.residual + system.change(lost)) > b_norm * (1 + len(b) * FP64.u)
+        longer = system.longer(found.residual, lost, b_norm * (1 + len(b) * FP64.u))
         if longer or not (measured <= bound and forward_error <= options.largest_error):
             return None
         history = [*system.history, measured]
