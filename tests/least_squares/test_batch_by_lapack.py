@@ -115,7 +115,7 @@ def test_exact_zeros() -> None:
 @pytest.mark.parametrize("shape", [(10, 4), (60, 30)])
 def test_conditions(shape: tuple[int, int]) -> None:
     a, _ = batch(*shape, (1e0, 1e1, 1e3, 1e5), 1)
-    found = Seminormals(a, doubled=True)
+    found = Seminormals(a, 3)
     true = np.linalg.cond(a / np.linalg.norm(a, axis=1, keepdims=True))
     assert (found.condition[:, 0] >= true / 10).all()
     assert (found.condition[:, 0] <= 10 * true).all()

@@ -126,6 +126,12 @@ class Solutions(Values):
         """The same in one tensor, shape (numbers, batch)."""
         return torch.stack(self.numbers())
 
+    def worst(self) -> np.ndarray | None:
+        """The largest of each of these numbers in the memory of the host; None where one is not accepted."""
+        if not self.accepted.numpy().all():
+            return None
+        return np.array([float(number.numpy().max()) for number in self.numbers()])
+
     @classmethod
     def full(cls, value: float, count: int, n: int, k: int, device: torch.device) -> Self:
         """The same number for everything that is known; nothing is accepted."""

@@ -94,6 +94,27 @@ def bits_of(shape: tuple[int, ...]) -> int:
     return min(MOST_BITS, int((53 - math.log2(max(shape))) // 2))
 
 
+def error_of(shape: tuple[int, ...], slices: int = 3) -> float:
+    """Bound on the error of a product of slices with as many slices, largest element and vector being 1.
+
+    Of three each exact are products of the first two but the second with the second, of two those of the
+    first. What is rounded is below ``2^(-2 bits)``, or ``2^-bits``, and its rounding errors are independent.
+    """
+    exact = (slices - 1) * bits_of(shape)
+    return ROUNDINGS * 2.0 ** (-53 - exact) * math.sqrt(math.prod(shape))
+
+
+def _cut(self, x: np.ndarray, x_low: np.ndarray) -> np.ndarray:
+        slices = _cut(x, math.sqrt(x.dot(x)), self._bits)
+        slices[2] += x_low
+        return slices
+
+
+def bits_of(shape: tuple[int, ...]) -> int:
+    """So many bits of a slice that sums of products of two are exact in 53 bits."""
+    return min(MOST_BITS, int((53 - math.log2(max(shape))) // 2))
+
+
 def error_of(shape: tuple[int, ...]) -> float:
     """Bound on the error of a product of three slices with three slices, largest element and vector being 1.
 

@@ -135,6 +135,9 @@ def subspace_iteration(
             return found, products
         block = _filtered(a, found, rank, degree)
         products += degree - 1
+        for _ in range(int(needed) - degree if a.exact.tuning.lapack and needed < math.inf else 0):
+            block = a.transposed_times(orthonormal(a.times(orthonormal(block, a.exact)[0]), a.exact)[0])
+            products += 1
 
 
 def _basis(image: torch.Tensor, engine: Engine) -> torch.Tensor:

@@ -29,23 +29,24 @@ def batch_by_lapack(systems: Systems) -> Answer[Members] | None:
     if not (here and len(a) > 1 and n <= LARGEST and k <= FEW and options.progress is None):
         return None
     given, right, step = array_of(a), array_of(b), max(1, ELEMENTS // n**2)
-    parts = []
-    with np.errstate(all="ignore"):  # what is not finite is not accepted
-        for start in range(0, len(given), step):
-            part = slice(start, start + step)
-            parts.append(_solved(given[part], right[part], options))
+    parts = [
+        _solved(given[start : start + step], right[start : start + step], options)
+        for start in range(0, len(given), step)
+    ]
     members, errors = zip(*parts, strict=True)
     label = "cholesky fp64" if options.positive else "lu fp64 with pivoting"
     history = tuple(np.max(errors, 0).tolist())
-    return Answer(Members.joined(members), label, "", len(history) - 1, history)
+    values = Members.joined(members)
+    return Answer(values, label, "", len(history) - 1, history, worst=values.worst())
 
 
+@np.errstate(all="ignore")  # what is not finite is not accepted
 def _solved(a: np.ndarray, b: np.ndarray, options: Options) -> tuple[Members, tuple[float, float]]:
     """Solutions, and their largest backward errors before and after the update."""
     n, updates = a.shape[1], options.target is FP64
     doubled = updates and (options.forward or n <= options.engine.tuning.doubled_order)
     a, b = (x.astype(np.float64, copy=False) for x in (a, b))
-    system = Squares(a, cholesky if options.positive else lu, doubled=doubled, updates=updates)
+    system = Squares(a, cholesky if options.positive else lu, doubles=doubled, updates=updates)
     found = system.refined(b, IN_NUMPY[options.dtype])
     error, forward_error = found.backward_error, found.forward_error
     refined = (found.left <= options.digits) | found.settled
