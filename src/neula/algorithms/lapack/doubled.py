@@ -104,26 +104,6 @@ def error_of(shape: tuple[int, ...], slices: int = 3) -> float:
     return ROUNDINGS * 2.0 ** (-53 - exact) * math.sqrt(math.prod(shape))
 
 
-def _cut(self, x: np.ndarray, x_low: np.ndarray) -> np.ndarray:
-        slices = _cut(x, math.sqrt(x.dot(x)), self._bits)
-        slices[2] += x_low
-        return slices
-
-
-def bits_of(shape: tuple[int, ...]) -> int:
-    """So many bits of a slice that sums of products of two are exact in 53 bits."""
-    return min(MOST_BITS, int((53 - math.log2(max(shape))) // 2))
-
-
-def error_of(shape: tuple[int, ...]) -> float:
-    """Bound on the error of a product of three slices with three slices, largest element and vector being 1.
-
-    Exact are those of the first two slices but the second with the second; what is rounded is below
-    ``2^(-2 bits)``, and its rounding errors are independent.
-    """
-    return ROUNDINGS * 2.0 ** (-53 - 2 * bits_of(shape)) * math.sqrt(math.prod(shape))
-
-
 def _cut(v: np.ndarray, largest: float, bits: int) -> np.ndarray:
     """Three slices whose sum is v, no element being larger than ``largest``: two of so many bits, the rest.
 
