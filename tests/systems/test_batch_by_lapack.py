@@ -49,6 +49,16 @@ def test_forward_errors_are_bounds(n: int) -> None:
         assert (found.forward_error <= 2 * U64).all()
 
 
+def test_what_two_slices_leave_is_refined_with_three() -> None:
+    a, b = batch(8, (1e1, 1e11, 1e2))
+    found = batch_by_lapack(systems(a, b)).values
+    assert found.accepted.all()
+    for i in range(3):
+        errors = torch.from_numpy(System(a[i], b[i]).errors(found.x[i].numpy(), 8))
+        assert (errors <= found.forward_error[i]).all()
+        assert (found.forward_error[i] <= 2 * U64).all()
+
+
 @pytest.mark.parametrize("n", [6, 20])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_narrow_ones_are_rounded_once(n: int, dtype: type[np.floating]) -> None:
@@ -177,7 +187,7 @@ def test_more_than_fit_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_conditions(n: int, target: object) -> None:
     a, b = batch(n, (1e0, 1e1, 1e3, 1e5), 1)
     doubled = target is FP64
-    found = Squares(a, lu, doubles=doubled, updates=doubled).refined(b, np.float64)
+    found = Squares(a, lu, slices=3 * doubled, updates=doubled).refined(b, np.float64)
     true = np.linalg.cond(a / np.linalg.norm(a, axis=1, keepdims=True))
     assert (found.condition[:, 0] >= true / 10).all()
     assert (found.condition[:, 0] <= 10 * true).all()
@@ -188,7 +198,7 @@ def test_growth() -> None:
     n = 10
     a = np.eye(n) - np.tril(np.ones((n, n)), -1)
     a[:, -1] = 1
-    assert Squares(np.stack([a.T, np.eye(n)]), lu, doubles=True, updates=True).growth.tolist() == [
+    assert Squares(np.stack([a.T, np.eye(n)]), lu, slices=3, updates=True).growth.tolist() == [
         2.0**9,
         1.0,
     ]
@@ -196,7 +206,7 @@ def test_growth() -> None:
 
 def test_not_definite() -> None:
     a = np.stack([np.eye(3), np.diag([1.0, -1.0, 1.0])])
-    found = Squares(a, cholesky, doubles=True, updates=True).refined(np.ones((2, 3, 1)), np.float64)
+    found = Squares(a, cholesky, slices=3, updates=True).refined(np.ones((2, 3, 1)), np.float64)
     assert found.good[:, 0].tolist() == [True, False]
 
 

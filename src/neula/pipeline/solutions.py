@@ -126,11 +126,16 @@ class Solutions(Values):
         """The same in one tensor, shape (numbers, batch)."""
         return torch.stack(self.numbers())
 
-    def worst(self) -> np.ndarray | None:
-        """The largest of each of these numbers in the memory of the host; None where one is not accepted."""
+    def worst(self, **known: float) -> np.ndarray | None:
+        """The largest of each of these numbers, on the host, but for those that are known; None where a
+        solution is not accepted.
+        """
         if not self.accepted.numpy().all():
             return None
-        return np.array([float(number.numpy().max()) for number in self.numbers()])
+        known |= {"accepted": 1.0, "largest": float(np.abs(self.x.numpy()).max())}
+        return np.array(
+            [known[name] if name in known else getattr(self, name).numpy().max() for name in self.names]
+        )
 
     @classmethod
     def full(cls, value: float, count: int, n: int, k: int, device: torch.device) -> Self:

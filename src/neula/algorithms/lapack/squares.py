@@ -134,8 +134,9 @@ class Squares:
     a : array, shape (batch, n, n)
         float64.
     factorize : callable
-    doubles : bool
-        Whether residuals are in twice the working precision.
+    slices : int
+        Of A in residuals beyond the working precision
+        (:class:`~neula.algorithms.lapack.batches.SlicedBatch`); 0 for residuals in working precision.
     updates : bool
         Whether what the factors give is updated once.
 
@@ -146,7 +147,7 @@ class Squares:
     """
 
     def __init__(
-        self, a: np.ndarray, factorize: Callable[[np.ndarray], Factors], *, doubles: bool, updates: bool
+        self, a: np.ndarray, factorize: Callable[[np.ndarray], Factors], *, slices: int, updates: bool
     ) -> None:
         self._a, self._updates, n = a, updates, a.shape[1]
         magnitudes, ones = np.abs(a), np.ones(n)
@@ -161,7 +162,7 @@ class Squares:
         self._moderate = (np.minimum(smallest_row, self._smallest) >= 1 / MODERATE) & (norm <= MODERATE)
         factors = factorize(a)
         self.growth = np.ones(len(a)) if factors.most is None else factors.most / of_a
-        self._solve, self._largest, self._doubles = factors.solve, of_a, doubles
+        self._solve, self._largest, self._slices = factors.solve, of_a, slices
 
     def refined(self, b: np.ndarray, dtype: type[Any]) -> Refined:
         """Solve, update, and measure.
@@ -175,8 +176,8 @@ class Squares:
         """
         x, inverse_norm, estimate = self._start(b)
         n, of_b, steps, low = b.shape[1], lengths(b), list[np.ndarray](), None
-        if self._doubles:
-            (before,) = doubled(self._a, self._largest, x, b, 3, gradients=False)
+        if self._slices:
+            (before,) = doubled(self._a, self._largest, x, b, self._slices, gradients=False)
         else:
             before = b - np.matmul(self._a, x)
         if self._updates:
@@ -188,10 +189,10 @@ class Squares:
             steps.append(x - given)
         condition, images = self._condition(steps, estimate)
         after, of_before, size = before, lengths(before), lengths(self._sizes * x)
-        unit = DOUBLED if self._doubles else 2 * FP64.u
+        unit = DOUBLED if self._slices else 2 * FP64.u
         floor = unit * n**0.5 * (self._norm * lengths(x) + of_b)
-        if self._doubles:
-            floor += error_of((n, n)) * self._largest[:, None] * lengths(x)
+        if self._slices:
+            floor += error_of((n, n), self._slices) * self._largest[:, None] * lengths(x)
         noise = floor
         if self._updates:
             after = before - images[0]
@@ -231,10 +232,12 @@ class Squares:
     def _start(self, b: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """``A^-1 b``, and ``||D A^-1||`` from above and as it is estimated, shape (batch, 1)."""
         batch, n, k = b.shape
-        count = DOUBLED_VECTORS if self._doubles else PROBES if self._updates else FEW
+        count = DOUBLED_VECTORS if self._slices else PROBES if self._updates else FEW
         z = probe_array(n, count, unit=n <= PROBES)
         if n <= PROBES:
-            inverse = self._solve(np.tile(z, (batch, 1, 1)))
+            unit = np.empty((batch, n, n))
+            unit[:] = z
+            inverse = self._solve(unit)
             first, images, margin = np.matmul(inverse, b), inverse, 1.0
             self._solve = lambda x: np.matmul(inverse, x)
         else:

@@ -109,7 +109,6 @@ class Members(Solutions):
         """What is in :attr:`names`, shape (batch,) each."""
         return [*super().numbers(), self.optimality, self.rank.double(), self.zeros.any(1).double()]
 
-    def worst(self) -> np.ndarray | None:
+    def worst(self, **known: float) -> np.ndarray | None:
         """The largest of each; None also where x is zero, which is looked at one by one."""
-        found = super().worst()
-        return None if found is None or found[self.names.index("zero")] else found
+        return super().worst(zero=0.0, **known) if self.x.numpy().any(1).all() else None
