@@ -104,7 +104,7 @@ def test_what_is_passed_on_is_not_known() -> None:
 
 
 def test_what_two_slices_leave_is_refined_with_three() -> None:
-    a, b = batch(12, 4, (1e0, 1e5, 1e1), 1)
+    a, b = batch(12, 4, (1e0, 1e3, 1e1), 1)
     found = solved(a, b)
     assert found.accepted.all()
     for i in range(3):
