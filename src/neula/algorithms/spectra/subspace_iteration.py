@@ -169,7 +169,9 @@ def _powers(a: Operator, block: torch.Tensor, steps: int) -> torch.Tensor:
     That damps less than a polynomial of Ritz vectors, and takes less than these.
     """
     for _ in range(steps):
-        block = a.transposed_times(orthonormal(a.times(orthonormal(block, a.exact)[0]), a.exact)[0])
+        # The block is the same on all processes, if rows of A are spread over some.
+        v = a.exact.over_rows.agree(orthonormal(block, a.exact.alone)[0])
+        block = a.transposed_times(orthonormal(a.times(v), a.exact)[0])
     return block
 
 
