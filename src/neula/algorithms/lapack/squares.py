@@ -62,14 +62,15 @@ def lu(a: np.ndarray) -> Factors:
         return found
 
     sizes = _largest(factors)
-    if not bool((sizes > 1).all()):  # those may be elements of L
+    if not (sizes > 1).all():  # those may be elements of L
         sizes = _largest(factors.triu())
-    return Factors(solve, sizes.numpy())
+    return Factors(solve, sizes)
 
 
-def _largest(x: torch.Tensor) -> torch.Tensor:
+def _largest(x: torch.Tensor) -> np.ndarray:
     elements = x.mT.flatten(1)
-    return torch.maximum(elements.amax(1), -elements.amin(1))
+    found: np.ndarray = np.maximum(elements.amax(1).numpy(), -elements.amin(1).numpy())
+    return found
 
 
 def cholesky(a: np.ndarray) -> Factors:
@@ -257,4 +258,6 @@ class Squares:
         images = np.matmul(self._a, np.concatenate([v, *steps], 2))
         image = images[..., :1]
         norm = lengths(transposed_times(self._a, image) / self._sizes) / lengths(image)
-        return np.maximum(norm * inverse_norm, 1.0), np.split(images[..., 1:], max(1, len(steps)), 2)
+        k = (images.shape[2] - 1) // max(1, len(steps))
+        of_steps = [images[..., 1 + i * k : 1 + (i + 1) * k] for i in range(len(steps))]
+        return np.maximum(norm * inverse_norm, 1.0), of_steps
