@@ -66,7 +66,8 @@ class Answer(Generic[V]):
     def at(self, places: np.ndarray, device: torch.device) -> Answer[V]:
         """That to some of the problems."""
         numbers = None if self.numbers is None else self.numbers[:, places]
-        return replace(self, values=self.values.at(torch.from_numpy(places).to(device)), numbers=numbers)
+        values = self.values.at(torch.from_numpy(places).to(device))
+        return replace(self, values=values, numbers=numbers, worst=None)
 
 
 class Declined(Exception):
@@ -330,7 +331,7 @@ def run_chain(
                 if str(why):
                     run.attempts.append(Attempt(why.label or link.label, False, str(why)))
                 continue
-            if previous.worst is not None and len(mine) == len(run.accepted):
+            if previous.worst is not None and not len(run.demerit) and len(mine) == len(run.accepted):
                 run.accept(previous, previous.worst[:, None], judge)
                 break
             measured = judge.measure(mine, previous) if previous.measured is None else previous.measured
