@@ -38,6 +38,9 @@ HEADROOM = 7
 FEW = 2
 """Powers that take less than a look at the triplets."""
 
+ALMOST = 0.9
+"""Part of the damping of a polynomial that a narrower block may have for a gap to count as one."""
+
 NARROWED = 8
 """Columns that a block is narrowed by, or a multiple."""
 
@@ -150,16 +153,11 @@ def subspace_iteration(
 
 
 def _narrowed(found: Ritz, rank: int) -> Ritz:
-    """As many triplets as reduce errors most for what products with them cost.
-
-    What is behind a gap is as well damped from its first Ritz value on as from a later one.
-    """
-
-    def price(width: int) -> float:
-        growth = _growth(float(found.s[rank - 1]), float(found.s[width - 1]))
-        return width / growth if growth > 0 else math.inf
-
-    width = min(range(len(found.s), rank, -NARROWED), key=price)
+    """Without columns behind a gap: from its first Ritz value on it is as well damped as from a later one."""
+    last = float(found.s[rank - 1])
+    enough = ALMOST * _growth(last, float(found.s[-1]))
+    widths = range(len(found.s), rank, -NARROWED)
+    width = min(w for w in widths if _growth(last, float(found.s[w - 1])) >= enough)
     return replace(found, s=found.s[:width], v=found.v[:, :width], image=found.image[:, :width])
 
 

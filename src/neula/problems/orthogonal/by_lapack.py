@@ -71,13 +71,7 @@ def _suits(call: Call, options: Options) -> bool:
 
 
 def _reflected(q: np.ndarray, r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The same, the diagonal of R made nonnegative, in place; of a batch torch takes a part of the time."""
-    if q.ndim > 2:
-        basis, triangle = torch.from_numpy(q), torch.from_numpy(r)
-        signs = torch.ones_like(triangle[..., 0]).copysign_(triangle.diagonal(dim1=-2, dim2=-1))
-        basis.mul_(signs[..., None, :])
-        triangle.mul_(signs[..., None])
-        return q, r
+    """The same, the diagonal of R made nonnegative, in place."""
     sign = np.copysign(r.dtype.type(1), r.diagonal(axis1=-2, axis2=-1))
     q *= sign[..., None, :]
     r *= sign[..., None]
@@ -143,7 +137,7 @@ def _measured_together(
     for start in range(0, len(a), step):
         part = slice(start, start + step)
         some, basis, triangle = (x[part].astype(np.float64, copy=False) for x in (a, q, r))
-        scaled = torch.div(torch.from_numpy(g), torch.from_numpy(norms[part, :, None])).numpy()
+        scaled = g / norms[part, :, None]
         image = some @ scaled
         missed = image - basis @ (triangle @ scaled)
         loss = basis.transpose(0, 2, 1) @ (basis @ g) - g
