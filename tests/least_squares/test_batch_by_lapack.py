@@ -103,6 +103,16 @@ def test_what_is_passed_on_is_not_known() -> None:
     assert found.backward_error[1].isnan()
 
 
+def test_what_two_slices_leave_is_refined_with_three() -> None:
+    a, b = batch(12, 4, (1e0, 1e3, 1e1), 1)
+    found = solved(a, b)
+    assert found.accepted.all()
+    for i in range(3):
+        errors = torch.from_numpy(LeastSquares(a[i], b[i], rcond=1e-14).errors(found.x[i].numpy(), 4))
+        assert (errors <= found.forward_error[i]).all()
+        assert (found.forward_error[i] <= 2 * U64).all()
+
+
 def test_exact_zeros() -> None:
     a, b = batch(8, 3, (1.0, 2.0, 3.0), 2)
     b[1, :, 0] = 0
@@ -115,7 +125,7 @@ def test_exact_zeros() -> None:
 @pytest.mark.parametrize("shape", [(10, 4), (60, 30)])
 def test_conditions(shape: tuple[int, int]) -> None:
     a, _ = batch(*shape, (1e0, 1e1, 1e3, 1e5), 1)
-    found = Seminormals(a, doubled=True)
+    found = Seminormals(a, 3)
     true = np.linalg.cond(a / np.linalg.norm(a, axis=1, keepdims=True))
     assert (found.condition[:, 0] >= true / 10).all()
     assert (found.condition[:, 0] <= 10 * true).all()

@@ -116,6 +116,23 @@ def test_what_is_hopeless_is_not_tried_again() -> None:
     assert run.accepted.tolist() == [True, False, True]
 
 
+def test_of_problems_that_a_link_says_are_solved_the_worst_is_looked_at() -> None:
+    def solved(problems: Targets, before: Answer[Numbers] | None) -> Answer[Numbers]:
+        return Answer(Numbers(problems.wanted + 0.05), "b", worst=np.array([0.05]))
+
+    judge = Within()
+    run = run_chain([Link("b", solved), off_by("c", 0.0)], WANTED, judge)
+    assert judge.sizes == []
+    assert methods(run) == [("b", True)]
+    assert run.accepted.tolist() == [True, True, True]
+    assert run.numbers.tolist() == [[0.05]]
+    # After another link all are compared with what it has found.
+    run = run_chain([off_by("a", 1.0), Link("b", solved)], WANTED, judge)
+    assert judge.sizes == [3, 3]
+    assert run.numbers.shape == (1, 3)
+    assert run.accepted.all()
+
+
 def test_links_that_decline() -> None:
     def why(problems: Targets, before: Answer[Numbers] | None) -> Answer[Numbers]:
         raise Declined("it looks bad", "a, in part")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from neula.certificates.probes import gaussian_probes
@@ -262,33 +263,33 @@ def upper_bounds(
     >>> upper_bounds(s, torch.zeros(2, 2, dtype=torch.float64), 2, 0.5, 0.0)
     tensor([2., 1.], dtype=torch.float64)
     """
-    bounds = torch.full((rank,), math.inf, dtype=torch.float64)
-    last = float(s[rank - 1])
+    # The numbers are few, and on the host, where NumPy takes a part of the time of torch for them.
+    values, left = s.numpy(), rest.numpy()
+    bounds, last = np.full(rank, math.inf), float(values[rank - 1])
     for t in (last, last + 0.75 * margin):
         if beyond < t or beyond == 0:
-            larger = rest / (1 - (beyond / t) ** 2 if beyond > 0 else 1.0)
-            values = _by_norms(s, larger, rank)
-            if enough is None or bool((values - s[:rank] > enough).any()):
-                values = torch.minimum(values, _by_eigenvalues(s, larger, rank))
-            bounds = torch.minimum(bounds, values.clamp_min(t))
-    return bounds
+            larger = left / (1 - (beyond / t) ** 2 if beyond > 0 else 1.0)
+            found = _by_norms(values, larger, rank)
+            if enough is None or (found - values[:rank] > enough.numpy()).any():
+                found = np.minimum(found, _by_eigenvalues(values, larger, rank))
+            bounds = np.minimum(bounds, np.maximum(found, t))
+    return torch.from_numpy(bounds)
 
 
-def _by_norms(s: torch.Tensor, larger: torch.Tensor, rank: int) -> torch.Tensor:
+def _by_norms(s: np.ndarray, larger: np.ndarray, rank: int) -> np.ndarray:
     """Bounds on roots of the leading eigenvalues of ``S^2 + larger`` by norms of its blocks."""
-    norm = torch.linalg.matrix_norm
     if rank == len(s):
-        return (s.square() + norm(larger)).sqrt()
-    first = s[:rank].square() + norm(larger[:rank, :rank])
-    second = s[rank].square() + norm(larger[rank:, rank:])
-    root = torch.hypot(first - second, 2 * norm(larger[:rank, rank:]))
-    return ((first + second + root) / 2).sqrt()
+        return np.sqrt(s * s + np.linalg.norm(larger))
+    first = s[:rank] ** 2 + np.linalg.norm(larger[:rank, :rank])
+    second = s[rank] ** 2 + np.linalg.norm(larger[rank:, rank:])
+    root = np.hypot(first - second, 2 * np.linalg.norm(larger[:rank, rank:]))
+    return np.sqrt((first + second + root) / 2)
 
 
-def _by_eigenvalues(s: torch.Tensor, larger: torch.Tensor, rank: int) -> torch.Tensor:
+def _by_eigenvalues(s: np.ndarray, larger: np.ndarray, rank: int) -> np.ndarray:
     """Those roots; of small eigenvalues they have half the digits, and a bound by the norm may be less."""
-    values = torch.linalg.eigvalsh(s.square().diag() + larger).flip(0)[:rank].clamp_min(0).sqrt()
-    return torch.minimum(values, s[:rank] + larger.trace().sqrt())
+    values = np.linalg.eigvalsh(np.diag(s * s) + larger)[::-1][:rank]
+    return np.minimum(np.sqrt(np.maximum(values, 0.0)), s[:rank] + np.sqrt(np.trace(larger)))
 
 
 def _beside(q: torch.Tensor, x: torch.Tensor, engine: Engine) -> torch.Tensor:
@@ -302,11 +303,11 @@ def _gram(x: torch.Tensor) -> torch.Tensor:
 
 def _norms(grams: torch.Tensor, over_rows: Reduction) -> list[tuple[float, float]]:
     """``||X||_2`` and ``||X||_F`` by the Gram matrices of a few columns; infinite where one is not finite."""
-    grams = over_rows.agree(grams).cpu()
-    finite = grams.isfinite().all(2).all(1)
-    squares = torch.linalg.eigvalsh(grams.where(finite[:, None, None], 0.0)).clamp_min(0)
-    norms = torch.stack([squares[:, -1], squares.sum(1)], 1).sqrt()
-    return [(x, y) for x, y in norms.where(finite[:, None], math.inf).tolist()]
+    found = over_rows.agree(grams).cpu().numpy()
+    finite = np.isfinite(found).all((1, 2))
+    squares = np.maximum(np.linalg.eigvalsh(np.where(finite[:, None, None], found, 0.0)), 0.0)
+    norms = np.sqrt(np.stack([squares[:, -1], squares.sum(1)], 1))
+    return [(x, y) for x, y in np.where(finite[:, None], norms, math.inf).tolist()]
 
 
 def low_rank_error(

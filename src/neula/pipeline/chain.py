@@ -49,6 +49,9 @@ class Answer(Generic[V]):
         What the judge is to measure, where that was a part of the launches of the link.
     numbers : array of float, shape (numbers, batch), or None
         What the judge has measured, once it has: for a link that inherits.
+    worst : array of float, shape (numbers,), or None
+        The worst of each number that the judge would measure, from a link that has seen that all problems are
+        to be accepted.
     """
 
     values: V
@@ -58,11 +61,13 @@ class Answer(Generic[V]):
     history: tuple[float, ...] = ()
     measured: torch.Tensor | None = None
     numbers: np.ndarray | None = None
+    worst: np.ndarray | None = None
 
     def at(self, places: np.ndarray, device: torch.device) -> Answer[V]:
         """That to some of the problems."""
         numbers = None if self.numbers is None else self.numbers[:, places]
-        return replace(self, values=self.values.at(torch.from_numpy(places).to(device)), numbers=numbers)
+        values = self.values.at(torch.from_numpy(places).to(device))
+        return replace(self, values=values, numbers=numbers, worst=None)
 
 
 class Declined(Exception):
@@ -223,9 +228,13 @@ class Run(Generic[V]):
         numbers, smallest = read[:-1], read[-1]
         if not settled(smallest, numbers.diagonal()):
             return False
-        verdict = judge.verdict(answer, numbers)
-        self.keep(answer, numbers, replace(verdict, accepted=np.ones(count, dtype=bool)))
+        self.accept(answer, numbers, judge)
         return True
+
+    def accept(self, answer: Answer[V], worst: np.ndarray, judge: Judge[Any, V]) -> None:
+        """Take first answers to all problems, given what was measured of the worst, by each number alone."""
+        verdict = judge.verdict(answer, worst)
+        self.keep(answer, worst, replace(verdict, accepted=np.ones(len(self.accepted), dtype=bool)))
 
     def _keep_better(self, answer: Answer[V], numbers: np.ndarray, verdict: Verdict) -> None:
         better = _no_worse(verdict.demerit, self.demerit[:, self.open])
@@ -322,6 +331,9 @@ def run_chain(
                 if str(why):
                     run.attempts.append(Attempt(why.label or link.label, False, str(why)))
                 continue
+            if previous.worst is not None and not len(run.demerit) and len(mine) == len(run.accepted):
+                run.accept(previous, previous.worst[:, None], judge)
+                break
             measured = judge.measure(mine, previous) if previous.measured is None else previous.measured
             if settled is not None and run.settle(previous, measured, settled, judge):
                 break

@@ -126,6 +126,15 @@ class Solutions(Values):
         """The same in one tensor, shape (numbers, batch)."""
         return torch.stack(self.numbers())
 
+    def worst(self, **known: float) -> np.ndarray | None:
+        """The largest of each of these numbers on the host, if all solutions are accepted."""
+        if not self.accepted.numpy().all():
+            return None
+        known |= {"accepted": 1.0, "largest": float(np.abs(self.x.numpy()).max())}
+        others = (name for name in self.names if name not in known)
+        known |= {name: float(getattr(self, name).numpy().max()) for name in others}
+        return np.array([known[name] for name in self.names])
+
     @classmethod
     def full(cls, value: float, count: int, n: int, k: int, device: torch.device) -> Self:
         """The same number for everything that is known; nothing is accepted."""

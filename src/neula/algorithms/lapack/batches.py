@@ -6,17 +6,20 @@ small matrices, and torch a part of its time for reductions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 
-from neula.algorithms.lapack.doubled import ROUNDED, Pair, bits_of, difference, error_of
+from neula.algorithms.lapack.doubled import ROUNDED, Pair, bits_of, difference
 
 ELEMENTS = 1 << 18
 """Elements of the matrices that are worked on together: more do not stay in a cache, and fewer take less time
 than the calls for them."""
 
+
+BLOCK = 1 << 15
+"""The same of what several passes are made over one after the other."""
 
 COPIED = 32
 """Columns of matrices that are copied for a product with themselves, since that takes less time."""
@@ -52,11 +55,61 @@ def transposed_times(a: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 def gram(x: np.ndarray) -> np.ndarray:
     """``X^T X``; products of small matrices with themselves take NumPy twice the time of others."""
-    return np.matmul(x.transpose(0, 2, 1), x.copy() if x.shape[2] <= COPIED else x)
+    if x.shape[2] > COPIED:
+        return np.matmul(x.transpose(0, 2, 1), x)
+    found = np.empty((len(x), x.shape[2], x.shape[2]))
+    room = np.empty_like(x[: _step(x)])
+    for part in _blocks(x):
+        some = x[part]
+        copy = room[: len(some)]
+        copy[...] = some
+        np.matmul(some.transpose(0, 2, 1), copy, out=found[part])
+    return found
+
+
+def _step(x: np.ndarray) -> int:
+    return max(1, BLOCK // x[0].size)
+
+
+def _blocks(x: np.ndarray) -> Iterator[slice]:
+    """Parts of a batch that are in the cache while several passes are made over them."""
+    step = _step(x)
+    return (slice(start, start + step) for start in range(0, len(x), step))
+
+
+def doubled(
+    a: np.ndarray, largest: np.ndarray, x: np.ndarray, b: np.ndarray, slices: int, *, gradients: bool
+) -> tuple[np.ndarray, ...]:
+    """Residuals ``b - A x`` beyond the working precision, and gradients ``A^T (b - A x)``.
+
+    Slices are made of some matrices at a time, in the same memory: what is new costs more than a pass.
+
+    Parameters
+    ----------
+    a, largest : array
+        As of :class:`SlicedBatch`.
+    x, b : array, shape (batch, n, k) and (batch, m, k)
+    slices : int
+    gradients : bool
+        Whether to compute them.
+    """
+    room, found = np.empty((slices, min(len(a), _step(a)), *a.shape[1:])), []
+    for part in _blocks(a):
+        some = a[part]
+        sliced = SlicedBatch(some, largest[part], room[:, : len(some)])
+        high, low = sliced.residual(x[part], b[part])
+        found.append((high, sliced.gradient(high, low)) if gradients else (high,))
+    if len(found) == 1:
+        return found[0]
+    return tuple(np.concatenate(parts) for parts in zip(*found, strict=True))
 
 
 class SlicedBatch:
-    """Matrices as sums of three slices each: :class:`neula.algorithms.lapack.doubled.Sliced` of a batch.
+    """Matrices as sums of slices: :class:`neula.algorithms.lapack.doubled.Sliced` of a batch.
+
+    With three the error of an element of a product is that of a single matrix. Two take half the time, and
+    are enough where the solution is well determined: rounding errors of what is left beside products of the
+    first slices are as small as those are long.
 
     Parameters
     ----------
@@ -64,25 +117,21 @@ class SlicedBatch:
         float64.
     largest : array, shape (batch,)
         No element of the matrix is larger.
-
-    Attributes
-    ----------
-    error : array, shape (batch, 1)
-        Bounds on the errors of products with vectors of norm 1, before they are rounded.
+    room : array, shape (2, batch, m, n) or (3, batch, m, n)
+        Where slices are to be.
 
     Examples
     --------
     >>> import numpy as np
-    >>> third = SlicedBatch(np.full((1, 1, 1), 1 / 3), np.ones(1))
+    >>> third = SlicedBatch(np.full((1, 1, 1), 1 / 3), np.ones(1), np.empty((3, 1, 1, 1)))
     >>> high, low = third.residual(np.full((1, 1, 1), 3.0), np.ones((1, 1, 1)))
     >>> high.item() * 2**54, low.item()
     (1.0, 0.0)
     """
 
-    def __init__(self, a: np.ndarray, largest: np.ndarray) -> None:
-        self._bits = bits_of(a.shape[1:])
-        self._slices = _cut(a, largest[:, None, None], self._bits)
-        self.error = error_of(a.shape[1:]) * largest[:, None]
+    def __init__(self, a: np.ndarray, largest: np.ndarray, room: np.ndarray) -> None:
+        self._bits, self._slices = bits_of(a.shape[1:]), room
+        _cut(a, largest[:, None, None], self._bits, room)
 
     def residual(self, x: np.ndarray, b: np.ndarray) -> Pair:
         """``b - A x``, shape (batch, m, k)."""
@@ -92,36 +141,38 @@ class SlicedBatch:
     def gradient(self, high: np.ndarray, low: np.ndarray) -> np.ndarray:
         """``A^T (high + low)``, rounded once; the numbers are those of a residual."""
         high, low = self._product(high, low, transposed_times)
-        high += low
-        return high
+        return high + low
 
     def _product(self, x: np.ndarray, x_low: np.ndarray | None, times: Callable[..., np.ndarray]) -> Pair:
-        """The sum of the products of three slices with three slices, the first two of which are exact."""
-        k = x.shape[2]
-        one, two, three = _cut(x, largest(x)[:, None], self._bits)
+        """The sum of the products of slices with slices, those of the first being exact."""
+        k, parts = x.shape[2], np.empty((len(self._slices), *x.shape))
+        _cut(x, largest(x)[:, None], self._bits, parts)
         if x_low is not None:
-            three += x_low
-        of_first = times(self._slices[0], np.concatenate([one, two, three], 2))
-        of_second = times(self._slices[1], np.concatenate([one, two + three], 2))
+            parts[-1] += x_low
+        of_first = times(self._slices[0], np.concatenate(parts, 2))
+        high, second = of_first[..., :k], of_first[..., k : 2 * k]
+        if len(parts) == 2:
+            return high, times(self._slices[1], x) + second
+        of_second = times(self._slices[1], np.concatenate([parts[0], parts[1] + parts[2]], 2))
         rest = times(self._slices[2], x)
         rest += of_second[..., k:]
         rest += of_first[..., 2 * k :]
-        second = of_first[..., k : 2 * k] + of_second[..., :k]
-        high = of_first[..., :k] + second
+        second += of_second[..., :k]
+        total = high + second
         # The larger one is a multiple of the unit of the smaller, so this is the rounding error of the sum.
-        second -= high - of_first[..., :k]
+        second -= total - high
         second += rest
-        return high, second
+        return total, second
 
 
-def _cut(v: np.ndarray, largest: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Slices whose sum is v, no element being larger than ``largest``: two of so many bits, and the rest."""
+def _cut(v: np.ndarray, largest: np.ndarray, bits: int, room: np.ndarray) -> None:
+    """Put slices where there is room whose sum is v, no element being larger than ``largest``.
+
+    All but the last have so many bits: a sum with an anchor is rounded to multiples of its unit.
+    """
     anchor = np.ldexp(1.5 * 2.0 ** (52 - bits), np.frexp(ROUNDED * largest)[1])
-    first = v + anchor
-    first -= anchor
-    rest = v - first
-    anchor = anchor * 2.0**-bits
-    second = rest + anchor
-    second -= anchor
-    rest -= second
-    return first, second, rest
+    for part in room[:-1]:
+        np.add(v, anchor, out=part)
+        part -= anchor
+        v = np.subtract(v, part, out=room[-1])
+        anchor = anchor * 2.0**-bits

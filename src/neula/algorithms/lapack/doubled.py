@@ -94,13 +94,14 @@ def bits_of(shape: tuple[int, ...]) -> int:
     return min(MOST_BITS, int((53 - math.log2(max(shape))) // 2))
 
 
-def error_of(shape: tuple[int, ...]) -> float:
-    """Bound on the error of a product of three slices with three slices, largest element and vector being 1.
+def error_of(shape: tuple[int, ...], slices: int = 3) -> float:
+    """Bound on the error of a product of slices with as many slices, largest element and vector being 1.
 
-    Exact are those of the first two slices but the second with the second; what is rounded is below
-    ``2^(-2 bits)``, and its rounding errors are independent.
+    Of three each exact are products of the first two but the second with the second, of two those of the
+    first. What is rounded is below ``2^(-2 bits)``, or ``2^-bits``, and its rounding errors are independent.
     """
-    return ROUNDINGS * 2.0 ** (-53 - 2 * bits_of(shape)) * math.sqrt(math.prod(shape))
+    exact = (slices - 1) * bits_of(shape)
+    return ROUNDINGS * 2.0 ** (-53 - exact) * math.sqrt(math.prod(shape))
 
 
 def _cut(v: np.ndarray, largest: float, bits: int) -> np.ndarray:

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from neula.algorithms.krylov.doubled_refinement import COMPUTED, DOUBLED, MAX_RATE
-from neula.algorithms.lapack.batches import SlicedBatch, gram, least, lengths, most, transposed_times
-from neula.algorithms.lapack.doubled import two_sum
+from neula.algorithms.lapack.batches import doubled, gram, least, lengths, most, transposed_times
+from neula.algorithms.lapack.doubled import error_of, two_sum
 from neula.algorithms.lapack.seminormal import ALIKE, MODERATE
 from neula.certificates.forward_error import NOISE
 from neula.engines import FP64
@@ -68,8 +68,9 @@ class Seminormals:
     ----------
     a : array, shape (batch, m, n), m >= n
         float64.
-    doubled : bool
-        Whether residuals are in twice the working precision.
+    slices : int
+        Of A in products beyond the working precision (:class:`~neula.algorithms.lapack.batches.SlicedBatch`);
+        0 for residuals in working precision.
 
     Attributes
     ----------
@@ -79,7 +80,7 @@ class Seminormals:
         Condition number of ``B = A D^-1``, estimated and from above.
     """
 
-    def __init__(self, a: np.ndarray, *, doubled: bool) -> None:
+    def __init__(self, a: np.ndarray, slices: int) -> None:
         self._a, (m, n) = a, a.shape[1:]
         square_of_b = gram(a)
         sizes = np.sqrt(square_of_b.diagonal(axis1=1, axis2=2))
@@ -99,15 +100,14 @@ class Seminormals:
         # Rounding errors of the Gram matrix and of its factorization, in units of columns of norm 1.
         self._rate = 2 * (m + n) * n * FP64.u * inverse_square
         self.good = good & definite[:, None] & (self._rate <= MAX_RATE)
-        self._doubled = self._units = None
+        self._slices, self._units = slices, None
         alike = largest_column <= ALIKE * smallest
-        if doubled and not alike.all():  # columns of a matrix are sliced at the same places
+        if slices and not alike.all():  # columns of a matrix are sliced at the same places
             exponents = np.frexp(np.where((alike | ~good)[..., None], 0.5, self._columns))[1]
             self._units, largest_column = np.ldexp(1.0, -exponents), np.where(alike, largest_column, 1.0)
             self._a = a * self._units.transpose(0, 2, 1)
             self._columns, self._scales = self._columns * self._units, self._scales / self._units
-        if doubled:
-            self._doubled = SlicedBatch(self._a, largest_column[:, 0])
+        self._largest = largest_column[:, 0]
 
     def refined(self, b: np.ndarray, dtype: type[Any]) -> Refined:
         """Solve, update and measure.
@@ -138,7 +138,7 @@ class Seminormals:
         low_part = lengths(self._columns * low) / size
         error = left / size + low_part
         forward_error = np.where(error < 1, COMPUTED * error / (1 - error), np.inf)
-        if self._doubled is None:
+        if not self._slices:
             by_formula = self._by_formula(backward_error, residual_norm / image)
             forward_error = np.fmin(forward_error, by_formula)
         rounding: np.ndarray | float = 0.0
@@ -177,18 +177,19 @@ class Seminormals:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Residual, update, ``||R^-T A^T r||``, bound on ``||D (x - x*)||`` then, and its rounding errors."""
         size = sum(self._a.shape[1:])
-        if self._doubled is None:
+        if not self._slices:
             residual = b - np.matmul(self._a, x)
             gradient, noise = transposed_times(self._a, residual), PLAIN
         else:
-            residual, rest = self._doubled.residual(x, b)
-            gradient, noise = self._doubled.gradient(residual, rest), DOUBLED * size**0.5
+            residual, gradient = doubled(self._a, self._largest, x, b, self._slices, gradients=True)
+            noise = DOUBLED * size**0.5
         update, projected = self._solved(gradient)
         of_residual = lengths(residual)
         floor = self._floor(noise, lengths(self._columns * x), b_norm, of_residual)
-        if self._doubled is not None:
+        if self._slices:
             through = self._inverse_norm / least(self._columns)
-            floor += self._doubled.error * (lengths(x) + through * of_residual)
+            of_slices = error_of(self._a.shape[1:], self._slices) * self._largest[:, None]
+            floor += of_slices * (lengths(x) + through * of_residual)
         left = self._rate / (1 - self._rate) * projected + floor
         return residual, update, projected, self._inverse_norm * left, self._inverse_norm * floor
 

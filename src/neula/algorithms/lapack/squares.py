@@ -16,8 +16,8 @@ import torch
 from neula.algorithms.krylov.batched_lstsq import FEW, PROBES, ROUNDING
 from neula.algorithms.krylov.batched_lstsq import MARGINS as MARGINS_OF_MORE
 from neula.algorithms.krylov.doubled_refinement import COMPUTED, DOUBLED, MAX_RATE
-from neula.algorithms.lapack.batches import SlicedBatch, largest, least, lengths, most, transposed_times
-from neula.algorithms.lapack.doubled import two_sum
+from neula.algorithms.lapack.batches import doubled, largest, least, lengths, most, transposed_times
+from neula.algorithms.lapack.doubled import error_of, two_sum
 from neula.algorithms.lapack.square import ALIKE, MODERATE
 from neula.algorithms.lapack.vectors import probe_array
 from neula.engines import FP64
@@ -62,14 +62,15 @@ def lu(a: np.ndarray) -> Factors:
         return found
 
     sizes = _largest(factors)
-    if not bool((sizes > 1).all()):  # those may be elements of L
+    if not (sizes > 1).all():  # those may be elements of L
         sizes = _largest(factors.triu())
-    return Factors(solve, sizes.numpy())
+    return Factors(solve, sizes)
 
 
-def _largest(x: torch.Tensor) -> torch.Tensor:
+def _largest(x: torch.Tensor) -> np.ndarray:
     elements = x.mT.flatten(1)
-    return torch.maximum(elements.amax(1), -elements.amin(1))
+    found: np.ndarray = np.maximum(elements.amax(1).numpy(), -elements.amin(1).numpy())
+    return found
 
 
 def cholesky(a: np.ndarray) -> Factors:
@@ -134,8 +135,9 @@ class Squares:
     a : array, shape (batch, n, n)
         float64.
     factorize : callable
-    doubled : bool
-        Whether residuals are in twice the working precision.
+    slices : int
+        Of A in residuals beyond the working precision
+        (:class:`~neula.algorithms.lapack.batches.SlicedBatch`); 0 for residuals in working precision.
     updates : bool
         Whether what the factors give is updated once.
 
@@ -146,7 +148,7 @@ class Squares:
     """
 
     def __init__(
-        self, a: np.ndarray, factorize: Callable[[np.ndarray], Factors], *, doubled: bool, updates: bool
+        self, a: np.ndarray, factorize: Callable[[np.ndarray], Factors], *, slices: int, updates: bool
     ) -> None:
         self._a, self._updates, n = a, updates, a.shape[1]
         magnitudes, ones = np.abs(a), np.ones(n)
@@ -161,7 +163,7 @@ class Squares:
         self._moderate = (np.minimum(smallest_row, self._smallest) >= 1 / MODERATE) & (norm <= MODERATE)
         factors = factorize(a)
         self.growth = np.ones(len(a)) if factors.most is None else factors.most / of_a
-        self._solve, self._doubled = factors.solve, SlicedBatch(a, of_a) if doubled else None
+        self._solve, self._largest, self._slices = factors.solve, of_a, slices
 
     def refined(self, b: np.ndarray, dtype: type[Any]) -> Refined:
         """Solve, update, and measure.
@@ -175,7 +177,10 @@ class Squares:
         """
         x, inverse_norm, estimate = self._start(b)
         n, of_b, steps, low = b.shape[1], lengths(b), list[np.ndarray](), None
-        before = b - np.matmul(self._a, x) if self._doubled is None else self._doubled.residual(x, b)[0]
+        if self._slices:
+            (before,) = doubled(self._a, self._largest, x, b, self._slices, gradients=False)
+        else:
+            before = b - np.matmul(self._a, x)
         if self._updates:
             update = self._solve(before)
             x, low = two_sum(x, update)
@@ -185,10 +190,10 @@ class Squares:
             steps.append(x - given)
         condition, images = self._condition(steps, estimate)
         after, of_before, size = before, lengths(before), lengths(self._sizes * x)
-        unit = 2 * FP64.u if self._doubled is None else DOUBLED
+        unit = DOUBLED if self._slices else 2 * FP64.u
         floor = unit * n**0.5 * (self._norm * lengths(x) + of_b)
-        if self._doubled is not None:
-            floor += self._doubled.error * lengths(x)
+        if self._slices:
+            floor += error_of((n, n), self._slices) * self._largest[:, None] * lengths(x)
         noise = floor
         if self._updates:
             after = before - images[0]
@@ -228,10 +233,12 @@ class Squares:
     def _start(self, b: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """``A^-1 b``, and ``||D A^-1||`` from above and as it is estimated, shape (batch, 1)."""
         batch, n, k = b.shape
-        count = DOUBLED_VECTORS if self._doubled else PROBES if self._updates else FEW
+        count = DOUBLED_VECTORS if self._slices else PROBES if self._updates else FEW
         z = probe_array(n, count, unit=n <= PROBES)
         if n <= PROBES:
-            inverse = self._solve(np.tile(z, (batch, 1, 1)))
+            unit = np.empty((batch, n, n))
+            unit[:] = z
+            inverse = self._solve(unit)
             first, images, margin = np.matmul(inverse, b), inverse, 1.0
             self._solve = lambda x: np.matmul(inverse, x)
         else:
@@ -251,4 +258,6 @@ class Squares:
         images = np.matmul(self._a, np.concatenate([v, *steps], 2))
         image = images[..., :1]
         norm = lengths(transposed_times(self._a, image) / self._sizes) / lengths(image)
-        return np.maximum(norm * inverse_norm, 1.0), np.split(images[..., 1:], max(1, len(steps)), 2)
+        k = (images.shape[2] - 1) // max(1, len(steps))
+        of_steps = [images[..., 1 + i * k : 1 + (i + 1) * k] for i in range(len(steps))]
+        return np.maximum(norm * inverse_norm, 1.0), of_steps

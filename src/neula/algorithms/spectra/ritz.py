@@ -186,7 +186,7 @@ def _measured(a: torch.Tensor, triplets: Tensors, engine: Engine) -> Ritz:
     (u, s, v), over_rows = triplets, engine.over_rows
 
     def measured(image: torch.Tensor, u: torch.Tensor, s: torch.Tensor, v: torch.Tensor) -> Tensors:
-        losses = [_loss(gram) for gram in (over_rows.total(_gram64(u)), _gram64(v))]
+        losses = [_loss(over_rows.total(_gram64(u))), _loss(_gram64(v))]
         rest = image - v * s.to(v)
         rounding = schatten_bounds((v.double().T @ rest.double())[None])[1][0, 0]
         numbers = [torch.stack(losses).amax(), rounding]
@@ -199,9 +199,9 @@ def _measured(a: torch.Tensor, triplets: Tensors, engine: Engine) -> Ritz:
 
 
 def _loss(gram: torch.Tensor) -> torch.Tensor:
-    """``||G - I||_F / sqrt(l)``."""
-    identity = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
-    return torch.linalg.matrix_norm(gram - identity) / len(gram) ** 0.5
+    """``||G - I||_F / sqrt(l)``, in the memory of G."""
+    gram.diagonal().sub_(1)
+    return torch.linalg.vector_norm(gram) / len(gram) ** 0.5
 
 
 def _gram64(b: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -34,6 +34,15 @@ CONDITIONED = 0.1
 
 HEADROOM = 7
 """Powers of two between the norm of an operand and the largest number of its format."""
+
+FEW = 2
+"""Powers that take less than a look at the triplets."""
+
+ALMOST = 0.9
+"""Part of the damping of a polynomial that a narrower block may have for a gap to count as one."""
+
+NARROWED = 8
+"""Columns that a block is narrowed by, or a multiple."""
 
 SAFETY = 3.0
 """A polynomial is to damp more than the residual asks for by so much."""
@@ -133,8 +142,44 @@ def subspace_iteration(
         degree, needed = _degrees(found.s, rank, factor, a.engine.format.u)
         if not factor > 1 or products + needed > most:
             return found, products
+        if a.exact.tuning.lapack:  # elsewhere widths make no difference, and looks take longer than products
+            found = _narrowed(found, rank)
+            degree, needed = _degrees(found.s, rank, factor, a.engine.format.u)
         block = _filtered(a, found, rank, degree)
         products += degree - 1
+        steps = _steps(found.s, rank, factor, degree) if a.exact.tuning.lapack else 0
+        block = _powers(a, block, steps)
+        products += steps
+
+
+def _narrowed(found: Ritz, rank: int) -> Ritz:
+    """Without columns behind a gap: from its first Ritz value on it is as well damped as from a later one."""
+    last = float(found.s[rank - 1])
+    enough = ALMOST * _growth(last, float(found.s[-1]))
+    widths = range(len(found.s), rank, -NARROWED)
+    width = min(w for w in widths if _growth(last, float(found.s[w - 1])) >= enough)
+    return replace(found, s=found.s[:width], v=found.v[:, :width], image=found.image[:, :width])
+
+
+def _powers(a: Operator, block: torch.Tensor, steps: int) -> torch.Tensor:
+    """``(A^T A)^j`` times a block, made orthonormal before each product: nothing is lost of what is small.
+
+    That damps less than a polynomial of Ritz vectors, and takes less than these.
+    """
+    for _ in range(steps):
+        # The block is the same on all processes, if rows of A are spread over some.
+        v = a.exact.over_rows.agree(orthonormal(block, a.exact.alone)[0])
+        block = a.transposed_times(orthonormal(a.times(v), a.exact)[0])
+    return block
+
+
+def _steps(s: torch.Tensor, rank: int, factor: float, degree: int) -> int:
+    """Powers that do what a polynomial of a degree has left to do, if these are so few that they take less
+    than to find Ritz vectors once more.
+    """
+    left = math.log(2 * SAFETY * factor) - degree * _growth(float(s[rank - 1]), _edge(s))
+    each = 2 * math.log(max(1.0, float(s[rank - 1]) / _edge(s)))
+    return math.ceil(left / each) if 0 < left <= FEW * each < math.inf else 0
 
 
 def _basis(image: torch.Tensor, engine: Engine) -> torch.Tensor:

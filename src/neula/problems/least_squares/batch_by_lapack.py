@@ -34,11 +34,11 @@ def batch_by_lapack(
         return together(problems, before)
     report, parts = stage(problems.options.progress, label), []
     step = max(1, ELEMENTS // problems.a[0].numel())
-    with np.errstate(all="ignore"):  # what is not finite is not accepted
-        for a, b in problems.chunks(step):
-            parts.append(_solved(array_of(a), array_of(b), problems.options))
-            report(min(1.0, len(parts) * step / len(problems)))
-    return Answer(Members.joined(parts), label, iterations=1)
+    for a, b in problems.chunks(step):
+        parts.append(_solved(array_of(a), array_of(b), problems.options))
+        report(min(1.0, len(parts) * step / len(problems)))
+    values = Members.joined(parts)
+    return Answer(values, label, iterations=1, worst=values.worst())
 
 
 def suits(m: int, n: int) -> bool:
@@ -46,12 +46,17 @@ def suits(m: int, n: int) -> bool:
     return m >= n and m * n <= LARGEST and n <= WIDEST
 
 
-def _solved(a: np.ndarray, b: np.ndarray, options: Options) -> Members:
-    """Solutions; NaN where they are not accepted."""
+@np.errstate(all="ignore")  # what is not finite is not accepted
+def _solved(a: np.ndarray, b: np.ndarray, options: Options, slices: int = 2) -> Members:
+    """Solutions; NaN where they are not accepted.
+
+    Those that are not refined to the end with two slices of A are solved again with three.
+    """
     m, n = a.shape[1:]
     a, b = (x.astype(np.float64, copy=False) for x in (a, b))
     doubled = options.refines_doubled(m, n)
-    system = Seminormals(a, doubled=doubled and options.target is FP64)
+    slices = slices if doubled and options.target is FP64 else 0
+    system = Seminormals(a, slices)
     found = system.refined(b, IN_NUMPY[options.dtype])
     error, forward_error = found.backward_error, found.forward_error + found.rounding
     refined = found.contracts & ((found.left <= options.digits) | (found.settled & (not doubled)))
@@ -72,8 +77,12 @@ def _solved(a: np.ndarray, b: np.ndarray, options: Options) -> Members:
     if not accepted.all():
         for x in known.values():
             x[~accepted] = np.nan
-    return Members(
+    members = Members(
         **{name: torch.from_numpy(x) for name, x in known.items()},
         rank=torch.full((len(a),), n, dtype=torch.int64),
         accepted=torch.from_numpy(accepted),
     )
+    places = np.flatnonzero(~accepted & system.good[:, 0]) if slices == 2 else ()
+    if len(places):
+        members.put(torch.from_numpy(places), _solved(a[places], b[places], options, 3))
+    return members

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
+import numpy as np
 import torch
 
 from neula.engines import FP64
@@ -107,3 +108,7 @@ class Members(Solutions):
     def numbers(self) -> list[torch.Tensor]:
         """What is in :attr:`names`, shape (batch,) each."""
         return [*super().numbers(), self.optimality, self.rank.double(), self.zeros.any(1).double()]
+
+    def worst(self, **known: float) -> np.ndarray | None:
+        """The largest of each; None also where x is zero, which is looked at one by one."""
+        return super().worst(zero=0.0, **known) if self.x.numpy().any(1).all() else None

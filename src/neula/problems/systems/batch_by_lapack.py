@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from neula.algorithms.krylov.batched_lstsq import PROBES
 from neula.algorithms.lapack.batches import ELEMENTS
 from neula.algorithms.lapack.squares import Squares, cholesky, lu
 from neula.certificates.bounds import solve_bound
@@ -29,29 +30,37 @@ def batch_by_lapack(systems: Systems) -> Answer[Members] | None:
     if not (here and len(a) > 1 and n <= LARGEST and k <= FEW and options.progress is None):
         return None
     given, right, step = array_of(a), array_of(b), max(1, ELEMENTS // n**2)
-    parts = []
-    with np.errstate(all="ignore"):  # what is not finite is not accepted
-        for start in range(0, len(given), step):
-            part = slice(start, start + step)
-            parts.append(_solved(given[part], right[part], options))
+    parts = [
+        _solved(given[start : start + step], right[start : start + step], options)
+        for start in range(0, len(given), step)
+    ]
     members, errors = zip(*parts, strict=True)
     label = "cholesky fp64" if options.positive else "lu fp64 with pivoting"
     history = tuple(np.max(errors, 0).tolist())
-    return Answer(Members.joined(members), label, "", len(history) - 1, history)
+    values = Members.joined(members)
+    return Answer(values, label, "", len(history) - 1, history, worst=values.worst())
 
 
-def _solved(a: np.ndarray, b: np.ndarray, options: Options) -> tuple[Members, tuple[float, float]]:
-    """Solutions, and their largest backward errors before and after the update."""
+@np.errstate(all="ignore")  # what is not finite is not accepted
+def _solved(
+    a: np.ndarray, b: np.ndarray, options: Options, slices: int = 2
+) -> tuple[Members, tuple[float, float]]:
+    """Solutions, and their largest backward errors before and after the update.
+
+    Where the norm of the inverse is known, two slices of A refine most systems to the end, and others are
+    solved again with three. Where it is an estimate with a margin, they would refine few.
+    """
     n, updates = a.shape[1], options.target is FP64
     doubled = updates and (options.forward or n <= options.engine.tuning.doubled_order)
+    slices = 0 if not doubled else slices if n <= PROBES else 3
     a, b = (x.astype(np.float64, copy=False) for x in (a, b))
-    system = Squares(a, cholesky if options.positive else lu, doubled=doubled, updates=updates)
+    system = Squares(a, cholesky if options.positive else lu, slices=slices, updates=updates)
     found = system.refined(b, IN_NUMPY[options.dtype])
     error, forward_error = found.backward_error, found.forward_error
-    refined = (found.left <= options.digits) | found.settled
+    refined = (found.left <= options.digits) | (found.settled & (slices != 2))
     right = (forward_error <= options.largest_error) & (error <= solve_bound(options.target, n))
     accepted = (found.good & refined & right).all(1)
-    members = {
+    known = {
         "x": found.x,
         "forward_error": forward_error,
         "backward_error": (error + found.rounding + found.low).max(1),
@@ -60,5 +69,11 @@ def _solved(a: np.ndarray, b: np.ndarray, options: Options) -> tuple[Members, tu
         "accepted": accepted,
         "growth": system.growth,
     }
-    before, after = (float(x[accepted].max(initial=0.0)) for x in (found.first_error, error))
-    return Members(**{name: torch.from_numpy(x) for name, x in members.items()}), (before, after)
+    errors = [float(x[accepted].max(initial=0.0)) for x in (found.first_error, error)]
+    members = Members(**{name: torch.from_numpy(x) for name, x in known.items()})
+    places = np.flatnonzero(~accepted & found.good.all(1)) if slices == 2 else ()
+    if len(places):
+        rest, more = _solved(a[places], b[places], options, 3)
+        members.put(torch.from_numpy(places), rest)
+        errors = np.maximum(errors, more).tolist()
+    return members, (errors[0], errors[1])

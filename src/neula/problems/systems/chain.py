@@ -130,7 +130,7 @@ class SystemsJudge:
             f"growth {growth[worst]:.1e}",
             answer.doubt,
         ]
-        reason, count = ", ".join(filter(None, parts)), len(accepted)
+        reason, count = ", ".join(filter(None, parts)), len(answer.values)
         if count > 1:
-            reason = f"{count - int(accepted.sum())} of {count} systems rejected; the worst: {reason}"
+            reason = f"{int((~accepted).sum())} of {count} systems rejected; the worst: {reason}"
         return Verdict(accepted, demerit, reason, final)

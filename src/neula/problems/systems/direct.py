@@ -54,9 +54,9 @@ def solve_directly(
     answer = batch_by_lapack(systems) if format is FP64 else None
     if answer is None:
         return each_by_lapack(systems, format) or _in_steps(systems, format)
-    places = (~answer.values.accepted).nonzero()[:, 0]
-    if not len(places):
+    if answer.worst is not None:
         return answer
+    places = (~answer.values.accepted).nonzero()[:, 0]
     try:
         rest = _in_steps(systems.at(places), format)
     except SingularMember as error:
