@@ -139,4 +139,5 @@ def cuda_tuning(
         tournaments=True,
         pivoted_panel=512,
         pivoted_inner_panel=tournament_width,
+        pivoted_spare=36,
     )

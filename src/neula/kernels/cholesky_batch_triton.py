@@ -88,7 +88,8 @@ def _update_kernel(
 @triton.jit(do_not_specialize=["tiles", "start"])
 def _solve_kernel(
     lower, l_batch, inverse, n, tiles, start,
-    ROWS: tl.constexpr, LEAF: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, LEAF: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Rows of L below a leaf."""
     member = (tl.program_id(0) // tiles).to(tl.int64)
