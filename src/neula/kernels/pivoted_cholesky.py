@@ -78,7 +78,9 @@ def pivoted_cholesky(gram: torch.Tensor, tolerance: float) -> PivotedFactors:
     return PivotedFactors(r[: int(rank)], pivots[: int(rank)].long(), left)
 
 
-def _begun(gram: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _begun(
+    gram: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """What is known before the first pivot."""
     n = len(gram)
     pivots = torch.zeros(n, dtype=torch.int32, device=gram.device)

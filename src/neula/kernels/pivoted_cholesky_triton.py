@@ -46,18 +46,18 @@ def _panel_kernel(
     i = tl.arange(0, BLOCK)
     d = tl.load(diagonal + i, mask=i < n, other=float("-inf"))
     known = tl.load(count)
-    r += start.to(tl.int64) * r_row
+    r += tl.cast(start, tl.int64) * r_row
     j = 0
     value, p = tl.max(d, axis=0, return_indices=True)
     while (j < PANEL) & (start + j < n) & (known == start + j) & (value > tolerance):
-        row = tl.load(gram + p.to(tl.int64) * gram_row + i, mask=i < n, other=0.0)
+        row = tl.load(gram + tl.cast(p, tl.int64) * gram_row + i, mask=i < n, other=0.0)
         for first in range(0, j, ROWS):
             k = first + tl.arange(0, ROWS)
-            place = r + k.to(tl.int64)[None, :] * r_row
+            place = r + tl.cast(k, tl.int64)[None, :] * r_row
             others = tl.load(place + i[:, None], mask=(k < j)[None, :] & (i < n)[:, None], other=0.0)
             row -= tl.sum(others * tl.load(place + p, mask=(k < j)[None, :], other=0.0), axis=1)
         row = tl.where(d == float("-inf"), 0.0, row / tl.sqrt(value))
-        tl.store(r + j.to(tl.int64) * r_row + i, row, mask=i < n)
+        tl.store(r + tl.cast(j, tl.int64) * r_row + i, row, mask=i < n)
         tl.store(pivots + start + j, p)
         d = tl.where(i == p, float("-inf"), d - row * row)
         known += 1
