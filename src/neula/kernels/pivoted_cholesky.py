@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+import scipy.linalg
 import torch
 
 from neula.kernels.dispatch import kernel, trial
@@ -66,9 +68,11 @@ def pivoted_cholesky(gram: torch.Tensor, tolerance: float) -> PivotedFactors:
     ([[1.0, 2.0]], [1], 0.0)
     """
     n = len(gram)
-    gram, diagonal, r, pivots, count = _begun(gram)
+    begun = gram, diagonal, r, pivots, count = _begun(gram)
+    if not eliminate_panel.takes(*begun, 0, tolerance):
+        return _by_lapack(gram, tolerance)
     for number, start in enumerate(range(0, n, PANEL)):
-        eliminate_panel(gram, diagonal, r, pivots, count, start, tolerance)
+        eliminate_panel(*begun, start, tolerance)
         if number % LOOKED == LOOKED - 1 and int(count) < start + PANEL:
             break
         if start + PANEL < n:
@@ -76,6 +80,16 @@ def pivoted_cholesky(gram: torch.Tensor, tolerance: float) -> PivotedFactors:
             gram.addmm_(rows.T, rows, alpha=-1.0)
     rank, left = torch.stack([count[0].double(), diagonal.amax().clamp_min(0.0)]).tolist()
     return PivotedFactors(r[: int(rank)], pivots[: int(rank)].long(), left)
+
+
+def _by_lapack(gram: torch.Tensor, tolerance: float) -> PivotedFactors:
+    """By LAPACK's ``pstrf``, on the host."""
+    factor, order, rank, _ = scipy.linalg.lapack.dpstrf(gram.cpu().numpy(), tolerance)
+    pivots = torch.from_numpy(order.astype(np.int64) - 1).to(gram.device)
+    r = torch.empty(rank, len(gram), dtype=gram.dtype, device=gram.device)
+    r[:, pivots] = torch.from_numpy(np.triu(factor)[:rank]).to(gram.device)
+    left = (gram.diagonal() - r.square().sum(0))[pivots[rank:]]
+    return PivotedFactors(r, pivots[:rank], float(left.amax().clamp_min(0.0)) if len(left) else 0.0)
 
 
 def _begun(

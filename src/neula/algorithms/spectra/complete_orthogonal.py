@@ -32,10 +32,11 @@ from neula.algorithms.spectra.rank_revealing import Deficient, MinimumNorm, RowS
 from neula.certificates.backward_error import over
 from neula.certificates.forward_error import SURE
 from neula.engines import FP64, Engine
+from neula.kernels.pivoted_cholesky import pivoted_cholesky
 from neula.kernels.triangular_inverse import triangular_inverse
 
 GRAM_ROUNDING = 4.0
-"""Unit roundoffs, times the root of the rows, that a Gram matrix is shifted by, relative to its norm."""
+"""Unit roundoffs, times the root of the rows, that a Gram matrix is off by, relative to its norm."""
 
 SEPARATED = 1e3
 """Factor between what columns that depend on others leave of the diagonal of a Gram matrix, and what others
@@ -152,14 +153,13 @@ def complete_orthogonal(
 def _separated_rows(
     b_matrix: torch.Tensor, gram: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Basis Z of the row space, and R of B Z, where a Gram matrix tells which columns depend on those before.
+    """Basis Z of the row space, and R of B Z, where a Gram matrix tells which columns depend on others.
 
-    Its Cholesky factorization squares singular values, and is shifted by more than its rounding errors. On
-    the diagonal of R, columns that depend on others leave a multiple of the shift, by how large their
-    coefficients are. Where all others leave much more, the rows of R that are theirs span the row space. None
-    where there is no such gap.
+    Its Cholesky factorization squares singular values. With pivots, columns that depend on those before leave
+    rounding errors on its diagonal. Where all before leave much more, their rows of R span the row space.
+    None where there is no such gap.
 
-    The shift turns them. A step of subspace iteration with the Gram matrix leaves ``u cond(B Z)^2``.
+    Rounding errors turn them. A step of subspace iteration with the Gram matrix leaves ``u cond(B Z)^2``.
     """
     m, n = b_matrix.shape
     if m < n:
@@ -170,16 +170,20 @@ def _separated_rows(
         units = gram.diagonal().sqrt()
         units = torch.where(units > 0, units, 1.0)
         gram = gram / units / units[:, None]
-    shift = GRAM_ROUNDING * m**0.5 * FP64.u * 2**0.5 * torch.linalg.matrix_norm(gram.tril_())
-    r, info = upper_cholesky(gram + shift * torch.eye(n, dtype=gram.dtype, device=gram.device))
-    sizes, order = r.diagonal().square().sort(descending=True)
-    gap, place = (sizes[:-1] / sizes[1:]).max(0)
-    wide = (gap > SEPARATED) & (sizes[place] > SEPARATED * shift) & (info == 0)
-    usable, last = torch.stack([wide, place]).tolist()
-    if not usable:
+    gram = gram.tril() + gram.tril(-1).T
+    noise = float(GRAM_ROUNDING * m**0.5 * FP64.u * torch.linalg.matrix_norm(gram))
+    r, pivots, left = pivoted_cholesky(gram.clone(), noise)
+    if not len(r):
         return None
-    z = _graded_qr(r[order[: last + 1]].T)[0]
-    rows = (gram + gram.tril(-1).T) @ z
+    sizes = r.gather(1, pivots[:, None])[:, 0].square()
+    following = torch.cat([sizes[1:], sizes.new_full((1,), max(left, FP64.u * noise))])
+    gap, place = (sizes / following).max(0)
+    wide = (gap > SEPARATED) & (sizes[place] > SEPARATED * noise)
+    usable, last = torch.stack([wide, place]).tolist()
+    if not usable or last + 1 == n:
+        return None
+    z = _graded_qr(r[: last + 1].T)[0]
+    rows = gram @ z
     square = upper_cholesky(z.T @ rows)[0]
     # Nearly orthonormal, so that what makes it so changes R by as little.
     return refine_qr(torch.cholesky_solve(rows.T, square, upper=True).T)[0], square
