@@ -82,7 +82,7 @@ def test_columns_that_a_cholesky_factorization_in_their_order_takes_for_independ
     mixed = torch.randn(20, 30, generator=generator, dtype=torch.float64)
     b = (basis @ mixed).to(DEVICE)
     b[:, 1] = b[:, 0] + 1e-6 * b[:, 1]
-    r, pivots, left = factored(b.T @ b, 1e-14)
+    r, pivots, left = factored(b.T @ b, 1e-12)
     sizes = r.gather(1, pivots[:, None])[:, 0].square()
     assert len(r) == 20
-    assert float(sizes.min()) > 1e3 * max(left, 1e-15)
+    assert float(sizes.min()) > 1e6 * left
