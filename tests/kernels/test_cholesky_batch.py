@@ -34,7 +34,7 @@ def factor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> F
         if not isinstance(cholesky_batch_triton._update_kernel, InterpretedFunction):
             pytest.skip("Triton was imported before its interpreter could be chosen: run tests/kernels alone")
         monkeypatch.setattr(cholesky_batch_triton, "LEAF", 32)
-        for name in ("ROWS", "COLUMNS", "DEPTH"):
+        for name in ("ROWS", "COLUMNS", "SOLVED", "DEPTH"):
             monkeypatch.setattr(cholesky_batch_triton, name, 16)
     return factor_batch.kernel
 

@@ -15,7 +15,7 @@ SMALL = 128
 def _tried(device: torch.device) -> None:
     one = torch.ones(1, 1, 1, device=device)
     scales = diagonal_scales.kernel(one)
-    residual_norms.kernel(one, one, one.double().expand(1, 1, VECTORS), scales)
+    residual_norms.kernel(one, one, one[0].double().expand(1, VECTORS), scales)
 
 
 @kernel(
