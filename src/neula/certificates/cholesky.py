@@ -7,7 +7,7 @@ import torch
 from neula.certificates.bounds import measurement_error, residual_bound
 from neula.certificates.probes import gaussian_probes
 from neula.engines import Format
-from neula.kernels.symmetric_residual import residual_norms
+from neula.kernels.symmetric_residual import factor_residuals
 
 
 def cholesky_bound(target: Format, n: int) -> float:
@@ -21,7 +21,7 @@ def cholesky_bound(target: Format, n: int) -> float:
     return residual_bound(target, n) + measurement_error(n, torch.float64)
 
 
-def residuals_of_triangles(a: torch.Tensor, lower: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+def residuals_of_triangles(a: torch.Tensor, lower: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     """Estimates of ``||D (A - L L^T) D||_F / ||D A D||_F`` from products with random vectors, without
     synchronizing; half of each matrix is read.
 
@@ -31,13 +31,13 @@ def residuals_of_triangles(a: torch.Tensor, lower: torch.Tensor, scales: torch.T
         Only the lower triangles count.
     lower : Tensor, shape (batch, n, n)
         Zero above the diagonal.
-    scales : Tensor, shape (batch, n)
-        The diagonals of D, float64.
+    order : Tensor, shape (batch,)
+        int32: 0, or the order of a leading minor that is not positive.
 
     Returns
     -------
-    Tensor, shape (batch,)
-        float64.
+    Tensor, shape (2, batch)
+        float64: residuals, NaN where there is no factor, and ``order``. The diagonals of D are powers of two
+        that bring those of D A D near one.
     """
-    difference, size = residual_norms(a, lower, gaussian_probes(a.shape[1], a.device), scales)
-    return difference / torch.where(size == 0, 1.0, size)
+    return factor_residuals(a, lower, order, gaussian_probes(a.shape[1], a.device))

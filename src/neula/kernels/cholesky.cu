@@ -183,7 +183,7 @@ __device__ __forceinline__ void write_step(
         const float x = panel(i / BLOCK, j)[i % BLOCK * PITCH + c];
         const float l = i / BLOCK == j ? diagonal_of_l(j)[i % BLOCK * PITCH + c] : x;
         r[column * r_row + i * r_column] = column <= i ? l : 0.0f;
-        inverse[i * n + column] = i <= column ? x : 0.0f;
+        if (inverse) inverse[i * n + column] = i <= column ? x : 0.0f;
     }
 }
 
@@ -239,13 +239,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) cholesky_inverse(
     eliminate_all(r, inverse, n, r_row, r_column);
 }
 
-// L in the place of the lower triangle of each matrix, zeros above it, and L^-T. Unlike a Gram matrix these need not
-// be definite: info is the order of the first leading minor that is not positive, or lost to rounding errors, or 0.
+// L of each matrix, which may take the place of its lower triangle, zeros above it, and, if inverted, L^-T. Unlike a
+// Gram matrix these need not be definite: info is the order of the first leading minor that is not positive, or lost
+// to rounding errors, or 0.
 extern "C" __global__ void __launch_bounds__(THREADS) cholesky_lower(
-    float* matrices, float* inverses, int* info, int n, int row, int column, int next
+    const float* matrices, float* factors, float* inverses, int* info, int n, int row, int column, int next, int l_row,
+    int l_column, int l_next, int inverted
 ) {
     const int thread = threadIdx.x;
-    float *a = matrices + static_cast<long long>(blockIdx.x) * next, *w = at(0, 0);
+    const long long member = blockIdx.x;
+    const float* a = matrices + member * next;
+    float* w = at(0, 0);
     const int i_first = thread % 32 / 8, j = thread / 32 * 8 + thread % 8;
     float element[WIDTH / 4];
 #pragma unroll
@@ -259,6 +263,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) cholesky_lower(
     // Of a negative diagonal element no part is small enough.
     if (thread < WIDTH) smallest_pivots()[thread] = LOST * fmaxf(w[thread * PITCH + thread], 0.0f);
     __syncthreads();
-    const int found = eliminate_all(a, inverses + static_cast<long long>(blockIdx.x) * n * n, n, column, row);
-    if (thread == 0) info[blockIdx.x] = found;
+    float* inverse = inverted ? inverses + member * n * n : nullptr;
+    const int found = eliminate_all(factors + member * l_next, inverse, n, l_column, l_row);
+    if (thread == 0) info[member] = found;
 }

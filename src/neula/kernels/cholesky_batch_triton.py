@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from neula.kernels.cholesky import cholesky_lower
+from neula.kernels.cholesky import cholesky_apart, cholesky_lower
 from neula.kernels.cholesky_batch import LEAF, BatchFactors, first_order
 
 ROWS = 32
@@ -34,6 +34,8 @@ PRECISION = "tf32x3"
 def factor_batch_triton(a: torch.Tensor) -> BatchFactors:
     """:func:`neula.kernels.cholesky_batch.factor_batch` by the kernels, queued on the current stream."""
     count, n, _ = a.shape
+    if n <= LEAF and cholesky_apart.takes(a):
+        return BatchFactors(*cholesky_apart.kernel(a))
     lower = torch.zeros(a.shape, device=a.device)
     orders = []
     # The interpreter has no CUDA.

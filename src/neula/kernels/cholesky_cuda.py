@@ -44,11 +44,31 @@ def cholesky_lower_cuda(a: torch.Tensor) -> LowerFactors:
     ImportError
         Without a torch that compiles CUDA.
     """
-    count, n, _ = a.shape
     inverse = torch.empty(a.shape, dtype=torch.float32, device=a.device)
+    return LowerFactors(inverse, _factor(a, a, inverse))
+
+
+def cholesky_apart_cuda(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`neula.kernels.cholesky.cholesky_apart` by the kernel, queued on the current stream.
+
+    Raises
+    ------
+    ImportError
+        Without a torch that compiles CUDA.
+    """
+    lower = torch.empty(a.shape, dtype=torch.float32, device=a.device)
+    return lower, _factor(a, lower, None)
+
+
+def _factor(a: torch.Tensor, lower: torch.Tensor, inverse: torch.Tensor | None) -> torch.Tensor:
+    """Launch; returns the orders of minors that are not positive."""
+    (count, n, _), strides = a.shape, []
     order = torch.empty(count, dtype=torch.int32, device=a.device)
+    for x in (a, lower):
+        strides += [x.stride(1), x.stride(2), x.stride(0) if count > 1 else 0]
     with torch.cuda.device_of(a):
         kernel = compiled("cholesky", "cholesky_lower", a.device, shared_bytes=SHARED_BYTES)
-        arguments = [a, inverse, order, n, a.stride(1), a.stride(2), a.stride(0) if count > 1 else 0]
+        room = lower if inverse is None else inverse
+        arguments = [a, lower, room, order, n, *strides, int(inverse is not None)]
         kernel((count, 1, 1), (THREADS, 1, 1), arguments, SHARED_BYTES)
-    return LowerFactors(inverse, order)
+    return order

@@ -14,8 +14,10 @@ SMALL = 128
 @trial("The kernels that measure Cholesky factors", "library calls take their place")
 def _tried(device: torch.device) -> None:
     one = torch.ones(1, 1, 1, device=device)
-    scales = diagonal_scales.kernel(one)
-    residual_norms.kernel(one, one, one[0].double().expand(1, VECTORS), scales)
+    diagonal_scales.kernel(one)
+    factor_residuals.kernel(
+        one, one, torch.zeros_like(one[0, 0], dtype=torch.int32), one[0].double().expand(1, VECTORS)
+    )
 
 
 @kernel(
@@ -49,15 +51,17 @@ def diagonal_scales(a: torch.Tensor) -> torch.Tensor:
 
 
 @kernel(
-    "neula.kernels.symmetric_residual_triton:residual_norms_triton",
+    "neula.kernels.symmetric_residual_triton:factor_residuals_triton",
     trial=_tried,
-    when=lambda a, lower, probes, scales: probes.shape[-1] == VECTORS and 0 not in a.shape,
+    when=lambda a, lower, order, probes: (
+        probes.shape[-1] == VECTORS and 0 not in a.shape and a.dtype != torch.float64
+    ),
 )
-def residual_norms(
-    a: torch.Tensor, lower: torch.Tensor, probes: torch.Tensor, scales: torch.Tensor
+def factor_residuals(
+    a: torch.Tensor, lower: torch.Tensor, order: torch.Tensor, probes: torch.Tensor
 ) -> torch.Tensor:
-    """Norms of ``D A D G - D L L^T D G`` and of ``D A D G``, without synchronizing; half of each matrix is
-    read.
+    """``||D (A - L L^T) D G||_F / ||D A D G||_F`` with the D of :func:`diagonal_scales`, without
+    synchronizing; half of each matrix is read.
 
     Parameters
     ----------
@@ -65,28 +69,30 @@ def residual_norms(
         Only the lower triangles count.
     lower : Tensor, shape (batch, n, n)
         L: what is above the diagonal does not count.
+    order : Tensor, shape (batch,)
+        int32: not zero where L means nothing.
     probes : Tensor, shape (n, k)
         G: float64.
-    scales : Tensor, shape (batch, n)
-        The diagonals of D: float64.
 
     Returns
     -------
     Tensor, shape (2, batch)
-        float64.
+        float64: these, 0 for zero and NaN where L means nothing; and ``order``.
 
     Examples
     --------
     >>> import torch
     >>> a, probes = torch.tensor([[[4.0, 0.0], [2.0, 2.0]]]), torch.eye(2, dtype=torch.float64)
-    >>> lower, scales = torch.tensor([[[2.0, 0.0], [1.0, 1.0]]]), probes.new_ones(1, 2)
-    >>> residual_norms(a, lower, probes, scales)[0].item()
-    0.0
+    >>> lower, order = torch.tensor([[[2.0, 0.0], [1.0, 1.0]]]), torch.zeros(1, dtype=torch.int32)
+    >>> factor_residuals(a, lower, order, probes).tolist()
+    [[0.0], [0.0]]
     """
-    d = scales[..., None]
+    d = diagonal_scales(a)[..., None]
     image, product = images(a, lower, probes * d)
     norm = torch.linalg.matrix_norm
-    return torch.stack([norm((image - product) * d), norm(image * d)])
+    difference, size = norm((image - product) * d), norm(image * d)
+    residual = difference / torch.where(size == 0, 1.0, size)
+    return torch.stack([residual.masked_fill(order != 0, torch.nan), order.double()])
 
 
 def images(a: torch.Tensor, lower: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -35,10 +35,10 @@ def diagonal_scales_triton(a: torch.Tensor) -> torch.Tensor:
     return scales
 
 
-def residual_norms_triton(
-    a: torch.Tensor, lower: torch.Tensor, probes: torch.Tensor, scales: torch.Tensor
+def factor_residuals_triton(
+    a: torch.Tensor, lower: torch.Tensor, order: torch.Tensor, probes: torch.Tensor
 ) -> torch.Tensor:
-    """:func:`neula.kernels.symmetric_residual.residual_norms` by the kernels."""
+    """:func:`neula.kernels.symmetric_residual.factor_residuals` by the kernels."""
     count, n, _ = a.shape
     found = torch.empty(2, count, dtype=torch.float64, device=a.device)
     probes = probes.expand(n, VECTORS).contiguous()
@@ -46,15 +46,17 @@ def residual_norms_triton(
         block = max(16, triton.next_power_of_2(n))
         with torch.cuda.device_of(a):
             _small_kernel[(count,)](
-                *(a, *a.stride(), lower, *lower.stride(), probes, scales, found, n, count),
+                *(a, *a.stride(), lower, *lower.stride(), probes, order, found, n, count),
                 *(VECTORS, ROWS, block),
                 num_warps=4 if block > 32 else 1,
             )
         return found
+    scales = diagonal_scales_triton(a)
     image, product = images(a, lower, probes * scales[..., None])
     with torch.cuda.device_of(a):
         _norms_kernel[(count,)](
-            *(image, *image.stride(), product, *product.stride(), scales, found, n, count, VECTORS, SPAN),
+            *(image, *image.stride(), product, *product.stride(), scales, order, found, n, count),
+            *(VECTORS, SPAN),
             num_warps=8,
         )
     return found
@@ -65,40 +67,54 @@ def _scales_kernel(a, a_batch, apart, scales, n, SPAN: tl.constexpr):
     parts = tl.cdiv(n, SPAN)
     member = (tl.program_id(0) // parts).to(tl.int64)
     i = tl.program_id(0) % parts * SPAN + tl.arange(0, SPAN)
-    x = tl.load(a + member * a_batch + i.to(tl.int64) * apart, mask=i < n, other=1.0).to(tl.float64)
+    tl.store(scales + member * n + i, _scales(a + member * a_batch, apart, i, n), mask=i < n)
+
+
+@triton.jit
+def _scales(a, apart, i, n):
+    """Of some rows, by their diagonal elements; of others 1."""
+    x = tl.load(a + i.to(tl.int64) * apart, mask=i < n, other=1.0).to(tl.float64)
     # Of what is not double precision no number is subnormal in it: 2^e times one in [1/2, 1).
     exponent = ((x.to(tl.int64, bitcast=True) >> 52) & 0x7FF) - 1022
     scale = ((1023 - (exponent >> 1)) << 52).to(tl.float64, bitcast=True)
-    tl.store(scales + member * n + i, tl.where(x > 0, scale, 1.0), mask=i < n)
+    return tl.where(x > 0, scale, 1.0)
+
+
+@triton.jit
+def _put(found, order, member, count, lost, whole):
+    """What is said of a matrix."""
+    which = tl.load(order + member)
+    residual = tl.sqrt(lost) / tl.where(whole == 0, 1.0, tl.sqrt(whole))
+    tl.store(found + member, tl.where(which == 0, residual, float("nan")))
+    tl.store(found + count + member, which.to(tl.float64))
 
 
 @triton.jit(do_not_specialize=["n", "count", "a_batch", "l_batch"])
 def _small_kernel(
-    a, a_batch, a_row, a_column, lower, l_batch, l_row, l_column, probes, scales, found, n, count,
+    a, a_batch, a_row, a_column, lower, l_batch, l_row, l_column, probes, order, found, n, count,
     VECTORS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Norms of one matrix."""
+    """The residual of one matrix."""
     member = tl.program_id(0).to(tl.int64)
     a += member * a_batch
     lower += member * l_batch
-    scales += member * n
     j = tl.arange(0, BLOCK)
-    d = tl.load(scales + j, mask=j < n, other=0.0)
-    lost = tl.zeros((1,), tl.float64)
-    whole = tl.zeros((1,), tl.float64)
+    d = _scales(a, a_row + a_column, j, n)
+    lost = tl.zeros((ROWS,), tl.float64)
+    whole = tl.zeros((ROWS,), tl.float64)
     for vector in range(VECTORS):  # not unrolled, which would take the compiler four times as long
         x = d * tl.load(probes + j * VECTORS + vector, mask=j < n, other=0.0)
         below = tl.zeros((BLOCK,), tl.float64)
         for first in range(0, n, ROWS):
             i = first + tl.arange(0, ROWS)
-            xi = tl.load(scales + i, mask=i < n, other=0.0)
+            xi = _scales(a, a_row + a_column, i, n)
             xi *= tl.load(probes + i * VECTORS + vector, mask=i < n, other=0.0)
             inside = (i[:, None] < n) & (j[None, :] <= i[:, None])
             place = lower + i[:, None] * l_row + j[None, :] * l_column
             below += tl.sum(tl.load(place, mask=inside, other=0.0).to(tl.float64) * xi[:, None], axis=0)
         for first in range(0, n, ROWS):
             i = first + tl.arange(0, ROWS)
-            di = tl.load(scales + i, mask=i < n, other=0.0)
+            di = _scales(a, a_row + a_column, i, n)
             inside = (i[:, None] < n) & (j[None, :] <= i[:, None])
             place = lower + i[:, None] * l_row + j[None, :] * l_column
             t = tl.load(place, mask=inside, other=0.0).to(tl.float64)
@@ -107,19 +123,17 @@ def _small_kernel(
             s = tl.load(place, mask=(i[:, None] < n) & (j[None, :] < n), other=0.0).to(tl.float64)
             image = di * tl.sum(s * x[None, :], axis=1)
             product = di * tl.sum(t * below[None, :], axis=1)
-            lost += tl.sum((image - product) * (image - product))
-            whole += tl.sum(image * image)
-    one = member + tl.arange(0, 1)
-    tl.store(found + one, tl.sqrt(lost))
-    tl.store(found + count + one, tl.sqrt(whole))
+            lost += (image - product) * (image - product)
+            whole += image * image
+    _put(found, order, member, count, tl.sum(lost), tl.sum(whole))
 
 
 @triton.jit(do_not_specialize=["n", "count"])
 def _norms_kernel(
-    image, i_batch, i_row, i_column, product, p_batch, p_row, p_column, scales, found, n, count,
+    image, i_batch, i_row, i_column, product, p_batch, p_row, p_column, scales, order, found, n, count,
     VECTORS: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
-    """Norms of what products of one matrix differ by, and of one of them, rows scaled."""
+    """By what products of one matrix differ, rows scaled."""
     member = tl.program_id(0).to(tl.int64)
     image += member * i_batch
     product += member * p_batch
@@ -133,5 +147,4 @@ def _norms_kernel(
             y = d * tl.load(product + i * p_row + vector * p_column, mask=i < n, other=0.0)
             lost += (x - y) * (x - y)
             whole += x * x
-    tl.store(found + member, tl.sqrt(tl.sum(lost)))
-    tl.store(found + count + member, tl.sqrt(tl.sum(whole)))
+    _put(found, order, member, count, tl.sum(lost), tl.sum(whole))

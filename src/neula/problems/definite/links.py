@@ -9,9 +9,9 @@ import torch
 from neula.algorithms.elimination.cholesky import cholesky, library_cholesky
 from neula.certificates.cholesky import residuals_of_triangles
 from neula.engines import FP64, Arithmetic, Engine, Format
-from neula.kernels.cholesky_batch import factor_batch
+from neula.kernels.cholesky_batch import LEAF, factor_batch
 from neula.kernels.symmetric import symmetric_copy, unscaled_triangle
-from neula.kernels.symmetric_residual import diagonal_scales
+from neula.kernels.symmetric_residual import SMALL, diagonal_scales
 from neula.pipeline.chain import Answer
 from neula.pipeline.progress import stage
 from neula.problems.definite.problem import CholeskyValues, NotDefiniteMember, Symmetric
@@ -29,7 +29,11 @@ def recursive(matrices: Symmetric, before: Solution | None, arithmetic: Arithmet
     options = matrices.options
     engine, label = options.engine.using(arithmetic), f"cholesky {arithmetic.name}"
     report = stage(options.progress, f"factorizing in {arithmetic.name}")
-    lower, measured = engine.replay(partial(_by_recursion, engine=engine), (matrices.a,), label)
+    work = partial(_by_recursion, engine=engine)
+    if _in_two_launches(matrices.a):
+        lower, measured = work(matrices.a)
+    else:
+        lower, measured = engine.replay(work, (matrices.a,), label)
     report(1.0)
     return Answer(CholeskyValues(lower, measured[0]), label, measured=measured)
 
@@ -54,9 +58,9 @@ def by_library(
     """
     a, label = matrices.a, f"cholesky {format.name}"
     report = stage(matrices.options.progress, f"factorizing in {format.name}")
-    scales = diagonal_scales(a)
+    scales = diagonal_scales(a) if format is FP64 else None
     # In single precision nothing waits for the answer: where scales matter, the residual shows it.
-    if format is not FP64 or (looks and _is_safe(scales)):
+    if scales is None or (looks and _is_safe(scales)):
         found = library_cholesky(a.to(format.dtype))
         lower = found.lower.to(a.dtype)
     else:
@@ -71,8 +75,13 @@ def by_library(
                 first if matrices.place is None else int(matrices.place[first]), orders[first]
             )
     report(1.0)
-    measured = _measured(a, lower, scales, found.order)
+    measured = residuals_of_triangles(a, lower, found.order)
     return Answer(CholeskyValues(lower, measured[0]), label, measured=measured)
+
+
+def _in_two_launches(a: torch.Tensor) -> bool:
+    """Whether a graph would take more than it plays back."""
+    return len(a) > 1 and a.shape[1] <= min(LEAF, SMALL) and factor_batch.takes(a)
 
 
 def _by_recursion(a: torch.Tensor, *, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
@@ -81,24 +90,16 @@ def _by_recursion(a: torch.Tensor, *, engine: Engine) -> tuple[torch.Tensor, tor
     Of A scaled by powers of two to a diagonal near one, which rounds nothing: then no format is too narrow.
     Batches in single precision go to kernels as they are: where scales matter, the residual shows it.
     """
-    scales = diagonal_scales(a)
     if len(a) > 1 and factor_batch.takes(a):
         together = factor_batch(a)
         lower, order = together.lower.to(a.dtype), together.order
     else:
         wide = torch.promote_types(a.dtype, torch.float32)
-        work = symmetric_copy(a, scales.to(wide), rows=engine.rows(a.shape[-1]))
+        scales = diagonal_scales(a).to(wide)
+        work = symmetric_copy(a, scales, rows=engine.rows(a.shape[-1]))
         found = cholesky(work if wide == engine.storage else _in(work, engine.storage), engine)
-        lower, order = unscaled_triangle(found.lower, scales.to(wide), a.dtype), found.order
-    return lower, _measured(a, lower, scales, order)
-
-
-def _measured(
-    a: torch.Tensor, lower: torch.Tensor, scales: torch.Tensor, order: torch.Tensor
-) -> torch.Tensor:
-    """Residuals, NaN where there is no factor, and the orders of minors that are not positive, float64."""
-    residual = residuals_of_triangles(a, lower, scales)
-    return torch.stack([residual.masked_fill(order > 0, torch.nan), order.double()])
+        lower, order = unscaled_triangle(found.lower, scales, a.dtype), found.order
+    return lower, residuals_of_triangles(a, lower, order)
 
 
 def _is_safe(scales: torch.Tensor) -> bool:
