@@ -18,7 +18,10 @@ U = 2.0**-24
 Factor = Callable[[torch.Tensor], BatchFactors]
 
 
-@pytest.fixture(params=["reference", pytest.param("kernel", marks=[pytest.mark.gpu] if HAS_GPU else [])])
+ON_GPU = [pytest.mark.gpu] if HAS_GPU else []
+
+
+@pytest.fixture(params=["reference", *(pytest.param(name, marks=ON_GPU) for name in ("few", "many"))])
 def factor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Factor:
     """With leaves as small as they can be, where there is no GPU."""
     if not HAS_GPU:
@@ -36,6 +39,7 @@ def factor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> F
         monkeypatch.setattr(cholesky_batch_triton, "LEAF", 32)
         for name in ("ROWS", "COLUMNS", "SOLVED", "DEPTH"):
             monkeypatch.setattr(cholesky_batch_triton, name, 16)
+    monkeypatch.setattr(cholesky_batch_triton, "FEW", 1 << 30 if request.param == "few" else 0)
     return factor_batch.kernel
 
 

@@ -91,7 +91,7 @@ def _by_recursion(a: torch.Tensor, *, engine: Engine) -> tuple[torch.Tensor, tor
     Batches in single precision go to kernels as they are: where scales matter, the residual shows it.
     """
     if len(a) > 1 and factor_batch.takes(a):
-        together = factor_batch(a)
+        together = factor_batch(a, engine.beside)
         lower, order = together.lower.to(a.dtype), together.order
     else:
         wide = torch.promote_types(a.dtype, torch.float32)
