@@ -82,6 +82,12 @@ def pivoted_cholesky(gram: torch.Tensor, tolerance: float) -> PivotedFactors:
     return PivotedFactors(r[: int(rank)], pivots[: int(rank)].long(), left)
 
 
+def pivots_on_device(a: torch.Tensor) -> bool:
+    """Whether the kernel finds the pivots of ``A^T A``."""
+    n = a.shape[1]
+    return a.is_cuda and n <= MOST and _tried.passed(a.device)
+
+
 def _by_lapack(gram: torch.Tensor, tolerance: float) -> PivotedFactors:
     """By LAPACK's ``pstrf``, on the host."""
     factor, order, rank, _ = scipy.linalg.lapack.dpstrf(gram.cpu().numpy(), tolerance)
