@@ -25,6 +25,7 @@ import torch
 
 from neula.algorithms.krylov.batched_lstsq import MARGIN, probes
 from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
+from neula.algorithms.orthogonal.gram_pivots import basis_by_gram, gram_noise
 from neula.algorithms.orthogonal.pivots import sketched_pivots
 from neula.algorithms.orthogonal.r_only import lower_gram
 from neula.algorithms.orthogonal.reorthogonalize import refine_qr
@@ -32,21 +33,12 @@ from neula.algorithms.spectra.rank_revealing import Deficient, MinimumNorm, RowS
 from neula.certificates.backward_error import over
 from neula.certificates.forward_error import SURE
 from neula.engines import FP64, Engine
-from neula.kernels.pivoted_cholesky import pivoted_cholesky, pivots_on_device
+from neula.kernels.pivoted_cholesky import pivoted_cholesky
 from neula.kernels.triangular_inverse import triangular_inverse
-
-GRAM_ROUNDING = 4.0
-"""Unit roundoffs, times the root of the rows, that a Gram matrix is off by, relative to its norm."""
 
 SEPARATED = 1e3
 """Factor between what columns that depend on others leave of the diagonal of a Gram matrix, and what others
 do."""
-
-CERTAIN = 100.0
-"""Times its rounding errors a pivot of a Gram matrix is one."""
-
-ROUNDS = 8
-"""Gram matrices of what is left: each has three or four digits of the singular values."""
 
 STEPS = 4
 """Of subspace iteration at most. With a gap of ten they leave 1e-8 of the angle."""
@@ -135,7 +127,7 @@ def complete_orthogonal(
         return _solution(problem, b_matrix, found)
     # What is left of n columns, all of them together, is then below the threshold.
     tolerance = rcond / (UNWANTED * b_matrix.shape[1] ** 0.5)
-    basis = _basis_by_gram(b_matrix, tolerance)
+    basis = basis_by_gram(b_matrix, tolerance)
     if basis is None:
         work = engine.empty(*b_matrix.shape).copy_(b_matrix)
         basis = work[:, : sketched_pivots(work, engine, width, tolerance)[1]]
@@ -180,7 +172,7 @@ def _separated_rows(
         units = torch.where(units > 0, units, 1.0)
         gram = gram / units / units[:, None]
     gram = gram.tril() + gram.tril(-1).T
-    noise = float(GRAM_ROUNDING * m**0.5 * FP64.u * torch.linalg.matrix_norm(gram))
+    noise = gram_noise(m, float(torch.linalg.matrix_norm(gram)))
     r, pivots, left = pivoted_cholesky(gram.clone(), noise)
     if not len(r):
         return None
@@ -196,41 +188,6 @@ def _separated_rows(
     square = upper_cholesky(z.T @ rows)[0]
     # Nearly orthonormal, so that what makes it so changes R by as little.
     return refine_qr(torch.cholesky_solve(rows.T, square, upper=True).T)[0], square
-
-
-def _basis_by_gram(b_matrix: torch.Tensor, tolerance: float) -> torch.Tensor | None:
-    """Orthonormal basis of the columns, but for what is left of each below a part of the longest.
-
-    Columns are chosen as in QR with pivots, by Cholesky factors of the Gram matrix, which show singular
-    values down to the root of rounding errors. What they have found is projected out, and what is left has a
-    Gram matrix with smaller errors. None where no kernel does that, or it does not come to an end.
-    """
-    m, n = b_matrix.shape
-    if m < n or not pivots_on_device(b_matrix):
-        return None
-    basis, rest, least = b_matrix[:, :0], b_matrix, 0.0
-    for _ in range(ROUNDS):
-        gram = lower_gram(rest[None])[0]
-        gram = gram.tril() + gram.tril(-1).T
-        norms = torch.stack([gram.diagonal().amax(), torch.linalg.matrix_norm(gram)])
-        largest, size = norms.tolist()
-        least = least or tolerance**2 * largest
-        if not largest > least:
-            return basis
-        noise = GRAM_ROUNDING * m**0.5 * FP64.u * size
-        r, pivots, _ = pivoted_cholesky(gram, max(least, CERTAIN * noise))
-        if not len(r):
-            return None
-        q = torch.linalg.solve_triangular(r[:, pivots], rest[:, pivots], upper=True, left=False)
-        q = refine_qr(q)[0]
-        if basis.shape[1]:  # of which rounding errors of small columns have parts
-            q = refine_qr(q - basis @ (basis.T @ q))[0]
-        for _ in range(2):
-            rest = rest - q @ (q.T @ rest)
-        basis = torch.cat([basis, q], 1)
-        if basis.shape[1] >= n:
-            return basis[:, :n]
-    return None
 
 
 def _graded_qr(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
