@@ -103,15 +103,18 @@ def test_a_pivot_of_rounding_errors_is_said_by_the_kernel(on_host: Factorize) ->
 
 
 @pytest.mark.parametrize("by", ["reference", "on host", pytest.param("kernel", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("n", [1, 17, 128])
-def test_factors_in_memory_of_their_own(by: str, n: int, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize(
+    ("n", "width"), [(1, 32), (17, 32), (32, 32), (17, 64), (50, 64), (64, 64), (128, 128)]
+)
+def test_factors_in_memory_of_their_own(by: str, n: int, width: int, request: pytest.FixtureRequest) -> None:
+    """On the host with room for so many columns."""
     a = definite(3, n)
     a[1, n - 1, n - 1] = -1.0
     before = a.clone()
     if by == "on host":
         a, before = a.cpu(), before.cpu()
         compiled = request.getfixturevalue("compiled_for_host")
-        function = compiled("cholesky", BYTES=cholesky_cuda.SHARED_BYTES).factorize_batch
+        function = compiled("cholesky", BYTES=cholesky_cuda.shared_bytes(width), WIDTH=width).factorize_batch
         lower, order = torch.full((3, n, n), math.nan), torch.full((3,), -1, dtype=torch.int32)
         places = [ctypes.c_void_p(x.data_ptr()) for x in (a, lower, lower, order)]
         function(*places, 3, n, n, 1, n * n, n, 1, n * n, 0)

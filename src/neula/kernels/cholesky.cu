@@ -3,17 +3,19 @@
 //
 // G = L L^T and [G; I] = [L; L^-T] L^T: the operations on columns that turn G into L turn the identity below it
 // into L^-T = R^-1. Rows of the one are done as those of the other begin, so one array has room for both: L below
-// its diagonal blocks, R^-1 above them. A step is a block of 16 columns. Four warps follow the chain of its
+// its diagonal blocks, R^-1 above them. A step is a block of 16 columns. A quarter of the warps follow the chain of its
 // square roots, with all rows of these columns in registers, and each with the rows of the diagonal block as
 // well, so that none waits for another. The other warps meanwhile subtract what the step before contributes to
 // the columns after these, and write what it has computed.
 
 #define BLOCK 16
-#define WIDTH 128
+#ifndef WIDTH
+#define WIDTH 128  // or 64 or 32, for matrices with no more columns
+#endif
 #define BLOCKS (WIDTH / BLOCK)
-#define PITCH 132  // four rows one below the other are in different banks
-#define THREADS 512
-#define CHAIN 128  // threads along the chain: a warp for each two blocks of rows
+#define PITCH (WIDTH + 4)  // four rows one below the other are in different banks
+#define THREADS (4 * WIDTH)
+#define CHAIN WIDTH  // threads along the chain: a warp for each two blocks of rows
 #define ALL 0xffffffffu
 #define LOST 1.9073486e-6f  // 2^-19 of a diagonal element: what a pivot may owe to rounding errors
 
