@@ -8,6 +8,7 @@ number was measured on an H200 (CUDA) or on two cores of an AMD EPYC (CPU).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -272,7 +273,7 @@ class Tuning:
 
     def cheapest(self, target: Format) -> str:
         """The cheapest arithmetic whose accuracy is that of a format, or better."""
-        return next(name for name in self.arithmetics if Arithmetic.named(name).u <= target.u)
+        return _cheapest(self.arithmetics, target)
 
     def lapack_first(self, m: int, n: int) -> bool:
         """Whether LAPACK's reflections come first for one matrix."""
@@ -304,3 +305,9 @@ class Tuning:
     def recursion(self, storage: torch.dtype) -> Recursion:
         """How the recursion of a QR with working matrices of this dtype ends."""
         return self.double if storage == torch.float64 else self.single
+
+
+@lru_cache(maxsize=64)
+def _cheapest(arithmetics: tuple[str, ...], target: Format) -> str:
+    """Asked for in every call, so it must not take what the names do."""
+    return next(name for name in arithmetics if Arithmetic.named(name).u <= target.u)

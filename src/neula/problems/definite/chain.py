@@ -21,7 +21,7 @@ def chain(count: int, n: int, options: Options) -> list[Link[Symmetric, Cholesky
     The recursion where its products are cheaper than what the library does, else the library; at last the
     library in double precision, which alone says that a matrix is not positive definite.
     """
-    low, tuning = options.low, options.engine.tuning
+    low, tuning = options.low, options.tuning
     queued, tried = not tuning.lapack, []
     if n >= (tuning.cholesky if count == 1 else tuning.batched_cholesky) and low.format is not FP64:
         tried.append(Link(f"cholesky {low.name}", partial(recursive, arithmetic=low), queued=queued))
@@ -33,7 +33,7 @@ def chain(count: int, n: int, options: Options) -> list[Link[Symmetric, Cholesky
 def chain_unread(count: int, n: int, options: Options) -> list[Link[Symmetric, CholeskyValues]]:
     """The same where the first link is not to wait: in double precision that looks at nothing."""
     links = chain(count, n, options)
-    if links[0].queued or options.engine.tuning.lapack:
+    if links[0].queued or options.tuning.lapack:
         return links
     return [Link("cholesky fp64", partial(by_library, format=FP64, looks=False), queued=True), *links]
 

@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 import torch
 
-from neula.engines import FP64, Arithmetic, Engine, Format
+from neula.engines import FP64, Arithmetic, Engine, Format, Tuning
 from neula.pipeline.batches import Batch, Values
 from neula.pipeline.progress import Progress
 
@@ -31,14 +31,18 @@ class Options:
     progress: Progress | None = None
 
     @cached_property
+    def tuning(self) -> Tuning:
+        """What measures best with this engine, which takes some microseconds to say so."""
+        return self.engine.tuning
+
+    @cached_property
     def low(self) -> Arithmetic:
         """The cheapest arithmetic that reaches the target; nothing below float32 where LAPACK is the
         fastest.
         """
-        tuning = self.engine.tuning
-        if tuning.lapack:
+        if self.tuning.lapack:
             return Arithmetic.named("fp64" if self.target is FP64 else "fp32")
-        return Arithmetic.named(tuning.cheapest(self.target))
+        return Arithmetic.named(self.tuning.cheapest(self.target))
 
 
 @dataclass(frozen=True)
