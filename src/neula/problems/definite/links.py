@@ -96,7 +96,7 @@ def _by_recursion(a: torch.Tensor, *, engine: Engine) -> tuple[torch.Tensor, tor
     else:
         wide = torch.promote_types(a.dtype, torch.float32)
         scales = diagonal_scales(a).to(wide)
-        work = symmetric_copy(a, scales, rows=engine.rows(a.shape[-1]))
+        work = symmetric_copy(a, scales, rows=engine.rows(a.shape[-1]), whole=False)
         found = cholesky(work if wide == engine.storage else _in(work, engine.storage), engine)
         lower, order = unscaled_triangle(found.lower, scales, a.dtype), found.order
     return lower, residuals_of_triangles(a, lower, order)
