@@ -37,7 +37,7 @@ def factor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> F
         if not isinstance(cholesky_batch_triton._update_kernel, InterpretedFunction):
             pytest.skip("Triton was imported before its interpreter could be chosen: run tests/kernels alone")
         monkeypatch.setattr(cholesky_batch_triton, "LEAF", 32)
-        for name in ("ROWS", "COLUMNS", "SOLVED", "DEPTH"):
+        for name in ("ROWS", "COLUMNS", "DEPTH"):
             monkeypatch.setattr(cholesky_batch_triton, name, 16)
     monkeypatch.setattr(cholesky_batch_triton, "FEW", 1 << 30 if request.param == "few" else 0)
     return factor_batch.kernel

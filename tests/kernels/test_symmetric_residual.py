@@ -23,7 +23,6 @@ def of_this_device(monkeypatch: pytest.MonkeyPatch) -> None:
         from neula.kernels import symmetric_residual_triton
 
         monkeypatch.setattr(symmetric_residual_triton, "SPAN", 64)
-        monkeypatch.setattr(symmetric_residual_triton, "SMALL", 64)
 
 
 @pytest.mark.usefixtures("of_this_device")

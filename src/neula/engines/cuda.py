@@ -243,12 +243,12 @@ class CudaEngine(Engine):
     def spare(self) -> int:
         return SPARE
 
-    def pieces(self, m: int, n: int, spare: int = 0) -> Iterator[tuple[slice, slice]]:
+    def pieces(self, m: int, n: int) -> Iterator[tuple[slice, slice]]:
         """Parts of a matrix, each in so few tiles that some multiprocessors stay free for something else."""
         if not (self._half or self.arithmetic.corrected):
-            yield from super().pieces(m, n, spare)
+            yield from super().pieces(m, n)
             return
-        units = torch.cuda.get_device_properties(self.device).multi_processor_count - max(FREE, spare)
+        units = torch.cuda.get_device_properties(self.device).multi_processor_count - FREE
         short, long = sorted((m, n))
         width = TILE[0] if self.arithmetic.corrected else TILE[1]
         length = max(1, units // -(-short // width)) * TILE[0]

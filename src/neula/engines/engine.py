@@ -216,10 +216,8 @@ class Engine(ABC):
         """Units that products leave to what runs beside them."""
         return 0
 
-    def pieces(self, m: int, n: int, spare: int = 0) -> Iterator[tuple[slice, slice]]:
-        """Parts of a matrix so small that a product into each leaves units to what runs beside it, as many
-        as are asked for or more.
-        """
+    def pieces(self, m: int, n: int) -> Iterator[tuple[slice, slice]]:
+        """Parts of a matrix so small that a product into each leaves units to what runs beside it."""
         yield slice(0, m), slice(0, n)
 
     @property

@@ -139,5 +139,4 @@ def cuda_tuning(
         tournaments=True,
         pivoted_panel=512,
         pivoted_inner_panel=tournament_width,
-        pivoted_spare=36,
     )

@@ -167,8 +167,6 @@ class Tuning:
         Widths r and s of the panels of LU factorizations.
     pivoted_panel, pivoted_inner_panel : int
         The same with tournaments.
-    pivoted_spare : int
-        Multiprocessors that updates leave to a tournament beside them.
     tournaments : bool
         Whether LU in half precision finds pivots by tournaments, which are faster there.
     swaps : bool
@@ -255,7 +253,6 @@ class Tuning:
     lu_inner_panel: int = 8
     pivoted_panel: int = 256
     pivoted_inner_panel: int = 8
-    pivoted_spare: int = 0
     tournaments: bool = False
     swaps: bool = False
     pivoted_lu: bool = True

@@ -103,7 +103,7 @@ def eliminate(
 @kernel(
     "neula.kernels.calu_triton:move_rows_triton",
     trial=_tried,
-    when=lambda matrix, *_: matrix.numel() > 0 and matrix.dtype.itemsize in (2, 4),
+    when=lambda matrix, *_: matrix.numel() > 0 and matrix.dtype.itemsize == 2,
 )
 def move_rows(matrix: torch.Tensor, to: torch.Tensor, origin: torch.Tensor) -> None:
     """``matrix[to] = matrix[origin]``, on a GPU without a copy of them.

@@ -31,8 +31,8 @@ COLUMNS = 32
 
 DEPTH, STAGES, WARPS = WIDTH, 4, 4
 
-MOVED = 64
-"""Bytes of a row that a thread block moves."""
+MOVED = 32
+"""Columns that a thread block moves."""
 
 
 def rows_of_u_triton(
@@ -74,11 +74,11 @@ def eliminate_triton(
 
 def move_rows_triton(matrix: torch.Tensor, to: torch.Tensor, origin: torch.Tensor) -> None:
     """:func:`neula.kernels.calu.move_rows` by the kernel, queued on the current stream."""
-    n, count, columns = matrix.shape[1], len(to), MOVED // matrix.dtype.itemsize
+    n, count = matrix.shape[1], len(to)
     with torch.cuda.device_of(matrix):
-        _move_kernel[(triton.cdiv(n, columns),)](
+        _move_kernel[(triton.cdiv(n, MOVED),)](
             *(matrix, *matrix.stride(), n, to, origin, count),
-            *(columns, triton.next_power_of_2(count)),
+            *(MOVED, triton.next_power_of_2(count)),
             num_warps=8,
         )
 

@@ -7,9 +7,6 @@ import torch
 from neula.kernels.dispatch import kernel, trial
 from neula.kernels.triangle import VECTORS, triangle_product
 
-SMALL = 128
-"""Order up to which one thread block measures a matrix in one launch."""
-
 
 @trial("The kernels that measure Cholesky factors", "library calls take their place")
 def _tried(device: torch.device) -> None:

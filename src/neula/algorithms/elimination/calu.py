@@ -7,8 +7,7 @@ both factors are in a low format, updates are summed in single precision, and so
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -41,132 +40,30 @@ def by_pivoted_blocks(
     Tensor, shape (n,)
         int32: the original places of the rows in their new order.
     """
-    n = len(matrix)
-    matrix = transpose_in_place(matrix)  # row-major, so that a row that moves is contiguous
-    work, steps = _Elimination(matrix, engine), [_Step.of(k, n) for k in blocks(slice(0, n), r)]
-    panel = work.room(steps[0], steps[0].k).copy_(matrix[:, steps[0].k])
-    finish: Callable[[], None] = _nothing
-    for step, following in zip(steps, [*steps[1:], None], strict=True):
-        # Few units are busy with a tournament. The others finish the last step, and begin the next panel.
-        beside = None if following is None else work.room(step, following.k)
-        found = engine.beside(
-            partial(work.catch_up, step, following, beside, finish),
-            partial(_replayed, panel[step.shown.start - n :], step.above, engine),
-        )
-        finish = work.take(step, following, beside, found)
-        if beside is not None:
-            panel = beside
+    n = matrix.shape[0]
+    # Row-major, so that a row that moves is contiguous. ``shown`` are the rows of the panel and some above
+    # it, so that panels of few different heights occur; those ``above`` take no part in the tournament.
+    matrix = transpose_in_place(matrix)
+    permutation = torch.arange(n, dtype=torch.int32, device=matrix.device)
+    for k in blocks(slice(0, n), r):
+        done, rest, below = slice(0, k.start), slice(k.stop, n), slice(k.start, n)
+        shown = slice(n - height(n - k.start, n), n)
+        above = k.start - shown.start
+        panel = torch.empty(n - shown.start, k.stop - k.start, dtype=engine.storage, device=matrix.device)
+        panel.copy_(matrix[shown, k])
+        if k.start > 0:
+            engine.gemm(matrix[below, done], matrix[done, k], panel[above:], alpha=-1.0, beta=1.0)
+        lu, to, origin, l_inverses = _replayed(panel, above, engine)
+        matrix[below, k] = lu[above:]
+        for moved in (matrix[shown, done], matrix[shown, rest], permutation[shown, None]):
+            move_rows(moved, to, origin)
+        if k.start > 0 and k.stop < n:
+            engine.gemm_low(matrix[k, done], matrix[done, rest], matrix[k, rest])
+        solve_upper(matrix[k, rest].T, matrix[k, k].T, l_inverses.mT)
         if on_columns is not None:
-            on_columns(step.k.stop)
-    finish()
+            on_columns(k.stop)
     transpose_in_place(matrix)
-    return work.permutation
-
-
-def _nothing() -> None:
-    """Is left of what was before the first step."""
-
-
-@dataclass(frozen=True)
-class _Step:
-    """A panel, and where its rows are.
-
-    Attributes
-    ----------
-    k : slice
-        Its columns.
-    shown : slice
-        Its rows, and some above them that take no part in the tournament, so that panels of few different
-        heights occur.
-    """
-
-    k: slice
-    shown: slice
-
-    @classmethod
-    def of(cls, k: slice, n: int) -> _Step:
-        """Of a matrix of order n."""
-        return cls(k, slice(n - height(n - k.start, n), n))
-
-    @property
-    def above(self) -> int:
-        """How many rows take no part."""
-        return self.k.start - self.shown.start
-
-
-@dataclass
-class _Elimination:
-    """A row-major matrix on its way to L and U."""
-
-    matrix: torch.Tensor
-    engine: Engine
-    permutation: torch.Tensor = field(init=False)
-
-    def __post_init__(self) -> None:
-        rows = len(self.matrix)
-        self.permutation = torch.arange(rows, dtype=torch.int32, device=self.matrix.device)
-
-    def room(self, step: _Step, k: slice) -> torch.Tensor:
-        """For some columns of the rows that a step shows, in single precision."""
-        shape = (len(self.matrix) - step.shown.start, k.stop - k.start)
-        return torch.empty(shape, dtype=self.engine.storage, device=self.matrix.device)
-
-    def catch_up(
-        self, step: _Step, following: _Step | None, panel: torch.Tensor | None, finish: Callable[[], None]
-    ) -> None:
-        """What is left of the step before, and the next panel without what all before this one contribute."""
-        finish()
-        if following is None or panel is None:
-            return
-        panel.copy_(self.matrix[step.shown, following.k])
-        if step.k.start == 0:
-            return
-        below, done = slice(step.k.start, None), slice(0, step.k.start)
-        left, right, rest = self.matrix[below, done], self.matrix[done, following.k], panel[step.above :]
-        for rows, columns in self._pieces(rest):
-            self.engine.gemm(left[rows], right[:, columns], rest[rows, columns], alpha=-1.0, beta=1.0)
-
-    def take(
-        self,
-        step: _Step,
-        following: _Step | None,
-        panel: torch.Tensor | None,
-        found: tuple[torch.Tensor, ...],
-    ) -> Callable[[], None]:
-        """The factors of a panel, and what the next one needs of them; returns what may wait."""
-        matrix, (k, shown, above) = self.matrix, (step.k, step.shown, step.above)
-        lu, to, origin, l_inverses = found
-        matrix[k.start :, k] = lu[above:]
-        move_rows(self.permutation[shown, None], to, origin)
-        factors, inverses = matrix[k, k].T, l_inverses.mT
-        done, rest = slice(0, k.start), slice(k.stop, None)
-        if following is not None and panel is not None:
-            width = k.stop - k.start
-            move_rows(panel, to, origin)
-            matrix[k, following.k] = panel[above : above + width]
-            solve_upper(matrix[k, following.k].T, factors, inverses)
-            below, rows = matrix[following.k.start :, k], panel[above + width :]
-            self.engine.gemm(below, matrix[k, following.k], rows, alpha=-1.0, beta=1.0)
-            rest = slice(following.k.stop, None)
-
-        def finish() -> None:
-            for moved in (matrix[shown, done], matrix[shown, rest]):
-                move_rows(moved, to, origin)
-            update = matrix[k, rest]
-            if update.numel() == 0:
-                return
-            if k.start > 0:
-                left, right = matrix[k, done], matrix[done, rest]
-                for rows, columns in self._pieces(update):
-                    self.engine.gemm_low(left[rows], right[:, columns], update[rows, columns])
-            solve_upper(update.T, factors, inverses)
-
-        return finish
-
-    def _pieces(self, target: torch.Tensor) -> Iterator[tuple[slice, slice]]:
-        """Parts of a product beside a tournament."""
-        m, n = target.shape
-        return self.engine.pieces(m, n, self.engine.tuning.pivoted_spare)
+    return permutation
 
 
 def height(m: int, n: int) -> int:

@@ -9,9 +9,9 @@ import torch
 from neula.algorithms.elimination.cholesky import cholesky, library_cholesky
 from neula.certificates.cholesky import residuals_of_triangles
 from neula.engines import FP64, Arithmetic, Engine, Format
-from neula.kernels.cholesky_batch import LEAF, factor_batch
+from neula.kernels.cholesky_batch import factor_batch
 from neula.kernels.symmetric import symmetric_copy, unscaled_triangle
-from neula.kernels.symmetric_residual import SMALL, diagonal_scales
+from neula.kernels.symmetric_residual import diagonal_scales
 from neula.pipeline.chain import Answer
 from neula.pipeline.progress import stage
 from neula.problems.definite.problem import CholeskyValues, NotDefiniteMember, Symmetric
@@ -29,11 +29,7 @@ def recursive(matrices: Symmetric, before: Solution | None, arithmetic: Arithmet
     options = matrices.options
     engine, label = options.engine.using(arithmetic), f"cholesky {arithmetic.name}"
     report = stage(options.progress, f"factorizing in {arithmetic.name}")
-    work = partial(_by_recursion, engine=engine)
-    if _in_two_launches(matrices.a):
-        lower, measured = work(matrices.a)
-    else:
-        lower, measured = engine.replay(work, (matrices.a,), label)
+    lower, measured = engine.replay(partial(_by_recursion, engine=engine), (matrices.a,), label)
     report(1.0)
     return Answer(CholeskyValues(lower, measured[0]), label, measured=measured)
 
@@ -77,11 +73,6 @@ def by_library(
     report(1.0)
     measured = residuals_of_triangles(a, lower, found.order)
     return Answer(CholeskyValues(lower, measured[0]), label, measured=measured)
-
-
-def _in_two_launches(a: torch.Tensor) -> bool:
-    """Whether a graph would take more than it plays back."""
-    return len(a) > 1 and a.shape[1] <= min(LEAF, SMALL) and factor_batch.takes(a)
 
 
 def _by_recursion(a: torch.Tensor, *, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
