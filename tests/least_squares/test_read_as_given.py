@@ -37,10 +37,10 @@ def test_the_solution_is_that_of_the_copy(shape: tuple[int, int], dtypes: list[t
     found = neula.lstsq(a, b, engine="emulated", algorithm="cgls")
     assert dtypes == [torch.float32]
     wide = a.double()
-    x = torch.linalg.lstsq(wide, b.double(), driver="gelsd").solution
+    x = torch.linalg.lstsq(wide, b.double(), driver="gels").solution
     sizes = torch.linalg.vector_norm(wide, dim=0)[:, None]
     error = torch.linalg.vector_norm(sizes * (found.x.double() - x), dim=0)
-    # What LAPACK's solution is off by is far below the rounding of x to float32.
+    # Householder reflections do not depend on the units of columns.
     assert found.converged
     assert (error <= (found.forward_error + 1e-9) * torch.linalg.vector_norm(sizes * x, dim=0)).all()
 
