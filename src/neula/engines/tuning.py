@@ -161,8 +161,8 @@ class Tuning:
         fewer launches (16384 in ``fp16_cor``: 14.9 ms for 1024, 18.1 for 512), and lose more.
     cholesky, batched_cholesky : int
         Order from which on that factorization beats the library's in float32, of one matrix (H200: 6.7 and
-        8.7 ms at order 8192; 3.2 and 1.9 at 4096) and of each of a batch (640 of 512: 5.0 and 7.1 ms with
-        what certifies, 4096 of 32: 1.2 and 1.5).
+        8.7 ms at order 8192; 3.2 and 1.9 at 4096) and of each of a batch (640 of 512: 3.0 and 5.3 ms with
+        what certifies; 4096 of 32: 0.56 and 0.16, of which the GPU is busy 0.17).
     lu_panel, lu_inner_panel : int
         Widths r and s of the panels of LU factorizations.
     pivoted_panel, pivoted_inner_panel : int

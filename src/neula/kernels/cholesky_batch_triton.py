@@ -27,7 +27,8 @@ COLUMNS = 64
 """Columns that it updates."""
 
 FEW = 8
-"""Tiles of a leaf of columns for each multiprocessor up to which some have nothing to do beside a leaf."""
+"""Tiles of a leaf of columns for each multiprocessor up to which some have nothing to do beside a leaf (2 of
+order 2048: 1.12 ms, and 1.32 one after the other)."""
 
 DEPTH, STAGES, WARPS = 32, 3, 4
 

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from neula.kernels.triangle import VECTORS, Kind
 
-TILE, COLUMNS, WARPS = 32, 32, 4
+TILE = 32
 
 WIDTH = 2048
 """Elements of a row that a program adds up: with whole rows of one large matrix programs would be too few to
@@ -31,8 +31,8 @@ def triangle_product_triton(t: torch.Tensor, x: torch.Tensor, kind: Kind) -> tor
     with torch.cuda.device_of(t):
         _triangle_product[(triton.cdiv(n, TILE) * count, parts)](
             *(t, x, found, n, *t.stride(), *x.stride(), found.stride(0)),
-            *(kind != "transposed", kind != "lower", TILE, COLUMNS, WIDTH),
-            num_warps=WARPS,
+            *(kind != "transposed", kind != "lower", TILE, WIDTH),
+            num_warps=4,
         )
     return (found[0] if parts == 1 else found.sum(0)).mT
 
@@ -40,8 +40,7 @@ def triangle_product_triton(t: torch.Tensor, x: torch.Tensor, kind: Kind) -> tor
 @triton.jit(do_not_specialize=["n", "t_batch", "x_batch", "x_column", "part"])
 def _triangle_product(
     t, x, found, n, t_batch, t_row, t_column, x_batch, x_row, x_column, part,
-    BELOW: tl.constexpr, ABOVE: tl.constexpr, TILE: tl.constexpr, COLUMNS: tl.constexpr,
-    WIDTH: tl.constexpr,
+    BELOW: tl.constexpr, ABOVE: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """A part of a block of rows: what is below the diagonal there, and in the columns of the same numbers."""
     begin = tl.program_id(1) * WIDTH
@@ -53,21 +52,21 @@ def _triangle_product(
     i = start + tl.arange(0, TILE)
     t += member * t_batch
     x += member * x_batch
-    s0 = tl.zeros((TILE, COLUMNS), tl.float64)
-    s1 = tl.zeros((TILE, COLUMNS), tl.float64)
-    s2 = tl.zeros((TILE, COLUMNS), tl.float64)
-    s3 = tl.zeros((TILE, COLUMNS), tl.float64)
+    s0 = tl.zeros((TILE, TILE), tl.float64)
+    s1 = tl.zeros((TILE, TILE), tl.float64)
+    s2 = tl.zeros((TILE, TILE), tl.float64)
+    s3 = tl.zeros((TILE, TILE), tl.float64)
     if BELOW:
-        for first in range(begin, tl.minimum(start + TILE, end), COLUMNS):
-            j = first + tl.arange(0, COLUMNS)
-            inside = (i[:, None] < n) & (j[None, :] <= i[:, None]) & (j[None, :] < end)
+        for first in range(begin, tl.minimum(start + TILE, end), TILE):
+            j = first + tl.arange(0, TILE)
+            inside = (i[:, None] < n) & (j[None, :] <= i[:, None])
             place = t + i.to(tl.int64)[:, None] * t_row + j.to(tl.int64)[None, :] * t_column
             block = tl.load(place, mask=inside, other=0.0).to(tl.float64)
             s0, s1, s2, s3 = _add(s0, s1, s2, s3, block, x + j.to(tl.int64) * x_row, x_column, j < n)
     if ABOVE:
-        for first in range(tl.maximum(start, begin), end, COLUMNS):
-            j = first + tl.arange(0, COLUMNS)
-            inside = j[None, :] < end
+        for first in range(tl.maximum(start, begin), end, TILE):
+            j = first + tl.arange(0, TILE)
+            inside = j[None, :] < n
             if BELOW:  # which has had the diagonal
                 inside &= j[None, :] > i[:, None]
             else:
