@@ -2,8 +2,8 @@
 
 The pivots of a Cholesky factorization of ``A^T A`` with diagonal pivoting are those of QR of A with column
 pivoting. Nearly all operations are products of matrices, and one look at a block of pivots does; but the
-squares of small singular values do not show. All of a Gaussian kernel of 8000 x 4000 by them takes an H200 210
-ms, and 258 by sketches.
+squares of small singular values do not show. Least squares with a Gaussian kernel of 8000 x 4000 take an H200
+210 ms by them, and 258 by sketches.
 """
 
 from __future__ import annotations
