@@ -29,11 +29,16 @@ extern "C" void factorize(const double* gram, float* r, float* inverse, float* n
     run_together(THREADS, [=] { cholesky_inverse(gram, r, inverse, norms, n, row, column); });
 }
 
-extern "C" void factorize_batch(float* a, float* inverses, int* info, int count, int n, int row, int column, int next) {
+extern "C" void factorize_batch(
+    const float* a, float* lower, float* inverses, int* info, int count, int n, int row, int column, int next, int l_row,
+    int l_column, int l_next, int inverted
+) {
     for (blockIdx.x = 0; blockIdx.x < count; ++blockIdx.x) {
         std::fill(std::begin(shared), std::end(shared), float4{NAN, NAN, NAN, NAN});
         of_chain = std::make_unique<Barrier>(CHAIN);
         lanes.assign(THREADS, NAN);
-        run_together(THREADS, [=] { cholesky_lower(a, inverses, info, n, row, column, next); });
+        run_together(THREADS, [=] {
+            cholesky_lower(a, lower, inverses, info, n, row, column, next, l_row, l_column, l_next, inverted);
+        });
     }
 }

@@ -23,6 +23,7 @@ if not torch.cuda.is_available() and "triton" not in sys.modules:
         environment.setenv("TRITON_INTERPRET", "1")
         import neula.kernels.batched_product_triton
         import neula.kernels.calu_triton
+        import neula.kernels.cholesky_batch_triton
         import neula.kernels.cholesky_block_triton
         import neula.kernels.cholesky_panel_triton
         import neula.kernels.doubled_normal_triton
@@ -35,11 +36,13 @@ if not torch.cuda.is_available() and "triton" not in sys.modules:
         import neula.kernels.magnitudes_triton
         import neula.kernels.mgs_triton
         import neula.kernels.normal_product_triton
+        import neula.kernels.pivoted_cholesky_triton
         import neula.kernels.projection_triton
         import neula.kernels.refining_triton
         import neula.kernels.seminormal_triton
         import neula.kernels.shift_triton
         import neula.kernels.split_triton
+        import neula.kernels.symmetric_residual_triton
         import neula.kernels.symmetric_triton
         import neula.kernels.systems_triton
         import neula.kernels.tall_gram_triton

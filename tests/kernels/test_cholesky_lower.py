@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from neula.kernels import cholesky_cuda
-from neula.kernels.cholesky import LowerFactors, cholesky_lower
+from neula.kernels.cholesky import LowerFactors, cholesky_apart, cholesky_lower
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
@@ -27,8 +27,9 @@ def on_host(compiled_for_host: Callable[..., ctypes.CDLL]) -> Factorize:
     def factorize(a: torch.Tensor) -> LowerFactors:
         inverse = torch.full(a.shape, math.nan)
         order = torch.full((len(a),), -1, dtype=torch.int32)
-        places = [ctypes.c_void_p(x.data_ptr()) for x in (a, inverse, order)]
-        function(*places, len(a), a.shape[1], a.stride(1), a.stride(2), a.stride(0))
+        strides = (a.stride(1), a.stride(2), a.stride(0))
+        places = [ctypes.c_void_p(x.data_ptr()) for x in (a, a, inverse, order)]
+        function(*places, len(a), a.shape[1], *strides, *strides, 1)
         return LowerFactors(inverse, order)
 
     return factorize
@@ -99,3 +100,30 @@ def test_a_minor_that_becomes_negative_on_the_way(factorize: Factorize) -> None:
 
 def test_a_pivot_of_rounding_errors_is_said_by_the_kernel(on_host: Factorize) -> None:
     assert int(on_host(torch.ones(1, 20, 20)).order) == 2
+
+
+@pytest.mark.parametrize("by", ["reference", "on host", pytest.param("kernel", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    ("n", "width"), [(1, 32), (17, 32), (32, 32), (17, 64), (50, 64), (64, 64), (128, 128)]
+)
+def test_factors_in_memory_of_their_own(by: str, n: int, width: int, request: pytest.FixtureRequest) -> None:
+    """On the host with room for so many columns."""
+    a = definite(3, n)
+    a[1, n - 1, n - 1] = -1.0
+    before = a.clone()
+    if by == "on host":
+        a, before = a.cpu(), before.cpu()
+        compiled = request.getfixturevalue("compiled_for_host")
+        function = compiled("cholesky", BYTES=cholesky_cuda.shared_bytes(width), WIDTH=width).factorize_batch
+        lower, order = torch.full((3, n, n), math.nan), torch.full((3,), -1, dtype=torch.int32)
+        places = [ctypes.c_void_p(x.data_ptr()) for x in (a, lower, lower, order)]
+        function(*places, 3, n, n, 1, n * n, n, 1, n * n, 0)
+    else:
+        lower, order = (cholesky_apart.reference if by == "reference" else cholesky_apart.kernel)(a)
+    assert torch.equal(a.nan_to_num(7.0), before.nan_to_num(7.0))
+    assert order.tolist() == [0, n, 0]
+    found = lower[::2].double()
+    assert torch.equal(found, found.tril())
+    exact = symmetric(a[::2])
+    scale = exact.diagonal(dim1=1, dim2=2).sqrt()
+    assert ((found @ found.mT - exact).abs() <= (n + 4) * U * scale[:, :, None] * scale[:, None]).all()

@@ -99,3 +99,23 @@ def test_what_a_gpu_takes(m: int, n: int, k: int) -> None:
     assert torch.equal(z, again[1])
     z = transposed_product(a, b)
     assert ((z - a.T @ b).abs() <= (m + 2) * EPS * (a.abs().T @ b.abs())).all()
+
+
+@pytest.mark.parametrize("k", [1, 3, 9])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("by_columns", [False, True])
+def test_a_narrower_matrix_is_multiplied_as_if_it_were_copied(
+    k: int, dtype: torch.dtype, by_columns: bool
+) -> None:
+    generator = torch.Generator().manual_seed(k)
+    a = torch.randn(70, 40, generator=generator).to(dtype).to(DEVICE)
+    a = a.T.contiguous().T if by_columns else a
+    x = torch.randn(40, k, generator=generator, dtype=torch.float64).to(DEVICE)
+    b = torch.randn(70, k, generator=generator, dtype=torch.float64).to(DEVICE)
+    wide = a.double()
+    y, z = normal_product(a, x, b)
+    assert y.dtype == z.dtype == torch.float64
+    bound = 2 * 40 * EPS * (b.abs() + wide.abs() @ x.abs())
+    assert ((y - (b - wide @ x)).abs() <= bound).all()
+    assert ((z - wide.T @ y).abs() <= 2 * 70 * EPS * (wide.abs().T @ y.abs())).all()
+    assert ((transposed_product(a, b) - wide.T @ b).abs() <= 2 * 70 * EPS * (wide.abs().T @ b.abs())).all()

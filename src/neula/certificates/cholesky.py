@@ -7,7 +7,7 @@ import torch
 from neula.certificates.bounds import measurement_error, residual_bound
 from neula.certificates.probes import gaussian_probes
 from neula.engines import Format
-from neula.kernels.triangle import triangle_product
+from neula.kernels.symmetric_residual import factor_residuals
 
 
 def cholesky_bound(target: Format, n: int) -> float:
@@ -21,8 +21,8 @@ def cholesky_bound(target: Format, n: int) -> float:
     return residual_bound(target, n) + measurement_error(n, torch.float64)
 
 
-def measures_of_triangles(a: torch.Tensor, lower: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Norms of ``D A D G - D L L^T D G`` and of ``D A D G`` for random vectors G, shape (2, batch), without
+def residuals_of_triangles(a: torch.Tensor, lower: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """Estimates of ``||D (A - L L^T) D||_F / ||D A D||_F`` from products with random vectors, without
     synchronizing; half of each matrix is read.
 
     Parameters
@@ -31,12 +31,13 @@ def measures_of_triangles(a: torch.Tensor, lower: torch.Tensor, scales: torch.Te
         Only the lower triangles count.
     lower : Tensor, shape (batch, n, n)
         Zero above the diagonal.
-    scales : Tensor, shape (batch, n)
-        The diagonals of D, float64.
+    order : Tensor, shape (batch,)
+        int32: 0, or the order of a leading minor that is not positive.
+
+    Returns
+    -------
+    Tensor, shape (2, batch)
+        float64: residuals, NaN where there is no factor, and ``order``. The diagonals of D are powers of two
+        that bring those of D A D near one.
     """
-    d = scales[..., None]
-    x = gaussian_probes(a.shape[1], a.device) * d
-    below = triangle_product(lower, x, "transposed")
-    image, product = d * triangle_product(a, x, "symmetric"), d * triangle_product(lower, below, "lower")
-    norm = torch.linalg.matrix_norm
-    return torch.stack([norm(image - product), norm(image)])
+    return factor_residuals(a, lower, order, gaussian_probes(a.shape[1], a.device))

@@ -8,6 +8,7 @@ number was measured on an H200 (CUDA) or on two cores of an AMD EPYC (CPU).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -164,8 +165,8 @@ class Tuning:
         fewer launches (16384 in ``fp16_cor``: 14.9 ms for 1024, 18.1 for 512), and lose more.
     cholesky, batched_cholesky : int
         Order from which on that factorization beats the library's in float32, of one matrix (H200: 6.7 and
-        8.7 ms at order 8192; 3.2 and 1.9 at 4096) and of each of a batch (640 of 512: 5.0 and 7.1 ms with
-        what certifies, 4096 of 32: 1.2 and 1.5).
+        8.7 ms at order 8192; 3.2 and 1.9 at 4096) and of each of a batch (640 of 512: 3.0 and 5.3 ms with
+        what certifies; 4096 of 32: 0.56 and 0.16, of which the GPU is busy 0.17).
     double_cholesky, double_block : int
         Order from which on it beats the library's in float64, of one matrix, and width of the blocks that are
         left to the library (definite systems, H200: 12000 takes 22.1 ms and 24.7, 8192 12.1 and 11.7).
@@ -279,7 +280,7 @@ class Tuning:
 
     def cheapest(self, target: Format) -> str:
         """The cheapest arithmetic whose accuracy is that of a format, or better."""
-        return next(name for name in self.arithmetics if Arithmetic.named(name).u <= target.u)
+        return _cheapest(self.arithmetics, target)
 
     def lapack_first(self, m: int, n: int) -> bool:
         """Whether LAPACK's reflections come first for one matrix."""
@@ -311,3 +312,9 @@ class Tuning:
     def recursion(self, storage: torch.dtype) -> Recursion:
         """How the recursion of a QR with working matrices of this dtype ends."""
         return self.double if storage == torch.float64 else self.single
+
+
+@lru_cache(maxsize=64)
+def _cheapest(arithmetics: tuple[str, ...], target: Format) -> str:
+    """Asked for in every call, so it must not take what the names do."""
+    return next(name for name in arithmetics if Arithmetic.named(name).u <= target.u)

@@ -3,17 +3,19 @@
 //
 // G = L L^T and [G; I] = [L; L^-T] L^T: the operations on columns that turn G into L turn the identity below it
 // into L^-T = R^-1. Rows of the one are done as those of the other begin, so one array has room for both: L below
-// its diagonal blocks, R^-1 above them. A step is a block of 16 columns. Four warps follow the chain of its
+// its diagonal blocks, R^-1 above them. A step is a block of 16 columns. A quarter of the warps follow the chain of its
 // square roots, with all rows of these columns in registers, and each with the rows of the diagonal block as
 // well, so that none waits for another. The other warps meanwhile subtract what the step before contributes to
 // the columns after these, and write what it has computed.
 
 #define BLOCK 16
-#define WIDTH 128
+#ifndef WIDTH
+#define WIDTH 128  // or 64 or 32, for matrices with no more columns
+#endif
 #define BLOCKS (WIDTH / BLOCK)
-#define PITCH 132  // four rows one below the other are in different banks
-#define THREADS 512
-#define CHAIN 128  // threads along the chain: a warp for each two blocks of rows
+#define PITCH (WIDTH + 4)  // four rows one below the other are in different banks
+#define THREADS (4 * WIDTH)
+#define CHAIN WIDTH  // threads along the chain: a warp for each two blocks of rows
 #define ALL 0xffffffffu
 #define LOST 1.9073486e-6f  // 2^-19 of a diagonal element: what a pivot may owe to rounding errors
 
@@ -183,7 +185,7 @@ __device__ __forceinline__ void write_step(
         const float x = panel(i / BLOCK, j)[i % BLOCK * PITCH + c];
         const float l = i / BLOCK == j ? diagonal_of_l(j)[i % BLOCK * PITCH + c] : x;
         r[column * r_row + i * r_column] = column <= i ? l : 0.0f;
-        inverse[i * n + column] = i <= column ? x : 0.0f;
+        if (inverse) inverse[i * n + column] = i <= column ? x : 0.0f;
     }
 }
 
@@ -239,13 +241,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) cholesky_inverse(
     eliminate_all(r, inverse, n, r_row, r_column);
 }
 
-// L in the place of the lower triangle of each matrix, zeros above it, and L^-T. Unlike a Gram matrix these need not
-// be definite: info is the order of the first leading minor that is not positive, or lost to rounding errors, or 0.
+// L of each matrix, which may take the place of its lower triangle, zeros above it, and, if inverted, L^-T. Unlike a
+// Gram matrix these need not be definite: info is the order of the first leading minor that is not positive, or lost
+// to rounding errors, or 0.
 extern "C" __global__ void __launch_bounds__(THREADS) cholesky_lower(
-    float* matrices, float* inverses, int* info, int n, int row, int column, int next
+    const float* matrices, float* factors, float* inverses, int* info, int n, int row, int column, int next, int l_row,
+    int l_column, int l_next, int inverted
 ) {
     const int thread = threadIdx.x;
-    float *a = matrices + static_cast<long long>(blockIdx.x) * next, *w = at(0, 0);
+    const long long member = blockIdx.x;
+    const float* a = matrices + member * next;
+    float* w = at(0, 0);
     const int i_first = thread % 32 / 8, j = thread / 32 * 8 + thread % 8;
     float element[WIDTH / 4];
 #pragma unroll
@@ -259,6 +265,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) cholesky_lower(
     // Of a negative diagonal element no part is small enough.
     if (thread < WIDTH) smallest_pivots()[thread] = LOST * fmaxf(w[thread * PITCH + thread], 0.0f);
     __syncthreads();
-    const int found = eliminate_all(a, inverses + static_cast<long long>(blockIdx.x) * n * n, n, column, row);
-    if (thread == 0) info[blockIdx.x] = found;
+    float* inverse = inverted ? inverses + member * n * n : nullptr;
+    const int found = eliminate_all(factors + member * l_next, inverse, n, l_column, l_row);
+    if (thread == 0) info[member] = found;
 }

@@ -41,6 +41,7 @@ class CholeskyFactors(NamedTuple):
 def _tried(device: torch.device) -> None:
     cholesky_inverse.kernel(torch.eye(1, dtype=torch.float64, device=device))
     cholesky_lower.kernel(torch.ones(1, 1, 1, device=device))
+    cholesky_apart.kernel(torch.ones(1, 1, 1, device=device))
 
 
 @kernel(
@@ -143,3 +144,23 @@ def cholesky_lower(a: torch.Tensor) -> LowerFactors:
         inverse = torch.linalg.solve_triangular(lower, identity, upper=False).mT
     a.copy_(lower)
     return LowerFactors(inverse, info)
+
+
+@kernel("neula.kernels.cholesky_cuda:cholesky_apart_cuda", trial=_tried, when=_fits_kernel)
+def cholesky_apart(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cholesky factors alone, in memory of their own, likewise.
+
+    Parameters
+    ----------
+    a : Tensor, shape (batch, n, n)
+        float32, of any strides. Only the lower triangles are read.
+
+    Returns
+    -------
+    lower : Tensor, shape (batch, n, n)
+        Row-major, zero above the diagonal.
+    order : Tensor, shape (batch,)
+        As in :class:`LowerFactors`.
+    """
+    lower, order = torch.linalg.cholesky_ex(a)
+    return lower.contiguous(), order

@@ -12,9 +12,19 @@ import torch
 from neula.kernels.cholesky import MAX_COLUMNS, CholeskyFactors, LowerFactors
 from neula.kernels.cuda_source import compiled
 
-THREADS = 512
-SHARED_BYTES = 4 * ((MAX_COLUMNS + 2 * 16) * (MAX_COLUMNS + 4) + 3 * MAX_COLUMNS)
-"""R and its inverse, their diagonal blocks of 16 columns, in rows of 4 more than 128 numbers, and vectors."""
+THREADS = 4
+"""For each column that there is room for."""
+
+NARROWEST = 32
+"""Columns for which there is room at least."""
+
+
+def shared_bytes(width: int) -> int:
+    """For R and its inverse, their diagonal blocks of 16 columns, in rows of 4 more numbers, and vectors."""
+    return 4 * ((width + 2 * 16) * (width + 4) + 3 * width)
+
+
+SHARED_BYTES = shared_bytes(MAX_COLUMNS)
 
 
 def cholesky_inverse_cuda(gram: torch.Tensor, out: torch.Tensor | None = None) -> CholeskyFactors:
@@ -32,7 +42,7 @@ def cholesky_inverse_cuda(gram: torch.Tensor, out: torch.Tensor | None = None) -
     with torch.cuda.device_of(gram):
         arguments = [gram.contiguous(), r, inverse, norms, n, *r.stride()]
         kernel = compiled("cholesky", "cholesky_inverse", gram.device, shared_bytes=SHARED_BYTES)
-        kernel((1, 1, 1), (THREADS, 1, 1), arguments, SHARED_BYTES)
+        kernel((1, 1, 1), (THREADS * MAX_COLUMNS, 1, 1), arguments, SHARED_BYTES)
     return CholeskyFactors(r, inverse, norms)
 
 
@@ -44,11 +54,34 @@ def cholesky_lower_cuda(a: torch.Tensor) -> LowerFactors:
     ImportError
         Without a torch that compiles CUDA.
     """
-    count, n, _ = a.shape
     inverse = torch.empty(a.shape, dtype=torch.float32, device=a.device)
+    return LowerFactors(inverse, _factor(a, a, inverse, MAX_COLUMNS))
+
+
+def cholesky_apart_cuda(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`neula.kernels.cholesky.cholesky_apart` by the kernel, queued on the current stream.
+
+    Raises
+    ------
+    ImportError
+        Without a torch that compiles CUDA.
+    """
+    lower, width = torch.empty(a.shape, dtype=torch.float32, device=a.device), NARROWEST
+    while width < a.shape[1]:
+        width *= 2
+    return lower, _factor(a, lower, None, width)
+
+
+def _factor(a: torch.Tensor, lower: torch.Tensor, inverse: torch.Tensor | None, width: int) -> torch.Tensor:
+    """Launch with room for so many columns; returns the orders of minors that are not positive."""
+    (count, n, _), strides = a.shape, []
     order = torch.empty(count, dtype=torch.int32, device=a.device)
+    for x in (a, lower):
+        strides += [x.stride(1), x.stride(2), x.stride(0) if count > 1 else 0]
     with torch.cuda.device_of(a):
-        kernel = compiled("cholesky", "cholesky_lower", a.device, shared_bytes=SHARED_BYTES)
-        arguments = [a, inverse, order, n, a.stride(1), a.stride(2), a.stride(0) if count > 1 else 0]
-        kernel((count, 1, 1), (THREADS, 1, 1), arguments, SHARED_BYTES)
-    return LowerFactors(inverse, order)
+        macros, nbytes = f"#define WIDTH {width}\n", shared_bytes(width)
+        kernel = compiled("cholesky", "cholesky_lower", a.device, macros, shared_bytes=nbytes)
+        room = lower if inverse is None else inverse
+        arguments = [a, lower, room, order, n, *strides, int(inverse is not None)]
+        kernel((count, 1, 1), (THREADS * width, 1, 1), arguments, nbytes)
+    return order

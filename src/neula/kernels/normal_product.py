@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from neula.kernels.dispatch import kernel, trial
+from neula.kernels.mixed_product import subtract_product
 
 COLUMNS = 4096
 """Up to how many columns a few rows fit in the registers of a multiprocessor."""
@@ -57,9 +58,9 @@ def normal_product(
     Parameters
     ----------
     a : Tensor, shape (m, n)
+        In the dtype of the others, or a narrower one.
     x : Tensor, shape (n, k)
     b : Tensor, shape (m, k), optional
-        All of one dtype.
 
     Returns
     -------
@@ -82,6 +83,8 @@ def normal_product(
 
 def product(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """``A X``. MKL takes two thirds of the time where the columns of X are contiguous."""
+    if a.dtype != x.dtype:
+        return subtract_product(a, -x, x.new_zeros(len(a), x.shape[1]))
     return a @ x.T.contiguous().T
 
 
@@ -96,4 +99,6 @@ def transposed_product(a: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     a : Tensor, shape (m, n)
     y : Tensor, shape (m, k)
     """
+    if a.dtype != y.dtype:
+        return product(a.T, y)
     return a.T @ y if y.shape[1] == 1 else (y.T @ a).T

@@ -20,7 +20,9 @@ def _tried(device: torch.device) -> None:
     trial=_tried,
     when=lambda a, *_, **__: 0 not in a.shape,
 )
-def symmetric_copy(a: torch.Tensor, scales: torch.Tensor, *, rows: int = 0) -> torch.Tensor:
+def symmetric_copy(
+    a: torch.Tensor, scales: torch.Tensor, *, rows: int = 0, whole: bool = True
+) -> torch.Tensor:
     """``D A D`` of a batch of symmetric matrices whose lower triangles are read, and what is above them is
     not.
 
@@ -32,6 +34,8 @@ def symmetric_copy(a: torch.Tensor, scales: torch.Tensor, *, rows: int = 0) -> t
         The diagonals of D: powers of two, in the dtype of the result.
     rows : int, optional
         What lies between two columns of the result in memory, at least n.
+    whole : bool, optional
+        Whether anybody reads what is above the diagonal, which otherwise need not be written.
 
     Returns
     -------

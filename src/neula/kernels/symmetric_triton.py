@@ -15,7 +15,9 @@ from neula.kernels.symmetric import room_for, triangle_room
 TILE = 32
 
 
-def symmetric_copy_triton(a: torch.Tensor, scales: torch.Tensor, *, rows: int = 0) -> torch.Tensor:
+def symmetric_copy_triton(
+    a: torch.Tensor, scales: torch.Tensor, *, rows: int = 0, whole: bool = True
+) -> torch.Tensor:
     """:func:`neula.kernels.symmetric.symmetric_copy` by the kernel, queued on the current stream."""
     out, scales = room_for(a, rows), scales.contiguous()
     count, n, _ = a.shape
@@ -23,7 +25,7 @@ def symmetric_copy_triton(a: torch.Tensor, scales: torch.Tensor, *, rows: int = 
     with torch.cuda.device_of(a):
         # The second and third index of a grid end at 65535.
         _symmetric_kernel[(count * across * across,)](
-            a, scales, out, n, across, *a.stride(), out.stride(0), out.stride(2), TILE
+            a, scales, out, n, across, *a.stride(), out.stride(0), out.stride(2), TILE, whole
         )
     return out
 
@@ -41,9 +43,14 @@ def unscaled_triangle_triton(t: torch.Tensor, scales: torch.Tensor, dtype: torch
 
 
 @triton.jit(do_not_specialize=["n", "across", "a_0", "a_1", "a_2", "out_0", "out_2"])
-def _symmetric_kernel(a, scales, out, n, across, a_0, a_1, a_2, out_0, out_2, TILE: tl.constexpr):
+def _symmetric_kernel(
+    a, scales, out, n, across, a_0, a_1, a_2, out_0, out_2, TILE: tl.constexpr, WHOLE: tl.constexpr
+):  # fmt: skip
     place = tl.program_id(0)
     tile = place % (across * across)
+    if not WHOLE:  # noqa: SIM102  (known when it is compiled, unlike the next)
+        if tile % across < tile // across:
+            return
     batch = (place // (across * across)).to(tl.int64)
     i = (tile % across) * TILE + tl.arange(0, TILE)[:, None]
     j = (tile // across) * TILE + tl.arange(0, TILE)[None, :]

@@ -22,6 +22,7 @@ class LeastSquaresOperator:
     Attributes
     ----------
     a : Tensor, shape (m, n)
+        In the precision of the vectors, or without weights in a narrower one: its products are in theirs.
     weights : Tensor, shape (m,), or None
     damp : float
     over_rows : Reduction

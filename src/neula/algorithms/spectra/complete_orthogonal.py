@@ -25,17 +25,16 @@ import torch
 
 from neula.algorithms.krylov.batched_lstsq import MARGIN, probes
 from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
+from neula.algorithms.orthogonal.gram_pivots import basis_by_gram, gram_noise
 from neula.algorithms.orthogonal.pivots import sketched_pivots
 from neula.algorithms.orthogonal.r_only import lower_gram
 from neula.algorithms.orthogonal.reorthogonalize import refine_qr
 from neula.algorithms.spectra.rank_revealing import Deficient, MinimumNorm, RowSpace, Spectrum
 from neula.certificates.forward_error import SURE
 from neula.engines import FP64, Engine
+from neula.kernels.pivoted_cholesky import pivoted_cholesky
 from neula.kernels.refining import over
 from neula.kernels.triangular_inverse import triangular_inverse
-
-GRAM_ROUNDING = 4.0
-"""Unit roundoffs, times the root of the rows, that a Gram matrix is shifted by, relative to its norm."""
 
 SEPARATED = 1e3
 """Factor between what columns that depend on others leave of the diagonal of a Gram matrix, and what others
@@ -126,12 +125,15 @@ def complete_orthogonal(
     found = None if separated is None else _subspaces(b_matrix, *separated)
     if found is not None and not _doubt(found, b_matrix.shape, rcond):
         return _solution(problem, b_matrix, found)
-    work = engine.empty(*b_matrix.shape).copy_(b_matrix)
     # What is left of n columns, all of them together, is then below the threshold.
-    tolerance = rcond / (UNWANTED * work.shape[1] ** 0.5)
-    count = sketched_pivots(work, engine, width, tolerance)[1]
-    z, t = _graded_qr(b_matrix.T @ work[:, :count])
-    del work
+    tolerance = rcond / (UNWANTED * b_matrix.shape[1] ** 0.5)
+    basis = basis_by_gram(b_matrix, tolerance)
+    if basis is None:
+        work = engine.empty(*b_matrix.shape).copy_(b_matrix)
+        basis = work[:, : sketched_pivots(work, engine, width, tolerance)[1]]
+    z, t = _graded_qr(b_matrix.T @ basis)
+    count = basis.shape[1]
+    del basis
     sizes = t.diagonal().abs()
     rank = int((sizes > rcond * sizes.amax()).sum()) if count else 0
     if rank in (0, min(b_matrix.shape)):
@@ -152,14 +154,13 @@ def complete_orthogonal(
 def _separated_rows(
     b_matrix: torch.Tensor, gram: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Basis Z of the row space, and R of B Z, where a Gram matrix tells which columns depend on those before.
+    """Basis Z of the row space, and R of B Z, where a Gram matrix tells which columns depend on others.
 
-    Its Cholesky factorization squares singular values, and is shifted by more than its rounding errors. On
-    the diagonal of R, columns that depend on others leave a multiple of the shift, by how large their
-    coefficients are. Where all others leave much more, the rows of R that are theirs span the row space. None
-    where there is no such gap.
+    Its Cholesky factorization squares singular values. With pivots, columns that depend on those before leave
+    rounding errors on its diagonal. Where all before leave much more, their rows of R span the row space.
+    None where there is no such gap.
 
-    The shift turns them. A step of subspace iteration with the Gram matrix leaves ``u cond(B Z)^2``.
+    Rounding errors turn them. A step of subspace iteration with the Gram matrix leaves ``u cond(B Z)^2``.
     """
     m, n = b_matrix.shape
     if m < n:
@@ -170,16 +171,20 @@ def _separated_rows(
         units = gram.diagonal().sqrt()
         units = torch.where(units > 0, units, 1.0)
         gram = gram / units / units[:, None]
-    shift = GRAM_ROUNDING * m**0.5 * FP64.u * 2**0.5 * torch.linalg.matrix_norm(gram.tril_())
-    r, info = upper_cholesky(gram + shift * torch.eye(n, dtype=gram.dtype, device=gram.device))
-    sizes, order = r.diagonal().square().sort(descending=True)
-    gap, place = (sizes[:-1] / sizes[1:]).max(0)
-    wide = (gap > SEPARATED) & (sizes[place] > SEPARATED * shift) & (info == 0)
-    usable, last = torch.stack([wide, place]).tolist()
-    if not usable:
+    gram = gram.tril() + gram.tril(-1).T
+    noise = gram_noise(m, float(torch.linalg.matrix_norm(gram)))
+    r, pivots, left = pivoted_cholesky(gram.clone(), noise)
+    if not len(r):
         return None
-    z = _graded_qr(r[order[: last + 1]].T)[0]
-    rows = (gram + gram.tril(-1).T) @ z
+    sizes = r.gather(1, pivots[:, None])[:, 0].square()
+    following = torch.cat([sizes[1:], sizes.new_full((1,), max(left, FP64.u * noise))])
+    gap, place = (sizes / following).max(0)
+    wide = (gap > SEPARATED) & (sizes[place] > SEPARATED * noise)
+    usable, last = torch.stack([wide, place]).tolist()
+    if not usable or last + 1 == n:
+        return None
+    z = _graded_qr(r[: last + 1].T)[0]
+    rows = gram @ z
     square = upper_cholesky(z.T @ rows)[0]
     # Nearly orthonormal, so that what makes it so changes R by as little.
     return refine_qr(torch.cholesky_solve(rows.T, square, upper=True).T)[0], square

@@ -21,7 +21,7 @@ def chain(count: int, n: int, options: Options) -> list[Link[Symmetric, Cholesky
     The recursion where its products are cheaper than what the library does, else the library; at last the
     library in double precision, which alone says that a matrix is not positive definite.
     """
-    low, tuning = options.low, options.engine.tuning
+    low, tuning = options.low, options.tuning
     queued, tried = not tuning.lapack, []
     if n >= (tuning.cholesky if count == 1 else tuning.batched_cholesky) and low.format is not FP64:
         tried.append(Link(f"cholesky {low.name}", partial(recursive, arithmetic=low), queued=queued))
@@ -33,7 +33,7 @@ def chain(count: int, n: int, options: Options) -> list[Link[Symmetric, Cholesky
 def chain_unread(count: int, n: int, options: Options) -> list[Link[Symmetric, CholeskyValues]]:
     """The same where the first link is not to wait: in double precision that looks at nothing."""
     links = chain(count, n, options)
-    if links[0].queued or options.engine.tuning.lapack:
+    if links[0].queued or options.tuning.lapack:
         return links
     return [Link("cholesky fp64", partial(by_library, format=FP64, looks=False), queued=True), *links]
 
@@ -55,21 +55,16 @@ class CholeskyJudge:
         return cls(cholesky_bound(options.target, n))
 
     def measure(self, problems: Symmetric, answer: Answer[CholeskyValues]) -> torch.Tensor:
-        """Residual, size, and the order of a minor that is not positive: links have measured."""
-        values = answer.values
-        return torch.cat([values.measures.double(), values.order.double()[:, None]], 1).T
-
-    def accepts(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Which are, where nobody has read the numbers."""
-        residual, size, order = numbers
-        return (order == 0) & (residual <= self.bound * torch.where(size == 0, 1.0, size))
+        """Residuals, and the orders of minors that are not positive: links have measured."""
+        assert answer.measured is not None
+        return answer.measured
 
     def verdict(self, answer: Answer[CholeskyValues], numbers: np.ndarray) -> Verdict:
         """Of factors that are not accepted those with the smallest residual are best."""
-        residual, order = residuals(numbers), numbers[2]
-        accepted = (order == 0) & (residual <= self.bound)
-        demerit = np.array([~accepted, order != 0, np.nan_to_num(residual, nan=np.inf)])
-        worst = int(np.lexsort(demerit[::-1])[-1])
+        residual, order = numbers
+        accepted = residual <= self.bound  # not if there is no factor, and the residual NaN
+        demerit = np.array([~accepted, order != 0, residual])
+        worst = int(residual.argmax())  # NaN is the largest
         if order[worst]:
             reason = f"the leading minor of order {int(order[worst])} is not positive"
         else:
@@ -77,9 +72,3 @@ class CholeskyJudge:
         if len(accepted) > 1:
             reason = f"{int((~accepted).sum())} of {len(accepted)} matrices rejected; the worst: {reason}"
         return Verdict(accepted, demerit, reason)
-
-
-def residuals(numbers: np.ndarray) -> np.ndarray:
-    """``||A - L L^T|| / ||A||`` of each matrix."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        return numbers[0] / np.where(numbers[1] == 0, 1.0, numbers[1])

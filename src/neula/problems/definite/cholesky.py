@@ -18,7 +18,7 @@ from neula.pipeline.inputs import check_finite, check_matrices
 from neula.pipeline.pending import first_answer
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, CholeskyResult
-from neula.problems.definite.chain import CholeskyJudge, chain, chain_unread, residuals
+from neula.problems.definite.chain import CholeskyJudge, chain, chain_unread
 from neula.problems.definite.problem import CholeskyValues, NotDefiniteMember, Options, Symmetric
 from neula.problems.operators.factorizations import traced_cholesky
 from neula.problems.signatures import CholeskyKeywords, Kind
@@ -140,7 +140,7 @@ def cholesky(
         with call.computing():
             lower = _lower(call, upper=upper)
             links = chain_unread(len(lower), n, options)
-            begun = first_answer(links, Symmetric.of(lower, options), CholeskyJudge.of(n, options))
+            begun = first_answer(links, Symmetric(lower, options), CholeskyJudge.of(n, options))
         if begun is not None:
             return _pending(call, options, begun, upper=upper)
     return _finished(call, options, upper=upper)
@@ -155,11 +155,9 @@ def _lower(call: Call, *, upper: bool) -> torch.Tensor:
 def _pending(call: Call, options: Options, begun: Answer[CholeskyValues], *, upper: bool) -> CholeskyResult:
     """What the first link has launched, and what there is to say of it on its device."""
     given, judge = call.first.tensor, CholeskyJudge.of(call.first.tensor.shape[-1], options)
-    assert begun.measured is not None
-    batch, (residual, size, _) = given.shape[:-2], begun.measured
     with call.computing():
-        found = (residual / torch.where(size == 0, 1.0, size)).reshape(batch)
-        accepted = judge.accepts(begun.measured).reshape(batch)
+        found = begun.values.residual.reshape(given.shape[:-2])
+        accepted = found <= judge.bound
     lower = _attached(call, begun.values.lower, upper=upper)
     of_all: dict[str, Any] = {"converged": accepted.all(), "residual": found.amax()}
     return CholeskyResult(
@@ -206,7 +204,7 @@ def _factorize(
     try:
         links = (chain if begun is None else chain_unread)(len(lower), n, options)
         judge = CholeskyJudge.of(n, options)
-        run = run_chain(links, Symmetric.of(lower, options), judge, begun=begun)
+        run = run_chain(links, Symmetric(lower, options), judge, begun=begun)
     except NotDefiniteMember as error:
         _check_triangle(given, upper=upper)
         where = np.unravel_index(error.place, given.shape[:-2])
@@ -226,9 +224,9 @@ def _check_triangle(given: torch.Tensor, *, upper: bool) -> None:
 def _nothing_to_do(lower: torch.Tensor) -> Run[CholeskyValues]:
     """No matrices, or matrices without elements."""
     count = len(lower)
-    measures = torch.zeros(count, 2, dtype=torch.float64, device=lower.device)
-    run = Run.begin(count, CholeskyValues(lower.clone(), measures[:, 0].int(), measures))
-    run.numbers, run.accepted[:] = np.zeros((3, count)), True
+    residual = torch.zeros(count, dtype=torch.float64, device=lower.device)
+    run = Run.begin(count, CholeskyValues(lower.clone(), residual))
+    run.numbers, run.accepted[:] = np.zeros((2, count)), True
     run.attempts.append(Attempt("nothing to do", True, f"A is {tuple(lower.shape[1:])}, {count} times"))
     return run
 
@@ -238,21 +236,16 @@ def _collect(call: Call, options: Options, run: Run[CholeskyValues], *, upper: b
     given = call.first.tensor
     batch, n = given.shape[:-2], given.shape[-1]
     lower = _attached(call, run.found.lower, upper=upper)
-    found = residuals(run.numbers)
-    worst = found.max(initial=0.0)
-
-    def of_members(x: np.ndarray) -> Any:
-        known = torch.from_numpy(np.ascontiguousarray(x)).reshape(batch)
-        return call.give_back(known, known.dtype)
-
+    bound = CholeskyJudge.of(max(n, 1), options).bound
+    found = run.found.residual.reshape(batch)  # where it is: a copy there takes longer than to compare again
     result = CholeskyResult(
         factor=call.give_back(lower.mT if upper else lower),
         upper=upper,
         converged=bool(run.accepted.all()),
-        residual=float(worst),
-        bound=CholeskyJudge.of(max(n, 1), options).bound,
-        residuals=of_members(found),
-        accepted=of_members(run.accepted),
+        residual=float(run.numbers[0].max(initial=0.0)),
+        bound=bound,
+        residuals=call.hand_back(found, found.dtype),
+        accepted=call.hand_back(found <= bound, torch.bool),
         attempts=tuple(run.attempts),
         engine=str(options.engine),
         accuracy=options.target.name,

@@ -7,10 +7,11 @@ from functools import partial
 import torch
 
 from neula.algorithms.elimination.cholesky import cholesky, library_cholesky
-from neula.algorithms.scaling import binary_exponents
-from neula.certificates.cholesky import measures_of_triangles
+from neula.certificates.cholesky import residuals_of_triangles
 from neula.engines import FP64, Arithmetic, Engine, Format
+from neula.kernels.cholesky_batch import factor_batch
 from neula.kernels.symmetric import symmetric_copy, unscaled_triangle
+from neula.kernels.symmetric_residual import diagonal_scales
 from neula.pipeline.chain import Answer
 from neula.pipeline.progress import stage
 from neula.problems.definite.problem import CholeskyValues, NotDefiniteMember, Symmetric
@@ -28,9 +29,9 @@ def recursive(matrices: Symmetric, before: Solution | None, arithmetic: Arithmet
     options = matrices.options
     engine, label = options.engine.using(arithmetic), f"cholesky {arithmetic.name}"
     report = stage(options.progress, f"factorizing in {arithmetic.name}")
-    found = engine.replay(partial(_by_recursion, engine=engine), (matrices.a,), label)
+    lower, measured = engine.replay(partial(_by_recursion, engine=engine), (matrices.a,), label)
     report(1.0)
-    return Answer(CholeskyValues(*found), label)
+    return Answer(CholeskyValues(lower, measured[0]), label, measured=measured)
 
 
 def by_library(
@@ -53,9 +54,9 @@ def by_library(
     """
     a, label = matrices.a, f"cholesky {format.name}"
     report = stage(matrices.options.progress, f"factorizing in {format.name}")
-    scales = _scales(a)
+    scales = diagonal_scales(a) if format is FP64 else None
     # In single precision nothing waits for the answer: where scales matter, the residual shows it.
-    if format is not FP64 or (looks and _is_safe(scales)):
+    if scales is None or (looks and _is_safe(scales)):
         found = library_cholesky(a.to(format.dtype))
         lower = found.lower.to(a.dtype)
     else:
@@ -66,30 +67,30 @@ def by_library(
         orders = found.order.tolist()
         if any(orders):
             first = next(i for i, order in enumerate(orders) if order)
-            raise NotDefiniteMember(int(matrices.place[first]), orders[first])
+            raise NotDefiniteMember(
+                first if matrices.place is None else int(matrices.place[first]), orders[first]
+            )
     report(1.0)
-    measures = measures_of_triangles(a, lower, scales)
-    return Answer(CholeskyValues(lower, found.order, measures.T), label)
+    measured = residuals_of_triangles(a, lower, found.order)
+    return Answer(CholeskyValues(lower, measured[0]), label, measured=measured)
 
 
-def _by_recursion(a: torch.Tensor, *, engine: Engine) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """L in the dtype of A, the order of a minor that is not positive, and measures; without synchronizing.
+def _by_recursion(a: torch.Tensor, *, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
+    """L in the dtype of A, and what is measured; without synchronizing.
 
     Of A scaled by powers of two to a diagonal near one, which rounds nothing: then no format is too narrow.
+    Batches in single precision go to kernels as they are: where scales matter, the residual shows it.
     """
-    wide = torch.promote_types(a.dtype, torch.float32)
-    scales = _scales(a)
-    work = symmetric_copy(a, scales.to(wide), rows=engine.rows(a.shape[-1]))
-    found = cholesky(work if wide == engine.storage else _in(work, engine.storage), engine)
-    lower = unscaled_triangle(found.lower, scales.to(wide), a.dtype)
-    return lower, found.order, measures_of_triangles(a, lower, scales).T
-
-
-def _scales(a: torch.Tensor) -> torch.Tensor:
-    """Powers of two that bring the diagonal into [1/2, 2), float64; 1 for what is not positive."""
-    diagonal = a.diagonal(dim1=1, dim2=2).double()
-    half = binary_exponents(diagonal).div(2, rounding_mode="floor")
-    return torch.where(diagonal > 0, torch.ldexp(torch.ones_like(diagonal), -half), 1.0)
+    if len(a) > 1 and factor_batch.takes(a):
+        together = factor_batch(a, engine.beside)
+        lower, order = together.lower.to(a.dtype), together.order
+    else:
+        wide = torch.promote_types(a.dtype, torch.float32)
+        scales = diagonal_scales(a).to(wide)
+        work = symmetric_copy(a, scales, rows=engine.rows(a.shape[-1]), whole=False)
+        found = cholesky(work if wide == engine.storage else _in(work, engine.storage), engine)
+        lower, order = unscaled_triangle(found.lower, scales, a.dtype), found.order
+    return lower, residuals_of_triangles(a, lower, order)
 
 
 def _is_safe(scales: torch.Tensor) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 import torch
 
-from neula.engines import FP64, Arithmetic, Engine, Format
+from neula.engines import FP64, Arithmetic, Engine, Format, Tuning
 from neula.pipeline.batches import Batch, Values
 from neula.pipeline.progress import Progress
 
@@ -30,14 +31,18 @@ class Options:
     progress: Progress | None = None
 
     @cached_property
+    def tuning(self) -> Tuning:
+        """What measures best with this engine, which takes some microseconds to say so."""
+        return self.engine.tuning
+
+    @cached_property
     def low(self) -> Arithmetic:
         """The cheapest arithmetic that reaches the target; nothing below float32 where LAPACK is the
         fastest.
         """
-        tuning = self.engine.tuning
-        if tuning.lapack:
+        if self.tuning.lapack:
             return Arithmetic.named("fp64" if self.target is FP64 else "fp32")
-        return Arithmetic.named(tuning.cheapest(self.target))
+        return Arithmetic.named(self.tuning.cheapest(self.target))
 
 
 @dataclass(frozen=True)
@@ -48,19 +53,18 @@ class Symmetric(Batch):
     ----------
     a : Tensor, shape (batch, n, n)
         Only the lower triangles count.
-    place : Tensor, shape (batch,)
-        Where each is in what the user gave.
     options : Options
+    place : Tensor, shape (batch,), or None
+        Where each is in what the user gave; None for all of these.
     """
 
     a: torch.Tensor
-    place: torch.Tensor
     options: Options
+    place: torch.Tensor | None = None
 
-    @classmethod
-    def of(cls, a: torch.Tensor, options: Options) -> Symmetric:
-        """All matrices of a call."""
-        return cls(a, torch.arange(len(a), device=a.device), options)
+    def at(self, places: torch.Tensor) -> Self:
+        """Those at some places."""
+        return replace(self, a=self.a[places], place=places if self.place is None else self.place[places])
 
 
 @dataclass(frozen=True)
@@ -71,15 +75,12 @@ class CholeskyValues(Values):
     ----------
     lower : Tensor, shape (batch, n, n)
         In the dtype of A.
-    order : Tensor, shape (batch,)
-        int32: 0, or the order of a leading minor that is not positive as far as this link can tell.
-    measures : Tensor, shape (batch, 2)
-        Residual and size as in :func:`neula.certificates.cholesky.measures_of_triangles`.
+    residual : Tensor, shape (batch,)
+        As in :func:`neula.certificates.cholesky.residuals_of_triangles`; NaN where there is no factor.
     """
 
     lower: torch.Tensor
-    order: torch.Tensor
-    measures: torch.Tensor
+    residual: torch.Tensor
 
 
 class NotDefiniteMember(np.linalg.LinAlgError):

@@ -75,8 +75,20 @@ class Problems(Batch):
     @cached_property
     def prepared(self) -> Problem:
         """The only one, prepared."""
-        a, b = self.a[0].double(), self.b[0].double()
+        a, b = self.a[0], self.b[0].double()
+        if not self._is_read_as_given:
+            a = a.double()
         return Problem.of(a, b, self.options, self.column_max.double())
+
+    @property
+    def _is_read_as_given(self) -> bool:
+        """Whether the only A is converted each time it is multiplied: a copy of a large one in double
+        precision takes twice its memory, and as much longer to read.
+        """
+        options, (_, m, n) = self.options, self.a.shape
+        tuning = options.engine.tuning
+        large = not tuning.lapack and 8 * m * n > tuning.replayed_bytes
+        return large and options.weights is None and not options.damp and not options.is_wide(m, n)
 
     @cached_property
     def column_max(self) -> torch.Tensor:

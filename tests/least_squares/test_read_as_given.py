@@ -1,0 +1,62 @@
+"""Large float32 matrices on units that are not LAPACK's are multiplied without a copy in double precision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import neula
+from neula.problems.least_squares.prepared import Problem
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture
+def dtypes(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
+    """Those of matrices that are prepared."""
+    found: list[torch.dtype] = []
+    of = Problem.of
+
+    def noted(a: torch.Tensor, *others: Any) -> Problem:
+        found.append(a.dtype)
+        return of(a, *others)
+
+    monkeypatch.setattr(Problem, "of", noted)
+    return found
+
+
+@pytest.mark.parametrize("shape", [(150, 60), (64, 64)])
+def test_the_solution_is_that_of_the_copy(shape: tuple[int, int], dtypes: list[torch.dtype]) -> None:
+    a, b = normal(*shape), normal(shape[0], 2, seed=1)
+    a[:, 0] *= 1e10
+    a[:, 1] *= 1e-10
+    found = neula.lstsq(a, b, engine="emulated", algorithm="cgls")
+    assert dtypes == [torch.float32]
+    wide = a.double()
+    x = torch.linalg.lstsq(wide, b.double(), driver="gels").solution
+    sizes = torch.linalg.vector_norm(wide, dim=0)[:, None]
+    error = torch.linalg.vector_norm(sizes * (found.x.double() - x), dim=0)
+    # Householder reflections do not depend on the units of columns.
+    assert found.converged
+    assert (error <= (found.forward_error + 1e-9) * torch.linalg.vector_norm(sizes * x, dim=0)).all()
+
+
+@pytest.mark.parametrize("given", [{"damp": 0.1}, {"weights": torch.linspace(1, 2, 150)}])
+def test_weights_and_damping_take_a_copy(given: dict[str, Any], dtypes: list[torch.dtype]) -> None:
+    found = neula.lstsq(normal(150, 60), normal(150, 1, seed=1), engine="emulated", algorithm="cgls", **given)
+    assert found.converged
+    assert dtypes == [torch.float64]
+
+
+def test_wide_matrices_take_a_copy(dtypes: list[torch.dtype]) -> None:
+    neula.lstsq(normal(40, 90), normal(40, 1, seed=1), engine="emulated", algorithm="cgls")
+    assert dtypes == [torch.float64]
+
+
+def test_a_cpu_copies(dtypes: list[torch.dtype]) -> None:
+    neula.lstsq(normal(150, 60), normal(150, 1, seed=1), engine="cpu", algorithm="cgls")
+    assert dtypes == [torch.float64]
