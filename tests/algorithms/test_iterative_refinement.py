@@ -108,6 +108,7 @@ def test_divergence_keeps_the_best_solution() -> None:
 class Broken:
     value: float
     growth: float = 1.0
+    narrow: bool = False
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:
         return torch.full_like(b, self.value)

@@ -51,6 +51,10 @@ class CholeskyFactor:
         """1: elements of L are at most the square root of those of A (Higham 2002, section 10.1)."""
         return 1.0
 
+    @property
+    def narrow(self) -> bool:
+        return self.lower.dtype.itemsize < self.solver.dtype.itemsize
+
     def solve(self, b: torch.Tensor) -> torch.Tensor:
         x = self.solver.solve(b.to(self.solver.dtype, copy=True))
         return self.solver.mT.solve(x).double()

@@ -26,6 +26,12 @@ class Factorization(Protocol):
     def growth(self) -> float:
         """Largest element of U by that of A: how much elimination magnified rounding errors."""
 
+    @property
+    def narrow(self) -> bool:
+        """Whether factors are so much narrower than what they solve in that their own errors hide those of a
+        solve, as half precision is in single.
+        """
+
     def solve(self, b: torch.Tensor) -> torch.Tensor:
         """``A^-1 b``, about, for the columns of b, shape (n, k), float64 in and out."""
 
@@ -45,6 +51,10 @@ class Transposed:
     @property
     def growth(self) -> float:
         return self.factors.growth
+
+    @property
+    def narrow(self) -> bool:
+        return self.factors.narrow
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:
         return self.factors.solve_transposed(b)
@@ -76,6 +86,10 @@ class MixedLU:
 
     substitution: Substitution
     growth: float
+
+    @property
+    def narrow(self) -> bool:
+        return self.substitution.factors.lu.dtype.itemsize < self.substitution.dtype.itemsize
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:
         return self.substitution.solve(b.to(self.substitution.dtype)).double()
@@ -140,6 +154,10 @@ class LibraryLU:
     pivots: torch.Tensor
     growth: float
     inverted: InvertedLU | None = None
+
+    @property
+    def narrow(self) -> bool:
+        return False
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:
         b = b.to(self.lu.dtype)

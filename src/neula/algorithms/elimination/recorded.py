@@ -43,6 +43,10 @@ class Recorded:
     def growth(self) -> float:
         return self._factors.growth
 
+    @property
+    def narrow(self) -> bool:
+        return self._factors.narrow
+
     def in_double(self) -> Recorded:
         """The same at every call, so that what is recorded serves them all."""
         if self._in_double is None:

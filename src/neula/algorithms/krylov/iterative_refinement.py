@@ -102,26 +102,36 @@ def refine(
         Called with the largest backward error after each step.
     """
     best = Refined.start(b) if start is None else start
+    known = best.backward_error.cpu()  # on the host, which waits once a step
 
     def update(active: torch.Tensor, left: int) -> tuple[torch.Tensor, int]:
         """Of the right-hand sides with these numbers; those that are worth another one are left."""
-        before = best.backward_error[active]
-        step, taken = solver(best.residual[:, active], tolerance / float(before.max()), left)
-        x = best.x[:, active] + step
-        residual = b[:, active] - a @ x
-        error = backward_error(scalings, b[:, active], x, residual)
+        before = known[active]
+        part = _columns(active, b)
+        step, taken = solver(best.residual[:, part], tolerance / float(before.max()), left)
+        x = best.x[:, part] + step
+        residual = b[:, part] - a @ x
+        errors = backward_error(scalings, b[:, part], x, residual)
+        error = errors.cpu()
         better = error < before
-        kept = active[better]
-        best.x[:, kept], best.residual[:, kept] = x[:, better], residual[:, better]
-        best.backward_error[kept] = error[better]
-        best.history.append(float(best.backward_error.max()))
+        kept, here = _columns(active[better], b), _columns(better.nonzero()[:, 0], x)
+        best.x[:, kept], best.residual[:, kept] = x[:, here], residual[:, here]
+        best.backward_error[kept], known[active[better]] = errors[here], error[better]
+        best.history.append(float(known.max()))
         if on_step is not None:
             on_step(best.history[-1])
         return active[(error > tolerance) & (error <= stagnation * before)], taken
 
-    active = (best.backward_error > tolerance).nonzero()[:, 0]
+    active = (known > tolerance).nonzero()[:, 0]
     best.iterations += iterate(active, _any, update, max_iterations - best.iterations)
     return best
+
+
+def _columns(places: torch.Tensor, x: torch.Tensor) -> torch.Tensor | slice:
+    """An index of columns of x: a slice where it is all of them, or none."""
+    if len(places) in (0, x.shape[1]):
+        return slice(0, len(places))
+    return places.to(x.device)
 
 
 def _any(columns: torch.Tensor) -> bool:
@@ -160,7 +170,8 @@ def gmres_refinement(a: torch.Tensor, factors: Factorization, beside: Beside | N
     the left it has to reduce what the few tiny singular values of A dominate, further than needed and twice.
     It converges for condition numbers up to ``1/u`` times as large as classical refinement can have, u being
     the unit roundoff of the factorization (Carson and Higham, table 2.2), if nothing but the factorization
-    was rounded to a low precision: in GMRES the factors solve in double.
+    was rounded to a low precision: where rounding errors of solves would count beside those of the factors,
+    they solve in double.
 
     Parameters
     ----------
@@ -170,7 +181,7 @@ def gmres_refinement(a: torch.Tensor, factors: Factorization, beside: Beside | N
     beside : Beside, optional
         What is to be solved for at the first call.
     """
-    space = Space(lambda z: a @ z, factors.in_double().solve)
+    space = Space(lambda z: a @ z, _preconditioner(factors))
 
     def solve(residual: torch.Tensor, reduction: float, max_iterations: int) -> tuple[torch.Tensor, int]:
         aims = torch.full(residual.shape[1:], MARGIN * reduction, dtype=residual.dtype, device="cpu")
@@ -192,6 +203,15 @@ def gmres_refinement(a: torch.Tensor, factors: Factorization, beside: Beside | N
     return solve
 
 
+def _preconditioner(factors: Factorization) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Solves with factors; rounding errors of narrow ones are as if these were not quite the same each time.
+
+    GMRES keeps what it has made of its basis, and does not notice; nor does CG, of changes by less than a
+    tenth.
+    """
+    return (factors if factors.narrow else factors.in_double()).solve
+
+
 def cg_refinement(a: torch.Tensor, factors: Factorization) -> UpdateSolver:
     """Refinement with conjugate gradients, for a symmetric positive definite A and Cholesky factors of it.
 
@@ -205,7 +225,7 @@ def cg_refinement(a: torch.Tensor, factors: Factorization) -> UpdateSolver:
         float64.
     factors : Factorization
     """
-    preconditioner = factors.in_double().solve
+    preconditioner = _preconditioner(factors)
 
     def solve(residual: torch.Tensor, reduction: float, max_iterations: int) -> tuple[torch.Tensor, int]:
         return cg(
