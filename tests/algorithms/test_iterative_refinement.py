@@ -109,6 +109,7 @@ class Broken:
     value: float
     growth: float = 1.0
     narrow: bool = False
+    symmetric: bool = False
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:
         return torch.full_like(b, self.value)

@@ -577,6 +577,7 @@ class Scaled:
 
     growth = 1.0
     narrow = False
+    symmetric = False
 
     def __init__(self, a: torch.Tensor, rate: float) -> None:
         self.a, self.rate = a, rate

@@ -143,6 +143,10 @@ class Butterflied:
     def narrow(self) -> bool:
         return self.factors.narrow
 
+    @property
+    def symmetric(self) -> bool:
+        return False
+
     def solve(self, b: torch.Tensor) -> torch.Tensor:
         return self.transform.solve(self.factors.solve, b)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -35,16 +36,23 @@ class CholeskyFactor:
         L, to solve with in some precision.
     width : int
         Of the diagonal blocks that are inverted; 0 where the library substitutes.
+    lost : Tensor, shape (n, k), or None
+        What the first columns of L lack.
     """
 
     lower: torch.Tensor
     solver: InvertedBlocks
     width: int
+    lost: torch.Tensor | None = None
+    symmetric: ClassVar[bool] = True
 
     @classmethod
-    def of(cls, lower: torch.Tensor, storage: torch.dtype, width: int) -> CholeskyFactor:
+    def of(
+        cls, lower: torch.Tensor, storage: torch.dtype, width: int, lost: torch.Tensor | None = None
+    ) -> CholeskyFactor:
         """Prepare to solve in some precision."""
-        return cls(lower, InvertedBlocks.of(lower, storage, upper=False, width=width), width)
+        solver = InvertedBlocks.of(lower, storage, upper=False, width=width, lost=lost)
+        return cls(lower, solver, width, lost)
 
     @property
     def growth(self) -> float:
@@ -63,4 +71,4 @@ class CholeskyFactor:
         return self.solve(b)
 
     def in_double(self) -> CholeskyFactor:
-        return CholeskyFactor.of(self.lower, torch.float64, self.width)
+        return CholeskyFactor.of(self.lower, torch.float64, self.width, self.lost)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 
@@ -32,6 +32,10 @@ class Factorization(Protocol):
         solve, as half precision is in single.
         """
 
+    @property
+    def symmetric(self) -> bool:
+        """Whether it solves with the transpose as with A itself."""
+
     def solve(self, b: torch.Tensor) -> torch.Tensor:
         """``A^-1 b``, about, for the columns of b, shape (n, k), float64 in and out."""
 
@@ -55,6 +59,10 @@ class Transposed:
     @property
     def narrow(self) -> bool:
         return self.factors.narrow
+
+    @property
+    def symmetric(self) -> bool:
+        return self.factors.symmetric
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:
         return self.factors.solve_transposed(b)
@@ -86,6 +94,7 @@ class MixedLU:
 
     substitution: Substitution
     growth: float
+    symmetric: ClassVar[bool] = False
 
     @property
     def narrow(self) -> bool:
@@ -154,10 +163,8 @@ class LibraryLU:
     pivots: torch.Tensor
     growth: float
     inverted: InvertedLU | None = None
-
-    @property
-    def narrow(self) -> bool:
-        return False
+    narrow: ClassVar[bool] = False
+    symmetric: ClassVar[bool] = False
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:
         b = b.to(self.lu.dtype)

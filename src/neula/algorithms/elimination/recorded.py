@@ -36,7 +36,9 @@ class Recorded:
     def __init__(self, factors: Factorization, engine: Engine) -> None:
         self._factors, self._engine = factors, engine
         self.solve = recorded(factors.solve, engine)
-        self.solve_transposed = recorded(factors.solve_transposed, engine)
+        self.solve_transposed = self.solve
+        if not factors.symmetric:
+            self.solve_transposed = recorded(factors.solve_transposed, engine)
         self._in_double: Recorded | None = None
 
     @property
@@ -46,6 +48,10 @@ class Recorded:
     @property
     def narrow(self) -> bool:
         return self._factors.narrow
+
+    @property
+    def symmetric(self) -> bool:
+        return self._factors.symmetric
 
     def in_double(self) -> Recorded:
         """The same at every call, so that what is recorded serves them all."""

@@ -12,18 +12,16 @@ which right-hand sides without a relation to T are not. Who solves like this ref
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Self
 
 import torch
 
 from neula.algorithms.elimination.lu_panels import blocks
-from neula.algorithms.triangular.triangular import solve_in_blocks, subtract_from
+from neula.algorithms.triangular.triangular import Step, solve_in_blocks, steps_of, subtract_from
 from neula.kernels.mixed_product import subtract_product
 from neula.kernels.precision import exact_matmul, exactly
 from neula.kernels.triangular_inverse import triangular_inverse, triangular_inverses
-
-Steps = list[tuple[slice, torch.Tensor]]
-"""Blocks of unknowns with the inverses of the diagonal blocks that belong to them."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +39,9 @@ class InvertedBlocks:
     dtype : torch.dtype
         The precision of solves.
     upper : bool
+    lost : Tensor, shape (n - width, k), or None
+        What the first columns of a lower triangle lack below the first diagonal block, or those of its
+        transpose.
 
     Examples
     --------
@@ -54,44 +55,61 @@ class InvertedBlocks:
     inverses: torch.Tensor
     dtype: torch.dtype
     upper: bool
+    lost: torch.Tensor | None = None
 
     @classmethod
-    def of(cls, t: torch.Tensor, dtype: torch.dtype, *, upper: bool, width: int) -> Self:
+    def of(
+        cls,
+        t: torch.Tensor,
+        dtype: torch.dtype,
+        *,
+        upper: bool,
+        width: int,
+        lost: torch.Tensor | None = None,
+    ) -> Self:
         """Invert diagonal blocks of some width; with 0 none, and the library substitutes in a copy if it
         must.
         """
+        if lost is not None and not lost.shape[1] <= width < len(t):
+            t, lost = t.to(dtype, copy=True), lost.to(dtype)
+            t[:, : lost.shape[1]] += lost
+            lost = None
         if width == 0:
             return cls(t.to(dtype), t.new_empty(0, 0, 0, dtype=dtype), dtype, upper)
         diagonal = diagonal_blocks(t, dtype, width)
+        if lost is not None:
+            diagonal[0, :, : lost.shape[1]] += lost[:width]
+            lost = lost[width:].to(dtype)
         inverses = triangular_inverse(diagonal.flatten(0, -3), upper=upper).view(diagonal.shape)
-        return cls(t, inverses, dtype, upper)
+        return cls(t, inverses, dtype, upper, lost)
 
-    @property
-    def mT(self) -> Self:
+    @cached_property
+    def mT(self) -> InvertedBlocks:
         """The transpose: a view."""
-        return type(self)(self.t.mT, self.inverses.mT, self.dtype, not self.upper)
+        return InvertedBlocks(self.t.mT, self.inverses.mT, self.dtype, not self.upper, self.lost)
 
-    @property
-    def steps(self) -> Steps:
-        """What is solved for, from first to last."""
-        where = blocks(slice(0, self.t.shape[-1]), self.inverses.shape[-1])
-        return [
-            (k, inverse[..., : k.stop - k.start, : k.stop - k.start])
-            for k, inverse in zip(where, self.inverses, strict=True)
-        ]
+    @cached_property
+    def _steps(self) -> list[Step]:
+        return steps_of(self.t, self.inverses, upper=self.upper)
 
     def solve(self, x: torch.Tensor) -> torch.Tensor:
         """``T^-1 X``, shape (..., n, k); X is overwritten."""
         if not len(self.inverses):
             return x.copy_(torch.linalg.solve_triangular(self.t, x, upper=self.upper))
         if len(self.inverses) == 1:
-            return exact_matmul(self.steps[0][1], x)
-        return solve_in_blocks(
-            *(self.t, self.steps, x, torch.empty_like(x)),
-            upper=self.upper,
-            multiply=_multiply,
-            subtract=_subtract,
-        )
+            return exact_matmul(self._steps[0].inverse, x)
+        out = torch.empty_like(x)
+        solve = partial(solve_in_blocks, right=x, out=out, multiply=_multiply, subtract=_subtract)
+        if self.lost is None:
+            return solve(self._steps)
+        width, k = self.inverses.shape[-1], self.lost.shape[1]
+        if self.upper:
+            solve(self._steps[:-1])
+            _subtract(self.lost.mT, out[width:], x[:k])
+            return solve(self._steps[-1:])
+        solve(self._steps[:1])
+        _subtract(self.lost, out[:k], x[width:])
+        return solve(self._steps[1:])
 
 
 @dataclass(frozen=True)

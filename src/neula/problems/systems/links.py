@@ -11,7 +11,6 @@ import torch
 from neula.algorithms.elimination.butterfly import Butterflied, TwoSided, padded
 from neula.algorithms.elimination.cholesky import (
     SHIFT,
-    FallingPivotsError,
     cholesky,
     library_cholesky,
     recursion_pays,
@@ -25,6 +24,7 @@ from neula.algorithms.elimination.factorization import (
     library_lu,
     mixed_lu,
 )
+from neula.algorithms.elimination.falling_pivots import FallingPivotsError
 from neula.algorithms.elimination.recorded import Recorded
 from neula.algorithms.krylov.driver import STAGNATION
 from neula.algorithms.krylov.iterative_refinement import (
@@ -135,7 +135,9 @@ def _cholesky_factor(system: System, engine: Engine) -> CholeskyFactor:
     order = int(found.order)
     if order > 0:
         raise NotPositiveDefiniteError(order)
-    return CholeskyFactor.of(found.lower[0], engine.storage, tuning.inverted_width(n))
+    lower, leading = found.lower[0], found.leading
+    lost = None if leading is None else leading.lost(lower)
+    return CholeskyFactor.of(lower, engine.storage, tuning.inverted_width(n), lost)
 
 
 def _mixed(system: System, format: Format) -> Solution:
@@ -197,7 +199,8 @@ def _refine(system: System, label: str, factors: Factorization, format: Format) 
         else:
             label += " + gmres"
             if len(system.a) >= COSTLY:
-                probe = InverseProbe.of(factors, 1 / system.scales.rows[:, None], system.sizes[:, None])
+                rows, companions = 1 / system.scales.rows[:, None], options.engine.tuning.companions
+                probe = InverseProbe.of(factors, rows, system.sizes[:, None], companions)
             update = gmres_refinement(system.a, factors, None if probe is None else probe.solved)
         refined = run(update, refined, STAGNATION)
     if not bool((refined.backward_error < 1).all()):
