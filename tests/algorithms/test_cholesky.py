@@ -17,8 +17,8 @@ from neula.algorithms.elimination.cholesky import (
     recursion_pays,
     working_matrices,
 )
-from neula.algorithms.elimination.falling_pivots import FallingPivotsError
 from neula.algorithms.elimination.cholesky_factor import CholeskyFactor
+from neula.algorithms.elimination.falling_pivots import FallingPivotsError
 from neula.engines import CpuEngine, EmulatedEngine, Engine
 from neula.engines.cuda import CudaEngine
 from neula.io.matrices import random_matrix
