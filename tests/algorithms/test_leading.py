@@ -54,7 +54,8 @@ def test_matrices_without_structure_are_rounded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "width", "k"), [(300, 128, 100), (300, 128, 128), (257, 128, 1), (100, 128, 40), (300, 64, 100), (90, 0, 30)]
+    ("n", "width", "k"),
+    [(300, 128, 100), (300, 128, 128), (257, 128, 1), (100, 128, 40), (300, 64, 100), (90, 0, 30)],
 )
 @pytest.mark.parametrize("columns", [1, 3])
 def test_solves_with_what_was_lost(n: int, width: int, k: int, columns: int) -> None:

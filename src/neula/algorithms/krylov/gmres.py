@@ -108,7 +108,7 @@ class Space:
     def _extend(self, residual: Array, aim: Array, steps: int) -> int:
         """Let the space grow until residuals are small enough; returns the iterations that it took."""
         iterations, ahead = 0, 1
-        while iterations < steps and self._problem.next and _goes_on(residual, aim, iterations, steps):
+        while iterations < steps and self._problem.next and goes_on(residual, aim, iterations, steps):
             limit = HOPELESS_AFTER if iterations < HOPELESS_AFTER else steps
             ahead = min(ahead, min(limit, steps) - iterations)
             columns, blocks = self._problem.next, []
@@ -165,7 +165,7 @@ def _on_host(blocks: list[tuple[list[int], torch.Tensor]]) -> list[tuple[list[in
     return [(columns, part.reshape(h.shape)) for (columns, h), part in zip(blocks, parts, strict=True)]
 
 
-def _goes_on(residual: Array, aim: Array, iterations: int, steps: int) -> bool:
+def goes_on(residual: Array, aim: Array, iterations: int, steps: int) -> bool:
     """Whether some columns are not done, and none is NaN, or hopeless."""
     pairs = [(r, t) for r, t in zip(residual.tolist(), aim.tolist(), strict=True) if not r <= t]
     return bool(pairs) and not any(math.isnan(r) or is_hopeless(r, iterations, t, steps) for r, t in pairs)

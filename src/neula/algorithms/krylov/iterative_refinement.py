@@ -188,6 +188,21 @@ def gmres_refinement(a: torch.Tensor, factors: Factorization, beside: Beside | N
     """
     space = Space(lambda z: a @ z, _preconditioner(factors))
 
+    def reduce(b: torch.Tensor, aims: torch.Tensor, max_iterations: int) -> tuple[torch.Tensor, int]:
+        steps = [
+            space.solve(block, aim, max_iterations)
+            for block, aim in zip(b.split(COLUMNS, 1), aims.split(COLUMNS), strict=True)
+        ]
+        return torch.cat([found for found, _ in steps], 1), max(iterations for _, iterations in steps)
+
+    return _with_others(reduce, beside)
+
+
+def _with_others(
+    reduce: Callable[[torch.Tensor, torch.Tensor, int], tuple[torch.Tensor, int]], beside: Beside | None
+) -> UpdateSolver:
+    """What reduces residuals to some part each, as a solver that takes others along at its first call."""
+
     def solve(residual: torch.Tensor, reduction: float, max_iterations: int) -> tuple[torch.Tensor, int]:
         aims = torch.full(residual.shape[1:], MARGIN * reduction, dtype=residual.dtype, device="cpu")
         first, last = 0, residual.shape[1]
@@ -197,15 +212,10 @@ def gmres_refinement(a: torch.Tensor, factors: Factorization, beside: Beside | N
             residual = torch.cat([beside.b, residual, beside.companions], 1)
             aim, none = aims.new_full((first,), MARGIN * beside.reduction), aims.new_full((more,), math.inf)
             aims = torch.cat([aim, aims, none])
-        aims = aims.clamp_min(INNER_TOLERANCE)
-        steps = [
-            space.solve(block, aim, max_iterations)
-            for block, aim in zip(residual.split(COLUMNS, 1), aims.split(COLUMNS), strict=True)
-        ]
-        x = torch.cat([found for found, _ in steps], 1)
+        x, iterations = reduce(residual, aims.clamp_min(INNER_TOLERANCE), max_iterations)
         if beside is not None and first:
             beside.x = x[:, :first]
-        return x[:, first:last], max(iterations for _, iterations in steps)
+        return x[:, first:last], iterations
 
     return solve
 
@@ -219,7 +229,7 @@ def _preconditioner(factors: Factorization) -> Callable[[torch.Tensor], torch.Te
     return (factors if factors.narrow else factors.in_double()).solve
 
 
-def cg_refinement(a: torch.Tensor, factors: Factorization) -> UpdateSolver:
+def cg_refinement(a: torch.Tensor, factors: Factorization, beside: Beside | None = None) -> UpdateSolver:
     """Refinement with conjugate gradients, for a symmetric positive definite A and Cholesky factors of it.
 
     Higham and Pranesh, "Exploiting Lower Precision Arithmetic in Solving Symmetric Positive Definite Linear
@@ -231,16 +241,12 @@ def cg_refinement(a: torch.Tensor, factors: Factorization) -> UpdateSolver:
     a : Tensor, shape (n, n)
         float64.
     factors : Factorization
+    beside : Beside, optional
+        What is to be solved for at the first call.
     """
     preconditioner = _preconditioner(factors)
 
-    def solve(residual: torch.Tensor, reduction: float, max_iterations: int) -> tuple[torch.Tensor, int]:
-        return cg(
-            lambda p: a @ p,
-            preconditioner,
-            residual,
-            tolerance=max(MARGIN * reduction, INNER_TOLERANCE),
-            max_iterations=max_iterations,
-        )
+    def reduce(b: torch.Tensor, aims: torch.Tensor, max_iterations: int) -> tuple[torch.Tensor, int]:
+        return cg(lambda p: a @ p, preconditioner, b, tolerance=aims, max_iterations=max_iterations)
 
-    return solve
+    return _with_others(reduce, beside)

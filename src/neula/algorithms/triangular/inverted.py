@@ -19,7 +19,7 @@ import torch
 
 from neula.algorithms.elimination.lu_panels import blocks
 from neula.algorithms.triangular.triangular import Step, solve_in_blocks, steps_of, subtract_from
-from neula.kernels.mixed_product import subtract_product
+from neula.kernels.mixed_product import subtract_product, triangle_product
 from neula.kernels.precision import exact_matmul, exactly
 from neula.kernels.triangular_inverse import triangular_inverse, triangular_inverses
 
@@ -99,7 +99,9 @@ class InvertedBlocks:
         if len(self.inverses) == 1:
             return exact_matmul(self._steps[0].inverse, x)
         out = torch.empty_like(x)
-        solve = partial(solve_in_blocks, right=x, out=out, multiply=_multiply, subtract=_subtract)
+        narrow = self.t.dtype.itemsize < self.dtype.itemsize
+        multiply = partial(triangle_product, upper=self.upper) if narrow else _multiply
+        solve = partial(solve_in_blocks, right=x, out=out, multiply=multiply, subtract=_subtract)
         if self.lost is None:
             return solve(self._steps)
         width, k = self.inverses.shape[-1], self.lost.shape[1]

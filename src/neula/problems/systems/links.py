@@ -189,20 +189,23 @@ def _refine(system: System, label: str, factors: Factorization, format: Format) 
             on_step=lambda error: report(digits_done(error, target)),
         )
 
-    update, probe = classical(factors), None
-    refined = run(update, None, SLOW)
-    by_gmres = not bool((refined.backward_error <= system.bound).all())
+    update, probe, refined = classical(factors), None, None
+    large, at_a_time = len(system.a) >= COSTLY, options.engine.tuning.at_a_time
+    if not _by_krylov(system, factors):
+        refined = run(update, None, SLOW)
+    by_gmres = refined is None or not bool((refined.backward_error <= system.bound).all())
     if by_gmres:
-        if options.positive and system.scaled is None:
-            label += " + cg"
-            update = cg_refinement(system.a, factors)
-        else:
-            label += " + gmres"
-            if len(system.a) >= COSTLY:
-                rows, companions = 1 / system.scales.rows[:, None], options.engine.tuning.companions
-                probe = InverseProbe.of(factors, rows, system.sizes[:, None], companions)
-            update = gmres_refinement(system.a, factors, None if probe is None else probe.solved)
+        by_cg = options.positive and system.scaled is None
+        label += " + cg" if by_cg else " + gmres"
+        if large:
+            rows = 1 / system.scales.rows[:, None]
+            # Room for the probe, and for a residual that is computed anew.
+            companions = 0 if by_cg else max(0, at_a_time - system.b.shape[1] - 2)
+            probe = InverseProbe.of(factors, rows, system.sizes[:, None], companions)
+        beside = None if probe is None else probe.solved
+        update = (cg_refinement if by_cg else gmres_refinement)(system.a, factors, beside)
         refined = run(update, refined, STAGNATION)
+    assert refined is not None
     if not bool((refined.backward_error < 1).all()):
         raise Declined("refinement does not converge", label)
     evidence = Evidence.of(
@@ -221,6 +224,14 @@ def _refine(system: System, label: str, factors: Factorization, format: Format) 
     doubt = "" if format is FP64 else _doubt(system, refined)
     values = _members(system, refined, evidence, factors.growth)
     return Answer(values, label, doubt, refined.iterations, tuple(refined.history))
+
+
+def _by_krylov(system: System, factors: Factorization) -> bool:
+    """Whether CG or GMRES come first: an iteration costs as much as a step, and what is solved for the evidence
+    beside it costs nothing.
+    """
+    few = system.b.shape[1] + 1 <= system.options.engine.tuning.at_a_time
+    return few and factors.narrow and len(system.a) >= COSTLY
 
 
 def _doubt(system: System, refined: Refined) -> str:
@@ -248,7 +259,7 @@ def _members(system: System, refined: Refined, evidence: Evidence, growth: float
     residual = refined.residual
     if options.dtype != torch.float64 or system.scaled is not None:  # x is not what was refined
         residual = residual + system.a @ (refined.x - system.rescale(x))
-    short = norm(system.units * residual, dim=0) + _hidden(system, refined.x) <= longest
+    short = _is_short(system, refined.x, norm(system.units * residual, dim=0), longest)
     good = (refined.backward_error <= system.bound) & (forward_error <= SURE) & short
     return Members(
         x=x[None],
@@ -259,6 +270,14 @@ def _members(system: System, refined: Refined, evidence: Evidence, growth: float
         growth=x.new_tensor([growth]),
         accepted=good.all()[None],
     )
+
+
+def _is_short(system: System, x: torch.Tensor, residual: torch.Tensor, longest: torch.Tensor) -> torch.Tensor:
+    """Whether residuals are, whatever rounding errors may hide of them, shape (k,)."""
+    # Mostly it is plain by far: no row of |A| |x| exceeds a product of norms.
+    most = FP64.u * len(x) ** 0.5 * system.scalings[0].norm * x.abs().amax(0)
+    plain = residual + most <= longest
+    return plain if bool(plain.all()) else residual + _hidden(system, x) <= longest
 
 
 def _hidden(system: System, x: torch.Tensor) -> torch.Tensor:
