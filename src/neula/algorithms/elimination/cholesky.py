@@ -275,7 +275,11 @@ class _Factorization:
             return True
         if len(self.a) == 1 and places[-1] >= n // 4:
             pivots = (self.low[0].diagonal()[: k.stop].to(sizes.dtype) / sizes[0, : k.stop]).square()
-            foresee(pivots, n, SHIFT * self.engine.format.u)
+            smallest = SHIFT * self.engine.format.u
+            if self.leading is None:
+                foresee(pivots, n, smallest)
+            else:  # then nothing but the shift is in the way of small eigenvalues
+                foresee((pivots - smallest).clamp_min(0), n, smallest / 2)
         return False
 
     def factorize(self, k: slice) -> None:

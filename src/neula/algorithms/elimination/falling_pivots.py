@@ -6,6 +6,9 @@ import math
 
 import torch
 
+TINY = 1e-30
+"""In place of a pivot that is zero."""
+
 
 class FallingPivotsError(ArithmeticError):
     """Pivots fall so fast that factors in a format will hold nothing but rounding errors in some direction.
@@ -44,7 +47,8 @@ def foresee(pivots: torch.Tensor, n: int, smallest: float) -> None:
         If one seems to be.
     """
     done = len(pivots)
-    half, whole = torch.stack([pivots[: done // 2].amin(), pivots.amin()]).log().tolist()
+    smallest_so_far = torch.stack([pivots[: done // 2].amin(), pivots.amin()])
+    half, whole = smallest_so_far.clamp_min(TINY).log().tolist()
     rows = n / done
     linear, square = 4 * half - whole, 2 * whole - 4 * half
     expected = min(whole, rows * linear + rows**2 * square)

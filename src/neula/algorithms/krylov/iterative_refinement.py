@@ -168,7 +168,12 @@ class Beside:
     x: torch.Tensor | None = None
 
 
-def gmres_refinement(a: torch.Tensor, factors: Factorization, beside: Beside | None = None) -> UpdateSolver:
+def gmres_refinement(
+    a: torch.Tensor,
+    factors: Factorization,
+    beside: Beside | None = None,
+    rows: torch.Tensor | None = None,
+) -> UpdateSolver:
     """GMRES-based refinement: updates are solved for with the factors as right preconditioner.
 
     From there GMRES minimizes the residual itself, and ends where the backward error is small enough; from
@@ -185,10 +190,18 @@ def gmres_refinement(a: torch.Tensor, factors: Factorization, beside: Beside | N
     factors : Factorization
     beside : Beside, optional
         What is to be solved for at the first call.
+    rows : Tensor, shape (n,), optional
+        Scales of equations in which residuals are minimized, if not as they are.
     """
-    space = Space(lambda z: a @ z, _preconditioner(factors))
+    precondition = _preconditioner(factors)
+    if rows is None:
+        space = Space(lambda z: a @ z, precondition)
+    else:
+        scales = rows[:, None]
+        space = Space(lambda z: scales * (a @ z), lambda v: precondition(v / scales))
 
     def reduce(b: torch.Tensor, aims: torch.Tensor, max_iterations: int) -> tuple[torch.Tensor, int]:
+        b = b if rows is None else rows[:, None] * b
         steps = [
             space.solve(block, aim, max_iterations)
             for block, aim in zip(b.split(COLUMNS, 1), aims.split(COLUMNS), strict=True)

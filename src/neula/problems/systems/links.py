@@ -183,13 +183,13 @@ def _refine(system: System, label: str, factors: Factorization, format: Format) 
             update,
             scalings=system.scalings,
             tolerance=target,
-            max_iterations=options.max_iterations,
+            max_iterations=most,
             stagnation=stagnation,
             start=start,
             on_step=lambda error: report(digits_done(error, target)),
         )
 
-    update, probe, refined = classical(factors), None, None
+    update, probe, refined, most = classical(factors), None, None, options.max_iterations
     large, at_a_time = len(system.a) >= COSTLY, options.engine.tuning.at_a_time
     if not _by_krylov(system, factors):
         refined = run(update, None, SLOW)
@@ -198,12 +198,17 @@ def _refine(system: System, label: str, factors: Factorization, format: Format) 
         by_cg = options.positive and system.scaled is None
         label += " + cg" if by_cg else " + gmres"
         if large:
-            rows = 1 / system.scales.rows[:, None]
+            right = 1 / system.scales.rows[:, None]
             # Room for the probe, and for a residual that is computed anew.
             companions = 0 if by_cg else max(0, at_a_time - system.b.shape[1] - 2)
-            probe = InverseProbe.of(factors, rows, system.sizes[:, None], companions)
+            most = most // 2 if companions else most  # with which half of them do, or none
+            probe = InverseProbe.of(factors, right, system.sizes[:, None], companions)
         beside = None if probe is None else probe.solved
-        update = (cg_refinement if by_cg else gmres_refinement)(system.a, factors, beside)
+        if by_cg:
+            update = cg_refinement(system.a, factors, beside)
+        else:
+            rows = None if system.scales.trivial else system.scales.rows
+            update = gmres_refinement(system.a, factors, beside, rows)
         refined = run(update, refined, STAGNATION)
     assert refined is not None
     if not bool((refined.backward_error < 1).all()):
@@ -227,8 +232,8 @@ def _refine(system: System, label: str, factors: Factorization, format: Format) 
 
 
 def _by_krylov(system: System, factors: Factorization) -> bool:
-    """Whether CG or GMRES come first: an iteration costs as much as a step, and what is solved for the evidence
-    beside it costs nothing.
+    """Whether CG or GMRES come first: an iteration costs as much as a step, and what is solved beside it for
+    the evidence costs nothing.
     """
     few = system.b.shape[1] + 1 <= system.options.engine.tuning.at_a_time
     return few and factors.narrow and len(system.a) >= COSTLY
