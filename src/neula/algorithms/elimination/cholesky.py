@@ -21,10 +21,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import starmap
-from typing import NamedTuple
 
 import torch
 
+from neula.algorithms.elimination.cholesky_factor import Cholesky
 from neula.algorithms.elimination.falling_pivots import foresee
 from neula.algorithms.elimination.leading import Leading
 from neula.algorithms.elimination.lu_panels import blocks
@@ -39,24 +39,6 @@ SHIFT = 4.0
 rounding could cost a matrix that is barely positive definite its sign (Higham and Pranesh, "Exploiting Lower
 Precision Arithmetic in Solving Symmetric Positive Definite Linear Systems and Least Squares Problems", SIAM
 J. Sci. Comput. 43, 2021, section 2)."""
-
-
-class Cholesky(NamedTuple):
-    """``A = L L^T`` of a batch, about.
-
-    Attributes
-    ----------
-    lower : Tensor, shape (batch, n, n)
-        L in the lower triangles, as the engine's unit reads it; what is above the diagonal means nothing.
-    order : Tensor, shape (batch,)
-        int32: 0, or the order of the first leading minor that is not positive; then L means nothing.
-    leading : Leading or None
-        The first columns, where rounding them would count.
-    """
-
-    lower: torch.Tensor
-    order: torch.Tensor
-    leading: Leading | None = None
 
 
 def working_matrices(count: int, n: int, engine: Engine) -> torch.Tensor:
@@ -326,7 +308,7 @@ class _Factorization:
     def _replayed(self, k: slice) -> None:
         """The same by a graph that others of its size have, too: what takes time here are launches."""
         engine, leaf, inverted, parts = self.engine, self.leaf, self.inverted, self.room is not None
-        exact = self._is_exact(k) and engine.operand_dtype == engine.storage
+        exact = self._is_exact(k)
 
         def factorized(columns: torch.Tensor) -> tuple[torch.Tensor, ...]:
             block = columns.mT
@@ -357,7 +339,7 @@ class _Factorization:
         if len(self.a) != 1 or self.leaf != LEAF:
             return False
         block = self.a[0, k, k]
-        low = None if self.low is self.a or self._is_exact(k) else self.low.dtype
+        low = None if self.low is self.a else self.low.dtype
         if not factor_lower.takes(block, low):
             return False
         inverse, order = factor_lower(block, low)
@@ -368,8 +350,11 @@ class _Factorization:
         return True
 
     def _is_exact(self, k: slice) -> bool:
-        """Whether a block of columns is factorized without rounding it."""
-        return self.looks and k.start == 0
+        """Whether a diagonal block is factorized without rounding it: the first one that is looked at."""
+        if not self.looks or k.start > 0:
+            return False
+        by_kernel = self.leaf == LEAF and factor_lower.takes(self.a[0, k, k], None)
+        return by_kernel or self.engine.operand_dtype == self.engine.storage
 
     def _leaf(self, k: slice) -> None:
         if k.start == k.stop:

@@ -1,13 +1,32 @@
-"""A Cholesky factor to solve with."""
+"""Cholesky factors, as they are found and to solve with."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 
+from neula.algorithms.elimination.leading import Leading
 from neula.algorithms.triangular.inverted import InvertedBlocks
+
+
+class Cholesky(NamedTuple):
+    """``A = L L^T`` of a batch, about.
+
+    Attributes
+    ----------
+    lower : Tensor, shape (batch, n, n)
+        L in the lower triangles, as the engine's unit reads it; what is above the diagonal means nothing.
+    order : Tensor, shape (batch,)
+        int32: 0, or the order of the first leading minor that is not positive; then L means nothing.
+    leading : Leading or None
+        The first columns, where rounding them would count.
+    """
+
+    lower: torch.Tensor
+    order: torch.Tensor
+    leading: Leading | None = None
 
 
 class NotPositiveDefiniteError(ArithmeticError):
