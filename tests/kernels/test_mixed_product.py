@@ -12,7 +12,7 @@ import torch
 
 from neula.kernels import mixed_product
 from neula.kernels.dispatch import runs
-from neula.kernels.mixed_product import subtract_product, triangle_product
+from neula.kernels.mixed_product import subtract_product
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
@@ -89,37 +89,6 @@ def test_a_gpu_takes_the_kernel_for_few_columns_and_converts_for_many() -> None:
         a, x, y = operands(3000, 700, k, torch.float16, torch.float64)
         expected = subtract_product.reference(a, x, y.clone())
         torch.testing.assert_close(subtract_product(a, x, y), expected, rtol=0, atol=1e-11)
-
-
-@pytest.fixture(params=["reference", pytest.param("kernel", marks=GPU)])
-def multiply(request: pytest.FixtureRequest) -> Callable[..., torch.Tensor]:
-    if request.param == "reference":
-        return triangle_product.reference
-    pytest.importorskip("triton")
-    from triton.runtime.interpreter import InterpretedFunction
-
-    from neula.kernels import mixed_product_triton
-
-    if not HAS_GPU and not isinstance(mixed_product_triton._few_vectors, InterpretedFunction):
-        pytest.skip("Triton was imported before its interpreter could be chosen: run tests/kernels by itself")
-    return mixed_product_triton.triangle_product_triton
-
-
-@pytest.mark.parametrize(("n", "k"), [(1, 1), (15, 8), (130, 3), (257, 7)])
-@pytest.mark.parametrize("upper", [False, True])
-@pytest.mark.parametrize("rows", [False, True])
-def test_products_with_triangles(
-    multiply: Callable[..., torch.Tensor], n: int, k: int, upper: bool, rows: bool
-) -> None:
-    t, x, out = operands(n, n, k, torch.float32, torch.float32)
-    t = t.triu() if upper else t.tril()
-    t = t if rows else t.T.contiguous().T
-    found = multiply(t, x, out, upper=upper)
-    assert found is out
-    size = t.double().abs() @ x.double().abs()
-    # Operands are sums of two numbers of 11 bits, and the smallest of four products is left out.
-    bound = (n * torch.finfo(torch.float32).eps + 3 * 2.0**-22) * size
-    assert ((found - t.double() @ x.double()).abs() <= bound).all()
 
 
 def test_what_is_not_finite_shows() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from neula.kernels.dispatch import kernel, trial
-from neula.kernels.precision import exact_matmul, exactly
+from neula.kernels.precision import exact_matmul
 
 VECTORS = 8
 """Up to as many columns the kernels take; for more it is worth while to convert A, and to multiply
@@ -26,7 +26,6 @@ def _tried(device: torch.device) -> None:
     one = torch.ones(1, 1, device=device, dtype=torch.float64)
     subtract_product.kernel(one.half(), one, one.clone())
     subtract_product.kernel(one.half(), one.float(), one.float())
-    triangle_product.kernel(one.float(), one.float(), one.float(), upper=False)
 
 
 @kernel(
@@ -64,42 +63,3 @@ def subtract_product(a: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch
     for low, target in zip(a.split(max(1, rows)), y.split(max(1, rows)), strict=True):
         target -= exact_matmul(low.to(x.dtype), x)
     return y
-
-
-@kernel(
-    "neula.kernels.mixed_product_triton:triangle_product_triton",
-    trial=_tried,
-    when=lambda t, x, out, **_: (
-        t.dtype == x.dtype == torch.float32 and t.ndim == 2 and len(t) > 0 and 0 < x.shape[1] <= VECTORS
-    ),
-)
-def triangle_product(t: torch.Tensor, x: torch.Tensor, out: torch.Tensor, *, upper: bool) -> torch.Tensor:
-    """``T X`` for a triangular T and a few columns of X.
-
-    On a GPU a Triton kernel reads no more of T than its triangle.
-
-    Parameters
-    ----------
-    t : Tensor, shape (..., n, n)
-        Zero on the other side of the diagonal.
-    x : Tensor, shape (..., n, k)
-        In the dtype of ``t``.
-    out : Tensor, shape (..., n, k)
-        Room for the product.
-    upper : bool
-
-    Returns
-    -------
-    Tensor, shape (..., n, k)
-        ``out``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> t = torch.tensor([[1.0, 0.0], [2.0, 3.0]])
-    >>> triangle_product(t, torch.ones(2, 1), torch.empty(2, 1), upper=False)
-    tensor([[1.],
-            [5.]])
-    """
-    exactly(torch.matmul, t, x, out=out)
-    return out

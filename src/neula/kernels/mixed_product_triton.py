@@ -1,4 +1,4 @@
-"""``Y = Y - A X`` with A in a low format, converted in registers, and products with inverted triangles.
+"""``Y = Y - A X`` with A in a low format, converted in registers.
 
 One program has a block of rows. It walks along the columns of A, a few at a time, and adds up in the
 precision of X: ``2 m n`` bytes are read for ``2 m n`` flops for each column of X, so memory is the bound. In
@@ -24,9 +24,6 @@ ROWS = 64
 COLUMNS = 128
 """So many loads at a time hide the latency of memory."""
 
-TRIANGLE_ROWS = 16
-"""Rows of an inverted triangle that a program multiplies: few, since there are only some thousand of them."""
-
 STAGES = 3
 
 
@@ -37,7 +34,7 @@ def subtract_product_triton(a: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -
         with torch.cuda.device_of(a):
             _few_vectors[(triton.cdiv(m, ROWS),)](
                 *(a, x, y, m, n, *a.stride(), *x.stride(), *y.stride(), x.shape[1]),
-                *(ROWS, COLUMNS, VECTORS, True, 0, STAGES),
+                *(ROWS, COLUMNS, VECTORS, STAGES),
                 num_warps=4,
             )
         return y
@@ -49,55 +46,30 @@ def subtract_product_triton(a: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -
     return y
 
 
-def triangle_product_triton(
-    t: torch.Tensor, x: torch.Tensor, out: torch.Tensor, *, upper: bool
-) -> torch.Tensor:
-    """:func:`neula.kernels.mixed_product.triangle_product` by the kernel, queued on the current stream."""
-    n = len(t)
-    with torch.cuda.device_of(t):
-        _few_vectors[(triton.cdiv(n, TRIANGLE_ROWS),)](
-            *(t, x, out, n, n, *t.stride(), *x.stride(), *out.stride(), x.shape[1]),
-            *(TRIANGLE_ROWS, COLUMNS, VECTORS, False, 2 if upper else 1, STAGES),
-            num_warps=2,
-        )
-    return out
-
-
 @triton.jit
 def _few_vectors(
     a, x, y, m, n, a_row, a_column, x_row, x_column, y_row, y_column, vectors,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, VECTORS: tl.constexpr,
-    SUBTRACT: tl.constexpr, TRIANGLE: tl.constexpr, STAGES: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, VECTORS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """A block of rows of ``Y - A X``, or of ``A X`` where A is 1: lower, 2: upper triangular."""
+    """A block of rows of ``Y - A X``."""
     i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     v = tl.arange(0, VECTORS)
     rows = a + i.to(tl.int64)[:, None] * a_row
     total = tl.zeros((ROWS, VECTORS), tl.float32)
-    first, last = 0, n
-    if TRIANGLE == 1:
-        last = tl.minimum(n, (tl.program_id(0) + 1) * ROWS)
-    if TRIANGLE == 2:
-        first = tl.program_id(0) * ROWS // COLUMNS * COLUMNS
-    for start in tl.range(first, last, COLUMNS, num_stages=STAGES):
+    for start in tl.range(0, n, COLUMNS, num_stages=STAGES):
         j = start + tl.arange(0, COLUMNS)
         inside = (i[:, None] < m) & (j[None, :] < n)
         block = tl.load(rows + j.to(tl.int64)[None, :] * a_column, mask=inside, other=0.0)
         place = x + j[:, None] * x_row + v[None, :] * x_column
         known = tl.load(place, mask=(j[:, None] < n) & (v[None, :] < vectors), other=0.0)
         wide = block.to(tl.float32)
-        if TRIANGLE == 0:
-            high = round_to_bits(known, 11)
-            low = round_to_bits(known - high, 11)
-            total = tl.dot(wide, low, total, input_precision="tf32")
-            total = tl.dot(wide, high, total, input_precision="tf32")
-        else:
-            total = tl.dot(wide, known, total, input_precision="tf32x3")
+        high = round_to_bits(known, 11)
+        low = round_to_bits(known - high, 11)
+        total = tl.dot(wide, low, total, input_precision="tf32")
+        total = tl.dot(wide, high, total, input_precision="tf32")
     inside = (i[:, None] < m) & (v[None, :] < vectors)
     place = y + i.to(tl.int64)[:, None] * y_row + v[None, :] * y_column
-    if SUBTRACT:
-        total = tl.load(place, mask=inside, other=0.0) - total
-    tl.store(place, total, mask=inside)
+    tl.store(place, tl.load(place, mask=inside, other=0.0) - total, mask=inside)
 
 
 @triton.jit

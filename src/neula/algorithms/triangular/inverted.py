@@ -12,15 +12,16 @@ which right-hand sides without a relation to T are not. Who solves like this ref
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Self
 
 import torch
 
 from neula.algorithms.elimination.lu_panels import blocks
 from neula.algorithms.triangular.triangular import Step, solve_in_blocks, steps_of, subtract_from
-from neula.kernels.mixed_product import subtract_product, triangle_product
+from neula.kernels.mixed_product import subtract_product
 from neula.kernels.precision import exact_matmul, exactly
+from neula.kernels.sweep import sweep
 from neula.kernels.triangular_inverse import triangular_inverse, triangular_inverses
 
 
@@ -98,20 +99,33 @@ class InvertedBlocks:
             return x.copy_(torch.linalg.solve_triangular(self.t, x, upper=self.upper))
         if len(self.inverses) == 1:
             return exact_matmul(self._steps[0].inverse, x)
+        if self.lost is not None:
+            return self._solve_with_lost(x, self.lost)
+        if sweep.takes(self.t, self.inverses, x, upper=self.upper):
+            return sweep(self.t, self.inverses, x, upper=self.upper)
         out = torch.empty_like(x)
-        narrow = self.t.dtype.itemsize < self.dtype.itemsize
-        multiply = partial(triangle_product, upper=self.upper) if narrow else _multiply
-        solve = partial(solve_in_blocks, right=x, out=out, multiply=multiply, subtract=_subtract)
-        if self.lost is None:
-            return solve(self._steps)
-        width, k = self.inverses.shape[-1], self.lost.shape[1]
+        return solve_in_blocks(self._steps, x, out, multiply=_multiply, subtract=_subtract)
+
+    @cached_property
+    def _rest(self) -> InvertedBlocks:
+        """What is beyond the first diagonal block."""
+        width = self.inverses.shape[-1]
+        return InvertedBlocks(self.t[width:, width:], self.inverses[1:], self.dtype, self.upper)
+
+    def _solve_with_lost(self, x: torch.Tensor, lost: torch.Tensor) -> torch.Tensor:
+        width, k = self.inverses.shape[-1], lost.shape[1]
+        out = torch.empty_like(x)
         if self.upper:
-            solve(self._steps[:-1])
-            _subtract(self.lost.mT, out[width:], x[:k])
-            return solve(self._steps[-1:])
-        solve(self._steps[:1])
-        _subtract(self.lost, out[:k], x[width:])
-        return solve(self._steps[1:])
+            out[width:] = self._rest.solve(x[width:].clone())
+            _subtract(self.t[:width, width:], out[width:], x[:width])
+            _subtract(lost.mT, out[width:], x[:k])
+            _multiply(self.inverses[0], x[:width], out[:width])
+        else:
+            _multiply(self.inverses[0], x[:width], out[:width])
+            _subtract(self.t[width:, :width], out[:width], x[width:])
+            _subtract(lost, out[:k], x[width:])
+            out[width:] = self._rest.solve(x[width:])
+        return out
 
 
 @dataclass(frozen=True)
