@@ -71,6 +71,47 @@ def _first_tile(step, first, per_block):
 
 
 @triton.jit
+def _right(x, first, j, size, v, vectors):
+    """Rows of right-hand sides that other programs may have written: not from a cache of their own."""
+    mask = (j[:, None] < size) & (v[None, :] < vectors)
+    place = x + (first + j)[:, None] * vectors + v[None, :]
+    return tl.load(place, mask=mask, other=0.0, cache_modifier=".cg")
+
+
+@triton.jit
+def _by_inverse(
+    diagonal, rest, left, size, i, v, n, vectors, column, begin, end,
+    COLUMNS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Some rows of an inverted diagonal block times what is on the right of its equations."""
+    total = tl.zeros((i.shape[0], v.shape[0]), tl.float32)
+    for k in tl.range(begin, end, COLUMNS, num_stages=STAGES):
+        j = k + tl.arange(0, COLUMNS)
+        inside = (i[:, None] < n) & (j[None, :] < size)
+        part = tl.load(diagonal + j[None, :] * column, mask=inside, other=0.0)
+        total = tl.dot(part, _right(rest, left, j, size, v, vectors), total, input_precision="tf32x3")
+    return total
+
+
+@triton.jit
+def _by_panel(
+    rows, x, left, size, i, v, n, vectors, column, COLUMNS: tl.constexpr, STAGES: tl.constexpr
+):  # fmt: skip
+    """What unknowns contribute to some rows: 11 bits are exact in TF32, and X is a sum of two such numbers."""
+    total = tl.zeros((i.shape[0], v.shape[0]), tl.float32)
+    for k in tl.range(0, size, COLUMNS, num_stages=STAGES):
+        j = k + tl.arange(0, COLUMNS)
+        inside = (i[:, None] < n) & (j[None, :] < size)
+        part = tl.load(rows + (left + j).to(tl.int64)[None, :] * column, mask=inside, other=0.0)
+        known = _right(x, left, j, size, v, vectors)
+        wide, high = part.to(tl.float32), round_to_bits(known, 11)
+        low = round_to_bits(known - high, 11)
+        total = tl.dot(wide, low, total, input_precision="tf32")
+        total = tl.dot(wide, high, total, input_precision="tf32")
+    return total
+
+
+@triton.jit
 def _sweep(
     t, inverses, rest, x, state, n, vectors, tiles, blocks, per_block, first,
     t_row, t_column, next_inverse, inverse_row, inverse_column,
@@ -99,45 +140,25 @@ def _sweep(
             within = tl.where(place < first, place, (place - first) % per_block)
             top = ((blocks - 1 - other if UPPER else other) * per_block + within) * ROWS
             i = top + tl.arange(0, ROWS)
-            total = tl.zeros((ROWS, VECTORS), tl.float32)
-            rows = (i[:, None] < n) & (v[None, :] < vectors)
+            mask = (i[:, None] < n) & (v[None, :] < vectors)
+            here = i[:, None] * vectors + v[None, :]
             if other == step:
                 _wait(ready + step, step * own)
                 diagonal = inverses + block * next_inverse + (i - left)[:, None] * inverse_row
                 begin = (top - left) // COLUMNS * COLUMNS if UPPER else 0
                 end = size if UPPER else tl.minimum(size, top - left + ROWS)
-                for k in tl.range(begin, end, COLUMNS, num_stages=STAGES):
-                    j = k + tl.arange(0, COLUMNS)
-                    inside = (i[:, None] < n) & (j[None, :] < size)
-                    its = tl.load(diagonal + j[None, :] * inverse_column, mask=inside, other=0.0)
-                    right = tl.load(
-                        rest + (left + j)[:, None] * vectors + v[None, :],
-                        mask=(j[:, None] < size) & (v[None, :] < vectors), other=0.0, cache_modifier=".cg",
-                    )  # fmt: skip
-                    total = tl.dot(its, right, total, input_precision="tf32x3")
-                tl.store(x + i[:, None] * vectors + v[None, :], total, mask=rows)
+                found = _by_inverse(
+                    diagonal, rest, left, size, i, v, n, vectors, inverse_column, begin, end, COLUMNS, STAGES
+                )
+                tl.store(x + here, found, mask=mask)
                 _count(solved + step)
             else:
                 _wait(solved + step, own)
                 _wait(updated + place, step)
-                matrix = t + i.to(tl.int64)[:, None] * t_row
-                for k in tl.range(0, size, COLUMNS, num_stages=STAGES):
-                    j = k + tl.arange(0, COLUMNS)
-                    inside = (i[:, None] < n) & (j[None, :] < size)
-                    column = (left + j).to(tl.int64)
-                    part = tl.load(matrix + column[None, :] * t_column, mask=inside, other=0.0)
-                    known = tl.load(
-                        x + (left + j)[:, None] * vectors + v[None, :],
-                        mask=(j[:, None] < size) & (v[None, :] < vectors), other=0.0, cache_modifier=".cg",
-                    )  # fmt: skip
-                    # At most 11 bits are exact in TF32, and X is a sum of two such numbers.
-                    wide, high = part.to(tl.float32), round_to_bits(known, 11)
-                    low = round_to_bits(known - high, 11)
-                    total = tl.dot(wide, low, total, input_precision="tf32")
-                    total = tl.dot(wide, high, total, input_precision="tf32")
-                here = rest + i[:, None] * vectors + v[None, :]
-                was = tl.load(here, mask=rows, other=0.0, cache_modifier=".cg")
-                tl.store(here, was - total, mask=rows)
+                rows = t + i.to(tl.int64)[:, None] * t_row
+                product = _by_panel(rows, x, left, size, i, v, n, vectors, t_column, COLUMNS, STAGES)
+                was = tl.load(rest + here, mask=mask, other=0.0, cache_modifier=".cg")
+                tl.store(rest + here, was - product, mask=mask)
                 _count(updated + place)
                 tl.atomic_add(ready + other, 1, sem="release", scope="gpu")
             task = tl.atomic_add(state, 1)
