@@ -97,7 +97,7 @@ def _by_inverse(
 def _by_panel(
     rows, x, left, size, i, v, n, vectors, column, COLUMNS: tl.constexpr, STAGES: tl.constexpr
 ):  # fmt: skip
-    """What unknowns contribute to some rows: 11 bits are exact in TF32, and X is a sum of two such numbers."""
+    """What unknowns contribute to some rows; 11 bits are exact in TF32, X is a sum of two such numbers."""
     total = tl.zeros((i.shape[0], v.shape[0]), tl.float32)
     for k in tl.range(0, size, COLUMNS, num_stages=STAGES):
         j = k + tl.arange(0, COLUMNS)
