@@ -12,13 +12,13 @@ import torch
 from neula.algorithms.elimination.cholesky import (
     SHIFT,
     Cholesky,
-    FallingPivotsError,
     cholesky,
     library_cholesky,
     recursion_pays,
     working_matrices,
 )
 from neula.algorithms.elimination.cholesky_factor import CholeskyFactor
+from neula.algorithms.elimination.falling_pivots import FallingPivotsError
 from neula.engines import CpuEngine, EmulatedEngine, Engine
 from neula.engines.cuda import CudaEngine
 from neula.io.matrices import random_matrix

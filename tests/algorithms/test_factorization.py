@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from neula.algorithms.elimination.factorization import (
     library_lu,
     mixed_lu,
 )
+from neula.algorithms.triangular.substitution import Substitution
 from neula.engines import CpuEngine, EmulatedEngine, Engine
 
 ENGINES = [
@@ -68,6 +70,12 @@ def test_solves(pivoting: bool) -> None:
     single = factorized(a, CpuEngine("cpu", "fp32"), pivoting=pivoting)
     assert single.in_double().substitution.factors.lu.dtype == torch.float64
     assert torch.allclose(single.in_double().solve(b), single.solve(b), rtol=1e-2)
+    assert not single.narrow
+    packed = single.substitution.factors
+    half = MixedLU(Substitution(replace(packed, lu=packed.lu.half()), torch.float32), single.growth)
+    assert half.narrow
+    error = torch.linalg.vector_norm(half.solve(b) - single.solve(b), dim=0)
+    assert (error <= 0.1 * torch.linalg.vector_norm(single.solve(b), dim=0)).all()
 
 
 def test_in_double_only_the_errors_of_the_factors_are_left() -> None:

@@ -9,7 +9,14 @@ import pytest
 import torch
 
 from neula.algorithms.elimination.factorization import LibraryLU, library_lu
-from neula.algorithms.krylov.iterative_refinement import Refined, classical, gmres_refinement, refine
+from neula.algorithms.krylov.iterative_refinement import (
+    Beside,
+    Refined,
+    cg_refinement,
+    classical,
+    gmres_refinement,
+    refine,
+)
 from neula.certificates.backward_error import Scaling, backward_error
 from neula.engines import EmulatedEngine
 from neula.io.matrices import random_matrix
@@ -108,6 +115,8 @@ def test_divergence_keeps_the_best_solution() -> None:
 class Broken:
     value: float
     growth: float = 1.0
+    narrow: bool = False
+    symmetric: bool = False
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:
         return torch.full_like(b, self.value)
@@ -185,3 +194,73 @@ def test_the_worst_scaling_counts() -> None:
     # |r| = 1/2, ||A|| ||x|| + ||b|| = 3/2 + 1.
     assert float(backward_error([plain, scaled], b, x, residual)) == pytest.approx(0.2)
     assert float(scaled.condition_at_least(b, x)) == pytest.approx(1.5)
+
+
+def companions(n: int, count: int) -> torch.Tensor:
+    return torch.randn(n, count, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+
+
+def test_companions_save_iterations_and_are_not_returned() -> None:
+    """The space of several right-hand sides has what slows convergence down sooner."""
+    n = 200
+    a, b = random_matrix("geometric", n, n, cond=1e4), companions(n, 1)
+    factors, taken = rounded(a, 2.0**-8), []
+    for count in (0, 6):
+        probe = torch.ones(n, 2, dtype=torch.float64)
+        beside = Beside(probe, 1e-4, companions(n, count))
+        x, iterations = gmres_refinement(a, factors, beside)(b, 1e-10, 100)
+        assert x.shape == b.shape
+        assert torch.linalg.vector_norm(b - a @ x) <= 1e-10 * torch.linalg.vector_norm(b)
+        assert beside.x is not None
+        left = torch.linalg.vector_norm(probe - a @ beside.x, dim=0)
+        assert (left <= 1e-4 * torch.linalg.vector_norm(probe, dim=0)).all()
+        taken.append(iterations)
+    assert taken[1] < 0.8 * taken[0]
+
+
+def test_cg_solves_for_others_beside() -> None:
+    n = 80
+    g = companions(n, n)
+    a = g @ g.T / n + 0.1 * torch.eye(n, dtype=torch.float64)
+    b, probe = companions(n, 1), torch.ones(n, 1, dtype=torch.float64)
+    beside = Beside(probe, 1e-3, companions(n, 0))
+    solve = cg_refinement(a, rounded(a, 2.0**-6), beside)
+    x, _ = solve(b, 1e-8, 100)
+    assert torch.linalg.vector_norm(b - a @ x) <= 1e-8 * torch.linalg.vector_norm(b)
+    assert beside.x is not None
+    assert torch.linalg.vector_norm(probe - a @ beside.x) <= 1e-3 * torch.linalg.vector_norm(probe)
+    again, _ = solve(b, 1e-8, 100)
+    assert again.shape == b.shape
+
+
+def test_equations_in_small_units_are_solved_as_well_in_their_scales() -> None:
+    n = 100
+    a, _ = system(1e2, n=n, k=1)
+    units = torch.logspace(0, -9, n, dtype=torch.float64)
+    a, rows = units[:, None] * a, torch.exp2(-torch.log2(units).floor())
+    scale = Scales(rounded(rows[:, None] * a, 2.0**-8), rows)
+    b = companions(n, 1)
+    x, _ = gmres_refinement(a, scale, None, rows)(b, 1e-12, 50)
+    assert torch.linalg.vector_norm(rows[:, None] * (b - a @ x)) <= 1e-12 * torch.linalg.vector_norm(
+        rows[:, None] * b
+    )
+
+
+@dataclass
+class Scales:
+    """Factors of a matrix whose rows are scaled."""
+
+    factors: LibraryLU
+    rows: torch.Tensor
+    growth: float = 1.0
+    narrow: bool = False
+    symmetric: bool = False
+
+    def solve(self, b: torch.Tensor) -> torch.Tensor:
+        return self.factors.solve(self.rows[:, None] * b)
+
+    def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
+        return self.rows[:, None] * self.factors.solve_transposed(b)
+
+    def in_double(self) -> Scales:
+        return self

@@ -576,6 +576,8 @@ class Scaled:
     """Solves with ``A / (1 - rate)``."""
 
     growth = 1.0
+    narrow = False
+    symmetric = False
 
     def __init__(self, a: torch.Tensor, rate: float) -> None:
         self.a, self.rate = a, rate

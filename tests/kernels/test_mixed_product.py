@@ -89,3 +89,11 @@ def test_a_gpu_takes_the_kernel_for_few_columns_and_converts_for_many() -> None:
         a, x, y = operands(3000, 700, k, torch.float16, torch.float64)
         expected = subtract_product.reference(a, x, y.clone())
         torch.testing.assert_close(subtract_product(a, x, y), expected, rtol=0, atol=1e-11)
+
+
+def test_what_is_not_finite_shows() -> None:
+    a, x, y = operands(40, 40, 2, torch.float16, torch.float32)
+    x[3, 1] = torch.inf
+    found = subtract_product(a, x, y)
+    assert found[:, 0].isfinite().all()
+    assert not found[:, 1].isfinite().any()

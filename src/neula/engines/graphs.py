@@ -204,12 +204,13 @@ def recorded(
     function : callable
         Launches must not depend on the numbers; nothing may synchronize.
     like : Tensor
-        What it is called for once.
+        What it has been called for: kernels are compiled, and all that is made once is there.
     """
     if is_recording():
         return function
     with _lock:
-        graph = _captured(lambda x: (function(x),), (like,), torch.cuda.current_stream(like.device))
+        stream = torch.cuda.current_stream(like.device)
+        graph = _captured(lambda x: (function(x),), (like,), stream, called=True)
     if graph is None:
         return function
 
@@ -273,14 +274,21 @@ def clear() -> None:
         _pools.clear()
 
 
-def _captured(function: Callable[..., Tensors], inputs: Tensors, stream: torch.cuda.Stream) -> _Graph | None:
-    """A graph of the function, or None if one of its steps cannot be captured."""
+def _captured(
+    function: Callable[..., Tensors], inputs: Tensors, stream: torch.cuda.Stream, *, called: bool = False
+) -> _Graph | None:
+    """A graph of the function, or None if one of its steps cannot be captured.
+
+    Unless that has been done, it is called once before, which compiles kernels and makes what is made once,
+    neither of which a graph may do.
+    """
     own = tuple(_clone(x) for x in inputs)
     side, graph = _beside(stream.device, stream.stream_id), torch.cuda.CUDAGraph()
     read: dict[Hashable, torch.Tensor] = {}
     try:
         _recording.kept = read
-        function(*own)  # compiles kernels and makes what is made once, neither of which a graph may do
+        if not called:
+            function(*own)
         side.wait_stream(stream)
         memory = _pool(stream, side)
         outputs = on_stream(side, lambda: _capture(graph, function, own, memory))

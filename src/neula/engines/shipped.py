@@ -128,6 +128,7 @@ def cuda_tuning(
         # Where what is lost in vain on ill-conditioned matrices is small beside cuSOLVER in double.
         direct_pivoted=20000 if fast_fp64 else 6144,
         direct_definite=16000,
+        at_a_time=8,
         queued=13000 if fast_fp64 else 0,
         queued_definite=16000 if fast_fp64 else 0,
         doubled_order=1 << 14,

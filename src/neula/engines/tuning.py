@@ -191,6 +191,8 @@ class Tuning:
         Order of linear systems up to which Cholesky factors of ``A^T A``, or of a definite A, are queued with
         everything that follows, before LU (order 1000: 2.6 ms on an H200 instead of 10; 6000: 27 and 40;
         definite, 24000: 150, and 106 by fp16).
+    at_a_time : int
+        Vectors that the matrix of a large system is multiplied by in about the time that it takes for one.
     inverted_whole : int
         Order up to which these factors are inverted as a whole (definite, 3000: 2.95 ms, and 3.46 inverted).
     direct_single : int
@@ -272,6 +274,7 @@ class Tuning:
     direct_alone: int = 0
     queued: int = 0
     queued_definite: int = 0
+    at_a_time: int = 0
     inverted_whole: int = 2048
     direct_single: int = 1 << 62
     doubled_order: int = 512

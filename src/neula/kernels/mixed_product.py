@@ -13,8 +13,8 @@ from neula.kernels.dispatch import kernel, trial
 from neula.kernels.precision import exact_matmul
 
 VECTORS = 8
-"""Up to as many columns the kernel takes, each of which reads A from the cache once more; for others it is
-worth while to convert A, and to multiply matrices."""
+"""Up to as many columns the kernels take; for more it is worth while to convert A, and to multiply
+matrices."""
 
 _CHUNK = {"cpu": 1 << 19, "cuda": 1 << 26}
 """Elements that the reference converts at a time: a CPU keeps them in its cache, and a GPU has enough to
@@ -25,6 +25,7 @@ do."""
 def _tried(device: torch.device) -> None:
     one = torch.ones(1, 1, device=device, dtype=torch.float64)
     subtract_product.kernel(one.half(), one, one.clone())
+    subtract_product.kernel(one.half(), one.float(), one.float())
 
 
 @kernel(
@@ -35,7 +36,7 @@ def _tried(device: torch.device) -> None:
 def subtract_product(a: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """``Y = Y - A X`` in the precision of X and Y: some rows of A are converted at a time.
 
-    On a GPU a Triton kernel converts them in registers.
+    On a GPU a Triton kernel converts them in registers; in float32 it multiplies on matrix units.
 
     Parameters
     ----------

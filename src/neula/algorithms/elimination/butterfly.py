@@ -139,6 +139,14 @@ class Butterflied:
     def growth(self) -> float:
         return self.factors.growth
 
+    @property
+    def narrow(self) -> bool:
+        return self.factors.narrow
+
+    @property
+    def symmetric(self) -> bool:
+        return False
+
     def solve(self, b: torch.Tensor) -> torch.Tensor:
         return self.transform.solve(self.factors.solve, b)
 

@@ -18,14 +18,15 @@ it.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import starmap
-from typing import NamedTuple
 
 import torch
 
+from neula.algorithms.elimination.cholesky_factor import Cholesky
+from neula.algorithms.elimination.falling_pivots import foresee
+from neula.algorithms.elimination.leading import Leading
 from neula.algorithms.elimination.lu_panels import blocks
 from neula.engines import FP32, Engine, format_of
 from neula.kernels.cholesky import cholesky_lower
@@ -38,35 +39,6 @@ SHIFT = 4.0
 rounding could cost a matrix that is barely positive definite its sign (Higham and Pranesh, "Exploiting Lower
 Precision Arithmetic in Solving Symmetric Positive Definite Linear Systems and Least Squares Problems", SIAM
 J. Sci. Comput. 43, 2021, section 2)."""
-
-
-class FallingPivotsError(ArithmeticError):
-    """Pivots fall so fast that factors in a format will hold nothing but rounding errors in some direction.
-
-    Attributes
-    ----------
-    smallest : float
-        The smallest eigenvalue as it seems, of the matrix with a diagonal of ones.
-    """
-
-    def __init__(self, smallest: float) -> None:
-        super().__init__(f"pivots fall, and the smallest eigenvalue will be about {smallest:.1e}")
-        self.smallest = smallest
-
-
-class Cholesky(NamedTuple):
-    """``A = L L^T`` of a batch, about.
-
-    Attributes
-    ----------
-    lower : Tensor, shape (batch, n, n)
-        L in the lower triangles, as the engine's unit reads it; what is above the diagonal means nothing.
-    order : Tensor, shape (batch,)
-        int32: 0, or the order of the first leading minor that is not positive; then L means nothing.
-    """
-
-    lower: torch.Tensor
-    order: torch.Tensor
 
 
 def working_matrices(count: int, n: int, engine: Engine) -> torch.Tensor:
@@ -103,7 +75,8 @@ def cholesky(
     give_up : bool
         Whether to look when a sixteenth, an eighth, a quarter and half of the columns are done, and to end
         there if a pivot of each matrix was not positive, or of a single one they fall so fast that one will
-        not be. Half of the columns take an eighth of the operations; the device waits.
+        not be. Half of the columns take an eighth of the operations; the device waits. It also looks for
+        columns that are better not rounded (:mod:`neula.algorithms.elimination.leading`).
 
     Returns
     -------
@@ -132,7 +105,7 @@ def cholesky(
         work.factorize(slice(0, n))
     else:
         work.by_columns(width, give_up=give_up)
-    return Cholesky(work.low, work.order)
+    return Cholesky(work.low, work.order, work.leading)
 
 
 def library_cholesky(a: torch.Tensor) -> Cholesky:
@@ -176,6 +149,10 @@ class _Factorization:
         L of each matrix in the parts that are multiplied, below diagonal blocks, where an engine has such.
     room : Kept, optional
         For what is below a diagonal block, before it is multiplied.
+    leading : Leading, optional
+        The first block of columns, where that is not to be rounded.
+    looks : bool
+        Whether it is not rounded before that is known.
     """
 
     a: torch.Tensor
@@ -188,6 +165,8 @@ class _Factorization:
     orders: list[torch.Tensor] = field(default_factory=list)
     kept: list[Kept] = field(default_factory=list)
     room: Kept | None = None
+    leading: Leading | None = None
+    looks: bool = False
 
     @property
     def order(self) -> torch.Tensor:
@@ -212,6 +191,7 @@ class _Factorization:
             If asked to give up.
         """
         n = self.a.shape[1]
+        self.looks = give_up and len(self.a) == 1 and self.low is not self.a
         sizes = self.a.diagonal(dim1=1, dim2=2).sqrt()  # no element of a row of L is larger
         self.kept = list(filter(None, (self.engine.kept(n, n, size) for size in sizes)))
         if len(self.a) == 1:
@@ -236,11 +216,18 @@ class _Factorization:
             self.solve(below, k)
             for kept, lower in zip(self.kept, self.low, strict=False):
                 keep(lower[below, k], kept.block(below, k))
+            if self.looks and k.start == 0:
+                self.leading = Leading.of(self.a[0, :, k], sizes[0])
             self.update(below, following, slice(done.start, k.stop))
 
     def update(self, rows: slice, columns: slice, done: slice, spare: int = 0) -> None:
         """What blocks of columns that are done contribute to a block."""
         target = self.a[:, rows, columns]
+        if self.leading is not None and done.start == 0 < done.stop:
+            self.leading.subtract(target[0], rows, columns, spare)
+            done = slice(self.leading.columns.shape[1], done.stop)
+        if done.start == done.stop:
+            return
         if not self.kept or min(target.shape[1:]) < self.engine.tuning.corrected_from:
             self.subtract(rows, columns, done)
             return
@@ -254,6 +241,9 @@ class _Factorization:
         if self.kept:
             self.update(slice(start, n), columns, done, self.engine.spare)
             return
+        if self.leading is not None:
+            self.leading.subtract(self.a[0, start:, columns], slice(start, n), columns, self.engine.spare)
+            done = slice(self.leading.columns.shape[1], done.stop)
         for part, _ in self.engine.pieces(n - start, columns.stop - start):
             self.update(slice(start + part.start, start + part.stop), columns, done)
 
@@ -266,24 +256,13 @@ class _Factorization:
         if bool((self.order > 0).all()):
             return True
         if len(self.a) == 1 and places[-1] >= n // 4:
-            self._foresee(k.stop, sizes[0])
+            pivots = (self.low[0].diagonal()[: k.stop].to(sizes.dtype) / sizes[0, : k.stop]).square()
+            smallest = SHIFT * self.engine.format.u
+            if self.leading is None:
+                foresee(pivots, n, smallest)
+            else:  # then nothing but the shift is in the way of small eigenvalues
+                foresee((pivots - smallest).clamp_min(0), n, smallest / 2)
         return False
-
-    def _foresee(self, done: int, sizes: torch.Tensor) -> None:
-        """Give up where rounding errors will exceed the smallest eigenvalue, as pivots foretell.
-
-        In a matrix whose eigenvalues fall geometrically and whose eigenvectors are random, the logarithm of
-        the smallest pivot so far is about quadratic in the number of rows, and for all of them about that of
-        the smallest eigenvalue: for condition numbers from 1e2 to 1e12 within a factor of four by half of the
-        rows. Where a multiple of the identity is added, pivots do not fall below that.
-        """
-        pivots = (self.low[0].diagonal()[:done].to(sizes.dtype) / sizes[:done]).square()
-        half, whole = torch.stack([pivots[: done // 2].amin(), pivots.amin()]).log().tolist()
-        rows = self.a.shape[1] / done
-        linear, square = 4 * half - whole, 2 * whole - 4 * half
-        expected = min(whole, rows * linear + rows**2 * square)
-        if expected < math.log(SHIFT * self.engine.format.u):
-            raise FallingPivotsError(math.exp(expected))
 
     def factorize(self, k: slice) -> None:
         """A diagonal block becomes one of L, by recursion or by a kernel."""
@@ -329,10 +308,12 @@ class _Factorization:
     def _replayed(self, k: slice) -> None:
         """The same by a graph that others of its size have, too: what takes time here are launches."""
         engine, leaf, inverted, parts = self.engine, self.leaf, self.inverted, self.room is not None
+        exact = self._is_exact(k)
 
         def factorized(columns: torch.Tensor) -> tuple[torch.Tensor, ...]:
             block = columns.mT
-            work = _Factorization(block, _operands(block, engine), engine, leaf, inverted)
+            low = block if exact else _operands(block, engine)
+            work = _Factorization(block, low, engine, leaf, inverted)
             work.factorize(slice(0, block.shape[1]))
             inverses = list(work.inverses.values())
             if parts:
@@ -340,7 +321,7 @@ class _Factorization:
                 inverses = [tensor for x in operands for tensor in (x.parts, x.largest)]
             return block, torch.cat(work.orders), *inverses
 
-        key = ("cholesky", engine.arithmetic.name, leaf, inverted, parts)
+        key = ("cholesky", engine.arithmetic.name, leaf, inverted, parts, exact)
         # A copy, which may be overwritten, with columns that lie as they do in A.
         found, orders, *inverses = engine.replay(factorized, (self.a[:, k, k].mT.contiguous(),), key)
         self.a[:, k, k] = found
@@ -357,7 +338,8 @@ class _Factorization:
         """The same for one matrix, with the inverse; of a batch the library's products take less time."""
         if len(self.a) != 1 or self.leaf != LEAF:
             return False
-        block, low = self.a[0, k, k], None if self.low is self.a else self.low.dtype
+        block = self.a[0, k, k]
+        low = None if self.low is self.a else self.low.dtype
         if not factor_lower.takes(block, low):
             return False
         inverse, order = factor_lower(block, low)
@@ -366,6 +348,13 @@ class _Factorization:
             self.inverses[k.start + part.start] = inverse[None, part, part]
         self._round(k, k)
         return True
+
+    def _is_exact(self, k: slice) -> bool:
+        """Whether a diagonal block is factorized without rounding it: the first one that is looked at."""
+        if not self.looks or k.start > 0:
+            return False
+        by_kernel = self.leaf == LEAF and factor_lower.takes(self.a[0, k, k], None)
+        return by_kernel or self.engine.operand_dtype == self.engine.storage
 
     def _leaf(self, k: slice) -> None:
         if k.start == k.stop:

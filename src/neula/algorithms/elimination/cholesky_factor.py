@@ -1,12 +1,32 @@
-"""A Cholesky factor to solve with."""
+"""Cholesky factors, as they are found and to solve with."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import torch
 
+from neula.algorithms.elimination.leading import Leading
 from neula.algorithms.triangular.inverted import InvertedBlocks
+
+
+class Cholesky(NamedTuple):
+    """``A = L L^T`` of a batch, about.
+
+    Attributes
+    ----------
+    lower : Tensor, shape (batch, n, n)
+        L in the lower triangles, as the engine's unit reads it; what is above the diagonal means nothing.
+    order : Tensor, shape (batch,)
+        int32: 0, or the order of the first leading minor that is not positive; then L means nothing.
+    leading : Leading or None
+        The first columns, where rounding them would count.
+    """
+
+    lower: torch.Tensor
+    order: torch.Tensor
+    leading: Leading | None = None
 
 
 class NotPositiveDefiniteError(ArithmeticError):
@@ -35,21 +55,32 @@ class CholeskyFactor:
         L, to solve with in some precision.
     width : int
         Of the diagonal blocks that are inverted; 0 where the library substitutes.
+    lost : Tensor, shape (n, k), or None
+        What the first columns of L lack.
     """
 
     lower: torch.Tensor
     solver: InvertedBlocks
     width: int
+    lost: torch.Tensor | None = None
+    symmetric: ClassVar[bool] = True
 
     @classmethod
-    def of(cls, lower: torch.Tensor, storage: torch.dtype, width: int) -> CholeskyFactor:
+    def of(
+        cls, lower: torch.Tensor, storage: torch.dtype, width: int, lost: torch.Tensor | None = None
+    ) -> CholeskyFactor:
         """Prepare to solve in some precision."""
-        return cls(lower, InvertedBlocks.of(lower, storage, upper=False, width=width), width)
+        solver = InvertedBlocks.of(lower, storage, upper=False, width=width, lost=lost)
+        return cls(lower, solver, width, lost)
 
     @property
     def growth(self) -> float:
         """1: elements of L are at most the square root of those of A (Higham 2002, section 10.1)."""
         return 1.0
+
+    @property
+    def narrow(self) -> bool:
+        return self.lower.dtype.itemsize < self.solver.dtype.itemsize
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:
         x = self.solver.solve(b.to(self.solver.dtype, copy=True))
@@ -59,4 +90,4 @@ class CholeskyFactor:
         return self.solve(b)
 
     def in_double(self) -> CholeskyFactor:
-        return CholeskyFactor.of(self.lower, torch.float64, self.width)
+        return CholeskyFactor.of(self.lower, torch.float64, self.width, self.lost)

@@ -86,6 +86,14 @@ class Equilibrated:
     def growth(self) -> float:
         return self.factors.growth
 
+    @property
+    def narrow(self) -> bool:
+        return self.factors.narrow
+
+    @property
+    def symmetric(self) -> bool:
+        return self.factors.symmetric and self.scales.rows is self.scales.columns
+
     def solve(self, b: torch.Tensor) -> torch.Tensor:
         scaled = b * self.scales.rows[:, None]
         size = power_of_two_scales(scaled.abs().amax(0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 
@@ -26,6 +26,16 @@ class Factorization(Protocol):
     def growth(self) -> float:
         """Largest element of U by that of A: how much elimination magnified rounding errors."""
 
+    @property
+    def narrow(self) -> bool:
+        """Whether factors are so much narrower than what they solve in that their own errors hide those of a
+        solve, as half precision is in single.
+        """
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether it solves with the transpose as with A itself."""
+
     def solve(self, b: torch.Tensor) -> torch.Tensor:
         """``A^-1 b``, about, for the columns of b, shape (n, k), float64 in and out."""
 
@@ -45,6 +55,14 @@ class Transposed:
     @property
     def growth(self) -> float:
         return self.factors.growth
+
+    @property
+    def narrow(self) -> bool:
+        return self.factors.narrow
+
+    @property
+    def symmetric(self) -> bool:
+        return self.factors.symmetric
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:
         return self.factors.solve_transposed(b)
@@ -76,6 +94,11 @@ class MixedLU:
 
     substitution: Substitution
     growth: float
+    symmetric: ClassVar[bool] = False
+
+    @property
+    def narrow(self) -> bool:
+        return self.substitution.factors.lu.dtype.itemsize < self.substitution.dtype.itemsize
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:
         return self.substitution.solve(b.to(self.substitution.dtype)).double()
@@ -140,6 +163,8 @@ class LibraryLU:
     pivots: torch.Tensor
     growth: float
     inverted: InvertedLU | None = None
+    narrow: ClassVar[bool] = False
+    symmetric: ClassVar[bool] = False
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:
         b = b.to(self.lu.dtype)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch.nn.functional import pad
 
 from neula.algorithms.elimination.factorization import Factorization
 from neula.engines import Engine
@@ -35,13 +36,35 @@ class Recorded:
 
     def __init__(self, factors: Factorization, engine: Engine) -> None:
         self._factors, self._engine = factors, engine
-        self.solve = recorded(factors.solve, engine)
-        self.solve_transposed = recorded(factors.solve_transposed, engine)
+        self.solve = self._recorded(factors.solve)
+        self.solve_transposed = self.solve
+        if not factors.symmetric:
+            self.solve_transposed = self._recorded(factors.solve_transposed)
         self._in_double: Recorded | None = None
+
+    def _recorded(self, function: Operator) -> Operator:
+        """Narrow factors solve for a few columns in the time of one: a single recording does for all."""
+        solve, most = recorded(function, self._engine), self._engine.tuning.at_a_time
+        if not self._factors.narrow or most < 2:
+            return solve
+
+        def together(b: torch.Tensor) -> torch.Tensor:
+            missing = most - b.shape[1]
+            return solve(b) if missing <= 0 else solve(pad(b, (0, missing)))[:, : b.shape[1]]
+
+        return together
 
     @property
     def growth(self) -> float:
         return self._factors.growth
+
+    @property
+    def narrow(self) -> bool:
+        return self._factors.narrow
+
+    @property
+    def symmetric(self) -> bool:
+        return self._factors.symmetric
 
     def in_double(self) -> Recorded:
         """The same at every call, so that what is recorded serves them all."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from neula.algorithms.krylov.gmres import is_hopeless
+from neula.algorithms.krylov.gmres import goes_on
 from neula.kernels.refining import over
 
 Operator = Callable[[torch.Tensor], torch.Tensor]
@@ -19,7 +19,12 @@ Operator = Callable[[torch.Tensor], torch.Tensor]
 
 
 def cg(
-    operator: Operator, preconditioner: Operator, b: torch.Tensor, *, tolerance: float, max_iterations: int
+    operator: Operator,
+    preconditioner: Operator,
+    b: torch.Tensor,
+    *,
+    tolerance: float | torch.Tensor,
+    max_iterations: int,
 ) -> tuple[torch.Tensor, int]:
     """Solve ``A x = b`` until every column of the residual is small enough.
 
@@ -30,9 +35,9 @@ def cg(
     preconditioner : callable
         Applies a symmetric positive definite matrix close to ``A^-1``.
     b : Tensor, shape (n, k)
-    tolerance : float
-        Norm of the residual, relative to that of b, at which a column is done. It is that of the recurrence:
-        measure what came of it.
+    tolerance : float or Tensor, shape (k,)
+        Norm of the residual, relative to that of b, at which a column is done; a tensor is on the CPU. It is
+        that of the recurrence: measure what came of it.
     max_iterations : int
         It ends earlier as soon as the rate of convergence says that they will not be enough.
 
@@ -50,6 +55,7 @@ def cg(
     >>> x[:, 0], iterations
     (tensor([1.0000, 0.5000, 0.3333], dtype=torch.float64), 3)
     """
+    aim = torch.as_tensor(tolerance, dtype=b.dtype, device="cpu").expand(b.shape[1]).numpy()
     x, residual = torch.zeros_like(b), b
     start = torch.linalg.vector_norm(b, dim=0)
     solved = preconditioner(residual)
@@ -62,9 +68,9 @@ def cg(
         step = over(product, (direction * image).sum(0))
         x = x + step * direction
         residual = residual - step * image  # not in place: a preconditioner may return its argument
-        worst = float(over(torch.linalg.vector_norm(residual, dim=0), start).max())
+        left = over(torch.linalg.vector_norm(residual, dim=0), start)
         # NaN ends it too: the caller measures what came of it.
-        if not tolerance < worst or is_hopeless(worst, iterations, tolerance, max_iterations):
+        if not goes_on(left.cpu().numpy(), aim, iterations, max_iterations):
             break
         solved = preconditioner(residual)
         before, product = product, (residual * solved).sum(0)

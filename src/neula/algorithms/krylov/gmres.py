@@ -19,9 +19,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
-from neula.kernels.refining import over
+from neula.algorithms.krylov.projected import Array, Projected, ratio
 
 Operator = Callable[[torch.Tensor], torch.Tensor]
 """Linear, of the columns of a matrix of shape (n, k)."""
@@ -87,34 +88,34 @@ class Space:
 
     def __init__(self, multiply: Operator, precondition: Operator = lambda v: v) -> None:
         self._multiply, self._precondition = multiply, precondition
-        self._problem = _Projected()
+        self._problem = Projected()
 
     def solve(
         self, b: torch.Tensor, tolerance: float | torch.Tensor, max_iterations: int
     ) -> tuple[torch.Tensor, int]:
         """As :func:`gmres`."""
         if self._problem.rows == 0 or self._problem.rows > min(LARGEST, len(b) // 2):
-            self._problem = _Projected()
+            self._problem = Projected()
             self._basis, self._vectors = _Columns(b), _Columns(b)
         v, coefficients = _orthonormalized(b, self._basis.all)
-        residual = self._problem.begin(coefficients.cpu())
+        residual = self._problem.begin(coefficients.cpu().numpy())
         self._basis.append(v)
-        aim = torch.as_tensor(tolerance, dtype=b.dtype, device="cpu").expand(b.shape[1])
+        aim = torch.as_tensor(tolerance, dtype=b.dtype, device="cpu").expand(b.shape[1]).numpy()
         iterations = self._extend(residual, aim, min(len(b), max_iterations))
-        y = self._problem.solve().to(b.device)
+        y = torch.from_numpy(self._problem.solve()).to(b)
         return self._vectors.all @ y, iterations
 
-    def _extend(self, residual: torch.Tensor, aim: torch.Tensor, steps: int) -> int:
+    def _extend(self, residual: Array, aim: Array, steps: int) -> int:
         """Let the space grow until residuals are small enough; returns the iterations that it took."""
         iterations, ahead = 0, 1
-        while iterations < steps and self._problem.next and _goes_on(residual, aim, iterations, steps):
+        while iterations < steps and self._problem.next and goes_on(residual, aim, iterations, steps):
             limit = HOPELESS_AFTER if iterations < HOPELESS_AFTER else steps
             ahead = min(ahead, min(limit, steps) - iterations)
             columns, blocks = self._problem.next, []
             for _ in range(ahead):
                 blocks.append((columns, self._step(columns)))
                 columns = list(range(self._basis.count - len(columns), self._basis.count))
-            before, residual = residual, self._problem.append(blocks)
+            before, residual = residual, self._problem.append(_on_host(blocks))
             iterations, ahead = iterations + ahead, _unseen(residual, before, aim, ahead)
         return iterations
 
@@ -157,17 +158,24 @@ def is_hopeless(reduction: float, iterations: int, tolerance: float, max_iterati
     return iterations >= HOPELESS_AFTER and reduction ** (max_iterations / iterations) > tolerance
 
 
-def _goes_on(residual: torch.Tensor, aim: torch.Tensor, iterations: int, steps: int) -> bool:
+def _on_host(blocks: list[tuple[list[int], torch.Tensor]]) -> list[tuple[list[int], Array]]:
+    """The same by a single copy."""
+    flat = torch.cat([h.flatten() for _, h in blocks]).cpu().numpy()
+    parts = np.split(flat, np.cumsum([h.numel() for _, h in blocks])[:-1])
+    return [(columns, part.reshape(h.shape)) for (columns, h), part in zip(blocks, parts, strict=True)]
+
+
+def goes_on(residual: Array, aim: Array, iterations: int, steps: int) -> bool:
     """Whether some columns are not done, and none is NaN, or hopeless."""
     pairs = [(r, t) for r, t in zip(residual.tolist(), aim.tolist(), strict=True) if not r <= t]
     return bool(pairs) and not any(math.isnan(r) or is_hopeless(r, iterations, t, steps) for r, t in pairs)
 
 
-def _unseen(residual: torch.Tensor, before: torch.Tensor, aim: torch.Tensor, passed: int) -> int:
+def _unseen(residual: Array, before: Array, aim: Array, passed: int) -> int:
     """Iterations until the next look: half of those that are missing at the rate since the last one."""
-    wanted = over(aim, residual).clamp(1e-300, 1.0).log()
-    rate = over(residual, before).clamp(1e-300, math.exp(-1e-3)).log() / passed
-    missing = float((wanted / rate).nan_to_num(0.0).max())
+    wanted = np.log(ratio(aim, residual).clip(1e-300, 1.0))
+    rate = np.log(ratio(residual, before).clip(1e-300, math.exp(-1e-3))) / passed
+    missing = float(np.nan_to_num(wanted / rate).max())
     return max(1, min(UNSEEN, int(missing) // 2))
 
 
@@ -203,74 +211,3 @@ def _orthonormalized(w: torch.Tensor, basis: torch.Tensor) -> tuple[torch.Tensor
         v[:, j : j + 1] = (x / size).masked_fill(nothing, 0.0)
         r[j, j] = size.masked_fill(nothing, 0.0)
     return v, torch.cat([h + again, r])
-
-
-class _Projected:
-    """The least-squares problems ``min ||C - H Y||`` of GMRES, by reflections, on the host.
-
-    C has the coefficients of right-hand sides in the basis, H those of images of its vectors. Vectors of the
-    basis that are zero have none.
-
-    Attributes
-    ----------
-    rows : int
-        Vectors of the basis.
-    next : list of int
-        Those that have no image yet.
-    """
-
-    def __init__(self) -> None:
-        self.rows, self.next = 0, list[int]()
-        self._zeros, self._used, self._images = set[int](), list[int](), 0
-        # The product of all reflections so far, and the triangle that they have made of H, by columns.
-        self._q = torch.zeros(0, 0, dtype=torch.float64, device="cpu")
-        self._r: list[torch.Tensor] = []
-
-    def begin(self, coefficients: torch.Tensor) -> torch.Tensor:
-        """Right-hand sides, and the vectors that they add to the basis; returns the relative residuals."""
-        self._start = torch.linalg.vector_norm(coefficients, dim=0)
-        self.next = self.next + self._grow(coefficients)
-        self._rhs = self._q @ coefficients
-        return self._residuals()
-
-    def append(self, blocks: list[tuple[list[int], torch.Tensor]]) -> torch.Tensor:
-        """Images of some vectors of the basis, and the vectors that they add to it, some blocks of them."""
-        flat = torch.cat([h.flatten() for _, h in blocks]).cpu()
-        for (columns, h), part in zip(blocks, flat.split([h.numel() for _, h in blocks]), strict=True):
-            self._append(columns, part.view(h.shape))
-        return self._residuals()
-
-    def _grow(self, h: torch.Tensor) -> list[int]:
-        """New vectors, whose coefficients are the last rows; returns those that are not zero."""
-        k, first = h.shape[1], self.rows
-        self.rows += k
-        self._zeros |= {first + j for j in range(k) if h[first + j, j] == 0}
-        self._q = torch.block_diag(self._q, torch.eye(k, dtype=h.dtype, device="cpu"))
-        return [j for j in range(first, self.rows) if j not in self._zeros]
-
-    def _append(self, columns: list[int], h: torch.Tensor) -> None:
-        self.next = self._grow(h)
-        self._rhs = torch.cat([self._rhs, self._rhs.new_zeros(len(columns), self._rhs.shape[1])])
-        places, size = [i for i, j in enumerate(columns) if j not in self._zeros], len(self._r)
-        image = self._q @ h[:, places]
-        rotation, triangle = torch.linalg.qr(image[size:], mode="complete")
-        self._q[size:] = rotation.mT @ self._q[size:]
-        self._rhs[size:] = rotation.mT @ self._rhs[size:]
-        image[size:] = triangle
-        self._r += image.T.unbind()
-        self._used += [self._images + i for i in places]
-        self._images += len(columns)
-
-    def _residuals(self) -> torch.Tensor:
-        return over(torch.linalg.vector_norm(self._rhs[len(self._r) :], dim=0), self._start)
-
-    def solve(self) -> torch.Tensor:
-        """Coefficients Y of all vectors that have images, shape (images, k)."""
-        size = len(self._r)
-        r, y = self._rhs.new_zeros(size, size), self._rhs.new_zeros(self._images, self._rhs.shape[1])
-        for j, column in enumerate(self._r):
-            r[: j + 1, j] = column[: j + 1]
-        # Nothing is known in a direction that A maps to zero: any pivot will do.
-        r.diagonal().masked_fill_(r.diagonal() == 0, 1.0)
-        y[self._used] = torch.linalg.solve_triangular(r, self._rhs[:size], upper=True)
-        return y

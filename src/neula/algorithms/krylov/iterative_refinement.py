@@ -9,6 +9,7 @@ small forward error would need residuals in twice the precision.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -102,26 +103,36 @@ def refine(
         Called with the largest backward error after each step.
     """
     best = Refined.start(b) if start is None else start
+    known = best.backward_error.cpu()  # on the host, which waits once a step
 
     def update(active: torch.Tensor, left: int) -> tuple[torch.Tensor, int]:
         """Of the right-hand sides with these numbers; those that are worth another one are left."""
-        before = best.backward_error[active]
-        step, taken = solver(best.residual[:, active], tolerance / float(before.max()), left)
-        x = best.x[:, active] + step
-        residual = b[:, active] - a @ x
-        error = backward_error(scalings, b[:, active], x, residual)
+        before = known[active]
+        part = _columns(active, b)
+        step, taken = solver(best.residual[:, part], tolerance / float(before.max()), left)
+        x = best.x[:, part] + step
+        residual = b[:, part] - a @ x
+        errors = backward_error(scalings, b[:, part], x, residual)
+        error = errors.cpu()
         better = error < before
-        kept = active[better]
-        best.x[:, kept], best.residual[:, kept] = x[:, better], residual[:, better]
-        best.backward_error[kept] = error[better]
-        best.history.append(float(best.backward_error.max()))
+        kept, here = _columns(active[better], b), _columns(better.nonzero()[:, 0], x)
+        best.x[:, kept], best.residual[:, kept] = x[:, here], residual[:, here]
+        best.backward_error[kept], known[active[better]] = errors[here], error[better]
+        best.history.append(float(known.max()))
         if on_step is not None:
             on_step(best.history[-1])
         return active[(error > tolerance) & (error <= stagnation * before)], taken
 
-    active = (best.backward_error > tolerance).nonzero()[:, 0]
+    active = (known > tolerance).nonzero()[:, 0]
     best.iterations += iterate(active, _any, update, max_iterations - best.iterations)
     return best
+
+
+def _columns(places: torch.Tensor, x: torch.Tensor) -> torch.Tensor | slice:
+    """An index of columns of x: a slice where it is all of them, or none."""
+    if len(places) in (0, x.shape[1]):
+        return slice(0, len(places))
+    return places.to(x.device)
 
 
 def _any(columns: torch.Tensor) -> bool:
@@ -144,23 +155,33 @@ class Beside:
     b : Tensor, shape (n, m)
     reduction : float
         Norm of a residual, relative to that of b, that is asked for.
+    companions : Tensor, shape (n, l)
+        Right-hand sides of which nothing is asked: what slows convergence down is found sooner in the spaces
+        of several, and a GPU reads a matrix for a few vectors in the time that it takes for one.
     x : Tensor, shape (n, m), or None
         Solutions, as soon as GMRES has been called.
     """
 
     b: torch.Tensor
     reduction: float
+    companions: torch.Tensor
     x: torch.Tensor | None = None
 
 
-def gmres_refinement(a: torch.Tensor, factors: Factorization, beside: Beside | None = None) -> UpdateSolver:
+def gmres_refinement(
+    a: torch.Tensor,
+    factors: Factorization,
+    beside: Beside | None = None,
+    rows: torch.Tensor | None = None,
+) -> UpdateSolver:
     """GMRES-based refinement: updates are solved for with the factors as right preconditioner.
 
     From there GMRES minimizes the residual itself, and ends where the backward error is small enough; from
     the left it has to reduce what the few tiny singular values of A dominate, further than needed and twice.
     It converges for condition numbers up to ``1/u`` times as large as classical refinement can have, u being
     the unit roundoff of the factorization (Carson and Higham, table 2.2), if nothing but the factorization
-    was rounded to a low precision: in GMRES the factors solve in double.
+    was rounded to a low precision: where rounding errors of solves would count beside those of the factors,
+    they solve in double.
 
     Parameters
     ----------
@@ -169,30 +190,59 @@ def gmres_refinement(a: torch.Tensor, factors: Factorization, beside: Beside | N
     factors : Factorization
     beside : Beside, optional
         What is to be solved for at the first call.
+    rows : Tensor, shape (n,), optional
+        Scales of equations in which residuals are minimized, if not as they are.
     """
-    space = Space(lambda z: a @ z, factors.in_double().solve)
+    precondition = _preconditioner(factors)
+    if rows is None:
+        space = Space(lambda z: a @ z, precondition)
+    else:
+        scales = rows[:, None]
+        space = Space(lambda z: scales * (a @ z), lambda v: precondition(v / scales))
+
+    def reduce(b: torch.Tensor, aims: torch.Tensor, max_iterations: int) -> tuple[torch.Tensor, int]:
+        b = b if rows is None else rows[:, None] * b
+        steps = [
+            space.solve(block, aim, max_iterations)
+            for block, aim in zip(b.split(COLUMNS, 1), aims.split(COLUMNS), strict=True)
+        ]
+        return torch.cat([found for found, _ in steps], 1), max(iterations for _, iterations in steps)
+
+    return _with_others(reduce, beside)
+
+
+def _with_others(
+    reduce: Callable[[torch.Tensor, torch.Tensor, int], tuple[torch.Tensor, int]], beside: Beside | None
+) -> UpdateSolver:
+    """What reduces residuals to some part each, as a solver that takes others along at its first call."""
 
     def solve(residual: torch.Tensor, reduction: float, max_iterations: int) -> tuple[torch.Tensor, int]:
         aims = torch.full(residual.shape[1:], MARGIN * reduction, dtype=residual.dtype, device="cpu")
-        first = 0
+        first, last = 0, residual.shape[1]
         if beside is not None and beside.x is None:
-            first = beside.b.shape[1]
-            residual = torch.cat([beside.b, residual], 1)
-            aims = torch.cat([aims.new_full((first,), MARGIN * beside.reduction), aims])
-        aims = aims.clamp_min(INNER_TOLERANCE)
-        steps = [
-            space.solve(block, aim, max_iterations)
-            for block, aim in zip(residual.split(COLUMNS, 1), aims.split(COLUMNS), strict=True)
-        ]
-        x = torch.cat([found for found, _ in steps], 1)
+            first, more = beside.b.shape[1], beside.companions.shape[1]
+            last += first
+            residual = torch.cat([beside.b, residual, beside.companions], 1)
+            aim, none = aims.new_full((first,), MARGIN * beside.reduction), aims.new_full((more,), math.inf)
+            aims = torch.cat([aim, aims, none])
+        x, iterations = reduce(residual, aims.clamp_min(INNER_TOLERANCE), max_iterations)
         if beside is not None and first:
             beside.x = x[:, :first]
-        return x[:, first:], max(iterations for _, iterations in steps)
+        return x[:, first:last], iterations
 
     return solve
 
 
-def cg_refinement(a: torch.Tensor, factors: Factorization) -> UpdateSolver:
+def _preconditioner(factors: Factorization) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Solves with factors; rounding errors of narrow ones are as if these were not quite the same each time.
+
+    GMRES keeps what it has made of its basis, and does not notice; nor does CG, of changes by less than a
+    tenth.
+    """
+    return (factors if factors.narrow else factors.in_double()).solve
+
+
+def cg_refinement(a: torch.Tensor, factors: Factorization, beside: Beside | None = None) -> UpdateSolver:
     """Refinement with conjugate gradients, for a symmetric positive definite A and Cholesky factors of it.
 
     Higham and Pranesh, "Exploiting Lower Precision Arithmetic in Solving Symmetric Positive Definite Linear
@@ -204,16 +254,12 @@ def cg_refinement(a: torch.Tensor, factors: Factorization) -> UpdateSolver:
     a : Tensor, shape (n, n)
         float64.
     factors : Factorization
+    beside : Beside, optional
+        What is to be solved for at the first call.
     """
-    preconditioner = factors.in_double().solve
+    preconditioner = _preconditioner(factors)
 
-    def solve(residual: torch.Tensor, reduction: float, max_iterations: int) -> tuple[torch.Tensor, int]:
-        return cg(
-            lambda p: a @ p,
-            preconditioner,
-            residual,
-            tolerance=max(MARGIN * reduction, INNER_TOLERANCE),
-            max_iterations=max_iterations,
-        )
+    def reduce(b: torch.Tensor, aims: torch.Tensor, max_iterations: int) -> tuple[torch.Tensor, int]:
+        return cg(lambda p: a @ p, preconditioner, b, tolerance=aims, max_iterations=max_iterations)
 
-    return solve
+    return _with_others(reduce, beside)

@@ -13,22 +13,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Self
 
 import torch
 
 from neula.algorithms.elimination.lu_panels import blocks
-from neula.algorithms.triangular.triangular import solve_in_blocks, subtract_from
+from neula.algorithms.triangular.triangular import Step, solve_in_blocks, steps_of, subtract_from
 from neula.kernels.mixed_product import subtract_product
 from neula.kernels.precision import exact_matmul, exactly
+from neula.kernels.sweep import sweep
 from neula.kernels.triangular_inverse import (
     one_after_the_other,
     triangular_inverse,
     triangular_inverses,
 )
-
-Steps = list[tuple[slice, torch.Tensor]]
-"""Blocks of unknowns with the inverses of the diagonal blocks that belong to them."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,9 @@ class InvertedBlocks:
     dtype : torch.dtype
         The precision of solves.
     upper : bool
+    lost : Tensor, shape (n - width, k), or None
+        What the first columns of a lower triangle lack below the first diagonal block, or those of its
+        transpose.
 
     Examples
     --------
@@ -59,31 +61,42 @@ class InvertedBlocks:
     inverses: torch.Tensor
     dtype: torch.dtype
     upper: bool
+    lost: torch.Tensor | None = None
 
     @classmethod
-    def of(cls, t: torch.Tensor, dtype: torch.dtype, *, upper: bool, width: int) -> Self:
+    def of(
+        cls,
+        t: torch.Tensor,
+        dtype: torch.dtype,
+        *,
+        upper: bool,
+        width: int,
+        lost: torch.Tensor | None = None,
+    ) -> Self:
         """Invert diagonal blocks of some width; with 0 none, and the library substitutes in a copy if it
         must.
         """
+        if lost is not None and not lost.shape[1] <= width < len(t):
+            t, lost = t.to(dtype, copy=True), lost.to(dtype)
+            t[:, : lost.shape[1]] += lost
+            lost = None
         if width == 0:
             return cls(t.to(dtype), t.new_empty(0, 0, 0, dtype=dtype), dtype, upper)
         diagonal = diagonal_blocks(t, dtype, width)
+        if lost is not None:
+            diagonal[0, :, : lost.shape[1]] += lost[:width]
+            lost = lost[width:].to(dtype)
         inverses = triangular_inverse(diagonal.flatten(0, -3), upper=upper).view(diagonal.shape)
-        return cls(t, inverses, dtype, upper)
+        return cls(t, inverses, dtype, upper, lost)
 
-    @property
-    def mT(self) -> Self:
+    @cached_property
+    def mT(self) -> InvertedBlocks:
         """The transpose: a view."""
-        return type(self)(self.t.mT, self.inverses.mT, self.dtype, not self.upper)
+        return InvertedBlocks(self.t.mT, self.inverses.mT, self.dtype, not self.upper, self.lost)
 
-    @property
-    def steps(self) -> Steps:
-        """What is solved for, from first to last."""
-        where = blocks(slice(0, self.t.shape[-1]), self.inverses.shape[-1])
-        return [
-            (k, inverse[..., : k.stop - k.start, : k.stop - k.start])
-            for k, inverse in zip(where, self.inverses, strict=True)
-        ]
+    @cached_property
+    def _steps(self) -> list[Step]:
+        return steps_of(self.t, self.inverses, upper=self.upper)
 
     def solved(self, b: torch.Tensor) -> torch.Tensor:
         """``T^-1 B``, shape (..., n, k)."""
@@ -94,13 +107,34 @@ class InvertedBlocks:
         if not len(self.inverses):
             return x.copy_(torch.linalg.solve_triangular(self.t, x, upper=self.upper))
         if len(self.inverses) == 1:
-            return exact_matmul(self.steps[0][1], x)
-        return solve_in_blocks(
-            *(self.t, self.steps, x, torch.empty_like(x)),
-            upper=self.upper,
-            multiply=_multiply,
-            subtract=_subtract,
-        )
+            return exact_matmul(self._steps[0].inverse, x)
+        if self.lost is not None:
+            return self._solve_with_lost(x, self.lost)
+        if sweep.takes(self.t, self.inverses, x, upper=self.upper):
+            return sweep(self.t, self.inverses, x, upper=self.upper)
+        out = torch.empty_like(x)
+        return solve_in_blocks(self._steps, x, out, multiply=_multiply, subtract=_subtract)
+
+    @cached_property
+    def _rest(self) -> InvertedBlocks:
+        """What is beyond the first diagonal block."""
+        width = self.inverses.shape[-1]
+        return InvertedBlocks(self.t[width:, width:], self.inverses[1:], self.dtype, self.upper)
+
+    def _solve_with_lost(self, x: torch.Tensor, lost: torch.Tensor) -> torch.Tensor:
+        width, k = self.inverses.shape[-1], lost.shape[1]
+        out = torch.empty_like(x)
+        if self.upper:
+            out[width:] = self._rest.solve(x[width:].clone())
+            _subtract(self.t[:width, width:], out[width:], x[:width])
+            _subtract(lost.mT, out[width:], x[:k])
+            _multiply(self.inverses[0], x[:width], out[:width])
+        else:
+            _multiply(self.inverses[0], x[:width], out[:width])
+            _subtract(self.t[width:, :width], out[:width], x[width:])
+            _subtract(lost, out[:k], x[width:])
+            out[width:] = self._rest.solve(x[width:])
+        return out
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from neula.algorithms.triangular.inverted import InvertedBlocks, inverted_factor
 WIDTH, WIDEST = 512, 2048
 """Unknowns in a block, at least and at most."""
 
-BLOCKS = 16
+BLOCKS = 8
 """Blocks in a factor of less than ``BLOCKS WIDEST`` columns: each is four launches, which take a GPU longer
 than what is in them."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 import torch
 
@@ -41,13 +41,54 @@ class Triangular(Protocol):
         """``M^-T x``."""
 
 
+class Step(NamedTuple):
+    """A block of unknowns of a triangular system.
+
+    Attributes
+    ----------
+    first, size : int
+        Where the block is.
+    inverse : Tensor
+        Of the diagonal block.
+    panel : Tensor
+        What is beside it in its columns.
+    start, length : int
+        The rows of that.
+    """
+
+    first: int
+    size: int
+    inverse: torch.Tensor
+    panel: torch.Tensor
+    start: int
+    length: int
+
+
+def steps_of(t: torch.Tensor, inverses: torch.Tensor, *, upper: bool) -> list[Step]:
+    """In which order blocks of unknowns are found, and by which blocks of T.
+
+    Parameters
+    ----------
+    t : Tensor, shape (..., n, n)
+        Only what is beside the diagonal blocks is read, and only on one side.
+    inverses : Tensor, shape (blocks, ..., width, width)
+        Of the diagonal blocks; the last one may be bordered.
+    upper : bool
+        Which triangle T is.
+    """
+    n, found = t.shape[-1], []
+    for k, inverse in zip(blocks(slice(0, n), inverses.shape[-1]), inverses, strict=True):
+        size, rest = k.stop - k.start, slice(0, k.start) if upper else slice(k.stop, n)
+        diagonal, panel = inverse[..., :size, :size], t[..., rest, k]
+        found.append(Step(k.start, size, diagonal, panel, rest.start, rest.stop - rest.start))
+    return found[::-1] if upper else found
+
+
 def solve_in_blocks(
-    t: torch.Tensor,
-    inverses: list[tuple[slice, torch.Tensor]],
+    steps: list[Step],
     right: torch.Tensor,
     out: torch.Tensor,
     *,
-    upper: bool,
     multiply: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object],
     subtract: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object],
 ) -> torch.Tensor:
@@ -55,30 +96,27 @@ def solve_in_blocks(
 
     Parameters
     ----------
-    t : Tensor, shape (..., n, n)
-        Only what is beside the diagonal blocks is read, and only on one side.
-    inverses : list of (slice, Tensor)
-        Of the diagonal blocks, from first to last.
+    steps : list of Step
+        Prepared, since on a GPU each view that is made takes the host as long as a launch.
     right : Tensor, shape (..., n, k)
         B; overwritten.
     out : Tensor, shape (..., n, k)
         Room for X.
-    upper : bool
-        Which triangle T is.
     multiply : callable
         ``multiply(A, X, Y)`` leaves ``A X`` in Y.
     subtract : callable
-        ``subtract(A, X, Y)`` leaves ``Y - A X`` in Y, which may be empty.
+        ``subtract(A, X, Y)`` leaves ``Y - A X`` in Y.
 
     Returns
     -------
     Tensor, shape (..., n, k)
         ``out``.
     """
-    for k, inverse in reversed(inverses) if upper else inverses:
-        multiply(inverse, right[..., k, :], out[..., k, :])
-        rest = slice(0, k.start) if upper else slice(k.stop, None)
-        subtract(t[..., rest, k], out[..., k, :], right[..., rest, :])
+    for first, size, inverse, panel, start, length in steps:
+        known = out.narrow(-2, first, size)
+        multiply(inverse, right.narrow(-2, first, size), known)
+        if length:
+            subtract(panel, known, right.narrow(-2, start, length))
     return out
 
 
@@ -162,13 +200,10 @@ class BlockTriangular:
             return torch.linalg.solve_triangular(t, right.to(t.dtype), upper=upper)
         right = torch.empty(x.T.shape, dtype=t.dtype, device=x.device).T  # contiguous columns
         right = right.copy_(x) if scales is None else torch.mul(x, scales[:, None], out=right)
-        inverses = self.inverses if upper else self.inverses.mT
-        steps = [
-            (k, inverse[: k.stop - k.start, : k.stop - k.start])
-            for k, inverse in zip(blocks(slice(0, len(t)), inverses.shape[1]), inverses, strict=True)
-        ]
-        out = torch.empty_like(right)
-        return solve_in_blocks(t, steps, right, out, upper=upper, multiply=_multiply, subtract=subtract_from)
+        steps = steps_of(t, self.inverses if upper else self.inverses.mT, upper=upper)
+        return solve_in_blocks(
+            steps, right, torch.empty_like(right), multiply=_multiply, subtract=subtract_from
+        )
 
 
 UpperTriangular = torch.Tensor | BlockTriangular
@@ -190,8 +225,6 @@ def _multiply(a: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> None:
 
 def subtract_from(a: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
     """``Y = Y - A X`` for matrices of one dtype."""
-    if y.shape[0] == 0:
-        return
     if x.shape[1] > VECTORS:
         y -= exact_matmul(a, x)
         return

@@ -240,14 +240,17 @@ class InverseProbe:
     solved: Beside
 
     @classmethod
-    def of(cls, factors: Factorization, right: torch.Tensor, sizes: torch.Tensor) -> InverseProbe:
-        """Before anything is solved for with A itself."""
+    def of(
+        cls, factors: Factorization, right: torch.Tensor, sizes: torch.Tensor, companions: int = 0
+    ) -> InverseProbe:
+        """Before anything is solved for with A itself; with some random vectors beside it, if asked for."""
         n = len(sizes)
         norm, vector = inverse_norm(factors.solve, factors.solve_transposed, sizes, right)
         random = gaussian(n, 1, vector.dtype, vector.device, seed=20260107)
         vector = vector + random / torch.linalg.vector_norm(random)
         vector = vector / torch.linalg.vector_norm(vector)
-        return cls(right, sizes, vector, norm, Beside(right * vector, SEEN / n**0.5))
+        others = right * gaussian(n, companions, vector.dtype, vector.device, seed=20030112)
+        return cls(right, sizes, vector, norm, Beside(right * vector, SEEN / n**0.5, others))
 
     def shown(self, a: torch.Tensor) -> torch.Tensor | None:
         """The norm, within a factor of :data:`UNCERTAIN`; None where the vector is not solved for."""

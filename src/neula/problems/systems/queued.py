@@ -59,7 +59,8 @@ class _NormalEquations:
     @classmethod
     def of(cls, a: torch.Tensor, engine: Engine) -> _NormalEquations:
         """Of matrices that may turn out to be singular: then solutions are NaN."""
-        return cls(a, _inverted(*double_cholesky(lower_gram(a), engine), engine.tuning))
+        found = double_cholesky(lower_gram(a), engine)
+        return cls(a, _inverted(found.lower, found.order, engine.tuning))
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:
         return self.lower.mT.solve(self.lower.solve(self.a.mT @ b))
