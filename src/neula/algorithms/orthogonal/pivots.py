@@ -22,7 +22,7 @@ import scipy.linalg
 import torch
 
 from neula.algorithms.elimination.lu_panels import blocks
-from neula.algorithms.orthogonal.cholesky_qr import cholesky_qr, cholesky_qr32, gram64, upper_cholesky
+from neula.algorithms.orthogonal.cholesky_qr import cholesky_qr, gram64, upper_cholesky
 from neula.engines import Engine
 from neula.kernels.precision import exact_matmul
 from neula.kernels.tournament import ELSEWHERE, WIDTH, PanelFactors, play
@@ -78,7 +78,6 @@ def sketched_pivots(
     g = torch.randn(width + OVERSAMPLED, m, generator=generator, dtype=a.dtype, device=a.device)
     sketch = exact_matmul(g, a)
     noise = max(NOISE * engine.arithmetic.u, tolerance) * torch.linalg.vector_norm(sketch, dim=0).amax()
-    one_pass = cholesky_qr32 if engine.tuning.corrected else cholesky_qr
     room = engine.operand_buffer(a)
     start = 0
     while start < min(m, n):
@@ -89,15 +88,20 @@ def sketched_pivots(
         _bring_forward([a[:, start:], sketch[:, start:], order[None, start:]], chosen)
         stop = start + len(chosen)
         # Well conditioned, since the sketch of it is, however small the columns are; twice is orthonormal.
-        q, first = one_pass(exact_matmul(a[:, start:stop], triangle), exact)
-        q, second = one_pass(q, exact)
+        q, first = cholesky_qr(exact_matmul(a[:, start:stop], triangle), exact)
+        q, second = cholesky_qr(q, exact)
         a[:, start:stop] = q
         if stop < n:
             block = engine.operand(q, None if room is None else room[:, start:stop])
             projected = engine.empty(stop - start, n - stop)
             engine.project_out(block, a[:, stop:], projected, None if room is None else room[:, stop:])
-            inverse = exact_matmul(triangle, _inverse(exact_matmul(second, first), upper=True))
-            sketch[:, stop:] -= exact_matmul(exact_matmul(sketch[:, start:stop], inverse), projected)
+            q_of_sketch = torch.linalg.solve_triangular(
+                exact_matmul(second, first),
+                exact_matmul(sketch[:, start:stop], triangle),
+                upper=True,
+                left=False,
+            )
+            sketch[:, stop:] -= exact_matmul(q_of_sketch, projected)
         start = stop
     return order, start
 
@@ -156,13 +160,14 @@ def _conditioner(inverse: torch.Tensor, upper: torch.Tensor) -> torch.Tensor:
     """
     sizes = torch.linalg.vector_norm(upper, dim=1, keepdim=True)
     r = upper_cholesky(gram64((upper / sizes).T))[0]
-    return exact_matmul((inverse / sizes).T, _inverse(r, upper=True).to(upper.dtype))
+    triangle = torch.linalg.solve_triangular(r, (inverse / sizes).T.double(), upper=True, left=False)
+    return triangle.to(upper.dtype)
 
 
 def _unit_inverse(lower: torch.Tensor) -> torch.Tensor:
     """Inverse of a unit lower triangle, of which only what is below the diagonal is read."""
     identity = torch.eye(len(lower), dtype=lower.dtype, device=lower.device)
-    return _inverse(lower.tril(-1) + identity, upper=False)
+    return triangular_inverse((lower.tril(-1) + identity)[None], upper=False)[0]
 
 
 def _by_tournaments(rows: torch.Tensor, count: int, engine: Engine) -> tuple[torch.Tensor, ...]:
@@ -247,10 +252,6 @@ def _bring_forward(matrices: list[torch.Tensor], chosen: list[int]) -> None:
     moves = torch.tensor([to, origin], device=matrices[0].device)
     for x in matrices:
         x.T.index_copy_(0, moves[0], x.T[moves[1]])
-
-
-def _inverse(t: torch.Tensor, *, upper: bool) -> torch.Tensor:
-    return triangular_inverse(t[None], upper=upper)[0]
 
 
 def greedy_orders(a: torch.Tensor) -> torch.Tensor:
