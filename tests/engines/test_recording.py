@@ -127,7 +127,7 @@ def test_interrupted_before_anything_was_recorded() -> None:
 
 def test_small_graphs_are_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each takes a piece of the allocator's, however few numbers it has."""
-    monkeypatch.setattr(graphs, "LARGEST", (1 << 40) // (3 * graphs.LEAST))
+    monkeypatch.setattr(graphs, "largest_input", lambda device: 3 * graphs.LEAST)
     for key in range(12):
         for _ in range(2):
             graphs.replay(doubled, (X,), key)

@@ -41,7 +41,10 @@ def compare(
     assert first.accuracy == one.accuracy
     if one.converged:
         assert first.backward_error <= first.tolerance
-        assert math.isclose(first.condition, one.condition, rel_tol=0.5)
+        # One may be an estimate, which counts three times where it matters, and the other have the Schatten
+        # 4-norm of an inverse, up to n^(1/4) times its norm.
+        within = 3 * torch.as_tensor(a).shape[1] ** 0.25
+        assert 1 / within <= first.condition / one.condition <= within
     error = first.forward_error + one.forward_error
     if math.isfinite(error):
         x, y = (torch.as_tensor(result.x, dtype=torch.float64) for result in (first, one))

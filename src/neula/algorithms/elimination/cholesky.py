@@ -93,7 +93,7 @@ def cholesky(
     >>> a = torch.tensor([[[4.0, 0.0], [2.0, 5.0]]])
     >>> cholesky(a, EmulatedEngine(format="fp16"))
     Cholesky(lower=tensor([[[2., 0.],
-             [1., 2.]]]), order=tensor([0], dtype=torch.int32))
+             [1., 2.]]]), order=tensor([0], dtype=torch.int32), leading=None)
     """
     n = a.shape[-1]
     if shift:
