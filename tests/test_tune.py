@@ -15,6 +15,7 @@ from neula.cli import tune
 from neula.engines import CpuEngine, EmulatedEngine, Engine, tuned
 from neula.engines.cpu import _tuning_of
 from neula.engines.shipped import cpu_tuning, cuda_tuning
+from neula.kernels import whole_file
 
 CPU = torch.device("cpu")
 
@@ -129,7 +130,7 @@ def test_nothing_is_left_of_a_file_that_cannot_be_written(
     def full(*_: object) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(tuned.os, "replace", full)
+    monkeypatch.setattr(whole_file.os, "replace", full)
     with pytest.raises(OSError, match="no space"):
         tuned.write(tuned.machine_of(CPU), {"direct": 3})
     assert list((folder / "neula" / "tuning").iterdir()) == []

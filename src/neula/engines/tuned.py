@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 import re
-import tempfile
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,6 +22,7 @@ import torch
 
 import neula
 from neula.engines.tuning import Tuning
+from neula.kernels.whole_file import write_whole
 
 MEASURED = (
     *("direct", "direct_definite", "direct_single", "gram_lapack"),
@@ -89,16 +88,8 @@ def _checked(content: Any, machine: Machine) -> dict[str, int]:
 def write(machine: Machine, thresholds: Mapping[str, int]) -> Path:
     """Keep what was measured; whoever reads meanwhile finds the old file or the new one, nothing between."""
     path = file_of(machine)
-    path.parent.mkdir(parents=True, exist_ok=True)
     content = json.dumps({"machine": dict(machine), "thresholds": dict(thresholds)}, indent=1) + "\n"
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".new")
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(content)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write_whole(path, content.encode())
     return path
 
 

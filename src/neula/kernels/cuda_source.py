@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -19,6 +17,8 @@ from typing import Any
 
 import platformdirs
 import torch
+
+from neula.kernels.whole_file import write_whole
 
 Launch = Callable[..., None]
 """``launch(grid, block, arguments, shared_bytes=0)`` queues a kernel on the current stream of its device."""
@@ -69,7 +69,7 @@ def _loaded(source: str, function: str, capability: tuple[int, int], utils: Any)
         return utils._cuda_load_module(file.read_bytes(), [function])[function]
     binary = by_nvrtc(source, capability, utils._get_gpu_rtc_library())
     with suppress(OSError):
-        _keep(file, binary)
+        write_whole(file, binary)
     return utils._cuda_load_module(binary, [function])[function]
 
 
@@ -97,19 +97,6 @@ def by_nvrtc(source: str, capability: tuple[int, int], library: Any) -> bytes:
         return found.raw
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))
-
-
-def _keep(file: Path, binary: bytes) -> None:
-    """Whoever reads meanwhile finds all of it, or nothing."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=file.parent, suffix=".new")
-    try:
-        with os.fdopen(handle, "wb") as room:
-            room.write(binary)
-        os.replace(name, file)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _launching(kernel: Any, utils: Any) -> Launch:
