@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.campaign.oracle import LeastSquares
 
 import neula
 from neula.engines import CpuEngine
@@ -190,6 +191,41 @@ def test_below_full_rank(rng: np.random.Generator) -> None:
     assert result.forward_error < 1e-9
     nothing = neula.lstsq(Pieces(np.zeros((30, 3))), b[:30])
     assert (nothing.rank, nothing.converged, nothing.forward_error) == (0, True, 0.0)
+
+
+def test_the_shortest_solution_is_that_of_the_columns_as_they_are(rng: np.random.Generator) -> None:
+    """Residuals in twice the precision take columns of one size; which solution is the shortest, they don't
+    know.
+    """
+    a = rng.standard_normal((50, 4))
+    a[:, 3] = a[:, 0] + a[:, 1]
+    a *= [1.0, 8.0, 64.0, 0.25]
+    b = rng.standard_normal(50)
+    expected = np.linalg.pinv(a, rcond=1e-12) @ b
+    with pytest.warns(neula.AccuracyWarning):  # about digits below full rank
+        result = neula.lstsq(row_blocks(a), b, certify="forward")
+    sizes = np.linalg.norm(a, axis=0)
+    error = np.linalg.norm(sizes * (result.x - expected)) / np.linalg.norm(sizes * expected)
+    assert result.rank == 3
+    assert error <= result.forward_error < 1e-11
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_digits_of_small_columns_below_full_rank(seed: int) -> None:
+    """Where sizes differ much, the shortest solution depends on the space of the rows more than the condition
+    number says: against rational numbers.
+    """
+    rng = np.random.default_rng(seed)
+    whole = rng.integers(-5, 6, (37, 3)) @ rng.integers(-5, 6, (3, 7))
+    scales = np.exp2(rng.choice([-100, 100], 7))
+    a, b = whole * scales, np.eye(37)[:, :2]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", neula.AccuracyWarning)  # it may say that it has no digit
+        result = neula.lstsq(row_blocks(a), b)
+    truth = LeastSquares(a, b, rcond=1e-12)
+    errors = truth.errors(result.x, 3)
+    assert result.rank == 3
+    assert (errors <= result.forward_errors).all()
 
 
 def test_rank_without_a_gap_is_warned_of(rng: np.random.Generator) -> None:

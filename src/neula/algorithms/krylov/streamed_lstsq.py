@@ -23,18 +23,14 @@ from neula.algorithms.krylov.batched_lstsq import (
     lengths,
     probes,
 )
+from neula.algorithms.krylov.coordinates import Coordinates
 from neula.algorithms.krylov.doubled_refinement import DOUBLED
 from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
-from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.engines import FP64
 from neula.kernels.doubled import Doubled, two_sum
-from neula.kernels.triangular_inverse import triangular_inverse
 
 SYMMETRIC = 512
 """Columns of a part of a Gram matrix that is one product; what lies above such parts is not computed."""
-
-CLEAR = 8.0
-"""Singular values within this factor of the threshold leave the rank in doubt: rounding errors move them."""
 
 
 @dataclass
@@ -125,100 +121,6 @@ class HouseholderSums:
         room = self.r.new_zeros(n + k, n + k)
         room[: len(self.r)] = self.r
         return room[:n, :n], room[:n, n:], room[n:, n:]
-
-
-@dataclass(frozen=True)
-class Coordinates:
-    """What makes unit vectors of the columns of A: ``W = A C`` has nearly orthonormal columns.
-
-    With full rank C is ``R^-1``, else it goes into the space of the rows that count.
-
-    Attributes
-    ----------
-    inverse : Tensor, shape (n, r)
-        C.
-    left : Tensor, shape (n, r), or None
-        What the coordinates of ``Q^T b`` are taken in, where that is not all of it.
-    columns : Tensor, shape (n, 1)
-        Norms of the columns of A, 1 where they are zero: the diagonal of D.
-    norm, norm_bound : float
-        ``||B||_2`` for ``B = A D^-1``, from below and from above.
-    inverse_norm : float
-        ``||B^+||_2`` from above.
-    size : float
-        ``||B||_F ||B^+||_F``, by which rounding errors of C grow.
-    doubt : str
-        Why the rank is not certain.
-    """
-
-    inverse: torch.Tensor
-    left: torch.Tensor | None
-    columns: torch.Tensor
-    norm: float
-    norm_bound: float
-    inverse_norm: float
-    size: float
-    doubt: str = ""
-
-    @property
-    def rank(self) -> int:
-        """Columns of C."""
-        return self.inverse.shape[1]
-
-    @property
-    def condition(self) -> float:
-        """Condition number of B from above."""
-        return self.norm_bound * self.inverse_norm
-
-    @classmethod
-    def of(cls, r: torch.Tensor) -> Coordinates:
-        """Of an R that has full rank, upper triangular."""
-        norms = torch.linalg.vector_norm(r, dim=0)
-        columns = torch.where(norms > 0, norms, 1.0)[:, None]
-        inverse = triangular_inverse(r[None], upper=True)[0]
-        return cls._of(inverse, None, columns, r / columns.T)
-
-    @classmethod
-    def of_any_rank(cls, r: torch.Tensor, rcond: float) -> Coordinates:
-        """Of an R by Householder reflections: singular values of ``R D^-1`` below a part are zero."""
-        norms = torch.linalg.vector_norm(r, dim=0)
-        columns = torch.where(norms > 0, norms, 1.0)[:, None]
-        b = r / columns.T
-        u, s, vh = torch.linalg.svd(b)
-        threshold = float(rcond * s[0]) if len(s) else 0.0
-        rank = int((s > threshold).sum())
-        if rank == r.shape[1]:
-            found = cls.of(r)
-            near = not float(s[-1]) > CLEAR * threshold
-            return found if not near else found._doubted(_no_gap(s, rank))
-        # Rows of A lie in the range of D V; the solution there is the shortest.
-        basis, t = torch.linalg.qr(columns * vh[:rank].T)
-        inverse = basis @ torch.linalg.solve_triangular(t.T, torch.diag(1 / s[:rank]), upper=False)
-        found = cls._of(inverse, u[:, :rank], columns, b)
-        gap = float(s[rank]) * CLEAR <= threshold and (rank == 0 or float(s[rank - 1]) >= CLEAR * threshold)
-        return found if gap else found._doubted(_no_gap(s, rank))
-
-    @classmethod
-    def _of(
-        cls, inverse: torch.Tensor, left: torch.Tensor | None, columns: torch.Tensor, b: torch.Tensor
-    ) -> Coordinates:
-        norm, norm_bound = schatten_bounds(b[None])
-        inverse_norm = schatten_bounds((columns * inverse)[None])[1]
-        sizes = torch.linalg.matrix_norm(b) * torch.linalg.matrix_norm(columns * inverse)
-        found = torch.stack([norm[0, 0], norm_bound[0, 0], inverse_norm[0, 0], sizes]).tolist()
-        return cls(inverse, left, columns, *found)
-
-    def _doubted(self, doubt: str) -> Coordinates:
-        return Coordinates(**{**vars(self), "doubt": doubt})
-
-    def length(self, x: torch.Tensor) -> torch.Tensor:
-        """``||D x||`` of each column."""
-        return torch.linalg.vector_norm(self.columns * x, dim=0)
-
-
-def _no_gap(s: torch.Tensor, rank: int) -> str:
-    around = ", ".join(f"{float(x):.1e}" for x in s[max(0, rank - 1) : rank + 1] / s[0])
-    return f"rank {rank} is in doubt: relative singular values beside the threshold are {around}"
 
 
 @dataclass

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
+from neula.algorithms.krylov.coordinates import Coordinates
 from neula.algorithms.krylov.doubled_refinement import COMPUTED, DOUBLED
 from neula.algorithms.krylov.held_sums import HeldSums, normal_product
-from neula.algorithms.krylov.streamed_lstsq import Coordinates
 from neula.certificates.bounds import lstsq_bound
-from neula.certificates.forward_error import SURE, least_squares_error, residual_ratio
+from neula.certificates.forward_error import SURE, residual_ratio
 from neula.certificates.probes import PROBES, gaussian_probes
 from neula.engines import FP64
 from neula.kernels.magnitudes import largest_magnitude
@@ -64,7 +64,8 @@ class Held(Alone):
         """The solution by R, and how far ``R^T [R z]`` is from ``A^T [A b]``."""
         options, n = self.options, len(self.scales)
         r, z, s = self._damped()
-        of = Coordinates.of_any_rank(r, options.certain_rcond((max(self.sums.rows, n), n)))
+        count = max(self.sums.rows, n)
+        of = Coordinates.of_any_rank(r, options.certain_rcond((count, n)), count)
         x = of.inverse @ (z if of.left is None else of.left.T @ z)
         size, b = of.length(x), (z.square().sum(0) + s.square().sum(0)).sqrt()
         distance, noise = self._distance(of)
@@ -74,12 +75,8 @@ class Held(Alone):
         error = of.inverse_norm * (wrong + uncertain * size)
         error = over(error, (1 - rate) * size) if rate <= MAX_RATE else torch.full_like(size, math.inf)
         norms, scale = torch.linalg.vector_norm(s, dim=0), max(of.norm, torch.finfo(torch.float64).tiny)
-        if not of.rank:
-            error = torch.zeros_like(error)
-        elif of.left is not None:  # below full rank the space of the solution depends on rounding errors, too
-            relative = torch.full_like(size, distance / scale / scale)
-            by_formula = least_squares_error(of.condition, relative, residual_ratio(norms, of.norm, size))
-            error = torch.maximum(error, by_formula)
+        relative = torch.full_like(size, distance / scale / scale)
+        error = of.error(x, error, relative, residual_ratio(norms, of.norm, size))
         error = COMPUTED * error / (1 - error)  # relative to the exact solution
         error = torch.where((error >= 0) & self._moderate(r, torch.cat([z, s])), error, math.inf)
         products = self.sums.products - r[: len(self.scales)].T @ z

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from neula.algorithms.krylov.coordinates import Coordinates
 from neula.algorithms.krylov.doubled_refinement import COMPUTED, MAX_RATE, add_to_pair
 from neula.algorithms.krylov.streamed_lstsq import (
-    Coordinates,
     GramSums,
     HouseholderSums,
     Refined,
@@ -21,7 +21,7 @@ from neula.algorithms.krylov.streamed_lstsq import (
 from neula.algorithms.scaling import power_of_two_scales
 from neula.certificates.backward_error import Norms
 from neula.certificates.bounds import Accuracy, lstsq_bound, target_format
-from neula.certificates.forward_error import SURE, least_squares_error, residual_ratio
+from neula.certificates.forward_error import SURE, residual_ratio
 from neula.engines import FP64, Engine, format_of, select_engine
 from neula.io.sources import Sliced, Source, is_source, row_blocks
 from neula.kernels.refining import over
@@ -314,13 +314,7 @@ class Streamed(Alone):
         norms = Norms(residual, of.norm_bound * refined.left, refined.left, of.norm * size, refined.b)
         measures = norms.measures(of.norm)
         error = over(of.inverse_norm * (refined.left + refined.floor) + rounding, size)
-        if not of.rank:
-            error = torch.zeros_like(error)
-        elif of.left is not None:  # below full rank the space of the solution depends on rounding errors, too
-            by_formula = least_squares_error(
-                of.condition, measures.backward_error, residual_ratio(residual, of.norm, size)
-            )
-            error = torch.maximum(error, by_formula)
+        error = of.error(x, error, measures.backward_error, residual_ratio(residual, of.norm, size))
         error = COMPUTED * error / (1 - error)
         trusted = (error >= 0) & error.isfinite() & (refined.rate <= MAX_RATE)
         error = torch.where(trusted, error, math.inf)
@@ -370,6 +364,8 @@ def by_householder(problem: Streamed, before: Answer[Members] | None, *, label: 
     r, z, _ = sums.parts()
     if not bool(torch.isfinite(r).all()):
         raise Declined("R is not finite")
-    coordinates = Coordinates.of_any_rank(r, problem.options.certain_rcond((problem.reader.count, problem.n)))
+    count, n = problem.reader.count, problem.n
+    rcond = problem.options.certain_rcond((count, n))
+    coordinates = Coordinates.of_any_rank(r, rcond, count, problem.scales[:n])
     projected = z if coordinates.left is None else coordinates.left.T @ z
     return problem.refine(coordinates, coordinates.inverse @ projected, label)

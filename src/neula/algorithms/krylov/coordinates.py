@@ -1,0 +1,175 @@
+"""What R says of a matrix whose rows are gone: its rank, and coordinates in which it is orthonormal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from neula.algorithms.spectra.rank_revealing import RowSpace, Spectrum
+from neula.algorithms.spectra.schatten import schatten_bounds
+from neula.certificates.forward_error import least_squares_error
+from neula.kernels.triangular_inverse import triangular_inverse
+
+CLEAR = 8.0
+"""Singular values within this factor of the threshold leave the rank in doubt: rounding errors move them."""
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """What makes unit vectors of the columns of A: ``W = A C`` has nearly orthonormal columns.
+
+    With full rank C is ``R^-1``, else it goes into the space of the rows that count.
+
+    Attributes
+    ----------
+    inverse : Tensor, shape (n, r)
+        C.
+    left : Tensor, shape (n, r), or None
+        What the coordinates of ``Q^T b`` are taken in, where that is not all of it.
+    columns : Tensor, shape (n, 1)
+        Norms of the columns of A, 1 where they are zero: the diagonal of D.
+    norm, norm_bound : float
+        ``||B||_2`` for ``B = A D^-1``, from below and from above.
+    inverse_norm : float
+        ``||B^+||_2`` from above.
+    size : float
+        ``||B||_F ||B^+||_F``, by which rounding errors of C grow.
+    doubt : str
+        Why the rank is not certain.
+    shortest : Shortest or None
+        Of less than full rank: which of all solutions is meant.
+    """
+
+    inverse: torch.Tensor
+    left: torch.Tensor | None
+    columns: torch.Tensor
+    norm: float
+    norm_bound: float
+    inverse_norm: float
+    size: float
+    doubt: str = ""
+    shortest: Shortest | None = None
+
+    @property
+    def rank(self) -> int:
+        """Columns of C."""
+        return self.inverse.shape[1]
+
+    @property
+    def condition(self) -> float:
+        """Condition number of B from above."""
+        return self.norm_bound * self.inverse_norm
+
+    @classmethod
+    def of(cls, r: torch.Tensor) -> Coordinates:
+        """Of an R that has full rank, upper triangular."""
+        norms = torch.linalg.vector_norm(r, dim=0)
+        columns = torch.where(norms > 0, norms, 1.0)[:, None]
+        inverse = triangular_inverse(r[None], upper=True)[0]
+        return cls._of(inverse, None, columns, r / columns.T)
+
+    @classmethod
+    def of_any_rank(
+        cls, r: torch.Tensor, rcond: float, count: int, scales: torch.Tensor | None = None
+    ) -> Coordinates:
+        """Of an R by Householder reflections: singular values of ``R D^-1`` below a part are zero.
+
+        Parameters
+        ----------
+        r : Tensor, shape (n, n)
+        rcond : float
+            That part.
+        count : int
+            Rows of A.
+        scales : Tensor, shape (n,), optional
+            Powers of two by which the columns of A were multiplied: without them the solution is to be the
+            shortest.
+        """
+        norms = torch.linalg.vector_norm(r, dim=0)
+        columns = torch.where(norms > 0, norms, 1.0)[:, None]
+        b = r / columns.T
+        u, s, vh = torch.linalg.svd(b)
+        threshold = float(rcond * s[0]) if len(s) else 0.0
+        rank = int((s > threshold).sum())
+        if rank == r.shape[1]:
+            found = cls.of(r)
+            near = not float(s[-1]) > CLEAR * threshold
+            return found if not near else found._doubted(_no_gap(s, rank))
+        shortest = Shortest.of(s, vh[:rank].T, columns[:, 0], count, scales)
+        inverse = shortest.space.shortest(torch.diag(1 / s[:rank])) / columns
+        found = replace(cls._of(inverse, u[:, :rank], columns, b), shortest=shortest)
+        gap = float(s[rank]) * CLEAR <= threshold and (rank == 0 or float(s[rank - 1]) >= CLEAR * threshold)
+        return found if gap else found._doubted(_no_gap(s, rank))
+
+    @classmethod
+    def _of(
+        cls, inverse: torch.Tensor, left: torch.Tensor | None, columns: torch.Tensor, b: torch.Tensor
+    ) -> Coordinates:
+        norm, norm_bound = schatten_bounds(b[None])
+        inverse_norm = schatten_bounds((columns * inverse)[None])[1]
+        sizes = torch.linalg.matrix_norm(b) * torch.linalg.matrix_norm(columns * inverse)
+        found = torch.stack([norm[0, 0], norm_bound[0, 0], inverse_norm[0, 0], sizes]).tolist()
+        return cls(inverse, left, columns, *found)
+
+    def _doubted(self, doubt: str) -> Coordinates:
+        return replace(self, doubt=doubt)
+
+    def length(self, x: torch.Tensor) -> torch.Tensor:
+        """``||D x||`` of each column."""
+        return torch.linalg.vector_norm(self.columns * x, dim=0)
+
+    def error(
+        self, x: torch.Tensor, measured: torch.Tensor, backward_error: torch.Tensor, ratio: torch.Tensor
+    ) -> torch.Tensor:
+        """Bound on ``||D (x - x*)|| / ||D x||`` for a solution whose error in the range of C was measured.
+
+        Parameters
+        ----------
+        x : Tensor, shape (n, k)
+        measured, backward_error, ratio : Tensor, shape (k,)
+            The last is ``||r|| / (||B|| ||D x||)``.
+        """
+        if not self.rank:
+            return torch.zeros_like(measured)
+        if self.shortest is None:
+            return measured
+        # Below full rank that range depends on rounding errors, too.
+        by_formula = least_squares_error(self.condition, backward_error, ratio)
+        return measured + self.shortest.error(self.columns * x, by_formula, ratio)
+
+
+@dataclass(frozen=True)
+class Shortest:
+    """The shortest of all solutions, and how it depends on the space of the rows.
+
+    Attributes
+    ----------
+    space : RowSpace
+    v : Tensor, shape (n, r)
+        Orthonormal basis of the rows of B that count.
+    spectrum : Spectrum
+    """
+
+    space: RowSpace
+    v: torch.Tensor
+    spectrum: Spectrum
+
+    @classmethod
+    def of(
+        cls, s: torch.Tensor, v: torch.Tensor, columns: torch.Tensor, count: int, scales: torch.Tensor | None
+    ) -> Shortest:
+        """Of singular values and vectors, norms of the columns, and what these were multiplied by."""
+        units = torch.ones_like(columns) if scales is None else 1 / scales
+        sizes = columns * (units / units.max())
+        return cls(RowSpace(v, sizes / sizes.max()), v, Spectrum.of(s, v.shape[1], count + len(v)))
+
+    def error(self, y: torch.Tensor, relative: torch.Tensor, ratio: torch.Tensor) -> torch.Tensor:
+        """Relative error of ``y = D x`` by those of its coefficients and of the space."""
+        relative = torch.maximum(relative, self.spectrum.coefficient_error(ratio))
+        return self.space.error(self.v.T @ y, y, relative, self.spectrum.angle)
+
+
+def _no_gap(s: torch.Tensor, rank: int) -> str:
+    around = ", ".join(f"{float(x):.1e}" for x in s[max(0, rank - 1) : rank + 1] / s[0])
+    return f"rank {rank} is in doubt: relative singular values beside the threshold are {around}"
