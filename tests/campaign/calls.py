@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 import neula
+from neula.io.sources import row_blocks
 
-from .recipes import Example, Recipe, keywords
+from .recipes import Example, Recipe, bounds_of, keywords
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,28 @@ def _run(example: Example, device: str) -> Any:
         return neula.matmul(a.mT if recipe.library == "torch" else np.swapaxes(a, -1, -2), b, **options)
     if recipe.problem == "svd":
         return neula.svd_lowrank(a, recipe.k, **options)
+    if recipe.problem == "pivoted":
+        return neula.qr(a, pivoting=True, **options)
+    if recipe.problem == "polar":
+        return neula.polar(a, side="right", **options)
+    if recipe.problem == "nnls":
+        return neula.nnls(a, b, **options)
+    if recipe.problem == "box":
+        return neula.lsq_linear(a, b, bounds_of(example), **options)
+    if recipe.problem == "streamed":
+        return neula.lstsq(row_blocks(a), b, **options)
+    if recipe.problem == "held":
+        return _held(a, b, options["engine"])
     return getattr(neula, recipe.problem)(a, **options)
+
+
+def _held(a: Any, b: Any, engine: str) -> Any:
+    """Rows in three parts."""
+    fit = neula.LeastSquares(a.shape[1], engine=engine if engine != "emulated" else "cpu")
+    third = -(-len(a) // 3)
+    for i in range(0, len(a), third):
+        fit.update(a[i : i + third], b[i : i + third])
+    return fit.solve()
 
 
 def _engine(recipe: Recipe, device: str) -> str:

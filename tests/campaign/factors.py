@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from neula.engines import FORMATS
 
-from . import ratios
+from . import more, ratios
 from .calls import Answer, as_array
 from .recipes import Example, keywords
 from .verdict import Verdict, is_default, spacing_of, unit_roundoff
+
+OTHERS = ("pivoted", "cholesky", "polar", "pinv")
+"""What is judged elsewhere."""
 
 MAY_OVERFLOW = 2.0**1000
 """From elements of this size on norms of columns may exceed float64."""
@@ -30,13 +33,14 @@ def judge_factors(example: Example, answer: Answer, verdict: Verdict) -> None:
     """Add what is wrong with an answer of qr, tsqr, orth, svd_lowrank, lu_factor or matmul."""
     recipe = example.recipe
     if answer.error is not None:
-        if not _may_raise(example, answer.error):
+        allowed = more.may_raise if recipe.problem in OTHERS else _may_raise
+        if not allowed(example, answer.error):
             verdict.add("violation", "raised", f"{type(answer.error).__name__}: {answer.error}")
         return
     if recipe.problem == "matmul" and _product_overflows(example):
         return
     try:
-        measured = dict(_ratios(example, answer.result))
+        measured = _worst((more.ratios_of if recipe.problem in OTHERS else _ratios)(example, answer.result))
     except OverflowError:  # factors of a mixed matrix in a narrow dtype
         return
     verdict.numbers.append(measured)
@@ -48,8 +52,18 @@ def judge_factors(example: Example, answer: Answer, verdict: Verdict) -> None:
         verdict.add("false alarm", "warning", f"every matrix has a factorization; {measured}")
 
 
+def _worst(measured: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Of the matrices of a batch."""
+    found: dict[str, float] = {}
+    for name, ratio in measured:
+        found[name] = max(found.get(name, 0.0), ratio)
+    return found
+
+
 def _deserves_warning(example: Example) -> bool:
     """A basis of dependent columns, and a solution with a matrix that is singular to its accuracy."""
+    if example.recipe.problem in OTHERS:
+        return more.deserves_warning(example)
     if example.recipe.problem not in ("orth", "lu"):
         return False
     u = max(unit_roundoff(example, keywords(example.recipe).get("accuracy")), 2.0**-53)

@@ -23,11 +23,13 @@ import numpy as np
 
 from neula.engines import format_of
 from neula.pipeline.inputs import take
+from neula.problems.least_squares.held_open import LARGEST
 
 from .calls import Answer, as_array
 from .factors import judge_factors
+from .more import judge_bounded
 from .oracle import LeastSquares, System
-from .recipes import SOLVERS, Example, keywords
+from .recipes import BOUNDED, LEAST_SQUARES, OFTEN, SOLVERS, Example, keywords
 from .verdict import Finding, Verdict, is_default, spacing_of, unit_roundoff
 
 SLACK = 1 + 1e-9
@@ -53,6 +55,8 @@ def judge(example: Example, answer: Answer) -> Verdict:
         verdict.add("violation", "stray warning", warning)
     if example.recipe.problem in SOLVERS:
         _judge_solver(example, answer, verdict)
+    elif example.recipe.problem in BOUNDED:
+        judge_bounded(example, answer, verdict)
     else:
         judge_factors(example, answer, verdict)
     return verdict
@@ -61,7 +65,7 @@ def judge(example: Example, answer: Answer) -> Verdict:
 def truths(example: Example) -> list[LeastSquares]:
     """The exact answer of each member."""
     recipe = example.recipe
-    if recipe.problem != "lstsq":
+    if recipe.problem not in LEAST_SQUARES:
         return [System(a, b) for a, b in zip(example.a, example.b, strict=True)]
     rcond = default_rcond(example) if recipe.rcond is None else recipe.rcond
     return [
@@ -73,6 +77,8 @@ def truths(example: Example) -> list[LeastSquares]:
 def default_rcond(example: Example) -> float:
     """``max(m, n) 2^-52``, or twice the unit roundoff of the dtype of A if that is larger."""
     u = format_of(take(example.a, "A").tensor.dtype).u
+    if example.recipe.problem == "held":  # rows of all dtypes are held in double precision
+        u = 2.0**-53
     return max(max(example.a.shape[1:]) * 2.0**-52, 2 * u)
 
 
@@ -85,7 +91,9 @@ def _judge_solver(example: Example, answer: Answer, verdict: Verdict) -> None:
     x = as_array(result.x).reshape(count, example.a.shape[2], -1)
     claimed = as_array(result.forward_errors).reshape(count, -1)
     accepted = as_array(result.accepted).reshape(count).astype(bool)
-    ranks = as_array(result.ranks).reshape(count).astype(int) if example.recipe.problem == "lstsq" else None
+    ranks = (
+        as_array(result.ranks).reshape(count).astype(int) if example.recipe.problem in LEAST_SQUARES else None
+    )
     worst = claimed.max() if not np.isnan(claimed).any() else math.nan
     if not np.array_equal(worst, float(result.forward_error), equal_nan=True):
         verdict.add("violation", "fields", f"forward_error {result.forward_error}, not {worst}")
@@ -102,13 +110,15 @@ def _judge_solver(example: Example, answer: Answer, verdict: Verdict) -> None:
             rank=None if ranks is None else int(ranks[i]),
             u=u,
             spacing=spacing_of(example.a.dtype),
-            fair=is_default(example),
+            fair=is_default(example) and example.recipe.problem in OFTEN,
         )
         for finding in member.findings():
             verdict.findings.append(finding)
         verdict.numbers.append(member.numbers)
     if count == 1:
-        _judge_condition(result, exact[0], verdict, estimated=is_default(example))
+        _judge_condition(
+            result, exact[0], verdict, estimated=is_default(example) and example.recipe.problem != "held"
+        )
 
 
 @dataclass
@@ -218,7 +228,7 @@ def _judge_condition(result: Any, truth: LeastSquares, verdict: Verdict, *, esti
 def _judge_error(example: Example, error: Exception, exact: list[LeastSquares], verdict: Verdict) -> None:
     """An error is a warning that nobody overlooks; some must come, some must not."""
     told = f"{type(error).__name__}: {error}"
-    named, system = not is_default(example), example.recipe.problem != "lstsq"
+    named, system = not is_default(example), example.recipe.problem not in LEAST_SQUARES
     singular = any(isinstance(t, System) and t.singular for t in exact)
     if singular or (example.recipe.problem == "pos" and not all(_is_definite(t) for t in exact)):
         if not (
@@ -230,7 +240,7 @@ def _judge_error(example: Example, error: Exception, exact: list[LeastSquares], 
     overflow = isinstance(error, OverflowError)
     if overflow and any(_overflows(example, truth) for truth in exact):
         return
-    if type(error) is ValueError and _weighted_overflows(example):
+    if type(error) is ValueError and (_weighted_overflows(example) or _not_held(example)):
         return
     expected = (overflow or (system and isinstance(error, np.linalg.LinAlgError))) or (
         named and isinstance(error, ArithmeticError)
@@ -254,6 +264,12 @@ def _overflows(example: Example, truth: LeastSquares) -> bool:
     dtype = example.a.dtype if example.a.dtype.kind == "f" else np.dtype(np.float64)
     largest = np.log2(float(np.finfo(dtype).max)) - 1e-3
     return any((truth.largest_component(rank) >= largest).any() for rank in truth.ranks)
+
+
+def _not_held(example: Example) -> bool:
+    """Whether sums of squares may exceed float64."""
+    tops = (np.abs(as_array(x)).max(initial=0.0) for x in (example.a, example.b))
+    return example.recipe.problem == "held" and max(tops) > LARGEST
 
 
 def _weighted_overflows(example: Example) -> bool:

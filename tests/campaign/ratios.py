@@ -121,9 +121,9 @@ def get04(a: np.ndarray, x: np.ndarray, b: np.ndarray, eps: float) -> float:
         return max(_ratio(_top(error) * rcond, _top(size), eps) for error, size in pairs)
 
 
-def pot01(a: np.ndarray, lower: np.ndarray, eps: float) -> float:
+def pot01(a: np.ndarray, lower: np.ndarray, eps: float, tiny: float = 0.0) -> float:
     """``||L L^T - A|| / (n ||A|| eps)``."""
-    return residual_ratio(a, lower, lower.T, eps)
+    return residual_ratio(a, lower, lower.T, eps, tiny)
 
 
 def pot02(a: np.ndarray, x: np.ndarray, b: np.ndarray, eps: float) -> float:

@@ -12,8 +12,14 @@ from .matrices import DEFINITE_KINDS, KINDS, RHS_KINDS, line_scales, right_hand_
 
 T = TypeVar("T")
 
-PROBLEMS = ("lstsq", "solve", "pos", "qr", "tsqr", "orth", "svd", "lu", "matmul")
-SOLVERS = ("lstsq", "solve", "pos")
+FACTORS = ("qr", "tsqr", "orth", "svd", "lu", "matmul", "pivoted", "cholesky", "polar", "pinv")
+BOUNDED = ("nnls", "box")
+SOLVERS = ("lstsq", "solve", "pos", "held", "streamed")
+PROBLEMS = (*SOLVERS, *FACTORS, *BOUNDED)
+OFTEN = ("lstsq", "solve", "pos")
+LEAST_SQUARES = ("lstsq", "held", "streamed")
+DEFINITE = ("pos", "cholesky")
+BATCHED = (*OFTEN, "qr", "tsqr", "orth", "pivoted", "cholesky", "polar", "pinv", *BOUNDED)
 
 
 class Source(Protocol):
@@ -146,9 +152,9 @@ INTEGER_KINDS = {
 
 def draw(source: Source, scope: Scope) -> Recipe:
     """One recipe: mostly small, mostly float64, and with not too many difficulties at a time."""
-    problem = source.choice([p for p in scope.problems for _ in range(8 if p in SOLVERS else 1)])
+    problem = source.choice([p for p in scope.problems for _ in range(8 if p in OFTEN else 1)])
     m, n = _shape(source, problem)
-    batched = problem in (*SOLVERS, "qr", "tsqr", "orth") and source.integer(0, 5) == 5
+    batched = problem in BATCHED and source.integer(0, 5) == 5
     count = source.integer(1, 5) if batched else 1
     dtype = source.choice(["float64"] * 7 + ["float32"] * 2 + ["float16", "int64"])
     lstsq = problem == "lstsq"
@@ -174,28 +180,30 @@ def draw(source: Source, scope: Scope) -> Recipe:
 def _shape(source: Source, problem: str) -> tuple[int, int]:
     limit = source.choice([6] * 8 + [12] * 4 + [40])
     n = source.integer(1, limit)
-    if problem in ("solve", "pos", "lu"):
+    if problem in ("solve", "lu", *DEFINITE):
         return n, n
-    if problem == "tsqr":
+    if problem in BOUNDED:  # every set of unknowns at bounds is looked at
+        return source.integer(1, 8), min(n, 4)
+    if problem in ("tsqr", "held", "streamed"):
         return source.integer(n, limit + n), n
     return source.choice([source.integer(1, limit), n]), n
 
 
 def _member(source: Source, problem: str, dtype: str) -> Member:
-    kinds = list(DEFINITE_KINDS if problem == "pos" else KINDS)
+    kinds = list(DEFINITE_KINDS if problem in DEFINITE else KINDS)
     if dtype == "int64":
-        return Member(source.choice(INTEGER_KINDS["pos" if problem == "pos" else "any"]))
+        return Member(source.choice(INTEGER_KINDS["pos" if problem in DEFINITE else "any"]))
     power = {"float16": [0, 1]}.get(dtype, [0, 12, 30] if dtype == "float64" else [0, 3, 12])
     whole = [0, 0, 0, 0, 0, -12, 30, -100, 100, -200, 200, -300, 300, -400, 400]
     return Member(
         kind=source.choice(kinds),
-        rows=source.choice([0] * 5 + power) if problem != "pos" else 0,
+        rows=source.choice([0] * 5 + power) if problem not in DEFINITE else 0,
         columns=source.choice([0] * 4 + power),
         whole=source.choice(whole),
         rhs=source.choice(RHS_KINDS),
         rhs_power=source.choice([*whole, 0, 0, 0, 0]),
         # Only exact scaling keeps a matrix symmetric.
-        binary=source.integer(0, 1) == 0 or problem == "pos",
+        binary=source.integer(0, 1) == 0 or problem in DEFINITE,
     )
 
 
@@ -226,6 +234,7 @@ OPTIONS: dict[str, tuple[tuple[tuple[str, str], ...], ...]] = {
     "svd": ((), (("accuracy", "fp32"),), (("accuracy", "fp16"),)),
     "lu": ((), (("pivot", "rbt"),), (("compute", "fp32"), ("storage", "fp32"))),
     "matmul": ((),),
+    **dict.fromkeys(("held", "streamed", "pivoted", "cholesky", "polar", "pinv", "nnls", "box"), ((),)),
 }
 """Keywords beside those that have a place of their own in a recipe; the first ones are the default."""
 
@@ -235,7 +244,7 @@ COARSER = {"fp32": ("float64", "int64"), "fp16": ("float64", "float32", "int64")
 
 def _options(source: Source, problem: str, scope: Scope) -> tuple[tuple[str, str], ...]:
     named = source.choice([()] * 12 + list(OPTIONS[problem]))
-    certify = source.choice(scope.certify) if problem in SOLVERS else None
+    certify = source.choice(scope.certify) if problem in OFTEN else None
     return named if certify is None else (*named, ("certify", certify))
 
 
@@ -264,17 +273,34 @@ def build(recipe: Recipe) -> Example:
     return Example(recipe, a, b, weights, min(recipe.damp * size, 1e300))
 
 
+def bounds_of(example: Example) -> tuple[np.ndarray, np.ndarray]:
+    """Of every unknown: none below zero, or some that are near the solution without bounds."""
+    n = example.a.shape[2]
+    if example.recipe.problem == "nnls":
+        return np.zeros(n), np.full(n, np.inf)
+    rng = np.random.default_rng(example.recipe.seed + 1)
+    tops = [float(np.abs(x.astype(np.float64)).max(initial=0.0)) for x in (example.a, example.b)]
+    limits = np.finfo(example.a.dtype if example.a.dtype.kind == "f" else np.float64)
+    size = tops[1] / tops[0] if tops[0] else 1.0
+    size = float(np.clip(size, float(limits.smallest_normal) / float(limits.eps), 0.1 * float(limits.max)))
+    # Numbers that x can be.
+    ends = np.sort(size * rng.choice([-2, -1, -0.5, 0.25, 1, 4], (2, n)), axis=0).astype(limits.dtype)
+    ends[1] += (ends[1] == ends[0]) * limits.dtype.type(size)
+    ends = ends.astype(np.float64)
+    return np.where(rng.random(n) < 0.3, -np.inf, ends[0]), np.where(rng.random(n) < 0.3, np.inf, ends[1])
+
+
 def _build_member(
     rng: np.random.Generator, recipe: Recipe, member: Member, columns: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    kinds = DEFINITE_KINDS if recipe.problem == "pos" else KINDS
+    kinds = DEFINITE_KINDS if recipe.problem in DEFINITE else KINDS
     a = kinds[member.kind](rng, recipe.m, recipe.n)
     top = np.abs(a).max(initial=0.0)
     a = np.ldexp(a, -int(np.frexp(top)[1])) if top > 0 else a
     b = right_hand_side(rng, member.rhs, a, columns)
     if member.columns:
         scales = line_scales(rng, recipe.n, member.columns, binary=member.binary)
-        a = scales[:, None] * a * scales if recipe.problem == "pos" else a * scales
+        a = scales[:, None] * a * scales if recipe.problem in DEFINITE else a * scales
     if member.rows:
         scales = line_scales(rng, recipe.m, member.rows, binary=member.binary)
         a, b = scales[:, None] * a, b * scales[:, None]

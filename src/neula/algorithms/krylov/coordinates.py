@@ -9,6 +9,7 @@ import torch
 from neula.algorithms.spectra.rank_revealing import RowSpace, Spectrum
 from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.certificates.forward_error import least_squares_error
+from neula.kernels.refining import over
 from neula.kernels.triangular_inverse import triangular_inverse
 
 CLEAR = 8.0
@@ -25,6 +26,9 @@ class Coordinates:
     ----------
     inverse : Tensor, shape (n, r)
         C.
+    projector : Tensor, shape (n, r)
+        What A makes an orthonormal basis of, in which a solution leaves no residual: C with full rank. Else C
+        has a part in the space that is dropped, along which there is a residual.
     left : Tensor, shape (n, r), or None
         What the coordinates of ``Q^T b`` are taken in, where that is not all of it.
     columns : Tensor, shape (n, 1)
@@ -42,6 +46,7 @@ class Coordinates:
     """
 
     inverse: torch.Tensor
+    projector: torch.Tensor
     left: torch.Tensor | None
     columns: torch.Tensor
     norm: float
@@ -58,8 +63,10 @@ class Coordinates:
 
     @property
     def condition(self) -> float:
-        """Condition number of B from above."""
-        return self.norm_bound * self.inverse_norm
+        """Condition number of B, or of what of it counts, from above."""
+        return (
+            self.norm_bound * self.inverse_norm if self.shortest is None else self.shortest.spectrum.condition
+        )
 
     @classmethod
     def of(cls, r: torch.Tensor) -> Coordinates:
@@ -96,9 +103,13 @@ class Coordinates:
             found = cls.of(r)
             near = not float(s[-1]) > CLEAR * threshold
             return found if not near else found._doubted(_no_gap(s, rank))
-        shortest = Shortest.of(s, vh[:rank].T, columns[:, 0], count, scales)
+        shortest = Shortest.of(s, vh[:rank].T, norms, count, scales)
         inverse = shortest.space.shortest(torch.diag(1 / s[:rank])) / columns
-        found = replace(cls._of(inverse, u[:, :rank], columns, b), shortest=shortest)
+        found = replace(
+            cls._of(inverse, u[:, :rank], columns, b),
+            projector=vh[:rank].T / s[:rank] / columns,
+            shortest=shortest,
+        )
         gap = float(s[rank]) * CLEAR <= threshold and (rank == 0 or float(s[rank - 1]) >= CLEAR * threshold)
         return found if gap else found._doubted(_no_gap(s, rank))
 
@@ -110,7 +121,7 @@ class Coordinates:
         inverse_norm = schatten_bounds((columns * inverse)[None])[1]
         sizes = torch.linalg.matrix_norm(b) * torch.linalg.matrix_norm(columns * inverse)
         found = torch.stack([norm[0, 0], norm_bound[0, 0], inverse_norm[0, 0], sizes]).tolist()
-        return cls(inverse, left, columns, *found)
+        return cls(inverse, inverse, left, columns, *found)
 
     def _doubted(self, doubt: str) -> Coordinates:
         return replace(self, doubt=doubt)
@@ -157,12 +168,13 @@ class Shortest:
 
     @classmethod
     def of(
-        cls, s: torch.Tensor, v: torch.Tensor, columns: torch.Tensor, count: int, scales: torch.Tensor | None
+        cls, s: torch.Tensor, v: torch.Tensor, norms: torch.Tensor, count: int, scales: torch.Tensor | None
     ) -> Shortest:
         """Of singular values and vectors, norms of the columns, and what these were multiplied by."""
-        units = torch.ones_like(columns) if scales is None else 1 / scales
-        sizes = columns * (units / units.max())
-        return cls(RowSpace(v, sizes / sizes.max()), v, Spectrum.of(s, v.shape[1], count + len(v)))
+        # Zero columns take no part, whatever their scales.
+        units = (norms > 0).double() if scales is None else torch.where(norms > 0, 1 / scales, 0.0)
+        sizes = norms * over(units, units.amax())
+        return cls(RowSpace(v, over(sizes, sizes.amax())), v, Spectrum.of(s, v.shape[1], count + len(v)))
 
     def error(self, y: torch.Tensor, relative: torch.Tensor, ratio: torch.Tensor) -> torch.Tensor:
         """Relative error of ``y = D x`` by those of its coefficients and of the space."""

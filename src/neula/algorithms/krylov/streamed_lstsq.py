@@ -189,8 +189,8 @@ class RefinementSums:
         """The update, and what is left after it."""
         of = self.coordinates
         gradient = self.gradient + self.gradient_low
-        projected = of.inverse.T @ gradient
-        change = torch.linalg.matrix_norm(self.z - of.inverse.T @ self.images)
+        projected = of.projector.T @ gradient
+        change = torch.linalg.matrix_norm(self.z - of.projector.T @ self.images)
         rate = float(MARGINS[PROBES] * change) + ROUNDING * FP64.u * of.size
         n = len(gradient)
         noise = DOUBLED * (self.count + n) if self.doubled else 2 * FP64.u * float(self.count + n) ** 0.5
@@ -209,7 +209,7 @@ class Refined:
     ----------
     coordinates : Coordinates
     projected : Tensor, shape (r, k)
-        Coordinates ``C^T A^T r`` of the projection of the residual on the range of A.
+        Coordinates ``P^T A^T r``, with the projector P, of the projection of the residual on the range of A.
     update : Tensor, shape (n, k)
     rate : float
         ``||I - W^T W||_F`` from above.

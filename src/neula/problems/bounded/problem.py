@@ -244,4 +244,6 @@ class BoundedValues(Values):
         """X and lengths of residuals as they are given back."""
         owner = whole.reduced.owner
         norms = shift(self.residual_norm, whole.b_exponents[owner, 0])
-        return replace(self, x=whole.unscale(self.x, owner), residual_norm=norms)
+        # Bounds that underflow beside what else is there are kept all the same.
+        lower, upper = (x.expand(len(whole.a), -1)[owner] for x in whole.bounds)
+        return replace(self, x=whole.unscale(self.x, owner).clamp(lower, upper), residual_norm=norms)

@@ -87,7 +87,7 @@ class Held(Alone):
             x=x[None],
             forward_error=error[None],
             backward_error=backward,
-            condition=backward.new_tensor([max(1.0, of.norm * of.inverse_norm)]),
+            condition=backward.new_tensor([max(1.0, of.condition)]),
             refined_error=backward,
             accepted=(error <= SURE).all() & (backward <= self.bound),
             residual_norm=norms[None],
@@ -150,7 +150,7 @@ class Held(Alone):
         return float(seen), float(noise)
 
     def _wrong(self, of: Coordinates, x: torch.Tensor) -> torch.Tensor:
-        """``||C^T (A^T b - (R^T R + damp^2 I) x)||``, shape (k,)."""
+        """``||P^T (A^T b - (R^T R + damp^2 I) x)||``, shape (k,)."""
         high, low = normal_product(self.sums.parts[0], x)
         rest = (self.sums.products - high) + (self.sums.products_low - low) - self.options.damp**2 * x
-        return torch.linalg.vector_norm(of.inverse.T @ rest, dim=0)
+        return torch.linalg.vector_norm(of.projector.T @ rest, dim=0)

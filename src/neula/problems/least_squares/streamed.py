@@ -325,7 +325,7 @@ class Streamed(Alone):
             x=rounded[None],
             forward_error=error[None],
             backward_error=(measures.backward_error + over(rounding, size)).amax()[None],
-            condition=backward.new_tensor([max(1.0, of.norm * of.inverse_norm)]),
+            condition=backward.new_tensor([max(1.0, of.condition)]),
             refined_error=backward,
             accepted=accurate & (error <= SURE).all() & shorter,
             residual_norm=(residual / right)[None],
