@@ -1,9 +1,12 @@
-"""Where warnings point."""
+"""Where warnings point, and what is said of keywords."""
 
 from __future__ import annotations
 
+import math
 import warnings
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 
@@ -23,3 +26,59 @@ def test_warnings_name_the_line_of_the_caller(compiled, rng):
         function(a)
     found = [w for w in caught if w.category is neula.AccuracyWarning]
     assert [w.filename for w in found] == [__file__]
+
+
+NUMBERS = {
+    "lstsq": ("damp", "rcond", "max_iterations"),
+    "pinv": ("rcond",),
+    "solve": ("max_iterations",),
+    "orth": ("rcond",),
+    "polar": ("rcond",),
+    "svd_lowrank": ("tol",),
+    "matmul": ("alpha", "beta"),
+    "nnls": ("maxiter",),
+    "lsq_linear": ("max_iter",),
+    "lu_factor": ("panel", "inner_panel"),
+}
+NAMES = {
+    "lstsq": ("algorithm", "compute", "engine", "certify"),
+    "solve": ("assume_a", "pivot", "compute", "engine", "certify"),
+    "qr": ("mode", "algorithm", "compute", "panel", "engine"),
+    "lu_factor": ("variant", "pivot", "compute", "storage", "engine"),
+    "polar": ("side",),
+    "svd_lowrank": ("algorithm",),
+    "matmul": ("compute",),
+}
+
+
+def _arguments(function: str) -> tuple[np.ndarray, ...]:
+    two = ("lstsq", "solve", "matmul", "nnls", "lsq_linear")
+    a = np.array([[4.0, 1.0], [2.0, 3.0]])
+    return (a, a) if function in two else (a,)
+
+
+@pytest.mark.parametrize("given", ["x", b"x", [], {}, 1j, object(), math.nan, np.array([1.0, 2.0])])
+@pytest.mark.parametrize(("function", "name"), [(f, name) for f, names in NUMBERS.items() for name in names])
+def test_numbers_that_are_none(function, name, given):
+    """What was given is repeated, and its keyword named, whatever it is; NaN is a factor like another."""
+    if name == "alpha" and given is math.nan:
+        return
+    with pytest.raises((TypeError, ValueError)) as found:
+        getattr(neula, function)(*_arguments(function), **{name: given})
+    assert str(found.value).startswith(f"{name}{'' if name == 'beta' and given is math.nan else ' must be '}")
+
+
+@pytest.mark.parametrize("given", ["x", 3, [], {}, object(), np.array([1.0, 2.0])])
+@pytest.mark.parametrize(("function", "name"), [(f, name) for f, names in NAMES.items() for name in names])
+def test_names_that_are_none(function, name, given):
+    with pytest.raises(ValueError, match=r"unknown .*: choose one of '"):
+        getattr(neula, function)(*_arguments(function), **{name: given})
+
+
+def test_numbers_of_any_library():
+    """What is a number in one library is one here: no array of one element, but of no dimension."""
+    a, b = np.eye(3), np.ones(3)
+    for damp in (1, np.float32(1), np.array(1.0), torch.tensor(1.0), Fraction(1), True):
+        np.testing.assert_allclose(neula.lstsq(a, b, damp=damp).x, 0.5)
+    assert neula.nnls(a, b, maxiter=np.int64(7)).converged
+    assert neula.lstsq(a, b, rcond=torch.tensor(1e-3), max_iterations=60.0).rank == 3

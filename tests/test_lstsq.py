@@ -891,7 +891,7 @@ def test_shapes_that_do_not_fit(shape, message, rng):
         ({"damp": -1.0}, "damp must be finite and not negative, got -1.0"),
         ({"damp": math.nan}, "damp"),
         ({"rcond": 2.0}, "rcond must be at least 0 and below 1, got 2.0"),
-        ({"max_iterations": 0}, "max_iterations must be at least 1, got 0"),
+        ({"max_iterations": 0}, "max_iterations must be a whole number, at least 1, got 0"),
         ({"weights": np.ones(3)}, r"weights must have shape \(10,\).*got \(3,\)"),
         ({"weights": np.full(10, np.nan)}, r"weights\[0\] is nan"),
     ],

@@ -458,7 +458,7 @@ def test_bad_matrices(A, error, message):
         ({"pivot": "rook"}, "unknown pivot 'rook'"),
         ({"pivot": "none", "assume_a": "pos"}, "pivot='none' is for LU"),
         ({"compute": "int8"}, "unknown format 'int8'"),
-        ({"max_iterations": 0}, "max_iterations must be at least 1, got 0"),
+        ({"max_iterations": 0}, "max_iterations must be a whole number, at least 1, got 0"),
     ],
 )
 def test_bad_parameters(kwargs, message):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from types import FrameType
+from typing import Any
 
 
 def unknown_name(what: str, given: object, known: Iterable[str]) -> ValueError:
@@ -21,8 +22,66 @@ def check_name(what: str, given: object, known: Collection[str], *, optional: bo
     ValueError
         That lists those that are.
     """
-    if given not in known and not (optional and given is None):
+    if optional and given is None:
+        return
+    if not isinstance(given, str) or given not in known:
         raise unknown_name(what, given, known)
+
+
+def number(name: str, given: Any, wanted: str, fits: Callable[[float], bool]) -> float:
+    """A keyword that is one number, as a number of Python.
+
+    Parameters
+    ----------
+    name : str
+        Of the keyword.
+    given : object
+    wanted : str
+        What the number has to be, in words.
+    fits : callable
+        Whether it is.
+
+    Raises
+    ------
+    TypeError
+        For what is no number.
+    ValueError
+        For a number that does not fit.
+    """
+    error: type[Exception] = TypeError
+    if not isinstance(given, (str, bytes, bytearray)):  # which float would read
+        try:
+            found = float(given)
+            if fits(found):
+                return found
+            error = ValueError
+        except OverflowError:  # of a large integer
+            error = ValueError
+        except (TypeError, ValueError, RuntimeError):  # the last is torch's
+            pass
+    raise error(f"{name} must be {wanted}, got {given!r}")
+
+
+def part_of_one(name: str, given: Any) -> float | None:
+    """A part of the largest singular value, or of a norm, if one is given.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what is none.
+    """
+    return None if given is None else number(name, given, "at least 0 and below 1", lambda x: 0 <= x < 1)
+
+
+def whole_number(name: str, given: Any, *, wanted: str = "a whole number, at least 1") -> int:
+    """A keyword that counts something.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what is not a whole number, or below 1.
+    """
+    return int(number(name, given, wanted, lambda x: x >= 1 and x.is_integer()))
 
 
 def needs_extra(what: str, package: str, extra: str) -> ImportError:

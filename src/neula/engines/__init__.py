@@ -25,7 +25,7 @@ from neula.engines.formats import (
     format_of,
 )
 from neula.engines.tuning import Tuning
-from neula.errors import unknown_name
+from neula.errors import check_name
 
 ENGINES: dict[str, type[Engine]] = {e.name: e for e in (CudaEngine, CpuEngine, EmulatedEngine)}
 
@@ -69,10 +69,9 @@ def select_engine(engine: str | Engine, device: torch.device) -> Engine:
     """
     if isinstance(engine, Engine):
         return engine
-    if engine == "auto":
+    if isinstance(engine, str) and engine == "auto":
         engine = "cuda" if device.type == "cuda" else "cpu"
-    if engine not in ENGINES:
-        raise unknown_name("engine", engine, ("auto", *ENGINES))
+    check_name("engine", engine, ("auto", *ENGINES))
     if engine == "cpu":
         return _cpu_engine(why_no_bf16())
     if engine != "cuda":

@@ -370,4 +370,4 @@ class Engine(ABC):
 def _arithmetic(named: Named) -> Arithmetic:
     if isinstance(named, Format):
         return Arithmetic(named)
-    return Arithmetic.named(named) if isinstance(named, str) else named
+    return named if isinstance(named, Arithmetic) else Arithmetic.named(named)

@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from neula.errors import unknown_name
+from neula.errors import check_name
 
 FormatName = Literal["fp16", "bf16", "tf32", "fp32", "fp64"]
 
@@ -87,11 +87,8 @@ class Arithmetic:
         ValueError
             If there is none; the message lists those that there are.
         """
-        if name == FP16_COR:
-            return cls(FP16, corrected=True)
-        if name not in FORMATS:
-            raise unknown_name("format", name, (*FORMATS, FP16_COR))
-        return cls(FORMATS[name])
+        check_name("format", name, (*FORMATS, FP16_COR))
+        return cls(FP16, corrected=True) if name == FP16_COR else cls(FORMATS[name])
 
     @property
     def name(self) -> str:
@@ -117,8 +114,7 @@ def format_named(name: str) -> Format:
     ValueError
         If there is none; the message lists those that there are.
     """
-    if name not in FORMATS:
-        raise unknown_name("format", name, FORMATS)
+    check_name("format", name, FORMATS)
     return FORMATS[name]
 
 

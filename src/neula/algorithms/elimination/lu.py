@@ -30,7 +30,7 @@ from neula.algorithms.elimination.lu_panels import (
 )
 from neula.algorithms.elimination.pivoting import Interchanges
 from neula.engines import FP32, Engine, Format
-from neula.errors import unknown_name
+from neula.errors import unknown_name, whole_number
 from neula.kernels.lu_block import factor_block, kernels_take, solve_beside
 from neula.kernels.tournament import WIDTH
 
@@ -307,8 +307,8 @@ def panel_widths(
         For widths that do not fit; the message says what fits.
     """
     for name, width in (("panel", panel), ("inner_panel", inner_panel)):
-        if width is not None and not (hasattr(width, "__index__") and width >= 1):
-            raise ValueError(f"{name} must be a whole number, at least 1, got {width!r}")
+        if width is not None:
+            whole_number(name, width)
     best_r, best_s = engine.tuning.lu_panels(engine.format, pivoting=pivoting and variant == "5.2/5.1")
     r = best_r if panel is None else operator.index(panel)
     if not VARIANTS[variant].partitioned:

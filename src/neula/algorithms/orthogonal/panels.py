@@ -15,7 +15,7 @@ from neula.algorithms.orthogonal.caqr import caqr
 from neula.algorithms.orthogonal.cholesky_qr import cholesky_qr, cholesky_qr2, cholesky_qr32
 from neula.algorithms.orthogonal.householder import householder
 from neula.engines import Engine
-from neula.errors import unknown_name
+from neula.errors import check_name
 
 Panel = Callable[[torch.Tensor, Engine], tuple[torch.Tensor, torch.Tensor]]
 
@@ -30,6 +30,5 @@ PANELS: dict[str, Panel] = {
 
 def panel_named(name: str) -> Panel:
     """Look a panel up; a ValueError lists those that there are."""
-    if name not in PANELS:
-        raise unknown_name("panel", name, PANELS)
+    check_name("panel", name, PANELS)
     return PANELS[name]

@@ -15,6 +15,7 @@ import torch
 from neula.algorithms.orthogonal.cholesky_qr import cholesky_qr32_in_place, cholesky_qr32_twice_in_place
 from neula.algorithms.orthogonal.panels import Panel, panel_named
 from neula.engines import Engine
+from neula.errors import whole_number
 
 WIDE = 4096
 """Columns beyond which products gain nothing from more."""
@@ -75,9 +76,7 @@ def rgsqrf(
     if m < n:
         raise ValueError(f"rgsqrf needs at least as many rows as columns, got {m} x {n}")
     best = engine.tuning.recursion(engine.storage)
-    cutoff = best.cutoff if cutoff is None else cutoff
-    if cutoff < 1:
-        raise ValueError(f"cutoff must be at least 1, got {cutoff}")
+    cutoff = best.cutoff if cutoff is None else whole_number("cutoff", cutoff)
     q = a if overwrite_a else _working_copy(a, engine)
     r = engine.empty(n, n).zero_()
     recursion = _Recursion(

@@ -10,7 +10,7 @@ import torch
 
 from neula.certificates.bounds import Accuracy
 from neula.engines import Engine
-from neula.errors import check_name
+from neula.errors import check_name, whole_number
 from neula.kernels.shift import shift
 from neula.pipeline.compilation import eager
 from neula.pipeline.progress import Progress, stage
@@ -170,11 +170,14 @@ def lsq_linear(
     """
     check_name("method", method, METHODS)
     check_name("lsq_solver", lsq_solver, SOLVERS, optional=True)
+    if not isinstance(verbose, int) or verbose not in (0, 1, 2):
+        raise ValueError(f"verbose must be 0, 1 or 2, got {verbose!r}")
+    most = None if max_iter is None else whole_number("max_iter", max_iter)
     if method == "bvls" and lsq_solver == "lsmr":
         raise ValueError("method='bvls' can't be used with lsq_solver='lsmr'")
     report = stage(progress, "solving with bounds")
     solved = solve_bounded(
-        A, b, _pair(bounds), max_iterations=max_iter, accuracy=accuracy, engine=engine, strict=strict
+        A, b, _pair(bounds), max_iterations=most, accuracy=accuracy, engine=engine, strict=strict
     )
     result = solved.attached(_result(solved))
     report(1.0)

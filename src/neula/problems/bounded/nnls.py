@@ -7,6 +7,7 @@ from typing import Any, Unpack, overload
 
 from neula.certificates.bounds import Accuracy
 from neula.engines import Engine
+from neula.errors import whole_number
 from neula.pipeline.compilation import eager
 from neula.pipeline.progress import Progress, stage
 from neula.pipeline.result import NNLSResult
@@ -112,8 +113,9 @@ def nnls(
     (array([1.5, 0. ]), 1.224744871392)
     """
     report = stage(progress, "solving with bounds")
+    most = None if maxiter is None else whole_number("maxiter", maxiter)
     solved = solve_bounded(
-        A, b, (0.0, math.inf), max_iterations=maxiter, accuracy=accuracy, engine=engine, strict=strict
+        A, b, (0.0, math.inf), max_iterations=most, accuracy=accuracy, engine=engine, strict=strict
     )
     result = solved.attached(NNLSResult(**solved.common()))
     report(1.0)

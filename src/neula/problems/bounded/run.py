@@ -144,8 +144,6 @@ def solve_bounded(
         gradients=True,
     )
     shapes = broadcast_system(*call.tensors)
-    if max_iterations is not None and max_iterations < 1:
-        raise ValueError(f"the largest number of iterations must be at least 1, got {max_iterations}")
     options = Options(engine=call.engine, target=call.target, dtype=call.dtype, max_iterations=max_iterations)
     lower, upper = checked_bounds(bounds, call.first.tensor.shape, call)
     with call.computing():

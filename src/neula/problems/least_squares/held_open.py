@@ -17,6 +17,7 @@ from neula.algorithms.scaling import power_of_two_scales
 from neula.certificates.bounds import Accuracy, lstsq_bound, target_format
 from neula.certificates.probes import gaussian_probes
 from neula.engines import FP64, Engine, select_engine
+from neula.errors import number, part_of_one, whole_number
 from neula.io.files import write_files
 from neula.io.sources import Sliced, Source, is_source, row_blocks
 from neula.kernels.precision import plain_arithmetic
@@ -29,6 +30,7 @@ from neula.pipeline.solutions import Report, unsure
 from neula.pipeline.streaming import Block, Reader, check_rows
 from neula.problems.least_squares.chain import LeastSquaresJudge
 from neula.problems.least_squares.held_evidence import Held
+from neula.problems.least_squares.lstsq import check_damp
 from neula.problems.least_squares.problem import Options
 from neula.problems.least_squares.report import collect, why
 
@@ -88,9 +90,7 @@ class LeastSquares:
     """
 
     def __init__(self, n: int, *, scales: Any = None, engine: str | Engine = "auto") -> None:
-        if not (hasattr(n, "__index__") and n >= 1):
-            raise ValueError(f"n must be a number of columns, at least 1, got {n!r}")
-        self.n = int(n)
+        self.n = whole_number("n", n, wanted="a number of columns, at least 1")
         self._engine = select_engine(engine, torch.device("cpu")).using(FP64)
         given = torch.ones(self.n).double() if scales is None else take(scales, "scales").tensor.double()
         if given.shape != (self.n,) or not bool(((given > 0) & given.isfinite()).all()):
@@ -148,8 +148,7 @@ class LeastSquares:
         ValueError
             For other factors.
         """
-        if not 0 < factor <= 1:
-            raise ValueError(f"factor must be above 0 and at most 1, got {factor}")
+        factor = number("factor", factor, "above 0 and at most 1", lambda x: 0 < x <= 1)
         if self._sums is not None:
             self._sums = self._sums.times(math.sqrt(factor))
 
@@ -234,10 +233,9 @@ class LeastSquares:
         AccuracyWarning
             If the accuracy was not reached.
         """
+        damp, rcond = check_damp(damp), part_of_one("rcond", rcond)
         if self._sums is None or (self.rows < self.n and not damp):
             raise ValueError(f"{self.rows} rows do not determine {self.n} columns: update, or pass damp=")
-        if not (math.isfinite(damp) and damp >= 0):
-            raise ValueError(f"damp must be finite and not negative, got {damp}")
         call = self._call(accuracy, strict)
         a, right = (x.tensor for x in call.operands.values())
         rcond = max(a.shape) * 2.0**-52 if rcond is None else rcond

@@ -11,7 +11,7 @@ import torch
 from neula.certificates.bounds import Accuracy, lstsq_bound
 from neula.engines import Arithmetic, Engine, format_of
 from neula.engines.reduction import HERE, Reduction
-from neula.errors import check_name
+from neula.errors import check_name, number, part_of_one, whole_number
 from neula.io.sources import is_source
 from neula.pipeline.call import Call
 from neula.pipeline.compilation import with_operator
@@ -205,8 +205,10 @@ def lstsq(
     >>> result.x.round(12), result.converged, result.rank
     (array([1., 2.]), True, 2)
     """
-    _check_names(algorithm, certify, max_iterations, rcond)
-    damp = _check_damp(damp)
+    check_name("algorithm", algorithm, ALGORITHMS, optional=True)
+    check_name("certify", certify, CERTIFIED)
+    max_iterations = whole_number("max_iterations", max_iterations)
+    rcond, damp = part_of_one("rcond", rcond), check_damp(damp)
     if is_source(A):
         if any(x is not None for x in (constraints, covariance, covariance_factor)):
             raise ValueError("constraints and covariances need A in memory: leave them out, or load A first")
@@ -249,30 +251,15 @@ def lstsq(
     return solved.reported(call)
 
 
-def _check_names(algorithm: str | None, certify: str, max_iterations: int, rcond: float | None) -> None:
-    check_name("algorithm", algorithm, ALGORITHMS, optional=True)
-    check_name("certify", certify, CERTIFIED)
-    if max_iterations < 1:
-        raise ValueError(f"max_iterations must be at least 1, got {max_iterations}")
-    check_rcond(rcond)
-
-
-def check_rcond(rcond: float | None) -> None:
-    """A part of the largest singular value, if one is given."""
-    if rcond is not None and not 0 <= rcond < 1:
-        raise ValueError(f"rcond must be at least 0 and below 1, got {rcond}")
-
-
 def default_rcond(a: torch.Tensor, over_rows: Reduction = HERE) -> float:
     """Rounding errors of the double-precision factorization, or of the data where those are larger."""
     return max(max(over_rows.count(a.shape[-2]), a.shape[-1]) * 2.0**-52, 2 * format_of(a.dtype).u)
 
 
-def _check_damp(damp: float) -> float:
+def check_damp(damp: Any) -> float:
+    """A number that is finite and not negative, and that nobody differentiates by."""
     refuse_gradient(damp, "damp")
-    if not (math.isfinite(damp) and damp >= 0):
-        raise ValueError(f"damp must be finite and not negative, got {damp}")
-    return float(damp)
+    return number("damp", damp, "finite and not negative", lambda x: 0 <= x < math.inf)
 
 
 def _check_weights(w: torch.Tensor, m: int, engine: Engine) -> torch.Tensor:

@@ -9,13 +9,14 @@ import torch
 
 from neula.certificates.bounds import Accuracy, lstsq_bound
 from neula.engines import Engine
+from neula.errors import part_of_one
 from neula.pipeline.call import Call
 from neula.pipeline.compilation import eager
 from neula.pipeline.gradients import attach_solution
 from neula.pipeline.inputs import check_finite, check_matrices
 from neula.pipeline.progress import Progress
 from neula.pipeline.solutions import does_not_fit, numbers_of, unsure
-from neula.problems.least_squares.lstsq import check_rcond, default_rcond
+from neula.problems.least_squares.lstsq import default_rcond
 from neula.problems.least_squares.prepared import Problems
 from neula.problems.least_squares.problem import Options
 from neula.problems.least_squares.run import solve_problems, with_exact_zeros
@@ -116,7 +117,7 @@ def pinv(
     )
     a = call.first.tensor
     check_matrices(a, "A")
-    check_rcond(rcond)
+    rcond = part_of_one("rcond", rcond)
     options = Options(
         engine=call.engine,
         target=call.target,

@@ -18,7 +18,7 @@ from neula.certificates.bounds import Accuracy, measurement_error, target_format
 from neula.certificates.low_rank import SVDCertificate, low_rank_error
 from neula.engines import FP32, FP64, Engine, Format, format_of, select_engine
 from neula.engines.reduction import Reduction
-from neula.errors import check_name
+from neula.errors import check_name, part_of_one
 from neula.io.sources import is_source, row_blocks
 from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.call import Call
@@ -214,7 +214,7 @@ def _options(
     target, part = _of_number(accuracy, call.dtype) if isinstance(accuracy, Real) else (call.target, None)
     # Not an unsigned rank, of which there is no -rank.
     whole = None if rank is None else operator.index(rank)
-    return Options(target, part, call.engine, whole, tol, algorithm, progress)
+    return Options(target, part, call.engine, whole, part_of_one("tol", tol), algorithm, progress)
 
 
 def _of_source(
@@ -361,5 +361,4 @@ def _check_truncation(rank: int | None, tol: float | None, largest: int) -> None
         raise ValueError(
             f"rank must be a whole number from {smallest} to min(m, n) = {largest}, got {rank!r}"
         )
-    if tol is not None and not 0 <= tol < 1:
-        raise ValueError(f"tol must be at least 0 and below 1, got {tol}")
+    part_of_one("tol", tol)

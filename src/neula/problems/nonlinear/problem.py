@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from neula.algorithms.nonlinear.feasible import Bounds
 from neula.algorithms.nonlinear.levenberg_marquardt import Tolerances
 from neula.algorithms.nonlinear.losses import LOSSES, Loss, Rho
-from neula.errors import check_name
+from neula.errors import check_name, number, whole_number
 from neula.pipeline.inputs import take
 from neula.problems.nonlinear.functions import tensor_of
 
@@ -75,9 +75,9 @@ def bounds_of(bounds: Any, shape: torch.Size, device: torch.device, dtype: torch
     ValueError
         If they do not fit x0, or are NaN.
     """
+    if not hasattr(bounds, "lb") and len(bounds if hasattr(bounds, "__len__") else ()) != 2:
+        raise ValueError(f"bounds must be a pair of lower and upper ones, got {bounds!r}")
     pair = (bounds.lb, bounds.ub) if hasattr(bounds, "lb") else tuple(bounds)
-    if len(pair) != 2:
-        raise ValueError(f"bounds must be a pair of lower and upper ones, got {len(pair)}")
     ends = [_like(end, name, shape, device) for end, name in zip(pair, ("lower", "upper"), strict=True)]
     if any(bool(end.isnan().any()) for end in ends):
         raise ValueError("bounds must not be NaN: infinite ones are none")
@@ -121,8 +121,7 @@ def step_of(diff_step: Any, start: Start) -> torch.Tensor | None:
 
 def _like(numbers: Any, name: str, shape: torch.Size, device: torch.device) -> torch.Tensor:
     # A copy: SciPy's bounds may be views that NumPy does not like to be asked about.
-    array = numbers if isinstance(numbers, torch.Tensor) else np.array(numbers, dtype=np.float64)
-    tensor = take(array, name).tensor.to(device, torch.float64)
+    tensor = take(copy(numbers), name).tensor.to(device, torch.float64)
     try:
         return tensor.expand(shape).reshape(-1, shape[-1]).clone()
     except RuntimeError:
@@ -145,7 +144,7 @@ def check_names(method: str | None, verbose: int) -> None:
         That lists those that are known.
     """
     check_name("method", method, METHODS, optional=True)
-    if verbose not in (0, 1, 2):
+    if not isinstance(verbose, int) or verbose not in (0, 1, 2):
         raise ValueError(f"verbose must be 0, 1 or 2, got {verbose!r}")
 
 
@@ -160,19 +159,18 @@ def tolerances_of(
         If all are below the unit roundoff, or no call is allowed.
     """
     eps = torch.finfo(x.dtype).eps
-    named = {"ftol": ftol, "xtol": xtol, "gtol": gtol}
-    for name, value in named.items():
-        if value is not None and not value >= 0:
-            raise ValueError(f"{name} must be a number that is not negative, or None, got {value}")
-    found = {name: 0.0 if value is None else float(value) for name, value in named.items()}
+    wanted = "a number that is not negative, or None"
+    found = {
+        name: 0.0 if value is None else number(name, value, wanted, lambda x: x >= 0)
+        for name, value in (("ftol", ftol), ("xtol", xtol), ("gtol", gtol))
+    }
     if x.dtype != torch.float64:
         found = {k: usual_tolerance(x.dtype) if 0 < v < eps else v for k, v in found.items()}
     if all(value < eps for value in found.values()):
         raise ValueError(f"at least one of the tolerances must be higher than machine epsilon ({eps:.2e})")
-    if max_nfev is not None and max_nfev <= 0:
-        raise ValueError(f"max_nfev must be None or a positive integer, got {max_nfev}")
-    n = x.shape[1]
-    return Tolerances(**found, max_nfev=100 * n * (n + 1) if max_nfev is None else int(max_nfev))
+    n, wanted = x.shape[1], "None or a positive integer"
+    most = 100 * n * (n + 1) if max_nfev is None else whole_number("max_nfev", max_nfev, wanted=wanted)
+    return Tolerances(**found, max_nfev=most)
 
 
 def loss_of(loss: Any, f_scale: Any, wrap: Any, device: torch.device) -> Loss:
@@ -185,8 +183,7 @@ def loss_of(loss: Any, f_scale: Any, wrap: Any, device: torch.device) -> Loss:
     """
     if not callable(loss):
         check_name("loss", loss, tuple(LOSSES))
-    array = f_scale if isinstance(f_scale, torch.Tensor) else np.asarray(f_scale, dtype=np.float64)
-    scale = take(array, "f_scale").tensor.to(device, torch.float64)
+    scale = take(f_scale, "f_scale").tensor.to(device, torch.float64)
     if not bool((scale > 0).all()):
         raise ValueError(f"f_scale must be positive, got {f_scale}")
     if not callable(loss):

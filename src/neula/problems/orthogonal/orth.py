@@ -13,7 +13,7 @@ from neula.algorithms.spectra.numerical_rank import columns_of_norm_one, numeric
 from neula.certificates.bounds import Accuracy
 from neula.engines import Engine
 from neula.engines.reduction import Reduction
-from neula.errors import check_name
+from neula.errors import check_name, part_of_one
 from neula.kernels.precision import exact_matmul
 from neula.pipeline.call import Call
 from neula.pipeline.compilation import with_operator
@@ -120,8 +120,7 @@ def orth(
     >>> neula.orth(torch.tensor([[1.0, 2.0], [2.0, 4.0], [3.0, 6.0]]), rcond=1e-6).shape
     torch.Size([3, 1])
     """
-    if rcond is not None and not 0 <= rcond < 1:
-        raise ValueError(f"rcond must be at least 0 and below 1, got {rcond}")
+    rcond = part_of_one("rcond", rcond)
     check_name("method", method, METHODS)
     if not wait and rcond is not None:
         raise ValueError(f"wait=False with rcond={rcond}: the rank depends on the numbers; leave wait out")

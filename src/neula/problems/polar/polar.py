@@ -12,7 +12,7 @@ from neula.algorithms.scaling import binary_exponents
 from neula.certificates.bounds import Accuracy
 from neula.certificates.polar import PolarNumbers
 from neula.engines import Arithmetic, Engine
-from neula.errors import check_name
+from neula.errors import check_name, part_of_one
 from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.shift import shift
 from neula.pipeline.call import Call
@@ -156,9 +156,7 @@ def polar(
     a = call.first.tensor
     check_matrices(a, "A")
     check_name("side", side, SIDES, optional=True)
-    if rcond is not None and not 0 <= rcond < 1:
-        raise ValueError(f"rcond must be at least 0 and below 1, got {rcond}")
-    options = Options(call.target, call.engine, rcond, completion, progress)
+    options = Options(call.target, call.engine, part_of_one("rcond", rcond), completion, progress)
     return polar_result(call, options, side, wait=wait)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from neula.engines import FP16_COR, Engine
-from neula.errors import check_name
+from neula.errors import check_name, number
 from neula.pipeline.call import Call
 from neula.pipeline.compilation import with_operator
 from neula.pipeline.gradients import attach_product
@@ -136,8 +136,7 @@ def matmul(
 
         return multiply_over_processes(A, B, compute=compute, alpha=alpha, beta=beta, out=out, engine=engine)
     call = Call.begin({"A": A, "B": B}, engine=engine, gradients=True)
-    for factor, name in ((alpha, "alpha"), (beta, "beta")):
-        refuse_gradient(factor, name)
+    alpha, beta = (_factor(x, name) for x, name in ((alpha, "alpha"), (beta, "beta")))
     a, b = call.tensors
     left, right = _as_matrices(a, b)
     shape = _product_shape(left, right, a.shape, b.shape)
@@ -164,6 +163,11 @@ def matmul(
     product = call.give_back(product, dtype)
     graphs = (taken.graph for taken in call.operands.values())
     return attach_product(*_as_matrices(*graphs), product, again).reshape(given)
+
+
+def _factor(x: Any, name: str) -> float:
+    refuse_gradient(x, name)
+    return number(name, x, "a real number", lambda x: True)
 
 
 def _as_matrices(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -36,7 +36,7 @@ def choose_formats(
     """The engine in the format of the products, and the format of the matrix."""
     kept = None if storage is None else format_named(storage)
     if variant != "3.1":
-        chosen = engine.using(compute or storage or engine.format)
+        chosen = engine.using(next(x for x in (compute, storage, engine.format) if x is not None))
         if kept not in (None, chosen.format):
             raise ValueError(
                 f"variant {variant!r} keeps the matrix in the format of its products: "
@@ -44,7 +44,7 @@ def choose_formats(
             )
         return chosen, chosen.format
     wide = kept is not None and kept == format_of(kept.storage)
-    chosen = engine.using(compute or (engine.format if wide or kept is None else kept))
+    chosen = engine.using(compute if compute is not None else engine.format if wide or kept is None else kept)
     kept = kept or format_of(chosen.storage)
     if kept not in (chosen.format, format_of(chosen.storage)):
         raise ValueError(

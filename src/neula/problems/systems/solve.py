@@ -13,7 +13,7 @@ import torch
 from neula.certificates.bounds import Accuracy, solve_bound
 from neula.certificates.forward_error import SURE
 from neula.engines import Engine, format_named
-from neula.errors import check_name
+from neula.errors import check_name, whole_number
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer, Run, Unanswered, run_chain, run_each
 from neula.pipeline.compilation import with_operator
@@ -181,6 +181,7 @@ def solve(
     >>> result.x.round(12), result.converged
     (array([1., 2.]), True)
     """
+    _check_names(assume_a, pivot, certify)
     call = Call.begin(
         {"A": A, "b": b},
         engine=engine,
@@ -194,7 +195,6 @@ def solve(
         call = call.by_host(engine)
     _check_square(call.first.tensor)
     shapes = broadcast_system(*call.tensors)
-    _check_names(assume_a, pivot, certify, max_iterations)
     options = Options(
         engine=call.engine,
         target=call.target,
@@ -202,7 +202,7 @@ def solve(
         positive=assume_a == "pos",
         pivot=pivot,
         compute=None if compute is None else format_named(compute),
-        max_iterations=max_iterations,
+        max_iterations=whole_number("max_iterations", max_iterations),
         forward=certify == "forward",
         progress=progress,
     )
@@ -279,14 +279,12 @@ def _attached(call: Call, shapes: Shapes, options: Options, result: SolveResult)
     return attached(call, shapes, result, lambda a, b, x: attach_system(a, b, x, lambda a, b: again(a, b).x))
 
 
-def _check_names(assume_a: str, pivot: str | None, certify: str, max_iterations: int) -> None:
+def _check_names(assume_a: str, pivot: str | None, certify: str) -> None:
     check_name("structure assume_a", assume_a, STRUCTURES)
     check_name("pivot", pivot, PIVOTING, optional=True)
     if pivot is not None and assume_a == "pos":
         raise ValueError(f"pivot={pivot!r} is for LU, and assume_a='pos' asks for Cholesky: leave one out")
     check_name("certify", certify, CERTIFIED)
-    if max_iterations < 1:
-        raise ValueError(f"max_iterations must be at least 1, got {max_iterations}")
 
 
 def _check_square(a: torch.Tensor) -> None:
