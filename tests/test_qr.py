@@ -416,7 +416,7 @@ def test_attempts_of_a_batch_say_how_many_matrices_missed(rng):
         ("gram-schmidt fp32 + reortho", True),
     ]
     assert result.attempts[0].reason.startswith("1 of 5 matrices rejected; the worst: residual")
-    assert result.attempts[1].reason.startswith("0 of 1 matrices rejected")
+    assert result.attempts[1].reason.startswith("residual")
 
 
 def test_a_batch_agrees_with_its_matrices(chain, rng):

@@ -90,6 +90,13 @@ class QRCertificates(Sequence[QRCertificate]):
         """The one with the largest error; NaN is larger than any number."""
         return self[int(self.error.argmax())]
 
+    @property
+    def in_words(self) -> str:
+        """What an attempt says of them."""
+        if len(self) == 1:
+            return str(self[0])
+        return f"{self.rejected} of {len(self)} matrices rejected; the worst: {self.worst}"
+
     def __len__(self) -> int:
         return len(self.residual)
 

@@ -44,9 +44,7 @@ def qr_by_lapack(call: Call, mode: str, options: Options) -> QRResult[Any] | Non
         found = measured(a.resolve_neg().numpy(), *factors, options)
     if found is None or not (found.accepted is True or np.all(found.accepted)):  # in a tenth of its time
         return None
-    reason = str(found)
-    if isinstance(found, QRCertificates):
-        reason = f"0 of {len(found)} matrices rejected; the worst: {found.worst}"
+    reason = found.in_words if isinstance(found, QRCertificates) else str(found)
     return QRResult(
         Q=None if mode == "r" else call.first.wrap(q),
         R=call.first.wrap(r),

@@ -262,8 +262,7 @@ class QRJudge:
             demerit = np.zeros_like(demerit)
         if self.batch is None:
             return Verdict(accepted, demerit, answer.doubt or str(found[0]), evidence=found)
-        reason = f"{found.rejected} of {len(found)} matrices rejected; the worst: {found.worst}"
-        return Verdict(accepted, demerit, reason, accepted | ~self._usable(self.batch, found), found)
+        return Verdict(accepted, demerit, found.in_words, accepted | ~self._usable(self.batch, found), found)
 
     def _usable(self, batch: torch.Tensor, found: QRCertificates) -> np.ndarray:
         """Which matrices hold neither NaN nor Inf; only those are read whose residual is not finite."""
