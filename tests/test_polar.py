@@ -377,3 +377,11 @@ def test_bad_members_on_a_gpu() -> None:
     assert result.U[2].isnan().all()
     assert result.ranks.tolist()[1] == 0
     assert distance_from_1(result.U[3].cpu()) <= result.orthogonality_bound
+
+
+def test_a_symmetric_factor_that_overflows() -> None:
+    """U is as sure as ever; H has an element beyond float64."""
+    A = np.full((11, 1), 7e307)
+    np.testing.assert_allclose(neula.polar(A).U, 11**-0.5)
+    with pytest.raises(OverflowError, match="H does not fit"):
+        neula.polar(A, side="right")

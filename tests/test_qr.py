@@ -314,7 +314,7 @@ def test_progress_counts_up_to_one(rng):
         ({"panel": "mgs"}, "unknown panel 'mgs'.*'caqr'"),
         ({"compute": "fp8"}, "unknown format 'fp8'"),
         ({"compute": "fp16"}, "cpu engine 'fp16'"),
-        ({"cutoff": 0}, "cutoff must be at least 1, got 0"),
+        ({"cutoff": 0}, "cutoff must be a whole number, at least 1, got 0"),
     ],
 )
 def test_unknown_names_list_the_known_ones(kwargs, message, rng):

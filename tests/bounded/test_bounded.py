@@ -112,6 +112,15 @@ def test_units_do_not_matter(scale) -> None:
     assert np.allclose(scaled.x * (columns / exact), plain.x, rtol=1e-12, atol=0)
 
 
+def test_bounds_that_underflow_are_kept() -> None:
+    """Beside an unknown of 1e296 the others' bounds are nothing, and x is within them all the same."""
+    A = np.array([[1e-301, 2e-301, 3e-301]])
+    lower, upper = np.array([5e-205, -np.inf, -2e-204]), np.array([np.inf, np.inf, -1e-204])
+    with pytest.warns(neula.AccuracyWarning):
+        x = neula.lsq_linear(A, [-4e-5], (lower, upper)).x
+    assert ((lower <= x) & (x <= upper)).all()
+
+
 def test_degenerate() -> None:
     """Multipliers of zero: b lies in the range of some columns, with others in between that do not help."""
     A, _ = problem(40, 10)

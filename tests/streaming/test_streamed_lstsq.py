@@ -228,6 +228,13 @@ def test_digits_of_small_columns_below_full_rank(seed: int) -> None:
     assert (errors <= result.forward_errors).all()
 
 
+def test_subnormal_numbers(rng: np.random.Generator) -> None:
+    """They have few digits, and what columns are divided by is in range."""
+    a = np.round(rng.standard_normal((60, 3)) * 100) * 5e-324
+    result = neula.lstsq(row_blocks(a), a @ np.ones(3), certify="forward")
+    assert np.abs(result.x - 1).max() <= result.forward_error < 1e-10
+
+
 def test_rank_without_a_gap_is_warned_of(rng: np.random.Generator) -> None:
     a = with_condition(rng, 300, 20, 1e16)
     with pytest.warns(neula.AccuracyWarning):

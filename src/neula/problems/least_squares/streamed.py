@@ -43,6 +43,9 @@ MOST_PASSES = 3
 GRAM_RATE = 1e-5
 """What ``u cond(A)^2`` may be for an R of the Gram matrix: two updates then leave rounding errors."""
 
+LARGEST_SCALE = 2.0**1022
+"""A power of two that has a reciprocal, too: subnormal columns stay a little smaller."""
+
 SAFE = 2.0**400
 """Elements up to this, and down to its reciprocal, have sums of squares that float64 holds."""
 
@@ -282,7 +285,8 @@ class Streamed(Alone):
     def normalize(self, norms: torch.Tensor, rescale: Step) -> None:
         """Columns of A, and b, of norms near 1: products in twice the precision are only as good as that."""
         if self.doubled:
-            self.change(self.scales * power_of_two_scales(norms), rescale)
+            wanted = self.scales * power_of_two_scales(norms)
+            self.change(wanted.clamp(1 / LARGEST_SCALE, LARGEST_SCALE), rescale)
 
     def refine(self, coordinates: Coordinates, x: torch.Tensor, label: str) -> Answer[Members]:
         """Passes with updates, until the solution is accepted, or no pass is left."""

@@ -321,6 +321,8 @@ def _collect(call: Call, options: Options, found: Found, side: str | None) -> Po
     if call.differentiable:
         _refuse_deficient(given, ranks[run.accepted])
     u, h = _factors(call, options, side, found.u, torch.from_numpy(ranks).reshape(batch))
+    if h is not None and bool(h.detach().isinf().any()):
+        raise OverflowError(f"H does not fit {h.dtype}: scale A down")
 
     def of_members(x: np.ndarray) -> Any:
         known = torch.from_numpy(np.ascontiguousarray(x)).reshape(batch)
