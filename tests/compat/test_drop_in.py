@@ -289,6 +289,7 @@ def test_matrices_stay_matrices() -> None:
     assert type(np_compat.solve(a, a)) is np.matrix
     assert type(np_compat.solve(a, np.ones(2))) is np.ndarray
     assert [type(x) for x in np_compat.qr(a)] == [np.matrix, np.matrix]
+    assert [type(x) for x in np_compat.qr(a, "raw")] == [np.matrix, np.ndarray]
     assert [type(x) for x in np_compat.lstsq(a, a)[:2]] == [np.matrix, np.matrix]
 
 
@@ -313,6 +314,7 @@ SINGULAR = np.ones((3, 3))
         (sp_compat, lambda la: la.solve(-np.eye(3) - 1, np.ones(3), assume_a="pos")),
         (sp_compat, lambda la: la.solve(np.full((3, 3), np.nan), np.ones(3))),
         (sp_compat, lambda la: la.solve(np.eye(3), np.ones(3), assume_a="sparse")),
+        (sp_compat, lambda la: la.solve(np.ma.masked_equal(np.eye(3) + 1, 2), np.ones(3))),
         (sp_compat, lambda la: la.lstsq(np.eye(3), np.full(3, np.inf))),
         (sp_compat, lambda la: la.lstsq(np.eye(3), np.ones(3), lapack_driver="gels")),
         (sp_compat, lambda la: la.qr(np.eye(3), mode="thin")),
@@ -335,6 +337,7 @@ SINGULAR = np.ones((3, 3))
         (torch_compat, lambda la: la.solve(torch.eye(3).half(), torch.ones(3).half())),
         (torch_compat, lambda la: la.solve(torch.eye(3), torch.ones(4))),
         (torch_compat, lambda la: la.solve(torch.eye(3), torch.ones(3), left=False)),
+        (torch_compat, lambda la: la.solve(torch.ones(2, 3, 3), torch.ones(3, 2), left=False)),
         (torch_compat, lambda la: la.lstsq(torch.ones(2, 3, 3), torch.ones(3))),
         (torch_compat, lambda la: la.lstsq(torch.eye(3), torch.ones(3, 1), driver="gelsz")),
         (torch_compat, lambda la: la.qr(torch.eye(3), mode="thin")),

@@ -145,7 +145,7 @@ def qr(a: Any, mode: str = "reduced") -> Any:
     result = neula.qr(A.astype(np.float64, copy=False), cast(QRMode, mode))
     if mode == "raw":
         h, tau = result
-        return _as(a, _rounded(h.swapaxes(-2, -1), A)), _as(a, _rounded(tau, A))
+        return _as(a, _rounded(h.swapaxes(-2, -1), A)), _rounded(tau, A)
     R = _as(a, _rounded(result.R, A))
     return R if mode == "r" else _QRResult(_as(a, _rounded(result.Q, A)), R)
 

@@ -60,7 +60,7 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True, out: Tensor | None = None)
     if left:
         x: Tensor = neula.solve(A, B.unsqueeze(-1) if is_vector else B).x
         return x.squeeze(-1) if is_vector else x
-    need(not is_vector)
+    need(not is_vector and B.shape[-1] == A.shape[-1])
     x = neula.solve(A.mT, B.mT).x
     return x.mT
 

@@ -72,6 +72,7 @@ def solve(
     >>> la.solve([[2.0, 1.0], [1.0, 3.0]], [4.0, 7.0]).round(12)
     array([1., 2.])
     """
+    need(not isinstance(a, np.ma.MaskedArray) and not isinstance(b, np.ma.MaskedArray))
     A, B = np.asarray(a), np.asarray(b)
     dtype = solved_in(np.result_type(A, B))
     A, B = A.astype(dtype, copy=False), B.astype(dtype, copy=False)
