@@ -154,7 +154,10 @@ def _meant(name: str) -> str:
     """What somebody who misspelled a public name may have meant."""
     from difflib import get_close_matches
 
-    near = [] if name.startswith("_") else get_close_matches(name.lower(), [x.lower() for x in __all__], 1)
+    if name.startswith("_"):
+        return ""
+    near = get_close_matches(name.lower(), [x.lower() for x in __all__], 1)
+    near = near or [x for x in __all__ if x.startswith(name)][:1]
     return "".join(f": did you mean {x!r}?" for x in __all__ if x.lower() in near)
 
 
