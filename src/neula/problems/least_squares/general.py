@@ -25,9 +25,6 @@ from neula.problems.least_squares.solution import Solved, solve_system
 ALIKE = 10
 """Columns whose sizes differ by fewer powers of two are not scaled before they are mixed by a null space."""
 
-ROUNDINGS = 16.0
-"""Unit roundoffs, times the condition number of C, of the shortest x that fulfils the constraints."""
-
 
 @dataclass(frozen=True)
 class General:
@@ -196,14 +193,13 @@ def _constrained(
 ) -> Solved:
     """Through the null space of C."""
     with call.computing():
-        scales = _column_scales(a.detach(), constraints[0])
-        null = NullSpace.of(constraints[0] * scales, constraints[1], options.engine)
+        scales, null = _null_space(a.detach(), constraints, options.engine)
     a = a * scales
     plain = replace(options, damp=0.0, weights=None, dtype=torch.float64)
     solved = _solve(call, a @ null.basis, b - a @ null.shortest, plain)
     z = solved.result.x
     x = null.shortest + null.basis @ z
-    result = _with_constraints(solved.result, null, a.detach(), x.detach(), z.detach())
+    result = _with_constraints(solved.result, null, a.detach(), b.detach(), x.detach(), z.detach())
     n, rank = a.shape[-1], null.rank
     how = Attempt(
         "null space of C by QR", True, f"{rank} of {len(null.c)} constraints on {n} unknowns independent"
@@ -214,6 +210,27 @@ def _constrained(
     solved = replace(solved, result=result)
     basis = scales[:, None] * null.basis
     return _given_back(call, shapes, solved, scales[:, None] * x, a, noise, basis)
+
+
+def _null_space(
+    a: torch.Tensor, constraints: tuple[torch.Tensor, torch.Tensor], engine: Engine
+) -> tuple[torch.Tensor, NullSpace]:
+    """That of the scaled unknowns, and their scales.
+
+    Raises
+    ------
+    ValueError
+        Where no x fulfils all constraints.
+    """
+    c, d = constraints
+    scales = _column_scales(a, c)
+    null = NullSpace.of(c * scales, d, engine)
+    if null.rank < len(c) and bool((scales != 1).any()):  # what scales have made of independent rows
+        plain = NullSpace.of(c, d, engine)
+        if plain.rank > null.rank:
+            scales, null = torch.ones_like(scales), plain
+    null.check(c * scales, d)
+    return scales, null
 
 
 def _column_scales(a: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
@@ -230,21 +247,36 @@ def _column_scales(a: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
 
 
 def _with_constraints(
-    result: LstsqResult, null: NullSpace, a: torch.Tensor, x: torch.Tensor, z: torch.Tensor
+    result: LstsqResult,
+    null: NullSpace,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    x: torch.Tensor,
+    z: torch.Tensor,
 ) -> LstsqResult:
     """Evidence for x from that for z, its part in the null space.
 
-    An error of the shortest x changes the right-hand side that z is for. Errors are those of ``D x``, D being
-    norms of columns of A.
+    To first order: what is off in the constraints moves x by the pseudoinverse of C, and by that of ``A Z``
+    times A of it, and its product with their multipliers moves the minimum (Elden, "Perturbation theory for
+    the least squares problem with linear equality constraints", SIAM J. Numer. Anal. 17, 1980). Rounding
+    errors of ``A Z`` and ``b - A s`` are perturbations of the problem for z. Errors are those of ``D x``, D
+    being norms of columns of A.
     """
     norm, left = torch.linalg.vector_norm, null.basis.shape[1]
     columns = norm(a, dim=-2) if a.shape[-2] else a.new_ones(a.shape[-1])
-    total = FP64.u * ROUNDINGS * null.condition * norm(null.shortest, dim=0)
+    lengths = norm(null.shortest, dim=0) + norm(x, dim=-2)
+    total = null.noise * lengths
     if left:
         mixed = norm(a @ null.basis, dim=-2)
         least = mixed.amin(-1, keepdim=True).clamp(min=1e-300)
-        inverse = result.conditions[..., None] / least
-        total = total * (1 + inverse * torch.linalg.matrix_norm(a)[..., None])
+        inverse, of_a = result.conditions[..., None] / least, torch.linalg.matrix_norm(a)[..., None]
+        length = torch.as_tensor(result.residual_norm, dtype=a.dtype, device=a.device).reshape(lengths.shape)
+        rounded = 2 * a.shape[-1] ** 0.5 * FP64.u
+        of_residual = inverse**2 * of_a * length
+        total = null.noise * ((1 + inverse * of_a) * lengths + of_residual)
+        total = total + rounded * (
+            inverse * (of_a * (lengths + norm(z, dim=-2)) + norm(b, dim=-2)) + of_residual
+        )
         total = total + result.forward_errors * norm(mixed[..., None] * z, dim=-2) / least
     size = norm(columns[..., None] * x, dim=-2)
     forward = over(columns.amax(-1, keepdim=True) * total, size)

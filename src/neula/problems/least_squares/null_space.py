@@ -7,8 +7,12 @@ from dataclasses import dataclass
 import torch
 
 from neula.algorithms.scaling import power_of_two_scales
+from neula.algorithms.spectra.condition import extreme_singular_values
 from neula.engines import FP64, Engine
 from neula.problems.orthogonal.qr import qr
+
+ROUNDINGS = 8.0
+"""Unit roundoffs, times the condition number of C, of the shortest x that fulfils the constraints."""
 
 ROUNDING = 8.0
 """Factor on ``max(n, p) u``: smaller diagonal elements of R, and residuals of constraints, count as zero."""
@@ -26,7 +30,7 @@ class NullSpace:
         Orthonormal.
     rank : int
     condition : float
-        Of the rows of C that are independent, from the diagonal of R: an estimate from below.
+        Of the rows of C that are independent, scaled; an estimate from below.
     c, d : Tensor, shape (p, n), (p, k)
         The constraints, rows scaled to norms near 1.
     """
@@ -38,9 +42,14 @@ class NullSpace:
     c: torch.Tensor
     d: torch.Tensor
 
+    @property
+    def noise(self) -> float:
+        """By how much rounding errors of the factorization turn the basis, and move the shortest x."""
+        return ROUNDINGS * self.condition * FP64.u
+
     @classmethod
     def of(cls, c: torch.Tensor, d: torch.Tensor, engine: Engine) -> NullSpace:
-        """Factorize, and check that there is a solution.
+        """Factorize.
 
         Parameters
         ----------
@@ -48,11 +57,6 @@ class NullSpace:
             float64.
         d : Tensor, shape (p, k)
         engine : Engine
-
-        Raises
-        ------
-        ValueError
-            Where no x fulfils all constraints.
         """
         p, n = c.shape
         norms = torch.linalg.vector_norm(c, dim=1)
@@ -60,17 +64,14 @@ class NullSpace:
         scaled, rhs = c * scales, d * scales
         if not p or not n:
             shortest, basis = d.new_zeros(n, d.shape[1]), torch.eye(n, dtype=d.dtype, device=d.device)
-            found = cls(shortest, basis, 0, 1.0, scaled, rhs)
-        else:
-            q, r, order = qr(scaled.mT, mode="complete", pivoting=True, engine=engine)
-            diagonal = r.diagonal().abs()
-            rank = int((diagonal > ROUNDING * max(n, p) * FP64.u * diagonal.max()).sum())
-            triangle = r[:rank, :rank].mT
-            y = torch.linalg.solve_triangular(triangle, rhs[order][:rank], upper=False)
-            condition = float(diagonal[0] / diagonal[rank - 1]) if rank else 1.0
-            found = cls(q[:, :rank] @ y, q[:, rank:], rank, condition, scaled, rhs)
-        found._check(c, d)
-        return found
+            return cls(shortest, basis, 0, 1.0, scaled, rhs)
+        q, r, order = qr(scaled.mT, mode="complete", pivoting=True, engine=engine)
+        diagonal = r.diagonal().abs()
+        rank = int((diagonal > ROUNDING * max(n, p) * FP64.u * diagonal.max()).sum())
+        triangle = r[:rank, :rank].mT
+        y = torch.linalg.solve_triangular(triangle, rhs[order][:rank], upper=False)
+        condition = _condition(r[:rank, :rank]) if rank else 1.0
+        return cls(q[:, :rank] @ y, q[:, rank:], rank, condition, scaled, rhs)
 
     def error(self, x: torch.Tensor) -> torch.Tensor:
         """``||C x - d|| / (||C|| ||x|| + ||d||)`` of each column, in the scaled rows; 0 where both vanish."""
@@ -84,7 +85,13 @@ class NullSpace:
         """What such an error may be by rounding alone."""
         return ROUNDING * max(*self.c.shape, 1) * FP64.u * max(1.0, self.condition**0.5)
 
-    def _check(self, c: torch.Tensor, d: torch.Tensor) -> None:
+    def check(self, c: torch.Tensor, d: torch.Tensor) -> None:
+        """Refuse constraints, as they were given, that no x fulfils.
+
+        Raises
+        ------
+        ValueError
+        """
         if bool((self.error(self.shortest) <= self.tolerance).all()):
             return
         nearest = torch.linalg.pinv(c) @ d
@@ -96,3 +103,9 @@ class NullSpace:
             f"||C x - d|| is at least {least:.3g} (most of it in row {worst}): "
             "leave out constraints that follow from others, or change d"
         )
+
+
+def _condition(r: torch.Tensor) -> float:
+    """Of a triangle."""
+    largest, smallest = extreme_singular_values(r.contiguous(), r.contiguous()).tolist()
+    return float(largest / max(smallest, torch.finfo(torch.float64).tiny))
