@@ -214,7 +214,8 @@ class LeastSquares:
         Parameters
         ----------
         damp, rcond, accuracy, strict : optional
-            As for :func:`neula.lstsq`.
+            As for :func:`neula.lstsq`; rows of any dtype are held in float64, which the default of ``rcond`` is
+            for.
 
         Returns
         -------
