@@ -214,8 +214,7 @@ class LeastSquares:
         Parameters
         ----------
         damp, rcond, accuracy, strict : optional
-            As for :func:`neula.lstsq`; rows of any dtype are held in float64, which the default of ``rcond`` is
-            for.
+            As for :func:`neula.lstsq` in float64, whatever the dtypes of the rows were.
 
         Returns
         -------
