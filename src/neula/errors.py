@@ -81,6 +81,8 @@ def whole_number(name: str, given: Any, *, wanted: str = "a whole number, at lea
     TypeError, ValueError
         For what is not a whole number, or below 1.
     """
+    if type(given) is int and given >= 1:  # microseconds count
+        return given
     return int(number(name, given, wanted, lambda x: x >= 1 and x.is_integer()))
 
 

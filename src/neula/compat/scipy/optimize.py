@@ -52,7 +52,7 @@ def nnls(A: Any, b: Any, *, maxiter: int | None = None) -> tuple[np.ndarray, flo
     array([1.5, 0. ])
     """
     matrix, rhs = _arrays(A, b)
-    need(maxiter is None or not matrix.size)  # of nothing there is nothing to count
+    need(maxiter is None)
     result = _sure(neula.nnls, matrix, rhs)
     return result.x, result.rnorm
 
