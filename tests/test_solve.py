@@ -585,3 +585,13 @@ def test_on_a_gpu(kind, dtype, rng):
     assert result.x.is_cuda
     u = float(np.finfo(dtype).eps) / 2
     assert backward_error(A, b, result.x.cpu().numpy()) <= 5 * u + math.sqrt(700) * U64
+
+
+@pytest.mark.parametrize("n", [3, 300, 600])
+def test_a_definite_matrix_that_is_not_symmetric_is_named_as_the_cause(n: int) -> None:
+    """Only one triangle is factorized, and the warning says why that does not do."""
+    root = np.random.default_rng(0).standard_normal((n, n))
+    A = root @ root.T + n * np.eye(n)
+    A[np.triu_indices(n, 1)] += 0.5 * n
+    with pytest.warns(neula.AccuracyWarning, match=r"A is not symmetric, .* by up to .*: leave assume_a="):
+        neula.solve(A, np.ones(n), assume_a="pos", engine="cpu")

@@ -44,7 +44,7 @@ from neula.problems.systems.chain import (
     chain_together,
 )
 from neula.problems.systems.library_factors import SingularMember
-from neula.problems.systems.problem import Members, Options, Systems
+from neula.problems.systems.problem import Members, Options, Systems, asymmetry
 from neula.problems.systems.system import System
 
 STRUCTURES = ("gen", "pos")
@@ -258,7 +258,7 @@ def _finished(
     if not result.converged:
         call.report_missed(
             f"the system is not certified to be solved to {result.accuracy} accuracy",
-            _why(result, options),
+            _why(result, options) + (asymmetry(matrices) if options.positive else ""),
             result,
             report.missed(),
             unsure=not result.forward_error <= SURE,
