@@ -110,6 +110,7 @@ def _judge_solver(example: Example, answer: Answer, verdict: Verdict) -> None:
             rank=None if ranks is None else int(ranks[i]),
             u=u,
             spacing=spacing_of(example.a.dtype),
+            keeps_rows=example.recipe.problem != "held",
             fair=is_default(example) and example.recipe.problem in OFTEN,
         )
         for finding in member.findings():
@@ -135,6 +136,8 @@ class _Judged:
         ``log2`` of the smallest number of the result's dtype.
     exacting : bool
         Whether a warning may say that not all digits are sure.
+    keeps_rows : bool
+        Whether A was there to measure the residual with.
     fair : bool
         Whether warnings can be false alarms.
     """
@@ -148,6 +151,7 @@ class _Judged:
     rank: int | None
     u: float
     spacing: int
+    keeps_rows: bool
     fair: bool
     numbers: dict[str, Any] = field(default_factory=dict)
 
@@ -197,6 +201,8 @@ class _Judged:
             return
         if not np.isfinite(self.x).all():
             yield Finding("violation", "not finite", f"accepted: {self.x}")
+            return
+        if not self.keeps_rows:
             return
         n, ratios_found = max(self.truth.shape), self.truth.residual_ratios(self.x)
         if not (ratios_found <= 1 + n * self.u).all():
