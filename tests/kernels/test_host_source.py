@@ -75,11 +75,11 @@ def again() -> float:
 
 @needs_compiler
 def test_compiled_once(folder: Path, compilations: list[list[str]]) -> None:
-    assert twice(1.5) == again() == 3
-    assert len(compilations) == 1
+    assert twice(1.5) == 3
     (file,) = (folder / "cache").rglob("*.so")
-    file.unlink()  # it is still in use
     file.write_bytes(b"half of it")
+    assert again() == 3
+    assert len(compilations) == 2
     assert again() == 3
     assert len(compilations) == 2
     with (folder / "doubled.h").open("a") as header:
