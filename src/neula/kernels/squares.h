@@ -1,0 +1,599 @@
+/* Linear systems with the evidence of each: what neula.algorithms.lapack.squares does in NumPy, in one pass.
+ *
+ * A group of LANES systems is worked on at a time: as many as there are lanes in a vector, element by element
+ * beside one another, or a single one whose columns are vectors. The same code does both, and a number of a
+ * system is a vector in either case. Below each column that is no whole number of vectors there are zeros, which
+ * change nothing.
+ */
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "vectors.h"
+
+#define U 0x1p-53
+#define MOST_THREADS 64
+
+
+/* What the caller decides, in its order. */
+struct limits {
+    double moderate, alike, max_rate, rounding, margin, computed, digits, largest_error, bound;
+};
+
+struct batch {
+    long count, n, k, probes;
+    const char *a, *b; /* float or double, of any strides, in elements */
+    long a_is_float, a_batch, a_row, a_column;
+    long b_is_float, b_batch, b_row, b_column;
+    const double *z;    /* (probes, n) */
+    const double *look; /* (n), a random vector */
+    long x_is_float;    /* what x is rounded to */
+    double *x;          /* (count, n, k) */
+    double *forward;    /* (count, k) */
+    double *systems;    /* (SYSTEMS, count) */
+    const struct limits *limits;
+};
+
+enum { ACCEPTED, REFINED_ERROR, FIRST_ERROR, BACKWARD_ERROR, CONDITION, GROWTH, SYSTEMS };
+
+struct part {
+    const struct batch *batch;
+    long first, last;
+    int failed;
+};
+
+/* Room for one group: columns of `height` vectors. */
+struct room {
+    long height;
+    vec *a, *lower, *upper, *pivots; /* pivots: reciprocals */
+    vec *sizes, *rows, *sides, *high, *low, *update, *lost, *images;
+    int *order; /* row i of the factors is row order[i] of A, of each lane */
+};
+
+static double element(const char *base, long is_float, long place)
+{
+    return is_float ? ((const float *)base)[place] : ((const double *)base)[place];
+}
+
+static vec get(const vec *column, long i)
+{
+    return LANES == 1 ? all(((const double *)column)[i]) : column[i];
+}
+
+static void set(vec *column, long i, vec value)
+{
+    if (LANES == 1)
+        ((double *)column)[i] = value[0];
+    else
+        column[i] = value;
+}
+
+/* The vector that row i is in. */
+static long place(long i)
+{
+    return LANES == 1 ? i / WIDTH : i;
+}
+
+/* The number of each system from what its rows have added up. */
+static vec total(vec sum)
+{
+    if (LANES > 1)
+        return sum;
+    double all_of_it = 0;
+    for (int l = 0; l < WIDTH; l++)
+        all_of_it += sum[l];
+    return all(all_of_it);
+}
+
+static vec largest(vec found)
+{
+    if (LANES > 1)
+        return found;
+    double most = found[0];
+    for (int l = 1; l < WIDTH; l++)
+        most = found[l] > most ? found[l] : most;
+    return all(most);
+}
+
+static vec least_of(const vec *column, long n)
+{
+    vec least = get(column, 0);
+    for (long i = 1; i < n; i++) {
+        vec other = get(column, i);
+        least = chosen(other < least, other, least);
+    }
+    return least;
+}
+
+static vec most_of(const vec *column, long height)
+{
+    vec most = {0};
+    for (long v = 0; v < height; v++)
+        most = larger(magnitude(column[v]), most);
+    return largest(most);
+}
+
+static vec inner(const vec *x, const vec *y, long height)
+{
+    vec sum = {0};
+    for (long v = 0; v < height; v++)
+        sum += x[v] * y[v];
+    return total(sum);
+}
+
+static vec length(const vec *x, long height)
+{
+    return root(inner(x, x, height));
+}
+
+static vec scaled_length(const vec *sizes, const vec *x, long height)
+{
+    vec sum = {0};
+    for (long v = 0; v < height; v++) {
+        vec y = sizes[v] * x[v];
+        sum += y * y;
+    }
+    return root(total(sum));
+}
+
+/* What is known of a matrix before it is factorized. */
+struct known {
+    vec infinity_norm, norm, smallest, largest;
+    mask moderate, alike;
+};
+
+/* A as columns, one after the other; the matrices of a group beyond the last one are that again. */
+static void take(const struct batch *batch, long first, struct room *room)
+{
+    long n = batch->n, width = room->height * WIDTH;
+    for (int l = 0; l < LANES; l++) {
+        long system = first + l < batch->count ? first + l : batch->count - 1;
+        long start = system * batch->a_batch;
+        double *to = (double *)room->a + l;
+        for (long j = 0; j < n; j++)
+            for (long i = 0; i < n; i++) {
+                long from = start + i * batch->a_row + j * batch->a_column;
+                to[j * width + i * LANES] = element(batch->a, batch->a_is_float, from);
+            }
+    }
+    if (LANES == 1)
+        for (long j = 0; j < n; j++)
+            for (long i = n; i < width; i++)
+                ((double *)room->a)[j * width + i] = 0;
+}
+
+static void take_side(const struct batch *batch, long first, long column, vec *to, long height)
+{
+    memset(to, 0, height * sizeof(vec));
+    for (int l = 0; l < LANES; l++) {
+        long system = first + l < batch->count ? first + l : batch->count - 1;
+        long start = system * batch->b_batch + column * batch->b_column;
+        for (long i = 0; i < batch->n; i++)
+            ((double *)to)[i * LANES + l] =
+                element(batch->b, batch->b_is_float, start + i * batch->b_row);
+    }
+}
+
+static struct known measure(struct room *room, long n, const struct limits *limits)
+{
+    long height = room->height;
+    vec norm = {0}, most = {0};
+    memset(room->rows, 0, height * sizeof(vec));
+    for (long j = 0; j < n; j++) {
+        const vec *column = room->a + j * height;
+        vec square = {0};
+        for (long v = 0; v < height; v++) {
+            vec size = magnitude(column[v]);
+            room->rows[v] += size;
+            most = larger(size, most);
+            square += size * size;
+        }
+        square = total(square);
+        norm += square;
+        set(room->sizes, j, root(square));
+    }
+    struct known known;
+    known.infinity_norm = most_of(room->rows, height);
+    known.norm = root(norm);
+    known.smallest = least_of(room->sizes, n);
+    known.largest = largest(most);
+    vec widest = most_of(room->sizes, height), least = least_of(room->rows, n);
+    known.alike = (known.infinity_norm <= limits->alike * least) & (widest <= limits->alike * known.smallest);
+    /* The norm shows what is not finite, comparisons with which are false. */
+    known.moderate = (least >= all(1 / limits->moderate)) & (known.smallest >= all(1 / limits->moderate)) &
+                     (known.infinity_norm <= all(limits->moderate)) & (known.norm <= all(n * limits->moderate));
+    return known;
+}
+
+/* Elements i and j of a column of one lane. */
+static void swap(vec *column, long i, long j, int lane)
+{
+    double *x = (double *)column + lane, other = x[i * LANES];
+    x[i * LANES] = x[j * LANES];
+    x[j * LANES] = other;
+}
+
+/* Subtract what the first j columns of the factors make of a column: four at a time, to read it less often. */
+static void eliminate(const struct room *room, vec *column, long j)
+{
+    long height = room->height, k = 0;
+    for (; k + 4 <= j; k += 4) {
+        const vec *l0 = room->lower + k * height, *l1 = l0 + height, *l2 = l1 + height, *l3 = l2 + height;
+        vec u0 = get(column, k);
+        vec u1 = minus_product(get(column, k + 1), get(l0, k + 1), u0);
+        vec u2 = minus_product(get(column, k + 2), get(l0, k + 2), u0);
+        u2 = minus_product(u2, get(l1, k + 2), u1);
+        vec u3 = minus_product(get(column, k + 3), get(l0, k + 3), u0);
+        u3 = minus_product(minus_product(u3, get(l1, k + 3), u1), get(l2, k + 3), u2);
+        for (long v = place(k + 1); v < height; v++) {
+            vec x = minus_product(minus_product(column[v], l0[v], u0), l1[v], u1);
+            column[v] = minus_product(minus_product(x, l2[v], u2), l3[v], u3);
+        }
+    }
+    for (; k < j; k++) {
+        vec u = get(column, k);
+        for (long v = place(k + 1); v < height; v++)
+            column[v] = minus_product(column[v], room->lower[k * height + v], u);
+    }
+}
+
+/* Bring the largest element of a column from row j on to row j, in every column; returns what it is. */
+static vec pivot(struct room *room, long n, long j)
+{
+    long height = room->height;
+    vec *column = room->upper + j * height;
+    for (int l = 0; l < LANES; l++) {
+        const double *x = (const double *)column + l;
+        long best = j;
+        double most = __builtin_fabs(x[j * LANES]);
+        for (long i = j + 1; i < n; i++) {
+            double size = __builtin_fabs(x[i * LANES]);
+            best = size > most ? i : best;
+            most = size > most ? size : most;
+        }
+        if (best == j)
+            continue;
+        int *order = room->order + l * n, other = order[j];
+        order[j] = order[best];
+        order[best] = other;
+        for (long c = 0; c < n; c++)
+            swap((c < j ? room->lower : room->upper) + c * height, j, best, l);
+    }
+    return get(column, j);
+}
+
+/* LU with partial pivoting, column by column; returns the largest element of U. Zeros are below U and above L,
+ * whose diagonals are not there. */
+static vec factorize(struct room *room, long n)
+{
+    long height = room->height;
+    vec most = {0};
+    memcpy(room->upper, room->a, n * height * sizeof(vec));
+    for (int l = 0; l < LANES; l++)
+        for (long i = 0; i < n; i++)
+            room->order[l * n + i] = i;
+    for (long j = 0; j < n; j++) {
+        vec *upper = room->upper + j * height, *lower = room->lower + j * height;
+        eliminate(room, upper, j);
+        vec diagonal = pivot(room, n, j), reciprocal = 1 / diagonal;
+        most = larger(magnitude(diagonal), most);
+        set(room->pivots, j, reciprocal);
+        set(upper, j, (vec){0});
+        long split = place(j);
+        memset(lower, 0, split * sizeof(vec));
+        for (long v = split; v < height; v++)
+            lower[v] = upper[v] * reciprocal;
+        if (LANES == 1)
+            for (long i = split * WIDTH; i < j; i++)
+                ((double *)lower)[i] = 0;
+        for (long v = 0; v < split; v++)
+            most = larger(magnitude(upper[v]), most);
+        if (LANES == 1) {
+            for (long i = split * WIDTH; i < j; i++) {
+                double size = __builtin_fabs(((double *)upper)[i]);
+                most[0] = size > most[0] ? size : most[0];
+            }
+            for (long i = j; i < height * WIDTH; i++)
+                ((double *)upper)[i] = 0;
+        } else
+            memset(upper + j, 0, (height - j) * sizeof(vec));
+    }
+    return largest(most);
+}
+
+/* Solutions for some columns, whose rows are in the order of the factors, in their place. */
+static void substitute(const struct room *room, long n, vec *columns, long count)
+{
+    long height = room->height;
+    for (long j = 0; j < n - 1; j++) {
+        const vec *lower = room->lower + j * height;
+        for (long c = 0; c < count; c++) {
+            vec *y = columns + c * height, x = get(y, j);
+            for (long v = place(j + 1); v < height; v++)
+                y[v] = minus_product(y[v], lower[v], x);
+        }
+    }
+    for (long j = n - 1; j >= 0; j--) {
+        const vec *upper = room->upper + j * height;
+        vec reciprocal = get(room->pivots, j);
+        long end = LANES == 1 ? (j + WIDTH - 1) / WIDTH : j;
+        for (long c = 0; c < count; c++) {
+            vec *y = columns + c * height, x = get(y, j) * reciprocal;
+            set(y, j, x);
+            for (long v = 0; v < end; v++)
+                y[v] = minus_product(y[v], upper[v], x);
+        }
+    }
+}
+
+/* A column with its rows in the order of the factors. */
+static void permute(const struct room *room, long n, const vec *from, vec *to)
+{
+    if (LANES == 1)
+        to[room->height - 1] = (vec){0};
+    for (int l = 0; l < LANES; l++)
+        for (long i = 0; i < n; i++)
+            ((double *)to)[i * LANES + l] = ((const double *)from)[room->order[l * n + i] * LANES + l];
+}
+
+/* b - A x as a number and the rest, x being a sum of two. */
+static void residual_of(const struct room *room, long n, const vec *b, const vec *x, vec *high, vec *low)
+{
+    long height = room->height;
+    memcpy(high, b, height * sizeof(vec));
+    memset(low, 0, height * sizeof(vec));
+    for (long j = 0; j < n; j++) {
+        const vec *column = room->a + j * height;
+        vec factor = -get(x, j);
+        for (long v = 0; v < height; v++)
+            add_products(column[v], factor, high + v, low + v);
+    }
+    for (long v = 0; v < height; v++)
+        high[v] += low[v];
+}
+
+/* A times some columns, of which the last is read from another place. */
+static void multiply(const struct room *room, long n, const vec *x, vec *images, long count)
+{
+    long height = room->height;
+    memset(images, 0, count * height * sizeof(vec));
+    for (long j = 0; j < n; j++) {
+        const vec *column = room->a + j * height;
+        for (long c = 0; c < count; c++) {
+            vec factor = -get(x + c * height, j), *image = images + c * height;
+            for (long v = 0; v < height; v++)
+                image[v] = minus_product(image[v], column[v], factor);
+        }
+    }
+}
+
+/* max |r| / (|A| |x| + |b|). */
+static vec by_rows(struct room *room, long n, const vec *x, const vec *b, const vec *residual)
+{
+    long height = room->height;
+    vec *sums = room->rows, most = {0};
+    for (long v = 0; v < height; v++)
+        sums[v] = magnitude(b[v]);
+    for (long j = 0; j < n; j++) {
+        vec size = magnitude(get(x, j));
+        for (long v = 0; v < height; v++)
+            sums[v] += magnitude(room->a[j * height + v]) * size;
+    }
+    for (long v = 0; v < height; v++) {
+        vec size = magnitude(residual[v]);
+        most = larger(chosen(size == 0, size, size / sums[v]), most);
+    }
+    return largest(most);
+}
+
+/* Random vectors behind the right-hand sides, in the order of the factors. */
+static void take_probes(const struct batch *batch, struct room *room, vec *to)
+{
+    long n = batch->n;
+    for (long p = 0; p < batch->probes; p++, to += room->height) {
+        to[room->height - 1] = (vec){0};
+        for (int l = 0; l < LANES; l++)
+            for (long i = 0; i < n; i++)
+                ((double *)to)[i * LANES + l] = batch->z[p * n + room->order[l * n + i]];
+    }
+}
+
+/* ||A D^-1||_2 by a step of the power method, from below. */
+static vec scaled_norm(const struct batch *batch, struct room *room)
+{
+    long n = batch->n, height = room->height;
+    vec *v = room->update, *image = room->images, sum = {0};
+    memset(v, 0, height * sizeof(vec));
+    for (long j = 0; j < n; j++)
+        set(v, j, batch->look[j] / get(room->sizes, j));
+    multiply(room, n, v, image, 1);
+    for (long j = 0; j < n; j++) {
+        vec y = inner(room->a + j * height, image, height) / get(room->sizes, j);
+        sum += y * y;
+    }
+    return root(sum) / length(image, height);
+}
+
+/* What one right-hand side adds to what is known of its system. */
+struct told {
+    vec refined, first, backward;
+    mask accepted;
+};
+
+/* Refine one solution, and measure what it is. */
+static struct told refine(const struct batch *batch, struct room *room, const struct known *known, vec through,
+                           mask solves, vec *x, vec *b, vec *forward)
+{
+    const struct limits *limits = batch->limits;
+    long n = batch->n, height = room->height;
+    vec *before = room->high, *update = room->update, *low = update + height, *lost = low + height;
+    vec *images = room->images;
+    residual_of(room, n, b, x, before, room->low);
+    permute(room, n, before, update);
+    substitute(room, n, update, 1);
+    vec scale = known->infinity_norm * most_of(x, height) + most_of(b, height);
+    vec first = most_of(before, height) / scale;
+    for (long v = 0; v < height; v++) {
+        vec sum = x[v] + update[v], added = sum - x[v];
+        low[v] = (x[v] - (sum - added)) + (update[v] - added);
+        x[v] = sum;
+    }
+    memset(lost, 0, height * sizeof(vec));
+    if (batch->x_is_float)
+        for (long i = 0; i < height * WIDTH; i++) {
+            double given = ((double *)x)[i];
+            ((double *)lost)[i] = given - (float)given;
+        }
+    multiply(room, n, update, images, batch->x_is_float ? 3 : 2);
+    vec after_square = {0}, most = {0}, given_square = {0};
+    for (long v = 0; v < height; v++) {
+        vec after = before[v] - images[v], of_x = after + images[height + v], of_given = of_x;
+        if (batch->x_is_float)
+            of_given += images[2 * height + v];
+        after_square += after * after;
+        given_square += of_given * of_given;
+        most = larger(magnitude(of_x), most);
+        room->low[v] = of_x;
+    }
+    vec left = root(total(after_square)), of_before = length(before, height);
+    vec of_b = length(b, height), size = scaled_length(room->sizes, x, height);
+    /* Doubled products (doubled.h), by the inequality of Cauchy and Schwarz; b is one more. */
+    double doubled = (n + 2) * U * (n + 2) * U;
+    vec floor = doubled * (known->norm * length(x, height) + of_b);
+    /* Rounding of the residual to one number, of A times the update, and of their difference. */
+    vec noise = floor + (n + 2) * U * (of_before + known->norm * length(update, height));
+    scale = known->infinity_norm * most_of(x, height) + most_of(b, height);
+    vec error = largest(most) / scale;
+    error = chosen(known->alike, error, by_rows(room, n, x, b, room->low));
+    vec bound = through * (left + noise) / size, rounded = scaled_length(room->sizes, lost, height) / size;
+    vec of_low = scaled_length(room->sizes, low, height) / size, sum = bound + of_low;
+    *forward = chosen(sum < 1, limits->computed * sum / (1 - sum), all(__builtin_inf())) + rounded;
+    mask good = solves & known->moderate & (left <= limits->max_rate * of_before + noise) &
+                (root(total(given_square)) <= of_b * (1 + n * U)) & (of_b >= all(1 / limits->moderate)) &
+                (of_b <= all(limits->moderate));
+    mask refined = (bound <= all(limits->digits)) | (left <= floor);
+    mask right = (*forward <= all(limits->largest_error)) & (error <= all(limits->bound));
+    return (struct told){error, first, error + rounded + of_low, good & refined & right};
+}
+
+static void give(const struct batch *batch, long first, long column, const vec *x, vec forward)
+{
+    long n = batch->n, k = batch->k;
+    for (int l = 0; l < LANES && first + l < batch->count; l++) {
+        for (long i = 0; i < n; i++) {
+            double found = ((const double *)x)[i * LANES + l];
+            batch->x[((first + l) * n + i) * k + column] = batch->x_is_float ? (float)found : found;
+        }
+        batch->forward[(first + l) * k + column] = forward[l];
+    }
+}
+
+static void solve_group(const struct batch *batch, long first, struct room *room)
+{
+    const struct limits *limits = batch->limits;
+    long n = batch->n, k = batch->k, height = room->height;
+    memset(room->sizes, 0, height * sizeof(vec));
+    take(batch, first, room);
+    struct known known = measure(room, n, limits);
+    vec growth = factorize(room, n) / known.largest, square = {0};
+    /* Right-hand sides as they are, then in the order of the factors, then random vectors. */
+    vec *sides = room->sides, *x = sides + k * height, *z = x + k * height;
+    for (long c = 0; c < k; c++) {
+        take_side(batch, first, c, sides + c * height, height);
+        permute(room, n, sides + c * height, x + c * height);
+    }
+    take_probes(batch, room, z);
+    substitute(room, n, x, k + batch->probes);
+    for (long p = 0; p < batch->probes; p++) {
+        vec of_one = scaled_length(room->sizes, z + p * height, height);
+        square += of_one * of_one;
+    }
+    /* Solves err by so much at most: the true norm of the inverse is larger by 1 / (1 - rate). */
+    vec estimate = root(square), inverse_norm = limits->margin * estimate;
+    vec rate = limits->rounding * U * known.norm * inverse_norm / known.smallest;
+    vec condition = scaled_norm(batch, room) * estimate;
+    struct told worst = {{0}, {0}, {0}, rate <= all(limits->max_rate)};
+    for (long c = 0; c < k; c++) {
+        vec forward;
+        struct told told = refine(batch, room, &known, inverse_norm / (1 - rate), worst.accepted, x + c * height,
+                                  sides + c * height, &forward);
+        give(batch, first, c, x + c * height, forward);
+        worst.refined = larger(told.refined, worst.refined);
+        worst.first = larger(told.first, worst.first);
+        worst.backward = larger(told.backward, worst.backward);
+        worst.accepted &= told.accepted;
+    }
+    condition = larger(condition, all(1));
+    for (int l = 0; l < LANES && first + l < batch->count; l++) {
+        double found[SYSTEMS] = {worst.accepted[l] ? 1 : 0, worst.refined[l],  worst.first[l],
+                                 worst.backward[l],         condition[l], growth[l]};
+        for (int name = 0; name < SYSTEMS; name++)
+            batch->systems[name * batch->count + first + l] = found[name];
+    }
+}
+
+/* Room for one group; NULL where there is no memory. */
+static void *make_room(struct room *room, const struct batch *batch)
+{
+    long n = batch->n, sides = 2 * batch->k + batch->probes;
+    long height = LANES == 1 ? (n + WIDTH - 1) / WIDTH : n;
+    long columns = 3 * n + 3 + sides + 2 + 3 + 3;
+    size_t vectors = columns * height * sizeof(vec), size = vectors + LANES * n * sizeof(int);
+    vec *next = aligned_alloc(64, (size + 63) / 64 * 64);
+    if (next == NULL)
+        return NULL;
+    room->height = height;
+    room->order = (int *)((char *)next + vectors);
+    vec **parts[] = {&room->a, &room->lower, &room->upper, &room->pivots, &room->sizes, &room->rows,
+                     &room->sides, &room->high, &room->low, &room->update, &room->images};
+    long counts[] = {n, n, n, 1, 1, 1, sides, 1, 1, 3, 3};
+    vec *start = next;
+    for (unsigned i = 0; i < sizeof(parts) / sizeof(*parts); i++) {
+        *parts[i] = next;
+        next += counts[i] * height;
+    }
+    return start;
+}
+
+static void *solve_part(void *given)
+{
+    struct part *part = given;
+    const struct batch *batch = part->batch;
+    struct room room;
+    
+    void *memory = make_room(&room, batch);
+    part->failed = memory == NULL;
+    if (part->failed)
+        return NULL;
+    for (long first = part->first; first < part->last; first += LANES)
+        solve_group(batch, first, &room);
+    free(memory);
+    return NULL;
+}
+
+/* Solve a batch of systems with so many threads; 0, or 1 where there is no memory.
+ *
+ * Each thread has whole groups: no number depends on how many there are. */
+int solve_squares(const struct batch *batch, long threads)
+{
+    struct part parts[MOST_THREADS];
+    pthread_t others[MOST_THREADS];
+    int started[MOST_THREADS] = {0}, failed = 0;
+    long groups = (batch->count + WIDTH - 1) / WIDTH;
+    threads = threads < groups ? threads : groups;
+    threads = threads < MOST_THREADS ? threads : MOST_THREADS;
+    for (long t = 0; t < threads; t++) {
+        long last = (t + 1) * groups / threads * WIDTH;
+        parts[t] = (struct part){batch, t * groups / threads * WIDTH, last < batch->count ? last : batch->count, 0};
+        started[t] = t > 0 && pthread_create(&others[t], NULL, solve_part, &parts[t]) == 0;
+    }
+    for (long t = 0; t < threads; t++)
+        if (!started[t])
+            solve_part(&parts[t]);
+    for (long t = 0; t < threads; t++) {
+        if (started[t])
+            pthread_join(others[t], NULL);
+        failed |= parts[t].failed;
+    }
+    return failed;
+}

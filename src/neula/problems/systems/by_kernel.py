@@ -1,0 +1,94 @@
+"""Small systems on a CPU, one or a batch, by a kernel in C: the first link of their chain without the chain.
+
+What is accepted here is what the judge of the chain accepts; what is not begins with its first link.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from neula.algorithms.lapack.compiled import NAMES, TAKEN, Solved, solved
+from neula.certificates.bounds import solve_bound
+from neula.certificates.forward_error import digits_of
+from neula.pipeline.call import Call
+from neula.pipeline.result import Attempt, SolveResult
+from neula.pipeline.result.deferred import Later
+from neula.pipeline.shapes import System as Shapes
+from neula.pipeline.solutions import FEW
+from neula.problems.systems.problem import Options
+
+LARGEST = 128
+"""Order of the largest systems: the factors of larger ones are LAPACK's."""
+
+LABEL = "lu fp64 with pivoting"
+
+
+def kernel_takes(a: torch.Tensor, b: torch.Tensor, options: Options) -> bool:
+    """Whether it is made for systems like these."""
+    named = options.pivot is not None or options.compute is not None or options.positive
+    here = a.is_cpu and b.is_cpu and options.engine.device.type == "cpu" and not options.over_rows.spread
+    usual = options.dtype in TAKEN and a.dtype in TAKEN and b.dtype in TAKEN and options.progress is None
+    small = 0 < a.shape[-1] <= LARGEST and 0 < b.shape[-1] <= FEW and 0 not in a.shape
+    return small and usual and here and not named and options.engine.tuning.lapack
+
+
+def by_kernel(a: torch.Tensor, b: torch.Tensor, options: Options) -> Solved | None:
+    """Solutions, of which some may not be accepted, for tensors of shape (batch, n, n) and (batch, n, k); None
+    where there is no compiler.
+    """
+    bound = solve_bound(options.target, a.shape[1])
+    return solved(
+        a.resolve_neg(), b.resolve_neg(), options.dtype, options.digits, options.largest_error, bound
+    )
+
+
+def solve_by_kernel(call: Call, shapes: Shapes, options: Options) -> SolveResult[Any] | None:
+    """The result where all systems are accepted, and are some for this way."""
+    if not kernel_takes(shapes.a, shapes.b, options) or 0 in shapes.batch:
+        return None
+    a, b = shapes.matrices, shapes.columns
+    found = by_kernel(a, b, options) if b.shape[2] <= FEW else None
+    if found is None:
+        return None
+    systems = found.systems.numpy()
+    if not systems[0].all():
+        return None
+    numbers, worst = (systems[:, 0], 0) if len(a) == 1 else (systems.max(1), int(systems[3].argmax()))
+    of = dict(zip(NAMES, numbers.tolist(), strict=True))
+    forward_error = float(found.forward_error.max())
+    growth, bound = float(systems[5, worst]), solve_bound(options.target, a.shape[1])
+    layout, first = shapes.without_numbers(), call.first
+
+    def later(known: torch.Tensor) -> Later:
+        return Later(lambda: first.wrap(layout.of_members(known).contiguous()))
+
+    reason = (
+        f"backward error {of['refined_error']:.1e} (bound {bound:.1e}), forward error {forward_error:.1e}, "
+        f"1 iterations, growth {growth:.1e}"
+    )
+    return SolveResult.of(
+        {
+            "x": call.hand_back(shapes.solutions(found.x), options.dtype),
+            "converged": True,
+            "iterations": 1,
+            "backward_error": of["backward_error"],
+            "tolerance": bound,
+            "condition": of["condition"],
+            "forward_error": forward_error,
+            "digits": digits_of(forward_error),
+            "history": (of["first_error"], of["refined_error"]),
+            "attempts": (Attempt(LABEL, True, reason),),
+            "engine": str(options.engine),
+            "accuracy": options.target.name,
+            "growth": growth,
+            "method": LABEL,
+            "accepted": later(torch.from_numpy(systems[0] > 0)),
+            "backward_errors": later(found.systems[3]),
+            "conditions": later(found.systems[4]),
+            "forward_errors": Later(lambda: first.wrap(layout.of_columns(found.forward_error).contiguous())),
+            "seconds": call.seconds,
+        }
+    )
