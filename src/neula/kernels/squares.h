@@ -25,16 +25,14 @@ struct batch {
     const char *a, *b; /* float or double, of any strides, in elements */
     long a_is_float, a_batch, a_row, a_column;
     long b_is_float, b_batch, b_row, b_column;
-    const double *z;    /* (probes, n) */
-    const double *look; /* (n), a random vector */
-    long x_is_float;    /* what x is rounded to */
-    double *x;          /* (count, n, k) */
-    double *forward;    /* (count, k) */
-    double *systems;    /* (SYSTEMS, count) */
+    const double *vectors; /* (probes + 1, n), the last one to look at A with */
+    long x_is_float;       /* what x is rounded to */
+    double *x;             /* (count, n, k) */
+    double *known;         /* (FORWARD_ERRORS + k, count) */
     const struct limits *limits;
 };
 
-enum { ACCEPTED, REFINED_ERROR, FIRST_ERROR, BACKWARD_ERROR, CONDITION, GROWTH, SYSTEMS };
+enum { ACCEPTED, REFINED_ERROR, FIRST_ERROR, BACKWARD_ERROR, CONDITION, GROWTH, FORWARD_ERRORS };
 
 struct part {
     const struct batch *batch;
@@ -394,7 +392,7 @@ static void take_probes(const struct batch *batch, struct room *room, vec *to)
         to[room->height - 1] = (vec){0};
         for (int l = 0; l < LANES; l++)
             for (long i = 0; i < n; i++)
-                ((double *)to)[i * LANES + l] = batch->z[p * n + room->order[l * n + i]];
+                ((double *)to)[i * LANES + l] = batch->vectors[p * n + room->order[l * n + i]];
     }
 }
 
@@ -405,7 +403,7 @@ static vec scaled_norm(const struct batch *batch, struct room *room)
     vec *v = room->update, *image = room->images, sum = {0};
     memset(v, 0, height * sizeof(vec));
     for (long j = 0; j < n; j++)
-        set(v, j, batch->look[j] / get(room->sizes, j));
+        set(v, j, batch->vectors[batch->probes * n + j] / get(room->sizes, j));
     multiply(room, n, v, image, 1);
     for (long j = 0; j < n; j++) {
         vec y = inner(room->a + j * height, image, height) / get(room->sizes, j);
@@ -484,7 +482,7 @@ static void give(const struct batch *batch, long first, long column, const vec *
             double found = ((const double *)x)[i * LANES + l];
             batch->x[((first + l) * n + i) * k + column] = batch->x_is_float ? (float)found : found;
         }
-        batch->forward[(first + l) * k + column] = forward[l];
+        batch->known[(FORWARD_ERRORS + column) * batch->count + first + l] = forward[l];
     }
 }
 
@@ -525,10 +523,10 @@ static void solve_group(const struct batch *batch, long first, struct room *room
     }
     condition = larger(condition, all(1));
     for (int l = 0; l < LANES && first + l < batch->count; l++) {
-        double found[SYSTEMS] = {worst.accepted[l] ? 1 : 0, worst.refined[l],  worst.first[l],
+        double found[FORWARD_ERRORS] = {worst.accepted[l] ? 1 : 0, worst.refined[l],  worst.first[l],
                                  worst.backward[l],         condition[l], growth[l]};
-        for (int name = 0; name < SYSTEMS; name++)
-            batch->systems[name * batch->count + first + l] = found[name];
+        for (int name = 0; name < FORWARD_ERRORS; name++)
+            batch->known[name * batch->count + first + l] = found[name];
     }
 }
 

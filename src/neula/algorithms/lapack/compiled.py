@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -42,16 +43,16 @@ class _Batch(ctypes.Structure):
         *((name, ctypes.c_long) for name in ("count", "n", "k", "probes")),
         *((name, ctypes.c_void_p) for name in ("a", "b")),
         *((f"{x}_{name}", ctypes.c_long) for x in "ab" for name in _OF_MATRICES),
-        *((name, ctypes.c_void_p) for name in ("z", "look")),
+        ("vectors", ctypes.c_void_p),
         ("x_is_float", ctypes.c_long),
-        *((name, ctypes.c_void_p) for name in ("x", "forward", "systems")),
+        *((name, ctypes.c_void_p) for name in ("x", "known")),
         ("limits", ctypes.POINTER(_Limits)),
     ]
 
 
 NAMES = ("accepted", "refined_error", "first_error", "backward_error", "condition", "growth")
-"""What is known of each system: whether it is accepted (1 or 0), backward errors of what was refined, of what the
-factors gave, and of x as it is given back, the condition number, and the growth of the elements."""
+"""What is known of each system: whether it is accepted (1 or 0), backward errors of what was refined, of what
+the factors gave, and of x as it is given back, the condition number, and the growth of the elements."""
 
 
 class Solved(NamedTuple):
@@ -59,17 +60,15 @@ class Solved(NamedTuple):
 
     Attributes
     ----------
-    x : Tensor, shape (batch, n, k)
+    x : Tensor, shape (..., n, k)
         float64, rounded to the dtype of the result.
-    forward_error : Tensor, shape (batch, k)
-        Bound on ``||D (x - x*)|| / ||D x*||``.
-    systems : Tensor, shape (6, batch)
-        What :data:`NAMES` says; of several right-hand sides the worst counts.
+    known : Tensor, shape (6 + k, ...)
+        What :data:`NAMES` says, of several right-hand sides the worst; then for each a bound on its forward
+        error ``||D (x - x*)|| / ||D x*||``.
     """
 
     x: torch.Tensor
-    forward_error: torch.Tensor
-    systems: torch.Tensor
+    known: torch.Tensor
 
 
 def solved(
@@ -79,41 +78,50 @@ def solved(
 
     Parameters
     ----------
-    a : Tensor, shape (batch, n, n)
+    a : Tensor, shape (n, n) or (batch, n, n)
         float64 or float32, of any strides.
-    b : Tensor, shape (batch, n, k)
+    b : Tensor, shape (n, k) or (batch, n, k)
     dtype : torch.dtype
         Of the result.
     digits, largest_error, bound : float
         Accepted is what is refined to that error, or as far as can be; a forward error, and a backward one.
     """
-    count, n, k = b.shape
-    together = n <= TOGETHER and count > 1
+    *batch, n, k = b.shape
+    count, own = (batch[0], ()) if batch else (1, (0,))
+    solve = _kernel(n <= TOGETHER and count > 1)
+    if solve is None:
+        return None
+    vectors, limits = _prepared(n, digits, largest_error, bound)
+    x, known = (
+        torch.empty(b.shape, dtype=torch.float64),
+        torch.empty(len(NAMES) + k, *batch, dtype=torch.float64),
+    )
+    given = _Batch(
+        *(count, n, k, len(vectors) - 1, a.data_ptr(), b.data_ptr()),
+        *(a.dtype == torch.float32, *own, *a.stride(), b.dtype == torch.float32, *own, *b.stride()),
+        *(vectors.data_ptr(), dtype == torch.float32, x.data_ptr(), known.data_ptr(), limits),
+    )
+    threads = 1 if count * n**3 < THREADED else torch.get_num_threads()
+    return None if solve(ctypes.byref(given), threads) else Solved(x, known)
+
+
+@lru_cache(maxsize=2)
+def _kernel(together: bool) -> Callable[..., int] | None:
     library = load("squares_together" if together else "squares_alone")
     if library is None:
         return None
-    z, look, margin = _vectors(n)
-    limits = _Limits(MODERATE, ALIKE, MAX_RATE, ROUNDING, margin, COMPUTED, digits, largest_error, bound)
-    room = torch.empty(count * (n * k + k + 6), dtype=torch.float64)
-    x, forward, systems = room.split((count * n * k, count * k, 6 * count))
-    batch = _Batch(
-        *(count, n, k, len(z), a.data_ptr(), b.data_ptr()),
-        *(a.dtype == torch.float32, *a.stride(), b.dtype == torch.float32, *b.stride()),
-        *(z.data_ptr(), look.data_ptr(), dtype == torch.float32),
-        *(x.data_ptr(), forward.data_ptr(), systems.data_ptr(), ctypes.pointer(limits)),
-    )
-    threads = 1 if count * n**3 < THREADED else torch.get_num_threads()
-    if library.solve_squares(ctypes.byref(batch), ctypes.c_long(threads)):
-        return None
-    return Solved(x.view(count, n, k), forward.view(count, k), systems.view(6, count))
+    function: Callable[..., int] = library.solve_squares
+    library.solve_squares.argtypes = [ctypes.c_void_p, ctypes.c_long]
+    return function
 
 
 @lru_cache(maxsize=64)
-def _vectors(n: int) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """Vectors as rows that the norm of the inverse is known from, one to look at A with, and by how much the
-    norm may exceed what is seen.
+def _prepared(n: int, digits: float, largest_error: float, bound: float) -> tuple[torch.Tensor, Any]:
+    """Random vectors as rows: those that the norm of the inverse is known from, then one to look at A with;
+    and limits.
     """
-    here = torch.device("cpu")
-    z = probes(n, here, DOUBLED_VECTORS, unit=True).mT.contiguous()
-    look = probes(n, here, 1, unit=False).flatten()
-    return z, look, 1.0 if n <= PROBES else MARGINS[DOUBLED_VECTORS]
+    few, here = n <= PROBES, torch.device("cpu")
+    z = probes(n, here, DOUBLED_VECTORS, unit=True)
+    margin = 1.0 if few else MARGINS[DOUBLED_VECTORS]
+    limits = _Limits(MODERATE, ALIKE, MAX_RATE, ROUNDING, margin, COMPUTED, digits, largest_error, bound)
+    return torch.cat([z, probes(n, here, 1, unit=False)], 1).mT.contiguous(), ctypes.pointer(limits)

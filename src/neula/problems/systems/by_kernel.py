@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 
 from neula.algorithms.lapack.compiled import NAMES, TAKEN, Solved, solved
@@ -36,10 +35,8 @@ def kernel_takes(a: torch.Tensor, b: torch.Tensor, options: Options) -> bool:
 
 
 def by_kernel(a: torch.Tensor, b: torch.Tensor, options: Options) -> Solved | None:
-    """Solutions, of which some may not be accepted, for tensors of shape (batch, n, n) and (batch, n, k); None
-    where there is no compiler.
-    """
-    bound = solve_bound(options.target, a.shape[1])
+    """Solutions, of which some may not be accepted; None where there is no compiler."""
+    bound = solve_bound(options.target, a.shape[-1])
     return solved(
         a.resolve_neg(), b.resolve_neg(), options.dtype, options.digits, options.largest_error, bound
     )
@@ -49,46 +46,56 @@ def solve_by_kernel(call: Call, shapes: Shapes, options: Options) -> SolveResult
     """The result where all systems are accepted, and are some for this way."""
     if not kernel_takes(shapes.a, shapes.b, options) or 0 in shapes.batch:
         return None
-    a, b = shapes.matrices, shapes.columns
-    found = by_kernel(a, b, options) if b.shape[2] <= FEW else None
+    single = not shapes.batch
+    a, b = (shapes.a, shapes.b) if single else (shapes.matrices, shapes.columns)
+    found = by_kernel(a, b, options) if b.shape[-1] <= FEW else None
     if found is None:
         return None
-    systems = found.systems.numpy()
-    if not systems[0].all():
+    known = found.known
+    if single:
+        numbers = known.tolist()
+    else:
+        every = known.numpy()
+        worst = int(every[3].argmax())
+        numbers = [
+            every[0].min(),
+            *every[1:5].max(1).tolist(),
+            float(every[5, worst]),
+            float(every[6:].max()),
+        ]
+    accepted, refined_error, first_error, backward_error, condition, growth, *errors = numbers
+    if not accepted:
         return None
-    numbers, worst = (systems[:, 0], 0) if len(a) == 1 else (systems.max(1), int(systems[3].argmax()))
-    of = dict(zip(NAMES, numbers.tolist(), strict=True))
-    forward_error = float(found.forward_error.max())
-    growth, bound = float(systems[5, worst]), solve_bound(options.target, a.shape[1])
-    layout, first = shapes.without_numbers(), call.first
-
-    def later(known: torch.Tensor) -> Later:
-        return Later(lambda: first.wrap(layout.of_members(known).contiguous()))
-
+    forward_error, bound = max(errors), solve_bound(options.target, a.shape[-1])
     reason = (
-        f"backward error {of['refined_error']:.1e} (bound {bound:.1e}), forward error {forward_error:.1e}, "
+        f"backward error {refined_error:.1e} (bound {bound:.1e}), forward error {forward_error:.1e}, "
         f"1 iterations, growth {growth:.1e}"
     )
+    layout, wrap = shapes.without_numbers(), call.first.wrap
+
+    def later(row: int) -> Later:
+        return Later(lambda: wrap(layout.of_members(known[row]).contiguous()))
+
     return SolveResult.of(
         {
             "x": call.hand_back(shapes.solutions(found.x), options.dtype),
             "converged": True,
             "iterations": 1,
-            "backward_error": of["backward_error"],
+            "backward_error": backward_error,
             "tolerance": bound,
-            "condition": of["condition"],
+            "condition": condition,
             "forward_error": forward_error,
             "digits": digits_of(forward_error),
-            "history": (of["first_error"], of["refined_error"]),
+            "history": (first_error, refined_error),
             "attempts": (Attempt(LABEL, True, reason),),
             "engine": str(options.engine),
             "accuracy": options.target.name,
             "growth": growth,
             "method": LABEL,
-            "accepted": later(torch.from_numpy(systems[0] > 0)),
-            "backward_errors": later(found.systems[3]),
-            "conditions": later(found.systems[4]),
-            "forward_errors": Later(lambda: first.wrap(layout.of_columns(found.forward_error).contiguous())),
+            "accepted": Later(lambda: wrap(layout.of_members(known[0] > 0).contiguous())),
+            "backward_errors": later(3),
+            "conditions": later(4),
+            "forward_errors": Later(lambda: wrap(layout.of_columns(known[len(NAMES) :].mT).contiguous())),
             "seconds": call.seconds,
         }
     )
