@@ -134,6 +134,14 @@ static vec scaled_length(const vec *sizes, const vec *x, long height)
     return root(total(sum));
 }
 
+static int every(mask where)
+{
+    long long both = where[0];
+    for (int l = 1; l < WIDTH; l++)
+        both &= where[l];
+    return both != 0;
+}
+
 /* What is known of a matrix before it is factorized. */
 struct known {
     vec infinity_norm, norm, smallest, largest;
@@ -462,7 +470,8 @@ static struct told refine(const struct batch *batch, struct room *room, const st
     vec noise = floor + (n + 2) * U * (of_before + known->norm * length(update, height));
     scale = known->infinity_norm * most_of(x, height) + most_of(b, height);
     vec error = largest(most) / scale;
-    error = chosen(known->alike, error, by_rows(room, n, x, b, room->low));
+    if (!every(known->alike))
+        error = chosen(known->alike, error, by_rows(room, n, x, b, room->low));
     vec bound = through * (left + noise) / size, rounded = scaled_length(room->sizes, lost, height) / size;
     vec of_low = scaled_length(room->sizes, low, height) / size, sum = bound + of_low;
     *forward = chosen(sum < 1, limits->computed * sum / (1 - sum), all(__builtin_inf())) + rounded;

@@ -13,11 +13,12 @@ from neula.algorithms.lapack.compiled import NAMES, TAKEN, Solved, solved
 from neula.certificates.bounds import solve_bound
 from neula.certificates.forward_error import digits_of
 from neula.pipeline.call import Call
+from neula.pipeline.chain import Answer
 from neula.pipeline.result import Attempt, SolveResult
 from neula.pipeline.result.deferred import Later
 from neula.pipeline.shapes import System as Shapes
 from neula.pipeline.solutions import FEW
-from neula.problems.systems.problem import Options
+from neula.problems.systems.problem import Members, Options, Systems
 
 LARGEST = 128
 """Order of the largest systems: the factors of larger ones are LAPACK's."""
@@ -40,6 +41,35 @@ def by_kernel(a: torch.Tensor, b: torch.Tensor, options: Options) -> Solved | No
     return solved(
         a.resolve_neg(), b.resolve_neg(), options.dtype, options.digits, options.largest_error, bound
     )
+
+
+def batch_by_kernel(systems: Systems) -> Answer[Members] | None:
+    """Solutions of all systems, of which some may not be accepted; None where this is no way for them."""
+    options, a, b = systems.options, systems.a, systems.b
+    found = by_kernel(a, b, options) if kernel_takes(a, b, options) else None
+    if found is None:
+        return None
+    known = dict(zip(NAMES, found.known, strict=False))
+    accepted = known["accepted"] > 0
+    history = tuple(
+        float(known[name][accepted].max()) if accepted.any() else 0.0
+        for name in ("first_error", "refined_error")
+    )
+    values = Members(
+        x=found.x,
+        forward_error=_of_columns(found.known).contiguous(),
+        backward_error=known["backward_error"],
+        condition=known["condition"],
+        refined_error=known["refined_error"],
+        accepted=accepted,
+        growth=known["growth"],
+    )
+    return Answer(values, LABEL, "", 1, history, worst=values.worst())
+
+
+def _of_columns(known: torch.Tensor) -> torch.Tensor:
+    """Forward errors, shape (batch, k)."""
+    return known[len(NAMES) :].reshape(len(known) - len(NAMES), -1).mT
 
 
 def solve_by_kernel(call: Call, shapes: Shapes, options: Options) -> SolveResult[Any] | None:
@@ -95,7 +125,7 @@ def solve_by_kernel(call: Call, shapes: Shapes, options: Options) -> SolveResult
             "accepted": Later(lambda: wrap(layout.of_members(known[0] > 0).contiguous())),
             "backward_errors": later(3),
             "conditions": later(4),
-            "forward_errors": Later(lambda: wrap(layout.of_columns(known[len(NAMES) :].mT).contiguous())),
+            "forward_errors": Later(lambda: wrap(layout.of_columns(_of_columns(known)).contiguous())),
             "seconds": call.seconds,
         }
     )
