@@ -332,11 +332,17 @@ static void substitute(const struct room *room, long n, vec *columns, long count
     }
 }
 
+/* Zeros from the vector on that row n would be in. */
+static void clear(vec *column, long n, long height)
+{
+    for (long v = place(n); v < height; v++)
+        column[v] = (vec){0};
+}
+
 /* A column with its rows in the order of the factors. */
 static void permute(const struct room *room, long n, const vec *from, vec *to)
 {
-    if (LANES == 1)
-        to[room->height - 1] = (vec){0};
+    clear(to, n, room->height);
     for (int l = 0; l < LANES; l++)
         for (long i = 0; i < n; i++)
             ((double *)to)[i * LANES + l] = ((const double *)from)[room->order[l * n + i] * LANES + l];
@@ -397,7 +403,7 @@ static void take_probes(const struct batch *batch, struct room *room, vec *to)
 {
     long n = batch->n;
     for (long p = 0; p < batch->probes; p++, to += room->height) {
-        to[room->height - 1] = (vec){0};
+        clear(to, n, room->height);
         for (int l = 0; l < LANES; l++)
             for (long i = 0; i < n; i++)
                 ((double *)to)[i * LANES + l] = batch->vectors[p * n + room->order[l * n + i]];
@@ -543,7 +549,8 @@ static void solve_group(const struct batch *batch, long first, struct room *room
 static void *make_room(struct room *room, const struct batch *batch)
 {
     long n = batch->n, sides = 2 * batch->k + batch->probes;
-    long height = LANES == 1 ? (n + WIDTH - 1) / WIDTH : n;
+    /* Columns an odd number of vectors apart do not meet in a cache. */
+    long height = LANES == 1 ? ((n + WIDTH - 1) / WIDTH | 1) : n;
     long columns = 3 * n + 3 + sides + 2 + 3 + 3;
     size_t vectors = columns * height * sizeof(vec), size = vectors + LANES * n * sizeof(int);
     vec *next = aligned_alloc(64, (size + 63) / 64 * 64);
@@ -586,12 +593,12 @@ int solve_squares(const struct batch *batch, long threads)
     struct part parts[MOST_THREADS];
     pthread_t others[MOST_THREADS];
     int started[MOST_THREADS] = {0}, failed = 0;
-    long groups = (batch->count + WIDTH - 1) / WIDTH;
+    long groups = (batch->count + LANES - 1) / LANES;
     threads = threads < groups ? threads : groups;
     threads = threads < MOST_THREADS ? threads : MOST_THREADS;
     for (long t = 0; t < threads; t++) {
-        long last = (t + 1) * groups / threads * WIDTH;
-        parts[t] = (struct part){batch, t * groups / threads * WIDTH, last < batch->count ? last : batch->count, 0};
+        long last = (t + 1) * groups / threads * LANES;
+        parts[t] = (struct part){batch, t * groups / threads * LANES, last < batch->count ? last : batch->count, 0};
         started[t] = t > 0 && pthread_create(&others[t], NULL, solve_part, &parts[t]) == 0;
     }
     for (long t = 0; t < threads; t++)

@@ -18,8 +18,8 @@ from neula.kernels.host_source import load
 TOGETHER = 16
 """Order up to which systems of a batch are worked on side by side, one in each lane of a vector."""
 
-THREADED = 1e6
-"""Operations of a batch that are worth a second thread, which takes some 30 us to start."""
+THREADED = 1e5
+"""From how many systems times the cube of their order on a second thread is worth the 30 us of its start."""
 
 TAKEN = (torch.float64, torch.float32)
 """Dtypes of what the kernel reads, and of what it rounds x to."""
@@ -101,7 +101,7 @@ def solved(
         *(a.dtype == torch.float32, *own, *a.stride(), b.dtype == torch.float32, *own, *b.stride()),
         *(vectors.data_ptr(), dtype == torch.float32, x.data_ptr(), known.data_ptr(), limits),
     )
-    threads = 1 if count * n**3 < THREADED else torch.get_num_threads()
+    threads = torch.get_num_threads() if count > 1 and count * n**3 >= THREADED else 1
     return None if solve(ctypes.byref(given), threads) else Solved(x, known)
 
 
