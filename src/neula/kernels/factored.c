@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "solved.h"
 #include "vectors.h"
 
 #define U 0x1p-53
@@ -36,8 +37,6 @@ struct system {
     long threads;
     const struct limits *limits;
 };
-
-enum { ACCEPTED, REFINED_ERROR, FIRST_ERROR, BACKWARD_ERROR, CONDITION, GROWTH, FORWARD_ERRORS };
 
 /* Elements j to j + WIDTH of a line of n, zeros behind them. */
 static inline vec part(const char *line, long is_float, long j, long n)
@@ -427,8 +426,9 @@ int solve_factored(const struct system *system)
     told[ACCEPTED] = known.good, told[GROWTH] = growth, told[CONDITION] = condition > 1 ? condition : 1;
     for (long c = 0; c < k; c++) {
         double scale = known.infinity_norm * largest_of(x + c * wide, n) + largest_of(system->b + c * n, n);
-        raise(&told[FIRST_ERROR], largest_of(work.residuals + c * wide, n) / scale);
+        raise(&told[HISTORY], largest_of(work.residuals + c * wide, n) / scale);
     }
+    told[UPDATES] = system->updates;
     if (system->updates) {
         memcpy(work.updates, work.residuals, k * wide * sizeof(double));
         substitute(system, work.updates, wide, work.last);
@@ -445,7 +445,8 @@ int solve_factored(const struct system *system)
         round_off(system, x + c * wide, change, given, work.lost);
         int accepted = judge(system, &known, work.sizes, given, work.lost, system->b + c * n, residual, of_before,
                              change ? length_of(NULL, change, n) : 0, errors);
-        raise(&told[REFINED_ERROR], errors[REFINED_ERROR]);
+        for (int step = 1; step <= MOST_UPDATES; step++)
+            raise(&told[HISTORY + step], errors[REFINED_ERROR]);
         raise(&told[BACKWARD_ERROR], errors[BACKWARD_ERROR]);
         told[FORWARD_ERRORS + c] = errors[FORWARD_ERRORS];
         if (!accepted)

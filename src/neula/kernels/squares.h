@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "solved.h"
 #include "vectors.h"
 
 #define U 0x1p-53
@@ -32,8 +33,6 @@ struct batch {
     const struct limits *limits;
 };
 
-enum { ACCEPTED, REFINED_ERROR, FIRST_ERROR, BACKWARD_ERROR, CONDITION, GROWTH, FORWARD_ERRORS };
-
 struct part {
     const struct batch *batch;
     long first, last;
@@ -44,7 +43,7 @@ struct part {
 struct room {
     long height;
     vec *a, *lower, *upper, *pivots; /* pivots: reciprocals */
-    vec *sizes, *rows, *sides, *high, *low, *update, *lost, *images;
+    vec *sizes, *rows, *sides, *high, *low, *update, *rest, *images;
     int *order; /* row i of the factors is row order[i] of A, of each lane */
 };
 
@@ -132,6 +131,14 @@ static vec scaled_length(const vec *sizes, const vec *x, long height)
         sum += y * y;
     }
     return root(total(sum));
+}
+
+static int some(mask where)
+{
+    long long any = where[0];
+    for (int l = 1; l < WIDTH; l++)
+        any |= where[l];
+    return any != 0;
 }
 
 static int every(mask where)
@@ -348,23 +355,26 @@ static void permute(const struct room *room, long n, const vec *from, vec *to)
             ((double *)to)[i * LANES + l] = ((const double *)from)[room->order[l * n + i] * LANES + l];
 }
 
-/* b - A x as a number and the rest, x being a sum of two. */
-static void residual_of(const struct room *room, long n, const vec *b, const vec *x, vec *high, vec *low)
+/* b - A (x + rest) in twice the working precision, rounded once; the rest is below the rounding errors of x. */
+static void residual_of(const struct room *room, long n, const vec *b, const vec *x, const vec *rest, vec *high,
+                        vec *low)
 {
     long height = room->height;
     memcpy(high, b, height * sizeof(vec));
     memset(low, 0, height * sizeof(vec));
     for (long j = 0; j < n; j++) {
         const vec *column = room->a + j * height;
-        vec factor = -get(x, j);
-        for (long v = 0; v < height; v++)
+        vec factor = -get(x, j), small = get(rest, j);
+        for (long v = 0; v < height; v++) {
+            low[v] = minus_product(low[v], column[v], small);
             add_products(column[v], factor, high + v, low + v);
+        }
     }
     for (long v = 0; v < height; v++)
         high[v] += low[v];
 }
 
-/* A times some columns, of which the last is read from another place. */
+/* A times some columns. */
 static void multiply(const struct room *room, long n, const vec *x, vec *images, long count)
 {
     long height = room->height;
@@ -426,67 +436,96 @@ static vec scaled_norm(const struct batch *batch, struct room *room)
     return root(sum) / length(image, height);
 }
 
-/* What one right-hand side adds to what is known of its system. */
+/* What is known of solutions for one right-hand side; of systems that are done it stays as it is. */
 struct told {
-    vec refined, first, backward;
-    mask accepted;
+    vec history[MOST_UPDATES + 1], updates, left, noise, floor, backward, forward;
+    mask goes_on, good;
 };
 
-/* Refine one solution, and measure what it is. */
-static struct told refine(const struct batch *batch, struct room *room, const struct known *known, vec through,
-                           mask solves, vec *x, vec *b, vec *forward)
+/* Add to solutions what their residuals say that they lack, and measure what is left then. */
+static void update(const struct batch *batch, struct room *room, const struct known *known, vec through, vec *x,
+                   const vec *b, int step, struct told *told)
 {
     const struct limits *limits = batch->limits;
     long n = batch->n, height = room->height;
-    vec *before = room->high, *update = room->update, *low = update + height, *lost = low + height;
-    vec *images = room->images;
-    residual_of(room, n, b, x, before, room->low);
-    permute(room, n, before, update);
-    substitute(room, n, update, 1);
-    vec scale = known->infinity_norm * most_of(x, height) + most_of(b, height);
-    vec first = most_of(before, height) / scale;
+    vec *before = room->high, *after = room->low, *change = room->update, *rest = room->rest, *image = room->images;
+    mask where = told->goes_on;
+    residual_of(room, n, b, x, rest, image, image + height);
+    for (long v = 0; v < height; v++)
+        before[v] = chosen(where, image[v], before[v]);
+    permute(room, n, before, change);
+    substitute(room, n, change, 1);
+    vec of_x = known->infinity_norm * most_of(x, height) + most_of(b, height);
+    vec first = most_of(before, height) / of_x;
     for (long v = 0; v < height; v++) {
-        vec sum = x[v] + update[v], added = sum - x[v];
-        low[v] = (x[v] - (sum - added)) + (update[v] - added);
+        change[v] = chosen(where, change[v], (vec){0});
+        vec lacks = rest[v] + change[v], sum = x[v] + lacks, added = sum - x[v];
+        rest[v] = (x[v] - (sum - added)) + (lacks - added);
         x[v] = sum;
     }
+    multiply(room, n, change, image, 1);
+    for (long v = 0; v < height; v++)
+        after[v] = chosen(where, before[v] - image[v], after[v]);
+    vec left = length(after, height), of_before = length(before, height);
+    /* Doubled products (doubled.h), by the inequality of Cauchy and Schwarz; b is one more. */
+    double doubled = (n + 2) * U * (n + 2) * U;
+    vec floor = doubled * (known->norm * length(x, height) + length(b, height));
+    /* Rounding of the residual to one number, of A times the change, and of their difference. */
+    vec noise = floor + (n + 2) * U * (of_before + known->norm * length(change, height));
+    mask converges = left <= limits->max_rate * of_before + noise;
+    of_x = known->infinity_norm * most_of(x, height) + most_of(b, height);
+    if (step == 0)
+        told->history[0] = first;
+    for (int later = step + 1; later <= MOST_UPDATES; later++)
+        told->history[later] = chosen(where, most_of(after, height) / of_x, told->history[later]);
+    told->updates = chosen(where, all(step + 1), told->updates);
+    told->left = chosen(where, left, told->left);
+    told->noise = chosen(where, noise, told->noise);
+    told->floor = chosen(where, floor, told->floor);
+    told->good &= ~(where & ~converges);
+    vec wrong = through * (left + noise) / scaled_length(room->sizes, x, height);
+    told->goes_on &= converges & (wrong > all(limits->digits)) & (left > floor);
+}
+
+/* Refine one solution, and measure what it is. */
+static struct told refine(const struct batch *batch, struct room *room, const struct known *known, vec through,
+                          mask solves, vec *x, const vec *b)
+{
+    const struct limits *limits = batch->limits;
+    long n = batch->n, height = room->height;
+    struct told told = {.goes_on = solves & known->moderate, .good = solves & known->moderate};
+    memset(room->high, 0, 2 * height * sizeof(vec));
+    memset(room->rest, 0, height * sizeof(vec));
+    for (int step = 0; step < MOST_UPDATES && (step == 0 || some(told.goes_on)); step++)
+        update(batch, room, known, through, x, b, step, &told);
+    vec *lost = room->rest + height, *images = room->images, *of_x = room->low;
     memset(lost, 0, height * sizeof(vec));
     if (batch->x_is_float)
         for (long i = 0; i < height * WIDTH; i++) {
             double given = ((double *)x)[i];
             ((double *)lost)[i] = given - (float)given;
         }
-    multiply(room, n, update, images, batch->x_is_float ? 3 : 2);
-    vec after_square = {0}, most = {0}, given_square = {0};
+    multiply(room, n, room->rest, images, batch->x_is_float ? 2 : 1);
+    vec square = {0}, most = {0};
     for (long v = 0; v < height; v++) {
-        vec after = before[v] - images[v], of_x = after + images[height + v], of_given = of_x;
-        if (batch->x_is_float)
-            of_given += images[2 * height + v];
-        after_square += after * after;
-        given_square += of_given * of_given;
-        most = larger(magnitude(of_x), most);
-        room->low[v] = of_x;
+        of_x[v] += images[v];
+        vec of_given = batch->x_is_float ? of_x[v] + images[height + v] : of_x[v];
+        square += of_given * of_given;
+        most = larger(magnitude(of_x[v]), most);
     }
-    vec left = root(total(after_square)), of_before = length(before, height);
     vec of_b = length(b, height), size = scaled_length(room->sizes, x, height);
-    /* Doubled products (doubled.h), by the inequality of Cauchy and Schwarz; b is one more. */
-    double doubled = (n + 2) * U * (n + 2) * U;
-    vec floor = doubled * (known->norm * length(x, height) + of_b);
-    /* Rounding of the residual to one number, of A times the update, and of their difference. */
-    vec noise = floor + (n + 2) * U * (of_before + known->norm * length(update, height));
-    scale = known->infinity_norm * most_of(x, height) + most_of(b, height);
-    vec error = largest(most) / scale;
+    vec error = largest(most) / (known->infinity_norm * most_of(x, height) + most_of(b, height));
     if (!every(known->alike))
-        error = chosen(known->alike, error, by_rows(room, n, x, b, room->low));
-    vec bound = through * (left + noise) / size, rounded = scaled_length(room->sizes, lost, height) / size;
-    vec of_low = scaled_length(room->sizes, low, height) / size, sum = bound + of_low;
-    *forward = chosen(sum < 1, limits->computed * sum / (1 - sum), all(__builtin_inf())) + rounded;
-    mask good = solves & known->moderate & (left <= limits->max_rate * of_before + noise) &
-                (root(total(given_square)) <= of_b * (1 + n * U)) & (of_b >= all(1 / limits->moderate)) &
-                (of_b <= all(limits->moderate));
-    mask refined = (bound <= all(limits->digits)) | (left <= floor);
-    mask right = (*forward <= all(limits->largest_error)) & (error <= all(limits->bound));
-    return (struct told){error, first, error + rounded + of_low, good & refined & right};
+        error = chosen(known->alike, error, by_rows(room, n, x, b, of_x));
+    vec wrong = through * (told.left + told.noise) / size, of_rest = scaled_length(room->sizes, room->rest, height) / size;
+    vec rounded = scaled_length(room->sizes, lost, height) / size, sum = wrong + of_rest;
+    told.forward = chosen(sum < 1, limits->computed * sum / (1 - sum), all(__builtin_inf())) + rounded;
+    told.backward = error + rounded + of_rest;
+    told.history[MOST_UPDATES] = error;
+    told.good &= (root(total(square)) <= of_b * (1 + n * U)) & (of_b >= all(1 / limits->moderate)) &
+                 (of_b <= all(limits->moderate)) & ((wrong <= all(limits->digits)) | (told.left <= told.floor)) &
+                 (told.forward <= all(limits->largest_error)) & (error <= all(limits->bound));
+    return told;
 }
 
 static void give(const struct batch *batch, long first, long column, const vec *x, vec forward)
@@ -525,21 +564,24 @@ static void solve_group(const struct batch *batch, long first, struct room *room
     vec estimate = root(square), inverse_norm = limits->margin * estimate;
     vec rate = limits->rounding * U * known.norm * inverse_norm / known.smallest;
     vec condition = scaled_norm(batch, room) * estimate;
-    struct told worst = {{0}, {0}, {0}, rate <= all(limits->max_rate)};
+    struct told worst = {.good = rate <= all(limits->max_rate)};
     for (long c = 0; c < k; c++) {
-        vec forward;
-        struct told told = refine(batch, room, &known, inverse_norm / (1 - rate), worst.accepted, x + c * height,
-                                  sides + c * height, &forward);
-        give(batch, first, c, x + c * height, forward);
-        worst.refined = larger(told.refined, worst.refined);
-        worst.first = larger(told.first, worst.first);
+        vec *found = x + c * height;
+        struct told told =
+            refine(batch, room, &known, inverse_norm / (1 - rate), worst.good, found, sides + c * height);
+        give(batch, first, c, found, told.forward);
+        for (int step = 0; step <= MOST_UPDATES; step++)
+            worst.history[step] = larger(told.history[step], worst.history[step]);
+        worst.updates = larger(told.updates, worst.updates);
         worst.backward = larger(told.backward, worst.backward);
-        worst.accepted &= told.accepted;
+        worst.good &= told.good;
     }
     condition = larger(condition, all(1));
     for (int l = 0; l < LANES && first + l < batch->count; l++) {
-        double found[FORWARD_ERRORS] = {worst.accepted[l] ? 1 : 0, worst.refined[l],  worst.first[l],
-                                 worst.backward[l],         condition[l], growth[l]};
+        double found[FORWARD_ERRORS] = {worst.good[l] ? 1 : 0, worst.backward[l], condition[l], growth[l],
+                                        worst.updates[l]};
+        for (int step = 0; step <= MOST_UPDATES; step++)
+            found[HISTORY + step] = worst.history[step][l];
         for (int name = 0; name < FORWARD_ERRORS; name++)
             batch->known[name * batch->count + first + l] = found[name];
     }
@@ -551,7 +593,7 @@ static void *make_room(struct room *room, const struct batch *batch)
     long n = batch->n, sides = 2 * batch->k + batch->probes;
     /* Columns an odd number of vectors apart do not meet in a cache. */
     long height = LANES == 1 ? ((n + WIDTH - 1) / WIDTH | 1) : n;
-    long columns = 3 * n + 3 + sides + 2 + 3 + 3;
+    long columns = 3 * n + 3 + sides + 2 + 1 + 2 + 2;
     size_t vectors = columns * height * sizeof(vec), size = vectors + LANES * n * sizeof(int);
     vec *next = aligned_alloc(64, (size + 63) / 64 * 64);
     if (next == NULL)
@@ -559,8 +601,8 @@ static void *make_room(struct room *room, const struct batch *batch)
     room->height = height;
     room->order = (int *)((char *)next + vectors);
     vec **parts[] = {&room->a, &room->lower, &room->upper, &room->pivots, &room->sizes, &room->rows,
-                     &room->sides, &room->high, &room->low, &room->update, &room->images};
-    long counts[] = {n, n, n, 1, 1, 1, sides, 1, 1, 3, 3};
+                     &room->sides, &room->high, &room->low, &room->update, &room->rest, &room->images};
+    long counts[] = {n, n, n, 1, 1, 1, sides, 1, 1, 1, 2, 2};
     vec *start = next;
     for (unsigned i = 0; i < sizeof(parts) / sizeof(*parts); i++) {
         *parts[i] = next;

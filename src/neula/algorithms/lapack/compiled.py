@@ -50,9 +50,10 @@ class _Batch(ctypes.Structure):
     ]
 
 
-NAMES = ("accepted", "refined_error", "first_error", "backward_error", "condition", "growth")
-"""What is known of each system: whether it is accepted (1 or 0), backward errors of what was refined, of what
-the factors gave, and of x as it is given back, the condition number, and the growth of the elements."""
+NAMES = ("accepted", "backward_error", "condition", "growth", "updates", *["history"] * 4)
+"""What is known of each system, as ``kernels/solved.h`` has it: whether it is accepted (1 or 0), the backward
+error of x as it is given back, the condition number, the growth of the elements, the number of updates; then
+backward errors before the first update and after each, the last of which is that of what was refined."""
 
 
 class Solved(NamedTuple):
@@ -62,7 +63,7 @@ class Solved(NamedTuple):
     ----------
     x : Tensor, shape (..., n, k)
         float64, rounded to the dtype of the result.
-    known : Tensor, shape (6 + k, ...)
+    known : Tensor, shape (9 + k, ...)
         What :data:`NAMES` says, of several right-hand sides the worst; then for each a bound on its forward
         error ``||D (x - x*)|| / ||D x*||``.
     """

@@ -74,22 +74,19 @@ def batch_by_kernel(systems: Systems) -> Answer[Members] | None:
     found = _small(a, b, options)
     if found is None:
         return None
-    known = dict(zip(NAMES, found.known, strict=False))
-    accepted = known["accepted"] > 0
-    history = tuple(
-        float(known[name][accepted].max()) if accepted.any() else 0.0
-        for name in ("first_error", "refined_error")
-    )
+    accepted, backward_error, condition, growth, _, *history = found.known[: len(NAMES)]
+    accepted = accepted > 0
     values = Members(
         x=found.x,
         forward_error=_of_columns(found.known).contiguous(),
-        backward_error=known["backward_error"],
-        condition=known["condition"],
-        refined_error=known["refined_error"],
+        backward_error=backward_error,
+        condition=condition,
+        refined_error=history[-1],
         accepted=accepted,
-        growth=known["growth"],
+        growth=growth,
     )
-    return Answer(values, label_of(FP64), "", 1, history, worst=values.worst())
+    updates, errors = _history(_worst(found.known[:, accepted])) if accepted.any() else (1, (0.0, 0.0))
+    return Answer(values, label_of(FP64), "", updates, errors, worst=values.worst())
 
 
 def label_of(format: Format) -> str:
@@ -106,23 +103,22 @@ def solve_by_kernel(call: Call, shapes: Shapes, options: Options) -> SolveResult
     """The result where all systems are accepted, and are some for this way."""
     if 0 in shapes.batch:
         return None
-    format, updates = FP64, 1
+    format = FP64
     if shapes.batch:
         found = _small(shapes.matrices, shapes.columns, options)
     elif shapes.a.shape[-1] <= LARGEST:
         found = _small(shapes.a, shapes.b, options)
     else:
         found, format = _large(call, shapes.a, shapes.b, options) or (None, FP64)
-        updates = int(format is FP32)
-    if found is None:
+    worst = [0.0] if found is None else _worst(found.known)
+    if found is None or not worst[0]:
         return None
-    accepted, refined_error, first_error, backward_error, condition, growth, *errors = _worst(found.known)
-    if not accepted:
-        return None
+    _, backward_error, condition, growth = worst[:4]
+    updates, history = _history(worst)
     n, known, label = shapes.a.shape[-1], found.known, label_of(format)
-    forward_error, bound = max(errors), solve_bound(options.target, n)
+    forward_error, bound = max(worst[len(NAMES) :]), solve_bound(options.target, n)
     reason = (
-        f"backward error {refined_error:.1e} (bound {bound:.1e}), forward error {forward_error:.1e}, "
+        f"backward error {history[-1]:.1e} (bound {bound:.1e}), forward error {forward_error:.1e}, "
         f"{updates} iterations, growth {growth:.1e}"
     )
     layout, wrap = shapes.without_numbers(), call.first.wrap
@@ -140,7 +136,7 @@ def solve_by_kernel(call: Call, shapes: Shapes, options: Options) -> SolveResult
             "condition": condition,
             "forward_error": forward_error,
             "digits": digits_of(forward_error),
-            "history": (first_error, refined_error)[1 - updates :],
+            "history": history,
             "attempts": (Attempt(label, True, reason),),
             "engine": str(options.engine),
             "accuracy": options.target.name,
@@ -153,6 +149,13 @@ def solve_by_kernel(call: Call, shapes: Shapes, options: Options) -> SolveResult
             "seconds": call.seconds,
         }
     )
+
+
+def _history(worst: list[float]) -> tuple[int, tuple[float, ...]]:
+    """How many updates there were, and backward errors before, between and after them."""
+    updates = int(worst[NAMES.index("updates")])
+    errors = worst[NAMES.index("history") : len(NAMES)]
+    return updates, (*errors[:updates], errors[-1])
 
 
 def _worst(known: torch.Tensor) -> list[float]:
