@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import pytest
@@ -23,21 +23,16 @@ pytestmark = pytest.mark.skipif(host_source.compiler() is None, reason="no C com
 CAPABILITIES = ("DEFAULT", "AVX2", "AVX512")
 
 
-def forget() -> None:
-    for cached in (host_source.load, compiled._kernel, factored._kernel):
-        cached.cache_clear()
-
-
 @pytest.fixture(name="capability", params=CAPABILITIES)
-def _capability(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _capability(
+    request: pytest.FixtureRequest, forget: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Instructions up to those that this processor has."""
     found = torch.backends.cpu.get_cpu_capability()
     has = CAPABILITIES.index(found) if found in CAPABILITIES else 0
     if CAPABILITIES.index(request.param) > has:
         pytest.skip("not on this processor")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: request.param)
-    forget()
-    yield
     forget()
 
 
@@ -200,14 +195,17 @@ def test_views(view: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("batch", [(), (4,)])
 def test_without_a_compiler_the_same_is_found(
-    n: int, dtype: type[np.floating], batch: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    n: int,
+    dtype: type[np.floating],
+    batch: tuple[int, ...],
+    forget: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     a, b = normal(*batch, n, n).astype(dtype), normal(*batch, n, 1).astype(dtype)
     by_kernels = neula.solve(a, b)
     monkeypatch.setenv("CC", "false")
     forget()
     by_numpy = neula.solve(a, b)
-    forget()
     u = np.finfo(dtype).eps
     for found in (by_kernels, by_numpy):
         assert found.converged

@@ -42,7 +42,7 @@ INSTRUCTIONS = {
 """By what torch found, or was told to use: a cache folder may be shared by different processors."""
 
 LEVELS = ("-O3", "-O2")
-"""Of optimization: at the first GCC 12 fails for vectors that a processor cannot compare, and is asked again."""
+"""Of optimization: at the first GCC 12 fails for vectors that a processor cannot compare."""
 
 SECONDS = 60
 """After so many the compiler is given up."""
