@@ -269,7 +269,7 @@ static int judge(const struct system *system, const struct known *known, const d
     double error = known->through * (left + noise) / size, rounding = length_of(sizes, lost, n) / size;
     errors[REFINED_ERROR] = largest_of(residual, n) / scale;
     errors[BACKWARD_ERROR] = errors[REFINED_ERROR] + rounding;
-    errors[FORWARD_ERRORS] = error < 1 ? limits->computed * error / (1 - error) + rounding : __builtin_inf();
+    errors[FORWARD_ERRORS] = error < 1 ? limits->computed * (error + rounding) / (1 - error) : __builtin_inf();
     int shorter = left + noise + known->norm * of_lost <= of_b * (1 + n * U);
     int converges = !system->updates || left <= limits->max_rate * of_before + noise;
     int moderate = of_b >= 1 / limits->moderate && of_b <= limits->moderate;

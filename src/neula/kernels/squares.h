@@ -519,7 +519,7 @@ static struct told refine(const struct batch *batch, struct room *room, const st
         error = chosen(known->alike, error, by_rows(room, n, x, b, of_x));
     vec wrong = through * (told.left + told.noise) / size, of_rest = scaled_length(room->sizes, room->rest, height) / size;
     vec rounded = scaled_length(room->sizes, lost, height) / size, sum = wrong + of_rest;
-    told.forward = chosen(sum < 1, limits->computed * sum / (1 - sum), all(__builtin_inf())) + rounded;
+    told.forward = chosen(sum < 1, limits->computed * (sum + rounded) / (1 - sum), all(__builtin_inf()));
     told.backward = error + rounded + of_rest;
     told.history[MOST_UPDATES] = error;
     told.good &= (root(total(square)) <= of_b * (1 + n * U)) & (of_b >= all(1 / limits->moderate)) &
