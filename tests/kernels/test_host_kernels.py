@@ -1,4 +1,4 @@
-"""Every kernel in C compiles for every processor: where one does not, NumPy would take its place unnoticed."""
+"""Kernels in C compile for every processor: where one does not, NumPy would take its place unnoticed."""
 
 from __future__ import annotations
 

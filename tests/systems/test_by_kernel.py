@@ -180,7 +180,7 @@ VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("shape", [(7,), (30,), (140,), (5, 7), (5, 30)])
+@pytest.mark.parametrize("shape", [(7,), (30,), (240,), (5, 7), (5, 30)])
 def test_views(view: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     a, b = (torch.from_numpy(normal(*shape, k)).to(dtype) for k in (shape[-1], 2))
     seen, right = VIEWS[view](a), VIEWS[view](b)
@@ -191,7 +191,7 @@ def test_views(view: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     assert torch.allclose(found.x.double(), exact, rtol=1e-4 if dtype == torch.float32 else 1e-9)
 
 
-@pytest.mark.parametrize("n", [12, 150])
+@pytest.mark.parametrize("n", [12, 250])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("batch", [(), (4,)])
 def test_without_a_compiler_the_same_is_found(
@@ -206,7 +206,6 @@ def test_without_a_compiler_the_same_is_found(
     monkeypatch.setenv("CC", "false")
     forget()
     by_numpy = neula.solve(a, b)
-    u = np.finfo(dtype).eps
     for found in (by_kernels, by_numpy):
         assert found.converged
         assert found.method.startswith("lu fp")
@@ -215,16 +214,16 @@ def test_without_a_compiler_the_same_is_found(
         )
         assert np.shape(found.forward_errors) == (*batch, 1)
     assert by_kernels.x.dtype == by_numpy.x.dtype == dtype
-    assert np.allclose(by_kernels.x, by_numpy.x, rtol=100 * u, atol=100 * u * np.abs(by_numpy.x).max())
+    sizes = np.linalg.norm(a, axis=-2)[..., None]
+    apart, size = (np.linalg.norm(sizes * x, axis=-2) for x in (by_kernels.x - by_numpy.x, by_kernels.x))
+    assert (apart <= 1.1 * (by_kernels.forward_errors + by_numpy.forward_errors) * size).all()
     assert 1 / 30 < by_kernels.condition / by_numpy.condition < 30
 
 
 def test_where_memory_does_not_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that says so is one that is not there."""
     monkeypatch.setattr(compiled, "_kernel", lambda together: lambda batch, threads: 1)
-    monkeypatch.setattr(factored, "_kernel", lambda: lambda system: 1)
-    for n in (5, 140):
-        assert neula.solve(normal(n, n), normal(n)).converged
+    assert neula.solve(normal(5, 5), normal(5)).converged
 
 
 def test_what_it_is_not_for() -> None:
@@ -243,7 +242,7 @@ def test_what_it_is_not_for() -> None:
         assert called
 
 
-@pytest.mark.parametrize("n", [40, 150])
+@pytest.mark.parametrize("n", [40, 250])
 def test_conditions(n: int) -> None:
     for a in (np.linalg.qr(normal(n, n))[0], with_condition(n, 1e6, 3), normal(n, n)):
         true = np.linalg.cond(a / np.linalg.norm(a, axis=0))

@@ -1,11 +1,10 @@
-/* One linear system whose factors are known, with its evidence, in as few passes over A and the factors as that
- * takes: two and one, and one more of each where the solution is updated.
+/* One linear system and its evidence, by LAPACK's factors, in as few passes over A and the factors as that takes:
+ * two over A, of which one makes the copy that is factorized, and one over the factors. Where the solution is
+ * updated there is one more of each.
  *
- * Rows of A are contiguous, and the factors are LAPACK's of its transpose, P L U = A^T, column by column: all
- * products with A, and all solves, are inner products of contiguous numbers.
+ * Rows of A are contiguous, and the factors are those of its transpose, P L U = A^T, column by column: all products
+ * with A, and all solves, are inner products of contiguous numbers.
  */
-#include <pthread.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "solved.h"
@@ -14,7 +13,6 @@
 #define U 0x1p-53
 #define PROBES 4 /* random vectors that the norm of the inverse is known from */
 #define GROUP 5  /* vectors that a line is multiplied by while it is in registers */
-#define MOST_THREADS 64
 
 typedef double loose __attribute__((vector_size(8 * WIDTH), aligned(8)));
 typedef float narrow __attribute__((vector_size(4 * WIDTH), aligned(4)));
@@ -26,17 +24,34 @@ struct limits {
 
 struct system {
     long n, k;
-    const char *a, *factors; /* float or double */
+    long wide; /* a multiple of WIDTH, at least n + WIDTH: columns of the room end with zeros */
+    const char *a;
+    char *factors; /* float or double; at first a copy of A */
     long a_is_float, factors_are_float;
-    const int *pivots;       /* counted from 0 */
-    const double *b;         /* (k, n) */
-    const double *vectors;   /* (PROBES + 1, n), the last one to look at A with */
+    const int *pivots;        /* counted from 0 */
+    const double *b;          /* (k, n) */
+    const double *vectors;    /* (PROBES + 1, n), the last one to look at A with */
     long updates, x_is_float; /* whether to update once; what x is rounded to */
-    double *x;               /* (k, n) */
-    double *known;           /* (FORWARD_ERRORS + k) */
-    long threads;
+    double *room;             /* COLUMNS and three times `count_of` columns */
+    double *x;                /* (k, n) */
+    double *known;            /* (FORWARD_ERRORS + k) */
     const struct limits *limits;
 };
+
+/* Columns of the room: sums of magnitudes of rows, sizes of columns, A^T times a random vector and A times what
+ * that shows, something for a while, and what the solutions are multiplied beside. */
+enum { SUMS, SIZES, IMAGE, LOOK, SPARE, OTHERS, COLUMNS = OTHERS + GROUP };
+
+static double *column_of(const struct system *system, long i)
+{
+    return system->room + i * system->wide;
+}
+
+/* Random vectors and right-hand sides, filled up to whole groups. */
+static long count_of(const struct system *system)
+{
+    return (PROBES + system->k + GROUP - 1) / GROUP * GROUP;
+}
 
 /* Elements j to j + WIDTH of a line of n, zeros behind them. */
 static inline vec part(const char *line, long is_float, long j, long n)
@@ -55,6 +70,24 @@ static inline const char *line_of(const char *a, long is_float, long i, long n)
     return a + i * n * (is_float ? 4 : 8);
 }
 
+/* Write so many elements of a vector, at most, from place i of an array on. */
+static inline void put(char *to, long is_float, long i, long count, vec x)
+{
+    if (count >= WIDTH) {
+        if (is_float)
+            *(narrow *)((float *)to + i) = __builtin_convertvector(x, narrow);
+        else
+            *(loose *)((double *)to + i) = (loose)x;
+        return;
+    }
+    for (long l = 0; l < count; l++) {
+        if (is_float)
+            ((float *)to)[i + l] = x[l];
+        else
+            ((double *)to)[i + l] = x[l];
+    }
+}
+
 static inline double sum_of(vec x)
 {
     double sum = 0;
@@ -69,6 +102,11 @@ static double largest_of(const double *x, long n)
     for (long i = 0; i < n; i++)
         most = __builtin_fabs(x[i]) > most ? __builtin_fabs(x[i]) : most;
     return most;
+}
+
+static void raise(double *most, double x)
+{
+    *most = x > *most ? x : *most;
 }
 
 static double least_of(const double *x, long n)
@@ -91,38 +129,30 @@ static double length_of(const double *sizes, const double *x, long n)
     return __builtin_sqrt(square);
 }
 
-/* Some rows of A, and what is made of them. Columns of vectors are `wide` long, and end with zeros. */
-struct rows {
-    const struct system *system;
-    long first, last, wide;
-    /* Before there are factors: sums of magnitudes of rows; of columns their squares, and A^T y. */
-    double *sums, *squares, *image, largest;
-    /* With solutions: residuals, and A times other vectors. */
-    const double *x, *others;
-    double *residuals, *images;
-};
-
-static void *look(void *given)
+/* Copy A, and sum up what there is to know of its rows and columns; returns the largest element. */
+double copy_and_look(const struct system *system)
 {
-    struct rows *rows = given;
-    const struct system *system = rows->system;
-    const double *y = system->vectors + PROBES * system->n;
     long n = system->n;
-    vec *squares = (vec *)rows->squares, *image = (vec *)rows->image, most = {0};
-    for (long i = rows->first; i < rows->last; i++) {
+    const double *y = system->vectors + PROBES * n;
+    memset(system->room, 0, (COLUMNS + 3 * count_of(system)) * system->wide * sizeof(double));
+    double *sums = column_of(system, SUMS), *sizes = column_of(system, SIZES);
+    vec *squares = (vec *)sizes, *image = (vec *)column_of(system, IMAGE), most = {0};
+    for (long i = 0; i < n; i++) {
         const char *line = line_of(system->a, system->a_is_float, i, n);
         vec sum = {0}, factor = all(-y[i]);
         for (long j = 0; j < n; j += WIDTH) {
             vec a = part(line, system->a_is_float, j, n), size = magnitude(a);
+            put(system->factors, system->factors_are_float, i * n + j, n - j, a);
             sum += size;
             most = larger(size, most);
             squares[j / WIDTH] = minus_product(squares[j / WIDTH], -a, a);
             image[j / WIDTH] = minus_product(image[j / WIDTH], factor, a);
         }
-        rows->sums[i] = sum_of(sum);
+        sums[i] = sum_of(sum);
     }
-    rows->largest = largest_of((double *)&most, WIDTH);
-    return NULL;
+    for (long j = 0; j < n; j++)
+        sizes[j] = __builtin_sqrt(sizes[j]);
+    return largest_of((double *)&most, WIDTH);
 }
 
 /* b_i - a_i x, in twice the working precision. */
@@ -157,64 +187,11 @@ static inline void products(const char *line, long is_float, const double *x, lo
     found[4] = sum_of(s4);
 }
 
-static double product(const char *line, long is_float, const double *x, long n)
-{
-    vec sum = {0};
-    for (long j = 0; j < n; j += WIDTH)
-        sum = minus_product(sum, -part(line, is_float, j, n), *(const loose *)(x + j));
-    return sum_of(sum);
-}
-
-static void *measure(void *given)
-{
-    struct rows *rows = given;
-    const struct system *system = rows->system;
-    long n = system->n;
-    for (long i = rows->first; i < rows->last; i++) {
-        const char *line = line_of(system->a, system->a_is_float, i, n);
-        double found[GROUP];
-        for (long c = 0; c < system->k; c++)
-            rows->residuals[c * rows->wide + i] =
-                residual_of(line, system->a_is_float, rows->x + c * rows->wide, system->b[c * n + i], n);
-        products(line, system->a_is_float, rows->others, rows->wide, n, found);
-        for (int c = 0; c < GROUP; c++)
-            rows->images[c * rows->wide + i] = found[c];
-    }
-    return NULL;
-}
-
-/* What updates leave of residuals. */
-static void *update(void *given)
-{
-    struct rows *rows = given;
-    const struct system *system = rows->system;
-    for (long i = rows->first; i < rows->last; i++)
-        for (long c = 0; c < system->k; c++)
-            rows->residuals[c * rows->wide + i] -=
-                product(line_of(system->a, system->a_is_float, i, system->n), system->a_is_float,
-                        rows->x + c * rows->wide, system->n);
-    return NULL;
-}
-
-/* Do something with all rows, some in each thread: no number depends on how many there are, but sums of columns. */
-static void with_all(void *(*what)(void *), struct rows *parts, long threads)
-{
-    pthread_t others[MOST_THREADS];
-    int started[MOST_THREADS] = {0};
-    for (long t = 1; t < threads; t++)
-        started[t] = pthread_create(&others[t], NULL, what, &parts[t]) == 0;
-    for (long t = 0; t < threads; t++)
-        if (!started[t])
-            what(&parts[t]);
-    for (long t = 1; t < threads; t++)
-        if (started[t])
-            pthread_join(others[t], NULL);
-}
-
 /* A^-1 of columns, GROUP at a time, in their place; returns the largest element of U. */
-static double substitute(const struct system *system, double *columns, long wide, long groups)
+static double substitute(const struct system *system, double *columns)
 {
-    long n = system->n, narrow_ones = system->factors_are_float;
+    long n = system->n, wide = system->wide, groups = count_of(system) / GROUP;
+    long narrow_ones = system->factors_are_float;
     vec most = {0};
     double found[GROUP];
     for (long j = 0; j < n; j++) {
@@ -247,211 +224,161 @@ static double substitute(const struct system *system, double *columns, long wide
     return largest_of((double *)&most, WIDTH);
 }
 
+/* Residuals of random vectors and right-hand sides, the latter in twice the working precision, and A times the vector
+ * that shows its norm. */
+static void measure(const struct system *system, const double *solutions, double *residuals)
+{
+    long n = system->n, wide = system->wide;
+    double *others = column_of(system, OTHERS), found[GROUP];
+    memcpy(others, solutions, PROBES * wide * sizeof(double));
+    for (long i = 0; i < n; i++) {
+        const char *line = line_of(system->a, system->a_is_float, i, n);
+        products(line, system->a_is_float, others, wide, n, found);
+        for (long p = 0; p < PROBES; p++)
+            residuals[p * wide + i] = system->vectors[p * n + i] - found[p];
+        column_of(system, LOOK)[i] = found[PROBES];
+        for (long c = PROBES; c < PROBES + system->k; c++)
+            residuals[c * wide + i] =
+                residual_of(line, system->a_is_float, solutions + c * wide, system->b[(c - PROBES) * n + i], n);
+    }
+}
+
+/* What updates leave of residuals. */
+static void update(const struct system *system, const double *updates, double *residuals)
+{
+    long n = system->n, wide = system->wide;
+    double found[GROUP];
+    for (long i = 0; i < n; i++)
+        for (long c = 0; c < count_of(system); c += GROUP) {
+            const char *line = line_of(system->a, system->a_is_float, i, n);
+            products(line, system->a_is_float, updates + c * wide, wide, n, found);
+            for (int g = 0; g < GROUP; g++)
+                residuals[(c + g) * wide + i] -= found[g];
+        }
+}
+
 /* What is known of A. */
 struct known {
-    double infinity_norm, norm, smallest, largest, condition, through;
+    double infinity_norm, norm, condition, through;
     int good;
 };
 
-/* One right-hand side: accepted, and its errors. `x` is what is given back, `lost` what rounding has lost. */
-static int judge(const struct system *system, const struct known *known, const double *sizes, const double *x,
-                 const double *lost, const double *b, const double *residual, double of_before, double of_update,
-                 double *errors)
+/* What rows of A, random vectors, solutions for them and what these leave say of it. */
+static struct known known_of(const struct system *system, const double *solutions, const double *residuals)
 {
     const struct limits *limits = system->limits;
-    long n = system->n;
-    double left = length_of(NULL, residual, n), of_b = length_of(NULL, b, n), size = length_of(sizes, x, n);
-    double of_lost = length_of(NULL, lost, n), doubled = (n + WIDTH + 2) * U * (n + WIDTH + 2) * U;
-    double floor = doubled * (known->norm * length_of(NULL, x, n) + of_b);
-    /* Rounding of the residual to one number, and of A times an update and the difference. */
-    double noise = floor + (n + 2) * U * (of_before + known->norm * of_update);
-    double scale = known->infinity_norm * largest_of(x, n) + largest_of(b, n);
-    double error = known->through * (left + noise) / size, rounding = length_of(sizes, lost, n) / size;
-    errors[REFINED_ERROR] = largest_of(residual, n) / scale;
-    errors[BACKWARD_ERROR] = errors[REFINED_ERROR] + rounding;
-    errors[FORWARD_ERRORS] = error < 1 ? limits->computed * (error + rounding) / (1 - error) : __builtin_inf();
-    int shorter = left + noise + known->norm * of_lost <= of_b * (1 + n * U);
-    int converges = !system->updates || left <= limits->max_rate * of_before + noise;
-    int moderate = of_b >= 1 / limits->moderate && of_b <= limits->moderate;
-    return known->good && shorter && converges && moderate && errors[FORWARD_ERRORS] <= limits->largest_error &&
-           errors[REFINED_ERROR] <= limits->bound;
-}
-
-static void raise(double *most, double x)
-{
-    *most = x > *most ? x : *most;
-}
-
-/* What rows of A, random vectors and solutions for them say of it. */
-static struct known known_of(const struct system *system, struct rows *all, const double *sizes,
-                             const double *solutions, long wide)
-{
-    const struct limits *limits = system->limits;
-    long n = system->n;
-    struct known known = {.largest = all->largest, .smallest = least_of(sizes, n)};
-    known.infinity_norm = largest_of(all->sums, n);
-    known.norm = length_of(NULL, sizes, n);
-    double least = least_of(all->sums, n), estimate = 0, lost = 0;
+    long n = system->n, wide = system->wide;
+    const double *sums = column_of(system, SUMS), *sizes = column_of(system, SIZES);
+    double infinity_norm = largest_of(sums, n), norm = length_of(NULL, sizes, n), estimate = 0, lost = 0, fourth = 0;
     for (int p = 0; p < PROBES; p++) {
-        const double *x = solutions + p * wide, *image = all->images + p * wide, *z = system->vectors + p * n;
-        double of_one = length_of(sizes, x, n), missed = (n + 2) * U * known.norm * length_of(NULL, x, n);
-        for (long i = 0; i < n; i++)
-            all->image[i] = image[i] - z[i];
-        missed += length_of(NULL, all->image, n);
+        const double *x = solutions + p * wide;
+        double of_one = length_of(sizes, x, n);
+        /* Beside what is left there are the rounding errors of its measurement. */
+        double missed = length_of(NULL, residuals + p * wide, n) + (n + 2) * U * norm * length_of(NULL, x, n);
         estimate += of_one * of_one;
         lost += missed * missed;
-    }
-    /* With the inverse X that the factors are, A^-1 Z = X Z + A^-1 (Z - A X Z). */
-    double rate = limits->margin * __builtin_sqrt(lost);
-    estimate = __builtin_sqrt(estimate);
-    known.through = limits->margin * estimate / (1 - rate);
-    /* The largest singular value from below: sums of fourth powers of all over sums of squares, at least their
-     * mean. */
-    double fourth = 0;
-    for (int p = 0; p < PROBES; p++)
         for (int q = 0; q < p; q++) {
             double both = 0;
             for (long i = 0; i < n; i++)
-                both += sizes[i] * sizes[i] * solutions[p * wide + i] * solutions[q * wide + i];
+                both += sizes[i] * sizes[i] * x[i] * solutions[q * wide + i];
             fourth += both * both;
         }
-    fourth *= PROBES * PROBES / (PROBES * (PROBES - 1) / 2.0);
-    known.condition = __builtin_sqrt(fourth) / estimate;
-    raise(&known.condition, estimate / __builtin_sqrt(n));
-    int alike = known.infinity_norm <= limits->alike * least &&
-                largest_of(sizes, n) <= limits->alike * known.smallest;
-    int moderate = least >= 1 / limits->moderate && known.smallest >= 1 / limits->moderate &&
-                   known.infinity_norm <= limits->moderate && known.norm <= n * limits->moderate;
-    known.good = alike && moderate && rate <= limits->max_rate;
-    return known;
-}
-
-/* Round what was found, and add its update where there is one: x as it is given back, and what it lacks. */
-static void round_off(const struct system *system, const double *x, const double *update, double *given,
-                      double *lost)
-{
-    for (long i = 0; i < system->n; i++) {
-        double sum = x[i], low = 0;
-        if (update != NULL)
-            two_sum(x[i], update[i], &sum, &low);
-        given[i] = system->x_is_float ? (float)sum : sum;
-        lost[i] = (sum - given[i]) + low;
     }
+    estimate = __builtin_sqrt(estimate);
+    /* With X Z for A^-1 Z, A^-1 Z = X Z + A^-1 (Z - A X Z). */
+    double rate = limits->margin * __builtin_sqrt(lost);
+    /* The largest singular value from below: sums of fourth powers of all over sums of squares, and the mean. */
+    double condition = __builtin_sqrt(fourth * 2 * PROBES / (PROBES - 1)) / estimate;
+    raise(&condition, estimate / __builtin_sqrt(n));
+    double least = least_of(sums, n), narrowest = least_of(sizes, n);
+    int alike = infinity_norm <= limits->alike * least && largest_of(sizes, n) <= limits->alike * narrowest;
+    int moderate = least >= 1 / limits->moderate && narrowest >= 1 / limits->moderate &&
+                   infinity_norm <= limits->moderate && norm <= n * limits->moderate;
+    return (struct known){infinity_norm, norm, condition, limits->margin * estimate / (1 - rate),
+                          alike && moderate && rate <= limits->max_rate};
 }
 
-/* Columns of `wide` numbers. */
-struct work {
-    long wide, groups, last;
-    double *sizes, *solutions, *others, *images, *residuals, *updates, *lost;
+/* What is known of one right-hand side. */
+struct told {
+    double refined, backward, forward;
+    int accepted;
 };
 
-/* Room for all that is computed, zeros at first; what is to be freed, or NULL. */
-static void *make_room(const struct system *system, struct work *work, struct rows *parts)
+/* Add the update where there is one, round, and say what x is then. */
+static struct told judge(const struct system *system, const struct known *known, const double *solution,
+                         const double *change, const double *residual, double of_before, const double *b, double *x)
 {
-    long n = system->n, k = system->k, threads = system->threads;
-    work->groups = (PROBES + k + GROUP - 1) / GROUP;
-    work->last = (k + GROUP - 1) / GROUP;
-    work->wide = (n + WIDTH - 1) / WIDTH * WIDTH + WIDTH;
-    double **places[] = {&work->sizes,     &work->lost,    &work->others,   &work->images,
-                         &work->residuals, &work->updates, &work->solutions};
-    long counts[] = {1, 1, GROUP, GROUP, k, work->last * GROUP, work->groups * GROUP};
-    long of_parts = 1 + 2 * threads, columns = of_parts;
-    for (unsigned i = 0; i < sizeof(counts) / sizeof(*counts); i++)
-        columns += counts[i];
-    size_t size = (columns * work->wide * sizeof(double) + 63) / 64 * 64;
-    double *room = aligned_alloc(64, size), *next = room;
-    if (room == NULL)
-        return NULL;
-    memset(room, 0, size);
-    for (unsigned i = 0; i < sizeof(counts) / sizeof(*counts); next += counts[i++] * work->wide)
-        *places[i] = next;
-    for (long t = 0; t < threads; t++)
-        parts[t] = (struct rows){.system = system,
-                                 .first = t * n / threads,
-                                 .last = (t + 1) * n / threads,
-                                 .wide = work->wide,
-                                 .sums = next,
-                                 .squares = next + (1 + 2 * t) * work->wide,
-                                 .image = next + (2 + 2 * t) * work->wide,
-                                 .x = work->solutions + PROBES * work->wide,
-                                 .others = work->others,
-                                 .residuals = work->residuals,
-                                 .images = work->images};
-    return room;
+    const struct limits *limits = system->limits;
+    long n = system->n;
+    double *lost = column_of(system, SPARE), *sizes = column_of(system, SIZES);
+    for (long i = 0; i < n; i++) {
+        double sum, low;
+        two_sum(solution[i], system->updates ? change[i] : 0, &sum, &low);
+        x[i] = system->x_is_float ? (float)sum : sum;
+        lost[i] = (sum - x[i]) + low;
+    }
+    double left = length_of(NULL, residual, n), of_b = length_of(NULL, b, n), size = length_of(sizes, x, n);
+    double doubled = (n + WIDTH + 2) * U * (n + WIDTH + 2) * U;
+    double floor = doubled * (known->norm * length_of(NULL, x, n) + of_b);
+    /* Rounding of the residual to one number, and of A times an update and the difference. */
+    double of_change = system->updates ? length_of(NULL, change, n) : 0;
+    double noise = floor + (n + 2) * U * (of_before + known->norm * of_change);
+    double error = known->through * (left + noise) / size, rounding = length_of(sizes, lost, n) / size;
+    struct told told;
+    told.refined = largest_of(residual, n) / (known->infinity_norm * largest_of(x, n) + largest_of(b, n));
+    told.backward = told.refined + rounding;
+    error += rounding;
+    told.forward = error < 1 ? limits->computed * error / (1 - error) : __builtin_inf();
+    int shorter = left + noise + known->norm * length_of(NULL, lost, n) <= of_b * (1 + n * U);
+    int converges = !system->updates || left <= limits->max_rate * of_before + noise;
+    int moderate = of_b >= 1 / limits->moderate && of_b <= limits->moderate;
+    told.accepted = known->good && shorter && converges && moderate && told.forward <= limits->largest_error &&
+                    told.refined <= limits->bound;
+    return told;
 }
 
-/* Sums over all rows of A, in the first part; sizes of its columns; the vector that shows the norm of A D^-1, by a
- * step of the power method, and its length. */
-static double gather(const struct system *system, const struct work *work, struct rows *parts)
+/* Solve with the factors, and measure what is found; `largest` is the largest element of A. */
+void solve_factored(const struct system *system, double largest)
 {
-    double square = 0;
-    for (long t = 1; t < system->threads; t++) {
-        for (long j = 0; j < system->n; j++) {
-            parts[0].squares[j] += parts[t].squares[j];
-            parts[0].image[j] += parts[t].image[j];
-        }
-        parts[0].largest = parts[t].largest > parts[0].largest ? parts[t].largest : parts[0].largest;
-    }
-    for (long j = 0; j < system->n; j++) {
-        double size = __builtin_sqrt(parts[0].squares[j]), y = parts[0].image[j] / size;
-        work->sizes[j] = size;
-        work->others[PROBES * work->wide + j] = y / size;
-        square += y * y;
-    }
-    return __builtin_sqrt(square);
-}
-
-/* Solve with factors, and measure what is found; 0, or 1 where there is no memory. */
-int solve_factored(const struct system *system)
-{
-    long n = system->n, k = system->k;
-    struct rows parts[MOST_THREADS];
-    struct work work;
-    void *memory = make_room(system, &work, parts);
-    if (memory == NULL)
-        return 1;
-    long wide = work.wide;
-    double *x = work.solutions + PROBES * wide, *told = system->known, errors[FORWARD_ERRORS + 1];
+    long n = system->n, k = system->k, wide = system->wide, size = count_of(system) * wide;
+    double *solutions = column_of(system, COLUMNS), *residuals = solutions + size, *updates = residuals + size;
+    double *image = column_of(system, IMAGE), *sizes = column_of(system, SIZES), *told = system->known;
     for (long c = 0; c < PROBES + k; c++)
-        memcpy(work.solutions + c * wide, c < PROBES ? system->vectors + c * n : system->b + (c - PROBES) * n,
+        memcpy(solutions + c * wide, c < PROBES ? system->vectors + c * n : system->b + (c - PROBES) * n,
                n * sizeof(double));
-    with_all(look, parts, system->threads);
-    double seen = gather(system, &work, parts);
-    double growth = substitute(system, work.solutions, wide, work.groups) / parts[0].largest;
-    memcpy(work.others, work.solutions, PROBES * wide * sizeof(double));
-    with_all(measure, parts, system->threads);
-    struct known known = known_of(system, parts, work.sizes, work.solutions, wide);
-    double condition = known.condition * length_of(NULL, work.images + PROBES * wide, n) / seen;
     memset(told, 0, FORWARD_ERRORS * sizeof(double));
-    told[ACCEPTED] = known.good, told[GROWTH] = growth, told[CONDITION] = condition > 1 ? condition : 1;
-    for (long c = 0; c < k; c++) {
-        double scale = known.infinity_norm * largest_of(x + c * wide, n) + largest_of(system->b + c * n, n);
-        raise(&told[HISTORY], largest_of(work.residuals + c * wide, n) / scale);
+    told[GROWTH] = substitute(system, solutions) / largest;
+    for (long j = 0; j < n; j++) { /* a step of the power method for the norm of A D^-1 */
+        image[j] /= sizes[j];
+        column_of(system, OTHERS + PROBES)[j] = image[j] / sizes[j];
     }
-    told[UPDATES] = system->updates;
+    measure(system, solutions, residuals);
+    const double *x = solutions + PROBES * wide, *left = residuals + PROBES * wide;
+    double infinity_norm = largest_of(column_of(system, SUMS), n), *before = told + FORWARD_ERRORS;
+    for (long c = 0; c < k; c++) {
+        double scale = infinity_norm * largest_of(x + c * wide, n) + largest_of(system->b + c * n, n);
+        raise(&told[HISTORY], largest_of(left + c * wide, n) / scale);
+        before[c] = length_of(NULL, left + c * wide, n);
+    }
     if (system->updates) {
-        memcpy(work.updates, work.residuals, k * wide * sizeof(double));
-        substitute(system, work.updates, wide, work.last);
-        for (long t = 0; t < system->threads; t++)
-            parts[t].x = work.updates;
-        for (long c = 0; c < k; c++) /* kept for the judge, behind the last number */
-            x[c * wide + n] = length_of(NULL, work.residuals + c * wide, n);
-        with_all(update, parts, system->threads);
+        memcpy(updates, residuals, size * sizeof(double));
+        substitute(system, updates);
+        update(system, updates, residuals);
+        for (long i = 0; i < PROBES * wide; i++)
+            solutions[i] += updates[i];
     }
+    struct known known = known_of(system, solutions, residuals);
+    known.condition *= length_of(NULL, column_of(system, LOOK), n) / length_of(NULL, image, n);
+    told[ACCEPTED] = known.good, told[UPDATES] = system->updates;
+    told[CONDITION] = known.condition > 1 ? known.condition : 1;
     for (long c = 0; c < k; c++) {
-        const double *change = system->updates ? work.updates + c * wide : NULL;
-        double *residual = work.residuals + c * wide, *given = system->x + c * n;
-        double of_before = change ? x[c * wide + n] : length_of(NULL, residual, n);
-        round_off(system, x + c * wide, change, given, work.lost);
-        int accepted = judge(system, &known, work.sizes, given, work.lost, system->b + c * n, residual, of_before,
-                             change ? length_of(NULL, change, n) : 0, errors);
+        struct told found = judge(system, &known, x + c * wide, updates + (PROBES + c) * wide, left + c * wide,
+                                  before[c], system->b + c * n, system->x + c * n);
         for (int step = 1; step <= MOST_UPDATES; step++)
-            raise(&told[HISTORY + step], errors[REFINED_ERROR]);
-        raise(&told[BACKWARD_ERROR], errors[BACKWARD_ERROR]);
-        told[FORWARD_ERRORS + c] = errors[FORWARD_ERRORS];
-        if (!accepted)
+            raise(&told[HISTORY + step], found.refined);
+        raise(&told[BACKWARD_ERROR], found.backward);
+        told[FORWARD_ERRORS + c] = found.forward;
+        if (!found.accepted)
             told[ACCEPTED] = 0;
     }
-    free(memory);
-    return 0;
 }

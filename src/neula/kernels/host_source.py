@@ -25,7 +25,8 @@ import torch
 from neula.kernels.whole_file import write_whole
 
 FLAGS = [
-    *("-std=c11", "-shared", "-fPIC"),
+    # The next level takes a compiler twice the time, for nothing where loops are over vectors.
+    *("-std=c11", "-O2", "-shared", "-fPIC"),
     # Each operation is rounded once, or there is no arithmetic in twice the working precision.
     "-ffp-contract=off",
     # These change no number: loops with square roots and comparisons become vectors, and so do sums that a
@@ -40,9 +41,6 @@ INSTRUCTIONS = {
     "AVX512": [*WIDE, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"],
 }
 """By what torch found, or was told to use: a cache folder may be shared by different processors."""
-
-LEVELS = ("-O3", "-O2")
-"""Of optimization: at the first GCC 12 fails for vectors that a processor cannot compare."""
 
 SECONDS = 60
 """After so many the compiler is given up."""
@@ -64,20 +62,19 @@ def load(name: str) -> ctypes.CDLL | None:
     folder = Path(__file__).parent
     sources = [folder / f"{name}.c", *sorted(folder.glob("*.h"))]
     flags = [*FLAGS, *INSTRUCTIONS.get(torch.backends.cpu.get_cpu_capability(), [])]
-    known = [_identity(command[0]), command[1:], LEVELS, flags, platform.machine(), platform.libc_ver()]
+    known = [_identity(command[0]), command[1:], flags, platform.machine(), platform.libc_ver()]
     texts = [source.read_bytes() for source in sources]
     digest = hashlib.sha256(repr([known, texts]).encode()).hexdigest()[:24]
     file = platformdirs.user_cache_path("neula") / "kernels" / f"{name}-{digest}.so"
     with suppress(OSError):
         return ctypes.CDLL(str(file))
-    for level in LEVELS:
-        with suppress(OSError, subprocess.SubprocessError), tempfile.TemporaryDirectory() as room:
-            made = Path(room) / file.name
-            _run([*command, level, *flags, str(sources[0]), "-o", str(made), "-lm"])
-            library = ctypes.CDLL(str(made))  # which stays when the file goes
-            with suppress(OSError):
-                write_whole(file, made.read_bytes())
-            return library
+    with suppress(OSError, subprocess.SubprocessError), tempfile.TemporaryDirectory() as room:
+        made = Path(room) / file.name
+        _run([*command, *flags, str(sources[0]), "-o", str(made), "-lm"])
+        library = ctypes.CDLL(str(made))  # which stays when the file goes
+        with suppress(OSError):
+            write_whole(file, made.read_bytes())
+        return library
     return None
 
 

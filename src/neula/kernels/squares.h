@@ -15,7 +15,6 @@
 #define U 0x1p-53
 #define MOST_THREADS 64
 
-
 /* What the caller decides, in its order. */
 struct limits {
     double moderate, alike, max_rate, rounding, margin, computed, digits, largest_error, bound;
@@ -226,29 +225,62 @@ static void swap(vec *column, long i, long j, int lane)
     x[j * LANES] = other;
 }
 
-/* Subtract what the first j columns of the factors make of a column: four at a time, to read it less often. */
-static void eliminate(const struct room *room, vec *column, long j)
+#if LANES == 1
+/* Subtract what the first j columns of the factors make of two columns: four at a time, which are read once for
+ * both. */
+static void eliminate(const struct room *room, vec *restrict x, vec *restrict y, long j)
 {
     long height = room->height, k = 0;
     for (; k + 4 <= j; k += 4) {
         const vec *l0 = room->lower + k * height, *l1 = l0 + height, *l2 = l1 + height, *l3 = l2 + height;
-        vec u0 = get(column, k);
-        vec u1 = minus_product(get(column, k + 1), get(l0, k + 1), u0);
-        vec u2 = minus_product(get(column, k + 2), get(l0, k + 2), u0);
-        u2 = minus_product(u2, get(l1, k + 2), u1);
-        vec u3 = minus_product(get(column, k + 3), get(l0, k + 3), u0);
-        u3 = minus_product(minus_product(u3, get(l1, k + 3), u1), get(l2, k + 3), u2);
+        vec l10 = get(l0, k + 1), l20 = get(l0, k + 2), l21 = get(l1, k + 2);
+        vec l30 = get(l0, k + 3), l31 = get(l1, k + 3), l32 = get(l2, k + 3);
+        vec x0 = get(x, k), x1 = minus_product(get(x, k + 1), l10, x0);
+        vec x2 = minus_product(minus_product(get(x, k + 2), l20, x0), l21, x1);
+        vec x3 = minus_product(minus_product(minus_product(get(x, k + 3), l30, x0), l31, x1), l32, x2);
+        vec y0 = get(y, k), y1 = minus_product(get(y, k + 1), l10, y0);
+        vec y2 = minus_product(minus_product(get(y, k + 2), l20, y0), l21, y1);
+        vec y3 = minus_product(minus_product(minus_product(get(y, k + 3), l30, y0), l31, y1), l32, y2);
         for (long v = place(k + 1); v < height; v++) {
-            vec x = minus_product(minus_product(column[v], l0[v], u0), l1[v], u1);
-            column[v] = minus_product(minus_product(x, l2[v], u2), l3[v], u3);
+            vec of_x = minus_product(minus_product(x[v], l0[v], x0), l1[v], x1);
+            vec of_y = minus_product(minus_product(y[v], l0[v], y0), l1[v], y1);
+            x[v] = minus_product(minus_product(of_x, l2[v], x2), l3[v], x3);
+            y[v] = minus_product(minus_product(of_y, l2[v], y2), l3[v], y3);
         }
     }
     for (; k < j; k++) {
-        vec u = get(column, k);
-        for (long v = place(k + 1); v < height; v++)
-            column[v] = minus_product(column[v], room->lower[k * height + v], u);
+        const vec *lower = room->lower + k * height;
+        vec of_x = get(x, k), of_y = get(y, k);
+        for (long v = place(k + 1); v < height; v++) {
+            x[v] = minus_product(x[v], lower[v], of_x);
+            y[v] = minus_product(y[v], lower[v], of_y);
+        }
     }
 }
+
+#else
+/* Subtract what the first j columns of the factors make of a column: four at a time, to read it less often. */
+static void eliminate(const struct room *room, vec *restrict x, long j)
+{
+    long height = room->height, k = 0;
+    for (; k + 4 <= j; k += 4) {
+        const vec *l0 = room->lower + k * height, *l1 = l0 + height, *l2 = l1 + height, *l3 = l2 + height;
+        vec x0 = x[k], x1 = minus_product(x[k + 1], l0[k + 1], x0);
+        vec x2 = minus_product(minus_product(x[k + 2], l0[k + 2], x0), l1[k + 2], x1);
+        vec x3 = minus_product(minus_product(minus_product(x[k + 3], l0[k + 3], x0), l1[k + 3], x1), l2[k + 3], x2);
+        for (long v = k + 1; v < height; v++) {
+            vec of_x = minus_product(minus_product(x[v], l0[v], x0), l1[v], x1);
+            x[v] = minus_product(minus_product(of_x, l2[v], x2), l3[v], x3);
+        }
+    }
+    for (; k < j; k++) {
+        const vec *lower = room->lower + k * height;
+        vec of_x = x[k];
+        for (long v = k + 1; v < height; v++)
+            x[v] = minus_product(x[v], lower[v], of_x);
+    }
+}
+#endif
 
 /* Bring the largest element of a column from row j on to row j, in every column; returns what it is. */
 static vec pivot(struct room *room, long n, long j)
@@ -275,7 +307,7 @@ static vec pivot(struct room *room, long n, long j)
     return get(column, j);
 }
 
-/* LU with partial pivoting, column by column; returns the largest element of U. Zeros are below U and above L,
+/* LU with partial pivoting, two columns by two; returns the largest element of U. Zeros are below U and above L,
  * whose diagonals are not there. */
 static vec factorize(struct room *room, long n)
 {
@@ -287,7 +319,18 @@ static vec factorize(struct room *room, long n)
             room->order[l * n + i] = i;
     for (long j = 0; j < n; j++) {
         vec *upper = room->upper + j * height, *lower = room->lower + j * height;
+#if LANES == 1
+        if (j % 2 == 0)
+            eliminate(room, upper, j + 1 < n ? upper + height : room->low, j);
+        else {
+            const vec *last = lower - height;
+            vec of_last = get(upper, j - 1);
+            for (long v = place(j); v < height; v++)
+                upper[v] = minus_product(upper[v], last[v], of_last);
+        }
+#else
         eliminate(room, upper, j);
+#endif
         vec diagonal = pivot(room, n, j), reciprocal = 1 / diagonal;
         most = larger(magnitude(diagonal), most);
         set(room->pivots, j, reciprocal);

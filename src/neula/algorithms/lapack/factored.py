@@ -7,7 +7,6 @@ random vectors that the norm of the inverse is known from.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -15,12 +14,13 @@ import torch
 from neula.algorithms.krylov.batched_lstsq import FEW, MARGINS, probes
 from neula.algorithms.krylov.doubled_refinement import COMPUTED, MAX_RATE
 from neula.algorithms.lapack.compiled import NAMES, Solved
-from neula.algorithms.lapack.products import lu_factors
+from neula.algorithms.lapack.products import factorize
 from neula.algorithms.lapack.square import ALIKE, MODERATE
 from neula.kernels.host_source import load
 
-THREADED = 1 << 16
-"""Elements of a matrix whose passes are worth a second thread."""
+LANES, GROUP, BESIDE = 8, 5, 10
+"""Of ``kernels/factored.c``: lanes of the widest vector, columns that are solved for together, and columns
+beside solutions, residuals and updates."""
 
 
 class _Limits(ctypes.Structure):
@@ -32,13 +32,12 @@ class _Limits(ctypes.Structure):
 
 class _System(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_long) for name in ("n", "k")),
+        *((name, ctypes.c_long) for name in ("n", "k", "wide")),
         *((name, ctypes.c_void_p) for name in ("a", "factors")),
         *((name, ctypes.c_long) for name in ("a_is_float", "factors_are_float")),
         *((name, ctypes.c_void_p) for name in ("pivots", "b", "vectors")),
         *((name, ctypes.c_long) for name in ("updates", "x_is_float")),
-        *((name, ctypes.c_void_p) for name in ("x", "known")),
-        ("threads", ctypes.c_long),
+        *((name, ctypes.c_void_p) for name in ("room", "x", "known")),
         ("limits", ctypes.POINTER(_Limits)),
     ]
 
@@ -71,37 +70,37 @@ def solved_by_factors(
     large : bool
         As of :mod:`neula.algorithms.lapack.products`.
     """
-    solve = _kernel()
-    if solve is None:
+    library = _kernel()
+    if library is None:
         return None
     n, k = b.shape
-    transposed = (a.float() if single else a.double()).mT.numpy()
-    found = lu_factors(transposed, large=large)
-    if found is None:
-        return None
-    factors, pivots = (torch.from_numpy(part) for part in found)
-    pivots = pivots.to(torch.int32)
+    wide = -(-n // LANES) * LANES + LANES
+    columns = BESIDE + 3 * -(-(FEW + k) // GROUP) * GROUP
     vectors, sides = _vectors(n), b.mT.to(torch.float64).contiguous()
+    factors = torch.empty(n, n, dtype=torch.float32 if single else torch.float64)
+    pivots, room = torch.empty(n, dtype=torch.int32), torch.empty(columns * wide, dtype=torch.float64)
     x, known = torch.empty(k, n, dtype=torch.float64), torch.empty(len(NAMES) + k, dtype=torch.float64)
     limits = _Limits(MODERATE, ALIKE, MAX_RATE, MARGINS[FEW], COMPUTED, largest_error, bound)
-    given = _System(
-        *(n, k, a.data_ptr(), factors.data_ptr()),
-        *(a.dtype == torch.float32, factors.dtype == torch.float32),
-        *(pivots.data_ptr(), sides.data_ptr(), vectors.data_ptr()),
-        *(single, dtype == torch.float32, x.data_ptr(), known.data_ptr()),
-        *(torch.get_num_threads() if n * n >= THREADED else 1, ctypes.pointer(limits)),
+    system = _System(
+        *(n, k, wide, a.data_ptr(), factors.data_ptr(), a.dtype == torch.float32, single),
+        *(pivots.data_ptr(), sides.data_ptr(), vectors.data_ptr(), single, dtype == torch.float32),
+        *(room.data_ptr(), x.data_ptr(), known.data_ptr(), ctypes.pointer(limits)),
     )
-    return None if solve(ctypes.byref(given)) else Solved(x.mT, known)
+    given = ctypes.byref(system)
+    largest = library.copy_and_look(given)
+    if not factorize(factors.mT, pivots, large=large):
+        return None
+    library.solve_factored(given, largest)
+    return Solved(x.mT, known)
 
 
 @lru_cache(maxsize=1)
-def _kernel() -> Callable[..., int] | None:
+def _kernel() -> ctypes.CDLL | None:
     library = load("factored")
-    if library is None:
-        return None
-    function: Callable[..., int] = library.solve_factored
-    library.solve_factored.argtypes = [ctypes.c_void_p]
-    return function
+    if library is not None:
+        library.copy_and_look.argtypes, library.copy_and_look.restype = [ctypes.c_void_p], ctypes.c_double
+        library.solve_factored.argtypes = [ctypes.c_void_p, ctypes.c_double]
+    return library
 
 
 @lru_cache(maxsize=64)

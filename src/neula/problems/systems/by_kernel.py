@@ -22,8 +22,9 @@ from neula.pipeline.shapes import System as Shapes
 from neula.pipeline.solutions import FEW, is_large
 from neula.problems.systems.problem import Members, Options, Systems
 
-LARGEST = 128
-"""Order of the largest systems that it factorizes: the factors of larger ones are LAPACK's."""
+LARGEST = 208
+"""Order of the largest systems that it factorizes: from 256 on LAPACK takes less time (two threads of an
+Intel Xeon), and its factors are used."""
 
 
 def _takes(a: torch.Tensor, b: torch.Tensor, options: Options) -> bool:
