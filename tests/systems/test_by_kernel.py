@@ -11,6 +11,7 @@ import torch
 import neula
 from campaign.oracle import System
 from neula.algorithms.lapack import compiled, factored
+from neula.algorithms.lapack.products import factorize
 from neula.certificates.bounds import solve_bound
 from neula.engines import FP32, FP64
 from neula.kernels import host_source
@@ -247,3 +248,16 @@ def test_conditions(n: int) -> None:
     for a in (np.linalg.qr(normal(n, n))[0], with_condition(n, 1e6, 3), normal(n, n)):
         true = np.linalg.cond(a / np.linalg.norm(a, axis=0))
         assert true / 15 <= neula.solve(a, normal(n)).condition <= 15 * true
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_factors_take_the_place_of_the_matrix(large: bool, dtype: torch.dtype) -> None:
+    a = torch.from_numpy(normal(50, 50)).to(dtype)
+    expected, places = torch.linalg.lu_factor(a.mT)
+    factors, pivots = a.clone(), torch.empty(50, dtype=torch.int32)
+    assert factorize(factors.mT, pivots, large=large)
+    assert torch.equal(pivots, places - 1)
+    assert torch.allclose(factors.mT, expected, rtol=1e-3, atol=100 * torch.finfo(dtype).eps)
+    factors[:] = 0
+    assert not factorize(factors.mT, pivots, large=large)
