@@ -23,6 +23,8 @@ from neula.problems.systems.problem import Systems
 
 from .test_direct import OPTIONS, U64
 
+pytestmark = pytest.mark.usefixtures("by_kernels_or_numpy")
+
 CONDITIONS = (1e0, 1e2, 1e4)
 
 
@@ -49,7 +51,7 @@ def test_forward_errors_are_bounds(n: int) -> None:
         assert (found.forward_error <= 2 * U64).all()
 
 
-def test_what_two_slices_leave_is_refined_with_three() -> None:
+def test_the_ill_conditioned_are_refined_to_the_end() -> None:
     a, b = batch(8, (1e1, 1e8, 1e2))
     found = batch_by_lapack(systems(a, b)).values
     assert found.accepted.all()

@@ -14,6 +14,8 @@ from neula.algorithms.lapack import square
 from neula.algorithms.lapack.square import Square
 from neula.algorithms.spectra.inverse_norm import EXPLICIT
 
+pytestmark = pytest.mark.usefixtures("by_kernels_or_numpy")
+
 N = EXPLICIT + 3
 
 

@@ -153,3 +153,24 @@ def lu_factors(a: np.ndarray, *, large: bool) -> tuple[np.ndarray, np.ndarray] |
         return None if int(info) else (factors.numpy(), pivots.numpy() - 1)
     factors, pivots, info = (lapack.dgetrf if a.dtype == np.float64 else lapack.sgetrf)(a)
     return None if info else (factors, pivots)
+
+
+def factorize(a: torch.Tensor, pivots: torch.Tensor, *, large: bool) -> bool:
+    """LU with partial pivoting in the place of a column-major matrix; False where a pivot vanishes.
+
+    Parameters
+    ----------
+    a : Tensor, shape (n, n)
+    pivots : Tensor, shape (n,)
+        int32, which is written to: in the form of SciPy.
+    large : bool
+    """
+    if large:
+        info = torch.empty((), dtype=torch.int32)
+        torch.linalg.lu_factor_ex(a, out=(a, pivots, info))
+        pivots -= 1
+        return not int(info)
+    library = lapack.dgetrf if a.dtype == torch.float64 else lapack.sgetrf
+    _, places, failed = library(a.numpy(), overwrite_a=True)
+    pivots.copy_(torch.from_numpy(places))
+    return not failed

@@ -124,7 +124,7 @@ class Refined:
     def forward_error(self) -> np.ndarray:
         """For x as it is given back, bound on ``||D (x - x*)|| / ||D x*||``."""
         error = self.left + self.low
-        return np.where(error < 1, COMPUTED * error / (1 - error), np.inf) + self.rounding
+        return np.where(error < 1, COMPUTED * (error + self.rounding) / (1 - error), np.inf)
 
 
 class Squares:

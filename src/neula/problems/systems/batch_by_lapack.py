@@ -1,6 +1,7 @@
 """Batches of small systems on a CPU, by NumPy and LAPACK: all together, in a few passes over the batch.
 
-Steps of the chain for batches are many more passes. What is not accepted here is left to them.
+That is for definite ones, and for all where there is no C compiler. Steps of the chain for batches are many
+more passes. What is not accepted here is left to them.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from neula.algorithms.krylov.batched_lstsq import PROBES
 from neula.algorithms.lapack.batches import ELEMENTS
 from neula.algorithms.lapack.squares import Squares, cholesky, lu
 from neula.certificates.bounds import solve_bound
@@ -42,22 +42,15 @@ def batch_by_lapack(systems: Systems) -> Answer[Members] | None:
 
 
 @np.errstate(all="ignore")  # what is not finite is not accepted
-def _solved(
-    a: np.ndarray, b: np.ndarray, options: Options, slices: int = 2
-) -> tuple[Members, tuple[float, float]]:
-    """Solutions, and their largest backward errors before and after the update.
-
-    Where the norm of the inverse is known, two slices of A refine most systems to the end, and others are
-    solved again with three. Where it is an estimate with a margin, they would refine few.
-    """
+def _solved(a: np.ndarray, b: np.ndarray, options: Options) -> tuple[Members, tuple[float, float]]:
+    """Solutions, and their largest backward errors before and after the update."""
     n, updates = a.shape[1], options.target is FP64
     doubled = updates and (options.forward or n <= options.engine.tuning.doubled_order)
-    slices = 0 if not doubled else slices if n <= PROBES else 3
     a, b = (x.astype(np.float64, copy=False) for x in (a, b))
-    system = Squares(a, cholesky if options.positive else lu, slices=slices, updates=updates)
+    system = Squares(a, cholesky if options.positive else lu, slices=3 if doubled else 0, updates=updates)
     found = system.refined(b, IN_NUMPY[options.dtype])
     error, forward_error = found.backward_error, found.forward_error
-    refined = (found.left <= options.digits) | (found.settled & (slices != 2))
+    refined = (found.left <= options.digits) | found.settled
     right = (forward_error <= options.largest_error) & (error <= solve_bound(options.target, n))
     accepted = (found.good & refined & right).all(1)
     known = {
@@ -71,9 +64,4 @@ def _solved(
     }
     errors = [float(x[accepted].max(initial=0.0)) for x in (found.first_error, error)]
     members = Members(**{name: torch.from_numpy(x) for name, x in known.items()})
-    places = np.flatnonzero(~accepted & found.good.all(1)) if slices == 2 else ()
-    if len(places):
-        rest, more = _solved(a[places], b[places], options, 3)
-        members.put(torch.from_numpy(places), rest)
-        errors = np.maximum(errors, more).tolist()
     return members, (errors[0], errors[1])

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from neula.algorithms.krylov.doubled_refinement import MAX_STEPS
+from neula.algorithms.krylov.doubled_refinement import COMPUTED, MAX_STEPS
 from neula.algorithms.lapack.refinement import length, refine
 from neula.algorithms.lapack.square import MODERATE, Square
 from neula.certificates.bounds import solve_bound
@@ -141,7 +141,7 @@ def _solved(system: Square, right: list[np.ndarray], options: Options) -> list[_
             x = x.astype(IN_NUMPY[options.dtype]).astype(np.float64)
             rest = found.x - x
             lost, rounding = lost + rest, system.size(rest) / found.size
-        forward_error = found.forward_error + rounding
+        forward_error = found.forward_error + COMPUTED * rounding * (1 + found.forward_error)
         longer = system.longer(found.residual, lost, b_norm * (1 + len(b) * FP64.u))
         if longer or not (measured <= bound and forward_error <= options.largest_error):
             return None

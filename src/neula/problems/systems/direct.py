@@ -29,6 +29,7 @@ from neula.kernels.systems import Believed, Judged, Margins, Trust, judged, trus
 from neula.pipeline.chain import Answer, Declined
 from neula.pipeline.progress import stage
 from neula.problems.systems.batch_by_lapack import batch_by_lapack
+from neula.problems.systems.by_kernel import batch_by_kernel
 from neula.problems.systems.by_lapack import each_by_lapack
 from neula.problems.systems.evidence import ESTIMATED
 from neula.problems.systems.library_factors import Factors, SingularMember, cholesky_factors, lu_factors
@@ -51,7 +52,9 @@ def solve_directly(
     Declined
         If there are none in single precision.
     """
-    answer = batch_by_lapack(systems) if format is FP64 else None
+    answer = None
+    if format is FP64:
+        answer = batch_by_kernel(systems) or batch_by_lapack(systems)
     if answer is None:
         return each_by_lapack(systems, format) or _in_steps(systems, format)
     if answer.worst is not None:

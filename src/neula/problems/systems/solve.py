@@ -36,6 +36,7 @@ from neula.pipeline.solutions import (
 from neula.problems.operators.solutions import traced_solve
 from neula.problems.signatures import Kind, SolveKeywords
 from neula.problems.systems.at_once import solve_at_once
+from neula.problems.systems.by_kernel import solve_by_kernel
 from neula.problems.systems.by_lapack import solve_by_lapack
 from neula.problems.systems.chain import (
     SystemsJudge,
@@ -238,8 +239,10 @@ def _begun(call: Call, shapes: Shapes, options: Options) -> SolveResult | None:
 def _finished(
     call: Call, shapes: Shapes, options: Options, begun: Answer[Members] | None = None
 ) -> SolveResult:
-    if begun is None and (single := solve_by_lapack(call, shapes, options)) is not None:
-        return _attached(call, shapes, options, single)
+    if begun is None:
+        found = solve_by_kernel(call, shapes, options) or solve_by_lapack(call, shapes, options)
+        if found is not None:
+            return _attached(call, shapes, options, found)
     if begun is None:
         alone = solve_at_once(call, shapes, options)
         if isinstance(alone, SolveResult):

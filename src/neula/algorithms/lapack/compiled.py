@@ -1,0 +1,128 @@
+"""Small linear systems by a kernel in C: what :mod:`neula.algorithms.lapack.squares` defines, in one pass."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+
+from neula.algorithms.krylov.batched_lstsq import PROBES, ROUNDING, probes
+from neula.algorithms.krylov.doubled_refinement import COMPUTED, MAX_RATE
+from neula.algorithms.lapack.square import ALIKE, MODERATE
+from neula.algorithms.lapack.squares import DOUBLED_VECTORS, MARGINS
+from neula.kernels.host_source import load
+
+TOGETHER = 24
+"""Order up to which systems of a batch are worked on side by side, one in each lane of a vector."""
+
+THREADED = 1e5
+"""From how many systems times the cube of their order on a second thread is worth the 30 us of its start."""
+
+TAKEN = (torch.float64, torch.float32)
+"""Dtypes of what the kernel reads, and of what it rounds x to."""
+
+
+class _Limits(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_double)
+        for name in (
+            *("moderate", "alike", "max_rate", "rounding", "margin"),
+            *("computed", "digits", "largest_error", "bound"),
+        )
+    ]
+
+
+_OF_MATRICES = ("is_float", "batch", "row", "column")
+
+
+class _Batch(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_long) for name in ("count", "n", "k", "probes")),
+        *((name, ctypes.c_void_p) for name in ("a", "b")),
+        *((f"{x}_{name}", ctypes.c_long) for x in "ab" for name in _OF_MATRICES),
+        ("vectors", ctypes.c_void_p),
+        ("x_is_float", ctypes.c_long),
+        *((name, ctypes.c_void_p) for name in ("x", "known")),
+        ("limits", ctypes.POINTER(_Limits)),
+    ]
+
+
+NAMES = ("accepted", "backward_error", "condition", "growth", "updates", *["history"] * 4)
+"""What is known of each system, as ``kernels/solved.h`` has it: whether it is accepted (1 or 0), the backward
+error of x as it is given back, the condition number, the growth of the elements, the number of updates; then
+backward errors before the first update and after each, the last of which is that of what was refined."""
+
+
+class Solved(NamedTuple):
+    """Solutions with their evidence.
+
+    Attributes
+    ----------
+    x : Tensor, shape (..., n, k)
+        float64, rounded to the dtype of the result.
+    known : Tensor, shape (9 + k, ...)
+        What :data:`NAMES` says, of several right-hand sides the worst; then for each a bound on its forward
+        error ``||D (x - x*)|| / ||D x*||``.
+    """
+
+    x: torch.Tensor
+    known: torch.Tensor
+
+
+def solved(
+    a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, digits: float, largest_error: float, bound: float
+) -> Solved | None:
+    """Solve by LU with partial pivoting, update once, and measure; None where there is no compiler.
+
+    Parameters
+    ----------
+    a : Tensor, shape (n, n) or (batch, n, n)
+        float64 or float32, of any strides.
+    b : Tensor, shape (n, k) or (batch, n, k)
+    dtype : torch.dtype
+        Of the result.
+    digits, largest_error, bound : float
+        Accepted is what is refined to that error, or as far as can be; a forward error, and a backward one.
+    """
+    *batch, n, k = b.shape
+    count, own = (batch[0], ()) if batch else (1, (0,))
+    solve = _kernel(n <= TOGETHER and count > 1)
+    if solve is None:
+        return None
+    vectors, limits = _prepared(n, digits, largest_error, bound)
+    x, known = (
+        torch.empty(b.shape, dtype=torch.float64),
+        torch.empty(len(NAMES) + k, *batch, dtype=torch.float64),
+    )
+    given = _Batch(
+        *(count, n, k, len(vectors) - 1, a.data_ptr(), b.data_ptr()),
+        *(a.dtype == torch.float32, *own, *a.stride(), b.dtype == torch.float32, *own, *b.stride()),
+        *(vectors.data_ptr(), dtype == torch.float32, x.data_ptr(), known.data_ptr(), limits),
+    )
+    threads = torch.get_num_threads() if count > 1 and count * n**3 >= THREADED else 1
+    return None if solve(ctypes.byref(given), threads) else Solved(x, known)
+
+
+@lru_cache(maxsize=2)
+def _kernel(together: bool) -> Callable[..., int] | None:
+    library = load("squares_together" if together else "squares_alone")
+    if library is None:
+        return None
+    function: Callable[..., int] = library.solve_squares
+    library.solve_squares.argtypes = [ctypes.c_void_p, ctypes.c_long]
+    return function
+
+
+@lru_cache(maxsize=64)
+def _prepared(n: int, digits: float, largest_error: float, bound: float) -> tuple[torch.Tensor, Any]:
+    """Random vectors as rows: those that the norm of the inverse is known from, then one to look at A with;
+    and limits.
+    """
+    few, here = n <= PROBES, torch.device("cpu")
+    z = probes(n, here, DOUBLED_VECTORS, unit=True)
+    margin = 1.0 if few else MARGINS[DOUBLED_VECTORS]
+    limits = _Limits(MODERATE, ALIKE, MAX_RATE, ROUNDING, margin, COMPUTED, digits, largest_error, bound)
+    return torch.cat([z, probes(n, here, 1, unit=False)], 1).mT.contiguous(), ctypes.pointer(limits)

@@ -1,0 +1,108 @@
+"""Kernels in C for the host, compiled by the machine's C compiler at the first call, kept in the user's cache
+folder.
+
+What they compute has a definition in NumPy or torch beside it, which serves where there is no compiler.
+``CC`` names the compiler, as for Triton and for make; ``CC=false`` is none.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+
+import platformdirs
+import torch
+
+from neula.kernels.whole_file import write_whole
+
+FLAGS = [
+    # The next level takes a compiler twice the time, for little more than this where loops are over vectors.
+    *("-std=c11", "-O2", "-funswitch-loops", "-shared", "-fPIC"),
+    # Each operation is rounded once, or there is no arithmetic in twice the working precision.
+    "-ffp-contract=off",
+    # These change no number: loops with square roots and comparisons become vectors, and so do sums that a
+    # pragma allows to be added in another order.
+    *("-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd"),
+]
+
+WIDE = ["-mavx2", "-mfma"]
+
+INSTRUCTIONS = {
+    "AVX2": WIDE,
+    "AVX512": [*WIDE, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"],
+}
+"""By what torch found, or was told to use: a cache folder may be shared by different processors."""
+
+SECONDS = 60
+"""After so many the compiler is given up."""
+
+
+@lru_cache
+def load(name: str) -> ctypes.CDLL | None:
+    """The functions of ``name.c``, beside which other threads of Python run; None where there is no compiler
+    for it.
+
+    Parameters
+    ----------
+    name : str
+        Of a file in this folder.
+    """
+    command = compiler()
+    if command is None:
+        return None
+    folder = Path(__file__).parent
+    sources = [folder / f"{name}.c", *sorted(folder.glob("*.h"))]
+    flags = [*FLAGS, *INSTRUCTIONS.get(torch.backends.cpu.get_cpu_capability(), [])]
+    known = [_identity(command[0]), command[1:], flags, platform.machine(), platform.libc_ver()]
+    texts = [source.read_bytes() for source in sources]
+    digest = hashlib.sha256(repr([known, texts]).encode()).hexdigest()[:24]
+    file = platformdirs.user_cache_path("neula") / "kernels" / f"{name}-{digest}.so"
+    with suppress(OSError):
+        return ctypes.CDLL(str(file))
+    with suppress(OSError, subprocess.SubprocessError), tempfile.TemporaryDirectory() as room:
+        made = Path(room) / file.name
+        _run([*command, *flags, str(sources[0]), "-o", str(made), "-lm"])
+        library = ctypes.CDLL(str(made))  # which stays when the file goes
+        with suppress(OSError):
+            write_whole(file, made.read_bytes())
+        return library
+    return None
+
+
+def _run(command: list[str]) -> None:
+    """Compile without a word."""
+    nowhere = subprocess.DEVNULL
+    subprocess.run(command, check=True, timeout=SECONDS, stdin=nowhere, stdout=nowhere, stderr=nowhere)
+
+
+def compiler() -> list[str] | None:
+    """The command that compiles C, its path first; None where there is none.
+
+    Examples
+    --------
+    >>> from neula.kernels.host_source import compiler
+    >>> command = compiler()
+    >>> command is None or command[0].startswith("/")
+    True
+    """
+    named = shlex.split(os.environ.get("CC", ""))
+    for candidate in [named] if named else [["cc"], ["gcc"], ["clang"]]:
+        path = shutil.which(candidate[0])
+        if path is not None:
+            return [os.path.abspath(path), *candidate[1:]]
+    return None
+
+
+def _identity(path: str) -> tuple[str, int, int]:
+    """What is another for another version of a program, without the milliseconds that it takes to ask it."""
+    found, status = os.path.realpath(path), os.stat(path)
+    return found, status.st_size, status.st_mtime_ns

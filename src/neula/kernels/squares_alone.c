@@ -1,0 +1,3 @@
+/* One linear system at a time. */
+#define LANES 1
+#include "squares.h"

@@ -1,0 +1,170 @@
+"""Small systems on a CPU, one or a batch, by a kernel in C: the first link of their chain without the chain.
+
+What is accepted here is what the judge of the chain accepts; what is not begins with its first link.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from neula.algorithms.lapack.compiled import NAMES, TAKEN, Solved, solved
+from neula.algorithms.lapack.factored import solved_by_factors
+from neula.certificates.bounds import solve_bound
+from neula.certificates.forward_error import digits_of
+from neula.engines import FP32, FP64, Format
+from neula.pipeline.call import Call
+from neula.pipeline.chain import Answer
+from neula.pipeline.result import Attempt, SolveResult
+from neula.pipeline.result.deferred import Later
+from neula.pipeline.shapes import System as Shapes
+from neula.pipeline.solutions import FEW, is_large
+from neula.problems.systems.problem import Members, Options, Systems
+
+LARGEST = 208
+"""Order of the largest systems that it factorizes: from 256 on LAPACK takes less time (two threads of an
+Intel Xeon), and its factors are used."""
+
+
+def _takes(a: torch.Tensor, b: torch.Tensor, options: Options) -> bool:
+    """Whether kernels are for such arrays, and what is asked for."""
+    named = options.pivot is not None or options.compute is not None or options.positive
+    here = a.is_cpu and b.is_cpu and options.engine.device.type == "cpu" and not options.over_rows.spread
+    usual = options.dtype in TAKEN and a.dtype in TAKEN and b.dtype in TAKEN and options.progress is None
+    some = 0 not in a.shape and 0 < b.shape[-1] <= FEW
+    return some and usual and here and not named and options.engine.tuning.lapack
+
+
+def _small(a: torch.Tensor, b: torch.Tensor, options: Options) -> Solved | None:
+    """Small systems, one or a batch; None where this is no way for them."""
+    n = a.shape[-1]
+    if n > LARGEST or not _takes(a, b, options):
+        return None
+    bound = solve_bound(options.target, n)
+    return solved(
+        a.resolve_neg(), b.resolve_neg(), options.dtype, options.digits, options.largest_error, bound
+    )
+
+
+def _large(call: Call, a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Solved, Format] | None:
+    """One larger system, where it is accepted, and in which format its factors are."""
+    n, tuning = a.shape[-1], options.engine.tuning
+    rows = a.stride() == (n, 1) and not options.forward  # that needs updates until nothing is left
+    if not (rows and LARGEST < n < max(tuning.direct, tuning.direct_alone) and _takes(a, b, options)):
+        return None
+    for format in (FP64,) if options.target is FP64 else (FP32, FP64):
+        with call.computing():
+            found = solved_by_factors(
+                a.resolve_neg(),
+                b.resolve_neg(),
+                options.dtype,
+                options.largest_error,
+                solve_bound(options.target, n),
+                single=format is FP32,
+                large=is_large(a.numel(), options),
+            )
+        if found is None or found.known[0] > 0:
+            break
+    return None if found is None else (found, format)
+
+
+def batch_by_kernel(systems: Systems) -> Answer[Members] | None:
+    """Solutions of all systems, of which some may not be accepted; None where this is no way for them."""
+    options, a, b = systems.options, systems.a, systems.b
+    found = _small(a, b, options)
+    if found is None:
+        return None
+    accepted, backward_error, condition, growth, _, *history = found.known[: len(NAMES)]
+    accepted = accepted > 0
+    values = Members(
+        x=found.x,
+        forward_error=_of_columns(found.known).contiguous(),
+        backward_error=backward_error,
+        condition=condition,
+        refined_error=history[-1],
+        accepted=accepted,
+        growth=growth,
+    )
+    updates, errors = _history(_worst(found.known[:, accepted])) if accepted.any() else (1, (0.0, 0.0))
+    return Answer(values, label_of(FP64), "", updates, errors, worst=values.worst())
+
+
+def label_of(format: Format) -> str:
+    """As the links of the chain are called."""
+    return f"lu {format.name} with pivoting"
+
+
+def _of_columns(known: torch.Tensor) -> torch.Tensor:
+    """Forward errors, shape (batch, k)."""
+    return known[len(NAMES) :].reshape(len(known) - len(NAMES), -1).mT
+
+
+def solve_by_kernel(call: Call, shapes: Shapes, options: Options) -> SolveResult[Any] | None:
+    """The result where all systems are accepted, and are some for this way."""
+    if 0 in shapes.batch:
+        return None
+    format = FP64
+    if shapes.batch:
+        found = _small(shapes.matrices, shapes.columns, options)
+    elif shapes.a.shape[-1] <= LARGEST:
+        found = _small(shapes.a, shapes.b, options)
+    else:
+        found, format = _large(call, shapes.a, shapes.b, options) or (None, FP64)
+    worst = [0.0] if found is None else _worst(found.known)
+    if found is None or not worst[0]:
+        return None
+    _, backward_error, condition, growth = worst[:4]
+    updates, history = _history(worst)
+    n, known, label = shapes.a.shape[-1], found.known, label_of(format)
+    forward_error, bound = max(worst[len(NAMES) :]), solve_bound(options.target, n)
+    reason = (
+        f"backward error {history[-1]:.1e} (bound {bound:.1e}), forward error {forward_error:.1e}, "
+        f"{updates} iterations, growth {growth:.1e}"
+    )
+    layout, wrap = shapes.without_numbers(), call.first.wrap
+
+    def later(known: torch.Tensor) -> Later:
+        return Later(lambda: wrap(layout.of_members(known).contiguous()))
+
+    return SolveResult.of(
+        {
+            "x": call.hand_back(shapes.solutions(found.x), options.dtype),
+            "converged": True,
+            "iterations": updates,
+            "backward_error": backward_error,
+            "tolerance": bound,
+            "condition": condition,
+            "forward_error": forward_error,
+            "digits": digits_of(forward_error),
+            "history": history,
+            "attempts": (Attempt(label, True, reason),),
+            "engine": str(options.engine),
+            "accuracy": options.target.name,
+            "growth": growth,
+            "method": label,
+            "accepted": Later(lambda: wrap(layout.of_members(known[0] > 0).contiguous())),
+            "backward_errors": later(known[NAMES.index("backward_error")]),
+            "conditions": later(known[NAMES.index("condition")]),
+            "forward_errors": Later(lambda: wrap(layout.of_columns(_of_columns(known)).contiguous())),
+            "seconds": call.seconds,
+        }
+    )
+
+
+def _history(worst: list[float]) -> tuple[int, tuple[float, ...]]:
+    """How many updates there were, and backward errors before, between and after them."""
+    updates = int(worst[NAMES.index("updates")])
+    errors = worst[NAMES.index("history") : len(NAMES)]
+    return updates, (*errors[:updates], errors[-1])
+
+
+def _worst(known: torch.Tensor) -> list[float]:
+    """What speaks for all of a batch: what is worst of any, and the growth of the one that is worst."""
+    if known.ndim == 1:
+        return list(known.tolist())
+    of = known.numpy()
+    worst = of[NAMES.index("backward_error")].argmax()
+    most = of.max(1)
+    most[0], most[NAMES.index("growth")] = of[0].min(), of[NAMES.index("growth"), worst]
+    return list(most.tolist())

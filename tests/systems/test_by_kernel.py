@@ -1,0 +1,263 @@
+"""Linear systems by kernels in C: what they say of a solution is true, for any numbers, on any processor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import pytest
+import torch
+
+import neula
+from campaign.oracle import System
+from neula.algorithms.lapack import compiled, factored
+from neula.algorithms.lapack.products import factorize
+from neula.certificates.bounds import solve_bound
+from neula.engines import FP32, FP64
+from neula.kernels import host_source
+from neula.problems.systems import by_kernel
+
+U64 = 2.0**-53
+
+pytestmark = pytest.mark.skipif(host_source.compiler() is None, reason="no C compiler")
+
+CAPABILITIES = ("DEFAULT", "AVX2", "AVX512")
+
+
+@pytest.fixture(name="capability", params=CAPABILITIES)
+def _capability(
+    request: pytest.FixtureRequest, forget: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Instructions up to those that this processor has."""
+    found = torch.backends.cpu.get_cpu_capability()
+    has = CAPABILITIES.index(found) if found in CAPABILITIES else 0
+    if CAPABILITIES.index(request.param) > has:
+        pytest.skip("not on this processor")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: request.param)
+    forget()
+
+
+def normal(*shape: int, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def with_condition(n: int, condition: float, seed: int) -> np.ndarray:
+    left, right = (np.linalg.qr(normal(n, n, seed=2 * seed + i))[0] for i in range(2))
+    return (left * np.geomspace(1, 1 / condition, n)) @ right
+
+
+def growing(n: int) -> np.ndarray:
+    """Wilkinson's, whose elements double in each step of the elimination."""
+    a = np.eye(n) - np.tril(np.ones((n, n)), -1)
+    a[:, -1] = 1
+    return a
+
+
+HOPELESS = ("a column of zeros", "infinite", "nan", "zero")
+"""What no solution is accepted for."""
+
+
+def hard(n: int) -> dict[str, np.ndarray]:
+    a = normal(n, n, seed=n)
+    scales = 10.0 ** np.linspace(-6, 6, n)
+    found = {
+        **{f"times {unit}": a * unit for unit in (1, 1e-300, 1e300, 2.0**-180, 2.0**190)},
+        "rows": scales[:, None] * a,
+        "columns": a * scales,
+        "growth": growing(n),
+        **{f"condition 1e{e}": with_condition(n, 10.0**e, e) for e in (3, 7, 10, 12, 13, 14, 15, 16, 18)},
+        "permutation": np.eye(n)[::-1].copy(),
+        "negative": -np.eye(n),
+        "zero": np.zeros((n, n)),
+        "vandermonde": np.vander(np.linspace(0, 1, n)) + 1e-9 * a,
+        "hilbert": 1.0 / (1 + np.arange(n)[:, None] + np.arange(n)),
+    }
+    for name in ("a column of zeros", "infinite", "nan", "singular", "nearly singular"):
+        found[name] = a.copy()
+    found["a column of zeros"][:, 0] = 0
+    found["infinite"][0, -1], found["nan"][-1, 0] = np.inf, np.nan
+    found["singular"][-1], found["nearly singular"][-1] = a[0], a[0] * (1 + 1e-14)
+    return found
+
+
+def sides(matrices: Iterable[np.ndarray]) -> np.ndarray:
+    """One that x is moderate for, a random one, and one that most of x does not matter for."""
+    with np.errstate(all="ignore"):
+        found = [np.column_stack([a @ np.ones(len(a)), normal(len(a)), np.eye(len(a))[0]]) for a in matrices]
+    return np.nan_to_num(np.stack(found), posinf=1, neginf=1)
+
+
+def check(found: compiled.Solved, a: np.ndarray, b: np.ndarray) -> None:
+    """What is accepted is as accurate as it says."""
+    accepted = found.known[0].numpy() > 0
+    for i in np.flatnonzero(accepted):
+        errors = System(a[i], b[i]).errors(found.x[i].numpy(), a.shape[1])
+        assert (errors <= found.known[len(compiled.NAMES) :, i].numpy()).all()
+        residual = np.abs(b[i] - a[i] @ found.x[i].numpy()).max(0)
+        size = np.abs(a[i]).sum(1).max() * np.abs(found.x[i].numpy()).max(0) + np.abs(b[i]).max(0)
+        slack = 2 * len(a[i]) ** 0.5 * U64
+        assert (residual / size <= found.known[1, i].item() + slack).all()
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 8, 9, 16, 17, 40])
+def test_hard_systems(n: int, capability: None) -> None:
+    matrices = hard(n)
+    a, b = np.stack(list(matrices.values())), sides(matrices.values())
+    found = compiled.solved(*map(torch.from_numpy, (a, b)), torch.float64, U64 / 2, 0.1, solve_bound(FP64, n))
+    assert found is not None
+    check(found, a, b)
+    accepted = dict(zip(matrices, (found.known[0] > 0).tolist(), strict=True))
+    assert not any(accepted[name] for name in HOPELESS)
+    assert n == 1 or not accepted["singular"]
+    easy = (
+        "times 1",
+        f"times {2.0**-180}",
+        f"times {2.0**190}",
+        "condition 1e3",
+        "condition 1e7",
+        "negative",
+    )
+    assert all(accepted[name] for name in easy)
+
+
+@pytest.mark.parametrize("n", [9, 40, 133])
+@pytest.mark.parametrize("single", [False, True])
+def test_hard_systems_with_factors(n: int, single: bool, capability: None) -> None:
+    matrices, accepted = hard(n), set()
+    for (name, a), b in zip(matrices.items(), sides(matrices.values()), strict=True):
+        with np.errstate(all="ignore"):
+            found = factored.solved_by_factors(
+                *map(torch.from_numpy, (a, b)),
+                torch.float64,
+                0.1,
+                solve_bound(FP32 if single else FP64, n),
+                single=single,
+                large=False,
+            )
+        if found is not None and found.known[0] > 0:
+            accepted.add(name)
+            check(compiled.Solved(found.x[None], found.known[:, None]), a[None], b[None])
+    assert not accepted.intersection([*HOPELESS, "singular"])
+    assert accepted >= {"times 1", "condition 1e3", "negative", "permutation"}
+
+
+def test_a_system_is_solved_as_if_it_were_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is beside it, and however many threads there are."""
+    monkeypatch.setattr(compiled, "THREADED", 0)
+    for n in (6, 20):
+        a, b = (torch.from_numpy(normal(61, n, k)) for k in (n, 2))
+
+        def solved(
+            a: torch.Tensor, b: torch.Tensor, threads: int, monkeypatch: pytest.MonkeyPatch = monkeypatch
+        ) -> compiled.Solved:
+            monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+            found = compiled.solved(a, b, torch.float64, U64 / 2, 0.1, 1e-14)
+            assert found is not None
+            return found
+
+        one = solved(a, b, 1)
+        assert one.known[0].all()
+        for threads in (2, 5, 100):
+            several = solved(a, b, threads)
+            assert torch.equal(several.x, one.x)
+            assert torch.equal(several.known, one.known)
+        spoilt = a.clone()
+        spoilt[::2] = torch.nan
+        beside = solved(spoilt, b, 3)
+        assert torch.equal(beside.x[1::2], one.x[1::2])
+        assert beside.known[0].tolist() == [i % 2 for i in range(61)]
+
+
+VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "rows": lambda a: a,
+    "columns": lambda a: a.mT.contiguous().mT,
+    "strided": lambda a: torch.zeros(*(2 * s for s in a.shape), dtype=a.dtype)[
+        tuple(slice(None, None, 2) for _ in a.shape)
+    ].copy_(a),
+    "negative": lambda a: torch.view_as_real(torch.complex(a, -a).conj().resolve_conj())[..., 1],
+    "one for all": lambda a: a[:1].expand(a.shape) if a.ndim == 3 else a,
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("shape", [(7,), (30,), (240,), (5, 7), (5, 30)])
+def test_views(view: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    a, b = (torch.from_numpy(normal(*shape, k)).to(dtype) for k in (shape[-1], 2))
+    seen, right = VIEWS[view](a), VIEWS[view](b)
+    found, expected = neula.solve(seen, right), neula.solve(seen.clone(), right.clone())
+    assert found.converged
+    assert torch.allclose(found.x, expected.x, rtol=1e-5 if dtype == torch.float32 else 1e-9)
+    exact = torch.linalg.solve(seen.double(), right.double())
+    assert torch.allclose(found.x.double(), exact, rtol=1e-4 if dtype == torch.float32 else 1e-9)
+
+
+@pytest.mark.parametrize("n", [12, 250])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("batch", [(), (4,)])
+def test_without_a_compiler_the_same_is_found(
+    n: int,
+    dtype: type[np.floating],
+    batch: tuple[int, ...],
+    forget: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    a, b = normal(*batch, n, n).astype(dtype), normal(*batch, n, 1).astype(dtype)
+    by_kernels = neula.solve(a, b)
+    monkeypatch.setenv("CC", "false")
+    forget()
+    by_numpy = neula.solve(a, b)
+    for found in (by_kernels, by_numpy):
+        assert found.converged
+        assert found.method.startswith("lu fp")
+        assert (
+            np.shape(found.accepted) == np.shape(found.conditions) == np.shape(found.backward_errors) == batch
+        )
+        assert np.shape(found.forward_errors) == (*batch, 1)
+    assert by_kernels.x.dtype == by_numpy.x.dtype == dtype
+    sizes = np.linalg.norm(a, axis=-2)[..., None]
+    apart, size = (np.linalg.norm(sizes * x, axis=-2) for x in (by_kernels.x - by_numpy.x, by_kernels.x))
+    assert (apart <= 1.1 * (by_kernels.forward_errors + by_numpy.forward_errors) * size).all()
+    assert 1 / 30 < by_kernels.condition / by_numpy.condition < 30
+
+
+def test_where_memory_does_not_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that says so is one that is not there."""
+    monkeypatch.setattr(compiled, "_kernel", lambda together: lambda batch, threads: 1)
+    assert neula.solve(normal(5, 5), normal(5)).converged
+
+
+def test_what_it_is_not_for() -> None:
+    called = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(by_kernel, "solved", lambda *_: called.append(1))
+        patch.setattr(by_kernel, "solved_by_factors", lambda *_, **__: called.append(1))
+        a, b = normal(5, 5) + 9 * np.eye(5), normal(5)
+        neula.solve(a @ a.T, b, assume_a="pos")
+        neula.solve(a, b, pivot="partial")
+        neula.solve(a.astype(np.float16), b.astype(np.float16))
+        neula.solve(a, normal(5, 17))
+        neula.solve(a[:0, :0], b[:0])
+        assert not called
+        neula.solve(a, b)
+        assert called
+
+
+@pytest.mark.parametrize("n", [40, 250])
+def test_conditions(n: int) -> None:
+    for a in (np.linalg.qr(normal(n, n))[0], with_condition(n, 1e6, 3), normal(n, n)):
+        true = np.linalg.cond(a / np.linalg.norm(a, axis=0))
+        assert true / 15 <= neula.solve(a, normal(n)).condition <= 15 * true
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_factors_take_the_place_of_the_matrix(large: bool, dtype: torch.dtype) -> None:
+    a = torch.from_numpy(normal(50, 50)).to(dtype)
+    expected, places = torch.linalg.lu_factor(a.mT)
+    factors, pivots = a.clone(), torch.empty(50, dtype=torch.int32)
+    assert factorize(factors.mT, pivots, large=large)
+    assert torch.equal(pivots, places - 1)
+    assert torch.allclose(factors.mT, expected, rtol=1e-3, atol=100 * torch.finfo(dtype).eps)
+    factors[:] = 0
+    assert not factorize(factors.mT, pivots, large=large)
