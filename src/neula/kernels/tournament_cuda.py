@@ -11,9 +11,10 @@ import math
 import torch
 
 from neula.kernels.cuda_source import compiled
-from neula.kernels.tournament import TILE, PanelFactors
+from neula.kernels.tournament import ROWS, TILE, PanelFactors
 
-MACROS = f"#define TILE {TILE}\n"
+MACROS = {"TILE": TILE, "ROWS": ROWS, "BITS": (TILE - 1).bit_length()}
+"""BITS has the number of a row in its tile."""
 
 
 def play_cuda(block: torch.Tensor, found: PanelFactors, start: int, count: int) -> None:
@@ -25,9 +26,10 @@ def play_cuda(block: torch.Tensor, found: PanelFactors, start: int, count: int) 
         Without a torch that compiles CUDA.
     """
     tensors, numbers = arguments(block, found, start)
+    macros = "".join(f"#define {name} {value}\n" for name, value in MACROS.items())
     with torch.cuda.device_of(block):
-        kernel = compiled("tournament", "tournament", block.device, MACROS)
-        kernel((-(-len(block) // TILE), 1, 1), (TILE, 1, 1), [*tensors, *numbers, count])
+        kernel = compiled("tournament", "tournament", block.device, macros)
+        kernel((-(-len(block) // TILE), 1, 1), (TILE // ROWS, 1, 1), [*tensors, *numbers, count])
 
 
 def arguments(

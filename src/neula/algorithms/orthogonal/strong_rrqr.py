@@ -16,12 +16,58 @@ from __future__ import annotations
 
 import torch
 
+from neula.algorithms.scaling import power_of_two_scales
+from neula.kernels.precision import exact_matmul
+
 GAIN = 10.0
 """The f above. Random pivots, and LAPACK's, stay below 3 on random matrices and reach 1e4 to 1e12 where they
 fail."""
 
 MAX_INTERCHANGES = 100
 """Each multiplies the determinant by :data:`GAIN`, or makes the rank smaller; a few do."""
+
+BLOCK = 32
+"""Rows whose squares are summed by one product."""
+
+WEAK = 10.0
+"""Times a pivot that columns which are left may be longer; of random matrices half of that at most."""
+
+
+def first_weak(r: torch.Tensor, tolerance: float) -> int | None:
+    """First pivot that is much shorter than a column which is left.
+
+    Parameters
+    ----------
+    r : Tensor, shape (k, n), k <= n
+        Upper triangular.
+    tolerance : float
+        Part of the longest column up to which others do not count.
+
+    Returns
+    -------
+    int or None
+        None where there is none. R with NaN has none.
+
+    Examples
+    --------
+    >>> import torch
+    >>> r = torch.eye(64)
+    >>> r[20, 20] = 0.01
+    >>> first_weak(r, 1e-6)
+    20
+    """
+    (k, n), largest = r.shape, torch.linalg.vector_norm(r, torch.inf)[None]
+    rows = r.new_zeros(k + -k % BLOCK, n)
+    torch.mul(r, power_of_two_scales(largest), out=rows[:k])
+    pivots = rows.diagonal()[:k].abs()
+    squares = rows.square_().unflatten(0, (-1, BLOCK))
+    # Of no negative numbers, so that nothing cancels.
+    squares = exact_matmul(torch.ones(BLOCK, BLOCK, dtype=r.dtype, device=r.device).triu(), squares)
+    squares[:-1] += squares[1:, :1].flip(0).cumsum(0).flip(0)
+    left = squares.flatten(0, 1)[:k].amax(1).sqrt()
+    weak = (left > WEAK * pivots) & (left > tolerance * left[0])
+    found = weak.nonzero()[:1, 0].tolist()
+    return found[0] if found else None
 
 
 def strong_order(r: torch.Tensor, tolerance: float) -> torch.Tensor | None:
