@@ -250,25 +250,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) tournament(
         invert(triangles[warp / 2] + corner, warp < 2, inverses[warp / 2] + corner);
     }
     __syncthreads();
-    const int half = HALF * PITCH, i = thread / HALF % HALF, j = thread % HALF;
-    float sums[2];
-#pragma unroll
-    for (int t = 0; t < 2; ++t) {
-        sums[t] = 0.0f;
-        for (int k = 0; k < HALF; ++k)
-            sums[t] = fmaf(triangles[t][k * PITCH + HALF + i], inverses[t][k * PITCH + j], sums[t]);
-    }
-    __syncthreads();
-#pragma unroll
-    for (int t = 0; t < 2; ++t)
-        if (thread < HALF * HALF) triangles[t][i * PITCH + j] = sums[t];
-    __syncthreads();
-#pragma unroll
-    for (int t = 0; t < 2; ++t) {
+    for (int e = thread; e < 2 * HALF * HALF; e += THREADS) {
+        const int t = e / (HALF * HALF), i = e / HALF % HALF, j = e % HALF;
         float sum = 0.0f;
         for (int k = 0; k < HALF; ++k)
-            sum = fmaf(inverses[t][half + i * PITCH + HALF + k], triangles[t][k * PITCH + j], sum);
-        if (thread < HALF * HALF) inverses[t][half + i * PITCH + j] = -sum;
+            sum = fmaf(triangles[t][k * PITCH + HALF + i], inverses[t][k * PITCH + j], sum);
+        triangles[t][i * PITCH + j] = sum;  // where nobody reads any more
+    }
+    __syncthreads();
+    for (int e = thread; e < 2 * HALF * HALF; e += THREADS) {
+        const int t = e / (HALF * HALF), i = e / HALF % HALF, j = e % HALF;
+        float sum = 0.0f;
+        for (int k = 0; k < HALF; ++k)
+            sum = fmaf(inverses[t][(HALF + i) * PITCH + HALF + k], triangles[t][k * PITCH + j], sum);
+        inverses[t][(HALF + i) * PITCH + j] = -sum;
     }
     __syncthreads();
     for (int e = thread; e < WIDTH * WIDTH; e += THREADS) {

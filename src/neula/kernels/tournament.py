@@ -22,7 +22,7 @@ WIDTH = 32
 ROWS = 4
 """Rows of each thread."""
 
-TILE = 256 * ROWS
+TILE = 128 * ROWS
 """Rows that a thread block eliminates in."""
 
 ELSEWHERE = 1 << 30

@@ -67,9 +67,9 @@ def eliminated_order(a: torch.Tensor, engine: Engine) -> torch.Tensor:
     # Whole lines of memory: kernels and cuBLAS load several elements at a time only there.
     rows, columns = (-(-size // WHOLE) * WHOLE for size in (n, min(m, n)))
     generator = torch.Generator(a.device).manual_seed(_SEED)
-    g = torch.randn(columns, m, generator=generator, device=a.device)
+    g = engine.empty(columns, m, dtype=a.dtype).normal_(generator=generator)
     longest = torch.linalg.vector_norm(a, dim=0, dtype=torch.float32).amax()
-    g = engine.operand(g.mul_(MIXED / longest.clamp_min(torch.finfo(a.dtype).tiny)))
+    g *= MIXED / longest.clamp_min(torch.finfo(torch.float16).tiny)
     mixed = a.new_zeros(rows, columns)
     engine.gemm_low(g, a, mixed[:n].T)
     order = eliminate_rows(mixed, engine, engine.tuning.pivoted_panel).long()

@@ -182,7 +182,8 @@ def _strong_orders(factors: Factors, matrices: torch.Tensor, options: Options) -
     if not usable.all():
         r = torch.where(usable[:, None, None], r, 0.0)
     tolerance = _tolerance(matrices, options)
-    doubtful = usable & (numerical_ranks(r, tolerance, exact=False) < k)
+    width = options.engine.tuning.inverted_width(k)
+    doubtful = usable & (numerical_ranks(r, tolerance, exact=False, width=width) < k)
     order = torch.arange(n, device=r.device).repeat(len(r), 1)
     changed = False
     for place in doubtful.nonzero()[:, 0].tolist():
