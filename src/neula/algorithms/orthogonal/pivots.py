@@ -11,6 +11,10 @@ the sketch are those of Gaussian elimination on its transpose, whose factors mak
 safe (Melnichenko, Murray, Killian, Demmel, Mahoney, Luszczek and Gates, "Anatomy of high-performance
 column-pivoted QR decomposition", 2025).
 
+Where elimination is fast, a sketch may have as many rows as the matrix has columns: then one elimination in
+half precision finds all pivots. R, computed afterwards, shows where they are too short, and has what is left
+of the columns there, for another one.
+
 Only the order is wanted here. Whoever factorizes the columns in this order is free to do so in any way.
 """
 

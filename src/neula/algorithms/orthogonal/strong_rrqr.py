@@ -56,7 +56,8 @@ def first_weak(r: torch.Tensor, tolerance: float) -> int | None:
     >>> first_weak(r, 1e-6)
     20
     """
-    (k, n), largest = r.shape, torch.linalg.vector_norm(r, torch.inf)[None]
+    (k, n), r = r.shape, r.to(torch.promote_types(r.dtype, torch.float32))
+    largest = torch.linalg.vector_norm(r, torch.inf)[None]
     rows = r.new_zeros(k + -k % BLOCK, n)
     torch.mul(r, power_of_two_scales(largest), out=rows[:k])
     pivots = rows.diagonal()[:k].abs()

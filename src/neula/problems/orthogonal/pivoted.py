@@ -1,7 +1,8 @@
 """QR with column pivoting: an order of columns, the QR of the columns in this order, and what its R shows.
 
 The factors come from LAPACK or the chains of :mod:`neula.problems.orthogonal.chain`, and are certified as
-without pivoting. If R hides a small singular value, columns are interchanged and factorized once more.
+without pivoting. If R shows pivots that are too short, or hides a small singular value, columns change places
+and are factorized once more.
 """
 
 from __future__ import annotations
@@ -152,13 +153,14 @@ def _with_longer_pivots(
     tolerance = _tolerance(matrices, options)
     before: dict[int, int] = {}
     for _ in range(ROUNDS):
-        starts = {i: first_weak(r[:k], tolerance) for i, r in enumerate(factors.r)}
-        weak = {i: j for i, j in starts.items() if j is not None and j > before.get(i, -1)}
-        if not weak:
-            break
-        before |= weak
-        for i, start in weak.items():
-            order[i, start:] = order[i, start:][_order_of(factors.r[i, start:k, start:], options)]
+        with plain_arithmetic(options.engine.device):
+            starts = {i: first_weak(r[:k], tolerance) for i, r in enumerate(factors.r)}
+            weak = {i: j for i, j in starts.items() if j is not None and j > before.get(i, -1)}
+            if not weak:
+                break
+            before |= weak
+            for i, start in weak.items():
+                order[i, start:] = order[i, start:][_order_of(factors.r[i, start:k, start:], options)]
         factors = factorize(in_order(matrices, order), mode, options)
     return order, factors
 
