@@ -29,7 +29,7 @@ Play = Callable[[torch.Tensor, PanelFactors, int, int], None]
 @pytest.fixture(scope="module")
 def on_host(compiled_for_host: Callable[..., ctypes.CDLL]) -> Play:
     """The kernel, compiled for the CPU."""
-    function = compiled_for_host("tournament", **tournament_cuda.MACROS).play
+    function = compiled_for_host("tournament", TILE=TILE).play
 
     def play(block: torch.Tensor, found: PanelFactors, start: int, count: int) -> None:
         tensors, numbers = tournament_cuda.arguments(block, found, start)

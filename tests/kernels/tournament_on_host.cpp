@@ -58,7 +58,7 @@ extern "C" void play(
     int* candidates, int* arrived, int dropped, int m, int start, int count
 ) {
     gridDim.x = (m + TILE - 1) / TILE;
-    run_together(THREADS, [=] {
+    run_together(TILE, [=] {
         for (int b = 0; b < gridDim.x; ++b) {
             __syncthreads();
             if (threadIdx.x == 0) blockIdx.x = b;

@@ -1,15 +1,14 @@
 // A tournament of rows for the pivots of up to 32 columns, and the factors of the block that they form.
 //
-// A thread block eliminates with partial pivoting in a tile of rows, which stay in the registers of its threads, some
-// rows each, and its pivot rows meet those of other tiles in the next round. Nobody waits: the last thread block of a
+// A thread block eliminates with partial pivoting in a tile of rows, which stay in the registers of its threads, a
+// row each, and its pivot rows meet those of other tiles in the next round. Nobody waits: the last thread block of a
 // group to finish plays the next round for it. So a column costs a maximum over a thread block in each round and not
 // one over the GPU.
 
 #define WIDTH 32
 #define LANES 32
 #define GROUP (TILE / WIDTH)  // tiles whose pivot rows fill a tile of the next round
-#define THREADS (TILE / ROWS)
-#define WARPS (THREADS / LANES)
+#define WARPS (TILE / LANES)
 #define HALF (WIDTH / 2)
 #define PITCH (WIDTH + 1)
 #define ALL 0xffffffffu
@@ -49,35 +48,29 @@ struct Shared {
     int winners[WIDTH];
 };
 
-// The rows of a thread; its r-th one is that of number r * THREADS + threadIdx.x in the tile.
 struct Player {
     Shared& shared;
-    float x[ROWS][WIDTH];
-    int row[ROWS], rank[ROWS];
+    float x[WIDTH];
+    int row, rank;
 };
 
 // What a warp bids for a column, in one number, of which the largest wins: the leading bits of its largest element
-// and the row that has it. Elements that differ by less than 2^(BITS - 24) count as equal, but zero is less than all
+// and the thread that has it. Elements that differ by less than 2^-16 count as equal, but zero is less than all
 // others.
+#define BITS 8  // of the number of a thread: TILE is 2^8
+
 struct Bid {
     unsigned top;
-    float scale;  // reciprocal of the largest element of a thread's own, 0 for 0
+    float scale;  // reciprocal of a thread's own element, 0 for 0
 };
 
 // For column j, of which the number comes first in all rows.
 __device__ __forceinline__ Bid bid(const Player& p, int j, int count) {
-    unsigned top = 0;
-    float own = 0.0f;
-#pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
-        // The order of floating-point numbers is that of their bits, NaN above all.
-        const unsigned size = ((__float_as_uint(p.x[r][0]) & 0x7fffffffu) + (1u << BITS) - 1u) >> BITS;
-        const unsigned number = r * THREADS + threadIdx.x;
-        const unsigned key = j < count && p.row[r] >= 0 && p.rank[r] < 0 ? (size + 1u) << BITS | number : 0u;
-        if (key > top) top = key, own = p.x[r][0];
-    }
+    // The order of floating-point numbers is that of their bits, NaN above all.
+    const unsigned size = ((__float_as_uint(p.x[0]) & 0x7fffffffu) + (1u << BITS) - 1u) >> BITS;
+    const unsigned key = j < count && p.row >= 0 && p.rank < 0 ? (size + 1u) << BITS | threadIdx.x : 0u;
     // A zero pivot has nothing but zeros below it.
-    return {__reduce_max_sync(ALL, top), own == 0.0f ? 0.0f : reciprocal(own)};
+    return {__reduce_max_sync(ALL, key), p.x[0] == 0.0f ? 0.0f : reciprocal(p.x[0])};
 }
 
 // Eliminates up to 8 columns from the first one on, in rows of which the first N numbers still count.
@@ -94,14 +87,9 @@ __device__ __forceinline__ void steps(Player& p, Bid& offer, int first, int coun
         if (lane == offer.top % LANES) {
             reinterpret_cast<unsigned*>(p.shared.bids[half])[warp] = offer.top;
             p.shared.scales[half][warp] = offer.scale;
-            const int best = offer.top % TILE / THREADS;
 #pragma unroll
-            for (int r = 0; r < ROWS; ++r)
-                if (r == best)
-#pragma unroll
-                    for (int c = 0; c < N; c += 4)
-                        p.shared.rows[half][warp][c / 4] =
-                            float4{p.x[r][c], p.x[r][c + 1], p.x[r][c + 2], p.x[r][c + 3]};
+            for (int c = 0; c < N; c += 4)
+                p.shared.rows[half][warp][c / 4] = float4{p.x[c], p.x[c + 1], p.x[c + 2], p.x[c + 3]};
         }
         // One barrier a column: what is written next goes to the other half.
         __syncthreads();
@@ -113,13 +101,11 @@ __device__ __forceinline__ void steps(Player& p, Bid& offer, int first, int coun
         }
         // Where all columns are done, or fewer rows than columns are left, there is no winner, and nothing to subtract.
         const bool found = highest > 0;
-#pragma unroll
-        for (int r = 0; r < ROWS; ++r)
-            if (found && r * THREADS + threadIdx.x == highest % TILE) {
-                p.rank[r] = j;
-                p.shared.winners[j] = p.row[r];
-            }
-        const int winner = highest % THREADS / LANES;
+        if (found && threadIdx.x == highest % TILE) {
+            p.rank = j;
+            p.shared.winners[j] = p.row;
+        }
+        const int winner = highest % TILE / LANES;
         const float scale = p.shared.scales[half][winner];
         float u[N];
 #pragma unroll
@@ -131,21 +117,13 @@ __device__ __forceinline__ void steps(Player& p, Bid& offer, int first, int coun
         for (int c = N - 8; c < N; ++c)
             if (c >= N - (j - first)) u[c] = 0.0f;
         // The next column first: while its maximum is on its way, the others follow.
-        float l[ROWS], done[ROWS];
-#pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
-            const bool plays = found && p.rank[r] < 0;
-            l[r] = plays ? p.x[r][0] * scale : 0.0f;
-            done[r] = plays ? l[r] : p.x[r][0];
-            p.x[r][0] = fmaf(-l[r], u[1], p.x[r][1]);
-        }
+        const bool plays = found && p.rank < 0;
+        const float l = plays ? p.x[0] * scale : 0.0f, done = plays ? l : p.x[0];
+        p.x[0] = fmaf(-l, u[1], p.x[1]);
         offer = bid(p, j + 1, count);
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
-#pragma unroll
-            for (int c = 1; c + 1 < N; ++c) p.x[r][c] = fmaf(-l[r], u[c + 1], p.x[r][c + 1]);
-            p.x[r][N - 1] = done[r];
-        }
+        for (int c = 1; c + 1 < N; ++c) p.x[c] = fmaf(-l, u[c + 1], p.x[c + 1]);
+        p.x[N - 1] = done;
     }
 }
 
@@ -159,7 +137,7 @@ __device__ __forceinline__ float rounded(float x, int dropped) {
 // block: m rows of 32 numbers. places: where each row has ended, -1 if nowhere; those are the ones that play.
 // Columns from count on are zero. dropped: bits of a float that factors do not have; inverses are those of what
 // is left. arrived: zeros, which it leaves as zeros.
-extern "C" __global__ void __launch_bounds__(THREADS) tournament(
+extern "C" __global__ void __launch_bounds__(TILE) tournament(
     const float* block, int* places, int* pivots, float* factors, float* l_inverse, float* u_inverse,
     int* candidates, int* arrived, int dropped, int m, int start, int count
 ) {
@@ -176,18 +154,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) tournament(
     auto& rank = player.rank;
 
     while (true) {
+        const int i = tile * TILE + thread;
+        if (first) row = i < m && places[i] < 0 ? i : -1;
+        else row = __ldcg(candidates + i);
+        rank = -1;
+        const float4* source = reinterpret_cast<const float4*>(block + (long long)row * WIDTH);
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
-            const int i = tile * TILE + r * THREADS + thread;
-            if (first) row[r] = i < m && places[i] < 0 ? i : -1;
-            else row[r] = __ldcg(candidates + i);
-            rank[r] = -1;
-            const float4* source = reinterpret_cast<const float4*>(block + (long long)row[r] * WIDTH);
-#pragma unroll
-            for (int c = 0; c < WIDTH / 4; ++c) {
-                const float4 v = row[r] >= 0 ? source[c] : float4{0.0f, 0.0f, 0.0f, 0.0f};
-                x[r][4 * c] = v.x, x[r][4 * c + 1] = v.y, x[r][4 * c + 2] = v.z, x[r][4 * c + 3] = v.w;
-            }
+        for (int c = 0; c < WIDTH / 4; ++c) {
+            const float4 v = row >= 0 ? source[c] : float4{0.0f, 0.0f, 0.0f, 0.0f};
+            x[4 * c] = v.x, x[4 * c + 1] = v.y, x[4 * c + 2] = v.z, x[4 * c + 3] = v.w;
         }
         if (thread < WIDTH) shared.winners[thread] = -1;
         Bid offer = bid(player, 0, count);
@@ -203,7 +178,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tournament(
         if (!first) candidates += tiles * TILE;
         if (thread < WIDTH) __stcg(candidates + tile * WIDTH + thread, shared.winners[thread]);
         if (group + 1 == groups)
-            for (int i = tiles * WIDTH + thread; i < groups * TILE; i += THREADS) __stcg(candidates + i, -1);
+            for (int i = tiles * WIDTH + thread; i < groups * TILE; i += TILE) __stcg(candidates + i, -1);
         __threadfence();
         __syncthreads();
         if (thread == 0) {
@@ -219,28 +194,26 @@ extern "C" __global__ void __launch_bounds__(THREADS) tournament(
     __syncthreads();
     float* lower = triangles[0];
     float* upper = triangles[1];
-    for (int i = thread; i < 2 * WIDTH * PITCH; i += THREADS) {
+    for (int i = thread; i < 2 * WIDTH * PITCH; i += TILE) {
         triangles[0][i] = i % (WIDTH * PITCH) % PITCH == i % (WIDTH * PITCH) / PITCH ? 1.0f : 0.0f;
         inverses[0][i] = 0.0f;
     }
     __syncthreads();
-#pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
-        if (rank[r] < 0) continue;
-        places[row[r]] = start + rank[r];
-        pivots[start + rank[r]] = row[r];
+    if (rank >= 0) {
+        places[row] = start + rank;
+        pivots[start + rank] = row;
 #pragma unroll
         for (int c = 0; c < WIDTH; ++c) {
             // Where rows were turned to, four times by eight columns.
             const int column = (WIDTH / 8 - 1 - c / 8) * 8 + c % 8;
-            const float value = rounded(x[r][c], dropped);
+            const float value = rounded(x[c], dropped);
             if (column >= count) continue;
-            if (column < rank[r]) lower[column * PITCH + rank[r]] = value;
-            else upper[rank[r] * PITCH + column] = value;
+            if (column < rank) lower[column * PITCH + rank] = value;
+            else upper[rank * PITCH + column] = value;
         }
     }
     __syncthreads();
-    for (int i = thread; i < WIDTH * WIDTH; i += THREADS) {
+    for (int i = thread; i < WIDTH * WIDTH; i += TILE) {
         const int r = i / WIDTH, c = i % WIDTH;
         factors[i] = c < r ? lower[c * PITCH + r] : upper[r * PITCH + c];
     }
@@ -250,23 +223,28 @@ extern "C" __global__ void __launch_bounds__(THREADS) tournament(
         invert(triangles[warp / 2] + corner, warp < 2, inverses[warp / 2] + corner);
     }
     __syncthreads();
-    for (int e = thread; e < 2 * HALF * HALF; e += THREADS) {
-        const int t = e / (HALF * HALF), i = e / HALF % HALF, j = e % HALF;
-        float sum = 0.0f;
+    const int half = HALF * PITCH, i = thread / HALF % HALF, j = thread % HALF;
+    float sums[2];
+#pragma unroll
+    for (int t = 0; t < 2; ++t) {
+        sums[t] = 0.0f;
         for (int k = 0; k < HALF; ++k)
-            sum = fmaf(triangles[t][k * PITCH + HALF + i], inverses[t][k * PITCH + j], sum);
-        triangles[t][i * PITCH + j] = sum;  // where nobody reads any more
+            sums[t] = fmaf(triangles[t][k * PITCH + HALF + i], inverses[t][k * PITCH + j], sums[t]);
     }
     __syncthreads();
-    for (int e = thread; e < 2 * HALF * HALF; e += THREADS) {
-        const int t = e / (HALF * HALF), i = e / HALF % HALF, j = e % HALF;
+#pragma unroll
+    for (int t = 0; t < 2; ++t)
+        if (thread < HALF * HALF) triangles[t][i * PITCH + j] = sums[t];
+    __syncthreads();
+#pragma unroll
+    for (int t = 0; t < 2; ++t) {
         float sum = 0.0f;
         for (int k = 0; k < HALF; ++k)
-            sum = fmaf(inverses[t][(HALF + i) * PITCH + HALF + k], triangles[t][k * PITCH + j], sum);
-        inverses[t][(HALF + i) * PITCH + j] = -sum;
+            sum = fmaf(inverses[t][half + i * PITCH + HALF + k], triangles[t][k * PITCH + j], sum);
+        if (thread < HALF * HALF) inverses[t][half + i * PITCH + j] = -sum;
     }
     __syncthreads();
-    for (int e = thread; e < WIDTH * WIDTH; e += THREADS) {
+    for (int e = thread; e < WIDTH * WIDTH; e += TILE) {
         const int r = e / WIDTH, c = e % WIDTH;
         l_inverse[e] = inverses[0][r * PITCH + c];
         u_inverse[e] = inverses[1][c * PITCH + r];

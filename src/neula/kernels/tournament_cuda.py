@@ -11,10 +11,9 @@ import math
 import torch
 
 from neula.kernels.cuda_source import compiled
-from neula.kernels.tournament import ROWS, TILE, PanelFactors
+from neula.kernels.tournament import TILE, PanelFactors
 
-MACROS = {"TILE": TILE, "ROWS": ROWS, "BITS": (TILE - 1).bit_length()}
-"""BITS has the number of a row in its tile."""
+MACROS = f"#define TILE {TILE}\n"
 
 
 def play_cuda(block: torch.Tensor, found: PanelFactors, start: int, count: int) -> None:
@@ -26,10 +25,9 @@ def play_cuda(block: torch.Tensor, found: PanelFactors, start: int, count: int) 
         Without a torch that compiles CUDA.
     """
     tensors, numbers = arguments(block, found, start)
-    macros = "".join(f"#define {name} {value}\n" for name, value in MACROS.items())
     with torch.cuda.device_of(block):
-        kernel = compiled("tournament", "tournament", block.device, macros)
-        kernel((-(-len(block) // TILE), 1, 1), (TILE // ROWS, 1, 1), [*tensors, *numbers, count])
+        kernel = compiled("tournament", "tournament", block.device, MACROS)
+        kernel((-(-len(block) // TILE), 1, 1), (TILE, 1, 1), [*tensors, *numbers, count])
 
 
 def arguments(

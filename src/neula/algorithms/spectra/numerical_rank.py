@@ -43,7 +43,7 @@ def numerical_ranks(
     error: torch.Tensor | None = None,
     *,
     exact: bool = True,
-    width: int = 0,
+    smallest: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Number of singular values that count, of each matrix of a batch.
 
@@ -61,8 +61,8 @@ def numerical_ranks(
     exact : bool
         Whether all singular values are computed where there is doubt, also of more than
         :data:`EXACT_COLUMNS` columns. If not, a rank of ``k - 1`` stands for any below k there.
-    width : int
-        As for :func:`smallest_singular_values`.
+    smallest : Tensor, shape (batch,), optional
+        Estimates of the smallest singular values of the leading triangles, where they are known.
 
     Returns
     -------
@@ -78,8 +78,8 @@ def numerical_ranks(
     count, k, _ = r.shape
     ranks = torch.full((count,), k, dtype=torch.int64, device=r.device)
     error = torch.zeros_like(ranks) if error is None else error
-    triangles = r[..., :k]
-    smallest = _lower_bounds(triangles) if k <= SMALL else smallest_singular_values(triangles, width)
+    if smallest is None:
+        smallest = (_lower_bounds if k <= SMALL else smallest_singular_values)(r[..., :k])
     # No largest singular value exceeds the Frobenius norm, which takes one pass; NaN is in no doubt.
     doubtful = smallest <= _SAFETY * torch.maximum(rcond * torch.linalg.matrix_norm(r), error)
     which = doubtful.nonzero()[:, 0]
@@ -157,5 +157,5 @@ def _unit(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _direction(n: int, like: torch.Tensor) -> torch.Tensor:
     """A unit vector, fixed, that no matrix is built to avoid; shape (1, n, 1)."""
-    x = gaussian(n, 1, torch.float64, torch.device("cpu"), seed=n)
+    x = gaussian(n, 1, torch.float64, like.device, seed=n)
     return _unit(x[None])[0].to(like)

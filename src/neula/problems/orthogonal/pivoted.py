@@ -7,12 +7,19 @@ and are factorized once more.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 
 from neula.algorithms.orthogonal.pivots import eliminated_order, greedy_orders, lapack_factors, sketched_order
 from neula.algorithms.orthogonal.strong_rrqr import first_weak, strong_order
 from neula.algorithms.scaling import binary_exponents, power_of_two_scales
-from neula.algorithms.spectra.numerical_rank import largest_singular_values, numerical_ranks
+from neula.algorithms.spectra.numerical_rank import (
+    largest_singular_values,
+    numerical_ranks,
+    smallest_singular_values,
+)
 from neula.certificates.bounds import residual_bound
 from neula.engines import FP16, FP64
 from neula.kernels.precision import plain_arithmetic
@@ -28,6 +35,9 @@ from neula.problems.orthogonal.problem import Matrices, Options
 
 ROUNDS = 4
 """Eliminations in half precision, each of which reaches some three digits further down."""
+
+SHOWN = 2.0
+"""Times ``sqrt(n)`` times a singular value that R may show: not ten, since estimates are too large."""
 
 
 def factorize_pivoted(
@@ -184,13 +194,38 @@ def _strong_orders(factors: Factors, matrices: torch.Tensor, options: Options) -
     if not usable.all():
         r = torch.where(usable[:, None, None], r, 0.0)
     tolerance = _tolerance(matrices, options)
-    width = options.engine.tuning.inverted_width(k)
-    doubtful = usable & (numerical_ranks(r, tolerance, exact=False, width=width) < k)
+    smallest = partial(_smallest, options=options)
+    doubtful = usable & (numerical_ranks(r, tolerance, exact=False, smallest=smallest(r[:, :, :k])) < k)
     order = torch.arange(n, device=r.device).repeat(len(r), 1)
     changed = False
     for place in doubtful.nonzero()[:, 0].tolist():
         size = tolerance * float(largest_singular_values(r[place, None]))
+        if _shows_the_last(r[place], size, smallest):
+            continue
         found = strong_order(r[place].double(), size)
         if found is not None:
             order[place], changed = found, True
     return order if changed else None
+
+
+def _smallest(r: torch.Tensor, options: Options) -> torch.Tensor:
+    """Smallest singular values of triangles, shape (batch, k, k): dozens of products with vectors."""
+    width = options.engine.tuning.inverted_width(r.shape[2])
+    estimate = partial(smallest_singular_values, width=width)
+    return options.engine.replay(lambda x: (estimate(x),), (r,), ("smallest singular values", width))[0]
+
+
+def _shows_the_last(r: torch.Tensor, size: float, smallest: Callable[[torch.Tensor], torch.Tensor]) -> bool:
+    """Whether only the last singular value of an R of shape (k, n) is at most of some size, and R shows that.
+
+    A random square matrix is hardly ever further from full rank. No singular value of a leading block exceeds
+    that of R with the same number, and that with number ``k + 1`` does not exceed the norm of what is left
+    after k pivots.
+    """
+    k = len(r) - 1
+    if k == 0:
+        return False
+    least = torch.cat([smallest(r[None, :j, :j]) for j in (k, k + 1)])
+    left = torch.stack([torch.linalg.vector_norm(r[j:, j:].triu()) for j in (k - 1, k)])
+    shown = left <= SHOWN * r.shape[1] ** 0.5 * least
+    return bool(shown.all() & (least[0] > size))
