@@ -72,6 +72,9 @@ REVEALED: dict[str, tuple[Callable[[], np.ndarray], float]] = {
     "kahan": (lambda: kahan(96), 1e-13),
     "kahan of order 300": (lambda: kahan(300, 1.25), 1e-13),
     "gu-eisenstat": (lambda: gu_eisenstat(96, 48), 1e-5),
+    # Smallest singular values below the tolerance, and distances of columns above it.
+    "kahan at the tolerance": (lambda: kahan(60, 1.1), 1e-13),
+    "gu-eisenstat at the tolerance": (lambda: gu_eisenstat(150, 75, 0.2, 1e-4), 1e-10),
     "stewart": (lambda: stewart(100), 2e-4),
     "devil's stairs": (lambda: devils_stairs(150), 1e-3),
     "kernel": (lambda: kernel(150), 1e-13),

@@ -115,12 +115,13 @@ def _rank_at_most(r: torch.Tensor, tolerance: float) -> int:
 def _interchange(r: torch.Tensor, rank: int, tolerance: float) -> tuple[int, int, int]:
     """Columns to interchange, equal ones for none, and of how many columns the leading block then is."""
     inverse = _inverse(r[:rank, :rank], tolerance)
-    # Of all leading blocks at once: the smallest distance of a column from the span of the others.
+    # Of all leading blocks at once: the smallest distance of a column from the span of the others, and what
+    # no singular value is below.
     squares = inverse.square().cumsum_(1)
-    nearest = squares.amax(0).rsqrt()
+    nearest, least = squares.amax(0).rsqrt(), squares.sum(0).rsqrt()
     pivots = inverse.diagonal().abs().reciprocal()
     # A last column that is as near as any goes by itself.
-    kept = ((nearest > tolerance) | (pivots > GAIN * nearest)).nonzero()[-1:, 0].tolist()
+    kept = ((least > tolerance) | (pivots > GAIN * nearest)).nonzero()[-1:, 0].tolist()
     if not kept:
         return 0, 0, 0
     rank = kept[0] + 1
@@ -133,7 +134,7 @@ def _interchange(r: torch.Tensor, rank: int, tolerance: float) -> tuple[int, int
         i, j = divmod(int(gains.argmax()), gains.shape[1])
         if float(gains[i, j]) > GAIN:
             return i, rank + j, rank
-    if float(nearest[rank - 1]) <= tolerance:
+    if float(least[rank - 1]) <= tolerance:
         return int(distances.argmin()), rank - 1, rank - 1
     return 0, 0, rank
 
