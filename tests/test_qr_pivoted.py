@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -11,8 +12,13 @@ import scipy.linalg
 import torch
 
 import neula
-from neula.algorithms.orthogonal.pivots import greedy_orders, lapack_factors, sketched_order
-from neula.algorithms.orthogonal.strong_rrqr import strong_order
+from neula.algorithms.orthogonal.pivots import (
+    eliminated_order,
+    greedy_orders,
+    lapack_factors,
+    sketched_order,
+)
+from neula.algorithms.orthogonal.strong_rrqr import first_weak, strong_order
 from neula.engines import CpuEngine, EmulatedEngine, Tuning
 
 EPS = 2.0**-52
@@ -66,6 +72,9 @@ REVEALED: dict[str, tuple[Callable[[], np.ndarray], float]] = {
     "kahan": (lambda: kahan(96), 1e-13),
     "kahan of order 300": (lambda: kahan(300, 1.25), 1e-13),
     "gu-eisenstat": (lambda: gu_eisenstat(96, 48), 1e-5),
+    # Smallest singular values below the tolerance, and distances of columns above it.
+    "kahan at the tolerance": (lambda: kahan(60, 1.1), 1e-13),
+    "gu-eisenstat at the tolerance": (lambda: gu_eisenstat(150, 75, 0.2, 1e-4), 1e-10),
     "stewart": (lambda: stewart(100), 2e-4),
     "devil's stairs": (lambda: devils_stairs(150), 1e-3),
     "kernel": (lambda: kernel(150), 1e-13),
@@ -83,6 +92,16 @@ class WithTournaments(CpuEngine):
         return replace(super().tuning, tournaments=True)
 
 
+class Eliminating(EmulatedEngine):
+    """Finds all pivots at once, as a GPU does."""
+
+    @property
+    def tuning(self) -> Tuning:
+        return replace(
+            super().tuning, tournaments=True, pivoted_panel=128, pivoted_inner_panel=32, sketched_pivots=40
+        )
+
+
 @pytest.mark.parametrize("name", REVEALED)
 @pytest.mark.parametrize("by", ["lapack", "sketches", "tournaments", "columns"])
 def test_the_rank_is_revealed(name: str, by: str) -> None:
@@ -90,7 +109,7 @@ def test_the_rank_is_revealed(name: str, by: str) -> None:
     make, tolerance = REVEALED[name]
     a = torch.from_numpy(make())
     a = a / a.abs().max()
-    m, n = a.shape
+    n = a.shape[1]
     if by in ("sketches", "tournaments"):
         engine = CpuEngine("cpu", "fp64") if by == "sketches" else WithTournaments("cpu", "fp64")
         order = sketched_order(a.T.clone().T, engine, 32)
@@ -100,12 +119,77 @@ def test_the_rank_is_revealed(name: str, by: str) -> None:
     s = torch.linalg.svdvals(a)
     better = strong_order(torch.linalg.qr(a[:, order], mode="r")[1], tolerance * float(s[0]))
     order = order if better is None else order[better]
+    assert_revealed(a, order, tolerance)
+
+
+def assert_revealed(a: torch.Tensor, order: torch.Tensor, tolerance: float) -> None:
+    (m, n), s = a.shape, torch.linalg.svdvals(a)
     r = torch.linalg.qr(a[:, order], mode="r")[1]
     k = int((s > tolerance * s[0]).sum())
     assert 0 < k < n
     rounding = max(m, n) * EPS * s[0]
     assert torch.linalg.matrix_norm(r[k:, k:], 2) <= 10 * n**0.5 * (s[k] + rounding)
     assert torch.linalg.svdvals(r[:k, :k])[-1] >= (s[k - 1] - rounding) / (10 * n**0.5)
+
+
+@pytest.mark.parametrize("name", REVEALED)
+def test_the_rank_is_revealed_by_elimination(name: str) -> None:
+    """In half precision, and in its own scale what is left."""
+    make, tolerance = REVEALED[name]
+    a = torch.from_numpy(make())
+    q, r, order = neula.qr(a, pivoting=True, engine=Eliminating())
+    assert sorted(order.tolist()) == list(range(a.shape[1]))
+    assert torch.linalg.matrix_norm(a[:, order] - q @ r) <= 1e-14 * torch.linalg.matrix_norm(a)
+    assert_revealed(a, order, tolerance)
+
+
+def test_what_half_precision_cannot_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without another look at what is left, pivots beyond three digits are as chance will."""
+    a = torch.from_numpy(kernel(300))
+    monkeypatch.setattr("neula.problems.orthogonal.pivoted._strong_orders", lambda *_: None)
+    found = neula.qr(a, pivoting=True, engine=Eliminating())
+    assert first_weak(found.R, 1e-12) is None
+    monkeypatch.setattr("neula.problems.orthogonal.pivoted.ROUNDS", 0)
+    found = neula.qr(a, pivoting=True, engine=Eliminating())
+    assert first_weak(found.R, 1e-12) is not None
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (70, 1), (1, 70), (64, 65), (100, 129), (129, 40), (70, 300)])
+@pytest.mark.parametrize("scale", [0.0, 1.0, 1e-4])
+def test_orders_by_elimination(shape: tuple[int, int], scale: float) -> None:
+    a = torch.from_numpy(normal(*shape)) / 8
+    a[:, 1:] *= scale
+    order = eliminated_order(a.half().T.clone().T, Eliminating(format="fp16"))
+    assert sorted(order.tolist()) == list(range(shape[1]))
+    if scale < 1:
+        assert order[0] == 0
+
+
+def test_batch_by_elimination() -> None:
+    a = torch.from_numpy(normal(130, 300).reshape(3, 130, 100))
+    a[0] = a[0] @ torch.diag(10.0 ** -torch.arange(0, 10, 0.1, dtype=a.dtype)) @ a[0, :100]
+    a[1, 5, 7] = torch.nan
+    with pytest.warns(neula.AccuracyWarning, match="NaN"):
+        q, r, order = neula.qr(a, pivoting=True, engine=Eliminating())
+    assert order[1].tolist() == list(range(100))
+    for i in (0, 2):
+        assert first_weak(r[i], 1e-12) is None
+        error = torch.linalg.matrix_norm(a[i][:, order[i]] - q[i] @ r[i])
+        assert error <= 1e-14 * torch.linalg.matrix_norm(a[i])
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1.0, 1e300])
+def test_first_weak(scale: float) -> None:
+    r = torch.eye(100, 120, dtype=torch.float64) * scale
+    assert first_weak(r, 1e-6) is None
+    assert first_weak(r * math.nan, 1e-6) is None
+    r[80, 110], r[70, 70] = scale, 1e-3 * scale
+    assert first_weak(r, 1e-6) == 70
+    assert first_weak(r[:, :110], 1e-6) == 70
+    r.diagonal()[71:] = 1e-7 * scale
+    assert first_weak(r, 1e-6) == 70
+    # Nothing is left that counts.
+    assert first_weak(r[:, :110], 1e-2) is None
 
 
 def test_what_defeats_pivoting_by_norms() -> None:

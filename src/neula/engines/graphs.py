@@ -25,8 +25,9 @@ LARGEST = 512
 """Inputs of up to this part of the GPU's memory are replayed, 290 MB on an H200. A graph keeps a few times
 its input, and larger ones keep a GPU busy for longer than Python takes to launch them."""
 
-KEPT = 2
-"""Inputs of the largest size whose graphs are kept, or more of smaller ones."""
+KEPT = 3
+"""Inputs of the largest size whose graphs are kept, or more of smaller ones: the QR of a square matrix has
+two of that size, and its column pivots some beside them."""
 
 LEAST = 1 << 21
 """Bytes that a graph takes, however small: what torch's allocator reserves at a time."""

@@ -40,13 +40,23 @@ def by_pivoted_blocks(
     Tensor, shape (n,)
         int32: the original places of the rows in their new order.
     """
-    n = matrix.shape[0]
-    # Row-major, so that a row that moves is contiguous. ``shown`` are the rows of the panel and some above
-    # it, so that panels of few different heights occur; those ``above`` take no part in the tournament.
+    # Row-major, so that a row that moves is contiguous.
     matrix = transpose_in_place(matrix)
+    permutation = eliminate_rows(matrix, engine, r, on_columns)
+    transpose_in_place(matrix)
+    return permutation
+
+
+def eliminate_rows(
+    matrix: torch.Tensor, engine: Engine, r: int, on_columns: Callable[[int], None] | None = None
+) -> torch.Tensor:
+    """:func:`by_pivoted_blocks` of a row-major matrix of shape (n, k), k <= n."""
+    n, width = matrix.shape
+    # ``shown`` are the rows of the panel and some above it, so that panels of few different heights occur;
+    # those ``above`` take no part in the tournament.
     permutation = torch.arange(n, dtype=torch.int32, device=matrix.device)
-    for k in blocks(slice(0, n), r):
-        done, rest, below = slice(0, k.start), slice(k.stop, n), slice(k.start, n)
+    for k in blocks(slice(0, width), r):
+        done, rest, below = slice(0, k.start), slice(k.stop, width), slice(k.start, n)
         shown = slice(n - height(n - k.start, n), n)
         above = k.start - shown.start
         panel = torch.empty(n - shown.start, k.stop - k.start, dtype=engine.storage, device=matrix.device)
@@ -57,12 +67,11 @@ def by_pivoted_blocks(
         matrix[below, k] = lu[above:]
         for moved in (matrix[shown, done], matrix[shown, rest], permutation[shown, None]):
             move_rows(moved, to, origin)
-        if k.start > 0 and k.stop < n:
+        if k.start > 0 and k.stop < width:
             engine.gemm_low(matrix[k, done], matrix[done, rest], matrix[k, rest])
         solve_upper(matrix[k, rest].T, matrix[k, k].T, l_inverses.mT)
         if on_columns is not None:
             on_columns(k.stop)
-    transpose_in_place(matrix)
     return permutation
 
 

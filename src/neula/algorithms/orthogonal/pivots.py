@@ -11,16 +11,19 @@ the sketch are those of Gaussian elimination on its transpose, whose factors mak
 safe (Melnichenko, Murray, Killian, Demmel, Mahoney, Luszczek and Gates, "Anatomy of high-performance
 column-pivoted QR decomposition", 2025).
 
+Where elimination is fast, a sketch may have as many rows as the matrix has columns: then one elimination in
+half precision finds all pivots. R, computed afterwards, shows where they are too short, and has what is left
+of the columns there, for another one.
+
 Only the order is wanted here. Whoever factorizes the columns in this order is free to do so in any way.
 """
 
 from __future__ import annotations
 
-from functools import partial
-
 import scipy.linalg
 import torch
 
+from neula.algorithms.elimination.calu import eliminate_rows
 from neula.algorithms.elimination.lu_panels import blocks
 from neula.algorithms.orthogonal.cholesky_qr import cholesky_qr, gram64, upper_cholesky
 from neula.engines import Engine
@@ -34,7 +37,47 @@ OVERSAMPLED = 16
 NOISE = 16.0
 """Unit roundoffs of the products, relative to the longest column, below which columns are rounding errors."""
 
+MIXED = 1 / 16
+"""Part of the longest column's norm that its mixed elements have: what is eliminated grows by some hundred
+times at most, and half precision ends at 65504."""
+
+WHOLE = 64
+"""Elements of a line of memory."""
+
 _SEED = 20170117
+
+
+def eliminated_order(a: torch.Tensor, engine: Engine) -> torch.Tensor:
+    """Order of the columns of one matrix, by one Gaussian elimination of all its columns, randomly mixed.
+
+    Pivot rows of ``(G A)^T`` with a square Gaussian G: what is left of a column after k steps is the product
+    of its component orthogonal to the pivots with a random vector, the same for all columns. So the largest
+    element belongs to a column that is among the longest. In half precision that is lost in rounding errors
+    where what is left is a thousandth of what there was. Nothing synchronizes.
+
+    Parameters
+    ----------
+    a : Tensor, shape (m, n)
+        An operand of the engine, the largest element near 1.
+    engine : Engine
+        In a format of two bytes.
+
+    Returns
+    -------
+    Tensor, shape (n,)
+        int64.
+    """
+    m, n = a.shape
+    # Whole lines of memory: kernels and cuBLAS load several elements at a time only there.
+    rows, columns = (-(-size // WHOLE) * WHOLE for size in (n, min(m, n)))
+    generator = torch.Generator(a.device).manual_seed(_SEED)
+    g = engine.empty(columns, m, dtype=a.dtype).normal_(generator=generator)
+    longest = torch.linalg.vector_norm(a, dim=0, dtype=torch.float32).amax()
+    g *= MIXED / longest.clamp_min(torch.finfo(torch.float16).tiny)
+    mixed = a.new_zeros(rows, columns)
+    engine.gemm_low(g, a, mixed[:n].T)
+    order = eliminate_rows(mixed, engine, engine.tuning.pivoted_panel).long()
+    return order[(order >= n).to(torch.int8).argsort(stable=True)][:n]
 
 
 def sketched_order(a: torch.Tensor, engine: Engine, width: int) -> torch.Tensor:
@@ -128,11 +171,7 @@ def _pivots(
     rows, some = sketch.T, None
     smallest = noise / sketch.shape[0] ** 0.5
     if engine.tuning.tournaments and len(rows) > sketch.shape[0]:
-        some, sizes, inverse, upper = _by_tournaments(rows, count, engine)
-        if rows.dtype == torch.float32:
-            chosen, good = torch.stack([some, (sizes > smallest).cumprod(0)]).tolist()
-            rank = sum(good)
-            return chosen[:rank], _conditioner(inverse[:rank, :rank], upper[:rank])
+        some = _by_tournaments(rows, count, engine)
         rows = rows[some]
     lu, interchanges, _ = torch.linalg.lu_factor_ex(rows)
     lu = lu[:count]
@@ -141,11 +180,11 @@ def _pivots(
     places, left, *found = torch.stack(known).tolist()
     chosen = _interchanged(places[: sum(left)])
     lu = lu[: len(chosen)]
-    triangle = _conditioner(_unit_inverse(lu[:, : len(chosen)]), lu.triu())
+    triangle = _conditioner(lu[:, : len(chosen)], lu.triu())
     return [found[0][i] for i in chosen] if found else chosen, triangle
 
 
-def _conditioner(inverse: torch.Tensor, upper: torch.Tensor) -> torch.Tensor:
+def _conditioner(lower: torch.Tensor, upper: torch.Tensor) -> torch.Tensor:
     """Upper triangular T for which the columns of ``S T`` are orthonormal, where ``S^T = L U``.
 
     ``S L^-T = U^T`` is well conditioned but for the lengths of its columns, whatever S is, so that Cholesky
@@ -153,29 +192,24 @@ def _conditioner(inverse: torch.Tensor, upper: torch.Tensor) -> torch.Tensor:
 
     Parameters
     ----------
-    inverse : Tensor, shape (c, c)
-        Of L.
+    lower : Tensor, shape (c, c)
+        Of which what is below the diagonal is that of L.
     upper : Tensor, shape (c, k)
         U.
     """
     sizes = torch.linalg.vector_norm(upper, dim=1, keepdim=True)
     r = upper_cholesky(gram64((upper / sizes).T))[0]
+    identity = torch.eye(len(lower), dtype=lower.dtype, device=lower.device)
+    inverse = triangular_inverse((lower.tril(-1) + identity)[None], upper=False)[0]
     triangle = torch.linalg.solve_triangular(r, (inverse / sizes).T.double(), upper=True, left=False)
     return triangle.to(upper.dtype)
 
 
-def _unit_inverse(lower: torch.Tensor) -> torch.Tensor:
-    """Inverse of a unit lower triangle, of which only what is below the diagonal is read."""
-    identity = torch.eye(len(lower), dtype=lower.dtype, device=lower.device)
-    return triangular_inverse((lower.tril(-1) + identity)[None], upper=False)[0]
+def _by_tournaments(rows: torch.Tensor, count: int, engine: Engine) -> torch.Tensor:
+    """Pivot rows that come into question: elimination with partial pivoting of all rows waits for each pivot,
+    and libraries do it column by column.
 
-
-def _by_tournaments(rows: torch.Tensor, count: int, engine: Engine) -> tuple[torch.Tensor, ...]:
-    """Pivot rows by tournaments: elimination with partial pivoting of all rows waits for each pivot, and
-    libraries do it column by column.
-
-    Tournaments are in single precision. For rows in double precision their pivots say which come into
-    question, and numbers which are too small for single precision cost quality alone.
+    Tournaments are in single precision; numbers which are too small for that cost quality alone.
 
     Parameters
     ----------
@@ -186,46 +220,35 @@ def _by_tournaments(rows: torch.Tensor, count: int, engine: Engine) -> tuple[tor
 
     Returns
     -------
-    pivots : Tensor, shape (count,)
-        int64: which, in order, all different.
-    sizes : Tensor, shape (count,)
-        Magnitudes of the diagonal of U.
-    inverse : Tensor, shape (count, count)
-        Of L.
-    upper : Tensor, shape (count, k)
-        U.
+    Tensor, shape (count,)
+        int64: which, all different.
     """
-    n, k = rows.shape
+    n = len(rows)
     # Few different heights need few CUDA graphs, and leave room for those of a QR.
-    x = rows.new_zeros(1 << (n - 1).bit_length(), k)
-    x[:n] = rows
+    x = rows.new_zeros(1 << (n - 1).bit_length(), count)
+    x[:n] = rows[:, :count]
     places = torch.full(x.shape[:1], -1, dtype=torch.int32, device=x.device)
     places[n:] = ELSEWHERE
-    return engine.replay(partial(_play_all, count=count), (x, places), ("pivots of a sketch", count))
+    return engine.replay(_play_all, (x, places), "pivots of a sketch")[0]
 
 
-def _play_all(x: torch.Tensor, places: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
+def _play_all(left: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """:func:`_by_tournaments` of the rows whose place is -1, without synchronizing."""
-    left = x[:, :count].clone()
-    lower, sizes = torch.zeros_like(left), x.new_empty(count)
+    left, count = left.clone(), left.shape[1]
     found = PanelFactors.of(left, torch.float32, places.clone())
     for index, k in enumerate(blocks(slice(0, count), WIDTH)):
         width = k.stop - k.start
-        block = left.new_zeros(len(x), WIDTH)
+        block = left.new_zeros(len(left), WIDTH)
         block[:, :width] = left[:, k]
-        size = block.abs().amax().clamp_min(torch.finfo(torch.float32).tiny)
-        block /= size
+        block /= block.abs().amax().clamp_min(torch.finfo(torch.float32).tiny)
         play(block.float(), found, k.start, width)
         l_inverse, u_inverse = (
-            inverses[index, :width, :width].to(x.dtype) for inverses in (found.l_inverses, found.u_inverses)
+            inverses[index, :width, :width].to(left.dtype)
+            for inverses in (found.l_inverses, found.u_inverses)
         )
-        lower[:, k] = exact_matmul(block[:, :width], u_inverse)
         right = exact_matmul(l_inverse, left[found.pivots[k].long(), k.stop :])
-        left[:, k.stop :] -= exact_matmul(lower[:, k], right)
-        sizes[k] = size * found.factors[index].diagonal()[:width].abs()
-    pivots = found.pivots.long()
-    inverse = _unit_inverse(lower[pivots])
-    return pivots, sizes, inverse, exact_matmul(inverse, x[pivots])
+        left[:, k.stop :] -= exact_matmul(exact_matmul(block[:, :width], u_inverse), right)
+    return (found.pivots.long(),)
 
 
 def _interchanged(places: list[int]) -> list[int]:

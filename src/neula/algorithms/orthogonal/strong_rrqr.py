@@ -16,12 +16,63 @@ from __future__ import annotations
 
 import torch
 
+from neula.algorithms.scaling import power_of_two_scales
+from neula.kernels.precision import exact_matmul
+from neula.kernels.triangular_inverse import triangular_inverse
+
 GAIN = 10.0
 """The f above. Random pivots, and LAPACK's, stay below 3 on random matrices and reach 1e4 to 1e12 where they
 fail."""
 
 MAX_INTERCHANGES = 100
-"""Each multiplies the determinant by :data:`GAIN`, or makes the rank smaller; a few do."""
+"""Each multiplies the determinant by :data:`GAIN`, or makes the rank smaller by one R hides; a few do."""
+
+LEAST = 2.0**-20
+"""Part of the tolerance that is put in place of smaller pivots."""
+
+BLOCK = 32
+"""Rows whose squares are summed by one product."""
+
+WEAK = 10.0
+"""Times a pivot that columns which are left may be longer; of random matrices half of that at most."""
+
+
+def first_weak(r: torch.Tensor, tolerance: float) -> int | None:
+    """First pivot that is much shorter than a column which is left.
+
+    Parameters
+    ----------
+    r : Tensor, shape (k, n), k <= n
+        Upper triangular.
+    tolerance : float
+        Part of the longest column up to which others do not count.
+
+    Returns
+    -------
+    int or None
+        None where there is none. R with NaN has none.
+
+    Examples
+    --------
+    >>> import torch
+    >>> r = torch.eye(64)
+    >>> r[20, 20] = 0.01
+    >>> first_weak(r, 1e-6)
+    20
+    """
+    (k, n), r = r.shape, r.to(torch.promote_types(r.dtype, torch.float32))
+    largest = torch.linalg.vector_norm(r, torch.inf)[None]
+    rows = r.new_zeros(k + -k % BLOCK, n)
+    torch.mul(r, power_of_two_scales(largest), out=rows[:k])
+    pivots = rows.diagonal()[:k].abs()
+    squares = rows.square_().unflatten(0, (-1, BLOCK))
+    # Of no negative numbers, so that nothing cancels.
+    squares = exact_matmul(torch.ones(BLOCK, BLOCK, dtype=r.dtype, device=r.device).triu(), squares)
+    squares[:-1] += squares[1:, :1].flip(0).cumsum(0).flip(0)
+    left = squares.flatten(0, 1)[:k].amax(1).sqrt()
+    weak = (left > WEAK * pivots) & (left > tolerance * left[0])
+    found = weak.nonzero()[:1, 0].tolist()
+    return found[0] if found else None
 
 
 def strong_order(r: torch.Tensor, tolerance: float) -> torch.Tensor | None:
@@ -44,12 +95,9 @@ def strong_order(r: torch.Tensor, tolerance: float) -> torch.Tensor | None:
     for _ in range(MAX_INTERCHANGES):
         if rank == 0:
             break
-        i, j, lower = _interchange(r, rank, tolerance)
-        rank -= lower
-        if i == j and not lower:
-            break
+        i, j, rank = _interchange(r, rank, tolerance)
         if i == j:
-            continue
+            break
         found = True
         places = torch.arange(r.shape[1], device=r.device)
         places[i], places[j] = j, i
@@ -64,21 +112,35 @@ def _rank_at_most(r: torch.Tensor, tolerance: float) -> int:
     return int((trailing > tolerance).sum())
 
 
-def _interchange(r: torch.Tensor, rank: int, tolerance: float) -> tuple[int, int, bool]:
-    """Columns to interchange, equal ones for none, and whether the leading block then has one too many."""
-    identity = torch.eye(rank, dtype=r.dtype, device=r.device)
-    inverse = torch.linalg.solve_triangular(r[:rank, :rank], identity, upper=True)
-    # Distances of columns from the span of the others.
-    distances = torch.linalg.vector_norm(inverse, dim=1).reciprocal().nan_to_num(0.0)
+def _interchange(r: torch.Tensor, rank: int, tolerance: float) -> tuple[int, int, int]:
+    """Columns to interchange, equal ones for none, and of how many columns the leading block then is."""
+    inverse = _inverse(r[:rank, :rank], tolerance)
+    # Of all leading blocks at once: the smallest distance of a column from the span of the others, and what
+    # no singular value is below.
+    squares = inverse.square().cumsum_(1)
+    nearest, least = squares.amax(0).rsqrt(), squares.sum(0).rsqrt()
+    pivots = inverse.diagonal().abs().reciprocal()
+    # A last column that is as near as any goes by itself.
+    kept = ((least > tolerance) | (pivots > GAIN * nearest)).nonzero()[-1:, 0].tolist()
+    if not kept:
+        return 0, 0, 0
+    rank = kept[0] + 1
+    inverse, distances = inverse[:rank, :rank], squares[:rank, rank - 1].rsqrt()
     if rank < r.shape[1]:
         sizes = torch.linalg.vector_norm(r[rank:, rank:], dim=0)
         # That of column k + j from the span of the leading ones without column i.
-        others = torch.hypot(distances[:, None] * (inverse @ r[:rank, rank:]).nan_to_num(0.0), sizes)
+        others = torch.hypot(distances[:, None] * (inverse @ r[:rank, rank:]), sizes)
         gains = torch.where(others > tolerance, others / distances[:, None], 0.0)
         i, j = divmod(int(gains.argmax()), gains.shape[1])
         if float(gains[i, j]) > GAIN:
-            return i, rank + j, False
-    nearest = int(distances.argmin())
-    if float(distances[nearest]) <= tolerance:
-        return nearest, rank - 1, True
-    return 0, 0, False
+            return i, rank + j, rank
+    if float(least[rank - 1]) <= tolerance:
+        return int(distances.argmin()), rank - 1, rank - 1
+    return 0, 0, rank
+
+
+def _inverse(r: torch.Tensor, tolerance: float) -> torch.Tensor:
+    """Inverse of a triangle whose diagonal has no zeros, but what is as good as zero."""
+    least, r = tolerance * LEAST, r.clone()
+    r.diagonal().copy_(torch.where(r.diagonal().abs() < least, least, r.diagonal()))
+    return triangular_inverse(r[None], upper=True)[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from neula.algorithms.scaling import power_of_two_scales
+from neula.algorithms.triangular.inverted import InvertedBlocks
 from neula.engines.random_vectors import gaussian
 from neula.kernels.precision import exact_matmul
 
@@ -37,7 +38,12 @@ def columns_of_norm_one(r: torch.Tensor) -> torch.Tensor:
 
 
 def numerical_ranks(
-    r: torch.Tensor, rcond: float, error: torch.Tensor | None = None, *, exact: bool = True
+    r: torch.Tensor,
+    rcond: float,
+    error: torch.Tensor | None = None,
+    *,
+    exact: bool = True,
+    smallest: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Number of singular values that count, of each matrix of a batch.
 
@@ -55,6 +61,8 @@ def numerical_ranks(
     exact : bool
         Whether all singular values are computed where there is doubt, also of more than
         :data:`EXACT_COLUMNS` columns. If not, a rank of ``k - 1`` stands for any below k there.
+    smallest : Tensor, shape (batch,), optional
+        Estimates of the smallest singular values of the leading triangles, where they are known.
 
     Returns
     -------
@@ -70,7 +78,8 @@ def numerical_ranks(
     count, k, _ = r.shape
     ranks = torch.full((count,), k, dtype=torch.int64, device=r.device)
     error = torch.zeros_like(ranks) if error is None else error
-    smallest = (_lower_bounds if k <= SMALL else smallest_singular_values)(r[..., :k])
+    if smallest is None:
+        smallest = (_lower_bounds if k <= SMALL else smallest_singular_values)(r[..., :k])
     # No largest singular value exceeds the Frobenius norm, which takes one pass; NaN is in no doubt.
     doubtful = smallest <= _SAFETY * torch.maximum(rcond * torch.linalg.matrix_norm(r), error)
     which = doubtful.nonzero()[:, 0]
@@ -105,26 +114,32 @@ def largest_singular_values(r: torch.Tensor) -> torch.Tensor:
     return size[:, 0, 0]
 
 
-def smallest_singular_values(r: torch.Tensor) -> torch.Tensor:
+def smallest_singular_values(r: torch.Tensor, width: int = 0) -> torch.Tensor:
     """Estimates from above by inverse iteration, the reciprocals of ``||R^-T x||`` for unit vectors x.
 
     Parameters
     ----------
     r : Tensor, shape (batch, n, n)
         Upper triangular.
+    width : int
+        Order of diagonal blocks to invert, where that takes less time than substitution. Errors of inverses
+        of ill-conditioned blocks leave their size as it is.
 
     Returns
     -------
     Tensor, shape (batch,)
         0 for a matrix that is singular, or so nearly that numbers overflow.
     """
-    x = _direction(r.shape[2], r).expand(len(r), -1, -1)
+    count, x = len(r), _direction(r.shape[2], r)
+    # A single matrix is multiplied with vectors at the speed of memory.
+    r, x = (r[0], x[0]) if count == 1 else (r, x.expand(count, -1, -1))
+    blocks = InvertedBlocks.of(r, r.dtype, upper=True, width=width)
     for step in range(_STEPS):
-        y, size = _unit(torch.linalg.solve_triangular(r.mT, x, upper=False))
+        y, size = _unit(blocks.mT.solved(x))
         if step < _STEPS - 1:
-            x = _unit(torch.linalg.solve_triangular(r, y, upper=True))[0]
+            x = _unit(blocks.solved(y))[0]
     regular = size.isfinite() & (size > 0)
-    return torch.where(regular, size.reciprocal(), 0.0)[:, 0, 0]
+    return torch.where(regular, size.reciprocal(), 0.0).reshape(count)
 
 
 def _lower_bounds(r: torch.Tensor) -> torch.Tensor:
@@ -136,11 +151,11 @@ def _lower_bounds(r: torch.Tensor) -> torch.Tensor:
 
 def _unit(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Vectors of norm 1, and the norms that they had; a zero vector as it is."""
-    size = torch.linalg.vector_norm(x, dim=1, keepdim=True)
+    size = torch.linalg.vector_norm(x, dim=-2, keepdim=True)
     return x / size.clamp_min(torch.finfo(x.dtype).tiny), size
 
 
 def _direction(n: int, like: torch.Tensor) -> torch.Tensor:
     """A unit vector, fixed, that no matrix is built to avoid; shape (1, n, 1)."""
-    x = gaussian(n, 1, torch.float64, torch.device("cpu"), seed=n)
+    x = gaussian(n, 1, torch.float64, like.device, seed=n)
     return _unit(x[None])[0].to(like)

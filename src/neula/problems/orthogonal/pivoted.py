@@ -1,19 +1,27 @@
 """QR with column pivoting: an order of columns, the QR of the columns in this order, and what its R shows.
 
 The factors come from LAPACK or the chains of :mod:`neula.problems.orthogonal.chain`, and are certified as
-without pivoting. If R hides a small singular value, columns are interchanged and factorized once more.
+without pivoting. If R shows pivots that are too short, or hides a small singular value, columns change places
+and are factorized once more.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 
-from neula.algorithms.orthogonal.pivots import greedy_orders, lapack_factors, sketched_order
-from neula.algorithms.orthogonal.strong_rrqr import strong_order
+from neula.algorithms.orthogonal.pivots import eliminated_order, greedy_orders, lapack_factors, sketched_order
+from neula.algorithms.orthogonal.strong_rrqr import first_weak, strong_order
 from neula.algorithms.scaling import binary_exponents, power_of_two_scales
-from neula.algorithms.spectra.numerical_rank import largest_singular_values, numerical_ranks
+from neula.algorithms.spectra.numerical_rank import (
+    largest_singular_values,
+    numerical_ranks,
+    smallest_singular_values,
+)
 from neula.certificates.bounds import residual_bound
-from neula.engines import FP64
+from neula.engines import FP16, FP64
 from neula.kernels.precision import plain_arithmetic
 from neula.kernels.shift import shift
 from neula.pipeline.chain import run_chain
@@ -24,6 +32,12 @@ from neula.problems.orthogonal.factors import Factors
 from neula.problems.orthogonal.links import together
 from neula.problems.orthogonal.orth import rank_tolerance
 from neula.problems.orthogonal.problem import Matrices, Options
+
+ROUNDS = 4
+"""Eliminations in half precision, each of which reaches some three digits further down."""
+
+SHOWN = 2.0
+"""Times ``sqrt(n)`` times a singular value that R may show: not ten, since estimates are too large."""
 
 
 def factorize_pivoted(
@@ -57,6 +71,8 @@ def factorize_pivoted(
     with plain_arithmetic(engine.device):
         order, factors = _pivoted(matrices, mode, options)
     factors = factors or factorize(in_order(matrices, order), mode, options)
+    if some and engine.tuning.tournaments and not _few_columns(matrices.shape, options):
+        order, factors = _with_longer_pivots(order, factors, matrices, mode, options)
     with plain_arithmetic(engine.device):
         better = _strong_orders(factors, matrices, options) if some else None
     if better is None:
@@ -76,13 +92,12 @@ def _pivoted(matrices: torch.Tensor, mode: str, options: Options) -> tuple[torch
 
     LAPACK finds factors on the way, which are returned if they are all accepted.
     """
-    count, m, n = matrices.shape
+    _, m, n = matrices.shape
     if matrices.numel() == 0:
-        return torch.arange(n, device=matrices.device).expand(count, n), None
+        return torch.arange(n, device=matrices.device).expand(len(matrices), n), None
     engine, tuning = options.low_engine, options.engine.tuning
-    few_columns = min(m, n) <= tuning.sketched_pivots
-    if not (few_columns and (tuning.lapack or count == 1 or go_together(count, m, n, tuning))):
-        return _sketched_orders(matrices, options), None
+    if not _few_columns(matrices.shape, options):
+        return _orders_of_large(matrices, options), None
     exponents = binary_exponents(torch.linalg.vector_norm(matrices, torch.inf, (1, 2), keepdim=True))
     scaled = shift(matrices.double(), -exponents).to(engine.storage)
     scaled.masked_fill_(~finite_members(matrices)[:, None, None], 0.0)
@@ -93,6 +108,13 @@ def _pivoted(matrices: torch.Tensor, mode: str, options: Options) -> tuple[torch
         return order, None
     r = shift(r.double(), exponents)[..., : min(m, n)]
     return order, _accepted(in_order(matrices, order), q, r, mode, options)
+
+
+def _few_columns(shape: torch.Size, options: Options) -> bool:
+    """Whether pivots are found one by one."""
+    (count, m, n), tuning = shape, options.engine.tuning
+    few = min(m, n) <= tuning.sketched_pivots
+    return few and (tuning.lapack or count == 1 or go_together(count, m, n, tuning))
 
 
 def _accepted(
@@ -108,19 +130,55 @@ def _accepted(
     return factors.completed() if mode == "complete" else factors
 
 
-def _sketched_orders(matrices: torch.Tensor, options: Options) -> torch.Tensor:
+def _orders_of_large(matrices: torch.Tensor, options: Options) -> torch.Tensor:
     """Those of large matrices, one after the other; of matrices with NaN or Inf as it is."""
-    engine, n = options.low_engine, matrices.shape[2]
-    found = []
-    for a, finite in zip(matrices, finite_members(matrices).tolist(), strict=True):
-        if not finite:
-            found.append(torch.arange(n, device=a.device))
-            continue
-        largest = engine.column_max(a).to(torch.promote_types(a.dtype, torch.float32)).amax()
-        scales = power_of_two_scales(largest).repeat(n)
-        work = engine.fill(engine.empty(*a.shape), a, scales)
-        found.append(sketched_order(work, engine, engine.tuning.pivot_block))
-    return torch.stack(found)
+    unmoved = torch.arange(matrices.shape[2], device=matrices.device)
+    usable = finite_members(matrices).tolist()
+    return torch.stack(
+        [_order_of(a, options) if finite else unmoved for a, finite in zip(matrices, usable, strict=True)]
+    )
+
+
+def _order_of(a: torch.Tensor, options: Options) -> torch.Tensor:
+    """That of one large matrix, shape (n,)."""
+    at_once = options.engine.tuning.tournaments
+    engine = options.engine.using(FP16) if at_once else options.low_engine
+    largest = engine.column_max(a).to(torch.promote_types(a.dtype, torch.float32)).amax()
+    work = engine.empty(*a.shape, dtype=engine.operand_dtype if at_once else None)
+    engine.fill(work, a, power_of_two_scales(largest).repeat(a.shape[1]))
+    if at_once:
+        return eliminated_order(work, engine)
+    return sketched_order(work, engine, engine.tuning.pivot_block)
+
+
+def _with_longer_pivots(
+    order: torch.Tensor, factors: Factors, matrices: torch.Tensor, mode: str, options: Options
+) -> tuple[torch.Tensor, Factors]:
+    """Orders and factors when pivots that R shows to be too short have been replaced.
+
+    What is left of the columns there is a part of R, free of the rounding errors of half precision, and is
+    eliminated in its own scale.
+    """
+    k = min(matrices.shape[1:])
+    tolerance = _tolerance(matrices, options)
+    before: dict[int, int] = {}
+    for _ in range(ROUNDS):
+        with plain_arithmetic(options.engine.device):
+            starts = {i: first_weak(r[:k], tolerance) for i, r in enumerate(factors.r)}
+            weak = {i: j for i, j in starts.items() if j is not None and j > before.get(i, -1)}
+            if not weak:
+                break
+            before |= weak
+            for i, start in weak.items():
+                order[i, start:] = order[i, start:][_order_of(factors.r[i, start:k, start:], options)]
+        factors = factorize(in_order(matrices, order), mode, options)
+    return order, factors
+
+
+def _tolerance(matrices: torch.Tensor, options: Options) -> float:
+    """Singular values relative to the largest one up to which the precision of the factors tells nothing."""
+    _, m, n = matrices.shape
+    return max(rank_tolerance(matrices.dtype, m, n), residual_bound(options.target, n))
 
 
 def _strong_orders(factors: Factors, matrices: torch.Tensor, options: Options) -> torch.Tensor | None:
@@ -130,18 +188,44 @@ def _strong_orders(factors: Factors, matrices: torch.Tensor, options: Options) -
     # In the precision of the factors: what it cannot tell from zero the tolerance does not, either.
     r = factors.r[:, :k]
     r = r.to(torch.promote_types(r.dtype, torch.float32))
-    sizes = r.abs().amax((1, 2))
+    sizes = torch.linalg.vector_norm(r, torch.inf, (1, 2))
     r = r * power_of_two_scales(sizes)[:, None, None].to(r.dtype)
     usable = sizes.isfinite()
     if not usable.all():
         r = torch.where(usable[:, None, None], r, 0.0)
-    tolerance = max(rank_tolerance(matrices.dtype, m, n), residual_bound(options.target, n))
-    doubtful = usable & (numerical_ranks(r, tolerance, exact=False) < k)
+    tolerance = _tolerance(matrices, options)
+    smallest = partial(_smallest, options=options)
+    doubtful = usable & (numerical_ranks(r, tolerance, exact=False, smallest=smallest(r[:, :, :k])) < k)
     order = torch.arange(n, device=r.device).repeat(len(r), 1)
     changed = False
     for place in doubtful.nonzero()[:, 0].tolist():
         size = tolerance * float(largest_singular_values(r[place, None]))
+        if _shows_the_last(r[place], size, smallest):
+            continue
         found = strong_order(r[place].double(), size)
         if found is not None:
             order[place], changed = found, True
     return order if changed else None
+
+
+def _smallest(r: torch.Tensor, options: Options) -> torch.Tensor:
+    """Smallest singular values of triangles, shape (batch, k, k): dozens of products with vectors."""
+    width = options.engine.tuning.inverted_width(r.shape[2])
+    estimate = partial(smallest_singular_values, width=width)
+    return options.engine.replay(lambda x: (estimate(x),), (r,), ("smallest singular values", width))[0]
+
+
+def _shows_the_last(r: torch.Tensor, size: float, smallest: Callable[[torch.Tensor], torch.Tensor]) -> bool:
+    """Whether only the last singular value of an R of shape (k, n) is at most of some size, and R shows that.
+
+    A random square matrix is hardly ever further from full rank. No singular value of a leading block exceeds
+    that of R with the same number, and that with number ``k + 1`` does not exceed the norm of what is left
+    after k pivots.
+    """
+    k = len(r) - 1
+    if k == 0:
+        return False
+    least = torch.cat([smallest(r[None, :j, :j]) for j in (k, k + 1)])
+    left = torch.stack([torch.linalg.vector_norm(r[j:, j:].triu()) for j in (k - 1, k)])
+    shown = left <= SHOWN * r.shape[1] ** 0.5 * least
+    return bool(shown.all() & (least[0] > size))

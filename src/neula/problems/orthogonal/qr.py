@@ -149,11 +149,11 @@ def qr(
     section 3.5. A wide matrix is factorized by its leading square block, as in LAPACK.
 
     With ``pivoting`` the order of the columns is found first, in large matrices whole blocks at a time by
-    random sketches [2]_; then ``A[:, P]`` is factorized as ever. If R hides a small singular value, as
-    it does for Kahan's matrix after pivoting by norms, columns are interchanged until it does not [3]_, and
-    are factorized once more. So at the numerical rank k the norm of what is left, ``R[k:, k:]``, is near the
-    next singular value, and the smallest one of ``R[:k, :k]`` near the one before. The diagonal of R falls,
-    but not strictly. ``overwrite_a`` is without effect.
+    random sketches [2]_, on a GPU of all at once; then ``A[:, P]`` is factorized as ever. If R hides a small
+    singular value, as it does for Kahan's matrix after pivoting by norms, columns are interchanged until it
+    does not [3]_, and are factorized once more. So at the numerical rank k the norm of what is left,
+    ``R[k:, k:]``, is near the next singular value, and the smallest one of ``R[:k, :k]`` near the one before.
+    The diagonal of R falls, but not strictly. ``overwrite_a`` is without effect.
 
     With ``mode="raw"`` the strict lower triangle of H has Householder vectors, for :func:`torch.ormqr` and
     :func:`torch.linalg.householder_product`, and its upper triangle R, as in LAPACK; NumPy has the transpose
