@@ -91,8 +91,11 @@ class InvertedBlocks:
 
     @cached_property
     def mT(self) -> InvertedBlocks:
-        """The transpose: a view."""
-        return InvertedBlocks(self.t.mT, self.inverses.mT, self.dtype, not self.upper, self.lost)
+        """The transpose: a view, but for inverses that are read by rows beside a narrow matrix."""
+        inverses = self.inverses.mT
+        if self.t.dtype != self.dtype:
+            inverses = inverses.contiguous()
+        return InvertedBlocks(self.t.mT, inverses, self.dtype, not self.upper, self.lost)
 
     @cached_property
     def _steps(self) -> list[Step]:
