@@ -160,12 +160,15 @@ class Beside:
         of several, and a GPU reads a matrix for a few vectors in the time that it takes for one.
     x : Tensor, shape (n, m), or None
         Solutions, as soon as GMRES has been called.
+    image : Tensor, shape (n, m), or None
+        A times these, for who has read A for others as well.
     """
 
     b: torch.Tensor
     reduction: float
     companions: torch.Tensor
     x: torch.Tensor | None = None
+    image: torch.Tensor | None = None
 
 
 def gmres_refinement(
