@@ -24,7 +24,6 @@ template <class T>
 static T __ldg(const T* place) { return *place; }
 template <class T>
 static T __ldcg(const T* place) { return *place; }
-static void __threadfence() {}
 
 static int atomicAdd(int* place, int value) {
     const int before = *place;

@@ -72,13 +72,12 @@ __device__ __forceinline__ float total(float* x) {
     return x[0];
 }
 
-// Four rows, contiguous, times columns of right-hand sides that lie one after the other in shared memory: every
+// Adds products of four rows, contiguous, with right-hand sides that lie one after the other in shared memory: every
 // ``stride`` columns 128 of them from ``first`` on, up to ``last``; those from ``size`` on are not there.
 template <typename T>
-__device__ __forceinline__ float times_rows(
-    const T* rows, long long pitch, const float* x, int x_pitch, int first, int last, int stride, int size
+__device__ __forceinline__ void add_rows(
+    const T* rows, long long pitch, const float* x, int first, int last, int stride, int size, float (&sums)[32]
 ) {
-    float sums[32] = {};
     for (int j = first + threadIdx.x % 32 * 4; j < last; j += stride) {
         Four a[4];
 #pragma unroll
@@ -91,14 +90,13 @@ __device__ __forceinline__ float times_rows(
         }
 #pragma unroll
         for (int v = 0; v < V; ++v) {
-            const Four y = shared_four(x + v * x_pitch + j);
+            const Four y = shared_four(x + v * PIECE + j);
 #pragma unroll
             for (int i = 0; i < 4; ++i)
 #pragma unroll
                 for (int c = 0; c < 4; ++c) sums[i * V + v] = fmaf(a[i].x[c], y.x[c], sums[i * V + v]);
         }
     }
-    return total(sums);
 }
 
 struct Problem {
@@ -176,6 +174,17 @@ __device__ __forceinline__ void load(const Problem& p, int row, int copies, cons
     }
 }
 
+// Right-hand sides to shared memory, one after the other.
+__device__ __forceinline__ void load_turned(const Problem& p, int row, int copies, const float* from, float* x) {
+    for (int i = threadIdx.x; i < PIECE; i += THREADS) {
+        float y[V];
+        load(p, row + i, copies, from, y);
+#pragma unroll
+        for (int v = 0; v < V; ++v) x[v * PIECE + i] = y[v];
+    }
+    __syncthreads();
+}
+
 // Some unknowns: rows of an inverse times what is left of the right-hand sides.
 __device__ void multiply_inverse(const Problem& p, const Task& task, float* x, float* sums) {
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, per_block = p.width / ROWS;
@@ -184,17 +193,16 @@ __device__ void multiply_inverse(const Problem& p, const Task& task, float* x, f
         while (seen(p.updated(task.step * per_block) + i) < task.step) {}
     __syncthreads();
     const int first = p.upper ? top / 128 * 128 : 0, last = p.upper ? p.width : top + FEW;
-    for (int i = first + thread; i < min(p.width, (last + 127) / 128 * 128); i += THREADS) {
-        float y[V];
-        load(p, left + i, p.pieces(), p.rest, y);
-#pragma unroll
-        for (int v = 0; v < V; ++v) x[v * p.width + i] = y[v];
-    }
-    __syncthreads();
     // Half of the warps have every other 128 columns.
     const float* rows = p.inverse(task.step) + (top + warp / 2 * 4) * p.inverse_row;
-    sums[warp * 32 + lane] =
-        times_rows(rows, p.inverse_row, x, p.width, first + warp % 2 * 128, last, 256, p.width);
+    float found[32] = {};
+    for (int start = first / PIECE * PIECE; start < last; start += PIECE) {
+        load_turned(p, left + start, p.pieces(), p.rest, x);
+        const int begin = max(0, first - start) + warp % 2 * 128;
+        add_rows(rows + start, p.inverse_row, x, begin, min(PIECE, last - start), 256, PIECE, found);
+        __syncthreads();
+    }
+    sums[warp * 32 + lane] = total(found);
     __syncthreads();
     if (thread < FEW * V) {
         const int pair = thread / 32 * 64 + thread % 32;
@@ -240,16 +248,13 @@ __device__ void multiply_tile(const Problem& p, const Task& task, float* x, floa
         for (int k = 0; k < 4; ++k) own[k] = float4{a[4 * k], a[4 * k + 1], a[4 * k + 2], a[4 * k + 3]};
         __syncthreads();
     } else {
-        for (int i = thread; i < PIECE; i += THREADS) {
-            float y[V];
-            load(p, tile.left + i, 1, p.x, y);
-#pragma unroll
-            for (int v = 0; v < V; ++v) x[v * PIECE + i] = y[v];
+        load_turned(p, tile.left, 1, p.x, x);
+        const int last = min(PIECE, size);
+        for (int i = warp * 4; i < ROWS; i += 4 * WARPS) {
+            float found[32] = {};
+            if (tile.top + i < p.n) add_rows(origin + i * p.row, p.row, x, 0, last, 128, size, found);
+            sums[i * V + lane] = total(found);
         }
-        __syncthreads();
-        for (int i = warp * 4; i < ROWS; i += 4 * WARPS)
-            sums[i * V + lane] =
-                times_rows(origin + i * p.row, p.row, x, PIECE, 0, tile.top + i < p.n ? PIECE : 0, 128, size);
         __syncthreads();
     }
     const int count = p.row == 1 ? WARPS : 1;
@@ -268,7 +273,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) sweep(
 ) {
     extern __shared__ float4 room[];
     float* right = reinterpret_cast<float*>(room);
-    float* sums = right + V * width;
+    float* sums = right + V * PIECE;
     int& ticket = *reinterpret_cast<int*>(sums + WARPS * ROWS * V);
     const Problem p{t, inverses, rest, x, flags, n, blocks, width, upper, row, column, next_inverse, inverse_row};
     if (threadIdx.x == 0) ticket = atomicAdd(flags, 1);
@@ -293,7 +298,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) sweep(
         else multiply_tile(p, task, right, sums);
         __syncthreads();
         if (threadIdx.x == 0) {
-            __threadfence();
             if (solves) show(p.solved(task.step) + task.within, 1);
             else {
                 const Tile tile(p, task);

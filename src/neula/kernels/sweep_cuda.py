@@ -31,8 +31,7 @@ def sweep_cuda(t: torch.Tensor, inverses: torch.Tensor, b: torch.Tensor, *, uppe
         Without a torch that compiles CUDA.
     """
     arguments, x = prepared(t, inverses, b, upper=upper)
-    width = inverses.shape[-1]
-    shared_bytes = 4 * (VECTORS * width + THREADS // 32 * ROWS * VECTORS + 4)
+    shared_bytes = 4 * (VECTORS * PIECE + THREADS // 32 * ROWS * VECTORS + 4)
     bfloat = "#define BFLOAT16\n" if t.dtype == torch.bfloat16 else ""
     with torch.cuda.device_of(t):
         kernel = compiled("sweep", "sweep", t.device, MACROS + bfloat, shared_bytes=shared_bytes)

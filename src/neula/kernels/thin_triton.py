@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from neula.kernels.launch import multiprocessors, share
 
-ALONG, ACROSS = 128, 8
+ALONG, ACROSS = 256, 4
 """A tile, in the direction in which A is contiguous and in the other."""
 
 BLOCKS = 12

@@ -174,6 +174,8 @@ def inverted_factors(
     """L and U, packed in one matrix, with blocks that are inverted in the same launches."""
     diagonal = diagonal_blocks(lu, dtype, width)
     lower, upper = (x.view(diagonal.shape) for x in triangular_inverses(diagonal.flatten(0, -3)))
+    if lu.dtype != dtype:  # both are read by rows beside a narrow matrix
+        upper = upper.contiguous()
     return InvertedBlocks(lu, lower, dtype, upper=False), InvertedBlocks(lu, upper, dtype, upper=True)
 
 
