@@ -100,6 +100,7 @@ class Evidence:
         sizes: torch.Tensor,
         scaled: Scaled | None = None,
         probe: InverseProbe | None = None,
+        solved: bool = True,
     ) -> Evidence:
         """Norms by some solves with the factors.
 
@@ -117,6 +118,9 @@ class Evidence:
             Where A comes from, if its rows and columns were scaled before.
         probe : InverseProbe, optional
             What GMRES has solved for beside the system.
+        solved : bool
+            Whether the system itself is. Where factors do not do for that, they do for no other right-hand
+            side, and to find that out for large systems takes longer than the refinement.
         """
         sizes = sizes[:, None]
         rows = scales.rows[:, None]
@@ -126,8 +130,10 @@ class Evidence:
 
             def measured(right: torch.Tensor) -> torch.Tensor:
                 return inverse_norm(factors.solve, factors.solve_transposed, sizes, right)[0]
-        else:
+        elif solved or len(a) < COSTLY:
             measured = _by_gmres(a, factors, sizes, max_iterations, update, probe)
+        else:
+            measured = _unknown
         image = _image(a, random_direction(len(a), a.dtype, a.device) / sizes, probe)
         inverse = measured(1 / rows).nan_to_num(torch.inf, torch.inf)
         norm = _scaled_norm(a, scales.rows, sizes, image)
@@ -194,6 +200,10 @@ class _Evaluated:
 
     error: torch.Tensor
     residual: torch.Tensor
+
+
+def _unknown(right: torch.Tensor) -> torch.Tensor:
+    return right.new_tensor(torch.inf)
 
 
 def _by_library(a: torch.Tensor, rows: torch.Tensor, sizes: torch.Tensor) -> Measure:
