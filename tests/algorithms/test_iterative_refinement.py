@@ -102,6 +102,20 @@ def test_stops_when_it_stagnates() -> None:
     assert found.backward_error.max() <= 2 * U64
 
 
+def test_ends_where_only_the_solution_grows() -> None:
+    """Its backward error falls to nothing along a direction that A hardly sees, and solves nothing."""
+    a = torch.diag(torch.tensor([1.0, 1.0, 1e-30], dtype=torch.float64))
+    b, calls = torch.ones(3, 1, dtype=torch.float64), []
+
+    def solver(residual: torch.Tensor, *_: object) -> tuple[torch.Tensor, int]:
+        calls.append(residual)
+        return torch.tensor([[0.0], [0.0], [100.0 ** len(calls)]], dtype=torch.float64), 1
+
+    refined = refine(a, b, solver, scalings=[norm(a)], tolerance=1e-14, max_iterations=20)
+    assert len(calls) == 1
+    assert float(refined.backward_error) < 0.02
+
+
 def test_divergence_keeps_the_best_solution() -> None:
     a, b = system(1e8)
     found = refine(a, b, classical(rounded(a, 0.5)), scalings=[norm(a)], tolerance=1e-15, max_iterations=100)

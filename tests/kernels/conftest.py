@@ -28,6 +28,7 @@ if not torch.cuda.is_available() and "triton" not in sys.modules:
         import neula.kernels.cholesky_panel_triton
         import neula.kernels.doubled_normal_triton
         import neula.kernels.doubled_triton
+        import neula.kernels.few_vectors_triton
         import neula.kernels.first_column_triton
         import neula.kernels.gemm_triton
         import neula.kernels.householder_triton

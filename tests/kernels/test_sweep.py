@@ -1,36 +1,47 @@
 """Triangular solves in one launch: the reference by definition, and the kernel against the same bound.
 
-The kernel runs on the GPU where there is one (``pytest -m gpu``), in Triton's interpreter elsewhere, where
-programs run one after the other.
+The kernel runs on the GPU where there is one (``pytest -m gpu``), elsewhere compiled for the CPU, where a
+single thread block takes all tasks.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 
 import pytest
 import torch
 
+from neula.kernels import sweep_cuda
 from neula.kernels.dispatch import runs
-from neula.kernels.sweep import ROWS, sweep
+from neula.kernels.sweep import ALIGNED, PIECE, sweep
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
-GPU = [pytest.mark.gpu] if HAS_GPU else []
+
+Solve = Callable[..., torch.Tensor]
 
 
-@pytest.fixture(params=["reference", pytest.param("kernel", marks=GPU)])
-def solve(request: pytest.FixtureRequest) -> Callable[..., torch.Tensor]:
+@pytest.fixture(scope="module")
+def on_host(compiled_for_host: Callable[..., ctypes.CDLL]) -> Solve:
+    """The kernel, compiled for the CPU."""
+    macros = dict(line.split()[1:] for line in sweep_cuda.MACROS.splitlines())
+    function = compiled_for_host("sweep", **macros).solve
+
+    def solve(t: torch.Tensor, inverses: torch.Tensor, b: torch.Tensor, *, upper: bool) -> torch.Tensor:
+        arguments, x = sweep_cuda.prepared(t, inverses, b, upper=upper)
+        tensors, numbers = arguments[:5], arguments[5:]
+        function(*[ctypes.c_void_p(y.data_ptr()) for y in tensors], *map(ctypes.c_longlong, numbers))
+        return x
+
+    return solve
+
+
+@pytest.fixture(params=["reference", "on_host", pytest.param("kernel", marks=pytest.mark.gpu)])
+def solve(request: pytest.FixtureRequest) -> Solve:
     if request.param == "reference":
         return sweep.reference
-    pytest.importorskip("triton")
-    from triton.runtime.interpreter import InterpretedFunction
-
-    from neula.kernels import sweep_triton
-
-    if not HAS_GPU and not isinstance(sweep_triton._sweep, InterpretedFunction):
-        pytest.skip("Triton was imported before its interpreter could be chosen: run tests/kernels by itself")
-    return sweep_triton.sweep_triton
+    return request.getfixturevalue("on_host") if request.param == "on_host" else sweep.kernel
 
 
 def triangle(n: int, width: int, *, upper: bool, rows: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -47,19 +58,20 @@ def triangle(n: int, width: int, *, upper: bool, rows: bool) -> tuple[torch.Tens
     # What is on the other side of the diagonal means nothing.
     other = torch.full_like(t, torch.nan)
     t = t + (other.tril(-width) if upper else other.triu(width))
-    return (t if rows else t.T.contiguous().T).to(DEVICE), inverses.to(DEVICE)
+    # Neither does what lies between its columns, or rows.
+    room = torch.full((n, -(-n // ALIGNED) * ALIGNED), torch.nan, dtype=t.dtype, device=DEVICE)[:, :n]
+    room.copy_(t if rows else t.T)
+    return room if rows else room.T, inverses.to(DEVICE)
 
 
 @pytest.mark.parametrize(
-    ("n", "width", "k"),
-    [(1, ROWS, 1), (64, 64, 1), (200, 64, 3), (330, 128, 8), (257, 128, 2), (100, 128, 4)],
+    ("n", "pieces", "k"),
+    [(1, 1, 1), (512, 1, 1), (700, 1, 3), (1601, 1, 8), (2100, 2, 2)],
 )
 @pytest.mark.parametrize("upper", [False, True])
 @pytest.mark.parametrize("rows", [False, True])
-def test_solves(
-    solve: Callable[..., torch.Tensor], n: int, width: int, k: int, upper: bool, rows: bool
-) -> None:
-    t, inverses = triangle(n, width, upper=upper, rows=rows)
+def test_solves(solve: Solve, n: int, pieces: int, k: int, upper: bool, rows: bool) -> None:
+    t, inverses = triangle(n, pieces * PIECE, upper=upper, rows=rows)
     b = torch.randn(n, k, generator=torch.Generator().manual_seed(k)).to(DEVICE)
     given = b.clone()
     x = solve(t, inverses, b, upper=upper)
@@ -75,7 +87,7 @@ def test_solves(
 def test_many_programs_wait_for_one_another(n: int) -> None:
     assert runs(sweep, DEVICE)
     for upper in (False, True):
-        t, inverses = triangle(n, 512, upper=upper, rows=False)
+        t, inverses = triangle(n, PIECE, upper=upper, rows=False)
         t = t.nan_to_num()
         b = torch.randn(n, 8, generator=torch.Generator().manual_seed(1)).to(DEVICE)
         found = [sweep(t, inverses, b, upper=upper) for _ in range(20)]

@@ -206,3 +206,17 @@ def test_large_systems_show_the_norm_of_the_inverse_beside_their_solution(
     condition = torch.linalg.cond(a / sizes.T)
     assert true <= found.forward_error + condition * torch.finfo(torch.float64).eps
     assert condition / 10 <= found.condition <= 10 * condition
+
+
+def test_nothing_more_is_solved_for_where_large_systems_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What GMRES would say of the inverse, after as many iterations for each vector, nobody would believe."""
+    for module in (evidence, links):
+        monkeypatch.setattr(module, "COSTLY", 100)
+    monkeypatch.setattr(evidence, "_by_preconditioned_gmres", lambda *_: pytest.fail("for nothing"))
+    a = random_matrix("geometric", 300, 300, cond=1e12)
+    b = random_matrix("normal", 300, 1)
+    with pytest.warns(neula.AccuracyWarning):
+        found = neula.solve(a, b, engine="emulated", pivot="partial", compute="fp16")
+    assert not found.converged
+    assert np.isinf(found.condition)
+    assert np.isinf(found.forward_error)

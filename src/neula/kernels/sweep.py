@@ -1,6 +1,7 @@
 """Triangular systems with inverted diagonal blocks and a few right-hand sides, solved in one launch.
 
-Block by block a solve is two launches a block, dozens in all, for which a host takes longer than a GPU.
+Block by block a solve is two launches a block, dozens in all, each of which takes longer to begin and to end
+than to read what it multiplies.
 """
 
 from __future__ import annotations
@@ -11,29 +12,30 @@ from neula.kernels.dispatch import kernel, trial
 from neula.kernels.mixed_product import VECTORS
 from neula.kernels.precision import exact_matmul
 
-ROWS = 64
-"""Rows of a tile; blocks are multiples of it."""
+PIECE = 512
+"""Columns that a thread block multiplies; widths of blocks are multiples of it."""
+
+ALIGNED = 4
+"""Elements that are loaded at a time: at multiples of so many begin the columns, or rows, of a matrix."""
 
 
 @trial("The kernel of triangular solves", "a launch for each block takes its place")
 def _tried(device: torch.device) -> None:
-    t = torch.eye(3 * ROWS, device=device, dtype=torch.float16)
-    inverses = torch.eye(ROWS, device=device).repeat(3, 1, 1)
+    t = torch.eye(3 * PIECE, device=device, dtype=torch.float16)
+    inverses = torch.eye(PIECE, device=device).repeat(3, 1, 1)
     sweep.kernel(t, inverses, torch.ones(len(t), 1, device=device), upper=False)
     torch.cuda.synchronize(device)
 
 
-@kernel(
-    "neula.kernels.sweep_triton:sweep_triton",
-    trial=_tried,
-    when=lambda t, inverses, b, **_: (
-        t.ndim == 2
-        and t.dtype.itemsize == 2
-        and inverses.dtype == b.dtype == torch.float32
-        and inverses.shape[-1] % ROWS == 0
-        and 0 < b.shape[1] <= VECTORS
-    ),
-)
+def _takes(t: torch.Tensor, inverses: torch.Tensor, b: torch.Tensor, *, upper: bool) -> bool:
+    single = t.ndim == 2 and t.dtype.itemsize == 2 and inverses.dtype == b.dtype == torch.float32
+    if not single or inverses.shape[-1] % PIECE or not 0 < b.shape[1] <= VECTORS:
+        return False
+    along, across = sorted(t.stride())
+    return along == 1 and across % ALIGNED == 0 and t.data_ptr() % (2 * ALIGNED) == 0
+
+
+@kernel("neula.kernels.sweep_cuda:sweep_cuda", trial=_tried, when=_takes)
 def sweep(t: torch.Tensor, inverses: torch.Tensor, b: torch.Tensor, *, upper: bool) -> torch.Tensor:
     """``T^-1 B``, in the precision of B.
 
@@ -42,7 +44,7 @@ def sweep(t: torch.Tensor, inverses: torch.Tensor, b: torch.Tensor, *, upper: bo
     t : Tensor, shape (n, n)
         Triangular, of a low format and any strides; blocks on the diagonal are not read.
     inverses : Tensor, shape (blocks, width, width)
-        Of these, triangular; the last one is bordered where it is smaller.
+        Of these, triangular; the last one is bordered by an identity where it is smaller.
     b : Tensor, shape (n, k)
         Not modified.
     upper : bool

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from neula.kernels.launch import multiprocessors, share
 
-ALONG, ACROSS = 128, 8
+ALONG, ACROSS = 256, 4
 """A tile, in the direction in which A is contiguous and in the other."""
 
 BLOCKS = 12
@@ -32,7 +32,8 @@ def thin_product_triton(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     m, n = a.shape
     vectors = x.shape[1]
     k = 4 if vectors <= 4 else 8
-    x = x if vectors == k else functional.pad(x, (0, k - vectors))
+    # By columns: rows of eight vectors are lines of the cache, of which each load would take a part.
+    x = functional.pad(x.mT, (0, 0, 0, k - vectors)).contiguous().mT
     rows, columns = (ALONG, ACROSS) if a.stride(0) == 1 else (ACROSS, ALONG)
     down = triton.cdiv(m, rows)
     pieces = max(1, min(BLOCKS * multiprocessors(a.device) // down, n // MIN_PIECE))

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from neula.algorithms.krylov.projected import Array, Projected, ratio
+from neula.kernels.few_vectors import orthonormalizing
 
 Operator = Callable[[torch.Tensor], torch.Tensor]
 """Linear, of the columns of a matrix of shape (n, k)."""
@@ -37,6 +38,10 @@ half of the digits."""
 
 UNSEEN = 4
 """Iterations that may go by before residuals are looked at, for which the host waits."""
+
+ROUNDS = 3
+"""Of Cholesky QR: a vector of which others leave little is normalized in the second one, and all are
+orthogonal to rounding errors after another."""
 
 LARGEST = 512
 """Vectors of a space beyond which the next right-hand sides begin a new one."""
@@ -196,18 +201,12 @@ def _orthonormalized(w: torch.Tensor, basis: torch.Tensor) -> tuple[torch.Tensor
     """
     least = DEPENDENT * torch.linalg.vector_norm(w, dim=0)
     h = basis.mT @ w
-    w = w - basis @ h
-    again = basis.mT @ w
-    w = w - basis @ again
-    v, r = torch.empty_like(w), w.new_zeros(2 * (w.shape[1],))
-    for j in range(w.shape[1]):
-        x, left = w[:, j : j + 1], v[:, :j]
-        for _ in range(2 if j else 0):
-            part = left.mT @ x
-            x = x - left @ part
-            r[:j, j : j + 1] += part
-        size = torch.linalg.vector_norm(x)
-        nothing = size <= least[j]
-        v[:, j : j + 1] = (x / size).masked_fill(nothing, 0.0)
-        r[j, j] = size.masked_fill(nothing, 0.0)
-    return v, torch.cat([h + again, r])
+    v = torch.addmm(w, basis, h, alpha=-1.0)
+    again = basis.mT @ v
+    v = torch.addmm(v, basis, again, alpha=-1.0)
+    r = torch.eye(w.shape[1], dtype=w.dtype, device=w.device)
+    for _ in range(ROUNDS):
+        inverse, r, fails = orthonormalizing(v.mT @ v, r, least)
+        v = v @ inverse
+    r.diagonal().masked_fill_(fails.bool(), 0.0)
+    return v.masked_fill(fails.bool(), 0.0), torch.cat([h + again, r])

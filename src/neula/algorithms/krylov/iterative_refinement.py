@@ -20,6 +20,7 @@ from neula.algorithms.krylov.cg import cg
 from neula.algorithms.krylov.driver import STAGNATION, iterate
 from neula.algorithms.krylov.gmres import Space
 from neula.certificates.backward_error import Scaling, backward_error
+from neula.kernels.refining import over
 
 INNER_TOLERANCE = 1e-12
 """What GMRES reduces residuals to at most before they are computed anew: beyond, its own differ from them."""
@@ -77,7 +78,10 @@ def refine(
     start: Refined | None = None,
     on_step: Callable[[float], None] | None = None,
 ) -> Refined:
-    """Update x until its backward error is small enough, or hardly becomes smaller.
+    """Update x until its backward error is small enough, or hardly becomes smaller, or the residual does not.
+
+    Of a matrix that is too ill-conditioned for what solves the backward error falls while x grows, and the
+    residual stays; what comes of further steps is no better.
 
     Each right-hand side ends for itself, and keeps the best x that it had.
 
@@ -102,7 +106,7 @@ def refine(
     on_step : callable, optional
         Called with the largest backward error after each step.
     """
-    best = Refined.start(b) if start is None else start
+    best, norm = Refined.start(b) if start is None else start, torch.linalg.vector_norm
     known = best.backward_error.cpu()  # on the host, which waits once a step
 
     def update(active: torch.Tensor, left: int) -> tuple[torch.Tensor, int]:
@@ -113,7 +117,8 @@ def refine(
         x = best.x[:, part] + step
         residual = b[:, part] - a @ x
         errors = backward_error(scalings, b[:, part], x, residual)
-        error = errors.cpu()
+        rest = over(norm(residual, dim=0), norm(best.residual[:, part], dim=0))
+        error, left_over = torch.stack([errors, rest]).cpu()
         better = error < before
         kept, here = _columns(active[better], b), _columns(better.nonzero()[:, 0], x)
         best.x[:, kept], best.residual[:, kept] = x[:, here], residual[:, here]
@@ -121,7 +126,8 @@ def refine(
         best.history.append(float(known.max()))
         if on_step is not None:
             on_step(best.history[-1])
-        return active[(error > tolerance) & (error <= stagnation * before)], taken
+        goes_on = (error <= stagnation * before) & (left_over <= STAGNATION)
+        return active[(error > tolerance) & goes_on], taken
 
     active = (known > tolerance).nonzero()[:, 0]
     best.iterations += iterate(active, _any, update, max_iterations - best.iterations)
@@ -160,12 +166,15 @@ class Beside:
         of several, and a GPU reads a matrix for a few vectors in the time that it takes for one.
     x : Tensor, shape (n, m), or None
         Solutions, as soon as GMRES has been called.
+    image : Tensor, shape (n, m), or None
+        A times these, for who has read A for others as well.
     """
 
     b: torch.Tensor
     reduction: float
     companions: torch.Tensor
     x: torch.Tensor | None = None
+    image: torch.Tensor | None = None
 
 
 def gmres_refinement(

@@ -12,7 +12,7 @@ which right-hand sides without a relation to T are not. Who solves like this ref
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
 
@@ -91,8 +91,11 @@ class InvertedBlocks:
 
     @cached_property
     def mT(self) -> InvertedBlocks:
-        """The transpose: a view."""
-        return InvertedBlocks(self.t.mT, self.inverses.mT, self.dtype, not self.upper, self.lost)
+        """The transpose: a view, but for inverses that are read by rows beside a narrow matrix."""
+        inverses = self.inverses.mT
+        if self.t.dtype != self.dtype:
+            inverses = inverses.contiguous()
+        return InvertedBlocks(self.t.mT, inverses, self.dtype, not self.upper, self.lost)
 
     @cached_property
     def _steps(self) -> list[Step]:
@@ -116,25 +119,22 @@ class InvertedBlocks:
         return solve_in_blocks(self._steps, x, out, multiply=_multiply, subtract=_subtract)
 
     @cached_property
-    def _rest(self) -> InvertedBlocks:
-        """What is beyond the first diagonal block."""
-        width = self.inverses.shape[-1]
-        return InvertedBlocks(self.t[width:, width:], self.inverses[1:], self.dtype, self.upper)
+    def _as_stored(self) -> InvertedBlocks:
+        """Without what is lost."""
+        return replace(self, lost=None)
 
     def _solve_with_lost(self, x: torch.Tensor, lost: torch.Tensor) -> torch.Tensor:
+        """By way of what is stored: a triangular inverse of the first block, and so of the first columns of
+        it, is all that meets what is lost.
+        """
         width, k = self.inverses.shape[-1], lost.shape[1]
-        out = torch.empty_like(x)
+        first = self.inverses[0, :k, :k]
         if self.upper:
-            out[width:] = self._rest.solve(x[width:].clone())
-            _subtract(self.t[:width, width:], out[width:], x[:width])
-            _subtract(lost.mT, out[width:], x[:k])
-            _multiply(self.inverses[0], x[:width], out[:width])
-        else:
-            _multiply(self.inverses[0], x[:width], out[:width])
-            _subtract(self.t[width:, :width], out[:width], x[width:])
-            _subtract(lost, out[:k], x[width:])
-            out[width:] = self._rest.solve(x[width:])
-        return out
+            out = self._as_stored.solve(x)
+            out[:k] -= exact_matmul(first, exact_matmul(lost.mT, out[width:]))
+            return out
+        x[width:] -= exact_matmul(lost, exact_matmul(first, x[:k]))
+        return self._as_stored.solve(x)
 
 
 @dataclass(frozen=True)
@@ -174,6 +174,8 @@ def inverted_factors(
     """L and U, packed in one matrix, with blocks that are inverted in the same launches."""
     diagonal = diagonal_blocks(lu, dtype, width)
     lower, upper = (x.view(diagonal.shape) for x in triangular_inverses(diagonal.flatten(0, -3)))
+    if lu.dtype != dtype:  # both are read by rows beside a narrow matrix
+        upper = upper.contiguous()
     return InvertedBlocks(lu, lower, dtype, upper=False), InvertedBlocks(lu, upper, dtype, upper=True)
 
 

@@ -100,6 +100,7 @@ class Evidence:
         sizes: torch.Tensor,
         scaled: Scaled | None = None,
         probe: InverseProbe | None = None,
+        solved: bool = True,
     ) -> Evidence:
         """Norms by some solves with the factors.
 
@@ -117,6 +118,9 @@ class Evidence:
             Where A comes from, if its rows and columns were scaled before.
         probe : InverseProbe, optional
             What GMRES has solved for beside the system.
+        solved : bool
+            Whether the system itself is. Where factors do not do for that, they do for no other right-hand
+            side, and to find that out for large systems takes longer than the refinement.
         """
         sizes = sizes[:, None]
         rows = scales.rows[:, None]
@@ -126,15 +130,18 @@ class Evidence:
 
             def measured(right: torch.Tensor) -> torch.Tensor:
                 return inverse_norm(factors.solve, factors.solve_transposed, sizes, right)[0]
-        else:
+        elif solved or len(a) < COSTLY:
             measured = _by_gmres(a, factors, sizes, max_iterations, update, probe)
+        else:
+            measured = _unknown
+        image = _image(a, random_direction(len(a), a.dtype, a.device) / sizes, probe)
         inverse = measured(1 / rows).nan_to_num(torch.inf, torch.inf)
-        norm = _scaled_norm(a, scales.rows, sizes)
+        norm = _scaled_norm(a, scales.rows, sizes, image)
         if scales.trivial and scaled is None:
             condition = inverse * norm
         else:
             units = torch.ones_like(rows) if scaled is None else scaled.units[0]
-            condition = measured(1 / units) * _scaled_norm(a, units[:, 0], sizes)
+            condition = measured(1 / units) * _scaled_norm(a, units[:, 0], sizes, image)
         condition = condition.nan_to_num(torch.inf, torch.inf).clamp_min(1.0)
         return cls(a, scales, sizes, norm, inverse, condition)
 
@@ -193,6 +200,10 @@ class _Evaluated:
 
     error: torch.Tensor
     residual: torch.Tensor
+
+
+def _unknown(right: torch.Tensor) -> torch.Tensor:
+    return right.new_tensor(torch.inf)
 
 
 def _by_library(a: torch.Tensor, rows: torch.Tensor, sizes: torch.Tensor) -> Measure:
@@ -254,16 +265,20 @@ class InverseProbe:
 
     def shown(self, a: torch.Tensor) -> torch.Tensor | None:
         """The norm, within a factor of :data:`UNCERTAIN`; None where the vector is not solved for."""
-        x = self.solved.x
-        if x is None or not self.solves(a, x, self.right, self.vector):
+        x, image = self.solved.x, self.solved.image
+        if x is None:
+            return None
+        if image is None:
+            image = a @ x
+        if not self.solves(image, self.right, self.vector):
             return None
         return UNCERTAIN * torch.maximum(self.norm, torch.linalg.vector_norm(self.sizes * x))
 
-    def solves(
-        self, a: torch.Tensor, x: torch.Tensor, right: torch.Tensor, vector: torch.Tensor
-    ) -> torch.Tensor:
-        """Whether x solves ``A x = diag(right) vector`` well enough, in the rows as they are scaled."""
-        return torch.linalg.vector_norm(vector - (a @ x) / right) <= self.solved.reduction
+    def solves(self, image: torch.Tensor, right: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
+        """Whether x solves ``A x = diag(right) vector`` well enough, in the rows as they are scaled, given
+        ``A x``.
+        """
+        return torch.linalg.vector_norm(vector - image / right) <= self.solved.reduction
 
 
 def _by_gmres(
@@ -292,7 +307,7 @@ def _by_gmres(
             for (matrix, solver), left, scale in zip(pairs, (sizes, right), (right, sizes), strict=True):
                 vector = vector / torch.linalg.vector_norm(vector)
                 image = _by_preconditioned_gmres(matrix, solver, scale, vector, hidden, max_iterations)
-                solved = start.solves(matrix, image, scale, vector)
+                solved = start.solves(matrix @ image, scale, vector)
                 vector = left * image
                 size = torch.maximum(norm, torch.linalg.vector_norm(vector))
                 norm = torch.where(solved, size, torch.inf)
@@ -336,8 +351,19 @@ def _solve(factors: Factorization, a: torch.Tensor, scales: Equilibration) -> bo
     return bool(torch.linalg.matrix_norm(z / columns) <= SOLVED_TWICE)
 
 
-def _scaled_norm(a: torch.Tensor, rows: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
-    """``||R A D^-1||_2`` from below, by a step of the power method on a random vector."""
-    image = rows[:, None] * (a @ (random_direction(len(a), a.dtype, a.device) / sizes))
+def _image(a: torch.Tensor, x: torch.Tensor, probe: InverseProbe | None) -> torch.Tensor:
+    """``A x``, and that of what GMRES has found for the probe: large matrices are read once for both."""
+    if probe is None or probe.solved.x is None:
+        return a @ x
+    images = a @ torch.cat([x, probe.solved.x], 1)
+    probe.solved.image = images[:, 1:]
+    return images[:, :1]
+
+
+def _scaled_norm(
+    a: torch.Tensor, rows: torch.Tensor, sizes: torch.Tensor, image: torch.Tensor
+) -> torch.Tensor:
+    """``||R A D^-1||_2`` from below by a step of the power method, given ``A D^-1`` times a random vector."""
+    image = rows[:, None] * image
     back = (a.mT @ (rows[:, None] * image)) / sizes
     return torch.linalg.vector_norm(back) / torch.linalg.vector_norm(image)

@@ -222,6 +222,7 @@ def _refine(system: System, label: str, factors: Factorization, format: Format) 
         system.sizes,
         system.scaled,
         probe,
+        solved=bool((refined.backward_error <= system.bound).all()),
     )
     if options.forward:
         refined, forward_error = evidence.refine_forward(system.b, refined, update, options)
