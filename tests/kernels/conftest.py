@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from neula import kernels
+from neula.kernels.cuda_source import flat
 
 # Nothing else in the tests imports Triton; if something has, the tests of kernels are skipped.
 if not torch.cuda.is_available() and "triton" not in sys.modules:
@@ -70,6 +71,23 @@ def compiled_for_host(tmp_path_factory: pytest.TempPathFactory) -> Callable[...,
         made = subprocess.run([compiler, *options, program, "-o", library], capture_output=True, text=True)
         assert made.returncode == 0, made.stderr
         return ctypes.CDLL(str(library))
+
+    return compiled
+
+
+@pytest.fixture(scope="session")
+def compiled_on_host(compiled_for_host: Callable[..., ctypes.CDLL]) -> Callable[..., Callable[..., None]]:
+    """In the place of :func:`neula.kernels.cuda_source.compiled`, for kernels that are ``LAUNCHED``."""
+    library = cache(compiled_for_host)
+
+    def compiled(name: str, function: str, device: torch.device) -> Callable[..., None]:
+        launch = getattr(library(name), f"launch_{function}")
+
+        def launched(grid: tuple, block: tuple, arguments: list[object]) -> None:
+            room, _ = flat(arguments)
+            launch(grid[0], block[0], ctypes.c_char_p(ctypes.addressof(room)))
+
+        return launched
 
     return compiled
 

@@ -50,10 +50,10 @@ def _utils(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """In the place of ``torch.cuda._utils``; binaries are loaded that are in capitals."""
     monkeypatch.setattr(platformdirs, "user_cache_path", lambda name: tmp_path / "cache" / name)
 
-    def load(binary: bytes, names: list[str]) -> dict[str, bytes]:
+    def load(binary: bytes) -> bytes:
         if binary != binary.upper():
             raise RuntimeError("no binary")
-        return dict.fromkeys(names, binary)
+        return binary
 
     nvrtc = Nvrtc()
     return SimpleNamespace(_get_gpu_rtc_library=lambda: nvrtc, _cuda_load_module=load, nvrtc=nvrtc)

@@ -33,7 +33,7 @@ from neula.algorithms.orthogonal.r_only import (
 from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.kernels import seminormal
 from neula.kernels.dispatch import try_together
-from neula.kernels.doubled import doubled_product, transposes_tried
+from neula.kernels.doubled import doubled_product
 from neula.kernels.refining import added, over
 from neula.kernels.shift import shift
 from neula.kernels.triangular_inverse import triangular_inverse
@@ -81,7 +81,7 @@ def solve_together(
     report = stage(options.progress, label)
     if factor is cholesky_r and in_reach(problems.a, k, options):
         return in_one_launch(problems, label, blind_steps)
-    trials = (doubled_product.tried, transposes_tried, shift.tried, added.tried)
+    trials = (doubled_product.tried, shift.tried, added.tried)
     try_together(trials, options.engine.device)
     m, n = problems.a.shape[1:]
     size = max(1, options.engine.tuning.chunk_elements // (options.rows(m, n) * max(n, k)))

@@ -20,6 +20,7 @@ from neula.pipeline.over_processes import OverProcesses
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import QRResult
 from neula.problems.operators.factorizations import traced_qr
+from neula.problems.orthogonal.at_once import qr_at_once
 from neula.problems.orthogonal.by_lapack import qr_by_lapack
 from neula.problems.orthogonal.factorize import begin, factorize
 from neula.problems.orthogonal.factors import as_pending, as_result, give_factors_back
@@ -206,6 +207,8 @@ def qr(
     _check_mode(mode, call, pivoting=pivoting, wait=wait)
     usual = mode in ("reduced", "r") and not (pivoting or overwrite_a) and progress is None
     if wait and usual and (algorithm, compute, panel, cutoff) == (None,) * 4:
+        if engine == "auto" and (single := qr_at_once(call, mode)) is not None:
+            return single
         call = call.by_host(engine)
     options = Options(call.target, call.engine, algorithm, compute, panel, cutoff, progress)
     if pivoting:

@@ -1,0 +1,13 @@
+// The kernels of doubled products on a CPU.
+
+#include "arguments_on_host.h"
+
+using std::fma;
+
+#include SOURCE
+
+LAUNCHED(row_product)
+LAUNCHED(row_products)
+LAUNCHED(column_product)
+LAUNCHED(column_products)
+LAUNCHED(sum_of_pieces)
