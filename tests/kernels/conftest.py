@@ -28,7 +28,6 @@ if not torch.cuda.is_available() and "triton" not in sys.modules:
         import neula.kernels.cholesky_block_triton
         import neula.kernels.cholesky_panel_triton
         import neula.kernels.doubled_normal_triton
-        import neula.kernels.doubled_triton
         import neula.kernels.first_column_triton
         import neula.kernels.gemm_triton
         import neula.kernels.householder_triton
@@ -39,9 +38,7 @@ if not torch.cuda.is_available() and "triton" not in sys.modules:
         import neula.kernels.normal_product_triton
         import neula.kernels.pivoted_cholesky_triton
         import neula.kernels.projection_triton
-        import neula.kernels.refining_triton
         import neula.kernels.seminormal_triton
-        import neula.kernels.shift_triton
         import neula.kernels.split_triton
         import neula.kernels.symmetric_residual_triton
         import neula.kernels.symmetric_triton
@@ -80,8 +77,9 @@ def compiled_on_host(compiled_for_host: Callable[..., ctypes.CDLL]) -> Callable[
     """In the place of :func:`neula.kernels.cuda_source.compiled`, for kernels that are ``LAUNCHED``."""
     library = cache(compiled_for_host)
 
-    def compiled(name: str, function: str, device: torch.device) -> Callable[..., None]:
-        launch = getattr(library(name), f"launch_{function}")
+    def compiled(name: str, function: str, device: torch.device, macros: str = "") -> Callable[..., None]:
+        defined = dict(line.split()[1:] for line in macros.splitlines())
+        launch = getattr(library(name, **defined), f"launch_{function}")
 
         def launched(grid: tuple, block: tuple, arguments: list[object]) -> None:
             room, _ = flat(arguments)

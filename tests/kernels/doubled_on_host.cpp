@@ -7,7 +7,5 @@ using std::fma;
 #include SOURCE
 
 LAUNCHED(row_product)
-LAUNCHED(row_products)
 LAUNCHED(column_product)
-LAUNCHED(column_products)
 LAUNCHED(sum_of_pieces)

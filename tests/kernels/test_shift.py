@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from neula.kernels import refining_cuda
+from neula.kernels import shift_cuda
 from neula.kernels.shift import shift
 
 HAS_GPU = torch.cuda.is_available()
@@ -20,8 +20,8 @@ def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
     if request.param == "function":
         return shift
     if not HAS_GPU:
-        monkeypatch.setattr(refining_cuda, "compiled", request.getfixturevalue("compiled_on_host"))
-    return refining_cuda.shift_cuda
+        monkeypatch.setattr(shift_cuda, "compiled", request.getfixturevalue("compiled_on_host"))
+    return shift_cuda.shift_cuda
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,9 @@ import ctypes
 import hashlib
 import re
 import struct
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -30,6 +32,15 @@ NEEDED = ("_get_gpu_rtc_library", "_get_gpu_runtime_library", "_cuda_load_module
 
 INCLUDED = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 """Of a source what several have in common."""
+
+PATIENCE = 1000
+"""Calls that are solved otherwise before anybody waits for a kernel."""
+
+Capability = tuple[int, int]
+
+_lock = threading.Lock()
+_asked: dict[tuple[str, str, Capability], int] = {}
+_binaries: dict[tuple[str, str, Capability], Future[bytes]] = {}
 
 _DOUBLE, _BITS = struct.Struct("d"), struct.Struct("q")
 
@@ -75,22 +86,68 @@ def source_of(name: str, macros: str = "") -> str:
     return macros + INCLUDED.sub(lambda found: (folder / found[1]).read_text(), source)
 
 
+def ready(name: str, device: torch.device, macros: str = "") -> bool:
+    """Whether a source is compiled, or has been asked for so often that it is to be waited for.
+
+    To compile takes as long as a thousand small problems, which others solve meanwhile: the first who asks
+    begins it in the background, without the GPU. Which calls are among the first does not depend on how long
+    that takes.
+
+    Parameters
+    ----------
+    name, device, macros
+        As for :func:`compiled`.
+    """
+    if torch.version.hip or not hasattr(torch.cuda, "_compile_kernel"):
+        return True
+    key = (name, macros, torch.cuda.get_device_capability(device))
+    with _lock:
+        _asked[key] = count = _asked.get(key, 0) + 1
+        if count == 1 and _file_of(*key).exists():
+            _asked[key] = count = PATIENCE + 1
+    if count == 1:
+        _begun(*key)
+    return count > PATIENCE
+
+
 @lru_cache
 def _module(name: str, macros: str, device: torch.device) -> Any:
     """All functions of a source, which are compiled together."""
-    return _loaded(source_of(name, macros), name, torch.cuda.get_device_capability(device), torch.cuda._utils)
+    return _loaded(name, macros, torch.cuda.get_device_capability(device), torch.cuda._utils)
 
 
-def _loaded(source: str, name: str, capability: tuple[int, int], utils: Any) -> Any:
-    """Its module, from the cache folder if it is there and in order."""
-    digest = hashlib.sha256(repr((capability, torch.version.cuda, source)).encode()).hexdigest()[:24]
-    file = platformdirs.user_cache_path("neula") / "kernels" / f"{name}-{digest}.cubin"
+def _loaded(name: str, macros: str, capability: Capability, utils: Any) -> Any:
+    """The module of a source, from the cache folder if it is there and in order."""
     with suppress(OSError, RuntimeError):
-        return utils._cuda_load_module(file.read_bytes())
-    binary = by_nvrtc(source, capability, utils._get_gpu_rtc_library())
-    with suppress(OSError):
-        write_whole(file, binary)
-    return utils._cuda_load_module(binary)
+        return utils._cuda_load_module(_file_of(name, macros, capability).read_bytes())
+    return utils._cuda_load_module(_begun(name, macros, capability).result())
+
+
+def _file_of(name: str, macros: str, capability: Capability) -> Path:
+    source = source_of(name, macros)
+    digest = hashlib.sha256(repr((capability, torch.version.cuda, source)).encode()).hexdigest()[:24]
+    return platformdirs.user_cache_path("neula") / "kernels" / f"{name}-{digest}.cubin"
+
+
+def _begun(name: str, macros: str, capability: Capability) -> Future[bytes]:
+    """The machine code of a source, which one thread makes, and keeps in the cache folder."""
+    key, made = (name, macros, capability), Future[bytes]()
+    with _lock:
+        known = _binaries.setdefault(key, made)
+    if known is made:
+        threading.Thread(target=_make, args=(*key, made)).start()
+    return known
+
+
+def _make(name: str, macros: str, capability: Capability, made: Future[bytes]) -> None:
+    try:
+        library = torch.cuda._utils._get_gpu_rtc_library()  # type: ignore[attr-defined]
+        binary = by_nvrtc(source_of(name, macros), capability, library)
+        with suppress(OSError):
+            write_whole(_file_of(name, macros, capability), binary)
+        made.set_result(binary)
+    except BaseException as error:
+        made.set_exception(error)
 
 
 def by_nvrtc(source: str, capability: tuple[int, int], library: Any) -> bytes:

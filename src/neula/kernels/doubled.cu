@@ -4,11 +4,15 @@
 // twelve operations in double precision for each element and vector. Threads beside each other read elements beside
 // each other. Where rows of the result are few, columns are dealt out as well, in pieces; what is summed up of those,
 // and in which order, does not depend on what is ready first.
+//
+// VECTORS, for how many at most an element is read once, is defined by whoever compiles it.
 
 #include "pairs.cuh"
 
 #define THREADS 128
-#define ROWS 2  // that a thread adds up, where rows are contiguous
+#define ROWS (VECTORS == 1 ? 8 : 4)  // that a thread adds up, where they are contiguous
+#define ACROSS 2                     // and where columns are
+#define ELEMENTS 16  // of which a thread block adds the pieces
 #define ALL 0xffffffffu
 
 struct Matrix {
@@ -38,38 +42,40 @@ __device__ __forceinline__ void finish(const Task& task, double* high, Pair sum,
     high[task.size + column * task.m + i] = sum.low;
 }
 
-__device__ __forceinline__ void store(const Task& task, Pair sum, long long part, long long column, long long i) {
-    if (task.pieces == 1) {
-        finish(task, task.sums, sum, column, i);
-    } else {
-        double* const high = task.sums + part * task.size + column * task.m + i;
-        high[0] = sum.high, high[task.pieces * task.size] = sum.low;
-    }
-}
-
 // Rows, columns and vectors of this thread block.
 struct Place {
     long long member, block, part, vector, first, last;
 
-    __device__ Place(const Task& task, int vectors, int rows) {
-        const long long groups = (task.k + vectors - 1) / vectors, blocks = (task.m + rows - 1) / rows;
+    __device__ Place(const Task& task, int rows) {
+        const long long groups = (task.k + VECTORS - 1) / VECTORS, blocks = (task.m + rows - 1) / rows;
         long long rest = blockIdx.x;  // those with the same part of A follow each other, so that it is read once
-        vector = rest % groups * vectors, rest /= groups;
+        vector = rest % groups * VECTORS, rest /= groups;
         part = rest % task.pieces, rest /= task.pieces;
         block = rest % blocks * rows, member = rest / blocks;
         first = part * task.piece, last = min(first + task.piece, task.n);
     }
 };
 
-// Rows are contiguous, and some lanes of a warp have some of them.
-template <int VECTORS>
-__device__ __forceinline__ void along_rows(const Task& task, int lanes) {
-    const int rows = THREADS / lanes * ROWS, lane = threadIdx.x % lanes;
-    const Place place(task, VECTORS, rows);
-    const long long top = place.block + threadIdx.x / lanes * ROWS;
+// What has been found of a row and a vector, if there are these.
+__device__ __forceinline__ void store(const Task& task, const Place& place, Pair sum, long long i, int v) {
+    const long long vector = place.vector + v, column = place.member * task.k + vector;
+    if (i >= task.m || vector >= task.k) return;
+    if (task.pieces == 1) {
+        finish(task, task.sums, sum, column, i);
+    } else {
+        double* const high = task.sums + place.part * task.size + column * task.m + i;
+        high[0] = sum.high, high[task.pieces * task.size] = sum.low;
+    }
+}
+
+// Rows are contiguous, and some threads beside each other have some of them.
+extern "C" __global__ void __launch_bounds__(THREADS) row_product(const Task task, int lanes) {
+    __shared__ Pair parts[THREADS / 8][ROWS * VECTORS];
+    const int lane = threadIdx.x % lanes, together = min(lanes, 32), each = lanes / together;
+    const Place place(task, THREADS / lanes * ROWS);
+    const long long top = place.block + threadIdx.x / lanes * ROWS, vectors = task.k - place.vector;  // or more
     const double *a[ROWS], *x[VECTORS], *low[VECTORS];
     Pair sums[ROWS][VECTORS] = {};
-    const long long vectors = task.k - place.vector;  // or more
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) a[r] = task.a.at + place.member * task.a.batch + min(top + r, task.m - 1) * task.a.row;
 #pragma unroll
@@ -78,14 +84,14 @@ __device__ __forceinline__ void along_rows(const Task& task, int lanes) {
         x[v] = column_of(task.x, place.member, vector);
         low[v] = task.low.at ? column_of(task.low, place.member, vector) : nullptr;
     }
-#pragma unroll (VECTORS == 1 ? 4 : 1)
+#pragma unroll (VECTORS == 1 ? 2 : 1)
     for (long long j = place.first + lane; j < place.last; j += lanes) {
         double element[ROWS];
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) element[r] = a[r][j * task.a.column];
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v) {
-            if (v >= vectors) break;
+            if (VECTORS > 1 && v >= vectors) break;
             const double factor = x[v][j * task.x.row], rest = task.low.at ? low[v][j * task.low.row] : 0.0;
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) add_product(sums[r][v], element[r], factor, rest);
@@ -97,67 +103,81 @@ __device__ __forceinline__ void along_rows(const Task& task, int lanes) {
         for (int v = 0; v < VECTORS; ++v) {
             Pair sum = sums[r][v];
 #pragma unroll 1
-            for (int distance = lanes / 2; distance > 0; distance /= 2)
+            for (int distance = together / 2; distance > 0; distance /= 2)
                 sum = sum + Pair{__shfl_xor_sync(ALL, sum.high, distance), __shfl_xor_sync(ALL, sum.low, distance)};
-            const long long i = top + r, vector = place.vector + v;
-            if (lane == 0 && i < task.m && vector < task.k) store(task, sum, place.part, place.member * task.k + vector, i);
+            if (threadIdx.x % together == 0) parts[threadIdx.x / together][r * VECTORS + v] = sum;
         }
+    __syncthreads();
+#pragma unroll 1
+    for (int found = threadIdx.x; found < THREADS / lanes * ROWS * VECTORS; found += THREADS) {
+        const int which = found % (ROWS * VECTORS), first = found / (ROWS * VECTORS) * each;
+        Pair sum = parts[first][which];
+#pragma unroll 1
+        for (int other = 1; other < each; ++other) sum = sum + parts[first + other][which];
+        store(task, place, sum, place.block + found / VECTORS, found % VECTORS);
+    }
 }
 
-// Columns are contiguous, a thread has a row, and some threads have the same one.
-template <int VECTORS>
-__device__ __forceinline__ void along_columns(const Task& task, int rows) {
-    __shared__ Pair of_groups[THREADS];
-    const int group = threadIdx.x / rows, groups = THREADS / rows;
-    const Place place(task, VECTORS, rows);
-    const long long i = place.block + threadIdx.x % rows;
-    const double* const a = task.a.at + place.member * task.a.batch + min(i, task.m - 1) * task.a.row;
-    const double *x[VECTORS], *low[VECTORS];
-    Pair sums[VECTORS] = {};
-    const long long vectors = task.k - place.vector;  // or more
+// Columns are contiguous, a thread has some rows, and some threads have the same ones.
+extern "C" __global__ void __launch_bounds__(THREADS) column_product(const Task task, int height) {
+    __shared__ Pair parts[ACROSS * VECTORS][THREADS];
+    const int group = threadIdx.x / height, groups = THREADS / height;
+    const Place place(task, height * ACROSS);
+    const long long top = place.block + threadIdx.x % height, vectors = task.k - place.vector;  // or more
+    const double *a[ACROSS], *x[VECTORS], *low[VECTORS];
+    Pair sums[ACROSS][VECTORS] = {};
+#pragma unroll
+    for (int r = 0; r < ACROSS; ++r)
+        a[r] = task.a.at + place.member * task.a.batch + min(top + r * height, task.m - 1) * task.a.row;
 #pragma unroll
     for (int v = 0; v < VECTORS; ++v) {
         const long long vector = min(place.vector + v, task.k - 1);
         x[v] = column_of(task.x, place.member, vector);
         low[v] = task.low.at ? column_of(task.low, place.member, vector) : nullptr;
     }
-#pragma unroll (VECTORS == 1 ? 8 : 2)
+#pragma unroll (VECTORS == 1 ? 4 : 2)
     for (long long j = place.first + group; j < place.last; j += groups) {
-        const double element = a[j * task.a.column];
+        double element[ACROSS];
 #pragma unroll
-        for (int v = 0; v < VECTORS; ++v)
-            if (v < vectors)
-                add_product(sums[v], element, x[v][j * task.x.row], task.low.at ? low[v][j * task.low.row] : 0.0);
+        for (int r = 0; r < ACROSS; ++r) element[r] = a[r][j * task.a.column];
+#pragma unroll
+        for (int v = 0; v < VECTORS; ++v) {
+            if (VECTORS > 1 && v >= vectors) break;
+            const double factor = x[v][j * task.x.row], rest = task.low.at ? low[v][j * task.low.row] : 0.0;
+#pragma unroll
+            for (int r = 0; r < ACROSS; ++r) add_product(sums[r][v], element[r], factor, rest);
+        }
     }
 #pragma unroll
-    for (int v = 0; v < VECTORS; ++v) {
-        Pair sum = sums[v];
-        if (groups > 1) {
-            __syncthreads();
-            of_groups[threadIdx.x] = sum;
-            __syncthreads();
+    for (int r = 0; r < ACROSS; ++r)
+#pragma unroll
+        for (int v = 0; v < VECTORS; ++v) parts[r * VECTORS + v][threadIdx.x] = sums[r][v];
+    __syncthreads();
 #pragma unroll 1
-            for (int other = 1; other < groups; ++other) sum = sum + of_groups[(threadIdx.x + other * rows) % THREADS];
-        }
-        if (group == 0 && i < task.m && place.vector + v < task.k)
-            store(task, sum, place.part, place.member * task.k + place.vector + v, i);
+    for (int found = threadIdx.x; found < ACROSS * VECTORS * height; found += THREADS) {
+        const int which = found / height, i = found % height;
+        Pair sum = parts[which][i];
+#pragma unroll 1
+        for (int other = 1; other < groups; ++other) sum = sum + parts[which][i + other * height];
+        store(task, place, sum, place.block + i + which / VECTORS * height, which % VECTORS);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) row_product(const Task task, int lanes) { along_rows<1>(task, lanes); }
-extern "C" __global__ void __launch_bounds__(THREADS) row_products(const Task task, int lanes) { along_rows<4>(task, lanes); }
-extern "C" __global__ void __launch_bounds__(THREADS) column_product(const Task task, int rows) { along_columns<1>(task, rows); }
-extern "C" __global__ void __launch_bounds__(THREADS) column_products(const Task task, int rows) { along_columns<4>(task, rows); }
-
-// Pieces are added, one after the other.
+// Pieces are added, always in the same order: some threads beside each other have some of one element each.
 extern "C" __global__ void __launch_bounds__(THREADS) sum_of_pieces(const Task task, double* result) {
-    const long long place = blockIdx.x * static_cast<long long>(THREADS) + threadIdx.x;
-    if (place >= task.size) return;
-    Pair total{0.0, 0.0};
+    __shared__ Pair of_groups[THREADS];
+    const int groups = THREADS / ELEMENTS, group = threadIdx.x / ELEMENTS;
+    const long long place = blockIdx.x * static_cast<long long>(ELEMENTS) + threadIdx.x % ELEMENTS;
+    Pair sum{0.0, 0.0};
 #pragma unroll 4
-    for (long long part = 0; part < task.pieces; ++part) {
-        const double* const high = task.sums + part * task.size + place;
-        total = total + Pair{high[0], high[task.pieces * task.size]};
+    for (long long part = group; part < task.pieces; part += groups) {
+        const double* const high = task.sums + part * task.size + min(place, task.size - 1);
+        sum = sum + Pair{high[0], high[task.pieces * task.size]};
     }
-    finish(task, result, total, place / task.m, place % task.m);
+    of_groups[threadIdx.x] = sum;
+    __syncthreads();
+    if (group || place >= task.size) return;
+#pragma unroll 1
+    for (int other = threadIdx.x + ELEMENTS; other < THREADS; other += ELEMENTS) sum = sum + of_groups[other];
+    finish(task, result, sum, place / task.m, place % task.m);
 }

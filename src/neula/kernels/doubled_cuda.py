@@ -15,14 +15,15 @@ from neula.kernels.launch import multiprocessors, share
 
 THREADS = 128
 
-ROWS = 2
-"""Of contiguous elements that a thread adds up."""
+SIZES = (8, 32, THREADS)
+"""Threads beside each other where A is contiguous: where it is short, those of a block have more in the other
+direction."""
 
-LANES = (8, 32)
-"""That have some rows together."""
+ROWS = {(False, False): 8, (False, True): 4, (True, False): 2, (True, True): 2}
+"""That a thread adds up, where columns are contiguous or not, for several vectors or one."""
 
-HEIGHTS = (8, 32, THREADS)
-"""Of what a thread block has of contiguous columns: of short ones several at a time."""
+ELEMENTS = 16
+"""Of the result, for which a thread block adds pieces."""
 
 VECTORS = 4
 """For how many vectors at most an element is read once."""
@@ -66,22 +67,23 @@ def doubled_product_cuda(
     if result.numel() == 0:
         return high, low
     by_columns = a.stride(1) == 1 and a.stride(2) != 1
-    sizes = HEIGHTS if by_columns else LANES
-    along = next((size for size in sizes if size >= (m if by_columns else n)), sizes[-1])
-    rows = along if by_columns else THREADS // along * ROWS
-    tasks = -(-m // rows) * -(-k // (1 if k == 1 else VECTORS)) * batch
+    along = next((size for size in SIZES if size >= (m if by_columns else n)), THREADS)
+    rows = (along if by_columns else THREADS // along) * ROWS[by_columns, k > 1]
+    vectors = 1 if k == 1 else VECTORS
+    tasks = -(-m // rows) * -(-k // vectors) * batch
     least = LEAST[by_columns] if least is None else least
     pieces = max(1, min(BLOCKS * multiprocessors(a.device) // tasks, n // least))
     piece = share(n, pieces, 1)
     sums = result if pieces == 1 else result.new_empty(2, pieces, batch, k, m)
     where = [_place(y) for y in (a, x, x_low, b)]
     task = (*sum(where, ()), sums, m, n, k, batch * k * m, pieces, piece)
-    name = f"{'column' if by_columns else 'row'}_product{'' if k == 1 else 's'}"
+    name, macros = "column_product" if by_columns else "row_product", f"#define VECTORS {vectors}\n"
     with torch.cuda.device_of(a):
-        compiled("doubled", name, a.device)((tasks * pieces, 1, 1), (THREADS, 1, 1), [task, along])
+        compiled("doubled", name, a.device, macros)((tasks * pieces, 1, 1), (THREADS, 1, 1), [task, along])
         if pieces > 1:
-            grid = (-(-result[0].numel() // THREADS), 1, 1)
-            compiled("doubled", "sum_of_pieces", a.device)(grid, (THREADS, 1, 1), [task, result])
+            grid = (-(-result[0].numel() // ELEMENTS), 1, 1)
+            kernel = compiled("doubled", "sum_of_pieces", a.device, macros)
+            kernel(grid, (THREADS, 1, 1), [task, result])
     return high, low
 
 

@@ -78,7 +78,7 @@ __device__ __noinline__ double product(int rows, int columns, int terms, View x,
     const double* left = memory + x.at + down * x.row;
     const double* beside = memory + y.at + right * y.column;
     double sums[TILES][TILES] = {};
-#pragma unroll 1
+#pragma unroll 2
     for (int k = 0; k < terms; ++k, left += x.column, beside += y.row) {
         double along[TILES], across[TILES];
 #pragma unroll
@@ -102,15 +102,17 @@ __device__ __noinline__ double product(int rows, int columns, int terms, View x,
         for (int t = 0; t < TILES; ++t) {
             const int i = down + SIDE * s, j = right + SIDE * t;
             if (i >= rows || j >= columns) continue;
+            const double found = sums[s][t];
             if (!symmetric) {
-                memory[place + i * pitch + j] = sums[s][t];
+                memory[place + i * pitch + j] = found;
             } else if (t <= s) {
-                const double found = sums[s][t];
                 const double element = wanted == ERROR ? (i == j) - found : found * memory[place + i] * memory[place + j];
                 square = fma(s == t ? element : 2.0 * element, element, square);
             }
         }
-    return sqrt(over_threads(square, false));
+    if (symmetric) return sqrt(over_threads(square, false));
+    __syncthreads();
+    return 0.0;
 }
 
 // R^-T of the Cholesky factor of a matrix that is at some place, whose upper half is read: what elimination makes of an identity.

@@ -25,6 +25,11 @@ def fits(a: torch.Tensor) -> bool:
     return usual and 0 < n <= min(m, MAX_COLUMNS) and shared_bytes(m, n) <= shared_memory(a.device)
 
 
+def macros_of(dtype: torch.dtype) -> str:
+    """What comes before the source, for matrices of a dtype."""
+    return f"#define REAL {'double' if dtype == torch.float64 else 'float'}\n"
+
+
 def small_qr_cuda(a: torch.Tensor, enough: float) -> SmallQR:
     """:func:`neula.kernels.small_qr.small_qr` by the kernel, queued on the current stream.
 
@@ -36,10 +41,9 @@ def small_qr_cuda(a: torch.Tensor, enough: float) -> SmallQR:
     (m, n), device = a.shape, a.device
     q, r = torch.empty(m, n, dtype=a.dtype, device=device), torch.empty(n, n, dtype=a.dtype, device=device)
     measures = torch.empty(2, dtype=torch.float64, device=device)
-    macros = f"#define REAL {'double' if a.dtype == torch.float64 else 'float'}\n"
     with torch.cuda.device_of(a):
         most = shared_memory(device)
-        kernel = compiled("small_qr", "small_qr", device, macros, shared_bytes=most)
+        kernel = compiled("small_qr", "small_qr", device, macros_of(a.dtype), shared_bytes=most)
         arguments = [a, q, r, measures, enough, MOST, m, n, *a.stride()]
         kernel((1, 1, 1), (THREADS, 1, 1), arguments, shared_bytes(m, n))
     return SmallQR(q, r, measures)

@@ -120,7 +120,7 @@ def solve_together(
 
 def in_reach(a: torch.Tensor, k: int, options: Options) -> bool:
     """Whether one launch does all for matrices of shape (batch, m, n), and sooner than many."""
-    special = options.damp or options.weights is not None or options.over_rows.spread
+    special = options.named or options.damp or options.weights is not None or options.over_rows.spread
     small = a.shape[1] * a.shape[2] * k <= options.engine.tuning.one_launch
     return small and not special and seminormal.takes(a)
 

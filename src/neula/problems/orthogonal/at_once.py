@@ -12,6 +12,8 @@ import torch
 from neula.certificates.bounds import orthogonality_bound
 from neula.certificates.qr import exact_certificate
 from neula.engines import FP32, FP64
+from neula.kernels import small_qr_cuda
+from neula.kernels.cuda_source import ready
 from neula.kernels.small_qr import small_qr
 from neula.pipeline.call import Call
 from neula.pipeline.result import Attempt, QRResult
@@ -30,10 +32,13 @@ def qr_at_once(call: Call, mode: str) -> QRResult[Any] | None:
     if not (usual and a.ndim == 2 and a.is_cuda and call.engine.tuning.by_host):
         return None
     enough = SMALL * orthogonality_bound(target, max(1, a.shape[1]))
+    if not (small_qr_cuda.fits(a) and ready("small_qr", a.device, small_qr_cuda.macros_of(a.dtype))):
+        return None
     if not small_qr.takes(a, enough):
         return None
     q, r, measures = small_qr.kernel(a, enough)
-    found = exact_certificate(*measures.tolist(), a.shape, target)
+    residual, orthogonality = measures.tolist()  # the host waits
+    found = exact_certificate(residual, orthogonality, a.shape, target)
     if not found.accepted:
         return None
     return QRResult(
