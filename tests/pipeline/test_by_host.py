@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +14,10 @@ import torch
 import neula
 from neula.engines import EmulatedEngine, select_engine
 from neula.engines.shipped import EMULATED
+from neula.kernels import cuda_source, seminormal
+from neula.kernels.small_qr import SmallQR, small_qr
 from neula.pipeline import call
+from neula.problems.orthogonal import at_once
 
 LIMIT = 40 * 8 * 9
 """Of what the host takes here: one right-hand side of 40 x 8."""
@@ -94,9 +99,64 @@ def test_what_the_host_finds_has_gradients(launching: None) -> None:
     torch.autograd.gradcheck(lambda a, b: neula.solve(a, b).x, (square, right))
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_small_problems_are_the_hosts_until_their_kernel_is_compiled(
+    compiled: bool, launching: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other problems, which that is not made for, stay with the engine or go by their size."""
+    monkeypatch.setattr(Launching, "tuning", replace(EMULATED, by_host=LIMIT, one_launch=50 * 20))
+    monkeypatch.setattr(seminormal, "soon", lambda a: compiled)
+    engine, host = str(Launching("cpu")), neula.lstsq(normal(5, 2), normal(5), engine="cpu").engine
+    for m, n, k in [(50, 20, 1), (40, 8, 1), (20, 20, 2), (1, 1, 1)]:
+        found = neula.lstsq(normal(m, n), normal(m, k))
+        assert found.engine == (engine if compiled else host)
+        assert found.converged
+    assert neula.lstsq(normal(51, 20), normal(51)).engine == engine
+    assert neula.lstsq(normal(300, 3), normal(300, 2)).engine == engine
+    for damped in ({"damp": 0.5}, {"weights": normal(40).abs()}):
+        assert neula.lstsq(normal(40, 8), normal(40), **damped).engine == host
+    for stays in ({"engine": Launching("cpu")}, {"algorithm": "cgls"}):
+        assert neula.lstsq(normal(40, 8), normal(40), **stays).engine == engine
+
+
+def test_a_kernel_of_small_factorizations(launching: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it makes is accepted by its measures; else the host begins."""
+    spoilt: list[bool] = []
+
+    def factorize(a: torch.Tensor, enough: float) -> SmallQR:
+        found = small_qr.reference(a, enough)
+        return found._replace(measures=found.measures + 1) if spoilt else found
+
+    kernel = SimpleNamespace(takes=lambda a, enough: a.shape[1] <= 64, kernel=factorize)
+    monkeypatch.setattr(at_once, "small_qr", kernel)
+    a = normal(50, 20)
+    found = neula.qr(a)
+    assert found.attempts[-1].method == at_once.LABEL
+    assert found.certificate.accepted
+    assert found.converged
+    assert bool(found.accepted)
+    assert torch.linalg.matrix_norm(a - found.Q @ found.R) <= 1e-14 * torch.linalg.matrix_norm(a)
+    assert neula.qr(a, "r").Q is None
+    assert neula.qr(a.numpy()).R.shape == (20, 20)
+    for other in (
+        neula.qr(a, engine=Launching("cpu")),
+        neula.qr(a, algorithm="householder"),
+        neula.qr(a, "complete"),
+        neula.qr(a, accuracy="fp32"),
+        neula.qr(a.clone().requires_grad_()),
+    ):
+        assert other.attempts[-1].method != at_once.LABEL
+    spoilt.append(True)
+    assert neula.qr(a).attempts[-1].method != at_once.LABEL
+    assert neula.qr(a).converged
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_answers_go_back_to_the_gpu(dtype: torch.dtype) -> None:
+def test_answers_go_back_to_the_gpu(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_source, "PATIENCE", 1 << 60)
+    monkeypatch.setattr(cuda_source, "_asked", {})
+    monkeypatch.setattr(cuda_source, "_file_of", lambda *_: Path("nowhere"))
     a, b = normal(64, 32, dtype=dtype).cuda().requires_grad_(), normal(64, dtype=dtype).cuda()
     found, alone = neula.lstsq(a, b), neula.lstsq(a, b, engine="cuda")
     assert found.engine.startswith("cpu")

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from neula.kernels.cuda_source import ready
 from neula.kernels.dispatch import kernel, trial
 
 MAX_COLUMNS = 64
@@ -39,16 +40,17 @@ def _tried(device: torch.device, itemsize: int) -> None:
     small_qr.kernel(a, 0.1)
 
 
-def _fits(a: torch.Tensor, enough: float) -> bool:
-    from neula.kernels.small_qr_cuda import fits
+def _pays(a: torch.Tensor, enough: float) -> bool:
+    """Whether the kernel has room for a matrix, and is compiled, or to be waited for."""
+    from neula.kernels.small_qr_cuda import fits, macros_of
 
-    return fits(a)
+    return fits(a) and ready("small_qr", a.device, macros_of(a.dtype))
 
 
 @kernel(
     "neula.kernels.small_qr_cuda:small_qr_cuda",
     trial=_tried,
-    when=_fits,
+    when=_pays,
     variant=lambda a, enough: a.dtype.itemsize,
 )
 def small_qr(a: torch.Tensor, enough: float) -> SmallQR:

@@ -41,11 +41,10 @@ def on_host(call: Call, engine: str | Engine) -> Call:
     engine : str or Engine
         Of the user.
     """
-    a, *others = call.tensors
-    size = a.numel() * (others[0][:1].numel() if others and others[0].ndim > 1 else 1)
-    plain = engine == "auto" and a.ndim == 2 and a.is_cuda
-    n = a.shape[-1] if a.ndim else 0
-    if not (plain and 0 < n <= min(len(a), MAX_COLUMNS) and size <= call.engine.tuning.one_launch):
+    a, b = call.tensors
+    plain = engine == "auto" and a.ndim == 2 and b.ndim <= 2 and b.numel() > 0
+    few = a.numel() * b[:1].numel() <= call.engine.tuning.one_launch
+    if not (plain and few and 0 < a.shape[1] <= min(len(a), MAX_COLUMNS)):
         return call.by_host(engine)
     return call if seminormal.soon(a) else call.fetched()
 

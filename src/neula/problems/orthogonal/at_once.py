@@ -12,8 +12,6 @@ import torch
 from neula.certificates.bounds import orthogonality_bound
 from neula.certificates.qr import exact_certificate
 from neula.engines import FP32, FP64
-from neula.kernels import small_qr_cuda
-from neula.kernels.cuda_source import ready
 from neula.kernels.small_qr import small_qr
 from neula.pipeline.call import Call
 from neula.pipeline.result import Attempt, QRResult
@@ -29,11 +27,9 @@ def qr_at_once(call: Call, mode: str) -> QRResult[Any] | None:
     """The factors where they are accepted, and the matrix is one for this way."""
     a, target = call.first.tensor, call.target
     usual = a.dtype == target.dtype and target in (FP32, FP64) and not call.differentiable
-    if not (usual and a.ndim == 2 and a.is_cuda and call.engine.tuning.by_host):
+    if not (usual and a.ndim == 2 and call.engine.tuning.by_host):
         return None
     enough = SMALL * orthogonality_bound(target, max(1, a.shape[1]))
-    if not (small_qr_cuda.fits(a) and ready("small_qr", a.device, small_qr_cuda.macros_of(a.dtype))):
-        return None
     if not small_qr.takes(a, enough):
         return None
     q, r, measures = small_qr.kernel(a, enough)
