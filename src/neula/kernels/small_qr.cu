@@ -8,7 +8,7 @@
 #define MODERATE 0x1p200
 #define NOT_A_NUMBER __longlong_as_double(0x7ff8000000000000)
 
-// A matrix with what is made of it: Gram matrices, R of one pass and of all, norms of the columns of A, and Q, its rows
+// A matrix with what is made of it: Gram matrices, R of one pass and of all, reciprocal norms of the columns of A, and Q, its rows
 // an odd number of elements apart. Tiles read some rows more than there are.
 struct Matrix {
     int m, n;
@@ -29,12 +29,12 @@ __device__ void gram(const Matrix& x) {
 
 // ||I - Q^T Q||_F of the Gram matrix.
 __device__ double loss_of(const Matrix& matrix) {
-    const int n = matrix.n;
     double square = 0.0;
-    for (int place = threadIdx.x; place < n * n; place += THREADS) {
-        const double x = memory[matrix.other() + place / n * PITCH + place % n] - (place / n == place % n);
-        square = fma(x, x, square);
-    }
+    for (int i = threadIdx.x / SIDE; i < matrix.n; i += SIDE)
+        for (int j = threadIdx.x % SIDE; j < matrix.n; j += SIDE) {
+            const double x = memory[matrix.other() + i * PITCH + j] - (i == j);
+            square = fma(x, x, square);
+        }
     return sqrt(over_threads(square, false));
 }
 
@@ -42,12 +42,12 @@ __device__ double loss_of(const Matrix& matrix) {
 __device__ void divide(const Matrix& x, bool first) {
     const int n = x.n;
     invert(n, x.other(), x.step(), true);
-    for (int place = threadIdx.x; place < n * n; place += THREADS) {
-        const int i = place / n, j = place % n;
-        double& element = memory[x.step() + i * PITCH + j];
-        element = j < i ? 0.0 : element / sqrt(memory[PIVOTS + i]);
-        if (first) memory[x.upper() + i * PITCH + j] = element;
-    }
+    for (int i = threadIdx.x / SIDE; i < n; i += SIDE)
+        for (int j = threadIdx.x % SIDE; j < n; j += SIDE) {
+            double& element = memory[x.step() + i * PITCH + j];
+            element = j < i ? 0.0 : element * memory[INVERSE + i * (PITCH + 1)];  // by the root of its pivot
+            if (first) memory[x.upper() + i * PITCH + j] = element;
+        }
     __syncthreads();
     for (int start = 0; start < x.m; start += COLUMNS) {
         const View rows = x.rows(start);
@@ -57,11 +57,13 @@ __device__ void divide(const Matrix& x, bool first) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) small_qr(
-    const REAL* a, REAL* q, REAL* r, double* measures, double enough, int most, int m, int n, int row, int column
+    const REAL* __restrict__ a, REAL* q, REAL* r, double* measures, double enough, int most, int m, int n, int row, int column
 ) {
     const Matrix x{m, n};
     const int pitch = x.pitch(), basis = x.basis();
-    const bool by_rows = column <= row;
+    const int down = threadIdx.x / SIDE, right = threadIdx.x % SIDE;
+    const bool by_rows = column <= row;  // neighbours in memory by neighbours
+#pragma unroll 4
     for (int place = threadIdx.x; place < m * n; place += THREADS) {
         const int i = by_rows ? place / n : place % m, j = by_rows ? place % n : place / m;
         memory[basis + i * pitch + j] = a[static_cast<long long>(i) * row + static_cast<long long>(j) * column];
@@ -71,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) small_qr(
     if (threadIdx.x < n) {
         const double size = sqrt(memory[x.other() + threadIdx.x * (PITCH + 1)]);
         // Squares of other numbers underflow or overflow, and nothing relative to them is known.
-        memory[x.size() + threadIdx.x] = size >= 1.0 / MODERATE && size <= MODERATE ? size : NOT_A_NUMBER;
+        memory[x.size() + threadIdx.x] = size >= 1.0 / MODERATE && size <= MODERATE ? 1.0 / size : NOT_A_NUMBER;
     }
     double loss = 0.0;
     for (int pass = 1; pass == 1 || (pass <= most && loss > enough); ++pass) {
@@ -79,14 +81,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) small_qr(
         gram(x);
         loss = loss_of(x);
     }
-    for (int place = threadIdx.x; place < m * n; place += THREADS) {
-        double& element = memory[basis + place / n * pitch + place % n];
-        element = q[place] = static_cast<REAL>(element);
-    }
-    for (int place = threadIdx.x; place < n * n; place += THREADS) {
-        double& element = memory[x.upper() + place / n * PITCH + place % n];
-        element = r[place] = static_cast<REAL>(element);
-    }
+    for (int i = down; i < m; i += SIDE)
+        for (int j = right; j < n; j += SIDE) {
+            double& element = memory[basis + i * pitch + j];
+            element = q[i * n + j] = static_cast<REAL>(element);
+        }
+    for (int i = down; i < n; i += SIDE)
+        for (int j = right; j < n; j += SIDE) {
+            double& element = memory[x.upper() + i * PITCH + j];
+            element = r[i * n + j] = static_cast<REAL>(element);
+        }
     __syncthreads();
     if (sizeof(REAL) < sizeof(double)) {
         gram(x);
@@ -96,10 +100,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) small_qr(
     for (int start = 0; start < m; start += COLUMNS) {
         const int rows = min(COLUMNS, m - start);
         product(rows, n, n, x.rows(start), View{x.upper(), PITCH, 1}, STORED, x.other(), pitch);
+#pragma unroll 4
         for (int place = threadIdx.x; place < rows * n; place += THREADS) {
             const int i = place / n, j = place % n;
             const double given = a[static_cast<long long>(start + i) * row + static_cast<long long>(j) * column];
-            const double missed = (given - memory[x.other() + i * pitch + j]) / memory[x.size() + j];
+            const double missed = (given - memory[x.other() + i * pitch + j]) * memory[x.size() + j];
             square = fma(missed, missed, square);
         }
         __syncthreads();

@@ -131,7 +131,7 @@ def in_one_launch(problems: Problems, label: str, blind_steps: int) -> Answer[Me
     steps = min(blind_steps or MAX_STEPS, options.max_iterations)
     ((a, b),) = problems.chunks(len(problems))
     found = seminormal.solved(a, b, options.dtype, limits_of(options.digits, steps))
-    of = dict(zip(seminormal.NAMES, found.numbers, strict=True))
+    of = dict(zip(seminormal.NAMES, found.numbers.unbind(), strict=True))
     members = Members(
         x=found.x,
         residual_norm=found.residual_norm,
