@@ -14,7 +14,7 @@ import torch
 import neula
 from neula.engines import EmulatedEngine, select_engine
 from neula.engines.shipped import EMULATED
-from neula.kernels import cuda_source, seminormal
+from neula.kernels import cuda_source
 from neula.kernels.small_qr import SmallQR, small_qr
 from neula.pipeline import call
 from neula.problems.orthogonal import at_once
@@ -97,26 +97,6 @@ def test_what_the_host_finds_has_gradients(launching: None) -> None:
     torch.autograd.gradcheck(lambda a, b: neula.lstsq(a, b).x, (a, b))
     square, right = (x.requires_grad_() for x in system(5))
     torch.autograd.gradcheck(lambda a, b: neula.solve(a, b).x, (square, right))
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-def test_small_problems_are_the_hosts_until_their_kernel_is_compiled(
-    compiled: bool, launching: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Other problems, which that is not made for, stay with the engine or go by their size."""
-    monkeypatch.setattr(Launching, "tuning", replace(EMULATED, by_host=LIMIT, one_launch=50 * 20))
-    monkeypatch.setattr(seminormal, "soon", lambda a: compiled)
-    engine, host = str(Launching("cpu")), neula.lstsq(normal(5, 2), normal(5), engine="cpu").engine
-    for m, n, k in [(50, 20, 1), (40, 8, 1), (20, 20, 2), (1, 1, 1)]:
-        found = neula.lstsq(normal(m, n), normal(m, k))
-        assert found.engine == (engine if compiled else host)
-        assert found.converged
-    assert neula.lstsq(normal(51, 20), normal(51)).engine == engine
-    assert neula.lstsq(normal(300, 3), normal(300, 2)).engine == engine
-    for damped in ({"damp": 0.5}, {"weights": normal(40).abs()}):
-        assert neula.lstsq(normal(40, 8), normal(40), **damped).engine == host
-    for stays in ({"engine": Launching("cpu")}, {"algorithm": "cgls"}):
-        assert neula.lstsq(normal(40, 8), normal(40), **stays).engine == engine
 
 
 def test_a_kernel_of_small_factorizations(launching: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,12 +34,12 @@ INCLUDED = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 """Of a source what several have in common."""
 
 PATIENCE = 1000
-"""Calls that are solved otherwise before anybody waits for a kernel."""
+"""Calls that others answer before anybody waits for a kernel."""
 
 Capability = tuple[int, int]
 
 _lock = threading.Lock()
-_asked: dict[tuple[str, str, Capability], int] = {}
+_asked: dict[tuple[str, str, torch.device], int] = {}
 _binaries: dict[tuple[str, str, Capability], Future[bytes]] = {}
 
 _DOUBLE, _BITS = struct.Struct("d"), struct.Struct("q")
@@ -89,9 +89,10 @@ def source_of(name: str, macros: str = "") -> str:
 def ready(name: str, device: torch.device, macros: str = "") -> bool:
     """Whether a source is compiled, or has been asked for so often that it is to be waited for.
 
-    To compile takes as long as a thousand small problems, which others solve meanwhile: the first who asks
+    To compile takes as long as a thousand small matrices, which LAPACK takes meanwhile: the first who asks
     begins it in the background, without the GPU. Which calls are among the first does not depend on how long
-    that takes.
+    that takes. It is no way for matrices whose products take several threads of the host: one of those has to
+    wait for the compiler, and the others for it, 8 ms a call.
 
     Parameters
     ----------
@@ -100,13 +101,15 @@ def ready(name: str, device: torch.device, macros: str = "") -> bool:
     """
     if torch.version.hip or not hasattr(torch.cuda, "_compile_kernel"):
         return True
-    key = (name, macros, torch.cuda.get_device_capability(device))
+    asked = (name, macros, device)
     with _lock:
-        _asked[key] = count = _asked.get(key, 0) + 1
-        if count == 1 and _file_of(*key).exists():
-            _asked[key] = count = PATIENCE + 1
+        _asked[asked] = count = _asked.get(asked, 0) + 1
     if count == 1:
-        _begun(*key)
+        source = (name, macros, torch.cuda.get_device_capability(device))
+        if _file_of(*source).exists():
+            _asked[asked] = count = PATIENCE + 1
+        else:
+            _begun(*source)
     return count > PATIENCE
 
 

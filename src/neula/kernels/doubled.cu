@@ -10,8 +10,9 @@
 #include "pairs.cuh"
 
 #define THREADS 128
-#define ROWS (VECTORS == 1 ? 8 : 4)  // that a thread adds up, where they are contiguous
-#define ACROSS 2                     // and where columns are
+#define ROWS 4    // that a thread adds up, where they are contiguous
+#define ACROSS 2  // and where columns are
+constexpr int STEPS = 4 / VECTORS;  // loads of a row that are under way at a time
 #define ELEMENTS 16  // of which a thread block adds the pieces
 #define ALL 0xffffffffu
 
@@ -71,9 +72,9 @@ __device__ __forceinline__ void store(const Task& task, const Place& place, Pair
 // Rows are contiguous, and some threads beside each other have some of them.
 extern "C" __global__ void __launch_bounds__(THREADS) row_product(const Task task, int lanes) {
     __shared__ Pair parts[THREADS / 8][ROWS * VECTORS];
-    const int lane = threadIdx.x % lanes, together = min(lanes, 32), each = lanes / together;
+    const int lane = threadIdx.x % lanes;
     const Place place(task, THREADS / lanes * ROWS);
-    const long long top = place.block + threadIdx.x / lanes * ROWS, vectors = task.k - place.vector;  // or more
+    const long long top = place.block + threadIdx.x / lanes * ROWS;
     const double *a[ROWS], *x[VECTORS], *low[VECTORS];
     Pair sums[ROWS][VECTORS] = {};
 #pragma unroll
@@ -84,18 +85,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_product(const Task tas
         x[v] = column_of(task.x, place.member, vector);
         low[v] = task.low.at ? column_of(task.low, place.member, vector) : nullptr;
     }
-#pragma unroll (VECTORS == 1 ? 2 : 1)
+#pragma unroll (STEPS)
     for (long long j = place.first + lane; j < place.last; j += lanes) {
-        double element[ROWS];
+        double element[ROWS], factor[VECTORS], rest[VECTORS];
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) element[r] = a[r][j * task.a.column];
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v) {
-            if (VECTORS > 1 && v >= vectors) break;
-            const double factor = x[v][j * task.x.row], rest = task.low.at ? low[v][j * task.low.row] : 0.0;
-#pragma unroll
-            for (int r = 0; r < ROWS; ++r) add_product(sums[r][v], element[r], factor, rest);
+            factor[v] = x[v][j * task.x.row];
+            rest[v] = task.low.at ? low[v][j * task.low.row] : 0.0;
         }
+#pragma unroll
+        for (int v = 0; v < VECTORS; ++v)
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) add_product(sums[r][v], element[r], factor[v], rest[v]);
     }
 #pragma unroll
     for (int r = 0; r < ROWS; ++r)
@@ -103,19 +106,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_product(const Task tas
         for (int v = 0; v < VECTORS; ++v) {
             Pair sum = sums[r][v];
 #pragma unroll 1
-            for (int distance = together / 2; distance > 0; distance /= 2)
+            for (int distance = lanes / 2; distance > 0; distance /= 2)
                 sum = sum + Pair{__shfl_xor_sync(ALL, sum.high, distance), __shfl_xor_sync(ALL, sum.low, distance)};
-            if (threadIdx.x % together == 0) parts[threadIdx.x / together][r * VECTORS + v] = sum;
+            if (lane == 0) parts[threadIdx.x / lanes][r * VECTORS + v] = sum;
         }
     __syncthreads();
 #pragma unroll 1
-    for (int found = threadIdx.x; found < THREADS / lanes * ROWS * VECTORS; found += THREADS) {
-        const int which = found % (ROWS * VECTORS), first = found / (ROWS * VECTORS) * each;
-        Pair sum = parts[first][which];
-#pragma unroll 1
-        for (int other = 1; other < each; ++other) sum = sum + parts[first + other][which];
-        store(task, place, sum, place.block + found / VECTORS, found % VECTORS);
-    }
+    for (int found = threadIdx.x; found < THREADS / lanes * ROWS * VECTORS; found += THREADS)
+        store(task, place, parts[found / (ROWS * VECTORS)][found % (ROWS * VECTORS)], place.block + found / VECTORS, found % VECTORS);
 }
 
 // Columns are contiguous, a thread has some rows, and some threads have the same ones.
@@ -123,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) column_product(const Task 
     __shared__ Pair parts[ACROSS * VECTORS][THREADS];
     const int group = threadIdx.x / height, groups = THREADS / height;
     const Place place(task, height * ACROSS);
-    const long long top = place.block + threadIdx.x % height, vectors = task.k - place.vector;  // or more
+    const long long top = place.block + threadIdx.x % height;
     const double *a[ACROSS], *x[VECTORS], *low[VECTORS];
     Pair sums[ACROSS][VECTORS] = {};
 #pragma unroll
@@ -135,18 +133,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) column_product(const Task 
         x[v] = column_of(task.x, place.member, vector);
         low[v] = task.low.at ? column_of(task.low, place.member, vector) : nullptr;
     }
-#pragma unroll (VECTORS == 1 ? 4 : 2)
+#pragma unroll (STEPS)
     for (long long j = place.first + group; j < place.last; j += groups) {
-        double element[ACROSS];
+        double element[ACROSS], factor[VECTORS], rest[VECTORS];
 #pragma unroll
         for (int r = 0; r < ACROSS; ++r) element[r] = a[r][j * task.a.column];
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v) {
-            if (VECTORS > 1 && v >= vectors) break;
-            const double factor = x[v][j * task.x.row], rest = task.low.at ? low[v][j * task.low.row] : 0.0;
-#pragma unroll
-            for (int r = 0; r < ACROSS; ++r) add_product(sums[r][v], element[r], factor, rest);
+            factor[v] = x[v][j * task.x.row];
+            rest[v] = task.low.at ? low[v][j * task.low.row] : 0.0;
         }
+#pragma unroll
+        for (int v = 0; v < VECTORS; ++v)
+#pragma unroll
+            for (int r = 0; r < ACROSS; ++r) add_product(sums[r][v], element[r], factor[v], rest[v]);
     }
 #pragma unroll
     for (int r = 0; r < ACROSS; ++r)

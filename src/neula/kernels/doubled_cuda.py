@@ -15,12 +15,14 @@ from neula.kernels.launch import multiprocessors, share
 
 THREADS = 128
 
-SIZES = (8, 32, THREADS)
-"""Threads beside each other where A is contiguous: where it is short, those of a block have more in the other
-direction."""
+LANES = (8, 32)
+"""Threads that have some rows together, where those are contiguous: few if they are short."""
 
-ROWS = {(False, False): 8, (False, True): 4, (True, False): 2, (True, True): 2}
-"""That a thread adds up, where columns are contiguous or not, for several vectors or one."""
+HEIGHTS = (8, 32, THREADS)
+"""The same where columns are: each of these has some rows, and others have other columns of them."""
+
+ROWS, ACROSS = 4, 2
+"""Rows that a thread adds up, where they are contiguous and where columns are."""
 
 ELEMENTS = 16
 """Of the result, for which a thread block adds pieces."""
@@ -31,7 +33,7 @@ VECTORS = 4
 BLOCKS = 12
 """Thread blocks for each multiprocessor, so that enough loads are in flight."""
 
-LEAST = (1024, 64)
+LEAST = (1024, 16)
 """Elements of a row that are not divided any further, where rows are contiguous and where columns are."""
 
 
@@ -67,9 +69,10 @@ def doubled_product_cuda(
     if result.numel() == 0:
         return high, low
     by_columns = a.stride(1) == 1 and a.stride(2) != 1
-    along = next((size for size in SIZES if size >= (m if by_columns else n)), THREADS)
-    rows = (along if by_columns else THREADS // along) * ROWS[by_columns, k > 1]
-    vectors = 1 if k == 1 else VECTORS
+    sizes, length = (HEIGHTS, m) if by_columns else (LANES, n)
+    along = next((size for size in sizes if size >= length), sizes[-1])
+    rows = along * ACROSS if by_columns else THREADS // along * ROWS
+    vectors = min(VECTORS, 1 << (k - 1).bit_length())
     tasks = -(-m // rows) * -(-k // vectors) * batch
     least = LEAST[by_columns] if least is None else least
     pieces = max(1, min(BLOCKS * multiprocessors(a.device) // tasks, n // least))

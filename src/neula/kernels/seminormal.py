@@ -14,7 +14,6 @@ from typing import NamedTuple, Self
 
 import torch
 
-from neula.kernels.cuda_source import ready
 from neula.kernels.dispatch import trial
 
 MAX_COLUMNS = 64
@@ -164,13 +163,6 @@ def takes(a: torch.Tensor, *, square: bool = False) -> bool:
         return False
     columns = MAX_COLUMNS if in_cuda(n, len(a)) else columns_of(n)
     return _tried.passed(a.device, columns, int(square), a.dtype.itemsize)
-
-
-def soon(a: torch.Tensor) -> bool:
-    """Whether the kernel for one problem with this matrix is compiled, or to be waited for."""
-    from neula.kernels.seminormal_cuda import macros_of
-
-    return ready("seminormal", a.device, macros_of(a.dtype))
 
 
 def solved(

@@ -43,11 +43,6 @@ def rows_at_a_time(m: int, n: int, itemsize: int, room: int) -> int:
     return max(1, bisect_right(range(m), room, key=partial(shared_bytes, n, itemsize)) - 1)
 
 
-def macros_of(dtype: torch.dtype) -> str:
-    """What comes before the source, for matrices of a dtype."""
-    return f"#define REAL {'float' if dtype == torch.float32 else 'double'}\n"
-
-
 def seminormal_cuda(
     a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, limits: Limits, square: Square | None = None
 ) -> Seminormal:
@@ -69,11 +64,12 @@ def seminormal_cuda(
     chunk = rows_at_a_time(m, n, size, half if halved else most)
     if square is not None and chunk < m:
         raise RuntimeError(f"{most} bytes of shared memory are too few for a matrix of order {m}")
+    macros = f"#define REAL {'double' if size == 8 else 'float'}\n"
     near, alike = (square.near, square.alike) if square else (0.0, 0.0)
     recorded = a.is_cuda and torch.cuda.is_current_stream_capturing()
     numbers = (_filled if recorded else _copied)((*astuple(limits), MODERATE, near, alike), a.device)
     with torch.cuda.device_of(a):
-        kernel = compiled("seminormal", "seminormal", a.device, macros_of(a.dtype), shared_bytes=most)
+        kernel = compiled("seminormal", "seminormal", a.device, macros, shared_bytes=most)
         arguments = [
             *(a, b, found.x, found.numbers, found.forward_error, found.residual_norm, found.rank),
             *(found.accepted, numbers, m, n, k, *a.stride(), *b.stride()),

@@ -122,14 +122,11 @@ class Call:
         m, n = a.shape
         if not 0 < m * n * (min(m, n) + sum(b[:1].numel() for b in others)) <= limit:
             return self
-        several_threads = select_engine("cpu", torch.device("cpu")).tuning.in_torch
-        return self if m * n >= several_threads else self.fetched()
-
-    def fetched(self) -> Call:
-        """The same by the CPU."""
+        host = select_engine("cpu", torch.device("cpu"))
+        if m * n >= host.tuning.in_torch:  # several threads would work on it
+            return self
         operands = {name: taken.fetched() for name, taken in self.operands.items()}
         weights = None if self.weights is None else self.weights.fetched()
-        host = select_engine("cpu", torch.device("cpu"))
         return replace(self, operands=operands, weights=weights, engine=host)
 
     @property

@@ -14,9 +14,6 @@ from typing import Any
 import torch
 
 from neula.certificates.forward_error import digits_of
-from neula.engines import Engine
-from neula.kernels import seminormal
-from neula.kernels.seminormal import MAX_COLUMNS
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer
 from neula.pipeline.memory import MemoryGuard
@@ -30,23 +27,6 @@ from neula.problems.least_squares.prepared import Problems
 from neula.problems.least_squares.problem import Members, Options
 from neula.problems.least_squares.report import norms_of
 from neula.problems.least_squares.together import in_one_launch, in_reach
-
-
-def on_host(call: Call, engine: str | Engine) -> Call:
-    """The same by the CPU, for one plain problem where it takes less time than launches or a compiler.
-
-    Parameters
-    ----------
-    call : Call
-    engine : str or Engine
-        Of the user.
-    """
-    a, b = call.tensors
-    plain = engine == "auto" and a.ndim == 2 and b.ndim <= 2 and b.numel() > 0
-    few = a.numel() * b[:1].numel() <= call.engine.tuning.one_launch
-    if not (plain and few and 0 < a.shape[1] <= min(len(a), MAX_COLUMNS)):
-        return call.by_host(engine)
-    return call if seminormal.soon(a) else call.fetched()
 
 
 def begin_at_once(call: Call, shapes: System, problems: Problems) -> Answer[Members] | None:

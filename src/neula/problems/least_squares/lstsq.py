@@ -20,7 +20,6 @@ from neula.pipeline.over_processes import OverProcesses
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import LstsqResult
 from neula.pipeline.shapes import broadcast_system
-from neula.problems.least_squares.at_once import on_host
 from neula.problems.least_squares.general import checked_general, solve_general
 from neula.problems.least_squares.problem import Options
 from neula.problems.least_squares.solution import begin_system, solve_system
@@ -223,8 +222,7 @@ def lstsq(
         weights=weights,
     )
     if wait and algorithm is None and compute is None:
-        special = damp or any(x is not None for x in (weights, constraints, covariance, covariance_factor))
-        call = call.by_host(engine) if special else on_host(call, engine)
+        call = call.by_host(engine)
     a, w = call.first.tensor, call.weights
     shapes = broadcast_system(*call.tensors)
     options = Options(
