@@ -162,8 +162,10 @@ def qr(
     the vectors of others are reconstructed from an explicit Q [4]_. What is certified is the Q that they
     define. Where columns are dependent, those of Q beyond the rank are orthonormal to the others.
 
-    On a GPU one small matrix (64 x 32) is left to LAPACK on the host, unless an engine or something else is
-    named, and the factors come back. Tall matrices are tried first by Cholesky QR of the whole matrix: of up
+    On a GPU one kernel factorizes and measures one small matrix of up to 64 columns, unless an engine or
+    something else is named: by Cholesky QR in double precision, repeated until Q is orthonormal. What that is
+    not good enough for, and what comes before the kernel is compiled, is left to LAPACK on the host if it is
+    small (64 x 32), and the factors come back. Tall matrices are tried first by Cholesky QR of the whole matrix: of up
     to 256 columns with corrected products, as by :func:`tsqr`, and of up to 1024 in half precision where the
     accuracy allows it. Of square matrices in float32 those columns of Q that have lost their orthogonality,
     most often the last few, are made orthonormal by a correction before it is measured.
