@@ -209,7 +209,10 @@ def flat(arguments: Sequence[Any]) -> tuple[ctypes.Array[ctypes.c_int64], list[i
 
 
 def _eight_bytes(x: torch.Tensor | float) -> int:
-    """What a kernel is given for a tensor, a double or an int."""
+    """What a kernel is given for a tensor, a double or an int; most are ints, and microseconds count."""
+    if type(x) is int:
+        return x
     if isinstance(x, torch.Tensor):
         return x.data_ptr()
-    return _BITS.unpack(_DOUBLE.pack(x))[0] if isinstance(x, float) else x
+    found: int = _BITS.unpack(_DOUBLE.pack(x))[0] if isinstance(x, float) else x
+    return found

@@ -165,10 +165,12 @@ def qr(
     On a GPU one kernel factorizes and measures one small matrix of up to 64 columns, unless an engine or
     something else is named: by Cholesky QR in double precision, repeated until Q is orthonormal. What that is
     not good enough for, and what comes before the kernel is compiled, is left to LAPACK on the host if it is
-    small (64 x 32), and the factors come back. Tall matrices are tried first by Cholesky QR of the whole matrix: of up
-    to 256 columns with corrected products, as by :func:`tsqr`, and of up to 1024 in half precision where the
-    accuracy allows it. Of square matrices in float32 those columns of Q that have lost their orthogonality,
-    most often the last few, are made orthonormal by a correction before it is measured.
+    small (64 x 32), and the factors come back.
+
+    Tall matrices are tried first by Cholesky QR of the whole matrix: of up to 256 columns with corrected
+    products, as by :func:`tsqr`, and of up to 1024 in half precision where the accuracy allows it. Of square
+    matrices in float32 those columns of Q that have lost their orthogonality, most often the last few, are
+    made orthonormal by a correction before it is measured.
 
     Small matrices of a batch are factorized together, each step one launch for all of them
     (:mod:`neula.algorithms.orthogonal.batched_qr`), unless an algorithm or one of its parameters is named.
