@@ -26,6 +26,8 @@ SEED = 3
 class QRCertificate:
     """Measured quality of a QR factorization, in the scaling in which every column has norm near 1.
 
+    Of a small matrix on a GPU, which a kernel factorizes, both are norms that were computed, not estimated.
+
     Attributes
     ----------
     residual : float
