@@ -27,9 +27,9 @@ def qr_at_once(call: Call, mode: str) -> QRResult[Any] | None:
     """The factors where they are accepted, and the matrix is one for this way."""
     a, target = call.first.tensor, call.target
     usual = a.dtype == target.dtype and target in (FP32, FP64) and not call.differentiable
-    if not (usual and a.ndim == 2 and call.engine.tuning.by_host):
+    if not (usual and a.ndim == 2 and 0 < a.numel() * a.shape[1] <= call.engine.tuning.by_host):
         return None
-    enough = SMALL * orthogonality_bound(target, max(1, a.shape[1]))
+    enough = SMALL * orthogonality_bound(target, a.shape[1])
     if not small_qr.takes(a, enough):
         return None
     q, r, measures = small_qr.kernel(a, enough)
