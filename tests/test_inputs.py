@@ -11,6 +11,7 @@ import scipy.sparse
 import torch
 
 import neula
+from neula.pipeline.inputs import take
 
 
 class Foreign:
@@ -123,3 +124,14 @@ def test_arrays_of_other_gpu_libraries(library, rng, monkeypatch):
     assert type(result.x) is type(A)
     assert result.converged
     assert "cuda" in result.engine
+
+
+def test_a_view_with_a_sign_is_taken_by_its_numbers() -> None:
+    """Kernels read memory: the imaginary part of a conjugate has the opposite sign there."""
+    x = torch.randn(6, 2, dtype=torch.complex128, generator=torch.Generator().manual_seed(0)).conj().imag
+    assert x.is_neg()
+    taken = take(x, "A").tensor
+    assert not taken.is_neg()
+    assert taken.tolist() == x.tolist()
+    q, r = neula.qr(x)
+    assert torch.allclose(q @ r, x)

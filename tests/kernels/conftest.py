@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from neula import kernels
+from neula.kernels.cuda_source import flat
 
 # Nothing else in the tests imports Triton; if something has, the tests of kernels are skipped.
 if not torch.cuda.is_available() and "triton" not in sys.modules:
@@ -27,7 +28,6 @@ if not torch.cuda.is_available() and "triton" not in sys.modules:
         import neula.kernels.cholesky_block_triton
         import neula.kernels.cholesky_panel_triton
         import neula.kernels.doubled_normal_triton
-        import neula.kernels.doubled_triton
         import neula.kernels.few_vectors_triton
         import neula.kernels.first_column_triton
         import neula.kernels.gemm_triton
@@ -39,9 +39,7 @@ if not torch.cuda.is_available() and "triton" not in sys.modules:
         import neula.kernels.normal_product_triton
         import neula.kernels.pivoted_cholesky_triton
         import neula.kernels.projection_triton
-        import neula.kernels.refining_triton
         import neula.kernels.seminormal_triton
-        import neula.kernels.shift_triton
         import neula.kernels.split_triton
         import neula.kernels.symmetric_residual_triton
         import neula.kernels.symmetric_triton
@@ -71,6 +69,24 @@ def compiled_for_host(tmp_path_factory: pytest.TempPathFactory) -> Callable[...,
         made = subprocess.run([compiler, *options, program, "-o", library], capture_output=True, text=True)
         assert made.returncode == 0, made.stderr
         return ctypes.CDLL(str(library))
+
+    return compiled
+
+
+@pytest.fixture(scope="session")
+def compiled_on_host(compiled_for_host: Callable[..., ctypes.CDLL]) -> Callable[..., Callable[..., None]]:
+    """In the place of :func:`neula.kernels.cuda_source.compiled`, for kernels that are ``LAUNCHED``."""
+    library = cache(compiled_for_host)
+
+    def compiled(name: str, function: str, device: torch.device, macros: str = "") -> Callable[..., None]:
+        defined = dict(line.split()[1:] for line in macros.splitlines())
+        launch = getattr(library(name, **defined), f"launch_{function}")
+
+        def launched(grid: tuple, block: tuple, arguments: list[object]) -> None:
+            room, _ = flat(arguments)
+            launch(grid[0], block[0], ctypes.c_char_p(ctypes.addressof(room)))
+
+        return launched
 
     return compiled
 

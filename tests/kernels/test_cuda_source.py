@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,13 +51,18 @@ def _utils(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """In the place of ``torch.cuda._utils``; binaries are loaded that are in capitals."""
     monkeypatch.setattr(platformdirs, "user_cache_path", lambda name: tmp_path / "cache" / name)
 
-    def load(binary: bytes, names: list[str]) -> dict[str, bytes]:
+    def load(binary: bytes) -> bytes:
         if binary != binary.upper():
             raise RuntimeError("no binary")
-        return dict.fromkeys(names, binary)
+        return binary
 
     nvrtc = Nvrtc()
-    return SimpleNamespace(_get_gpu_rtc_library=lambda: nvrtc, _cuda_load_module=load, nvrtc=nvrtc)
+    utils = SimpleNamespace(_get_gpu_rtc_library=lambda: nvrtc, _cuda_load_module=load, nvrtc=nvrtc)
+    monkeypatch.setattr(torch.cuda, "_utils", utils)
+    monkeypatch.setattr(cuda_source, "source_of", lambda name, macros="": f"{name} {macros}")
+    for known in ("_asked", "_binaries"):
+        monkeypatch.setattr(cuda_source, known, {})
+    return utils
 
 
 def kept(tmp_path: Path) -> list[Path]:
@@ -65,33 +71,69 @@ def kept(tmp_path: Path) -> list[Path]:
 
 def test_compiled_once(utils: SimpleNamespace, tmp_path: Path) -> None:
     for _ in range(2):
-        assert cuda_source._loaded("kernel", "one", (9, 0), utils) == b"KERNEL"
+        assert cuda_source._loaded("one", "kernel", (9, 0), utils) == b"ONE KERNEL"
     assert utils.nvrtc.options == [b"--gpu-architecture=sm_90"]
     assert utils.nvrtc.alive == 0
     (file,) = kept(tmp_path)
-    assert file.read_bytes() == b"KERNEL"
-    for source, capability in (("other", (9, 0)), ("kernel", (8, 0))):
-        assert cuda_source._loaded(source, "one", capability, utils) == source.upper().encode()
+    assert file.read_bytes() == b"ONE KERNEL"
+    for macros, capability in (("other", (9, 0)), ("kernel", (8, 0))):
+        assert cuda_source._loaded("one", macros, capability, utils) == f"ONE {macros}".upper().encode()
     assert len(utils.nvrtc.sources) == len(kept(tmp_path)) == 3
 
 
 def test_what_is_kept_may_be_broken_or_impossible(utils: SimpleNamespace, tmp_path: Path) -> None:
-    cuda_source._loaded("kernel", "one", (9, 0), utils)
+    cuda_source._loaded("one", "kernel", (9, 0), utils)
     (file,) = kept(tmp_path)
+    cuda_source._binaries.clear()  # another process
     file.write_bytes(b"half of it")
-    assert cuda_source._loaded("kernel", "one", (9, 0), utils) == b"KERNEL"
-    assert file.read_bytes() == b"KERNEL"
+    assert cuda_source._loaded("one", "kernel", (9, 0), utils) == b"ONE KERNEL"
+    assert file.read_bytes() == b"ONE KERNEL"
+    cuda_source._binaries.clear()
     file.unlink()
     file.parent.rmdir()
     file.parent.write_text("a file in the place of the folder")
-    assert cuda_source._loaded("kernel", "one", (9, 0), utils) == b"KERNEL"
+    assert cuda_source._loaded("one", "kernel", (9, 0), utils) == b"ONE KERNEL"
 
 
 def test_what_the_compiler_says(utils: SimpleNamespace, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="AN ERROR"):
-        cuda_source._loaded("an error", "one", (9, 0), utils)
+        cuda_source._loaded("an", "error", (9, 0), utils)
     assert utils.nvrtc.alive == 0
     assert not kept(tmp_path)
+
+
+def test_the_first_calls_do_not_wait(utils: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However soon a source is compiled, and however late, as many are sent elsewhere."""
+    monkeypatch.setattr(torch.cuda, "_compile_kernel", None, raising=False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(cuda_source, "PATIENCE", 3)
+    go_on, compile_now = threading.Event(), utils.nvrtc.nvrtcCompileProgram
+    utils.nvrtc.nvrtcCompileProgram = lambda *given: (go_on.wait(), compile_now(*given))[1]
+    device = torch.device("cuda", 0)
+    assert [cuda_source.ready("one", device, "kernel") for _ in range(3)] == [False] * 3
+    assert cuda_source.ready("one", device, "kernel")
+    go_on.set()
+    assert cuda_source._loaded("one", "kernel", (9, 0), utils) == b"ONE KERNEL"
+    assert cuda_source.ready("one", device, "kernel")
+    assert len(utils.nvrtc.sources) == 1
+    cuda_source._asked.clear()
+    cuda_source._binaries.clear()  # another process finds it
+    assert cuda_source.ready("one", device, "kernel")
+    assert len(utils.nvrtc.sources) == 1
+
+
+def test_one_thread_compiles(utils: SimpleNamespace) -> None:
+    begun = {id(cuda_source._begun("one", "kernel", (9, 0))) for _ in range(5)}
+    assert len(begun) == 1
+    assert cuda_source._begun("one", "kernel", (9, 0)).result() == b"ONE KERNEL"
+    assert len(utils.nvrtc.sources) == 1
+
+
+def test_what_is_included_is_in_its_place() -> None:
+    for file in Path(cuda_source.__file__).parent.glob("*.cu"):
+        assert "#include" not in cuda_source.source_of(file.stem), file
+    assert "two_sum" in cuda_source.source_of("doubled")
+    assert cuda_source.source_of("doubled", "#define VECTORS 1\n").startswith("#define VECTORS 1\n")
 
 
 def test_arguments_of_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,10 +158,20 @@ def test_arguments_of_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen == [x.data_ptr(), 5, -6, 1, ("status", 0)]
 
 
+def test_arguments_as_they_lie() -> None:
+    """Doubles are doubles, and a tuple is one struct."""
+    x = torch.ones(3)
+    room, begins = cuda_source.flat([x, (x, 2, -3), 1.5, 7])
+    assert begins == [0, 8, 32, 40]
+    assert list(room) == [x.data_ptr(), x.data_ptr(), 2, -3, room[4], 7]
+    assert ctypes.cast(ctypes.byref(room, 32), ctypes.POINTER(ctypes.c_double))[0] == 1.5
+
+
 @pytest.mark.gpu
 def test_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled, and loaded from the cache folder."""
     monkeypatch.setattr(platformdirs, "user_cache_path", lambda name: tmp_path / name)
+    monkeypatch.setattr(cuda_source, "_binaries", {})
     monkeypatch.setattr(cuda_source, "__file__", str(tmp_path / "cuda_source.py"))
     body = "{ if (threadIdx.x < n) x[threadIdx.x] += PLUS; }"
     source = f'extern "C" __global__ void add(double* x, int n) {body}'
@@ -127,8 +179,10 @@ def test_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     x = torch.zeros(3, dtype=torch.float64, device=device)
     for times in (1, 2):
-        cuda_source.compiled.cache_clear()
+        for known in (cuda_source.compiled, cuda_source._module, cuda_source.source_of):
+            known.cache_clear()
         cuda_source.compiled("sum", "add", device, "#define PLUS 1.5\n")((1, 1, 1), (32, 1, 1), [x, 2])
         assert x.tolist() == [1.5 * times, 1.5 * times, 0]
         assert len(list((tmp_path / "neula" / "kernels").iterdir())) == 1
-    cuda_source.compiled.cache_clear()
+    for known in (cuda_source.compiled, cuda_source._module, cuda_source.source_of):
+        known.cache_clear()

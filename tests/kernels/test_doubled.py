@@ -1,6 +1,6 @@
 """Products in twice the precision against exact ones: slices, and the kernel against the same bounds.
 
-The kernel runs on the GPU where there is one (``pytest -m gpu``), in Triton's interpreter elsewhere.
+The kernel runs on the GPU where there is one (``pytest -m gpu``), on the CPU elsewhere.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from neula.kernels import doubled
+from neula.kernels import doubled, doubled_cuda
 from neula.kernels.dispatch import runs
 from neula.kernels.doubled import Doubled
 
@@ -34,22 +34,14 @@ def slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["kept slices", "blocks", pytest.param("kernel", marks=GPU)])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How products are computed; in the interpreter with small tiles."""
+    """How products are computed; of the kernel on a CPU with small pieces."""
     monkeypatch.setattr(doubled, "runs", lambda *_: request.param == "kernel")
     if request.param == "blocks":
         monkeypatch.setattr(doubled, "KEPT", 0)
         monkeypatch.setattr(doubled, "BLOCK", 20)
     if request.param == "kernel" and not HAS_GPU:
-        pytest.importorskip("triton")
-        from triton.runtime.interpreter import InterpretedFunction
-
-        from neula.kernels import doubled_triton
-
-        if not isinstance(doubled_triton._pieces, InterpretedFunction):
-            pytest.skip(
-                "Triton was imported before its interpreter could be chosen: run tests/kernels by itself"
-            )
-        small = partial(doubled_triton.doubled_product_triton, along=4, across=8, min_tiles=1)
+        monkeypatch.setattr(doubled_cuda, "compiled", request.getfixturevalue("compiled_on_host"))
+        small = partial(doubled_cuda.doubled_product_cuda, least=3)
         monkeypatch.setattr(doubled, "doubled_product", small)
     return request.param
 

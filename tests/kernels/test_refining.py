@@ -1,4 +1,4 @@
-"""Steps of refinement: kernels in the interpreter, or on a GPU, give what the references do, NaN included."""
+"""Steps of refinement: kernels on a CPU, or on a GPU, give what the references do, NaN included."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from neula.algorithms.krylov.doubled_refinement import add_to_pair
-from neula.kernels import refining
+from neula.kernels import refining, refining_cuda
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if HAS_GPU else "cpu"
@@ -18,15 +18,14 @@ SHAPES = [(1, 5, 1), (3, 300, 2), (7, 1, 4)]
 """Of vectors: problems, unknowns, right-hand sides."""
 
 
+@pytest.fixture(autouse=True)
+def _compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not HAS_GPU:
+        monkeypatch.setattr(refining_cuda, "compiled", request.getfixturevalue("compiled_on_host"))
+
+
 def by_kernel(name: str, *given: object) -> tuple[torch.Tensor, ...]:
-    pytest.importorskip("triton")
-    from triton.runtime.interpreter import InterpretedFunction
-
-    from neula.kernels import refining_triton as module
-
-    if not HAS_GPU and not isinstance(module._added, InterpretedFunction):
-        pytest.skip("Triton was imported before its interpreter could be chosen: run tests/kernels by itself")
-    found = getattr(module, f"{name}_triton")(*_on_device(given))
+    found = getattr(refining_cuda, f"{name}_cuda")(*_on_device(given))
     return tuple(x.cpu() for x in (found if isinstance(found, tuple) else (found,)))
 
 

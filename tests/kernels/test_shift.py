@@ -1,10 +1,13 @@
-"""Multiplication by powers of two: the kernel in the interpreter or on a GPU gives the reference's bits."""
+"""Multiplication by powers of two: the kernel on a CPU or on a GPU gives the reference's bits."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 import torch
 
+from neula.kernels import shift_cuda
 from neula.kernels.shift import shift
 
 HAS_GPU = torch.cuda.is_available()
@@ -12,18 +15,15 @@ DEVICE = "cuda" if HAS_GPU else "cpu"
 GPU = [pytest.mark.gpu] if HAS_GPU else []
 
 
-def kernel(x: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
-    pytest.importorskip("triton")
-    from triton.runtime.interpreter import InterpretedFunction
-
-    from neula.kernels import shift_triton as module
-
-    if not HAS_GPU and not isinstance(module._shift_kernel, InterpretedFunction):
-        pytest.skip("Triton was imported before its interpreter could be chosen: run tests/kernels by itself")
-    return module.shift_triton(x, exponents)
+@pytest.fixture(name="way", params=[pytest.param("kernel", marks=GPU), pytest.param("function", marks=GPU)])
+def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., torch.Tensor]:
+    if request.param == "function":
+        return shift
+    if not HAS_GPU:
+        monkeypatch.setattr(shift_cuda, "compiled", request.getfixturevalue("compiled_on_host"))
+    return shift_cuda.shift_cuda
 
 
-@pytest.mark.parametrize("way", [pytest.param(kernel, marks=GPU), pytest.param(shift, marks=GPU)])
 @pytest.mark.parametrize(
     ("shape", "of_exponents"),
     [
@@ -50,7 +50,6 @@ def test_the_bits_of_the_reference(  # type: ignore[no-untyped-def]
     assert torch.equal(found.cpu(), shift.reference(x, exponents))
 
 
-@pytest.mark.parametrize("way", [pytest.param(kernel, marks=GPU), pytest.param(shift, marks=GPU)])
 def test_ends_of_the_range(way) -> None:  # type: ignore[no-untyped-def]
     x = torch.tensor([2.0**-1000, 2.0**-1074, 1.0, 0.0, torch.inf, torch.nan, 1.5], dtype=torch.float64)
     exponents = torch.tensor([2023, 1074, 1024, 5000, -5000, 3, -1074])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ import torch
 import neula
 from neula.engines import EmulatedEngine, select_engine
 from neula.engines.shipped import EMULATED
+from neula.kernels.small_qr import SmallQR, small_qr
 from neula.pipeline import call
+from neula.problems.orthogonal import at_once
 
 LIMIT = 40 * 8 * 9
 """Of what the host takes here: one right-hand side of 40 x 8."""
@@ -94,9 +97,44 @@ def test_what_the_host_finds_has_gradients(launching: None) -> None:
     torch.autograd.gradcheck(lambda a, b: neula.solve(a, b).x, (square, right))
 
 
+def test_a_kernel_of_small_factorizations(launching: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it makes is accepted by its measures; else the host begins."""
+    monkeypatch.setattr(Launching, "tuning", replace(EMULATED, by_host=50 * 20 * 20))
+    spoilt: list[bool] = []
+
+    def factorize(a: torch.Tensor, enough: float) -> SmallQR:
+        found = small_qr.reference(a, enough)
+        return found._replace(measures=found.measures + 1) if spoilt else found
+
+    kernel = SimpleNamespace(takes=lambda a, enough: a.shape[1] <= 64, kernel=factorize)
+    monkeypatch.setattr(at_once, "small_qr", kernel)
+    a = normal(50, 20)
+    found = neula.qr(a)
+    assert found.attempts[-1].method == at_once.LABEL
+    assert found.certificate.accepted
+    assert found.converged
+    assert bool(found.accepted)
+    assert torch.linalg.matrix_norm(a - found.Q @ found.R) <= 1e-14 * torch.linalg.matrix_norm(a)
+    assert neula.qr(a, "r").Q is None
+    assert neula.qr(a.numpy()).R.shape == (20, 20)
+    for other in (
+        neula.qr(a, engine=Launching("cpu")),
+        neula.qr(a, algorithm="householder"),
+        neula.qr(a, "complete"),
+        neula.qr(a, accuracy="fp32"),
+        neula.qr(normal(51, 20)),
+        neula.qr(a.clone().requires_grad_()),
+    ):
+        assert other.attempts[-1].method != at_once.LABEL
+    spoilt.append(True)
+    assert neula.qr(a).attempts[-1].method != at_once.LABEL
+    assert neula.qr(a).converged
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_answers_go_back_to_the_gpu(dtype: torch.dtype) -> None:
+def test_answers_go_back_to_the_gpu(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neula.kernels.small_qr.ready", lambda *_: False)
     a, b = normal(64, 32, dtype=dtype).cuda().requires_grad_(), normal(64, dtype=dtype).cuda()
     found, alone = neula.lstsq(a, b), neula.lstsq(a, b, engine="cuda")
     assert found.engine.startswith("cpu")
@@ -119,3 +157,22 @@ def test_answers_go_back_to_the_gpu(dtype: torch.dtype) -> None:
     assert r.is_cuda
     assert factors.accepted.is_cuda
     assert torch.linalg.matrix_norm(q @ r - a) <= 64 * torch.finfo(dtype).eps * torch.linalg.matrix_norm(a)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_kernel_takes_the_hosts_place(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neula.kernels.small_qr.ready", lambda *_: True)
+    a = normal(64, 32, dtype=dtype).cuda()
+    for given in (a, a.mT.contiguous().mT, a[3:40, 1:30:2]):
+        found = neula.qr(given)
+        assert found.attempts[-1].method == at_once.LABEL
+        assert found.Q.is_cuda
+        missed = torch.linalg.matrix_norm(found.Q @ found.R - given)
+        assert missed <= 64 * torch.finfo(dtype).eps * torch.linalg.matrix_norm(given)
+        assert (found.R.diagonal() > 0).all()
+    a[:, 3] = a[:, 7]
+    assert neula.qr(a).converged
+    a[5, 5] = torch.nan
+    with pytest.raises(ValueError, match="must be finite"):
+        neula.qr(a)

@@ -26,6 +26,8 @@ SEED = 3
 class QRCertificate:
     """Measured quality of a QR factorization, in the scaling in which every column has norm near 1.
 
+    Of a small matrix on a GPU, which a kernel factorizes, both are norms that were computed, not estimated.
+
     Attributes
     ----------
     residual : float
@@ -295,6 +297,13 @@ def certificate_of(
     """The certificate of a single matrix, measured in double precision: numbers as of :func:`qr_measures`."""
     relative = _relative(residual, size, loss, where=lambda empty, one, x: one if empty else x, shape=shape)
     return QRCertificate(*relative, *_bounds(shape, torch.float64, target))
+
+
+def exact_certificate(
+    residual: float, orthogonality: float, shape: Sequence[int], target: Format
+) -> QRCertificate:
+    """The certificate of a single matrix whose norms were computed in double precision, not estimated."""
+    return QRCertificate(residual, orthogonality, *_bounds(shape, torch.float64, target))
 
 
 def accepted_by(measures: torch.Tensor, shape: Sequence[int], target: Format) -> torch.Tensor:

@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import re
+import struct
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -25,6 +29,20 @@ Launch = Callable[..., None]
 
 NEEDED = ("_get_gpu_rtc_library", "_get_gpu_runtime_library", "_cuda_load_module", "_check_cuda")
 """What torch has for its own way, of ``torch.cuda._utils``; without, that way is taken."""
+
+INCLUDED = re.compile(r'^#include "(.+)"$', re.MULTILINE)
+"""Of a source what several have in common."""
+
+PATIENCE = 1000
+"""Calls that others answer before anybody waits for a kernel."""
+
+Capability = tuple[int, int]
+
+_lock = threading.Lock()
+_asked: dict[tuple[str, str, torch.device], int] = {}
+_binaries: dict[tuple[str, str, Capability], Future[bytes]] = {}
+
+_DOUBLE, _BITS = struct.Struct("d"), struct.Struct("q")
 
 
 @lru_cache
@@ -49,28 +67,90 @@ def compiled(
     """
     if not hasattr(torch.cuda, "_compile_kernel"):
         raise ImportError("compiling CUDA needs torch >= 2.9")
-    source = macros + Path(__file__).with_name(f"{name}.cu").read_text()
     utils: Any = torch.cuda._utils
     with torch.cuda.device(device):
         if torch.version.hip or not all(hasattr(utils, needed) for needed in NEEDED):
-            kernel = torch.cuda._compile_kernel(source, function)
+            kernel = torch.cuda._compile_kernel(source_of(name, macros), function)
         else:
-            kernel = _loaded(source, function, torch.cuda.get_device_capability(device), utils)
+            kernel = getattr(_module(name, macros, device), function)
         if shared_bytes:
             kernel.set_shared_memory_config(shared_bytes)
     return kernel if torch.version.hip or not hasattr(kernel, "func") else _launching(kernel, utils)
 
 
-def _loaded(source: str, function: str, capability: tuple[int, int], utils: Any) -> Any:
-    """The kernel, from the cache folder if it is there and in order."""
-    digest = hashlib.sha256(repr((capability, torch.version.cuda, source)).encode()).hexdigest()[:24]
-    file = platformdirs.user_cache_path("neula") / "kernels" / f"{function}-{digest}.cubin"
+@lru_cache
+def source_of(name: str, macros: str = "") -> str:
+    """The text of ``name.cu``, what it includes in its place: not every way to compile knows folders."""
+    folder = Path(__file__).parent
+    source = (folder / f"{name}.cu").read_text()
+    return macros + INCLUDED.sub(lambda found: (folder / found[1]).read_text(), source)
+
+
+def ready(name: str, device: torch.device, macros: str = "") -> bool:
+    """Whether a source is compiled, or has been asked for so often that it is to be waited for.
+
+    To compile takes as long as a thousand small matrices, which LAPACK takes meanwhile: the first who asks
+    begins it in the background, without the GPU. Which calls are among the first does not depend on how long
+    that takes. It is no way for matrices whose products take several threads of the host: one of those has to
+    wait for the compiler, and the others for it, 8 ms a call.
+
+    Parameters
+    ----------
+    name, device, macros
+        As for :func:`compiled`.
+    """
+    if torch.version.hip or not hasattr(torch.cuda, "_compile_kernel"):
+        return True
+    asked = (name, macros, device)
+    with _lock:
+        _asked[asked] = count = _asked.get(asked, 0) + 1
+    if count == 1:
+        source = (name, macros, torch.cuda.get_device_capability(device))
+        if _file_of(*source).exists():
+            _asked[asked] = count = PATIENCE + 1
+        else:
+            _begun(*source)
+    return count > PATIENCE
+
+
+@lru_cache
+def _module(name: str, macros: str, device: torch.device) -> Any:
+    """All functions of a source, which are compiled together."""
+    return _loaded(name, macros, torch.cuda.get_device_capability(device), torch.cuda._utils)
+
+
+def _loaded(name: str, macros: str, capability: Capability, utils: Any) -> Any:
+    """The module of a source, from the cache folder if it is there and in order."""
     with suppress(OSError, RuntimeError):
-        return utils._cuda_load_module(file.read_bytes(), [function])[function]
-    binary = by_nvrtc(source, capability, utils._get_gpu_rtc_library())
-    with suppress(OSError):
-        write_whole(file, binary)
-    return utils._cuda_load_module(binary, [function])[function]
+        return utils._cuda_load_module(_file_of(name, macros, capability).read_bytes())
+    return utils._cuda_load_module(_begun(name, macros, capability).result())
+
+
+def _file_of(name: str, macros: str, capability: Capability) -> Path:
+    source = source_of(name, macros)
+    digest = hashlib.sha256(repr((capability, torch.version.cuda, source)).encode()).hexdigest()[:24]
+    return platformdirs.user_cache_path("neula") / "kernels" / f"{name}-{digest}.cubin"
+
+
+def _begun(name: str, macros: str, capability: Capability) -> Future[bytes]:
+    """The machine code of a source, which one thread makes, and keeps in the cache folder."""
+    key, made = (name, macros, capability), Future[bytes]()
+    with _lock:
+        known = _binaries.setdefault(key, made)
+    if known is made:
+        threading.Thread(target=_make, args=(*key, made)).start()
+    return known
+
+
+def _make(name: str, macros: str, capability: Capability, made: Future[bytes]) -> None:
+    try:
+        library = torch.cuda._utils._get_gpu_rtc_library()  # type: ignore[attr-defined]
+        binary = by_nvrtc(source_of(name, macros), capability, library)
+        with suppress(OSError):
+            write_whole(_file_of(name, macros, capability), binary)
+        made.set_result(binary)
+    except BaseException as error:
+        made.set_exception(error)
 
 
 def by_nvrtc(source: str, capability: tuple[int, int], library: Any) -> bytes:
@@ -105,12 +185,34 @@ def _launching(kernel: Any, utils: Any) -> Launch:
     def launch(
         grid: Sequence[int], block: Sequence[int], arguments: Sequence[Any], shared_bytes: int = 0
     ) -> None:
-        # Each has eight bytes, of which an int takes the first four.
-        values = [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in arguments]
-        room = (ctypes.c_int64 * len(values))(*values)
+        room, begins = flat(arguments)
         first = ctypes.addressof(room)
-        places = (ctypes.c_void_p * len(values))(*range(first, first + 8 * len(values), 8))
+        places = (ctypes.c_void_p * len(begins))(*[first + begin for begin in begins])
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         check(library.cuLaunchKernel(kernel.func, *grid, *block, shared_bytes, stream, places, None))
 
     return launch
+
+
+def flat(arguments: Sequence[Any]) -> tuple[ctypes.Array[ctypes.c_int64], list[int]]:
+    """Arguments of a kernel as it reads them, and where each begins.
+
+    Tensors, doubles and ints have eight bytes each, of which an int takes the first four; those of a tuple
+    are a struct.
+    """
+    values: list[int] = []
+    begins = []
+    for given in arguments:
+        begins.append(8 * len(values))
+        values += map(_eight_bytes, given) if isinstance(given, tuple) else (_eight_bytes(given),)
+    return (ctypes.c_int64 * len(values))(*values), begins
+
+
+def _eight_bytes(x: torch.Tensor | float) -> int:
+    """What a kernel is given for a tensor, a double or an int; most are ints, and microseconds count."""
+    if type(x) is int:
+        return x
+    if isinstance(x, torch.Tensor):
+        return x.data_ptr()
+    found: int = _BITS.unpack(_DOUBLE.pack(x))[0] if isinstance(x, float) else x
+    return found

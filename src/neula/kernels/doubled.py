@@ -4,7 +4,7 @@ A double holds too few bits for the product of two doubles, but the exact sum of
 numbers fits. So matrices and vectors are cut into slices of few bits, at places that the largest element
 decides, and ordinary products of slices have no rounding errors (K. Ozaki, T. Ogita, S. Oishi and
 S. M. Rump, "Error-free transformations of matrix multiplication by using fast routines of matrix
-multiplication and its applications", Numer. Algorithms 59, 2012). On a GPU a Triton kernel computes the
+multiplication and its applications", Numer. Algorithms 59, 2012). On a GPU a kernel computes the
 rounding errors of products and sums instead (T. Ogita, S. M. Rump and S. Oishi, "Accurate sum and dot
 product", SIAM J. Sci. Comput. 26, 2005).
 """
@@ -173,11 +173,10 @@ class Doubled:
 @trial("The kernel of doubled products", "sliced products take its place")
 def _tried(device: torch.device) -> None:
     """Whether it keeps rounding errors as well."""
-    from neula.kernels.doubled_triton import ALONG
+    from neula.kernels.doubled_cuda import THREADS
 
-    # One thread sums both products; if the second is added before it is rounded, its error counts twice. Rows
-    # begin where those of most matrices do, so that residuals take what is compiled here.
-    a = torch.zeros(1, 1, ALONG + 16, device=device, dtype=torch.float64)[..., : 1 + ALONG]
+    # One thread sums both products; if the second is added before it is rounded, its error counts twice.
+    a = torch.zeros(1, 1, 1 + THREADS, device=device, dtype=torch.float64)
     a[..., -1] = 1 + 2.0**-30
     x = a.clone()
     a[..., 0], x[..., 0] = 1, -1 - 2.0**-29
@@ -187,17 +186,7 @@ def _tried(device: torch.device) -> None:
         raise ArithmeticError(f"(1 + 2^-29) - (1 + 2^-30)^2 is said to be {high.item()} + {low.item()}")
 
 
-@trial("The kernel of doubled products with transposes", "sliced products take its place")
-def transposes_tried(device: torch.device) -> None:
-    """The same kernel as gradients take it, which is compiled by itself."""
-    from neula.kernels.doubled_triton import ALONG
-
-    rows = torch.zeros(1, 1, ALONG + 16, device=device, dtype=torch.float64)[..., : 1 + ALONG]
-    one = rows.new_zeros(1, 1, 1)
-    doubled_product.kernel(rows.mT, one, one)
-
-
-@kernel("neula.kernels.doubled_triton:doubled_product_triton", trial=_tried)
+@kernel("neula.kernels.doubled_cuda:doubled_product_cuda", trial=_tried)
 def doubled_product(
     a: torch.Tensor, x: torch.Tensor, x_low: torch.Tensor | None = None, b: torch.Tensor | None = None
 ) -> Pair:

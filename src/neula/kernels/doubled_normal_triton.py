@@ -15,13 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
-from neula.kernels.doubled import Pair
-from neula.kernels.doubled_triton import (
-    add_pairs,
-    doubled_product_triton,
-    product_error,
-    two_sum,
-)
+from neula.kernels.doubled import Pair, doubled_product
+from neula.kernels.doubled_triton import add_pairs, product_error, two_sum
 from neula.kernels.launch import multiprocessors
 from neula.kernels.normal_product import ONE_WARP
 
@@ -72,7 +67,7 @@ def doubled_normal_triton(
             num_warps=warps,
             enable_fp_fusion=False,
         )
-    high, low = doubled_product_triton(sums[0].T[None], sums.new_ones(1, programs, 1))
+    high, low = doubled_product(sums[0].T[None], sums.new_ones(1, programs, 1))
     return (residual[0], residual[1]), (high[0], low[0] + sums[1].sum(0)[:, None])
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 
 VECTOR = 4
 """Elements of float32 that a thread loads at a time, where rows or columns begin and end at multiples."""
 
 
+@lru_cache(maxsize=16)
 def multiprocessors(device: torch.device) -> int:
     """Of a GPU; two for Triton's interpreter, so that there is something to deal out."""
     if device.type != "cuda":
@@ -15,6 +18,7 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
+@lru_cache(maxsize=16)
 def shared_memory(device: torch.device) -> int:
     """Bytes that a thread block of a GPU has at most; what tests on a CPU have room for."""
     if device.type != "cuda":

@@ -59,7 +59,7 @@ def _of_batch(*norms: torch.Tensor | float) -> bool:
     return _alike(first, *norms[1:-1]) and _alike(first[:, :1], norms[-1])
 
 
-@kernel("neula.kernels.refining_triton:added_triton", trial=_tried, when=_adds)
+@kernel("neula.kernels.refining_cuda:added_cuda", trial=_tried, when=_adds)
 def added(high: torch.Tensor, low: torch.Tensor, update: torch.Tensor, active: torch.Tensor) -> Three:
     """``high + low + update`` as an unevaluated sum, and the update: zero where a column is not active.
 
@@ -84,7 +84,7 @@ def added(high: torch.Tensor, low: torch.Tensor, update: torch.Tensor, active: t
     return total, (high - (total - of_rest)) + (rest - of_rest), update
 
 
-@kernel("neula.kernels.refining_triton:progress_triton", trial=_tried, when=_goes_on)
+@kernel("neula.kernels.refining_cuda:progress_cuda", trial=_tried, when=_goes_on)
 def progress(
     active: torch.Tensor,
     left: torch.Tensor,
@@ -119,7 +119,7 @@ def progress(
     return left, active & goes_on
 
 
-@kernel("neula.kernels.refining_triton:uncertainty_triton", trial=_tried, when=_is_uncertain)
+@kernel("neula.kernels.refining_cuda:uncertainty_cuda", trial=_tried, when=_is_uncertain)
 def uncertainty(
     norms: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
     rate: torch.Tensor,
@@ -146,7 +146,7 @@ def uncertainty(
     return inverse_norm * wrong, inverse_norm * floor
 
 
-@kernel("neula.kernels.refining_triton:relative_error_triton", trial=_tried, when=_is_relative)
+@kernel("neula.kernels.refining_cuda:relative_error_cuda", trial=_tried, when=_is_relative)
 def relative_error(
     left: torch.Tensor,
     size: torch.Tensor,
@@ -174,7 +174,7 @@ def relative_error(
     return torch.where(trusted, error, torch.inf)
 
 
-@kernel("neula.kernels.refining_triton:perturbations_triton", trial=_tried, when=_of_batch)
+@kernel("neula.kernels.refining_cuda:perturbations_cuda", trial=_tried, when=_of_batch)
 def perturbations(
     gradient: torch.Tensor,
     residual: torch.Tensor,

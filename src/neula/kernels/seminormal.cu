@@ -9,36 +9,24 @@
 // REAL, the type of A and b, is defined by whoever compiles it. What is called more than once is not inlined, and
 // loops are not unrolled where nothing is gained: it is compiled when it is needed.
 
-#define COLUMNS 64
-#define THREADS 256
-#define SIDE 16
-#define TILES (COLUMNS / SIDE)
-#define PITCH (COLUMNS + 1)
+#include "pairs.cuh"
+#include "small_matrices.cuh"
+
 #define CHAINS 4  // sums that a thread has under way, which are added in doubled precision at the end
-#define ALL 0xffffffffu
 #define UNIT 1.1102230246251565e-16
 #define INFINITE __longlong_as_double(0x7ff0000000000000)
 
-// Where in shared memory is what, in double precision: R^-T, vectors, then the Gram matrix, whose place residuals and
-// sums take when it is no longer needed, and behind it rows of A.
+// Vectors in shared memory, then the Gram matrix, whose place residuals and sums take when it is no longer needed, and
+// behind it rows of A.
 enum Place {
-    INVERSE = 0,
-    SIZE = INVERSE + COLUMNS * PITCH,  // norms of the columns of A
+    SIZE = REST,  // norms of the columns of A
     HIGH = SIZE + COLUMNS,
     LOW = HIGH + COLUMNS,
     GRADIENT = LOW + COLUMNS,
     PROJECTED = GRADIENT + COLUMNS,
     SOLVED = PROJECTED + COLUMNS,
-    PIVOTS = SOLVED + COLUMNS,
-    ROWS = PIVOTS + COLUMNS,
-    WARPS = ROWS + 2 * PITCH,
-    OTHER = WARPS + THREADS / 32,
-};
-
-extern __shared__ double memory[];
-
-struct Pair {
-    double high, low;
+    ROWS = SOLVED + COLUMNS,
+    OTHER = ROWS + 2 * PITCH,
 };
 
 // What decides when to stop and what to believe, in this order (Limits and Square in seminormal.py).
@@ -46,68 +34,9 @@ struct Limits {
     double tolerance, max_steps, max_rate, rounding, noise, floor, stagnation, computed, sure, moderate, near, alike;
 };
 
-__device__ __forceinline__ Pair two_sum(double a, double b) {
-    const double total = a + b, of_b = total - a;
-    return {total, (a - (total - of_b)) + (b - of_b)};
-}
-
-__device__ __forceinline__ Pair operator+(Pair x, Pair y) {
-    const Pair total = two_sum(x.high, y.high);
-    return {total.high, total.low + (x.low + y.low)};
-}
-
-// A product with (x + x_low), added. It is rounded by itself: contracted to a multiply-add it would have another
-// rounding error than what is added here.
-__device__ __forceinline__ void add_product(Pair& sum, double a, double x, double x_low) {
-    const double product = __dmul_rn(a, x);
-    const Pair total = two_sum(sum.high, product);
-    sum = {total.high, sum.low + (total.low + fma(a, x_low, fma(a, x, -product)))};
-}
-
 __device__ __forceinline__ Pair total_of(const Pair* sums) { return (sums[0] + sums[1]) + (sums[2] + sums[3]); }
 
-// These are NaN if one of the numbers is.
-__device__ __forceinline__ double most_of(double a, double b) { return a >= b || a != a ? a : b; }
-__device__ __forceinline__ double least_of(double a, double b) { return a <= b || a != a ? a : b; }
-
-// The last bit does not matter where it is used, and a division would be what other threads wait for.
-__device__ __forceinline__ double reciprocal_of(double x) {
-#ifdef __CUDA_ARCH__
-    double y;
-    asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(y) : "d"(x));
-    y = fma(y, fma(-x, y, 1.0), y);
-    return fma(y, fma(-x, y, 1.0), y);
-#else
-    return 1.0 / x;
-#endif
-}
-
 __device__ __noinline__ double quotient(double a, double b) { return a == 0.0 ? 0.0 : a / b; }
-
-// The sum over a warp, or the largest.
-__device__ __noinline__ double over_lanes(double x, bool largest) {
-#pragma unroll 1
-    for (int distance = 16; distance > 0; distance /= 2) {
-        const double other = __shfl_xor_sync(ALL, x, distance);
-        x = largest ? most_of(x, other) : x + other;
-    }
-    return x;
-}
-
-// The same over all threads.
-__device__ __noinline__ double over_threads(double x, bool largest) {
-    x = over_lanes(x, largest);
-    if (threadIdx.x % 32 == 0) memory[WARPS + threadIdx.x / 32] = x;
-    __syncthreads();
-    x = memory[WARPS];
-#pragma unroll 1
-    for (int warp = 1; warp < THREADS / 32; ++warp) {
-        const double other = memory[WARPS + warp];
-        x = largest ? most_of(x, other) : x + other;
-    }
-    __syncthreads();
-    return x;
-}
 
 // ||D (x - y)|| where D is the norms of the columns of A; without D where there is no y.
 __device__ __noinline__ double size_of(int n, int x, int y) {
@@ -155,104 +84,6 @@ __device__ __noinline__ void multiply(int n, int x, int y, bool transposed) {
     sum += __shfl_xor_sync(ALL, sum, 1);
     sum += __shfl_xor_sync(ALL, sum, 2);
     if (i < n && part == 0) memory[y + i] = sum;
-    __syncthreads();
-}
-
-// A product of matrices: what becomes of it.
-enum Wanted {
-    STORED,      // in OTHER
-    SIZE_OF_IT,  // ||D P D||_F of a symmetric one
-    ERROR,       // ||I - P||_F of a symmetric one
-};
-
-// Sums over k of products of elements at x + i * x_i + k * x_k and y + j * y_j + k * y_k.
-__device__ __noinline__ double product(int n, int x, int x_i, int x_k, int y, int y_j, int y_k, Wanted wanted) {
-    const int down = threadIdx.x / SIDE, right = threadIdx.x % SIDE;
-    const bool symmetric = wanted != STORED;
-    const double* left = memory + x + down * x_i;
-    const double* beside = memory + y + right * y_j;
-    double sums[TILES][TILES] = {};
-#pragma unroll 1
-    for (int k = 0; k < n; ++k, left += x_k, beside += y_k) {
-        double along[TILES], across[TILES];
-#pragma unroll
-        for (int t = 0; t < TILES; ++t)
-            if (SIDE * t < n) along[t] = left[SIDE * t * x_i], across[t] = beside[SIDE * t * y_j];
-#pragma unroll
-        for (int s = 0; s < TILES; ++s)
-            if (SIDE * s < n) {
-#pragma unroll
-                for (int t = 0; t < TILES; ++t)
-                    if (t <= s || (SIDE * t < n && !symmetric)) sums[s][t] = fma(along[s], across[t], sums[s][t]);
-            }
-    }
-    __syncthreads();
-    double square = 0.0;
-#pragma unroll
-    for (int s = 0; s < TILES; ++s)
-#pragma unroll
-        for (int t = 0; t < TILES; ++t) {
-            const int i = down + SIDE * s, j = right + SIDE * t;
-            if (i >= n || j >= n) continue;
-            if (!symmetric) {
-                memory[OTHER + i * PITCH + j] = sums[s][t];
-            } else if (t <= s) {
-                const double found = sums[s][t];
-                const double element = wanted == ERROR ? (i == j) - found : found * memory[SIZE + i] * memory[SIZE + j];
-                square = fma(s == t ? element : 2.0 * element, element, square);
-            }
-        }
-    return sqrt(over_threads(square, false));
-}
-
-// R^-T of the Cholesky factor of the matrix in OTHER, whose upper half is read: what elimination makes of an identity.
-// Columns that are eliminated make room for those of the inverse.
-__device__ __noinline__ void invert(int n) {
-    const int down = threadIdx.x / SIDE, right = threadIdx.x % SIDE;
-    double g[TILES][TILES];
-#pragma unroll
-    for (int s = 0; s < TILES; ++s)
-#pragma unroll
-        for (int t = 0; t < TILES; ++t) g[s][t] = memory[OTHER + (down + SIDE * s) * PITCH + right + SIDE * t];
-#pragma unroll 1
-    for (int step = 0; step < n; ++step) {
-        double* const row = memory + ROWS + step % 2 * PITCH;
-#pragma unroll
-        for (int s = 0; s < TILES; ++s)
-            if (step == down + SIDE * s) {
-#pragma unroll
-                for (int t = 0; t < TILES; ++t) {
-                    row[right + SIDE * t] = g[s][t];
-                    if (step == right + SIDE * t) memory[PIVOTS + step] = g[s][t];
-                }
-            }
-        if (step % SIDE == down && step % SIDE == right) row[COLUMNS] = reciprocal_of(memory[PIVOTS + step]);
-        __syncthreads();
-        const double reciprocal = row[COLUMNS];
-#pragma unroll
-        for (int s = 0; s < TILES; ++s)
-            if (SIDE * s < n && step < SIDE * (s + 1)) {
-                const int i = down + SIDE * s;
-                const double factor = -row[i] * reciprocal;
-#pragma unroll
-                for (int t = 0; t < TILES; ++t) {
-                    const double rest = fma(factor, row[right + SIDE * t], g[s][t]);
-                    if (i > step) g[s][t] = right + SIDE * t == step ? factor : rest;
-                }
-            }
-    }
-    __syncthreads();
-#pragma unroll
-    for (int s = 0; s < TILES; ++s) {
-        const int i = down + SIDE * s;
-        if (i >= n) continue;
-        const double scale = 1.0 / sqrt(memory[PIVOTS + i]);
-#pragma unroll
-        for (int t = 0; t < TILES; ++t) {
-            const int j = right + SIDE * t;
-            memory[INVERSE + i * PITCH + j] = (i > j ? g[s][t] : i == j ? 1.0 : 0.0) * scale;
-        }
-    }
     __syncthreads();
 }
 
@@ -363,7 +194,7 @@ __device__ Worth factorize(Matrix& matrix, double of_solve) {
             square = fma(x, x, square);
         }
     const double of_gram = sqrt(over_threads(square, false));
-    invert(n);
+    invert(n, OTHER, ROWS, false);
     square = 0.0;
     if (i < n)
 #pragma unroll 1
@@ -375,9 +206,10 @@ __device__ Worth factorize(Matrix& matrix, double of_solve) {
     sum += __shfl_xor_sync(ALL, sum, 2);
     const double of_sums = over_threads(part ? 0.0 : sum * sum, false);
     const double of_inverse = sqrt(over_threads(square, false));
-    const double of_square = product(n, INVERSE, 1, PITCH, INVERSE, 1, PITCH, SIZE_OF_IT);
-    product(n, INVERSE, PITCH, 1, OTHER, 1, PITCH, STORED);
-    const double error = product(n, OTHER, PITCH, 1, INVERSE, PITCH, 1, ERROR);
+    const View inverse{INVERSE, PITCH, 1}, columns_of_inverse{INVERSE, 1, PITCH};
+    const double of_square = product(n, n, n, columns_of_inverse, inverse, SIZE_OF_IT, SIZE, 0);
+    product(n, n, n, inverse, View{OTHER, PITCH, 1}, STORED, OTHER, PITCH);
+    const double error = product(n, n, n, View{OTHER, PITCH, 1}, columns_of_inverse, ERROR, 0, 0);
     const double rounding = UNIT * ((matrix.m + 4 * columns) * of_sums + of_solve * sqrt(columns) * of_inverse);
     return {of_gram / sqrt(columns), sqrt(of_gram), sqrt(of_square), error + rounding};
 }
@@ -502,7 +334,7 @@ __device__ bool is_definite(Matrix& matrix) {
         for (int j = threadIdx.x % SIDE; j < n; j += SIDE)
             memory[OTHER + i * PITCH + j] = matrix.block()[i * matrix.pitch() + j];
     __syncthreads();
-    invert(n);
+    invert(n, OTHER, ROWS, false);
     return over_threads(threadIdx.x < n ? 1.0 / sqrt(memory[PIVOTS + threadIdx.x]) : 0.0, false) < INFINITE;
 }
 

@@ -19,6 +19,9 @@ from neula.kernels.dispatch import trial
 MAX_COLUMNS = 64
 """Columns of A at most: a Gram matrix of them takes half of the registers of a multiprocessor."""
 
+FEW = 8
+"""Problems for which nothing else is compiled than the kernel for the most columns."""
+
 LEAST_COLUMNS = 8
 """Columns of the narrowest Gram matrix in the kernel."""
 
@@ -130,13 +133,25 @@ class Seminormal(NamedTuple):
 
 
 def columns_of(n: int) -> int:
-    """Columns that matrices of n have in the kernel: a power of two, each of which is compiled once."""
+    """Columns that matrices of n have in the kernel in Triton: a power of two, each compiled once."""
     return max(LEAST_COLUMNS, 1 << (n - 1).bit_length())
+
+
+def in_cuda(n: int, count: int) -> bool:
+    """Whether so many problems of n columns are for the kernel in CUDA C++.
+
+    Of fewer columns the one in Triton takes a fourth of the time for thousands of problems, as long for a
+    few, and three times as long to compile. Of more it takes 1.1 ms for 1000 of 200 x 50 on an H200, the
+    other one 0.6.
+    """
+    best = count <= FEW or columns_of(n) == MAX_COLUMNS
+    return best and hasattr(torch.cuda, "_compile_kernel")
 
 
 @trial("The kernel of small problems", "dozens of launches take its place")
 def _tried(device: torch.device, columns: int, square: int, size: int) -> None:
     a = torch.eye(columns, dtype=torch.float64 if size == 8 else torch.float32, device=device)[None]
+    a = a if columns == MAX_COLUMNS else a.expand(FEW + 1, -1, -1)
     limits = Limits(2.0**-54, 1, 0.25, 8.0, 2.0**-104, 2.0, 0.5, 1.0, 0.1)
     solved(a, a[..., :1], a.dtype, limits, Square(2.0, 2.0, definite=True) if square else None)
 
@@ -144,8 +159,10 @@ def _tried(device: torch.device, columns: int, square: int, size: int) -> None:
 def takes(a: torch.Tensor, *, square: bool = False) -> bool:
     """Whether the kernel runs on the device of some matrices, and has room for them."""
     m, n = a.shape[1:]
-    fits = 0 < n <= min(m, MAX_COLUMNS)
-    return fits and a.is_cuda and _tried.passed(a.device, columns_of(n), int(square), a.dtype.itemsize)
+    if not (0 < n <= min(m, MAX_COLUMNS) and a.is_cuda):
+        return False
+    columns = MAX_COLUMNS if in_cuda(n, len(a)) else columns_of(n)
+    return _tried.passed(a.device, columns, int(square), a.dtype.itemsize)
 
 
 def solved(
@@ -165,9 +182,7 @@ def solved(
     square : Square, optional
         Where the problems are linear systems.
     """
-    # Of fewer columns the one in Triton takes as long for one problem, and a fourth for thousands. Of more it
-    # takes 1.1 ms for 1000 of 200 x 50 on an H200, the other one 0.6, and less to compile.
-    if columns_of(a.shape[2]) == MAX_COLUMNS and hasattr(torch.cuda, "_compile_kernel"):
+    if in_cuda(a.shape[2], len(a)):
         from neula.kernels.seminormal_cuda import seminormal_cuda as launch
     else:
         from neula.kernels.seminormal_triton import seminormal_triton as launch

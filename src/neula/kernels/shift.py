@@ -25,7 +25,7 @@ def _has_three_dimensions(x: torch.Tensor, exponents: torch.Tensor) -> bool:
     )
 
 
-@kernel("neula.kernels.shift_triton:shift_triton", trial=_tried, when=_has_three_dimensions)
+@kernel("neula.kernels.shift_cuda:shift_cuda", trial=_tried, when=_has_three_dimensions)
 def shift(x: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
     """``x 2^e`` in float64, exact unless it is subnormal; infinite where it overflows.
 

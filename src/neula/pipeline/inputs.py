@@ -285,7 +285,8 @@ def _take_tensor(x: torch.Tensor, name: str, wrap: Callable[[torch.Tensor], Any]
         x = x.double()
     if x.dtype not in FLOATS:
         raise _unsupported(x.is_complex(), x.dtype, name)
-    return Taken(x.detach(), wrap, x)
+    # The imaginary part of a conjugate is a view with a sign that kernels, which read memory, do not see.
+    return Taken(x.detach().resolve_neg(), wrap, x)
 
 
 def _unsupported(is_complex: bool, dtype: Any, name: str) -> TypeError:

@@ -8,7 +8,6 @@ all problems, the chain goes on from what was found.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -21,12 +20,13 @@ from neula.pipeline.memory import MemoryGuard
 from neula.pipeline.result import Attempt, LstsqResult
 from neula.pipeline.result.deferred import Later
 from neula.pipeline.shapes import System
+from neula.problems.least_squares.by_lapack import LABEL
 from neula.problems.least_squares.chain import LeastSquaresJudge, chain_together
 from neula.problems.least_squares.fit import LinearFit
 from neula.problems.least_squares.prepared import Problems
 from neula.problems.least_squares.problem import Members, Options
 from neula.problems.least_squares.report import norms_of
-from neula.problems.least_squares.together import in_reach
+from neula.problems.least_squares.together import in_one_launch, in_reach
 
 
 def begin_at_once(call: Call, shapes: System, problems: Problems) -> Answer[Members] | None:
@@ -35,11 +35,13 @@ def begin_at_once(call: Call, shapes: System, problems: Problems) -> Answer[Memb
     if empty or shapes.shares or options.over_rows.spread or not options.engine.tuning.blind_steps:
         return None
     count, m, n = problems.a.shape
-    links = chain_together(count, m, n, options)
-    # One launch needs none of the solvers, which take half a second to load.
-    by_kernel = links and in_reach(problems.a, problems.b.shape[2], options)
-    with MemoryGuard(problems.device).attempt(""), nullcontext() if by_kernel else call.computing():
-        return links[0].answer(problems, None) if links else None
+    with MemoryGuard(problems.device).attempt(""):
+        if in_reach(problems.a, problems.b.shape[2], options):
+            # Needs none of the solvers, which take half a second to load, and is what the first link does.
+            return in_one_launch(problems, LABEL, options.engine.tuning.blind_steps)
+        with call.computing():
+            links = chain_together(count, m, n, options)
+            return links[0].answer(problems, None) if links else None
     return None
 
 

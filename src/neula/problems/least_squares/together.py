@@ -33,7 +33,7 @@ from neula.algorithms.orthogonal.r_only import (
 from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.kernels import seminormal
 from neula.kernels.dispatch import try_together
-from neula.kernels.doubled import doubled_product, transposes_tried
+from neula.kernels.doubled import doubled_product
 from neula.kernels.refining import added, over
 from neula.kernels.shift import shift
 from neula.kernels.triangular_inverse import triangular_inverse
@@ -81,7 +81,7 @@ def solve_together(
     report = stage(options.progress, label)
     if factor is cholesky_r and in_reach(problems.a, k, options):
         return in_one_launch(problems, label, blind_steps)
-    trials = (doubled_product.tried, transposes_tried, shift.tried, added.tried)
+    trials = (doubled_product.tried, shift.tried, added.tried)
     try_together(trials, options.engine.device)
     m, n = problems.a.shape[1:]
     size = max(1, options.engine.tuning.chunk_elements // (options.rows(m, n) * max(n, k)))
@@ -120,7 +120,7 @@ def solve_together(
 
 def in_reach(a: torch.Tensor, k: int, options: Options) -> bool:
     """Whether one launch does all for matrices of shape (batch, m, n), and sooner than many."""
-    special = options.damp or options.weights is not None or options.over_rows.spread
+    special = options.named or options.damp or options.weights is not None or options.over_rows.spread
     small = a.shape[1] * a.shape[2] * k <= options.engine.tuning.one_launch
     return small and not special and seminormal.takes(a)
 
@@ -131,7 +131,7 @@ def in_one_launch(problems: Problems, label: str, blind_steps: int) -> Answer[Me
     steps = min(blind_steps or MAX_STEPS, options.max_iterations)
     ((a, b),) = problems.chunks(len(problems))
     found = seminormal.solved(a, b, options.dtype, limits_of(options.digits, steps))
-    of = dict(zip(seminormal.NAMES, found.numbers, strict=True))
+    of = dict(zip(seminormal.NAMES, found.numbers.unbind(), strict=True))
     members = Members(
         x=found.x,
         residual_norm=found.residual_norm,

@@ -20,6 +20,7 @@ from neula.pipeline.over_processes import OverProcesses
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import QRResult
 from neula.problems.operators.factorizations import traced_qr
+from neula.problems.orthogonal.at_once import qr_at_once
 from neula.problems.orthogonal.by_lapack import qr_by_lapack
 from neula.problems.orthogonal.factorize import begin, factorize
 from neula.problems.orthogonal.factors import as_pending, as_result, give_factors_back
@@ -161,11 +162,15 @@ def qr(
     the vectors of others are reconstructed from an explicit Q [4]_. What is certified is the Q that they
     define. Where columns are dependent, those of Q beyond the rank are orthonormal to the others.
 
-    On a GPU one small matrix (64 x 32) is left to LAPACK on the host, unless an engine or something else is
-    named, and the factors come back. Tall matrices are tried first by Cholesky QR of the whole matrix: of up
-    to 256 columns with corrected products, as by :func:`tsqr`, and of up to 1024 in half precision where the
-    accuracy allows it. Of square matrices in float32 those columns of Q that have lost their orthogonality,
-    most often the last few, are made orthonormal by a correction before it is measured.
+    On a GPU one kernel factorizes and measures one small matrix (64 x 32), unless an engine or something else
+    is named: by Cholesky QR in double precision, repeated until Q is orthonormal. What that is not good
+    enough for, and what comes before the kernel is compiled, is left to LAPACK on the host, and the factors
+    come back.
+
+    Tall matrices are tried first by Cholesky QR of the whole matrix: of up to 256 columns with corrected
+    products, as by :func:`tsqr`, and of up to 1024 in half precision where the accuracy allows it. Of square
+    matrices in float32 those columns of Q that have lost their orthogonality, most often the last few, are
+    made orthonormal by a correction before it is measured.
 
     Small matrices of a batch are factorized together, each step one launch for all of them
     (:mod:`neula.algorithms.orthogonal.batched_qr`), unless an algorithm or one of its parameters is named.
@@ -206,6 +211,8 @@ def qr(
     _check_mode(mode, call, pivoting=pivoting, wait=wait)
     usual = mode in ("reduced", "r") and not (pivoting or overwrite_a) and progress is None
     if wait and usual and (algorithm, compute, panel, cutoff) == (None,) * 4:
+        if engine == "auto" and (single := qr_at_once(call, mode)) is not None:
+            return single
         call = call.by_host(engine)
     options = Options(call.target, call.engine, algorithm, compute, panel, cutoff, progress)
     if pivoting:

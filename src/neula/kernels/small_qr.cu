@@ -1,0 +1,114 @@
+// QR of a matrix of up to 64 columns from the matrix to the certificate, by one thread block: Cholesky QR in double
+// precision, repeated until Q is orthonormal; then Q and R are rounded, and both are measured as they are returned.
+//
+// REAL, the type of the matrix and its factors, is defined by whoever compiles it.
+
+#include "small_matrices.cuh"
+
+#define MODERATE 0x1p200
+#define NOT_A_NUMBER __longlong_as_double(0x7ff8000000000000)
+
+// A matrix with what is made of it: Gram matrices, R of one pass and of all, reciprocal norms of the columns of A, and Q, its rows
+// an odd number of elements apart. Tiles read some rows more than there are.
+struct Matrix {
+    int m, n;
+
+    __device__ int other() const { return REST; }
+    __device__ int step() const { return other() + n * PITCH; }
+    __device__ int upper() const { return step() + n * PITCH; }
+    __device__ int size() const { return upper() + n * PITCH; }
+    __device__ int basis() const { return size() + COLUMNS; }
+    __device__ int pitch() const { return n | 1; }
+    __device__ View rows(int start) const { return {basis() + start * pitch(), pitch(), 1}; }
+};
+
+// The Gram matrix of Q.
+__device__ void gram(const Matrix& x) {
+    product(x.n, x.n, x.m, View{x.basis(), 1, x.pitch()}, x.rows(0), STORED, x.other(), PITCH);
+}
+
+// ||I - Q^T Q||_F of the Gram matrix.
+__device__ double loss_of(const Matrix& matrix) {
+    double square = 0.0;
+    for (int i = threadIdx.x / SIDE; i < matrix.n; i += SIDE)
+        for (int j = threadIdx.x % SIDE; j < matrix.n; j += SIDE) {
+            const double x = memory[matrix.other() + i * PITCH + j] - (i == j);
+            square = fma(x, x, square);
+        }
+    return sqrt(over_threads(square, false));
+}
+
+// Q R^-1 in the place of Q, and the product of this R with those before.
+__device__ void divide(const Matrix& x, bool first) {
+    const int n = x.n;
+    invert(n, x.other(), x.step(), true);
+    for (int i = threadIdx.x / SIDE; i < n; i += SIDE)
+        for (int j = threadIdx.x % SIDE; j < n; j += SIDE) {
+            double& element = memory[x.step() + i * PITCH + j];
+            element = j < i ? 0.0 : element * memory[INVERSE + i * (PITCH + 1)];  // by the root of its pivot
+            if (first) memory[x.upper() + i * PITCH + j] = element;
+        }
+    __syncthreads();
+    for (int start = 0; start < x.m; start += COLUMNS) {
+        const View rows = x.rows(start);
+        product(min(COLUMNS, x.m - start), n, n, rows, View{INVERSE, 1, PITCH}, STORED, rows.at, x.pitch());
+    }
+    if (!first) product(n, n, n, View{x.step(), PITCH, 1}, View{x.upper(), PITCH, 1}, STORED, x.upper(), PITCH);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) small_qr(
+    const REAL* __restrict__ a, REAL* q, REAL* r, double* measures, double enough, int most, int m, int n, int row, int column
+) {
+    const Matrix x{m, n};
+    const int pitch = x.pitch(), basis = x.basis();
+    const int down = threadIdx.x / SIDE, right = threadIdx.x % SIDE;
+    const bool by_rows = column <= row;  // neighbours in memory by neighbours
+#pragma unroll 4
+    for (int place = threadIdx.x; place < m * n; place += THREADS) {
+        const int i = by_rows ? place / n : place % m, j = by_rows ? place % n : place / m;
+        memory[basis + i * pitch + j] = a[static_cast<long long>(i) * row + static_cast<long long>(j) * column];
+    }
+    __syncthreads();
+    gram(x);
+    if (threadIdx.x < n) {
+        const double size = sqrt(memory[x.other() + threadIdx.x * (PITCH + 1)]);
+        // Squares of other numbers underflow or overflow, and nothing relative to them is known.
+        memory[x.size() + threadIdx.x] = size >= 1.0 / MODERATE && size <= MODERATE ? 1.0 / size : NOT_A_NUMBER;
+    }
+    double loss = 0.0;
+    for (int pass = 1; pass == 1 || (pass <= most && loss > enough); ++pass) {
+        divide(x, pass == 1);
+        gram(x);
+        loss = loss_of(x);
+    }
+    for (int i = down; i < m; i += SIDE)
+        for (int j = right; j < n; j += SIDE) {
+            double& element = memory[basis + i * pitch + j];
+            element = q[i * n + j] = static_cast<REAL>(element);
+        }
+    for (int i = down; i < n; i += SIDE)
+        for (int j = right; j < n; j += SIDE) {
+            double& element = memory[x.upper() + i * PITCH + j];
+            element = r[i * n + j] = static_cast<REAL>(element);
+        }
+    __syncthreads();
+    if (sizeof(REAL) < sizeof(double)) {
+        gram(x);
+        loss = loss_of(x);
+    }
+    double square = 0.0;
+    for (int start = 0; start < m; start += COLUMNS) {
+        const int rows = min(COLUMNS, m - start);
+        product(rows, n, n, x.rows(start), View{x.upper(), PITCH, 1}, STORED, x.other(), pitch);
+#pragma unroll 4
+        for (int place = threadIdx.x; place < rows * n; place += THREADS) {
+            const int i = place / n, j = place % n;
+            const double given = a[static_cast<long long>(start + i) * row + static_cast<long long>(j) * column];
+            const double missed = (given - memory[x.other() + i * pitch + j]) * memory[x.size() + j];
+            square = fma(missed, missed, square);
+        }
+        __syncthreads();
+    }
+    const double residual = sqrt(over_threads(square, false) / n);
+    if (threadIdx.x == 0) measures[0] = residual, measures[1] = loss / sqrt(static_cast<double>(n));
+}

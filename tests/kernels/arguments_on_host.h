@@ -1,0 +1,52 @@
+// Kernels on a CPU that are launched with their arguments as a GPU is given them, eight bytes or more for each.
+
+#pragma once
+
+#include <tuple>
+
+#include "cuda_on_host.h"
+
+#define __shared__ static
+
+using std::max;
+using std::min;
+
+static Index blockIdx;
+static std::vector<double> lanes_of_threads;
+
+static double __shfl_xor_sync(unsigned, double x, int distance) {
+    lanes_of_threads[threadIdx.x] = x;
+    __syncwarp();
+    const double other = lanes_of_threads[threadIdx.x ^ distance];
+    __syncwarp();
+    return other;
+}
+
+static __attribute__((noinline)) double __dmul_rn(double x, double y) { return x * y; }
+
+static double __longlong_as_double(long long x) {
+    double same;
+    std::memcpy(&same, &x, sizeof same);
+    return same;
+}
+
+template <class T>
+static std::remove_const_t<T> taken(const char*& place) {
+    std::remove_const_t<T> x;
+    std::memcpy(&x, place, sizeof x);
+    place += (sizeof x + 7) / 8 * 8;
+    return x;
+}
+
+template <class... Arguments>
+static void launch(void (*kernel)(Arguments...), int blocks, int threads, const char* place) {
+    const std::tuple<std::remove_const_t<Arguments>...> arguments{taken<Arguments>(place)...};
+    lanes_of_threads.assign(threads, NAN);
+    for (int block = 0; block < blocks; ++block) {
+        blockIdx.x = block;
+        run_together(threads, [&] { std::apply(kernel, arguments); });
+    }
+}
+
+#define LAUNCHED(kernel) \
+    extern "C" void launch_##kernel(int blocks, int threads, const char* place) { launch(kernel, blocks, threads, place); }
