@@ -21,6 +21,7 @@ from qr_measures import (
     with_widths,
 )
 
+from half_engine import HalfEngine
 from neula.algorithms.orthogonal.panels import PANELS
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf, split_columns
 from neula.algorithms.scaling import power_of_two_scales
@@ -168,6 +169,48 @@ def test_in_place_within_a_larger_matrix() -> None:
     assert torch.equal(store[:, 90:], before[:, 90:])
     expected, _ = rgsqrf(before[:, 20:90], emulated("fp16"), cutoff=16)
     assert torch.equal(store[:, 20:90], expected)
+
+
+def in_half(a: torch.Tensor, **options: object) -> tuple[torch.Tensor, torch.Tensor]:
+    """Q and R of a matrix that stays in fp16."""
+    engine = HalfEngine("cpu", "fp16")
+    work = engine.padded(*a.shape, dtype=torch.float16)
+    work.copy_(a)
+    q, r = rgsqrf(work, engine, overwrite_a=True, **options)  # type: ignore[arg-type]
+    assert q.data_ptr() == work.data_ptr()
+    assert r.dtype == torch.float32
+    return q, r
+
+
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (300, 128), (300, 129), (256, 256), (513, 257), (900, 700)])
+def test_a_matrix_that_stays_in_half_precision(m: int, n: int) -> None:
+    """One rounding more, that of A; square ones lose no more orthogonality than in float32."""
+    a = normal(m, n) / 4
+    q, r = in_half(a)
+    assert torch.equal(r, r.triu())
+    assert residual(a, q, r) <= recursion_bound(2.0**-11, n) + 2.0**-11
+    wide = rgsqrf(a, HalfEngine("cpu", "fp16"))[0]
+    assert orthogonality(q) <= 2 * orthogonality(wide) + 8 * 2.0**-11
+
+
+@pytest.mark.parametrize("kind", ["geometric", "arithmetic"])
+@pytest.mark.parametrize("cond", [1e1, 1e2, 1e3, 1e5])
+def test_ill_conditioned_matrices_in_half_precision(kind: str, cond: float) -> None:
+    """The backward error does not depend on the condition, and orthogonality is lost as in float32."""
+    a = spectrum(kind, 900, 400, cond)
+    a = a * power_of_two_scales(a.abs().amax(0))
+    q, r = in_half(a)
+    assert residual(a, q, r) <= recursion_bound(2.0**-11, 400) + 2.0**-11
+    wide = rgsqrf(a, HalfEngine("cpu", "fp16"), cutoff=128)[0]
+    assert orthogonality(q) <= 4 * orthogonality(wide) + 8 * 2.0**-11
+
+
+def test_half_precision_shows_what_it_does_not_hold() -> None:
+    a = normal(300, 200)
+    a[100, 150] = 1e6
+    assert not in_half(a)[1].isfinite().all()
+    a[100, 150] = math.nan
+    assert not in_half(a)[1].isfinite().all()
 
 
 @pytest.mark.parametrize("n", [1, 7, 33, 64, 129, 257, 300])

@@ -39,4 +39,5 @@ def elements_at_a_time(a: torch.Tensor) -> int:
     *batch, row, column = a.stride()
     length, apart, unit = (a.shape[-2], column, row) if row == 1 else (a.shape[-1], row, column)
     sizes = (length, apart, *batch, a.data_ptr() // a.element_size())
-    return VECTOR if unit == 1 and all(size % VECTOR == 0 for size in sizes) else 1
+    vector = VECTOR * 4 // min(4, a.element_size())
+    return vector if unit == 1 and all(size % vector == 0 for size in sizes) else 1

@@ -18,9 +18,10 @@ def _tried(device: torch.device) -> None:
 
 
 def _changes_the_order(out: torch.Tensor, a: torch.Tensor, scales: torch.Tensor | None = None) -> bool:
-    """Or scales columns, in a matrix on a GPU that is large enough."""
+    """Or scales columns, or widens numbers, in a matrix on a GPU that is large enough."""
     transposed = a.ndim == 2 and a.stride(0) > a.stride(1) and out.stride(0) < out.stride(1)
-    return (transposed or scales is not None) and a.is_cuda and a.numel() >= SMALLEST
+    widened = a.ndim == 2 and a.itemsize < out.itemsize
+    return (transposed or widened or scales is not None) and a.is_cuda and a.numel() >= SMALLEST
 
 
 @kernel("neula.kernels.transposed_copy_triton:transposed_copy_triton", trial=_tried, when=_changes_the_order)

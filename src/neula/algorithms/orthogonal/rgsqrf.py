@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from neula.algorithms.orthogonal.cholesky_qr import cholesky_qr32_in_place, cholesky_qr32_twice_in_place
+from neula.algorithms.orthogonal.cholesky_qr import cholesky_qr32_in_place
 from neula.algorithms.orthogonal.panels import Panel, panel_named
 from neula.engines import Engine
 
@@ -52,7 +52,8 @@ def rgsqrf(
         Format of the products inside the panel: fp32 by default, as in the paper's best variant; the
         engine's own format for the paper's ablation (Figure 7).
     overwrite_a : bool
-        Let Q take the place of ``a``, which then must be column-major in the engine's storage precision.
+        Let Q take the place of ``a``, which then must be column-major in the engine's storage precision, or,
+        where the engine has panels for that, in fp16: then products are rounded as they are stored.
     on_columns : callable, optional
         Called with the number of columns that are done after each panel.
     on_half : callable, optional
@@ -74,7 +75,7 @@ def rgsqrf(
     m, n = engine.over_rows.count(a.shape[0]), a.shape[1]
     if m < n:
         raise ValueError(f"rgsqrf needs at least as many rows as columns, got {m} x {n}")
-    best = engine.tuning.recursion(engine.storage)
+    best = engine.tuning.recursion(a.dtype if overwrite_a else engine.storage)
     cutoff = best.cutoff if cutoff is None else cutoff
     if cutoff < 1:
         raise ValueError(f"cutoff must be at least 1, got {cutoff}")
@@ -89,7 +90,7 @@ def rgsqrf(
         cutoff=cutoff,
         on_columns=on_columns,
         key=("rgsqrf", repr(engine), panel, panel_format, cutoff),
-        block=0 if on_columns is not None else _replayed_columns(m, n, cutoff, engine),
+        block=0 if on_columns is not None else _replayed_columns(q, cutoff, engine),
         rows=m,
     )
     columns = _operand_columns(n, max(cutoff, recursion.block), cutoff)
@@ -176,8 +177,7 @@ class _Recursion:
         rounded = low if low is not None and low.dtype != a.dtype else None
         if self.fused:
             square = self.careful and self._rows_left() < 2 * self.cutoff
-            factorize = cholesky_qr32_twice_in_place if square else cholesky_qr32_in_place
-            factorize(a, r, self.engine, rounded)
+            cholesky_qr32_in_place(a, r, self.engine, rounded, twice=square)
         else:
             q, r_panel = self.panel(a, self.panel_engine)
             a.copy_(q)
@@ -188,12 +188,17 @@ class _Recursion:
         return rounded if self.fused and rounded is not None else self.engine.operand(a, low)
 
 
-def _replayed_columns(m: int, n: int, cutoff: int, engine: Engine) -> int:
+MAX_REPLAY_ROWS = int(__import__("os").environ.get("NEULA_X_ROWS", 1 << 30))
+
+
+def _replayed_columns(a: torch.Tensor, cutoff: int, engine: Engine) -> int:
     """Columns of a block that a CUDA graph factorizes; 0 if that is all of them, or few."""
-    columns = cutoff
-    while 2 * columns * m * engine.storage.itemsize <= engine.replayed_bytes:
+    (m, n), columns = a.shape, cutoff
+    if m >= MAX_REPLAY_ROWS:
+        return 0
+    while 2 * columns * m * a.itemsize <= engine.replayed_bytes:
         columns *= 2
-    return columns if 8 * cutoff <= columns < n else 0
+    return columns if 4 * cutoff <= columns < n else 0
 
 
 def _operand_columns(n: int, undivided: int, cutoff: int) -> int:
