@@ -23,7 +23,7 @@ from qr_measures import (
 
 from half_engine import HalfEngine
 from neula.algorithms.orthogonal.panels import PANELS
-from neula.algorithms.orthogonal.rgsqrf import rgsqrf, split_columns
+from neula.algorithms.orthogonal.rgsqrf import _replayed_columns, rgsqrf, split_columns
 from neula.algorithms.scaling import power_of_two_scales
 from neula.engines import ENGINES, CpuEngine, EmulatedEngine, Engine
 from neula.io.matrices import SPECTRA, random_matrix
@@ -203,6 +203,25 @@ def test_ill_conditioned_matrices_in_half_precision(kind: str, cond: float) -> N
     assert residual(a, q, r) <= recursion_bound(2.0**-11, 400) + 2.0**-11
     wide = rgsqrf(a, HalfEngine("cpu", "fp16"), cutoff=128)[0]
     assert orthogonality(q) <= 4 * orthogonality(wide) + 8 * 2.0**-11
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "dtype", "columns"),
+    [
+        (1000, 1000, torch.float16, 0),  # a graph of everything, since A is no larger in float32
+        (3000, 3000, torch.float16, 3000),
+        (4000, 6000, torch.float16, 4096),
+        (4000, 6000, torch.float32, 2048),
+        (20000, 3000, torch.float32, 0),
+    ],
+)
+def test_blocks_that_are_worth_a_graph(m: int, n: int, dtype: torch.dtype, columns: int) -> None:
+    class Playing(HalfEngine):
+        replayed_bytes = 36_000_000 - 1
+
+    engine = Playing("cpu", "fp16")
+    work = torch.empty(n, m, dtype=dtype, device="meta").T
+    assert _replayed_columns(work, engine.tuning.recursion(dtype).cutoff, engine) == columns
 
 
 def test_half_precision_shows_what_it_does_not_hold() -> None:

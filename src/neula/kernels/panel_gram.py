@@ -1,4 +1,4 @@
-"""Gram matrix of a panel in half precision, in two blocks of columns, and what elimination leaves of it.
+"""Panels in half precision: Gram matrix in two blocks of columns, what elimination leaves of it, products.
 
 Cholesky QR of so many columns reads them once for all inner products, where Gram-Schmidt of one block against
 the other would read both again; the second factor is that of the Schur complement.
@@ -12,6 +12,7 @@ import torch
 
 from neula.kernels.dispatch import kernel, trial
 from neula.kernels.precision import exact_matmul
+from neula.kernels.tall import tall_product
 
 WIDTH = 128
 """Columns of a block."""
@@ -45,9 +46,10 @@ class PanelGram(NamedTuple):
 
 @trial("The kernels of panels in half precision", "products in float64 take their place")
 def _tried(device: torch.device) -> None:
-    a = torch.eye(WIDTH + 1, WIDTH + 1, dtype=torch.float16, device=device)
+    a = torch.eye(WIDTH + 1, dtype=torch.float16, device=device).T
     gram = panel_gram.kernel(a)
     eliminate.kernel(gram.first.float(), gram.across, gram.second, gram.across.float())
+    multiply_half_panel.kernel(a[:, :WIDTH], gram.first.float(), gram.first[0].float())
 
 
 @kernel("neula.kernels.panel_gram_triton:panel_gram_triton", trial=_tried)
@@ -101,3 +103,19 @@ def eliminate(
     least = LOST * second.diagonal()
     rest.diagonal().copy_(torch.where(rest.diagonal() < least, least, rest.diagonal()))
     return rest
+
+
+@kernel("neula.kernels.tall_product_triton:multiply_panel_triton", trial=_tried)
+def multiply_half_panel(a: torch.Tensor, w: torch.Tensor, norms: torch.Tensor) -> None:
+    """``A W`` in place of A, as accurate as a float32 product and rounded once, on a GPU by a Triton kernel.
+
+    Parameters
+    ----------
+    a : Tensor, shape (m, n), n <= 128
+        float16, column-major.
+    w : Tensor, shape (n, n)
+        float32, upper triangular: what lies below is not read.
+    norms : Tensor, shape (n,)
+        float32, of the columns of ``a``: scales for the kernel.
+    """
+    a.copy_(tall_product.reference(a, w, norms))

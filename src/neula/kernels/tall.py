@@ -30,13 +30,6 @@ def _fits(a: torch.Tensor, *_: torch.Tensor | None) -> bool:
     return a.dtype == torch.float32 and a.shape[1] <= COLUMNS[-1]
 
 
-def _is_panel(a: torch.Tensor, *_: torch.Tensor | None) -> bool:
-    """Few columns, or a panel of a matrix that is kept in half precision."""
-    if a.dtype in (torch.float16, torch.bfloat16):
-        return a.shape[1] <= PANEL_COLUMNS and a.stride(0) == 1
-    return _fits(a)
-
-
 def _width(a: torch.Tensor, *_: torch.Tensor | None) -> int:
     return next(columns for columns in COLUMNS if a.shape[1] <= columns)
 
@@ -102,7 +95,7 @@ def half_gram(a: torch.Tensor) -> torch.Tensor:
 @kernel(
     "neula.kernels.tall_product_triton:multiply_panel_triton",
     trial=_tried,
-    when=lambda a, *_: _is_panel(a) and a.shape[1] <= PANEL_COLUMNS and a.stride(0) == 1,
+    when=lambda a, *_: _fits(a) and a.shape[1] <= PANEL_COLUMNS and a.stride(0) == 1,
     variant=_width,
 )
 def multiply_panel(

@@ -23,7 +23,6 @@ ALONG, ACROSS = 128, 8
 BLOCKS = 12
 """Thread blocks for each multiprocessor, so that enough loads are in flight."""
 
-STAGES = 1
 MIN_PIECE = 512
 """Columns of A that are not divided any further."""
 
@@ -43,7 +42,7 @@ def thin_product_triton(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     with torch.cuda.device_of(a):
         _thin_product[(down, pieces)](
             *(a, x, sums, m, n, piece, *a.stride(), *x.stride()),
-            *(rows, columns, k, wide, STAGES),
+            *(rows, columns, k, wide),
             num_warps=4,
         )
     return (sums[0] if pieces == 1 else sums.sum(0)).mT[:, :vectors]
@@ -53,7 +52,6 @@ def thin_product_triton(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 def _thin_product(
     a, x, sums, m, n, piece, a_row, a_column, x_row, x_column,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, VECTORS: tl.constexpr, WIDE: tl.constexpr,
-    STAGES: tl.constexpr,
 ):  # fmt: skip
     """A block of rows of the product of a piece of the columns."""
     m, x_column = m.to(tl.int64), x_column.to(tl.int64)  # offsets may exceed 2^31
@@ -69,7 +67,7 @@ def _thin_product(
     s5 = tl.zeros((ROWS, COLUMNS), WIDE)
     s6 = tl.zeros((ROWS, COLUMNS), WIDE)
     s7 = tl.zeros((ROWS, COLUMNS), WIDE)
-    for start in tl.range(first, last, COLUMNS, num_stages=STAGES):
+    for start in range(first, last, COLUMNS):
         j = start + tl.arange(0, COLUMNS)
         inside = (i[:, None] < m) & (j[None, :] < last)
         block = tl.load(rows + j.to(tl.int64)[None, :] * a_column, mask=inside, other=0.0).to(WIDE)

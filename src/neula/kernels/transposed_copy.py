@@ -28,7 +28,8 @@ def _changes_the_order(out: torch.Tensor, a: torch.Tensor, scales: torch.Tensor 
 def transposed_copy(out: torch.Tensor, a: torch.Tensor, scales: torch.Tensor | None = None) -> torch.Tensor:
     """``out = a diag(scales)`` in the dtype of ``out``, on a GPU by a Triton kernel.
 
-    Unless neither the order changes nor columns are scaled, what the library does at full speed.
+    Unless neither the order changes, nor columns are scaled or numbers widened, what the library does at full
+    speed.
 
     Parameters
     ----------

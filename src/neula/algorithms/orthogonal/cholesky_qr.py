@@ -15,8 +15,8 @@ import torch
 from neula.algorithms.orthogonal.wide_panels import wide_cholesky_qr32_in_place
 from neula.engines import Engine
 from neula.engines.reduction import HERE, Reduction
-from neula.kernels.cholesky import MAX_COLUMNS, cholesky_inverse
-from neula.kernels.panel_gram import PanelGram, eliminate, panel_gram
+from neula.kernels.cholesky import MAX_COLUMNS, CholeskyFactors, cholesky_inverse
+from neula.kernels.panel_gram import PanelGram, eliminate, multiply_half_panel, panel_gram
 from neula.kernels.precision import exact_matmul
 from neula.kernels.tall import half_gram, multiply_panel
 
@@ -91,17 +91,25 @@ def _in_two_blocks(a: torch.Tensor, r: torch.Tensor, engine: Engine, low: torch.
     low1, low2 = (None, None) if low is None else (low[:, left], low[:, right])
     first = cholesky_inverse(gram.first, out=r[left, left])
     if right.start == right.stop:
-        multiply_panel(a, first.inverse, first.norms, low)
+        _multiply(a, first, low)
         return
     rest = eliminate(first.inverse, gram.across, gram.second, r[left, right])
 
     def multiply() -> None:
-        multiply_panel(a[:, left], first.inverse, first.norms, low1)
+        _multiply(a[:, left], first, low1)
         engine.subtract(engine.operand(a[:, left]) if low1 is None else low1, r[left, right], a[:, right])
 
     # One multiprocessor factorizes what is left of the Gram matrix meanwhile.
     second = engine.beside(multiply, lambda: cholesky_inverse(rest, out=r[right, right]))
-    multiply_panel(a[:, right], second.inverse, second.norms, low2)
+    _multiply(a[:, right], second, low2)
+
+
+def _multiply(a: torch.Tensor, factors: CholeskyFactors, low: torch.Tensor | None) -> None:
+    """``Q = A R^-1`` in place."""
+    if a.dtype == torch.float16:
+        multiply_half_panel(a, factors.inverse, factors.norms)
+    else:
+        multiply_panel(a, factors.inverse, factors.norms, low)
 
 
 def cholesky_qr_low(

@@ -19,6 +19,9 @@ from neula.engines import Engine
 WIDE = 4096
 """Columns beyond which products gain nothing from more."""
 
+FEWEST = 1024
+"""Columns of a block that are worth a graph: fewer are so tall that they take longer than their launches."""
+
 
 def rgsqrf(
     a: torch.Tensor,
@@ -188,17 +191,13 @@ class _Recursion:
         return rounded if self.fused and rounded is not None else self.engine.operand(a, low)
 
 
-MAX_REPLAY_ROWS = int(__import__("os").environ.get("NEULA_X_ROWS", 1 << 30))
-
-
 def _replayed_columns(a: torch.Tensor, cutoff: int, engine: Engine) -> int:
-    """Columns of a block that a CUDA graph factorizes; 0 if that is all of them, or few."""
+    """Columns of a block that a CUDA graph factorizes; 0 if they are few, or it does everything."""
     (m, n), columns = a.shape, cutoff
-    if m >= MAX_REPLAY_ROWS:
-        return 0
     while 2 * columns * m * a.itemsize <= engine.replayed_bytes:
         columns *= 2
-    return columns if 4 * cutoff <= columns < n else 0
+    everything = m * n * engine.storage.itemsize <= engine.replayed_bytes
+    return 0 if everything or columns < FEWEST else min(columns, n)
 
 
 def _operand_columns(n: int, undivided: int, cutoff: int) -> int:
