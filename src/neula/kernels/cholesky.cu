@@ -43,19 +43,6 @@ __device__ __forceinline__ void barrier_of_chain() {
 #endif
 }
 
-// Blocks that the chain waits for come first: other warps, which would keep shared memory busy, wait until it has them.
-__device__ __forceinline__ void chain_goes_on() {
-#ifdef __CUDA_ARCH__
-    asm volatile("bar.arrive 2, %0;" ::"n"(THREADS) : "memory");
-#endif
-}
-
-__device__ __forceinline__ void wait_for_chain() {
-#ifdef __CUDA_ARCH__
-    asm volatile("bar.sync 2, %0;" ::"n"(THREADS) : "memory");
-#endif
-}
-
 __device__ __forceinline__ float reciprocal_root(float x) {
 #ifdef __CUDA_ARCH__
     float y;
@@ -141,7 +128,6 @@ __device__ __forceinline__ int eliminate(int j) {
     if (j > 0) {
         subtract_block(threadIdx.x / BLOCK, j, j - 1);
         barrier_of_chain();
-        chain_goes_on();
     }
     Row a = loaded(at(i_a, j) + r * PITCH), b = loaded(at(i_b, j) + r * PITCH);
     float pivot = at(j, j)[r * PITCH + r];
@@ -213,9 +199,8 @@ __device__ __forceinline__ int eliminate_all(float* r, float* inverse, int n, in
             const int first = eliminate(step);
             if (found == 0 && first < BLOCK) found = step * BLOCK + first + 1;
         } else if (step > 0) {
-            write_step(step - 1, r, inverse, n, r_row, r_column, thread - CHAIN, THREADS - CHAIN);
-            wait_for_chain();
             subtract_step(step - 1, blocks);
+            write_step(step - 1, r, inverse, n, r_row, r_column, thread - CHAIN, THREADS - CHAIN);
         }
         __syncthreads();
     }
