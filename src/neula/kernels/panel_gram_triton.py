@@ -15,21 +15,20 @@ import triton.language as tl
 
 from neula.kernels.launch import elements_at_a_time, multiprocessors, share
 from neula.kernels.panel_gram import LOST, WIDTH, PanelGram
-from neula.kernels.tall_gram_triton import sum_of_blocks
+from neula.kernels.tall_gram_triton import Config, sum_of_blocks
 
-ROWS, WARPS, STAGES, BLOCKS = 128, 8, 3, 1
-"""As in :mod:`neula.kernels.tall_gram_triton`: 8192 x 256 take 10.7 us, 131072 x 256 38."""
+GRAM = Config(128, 8, 3, 1)
+"""8192 x 256 take 10.7 us, 131072 x 256 38."""
 
 TILE = 32
 """Order of the tiles of a product of blocks."""
 
 
-def panel_gram_triton(
-    a: torch.Tensor, *, rows: int = ROWS, warps: int = WARPS, stages: int = STAGES, blocks: int = BLOCKS
-) -> PanelGram:
+def panel_gram_triton(a: torch.Tensor) -> PanelGram:
     """:func:`neula.kernels.panel_gram.panel_gram` by the kernels, queued on the current stream."""
     m, n = a.shape
     pairs = 1 if n <= WIDTH else 3
+    rows, warps, stages, blocks = GRAM
     chunk = share(m, max(1, blocks * multiprocessors(a.device) // pairs), rows)
     count = triton.cdiv(m, chunk)
     parts = torch.empty(count, pairs * WIDTH, WIDTH, dtype=torch.float32, device=a.device)
