@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import neula
+from half_engine import HalfEngine
 from neula.algorithms.orthogonal.reorthogonalize import correct_last
 from neula.engines import FORMATS, CpuEngine, EmulatedEngine
 from neula.engines.shipped import EMULATED, cuda_tuning
@@ -620,6 +621,41 @@ def test_the_chain_where_nothing_is_looked_at_first(m, n, accuracy, cond, method
     result = neula.qr(a.mT.contiguous().mT, accuracy=accuracy, engine=Queueing("cpu"))
     assert result.converged
     assert [attempt.method for attempt in result.attempts][: len(methods)] == methods
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "cond", "methods"),
+    [
+        (600, 60, 10.0, ["rgsqrf fp16"]),
+        (700, 500, 1e2, ["rgsqrf fp16"]),
+        (301, 301, 1e2, ["rgsqrf fp16"]),
+        (200, 300, 10.0, ["rgsqrf fp16"]),
+        (300, 200, 1e4, ["rgsqrf fp16", "rgsqrf fp16 + reortho"]),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("accuracy", ["fp16", "bf16"])
+def test_a_matrix_stays_in_half_precision_where_no_more_is_asked_for(m, n, cond, methods, dtype, accuracy):
+    """Certified, truly; Q comes back as ever."""
+    sizes = 10.0 ** torch.linspace(-30, 30, n)
+    a = random_matrix("geometric", m, n, cond=cond, seed=3, dtype=dtype) * sizes
+    result = neula.qr(a, accuracy=accuracy, engine=HalfEngine("cpu"))
+    assert result.converged
+    assert [attempt.method for attempt in result.attempts][: len(methods)] == methods
+    assert (result.Q.dtype, result.R.dtype) == (dtype, dtype)
+    a, q, r = a.double(), result.Q.double(), result.R.double()
+    sizes = torch.linalg.vector_norm(a, dim=0)
+    norm, u = torch.linalg.matrix_norm, 2.0**-11
+    assert norm((a - q @ r) / sizes) <= 3 * u * (2 + math.log2(n)) * norm(a / sizes)
+    k = min(m, n)
+    assert norm(q.T @ q - torch.eye(k)) <= 6 * u * (2 + math.log2(k)) * k**0.5
+
+
+def test_more_than_half_precision_where_more_is_named():
+    a = random_matrix("normal", 300, 200, seed=3, dtype=torch.float32)
+    for options in ({"cutoff": 64}, {"panel": "cholesky32"}, {"compute": "bf16"}):
+        q = neula.qr(a, accuracy="bf16", engine=HalfEngine("cpu"), **options).Q
+        assert not torch.equal(q, q.half().float())
 
 
 class Looking(Queueing):

@@ -7,10 +7,12 @@ import pytest
 import torch
 from qr_measures import U32, U64, column_major, orthogonality, orthogonality_bound, panel_bound, residual
 
+from half_engine import HalfEngine
 from neula.algorithms.orthogonal.caqr import caqr
 from neula.algorithms.orthogonal.cholesky_qr import (
     cholesky_qr,
     cholesky_qr2,
+    cholesky_qr32_in_place,
     cholesky_qr_low,
     shifted_cholesky_r,
     upper_cholesky,
@@ -57,6 +59,26 @@ def test_names() -> None:
     assert panel_named("cholesky2") is cholesky_qr2
     with pytest.raises(ValueError, match=r"unknown panel 'mgs'.*'caqr', .*'householder'"):
         panel_named("mgs")
+
+
+@pytest.mark.parametrize(("m", "n"), [(130, 128), (257, 256), (300, 200)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("rounded", [False, True])
+def test_the_last_block_twice(m: int, n: int, dtype: torch.dtype, rounded: bool) -> None:
+    """Columns in fewer dimensions than a second pass is for: orthogonal to what Q is rounded to."""
+    engine, a = HalfEngine("cpu", "fp16"), (normal(m, n) / 4).to(dtype)
+    low = engine.empty(m, n, dtype=torch.float16) if rounded and dtype == torch.float32 else None
+    found = []
+    for twice in (False, True):
+        q, r = a.T.clone().T, engine.empty(n, n).zero_()
+        cholesky_qr32_in_place(q, r, engine, low, twice=twice)
+        assert torch.equal(r, r.triu())
+        assert residual(a, q, r) <= 4 * 2.0**-11
+        assert low is None or torch.equal(low, q.half())
+        last = slice((n - 1) // 128 * 128, n)
+        found.append(orthogonality(q[:, last]))
+    assert found[1] <= max(found[0], 2.0**-11)
+    assert found[1] <= (8 * 2.0**-11 if dtype == torch.float16 else 1e-5)
 
 
 @EACH_PANEL

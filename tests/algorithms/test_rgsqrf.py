@@ -21,8 +21,9 @@ from qr_measures import (
     with_widths,
 )
 
+from half_engine import HalfEngine
 from neula.algorithms.orthogonal.panels import PANELS
-from neula.algorithms.orthogonal.rgsqrf import rgsqrf, split_columns
+from neula.algorithms.orthogonal.rgsqrf import _replayed_columns, rgsqrf, split_columns
 from neula.algorithms.scaling import power_of_two_scales
 from neula.engines import ENGINES, CpuEngine, EmulatedEngine, Engine
 from neula.io.matrices import SPECTRA, random_matrix
@@ -168,6 +169,67 @@ def test_in_place_within_a_larger_matrix() -> None:
     assert torch.equal(store[:, 90:], before[:, 90:])
     expected, _ = rgsqrf(before[:, 20:90], emulated("fp16"), cutoff=16)
     assert torch.equal(store[:, 20:90], expected)
+
+
+def in_half(a: torch.Tensor, **options: object) -> tuple[torch.Tensor, torch.Tensor]:
+    """Q and R of a matrix that stays in fp16."""
+    engine = HalfEngine("cpu", "fp16")
+    work = engine.padded(*a.shape, dtype=torch.float16)
+    work.copy_(a)
+    q, r = rgsqrf(work, engine, overwrite_a=True, **options)  # type: ignore[arg-type]
+    assert q.data_ptr() == work.data_ptr()
+    assert r.dtype == torch.float32
+    return q, r
+
+
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (300, 128), (300, 129), (256, 256), (513, 257), (900, 700)])
+def test_a_matrix_that_stays_in_half_precision(m: int, n: int) -> None:
+    """One rounding more, that of A; square ones lose no more orthogonality than in float32."""
+    a = normal(m, n) / 4
+    q, r = in_half(a)
+    assert torch.equal(r, r.triu())
+    assert residual(a, q, r) <= recursion_bound(2.0**-11, n) + 2.0**-11
+    wide = rgsqrf(a, HalfEngine("cpu", "fp16"))[0]
+    assert orthogonality(q) <= 2 * orthogonality(wide) + 8 * 2.0**-11
+
+
+@pytest.mark.parametrize("kind", ["geometric", "arithmetic"])
+@pytest.mark.parametrize("cond", [1e1, 1e2, 1e3, 1e5])
+def test_ill_conditioned_matrices_in_half_precision(kind: str, cond: float) -> None:
+    """The backward error does not depend on the condition, and orthogonality is lost as in float32."""
+    a = spectrum(kind, 900, 400, cond)
+    a = a * power_of_two_scales(a.abs().amax(0))
+    q, r = in_half(a)
+    assert residual(a, q, r) <= recursion_bound(2.0**-11, 400) + 2.0**-11
+    wide = rgsqrf(a, HalfEngine("cpu", "fp16"), cutoff=128)[0]
+    assert orthogonality(q) <= 4 * orthogonality(wide) + 8 * 2.0**-11
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "dtype", "columns"),
+    [
+        (1000, 1000, torch.float16, 0),  # a graph of everything, since A is no larger in float32
+        (3000, 3000, torch.float16, 3000),
+        (4000, 6000, torch.float16, 4096),
+        (4000, 6000, torch.float32, 2048),
+        (20000, 3000, torch.float32, 0),
+    ],
+)
+def test_blocks_that_are_worth_a_graph(m: int, n: int, dtype: torch.dtype, columns: int) -> None:
+    class Playing(HalfEngine):
+        replayed_bytes = 36_000_000 - 1
+
+    engine = Playing("cpu", "fp16")
+    work = torch.empty(n, m, dtype=dtype, device="meta").T
+    assert _replayed_columns(work, engine.tuning.recursion(dtype).cutoff, engine) == columns
+
+
+def test_half_precision_shows_what_it_does_not_hold() -> None:
+    a = normal(300, 200)
+    a[100, 150] = 1e6
+    assert not in_half(a)[1].isfinite().all()
+    a[100, 150] = math.nan
+    assert not in_half(a)[1].isfinite().all()
 
 
 @pytest.mark.parametrize("n", [1, 7, 33, 64, 129, 257, 300])

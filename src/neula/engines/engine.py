@@ -18,6 +18,7 @@ from neula.engines.reduction import HERE, Reduction
 from neula.engines.tuning import Tuning
 from neula.errors import unknown_name
 from neula.kernels.kept import Kept
+from neula.kernels.transposed_copy import transposed_copy
 
 Tensors = tuple[torch.Tensor, ...]
 Result = TypeVar("Result")
@@ -127,7 +128,7 @@ class Engine(ABC):
 
     def operand(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """``x`` as the unit reads it: rounded to the low format, ``x`` itself where nothing changes."""
-        if x.dtype == self.operand_dtype == self.storage:
+        if x.dtype == self.operand_dtype:
             return x
         return self.round(x, self._room(x) if out is None else out)
 
@@ -137,11 +138,15 @@ class Engine(ABC):
             return torch.empty(like.shape, dtype=self.operand_dtype, device=like.device)
         return self.empty(*like.shape, dtype=self.operand_dtype)
 
+    def widened(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` in the storage precision; itself where it is in that or a wider one."""
+        if x.dtype.itemsize >= self.storage.itemsize:
+            return x
+        return transposed_copy(self.empty(*x.shape), x)
+
     def operand_buffer(self, like: torch.Tensor) -> torch.Tensor | None:
         """Room for the rounded copy of a working matrix; None where operands are the matrix itself."""
-        if self.operand_dtype == self.storage:
-            return None
-        return self._room(like)
+        return None if like.dtype == self.operand_dtype else self._room(like)
 
     def gemm(
         self,
@@ -181,7 +186,14 @@ class Engine(ABC):
         width = a.shape[1] if room is None else room.shape[1]
         for part, r_part in zip(a.split(width, 1), r.split(width, 1), strict=True):
             self.inner(q, self.operand(part, None if room is None else room[:, : part.shape[1]]), r_part)
-            self.gemm(q, self.operand(r_part), part, alpha=-1.0, beta=1.0)
+            self.subtract(q, r_part, part)
+
+    def subtract(self, q: torch.Tensor, r: torch.Tensor, a: torch.Tensor) -> None:
+        """``A = A - Q R`` for Q from :meth:`operand`, R in the storage precision, and A as either of them."""
+        if a.dtype == self.storage:
+            self.gemm(q, self.operand(r), a, alpha=-1.0, beta=1.0)
+        else:
+            self.gemm_low(q, self.operand(r), a)
 
     def _total(self, r: torch.Tensor) -> None:
         """Add to R, in place, what rows that are elsewhere contribute to it."""

@@ -352,4 +352,6 @@ def sharded(engine: Engine, over_rows: Reduction) -> Engine:
 @lru_cache(maxsize=16)
 def _alone(tuning: Tuning) -> Tuning:
     single = tuning.spread or tuning.single
-    return replace(tuning, batched_elements=0, bordered=0, replayed_bytes=0, lapack=False, single=single)
+    return replace(
+        tuning, batched_elements=0, bordered=0, replayed_bytes=0, lapack=False, single=single, half=None
+    )

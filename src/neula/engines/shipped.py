@@ -95,6 +95,7 @@ def cuda_tuning(
         corrected=corrected,
         replayed_bytes=replayed_bytes,
         single=Recursion("cholesky32", 128),
+        half=Recursion("cholesky32", 256) if corrected else None,
         # Panels in float64 are library calls, and 256 columns take half of the launches of 128.
         double=Recursion("cholesky", 256),
         # One of two H200, for 32768 x 16384 in fp16: 37 ms; by 512 columns 51, by 128 columns 120.

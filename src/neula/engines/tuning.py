@@ -79,6 +79,8 @@ class Tuning:
         Size of inputs up to which whole links are replayed from CUDA graphs.
     single, double : Recursion
         Of a QR whose working matrices are float32 and float64.
+    half : Recursion, optional
+        Of one that works in fp16, if there are panels for that: half of the bytes.
     spread : Recursion, optional
         Of one in float32 whose rows are spread over processes: wide panels, so that messages are few.
     batched_elements : int
@@ -225,6 +227,7 @@ class Tuning:
     replayed_bytes: int = 0
     single: Recursion = Recursion("caqr", 128)
     double: Recursion = Recursion("caqr", 128)
+    half: Recursion | None = None
     spread: Recursion | None = None
     batched_elements: int = 0
     chunk_elements: int = 1 << 19
@@ -314,6 +317,8 @@ class Tuning:
 
     def recursion(self, storage: torch.dtype) -> Recursion:
         """How the recursion of a QR with working matrices of this dtype ends."""
+        if storage == torch.float16 and self.half is not None:
+            return self.half
         return self.double if storage == torch.float64 else self.single
 
 

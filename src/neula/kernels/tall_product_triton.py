@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from neula.kernels.launch import VECTOR, elements_at_a_time, multiprocessors, share
+from neula.kernels.launch import elements_at_a_time, multiprocessors, share
 from neula.kernels.parts_triton import (
     exponents_of,
     power_of_two,
@@ -29,6 +29,9 @@ a whole, which leaves no room for a second thread block with its loads in flight
 
 PANEL = {64: Config(64, 4, 2, 3), 128: Config(64, 4, 2, 2)}
 """For panels, in place."""
+
+NARROW_PANEL = {64: Config(64, 4, 3, 3), 128: Config(64, 4, 3, 2)}
+"""For those in half precision."""
 
 BEYOND = Config(128, 8, 1, 1)
 """For the columns beyond: 0.9 ms for 1048576 x 256, with 64 rows 1.2."""
@@ -101,14 +104,14 @@ def _multiply_columns(
 ) -> None:
     """``Q = A W`` for column-major A and Q, which may be one."""
     m, n = a.shape
-    rows, warps, stages, blocks = config or config_for(PANEL, n)
+    rows, warps, stages, blocks = config or config_for(NARROW_PANEL if a.itemsize == 2 else PANEL, n)
     chunk = share(m, blocks * multiprocessors(a.device), rows)
-    aligned = all(elements_at_a_time(x) > 1 for x in (a, q, low) if x is not None)
+    vector = min(elements_at_a_time(x) for x in (a, q, low) if x is not None)
     rounded = q if low is None else low
     with torch.cuda.device_of(a):
         _panel_kernel[(triton.cdiv(m, chunk),)](
             *(a, w, sizes, q, rounded, m, n, chunk, a.stride(1), *w.stride(), q.stride(1), rounded.stride(1)),
-            *(rows, width_of(n) // 2, stages, VECTOR if aligned else 1, TOP),
+            *(rows, width_of(n) // 2, stages, vector, TOP),
             low is not None,
             num_warps=warps,
         )
@@ -211,13 +214,20 @@ def _panel_kernel(
     for start in tl.range(first, last, ROWS, num_stages=STAGES):
         row = start + i
         inside_0, inside_1 = (row < last) & (j_0 < n), (row < last) & (j_1 < n)
-        x_0 = times_power_of_two(tl.load(a_0 + row, mask=inside_0, other=0.0), up_0[None, :])
-        x_1 = times_power_of_two(tl.load(a_1 + row, mask=inside_1, other=0.0), up_1[None, :])
-        y_0, y_1 = _halves(x_0, x_1, high_00, low_00, high_01, low_01, high_11, low_11)
+        x_0 = tl.load(a_0 + row, mask=inside_0, other=0.0).to(tl.float32)
+        x_1 = tl.load(a_1 + row, mask=inside_1, other=0.0).to(tl.float32)
+        x_0, x_1 = times_power_of_two(x_0, up_0[None, :]), times_power_of_two(x_1, up_1[None, :])
+        if a.dtype.element_ty.primitive_bitwidth == 16:  # which scales leave as they are
+            x_0, x_1 = x_0.to(tl.float16), x_1.to(tl.float16)
+            y_0 = tl.dot(x_0, high_00, tl.dot(x_0, low_00))
+            y_1 = tl.dot(x_1, low_11, tl.dot(x_0, low_01))
+            y_1 = tl.dot(x_1, high_11, tl.dot(x_0, high_01, y_1))
+        else:
+            y_0, y_1 = _halves(x_0, x_1, high_00, low_00, high_01, low_01, high_11, low_11)
         y_0 = times_power_of_two(y_0, back_0[None, :])
         y_1 = times_power_of_two(y_1, back_1[None, :])
-        tl.store(q_0 + row, y_0, mask=inside_0)
-        tl.store(q_1 + row, y_1, mask=inside_1)
+        tl.store(q_0 + row, y_0.to(q.dtype.element_ty), mask=inside_0)
+        tl.store(q_1 + row, y_1.to(q.dtype.element_ty), mask=inside_1)
         if ROUNDS:
             tl.store(rounded_0 + row, y_0.to(rounded.dtype.element_ty), mask=inside_0)
             tl.store(rounded_1 + row, y_1.to(rounded.dtype.element_ty), mask=inside_1)

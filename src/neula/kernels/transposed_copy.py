@@ -18,16 +18,18 @@ def _tried(device: torch.device) -> None:
 
 
 def _changes_the_order(out: torch.Tensor, a: torch.Tensor, scales: torch.Tensor | None = None) -> bool:
-    """Or scales columns, in a matrix on a GPU that is large enough."""
+    """Or scales columns, or widens numbers, in a matrix on a GPU that is large enough."""
     transposed = a.ndim == 2 and a.stride(0) > a.stride(1) and out.stride(0) < out.stride(1)
-    return (transposed or scales is not None) and a.is_cuda and a.numel() >= SMALLEST
+    widened = a.ndim == 2 and a.itemsize < out.itemsize
+    return (transposed or widened or scales is not None) and a.is_cuda and a.numel() >= SMALLEST
 
 
 @kernel("neula.kernels.transposed_copy_triton:transposed_copy_triton", trial=_tried, when=_changes_the_order)
 def transposed_copy(out: torch.Tensor, a: torch.Tensor, scales: torch.Tensor | None = None) -> torch.Tensor:
     """``out = a diag(scales)`` in the dtype of ``out``, on a GPU by a Triton kernel.
 
-    Unless neither the order changes nor columns are scaled, what the library does at full speed.
+    Unless neither the order changes, nor columns are scaled or numbers widened, what the library does at full
+    speed.
 
     Parameters
     ----------

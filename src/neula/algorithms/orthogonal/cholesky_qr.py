@@ -15,7 +15,8 @@ import torch
 from neula.algorithms.orthogonal.wide_panels import wide_cholesky_qr32_in_place
 from neula.engines import Engine
 from neula.engines.reduction import HERE, Reduction
-from neula.kernels.cholesky import MAX_COLUMNS, cholesky_inverse
+from neula.kernels.cholesky import MAX_COLUMNS, CholeskyFactors, cholesky_inverse
+from neula.kernels.panel_gram import PanelGram, eliminate, multiply_half_panel, panel_gram
 from neula.kernels.precision import exact_matmul
 from neula.kernels.tall import half_gram, multiply_panel
 
@@ -51,30 +52,64 @@ def cholesky_qr32(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.
     if a.dtype != torch.float32:
         return cholesky_qr(a, engine)
     m, n = a.shape
-    q, r = engine.empty(m, n).copy_(a), engine.empty(n, n)
+    q, r = engine.empty(m, n).copy_(a), engine.empty(n, n).zero_()
     cholesky_qr32_in_place(q, r, engine)
     return q, r
 
 
 def cholesky_qr32_in_place(
-    a: torch.Tensor, r: torch.Tensor, engine: Engine, low: torch.Tensor | None = None
+    a: torch.Tensor,
+    r: torch.Tensor,
+    engine: Engine,
+    low: torch.Tensor | None = None,
+    *,
+    twice: bool = False,
 ) -> None:
-    """:func:`cholesky_qr32` with Q in place of a float32 A, and rounded to a narrower type in ``low``."""
-    if a.shape[1] > MAX_COLUMNS:
-        wide_cholesky_qr32_in_place(a, r, engine, low)
+    """:func:`cholesky_qr32` with Q in place of A, and rounded to a narrower type in ``low``.
+
+    A is float32, or float16 if it has up to 256 columns. So many go in two blocks, of one Gram matrix. What
+    R has below the diagonal blocks stays as it is.
+
+    With ``twice`` there is a second pass over the last block, or all columns if they are more: orthogonal to
+    ``u`` beyond a condition of 1e5.
+    """
+    if a.shape[1] > 2 * MAX_COLUMNS:
+        factorize, last = wide_cholesky_qr32_in_place, slice(0, a.shape[1])
+    else:
+        factorize, last = _in_two_blocks, slice((a.shape[1] - 1) // MAX_COLUMNS * MAX_COLUMNS, a.shape[1])
+    factorize(a, r, engine, low)
+    if twice:
+        step = torch.zeros_like(r[last, last])
+        factorize(a[:, last], step, engine, None if low is None else low[:, last])
+        r[last, last] = exact_matmul(step, r[last, last])
+
+
+def _in_two_blocks(a: torch.Tensor, r: torch.Tensor, engine: Engine, low: torch.Tensor | None = None) -> None:
+    """Of up to 128 columns each."""
+    gram = panel_gram(a) if a.dtype == torch.float16 else PanelGram.of(engine.over_rows.total(half_gram(a)))
+    left, right = slice(0, len(gram.first)), slice(len(gram.first), a.shape[1])
+    low1, low2 = (None, None) if low is None else (low[:, left], low[:, right])
+    first = cholesky_inverse(gram.first, out=r[left, left])
+    if right.start == right.stop:
+        _multiply(a, first, low)
         return
-    factors = cholesky_inverse(engine.over_rows.total(half_gram(a)), out=r)
-    multiply_panel(a, factors.inverse, factors.norms, low)
+    rest = eliminate(first.inverse, gram.across, gram.second, r[left, right])
+
+    def multiply() -> None:
+        _multiply(a[:, left], first, low1)
+        engine.subtract(engine.operand(a[:, left]) if low1 is None else low1, r[left, right], a[:, right])
+
+    # One multiprocessor factorizes what is left of the Gram matrix meanwhile.
+    second = engine.beside(multiply, lambda: cholesky_inverse(rest, out=r[right, right]))
+    _multiply(a[:, right], second, low2)
 
 
-def cholesky_qr32_twice_in_place(
-    a: torch.Tensor, r: torch.Tensor, engine: Engine, low: torch.Tensor | None = None
-) -> None:
-    """:func:`cholesky_qr32_in_place`, and once more of Q: orthogonal to ``u`` beyond a condition of 1e5."""
-    first = torch.empty_like(r)
-    cholesky_qr32_in_place(a, first, engine)
-    cholesky_qr32_in_place(a, r, engine, low)
-    r.copy_(exact_matmul(r, first))
+def _multiply(a: torch.Tensor, factors: CholeskyFactors, low: torch.Tensor | None) -> None:
+    """``Q = A R^-1`` in place."""
+    if a.dtype == torch.float16:
+        multiply_half_panel(a, factors.inverse, factors.norms)
+    else:
+        multiply_panel(a, factors.inverse, factors.norms, low)
 
 
 def cholesky_qr_low(

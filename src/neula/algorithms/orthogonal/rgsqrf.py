@@ -12,13 +12,16 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from neula.algorithms.orthogonal.cholesky_qr import cholesky_qr32_in_place, cholesky_qr32_twice_in_place
+from neula.algorithms.orthogonal.cholesky_qr import cholesky_qr32_in_place
 from neula.algorithms.orthogonal.panels import Panel, panel_named
 from neula.engines import Engine
 from neula.errors import whole_number
 
 WIDE = 4096
 """Columns beyond which products gain nothing from more."""
+
+FEWEST = 1024
+"""Columns of a block that are worth a graph: fewer are so tall that they take longer than their launches."""
 
 
 def rgsqrf(
@@ -53,7 +56,8 @@ def rgsqrf(
         Format of the products inside the panel: fp32 by default, as in the paper's best variant; the
         engine's own format for the paper's ablation (Figure 7).
     overwrite_a : bool
-        Let Q take the place of ``a``, which then must be column-major in the engine's storage precision.
+        Let Q take the place of ``a``, which then must be column-major in the engine's storage precision, or,
+        where the engine has panels for that, in fp16: then products are rounded as they are stored.
     on_columns : callable, optional
         Called with the number of columns that are done after each panel.
     on_half : callable, optional
@@ -75,7 +79,7 @@ def rgsqrf(
     m, n = engine.over_rows.count(a.shape[0]), a.shape[1]
     if m < n:
         raise ValueError(f"rgsqrf needs at least as many rows as columns, got {m} x {n}")
-    best = engine.tuning.recursion(engine.storage)
+    best = engine.tuning.recursion(a.dtype if overwrite_a else engine.storage)
     cutoff = best.cutoff if cutoff is None else whole_number("cutoff", cutoff)
     q = a if overwrite_a else _working_copy(a, engine)
     r = engine.empty(n, n).zero_()
@@ -88,7 +92,7 @@ def rgsqrf(
         cutoff=cutoff,
         on_columns=on_columns,
         key=("rgsqrf", repr(engine), panel, panel_format, cutoff),
-        block=0 if on_columns is not None else _replayed_columns(m, n, cutoff, engine),
+        block=0 if on_columns is not None else _replayed_columns(q, cutoff, engine),
         rows=m,
     )
     columns = _operand_columns(n, max(cutoff, recursion.block), cutoff)
@@ -175,8 +179,7 @@ class _Recursion:
         rounded = low if low is not None and low.dtype != a.dtype else None
         if self.fused:
             square = self.careful and self._rows_left() < 2 * self.cutoff
-            factorize = cholesky_qr32_twice_in_place if square else cholesky_qr32_in_place
-            factorize(a, r, self.engine, rounded)
+            cholesky_qr32_in_place(a, r, self.engine, rounded, twice=square)
         else:
             q, r_panel = self.panel(a, self.panel_engine)
             a.copy_(q)
@@ -187,12 +190,13 @@ class _Recursion:
         return rounded if self.fused and rounded is not None else self.engine.operand(a, low)
 
 
-def _replayed_columns(m: int, n: int, cutoff: int, engine: Engine) -> int:
-    """Columns of a block that a CUDA graph factorizes; 0 if that is all of them, or few."""
-    columns = cutoff
-    while 2 * columns * m * engine.storage.itemsize <= engine.replayed_bytes:
+def _replayed_columns(a: torch.Tensor, cutoff: int, engine: Engine) -> int:
+    """Columns of a block that a CUDA graph factorizes; 0 if they are few, or it does everything."""
+    (m, n), columns = a.shape, cutoff
+    while 2 * columns * m * a.itemsize <= engine.replayed_bytes:
         columns *= 2
-    return columns if 8 * cutoff <= columns < n else 0
+    everything = m * n * engine.storage.itemsize <= engine.replayed_bytes
+    return 0 if everything or columns < FEWEST else min(columns, n)
 
 
 def _operand_columns(n: int, undivided: int, cutoff: int) -> int:

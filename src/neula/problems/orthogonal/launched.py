@@ -28,8 +28,8 @@ def queued(label: str, method: Callable[[Matrix], Factors]) -> QRLink:
             return _measured(matrix, *method(matrix))
 
         key = (label, options.target.name, options.panel, options.cutoff)
-        factors = options.engine.replay(factorized, (matrices.a[0],), key)
-        return Answer(QRValues.of_one(*factors), label)
+        q, r, measures = options.engine.replay(factorized, (matrices.a[0],), key)
+        return Answer(QRValues.of_one(options.low_engine.widened(q), r, measures), label)
 
     return Link(label, answer, queued=True)
 

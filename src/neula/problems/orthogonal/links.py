@@ -279,6 +279,7 @@ def _answer(matrices: Matrices, more: str, q: torch.Tensor, r_scaled: torch.Tens
     r = options.over_rows.agree_triangle(matrix.unscaled(q, r_scaled))
     measures = single_qr_measures(matrix.a, q, r, matrix.scales, options.target, options.over_rows)
     measures = options.over_rows.agree(measures)
+    q = options.low_engine.widened(q)
     return Answer(QRValues.of_one(q, r, measures), f"rgsqrf {options.low.format.name}{more}")
 
 

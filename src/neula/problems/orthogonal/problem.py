@@ -255,11 +255,22 @@ class Matrix:
         """Recursive Gram-Schmidt in the low arithmetic: Q, and R of the scaled matrix."""
         options, engine = self.options, self.options.low_engine
         m, n = self.a.shape
-        work = engine.padded(m, n)
+        work = engine.padded(m, n, dtype=self._kept_in(panel))
         self.filled(work[:m], engine)
         panel, report = panel or options.panel, options.report(n)
         q, r = rgsqrf(work, engine, cutoff=options.cutoff, panel=panel, overwrite_a=True, on_columns=report)
         return q[:m], r
+
+    def _kept_in(self, panel: str | None) -> torch.dtype:
+        """The dtype in which recursive Gram-Schmidt has the matrix between its products.
+
+        Where no more is asked for than half precision, it need not be more: what is stored is rounded no
+        more often than what is multiplied.
+        """
+        options, engine = self.options, self.options.low_engine
+        half = options.target in (FP16, BF16) and options.low.format is FP16
+        chosen = (panel, options.panel, options.cutoff) != (None,) * 3
+        return torch.float16 if half and engine.tuning.half is not None and not chosen else engine.storage
 
     def unscaled(self, q: torch.Tensor, r_scaled: torch.Tensor) -> torch.Tensor:
         """R of the matrix as it was given: scales undone, zero columns zero, those of a wide one added."""
