@@ -170,6 +170,8 @@ class Tuning:
     double_cholesky, double_block : int
         Order from which on it beats the library's in float64, of one matrix, and width of the blocks that are
         left to the library (definite systems, H200: 12000 takes 22.1 ms and 24.7, 8192 12.1 and 11.7).
+    tiled_cholesky : int
+        Order up to which one matrix is factorized by tiles in one launch.
     lu_panel, lu_inner_panel : int
         Widths r and s of the panels of LU factorizations.
     pivoted_panel, pivoted_inner_panel : int
@@ -261,6 +263,7 @@ class Tuning:
     batched_cholesky: int = 1 << 30
     double_cholesky: int = 1 << 30
     double_block: int = 512
+    tiled_cholesky: int = 0
     lu_panel: int = 256
     lu_inner_panel: int = 8
     pivoted_panel: int = 256

@@ -81,8 +81,8 @@ def _by_recursion(a: torch.Tensor, *, engine: Engine) -> tuple[torch.Tensor, tor
     Of A scaled by powers of two to a diagonal near one, which rounds nothing: then no format is too narrow.
     Batches in single precision go to kernels as they are: where scales matter, the residual shows it.
     """
-    if len(a) > 1 and factor_batch.takes(a):
-        together = factor_batch(a, engine.beside)
+    if (len(a) > 1 or a.shape[-1] <= engine.tuning.tiled_cholesky) and factor_batch.takes(a):
+        together = factor_batch(a)
         lower, order = together.lower.to(a.dtype), together.order
     else:
         wide = torch.promote_types(a.dtype, torch.float32)
