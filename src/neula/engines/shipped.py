@@ -117,7 +117,7 @@ def cuda_tuning(
         inverted=2048,
         inverted_from=512,
         cholesky_inverted=1024,
-        cholesky=32,
+        cholesky=8192,
         batched_cholesky=32,
         tiled_cholesky=8192 if fast_fp64 else 0,
         double_cholesky=12000 if fast_fp64 else 1 << 30,

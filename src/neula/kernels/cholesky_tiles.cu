@@ -38,15 +38,16 @@ template <int N>
 __device__ __forceinline__ void wait_for_all_but() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
+// What is read after it comes from the cache that all multiprocessors share: nothing else need be made to wait.
 __device__ __forceinline__ int seen_at(const int* place) {
     int seen;
-    asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(seen) : "l"(place) : "memory");
+    asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(seen) : "l"(place) : "memory");
     return seen;
 }
 __device__ __forceinline__ void show(int* place, int value) {
     asm volatile("st.release.gpu.global.b32 [%0], %1;" ::"l"(place), "r"(value) : "memory");
 }
-__device__ __forceinline__ void rest() { __nanosleep(20); }
+__device__ __forceinline__ void rest() {}
 __device__ __forceinline__ void barrier_of_chain() { asm volatile("bar.sync 1, %0;" ::"n"(CHAIN) : "memory"); }
 
 // C + A B: of A of 16 x 8 a lane has column t and t + 4 of row g and of row g + 8, of B of 8 x 8 rows t and t + 4 of
@@ -106,10 +107,6 @@ __device__ __forceinline__ float reciprocal_root(float x) {
 }
 #endif
 
-// What a pivot may owe to rounding errors, as a part of the diagonal element; in double precision whoever asks measures.
-__device__ __forceinline__ float lost(float x) { return 1.9073486e-6f * fmaxf(x, 0.0f); }
-__device__ __forceinline__ double lost(double) { return 0.0; }
-
 struct Matrices {
     const REAL* a;  // of any strides; lower triangles are read
     long long next, a_row, a_column;
@@ -154,8 +151,7 @@ __device__ __forceinline__ REAL* stage_of(int stage) { return shared + stage % S
 __device__ __forceinline__ REAL* tile_of_sums() { return shared; }
 __device__ __forceinline__ REAL* tile_of_l() { return shared + STAGES * 2 * TILE * DEPTH_PITCH; }
 __device__ __forceinline__ REAL* diagonal_inverses() { return tile_of_l() + TILE * PITCH; }
-__device__ __forceinline__ REAL* smallest_pivots() { return diagonal_inverses() + TILE * SIDE; }
-__device__ __forceinline__ int* seen_in_turn() { return reinterpret_cast<int*>(smallest_pivots() + TILE); }
+__device__ __forceinline__ int* seen_in_turn() { return reinterpret_cast<int*>(diagonal_inverses() + TILE * SIDE); }
 
 // Some columns of two rows of tiles, on their way to shared memory.
 __device__ __forceinline__ void fetch(const Row& x, const Row& y, int stage) {
@@ -228,22 +224,25 @@ __device__ __forceinline__ void add_products(const Row& x, const Row& y, int j, 
     __syncthreads();
 }
 
-// Rows of block r, of twice as many, and columns of block c of the tile without what the columns of block q contribute.
-__device__ __forceinline__ void subtract_block(int r, int c, int q) {
+// Rows of block r, of twice as many, and columns of block c of the tile without what columns of some blocks contribute.
+__device__ __forceinline__ void subtract_blocks(int r, int c, int from, int to) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     REAL* s = tile_of_sums();
     REAL* place = s + (r * 2 * SIDE + g) * PITCH + c * SIDE + 2 * t;
-    const REAL* x = s + (r * 2 * SIDE + g) * PITCH + q * SIDE + t;
-    const REAL* y = s + (c * SIDE + g) * PITCH + q * SIDE + t;
+    const REAL* x = s + (r * 2 * SIDE + g) * PITCH + t;
+    const REAL* y = s + (c * SIDE + g) * PITCH + t;
     REAL* below = place + SIDE * PITCH;
     REAL sum[4] = {place[0], place[1], below[0], below[1]};
-    const REAL a[4] = {-x[0], -x[SIDE * PITCH], -x[4], -x[SIDE * PITCH + 4]}, b[2] = {y[0], y[4]};
-    multiply(sum, a, b);
+#pragma unroll 1
+    for (int k = from * SIDE; k < to * SIDE; k += SIDE) {
+        const REAL a[4] = {-x[k], -x[SIDE * PITCH + k], -x[k + 4], -x[SIDE * PITCH + k + 4]}, b[2] = {y[k], y[k + 4]};
+        multiply(sum, a, b);
+    }
     place[0] = sum[0], place[1] = sum[1], below[0] = sum[2], below[1] = sum[3];
 }
 
 // Columns of block p of L, and the inverse of the block on its diagonal. Each thread has a row and all of the diagonal
-// block in registers, so none waits for another. Returns the first column whose pivot is lost, or SIDE.
+// block in registers, so none waits for another. Returns the first column whose pivot is not positive, or SIDE.
 __device__ __forceinline__ int eliminate(int p) {
     const int thread = threadIdx.x, row = p * SIDE + thread;
     REAL* s = tile_of_sums();
@@ -259,7 +258,7 @@ __device__ __forceinline__ int eliminate(int p) {
     int first = SIDE;
 #pragma unroll
     for (int c = 0; c < SIDE; ++c) {
-        if (first == SIDE && !(d[c][c] > smallest_pivots()[p * SIDE + c])) first = c;
+        if (first == SIDE && !(d[c][c] > 0)) first = c;
         const REAL root = reciprocal_root(d[c][c]);
         x[c] *= root;
 #pragma unroll
@@ -279,26 +278,23 @@ __device__ __forceinline__ int eliminate(int p) {
     return first;
 }
 
-// L of a diagonal tile in its place. The first thread knows the first column whose pivot is lost, or TILE.
+// L of a diagonal tile in its place. Beside a block of columns the next ones are updated by those before it. The first
+// thread knows the first column whose pivot is not positive, or TILE.
 __device__ __forceinline__ int factorize_tile() {
     const int warp = threadIdx.x / 32;
     int found = TILE;
+#pragma unroll 1
     for (int p = 0; p < SIDES; ++p) {
         if (p > 0) {
-            if (p / 2 + warp < SIDES / 2) subtract_block(p / 2 + warp, p, p - 1);
+            if (p / 2 + warp < SIDES / 2) subtract_blocks(p / 2 + warp, p, p - 1, p);
             __syncthreads();
         }
         if (threadIdx.x < CHAIN) {
             const int first = eliminate(p);
             if (found == TILE && first < SIDE) found = p * SIDE + first;
-        } else if (p > 0) {
-            int turn = warp - CHAIN / 32;
-            for (int c = p + 1; c < SIDES; ++c)
-                for (int r = c / 2; r < SIDES / 2; ++r)
-                    if (turn-- == 0) {
-                        subtract_block(r, c, p - 1);
-                        turn = (THREADS - CHAIN) / 32 - 1;
-                    }
+        } else {
+            const int r = (p + 1) / 2 + warp - CHAIN / 32;
+            if (p > 0 && p + 1 < SIDES && r < SIDES / 2) subtract_blocks(r, p + 1, 0, p);
         }
         __syncthreads();
     }
@@ -338,22 +334,37 @@ __device__ __forceinline__ void solve_rows(REAL (&sums)[SIDES][4]) {
     }
 }
 
-// An element of the lower triangle of A, bordered by an identity.
-__device__ __forceinline__ REAL given(const Matrices& m, int i, int j) {
-    const int row = max(i, j), column = min(i, j);
-    return row < m.n ? m.a[row * m.a_row + column * m.a_column] : (row == column ? 1 : 0);
-}
-
-// What a warp has of a tile before anything is subtracted, with the other sign.
+// What a warp has of a tile before anything is subtracted, with the other sign: of the lower triangle of A, bordered by
+// an identity. All loads are in flight together.
 __device__ __forceinline__ void begin_sums(const Matrices& m, int i, int j, bool inverse, REAL (&sums)[4][4]) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int row = i * TILE + warp / 2 * 16 + lane / 4, column = j * TILE + warp % 2 * 32 + lane % 4 * 2;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, last = m.n - 1;
+    const int top = i * TILE + warp / 2 * 16 + lane / 4, left = j * TILE + warp % 2 * 32 + lane % 4 * 2;
+    if (inverse) {
+        for (int v = 0; v < 4; ++v)
+            for (int e = 0; e < 4; ++e) sums[v][e] = 0;
+    } else if (i > j) {
+        const REAL* rows[2] = {m.a + min(top, last) * m.a_row, m.a + min(top + 8, last) * m.a_row};
+#pragma unroll
+        for (int v = 0; v < 4; ++v)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) sums[v][e] = -rows[e / 2][(left + 8 * v + e % 2) * m.a_column];
+    } else {
+#pragma unroll
+        for (int v = 0; v < 4; ++v)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const int row = top + e / 2 * 8, column = left + 8 * v + e % 2;
+                const int r = min(max(row, column), last), c = min(min(row, column), last);
+                sums[v][e] = -m.a[r * m.a_row + c * m.a_column];
+            }
+    }
+    if (!inverse && (i + 1) * TILE <= m.n) return;
 #pragma unroll
     for (int v = 0; v < 4; ++v)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            const int r = row + e / 2 * 8, c = column + 8 * v + e % 2;
-            sums[v][e] = inverse ? (r == c ? -1 : 0) : -given(m, r, c);
+            const int row = top + e / 2 * 8, column = left + 8 * v + e % 2;
+            if (inverse || max(row, column) > last) sums[v][e] = row == column ? -1 : 0;
         }
 }
 
@@ -371,23 +382,23 @@ __device__ __forceinline__ void store_sums(const REAL (&sums)[4][4]) {
 // That a row of tiles has come so far, once all threads have stored what they have of it.
 __device__ __forceinline__ void publish(int* done, int columns) {
     __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence();
-        show(done, columns);
-    }
+    if (threadIdx.x == 0) show(done, columns);
 }
 
 __device__ __forceinline__ void diagonal_task(const Matrices& m, const Row& x, int j) {
-    const int thread = threadIdx.x;
-    if (thread < TILE) smallest_pivots()[thread] = lost(given(m, j * TILE + thread, j * TILE + thread));
-    __syncthreads();
-    const int found = factorize_tile();
+    const int thread = threadIdx.x, found = factorize_tile();
     if (thread == 0 && found < TILE && seen_at(m.orders) == 0) show(m.orders, j * TILE + found + 1);
-    for (int e = thread; e < TILE * TILE; e += THREADS) {
-        const int row = e / TILE, column = e % TILE;
-        x.first[row * x.pitch + j * TILE + column] = row < column ? 0 : tile_of_sums()[row * PITCH + column];
-    }
-    for (int e = thread; e < TILE * SIDE; e += THREADS) m.diagonal[j * TILE * SIDE + e] = diagonal_inverses()[e];
+    REAL* place = x.first + thread / 8 * x.pitch + j * TILE + thread % 8;
+#pragma unroll
+    for (int i = 0; i < TILE; i += THREADS / 8)
+#pragma unroll
+        for (int k = 0; k < TILE; k += 8)
+            place[i * x.pitch + k] =
+                i + thread / 8 < k + thread % 8 ? 0 : tile_of_sums()[(i + thread / 8) * PITCH + k + thread % 8];
+#pragma unroll
+    for (int e = 0; e < TILE * SIDE; e += THREADS)
+        m.diagonal[j * TILE * SIDE + e + thread] = diagonal_inverses()[e + thread];
+    publish(x.done, j + 1);
 }
 
 __device__ __forceinline__ void solve_task(const Matrices& m, const Row& x, int i, int j, bool inverse) {
@@ -396,17 +407,14 @@ __device__ __forceinline__ void solve_task(const Matrices& m, const Row& x, int 
     if (thread == 0)
         while (seen_at(y.done) <= j) rest();
     __syncthreads();
-    for (int e = CHUNK * thread; e < TILE * TILE; e += CHUNK * THREADS) {
-        const int r = e / TILE, c = e % TILE;
+#pragma unroll
+    for (int e = 0; e < TILE * TILE; e += CHUNK * THREADS) {
+        const int r = (e + CHUNK * thread) / TILE, c = (e + CHUNK * thread) % TILE;
         if (c <= r) copy_16(tile_of_l() + r * PITCH + c, y.first + r * y.pitch + j * TILE + c);
     }
-    for (int e = CHUNK * thread; e < TILE * SIDE; e += CHUNK * THREADS)
-        copy_16(diagonal_inverses() + e, m.diagonal + j * TILE * SIDE + e);
+    if (CHUNK * thread < TILE * SIDE)
+        copy_16(diagonal_inverses() + CHUNK * thread, m.diagonal + j * TILE * SIDE + CHUNK * thread);
     commit();
-    // On the other side of the diagonal there is nothing.
-    if (i != j)
-        for (int e = thread; e < TILE * TILE; e += THREADS)
-            other.first[e / TILE * other.pitch + i * TILE + e % TILE] = 0;
     REAL sums[SIDES][4];
     if (row < TILE)
 #pragma unroll
@@ -416,13 +424,19 @@ __device__ __forceinline__ void solve_task(const Matrices& m, const Row& x, int 
                 sums[c][e] = tile_of_sums()[(row + e / 2 * 8) * PITCH + c * SIDE + 2 * t + e % 2];
     wait_for_all_but<0>();
     __syncthreads();
-    if (row >= TILE) return;
-    solve_rows(sums);
+    if (row < TILE) {
+        solve_rows(sums);
 #pragma unroll
-    for (int c = 0; c < SIDES; ++c)
+        for (int c = 0; c < SIDES; ++c)
 #pragma unroll
-        for (int e = 0; e < 4; ++e)
-            x.first[(row + e / 2 * 8) * x.pitch + j * TILE + c * SIDE + 2 * t + e % 2] = sums[c][e];
+            for (int e = 0; e < 4; ++e)
+                x.first[(row + e / 2 * 8) * x.pitch + j * TILE + c * SIDE + 2 * t + e % 2] = sums[c][e];
+    }
+    publish(x.done, j + 1);
+    // On the other side of the diagonal there is nothing.
+    if (i != j)
+        for (int e = thread; e < TILE * TILE; e += THREADS)
+            other.first[e / TILE * other.pitch + i * TILE + e % TILE] = 0;
 }
 
 // `state`: the next task, orders of all matrices, how far their rows are. Matrices are handed out `together` at a time.
@@ -457,6 +471,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) cholesky_tiles(
         store_sums(sums);
         if (row == 0) diagonal_task(m, x, j);
         else solve_task(m, x, i, j, inverse);
-        publish(x.done, j + 1);
     }
 }

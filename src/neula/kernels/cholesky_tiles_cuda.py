@@ -20,17 +20,19 @@ THREADS = 256
 SIDE = 8
 """Of the blocks on the diagonal of a tile, whose inverses are kept."""
 
-RUNNING = 2
-"""Thread blocks that a multiprocessor has room for."""
+FEW = 64
+"""Tiles on the diagonals of all matrices up to which a multiprocessor has one thread block, with registers
+enough, and not two: then it is the chain that takes time (order 3000: 0.81 ms and 1.01; 6000: 3.2 and 2.5).
+"""
 
 AHEAD = 2
 """Tasks of a column of tiles for each thread block, so that none is idle while columns end."""
 
 
 def shared_bytes(itemsize: int) -> int:
-    """For three parts of two rows of tiles, a tile of L, inverses on its diagonal, pivots and counters."""
+    """For three parts of two rows of tiles, a tile of L, inverses on its diagonal and counters."""
     stages, tile = 3 * 2 * TILE * (128 // itemsize + 4), TILE * (TILE + 4)
-    return itemsize * (stages + tile + TILE * SIDE + TILE) + 16
+    return itemsize * (stages + tile + TILE * SIDE) + 16
 
 
 def factor_inverted_cuda(a: torch.Tensor, width: int) -> InvertedFactor:
@@ -71,9 +73,11 @@ def _factor(a: torch.Tensor, per_block: int = 0) -> tuple[torch.Tensor, torch.Te
     # The next task, then for each matrix its order, then for each how far its rows of tiles are.
     rows_of_tiles = 2 * tiles if per_block else tiles
     state = torch.zeros(1 + count * (1 + rows_of_tiles), dtype=torch.int32, device=a.device)
-    blocks = RUNNING * multiprocessors(a.device)
+    running = 1 if count * tiles <= FEW else 2
+    tasks = count * sum(tiles - j + (j % per_block + 1 if per_block else 0) for j in range(tiles))
+    blocks = min(tasks, running * multiprocessors(a.device))
     together = -(-AHEAD * blocks // tiles)
-    macros = f"#define REAL {'double' if size == 8 else 'float'}\n#define BLOCKS {RUNNING}\n"
+    macros = f"#define REAL {'double' if size == 8 else 'float'}\n#define BLOCKS {running}\n"
     with torch.cuda.device_of(a):
         kernel = compiled(
             "cholesky_tiles", "cholesky_tiles", a.device, macros, shared_bytes=shared_bytes(size)
