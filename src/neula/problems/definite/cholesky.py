@@ -44,9 +44,9 @@ def cholesky(
     """Cholesky factorization ``A = L L^T`` on matrix units, certified to the accuracy asked for.
 
     On a GPU large matrices are factorized by a recursion whose products are as accurate as the accuracy asked
-    for, in half precision with error correction for float32; batches of small ones all together. Elsewhere,
-    and for float64, the library's factorization is the fastest, and has the same certificate. What misses its
-    accuracy is factorized in double precision.
+    for, in half precision with error correction for float32; smaller ones, and batches, by tiles of all
+    matrices in one launch. Elsewhere, and for float64, the library's factorization is the fastest, and has
+    the same certificate. What misses its accuracy is factorized in double precision.
 
     Parameters
     ----------
