@@ -8,9 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from neula.kernels.cholesky import cholesky_lower
 from neula.kernels.cholesky_tiles import InvertedFactor, factor_inverted
-from neula.kernels.dispatch import Kernel
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
@@ -93,16 +91,3 @@ def test_the_first_minor_that_is_not_positive(factor: Factor, index: int, pivot:
     a = torch.eye(150, dtype=torch.float64)
     a[index, index], a[149, 149] = pivot, -1.0
     assert factor(lower_triangle(a), 150).order.tolist() == [index + 1]
-
-
-def test_it_takes_the_place_of_the_library_in_larger_blocks(
-    tiles_on_host: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Kernel, "takes", lambda self, *_: self is factor_inverted)
-    exact = definite(150)
-    a = lower_triangle(exact)
-    inverse, order = cholesky_lower.reference(a)
-    assert order.tolist() == [0]
-    assert torch.equal(a, a.tril())
-    assert torch.allclose(a[0] @ a[0].mT, exact, rtol=0, atol=1e-14)
-    assert torch.allclose(a[0].mT @ inverse[0], torch.eye(150, dtype=torch.float64), rtol=0, atol=1e-12)

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import torch
 
-from neula.kernels.cholesky_tiles import factor_inverted
 from neula.kernels.dispatch import kernel, trial
 from neula.kernels.triangular_inverse import triangular_inverse
 
@@ -137,13 +136,8 @@ def cholesky_lower(a: torch.Tensor) -> LowerFactors:
     tensor([[[2., 0.],
              [1., 1.]]])
     """
-    n = a.shape[1]
-    if n > MAX_COLUMNS and factor_inverted.takes(a, n):
-        lower, inverses, info = factor_inverted(a, n)
-        a.copy_(lower)
-        return LowerFactors(inverses[0, :, :n, :n].mT, info)
     lower, info = torch.linalg.cholesky_ex(a)
-    if a.is_cuda and n > MAX_COLUMNS:  # substitution takes three times as long as doubling
+    if a.is_cuda and a.shape[1] > MAX_COLUMNS:  # substitution takes three times as long as doubling
         inverse = triangular_inverse(lower, upper=False).mT
     else:
         identity = torch.eye(a.shape[1], dtype=a.dtype, device=a.device).expand_as(a)

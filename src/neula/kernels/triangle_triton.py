@@ -1,8 +1,9 @@
 """Products of triangles with four vectors: half of each matrix is read, once, and converted in registers.
 
-``2 n^2`` bytes of each matrix in float32, and 4 multiply-adds in float64 for an element. A symmetric
-matrix is read twice, by rows and by columns of its lower triangle. A program makes a block of rows of the
-result, from square tiles, so that it does not matter in which direction a matrix is contiguous.
+``2 n^2`` bytes of each matrix in float32, and 4 multiply-adds in float64 for an element, which matrix units
+do: what takes time otherwise are instructions. A symmetric matrix is read twice, by rows and by columns of
+its lower triangle. A program makes a block of rows of the result, from square tiles, so that it does not
+matter in which direction a matrix is contiguous.
 """
 
 # mypy: allow-untyped-defs
@@ -28,6 +29,8 @@ fill a GPU."""
 def triangle_product_triton(t: torch.Tensor, x: torch.Tensor, kind: Kind) -> torch.Tensor:
     """:func:`neula.kernels.triangle.triangle_product` by the kernel, queued on the current stream."""
     count, n, _ = t.shape
+    # Triton 3.6 does not compile products in double precision of 16 bits that become 64.
+    t = t.float() if t.dtype.itemsize < 4 else t
     x = x.expand(count, n, VECTORS)
     parts, tile = triton.cdiv(n, WIDTH), SMALL if n <= SMALL else TILE
     found = torch.empty(parts, count, VECTORS, n, dtype=torch.float64, device=t.device)
