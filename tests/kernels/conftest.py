@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from neula import kernels
+from neula.kernels import cholesky_tiles_cuda
 from neula.kernels.cuda_source import flat
 
 # Nothing else in the tests imports Triton; if something has, the tests of kernels are skipped.
@@ -24,7 +25,6 @@ if not torch.cuda.is_available() and "triton" not in sys.modules:
         environment.setenv("TRITON_INTERPRET", "1")
         import neula.kernels.batched_product_triton
         import neula.kernels.calu_triton
-        import neula.kernels.cholesky_batch_triton
         import neula.kernels.cholesky_block_triton
         import neula.kernels.cholesky_panel_triton
         import neula.kernels.doubled_normal_triton
@@ -90,6 +90,28 @@ def compiled_on_host(compiled_for_host: Callable[..., ctypes.CDLL]) -> Callable[
         return launched
 
     return compiled
+
+
+@pytest.fixture
+def tiles_on_host(compiled_for_host: Callable[..., ctypes.CDLL], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches of the kernel that factorizes by tiles are calls on the CPU."""
+
+    def compiled(name: str, _function: str, _device: object, macros: str, shared_bytes: int) -> Callable:
+        real = "double" if "double" in macros else "float"
+        factorize = _library(compiled_for_host, name, real, shared_bytes).factorize
+
+        def launch(_grid: object, _block: object, arguments: list, _bytes: int) -> None:
+            values = [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in arguments]
+            factorize(*map(ctypes.c_longlong, values))
+
+        return launch
+
+    monkeypatch.setattr(cholesky_tiles_cuda, "compiled", compiled)
+
+
+@cache
+def _library(compile: Callable[..., ctypes.CDLL], name: str, real: str, shared_bytes: int) -> ctypes.CDLL:
+    return compile(name, REAL=real, BYTES=shared_bytes)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Cholesky factors of batches by leaves of columns: reference and kernels against the same bounds."""
+"""Cholesky factors of batches: reference by leaves of columns and kernel by tiles against the same bounds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from neula.kernels import cholesky_batch
+from neula.kernels import cholesky_batch, cholesky_tiles_cuda
 from neula.kernels.cholesky_batch import BatchFactors, factor_batch
 
 HAS_GPU = torch.cuda.is_available()
@@ -18,28 +18,15 @@ U = 2.0**-24
 Factor = Callable[[torch.Tensor], BatchFactors]
 
 
-ON_GPU = [pytest.mark.gpu] if HAS_GPU else []
-
-
-@pytest.fixture(params=["reference", *(pytest.param(name, marks=ON_GPU) for name in ("few", "many"))])
+@pytest.fixture(params=["reference", "on_host", pytest.param("kernel", marks=pytest.mark.gpu)])
 def factor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Factor:
     """With leaves as small as they can be, where there is no GPU."""
     if not HAS_GPU:
         monkeypatch.setattr(cholesky_batch, "LEAF", 32)
     if request.param == "reference":
         return factor_batch.reference
-    pytest.importorskip("triton")
-    from triton.runtime.interpreter import InterpretedFunction
-
-    from neula.kernels import cholesky_batch_triton
-
-    if not HAS_GPU:
-        if not isinstance(cholesky_batch_triton._update_kernel, InterpretedFunction):
-            pytest.skip("Triton was imported before its interpreter could be chosen: run tests/kernels alone")
-        monkeypatch.setattr(cholesky_batch_triton, "LEAF", 32)
-        for name in ("ROWS", "COLUMNS", "DEPTH"):
-            monkeypatch.setattr(cholesky_batch_triton, name, 16)
-    monkeypatch.setattr(cholesky_batch_triton, "FEW", 1 << 30 if request.param == "few" else 0)
+    if request.param == "on_host":
+        request.getfixturevalue("tiles_on_host")
     return factor_batch.kernel
 
 
@@ -51,7 +38,7 @@ def definite(count: int, n: int) -> torch.Tensor:
     return (g @ g.mT / n).float().masked_fill(above, math.nan).to(DEVICE)
 
 
-@pytest.mark.parametrize("n", [1, 20, 32, 75, 130])
+@pytest.mark.parametrize("n", [1, 20, 64, 75, 130])
 @pytest.mark.parametrize("layout", ["rows", "columns", "block", "one for all"])
 def test_factors(factor: Factor, n: int, layout: str) -> None:
     """``|A - L L^T| <= gamma |L| |L^T|`` (Higham 2002, theorem 10.3), and products with inverses."""
@@ -84,7 +71,7 @@ def test_numbers_far_from_one(factor: Factor) -> None:
         assert (error.abs() <= 150 * U * (lower.abs() @ lower.abs().mT)).all()
 
 
-@pytest.mark.parametrize("index", [0, 31, 32, 70])
+@pytest.mark.parametrize("index", [0, 31, 32, 64, 70])
 @pytest.mark.parametrize("pivot", [-1.0, 0.0, math.nan])
 def test_the_first_minor_that_is_not_positive(factor: Factor, index: int, pivot: float) -> None:
     a = torch.eye(75, device=DEVICE).repeat(3, 1, 1)
@@ -97,3 +84,13 @@ def test_the_first_minor_that_is_not_positive(factor: Factor, index: int, pivot:
 def test_narrow_numbers_are_read_as_they_are(factor: Factor, dtype: torch.dtype) -> None:
     a = definite(2, 40).to(dtype)
     assert torch.equal(factor(a).lower, factor(a.float()).lower)
+
+
+def test_more_matrices_than_are_handed_out_at_a_time(factor: Factor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cholesky_tiles_cuda, "AHEAD", 1)
+    monkeypatch.setattr(cholesky_tiles_cuda, "FEW", 1)
+    a = definite(7, 130)
+    found = factor(a).lower.double()
+    exact = a.double().tril()
+    error = (found @ found.mT).tril() - exact
+    assert (error.abs() <= 300 * U * (found.abs() @ found.abs().mT)).all()

@@ -30,9 +30,8 @@ def multiply(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
     if not HAS_GPU and not isinstance(triangle_triton._triangle_product, InterpretedFunction):
         pytest.skip("Triton was imported before its interpreter could be chosen: run tests/kernels by itself")
-    monkeypatch.setattr(
-        triangle_triton, "TILE", 16
-    )  # that several tiles are small enough for the interpreter
+    for name in ("TILE", "SMALL"):  # that several tiles are small enough for the interpreter
+        monkeypatch.setattr(triangle_triton, name, 16)
     monkeypatch.setattr(triangle_triton, "WIDTH", 32)
     return triangle_triton.triangle_product_triton
 

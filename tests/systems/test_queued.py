@@ -10,9 +10,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import neula
+from neula.algorithms.elimination import double_cholesky
 from neula.engines import CpuEngine
 from neula.engines.shipped import cuda_tuning
 from neula.io.matrices import random_matrix
+from neula.kernels.cholesky_tiles import InvertedFactor, factor_inverted
 from neula.problems.systems import at_once, queued
 from neula.problems.systems.queued import DEFINITE
 from neula.problems.systems.queued import NORMAL_EQUATIONS as LABEL
@@ -137,6 +139,38 @@ def test_nothing_waits_for_the_host(
     assert found.converged
     assert found.method == (DEFINITE if positive else LABEL)
     assert Watching.played > before
+
+
+class AsOnAGPU:
+    """Inverses come with the factor, whatever the device."""
+
+    def takes(self, a: torch.Tensor, width: int) -> bool:
+        return len(a) == 1
+
+    def __call__(self, a: torch.Tensor, width: int) -> InvertedFactor:
+        return factor_inverted.reference(a, width)
+
+
+@pytest.mark.parametrize("whole", [64, 1000])
+@pytest.mark.parametrize("positive", [False, True])
+def test_factors_that_come_with_inverses(positive: bool, whole: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(double_cholesky, "factor_inverted", AsOnAGPU())
+    tuning = replace(ENGINE.tuning, inverted_whole=whole, inverted_from=1)
+    monkeypatch.setattr(Watching, "tuning", tuning)
+    n, options = 300, {"assume_a": "pos" if positive else "gen", "engine": Watching("cpu")}
+    a = random_matrix("normal", n, n)
+    a = a @ a.mT / n + torch.eye(n) if positive else a
+    x = torch.linspace(1, 2, n, dtype=torch.float64)
+    found = neula.solve(a, a @ x, **options)
+    assert found.method == (DEFINITE if positive else LABEL)
+    assert float((found.x - x).norm() / x.norm()) <= 1e-15 * found.condition + 1e-14
+    if positive:
+        a[200, 200] = -1.0
+        with pytest.raises(np.linalg.LinAlgError, match="200"):
+            neula.solve(a, a @ x, **options)
+        a[200, 200], a[199, 200], a[200, 199] = 1.0, 2.0, 2.0
+        with pytest.raises(np.linalg.LinAlgError, match="order 201"):
+            neula.solve(a, a @ x, **options)
 
 
 def test_one_bad_member_of_a_batch() -> None:

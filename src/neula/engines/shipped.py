@@ -120,6 +120,7 @@ def cuda_tuning(
         cholesky_inverted=1024,
         cholesky=8192,
         batched_cholesky=32,
+        tiled_cholesky=8192 if fast_fp64 else 0,
         double_cholesky=12000 if fast_fp64 else 1 << 30,
         lu_panel=1024,  # as fast as 512 up to 32768 columns, and half the launches
         lu_inner_panel=128,

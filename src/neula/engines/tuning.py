@@ -167,11 +167,14 @@ class Tuning:
         fewer launches (16384 in ``fp16_cor``: 14.9 ms for 1024, 18.1 for 512), and lose more.
     cholesky, batched_cholesky : int
         Order from which on that factorization beats the library's in float32, of one matrix (H200: 6.7 and
-        8.7 ms at order 8192; 3.2 and 1.9 at 4096) and of each of a batch (640 of 512: 3.0 and 5.3 ms with
-        what certifies; 4096 of 32: 0.56 and 0.16, of which the GPU is busy 0.17).
+        8.7 ms at order 8192; 3.2 and 1.9 at 4096), and order from which on tiles do, of one matrix or of each
+        of a batch (640 of 512: 2.3 and 5.4 ms with what certifies; 4096 of 32: 0.28 and 0.16).
     double_cholesky, double_block : int
         Order from which on it beats the library's in float64, of one matrix, and width of the blocks that are
         left to the library (definite systems, H200: 12000 takes 22.1 ms and 24.7, 8192 12.1 and 11.7).
+    tiled_cholesky : int
+        Order up to which one matrix is factorized by tiles in one launch (float64 with inverted blocks, H200:
+        3000 takes 0.9 ms, 1.7 by the library; 8192 6.5, 9.4 and 6.9 by blocks; 12000 18.9 and 16.0).
     lu_panel, lu_inner_panel : int
         Widths r and s of the panels of LU factorizations.
     pivoted_panel, pivoted_inner_panel : int
@@ -264,6 +267,7 @@ class Tuning:
     batched_cholesky: int = 1 << 30
     double_cholesky: int = 1 << 30
     double_block: int = 512
+    tiled_cholesky: int = 0
     lu_panel: int = 256
     lu_inner_panel: int = 8
     pivoted_panel: int = 256

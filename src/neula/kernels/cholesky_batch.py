@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -31,37 +30,27 @@ class BatchFactors(NamedTuple):
     order: torch.Tensor
 
 
-Beside = Callable[[Callable[[], None], Callable[[], torch.Tensor]], torch.Tensor]
-
-
-def one_after_the_other(launch: Callable[[], None], other: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """Where nothing runs beside anything."""
-    launch()
-    return other()
-
-
 @trial("The kernels of Cholesky factors of batches", "library calls take their place, several times slower")
 def _tried(device: torch.device) -> None:
     factor_batch.kernel(torch.eye(LEAF + 1, device=device)[None])
 
 
 @kernel(
-    "neula.kernels.cholesky_batch_triton:factor_batch_triton",
+    "neula.kernels.cholesky_tiles_cuda:factor_batch_cuda",
     trial=_tried,
-    when=lambda a, beside=None: a.dtype != torch.float64 and 0 not in a.shape,
+    when=lambda a: a.dtype != torch.float64 and 0 not in a.shape,
 )
-def factor_batch(a: torch.Tensor, beside: Beside = one_after_the_other) -> BatchFactors:
+def factor_batch(a: torch.Tensor) -> BatchFactors:
     """Cholesky factors of all matrices of a batch, in products as accurate as float32, without synchronizing.
 
     A leaf of columns is updated by all that are done (left-looking: each element is written once), its
-    diagonal block is factorized, and what is below is multiplied by the inverse of that.
+    diagonal block is factorized, and what is below is multiplied by the inverse of that; by the kernel of
+    tiles, which solves with the diagonal blocks.
 
     Parameters
     ----------
     a : Tensor, shape (batch, n, n)
         Of any floating dtype and any strides. Only the lower triangles are read.
-    beside : callable, optional
-        Calls two functions that launch, at the same time where that can be, and returns what the second does.
 
     Returns
     -------

@@ -39,11 +39,12 @@ def factor_residuals_triton(
     found = torch.empty(2, count, dtype=torch.float64, device=a.device)
     scales = diagonal_scales_triton(a)
     image, product = images(a, lower, probes * scales[..., None])
+    span = min(SPAN, triton.next_power_of_2(n))
     with torch.cuda.device_of(a):
         _norms_kernel[(count,)](
             *(image, *image.stride(), product, *product.stride(), scales, order, found, n, count),
-            *(VECTORS, SPAN),
-            num_warps=8,
+            *(VECTORS, span),
+            num_warps=max(1, span // 128),
         )
     return found
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import torch
 
 from neula.algorithms.elimination.cholesky import Cholesky, cholesky, library_cholesky
+from neula.algorithms.triangular.inverted import InvertedBlocks
 from neula.engines import FP64, Engine
+from neula.kernels.cholesky_tiles import factor_inverted
 
 
 def blocks_pay(a: torch.Tensor, engine: Engine) -> bool:
@@ -34,3 +36,28 @@ def double_cholesky(a: torch.Tensor, engine: Engine) -> Cholesky:
         return library_cholesky(a)
     block = engine.tuning.double_block
     return cholesky(a, engine.using(FP64), leaf=block, block=block)
+
+
+def inverted_cholesky(a: torch.Tensor, engine: Engine) -> InvertedBlocks:
+    """L of matrices that may turn out not to be definite, to solve with: then solutions are NaN.
+
+    All of L is one block that is inverted where a product takes less time than launches of several do.
+
+    Parameters
+    ----------
+    a : Tensor, shape (batch, n, n)
+        float64; the lower triangles are read. May be overwritten where :func:`blocks_pay`.
+    engine : Engine
+    """
+    n, tuning = a.shape[-1], engine.tuning
+    width = n if n <= tuning.inverted_whole else tuning.inverted_width(n)
+    if width and n <= tuning.tiled_cholesky and factor_inverted.takes(a, width):
+        found = factor_inverted(a, width)
+        order, blocks = found.order, InvertedBlocks(found.lower, found.inverses, a.dtype, upper=False)
+    else:
+        lower, order, _ = double_cholesky(a, engine)
+        blocks = InvertedBlocks.of(lower, lower.dtype, upper=False, width=width)
+    first = blocks.inverses[0] if len(blocks.inverses) else blocks.t
+    # Of a first unknown that is NaN, all others become NaN.
+    first[..., :1, :1].masked_fill_((order > 0)[:, None, None], torch.nan)
+    return blocks

@@ -9,6 +9,7 @@ from typing import Any, Generic
 
 from neula.pipeline.result import shown
 from neula.pipeline.result.attempts import Attempt
+from neula.pipeline.result.deferred import Deferrable
 from neula.pipeline.result.shown import ArrayT
 
 
@@ -52,7 +53,7 @@ class CholeskyResult(shown.Shown, Generic[ArrayT]):
     residual: float
     bound: float
     residuals: Any
-    accepted: Any
+    accepted: Any = Deferrable()  # noqa: RUF009
     attempts: tuple[Attempt, ...] = ()
     engine: str = ""
     accuracy: str = ""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from neula.certificates.cholesky import cholesky_bound
-from neula.engines import FP32, FP64
+from neula.engines import FP32, FP64, Tuning
 from neula.pipeline.chain import Answer, Link, Verdict
 from neula.problems.definite.links import by_library, recursive
 from neula.problems.definite.problem import CholeskyValues, Options, Symmetric
@@ -18,16 +18,23 @@ from neula.problems.definite.problem import CholeskyValues, Options, Symmetric
 def chain(count: int, n: int, options: Options) -> list[Link[Symmetric, CholeskyValues]]:
     """What is tried for some matrices of order n together, or for a single one.
 
-    The recursion where its products are cheaper than what the library does, else the library; at last the
-    library in double precision, which alone says that a matrix is not positive definite.
+    The recursion, or tiles, where that takes less time than what the library does, else the library; at last
+    the library in double precision, which alone says that a matrix is not positive definite.
     """
     low, tuning = options.low, options.tuning
     queued, tried = not tuning.lapack, []
-    if n >= (tuning.cholesky if count == 1 else tuning.batched_cholesky) and low.format is not FP64:
+    if low.format is not FP64 and _pays(count, n, tuning):
         tried.append(Link(f"cholesky {low.name}", partial(recursive, arithmetic=low), queued=queued))
     elif low.format is not FP64:
         tried.append(Link("cholesky fp32", partial(by_library, format=FP32), queued=queued))
     return [*tried, Link("cholesky fp64", partial(by_library, format=FP64))]
+
+
+def _pays(count: int, n: int, tuning: Tuning) -> bool:
+    """Whether anything beats the library in single precision."""
+    if n < tuning.batched_cholesky:
+        return False
+    return count > 1 or n <= tuning.tiled_cholesky or n >= tuning.cholesky
 
 
 def chain_unread(count: int, n: int, options: Options) -> list[Link[Symmetric, CholeskyValues]]:

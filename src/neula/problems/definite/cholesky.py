@@ -15,9 +15,11 @@ from neula.pipeline.chain import Answer, Run, run_chain
 from neula.pipeline.compilation import with_operator
 from neula.pipeline.gradients import attach_cholesky
 from neula.pipeline.inputs import check_finite, check_matrices
+from neula.pipeline.memory import MemoryGuard
 from neula.pipeline.pending import first_answer
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, CholeskyResult
+from neula.pipeline.result.deferred import Later
 from neula.problems.definite.chain import CholeskyJudge, chain, chain_unread
 from neula.problems.definite.problem import CholeskyValues, NotDefiniteMember, Options, Symmetric
 from neula.problems.operators.factorizations import traced_cholesky
@@ -42,9 +44,9 @@ def cholesky(
     """Cholesky factorization ``A = L L^T`` on matrix units, certified to the accuracy asked for.
 
     On a GPU large matrices are factorized by a recursion whose products are as accurate as the accuracy asked
-    for, in half precision with error correction for float32; batches of small ones all together. Elsewhere,
-    and for float64, the library's factorization is the fastest, and has the same certificate. What misses its
-    accuracy is factorized in double precision.
+    for, in half precision with error correction for float32; smaller ones, and batches, by tiles of all
+    matrices in one launch. Elsewhere, and for float64, the library's factorization is the fastest, and has
+    the same certificate. What misses its accuracy is factorized in double precision.
 
     Parameters
     ----------
@@ -177,8 +179,59 @@ def _finished(
     call: Call, options: Options, begun: Answer[CholeskyValues] | None = None, *, upper: bool
 ) -> CholeskyResult:
     with call.computing():
-        run = _factorize(_lower(call, upper=upper), call.first.tensor, options, begun, upper=upper)
+        lower = _lower(call, upper=upper)
+        if begun is None and (found := _at_once(lower, options)) is not None:
+            begun, residual = found
+            if residual is not None:
+                return _certified(call, options, begun, residual, upper=upper)
+        run = _factorize(lower, call.first.tensor, options, begun, upper=upper)
     return _collect(call, options, run, upper=upper)
+
+
+def _at_once(lower: torch.Tensor, options: Options) -> tuple[Answer[CholeskyValues], float | None] | None:
+    """What a first link that only launches finds, and the largest residual if all are accepted.
+
+    Small matrices take a GPU less time than a host takes for a chain and its records. None for what it is not
+    made for.
+    """
+    count, n = len(lower), lower.shape[-1]
+    if 0 in lower.shape or options.progress is not None:
+        return None
+    link = chain(count, n, options)[0]
+    if not link.queued:
+        return None
+    begun = None
+    with MemoryGuard(lower.device).attempt(link.label):
+        begun = link.answer(Symmetric(lower, options), None)
+    if begun is None or begun.measured is None:
+        return None
+    residual = float(begun.measured[0].amax())  # NaN where there is no factor
+    return begun, residual if residual <= CholeskyJudge.of(n, options).bound else None
+
+
+def _certified(
+    call: Call, options: Options, found: Answer[CholeskyValues], residual: float, *, upper: bool
+) -> CholeskyResult:
+    """The result where every matrix is accepted."""
+    residuals, n = found.values.residual.reshape(call.first.tensor.shape[:-2]), found.values.lower.shape[-1]
+    lower = _attached(call, found.values.lower, upper=upper)
+    bound, count = CholeskyJudge.of(n, options).bound, residuals.numel()
+    reason = f"residual {residual:.1e} (bound {bound:.1e})"
+    if count > 1:
+        reason = f"0 of {count} matrices rejected; the worst: {reason}"
+    return CholeskyResult(
+        factor=call.give_back(lower.mT if upper else lower),
+        upper=upper,
+        converged=True,
+        residual=residual,
+        bound=bound,
+        residuals=call.hand_back(residuals, residuals.dtype),
+        accepted=Later(lambda: call.hand_back(residuals <= bound, torch.bool)),
+        attempts=(Attempt(found.label, True, reason),),
+        engine=str(options.engine),
+        accuracy=options.target.name,
+        seconds=call.seconds,
+    )
 
 
 def _attached(call: Call, lower: torch.Tensor, *, upper: bool) -> torch.Tensor:

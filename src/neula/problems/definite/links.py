@@ -23,13 +23,19 @@ SAFE_EXPONENT = 450
 """Diagonal elements between ``2^-e`` and ``2^e`` have factors in double precision whose products neither
 overflow nor lose digits."""
 
+REPLAYED = 20 << 20
+"""Bytes of matrices up to which launches are played back: copies of larger ones take a GPU longer than
+launches take the host beside it."""
+
 
 def recursive(matrices: Symmetric, before: Solution | None, arithmetic: Arithmetic) -> Solution:
     """The recursion in products of an arithmetic, all of it queued at once."""
     options = matrices.options
     engine, label = options.engine.using(arithmetic), f"cholesky {arithmetic.name}"
     report = stage(options.progress, f"factorizing in {arithmetic.name}")
-    lower, measured = engine.replay(partial(_by_recursion, engine=engine), (matrices.a,), label)
+    function = partial(_by_recursion, engine=engine)
+    replays = matrices.a.nbytes <= REPLAYED
+    lower, measured = engine.replay(function, (matrices.a,), label) if replays else function(matrices.a)
     report(1.0)
     return Answer(CholeskyValues(lower, measured[0]), label, measured=measured)
 
@@ -79,15 +85,20 @@ def _by_recursion(a: torch.Tensor, *, engine: Engine) -> tuple[torch.Tensor, tor
     """L in the dtype of A, and what is measured; without synchronizing.
 
     Of A scaled by powers of two to a diagonal near one, which rounds nothing: then no format is too narrow.
-    Batches in single precision go to kernels as they are: where scales matter, the residual shows it.
+    What is done in single precision, by tiles, or by the library where these do not run, is done with A as it
+    is: where scales matter, the residual shows it.
     """
-    if len(a) > 1 and factor_batch.takes(a):
-        together = factor_batch(a, engine.beside)
+    n, tuning = a.shape[-1], engine.tuning
+    if (len(a) > 1 or n <= tuning.tiled_cholesky) and factor_batch.takes(a):
+        together = factor_batch(a)
         lower, order = together.lower.to(a.dtype), together.order
+    elif len(a) == 1 and n < tuning.cholesky:
+        lower, order, _ = library_cholesky(a.float())
+        lower = lower.to(a.dtype)
     else:
         wide = torch.promote_types(a.dtype, torch.float32)
         scales = diagonal_scales(a).to(wide)
-        work = symmetric_copy(a, scales, rows=engine.rows(a.shape[-1]), whole=False)
+        work = symmetric_copy(a, scales, rows=engine.rows(n), whole=False)
         found = cholesky(work if wide == engine.storage else _in(work, engine.storage), engine)
         lower, order = unscaled_triangle(found.lower, scales, a.dtype), found.order
     return lower, residuals_of_triangles(a, lower, order)

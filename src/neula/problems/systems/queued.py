@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 import torch
 
-from neula.algorithms.elimination.double_cholesky import double_cholesky
+from neula.algorithms.elimination.double_cholesky import inverted_cholesky
 from neula.algorithms.krylov.batched_lstsq import PROBES
 from neula.algorithms.krylov.doubled_refinement import MAX_STEPS, Refinement
 from neula.algorithms.krylov.one_launch import limits_of
 from neula.algorithms.orthogonal.r_only import lower_gram
 from neula.algorithms.triangular.inverted import InvertedBlocks
-from neula.engines import Engine, Tuning
+from neula.engines import Engine
 from neula.kernels import seminormal
 from neula.pipeline.border import Border
 from neula.pipeline.chain import Answer
@@ -33,7 +33,7 @@ from neula.problems.systems.direct import (
     judged_as_given,
     members_of,
 )
-from neula.problems.systems.library_factors import Factors, SymmetricallyScaled
+from neula.problems.systems.library_factors import Factors, SymmetricallyScaled, to_factorize
 from neula.problems.systems.problem import Members, Options
 from neula.problems.systems.scaled import ALIKE, NEAR, Scaled, near_one
 
@@ -59,8 +59,7 @@ class _NormalEquations:
     @classmethod
     def of(cls, a: torch.Tensor, engine: Engine) -> _NormalEquations:
         """Of matrices that may turn out to be singular: then solutions are NaN."""
-        found = double_cholesky(lower_gram(a), engine)
-        return cls(a, _inverted(found.lower, found.order, engine.tuning))
+        return cls(a, inverted_cholesky(lower_gram(a), engine))
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:
         return self.lower.mT.solve(self.lower.solve(self.a.mT @ b))
@@ -69,29 +68,10 @@ class _NormalEquations:
         return self.a @ self.lower.mT.solve(self.lower.solved(b))
 
 
-def _inverted(lower: torch.Tensor, order: torch.Tensor, tuning: Tuning) -> InvertedBlocks:
-    """With all of it as one block where a product takes less time than launches of several do.
-
-    Parameters
-    ----------
-    lower : Tensor, shape (batch, n, n)
-        May be changed.
-    order : Tensor, shape (batch,)
-        Not zero where L means nothing: what is solved for is NaN then.
-    """
-    n = lower.shape[-1]
-    width = n if n <= tuning.inverted_whole else tuning.inverted_width(n)
-    blocks = InvertedBlocks.of(lower, lower.dtype, upper=False, width=width)
-    first = blocks.inverses[0] if len(blocks.inverses) else blocks.t
-    # Of a first unknown that is NaN, all others become NaN.
-    first[..., :1, :1].masked_fill_((order > 0)[:, None, None], torch.nan)
-    return blocks
-
-
 def _definite(scaled: Scaled, engine: Engine) -> Factors:
     """Those of matrices that may turn out not to be definite: then solutions are NaN."""
-    found = SymmetricallyScaled.of(scaled, engine)
-    lower = _inverted(found.lower, found.info, engine.tuning)
+    found = SymmetricallyScaled.of(scaled, lambda a: inverted_cholesky(to_factorize(a, engine), engine))
+    lower = found.factor
     return found.solving(lambda b: lower.mT.solve(lower.solved(b)))
 
 

@@ -1,0 +1,93 @@
+"""Cholesky factors with inverses of diagonal blocks: reference and kernel against the same bounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from neula.kernels.cholesky_tiles import InvertedFactor, factor_inverted
+
+HAS_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
+U = 2.0**-53
+
+Factor = Callable[[torch.Tensor, int], InvertedFactor]
+
+
+@pytest.fixture(params=["reference", "on_host", pytest.param("kernel", marks=pytest.mark.gpu)])
+def factor(request: pytest.FixtureRequest, uninitialized_is_nan: None) -> Factor:
+    if request.param == "reference":
+        return factor_inverted.reference
+    if request.param == "on_host":
+        request.getfixturevalue("tiles_on_host")
+    return factor_inverted.kernel
+
+
+def lower_triangle(a: torch.Tensor) -> torch.Tensor:
+    """With NaN above the diagonal, which nobody is to read."""
+    above = torch.ones(a.shape, dtype=torch.bool).triu(1)
+    return a.masked_fill(above, math.nan)[None].to(DEVICE)
+
+
+def definite(n: int) -> torch.Tensor:
+    g = torch.randn(n, n + 5, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+    return g @ g.mT / n + 1e-3 * torch.eye(n, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("n", "width"), [(1, 1), (64, 64), (65, 128), (100, 100), (150, 64), (200, 128)])
+@pytest.mark.parametrize("layout", ["rows", "columns", "block"])
+def test_factors_and_inverses(factor: Factor, n: int, width: int, layout: str) -> None:
+    exact = definite(n).to(DEVICE)
+    given = lower_triangle(exact.cpu())
+    room = torch.full((1, n + 5, n + 3), math.nan, dtype=torch.float64, device=DEVICE)
+    a = {
+        "rows": given,
+        "columns": given.mT.clone(memory_format=torch.contiguous_format).mT,
+        "block": room[:, 2 : n + 2, 3:].copy_(given),
+    }[layout]
+    before = a.clone()
+    lower, inverses, order = factor(a, width)
+    assert torch.equal(a.nan_to_num(7.0), before.nan_to_num(7.0))
+    assert order.tolist() == [0]
+    assert torch.equal(lower, lower.tril()), "exact zeros above the diagonal"
+    # Higham 2002, theorem 10.3; blocks of eight columns are inverted.
+    size = lower[0].abs() @ lower[0].abs().mT
+    assert ((lower[0] @ lower[0].mT - exact).abs() <= 2 * (n + 8) * U * size).all()
+    width = inverses.shape[-1]
+    for inverse, start in zip(inverses, range(0, n, width), strict=True):
+        k = slice(start, min(start + width, n))
+        found, block = inverse[0, : k.stop - start, : k.stop - start], lower[0, k, k]
+        assert torch.equal(found, found.tril())
+        error = (found @ block - torch.eye(len(block), dtype=block.dtype, device=DEVICE)).abs()
+        # As for substitution: on the right, row by row.
+        assert (error <= 8 * (n + 8) * U * (found.abs() @ block.abs())).all()
+
+
+@pytest.mark.parametrize("kind", ["kernel", "graded", "nearly singular"])
+def test_hard_matrices(factor: Factor, kind: str) -> None:
+    """The residual is that of rounding errors even where blocks on the diagonal are nearly singular."""
+    n = 150
+    x = torch.linspace(0, 1, n, dtype=torch.float64)
+    if kind == "kernel":
+        a = torch.exp(-30 * (x[:, None] - x).square()) + 1e-13 * torch.eye(n, dtype=torch.float64)
+    elif kind == "graded":
+        d = torch.logspace(-60, 60, n, dtype=torch.float64)
+        a = definite(n) * d[:, None] * d
+    else:
+        a = torch.ones(n, n, dtype=torch.float64) + 1e-12 * definite(n)
+    lower, _, order = factor(lower_triangle(a), n)
+    assert order.tolist() == [0]
+    scale = a.diagonal().sqrt().to(DEVICE)
+    error = (lower[0] @ lower[0].mT - a.to(DEVICE)).abs()
+    assert (error <= 2 * n * U * scale[:, None] * scale).all()
+
+
+@pytest.mark.parametrize("index", [0, 9, 63, 64, 140])
+@pytest.mark.parametrize("pivot", [-1.0, 0.0, math.nan])
+def test_the_first_minor_that_is_not_positive(factor: Factor, index: int, pivot: float) -> None:
+    a = torch.eye(150, dtype=torch.float64)
+    a[index, index], a[149, 149] = pivot, -1.0
+    assert factor(lower_triangle(a), 150).order.tolist() == [index + 1]
