@@ -25,8 +25,8 @@ import torch
 from neula.kernels.whole_file import write_whole
 
 FLAGS = [
-    # The next level takes a compiler twice the time, for nothing where loops are over vectors.
-    *("-std=c11", "-O2", "-shared", "-fPIC"),
+    # The next level takes a compiler twice the time, for little more than this where loops are over vectors.
+    *("-std=c11", "-O2", "-funswitch-loops", "-shared", "-fPIC"),
     # Each operation is rounded once, or there is no arithmetic in twice the working precision.
     "-ffp-contract=off",
     # These change no number: loops with square roots and comparisons become vectors, and so do sums that a

@@ -15,7 +15,7 @@ from neula.algorithms.lapack.square import ALIKE, MODERATE
 from neula.algorithms.lapack.squares import DOUBLED_VECTORS, MARGINS
 from neula.kernels.host_source import load
 
-TOGETHER = 16
+TOGETHER = 24
 """Order up to which systems of a batch are worked on side by side, one in each lane of a vector."""
 
 THREADED = 1e5
