@@ -447,4 +447,5 @@ def test_functional_transforms(name):
 def test_a_gradient_under_torch_func_is_that_of_autograd():
     a = variable(5, 3)
     f = lambda a: neula.qr(a).R.sin().sum()  # noqa: E731
-    assert torch.equal(torch.func.grad(f)(a.detach()), gradients(f(a), a)[0])
+    found, expected = torch.func.grad(f)(a.detach()), gradients(f(a), a)[0]
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)  # what factorizes may not be the same

@@ -24,7 +24,7 @@ from neula.certificates.forward_error import SURE
 from neula.engines import FP64, EmulatedEngine
 from neula.engines.shipped import EMULATED
 from neula.io.matrices import random_matrix
-from neula.kernels import seminormal, seminormal_cuda
+from neula.kernels import seminormal, seminormal_cuda, seminormal_host
 from neula.kernels.launch import shared_memory
 from neula.kernels.seminormal import NAMES, Seminormal, Square, columns_of
 from neula.problems.least_squares.problem import Members
@@ -40,8 +40,10 @@ DEFINITE = Square(near=2.0**100, alike=2.0**3, definite=True)
 Solve = Callable[..., Seminormal]
 
 
-@pytest.fixture(name="solve", params=["triton", "cuda"])
+@pytest.fixture(name="solve", params=["triton", "cuda", "c"])
 def _solve(request: pytest.FixtureRequest) -> Solve:
+    if request.param == "c":
+        return request.getfixturevalue("in_c")
     kernel = request.getfixturevalue(f"in_{request.param}")
 
     def solve(
@@ -63,6 +65,26 @@ def in_triton(uninitialized_is_nan: None) -> Callable[..., Seminormal]:
     if not HAS_GPU and not isinstance(seminormal_triton._seminormal, InterpretedFunction):
         pytest.skip("Triton was imported before its interpreter could be chosen: run tests/kernels by itself")
     return seminormal_triton.seminormal_triton
+
+
+@pytest.fixture
+def in_c() -> Solve:
+    """The kernel for the host, which has neither systems nor half precision."""
+    if not seminormal_host.available():
+        pytest.skip("no C compiler")
+
+    def solve(
+        a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype = torch.float64, square: Square | None = None
+    ) -> Seminormal:
+        if square is not None or dtype.itemsize < 4:
+            pytest.skip("not for this kernel")
+        found = seminormal_host.solved(a, b, dtype, LIMITS)
+        rank = torch.full((len(a),), a.shape[2], dtype=torch.int64)
+        numbers = torch.from_numpy(found.numbers).view(-1, len(a))[:-1]
+        columns = (torch.from_numpy(x).view(len(a), -1) for x in (found.forward_error, found.residual_norm))
+        return Seminormal(torch.from_numpy(found.x), numbers, *columns, rank, numbers[0] > 0)
+
+    return solve
 
 
 @pytest.fixture

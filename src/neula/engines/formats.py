@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -32,7 +33,7 @@ class Format:
     max_exponent: int
     dtype: torch.dtype
 
-    @property
+    @cached_property
     def u(self) -> float:
         """Unit roundoff: the largest relative error of rounding to nearest."""
         return 2.0**-self.significand

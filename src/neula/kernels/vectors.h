@@ -29,7 +29,30 @@ static inline vec all(double x)
     return x - (vec){0};
 }
 
-/* c - a b, with one rounding or with two. */
+/* From and to any place of memory. */
+typedef vec unaligned __attribute__((aligned(8), may_alias));
+
+static inline vec vec_at(const double *x)
+{
+    return *(const unaligned *)x;
+}
+
+static inline void vec_put(double *x, vec a)
+{
+    *(unaligned *)x = a;
+}
+
+/* c + a b, with one rounding or with two. */
+static inline vec plus_product(vec c, vec a, vec b)
+{
+#ifdef FUSED
+    return FUSED(a, b, c);
+#else
+    return c + a * b;
+#endif
+}
+
+/* c - a b, likewise. */
 static inline vec minus_product(vec c, vec a, vec b)
 {
 #ifdef FUSED
@@ -62,6 +85,14 @@ static inline vec root(vec a)
     return a;
 }
 
+/* a + b = *sum + *error. */
+static inline void two_sums(vec a, vec b, vec *sum, vec *error)
+{
+    vec total = a + b, of_b = total - a;
+    *error = (a - (total - of_b)) + (b - of_b);
+    *sum = total;
+}
+
 /* Add a b to *high + *low. */
 static inline void add_products(vec a, vec b, vec *high, vec *low)
 {
@@ -75,9 +106,9 @@ static inline void add_products(vec a, vec b, vec *high, vec *low)
         error[l] = lost;
     }
 #endif
-    vec total = *high + product, added = total - *high;
-    *low += ((*high - (total - added)) + (product - added)) + error;
-    *high = total;
+    vec of_sum;
+    two_sums(*high, product, high, &of_sum);
+    *low += of_sum + error;
 }
 
 #endif

@@ -66,7 +66,10 @@ class Taken:
 
     def wrap_array(self, x: np.ndarray) -> Any:
         """An array of NumPy as one of the user's library, where the user's is."""
-        return x if self.wrap is torch.Tensor.numpy else self.wrap(torch.from_numpy(x).to(self.tensor.device))
+        if self.wrap is torch.Tensor.numpy:
+            return x
+        found, given = torch.from_numpy(x), self.tensor
+        return self.wrap(found if given.is_cpu else found.to(given.device))  # microseconds count
 
 
 @dataclass(frozen=True)

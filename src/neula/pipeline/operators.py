@@ -107,7 +107,7 @@ def _separate(found: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> T
     for x in found:
         x = x.detach().to(given[0].device).contiguous()
         memory = x.untyped_storage().data_ptr()
-        separate.append(x.clone() if memory in seen else x)
+        separate.append(x.clone() if memory in seen or x.storage_offset() else x)
         seen.add(memory)
     return tuple(separate)
 

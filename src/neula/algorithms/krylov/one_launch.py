@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from neula.algorithms.krylov.batched_lstsq import ROUNDING
 from neula.algorithms.krylov.doubled_refinement import COMPUTED, DOUBLED, FLOOR, MAX_RATE
 from neula.algorithms.krylov.driver import STAGNATION
@@ -9,7 +11,8 @@ from neula.certificates.forward_error import SURE
 from neula.kernels.seminormal import Limits
 
 
-def limits_of(tolerance: float, max_steps: int) -> Limits:
+@lru_cache(maxsize=64)
+def limits_of(tolerance: float, max_steps: int, sure: float = SURE) -> Limits:
     """What decides where all steps are one launch: the same as where each is many."""
     return Limits(
         tolerance=tolerance,
@@ -20,5 +23,5 @@ def limits_of(tolerance: float, max_steps: int) -> Limits:
         floor=FLOOR,
         stagnation=STAGNATION,
         computed=COMPUTED,
-        sure=SURE,
+        sure=sure,
     )

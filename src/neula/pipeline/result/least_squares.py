@@ -9,7 +9,7 @@ from neula.pipeline.result import shown
 from neula.pipeline.result.deferred import Deferrable
 from neula.pipeline.result.shown import ArrayT
 from neula.pipeline.result.solution import SolutionResult
-from neula.pipeline.result.statistics import Fit, Statistics
+from neula.pipeline.result.statistics import Statistics
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -51,7 +51,7 @@ class LstsqResult(SolutionResult[ArrayT], Statistics, Generic[ArrayT]):
     ranks: Any = Deferrable(None)  # noqa: RUF009
     passes: int = 0
     constraint_error: float = 0.0
-    fit: Fit | None = None
+    fit: Any = Deferrable(None)  # noqa: RUF009
 
     def rows(self) -> shown.Rows:
         """What matters: the answer, how it came about, and how good it is."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic
 
 from neula.pipeline.result import shown
-from neula.pipeline.result.attempts import Attempt
 from neula.pipeline.result.deferred import Deferrable
 from neula.pipeline.result.shown import ArrayT
 
@@ -49,7 +48,7 @@ class QRResult(shown.Shown, Generic[ArrayT]):
     Q: ArrayT
     R: ArrayT
     certificate: Any = None
-    attempts: tuple[Attempt, ...] = ()
+    attempts: Any = Deferrable(())  # noqa: RUF009
     engine: str = ""
     accuracy: str = ""
     P: ArrayT | None = None

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Generic
 
 from neula.pipeline.result import shown
-from neula.pipeline.result.attempts import Attempt
 from neula.pipeline.result.deferred import Deferrable
 from neula.pipeline.result.shown import ArrayT
 
@@ -68,7 +67,7 @@ class SolutionResult(shown.Shown, Generic[ArrayT]):
     forward_error: float = math.nan
     digits: float = 0.0
     history: tuple[float, ...] = ()
-    attempts: tuple[Attempt, ...] = ()
+    attempts: Any = Deferrable(())  # noqa: RUF009
     engine: str = ""
     accuracy: str = ""
     seconds: float = math.nan

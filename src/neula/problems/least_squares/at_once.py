@@ -1,8 +1,8 @@
-"""Least-squares problems that the first link of their chain solves, on a GPU: without the chain.
+"""Least-squares problems that the first link of their chain solves, on a GPU or in batches: without the rest.
 
-Where it does, judges of each problem by itself and records of what was tried take the host longer than small
-problems take the GPU. What is accepted here is what the judge of the chain accepts; where that is not so of
-all problems, the chain goes on from what was found.
+Where it does, judges of each problem by itself and records of what was tried take longer than small problems
+take the GPU, or a kernel of the host. What is accepted here is what the judge of the chain accepts; where
+that is not so of all problems, the chain goes on from what was found.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from neula.problems.least_squares.together import in_one_launch, in_reach
 def begin_at_once(call: Call, shapes: System, problems: Problems) -> Answer[Members] | None:
     """What the first link finds for problems that are solved together; None where others begin."""
     options, empty = problems.options, 0 in (problems.a.numel(), problems.b.numel())
-    if empty or shapes.shares or options.over_rows.spread or not options.engine.tuning.blind_steps:
+    (count, m, n), tuning = problems.a.shape, options.engine.tuning
+    soon = tuning.blind_steps or (count > 1 and tuning.by_lapack)
+    if empty or shapes.shares or options.over_rows.spread or not soon:
         return None
-    count, m, n = problems.a.shape
     with MemoryGuard(problems.device).attempt(""):
         if in_reach(problems.a, problems.b.shape[2], options):
             # Needs none of the solvers, which take half a second to load, and is what the first link does.

@@ -16,8 +16,7 @@ from neula.engines import FP64
 from neula.pipeline.chain import Answer
 from neula.pipeline.progress import stage
 from neula.pipeline.solutions import FEW, IN_NUMPY, array_of
-from neula.problems.least_squares.by_lapack import Way
-from neula.problems.least_squares.prepared import Problems
+from neula.problems.least_squares.prepared import Problems, Way
 from neula.problems.least_squares.problem import ROUNDED_RANK, Members, Options
 
 LARGEST, WIDEST = 1 << 14, 64

@@ -6,7 +6,6 @@ What is accepted here is what the judge of the chain accepts; what is not begins
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -23,8 +22,7 @@ from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer
 from neula.pipeline.memory import MemoryGuard
 from neula.pipeline.progress import stage
-from neula.pipeline.result import Attempt, LstsqResult
-from neula.pipeline.result.deferred import Later
+from neula.pipeline.result import LstsqResult
 from neula.pipeline.shapes import System
 from neula.pipeline.solutions import (
     FEW,
@@ -33,15 +31,11 @@ from neula.pipeline.solutions import (
     arrays_of,
     is_large,
     is_single,
-    of_single,
-    x_of_single,
 )
-from neula.problems.least_squares.fit import LinearFit
-from neula.problems.least_squares.prepared import Problems
+from neula.problems.least_squares.by_kernel import solve_by_kernel
+from neula.problems.least_squares.prepared import Problems, Way
 from neula.problems.least_squares.problem import ROUNDED_RANK, Members, Options
-
-Way = Callable[[Problems, Answer[Members] | None], Answer[Members]]
-"""What a link does."""
+from neula.problems.least_squares.report import Found, result_of
 
 LABEL = "cholesky fp64 + seminormal"
 
@@ -66,12 +60,17 @@ def solve_by_lapack(call: Call, shapes: System, options: Options) -> LstsqResult
     """The solution where it is accepted, and the problem is one for this way."""
     if not _suits(shapes, options):
         return None
+    found = solve_by_kernel(shapes.a, shapes.b, LABEL, options) or _by_library(call, shapes, options)
+    return None if found is None else result_of(call, shapes, options, found)
+
+
+def _by_library(call: Call, shapes: System, options: Options) -> Found | None:
     with np.errstate(all="ignore"):  # what is not finite is not accepted
         if not is_large(shapes.a.numel(), options):
             with suppress(MemoryError):
-                return _by_lapack(call, shapes, options)
+                return _by_lapack(shapes, options)
         with MemoryGuard(call.engine.device).attempt(LABEL), call.computing():
-            return _by_lapack(call, shapes, options)
+            return _by_lapack(shapes, options)
     return None
 
 
@@ -105,12 +104,24 @@ def each_by_lapack(
     return Answer(values, label, iterations=steps)
 
 
-def _by_lapack(call: Call, shapes: System, options: Options) -> LstsqResult[Any] | None:
+def _by_lapack(shapes: System, options: Options) -> Found | None:
     a, b = arrays_of(shapes)
     found = _by_lu(a, b, options) if len(a) == a.shape[1] else None
     if found is None and (solved := _member(a, b, options)) is not None:
         found = LABEL, *solved
-    return None if found is None else _result(call, shapes, options, *found)
+    if found is None:
+        return None
+    label, condition, columns = found
+    return Found(
+        label,
+        np.array([column.x for column in columns]).T,
+        max([column.steps for column in columns]),
+        max([column.backward_error for column in columns]),
+        condition,
+        max([column.optimality for column in columns]),
+        [column.forward_error for column in columns],
+        [column.residual_norm for column in columns],
+    )
 
 
 def _by_lu(a: np.ndarray, b: list[np.ndarray], options: Options) -> tuple[str, float, list[_Column]] | None:
@@ -189,33 +200,3 @@ def _solved(
         optimality,
         found.steps,
     )
-
-
-def _result(
-    call: Call, shapes: System, options: Options, label: str, condition: float, columns: list[_Column]
-) -> LstsqResult[Any]:
-    bound = lstsq_bound(options.target, len(columns[0].x))
-    x = np.array([column.x for column in columns]).T
-    norms = [column.residual_norm for column in columns]
-    backward_error = max([column.backward_error for column in columns])
-    forward_errors = [column.forward_error for column in columns]
-    reason = (
-        f"backward error {backward_error:.1e} (bound {bound:.1e}), forward error {max(forward_errors):.1e}"
-    )
-    known = {
-        "x": x_of_single(call, shapes, options, x),
-        "iterations": max([column.steps for column in columns]),
-        "backward_error": backward_error,
-        "condition": condition,
-        "attempts": (Attempt(label, True, reason),),
-        "optimality": max([column.optimality for column in columns]),
-        "tolerance": bound,
-        "residual_norm": norms if len(norms) > 1 else norms[0],
-        "rank": len(x),
-        "factorization": label,
-        "ranks": Later(lambda: call.first.wrap_array(np.array(len(x)))),
-        "fit": LinearFit(
-            call, shapes, options, torch.from_numpy(x[None]), torch.from_numpy(np.array([norms]))
-        ),
-    }
-    return LstsqResult.of(known | of_single(call, shapes, options, backward_error, condition, forward_errors))

@@ -18,7 +18,7 @@ from neula.certificates.forward_error import SURE
 from neula.engines import FP16_COR, FP64
 from neula.pipeline.chain import Answer, Link, Verdict
 from neula.pipeline.solutions import IN_NUMPY
-from neula.problems.least_squares import links
+from neula.problems.least_squares import by_kernel, links
 from neula.problems.least_squares.batch_by_lapack import batch_by_lapack, suits
 from neula.problems.least_squares.by_lapack import LABEL, each_by_lapack
 from neula.problems.least_squares.minimum_norm import NO_GAP, by_complete_orthogonal, by_svd
@@ -73,9 +73,11 @@ def chain_together(count: int, m: int, n: int, options: Options) -> Chain:
         for name, number in zip(names, steps, strict=True)
     ]
     by_lapack = m * n**2 <= tuning.by_lapack and not exotic and options.dtype in IN_NUMPY
-    if count > 1 and by_lapack and (suits(m, n) or not options.refines_doubled(m, n)):
+    compiled = by_lapack and by_kernel.suits(m, n, options)
+    if count > 1 and by_lapack and (compiled or suits(m, n) or not options.refines_doubled(m, n)):
         together = next(link.answer for link in tried if link.label == LABEL)
         answer = batch_by_lapack if suits(m, n) else each_by_lapack
+        answer = by_kernel.batch_by_kernel if compiled else answer
         return [_link(LABEL, answer, together=together), *tried[-1:]]
     return tried
 

@@ -181,7 +181,9 @@ def lstsq(
     attempts are those of the batch, then that of the worst problem that was solved alone.
 
     On a CPU each plain problem that is tall, alone or in a batch, goes to LAPACK first, for R of a Gram
-    matrix, with the same equations and bounds (:mod:`neula.algorithms.lapack.seminormal`). One that is square
+    matrix, with the same equations and bounds (:mod:`neula.algorithms.lapack.seminormal`); of up to 131072
+    elements and 128 columns it goes to a kernel in C, where the machine has a compiler
+    (:mod:`neula.kernels.seminormal_host`). One that is square
     goes there for its LU factors before: a solution of the system is one of least squares, and they take half
     the operations of a QR. Where neither is accepted, the chain begins, and nothing is said of it.
 

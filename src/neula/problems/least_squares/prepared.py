@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
@@ -17,8 +17,9 @@ from neula.algorithms.scaling import binary_exponents, power_of_two_scales
 from neula.certificates.bounds import lstsq_bound
 from neula.kernels.shift import shift
 from neula.pipeline.batches import Batch
+from neula.pipeline.chain import Answer
 from neula.pipeline.inputs import check_finite
-from neula.problems.least_squares.problem import Options
+from neula.problems.least_squares.problem import Members, Options
 from neula.problems.least_squares.scaled import ScaledProblems
 
 SAFE_EXPONENT = 400
@@ -112,6 +113,10 @@ class Problems(Batch):
         seen_a, seen_b = torch.cat([self.column_max, of_b]).cpu().split([a.shape[1], b.shape[1]])
         check_finite(a, seen_a, "A", options.over_rows)
         check_finite(b.squeeze(-1), seen_b, "b", options.over_rows)
+
+
+Way = Callable[[Problems, Answer[Members] | None], Answer[Members]]
+"""What a link does."""
 
 
 @dataclass(frozen=True)

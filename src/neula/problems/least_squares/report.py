@@ -3,19 +3,79 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE
+from neula.pipeline.call import Call
 from neula.pipeline.chain import Run
-from neula.pipeline.result import LstsqResult
+from neula.pipeline.result import Attempt, LstsqResult
 from neula.pipeline.result.deferred import Later
 from neula.pipeline.result.statistics import Fit
 from neula.pipeline.shapes import System
-from neula.pipeline.solutions import Report, does_not_fit, numbers_of, unsure
+from neula.pipeline.solutions import Report, does_not_fit, numbers_of, of_single, unsure, x_of_single
+from neula.problems.least_squares.fit import LinearFit
 from neula.problems.least_squares.problem import Members, Options
+
+
+class Found(NamedTuple):
+    """One problem that was solved without the chain.
+
+    Attributes
+    ----------
+    label : str
+    x : array, shape (n, k)
+        float64, rounded to the dtype of the result.
+    steps : int
+    backward_error, condition, optimality : float
+    forward_errors, residual_norms : list of float
+    """
+
+    label: str
+    x: np.ndarray
+    steps: int
+    backward_error: float
+    condition: float
+    optimality: float
+    forward_errors: list[float]
+    residual_norms: list[float]
+
+
+def result_of(call: Call, shapes: System, options: Options, found: Found) -> LstsqResult[Any]:
+    """The same as a user has it; most read x and nothing else."""
+    bound, worst, norms = (
+        lstsq_bound(options.target, len(found.x)),
+        max(found.forward_errors),
+        found.residual_norms,
+    )
+
+    def attempts() -> tuple[Attempt, ...]:
+        errors = f"backward error {found.backward_error:.1e} (bound {bound:.1e}), forward error {worst:.1e}"
+        return (Attempt(found.label, True, errors),)
+
+    def fit() -> LinearFit:
+        x, of_residual = torch.from_numpy(found.x[None]), torch.from_numpy(np.array([norms]))
+        return LinearFit(call, shapes, options, x, of_residual)
+
+    known = {
+        "x": x_of_single(call, shapes, options, found.x),
+        "iterations": found.steps,
+        "backward_error": found.backward_error,
+        "condition": found.condition,
+        "attempts": Later(attempts),
+        "optimality": found.optimality,
+        "tolerance": bound,
+        "residual_norm": norms if len(norms) > 1 else norms[0],
+        "rank": len(found.x),
+        "factorization": found.label,
+        "ranks": Later(lambda: call.first.wrap_array(np.array(len(found.x)))),
+        "fit": Later(fit),
+    }
+    of_all = of_single(call, shapes, options, found.backward_error, found.condition, found.forward_errors)
+    return LstsqResult.of(known | of_all)
 
 
 def collect(report: Report, passes: int = 0, fit: Fit | None = None) -> LstsqResult:

@@ -18,6 +18,7 @@ from neula.certificates.probes import gaussian_probes
 from neula.certificates.qr import QRCertificate, QRCertificates, certificate_of, certificates_of
 from neula.engines import FP32, FP64
 from neula.kernels.probes import probe_errors
+from neula.kernels.probes_host import reflected, reflected_errors
 from neula.pipeline.call import Call
 from neula.pipeline.result import Attempt, QRResult
 from neula.pipeline.result.deferred import Later
@@ -26,6 +27,10 @@ from neula.problems.orthogonal.problem import Options
 ALONE = 1 << 16
 """Elements of a matrix whose products with four vectors NumPy computes without threads: those of its
 BLAS would wait for the processor while torch's, which have just reflected, wait busily for more work."""
+
+REFLECTED, REFLECTED_COLUMNS = {torch.float64: 1 << 14, torch.float32: 1 << 12}, 64
+"""Elements and columns of matrices that a kernel reflects, in double precision, and measures in less time
+than LAPACK reflects them: of larger ones that makes products of matrices."""
 
 BLOCK = 1 << 17
 """Elements of a batch that are measured together, while they are in the cache."""
@@ -37,24 +42,59 @@ def qr_by_lapack(call: Call, mode: str, options: Options) -> QRResult[Any] | Non
     if not _suits(call, options) or mode not in ("reduced", "r"):
         return None
     with call.computing():
-        q, r = torch.linalg.qr(a)
-    with np.errstate(all="ignore"):  # what is not finite is not accepted
-        factors = _reflected(q, r)
-        measured = _measured if a.ndim == 2 else _measured_together
-        found = measured(a.resolve_neg().numpy(), *factors, options)
+        q, r, found = _factorized(a.resolve_neg(), options)
     if found is None or not (found.accepted is True or np.all(found.accepted)):  # in a tenth of its time
         return None
-    reason = found.in_words if isinstance(found, QRCertificates) else str(found)
-    return QRResult(
-        Q=None if mode == "r" else call.first.wrap(q),
-        R=call.first.wrap(r),
-        certificate=found,
-        attempts=(Attempt(label, True, reason),),
-        engine=str(options.engine),
-        accuracy=options.target.name,
-        seconds=call.seconds,
-        accepted=Later(lambda: call.first.wrap_array(np.ones(a.shape[:-2], bool))),
-    )
+
+    def attempts() -> tuple[Attempt, ...]:
+        reason = found.in_words if isinstance(found, QRCertificates) else str(found)
+        return (Attempt(label, True, reason),)
+
+    fields = {
+        "Q": None if mode == "r" else call.first.wrap(q),
+        "R": call.first.wrap(r),
+        "certificate": found,
+        "attempts": Later(attempts),
+        "engine": str(options.engine),
+        "accuracy": options.target.name,
+        "seconds": call.seconds,
+        "accepted": Later(lambda: call.first.wrap_array(np.ones(a.shape[:-2], bool))),
+    }
+    return QRResult.of(fields)
+
+
+def _factorized(
+    a: torch.Tensor, options: Options
+) -> tuple[torch.Tensor, torch.Tensor, QRCertificate | QRCertificates | None]:
+    """Factors, the diagonal of R nonnegative, and what is measured of them."""
+    (m, n), g, measures = a.shape[-2:], _vectors(a.shape[-1]), None
+    if n <= REFLECTED_COLUMNS and m * n <= REFLECTED[a.dtype] and (found := reflected(a, g)) is not None:
+        q, r, measures = found
+    else:
+        q, r = torch.linalg.qr(a)
+        if m * n <= options.engine.tuning.measured_here:
+            measures = reflected_errors(a, q, r, g)
+    if measures is None:
+        with np.errstate(all="ignore"):  # what is not finite is not accepted
+            basis, triangle = _reflected(q, r)
+            measured = _measured if a.ndim == 2 else _measured_together
+            return q, r, measured(a.numpy(), basis, triangle, options)
+    return q, r, _certificate(measures, a.shape, options)
+
+
+def _certificate(
+    measures: np.ndarray, shape: torch.Size, options: Options
+) -> QRCertificate | QRCertificates | None:
+    """None where squares of a norm of a column are not to be trusted."""
+    low, high = SAFE_NORMS[options.target.dtype]
+    if len(shape) == 2:
+        residual, size, loss, smallest, largest = measures[:, 0].tolist()
+        if not (smallest > low and largest < high):
+            return None
+        return certificate_of(residual, size, loss, shape, options.target)
+    if not (measures[3].min() > low and measures[4].max() < high):
+        return None
+    return certificates_of(measures[:3], torch.float64, shape[-2:], options.target)
 
 
 def _suits(call: Call, options: Options) -> bool:

@@ -1,0 +1,112 @@
+"""Small least-squares problems on a CPU, from the matrix to the evidence, by a kernel in C.
+
+The arithmetic of one takes a microsecond or some, as two calls of NumPy do; in a batch it is done while a
+matrix is in the cache.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from neula.kernels.host_matrices import address_of, pointer_to
+from neula.kernels.host_source import load
+from neula.kernels.seminormal import MODERATE, NAMES, Limits
+
+NUMBERS = (*NAMES, "steps")
+"""What is said of each problem, and how many updates were made."""
+
+
+class Solved:
+    """Solutions with their evidence: NaN where numbers are not moderate, or a Gram matrix is not good enough.
+
+    Parameters
+    ----------
+    written : array of float64
+        All that the kernel has.
+    count, n, k : int
+        Problems, unknowns and right-hand sides.
+
+    Attributes
+    ----------
+    numbers : array
+        Of each problem :data:`NUMBERS`, one behind the other.
+    forward_error, residual_norm : array
+        Of each problem those of its right-hand sides.
+    x : array, shape (batch, n, k)
+        Rounded to the dtype that was asked for.
+    """
+
+    def __init__(self, written: np.ndarray, count: int, n: int, k: int) -> None:
+        each, size = k * count, n * k * count
+        self.x = written[:size].reshape(count, n, k)
+        self.numbers = written[size : -2 * each]
+        self.forward_error, self.residual_norm = written[-2 * each : -each], written[-each:]
+
+
+def available() -> bool:
+    """Whether there is a compiler."""
+    return _function() is not None
+
+
+def solved(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    dtype: torch.dtype,
+    limits: Limits,
+    backward: float = np.inf,
+    rcond: float = 0.0,
+) -> Solved | None:
+    """Solve, refine and measure some problems; None where there is too little memory, or no compiler.
+
+    Parameters
+    ----------
+    a : Tensor, shape (batch, m, n) or (m, n), m >= n > 0
+        On the host, one of :data:`~neula.kernels.host_matrices.DTYPES`, any strides.
+    b : Tensor, shape (batch, m, k) or (m, k)
+        Likewise.
+    dtype : torch.dtype
+        One of :data:`~neula.kernels.host_matrices.DTYPES`, to which x is rounded.
+    limits : Limits
+    backward : float, optional
+        What the backward error of what is accepted may be.
+    rcond : float, optional
+        What the reciprocal condition number is to exceed there.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from neula.kernels.seminormal import Limits
+    >>> from neula.kernels.seminormal_host import solved
+    >>> limits = Limits(2.0**-54, 3, 0.25, 8.0, 2.0**-104, 2.0, 0.5, 1.0, 0.1)
+    >>> found = solved(torch.tensor([[3.0], [4.0]]), torch.tensor([[6.0], [8.0]]), torch.float64, limits)
+    >>> found is None or found.x.item()
+    2.0
+    """
+    function, (m, n), k = _function(), a.shape[-2:], b.shape[-1]
+    count = len(a) if a.ndim == 3 else 1
+    found, sizes = np.empty((len(NUMBERS) + (2 + n) * k) * count), (ctypes.c_long * 4)(count, m, n, k)
+    given = pointer_to(a), pointer_to(b), sizes, _numbers(limits, backward, rcond)
+    if function is None or not function(*given, dtype == torch.float32, address_of(found)):
+        return None
+    return Solved(found, count, n, k)
+
+
+@lru_cache(maxsize=64)
+def _numbers(limits: Limits, backward: float, rcond: float) -> ctypes.Array[ctypes.c_double]:
+    """``Limits`` of the kernel."""
+    of = limits
+    return (ctypes.c_double * 11)(
+        *(of.tolerance, of.max_steps, of.max_rate, of.noise, of.floor, of.stagnation, of.computed),
+        *(MODERATE, of.sure, backward, rcond),
+    )
+
+
+@lru_cache(maxsize=1)
+def _function() -> Callable[..., int] | None:
+    library = load("seminormal")
+    return None if library is None else library.seminormal

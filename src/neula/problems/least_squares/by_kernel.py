@@ -1,0 +1,91 @@
+"""Small least-squares problems on a CPU with a C compiler, alone or in batches: by one call of a kernel.
+
+What is accepted here is what the judge of the chain accepts; what is not goes on to other ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from neula.algorithms.krylov.doubled_refinement import MAX_STEPS
+from neula.algorithms.krylov.one_launch import limits_of
+from neula.certificates.bounds import lstsq_bound
+from neula.kernels import seminormal_host
+from neula.kernels.host_matrices import DTYPES
+from neula.kernels.seminormal_host import NUMBERS, Solved
+from neula.pipeline.chain import Answer
+from neula.pipeline.progress import stage
+from neula.pipeline.solutions import FEW
+from neula.problems.least_squares.prepared import Problems, Way
+from neula.problems.least_squares.problem import ROUNDED_RANK, Members, Options
+from neula.problems.least_squares.report import Found
+
+LARGEST, WIDEST = 1 << 17, 128
+"""Elements and columns of matrices up to which its one thread takes less time than a library with several."""
+
+ELEMENTS = 1 << 22
+"""Of the matrices that are solved in one call, which nothing interrupts."""
+
+
+def suits(m: int, n: int, options: Options) -> bool:
+    """Whether there is a kernel for plain problems of a shape."""
+    small = m >= n > 0 and n <= WIDEST and m * n <= LARGEST
+    return small and options.dtype in DTYPES and seminormal_host.available()
+
+
+def solve_by_kernel(a: torch.Tensor, b: torch.Tensor, label: str, options: Options) -> Found | None:
+    """One problem, b having shape (m, k); None where it is not accepted."""
+    m, n = a.shape
+    if not suits(m, n, options):
+        return None
+    found = _solved(a, b, options)
+    if found is None:
+        return None
+    accepted, _, _, backward, condition, _, optimality, _, zero, steps = found.numbers.tolist()
+    if not accepted or zero:
+        return None
+    errors, norms = found.forward_error.tolist(), found.residual_norm.tolist()
+    return Found(label, found.x[0], int(steps), backward, max(1.0, condition), optimality, errors, norms)
+
+
+def batch_by_kernel(
+    problems: Problems, before: Answer[Members] | None, *, label: str, together: Way
+) -> Answer[Members]:
+    """All of a batch; many right-hand sides are better taken otherwise."""
+    if problems.b.shape[2] > FEW:
+        return together(problems, before)
+    report, parts, numbers, steps = stage(problems.options.progress, label), [], [], 0
+    size = max(1, ELEMENTS // problems.a[0].numel())
+    for a, b in problems.chunks(size):
+        found = _solved(a, b, problems.options)
+        if found is None:
+            return together(problems, before)
+        *known, taken = torch.from_numpy(found.numbers).view(len(NUMBERS), -1)
+        numbers.append(torch.stack(known))
+        parts.append(_members(found, known))
+        steps = max(steps, int(taken.max()))
+        report(min(1.0, len(parts) * size / len(problems)))
+    measured = numbers[0] if len(numbers) == 1 else torch.cat(numbers, 1)
+    return Answer(Members.joined(parts), label, iterations=steps, measured=measured)
+
+
+def _members(found: Solved, numbers: Sequence[torch.Tensor]) -> Members:
+    of, x = dict(zip(Members.names, numbers, strict=True)), torch.from_numpy(found.x)
+    return Members(
+        x=x,
+        forward_error=torch.from_numpy(found.forward_error).view(len(x), -1),
+        residual_norm=torch.from_numpy(found.residual_norm).view(len(x), -1),
+        rank=torch.full((len(x),), x.shape[1], dtype=torch.int64),
+        accepted=of["accepted"] > 0,
+        **{name: of[name] for name in ("backward_error", "condition", "refined_error", "optimality")},
+    )
+
+
+def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> Solved | None:
+    a, b = (x.resolve_neg() if x.dtype in DTYPES else x.double() for x in (a, b))
+    m, n = a.shape[-2:]
+    limits = limits_of(options.digits, min(MAX_STEPS, options.max_iterations), options.largest_error)
+    bound, rcond = lstsq_bound(options.target, n), ROUNDED_RANK * options.certain_rcond((m, n))
+    return seminormal_host.solved(a, b, options.dtype, limits, bound, rcond)

@@ -1,0 +1,132 @@
+"""What the kernel for the host sees of QR factorizations, against the definition in plain torch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from neula.certificates.probes import gaussian_probes
+from neula.io.matrices import random_matrix
+from neula.kernels import probe_errors, probes_host
+from neula.kernels.probes_host import reflected, reflected_errors
+
+pytestmark = pytest.mark.skipif(probes_host._library() is None, reason="no C compiler")
+
+CPU = torch.device("cpu")
+
+
+def factors(a: torch.Tensor, wrong: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Q and R with diagonals of either sign, and errors."""
+    q, r = torch.linalg.qr(a)
+    signs = torch.tensor([(-1.0) ** i for i in range(a.shape[-1])], dtype=a.dtype)
+    q, r = q * signs, r * signs[:, None]
+    noise = torch.randn(2, *a.shape, dtype=a.dtype, generator=torch.Generator().manual_seed(1))
+    return q + wrong * noise[0], r + wrong * noise[1][..., : a.shape[-1], :].triu()
+
+
+def matrices(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 1), (2, 9, 9), (1, 64, 32), (4, 37, 6), (2, 130, 17)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("wrong", [0.0, 1e-3])
+def test_the_same_as_the_definition(shape: tuple[int, int, int], dtype: torch.dtype, wrong: float) -> None:
+    a = matrices(*shape, dtype=dtype)
+    q, r = factors(a, wrong)
+    given, n = (q.clone(), r.clone()), shape[2]
+    g = gaussian_probes(n, CPU)
+    found = reflected_errors(a, q, r, g.numpy())
+    sign = torch.where(given[1].diagonal(dim1=1, dim2=2) < 0, -1.0, 1.0).to(dtype)
+    assert torch.equal(q, given[0] * sign[:, None, :])
+    assert torch.equal(r.triu(), given[1].triu() * sign[:, :, None])
+    norms = torch.linalg.vector_norm(r.double(), dim=1)
+    assert np.allclose(found[3:], [norms.amin(1), norms.amax(1)], rtol=1e-14)
+    wide = [x.double() for x in (a, q, r)]
+    expected = torch.stack(probe_errors.reference(*wide, 1 / norms, g, g)).numpy()
+    size = float(g.norm())
+    assert np.allclose(found[:3], expected, rtol=1e-12, atol=1e-15 * sum(shape) * size)
+
+
+def test_any_strides() -> None:
+    """A by columns, every other row, Q as LAPACK leaves it, one matrix without a batch."""
+    a = matrices(20, 7)
+    wide = matrices(7, 80)
+    wide[:, ::4] = a.T
+    g = gaussian_probes(7, CPU).numpy()
+    several = [reflected_errors(x, *factors(a), g) for x in (a, a[None], a.T.contiguous().T, wide.T[::4])]
+    for found in several:
+        assert np.array_equal(found, several[0])
+
+
+def test_what_is_not_finite_is_seen() -> None:
+    a = matrices(3, 9, 4)
+    q, r = factors(a)
+    q[0, 3, 1], r[1, 0, 2] = torch.nan, torch.inf
+    found = reflected_errors(a, q, r, gaussian_probes(4, CPU).numpy())
+    assert np.isnan(found[:3, :2]).any(0).all()
+    assert np.isfinite(found[:, 2]).all()
+
+
+def test_zero_has_a_sign() -> None:
+    """A diagonal of R is made nonnegative also where it is the negative zero."""
+    a = torch.zeros(3, 2, dtype=torch.float64)
+    q, r = torch.eye(3, 2, dtype=torch.float64), -torch.zeros(2, 2, dtype=torch.float64)
+    reflected_errors(a, q, r, gaussian_probes(2, CPU).numpy())
+    assert not torch.signbit(r.diagonal()).any()
+
+
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes_host, "_library", lambda: None)
+    a = matrices(3, 2)
+    q, r = factors(a)
+    before = q.clone()
+    assert reflected_errors(a, q, r, gaussian_probes(2, CPU).numpy()) is None
+    assert torch.equal(q, before)
+    assert reflected(a, gaussian_probes(2, CPU).numpy()) is None
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 1), (2, 9, 9), (1, 64, 32), (4, 37, 6), (2, 130, 64)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_reflections(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    """Those of LAPACK, but for rounding errors, and as it lays them out."""
+    a, n = matrices(*shape, dtype=dtype), shape[2]
+    g = gaussian_probes(n, CPU)
+    q, r, found = reflected(a, g.numpy())
+    expected = torch.linalg.qr(a)
+    assert (q.stride(), r.stride()) == tuple(x.stride() for x in expected)
+    assert (r.tril(-1) == 0).all()
+    assert (r.diagonal(dim1=1, dim2=2) >= 0).all()
+    u, (wide_q, wide_r) = torch.finfo(dtype).eps / 2, (q.double(), r.double())
+    assert (
+        torch.linalg.matrix_norm(a - wide_q @ wide_r).max() <= 4 * n * u * torch.linalg.matrix_norm(a).max()
+    )
+    assert torch.linalg.matrix_norm(wide_q.mT @ wide_q - torch.eye(n)).max() <= 8 * n * u
+    again = reflected_errors(a, q.clone(), r.clone(), g.numpy())
+    assert np.allclose(found, again, rtol=1e-12, atol=1e-18)
+    sign = torch.where(expected[1].diagonal(dim1=1, dim2=2) < 0, -1.0, 1.0).to(dtype)
+    condition = float(torch.linalg.cond(a.double()).max())
+    assert torch.allclose(q, expected[0] * sign[:, None], rtol=0, atol=40 * n * u * condition)
+
+
+@pytest.mark.parametrize("kind", ["dependent", "zero column", "zeros", "triangle", "graded", "1e14"])
+def test_reflections_of_hard_matrices(kind: str) -> None:
+    """Q is orthonormal whatever A is."""
+    a, rows = matrices(1, 20, 6), torch.arange(20)[:, None]
+    if kind == "dependent":
+        a[0, :, 4] = a[0, :, 1] - a[0, :, 2]
+    elif kind == "zero column":
+        a[0, :, 2] = 0
+    elif kind == "zeros":
+        a.zero_()
+    elif kind == "triangle":
+        a = a.triu()
+    elif kind == "graded":
+        a *= 10.0 ** (-rows.double())
+    else:
+        a = random_matrix("geometric", 20, 6, cond=1e14, seed=1)[None]
+    q, r, _ = reflected(a, gaussian_probes(6, CPU).numpy())
+    assert torch.linalg.matrix_norm(q.mT @ q - torch.eye(6)).item() <= 1e-14
+    norms = torch.linalg.vector_norm(a, dim=1)
+    assert (torch.linalg.vector_norm(a - q @ r, dim=1) <= 1e-14 * norms).all()
