@@ -582,7 +582,8 @@ def test_solves_on_a_gpu(dtype: torch.dtype) -> None:
         x = solver.solve(b)
     finally:
         torch.cuda.set_sync_debug_mode(mode)
-    assert torch.cuda.max_memory_allocated() - before <= 100 * n
+    # A copy of the factors takes 2 n^2 bytes; a sweep has room for eight vectors, a few times.
+    assert torch.cuda.max_memory_allocated() - before <= n * n // 4
     lower, upper = unpack(solver.factors)
     exact = torch.linalg.solve(upper, torch.linalg.solve(lower, b.double().cpu()))
     condition = float(torch.linalg.cond(lower) * torch.linalg.cond(upper))
