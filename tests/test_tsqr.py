@@ -302,8 +302,8 @@ def test_what_goes_to_lapack_on_a_cpu() -> None:
     A = torch.stack([uniform(60, 9, seed=i) for i in range(4)])
     found, expected = neula.tsqr(A), neula.qr(A)
     assert [a.method for a in found.attempts] == [a.method for a in expected.attempts]
-    assert torch.equal(found.Q, expected.Q)
-    assert torch.equal(found.R, expected.R)
+    for one, other in ((found.Q, expected.Q), (found.R, expected.R)):  # reflected by LAPACK or by a kernel
+        torch.testing.assert_close(one, other, rtol=0, atol=60 * 2.0**-23)
 
 
 @pytest.mark.parametrize("mode", ["reduced", "r"])

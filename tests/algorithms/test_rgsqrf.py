@@ -278,8 +278,8 @@ def test_the_engine_chooses_the_cutoff_and_the_panel() -> None:
     [
         ({"panel": "mgs"}, r"unknown panel 'mgs': choose one of 'caqr'"),
         ({"panel_format": "fp8"}, r"unknown format 'fp8': choose one of 'fp16'"),
-        ({"cutoff": 0}, r"cutoff must be at least 1, got 0"),
-        ({"cutoff": -128}, r"cutoff must be at least 1, got -128"),
+        ({"cutoff": 0}, r"cutoff must be a whole number, at least 1, got 0"),
+        ({"cutoff": -128}, r"cutoff must be a whole number, at least 1, got -128"),
     ],
 )
 @pytest.mark.parametrize("name", ["cpu", "emulated"])

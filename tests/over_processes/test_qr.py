@@ -72,7 +72,7 @@ def test_the_links_of_a_gpu(processes: Processes, accuracy: str) -> None:
     ("condition", "methods"),
     [
         (10.0, ["rgsqrf fp32"]),
-        (300.0, ["rgsqrf fp32", "rgsqrf fp32 + correction"]),
+        (3000.0, ["rgsqrf fp32", "rgsqrf fp32 + correction"]),
         (1e6, ["rgsqrf fp32", "rgsqrf fp32 + correction", "rgsqrf fp32 + reortho"]),
     ],
 )
