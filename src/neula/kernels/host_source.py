@@ -25,8 +25,8 @@ import torch
 from neula.kernels.whole_file import write_whole
 
 FLAGS = [
-    # The next level takes a compiler twice the time, for little more than this where loops are over vectors. Of
-    # what it adds, short loops that are peeled halve the time of least squares (600 x 100); loops without
+    # The next level takes a compiler twice the time, for little more than this where loops are over vectors.
+    # Of what it adds, short loops that are peeled halve the time of least squares (600 x 100); loops without
     # questions in them, which systems gain a little from, double it again.
     *("-std=c11", "-O2", "-fpeel-loops", "-shared", "-fPIC"),
     # Each operation is rounded once, or there is no arithmetic in twice the working precision.
