@@ -15,7 +15,7 @@ Matrices = ctypes.c_long * 5
 
 
 def pointer_to(x: torch.Tensor) -> ctypes.Array[ctypes.c_long]:
-    """A matrix or a batch of them in the memory of the host, in one of :data:`DTYPES`, to be kept alive.
+    """A matrix or a batch of them in the memory of the host, in one of ``DTYPES``, to be kept alive.
 
     Parameters
     ----------

@@ -66,11 +66,11 @@ def solved(
     Parameters
     ----------
     a : Tensor, shape (batch, m, n) or (m, n), m >= n > 0
-        On the host, one of :data:`~neula.kernels.host_matrices.DTYPES`, any strides.
+        On the host, float64 or float32, of any strides.
     b : Tensor, shape (batch, m, k) or (m, k)
         Likewise.
     dtype : torch.dtype
-        One of :data:`~neula.kernels.host_matrices.DTYPES`, to which x is rounded.
+        float64 or float32, to which x is rounded.
     limits : Limits
     backward : float, optional
         What the backward error of what is accepted may be.
