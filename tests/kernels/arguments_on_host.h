@@ -4,7 +4,7 @@
 
 #include <tuple>
 
-#include "cuda_on_host.h"
+#include "warps_on_host.h"
 
 #define __shared__ static
 
@@ -12,23 +12,6 @@ using std::max;
 using std::min;
 
 static Index blockIdx;
-static std::vector<double> lanes_of_threads;
-
-static double __shfl_xor_sync(unsigned, double x, int distance) {
-    lanes_of_threads[threadIdx.x] = x;
-    __syncwarp();
-    const double other = lanes_of_threads[threadIdx.x ^ distance];
-    __syncwarp();
-    return other;
-}
-
-static __attribute__((noinline)) double __dmul_rn(double x, double y) { return x * y; }
-
-static double __longlong_as_double(long long x) {
-    double same;
-    std::memcpy(&same, &x, sizeof same);
-    return same;
-}
 
 template <class T>
 static std::remove_const_t<T> taken(const char*& place) {
@@ -41,7 +24,7 @@ static std::remove_const_t<T> taken(const char*& place) {
 template <class... Arguments>
 static void launch(void (*kernel)(Arguments...), int blocks, int threads, const char* place) {
     const std::tuple<std::remove_const_t<Arguments>...> arguments{taken<Arguments>(place)...};
-    lanes_of_threads.assign(threads, NAN);
+    lanes.assign(threads, NAN);
     for (int block = 0; block < blocks; ++block) {
         blockIdx.x = block;
         run_together(threads, [&] { std::apply(kernel, arguments); });

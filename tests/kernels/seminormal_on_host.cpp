@@ -1,6 +1,6 @@
 // The kernel of small least-squares problems on a CPU.
 
-#include "cuda_on_host.h"
+#include "warps_on_host.h"
 
 #define __shared__
 #define __noinline__ __attribute__((noinline))
@@ -9,23 +9,6 @@ using std::max;
 using std::min;
 
 static Index blockIdx, gridDim;
-static std::vector<double> lanes;
-
-static double __shfl_xor_sync(unsigned, double x, int distance) {
-    lanes[threadIdx.x] = x;
-    __syncwarp();
-    const double other = lanes[threadIdx.x ^ distance];
-    __syncwarp();
-    return other;
-}
-
-static __attribute__((noinline)) double __dmul_rn(double x, double y) { return x * y; }
-
-static double __longlong_as_double(long long x) {
-    double same;
-    std::memcpy(&same, &x, sizeof same);
-    return same;
-}
 
 #include SOURCE
 

@@ -1,20 +1,11 @@
 // The kernel of small singular value decompositions on a CPU.
 
-#include "cuda_on_host.h"
+#include "warps_on_host.h"
 
 #define __shared__
 
 static Index blockDim;
-static std::vector<double> lanes;
 static int votes;
-
-static double __shfl_xor_sync(unsigned, double x, int distance) {
-    lanes[threadIdx.x] = x;
-    __syncwarp();
-    const double other = lanes[threadIdx.x ^ distance];
-    __syncwarp();
-    return other;
-}
 
 static float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 
