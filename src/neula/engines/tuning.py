@@ -67,6 +67,8 @@ class Tuning:
     by_host : int
         Value of ``m n (n + k)`` up to which one matrix with k right-hand sides is fetched by the host, and
         left to LAPACK: launches take longer. Not for systems that are queued.
+    by_host_kernel : int
+        The same where the host has a kernel for it, which is one thread's (300 x 40: XXX).
     in_torch : int
         Elements of such a matrix, and of one of a system, from which on torch multiplies and factorizes where
         it has several threads. NumPy's and SciPy's BLAS take some of their own from there, which wait busily
@@ -225,6 +227,7 @@ class Tuning:
     lapack_alone: int = 0
     by_lapack: int = 0
     by_host: int = 0
+    by_host_kernel: int = 0
     in_torch: int = 1 << 62
     measured_here: int = 0
     replayed_bytes: int = 0

@@ -107,23 +107,26 @@ class Call:
             factors,
         )
 
-    def by_host(self, asked: str | Engine) -> Call:
+    def by_host(self, asked: str | Engine, *, has_kernel: Callable[[], bool] = lambda: False) -> Call:
         """The same by the CPU, if one matrix is so small that this takes less time than launches elsewhere.
 
         Parameters
         ----------
         asked : str or Engine
             Of the user, who leaves the choice by ``"auto"``.
+        has_kernel : callable, optional
+            Whether a kernel of the host takes it, which may have to be compiled.
         """
         a, *others = self.tensors
-        limit = self.engine.tuning.by_host if asked == "auto" else 0
-        if not limit or a.ndim != 2 or any(b.ndim > 2 for b in others):
+        tuning = self.engine.tuning
+        if asked != "auto" or not tuning.by_host or a.ndim != 2 or any(b.ndim > 2 for b in others):
             return self
         m, n = a.shape
-        if not 0 < m * n * (min(m, n) + sum(b[:1].numel() for b in others)) <= limit:
-            return self
+        work = m * n * (min(m, n) + sum(b[:1].numel() for b in others))
         host = select_engine("cpu", torch.device("cpu"))
-        if m * n >= host.tuning.in_torch:  # several threads would work on it
+        # Several threads of a library would work on larger ones.
+        by_library = work <= tuning.by_host and m * n < host.tuning.in_torch
+        if work == 0 or not (by_library or (work <= tuning.by_host_kernel and has_kernel())):
             return self
         operands = {name: taken.fetched() for name, taken in self.operands.items()}
         weights = None if self.weights is None else self.weights.fetched()

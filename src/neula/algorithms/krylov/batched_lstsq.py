@@ -47,6 +47,10 @@ FEW = 4
 PLAIN_STEPS = 2
 """With an R as accurate as float32 the second one leaves rounding errors."""
 
+NEGLIGIBLE = 2.0**-27
+"""Part of a residual that an update changes without a change of its norm: what an update removes is in the
+range of A, and what stays orthogonal to it, so that squares add up."""
+
 MARGIN = 3.0
 """An estimate of a Frobenius norm from :data:`PROBES` Gaussian vectors is below a third of it once in some
 thousand cases where one direction dominates (chi-squared with 8 degrees of freedom), and never where many
@@ -274,6 +278,35 @@ class Overdetermined(Factored):
             b=b_norm,
         )
         return residual, norms.measures(self.norm)
+
+    def settled(
+        self,
+        b: torch.Tensor,
+        unknowns: torch.Tensor,
+        residual: torch.Tensor,
+        update: torch.Tensor,
+        left: torch.Tensor,
+    ) -> Measures:
+        """What :meth:`updated` says of the unknowns, from above and without a pass over A.
+
+        The part of the residual in the range of A is A times the error of x, of which ``left`` is a bound.
+        Infinite unless the update is :data:`NEGLIGIBLE`.
+        """
+        b_norm, residual_norm = self.over_rows.norms(b, residual, dim=1)
+        projected = self.norm_bound * left
+        norms = Norms(
+            residual=residual_norm,
+            gradient=self.norm_bound * projected,
+            projected=projected,
+            image=self.norm * self.size(unknowns),
+            b=b_norm,
+        )
+        measures = norms.measures(self.norm)
+        negligible = self.norm_bound * self.size(update) <= NEGLIGIBLE * residual_norm
+        return Measures(
+            measures.backward_error.where(negligible, torch.inf),
+            measures.optimality.where(negligible, torch.inf),
+        )
 
 
 def rate_of(

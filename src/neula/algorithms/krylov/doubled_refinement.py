@@ -262,14 +262,22 @@ class Refinement:
         self.residual = found.residual
         return found.residual
 
-    def solution(self) -> DoubledSolution:
-        """What has been reached after at least one step."""
+    def solution(self, *, settled: bool = False) -> DoubledSolution:
+        """What has been reached after at least one step.
+
+        If ``settled``, what the system says without another residual, which it may decline to: by measures
+        that are infinite.
+        """
         system, high, low = self.system, self.high, self.low
         size = system.size(high)
         low_size, rate = system.size(low), system.rate[:, None]
         forward_error = relative_error(self.left, size, low_size, rate, MAX_RATE, COMPUTED)
         # Of x alone, as it is returned.
-        residual, measures = system.updated(self.b, high, self.residual, self.update - low)
+        last = self.residual, self.update - low
+        if settled:
+            residual, measures = self.residual, system.settled(self.b, high, *last, self.left + low_size)
+        else:
+            residual, measures = system.updated(self.b, high, *last)
         return DoubledSolution(
             x=system.solution(high),
             x_low=system.solution(low),

@@ -6,6 +6,7 @@ import torch
 
 from neula.algorithms.krylov.batched_lstsq import lengths
 from neula.algorithms.krylov.doubled_refinement import MAX_RATE, MAX_STEPS, Refinement
+from neula.certificates.bounds import lstsq_bound
 from neula.kernels.doubled import cuts
 from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.seminormal import MODERATE
@@ -17,6 +18,8 @@ from neula.problems.least_squares.with_r import (
     refines_doubled_of,
     system_of,
 )
+
+REFINED_ERROR = Members.names.index("refined_error")
 
 ALIKE = 4.0
 """Columns whose norms differ by less are not scaled before their products are doubled."""
@@ -66,17 +69,22 @@ def as_given(
     for _ in range(min(max(1, ahead), most)):
         refinement.step()
     if ahead:
-        members = measured_members(problems, system, refinement.solution(), options, a.shape[1])
+        members = measured_members(problems, system, refinement.solution(settled=True), options, a.shape[1])
         promising = refinement.active.any() & (system.rate <= MAX_RATE).any()
         numbers = members.measured()
         read = torch.cat([numbers.flatten(), torch.stack([usable, promising])]).cpu()
         near_one, goes_on = read[-2:].tolist()
         if not near_one:
             return _broken_down(problems, r)
-        if not goes_on:
-            return members, refinement.steps, read[:-2].reshape(numbers.shape)
-    while refinement.steps < most and refinement.goes_on():
+        numbers = read[:-2].reshape(numbers.shape)
+        settled = numbers[REFINED_ERROR] <= lstsq_bound(options.target, a.shape[2])
+        if not goes_on and bool(settled.all()):
+            return members, refinement.steps, numbers
+    else:
+        goes_on = refinement.goes_on()
+    while goes_on and refinement.steps < most:
         refinement.step()
+        goes_on = refinement.goes_on()
     members = measured_members(problems, system, refinement.solution(), options, a.shape[1])
     return members, refinement.steps, members.measured()
 

@@ -29,16 +29,16 @@ ELEMENTS = 1 << 22
 """Of the matrices that are solved in one call, which nothing interrupts."""
 
 
-def suits(m: int, n: int, options: Options) -> bool:
+def suits(m: int, n: int, dtype: torch.dtype) -> bool:
     """Whether there is a kernel for plain problems of a shape."""
     small = m >= n > 0 and n <= WIDEST and m * n <= LARGEST
-    return small and options.dtype in DTYPES and seminormal_host.available()
+    return small and dtype in DTYPES and seminormal_host.available()
 
 
 def solve_by_kernel(a: torch.Tensor, b: torch.Tensor, label: str, options: Options) -> Found | None:
     """One problem, b having shape (m, k); None where it is not accepted."""
     m, n = a.shape
-    if not suits(m, n, options):
+    if not suits(m, n, options.dtype):
         return None
     found = _solved(a, b, options)
     if found is None:

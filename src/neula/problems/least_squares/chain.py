@@ -73,7 +73,7 @@ def chain_together(count: int, m: int, n: int, options: Options) -> Chain:
         for name, number in zip(names, steps, strict=True)
     ]
     by_lapack = m * n**2 <= tuning.by_lapack and not exotic and options.dtype in IN_NUMPY
-    compiled = by_lapack and by_kernel.suits(m, n, options)
+    compiled = by_lapack and by_kernel.suits(m, n, options.dtype)
     if count > 1 and by_lapack and (compiled or suits(m, n) or not options.refines_doubled(m, n)):
         together = next(link.answer for link in tried if link.label == LABEL)
         answer = batch_by_lapack if suits(m, n) else each_by_lapack

@@ -20,6 +20,7 @@ from neula.pipeline.over_processes import OverProcesses
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import LstsqResult
 from neula.pipeline.shapes import broadcast_system
+from neula.problems.least_squares import by_kernel
 from neula.problems.least_squares.general import checked_general, solve_general
 from neula.problems.least_squares.problem import Options
 from neula.problems.least_squares.solution import begin_system, solve_system
@@ -226,7 +227,9 @@ def lstsq(
         weights=weights,
     )
     if wait and algorithm is None and compute is None:
-        call = call.by_host(engine)
+        special = damp or weights is not None or constraints is not None or covariance is not None
+        shape, dtype = call.first.tensor.shape, call.dtype
+        call = call.by_host(engine, has_kernel=lambda: not special and by_kernel.suits(*shape, dtype))
     a, w = call.first.tensor, call.weights
     shapes = broadcast_system(*call.tensors)
     options = Options(
