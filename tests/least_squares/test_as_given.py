@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from functools import partial
 
+import mpmath
 import numpy as np
 import pytest
 import torch
 
 import neula
 from campaign.oracle import LeastSquares
+from neula.algorithms.krylov.batched_lstsq import Overdetermined
+from neula.algorithms.krylov.doubled_refinement import Refinement, Updated
+from neula.algorithms.orthogonal.r_only import cholesky_r
 from neula.engines import CpuEngine
 from neula.engines.shipped import cuda_tuning
 
@@ -90,6 +96,56 @@ def test_what_lacks_full_rank_comes_to_its_minimum_norm(matrix) -> None:
     errors = judge.errors(result.x.numpy(), result.rank)
     assert (errors <= np.asarray(result.forward_errors)).all()
     assert result.forward_error <= 1e-9
+
+
+def settled(system: Overdetermined, refinement: Refinement) -> Updated:
+    return partial(system.settled, left=refinement.left + system.size(refinement.low))
+
+
+def exact_measures(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> tuple[mpmath.mpf, ...]:
+    """``||r||``, ``||D^-1 A^T r||`` and ``||P r||`` of ``r = b - A x``."""
+    with mpmath.workdps(60):
+        given, right, found = (mpmath.matrix(y.tolist()) for y in (a, b, x))
+        r = right - given * found
+        gradient = given.T * r
+        projected = given * mpmath.cholesky_solve(given.T * given, gradient)
+        sizes = torch.linalg.vector_norm(a, dim=0).tolist()
+        scaled = mpmath.matrix([g / size for g, size in zip(gradient, sizes, strict=True)])
+        return tuple(mpmath.norm(y) for y in (r, scaled, projected))
+
+
+@pytest.mark.parametrize("condition", [1.0, 1e2, 1e4])
+@pytest.mark.parametrize("size", [1.0, 1e-6])
+def test_what_is_settled_takes_no_other_residual(condition: float, size: float) -> None:
+    """Measures are bounds, and the norm of the residual is that of the solution."""
+    a, b = with_condition(condition), normal(120, 1, seed=1)
+    b = a @ torch.ones(12, 1, dtype=a.dtype) + size * b
+    system = Overdetermined(a[None], cholesky_r(a[None]))
+    refinement = Refinement(system, b[None], 2.0**-54)
+    for _ in range(3):
+        refinement.step()
+    found, other = refinement.solution(settled(system, refinement)), refinement.solution()
+    r, gradient, projected = exact_measures(a, b, found.x[0])
+    norm = float(torch.linalg.matrix_norm(a / torch.linalg.vector_norm(a, dim=0), 2))
+    image = norm * float(torch.linalg.vector_norm(a * found.x[0].T))
+    measures = found.measures
+    assert math.isfinite(measures.optimality.item())
+    assert gradient / (norm * r) <= measures.optimality.item()
+    least = min(gradient / (norm * r), r / (image + torch.linalg.vector_norm(b).item()), projected / image)
+    assert least <= measures.backward_error.item()
+    assert abs(torch.linalg.vector_norm(found.residual).item() / r - 1) <= 120 * 2.0**-53
+    assert other.residual is not found.residual
+
+
+def test_what_is_not_settled_is_measured() -> None:
+    """A residual as small as an update changes with it."""
+    a = with_condition(10.0)
+    b = a @ torch.ones(12, 1, dtype=a.dtype)
+    system = Overdetermined(a[None], cholesky_r(a[None]))
+    refinement = Refinement(system, b[None], 2.0**-54)
+    refinement.step()
+    assert refinement.solution(settled(system, refinement)).measures.backward_error.item() == math.inf
+    assert refinement.solution().measures.backward_error.item() <= 2.0**-50
 
 
 def test_what_is_not_finite_is_an_error() -> None:

@@ -269,14 +269,8 @@ class Overdetermined(Factored):
     ) -> tuple[torch.Tensor, Measures]:
         residual, gradient = _residual(self.t, update, residual)
         gradient = self.over_rows.total(gradient)
-        b_norm, residual_norm = self.over_rows.norms(b, residual, dim=1)
-        norms = Norms(
-            residual=residual_norm,
-            gradient=lengths(gradient / self.columns),
-            projected=lengths(self.coordinates(gradient)) / (1 - self.rate[:, None]).clamp_min(0),
-            image=self.norm * self.size(unknowns),
-            b=b_norm,
-        )
+        projected = lengths(self.coordinates(gradient)) / (1 - self.rate[:, None]).clamp_min(0)
+        norms = self._norms(b, unknowns, residual, lengths(gradient / self.columns), projected)
         return residual, norms.measures(self.norm)
 
     def settled(
@@ -286,27 +280,28 @@ class Overdetermined(Factored):
         residual: torch.Tensor,
         update: torch.Tensor,
         left: torch.Tensor,
-    ) -> Measures:
+    ) -> tuple[torch.Tensor, Measures]:
         """What :meth:`updated` says of the unknowns, from above and without a pass over A.
 
         The part of the residual in the range of A is A times the error of x, of which ``left`` is a bound.
-        Infinite unless the update is :data:`NEGLIGIBLE`.
+        Measures are infinite unless the update is :data:`NEGLIGIBLE`.
         """
-        b_norm, residual_norm = self.over_rows.norms(b, residual, dim=1)
         projected = self.norm_bound * left
-        norms = Norms(
-            residual=residual_norm,
-            gradient=self.norm_bound * projected,
-            projected=projected,
-            image=self.norm * self.size(unknowns),
-            b=b_norm,
-        )
+        norms = self._norms(b, unknowns, residual, self.norm_bound * projected, projected)
         measures = norms.measures(self.norm)
-        negligible = self.norm_bound * self.size(update) <= NEGLIGIBLE * residual_norm
-        return Measures(
-            measures.backward_error.where(negligible, torch.inf),
-            measures.optimality.where(negligible, torch.inf),
-        )
+        changed = self.norm_bound * self.size(update) > NEGLIGIBLE * norms.residual
+        return residual, Measures(*(x.masked_fill(changed, torch.inf) for x in vars(measures).values()))
+
+    def _norms(
+        self,
+        b: torch.Tensor,
+        unknowns: torch.Tensor,
+        residual: torch.Tensor,
+        gradient: torch.Tensor,
+        projected: torch.Tensor,
+    ) -> Norms:
+        b_norm, residual_norm = self.over_rows.norms(b, residual, dim=1)
+        return Norms(residual_norm, gradient, projected, self.norm * self.size(unknowns), b_norm)
 
 
 def rate_of(

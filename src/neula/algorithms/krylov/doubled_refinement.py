@@ -44,6 +44,10 @@ DOUBLED = 2.0**-104
 """Relative error of one operation in doubled products, with some room."""
 
 
+Updated = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, Measures]]
+"""The residual that an update leaves, and what it says (:meth:`System.updated`)."""
+
+
 class Unknowns(Protocol):
     """How far a refinement has come: ``high + low``, bounds on their errors, and which columns go on."""
 
@@ -262,22 +266,21 @@ class Refinement:
         self.residual = found.residual
         return found.residual
 
-    def solution(self, *, settled: bool = False) -> DoubledSolution:
+    def solution(self, updated: Updated | None = None) -> DoubledSolution:
         """What has been reached after at least one step.
 
-        If ``settled``, what the system says without another residual, which it may decline to: by measures
-        that are infinite.
+        Parameters
+        ----------
+        updated : callable, optional
+            In place of that of the system.
         """
         system, high, low = self.system, self.high, self.low
         size = system.size(high)
         low_size, rate = system.size(low), system.rate[:, None]
         forward_error = relative_error(self.left, size, low_size, rate, MAX_RATE, COMPUTED)
         # Of x alone, as it is returned.
-        last = self.residual, self.update - low
-        if settled:
-            residual, measures = self.residual, system.settled(self.b, high, *last, self.left + low_size)
-        else:
-            residual, measures = system.updated(self.b, high, *last)
+        updated = updated or system.updated
+        residual, measures = updated(self.b, high, self.residual, self.update - low)
         return DoubledSolution(
             x=system.solution(high),
             x_low=system.solution(low),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from neula.algorithms.krylov.batched_lstsq import lengths
@@ -69,7 +71,8 @@ def as_given(
     for _ in range(min(max(1, ahead), most)):
         refinement.step()
     if ahead:
-        members = measured_members(problems, system, refinement.solution(settled=True), options, a.shape[1])
+        settled = partial(system.settled, left=refinement.left + system.size(refinement.low))
+        members = measured_members(problems, system, refinement.solution(settled), options, a.shape[1])
         promising = refinement.active.any() & (system.rate <= MAX_RATE).any()
         numbers = members.measured()
         read = torch.cat([numbers.flatten(), torch.stack([usable, promising])]).cpu()
@@ -77,8 +80,7 @@ def as_given(
         if not near_one:
             return _broken_down(problems, r)
         numbers = read[:-2].reshape(numbers.shape)
-        settled = numbers[REFINED_ERROR] <= lstsq_bound(options.target, a.shape[2])
-        if not goes_on and bool(settled.all()):
+        if not goes_on and bool((numbers[REFINED_ERROR] <= lstsq_bound(options.target, a.shape[2])).all()):
             return members, refinement.steps, numbers
     else:
         goes_on = refinement.goes_on()
