@@ -137,15 +137,16 @@ def test_what_is_settled_takes_no_other_residual(condition: float, size: float) 
     assert other.residual is not found.residual
 
 
-def test_what_is_not_settled_is_measured() -> None:
-    """A residual as small as an update changes with it."""
+@pytest.mark.parametrize(("noise", "wrong"), [(0.0, 1.0), (1.0, 2.0)])
+def test_what_is_not_settled_is_measured(noise: float, wrong: float) -> None:
+    """A residual as small as an update changes with it; and an R may be no good."""
     a = with_condition(10.0)
-    b = a @ torch.ones(12, 1, dtype=a.dtype)
-    system = Overdetermined(a[None], cholesky_r(a[None]))
+    b = a @ torch.ones(12, 1, dtype=a.dtype) + noise * normal(120, 1, seed=1)
+    system = Overdetermined(a[None], wrong * cholesky_r(a[None]))
     refinement = Refinement(system, b[None], 2.0**-54)
     refinement.step()
     assert refinement.solution(settled(system, refinement)).measures.backward_error.item() == math.inf
-    assert refinement.solution().measures.backward_error.item() <= 2.0**-50
+    assert refinement.solution().measures.backward_error.isfinite().all()
 
 
 def test_what_is_not_finite_is_an_error() -> None:

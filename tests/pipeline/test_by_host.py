@@ -13,6 +13,7 @@ import torch
 import neula
 from neula.engines import EmulatedEngine, select_engine
 from neula.engines.shipped import EMULATED
+from neula.kernels import seminormal_host
 from neula.kernels.small_qr import SmallQR, small_qr
 from neula.pipeline import call
 from neula.problems.orthogonal import at_once
@@ -88,6 +89,31 @@ OTHERS: list[Callable[[], Any]] = [
 @pytest.mark.parametrize("compute", OTHERS)
 def test_others_stay(compute: Callable[[], Any], launching: None) -> None:
     assert compute().engine == str(Launching("cpu"))
+
+
+@pytest.fixture
+def with_kernel(launching: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Launching, "tuning", replace(EMULATED, by_host=LIMIT, by_host_kernel=400 * 30 * 31))
+
+
+def test_a_kernel_of_the_host_takes_larger_ones(with_kernel: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that it is for."""
+    here = str(Launching("cpu"))
+    expected = select_engine("cpu", torch.device("cpu")) if seminormal_host.available() else here
+    assert neula.lstsq(normal(400, 30), normal(400)).engine == str(expected)
+    for other in (
+        neula.lstsq(normal(401, 30), normal(401)),
+        neula.lstsq(normal(400, 30), normal(400), damp=0.5),
+        neula.lstsq(normal(400, 30), normal(400), weights=normal(400).abs()),
+        neula.lstsq(normal(400, 30), normal(400), constraints=(normal(1, 30), normal(1))),
+        neula.lstsq(normal(400, 30), normal(400), covariance=normal(400).abs()),
+        neula.lstsq(normal(400, 30), normal(400), covariance_factor=torch.eye(400).double()),
+        neula.lstsq(normal(30, 400), normal(30)),
+        neula.lstsq(normal(400, 30), normal(400), wait=False),
+    ):
+        assert other.engine == here
+    monkeypatch.setattr(seminormal_host, "available", lambda: False)
+    assert neula.lstsq(normal(400, 30), normal(400)).engine == here
 
 
 def test_what_the_host_finds_has_gradients(launching: None) -> None:

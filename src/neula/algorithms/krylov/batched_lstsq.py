@@ -18,11 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from neula.algorithms.krylov.doubled_refinement import (
-    DOUBLED,
-    Evaluation,
-    add_to_pair,
-)
+from neula.algorithms.krylov.doubled_refinement import DOUBLED, MAX_RATE, Evaluation, add_to_pair
 from neula.algorithms.spectra.schatten import schatten_bounds, schatten_bounds_of_gram
 from neula.certificates.backward_error import Measures, Norms
 from neula.engines import FP64
@@ -284,13 +280,14 @@ class Overdetermined(Factored):
         """What :meth:`updated` says of the unknowns, from above and without a pass over A.
 
         The part of the residual in the range of A is A times the error of x, of which ``left`` is a bound.
-        Measures are infinite unless the update is :data:`NEGLIGIBLE`.
+        Measures are infinite unless the update is :data:`NEGLIGIBLE`, and the rate one to be trusted.
         """
         projected = self.norm_bound * left
         norms = self._norms(b, unknowns, residual, self.norm_bound * projected, projected)
         measures = norms.measures(self.norm)
-        changed = self.norm_bound * self.size(update) > NEGLIGIBLE * norms.residual
-        return residual, Measures(*(x.masked_fill(changed, torch.inf) for x in vars(measures).values()))
+        negligible = self.norm_bound * self.size(update) <= NEGLIGIBLE * norms.residual
+        known = negligible & (self.rate[:, None] <= MAX_RATE)
+        return residual, Measures(*(x.masked_fill(~known, torch.inf) for x in vars(measures).values()))
 
     def _norms(
         self,

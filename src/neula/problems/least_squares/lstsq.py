@@ -227,9 +227,10 @@ def lstsq(
         weights=weights,
     )
     if wait and algorithm is None and compute is None:
-        special = damp or weights is not None or constraints is not None or covariance is not None
+        given = (weights, constraints, covariance, covariance_factor)
+        plain = not damp and all(x is None for x in given)
         shape, dtype = call.first.tensor.shape, call.dtype
-        call = call.by_host(engine, has_kernel=lambda: not special and by_kernel.suits(*shape, dtype))
+        call = call.by_host(engine, has_kernel=lambda: plain and by_kernel.suits(*shape, dtype))
     a, w = call.first.tensor, call.weights
     shapes = broadcast_system(*call.tensors)
     options = Options(
