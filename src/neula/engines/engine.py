@@ -13,7 +13,7 @@ from typing import ClassVar, Self, TypeVar
 
 import torch
 
-from neula.engines.formats import Arithmetic, Format
+from neula.engines.formats import FP16, Arithmetic, Format
 from neula.engines.reduction import HERE, Reduction
 from neula.engines.tuning import Tuning
 from neula.errors import unknown_name
@@ -121,6 +121,13 @@ class Engine(ABC):
     def operand_dtype(self) -> torch.dtype:
         """The dtype in which the unit reads its operands."""
         return self.format.dtype
+
+    @property
+    def working_dtype(self) -> torch.dtype:
+        """In which recursive Gram-Schmidt has a matrix between its products, where no more is asked for than
+        the format's accuracy: what is stored is rounded no more often than what is multiplied.
+        """
+        return torch.float16 if self.format is FP16 and self.tuning.half is not None else self.storage
 
     def round(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """Round ``x`` into the operand buffer ``out``."""

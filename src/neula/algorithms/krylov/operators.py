@@ -104,6 +104,13 @@ class LeastSquaresOperator:
             work[m:] = torch.diag(self.damp * scales)
         return work
 
+    def working(self, engine: Engine, scales: torch.Tensor) -> torch.Tensor:
+        """The same for recursive Gram-Schmidt in its place, whose R is to be no better than the format."""
+        m, n = self._shape_here
+        work = engine.padded(m, n, dtype=engine.working_dtype)
+        self.fill(engine, scales, work[:m])
+        return work
+
     def operand(self, engine: Engine, scales: torch.Tensor) -> torch.Tensor:
         """The stacked matrix with its columns scaled, as the engine's unit reads it, in row-major order."""
         out = torch.empty(self._shape_here, dtype=engine.operand_dtype, device=self.a.device)

@@ -127,7 +127,7 @@ def fast_r(problem: Problem, method: str, compute: str, limit: Limit | None) -> 
         if method == "cholesky":
             r = gram_r(same.operand(engine, scales), engine)
         else:
-            work = same.fill(engine, scales)
+            work = same.working(engine, scales)
             r = rgsqrf(work, engine, overwrite_a=True, on_columns=on_columns, on_half=on_half)[1]
         r = over_rows.agree(r)
         # Dozens of launches that know nothing of A, which may be too large to be played back.

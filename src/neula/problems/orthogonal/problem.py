@@ -262,15 +262,10 @@ class Matrix:
         return q[:m], r
 
     def _kept_in(self, panel: str | None) -> torch.dtype:
-        """The dtype in which recursive Gram-Schmidt has the matrix between its products.
-
-        Where no more is asked for than half precision, it need not be more: what is stored is rounded no
-        more often than what is multiplied.
-        """
+        """The dtype in which recursive Gram-Schmidt has the matrix between its products."""
         options, engine = self.options, self.options.low_engine
-        half = options.target in (FP16, BF16) and options.low.format is FP16
         chosen = (panel, options.panel, options.cutoff) != (None,) * 3
-        return torch.float16 if half and engine.tuning.half is not None and not chosen else engine.storage
+        return engine.working_dtype if options.target in (FP16, BF16) and not chosen else engine.storage
 
     def unscaled(self, q: torch.Tensor, r_scaled: torch.Tensor) -> torch.Tensor:
         """R of the matrix as it was given: scales undone, zero columns zero, those of a wide one added."""
