@@ -1,15 +1,20 @@
 """The operator of a least-squares problem against the stacked matrix, written out."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import neula
+from half_engine import HalfEngine
 from neula.algorithms.krylov.operators import LeastSquaresOperator
+from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales
 from neula.engines import ENGINES
 from neula.io.matrices import random_matrix
+from neula.problems.least_squares import preconditioner
 
 U64 = 2.0**-53
 SHAPES = [(1, 1), (300, 1), (33, 33), (129, 7), (7, 33)]
@@ -157,3 +162,27 @@ def test_rows_that_a_weight_rescues() -> None:
     expected = a.numpy() * scales.numpy()
     work = operator.fill(engine, scales).double().numpy()
     assert (np.abs(work - expected) <= 4 * 2.0**-24 * np.abs(expected)).all()
+
+
+@pytest.mark.parametrize("damp", [0.0, 0.7])
+def test_an_r_in_half_precision_comes_from_a_matrix_in_half_precision(
+    damp: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is factorized is stored so, rounded once; in other formats it is in the working storage."""
+    a, b = random_matrix("normal", 330, 150, seed=1), random_matrix("normal", 330, 2, seed=2)
+    found: list[torch.Tensor] = []
+
+    def factorized(work: torch.Tensor, *others: Any, **named: Any) -> Any:
+        found.append(work.clone())
+        return rgsqrf(work, *others, **named)
+
+    monkeypatch.setattr(preconditioner, "rgsqrf", factorized)
+    for compute, dtype in (("fp16", torch.float16), ("fp32", torch.float32)):
+        result = neula.lstsq(a, b, engine=HalfEngine("cpu"), compute=compute, damp=damp)
+        assert result.converged
+        work = found.pop()
+        assert work.dtype == dtype
+        scales = power_of_two_scales(a.abs().amax(0).clamp_min(damp))
+        expected = torch.cat([a, damp * torch.eye(150)]) if damp else a
+        assert torch.equal(work[: len(expected)], (expected * scales).to(dtype))
+        assert not work[len(expected) :].any()
