@@ -107,7 +107,9 @@ class Call:
             factors,
         )
 
-    def by_host(self, asked: str | Engine, *, has_kernel: Callable[[], bool] = lambda: False) -> Call:
+    def by_host(
+        self, asked: str | Engine, *, has_kernel: Callable[[int, int], bool] = lambda m, n: False
+    ) -> Call:
         """The same by the CPU, if one matrix is so small that this takes less time than launches elsewhere.
 
         Parameters
@@ -115,7 +117,7 @@ class Call:
         asked : str or Engine
             Of the user, who leaves the choice by ``"auto"``.
         has_kernel : callable, optional
-            Whether a kernel of the host takes it, which may have to be compiled.
+            Whether a kernel of the host takes m x n, which may have to be compiled.
         """
         a, *others = self.tensors
         tuning = self.engine.tuning
@@ -126,7 +128,7 @@ class Call:
         host = select_engine("cpu", torch.device("cpu"))
         # Several threads of a library would work on larger ones.
         by_library = work <= tuning.by_host and m * n < host.tuning.in_torch
-        if work == 0 or not (by_library or (work <= tuning.by_host_kernel and has_kernel())):
+        if work == 0 or not (by_library or (work <= tuning.by_host_kernel and has_kernel(m, n))):
             return self
         operands = {name: taken.fetched() for name, taken in self.operands.items()}
         weights = None if self.weights is None else self.weights.fetched()

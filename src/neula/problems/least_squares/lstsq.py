@@ -229,8 +229,8 @@ def lstsq(
     if wait and algorithm is None and compute is None:
         given = (weights, constraints, covariance, covariance_factor)
         plain = not damp and all(x is None for x in given)
-        shape, dtype = call.first.tensor.shape, call.dtype
-        call = call.by_host(engine, has_kernel=lambda: plain and by_kernel.suits(*shape, dtype))
+        dtype = call.dtype
+        call = call.by_host(engine, has_kernel=lambda m, n: plain and by_kernel.suits(m, n, dtype))
     a, w = call.first.tensor, call.weights
     shapes = broadcast_system(*call.tensors)
     options = Options(
