@@ -147,7 +147,7 @@ __device__ void gram(Matrix& matrix) {
     for (int start = 0; start < matrix.m; start += matrix.chunk) {
         matrix.go_to(start);
         const REAL* row = matrix.block();
-#pragma unroll 4
+#pragma unroll 1
         for (int left = matrix.rows(); left > 0; --left, row += matrix.pitch()) {
             double along[TILES], across[TILES];
 #pragma unroll

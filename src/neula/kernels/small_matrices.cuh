@@ -78,7 +78,7 @@ __device__ __noinline__ double product(int rows, int columns, int terms, View x,
     const double* left = memory + x.at + down * x.row;
     const double* beside = memory + y.at + right * y.column;
     double sums[TILES][TILES] = {};
-#pragma unroll 2
+#pragma unroll 1
     for (int k = 0; k < terms; ++k, left += x.column, beside += y.row) {
         double along[TILES], across[TILES];
 #pragma unroll

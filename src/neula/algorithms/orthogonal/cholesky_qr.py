@@ -16,6 +16,7 @@ from neula.algorithms.orthogonal.wide_panels import wide_cholesky_qr32_in_place
 from neula.engines import Engine
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.cholesky import MAX_COLUMNS, CholeskyFactors, cholesky_inverse
+from neula.kernels.cholesky_tiles import lower_factor
 from neula.kernels.panel_gram import PanelGram, eliminate, multiply_half_panel, panel_gram
 from neula.kernels.precision import exact_matmul
 from neula.kernels.tall import half_gram, multiply_panel
@@ -208,7 +209,7 @@ def upper_cholesky(gram: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
     The lower factor is what libraries compute without extra copies: R is a view of its transpose.
     """
-    factor, info = torch.linalg.cholesky_ex(gram)
+    factor, info = lower_factor(gram)
     return factor.mT, info
 
 
