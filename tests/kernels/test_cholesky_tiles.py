@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from neula.kernels.cholesky_tiles import InvertedFactor, factor_inverted
+from neula.kernels import cholesky_tiles
+from neula.kernels.cholesky_tiles import InvertedFactor, factor_inverted, lower_factor
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
@@ -91,3 +92,30 @@ def test_the_first_minor_that_is_not_positive(factor: Factor, index: int, pivot:
     a = torch.eye(150, dtype=torch.float64)
     a[index, index], a[149, 149] = pivot, -1.0
     assert factor(lower_triangle(a), 150).order.tolist() == [index + 1]
+
+
+class Taken:
+    """What takes single matrices, by the reference."""
+
+    @staticmethod
+    def takes(a: torch.Tensor, width: int) -> bool:
+        return len(a) == 1
+
+    def __call__(self, a: torch.Tensor, width: int) -> InvertedFactor:
+        assert a.shape[-1] in cholesky_tiles.ORDERS
+        return factor_inverted.reference(a, width)
+
+
+@pytest.mark.parametrize("shape", [(100, 100), (1, 100, 100), (2, 100, 100), (1, 30, 30)])
+def test_a_factor_alone(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By tiles or by the library."""
+    monkeypatch.setattr(cholesky_tiles, "ORDERS", range(64, 128))
+    monkeypatch.setattr(cholesky_tiles, "factor_inverted", Taken())
+    n = shape[-1]
+    a = definite(n)
+    lower, order = lower_factor(a.expand(shape))
+    norm = torch.linalg.matrix_norm
+    assert (norm(lower @ lower.mT - a) <= 4 * n * U * norm(lower) ** 2).all()
+    assert order.shape == shape[:-2]
+    assert not order.any()
+    assert lower_factor(torch.full(shape, -1.0, dtype=torch.float64))[1].eq(1).all()

@@ -88,7 +88,7 @@ def lstsq(
         Accuracy of the result; by default that of the dtype. A number is the largest backward error that will
         do: the cheapest format with which it is certified is taken.
     engine : {"auto", "cpu", "cuda", "emulated"} or Engine, optional
-        What multiplies. ``"auto"`` goes by the device of A, but leaves one small matrix of a GPU to LAPACK.
+        What multiplies. ``"auto"`` goes by the device of A, but leaves one small matrix of a GPU to the host.
     algorithm : {"cgls", "lsqr", "direct", "normal", "householder", "svd"}, optional
         Exactly this one, accepted or not: QR with CGLS or LSQR, ``R^-1 Q^T b`` without refinement, the normal
         equations, Householder QR in double precision with refinement, the SVD. By default the chain above.
