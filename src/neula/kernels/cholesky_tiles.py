@@ -19,8 +19,8 @@ TILE = 64
 
 
 ORDERS = range(768, 8193)
-"""Of matrices for which nothing else is wanted than a factor: of smaller ones it takes less time than to
-compile this, of larger ones a library is as fast (1500: 0.54 ms on an H200, and 0.74; 2048: 0.68 and 1.0)."""
+"""Of single matrices of which nothing but a factor is wanted (1500: 0.54 ms on an H200, 0.74 by the library;
+2048: 0.68 and 1.0). With smaller ones little is gained, and this has to be compiled first."""
 
 
 class InvertedFactor(NamedTuple):

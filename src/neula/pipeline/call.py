@@ -121,14 +121,16 @@ class Call:
         """
         a, *others = self.tensors
         tuning = self.engine.tuning
-        if asked != "auto" or not tuning.by_host or a.ndim != 2 or any(b.ndim > 2 for b in others):
+        if asked != "auto" or a.ndim != 2 or any(b.ndim > 2 for b in others):
             return self
         m, n = a.shape
         work = m * n * (min(m, n) + sum(b[:1].numel() for b in others))
+        if not 0 < work <= max(tuning.by_host, tuning.by_host_kernel):
+            return self
         host = select_engine("cpu", torch.device("cpu"))
         # Several threads of a library would work on larger ones.
         by_library = work <= tuning.by_host and m * n < host.tuning.in_torch
-        if work == 0 or not (by_library or (work <= tuning.by_host_kernel and has_kernel(m, n))):
+        if not by_library and not (work <= tuning.by_host_kernel and has_kernel(m, n)):
             return self
         operands = {name: taken.fetched() for name, taken in self.operands.items()}
         weights = None if self.weights is None else self.weights.fetched()
