@@ -11,7 +11,7 @@ import torch
 
 from neula.io.matrices import random_matrix
 from neula.kernels import small_qr_cuda
-from neula.kernels.cuda_source import flat
+from neula.kernels.cuda_source import laid_out
 from neula.kernels.small_qr import SmallQR, small_qr
 
 HAS_GPU = torch.cuda.is_available()
@@ -33,7 +33,7 @@ def on_host(compiled_for_host: Callable[..., ctypes.CDLL], monkeypatch: pytest.M
 
         def launch(grid: tuple, block: tuple, arguments: list, shared: int) -> None:
             assert shared <= shared_bytes
-            room, _ = flat(arguments)
+            room, _ = laid_out(arguments)
             LIBRARIES[real].launch_small_qr(grid[0], block[0], ctypes.c_char_p(ctypes.addressof(room)))
 
         return launch

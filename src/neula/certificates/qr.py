@@ -288,7 +288,7 @@ def certificates_of(
     # NumPy takes a tenth of torch's time for some thousand numbers, a part of that of small batches.
     with np.errstate(invalid="ignore", over="ignore"):
         residual, orthogonality = _relative(*measures.astype(np.float64), where=np.where, shape=shape)
-    return QRCertificates(residual, orthogonality, *_bounds(shape, measured_in, target))
+    return QRCertificates(residual, orthogonality, *_bounds(*shape, measured_in, target))
 
 
 def certificate_of(
@@ -296,14 +296,14 @@ def certificate_of(
 ) -> QRCertificate:
     """The certificate of a single matrix, measured in double precision: numbers as of :func:`qr_measures`."""
     relative = _relative(residual, size, loss, where=lambda empty, one, x: one if empty else x, shape=shape)
-    return QRCertificate(*relative, *_bounds(shape, torch.float64, target))
+    return QRCertificate(*relative, *_bounds(*shape, torch.float64, target))
 
 
 def exact_certificate(
     residual: float, orthogonality: float, shape: Sequence[int], target: Format
 ) -> QRCertificate:
     """The certificate of a single matrix whose norms were computed in double precision, not estimated."""
-    return QRCertificate(residual, orthogonality, *_bounds(shape, torch.float64, target))
+    return QRCertificate(residual, orthogonality, *_bounds(*shape, torch.float64, target))
 
 
 def accepted_by(measures: torch.Tensor, shape: Sequence[int], target: Format) -> torch.Tensor:
@@ -318,7 +318,7 @@ def accepted_by(measures: torch.Tensor, shape: Sequence[int], target: Format) ->
     target : Format
     """
     residual, orthogonality = _relative(*measures.double(), where=torch.where, shape=shape)
-    residual_most, orthogonality_most = _bounds(shape, measures.dtype, target)
+    residual_most, orthogonality_most = _bounds(*shape, measures.dtype, target)
     return (residual <= residual_most) & (orthogonality <= orthogonality_most)
 
 
@@ -327,9 +327,9 @@ def _relative(residual: Any, size: Any, loss: Any, *, where: Any, shape: Sequenc
     return residual / where(size == 0, 1.0, size), loss / (_gaussian_norm(min(shape)) or 1.0)
 
 
-def _bounds(shape: Sequence[int], measured_in: torch.dtype, target: Format) -> tuple[float, float]:
+@lru_cache(maxsize=128)
+def _bounds(m: int, n: int, measured_in: torch.dtype, target: Format) -> tuple[float, float]:
     """What they may be."""
-    m, n = shape
     noise = measurement_error(m, measured_in)
     return residual_bound(target, n) + noise, orthogonality_bound(target, n) + noise
 

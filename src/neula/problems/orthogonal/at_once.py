@@ -41,7 +41,7 @@ def qr_at_once(call: Call, mode: str) -> QRResult[Any] | None:
         Q=None if mode == "r" else call.first.wrap(q),
         R=call.first.wrap(r),
         certificate=found,
-        attempts=(Attempt(LABEL, True, str(found)),),
+        attempts=Later(lambda: (Attempt(LABEL, True, str(found)),)),
         engine=str(call.engine),
         accuracy=target.name,
         seconds=call.seconds,
