@@ -43,7 +43,7 @@ _asked: dict[tuple[str, str, torch.device], int] = {}
 _binaries: dict[tuple[str, str, Capability], Future[bytes]] = {}
 
 _rooms = threading.local()
-"""Memory for the arguments of a launch, for each thread and layout: the driver copies them before it returns."""
+"""Memory for arguments, of each thread and for each layout: the driver has copied them when it returns."""
 
 _DOUBLE, _BITS = struct.Struct("d"), struct.Struct("q")
 
