@@ -299,11 +299,9 @@ def certificate_of(
     return QRCertificate(*relative, *_bounds(*shape, torch.float64, target))
 
 
-def exact_certificate(
-    residual: float, orthogonality: float, shape: Sequence[int], target: Format
-) -> QRCertificate:
-    """The certificate of a single matrix whose norms were computed in double precision, not estimated."""
-    return QRCertificate(residual, orthogonality, *_bounds(*shape, torch.float64, target))
+def exact_certificates(norms: np.ndarray, shape: Sequence[int], target: Format) -> QRCertificates:
+    """The certificates of a batch whose norms, two for each, were computed in double precision."""
+    return QRCertificates(norms[:, 0], norms[:, 1], *_bounds(*shape, torch.float64, target))
 
 
 def accepted_by(measures: torch.Tensor, shape: Sequence[int], target: Format) -> torch.Tensor:
