@@ -218,7 +218,7 @@ def laid_out(arguments: Sequence[Any]) -> tuple[Any, Any]:
 
 
 def _room(count: int, begins: tuple[int, ...]) -> tuple[Any, Any]:
-    rooms = _rooms.__dict__
+    rooms: dict[Any, tuple[Any, Any]] = _rooms.__dict__.setdefault("of_layouts", {})
     if (found := rooms.get((count, begins))) is None:
         room = (ctypes.c_int64 * count)()
         first = ctypes.addressof(room)
