@@ -48,6 +48,11 @@ class QRCertificate:
         """Whether both measures meet their bounds (NaN never does)."""
         return self.residual <= self.residual_bound and self.orthogonality <= self.orthogonality_bound
 
+    @property
+    def in_words(self) -> str:
+        """What an attempt says of it."""
+        return str(self)
+
     def __str__(self) -> str:
         return (
             f"residual {self.residual:.1e} (bound {self.residual_bound:.1e}), "
@@ -299,8 +304,15 @@ def certificate_of(
     return QRCertificate(*relative, *_bounds(*shape, torch.float64, target))
 
 
+def exact_certificate(
+    residual: float, orthogonality: float, shape: Sequence[int], target: Format
+) -> QRCertificate:
+    """The certificate of a single matrix whose norms were computed in double precision, not estimated."""
+    return QRCertificate(residual, orthogonality, *_bounds(*shape, torch.float64, target))
+
+
 def exact_certificates(norms: np.ndarray, shape: Sequence[int], target: Format) -> QRCertificates:
-    """The certificates of a batch whose norms, two for each, were computed in double precision."""
+    """The same of a batch, two norms for each."""
     return QRCertificates(norms[:, 0], norms[:, 1], *_bounds(*shape, torch.float64, target))
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from neula.certificates.bounds import orthogonality_bound
-from neula.certificates.qr import exact_certificates
-from neula.engines import FP32, FP64
+from neula.certificates.qr import QRCertificate, QRCertificates, exact_certificate, exact_certificates
+from neula.engines import FP32, FP64, Format
 from neula.kernels.small_qr import small_qr
 from neula.pipeline.call import Call
 from neula.pipeline.inputs import flattened
@@ -35,16 +35,27 @@ def qr_at_once(call: Call, mode: str) -> QRResult[Any] | None:
     if not small_qr.takes(matrices, enough):
         return None
     q, r, measures = small_qr.kernel(matrices, enough)
-    found = exact_certificates(measures.cpu().numpy(), (m, n), target)  # the host waits
-    if found.rejected:
+    if (found := _certified(measures, a.shape, target)) is None:
         return None
     return QRResult(
         Q=None if mode == "r" else call.first.wrap(q.view(a.shape)),
         R=call.first.wrap(r.view(*a.shape[:-2], n, n)),
-        certificate=found if a.ndim > 2 else found[0],
+        certificate=found,
         attempts=Later(lambda: (Attempt(LABEL, True, found.in_words),)),
         engine=str(call.engine),
         accuracy=target.name,
         seconds=call.seconds,
         accepted=Later(lambda: call.first.wrap(torch.ones(a.shape[:-2], dtype=torch.bool, device=a.device))),
     )
+
+
+def _certified(
+    measures: torch.Tensor, shape: torch.Size, target: Format
+) -> QRCertificate | QRCertificates | None:
+    """What the kernel has measured, if all factors are accepted; the host waits."""
+    if len(shape) == 2:  # microseconds count
+        (norms,) = measures.tolist()
+        one = exact_certificate(*norms, shape, target)
+        return one if one.accepted else None
+    found = exact_certificates(measures.cpu().numpy(), shape[-2:], target)
+    return None if found.rejected else found
