@@ -172,7 +172,12 @@ def single_qr_measures(
 
 def image_of(a: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     """``A diag(scales) G``, shape (m, probes), for the random vectors G: what a certificate knows of A."""
-    return thin_product(a, scales[:, None].to(dtype) * gaussian_probes(a.shape[1], a.device).to(dtype))
+    return thin_product(a, _scaled_probes(scales, dtype))
+
+
+def _scaled_probes(scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``diag(scales) G``."""
+    return (scales[:, None] * gaussian_probes(len(scales), scales.device)).to(dtype)
 
 
 def image_measures(
@@ -184,16 +189,13 @@ def image_measures(
 ) -> torch.Tensor:
     """:func:`single_qr_measures` by what :func:`image_of` has kept of A, in its dtype."""
     high = image.dtype
-    k, n = r.shape
-    g, h = (gaussian_probes(size, q.device).to(high) for size in (n, k))
-    dg = scales[:, None].to(high) * g
-    qrg, qh = thin_product(q, torch.cat([thin_product(r, dg), h], 1)).split(PROBES, dim=1)
-    norm = torch.linalg.matrix_norm
-    # One message for the three sums over rows.
-    residual, size, qqh = over_rows.totals(
-        norm(image - qrg).square(), norm(image).square(), thin_product(q.T, qh)
-    )
-    return torch.stack([residual.sqrt(), size.sqrt(), norm(qqh - h)])
+    h = gaussian_probes(len(r), q.device).to(high)
+    rg = thin_product(r, _scaled_probes(scales, high))
+    qrg, qh = thin_product(q, torch.cat([rg, h], 1)).split(PROBES, dim=1)
+    # Few launches, since they take a part of the time of small factorizations, and one message.
+    squares = torch.stack([image - qrg, image]).square().sum((1, 2))
+    squares, qqh = over_rows.totals(squares, thin_product(q.T, qh))
+    return torch.cat([squares.sqrt(), torch.linalg.vector_norm(qqh - h)[None]])
 
 
 def leading_losses(q: torch.Tensor, counts: Sequence[int], over_rows: Reduction = HERE) -> torch.Tensor:

@@ -17,8 +17,9 @@ from torch.nn import functional
 
 from neula.kernels.launch import multiprocessors, share
 
-ALONG, ACROSS = 256, 4
-"""A tile, in the direction in which A is contiguous and in the other."""
+BY_COLUMNS, BY_ROWS = (256, 4), (8, 128)
+"""Rows and columns of a tile, where A is contiguous in columns, and where it is in rows, which share what is
+read of the vectors (50000 x 4000 by rows: 0.40 ms, and 0.47 in tiles of 4 x 256)."""
 
 BLOCKS = 12
 """Thread blocks for each multiprocessor, so that enough loads are in flight."""
@@ -33,8 +34,8 @@ def thin_product_triton(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     vectors = x.shape[1]
     k = 4 if vectors <= 4 else 8
     # By columns: rows of eight vectors are lines of the cache, of which each load would take a part.
-    x = functional.pad(x.mT, (0, 0, 0, k - vectors)).contiguous().mT
-    rows, columns = (ALONG, ACROSS) if a.stride(0) == 1 else (ACROSS, ALONG)
+    x = (x.mT if vectors == k else functional.pad(x.mT, (0, 0, 0, k - vectors))).contiguous().mT
+    rows, columns = BY_COLUMNS if a.stride(0) == 1 else BY_ROWS
     down = triton.cdiv(m, rows)
     pieces = max(1, min(BLOCKS * multiprocessors(a.device) // down, n // MIN_PIECE))
     piece = share(n, pieces, columns)
