@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -47,6 +48,12 @@ class QRCertificate:
     def accepted(self) -> bool:
         """Whether both measures meet their bounds (NaN never does)."""
         return self.residual <= self.residual_bound and self.orthogonality <= self.orthogonality_bound
+
+    @property
+    def error(self) -> float:
+        """The larger measure; infinite where one is not finite."""
+        largest = max(self.residual, self.orthogonality)
+        return largest if math.isfinite(self.residual + self.orthogonality) else math.inf
 
     @property
     def in_words(self) -> str:
@@ -299,11 +306,17 @@ def certificates_of(
 
 
 def certificate_of(
-    residual: float, size: float, loss: float, shape: Sequence[int], target: Format
+    residual: float,
+    size: float,
+    loss: float,
+    shape: Sequence[int],
+    target: Format,
+    *,
+    measured_in: torch.dtype = torch.float64,
 ) -> QRCertificate:
-    """The certificate of a single matrix, measured in double precision: numbers as of :func:`qr_measures`."""
+    """The certificate of a single matrix: numbers as of :func:`qr_measures`."""
     relative = _relative(residual, size, loss, where=lambda empty, one, x: one if empty else x, shape=shape)
-    return QRCertificate(*relative, *_bounds(*shape, torch.float64, target))
+    return QRCertificate(*relative, *_bounds(*shape, measured_in, target))
 
 
 def exact_certificate(
