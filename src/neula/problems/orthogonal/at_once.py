@@ -54,8 +54,8 @@ def _certified(
 ) -> QRCertificate | QRCertificates | None:
     """What the kernel has measured, if all factors are accepted; the host waits."""
     if len(shape) == 2:  # microseconds count
-        (norms,) = measures.tolist()
-        one = exact_certificate(*norms, shape, target)
+        ((residual, orthogonality),) = measures.tolist()
+        one = exact_certificate(residual, orthogonality, shape, target)
         return one if one.accepted else None
     found = exact_certificates(measures.cpu().numpy(), shape[-2:], target)
     return None if found.rejected else found
