@@ -13,7 +13,7 @@ MOST = 32
 columns), with 8 0.22 (0.36), with 40 0.84 (0.56)."""
 
 SMALLEST = 1 << 27
-"""Elements of a matrix from which on more is gained than what it takes the host to launch; 8000 x 8000 loses."""
+"""Elements of a matrix from which on more is gained than what it takes the host to launch."""
 
 
 @trial("The kernel of narrow products", "library calls take its place")
