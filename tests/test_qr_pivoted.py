@@ -18,7 +18,7 @@ from neula.algorithms.orthogonal.pivots import (
     lapack_factors,
     sketched_order,
 )
-from neula.algorithms.orthogonal.strong_rrqr import first_weak, strong_order
+from neula.algorithms.orthogonal.strong_rrqr import _Interchange, _interchanged, first_weak, strong_order
 from neula.engines import CpuEngine, EmulatedEngine, Tuning
 
 EPS = 2.0**-52
@@ -120,6 +120,28 @@ def test_the_rank_is_revealed(name: str, by: str) -> None:
     better = strong_order(torch.linalg.qr(a[:, order], mode="r")[1], tolerance * float(s[0]))
     order = order if better is None else order[better]
     assert_revealed(a, order, tolerance)
+
+
+@pytest.mark.parametrize(
+    ("shape", "i", "j", "rank"),
+    [((30, 40), 3, 33, 20), ((30, 30), 0, 29, 30), ((9, 9), 4, 8, 5), ((1, 3), 0, 2, 1)],
+)
+def test_an_interchange_leaves_a_triangle(shape: tuple[int, int], i: int, j: int, rank: int) -> None:
+    """Whose Gram matrix is that of the columns, at singular values from 1 to 1e-6."""
+    k, n = shape
+    r = torch.from_numpy(np.triu(normal(k, n)) * np.geomspace(1, 1e-6, k)[:, None])
+    row = torch.linalg.inv(r[:rank, :rank])[i, i:]
+    places, found = _interchanged(r, _Interchange(i, j, row, rank))
+    assert sorted(places) == list(range(n))
+    assert places[rank - 1] == (j if j >= rank else i)
+    assert torch.equal(found[:, :rank].tril(-1), torch.zeros(k, rank, dtype=r.dtype))
+    expected = torch.linalg.qr(r[:, places], mode="r")[1]
+    # R errs by rounding errors times the condition number of the block, whatever makes it (Higham, 19.9).
+    size = torch.linalg.matrix_norm(r)
+    gap = found[:rank].abs() - expected[:rank].abs()
+    assert torch.linalg.matrix_norm(gap) <= 10 * n * EPS * size * float(torch.linalg.vector_norm(row) * size)
+    gram = found.T @ found - expected.T @ expected
+    assert torch.linalg.matrix_norm(gram) <= 10 * n * EPS * size**2
 
 
 def assert_revealed(a: torch.Tensor, order: torch.Tensor, tolerance: float) -> None:

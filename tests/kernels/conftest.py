@@ -17,7 +17,7 @@ import torch
 
 from neula import kernels
 from neula.kernels import cholesky_tiles_cuda
-from neula.kernels.cuda_source import flat
+from neula.kernels.cuda_source import laid_out
 
 # Nothing else in the tests imports Triton; if something has, the tests of kernels are skipped.
 if not torch.cuda.is_available() and "triton" not in sys.modules:
@@ -36,6 +36,7 @@ if not torch.cuda.is_available() and "triton" not in sys.modules:
         import neula.kernels.lu_block_triton
         import neula.kernels.magnitudes_triton
         import neula.kernels.mgs_triton
+        import neula.kernels.narrow_product_triton
         import neula.kernels.normal_product_triton
         import neula.kernels.panel_gram_triton
         import neula.kernels.pivoted_cholesky_triton
@@ -84,7 +85,7 @@ def compiled_on_host(compiled_for_host: Callable[..., ctypes.CDLL]) -> Callable[
         launch = getattr(library(name, **defined), f"launch_{function}")
 
         def launched(grid: tuple, block: tuple, arguments: list[object]) -> None:
-            room, _ = flat(arguments)
+            room, _ = laid_out(arguments)
             launch(grid[0], block[0], ctypes.c_char_p(ctypes.addressof(room)))
 
         return launched

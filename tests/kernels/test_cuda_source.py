@@ -161,8 +161,8 @@ def test_arguments_of_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_arguments_as_they_lie() -> None:
     """Doubles are doubles, and a tuple is one struct."""
     x = torch.ones(3)
-    room, begins = cuda_source.flat([x, (x, 2, -3), 1.5, 7])
-    assert begins == [0, 8, 32, 40]
+    room, places = cuda_source.laid_out([x, (x, 2, -3), 1.5, 7])
+    assert [place - ctypes.addressof(room) for place in places] == [0, 8, 32, 40]
     assert list(room) == [x.data_ptr(), x.data_ptr(), 2, -3, room[4], 7]
     assert ctypes.cast(ctypes.byref(room, 32), ctypes.POINTER(ctypes.c_double))[0] == 1.5
 

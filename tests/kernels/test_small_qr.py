@@ -11,7 +11,7 @@ import torch
 
 from neula.io.matrices import random_matrix
 from neula.kernels import small_qr_cuda
-from neula.kernels.cuda_source import flat
+from neula.kernels.cuda_source import laid_out
 from neula.kernels.small_qr import SmallQR, small_qr
 
 HAS_GPU = torch.cuda.is_available()
@@ -33,7 +33,7 @@ def on_host(compiled_for_host: Callable[..., ctypes.CDLL], monkeypatch: pytest.M
 
         def launch(grid: tuple, block: tuple, arguments: list, shared: int) -> None:
             assert shared <= shared_bytes
-            room, _ = flat(arguments)
+            room, _ = laid_out(arguments)
             LIBRARIES[real].launch_small_qr(grid[0], block[0], ctypes.c_char_p(ctypes.addressof(room)))
 
         return launch
@@ -56,7 +56,10 @@ def factorize(request: pytest.FixtureRequest) -> Factorize:
     function = small_qr.reference if request.param == "reference" else small_qr_cuda.small_qr_cuda
 
     def factorized(a: torch.Tensor) -> SmallQR:
-        return SmallQR(*(x.cpu() for x in function(a.to(DEVICE), ENOUGH[a.dtype])))
+        batch = a if a.ndim == 3 else a[None]
+        return SmallQR(
+            *(x.cpu().view(*a.shape[:-2], *x.shape[1:]) for x in function(batch.to(DEVICE), ENOUGH[a.dtype]))
+        )
 
     return factorized
 
@@ -105,6 +108,16 @@ def test_ill_conditioned(factorize: Factorize, dtype: torch.dtype, cond: float, 
     check(factorize(a), a, most=8.0 if dtype == torch.float32 else 1e3)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_batches(factorize: Factorize, dtype: torch.dtype) -> None:
+    """Each as if it was alone, whatever becomes of the others."""
+    a = normal(60, 30, dtype).view(2, 15, 60).mT
+    a[0, 3, 4] = math.nan
+    found = factorize(a)
+    assert not (found.measures[0] <= 1.0).any()
+    check(SmallQR(*(x[1] for x in found)), a[1])
+
+
 def test_graded_columns(factorize: Factorize) -> None:
     a = normal(50, 20, torch.float64) * torch.logspace(-40, 40, 20, dtype=torch.float64)
     check(factorize(a), a)
@@ -147,8 +160,9 @@ def test_too_ill_conditioned_for_a_gram_matrix(factorize: Factorize) -> None:
 def test_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(small_qr_cuda, "shared_memory", lambda device: LARGEST)
     for shape in ((64, 32), (64, 64), (150, 64), (300, 40), (1, 1)):
-        assert small_qr_cuda.fits(torch.empty(shape)), shape
-        assert small_qr_cuda.fits(torch.empty(shape).double()), shape
+        assert small_qr_cuda.fits(torch.empty(2, *shape)), shape
+        assert small_qr_cuda.fits(torch.empty(2, *shape).double()), shape
+        assert not small_qr_cuda.fits(torch.empty(3, *shape)), shape
     for shape in ((32, 64), (0, 0), (5, 0), (100, 65), (400, 64), (100000, 3)):
-        assert not small_qr_cuda.fits(torch.empty(shape)), shape
-    assert not small_qr_cuda.fits(torch.empty(64, 32, dtype=torch.float16))
+        assert not small_qr_cuda.fits(torch.empty(1, *shape)), shape
+    assert not small_qr_cuda.fits(torch.empty(1, 64, 32, dtype=torch.float16))

@@ -132,7 +132,7 @@ def test_a_kernel_of_small_factorizations(launching: None, monkeypatch: pytest.M
         found = small_qr.reference(a, enough)
         return found._replace(measures=found.measures + 1) if spoilt else found
 
-    kernel = SimpleNamespace(takes=lambda a, enough: a.shape[1] <= 64, kernel=factorize)
+    kernel = SimpleNamespace(takes=lambda a, enough: a.shape[2] <= 64, kernel=factorize)
     monkeypatch.setattr(at_once, "small_qr", kernel)
     a = normal(50, 20)
     found = neula.qr(a)
@@ -143,6 +143,12 @@ def test_a_kernel_of_small_factorizations(launching: None, monkeypatch: pytest.M
     assert torch.linalg.matrix_norm(a - found.Q @ found.R) <= 1e-14 * torch.linalg.matrix_norm(a)
     assert neula.qr(a, "r").Q is None
     assert neula.qr(a.numpy()).R.shape == (20, 20)
+    batch = torch.stack([a, 2 * a]).view(1, 2, 50, 20)
+    several = neula.qr(batch)
+    assert several.attempts[-1].method == at_once.LABEL
+    assert several.accepted.shape == (1, 2)
+    assert [found.accepted for found in several.certificate] == [True, True]
+    torch.testing.assert_close(several.Q @ several.R, batch)
     for other in (
         neula.qr(a, engine=Launching("cpu")),
         neula.qr(a, algorithm="householder"),
@@ -155,6 +161,7 @@ def test_a_kernel_of_small_factorizations(launching: None, monkeypatch: pytest.M
     spoilt.append(True)
     assert neula.qr(a).attempts[-1].method != at_once.LABEL
     assert neula.qr(a).converged
+    assert neula.qr(batch).converged
 
 
 @pytest.mark.gpu
@@ -197,6 +204,10 @@ def test_the_kernel_takes_the_hosts_place(dtype: torch.dtype, monkeypatch: pytes
         missed = torch.linalg.matrix_norm(found.Q @ found.R - given)
         assert missed <= 64 * torch.finfo(dtype).eps * torch.linalg.matrix_norm(given)
         assert (found.R.diagonal() > 0).all()
+    several = neula.qr(torch.stack([a, 2 * a, a.flip(0)]))
+    assert several.attempts[-1].method == at_once.LABEL
+    assert several.accepted.tolist() == [True] * 3
+    assert torch.equal(several.Q[1], several.Q[0])
     a[:, 3] = a[:, 7]
     assert neula.qr(a).converged
     a[5, 5] = torch.nan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -47,6 +48,17 @@ class QRCertificate:
     def accepted(self) -> bool:
         """Whether both measures meet their bounds (NaN never does)."""
         return self.residual <= self.residual_bound and self.orthogonality <= self.orthogonality_bound
+
+    @property
+    def error(self) -> float:
+        """The larger measure; infinite where one is not finite."""
+        largest = max(self.residual, self.orthogonality)
+        return largest if math.isfinite(self.residual + self.orthogonality) else math.inf
+
+    @property
+    def in_words(self) -> str:
+        """What an attempt says of it."""
+        return str(self)
 
     def __str__(self) -> str:
         return (
@@ -167,7 +179,12 @@ def single_qr_measures(
 
 def image_of(a: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     """``A diag(scales) G``, shape (m, probes), for the random vectors G: what a certificate knows of A."""
-    return thin_product(a, scales[:, None].to(dtype) * gaussian_probes(a.shape[1], a.device).to(dtype))
+    return thin_product(a, _scaled_probes(scales, dtype))
+
+
+def _scaled_probes(scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``diag(scales) G``."""
+    return (scales[:, None] * gaussian_probes(len(scales), scales.device)).to(dtype)
 
 
 def image_measures(
@@ -179,16 +196,13 @@ def image_measures(
 ) -> torch.Tensor:
     """:func:`single_qr_measures` by what :func:`image_of` has kept of A, in its dtype."""
     high = image.dtype
-    k, n = r.shape
-    g, h = (gaussian_probes(size, q.device).to(high) for size in (n, k))
-    dg = scales[:, None].to(high) * g
-    qrg, qh = thin_product(q, torch.cat([thin_product(r, dg), h], 1)).split(PROBES, dim=1)
-    norm = torch.linalg.matrix_norm
-    # One message for the three sums over rows.
-    residual, size, qqh = over_rows.totals(
-        norm(image - qrg).square(), norm(image).square(), thin_product(q.T, qh)
-    )
-    return torch.stack([residual.sqrt(), size.sqrt(), norm(qqh - h)])
+    h = gaussian_probes(len(r), q.device).to(high)
+    rg = thin_product(r, _scaled_probes(scales, high))
+    qrg, qh = thin_product(q, torch.cat([rg, h], 1)).split(PROBES, dim=1)
+    # Few launches, since they take a part of the time of small factorizations, and one message.
+    squares = torch.stack([image - qrg, image]).square().sum((1, 2))
+    squares, qqh = over_rows.totals(squares, thin_product(q.T, qh))
+    return torch.cat([squares.sqrt(), torch.linalg.vector_norm(qqh - h)[None]])
 
 
 def leading_losses(q: torch.Tensor, counts: Sequence[int], over_rows: Reduction = HERE) -> torch.Tensor:
@@ -288,22 +302,33 @@ def certificates_of(
     # NumPy takes a tenth of torch's time for some thousand numbers, a part of that of small batches.
     with np.errstate(invalid="ignore", over="ignore"):
         residual, orthogonality = _relative(*measures.astype(np.float64), where=np.where, shape=shape)
-    return QRCertificates(residual, orthogonality, *_bounds(shape, measured_in, target))
+    return QRCertificates(residual, orthogonality, *_bounds(*shape, measured_in, target))
 
 
 def certificate_of(
-    residual: float, size: float, loss: float, shape: Sequence[int], target: Format
+    residual: float,
+    size: float,
+    loss: float,
+    shape: Sequence[int],
+    target: Format,
+    *,
+    measured_in: torch.dtype = torch.float64,
 ) -> QRCertificate:
-    """The certificate of a single matrix, measured in double precision: numbers as of :func:`qr_measures`."""
+    """The certificate of a single matrix: numbers as of :func:`qr_measures`."""
     relative = _relative(residual, size, loss, where=lambda empty, one, x: one if empty else x, shape=shape)
-    return QRCertificate(*relative, *_bounds(shape, torch.float64, target))
+    return QRCertificate(*relative, *_bounds(*shape, measured_in, target))
 
 
 def exact_certificate(
     residual: float, orthogonality: float, shape: Sequence[int], target: Format
 ) -> QRCertificate:
     """The certificate of a single matrix whose norms were computed in double precision, not estimated."""
-    return QRCertificate(residual, orthogonality, *_bounds(shape, torch.float64, target))
+    return QRCertificate(residual, orthogonality, *_bounds(*shape, torch.float64, target))
+
+
+def exact_certificates(norms: np.ndarray, shape: Sequence[int], target: Format) -> QRCertificates:
+    """The same of a batch, two norms for each."""
+    return QRCertificates(norms[:, 0], norms[:, 1], *_bounds(*shape, torch.float64, target))
 
 
 def accepted_by(measures: torch.Tensor, shape: Sequence[int], target: Format) -> torch.Tensor:
@@ -318,7 +343,7 @@ def accepted_by(measures: torch.Tensor, shape: Sequence[int], target: Format) ->
     target : Format
     """
     residual, orthogonality = _relative(*measures.double(), where=torch.where, shape=shape)
-    residual_most, orthogonality_most = _bounds(shape, measures.dtype, target)
+    residual_most, orthogonality_most = _bounds(*shape, measures.dtype, target)
     return (residual <= residual_most) & (orthogonality <= orthogonality_most)
 
 
@@ -327,9 +352,9 @@ def _relative(residual: Any, size: Any, loss: Any, *, where: Any, shape: Sequenc
     return residual / where(size == 0, 1.0, size), loss / (_gaussian_norm(min(shape)) or 1.0)
 
 
-def _bounds(shape: Sequence[int], measured_in: torch.dtype, target: Format) -> tuple[float, float]:
+@lru_cache(maxsize=128)
+def _bounds(m: int, n: int, measured_in: torch.dtype, target: Format) -> tuple[float, float]:
     """What they may be."""
-    m, n = shape
     noise = measurement_error(m, measured_in)
     return residual_bound(target, n) + noise, orthogonality_bound(target, n) + noise
 

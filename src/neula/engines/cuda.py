@@ -20,6 +20,7 @@ from neula.kernels.batched_product import batched_product, joined, room, split
 from neula.kernels.dispatch import expected, runs
 from neula.kernels.gemm import corrected_gemm, corrected_gram
 from neula.kernels.kept import Kept, keep
+from neula.kernels.narrow_product import narrow_product
 from neula.kernels.precision import exact_matmul, exactly
 from neula.kernels.projection import project_out
 from neula.kernels.transposed_copy import transposed_copy
@@ -90,6 +91,8 @@ class CudaEngine(Engine):
             return multiply(a, b, out_dtype=torch.float32)
         if self.format is TF32:
             return _tf32_matmul(a, b)
+        if a.ndim == 2 and narrow_product.takes(b.mT, a.mT):  # the transposed product of a matrix and vectors
+            return narrow_product.kernel(b.mT, a.mT).mT
         return exact_matmul(a, b)
 
     def rows(self, m: int) -> int:

@@ -42,6 +42,9 @@ _lock = threading.Lock()
 _asked: dict[tuple[str, str, torch.device], int] = {}
 _binaries: dict[tuple[str, str, Capability], Future[bytes]] = {}
 
+_rooms = threading.local()
+"""Memory for arguments, of each thread and for each layout: the driver has copied them when it returns."""
+
 _DOUBLE, _BITS = struct.Struct("d"), struct.Struct("q")
 
 
@@ -185,17 +188,16 @@ def _launching(kernel: Any, utils: Any) -> Launch:
     def launch(
         grid: Sequence[int], block: Sequence[int], arguments: Sequence[Any], shared_bytes: int = 0
     ) -> None:
-        room, begins = flat(arguments)
-        first = ctypes.addressof(room)
-        places = (ctypes.c_void_p * len(begins))(*[first + begin for begin in begins])
+        places = laid_out(arguments)[1]
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         check(library.cuLaunchKernel(kernel.func, *grid, *block, shared_bytes, stream, places, None))
 
     return launch
 
 
-def flat(arguments: Sequence[Any]) -> tuple[ctypes.Array[ctypes.c_int64], list[int]]:
-    """Arguments of a kernel as it reads them, and where each begins.
+def laid_out(arguments: Sequence[Any]) -> tuple[Any, Any]:
+    """Arguments of a kernel as it reads them, in memory of this thread that the next launch overwrites, and
+    pointers to where each begins.
 
     Tensors, doubles and ints have eight bytes each, of which an int takes the first four; those of a tuple
     are a struct.
@@ -204,14 +206,29 @@ def flat(arguments: Sequence[Any]) -> tuple[ctypes.Array[ctypes.c_int64], list[i
     begins = []
     for given in arguments:
         begins.append(8 * len(values))
-        values += map(_eight_bytes, given) if isinstance(given, tuple) else (_eight_bytes(given),)
-    return (ctypes.c_int64 * len(values))(*values), begins
+        if type(given) is int:  # most are, and microseconds count
+            values.append(given)
+        elif isinstance(given, tuple):
+            values += map(_eight_bytes, given)
+        else:
+            values.append(_eight_bytes(given))
+    room, places = _room(len(values), tuple(begins))
+    room[:] = values
+    return room, places
+
+
+def _room(count: int, begins: tuple[int, ...]) -> tuple[Any, Any]:
+    rooms: dict[Any, tuple[Any, Any]] = _rooms.__dict__.setdefault("of_layouts", {})
+    if (found := rooms.get((count, begins))) is None:
+        room = (ctypes.c_int64 * count)()
+        first = ctypes.addressof(room)
+        places = (ctypes.c_void_p * len(begins))(*[first + begin for begin in begins])
+        found = rooms[count, begins] = room, places
+    return found
 
 
 def _eight_bytes(x: torch.Tensor | float) -> int:
-    """What a kernel is given for a tensor, a double or an int; most are ints, and microseconds count."""
-    if type(x) is int:
-        return x
+    """What a kernel is given for a tensor, a double or an int."""
     if isinstance(x, torch.Tensor):
         return x.data_ptr()
     found: int = _BITS.unpack(_DOUBLE.pack(x))[0] if isinstance(x, float) else x

@@ -1,4 +1,4 @@
-// QR of a matrix of up to 64 columns from the matrix to the certificate, by one thread block: Cholesky QR in double
+// QR of matrices of up to 64 columns from the matrix to the certificate, by one thread block each: Cholesky QR in double
 // precision, repeated until Q is orthonormal; then Q and R are rounded, and both are measured as they are returned.
 //
 // REAL, the type of the matrix and its factors, is defined by whoever compiles it.
@@ -57,8 +57,10 @@ __device__ void divide(const Matrix& x, bool first) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) small_qr(
-    const REAL* __restrict__ a, REAL* q, REAL* r, double* measures, double enough, int most, int m, int n, int row, int column
+    const REAL* __restrict__ a, REAL* q, REAL* r, double* measures, double enough, int most, int m, int n, int row, int column, int next
 ) {
+    const long long member = blockIdx.x;
+    a += member * next, q += member * m * n, r += member * n * n, measures += member * 2;
     const Matrix x{m, n};
     const int pitch = x.pitch(), basis = x.basis();
     const int down = threadIdx.x / SIDE, right = threadIdx.x % SIDE;

@@ -21,10 +21,10 @@ class SmallQR(NamedTuple):
 
     Attributes
     ----------
-    q : Tensor, shape (m, n)
-    r : Tensor, shape (n, n)
+    q : Tensor, shape (batch, m, n)
+    r : Tensor, shape (batch, n, n)
         Upper triangular, its diagonal positive. NaN where A is too ill-conditioned, or not finite.
-    measures : Tensor, shape (2,)
+    measures : Tensor, shape (batch, 2)
         ``||(A - Q R) D^-1||_F / sqrt(n)``, D being the norms of the columns of A, and
         ``||I - Q^T Q||_F / sqrt(n)``, of the factors as they are returned, in float64.
     """
@@ -36,12 +36,12 @@ class SmallQR(NamedTuple):
 
 @trial("The kernel of small QR factorizations", "LAPACK on the host takes its place")
 def _tried(device: torch.device, itemsize: int) -> None:
-    a = torch.eye(2, dtype=torch.float64 if itemsize == 8 else torch.float32, device=device)
+    a = torch.ones(1, 1, 1, dtype=torch.float64 if itemsize == 8 else torch.float32, device=device)
     small_qr.kernel(a, 0.1)
 
 
 def _pays(a: torch.Tensor, enough: float) -> bool:
-    """Whether the kernel has room for a matrix, and is compiled, or to be waited for."""
+    """Whether the kernel has room for the matrices, and is compiled, or to be waited for."""
     from neula.kernels.small_qr_cuda import fits, macros_of
 
     return fits(a) and ready("small_qr", a.device, macros_of(a.dtype))
@@ -58,26 +58,27 @@ def small_qr(a: torch.Tensor, enough: float) -> SmallQR:
 
     Parameters
     ----------
-    a : Tensor, shape (m, n), m >= n > 0
+    a : Tensor, shape (batch, m, n), m >= n > 0
         float32 or float64; factors are rounded to its dtype.
     enough : float
         ``||I - Q^T Q||_F`` that is small enough.
 
     Examples
     --------
-    >>> small_qr(torch.tensor([[3.0, 3.0], [0.0, 2.0], [4.0, 4.0]]), 1e-9).r
-    tensor([[5., 5.],
-            [0., 2.]])
+    >>> small_qr(torch.tensor([[[3.0, 3.0], [0.0, 2.0], [4.0, 4.0]]]), 1e-9).r
+    tensor([[[5., 5.],
+             [0., 2.]]])
     """
     q = given = a.double()
-    n, passes = a.shape[1], 0
-    r = identity = torch.eye(n, dtype=q.dtype, device=q.device)
+    n, passes = a.shape[2], 0
+    r = identity = torch.eye(n, dtype=q.dtype, device=q.device).expand(len(a), n, n)
     norm = torch.linalg.matrix_norm
-    while passes == 0 or (passes < MOST and norm(identity - q.T @ q) > enough):
-        lower, info = torch.linalg.cholesky_ex(q.T @ q)
-        q = torch.linalg.solve_triangular(lower.T.masked_fill(info > 0, torch.nan), q, upper=True, left=False)
-        r, passes = lower.T @ r, passes + 1
+    while passes == 0 or (passes < MOST and bool((norm(identity - q.mT @ q) > enough).any())):
+        lower, info = torch.linalg.cholesky_ex(q.mT @ q)
+        upper = lower.mT.masked_fill(info[:, None, None] > 0, torch.nan)
+        q, r = torch.linalg.solve_triangular(upper, q, upper=True, left=False), lower.mT @ r
+        passes += 1
     q, r = q.to(a.dtype), r.to(a.dtype)
-    missed = (given - q.double() @ r.double()) / torch.linalg.vector_norm(given, dim=0)
-    loss = identity - q.double().T @ q.double()
-    return SmallQR(q, r, torch.stack([norm(missed), norm(loss)]) / n**0.5)
+    missed = (given - q.double() @ r.double()) / torch.linalg.vector_norm(given, dim=1, keepdim=True)
+    loss = identity - q.double().mT @ q.double()
+    return SmallQR(q, r, torch.stack([norm(missed), norm(loss)], 1) / n**0.5)

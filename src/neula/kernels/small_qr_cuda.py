@@ -1,11 +1,11 @@
-"""QR of one small matrix by one thread block, in CUDA C++."""
+"""QR of small matrices by one thread block each, in CUDA C++."""
 
 from __future__ import annotations
 
 import torch
 
 from neula.kernels.cuda_source import compiled
-from neula.kernels.launch import shared_memory
+from neula.kernels.launch import multiprocessors, shared_memory
 from neula.kernels.small_qr import MAX_COLUMNS, MOST, SmallQR
 
 THREADS, SIDE = 256, 16
@@ -19,10 +19,11 @@ def shared_bytes(m: int, n: int) -> int:
 
 
 def fits(a: torch.Tensor) -> bool:
-    """Whether the kernel is made for a matrix, and has room for it."""
-    m, n = a.shape
+    """Whether the kernel is made for matrices, and has room for all of them at a time."""
+    (count, m, n), device = a.shape, a.device
     usual = a.dtype in (torch.float32, torch.float64) and max(a.stride()) < 1 << 31
-    return usual and 0 < n <= min(m, MAX_COLUMNS) and shared_bytes(m, n) <= shared_memory(a.device)
+    few = 0 < n <= min(m, MAX_COLUMNS) and shared_bytes(m, n) <= shared_memory(device)
+    return usual and few and 0 < count <= multiprocessors(device)
 
 
 def macros_of(dtype: torch.dtype) -> str:
@@ -38,12 +39,13 @@ def small_qr_cuda(a: torch.Tensor, enough: float) -> SmallQR:
     ImportError
         Without a torch that compiles CUDA.
     """
-    (m, n), device = a.shape, a.device
-    q, r = torch.empty(m, n, dtype=a.dtype, device=device), torch.empty(n, n, dtype=a.dtype, device=device)
-    measures = torch.empty(2, dtype=torch.float64, device=device)
+    (count, m, n), device = a.shape, a.device
+    q, r = (torch.empty(count, rows, n, dtype=a.dtype, device=device) for rows in (m, n))
+    measures = torch.empty(count, 2, dtype=torch.float64, device=device)
     with torch.cuda.device_of(a):
         most = shared_memory(device)
         kernel = compiled("small_qr", "small_qr", device, macros_of(a.dtype), shared_bytes=most)
-        arguments = [a, q, r, measures, enough, MOST, m, n, *a.stride()]
-        kernel((1, 1, 1), (THREADS, 1, 1), arguments, shared_bytes(m, n))
+        apart, row, column = a.stride()
+        arguments = [a, q, r, measures, enough, MOST, m, n, row, column, apart if count > 1 else 0]
+        kernel((count, 1, 1), (THREADS, 1, 1), arguments, shared_bytes(m, n))
     return SmallQR(q, r, measures)

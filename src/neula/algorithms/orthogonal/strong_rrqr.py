@@ -10,9 +10,14 @@ computing a strong rank-revealing QR factorization", SIAM J. Sci. Comput. 17, 19
 interchanging columns i and k + j multiplies ``|det R11|`` by ``sqrt((R11^-1 R12)_ij^2 + (c_j / w_i)^2)``.
 When no interchange gains more than a factor f, then ``||R22|| <= sqrt(1 + f^2 k (n - k)) sigma_(k+1)``, and
 ``sigma_k <= sqrt(1 + f^2 k (n - k)) sigma_min(R11)``.
+
+An interchange leaves R nearly triangular. The rotations that make it so again follow from row i of R11^-1, so
+that it takes as many operations as R has elements; another QR of R takes ``n`` times as many.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 
@@ -95,14 +100,34 @@ def strong_order(r: torch.Tensor, tolerance: float) -> torch.Tensor | None:
     for _ in range(MAX_INTERCHANGES):
         if rank == 0:
             break
-        i, j, rank = _interchange(r, rank, tolerance)
-        if i == j:
+        step = _interchange(r, rank, tolerance)
+        if step is None:
             break
-        found = True
-        places = torch.arange(r.shape[1], device=r.device)
-        places[i], places[j] = j, i
-        order, r = order[places], torch.linalg.qr(r[:, places], mode="r")[1]
+        found, rank = True, step.rank
+        places, r = _interchanged(r, step)
+        order = order[places]
     return order if found else None
+
+
+class _Interchange(NamedTuple):
+    """What leaves a leading block of columns, and what comes.
+
+    Attributes
+    ----------
+    i : int
+        Of the block, what leaves it.
+    j : int
+        What takes its place, behind the block; the last column of the block for nothing.
+    row : Tensor, shape (columns - i,)
+        Row i of the inverse of the triangle in the block, from its diagonal on.
+    rank : int
+        Columns of the leading block afterwards.
+    """
+
+    i: int
+    j: int
+    row: torch.Tensor
+    rank: int
 
 
 def _rank_at_most(r: torch.Tensor, tolerance: float) -> int:
@@ -112,8 +137,8 @@ def _rank_at_most(r: torch.Tensor, tolerance: float) -> int:
     return int((trailing > tolerance).sum())
 
 
-def _interchange(r: torch.Tensor, rank: int, tolerance: float) -> tuple[int, int, int]:
-    """Columns to interchange, equal ones for none, and of how many columns the leading block then is."""
+def _interchange(r: torch.Tensor, rank: int, tolerance: float) -> _Interchange | None:
+    """Columns to interchange, if any, of a leading block of at most so many columns."""
     inverse = _inverse(r[:rank, :rank], tolerance)
     # Of all leading blocks at once: the smallest distance of a column from the span of the others, and what
     # no singular value is below.
@@ -123,7 +148,7 @@ def _interchange(r: torch.Tensor, rank: int, tolerance: float) -> tuple[int, int
     # A last column that is as near as any goes by itself.
     kept = ((least > tolerance) | (pivots > GAIN * nearest)).nonzero()[-1:, 0].tolist()
     if not kept:
-        return 0, 0, 0
+        return None
     rank = kept[0] + 1
     inverse, distances = inverse[:rank, :rank], squares[:rank, rank - 1].rsqrt()
     if rank < r.shape[1]:
@@ -133,10 +158,39 @@ def _interchange(r: torch.Tensor, rank: int, tolerance: float) -> tuple[int, int
         gains = torch.where(others > tolerance, others / distances[:, None], 0.0)
         i, j = divmod(int(gains.argmax()), gains.shape[1])
         if float(gains[i, j]) > GAIN:
-            return i, rank + j, rank
+            return _Interchange(i, rank + j, inverse[i, i:], rank)
     if float(least[rank - 1]) <= tolerance:
-        return int(distances.argmin()), rank - 1, rank - 1
-    return 0, 0, rank
+        i = int(distances.argmin())
+        return None if i == rank - 1 else _Interchange(i, rank - 1, inverse[i, i:], rank - 1)
+    return None
+
+
+def _interchanged(r: torch.Tensor, step: _Interchange) -> tuple[list[int], torch.Tensor]:
+    """The new order of the columns of R, and an R for it, triangular as far as its leading block goes.
+
+    Column i goes to the end of the block, and those behind it move up. A row of the inverse is orthogonal to
+    all columns of the block but its own: rotations of neighbouring rows that collect what the rows have in
+    that direction, from the first one down, leave zeros below the diagonal. Column j, which comes then, is
+    reflected.
+    """
+    i, last = step.i, step.i + len(step.row) - 1
+    places = [*range(i), *range(i + 1, last + 1), i, *range(last + 1, r.shape[1])]
+    places[last], places[step.j] = step.j, i
+    direction = (step.row / torch.linalg.vector_norm(step.row))[:, None]
+    sizes = direction.square().cumsum(0).sqrt()
+    rows = r[i : last + 1, places]
+    collected = (direction * rows).cumsum_(0) / sizes
+    r = r[:, places]
+    r[i:last] = (sizes[:-1] * rows[1:] - direction[1:] * collected[:-1]) / sizes[1:]
+    r[last] = collected[-1]
+    r[: last + 1, : last + 1].triu_()
+    if step.j > last:
+        v = r[last:, last].clone()
+        v[0] += torch.copysign(torch.linalg.vector_norm(v), v[0])
+        v /= torch.linalg.vector_norm(v)
+        r[last:, last:] -= 2 * v[:, None] * (v @ r[last:, last:])
+        r[last + 1 :, last] = 0
+    return places, r
 
 
 def _inverse(r: torch.Tensor, tolerance: float) -> torch.Tensor:

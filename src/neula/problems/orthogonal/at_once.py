@@ -1,4 +1,4 @@
-"""QR of one small matrix on a GPU: by one kernel, which measures its factors as well, and one look at that.
+"""QR of small matrices on a GPU: by one kernel, which measures its factors as well, and one look at that.
 
 What it does not accept begins with the first link of the chain.
 """
@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from neula.certificates.bounds import orthogonality_bound
-from neula.certificates.qr import exact_certificate
-from neula.engines import FP32, FP64
+from neula.certificates.qr import QRCertificate, QRCertificates, exact_certificate, exact_certificates
+from neula.engines import FP32, FP64, Format
 from neula.kernels.small_qr import small_qr
 from neula.pipeline.call import Call
+from neula.pipeline.inputs import flattened
 from neula.pipeline.result import Attempt, QRResult
 from neula.pipeline.result.deferred import Later
 
@@ -24,26 +25,37 @@ SMALL = 0.125
 
 
 def qr_at_once(call: Call, mode: str) -> QRResult[Any] | None:
-    """The factors where they are accepted, and the matrix is one for this way."""
+    """The factors where all are accepted, and the matrices are for this way."""
     a, target = call.first.tensor, call.target
-    usual = a.dtype == target.dtype and target in (FP32, FP64) and not call.differentiable
-    if not (usual and a.ndim == 2 and 0 < a.numel() * a.shape[1] <= call.engine.tuning.by_host):
+    (m, n), dtypes = a.shape[-2:], (a.dtype, target)
+    usual = dtypes in ((FP32.dtype, FP32), (FP64.dtype, FP64)) and not call.differentiable
+    if not (usual and 0 < m * n * n <= call.engine.tuning.by_host):
         return None
-    enough = SMALL * orthogonality_bound(target, a.shape[1])
-    if not small_qr.takes(a, enough):
+    matrices, enough = flattened(a), SMALL * orthogonality_bound(target, n)
+    if not small_qr.takes(matrices, enough):
         return None
-    q, r, measures = small_qr.kernel(a, enough)
-    residual, orthogonality = measures.tolist()  # the host waits
-    found = exact_certificate(residual, orthogonality, a.shape, target)
-    if not found.accepted:
+    q, r, measures = small_qr.kernel(matrices, enough)
+    if (found := _certified(measures, a.shape, target)) is None:
         return None
     return QRResult(
-        Q=None if mode == "r" else call.first.wrap(q),
-        R=call.first.wrap(r),
+        Q=None if mode == "r" else call.first.wrap(q.view(a.shape)),
+        R=call.first.wrap(r.view(*a.shape[:-2], n, n)),
         certificate=found,
-        attempts=(Attempt(LABEL, True, str(found)),),
+        attempts=Later(lambda: (Attempt(LABEL, True, found.in_words),)),
         engine=str(call.engine),
         accuracy=target.name,
         seconds=call.seconds,
-        accepted=Later(lambda: call.first.wrap(torch.ones((), dtype=torch.bool, device=a.device))),
+        accepted=Later(lambda: call.first.wrap(torch.ones(a.shape[:-2], dtype=torch.bool, device=a.device))),
     )
+
+
+def _certified(
+    measures: torch.Tensor, shape: torch.Size, target: Format
+) -> QRCertificate | QRCertificates | None:
+    """What the kernel has measured, if all factors are accepted; the host waits."""
+    if len(shape) == 2:  # microseconds count
+        ((residual, orthogonality),) = measures.tolist()
+        one = exact_certificate(residual, orthogonality, shape, target)
+        return one if one.accepted else None
+    found = exact_certificates(measures.cpu().numpy(), shape[-2:], target)
+    return None if found.rejected else found

@@ -19,7 +19,7 @@ from neula.algorithms.orthogonal.batched_qr import (
 from neula.algorithms.orthogonal.householder import householder
 from neula.algorithms.orthogonal.tsqr import cholesky_tsqr, cholesky_tsqr2, cholesky_tsqr32
 from neula.algorithms.orthogonal.tsqr import tsqr as tree
-from neula.certificates.qr import QRCertificates, certificates_of
+from neula.certificates.qr import QRCertificate, QRCertificates, certificate_of, certificates_of
 from neula.engines import BF16, FORMATS, FP16, FP32, FP64, Format, Tuning
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.precision import exact_matmul
@@ -245,9 +245,9 @@ class QRJudge:
         """Links have done it, since CUDA graphs play it back with the rest."""
         return answer.values.measures.T
 
-    def certificates(self, run: Run[Any]) -> QRCertificates:
+    def certificates(self, run: Run[Any]) -> Sequence[QRCertificate]:
         """Those of the best factors."""
-        found: QRCertificates | None = run.evidence
+        found: Sequence[QRCertificate] | None = run.evidence
         return self._certificates(run.found, run.numbers) if found is None else found
 
     def _certificates(self, values: QRValues, numbers: np.ndarray) -> QRCertificates:
@@ -255,14 +255,22 @@ class QRJudge:
 
     def verdict(self, answer: Answer[Any], numbers: np.ndarray) -> Verdict:
         """Of factors that are not accepted those with the smallest error are best."""
+        if self.batch is None:
+            return self._verdict_of_one(answer, numbers[:, 0].tolist())
         found = self._certificates(answer.values, numbers)
         accepted = found.accepted
         demerit = np.array([~accepted, found.error])
-        if self.in_place:
-            demerit = np.zeros_like(demerit)
-        if self.batch is None:
-            return Verdict(accepted, demerit, answer.doubt or str(found[0]), evidence=found)
         return Verdict(accepted, demerit, found.in_words, accepted | ~self._usable(self.batch, found), found)
+
+    def _verdict_of_one(self, answer: Answer[Any], numbers: Sequence[float]) -> Verdict:
+        """Without arrays of one number, which take longer than the numbers."""
+        residual, size, loss = numbers
+        found = certificate_of(
+            residual, size, loss, self.shape, self.target, measured_in=answer.values.measures.dtype
+        )
+        demerit = [[0.0], [0.0]] if self.in_place else [[not found.accepted], [found.error]]
+        words = answer.doubt or found.in_words
+        return Verdict(np.array([found.accepted]), np.array(demerit), words, evidence=[found])
 
     def _usable(self, batch: torch.Tensor, found: QRCertificates) -> np.ndarray:
         """Which matrices hold neither NaN nor Inf; only those are read whose residual is not finite."""

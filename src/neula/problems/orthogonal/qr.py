@@ -162,10 +162,11 @@ def qr(
     the vectors of others are reconstructed from an explicit Q [4]_. What is certified is the Q that they
     define. Where columns are dependent, those of Q beyond the rank are orthonormal to the others.
 
-    On a GPU one kernel factorizes and measures one small matrix (64 x 32), unless an engine or something else
-    is named: by Cholesky QR in double precision, repeated until Q is orthonormal. What that is not good
-    enough for, and what comes before the kernel is compiled, is left to LAPACK on the host, and the factors
-    come back.
+    On a GPU one kernel factorizes and measures small matrices (64 x 32), one or a batch with no more of them
+    than the GPU has multiprocessors, unless an engine or something else is named: by Cholesky QR in double
+    precision, repeated until Q is orthonormal. What that is not good enough for, and what comes before the
+    kernel is compiled, is left to LAPACK on the host, from which the factors come back, and batches to what
+    follows.
 
     Tall matrices are tried first by Cholesky QR of the whole matrix: of up to 256 columns with corrected
     products, as by :func:`tsqr`, and of up to 1024 in half precision where the accuracy allows it. Of square
