@@ -224,36 +224,66 @@ __device__ __forceinline__ void add_products(const Row& x, const Row& y, int j, 
     __syncthreads();
 }
 
-// Rows of block r, of twice as many, and columns of block c of the tile without what columns of some blocks contribute.
-__device__ __forceinline__ void subtract_blocks(int r, int c, int from, int to) {
+// Rows of block r, of twice as many, and columns of block c of the tile without what columns of block k contribute.
+__device__ __forceinline__ void subtract_block(int r, int c, int k) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     REAL* s = tile_of_sums();
     REAL* place = s + (r * 2 * SIDE + g) * PITCH + c * SIDE + 2 * t;
-    const REAL* x = s + (r * 2 * SIDE + g) * PITCH + t;
-    const REAL* y = s + (c * SIDE + g) * PITCH + t;
     REAL* below = place + SIDE * PITCH;
+    const REAL* x = s + (r * 2 * SIDE + g) * PITCH + k * SIDE + t;
+    const REAL* y = s + (c * SIDE + g) * PITCH + k * SIDE + t;
     REAL sum[4] = {place[0], place[1], below[0], below[1]};
-#pragma unroll 1
-    for (int k = from * SIDE; k < to * SIDE; k += SIDE) {
-        const REAL a[4] = {-x[k], -x[SIDE * PITCH + k], -x[k + 4], -x[SIDE * PITCH + k + 4]}, b[2] = {y[k], y[k + 4]};
-        multiply(sum, a, b);
-    }
+    const REAL a[4] = {-x[0], -x[SIDE * PITCH], -x[4], -x[SIDE * PITCH + 4]}, b[2] = {y[0], y[4]};
+    multiply(sum, a, b);
     place[0] = sum[0], place[1] = sum[1], below[0] = sum[2], below[1] = sum[3];
+}
+
+// What block k contributes to the columns after the next, some blocks for each warp that does not follow the chain.
+__device__ __forceinline__ void subtract_beside(int k) {
+    for (int turn = threadIdx.x / 32 - CHAIN / 32;; turn += (THREADS - CHAIN) / 32) {
+        int r = SIDES / 2 - 1, c = turn + k + 2;  // rows of block r end with columns of block 2 r + 1
+        for (; r >= 0 && c > 2 * r + 1; --r) c -= max(0, 2 * r - k);
+        if (r < 0) return;
+        subtract_block(r, c, k);
+    }
+}
+
+struct alignas(16) Chunk {
+    REAL x[CHUNK];
+};
+
+__device__ __forceinline__ void load_side(const REAL* from, REAL (&row)[SIDE]) {
+#pragma unroll
+    for (int k = 0; k < SIDE; k += CHUNK) {
+        const Chunk some = *reinterpret_cast<const Chunk*>(from + k);
+#pragma unroll
+        for (int i = 0; i < CHUNK; ++i) row[k + i] = some.x[i];
+    }
+}
+
+__device__ __forceinline__ void store_side(const REAL (&row)[SIDE], REAL* to) {
+#pragma unroll
+    for (int k = 0; k < SIDE; k += CHUNK) {
+        Chunk some;
+#pragma unroll
+        for (int i = 0; i < CHUNK; ++i) some.x[i] = row[k + i];
+        *reinterpret_cast<Chunk*>(to + k) = some;
+    }
 }
 
 // Columns of block p of L, and the inverse of the block on its diagonal. Each thread has a row and all of the diagonal
 // block in registers, so none waits for another. Returns the first column whose pivot is not positive, or SIDE.
 __device__ __forceinline__ int eliminate(int p) {
     const int thread = threadIdx.x, row = p * SIDE + thread;
-    REAL* s = tile_of_sums();
+    REAL* s = tile_of_sums() + p * SIDE;
     REAL d[SIDE][SIDE], x[SIDE];
     const bool identity = thread >= TILE, inside = !identity && row < TILE;
 #pragma unroll
-    for (int i = 0; i < SIDE; ++i) {
+    for (int i = 0; i < SIDE; ++i) load_side(s + (p * SIDE + i) * PITCH, d[i]);
+    load_side(s + (inside ? row : p * SIDE) * PITCH, x);
 #pragma unroll
-        for (int k = 0; k <= i; ++k) d[i][k] = s[(p * SIDE + i) * PITCH + p * SIDE + k];
-        x[i] = identity ? (thread - TILE == i ? 1 : 0) : s[(inside ? row : p * SIDE) * PITCH + p * SIDE + i];
-    }
+    for (int i = 0; i < SIDE; ++i)
+        if (identity) x[i] = thread - TILE == i ? 1 : 0;
     barrier_of_chain();
     int first = SIDE;
 #pragma unroll
@@ -270,15 +300,14 @@ __device__ __forceinline__ int eliminate(int p) {
         }
     }
 #pragma unroll
-    for (int c = 0; c < SIDE; ++c) {
-        if (inside) s[row * PITCH + p * SIDE + c] = thread < c ? 0 : x[c];
-        else if (identity && thread < TILE + SIDE)
-            diagonal_inverses()[(p * SIDE + thread - TILE) * SIDE + c] = thread - TILE > c ? 0 : x[c];
-    }
+    for (int c = 0; c < SIDE; ++c)
+        if (identity ? thread - TILE > c : thread < c) x[c] = 0;
+    if (inside) store_side(x, s + row * PITCH);
+    else if (identity && thread < TILE + SIDE) store_side(x, diagonal_inverses() + (p * SIDE + thread - TILE) * SIDE);
     return first;
 }
 
-// L of a diagonal tile in its place. Beside a block of columns the next ones are updated by those before it. The first
+// L of a diagonal tile in its place. Beside a block of columns those after it are updated by the one before it. The first
 // thread knows the first column whose pivot is not positive, or TILE.
 __device__ __forceinline__ int factorize_tile() {
     const int warp = threadIdx.x / 32;
@@ -286,15 +315,14 @@ __device__ __forceinline__ int factorize_tile() {
 #pragma unroll 1
     for (int p = 0; p < SIDES; ++p) {
         if (p > 0) {
-            if (p / 2 + warp < SIDES / 2) subtract_blocks(p / 2 + warp, p, p - 1, p);
+            if (p / 2 + warp < SIDES / 2) subtract_block(p / 2 + warp, p, p - 1);
             __syncthreads();
         }
         if (threadIdx.x < CHAIN) {
             const int first = eliminate(p);
             if (found == TILE && first < SIDE) found = p * SIDE + first;
-        } else {
-            const int r = (p + 1) / 2 + warp - CHAIN / 32;
-            if (p > 0 && p + 1 < SIDES && r < SIDES / 2) subtract_blocks(r, p + 1, 0, p);
+        } else if (p > 0) {
+            subtract_beside(p - 1);
         }
         __syncthreads();
     }
