@@ -153,7 +153,10 @@ def cholesky_lower(a: torch.Tensor) -> LowerFactors:
     "neula.kernels.cholesky_cuda:cholesky_measured_cuda",
     trial=_tried,
     when=lambda a, probes: (
-        a.dtype == torch.float32 and 0 < a.shape[1] <= MAX_COLUMNS and len(a) > 0 and probes.shape[1] == VECTORS
+        a.dtype == torch.float32
+        and 0 < a.shape[1] <= MAX_COLUMNS
+        and len(a) > 0
+        and probes.shape[1] == VECTORS
     ),
 )
 def cholesky_measured(a: torch.Tensor, probes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

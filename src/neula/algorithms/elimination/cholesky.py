@@ -208,7 +208,9 @@ class _Factorization:
             if following is None or beside.stop == 0:
                 self._replayed(k)
             else:
-                self.engine.beside(partial(self._update_pieces, following, beside), partial(self._replayed, k))
+                self.engine.beside(
+                    partial(self._update_pieces, following, beside), partial(self._replayed, k)
+                )
             if following is None or (give_up and self._is_lost(k, sizes)):
                 return
             below = slice(k.stop, n)
