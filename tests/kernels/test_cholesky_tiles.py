@@ -39,10 +39,11 @@ def definite(n: int) -> torch.Tensor:
 
 @pytest.mark.parametrize(("n", "width"), [(1, 1), (64, 64), (65, 128), (100, 100), (150, 64), (200, 128)])
 @pytest.mark.parametrize("layout", ["rows", "columns", "block"])
-def test_factors_and_inverses(factor: Factor, n: int, width: int, layout: str) -> None:
-    exact = definite(n).to(DEVICE)
-    given = lower_triangle(exact.cpu())
-    room = torch.full((1, n + 5, n + 3), math.nan, dtype=torch.float64, device=DEVICE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_factors_and_inverses(factor: Factor, n: int, width: int, layout: str, dtype: torch.dtype) -> None:
+    exact, u = definite(n).to(DEVICE, dtype).double(), torch.finfo(dtype).eps / 2
+    given = lower_triangle(exact.cpu()).to(dtype)
+    room = torch.full((1, n + 5, n + 3), math.nan, dtype=dtype, device=DEVICE)
     a = {
         "rows": given,
         "columns": given.mT.clone(memory_format=torch.contiguous_format).mT,
@@ -50,12 +51,14 @@ def test_factors_and_inverses(factor: Factor, n: int, width: int, layout: str) -
     }[layout]
     before = a.clone()
     lower, inverses, order = factor(a, width)
+    assert lower.dtype == inverses.dtype == dtype
     assert torch.equal(a.nan_to_num(7.0), before.nan_to_num(7.0))
     assert order.tolist() == [0]
     assert torch.equal(lower, lower.tril()), "exact zeros above the diagonal"
+    lower, inverses = lower.double(), inverses.double()
     # Higham 2002, theorem 10.3; blocks of eight columns are inverted.
     size = lower[0].abs() @ lower[0].abs().mT
-    assert ((lower[0] @ lower[0].mT - exact).abs() <= 2 * (n + 8) * U * size).all()
+    assert ((lower[0] @ lower[0].mT - exact).abs() <= 2 * (n + 8) * u * size).all()
     width = inverses.shape[-1]
     for inverse, start in zip(inverses, range(0, n, width), strict=True):
         k = slice(start, min(start + width, n))
@@ -63,7 +66,7 @@ def test_factors_and_inverses(factor: Factor, n: int, width: int, layout: str) -
         assert torch.equal(found, found.tril())
         error = (found @ block - torch.eye(len(block), dtype=block.dtype, device=DEVICE)).abs()
         # As for substitution: on the right, row by row.
-        assert (error <= 8 * (n + 8) * U * (found.abs() @ block.abs())).all()
+        assert (error <= 8 * (n + 8) * u * (found.abs() @ block.abs())).all()
 
 
 @pytest.mark.parametrize("kind", ["kernel", "graded", "nearly singular"])
