@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from neula.kernels import cholesky_tiles_cuda
 from neula.kernels.cholesky_tiles import InvertedFactor, factor_inverted
 
 HAS_GPU = torch.cuda.is_available()
@@ -17,12 +18,25 @@ U = 2.0**-53
 Factor = Callable[[torch.Tensor, int], InvertedFactor]
 
 
-@pytest.fixture(params=["reference", "on_host", pytest.param("kernel", marks=pytest.mark.gpu)])
-def factor(request: pytest.FixtureRequest, uninitialized_is_nan: None) -> Factor:
+BY = [
+    "reference",
+    "on_host",
+    "on_host, many",
+    *(pytest.param(by, marks=pytest.mark.gpu) for by in ("kernel", "many")),
+]
+
+
+@pytest.fixture(params=BY)
+def factor(
+    request: pytest.FixtureRequest, uninitialized_is_nan: None, monkeypatch: pytest.MonkeyPatch
+) -> Factor:
+    """The kernel as for a few tiles on the diagonal, and as for many."""
     if request.param == "reference":
         return factor_inverted.reference
-    if request.param == "on_host":
+    if "on_host" in request.param:
         request.getfixturevalue("tiles_on_host")
+    if "many" in request.param:
+        monkeypatch.setattr(cholesky_tiles_cuda, "FEW", 0)
     return factor_inverted.kernel
 
 

@@ -208,9 +208,8 @@ class _Factorization:
             if following is None or beside.stop == 0:
                 self._replayed(k)
             else:
-                self.engine.beside(
-                    partial(self._update_pieces, following, beside), partial(self._replayed, k)
-                )
+                update = partial(self._update_pieces, following, beside)
+                self.engine.beside(update, partial(self._replayed, k))
             if following is None or (give_up and self._is_lost(k, sizes)):
                 return
             below = slice(k.stop, n)
@@ -230,8 +229,8 @@ class _Factorization:
             return slice(0, 0)
         if not self.kept:
             return slice(0, k.start)
-        tuning, rows = self.engine.tuning, self.a.shape[1] - k.stop
-        some = tuning.cholesky_beside // max(1, rows) // self.leaf * self.leaf
+        rows = max(1, self.a.shape[1] - k.stop)
+        some = self.engine.tuning.cholesky_beside // rows // self.leaf * self.leaf
         return slice(0, min(k.start, max(some, self.leaf)))
 
     def update(self, rows: slice, columns: slice, done: slice, spare: int = 0) -> None:

@@ -10,7 +10,7 @@ from neula.algorithms.elimination.cholesky import cholesky, library_cholesky
 from neula.certificates.cholesky import residuals_of_triangles
 from neula.certificates.probes import gaussian_probes
 from neula.engines import FP64, Arithmetic, Engine, Format
-from neula.kernels.cholesky import cholesky_measured
+from neula.kernels.cholesky import MAX_COLUMNS, cholesky_measured
 from neula.kernels.cholesky_batch import factor_batch
 from neula.kernels.symmetric import symmetric_copy, unscaled_triangle
 from neula.kernels.symmetric_residual import diagonal_scales
@@ -83,8 +83,8 @@ def by_library(
 
 def _factorized(a: torch.Tensor, engine: Engine, label: str) -> tuple[torch.Tensor, ...]:
     """L in the dtype of A, and what is measured, by one launch or played back where launches take time."""
-    probes = gaussian_probes(a.shape[-1], a.device)
-    if cholesky_measured.takes(a, probes):
+    n = a.shape[-1]
+    if n <= MAX_COLUMNS and cholesky_measured.takes(a, probes := gaussian_probes(n, a.device)):
         return cholesky_measured(a, probes)
     function = partial(_by_recursion, engine=engine)
     return engine.replay(function, (a,), label) if a.nbytes <= REPLAYED else function(a)
