@@ -4,9 +4,6 @@
 
 #define __shared__
 
-using std::max;
-using std::min;
-
 static Index blockIdx;
 
 static std::unique_ptr<Barrier> of_chain;
@@ -25,31 +22,23 @@ static float __shfl_sync(unsigned, float x, int lane) {
 
 float4 shared[BYTES / sizeof(float4)];
 
-template <class Body>
-static void run_block(Body body) {
+extern "C" void factorize(const double* gram, float* r, float* inverse, float* norms, int n, int row, int column) {
     std::fill(std::begin(shared), std::end(shared), float4{NAN, NAN, NAN, NAN});
     of_chain = std::make_unique<Barrier>(CHAIN);
     lanes.assign(THREADS, NAN);
-    run_together(THREADS, body);
-}
-
-extern "C" void factorize(const double* gram, float* r, float* inverse, float* norms, int n, int row, int column) {
-    run_block([=] { cholesky_inverse(gram, r, inverse, norms, n, row, column); });
+    run_together(THREADS, [=] { cholesky_inverse(gram, r, inverse, norms, n, row, column); });
 }
 
 extern "C" void factorize_batch(
     const float* a, float* lower, float* inverses, int* info, int count, int n, int row, int column, int next, int l_row,
-    int l_column, int l_next
+    int l_column, int l_next, int inverted
 ) {
-    for (blockIdx.x = 0; blockIdx.x < count; ++blockIdx.x)
-        run_block([=] {
-            cholesky_lower(a, lower, inverses, info, n, row, column, next, l_row, l_column, l_next);
+    for (blockIdx.x = 0; blockIdx.x < count; ++blockIdx.x) {
+        std::fill(std::begin(shared), std::end(shared), float4{NAN, NAN, NAN, NAN});
+        of_chain = std::make_unique<Barrier>(CHAIN);
+        lanes.assign(THREADS, NAN);
+        run_together(THREADS, [=] {
+            cholesky_lower(a, lower, inverses, info, n, row, column, next, l_row, l_column, l_next, inverted);
         });
-}
-
-extern "C" void factorize_and_measure(
-    const float* a, const double* probes, float* lower, double* measured, int count, int n, int row, int column, int next
-) {
-    for (blockIdx.x = 0; blockIdx.x < count; ++blockIdx.x)
-        run_block([=] { cholesky_measured(a, probes, lower, measured, n, row, column, next, count); });
+    }
 }

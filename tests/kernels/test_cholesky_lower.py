@@ -9,10 +9,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from neula.certificates.probes import gaussian_probes
 from neula.kernels import cholesky_cuda
-from neula.kernels.cholesky import LowerFactors, cholesky_lower, cholesky_measured
-from neula.kernels.symmetric_residual import factor_residuals
+from neula.kernels.cholesky import LowerFactors, cholesky_apart, cholesky_lower
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
@@ -31,7 +29,7 @@ def on_host(compiled_for_host: Callable[..., ctypes.CDLL]) -> Factorize:
         order = torch.full((len(a),), -1, dtype=torch.int32)
         strides = (a.stride(1), a.stride(2), a.stride(0))
         places = [ctypes.c_void_p(x.data_ptr()) for x in (a, a, inverse, order)]
-        function(*places, len(a), a.shape[1], *strides, *strides)
+        function(*places, len(a), a.shape[1], *strides, *strides, 1)
         return LowerFactors(inverse, order)
 
     return factorize
@@ -108,26 +106,20 @@ def test_a_pivot_of_rounding_errors_is_said_by_the_kernel(on_host: Factorize) ->
 @pytest.mark.parametrize(
     ("n", "width"), [(1, 32), (17, 32), (32, 32), (17, 64), (50, 64), (64, 64), (128, 128)]
 )
-def test_factors_that_are_measured(by: str, n: int, width: int, request: pytest.FixtureRequest) -> None:
+def test_factors_in_memory_of_their_own(by: str, n: int, width: int, request: pytest.FixtureRequest) -> None:
     """On the host with room for so many columns."""
     a = definite(3, n)
-    a[0] *= 2.0**-60
     a[1, n - 1, n - 1] = -1.0
-    before, probes = a.clone(), gaussian_probes(n, DEVICE)
+    before = a.clone()
     if by == "on host":
-        nbytes = cholesky_cuda.shared_bytes(width, measures=True)
-        library = request.getfixturevalue("compiled_for_host")("cholesky", BYTES=nbytes, WIDTH=width)
-        lower, measured = torch.full((3, n, n), math.nan), torch.empty(2, 3, dtype=torch.float64)
-        places = [ctypes.c_void_p(x.data_ptr()) for x in (a, probes, lower, measured)]
-        library.factorize_and_measure(*places, 3, n, n, 1, n * n)
+        a, before = a.cpu(), before.cpu()
+        compiled = request.getfixturevalue("compiled_for_host")
+        function = compiled("cholesky", BYTES=cholesky_cuda.shared_bytes(width), WIDTH=width).factorize_batch
+        lower, order = torch.full((3, n, n), math.nan), torch.full((3,), -1, dtype=torch.int32)
+        places = [ctypes.c_void_p(x.data_ptr()) for x in (a, lower, lower, order)]
+        function(*places, 3, n, n, 1, n * n, n, 1, n * n, 0)
     else:
-        both = cholesky_measured
-        lower, measured = (both.reference if by == "reference" else both.kernel)(a, probes)
-    order = measured[1]
-    expected = factor_residuals.reference(a, lower, order, probes)[0]
-    assert measured[0].isnan().tolist() == [False, True, False]
-    # Both measure with sums of n products in double precision.
-    assert ((measured[0] - expected)[::2].abs() <= 4 * n * 2.0**-53).all()
+        lower, order = (cholesky_apart.reference if by == "reference" else cholesky_apart.kernel)(a)
     assert torch.equal(a.nan_to_num(7.0), before.nan_to_num(7.0))
     assert order.tolist() == [0, n, 0]
     found = lower[::2].double()

@@ -16,7 +16,6 @@
 #define PITCH (WIDTH + 4)  // four rows one below the other are in different banks
 #define THREADS (4 * WIDTH)
 #define CHAIN WIDTH  // threads along the chain: a warp for each two blocks of rows
-#define VECTORS 4
 #define ALL 0xffffffffu
 #define LOST 1.9073486e-6f  // 2^-19 of a diagonal element: what a pivot may owe to rounding errors
 
@@ -32,9 +31,6 @@ __device__ __forceinline__ float* diagonal_of_l(int j) { return at(BLOCKS, j); }
 __device__ __forceinline__ float* diagonal_of_inverse(int j) { return at(BLOCKS + 1, j); }
 __device__ __forceinline__ float* smallest_pivots() { return at(BLOCKS + 2, 0); }
 __device__ __forceinline__ float* columns_of_warp() { return at(BLOCKS + 2, BLOCKS) + threadIdx.x / 32 * 64; }
-
-// Two numbers for each thread, once L is there.
-__device__ __forceinline__ double* vectors() { return reinterpret_cast<double*>(at(BLOCKS + 2, BLOCKS) + 2 * WIDTH); }
 
 // Block i of the rows that step j computes.
 __device__ __forceinline__ float* panel(int i, int j) { return i == j ? diagonal_of_inverse(j) : at(i, j); }
@@ -245,13 +241,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) cholesky_inverse(
     eliminate_all(r, inverse, n, r_row, r_column);
 }
 
-// L of a matrix, zeros above it, and, if there is room for it, L^-T. Returns the order of the first leading minor that is
-// not positive, or lost to rounding errors, or 0: unlike a Gram matrix it need not be definite.
-__device__ __forceinline__ int factorize(
-    const float* a, float* factor, float* inverse, int n, int row, int column, int l_row, int l_column
+// L of each matrix, which may take the place of its lower triangle, zeros above it, and, if inverted, L^-T. Unlike a
+// Gram matrix these need not be definite: info is the order of the first leading minor that is not positive, or lost
+// to rounding errors, or 0.
+extern "C" __global__ void __launch_bounds__(THREADS) cholesky_lower(
+    const float* matrices, float* factors, float* inverses, int* info, int n, int row, int column, int next, int l_row,
+    int l_column, int l_next, int inverted
 ) {
-    const int thread = threadIdx.x, i_first = thread % 32 / 8, j = thread / 32 * 8 + thread % 8;
+    const int thread = threadIdx.x;
+    const long long member = blockIdx.x;
+    const float* a = matrices + member * next;
     float* w = at(0, 0);
+    const int i_first = thread % 32 / 8, j = thread / 32 * 8 + thread % 8;
     float element[WIDTH / 4];
 #pragma unroll
     for (int k = 0; k < WIDTH / 4; ++k) {
@@ -264,78 +265,7 @@ __device__ __forceinline__ int factorize(
     // Of a negative diagonal element no part is small enough.
     if (thread < WIDTH) smallest_pivots()[thread] = LOST * fmaxf(w[thread * PITCH + thread], 0.0f);
     __syncthreads();
-    return eliminate_all(factor, inverse, n, l_column, l_row);
-}
-
-// The same of each matrix of a batch; L may take the place of its lower triangle.
-extern "C" __global__ void __launch_bounds__(THREADS) cholesky_lower(
-    const float* matrices, float* factors, float* inverses, int* info, int n, int row, int column, int next, int l_row,
-    int l_column, int l_next
-) {
-    const long long member = blockIdx.x;
-    const int found = factorize(
-        matrices + member * next, factors + member * l_next, inverses + member * n * n, n, row, column, l_row, l_column
-    );
-    if (threadIdx.x == 0) info[member] = found;
-}
-
-// An element of L, on its diagonal or below.
-__device__ __forceinline__ double lower_at(int i, int j) {
-    const float* block = i / BLOCK == j / BLOCK ? diagonal_of_l(j / BLOCK) : at(i / BLOCK, j / BLOCK);
-    return block[i % BLOCK * PITCH + j % BLOCK];
-}
-
-// A power of two that brings a diagonal element into [1/2, 2) where its row and its column are multiplied by it; 1 for
-// what is not positive.
-__device__ __forceinline__ double scale_of(double x) {
-    int exponent = 0;
-    if (!(x > 0.0)) return 1.0;
-    frexp(x, &exponent);
-    return ldexp(1.0, -(exponent >> 1));
-}
-
-// ||D (A - L L^T) D G||_F / ||D A D G||_F for four vectors G. A thread has a row of one of the vectors.
-__device__ __forceinline__ double residual(const float* a, const double* probes, int n, int row, int column) {
-    const int thread = threadIdx.x, i = thread / VECTORS, v = thread % VECTORS;
-    double* x = vectors();
-    double* y = x + THREADS;
-    const bool inside = i < n;
-    const double d = inside ? scale_of(a[i * (row + column)]) : 1.0;
-    x[thread] = inside ? d * probes[thread] : 0.0;
-    __syncthreads();
-    double image = 0.0, below = 0.0, product = 0.0;
-    if (inside) {
-#pragma unroll 4
-        for (int k = 0; k < n; ++k)
-            image = fma(static_cast<double>(a[max(i, k) * row + min(i, k) * column]), x[VECTORS * k + v], image);
-#pragma unroll 4
-        for (int k = i; k < n; ++k) below = fma(lower_at(k, i), x[VECTORS * k + v], below);
-        y[thread] = below;
-    }
-    __syncthreads();
-    if (inside)
-#pragma unroll 4
-        for (int k = 0; k <= i; ++k) product = fma(lower_at(i, k), y[VECTORS * k + v], product);
-    __syncthreads();
-    image *= d, product *= d;
-    x[thread] = (image - product) * (image - product), y[thread] = image * image;
-    for (int distance = THREADS / 2; distance > 0; distance /= 2) {
-        __syncthreads();
-        if (thread < distance) x[thread] += x[thread + distance], y[thread] += y[thread + distance];
-    }
-    return sqrt(x[0]) / (y[0] == 0.0 ? 1.0 : sqrt(y[0]));
-}
-
-// L of each matrix, row-major, and what is measured of it: residuals, and what is not positive.
-extern "C" __global__ void __launch_bounds__(THREADS) cholesky_measured(
-    const float* matrices, const double* probes, float* factors, double* measured, int n, int row, int column,
-    long long next, int count
-) {
-    const long long member = blockIdx.x;
-    const float* a = matrices + member * next;
-    const int found = factorize(a, factors + member * n * n, nullptr, n, row, column, n, 1);
-    const double error = residual(a, probes, n, row, column);
-    if (threadIdx.x > 0) return;
-    measured[member] = found == 0 ? error : nan("");
-    measured[count + member] = found;
+    float* inverse = inverted ? inverses + member * n * n : nullptr;
+    const int found = eliminate_all(factors + member * l_next, inverse, n, l_column, l_row);
+    if (thread == 0) info[member] = found;
 }

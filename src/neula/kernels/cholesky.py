@@ -11,8 +11,6 @@ from typing import NamedTuple
 import torch
 
 from neula.kernels.dispatch import kernel, trial
-from neula.kernels.symmetric_residual import factor_residuals
-from neula.kernels.triangle import VECTORS
 from neula.kernels.triangular_inverse import triangular_inverse
 
 MAX_COLUMNS = 128
@@ -43,8 +41,7 @@ class CholeskyFactors(NamedTuple):
 def _tried(device: torch.device) -> None:
     cholesky_inverse.kernel(torch.eye(1, dtype=torch.float64, device=device))
     cholesky_lower.kernel(torch.ones(1, 1, 1, device=device))
-    probes = torch.ones(1, VECTORS, dtype=torch.float64, device=device)
-    cholesky_measured.kernel(torch.ones(1, 1, 1, device=device), probes)
+    cholesky_apart.kernel(torch.ones(1, 1, 1, device=device))
 
 
 @kernel(
@@ -149,45 +146,21 @@ def cholesky_lower(a: torch.Tensor) -> LowerFactors:
     return LowerFactors(inverse, info)
 
 
-@kernel(
-    "neula.kernels.cholesky_cuda:cholesky_measured_cuda",
-    trial=_tried,
-    when=lambda a, probes: (
-        a.dtype == torch.float32
-        and 0 < a.shape[1] <= MAX_COLUMNS
-        and len(a) > 0
-        and probes.shape[1] == VECTORS
-    ),
-)
-def cholesky_measured(a: torch.Tensor, probes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cholesky factors of a batch, in memory of their own, and their residuals, without synchronizing.
-
-    On a GPU all of it is one launch for float32 matrices of up to 128 columns: to launch what measures takes
-    longer than to measure.
+@kernel("neula.kernels.cholesky_cuda:cholesky_apart_cuda", trial=_tried, when=_fits_kernel)
+def cholesky_apart(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cholesky factors alone, in memory of their own, likewise.
 
     Parameters
     ----------
     a : Tensor, shape (batch, n, n)
-        float32 or float64, of any strides. Only the lower triangles are read.
-    probes : Tensor, shape (n, k)
-        float64: vectors along which residuals are measured.
+        float32, of any strides. Only the lower triangles are read.
 
     Returns
     -------
     lower : Tensor, shape (batch, n, n)
         Row-major, zero above the diagonal.
-    measured : Tensor, shape (2, batch)
-        float64: what :func:`neula.kernels.symmetric_residual.factor_residuals` finds; orders are those of
-        :class:`LowerFactors`.
-
-    Examples
-    --------
-    >>> import torch
-    >>> a, probes = torch.tensor([[[4.0, torch.nan], [2.0, 2.0]]]), torch.eye(2, dtype=torch.float64)
-    >>> cholesky_measured(a, probes)
-    (tensor([[[2., 0.],
-             [1., 1.]]]), tensor([[0.],
-            [0.]], dtype=torch.float64))
+    order : Tensor, shape (batch,)
+        As in :class:`LowerFactors`.
     """
     lower, order = torch.linalg.cholesky_ex(a)
-    return lower.contiguous(), factor_residuals.reference(a, lower, order, probes)
+    return lower.contiguous(), order

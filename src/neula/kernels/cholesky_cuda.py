@@ -19,12 +19,9 @@ NARROWEST = 32
 """Columns for which there is room at least."""
 
 
-def shared_bytes(width: int, *, measures: bool = False) -> int:
-    """For R and its inverse, their diagonal blocks of 16 columns, in rows of 4 more numbers, and vectors.
-
-    Two more numbers for each thread, in double precision, to measure.
-    """
-    return 4 * ((width + 2 * 16) * (width + 4) + 3 * width) + measures * 2 * 8 * THREADS * width
+def shared_bytes(width: int) -> int:
+    """For R and its inverse, their diagonal blocks of 16 columns, in rows of 4 more numbers, and vectors."""
+    return 4 * ((width + 2 * 16) * (width + 4) + 3 * width)
 
 
 SHARED_BYTES = shared_bytes(MAX_COLUMNS)
@@ -57,36 +54,34 @@ def cholesky_lower_cuda(a: torch.Tensor) -> LowerFactors:
     ImportError
         Without a torch that compiles CUDA.
     """
-    count, n, _ = a.shape
     inverse = torch.empty(a.shape, dtype=torch.float32, device=a.device)
-    order = torch.empty(count, dtype=torch.int32, device=a.device)
-    strides = [a.stride(1), a.stride(2), a.stride(0) if count > 1 else 0]
-    with torch.cuda.device_of(a):
-        kernel = compiled("cholesky", "cholesky_lower", a.device, shared_bytes=SHARED_BYTES)
-        arguments = [a, a, inverse, order, n, *strides, *strides]
-        kernel((count, 1, 1), (THREADS * MAX_COLUMNS, 1, 1), arguments, SHARED_BYTES)
-    return LowerFactors(inverse, order)
+    return LowerFactors(inverse, _factor(a, a, inverse, MAX_COLUMNS))
 
 
-def cholesky_measured_cuda(a: torch.Tensor, probes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`neula.kernels.cholesky.cholesky_measured` by the kernel, queued on the current stream.
+def cholesky_apart_cuda(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`neula.kernels.cholesky.cholesky_apart` by the kernel, queued on the current stream.
 
     Raises
     ------
     ImportError
         Without a torch that compiles CUDA.
     """
-    (count, n, _), width = a.shape, NARROWEST
-    while width < n:
+    lower, width = torch.empty(a.shape, dtype=torch.float32, device=a.device), NARROWEST
+    while width < a.shape[1]:
         width *= 2
-    lower = torch.empty(a.shape, dtype=torch.float32, device=a.device)
-    measured = torch.empty(2, count, dtype=torch.float64, device=a.device)
+    return lower, _factor(a, lower, None, width)
+
+
+def _factor(a: torch.Tensor, lower: torch.Tensor, inverse: torch.Tensor | None, width: int) -> torch.Tensor:
+    """Launch with room for so many columns; returns the orders of minors that are not positive."""
+    (count, n, _), strides = a.shape, []
+    order = torch.empty(count, dtype=torch.int32, device=a.device)
+    for x in (a, lower):
+        strides += [x.stride(1), x.stride(2), x.stride(0) if count > 1 else 0]
     with torch.cuda.device_of(a):
-        macros, nbytes = f"#define WIDTH {width}\n", shared_bytes(width, measures=True)
-        kernel = compiled("cholesky", "cholesky_measured", a.device, macros, shared_bytes=nbytes)
-        arguments = [
-            *(a, probes.contiguous(), lower, measured, n),
-            *(a.stride(1), a.stride(2), a.stride(0), count),
-        ]
+        macros, nbytes = f"#define WIDTH {width}\n", shared_bytes(width)
+        kernel = compiled("cholesky", "cholesky_lower", a.device, macros, shared_bytes=nbytes)
+        room = lower if inverse is None else inverse
+        arguments = [a, lower, room, order, n, *strides, int(inverse is not None)]
         kernel((count, 1, 1), (THREADS * width, 1, 1), arguments, nbytes)
-    return lower, measured
+    return order

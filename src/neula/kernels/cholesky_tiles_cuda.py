@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from neula.kernels.cholesky import MAX_COLUMNS, cholesky_apart
 from neula.kernels.cholesky_batch import BatchFactors
 from neula.kernels.cholesky_tiles import TILE, InvertedFactor
 from neula.kernels.cuda_source import compiled
@@ -49,14 +50,17 @@ def factor_inverted_cuda(a: torch.Tensor, width: int) -> InvertedFactor:
 
 
 def factor_batch_cuda(a: torch.Tensor) -> BatchFactors:
-    """:func:`neula.kernels.cholesky_batch.factor_batch` by the kernel, queued on the current stream.
+    """:func:`neula.kernels.cholesky_batch.factor_batch` by kernels, queued on the current stream.
 
     Raises
     ------
     ImportError
         Without a torch that compiles CUDA.
     """
-    lower, order, _ = _factor(a.float())
+    a = a.float()
+    if a.shape[-1] <= MAX_COLUMNS and cholesky_apart.takes(a):
+        return BatchFactors(*cholesky_apart.kernel(a))
+    lower, order, _ = _factor(a)
     return BatchFactors(lower.contiguous(), order)
 
 

@@ -8,9 +8,7 @@ import torch
 
 from neula.algorithms.elimination.cholesky import cholesky, library_cholesky
 from neula.certificates.cholesky import residuals_of_triangles
-from neula.certificates.probes import gaussian_probes
 from neula.engines import FP64, Arithmetic, Engine, Format
-from neula.kernels.cholesky import MAX_COLUMNS, cholesky_measured
 from neula.kernels.cholesky_batch import factor_batch
 from neula.kernels.symmetric import symmetric_copy, unscaled_triangle
 from neula.kernels.symmetric_residual import diagonal_scales
@@ -35,7 +33,9 @@ def recursive(matrices: Symmetric, before: Solution | None, arithmetic: Arithmet
     options = matrices.options
     engine, label = options.engine.using(arithmetic), f"cholesky {arithmetic.name}"
     report = stage(options.progress, f"factorizing in {arithmetic.name}")
-    lower, measured = _factorized(matrices.a, engine, label)
+    function = partial(_by_recursion, engine=engine)
+    replays = matrices.a.nbytes <= REPLAYED
+    lower, measured = engine.replay(function, (matrices.a,), label) if replays else function(matrices.a)
     report(1.0)
     return Answer(CholeskyValues(lower, measured[0]), label, measured=measured)
 
@@ -79,15 +79,6 @@ def by_library(
     report(1.0)
     measured = residuals_of_triangles(a, lower, found.order)
     return Answer(CholeskyValues(lower, measured[0]), label, measured=measured)
-
-
-def _factorized(a: torch.Tensor, engine: Engine, label: str) -> tuple[torch.Tensor, ...]:
-    """L in the dtype of A, and what is measured, by one launch or played back where launches take time."""
-    n = a.shape[-1]
-    if n <= MAX_COLUMNS and cholesky_measured.takes(a, probes := gaussian_probes(n, a.device)):
-        return cholesky_measured(a, probes)
-    function = partial(_by_recursion, engine=engine)
-    return engine.replay(function, (a,), label) if a.nbytes <= REPLAYED else function(a)
 
 
 def _by_recursion(a: torch.Tensor, *, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
