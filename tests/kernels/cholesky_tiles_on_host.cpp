@@ -32,8 +32,9 @@ static int atomicAdd(int* place, int value) {
     return before;
 }
 
-static std::unique_ptr<Barrier> of_chain;
+static std::unique_ptr<Barrier> of_chain, before_chain;
 static void barrier_of_chain() { of_chain->arrive_and_wait(); }
+static void barrier_before_chain() { before_chain->arrive_and_wait(); }
 
 static REAL reciprocal_root(REAL x) { return 1 / std::sqrt(x); }
 
@@ -62,17 +63,20 @@ static void multiply(REAL (&c)[4], const REAL (&a)[4], const REAL (&b)[2]) {
     for (int part = 0; part < 4; ++part) multiply_quarter(c + part % 2 * 2, a[part], b[part / 2]);
 }
 
+static void multiply_soon(REAL (&c)[4], const REAL (&a)[4], const REAL (&b)[2]) { multiply(c, a, b); }
+
 #include SOURCE
 
 extern "C" void factorize(
-    const REAL* a, REAL* l, REAL* inverses, REAL* diagonal, int* state, long long next, long long a_row,
+    const REAL* a, REAL* l, REAL* inverses, REAL* diagonal, REAL* unsolved, int* state, long long next, long long a_row,
     long long a_column, int n, int tiles, int per_block, int count, int together
 ) {
     std::fill(std::begin(shared), std::end(shared), NAN);
     of_chain = std::make_unique<Barrier>(CHAIN);
+    before_chain = std::make_unique<Barrier>(FIRST);
     run_together(THREADS, [=] {
         cholesky_tiles(
-            a, l, inverses, diagonal, state, next, a_row, a_column, n, tiles, per_block, count, together
+            a, l, inverses, diagonal, unsolved, state, next, a_row, a_column, n, tiles, per_block, count, together
         );
     });
 }

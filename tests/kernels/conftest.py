@@ -98,8 +98,7 @@ def tiles_on_host(compiled_for_host: Callable[..., ctypes.CDLL], monkeypatch: py
     """Launches of the kernel that factorizes by tiles are calls on the CPU."""
 
     def compiled(name: str, _function: str, _device: object, macros: str, shared_bytes: int) -> Callable:
-        real = "double" if "double" in macros else "float"
-        factorize = _library(compiled_for_host, name, real, shared_bytes).factorize
+        factorize = _library(compiled_for_host, name, macros, shared_bytes).factorize
 
         def launch(_grid: object, _block: object, arguments: list, _bytes: int) -> None:
             values = [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in arguments]
@@ -111,8 +110,8 @@ def tiles_on_host(compiled_for_host: Callable[..., ctypes.CDLL], monkeypatch: py
 
 
 @cache
-def _library(compile: Callable[..., ctypes.CDLL], name: str, real: str, shared_bytes: int) -> ctypes.CDLL:
-    return compile(name, REAL=real, BYTES=shared_bytes)
+def _library(compile: Callable[..., ctypes.CDLL], name: str, macros: str, shared_bytes: int) -> ctypes.CDLL:
+    return compile(name, BYTES=shared_bytes, **dict(line.split()[1:] for line in macros.splitlines()))
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from neula.kernels import cholesky_tiles
+from neula.kernels import cholesky_tiles, cholesky_tiles_cuda
 from neula.kernels.cholesky_tiles import InvertedFactor, factor_inverted, lower_factor
 
 HAS_GPU = torch.cuda.is_available()
@@ -18,12 +18,25 @@ U = 2.0**-53
 Factor = Callable[[torch.Tensor, int], InvertedFactor]
 
 
-@pytest.fixture(params=["reference", "on_host", pytest.param("kernel", marks=pytest.mark.gpu)])
-def factor(request: pytest.FixtureRequest, uninitialized_is_nan: None) -> Factor:
+BY = [
+    "reference",
+    "on_host",
+    "on_host, many",
+    *(pytest.param(by, marks=pytest.mark.gpu) for by in ("kernel", "many")),
+]
+
+
+@pytest.fixture(params=BY)
+def factor(
+    request: pytest.FixtureRequest, uninitialized_is_nan: None, monkeypatch: pytest.MonkeyPatch
+) -> Factor:
+    """The kernel as for a few tiles on the diagonal, and as for many."""
     if request.param == "reference":
         return factor_inverted.reference
-    if request.param == "on_host":
+    if "on_host" in request.param:
         request.getfixturevalue("tiles_on_host")
+    if "many" in request.param:
+        monkeypatch.setattr(cholesky_tiles_cuda, "FEW", 0)
     return factor_inverted.kernel
 
 
@@ -40,10 +53,11 @@ def definite(n: int) -> torch.Tensor:
 
 @pytest.mark.parametrize(("n", "width"), [(1, 1), (64, 64), (65, 128), (100, 100), (150, 64), (200, 128)])
 @pytest.mark.parametrize("layout", ["rows", "columns", "block"])
-def test_factors_and_inverses(factor: Factor, n: int, width: int, layout: str) -> None:
-    exact = definite(n).to(DEVICE)
-    given = lower_triangle(exact.cpu())
-    room = torch.full((1, n + 5, n + 3), math.nan, dtype=torch.float64, device=DEVICE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_factors_and_inverses(factor: Factor, n: int, width: int, layout: str, dtype: torch.dtype) -> None:
+    exact, u = definite(n).to(DEVICE, dtype).double(), torch.finfo(dtype).eps / 2
+    given = lower_triangle(exact.cpu()).to(dtype)
+    room = torch.full((1, n + 5, n + 3), math.nan, dtype=dtype, device=DEVICE)
     a = {
         "rows": given,
         "columns": given.mT.clone(memory_format=torch.contiguous_format).mT,
@@ -51,12 +65,14 @@ def test_factors_and_inverses(factor: Factor, n: int, width: int, layout: str) -
     }[layout]
     before = a.clone()
     lower, inverses, order = factor(a, width)
+    assert lower.dtype == inverses.dtype == dtype
     assert torch.equal(a.nan_to_num(7.0), before.nan_to_num(7.0))
     assert order.tolist() == [0]
     assert torch.equal(lower, lower.tril()), "exact zeros above the diagonal"
+    lower, inverses = lower.double(), inverses.double()
     # Higham 2002, theorem 10.3; blocks of eight columns are inverted.
     size = lower[0].abs() @ lower[0].abs().mT
-    assert ((lower[0] @ lower[0].mT - exact).abs() <= 2 * (n + 8) * U * size).all()
+    assert ((lower[0] @ lower[0].mT - exact).abs() <= 2 * (n + 8) * u * size).all()
     width = inverses.shape[-1]
     for inverse, start in zip(inverses, range(0, n, width), strict=True):
         k = slice(start, min(start + width, n))
@@ -64,7 +80,7 @@ def test_factors_and_inverses(factor: Factor, n: int, width: int, layout: str) -
         assert torch.equal(found, found.tril())
         error = (found @ block - torch.eye(len(block), dtype=block.dtype, device=DEVICE)).abs()
         # As for substitution: on the right, row by row.
-        assert (error <= 8 * (n + 8) * U * (found.abs() @ block.abs())).all()
+        assert (error <= 8 * (n + 8) * u * (found.abs() @ block.abs())).all()
 
 
 @pytest.mark.parametrize("kind", ["kernel", "graded", "nearly singular"])

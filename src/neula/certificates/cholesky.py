@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 
 from neula.certificates.bounds import measurement_error, residual_bound
@@ -10,6 +12,7 @@ from neula.engines import Format
 from neula.kernels.symmetric_residual import factor_residuals
 
 
+@lru_cache(maxsize=256)
 def cholesky_bound(target: Format, n: int) -> float:
     """What ``||A - L L^T||_F / ||A||_F`` may be, A having a diagonal of ones: ``3 u (2 + log2 n) + sqrt(n)
     u64``.

@@ -168,6 +168,9 @@ class Tuning:
     cholesky_inverted : int
         Order of the parts of these that are inverted for what is below them: products with wider ones take
         fewer launches (16384 in ``fp16_cor``: 14.9 ms for 1024, 18.1 for 512), and lose more.
+    cholesky_beside : int
+        Elements of the columns that are done whose product takes as long, beside a diagonal block, as that:
+        what is left of an update has all units to itself, afterwards (H200, 32768: 84 ms instead of 89).
     cholesky, batched_cholesky : int
         Order from which on that factorization beats the library's in float32, of one matrix (H200: 6.7 and
         8.7 ms at order 8192; 3.2 and 1.9 at 4096), and order from which on tiles do, of one matrix or of each
@@ -267,6 +270,7 @@ class Tuning:
     cholesky_leaf: int = 128
     cholesky_block: int = 1024
     cholesky_inverted: int = 512
+    cholesky_beside: int = 40_000_000
     cholesky: int = 1 << 30
     batched_cholesky: int = 1 << 30
     double_cholesky: int = 1 << 30

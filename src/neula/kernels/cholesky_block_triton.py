@@ -15,6 +15,7 @@ import triton.language as tl
 
 from neula.kernels.cholesky import cholesky_lower
 from neula.kernels.cholesky_block import LEAF, BlockFactors
+from neula.kernels.cholesky_tiles import factor_inverted
 
 ROWS = 16
 """Rows that a thread block multiplies by the inverse of a leaf: few, so that the next leaf waits not long."""
@@ -34,6 +35,8 @@ WARPS = 4
 def factor_lower_triton(a: torch.Tensor, low: torch.dtype | None) -> BlockFactors:
     """:func:`neula.kernels.cholesky_block.factor_lower` by the kernels, queued on the current stream."""
     n = len(a)
+    if low is None and factor_inverted.takes(a[None], n):
+        return _by_tiles(a)
     inverse, orders = torch.zeros_like(a), []
     # The interpreter has no CUDA.
     factor = cholesky_lower.kernel if a.is_cuda else cholesky_lower.reference
@@ -53,6 +56,15 @@ def factor_lower_triton(a: torch.Tensor, low: torch.dtype | None) -> BlockFactor
                     *(*arguments, start, n, TILE, LEAF, DEPTH, PRECISION), num_warps=WARPS
                 )
     return BlockFactors(inverse, torch.stack(orders))
+
+
+def _by_tiles(a: torch.Tensor) -> BlockFactors:
+    """All of it in one launch, which takes half of the time."""
+    (lower,), ((inverse,),), (order,) = factor_inverted(a[None], len(a))
+    a.copy_(lower)
+    orders = torch.zeros(triton.cdiv(len(a), LEAF), 1, dtype=order.dtype, device=order.device)
+    orders[0] = order  # counted from the first leaf on
+    return BlockFactors(inverse.mT[: len(a), : len(a)], orders)
 
 
 def _rounds_to(low: torch.dtype | None) -> object:

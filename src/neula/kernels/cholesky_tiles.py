@@ -49,7 +49,7 @@ def _tried(device: torch.device) -> None:
 @kernel(
     "neula.kernels.cholesky_tiles_cuda:factor_inverted_cuda",
     trial=_tried,
-    when=lambda a, width: a.dtype == torch.float64 and len(a) == 1 and a.numel() > 0,
+    when=lambda a, width: a.dtype in (torch.float32, torch.float64) and len(a) == 1 and a.numel() > 0,
 )
 def factor_inverted(a: torch.Tensor, width: int) -> InvertedFactor:
     """A Cholesky factor of one matrix, and inverses of the blocks on its diagonal, without synchronizing.
@@ -57,7 +57,7 @@ def factor_inverted(a: torch.Tensor, width: int) -> InvertedFactor:
     Parameters
     ----------
     a : Tensor, shape (1, n, n)
-        float64, of any strides. Only the lower triangle is read.
+        float32 or float64, of any strides. Only the lower triangle is read.
     width : int
         Of the blocks; on a GPU a multiple of :data:`TILE`, or at least n.
 

@@ -22,17 +22,18 @@ SIDE = 8
 
 FEW = 64
 """Tiles on the diagonals of all matrices up to which a multiprocessor has one thread block, with registers
-enough, and not two: then it is the chain that takes time (order 3000: 0.81 ms and 1.01; 6000: 3.2 and 2.5).
+enough, and not two: then it is the chain that takes time (order 3000: 0.81 ms and 1.01; 6000: 3.2 and 2.5),
+and tiles that it waits for are solved twice (four matrices of order 1024: 0.16 ms and 0.20).
 """
 
-AHEAD = 2
+AHEAD = 6
 """Tasks of a column of tiles for each thread block, so that none is idle while columns end."""
 
 
 def shared_bytes(itemsize: int) -> int:
     """For three parts of two rows of tiles, a tile of L, inverses on its diagonal and counters."""
     stages, tile = 3 * 2 * TILE * (128 // itemsize + 4), TILE * (TILE + 4)
-    return itemsize * (stages + tile + TILE * SIDE) + 16
+    return itemsize * (stages + tile + TILE * SIDE) + 32
 
 
 def factor_inverted_cuda(a: torch.Tensor, width: int) -> InvertedFactor:
@@ -70,10 +71,11 @@ def _factor(a: torch.Tensor, per_block: int = 0) -> tuple[torch.Tensor, torch.Te
     rows, width = tiles * TILE, per_block * TILE
     lower, diagonal = a.new_empty(count, rows, rows), a.new_empty(count, rows, SIDE)
     inverses = a.new_empty(-(-tiles // max(1, per_block)), width, width)
-    # The next task, then for each matrix its order, then for each how far its rows of tiles are.
+    # The next task; for each matrix its order, how far its rows of tiles are, what is offered.
     rows_of_tiles = 2 * tiles if per_block else tiles
-    state = torch.zeros(1 + count * (1 + rows_of_tiles), dtype=torch.int32, device=a.device)
+    state = torch.zeros(1 + count * (1 + rows_of_tiles + tiles), dtype=torch.int32, device=a.device)
     running = 1 if count * tiles <= FEW else 2
+    unsolved = a.new_empty(count, rows, TILE) if running == 1 else 0
     tasks = count * sum(tiles - j + (j % per_block + 1 if per_block else 0) for j in range(tiles))
     blocks = min(tasks, running * multiprocessors(a.device))
     together = -(-AHEAD * blocks // tiles)
@@ -82,6 +84,7 @@ def _factor(a: torch.Tensor, per_block: int = 0) -> tuple[torch.Tensor, torch.Te
         kernel = compiled(
             "cholesky_tiles", "cholesky_tiles", a.device, macros, shared_bytes=shared_bytes(size)
         )
-        arguments = [a, lower, inverses, diagonal, state, *a.stride(), n, tiles, per_block, count, together]
+        sizes = (n, tiles, per_block, count, together)
+        arguments = [a, lower, inverses, diagonal, unsolved, state, *a.stride(), *sizes]
         kernel((blocks, 1, 1), (THREADS, 1, 1), arguments, shared_bytes(size))
     return lower[:, :n, :n], state[1 : 1 + count], inverses

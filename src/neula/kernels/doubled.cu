@@ -69,16 +69,15 @@ __device__ __forceinline__ void store(const Task& task, const Place& place, Pair
     }
 }
 
-// Rows are contiguous, and some threads beside each other have some of them.
-extern "C" __global__ void __launch_bounds__(THREADS) row_product(const Task task, int lanes) {
-    __shared__ Pair parts[THREADS / 8][ROWS * VECTORS];
-    const int lane = threadIdx.x % lanes;
-    const Place place(task, THREADS / lanes * ROWS);
-    const long long top = place.block + threadIdx.x / lanes * ROWS;
-    const double *a[ROWS], *x[VECTORS], *low[VECTORS];
-    Pair sums[ROWS][VECTORS] = {};
+// What a thread finds of some rows, `apart` from one another from `top` on, in every `step`-th column from `from` on.
+template <int SOME>
+__device__ __forceinline__ void add_products(
+    const Task& task, const Place& place, long long top, int apart, int from, int step, Pair (&sums)[SOME][VECTORS]
+) {
+    const double *a[SOME], *x[VECTORS], *low[VECTORS];
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) a[r] = task.a.at + place.member * task.a.batch + min(top + r, task.m - 1) * task.a.row;
+    for (int r = 0; r < SOME; ++r)
+        a[r] = task.a.at + place.member * task.a.batch + min(top + r * apart, task.m - 1) * task.a.row;
 #pragma unroll
     for (int v = 0; v < VECTORS; ++v) {
         const long long vector = min(place.vector + v, task.k - 1);
@@ -86,10 +85,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_product(const Task tas
         low[v] = task.low.at ? column_of(task.low, place.member, vector) : nullptr;
     }
 #pragma unroll (STEPS)
-    for (long long j = place.first + lane; j < place.last; j += lanes) {
-        double element[ROWS], factor[VECTORS], rest[VECTORS];
+    for (long long j = place.first + from; j < place.last; j += step) {
+        double element[SOME], factor[VECTORS], rest[VECTORS];
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r) element[r] = a[r][j * task.a.column];
+        for (int r = 0; r < SOME; ++r) element[r] = a[r][j * task.a.column];
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v) {
             factor[v] = x[v][j * task.x.row];
@@ -98,8 +97,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) row_product(const Task tas
 #pragma unroll
         for (int v = 0; v < VECTORS; ++v)
 #pragma unroll
-            for (int r = 0; r < ROWS; ++r) add_product(sums[r][v], element[r], factor[v], rest[v]);
+            for (int r = 0; r < SOME; ++r) add_product(sums[r][v], element[r], factor[v], rest[v]);
     }
+}
+
+// Rows are contiguous, and some threads beside each other have some of them.
+extern "C" __global__ void __launch_bounds__(THREADS) row_product(const Task task, int lanes) {
+    __shared__ Pair parts[THREADS / 8][ROWS * VECTORS];
+    const int lane = threadIdx.x % lanes;
+    const Place place(task, THREADS / lanes * ROWS);
+    const long long top = place.block + threadIdx.x / lanes * ROWS;
+    Pair sums[ROWS][VECTORS] = {};
+    add_products(task, place, top, 1, lane, lanes, sums);
 #pragma unroll
     for (int r = 0; r < ROWS; ++r)
 #pragma unroll
@@ -122,32 +131,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) column_product(const Task 
     const int group = threadIdx.x / height, groups = THREADS / height;
     const Place place(task, height * ACROSS);
     const long long top = place.block + threadIdx.x % height;
-    const double *a[ACROSS], *x[VECTORS], *low[VECTORS];
     Pair sums[ACROSS][VECTORS] = {};
-#pragma unroll
-    for (int r = 0; r < ACROSS; ++r)
-        a[r] = task.a.at + place.member * task.a.batch + min(top + r * height, task.m - 1) * task.a.row;
-#pragma unroll
-    for (int v = 0; v < VECTORS; ++v) {
-        const long long vector = min(place.vector + v, task.k - 1);
-        x[v] = column_of(task.x, place.member, vector);
-        low[v] = task.low.at ? column_of(task.low, place.member, vector) : nullptr;
-    }
-#pragma unroll (STEPS)
-    for (long long j = place.first + group; j < place.last; j += groups) {
-        double element[ACROSS], factor[VECTORS], rest[VECTORS];
-#pragma unroll
-        for (int r = 0; r < ACROSS; ++r) element[r] = a[r][j * task.a.column];
-#pragma unroll
-        for (int v = 0; v < VECTORS; ++v) {
-            factor[v] = x[v][j * task.x.row];
-            rest[v] = task.low.at ? low[v][j * task.low.row] : 0.0;
-        }
-#pragma unroll
-        for (int v = 0; v < VECTORS; ++v)
-#pragma unroll
-            for (int r = 0; r < ACROSS; ++r) add_product(sums[r][v], element[r], factor[v], rest[v]);
-    }
+    add_products(task, place, top, height, group, groups, sums);
 #pragma unroll
     for (int r = 0; r < ACROSS; ++r)
 #pragma unroll

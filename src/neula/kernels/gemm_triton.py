@@ -31,7 +31,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from neula.kernels.gemm import combine, empty_gram
 from neula.kernels.gemm_tiles import Config, configs
 from neula.kernels.kept import Kept
-from neula.kernels.launch import multiprocessors, share
+from neula.kernels.launch import ceil_div, multiprocessors, share
 from neula.kernels.parts import SCHEMES, Scheme
 from neula.kernels.parts_triton import exponents_of, round_to_bits, times_power_of_two
 
@@ -102,7 +102,7 @@ def gram_triton(
     """:func:`neula.kernels.gemm.corrected_gram` by the kernels, queued on the current stream."""
     g = empty_gram(a)
     with torch.cuda.device_of(a):
-        fewest = triton.cdiv(FEWEST_ELEMENTS, a.shape[1] * PAD) * PAD
+        fewest = ceil_div(FEWEST_ELEMENTS, a.shape[1] * PAD) * PAD
         for some in a.split(max(fewest, share(len(a), ROW_BLOCKS, PAD))):
             whole = _split(some.mT, scheme, scales=scales)
             for k in blocks:
@@ -150,7 +150,7 @@ def _split(
     """
     bound = 1.0 if bound is None and scales is not None else bound
     rows, k = x.shape
-    padded = triton.cdiv(k, PAD) * PAD
+    padded = ceil_div(k, PAD) * PAD
     if bound is None:
         largest = torch.linalg.vector_norm(x, float("inf"), dim=1)
     elif isinstance(bound, torch.Tensor):
@@ -171,7 +171,7 @@ def _split_into(
 ) -> None:
     """The same, where there is room for the parts, which may have columns of zeros beyond those of x."""
     (rows, k), padded = x.shape, parts.shape[2]
-    grid = (triton.cdiv(rows, SPLIT[0]) * triton.cdiv(padded, SPLIT[1]),)
+    grid = (ceil_div(rows, SPLIT[0]) * ceil_div(padded, SPLIT[1]),)
     _split_kernel[grid](
         *(x, largest, largest if scales is None else scales, parts),
         *(rows, k, padded),
@@ -195,7 +195,7 @@ class _Product:
         self.k = a.parts.shape[2]
 
     def tiles(self, config: Config) -> int:
-        return triton.cdiv(self.shape[0], config.rows) * triton.cdiv(self.shape[1], config.columns)
+        return ceil_div(self.shape[0], config.rows) * ceil_div(self.shape[1], config.columns)
 
     def pieces(self, config: Config, waves: int = 2, spare: int = 0) -> int:
         """Into how many pieces k should be cut so that every multiprocessor has something to do."""
@@ -236,9 +236,9 @@ class _Product:
         )
 
     def _descriptors(self, operand: _Parts, block: list[int]) -> list[Any]:
-        """Of three parts; the kernel does not touch those that there are not."""
+        """Of three parts, None for those that there are not."""
         descriptors = [TensorDescriptor.from_tensor(part, block) for part in operand.parts]
-        return descriptors + [descriptors[-1]] * (3 - len(descriptors))
+        return descriptors + [None] * (3 - len(descriptors))
 
 
 def _filling(product: _Product) -> Config:

@@ -26,10 +26,14 @@ def shared_memory(device: torch.device) -> int:
     return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 48 << 10)
 
 
+def ceil_div(total: int, each: int) -> int:
+    """Thread blocks for so much: on the host ``triton.cdiv``, made for kernels, takes microseconds."""
+    return -(-total // each)
+
+
 def share(total: int, among: int, multiple: int) -> int:
     """What each of so many thread blocks has to do, in whole multiples."""
-    each = -(-total // among)
-    return -(-each // multiple) * multiple
+    return ceil_div(ceil_div(total, among), multiple) * multiple
 
 
 def elements_at_a_time(a: torch.Tensor) -> int:
