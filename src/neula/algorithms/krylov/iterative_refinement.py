@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -21,6 +22,7 @@ from neula.algorithms.krylov.driver import STAGNATION, iterate
 from neula.algorithms.krylov.gmres import Space
 from neula.certificates.backward_error import Scaling, backward_error
 from neula.kernels.refining import over
+from neula.kernels.symmetric_product import symmetric_product
 
 INNER_TOLERANCE = 1e-12
 """What GMRES reduces residuals to at most before they are computed anew: beyond, its own differ from them."""
@@ -269,6 +271,7 @@ def cg_refinement(a: torch.Tensor, factors: Factorization, beside: Beside | None
     preconditioner = _preconditioner(factors)
 
     def reduce(b: torch.Tensor, aims: torch.Tensor, max_iterations: int) -> tuple[torch.Tensor, int]:
-        return cg(lambda p: a @ p, preconditioner, b, tolerance=aims, max_iterations=max_iterations)
+        multiply = partial(symmetric_product, a)
+        return cg(multiply, preconditioner, b, tolerance=aims, max_iterations=max_iterations)
 
     return _with_others(reduce, beside)
