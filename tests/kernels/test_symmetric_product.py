@@ -16,10 +16,11 @@ DEVICE = "cuda" if HAS_GPU else "cpu"
 GPU = [pytest.mark.gpu] if HAS_GPU else []
 
 
-@pytest.fixture(name="multiply", params=[pytest.param("kernel", marks=GPU), pytest.param("function", marks=GPU)])
-def _multiply(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@pytest.fixture(name="multiply", params=[pytest.param(way, marks=GPU) for way in ("kernel", "function")])
+def _multiply(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Multiply:
     if request.param == "function":
         return symmetric_product
     if not HAS_GPU:
@@ -36,9 +37,7 @@ def matrices(n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (31, 2), (256, 2), (257, 1), (600, 2)])
 @pytest.mark.parametrize("layout", ["rows", "columns", "part"])
-def test_within_the_bound_of_a_product(  # type: ignore[no-untyped-def]
-    multiply, n: int, k: int, layout: str
-) -> None:
+def test_within_the_bound_of_a_product(multiply: Multiply, n: int, k: int, layout: str) -> None:
     a, x = matrices(n, k)
     room = torch.full((n, n + 3), torch.nan, dtype=a.dtype, device=DEVICE)[:, :n]
     given = {"rows": a, "columns": a.T.contiguous().T, "part": room.copy_(a)}[layout].to(DEVICE)
@@ -48,13 +47,12 @@ def test_within_the_bound_of_a_product(  # type: ignore[no-untyped-def]
     assert bool(((found - a @ x).abs() <= 2 * bound).all())
 
 
-def test_the_same_bits_each_time(multiply) -> None:  # type: ignore[no-untyped-def]
+def test_the_same_bits_each_time(multiply: Multiply) -> None:
     a, x = (y.to(DEVICE) for y in matrices(700, 2))
     assert torch.equal(multiply(a, x), multiply(a, x))
 
 
-
-def test_nan_comes_through(multiply) -> None:  # type: ignore[no-untyped-def]
+def test_nan_comes_through(multiply: Multiply) -> None:
     a, x = matrices(300, 1)
     a[299, 7] = a[7, 299] = torch.nan
     found = multiply(a.to(DEVICE), x.to(DEVICE)).cpu()[:, 0]
