@@ -15,7 +15,6 @@ HAS_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if HAS_GPU else "cpu"
 GPU = [pytest.mark.gpu] if HAS_GPU else []
 
-
 Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
