@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.half_engine import HalfEngine
 
 from neula.algorithms.elimination.cholesky import (
     SHIFT,
@@ -87,6 +88,25 @@ def test_blocks_below_are_multiplied_in_parts(n: int, inverted: int, monkeypatch
     assert (a - lower @ lower.mT).abs().max() <= 100 * 2.0**-24 * a.max()
     a[70, 70] = -1.0
     assert factorized(a, engine, 8, block=32).order.tolist() == [71]
+
+
+@pytest.mark.parametrize("give_up", [False, True])
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_what_is_rounded_as_it_is_stored(
+    give_up: bool, in_parts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Operands in half precision have memory of their own, and what is below their blocks comes there."""
+    engine, n = HalfEngine("cpu", "fp16"), 150
+    if in_parts:
+        monkeypatch.setattr(engine, "kept", lambda *given, exact=False: room(*given) if exact else None)
+    monkeypatch.setattr(HalfEngine, "tuning", replace(engine.tuning, cholesky_inverted=16))
+    a = definite(n)
+    found = factorized(a, engine, 16, block=32, give_up=give_up)
+    lower = found.lower[0].double().tril()
+    assert found.lower.dtype == torch.float16
+    assert found.order.tolist() == [0]
+    size = a.abs() + lower.abs() @ lower.abs().T
+    assert ((a - lower @ lower.T).abs() <= (2.1 * 2.0**-11 + 10 * (n + 1) * 2.0**-24) * size).all()
 
 
 def test_operands_in_parts_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
