@@ -90,11 +90,10 @@ def test_a_few_thread_blocks_go_from_tile_to_tile(
     assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_a_product_is_rounded_as_it_is_stored(functions: Functions, dtype: torch.dtype) -> None:
+def test_a_product_is_rounded_as_it_is_stored(functions: Functions) -> None:
     _, subtract = functions
     x, y = Kept.of(uniform(70, 64, 6)), Kept.of(uniform(33, 64, 7))
     exact = subtract(torch.zeros(70, 33, device=DEVICE), x, y)
-    room = torch.full((33, 70), torch.nan, dtype=dtype, device=DEVICE).T
+    room = torch.full((33, 70), torch.nan, dtype=torch.float16, device=DEVICE).T
     subtract(room, x, y, beta=0.0)
-    assert torch.equal(room, exact.to(dtype))
+    assert torch.equal(room, exact.half())
