@@ -79,6 +79,7 @@ def refine(
     stagnation: float = STAGNATION,
     start: Refined | None = None,
     on_step: Callable[[float], None] | None = None,
+    beside: Beside | None = None,
 ) -> Refined:
     """Update x until its backward error is small enough, or hardly becomes smaller, or the residual does not.
 
@@ -107,6 +108,8 @@ def refine(
         Where to go on, and what is overwritten; the zero vector by default.
     on_step : callable, optional
         Called with the largest backward error after each step.
+    beside : Beside, optional
+        What the solver has solved for as well, and the first residual is to read A for.
     """
     best, norm = Refined.start(b) if start is None else start, torch.linalg.vector_norm
     known = best.backward_error.cpu()  # on the host, which waits once a step
@@ -117,7 +120,7 @@ def refine(
         part = _columns(active, b)
         step, taken = solver(best.residual[:, part], tolerance / float(before.max()), left)
         x = best.x[:, part] + step
-        residual = b[:, part] - a @ x
+        residual = b[:, part] - (a @ x if beside is None else beside.multiplied(a, x))
         errors = backward_error(scalings, b[:, part], x, residual)
         rest = over(norm(residual, dim=0), norm(best.residual[:, part], dim=0))
         error, left_over = torch.stack([errors, rest]).cpu()
@@ -166,17 +169,29 @@ class Beside:
     companions : Tensor, shape (n, l)
         Right-hand sides of which nothing is asked: what slows convergence down is found sooner in the spaces
         of several, and a GPU reads a matrix for a few vectors in the time that it takes for one.
+    along : Tensor, shape (n, j), optional
+        Vectors whose images are wanted as well.
     x : Tensor, shape (n, m), or None
         Solutions, as soon as GMRES has been called.
-    image : Tensor, shape (n, m), or None
-        A times these, for who has read A for others as well.
+    image, along_image : Tensor, or None
+        A times these, and times what is along, as soon as A has been read for a residual after that.
     """
 
     b: torch.Tensor
     reduction: float
     companions: torch.Tensor
+    along: torch.Tensor | None = None
     x: torch.Tensor | None = None
     image: torch.Tensor | None = None
+    along_image: torch.Tensor | None = None
+
+    def multiplied(self, a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """``A X``, and the images if they are still missing."""
+        if self.x is None or self.image is not None or self.along is None:
+            return a @ x
+        sizes = [y.shape[1] for y in (x, self.x, self.along)]
+        product, self.image, self.along_image = (a @ torch.cat([x, self.x, self.along], 1)).split(sizes, 1)
+        return product
 
 
 def gmres_refinement(

@@ -187,6 +187,7 @@ def _refine(system: System, label: str, factors: Factorization, format: Format) 
             stagnation=stagnation,
             start=start,
             on_step=lambda error: report(digits_done(error, target)),
+            beside=None if probe is None else probe.solved,
         )
 
     update, probe, refined, most = classical(factors), None, None, options.max_iterations
