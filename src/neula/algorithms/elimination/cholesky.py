@@ -24,14 +24,15 @@ from itertools import starmap
 
 import torch
 
-from neula.algorithms.elimination.cholesky_blocks import Blocks, operands_of
 from neula.algorithms.elimination.cholesky_factor import Cholesky
 from neula.algorithms.elimination.falling_pivots import foresee
 from neula.algorithms.elimination.leading import Leading
 from neula.algorithms.elimination.lu_panels import blocks
 from neula.engines import FP32, Engine, format_of
+from neula.kernels.cholesky import cholesky_lower
 from neula.kernels.cholesky_block import LEAF, factor_lower
 from neula.kernels.kept import Kept, keep, multiply_kept
+from neula.kernels.precision import exact_matmul, exactly
 
 SHIFT = 4.0
 """Multiple of u by which the diagonal of a matrix grows before its factors are rounded to a low format:
@@ -99,7 +100,7 @@ def cholesky(
         a.diagonal(dim1=1, dim2=2).mul_(1 + shift * engine.format.u)
     leaf = leaf or engine.tuning.cholesky_leaf
     width = max(leaf, (block or engine.tuning.cholesky_block) // leaf * leaf)
-    work = _Columns(a, operands_of(a, engine), engine, leaf, 2 * leaf)
+    work = _Factorization(a, _operands(a, engine), engine, leaf, 2 * leaf)
     if n <= width:
         work.factorize(slice(0, n))
     else:
@@ -119,27 +120,70 @@ def recursion_pays(n: int, engine: Engine) -> bool:
     return True
 
 
+def _operands(a: torch.Tensor, engine: Engine) -> torch.Tensor:
+    """Room for L as the unit reads it: A itself where that is no other."""
+    if engine.operand_buffer(a[:, :0, :0]) is None:
+        return a
+    return torch.empty_strided(a.shape, a.stride(), dtype=engine.operand_dtype, device=a.device)
+
+
 @dataclass
-class _Columns(Blocks):
-    """The same by blocks of columns.
+class _Factorization:
+    """The matrices on their way, and what is known of L.
 
     Attributes
     ----------
+    a : Tensor, shape (batch, n, n)
+        Updates are summed here.
+    low : Tensor, shape (batch, n, n)
+        L, each element rounded once, when it is done.
+    inverted : int
+        Order of the diagonal blocks that are inverted.
+    inverses : dict of int to Tensor
+        ``L^-T`` of these, by where they begin.
+    operands : dict of int to Kept
+        ``L^-1`` of these in parts, where blocks below are multiplied in parts.
+    orders : list of Tensor, shape (leaves, batch)
+        What leaves have found.
     kept : list of Kept
         L of each matrix in the parts that are multiplied, below diagonal blocks, where an engine has such.
+    room : Kept, optional
+        For what is below a diagonal block, before it is multiplied.
     leading : Leading, optional
         The first block of columns, where that is not to be rounded.
+    unrounded : int
+        Leading columns that stay in ``a`` as well, not rounded, until that is known.
     """
 
+    a: torch.Tensor
+    low: torch.Tensor
+    engine: Engine
+    leaf: int
+    inverted: int
+    inverses: dict[int, torch.Tensor] = field(default_factory=dict)
+    operands: dict[int, Kept] = field(default_factory=dict)
+    orders: list[torch.Tensor] = field(default_factory=list)
     kept: list[Kept] = field(default_factory=list)
+    room: Kept | None = None
     leading: Leading | None = None
+    unrounded: int = 0
+
+    @property
+    def order(self) -> torch.Tensor:
+        """The smallest of those that the leaves have found, shape (batch,)."""
+        if not self.orders:
+            return torch.zeros(len(self.a), dtype=torch.int32, device=self.a.device)
+        found = torch.cat(self.orders)
+        starts = torch.arange(len(found), dtype=torch.int32, device=found.device)[:, None] * self.leaf
+        most = torch.iinfo(torch.int32).max
+        first = torch.where(found > 0, found + starts, most).amin(0)
+        return torch.where(first == most, 0, first)
 
     def by_columns(self, width: int, *, give_up: bool) -> None:
         """All of it, in blocks of columns.
 
-        A diagonal block keeps few units busy for a long time. So beside it everything else is done, and after
-        it only what the next diagonal block waits for; of the first columns all, since the host looks at
-        them, and so of a batch, whose products leave no units free.
+        A diagonal block keeps few units busy for a long time. Beside it the next columns are updated by all
+        that is done, so that afterwards these alone are left for them.
 
         Raises
         ------
@@ -160,34 +204,22 @@ class _Columns(Blocks):
             self.room = self.engine.kept(n, inverted, largest, exact=True)
             self.inverted = self.inverted if self.room is None else inverted
         steps = list(blocks(slice(0, n), width))
-        before: slice | None = None  # columns of which no more is done than the diagonal block waited for
         for k, following in zip(steps, [*steps[1:], None], strict=True):
-            whole = k.start == 0 or len(self.a) > 1
-            if whole or following is None:
+            done = slice(0, k.start)
+            if following is None or k.start == 0 or len(self.a) > 1:
                 self._replayed(k)
             else:
-                self.engine.beside(partial(self._catch_up, before, k, following), partial(self._replayed, k))
+                self.engine.beside(partial(self._update_pieces, following, done), partial(self._replayed, k))
+                done = k
             if following is None or (give_up and self._is_lost(k, sizes)):
                 return
-            # What is read beside a block has stayed until both were queued.
-            self.inverses = {start: x for start, x in self.inverses.items() if start >= k.start}
-            self.operands = {start: x for start, x in self.operands.items() if start >= k.start}
-            rows = slice(k.stop, n) if whole else following
-            self.solve(rows, k)
-            self._keep(rows, k)
+            below = slice(k.stop, n)
+            self.solve(below, k)
+            for kept, lower in zip(self.kept, self.low, strict=False):
+                keep(lower[below, k], kept.block(below, k))
             if k.start < self.unrounded:
                 self.leading = Leading.of(self.a[0, :, k], sizes[0])
-            self.update(rows, following, slice(0, k.stop) if whole else k)
-            before = None if whole else k
-
-    def _catch_up(self, before: slice | None, k: slice, following: slice) -> None:
-        """What a diagonal block did not wait for, and of the next columns what all before it contribute."""
-        n = self.a.shape[1]
-        if before is not None:
-            below = slice(k.stop, n)
-            self._solve_beside(below, before)
-            self._update_beside(below, k, before)
-        self._update_beside(slice(following.start, n), following, slice(0, k.start))
+            self.update(below, following, slice(done.start, k.stop))
 
     def update(self, rows: slice, columns: slice, done: slice, spare: int = 0) -> None:
         """What blocks of columns that are done contribute to a block."""
@@ -204,35 +236,17 @@ class _Columns(Blocks):
             x, y = kept.block(rows, done), kept.block(columns, done)
             multiply_kept(c, x, y, alpha=-1.0, beta=1.0, spare=spare)
 
-    def _update_beside(self, rows: slice, columns: slice, done: slice) -> None:
-        """The same, in products that leave units to what runs beside them."""
+    def _update_pieces(self, columns: slice, done: slice) -> None:
+        """The next columns, in products that leave units to what runs beside them."""
+        n, start = self.a.shape[1], columns.start
         if self.kept:
-            self.update(rows, columns, done, self.engine.spare)
+            self.update(slice(start, n), columns, done, self.engine.spare)
             return
-        if self.leading is not None and done.start == 0:
-            self.leading.subtract(self.a[0, rows, columns], rows, columns, self.engine.spare)
+        if self.leading is not None:
+            self.leading.subtract(self.a[0, start:, columns], slice(start, n), columns, self.engine.spare)
             done = slice(self.leading.columns.shape[1], done.stop)
-        for part in self._parts(rows, columns):
-            self.update(part, columns, done)
-
-    def _solve_beside(self, rows: slice, columns: slice) -> None:
-        """A block becomes one of L, likewise."""
-        for part in [rows] if self.room is not None else self._parts(rows, columns):
-            self.solve(part, columns, self.engine.spare)
-        self._keep(rows, columns)
-
-    def _parts(self, rows: slice, columns: slice) -> list[slice]:
-        """Rows, as many at a time as leave some units free."""
-        height, width = rows.stop - rows.start, columns.stop - columns.start
-        if height <= width:
-            return [rows]
-        parts = (part for part, _ in self.engine.pieces(height, width))
-        return [slice(rows.start + part.start, rows.start + part.stop) for part in parts]
-
-    def _keep(self, rows: slice, columns: slice) -> None:
-        """Split what is done of L, where it is multiplied in parts."""
-        for kept, lower in zip(self.kept, self.low, strict=False):
-            keep(lower[rows, columns], kept.block(rows, columns))
+        for part, _ in self.engine.pieces(n - start, columns.stop - start):
+            self.update(slice(start + part.start, start + part.stop), columns, done)
 
     def _is_lost(self, k: slice, sizes: torch.Tensor) -> bool:
         """Whether all matrices have a pivot that is not positive; the device waits at four places."""
@@ -251,6 +265,50 @@ class _Columns(Blocks):
                 foresee((pivots - smallest).clamp_min(0), n, smallest / 2)
         return False
 
+    def factorize(self, k: slice) -> None:
+        """A diagonal block becomes one of L, by recursion or by a kernel."""
+        if self._by_kernel(k):
+            return
+        if k.stop - k.start <= self.leaf:
+            self._leaf(k)
+            return
+        left, right = self._halves(k)
+        self.factorize(left)
+        self.solve(right, left)
+        self.subtract(right, right, left)
+        self.factorize(right)
+        if k.stop - k.start <= self.inverted:
+            self._join(left, right)
+
+    def solve(self, rows: slice, columns: slice) -> None:
+        """A block below a diagonal one becomes ``A L^-T``."""
+        width = columns.stop - columns.start
+        if width > self.inverted:
+            left, right = self._halves(columns)
+            self.solve(rows, left)
+            self.subtract(rows, right, left)
+            self.solve(rows, right)
+            return
+        block = self.a[:, rows, columns].mT  # column-major matrices by rows
+        if self.room is None:
+            block.copy_(exact_matmul(self.inverses[columns.start].mT, block))
+        else:
+            below = self.room.block(rows, slice(0, width))
+            keep(block[0].mT, below)
+            target = (self.a if columns.start < self.unrounded else self.low)[0, rows, columns]
+            multiply_kept(target, below, self.operands[columns.start], alpha=1.0, beta=0.0)
+            if columns.start >= self.unrounded:  # rounded as it was stored
+                return
+        self._round(rows, columns)
+
+    def subtract(self, rows: slice, columns: slice, done: slice) -> None:
+        """What columns that are done contribute to a block."""
+        target, x, y = self.a[:, rows, columns], self.low[:, rows, done], self.low[:, columns, done].mT
+        if len(target) == 1:
+            self.engine.gemm(x[0], y[0], target[0], alpha=-1.0, beta=1.0)
+        else:
+            self.engine.subtract_bmm(x, y, target)
+
     def _replayed(self, k: slice) -> None:
         """The same by a graph that others of its size have, too: what takes time here are launches."""
         engine, leaf, inverted, parts = self.engine, self.leaf, self.inverted, self.room is not None
@@ -258,8 +316,8 @@ class _Columns(Blocks):
 
         def factorized(columns: torch.Tensor) -> tuple[torch.Tensor, ...]:
             block = columns.mT
-            low = block if exact else operands_of(block, engine)
-            work = Blocks(block, low, engine, leaf, inverted)
+            low = block if exact else _operands(block, engine)
+            work = _Factorization(block, low, engine, leaf, inverted)
             work.factorize(slice(0, block.shape[1]))
             inverses = list(work.inverses.values())
             if parts:
@@ -275,11 +333,26 @@ class _Columns(Blocks):
         starts = range(k.start, k.stop, inverted)
         if parts:
             pairs = zip(inverses[::2], inverses[1::2], strict=True)
-            self.operands |= zip(starts, starmap(Kept, pairs), strict=True)
+            self.operands = dict(zip(starts, starmap(Kept, pairs), strict=True))
         else:
-            self.inverses |= zip(starts, inverses, strict=True)
+            self.inverses = dict(zip(starts, inverses, strict=True))
         if wide:
             self._round(k, k)
+
+    def _by_kernel(self, k: slice) -> bool:
+        """The same for one matrix, with the inverse; of a batch the library's products take less time."""
+        if len(self.a) != 1 or self.leaf != LEAF:
+            return False
+        block = self.a[0, k, k]
+        low = None if self.low is self.a else self.low.dtype
+        if not factor_lower.takes(block, low):
+            return False
+        inverse, order = factor_lower(block, low)
+        self.orders.append(order)
+        for part in blocks(slice(0, len(block)), self.inverted):
+            self.inverses[k.start + part.start] = inverse[None, part, part]
+        self._round(k, k)
+        return True
 
     def _is_exact(self, k: slice) -> bool:
         """Whether a diagonal block is factorized without rounding it: the first one that is looked at."""
@@ -287,3 +360,33 @@ class _Columns(Blocks):
             return False
         by_kernel = self.leaf == LEAF and factor_lower.takes(self.a[0, k, k], None)
         return by_kernel or self.engine.operand_dtype == self.engine.storage
+
+    def _leaf(self, k: slice) -> None:
+        if k.start == k.stop:
+            return
+        self.inverses[k.start], order = cholesky_lower(self.a[:, k, k])
+        self.orders.append(order[None])
+        self._round(k, k)
+
+    def _join(self, left: slice, right: slice) -> None:
+        """``L^-T`` of two blocks from those of each: half as many products to solve with them."""
+        first, second = self.inverses[left.start], self.inverses.pop(right.start)
+        h, n = first.shape[-1], first.shape[-1] + second.shape[-1]
+        whole = first.new_zeros(len(first), n, n)
+        whole[:, :h, :h], whole[:, h:, h:] = first, second
+        beside, between = whole[:, :h, h:], exact_matmul(self.a[:, right, left].mT, second)
+        exactly(torch.baddbmm, beside, first, between, out=beside, alpha=-1.0, beta=0.0)
+        self.inverses[left.start] = whole
+
+    def _round(self, rows: slice, columns: slice) -> None:
+        if self.low is self.a:
+            return
+        for x, out in zip(self.a[:, rows, columns], self.low[:, rows, columns], strict=True):
+            self.engine.round(x, out)
+
+    def _halves(self, k: slice) -> tuple[slice, slice]:
+        """Two parts, the first a power of two times a leaf: blocks of few different sizes."""
+        half = self.leaf
+        while 2 * half < k.stop - k.start:
+            half *= 2
+        return slice(k.start, k.start + half), slice(k.start + half, k.stop)
