@@ -184,13 +184,13 @@ def _launch(
         *(_TF32 if tf32 else _FLOAT32, _ANY_ALGORITHM),
     )
     _check(library.cublasSetMathMode(handle, _WHOLE_SUMS))
-    if units:
-        _check(library.cublasSetSmCountTarget(handle, units))
     try:
+        if units:
+            _check(library.cublasSetSmCountTarget(handle, units))
         _check(library.cublasGemmEx(handle, *arguments))
     finally:
         if units:
-            library.cublasSetSmCountTarget(handle, 0)
+            library.cublasSetSmCountTarget(handle, 0)  # as torch has it
         library.cublasSetMathMode(
             handle, _DEFAULT
         )  # what torch leaves behind, and sets anew for each product

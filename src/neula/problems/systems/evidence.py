@@ -59,6 +59,7 @@ UNSOLVED = 0.5
 """Norm of ``I - B X`` up to which X is an inverse of B: that of B itself is then less than twice as large."""
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""A matrix, or its transpose, times some vectors, given both."""
 
 Measure = Callable[[torch.Tensor], torch.Tensor]
 """``||D A^-1 diag(right)||_2`` for a diagonal, shape (n, 1)."""
