@@ -20,17 +20,11 @@ class Library:
     """``cublasGemmEx`` as documented, for matrices by columns in the memory of the CPU."""
 
     def __init__(self) -> None:
-        self.mode, self.units, self.log, self.status = 0, 0, [], 0
-        self.taken: list[int] = []
+        self.mode, self.log, self.status = 0, [], 0
 
     def cublasSetMathMode(self, handle: int, mode: int) -> int:
         assert handle == 7
         self.mode = mode
-        return 0
-
-    def cublasSetSmCountTarget(self, handle: int, units: int) -> int:
-        assert handle == 7
-        self.units = units
         return 0
 
     def cublasGemmEx(self, handle: int, *arguments: Any) -> int:
@@ -44,7 +38,6 @@ class Library:
         product = alpha._obj.value * (a.astype(np.float64) @ b.astype(np.float64))
         c[...] = product if beta._obj.value == 0 else product + beta._obj.value * c
         self.log.append((COMPUTE[compute], self.mode))
-        self.taken.append(self.units)
         return self.status
 
     @staticmethod
@@ -111,17 +104,6 @@ def test_arithmetic_is_said_with_the_product_and_the_handle_left_as_it_was(libra
         assert ((c.double() - a.double() @ b.double()).abs() <= U16 * (a.abs() @ b.abs()).double()).all()
     assert library.log == [("float32", 16), ("tf32", 16), ("float32", 16)]
     assert library.mode == 0
-
-
-def test_multiprocessors_are_left_to_others_for_one_product(library: Library) -> None:
-    a, b = torch.ones(3, 2), torch.ones(2, 4)
-    for units in (0, 128, 0):
-        cublas.gemm(a, b, torch.empty(3, 4), units=units)
-    library.status = 13
-    with pytest.raises(RuntimeError, match="status 13"):
-        cublas.gemm(a, b, torch.empty(3, 4), units=128)
-    assert library.taken == [0, 128, 0, 128]
-    assert library.units == 0
 
 
 def test_nothing_to_sum(library: Library) -> None:

@@ -35,7 +35,6 @@ def gemm(
     alpha: float = 1.0,
     beta: float = 0.0,
     tf32: bool = False,
-    units: int = 0,
 ) -> torch.Tensor:
     """``C = alpha A B + beta C``, summed in float32 to the end, also where C is narrower and k is cut up.
 
@@ -48,8 +47,6 @@ def gemm(
         In the dtype of A and B, or in float32; not read if ``beta`` is zero.
     tf32 : bool
         Whether float32 operands are cut off to TF32.
-    units : int
-        Multiprocessors that it may take; 0 for all of them.
 
     Returns
     -------
@@ -65,13 +62,13 @@ def gemm(
         return c.zero_() if beta == 0.0 else c.mul_(beta)
     stored, transposed, _ = _stored(c)
     if transposed:  # C^T = B^T A^T is by columns
-        gemm(b.T, a.T, stored.T, alpha=alpha, beta=beta, tf32=tf32, units=units)
+        gemm(b.T, a.T, stored.T, alpha=alpha, beta=beta, tf32=tf32)
         return c if stored is c else c.copy_(stored)
     if torch.cuda.current_device() == c.device.index:
-        _launch(a, b, c, alpha, beta, tf32, units)
+        _launch(a, b, c, alpha, beta, tf32)
     else:
         with torch.cuda.device(c.device):
-            _launch(a, b, c, alpha, beta, tf32, units)
+            _launch(a, b, c, alpha, beta, tf32)
     return c
 
 
@@ -170,9 +167,7 @@ def runs(device: torch.device) -> bool:
     return True
 
 
-def _launch(
-    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, alpha: float, beta: float, tf32: bool, units: int
-) -> None:
+def _launch(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, alpha: float, beta: float, tf32: bool) -> None:
     library, handle = _library(), torch.cuda.current_blas_handle()
     (m, n), k = c.shape, a.shape[1]
     a, transposed_a, lda = _stored(a)
@@ -185,12 +180,8 @@ def _launch(
     )
     _check(library.cublasSetMathMode(handle, _WHOLE_SUMS))
     try:
-        if units:
-            _check(library.cublasSetSmCountTarget(handle, units))
         _check(library.cublasGemmEx(handle, *arguments))
     finally:
-        if units:
-            library.cublasSetSmCountTarget(handle, 0)  # as torch has it
         library.cublasSetMathMode(
             handle, _DEFAULT
         )  # what torch leaves behind, and sets anew for each product
@@ -235,7 +226,7 @@ def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(f"libcublas.so.{version.split('.')[0]}", mode=os.RTLD_NOLOAD)
     pointer, number = ctypes.c_void_p, ctypes.c_int
     matrix: list[Any] = [pointer, number, number]
-    library.cublasSetMathMode.argtypes = library.cublasSetSmCountTarget.argtypes = [pointer, number]
+    library.cublasSetMathMode.argtypes = [pointer, number]
     operand: list[Any] = [pointer, pointer, number]
     library.cublasDsyrk_v2.argtypes = [pointer, *4 * [number], *operand, *operand]
     product = [pointer, *matrix, *matrix, pointer, *matrix]

@@ -20,7 +20,6 @@ from neula.kernels.batched_product import batched_product, joined, room, split
 from neula.kernels.dispatch import expected, runs
 from neula.kernels.gemm import corrected_gemm, corrected_gram
 from neula.kernels.kept import Kept, keep
-from neula.kernels.launch import multiprocessors
 from neula.kernels.precision import exact_matmul, exactly
 from neula.kernels.projection import project_out
 from neula.kernels.transposed_copy import transposed_copy
@@ -256,20 +255,13 @@ class CudaEngine(Engine):
         if not self._runs_beside:
             yield from super().pieces(m, n)
             return
-        units = multiprocessors(self.device) - FREE
+        units = torch.cuda.get_device_properties(self.device).multi_processor_count - FREE
         short, long = sorted((m, n))
         width = TILE[1] if self._half else TILE[0]
         length = max(1, units // -(-short // width)) * TILE[0]
         for start in range(0, long, length):
             part = slice(start, min(start + length, long))
             yield (part, slice(0, n)) if long == m else (slice(0, m), part)
-
-    def gemm_beside(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *, low: bool = False) -> None:
-        if self._half and cublas.runs(c.device):
-            # One launch: several take a host longer than they take a GPU.
-            cublas.gemm(a, b, c, alpha=-1.0, beta=1.0, units=multiprocessors(c.device) - FREE)
-        else:
-            super().gemm_beside(a, b, c, low=low)
 
     @property
     def replayed_bytes(self) -> int:

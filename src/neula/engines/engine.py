@@ -213,7 +213,8 @@ class Engine(ABC):
 
         def subtract() -> None:
             for a, b, c in products:
-                self.gemm_beside(a, b, c, low=True)
+                for rows, columns in self.pieces(*c.shape):
+                    self.gemm_low(a[rows], b[:, columns], c[rows, columns])
 
         return self.beside(subtract, other)
 
@@ -230,15 +231,6 @@ class Engine(ABC):
     def pieces(self, m: int, n: int) -> Iterator[tuple[slice, slice]]:
         """Parts of a matrix so small that a product into each leaves units to what runs beside it."""
         yield slice(0, m), slice(0, n)
-
-    def gemm_beside(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *, low: bool = False) -> None:
-        """``C = C - A B``, by :meth:`gemm_low` if asked for; leaves units to what runs beside it."""
-        for rows, columns in self.pieces(*c.shape):
-            x, y, target = a[rows], b[:, columns], c[rows, columns]
-            if low:
-                self.gemm_low(x, y, target)
-            else:
-                self.gemm(x, y, target, alpha=-1.0, beta=1.0)
 
     @property
     def unblocked(self) -> Engine:

@@ -245,9 +245,8 @@ class _Factorization:
         if self.leading is not None:
             self.leading.subtract(self.a[0, start:, columns], slice(start, n), columns, self.engine.spare)
             done = slice(self.leading.columns.shape[1], done.stop)
-        if done.start < done.stop:
-            x, y = self.low[0, start:, done], self.low[0, columns, done]
-            self.engine.gemm_beside(x, y.mT, self.a[0, start:, columns])
+        for part, _ in self.engine.pieces(n - start, columns.stop - start):
+            self.update(slice(start + part.start, start + part.stop), columns, done)
 
     def _is_lost(self, k: slice, sizes: torch.Tensor) -> bool:
         """Whether all matrices have a pivot that is not positive; the device waits at four places."""
