@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from tests.half_engine import HalfEngine
 
 from neula.algorithms.elimination.cholesky import (
     SHIFT,
@@ -87,6 +89,50 @@ def test_blocks_below_are_multiplied_in_parts(n: int, inverted: int, monkeypatch
     assert (a - lower @ lower.mT).abs().max() <= 100 * 2.0**-24 * a.max()
     a[70, 70] = -1.0
     assert factorized(a, engine, 8, block=32).order.tolist() == [71]
+
+
+@pytest.mark.parametrize("give_up", [False, True])
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_what_is_rounded_as_it_is_stored(
+    give_up: bool, in_parts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Operands in half precision have memory of their own, and what is below their blocks comes there."""
+    engine, n = HalfEngine("cpu", "fp16"), 150
+    if in_parts:
+        monkeypatch.setattr(engine, "kept", lambda *given, exact=False: room(*given) if exact else None)
+    monkeypatch.setattr(engine, "pieces", a_few_rows)
+    monkeypatch.setattr(HalfEngine, "tuning", replace(engine.tuning, cholesky_inverted=16))
+    a = definite(n)
+    found = factorized(a + torch.full_like(a, torch.nan).triu(1), engine, 16, block=32, give_up=give_up)
+    lower = found.lower[0].double().tril()
+    assert found.lower.dtype == torch.float16
+    assert found.order.tolist() == [0]
+    size = a.abs() + lower.abs() @ lower.abs().T
+    assert ((a - lower @ lower.T).abs() <= (2.1 * 2.0**-11 + 10 * (n + 1) * 2.0**-24) * size).all()
+
+
+def a_few_rows(m: int, n: int) -> Iterator[tuple[slice, slice]]:
+    """Pieces as a GPU has them."""
+    return ((slice(start, min(start + 40, m)), slice(0, n)) for start in range(0, m, 40))
+
+
+def the_other_way_round(launch: Callable[[], None], other: Callable[[], None]) -> None:
+    """What runs beside something else may be behind it, too."""
+    other()
+    launch()
+
+
+@pytest.mark.parametrize("name", ["fp16", "fp32"])
+@pytest.mark.parametrize("block", [16, 32])
+def test_what_runs_beside_a_diagonal_block_does_not_depend_on_it(
+    name: str, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, a = HalfEngine("cpu", name), definite(150)
+    monkeypatch.setattr(engine, "pieces", a_few_rows)
+    expected = factorized(a, engine, 16, block=block).lower
+    monkeypatch.setattr(engine, "beside", the_other_way_round)
+    error = (factorized(a, engine, 16, block=block).lower - expected).tril().abs().max()
+    assert error <= 10 * engine.format.u * expected.tril().max()
 
 
 def test_operands_in_parts_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

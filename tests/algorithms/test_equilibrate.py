@@ -52,6 +52,17 @@ def test_zero_rows_and_columns_stay_zero(make) -> None:
     assert torch.equal(scaled(a) == 0, a == 0)
 
 
+@pytest.mark.parametrize("decades", [0, 8])
+def test_the_lower_triangle_alone(decades: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neula.algorithms.elimination.equilibrate.LEAST", 4)
+    n, g = 50, badly_scaled(50, decades)
+    scales = equilibrate_symmetric((g @ g.T).diagonal())
+    whole = scales.fill(ENGINE.empty(n, n), g @ g.T, ENGINE)
+    found = scales.fill_lower(ENGINE.empty(n, n).fill_(torch.nan), g @ g.T, ENGINE)
+    assert torch.equal(found.tril(), whole.tril())
+    assert 0.9 * 7 / 16 <= float(found.isnan().double().mean()) <= 7 / 16
+
+
 @pytest.mark.parametrize("engine", [ENGINE, CpuEngine("cpu", "fp32")], ids=str)
 @pytest.mark.parametrize("decades", [0, 8, 100])
 def test_fill_rounds_once(decades: float, engine) -> None:

@@ -247,6 +247,25 @@ def test_cg_solves_for_others_beside() -> None:
     assert again.shape == b.shape
 
 
+def test_residuals_read_the_matrix_for_others_once() -> None:
+    n = 60
+    a, b = companions(n, n) + n**0.5 * torch.eye(n, dtype=torch.float64), companions(n, 2)
+    along = companions(n, 3)
+    beside = Beside(companions(n, 1), 1e-3, companions(n, 0), along)
+    assert torch.equal(beside.multiplied(a, b), a @ b)
+    assert beside.image is None  # there is no solution yet
+    plain = Scaling(torch.linalg.matrix_norm(a, torch.inf))
+    solver = gmres_refinement(a, rounded(a, 2.0**-8), beside)
+    refined = refine(a, b, solver, scalings=[plain], tolerance=1e-14, max_iterations=60, beside=beside)
+    bound = n * 2.0**-52
+    for x, image in ((beside.x, beside.image), (along, beside.along_image)):
+        assert x is not None
+        assert image is not None
+        assert ((image - a @ x).abs() <= bound * (a.abs() @ x.abs())).all()
+    size = a.abs() @ refined.x.abs() + b.abs()
+    assert ((refined.residual - (b - a @ refined.x)).abs() <= bound * size).all()
+
+
 def test_equations_in_small_units_are_solved_as_well_in_their_scales() -> None:
     n = 100
     a, _ = system(1e2, n=n, k=1)

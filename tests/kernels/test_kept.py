@@ -88,3 +88,12 @@ def test_a_few_thread_blocks_go_from_tile_to_tile(
     units = torch.cuda.get_device_properties(DEVICE).multi_processor_count if HAS_GPU else 3
     subtract(other, kept, kept, spare=units - 2)
     assert torch.equal(one, other)
+
+
+def test_a_product_is_rounded_as_it_is_stored(functions: Functions) -> None:
+    _, subtract = functions
+    x, y = Kept.of(uniform(70, 64, 6)), Kept.of(uniform(33, 64, 7))
+    exact = subtract(torch.zeros(70, 33, device=DEVICE), x, y)
+    room = torch.full((33, 70), torch.nan, dtype=torch.float16, device=DEVICE).T
+    subtract(room, x, y, beta=0.0)
+    assert torch.equal(room, exact.half())

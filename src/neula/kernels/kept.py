@@ -109,7 +109,7 @@ def multiply_kept(
     Parameters
     ----------
     c : Tensor, shape (m, n)
-        float32, of any strides; overwritten, and not read if ``beta`` is zero.
+        float32, of any strides; overwritten, and not read if ``beta`` is zero, where it may be narrower.
     x : Kept, shape (m, k)
     y : Kept, shape (n, k)
     alpha, beta : float

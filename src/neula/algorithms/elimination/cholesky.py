@@ -151,8 +151,8 @@ class _Factorization:
         For what is below a diagonal block, before it is multiplied.
     leading : Leading, optional
         The first block of columns, where that is not to be rounded.
-    looks : bool
-        Whether it is not rounded before that is known.
+    unrounded : int
+        Leading columns that stay in ``a`` as well, not rounded, until that is known.
     """
 
     a: torch.Tensor
@@ -166,7 +166,7 @@ class _Factorization:
     kept: list[Kept] = field(default_factory=list)
     room: Kept | None = None
     leading: Leading | None = None
-    looks: bool = False
+    unrounded: int = 0
 
     @property
     def order(self) -> torch.Tensor:
@@ -191,7 +191,8 @@ class _Factorization:
             If asked to give up.
         """
         n = self.a.shape[1]
-        self.looks = give_up and len(self.a) == 1 and self.low is not self.a
+        if give_up and len(self.a) == 1 and self.low is not self.a:
+            self.unrounded = width
         sizes = self.a.diagonal(dim1=1, dim2=2).sqrt()  # no element of a row of L is larger
         self.kept = list(filter(None, (self.engine.kept(n, n, size) for size in sizes)))
         if len(self.a) == 1:
@@ -216,7 +217,7 @@ class _Factorization:
             self.solve(below, k)
             for kept, lower in zip(self.kept, self.low, strict=False):
                 keep(lower[below, k], kept.block(below, k))
-            if self.looks and k.start == 0:
+            if k.start < self.unrounded:
                 self.leading = Leading.of(self.a[0, :, k], sizes[0])
             self.update(below, following, slice(beside.stop, k.stop))
 
@@ -307,7 +308,10 @@ class _Factorization:
         else:
             below = self.room.block(rows, slice(0, width))
             keep(block[0].mT, below)
-            multiply_kept(block[0].mT, below, self.operands[columns.start], alpha=1.0, beta=0.0)
+            target = (self.a if columns.start < self.unrounded else self.low)[0, rows, columns]
+            multiply_kept(target, below, self.operands[columns.start], alpha=1.0, beta=0.0)
+            if columns.start >= self.unrounded:  # rounded as it was stored
+                return
         self._round(rows, columns)
 
     def subtract(self, rows: slice, columns: slice, done: slice) -> None:
@@ -321,7 +325,7 @@ class _Factorization:
     def _replayed(self, k: slice) -> None:
         """The same by a graph that others of its size have, too: what takes time here are launches."""
         engine, leaf, inverted, parts = self.engine, self.leaf, self.inverted, self.room is not None
-        exact = self._is_exact(k)
+        exact, wide = self._is_exact(k), k.start < self.unrounded
 
         def factorized(columns: torch.Tensor) -> tuple[torch.Tensor, ...]:
             block = columns.mT
@@ -332,12 +336,12 @@ class _Factorization:
             if parts:
                 operands = [Kept.of(x[0].mT) for x in inverses]
                 inverses = [tensor for x in operands for tensor in (x.parts, x.largest)]
-            return block, torch.cat(work.orders), *inverses
+            return block if wide else low, torch.cat(work.orders), *inverses
 
-        key = ("cholesky", engine.arithmetic.name, leaf, inverted, parts, exact)
+        key = ("cholesky", engine.arithmetic.name, leaf, inverted, parts, exact, wide)
         # A copy, which may be overwritten, with columns that lie as they do in A.
         found, orders, *inverses = engine.replay(factorized, (self.a[:, k, k].mT.contiguous(),), key)
-        self.a[:, k, k] = found
+        (self.a if wide else self.low)[:, k, k] = found
         self.orders.append(orders)
         starts = range(k.start, k.stop, inverted)
         if parts:
@@ -345,7 +349,8 @@ class _Factorization:
             self.operands = dict(zip(starts, starmap(Kept, pairs), strict=True))
         else:
             self.inverses = dict(zip(starts, inverses, strict=True))
-        self._round(k, k)
+        if wide:
+            self._round(k, k)
 
     def _by_kernel(self, k: slice) -> bool:
         """The same for one matrix, with the inverse; of a batch the library's products take less time."""
@@ -364,7 +369,7 @@ class _Factorization:
 
     def _is_exact(self, k: slice) -> bool:
         """Whether a diagonal block is factorized without rounding it: the first one that is looked at."""
-        if not self.looks or k.start > 0:
+        if k.start >= self.unrounded:
             return False
         by_kernel = self.leaf == LEAF and factor_lower.takes(self.a[0, k, k], None)
         return by_kernel or self.engine.operand_dtype == self.engine.storage

@@ -31,6 +31,11 @@ _BLOCK = 1 << 24
 """Elements that are scaled at a time: their copy in float64 is small beside the matrix, and fills a GPU."""
 
 
+STRIPS, LEAST = 8, 1024
+"""Strips of rows of a triangle, which then has 9/16 of the elements of the square, and their rows at least:
+each is a launch."""
+
+
 @dataclass(frozen=True)
 class Equilibration:
     """The diagonals of R and C in ``R A C``, all of them powers of two.
@@ -61,6 +66,14 @@ class Equilibration:
             return engine.fill(out, a, self.columns * self.rows[0])
         for target, block in zip(out.split(_rows_of(a)), self._scaled_rows(a), strict=True):
             engine.fill(target, block, self.columns)
+        return out
+
+    def fill_lower(self, out: torch.Tensor, a: torch.Tensor, engine: Engine) -> torch.Tensor:
+        """The same for the lower triangle; of what is above the diagonal a part stays as it was."""
+        height = max(LEAST, -(-len(a) // STRIPS))
+        for k in (slice(start, start + height) for start in range(0, len(a), height)):
+            strip = replace(self, rows=self.rows[k], columns=self.columns[: k.stop])
+            strip.fill(out[k, : k.stop], a[k, : k.stop], engine)
         return out
 
     def norm(self, a: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -21,6 +22,7 @@ from neula.algorithms.krylov.driver import STAGNATION, iterate
 from neula.algorithms.krylov.gmres import Space
 from neula.certificates.backward_error import Scaling, backward_error
 from neula.kernels.refining import over
+from neula.kernels.symmetric_product import symmetric_product
 
 INNER_TOLERANCE = 1e-12
 """What GMRES reduces residuals to at most before they are computed anew: beyond, its own differ from them."""
@@ -77,6 +79,7 @@ def refine(
     stagnation: float = STAGNATION,
     start: Refined | None = None,
     on_step: Callable[[float], None] | None = None,
+    beside: Beside | None = None,
 ) -> Refined:
     """Update x until its backward error is small enough, or hardly becomes smaller, or the residual does not.
 
@@ -105,6 +108,8 @@ def refine(
         Where to go on, and what is overwritten; the zero vector by default.
     on_step : callable, optional
         Called with the largest backward error after each step.
+    beside : Beside, optional
+        What the solver has solved for as well, and the first residual is to read A for.
     """
     best, norm = Refined.start(b) if start is None else start, torch.linalg.vector_norm
     known = best.backward_error.cpu()  # on the host, which waits once a step
@@ -115,7 +120,7 @@ def refine(
         part = _columns(active, b)
         step, taken = solver(best.residual[:, part], tolerance / float(before.max()), left)
         x = best.x[:, part] + step
-        residual = b[:, part] - a @ x
+        residual = b[:, part] - (a @ x if beside is None else beside.multiplied(a, x))
         errors = backward_error(scalings, b[:, part], x, residual)
         rest = over(norm(residual, dim=0), norm(best.residual[:, part], dim=0))
         error, left_over = torch.stack([errors, rest]).cpu()
@@ -164,17 +169,29 @@ class Beside:
     companions : Tensor, shape (n, l)
         Right-hand sides of which nothing is asked: what slows convergence down is found sooner in the spaces
         of several, and a GPU reads a matrix for a few vectors in the time that it takes for one.
+    along : Tensor, shape (n, j), optional
+        Vectors whose images are wanted as well.
     x : Tensor, shape (n, m), or None
         Solutions, as soon as GMRES has been called.
-    image : Tensor, shape (n, m), or None
-        A times these, for who has read A for others as well.
+    image, along_image : Tensor, or None
+        A times these, and times what is along, as soon as A has been read for a residual after that.
     """
 
     b: torch.Tensor
     reduction: float
     companions: torch.Tensor
+    along: torch.Tensor | None = None
     x: torch.Tensor | None = None
     image: torch.Tensor | None = None
+    along_image: torch.Tensor | None = None
+
+    def multiplied(self, a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """``A X``, and the images if they are still missing."""
+        if self.x is None or self.image is not None or self.along is None:
+            return a @ x
+        sizes = [y.shape[1] for y in (x, self.x, self.along)]
+        product, self.image, self.along_image = (a @ torch.cat([x, self.x, self.along], 1)).split(sizes, 1)
+        return product
 
 
 def gmres_refinement(
@@ -269,6 +286,7 @@ def cg_refinement(a: torch.Tensor, factors: Factorization, beside: Beside | None
     preconditioner = _preconditioner(factors)
 
     def reduce(b: torch.Tensor, aims: torch.Tensor, max_iterations: int) -> tuple[torch.Tensor, int]:
-        return cg(lambda p: a @ p, preconditioner, b, tolerance=aims, max_iterations=max_iterations)
+        multiply = partial(symmetric_product, a)
+        return cg(multiply, preconditioner, b, tolerance=aims, max_iterations=max_iterations)
 
     return _with_others(reduce, beside)

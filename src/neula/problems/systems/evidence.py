@@ -20,6 +20,7 @@ from neula.engines import FP64
 from neula.engines.random_vectors import gaussian
 from neula.kernels.doubled import Doubled
 from neula.kernels.refining import over
+from neula.kernels.symmetric_product import symmetric_product
 from neula.problems.systems.problem import Options
 from neula.problems.systems.scaled import Scaled
 
@@ -56,6 +57,9 @@ as a quarter of the refinement."""
 
 UNSOLVED = 0.5
 """Norm of ``I - B X`` up to which X is an inverse of B: that of B itself is then less than twice as large."""
+
+Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""A matrix, or its transpose, times some vectors, given both."""
 
 Measure = Callable[[torch.Tensor], torch.Tensor]
 """``||D A^-1 diag(right)||_2`` for a diagonal, shape (n, 1)."""
@@ -134,14 +138,16 @@ class Evidence:
             measured = _by_gmres(a, factors, sizes, max_iterations, update, probe)
         else:
             measured = _unknown
-        image = _image(a, random_direction(len(a), a.dtype, a.device) / sizes, probe)
+        image = None if probe is None else probe.solved.along_image
+        image = a @ _direction(sizes) if image is None else image
+        multiply = symmetric_product if factors.symmetric else _transposed_product
         inverse = measured(1 / rows).nan_to_num(torch.inf, torch.inf)
-        norm = _scaled_norm(a, scales.rows, sizes, image)
+        norm = _scaled_norm(a, scales.rows, sizes, image, multiply)
         if scales.trivial and scaled is None:
             condition = inverse * norm
         else:
             units = torch.ones_like(rows) if scaled is None else scaled.units[0]
-            condition = measured(1 / units) * _scaled_norm(a, units[:, 0], sizes, image)
+            condition = measured(1 / units) * _scaled_norm(a, units[:, 0], sizes, image, multiply)
         condition = condition.nan_to_num(torch.inf, torch.inf).clamp_min(1.0)
         return cls(a, scales, sizes, norm, inverse, condition)
 
@@ -261,7 +267,8 @@ class InverseProbe:
         vector = vector + random / torch.linalg.vector_norm(random)
         vector = vector / torch.linalg.vector_norm(vector)
         others = right * gaussian(n, companions, vector.dtype, vector.device, seed=20030112)
-        return cls(right, sizes, vector, norm, Beside(right * vector, SEEN / n**0.5, others))
+        solved = Beside(right * vector, SEEN / n**0.5, others, _direction(sizes))
+        return cls(right, sizes, vector, norm, solved)
 
     def shown(self, a: torch.Tensor) -> torch.Tensor | None:
         """The norm, within a factor of :data:`UNCERTAIN`; None where the vector is not solved for."""
@@ -351,19 +358,25 @@ def _solve(factors: Factorization, a: torch.Tensor, scales: Equilibration) -> bo
     return bool(torch.linalg.matrix_norm(z / columns) <= SOLVED_TWICE)
 
 
-def _image(a: torch.Tensor, x: torch.Tensor, probe: InverseProbe | None) -> torch.Tensor:
-    """``A x``, and that of what GMRES has found for the probe: large matrices are read once for both."""
-    if probe is None or probe.solved.x is None:
-        return a @ x
-    images = a @ torch.cat([x, probe.solved.x], 1)
-    probe.solved.image = images[:, 1:]
-    return images[:, :1]
+def _direction(sizes: torch.Tensor) -> torch.Tensor:
+    """``D^-1`` times a random vector."""
+    return random_direction(len(sizes), sizes.dtype, sizes.device) / sizes
+
+
+def _transposed_product(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return a.mT @ x
 
 
 def _scaled_norm(
-    a: torch.Tensor, rows: torch.Tensor, sizes: torch.Tensor, image: torch.Tensor
+    a: torch.Tensor, rows: torch.Tensor, sizes: torch.Tensor, image: torch.Tensor, multiply: Product
 ) -> torch.Tensor:
-    """``||R A D^-1||_2`` from below by a step of the power method, given ``A D^-1`` times a random vector."""
+    """``||R A D^-1||_2`` from below by a step of the power method, given ``A D^-1`` times a random vector.
+
+    Parameters
+    ----------
+    multiply : callable
+        ``A^T`` times some vectors, given both.
+    """
     image = rows[:, None] * image
-    back = (a.mT @ (rows[:, None] * image)) / sizes
+    back = multiply(a, rows[:, None] * image) / sizes
     return torch.linalg.vector_norm(back) / torch.linalg.vector_norm(image)

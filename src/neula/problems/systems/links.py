@@ -127,7 +127,7 @@ def by_cholesky(system: System, before: Solution | None, arithmetic: Arithmetic)
 def _cholesky_factor(system: System, engine: Engine) -> CholeskyFactor:
     n, tuning = len(system.a), engine.tuning
     work = working_matrices(1, n, engine)
-    system.scales.fill(work[0], system.a, engine)  # only the lower triangle is read, of any A
+    system.scales.fill_lower(work[0], system.a, engine)  # no more is read, of any A
     if recursion_pays(n, engine):
         found = cholesky(work, engine, shift=SHIFT if engine.format.u > FP32.u else 0.0, give_up=True)
     else:
@@ -187,6 +187,7 @@ def _refine(system: System, label: str, factors: Factorization, format: Format) 
             stagnation=stagnation,
             start=start,
             on_step=lambda error: report(digits_done(error, target)),
+            beside=None if probe is None else probe.solved,
         )
 
     update, probe, refined, most = classical(factors), None, None, options.max_iterations

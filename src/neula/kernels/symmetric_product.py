@@ -1,0 +1,39 @@
+"""Products of a symmetric matrix with one or two vectors, for which a GPU reads half of it."""
+
+from __future__ import annotations
+
+import torch
+
+from neula.kernels.dispatch import kernel, trial
+
+VECTORS = 2
+"""Up to how many vectors the kernel takes: four multiply-adds for each number that is read."""
+
+
+@trial("The kernel of products with symmetric matrices", "all of them is read instead of half")
+def _tried(device: torch.device) -> None:
+    one = torch.ones(1, 1, dtype=torch.float64, device=device)
+    symmetric_product.kernel(one, one)
+
+
+def _takes(a: torch.Tensor, x: torch.Tensor) -> bool:
+    double = a.dtype == x.dtype == torch.float64
+    return double and 1 in a.stride() and len(a) > 0 and 0 < x.shape[1] <= VECTORS
+
+
+@kernel("neula.kernels.symmetric_product_cuda:symmetric_product_cuda", trial=_tried, when=_takes)
+def symmetric_product(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """``A X`` for a symmetric A; where it is not, each element may stand for its mirror as well.
+
+    Parameters
+    ----------
+    a : Tensor, shape (n, n)
+    x : Tensor, shape (n, k)
+
+    Examples
+    --------
+    >>> a = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
+    >>> symmetric_product(a, torch.ones(2, 1)).flatten()
+    tensor([3., 4.])
+    """
+    return a @ x

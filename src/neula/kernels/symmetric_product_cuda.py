@@ -1,0 +1,38 @@
+"""The kernel of :mod:`neula.kernels.symmetric_product`, in CUDA C++.
+
+``4 n^2`` bytes in double precision, half of those of a matrix. CUDA rather than Triton: sums of rows and of
+columns of the same numbers stay in registers until there are enough of them.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from neula.kernels.cuda_source import compiled
+from neula.kernels.symmetric_product import VECTORS
+
+TILE, ROWS, THREADS = 256, 4, 256
+"""Order of the square that a thread block reads, rows that a warp has at a time, and threads."""
+
+MACROS = "".join(
+    f"#define {name} {value}\n"
+    for name, value in [("V", VECTORS), ("TILE", TILE), ("ROWS", ROWS), ("THREADS", THREADS)]
+)
+
+
+def symmetric_product_cuda(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """:func:`neula.kernels.symmetric_product.symmetric_product` by the kernel, queued on the current stream.
+
+    Raises
+    ------
+    ImportError
+        Without a torch that compiles CUDA.
+    """
+    (n, k), tiles = x.shape, -(-len(a) // TILE)
+    a = a if a.stride(1) == 1 else a.mT  # whose tiles are those of A, turned over
+    shares = x.new_empty(tiles, tiles * TILE, VECTORS)
+    with torch.cuda.device_of(a):
+        kernel = compiled("symmetric_product", "symmetric_product", a.device, MACROS)
+        arguments = [a, x, shares, n, k, tiles, a.stride(0), *x.stride()]
+        kernel((tiles * (tiles + 1) // 2, 1, 1), (THREADS, 1, 1), arguments)
+    return shares.sum(0)[:n, :k]
