@@ -264,4 +264,4 @@ def test_what_underflows_is_no_solution(given: str) -> None:
     assert result.forward_error == np.inf
     zero = neula.lstsq(A, 0 * b, **({**more, "constraints": (C, 0 * d)} if given == "constraints" else more))
     assert zero.converged
-    assert zero.forward_error == 0 == np.abs(zero.x).max()
+    assert not zero.x.any()
