@@ -233,3 +233,21 @@ def test_ridge_path_says_what_a_narrow_dtype_cannot_hold() -> None:
     with pytest.warns(neula.AccuracyWarning):
         result = neula.ridge_path(A, (1e-43 * b).astype(np.float32), [1.0])
     assert result.backward_errors[0] > 1e-4
+
+
+@pytest.mark.parametrize("options", [{}, {"damp": 0.5}, {"weights": np.linspace(1, 2, 40)}])
+def test_statistics_do_not_depend_on_units(options) -> None:
+    A, b, *_ = problem()
+    plain = neula.lstsq(A, b, **options)
+    for of_a, of_b in ((-900, -900), (900, 900), (0, -900), (0, 900), (-400, 500), (450, -500)):
+        damp = float(np.ldexp(options["damp"], of_a)) if "damp" in options else 0.0
+        result = neula.lstsq(np.ldexp(A, of_a), np.ldexp(b, of_b), **{**options, "damp": damp})
+        np.testing.assert_allclose(
+            result.standard_errors(), np.ldexp(plain.standard_errors(), of_b - of_a), 1e-10
+        )
+        np.testing.assert_allclose(result.leverage(), plain.leverage(), 1e-10)
+        known = np.ldexp(plain.standard_errors(absolute=True), -of_a)
+        np.testing.assert_allclose(result.standard_errors(absolute=True), known, 1e-10)
+        with np.errstate(over="ignore"):  # a square of it
+            covariance = np.ldexp(np.ldexp(plain.covariance(), of_b - of_a), of_b - of_a)
+        np.testing.assert_allclose(result.covariance(), covariance, 1e-10)
