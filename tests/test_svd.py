@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -301,3 +302,22 @@ def test_float32_of_any_size(scale: float) -> None:
     # 3 u (2 + log2 n) of the largest, as certified.
     bound = 3 * 2.0**-24 * (2 + math.log2(200)) * float(exact[0])
     assert (found.s.double() / scale - exact).abs().max() <= bound
+
+
+@pytest.mark.parametrize("algorithm", [None, "qr-svd", "gram-svd"])
+def test_errors_of_float32_are_bounds(algorithm) -> None:
+    """For the rounding errors of the SVD itself, too, and what singular vectors lack of orthogonality."""
+    for seed in range(150):
+        rng = np.random.default_rng(seed)
+        m, n = int(rng.integers(5, 120)), int(rng.integers(5, 60))
+        k = min(m, n)
+        values = np.logspace(0, -rng.uniform(1, 8), k) if seed % 2 else np.ones(k)
+        q, p = (np.linalg.qr(rng.standard_normal((size, k)))[0] for size in (m, n))
+        A = ((q * values) @ p.T).astype(np.float32)
+        rank = int(rng.integers(1, k + 1)) if algorithm == "gram-svd" else k
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", neula.AccuracyWarning)  # who names an algorithm gets it
+            result = neula.svd_lowrank(A, rank, algorithm=algorithm)
+        exact = np.linalg.svd(A.astype(np.float64), compute_uv=False)[:rank]
+        if result.converged:
+            assert (np.abs(result.s - exact) <= result.errors).all()
