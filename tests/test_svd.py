@@ -43,6 +43,20 @@ def test_rank_from_a_tolerance_is_the_smallest_that_meets_it(tol):
     assert np.linalg.norm(sigma[len(s) - 1 :]) > tol * np.linalg.norm(sigma)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_rest_is_below_the_tolerance(dtype) -> None:
+    """Also where singular values decay slowly, and the Gram matrix of R shows what is to be kept."""
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        q, p = (np.linalg.qr(rng.standard_normal((size, 140)))[0] for size in (280, 140))
+        A = ((q * np.logspace(0, -rng.uniform(0.5, 3), 140)) @ p.T).astype(dtype)
+        tol = 10.0 ** -rng.uniform(0.5, 2)
+        u, s, vh = (x.astype(np.float64) for x in neula.svd_lowrank(A, tol=tol))
+        size = np.linalg.norm(A.astype(np.float64))
+        assert np.linalg.norm(A - (u * s) @ vh) <= tol * size * (1 + 1e-4)
+        assert np.linalg.norm(A - (u[:, :-1] * s[:-1]) @ vh[:-1]) >= tol * size * (1 - 1e-4)
+
+
 @pytest.mark.parametrize("rank", [16, 64, 128])
 def test_half_precision_loses_nothing_where_truncation_dominates(rank):
     """The paper's Table 4: the same quality from a half-precision QR."""
