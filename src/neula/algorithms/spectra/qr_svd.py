@@ -62,9 +62,7 @@ def qr_svd(
         u, s, vh = over_rows.agreed(*torch.linalg.svd(r, full_matrices=False))
         k = truncate(s, rank, tol)
         found = u[:, :k], s[:k], vh[:k]
-    u, s, vh = (
-        found  # what is left of them is not to be truncated again: a part of it is less than that of all
-    )
+    u, s, vh = found  # truncated once: `tol` is relative to all of A
     return exact_matmul(q, u), s, vh
 
 

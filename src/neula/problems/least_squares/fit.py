@@ -59,7 +59,7 @@ def _far(x: torch.Tensor) -> torch.Tensor:
     """Exponents of the largest elements of shape (P, M, K), shape (P, K); 0 for those that are moderate."""
     if not x.shape[1]:
         return torch.zeros_like(x.sum(1), dtype=torch.int32)
-    exponents = binary_exponents(x.abs().amax(1))
+    exponents = binary_exponents(torch.linalg.vector_norm(x, math.inf, dim=1))
     return exponents.masked_fill(exponents.abs() <= MODERATE, 0)
 
 

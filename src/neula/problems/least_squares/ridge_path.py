@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Unpack, overload
 
 import torch
@@ -227,9 +228,10 @@ class Scaled:
         """The inverse."""
         return shift(x, self.of_a - self.of_b)
 
-    def columns(self, damp: torch.Tensor) -> torch.Tensor:
-        """Norms of the columns of A with a damping below, shape (n, 1); 1 for zero."""
-        columns = torch.hypot(torch.linalg.vector_norm(self.a, dim=0), damp)[:, None]
+    @cached_property
+    def columns(self) -> torch.Tensor:
+        """Norms of the columns of A with each damping below, shape (p, n, 1); 1 for zero."""
+        columns = torch.hypot(torch.linalg.vector_norm(self.a, dim=0), self.damps[:, None])[..., None]
         return torch.where(columns > 0, columns, 1.0)
 
 
@@ -316,9 +318,7 @@ class Path:
 def _rounding(scaled: Scaled, x: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
     """What is lost of x as it is returned, relative to it, shape (p, k)."""
     lost, norm = x - scaled.near_one(given), torch.linalg.vector_norm
-    sizes = [scaled.columns(damp) for damp in scaled.damps]
-    found = [over(norm(d * y, dim=0), norm(d * z, dim=0)) for d, y, z in zip(sizes, lost, x, strict=True)]
-    return torch.stack(found) if found else x.new_zeros(0, x.shape[2])
+    return over(norm(scaled.columns * lost, dim=1), norm(scaled.columns * x, dim=1))
 
 
 def _backward_errors(scaled: Scaled, path: Path, x: torch.Tensor) -> torch.Tensor:
@@ -326,9 +326,8 @@ def _backward_errors(scaled: Scaled, path: Path, x: torch.Tensor) -> torch.Tenso
     found, (a, b) = [], (scaled.a, scaled.b)
     norm = torch.linalg.vector_norm
     b_norms = norm(b, dim=0)
-    for damp, solution in zip(scaled.damps, x, strict=True):
+    for damp, columns, solution in zip(scaled.damps, scaled.columns, x, strict=True):
         residual = b - a @ solution
-        columns = scaled.columns(damp)
         gradient = a.mT @ residual - damp.square() * solution
         weight = torch.hypot(path.s, damp)
         weight = torch.where(weight > path.s.max() * 1e-15, weight, torch.inf) if len(path.s) else weight
