@@ -265,3 +265,13 @@ def test_what_underflows_is_no_solution(given: str) -> None:
     zero = neula.lstsq(A, 0 * b, **({**more, "constraints": (C, 0 * d)} if given == "constraints" else more))
     assert zero.converged
     assert not zero.x.any()
+
+
+def test_constraints_that_units_of_columns_make_tiny() -> None:
+    """Where columns of A are large, rows of C are small beside them, and their squares underflow."""
+    A, b, C, d = problem(6, 4, 4)
+    A *= np.array([1e270, 1e274, 1e262, 1e268])
+    d *= 1e-272
+    result = neula.lstsq(A, b, constraints=(C, d))
+    truth = matrix(C).solve(matrix(d[:, None])).entries()
+    assert 0 < error(A, result.x, truth) <= result.forward_error

@@ -172,7 +172,7 @@ def _noise(factor: torch.Tensor, *, computed: bool) -> float:
     """
     if factor.ndim == 1 or not len(factor):
         return 2 * FP64.u
-    rows = factor * power_of_two_scales(torch.linalg.vector_norm(factor, dim=1))[:, None]
+    rows = factor * power_of_two_scales(factor.abs().amax(1))[:, None]
     upper = rows.mT.contiguous()
     largest, smallest = extreme_singular_values(upper, upper).tolist()
     condition = ESTIMATED * largest / max(smallest, 1e-300)
