@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -40,6 +41,20 @@ def test_rank_from_a_tolerance_is_the_smallest_that_meets_it(tol):
     tail = np.linalg.norm(A - U * s @ Vh) / np.linalg.norm(A)
     assert tail <= tol * (1 + 1e-6)
     assert np.linalg.norm(sigma[len(s) - 1 :]) > tol * np.linalg.norm(sigma)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_rest_is_below_the_tolerance(dtype) -> None:
+    """Also where singular values decay slowly, and the Gram matrix of R shows what is to be kept."""
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        q, p = (np.linalg.qr(rng.standard_normal((size, 140)))[0] for size in (280, 140))
+        A = ((q * np.logspace(0, -rng.uniform(0.5, 3), 140)) @ p.T).astype(dtype)
+        tol = 10.0 ** -rng.uniform(0.5, 2)
+        u, s, vh = (x.astype(np.float64) for x in neula.svd_lowrank(A, tol=tol))
+        size = np.linalg.norm(A.astype(np.float64))
+        assert np.linalg.norm(A - (u * s) @ vh) <= tol * size * (1 + 1e-4)
+        assert np.linalg.norm(A - (u[:, :-1] * s[:-1]) @ vh[:-1]) >= tol * size * (1 - 1e-4)
 
 
 @pytest.mark.parametrize("rank", [16, 64, 128])
@@ -301,3 +316,22 @@ def test_float32_of_any_size(scale: float) -> None:
     # 3 u (2 + log2 n) of the largest, as certified.
     bound = 3 * 2.0**-24 * (2 + math.log2(200)) * float(exact[0])
     assert (found.s.double() / scale - exact).abs().max() <= bound
+
+
+@pytest.mark.parametrize("algorithm", [None, "qr-svd", "gram-svd"])
+def test_errors_of_float32_are_bounds(algorithm) -> None:
+    """For the rounding errors of the SVD itself, too, and what singular vectors lack of orthogonality."""
+    for seed in range(150):
+        rng = np.random.default_rng(seed)
+        m, n = int(rng.integers(5, 120)), int(rng.integers(5, 60))
+        k = min(m, n)
+        values = np.logspace(0, -rng.uniform(1, 8), k) if seed % 2 else np.ones(k)
+        q, p = (np.linalg.qr(rng.standard_normal((size, k)))[0] for size in (m, n))
+        A = ((q * values) @ p.T).astype(np.float32)
+        rank = int(rng.integers(1, k + 1)) if algorithm == "gram-svd" else k
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", neula.AccuracyWarning)  # who names an algorithm gets it
+            result = neula.svd_lowrank(A, rank, algorithm=algorithm)
+        exact = np.linalg.svd(A.astype(np.float64), compute_uv=False)[:rank]
+        if result.converged:
+            assert (np.abs(result.s - exact) <= result.errors).all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -286,3 +287,43 @@ def test_tensors_in_parts() -> None:
         assert isinstance(model.coef_, torch.Tensor)
         assert model.coef_.dtype == torch.float32
         assert torch.allclose(model.coef_, expected.coef_, rtol=1e-5)
+
+
+@pytest.mark.parametrize("weights", [None, 2.0, "some"])
+def test_constant_columns_get_no_coefficient(weights) -> None:
+    """What rounding leaves of their deviations is no data, however small all that is beside other columns."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        m = int(rng.integers(5, 30))
+        X, y = rng.standard_normal((m, 3)), rng.standard_normal(m)
+        X[:, 1] = rng.standard_normal()
+        given = rng.random(m) if weights == "some" else weights
+        fit = LinearRegression().fit(X, y, sample_weight=given)
+        assert fit.coef_[1] == 0
+        assert fit.rank_ == 2
+        constant = LinearRegression().fit(X, np.full(m, 0.1), sample_weight=given)
+        assert not constant.coef_.any()
+        assert constant.score(X, np.full(m, 0.1)) == 1
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_means_do_not_add_a_dimension_to_wide_data(weighted: bool) -> None:
+    """The shortest solution is that of exact deviations, whose rank is below the number of rows."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        m, n = int(rng.integers(2, 8)), int(rng.integers(8, 16))
+        X, y = rng.integers(-9, 10, (m, n)) + 2.0**30 / 3, rng.standard_normal(m)
+        w = rng.integers(1, 4, m) if weighted else np.ones(m, dtype=int)
+        fit = LinearRegression().fit(X, y, sample_weight=w if weighted else None)
+        near = [[Fraction(v) - Fraction(2.0**30 / 3) for v in row] for row in X.tolist()]
+        means = [
+            sum(int(c) * v for c, v in zip(w, column, strict=True)) / int(w.sum())
+            for column in zip(*near, strict=True)
+        ]
+        exact = np.array([[float(v - mean) for v, mean in zip(row, means, strict=True)] for row in near])
+        root = np.sqrt(w)
+        expected = np.linalg.pinv(root[:, None] * exact, rcond=1e-10) @ (
+            root * (y - np.average(y, weights=w))
+        )
+        assert fit.rank_ == np.linalg.matrix_rank(exact, 1e-9)
+        np.testing.assert_allclose(fit.coef_, expected, rtol=0, atol=1e-10 * np.abs(expected).max())

@@ -228,3 +228,50 @@ def test_columns_of_very_different_sizes_do_not_make_constraints_dependent() -> 
         warnings.simplefilter("ignore", neula.AccuracyWarning)
         result = neula.lstsq(A, np.ones(3), constraints=(C, d))
     np.testing.assert_allclose(result.x[:2], [2.0, 1.0], rtol=1e-12)
+
+
+def test_what_a_covariance_is_factorized_with_counts_by_its_condition() -> None:
+    """Rounding errors of the factor of V are magnified by the condition of V, not by its square root."""
+    rng, losses = np.random.default_rng(3), []
+    for power in np.linspace(6, 15, 20):
+        q = np.linalg.qr(rng.standard_normal((8, 8)))[0]
+        V = q * np.logspace(0, -power, 8) @ q.T
+        V = (V + V.T) / 2
+        A, b = rng.integers(-9, 10, (8, 2)).astype(float), rng.standard_normal(8)
+        a, v, rhs = matrix(A), matrix(V), matrix(b[:, None])
+        inverse_a = v.solve(a).transpose()
+        truth = (inverse_a * a).solve(inverse_a * rhs).entries()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", neula.AccuracyWarning)  # it may say that it has no digit
+            result = neula.lstsq(A, b, covariance=V)
+        wrong = error(np.linalg.solve(np.linalg.cholesky(V), A), result.x, truth)
+        assert wrong <= result.forward_error * 1.01  # for D, which is not exact here
+        losses.append(wrong / (10 ** (power / 2) * U))
+    assert max(losses) > 100
+
+
+@pytest.mark.parametrize("given", ["constraints", "covariance"])
+def test_what_underflows_is_no_solution(given: str) -> None:
+    """Solutions that float32 has no digits for, or whose squares float64 loses."""
+    A, b, C, d = problem(9, 3, 1)
+    more = {"constraints": (C, 1e-42 * d)} if given == "constraints" else {"covariance": np.arange(1.0, 10.0)}
+    with pytest.warns(neula.AccuracyWarning):
+        result = neula.lstsq(A.astype(np.float32), (1e-42 * b).astype(np.float32), **more)
+    assert result.forward_error > 1e-5
+    more = {"constraints": (C, 1e-250 * d)} if given == "constraints" else more
+    with pytest.warns(neula.AccuracyWarning):
+        result = neula.lstsq(A, 1e-250 * b, **more)
+    assert result.forward_error == np.inf
+    zero = neula.lstsq(A, 0 * b, **({**more, "constraints": (C, 0 * d)} if given == "constraints" else more))
+    assert zero.converged
+    assert not zero.x.any()
+
+
+def test_constraints_that_units_of_columns_make_tiny() -> None:
+    """Where columns of A are large, rows of C are small beside them, and their squares underflow."""
+    A, b, C, d = problem(6, 4, 4)
+    A *= np.array([1e270, 1e274, 1e262, 1e268])
+    d *= 1e-272
+    result = neula.lstsq(A, b, constraints=(C, d))
+    truth = matrix(C).solve(matrix(d[:, None])).entries()
+    assert 0 < error(A, result.x, truth) <= result.forward_error

@@ -211,3 +211,43 @@ def test_bad_input_of_paths() -> None:
     with pytest.raises(ValueError, match="unknown error 'aic'"):
         neula.ridge_path(A, b, [1.0]).best("aic")
     assert neula.ridge_path(A, b, []).x.shape == (0, 3)
+
+
+def test_ridge_path_does_not_depend_on_units() -> None:
+    """Powers of two round nothing, and no square may be lost."""
+    rng = np.random.default_rng(7)
+    A, b, damps = rng.standard_normal((12, 4)), rng.standard_normal((12, 2)), np.logspace(-6, 1, 3)
+    plain = neula.ridge_path(A, b, damps)
+    for of_a, of_b in ((-900, -800), (900, 500), (0, -900), (0, 900), (-450, 450)):
+        found = neula.ridge_path(np.ldexp(A, of_a), np.ldexp(b, of_b), np.ldexp(damps, of_a))
+        assert found.converged
+        np.testing.assert_array_equal(found.x, np.ldexp(plain.x, of_b - of_a))
+        np.testing.assert_array_equal(found.residual_norms, np.ldexp(plain.residual_norms, of_b))
+        np.testing.assert_array_equal(found.solution_norms, np.ldexp(plain.solution_norms, of_b - of_a))
+        np.testing.assert_array_equal(found.backward_errors, plain.backward_errors)
+
+
+def test_ridge_path_says_what_a_narrow_dtype_cannot_hold() -> None:
+    rng = np.random.default_rng(7)
+    A, b = rng.standard_normal((12, 4)).astype(np.float32), rng.standard_normal(12)
+    with pytest.warns(neula.AccuracyWarning):
+        result = neula.ridge_path(A, (1e-43 * b).astype(np.float32), [1.0])
+    assert result.backward_errors[0] > 1e-4
+
+
+@pytest.mark.parametrize("options", [{}, {"damp": 0.5}, {"weights": np.linspace(1, 2, 40)}])
+def test_statistics_do_not_depend_on_units(options) -> None:
+    A, b, *_ = problem()
+    plain = neula.lstsq(A, b, **options)
+    for of_a, of_b in ((-900, -900), (900, 900), (0, -900), (0, 900), (-400, 500), (450, -500)):
+        damp = float(np.ldexp(options["damp"], of_a)) if "damp" in options else 0.0
+        result = neula.lstsq(np.ldexp(A, of_a), np.ldexp(b, of_b), **{**options, "damp": damp})
+        np.testing.assert_allclose(
+            result.standard_errors(), np.ldexp(plain.standard_errors(), of_b - of_a), 1e-10
+        )
+        np.testing.assert_allclose(result.leverage(), plain.leverage(), 1e-10)
+        known = np.ldexp(plain.standard_errors(absolute=True), -of_a)
+        np.testing.assert_allclose(result.standard_errors(absolute=True), known, 1e-10)
+        with np.errstate(over="ignore"):  # a square of it
+            covariance = np.ldexp(np.ldexp(plain.covariance(), of_b - of_a), of_b - of_a)
+        np.testing.assert_allclose(result.covariance(), covariance, 1e-10)

@@ -8,7 +8,9 @@ condition number that counts is that of ``B = A D^-1``.
 from __future__ import annotations
 
 import math
+from typing import TypeVar
 
+import numpy as np
 import torch
 
 from neula.engines import FP64
@@ -39,6 +41,27 @@ def least_squares_error(
     eta = backward_error + NOISE * FP64.u
     grows = ((condition + 1) * residual_ratio).masked_fill(residual_ratio == 0, 0.0)
     return condition * eta * (2 + grows)
+
+
+T = TypeVar("T", torch.Tensor, np.ndarray, float)
+
+
+def rounded_error(error: T, rounding: T | float) -> T:
+    """Forward error of x as it is returned: of what was computed, and of rounding it to a narrower dtype.
+
+    Parameters
+    ----------
+    error : Tensor, ndarray or float
+        Relative to the exact solution, which may be shorter than x, ``||D x|| <= (1 + error) ||D x*||``.
+    rounding : Tensor, ndarray or float
+        Relative to x.
+
+    Examples
+    --------
+    >>> rounded_error(0.5, 0.25)
+    0.875
+    """
+    return error * (1 + rounding) + rounding
 
 
 def residual_ratio(residual: torch.Tensor, norm: torch.Tensor | float, size: torch.Tensor) -> torch.Tensor:

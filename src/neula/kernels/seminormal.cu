@@ -400,7 +400,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) seminormal(
         }
         // Squares of what is smaller underflow.
         known = known && (b_largest == 0.0 || (b_norm >= 1.0 / limits.moderate && b_norm <= limits.moderate));
-        error = known ? error + of_rounding : INFINITE;
+        error = known ? error + of_rounding * (1.0 + error) : INFINITE;
         const double biggest = largest_of(n, SOLVED);
         double stewart = 1.0, small;
         if (square) {

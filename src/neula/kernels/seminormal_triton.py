@@ -279,7 +279,7 @@ def _errors(
     known = (rate <= max_rate) & (error >= 0.0) & (error < float("inf"))
     known &= (smallest_of(size) >= 1.0 / MODERATE) & (largest_of(size) <= MODERATE)
     known &= (b_largest == 0.0) | ((b_norm >= 1.0 / MODERATE) & (b_norm <= MODERATE))  # squares underflow
-    return of_x, of_low + of_rounding, tl.where(known, error + of_rounding, float("inf"))
+    return of_x, of_low + of_rounding, tl.where(known, error + of_rounding * (1 + error), float("inf"))
 
 
 @triton.jit

@@ -58,9 +58,12 @@ def qr_svd(
     """
     found = None if over_rows.spread else _svd_from_gram(r, rank, tol)
     # Singular vectors are not unique: all processes take those of the first.
-    u, s, vh = found or over_rows.agreed(*torch.linalg.svd(r, full_matrices=False))
-    k = truncate(s, rank, tol)
-    return exact_matmul(q, u[:, :k]), s[:k], vh[:k]
+    if found is None:
+        u, s, vh = over_rows.agreed(*torch.linalg.svd(r, full_matrices=False))
+        k = truncate(s, rank, tol)
+        found = u[:, :k], s[:k], vh[:k]
+    u, s, vh = found  # truncated once: `tol` is relative to all of A
+    return exact_matmul(q, u), s, vh
 
 
 def _svd_from_gram(

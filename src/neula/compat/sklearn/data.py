@@ -25,6 +25,8 @@ class Data:
         Square roots of scikit-learn's.
     x_mean, y_mean : Tensor
         What was subtracted; zeros without an intercept.
+    x_left, y_left : Tensor
+        What was subtracted then: means of what rounding has made of deviations.
     dtype : torch.dtype
         Of what was given.
     is_tensor : bool
@@ -36,6 +38,8 @@ class Data:
     weights: torch.Tensor | None
     x_mean: torch.Tensor
     y_mean: torch.Tensor | None
+    x_left: torch.Tensor
+    y_left: torch.Tensor | None
     dtype: torch.dtype
     is_tensor: bool
 
@@ -64,16 +68,14 @@ class Data:
             x, target, w = _arrays(estimator, X, y, sample_weight, first)
         dtype = x.dtype
         x, target = x.double(), None if target is None else target.double()
-        x_mean, y_mean = x.new_zeros(x.shape[1]), None if target is None else x.new_zeros(target.shape[1:])
+        part = None
         if centred:
             part = torch.ones_like(x[:, 0]) if w is None else w
             part = part / part.sum()
-            x_mean = part @ x
-            x = x - x_mean
-            if target is not None:
-                y_mean = part @ target
-                target = target - y_mean
-        return cls(x, target, None if w is None else w.sqrt(), x_mean, y_mean, dtype, is_tensor)
+        x, *of_x = _deviations(x, part)
+        target, *of_y = (None, None, None) if target is None else _deviations(target, part)
+        means = (of_x[0], of_y[0], of_x[1], of_y[1])
+        return cls(x, target, None if w is None else w.sqrt(), *means, dtype, is_tensor)
 
     def __reduce__(self) -> Any:
         """Rows do not travel with an estimator."""
@@ -91,6 +93,12 @@ class Data:
         return self.x_mean, self.y_mean
 
     @property
+    def left(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """What was subtracted besides."""
+        assert self.y_left is not None
+        return self.x_left, self.y_left
+
+    @property
     def weighted(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows of x and y multiplied by the weights."""
         assert self.y is not None
@@ -104,6 +112,24 @@ class Data:
         if self.is_tensor:
             return x
         return x.cpu().numpy() if x.ndim else x.cpu().numpy()[()]
+
+
+def _deviations(
+    x: torch.Tensor, part: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Deviations from means, the means, and what is subtracted besides.
+
+    Means are those of differences from one row, so that a constant column leaves zeros; and what rounding
+    them leaves is subtracted, for it would be one more dimension of wide data.
+    """
+    if part is None:
+        zeros = x.new_zeros(x.shape[1:])
+        return x, zeros, zeros
+    row = x[part.argmax()]
+    mean = row + part @ (x - row)
+    x = x - mean
+    left = part @ x
+    return x.sub_(left), mean, left
 
 
 def _forgotten() -> None:

@@ -54,7 +54,7 @@ class Seen:
         where = data.x.device.type if engine == "auto" else engine
         held = neula.LeastSquares(data.x.shape[1], scales=torch.where(sizes > 0, sizes, 1.0), engine=where)
         held.update(data.x, data.y, weights=data.weights)
-        return cls(held, data.total, data.means, _left(data, centred=centred), centred)
+        return cls(held, data.total, data.means, data.left, centred)
 
     def plus(self, data: Data) -> Seen:
         """With more rows.
@@ -69,7 +69,7 @@ class Seen:
         if not self.centred:
             return replace(self, held=held, weight=total)
         part = data.total / total if total else 0.0
-        parts = zip(self.origin, self.apart, data.means, _left(data, centred=True), strict=True)
+        parts = zip(self.origin, self.apart, data.means, data.left, strict=True)
         steps = [(mean - old.to(mean)) + (left - far.to(left)) for old, far, mean, left in parts]
         held.update(*(((1 - part) * data.total) ** 0.5 * step[None] for step in steps))
         x, y = (far.to(step) + part * step for far, step in zip(self.apart, steps, strict=True))
@@ -88,13 +88,3 @@ class Seen:
             zeros = torch.zeros(missing, held.n, dtype=torch.float64, device=self.origin[0].device)
             held.update(zeros, zeros.new_zeros(missing, *self.origin[1].shape))
         return held.solve(damp=damp, accuracy=how["accuracy"])
-
-
-def _left(data: Data, *, centred: bool) -> Pair:
-    """Means of deviations: what rounding has made of zeros."""
-    assert data.y is not None
-    if not centred:
-        return torch.zeros_like(data.means[0]), torch.zeros_like(data.means[1])
-    weights = torch.ones_like(data.x[:, 0]) if data.weights is None else data.weights.square()
-    part = weights / weights.sum()
-    return part @ data.x, part @ data.y

@@ -206,10 +206,13 @@ class LeastSquaresResult(shown.Shown, Generic[ArrayT]):
 
         taken = take(self.R, "R")
         r = taken.tensor.double()
-        inverse = torch.linalg.solve_triangular(r, torch.eye(r.shape[-1]).to(r).expand_as(r), upper=True)
-        variance = torch.as_tensor(1.0 if absolute else self.residual_variance, dtype=torch.float64)
-        inverse = inverse * variance.sqrt().to(r.device)[..., None, None]
-        lost = (~torch.as_tensor(self.determined) | variance.isinf()).to(r.device)
+        identity = torch.eye(r.shape[-1], dtype=r.dtype, device=r.device)
+        inverse = torch.linalg.solve_triangular(r, identity.expand_as(r), upper=True)
+        variance = torch.as_tensor(
+            1.0 if absolute else self.residual_variance, dtype=r.dtype, device=r.device
+        )
+        inverse = inverse * variance.sqrt()[..., None, None]
+        lost = ~torch.as_tensor(self.determined, device=r.device) | variance.isinf()
         return torch.where(lost[..., None, None], math.inf, inverse), taken.wrap
 
     def headline(self) -> str:

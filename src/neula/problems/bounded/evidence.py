@@ -9,7 +9,7 @@ import torch
 from neula.algorithms.bounded.block_pivoting import Found
 from neula.algorithms.bounded.free_sets import Factor, Factorize, FreeBatch, batches
 from neula.algorithms.bounded.reduced import Reduced
-from neula.certificates.forward_error import NOISE, least_squares_error, residual_ratio
+from neula.certificates.forward_error import NOISE, least_squares_error, residual_ratio, rounded_error
 from neula.certificates.kkt import KKTNorms
 from neula.engines import FP64
 from neula.kernels.refining import over
@@ -76,7 +76,7 @@ def values_of(problems: Bounded, found: Found, factorize: Factorize) -> BoundedV
     backward_error = kkt.backward_error + rounding
     # Rounding errors of the residual, and of products with it.
     noise = (sum(whole.a.shape[1:]) + 4) * FP64.u * (kkt.residual + kkt.b + (x * norms).abs().sum(1))
-    forward_error = _forward_error(kkt, known, pushed - noise, reduced) + rounding
+    forward_error = rounded_error(_forward_error(kkt, known, pushed - noise, reduced), rounding)
     exact = ~free.any(1) & (pushed > noise) & (backward_error <= whole.bound)  # a corner, and there it stays
     forward_error = torch.where(exact, rounding, forward_error)
     zero = whole.without_b[problems.places] & ~x.any(1)

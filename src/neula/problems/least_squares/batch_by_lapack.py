@@ -12,6 +12,7 @@ from neula.algorithms.lapack.batches import ELEMENTS
 from neula.algorithms.lapack.seminormal import MODERATE
 from neula.algorithms.lapack.seminormals import Seminormals
 from neula.certificates.bounds import lstsq_bound
+from neula.certificates.forward_error import rounded_error
 from neula.engines import FP64
 from neula.pipeline.chain import Answer
 from neula.pipeline.progress import stage
@@ -57,7 +58,7 @@ def _solved(a: np.ndarray, b: np.ndarray, options: Options, slices: int = 2) -> 
     slices = slices if doubled and options.target is FP64 else 0
     system = Seminormals(a, slices)
     found = system.refined(b, IN_NUMPY[options.dtype])
-    error, forward_error = found.backward_error, found.forward_error + found.rounding
+    error, forward_error = found.backward_error, rounded_error(found.forward_error, found.rounding)
     refined = found.contracts & ((found.left <= options.digits) | (found.settled & (not doubled)))
     moderate = (found.b_norm >= 1 / MODERATE) & (found.b_norm <= MODERATE)
     right = (forward_error <= options.largest_error) & (error <= lstsq_bound(options.target, n))

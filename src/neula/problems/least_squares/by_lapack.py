@@ -17,6 +17,7 @@ from neula.algorithms.lapack.refinement import length, refine
 from neula.algorithms.lapack.seminormal import MODERATE, Seminormal
 from neula.algorithms.lapack.square import Square
 from neula.certificates.bounds import lstsq_bound
+from neula.certificates.forward_error import rounded_error
 from neula.engines import FP32, FP64
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer
@@ -194,7 +195,7 @@ def _solved(
     return _Column(
         x,
         residual_norm,
-        forward_error + rounding,
+        rounded_error(forward_error, rounding),
         refined_error + rounding + found.low,
         refined_error,
         optimality,

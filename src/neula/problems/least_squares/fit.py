@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from scipy.special import ndtri, stdtrit
 
+from neula.algorithms.scaling import binary_exponents
 from neula.engines.random_vectors import gaussian
+from neula.kernels.shift import shift
 from neula.pipeline.call import Call
 from neula.pipeline.gradients import stacked_problem
 from neula.pipeline.shapes import System
@@ -21,6 +23,44 @@ from neula.problems.orthogonal.certified import CertifiedQR, certified_qr
 UNCHANGED = 1e-10
 """What the norm of a residual may change by, relative to what it is a difference of, when it is computed
 again: rounding errors are far smaller."""
+
+
+MODERATE = 400
+"""Binary exponents of numbers up to this, and down to minus this, are left: float64 holds their squares."""
+
+
+@dataclass(frozen=True)
+class _Stacked:
+    """A and b with weights and damping, where their squares would be lost in numbers near 1.
+
+    Attributes
+    ----------
+    a : Tensor, shape (P, M, n)
+    b : Tensor, shape (P, M, K)
+    of_a : Tensor of int, shape (P, 1)
+        Binary exponents that were taken out.
+    of_b : Tensor of int, shape (P, K)
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    of_a: torch.Tensor
+    of_b: torch.Tensor
+
+    @classmethod
+    def of(cls, a: torch.Tensor, b: torch.Tensor) -> _Stacked:
+        of_a, of_b = _far(a.flatten(1)[..., None]), _far(b)
+        a = shift(a, -of_a[..., None]) if bool(of_a.any()) else a
+        b = shift(b, -of_b[:, None]) if bool(of_b.any()) else b
+        return cls(a, b, of_a, of_b)
+
+
+def _far(x: torch.Tensor) -> torch.Tensor:
+    """Exponents of the largest elements of shape (P, M, K), shape (P, K); 0 for those that are moderate."""
+    if not x.shape[1]:
+        return torch.zeros_like(x.sum(1), dtype=torch.int32)
+    exponents = binary_exponents(torch.linalg.vector_norm(x, math.inf, dim=1))
+    return exponents.masked_fill(exponents.abs() <= MODERATE, 0)
 
 
 @dataclass(frozen=True)
@@ -57,10 +97,9 @@ class LinearFit:
     # --- what was solved ---
 
     @cached_property
-    def _stacked(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """A and b with weights and damping."""
+    def _stacked(self) -> _Stacked:
         a, b = self.call.here(self.shapes.matrices).double(), self.call.here(self.shapes.columns).double()
-        return stacked_problem(a, b, self.options.weights, self.options.damp)
+        return _Stacked.of(*stacked_problem(a, b, self.options.weights, self.options.damp))
 
     @property
     def _data(self) -> int:
@@ -77,7 +116,7 @@ class LinearFit:
             If A lacks full rank.
         """
         with self.call.computing():
-            found = certified_qr(self._stacked[0], self.call.engine)
+            found = certified_qr(self._stacked.a, self.call.engine)
             diagonal = found.r.diagonal(dim1=1, dim2=2).abs()
             norms = torch.linalg.vector_norm(found.r, dim=1)
             least = self.options.rcond * norms[:, : diagonal.shape[1]]
@@ -91,7 +130,10 @@ class LinearFit:
 
     @cached_property
     def _map(self) -> torch.Tensor:
-        """M, the covariance being ``M M^T``, shape (P, n, q): ``R^-1``, or damped less than that."""
+        """M, the covariance of the scaled problem being ``M M^T``, shape (P, n, q).
+
+        ``R^-1``, or damped less than that.
+        """
         q, r = self._factors.q, self._factors.r
         identity = torch.eye(r.shape[2], dtype=r.dtype, device=r.device).expand_as(r)
         inverse = torch.linalg.solve_triangular(r, identity, upper=True)
@@ -112,7 +154,7 @@ class LinearFit:
 
     @cached_property
     def _variance(self) -> torch.Tensor:
-        """Residual variances, shape (P, K)."""
+        """Residual variances of the scaled problem, shape (P, K)."""
         self._check_unchanged()
         free = (self._data - self._effective)[:, None]
         if not bool((free > 0).all()):
@@ -125,7 +167,7 @@ class LinearFit:
     @cached_property
     def _residuals(self) -> torch.Tensor:
         """``b - A x`` with weights, by the projection on the range of A, shape (P, M, K)."""
-        (_, b), q = self._stacked, self._factors.q
+        b, q = self._stacked.b, self._factors.q
         left = b - q @ (q.mT @ b)
         return left - q @ (q.mT @ left)
 
@@ -136,21 +178,23 @@ class LinearFit:
         ------
         ValueError
         """
-        (a, b), norm = self._stacked, torch.linalg.vector_norm
-        changed = (norm(b - a @ self.x, dim=1) - self.norms).abs()
-        size = norm(b, dim=1) + norm(norm(a, dim=1)[..., None] * self.x, dim=1)
+        given, norm = self._stacked, torch.linalg.vector_norm
+        a, b, x = given.a, given.b, shift(self.x, (given.of_a - given.of_b)[:, None])
+        changed = (norm(b - a @ x, dim=1) - shift(self.norms, -given.of_b)).abs()
+        size = norm(b, dim=1) + norm(norm(a, dim=1)[..., None] * x, dim=1)
         if not bool((changed <= UNCHANGED * size).all()):
             raise ValueError("A or b has changed since it was solved: solve again, or keep a copy")
 
     def _given(self, x: torch.Tensor) -> Any:
         return self.call.give_back(x.contiguous(), torch.float64)
 
-    def _scale(self, absolute: bool) -> torch.Tensor:
-        """Variances of b, shape (P, K)."""
+    def _scale(self, absolute: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Standard deviations of b, and binary exponents of what is made of them and of M, shape (P, K)."""
+        given = self._stacked
         if absolute:
             self._check_unchanged()
-            return torch.ones_like(self.norms)
-        return self._variance
+            return torch.ones_like(self.norms), (-given.of_a).expand_as(given.of_b)
+        return self._variance.sqrt(), given.of_b - given.of_a
 
     def _of_columns(self, x: torch.Tensor) -> torch.Tensor:
         return self.shapes.of_columns(x)
@@ -164,17 +208,19 @@ class LinearFit:
 
     def covariance(self, x: Any, absolute: bool) -> Any:
         """Covariance matrices of the parameters."""
-        variance = self._of_columns(self._scale(absolute))[..., None, None]
+        deviation, exponents = self._scale(absolute)
+        variance, exponents = (self._of_columns(y)[..., None, None] for y in (deviation.square(), exponents))
         found = self._of_matrices(self._map @ self._map.mT)
-        return self._given(variance * (found if self.shapes.is_vector else found.unsqueeze(-3)))
+        found = variance * (found if self.shapes.is_vector else found.unsqueeze(-3))
+        return self._given(shift(shift(found, exponents), exponents))
 
     def standard_errors(self, x: Any, absolute: bool) -> Any:
         """Roots of their diagonals."""
         return self._given(self._errors(absolute))
 
     def _errors(self, absolute: bool) -> torch.Tensor:
-        lengths = torch.linalg.vector_norm(self._map, dim=2)
-        return self.shapes.solutions(lengths[:, :, None] * self._scale(absolute).sqrt()[:, None])
+        lengths, (deviation, exponents) = torch.linalg.vector_norm(self._map, dim=2), self._scale(absolute)
+        return self.shapes.solutions(shift(lengths[:, :, None] * deviation[:, None], exponents[:, None]))
 
     def confidence_intervals(self, x: Any, level: float, absolute: bool) -> Any:
         """X and what is added to it."""
@@ -190,7 +236,7 @@ class LinearFit:
 
     def leverage(self, samples: int | None) -> Any:
         """Squared norms of rows of Q, or of their images of random vectors."""
-        (a, _), r = self._stacked, self._factors.r
+        a, r = self._stacked.a, self._factors.r
         mixed = torch.eye(r.shape[2], dtype=r.dtype, device=r.device)
         if samples is not None:
             mixed = gaussian(r.shape[2], samples, torch.float64, r.device, seed=2) / math.sqrt(samples)
@@ -204,7 +250,8 @@ class LinearFit:
 
     def residual_variance(self, x: Any) -> Any:
         """Of each right-hand side; of a single one a number."""
-        return self._number(self._of_columns(self._variance))
+        of_b = self._stacked.of_b
+        return self._number(self._of_columns(shift(shift(self._variance, of_b), of_b)))
 
     def effective_degrees_of_freedom(self) -> Any:
         """Of each matrix; of a single one a number."""

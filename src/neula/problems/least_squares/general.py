@@ -9,9 +9,16 @@ import torch
 
 from neula.algorithms.scaling import binary_exponents, power_of_two_scales
 from neula.algorithms.spectra.condition import extreme_singular_values
-from neula.certificates.forward_error import SURE, digits_of, least_squares_error, residual_ratio
-from neula.engines import FP64, Engine, format_of
+from neula.certificates.forward_error import (
+    SURE,
+    digits_of,
+    least_squares_error,
+    residual_ratio,
+    rounded_error,
+)
+from neula.engines import FP64, Engine
 from neula.kernels.refining import over
+from neula.kernels.seminormal import MODERATE
 from neula.pipeline.call import Call
 from neula.pipeline.gradients import stacked_problem
 from neula.pipeline.inputs import Taken, check_finite, take
@@ -20,6 +27,7 @@ from neula.pipeline.shapes import System, broadcast_system
 from neula.problems.least_squares.fit import LinearFit
 from neula.problems.least_squares.null_space import NullSpace
 from neula.problems.least_squares.problem import Options
+from neula.problems.least_squares.refined import ESTIMATED
 from neula.problems.least_squares.solution import Solved, solve_system
 
 ALIKE = 10
@@ -36,10 +44,13 @@ class General:
         C, shape (p, n), and d, shape (p, 1) or (p, k), in float64.
     factor : Tensor or None
         Lower Cholesky factor of the covariance, shape (m, m), or the square roots of variances, shape (m,).
+    computed : bool
+        Whether it was made here from a covariance, and not given.
     """
 
     constraints: tuple[torch.Tensor, torch.Tensor] | None
     factor: torch.Tensor | None
+    computed: bool
 
 
 def checked_general(call: Call, constraints: Any, covariance: Any, factor: Any) -> General | None:
@@ -67,7 +78,7 @@ def checked_general(call: Call, constraints: Any, covariance: Any, factor: Any) 
         lower = _factor_of(_array(call, covariance, "covariance"), m)
     elif factor is not None:
         lower = _checked_factor(_array(call, factor, "covariance_factor"), m)
-    return General(pair, lower)
+    return General(pair, lower, computed=factor is None)
 
 
 def _array(call: Call, x: Any, name: str) -> torch.Tensor:
@@ -139,26 +150,33 @@ def solve_general(
         for name, x in (("A", a.detach()), ("b", b.detach())):
             check_finite(x, x, name)
     b = b.unsqueeze(-1) if shapes.is_vector else b
+    zero = ~b.detach().any(-2)
     noise = 0.0
     if general.factor is not None:
         with call.computing():
-            noise = _noise(general.factor, options.engine)
+            noise = _noise(general.factor, computed=general.computed)
         a, b = _whitened(general.factor, a), _whitened(general.factor, b)
     if general.constraints is None:
         solved = _solve(call, a, b, options, weights)
-        return _given_back(call, shapes, solved, solved.result.x, a, noise)
+        result = _with_noise(solved.result, a.detach(), noise)
+        return _given_back(call, shapes, replace(solved, result=result), result.x, a, zero)
     a, b = stacked_problem(a, b, weights, options.damp)
-    return _constrained(call, shapes, options, a, b, general.constraints, noise)
+    return _constrained(call, shapes, options, a, b, general.constraints, zero, noise)
 
 
-def _noise(factor: torch.Tensor, engine: Engine) -> float:
-    """Relative perturbation of A and b that whitening comes to: rounding errors of the triangular solve."""
+def _noise(factor: torch.Tensor, *, computed: bool) -> float:
+    """Relative perturbation of A and b that whitening comes to.
+
+    Rounding errors of the triangular solve, and of the factor, ``L L^T = V + E``, which become
+    ``L^-1 E L^-T``.
+    """
     if factor.ndim == 1 or not len(factor):
         return 2 * FP64.u
-    rows = factor * power_of_two_scales(torch.linalg.vector_norm(factor, dim=1))[:, None]
+    rows = factor * power_of_two_scales(factor.abs().amax(1))[:, None]
     upper = rows.mT.contiguous()
     largest, smallest = extreme_singular_values(upper, upper).tolist()
-    return 3 * largest / max(smallest, 1e-300) * len(factor) ** 0.5 * FP64.u
+    condition = ESTIMATED * largest / max(smallest, 1e-300)
+    return condition * (1 + condition * computed) * len(factor) ** 0.5 * FP64.u
 
 
 def _whitened(factor: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -189,6 +207,7 @@ def _constrained(
     a: torch.Tensor,
     b: torch.Tensor,
     constraints: tuple[torch.Tensor, torch.Tensor],
+    zero: torch.Tensor,
     noise: float,
 ) -> Solved:
     """Through the null space of C."""
@@ -199,7 +218,7 @@ def _constrained(
     solved = _solve(call, a @ null.basis, b - a @ null.shortest, plain)
     z = solved.result.x
     x = null.shortest + null.basis @ z
-    result = _with_constraints(solved.result, null, a.detach(), b.detach(), x.detach(), z.detach())
+    result = _with_constraints(solved.result, null, a.detach(), b.detach(), x.detach(), z.detach(), noise)
     n, rank = a.shape[-1], null.rank
     how = Attempt(
         "null space of C by QR", True, f"{rank} of {len(null.c)} constraints on {n} unknowns independent"
@@ -208,8 +227,8 @@ def _constrained(
         result, rank=result.rank + rank, ranks=result.ranks + rank, attempts=(how, *result.attempts)
     )
     solved = replace(solved, result=result)
-    basis = scales[:, None] * null.basis
-    return _given_back(call, shapes, solved, scales[:, None] * x, a, noise, basis)
+    zero = zero & ~constraints[1].any(0)
+    return _given_back(call, shapes, solved, x, a, zero, scales, null.basis)
 
 
 def _null_space(
@@ -253,25 +272,27 @@ def _with_constraints(
     b: torch.Tensor,
     x: torch.Tensor,
     z: torch.Tensor,
+    noise: float,
 ) -> LstsqResult:
     """Evidence for x from that for z, its part in the null space.
 
     To first order: what is off in the constraints moves x by the pseudoinverse of C, and by that of ``A Z``
     times A of it, and its product with their multipliers moves the minimum (Elden, "Perturbation theory for
     the least squares problem with linear equality constraints", SIAM J. Numer. Anal. 17, 1980). Rounding
-    errors of ``A Z`` and ``b - A s`` are perturbations of the problem for z. Errors are those of ``D x``, D
-    being norms of columns of A.
+    errors of ``A Z`` and ``b - A s``, and what is wrong with A and b, are perturbations of the problem for z.
+    Errors are those of ``D x``, D being norms of columns of A.
     """
     norm, left = torch.linalg.vector_norm, null.basis.shape[1]
-    columns = norm(a, dim=-2) if a.shape[-2] else a.new_ones(a.shape[-1])
+    columns = _sizes(a)
     lengths = norm(null.shortest, dim=0) + norm(x, dim=-2)
     total = null.noise * lengths
     if left:
         mixed = norm(a @ null.basis, dim=-2)
         least = mixed.amin(-1, keepdim=True).clamp(min=1e-300)
-        inverse, of_a = result.conditions[..., None] / least, torch.linalg.matrix_norm(a)[..., None]
+        inverse = ESTIMATED * result.conditions[..., None] / least
+        of_a = torch.linalg.matrix_norm(a)[..., None]
         length = torch.as_tensor(result.residual_norm, dtype=a.dtype, device=a.device).reshape(lengths.shape)
-        rounded = 2 * a.shape[-1] ** 0.5 * FP64.u
+        rounded = 2 * a.shape[-1] ** 0.5 * FP64.u + noise
         of_residual = inverse**2 * of_a * length
         total = null.noise * ((1 + inverse * of_a) * lengths + of_residual)
         total = total + rounded * (
@@ -289,9 +310,27 @@ def _with_constraints(
     )
 
 
+def _sizes(a: torch.Tensor) -> torch.Tensor:
+    """Norms of the columns of A, shape (..., n); ones where all of A vanishes."""
+    return torch.linalg.vector_norm(a, dim=-2).where(a.any(-1).any(-1)[..., None], 1.0)
+
+
 def worst_of(columns: torch.Tensor) -> torch.Tensor:
     """The largest of what is known of right-hand sides, shape (..., k), of each problem."""
     return columns.amax(-1) if columns.shape[-1] else columns.new_zeros(columns.shape[:-1])
+
+
+def _with_noise(result: LstsqResult, a: torch.Tensor, noise: float) -> LstsqResult:
+    """Forward errors with what a relative perturbation of A and b comes to."""
+    if not noise:
+        return result
+    norms = _sizes(a)[..., None]
+    size = torch.linalg.vector_norm(norms * result.x.detach(), dim=-2)
+    length = torch.as_tensor(result.residual_norm, dtype=torch.float64, device=a.device)
+    ratio = residual_ratio(length.reshape(size.shape), 1.0, size)
+    error = torch.full_like(size, noise)
+    of_noise = least_squares_error(ESTIMATED * result.conditions[..., None], error, ratio)
+    return replace(result, forward_errors=result.forward_errors + of_noise)
 
 
 def _given_back(
@@ -300,21 +339,25 @@ def _given_back(
     solved: Solved,
     x: torch.Tensor,
     a: torch.Tensor,
-    noise: float,
+    zero: torch.Tensor,
+    scales: torch.Tensor | None = None,
     basis: torch.Tensor | None = None,
 ) -> Solved:
-    """The result as the user gets it, with what whitening and rounding have cost."""
+    """The result as the user gets it, x and a basis of what it may be in the user's units.
+
+    Where ``A x`` is so small or so large that squares are lost, which norms are made of, nothing is known,
+    but that the solution for ``zero`` data is zero.
+    """
     result, bound = solved.result, solved.result.tolerance
-    forward = result.forward_errors
-    if noise:
-        norms = torch.linalg.vector_norm(a.detach(), dim=-2)[..., None]
-        size = torch.linalg.vector_norm(norms * x.detach(), dim=-2)
-        length = torch.as_tensor(result.residual_norm, dtype=torch.float64, device=x.device)
-        ratio = residual_ratio(length.reshape(forward.shape), 1.0, size)
-        error = torch.full_like(forward, noise)
-        forward = forward + least_squares_error(result.conditions[..., None], error, ratio)
-    rounding = format_of(call.dtype).u
-    forward, backward = forward + rounding, result.backward_errors + rounding
+    units = a.new_ones(a.shape[-1], 1) if scales is None else scales[:, None]
+    solution, norms = units * x, _sizes(a.detach())[..., None]
+    lost = x.detach() - solution.detach().to(call.dtype).double() / units
+    rest, size = (torch.linalg.vector_norm(norms * y, dim=-2) for y in (lost, x.detach()))
+    rounding = over(rest, size)
+    largest = norms.amax(-2)
+    known = (largest >= 1 / MODERATE) & (largest <= MODERATE) & (size >= 1 / MODERATE) & (size <= MODERATE)
+    forward = rounded_error(result.forward_errors, rounding).where(zero | known, torch.inf)
+    backward = result.backward_errors + worst_of(rounding)
     accepted = result.accepted & (worst_of(forward) <= SURE) & (backward <= bound)
     found = {
         "accepted": accepted,
@@ -325,16 +368,17 @@ def _given_back(
     }
     worst, of_data = (float(y.max()) if y.numel() else 0.0 for y in (forward, backward))
     why = solved.why or f"forward error {worst:.1e}, backward error {of_data:.1e} (bound {bound:.1e})"
-    given = x.squeeze(-1) if shapes.is_vector else x
+    solution = solution.squeeze(-1) if shapes.is_vector else solution
     fit = result.fit
     if isinstance(fit, LinearFit):
         given_shapes = replace(fit.shapes, is_vector=shapes.is_vector)
         rows = shapes.matrices.shape[1] if basis is not None else None
-        fit = replace(fit, call=call, shapes=given_shapes, rows=rows, basis=basis)
+        own = None if basis is None else units * basis
+        fit = replace(fit, call=call, shapes=given_shapes, rows=rows, basis=own)
     result = replace(
         result,
         fit=fit,
-        x=call.give_back(given, call.dtype),
+        x=call.give_back(solution, call.dtype),
         converged=bool(accepted.all()),
         backward_error=of_data,
         forward_error=worst,

@@ -15,7 +15,7 @@ from neula.algorithms.spectra.complete_orthogonal import complete_orthogonal
 from neula.algorithms.spectra.rank_revealing import Deficient, MinimumNorm, minimum_norm
 from neula.certificates.backward_error import Scale, norms_of
 from neula.certificates.bounds import lstsq_bound
-from neula.certificates.forward_error import SURE
+from neula.certificates.forward_error import SURE, rounded_error
 from neula.engines import FP64
 from neula.kernels.refining import over
 from neula.pipeline.chain import Answer, Declined
@@ -122,7 +122,7 @@ class _Given:
         norms_found = norms_of(scale, problems.b[0], solution.y, residual, gradient, projected, over_rows)
         measures = norms_found.measures(scale.norm)
         backward_error = (measures.backward_error + rounding[0]).amax()[None]
-        forward_error = solution.forward_error[None] + rounding
+        forward_error = rounded_error(solution.forward_error[None], rounding)
         bound = lstsq_bound(options.target, min(self.shape))
         residual = residual + matrix @ (solution.y - again)  # of x as it is returned
         b_norm, r_norm = over_rows.norms(problems.b, residual[None], dim=1)

@@ -32,7 +32,7 @@ class NullSpace:
     condition : float
         Of the rows of C that are independent, scaled; an estimate from below.
     c, d : Tensor, shape (p, n), (p, k)
-        The constraints, rows scaled to norms near 1.
+        The constraints, rows scaled to elements of at most 1.
     """
 
     shortest: torch.Tensor
@@ -59,12 +59,11 @@ class NullSpace:
         engine : Engine
         """
         p, n = c.shape
-        norms = torch.linalg.vector_norm(c, dim=1)
-        scales = power_of_two_scales(norms)[:, None]
-        scaled, rhs = c * scales, d * scales
         if not p or not n:
             shortest, basis = d.new_zeros(n, d.shape[1]), torch.eye(n, dtype=d.dtype, device=d.device)
-            return cls(shortest, basis, 0, 1.0, scaled, rhs)
+            return cls(shortest, basis, 0, 1.0, c, d)
+        scales = power_of_two_scales(c.abs().amax(1))[:, None]  # of norms squares may underflow
+        scaled, rhs = c * scales, d * scales
         q, r, order = qr(scaled.mT, mode="complete", pivoting=True, engine=engine)
         diagonal = r.diagonal().abs()
         rank = int((diagonal > ROUNDING * max(n, p) * FP64.u * diagonal.max()).sum())

@@ -17,7 +17,7 @@ from neula.algorithms.krylov.refinement import INNER_REDUCTION, InnerSolver, Ref
 from neula.algorithms.spectra.condition import extreme_singular_values, multiply_r, solve_r, solve_rt
 from neula.algorithms.triangular.triangular import BlockTriangular, UpperTriangular
 from neula.certificates.backward_error import Scale
-from neula.certificates.forward_error import SURE, least_squares_error, residual_ratio
+from neula.certificates.forward_error import SURE, least_squares_error, residual_ratio, rounded_error
 from neula.engines.random_vectors import gaussian
 from neula.kernels.refining import over
 from neula.pipeline.chain import Answer, Declined
@@ -97,7 +97,7 @@ def answer_of(
     options, measures = problem.options, refined.measures
     x = problem.unscale(refined.x).to(options.dtype).double()
     rounding = over(evidence.size(problem.rescale(x) - refined.x), evidence.size(refined.x))
-    forward_error = INEXACT * (evidence.forward_error(problem, refined) + rounding)
+    forward_error = INEXACT * rounded_error(evidence.forward_error(problem, refined), rounding)
     refined_error = measures.backward_error.amax()
     residual_norm = refined.residual_norm
     if options.dtype != torch.float64:  # x is not what was refined

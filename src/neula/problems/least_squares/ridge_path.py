@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Unpack, overload
 
 import torch
 
+from neula.algorithms.scaling import binary_exponents
 from neula.certificates.bounds import Accuracy, lstsq_bound
 from neula.certificates.kkt import KKTNorms
-from neula.engines import Engine, format_of
+from neula.engines import Engine
+from neula.kernels.refining import over
+from neula.kernels.shift import shift
 from neula.pipeline.call import Call
 from neula.pipeline.compilation import eager
 from neula.pipeline.inputs import check_finite, take
@@ -129,31 +133,35 @@ def ridge_path(
         check_finite(x, x, name)
     report = stage(progress, "factorizing")
     with call.computing():
-        qr = certified_qr(a[None], call.engine)
-        path = Path.of(qr.q[0], qr.r[0], b, given, before)
+        scaled = Scaled.of(a, b, given)
+        qr = certified_qr(scaled.a[None], call.engine)
+        path = Path.of(qr.q[0], qr.r[0], scaled.b, scaled.damps, before)
         report(1.0)
-        x = path.solutions()
-        errors = _backward_errors(a, b, given, path, x)
-    bound, rounding = lstsq_bound(call.target, max(1, min(a.shape))), format_of(call.dtype).u
+        solutions = path.solutions()
+        x = scaled.in_units(solutions).to(call.dtype).double()
+        errors = _backward_errors(scaled, path, solutions) + _rounding(scaled, solutions, x)
+        residuals, left_out = (shift(y, scaled.of_b) for y in (path.residual_norms(), path.left_out()))
+    bound, squared = lstsq_bound(call.target, max(1, min(a.shape))), left_out.square()
 
     def of_columns(y: torch.Tensor) -> Any:
         """Of each damping and right-hand side, shape (p, k)."""
         return call.give_back((y[:, 0] if shapes.is_vector else y).contiguous(), torch.float64)
 
-    residuals, squared = path.residual_norms(), path.left_out().square()
     free = len(a) - path.effective - before.sum()
     result = RidgePath(
         damps=call.give_back(given, torch.float64),
         x=call.give_back((x[..., 0] if shapes.is_vector else x).contiguous()),
         residual_norms=of_columns(residuals),
-        solution_norms=of_columns(torch.linalg.vector_norm(x, dim=1)),
+        solution_norms=of_columns(
+            shift(torch.linalg.vector_norm(solutions, dim=1), scaled.of_b - scaled.of_a)
+        ),
         effective_degrees_of_freedom=call.give_back(path.effective, torch.float64),
         gcv=of_columns(len(a) * residuals.square() / free[:, None].square()),
         leave_one_out=of_columns(squared.mean(1)),
         squared_errors=call.give_back(squared[..., 0] if shapes.is_vector else squared, torch.float64),
-        backward_errors=of_columns(errors + rounding),
+        backward_errors=of_columns(errors),
         tolerance=bound,
-        converged=bool((errors + rounding <= bound).all()),
+        converged=bool((errors <= bound).all()),
         attempts=qr.attempts,
         engine=str(call.engine),
         accuracy=call.target.name,
@@ -183,6 +191,48 @@ def _checked_leverage(leverage: torch.Tensor, m: int) -> torch.Tensor:
     if not bool(((leverage >= 0) & (leverage <= 1)).all()):
         raise ValueError("leverage must be between 0 and 1")
     return leverage.expand(m)[:, None]
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A, b and dampings in numbers near 1, so that no square is lost.
+
+    Attributes
+    ----------
+    a : Tensor, shape (m, n)
+    b : Tensor, shape (m, k)
+    damps : Tensor, shape (p,)
+    of_a : Tensor
+        Binary exponent that was taken out of A and of the dampings.
+    of_b : Tensor, shape (k,)
+        Of the right-hand sides.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    damps: torch.Tensor
+    of_a: torch.Tensor
+    of_b: torch.Tensor
+
+    @classmethod
+    def of(cls, a: torch.Tensor, b: torch.Tensor, damps: torch.Tensor) -> Scaled:
+        of_a = binary_exponents(torch.cat([damps.new_zeros(1), damps, a.abs().flatten()]).amax())
+        of_b = binary_exponents(torch.cat([b.new_zeros(1, b.shape[1]), b.abs()]).amax(0))
+        return cls(shift(a, -of_a), shift(b, -of_b), shift(damps, -of_a), of_a, of_b)
+
+    def in_units(self, x: torch.Tensor) -> torch.Tensor:
+        """Solutions in the units that were given."""
+        return shift(x, self.of_b - self.of_a)
+
+    def near_one(self, x: torch.Tensor) -> torch.Tensor:
+        """The inverse."""
+        return shift(x, self.of_a - self.of_b)
+
+    @cached_property
+    def columns(self) -> torch.Tensor:
+        """Norms of the columns of A with each damping below, shape (p, n, 1); 1 for zero."""
+        columns = torch.hypot(torch.linalg.vector_norm(self.a, dim=0), self.damps[:, None])[..., None]
+        return torch.where(columns > 0, columns, 1.0)
 
 
 @dataclass(frozen=True)
@@ -265,17 +315,19 @@ class Path:
         return found
 
 
-def _backward_errors(
-    a: torch.Tensor, b: torch.Tensor, damps: torch.Tensor, path: Path, x: torch.Tensor
-) -> torch.Tensor:
+def _rounding(scaled: Scaled, x: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+    """What is lost of x as it is returned, relative to it, shape (p, k)."""
+    lost, norm = x - scaled.near_one(given), torch.linalg.vector_norm
+    return over(norm(scaled.columns * lost, dim=1), norm(scaled.columns * x, dim=1))
+
+
+def _backward_errors(scaled: Scaled, path: Path, x: torch.Tensor) -> torch.Tensor:
     """Of each solution, of the problem with the rows of damping below, shape (p, k)."""
-    found = []
+    found, (a, b) = [], (scaled.a, scaled.b)
     norm = torch.linalg.vector_norm
-    sizes, b_norms = norm(a, dim=0), norm(b, dim=0)
-    for damp, solution in zip(damps, x, strict=True):
+    b_norms = norm(b, dim=0)
+    for damp, columns, solution in zip(scaled.damps, scaled.columns, x, strict=True):
         residual = b - a @ solution
-        columns = torch.hypot(sizes, damp)[:, None]
-        columns = torch.where(columns > 0, columns, 1.0)
         gradient = a.mT @ residual - damp.square() * solution
         weight = torch.hypot(path.s, damp)
         weight = torch.where(weight > path.s.max() * 1e-15, weight, torch.inf) if len(path.s) else weight

@@ -10,7 +10,7 @@ import torch
 from neula.algorithms.krylov.batched_lstsq import Overdetermined, Triangles, lengths
 from neula.algorithms.krylov.doubled_refinement import DoubledSolution
 from neula.algorithms.orthogonal.r_only import HALVED
-from neula.certificates.forward_error import SURE
+from neula.certificates.forward_error import SURE, rounded_error
 from neula.kernels.refining import over
 from neula.problems.least_squares.problem import Members, Options, no_longer
 from neula.problems.least_squares.scaled import ScaledProblems
@@ -87,7 +87,7 @@ def members_of(problems: ScaledProblems, solved: Solved, options: Options, rows:
     shape = (over_rows.count(rows), solved.x.shape[1])
     refined_error = found.measures.backward_error.amax(1)
     backward_error = (found.measures.backward_error + solved.rounding + solved.low).amax(1)
-    forward_error = found.forward_error + solved.rounding
+    forward_error = rounded_error(found.forward_error, solved.rounding)
     shorter = no_longer(solved.residual_norm, solved.b_norm, shape)
     members = Members(
         x=solved.x,

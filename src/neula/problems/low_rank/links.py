@@ -11,6 +11,7 @@ from neula.algorithms.spectra.gram_svd import gram_svd
 from neula.algorithms.spectra.qr_svd import qr_svd, truncate
 from neula.algorithms.spectra.ritz import Ritz
 from neula.algorithms.spectra.subspace_iteration import Operator, subspace_iteration
+from neula.certificates.bounds import measurement_error
 from neula.certificates.low_rank import largest_beyond, upper_bounds
 from neula.kernels.precision import exact_matmul
 from neula.pipeline.chain import Answer
@@ -118,6 +119,7 @@ def by_gram(problems: Matrices, before: Solution | None, *, compute: str) -> Sol
     weights = options.weights(s, norm, *shape)
     residual, missed = found.residual * norm / float(weights.min()), float((errors / weights).max())
     measures = [residual, found.orthogonality, missed]
+    errors = errors + found.orthogonality * rank**0.5 * s
     return _answer(options, f"gram-svd {compute}", _values(found.u, s, found.v, measures, errors))
 
 
@@ -125,18 +127,29 @@ def by_svd(problems: Matrices, before: Solution | None) -> Solution:
     """The library's SVD, truncated."""
     options, a, norm = problems.options, problems.a[0], problems.norm
     u, s, vh = torch.linalg.svd(a, full_matrices=False)
+    errors = _errors_of_all(a, u, s, vh)
     k = truncate(s, options.rank, options.tol)
     u, s, v = u[:, :k], s[:k], vh[:k].T
     gaps = torch.linalg.vector_norm(exact_matmul(a.T, u) - v * s, dim=0)
     numbers = torch.cat([torch.stack([s, gaps]), torch.stack([_loss(u), _loss(v)])[:, None].to(s)], 1)
     numbers = numbers.double().cpu()
     found, gaps, losses = numbers[0, :k], numbers[1, :k], numbers[:, k]
-    # All singular values are there: each errs by no more than the norm of the residual.
-    errors = torch.full_like(found, float(torch.linalg.vector_norm(gaps)))
     weights = options.weights(found, norm, *a.shape)
     residual = float(torch.linalg.vector_norm(gaps / weights))
     measures = [residual, float(losses.max()), residual]
-    return _answer(options, f"svd {options.work.name}", _values(u, found, v, measures, errors))
+    return _answer(options, f"svd {options.work.name}", _values(u, found, v, measures, errors[:k].cpu()))
+
+
+def _errors_of_all(a: torch.Tensor, u: torch.Tensor, s: torch.Tensor, vh: torch.Tensor) -> torch.Tensor:
+    """Bounds on the errors of all singular values of a tall matrix, in double precision.
+
+    Those of ``A V`` and ``U diag(s)`` differ by no more than the norm of the difference, and by so much from
+    those of A, and from s, as V and U lack of orthogonality.
+    """
+    n, (a, u, s, v) = a.shape[1], (x.double() for x in (a, u, s, vh.T))
+    left = torch.linalg.matrix_norm(a @ v - u * s)
+    noise = measurement_error(n, torch.float64) * torch.linalg.matrix_norm(a)
+    return left + noise + (_loss(u) + _loss(v)) * n**0.5 * s
 
 
 def by_qr(problems: Matrices, before: Solution | None) -> Solution:
@@ -157,7 +170,10 @@ def by_qr(problems: Matrices, before: Solution | None) -> Solution:
     residual = unit * certificate.residual / certificate.residual_bound
     orthogonality = certificate.orthogonality / certificate.orthogonality_bound
     measures = [residual, orthogonality * options.orthogonality_bound(*shape), residual]
-    errors = torch.full_like(s, (certificate.residual + certificate.orthogonality) * norm)
+    n, work = shape[1], options.work.dtype
+    # The SVD of R is as good as LAPACK's in working precision.
+    errors = (certificate.residual + 2 * measurement_error(n, work)) * norm
+    errors = errors + certificate.orthogonality * n**0.5 * s
     label = f"{factors.attempts[-1].method} + svd"
     return _answer(options, label, _values(u, s, vh.T, measures, errors))
 

@@ -15,6 +15,7 @@ from neula.algorithms.krylov.doubled_refinement import COMPUTED, MAX_STEPS
 from neula.algorithms.lapack.refinement import length, refine
 from neula.algorithms.lapack.square import MODERATE, Square
 from neula.certificates.bounds import solve_bound
+from neula.certificates.forward_error import rounded_error
 from neula.engines import FP32, FP64, Format
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer
@@ -141,7 +142,7 @@ def _solved(system: Square, right: list[np.ndarray], options: Options) -> list[_
             x = x.astype(IN_NUMPY[options.dtype]).astype(np.float64)
             rest = found.x - x
             lost, rounding = lost + rest, system.size(rest) / found.size
-        forward_error = found.forward_error + COMPUTED * rounding * (1 + found.forward_error)
+        forward_error = rounded_error(found.forward_error, COMPUTED * rounding)
         longer = system.longer(found.residual, lost, b_norm * (1 + len(b) * FP64.u))
         if longer or not (measured <= bound and forward_error <= options.largest_error):
             return None

@@ -21,7 +21,7 @@ from neula.algorithms.krylov.doubled_refinement import (
 )
 from neula.algorithms.spectra.inverse_norm import Beside, inverse_norm, norm_of
 from neula.certificates.backward_error import Measures
-from neula.certificates.forward_error import SURE
+from neula.certificates.forward_error import SURE, rounded_error
 from neula.engines import FP64, Format
 from neula.kernels.doubled import Doubled
 from neula.kernels.refining import over
@@ -254,7 +254,7 @@ def members_of(
         lost = found.x - scaled.scale(x)
         residual, rounding = found.residual + scaled.a @ lost, over(system.size(lost), system.size(found.x))
     measured = scaled.backward_error(found.x, found.residual)
-    forward_error = found.forward_error + rounding
+    forward_error = rounded_error(found.forward_error, rounding)
     return Members(
         x=x,
         forward_error=forward_error,

@@ -35,7 +35,7 @@ from neula.algorithms.krylov.iterative_refinement import (
     gmres_refinement,
     refine,
 )
-from neula.certificates.forward_error import SURE
+from neula.certificates.forward_error import SURE, rounded_error
 from neula.engines import FP32, FP64, Arithmetic, Engine, Format
 from neula.kernels.refining import over
 from neula.pipeline.chain import Answer, Declined
@@ -262,7 +262,7 @@ def _members(system: System, refined: Refined, evidence: Evidence, growth: float
     options = system.options
     x = system.unscale(refined.x).to(options.dtype).double()
     rounding = over(evidence.size(system.rescale(x) - refined.x), evidence.size(refined.x))
-    forward_error = evidence.forward_error(system.b, refined) + rounding
+    forward_error = rounded_error(evidence.forward_error(system.b, refined), rounding)
     norm = torch.linalg.vector_norm
     longest = norm(system.units * system.b, dim=0) * (1 + len(system.a) * FP64.u)
     residual = refined.residual
