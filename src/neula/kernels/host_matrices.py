@@ -43,6 +43,6 @@ def address_of(x: np.ndarray) -> ctypes.c_void_p:
     return ctypes.c_void_p(place_of(x))
 
 
-def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+def empty(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     """Memory, in one of ``DTYPES``: torch takes twice the microseconds, and more pages for large ones."""
     return torch.from_numpy(np.empty(shape, np.float32 if dtype == torch.float32 else np.float64))

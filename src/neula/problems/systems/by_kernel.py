@@ -42,9 +42,7 @@ def _small(a: torch.Tensor, b: torch.Tensor, options: Options) -> Solved | None:
     if n > LARGEST or not _takes(a, b, options):
         return None
     bound = solve_bound(options.target, n)
-    return solved(
-        a.resolve_neg(), b.resolve_neg(), options.dtype, options.digits, options.largest_error, bound
-    )
+    return solved(a, b, options.dtype, options.digits, options.largest_error, bound)
 
 
 def _large(call: Call, a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Solved, Format] | None:
@@ -118,10 +116,14 @@ def solve_by_kernel(call: Call, shapes: Shapes, options: Options) -> SolveResult
     updates, history = _history(worst)
     n, known, label = shapes.a.shape[-1], found.known, label_of(format)
     forward_error, bound = max(worst[len(NAMES) :]), solve_bound(options.target, n)
-    reason = (
-        f"backward error {history[-1]:.1e} (bound {bound:.1e}), forward error {forward_error:.1e}, "
-        f"{updates} iterations, growth {growth:.1e}"
-    )
+
+    def attempts() -> tuple[Attempt, ...]:
+        reason = (
+            f"backward error {history[-1]:.1e} (bound {bound:.1e}), forward error {forward_error:.1e}, "
+            f"{updates} iterations, growth {growth:.1e}"
+        )
+        return (Attempt(label, True, reason),)
+
     layout, wrap = shapes.without_numbers(), call.first.wrap
 
     def later(known: torch.Tensor) -> Later:
@@ -138,7 +140,7 @@ def solve_by_kernel(call: Call, shapes: Shapes, options: Options) -> SolveResult
             "forward_error": forward_error,
             "digits": digits_of(forward_error),
             "history": history,
-            "attempts": (Attempt(label, True, reason),),
+            "attempts": Later(attempts),
             "engine": str(options.engine),
             "accuracy": options.target.name,
             "growth": growth,
