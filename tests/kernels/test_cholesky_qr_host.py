@@ -127,7 +127,7 @@ def test_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same up to rounding, whatever rows each has."""
     a, g = matrices(1001, 24), probes(24)
     q, r, found = cholesky_qr(a, g)
-    monkeypatch.setattr(cholesky_qr_host, "EACH", 24 * 100)
+    monkeypatch.setattr(cholesky_qr_host, "EACH", 24 * 24 * 100)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     others = cholesky_qr(a, g)
     assert torch.allclose(q, others[0], rtol=0, atol=1e-14)

@@ -16,8 +16,8 @@ from neula.kernels.host_matrices import empty
 from neula.kernels.host_source import load
 from neula.kernels.probes_host import measured
 
-EACH = 1 << 17
-"""Elements of a matrix from which on a second thread is worth the microseconds of its start."""
+EACH = 1 << 21
+"""Products of a Gram matrix from which on another thread is worth the microseconds of its starts."""
 
 
 def cholesky_qr(
@@ -48,7 +48,7 @@ def cholesky_qr(
     if function is None:
         return None
     q, r = empty(*a.shape, dtype=a.dtype), empty(*a.shape[:-2], n, n, dtype=a.dtype)
-    threads = min(torch.get_num_threads(), m * n // EACH) or 1
+    threads = min(torch.get_num_threads(), m * n * n // EACH) or 1
     found = measured(function, a, q, r, g, enough, threads)
     return None if found is None else (q, r, found)
 

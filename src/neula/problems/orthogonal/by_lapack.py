@@ -77,8 +77,9 @@ def _reflected(a: torch.Tensor, options: Options) -> Factored:
     """Factors by LAPACK's reflections, the diagonal of R nonnegative, and what is measured of them."""
     g = _vectors(a.shape[-1])
     q, r = torch.linalg.qr(a)
-    small = math.prod(a.shape[-2:]) <= options.engine.tuning.measured_here
-    measures = reflected_errors(a, q, r, g) if small else None
+    measures = None
+    if math.prod(a.shape[-2:]) <= _measured_alone(options) or a.ndim > 2:
+        measures = reflected_errors(a, q, r, g)
     if measures is None:
         with np.errstate(all="ignore"):  # what is not finite is not accepted
             basis, triangle = _with_signs(q, r)
@@ -115,9 +116,8 @@ def _with_signs(q: torch.Tensor, r: torch.Tensor) -> tuple[np.ndarray, np.ndarra
 def _measured(a: np.ndarray, q: np.ndarray, r: np.ndarray, options: Options) -> np.ndarray:
     """Residual and orthogonality along random vectors, as :mod:`neula.certificates.qr` measures them."""
     norms, g = _norms(r), _vectors(r.shape[1])
-    several, here = torch.get_num_threads() > 1, options.engine.tuning.measured_here
-    if a.size > (ALONE if several else here):
-        way = _errors_in_torch if several else _errors_by_blocks
+    if a.size > _measured_alone(options):
+        way = _errors_in_torch if torch.get_num_threads() > 1 else _errors_by_blocks
         found = way(a, q, r, g, norms)
     else:
         a, q, r = (x.astype(np.float64, copy=False) for x in (a, q, r))
@@ -126,6 +126,11 @@ def _measured(a: np.ndarray, q: np.ndarray, r: np.ndarray, options: Options) -> 
         missed = image - q.dot(r.dot(scaled))
         found = length(missed.ravel(order="K")), length(image.ravel(order="K")), length(loss.ravel(order="K"))
     return np.array([*found, norms.min(), norms.max()])[:, None]
+
+
+def _measured_alone(options: Options) -> int:
+    """Elements of a matrix up to which one thread measures it at once."""
+    return ALONE if torch.get_num_threads() > 1 else options.engine.tuning.measured_here
 
 
 def _errors_by_blocks(

@@ -49,9 +49,13 @@ def _large(call: Call, a: torch.Tensor, b: torch.Tensor, options: Options) -> tu
     """One larger system, where it is accepted, and in which format its factors are."""
     n, tuning = a.shape[-1], options.engine.tuning
     rows = a.stride() == (n, 1) and not options.forward  # that needs updates until nothing is left
-    if not (rows and LARGEST < n < max(tuning.direct, tuning.direct_alone) and _takes(a, b, options)):
+    formats = [FP32] if options.target is not FP64 else []  # factors in which cost least at any order
+    if n < max(tuning.direct, tuning.direct_alone):
+        formats.append(FP64)
+    if not (rows and n > LARGEST and _takes(a, b, options)):
         return None
-    for format in (FP64,) if options.target is FP64 else (FP32, FP64):
+    found, format = None, FP64
+    for format in formats:
         with call.computing():
             found = solved_by_factors(
                 a.resolve_neg(),
