@@ -1,7 +1,8 @@
 """QR factorizations of tall matrices on a CPU from their Gram matrices, by a kernel in C.
 
-:func:`neula.algorithms.orthogonal.cholesky_qr.cholesky_qr2`, where a matrix is read three times and Q written
-twice, with what random vectors see of it; all else is done while some rows are in the cache.
+A matrix is read twice and Q written once, and both once more where one pass is not enough; all else is done
+while some rows are in the cache, also what random vectors see of the factors. The definition in torch is
+:func:`neula.algorithms.orthogonal.cholesky_qr.cholesky_qr2`.
 """
 
 from __future__ import annotations

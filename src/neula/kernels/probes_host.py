@@ -94,7 +94,7 @@ def measured(
     numbers = (place_of(g), ctypes.addressof(found))
     if not function(ctypes.byref(Factorizations(matrices, count, m, n, *numbers, enough, threads))):
         return None
-    return np.frombuffer(found).reshape(FOUND, count)
+    return np.frombuffer(memoryview(found)).reshape(FOUND, count)
 
 
 @lru_cache(maxsize=1)

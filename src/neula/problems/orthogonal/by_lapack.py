@@ -51,7 +51,7 @@ def qr_by_lapack(call: Call, mode: str, options: Options) -> QRResult[Any] | Non
         "Q": None if mode == "r" else call.first.wrap(found.q),
         "R": call.first.wrap(found.r),
         "certificate": found.certificate,
-        "attempts": Later(lambda: tuple(Attempt(*one, _in_words(of)) for *one, of in attempts)),
+        "attempts": Later(lambda: tuple(Attempt(label, good, _in_words(of)) for label, good, of in attempts)),
         "engine": str(options.engine),
         "accuracy": target.name,
         "seconds": call.seconds,
