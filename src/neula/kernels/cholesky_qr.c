@@ -2,17 +2,16 @@
  * some rows at a time, from the memory to the cache and back once a pass, shared by some threads.
  */
 #include <math.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "probes.h"
 #include "rows.h"
+#include "threads.h"
 
 #define UNIT 0x1p-53
 #define MOST_LOST 0x1p-7 /* of the orthogonality by the first pass, that the second one restores */
 #define LONG 30 /* sums of its square in products err by twice as much as short ones */
-#define MOST_THREADS 64
 
 /* What a pass does with some rows: those of A, or of Q. */
 typedef struct {
@@ -176,8 +175,6 @@ static int allocate(Room *room, const Factorizations *of)
 /* A pass over all rows, and the sums of all parts in the first one: in the same order, whatever thread comes first. */
 static void run(Room *room, const Pass *pass)
 {
-    pthread_t others[MOST_THREADS];
-    int started[MOST_THREADS];
     Part *parts = room->parts;
     long square = room->columns * room->columns;
     for (long t = 0; t < room->count; t++) {
@@ -186,14 +183,8 @@ static void run(Room *room, const Pass *pass)
         if (t > 0)
             memcpy(parts[t].of_columns, parts[0].of_columns, room->n * sizeof(Column));
     }
-    for (long t = 1; t < room->count; t++)
-        started[t] = pthread_create(&others[t], NULL, work, &parts[t]) == 0;
-    work(&parts[0]);
+    side_by_side(work, parts, sizeof(*parts), room->count);
     for (long t = 1; t < room->count; t++) {
-        if (started[t])
-            pthread_join(others[t], NULL);
-        else
-            work(&parts[t]);
         for (long i = 0; pass->gram && i < square; i++)
             parts[0].gram[i] += parts[t].gram[i];
         for (int i = 0; i < FOUND; i++)

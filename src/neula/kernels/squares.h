@@ -5,15 +5,14 @@
  * system is a vector in either case. Below each column that is no whole number of vectors there are zeros, which
  * change nothing.
  */
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "solved.h"
+#include "threads.h"
 #include "vectors.h"
 
 #define U 0x1p-53
-#define MOST_THREADS 64
 #define LINE 8
 #define MORE 3 /* columns behind U, of a panel that is not full */
 
@@ -634,23 +633,16 @@ static void *solve_part(void *given)
 int solve_squares(const struct batch *batch, long threads)
 {
     struct part parts[MOST_THREADS];
-    pthread_t others[MOST_THREADS];
-    int started[MOST_THREADS] = {0}, failed = 0;
+    int failed = 0;
     long groups = (batch->count + LANES - 1) / LANES;
     threads = threads < groups ? threads : groups;
     threads = threads < MOST_THREADS ? threads : MOST_THREADS;
     for (long t = 0; t < threads; t++) {
         long last = (t + 1) * groups / threads * LANES;
         parts[t] = (struct part){batch, t * groups / threads * LANES, last < batch->count ? last : batch->count, 0};
-        started[t] = t > 0 && pthread_create(&others[t], NULL, solve_part, &parts[t]) == 0;
     }
+    side_by_side(solve_part, parts, sizeof(*parts), threads);
     for (long t = 0; t < threads; t++)
-        if (!started[t])
-            solve_part(&parts[t]);
-    for (long t = 0; t < threads; t++) {
-        if (started[t])
-            pthread_join(others[t], NULL);
         failed |= parts[t].failed;
-    }
     return failed;
 }
