@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from neula.certificates.probes import gaussian_probes
-from neula.io.matrices import random_matrix
 from neula.kernels import probe_errors, probes_host
-from neula.kernels.probes_host import reflected, reflected_errors
+from neula.kernels.probes_host import reflected_errors
 
 pytestmark = pytest.mark.skipif(probes_host._library() is None, reason="no C compiler")
 
@@ -84,49 +83,3 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     before = q.clone()
     assert reflected_errors(a, q, r, gaussian_probes(2, CPU).numpy()) is None
     assert torch.equal(q, before)
-    assert reflected(a, gaussian_probes(2, CPU).numpy()) is None
-
-
-@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 1), (2, 9, 9), (1, 64, 32), (4, 37, 6), (2, 130, 64)])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_reflections(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
-    """Those of LAPACK, but for rounding errors, and as it lays them out."""
-    a, n = matrices(*shape, dtype=dtype), shape[2]
-    g = gaussian_probes(n, CPU)
-    q, r, found = reflected(a, g.numpy())
-    expected = torch.linalg.qr(a)
-    assert (q.stride(), r.stride()) == tuple(x.stride() for x in expected)
-    assert (r.tril(-1) == 0).all()
-    assert (r.diagonal(dim1=1, dim2=2) >= 0).all()
-    u, (wide_q, wide_r) = torch.finfo(dtype).eps / 2, (q.double(), r.double())
-    assert (
-        torch.linalg.matrix_norm(a - wide_q @ wide_r).max() <= 4 * n * u * torch.linalg.matrix_norm(a).max()
-    )
-    assert torch.linalg.matrix_norm(wide_q.mT @ wide_q - torch.eye(n)).max() <= 8 * n * u
-    again = reflected_errors(a, q.clone(), r.clone(), g.numpy())
-    assert np.allclose(found, again, rtol=1e-12, atol=1e-18)
-    sign = torch.where(expected[1].diagonal(dim1=1, dim2=2) < 0, -1.0, 1.0).to(dtype)
-    condition = float(torch.linalg.cond(a.double()).max())
-    assert torch.allclose(q, expected[0] * sign[:, None], rtol=0, atol=40 * n * u * condition)
-
-
-@pytest.mark.parametrize("kind", ["dependent", "zero column", "zeros", "triangle", "graded", "1e14"])
-def test_reflections_of_hard_matrices(kind: str) -> None:
-    """Q is orthonormal whatever A is."""
-    a, rows = matrices(1, 20, 6), torch.arange(20)[:, None]
-    if kind == "dependent":
-        a[0, :, 4] = a[0, :, 1] - a[0, :, 2]
-    elif kind == "zero column":
-        a[0, :, 2] = 0
-    elif kind == "zeros":
-        a.zero_()
-    elif kind == "triangle":
-        a = a.triu()
-    elif kind == "graded":
-        a *= 10.0 ** (-rows.double())
-    else:
-        a = random_matrix("geometric", 20, 6, cond=1e14, seed=1)[None]
-    q, r, _ = reflected(a, gaussian_probes(6, CPU).numpy())
-    assert torch.linalg.matrix_norm(q.mT @ q - torch.eye(6)).item() <= 1e-14
-    norms = torch.linalg.vector_norm(a, dim=1)
-    assert (torch.linalg.vector_norm(a - q @ r, dim=1) <= 1e-14 * norms).all()

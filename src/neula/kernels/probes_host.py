@@ -1,22 +1,34 @@
-"""Small QR factorizations on a CPU, and what random vectors see of them, by kernels in C.
+"""What random vectors see of small QR factorizations on a CPU, by a kernel in C.
 
 :func:`neula.kernels.probes.probe_errors` in microseconds, while a matrix and its factors are in the cache.
-Where there is no compiler, there are no kernels.
+Where there is no compiler, there is no kernel.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
 import torch
 
-from neula.kernels.host_matrices import DTYPES, address_of, pointer_to
+from neula.kernels.host_matrices import DTYPES, described, place_of
 from neula.kernels.host_source import load
 
 FOUND = 5
 """Numbers for each factorization."""
+
+
+class Factorizations(ctypes.Structure):
+    """As ``kernels/probes.h`` has them."""
+
+    _fields_ = (
+        ("matrices", ctypes.c_long * 15),
+        *((name, ctypes.c_long) for name in ("count", "m", "n", "g", "numbers")),
+        ("enough", ctypes.c_double),
+        ("threads", ctypes.c_long),
+    )
 
 
 def reflected_errors(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, g: np.ndarray) -> np.ndarray | None:
@@ -49,41 +61,40 @@ def reflected_errors(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, g: np.nd
     >>> found is None or bool(found[0] < 1e-15 * found[1])
     True
     """
-    return _called("probe_errors", a, q, r, g)
+    library = _library()
+    return None if library is None else measured(library.probe_errors, a, q, r, g)
 
 
-def reflected(a: torch.Tensor, g: np.ndarray) -> tuple[torch.Tensor, torch.Tensor, np.ndarray] | None:
-    """Factorize by Householder's reflections, and measure; None where there is no compiler.
-
-    One after the other and without blocks: for as many elements as a cache holds.
+def measured(
+    function: Callable[..., int],
+    a: torch.Tensor,
+    q: torch.Tensor,
+    r: torch.Tensor,
+    g: np.ndarray,
+    enough: float = 0.0,
+    threads: int = 1,
+) -> np.ndarray | None:
+    """What a kernel for factorizations says of them, shape (5, batch); None where it does not take them.
 
     Parameters
     ----------
-    a : Tensor, shape (batch, m, n) or (m, n), m >= n
-        On the host, float64 or float32, any strides. In either case the arithmetic is in double precision.
+    function : callable
+        Of a library in C, for ``Factorizations`` of ``kernels/probes.h``.
+    a, q, r : Tensor
     g : array, shape (n, 4)
-
-    Returns
-    -------
-    q, r : Tensor
-        The diagonal of R is not negative. They are laid out as torch does.
-    found : array, shape (5, batch)
-        As of :func:`reflected_errors`.
+    enough : float, optional
+        Loss of orthogonality up to which nothing is done about it.
+    threads : int, optional
     """
-    (m, n), batch = a.shape[-2:], a.shape[:-2]
-    q, r = a.new_empty((*batch, n, m)).mT, a.new_empty((*batch, n, n)).mT
-    found = _called("reflect_and_measure", a, q, r, g)
-    return None if found is None else (q, r, found)
-
-
-def _called(name: str, a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, g: np.ndarray) -> np.ndarray | None:
-    library, (m, n) = _library(), a.shape[-2:]
-    if library is None or a.dtype not in DTYPES or not a.dtype == q.dtype == r.dtype:
+    if a.dtype not in DTYPES or not a.dtype == q.dtype == r.dtype:
         return None
-    count = len(a) if a.ndim == 3 else 1
-    found, sizes = np.empty((FOUND, count)), (ctypes.c_long * 3)(count, m, n)
-    factors = pointer_to(a), pointer_to(q), pointer_to(r)
-    return found if library[name](*factors, sizes, address_of(g), address_of(found)) else None
+    (m, n), count = a.shape[-2:], len(a) if a.ndim == 3 else 1
+    found = (ctypes.c_double * (FOUND * count))()  # microseconds count
+    matrices = (*described(a), *described(q), *described(r))
+    numbers = (place_of(g), ctypes.addressof(found))
+    if not function(ctypes.byref(Factorizations(matrices, count, m, n, *numbers, enough, threads))):
+        return None
+    return np.frombuffer(memoryview(found)).reshape(FOUND, count)
 
 
 @lru_cache(maxsize=1)

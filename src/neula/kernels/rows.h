@@ -24,26 +24,27 @@ static inline double length(long n, const double *x)
     return sqrt(sum);
 }
 
-/* A tile of X^T X, added to what is there. */
+/* A tile of X^T X for some rows, added to what is there: sums of sums err less than long ones. */
 static inline void add_tile(const double *x, long rows, long columns, long i, long j, double *to, int wide)
 {
     vec sums[TALL][WIDE];
     for (int s = 0; s < TALL; s++)
         for (int t = 0; t < wide; t++)
-            sums[s][t] = vec_at(to + (i + s) * columns + j + t * WIDTH);
+            sums[s][t] = all(0.0);
     for (const double *row = x; row < x + rows * columns; row += columns)
         for (int s = 0; s < TALL; s++)
             for (int t = 0; t < wide; t++)
                 sums[s][t] = plus_product(sums[s][t], all(row[i + s]), vec_at(row + j + t * WIDTH));
     for (int s = 0; s < TALL; s++)
-        for (int t = 0; t < wide; t++)
-            vec_put(to + (i + s) * columns + j + t * WIDTH, sums[s][t]);
+        for (int t = 0; t < wide; t++) {
+            double *place = to + (i + s) * columns + j + t * WIDTH;
+            vec_put(place, vec_at(place) + sums[s][t]);
+        }
 }
 
-/* The upper triangle of X^T X; of an upper triangle X the zeros are left out. */
-static inline void form_gram(const double *x, long rows, long columns, double *to, int triangle)
+/* The upper triangle of X^T X added to what is there; of an upper triangle X the zeros are left out. */
+static inline void add_gram(const double *x, long rows, long columns, double *to, int triangle)
 {
-    memset(to, 0, columns * columns * sizeof(double));
     long step = NEAR / columns > PADDED ? NEAR / columns : PADDED;
     for (long k = 0; k < rows; k += step)
         for (long i = 0; i < columns; i += TALL) {
@@ -56,6 +57,13 @@ static inline void form_gram(const double *x, long rows, long columns, double *t
             if (j < columns)
                 add_tile(x + k * columns, some, columns, i, j, to, 1);
         }
+}
+
+/* The upper triangle of X^T X. */
+static inline void form_gram(const double *x, long rows, long columns, double *to, int triangle)
+{
+    memset(to, 0, columns * columns * sizeof(double));
+    add_gram(x, rows, columns, to, triangle);
 }
 
 /* ||S X S||_F of a symmetric X with its upper triangle, S being a diagonal matrix. */
@@ -102,6 +110,21 @@ static inline void add_rows(
         long end = triangle && j + WIDTH < stop ? j + WIDTH : stop;
         add_some_rows(to + j, factors, apart, sign, rows + j, columns, end - start, 1);
     }
+}
+
+/* R with R^T R = X in the upper triangle of X, which has n columns before padding; 0 where there is none. */
+static inline int cholesky(double *x, long n, long columns)
+{
+    for (long i = 0; i < n; i++) {
+        double *row = x + i * columns;
+        add_rows(row, x + i, columns, -1.0, x, columns, 0, i, i, 0);
+        if (!(row[i] > 0.0))
+            return 0;
+        double scale = sqrt(row[i]);
+        for (long j = i; j < columns; j++)
+            row[j] /= scale;
+    }
+    return 1;
 }
 
 #endif

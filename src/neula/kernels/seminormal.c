@@ -68,21 +68,6 @@ static inline void load(const Problem *p, const Matrices *a, long member)
         }
 }
 
-/* R in the place of the Gram matrix; 0 where there is none. */
-static int factorize(const Problem *p)
-{
-    for (long i = 0; i < p->n; i++) {
-        double *row = p->gram + i * p->columns;
-        add_rows(row, p->gram + i, p->columns, -1.0, p->gram, p->columns, 0, i, i, 0);
-        if (!(row[i] > 0.0))
-            return 0;
-        double scale = sqrt(row[i]);
-        for (long j = i; j < p->columns; j++)
-            row[j] /= scale;
-    }
-    return 1;
-}
-
 /* R^-1, row by row from the last one on: the computed one times R errs by n u |R^-1| |R| at most. */
 static void invert(const Problem *p)
 {
@@ -235,7 +220,7 @@ static APART int worth_of(const Problem *p, const Limits *limits, Worth *worth)
             return 0;
     }
     double of_gram = norm_of(p->gram, n, columns, p->work);
-    if (!factorize(p))
+    if (!cholesky(p->gram, n, columns))
         return 0;
     invert(p);
     for (long j = 0; j < columns; j++)

@@ -5,15 +5,16 @@
  * system is a vector in either case. Below each column that is no whole number of vectors there are zeros, which
  * change nothing.
  */
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "solved.h"
+#include "threads.h"
 #include "vectors.h"
 
 #define U 0x1p-53
-#define MOST_THREADS 64
+#define LINE 8
+#define MORE 3 /* columns behind U, of a panel that is not full */
 
 /* What the caller decides, in its order. */
 struct limits {
@@ -162,11 +163,12 @@ static void take(const struct batch *batch, long first, struct room *room)
         long system = first + l < batch->count ? first + l : batch->count - 1;
         long start = system * batch->a_batch;
         double *to = (double *)room->a + l;
-        for (long j = 0; j < n; j++)
-            for (long i = 0; i < n; i++) {
-                long from = start + i * batch->a_row + j * batch->a_column;
-                to[j * width + i * LANES] = element(batch->a, batch->a_is_float, from);
-            }
+        for (long top = 0; top < n; top += LINE) /* lines of a cache, of rows and of columns */
+            for (long j = 0; j < n; j++)
+                for (long i = top; i < n && i < top + LINE; i++) {
+                    long from = start + i * batch->a_row + j * batch->a_column;
+                    to[j * width + i * LANES] = element(batch->a, batch->a_is_float, from);
+                }
     }
     if (LANES == 1)
         for (long j = 0; j < n; j++)
@@ -226,38 +228,7 @@ static void swap(vec *column, long i, long j, int lane)
 }
 
 #if LANES == 1
-/* Subtract what the first j columns of the factors make of two columns: four at a time, which are read once for
- * both. */
-static void eliminate(const struct room *room, vec *restrict x, vec *restrict y, long j)
-{
-    long height = room->height, k = 0;
-    for (; k + 4 <= j; k += 4) {
-        const vec *l0 = room->lower + k * height, *l1 = l0 + height, *l2 = l1 + height, *l3 = l2 + height;
-        vec l10 = get(l0, k + 1), l20 = get(l0, k + 2), l21 = get(l1, k + 2);
-        vec l30 = get(l0, k + 3), l31 = get(l1, k + 3), l32 = get(l2, k + 3);
-        vec x0 = get(x, k), x1 = minus_product(get(x, k + 1), l10, x0);
-        vec x2 = minus_product(minus_product(get(x, k + 2), l20, x0), l21, x1);
-        vec x3 = minus_product(minus_product(minus_product(get(x, k + 3), l30, x0), l31, x1), l32, x2);
-        vec y0 = get(y, k), y1 = minus_product(get(y, k + 1), l10, y0);
-        vec y2 = minus_product(minus_product(get(y, k + 2), l20, y0), l21, y1);
-        vec y3 = minus_product(minus_product(minus_product(get(y, k + 3), l30, y0), l31, y1), l32, y2);
-        for (long v = place(k + 1); v < height; v++) {
-            vec of_x = minus_product(minus_product(x[v], l0[v], x0), l1[v], x1);
-            vec of_y = minus_product(minus_product(y[v], l0[v], y0), l1[v], y1);
-            x[v] = minus_product(minus_product(of_x, l2[v], x2), l3[v], x3);
-            y[v] = minus_product(minus_product(of_y, l2[v], y2), l3[v], y3);
-        }
-    }
-    for (; k < j; k++) {
-        const vec *lower = room->lower + k * height;
-        vec of_x = get(x, k), of_y = get(y, k);
-        for (long v = place(k + 1); v < height; v++) {
-            x[v] = minus_product(x[v], lower[v], of_x);
-            y[v] = minus_product(y[v], lower[v], of_y);
-        }
-    }
-}
-
+#include "lu_alone.h"
 #else
 /* Subtract what the first j columns of the factors make of a column: four at a time, to read it less often. */
 static void eliminate(const struct room *room, vec *restrict x, long j)
@@ -280,7 +251,6 @@ static void eliminate(const struct room *room, vec *restrict x, long j)
             x[v] = minus_product(x[v], lower[v], of_x);
     }
 }
-#endif
 
 /* Bring the largest element of a column from row j on to row j, in every column; returns what it is. */
 static vec pivot(struct room *room, long n, long j)
@@ -304,11 +274,11 @@ static vec pivot(struct room *room, long n, long j)
         for (long c = 0; c < n; c++)
             swap((c < j ? room->lower : room->upper) + c * height, j, best, l);
     }
-    return get(column, j);
+    return column[j];
 }
 
-/* LU with partial pivoting, two columns by two; returns the largest element of U. Zeros are below U and above L,
- * whose diagonals are not there. */
+/* LU with partial pivoting; returns the largest element of U. Zeros are below U and above L, whose diagonals are not
+ * there. */
 static vec factorize(struct room *room, long n)
 {
     long height = room->height;
@@ -319,65 +289,52 @@ static vec factorize(struct room *room, long n)
             room->order[l * n + i] = i;
     for (long j = 0; j < n; j++) {
         vec *upper = room->upper + j * height, *lower = room->lower + j * height;
-#if LANES == 1
-        if (j % 2 == 0)
-            eliminate(room, upper, j + 1 < n ? upper + height : room->low, j);
-        else {
-            const vec *last = lower - height;
-            vec of_last = get(upper, j - 1);
-            for (long v = place(j); v < height; v++)
-                upper[v] = minus_product(upper[v], last[v], of_last);
-        }
-#else
         eliminate(room, upper, j);
-#endif
         vec diagonal = pivot(room, n, j), reciprocal = 1 / diagonal;
         most = larger(magnitude(diagonal), most);
-        set(room->pivots, j, reciprocal);
-        set(upper, j, (vec){0});
-        long split = place(j);
-        memset(lower, 0, split * sizeof(vec));
-        for (long v = split; v < height; v++)
+        room->pivots[j] = reciprocal;
+        memset(lower, 0, (j + 1) * sizeof(vec));
+        for (long v = j + 1; v < height; v++)
             lower[v] = upper[v] * reciprocal;
-        if (LANES == 1)
-            for (long i = split * WIDTH; i < j; i++)
-                ((double *)lower)[i] = 0;
-        for (long v = 0; v < split; v++)
+        for (long v = 0; v < j; v++)
             most = larger(magnitude(upper[v]), most);
-        if (LANES == 1) {
-            for (long i = split * WIDTH; i < j; i++) {
-                double size = __builtin_fabs(((double *)upper)[i]);
-                most[0] = size > most[0] ? size : most[0];
-            }
-            for (long i = j; i < height * WIDTH; i++)
-                ((double *)upper)[i] = 0;
-        } else
-            memset(upper + j, 0, (height - j) * sizeof(vec));
+        memset(upper + j, 0, (height - j) * sizeof(vec));
     }
-    return largest(most);
+    return most;
+}
+#endif
+
+/* Subtract multiples of two columns. */
+static inline void subtract_two(vec *y, const vec *one, vec of_one, const vec *other, vec of_other, long from, long to)
+{
+    for (long v = from; v < to; v++)
+        y[v] = minus_product(minus_product(y[v], one[v], of_one), other[v], of_other);
 }
 
-/* Solutions for some columns, whose rows are in the order of the factors, in their place. */
+/* Solutions for some columns, whose rows are in the order of the factors, in their place: two rows at a time. */
 static void substitute(const struct room *room, long n, vec *columns, long count)
 {
-    long height = room->height;
-    for (long j = 0; j < n - 1; j++) {
-        const vec *lower = room->lower + j * height;
+    long height = room->height, j = 0;
+    for (; j < n - 1; j += 2) {
+        const vec *lower = room->lower + j * height, *next = lower + height;
+        vec across = get(lower, j + 1);
         for (long c = 0; c < count; c++) {
             vec *y = columns + c * height, x = get(y, j);
-            for (long v = place(j + 1); v < height; v++)
-                y[v] = minus_product(y[v], lower[v], x);
+            subtract_two(y, lower, x, next, minus_product(get(y, j + 1), across, x), place(j + 1), height);
         }
     }
-    for (long j = n - 1; j >= 0; j--) {
-        const vec *upper = room->upper + j * height;
-        vec reciprocal = get(room->pivots, j);
+    for (j = n - 1; j >= 0; j -= 2) {
+        const vec *upper = room->upper + j * height, *next = j ? upper - height : upper;
+        vec reciprocal = get(room->pivots, j), of_next = j ? get(room->pivots, j - 1) : (vec){0};
+        vec across = j ? get(upper, j - 1) : (vec){0};
         long end = LANES == 1 ? (j + WIDTH - 1) / WIDTH : j;
         for (long c = 0; c < count; c++) {
             vec *y = columns + c * height, x = get(y, j) * reciprocal;
+            vec other = j ? minus_product(get(y, j - 1), across, x) * of_next : (vec){0};
+            subtract_two(y, upper, x, next, other, 0, end);
             set(y, j, x);
-            for (long v = 0; v < end; v++)
-                y[v] = minus_product(y[v], upper[v], x);
+            if (j)
+                set(y, j - 1, other);
         }
     }
 }
@@ -636,7 +593,7 @@ static void *make_room(struct room *room, const struct batch *batch)
     long n = batch->n, sides = 2 * batch->k + batch->probes;
     /* Columns an odd number of vectors apart do not meet in a cache. */
     long height = LANES == 1 ? ((n + WIDTH - 1) / WIDTH | 1) : n;
-    long columns = 3 * n + 3 + sides + 2 + 1 + 2 + 2;
+    long columns = 3 * n + MORE + 3 + sides + 2 + 1 + 2 + 2;
     size_t vectors = columns * height * sizeof(vec), size = vectors + LANES * n * sizeof(int);
     vec *next = aligned_alloc(64, (size + 63) / 64 * 64);
     if (next == NULL)
@@ -645,7 +602,7 @@ static void *make_room(struct room *room, const struct batch *batch)
     room->order = (int *)((char *)next + vectors);
     vec **parts[] = {&room->a, &room->lower, &room->upper, &room->pivots, &room->sizes, &room->rows,
                      &room->sides, &room->high, &room->low, &room->update, &room->rest, &room->images};
-    long counts[] = {n, n, n, 1, 1, 1, sides, 1, 1, 1, 2, 2};
+    long counts[] = {n, n, n + MORE, 1, 1, 1, sides, 1, 1, 1, 2, 2};
     vec *start = next;
     for (unsigned i = 0; i < sizeof(parts) / sizeof(*parts); i++) {
         *parts[i] = next;
@@ -676,23 +633,16 @@ static void *solve_part(void *given)
 int solve_squares(const struct batch *batch, long threads)
 {
     struct part parts[MOST_THREADS];
-    pthread_t others[MOST_THREADS];
-    int started[MOST_THREADS] = {0}, failed = 0;
+    int failed = 0;
     long groups = (batch->count + LANES - 1) / LANES;
     threads = threads < groups ? threads : groups;
     threads = threads < MOST_THREADS ? threads : MOST_THREADS;
     for (long t = 0; t < threads; t++) {
         long last = (t + 1) * groups / threads * LANES;
         parts[t] = (struct part){batch, t * groups / threads * LANES, last < batch->count ? last : batch->count, 0};
-        started[t] = t > 0 && pthread_create(&others[t], NULL, solve_part, &parts[t]) == 0;
     }
+    side_by_side(solve_part, parts, sizeof(*parts), threads);
     for (long t = 0; t < threads; t++)
-        if (!started[t])
-            solve_part(&parts[t]);
-    for (long t = 0; t < threads; t++) {
-        if (started[t])
-            pthread_join(others[t], NULL);
         failed |= parts[t].failed;
-    }
     return failed;
 }

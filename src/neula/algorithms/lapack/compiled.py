@@ -13,6 +13,7 @@ from neula.algorithms.krylov.batched_lstsq import PROBES, ROUNDING, probes
 from neula.algorithms.krylov.doubled_refinement import COMPUTED, MAX_RATE
 from neula.algorithms.lapack.square import ALIKE, MODERATE
 from neula.algorithms.lapack.squares import DOUBLED_VECTORS, MARGINS
+from neula.kernels.host_matrices import empty
 from neula.kernels.host_source import load
 
 TOGETHER = 24
@@ -93,10 +94,7 @@ def solved(
     if solve is None:
         return None
     vectors, limits = _prepared(n, digits, largest_error, bound)
-    x, known = (
-        torch.empty(b.shape, dtype=torch.float64),
-        torch.empty(len(NAMES) + k, *batch, dtype=torch.float64),
-    )
+    x, known = empty(*b.shape), empty(len(NAMES) + k, *batch)
     given = _Batch(
         *(count, n, k, len(vectors) - 1, a.data_ptr(), b.data_ptr()),
         *(a.dtype == torch.float32, *own, *a.stride(), b.dtype == torch.float32, *own, *b.stride()),

@@ -13,24 +13,20 @@ import numpy as np
 import torch
 
 from neula.algorithms.lapack.refinement import length
-from neula.algorithms.scaling import SAFE_NORMS
 from neula.certificates.probes import gaussian_probes
-from neula.certificates.qr import QRCertificate, QRCertificates, certificate_of, certificates_of
+from neula.certificates.qr import QRCertificate, QRCertificates
 from neula.engines import FP32, FP64
 from neula.kernels.probes import probe_errors
-from neula.kernels.probes_host import reflected, reflected_errors
+from neula.kernels.probes_host import reflected_errors
 from neula.pipeline.call import Call
 from neula.pipeline.result import Attempt, QRResult
 from neula.pipeline.result.deferred import Later
+from neula.problems.orthogonal.by_kernel import LABEL, Factored, certified, factorized_by_kernel
 from neula.problems.orthogonal.problem import Options
 
 ALONE = 1 << 16
 """Elements of a matrix whose products with four vectors NumPy computes without threads: those of its
 BLAS would wait for the processor while torch's, which have just reflected, wait busily for more work."""
-
-REFLECTED, REFLECTED_COLUMNS = {torch.float64: 1 << 14, torch.float32: 1 << 12}, 64
-"""Elements and columns of matrices that a kernel reflects, in double precision, and measures in less time
-than LAPACK reflects them: of larger ones that makes products of matrices."""
 
 BLOCK = 1 << 17
 """Elements of a batch that are measured together, while they are in the cache."""
@@ -38,63 +34,58 @@ BLOCK = 1 << 17
 
 def qr_by_lapack(call: Call, mode: str, options: Options) -> QRResult[Any] | None:
     """The factors where all are accepted, and the matrices are some for this way."""
-    a, label = call.first.tensor, f"householder {options.target.name}"
+    a, target = call.first.tensor, options.target
     if not _suits(call, options) or mode not in ("reduced", "r"):
         return None
-    with call.computing():
-        q, r, found = _factorized(a.resolve_neg(), options)
-    if found is None or not (found.accepted is True or np.all(found.accepted)):  # in a tenth of its time
-        return None
-
-    def attempts() -> tuple[Attempt, ...]:
-        reason = found.in_words if isinstance(found, QRCertificates) else str(found)
-        return (Attempt(label, True, reason),)
-
+    attempts: list[tuple[str, bool, QRCertificate | QRCertificates]] = []
+    found = factorized_by_kernel(a, _vectors(a.shape[-1]), target)
+    if found is not None:
+        attempts.append((LABEL, found.all_accepted, found.certificate))
+    if found is None or not attempts[-1][1]:
+        with call.computing():
+            found = _reflected(a, options) if found is None or a.ndim == 2 else _mended(a, found, options)
+        if not found.all_accepted:
+            return None
+        attempts.append((f"householder {target.name}", True, found.certificate))
     fields = {
-        "Q": None if mode == "r" else call.first.wrap(q),
-        "R": call.first.wrap(r),
-        "certificate": found,
-        "attempts": Later(attempts),
+        "Q": None if mode == "r" else call.first.wrap(found.q),
+        "R": call.first.wrap(found.r),
+        "certificate": found.certificate,
+        "attempts": Later(lambda: tuple(Attempt(label, good, _in_words(of)) for label, good, of in attempts)),
         "engine": str(options.engine),
-        "accuracy": options.target.name,
+        "accuracy": target.name,
         "seconds": call.seconds,
         "accepted": Later(lambda: call.first.wrap_array(np.ones(a.shape[:-2], bool))),
     }
     return QRResult.of(fields)
 
 
-def _factorized(
-    a: torch.Tensor, options: Options
-) -> tuple[torch.Tensor, torch.Tensor, QRCertificate | QRCertificates | None]:
-    """Factors, the diagonal of R nonnegative, and what is measured of them."""
-    (m, n), g, measures = a.shape[-2:], _vectors(a.shape[-1]), None
-    if n <= REFLECTED_COLUMNS and m * n <= REFLECTED[a.dtype] and (found := reflected(a, g)) is not None:
-        q, r, measures = found
-    else:
-        q, r = torch.linalg.qr(a)
-        if m * n <= options.engine.tuning.measured_here:
-            measures = reflected_errors(a, q, r, g)
+def _in_words(found: QRCertificate | QRCertificates) -> str:
+    return found.in_words if isinstance(found, QRCertificates) else str(found)
+
+
+def _mended(a: torch.Tensor, found: Factored, options: Options) -> Factored:
+    """A batch whose members that are not accepted are reflected."""
+    missed = ~np.asarray(found.accepted)
+    more = _reflected(a[torch.from_numpy(missed)], options)
+    q, r, measures = found.q, found.r, found.measures
+    q.numpy()[missed], r.numpy()[missed], measures[:, missed] = more.q.numpy(), more.r.numpy(), more.measures
+    return Factored(q, r, measures, *certified(measures, a.shape, options.target))
+
+
+def _reflected(a: torch.Tensor, options: Options) -> Factored:
+    """Factors by LAPACK's reflections, the diagonal of R nonnegative, and what is measured of them."""
+    g = _vectors(a.shape[-1])
+    q, r = torch.linalg.qr(a)
+    measures = None
+    if math.prod(a.shape[-2:]) <= _measured_alone(options) or a.ndim > 2:
+        measures = reflected_errors(a, q, r, g)
     if measures is None:
         with np.errstate(all="ignore"):  # what is not finite is not accepted
-            basis, triangle = _reflected(q, r)
+            basis, triangle = _with_signs(q, r)
             measured = _measured if a.ndim == 2 else _measured_together
-            return q, r, measured(a.numpy(), basis, triangle, options)
-    return q, r, _certificate(measures, a.shape, options)
-
-
-def _certificate(
-    measures: np.ndarray, shape: torch.Size, options: Options
-) -> QRCertificate | QRCertificates | None:
-    """None where squares of a norm of a column are not to be trusted."""
-    low, high = SAFE_NORMS[options.target.dtype]
-    if len(shape) == 2:
-        residual, size, loss, smallest, largest = measures[:, 0].tolist()
-        if not (smallest > low and largest < high):
-            return None
-        return certificate_of(residual, size, loss, shape, options.target)
-    if not (measures[3].min() > low and measures[4].max() < high):
-        return None
-    return certificates_of(measures[:3], torch.float64, shape[-2:], options.target)
+            measures = measured(a.numpy(), basis, triangle, options)
+    return Factored(q, r, measures, *certified(measures, a.shape, options.target))
 
 
 def _suits(call: Call, options: Options) -> bool:
@@ -109,7 +100,7 @@ def _suits(call: Call, options: Options) -> bool:
     return usual and m >= n and a.numel() > 0 and small and tuning.lapack_first(m, n)
 
 
-def _reflected(q: torch.Tensor, r: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+def _with_signs(q: torch.Tensor, r: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
     """The same as arrays, the diagonal of R made nonnegative, in place."""
     basis, triangle = q.numpy(), r.numpy()
     sign = np.copysign(triangle.dtype.type(1), triangle.diagonal(axis1=-2, axis2=-1))
@@ -122,25 +113,24 @@ def _reflected(q: torch.Tensor, r: torch.Tensor) -> tuple[np.ndarray, np.ndarray
     return basis, triangle
 
 
-def _measured(a: np.ndarray, q: np.ndarray, r: np.ndarray, options: Options) -> QRCertificate | None:
-    """Residual and orthogonality along random vectors, as :mod:`neula.certificates.qr` measures them.
+def _measured(a: np.ndarray, q: np.ndarray, r: np.ndarray, options: Options) -> np.ndarray:
+    """Residual and orthogonality along random vectors, as :mod:`neula.certificates.qr` measures them."""
+    norms, g = _norms(r), _vectors(r.shape[1])
+    if a.size > _measured_alone(options):
+        way = _errors_in_torch if torch.get_num_threads() > 1 else _errors_by_blocks
+        found = way(a, q, r, g, norms)
+    else:
+        a, q, r = (x.astype(np.float64, copy=False) for x in (a, q, r))
+        scaled = g / norms[:, None]
+        image, loss = a.dot(scaled), q.T.dot(q.dot(g)) - g
+        missed = image - q.dot(r.dot(scaled))
+        found = length(missed.ravel(order="K")), length(image.ravel(order="K")), length(loss.ravel(order="K"))
+    return np.array([*found, norms.min(), norms.max()])[:, None]
 
-    None where squares of a norm of a column are not to be trusted.
-    """
-    norms = _safe_norms(r, options)
-    if norms is None:
-        return None
-    g = _vectors(r.shape[1])
-    several, here = torch.get_num_threads() > 1, options.engine.tuning.measured_here
-    if a.size > (ALONE if several else here):
-        way = _errors_in_torch if several else _errors_by_blocks
-        return certificate_of(*way(a, q, r, g, norms), a.shape, options.target)
-    a, q, r = (x.astype(np.float64, copy=False) for x in (a, q, r))
-    scaled = g / norms[:, None]
-    image, loss = a.dot(scaled), q.T.dot(q.dot(g)) - g
-    missed = image - q.dot(r.dot(scaled))
-    residual, size, orthogonality = (length(x.ravel(order="K")) for x in (missed, image, loss))
-    return certificate_of(residual, size, orthogonality, a.shape, options.target)
+
+def _measured_alone(options: Options) -> int:
+    """Elements of a matrix up to which one thread measures it at once."""
+    return ALONE if torch.get_num_threads() > 1 else options.engine.tuning.measured_here
 
 
 def _errors_by_blocks(
@@ -169,14 +159,9 @@ def _errors_in_torch(
     return residual.item(), size.item(), loss.item()
 
 
-def _measured_together(
-    a: np.ndarray, q: np.ndarray, r: np.ndarray, options: Options
-) -> QRCertificates | None:
+def _measured_together(a: np.ndarray, q: np.ndarray, r: np.ndarray, options: Options) -> np.ndarray:
     """The same of a batch, some at a time: NumPy takes a part of the time of torch for thin products."""
-    norms = _safe_norms(r, options)
-    if norms is None:
-        return None
-    g, measures = _vectors(r.shape[-1]), []
+    norms, g, measures = _norms(r), _vectors(r.shape[-1]), []
     step = max(1, BLOCK // a[0].size)
     for start in range(0, len(a), step):
         part = slice(start, start + step)
@@ -186,18 +171,15 @@ def _measured_together(
         missed = image - basis @ (triangle @ scaled)
         loss = basis.transpose(0, 2, 1) @ (basis @ g) - g
         measures.append([np.einsum("pij,pij->p", x, x) for x in (missed, image, loss)])
-    found = np.sqrt(np.concatenate(measures, axis=1))
-    return certificates_of(found, torch.float64, a.shape[-2:], options.target)
+    return np.concatenate([np.sqrt(np.concatenate(measures, axis=1)), [norms.min(1), norms.max(1)]])
 
 
-def _safe_norms(r: np.ndarray, options: Options) -> np.ndarray | None:
-    """Norms of columns; None where the squares of one are not to be trusted."""
-    low, high = SAFE_NORMS[options.target.dtype]
+def _norms(r: np.ndarray) -> np.ndarray:
+    """Norms of columns."""
     if r.size > ALONE:
         norms: np.ndarray = torch.linalg.vector_norm(torch.from_numpy(r), dim=-2).numpy()
-    else:
-        norms = np.sqrt(np.einsum("...ij,...ij->...j", r, r))
-    return norms if norms.min() > low and norms.max() < high else None
+        return norms
+    return np.sqrt(np.einsum("...ij,...ij->...j", r, r))
 
 
 @lru_cache(maxsize=64)

@@ -211,7 +211,8 @@ def qr(
     _check_names(mode, algorithm, compute, panel)
     _check_mode(mode, call, pivoting=pivoting, wait=wait)
     usual = mode in ("reduced", "r") and not (pivoting or overwrite_a) and progress is None
-    if wait and usual and (algorithm, compute, panel, cutoff) == (None,) * 4:
+    by_default = usual and (algorithm, compute, panel, cutoff) == (None,) * 4
+    if wait and by_default and call.engine.tuning.by_host:
         if engine == "auto" and (single := qr_at_once(call, mode)) is not None:
             return single
         call = call.by_host(engine)
@@ -248,10 +249,10 @@ def _check_mode(mode: str, call: Call, *, pivoting: bool, wait: bool) -> None:
     """What a mode cannot do."""
     if not wait and (pivoting or mode not in ("reduced", "r")):
         raise ValueError(f"wait=False is for the modes 'reduced' and 'r' without pivoting, got {mode!r}")
-    shape = tuple(call.first.tensor.shape)
+    shape = call.first.tensor.shape
     if call.differentiable and mode == "complete" and shape[-2] > shape[-1]:
         raise ValueError(
-            f"A of shape {shape} requires a gradient, and the columns that mode='complete' adds "
+            f"A of shape {tuple(shape)} requires a gradient, and the columns that mode='complete' adds "
             "to Q are not unique and have none: pass mode='reduced' or A.detach()"
         )
     if call.differentiable and mode == "raw":

@@ -42,18 +42,20 @@ def _small(a: torch.Tensor, b: torch.Tensor, options: Options) -> Solved | None:
     if n > LARGEST or not _takes(a, b, options):
         return None
     bound = solve_bound(options.target, n)
-    return solved(
-        a.resolve_neg(), b.resolve_neg(), options.dtype, options.digits, options.largest_error, bound
-    )
+    return solved(a, b, options.dtype, options.digits, options.largest_error, bound)
 
 
 def _large(call: Call, a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Solved, Format] | None:
     """One larger system, where it is accepted, and in which format its factors are."""
     n, tuning = a.shape[-1], options.engine.tuning
     rows = a.stride() == (n, 1) and not options.forward  # that needs updates until nothing is left
-    if not (rows and LARGEST < n < max(tuning.direct, tuning.direct_alone) and _takes(a, b, options)):
+    formats = [FP32] if options.target is not FP64 else []  # factors in which cost least at any order
+    if n < max(tuning.direct, tuning.direct_alone):
+        formats.append(FP64)
+    if not (rows and n > LARGEST and _takes(a, b, options)):
         return None
-    for format in (FP64,) if options.target is FP64 else (FP32, FP64):
+    found, format = None, FP64
+    for format in formats:
         with call.computing():
             found = solved_by_factors(
                 a.resolve_neg(),
@@ -118,10 +120,14 @@ def solve_by_kernel(call: Call, shapes: Shapes, options: Options) -> SolveResult
     updates, history = _history(worst)
     n, known, label = shapes.a.shape[-1], found.known, label_of(format)
     forward_error, bound = max(worst[len(NAMES) :]), solve_bound(options.target, n)
-    reason = (
-        f"backward error {history[-1]:.1e} (bound {bound:.1e}), forward error {forward_error:.1e}, "
-        f"{updates} iterations, growth {growth:.1e}"
-    )
+
+    def attempts() -> tuple[Attempt, ...]:
+        reason = (
+            f"backward error {history[-1]:.1e} (bound {bound:.1e}), forward error {forward_error:.1e}, "
+            f"{updates} iterations, growth {growth:.1e}"
+        )
+        return (Attempt(label, True, reason),)
+
     layout, wrap = shapes.without_numbers(), call.first.wrap
 
     def later(known: torch.Tensor) -> Later:
@@ -138,7 +144,7 @@ def solve_by_kernel(call: Call, shapes: Shapes, options: Options) -> SolveResult
             "forward_error": forward_error,
             "digits": digits_of(forward_error),
             "history": history,
-            "attempts": (Attempt(label, True, reason),),
+            "attempts": Later(attempts),
             "engine": str(options.engine),
             "accuracy": options.target.name,
             "growth": growth,

@@ -1,0 +1,60 @@
+"""QR factorizations of tall matrices on a CPU from their Gram matrices, by a kernel in C.
+
+A matrix is read twice and Q written once, and both once more where one pass is not enough; all else is done
+while some rows are in the cache, also what random vectors see of the factors. The definition in torch is
+:func:`neula.algorithms.orthogonal.cholesky_qr.cholesky_qr2`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from neula.kernels.host_matrices import empty
+from neula.kernels.host_source import load
+from neula.kernels.probes_host import measured
+
+EACH = 1 << 21
+"""Products of a Gram matrix from which on another thread is worth the microseconds of its starts."""
+
+
+def cholesky_qr(
+    a: torch.Tensor, g: np.ndarray, enough: float = 0.0
+) -> tuple[torch.Tensor, torch.Tensor, np.ndarray] | None:
+    """Factorize and measure; None where there is no compiler.
+
+    The Gram matrix is in double precision. Where that is not enough, Q is factorized once more.
+
+    Parameters
+    ----------
+    a : Tensor, shape (batch, m, n) or (m, n), m >= n
+        On the host, float64 or float32, any strides. In either case the arithmetic is in double precision.
+    g : array, shape (n, 4)
+        Random vectors, float64, for residual and orthogonality.
+    enough : float, optional
+        What ``||I - Q^T Q||_F / sqrt(n)`` may be after one pass, by an estimate.
+
+    Returns
+    -------
+    q, r : Tensor
+        Q has its rows one after the other. The diagonal of R is positive.
+    found : array, shape (5, batch)
+        As of :func:`neula.kernels.probes_host.reflected_errors`. NaN where columns are too dependent for
+        their Gram matrix: these have no factors.
+    """
+    function, (m, n) = _function(), a.shape[-2:]
+    if function is None:
+        return None
+    q, r = empty(*a.shape, dtype=a.dtype), empty(*a.shape[:-2], n, n, dtype=a.dtype)
+    threads = min(torch.get_num_threads(), m * n * n // EACH) or 1
+    found = measured(function, a, q, r, g, enough, threads)
+    return None if found is None else (q, r, found)
+
+
+@lru_cache(maxsize=1)
+def _function() -> Callable[..., int] | None:
+    library = load("cholesky_qr")
+    return None if library is None else library.cholesky_qr

@@ -1,0 +1,57 @@
+"""QR of few columns on a CPU with a C compiler: LAPACK reflects what is not accepted, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import neula
+from neula.io.matrices import random_matrix
+from neula.kernels import cholesky_qr_host
+from neula.problems.orthogonal.by_kernel import LABEL
+
+pytestmark = pytest.mark.skipif(cholesky_qr_host._function() is None, reason="no C compiler")
+
+
+def normal(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def is_qr(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> bool:
+    """To 40 n u, for few columns."""
+    n = a.shape[-1]
+    small = 40 * n * 2.0**-53
+    loss = torch.linalg.matrix_norm(q.mT @ q - torch.eye(n)).max()
+    residual = (torch.linalg.matrix_norm(a - q @ r) / torch.linalg.matrix_norm(a)).max()
+    return bool(loss <= small) and bool(residual <= small)
+
+
+def test_one_call_of_the_kernel() -> None:
+    a = normal(300, 40)
+    found = neula.qr(a)
+    assert [attempt.method for attempt in found.attempts] == [LABEL]
+    assert is_qr(a, *found)
+
+
+def test_dependent_columns_are_reflected() -> None:
+    a = random_matrix("geometric", 60, 9, cond=1e12, seed=1)
+    found = neula.qr(a)
+    assert [(one.method, one.accepted) for one in found.attempts] == [
+        (LABEL, False),
+        ("householder fp64", True),
+    ]
+    assert is_qr(a, *found)
+
+
+def test_only_those_of_a_batch_that_need_it() -> None:
+    """The others keep their factors."""
+    a = normal(5, 60, 9)
+    a[3, :, 4] = a[3, :, 1] - a[3, :, 2]
+    found, alone = neula.qr(a), neula.qr(a[2])
+    assert [(one.method, one.accepted) for one in found.attempts] == [
+        (LABEL, False),
+        ("householder fp64", True),
+    ]
+    assert is_qr(a, *found)
+    assert bool(found.accepted.all())
+    assert torch.equal(found.Q[2], alone.Q)
