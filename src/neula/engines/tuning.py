@@ -281,6 +281,7 @@ class Tuning:
     direct_alone: int = 0
     queued: int = 0
     queued_definite: int = 0
+    corrected_lu: int = 0
     at_a_time: int = 0
     inverted_whole: int = 2048
     direct_single: int = 1 << 62

@@ -30,7 +30,7 @@ def _tried(device: torch.device) -> None:
 @kernel(
     "neula.kernels.calu_triton:rows_of_u_triton",
     trial=_tried,
-    when=lambda panel, lower, *_: lower.dtype.itemsize == 2,
+    when=lambda panel, lower, *_: lower.dtype.itemsize <= 4,
 )
 def rows_of_u(
     panel: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor, found: PanelFactors, start: int
@@ -60,7 +60,7 @@ def rows_of_u(
 @kernel(
     "neula.kernels.calu_triton:eliminate_triton",
     trial=_tried,
-    when=lambda panel, block, lower, *_: lower.dtype.itemsize == 2,
+    when=lambda panel, block, lower, *_: lower.dtype.itemsize <= 4,
 )
 def eliminate(
     panel: torch.Tensor,
@@ -103,7 +103,7 @@ def eliminate(
 @kernel(
     "neula.kernels.calu_triton:move_rows_triton",
     trial=_tried,
-    when=lambda matrix, *_: matrix.numel() > 0 and matrix.dtype.itemsize == 2,
+    when=lambda matrix, *_: matrix.numel() > 0 and matrix.dtype.itemsize <= 4,
 )
 def move_rows(matrix: torch.Tensor, to: torch.Tensor, origin: torch.Tensor) -> None:
     """``matrix[to] = matrix[origin]``, on a GPU without a copy of them.

@@ -143,7 +143,7 @@ def _eliminate_kernel(
         )
         inside = rows & (j < r)[None, :]
         beside = tl.load(u + k[:, None] * u_row + j[None, :] * u_column, mask=(j < r)[None, :], other=0.0)
-        known = tl.dot(low, beside, known)
+        known = tl.dot(low, beside, known, input_precision=PRECISION)
         rest = tl.load(a + i[:, None] * a_row + j[None, :] * a_column, mask=inside, other=0.0)
         tl.store(place, rest - known, mask=rows)
 

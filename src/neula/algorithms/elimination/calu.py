@@ -8,17 +8,23 @@ both factors are in a low format, updates are summed in single precision, and so
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple, Self
 
 import torch
 from torch.nn.functional import pad
 
 from neula.algorithms.elimination.lu_panels import blocks
+from neula.algorithms.elimination.stored import InOnePart, Stored
 from neula.engines import Engine
 from neula.kernels.calu import eliminate, move_rows, rows_of_u
-from neula.kernels.lu_block import solve_upper
 from neula.kernels.tournament import ELSEWHERE, WIDTH, PanelFactors, play
 from neula.kernels.transposed_copy import transpose_in_place
+from neula.kernels.triangular_inverse import triangular_inverse
+
+SHARE = 1 / 3
+"""Of the multiprocessors that products leave to the tournaments beside them."""
 
 
 def by_pivoted_blocks(
@@ -51,28 +57,113 @@ def eliminate_rows(
     matrix: torch.Tensor, engine: Engine, r: int, on_columns: Callable[[int], None] | None = None
 ) -> torch.Tensor:
     """:func:`by_pivoted_blocks` of a row-major matrix of shape (n, k), k <= n."""
-    n, width = matrix.shape
-    # ``shown`` are the rows of the panel and some above it, so that panels of few different heights occur;
-    # those ``above`` take no part in the tournament.
-    permutation = torch.arange(n, dtype=torch.int32, device=matrix.device)
-    for k in blocks(slice(0, width), r):
-        done, rest, below = slice(0, k.start), slice(k.stop, width), slice(k.start, n)
-        shown = slice(n - height(n - k.start, n), n)
-        above = k.start - shown.start
-        panel = torch.empty(n - shown.start, k.stop - k.start, dtype=engine.storage, device=matrix.device)
-        panel.copy_(matrix[shown, k])
-        if k.start > 0:
-            engine.gemm(matrix[below, done], matrix[done, k], panel[above:], alpha=-1.0, beta=1.0)
-        lu, to, origin, l_inverses = _replayed(panel, above, engine)
-        matrix[below, k] = lu[above:]
-        for moved in (matrix[shown, done], matrix[shown, rest], permutation[shown, None]):
-            move_rows(moved, to, origin)
-        if k.start > 0 and k.stop < width:
-            engine.gemm_low(matrix[k, done], matrix[done, rest], matrix[k, rest])
-        solve_upper(matrix[k, rest].T, matrix[k, k].T, l_inverses.mT)
+    return eliminate_stored(InOnePart(matrix, engine), engine, r, on_columns)
+
+
+def eliminate_stored(
+    stored: Stored, engine: Engine, r: int, on_columns: Callable[[int], None] | None = None
+) -> torch.Tensor:
+    """The same of a matrix that is stored in some way.
+
+    Tournaments keep few multiprocessors busy, so what does not wait for their pivots runs beside them: rows
+    of U of the panel before, and what these and all others contribute to the next panel.
+    """
+    n, width = stored.shape
+    permutation = torch.arange(n, dtype=torch.int32, device=stored.parts.device)
+    steps = [_Step.of(k, n, width) for k in blocks(slice(0, width), r)]
+    panel = stored.read(slice(0, n), steps[0].k, _room(n, steps[0].k, stored))
+    before: _Finished | None = None
+    for step, following in zip(steps, [*steps[1:], None], strict=True):
+        # The next panel with the rows of this one, which are rows of U there.
+        room = None if following is None else _room(n - step.shown.start, following.k, stored)
+        lu, to, origin, l_inverses = engine.beside(
+            partial(_look_ahead, stored, step, before, following, room),
+            partial(_replayed, panel, step.above, stored, engine),
+            SHARE,
+        )
+        before = _Finished(step, to, origin, l_inverses)
+        stored.write(lu[step.above :], step.below, step.k)
+        move_rows(permutation[step.shown, None], to, origin)
+        if following is not None and room is not None:
+            move_rows(room, to, origin)
+            rows_of_u = room[step.above :][: step.k.stop - step.k.start]
+            stored.solve_updated(rows_of_u, step.k, following.k, l_inverses)
+            panel = room[following.shown.start - step.shown.start :]
+            stored.subtract(following.below, step.k, following.k, panel[following.above :])
         if on_columns is not None:
-            on_columns(k.stop)
+            on_columns(step.k.stop)
+    if before is not None:
+        before.move(stored, before.step.done)
     return permutation
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A panel.
+
+    Attributes
+    ----------
+    k : slice
+        Its columns, and the rows of its pivots.
+    shown : slice
+        Its rows and some above it, so that panels of few different heights occur.
+    above : int
+        How many of them take no part in the tournament.
+    done, rest, below : slice
+        The columns to the left and to the right, and its rows.
+    """
+
+    k: slice
+    shown: slice
+    above: int
+    done: slice
+    rest: slice
+    below: slice
+
+    @classmethod
+    def of(cls, k: slice, n: int, width: int) -> Self:
+        """For columns k of an n x width matrix."""
+        shown = slice(n - height(n - k.start, n), n)
+        sides = slice(0, k.start), slice(k.stop, width), slice(k.start, n)
+        return cls(k, shown, k.start - shown.start, *sides)
+
+
+class _Finished(NamedTuple):
+    """A panel that is factorized: how its rows move, and what solves for its rows of U."""
+
+    step: _Step
+    to: torch.Tensor
+    origin: torch.Tensor
+    l_inverses: torch.Tensor
+
+    def move(self, stored: Stored, columns: slice) -> None:
+        """The rows of some columns beside it."""
+        for part in stored.parts[:, self.step.shown, columns]:
+            move_rows(part, self.to, self.origin)
+
+
+def _room(rows: int, columns: slice, stored: Stored) -> torch.Tensor:
+    """For a panel; what is above it is not written, and has to be finite."""
+    shape = rows, columns.stop - columns.start
+    return torch.zeros(shape, dtype=torch.float32, device=stored.parts.device)
+
+
+def _look_ahead(
+    stored: Stored, step: _Step, before: _Finished | None, following: _Step | None, room: torch.Tensor | None
+) -> None:
+    """What does not need the pivots of this panel: the moves of the one before and its rows of U, and most of
+    the updates of the next panel.
+    """
+    if before is not None:
+        before.move(stored, before.step.done)
+        before.move(stored, step.rest)
+    if following is None or room is None:
+        return
+    if before is not None:
+        stored.solve(before.step.k, step.rest, before.l_inverses)
+    out = stored.read(step.below, following.k, room[step.above :])
+    if step.k.start > 0:
+        stored.subtract(step.below, step.done, following.k, out)
 
 
 def height(m: int, n: int) -> int:
@@ -84,15 +175,19 @@ def height(m: int, n: int) -> int:
     return min(n, octave if 4 * m > 3 * octave else 3 * octave // 4)
 
 
-def _replayed(panel: torch.Tensor, above: int, engine: Engine) -> tuple[torch.Tensor, ...]:
+def _replayed(panel: torch.Tensor, above: int, stored: Stored, engine: Engine) -> tuple[torch.Tensor, ...]:
     """:func:`factor_panel`, a hundred launches of microseconds each, from one CUDA graph if possible."""
     places = torch.full(panel.shape[:1], -1, dtype=torch.int32, device=panel.device)
     places[:above] = ELSEWHERE
-    low = engine.operand_dtype
-    return engine.replay(partial(factor_panel, low=low), (panel, places), ("panel by tournaments", low))
+    how = {"low": stored.low, "inverts_whole": stored.inverts_whole}
+    return engine.replay(
+        partial(factor_panel, **how), (panel, places), ("panel by tournaments", *how.values())
+    )
 
 
-def factor_panel(panel: torch.Tensor, places: torch.Tensor, low: torch.dtype) -> tuple[torch.Tensor, ...]:
+def factor_panel(
+    panel: torch.Tensor, places: torch.Tensor, low: torch.dtype, *, inverts_whole: bool = False
+) -> tuple[torch.Tensor, ...]:
     """Factors of updated columns, rows in their new order.
 
     Parameters
@@ -103,6 +198,8 @@ def factor_panel(panel: torch.Tensor, places: torch.Tensor, low: torch.dtype) ->
         int32: -1, or ``ELSEWHERE`` for rows on top that take no part. At least r rows do.
     low : torch.dtype
         Format of the factors.
+    inverts_whole : bool
+        Whether the whole block of L on the diagonal is inverted, or blocks of :data:`WIDTH` columns are.
 
     Returns
     -------
@@ -110,7 +207,7 @@ def factor_panel(panel: torch.Tensor, places: torch.Tensor, low: torch.dtype) ->
         Undefined in rows that take no part.
     to, origin : Tensor, shape (2 r,)
         The moves of rows: ``panel[to] = panel[origin]``.
-    l_inverses : Tensor, shape (ceil(r / WIDTH), WIDTH, WIDTH)
+    l_inverses : Tensor, shape (ceil(r / WIDTH), WIDTH, WIDTH) or (1, r, r)
         Inverses of the blocks on the diagonal of L.
     """
     r = panel.shape[1]
@@ -132,8 +229,12 @@ def factor_panel(panel: torch.Tensor, places: torch.Tensor, low: torch.dtype) ->
     blocks_on_diagonal = upper.unflatten(1, (-1, WIDTH)).unflatten(0, (-1, WIDTH)).diagonal(dim1=0, dim2=2)
     blocks_on_diagonal.copy_(found.factors.permute(1, 2, 0))
     number = torch.arange(r, device=panel.device) // WIDTH
-    lower[top] = torch.where(number[:, None] > number, lower[top], upper[:r, :r])
-    return lower, to, origin, found.l_inverses
+    square = torch.where(number[:, None] > number, lower[top], upper[:r, :r])
+    lower[top] = square
+    if not inverts_whole:
+        return lower, to, origin, found.l_inverses
+    unit = square.tril(-1) + torch.eye(r, dtype=low, device=panel.device)
+    return lower, to, origin, triangular_inverse(unit[None], upper=False)
 
 
 def moves(pivots: torch.Tensor, places: torch.Tensor, top: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

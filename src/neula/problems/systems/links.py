@@ -21,6 +21,7 @@ from neula.algorithms.elimination.equilibrate import Equilibrated
 from neula.algorithms.elimination.factorization import (
     Factorization,
     SingularMatrixError,
+    corrected_lu,
     library_lu,
     mixed_lu,
 )
@@ -36,7 +37,8 @@ from neula.algorithms.krylov.iterative_refinement import (
     refine,
 )
 from neula.certificates.forward_error import SURE
-from neula.engines import FP32, FP64, Arithmetic, Engine, Format
+from neula.engines import FP16, FP32, FP64, Arithmetic, Engine, Format
+from neula.engines.formats import FP16_COR
 from neula.kernels.refining import over
 from neula.pipeline.chain import Answer, Declined
 from neula.pipeline.progress import digits_done, stage
@@ -85,6 +87,17 @@ def pivoted_lu(system: System, before: Solution | None, format: Format) -> Solut
     engine = system.options.engine.using(format)
     factors = _factorize(system, system.fill(engine), engine, pivoting=True)
     return _refined(system, f"lu {format.name} with pivoting", factors, format)
+
+
+def corrected_lu_with_pivoting(system: System, before: Solution | None) -> Solution:
+    """The same about as accurate as in single precision, by products of half precision."""
+    engine = system.options.engine.using(FP16)
+    report = stage(system.options.progress, f"factorizing in {FP16_COR}")
+    n, parts = len(system.a), system.scales.in_two_parts(system.a, engine.operand_dtype)
+    factors = corrected_lu(parts, n, engine, on_columns=lambda done: report(min(1.0, done / n)))
+    del parts  # as large as the factors
+    doubled = n <= system.options.engine.tuning.doubled_order
+    return _refined(system, f"lu {FP16_COR} with pivoting", factors, FP32, doubled=doubled)
 
 
 def by_library(system: System, before: Solution | None) -> Solution:
@@ -157,7 +170,9 @@ def _factorize(system: System, work: torch.Tensor, engine: Engine, *, pivoting: 
     return mixed_lu(work, engine, pivoting=pivoting, on_columns=lambda done: report(done / n))
 
 
-def _refined(system: System, label: str, factors: Factorization, format: Format) -> Solution:
+def _refined(
+    system: System, label: str, factors: Factorization, format: Format, *, doubled: bool = False
+) -> Solution:
     """Refine with factors of the scaled matrix, unless growth says that they are worthless."""
     growth = factors.growth
     if not math.isfinite(growth):
@@ -165,11 +180,16 @@ def _refined(system: System, label: str, factors: Factorization, format: Format)
     # Beyond 1/u, factors hold nothing but errors.
     if growth * format.u > 1 and not system.options.named:
         raise Declined(f"elements grow by {growth:.1e}")
-    return _refine(system, label, Equilibrated(factors, system.scales), format)
+    return _refine(system, label, Equilibrated(factors, system.scales), format, doubled=doubled)
 
 
-def _refine(system: System, label: str, factors: Factorization, format: Format) -> Solution:
-    """Classical refinement, and CG or GMRES with the same factors where that does not do."""
+def _refine(
+    system: System, label: str, factors: Factorization, format: Format, *, doubled: bool = False
+) -> Solution:
+    """Classical refinement, and CG or GMRES with the same factors where that does not do.
+
+    With ``doubled`` by residuals in twice the working precision at the end, also where nobody asks for that.
+    """
     options = system.options
     factors = Recorded(factors, options.engine)
     # LAPACK's errors grow like the bound; a quarter of it is below them, and above those of the residual.
@@ -191,7 +211,7 @@ def _refine(system: System, label: str, factors: Factorization, format: Format) 
 
     update, probe, refined, most = classical(factors), None, None, options.max_iterations
     large, at_a_time = len(system.a) >= COSTLY, options.engine.tuning.at_a_time
-    if not _by_krylov(system, factors):
+    if not _by_krylov(system, factors, format):
         refined = run(update, None, SLOW)
     by_gmres = refined is None or not bool((refined.backward_error <= system.bound).all())
     if by_gmres:
@@ -224,7 +244,7 @@ def _refine(system: System, label: str, factors: Factorization, format: Format) 
         probe,
         solved=bool((refined.backward_error <= system.bound).all()),
     )
-    if options.forward:
+    if options.forward or doubled:
         refined, forward_error = evidence.refine_forward(system.b, refined, update, options)
         evidence = replace(evidence, measured=forward_error)
     doubt = "" if format is FP64 else _doubt(system, refined)
@@ -232,14 +252,14 @@ def _refine(system: System, label: str, factors: Factorization, format: Format) 
     return Answer(values, label, doubt, refined.iterations, tuple(refined.history))
 
 
-def _by_krylov(system: System, factors: Factorization) -> bool:
+def _by_krylov(system: System, factors: Factorization, format: Format) -> bool:
     """Whether CG or GMRES come first: an iteration costs as much as a step, and what is solved beside it for
     the evidence costs nothing. Not where LU does without pivoting, and a few steps do (order 20000 on an
     H200: 47 ms, and 54 by GMRES; definite, 24000: 60 ms by CG, and 70).
     """
     few = system.b.shape[1] + 1 <= system.options.engine.tuning.at_a_time
     slow = system.options.positive or factors.growth > HARMLESS
-    return few and slow and factors.narrow and len(system.a) >= COSTLY
+    return few and slow and factors.narrow and format.u > FP32.u and len(system.a) >= COSTLY
 
 
 def _doubt(system: System, refined: Refined) -> str:
