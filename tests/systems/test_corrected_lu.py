@@ -85,22 +85,24 @@ def exact_system(n: int, cond: float, k: int, seed: int) -> tuple[torch.Tensor, 
 
 @pytest.mark.parametrize(("n", "cond", "k"), [(170, 0, 1), (200, 0, 3), (200, 1e4, 2), (180, 1e8, 1)])
 @pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("accurate", [False, True])
 def test_forward_errors_are_bounds(
-    n: int, cond: float, k: int, large: bool, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    n: int, cond: float, k: int, large: bool, accurate: bool, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By residuals in twice the working precision, so that x is as accurate as it can be."""
+    """With residuals in twice the working precision x is as accurate as it can be."""
     if large:
         monkeypatch.setattr(links, "COSTLY", 64)
         monkeypatch.setattr(evidence, "COSTLY", 64)
     a, b, exact = exact_system(n, cond, k, seed=n)
-    result = neula.solve(a.to(DEVICE), b.to(DEVICE), engine=engine)
+    certify = "forward" if accurate else "backward"
+    result = neula.solve(a.to(DEVICE), b.to(DEVICE), engine=engine, certify=certify)
     assert result.converged
     assert result.attempts[-1].method.startswith(LABEL)
     sizes = torch.linalg.vector_norm(a, dim=0)[:, None]
     norm = torch.linalg.vector_norm
     errors = norm(sizes * (result.x.cpu() - exact), dim=0) / norm(sizes * exact, dim=0)
     assert (errors <= torch.as_tensor(result.forward_errors).cpu()).all()
-    assert result.forward_error <= 2 * U64
+    assert not accurate or result.forward_error <= 2 * U64
     assert result.backward_error <= 4 * U64 + n**0.5 * U64
 
 

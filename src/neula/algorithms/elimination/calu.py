@@ -18,13 +18,13 @@ from torch.nn.functional import pad
 from neula.algorithms.elimination.lu_panels import blocks
 from neula.algorithms.elimination.stored import InOnePart, Stored
 from neula.engines import Engine
-from neula.kernels.calu import eliminate, move_rows, rows_of_u
+from neula.kernels.calu import eliminate, move_rows, rows_of_u, update
 from neula.kernels.tournament import ELSEWHERE, WIDTH, PanelFactors, play
 from neula.kernels.transposed_copy import transpose_in_place
 from neula.kernels.triangular_inverse import triangular_inverse
 
-SHARE = 1 / 3
-"""Of the multiprocessors that products leave to the tournaments beside them."""
+SHARE = 1 / 4
+"""Of the multiprocessors, that products leave to the tournaments beside them."""
 
 
 def by_pivoted_blocks(
@@ -71,11 +71,11 @@ def eliminate_stored(
     n, width = stored.shape
     permutation = torch.arange(n, dtype=torch.int32, device=stored.parts.device)
     steps = [_Step.of(k, n, width) for k in blocks(slice(0, width), r)]
-    panel = stored.read(slice(0, n), steps[0].k, _room(n, steps[0].k, stored))
+    panel = stored.read(slice(0, n), steps[0].k, _room(n, steps[0].k, stored, 0))
     before: _Finished | None = None
     for step, following in zip(steps, [*steps[1:], None], strict=True):
         # The next panel with the rows of this one, which are rows of U there.
-        room = None if following is None else _room(n - step.shown.start, following.k, stored)
+        room = None if following is None else _room(n - step.shown.start, following.k, stored, step.above)
         lu, to, origin, l_inverses = engine.beside(
             partial(_look_ahead, stored, step, before, following, room),
             partial(_replayed, panel, step.above, stored, engine),
@@ -142,10 +142,12 @@ class _Finished(NamedTuple):
             move_rows(part, self.to, self.origin)
 
 
-def _room(rows: int, columns: slice, stored: Stored) -> torch.Tensor:
-    """For a panel; what is above it is not written, and has to be finite."""
+def _room(rows: int, columns: slice, stored: Stored, above: int) -> torch.Tensor:
+    """For a panel; some rows above it are not written, and have to be finite."""
     shape = rows, columns.stop - columns.start
-    return torch.zeros(shape, dtype=torch.float32, device=stored.parts.device)
+    room = torch.empty(shape, dtype=torch.float32, device=stored.parts.device)
+    room[:above] = 0
+    return room
 
 
 def _look_ahead(
@@ -179,14 +181,17 @@ def _replayed(panel: torch.Tensor, above: int, stored: Stored, engine: Engine) -
     """:func:`factor_panel`, a hundred launches of microseconds each, from one CUDA graph if possible."""
     places = torch.full(panel.shape[:1], -1, dtype=torch.int32, device=panel.device)
     places[:above] = ELSEWHERE
-    how = {"low": stored.low, "inverts_whole": stored.inverts_whole}
-    return engine.replay(
-        partial(factor_panel, **how), (panel, places), ("panel by tournaments", *how.values())
-    )
+    function = partial(factor_panel, engine=engine, low=stored.low, inverts_whole=stored.inverts_whole)
+    return engine.replay(function, (panel, places), ("panel by tournaments", stored.low))
 
 
 def factor_panel(
-    panel: torch.Tensor, places: torch.Tensor, low: torch.dtype, *, inverts_whole: bool = False
+    panel: torch.Tensor,
+    places: torch.Tensor,
+    engine: Engine,
+    low: torch.dtype,
+    *,
+    inverts_whole: bool = False,
 ) -> tuple[torch.Tensor, ...]:
     """Factors of updated columns, rows in their new order.
 
@@ -196,6 +201,8 @@ def factor_panel(
         float32, row-major.
     places : Tensor, shape (m,)
         int32: -1, or ``ELSEWHERE`` for rows on top that take no part. At least r rows do.
+    engine : Engine
+        Runs updates beside tournaments.
     low : torch.dtype
         Format of the factors.
     inverts_whole : bool
@@ -219,10 +226,17 @@ def factor_panel(
     found = PanelFactors.of(panel, low, places.clone())
     lower, upper = torch.zeros_like(panel, dtype=low), panel.new_empty(width, width, dtype=low)
     block = panel[:, :WIDTH].clone(memory_format=torch.contiguous_format)
+    following = torch.empty_like(block)
+
+    def look_ahead(start: int) -> None:
+        if start > 0:
+            rows_of_u(panel, lower, upper, found, start - WIDTH)
+        update(panel, lower, upper, start, following)
+
     for start in range(0, r, WIDTH):
-        play(block, found, start, min(WIDTH, r - start))
-        rows_of_u(panel, lower, upper, found, start)
-        eliminate(panel, block, lower, upper, found, start)
+        count = min(WIDTH, r - start)
+        engine.beside(partial(look_ahead, start), partial(play, block, found, start, count))
+        eliminate(block, following, lower, upper, found, start)
     lower = lower[:, :r]
     to, origin = moves(found.pivots[:r], found.places, top)
     move_rows(lower, to, origin)

@@ -96,8 +96,7 @@ def corrected_lu_with_pivoting(system: System, before: Solution | None) -> Solut
     n, parts = len(system.a), system.scales.in_two_parts(system.a, engine.operand_dtype)
     factors = corrected_lu(parts, n, engine, on_columns=lambda done: report(min(1.0, done / n)))
     del parts  # as large as the factors
-    doubled = n <= system.options.engine.tuning.doubled_order
-    return _refined(system, f"lu {FP16_COR} with pivoting", factors, FP32, doubled=doubled)
+    return _refined(system, f"lu {FP16_COR} with pivoting", factors, FP32)
 
 
 def by_library(system: System, before: Solution | None) -> Solution:
@@ -170,9 +169,7 @@ def _factorize(system: System, work: torch.Tensor, engine: Engine, *, pivoting: 
     return mixed_lu(work, engine, pivoting=pivoting, on_columns=lambda done: report(done / n))
 
 
-def _refined(
-    system: System, label: str, factors: Factorization, format: Format, *, doubled: bool = False
-) -> Solution:
+def _refined(system: System, label: str, factors: Factorization, format: Format) -> Solution:
     """Refine with factors of the scaled matrix, unless growth says that they are worthless."""
     growth = factors.growth
     if not math.isfinite(growth):
@@ -180,16 +177,11 @@ def _refined(
     # Beyond 1/u, factors hold nothing but errors.
     if growth * format.u > 1 and not system.options.named:
         raise Declined(f"elements grow by {growth:.1e}")
-    return _refine(system, label, Equilibrated(factors, system.scales), format, doubled=doubled)
+    return _refine(system, label, Equilibrated(factors, system.scales), format)
 
 
-def _refine(
-    system: System, label: str, factors: Factorization, format: Format, *, doubled: bool = False
-) -> Solution:
-    """Classical refinement, and CG or GMRES with the same factors where that does not do.
-
-    With ``doubled`` by residuals in twice the working precision at the end, also where nobody asks for that.
-    """
+def _refine(system: System, label: str, factors: Factorization, format: Format) -> Solution:
+    """Classical refinement, and CG or GMRES with the same factors where that does not do."""
     options = system.options
     factors = Recorded(factors, options.engine)
     # LAPACK's errors grow like the bound; a quarter of it is below them, and above those of the residual.
@@ -211,7 +203,7 @@ def _refine(
 
     update, probe, refined, most = classical(factors), None, None, options.max_iterations
     large, at_a_time = len(system.a) >= COSTLY, options.engine.tuning.at_a_time
-    if not _by_krylov(system, factors, format):
+    if not _by_krylov(system, factors):
         refined = run(update, None, SLOW)
     by_gmres = refined is None or not bool((refined.backward_error <= system.bound).all())
     if by_gmres:
@@ -244,7 +236,7 @@ def _refine(
         probe,
         solved=bool((refined.backward_error <= system.bound).all()),
     )
-    if options.forward or doubled:
+    if options.forward:
         refined, forward_error = evidence.refine_forward(system.b, refined, update, options)
         evidence = replace(evidence, measured=forward_error)
     doubt = "" if format is FP64 else _doubt(system, refined)
@@ -252,14 +244,14 @@ def _refine(
     return Answer(values, label, doubt, refined.iterations, tuple(refined.history))
 
 
-def _by_krylov(system: System, factors: Factorization, format: Format) -> bool:
+def _by_krylov(system: System, factors: Factorization) -> bool:
     """Whether CG or GMRES come first: an iteration costs as much as a step, and what is solved beside it for
     the evidence costs nothing. Not where LU does without pivoting, and a few steps do (order 20000 on an
     H200: 47 ms, and 54 by GMRES; definite, 24000: 60 ms by CG, and 70).
     """
     few = system.b.shape[1] + 1 <= system.options.engine.tuning.at_a_time
     slow = system.options.positive or factors.growth > HARMLESS
-    return few and slow and factors.narrow and format.u > FP32.u and len(system.a) >= COSTLY
+    return few and slow and factors.narrow and len(system.a) >= COSTLY
 
 
 def _doubt(system: System, refined: Refined) -> str:
