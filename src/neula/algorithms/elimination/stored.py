@@ -15,9 +15,6 @@ from neula.engines import Engine
 from neula.kernels.batched_product import SHIFT, split
 from neula.kernels.lu_block import solve_upper
 
-DEPTH = 4096
-"""Products that a unit sums at a time: it truncates, so sums of 8192 are too small by 1e-5."""
-
 
 class Stored(Protocol):
     """A matrix of shape (n, k), row-major, that turns into L and U."""
@@ -154,7 +151,5 @@ class InTwoParts:
         """The product of the second parts is left out: it is as small as what rounding them has lost."""
         if a.shape[2] == 0:
             return
-        for i, j in ((0, 1), (1, 0)):
-            self.engine.gemm(a[i], b[j], out, alpha=-(2.0**-SHIFT), beta=1.0)
-        for columns, rows in zip(a[0].split(DEPTH, 1), b[0].split(DEPTH), strict=True):
-            self.engine.gemm(columns, rows, out, alpha=-1.0, beta=1.0)
+        for i, j in ((0, 1), (1, 0), (0, 0)):
+            self.engine.gemm(a[i], b[j], out, alpha=-(2.0 ** (-SHIFT * (i + j))), beta=1.0)
