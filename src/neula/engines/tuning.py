@@ -186,6 +186,9 @@ class Tuning:
     pivoted_lu : bool
         Whether LU by panels with partial pivoting is faster in any low format than the library's in double
         precision.
+    corrected_lu : int
+        Order up to which LU with tournaments has three products in place of one, whose factors take a few
+        iterations in place of dozens.
     direct, direct_pivoted, direct_definite : int
         Order of linear systems below which the library in double precision is as fast as a cheaper LU, LU
         with partial pivoting, or Cholesky factorization, with refinement.

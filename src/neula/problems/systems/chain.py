@@ -72,7 +72,6 @@ def _lu(n: int, format: Format, options: Options, tuning: Tuning) -> list[Link[S
     worth = tuning.pivoted_lu or tuning.has_tournaments(format)
     large = n >= tuning.direct_pivoted or options.compute is not None
     pivoted = options.pivot is None and worth and large and format is not FP64
-    # Three products in place of one, and a few solves in place of dozens.
     corrected = pivoted and options.compute is None and n < tuning.corrected_lu
     tried = []
     if unpivoted or options.pivot == "none":
