@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -94,7 +95,7 @@ def test_forward_errors_are_bounds(
         monkeypatch.setattr(links, "COSTLY", 64)
         monkeypatch.setattr(evidence, "COSTLY", 64)
     a, b, exact = exact_system(n, cond, k, seed=n)
-    certify = "forward" if accurate else "backward"
+    certify: Literal["backward", "forward"] = "forward" if accurate else "backward"
     result = neula.solve(a.to(DEVICE), b.to(DEVICE), engine=engine, certify=certify)
     assert result.converged
     assert result.attempts[-1].method.startswith(LABEL)
