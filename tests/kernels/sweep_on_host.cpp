@@ -47,7 +47,7 @@ float4 room[1 << 13];  // NaN before each launch
 #include SOURCE
 
 extern "C" void solve(
-    const Low* t, const float* inverses, float* rest, float* x, int* flags, int n, int blocks, int width,
+    const unsigned short* t, const float* inverses, float* rest, float* x, int* flags, int n, int blocks, int width,
     int upper, long long row, long long column, long long next_inverse, long long inverse_row
 ) {
     std::fill(std::begin(room), std::end(room), float4{NAN, NAN, NAN, NAN});

@@ -142,7 +142,6 @@ def cuda_tuning(
     return replace(
         found,
         tournaments=True,
-        corrected_lu=30000 if corrected and fast_fp64 else 0,
         pivoted_panel=512,
         pivoted_inner_panel=tournament_width,
     )

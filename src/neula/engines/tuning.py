@@ -186,9 +186,6 @@ class Tuning:
     pivoted_lu : bool
         Whether LU by panels with partial pivoting is faster in any low format than the library's in double
         precision.
-    corrected_lu : int
-        Order up to which LU with tournaments has three products in place of one, whose factors take a few
-        iterations in place of dozens.
     direct, direct_pivoted, direct_definite : int
         Order of linear systems below which the library in double precision is as fast as a cheaper LU, LU
         with partial pivoting, or Cholesky factorization, with refinement.
@@ -284,7 +281,6 @@ class Tuning:
     direct_alone: int = 0
     queued: int = 0
     queued_definite: int = 0
-    corrected_lu: int = 0
     at_a_time: int = 0
     inverted_whole: int = 2048
     direct_single: int = 1 << 62

@@ -82,7 +82,6 @@ def split(
     parts: int = 1,
     scales: torch.Tensor | None = None,
     factor: float = 1.0,
-    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Numbers in one part or two of half precision, as a GPU reads them in one pass.
 
@@ -96,19 +95,16 @@ def split(
         What the matrices are multiplied by first, in the dtype of x, at least float32.
     factor : float
         What all of them are multiplied by after that, where there are scales.
-    out : Tensor, shape (parts, batch, m, n), optional
-        Room for the result, rows contiguous.
 
     Returns
     -------
     Tensor, shape (parts, batch, m, n)
-        Rows contiguous, by default with room between them where n is not a multiple of :data:`ALIGNED`.
+        Rows contiguous, with room between them where n is not a multiple of :data:`ALIGNED`.
     """
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     if scales is not None:  # one after the other: together they may be out of range
         x = (x * scales[:, None, None]) * factor
-    if out is None:
-        out = room(parts, *x.shape, dtype=dtype, device=x.device)
+    out = room(parts, *x.shape, dtype=dtype, device=x.device)
     out[0] = x.float()
     if parts == 2:
         out[1] = (x.float() - out[0].float()) * 2.0**SHIFT

@@ -122,7 +122,7 @@ def products(
             mask=more[:, None] & (j < columns)[None, :],
             other=0.0,
         )
-        total = tl.dot(left, right, total, input_precision="tf32x3")
+        total = tl.dot(left, right, total)
     return total
 
 

@@ -19,12 +19,10 @@ def split_triton(
     parts: int = 1,
     scales: torch.Tensor | None = None,
     factor: float = 1.0,
-    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """:func:`neula.kernels.batched_product.split` by the kernel, queued on the current stream."""
     batch, m, n = x.shape
-    if out is None:
-        out = room(parts, batch, m, n, dtype=dtype, device=x.device)
+    out = room(parts, batch, m, n, dtype=dtype, device=x.device)
     down, across = triton.cdiv(m, TILE), triton.cdiv(n, TILE)
     with torch.cuda.device_of(x):
         # The second and third index of a grid end at 65535.

@@ -7,18 +7,11 @@
 // next task reads of the matrices comes to the L2 cache meanwhile. Columns of a block are divided into pieces, of
 // which each has a copy of the right-hand sides to subtract from, so sums do not depend on what finishes first.
 //
-// V: right-hand sides. ROWS, PIECE: of a tile. FEW: rows of an inverse that are multiplied at a time. SINGLE: where
-// the matrix is in float32.
+// V: right-hand sides. ROWS, PIECE: of a tile. FEW: rows of an inverse that are multiplied at a time.
 
 #define WARPS (THREADS / 32)
 #define LINE 128     // bytes that are fetched at a time
 #define ALL 0xffffffffu
-
-#ifdef SINGLE
-typedef float Low;
-#else
-typedef unsigned short Low;
-#endif
 
 #ifdef __CUDA_ARCH__
 __device__ __forceinline__ int seen(const int* flag) {
@@ -107,7 +100,7 @@ __device__ __forceinline__ void add_rows(
 }
 
 struct Problem {
-    const Low* t;
+    const unsigned short* t;
     const float* inverses;
     float *rest, *x;
     int* flags;
@@ -160,10 +153,10 @@ __device__ void fetch_task(const Problem& p, const Task& task) {
     }
     const Tile tile(p, task);
     const int down = min(ROWS, p.n - tile.top), across = min(PIECE, p.n - tile.left);
-    const int lines = LINE / sizeof(Low);
+    const int lines = LINE / sizeof(unsigned short);
     const int outer = p.row == 1 ? across : down, inner = p.row == 1 ? down : across;
     const long long pitch = p.row == 1 ? p.column : p.row;
-    const Low* origin = p.t + tile.top * p.row + tile.left * p.column;
+    const unsigned short* origin = p.t + tile.top * p.row + tile.left * p.column;
     const int per = (inner + lines - 1) / lines;
     for (int i = threadIdx.x; i < outer * per; i += THREADS) fetch(origin + i / per * pitch + i % per * lines);
 }
@@ -226,7 +219,7 @@ __device__ void multiply_tile(const Problem& p, const Task& task, float* x, floa
     if (thread == PIECE / FEW)
         while (seen(p.updated(tile.place) + tile.piece) < task.step) {}
     __syncthreads();
-    const Low* origin = p.t + tile.top * p.row + tile.left * p.column;
+    const unsigned short* origin = p.t + tile.top * p.row + tile.left * p.column;
     const int size = p.n - tile.left;
     const float4* known = reinterpret_cast<const float4*>(p.x + (long long)tile.left * V);
     if (p.row == 1) {
@@ -275,7 +268,7 @@ __device__ void multiply_tile(const Problem& p, const Task& task, float* x, floa
 
 // rest: right-hand sides, and zeros in the other copies. flags: zeros.
 extern "C" __global__ void __launch_bounds__(THREADS, 2) sweep(
-    const Low* t, const float* inverses, float* rest, float* x, int* flags, int n, int blocks, int width,
+    const unsigned short* t, const float* inverses, float* rest, float* x, int* flags, int n, int blocks, int width,
     int upper, long long row, long long column, long long next_inverse, long long inverse_row
 ) {
     extern __shared__ float4 room[];

@@ -28,13 +28,11 @@ def _tried(device: torch.device) -> None:
 
 
 def _takes(t: torch.Tensor, inverses: torch.Tensor, b: torch.Tensor, *, upper: bool) -> bool:
-    single = t.ndim == 2 and t.dtype.itemsize <= 4 and inverses.dtype == b.dtype == torch.float32
+    single = t.ndim == 2 and t.dtype.itemsize == 2 and inverses.dtype == b.dtype == torch.float32
     if not single or inverses.shape[-1] % PIECE or not 0 < b.shape[1] <= VECTORS:
         return False
-    if t.dtype == b.dtype and b.shape[1] == 1:  # the library's products with one vector are as fast
-        return False
     along, across = sorted(t.stride())
-    return along == 1 and across % ALIGNED == 0 and t.data_ptr() % (t.itemsize * ALIGNED) == 0
+    return along == 1 and across % ALIGNED == 0 and t.data_ptr() % (2 * ALIGNED) == 0
 
 
 @kernel("neula.kernels.sweep_cuda:sweep_cuda", trial=_tried, when=_takes)
@@ -44,7 +42,7 @@ def sweep(t: torch.Tensor, inverses: torch.Tensor, b: torch.Tensor, *, upper: bo
     Parameters
     ----------
     t : Tensor, shape (n, n)
-        Triangular, of a low format or float32, and of any strides; blocks on the diagonal are not read.
+        Triangular, of a low format and any strides; blocks on the diagonal are not read.
     inverses : Tensor, shape (blocks, width, width)
         Of these, triangular; the last one is bordered by an identity where it is smaller.
     b : Tensor, shape (n, k)

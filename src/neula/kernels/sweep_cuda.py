@@ -1,9 +1,9 @@
 """The kernel of :mod:`neula.kernels.sweep`, in CUDA C++, compiled by NVRTC at the first call.
 
-``n^2`` bytes for each triangle in half precision, twice as many in single, for up to eight right-hand sides
-in float32, and a chain of two waits a block. CUDA rather than Triton: on a matrix unit the few sums of so
-narrow a product are formed one after the other, a chain several times as long, and here the matrix comes to
-the L2 cache during the waits.
+``n^2`` bytes for each triangle in half precision, for up to eight right-hand sides in float32, and a chain of
+two waits a block. CUDA rather than Triton: on a matrix unit the few sums of so narrow a product are formed
+one after the other, a chain several times as long, and here the matrix comes to the L2 cache during the
+waits.
 """
 
 from __future__ import annotations
@@ -17,9 +17,6 @@ from neula.kernels.sweep import PIECE
 
 ROWS, FEW, THREADS = 64, 16, 256
 """Rows of a tile, of an inverse that are multiplied at a time, and threads of a block."""
-
-FORMATS = {torch.bfloat16: "#define BFLOAT16\n", torch.float32: "#define SINGLE\n"}
-"""What the kernel is told of a matrix that is not in float16."""
 
 BLOCKS = 2
 """Thread blocks for each multiprocessor: while one waits, the other multiplies."""
@@ -35,9 +32,9 @@ def sweep_cuda(t: torch.Tensor, inverses: torch.Tensor, b: torch.Tensor, *, uppe
     """
     arguments, x = prepared(t, inverses, b, upper=upper)
     shared_bytes = 4 * (VECTORS * PIECE + THREADS // 32 * ROWS * VECTORS + 4)
-    low = FORMATS.get(t.dtype, "")
+    bfloat = "#define BFLOAT16\n" if t.dtype == torch.bfloat16 else ""
     with torch.cuda.device_of(t):
-        kernel = compiled("sweep", "sweep", t.device, MACROS + low, shared_bytes=shared_bytes)
+        kernel = compiled("sweep", "sweep", t.device, MACROS + bfloat, shared_bytes=shared_bytes)
         kernel((BLOCKS * multiprocessors(t.device), 1, 1), (THREADS, 1, 1), arguments, shared_bytes)
     return x
 

@@ -16,12 +16,11 @@ import torch
 from torch.nn.functional import pad
 
 from neula.algorithms.elimination.lu_panels import blocks
-from neula.algorithms.elimination.stored import InOnePart, Stored
 from neula.engines import Engine
 from neula.kernels.calu import eliminate, move_rows, rows_of_u, update
+from neula.kernels.lu_block import solve_upper
 from neula.kernels.tournament import ELSEWHERE, WIDTH, PanelFactors, play
 from neula.kernels.transposed_copy import transpose_in_place
-from neula.kernels.triangular_inverse import triangular_inverse
 
 SHARE = 1 / 4
 """Of the multiprocessors, that products leave to the tournaments beside them."""
@@ -56,20 +55,14 @@ def by_pivoted_blocks(
 def eliminate_rows(
     matrix: torch.Tensor, engine: Engine, r: int, on_columns: Callable[[int], None] | None = None
 ) -> torch.Tensor:
-    """:func:`by_pivoted_blocks` of a row-major matrix of shape (n, k), k <= n."""
-    return eliminate_stored(InOnePart(matrix, engine), engine, r, on_columns)
-
-
-def eliminate_stored(
-    stored: Stored, engine: Engine, r: int, on_columns: Callable[[int], None] | None = None
-) -> torch.Tensor:
-    """The same of a matrix that is stored in some way.
+    """:func:`by_pivoted_blocks` of a row-major matrix of shape (n, k), k <= n.
 
     Tournaments keep few multiprocessors busy, so what does not wait for their pivots runs beside them: rows
     of U of the panel before, and what these and all others contribute to the next panel.
     """
-    n, width = stored.shape
-    permutation = torch.arange(n, dtype=torch.int32, device=stored.parts.device)
+    stored = _Stored(matrix, engine)
+    n, width = matrix.shape
+    permutation = torch.arange(n, dtype=torch.int32, device=matrix.device)
     steps = [_Step.of(k, n, width) for k in blocks(slice(0, width), r)]
     panel = stored.read(slice(0, n), steps[0].k, _room(n, steps[0].k, stored, 0))
     before: _Finished | None = None
@@ -95,6 +88,48 @@ def eliminate_stored(
     if before is not None:
         before.move(stored, before.step.done)
     return permutation
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A row-major matrix in a low format that turns into L and U.
+
+    Attributes
+    ----------
+    matrix : Tensor, shape (n, k)
+    engine : Engine
+        In that format.
+    """
+
+    matrix: torch.Tensor
+    engine: Engine
+
+    def read(self, rows: slice, columns: slice, out: torch.Tensor) -> torch.Tensor:
+        """Elements in single precision."""
+        return out.copy_(self.matrix[rows, columns])
+
+    def write(self, x: torch.Tensor, rows: slice, columns: slice) -> None:
+        """What a panel, or its rows of U, have become."""
+        self.matrix[rows, columns] = x
+
+    def subtract(self, rows: slice, done: slice, columns: slice, out: torch.Tensor) -> None:
+        """``out -= A[rows, done] A[done, columns]``, in single precision."""
+        self.engine.gemm(self.matrix[rows, done], self.matrix[done, columns], out, alpha=-1.0, beta=1.0)
+
+    def solve(self, k: slice, columns: slice, l_inverses: torch.Tensor) -> None:
+        """``L_kk U_kj = A_kj - L_ki U_ij`` for all columns to the left of k, which are done."""
+        done, matrix = slice(0, k.start), self.matrix
+        if k.start > 0:
+            self.engine.gemm_low(matrix[k, done], matrix[done, columns], matrix[k, columns])
+        self._solve(k, columns, l_inverses)
+
+    def solve_updated(self, x: torch.Tensor, k: slice, columns: slice, l_inverses: torch.Tensor) -> None:
+        """``L_kk U_kj = X``."""
+        self.write(x, k, columns)
+        self._solve(k, columns, l_inverses)
+
+    def _solve(self, k: slice, columns: slice, l_inverses: torch.Tensor) -> None:
+        solve_upper(self.matrix[k, columns].T, self.matrix[k, k].T, l_inverses.mT)
 
 
 @dataclass(frozen=True)
@@ -136,22 +171,21 @@ class _Finished(NamedTuple):
     origin: torch.Tensor
     l_inverses: torch.Tensor
 
-    def move(self, stored: Stored, columns: slice) -> None:
+    def move(self, stored: _Stored, columns: slice) -> None:
         """The rows of some columns beside it."""
-        for part in stored.parts[:, self.step.shown, columns]:
-            move_rows(part, self.to, self.origin)
+        move_rows(stored.matrix[self.step.shown, columns], self.to, self.origin)
 
 
-def _room(rows: int, columns: slice, stored: Stored, above: int) -> torch.Tensor:
+def _room(rows: int, columns: slice, stored: _Stored, above: int) -> torch.Tensor:
     """For a panel; some rows above it are not written, and have to be finite."""
     shape = rows, columns.stop - columns.start
-    room = torch.empty(shape, dtype=torch.float32, device=stored.parts.device)
+    room = torch.empty(shape, dtype=torch.float32, device=stored.matrix.device)
     room[:above] = 0
     return room
 
 
 def _look_ahead(
-    stored: Stored, step: _Step, before: _Finished | None, following: _Step | None, room: torch.Tensor | None
+    stored: _Stored, step: _Step, before: _Finished | None, following: _Step | None, room: torch.Tensor | None
 ) -> None:
     """What does not need the pivots of this panel: the moves of the one before and its rows of U, and most of
     the updates of the next panel.
@@ -177,12 +211,13 @@ def height(m: int, n: int) -> int:
     return min(n, octave if 4 * m > 3 * octave else 3 * octave // 4)
 
 
-def _replayed(panel: torch.Tensor, above: int, stored: Stored, engine: Engine) -> tuple[torch.Tensor, ...]:
+def _replayed(panel: torch.Tensor, above: int, stored: _Stored, engine: Engine) -> tuple[torch.Tensor, ...]:
     """:func:`factor_panel`, a hundred launches of microseconds each, from one CUDA graph if possible."""
     places = torch.full(panel.shape[:1], -1, dtype=torch.int32, device=panel.device)
     places[:above] = ELSEWHERE
-    function = partial(factor_panel, engine=engine, low=stored.low, inverts_whole=stored.inverts_whole)
-    return engine.replay(function, (panel, places), ("panel by tournaments", stored.low))
+    low = stored.matrix.dtype
+    function = partial(factor_panel, engine=engine, low=low)
+    return engine.replay(function, (panel, places), ("panel by tournaments", low))
 
 
 def factor_panel(
@@ -190,8 +225,6 @@ def factor_panel(
     places: torch.Tensor,
     engine: Engine,
     low: torch.dtype,
-    *,
-    inverts_whole: bool = False,
 ) -> tuple[torch.Tensor, ...]:
     """Factors of updated columns, rows in their new order.
 
@@ -205,8 +238,6 @@ def factor_panel(
         Runs updates beside tournaments.
     low : torch.dtype
         Format of the factors.
-    inverts_whole : bool
-        Whether the whole block of L on the diagonal is inverted, or blocks of :data:`WIDTH` columns are.
 
     Returns
     -------
@@ -214,7 +245,7 @@ def factor_panel(
         Undefined in rows that take no part.
     to, origin : Tensor, shape (2 r,)
         The moves of rows: ``panel[to] = panel[origin]``.
-    l_inverses : Tensor, shape (ceil(r / WIDTH), WIDTH, WIDTH) or (1, r, r)
+    l_inverses : Tensor, shape (ceil(r / WIDTH), WIDTH, WIDTH)
         Inverses of the blocks on the diagonal of L.
     """
     r = panel.shape[1]
@@ -243,12 +274,8 @@ def factor_panel(
     blocks_on_diagonal = upper.unflatten(1, (-1, WIDTH)).unflatten(0, (-1, WIDTH)).diagonal(dim1=0, dim2=2)
     blocks_on_diagonal.copy_(found.factors.permute(1, 2, 0))
     number = torch.arange(r, device=panel.device) // WIDTH
-    square = torch.where(number[:, None] > number, lower[top], upper[:r, :r])
-    lower[top] = square
-    if not inverts_whole:
-        return lower, to, origin, found.l_inverses
-    unit = square.tril(-1) + torch.eye(r, dtype=low, device=panel.device)
-    return lower, to, origin, triangular_inverse(unit[None], upper=False)
+    lower[top] = torch.where(number[:, None] > number, lower[top], upper[:r, :r])
+    return lower, to, origin, found.l_inverses
 
 
 def moves(pivots: torch.Tensor, places: torch.Tensor, top: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

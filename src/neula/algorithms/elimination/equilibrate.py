@@ -14,10 +14,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from neula.algorithms.elimination.factorization import Factorization
-from neula.algorithms.elimination.lu import WHOLE
 from neula.algorithms.scaling import power_of_two_scales
 from neula.engines import Engine
-from neula.kernels.batched_product import split
 
 TOP = 4
 """The largest elements of the scaled matrix lie in ``[2**(TOP - 1), 2**TOP)``. In fp16 that leaves room for
@@ -64,32 +62,6 @@ class Equilibration:
         for target, block in zip(out.split(_rows_of(a)), self._scaled_rows(a), strict=True):
             engine.fill(target, block, self.columns)
         return out
-
-    def in_two_parts(self, a: torch.Tensor, low: torch.dtype) -> torch.Tensor:
-        """``R A C`` as a sum of two matrices in half precision, as :func:`split` makes them.
-
-        Parameters
-        ----------
-        a : Tensor, shape (n, n)
-            float64.
-        low : torch.dtype
-
-        Returns
-        -------
-        Tensor, shape (2, order, order)
-            Bordered by an identity to a multiple of :data:`WHOLE` rows.
-        """
-        n = len(a)
-        order = -(-n // WHOLE) * WHOLE
-        parts = torch.empty(2, order, order, dtype=low, device=a.device)
-        parts[:, n:], parts[:, :n, n:] = 0, 0
-        parts[0].diagonal()[n:] = 1
-        if self.trivial:
-            split(a[None], low, 2, self.columns[:1] * self.rows[0], out=parts[:, None, :n, :n])
-            return parts
-        for target, block in zip(parts[:, :n, :n].split(_rows_of(a), 1), self._scaled_rows(a), strict=True):
-            split((block * self.columns)[None], low, 2, out=target[:, None])
-        return parts
 
     def norm(self, a: torch.Tensor) -> torch.Tensor:
         """``||R A C||`` in the infinity norm."""

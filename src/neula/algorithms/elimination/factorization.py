@@ -8,13 +8,11 @@ from typing import ClassVar, Protocol
 
 import torch
 
-from neula.algorithms.elimination.calu import eliminate_stored
-from neula.algorithms.elimination.lu import PackedLU, lu_factorize
+from neula.algorithms.elimination.lu import lu_factorize
 from neula.algorithms.elimination.pivoting import Interchanges
-from neula.algorithms.elimination.stored import InTwoParts
 from neula.algorithms.triangular.inverted import InvertedLU
 from neula.algorithms.triangular.substitution import Substitution
-from neula.engines import FP32, Engine, Tuning, format_of
+from neula.engines import Engine, Tuning, format_of
 
 _BLOCK, _BLOCKS = 256, 16
 """Smallest order of diagonal blocks, and how many there are in a large matrix: copies of them are small
@@ -100,9 +98,7 @@ class MixedLU:
 
     @property
     def narrow(self) -> bool:
-        # Of two parts of half precision, in which factors have 22 bits and solves 24.
-        corrected = self.substitution.by_products
-        return corrected or self.substitution.factors.lu.dtype.itemsize < self.substitution.dtype.itemsize
+        return self.substitution.factors.lu.dtype.itemsize < self.substitution.dtype.itemsize
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:
         return self.substitution.solve(b.to(self.substitution.dtype)).double()
@@ -112,11 +108,11 @@ class MixedLU:
 
     def in_double(self) -> MixedLU:
         factors = self.substitution.factors
-        # Single precision is converted once for substitution, which many solves repay and which takes no more
-        # memory than A does. What is narrower stays as it is: it would grow fourfold.
-        if factors.lu.dtype == torch.float32 and not self.substitution.by_products:
+        # Single precision is converted once, which many solves repay and which takes no more memory than A
+        # does. What is narrower stays as it is: it would grow fourfold.
+        if factors.lu.dtype == torch.float32:
             factors = replace(factors, lu=factors.lu.double())
-        return replace(self, substitution=replace(self.substitution, factors=factors, dtype=torch.float64))
+        return replace(self, substitution=Substitution(factors, torch.float64))
 
 
 def mixed_lu(
@@ -148,36 +144,6 @@ def mixed_lu(
         a, engine, variant=variant, pivoting=pivoting, overwrite=True, on_columns=on_columns
     )
     return MixedLU(Substitution(packed, engine.storage), growth_of(packed.lu, largest, engine))
-
-
-def corrected_lu(
-    parts: torch.Tensor, n: int, engine: Engine, on_columns: Callable[[int], None] | None = None
-) -> MixedLU:
-    """LU with tournament pivoting, about as accurate as in single precision, by products of half precision.
-
-    Parameters
-    ----------
-    parts : Tensor, shape (2, order, order)
-        A in two parts, bordered by an identity to whole lines of memory; overwritten.
-    n : int
-        Order of A.
-    engine : Engine
-        In half precision.
-    on_columns : callable, optional
-
-    Returns
-    -------
-    MixedLU
-        As :func:`mixed_lu`.
-    """
-    largest, stored = engine.column_max(parts[0, :n, :n]).amax().float(), InTwoParts(parts, engine)
-    permutation = eliminate_stored(stored, engine, engine.tuning.pivoted_panel, on_columns)
-    whole = slice(0, n)
-    lu = stored.read(whole, whole, torch.empty(n, n, dtype=torch.float32, device=parts.device))
-    # Rows of the border are pivots only of columns that are zero: then nothing is solved for.
-    packed = PackedLU(lu, permutation[:n].clamp(max=n - 1), FP32)
-    substitution = Substitution(packed, torch.float32, by_products=True)
-    return MixedLU(substitution, growth_of(packed.lu, largest, engine))
 
 
 @dataclass(frozen=True)

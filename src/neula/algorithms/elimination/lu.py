@@ -86,8 +86,7 @@ class PackedLU:
     Attributes
     ----------
     lu : Tensor, shape (..., n, n)
-        U, and below the diagonal L, whose diagonal is 1. In the dtype that holds ``storage``, column-major,
-        unless it comes from two parts of half precision.
+        U, and below the diagonal L, whose diagonal is 1. Column-major, in the dtype that holds ``storage``.
     permutation : Tensor, shape (..., n)
         Integers: rows of A in the order in which L and U have them, on the device of the factors.
     storage : Format

@@ -93,7 +93,7 @@ class InvertedBlocks:
     def mT(self) -> InvertedBlocks:
         """The transpose: a view, but for inverses that are read by rows beside a narrow matrix."""
         inverses = self.inverses.mT
-        if _by_rows(self.t, self.dtype):
+        if self.t.dtype != self.dtype:
             inverses = inverses.contiguous()
         return InvertedBlocks(self.t.mT, inverses, self.dtype, not self.upper, self.lost)
 
@@ -174,14 +174,9 @@ def inverted_factors(
     """L and U, packed in one matrix, with blocks that are inverted in the same launches."""
     diagonal = diagonal_blocks(lu, dtype, width)
     lower, upper = (x.view(diagonal.shape) for x in triangular_inverses(diagonal.flatten(0, -3)))
-    if _by_rows(lu, dtype):
+    if lu.dtype != dtype:  # both are read by rows beside a narrow matrix
         upper = upper.contiguous()
     return InvertedBlocks(lu, lower, dtype, upper=False), InvertedBlocks(lu, upper, dtype, upper=True)
-
-
-def _by_rows(t: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether inverses are read by rows: beside a narrow matrix, and in one launch with the others."""
-    return t.dtype != dtype or dtype == torch.float32
 
 
 def diagonal_blocks(t: torch.Tensor, dtype: torch.dtype, width: int) -> torch.Tensor:

@@ -26,11 +26,10 @@ than what is in them."""
 class Substitution:
     """LU factors to solve with, any number of times, in one precision.
 
-    Where the factors are stored in that precision, by substitution, unless products are asked for. Where they
-    are narrower, their diagonal blocks are inverted the first time, and from then on there are only products.
-    These may lose more than substitution, as much as the diagonal blocks are ill-conditioned: but in a
-    precision in which the unit roundoff is smaller by ``2**-13`` or more than that of the factors, whose
-    errors hide it.
+    Where the factors are stored in that precision, by substitution. Where they are narrower, their diagonal
+    blocks are inverted the first time, and from then on there are only products. These may lose more than
+    substitution, as much as the diagonal blocks are ill-conditioned: but in a precision in which the unit
+    roundoff is smaller by ``2**-13`` or more than that of the factors, whose errors hide it.
 
     Attributes
     ----------
@@ -38,8 +37,6 @@ class Substitution:
         Of an n x n matrix.
     dtype : torch.dtype
         float32 or float64.
-    by_products : bool
-        Whether diagonal blocks are inverted where substitution would do, as well.
 
     Examples
     --------
@@ -55,13 +52,12 @@ class Substitution:
 
     factors: PackedLU
     dtype: torch.dtype
-    by_products: bool = False
 
     @classmethod
     def prepared(cls, factors: PackedLU, dtype: torch.dtype) -> Substitution:
         """One that any thread may use from now on, in any stream: all that it keeps is there."""
         solver = cls(factors, dtype)
-        if solver._inverts:
+        if factors.lu.dtype != dtype:
             _ = solver._inverted
             if factors.lu.is_cuda:
                 torch.cuda.current_stream(factors.lu.device).synchronize()
@@ -81,7 +77,7 @@ class Substitution:
         """
         lu = self.factors.lu
         x = b[self.factors.permutation]
-        if not self._inverts:
+        if lu.dtype == self.dtype:
             x = torch.linalg.solve_triangular(lu, x, upper=False, unitriangular=True)
             return torch.linalg.solve_triangular(lu, x, upper=True)
         lower, upper = self._inverted
@@ -100,7 +96,7 @@ class Substitution:
         """
         lu = self.factors.lu
         x = b.clone()
-        if not self._inverts:
+        if lu.dtype == self.dtype:
             x = torch.linalg.solve_triangular(lu.mT, x, upper=False)
             x = torch.linalg.solve_triangular(lu.mT, x, upper=True, unitriangular=True)
         else:
@@ -109,10 +105,6 @@ class Substitution:
         found = torch.empty_like(x)
         found[self.factors.permutation] = x
         return found
-
-    @property
-    def _inverts(self) -> bool:
-        return self.by_products or self.factors.lu.dtype != self.dtype
 
     @cached_property
     def _inverted(self) -> tuple[InvertedBlocks, InvertedBlocks]:

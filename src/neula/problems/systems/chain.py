@@ -12,7 +12,6 @@ import torch
 
 from neula.certificates.bounds import solve_bound
 from neula.engines import FP32, FP64, Arithmetic, Format, Tuning
-from neula.engines.formats import FP16_COR
 from neula.pipeline.chain import Answer, Link, Verdict
 from neula.problems.systems import links
 from neula.problems.systems.direct import solve_directly
@@ -72,15 +71,12 @@ def _lu(n: int, format: Format, options: Options, tuning: Tuning) -> list[Link[S
     worth = tuning.pivoted_lu or tuning.has_tournaments(format)
     large = n >= tuning.direct_pivoted or options.compute is not None
     pivoted = options.pivot is None and worth and large and format is not FP64
-    corrected = pivoted and options.compute is None and n < tuning.corrected_lu
     tried = []
     if unpivoted or options.pivot == "none":
         tried.append(Link(f"lu {format.name}", partial(links.lu, format=format)))
     if (unpivoted and n**1.5 * format.u <= 1) or options.pivot == "rbt":
         tried.append(Link(f"rbt + lu {format.name}", partial(links.mixed_by_butterflies, format=format)))
-    if corrected:
-        tried.append(Link(f"lu {FP16_COR} with pivoting", links.corrected_lu_with_pivoting))
-    elif pivoted or options.pivot == "partial":
+    if pivoted or options.pivot == "partial":
         tried.append(Link(f"lu {format.name} with pivoting", partial(links.pivoted_lu, format=format)))
     return tried
 

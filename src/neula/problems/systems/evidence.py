@@ -11,7 +11,7 @@ from neula.algorithms.elimination.equilibrate import Equilibration
 from neula.algorithms.elimination.factorization import Factorization, Transposed
 from neula.algorithms.krylov.doubled_refinement import DOUBLED, MAX_RATE
 from neula.algorithms.krylov.gmres import gmres
-from neula.algorithms.krylov.iterative_refinement import Beside, Refined, UpdateSolver, gmres_refinement
+from neula.algorithms.krylov.iterative_refinement import Beside, Refined, UpdateSolver
 from neula.algorithms.krylov.refine_sum import refine_sum
 from neula.algorithms.spectra.condition import random_direction
 from neula.algorithms.spectra.inverse_norm import EXPLICIT, inverse_norm
@@ -171,21 +171,16 @@ class Evidence:
     ) -> tuple[Refined, torch.Tensor]:
         """Update x by residuals in twice the working precision; also returns bounds on its errors."""
         rows, columns = self.scales.rows[:, None], self.scales.columns[:, None]
-        # A copy of A only where scales differ.
-        left, right = (1.0, 1.0) if self.scales.trivial else (rows, columns.mT)
-        doubled = Doubled.of((self.a if self.scales.trivial else self.a * left * right)[None])
+        doubled = Doubled.of((self.a * rows * columns.mT)[None])
         unit = DOUBLED * len(b) ** 0.5
         norm = torch.linalg.vector_norm
 
         def evaluate(high: torch.Tensor, low: torch.Tensor) -> _Evaluated:
-            x = high, low
-            if not self.scales.trivial:
-                x = high / columns, low / columns
-            found, rest = doubled.residual(x[0][None], (left * b)[None], x[1][None])
-            residual, size = (found + rest)[0] / left, self.size(high)
+            scaled, rest = doubled.residual((high / columns)[None], (rows * b)[None], (low / columns)[None])
+            size = self.size(high)
             noise = unit * (self.norm * size + norm(rows * b, dim=0))
-            error = over(ESTIMATED**2 * self.inverse * (norm(rows * residual, dim=0) + noise), size)
-            return _Evaluated(error, residual)
+            error = over(ESTIMATED**2 * self.inverse * (norm(scaled[0], dim=0) + noise), size)
+            return _Evaluated(error, (scaled + rest)[0] / rows)
 
         def solve(found: _Evaluated) -> tuple[torch.Tensor, int]:
             return update(found.residual, REDUCTION, options.max_iterations)
@@ -300,10 +295,9 @@ def _by_gmres(
         start = probe
         if start is None or start.solved.x is None or not torch.equal(start.right, right):
             start = InverseProbe.of(factors, right, sizes)
-            if len(a) >= COSTLY:
-                # By the refinement, if it was by GMRES; whether rows in small units are solved, too, shows.
-                by_gmres = update or gmres_refinement(a, factors)
-                start.solved.x = by_gmres(start.solved.b, start.solved.reduction, max_iterations)[0]
+            if update is not None and len(a) >= COSTLY:
+                # The refinement is at hand; whether rows in small units are solved, too, shows.
+                start.solved.x = update(start.solved.b, start.solved.reduction, max_iterations)[0]
         if (shown := start.shown(a)) is not None:
             return shown
         norm, vector, hidden = start.norm, start.vector, start.solved.reduction

@@ -21,7 +21,6 @@ from neula.algorithms.elimination.equilibrate import Equilibrated
 from neula.algorithms.elimination.factorization import (
     Factorization,
     SingularMatrixError,
-    corrected_lu,
     library_lu,
     mixed_lu,
 )
@@ -37,8 +36,7 @@ from neula.algorithms.krylov.iterative_refinement import (
     refine,
 )
 from neula.certificates.forward_error import SURE
-from neula.engines import FP16, FP32, FP64, Arithmetic, Engine, Format
-from neula.engines.formats import FP16_COR
+from neula.engines import FP32, FP64, Arithmetic, Engine, Format
 from neula.kernels.refining import over
 from neula.pipeline.chain import Answer, Declined
 from neula.pipeline.progress import digits_done, stage
@@ -87,16 +85,6 @@ def pivoted_lu(system: System, before: Solution | None, format: Format) -> Solut
     engine = system.options.engine.using(format)
     factors = _factorize(system, system.fill(engine), engine, pivoting=True)
     return _refined(system, f"lu {format.name} with pivoting", factors, format)
-
-
-def corrected_lu_with_pivoting(system: System, before: Solution | None) -> Solution:
-    """The same about as accurate as in single precision, by products of half precision."""
-    engine = system.options.engine.using(FP16)
-    report = stage(system.options.progress, f"factorizing in {FP16_COR}")
-    n, parts = len(system.a), system.scales.in_two_parts(system.a, engine.operand_dtype)
-    factors = corrected_lu(parts, n, engine, on_columns=lambda done: report(min(1.0, done / n)))
-    del parts  # as large as the factors
-    return _refined(system, f"lu {FP16_COR} with pivoting", factors, FP32)
 
 
 def by_library(system: System, before: Solution | None) -> Solution:
