@@ -12,7 +12,7 @@ from neula.kernels.tournament import WIDTH, PanelFactors, play_reference
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
-U32 = 2.0**-24
+U16, U32 = 2.0**-11, 2.0**-24
 
 
 class Kernels:
@@ -52,15 +52,14 @@ def steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ke
     return Reference() if request.param == "reference" else Kernels(monkeypatch)
 
 
-@pytest.mark.parametrize("low", [torch.float16, torch.float32])
 @pytest.mark.parametrize(("m", "r"), [(32, 32), (71, 64), (130, 96)])
-def test_a_panel(m: int, r: int, low: torch.dtype, steps: Kernels | Reference) -> None:
+def test_a_panel(m: int, r: int, steps: Kernels | Reference) -> None:
     """``|A - L U| <= (2 u + r u32) |L| |U|`` (Lopez and Mary, Table 2), rows where they are."""
     panel = random_matrix("normal", m, r, dtype=torch.float32, seed=m).to(DEVICE)
     before = panel.clone()
-    whole = torch.full((m + 5, r + 3), torch.nan, dtype=low, device=DEVICE)
+    whole = torch.full((m + 5, r + 3), torch.nan, dtype=torch.float16, device=DEVICE)
     lower, upper = whole[2 : m + 2, 1 : r + 1], torch.full_like(whole[:r, :r], torch.nan)
-    found = PanelFactors.of(panel, low)
+    found = PanelFactors.of(panel, torch.float16)
     block = panel[:, :WIDTH].clone(memory_format=torch.contiguous_format)
     following = torch.empty_like(block)
     for start in range(0, r, WIDTH):
@@ -83,10 +82,10 @@ def test_a_panel(m: int, r: int, low: torch.dtype, steps: Kernels | Reference) -
     lower = lower.double().cpu()
     lower[is_pivot] = torch.where(number < places[is_pivot, None], lower[is_pivot], 0.0)
     lower[is_pivot, places[is_pivot].long()] = 1.0
-    size, unit = a.abs() + lower.abs() @ u.abs(), torch.finfo(low).eps / 2
+    size = a.abs() + lower.abs() @ u.abs()
     # In each product with an inverse there are 32 sums more, and sums of the unit are truncated; elements of
     # L may be subnormal.
-    bound = (2.1 * unit + 2 * (r + WIDTH) * U32) * size + 2.0**-25 * (2 + u.abs().sum(0))
+    bound = (2.1 * U16 + 2 * (r + WIDTH) * U32) * size + 2.0**-25 * (2 + u.abs().sum(0))
     assert ((lower @ u - a).abs() <= bound).all()
 
 

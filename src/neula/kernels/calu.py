@@ -31,7 +31,7 @@ def _tried(device: torch.device) -> None:
 @kernel(
     "neula.kernels.calu_triton:rows_of_u_triton",
     trial=_tried,
-    when=lambda panel, lower, *_: lower.dtype.itemsize <= 4,
+    when=lambda panel, lower, *_: lower.dtype.itemsize == 2,
 )
 def rows_of_u(
     panel: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor, found: PanelFactors, start: int
@@ -43,7 +43,7 @@ def rows_of_u(
     panel : Tensor, shape (m, r)
         A: float32.
     lower : Tensor, shape (m, r)
-        Row-major, of a low format or float32: L, in the first ``start`` columns.
+        Row-major, of a low format: L, in the first ``start`` columns.
     upper : Tensor, shape (r, r)
         Row-major, in the same format: U, whose rows from ``start`` to ``start + WIDTH`` are written, in
         columns from ``start + 2 WIDTH`` on.
@@ -59,7 +59,7 @@ def rows_of_u(
 @kernel(
     "neula.kernels.calu_triton:update_triton",
     trial=_tried,
-    when=lambda panel, lower, *_: lower.dtype.itemsize <= 4,
+    when=lambda panel, lower, *_: lower.dtype.itemsize == 2,
 )
 def update(
     panel: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor, start: int, out: torch.Tensor
@@ -85,7 +85,7 @@ def update(
 @kernel(
     "neula.kernels.calu_triton:eliminate_triton",
     trial=_tried,
-    when=lambda block, following, lower, *_: lower.dtype.itemsize <= 4,
+    when=lambda block, following, lower, *_: lower.dtype.itemsize == 2,
 )
 def eliminate(
     block: torch.Tensor,
@@ -105,7 +105,7 @@ def eliminate(
     following : Tensor, shape (m, WIDTH)
         float32, contiguous: C, from :func:`update`; not read behind the last columns.
     lower : Tensor, shape (m, r)
-        Row-major, of a low format or float32: L, whose columns from ``start`` to ``start + WIDTH`` are
+        Row-major, of a low format: L, whose columns from ``start`` to ``start + WIDTH`` are
         written.
     upper : Tensor, shape (r, r)
         Row-major, in the same format: U, whose rows from ``start`` on are written in the next columns.

@@ -1,7 +1,7 @@
 """Kernels of :mod:`neula.kernels.calu`.
 
-*Updates* of m rows at column k of a panel: ``64 m k`` flops, and ``2 m k`` bytes of L, twice as many in
-float32, which are in the cache if m is at most 30000 or so. They run beside tournaments, like *rows of U*:
+*Updates* of m rows at column k of a panel: ``64 m k`` flops, and ``2 m k`` bytes of L, which are in the
+cache if m is at most 30000 or so. They run beside tournaments, like *rows of U*:
 the same for 32 rows that lie anywhere, by a few thread blocks.
 
 *Elimination* of m rows by the last 32 pivots: latency. Columns are solved for and the next ones updated in
