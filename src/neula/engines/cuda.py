@@ -234,19 +234,14 @@ class CudaEngine(Engine):
         """Whether something else runs beside products."""
         return self._half or self.arithmetic.corrected or self.format is FP64
 
-    def beside(self, launch: Callable[[], None], other: Callable[[], Result], share: float = 0.0) -> Result:
+    def beside(self, launch: Callable[[], None], other: Callable[[], Result]) -> Result:
         if not self._runs_beside:
             return super().beside(launch, other)
         current = torch.cuda.current_stream(self.device)
         side = _side_stream(current)
         side.wait_stream(current)
-
-        def launch_with_share() -> None:
-            with cublas.leaving(share, self.device):
-                launch()
-
         try:
-            graphs.on_stream(side, launch_with_share if share else launch)
+            graphs.on_stream(side, launch)
             return other()
         finally:
             current.wait_stream(side)
