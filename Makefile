@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 CONSTRAINTS := constraints.txt
 
-# Tests run on all cores, each process with one thread: threads of several processes would wait for one another.
+# Tests run on all cores, each process with one thread: threads of several processes would wait for one another. Whatever
+# the environment says, what pytest makes of their asserts is kept: it takes half a minute of each process anew.
 WORKERS ?= auto
-PYTEST = OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 \
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 \
 	$(BIN)/python -m pytest -m "not gpu and not gpu2" -n $(WORKERS) --dist worksteal $(TESTS)
 
 # A CPU without bf16 and AVX-512, on any machine. What other processors than x86 do not know they would complain about.
