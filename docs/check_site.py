@@ -35,6 +35,8 @@ import neula
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "microsoft-edge")
 WIDE, NARROW = 1280, 400
+PATIENCE = 120_000.0
+"""Milliseconds for a page, on a machine that does other work as well."""
 FORMULAS = ("\\(", "\\[", "$$")
 ARGUMENTS = ["--disable-background-networking", "--disable-gpu"]
 VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
@@ -136,6 +138,7 @@ def check_in_browser(site: Path, executable: str) -> Iterator[str]:
     with served(site) as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable, args=ARGUMENTS)
         page = browser.new_page(viewport={"width": WIDE, "height": 900})
+        page.set_default_timeout(PATIENCE)
         asked, failed = [], []
         page.on("request", lambda request: asked.append(request.url))
         page.on("response", lambda answer: failed.append(answer.url) if answer.status >= 400 else None)
@@ -159,7 +162,7 @@ def _search(page: Any, address: str) -> Iterator[str]:
     for name in (name for name in neula.__all__ if name.islower()):
         page.goto(f"{address}/?q={name}")
         first = page.locator(".md-search-result__link").first
-        first.wait_for(state="attached", timeout=60_000)
+        first.wait_for(state="attached")
         place = first.get_attribute("href")
         if "/api/functions/" not in place:
             yield f"the search for {name} leads first to {place}"

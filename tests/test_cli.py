@@ -880,7 +880,7 @@ def test_bench_refuses_what_does_not_fit(monkeypatch: pytest.MonkeyPatch, small_
     assert_refused(neula_cli("bench", "--data", "nowhere"), "nowhere: no bench-*.json", before)
     assert_refused(neula_cli("bench", "qr", "--data", "nowhere"), "--data measures nothing", before)
     assert_refused(neula_cli("bench", "qr", "--quick"), "--quick is for sweep", before)
-    assert_refused(neula_cli("bench", "--draw", "x.bmp"), "x.bmp: a picture is one of .svg", before)
+    assert_refused(neula_cli("bench", "--draw", "x.bmp"), "x.bmp: the name must end with .svg", before)
     monkeypatch.setattr(benchmarks, "new_canvas", raising(ImportError("drawing needs matplotlib")))
     assert_refused(neula_cli("bench", "gemm", "--cpu", "--draw", "x.svg"), "drawing needs matplotlib", before)
 

@@ -60,6 +60,7 @@ def test_bounds_and_constraints() -> None:
         ("do not go together with bounds", ["--nonnegative", "--constraints=C.csv,d.csv"]),
         ("does not name two files", ["--constraints=C.csv"]),
         ("C must have shape", ["--constraints=b.csv,d.csv"]),
+        ("b.csv: the name must end with .html", ["--report=b.csv"]),
     ],
 )
 def test_bad_input(message: str, options: list[str]) -> None:
@@ -76,3 +77,10 @@ def test_report(folder: Path, options: list[str]) -> None:
     assert ("standard error" in page) == (not options)
     # Nothing is loaded from elsewhere; names of XML's vocabularies are no links.
     assert not re.search(r"(src|href)=\"(?!#)", re.sub(r"xlink:href=\"#[^\"]*\"", "", page))
+
+
+def test_the_report_has_the_names_of_columns(folder: Path) -> None:
+    pytest.importorskip("matplotlib")
+    lstsq("--intercept", "--report", "new/report.html")
+    page = (folder / "new" / "report.html").read_text(encoding="utf-8")
+    assert re.findall(r"<tr><td>(\w+)</td>", page) == ["intercept", "1", "2", "3", "4"]

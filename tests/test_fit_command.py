@@ -116,7 +116,7 @@ def test_a_fit_that_cannot_be_certified():
         (("data.csv", "y = a*x", "--p0", "b=1"), "the parameters are a"),
         (("data.csv", "y = a*x", "--p0", "1,2"), "2 numbers for 1 parameters"),
         (("data.csv", "y = a*x", "--p0", "a=one"), "not understood"),
-        (("data.csv", "y = a*x", "--plot", "fit.txt"), "a picture is one of"),
+        (("data.csv", "y = a*x", "--plot", "fit.txt"), "fit.txt: the name must end with"),
         (("data.csv", "y = log(a - 2 - x)"), "not finite at x0"),
         (("nothing.csv", "y = a*x"), "nothing.csv"),
     ],

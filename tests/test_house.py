@@ -1,4 +1,4 @@
-"""The house is small: files of 400 lines at most, functions of 60 lines of code, fourteen entries on top.
+"""The house is small: files of 400 lines at most, functions of 60 lines of code, few entries on top.
 
 Which room may know which is checked by import-linter (``make lint``; the rooms are in pyproject.toml).
 """
@@ -19,12 +19,6 @@ LINES_OF_A_FILE = 400
 LINES_OF_A_FUNCTION = 60
 ENTRIES = 15
 """Beside ``__main__.py``, which Python wants there."""
-
-LONG_FILES: set[str] = set()
-"""Files that are still to be split. Nothing is to be added."""
-
-LONG_FUNCTIONS: set[str] = set()
-"""Functions that are still to be split, as ``file::name``. Nothing is to be added."""
 
 _NO_CODE = {
     tokenize.COMMENT,
@@ -76,28 +70,29 @@ class A:
     assert dict(functions(source)) == {"A.f": 4, "A.f.g": 1}
 
 
-@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
-def test_short(path: Path) -> None:
-    name, source = path.relative_to(SOURCE).as_posix(), path.read_text(encoding="utf-8")
-    lines = len(source.splitlines())
-    # An exception that is no longer needed goes.
-    assert (lines > LINES_OF_A_FILE) == (name in LONG_FILES), f"{name} has {lines} lines"
-    long = {f"{name}::{function}": n for function, n in functions(source) if n > LINES_OF_A_FUNCTION}
-    assert long.keys() == {known for known in LONG_FUNCTIONS if known.startswith(f"{name}::")}, long
+@pytest.fixture(scope="module")
+def sources() -> dict[str, str]:
+    paths = sorted(SOURCE.rglob("*.py"))
+    return {path.relative_to(SOURCE).as_posix(): path.read_text(encoding="utf-8") for path in paths}
 
 
-@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
-def test_only_public_names_are_imported(path: Path) -> None:
-    imports = [
-        node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.ImportFrom)
-    ]
-    names = {alias.name for node in imports for alias in node.names if str(node.module).startswith("neula")}
-    assert {name for name in names if name.startswith("_")} <= {"__version__"}
+def test_files_are_short(sources: dict[str, str]) -> None:
+    lines = {name: len(source.splitlines()) for name, source in sources.items()}
+    assert {name: n for name, n in lines.items() if n > LINES_OF_A_FILE} == {}
 
 
-def test_exceptions_exist() -> None:
-    named = LONG_FILES | {function.partition("::")[0] for function in LONG_FUNCTIONS}
-    assert {name for name in named if not (SOURCE / name).is_file()} == set()
+def test_functions_are_short(sources: dict[str, str]) -> None:
+    lines = {(name, f): n for name, source in sources.items() for f, n in functions(source)}
+    assert {function: n for function, n in lines.items() if n > LINES_OF_A_FUNCTION} == {}
+
+
+def test_only_public_names_are_imported(sources: dict[str, str]) -> None:
+    def private(source: str) -> set[str]:
+        nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
+        names = {alias.name for node in nodes for alias in node.names if str(node.module).startswith("neula")}
+        return {name for name in names if name.startswith("_")} - {"__version__"}
+
+    assert {name: found for name, source in sources.items() if (found := private(source))} == {}
 
 
 def test_few_entries() -> None:

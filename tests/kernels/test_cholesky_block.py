@@ -48,7 +48,7 @@ def definite(n: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("low", [None, torch.float16])
-@pytest.mark.parametrize("n", [1, 20, 32, 75, 130, 300])
+@pytest.mark.parametrize("n", [1, 20, 32, 75, 200])
 def test_factors_and_inverses(factor: Factor, n: int, low: torch.dtype | None) -> None:
     """``|A - L L^T| <= gamma |L| |L^T|`` (Higham, Theorem 10.3), with what products with inverses lose."""
     a = definite(n)

@@ -175,31 +175,33 @@ def test_solutions_and_their_evidence(solve: Solve, m: int, n: int, k: int) -> N
     assert ((ratio >= n**-0.5) & (ratio <= 1.01 * n**0.5)).all()
 
 
-@pytest.mark.parametrize("consistent", [False, True])
-@pytest.mark.parametrize("cond", [1e4, 1e6])
-def test_ill_conditioned(solve: Solve, cond: float, consistent: bool) -> None:
-    a = matrices(2, 24, 8, cond)
-    b = a @ noise(2, 8, 1) if consistent else noise(2, 24, 1)
+def of_conditions(*conds: float, m: int) -> torch.Tensor:
+    """Two matrices of each, in one batch: an interpreted kernel takes hardly longer for it than for one."""
+    return torch.cat([matrices(2, m, 8, cond) for cond in conds])
+
+
+def test_ill_conditioned(solve: Solve) -> None:
+    """With right-hand sides in the range of A, and with others."""
+    a = of_conditions(1e4, 1e6, 1e4, 1e6, m=24)
+    b = torch.cat([a[:4] @ noise(4, 8, 1), noise(4, 24, 1)])
     found = solve(a, b)
     assert (true_errors(a, b, found.x) <= found.forward_error).all()
-    assert said(found)["accepted"] == [1.0, 1.0]
+    assert said(found)["accepted"] == [1.0] * 8
 
 
-@pytest.mark.parametrize("cond", [1e7, 1e8])
-def test_at_the_edge(solve: Solve, cond: float) -> None:
+def test_at_the_edge(solve: Solve) -> None:
     """Few digits, or none, but never more than there are."""
-    a, b = matrices(2, 16, 8, cond), noise(2, 16, 1)
+    a, b = of_conditions(1e7, 1e8, m=16), noise(4, 16, 1)
     found = solve(a, b)
     errors = true_errors(a, b, found.x)
     assert ((errors <= found.forward_error) | ~(found.forward_error <= SURE)).all()
 
 
-@pytest.mark.parametrize("cond", [1e10, 1e13, 1e16])
-def test_beyond_what_a_gram_matrix_holds(solve: Solve, cond: float) -> None:
+def test_beyond_what_a_gram_matrix_holds(solve: Solve) -> None:
     """With ``cond^2 u`` above 1 nothing is claimed."""
-    a, b = matrices(2, 24, 8, cond), noise(2, 24, 1)
+    a, b = of_conditions(1e10, 1e13, 1e16, m=24), noise(6, 24, 1)
     found = solve(a, b)
-    assert said(found)["accepted"] == [0.0, 0.0]
+    assert said(found)["accepted"] == [0.0] * 6
     assert not (found.forward_error <= SURE).any()
 
 
@@ -230,22 +232,20 @@ def test_what_is_not_finite_or_not_moderate_spoils_nothing_else(solve: Solve) ->
 
 
 @pytest.mark.parametrize("n", [1, 3])
-@pytest.mark.parametrize("size", [2.0**-1070, 1e-201, 1e-160, 1e-90, 1e90, 1e160])
 @pytest.mark.parametrize("scaled", ["b", "one column of b", "A", "one column of A"])
-def test_nothing_is_claimed_where_squares_are_beyond_the_range(
-    solve: Solve, scaled: str, size: float, n: int
-) -> None:
+def test_nothing_is_claimed_where_squares_are_beyond_the_range(solve: Solve, scaled: str, n: int) -> None:
     """A norm that underflows is not that of a zero right-hand side, nor an update without length an error of
     zero.
     """
-    a, b = matrices(1, n + 2, n), noise(1, n + 2, 2)
-    {"b": b, "one column of b": b[..., 1:], "A": a, "one column of A": a[..., -1:]}[scaled].mul_(size)
+    sizes = torch.tensor([2.0**-1070, 1e-201, 1e-160, 1e-90, 1e90, 1e160], dtype=torch.float64)
+    a, b = matrices(len(sizes), n + 2, n), noise(len(sizes), n + 2, 2)
+    part = {"b": b, "one column of b": b[..., 1:], "A": a, "one column of A": a[..., -1:]}[scaled]
+    part.mul_(sizes[:, None, None])
     found = solve(a, b)
-    assert said(found)["accepted"] == [0.0]
-    assert said(found)["zero"] == [0.0]
+    assert said(found)["accepted"] == said(found)["zero"] == [0.0] * len(sizes)
     untouched = 1 if scaled == "one column of b" else 0
-    assert found.forward_error[0, untouched:].isinf().all()
-    assert (found.forward_error[0, :untouched] <= 2 * FP64.u).all()
+    assert found.forward_error[:, untouched:].isinf().all()
+    assert (found.forward_error[:, :untouched] <= 2 * FP64.u).all()
 
 
 def test_columns_in_any_units(solve: Solve) -> None:

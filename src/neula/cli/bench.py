@@ -6,7 +6,7 @@ times of both, how near to the rate of plain products it comes, and the errors o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -99,10 +99,10 @@ def run_all(names: Iterable[str], report: Run, *, cpu: bool, quick: bool = False
     return [measured(name) for name in names]
 
 
-def check_picture(path: Path) -> None:
-    """Raise before the work if a picture could not be drawn."""
-    if path.suffix not in PICTURES:
-        raise ValueError(f"{path}: a picture is one of {', '.join(PICTURES)}; choose another name")
+def check_picture(path: Path, suffixes: Sequence[str] = PICTURES) -> None:
+    """Raise before the work if a picture, or a page with pictures, could not be made."""
+    if path.suffix not in suffixes:
+        raise ValueError(f"{path}: the name must end with {' or '.join(suffixes)}; choose another one")
     try:
         new_canvas(1.0, 1.0)
     except ImportError as error:

@@ -12,6 +12,8 @@ import neula
 if TYPE_CHECKING:
     import numpy as np
 
+    from neula.io.table import Table
+
 SHOWN = 200
 """Coefficients in the table of the page."""
 
@@ -23,17 +25,23 @@ td.number {text-align: right; font-variant-numeric: tabular-nums} thead {border-
 """
 
 
-def write_report(path: Path, A: np.ndarray, b: np.ndarray, result: Any, names: tuple[str, ...] = ()) -> None:
+def check_report(path: Path) -> None:
+    """Raise before the work if the page could not be made."""
+    from neula.cli.bench import check_picture
+
+    check_picture(path, [".html"])
+
+
+def write_report(path: Path, table: Table, b: np.ndarray, result: Any) -> None:
     """Write the page: what was solved, how, how many digits are sure, coefficients, residuals, spectrum of R.
 
     Parameters
     ----------
     path : Path
-    A : ndarray, shape (m, n)
+    table : Table, shape (m, n)
+        A, with the names of its columns where it has some.
     b : ndarray, shape (m,)
     result : LstsqResult or BoundedResult
-    names : tuple of str
-        Of the columns of A.
 
     Raises
     ------
@@ -42,6 +50,7 @@ def write_report(path: Path, A: np.ndarray, b: np.ndarray, result: Any, names: t
     ImportError
         Without matplotlib.
     """
+    A = table.values
     if A.ndim != 2 or b.ndim != 1:
         raise ValueError(f"--report is for one matrix and one right-hand side, got {A.shape} and {b.shape}")
     facts = "".join(f"<tr><th>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>" for k, v in result.rows())
@@ -52,11 +61,12 @@ def write_report(path: Path, A: np.ndarray, b: np.ndarray, result: Any, names: t
         f"<style>{STYLE}</style></head><body><h1>{title}</h1>"
         f'<p class="{state}"><strong>{html.escape(result.headline())}</strong></p>'
         f"<h2>What was done</h2><table>{facts}</table>{_attempts(result)}"
-        f"<h2>Coefficients</h2>{_coefficients(result, names)}"
+        f"<h2>Coefficients</h2>{_coefficients(result, table.columns or ())}"
         f"<h2>Residuals</h2>{_residuals(A, b, result.x)}"
         f"<h2>Singular values of R</h2>{_spectrum(A)}"
         f"<p>neula {neula.__version__}</p></body></html>\n"
     )
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page, encoding="utf-8")
 
 

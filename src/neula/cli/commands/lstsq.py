@@ -25,7 +25,7 @@ from neula.cli.options import (
     SolutionOption,
     WeightsOption,
 )
-from neula.cli.report import write_report
+from neula.cli.report import check_report, write_report
 from neula.cli.run import running
 from neula.cli.solutions import finish_solution, named, unread, with_intercept
 
@@ -71,6 +71,8 @@ def lstsq(
             )
         c, d = (None, None) if constraints is None else constrained.two_files(constraints)
         run.check([a, b, weights, c, d], (output, 1))
+        if report is not None:
+            check_report(report)
         whole = intercept or nonnegative or any((bounds, constraints, report))  # what needs all of A at once
         rows = None if whole else run.rows_that_do_not_fit(a)
         files = {"A": a if rows is None else None, "b": b, "weights": weights}
@@ -89,7 +91,7 @@ def lstsq(
         result = run.compute(function, table.values, given["b"].values, **keywords)
         run.write((output, {"x": named(result.x, table, given["b"])}))
         if report is not None:
-            write_report(report, table.values, given["b"].values, result)
+            write_report(report, table, given["b"].values, result)
     m, n = table.values.shape[-2:]
     full_rank = n if damp or pair else min(m, n)
     finish_solution(run, result, constrained.shown(result, full_rank), table)

@@ -64,13 +64,13 @@ def lstsq(
     progress: Progress | None = None,
     wait: bool = True,
 ) -> LstsqResult:
-    """Solve ``min ||A x - b||``: a fast QR in low precision, refined to the accuracy asked for.
+    """Solve ``min ||A x - b||`` to the accuracy asked for, and say how many digits are sure.
 
-    The R of a low-precision QR (on a GPU of a Gram matrix, for up to 4096 columns) preconditions CGLS in
-    double precision. An answer is accepted when its
-    backward error, computed from the true residual, is small enough and A is known to have full rank. If not,
-    a better R is made: single precision, Householder reflections in double precision, and at last the SVD,
-    which gives the minimum-norm solution where A lacks full rank.
+    A cheap R (from a factorization in low precision where A is large, else a Gram matrix or LAPACK) is
+    the preconditioner of a refinement in double precision. An answer is accepted when its backward error,
+    computed from the true residual, is small enough and A is known to have full rank. If not, a better R is
+    made, at last by Householder reflections in double precision. Where A lacks full rank, a complete
+    orthogonal decomposition or the SVD gives the solution of minimum norm.
 
     Parameters
     ----------
