@@ -21,6 +21,7 @@ from neula.engines.tuning import Recursion
 from neula.io.matrices import SPECTRA, random_matrix
 from neula.pipeline.result import AccuracyError
 from neula.problems.orthogonal import launched
+from neula.problems.orthogonal.links import WHOLE
 
 SHAPES = [
     (1, 1),
@@ -666,7 +667,7 @@ class Looking(Queueing):
 
 @pytest.mark.parametrize(
     ("kind", "cond", "columns"),
-    [("normal", 1.0, 250 // 16), ("geometric", 30.0, 250 // 16), ("geometric", 1e4, 250)],
+    [("normal", 1.0, WHOLE), ("geometric", 30.0, WHOLE), ("geometric", 1e4, 250)],
 )
 @pytest.mark.parametrize("m", [250, 301])
 def test_only_columns_that_lost_orthogonality_are_corrected(monkeypatch, kind, cond, columns, m):

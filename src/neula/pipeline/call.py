@@ -121,11 +121,12 @@ class Call:
         """
         a, *others = self.tensors
         tuning = self.engine.tuning
-        if asked != "auto" or a.ndim != 2 or any(b.ndim > 2 for b in others):
+        limit = max(tuning.by_host, tuning.by_host_kernel) if asked == "auto" else 0
+        if not limit or a.ndim != 2 or not all(0 < b.ndim <= 2 for b in others):
             return self
         m, n = a.shape
         work = m * n * (min(m, n) + sum(b[:1].numel() for b in others))
-        if not 0 < work <= max(tuning.by_host, tuning.by_host_kernel):
+        if not 0 < work <= limit:
             return self
         host = select_engine("cpu", torch.device("cpu"))
         # Several threads of a library would work on larger ones.

@@ -27,7 +27,7 @@ import torch
 from neula.algorithms.elimination.cholesky_factor import Cholesky
 from neula.algorithms.elimination.falling_pivots import foresee
 from neula.algorithms.elimination.leading import Leading
-from neula.algorithms.elimination.lu_panels import blocks
+from neula.algorithms.elimination.lu_panels import blocks, halves
 from neula.engines import FP32, Engine, format_of
 from neula.kernels.cholesky import cholesky_lower
 from neula.kernels.cholesky_block import LEAF, factor_lower
@@ -285,7 +285,7 @@ class _Factorization:
         if k.stop - k.start <= self.leaf:
             self._leaf(k)
             return
-        left, right = self._halves(k)
+        left, right = halves(k, self.leaf)
         self.factorize(left)
         self.solve(right, left)
         self.subtract(right, right, left)
@@ -297,7 +297,7 @@ class _Factorization:
         """A block below a diagonal one becomes ``A L^-T``."""
         width = columns.stop - columns.start
         if width > self.inverted:
-            left, right = self._halves(columns)
+            left, right = halves(columns, self.leaf)
             self.solve(rows, left)
             self.subtract(rows, right, left)
             self.solve(rows, right)
@@ -396,10 +396,3 @@ class _Factorization:
             return
         for x, out in zip(self.a[:, rows, columns], self.low[:, rows, columns], strict=True):
             self.engine.round(x, out)
-
-    def _halves(self, k: slice) -> tuple[slice, slice]:
-        """Two parts, the first a power of two times a leaf: blocks of few different sizes."""
-        half = self.leaf
-        while 2 * half < k.stop - k.start:
-            half *= 2
-        return slice(k.start, k.start + half), slice(k.start + half, k.stop)

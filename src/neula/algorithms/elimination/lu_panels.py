@@ -99,6 +99,14 @@ def blocks(whole: slice, width: int) -> Iterator[slice]:
     return (slice(start, min(start + width, whole.stop)) for start in range(whole.start, whole.stop, width))
 
 
+def halves(whole: slice, leaf: int) -> tuple[slice, slice]:
+    """Two parts, the first a power of two times a leaf: blocks of few different sizes."""
+    half = leaf
+    while 2 * half < whole.stop - whole.start:
+        half *= 2
+    return slice(whole.start, whole.start + half), slice(whole.start + half, whole.stop)
+
+
 def left_looking(work: Workspace, columns: slice, width: int, factor: Panel) -> Iterator[tuple[slice, Solve]]:
     """Algorithms 2.2, 4.1, 5.1 and 5.2 on the given columns: update a panel, then factorize it.
 
