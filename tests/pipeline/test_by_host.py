@@ -17,6 +17,7 @@ from neula.kernels import seminormal_host
 from neula.kernels.small_qr import SmallQR, small_qr
 from neula.pipeline import call
 from neula.problems.orthogonal import at_once
+from neula.problems.orthogonal.by_kernel import LABEL
 
 LIMIT = 40 * 8 * 9
 """Of what the host takes here: one right-hand side of 40 x 8."""
@@ -138,7 +139,7 @@ def test_a_kernel_of_small_factorizations(launching: None, monkeypatch: pytest.M
     monkeypatch.setattr(at_once, "small_qr", kernel)
     a = normal(50, 20)
     found = neula.qr(a)
-    assert found.attempts[-1].method == at_once.LABEL
+    assert found.attempts[-1].method == LABEL
     assert found.certificate.accepted
     assert found.converged
     assert bool(found.accepted)
@@ -147,7 +148,7 @@ def test_a_kernel_of_small_factorizations(launching: None, monkeypatch: pytest.M
     assert neula.qr(a.numpy()).R.shape == (20, 20)
     batch = torch.stack([a, 2 * a]).view(1, 2, 50, 20)
     several = neula.qr(batch)
-    assert several.attempts[-1].method == at_once.LABEL
+    assert several.attempts[-1].method == LABEL
     assert several.accepted.shape == (1, 2)
     assert [found.accepted for found in several.certificate] == [True, True]
     torch.testing.assert_close(several.Q @ several.R, batch)
@@ -200,13 +201,13 @@ def test_the_kernel_takes_the_hosts_place(dtype: torch.dtype, monkeypatch: pytes
     a = normal(64, 32, dtype=dtype).cuda()
     for given in (a, a.mT.contiguous().mT, a[3:40, 1:30:2]):
         found = neula.qr(given)
-        assert found.attempts[-1].method == at_once.LABEL
+        assert found.attempts[-1].method == LABEL
         assert found.Q.is_cuda
         missed = torch.linalg.matrix_norm(found.Q @ found.R - given)
         assert missed <= 64 * torch.finfo(dtype).eps * torch.linalg.matrix_norm(given)
         assert (found.R.diagonal() > 0).all()
     several = neula.qr(torch.stack([a, 2 * a, a.flip(0)]))
-    assert several.attempts[-1].method == at_once.LABEL
+    assert several.attempts[-1].method == LABEL
     assert several.accepted.tolist() == [True] * 3
     assert torch.equal(several.Q[1], several.Q[0])
     a[:, 3] = a[:, 7]

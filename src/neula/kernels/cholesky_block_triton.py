@@ -16,6 +16,7 @@ import triton.language as tl
 from neula.kernels.cholesky import cholesky_lower
 from neula.kernels.cholesky_block import LEAF, BlockFactors
 from neula.kernels.cholesky_tiles import factor_inverted
+from neula.kernels.launch import ceil_div
 
 ROWS = 16
 """Rows that a thread block multiplies by the inverse of a leaf: few, so that the next leaf waits not long."""
@@ -62,7 +63,7 @@ def _by_tiles(a: torch.Tensor) -> BlockFactors:
     """All of it in one launch, which takes half of the time."""
     (lower,), ((inverse,),), (order,) = factor_inverted(a[None], len(a))
     a.copy_(lower)
-    orders = torch.zeros(triton.cdiv(len(a), LEAF), 1, dtype=order.dtype, device=order.device)
+    orders = torch.zeros(ceil_div(len(a), LEAF), 1, dtype=order.dtype, device=order.device)
     orders[0] = order  # counted from the first leaf on
     return BlockFactors(inverse.mT[: len(a), : len(a)], orders)
 

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch.nn import functional
 
-from neula.kernels.launch import elements_at_a_time, multiprocessors, share
+from neula.kernels.launch import ceil_div, elements_at_a_time, multiprocessors, share
 
 
 class Config(NamedTuple):
@@ -54,10 +54,10 @@ def narrow_product_triton(a: torch.Tensor, x: torch.Tensor, *, config: Config | 
     rows, terms, warps, stages, blocks = config or (BY_ROWS if by_rows else BY_COLUMNS)
     width = max(LEAST, triton.next_power_of_2(k))
     x = functional.pad(x, (0, width - k)).contiguous()
-    down = triton.cdiv(m, rows)
+    down = ceil_div(m, rows)
     pieces = max(1, min(blocks * multiprocessors(a.device) // down, n // terms))
     piece = share(n, pieces, terms)
-    sums = torch.empty(triton.cdiv(n, piece), k, m, dtype=a.dtype, device=a.device)
+    sums = torch.empty(ceil_div(n, piece), k, m, dtype=a.dtype, device=a.device)
     vector = elements_at_a_time(a)
     with torch.cuda.device_of(a):
         _product[(down, len(sums))](

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from neula.kernels.cuda_source import compiled
+from neula.kernels.launch import ceil_div
 from neula.kernels.symmetric_product import VECTORS
 
 TILE, ROWS, THREADS = 256, 4, 256
@@ -28,7 +29,7 @@ def symmetric_product_cuda(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     ImportError
         Without a torch that compiles CUDA.
     """
-    (n, k), tiles = x.shape, -(-len(a) // TILE)
+    (n, k), tiles = x.shape, ceil_div(len(a), TILE)
     a = a if a.stride(1) == 1 else a.mT  # whose tiles are those of A, turned over
     shares = x.new_empty(tiles, tiles * TILE, VECTORS)
     with torch.cuda.device_of(a):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from neula.algorithms.elimination.factorization import Factorization
+from neula.algorithms.elimination.lu_panels import blocks
 from neula.algorithms.scaling import power_of_two_scales
 from neula.engines import Engine
 
@@ -71,7 +72,7 @@ class Equilibration:
     def fill_lower(self, out: torch.Tensor, a: torch.Tensor, engine: Engine) -> torch.Tensor:
         """The same for the lower triangle; of what is above the diagonal a part stays as it was."""
         height = max(LEAST, -(-len(a) // STRIPS))
-        for k in (slice(start, start + height) for start in range(0, len(a), height)):
+        for k in blocks(slice(0, len(a)), height):
             strip = replace(self, rows=self.rows[k], columns=self.columns[: k.stop])
             strip.fill(out[k, : k.stop], a[k, : k.stop], engine)
         return out

@@ -17,8 +17,7 @@ from neula.pipeline.call import Call
 from neula.pipeline.inputs import flattened
 from neula.pipeline.result import Attempt, QRResult
 from neula.pipeline.result.deferred import Later
-
-LABEL = "cholesky-qr fp64, repeated"
+from neula.problems.orthogonal.by_kernel import LABEL
 
 SMALL = 0.125
 """Part of the bound on orthogonality that is left to passes in double precision."""

@@ -17,6 +17,7 @@ from neula.engines import Format
 from neula.kernels.cholesky_qr_host import cholesky_qr
 
 LABEL = "cholesky-qr fp64, repeated"
+"""Of kernels that do this, on a host and on a GPU."""
 
 COLUMNS = 128
 """Up to so many the factor of a Gram matrix stays in a cache, and LAPACK's reflections take more time."""

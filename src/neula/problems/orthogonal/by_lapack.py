@@ -51,17 +51,13 @@ def qr_by_lapack(call: Call, mode: str, options: Options) -> QRResult[Any] | Non
         "Q": None if mode == "r" else call.first.wrap(found.q),
         "R": call.first.wrap(found.r),
         "certificate": found.certificate,
-        "attempts": Later(lambda: tuple(Attempt(label, good, _in_words(of)) for label, good, of in attempts)),
+        "attempts": Later(lambda: tuple(Attempt(label, good, of.in_words) for label, good, of in attempts)),
         "engine": str(options.engine),
         "accuracy": target.name,
         "seconds": call.seconds,
         "accepted": Later(lambda: call.first.wrap_array(np.ones(a.shape[:-2], bool))),
     }
     return QRResult.of(fields)
-
-
-def _in_words(found: QRCertificate | QRCertificates) -> str:
-    return found.in_words if isinstance(found, QRCertificates) else str(found)
 
 
 def _mended(a: torch.Tensor, found: Factored, options: Options) -> Factored:
