@@ -15,10 +15,11 @@ from neula.algorithms.elimination.equilibrate import Equilibrated, equilibrate
 from neula.algorithms.elimination.factorization import mixed_lu
 from neula.algorithms.krylov.iterative_refinement import Refined, classical, gmres_refinement
 from neula.algorithms.spectra.inverse_norm import EXPLICIT
+from neula.certificates.forward_error import ESTIMATED
 from neula.engines import FP64, EmulatedEngine
 from neula.io.matrices import random_matrix
 from neula.problems.systems import evidence, links
-from neula.problems.systems.evidence import ESTIMATED, Evidence
+from neula.problems.systems.evidence import Evidence
 from neula.problems.systems.problem import Options
 
 U64 = 2.0**-53

@@ -13,6 +13,7 @@ from scipy.special import ndtri, stdtrit
 
 from neula.algorithms.scaling import binary_exponents
 from neula.engines.random_vectors import gaussian
+from neula.kernels.magnitudes import SQUARABLE_EXPONENT
 from neula.kernels.shift import shift
 from neula.pipeline.call import Call
 from neula.pipeline.gradients import stacked_problem
@@ -23,10 +24,6 @@ from neula.problems.orthogonal.certified import CertifiedQR, certified_qr
 UNCHANGED = 1e-10
 """What the norm of a residual may change by, relative to what it is a difference of, when it is computed
 again: rounding errors are far smaller."""
-
-
-MODERATE = 400
-"""Binary exponents of numbers up to this, and down to minus this, are left: float64 holds their squares."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +53,11 @@ class _Stacked:
 
 
 def _far(x: torch.Tensor) -> torch.Tensor:
-    """Exponents of the largest elements of shape (P, M, K), shape (P, K); 0 for those that are moderate."""
+    """Exponents of the largest elements of shape (P, M, K), shape (P, K); 0 where float64 holds squares."""
     if not x.shape[1]:
         return torch.zeros_like(x.sum(1), dtype=torch.int32)
     exponents = binary_exponents(torch.linalg.vector_norm(x, math.inf, dim=1))
-    return exponents.masked_fill(exponents.abs() <= MODERATE, 0)
+    return exponents.masked_fill(exponents.abs() <= SQUARABLE_EXPONENT, 0)
 
 
 @dataclass(frozen=True)

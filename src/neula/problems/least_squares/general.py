@@ -10,6 +10,7 @@ import torch
 from neula.algorithms.scaling import binary_exponents, power_of_two_scales
 from neula.algorithms.spectra.condition import extreme_singular_values
 from neula.certificates.forward_error import (
+    ESTIMATED,
     SURE,
     digits_of,
     least_squares_error,
@@ -17,8 +18,8 @@ from neula.certificates.forward_error import (
     rounded_error,
 )
 from neula.engines import FP64, Engine
+from neula.kernels.magnitudes import MODERATE
 from neula.kernels.refining import over
-from neula.kernels.seminormal import MODERATE
 from neula.pipeline.call import Call
 from neula.pipeline.gradients import stacked_problem
 from neula.pipeline.inputs import Taken, check_finite, take
@@ -27,7 +28,6 @@ from neula.pipeline.shapes import System, broadcast_system
 from neula.problems.least_squares.fit import LinearFit
 from neula.problems.least_squares.null_space import NullSpace
 from neula.problems.least_squares.problem import Options
-from neula.problems.least_squares.refined import ESTIMATED
 from neula.problems.least_squares.solution import Solved, solve_system
 
 ALIKE = 10

@@ -13,10 +13,11 @@ import torch
 
 from neula.algorithms.krylov.doubled_refinement import COMPUTED, MAX_STEPS
 from neula.algorithms.lapack.refinement import length, refine
-from neula.algorithms.lapack.square import MODERATE, Square
+from neula.algorithms.lapack.square import Square
 from neula.certificates.bounds import solve_bound
 from neula.certificates.forward_error import rounded_error
 from neula.engines import FP32, FP64, Format
+from neula.kernels.magnitudes import MODERATE
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer
 from neula.pipeline.result import Attempt, SolveResult

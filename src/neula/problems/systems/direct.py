@@ -21,7 +21,7 @@ from neula.algorithms.krylov.doubled_refinement import (
 )
 from neula.algorithms.spectra.inverse_norm import Beside, inverse_norm, norm_of
 from neula.certificates.backward_error import Measures
-from neula.certificates.forward_error import SURE, rounded_error
+from neula.certificates.forward_error import ESTIMATED, SURE, rounded_error
 from neula.engines import FP64, Format
 from neula.kernels.doubled import Doubled
 from neula.kernels.refining import over
@@ -31,7 +31,6 @@ from neula.pipeline.progress import stage
 from neula.problems.systems.batch_by_lapack import batch_by_lapack
 from neula.problems.systems.by_kernel import batch_by_kernel
 from neula.problems.systems.by_lapack import each_by_lapack
-from neula.problems.systems.evidence import ESTIMATED
 from neula.problems.systems.library_factors import Factors, SingularMember, cholesky_factors, lu_factors
 from neula.problems.systems.problem import Members, Options, Systems
 from neula.problems.systems.scaled import Scaled
