@@ -195,7 +195,7 @@ def test_large_systems_show_the_norm_of_the_inverse_beside_their_solution(
     begun, of = [], evidence.InverseProbe.of
     monkeypatch.setattr(evidence.InverseProbe, "of", lambda *x: [begun.append(of(*x)), begun[-1]][1])
     monkeypatch.setattr(evidence, "_by_preconditioned_gmres", lambda *_: pytest.fail("once more"))
-    a = random_matrix("geometric", 150, 150, cond=3e3)
+    a = random_matrix("geometric", 150, 150, cond=1e4)  # from some 3e3 on fp16 factors alone are too slow
     x = random_matrix("normal", 150, k)
     found = neula.solve(a, a @ x, engine="emulated", pivot="partial")
     assert found.converged
