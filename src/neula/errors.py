@@ -91,6 +91,17 @@ def needs_extra(what: str, package: str, extra: str) -> ImportError:
     return ImportError(f"{what} needs {package}: pip install 'neula[{extra}]'")
 
 
+def counted(count: int, what: str) -> str:
+    """How many there are of something, in words.
+
+    Examples
+    --------
+    >>> counted(1, "iteration"), counted(2, "iteration")
+    ('1 iteration', '2 iterations')
+    """
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def warn(message: str, category: type[Warning]) -> None:
     """Warn at the line of the user's that called, whatever lies between it and here."""
     level, frame = 1, sys._getframe()

@@ -16,6 +16,7 @@ from neula.algorithms.krylov.refinement import InnerSolver
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE
 from neula.engines import FP16_COR, FP64
+from neula.errors import counted
 from neula.pipeline.chain import Answer, Link, Verdict
 from neula.pipeline.solutions import IN_NUMPY
 from neula.problems.least_squares import by_kernel, links
@@ -311,6 +312,6 @@ class LeastSquaresJudge:
             known = f"{forward}, rank {rank:.0f}, condition number {condition:.1e}"
             doubt = f", {answer.doubt}" if answer.doubt else ""
         else:
-            error, known = of["refined_error"][0], f"{forward}, {answer.iterations} iterations"
+            error, known = of["refined_error"][0], f"{forward}, {counted(answer.iterations, 'iteration')}"
             doubt = f"; {answer.doubt}" if answer.doubt else ""
         return f"backward error {error:.1e} (bound {self.bound:.1e}), {known}{doubt}"

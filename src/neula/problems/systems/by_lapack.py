@@ -32,7 +32,7 @@ from neula.pipeline.solutions import (
     of_single,
     x_of_single,
 )
-from neula.problems.systems.problem import Members, Options, Systems
+from neula.problems.systems.problem import Members, Options, Systems, in_words
 
 WORTH = 48
 """Order from which on a system takes longer than the calls for it."""
@@ -164,10 +164,7 @@ def _result(
     x, forward_errors = np.array([column.x for column in columns]).T, [c.forward_error for c in columns]
     backward_error, bound = max([c.backward_error for c in columns]), solve_bound(options.target, len(x))
     history = _worst([column.history for column in columns])
-    reason = (
-        f"backward error {backward_error:.1e} (bound {bound:.1e}), forward error {max(forward_errors):.1e}, "
-        f"{len(history) - 1} iterations, growth {growth:.1e}"
-    )
+    reason = in_words(backward_error, bound, max(forward_errors), len(history) - 1, growth)
     known = {
         "x": x_of_single(call, shapes, options, x),
         "iterations": len(history) - 1,

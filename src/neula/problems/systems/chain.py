@@ -15,7 +15,7 @@ from neula.engines import FP32, FP64, Arithmetic, Format, Tuning
 from neula.pipeline.chain import Answer, Link, Verdict
 from neula.problems.systems import links
 from neula.problems.systems.direct import solve_directly
-from neula.problems.systems.problem import Members, Options, Systems
+from neula.problems.systems.problem import Members, Options, Systems, in_words
 from neula.problems.systems.queued import DEFINITE, NORMAL_EQUATIONS, solve_queued
 from neula.problems.systems.system import System
 
@@ -123,14 +123,8 @@ class SystemsJudge:
         improves = self.improves or answer.label in (DEFINITE, NORMAL_EQUATIONS)
         final = accepted if improves else accepted | (error <= self.bound)
         worst = int(np.lexsort(demerit[::-1])[-1])  # NaN comes last
-        parts = [
-            f"backward error {error[worst]:.1e} (bound {self.bound:.1e})",
-            f"forward error {forward.max():.1e}",
-            f"{answer.iterations} iterations",
-            f"growth {growth[worst]:.1e}",
-            answer.doubt,
-        ]
-        reason, count = ", ".join(filter(None, parts)), len(answer.values)
+        reason = in_words(error[worst], self.bound, forward.max(), answer.iterations, growth[worst])
+        reason, count = ", ".join(filter(None, [reason, answer.doubt])), len(answer.values)
         if count > 1:
             reason = f"{int((~accepted).sum())} of {count} systems rejected; the worst: {reason}"
         return Verdict(accepted, demerit, reason, final)
