@@ -8,9 +8,10 @@ from typing import IO, Any
 
 import numpy as np
 
+from neula.errors import counted
 from neula.io.paths import FileError, Source
 from neula.io.sparse import as_dense
-from neula.io.table import Message, MissingValues, Table, chosen_columns, count, listed
+from neula.io.table import Message, MissingValues, Table, chosen_columns, listed
 
 
 @contextmanager
@@ -185,7 +186,7 @@ def read_parquet(source: Source, key: str | None, missing: MissingValues) -> Tab
             )
         if column.null_count and missing == "error":
             raise FileError(
-                f"{source.name}: column {name!r} has {count(column.null_count, 'empty field')} "
+                f"{source.name}: column {name!r} has {counted(column.null_count, 'empty field')} "
                 "(leave out such lines with --missing drop)"
             )
         columns.append(column.to_numpy())

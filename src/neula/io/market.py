@@ -13,9 +13,10 @@ from typing import IO
 
 import numpy as np
 
+from neula.errors import counted
 from neula.io.paths import FileError, Source
 from neula.io.sparse import as_dense, check_memory
-from neula.io.table import Message, count, shorten
+from neula.io.table import Message, shorten
 
 _NUMBER = rb"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|(?i:nan|inf|infinity))"
 
@@ -83,4 +84,4 @@ def _check_lines(name: str, plain: Path, width: int) -> None:
         for i, line in lines:
             if not numbers.fullmatch(line):
                 text = shorten(line.decode(errors="replace").strip())
-                raise FileError(f"{name}: line {i} should hold {count(width, 'number')}, it is {text!r}")
+                raise FileError(f"{name}: line {i} should hold {counted(width, 'number')}, it is {text!r}")

@@ -21,8 +21,9 @@ from typing import IO, Any
 
 import numpy as np
 
+from neula.errors import counted
 from neula.io.paths import FileError, Source
-from neula.io.table import Message, MissingValues, Table, chosen_columns, count, shorten
+from neula.io.table import Message, MissingValues, Table, chosen_columns, shorten
 
 MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NULL", "null", "None")
 """Fields that stand for no value; ``nan`` is a number."""
@@ -314,12 +315,12 @@ def _fault(source: Source, layout: Layout, wanted: Sequence[int], missing: Missi
     named = len(layout.names)
     usual = widths.most_common(1)[0][0]
     if named and usual != named + layout.closed and named not in widths:
-        return f"line {layout.header} names {count(named, 'column')}, the lines below have {usual}"
+        return f"line {layout.header} names {counted(named, 'column')}, the lines below have {usual}"
     width, others = (named, f"line {layout.header} names") if named else (usual, "most lines have")
     for number, text in _below(source, layout):
         fields = layout.fields(text)
         if len(fields) != width + (layout.closed if named else 0):
-            return f"line {number} has {count(len(fields), 'field')}, {others} {width}"
+            return f"line {number} has {counted(len(fields), 'field')}, {others} {width}"
         for i in wanted:
             field = fields[i]
             column = f"column {i + 1}" + (f" ({layout.names[i]})" if named else "")
