@@ -12,6 +12,7 @@ import torch
 
 from neula.certificates.bounds import solve_bound
 from neula.engines import FP32, FP64, Arithmetic, Format, Tuning
+from neula.errors import of_batch
 from neula.pipeline.chain import Answer, Link, Verdict
 from neula.problems.systems import links
 from neula.problems.systems.direct import solve_directly
@@ -124,7 +125,6 @@ class SystemsJudge:
         final = accepted if improves else accepted | (error <= self.bound)
         worst = int(np.lexsort(demerit[::-1])[-1])  # NaN comes last
         reason = in_words(error[worst], self.bound, forward.max(), answer.iterations, growth[worst])
-        reason, count = ", ".join(filter(None, [reason, answer.doubt])), len(answer.values)
-        if count > 1:
-            reason = f"{int((~accepted).sum())} of {count} systems rejected; the worst: {reason}"
+        reason = ", ".join(filter(None, [reason, answer.doubt]))
+        reason = of_batch(reason, int((~accepted).sum()), len(accepted), "systems")
         return Verdict(accepted, demerit, reason, final)
