@@ -347,8 +347,8 @@ CHAIN = [
 
 @pytest.mark.parametrize(("cond", "links"), [(1e1, 1), (3e2, 1), (3e3, 2), (1e5, 3), (1e8, 4), (1e9, 5)])
 def test_where_r_comes_from_on_a_gpu(cond, links, half_fast, rng):
-    """The Gram matrix in single precision up to 1e3 or so and, as a preconditioner, up to nearly 1e4, QR up to
-    1e6 or so, and double precision, whose panels are Cholesky QR, up to 1e8.
+    """The Gram matrix in single precision up to 1e3 or so and, as a preconditioner, up to nearly 1e4, QR up
+    to 1e6 or so, and double precision, whose panels are Cholesky QR, up to 1e8.
     """
     A = random_matrix("geometric", 600, 150, cond=cond)
     b = torch.from_numpy(rng.standard_normal((600, 2)))

@@ -19,7 +19,7 @@ from neula.algorithms.krylov.doubled_refinement import (
     Trusting,
     refine_doubled,
 )
-from neula.algorithms.spectra.inverse_norm import Beside, inverse_norm, norm_of
+from neula.algorithms.spectra.inverse_norm import SharedSolves, inverse_norm, norm_of
 from neula.certificates.backward_error import Measures
 from neula.certificates.forward_error import ESTIMATED, SURE, rounded_error
 from neula.engines import FP64, Format
@@ -167,7 +167,7 @@ class Square:
         self.doubled = Doubled.of(a) if doubled else None
         known = Images.of(a, sizes, vectors=vectors, power=power) if measured is None else measured
         z, self.scaled_norm, images = known
-        solves = Beside(factors.solve, self._first_steps(b, z, images))
+        solves = SharedSolves(factors.solve, self._first_steps(b, z, images))
         inverse = inverse_norm(solves, factors.solve_transposed, sizes)[0]
         solves.finish()
         norms = norm, self.scaled_norm, inverse, self._left
