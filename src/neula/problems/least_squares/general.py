@@ -242,7 +242,7 @@ def _null_space(
         Where no x fulfils all constraints.
     """
     c, d = constraints
-    scales = _column_scales(a, c)
+    scales = _column_scales(a)
     null = NullSpace.of(c * scales, d, engine)
     if null.rank < len(c) and bool((scales != 1).any()):  # what scales have made of independent rows
         plain = NullSpace.of(c, d, engine)
@@ -252,7 +252,7 @@ def _null_space(
     return scales, null
 
 
-def _column_scales(a: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+def _column_scales(a: torch.Tensor) -> torch.Tensor:
     """Powers of two for the unknowns, by the columns of A; ones where these are alike, or zero."""
     n = a.shape[-1]
     ones = torch.ones(n, dtype=torch.float64, device=a.device)

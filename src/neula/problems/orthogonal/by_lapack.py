@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from neula.algorithms.lapack.products import ALONE
 from neula.algorithms.lapack.refinement import length
 from neula.certificates.probes import gaussian_probes
 from neula.certificates.qr import QRCertificate, QRCertificates
@@ -24,6 +23,10 @@ from neula.pipeline.result import Attempt, QRResult
 from neula.pipeline.result.deferred import Later
 from neula.problems.orthogonal.by_kernel import LABEL, Factored, certified, factorized_by_kernel
 from neula.problems.orthogonal.problem import Options
+
+ALONE = 1 << 16
+"""Elements of a matrix whose products with four vectors NumPy computes without threads: those of its
+BLAS would wait for the processor while torch's, which have just reflected, wait busily for more work."""
 
 BLOCK = 1 << 17
 """Elements of a batch that are measured together, while they are in the cache."""
