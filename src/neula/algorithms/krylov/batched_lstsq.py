@@ -318,7 +318,7 @@ def _change(z: torch.Tensor, normal: torch.Tensor, inverse: torch.Tensor) -> tor
 def _noise(r: torch.Tensor, inverse: torch.Tensor, columns: torch.Tensor | None = None) -> torch.Tensor:
     """Rounding errors of a solve, also where none happen to be in what is measured.
 
-    They are those of the matrix with normalized columns; ``columns`` are the norms where these are not.
+    They are those of the matrix with normalized columns; ``columns`` are the norms where they differ much.
     """
     if columns is not None:
         r, inverse = r / columns.mT, columns * inverse
