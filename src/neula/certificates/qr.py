@@ -353,7 +353,7 @@ def _relative(residual: Any, size: Any, loss: Any, *, where: Any, shape: Sequenc
 
 @lru_cache(maxsize=128)
 def _bounds(m: int, n: int, measured_in: torch.dtype, target: Format) -> tuple[float, float]:
-    """What they may be."""
+    """Bounds on the residual and on the loss of orthogonality."""
     noise = measurement_error(m, measured_in)
     return residual_bound(target, n) + noise, orthogonality_bound(target, n) + noise
 

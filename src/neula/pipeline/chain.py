@@ -64,7 +64,7 @@ class Answer(Generic[V]):
     worst: np.ndarray | None = None
 
     def at(self, places: np.ndarray, device: torch.device) -> Answer[V]:
-        """That to some of the problems."""
+        """The answers to some of the problems."""
         numbers = None if self.numbers is None else self.numbers[:, places]
         values = self.values.at(torch.from_numpy(places).to(device))
         return replace(self, values=values, numbers=numbers, worst=None)
@@ -145,7 +145,7 @@ class Judge(Protocol[Judged, V]):
         """Some numbers for each problem, shape (numbers, batch), without synchronizing."""
 
     def verdict(self, answer: Answer[V], numbers: np.ndarray) -> Verdict:
-        """What they say."""
+        """What the measured numbers say of the answers."""
 
 
 @dataclass

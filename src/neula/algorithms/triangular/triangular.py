@@ -155,7 +155,7 @@ class BlockTriangular:
 
     @property
     def shape(self) -> torch.Size:
-        """That of R."""
+        """Shape of R."""
         return self.r.shape
 
     def diagonal(self) -> torch.Tensor:

@@ -59,7 +59,7 @@ class CholeskyJudge:
 
     @classmethod
     def of(cls, n: int, options: Options) -> CholeskyJudge:
-        """That for matrices of order n."""
+        """The judge of factors of order n."""
         return cls(cholesky_bound(options.target, n))
 
     def measure(self, problems: Symmetric, answer: Answer[CholeskyValues]) -> torch.Tensor:

@@ -276,7 +276,7 @@ class LeastSquaresJudge:
 
     @classmethod
     def of(cls, m: int, n: int, options: Options, *, together: bool) -> LeastSquaresJudge:
-        """That for problems of one shape."""
+        """The judge of problems of one shape."""
         rows = m if together else options.rows(m, n)
         bound = lstsq_bound(options.target, min(rows, n))
         return cls(bound, options.certain_rcond((m, n)), together, options.largest_error)

@@ -212,7 +212,7 @@ class LinearFit:
         return self._given(shift(shift(found, exponents), exponents))
 
     def standard_errors(self, x: Any, absolute: bool) -> Any:
-        """Roots of their diagonals."""
+        """Roots of the diagonals of the covariance matrices."""
         return self._given(self._errors(absolute))
 
     def _errors(self, absolute: bool) -> torch.Tensor:
@@ -220,7 +220,7 @@ class LinearFit:
         return self.shapes.solutions(shift(lengths[:, :, None] * deviation[:, None], exponents[:, None]))
 
     def confidence_intervals(self, x: Any, level: float, absolute: bool) -> Any:
-        """X and what is added to it."""
+        """Ends of intervals about x, standard errors times a quantile to either side."""
         errors, tail = self._errors(absolute), 0.5 + level / 2
         if absolute:
             quantiles = torch.full_like(self._effective, float(ndtri(tail)))
@@ -246,16 +246,16 @@ class LinearFit:
         return iter(a.split(size, 1)) if a.shape[1] else iter(())
 
     def residual_variance(self, x: Any) -> Any:
-        """Of each right-hand side; of a single one a number."""
+        """Variance of each right-hand side; of a single one a number."""
         of_b = self._stacked.of_b
         return self._number(self._of_columns(shift(shift(self._variance, of_b), of_b)))
 
     def effective_degrees_of_freedom(self) -> Any:
-        """Of each matrix; of a single one a number."""
+        """Sum of the leverages of each matrix; of a single one a number."""
         return self._number(self._of_matrices(self._effective))
 
     def degrees_of_freedom(self) -> Any:
-        """Likewise."""
+        """Rows less that sum for each matrix; of a single one a number."""
         return self._number(self._of_matrices(self._data - self._effective))
 
     def _number(self, x: torch.Tensor) -> Any:

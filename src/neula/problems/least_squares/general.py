@@ -210,7 +210,7 @@ def _constrained(
     zero: torch.Tensor,
     noise: float,
 ) -> Solved:
-    """Through the null space of C."""
+    """A solution through the null space of C."""
     with call.computing():
         scales, null = _null_space(a.detach(), constraints, options.engine)
     a = a * scales

@@ -84,7 +84,7 @@ class PolarJudge:
 
     @classmethod
     def of(cls, batch: torch.Tensor, options: Options) -> PolarJudge:
-        """Of a batch of matrices."""
+        """The judge of a batch of matrices."""
         return cls(options.bounds(batch.shape), options, batch)
 
     @property
@@ -98,7 +98,7 @@ class PolarJudge:
         return torch.cat([values.rank.double()[:, None], values.measures], 1).T
 
     def numbers(self, measured: np.ndarray) -> PolarNumbers:
-        """What was measured."""
+        """What was measured, by name."""
         return PolarNumbers(*measured[1:])
 
     def ranks(self, measured: np.ndarray) -> np.ndarray:

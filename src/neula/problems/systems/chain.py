@@ -104,7 +104,7 @@ class SystemsJudge:
 
     @classmethod
     def of(cls, n: int, options: Options, *, improves: bool = True) -> SystemsJudge:
-        """That for systems of order n."""
+        """The judge of systems of order n."""
         return cls(solve_bound(options.target, n), improves)
 
     def measure(self, problems: Systems | System, answer: Answer[Members]) -> torch.Tensor:
