@@ -102,13 +102,13 @@ def test_a_tall_matrix_on_an_h200(n: int, accuracy: str, first: str) -> None:
     assert tried[first.startswith("cholesky") :][:2] == [f"rgsqrf {low}"] * 2
 
 
-@pytest.mark.parametrize(("m", "n"), [(700, 500), (2000, 2000), (4000, 3000), (3000, 5000), (5000, 128)])
+@pytest.mark.parametrize(("m", "n"), [(500, 200), (2000, 2000), (5000, 3000), (3000, 5000), (5000, 128)])
 def test_lapack_comes_first_on_a_cpu(m: int, n: int) -> None:
     assert alone(m, n, "fp32", engine=OnCpu("cpu")) == ["householder fp32", "householder fp64"]
     assert alone(m, n, "fp64", engine=OnCpu("cpu")) == ["householder fp64", "householder fp64"]
 
 
-@pytest.mark.parametrize(("m", "n"), [(300, 200), (500, 200), (2000, 500), (5000, 3000)])
+@pytest.mark.parametrize(("m", "n"), [(390, 130), (2000, 500), (2400, 600)])
 def test_but_cholesky_qr_where_matrices_are_tall_enough(m: int, n: int) -> None:
     for name in ("fp32", "fp64"):
         expected = [f"cholesky-qr {name}, repeated", f"householder {name}", "householder fp64"]
@@ -157,7 +157,7 @@ def test_what_was_named_on_an_h200(named: dict[str, Any], labels: list[str]) -> 
 
 def test_one_matrix_on_a_cpu() -> None:
     engine = OnCpu("cpu")
-    for m, n in ((250, 200), (200, 300), (1 << 20, 20)):
+    for m, n in ((300, 200), (200, 300), (1 << 20, 20)):
         # The second time with scaled columns.
         assert alone(m, n, "fp64", engine=engine) == ["householder fp64"] * 2
         for accuracy in ("fp32", "fp16", "bf16"):

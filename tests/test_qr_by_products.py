@@ -86,10 +86,10 @@ def vanishing(m: int, n: int) -> torch.Tensor:
 
 
 HARD = {
-    "dependent": dependent(300, 150),
-    "a zero column": vanishing(300, 150),
-    "ill-conditioned": random_matrix("geometric", 300, 150, cond=1e12, seed=1),
-    "out of range": 1e-170 * normal(300, 150),
+    "dependent": dependent(450, 150),
+    "a zero column": vanishing(450, 150),
+    "ill-conditioned": random_matrix("geometric", 450, 150, cond=1e12, seed=1),
+    "out of range": 1e-170 * normal(450, 150),
 }
 
 
@@ -116,7 +116,7 @@ def test_other_accuracies_than_that_of_the_matrix() -> None:
 
 
 def test_what_is_not_finite_is_refused() -> None:
-    a = normal(300, 150)
+    a = normal(450, 150)
     a[5, 5] = torch.nan
     with pytest.raises(ValueError, match="A must be finite"):
         neula.qr(a)

@@ -270,7 +270,9 @@ static int factorize(Room *room, const Factorizations *of, long member)
             return 0;
     }
     give_r(room, &of->r, member, twice);
-    prepare(&of->r, member, of->n, of->g, parts[0].of_columns, parts[0].rows, extremes);
+    memset(parts[0].of_columns, 0, of->n * sizeof(Column));
+    prepare(&of->r, member, of->n, 0, 1, of->g, parts[0].of_columns, parts[0].rows, extremes);
+    add_to_columns(of->n, parts[0].rows, parts[0].of_columns);
     memset(parts[0].rows, 0, of->n * PROBES * sizeof(double));
     run(room, twice ? &again : &last);
     parts[0].found[3] = extremes[0], parts[0].found[4] = extremes[1];

@@ -7,28 +7,19 @@
 
 #define HELD 65536 /* elements of some rows of Q that stay in the cache */
 #define HEIGHT 16  /* of these, or a multiple: whole lines of columns */
-#define LINE 64    /* bytes that come from memory at once */
 
-/* The rows of a thread, and its sums. */
+/* What a thread does: some columns of R, then some rows of A and Q; and its sums. */
 typedef struct {
     const Factorizations *of;
-    long member, first, last, height, reflects; /* whether a sign changes */
+    long member, own, count, first, last, height, reflects; /* its number, that of all, whether a sign changes */
     double *signs, *rows, found[FOUND];
-    Column *columns;
+    Column *columns, *of_all;
 } Part;
-
-/* Elements of a column from the memory, which expects that of rows only, while others are dealt with. */
-INLINED void fetch(const Matrices *q, long member, long first, long count, long j)
-{
-    long some = LINE / (q->single ? sizeof(float) : sizeof(double));
-    for (long i = 0; i < count; i += some)
-        __builtin_prefetch(place_of(q, member, first + i, j), 1);
-}
 
 /* Change the signs of columns of some rows of Q, in place, and hold these rows in double precision, in the same order. */
 INLINED void hold(const Matrices *q, const Part *p, long first, long count)
 {
-    long n = p->of->n, next = first + 2 * p->height <= p->last ? first + p->height : first;
+    long n = p->of->n;
     if (q->column == 1)
         for (long i = 0; i < count; i++) {
             double *to = p->rows + i * n;
@@ -43,7 +34,6 @@ INLINED void hold(const Matrices *q, const Part *p, long first, long count)
     else
         for (long j = 0; j < n; j++) {
             double *to = p->rows + j * p->height;
-            fetch(q, p->member, next, p->height, j);
 #pragma omp simd
             for (long i = 0; i < count; i++)
                 to[i] = p->signs[j] * element(q, p->member, first + i, j);
@@ -85,51 +75,67 @@ static void *work(void *given)
     return NULL;
 }
 
-/* Make the diagonal of R nonnegative, by signs of its rows; 0 if it is. */
-INLINED int reflect(const Matrices *r, long member, long n, double *signs)
+/* Of a diagonal of R that is to be nonnegative; 0 if it is. */
+static long find_signs(const Factorizations *of, long member, double *signs)
 {
-    int reflects = 0;
-    for (long i = 0; i < n; i++) {
-        signs[i] = signbit(element(r, member, i, i)) ? -1.0 : 1.0;
+    long reflects = 0;
+    for (long i = 0; i < of->n; i++) {
+        signs[i] = signbit(element(&of->r, member, i, i)) ? -1.0 : 1.0;
         reflects |= signs[i] < 0.0;
     }
-    for (long j = 0; reflects && j < n; j++)
-#pragma omp simd
-        for (long i = 0; i <= j; i++)
-            set(r, member, i, j, signs[i] * element(r, member, i, j));
     return reflects;
 }
 
-INLINED void look_at(Part *p, Matrices r, long single, double *extremes)
+INLINED void prepare_part(Part *p, Matrices r, long single)
 {
     r.single = single;
-    p->reflects = reflect(&r, p->member, p->of->n, p->signs);
-    prepare(&r, p->member, p->of->n, p->of->g, p->columns, p->rows, extremes);
+    for (long first = p->own * TOGETHER; p->reflects && first < p->of->n; first += p->count * TOGETHER)
+        for (long j = first; j < p->of->n && j < first + TOGETHER; j++)
+#pragma omp simd
+            for (long i = 0; i <= j; i++)
+                set(&r, p->member, i, j, p->signs[i] * element(&r, p->member, i, j));
+    prepare(&r, p->member, p->of->n, p->own, p->count, p->of->g, p->of_all, p->rows, p->found + 3);
+}
+
+static void *look_at_r(void *given)
+{
+    Part *p = given;
+    Matrices r = p->of->r;
+    if (r.row != 1) {
+        prepare_part(p, r, r.single);
+        return NULL;
+    }
+    r.row = 1;
+    if (r.single)
+        prepare_part(p, r, 1);
+    else
+        prepare_part(p, r, 0);
+    return NULL;
 }
 
 static void measure_one(const Factorizations *of, long member, Part *parts, long count)
 {
-    double extremes[2];
-    Matrices by_columns = of->r;
-    by_columns.row = 1;
-    parts[0].member = member;
-    if (of->r.single && of->r.row == 1)
-        look_at(parts, by_columns, 1, extremes);
-    else if (of->r.row == 1)
-        look_at(parts, by_columns, 0, extremes);
-    else
-        look_at(parts, of->r, of->r.single, extremes);
+    double *extremes = parts[0].found + 3;
+    long n = of->n, reflects = find_signs(of, member, parts[0].signs);
+    memset(parts[0].columns, 0, n * sizeof(Column));
     for (long t = 0; t < count; t++) {
-        parts[t].member = member, parts[t].reflects = parts[0].reflects;
+        parts[t].member = member, parts[t].reflects = reflects;
         memset(parts[t].found, 0, sizeof(parts[t].found));
-        if (t > 0)
-            memcpy(parts[t].columns, parts[0].columns, of->n * sizeof(Column));
+    }
+    side_by_side(look_at_r, parts, sizeof(*parts), count);
+    for (long t = 0; t < count; t++)
+        add_to_columns(n, parts[t].rows, parts[0].columns);
+    for (long t = 1; t < count; t++) {
+        double *of_part = parts[t].found + 3;
+        extremes[0] = of_part[0] >= extremes[0] ? extremes[0] : of_part[0];
+        extremes[1] = of_part[1] <= extremes[1] ? extremes[1] : of_part[1];
+        of_part[0] = of_part[1] = 0.0;
+        memcpy(parts[t].columns, parts[0].columns, n * sizeof(Column));
     }
     side_by_side(work, parts, sizeof(*parts), count);
     for (long t = 1; t < count; t++)
-        add_sums(of->n, parts[t].found, parts[t].columns, parts[0].found, parts[0].columns);
-    parts[0].found[3] = extremes[0], parts[0].found[4] = extremes[1];
-    write_down(parts[0].found, of->n, of->g, parts[0].columns, of->numbers + member, of->count);
+        add_sums(n, parts[t].found, parts[t].columns, parts[0].found, parts[0].columns);
+    write_down(parts[0].found, n, of->g, parts[0].columns, of->numbers + member, of->count);
 }
 
 /* 0 where there is too little memory. */
@@ -144,7 +150,8 @@ int probe_errors(const Factorizations *of)
         return 0;
     for (long t = 0; t < count; t++) {
         double *own = room + n + t * each;
-        parts[t] = (Part){.of = of, .height = height, .signs = room, .columns = (Column *)own, .rows = own + of_columns};
+        parts[t] = (Part){.of = of, .own = t, .count = count, .height = height, .signs = room, .rows = own + of_columns};
+        parts[t].columns = (Column *)own, parts[t].of_all = parts[0].columns;
         parts[t].first = t ? parts[t - 1].last : 0;
         parts[t].last = t + 1 < count ? (t + 1) * m / count / height * height : m;
     }

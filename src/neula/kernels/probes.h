@@ -74,22 +74,29 @@ INLINED void prepare_some(
     }
 }
 
-/* Divide the random vectors by the norms of columns, and multiply them by R, which has zeros below its diagonal. There is
- * room for PROBES sums for each column.
+/* Divide the random vectors by the norms of columns, and multiply them by R, which has zeros below its diagonal: one of
+ * some parts, with room for PROBES sums for each column.
  */
 INLINED void prepare(
-    const Matrices *r, long member, long n, const double *g, Column *columns, double *sums, double *extremes)
+    const Matrices *r, long member, long n, long part, long parts, const double *g, Column *columns, double *sums,
+    double *extremes)
 {
-    long first = 0;
     extremes[0] = INFINITY, extremes[1] = 0.0;
-    memset(columns, 0, n * sizeof(Column)), memset(sums, 0, n * PROBES * sizeof(double));
-    for (; first + TOGETHER <= n; first += TOGETHER)
-        prepare_some(r, member, first, TOGETHER, n, g, columns, sums, extremes);
-    for (; first < n; first++)
-        prepare_some(r, member, first, 1, n, g, columns, sums, extremes);
+    memset(sums, 0, n * PROBES * sizeof(double));
+    for (long first = part * TOGETHER; first < n; first += parts * TOGETHER)
+        if (first + TOGETHER <= n)
+            prepare_some(r, member, first, TOGETHER, n, g, columns, sums, extremes);
+        else
+            for (long j = first; j < n; j++)
+                prepare_some(r, member, j, 1, n, g, columns, sums, extremes);
+}
+
+/* Products with R, once all columns are prepared. */
+static inline void add_to_columns(long n, const double *sums, Column *columns)
+{
     for (long j = 0; j < n; j++)
         for (int p = 0; p < PROBES; p++)
-            columns[j].of_q[p] = sums[p * n + j];
+            columns[j].of_q[p] += sums[p * n + j];
 }
 
 /* Add products of some columns with vectors to the sums of some rows. */

@@ -1,4 +1,4 @@
-"""QR of small matrices on a CPU: the first link of their chain without the chain, measured in NumPy.
+"""QR on a CPU: the first links of a chain without the chain.
 
 For small matrices tensors of batches and records of what was tried take many times as long as LAPACK.
 """
