@@ -19,7 +19,7 @@ from neula.kernels.host_source import load
 FOUND = 5
 """Numbers for each factorization."""
 
-EACH = 1 << 17
+EACH = 1 << 14
 """Elements of a matrix from which on another thread is worth the microseconds of its starts."""
 
 
