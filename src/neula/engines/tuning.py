@@ -70,6 +70,10 @@ class Tuning:
     by_host_kernel : int
         The same where the host has a kernel for it, which is one thread's (300 x 40:
         0.26 ms, and 0.36; 1000 x 64 as long; 600 x 100: 0.92 and 0.76).
+    cholesky_qr_columns, cholesky_qr_ratio : int
+        Columns, and rows for each column, from which on Cholesky QR by calls of the library comes before
+        LAPACK's reflections (two threads of an Intel Xeon, 2000 x 500: 11 ms and 26, and 23 where it takes
+        two passes; 1500 x 1000: 32 and 50, and 80).
     in_torch : int
         Elements of such a matrix, and of one of a system, from which on torch multiplies and factorizes where
         it has several threads. NumPy's and SciPy's BLAS take some of their own from there, which wait busily
@@ -232,6 +236,8 @@ class Tuning:
     by_lapack: int = 0
     by_host: int = 0
     by_host_kernel: int = 0
+    cholesky_qr_columns: int = 1 << 62
+    cholesky_qr_ratio: int = 3
     in_torch: int = 1 << 62
     measured_here: int = 0
     replayed_bytes: int = 0
@@ -304,6 +310,10 @@ class Tuning:
         """Whether LAPACK's reflections come first for one matrix."""
         long, short = max(m, n), min(m, n)
         return self.lapack and (long < 2 * short or long * short**2 <= self.lapack_alone)
+
+    def cholesky_qr_first(self, m: int, n: int) -> bool:
+        """Whether Cholesky QR comes before reflections for one matrix."""
+        return n >= self.cholesky_qr_columns and m >= self.cholesky_qr_ratio * n
 
     def has_tournaments(self, format: Format) -> bool:
         """Whether LU in this format finds pivots by tournaments."""
