@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -74,8 +75,11 @@ class CudaEngine(Engine):
 
     def _corrects(self, a: torch.Tensor, b: torch.Tensor) -> bool:
         """Whether a product is computed in parts of fp16, and not in float32."""
-        can = a.ndim == 2 and self._in_corrected_parts
-        return can and min(*a.shape, b.shape[1]) >= self.tuning.corrected_from
+        if a.ndim != 2 or not self._in_corrected_parts:
+            return False
+        sizes, tuning = (*a.shape, b.shape[1]), self.tuning
+        large = math.prod(sizes) >= tuning.corrected_gram
+        return min(sizes) >= (tuning.projected_from if large else tuning.corrected_from)
 
     @property
     def _in_corrected_parts(self) -> bool:

@@ -48,7 +48,8 @@ class Tuning:
     corrected_from, corrected_gram : int
         Smallest dimension from which on they do, in an engine that is to have the accuracy of float32 (140 to
         200 TFLOP/s instead of 50), and ``m n^2`` from which on a Gram matrix does (16384 x 2048: 0.4 ms
-        instead of 0.7; for a quarter of that a float32 product is faster).
+        instead of 0.7; for a quarter of that a float32 product is faster), or ``m n k`` from which on a
+        product of narrower matrices does, from ``projected_from`` on.
     projected_from : int
         The same of the columns on either side of a projection ``A - Q (Q^T A)``, beside kernels for up to 512
         (QR of order 6000: 11.0 ms, from 512 on 12.3, from 1024 on 13.2; of order 24576: 213 from 512 on, 225
