@@ -105,8 +105,9 @@ def _normal_product(
     """What every so many blocks of rows contribute."""
     m, b_column = m.to(tl.int64), b_column.to(tl.int64)  # offsets may exceed 2^31
     j = tl.arange(0, WIDTH)
-    zero = tl.zeros((WIDTH,), tl.float64)
+    zero, none = tl.zeros((WIDTH,), tl.float64), tl.zeros((ROWS,), tl.float64)
     x0, x1, x2, x3, x4 = zero, zero, zero, zero, zero
+    y0, y1, y2, y3, y4 = none, none, none, none, none
     z0, z1, z2, z3, z4 = zero, zero, zero, zero, zero
     if FROM_X:
         x0 = tl.load(x + j, mask=j < n, other=0.0)
@@ -128,15 +129,17 @@ def _normal_product(
         else:
             block = tl.load(place, mask=(i < m)[:, None] & (j < n)[None, :], other=0.0)
         b_place, y_place = b + i * b_row, y + i
-        z0 += _product(block, x0, b_place, y_place, i < m, FROM_X, FROM_B)
+        if FROM_X:
+            y0, y1, y2, y3, y4 = _images(block, x0, x1, x2, x3, x4, VECTORS)
+        z0 += _product(block, y0, b_place, y_place, i < m, FROM_X, FROM_B)
         if VECTORS > 1:
-            z1 += _product(block, x1, b_place + b_column, y_place + m, i < m, FROM_X, FROM_B)
+            z1 += _product(block, y1, b_place + b_column, y_place + m, i < m, FROM_X, FROM_B)
         if VECTORS > 2:
-            z2 += _product(block, x2, b_place + 2 * b_column, y_place + 2 * m, i < m, FROM_X, FROM_B)
+            z2 += _product(block, y2, b_place + 2 * b_column, y_place + 2 * m, i < m, FROM_X, FROM_B)
         if VECTORS > 3:
-            z3 += _product(block, x3, b_place + 3 * b_column, y_place + 3 * m, i < m, FROM_X, FROM_B)
+            z3 += _product(block, y3, b_place + 3 * b_column, y_place + 3 * m, i < m, FROM_X, FROM_B)
         if VECTORS > 4:
-            z4 += _product(block, x4, b_place + 4 * b_column, y_place + 4 * m, i < m, FROM_X, FROM_B)
+            z4 += _product(block, y4, b_place + 4 * b_column, y_place + 4 * m, i < m, FROM_X, FROM_B)
     sums += tl.program_id(0).to(tl.int64) * VECTORS * n
     tl.store(sums + j, z0, mask=j < n)
     if VECTORS > 1:
@@ -150,10 +153,49 @@ def _normal_product(
 
 
 @triton.jit
-def _product(block, x, b, y, inside, FROM_X: tl.constexpr, FROM_B: tl.constexpr):
+def _images(block, x0, x1, x2, x3, x4, VECTORS: tl.constexpr):
+    """Some rows times each vector, added up for all vectors at once: the warps wait for one another once."""
+    p0, p1, p2 = block * x0[None, :], block * x1[None, :], block * x2[None, :]
+    p3, p4 = block * x3[None, :], block * x4[None, :]
+    y0 = tl.zeros((block.shape[0],), tl.float64)
+    y1, y2, y3, y4 = y0, y0, y0, y0
+    if VECTORS == 1:
+        y0 = tl.sum(p0, axis=1)
+    if VECTORS == 2:
+        y0, y1 = tl.reduce((p0, p1), 1, _add2)
+    if VECTORS == 3:
+        y0, y1, y2 = tl.reduce((p0, p1, p2), 1, _add3)
+    if VECTORS == 4:
+        y0, y1, y2, y3 = tl.reduce((p0, p1, p2, p3), 1, _add4)
+    if VECTORS == 5:
+        y0, y1, y2, y3, y4 = tl.reduce((p0, p1, p2, p3, p4), 1, _add5)
+    return y0, y1, y2, y3, y4
+
+
+@triton.jit
+def _add2(a0, a1, b0, b1):
+    return a0 + b0, a1 + b1
+
+
+@triton.jit
+def _add3(a0, a1, a2, b0, b1, b2):
+    return a0 + b0, a1 + b1, a2 + b2
+
+
+@triton.jit
+def _add4(a0, a1, a2, a3, b0, b1, b2, b3):
+    return a0 + b0, a1 + b1, a2 + b2, a3 + b3
+
+
+@triton.jit
+def _add5(a0, a1, a2, a3, a4, b0, b1, b2, b3, b4):
+    return a0 + b0, a1 + b1, a2 + b2, a3 + b3, a4 + b4
+
+
+@triton.jit
+def _product(block, image, b, y, inside, FROM_X: tl.constexpr, FROM_B: tl.constexpr):
     """What some rows contribute to ``A^T y``; their y is stored where it is not given."""
     if FROM_X:
-        image = tl.sum(block * x[None, :], axis=1)
         if FROM_B:
             image = tl.load(b, mask=inside, other=0.0) - image
         tl.store(y, image, mask=inside)
