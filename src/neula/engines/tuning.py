@@ -134,8 +134,9 @@ class Tuning:
         Columns up to which Cholesky QR of the whole matrix comes first, with corrected products and in half
         precision, and rows for each column from which on.
     partly_corrected : int
-        Columns from which on a look at the Q of a square matrix in float32 takes less time than to correct
-        columns that have lost nothing (6000: 11.0 ms instead of 14.0; 24576: 223 instead of 381).
+        Columns from which on the last columns of the Q of a square matrix in float32 are corrected, and more
+        where a look says so: that takes less time than to correct columns that have lost nothing (6000:
+        11.0 ms instead of 14.0, and 8.3 without waiting for the look; 24576: 223 instead of 381).
     gram_columns, fp16_gram_columns : int
         Columns up to which R comes from the Gram matrix with error correction: half the operations of a QR,
         and no panels; and from how many on it is tried in fp16 before: its product saves more than what the
