@@ -115,6 +115,7 @@ def cuda_tuning(
         one_launch=1 << 15 if corrected and fast_fp64 else 0,
         reflected_rows=512 if corrected else 0,
         partly_corrected=6000,
+        gram_block=256,
         pivot_block=256,
         iteration=2.5e10,
         inverted=2048,
