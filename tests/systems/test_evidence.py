@@ -194,7 +194,7 @@ def test_large_systems_show_the_norm_of_the_inverse_beside_their_solution(
     begun, of = [], evidence.InverseProbe.of
     monkeypatch.setattr(evidence.InverseProbe, "of", lambda *x: [begun.append(of(*x)), begun[-1]][1])
     monkeypatch.setattr(evidence, "_by_preconditioned_gmres", lambda *_: pytest.fail("once more"))
-    a = random_matrix("geometric", 150, 150, cond=3e3)
+    a = random_matrix("geometric", 150, 150, cond=2e4)
     x = random_matrix("normal", 150, k)
     found = neula.solve(a, a @ x, engine="emulated", pivot="partial")
     assert found.converged
@@ -205,6 +205,24 @@ def test_large_systems_show_the_norm_of_the_inverse_beside_their_solution(
     # b is rounded: x is the solution for it up to the condition number times u.
     condition = torch.linalg.cond(a / sizes.T)
     assert true <= found.forward_error + condition * torch.finfo(torch.float64).eps
+    assert condition / 10 <= found.condition <= 10 * condition
+
+
+@pytest.mark.parametrize("decades", [2, 5])
+def test_rows_in_small_units_are_solved_by_the_refinement(
+    decades: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The norm of the inverse in the units of the rows takes a few more iterations, and no power method."""
+    for module in (evidence, links):
+        monkeypatch.setattr(module, "COSTLY", 100)
+    monkeypatch.setattr(evidence, "_by_preconditioned_gmres", lambda *_: pytest.fail("once more"))
+    n = 300
+    rows = torch.logspace(0, -decades, n, dtype=torch.float64)[:, None]
+    a = rows * random_matrix("geometric", n, n, cond=2e4)
+    found = neula.solve(a, a.sum(1, keepdim=True), engine="emulated", pivot="partial", compute="fp16")
+    assert found.converged
+    assert "gmres" in found.method
+    condition = torch.linalg.cond(a / torch.linalg.vector_norm(a, dim=0))
     assert condition / 10 <= found.condition <= 10 * condition
 
 
