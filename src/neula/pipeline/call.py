@@ -108,7 +108,11 @@ class Call:
         )
 
     def by_host(
-        self, asked: str | Engine, *, has_kernel: Callable[[int, int], bool] = lambda m, n: False
+        self,
+        asked: str | Engine,
+        *,
+        has_kernel: Callable[[int, int], bool] = lambda m, n: False,
+        library: bool = True,
     ) -> Call:
         """The same by the CPU, if one matrix is so small that this takes less time than launches elsewhere.
 
@@ -118,6 +122,8 @@ class Call:
             Of the user, who leaves the choice by ``"auto"``.
         has_kernel : callable, optional
             Whether a kernel of the host takes m x n, which may have to be compiled.
+        library : bool, optional
+            Whether the host's library takes less time, too, where there is no kernel.
         """
         a, *others = self.tensors
         tuning = self.engine.tuning
@@ -130,7 +136,7 @@ class Call:
             return self
         host = select_engine("cpu", torch.device("cpu"))
         # Several threads of a library would work on larger ones.
-        by_library = work <= tuning.by_host and m * n < host.tuning.in_torch
+        by_library = library and work <= tuning.by_host and m * n < host.tuning.in_torch
         if not by_library and not (work <= tuning.by_host_kernel and has_kernel(m, n)):
             return self
         operands = {name: taken.fetched() for name, taken in self.operands.items()}
