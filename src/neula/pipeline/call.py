@@ -18,7 +18,7 @@ import torch
 from neula.certificates.bounds import Accuracy, qr_bound, target_format
 from neula.engines import Engine, Format, select_engine
 from neula.kernels.precision import plain_arithmetic
-from neula.pipeline.inputs import Taken, check_finite, flattened, gradient_wanted, take
+from neula.pipeline.inputs import Taken, check_finite, fetched, flattened, gradient_wanted, take
 from neula.pipeline.result import report_missed
 
 
@@ -139,8 +139,8 @@ class Call:
         by_library = library and work <= tuning.by_host and m * n < host.tuning.in_torch
         if not by_library and not (work <= tuning.by_host_kernel and has_kernel(m, n)):
             return self
-        operands = {name: taken.fetched() for name, taken in self.operands.items()}
-        weights = None if self.weights is None else self.weights.fetched()
+        operands = dict(zip(self.operands, fetched([*self.operands.values()]), strict=True))
+        weights = None if self.weights is None else fetched([self.weights])[0]
         return replace(self, operands=operands, weights=weights, engine=host)
 
     @property
