@@ -96,8 +96,7 @@ def solve(
         Accuracy of the result; by default that of the dtype. A number is the largest backward error that will
         do: the cheapest format with which it is certified is taken.
     engine : {"auto", "cpu", "cuda", "emulated"} or Engine, optional
-        What multiplies. ``"auto"`` goes by the device of A, but leaves one small matrix of a GPU with slow
-        float64 to LAPACK.
+        What multiplies. ``"auto"`` goes by the device of A, but leaves one small matrix of a GPU to the host.
     pivot : {"none", "rbt", "partial"}, optional
         Exactly this LU, accepted or not: unpivoted, unpivoted after a random butterfly transform, with
         partial pivoting. By default the chain above.
