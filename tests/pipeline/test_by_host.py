@@ -126,7 +126,7 @@ def test_a_kernel_of_the_host_takes_systems(
 ) -> None:
     """Where others are queued, those that there is no kernel for are queued, too."""
     queued = {"queued": 100, "queued_definite": 100, "blind_steps": 3}
-    tuning = replace(Launching.tuning, by_host_kernel=40 * 40 * 41, **queued)
+    tuning = replace(Launching.tuning, by_host_system=40 * 40 * 41, **queued)
     monkeypatch.setattr(Launching, "tuning", tuning)
     a, b = normal(41, 41), normal(41)
     a = a @ a.T + 41 * torch.eye(41, dtype=a.dtype) if positive else a + 41 * torch.eye(41, dtype=a.dtype)

@@ -107,11 +107,12 @@ class _Packed:
             small = 0 < x.nbytes <= SMALL and x.is_contiguous()
             places.append(end if small else -1)
             end += -(-x.nbytes // ALIGNED) * ALIGNED if small else 0
-        packed = cls(results, results[0].new_empty(end, dtype=torch.uint8), tuple(places))
-        for x, copy, place in zip(results, packed._views(packed.buffer), places, strict=True):
+        padding = results[0].new_empty(ALIGNED, dtype=torch.uint8)
+        parts = [padding[:0]]
+        for x, place in zip(results, places, strict=True):
             if place >= 0:
-                copy.copy_(x)
-        return packed
+                parts += [x.view(-1).view(torch.uint8), padding[: -x.nbytes % ALIGNED]]
+        return cls(results, torch.cat(parts), tuple(places))  # in one launch, where copies take one each
 
     def clone(self) -> Tensors:
         """Copies for the caller; the small ones are views of one."""

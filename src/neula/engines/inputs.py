@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -46,6 +47,7 @@ class Written(NamedTuple):
 Inputs = Tensors | Written
 
 
+@lru_cache(maxsize=256)
 def row_major(shape: torch.Size) -> tuple[int, ...]:
     """Strides of a tensor without gaps."""
     return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))

@@ -70,6 +70,9 @@ class Tuning:
     by_host_kernel : int
         The same where the host has a kernel for it, which is one thread's (300 x 40:
         0.26 ms, and 0.36; 1000 x 64 as long; 600 x 100: 0.92 and 0.76).
+    by_host_system : int
+        The same of linear systems, which take a third of the operations (order 64: 0.2 ms, and 0.34; 128:
+        0.29 and 0.39; 160 as long; 200: 0.52 and 0.43).
     in_torch : int
         Elements of such a matrix, and of one of a system, from which on torch multiplies and factorizes where
         it has several threads. NumPy's and SciPy's BLAS take some of their own from there, which wait busily
@@ -232,6 +235,7 @@ class Tuning:
     by_lapack: int = 0
     by_host: int = 0
     by_host_kernel: int = 0
+    by_host_system: int = 0
     in_torch: int = 1 << 62
     measured_here: int = 0
     replayed_bytes: int = 0

@@ -112,6 +112,7 @@ class Call:
         asked: str | Engine,
         *,
         has_kernel: Callable[[int, int], bool] = lambda m, n: False,
+        most: int = 0,
         library: bool = True,
     ) -> Call:
         """The same by the CPU, if one matrix is so small that this takes less time than launches elsewhere.
@@ -122,12 +123,14 @@ class Call:
             Of the user, who leaves the choice by ``"auto"``.
         has_kernel : callable, optional
             Whether a kernel of the host takes m x n, which may have to be compiled.
+        most : int, optional
+            Value of ``m n (n + k)`` up to which that takes less time.
         library : bool, optional
             Whether the host's library takes less time, too, where there is no kernel.
         """
         a, *others = self.tensors
         tuning = self.engine.tuning
-        limit = max(tuning.by_host, tuning.by_host_kernel) if asked == "auto" else 0
+        limit = max(tuning.by_host, most) if asked == "auto" else 0
         if not limit or a.ndim != 2 or not all(0 < b.ndim <= 2 for b in others):
             return self
         m, n = a.shape
@@ -137,7 +140,7 @@ class Call:
         host = select_engine("cpu", torch.device("cpu"))
         # Several threads of a library would work on larger ones.
         by_library = library and work <= tuning.by_host and m * n < host.tuning.in_torch
-        if not by_library and not (work <= tuning.by_host_kernel and has_kernel(m, n)):
+        if not by_library and not (work <= most and has_kernel(m, n)):
             return self
         operands = dict(zip(self.operands, fetched([*self.operands.values()]), strict=True))
         weights = None if self.weights is None else fetched([self.weights])[0]

@@ -219,7 +219,7 @@ def _by_host(call: Call, engine: str | Engine, *, positive: bool) -> Call:
         k = 1 if b.ndim == 1 else b.shape[-1]
         return m == n and suits(n, k, (a.dtype, b.dtype, call.dtype))
 
-    return call.by_host(engine, has_kernel=has_kernel, library=not queued)
+    return call.by_host(engine, has_kernel=has_kernel, most=tuning.by_host_system, library=not queued)
 
 
 def _begun(call: Call, shapes: Shapes, options: Options) -> SolveResult | None:
