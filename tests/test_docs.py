@@ -24,7 +24,8 @@ def test_examples(page: Path) -> None:
     text = re.sub(r"^```.*$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     examples = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
     with warnings.catch_warnings():
-        assert doctest.DocTestRunner(optionflags=FLAGS).run(examples).failed == 0
+        # The globals are left: what torch.compile puts there it also takes out, and complains if it is gone.
+        assert doctest.DocTestRunner(optionflags=FLAGS).run(examples, clear_globs=False).failed == 0
 
 
 def _module(name: str) -> ModuleType:

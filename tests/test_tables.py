@@ -15,7 +15,7 @@ import scipy.sparse
 
 from neula.io import text
 from neula.io.files import Table, read_matrix, read_table, write_files, write_matrix
-from neula.io.paths import FileError, Source, check_output, readable_kind
+from neula.io.paths import FileError, InputFile, check_output, readable_kind
 
 NUMBERS = np.array([[1.0, -2.5], [3e10, 4.0]])
 
@@ -40,7 +40,7 @@ def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 def table_of(path: Path, content: str, **options: Any) -> Table:
     path.write_bytes(content.encode())
-    return read_table(Source.of(path), **options)
+    return read_table(InputFile.of(path), **options)
 
 
 # --- text -------------------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ def test_every_bit_of_every_kind_of_text(tmp_path: Path, parser: str, name: str)
     values = values[np.isfinite(values)][:2700].reshape(-1, 3)
     table = Table(values, columns=("a", "b, c", "d"), rows=tuple(f"r {i}" for i in range(len(values))))
     write_files({tmp_path / name: {"x": table}})
-    read = read_table(Source.of(tmp_path / name))
+    read = read_table(InputFile.of(tmp_path / name))
     assert read.values.tobytes() == values.tobytes()
     assert read.columns == table.columns
 
@@ -297,7 +297,7 @@ def test_parquet(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     columns = {"i": [1, 2], "f": [0.5, None], "d": [Decimal("1.5"), Decimal("2.5")], "t": ["a", "b"]}
     pq.write_table(pa.table(columns), path)
-    table = read_table(Source.of(path), key="d,i")
+    table = read_table(InputFile.of(path), key="d,i")
     np.testing.assert_array_equal(table.values, [[1.5, 1], [2.5, 2]])
     assert table.columns == ("d", "i")
     with pytest.raises(FileError, match=r"column 'f' has 1 empty field \(leave out .* --missing drop"):
@@ -317,7 +317,7 @@ def test_parquet_leaves_the_index_of_a_frame_out(tmp_path: Path) -> None:
     frame = pd.DataFrame({"x": [1.0, 2.0], "y": [3.0, 4.0], "site": ["a", "b"]})
     for index in (frame.set_index("site"), frame[["x", "y"]], frame[["x", "y"]].iloc[[1, 0]]):
         index.to_parquet(tmp_path / "t.parquet")
-        assert read_table(Source.of(tmp_path / "t.parquet")).columns == ("x", "y")
+        assert read_table(InputFile.of(tmp_path / "t.parquet")).columns == ("x", "y")
 
 
 @pytest.mark.parametrize("extension", [".parquet", ".h5", ".mat"])
@@ -368,14 +368,14 @@ def test_a_package_that_is_not_installed(
 def test_a_file_without_a_name_is_what_it_looks_like(tmp_path: Path, write: Callable[[Path], Any]) -> None:
     write(tmp_path / "f")
     (path,) = tmp_path.iterdir()
-    np.testing.assert_array_equal(read_table(Source.unnamed(path, "standard input")).values, NUMBERS)
+    np.testing.assert_array_equal(read_table(InputFile.unnamed(path, "standard input")).values, NUMBERS)
 
 
 @pytest.mark.parametrize(("content", "says"), [(b"", "is empty"), (b"\0\1\2" * 9, "is of no known kind")])
 def test_nothing_that_is_known(tmp_path: Path, content: bytes, says: str) -> None:
     (tmp_path / "f").write_bytes(content)
     with pytest.raises(FileError, match=f"standard input {says}"):
-        Source.unnamed(tmp_path / "f", "standard input")
+        InputFile.unnamed(tmp_path / "f", "standard input")
 
 
 # --- random text ------------------------------------------------------------------------------------------

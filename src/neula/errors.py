@@ -91,6 +91,30 @@ def needs_extra(what: str, package: str, extra: str) -> ImportError:
     return ImportError(f"{what} needs {package}: pip install 'neula[{extra}]'")
 
 
+def counted(count: int, what: str) -> str:
+    """How many there are of something, in words.
+
+    Examples
+    --------
+    >>> counted(1, "iteration"), counted(2, "iteration")
+    ('1 iteration', '2 iterations')
+    """
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def of_batch(reason: str, rejected: int, count: int, what: str) -> str:
+    """What is said of answers, given what is said of the worst of them.
+
+    Examples
+    --------
+    >>> of_batch("residual 0.1", 1, 2, "matrices")
+    '1 of 2 matrices rejected; the worst: residual 0.1'
+    >>> of_batch("residual 0.1", 1, 1, "matrices")
+    'residual 0.1'
+    """
+    return f"{rejected} of {count} {what} rejected; the worst: {reason}" if count > 1 else reason
+
+
 def warn(message: str, category: type[Warning]) -> None:
     """Warn at the line of the user's that called, whatever lies between it and here."""
     level, frame = 1, sys._getframe()

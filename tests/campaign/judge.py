@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from neula.engines import format_of
+from neula.kernels.magnitudes import SQUARABLE
 from neula.pipeline.inputs import take
-from neula.problems.least_squares.held_open import LARGEST
 
 from .calls import Answer, as_array
 from .factors import judge_factors
@@ -275,7 +275,7 @@ def _overflows(example: Example, truth: LeastSquares) -> bool:
 def _not_held(example: Example) -> bool:
     """Whether sums of squares may exceed float64."""
     tops = (np.abs(as_array(x)).max(initial=0.0) for x in (example.a, example.b))
-    return example.recipe.problem == "held" and max(tops) > LARGEST
+    return example.recipe.problem == "held" and max(tops) > SQUARABLE
 
 
 def _weighted_overflows(example: Example) -> bool:

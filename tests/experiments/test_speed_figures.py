@@ -185,7 +185,6 @@ def times(factor: float) -> Callable[[float], float]:
 
 
 BLOCKED_LOW = {"method": models.BLOCKED, "format": "low", "kind": models.MEASURED}
-RGSQRF_LOW = {"method": models.RGSQRF, "format": "low", "kind": models.MEASURED}
 CAQR_128 = {"method": models.RGSQRF_CAQR, "kind": models.MEASURED, "B": 128}
 DEFAULT_128 = {"method": models.RGSQRF_DEFAULT, "kind": models.MEASURED, "B": 128}
 TALL = {"m": 4194304, "n": 128}

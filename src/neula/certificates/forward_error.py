@@ -19,6 +19,10 @@ from neula.kernels.refining import over
 SURE = 0.1
 """Forward error up to which at least one digit is sure."""
 
+ESTIMATED = 3.0
+"""Factor between an estimate of a norm, or of a condition number, by some steps of the power method and a
+bound on it."""
+
 NOISE = 2.0
 """Unit roundoffs of double precision that a backward error is taken to be at least: those of the residual
 that it is measured by."""

@@ -16,6 +16,7 @@ from neula.certificates.probes import PROBES, gaussian_probes
 from neula.engines import BF16, FP16, Format
 from neula.engines.random_vectors import gaussian
 from neula.engines.reduction import HERE, Reduction
+from neula.errors import of_batch
 from neula.kernels import probe_errors
 from neula.kernels.thin import VECTORS, thin_product
 
@@ -107,9 +108,7 @@ class QRCertificates(Sequence[QRCertificate]):
     @property
     def in_words(self) -> str:
         """What an attempt says of them."""
-        if len(self) == 1:
-            return str(self[0])
-        return f"{self.rejected} of {len(self)} matrices rejected; the worst: {self.worst}"
+        return of_batch(str(self.worst), self.rejected, len(self), "matrices")
 
     def __len__(self) -> int:
         return len(self.residual)
@@ -354,7 +353,7 @@ def _relative(residual: Any, size: Any, loss: Any, *, where: Any, shape: Sequenc
 
 @lru_cache(maxsize=128)
 def _bounds(m: int, n: int, measured_in: torch.dtype, target: Format) -> tuple[float, float]:
-    """What they may be."""
+    """Bounds on the residual and on the loss of orthogonality."""
     noise = measurement_error(m, measured_in)
     return residual_bound(target, n) + noise, orthogonality_bound(target, n) + noise
 

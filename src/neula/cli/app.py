@@ -71,7 +71,7 @@ class Command(TyperCommand):
 app = typer.Typer(
     name="neula",
     cls=Program,
-    help="Dense linear algebra on neural engines: half-precision speed, certified accuracy.\n\n"
+    help="Dense linear algebra on neural engines: you say the accuracy, the answer is certified.\n\n"
     "Matrices are files: .npy, .npz, .csv, .tsv, .txt (also .gz), .parquet, .h5, .mat, .mtx, or - for the "
     "standard input. What is behind a colon is chosen from the file: an array (file.npz:A, file.h5:/run/A, "
     "file.mat:A) or columns (table.csv:x1,x2). Answers go to the standard output or to files, reports to the "

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     from rich.progress import Progress
 
-    from neula.io.paths import Source
+    from neula.io.paths import InputFile
     from neula.io.table import Table
 
 Answer: TypeAlias = "Mapping[str, np.ndarray | Table]"
@@ -171,12 +171,12 @@ class Run:
 
     def _read(self, name: str, argument: str, decimal: str, missing: Missing) -> Table:
         from neula.io.files import read_table
-        from neula.io.paths import STANDARD, Source, split_key
+        from neula.io.paths import STANDARD, InputFile, split_key
 
         self.progress(f"reading {argument}", 0.0)
         path, key = split_key(argument)
         return read_table(
-            self._spooled_input() if str(path) == STANDARD else Source.of(path),
+            self._spooled_input() if str(path) == STANDARD else InputFile.of(path),
             key=key,
             column_as_vector=name not in MATRICES,
             decimal=decimal,
@@ -184,9 +184,9 @@ class Run:
             message=self.say,
         )
 
-    def _spooled_input(self) -> Source:
+    def _spooled_input(self) -> InputFile:
         """What comes by the standard input, as a file: it may be read more than once."""
-        from neula.io.paths import Source
+        from neula.io.paths import InputFile
 
         if self._standard_input is None:
             if sys.stdin.isatty():
@@ -195,7 +195,7 @@ class Run:
             self._standard_input = Path(folder) / "stdin"
             with self._standard_input.open("wb") as copy:
                 shutil.copyfileobj(sys.stdin.buffer, copy)
-        return Source.unnamed(self._standard_input, "standard input")
+        return InputFile.unnamed(self._standard_input, "standard input")
 
     # --- the work -----------------------------------------------------------------------------------------
 

@@ -107,12 +107,11 @@ class _Packed:
             small = 0 < x.nbytes <= SMALL and x.is_contiguous()
             places.append(end if small else -1)
             end += -(-x.nbytes // ALIGNED) * ALIGNED if small else 0
-        padding = results[0].new_empty(ALIGNED, dtype=torch.uint8)
-        parts = [padding[:0]]
-        for x, place in zip(results, places, strict=True):
+        packed = cls(results, results[0].new_empty(end, dtype=torch.uint8), tuple(places))
+        for x, copy, place in zip(results, packed._views(packed.buffer), places, strict=True):
             if place >= 0:
-                parts += [x.view(-1).view(torch.uint8), padding[: -x.nbytes % ALIGNED]]
-        return cls(results, torch.cat(parts), tuple(places))  # in one launch, where copies take one each
+                copy.copy_(x)
+        return packed
 
     def clone(self) -> Tensors:
         """Copies for the caller; the small ones are views of one."""

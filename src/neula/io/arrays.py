@@ -8,13 +8,14 @@ from typing import IO, Any
 
 import numpy as np
 
-from neula.io.paths import FileError, Source
+from neula.errors import counted
+from neula.io.paths import FileError, InputFile
 from neula.io.sparse import as_dense
-from neula.io.table import Message, MissingValues, Table, chosen_columns, count, listed
+from neula.io.table import Message, MissingValues, Table, chosen_columns, listed
 
 
 @contextmanager
-def damage_reported(source: Source) -> Iterator[None]:
+def damage_reported(file: InputFile) -> Iterator[None]:
     """Whatever a library raises on a damaged file becomes a FileError."""
     try:
         yield
@@ -26,10 +27,10 @@ def damage_reported(source: Source) -> Iterator[None]:
             raise
         if "Object arrays" in str(error) or "Python objects" in str(error):
             raise FileError(
-                f"{source.name}: holds Python objects, not numbers; save it as a float array"
+                f"{file.name}: holds Python objects, not numbers; save it as a float array"
             ) from error
         text = " ".join(str(error).split()) or "it ends early"
-        raise FileError(f"{source.name}: truncated or damaged {source.kind} file ({text})") from error
+        raise FileError(f"{file.name}: truncated or damaged {file.kind} file ({text})") from error
 
 
 def real_numbers(name: str, array: np.ndarray) -> np.ndarray:
@@ -41,7 +42,7 @@ def real_numbers(name: str, array: np.ndarray) -> np.ndarray:
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
-def choose_array(source: Source, names: Sequence[str], key: str | None) -> str:
+def choose_array(file: InputFile, names: Sequence[str], key: str | None) -> str:
     """The name of the array to read; of several one must be chosen.
 
     Raises
@@ -51,14 +52,14 @@ def choose_array(source: Source, names: Sequence[str], key: str | None) -> str:
     """
     if key is not None:
         if key not in names:
-            raise FileError(f"{source.name}: no array is named {key!r}; it holds {listed(names)}")
+            raise FileError(f"{file.name}: no array is named {key!r}; it holds {listed(names)}")
         return key
     if not names:
-        raise FileError(f"{source.name}: holds no arrays")
+        raise FileError(f"{file.name}: holds no arrays")
     if len(names) > 1:
         raise FileError(
-            f"{source.name}: holds {len(names)} arrays ({listed(names)}); choose one, as in "
-            f"{source.name}:{names[0]}"
+            f"{file.name}: holds {len(names)} arrays ({listed(names)}); choose one, as in "
+            f"{file.name}:{names[0]}"
         )
     return names[0]
 
@@ -66,34 +67,34 @@ def choose_array(source: Source, names: Sequence[str], key: str | None) -> str:
 # --- NumPy ------------------------------------------------------------------------------------------------
 
 
-def read_npy(source: Source) -> np.ndarray:
+def read_npy(file: InputFile) -> np.ndarray:
     """Read a ``.npy`` file."""
     # Mapping the file first compares the size in the header with the size of the file, so a truncated
     # file of a terabyte is noticed before its memory is asked for.
-    return np.array(np.load(source.path, mmap_mode="r", allow_pickle=False))
+    return np.array(np.load(file.path, mmap_mode="r", allow_pickle=False))
 
 
-def read_npz(source: Source, key: str | None) -> np.ndarray:
+def read_npz(file: InputFile, key: str | None) -> np.ndarray:
     """Read one array of an ``.npz`` file."""
-    with source.path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-        found: np.ndarray = archive[choose_array(source, list(archive.files), key)]
+    with file.path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
+        found: np.ndarray = archive[choose_array(file, list(archive.files), key)]
         return found
 
 
 # --- HDF5 -------------------------------------------------------------------------------------------------
 
 
-def read_hdf5(source: Source, key: str | None) -> np.ndarray:
+def read_hdf5(file: InputFile, key: str | None) -> np.ndarray:
     """Read one dataset of an HDF5 file, chosen by its path."""
     import h5py
 
-    with h5py.File(source.path) as file:
+    with h5py.File(file.path) as opened:
         found: list[str] = []
-        file.visititems(
+        opened.visititems(
             lambda name, item: found.append(f"/{name}") if isinstance(item, h5py.Dataset) else None
         )
-        name = choose_array(source, found, None if key is None else f"/{key.strip('/')}")
-        return _whole(file[name])
+        name = choose_array(file, found, None if key is None else f"/{key.strip('/')}")
+        return _whole(opened[name])
 
 
 def _whole(dataset: Any) -> np.ndarray:
@@ -114,35 +115,35 @@ def write_hdf5(stream: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
 # --- MATLAB -----------------------------------------------------------------------------------------------
 
 
-def read_mat(source: Source, key: str | None, tell: Message) -> np.ndarray:
+def read_mat(file: InputFile, key: str | None, tell: Message) -> np.ndarray:
     """Read one matrix of a ``.mat`` file, of any version."""
     import scipy.io
     import scipy.sparse
 
-    with source.path.open("rb") as stream:
+    with file.path.open("rb") as stream:
         if stream.read(10) == b"MATLAB 7.3":
-            return _read_mat_73(source, key)
-    names = [name for name, _, _ in scipy.io.whosmat(source.path)]
-    name = choose_array(source, names, key)
-    matrix = scipy.io.loadmat(source.path, variable_names=[name])[name]
-    return as_dense(source.name, matrix, tell) if scipy.sparse.issparse(matrix) else np.asarray(matrix)
+            return _read_mat_73(file, key)
+    names = [name for name, _, _ in scipy.io.whosmat(file.path)]
+    name = choose_array(file, names, key)
+    matrix = scipy.io.loadmat(file.path, variable_names=[name])[name]
+    return as_dense(file.name, matrix, tell) if scipy.sparse.issparse(matrix) else np.asarray(matrix)
 
 
-def _read_mat_73(source: Source, key: str | None) -> np.ndarray:
+def _read_mat_73(file: InputFile, key: str | None) -> np.ndarray:
     """Read a file of version 7.3, which is HDF5 with columns where HDF5 has rows."""
     try:
         import h5py
     except ImportError:
         raise FileError(
-            f"{source.name}: .mat files of version 7.3 need h5py, which is not installed: "
+            f"{file.name}: .mat files of version 7.3 need h5py, which is not installed: "
             "pip install 'neula[io]'"
         ) from None
-    with h5py.File(source.path) as file:
-        names = [name for name, item in file.items() if not name.startswith("#")]
-        item = file[choose_array(source, names, key)]
+    with h5py.File(file.path) as opened:
+        names = [name for name, item in opened.items() if not name.startswith("#")]
+        item = opened[choose_array(file, names, key)]
         if not isinstance(item, h5py.Dataset):
             raise FileError(
-                f"{source.name}: {item.name[1:]} is a structure, or sparse: save it as a full matrix"
+                f"{file.name}: {item.name[1:]} is a structure, or sparse: save it as a full matrix"
             )
         return _whole(item).T
 
@@ -157,22 +158,22 @@ def write_mat(stream: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
 # --- Parquet ----------------------------------------------------------------------------------------------
 
 
-def read_parquet(source: Source, key: str | None, missing: MissingValues) -> Table:
+def read_parquet(file: InputFile, key: str | None, missing: MissingValues) -> Table:
     """Read a table, or chosen columns of it, in the dtype that holds all of them."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    schema = pq.read_schema(source.path)
+    schema = pq.read_schema(file.path)
     names = schema.names
     if key is not None:
-        wanted = [names[i] for i in chosen_columns(source.name, names, key)]
+        wanted = [names[i] for i in chosen_columns(file.name, names, key)]
     else:
         # What pandas keeps the index of a frame in is no column of it.
         index = (schema.pandas_metadata or {}).get("index_columns", [])
         wanted = [name for name in names if name not in index]
     if not wanted:
-        raise FileError(f"{source.name}: holds no columns")
-    table = pq.read_table(source.path, columns=wanted)
+        raise FileError(f"{file.name}: holds no columns")
+    table = pq.read_table(file.path, columns=wanted)
     columns = []
     for name in wanted:
         column = table[name]
@@ -180,12 +181,12 @@ def read_parquet(source: Source, key: str | None, missing: MissingValues) -> Tab
             column = column.cast(pa.float64())
         if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
             raise FileError(
-                f"{source.name}: column {name!r} holds {column.type}, not numbers; choose columns by their "
+                f"{file.name}: column {name!r} holds {column.type}, not numbers; choose columns by their "
                 f"names, behind a colon: {listed(names)}"
             )
         if column.null_count and missing == "error":
             raise FileError(
-                f"{source.name}: column {name!r} has {count(column.null_count, 'empty field')} "
+                f"{file.name}: column {name!r} has {counted(column.null_count, 'empty field')} "
                 "(leave out such lines with --missing drop)"
             )
         columns.append(column.to_numpy())

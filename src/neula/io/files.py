@@ -19,7 +19,7 @@ from neula.io.paths import (
     TEXT,
     WRITABLE,
     FileError,
-    Source,
+    InputFile,
     check_output,
     kind_of,
     split_key,
@@ -84,7 +84,7 @@ def read_matrix(
         package is not installed that reads it.
     """
     return read_table(
-        Source.of(path),
+        InputFile.of(path),
         key=key,
         column_as_vector=column_as_vector,
         decimal=decimal,
@@ -94,7 +94,7 @@ def read_matrix(
 
 
 def read_table(
-    source: Source,
+    file: InputFile,
     *,
     key: str | None = None,
     column_as_vector: bool = False,
@@ -109,30 +109,30 @@ def read_table(
     FileError
         As there.
     """
-    if key is not None and source.kind in (".npy", *MARKET):
-        raise FileError(f"{source.name}: a {source.kind} file holds one array, so ':{key}' cannot choose one")
+    if key is not None and file.kind in (".npy", *MARKET):
+        raise FileError(f"{file.name}: a {file.kind} file holds one array, so ':{key}' cannot choose one")
     tell = message or (lambda text: None)
-    with system_errors(source.name, "read"), arrays.damage_reported(source):
-        table = _read(source, key, decimal, missing, tell)
-    values = arrays.real_numbers(source.name, table.values)
-    vectors = source.kind in (*TEXT, ".parquet", ".mat", *MARKET)
+    with system_errors(file.name, "read"), arrays.damage_reported(file):
+        table = _read(file, key, decimal, missing, tell)
+    values = arrays.real_numbers(file.name, table.values)
+    vectors = file.kind in (*TEXT, ".parquet", ".mat", *MARKET)
     if column_as_vector and vectors and values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     return Table(values, table.columns)
 
 
-def _read(source: Source, key: str | None, decimal: str, missing: MissingValues, tell: Message) -> Table:
-    if source.kind in TEXT:
-        return read_text(source, key, decimal, missing, tell)
-    if source.kind == ".parquet":
-        return arrays.read_parquet(source, key, missing)
-    if source.kind in MARKET:
-        return Table(read_market(source, tell))
-    if source.kind == ".mat":
-        return Table(arrays.read_mat(source, key, tell))
-    if source.kind in HDF5:
-        return Table(arrays.read_hdf5(source, key))
-    return Table(arrays.read_npz(source, key) if source.kind == ".npz" else arrays.read_npy(source))
+def _read(file: InputFile, key: str | None, decimal: str, missing: MissingValues, tell: Message) -> Table:
+    if file.kind in TEXT:
+        return read_text(file, key, decimal, missing, tell)
+    if file.kind == ".parquet":
+        return arrays.read_parquet(file, key, missing)
+    if file.kind in MARKET:
+        return Table(read_market(file, tell))
+    if file.kind == ".mat":
+        return Table(arrays.read_mat(file, key, tell))
+    if file.kind in HDF5:
+        return Table(arrays.read_hdf5(file, key))
+    return Table(arrays.read_npz(file, key) if file.kind == ".npz" else arrays.read_npy(file))
 
 
 def write_matrix(path: str | os.PathLike[str], array: np.ndarray, *, name: str = "array") -> None:

@@ -13,29 +13,30 @@ from typing import IO
 
 import numpy as np
 
-from neula.io.paths import FileError, Source
+from neula.errors import counted
+from neula.io.paths import FileError, InputFile
 from neula.io.sparse import as_dense, check_memory
-from neula.io.table import Message, count, shorten
+from neula.io.table import Message, shorten
 
 _NUMBER = rb"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|(?i:nan|inf|infinity))"
 
 
-def read_market(source: Source, tell: Message) -> np.ndarray:
+def read_market(file: InputFile, tell: Message) -> np.ndarray:
     """Read a Matrix Market file, compressed or not; ``tell`` gets a line on a sparse matrix made dense."""
     # scipy (1.17) ends the whole process when the last line has no newline but a blank, and when it meets
     # an error in the middle of a Python stream: it is given plain files that end with a newline.
-    if source.kind == ".mtx" and _ends_with_newline(source.path):
-        return _read_plain(source.name, source.path, tell)
+    if file.kind == ".mtx" and _ends_with_newline(file.path):
+        return _read_plain(file.name, file.path, tell)
     with tempfile.TemporaryDirectory(prefix="neula-") as folder:
         plain = Path(folder) / "matrix.mtx"
-        opened = gzip.open if source.kind == ".mtx.gz" else open
+        opened = gzip.open if file.kind == ".mtx.gz" else open
         try:
-            with opened(source.path, "rb") as given, plain.open("wb") as copy:
+            with opened(file.path, "rb") as given, plain.open("wb") as copy:
                 shutil.copyfileobj(given, copy)
                 copy.write(b"\n")
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise FileError(f"{source.name}: truncated or damaged gzip file ({error})") from error
-        return _read_plain(source.name, plain, tell)
+            raise FileError(f"{file.name}: truncated or damaged gzip file ({error})") from error
+        return _read_plain(file.name, plain, tell)
 
 
 def write_market(stream: IO[bytes], array: np.ndarray) -> None:
@@ -83,4 +84,4 @@ def _check_lines(name: str, plain: Path, width: int) -> None:
         for i, line in lines:
             if not numbers.fullmatch(line):
                 text = shorten(line.decode(errors="replace").strip())
-                raise FileError(f"{name}: line {i} should hold {count(width, 'number')}, it is {text!r}")
+                raise FileError(f"{name}: line {i} should hold {counted(width, 'number')}, it is {text!r}")

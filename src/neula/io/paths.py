@@ -46,7 +46,7 @@ class FileError(ValueError):
 
 
 @dataclass(frozen=True)
-class Source:
+class InputFile:
     """A file to read.
 
     Attributes

@@ -34,7 +34,7 @@ class Source(Protocol):
 
     @property
     def dtype(self) -> Any:
-        """Of the numbers."""
+        """The dtype of the numbers."""
 
     def blocks(self, rows: int) -> Iterator[Any]:
         """All rows in order, about so many at a time, the same at each call."""
@@ -210,16 +210,16 @@ class Given:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As it says."""
+        """The shape, as the source says."""
         return tuple(int(size) for size in self.source.shape)
 
     @property
     def dtype(self) -> Any:
-        """As it says."""
+        """The dtype, as the source says."""
         return self.source.dtype
 
     def blocks(self, rows: int) -> Iterator[Any]:
-        """As they come."""
+        """The blocks as they come, of any length."""
         blocks: Callable[[], Any] = self.source.blocks
         return iter(blocks())
 

@@ -86,11 +86,6 @@ def shorten(text: str, width: int = 60) -> str:
     return text if len(text) <= width else text[: width - 3] + "..."
 
 
-def count(number: int, thing: str) -> str:
-    """A number and its noun."""
-    return f"{number} {thing}" + "s" * (number != 1)
-
-
 def without_missing(tables: Mapping[str, Table]) -> tuple[dict[str, Table], str]:
     """Leave out the rows that have a NaN in any of several arrays; say how many, if any.
 

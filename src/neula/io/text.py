@@ -21,8 +21,9 @@ from typing import IO, Any
 
 import numpy as np
 
-from neula.io.paths import FileError, Source
-from neula.io.table import Message, MissingValues, Table, chosen_columns, count, shorten
+from neula.errors import counted
+from neula.io.paths import FileError, InputFile
+from neula.io.table import Message, MissingValues, Table, chosen_columns, shorten
 
 MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NULL", "null", "None")
 """Fields that stand for no value; ``nan`` is a number."""
@@ -93,16 +94,16 @@ class Layout:
         return text if self.decimal == "." else text.translate(_SWAPPED)
 
 
-def read_text(source: Source, key: str | None, decimal: str, missing: MissingValues, tell: Message) -> Table:
+def read_text(file: InputFile, key: str | None, decimal: str, missing: MissingValues, tell: Message) -> Table:
     """Read a table of numbers; ``tell`` gets a line on whatever is not taken for numbers."""
     try:
-        layout = _layout(source, decimal)
-        wanted = _wanted(source, layout, key, tell)
-        values = _numbers(source, layout, wanted, missing)
+        layout = _layout(file, decimal)
+        wanted = _wanted(file, layout, key, tell)
+        values = _numbers(file, layout, wanted, missing)
     except (UnicodeDecodeError, csv.Error) as error:
-        raise FileError(f"{source.name}: not a text in UTF-8 ({error}); convert it first") from error
+        raise FileError(f"{file.name}: not a text in UTF-8 ({error}); convert it first") from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise FileError(f"{source.name}: truncated or damaged gzip file ({error})") from error
+        raise FileError(f"{file.name}: truncated or damaged gzip file ({error})") from error
     names = tuple(layout.names[i] for i in wanted) if layout.names else None
     return Table(values, names)
 
@@ -110,12 +111,12 @@ def read_text(source: Source, key: str | None, decimal: str, missing: MissingVal
 # --- what the lines are -----------------------------------------------------------------------------------
 
 
-def _lines(source: Source) -> Iterator[tuple[int, str]]:
+def _lines(file: InputFile) -> Iterator[tuple[int, str]]:
     """Lines that hold something, without comments, with their numbers in the file.
 
     A line break inside quotes becomes a blank.
     """
-    with _opened(source) as stream:
+    with _opened(file) as stream:
         first, before = 0, ""
         for number, line in enumerate(stream, 1):
             text = before + _without_comment(line.strip(" \r\n"))
@@ -125,13 +126,13 @@ def _lines(source: Source) -> Iterator[tuple[int, str]]:
                 yield first or number, text
                 first, before = 0, ""
         if before:
-            raise FileError(f"{source.name}: line {first} opens a quotation that is never closed")
+            raise FileError(f"{file.name}: line {first} opens a quotation that is never closed")
 
 
-def _opened(source: Source) -> IO[str]:
-    if source.kind.endswith(".gz"):
-        return gzip.open(source.path, "rt", encoding="utf-8-sig")
-    return source.path.open(encoding="utf-8-sig")
+def _opened(file: InputFile) -> IO[str]:
+    if file.kind.endswith(".gz"):
+        return gzip.open(file.path, "rt", encoding="utf-8-sig")
+    return file.path.open(encoding="utf-8-sig")
 
 
 def _without_comment(text: str) -> str:
@@ -145,18 +146,18 @@ def _without_comment(text: str) -> str:
     return text
 
 
-def _layout(source: Source, decimal: str) -> Layout:
-    lines = _lines(source)
+def _layout(file: InputFile, decimal: str) -> Layout:
+    lines = _lines(file)
     first, second = next(lines, None), next(lines, None)
     if first is None:
-        raise FileError(f"{source.name}: holds no numbers")
+        raise FileError(f"{file.name}: holds no numbers")
     (number, text), (_, below) = first, second or first
-    layout = Layout(_delimiter(source, below, decimal), decimal, 0, (), 0)
+    layout = Layout(_delimiter(file, below, decimal), decimal, 0, (), 0)
     fields = layout.fields(text)
     width = len(layout.fields(below))
-    if _is_header(source, number, fields, layout):
+    if _is_header(file, number, fields, layout):
         if second is None:
-            raise FileError(f"{source.name}: holds no numbers below its header")
+            raise FileError(f"{file.name}: holds no numbers below its header")
         while fields[-1] == "":
             fields.pop()
         if layout.delimiter is None and width == 1:
@@ -165,19 +166,19 @@ def _layout(source: Source, decimal: str) -> Layout:
     else:
         layout = Layout(layout.delimiter, decimal, 0, (), len(fields))
     closed = len(layout.names) in (0, layout.width - 1) and layout.width > 1
-    if closed and all(layout.fields(text)[-1] == "" for _, text in _below(source, layout)):
+    if closed and all(layout.fields(text)[-1] == "" for _, text in _below(file, layout)):
         return Layout(layout.delimiter, decimal, layout.header, layout.names, layout.width, closed=True)
     return layout
 
 
-def _below(source: Source, layout: Layout) -> Iterator[tuple[int, str]]:
+def _below(file: InputFile, layout: Layout) -> Iterator[tuple[int, str]]:
     """The lines below the header."""
-    return (line for line in _lines(source) if line[0] > layout.header)
+    return (line for line in _lines(file) if line[0] > layout.header)
 
 
-def _delimiter(source: Source, text: str, decimal: str) -> str | None:
+def _delimiter(file: InputFile, text: str, decimal: str) -> str | None:
     """The delimiter of a line; None is any white space."""
-    if source.kind.startswith(".tsv"):
+    if file.kind.startswith(".tsv"):
         return "\t"
     for delimiter in ";,\t".replace(decimal, ""):
         if len(next(csv.reader([text], delimiter=delimiter))) > 1:
@@ -185,7 +186,7 @@ def _delimiter(source: Source, text: str, decimal: str) -> str | None:
     return None
 
 
-def _is_header(source: Source, number: int, fields: Sequence[str], layout: Layout) -> bool:
+def _is_header(file: InputFile, number: int, fields: Sequence[str], layout: Layout) -> bool:
     """Whether the first line names columns; it must be numbers otherwise."""
     if all(field in MISSING or layout.is_number(field) for field in fields):
         return False
@@ -197,7 +198,7 @@ def _is_header(source: Source, number: int, fields: Sequence[str], layout: Layou
         if not ((i == 0 and not field) or _is_name(field)) if named else not layout.is_number(field):
             hint = _hint(field) or " (names of columns do not begin with a digit)" * named
             raise FileError(
-                f"{source.name}: line {number} is neither numbers nor names of columns: "
+                f"{file.name}: line {number} is neither numbers nor names of columns: "
                 f"column {i + 1} is {shorten(field)!r}{hint}"
             )
     return True
@@ -207,44 +208,44 @@ def _is_name(field: str) -> bool:
     return field != "" and re.match(r"[-+]?[.,]?\d", field) is None
 
 
-def _wanted(source: Source, layout: Layout, key: str | None, tell: Message) -> list[int]:
+def _wanted(file: InputFile, layout: Layout, key: str | None, tell: Message) -> list[int]:
     """Places of the columns to read."""
     if len(layout.names) not in (0, layout.columns):
-        raise FileError(f"{source.name}: {_fault(source, layout, [], 'nan') or 'names do not fit'}")
+        raise FileError(f"{file.name}: {_fault(file, layout, [], 'nan') or 'names do not fit'}")
     if key is not None:
         names = layout.names or [str(i + 1) for i in range(layout.columns)]
-        return chosen_columns(source.name, names, key, named=bool(layout.names))
+        return chosen_columns(file.name, names, key, named=bool(layout.names))
     if layout.names:
         header = shorten(", ".join(filter(None, layout.names)))
-        tell(f"{source.name}: line {layout.header} is a header: {header}")
+        tell(f"{file.name}: line {layout.header} is a header: {header}")
     if layout.indexed:
-        tell(f"{source.name}: column 1 has no name and was left out: it numbers or names the rows")
+        tell(f"{file.name}: column 1 has no name and was left out: it numbers or names the rows")
     return list(range(layout.indexed, layout.columns))
 
 
 # --- the numbers ------------------------------------------------------------------------------------------
 
 
-def _numbers(source: Source, layout: Layout, wanted: Sequence[int], missing: MissingValues) -> np.ndarray:
-    values = _parsed(source, layout, wanted)
+def _numbers(file: InputFile, layout: Layout, wanted: Sequence[int], missing: MissingValues) -> np.ndarray:
+    values = _parsed(file, layout, wanted)
     if values is None or (missing == "error" and np.isnan(values).any()):
-        fault = _fault(source, layout, wanted, missing)
+        fault = _fault(file, layout, wanted, missing)
         if values is None and not fault:
             fault = "has empty fields, which are read by pandas: pip install 'neula[io]'"
         if fault:
-            raise FileError(f"{source.name}: {fault}")
+            raise FileError(f"{file.name}: {fault}")
     assert values is not None
     return values
 
 
-def _parsed(source: Source, layout: Layout, wanted: Sequence[int]) -> np.ndarray | None:
+def _parsed(file: InputFile, layout: Layout, wanted: Sequence[int]) -> np.ndarray | None:
     """The numbers, NaN for empty fields; None if something else is there than numbers."""
     has_pandas = importlib.util.find_spec("pandas") is not None
-    large = source.path.stat().st_size >= LARGE
+    large = file.path.stat().st_size >= LARGE
     parsers = [_by_numpy] * (not (large and has_pandas)) + [_by_pandas] * has_pandas
     for parse in parsers:
         try:
-            return parse(source, layout, wanted)
+            return parse(file, layout, wanted)
         except (FileError, UnicodeDecodeError):
             raise
         except ValueError:  # not a number, or a line of another width
@@ -252,12 +253,12 @@ def _parsed(source: Source, layout: Layout, wanted: Sequence[int]) -> np.ndarray
     return None
 
 
-def _by_numpy(source: Source, layout: Layout, wanted: Sequence[int]) -> np.ndarray:
-    lines = _regular_lines(source, layout)
+def _by_numpy(file: InputFile, layout: Layout, wanted: Sequence[int]) -> np.ndarray:
+    lines = _regular_lines(file, layout)
     return np.loadtxt(lines, delimiter=layout.delimiter, usecols=wanted, ndmin=2, quotechar='"')
 
 
-def _by_pandas(source: Source, layout: Layout, wanted: Sequence[int]) -> np.ndarray:
+def _by_pandas(file: InputFile, layout: Layout, wanted: Sequence[int]) -> np.ndarray:
     import pandas as pd
 
     # Since version 3.1 the default rounds correctly, and asking for it is deprecated.
@@ -276,26 +277,26 @@ def _by_pandas(source: Source, layout: Layout, wanted: Sequence[int]) -> np.ndar
         **exact,
     )
     frame: Any = None
-    if not _has_comments(source):
-        compression = "gzip" if source.kind.endswith(".gz") else None
+    if not _has_comments(file):
+        compression = "gzip" if file.kind.endswith(".gz") else None
         about = {"compression": compression, "encoding": "utf-8-sig", "decimal": layout.decimal}
         with suppress(pd.errors.ParserError):
-            frame = read(source.path, skiprows=layout.header, **about)
+            frame = read(file.path, skiprows=layout.header, **about)
     # Of lines that are too short, or blank, pandas makes empty fields, or an error.
     if frame is None or frame[layout.width - 1].isna().any():
-        frame = read(io.StringIO("\n".join(_regular_lines(source, layout))))
+        frame = read(io.StringIO("\n".join(_regular_lines(file, layout))))
     return np.asarray(frame[list(wanted)].to_numpy(np.float64))
 
 
-def _has_comments(source: Source) -> bool:
-    opened = gzip.open if source.kind.endswith(".gz") else open
-    with opened(source.path, "rb") as stream:
+def _has_comments(file: InputFile) -> bool:
+    opened = gzip.open if file.kind.endswith(".gz") else open
+    with opened(file.path, "rb") as stream:
         return any(b"#" in block for block in iter(partial(stream.read, 1 << 20), b""))
 
 
-def _regular_lines(source: Source, layout: Layout) -> Iterator[str]:
+def _regular_lines(file: InputFile, layout: Layout) -> Iterator[str]:
     """The lines of numbers with decimal points; ValueError at one that has another number of fields."""
-    for _, text in _below(source, layout):
+    for _, text in _below(file, layout):
         if layout.delimiter is None or '"' in text:
             width = len(layout.fields(text))
         else:
@@ -308,18 +309,18 @@ def _regular_lines(source: Source, layout: Layout) -> Iterator[str]:
 # --- what is wrong with them ------------------------------------------------------------------------------
 
 
-def _fault(source: Source, layout: Layout, wanted: Sequence[int], missing: MissingValues) -> str | None:
+def _fault(file: InputFile, layout: Layout, wanted: Sequence[int], missing: MissingValues) -> str | None:
     """Say what cannot be read, and in which line, as an editor counts; None if nothing is wrong."""
-    widths = Counter(len(layout.fields(text)) for _, text in _below(source, layout))
+    widths = Counter(len(layout.fields(text)) for _, text in _below(file, layout))
     named = len(layout.names)
     usual = widths.most_common(1)[0][0]
     if named and usual != named + layout.closed and named not in widths:
-        return f"line {layout.header} names {count(named, 'column')}, the lines below have {usual}"
+        return f"line {layout.header} names {counted(named, 'column')}, the lines below have {usual}"
     width, others = (named, f"line {layout.header} names") if named else (usual, "most lines have")
-    for number, text in _below(source, layout):
+    for number, text in _below(file, layout):
         fields = layout.fields(text)
         if len(fields) != width + (layout.closed if named else 0):
-            return f"line {number} has {count(len(fields), 'field')}, {others} {width}"
+            return f"line {number} has {counted(len(fields), 'field')}, {others} {width}"
         for i in wanted:
             field = fields[i]
             column = f"column {i + 1}" + (f" ({layout.names[i]})" if named else "")

@@ -11,6 +11,13 @@ from neula.kernels.dispatch import kernel, trial
 BLOCK = 1 << 16
 """Elements whose magnitudes stay in a cache while they are reduced in several ways."""
 
+MODERATE = 2.0**200
+"""Numbers up to this, and down to its reciprocal, have squares and quotients that float64 holds."""
+
+SQUARABLE_EXPONENT = 400
+SQUARABLE = 2.0**SQUARABLE_EXPONENT
+"""Numbers up to this, and down to its reciprocal, have sums of squares that float64 holds."""
+
 FEW = 16
 """Right-hand sides at most whose sizes one thread block finds."""
 

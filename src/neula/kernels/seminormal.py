@@ -25,9 +25,6 @@ FEW = 8
 LEAST_COLUMNS = 8
 """Columns of the narrowest Gram matrix in the kernel."""
 
-MODERATE = 2.0**200
-"""Norms up to this, and down to its reciprocal, have squares and quotients that float64 holds."""
-
 NAMES = (
     "accepted",
     "refined_error",

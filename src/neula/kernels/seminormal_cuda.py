@@ -15,7 +15,8 @@ import torch
 
 from neula.kernels.cuda_source import compiled
 from neula.kernels.launch import multiprocessors, shared_memory
-from neula.kernels.seminormal import MAX_COLUMNS, MODERATE, Limits, Seminormal, Square
+from neula.kernels.magnitudes import MODERATE
+from neula.kernels.seminormal import MAX_COLUMNS, Limits, Seminormal, Square
 
 THREADS = 256
 

@@ -15,7 +15,8 @@ import torch
 
 from neula.kernels.host_matrices import address_of, pointer_to
 from neula.kernels.host_source import load
-from neula.kernels.seminormal import MODERATE, NAMES, Limits
+from neula.kernels.magnitudes import MODERATE
+from neula.kernels.seminormal import NAMES, Limits
 
 NUMBERS = (*NAMES, "steps")
 """What is said of each problem, and how many updates were made."""

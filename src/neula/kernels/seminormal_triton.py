@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 
 from neula.kernels.doubled_triton import add_pairs, product_error, two_sum
-from neula.kernels.seminormal import MODERATE, Limits, Seminormal, Square, columns_of
+from neula.kernels.magnitudes import MODERATE
+from neula.kernels.seminormal import Limits, Seminormal, Square, columns_of
 from neula.kernels.tiles_triton import (
     block_of,
     largest_of,

@@ -28,7 +28,7 @@ class Rows(list[Row]):
     """Measurements in the order in which they were taken; a field that a row lacks is None."""
 
     def where(self, **values: Any) -> Rows:
-        """Those that have these values."""
+        """The rows that have these values."""
         return Rows(row for row in self if all(row.get(name) == value for name, value in values.items()))
 
     def column(self, name: str) -> list[Any]:

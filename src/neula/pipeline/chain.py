@@ -64,7 +64,7 @@ class Answer(Generic[V]):
     worst: np.ndarray | None = None
 
     def at(self, places: np.ndarray, device: torch.device) -> Answer[V]:
-        """That to some of the problems."""
+        """The answers to some of the problems."""
         numbers = None if self.numbers is None else self.numbers[:, places]
         values = self.values.at(torch.from_numpy(places).to(device))
         return replace(self, values=values, numbers=numbers, worst=None)
@@ -145,7 +145,7 @@ class Judge(Protocol[Judged, V]):
         """Some numbers for each problem, shape (numbers, batch), without synchronizing."""
 
     def verdict(self, answer: Answer[V], numbers: np.ndarray) -> Verdict:
-        """What they say."""
+        """What the measured numbers say of the answers."""
 
 
 @dataclass
@@ -200,13 +200,29 @@ class Run(Generic[V]):
             return None
         return Answer(self.values.at(torch.from_numpy(self.open).to(self.values.device)), self.label)
 
+    def weigh(
+        self, answer: Answer[V], problems: P, judge: Judge[P, V], settled: Settled | None
+    ) -> np.ndarray:
+        """Have answers to the open problems judged, and keep what is better than before; which are left."""
+        if answer.worst is not None and self._is_first(len(problems)):
+            self.accept(answer, answer.worst[:, None], judge)
+            return np.arange(0)
+        measured = judge.measure(problems, answer) if answer.measured is None else answer.measured
+        if settled is not None and self.settle(answer, measured, settled, judge):
+            return np.arange(0)
+        answer.numbers = _read(measured)
+        return self.keep(answer, answer.numbers, judge.verdict(answer, answer.numbers))
+
+    def _is_first(self, count: int) -> bool:
+        """Whether answers to so many problems are the first, and to all of them."""
+        return not len(self.demerit) and count == len(self.accepted)
+
     def keep(self, answer: Answer[V], numbers: np.ndarray, verdict: Verdict) -> np.ndarray:
-        """Take what is better than before of answers for the open problems; returns which are left."""
+        """Take what is better than before of answers to the open problems; which are left."""
         accepted = verdict.accepted
         self.attempts.append(Attempt(answer.label, bool(accepted.all()), verdict.reason))
         self.iterations += answer.iterations
-        if not len(self.demerit) and len(self.open) == len(self.accepted):
-            # The first answer is the best so far.
+        if self._is_first(len(self.open)):
             self.label, self.history, self.values = answer.label, answer.history, answer.values
             self.numbers, self.demerit, self.accepted = numbers, verdict.demerit, accepted
             self.evidence = verdict.evidence
@@ -219,9 +235,9 @@ class Run(Generic[V]):
     def settle(
         self, answer: Answer[V], measured: torch.Tensor, settled: Settled, judge: Judge[Any, V]
     ) -> bool:
-        """Take first answers if nothing is left to do for any of many problems; tells whether that is so."""
+        """Take first answers if nothing is left to do for any of many problems; whether that is so."""
         count = measured.shape[1]
-        if count < MANY or len(self.demerit) or count < len(self.accepted):
+        if count < MANY or not self._is_first(count):
             return False
         worst = measured[:, measured.argmax(1)]  # NaN is the largest, and the smallest
         read = _read(torch.cat([worst, measured.amin(1)[None]]))
@@ -331,21 +347,13 @@ def run_chain(
                 if str(why):
                     run.attempts.append(Attempt(why.label or link.label, False, str(why)))
                 continue
-            if previous.worst is not None and not len(run.demerit) and len(mine) == len(run.accepted):
-                run.accept(previous, previous.worst[:, None], judge)
-                break
-            measured = judge.measure(mine, previous) if previous.measured is None else previous.measured
-            if settled is not None and run.settle(previous, measured, settled, judge):
-                break
-            previous.numbers = _read(measured)
-            left = run.keep(previous, previous.numbers, judge.verdict(previous, previous.numbers))
+            left = run.weigh(previous, mine, judge, settled)
             if begun is not None and not run.accepted.all():
                 run.values = run.found.copied()
             begun = None
             if not len(left):
                 break
-    if guard.shortages:
-        run.attempts[:0] = [Attempt("out of memory", False, shortage) for shortage in guard.shortages]
+    run.attempts[:0] = [Attempt("out of memory", False, shortage) for shortage in guard.shortages]
     if not len(run.numbers):
         guard.raise_if_short()
         raise Unanswered(f"no attempt gave a solution: {run.attempts[-1].reason}")

@@ -43,7 +43,7 @@ class RowSharded(Spread):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of the whole matrix."""
+        """Shape of the whole matrix."""
         return (sum(self.counts), *self.local.shape[1:])
 
     @property
@@ -53,7 +53,7 @@ class RowSharded(Spread):
 
     @property
     def dtype(self) -> Any:
-        """That of the local rows."""
+        """The dtype of the local rows."""
         return self.local.dtype
 
     @property
@@ -93,7 +93,7 @@ class ColumnSharded(Spread):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of the whole matrix."""
+        """Shape of the whole matrix."""
         return self.T.shape[::-1]
 
     def full(self) -> Any:

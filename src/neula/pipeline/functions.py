@@ -34,7 +34,7 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 def no_answer(*inputs: torch.Tensor) -> Any:
-    """What nobody calls."""
+    """Stands for what nobody calls."""
     raise NotImplementedError
 
 

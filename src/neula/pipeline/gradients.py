@@ -27,7 +27,7 @@ from neula.pipeline.functions import (
 
 
 def _known(*answer: torch.Tensor, again: Callable[..., Any] = no_answer) -> Answerer:
-    """What has been computed already."""
+    """An answerer for what has been computed already."""
     return Answerer(lambda *inputs: tuple(x.detach() for x in answer), again)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch.autograd import forward_ad
 
 from neula.engines.reduction import HERE, Reduction
-from neula.pipeline.no_arrays import array_of, no_numbers, refuse_no_array
+from neula.pipeline.no_arrays import as_array, no_numbers, refuse_no_array
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -154,7 +154,7 @@ def take(x: Any, name: str, *, differentiable: bool = False) -> Taken:
     if hasattr(x, "tocoo"):
         raise TypeError(f"{name} is a sparse {type(x).__name__}: pass {name}.toarray()")
     if not hasattr(x, "__dlpack__"):
-        return _take_numpy(array_of(x, name), name)
+        return _take_numpy(as_array(x, name), name)
     library = _library_of(x)
     if not hasattr(library, "from_dlpack"):
         raise TypeError(

@@ -48,7 +48,7 @@ def refuse_no_array(x: Any, name: str) -> None:
         )
 
 
-def array_of(x: Any, name: str) -> np.ndarray:
+def as_array(x: Any, name: str) -> np.ndarray:
     """What NumPy makes of a list, or of a data frame.
 
     Raises

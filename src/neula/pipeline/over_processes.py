@@ -56,7 +56,7 @@ class _Operand:
         return x if len(x) else x.new_zeros(1, *x.shape[1:])
 
     def replicated(self, x: torch.Tensor) -> Any:
-        """What is the same on all processes."""
+        """A result that is the same on all processes, in the library of A."""
         if self.mesh is None:
             return self.taken.wrap(x.to(self.taken.tensor.device))
         from torch.distributed.tensor import DTensor, Replicate
@@ -64,7 +64,7 @@ class _Operand:
         return DTensor.from_local(x, self.mesh, [Replicate()], run_check=False)
 
     def tall(self, x: torch.Tensor, over_rows: RowsOfGroup) -> Any:
-        """Rows of a result: as A came."""
+        """Rows of a result, spread as A came."""
         x = x[: over_rows.counts[over_rows.rank]]
         if self.mesh is None:
             return RowSharded(self.taken.wrap(x), over_rows)

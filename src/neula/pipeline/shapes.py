@@ -195,7 +195,7 @@ def broadcast_system(a: torch.Tensor, b: torch.Tensor) -> System:
     -----
     FutureWarning
         Where b has the shape of A without its last dimension, and more than one dimension: torch takes it as
-        one vector for each matrix, and so did earlier releases.
+        one vector for each matrix, NumPy as a matrix of right-hand sides.
 
     Examples
     --------
@@ -252,8 +252,8 @@ def _two_readings(a: torch.Size, b: torch.Size, *, fits: bool) -> str:
             f"it as {numpys}, and refuses it: pass b[..., None] for one vector for each matrix"
         )
     return (
-        f"b of shape {tuple(b)} is taken as {numpys} for every matrix of A, as NumPy does; earlier "
-        f"releases, like torch, took it as {ours}: pass b[..., None] for one vector for each matrix, "
+        f"b of shape {tuple(b)} is taken as {numpys} for every matrix of A, as NumPy does; torch "
+        f"takes it as {ours}: pass b[..., None] for one vector for each matrix, "
         "or b[None] for the same without this warning"
     )
 

@@ -281,7 +281,6 @@ def arrays_of(shapes: System) -> tuple[np.ndarray, list[np.ndarray]]:
 
 def array_of(x: torch.Tensor) -> np.ndarray:
     """A tensor in the memory of the host as an array: a view, unless NumPy does not know what is in it."""
-    x = x.resolve_neg()
     found: np.ndarray = (x if x.dtype in IN_NUMPY else x.double()).numpy()
     return found
 

@@ -68,7 +68,7 @@ class Reduced:
 
     @cached_property
     def high(self) -> torch.Tensor:
-        """Likewise."""
+        """Upper bounds of each problem, shape (C, n); rows may share memory."""
         return self.of_each(self.upper)
 
     def of_each(self, x: torch.Tensor) -> torch.Tensor:
@@ -76,7 +76,7 @@ class Reduced:
         return x.expand(len(self), -1) if len(x) == 1 else x[self.owner]
 
     def at(self, rows: torch.Tensor) -> Reduced:
-        """Some of the problems."""
+        """The problems in some places, with what is known of their matrices."""
         found = Reduced(self.r, self.c[rows], self.owner[rows], self.lower, self.upper, self.chunk)
         found.__dict__.update(gram=self.gram, columns=self.columns, norms=self.norms)
         return found

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from neula.algorithms.elimination.factorization import Factorization
+from neula.algorithms.elimination.factorization import Wrapped
 from neula.engines import Engine
 
 DEPTH = 2
@@ -129,19 +129,10 @@ class TwoSided:
 
 
 @dataclass(frozen=True)
-class Butterflied:
+class Butterflied(Wrapped):
     """A factorization of ``U^T A V`` as one of A."""
 
-    factors: Factorization
     transform: TwoSided
-
-    @property
-    def growth(self) -> float:
-        return self.factors.growth
-
-    @property
-    def narrow(self) -> bool:
-        return self.factors.narrow
 
     @property
     def symmetric(self) -> bool:
@@ -152,9 +143,6 @@ class Butterflied:
 
     def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
         return self.transform.mT.solve(self.factors.solve_transposed, b)
-
-    def in_double(self) -> Butterflied:
-        return replace(self, factors=self.factors.in_double())
 
 
 def padded(n: int) -> int:

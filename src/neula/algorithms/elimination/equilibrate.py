@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from neula.algorithms.elimination.factorization import Factorization
+from neula.algorithms.elimination.factorization import Wrapped
 from neula.algorithms.elimination.lu_panels import blocks
 from neula.algorithms.scaling import power_of_two_scales
 from neula.engines import Engine
@@ -86,23 +86,14 @@ class Equilibration:
 
 
 @dataclass(frozen=True)
-class Equilibrated:
+class Equilibrated(Wrapped):
     """A factorization of ``R A C`` as one of A.
 
     Right-hand sides are scaled to the same size, since the factors may solve in a format whose range a small
     residual would leave.
     """
 
-    factors: Factorization
     scales: Equilibration
-
-    @property
-    def growth(self) -> float:
-        return self.factors.growth
-
-    @property
-    def narrow(self) -> bool:
-        return self.factors.narrow
 
     @property
     def symmetric(self) -> bool:
@@ -117,9 +108,6 @@ class Equilibrated:
         scaled = b * self.scales.columns[:, None]
         size = power_of_two_scales(scaled.abs().amax(0))
         return self.factors.solve_transposed(scaled * size) * self.scales.rows[:, None] / size
-
-    def in_double(self) -> Equilibrated:
-        return replace(self, factors=self.factors.in_double())
 
 
 def equilibrate(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, Self
 
 import torch
 
@@ -47,8 +47,8 @@ class Factorization(Protocol):
 
 
 @dataclass(frozen=True)
-class Transposed:
-    """A factorization of A as one of its transpose."""
+class Wrapped:
+    """A factorization of a matrix that was made of A, as one of A."""
 
     factors: Factorization
 
@@ -64,14 +64,18 @@ class Transposed:
     def symmetric(self) -> bool:
         return self.factors.symmetric
 
+    def in_double(self) -> Self:
+        return replace(self, factors=self.factors.in_double())
+
+
+class Transposed(Wrapped):
+    """A factorization of A as one of its transpose."""
+
     def solve(self, b: torch.Tensor) -> torch.Tensor:
         return self.factors.solve_transposed(b)
 
     def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
         return self.factors.solve(b)
-
-    def in_double(self) -> Transposed:
-        return Transposed(self.factors.in_double())
 
 
 class SingularMatrixError(ArithmeticError):

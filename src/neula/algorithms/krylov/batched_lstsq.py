@@ -301,22 +301,13 @@ class Overdetermined(Factored):
         return Norms(residual_norm, gradient, projected, self.norm * self.size(unknowns), b_norm)
 
 
-def rate_of(
-    t: torch.Tensor,
-    r: torch.Tensor,
-    inverse: torch.Tensor,
-    columns: torch.Tensor | None = None,
-    count: int = PROBES,
-    over_rows: Reduction = HERE,
-) -> torch.Tensor:
+def rate_of(t: torch.Tensor, r: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
     """``||I - W^T W||_F`` for ``W = T R^-1`` from above, shape (batch,).
 
-    It is at least 1 where T lacks full rank, whatever R is. The rounding errors of triangular solves are
-    those of the matrix with normalized columns.
+    It is at least 1 where T lacks full rank, whatever R is.
     """
-    z = probes(r.shape[-1], r.device, count)
-    normal = over_rows.total(_normal(t, inverse @ z))
-    return MARGINS[count] * _change(z, normal, inverse) + _noise(r, inverse, columns)
+    z = probes(r.shape[-1], r.device)
+    return MARGIN * _change(z, _normal(t, inverse @ z), inverse) + _noise(r, inverse)
 
 
 def _change(z: torch.Tensor, normal: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
@@ -324,8 +315,11 @@ def _change(z: torch.Tensor, normal: torch.Tensor, inverse: torch.Tensor) -> tor
     return torch.linalg.matrix_norm(z - inverse.mT @ normal)
 
 
-def _noise(r: torch.Tensor, inverse: torch.Tensor, columns: torch.Tensor | None) -> torch.Tensor:
-    """Rounding errors of a solve, also where none happen to be in what is measured."""
+def _noise(r: torch.Tensor, inverse: torch.Tensor, columns: torch.Tensor | None = None) -> torch.Tensor:
+    """Rounding errors of a solve, also where none happen to be in what is measured.
+
+    They are those of the matrix with normalized columns; ``columns`` are the norms where they differ much.
+    """
     if columns is not None:
         r, inverse = r / columns.mT, columns * inverse
     return ROUNDING * FP64.u * torch.linalg.matrix_norm(r) * torch.linalg.matrix_norm(inverse)

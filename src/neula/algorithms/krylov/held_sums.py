@@ -53,7 +53,7 @@ class HeldSums:
 
     @classmethod
     def begin(cls, n: int, k: int, device: torch.device) -> HeldSums:
-        """Of no rows."""
+        """Sums over no rows."""
         shapes = ((n + k, n + k), (n, PROBES), (n, PROBES), (n, k), (n, k))
         zeros = [torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes]
         return cls(zeros[0], zeros[1], zeros[2], zeros[3], zeros[4])
@@ -66,7 +66,7 @@ class HeldSums:
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """By name."""
+        """All tensors, by name."""
         known = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: x for name, x in known.items() if isinstance(x, torch.Tensor)}
 
@@ -76,7 +76,7 @@ class HeldSums:
         return replace(self, **changed)
 
     def plus(self, other: HeldSums) -> HeldSums:
-        """Those of the rows of both."""
+        """Sums over the rows of both."""
         n = len(self.probes)
         r = self._merged(other.r[:, :n], other.r[:, n:])
         return self._with(r, other, other.rows, max(1, other.updates))
@@ -133,7 +133,7 @@ class HeldSums:
         return self._with(changed, gone, -len(a), 1)
 
     def times(self, root: float) -> HeldSums:
-        """Those of all rows times a number."""
+        """Sums over the same rows times ``root``."""
         probes = _times(_times((self.probes, self.probes_low), root), root)
         products = _times(_times((self.products, self.products_low), root), root)
         return HeldSums(self.r * root, *probes, *products, self.rows, self.updates + 1)

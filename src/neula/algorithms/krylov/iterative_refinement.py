@@ -64,7 +64,7 @@ class Refined:
 
     @classmethod
     def start(cls, b: torch.Tensor) -> Refined:
-        """The zero vector."""
+        """The zero vector, with what is known of it."""
         return cls(torch.zeros_like(b), b.clone(), (b != 0).any(0).to(b.dtype))
 
 

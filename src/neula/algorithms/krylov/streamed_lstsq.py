@@ -51,7 +51,7 @@ class GramSums:
 
     @classmethod
     def begin(cls, n: int, k: int, device: torch.device) -> GramSums:
-        """Of no rows."""
+        """Sums over no rows."""
         return cls(*(torch.zeros(s, dtype=torch.float64, device=device) for s in ((n, n), (n, k), (k,))))
 
     def add(self, a: torch.Tensor, b: torch.Tensor) -> None:
@@ -101,7 +101,7 @@ class HouseholderSums:
 
     @classmethod
     def begin(cls, n: int, k: int, device: torch.device) -> HouseholderSums:
-        """Of no rows."""
+        """Sums over no rows."""
         return cls(torch.zeros(0, n + k, dtype=torch.float64, device=device), n)
 
     def add(self, a: torch.Tensor, b: torch.Tensor) -> None:

@@ -51,7 +51,7 @@ class Underdetermined(Factored):
         return lengths(self.columns * self.solution(unknowns))
 
     def evaluate(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> Evaluation:
-        """Updates of x and w."""
+        """Updates of x and of w, by solves with R."""
         n = self.t.shape[1]
         (x, w), (x_low, w_low) = high.tensor_split([n], 1), low.tensor_split([n], 1)
         assert self.doubled is not None

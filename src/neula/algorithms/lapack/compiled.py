@@ -11,10 +11,11 @@ import torch
 
 from neula.algorithms.krylov.batched_lstsq import PROBES, ROUNDING, probes
 from neula.algorithms.krylov.doubled_refinement import COMPUTED, MAX_RATE
-from neula.algorithms.lapack.square import ALIKE, MODERATE
+from neula.algorithms.lapack.square import ALIKE
 from neula.algorithms.lapack.squares import DOUBLED_VECTORS, MARGINS
 from neula.kernels.host_matrices import empty
 from neula.kernels.host_source import load
+from neula.kernels.magnitudes import MODERATE
 
 TOGETHER = 24
 """Order up to which systems of a batch are worked on side by side, one in each lane of a vector."""

@@ -19,7 +19,8 @@ WIDE = 128
 factorization, nor for products with a vector."""
 
 ALONE = 1 << 16
-"""Elements of a matrix up to which NumPy multiplies by one vector, or by four, without threads."""
+"""Elements of a matrix up to which NumPy multiplies by one vector, or by four, without threads: those of its
+BLAS would wait for the processor while torch's wait busily for more work."""
 
 HALVED = 128
 """Columns from which on a Gram matrix is worth the calls of two halves."""

@@ -17,16 +17,14 @@ from neula.algorithms.krylov.doubled_refinement import DOUBLED, MAX_RATE
 from neula.algorithms.lapack.doubled import Sliced
 from neula.algorithms.lapack.products import WIDE, cholesky_factor, gram_matrix, products, schatten_square
 from neula.algorithms.lapack.refinement import Evaluation, Refined, length
-from neula.algorithms.lapack.triangle import ESTIMATED, Triangle
+from neula.algorithms.lapack.triangle import Triangle
 from neula.algorithms.lapack.vectors import probe_array
-from neula.certificates.forward_error import NOISE
+from neula.certificates.forward_error import ESTIMATED, NOISE
 from neula.engines import FP64
+from neula.kernels.magnitudes import MODERATE
 
 ALIKE = 4.0
 """Columns whose norms differ by less are not scaled before their products are doubled."""
-
-MODERATE = 2.0**200
-"""Norms up to this, and down to its reciprocal, have squares and quotients that float64 holds."""
 
 
 class Factor(NamedTuple):

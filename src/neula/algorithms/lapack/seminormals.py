@@ -16,9 +16,10 @@ import torch
 from neula.algorithms.krylov.doubled_refinement import COMPUTED, DOUBLED, MAX_RATE
 from neula.algorithms.lapack.batches import doubled, gram, least, lengths, most, transposed_times
 from neula.algorithms.lapack.doubled import error_of, two_sum
-from neula.algorithms.lapack.seminormal import ALIKE, MODERATE
+from neula.algorithms.lapack.seminormal import ALIKE
 from neula.certificates.forward_error import NOISE
 from neula.engines import FP64
+from neula.kernels.magnitudes import MODERATE
 
 PLAIN = 2 * FP64.u
 """Relative error of one operation in working precision, with some room."""

@@ -24,13 +24,11 @@ from neula.algorithms.lapack.products import (
     products,
 )
 from neula.algorithms.lapack.refinement import LONG, Evaluation, Refined, length
-from neula.algorithms.lapack.triangle import ESTIMATED
 from neula.algorithms.lapack.vectors import probe_array
 from neula.algorithms.spectra.inverse_norm import EXPLICIT
+from neula.certificates.forward_error import ESTIMATED
 from neula.engines import FP32, FP64
-
-MODERATE = 2.0**200
-"""Numbers up to this, and down to its reciprocal, have squares and quotients that float64 holds."""
+from neula.kernels.magnitudes import MODERATE
 
 SAFE = 900
 """Exponents between this and its negative are those of numbers with finite reciprocals."""

@@ -18,9 +18,10 @@ from neula.algorithms.krylov.batched_lstsq import MARGINS as MARGINS_OF_MORE
 from neula.algorithms.krylov.doubled_refinement import COMPUTED, DOUBLED, MAX_RATE
 from neula.algorithms.lapack.batches import doubled, largest, least, lengths, most, transposed_times
 from neula.algorithms.lapack.doubled import error_of, two_sum
-from neula.algorithms.lapack.square import ALIKE, MODERATE
+from neula.algorithms.lapack.square import ALIKE
 from neula.algorithms.lapack.vectors import probe_array
 from neula.engines import FP64
+from neula.kernels.magnitudes import MODERATE
 
 DOUBLED_VECTORS = 2
 """Random vectors with residuals in twice the working precision, which leave room for a large margin."""

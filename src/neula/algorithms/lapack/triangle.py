@@ -10,15 +10,8 @@ from scipy.linalg import lapack
 from neula.algorithms.lapack.products import Products, gram_matrix, products
 from neula.algorithms.lapack.refinement import length
 from neula.algorithms.lapack.vectors import probe_array
-
-EXPLICIT = 64
-"""Order up to which the inverse itself is formed: products with it take less time than solves."""
-
-STEPS = 2
-"""Steps of the power method, each two solves, from a random start."""
-
-ESTIMATED = 3.0
-"""Factor between an estimate of a norm by some steps of the power method and a bound on it."""
+from neula.algorithms.spectra.inverse_norm import EXPLICIT, STEPS
+from neula.certificates.forward_error import ESTIMATED
 
 
 class Triangle:

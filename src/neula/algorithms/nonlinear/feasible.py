@@ -33,15 +33,15 @@ class Bounds:
 
     @classmethod
     def of(cls, lower: torch.Tensor, upper: torch.Tensor) -> Bounds:
-        """Look at them once."""
+        """Bounds, and whether there are any: looked at once."""
         return cls(lower, upper, bool(lower.isneginf().all() and upper.isposinf().all()))
 
     def at(self, which: torch.Tensor) -> Bounds:
-        """Those of some problems."""
+        """The bounds of some problems."""
         return self if self.none else Bounds(self.lower[which], self.upper[which], self.none)
 
     def clip(self, x: torch.Tensor) -> torch.Tensor:
-        """The nearest x within."""
+        """The nearest x within the bounds."""
         return x if self.none else torch.minimum(torch.maximum(x, self.lower), self.upper)
 
     def held(self, x: torch.Tensor, downhill: torch.Tensor) -> torch.Tensor:

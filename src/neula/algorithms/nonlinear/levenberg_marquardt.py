@@ -55,7 +55,7 @@ class Linearization:
     size: torch.Tensor
 
     def at(self, which: torch.Tensor) -> Linearization:
-        """That of some problems; of all of them itself."""
+        """The linearization of some problems; itself, if they are all."""
         if which.shape[0] == self.size.shape[0]:
             return self
         return Linearization(*(getattr(self, name)[which] for name in self.__dataclass_fields__))

@@ -84,7 +84,7 @@ class Loss:
     scale: torch.Tensor
 
     def cost(self, f: torch.Tensor) -> torch.Tensor:
-        """Half the sum, shape (batch,)."""
+        """Half the sum of losses, shape (batch,)."""
         if self.rho is None:
             return 0.5 * f.square().sum(-1)
         return 0.5 * (self.scale**2 * self.rho((f / self.scale).square())[0]).sum(-1)

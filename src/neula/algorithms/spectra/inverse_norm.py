@@ -57,7 +57,7 @@ def _scaled(diagonal: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
     return x if diagonal is None else diagonal * x
 
 
-class Beside:
+class SharedSolves:
     """Solves for other right-hand sides together with those that are asked for: factors are read once.
 
     Parameters
@@ -71,7 +71,7 @@ class Beside:
     >>> def others():
     ...     halves = yield torch.ones(1, 2)
     ...     print(halves)
-    >>> solves = Beside(lambda x: x / 2, others())
+    >>> solves = SharedSolves(lambda x: x / 2, others())
     >>> solves(torch.eye(1)), solves.finish()
     tensor([[0.5000, 0.5000]])
     (tensor([[0.5000]]), None)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
 import torch
 
@@ -25,20 +25,6 @@ LEAF = 128
 VECTORS = 3
 """Up to as many columns are multiplied one by one: cuBLAS reads a float32 matrix for each in the time that
 memory takes, and for two columns together in 2 to 4 times that (measured on an H200)."""
-
-
-class Triangular(Protocol):
-    """A matrix M that is known by triangular factors: R, or L and U."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of what the factors are multiplied with."""
-
-    def solve(self, x: torch.Tensor) -> torch.Tensor:
-        """``M^-1 x`` for the columns of x, shape (n, k)."""
-
-    def solve_transposed(self, x: torch.Tensor) -> torch.Tensor:
-        """``M^-T x``."""
 
 
 class Step(NamedTuple):
@@ -169,7 +155,7 @@ class BlockTriangular:
 
     @property
     def shape(self) -> torch.Size:
-        """That of R."""
+        """Shape of R."""
         return self.r.shape
 
     def diagonal(self) -> torch.Tensor:

@@ -88,13 +88,13 @@ class Data:
 
     @property
     def means(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of x and y."""
+        """Means of x and of y."""
         assert self.y_mean is not None
         return self.x_mean, self.y_mean
 
     @property
     def left(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """What was subtracted besides."""
+        """What was subtracted from x and from y besides."""
         assert self.y_left is not None
         return self.x_left, self.y_left
 

@@ -77,7 +77,7 @@ class Seen:
 
     @property
     def means(self) -> Pair:
-        """Of x and y."""
+        """Means of x and of y."""
         return self.origin[0] + self.apart[0], self.origin[1] + self.apart[1]
 
     def solve(self, damp: float, **how: Any) -> neula.LstsqResult[Any]:

@@ -49,7 +49,7 @@ STORAGE = {
 
 
 def measure_storage(setting: Setting, order: int | None = None) -> Iterator[Row]:
-    """Table 1."""
+    """The rows of Table 1: storage and constants of Algorithms 3.1 and 4.1."""
     a = _matrix(setting, order)
     n = len(a)
     for name, (entries, formula) in setting.track(list(STORAGE.items()), lambda item: item[0]):
@@ -67,7 +67,7 @@ def measure_storage(setting: Setting, order: int | None = None) -> Iterator[Row]
 
 
 def measure_panels(setting: Setting, order: int | None = None) -> Iterator[Row]:
-    """Table 2."""
+    """The rows of Table 2: constants of Algorithm 5.2 by the algorithm of its panels."""
     a = _matrix(setting, order)
     n = len(a)
     for row in setting.track(CONSTANTS, lambda row: f"panels by {row.panels}"):

@@ -58,7 +58,7 @@ def times(a: torch.Tensor, names: Sequence[str], setting: Setting) -> Iterator[R
 
 
 def operations(n: int) -> float:
-    """Of an LU factorization."""
+    """Operations of an LU factorization."""
     return 2 * n**3 / 3
 
 

@@ -9,25 +9,25 @@ class Fit(Protocol):
     """The problem behind a solution, from which its statistics follow."""
 
     def covariance(self, x: Any, absolute: bool) -> Any:
-        """Of the parameters."""
+        """Covariance matrices of the parameters."""
 
     def standard_errors(self, x: Any, absolute: bool) -> Any:
-        """Their square roots of variances."""
+        """Standard errors of the parameters."""
 
     def confidence_intervals(self, x: Any, level: float, absolute: bool) -> Any:
-        """Their bounds."""
+        """Lower and upper ends of confidence intervals of the parameters."""
 
     def leverage(self, samples: int | None) -> Any:
-        """Of each row."""
+        """Leverages of the rows, estimated where samples are given."""
 
     def residual_variance(self, x: Any) -> Any:
-        """Of b."""
+        """Variances of the right-hand sides, by their residuals."""
 
     def effective_degrees_of_freedom(self) -> Any:
-        """Of the fit."""
+        """Sums of the leverages."""
 
     def degrees_of_freedom(self) -> Any:
-        """Of the residual."""
+        """Rows less effective degrees of freedom."""
 
 
 class Statistics:

@@ -11,6 +11,7 @@ import torch
 
 from neula.algorithms.bounded.free_sets import Factorize, by_cholesky, by_householder
 from neula.certificates.forward_error import SURE
+from neula.errors import of_batch
 from neula.pipeline.chain import Answer, Link, Verdict
 from neula.problems.bounded import links
 from neula.problems.bounded.problem import Bounded, BoundedValues
@@ -68,6 +69,5 @@ class BoundedJudge:
             f"backward error {backward.max(initial=0.0):.1e} (bound {self.bound:.1e}), "
             f"forward error {forward.max(initial=0.0):.1e}, condition number {condition.max(initial=1.0):.1e}"
         )
-        if len(accepted) > 1:
-            reason = f"{int((~accepted).sum())} of {len(accepted)} problems rejected; the worst: {reason}"
+        reason = of_batch(reason, int((~accepted).sum()), len(accepted), "problems")
         return Verdict(accepted, np.array([~optimal, error, forward]), reason, optimal)

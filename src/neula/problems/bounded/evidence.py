@@ -9,21 +9,21 @@ import torch
 from neula.algorithms.bounded.block_pivoting import Found
 from neula.algorithms.bounded.free_sets import Factor, Factorize, FreeBatch, batches
 from neula.algorithms.bounded.reduced import Reduced
-from neula.certificates.forward_error import NOISE, least_squares_error, residual_ratio, rounded_error
+from neula.certificates.forward_error import (
+    ESTIMATED,
+    NOISE,
+    least_squares_error,
+    residual_ratio,
+    rounded_error,
+)
 from neula.certificates.kkt import KKTNorms
 from neula.engines import FP64
+from neula.kernels.magnitudes import SQUARABLE
 from neula.kernels.refining import over
 from neula.problems.bounded.problem import Bounded, BoundedValues
 
-ESTIMATED = 3.0
-"""Factor between an estimate of a condition number by some steps of the power method and a bound on it."""
-
 SHORTEST = 0.5
 """Norm of a column at least: they are scaled to norms between this and 1."""
-
-SMALLEST = 2.0**-400
-"""Norms of x and b, beside the largest right-hand side of the same matrix, below which nothing is known of a
-problem: squares underflow."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,8 @@ def values_of(problems: Bounded, found: Found, factorize: Factorize) -> BoundedV
     exact = ~free.any(1) & (pushed > noise) & (backward_error <= whole.bound)  # a corner, and there it stays
     forward_error = torch.where(exact, rounding, forward_error)
     zero = whole.without_b[problems.places] & ~x.any(1)
-    sizable = (zero | (kkt.image + kkt.b >= SMALLEST)) & whole.keeps_bounds[reduced.owner]
+    # Squares of smaller norms, beside the largest right-hand side of the same matrix, underflow.
+    sizable = (zero | (kkt.image + kkt.b >= 1 / SQUARABLE)) & whole.keeps_bounds[reduced.owner]
     return BoundedValues(
         x=rounded,
         side=side,

@@ -12,6 +12,7 @@ from neula.algorithms.bounded.reduced import Reduced
 from neula.algorithms.scaling import binary_exponents
 from neula.certificates.bounds import lstsq_bound
 from neula.engines import Engine, Format
+from neula.kernels.magnitudes import SQUARABLE_EXPONENT
 from neula.kernels.shift import shift
 from neula.pipeline.batches import Batch, Values
 from neula.problems.orthogonal.triangle import Triangle, certified_triangle
@@ -23,10 +24,6 @@ first."""
 
 NOTHING = -4096
 """An exponent below those of all numbers."""
-
-SAFE_EXPONENT = 400
-"""Norms between ``2^-400`` and ``2^400`` are those of elements whose squares float64 holds, or that do not
-count."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +179,7 @@ def _exponents_of_columns(a: torch.Tensor) -> torch.Tensor:
         return torch.zeros(len(a), a.shape[2], dtype=torch.int64, device=a.device)
     norms = torch.linalg.vector_norm(a, dim=1)
     found = binary_exponents(norms)
-    if bool(((norms > 0) & norms.isfinite() & (found.abs() <= SAFE_EXPONENT)).all()):
+    if bool(((norms > 0) & norms.isfinite() & (found.abs() <= SQUARABLE_EXPONENT)).all()):
         return found
     first = binary_exponents(torch.linalg.vector_norm(a, torch.inf, dim=1))
     norms = torch.linalg.vector_norm(shift(a, -first[:, None]), dim=1)

@@ -10,6 +10,7 @@ import torch
 
 from neula.certificates.cholesky import cholesky_bound
 from neula.engines import FP32, FP64, Tuning
+from neula.errors import of_batch
 from neula.pipeline.chain import Answer, Link, Verdict
 from neula.problems.definite.links import by_library, recursive
 from neula.problems.definite.problem import CholeskyValues, Options, Symmetric
@@ -58,7 +59,7 @@ class CholeskyJudge:
 
     @classmethod
     def of(cls, n: int, options: Options) -> CholeskyJudge:
-        """That for matrices of order n."""
+        """The judge of factors of order n."""
         return cls(cholesky_bound(options.target, n))
 
     def measure(self, problems: Symmetric, answer: Answer[CholeskyValues]) -> torch.Tensor:
@@ -76,6 +77,5 @@ class CholeskyJudge:
             reason = f"the leading minor of order {int(order[worst])} is not positive"
         else:
             reason = f"residual {residual[worst]:.1e} (bound {self.bound:.1e})"
-        if len(accepted) > 1:
-            reason = f"{int((~accepted).sum())} of {len(accepted)} matrices rejected; the worst: {reason}"
+        reason = of_batch(reason, int((~accepted).sum()), len(accepted), "matrices")
         return Verdict(accepted, demerit, reason)

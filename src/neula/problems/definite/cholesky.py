@@ -10,6 +10,7 @@ import torch
 from neula.certificates.bounds import Accuracy
 from neula.certificates.cholesky import cholesky_bound
 from neula.engines import Engine
+from neula.errors import of_batch
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer, Run, run_chain
 from neula.pipeline.compilation import with_operator
@@ -215,10 +216,8 @@ def _certified(
     """The result where every matrix is accepted."""
     residuals, n = found.values.residual.reshape(call.first.tensor.shape[:-2]), found.values.lower.shape[-1]
     lower = _attached(call, found.values.lower, upper=upper)
-    bound, count = CholeskyJudge.of(n, options).bound, residuals.numel()
-    reason = f"residual {residual:.1e} (bound {bound:.1e})"
-    if count > 1:
-        reason = f"0 of {count} matrices rejected; the worst: {reason}"
+    bound = CholeskyJudge.of(n, options).bound
+    reason = of_batch(f"residual {residual:.1e} (bound {bound:.1e})", 0, residuals.numel(), "matrices")
     return CholeskyResult(
         factor=call.give_back(lower.mT if upper else lower),
         upper=upper,

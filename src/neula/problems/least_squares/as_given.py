@@ -10,8 +10,7 @@ from neula.algorithms.krylov.batched_lstsq import lengths
 from neula.algorithms.krylov.doubled_refinement import MAX_RATE, MAX_STEPS, Refinement
 from neula.certificates.bounds import lstsq_bound
 from neula.kernels.doubled import cuts
-from neula.kernels.magnitudes import largest_magnitude
-from neula.kernels.seminormal import MODERATE
+from neula.kernels.magnitudes import MODERATE, largest_magnitude
 from neula.problems.least_squares.problem import Members, Options
 from neula.problems.least_squares.scaled import ScaledProblems
 from neula.problems.least_squares.with_r import (

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from neula.algorithms.lapack.batches import ELEMENTS
-from neula.algorithms.lapack.seminormal import MODERATE
 from neula.algorithms.lapack.seminormals import Seminormals
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import rounded_error
 from neula.engines import FP64
+from neula.kernels.magnitudes import MODERATE
 from neula.pipeline.chain import Answer
 from neula.pipeline.progress import stage
 from neula.pipeline.solutions import FEW, IN_NUMPY, array_of

@@ -84,7 +84,7 @@ def _members(found: Solved, numbers: Sequence[torch.Tensor]) -> Members:
 
 
 def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> Solved | None:
-    a, b = (x.resolve_neg() if x.dtype in DTYPES else x.double() for x in (a, b))
+    a, b = (x if x.dtype in DTYPES else x.double() for x in (a, b))
     m, n = a.shape[-2:]
     limits = limits_of(options.digits, min(MAX_STEPS, options.max_iterations), options.largest_error)
     bound, rcond = lstsq_bound(options.target, n), ROUNDED_RANK * options.certain_rcond((m, n))

@@ -14,11 +14,12 @@ import torch
 
 from neula.algorithms.krylov.doubled_refinement import MAX_STEPS
 from neula.algorithms.lapack.refinement import length, refine
-from neula.algorithms.lapack.seminormal import MODERATE, Seminormal
+from neula.algorithms.lapack.seminormal import Seminormal
 from neula.algorithms.lapack.square import Square
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import rounded_error
 from neula.engines import FP32, FP64
+from neula.kernels.magnitudes import MODERATE
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer
 from neula.pipeline.memory import MemoryGuard

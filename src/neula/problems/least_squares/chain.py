@@ -16,6 +16,7 @@ from neula.algorithms.krylov.refinement import InnerSolver
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE
 from neula.engines import FP16_COR, FP64
+from neula.errors import counted
 from neula.pipeline.chain import Answer, Link, Verdict
 from neula.pipeline.solutions import IN_NUMPY
 from neula.problems.least_squares import by_kernel, links
@@ -46,40 +47,68 @@ def chain_together(count: int, m: int, n: int, options: Options) -> Chain:
 
     Forward errors of weighted, damped and wide problems are refined so whatever their size.
     """
-    tuning, rows = options.engine.tuning, options.rows(m, n)
-    exotic = options.is_wide(m, n) or options.damp or options.weights is not None
+    tuning = options.engine.tuning
     if not _are_small(count, m, n, options):
         return _by_gram(m, n, options) if count == 1 else []
     names = tuning.small_r
     if tuning.gram_lapack and options.target is not FP64 and not options.refines_doubled(m, n):
         names = ("cholesky fp32", *names)
-    # A better R is there for ill-conditioned problems, which take more steps. Where those of a single problem
-    # are not worth playing back, each takes longer than a look that may save it.
-    patience, blind = [1, *(PATIENCE for _ in names[1:])], count > 1 or not options.looks
-    brief = 8 * rows * n <= tuning.replayed_bytes and max(rows, n) * min(rows, n) ** 2 <= tuning.patient
-    played_back = [blind or brief or 8 * rows * n * times <= tuning.replayed_bytes for times in patience]
-    steps = [tuning.blind_steps * times * play for times, play in zip(patience, played_back, strict=True)]
+    # Those after the first are for ill-conditioned problems, which take more steps.
     tried = [
-        _link(
-            f"{name} + seminormal",
-            solve_together,
-            factor=_factor(name, m, n, options, looks=count == 1 and not number),
-            blind_steps=number,
-            ahead=tuning.queued_steps * (2 if name in BACKWARD_STABLE else 1),
-            wary=name in BACKWARD_STABLE,
-            shared=name in FROM_GRAM,
-            queued=number > 0 and not options.looks,
-        )
-        for name, number in zip(names, steps, strict=True)
+        _seminormal(name, count, m, n, options, patience=PATIENCE if i else 1) for i, name in enumerate(names)
     ]
-    by_lapack = m * n**2 <= tuning.by_lapack and not exotic and options.dtype in IN_NUMPY
-    compiled = by_lapack and by_kernel.suits(m, n, options.dtype)
-    if count > 1 and by_lapack and (compiled or suits(m, n) or not options.refines_doubled(m, n)):
-        together = next(link.answer for link in tried if link.label == LABEL)
-        answer = batch_by_lapack if suits(m, n) else each_by_lapack
-        answer = by_kernel.batch_by_kernel if compiled else answer
-        return [_link(LABEL, answer, together=together), *tried[-1:]]
-    return tried
+    answer = _by_host(m, n, options) if count > 1 else None
+    if answer is None:
+        return tried
+    together = next(link.answer for link in tried if link.label == LABEL)
+    return [_link(LABEL, answer, together=together), *tried[-1:]]
+
+
+def _seminormal(
+    name: str, count: int, m: int, n: int, options: Options, *, patience: int
+) -> Link[Problems, Members]:
+    """Corrected seminormal equations with an R from one source, and ``patience`` times the usual steps."""
+    tuning = options.engine.tuning
+    steps = tuning.blind_steps * patience if _are_blind(count, m, n, options, patience) else 0
+    return _link(
+        f"{name} + seminormal",
+        solve_together,
+        factor=_factor(name, m, n, options, looks=count == 1 and not steps),
+        blind_steps=steps,
+        ahead=tuning.queued_steps * (2 if name in BACKWARD_STABLE else 1),
+        wary=name in BACKWARD_STABLE,
+        shared=name in FROM_GRAM,
+        queued=steps > 0 and not options.looks,
+    )
+
+
+def _are_blind(count: int, m: int, n: int, options: Options, patience: int) -> bool:
+    """Whether all steps are launched before a look: those of a batch, and of what a CUDA graph plays back.
+
+    Others of a single problem take longer than a look at each, which may save the next one.
+    """
+    tuning, rows = options.engine.tuning, options.rows(m, n)
+    size = 8 * rows * n
+    brief = size <= tuning.replayed_bytes and max(rows, n) * min(rows, n) ** 2 <= tuning.patient
+    return count > 1 or not options.looks or brief or patience * size <= tuning.replayed_bytes
+
+
+def _by_host(m: int, n: int, options: Options) -> Callable[..., Answer[Members]] | None:
+    """What takes batches of small problems one after the other on a CPU; None where there is nothing."""
+    if m * n**2 > options.engine.tuning.by_lapack or _is_exotic(m, n, options):
+        return None
+    if options.dtype not in IN_NUMPY:
+        return None
+    if by_kernel.suits(m, n, options.dtype):
+        return by_kernel.batch_by_kernel
+    if suits(m, n):
+        return batch_by_lapack
+    return None if options.refines_doubled(m, n) else each_by_lapack
+
+
+def _is_exotic(m: int, n: int, options: Options) -> bool:
+    """Whether problems are other than to shorten the residual of a matrix that is not wide."""
+    return options.is_wide(m, n) or bool(options.damp) or options.weights is not None
 
 
 def _factor(name: str, m: int, n: int, options: Options, *, looks: bool) -> Factor:
@@ -95,8 +124,8 @@ def _are_small(count: int, m: int, n: int, options: Options) -> bool:
     few = rows * n <= tuning.batched_elements and count > 1
     small = max(rows, n) * min(rows, n) ** 2 <= tuning.together
     tall = n <= tuning.gram_lapack and rows >= tuning.gram_ratio * n
-    exotic = options.is_wide(m, n) or options.damp or options.weights is not None
-    return not options.named and bool(few or small or tall or (options.forward and exotic))
+    exact = options.forward and _is_exotic(m, n, options)
+    return not options.named and bool(few or small or tall or exact)
 
 
 def chain_after_together(m: int, n: int, options: Options, count: int = 1) -> Chain:
@@ -247,7 +276,7 @@ class LeastSquaresJudge:
 
     @classmethod
     def of(cls, m: int, n: int, options: Options, *, together: bool) -> LeastSquaresJudge:
-        """That for problems of one shape."""
+        """The judge of problems of one shape."""
         rows = m if together else options.rows(m, n)
         bound = lstsq_bound(options.target, min(rows, n))
         return cls(bound, options.certain_rcond((m, n)), together, options.largest_error)
@@ -311,6 +340,6 @@ class LeastSquaresJudge:
             known = f"{forward}, rank {rank:.0f}, condition number {condition:.1e}"
             doubt = f", {answer.doubt}" if answer.doubt else ""
         else:
-            error, known = of["refined_error"][0], f"{forward}, {answer.iterations} iterations"
+            error, known = of["refined_error"][0], f"{forward}, {counted(answer.iterations, 'iteration')}"
             doubt = f"; {answer.doubt}" if answer.doubt else ""
         return f"backward error {error:.1e} (bound {self.bound:.1e}), {known}{doubt}"

@@ -13,6 +13,7 @@ from scipy.special import ndtri, stdtrit
 
 from neula.algorithms.scaling import binary_exponents
 from neula.engines.random_vectors import gaussian
+from neula.kernels.magnitudes import SQUARABLE_EXPONENT
 from neula.kernels.shift import shift
 from neula.pipeline.call import Call
 from neula.pipeline.gradients import stacked_problem
@@ -23,10 +24,6 @@ from neula.problems.orthogonal.certified import CertifiedQR, certified_qr
 UNCHANGED = 1e-10
 """What the norm of a residual may change by, relative to what it is a difference of, when it is computed
 again: rounding errors are far smaller."""
-
-
-MODERATE = 400
-"""Binary exponents of numbers up to this, and down to minus this, are left: float64 holds their squares."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +53,11 @@ class _Stacked:
 
 
 def _far(x: torch.Tensor) -> torch.Tensor:
-    """Exponents of the largest elements of shape (P, M, K), shape (P, K); 0 for those that are moderate."""
+    """Exponents of the largest elements of shape (P, M, K), shape (P, K); 0 where float64 holds squares."""
     if not x.shape[1]:
         return torch.zeros_like(x.sum(1), dtype=torch.int32)
     exponents = binary_exponents(torch.linalg.vector_norm(x, math.inf, dim=1))
-    return exponents.masked_fill(exponents.abs() <= MODERATE, 0)
+    return exponents.masked_fill(exponents.abs() <= SQUARABLE_EXPONENT, 0)
 
 
 @dataclass(frozen=True)
@@ -215,7 +212,7 @@ class LinearFit:
         return self._given(shift(shift(found, exponents), exponents))
 
     def standard_errors(self, x: Any, absolute: bool) -> Any:
-        """Roots of their diagonals."""
+        """Roots of the diagonals of the covariance matrices."""
         return self._given(self._errors(absolute))
 
     def _errors(self, absolute: bool) -> torch.Tensor:
@@ -223,7 +220,7 @@ class LinearFit:
         return self.shapes.solutions(shift(lengths[:, :, None] * deviation[:, None], exponents[:, None]))
 
     def confidence_intervals(self, x: Any, level: float, absolute: bool) -> Any:
-        """X and what is added to it."""
+        """Ends of intervals about x, standard errors times a quantile to either side."""
         errors, tail = self._errors(absolute), 0.5 + level / 2
         if absolute:
             quantiles = torch.full_like(self._effective, float(ndtri(tail)))
@@ -249,16 +246,16 @@ class LinearFit:
         return iter(a.split(size, 1)) if a.shape[1] else iter(())
 
     def residual_variance(self, x: Any) -> Any:
-        """Of each right-hand side; of a single one a number."""
+        """Variance of each right-hand side; of a single one a number."""
         of_b = self._stacked.of_b
         return self._number(self._of_columns(shift(shift(self._variance, of_b), of_b)))
 
     def effective_degrees_of_freedom(self) -> Any:
-        """Of each matrix; of a single one a number."""
+        """Sum of the leverages of each matrix; of a single one a number."""
         return self._number(self._of_matrices(self._effective))
 
     def degrees_of_freedom(self) -> Any:
-        """Likewise."""
+        """Rows less that sum for each matrix; of a single one a number."""
         return self._number(self._of_matrices(self._data - self._effective))
 
     def _number(self, x: torch.Tensor) -> Any:

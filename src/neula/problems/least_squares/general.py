@@ -10,6 +10,7 @@ import torch
 from neula.algorithms.scaling import binary_exponents, power_of_two_scales
 from neula.algorithms.spectra.condition import extreme_singular_values
 from neula.certificates.forward_error import (
+    ESTIMATED,
     SURE,
     digits_of,
     least_squares_error,
@@ -17,8 +18,8 @@ from neula.certificates.forward_error import (
     rounded_error,
 )
 from neula.engines import FP64, Engine
+from neula.kernels.magnitudes import MODERATE
 from neula.kernels.refining import over
-from neula.kernels.seminormal import MODERATE
 from neula.pipeline.call import Call
 from neula.pipeline.gradients import stacked_problem
 from neula.pipeline.inputs import Taken, check_finite, take
@@ -27,7 +28,6 @@ from neula.pipeline.shapes import System, broadcast_system
 from neula.problems.least_squares.fit import LinearFit
 from neula.problems.least_squares.null_space import NullSpace
 from neula.problems.least_squares.problem import Options
-from neula.problems.least_squares.refined import ESTIMATED
 from neula.problems.least_squares.solution import Solved, solve_system
 
 ALIKE = 10
@@ -210,7 +210,7 @@ def _constrained(
     zero: torch.Tensor,
     noise: float,
 ) -> Solved:
-    """Through the null space of C."""
+    """A solution through the null space of C."""
     with call.computing():
         scales, null = _null_space(a.detach(), constraints, options.engine)
     a = a * scales
@@ -242,7 +242,7 @@ def _null_space(
         Where no x fulfils all constraints.
     """
     c, d = constraints
-    scales = _column_scales(a, c)
+    scales = _column_scales(a)
     null = NullSpace.of(c * scales, d, engine)
     if null.rank < len(c) and bool((scales != 1).any()):  # what scales have made of independent rows
         plain = NullSpace.of(c, d, engine)
@@ -252,7 +252,7 @@ def _null_space(
     return scales, null
 
 
-def _column_scales(a: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+def _column_scales(a: torch.Tensor) -> torch.Tensor:
     """Powers of two for the unknowns, by the columns of A; ones where these are alike, or zero."""
     n = a.shape[-1]
     ones = torch.ones(n, dtype=torch.float64, device=a.device)

@@ -7,27 +7,18 @@ from dataclasses import dataclass
 
 import torch
 
+from neula.algorithms.krylov.batched_lstsq import MARGINS
 from neula.algorithms.krylov.coordinates import Coordinates
-from neula.algorithms.krylov.doubled_refinement import COMPUTED, DOUBLED
+from neula.algorithms.krylov.doubled_refinement import COMPUTED, DOUBLED, MAX_RATE
 from neula.algorithms.krylov.held_sums import HeldSums, normal_product
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE, residual_ratio
 from neula.certificates.probes import PROBES, gaussian_probes
 from neula.engines import FP64
-from neula.kernels.magnitudes import largest_magnitude
+from neula.kernels.magnitudes import SQUARABLE, largest_magnitude
 from neula.kernels.refining import over
 from neula.pipeline.chain import Answer
 from neula.problems.least_squares.problem import Alone, Members, Options
-
-MARGIN = 10.0
-"""An estimate of a norm from four random vectors is below a tenth of it twice in ten thousand cases."""
-
-MAX_RATE = 0.25
-"""How far ``(R^T R)^-1 A^T A`` may be from the identity for bounds to be believed."""
-
-MODERATE = 2.0**400
-"""Columns of R and right-hand sides whose largest elements are between this and its reciprocal have squares
-that float64 holds."""
 
 LONGEST = 8.0
 """Elements of a random vector exceed this once in 1e15 cases."""
@@ -70,7 +61,7 @@ class Held(Alone):
         size, b = of.length(x), (z.square().sum(0) + s.square().sum(0)).sqrt()
         distance, noise = self._distance(of)
         wrong = self._wrong(of, x) + of.inverse_norm * self._noise(of, x, b)
-        uncertain = (MARGIN * distance + noise) * of.inverse_norm
+        uncertain = (MARGINS[PROBES] * distance + noise) * of.inverse_norm
         rate = uncertain * of.inverse_norm
         error = of.inverse_norm * (wrong + uncertain * size)
         error = over(error, (1 - rate) * size) if rate <= MAX_RATE else torch.full_like(size, math.inf)
@@ -113,7 +104,7 @@ class Held(Alone):
         Zero is.
         """
         sizes = [largest_magnitude(x, 0) for x in parts]
-        *others, right = ((x == 0) | ((x >= 1 / MODERATE) & (x <= MODERATE)) for x in sizes)
+        *others, right = ((x == 0) | ((x >= 1 / SQUARABLE) & (x <= SQUARABLE)) for x in sizes)
         for moderate in others:
             right = right & moderate.all()
         return right

@@ -20,6 +20,7 @@ from neula.engines import FP64, Engine, select_engine
 from neula.errors import number, part_of_one, whole_number
 from neula.io.files import write_files
 from neula.io.sources import Sliced, Source, is_source, row_blocks
+from neula.kernels.magnitudes import SQUARABLE
 from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Link, run_chain
@@ -33,9 +34,6 @@ from neula.problems.least_squares.held_evidence import Held
 from neula.problems.least_squares.lstsq import check_damp
 from neula.problems.least_squares.problem import Options
 from neula.problems.least_squares.report import collect, why
-
-LARGEST = 2.0**400
-"""Elements up to this have sums of squares that float64 holds."""
 
 
 class LeastSquares:
@@ -357,7 +355,7 @@ class LeastSquares:
             blocks = [Block(0, tuple(rows))] if m else []
         for block in blocks:
             for name, x in zip(sources, block.rows, strict=True):
-                check_rows(x, name, block.first, LARGEST)
+                check_rows(x, name, block.first, SQUARABLE)
             a, b, *weights = block.rows
             b = b.reshape(len(b), k)
             for w in weights:

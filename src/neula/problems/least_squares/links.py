@@ -14,11 +14,12 @@ from neula.algorithms.orthogonal.r_only import low_cholesky_r, sampled_max
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.spectra.condition import solve_rt
 from neula.certificates.backward_error import Scale, norms_of
+from neula.certificates.forward_error import ESTIMATED
 from neula.pipeline.chain import Answer, Declined
 from neula.problems.least_squares.preconditioner import Limit, Preconditioner, fast_r, householder_r
 from neula.problems.least_squares.prepared import Problems
 from neula.problems.least_squares.problem import ROUNDED_RANK, Members
-from neula.problems.least_squares.refined import ESTIMATED, Evidence, answer_of, refined_with
+from neula.problems.least_squares.refined import Evidence, answer_of, refined_with
 from neula.problems.least_squares.together import solve_together
 
 Solution = Answer[Members]

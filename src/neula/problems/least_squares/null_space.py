@@ -105,6 +105,6 @@ class NullSpace:
 
 
 def _condition(r: torch.Tensor) -> float:
-    """Of a triangle."""
+    """Condition number of a triangle."""
     largest, smallest = extreme_singular_values(r.contiguous(), r.contiguous()).tolist()
     return float(largest / max(smallest, torch.finfo(torch.float64).tiny))

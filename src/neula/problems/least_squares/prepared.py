@@ -15,15 +15,13 @@ from neula.algorithms.krylov.refine_forward import ExactProblem
 from neula.algorithms.orthogonal.r_only import lower_gram
 from neula.algorithms.scaling import binary_exponents, power_of_two_scales
 from neula.certificates.bounds import lstsq_bound
+from neula.kernels.magnitudes import SQUARABLE_EXPONENT
 from neula.kernels.shift import shift
 from neula.pipeline.batches import Batch
 from neula.pipeline.chain import Answer
 from neula.pipeline.inputs import check_finite
 from neula.problems.least_squares.problem import Members, Options
 from neula.problems.least_squares.scaled import ScaledProblems
-
-SAFE_EXPONENT = 400
-"""Elements between ``2^-400`` and ``2^400`` have products, and sums of squares, that float64 holds."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +184,7 @@ class Problem:
             sizes.append(options.weights.abs())
         exponents = [int(over_rows.largest(binary_exponents(size).abs().amax())) for size in sizes]
         # Weights multiply, and so exponents add up.
-        if sum(exponents) + abs(math.frexp(options.damp)[1]) <= SAFE_EXPONENT:
+        if sum(exponents) + abs(math.frexp(options.damp)[1]) <= SQUARABLE_EXPONENT:
             known = options.weights is None and not options.damp
             known = known and over_rows.count(a.shape[0]) >= a.shape[1]
             return cls._of(a, b, options, column_max=column_max if known else None)

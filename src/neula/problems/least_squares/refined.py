@@ -17,7 +17,13 @@ from neula.algorithms.krylov.refinement import INNER_REDUCTION, InnerSolver, Ref
 from neula.algorithms.spectra.condition import extreme_singular_values, multiply_r, solve_r, solve_rt
 from neula.algorithms.triangular.triangular import BlockTriangular, UpperTriangular
 from neula.certificates.backward_error import Scale
-from neula.certificates.forward_error import SURE, least_squares_error, residual_ratio, rounded_error
+from neula.certificates.forward_error import (
+    ESTIMATED,
+    SURE,
+    least_squares_error,
+    residual_ratio,
+    rounded_error,
+)
 from neula.engines.random_vectors import gaussian
 from neula.kernels.refining import over
 from neula.pipeline.chain import Answer, Declined
@@ -29,9 +35,6 @@ from neula.problems.least_squares.problem import Members, no_longer
 PROBE_ERROR = 1e-5
 """Error in a problem with known solution above which A may lack full rank. A null direction of A loses its
 random component, of size ``1/sqrt(n)``; a matrix of full rank is solved to ``u cond(A)``."""
-
-ESTIMATED = 3.0
-"""Factor between an estimate of a condition number by some steps of the power method and a bound on it."""
 
 SAMPLES = 8
 """Random vectors that show ``||I - W^T W||_F`` for ``W = A R^-1``, up to a factor of

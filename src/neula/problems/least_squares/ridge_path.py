@@ -185,7 +185,7 @@ def _checked(damps: torch.Tensor) -> torch.Tensor:
 
 
 def _checked_leverage(leverage: torch.Tensor, m: int) -> torch.Tensor:
-    """Shape (m, 1)."""
+    """Leverages of the rows, shape (m, 1), given as an array or as one number."""
     if leverage.shape not in ((), (m,)):
         raise ValueError(f"leverage must be a number or have shape ({m},), got {tuple(leverage.shape)}")
     if not bool(((leverage >= 0) & (leverage <= 1)).all()):
@@ -225,7 +225,7 @@ class Scaled:
         return shift(x, self.of_b - self.of_a)
 
     def near_one(self, x: torch.Tensor) -> torch.Tensor:
-        """The inverse."""
+        """The inverse of :meth:`in_units`."""
         return shift(x, self.of_a - self.of_b)
 
     @cached_property
@@ -270,7 +270,7 @@ class Path:
         damps: torch.Tensor,
         before: torch.Tensor,
     ) -> Path:
-        """From ``A = Q R``."""
+        """The path of ``A = Q R``, by the SVD of R."""
         left, s, vt = torch.linalg.svd(r, full_matrices=False)
         u = q @ left
         return cls(u, vt.mT, s, u.mT @ b, b, damps, before)
@@ -290,7 +290,7 @@ class Path:
         return self.filters.sum(1)
 
     def solutions(self) -> torch.Tensor:
-        """Shape (p, n, k)."""
+        """Solutions for all dampings, shape (p, n, k)."""
         s = torch.where(self.s > 0, self.s, 1.0)
         return self.v @ ((self.filters / s)[:, :, None] * self.c)
 
@@ -300,7 +300,7 @@ class Path:
         return outside + self.u @ ((1 - self.filters[part])[:, :, None] * self.c)
 
     def residual_norms(self) -> torch.Tensor:
-        """Shape (p, k)."""
+        """``||b - A x||`` for all dampings, shape (p, k)."""
         outside = torch.linalg.vector_norm(self.b - self.u @ self.c, dim=0)
         inside = torch.linalg.vector_norm((1 - self.filters)[:, :, None] * self.c, dim=1)
         return torch.hypot(outside.expand_as(inside), inside)

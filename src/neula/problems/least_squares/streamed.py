@@ -24,6 +24,7 @@ from neula.certificates.bounds import Accuracy, lstsq_bound, target_format
 from neula.certificates.forward_error import SURE, residual_ratio
 from neula.engines import FP64, Engine, format_of, select_engine
 from neula.io.sources import Sliced, Source, is_source, row_blocks
+from neula.kernels.magnitudes import SQUARABLE
 from neula.kernels.refining import over
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer, Declined, Link, Run, Unanswered, run_chain
@@ -45,9 +46,6 @@ GRAM_RATE = 1e-5
 
 LARGEST_SCALE = 2.0**1022
 """A power of two that has a reciprocal, too: subnormal columns stay a little smaller."""
-
-SAFE = 2.0**400
-"""Elements up to this, and down to its reciprocal, have sums of squares that float64 holds."""
 
 Step = Callable[[torch.Tensor, torch.Tensor], None]
 """What a pass does with some rows of A and b."""
@@ -263,7 +261,7 @@ class Streamed(Alone):
         if not bool(torch.isfinite(of_b).all()):
             check_rows(b.squeeze(1) if self.is_vector else b, "b", first)
         self.largest = torch.maximum(self.largest, torch.cat([of_a, of_b]))
-        extreme = (self.largest > SAFE) | ((self.largest < 1 / SAFE) & (self.largest > 0))
+        extreme = (self.largest > SQUARABLE) | ((self.largest < 1 / SQUARABLE) & (self.largest > 0))
         if bool(extreme.any()) or bool((self.scales != 1).any()):
             wanted = torch.where(extreme, power_of_two_scales(self.largest), 1.0)
             self.change(wanted, rescale)

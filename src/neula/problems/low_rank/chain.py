@@ -99,7 +99,7 @@ class SVDJudge:
 
     @classmethod
     def of(cls, m: int, n: int, options: Options) -> SVDJudge:
-        """That for a matrix of this shape."""
+        """The judge of triplets of a matrix of this shape."""
         return cls(options.bound(m, n), options.orthogonality_bound(m, n))
 
     def measure(self, problems: object, answer: Answer[Triplets]) -> torch.Tensor:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import torch
 
 from neula.algorithms.nonlinear.levenberg_marquardt import GTOL
-from neula.certificates.forward_error import SURE
+from neula.certificates.forward_error import SURE, digits_of
 from neula.pipeline.call import Call
 from neula.pipeline.result import LeastSquaresResult, report_missed
 from neula.problems.nonlinear.fit import MESSAGES, Fit
@@ -18,7 +17,7 @@ from neula.problems.nonlinear.residuals import Residuals
 
 
 def result_of(fit: Fit, problem: Residuals, call: Call, start: Start) -> LeastSquaresResult:
-    """In the library of x0; says so where a problem is not certified."""
+    """The result in the library of x0, after a warning or an error where a problem is not certified."""
     at, found, batch = fit.at, fit.evidence, start.batch
     dtype = at.x.dtype
 
@@ -53,7 +52,7 @@ def result_of(fit: Fit, problem: Residuals, call: Call, start: Start) -> LeastSq
         determined=number(found.determined),
         condition=number(found.condition),
         forward_error=number(found.forward_error),
-        digits=digits(error),
+        digits=max(0.0, digits_of(error)) if error >= 0 else 0.0,
         nit=number(at.steps),
         refused=number(at.refused),
         R=array(at.near.r.triu(), torch.float64),
@@ -74,10 +73,3 @@ def result_of(fit: Fit, problem: Residuals, call: Call, start: Start) -> LeastSq
             name="x0",
         )
     return result
-
-
-def digits(error: float) -> float:
-    """Decimal digits that an error leaves."""
-    if not error > 0:
-        return math.inf if error == 0 else 0.0
-    return max(0.0, -math.log10(error))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from neula.algorithms.krylov.batched_lstsq import MARGINS
 from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
 from neula.algorithms.orthogonal.reorthogonalize import WELL_CONDITIONED
 from neula.algorithms.spectra.gram import gram_r
@@ -19,9 +20,6 @@ from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.result import Attempt
 from neula.problems.orthogonal.certified import certified_qr, coarse_arithmetic
 from neula.problems.orthogonal.problem import Matrices, Options
-
-MARGIN = 10.0
-"""An estimate of a norm from four random vectors is below a tenth of it twice in ten thousand cases."""
 
 FAITHFUL = 0.25
 """How far ``(R^T R)^-1 A^T A`` may be from the identity: singular values are right within a seventh then."""
@@ -139,5 +137,5 @@ def _rate(a: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
     identity = torch.eye(r.shape[2], dtype=r.dtype, device=r.device).expand_as(r)
     inverse = norms.mT * torch.linalg.solve_triangular(r, identity, upper=True)
     distance = torch.linalg.matrix_norm(difference) / PROBES**0.5
-    rate = MARGIN * distance * torch.linalg.matrix_norm(inverse).square()
+    rate = MARGINS[PROBES] * distance * torch.linalg.matrix_norm(inverse).square()
     return torch.nan_to_num(rate, torch.inf)

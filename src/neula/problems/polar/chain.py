@@ -11,6 +11,7 @@ import torch
 from neula.algorithms.polar.polynomials import composition, image
 from neula.certificates.polar import PolarBounds, PolarNumbers
 from neula.engines import BF16, FP16, FP64, Arithmetic, Format
+from neula.errors import of_batch
 from neula.pipeline.chain import Answer, Link, Verdict
 from neula.pipeline.inputs import finite_members
 from neula.problems.polar.links import PolarLink, by_svd, polynomials
@@ -83,7 +84,7 @@ class PolarJudge:
 
     @classmethod
     def of(cls, batch: torch.Tensor, options: Options) -> PolarJudge:
-        """Of a batch of matrices."""
+        """The judge of a batch of matrices."""
         return cls(options.bounds(batch.shape), options, batch)
 
     @property
@@ -97,7 +98,7 @@ class PolarJudge:
         return torch.cat([values.rank.double()[:, None], values.measures], 1).T
 
     def numbers(self, measured: np.ndarray) -> PolarNumbers:
-        """What was measured."""
+        """What was measured, by name."""
         return PolarNumbers(*measured[1:])
 
     def ranks(self, measured: np.ndarray) -> np.ndarray:
@@ -121,8 +122,7 @@ class PolarJudge:
         excess = np.maximum(found.residual / residual_bound, found.orthogonality / bounds.orthogonality)
         demerit = np.array([~accepted, np.nan_to_num(excess, nan=np.inf)])
         reason = self.reason(found, int(np.lexsort(demerit[::-1])[-1]))
-        if len(accepted) > 1:
-            reason = f"{int((~accepted).sum())} of {len(accepted)} matrices rejected; the worst: {reason}"
+        reason = of_batch(reason, int((~accepted).sum()), len(accepted), "matrices")
         return Verdict(accepted, demerit, reason, accepted | ~self._usable(found))
 
     def reason(self, found: PolarNumbers, place: int) -> str:

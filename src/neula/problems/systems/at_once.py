@@ -20,7 +20,7 @@ from neula.pipeline.result import Attempt, SolveResult
 from neula.pipeline.result.deferred import Later
 from neula.pipeline.shapes import System as Shapes
 from neula.problems.systems.chain import SystemsJudge, chain_together
-from neula.problems.systems.problem import Members, Options, Systems
+from neula.problems.systems.problem import Members, Options, Systems, in_words
 from neula.problems.systems.queued import Found, answer_of, label_of, queued, solve_queued, steps_of
 
 
@@ -60,10 +60,7 @@ def _accepted(call: Call, shapes: Shapes, systems: Systems, found: Found) -> Sol
     def later(known: Any) -> Later:
         return Later(lambda: first.wrap_array(np.array(known)))
 
-    reason = (
-        f"backward error {of['refined_error']:.1e} (bound {judge.bound:.1e}), forward error {error:.1e}, "
-        f"{steps} iterations, growth {of['growth']:.1e}"
-    )
+    reason = in_words(of["refined_error"], judge.bound, error, steps, of["growth"])
     return SolveResult.of(
         {
             "x": call.hand_back(shapes.solutions(found.x), options.dtype),

@@ -21,7 +21,7 @@ from neula.pipeline.result import Attempt, SolveResult
 from neula.pipeline.result.deferred import Later
 from neula.pipeline.shapes import System as Shapes
 from neula.pipeline.solutions import FEW, is_large
-from neula.problems.systems.problem import Members, Options, Systems
+from neula.problems.systems.problem import Members, Options, Systems, in_words
 
 LARGEST = 208
 """Order of the largest systems that it factorizes: from 256 on LAPACK takes less time (two threads of an
@@ -64,8 +64,8 @@ def _large(call: Call, a: torch.Tensor, b: torch.Tensor, options: Options) -> tu
     for format in formats:
         with call.computing():
             found = solved_by_factors(
-                a.resolve_neg(),
-                b.resolve_neg(),
+                a,
+                b,
                 options.dtype,
                 options.largest_error,
                 solve_bound(options.target, n),
@@ -128,10 +128,7 @@ def solve_by_kernel(call: Call, shapes: Shapes, options: Options) -> SolveResult
     forward_error, bound = max(worst[len(NAMES) :]), solve_bound(options.target, n)
 
     def attempts() -> tuple[Attempt, ...]:
-        reason = (
-            f"backward error {history[-1]:.1e} (bound {bound:.1e}), forward error {forward_error:.1e}, "
-            f"{updates} iterations, growth {growth:.1e}"
-        )
+        reason = in_words(history[-1], bound, forward_error, updates, growth)
         return (Attempt(label, True, reason),)
 
     layout, wrap = shapes.without_numbers(), call.first.wrap

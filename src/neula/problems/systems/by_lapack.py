@@ -13,10 +13,11 @@ import torch
 
 from neula.algorithms.krylov.doubled_refinement import COMPUTED, MAX_STEPS
 from neula.algorithms.lapack.refinement import length, refine
-from neula.algorithms.lapack.square import MODERATE, Square
+from neula.algorithms.lapack.square import Square
 from neula.certificates.bounds import solve_bound
 from neula.certificates.forward_error import rounded_error
 from neula.engines import FP32, FP64, Format
+from neula.kernels.magnitudes import MODERATE
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer
 from neula.pipeline.result import Attempt, SolveResult
@@ -31,7 +32,7 @@ from neula.pipeline.solutions import (
     of_single,
     x_of_single,
 )
-from neula.problems.systems.problem import Members, Options, Systems
+from neula.problems.systems.problem import Members, Options, Systems, in_words
 
 WORTH = 48
 """Order from which on a system takes longer than the calls for it."""
@@ -163,10 +164,7 @@ def _result(
     x, forward_errors = np.array([column.x for column in columns]).T, [c.forward_error for c in columns]
     backward_error, bound = max([c.backward_error for c in columns]), solve_bound(options.target, len(x))
     history = _worst([column.history for column in columns])
-    reason = (
-        f"backward error {backward_error:.1e} (bound {bound:.1e}), forward error {max(forward_errors):.1e}, "
-        f"{len(history) - 1} iterations, growth {growth:.1e}"
-    )
+    reason = in_words(backward_error, bound, max(forward_errors), len(history) - 1, growth)
     known = {
         "x": x_of_single(call, shapes, options, x),
         "iterations": len(history) - 1,

@@ -12,10 +12,11 @@ import torch
 
 from neula.certificates.bounds import solve_bound
 from neula.engines import FP32, FP64, Arithmetic, Format, Tuning
+from neula.errors import of_batch
 from neula.pipeline.chain import Answer, Link, Verdict
 from neula.problems.systems import links
 from neula.problems.systems.direct import solve_directly
-from neula.problems.systems.problem import Members, Options, Systems
+from neula.problems.systems.problem import Members, Options, Systems, in_words
 from neula.problems.systems.queued import DEFINITE, NORMAL_EQUATIONS, solve_queued
 from neula.problems.systems.system import System
 
@@ -103,7 +104,7 @@ class SystemsJudge:
 
     @classmethod
     def of(cls, n: int, options: Options, *, improves: bool = True) -> SystemsJudge:
-        """That for systems of order n."""
+        """The judge of systems of order n."""
         return cls(solve_bound(options.target, n), improves)
 
     def measure(self, problems: Systems | System, answer: Answer[Members]) -> torch.Tensor:
@@ -123,14 +124,7 @@ class SystemsJudge:
         improves = self.improves or answer.label in (DEFINITE, NORMAL_EQUATIONS)
         final = accepted if improves else accepted | (error <= self.bound)
         worst = int(np.lexsort(demerit[::-1])[-1])  # NaN comes last
-        parts = [
-            f"backward error {error[worst]:.1e} (bound {self.bound:.1e})",
-            f"forward error {forward.max():.1e}",
-            f"{answer.iterations} iterations",
-            f"growth {growth[worst]:.1e}",
-            answer.doubt,
-        ]
-        reason, count = ", ".join(filter(None, parts)), len(answer.values)
-        if count > 1:
-            reason = f"{int((~accepted).sum())} of {count} systems rejected; the worst: {reason}"
+        reason = in_words(error[worst], self.bound, forward.max(), answer.iterations, growth[worst])
+        reason = ", ".join(filter(None, [reason, answer.doubt]))
+        reason = of_batch(reason, int((~accepted).sum()), len(accepted), "systems")
         return Verdict(accepted, demerit, reason, final)

@@ -19,9 +19,9 @@ from neula.algorithms.krylov.doubled_refinement import (
     Trusting,
     refine_doubled,
 )
-from neula.algorithms.spectra.inverse_norm import Beside, inverse_norm, norm_of
+from neula.algorithms.spectra.inverse_norm import SharedSolves, inverse_norm, norm_of
 from neula.certificates.backward_error import Measures
-from neula.certificates.forward_error import SURE, rounded_error
+from neula.certificates.forward_error import ESTIMATED, SURE, rounded_error
 from neula.engines import FP64, Format
 from neula.kernels.doubled import Doubled
 from neula.kernels.refining import over
@@ -31,7 +31,6 @@ from neula.pipeline.progress import stage
 from neula.problems.systems.batch_by_lapack import batch_by_lapack
 from neula.problems.systems.by_kernel import batch_by_kernel
 from neula.problems.systems.by_lapack import each_by_lapack
-from neula.problems.systems.evidence import ESTIMATED
 from neula.problems.systems.library_factors import Factors, SingularMember, cholesky_factors, lu_factors
 from neula.problems.systems.problem import Members, Options, Systems
 from neula.problems.systems.scaled import Scaled
@@ -168,7 +167,7 @@ class Square:
         self.doubled = Doubled.of(a) if doubled else None
         known = Images.of(a, sizes, vectors=vectors, power=power) if measured is None else measured
         z, self.scaled_norm, images = known
-        solves = Beside(factors.solve, self._first_steps(b, z, images))
+        solves = SharedSolves(factors.solve, self._first_steps(b, z, images))
         inverse = inverse_norm(solves, factors.solve_transposed, sizes)[0]
         solves.finish()
         norms = norm, self.scaled_norm, inverse, self._left

@@ -16,6 +16,7 @@ from neula.algorithms.krylov.refine_sum import refine_sum
 from neula.algorithms.spectra.condition import random_direction
 from neula.algorithms.spectra.inverse_norm import EXPLICIT, inverse_norm
 from neula.algorithms.spectra.schatten import schatten_bounds
+from neula.certificates.forward_error import ESTIMATED
 from neula.engines import FP64
 from neula.engines.random_vectors import gaussian
 from neula.kernels.doubled import Doubled
@@ -23,9 +24,6 @@ from neula.kernels.refining import over
 from neula.kernels.symmetric_product import symmetric_product
 from neula.problems.systems.problem import Options
 from neula.problems.systems.scaled import Scaled
-
-ESTIMATED = 3.0
-"""Factor between an estimate of a norm by some steps of the power method and a bound on it."""
 
 REDUCTION = 1e-8
 """What an update is asked to leave of a residual in twice the working precision."""

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 
 from neula.engines import FORMATS, FP64, Format
+from neula.errors import counted
 from neula.pipeline import solutions
 from neula.pipeline.batches import Batch
 from neula.pipeline.solutions import Solutions
@@ -92,6 +93,14 @@ class Systems(Batch):
     a: torch.Tensor
     b: torch.Tensor
     options: Options
+
+
+def in_words(error: float, bound: float, forward_error: float, iterations: int, growth: float) -> str:
+    """What is known of a solution: why it was accepted, or was not."""
+    return (
+        f"backward error {error:.1e} (bound {bound:.1e}), forward error {forward_error:.1e}, "
+        f"{counted(iterations, 'iteration')}, growth {growth:.1e}"
+    )
 
 
 def asymmetry(a: torch.Tensor) -> str:

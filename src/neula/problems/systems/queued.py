@@ -10,7 +10,6 @@ twice the working precision x becomes as accurate as it can be, up to a conditio
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -221,10 +220,8 @@ def _solved(scaled: Scaled, options: Options, *, look: bool) -> Three:
     # Rounding errors of A^T r are magnified by the square of the condition number.
     power, images = 1 if definite else 2, list[Images]()
     a, sizes = scaled.a, scaled.norms
-    # The first columns of factors keep few multiprocessors busy. What is launched beside them is a branch of
-    # a graph, though, which a host takes several times as long to launch.
-    beside = engine.beside if a.shape[-1] ** 3 > engine.tuning.bordered else _in_turn
-    factors = beside(
+    # The first columns of factors keep few multiprocessors busy.
+    factors = engine.beside(
         lambda: images.append(Images.of(a, sizes, vectors=PROBES, power=power)),
         lambda: _definite(scaled, engine) if definite else _NormalEquations.of(a, engine),
     )
@@ -252,11 +249,6 @@ def _solved(scaled: Scaled, options: Options, *, look: bool) -> Three:
             refinement.step()
         found = _measured(scaled, system, refinement, options, finished=False)
     return found
-
-
-def _in_turn(launch: Callable[[], None], other: Callable[[], Factors]) -> Factors:
-    launch()
-    return other()
 
 
 def _measured(
