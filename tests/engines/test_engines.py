@@ -29,6 +29,7 @@ from neula.engines import (
 )
 from neula.engines.cpu import _dense
 from neula.engines.formats import round_to
+from neula.engines.inputs import Written, copied, layouts_of, made, nbytes_of, put
 from neula.engines.shipped import cuda_tuning
 from neula.io.matrices import random_matrix
 from neula.kernels.precision import exact_matmul
@@ -662,10 +663,28 @@ def test_copies_of_inputs_keep_the_order_of_memory_where_there_is_one() -> None:
     """Of dense matrices and of columns with gaps; what shares memory with itself is spread out."""
     a = torch.arange(24.0).reshape(4, 6)
     for x in (a, a.T, a.T[:5], a[:, ::2], a[0, :, None].expand(6, 3)):
-        copy = graphs._clone(x)
+        (copy,) = copied((x,))
         assert torch.equal(copy, x)
         copy.zero_()  # nothing is written twice
-    assert graphs._clone(a.T[:5]).stride() == a.T[:5].stride()
+    assert copied((a.T[:5],))[0].stride() == a.T[:5].stride()
+
+
+def test_inputs_that_are_written_where_they_are_wanted() -> None:
+    like = torch.ones(1, dtype=torch.float64), torch.ones(1)
+
+    def write(room: tuple[torch.Tensor, ...]) -> None:
+        for i, x in enumerate(room):
+            x.fill_(i + 1)
+
+    written = Written((torch.Size([2, 3]), torch.Size([4])), like, write)
+    tensors = made(written)
+    assert layouts_of(written) == layouts_of(tensors)
+    assert nbytes_of(written) == nbytes_of(tensors) == 2 * 3 * 8 + 4 * 4
+    assert [x.unique().tolist() for x in copied(written)] == [[1.0], [2.0]]
+    room = tuple(torch.zeros_like(x) for x in tensors)
+    assert all(torch.equal(x, y) for x, y in zip(put(room, written), tensors, strict=True))
+    (total,) = EmulatedEngine("cpu").replay(lambda x, y: (x.sum() + y.sum(),), written, "key")
+    assert total == 2 * 3 + 2 * 4
 
 
 def test_what_is_asked_for_often() -> None:

@@ -10,6 +10,7 @@ import torch
 
 import neula
 from neula.engines import CudaEngine, EmulatedEngine, graphs
+from neula.engines.inputs import Written
 
 pytestmark = pytest.mark.gpu
 
@@ -36,6 +37,19 @@ def test_the_third_call_is_played_back() -> None:
     assert len(graphs._graphs) == 1
     # Compared at the end: a later call must not change what an earlier one returned.
     assert all(torch.equal(u, v) for found, expected in kept for u, v in zip(found, expected, strict=True))
+
+
+def test_inputs_are_written_where_a_graph_reads_them() -> None:
+    """Nothing is left there of those of the call before."""
+    engine = CudaEngine("cuda")
+    for value in range(1, 5):
+        like, shape = torch.empty(0, device="cuda"), torch.Size([5, value % 2 + 1])
+        written = Written((shape,), (like,), lambda room, value=value: room[0].fill_(value))
+        (y,) = engine.replay(lambda z: (z.sum(),), written, "written")
+        assert y == value * shape.numel()
+    assert len([graph for graph in graphs._graphs.values() if graph]) == 2
+    (y,) = engine.replay(lambda z: (z.sum(),), (torch.ones(5, 2, device="cuda"),), "written")
+    assert y == 10
 
 
 def test_views_keys_shapes_and_dtypes_do_not_mix() -> None:

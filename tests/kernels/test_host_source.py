@@ -49,12 +49,13 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture(name="compilations")
 def _compilations(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The commands that are run."""
+    """The commands that compile, and link nothing."""
     commands: list[list[str]] = []
     run = host_source.subprocess.run
 
     def counted(command: list[str], **options: object) -> object:
-        commands.append(command)
+        if "-c" in command:
+            commands.append(command)
         return run(command, **options)
 
     monkeypatch.setattr(host_source.subprocess, "run", counted)
@@ -87,6 +88,22 @@ def test_compiled_once(folder: Path, compilations: list[list[str]]) -> None:
     assert again() == 3
     assert len(compilations) == 3
     assert len(list((folder / "cache").rglob("*"))) == 4  # two folders, two libraries
+
+
+@needs_compiler
+def test_compiled_in_parts(folder: Path, compilations: list[list[str]]) -> None:
+    """All of them are one library, and one that changes is compiled with the others."""
+    (folder / "one_more.c").write_text("double thrice(double x) { return 3 * x; }")
+    (folder / "oneself.c").write_text("no C")
+    library = host_source.load("one")
+    assert library is not None
+    library.thrice.argtypes, library.thrice.restype = [ctypes.c_double], ctypes.c_double
+    assert library.thrice(1.5) == 4.5
+    assert twice(1.5) == 3
+    assert len(compilations) == 2
+    (folder / "one_more.c").write_text("no C")
+    host_source.load.cache_clear()
+    assert host_source.load("one") is None
 
 
 @needs_compiler

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import neula
+from neula.algorithms.lapack import compiled
 from neula.engines import EmulatedEngine, select_engine
 from neula.engines.shipped import EMULATED
 from neula.kernels import seminormal_host
@@ -18,6 +20,7 @@ from neula.kernels.small_qr import SmallQR, small_qr
 from neula.pipeline import call
 from neula.problems.orthogonal import at_once
 from neula.problems.orthogonal.by_kernel import LABEL
+from neula.problems.systems import by_kernel
 
 LIMIT = 40 * 8 * 9
 """Of what the host takes here: one right-hand side of 40 x 8."""
@@ -115,6 +118,37 @@ def test_a_kernel_of_the_host_takes_larger_ones(with_kernel: None, monkeypatch: 
         assert other.engine == here
     monkeypatch.setattr(seminormal_host, "available", lambda: False)
     assert neula.lstsq(normal(400, 30), normal(400)).engine == here
+
+
+@pytest.mark.parametrize("positive", [False, True])
+def test_a_kernel_of_the_host_takes_systems(
+    positive: bool, launching: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where others are queued, those that there is no kernel for are queued, too."""
+    queued = {"queued": 100, "queued_definite": 100, "blind_steps": 3}
+    tuning = replace(Launching.tuning, by_host_system=40 * 40 * 41, **queued)
+    monkeypatch.setattr(Launching, "tuning", tuning)
+    a, b = normal(41, 41), normal(41)
+    a = a @ a.T + 41 * torch.eye(41, dtype=a.dtype) if positive else a + 41 * torch.eye(41, dtype=a.dtype)
+    solve = partial(neula.solve, assume_a="pos" if positive else "gen")
+    small, here = (a[:40, :40], b[:40]), str(Launching("cpu"))
+    expected = str(select_engine("cpu", torch.device("cpu"))) if compiled.available() else here
+    found = solve(*small)
+    assert found.engine == expected
+    assert found.converged
+    assert torch.linalg.vector_norm(small[0] @ found.x - small[1]) <= 1e-13 * torch.linalg.vector_norm(b)
+    assert solve(a[:40, :40], b[:40, None]).engine == expected
+    for other in (
+        solve(a, b),
+        solve(a[:10, :10], b[:10, None].expand(10, 17)),
+        solve(a[None, :40, :40], b[:40, None]),
+        solve(*small, wait=False),
+        solve(*small, compute="fp32"),
+        solve(*(x[:10].half() for x in (a[:, :10], b))),
+    ):
+        assert other.engine == here
+    monkeypatch.setattr(by_kernel, "available", lambda: False)
+    assert solve(*small).engine == here
 
 
 def test_what_the_host_finds_has_gradients(launching: None) -> None:

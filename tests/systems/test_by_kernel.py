@@ -120,6 +120,64 @@ def test_hard_systems(n: int, capability: None) -> None:
     assert all(accepted[name] for name in easy)
 
 
+def definite(n: int) -> dict[str, np.ndarray]:
+    """Definite matrices, and some that are not."""
+    q = np.linalg.qr(normal(n, n, seed=n))[0]
+
+    def symmetric(eigenvalues: np.ndarray) -> np.ndarray:
+        a = (q * eigenvalues) @ q.T
+        return (a + a.T) / 2
+
+    scales, good = 10.0 ** np.linspace(-6, 6, n), symmetric(np.linspace(1, 3, n))
+    found = {f"times {unit}": good * unit for unit in (1, 1e-300, 1e300, 2.0**-180, 2.0**190)}
+    found |= {f"condition 1e{e}": symmetric(np.geomspace(1, 10.0**-e, n)) for e in (3, 7, 10, 12, 14, 16, 18)}
+    found |= {"rows and columns": scales[:, None] * good * scales, "diagonal": np.diag(scales)}
+    found["rounded"] = good * (1 + 2 * U64 * (np.arange(n) > np.arange(n)[:, None]))
+    found |= {"negative": -good, "indefinite": symmetric(np.where(np.arange(n) == n // 2, -1e-3, 1.0))}
+    found |= {"zero": 0 * good, "singular": symmetric(np.where(np.arange(n) == 0, 0.0, 1.0))}
+    for name in ("not symmetric", "nan", "infinite"):
+        found[name] = good.copy()
+    found["not symmetric"][0, -1] += 1e-3 if n > 1 else -10
+    found["nan"][-1, 0], found["infinite"][0, -1] = np.nan, np.inf
+    return found
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 8, 9, 16, 17, 40, 133])
+@pytest.mark.parametrize("alone", [False, True])
+def test_hard_definite_systems(n: int, alone: bool, capability: None) -> None:
+    """What is not symmetric, or not definite, is not accepted however well it is solved."""
+    matrices = definite(n)
+    a, b = np.stack(list(matrices.values())), sides(matrices.values())
+    accepted: list[bool] = []
+    for part in np.split(np.arange(len(a)), len(a) if alone else 1):
+        found = compiled.solved(
+            *(torch.from_numpy(x[part]) for x in (a, b)),
+            *(torch.float64, U64 / 2, 0.1, solve_bound(FP64, n)),
+            definite=True,
+        )
+        assert found is not None
+        check(found, a[part], b[part])
+        accepted += (found.known[0] > 0).tolist()
+    known = dict(zip(matrices, accepted, strict=True))
+    assert not any(known[name] for name in (*HOPELESS[1:], "negative", "indefinite", "not symmetric"))
+    easy = ("times 1", f"times {2.0**-180}", f"times {2.0**190}", "condition 1e3", "condition 1e7", "rounded")
+    assert all(known[name] for name in easy)
+
+
+@pytest.mark.parametrize("shape", [(30,), (5, 7), (5, 30)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_definite_systems_are_eliminated_without_pivoting(
+    shape: tuple[int, ...], dtype: type[np.floating]
+) -> None:
+    n = shape[-1]
+    a = np.broadcast_to(definite(n)["condition 1e3"], (*shape, n)).astype(dtype)
+    found = neula.solve(a, normal(*shape, 2).astype(dtype), assume_a="pos")
+    assert found.converged
+    assert found.method == "cholesky fp64"
+    assert found.growth == 1
+    assert [attempt.method for attempt in found.attempts] == ["cholesky fp64"]
+
+
 @pytest.mark.parametrize("n", [9, 40, 133])
 @pytest.mark.parametrize("single", [False, True])
 def test_hard_systems_with_factors(n: int, single: bool, capability: None) -> None:
@@ -230,11 +288,12 @@ def test_where_memory_does_not_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_it_is_not_for() -> None:
     called = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(by_kernel, "solved", lambda *_: called.append(1))
+        patch.setattr(by_kernel, "solved", lambda *_, **__: called.append(1))
         patch.setattr(by_kernel, "solved_by_factors", lambda *_, **__: called.append(1))
         a, b = normal(5, 5) + 9 * np.eye(5), normal(5)
-        neula.solve(a @ a.T, b, assume_a="pos")
         neula.solve(a, b, pivot="partial")
+        large = np.eye(by_kernel.LARGEST + 1)
+        neula.solve(large, large[0], assume_a="pos")
         neula.solve(a.astype(np.float16), b.astype(np.float16))
         neula.solve(a, normal(5, 17))
         neula.solve(a[:0, :0], b[:0])

@@ -120,7 +120,7 @@ class Watching(OnAGPU):
     def replay(self, function, inputs, key, out=None):  # type: ignore[no-untyped-def]
         Watching.played += 1
         with Watched():
-            return function(*inputs)
+            return super().replay(function, inputs, key, out)
 
 
 @pytest.mark.parametrize("positive", [False, True])

@@ -11,8 +11,9 @@ from functools import cached_property, lru_cache
 import torch
 
 from neula.engines import cublas, graphs
-from neula.engines.engine import Engine, Result, Tensors
+from neula.engines.engine import Engine, Result
 from neula.engines.formats import FP32, FP64, TF32, round_to
+from neula.engines.inputs import Inputs, Tensors
 from neula.engines.shipped import cuda_tuning
 from neula.engines.tuned import tuned
 from neula.engines.tuning import Tuning
@@ -280,7 +281,7 @@ class CudaEngine(Engine):
         return graphs.largest_input(self.device)
 
     def replay(
-        self, function: Callable[..., Tensors], inputs: Tensors, key: Hashable, out: Tensors | None = None
+        self, function: Callable[..., Tensors], inputs: Inputs, key: Hashable, out: Tensors | None = None
     ) -> Tensors:
         return graphs.replay(function, inputs, key, out)
 

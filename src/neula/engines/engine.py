@@ -14,13 +14,13 @@ from typing import ClassVar, Self, TypeVar
 import torch
 
 from neula.engines.formats import FP16, Arithmetic, Format
+from neula.engines.inputs import Inputs, Tensors, made, put
 from neula.engines.reduction import HERE, Reduction
 from neula.engines.tuning import Tuning
 from neula.errors import unknown_name
 from neula.kernels.kept import Kept
 from neula.kernels.transposed_copy import transposed_copy
 
-Tensors = tuple[torch.Tensor, ...]
 Result = TypeVar("Result")
 Named = Arithmetic | Format | str
 """An arithmetic, the plain one of a format, or its name."""
@@ -354,7 +354,7 @@ class Engine(ABC):
         return 0
 
     def replay(
-        self, function: Callable[..., Tensors], inputs: Tensors, key: Hashable, out: Tensors | None = None
+        self, function: Callable[..., Tensors], inputs: Inputs, key: Hashable, out: Tensors | None = None
     ) -> Tensors:
         """``function(*inputs)``, replayed from a CUDA graph where there is one for this key.
 
@@ -362,13 +362,8 @@ class Engine(ABC):
 
         Where there is room for the results in ``out``, the function may overwrite its inputs.
         """
-        results = function(*inputs)
-        if out is None:
-            return results
-        for target, result in zip(out, results, strict=True):
-            if target is not result:
-                target.copy_(result)
-        return out
+        results = function(*made(inputs))
+        return results if out is None else put(out, results)
 
     def often(self, key: Hashable) -> bool:
         """Whether :meth:`replay` is wanted so often for a shape that it need not share what is replayed."""

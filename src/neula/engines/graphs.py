@@ -8,7 +8,6 @@ ones replay on a copy of the input; they return copies of the results.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import threading
 from collections import OrderedDict
@@ -19,7 +18,17 @@ from typing import TypeVar
 
 import torch
 
-from neula.engines.engine import Tensors
+from neula.engines.inputs import (
+    Inputs,
+    Tensors,
+    copied,
+    device_of,
+    layouts_of,
+    made,
+    nbytes_of,
+    put,
+    row_major,
+)
 
 LARGEST = 280 << 20
 """Bytes of inputs up to which functions are replayed: larger ones keep a GPU busy for longer than Python
@@ -89,7 +98,7 @@ class _Packed:
     def _layouts(self) -> list[tuple[int, torch.dtype, torch.Size, tuple[int, ...]]]:
         """Where each result begins in the buffer, counted in its elements, and how it lies there."""
         return [
-            (place // x.itemsize, x.dtype, x.shape, _row_major(x.shape))
+            (place // x.itemsize, x.dtype, x.shape, row_major(x.shape))
             for x, place in zip(self.results, self.places, strict=True)
         ]
 
@@ -119,10 +128,6 @@ class _Packed:
         )
 
 
-def _row_major(shape: torch.Size) -> tuple[int, ...]:
-    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
-
-
 @dataclass(frozen=True)
 class _Graph:
     inputs: Tensors
@@ -134,21 +139,14 @@ class _Graph:
     def nbytes(self) -> int:
         return max(LEAST, sum(x.nbytes for x in self.inputs))
 
-    def __call__(self, inputs: Tensors, out: Tensors | None) -> Tensors:
-        _copy(self.inputs, inputs)
+    def __call__(self, inputs: Inputs, out: Tensors | None) -> Tensors:
+        put(self.inputs, inputs)
         self.graph.replay()
-        return self.outputs.clone() if out is None else _copy(out, self.outputs.results)
-
-
-def _copy(targets: Tensors, sources: Tensors) -> Tensors:
-    for target, source in zip(targets, sources, strict=True):
-        if target is not source:
-            target.copy_(source)
-    return targets
+        return self.outputs.clone() if out is None else put(out, self.outputs.results)
 
 
 def replay(
-    function: Callable[..., Tensors], inputs: Tensors, key: Hashable, out: Tensors | None = None
+    function: Callable[..., Tensors], inputs: Inputs, key: Hashable, out: Tensors | None = None
 ) -> Tensors:
     """``function(*inputs)``, from a graph where there is one for this key, this stream and inputs like these.
 
@@ -156,24 +154,24 @@ def replay(
     ----------
     function : callable
         Takes tensors and returns some. Launches must not depend on the numbers; nothing may synchronize.
-    inputs : tuple of Tensor
+    inputs : tuple of Tensor, or Written
         On one GPU.
     key : hashable
         Says what function does: another function for the same key would not be called.
     out : tuple of Tensor, optional
         Room for the results. Then the function may overwrite its inputs, some of which may be in ``out``.
     """
-    device = inputs[0].device
+    device = device_of(inputs)
     if is_recording():
         return _called(function, inputs, out)
     stream = torch.cuda.current_stream(device.index)  # of a device it takes three times as long
-    full_key = (key, *[(x.shape, x.stride(), x.dtype) for x in inputs], device, stream.stream_id)
+    full_key = (key, *layouts_of(inputs), device, stream.stream_id)
     # Between the copy of the input and those of the results nobody else may use the graph.
     with _lock:
         if full_key in _graphs:
             _graphs.move_to_end(full_key)
             graph = _graphs[full_key]
-        elif sum(x.nbytes for x in inputs) > (largest := largest_input(device)):
+        elif nbytes_of(inputs) > (largest := largest_input(device)):
             graph = None
         elif full_key in _seen:
             graph = _graphs[full_key] = _captured(function, inputs, stream)
@@ -262,9 +260,9 @@ def largest_input(device: torch.device) -> int:
     return min(LARGEST, int(torch.cuda.get_device_properties(device).total_memory) // PART)
 
 
-def _called(function: Callable[..., Tensors], inputs: Tensors, out: Tensors | None) -> Tensors:
-    results = function(*inputs)
-    return results if out is None else _copy(out, results)
+def _called(function: Callable[..., Tensors], inputs: Inputs, out: Tensors | None) -> Tensors:
+    results = function(*made(inputs))
+    return results if out is None else put(out, results)
 
 
 def clear() -> None:
@@ -279,14 +277,14 @@ def clear() -> None:
 
 
 def _captured(
-    function: Callable[..., Tensors], inputs: Tensors, stream: torch.cuda.Stream, *, called: bool = False
+    function: Callable[..., Tensors], inputs: Inputs, stream: torch.cuda.Stream, *, called: bool = False
 ) -> _Graph | None:
     """A graph of the function, or None if one of its steps cannot be captured.
 
     Unless that has been done, it is called once before, which compiles kernels and makes what is made once,
     neither of which a graph may do.
     """
-    own = tuple(_clone(x) for x in inputs)
+    own = copied(inputs)
     side, graph = _beside(stream.device, stream.stream_id), torch.cuda.CUDAGraph()
     read: dict[Hashable, torch.Tensor] = {}
     try:
@@ -354,13 +352,6 @@ def _beside(device: torch.device, stream_id: int) -> torch.cuda.Stream:
     replayed on different streams must not share one.
     """
     return torch.cuda.Stream(device)
-
-
-def _clone(x: torch.Tensor) -> torch.Tensor:
-    """A copy with the strides of the original if it is dense, or a matrix with gaps between its columns."""
-    if x.ndim == 2 and x.stride(0) == 1 and x.stride(1) >= x.shape[0]:
-        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
-    return x.clone()
 
 
 def _make_room(limit: int, stream: torch.cuda.Stream) -> None:

@@ -30,7 +30,8 @@ from typing import Any, Self
 import torch
 from torch import distributed
 
-from neula.engines.engine import Engine, Named, Tensors
+from neula.engines.engine import Engine, Named
+from neula.engines.inputs import Inputs, Tensors
 from neula.engines.reduction import Factorize, Reduction
 from neula.engines.tuning import Tuning
 from neula.kernels.doubled import two_sum
@@ -327,7 +328,7 @@ class _Sharded(Engine):
         return 0
 
     def replay(
-        self, function: Callable[..., Tensors], inputs: Tensors, key: Hashable, out: Tensors | None = None
+        self, function: Callable[..., Tensors], inputs: Inputs, key: Hashable, out: Tensors | None = None
     ) -> Tensors:
         return Engine.replay(self, function, inputs, key, out)
 

@@ -104,6 +104,7 @@ def cuda_tuning(
         # 64 x 32: 0.48 ms, and 0.58. Beyond, BLAS takes several threads, and up to 44 ms on shared cores.
         by_host=250_000,
         by_host_kernel=1_000_000,
+        by_host_system=3_000_000,
         batched_elements=1 << 22,
         chunk_elements=1 << 26,
         together=130_000_000_000 if fast_fp64 else 10_000_000,

@@ -71,6 +71,9 @@ class Tuning:
     by_host_kernel : int
         The same where the host has a kernel for it, which is one thread's (300 x 40:
         0.26 ms, and 0.36; 1000 x 64 as long; 600 x 100: 0.92 and 0.76).
+    by_host_system : int
+        The same of linear systems, which take a third of the operations (order 64: 0.2 ms, and 0.34; 128:
+        0.29 and 0.39; 160 as long; 200: 0.52 and 0.43).
     cholesky_qr_columns, cholesky_qr_ratio : int
         Columns, and rows for each column, from which on Cholesky QR by calls of the library comes before
         LAPACK's reflections (two threads of an Intel Xeon, 2000 x 500: 11 ms and 26, and 23 where it takes
@@ -242,6 +245,7 @@ class Tuning:
     by_lapack: int = 0
     by_host: int = 0
     by_host_kernel: int = 0
+    by_host_system: int = 0
     cholesky_qr_columns: int = 1 << 62
     cholesky_qr_ratio: int = 3
     in_torch: int = 1 << 62

@@ -15,6 +15,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -56,13 +57,14 @@ def load(name: str) -> ctypes.CDLL | None:
     Parameters
     ----------
     name : str
-        Of a file in this folder.
+        Of a file in this folder; others of it are parts whose names begin with this one and ``_``.
     """
     command = compiler()
     if command is None:
         return None
     folder = Path(__file__).parent
-    sources = [folder / f"{name}.c", *sorted(folder.glob("*.h"))]
+    parts = [folder / f"{name}.c", *sorted(folder.glob(f"{name}_*.c"))]
+    sources = [*parts, *sorted(folder.glob("*.h"))]
     flags = [*FLAGS, *INSTRUCTIONS.get(torch.backends.cpu.get_cpu_capability(), [])]
     known = [_identity(command[0]), command[1:], flags, platform.machine(), platform.libc_ver()]
     texts = [source.read_bytes() for source in sources]
@@ -72,12 +74,21 @@ def load(name: str) -> ctypes.CDLL | None:
         return _with_threads(ctypes.CDLL(str(file)))
     with suppress(OSError, subprocess.SubprocessError), tempfile.TemporaryDirectory() as room:
         made = Path(room) / file.name
-        _run([*command, *flags, str(sources[0]), "-o", str(made), "-lm"])
+        _compile([*command, *flags], parts, made)
         library = ctypes.CDLL(str(made))  # which stays when the file goes
         with suppress(OSError):
             write_whole(file, made.read_bytes())
         return _with_threads(library)
     return None
+
+
+def _compile(command: list[str], parts: list[Path], made: Path) -> None:
+    """Make a library of some parts, which compilers work on side by side."""
+    objects = [str(made.with_name(f"{part.stem}.o")) for part in parts]
+    commands = [[*command, "-c", str(part), "-o", kept] for part, kept in zip(parts, objects, strict=True)]
+    with ThreadPoolExecutor(len(parts)) as threads:
+        list(threads.map(_run, commands))
+    _run([*command, *objects, "-o", str(made), "-lm"])
 
 
 def _with_threads(library: ctypes.CDLL) -> ctypes.CDLL:
@@ -91,9 +102,11 @@ def _with_threads(library: ctypes.CDLL) -> ctypes.CDLL:
 
 
 def _run(command: list[str]) -> None:
-    """Compile without a word."""
-    nowhere = subprocess.DEVNULL
-    subprocess.run(command, check=True, timeout=SECONDS, stdin=nowhere, stdout=nowhere, stderr=nowhere)
+    """Compile without a word.
+
+    What it says is read: at the end of that Python wakes, and without it would ask every 50 ms.
+    """
+    subprocess.run(command, check=True, timeout=SECONDS, stdin=subprocess.DEVNULL, capture_output=True)
 
 
 def compiler() -> list[str] | None:

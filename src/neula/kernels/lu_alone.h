@@ -1,4 +1,4 @@
-/* LU with partial pivoting of one matrix, PANEL columns at a time: what the factors before them make of all rows, as
+/* LU of one matrix, PANEL columns at a time: what the factors before them make of all rows, as
  * products of tiles, then the columns among themselves. A part of squares.h.
  */
 #define PANEL 4
@@ -86,7 +86,7 @@ static vec split(struct room *room, long j)
 }
 
 /* The factors of a panel, whose other columns follow each pivot; `best` says which rows changed their places. */
-static vec factorize_panel(struct room *room, long n, long j, long count, long *best)
+static vec factorize_panel(struct room *room, long n, long j, long count, int definite, long *best)
 {
     long height = room->height;
     vec most = {0};
@@ -98,16 +98,17 @@ static vec factorize_panel(struct room *room, long n, long j, long count, long *
             for (long v = place(k); v < height; v++)
                 column[v] = minus_product(column[v], lower[v], factor);
         }
-        best[c] = pivot_of(column, height, n, j + c);
-        for (long k = 0; k < count; k++)
+        best[c] = definite ? j + c : pivot_of(column, height, n, j + c);
+        for (long k = 0; k < count && best[c] != j + c; k++)
             swap((k < c ? room->lower : room->upper) + (j + k) * height, j + c, best[c], 0);
         most = larger(split(room, j + c), most);
     }
     return most;
 }
 
-/* Returns the largest element of U. Zeros are below U and above L, whose diagonals are not there. */
-static vec factorize(struct room *room, long n)
+/* Returns the largest element of U. Zeros are below U and above L, whose diagonals are not there. A definite matrix needs
+ * no pivoting. */
+static vec factorize(struct room *room, long n, int definite)
 {
     long height = room->height, best[PANEL];
     vec most = {0};
@@ -117,12 +118,12 @@ static vec factorize(struct room *room, long n)
     for (long j = 0; j < n; j += PANEL) {
         long count = n - j < PANEL ? n - j : PANEL;
         eliminate(room, room->upper + j * height, j);
-        most = larger(factorize_panel(room, n, j, count, best), most);
+        most = larger(factorize_panel(room, n, j, count, definite, best), most);
         for (long c = 0; c < count; c++) {
             int other = room->order[j + c];
             room->order[j + c] = room->order[best[c]], room->order[best[c]] = other;
         }
-        for (long c = 0; c < n; c++)
+        for (long c = 0; c < n && !definite; c++)
             for (long k = 0; k < count && (c < j || c >= j + count); k++)
                 swap((c < j ? room->lower : room->upper) + c * height, j + k, best[k], 0);
     }

@@ -27,6 +27,7 @@ struct batch {
     long a_is_float, a_batch, a_row, a_column;
     long b_is_float, b_batch, b_row, b_column;
     const double *vectors; /* (probes + 1, n), the last one to look at A with */
+    long definite;         /* whether matrices are said to be symmetric and positive definite */
     long x_is_float;       /* what x is rounded to */
     double *x;             /* (count, n, k) */
     double *known;         /* (FORWARD_ERRORS + k, count) */
@@ -277,9 +278,9 @@ static vec pivot(struct room *room, long n, long j)
     return column[j];
 }
 
-/* LU with partial pivoting; returns the largest element of U. Zeros are below U and above L, whose diagonals are not
- * there. */
-static vec factorize(struct room *room, long n)
+/* LU, with partial pivoting unless A is definite; returns the largest element of U. Zeros are below U and above L, whose
+ * diagonals are not there. */
+static vec factorize(struct room *room, long n, int definite)
 {
     long height = room->height;
     vec most = {0};
@@ -290,7 +291,7 @@ static vec factorize(struct room *room, long n)
     for (long j = 0; j < n; j++) {
         vec *upper = room->upper + j * height, *lower = room->lower + j * height;
         eliminate(room, upper, j);
-        vec diagonal = pivot(room, n, j), reciprocal = 1 / diagonal;
+        vec diagonal = definite ? upper[j] : pivot(room, n, j), reciprocal = 1 / diagonal;
         most = larger(magnitude(diagonal), most);
         room->pivots[j] = reciprocal;
         memset(lower, 0, (j + 1) * sizeof(vec));
@@ -303,6 +304,18 @@ static vec factorize(struct room *room, long n)
     return most;
 }
 #endif
+
+/* Whether matrices are symmetric but for rounding errors, and all their pivots positive: then they are definite, U is
+ * D L^T, and no element has grown. */
+static mask is_definite(const struct room *room, long n, vec largest)
+{
+    long height = room->height;
+    vec apart = {0};
+    for (long j = 0; j < n; j++)
+        for (long i = 0; i < j; i++)
+            apart = larger(magnitude(get(room->a + j * height, i) - get(room->a + i * height, j)), apart);
+    return (apart <= n * U * largest) & (least_of(room->pivots, n) > all(0));
+}
 
 /* Subtract multiples of two columns. */
 static inline void subtract_two(vec *y, const vec *one, vec of_one, const vec *other, vec of_other, long from, long to)
@@ -547,7 +560,11 @@ static void solve_group(const struct batch *batch, long first, struct room *room
     memset(room->sizes, 0, height * sizeof(vec));
     take(batch, first, room);
     struct known known = measure(room, n, limits);
-    vec growth = factorize(room, n) / known.largest, square = {0};
+    vec growth = factorize(room, n, batch->definite) / known.largest, square = {0};
+    if (batch->definite) {
+        growth = all(1);
+        known.moderate &= is_definite(room, n, known.largest);
+    }
     /* Right-hand sides as they are, then in the order of the factors, then random vectors. */
     vec *sides = room->sides, *x = sides + k * height, *z = x + k * height;
     for (long c = 0; c < k; c++) {

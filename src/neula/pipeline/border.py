@@ -4,7 +4,7 @@ A CUDA graph is made for one shape, and pays from its second call on. Small prob
 longer than their arithmetic, are bordered to shapes of a grid: ``[A 0; 0 s I; 0 0]`` with the right-hand side
 ``[b; 0]`` has the solution ``[x; 0]`` and the same residual. Its columns divided by their norms have the
 singular values of B, and some that are 1. Those lie between the extreme ones of B, whose columns have norm 1,
-so the condition number stays the same; and so do norms of A, if s is no larger than its elements.
+so the condition number stays the same; and so do norms of A, if s is one of its elements.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+
+from neula.engines.inputs import Inputs, Written
+from neula.kernels.bordered import bordered
 
 LEAST_ROWS, LEAST_COLUMNS = 32, 8
 """Sizes are multiples of these, and of a quarter of the power of two below them."""
@@ -37,8 +40,8 @@ class Border:
         rows = columns if m == n else _on_the_grid(m + columns, LEAST_ROWS) - m
         return cls(rows, columns)
 
-    def put(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The problem in its border.
+    def put(self, a: torch.Tensor, b: torch.Tensor) -> Inputs:
+        """The problem in its border, which is written where it is wanted.
 
         Parameters
         ----------
@@ -47,14 +50,9 @@ class Border:
         """
         if not self.rows:
             return a, b
-        (count, m, n), rows = a.shape, a.shape[1] + self.rows
-        bordered = a.new_zeros(count, rows, n + self.columns)
-        bordered[:, :m, :n] = a
-        largest = torch.linalg.vector_norm(a, torch.inf, dim=(1, 2))
-        bordered[:, m:, n:].diagonal(dim1=1, dim2=2).copy_(largest[:, None])
-        below = b.new_zeros(count, rows, b.shape[2])
-        below[:, :m] = b
-        return bordered, below
+        (count, m, n), k = a.shape, b.shape[2]
+        shapes = torch.Size((count, m + self.rows, n + self.columns)), torch.Size((count, m + self.rows, k))
+        return Written(shapes, (a, b), lambda room: bordered(a, b, *room))
 
     def take(self, x: torch.Tensor) -> torch.Tensor:
         """Solutions without what the border adds to them."""

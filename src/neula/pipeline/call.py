@@ -18,7 +18,7 @@ import torch
 from neula.certificates.bounds import Accuracy, qr_bound, target_format
 from neula.engines import Engine, Format, select_engine
 from neula.kernels.precision import plain_arithmetic
-from neula.pipeline.inputs import Taken, check_finite, flattened, gradient_wanted, take
+from neula.pipeline.inputs import Taken, check_finite, fetched, flattened, gradient_wanted, take
 from neula.pipeline.result import report_missed
 
 
@@ -108,7 +108,12 @@ class Call:
         )
 
     def by_host(
-        self, asked: str | Engine, *, has_kernel: Callable[[int, int], bool] = lambda m, n: False
+        self,
+        asked: str | Engine,
+        *,
+        has_kernel: Callable[[int, int], bool] = lambda m, n: False,
+        most: int = 0,
+        library: bool = True,
     ) -> Call:
         """The same by the CPU, if one matrix is so small that this takes less time than launches elsewhere.
 
@@ -118,10 +123,14 @@ class Call:
             Of the user, who leaves the choice by ``"auto"``.
         has_kernel : callable, optional
             Whether a kernel of the host takes m x n, which may have to be compiled.
+        most : int, optional
+            Value of ``m n (n + k)`` up to which that takes less time.
+        library : bool, optional
+            Whether the host's library takes less time, too, where there is no kernel.
         """
         a, *others = self.tensors
         tuning = self.engine.tuning
-        limit = max(tuning.by_host, tuning.by_host_kernel) if asked == "auto" else 0
+        limit = max(tuning.by_host, most) if asked == "auto" else 0
         if not limit or a.ndim != 2 or not all(0 < b.ndim <= 2 for b in others):
             return self
         m, n = a.shape
@@ -130,11 +139,11 @@ class Call:
             return self
         host = select_engine("cpu", torch.device("cpu"))
         # Several threads of a library would work on larger ones.
-        by_library = work <= tuning.by_host and m * n < host.tuning.in_torch
-        if not by_library and not (work <= tuning.by_host_kernel and has_kernel(m, n)):
+        by_library = library and work <= tuning.by_host and m * n < host.tuning.in_torch
+        if not by_library and not (work <= most and has_kernel(m, n)):
             return self
-        operands = {name: taken.fetched() for name, taken in self.operands.items()}
-        weights = None if self.weights is None else self.weights.fetched()
+        operands = dict(zip(self.operands, fetched([*self.operands.values()]), strict=True))
+        weights = None if self.weights is None else fetched([self.weights])[0]
         return replace(self, operands=operands, weights=weights, engine=host)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,17 +59,32 @@ class Taken:
             raise OverflowError(f"the result does not fit {kept.dtype}: pass the input in a wider dtype")
         return self.wrap(kept)
 
-    def fetched(self) -> Taken:
-        """A copy in the memory of the host; what is made of it goes back to where the array is."""
-        device, wrap = self.tensor.device, self.wrap
-        return replace(self, tensor=self.tensor.cpu(), wrap=lambda x: wrap(x.to(device)))
-
     def wrap_array(self, x: np.ndarray) -> Any:
         """An array of NumPy as one of the user's library, where the user's is."""
         if self.wrap is torch.Tensor.numpy:
             return x
         found, given = torch.from_numpy(x), self.tensor
         return self.wrap(found if given.is_cpu else found.to(given.device))  # microseconds count
+
+
+def fetched(arrays: Sequence[Taken]) -> list[Taken]:
+    """The same on the host, which waits once; what is made of them goes back to where they are."""
+    copies = [_on_its_way(x.tensor) for x in arrays]
+    for device in {x.tensor.device for x in arrays if x.tensor.is_cuda}:
+        torch.cuda.current_stream(device.index).synchronize()
+    return [_in_place_of(x, copy) for x, copy in zip(arrays, copies, strict=True)]
+
+
+def _on_its_way(x: torch.Tensor) -> torch.Tensor:
+    """A copy that is there when the stream has come to it: to wait for each takes as long as the copy."""
+    if not x.is_cuda:
+        return x.cpu()
+    return torch.empty_like(x, device="cpu", pin_memory=True).copy_(x, non_blocking=True)
+
+
+def _in_place_of(given: Taken, copy: torch.Tensor) -> Taken:
+    device, wrap = given.tensor.device, given.wrap
+    return Taken(copy, lambda x: wrap(x.to(device)), given.graph, given.places)
 
 
 @dataclass(frozen=True)

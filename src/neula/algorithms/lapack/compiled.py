@@ -46,7 +46,7 @@ class _Batch(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("a", "b")),
         *((f"{x}_{name}", ctypes.c_long) for x in "ab" for name in _OF_MATRICES),
         ("vectors", ctypes.c_void_p),
-        ("x_is_float", ctypes.c_long),
+        *((name, ctypes.c_long) for name in ("definite", "x_is_float")),
         *((name, ctypes.c_void_p) for name in ("x", "known")),
         ("limits", ctypes.POINTER(_Limits)),
     ]
@@ -74,10 +74,22 @@ class Solved(NamedTuple):
     known: torch.Tensor
 
 
+def available() -> bool:
+    """Whether there is a kernel for one system: a compiler."""
+    return _kernel(together=False) is not None
+
+
 def solved(
-    a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, digits: float, largest_error: float, bound: float
+    a: torch.Tensor,
+    b: torch.Tensor,
+    dtype: torch.dtype,
+    digits: float,
+    largest_error: float,
+    bound: float,
+    *,
+    definite: bool = False,
 ) -> Solved | None:
-    """Solve by LU with partial pivoting, update once, and measure; None where there is no compiler.
+    """Solve by LU, update once, and measure; None where there is no compiler.
 
     Parameters
     ----------
@@ -88,6 +100,9 @@ def solved(
         Of the result.
     digits, largest_error, bound : float
         Accepted is what is refined to that error, or as far as can be; a forward error, and a backward one.
+    definite : bool, optional
+        Whether matrices are to be eliminated without pivoting, as Cholesky's factors are made, and accepted
+        only if they are symmetric and positive definite.
     """
     *batch, n, k = b.shape
     count, own = (batch[0], ()) if batch else (1, (0,))
@@ -99,7 +114,7 @@ def solved(
     given = _Batch(
         *(count, n, k, len(vectors) - 1, a.data_ptr(), b.data_ptr()),
         *(a.dtype == torch.float32, *own, *a.stride(), b.dtype == torch.float32, *own, *b.stride()),
-        *(vectors.data_ptr(), dtype == torch.float32, x.data_ptr(), known.data_ptr(), limits),
+        *(vectors.data_ptr(), definite, dtype == torch.float32, x.data_ptr(), known.data_ptr(), limits),
     )
     threads = torch.get_num_threads() if count > 1 and count * n**3 >= THREADED else 1
     return None if solve(ctypes.byref(given), threads) else Solved(x, known)

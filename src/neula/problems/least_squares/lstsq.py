@@ -229,8 +229,8 @@ def lstsq(
     if wait and algorithm is None and compute is None:
         given = (weights, constraints, covariance, covariance_factor)
         plain = not damp and all(x is None for x in given)
-        dtype = call.dtype
-        call = call.by_host(engine, has_kernel=lambda m, n: plain and by_kernel.suits(m, n, dtype))
+        dtype, most = call.dtype, call.engine.tuning.by_host_kernel
+        call = call.by_host(engine, has_kernel=lambda m, n: plain and by_kernel.suits(m, n, dtype), most=most)
     a, w = call.first.tensor, call.weights
     shapes = broadcast_system(*call.tensors)
     options = Options(

@@ -31,6 +31,7 @@ from neula.algorithms.orthogonal.r_only import (
     shifted_cholesky3_r,
 )
 from neula.algorithms.spectra.schatten import schatten_bounds
+from neula.engines.inputs import made
 from neula.kernels import seminormal
 from neula.kernels.dispatch import try_together
 from neula.kernels.doubled import doubled_product
@@ -105,9 +106,10 @@ def solve_together(
     parts, measured = [], []
     for a, b in problems.chunks(size):
         border = _border(a, options)
-        inputs = (*border.put(a, b), *weights)
-        *found, numbers = options.engine.replay(refined, inputs, key) if blind_steps else refined(*inputs)
-        parts.append(_without(border, Members(*found), numbers))
+        inputs = border.put(a, b) if border.rows else (a, b, *weights)
+        found = options.engine.replay(refined, inputs, key) if blind_steps else refined(*made(inputs))
+        *values, numbers = found
+        parts.append(_without(border, Members(*values), numbers))
         measured.append(numbers)
         report(min(1.0, len(parts) * size / len(problems)))
     # Where nobody looks at errors in between there are as many as may be; what is played back counts none.

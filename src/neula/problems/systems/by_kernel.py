@@ -5,11 +5,12 @@ What is accepted here is what the judge of the chain accepts; what is not begins
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-from neula.algorithms.lapack.compiled import NAMES, TAKEN, Solved, solved
+from neula.algorithms.lapack.compiled import NAMES, TAKEN, Solved, available, solved
 from neula.algorithms.lapack.factored import solved_by_factors
 from neula.certificates.bounds import solve_bound
 from neula.certificates.forward_error import digits_of
@@ -27,9 +28,14 @@ LARGEST = 208
 Intel Xeon), and its factors are used."""
 
 
+def suits(n: int, k: int, dtypes: Iterable[torch.dtype]) -> bool:
+    """Whether there is a kernel for systems of order n with k right-hand sides, of arrays of some dtypes."""
+    return 0 < n <= LARGEST and 0 < k <= FEW and all(dtype in TAKEN for dtype in dtypes) and available()
+
+
 def _takes(a: torch.Tensor, b: torch.Tensor, options: Options) -> bool:
     """Whether kernels are for such arrays, and what is asked for."""
-    named = options.pivot is not None or options.compute is not None or options.positive
+    named = options.pivot is not None or options.compute is not None
     here = a.is_cpu and b.is_cpu and options.engine.device.type == "cpu" and not options.over_rows.spread
     usual = options.dtype in TAKEN and a.dtype in TAKEN and b.dtype in TAKEN and options.progress is None
     some = 0 not in a.shape and 0 < b.shape[-1] <= FEW
@@ -41,8 +47,8 @@ def _small(a: torch.Tensor, b: torch.Tensor, options: Options) -> Solved | None:
     n = a.shape[-1]
     if n > LARGEST or not _takes(a, b, options):
         return None
-    bound = solve_bound(options.target, n)
-    return solved(a, b, options.dtype, options.digits, options.largest_error, bound)
+    asked = options.dtype, options.digits, options.largest_error, solve_bound(options.target, n)
+    return solved(a, b, *asked, definite=options.positive)
 
 
 def _large(call: Call, a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Solved, Format] | None:
@@ -52,7 +58,7 @@ def _large(call: Call, a: torch.Tensor, b: torch.Tensor, options: Options) -> tu
     formats = [FP32] if options.target is not FP64 else []  # factors in which cost least at any order
     if n < max(tuning.direct, tuning.direct_alone):
         formats.append(FP64)
-    if not (rows and n > LARGEST and _takes(a, b, options)):
+    if not (rows and n > LARGEST and _takes(a, b, options)) or options.positive:
         return None
     found, format = None, FP64
     for format in formats:
@@ -89,12 +95,12 @@ def batch_by_kernel(systems: Systems) -> Answer[Members] | None:
         growth=growth,
     )
     updates, errors = _history(_worst(found.known[:, accepted])) if accepted.any() else (1, (0.0, 0.0))
-    return Answer(values, label_of(FP64), "", updates, errors, worst=values.worst())
+    return Answer(values, label_of(FP64, options), "", updates, errors, worst=values.worst())
 
 
-def label_of(format: Format) -> str:
+def label_of(format: Format, options: Options) -> str:
     """As the links of the chain are called."""
-    return f"lu {format.name} with pivoting"
+    return f"cholesky {format.name}" if options.positive else f"lu {format.name} with pivoting"
 
 
 def _of_columns(known: torch.Tensor) -> torch.Tensor:
@@ -118,7 +124,7 @@ def solve_by_kernel(call: Call, shapes: Shapes, options: Options) -> SolveResult
         return None
     _, backward_error, condition, growth = worst[:4]
     updates, history = _history(worst)
-    n, known, label = shapes.a.shape[-1], found.known, label_of(format)
+    n, known, label = shapes.a.shape[-1], found.known, label_of(format, options)
     forward_error, bound = max(worst[len(NAMES) :]), solve_bound(options.target, n)
 
     def attempts() -> tuple[Attempt, ...]:

@@ -22,6 +22,7 @@ from neula.algorithms.krylov.one_launch import limits_of
 from neula.algorithms.orthogonal.r_only import lower_gram
 from neula.algorithms.triangular.inverted import InvertedBlocks
 from neula.engines import Engine
+from neula.engines.inputs import Inputs, layouts_of, made, nbytes_of
 from neula.kernels import seminormal
 from neula.pipeline.border import Border
 from neula.pipeline.chain import Answer
@@ -134,10 +135,10 @@ def queued(systems: Systems) -> Found:
     n, engine = a.shape[-1], options.engine
     alone = len(a) == 1 and n**3 <= engine.tuning.bordered
     if not alone or engine.often((queued, n, b.shape[-1], options.positive)):
-        return _replayed(a, b, options)
+        return _replayed((a, b), options)
     # One small system takes the shape of others, so that one graph serves them all.
     border = Border.around(n, n)
-    found = _replayed(*border.put(a, b), options)
+    found = _replayed(border.put(a, b), options)
     return found._replace(x=border.take(found.x))
 
 
@@ -163,29 +164,29 @@ def _in_one_launch(a: torch.Tensor, b: torch.Tensor, options: Options) -> Found:
     )
 
 
-def _replayed(a: torch.Tensor, b: torch.Tensor, options: Options) -> Found:
+def _replayed(inputs: Inputs, options: Options) -> Found:
     """Some systems, and what was measured of them."""
-    tuning = options.engine.tuning
+    tuning, (count, n, _) = options.engine.tuning, layouts_of(inputs)[0][0]
     # What scaling needs is half of everything, and mostly changes nothing. In a batch that would depend on
     # what the other systems are.
-    alone = options.looks and len(a) == 1
-    if alone and a.shape[-1] ** 3 <= tuning.bordered:
-        if (supposed := _supposed(a, b, options)) is not None:
+    alone = options.looks and count == 1
+    if alone and n**3 <= tuning.bordered:
+        if (supposed := _supposed(inputs, options)) is not None:
             return supposed
         alone = False
-    given = Scaled.as_given(a, b) if alone else None
+    given = Scaled.as_given(*made(inputs)) if alone else None
     # What is too large for a graph takes longer than to look whether another step is worth its while.
-    look = options.looks and a.nbytes > tuning.replayed_bytes
+    look = options.looks and nbytes_of(inputs) > tuning.replayed_bytes
 
     def solved(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         scaled = Scaled.of(*inputs, looks=False) if given is None else Scaled.again(*inputs)
         return _solved(scaled, options, look=look)
 
-    inputs = (a, b) if given is None else given.tensors
+    inputs = inputs if given is None else given.tensors
     return Found(*options.engine.replay(solved, inputs, _key(options, given is None)))
 
 
-def _supposed(a: torch.Tensor, b: torch.Tensor, options: Options) -> Found | None:
+def _supposed(inputs: Inputs, options: Options) -> Found | None:
     """A small system as if its numbers were near 1, which is looked at with the answer; None if they are not.
 
     The host, which takes longer than a GPU here, then waits once.
@@ -196,7 +197,7 @@ def _supposed(a: torch.Tensor, b: torch.Tensor, options: Options) -> Found | Non
         x, forward_error, numbers = _solved(scaled, options, look=False)
         return x, forward_error, torch.cat([numbers, ends[:, None]])
 
-    found = Found(*options.engine.replay(solved, (a, b), _key(options, "supposed")))
+    found = Found(*options.engine.replay(solved, inputs, _key(options, "supposed")))
     read = found.numbers.cpu()
     known = len(Members.names)
     if not near_one(read[known:, 0].tolist()):

@@ -36,7 +36,7 @@ from neula.pipeline.solutions import (
 from neula.problems.operators.solutions import traced_solve
 from neula.problems.signatures import Kind, SolveKeywords
 from neula.problems.systems.at_once import solve_at_once
-from neula.problems.systems.by_kernel import solve_by_kernel
+from neula.problems.systems.by_kernel import solve_by_kernel, suits
 from neula.problems.systems.by_lapack import solve_by_lapack
 from neula.problems.systems.chain import (
     SystemsJudge,
@@ -96,8 +96,7 @@ def solve(
         Accuracy of the result; by default that of the dtype. A number is the largest backward error that will
         do: the cheapest format with which it is certified is taken.
     engine : {"auto", "cpu", "cuda", "emulated"} or Engine, optional
-        What multiplies. ``"auto"`` goes by the device of A, but leaves one small matrix of a GPU with slow
-        float64 to LAPACK.
+        What multiplies. ``"auto"`` goes by the device of A, but leaves one small matrix of a GPU to the host.
     pivot : {"none", "rbt", "partial"}, optional
         Exactly this LU, accepted or not: unpivoted, unpivoted after a random butterfly transform, with
         partial pivoting. By default the chain above.
@@ -191,9 +190,8 @@ def solve(
         strict=strict,
         gradients=True,
     )
-    queued = call.engine.tuning.queued_definite if assume_a == "pos" else call.engine.tuning.queued
-    if wait and pivot is None and compute is None and not queued:  # one launch takes less than LAPACK
-        call = call.by_host(engine)
+    if wait and pivot is None and compute is None:
+        call = _by_host(call, engine, positive=assume_a == "pos")
     _check_square(call.first.tensor)
     shapes = broadcast_system(*call.tensors)
     options = Options(
@@ -210,6 +208,18 @@ def solve(
     if not wait and (pending := _begun(call, shapes, options)) is not None:
         return pending
     return _finished(call, shapes, options)
+
+
+def _by_host(call: Call, engine: str | Engine, *, positive: bool) -> Call:
+    """Where one small system is solved."""
+    (a, b), tuning = call.tensors, call.engine.tuning
+    queued = tuning.queued_definite if positive else tuning.queued  # which takes less time than LAPACK
+
+    def has_kernel(m: int, n: int) -> bool:
+        k = 1 if b.ndim == 1 else b.shape[-1]
+        return m == n and suits(n, k, (a.dtype, b.dtype, call.dtype))
+
+    return call.by_host(engine, has_kernel=has_kernel, most=tuning.by_host_system, library=not queued)
 
 
 def _begun(call: Call, shapes: Shapes, options: Options) -> SolveResult | None:
