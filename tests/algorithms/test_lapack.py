@@ -16,8 +16,7 @@ from neula.algorithms.lapack import products
 from neula.algorithms.lapack.doubled import Sliced
 from neula.algorithms.lapack.seminormal import Seminormal
 from neula.algorithms.lapack.square import Square
-from neula.algorithms.lapack.triangle import Triangle
-from neula.algorithms.spectra.inverse_norm import EXPLICIT
+from neula.algorithms.lapack.triangle import EXPLICIT, Triangle
 
 U = 2.0**-53
 
