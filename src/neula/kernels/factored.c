@@ -33,7 +33,7 @@ struct limits {
 
 struct system {
     long n, k, threads; /* at most MOST_THREADS */
-    long wide; /* a multiple of WIDTH, at least n + WIDTH: columns of the room end with zeros */
+    long wide;          /* a multiple of WIDTH, at least n + WIDTH: columns of the room end with zeros */
     const char *a;
     char *factors; /* float or double; at first a copy of A */
     long a_is_float, factors_are_float;
@@ -434,8 +434,8 @@ static double residual_of(const struct lines *a, long i, const double *x, double
     return total + rest;
 }
 
-/* What solutions leave of right-hand sides and random vectors, of the former in twice the working precision of the
- * factors. */
+/* What solutions leave of right-hand sides and random vectors: sums in double precision, which is twice that of float
+ * factors; where factors are double, right-hand sides in twice that. */
 static void measure_part(struct part *part)
 {
     const struct system *system = part->system;
