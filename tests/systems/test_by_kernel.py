@@ -199,6 +199,41 @@ def test_hard_systems_with_factors(n: int, single: bool, capability: None) -> No
     assert accepted >= {"times 1", "condition 1e3", "negative", "permutation"}
 
 
+@pytest.mark.parametrize("n", [250, 530])
+@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize("threads", [1, 3, 64])
+def test_threads_share_a_system(n: int, single: bool, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lines, in stripes of which there are several; elements of U beyond all others are seen wherever."""
+    monkeypatch.setattr(factored, "THREADED", 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    dtype = torch.float32 if single else torch.float64
+    b = torch.from_numpy(normal(n, 3)).to(dtype)
+    for large in (None, (1, n - 1), (n - 2, n - 1)):
+        a = torch.from_numpy(normal(n, n, seed=n)).to(dtype)
+        if large is not None:
+            a[large] = 100  # U has it where no pivot has passed, as P L U = A^T
+        bound = solve_bound(FP32 if single else FP64, n)
+        found = factored.solved_by_factors(a, b, dtype, 0.1, bound, single=single, large=True)
+        assert found is not None
+        assert found.known[0] > 0
+        sizes, x = a.double().norm(dim=0)[:, None], torch.linalg.solve(a.double(), b.double())
+        error = (sizes * (found.x - x)).norm(dim=0) / (sizes * x).norm(dim=0)
+        assert (error <= found.known[len(compiled.NAMES) :] + 1e3 * n * U64).all()
+        upper = torch.linalg.lu_factor(a.mT)[0].triu()
+        assert found.known[3].item() == pytest.approx(float(upper.abs().max() / a.abs().max()), rel=1e-2)
+
+
+@pytest.mark.parametrize("exponent", [3, 5, 6, 7])
+def test_random_vectors_are_refined_where_factors_solve_badly(exponent: int) -> None:
+    """Else they would not tell how well factors in single precision do, from condition 1e6 on."""
+    a, b = torch.from_numpy(with_condition(60, 10.0**exponent, 5)), torch.from_numpy(normal(60, 1))
+    bound = solve_bound(FP32, 60)
+    found = factored.solved_by_factors(a, b, torch.float32, 0.1, bound, single=True, large=False)
+    assert found is not None
+    assert found.known[0] > 0 or exponent == 7
+    check(compiled.Solved(found.x[None], found.known[:, None]), a.numpy()[None], b.numpy()[None])
+
+
 def test_a_system_is_solved_as_if_it_were_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is beside it, and however many threads there are."""
     monkeypatch.setattr(compiled, "THREADED", 0)

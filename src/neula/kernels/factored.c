@@ -8,14 +8,23 @@
 #include <string.h>
 
 #include "solved.h"
+#include "threads.h"
 #include "vectors.h"
 
-#define U 0x1p-53
-#define PROBES 4 /* random vectors that the norm of the inverse is known from */
-#define GROUP 5  /* vectors that a line is multiplied by while it is in registers */
+/* With arguments that are numbers: loops over so many are unrolled, and what they sum up stays in registers. */
+#define INLINE static inline __attribute__((always_inline))
 
-typedef double loose __attribute__((vector_size(8 * WIDTH), aligned(8)));
-typedef float narrow __attribute__((vector_size(4 * WIDTH), aligned(4)));
+#define U 0x1p-53
+#define PROBES 4   /* random vectors that the norm of the inverse is known from */
+#define GROUP 6    /* columns that lines are multiplied by together: the random vectors, another one, and a solution */
+#define STRIPE 256 /* lines that several threads solve for together */
+
+/* Lines that are multiplied together: their sums, with GROUP columns, stay in registers. They divide WIDTH. */
+#if WIDTH == 8
+#define LINES 4
+#else
+#define LINES 2
+#endif
 
 /* What the caller decides, in its order. */
 struct limits {
@@ -23,8 +32,8 @@ struct limits {
 };
 
 struct system {
-    long n, k;
-    long wide; /* a multiple of WIDTH, at least n + WIDTH: columns of the room end with zeros */
+    long n, k, threads; /* at most MOST_THREADS */
+    long wide;          /* a multiple of WIDTH, at least n + WIDTH: columns of the room end with zeros */
     const char *a;
     char *factors; /* float or double; at first a copy of A */
     long a_is_float, factors_are_float;
@@ -32,60 +41,69 @@ struct system {
     const double *b;          /* (k, n) */
     const double *vectors;    /* (PROBES + 1, n), the last one to look at A with */
     long updates, x_is_float; /* whether to update once; what x is rounded to */
-    double *room;             /* COLUMNS and three times `count_of` columns */
+    double *room;             /* COLUMNS, two for each thread, and three times `count_of` columns */
     double *x;                /* (k, n) */
     double *known;            /* (FORWARD_ERRORS + k) */
     const struct limits *limits;
 };
 
-/* Columns of the room: sums of magnitudes of rows, sizes of columns, A^T times a random vector and A times what
- * that shows, something for a while, and what the solutions are multiplied beside. */
-enum { SUMS, SIZES, IMAGE, LOOK, SPARE, OTHERS, COLUMNS = OTHERS + GROUP };
+/* Columns of the room: sums of magnitudes of rows, sizes of columns, A^T times a random vector, something for a while;
+ * then sums of each thread. */
+enum { SUMS, SIZES, IMAGE, SPARE, COLUMNS };
+
+/* Lines of a matrix of order n. */
+struct lines {
+    char *first;
+    int is_float;
+    long n;
+};
+
+/* What a thread does with some lines. */
+struct part {
+    const struct system *system;
+    void (*work)(struct part *);
+    long first, last;
+    const double *columns; /* what lines are multiplied by */
+    double *others;        /* what that is subtracted from, or where it goes */
+    long count, start, end; /* of columns; elements of lines */
+    int looks;              /* whether to tell the largest element */
+    double *squares, *image, most;
+};
 
 static double *column_of(const struct system *system, long i)
 {
     return system->room + i * system->wide;
 }
 
-/* Random vectors and right-hand sides, filled up to whole groups. */
+/* Right-hand sides, random vectors and the one to look at A with, filled up to whole groups. */
 static long count_of(const struct system *system)
 {
-    return (PROBES + system->k + GROUP - 1) / GROUP * GROUP;
+    return (system->k + PROBES + 1 + GROUP - 1) / GROUP * GROUP;
 }
 
-/* Elements j to j + WIDTH of a line of n, zeros behind them. */
-static inline vec part(const char *line, long is_float, long j, long n)
+static inline struct lines lines_of(const struct system *system, int of_factors)
 {
-    if (j + WIDTH <= n)
-        return is_float ? __builtin_convertvector(*(const narrow *)((const float *)line + j), vec)
-                        : (vec) * (const loose *)((const double *)line + j);
-    vec rest = {0};
-    for (long l = 0; j + l < n; l++)
-        rest[l] = is_float ? ((const float *)line)[j + l] : ((const double *)line)[j + l];
-    return rest;
+    if (of_factors)
+        return (struct lines){system->factors, system->factors_are_float, system->n};
+    return (struct lines){(char *)system->a, system->a_is_float, system->n};
 }
 
-static inline const char *line_of(const char *a, long is_float, long i, long n)
+static inline double number(const struct lines *a, long place)
 {
-    return a + i * n * (is_float ? 4 : 8);
+    return a->is_float ? ((const float *)a->first)[place] : ((const double *)a->first)[place];
 }
 
-/* Write so many elements of a vector, at most, from place i of an array on. */
-static inline void put(char *to, long is_float, long i, long count, vec x)
+static inline vec part_of(const struct lines *a, int is_float, long place)
 {
-    if (count >= WIDTH) {
-        if (is_float)
-            *(narrow *)((float *)to + i) = __builtin_convertvector(x, narrow);
-        else
-            *(loose *)((double *)to + i) = (loose)x;
-        return;
-    }
-    for (long l = 0; l < count; l++) {
-        if (is_float)
-            ((float *)to)[i + l] = x[l];
-        else
-            ((double *)to)[i + l] = x[l];
-    }
+    return is_float ? vec_of_floats((const float *)a->first + place) : vec_at((const double *)a->first + place);
+}
+
+static inline void put(const struct lines *a, int is_float, long place, vec x)
+{
+    if (is_float)
+        put_floats((float *)a->first + place, x);
+    else
+        vec_put((double *)a->first + place, x);
 }
 
 static inline double sum_of(vec x)
@@ -117,149 +135,340 @@ static double least_of(const double *x, long n)
     return least;
 }
 
-/* ||D x||; without D, ||x||. */
-static double length_of(const double *sizes, const double *x, long n)
+static double length_of(const double *x, long n)
 {
     double square = 0;
 #pragma omp simd reduction(+ : square)
-    for (long i = 0; i < n; i++) {
-        double y = sizes == NULL ? x[i] : sizes[i] * x[i];
-        square += y * y;
-    }
+    for (long i = 0; i < n; i++)
+        square += x[i] * x[i];
     return __builtin_sqrt(square);
+}
+
+/* ||D x||. */
+static double scaled_length(const double *sizes, const double *x, long n)
+{
+    double square = 0;
+#pragma omp simd reduction(+ : square)
+    for (long i = 0; i < n; i++)
+        square += (sizes[i] * x[i]) * (sizes[i] * x[i]);
+    return __builtin_sqrt(square);
+}
+
+static void *work_on_part(void *given)
+{
+    struct part *part = given;
+    part->work(part);
+    return NULL;
+}
+
+/* Share lines of a part among threads; returns the largest number that they tell. */
+static double share(const struct part *all_of_it)
+{
+    struct part parts[MOST_THREADS];
+    const struct system *system = all_of_it->system;
+    long threads = system->threads, lines = all_of_it->last - all_of_it->first;
+    double most = 0;
+    for (long t = 0; t < threads; t++) {
+        parts[t] = *all_of_it;
+        parts[t].first = all_of_it->first + t * lines / threads / WIDTH * WIDTH;
+        parts[t].last = all_of_it->first + (t + 1 < threads ? (t + 1) * lines / threads / WIDTH * WIDTH : lines);
+        parts[t].squares = column_of(system, COLUMNS + 2 * t), parts[t].image = parts[t].squares + system->wide;
+    }
+    side_by_side(work_on_part, parts, sizeof(*parts), threads);
+    for (long t = 0; t < threads; t++)
+        raise(&most, parts[t].most);
+    return most;
+}
+
+/* Copy some lines, and sum up what there is to know of them and of their columns. */
+INLINE void copy_lines(struct part *part, int from_float, int to_float, int lines, long i, vec *most)
+{
+    const struct system *system = part->system;
+    struct lines a = {(char *)system->a, from_float, system->n}, copy = {system->factors, to_float, system->n};
+    const double *y = system->vectors + PROBES * a.n + i;
+    vec sums[LINES] = {0}, factors[LINES];
+    long j = 0;
+#pragma GCC unroll 4
+    for (int l = 0; l < lines; l++)
+        factors[l] = all(y[l]);
+    for (; j + WIDTH <= a.n; j += WIDTH) {
+        vec square = vec_at(part->squares + j), image = vec_at(part->image + j);
+#pragma GCC unroll 4
+        for (int l = 0; l < lines; l++) {
+            vec x = part_of(&a, from_float, (i + l) * a.n + j), size = magnitude(x);
+            if (from_float && to_float)
+                copy_floats((float *)copy.first + (i + l) * a.n + j, (const float *)a.first + (i + l) * a.n + j);
+            else
+                put(&copy, to_float, (i + l) * a.n + j, x);
+            sums[l] += size;
+            most[l] = larger(size, most[l]);
+            square = plus_product(square, x, x);
+            image = plus_product(image, factors[l], x);
+        }
+        vec_put(part->squares + j, square), vec_put(part->image + j, image);
+    }
+    for (int l = 0; l < lines; l++) {
+        double sum = sum_of(sums[l]);
+        for (long rest = j; rest < a.n; rest++) {
+            double x = number(&a, (i + l) * a.n + rest), size = __builtin_fabs(x);
+            if (to_float)
+                ((float *)copy.first)[(i + l) * a.n + rest] = x;
+            else
+                ((double *)copy.first)[(i + l) * a.n + rest] = x;
+            sum += size;
+            raise(&part->most, size);
+            part->squares[rest] += x * x;
+            part->image[rest] += y[l] * x;
+        }
+        column_of(system, SUMS)[i + l] = sum;
+    }
+}
+
+INLINE void copy_all(struct part *part, int from_float, int to_float)
+{
+    vec most[LINES] = {0};
+    long i = part->first;
+    for (; i + LINES <= part->last; i += LINES)
+        copy_lines(part, from_float, to_float, LINES, i, most);
+    for (; i < part->last; i++)
+        copy_lines(part, from_float, to_float, 1, i, most);
+    raise(&part->most, largest_of((double *)most, LINES * WIDTH));
+}
+
+static void copy_part(struct part *part)
+{
+    const struct system *system = part->system;
+    if (!system->a_is_float && !system->factors_are_float)
+        copy_all(part, 0, 0);
+    else if (system->a_is_float && system->factors_are_float)
+        copy_all(part, 1, 1);
+    else if (system->a_is_float)
+        copy_all(part, 1, 0);
+    else
+        copy_all(part, 0, 1);
 }
 
 /* Copy A, and sum up what there is to know of its rows and columns; returns the largest element. */
 double copy_and_look(const struct system *system)
 {
-    long n = system->n;
-    const double *y = system->vectors + PROBES * n;
-    memset(system->room, 0, (COLUMNS + 3 * count_of(system)) * system->wide * sizeof(double));
-    double *sums = column_of(system, SUMS), *sizes = column_of(system, SIZES);
-    vec *squares = (vec *)sizes, *image = (vec *)column_of(system, IMAGE), most = {0};
-    for (long i = 0; i < n; i++) {
-        const char *line = line_of(system->a, system->a_is_float, i, n);
-        vec sum = {0}, factor = all(-y[i]);
-        for (long j = 0; j < n; j += WIDTH) {
-            vec a = part(line, system->a_is_float, j, n), size = magnitude(a);
-            put(system->factors, system->factors_are_float, i * n + j, n - j, a);
-            sum += size;
-            most = larger(size, most);
-            squares[j / WIDTH] = minus_product(squares[j / WIDTH], -a, a);
-            image[j / WIDTH] = minus_product(image[j / WIDTH], factor, a);
-        }
-        sums[i] = sum_of(sum);
-    }
-    for (long j = 0; j < n; j++)
-        sizes[j] = __builtin_sqrt(sizes[j]);
-    return largest_of((double *)&most, WIDTH);
-}
-
-/* b_i - a_i x, in twice the working precision. */
-static double residual_of(const char *line, long is_float, const double *x, double b, long n)
-{
-    vec high = {0}, low = {0};
-    high[0] = b;
-    for (long j = 0; j < n; j += WIDTH)
-        add_products(part(line, is_float, j, n), -*(const vec *)(x + j), &high, &low);
-    double total = high[0], rest = low[0];
-    for (int l = 1; l < WIDTH; l++) {
-        double error;
-        two_sum(total, high[l], &total, &error);
-        rest += error + low[l];
-    }
-    return total + rest;
-}
-
-/* Inner products of a line with GROUP vectors. */
-static inline void products(const char *line, long is_float, const double *x, long wide, long n, double *found)
-{
-    vec s0 = {0}, s1 = {0}, s2 = {0}, s3 = {0}, s4 = {0};
-    for (long j = 0; j < n; j += WIDTH) {
-        vec a = -part(line, is_float, j, n);
-        s0 = minus_product(s0, a, *(const loose *)(x + j));
-        s1 = minus_product(s1, a, *(const loose *)(x + wide + j));
-        s2 = minus_product(s2, a, *(const loose *)(x + 2 * wide + j));
-        s3 = minus_product(s3, a, *(const loose *)(x + 3 * wide + j));
-        s4 = minus_product(s4, a, *(const loose *)(x + 4 * wide + j));
-    }
-    found[0] = sum_of(s0), found[1] = sum_of(s1), found[2] = sum_of(s2), found[3] = sum_of(s3);
-    found[4] = sum_of(s4);
-}
-
-/* A^-1 of columns, GROUP at a time, in their place; returns the largest element of U. */
-static double substitute(const struct system *system, double *columns)
-{
-    long n = system->n, wide = system->wide, groups = count_of(system) / GROUP;
-    long narrow_ones = system->factors_are_float;
-    vec most = {0};
-    double found[GROUP];
+    long n = system->n, threads = system->threads;
+    memset(system->room, 0, (COLUMNS + 2 * threads + 3 * count_of(system)) * system->wide * sizeof(double));
+    double most = share(&(struct part){.system = system, .work = copy_part, .last = n});
     for (long j = 0; j < n; j++) {
-        const char *line = line_of(system->factors, narrow_ones, j, n);
-        double pivot = narrow_ones ? ((const float *)line)[j] : ((const double *)line)[j];
-        for (long i = 0; i <= j; i += WIDTH)
-            most = larger(magnitude(part(line, narrow_ones, i, j + 1)), most);
-        for (long g = 0; g < groups; g++) {
-            double *x = columns + g * GROUP * wide;
-            products(line, narrow_ones, x, wide, j, found);
-            for (int c = 0; c < GROUP; c++)
-                x[c * wide + j] = (x[c * wide + j] - found[c]) / pivot;
+        double square = 0, image = 0;
+        for (long t = 0; t < threads; t++) {
+            square += column_of(system, COLUMNS + 2 * t)[j];
+            image += column_of(system, COLUMNS + 2 * t + 1)[j];
+        }
+        column_of(system, SIZES)[j] = __builtin_sqrt(square), column_of(system, IMAGE)[j] = image;
+    }
+    return most;
+}
+
+/* Inner products of some lines, from an element to another, with some columns; `most` are the largest of these elements
+ * where that is asked for. Where elements are no whole number of vectors they go to the end of lines. */
+INLINE void multiply_lines(const struct lines *a, int is_float, long i, long start, long end, const double *x,
+                           long wide, int lines, int columns, double *found, vec *most)
+{
+    vec sums[GROUP * LINES] = {0};
+    /* Columns end with zeros: the last vector may have a part of the next line, where there is one. */
+    long j = start, whole = (end + WIDTH - 1) / WIDTH * WIDTH;
+    whole = (i + lines - 1) * a->n + whole <= a->n * a->n ? whole : end / WIDTH * WIDTH;
+    for (; j < whole; j += WIDTH) {
+        vec of_a[LINES];
+#pragma GCC unroll 4
+        for (int l = 0; l < lines; l++)
+            of_a[l] = part_of(a, is_float, (i + l) * a->n + j);
+#pragma GCC unroll 4
+        for (int l = 0; l < lines && most != NULL; l++)
+            most[l] = larger(magnitude(of_a[l]), most[l]);
+#pragma GCC unroll 6
+        for (int c = 0; c < columns; c++) {
+            vec of_x = vec_at(x + c * wide + j);
+#pragma GCC unroll 4
+            for (int l = 0; l < lines; l++)
+                sums[c * LINES + l] = plus_product(sums[c * LINES + l], of_a[l], of_x);
         }
     }
-    for (long j = n - 2; j >= 0; j--) {
-        const char *line = line_of(system->factors, narrow_ones, j, n) + (j + 1) * (narrow_ones ? 4 : 8);
-        for (long g = 0; g < groups; g++) {
-            double *x = columns + g * GROUP * wide;
-            products(line, narrow_ones, x + j + 1, wide, n - j - 1, found);
-            for (int c = 0; c < GROUP; c++)
-                x[c * wide + j] -= found[c];
+#pragma GCC unroll 6
+    for (int c = 0; c < GROUP * LINES / WIDTH; c++)
+        if (c * WIDTH < columns * LINES)
+            vec_put(found + c * WIDTH, sums_of(sums + c * WIDTH));
+    for (; j < end; j++)
+        for (int l = 0; l < lines; l++)
+            for (int c = 0; c < columns; c++)
+                found[c * LINES + l] += number(a, (i + l) * a->n + j) * x[c * wide + j];
+}
+
+/* The same of all lines of a part, subtracted from other columns. */
+INLINE void subtract_lines(struct part *part, const struct lines *a, int is_float, int columns, long first, vec *most)
+{
+    long wide = part->system->wide, i = part->first;
+    const double *x = part->columns + first * wide;
+    double *others = part->others + first * wide, found[GROUP * LINES];
+    for (; i + LINES <= part->last; i += LINES) {
+        multiply_lines(a, is_float, i, part->start, part->end, x, wide, LINES, columns, found, most);
+        for (int c = 0; c < columns; c++)
+            for (int l = 0; l < LINES; l++)
+                others[c * wide + i + l] -= found[c * LINES + l];
+    }
+    for (; i < part->last; i++) {
+        multiply_lines(a, is_float, i, part->start, part->end, x, wide, 1, columns, found, most);
+        for (int c = 0; c < columns; c++)
+            others[c * wide + i] -= found[c * LINES];
+    }
+    if (most != NULL)
+        raise(&part->most, largest_of((double *)most, LINES * WIDTH));
+}
+
+/* With any number of columns; the first group may tell the largest element of the lines. */
+static void subtract(struct part *part, const struct lines *a)
+{
+    vec most[LINES] = {0};
+    for (long c = 0; c < part->count; c += GROUP) {
+        int alone = part->count - c == 1;
+        if (part->looks && c == 0 && a->is_float)
+            subtract_lines(part, a, 1, GROUP, c, most);
+        else if (part->looks && c == 0)
+            subtract_lines(part, a, 0, GROUP, c, most);
+        else if (a->is_float && alone)
+            subtract_lines(part, a, 1, 1, c, NULL);
+        else if (a->is_float)
+            subtract_lines(part, a, 1, GROUP, c, NULL);
+        else if (alone)
+            subtract_lines(part, a, 0, 1, c, NULL);
+        else
+            subtract_lines(part, a, 0, GROUP, c, NULL);
+    }
+}
+
+/* What is left of right-hand sides. */
+static void eliminate_part(struct part *part)
+{
+    struct lines factors = lines_of(part->system, 1);
+    subtract(part, &factors);
+}
+
+/* Solve with a triangle of the factors on their diagonal: U from its first line on, or L from its last one. */
+static double solve_triangle(const struct part *block, int upper)
+{
+    struct lines factors = lines_of(block->system, 1);
+    long size = block->last - block->first, wide = block->system->wide;
+    double triangle[WIDTH][WIDTH], most = 0;
+    for (long i = 0; i < size; i++)
+        for (long j = 0; j < size; j++)
+            triangle[i][j] = number(&factors, (block->first + i) * factors.n + block->first + j);
+    for (long i = 0; i < size; i++)
+        for (long j = 0; j <= i; j++)
+            raise(&most, __builtin_fabs(triangle[i][j]));
+    for (long c = 0; c < (block->count == 1 ? 1 : (block->count + GROUP - 1) / GROUP * GROUP); c++) {
+        double *x = block->others + c * wide + block->first;
+        for (long i = 0; upper && i < size; i++) {
+            for (long j = 0; j < i; j++)
+                x[i] -= triangle[i][j] * x[j];
+            x[i] /= triangle[i][i];
+        }
+        for (long i = size - 1; !upper && i >= 0; i--)
+            for (long j = size - 1; j > i; j--)
+                x[i] -= triangle[i][j] * x[j];
+    }
+    return most;
+}
+
+/* A^-1 of columns in their place; returns the largest element of U where that is asked for. Each of several threads has
+ * some lines of a stripe, and what is on its diagonal is left to one of them. */
+static double substitute(const struct system *system, double *columns, long count, int looks)
+{
+    long n = system->n, wide = system->wide, stripe = system->threads > 1 ? STRIPE : (n + WIDTH - 1) / WIDTH * WIDTH;
+    struct part part = {.system = system, .work = eliminate_part, .looks = looks, .count = count};
+    double most = 0;
+    part.columns = part.others = columns;
+    for (long top = 0; top < n; top += stripe) {
+        long bottom = top + stripe < n ? top + stripe : n;
+        part.first = top, part.last = bottom, part.start = 0, part.end = top;
+        if (top > 0)
+            raise(&most, share(&part));
+        for (long i = top; i < bottom; i += WIDTH) {
+            part.first = i, part.last = i + WIDTH < n ? i + WIDTH : n, part.start = top, part.end = i, part.most = 0;
+            eliminate_part(&part);
+            raise(&most, part.most);
+            raise(&most, solve_triangle(&part, 1));
         }
     }
-    for (long c = 0; c < groups * GROUP; c++)
+    part.looks = 0;
+    for (long top = (n - 1) / stripe * stripe; top >= 0; top -= stripe) {
+        long bottom = top + stripe < n ? top + stripe : n;
+        part.first = top, part.last = bottom, part.start = bottom, part.end = n;
+        if (bottom < n)
+            share(&part);
+        for (long i = (bottom - 1) / WIDTH * WIDTH; i >= top; i -= WIDTH) {
+            part.first = i, part.last = i + WIDTH < n ? i + WIDTH : n, part.start = part.last, part.end = bottom;
+            eliminate_part(&part);
+            solve_triangle(&part, 0);
+        }
+    }
+    for (long c = 0; c < count; c++)
         for (long j = n - 1; j >= 0; j--) {
             double *x = columns + c * wide, other = x[j];
             x[j] = x[system->pivots[j]];
             x[system->pivots[j]] = other;
         }
-    return largest_of((double *)&most, WIDTH);
+    return most;
 }
 
-/* Residuals of random vectors and right-hand sides, the latter in twice the working precision, and A times the vector
- * that shows its norm. */
-static void measure(const struct system *system, const double *solutions, double *residuals)
+/* b_i - a_i x, in twice the working precision. */
+static double residual_of(const struct lines *a, long i, const double *x, double b)
 {
-    long n = system->n, wide = system->wide;
-    double *others = column_of(system, OTHERS), found[GROUP];
-    memcpy(others, solutions, PROBES * wide * sizeof(double));
-    for (long i = 0; i < n; i++) {
-        const char *line = line_of(system->a, system->a_is_float, i, n);
-        products(line, system->a_is_float, others, wide, n, found);
-        for (long p = 0; p < PROBES; p++)
-            residuals[p * wide + i] = system->vectors[p * n + i] - found[p];
-        column_of(system, LOOK)[i] = found[PROBES];
-        for (long c = PROBES; c < PROBES + system->k; c++)
-            residuals[c * wide + i] =
-                residual_of(line, system->a_is_float, solutions + c * wide, system->b[(c - PROBES) * n + i], n);
+    vec high = {0}, low = {0};
+    long j = 0;
+    for (; j + WIDTH <= a->n; j += WIDTH)
+        add_products(part_of(a, a->is_float, i * a->n + j), -vec_at(x + j), &high, &low);
+    double total = b, rest = 0;
+    for (int l = 0; l < WIDTH; l++) {
+        double error;
+        two_sum(total, high[l], &total, &error);
+        rest += error + low[l];
+    }
+    for (; j < a->n; j++)
+        add_product(number(a, i * a->n + j), -x[j], &total, &rest);
+    return total + rest;
+}
+
+/* What solutions leave of right-hand sides and random vectors: sums in double precision, which is twice that of float
+ * factors; where factors are double, right-hand sides in twice that. */
+static void measure_part(struct part *part)
+{
+    const struct system *system = part->system;
+    struct lines a = lines_of(system, 0);
+    struct part block = *part;
+    for (; block.first < part->last; block.first = block.last) {
+        block.last = block.first + WIDTH < part->last ? block.first + WIDTH : part->last;
+        subtract(&block, &a);
+        for (long c = 0; c < system->k && !system->factors_are_float; c++)
+            for (long i = block.first; i < block.last; i++) {
+                const double *x = part->columns + c * system->wide;
+                double b = system->b[c * a.n + i];
+                part->others[c * system->wide + i] = residual_of(&a, i, x, b);
+            }
     }
 }
 
 /* What updates leave of residuals. */
-static void update(const struct system *system, const double *updates, double *residuals)
+static void update_part(struct part *part)
 {
-    long n = system->n, wide = system->wide;
-    double found[GROUP];
-    for (long i = 0; i < n; i++)
-        for (long c = 0; c < count_of(system); c += GROUP) {
-            const char *line = line_of(system->a, system->a_is_float, i, n);
-            products(line, system->a_is_float, updates + c * wide, wide, n, found);
-            for (int g = 0; g < GROUP; g++)
-                residuals[(c + g) * wide + i] -= found[g];
-        }
+    struct lines a = lines_of(part->system, 0);
+    subtract(part, &a);
+}
+
+/* Of inner products, and of differences from them, relative to those of magnitudes. */
+static double rounding_of(long n)
+{
+    return (n / WIDTH + 2 * WIDTH + 4) * U;
 }
 
 /* What is known of A. */
 struct known {
-    double infinity_norm, norm, condition, through;
+    double infinity_norm, norm, condition, through, rate;
     int good;
 };
 
@@ -269,16 +478,18 @@ static struct known known_of(const struct system *system, const double *solution
     const struct limits *limits = system->limits;
     long n = system->n, wide = system->wide;
     const double *sums = column_of(system, SUMS), *sizes = column_of(system, SIZES);
-    double infinity_norm = largest_of(sums, n), norm = length_of(NULL, sizes, n), estimate = 0, lost = 0, fourth = 0;
+    solutions += system->k * wide, residuals += system->k * wide;
+    double infinity_norm = largest_of(sums, n), norm = length_of(sizes, n), estimate = 0, lost = 0, fourth = 0;
     for (int p = 0; p < PROBES; p++) {
         const double *x = solutions + p * wide;
-        double of_one = length_of(sizes, x, n);
+        double of_one = scaled_length(sizes, x, n);
         /* Beside what is left there are the rounding errors of its measurement. */
-        double missed = length_of(NULL, residuals + p * wide, n) + (n + 2) * U * norm * length_of(NULL, x, n);
+        double missed = length_of(residuals + p * wide, n) + rounding_of(n) * norm * length_of(x, n);
         estimate += of_one * of_one;
         lost += missed * missed;
         for (int q = 0; q < p; q++) {
             double both = 0;
+#pragma omp simd reduction(+ : both)
             for (long i = 0; i < n; i++)
                 both += sizes[i] * sizes[i] * x[i] * solutions[q * wide + i];
             fourth += both * both;
@@ -295,7 +506,7 @@ static struct known known_of(const struct system *system, const double *solution
     int moderate = least >= 1 / limits->moderate && narrowest >= 1 / limits->moderate &&
                    infinity_norm <= limits->moderate && norm <= n * limits->moderate;
     return (struct known){infinity_norm, norm, condition, limits->margin * estimate / (1 - rate),
-                          alike && moderate && rate <= limits->max_rate};
+                          rate, alike && moderate && rate <= limits->max_rate};
 }
 
 /* What is known of one right-hand side. */
@@ -317,19 +528,20 @@ static struct told judge(const struct system *system, const struct known *known,
         x[i] = system->x_is_float ? (float)sum : sum;
         lost[i] = (sum - x[i]) + low;
     }
-    double left = length_of(NULL, residual, n), of_b = length_of(NULL, b, n), size = length_of(sizes, x, n);
-    double doubled = (n + WIDTH + 2) * U * (n + WIDTH + 2) * U;
-    double floor = doubled * (known->norm * length_of(NULL, x, n) + of_b);
+    double left = length_of(residual, n), of_b = length_of(b, n), size = scaled_length(sizes, x, n);
+    double doubled = (n + WIDTH + 2) * U * (n + WIDTH + 2) * U, rounding_errors = rounding_of(n);
+    double of_product = system->factors_are_float ? rounding_errors : doubled;
+    double floor = of_product * (known->norm * length_of(x, n) + of_b);
     /* Rounding of the residual to one number, and of A times an update and the difference. */
-    double of_change = system->updates ? length_of(NULL, change, n) : 0;
-    double noise = floor + (n + 2) * U * (of_before + known->norm * of_change);
-    double error = known->through * (left + noise) / size, rounding = length_of(sizes, lost, n) / size;
+    double of_change = system->updates ? length_of(change, n) : 0;
+    double noise = floor + rounding_errors * (of_before + known->norm * of_change);
+    double error = known->through * (left + noise) / size, rounding = scaled_length(sizes, lost, n) / size;
     struct told told;
     told.refined = largest_of(residual, n) / (known->infinity_norm * largest_of(x, n) + largest_of(b, n));
     told.backward = told.refined + rounding;
     error += rounding;
     told.forward = error < 1 ? limits->computed * error / (1 - error) : __builtin_inf();
-    int shorter = left + noise + known->norm * length_of(NULL, lost, n) <= of_b * (1 + n * U);
+    int shorter = left + noise + known->norm * length_of(lost, n) <= of_b * (1 + n * U);
     int converges = !system->updates || left <= limits->max_rate * of_before + noise;
     int moderate = of_b >= 1 / limits->moderate && of_b <= limits->moderate;
     told.accepted = known->good && shorter && converges && moderate && told.forward <= limits->largest_error &&
@@ -341,38 +553,45 @@ static struct told judge(const struct system *system, const struct known *known,
 void solve_factored(const struct system *system, double largest)
 {
     long n = system->n, k = system->k, wide = system->wide, size = count_of(system) * wide;
-    double *solutions = column_of(system, COLUMNS), *residuals = solutions + size, *updates = residuals + size;
+    double *solutions = column_of(system, COLUMNS + 2 * system->threads), *residuals = solutions + size;
+    double *updates = residuals + size, *look = solutions + (k + PROBES) * wide;
     double *image = column_of(system, IMAGE), *sizes = column_of(system, SIZES), *told = system->known;
-    for (long c = 0; c < PROBES + k; c++)
-        memcpy(solutions + c * wide, c < PROBES ? system->vectors + c * n : system->b + (c - PROBES) * n,
-               n * sizeof(double));
+    for (long c = 0; c < k + PROBES; c++)
+        memcpy(residuals + c * wide, c < k ? system->b + c * n : system->vectors + (c - k) * n, n * sizeof(double));
+    memcpy(solutions, residuals, size * sizeof(double));
     memset(told, 0, FORWARD_ERRORS * sizeof(double));
-    told[GROWTH] = substitute(system, solutions) / largest;
+    told[GROWTH] = substitute(system, solutions, k + PROBES, 1) / largest;
     for (long j = 0; j < n; j++) { /* a step of the power method for the norm of A D^-1 */
         image[j] /= sizes[j];
-        column_of(system, OTHERS + PROBES)[j] = image[j] / sizes[j];
+        look[j] = image[j] / sizes[j];
     }
-    measure(system, solutions, residuals);
-    const double *x = solutions + PROBES * wide, *left = residuals + PROBES * wide;
+    struct part all = {.system = system, .work = measure_part, .last = n, .columns = solutions, .others = residuals,
+                       .count = k + PROBES + 1, .end = n};
+    share(&all);
     double infinity_norm = largest_of(column_of(system, SUMS), n), *before = told + FORWARD_ERRORS;
     for (long c = 0; c < k; c++) {
-        double scale = infinity_norm * largest_of(x + c * wide, n) + largest_of(system->b + c * n, n);
-        raise(&told[HISTORY], largest_of(left + c * wide, n) / scale);
-        before[c] = length_of(NULL, left + c * wide, n);
+        double scale = infinity_norm * largest_of(solutions + c * wide, n) + largest_of(system->b + c * n, n);
+        raise(&told[HISTORY], largest_of(residuals + c * wide, n) / scale);
+        before[c] = length_of(residuals + c * wide, n);
     }
-    if (system->updates) {
-        memcpy(updates, residuals, size * sizeof(double));
-        substitute(system, updates);
-        update(system, updates, residuals);
-        for (long i = 0; i < PROBES * wide; i++)
-            solutions[i] += updates[i];
-    }
+    double of_look = length_of(residuals + (k + PROBES) * wide, n);
     struct known known = known_of(system, solutions, residuals);
-    known.condition *= length_of(NULL, column_of(system, LOOK), n) / length_of(NULL, image, n);
+    if (system->updates) {
+        /* Random vectors only where their solutions do not tell how well factors solve. */
+        long count = known.rate <= system->limits->max_rate ? k : k + PROBES;
+        memcpy(updates, residuals, count * wide * sizeof(double));
+        substitute(system, updates, count, 0);
+        all.work = update_part, all.columns = updates, all.count = count;
+        share(&all);
+        for (long i = k * wide; i < count * wide; i++)
+            solutions[i] += updates[i];
+        known = known_of(system, solutions, residuals);
+    }
+    known.condition *= of_look / length_of(image, n);
     told[ACCEPTED] = known.good, told[UPDATES] = system->updates;
     told[CONDITION] = known.condition > 1 ? known.condition : 1;
     for (long c = 0; c < k; c++) {
-        struct told found = judge(system, &known, x + c * wide, updates + (PROBES + c) * wide, left + c * wide,
+        struct told found = judge(system, &known, solutions + c * wide, updates + c * wide, residuals + c * wide,
                                   before[c], system->b + c * n, system->x + c * n);
         for (int step = 1; step <= MOST_UPDATES; step++)
             raise(&told[HISTORY + step], found.refined);

@@ -1,48 +1,46 @@
-/* LU of one matrix, PANEL columns at a time: what the factors before them make of all rows, as
- * products of tiles, then the columns among themselves. A part of squares.h.
+/* LU of one matrix, PANEL columns at a time: what the factors before them make of all rows, as products, then the
+ * columns among themselves. A part of squares.h.
  */
-#define PANEL 4
-#define TILE 2 /* vectors of rows */
+#define PANEL 8
 
-/* Sums of the first j columns of L, of some vectors of rows, times what is above them in the columns of a panel. */
-static inline void sum_tile(
-    const vec *lower, long height, const vec *panel, long j, vec sums[TILE][PANEL], int tile)
+/* Sums of the first j columns of L, of a vector of rows, times what is above them in the columns of a panel. */
+static inline __attribute__((always_inline)) void sum_rows(
+    const vec *lower, long height, const vec *panel, long j, vec sums[PANEL])
 {
-    for (int t = 0; t < tile; t++)
+#pragma GCC unroll 8
+    for (int c = 0; c < PANEL; c++)
+        sums[c] = all(0.0);
+    for (long k = 0; k < j; k++) {
+        vec rows = lower[k * height];
+#pragma GCC unroll 8
         for (int c = 0; c < PANEL; c++)
-            sums[t][c] = all(0.0);
-    for (long k = 0; k < j; k++)
-        for (int c = 0; c < PANEL; c++)
-            for (int t = 0; t < tile; t++)
-                sums[t][c] = plus_product(sums[t][c], lower[k * height + t], get(panel + c * height, k));
+            sums[c] = plus_product(sums[c], rows, get(panel + c * height, k));
+    }
 }
 
 /* Rows of U above a panel that begins with column j, vector by vector, then what is left of its other rows. */
 static void eliminate(const struct room *room, vec *panel, long j)
 {
     long height = room->height, v = 0;
-    vec sums[TILE][PANEL];
+    vec sums[PANEL];
     for (; v * WIDTH < j; v++) {
         long first = v * WIDTH, end = first + WIDTH < j ? first + WIDTH : j;
-        sum_tile(room->lower + v, height, panel, first, sums, 1);
+        sum_rows(room->lower + v, height, panel, first, sums);
+#pragma GCC unroll 8
         for (int c = 0; c < PANEL; c++)
-            sums[0][c] = panel[c * height + v] - sums[0][c];
+            sums[c] = panel[c * height + v] - sums[c];
         for (long k = first; k < end; k++) /* zeros are above and on the diagonal of L */
+#pragma GCC unroll 8
             for (int c = 0; c < PANEL; c++)
-                sums[0][c] = minus_product(sums[0][c], room->lower[k * height + v], all(sums[0][c][k - first]));
+                sums[c] = minus_product(sums[c], room->lower[k * height + v], all(sums[c][k - first]));
         for (int c = 0; c < PANEL; c++)
-            panel[c * height + v] = sums[0][c];
+            panel[c * height + v] = sums[c];
     }
-    for (; v + TILE <= height; v += TILE) {
-        sum_tile(room->lower + v, height, panel, j, sums, TILE);
+    for (; v < height; v++) {
+        sum_rows(room->lower + v, height, panel, j, sums);
+#pragma GCC unroll 8
         for (int c = 0; c < PANEL; c++)
-            for (int t = 0; t < TILE; t++)
-                panel[c * height + v + t] -= sums[t][c];
-    }
-    if (v < height) {
-        sum_tile(room->lower + v, height, panel, j, sums, 1);
-        for (int c = 0; c < PANEL; c++)
-            panel[c * height + v] -= sums[0][c];
+            panel[c * height + v] -= sums[c];
     }
 }
 
@@ -106,26 +104,40 @@ static vec factorize_panel(struct room *room, long n, long j, long count, int de
     return most;
 }
 
-/* Returns the largest element of U. Zeros are below U and above L, whose diagonals are not there. A definite matrix needs
- * no pivoting. */
+/* Columns of A with their rows in the order that pivots have made so far. */
+static void take_panel(const struct room *room, long n, long j, long count)
+{
+    long height = room->height;
+    for (long c = j; c < j + count; c++) {
+        const double *from = (const double *)(room->a + c * height);
+        double *to = (double *)(room->upper + c * height);
+        for (long i = 0; i < n; i++)
+            to[i] = from[room->order[i]];
+        for (long i = n; i < height * WIDTH; i++)
+            to[i] = 0;
+    }
+}
+
+/* Returns the largest element of U. Zeros are below U and above L, whose diagonals are not there. A definite matrix
+ * needs no pivoting. */
 static vec factorize(struct room *room, long n, int definite)
 {
     long height = room->height, best[PANEL];
     vec most = {0};
-    memcpy(room->upper, room->a, n * height * sizeof(vec));
     for (long i = 0; i < n; i++)
         room->order[i] = i;
     for (long j = 0; j < n; j += PANEL) {
         long count = n - j < PANEL ? n - j : PANEL;
+        take_panel(room, n, j, count);
         eliminate(room, room->upper + j * height, j);
         most = larger(factorize_panel(room, n, j, count, definite, best), most);
         for (long c = 0; c < count; c++) {
             int other = room->order[j + c];
             room->order[j + c] = room->order[best[c]], room->order[best[c]] = other;
         }
-        for (long c = 0; c < n && !definite; c++)
-            for (long k = 0; k < count && (c < j || c >= j + count); k++)
-                swap((c < j ? room->lower : room->upper) + c * height, j + k, best[k], 0);
+        for (long c = 0; c < j && !definite; c++)
+            for (long k = 0; k < count; k++)
+                swap(room->lower + c * height, j + k, best[k], 0);
     }
     return largest(most);
 }

@@ -14,7 +14,7 @@
 
 #define U 0x1p-53
 #define LINE 8
-#define MORE 3 /* columns behind U, of a panel that is not full */
+#define MORE 7 /* columns behind U, of a panel that is not full */
 
 /* What the caller decides, in its order. */
 struct limits {
@@ -156,16 +156,45 @@ struct known {
     mask moderate, alike;
 };
 
+#if LANES == 1
+/* A with contiguous rows as columns, by squares of WIDTH rows and columns; returns how many of either those are. */
+static inline __attribute__((always_inline)) long take_squares(const char *a, int is_float, long apart, long n,
+                                                               double *to, long width)
+{
+    long taken = n / LINE * LINE;
+    for (long i = 0; i < taken; i += WIDTH)
+        for (long j = 0; j < taken; j += WIDTH) {
+            vec square[WIDTH];
+#pragma GCC unroll 8
+            for (int l = 0; l < WIDTH; l++) {
+                long from = (i + l) * apart + j;
+                square[l] = is_float ? vec_of_floats((const float *)a + from) : vec_at((const double *)a + from);
+            }
+            transpose(square);
+#pragma GCC unroll 8
+            for (int l = 0; l < WIDTH; l++)
+                vec_put(to + (j + l) * width + i, square[l]);
+        }
+    return taken;
+}
+#endif
+
 /* A as columns, one after the other; the matrices of a group beyond the last one are that again. */
 static void take(const struct batch *batch, long first, struct room *room)
 {
     long n = batch->n, width = room->height * WIDTH;
     for (int l = 0; l < LANES; l++) {
-        long system = first + l < batch->count ? first + l : batch->count - 1;
+        long system = first + l < batch->count ? first + l : batch->count - 1, taken = 0;
         long start = system * batch->a_batch;
         double *to = (double *)room->a + l;
+#if LANES == 1
+        if (batch->a_column == 1 && batch->a_is_float)
+            taken = take_squares(batch->a + 4 * start, 1, batch->a_row, n, to, width);
+        else if (batch->a_column == 1)
+            taken = take_squares(batch->a + 8 * start, 0, batch->a_row, n, to, width);
+#endif
         for (long top = 0; top < n; top += LINE) /* lines of a cache, of rows and of columns */
-            for (long j = 0; j < n; j++)
+            for (long j = top < taken ? taken : 0; j < n; j++)
                 for (long i = top; i < n && i < top + LINE; i++) {
                     long from = start + i * batch->a_row + j * batch->a_column;
                     to[j * width + i * LANES] = element(batch->a, batch->a_is_float, from);

@@ -35,7 +35,8 @@ static inline void take_parts(void *given)
 }
 
 /* Call a function for each of some parts, which are so many bytes long: in threads of the pool, or else the first one in
- * this thread, and so each for which there is no other.
+ * this thread, and so each for which there is no other. All of the pool is asked: OpenMP ends threads for which a team has
+ * no use, and torch would have to start them again.
  */
 static inline void side_by_side(void *(*work)(void *), void *parts, size_t size, long count)
 {
@@ -43,7 +44,7 @@ static inline void side_by_side(void *(*work)(void *), void *parts, size_t size,
     int started[MOST_THREADS];
     Shared shared = {work, parts, size, count, 0};
     if (pool != NULL && count > 1) {
-        pool(take_parts, &shared, count, 0);
+        pool(take_parts, &shared, 0, 0);
         return;
     }
     for (long t = 1; t < count; t++)

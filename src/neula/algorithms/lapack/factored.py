@@ -16,11 +16,16 @@ from neula.algorithms.krylov.doubled_refinement import COMPUTED, MAX_RATE
 from neula.algorithms.lapack.compiled import NAMES, Solved
 from neula.algorithms.lapack.products import factorize
 from neula.algorithms.lapack.square import ALIKE, MODERATE
+from neula.kernels.host_matrices import empty
 from neula.kernels.host_source import load
 
-LANES, GROUP, BESIDE = 8, 5, 10
-"""Of ``kernels/factored.c``: lanes of the widest vector, columns that are solved for together, and columns
-beside solutions, residuals and updates."""
+LANES, GROUP, BESIDE, MOST_THREADS = 8, 6, 4, 64
+"""Of ``kernels/factored.c``: lanes of the widest vector, columns that are multiplied by together, columns
+beside solutions, residuals, updates and two of each thread, and how many of these there may be."""
+
+THREADED = 1 << 16
+"""Elements from which on several threads take less time than one, order 256: those of torch's pool, which
+wait for work, begin within some microseconds."""
 
 
 class _Limits(ctypes.Structure):
@@ -32,7 +37,7 @@ class _Limits(ctypes.Structure):
 
 class _System(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_long) for name in ("n", "k", "wide")),
+        *((name, ctypes.c_long) for name in ("n", "k", "threads", "wide")),
         *((name, ctypes.c_void_p) for name in ("a", "factors")),
         *((name, ctypes.c_long) for name in ("a_is_float", "factors_are_float")),
         *((name, ctypes.c_void_p) for name in ("pivots", "b", "vectors")),
@@ -75,14 +80,15 @@ def solved_by_factors(
         return None
     n, k = b.shape
     wide = -(-n // LANES) * LANES + LANES
-    columns = BESIDE + 3 * -(-(FEW + k) // GROUP) * GROUP
-    vectors, sides = _vectors(n), b.mT.to(torch.float64).contiguous()
+    threads = min(torch.get_num_threads(), MOST_THREADS) if n * n >= THREADED else 1
+    columns = BESIDE + 2 * threads + 3 * -(-(k + FEW + 1) // GROUP) * GROUP
+    vectors, sides = _vectors(n), empty(k, n).copy_(b.mT)
     factors = torch.empty(n, n, dtype=torch.float32 if single else torch.float64)
-    pivots, room = torch.empty(n, dtype=torch.int32), torch.empty(columns * wide, dtype=torch.float64)
-    x, known = torch.empty(k, n, dtype=torch.float64), torch.empty(len(NAMES) + k, dtype=torch.float64)
+    pivots, room = torch.empty(n, dtype=torch.int32), empty(columns * wide)
+    x, known = empty(k, n), empty(len(NAMES) + k)
     limits = _Limits(MODERATE, ALIKE, MAX_RATE, MARGINS[FEW], COMPUTED, largest_error, bound)
     system = _System(
-        *(n, k, wide, a.data_ptr(), factors.data_ptr(), a.dtype == torch.float32, single),
+        *(n, k, threads, wide, a.data_ptr(), factors.data_ptr(), a.dtype == torch.float32, single),
         *(pivots.data_ptr(), sides.data_ptr(), vectors.data_ptr(), single, dtype == torch.float32),
         *(room.data_ptr(), x.data_ptr(), known.data_ptr(), ctypes.pointer(limits)),
     )

@@ -72,7 +72,7 @@ def _large(call: Call, a: torch.Tensor, b: torch.Tensor, options: Options) -> tu
                 single=format is FP32,
                 large=is_large(a.numel(), options),
             )
-        if found is None or found.known[0] > 0:
+        if found is None or found.known[0].item() > 0:
             break
     return None if found is None else (found, format)
 
